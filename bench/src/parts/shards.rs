@@ -13,8 +13,8 @@ use fairmesh_model::{
 };
 use fairmesh_rib::{
     Batch, Commit, Node,
+    follower::{Backoff, FollowerConfig},
     server::{Backend, RibServer, WriteError},
-    upstream::{Backoff, UpstreamConfig},
 };
 use fairmesh_router::ShardTable;
 use fairmesh_wire::{
@@ -52,7 +52,7 @@ impl Backend for Source {
     }
 
     async fn write(&self, _: Batch, _: Identity) -> Result<Revision, WriteError> {
-        Err(WriteError::Elsewhere("nowhere".into()))
+        Err(WriteError::NotWritable("nowhere".into()))
     }
 }
 
@@ -85,7 +85,8 @@ pub(super) async fn source(shard_count: usize, servers: usize) -> Result<(), Box
     let listener = Listener::bind(&Address::Tcp(format!("{}:0", Ipv4Addr::LOCALHOST))).await?;
     println!("{}", listener.address()?);
     let closing = CancellationToken::new();
-    let services = RibServer::new(source.clone(), closing.clone()).beside(tonic::service::Routes::default());
+    let services =
+        RibServer::new(source.clone(), closing.clone()).with_services(tonic::service::Routes::default());
     tokio::spawn(serve(services, listener, closing.cancelled_owned(), Duration::ZERO));
     let mut lines = orders();
     while let Some(order) = lines.next_line().await? {
@@ -219,7 +220,7 @@ pub(super) async fn agent(dir: &Path, upstream: Address) -> Result<(), BoxError>
 /// nanoseconds of a look-up.
 pub(super) async fn caller(dir: &Path, name: &str) -> Result<(), BoxError> {
     let resolver = Resolver::<()>::start(ResolverConfig {
-        upstream: UpstreamConfig {
+        upstream: FollowerConfig {
             addresses: vec![Address::Unix(dir.join("agent.sock"))],
             software: format!("client {name}"),
             backoff: Backoff::default(),

@@ -7,7 +7,7 @@ use std::{
 };
 
 use fairmesh_model::Revision;
-use fairmesh_rib::upstream::{Gather, random};
+use fairmesh_rib::follower::{AckBatcher, random};
 use fairmesh_wire::{
     transport::Address,
     v1::{self, watch_request, watch_response},
@@ -134,7 +134,7 @@ async fn fairmesh(
 ) -> Result<(), String> {
     let mut watch = watching(address, prefixes, traffic).await?;
     let (mut missing, mut ready) = (prefixes.len(), Some(ready));
-    let (mut acks, mut applied) = (Gather::default(), None);
+    let (mut acks, mut applied) = (AckBatcher::default(), None);
     loop {
         if let Some(revision) = applied
             && let Some(request) = acks.take(revision, Instant::now(), random())
@@ -159,9 +159,9 @@ async fn fairmesh(
                 }
                 delta.revision
             }
-            Some(watch_response::Kind::Hurry(hurry)) => {
-                let revision = hurry.revision.unwrap_or_default();
-                acks.hurry(Revision::try_from(revision).map_err(|e| e.to_string())?);
+            Some(watch_response::Kind::AckRequest(request)) => {
+                let revision = request.revision.unwrap_or_default();
+                acks.request_ack(Revision::try_from(revision).map_err(|e| e.to_string())?);
                 None
             }
             Some(watch_response::Kind::Refused(refused)) => return Err(refused.reason),
@@ -173,7 +173,7 @@ async fn fairmesh(
             ready();
         }
         if let Some(revision) = revision.filter(|_| !message.more) {
-            acks.noted();
+            acks.update_received();
             applied = Some(Revision::try_from(revision).map_err(|e| e.to_string())?);
         }
     }

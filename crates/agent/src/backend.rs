@@ -3,8 +3,8 @@ use std::{sync::Arc, time::Duration};
 use fairmesh_model::{Identity, Location, Prefix, Revision};
 use fairmesh_rib::{
     Batch, Node,
+    follower::{FollowerHandle, Freshness},
     server::{Backend, MAX_PREFIXES, WriteError},
-    upstream::{Handle, Standing},
 };
 use tokio::{
     sync::{futures::OwnedNotified, watch},
@@ -151,8 +151,8 @@ impl AgentBackend {
                     ));
                 }
             }
-            Some(Standing::Held { .. } | Standing::Missing) => {}
-            Some(Standing::Refused(reason)) => return Err(reason.clone()),
+            Some(Freshness::Held { .. } | Freshness::Missing) => {}
+            Some(Freshness::Refused(reason)) => return Err(reason.clone()),
             None => {
                 return Err(format!(
                     "this agent follows {MAX_PREFIXES} prefixes, its maximum, all in use; run another agent \
@@ -192,7 +192,7 @@ impl Backend for AgentBackend {
         )))
     }
 
-    fn claim(&self, prefix: &Prefix) -> bool {
+    fn acquire(&self, prefix: &Prefix) -> bool {
         let mut subscriptions = self.shared.subscriptions();
         match subscriptions.claim(prefix) {
             Claimed::Known => true,
@@ -227,7 +227,7 @@ impl Backend for AgentBackend {
         }
     }
 
-    fn waits(&self) -> Result<(), String> {
+    fn supports_at_least(&self) -> Result<(), String> {
         Err(format!(
             "an agent holds parts of a store and cannot tell when it has a whole revision; read with \
              'at_least' at the control plane at {}, or here without it",
@@ -246,11 +246,11 @@ impl Backend for AgentBackend {
         self.shared.subscriptions().age(prefix, Instant::now())
     }
 
-    fn oldest(&self) -> Duration {
+    fn max_age(&self) -> Duration {
         self.shared.subscriptions().oldest(Instant::now())
     }
 
-    fn ages(&self) -> Option<watch::Receiver<u64>> {
+    fn age_changes(&self) -> Option<watch::Receiver<u64>> {
         Some(self.shared.ages())
     }
 }
@@ -258,7 +258,7 @@ impl Backend for AgentBackend {
 #[cfg(test)]
 mod tests {
     use fairmesh_model::{Region, ServiceName};
-    use fairmesh_rib::upstream::{Backoff, Upstream, UpstreamConfig};
+    use fairmesh_rib::follower::{Backoff, Follower, FollowerConfig};
     use fairmesh_wire::transport::Address;
 
     use super::*;
@@ -288,7 +288,7 @@ mod tests {
         let upstream = Upstream::spawn(upstream, UpstreamSink::new(shared.clone()));
         let backend = AgentBackend::new(shared, upstream, Arc::default(), &config);
         let other = |i| Prefix::new(format!("/{i}/")).unwrap();
-        (0..MAX_PREFIXES).for_each(|i| assert!(backend.claim(&other(i))));
+        (0..MAX_PREFIXES).for_each(|i| assert!(backend.acquire(&other(i))));
         let name = MapName { service: ServiceName::new("shop/cart").unwrap(), region: None };
         let early = backend.join_map(&name);
         assert!(early.is_empty(), "the limit is reached");

@@ -12,8 +12,8 @@ use std::{
 
 use fairmesh_model::{Location, Prefix, Revision};
 use fairmesh_rib::{
-    cache::{Cache, CacheError, Saved},
-    upstream::State,
+    cache::{Cache, CacheError, SavedCopy},
+    follower::FollowerState,
 };
 use tokio::{
     sync::{Notify, watch},
@@ -127,7 +127,7 @@ impl AgentState {
     /// Saves until `stopping`, and once more at the end.
     pub(crate) async fn save_all(
         self: Arc<Self>,
-        upstream: watch::Receiver<State>,
+        upstream: watch::Receiver<FollowerState>,
         stopping: CancellationToken,
     ) {
         let connected = || upstream.borrow().connected;
@@ -191,7 +191,7 @@ impl AgentState {
         let save = saves.map(|(prefix, _)| {
             let (revision, entries) = self.node.read(std::slice::from_ref(prefix));
             let entries = self.maps.to_save(prefix).unwrap_or(entries);
-            Saved { prefix: prefix.clone(), revision, at, entries }
+            SavedCopy { prefix: prefix.clone(), revision, at, entries }
         });
         let save = save.collect();
         let mark = (connected && self.node.store().is_some()).then_some((revision, at));
@@ -210,7 +210,7 @@ fn write(cache: &Cache, round: &SaveRound) -> Result<(), CacheError> {
         cache.remove(prefix)?;
     }
     cache.save_all(&round.save)?;
-    round.mark.map_or(Ok(()), |(revision, at)| cache.mark(revision, at))
+    round.mark.map_or(Ok(()), |(revision, at)| cache.checkpoint(revision, at))
 }
 
 /// The time of day, needed only for files that outlive a restart.

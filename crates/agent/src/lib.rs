@@ -29,10 +29,10 @@ pub use error::AgentError;
 use fairmesh_listen::{Limits, Listeners};
 use fairmesh_model::Location;
 use fairmesh_rib::{
-    About, Forward, Kind, Node,
-    cache::Saved,
+    Forwarder, Node, PeerInfo, PeerKind,
+    cache::SavedCopy,
+    follower::{self, Backoff, Follower, FollowerConfig, FollowerHandle},
     server::RibServer,
-    upstream::{self, Backoff, Handle, Upstream, UpstreamConfig},
 };
 use fairmesh_wire::{
     rpc,
@@ -88,7 +88,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let stopping = CancellationToken::new();
     let _stop_with_me = stopping.clone().drop_guard();
     tokio::spawn(backend.clone().sweep(stopping.clone()));
-    tokio::spawn(upstream::acknowledge(node, upstream.clone(), stopping.clone()));
+    tokio::spawn(follower::relay_acks(node, upstream.clone(), stopping.clone()));
     tokio::spawn(checker::campaign(candidate(&config, checks), upstream.clone(), stopping.clone()));
     tokio::spawn(usages.clone().run(stopping.clone()));
     let maps =
@@ -98,7 +98,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let saving = tokio::spawn(shared.clone().save_all(upstream.state(), stopping.clone()));
 
     let mut routes = Routes::builder();
-    let forward = Forward::new(upstream, "agent", stopping.clone());
+    let forward = Forwarder::new(upstream, "agent", stopping.clone());
     routes.add_service(rpc::quota_server(forward.clone()));
     routes.add_service(rpc::registry_server(forward));
     routes.add_service(rpc::imbalance_server(usages));
@@ -107,7 +107,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         shutdown.await;
         stopping.cancel();
     };
-    let services = RibServer::new(backend, stopping.clone()).beside(routes.routes());
+    let services = RibServer::new(backend, stopping.clone()).with_services(routes.routes());
     let served = serve(services, listener, stopped, DRAIN).await;
     stopping.cancel();
     // The runtime has already reported a panic of one of these tasks.
@@ -140,7 +140,7 @@ async fn bind_maps(listen: &Address, listeners: &Listeners) -> Result<Option<Lis
 fn follow(config: &AgentConfig, shared: &Arc<AgentState>, saved: Vec<Saved>) -> Handle {
     let held: Vec<_> = saved.iter().map(|saved| (saved.prefix.clone(), saved.revision)).collect();
     shared.restore(saved);
-    let upstream = UpstreamConfig {
+    let upstream = FollowerConfig {
         addresses: config.upstreams.clone(),
         software: format!("agent {}", config.name),
         backoff: Backoff::default(),
@@ -148,7 +148,7 @@ fn follow(config: &AgentConfig, shared: &Arc<AgentState>, saved: Vec<Saved>) -> 
     };
     let upstream = Upstream::spawn(upstream, UpstreamSink::new(shared.clone()));
     let region = Some(config.location.region.clone());
-    upstream.introduce(About { kind: Kind::Agent, region, addresses: Vec::new() });
-    upstream.subscribe_held(held);
+    upstream.set_peer_info(PeerInfo { kind: PeerKind::Agent, region, addresses: Vec::new() });
+    upstream.subscribe_from(held);
     upstream
 }

@@ -26,7 +26,7 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_model::{ChunkHash, Prefix, RecordKey, Region, ServiceName, ShardPart, StoreId};
-use fairmesh_rib::{Entry, Update, cache::Cache, covering, upstream::Handle};
+use fairmesh_rib::{Entry, Update, cache::Cache, covering, follower::FollowerHandle};
 use tokio::{
     sync::{Notify, Semaphore, watch},
     time::timeout,

@@ -13,8 +13,8 @@ use bytes::Bytes;
 use fairmesh_model::{Prefix, Revision};
 use fairmesh_rib::{
     Node, Update,
-    cache::Saved,
-    upstream::{Handle, Sink, Standing},
+    cache::SavedCopy,
+    follower::{FollowerHandle, Freshness, Sink},
 };
 use tokio::{sync::watch, time::Instant};
 
@@ -52,7 +52,7 @@ impl UpstreamSink {
 impl Sink for UpstreamSink {
     const HOLDS: bool = true;
 
-    fn held(&self, key: &str) -> Option<Bytes> {
+    fn patch_base(&self, key: &str) -> Option<Bytes> {
         let node = || self.shared.node.get(key).map(|entry| entry.value);
         self.shared.maps.held(key).or_else(node)
     }
@@ -69,7 +69,7 @@ impl Sink for UpstreamSink {
         self.shared.maps.refused(prefix, reason);
     }
 
-    fn contact(&mut self, age: Duration) {
+    fn age_update(&mut self, age: Duration) {
         self.shared.subscriptions().contact(age, Instant::now());
         self.shared.aged();
     }
@@ -160,8 +160,13 @@ impl AgentState {
         }
     }
 
-    fn fetch_prefix_again(&self, subscriptions: &mut Subscriptions, prefix: &Prefix, upstream: &Handle) {
-        subscriptions.set(prefix, Standing::Missing);
+    fn fetch_prefix_again(
+        &self,
+        subscriptions: &mut Subscriptions,
+        prefix: &Prefix,
+        upstream: &FollowerHandle,
+    ) {
+        subscriptions.set(prefix, Freshness::Missing);
         upstream.unsubscribe(prefix);
         upstream.subscribe(prefix.clone());
     }
@@ -182,7 +187,7 @@ impl AgentState {
         self.deltas
             .fetch_add(u64::from(!update.puts.is_empty() || !update.deletes.is_empty()), Ordering::Relaxed);
         save.extend(self.maps.take(&mut update, |key| subscriptions.in_node(key)));
-        let changed = match self.node.absorb(update) {
+        let changed = match self.node.apply_update(update) {
             Ok(changed) => changed,
             Err(behind) => {
                 // The follower refuses lagging upstreams, so this is a bug.

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, ops::Bound, sync::Arc, time::Duration};
 
 use fairmesh_model::Prefix;
-use fairmesh_rib::{covering, server::MAX_PREFIXES, upstream::Standing};
+use fairmesh_rib::{covering, follower::Freshness, server::MAX_PREFIXES};
 use tokio::{sync::Notify, time::Instant};
 
 /// Time that a prefix stays subscribed after its last user left, so that a restarted program finds it.
@@ -189,7 +189,7 @@ impl Subscriptions {
         self.change_all(|freshness| freshness.disconnected(now));
     }
 
-    fn change_all(&mut self, change: impl Fn(&mut Standing)) {
+    fn change_all(&mut self, change: impl Fn(&mut Freshness)) {
         for known in self.all.values_mut() {
             change(&mut known.freshness);
             known.wake();
@@ -302,7 +302,7 @@ mod tests {
         all.release(&prefix(3), start + LINGER);
         assert_eq!(all.claim(&another), Claimed::New { evicted: vec![prefix(7)] });
         all.remove(&prefix(7));
-        all.set(&prefix(3), Standing::Held { at: start, age: LINGER });
+        all.set(&prefix(3), Freshness::Held { at: start, age: LINGER });
         all.release(&another, start + 2 * LINGER);
         let evicted = vec![another];
         assert_eq!(all.claim(&prefix(7)), Claimed::New { evicted }, "one with a copy is evicted last");
@@ -327,7 +327,7 @@ mod tests {
         let second = Duration::from_secs(1);
         all.claim(&prefix(1));
         all.claim(&prefix(2));
-        all.set(&prefix(1), Standing::Followed { at: start, age: Duration::ZERO });
+        all.set(&prefix(1), Freshness::Followed { at: start, age: Duration::ZERO });
         all.contact(second, start);
         assert_eq!(all.age(&prefix(1), start + 2 * second), 3 * second);
         assert_eq!(all.age(&prefix(2), start + 2 * second), Duration::ZERO, "it has not arrived yet");

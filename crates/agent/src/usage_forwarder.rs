@@ -13,7 +13,7 @@ use std::{
 
 use fairmesh_imbalance::{Minute, Usage};
 use fairmesh_model::{InstanceId, Invalid, Location, ServiceName};
-use fairmesh_rib::upstream::Handle;
+use fairmesh_rib::follower::FollowerHandle;
 use fairmesh_wire::v1::{self, imbalance_server::Imbalance};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;

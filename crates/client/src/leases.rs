@@ -17,7 +17,7 @@ use std::{
 };
 
 use fairmesh_model::ServiceName;
-use fairmesh_rib::upstream::State;
+use fairmesh_rib::follower::FollowerState;
 use fairmesh_wire::transport::{Address, connect_channel_lazy};
 use http::{Response, request::Parts};
 use tokio::{sync::watch, time::Instant};
@@ -41,7 +41,7 @@ pub(crate) struct Leases(Arc<Shared>);
 struct Shared {
     channel: Channel,
     places: Mutex<Places>,
-    state: watch::Sender<State>,
+    state: watch::Sender<FollowerState>,
     /// The caller's id.
     client_id: String,
 }
@@ -49,7 +49,7 @@ struct Shared {
 impl Leases {
     /// Asks the lookaside at this address, which is reached with the first call.
     pub(crate) fn new(address: Address, client_id: String) -> Result<Self, Error> {
-        let state = State {
+        let state = FollowerState {
             connected: false,
             since: Instant::now(),
             failures: 0,
@@ -107,7 +107,7 @@ impl Leases {
     }
 
     /// How the connection stands, as of the last answer.
-    pub(crate) fn state(&self) -> watch::Receiver<State> {
+    pub(crate) fn state(&self) -> watch::Receiver<FollowerState> {
         self.0.state.subscribe()
     }
 

@@ -246,7 +246,7 @@ impl MeshBuilder {
             true => (self.location.clone().or(region), None),
             false => (self.location.clone(), region),
         };
-        let upstream = UpstreamConfig {
+        let upstream = FollowerConfig {
             addresses: self.addresses()?,
             software: format!("client {client_id}"),
             backoff: Backoff::default(),

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use fairmesh_model::ServiceName;
-use fairmesh_rib::upstream::State;
+use fairmesh_rib::follower::FollowerState;
 use tokio::sync::watch;
 
 use crate::{
@@ -56,7 +56,7 @@ impl Source {
     }
 
     /// How the connection to the agent, or the lookaside, stands.
-    pub(crate) fn state(&self) -> watch::Receiver<State> {
+    pub(crate) fn state(&self) -> watch::Receiver<FollowerState> {
         match self {
             Self::Records(resolver) => resolver.state(),
             Self::Leases(leases) => leases.state(),

@@ -50,7 +50,7 @@ impl Backend for ControlBackend {
     }
 
     fn age(&self, _: &Prefix) -> Duration {
-        self.oldest()
+        self.max_age()
     }
 
     fn oldest(&self) -> Duration {

@@ -29,7 +29,7 @@ impl AppliedStore {
         let written = self.store.write(batch).await;
         self.metrics.count_write(&written);
         let revision = written?;
-        self.node.applied(revision.number).await;
+        self.node.wait_applied(revision.number).await;
         Ok(revision)
     }
 }

@@ -5,15 +5,17 @@ use fairmesh_wire::transport::BindError;
 /// Why a lookaside did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum LookasideError {
-    /// Callers cannot connect.
+    /// The listener cannot be opened.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// The pages cannot be served.
-    #[error("cannot listen on {address}: {source}; choose another with --admin, or stop whoever has it")]
+    /// The admin pages cannot be served.
+    #[error(
+        "cannot listen on {address}: {source}; choose another with --admin, or stop the process that uses it"
+    )]
     Pages {
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// What the system says.
+        /// The error of the system.
         source: io::Error,
     },
 }

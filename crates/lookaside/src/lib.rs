@@ -1,20 +1,21 @@
-//! Tells callers that have no agent which endpoints to call (ServiceRouter §2.1): the picks of the client library, over gRPC.
+//! Picks endpoints for callers without an agent (ServiceRouter §2.1): the decisions of the client library, over gRPC.
 //!
-//! A pick is leased, for a time and a number of calls, so that a caller asks once for many calls. A lease counts as a call
-//! under way at its endpoint, and what callers report of it is learnt from as the library learns from its own calls: the
-//! next picks go by both. The records, the tables and the choice are those of `client` and `router`; nothing is decided here.
+//! A pick is leased, for a time and a number of calls, so that a caller sends one request for many calls. A lease
+//! counts as a call in flight at its endpoint, and callers report results, which update the endpoint statistics as the
+//! library's own calls do: both influence the next picks. Records, tables and decisions are those of `client` and
+//! `router`.
 //!
-//! Streaming whole tables to callers was rejected: they would need memory for what they do not call, and the code that
-//! decides, which is what an agent and the library are.
+//! Streaming whole tables to callers was rejected: they would need memory for endpoints that they do not call, and the
+//! code that decides, which is the purpose of an agent and the library.
 
-mod book;
+mod admin;
+mod connections;
 mod error;
+mod lease_table;
 mod metrics;
-mod pages;
 mod picker;
 mod rls;
 mod run;
-mod serve;
 mod service;
 
 use std::{net::SocketAddr, time::Duration};
@@ -23,40 +24,40 @@ pub use error::LookasideError;
 use fairmesh_wire::transport::Address;
 pub use run::run;
 
-/// What a lookaside does.
+/// The configuration of a lookaside.
 #[derive(Clone, Debug)]
 pub struct LookasideConfig {
-    /// Where callers connect.
+    /// The address for callers.
     pub listen: Address,
-    /// Where `/metrics`, `/healthz` and `/readyz` are.
+    /// The address of `/metrics`, `/healthz` and `/readyz`.
     pub admin: Option<SocketAddr>,
-    /// What leases are good for.
-    pub terms: Terms,
-    /// Bounds.
+    /// The terms of leases.
+    pub lease_terms: LeaseTerms,
+    /// Its bounds.
     pub limits: Limits,
 }
 
-/// What leases are good for.
+/// The terms of leases.
 #[derive(Clone, Copy, Debug)]
-pub struct Terms {
-    /// How long. It is also for how long a caller may go on calling an endpoint that drains, or a copy that moved.
+pub struct LeaseTerms {
+    /// Their duration. A caller may go on calling a draining endpoint, or a moved copy, for as long.
     pub ttl: Duration,
-    /// For how many calls each.
+    /// The number of calls of each.
     pub calls: u32,
 }
 
 /// Bounds of a lookaside.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections at one time; the next ones wait to be accepted.
+    /// Concurrent connections; further ones wait to be accepted.
     pub connections: usize,
-    /// Leases that are counted at one time; the oldest are counted no longer where there are more.
+    /// Leases that are counted at a time; beyond it, the oldest stay valid but no longer count.
     pub leases: usize,
-    /// How long what is under way may take once it stops.
+    /// The time limit of calls in flight after the stop.
     pub drain: Duration,
 }
 
-impl Default for Terms {
+impl Default for LeaseTerms {
     fn default() -> Self {
         Self { ttl: Duration::from_secs(5), calls: 1000 }
     }

@@ -1,4 +1,4 @@
-//! What a lookaside counts. Nothing is labelled, so that callers cannot make it grow.
+//! The counters of a lookaside, without labels, so that callers cannot make them grow.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -14,45 +14,46 @@ use prometheus_client::{
 pub(crate) struct Metrics {
     pub(crate) picks: AtomicU64,
     pub(crate) lookups: AtomicU64,
-    pub(crate) faults: AtomicU64,
+    pub(crate) errors: AtomicU64,
     pub(crate) leases: AtomicU64,
-    /// Leases whose end nobody waited for, since there were too many.
-    pub(crate) displaced: AtomicU64,
-    pub(crate) results: AtomicU64,
-    /// Results of leases that were over.
+    /// Leases that were evicted since the table was full.
+    pub(crate) evicted: AtomicU64,
+    pub(crate) reports: AtomicU64,
+    /// Results of expired leases.
     pub(crate) unknown: AtomicU64,
     pub(crate) failures: AtomicU64,
     pub(crate) connections: AtomicU64,
     pub(crate) cut: AtomicU64,
 }
 
-/// Counts so many.
+/// Adds to a counter.
 pub(crate) fn add(counter: &AtomicU64, more: u64) {
     counter.fetch_add(more, Relaxed);
 }
 
 impl Metrics {
-    /// All of it, with what only others know: leases that are out, and how old the routing information is.
-    pub(crate) fn text(&self, (out, data_age): (usize, f64), listeners: &Listeners) -> String {
+    /// The counters in the OpenMetrics text format, with the number of live leases and the age of the routing
+    /// information.
+    pub(crate) fn text(&self, (active_leases, data_age): (usize, f64), listeners: &Listeners) -> String {
         let mut registry = Registry::with_prefix("fairmesh_lookaside");
         let counters = [
-            ("picks", "Picks answered", &self.picks),
-            ("lookups", "Route lookups answered", &self.lookups),
-            ("faults", "Picks and lookups that came to nothing", &self.faults),
-            ("leases", "Leases given", &self.leases),
-            ("leases_displaced", "Leases no longer counted since there were too many", &self.displaced),
-            ("results", "Results that callers reported", &self.results),
-            ("results_unknown", "Results of leases that were over", &self.unknown),
-            ("failures", "Failures that callers reported", &self.failures),
+            ("picks", "Picks served", &self.picks),
+            ("lookups", "Route lookups served", &self.lookups),
+            ("pick_errors", "Picks and lookups that failed", &self.errors),
+            ("leases_granted", "Leases granted", &self.leases),
+            ("leases_evicted", "Leases no longer counted because the limit was reached", &self.evicted),
+            ("reports", "Results that callers reported", &self.reports),
+            ("reports_unknown", "Results of expired leases", &self.unknown),
+            ("reported_failures", "Failures that callers reported", &self.failures),
             ("connections_accepted", "Connections of callers", &self.connections),
-            ("connections_cut", "Connections cut off at the end of a drain", &self.cut),
+            ("connections_cut", "Connections closed at the drain deadline", &self.cut),
         ];
         for (name, help, counter) in counters {
             registry.register(name, help, ConstCounter::new(counter.load(Relaxed)));
         }
-        registry.register("leases_out", "Leases that have not ended", ConstGauge::new(out as u64));
+        registry.register("active_leases", "Live leases", ConstGauge::new(active_leases as u64));
         let age = ConstGauge::new(data_age);
-        registry.register_with_unit("data_age", "How old what is known may be", Unit::Seconds, age);
+        registry.register_with_unit("data_age", "Age of the routing information", Unit::Seconds, age);
         listeners.register(&mut registry);
         let mut text = String::new();
         // Writing to a string cannot fail.

@@ -1,4 +1,4 @@
-//! Picks, and what is learnt of them.
+//! Picks endpoints for callers, and records their reports.
 
 use std::{
     collections::{HashMap, hash_map::RandomState},
@@ -23,74 +23,74 @@ use fairmesh_router::{
 };
 
 use crate::{
-    Limits, Terms,
-    book::Book,
+    LeaseTerms, Limits,
+    lease_table::LeaseTable,
     metrics::{Metrics, add},
 };
 
-/// How long a pick waits for a service that is asked for the first time.
-const FIRST_CONTACT: Duration = Duration::from_secs(5);
-/// The most services that one lookaside picks for: each costs a subscription, and callers may name any.
-const MOST_SERVICES: usize = 4096;
+/// How long a pick waits for the first records of a service.
+const FIRST_PICK_TIMEOUT: Duration = Duration::from_secs(5);
+/// The most services of one lookaside: each costs a subscription, and callers may name any.
+const MAX_SERVICES: usize = 4096;
 /// The most endpoints of one pick.
-pub(crate) const MOST_ENDPOINTS: usize = 32;
-/// Of more failures in a row than these nothing else follows.
-const MOST_FAILURES: u32 = 16;
+pub(crate) const MAX_ENDPOINTS: usize = 32;
+/// Further failures in a row have no further effect.
+const MAX_FAILURES: u32 = 16;
 
-/// What a caller wants.
+/// The request of a caller.
 #[derive(Clone, Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct PickQuery {
     pub(crate) service: ServiceName,
     pub(crate) key: Option<ShardKey>,
     pub(crate) role: Option<Role>,
     pub(crate) endpoints: usize,
-    /// Who failed it just now.
+    /// Endpoints that failed it recently.
     pub(crate) avoid: Vec<InstanceId>,
 }
 
-/// What it gets.
+/// The response to a caller.
 #[derive(Debug)]
-pub(crate) struct Given {
+pub(crate) struct PickResult {
     pub(crate) service: ServiceName,
     pub(crate) protocol: Protocol,
-    /// As far as callers carry it out.
+    /// The part of the policy that callers apply.
     pub(crate) policy: Policy,
     pub(crate) revision: u64,
     pub(crate) keys: KeyRange,
     pub(crate) leases: Vec<(u64, Arc<EndpointTarget>)>,
 }
 
-/// What came of a lease.
+/// The report of a caller about a lease.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct LeaseReport {
     pub(crate) calls: u32,
     pub(crate) failures: u32,
     pub(crate) load: Option<LoadReport>,
     pub(crate) done: bool,
 }
 
-/// Picks for callers.
+/// Picks endpoints for callers.
 #[derive(Debug)]
 pub(crate) struct Picker {
     mesh: Mesh,
     services: Mutex<HashMap<ServiceName, ServiceHandle>>,
-    book: Mutex<Book<EndpointRef>>,
+    leases: Mutex<LeaseTable<EndpointRef>>,
     clock: Clock,
     seeds: AtomicU64,
-    pub(crate) terms: Terms,
+    pub(crate) lease_terms: LeaseTerms,
     pub(crate) metrics: Metrics,
 }
 
 impl Picker {
-    pub(crate) fn new(mesh: Mesh, terms: Terms, limits: Limits) -> Self {
+    pub(crate) fn new(mesh: Mesh, lease_terms: LeaseTerms, limits: Limits) -> Self {
         Self {
             mesh,
             services: Mutex::default(),
-            book: Mutex::new(Book::new(limits.leases)),
+            leases: Mutex::new(LeaseTable::new(limits.leases)),
             clock: Clock::start(),
-            // Ids of one process must not be those of the one before it, whose leases callers may still report.
+            // Ids must differ from those of an earlier process, whose leases callers may still report.
             seeds: AtomicU64::new(RandomState::new().hash_one(0)),
-            terms,
+            lease_terms,
             metrics: Metrics::default(),
         }
     }
@@ -98,62 +98,62 @@ impl Picker {
     /// Picks endpoints and leases them.
     ///
     /// # Errors
-    /// As a call of the library would fail.
-    pub(crate) async fn pick(&self, wanted: &Wanted) -> Result<Given, Fault> {
-        let given = self.try_pick(wanted).await;
-        match &given {
-            Ok(given) => add(&self.metrics.leases, given.leases.len() as u64),
-            Err(_) => add(&self.metrics.faults, 1),
+    /// The fault of a call of the library.
+    pub(crate) async fn pick(&self, query: &PickQuery) -> Result<PickResult, Fault> {
+        let picked = self.try_pick(query).await;
+        match &picked {
+            Ok(picked) => add(&self.metrics.leases, picked.leases.len() as u64),
+            Err(_) => add(&self.metrics.errors, 1),
         }
-        given
+        picked
     }
 
-    async fn try_pick(&self, wanted: &Wanted) -> Result<Given, Fault> {
-        let asked = self.ready(&wanted.service).await?;
-        let target = match &*asked.view() {
-            View::Ready(ready) => self.routed(&ready.upstream).clone(),
-            _ => return Err(changes(&wanted.service)),
+    async fn try_pick(&self, query: &PickQuery) -> Result<PickResult, Fault> {
+        let requested = self.ready(&query.service).await?;
+        let target = match &*requested.view() {
+            View::Ready(ready) => self.route_target(&ready.upstream).clone(),
+            _ => return Err(changing(&query.service)),
         };
-        let goes_to = if target == wanted.service { asked } else { self.ready(&target).await? };
-        match &*goes_to.view() {
-            View::Ready(ready) => self.lease(&ready.upstream, ready.revision, wanted),
-            _ => Err(changes(&target)),
+        let routed = if target == query.service { requested } else { self.ready(&target).await? };
+        match &*routed.view() {
+            View::Ready(ready) => self.lease(&ready.upstream, ready.revision, query),
+            _ => Err(changing(&target)),
         }
     }
 
-    /// Who gets calls of which nothing is known but the service.
-    fn routed<'a>(&self, upstream: &'a ServiceTable) -> &'a ServiceName {
+    /// The service that a call is routed to, without its path and headers.
+    fn route_target<'a>(&self, upstream: &'a ServiceTable) -> &'a ServiceName {
         let grpc = upstream.protocol() == Protocol::Grpc;
         let request = RequestView { host: "", path: "/", method: "POST", headers: &(), grpc };
-        upstream.route(&request, self.seed()).target
+        upstream.route(&request, self.next_seed()).target
     }
 
-    fn lease(&self, upstream: &ServiceTable, revision: u64, wanted: &Wanted) -> Result<Given, Fault> {
-        let keys = wanted.key.map_or(KeyRange::ALL, |key| upstream.equivalent_keys(key));
+    fn lease(&self, upstream: &ServiceTable, revision: u64, query: &PickQuery) -> Result<PickResult, Fault> {
+        let keys = query.key.map_or(KeyRange::ALL, |key| upstream.equivalent_keys(key));
         let now = self.clock.now();
-        // Where the key alone says who is next, the next ones are for when the first is gone.
-        let is_hashed = wanted.key.is_some() && keys != KeyRange::ALL && upstream.shards().is_none();
-        let most = if is_hashed { 1 } else { wanted.endpoints.clamp(1, MOST_ENDPOINTS) };
-        let picked = choose(upstream, wanted, most, || (now, self.seed()))?;
-        let ends = now.saturating_add(nanos(self.terms.ttl));
-        let mut book = self.book();
+        // Where the key alone determines the endpoint, the others are for its failure only.
+        let is_hashed = query.key.is_some() && keys != KeyRange::ALL && upstream.shards().is_none();
+        let limit = if is_hashed { 1 } else { query.endpoints.clamp(1, MAX_ENDPOINTS) };
+        let picked = choose(upstream, query, limit, || (now, self.next_seed()))?;
+        let ends = now.saturating_add(nanos(self.lease_terms.ttl));
+        let mut table = self.lease_table();
         let leases = picked.into_iter().map(|picked| {
-            let (id, held) = (self.seed(), upstream.endpoint_ref(picked.index));
+            let (id, held) = (self.next_seed(), upstream.endpoint_ref(picked.index));
             let target = Arc::clone(held.target());
-            if let Some(displaced) = book.enter(id, held, ends) {
-                add(&self.metrics.displaced, 1);
-                displaced.finish(Outcome::Unknown, now);
+            if let Some(evicted) = table.insert(id, held, ends) {
+                add(&self.metrics.evicted, 1);
+                evicted.finish(Outcome::Unknown, now);
             }
             (id, target)
         });
         let leases = leases.collect();
-        drop(book);
+        drop(table);
         let policy = if is_hashed {
             Policy { balancing: Default::default(), ..upstream.policy().clone() }
         } else {
             upstream.policy().clone()
         };
-        Ok(Given {
+        Ok(PickResult {
             service: upstream.name().clone(),
             protocol: upstream.protocol(),
             policy: Policy {
@@ -169,61 +169,61 @@ impl Picker {
         })
     }
 
-    /// Learns what came of a lease; `false` where it is over.
-    pub(crate) fn learn(&self, id: u64, told: Told) -> bool {
+    /// Records a report of a lease; `false` for an unknown or expired one.
+    pub(crate) fn record(&self, id: u64, report: LeaseReport) -> bool {
         let now = self.clock.now();
-        let mut book = self.book();
-        let Some(held) = book.get(id) else {
+        let mut leases = self.lease_table();
+        let Some(held) = leases.get(id) else {
             add(&self.metrics.unknown, 1);
             return false;
         };
-        add(&self.metrics.results, 1);
-        add(&self.metrics.failures, told.failures.into());
-        let failures = told.failures.min(MOST_FAILURES);
-        let good = told.failures == 0 && told.calls > 0;
+        add(&self.metrics.reports, 1);
+        add(&self.metrics.failures, report.failures.into());
+        let failures = report.failures.min(MAX_FAILURES);
+        let good = report.failures == 0 && report.calls > 0;
         let outcomes = (0..failures).map(|_| Outcome::Failed).chain(good.then_some(Outcome::Ok));
         for outcome in outcomes {
             held.begin();
             held.finish(outcome, now);
         }
-        if let Some(load) = told.load {
+        if let Some(load) = report.load {
             held.record_unrewarded_report(load, now);
         }
-        if told.done
-            && let Some(held) = book.close(id)
+        if report.done
+            && let Some(held) = leases.remove(id)
         {
             held.finish(Outcome::Unknown, now);
         }
         true
     }
 
-    /// Ends what is due.
-    pub(crate) fn tidy(&self) {
+    /// Ends the leases that have expired.
+    pub(crate) fn expire_leases(&self) {
         let now = self.clock.now();
-        let mut book = self.book();
-        while let Some(held) = book.due(now) {
+        let mut leases = self.lease_table();
+        while let Some(held) = leases.pop_expired(now) {
             held.finish(Outcome::Unknown, now);
         }
     }
 
-    /// Waits until anything is known.
-    pub(crate) async fn informed(&self) {
+    /// Waits for the first routing information.
+    pub(crate) async fn first_snapshot(&self) {
         self.mesh.informed().await;
     }
 
-    /// What is counted, for operators.
-    pub(crate) fn page(&self, listeners: &Listeners) -> String {
-        let out = self.book().len();
-        self.metrics.text((out, self.mesh.stats().data_age.as_secs_f64()), listeners)
+    /// The metrics in the OpenMetrics text format.
+    pub(crate) fn metrics_text(&self, listeners: &Listeners) -> String {
+        let active = self.lease_table().len();
+        self.metrics.text((active, self.mesh.stats().data_age.as_secs_f64()), listeners)
     }
 
-    /// A service of which calls can be decided.
+    /// The handle of a service whose records have arrived.
     async fn ready(&self, name: &ServiceName) -> Result<ServiceHandle, Fault> {
         let service = self.service(name)?;
-        match service.clone().timeout(FIRST_CONTACT).ready().await {
+        match service.clone().timeout(FIRST_PICK_TIMEOUT).ready().await {
             Ok(()) => Ok(service),
             Err(fault) => {
-                // Whoever makes names up must not fill the table.
+                // Made-up names must not fill the table.
                 self.services.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
                 Err(fault)
             }
@@ -235,9 +235,9 @@ impl Picker {
         if let Some(service) = services.get(name) {
             return Ok(service.clone());
         }
-        if services.len() >= MOST_SERVICES {
+        if services.len() >= MAX_SERVICES {
             let message =
-                format!("this lookaside picks for {MOST_SERVICES} services already; run another for more");
+                format!("this lookaside has {MAX_SERVICES} services, its limit; run another one for more");
             return Err(Fault::new(FaultKind::Unavailable, message));
         }
         let invalid = |problem| Fault::new(FaultKind::Invalid, "the service").caused_by(problem);
@@ -246,31 +246,31 @@ impl Picker {
         Ok(service)
     }
 
-    fn book(&self) -> MutexGuard<'_, Book<EndpointRef>> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lease_table(&self) -> MutexGuard<'_, LeaseTable<EndpointRef>> {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Different each time, as the mixing loses nothing.
-    fn seed(&self) -> u64 {
+    /// A different number each time, since the mixing is a bijection.
+    fn next_seed(&self) -> u64 {
         mix64(self.seeds.fetch_add(0x9e37_79b9_7f4a_7c15, Relaxed))
     }
 }
 
-/// Chooses up to so many different endpoints that are as near as the first, and counts a call at each.
+/// Chooses up to `limit` different endpoints of the same ring and state as the first, and counts a call at each.
 fn choose(
     upstream: &ServiceTable,
-    wanted: &Wanted,
-    most: usize,
-    chance: impl Fn() -> (u64, u64),
+    query: &PickQuery,
+    limit: usize,
+    now_and_seed: impl Fn() -> (u64, u64),
 ) -> Result<Vec<EndpointPick>, Fault> {
-    let mut avoid = match wanted.avoid.is_empty() {
+    let mut avoid = match query.avoid.is_empty() {
         true => Vec::new(),
-        false => failed(upstream, &wanted.avoid),
+        false => failed_indexes(upstream, &query.avoid),
     };
     let mut chosen: Vec<EndpointPick> = Vec::new();
-    while chosen.len() < most {
-        let (now, seed) = chance();
-        let ask = PickParams { key: wanted.key, role: wanted.role.as_ref(), avoid: &avoid };
+    while chosen.len() < limit {
+        let (now, seed) = now_and_seed();
+        let ask = PickParams { key: query.key, role: query.role.as_ref(), avoid: &avoid };
         let picked = match upstream.pick(&ask, now, seed) {
             Ok(picked) => picked,
             Err(why) if chosen.is_empty() => {
@@ -278,7 +278,7 @@ fn choose(
             }
             Err(_) => break,
         };
-        if chosen.iter().any(|before| !is_like(upstream, before, &picked)) {
+        if chosen.iter().any(|before| !is_equivalent(upstream, before, &picked)) {
             break;
         }
         upstream.begin(picked.index);
@@ -288,8 +288,8 @@ fn choose(
     Ok(chosen)
 }
 
-/// Whether a further pick is another endpoint that is as good to call as the first.
-fn is_like(upstream: &ServiceTable, first: &EndpointPick, picked: &EndpointPick) -> bool {
+/// Whether a further pick is another endpoint in the same ring and state as the first.
+fn is_equivalent(upstream: &ServiceTable, first: &EndpointPick, picked: &EndpointPick) -> bool {
     let reach = |index| {
         let found = upstream.candidates().find(|candidate| candidate.index == index);
         found.map(|candidate| (candidate.distance.ring, candidate.distance.draining))
@@ -299,13 +299,13 @@ fn is_like(upstream: &ServiceTable, first: &EndpointPick, picked: &EndpointPick)
         && reach(first.index) == reach(picked.index)
 }
 
-fn failed(upstream: &ServiceTable, instances: &[InstanceId]) -> Vec<u32> {
+fn failed_indexes(upstream: &ServiceTable, instances: &[InstanceId]) -> Vec<u32> {
     let candidates = upstream.candidates();
     let failed = candidates.filter(|candidate| instances.contains(&candidate.target.instance));
     failed.map(|candidate| candidate.index).collect()
 }
 
-/// It was known a moment ago.
-fn changes(service: &ServiceName) -> Fault {
-    Fault::new(FaultKind::Unavailable, format!("{service}: what is known of it changes just now; ask again"))
+/// Its records were there a moment ago.
+fn changing(service: &ServiceName) -> Fault {
+    Fault::new(FaultKind::Unavailable, format!("{service}: its records are changing; retry"))
 }

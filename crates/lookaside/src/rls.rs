@@ -1,7 +1,7 @@
-//! gRPC's Route Lookup Service: for gRPC clients that have a policy of their own for asking.
+//! gRPC's Route Lookup Service (RLS), for gRPC clients with the RLS load-balancing policy.
 //!
-//! The client's configuration says from which headers it builds the keys `service`, `key` and `role`. Nobody reports what
-//! came of such a pick, so its leases just run out.
+//! The client's configuration maps headers to the keys `service`, `key` and `role`. These clients do not report
+//! results, so their leases expire.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -13,44 +13,43 @@ use tonic::{Request, Response, Status};
 
 use crate::{
     metrics::add,
-    picker::{Picker, Wanted},
-    service::refused,
+    picker::{PickQuery, Picker},
+    service::invalid_argument,
 };
 
-/// How many targets a client gets: one, and two to turn to.
+/// The targets of a response: one, and two for failover.
 const TARGETS: usize = 3;
 
-/// Answers gRPC clients.
+/// Serves gRPC clients.
 #[derive(Clone, Debug)]
-pub(crate) struct Lookups(pub(crate) Arc<Picker>);
+pub(crate) struct RouteLookups(pub(crate) Arc<Picker>);
 
 #[tonic::async_trait]
-impl RouteLookupService for Lookups {
+impl RouteLookupService for RouteLookups {
     async fn route_lookup(
         &self,
         request: Request<RouteLookupRequest>,
     ) -> Result<Response<RouteLookupResponse>, Status> {
         let request = request.into_inner();
         if !matches!(request.target_type.as_str(), "" | "grpc") {
-            let message =
-                format!("targets of type '{}' are not known here; ask for grpc", request.target_type);
+            let message = format!("target type '{}' is not supported; send 'grpc'", request.target_type);
             return Err(Status::invalid_argument(message));
         }
-        let wanted = wanted(&request.key_map).map_err(|problem| refused(&problem))?;
-        let given = self.0.pick(&wanted).await.map_err(|fault| Status::from_error(Box::new(fault)))?;
+        let query = pick_query(&request.key_map).map_err(|problem| invalid_argument(&problem))?;
+        let picked = self.0.pick(&query).await.map_err(|fault| Status::from_error(Box::new(fault)))?;
         add(&self.0.metrics.lookups, 1);
         Ok(Response::new(RouteLookupResponse {
-            targets: given.leases.iter().map(|(_, target)| target.address.to_string()).collect(),
-            header_data: header_data(&wanted, &given.service, given.revision),
+            targets: picked.leases.iter().map(|(_, target)| target.address.to_string()).collect(),
+            header_data: header_data(&query, &picked.service, picked.revision),
         }))
     }
 }
 
-fn wanted(keys: &BTreeMap<String, String>) -> Result<Wanted, Invalid> {
+fn pick_query(keys: &BTreeMap<String, String>) -> Result<PickQuery, Invalid> {
     let of = |name: &str| keys.get(name).map(String::as_str).filter(|text| !text.is_empty());
     let missing =
         || Invalid::new("key_map", "it has no 'service'", "send tenant/service, or service.tenant as a host");
-    Ok(Wanted {
+    Ok(PickQuery {
         service: service(of("service").ok_or_else(missing)?).map_err(|problem| problem.within("service"))?,
         key: of("key").map(str::parse).transpose().map_err(|problem: Invalid| problem.within("key"))?,
         role: of("role").map(Role::new).transpose().map_err(|problem| problem.within("role"))?,
@@ -59,7 +58,7 @@ fn wanted(keys: &BTreeMap<String, String>) -> Result<Wanted, Invalid> {
     })
 }
 
-/// Reads `tenant/service`, or as hosts have it `service.tenant`, with or without a port.
+/// Parses `tenant/service`, or the host form `service.tenant`, with or without a port.
 fn service(text: &str) -> Result<ServiceName, Invalid> {
     if text.contains('/') {
         return ServiceName::new(text);
@@ -71,13 +70,13 @@ fn service(text: &str) -> Result<ServiceName, Invalid> {
     }
 }
 
-/// What the server is told of the pick: the key and the role that it was made by, and by which records.
-fn header_data(wanted: &Wanted, service: &ServiceName, revision: u64) -> String {
+/// Header data for the server: the key, the role and the revision of the pick.
+fn header_data(query: &PickQuery, service: &ServiceName, revision: u64) -> String {
     let mut text = format!("service={service};revision={revision}");
-    if let Some(key) = wanted.key {
+    if let Some(key) = query.key {
         text.push_str(&format!(";key={key}"));
     }
-    if let Some(role) = &wanted.role {
+    if let Some(role) = &query.role {
         text.push_str(&format!(";role={role}"));
     }
     text
@@ -94,12 +93,16 @@ mod tests {
     }
 
     #[test]
-    fn the_keys_of_a_lookup_say_what_is_wanted() {
+    fn lookup_keys_convert_to_a_query() {
         for name in ["shop/cart", "cart.shop", "cart.shop:80"] {
-            assert_eq!(wanted(&keys(&[("service", name)])).unwrap().service.to_string(), "shop/cart");
+            assert_eq!(pick_query(&keys(&[("service", name)])).unwrap().service.to_string(), "shop/cart");
         }
-        let all =
-            wanted(&keys(&[("service", "shop/cart"), ("key", "0x10"), ("role", "primary"), ("else", "")]));
+        let all = pick_query(&keys(&[
+            ("service", "shop/cart"),
+            ("key", "0x10"),
+            ("role", "primary"),
+            ("else", ""),
+        ]));
         let all = all.unwrap();
         assert_eq!((all.key, all.role.clone()), (Some(ShardKey(16)), Some(Role::new("primary").unwrap())));
         assert_eq!(header_data(&all, &all.service, 7), "service=shop/cart;revision=7;key=16;role=primary");
@@ -110,7 +113,7 @@ mod tests {
             &[("service", "shop/cart"), ("key", "sixteen")],
         ];
         for wrong in wrong {
-            assert!(wanted(&keys(wrong)).is_err(), "{wrong:?}");
+            assert!(pick_query(&keys(wrong)).is_err(), "{wrong:?}");
         }
     }
 }

@@ -17,22 +17,23 @@ use tonic::service::Routes;
 
 use crate::{
     LookasideConfig, LookasideError,
-    pages::{About, Pages},
+    admin::{AdminServer, PageState},
+    connections::serve,
     picker::Picker,
-    rls::Lookups,
-    serve::serve,
-    service::Service,
+    rls::RouteLookups,
+    service::LookasideService,
 };
 
-/// How often leases that are over are ended.
-const TIDY: Duration = Duration::from_millis(200);
-/// The longest message of a caller, in bytes: a thousand results are far below.
+/// How often expired leases are ended.
+const EXPIRY_INTERVAL: Duration = Duration::from_millis(200);
+/// The longest message of a caller, in bytes: a thousand results take far less.
 const MAX_MESSAGE: usize = 64 * 1024;
 
-/// Runs a lookaside until `shutdown` completes, then tells callers to go and lets what is under way end within
+/// Runs a lookaside until `shutdown` completes, then sends GOAWAY to callers and lets calls in flight end within
 /// [`Limits::drain`](crate::Limits::drain).
 ///
-/// It accepts nobody before anything is known, from the agent or from what it left on disk: callers then turn to another one.
+/// It accepts no connection before it has routing information, from the agent or from the agent's copy on disk: callers
+/// then connect to another one.
 ///
 /// # Errors
 /// When an address cannot be listened on.
@@ -41,19 +42,19 @@ pub async fn run(
     mesh: Mesh,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), LookasideError> {
-    let LookasideConfig { listen, admin, terms, limits } = config;
-    let picker = Arc::new(Picker::new(mesh, terms, limits));
+    let LookasideConfig { listen, admin, lease_terms, limits } = config;
+    let picker = Arc::new(Picker::new(mesh, lease_terms, limits));
     let listeners = Listeners::default();
     let calls_of = listeners.acceptor("grpc", listen::Limits::calls().with_connections(limits.connections));
-    let about = About { picker: Arc::clone(&picker), ready: Arc::default(), listeners };
-    let ready = Arc::clone(&about.ready);
+    let state = PageState { picker: Arc::clone(&picker), ready: Arc::default(), listeners };
+    let ready = Arc::clone(&state.ready);
     let pages = match admin {
-        Some(address) => Some(Pages::start(address, about).await?),
+        Some(address) => Some(AdminServer::start(address, state).await?),
         None => None,
     };
     let stopping = CancellationToken::new();
     let served = async {
-        if stopping.run_until_cancelled(picker.informed()).await.is_none() {
+        if stopping.run_until_cancelled(picker.first_snapshot()).await.is_none() {
             return Ok(());
         }
         let listener = Plaintext.bind(&listen).await?.within(calls_of);
@@ -67,14 +68,14 @@ pub async fn run(
         stopping.cancel();
         served
     };
-    let told = async {
+    let draining = async {
         if stopping.run_until_cancelled(shutdown).await.is_some() {
             tracing::info!("draining");
             ready.store(false, Relaxed);
             stopping.cancel();
         }
     };
-    let (served, (), ()) = tokio::join!(served, told, tidied(&picker, &stopping));
+    let (served, (), ()) = tokio::join!(served, draining, expire_periodically(&picker, &stopping));
     if let Some(pages) = pages {
         pages.stop().await;
     }
@@ -82,17 +83,18 @@ pub async fn run(
 }
 
 fn calls(picker: &Arc<Picker>) -> Routes {
-    let picks = LookasideServer::new(Service(Arc::clone(picker))).max_decoding_message_size(MAX_MESSAGE);
-    let lookups =
-        RouteLookupServiceServer::new(Lookups(Arc::clone(picker))).max_decoding_message_size(MAX_MESSAGE);
+    let picks =
+        LookasideServer::new(LookasideService(Arc::clone(picker))).max_decoding_message_size(MAX_MESSAGE);
+    let lookups = RouteLookupServiceServer::new(RouteLookups(Arc::clone(picker)))
+        .max_decoding_message_size(MAX_MESSAGE);
     Routes::new(picks).add_service(lookups)
 }
 
-/// Ends leases as they run out.
-async fn tidied(picker: &Picker, stopping: &CancellationToken) {
-    let mut ticks = interval(TIDY);
+/// Ends expired leases periodically.
+async fn expire_periodically(picker: &Picker, stopping: &CancellationToken) {
+    let mut ticks = interval(EXPIRY_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while stopping.run_until_cancelled(ticks.tick()).await.is_some() {
-        picker.tidy();
+        picker.expire_leases();
     }
 }

@@ -15,43 +15,44 @@ use tonic::{Request, Response, Status};
 
 use crate::{
     metrics::add,
-    picker::{Given, MOST_ENDPOINTS, Picker, Told, Wanted},
+    picker::{LeaseReport, MAX_ENDPOINTS, PickQuery, PickResult, Picker},
 };
 
 /// The most results of one report.
-const MOST_RESULTS: usize = 1024;
+const MAX_RESULTS: usize = 1024;
 
-/// Answers callers.
+/// Serves callers.
 #[derive(Clone, Debug)]
-pub(crate) struct Service(pub(crate) Arc<Picker>);
+pub(crate) struct LookasideService(pub(crate) Arc<Picker>);
 
 #[tonic::async_trait]
-impl Lookaside for Service {
+impl Lookaside for LookasideService {
     async fn pick(&self, request: Request<PickRequest>) -> Result<Response<PickResponse>, Status> {
-        let wanted = wanted(request.into_inner()).map_err(|problem| refused(&problem))?;
-        let given = self.0.pick(&wanted).await.map_err(|fault| Status::from_error(Box::new(fault)))?;
+        let query = pick_query(request.into_inner()).map_err(|problem| invalid_argument(&problem))?;
+        let picked = self.0.pick(&query).await.map_err(|fault| Status::from_error(Box::new(fault)))?;
         add(&self.0.metrics.picks, 1);
-        Ok(Response::new(self.answer(given)))
+        Ok(Response::new(self.response(picked)))
     }
 
     async fn report(&self, request: Request<ReportRequest>) -> Result<Response<ReportResponse>, Status> {
         let results = request.into_inner().results;
-        if results.len() > MOST_RESULTS {
-            let message = format!("{} results at once; send {MOST_RESULTS} at most", results.len());
+        if results.len() > MAX_RESULTS {
+            let message = format!("{} results in one report; send at most {MAX_RESULTS}", results.len());
             return Err(Status::invalid_argument(message));
         }
         let mut unknown = 0;
         for result in results {
             let load = result.load.map(read_load);
-            let told = Told { calls: result.calls, failures: result.failures, load, done: result.done };
-            unknown += u32::from(!self.0.learn(result.lease, told));
+            let report =
+                LeaseReport { calls: result.calls, failures: result.failures, load, done: result.done };
+            unknown += u32::from(!self.0.record(result.lease, report));
         }
         Ok(Response::new(ReportResponse { unknown }))
     }
 }
 
-impl Service {
-    fn answer(&self, given: Given) -> PickResponse {
+impl LookasideService {
+    fn response(&self, picked: PickResult) -> PickResponse {
         let lease = |(id, target): (u64, Arc<fairmesh_router::EndpointTarget>)| Lease {
             id,
             instance: target.instance.to_string(),
@@ -59,24 +60,24 @@ impl Service {
             location: Some(target.location.clone().into()),
             power: target.power,
         };
-        let terms = self.0.terms;
+        let lease_terms = self.0.lease_terms;
         PickResponse {
-            service: given.service.to_string(),
-            leases: given.leases.into_iter().map(lease).collect(),
-            ttl_ms: u32::try_from(terms.ttl.as_millis()).unwrap_or(u32::MAX),
-            calls: terms.calls,
-            revision: given.revision,
-            first_key: key_bytes(given.keys.first),
-            last_key: key_bytes(given.keys.last),
-            protocol: spoken(given.protocol).into(),
-            policy: Some(given.policy.into()),
+            service: picked.service.to_string(),
+            leases: picked.leases.into_iter().map(lease).collect(),
+            ttl_ms: u32::try_from(lease_terms.ttl.as_millis()).unwrap_or(u32::MAX),
+            calls: lease_terms.calls,
+            revision: picked.revision,
+            first_key: key_bytes(picked.keys.first),
+            last_key: key_bytes(picked.keys.last),
+            protocol: protocol(picked.protocol).into(),
+            policy: Some(picked.policy.into()),
         }
     }
 }
 
-fn wanted(request: PickRequest) -> Result<Wanted, Invalid> {
-    let avoid = request.avoid.into_iter().take(MOST_ENDPOINTS).map(InstanceId::new);
-    Ok(Wanted {
+fn pick_query(request: PickRequest) -> Result<PickQuery, Invalid> {
+    let avoid = request.avoid.into_iter().take(MAX_ENDPOINTS).map(InstanceId::new);
+    Ok(PickQuery {
         service: ServiceName::new(request.service).map_err(|problem| problem.within("service"))?,
         key: read_key(&request.key)?,
         role: match request.role.as_str() {
@@ -93,11 +94,7 @@ fn read_key(bytes: &[u8]) -> Result<Option<ShardKey>, Invalid> {
         return Ok(None);
     }
     let key = <[u8; 16]>::try_from(bytes).map_err(|_| {
-        Invalid::new(
-            "key",
-            format!("{} bytes are no key", bytes.len()),
-            "send 16 bytes, the first the greatest",
-        )
+        Invalid::new("key", format!("{} bytes are not a key", bytes.len()), "send 16 bytes, big endian")
     })?;
     Ok(Some(ShardKey(u128::from_be_bytes(key))))
 }
@@ -110,13 +107,13 @@ fn read_load(load: Load) -> LoadReport {
     LoadReport {
         requests: load.requests,
         streams: load.streams,
-        // Nobody uses 65 times the CPU that it may.
+        // No server uses 65 times its CPU limit.
         cpu: load.cpu.map(|cpu| u16::try_from(cpu).unwrap_or(u16::MAX - 1)),
         metric: load.metric,
     }
 }
 
-fn spoken(protocol: Protocol) -> v1::service::Protocol {
+fn protocol(protocol: Protocol) -> v1::service::Protocol {
     match protocol {
         Protocol::Http1 => v1::service::Protocol::Http1,
         Protocol::Http2 => v1::service::Protocol::Http2,
@@ -124,7 +121,7 @@ fn spoken(protocol: Protocol) -> v1::service::Protocol {
     }
 }
 
-/// What a caller is told of a request that makes no sense.
-pub(crate) fn refused(problem: &Invalid) -> Status {
+/// The response to an invalid request.
+pub(crate) fn invalid_argument(problem: &Invalid) -> Status {
     Status::invalid_argument(problem.to_string())
 }

@@ -1,12 +1,13 @@
-//! The load of shards, and what to move so that no server is overloaded by it (ServiceRouter §4.3.1).
+//! The load of shards, and plans of moves that prevent overload (ServiceRouter §4.3.1).
 //!
-//! The control plane plans and an operator's command, or an outside shard manager, carries out, by the same calls: what a
-//! plan rests on is in memory here, and who moves shards of a service should be one, whom its owner chose. A loop within
-//! the control plane was rejected: it would be a second hand beside outside shard managers, and one that nobody sees.
+//! The control plane plans; an operator's command or an external shard manager executes the plan by the same calls.
+//! Plans rest on reports in memory here, and one party, chosen by the owner of a service, should move its shards. A
+//! loop within the control plane was rejected: it would compete with external shard managers, out of the operators'
+//! sight.
 
+mod load_window;
 mod plan;
-mod pool;
-mod window;
+mod region_pool;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,71 +20,71 @@ use fairmesh_model::{
 };
 use fairmesh_wire::records;
 
-pub use plan::{Facts, Forecast, Note, Plan, Terms, plan};
-pub use pool::{Server, Work, Works};
-pub(crate) use window::Windows;
-pub use window::{LoadReport, ShardWork, Taken};
-use window::{SILENT_MS, Window};
+pub(crate) use load_window::LoadWindows;
+pub use load_window::{LoadReport, ReportOutcome, ShardWork};
+use load_window::{LoadWindow, SILENT_MS};
+pub use plan::{Forecast, Plan, PlanInput, PlanNote, PlanOptions, plan};
+pub use region_pool::{Server, Work, WorkByShard};
 
-use crate::{Claim, Registry, RegistryError};
+use crate::{InstanceClaim, Registry, RegistryError};
 
-/// Fewer calls a minute are chance and nothing to plan by.
-const FEW_CALLS: u64 = 100;
+/// With fewer calls a minute, the load is mostly chance.
+const MIN_CALLS_PER_MINUTE: u64 = 100;
 
-/// What one server of a service does.
+/// The load of one server of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerLoad {
-    /// Which one.
+    /// Its instance id.
     pub instance: InstanceId,
-    /// Where it runs.
+    /// Its region.
     pub region: Region,
     /// The failure domain, where one is known.
     pub zone: Option<Zone>,
-    /// What it can do beside the others, in thousandths.
+    /// Its relative capacity, in thousandths.
     pub power: u32,
-    /// Whether it serves, and may be given shards.
+    /// Whether it serves, and may receive shards.
     pub serves: bool,
-    /// How long ago it spoke; `None` where it is silent and nothing below is known.
+    /// The age of its last report; `None` without a recent one: the fields below are then empty.
     pub age: Option<Duration>,
-    /// Calls a minute that carried keys.
+    /// Calls with keys, a minute.
     pub calls: u64,
     /// The shards with most work, by id and role.
     pub shards: Vec<(ShardId, Role, Work)>,
-    /// The work of all others together.
+    /// The work of all other shards.
     pub rest: Work,
 }
 
 impl ServerLoad {
-    /// All of its work.
+    /// The total work.
     pub fn work(&self) -> Work {
         self.shards.iter().fold(self.rest, |sum, (.., work)| sum.saturating_add(*work))
     }
 }
 
 impl Registry {
-    /// Takes in what a server says of its shards' work; what came of it is counted.
-    pub fn report_load(&self, who: &Claim, report: &LoadReport) -> Taken {
-        let registered = self.leases().is_held_by(who);
+    /// Records a report of shard work, and counts its outcome.
+    pub fn report_load(&self, claim: &InstanceClaim, report: &LoadReport) -> ReportOutcome {
+        let registered = self.leases().is_held_by(claim);
         let mut windows = self.windows();
         let taken = match registered {
-            true => windows.take(who, report, self.now_ms()),
-            false => Taken::Unknown,
+            true => windows.add(claim, report, self.now_ms()),
+            false => ReportOutcome::Unknown,
         };
         windows.count(taken);
         taken
     }
 
-    /// How many reports became what.
-    pub fn load_reports(&self) -> [(Taken, u64); 5] {
+    /// The number of reports by outcome.
+    pub fn load_reports(&self) -> [(ReportOutcome, u64); 5] {
         self.windows().counts()
     }
 
-    /// How many servers have a known load by shard, and how many had one and are silent now.
+    /// The number of servers with a known load by shard, and of those whose reports ceased.
     pub fn load_servers(&self) -> (usize, usize) {
         self.windows().servers(self.now_ms())
     }
 
-    /// What each server of a service does, by name.
+    /// The load of each server of a service, by instance id.
     ///
     /// # Errors
     /// `NotFound` when the service has no shard map.
@@ -92,14 +93,15 @@ impl Registry {
         let hosts = self.hosts();
         let mut windows = self.windows().of(service);
         let now_ms = self.now_ms();
-        let held = self.held(&Prefix::endpoints(service, None)).into_iter().map(|held| held.endpoint);
+        let held =
+            self.stored_endpoints(&Prefix::endpoints(service, None)).into_iter().map(|held| held.endpoint);
         let mut loads: Vec<_> = held
             .map(|endpoint| {
                 let window = windows.remove(&endpoint.instance);
                 let window = window.filter(|window| window.age_ms(now_ms) <= SILENT_MS);
                 let age = window.as_ref().map(|window| Duration::from_millis(window.age_ms(now_ms)));
                 let window = window.unwrap_or_default();
-                // What a slow host takes long for is less work than the time says.
+                // A slow host takes longer for the same work.
                 let speed = hosts.speed(&endpoint);
                 ServerLoad {
                     power: hosts.power(&endpoint),
@@ -118,16 +120,16 @@ impl Registry {
         Ok(loads)
     }
 
-    /// What to do so that no server is overloaded. Nothing is done yet.
+    /// Proposes moves that prevent overload; does not start them.
     ///
     /// # Errors
-    /// `NotFound` when the service has no shard map, `Refused` where too little is known of its load.
-    pub fn propose(&self, service: &ServiceName, terms: &Terms) -> Result<Plan, RegistryError> {
+    /// `NotFound` when the service has no shard map, `Refused` without sufficient load reports.
+    pub fn propose(&self, service: &ServiceName, options: &PlanOptions) -> Result<Plan, RegistryError> {
         let loads = self.loads(service)?;
         let held = self.map_of(service)?;
-        check_known(service, &loads)?;
+        check_coverage(service, &loads)?;
         let silent = loads.iter().filter(|load| load.age.is_none()).count();
-        let mut works = Works::new();
+        let mut works = WorkByShard::new();
         for load in &loads {
             for (shard, role, work) in &load.shards {
                 *works.entry((*shard, role.clone(), load.region.clone())).or_default() += work;
@@ -138,14 +140,15 @@ impl Registry {
             region: load.region,
             zone: load.zone,
             power: load.power,
-            takes: load.serves,
+            accepts: load.serves,
             rest: load.rest,
         });
-        let still: BTreeSet<_> = self.moves(service).into_iter().map(|(_, wish, _)| wish.shard).collect();
-        let facts = Facts { map: &held.map, servers: servers.collect(), works, still };
-        let mut made = plan(&facts, terms);
+        let moving: BTreeSet<_> =
+            self.moves(service).into_iter().map(|(_, shard_move, _)| shard_move.shard).collect();
+        let input = PlanInput { map: &held.map, servers: servers.collect(), works, moving };
+        let mut made = plan(&input, options);
         if silent > 0 {
-            made.notes.push(Note::Silent { servers: silent });
+            made.notes.push(PlanNote::Silent { servers: silent });
         }
         Ok(made)
     }
@@ -159,7 +162,7 @@ impl Registry {
     }
 }
 
-fn shards(window: Window, speed: u32) -> Vec<(ShardId, Role, Work)> {
+fn shards(window: LoadWindow, speed: u32) -> Vec<(ShardId, Role, Work)> {
     let shards = window.shards.into_iter();
     let shards: BTreeMap<_, _> = shards.map(|(key, work)| (key, at_ordinary_speed(work, speed))).collect();
     shards.into_iter().map(|((shard, role), work)| (shard, role, work)).collect()
@@ -169,20 +172,20 @@ fn at_ordinary_speed(work: Work, speed: u32) -> Work {
     work.saturating_mul(speed.into()) / Work::from(FULL_SPEED)
 }
 
-/// Refuses to plan where half of the servers are silent, or hardly anybody calls.
-fn check_known(service: &ServiceName, loads: &[ServerLoad]) -> Result<(), RegistryError> {
+/// Refuses to plan when half of the servers do not report, or there are too few calls.
+fn check_coverage(service: &ServiceName, loads: &[ServerLoad]) -> Result<(), RegistryError> {
     let known = loads.iter().filter(|load| load.age.is_some()).count();
     if known == 0 || known * 2 < loads.len() {
         let problem =
             format!("the load by shard is known of {known} of {} servers of {service}", loads.len());
-        let hint = "servers with the library's layer say it every 10 s, also after a restart of the control plane: wait a \
-                    little; of programs that others register it is not known";
+        let hint = "servers with the library's layer report it every 10 s, also after a restart of the control plane: \
+                    wait a little; programs registered by others do not report it";
         return Err(RegistryError::refused("service", problem, hint));
     }
     let calls: u64 = loads.iter().map(|load| load.calls).sum();
-    if calls < FEW_CALLS {
-        let problem = format!("{calls} calls a minute carry keys for {service}, too few to plan by");
-        let hint = format!("plan again when there are {FEW_CALLS} or more");
+    if calls < MIN_CALLS_PER_MINUTE {
+        let problem = format!("{calls} calls a minute have keys for {service}, too few to plan");
+        let hint = format!("plan again when there are {MIN_CALLS_PER_MINUTE} or more");
         return Err(RegistryError::refused("service", problem, &hint));
     }
     Ok(())

@@ -2,22 +2,22 @@ use fairmesh_model::Invalid;
 use fairmesh_rib::Conflict;
 use fairmesh_store::WriteError;
 
-/// Why the registry did not do what it was asked to. Nothing is changed then.
+/// Why the registry refused a call. Nothing is changed then.
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
-    /// What was sent can never be right.
+    /// The request is invalid.
     #[error("{0}")]
     Invalid(#[from] Invalid),
-    /// What it is about does not exist.
+    /// An object of the request does not exist.
     #[error("{0}")]
     NotFound(Invalid),
-    /// It may be right at another time, or after another call.
+    /// The request conflicts with the present state; it may succeed later, or after another call.
     #[error("{0}")]
     Refused(Invalid),
-    /// Somebody else changed it meanwhile.
+    /// Another writer changed the record concurrently.
     #[error("{0}")]
     Conflict(Invalid),
-    /// The store does not take writes now.
+    /// The store does not take writes at present.
     #[error("{0}")]
     Unavailable(Invalid),
 }
@@ -31,7 +31,7 @@ impl RegistryError {
         Self::Refused(Invalid::new(field, problem, hint))
     }
 
-    /// Field, problem and hint, for answers in parts.
+    /// Field, problem and hint, for structured responses.
     pub fn reason(&self) -> &Invalid {
         let (Self::Invalid(reason)
         | Self::NotFound(reason)
@@ -44,7 +44,7 @@ impl RegistryError {
 
 impl From<&Conflict> for RegistryError {
     fn from(conflict: &Conflict) -> Self {
-        let hint = "others write the same records; try again";
+        let hint = "other writers change the same records; retry";
         Self::Conflict(Invalid::new(&*conflict.key, conflict.to_string(), hint))
     }
 }
@@ -54,7 +54,7 @@ impl From<WriteError> for RegistryError {
         match &error {
             WriteError::Conflict(conflict) => conflict.into(),
             WriteError::TooLarge { .. } => {
-                Self::Invalid(Invalid::new("", error.to_string(), "send it in several calls"))
+                Self::Invalid(Invalid::new("", error.to_string(), "split it into several calls"))
             }
             WriteError::Overloaded { .. }
             | WriteError::DiskFull { .. }
@@ -64,7 +64,7 @@ impl From<WriteError> for RegistryError {
             | WriteError::Unknown { .. } => Self::Unavailable(Invalid::new(
                 "store",
                 error.to_string(),
-                "try again; calls go on meanwhile",
+                "retry; calls between services continue",
             )),
         }
     }

@@ -7,7 +7,7 @@ use tonic::{Request, Response, Status};
 
 mod load;
 
-use crate::{Claim, InstanceRef, Registration, Registry, RegistryError, StateReport};
+use crate::{InstanceClaim, InstanceRef, Registration, Registry, RegistryError, StateReport};
 
 /// The registry over gRPC.
 #[derive(Clone, Debug)]
@@ -21,13 +21,13 @@ impl RegistryService {
         Self { registry }
     }
 
-    /// A number of the registry's own store, as it is told to others.
+    /// The revision with this number, of the registry's own store.
     fn at(&self, number: u64) -> Option<v1::Revision> {
         Some(Revision { number, ..self.registry.node().revision() }.into())
     }
 }
 
-type Answer<T> = Result<Response<T>, Status>;
+type RpcResult<T> = Result<Response<T>, Status>;
 
 impl From<RegistryError> for Status {
     fn from(error: RegistryError) -> Self {
@@ -42,40 +42,41 @@ impl From<RegistryError> for Status {
     }
 }
 
-/// Takes the message out, leaving a trace of who sent it.
-fn open<T>(call: &'static str, request: Request<T>) -> T {
+/// Logs the caller and returns the message.
+fn log_and_open<T>(call: &'static str, request: Request<T>) -> T {
     tracing::debug!(call, by = %identity_of(&request), for_whom = on_behalf_of(&request), "registry");
     request.into_inner()
 }
 
 #[tonic::async_trait]
 impl v1::registry_server::Registry for RegistryService {
-    async fn register(&self, request: Request<v1::RegisterRequest>) -> Answer<v1::RegisterResponse> {
-        let registrations = each("registrations", open("register", request).registrations, registration)?;
+    async fn register(&self, request: Request<v1::RegisterRequest>) -> RpcResult<v1::RegisterResponse> {
+        let registrations =
+            each("registrations", log_and_open("register", request).registrations, registration)?;
         let revision = self.registry.register(&registrations).await?;
         Ok(Response::new(v1::RegisterResponse { revision: self.at(revision) }))
     }
 
-    async fn renew(&self, request: Request<v1::RenewRequest>) -> Answer<v1::RenewResponse> {
+    async fn renew(&self, request: Request<v1::RenewRequest>) -> RpcResult<v1::RenewResponse> {
         let instances = each("instances", request.into_inner().instances, claim)?;
         let unknown = self.registry.renew(&instances).await?;
-        let unknown = unknown.into_iter().map(|who| v1::InstanceRef {
-            service: who.service.to_string(),
-            instance: who.instance.to_string(),
+        let unknown = unknown.into_iter().map(|instance| v1::InstanceRef {
+            service: instance.service.to_string(),
+            instance: instance.instance.to_string(),
             incarnation: 0,
         });
         Ok(Response::new(v1::RenewResponse { unknown: unknown.collect() }))
     }
 
-    async fn report(&self, request: Request<v1::ReportRequest>) -> Answer<v1::ReportResponse> {
-        let reports = each("reports", open("report", request).reports, state_report)?;
+    async fn report(&self, request: Request<v1::ReportRequest>) -> RpcResult<v1::ReportResponse> {
+        let reports = each("reports", log_and_open("report", request).reports, state_report)?;
         let revision = self.registry.report(&reports).await?;
         Ok(Response::new(v1::ReportResponse { revision: self.at(revision) }))
     }
 
-    async fn drain(&self, request: Request<v1::DrainRequest>) -> Answer<v1::DrainResponse> {
+    async fn drain(&self, request: Request<v1::DrainRequest>) -> RpcResult<v1::DrainResponse> {
         let waits = Waits::of(&request);
-        let v1::DrainRequest { instances, deadline_ms } = open("drain", request);
+        let v1::DrainRequest { instances, deadline_ms } = log_and_open("drain", request);
         let instances = each("instances", instances, claim)?;
         let patience = Duration::from_millis(deadline_ms.into());
         let drained = waits.run(self.registry.drain(&instances, patience)).await??;
@@ -86,20 +87,20 @@ impl v1::registry_server::Registry for RegistryService {
         }))
     }
 
-    async fn deregister(&self, request: Request<v1::DeregisterRequest>) -> Answer<v1::DeregisterResponse> {
-        let instances = each("instances", open("deregister", request).instances, claim)?;
+    async fn deregister(&self, request: Request<v1::DeregisterRequest>) -> RpcResult<v1::DeregisterResponse> {
+        let instances = each("instances", log_and_open("deregister", request).instances, claim)?;
         let revision = self.registry.deregister(&instances).await?;
         Ok(Response::new(v1::DeregisterResponse { revision: self.at(revision) }))
     }
 
-    async fn get_shards(&self, request: Request<v1::GetShardsRequest>) -> Answer<v1::GetShardsResponse> {
+    async fn get_shards(&self, request: Request<v1::GetShardsRequest>) -> RpcResult<v1::GetShardsResponse> {
         let service = service(&request.into_inner().service)?;
         let map = self.registry.shards(&service)?;
         Ok(Response::new(v1::GetShardsResponse { map: Some(map.into()) }))
     }
 
-    async fn put_shards(&self, request: Request<v1::PutShardsRequest>) -> Answer<v1::PutShardsResponse> {
-        let request = open("put_shards", request);
+    async fn put_shards(&self, request: Request<v1::PutShardsRequest>) -> RpcResult<v1::PutShardsResponse> {
+        let request = log_and_open("put_shards", request);
         let service = service(&request.service)?;
         let map = required("map", request.map)?.try_into();
         let map = map.map_err(|e: Invalid| RegistryError::from(e.within("map")))?;
@@ -107,8 +108,8 @@ impl v1::registry_server::Registry for RegistryService {
         Ok(Response::new(v1::PutShardsResponse { version }))
     }
 
-    async fn split_shard(&self, request: Request<v1::SplitShardRequest>) -> Answer<v1::PutShardsResponse> {
-        let request = open("split_shard", request);
+    async fn split_shard(&self, request: Request<v1::SplitShardRequest>) -> RpcResult<v1::PutShardsResponse> {
+        let request = log_and_open("split_shard", request);
         let service = service(&request.service)?;
         let at = Some(request.at).filter(|at| !at.is_empty());
         let at = at.map(|at| convert::shard_key(&at)).transpose();
@@ -117,24 +118,27 @@ impl v1::registry_server::Registry for RegistryService {
         Ok(Response::new(v1::PutShardsResponse { version }))
     }
 
-    async fn merge_shards(&self, request: Request<v1::MergeShardsRequest>) -> Answer<v1::PutShardsResponse> {
-        let request = open("merge_shards", request);
+    async fn merge_shards(
+        &self,
+        request: Request<v1::MergeShardsRequest>,
+    ) -> RpcResult<v1::PutShardsResponse> {
+        let request = log_and_open("merge_shards", request);
         let version = self.registry.merge_shards(&service(&request.service)?, ShardId(request.shard)).await?;
         Ok(Response::new(v1::PutShardsResponse { version }))
     }
 
-    async fn move_shard(&self, request: Request<v1::MoveShardRequest>) -> Answer<v1::MoveShardResponse> {
-        let request = open("move_shard", request);
-        let wish = ShardMove::try_from(required("move", request.r#move)?);
-        let wish = wish.map_err(|e| RegistryError::from(e.within("move")))?;
-        self.registry.move_shard(&service(&request.service)?, &wish).await?;
+    async fn move_shard(&self, request: Request<v1::MoveShardRequest>) -> RpcResult<v1::MoveShardResponse> {
+        let request = log_and_open("move_shard", request);
+        let shard_move = ShardMove::try_from(required("move", request.r#move)?);
+        let shard_move = shard_move.map_err(|e| RegistryError::from(e.within("move")))?;
+        self.registry.move_shard(&service(&request.service)?, &shard_move).await?;
         Ok(Response::new(v1::MoveShardResponse {}))
     }
 
-    async fn list_moves(&self, request: Request<v1::ListMovesRequest>) -> Answer<v1::ListMovesResponse> {
+    async fn list_moves(&self, request: Request<v1::ListMovesRequest>) -> RpcResult<v1::ListMovesResponse> {
         let moves = self.registry.list_moves(&service(&request.into_inner().service)?)?;
         let moves = moves.into_iter().map(|status| v1::MoveStatus {
-            r#move: Some(status.wish.into()),
+            r#move: Some(status.shard_move.into()),
             phase: status.phase.to_string(),
         });
         Ok(Response::new(v1::ListMovesResponse { moves: moves.collect() }))
@@ -143,29 +147,30 @@ impl v1::registry_server::Registry for RegistryService {
     async fn report_shards(
         &self,
         request: Request<v1::ReportShardsRequest>,
-    ) -> Answer<v1::ReportShardsResponse> {
-        let v1::ReportShardsRequest { instance: who, ready } = open("report_shards", request);
-        let who = claim(required("instance", who)?).map_err(|e| RegistryError::from(e.within("instance")))?;
-        self.registry.report_shards(&who, ready.into_iter().map(ShardId))?;
+    ) -> RpcResult<v1::ReportShardsResponse> {
+        let v1::ReportShardsRequest { instance, ready } = log_and_open("report_shards", request);
+        let instance =
+            claim(required("instance", instance)?).map_err(|e| RegistryError::from(e.within("instance")))?;
+        self.registry.report_shards(&instance, ready.into_iter().map(ShardId))?;
         Ok(Response::new(v1::ReportShardsResponse {}))
     }
 
     async fn report_shard_load(
         &self,
         request: Request<v1::ReportShardLoadRequest>,
-    ) -> Answer<v1::ReportShardLoadResponse> {
+    ) -> RpcResult<v1::ReportShardLoadResponse> {
         let mut request = request.into_inner();
-        let who = required("instance", request.instance.take())?;
-        let who = claim(who).map_err(|e| RegistryError::from(e.within("instance")))?;
+        let instance = required("instance", request.instance.take())?;
+        let instance = claim(instance).map_err(|e| RegistryError::from(e.within("instance")))?;
         let report = load::report(request).map_err(RegistryError::from)?;
-        let outcome = self.registry.report_load(&who, &report).as_str().into();
+        let outcome = self.registry.report_load(&instance, &report).as_str().into();
         Ok(Response::new(v1::ReportShardLoadResponse { outcome }))
     }
 
     async fn read_shard_loads(
         &self,
         request: Request<v1::ReadShardLoadsRequest>,
-    ) -> Answer<v1::ReadShardLoadsResponse> {
+    ) -> RpcResult<v1::ReadShardLoadsResponse> {
         let loads = self.registry.loads(&service(&request.into_inner().service)?)?;
         Ok(Response::new(v1::ReadShardLoadsResponse {
             servers: loads.into_iter().map(load::server).collect(),
@@ -175,19 +180,19 @@ impl v1::registry_server::Registry for RegistryService {
     async fn propose_moves(
         &self,
         request: Request<v1::ProposeMovesRequest>,
-    ) -> Answer<v1::ProposeMovesResponse> {
-        let request = open("propose_moves", request);
+    ) -> RpcResult<v1::ProposeMovesResponse> {
+        let request = log_and_open("propose_moves", request);
         let service = service(&request.service)?;
-        let terms = load::terms(request).map_err(RegistryError::from)?;
+        let options = load::options(request).map_err(RegistryError::from)?;
         let registry = self.registry.clone();
-        // A map of millions of shards takes seconds.
-        let plan = spawn_blocking(move || registry.propose(&service, &terms)).await;
+        // Takes seconds for a map of millions of shards.
+        let plan = spawn_blocking(move || registry.propose(&service, &options)).await;
         let plan = plan.map_err(|stopped| Status::internal(stopped.to_string()))??;
         Ok(Response::new(load::plan(plan)))
     }
 }
 
-/// Reads a list; a refusal says which entry it is about.
+/// Decodes a list; the error names the entry.
 fn each<M, T>(
     field: &str,
     messages: Vec<M>,
@@ -205,22 +210,22 @@ fn service(text: &str) -> Result<ServiceName, RegistryError> {
     ServiceName::new(text).map_err(|e| e.within("service").into())
 }
 
-fn claim(message: v1::InstanceRef) -> Result<Claim, Invalid> {
+fn claim(message: v1::InstanceRef) -> Result<InstanceClaim, Invalid> {
     let instance = InstanceRef {
         service: message.service.try_into().map_err(|e: Invalid| e.within("service"))?,
         instance: message.instance.try_into().map_err(|e: Invalid| e.within("instance"))?,
     };
-    Ok(Claim { instance, incarnation: message.incarnation })
+    Ok(InstanceClaim { instance, incarnation: message.incarnation })
 }
 
 fn registration(message: v1::Registration) -> Result<Registration, Invalid> {
     let endpoint = message.endpoint.ok_or_else(|| Invalid::new("endpoint", "is missing", "send it"))?;
     let declaration = message.declaration.map(TryInto::try_into).transpose();
-    let state_meant = endpoint.state() != v1::endpoint::State::Unspecified;
+    let explicit_state = endpoint.state() != v1::endpoint::State::Unspecified;
     Ok(Registration {
         service: message.service.try_into().map_err(|e: Invalid| e.within("service"))?,
         endpoint: endpoint.try_into().map_err(|e: Invalid| e.within("endpoint"))?,
-        state_meant,
+        explicit_state,
         declaration: declaration.map_err(|e: Invalid| e.within("declaration"))?,
     })
 }
@@ -231,8 +236,8 @@ fn state_report(message: v1::StateReport) -> Result<StateReport, Invalid> {
         let problem = format!("{} is not a state", message.state);
         return Err(Invalid::new("state", problem, "send a state of fairmesh.v1.Endpoint"));
     }
-    let who = message.instance.ok_or_else(|| Invalid::new("instance", "is missing", "send it"))?;
-    Ok(StateReport { who: claim(who).map_err(|e| e.within("instance"))?, state: state.into() })
+    let instance = message.instance.ok_or_else(|| Invalid::new("instance", "is missing", "send it"))?;
+    Ok(StateReport { claim: claim(instance).map_err(|e| e.within("instance"))?, state: state.into() })
 }
 
 #[cfg(test)]
@@ -242,7 +247,7 @@ mod tests {
     use v1::registry_server::Registry as _;
 
     use super::*;
-    use crate::testing::{Bench, cart, endpoint};
+    use crate::testing::{TestRegistry, cart, endpoint};
 
     fn message(endpoint: Endpoint) -> v1::Registration {
         v1::Registration { service: cart().to_string(), endpoint: Some(endpoint.into()), declaration: None }
@@ -250,8 +255,8 @@ mod tests {
 
     #[tokio::test]
     async fn refusals_carry_a_code_a_field_and_a_hint() {
-        let bench = Bench::new();
-        let service = RegistryService::new(bench.registry.clone());
+        let test = TestRegistry::new();
+        let service = RegistryService::new(test.registry.clone());
         let mut wrong = message(endpoint("a").endpoint);
         wrong.service = "cart".into();
         let registrations = vec![message(endpoint("b").endpoint), wrong];
@@ -269,21 +274,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_registration_means_the_state_that_it_gives_and_keeps_a_drain_when_it_gives_none() {
+    async fn a_registration_with_a_state_sets_it_and_one_without_keeps_a_drain() {
         use fairmesh_model::EndpointState::{Draining, Serving};
-        let bench = Bench::new();
-        let service = RegistryService::new(bench.registry.clone());
+        let test = TestRegistry::new();
+        let service = RegistryService::new(test.registry.clone());
         let register = |state: v1::endpoint::State| {
             let mut one = message(endpoint("a").endpoint);
             one.endpoint.as_mut().unwrap().state = state.into();
             service.register(Request::new(v1::RegisterRequest { registrations: vec![one] }))
         };
         register(v1::endpoint::State::Unspecified).await.unwrap();
-        assert_eq!(bench.state("a"), Some(Serving));
-        bench.registry.drain(&[crate::testing::anyone("a")], Duration::ZERO).await.unwrap();
+        assert_eq!(test.state("a"), Some(Serving));
+        test.registry.drain(&[crate::testing::any_process("a")], Duration::ZERO).await.unwrap();
         register(v1::endpoint::State::Unspecified).await.unwrap();
-        assert_eq!(bench.state("a"), Some(Draining));
+        assert_eq!(test.state("a"), Some(Draining));
         register(v1::endpoint::State::Serving).await.unwrap();
-        assert_eq!(bench.state("a"), Some(Serving));
+        assert_eq!(test.state("a"), Some(Serving));
     }
 }

@@ -1,27 +1,27 @@
-//! The registry over HTTP/1.1 and JSON, for programs that speak no gRPC. Bodies are specs, as in YAML files.
+//! The registry over HTTP/1.1 and JSON, for programs without gRPC. Bodies are specs, as in YAML files.
 //!
-//! | call | body | answer |
+//! | call | body | response |
 //! |---|---|---|
 //! | `POST /v1/register` | `{service, endpoints: [{instance, address, region, …}]}` | `{revision}` |
-//! | `POST /v1/renew` | `{service, instances: []}` | `{unknown: []}`: those that have to register anew |
+//! | `POST /v1/renew` | `{service, instances: []}` | `{unknown: []}`: those that have to register again |
 //! | `POST /v1/report` | `{service, reports: [{instance, state}]}` | `{revision}` |
 //! | `POST /v1/drain` | `{service, instances: [], deadline: "30s"}` | `{revision, callersMoved, behind: []}` |
 //! | `POST /v1/deregister` | `{service, instances: []}` | `{revision}` |
 //! | `GET /v1/shards/{tenant}/{service}` | | the map, with its version |
 //! | `PUT /v1/shards/{tenant}/{service}` | the map, with the version that was read, 0 or none to create | `{version}` |
 //! | `POST /v1/shards/{tenant}/{service}/split` | `{shard, at}`; without `at` in the middle | `{version}` |
-//! | `POST /v1/shards/{tenant}/{service}/merge` | `{shard}`: it swallows the next | `{version}` |
+//! | `POST /v1/shards/{tenant}/{service}/merge` | `{shard}`: merges the next one into it | `{version}` |
 //! | `GET /v1/shards/{tenant}/{service}/moves` | | `{moves: [{shard, role, from, to, phase}]}` |
 //! | `POST /v1/shards/{tenant}/{service}/moves` | `{shard, role, from, to}`; without `from` it adds a copy, without `to` it drops one | `{}` with status 202 |
 //! | `GET /v1/shards/{tenant}/{service}/loads` | | `{servers: [{instance, work, shards, …}]}` |
 //! | `GET /v1/shards/{tenant}/{service}/plan?threshold=&maxMoves=&replicate=` | | `{moves, servers, notes}` |
 //! | `POST /v1/shards/{tenant}/{service}/ready` | `{instance, ready: []}`: the starting shards that are loaded | `{}` |
 //!
-//! Errors are `{error, field, hint}` with 400 (wrong), 404 (not there), 409 (not now, or changed meanwhile), 413 (body
-//! above 1 MiB) or 503 (the store takes no writes).
+//! Errors are `{error, field, hint}` with 400 (invalid), 404 (not found), 409 (refused at present, or changed
+//! concurrently), 413 (body above 1 MiB) or 503 (the store takes no writes).
 
-mod answer;
 mod endpoints;
+mod json;
 mod loads;
 mod shards;
 
@@ -34,16 +34,16 @@ use axum::{
 use fairmesh_model::Invalid;
 
 use crate::Registry;
-use answer::Failure;
+use json::Failure;
 
-/// Where paths, methods and fields are told.
+/// The hint of errors about paths, methods and fields.
 const REFERENCE: &str = "see docs/http.md for the calls and their fields";
 
 /// The largest body, in bytes.
 const MAX_BODY: usize = 1 << 20;
 
 impl Registry {
-    /// The HTTP/JSON side, to be served beside other routes; it answers for paths that none of them has.
+    /// The HTTP/JSON routes, with fallbacks for unknown paths and methods.
     pub fn router(&self) -> Router {
         Router::new()
             .route("/v1/register", post(endpoints::register))

@@ -1,37 +1,38 @@
-//! Where endpoints and shards of Fairmesh come from: an API with leases (gRPC and HTTP/JSON), watched files, and the
-//! reconciler that moves shards (ServiceRouter §3.1, §3.2, §3.3, §4.1).
+//! The sources of endpoints and shards: an API with leases (gRPC and HTTP/JSON), watched files, and the reconciler that
+//! moves shards (ServiceRouter §3.1, §3.2, §3.3, §4.1).
 //!
-//! It sits beside the control plane's configuration: it reads the RIB through a `rib` node and writes it through a
-//! `store`, and no router ever talks to it. [`manifest`] reads the files that people write, for `fairmesh apply` too.
+//! It reads the RIB through a `rib` node and writes it through a `store`, beside the control plane's configuration; no
+//! router talks to it. [`manifest`] parses YAML files, for `fairmesh apply` too.
 //!
-//! Leases are kept in memory and a renewal never writes the RIB; only a change of state does. Keeping them in the RIB
-//! was rejected: a fleet of 100,000 endpoints that renew every few seconds would be all that the store does. The price
-//! is that a restarted control plane grants everybody a full term before it may call anybody lost.
+//! Leases are kept in memory and a renewal does not write the RIB; only a change of state does. Leases in the RIB were
+//! rejected: the renewals of 100,000 endpoints every few seconds would be most of the store's load. The price is that a
+//! restarted control plane grants every lease a full term before it may mark an endpoint as lost.
 
+mod auto_declarations;
 mod balance;
 mod clock;
-mod declarations;
 mod endpoints;
 mod error;
-mod file;
+mod file_source;
 mod grpc;
 mod http;
 mod leases;
 pub mod manifest;
-mod maps;
 mod registry;
+mod shard_map_cache;
 mod shards;
+mod stored_records;
 #[cfg(test)]
 mod testing;
-mod view;
 
+pub use auto_declarations::{DECLARATION_GRACE, MAX_AUTO_DECLARED, adopt_declaration};
 pub use balance::{
-    Facts, Forecast, LoadReport, Note, Plan, Server, ServerLoad, ShardWork, Taken, Terms, Work, Works, plan,
+    Forecast, LoadReport, Plan, PlanInput, PlanNote, PlanOptions, ReportOutcome, Server, ServerLoad,
+    ShardWork, Work, WorkByShard, plan,
 };
-pub use declarations::{GRACE, MAX_DECLARED, adopt_declaration};
-pub use endpoints::{Claim, Drained, InstanceRef, MAX_BATCH, Registration, StateReport};
+pub use endpoints::{DrainOutcome, InstanceClaim, InstanceRef, MAX_BATCH, Registration, StateReport};
 pub use error::RegistryError;
-pub use file::{FileSource, FileStatus, SOURCE_LABEL};
+pub use file_source::{FileSource, FileStatus, SOURCE_LABEL};
 pub use grpc::RegistryService;
 pub use registry::Registry;
 pub use shards::{AWARE_LABEL, MoveStatus, Phase};

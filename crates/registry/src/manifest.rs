@@ -1,11 +1,11 @@
-//! Files that people write: YAML, one document after another, each with its `kind`.
+//! YAML files: documents, each with its `kind`.
 //!
-//! A file is taken whole or refused whole. A refusal says where (line, column, byte span) and what to write instead.
+//! A file is accepted or refused as a whole. An error has the position (line, column, byte span) and a hint.
 
+mod documents;
 mod error;
-mod kind;
-mod pieces;
-mod tree;
+mod ignore_kind;
+mod locate;
 
 use fairmesh_model::{
     Invalid,
@@ -15,86 +15,89 @@ use fairmesh_model::{
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_saphyr::{Options, Spanned, options::NonFiniteFloatPolicy};
 
+use documents::DocumentText;
 pub use error::ManifestError;
-use error::{Place, refusal};
-use pieces::Piece;
+use error::{Diagnostic, parse_error};
 
 /// One document of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Document {
-    /// As written.
+    /// The parsed spec.
     pub spec: spec::Document,
-    /// As validated.
+    /// The validated plan.
     pub plan: Plan,
     /// The line in the file where it starts, from 1.
     pub line: usize,
 }
 
-/// Reads a file. `file` is what errors call it; documents without content are skipped.
+/// Parses a file. `file` is its name in errors; documents without content are skipped.
 ///
 /// # Errors
-/// The first thing that is wrong, be it the form of the YAML, an unknown field or a value.
+/// The first error: YAML syntax, an unknown field or an invalid value.
 pub fn parse(file: &str, text: &str) -> Result<Vec<Document>, ManifestError> {
-    let read =
-        |piece: &Piece<'_>| document(piece).map_err(|refusal| ManifestError::new(file, text, piece, refusal));
-    pieces::split(text).iter().map(read).collect()
+    let read = |piece: &DocumentText<'_>| {
+        document(piece).map_err(|refusal| ManifestError::new(file, text, piece, refusal))
+    };
+    documents::split(text).iter().map(read).collect()
 }
 
-/// Reads a file that holds one document of a sort of its own, such as a scenario; `check` says what its type does not.
+/// Parses a file with one document of the caller's type, such as a scenario; `check` validates it.
 ///
 /// # Errors
-/// The first thing that is wrong, as [`parse`] says it; and a file that holds none or several.
+/// The first error, as [`parse`]; or the number of documents, if it is not one.
 pub fn read<T: DeserializeOwned>(
     file: &str,
     text: &str,
     check: impl FnOnce(&T) -> Result<(), Invalid>,
 ) -> Result<T, ManifestError> {
-    let pieces = pieces::split(text);
-    let whole = Piece { text, offset: 0, lines_before: 0, first_line: 1 };
+    let pieces = documents::split(text);
+    let whole = DocumentText { text, offset: 0, lines_before: 0, first_line: 1 };
     let [piece] = pieces.as_slice() else {
-        let place = Place::at_start(format!("there are {} documents in it", pieces.len()), "write one");
-        return Err(ManifestError::new(file, text, &whole, place));
+        let diagnostic =
+            Diagnostic::at_start(format!("there are {} documents in it", pieces.len()), "write one");
+        return Err(ManifestError::new(file, text, &whole, diagnostic));
     };
     let read = body::<T>(piece).and_then(|value| match check(&value) {
         Ok(()) => Ok(value),
-        Err(invalid) => Err(tree::place(piece.text, invalid)),
+        Err(invalid) => Err(locate::locate(piece.text, invalid)),
     });
-    read.map_err(|place| ManifestError::new(file, text, piece, place))
+    read.map_err(|diagnostic| ManifestError::new(file, text, piece, diagnostic))
 }
 
-/// The kind that the one document of a file says it is of; `None` where it says none, or there is not one document, which
-/// [`read`] complains of.
+/// The `kind` of the one document of a file; `None` without one, or with another number of documents, which [`read`]
+/// reports.
 ///
 /// # Errors
-/// [`ManifestError`] for what is not YAML, and for a kind that is not `known`.
+/// [`ManifestError`] for invalid YAML, and for a kind that is not `known`.
 pub fn kind_of(file: &str, text: &str, known: &[&str]) -> Result<Option<String>, ManifestError> {
-    let pieces = pieces::split(text);
+    let pieces = documents::split(text);
     let [piece] = pieces.as_slice() else { return Ok(None) };
-    let head: Result<Head, Place> =
-        serde_saphyr::from_str_with_options(piece.text, options()).map_err(|e| refusal(&e));
-    let kind = head.map_err(|place| ManifestError::new(file, text, piece, place))?.kind;
+    let field: Result<KindField, Diagnostic> =
+        serde_saphyr::from_str_with_options(piece.text, options()).map_err(|e| parse_error(&e));
+    let kind = field.map_err(|diagnostic| ManifestError::new(file, text, piece, diagnostic))?.kind;
     match kind {
         Some(kind) if !known.contains(&kind.value.as_str()) => {
-            let problem = format!("there is no kind '{}' here", kind.value);
-            let place = Place::at(kind.referenced, problem, suggestion::hint(&kind.value, known));
-            Err(ManifestError::new(file, text, piece, place))
+            let problem = format!("kind '{}' is not expected here", kind.value);
+            let diagnostic = Diagnostic::at(kind.referenced, problem, suggestion::hint(&kind.value, known));
+            Err(ManifestError::new(file, text, piece, diagnostic))
         }
         kind => Ok(kind.map(|kind| kind.value)),
     }
 }
 
-/// The part of a document that says what the rest is.
+/// The field `kind` of a document.
 #[derive(Deserialize)]
-struct Head {
+struct KindField {
     kind: Option<Spanned<String>>,
 }
 
-fn document(piece: &Piece<'_>) -> Result<Document, Place> {
-    let head: Head = serde_saphyr::from_str_with_options(piece.text, options()).map_err(|e| refusal(&e))?;
-    let Some(kind) = head.kind else {
+fn document(piece: &DocumentText<'_>) -> Result<Document, Diagnostic> {
+    let field: KindField =
+        serde_saphyr::from_str_with_options(piece.text, options()).map_err(|e| parse_error(&e))?;
+    let Some(kind) = field.kind else {
         let hint =
             format!("add a line such as 'kind: Service'; kinds are {}", spec::Document::KINDS.join(", "));
-        return Err(Place::at_start("the document has no kind", hint));
+        return Err(Diagnostic::at_start("the document has no kind", hint));
     };
     let spec = match kind.value.as_str() {
         "Service" => spec::Document::Service(body::<ServiceSpec>(piece)?),
@@ -105,22 +108,23 @@ fn document(piece: &Piece<'_>) -> Result<Document, Place> {
         "Endpoints" => spec::Document::Endpoints(body::<EndpointsSpec>(piece)?),
         unknown => {
             let hint = suggestion::hint(unknown, &spec::Document::KINDS);
-            return Err(Place::at(kind.referenced, format!("there is no kind '{unknown}'"), hint));
+            return Err(Diagnostic::at(kind.referenced, format!("there is no kind '{unknown}'"), hint));
         }
     };
-    let plan = spec.plan().map_err(|invalid| tree::place(piece.text, invalid))?;
+    let plan = spec.plan().map_err(|invalid| locate::locate(piece.text, invalid))?;
     Ok(Document { spec, plan, line: piece.first_line })
 }
 
-/// Reads everything but the kind.
-fn body<'de, T: Deserialize<'de>>(piece: &Piece<'de>) -> Result<T, Place> {
-    let read =
-        |deserializer: serde_saphyr::Deserializer<'de, '_>| T::deserialize(kind::Ignoring(deserializer));
+/// Reads all fields but `kind`.
+fn body<'de, T: Deserialize<'de>>(piece: &DocumentText<'de>) -> Result<T, Diagnostic> {
+    let read = |deserializer: serde_saphyr::Deserializer<'de, '_>| {
+        T::deserialize(ignore_kind::IgnoreKind(deserializer))
+    };
     serde_saphyr::with_deserializer_from_str_with_options(piece.text, options(), read)
-        .map_err(|e| refusal(&e))
+        .map_err(|e| parse_error(&e))
 }
 
-/// Room for a shard map of some 100,000 shards; depth and aliases stay bounded, so that no file can exhaust us.
+/// Room for a shard map of about 100,000 shards; depth and aliases are bounded, so that no file exhausts memory.
 fn options() -> Options {
     serde_saphyr::options! {
         budget: serde_saphyr::budget! {

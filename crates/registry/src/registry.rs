@@ -14,98 +14,98 @@ use tokio::{
 
 use crate::{
     InstanceRef, RegistryError,
-    balance::Windows,
-    declarations::Declarations,
+    auto_declarations::AutoDeclarations,
+    balance::LoadWindows,
     leases::Leases,
-    maps::Maps,
-    shards::{Outcomes, Readiness},
+    shard_map_cache::ShardMapCache,
+    shards::{Readiness, UndoneMoves},
 };
 
-/// How often a change is tried anew after somebody else wrote the same records.
-const TRIES: usize = 16;
-/// How long the node may take to apply what the store has committed; it follows in milliseconds.
-const CATCH_UP: Duration = Duration::from_secs(5);
+/// The most attempts of a change when other writers change the same records.
+const MAX_ATTEMPTS: usize = 16;
+/// How long the node may take to apply a commit of the store; normally milliseconds.
+const MAX_NODE_LAG: Duration = Duration::from_secs(5);
 
-/// Endpoints, leases and shard maps of a control plane. Cheap to clone; clones are the same registry.
+/// The endpoints, leases and shard maps of a control plane. Cheap to clone; clones share their state.
 ///
-/// Changes are read from the node, checked, and written by compare-and-set; [`Registry::run`] lets leases run out and
-/// carries shard moves out, and has to run as long as the registry is used.
+/// Changes are planned on the records of the node and written by compare-and-set. [`Registry::run`] expires leases and
+/// executes shard moves, and has to run as long as the registry is used.
 #[derive(Clone, Debug)]
 pub struct Registry {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<RegistryState>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct RegistryState {
     store: Arc<dyn Store>,
     pub(crate) node: Node,
     leases: Mutex<Leases>,
     readiness: Mutex<Readiness>,
-    outcomes: Mutex<Outcomes>,
-    windows: Mutex<Windows>,
-    /// What the ages of load reports are counted from.
-    began: Instant,
-    pub(crate) decoded: Maps,
-    declarations: Mutex<Declarations>,
-    /// Held by each registration, and alone while declarations are taken away.
+    undone_moves: Mutex<UndoneMoves>,
+    windows: Mutex<LoadWindows>,
+    /// The time that the ages of load reports refer to.
+    created: Instant,
+    pub(crate) map_cache: ShardMapCache,
+    declarations: Mutex<AutoDeclarations>,
+    /// Read-locked by each registration, write-locked while declarations are removed.
     pub(crate) registering: tokio::sync::RwLock<()>,
     pub(crate) declarations_refused: AtomicU64,
     pub(crate) declarations_removed: AtomicU64,
-    /// Shard maps are written one at a time by this process: the moves of one service would only conflict.
-    pub(crate) maps: tokio::sync::Mutex<()>,
-    /// Woken when a lease falls due earlier than before.
+    /// Serializes writes of shard maps by this process: concurrent moves of one service would only conflict.
+    pub(crate) map_writer: tokio::sync::Mutex<()>,
+    /// Notified when a lease is due earlier than before.
     pub(crate) lease_granted: Notify,
-    /// Moves that somebody asked for and that are yet to be taken up.
-    wanted: Mutex<BTreeSet<RecordKey>>,
-    /// Woken when there is one.
-    pub(crate) move_wanted: Notify,
-    /// Ticks when a server says which shards it has loaded.
+    /// Requested moves that are not started yet.
+    pending_moves: Mutex<BTreeSet<RecordKey>>,
+    /// Notified when there is one.
+    pub(crate) move_requested: Notify,
+    /// Changes when a server reports its loaded shards.
     pub(crate) reports: watch::Sender<()>,
 }
 
-/// What a change came to.
+/// The result of a change.
 #[derive(Debug)]
-pub(crate) struct Changed<T> {
-    /// The revision that it became; the node's own when there was nothing to write.
+pub(crate) struct Committed<T> {
+    /// The revision of the change; the node's own when there was nothing to write.
     pub(crate) revision: u64,
-    /// What the plan of the change said.
-    pub(crate) told: T,
+    /// The output of the plan.
+    pub(crate) output: T,
 }
 
 impl Registry {
     /// A registry that reads `node` and writes `store`. The node must follow the store's commits.
     ///
-    /// Everybody who has a lease gets a full term from when [`Registry::run`] starts.
+    /// Every lease gets a full term from the start of [`Registry::run`].
     pub fn new(store: Arc<dyn Store>, node: Node) -> Self {
-        let shared = Shared {
+        let shared = RegistryState {
             store,
             node,
             leases: Mutex::default(),
             readiness: Mutex::new(HashMap::new()),
-            outcomes: Mutex::default(),
+            undone_moves: Mutex::default(),
             windows: Mutex::default(),
             declarations: Mutex::default(),
             registering: tokio::sync::RwLock::default(),
             declarations_refused: AtomicU64::default(),
             declarations_removed: AtomicU64::default(),
-            began: Instant::now(),
-            decoded: Maps::default(),
-            maps: tokio::sync::Mutex::default(),
+            created: Instant::now(),
+            map_cache: ShardMapCache::default(),
+            map_writer: tokio::sync::Mutex::default(),
             lease_granted: Notify::new(),
-            wanted: Mutex::default(),
-            move_wanted: Notify::new(),
+            pending_moves: Mutex::default(),
+            move_requested: Notify::new(),
             reports: watch::Sender::new(()),
         };
         Self { shared: Arc::new(shared) }
     }
 
-    /// Lets leases run out, carries moves out and takes away declarations whose endpoints have gone, until `shutdown` is done. Both are taken up where a process before
-    /// this one left them.
+    /// Expires leases, executes moves and removes declarations without endpoints, until `shutdown` is done. Continues
+    /// the work of an earlier process.
     pub async fn run(&self, shutdown: impl Future<Output = ()> + Send) {
         tokio::select! {
-            () = self.watch_leases() => {}
-            () = self.carry_moves_out() => {}
-            () = self.watch_declarations() => {}
+            () = self.run_lease_expiry() => {}
+            () = self.run_moves() => {}
+            () = self.run_declaration_cleanup() => {}
             () = shutdown => {}
         }
     }
@@ -122,73 +122,75 @@ impl Registry {
         lock(&self.shared.readiness)
     }
 
-    pub(crate) fn outcomes(&self) -> MutexGuard<'_, Outcomes> {
-        lock(&self.shared.outcomes)
+    pub(crate) fn undone_moves(&self) -> MutexGuard<'_, UndoneMoves> {
+        lock(&self.shared.undone_moves)
     }
 
-    pub(crate) fn windows(&self) -> MutexGuard<'_, Windows> {
+    pub(crate) fn windows(&self) -> MutexGuard<'_, LoadWindows> {
         lock(&self.shared.windows)
     }
 
-    /// Milliseconds since this registry was made.
+    /// Milliseconds since this registry was created.
     pub(crate) fn now_ms(&self) -> u64 {
-        u64::try_from(self.shared.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+        u64::try_from(self.shared.created.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    pub(crate) fn declarations(&self) -> MutexGuard<'_, Declarations> {
+    pub(crate) fn declarations(&self) -> MutexGuard<'_, AutoDeclarations> {
         lock(&self.shared.declarations)
     }
 
-    pub(crate) fn wanted(&self) -> MutexGuard<'_, BTreeSet<RecordKey>> {
-        lock(&self.shared.wanted)
+    pub(crate) fn pending_moves(&self) -> MutexGuard<'_, BTreeSet<RecordKey>> {
+        lock(&self.shared.pending_moves)
     }
 
-    /// Drops what is kept in memory of an endpoint that is gone.
-    pub(crate) fn forget(&self, who: &InstanceRef) {
-        self.leases().end(who);
-        self.readiness().remove(who);
-        self.windows().forget(who);
+    /// Drops the in-memory state of a removed endpoint.
+    pub(crate) fn forget(&self, instance: &InstanceRef) {
+        self.leases().end(instance);
+        self.readiness().remove(instance);
+        self.windows().forget(instance);
     }
 
-    /// Carries out what `plan` makes of the records as they are, and again when somebody else was faster.
+    /// Writes the change that `plan` makes of the present records, and plans again after a conflict.
     ///
-    /// When this returns, the node has the change too, so that whoever reads next sees it.
+    /// When this returns, the node has the change, so that a later read sees it.
     pub(crate) async fn change<T>(
         &self,
         plan: impl Fn() -> Result<(Vec<Op>, T), RegistryError> + Send + Sync,
-    ) -> Result<Changed<T>, RegistryError> {
-        let mut tries = 1;
+    ) -> Result<Committed<T>, RegistryError> {
+        let mut attempts = 1;
         loop {
-            let (ops, told) = plan()?;
+            let (ops, output) = plan()?;
             if ops.is_empty() {
-                return Ok(Changed { revision: self.node().revision().number, told });
+                return Ok(Committed { revision: self.node().revision().number, output });
             }
             match self.write(ops).await {
-                Ok(revision) => return Ok(Changed { revision, told }),
-                Err(WriteError::Conflict(conflict)) if tries < TRIES => self.catch_up(conflict.current).await,
+                Ok(revision) => return Ok(Committed { revision, output }),
+                Err(WriteError::Conflict(conflict)) if attempts < MAX_ATTEMPTS => {
+                    self.wait_for_node(conflict.current).await
+                }
                 Err(error) => return Err(error.into()),
             }
-            tries += 1;
+            attempts += 1;
         }
     }
 
     /// Writes one batch; the node has it when this returns.
     pub(crate) async fn write(&self, ops: Vec<Op>) -> Result<u64, WriteError> {
         let revision = self.shared.store.write(Batch { ops }).await?.number;
-        self.catch_up(revision).await;
+        self.wait_for_node(revision).await;
         Ok(revision)
     }
 
-    /// Waits until the node has a revision that the store has: after a conflict, and after a write where the store answers
-    /// before its followers have it.
-    async fn catch_up(&self, revision: u64) {
-        if tokio::time::timeout(CATCH_UP, self.node().applied(revision)).await.is_err() {
+    /// Waits until the node has a revision of the store: after a conflict, and after a write, since the store may
+    /// respond before its followers have the commit.
+    async fn wait_for_node(&self, revision: u64) {
+        if tokio::time::timeout(MAX_NODE_LAG, self.node().wait_applied(revision)).await.is_err() {
             tracing::warn!(revision, "the node does not follow the store; readers see older records");
         }
     }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that runs under these locks can panic halfway through a change.
+    // No code under these locks panics halfway through a change.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,10 +1,11 @@
-//! Shard maps: which replicas hold which keys (ServiceRouter §3.3), changed by compare-and-set, and moved make-before-break (ServiceRouter §4.1).
+//! Shard maps: the replicas of each key range (ServiceRouter §3.3), changed by compare-and-set, and moved
+//! make-before-break (ServiceRouter §4.1).
 
-mod edit;
-mod movement;
-mod moves;
-mod step;
-mod write;
+mod map_edit;
+mod map_writer;
+mod move_executor;
+mod move_status;
+mod next_action;
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -15,15 +16,15 @@ use fairmesh_model::{
     Invalid, RecordKey, ServiceKind, ServiceName, ShardId, ShardKey, ShardMap, ShardMove, spec::ShardMapSpec,
 };
 
-pub(crate) use moves::Outcomes;
-pub use moves::{MoveStatus, Phase};
+pub(crate) use move_status::UndoneMoves;
+pub use move_status::{MoveStatus, Phase};
 
-use crate::{Claim, InstanceRef, Registry, RegistryError, view::HeldMap};
+use crate::{InstanceClaim, InstanceRef, Registry, RegistryError, stored_records::StoredShardMap};
 
-/// An endpoint with this label, set to `aware`, says itself when it has loaded a shard; others count as ready at once.
+/// An endpoint with this label, set to `aware`, reports its loaded shards; others count as ready at once.
 pub const AWARE_LABEL: &str = "fairmesh.shards";
 
-/// Which shards servers say they have loaded since they were given them.
+/// The shards that servers reported as loaded.
 pub(crate) type Readiness = HashMap<InstanceRef, BTreeSet<ShardId>>;
 
 impl Registry {
@@ -35,23 +36,23 @@ impl Registry {
         Ok(self.map_of(service)?.map.clone())
     }
 
-    pub(crate) fn map_of(&self, service: &ServiceName) -> Result<Arc<HeldMap>, RegistryError> {
+    pub(crate) fn map_of(&self, service: &ServiceName) -> Result<Arc<StoredShardMap>, RegistryError> {
         self.shard_map(service)?.ok_or_else(|| {
             let hint = "create one with 'fairmesh apply -f' and a document of kind ShardMap";
             RegistryError::not_found("service", format!("{service} has no shard map"), hint)
         })
     }
 
-    /// Creates or replaces a map and answers its new version. `map.version` is the version that the caller read; 0
-    /// creates. A map that says what is there already changes nothing.
+    /// Creates or replaces a map; returns its new version. `map.version` is the version that the caller read; 0
+    /// creates. A map equal to the present one changes nothing.
     ///
     /// # Errors
-    /// `Invalid` when it has gaps or overlaps, `NotFound` when the service is not declared, `Refused` when it is not
-    /// sharded, `Conflict` naming both versions when the map has another one now.
+    /// `Invalid` for gaps or overlaps, `NotFound` when the service is not declared, `Refused` when it is not sharded,
+    /// `Conflict` naming both versions when the present version is another one.
     pub async fn put_shards(&self, service: &ServiceName, map: &ShardMap) -> Result<u64, RegistryError> {
         map.validate()?;
         self.check_sharded(service)?;
-        let edit = |held: Option<&HeldMap>| {
+        let edit = |held: Option<&StoredShardMap>| {
             let current = held.map_or(0, |held| held.map.version);
             if let Some(held) = held.filter(|held| same_content(service, &held.map, map)) {
                 return Ok(held.map.clone());
@@ -76,11 +77,11 @@ impl Registry {
     }
 
     /// Splits a shard at `at`, the first key of the upper half, or in the middle. The upper half gets a new id and the
-    /// same copies. Answers the new version of the map.
+    /// same copies. Returns the new version of the map.
     ///
     /// # Errors
-    /// `NotFound` for a shard that is not there, `Invalid` for a key that leaves one half empty, `Refused` while a copy
-    /// of it moves.
+    /// `NotFound` for an unknown shard, `Invalid` for a key that leaves one half empty, `Refused` while a copy of it
+    /// moves.
     pub async fn split_shard(
         &self,
         service: &ServiceName,
@@ -88,32 +89,33 @@ impl Registry {
         at: Option<ShardKey>,
     ) -> Result<u64, RegistryError> {
         let change = |map: &mut ShardMap| {
-            self.check_still(service, &[shard])?;
-            edit::split(map, shard, at)
+            self.check_not_moving(service, &[shard])?;
+            map_edit::split(map, shard, at)
         };
         self.edit_map(service, change).await
     }
 
-    /// Joins a shard with the next one by key, whose id goes. Answers the new version of the map.
+    /// Merges a shard with the next one by key, whose id is dropped. Returns the new version of the map.
     ///
     /// # Errors
-    /// `NotFound` for a shard that is not there, `Refused` when the two are not held alike, or while a copy of one
-    /// moves.
+    /// `NotFound` for an unknown shard, `Refused` when the two have different copies, or while a copy of one moves.
     pub async fn merge_shards(&self, service: &ServiceName, shard: ShardId) -> Result<u64, RegistryError> {
         let change = |map: &mut ShardMap| {
-            self.check_still(service, &[shard, edit::next(map, shard)?.id])?;
-            edit::merge(map, shard)
+            self.check_not_moving(service, &[shard, map_edit::next(map, shard)?.id])?;
+            map_edit::merge(map, shard)
         };
         self.edit_map(service, change).await
     }
 
-    /// Refuses while a copy of one of these shards moves, or is to.
-    fn check_still(&self, service: &ServiceName, shards: &[ShardId]) -> Result<(), RegistryError> {
+    /// Refuses while a move of one of these shards is recorded.
+    fn check_not_moving(&self, service: &ServiceName, shards: &[ShardId]) -> Result<(), RegistryError> {
         let moves = self.moves(service);
-        let Some((_, wish, _)) = moves.iter().find(|(_, wish, _)| shards.contains(&wish.shard)) else {
+        let Some((_, shard_move, _)) =
+            moves.iter().find(|(_, shard_move, _)| shards.contains(&shard_move.shard))
+        else {
             return Ok(());
         };
-        let problem = format!("a move is under way: {wish}");
+        let problem = format!("a move is in flight: {shard_move}");
         Err(RegistryError::refused("shard", problem, "wait until the move is done"))
     }
 
@@ -122,8 +124,8 @@ impl Registry {
         service: &ServiceName,
         change: impl Fn(&mut ShardMap) -> Result<(), RegistryError> + Send + Sync,
     ) -> Result<u64, RegistryError> {
-        let edit = |held: Option<&HeldMap>| {
-            let Some(held) = held else { return Err(self.map_of(service).err().unwrap_or_else(gone)) };
+        let edit = |held: Option<&StoredShardMap>| {
+            let Some(held) = held else { return Err(self.map_of(service).err().unwrap_or_else(map_deleted)) };
             let mut map = held.map.clone();
             change(&mut map)?;
             Ok(map)
@@ -131,50 +133,54 @@ impl Registry {
         self.change_map(service, edit).await
     }
 
-    /// A server says which of the shards that are starting on it are loaded, all of them; it repeats that until they
-    /// serve, since what it said is kept in memory only.
+    /// Records the shards that a server has loaded, of those starting on it; the server repeats the report until they
+    /// serve, since it is kept in memory only.
     ///
     /// # Errors
     /// `NotFound` when it is not registered, or by another process.
     pub fn report_shards(
         &self,
-        claim: &Claim,
+        claim: &InstanceClaim,
         ready: impl IntoIterator<Item = ShardId>,
     ) -> Result<(), RegistryError> {
-        let who = &claim.instance;
-        let held = self.endpoint(&who.service, &who.instance);
-        if !held.is_some_and(|held| claim.fits(held.endpoint.incarnation())) {
-            let problem = format!("'{}' of {} is not registered", who.instance, who.service);
+        let instance = &claim.instance;
+        let held = self.endpoint(&instance.service, &instance.instance);
+        if !held.is_some_and(|held| claim.matches(held.endpoint.incarnation())) {
+            let problem = format!("'{}' of {} is not registered", instance.instance, instance.service);
             return Err(RegistryError::not_found("instance", problem, "register it first"));
         }
-        self.readiness().insert(who.clone(), ready.into_iter().collect());
+        self.readiness().insert(instance.clone(), ready.into_iter().collect());
         self.shared.reports.send_replace(());
         Ok(())
     }
 
-    /// Wishes a move, another copy (from nobody) or one copy less (to nobody), and answers at once; it is carried out in the background and survives a restart. Repeating a wish
-    /// that is under way is harmless.
+    /// Requests a move, an added copy (without source) or a dropped one (without target), and returns at once; it is
+    /// executed in the background and survives a restart. Repeating the same request is harmless.
     ///
     /// # Errors
-    /// `NotFound` when the map, the shard or the target is not there, `Refused` when the copy is not where it is said to
-    /// be, is the last one in its role and nobody takes it, the target holds one already or is going away, or another move
-    /// of the shard is under way.
-    pub async fn move_shard(&self, service: &ServiceName, wish: &ShardMove) -> Result<(), RegistryError> {
-        wish.validate()?;
-        self.outcomes().forget(service, wish.shard);
-        self.change(|| Ok((self.wish_ops(service, wish)?, ()))).await?;
-        self.wanted().insert(RecordKey::Move(service.clone(), wish.shard));
-        self.shared.move_wanted.notify_one();
+    /// `NotFound` when the map, the shard or the target does not exist; `Refused` when the source does not hold the
+    /// copy, or holds the last one in its role and there is no target, the target holds one already or is going away,
+    /// or another move of the shard is in flight.
+    pub async fn move_shard(
+        &self,
+        service: &ServiceName,
+        shard_move: &ShardMove,
+    ) -> Result<(), RegistryError> {
+        shard_move.validate()?;
+        self.undone_moves().forget(service, shard_move.shard);
+        self.change(|| Ok((self.move_ops(service, shard_move)?, ()))).await?;
+        self.pending_moves().insert(RecordKey::Move(service.clone(), shard_move.shard));
+        self.shared.move_requested.notify_one();
         Ok(())
     }
 }
 
-/// A map that was there when its edit began is there still: only others' deletion takes it away.
-fn gone() -> RegistryError {
-    RegistryError::not_found("service", "the map has just been deleted".into(), "create it anew")
+/// The map existed when its edit began: another writer deleted it.
+fn map_deleted() -> RegistryError {
+    RegistryError::not_found("service", "the map has just been deleted".into(), "create it again")
 }
 
-/// Whether two maps say the same, whatever their versions and the order of copies.
+/// Whether two maps are equal but for versions and the order of copies.
 fn same_content(service: &ServiceName, a: &ShardMap, b: &ShardMap) -> bool {
     let content = |map: &ShardMap| {
         let mut spec = ShardMapSpec::of(service, map);

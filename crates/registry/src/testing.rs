@@ -1,4 +1,4 @@
-//! What the tests of this crate stand on: a store in memory that feeds its node itself, and words for fixtures.
+//! Fixtures of the tests of this crate: a store in memory that applies commits to its node.
 
 use std::{
     sync::{
@@ -12,7 +12,7 @@ use fairmesh_model::{Endpoint, EndpointState, InstanceId, Location, Revision, Se
 use fairmesh_rib::{Batch, Node};
 use fairmesh_store::{BoxFuture, Commits, Store, StoreError, StoreSnapshot, WriteError};
 
-use crate::{Claim, InstanceRef, Registration, Registry};
+use crate::{InstanceClaim, InstanceRef, Registration, Registry};
 
 #[derive(Debug)]
 pub(crate) struct MemoryStore {
@@ -55,24 +55,24 @@ impl Store for MemoryStore {
     }
 }
 
-pub(crate) struct Bench {
+pub(crate) struct TestRegistry {
     pub(crate) registry: Registry,
     pub(crate) node: Node,
     pub(crate) store: Arc<MemoryStore>,
 }
 
-impl Bench {
+impl TestRegistry {
     pub(crate) fn new() -> Self {
         let node = Node::new(StoreId(7));
         let store = Arc::new(MemoryStore { node: node.clone(), full: AtomicBool::new(false) });
         Self { registry: Registry::new(store.clone(), node.clone()), node, store }
     }
 
-    /// A bench whose registry runs, as long as the test does.
+    /// Starts a registry that runs as long as the test.
     pub(crate) fn running() -> Self {
-        let bench = Self::new();
-        bench.run();
-        bench
+        let test = Self::new();
+        test.run();
+        test
     }
 
     pub(crate) fn run(&self) {
@@ -90,7 +90,7 @@ impl Bench {
         self.node.revision().number
     }
 
-    /// Waits until something holds that depends on records.
+    /// Waits until a condition on the records holds.
     pub(crate) async fn until(&self, holds: impl Fn(&Registry) -> bool) {
         let mut revisions = self.node.revisions();
         let wait = async {
@@ -98,7 +98,7 @@ impl Bench {
                 revisions.changed().await.unwrap();
             }
         };
-        tokio::time::timeout(Duration::from_secs(30), wait).await.expect("it never came to hold");
+        tokio::time::timeout(Duration::from_secs(30), wait).await.expect("the condition never held");
     }
 
     pub(crate) fn state(&self, instance: &str) -> Option<EndpointState> {
@@ -115,13 +115,13 @@ pub(crate) fn cart() -> ServiceName {
     "shop/cart".parse().unwrap()
 }
 
-pub(crate) fn who(instance: &str) -> InstanceRef {
+pub(crate) fn instance_ref(instance: &str) -> InstanceRef {
     InstanceRef { service: cart(), instance: instance.parse().unwrap() }
 }
 
-/// Whoever is registered as this instance.
-pub(crate) fn anyone(instance: &str) -> Claim {
-    who(instance).into()
+/// The claim of any process of this instance.
+pub(crate) fn any_process(instance: &str) -> InstanceClaim {
+    instance_ref(instance).into()
 }
 
 /// A serving endpoint of `shop/cart` in `eu`, without a lease.
@@ -135,7 +135,7 @@ pub(crate) fn endpoint(instance: &str) -> Registration {
         lease: None,
         labels: Default::default(),
     };
-    Registration { service: cart(), endpoint, state_meant: false, declaration: None }
+    Registration { service: cart(), endpoint, explicit_state: false, declaration: None }
 }
 
 pub(crate) const TERM: Duration = Duration::from_secs(10);

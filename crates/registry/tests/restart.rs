@@ -13,7 +13,7 @@ use fairmesh_rib::Node;
 use fairmesh_store::{RedbStore, Store};
 use tokio::task::JoinSet;
 
-/// A control plane, as far as the registry is concerned.
+/// The registry of a control plane.
 struct Process {
     registry: Registry,
     node: Node,
@@ -21,7 +21,7 @@ struct Process {
 }
 
 impl Process {
-    /// Opens the store; the reconcilers run only when asked to.
+    /// Opens the store; the reconcilers run only on request.
     async fn start(path: &Path, runs: bool) -> Self {
         let store = Arc::new(RedbStore::open(path).unwrap());
         let (revision, entries) = store.load().await.unwrap();
@@ -71,7 +71,7 @@ fn registration(instance: &str) -> Registration {
         lease: Some(Duration::from_secs(3600)),
         labels: Default::default(),
     };
-    Registration { service: cart(), endpoint, state_meant: true, declaration: Some(service) }
+    Registration { service: cart(), endpoint, explicit_state: true, declaration: Some(service) }
 }
 
 fn map() -> ShardMap {
@@ -93,9 +93,9 @@ async fn a_wish_outlives_the_process_that_took_it() {
     first.registry.register(&[registration("x"), registration("y")]).await.unwrap();
     first.registry.put_shards(&cart(), &map()).await.unwrap();
     let [from, to] = ["x", "y"].map(|name| name.parse().unwrap());
-    let wish =
+    let shard_move =
         ShardMove { shard: ShardId(0), role: "primary".parse().unwrap(), from: Some(from), to: Some(to) };
-    first.registry.move_shard(&cart(), &wish).await.unwrap();
+    first.registry.move_shard(&cart(), &shard_move).await.unwrap();
     assert_eq!(first.registry.list_moves(&cart()).unwrap()[0].phase, Phase::Starting);
     first.stop().await;
 
@@ -103,7 +103,7 @@ async fn a_wish_outlives_the_process_that_took_it() {
     second.until(|registry| registry.list_moves(&cart()).unwrap().is_empty()).await;
     let moved = second.registry.shards(&cart()).unwrap();
     assert_eq!(moved.shards[0].replicas.len(), 1);
-    assert_eq!(Some(&moved.shards[0].replicas[0].instance), wish.to.as_ref());
+    assert_eq!(Some(&moved.shards[0].replicas[0].instance), shard_move.to.as_ref());
     second.stop().await;
 
     let third = Process::start(&path, false).await;

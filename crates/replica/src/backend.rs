@@ -3,25 +3,25 @@ use std::{sync::Arc, time::Duration};
 use fairmesh_model::{Identity, Location, Prefix, Revision};
 use fairmesh_rib::{
     Batch, Node,
+    follower::FollowerHandle,
     server::{Backend, WriteError},
-    upstream::Handle,
 };
 use tokio::sync::watch;
 
-use crate::{ReplicaConfig, feed::Shared};
+use crate::{ReplicaConfig, upstream_sink::ReplicaState};
 
-/// Serves what the replica holds.
+/// Serves the replica's node.
 #[derive(Clone, Debug)]
 pub(crate) struct ReplicaBackend {
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) upstream: Handle,
+    pub(crate) shared: Arc<ReplicaState>,
+    pub(crate) upstream: FollowerHandle,
     software: Arc<str>,
-    /// Who is followed, for people.
+    /// The followed addresses, for operators.
     upstreams: Arc<str>,
 }
 
 impl ReplicaBackend {
-    pub(crate) fn new(shared: Arc<Shared>, upstream: Handle, config: &ReplicaConfig) -> Self {
+    pub(crate) fn new(shared: Arc<ReplicaState>, upstream: FollowerHandle, config: &ReplicaConfig) -> Self {
         let upstreams: Vec<String> = config.upstreams.iter().map(ToString::to_string).collect();
         let software = format!("replica {} {}", config.name, env!("CARGO_PKG_VERSION"));
         Self { shared, upstream, software: software.into(), upstreams: upstreams.join(" or ").into() }
@@ -37,37 +37,37 @@ impl Backend for ReplicaBackend {
         self.software.to_string()
     }
 
-    /// What answers here stands for no machine of the callers'.
+    /// A replica has no location: it is not on the machine of its callers.
     fn location(&self) -> Option<Location> {
         None
     }
 
     async fn write(&self, _: Batch, _: Identity) -> Result<Revision, WriteError> {
-        Err(WriteError::Elsewhere(format!(
-            "a replica takes no writes; write to the control plane, which this one follows by way of {}",
+        Err(WriteError::NotWritable(format!(
+            "a replica takes no writes; write to the control plane, which this one follows through {}",
             self.upstreams
         )))
     }
 
-    /// Returns once anything is held: a copy from disk serves at once, with its age.
+    /// Returns once there is any copy: one from disk is served at once, with its age.
     async fn ready(&self, _: &Prefix) -> Result<(), String> {
-        let mut ages = self.shared.ages();
-        while !self.shared.holds() {
+        let mut changes = self.shared.age_changes();
+        while !self.shared.has_copy() {
             // The sender lives in `self`, so this cannot fail.
-            let _ = ages.changed().await;
+            let _ = changes.changed().await;
         }
         Ok(())
     }
 
     fn age(&self, _: &Prefix) -> Duration {
-        self.oldest()
+        self.max_age()
     }
 
-    fn oldest(&self) -> Duration {
+    fn max_age(&self) -> Duration {
         self.shared.age()
     }
 
-    fn ages(&self) -> Option<watch::Receiver<u64>> {
-        Some(self.shared.ages())
+    fn age_changes(&self) -> Option<watch::Receiver<u64>> {
+        Some(self.shared.age_changes())
     }
 }

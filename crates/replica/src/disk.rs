@@ -1,4 +1,4 @@
-//! Writes what changed, soon and together, off the workers that serve.
+//! Saves changes, soon and batched, off the workers that serve.
 
 use std::{
     collections::BTreeSet,
@@ -17,29 +17,29 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{error::ReplicaError, feed::Shared};
+use crate::{error::ReplicaError, upstream_sink::ReplicaState};
 
-/// The least time between two writes: what changes meanwhile is written once.
-const SAVE_EVERY: Duration = Duration::from_secs(1);
-/// How often a copy that does not change is marked as current.
-const MARK_EVERY: Duration = Duration::from_secs(60);
-/// How long to wait after the disk refused.
+/// The least time between two writes, which batches changes.
+const SAVE_INTERVAL: Duration = Duration::from_secs(1);
+/// How often an unchanged copy is marked as current.
+const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(60);
+/// The wait after a failed write.
 const SAVE_RETRY: Duration = Duration::from_secs(5);
 
-/// The file of the copy and what is to be written there.
+/// The file of the copy and the keys to write.
 #[derive(Debug)]
 pub(crate) struct Disk {
     file: Arc<Mutex<ReplicaFile>>,
-    /// Keys whose entries in the file are not those of the node.
+    /// Keys whose entries in the file differ from those of the node.
     dirty: Mutex<BTreeSet<Arc<str>>>,
     wake: Notify,
     pub(crate) failures: AtomicU64,
     pub(crate) bytes: AtomicU64,
-    /// The revision that the file was last brought to.
+    /// The revision of the file.
     pub(crate) saved: AtomicU64,
 }
 
-/// The locked keys to be written; the saver is woken when they are released.
+/// The locked dirty keys; the saver is woken when they are released.
 #[derive(Debug)]
 pub(crate) struct Dirty<'a> {
     keys: MutexGuard<'a, BTreeSet<Arc<str>>>,
@@ -59,9 +59,9 @@ impl Drop for Dirty<'_> {
 }
 
 impl Disk {
-    /// Opens the file and reads what is there.
+    /// Opens the file and reads its content.
     pub(crate) async fn open(path: PathBuf) -> Result<(Self, Option<ReplicaContents>), ReplicaError> {
-        // Joining fails only when opening panics, which then goes on here.
+        // Joining fails only when opening panics, which is resumed here.
         let opened = tokio::task::spawn_blocking(move || ReplicaFile::open(path)).await;
         let (file, held) =
             opened.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))?;
@@ -82,24 +82,24 @@ impl Disk {
     }
 
     fn keys(&self) -> MutexGuard<'_, BTreeSet<Arc<str>>> {
-        // Nothing that runs under the lock panics.
+        // No code under the lock panics.
         self.dirty.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Shared {
-    /// Saves until `stopping`, and what is left then.
+impl ReplicaState {
+    /// Saves until `stopping`, then once more.
     pub(crate) async fn save_all(self: Arc<Self>, stopping: CancellationToken) {
         while !stopping.is_cancelled() {
             tokio::select! {
                 () = self.disk.wake.notified() => {}
-                () = sleep(MARK_EVERY) => {}
+                () = sleep(CHECKPOINT_INTERVAL) => {}
                 () = stopping.cancelled() => break,
             }
             let began = Instant::now();
             let wait = match self.save().await {
-                // A slow disk is left alone for as long as it took.
-                true => began.elapsed().max(SAVE_EVERY),
+                // A slow disk gets as much time as the last write took.
+                true => began.elapsed().max(SAVE_INTERVAL),
                 false => SAVE_RETRY,
             };
             tokio::select! {
@@ -110,15 +110,15 @@ impl Shared {
         self.save().await;
     }
 
-    /// Returns whether all of it is on disk; what is not is tried again.
+    /// Returns whether everything is on disk; the rest is retried.
     async fn save(&self) -> bool {
-        if !self.holds() {
+        if !self.has_copy() {
             return true;
         }
         let changes = Arc::new(self.changes());
         let (file, written) = (self.disk.file.clone(), changes.clone());
         let write = move || {
-            // A panic under the lock leaves a file that is opened anew for the next write.
+            // A panic under the lock leaves a file that is opened again for the next write.
             let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
             file.write(&written).map(|()| file.bytes())
         };
@@ -131,13 +131,16 @@ impl Shared {
             Ok(Err(error)) => StoreError::to_string(&error),
             Err(panicked) => panicked.to_string(),
         };
-        tracing::warn!(error, "what is held is not saved; a restart without upstream would miss it");
+        tracing::warn!(
+            error,
+            "cannot save the copy; a restart without upstream would lose the latest changes"
+        );
         self.disk.failures.fetch_add(1, Relaxed);
         self.disk.keys().extend(changes.keys.iter().map(|(key, _)| key.clone()));
         false
     }
 
-    /// Everything that the file does not have, at one revision.
+    /// The entries of all dirty keys, at one revision.
     fn changes(&self) -> ReplicaUpdate {
         let mut dirty = self.disk.keys();
         let (revision, keys) = self.node.values(std::mem::take(&mut *dirty));
@@ -148,11 +151,8 @@ impl Shared {
     }
 }
 
-/// The time of day, which only files that outlive a restart need.
-#[allow(
-    clippy::disallowed_methods,
-    reason = "ages of files are kept over restarts, which no monotonic clock is"
-)]
+/// The wall clock, needed for files that outlive a restart.
+#[allow(clippy::disallowed_methods, reason = "ages of files must survive restarts, unlike a monotonic clock")]
 pub(crate) fn wall_clock() -> SystemTime {
     SystemTime::now()
 }
@@ -163,10 +163,10 @@ mod tests {
 
     use bytes::Bytes;
     use fairmesh_model::{Revision, StoreId};
-    use fairmesh_rib::{Entry, Update, upstream::Sink};
+    use fairmesh_rib::{Entry, Update, follower::Sink};
 
     use super::*;
-    use crate::feed::Feed;
+    use crate::upstream_sink::UpstreamSink;
 
     const KEYS: u64 = 16;
     const REVISIONS: u64 = 20_000;
@@ -183,20 +183,20 @@ mod tests {
         format!("/{}", number % KEYS).into()
     }
 
-    /// The number that wrote each key, at a revision.
+    /// The last revision that wrote each key, as of a revision.
     fn at(number: u64) -> BTreeMap<Arc<str>, u64> {
         let last = (number.saturating_sub(KEYS / 2) + 1).max(1)..=number;
         last.map(|number| (key(number), number)).collect()
     }
 
     #[tokio::test]
-    async fn what_is_taken_to_be_written_is_one_revision_whatever_comes_meanwhile() {
+    async fn saved_changes_are_one_revision_despite_concurrent_updates() {
         let folder = tempfile::tempdir().unwrap();
         let (disk, _) = Disk::open(folder.path().join("copy")).await.unwrap();
-        let shared = Arc::new(Shared::new(disk));
-        let mut feed = Feed::new(shared.clone());
-        let feeding =
-            std::thread::spawn(move || (1..=REVISIONS).for_each(|number| feed.update(update(number))));
+        let shared = Arc::new(ReplicaState::new(disk));
+        let mut sink = UpstreamSink::new(shared.clone());
+        let updating =
+            std::thread::spawn(move || (1..=REVISIONS).for_each(|number| sink.update(update(number))));
         let (mut copy, mut last) = (BTreeMap::new(), 0);
         while last < REVISIONS {
             let changes = shared.changes();
@@ -209,6 +209,6 @@ mod tests {
             }
             assert_eq!(copy, at(last), "at revision {last}");
         }
-        feeding.join().unwrap();
+        updating.join().unwrap();
     }
 }

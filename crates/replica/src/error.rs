@@ -3,17 +3,17 @@ use std::net::SocketAddr;
 use fairmesh_store::StoreError;
 use fairmesh_wire::transport::BindError;
 
-/// Why a replica cannot start or go on.
+/// Why a replica cannot start or has ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplicaError {
-    /// Nobody to follow was named.
-    #[error("no upstream is named; name at least one control plane or replica, such as 127.0.0.1:7400")]
+    /// There is no upstream.
+    #[error("no upstream is configured; give at least one control plane or replica, such as 127.0.0.1:7400")]
     NoUpstream,
-    /// Nowhere to serve was named.
-    #[error("no address to serve at is named; name at least one, such as 127.0.0.1:7403")]
+    /// There is no address to serve.
+    #[error("no address to serve is configured; give at least one, such as 127.0.0.1:7403")]
     NoAddress,
     /// The copy on disk cannot be used.
-    #[error("the copy of the replica: {0}")]
+    #[error("the replica's copy on disk: {0}")]
     Copy(#[from] StoreError),
     /// An address cannot be listened on.
     #[error(transparent)]
@@ -21,12 +21,12 @@ pub enum ReplicaError {
     /// The port of metrics cannot be listened on.
     #[error("cannot listen on {address} for metrics: {source}; choose another address, or none")]
     Metrics {
-        /// Where it was tried.
+        /// The address.
         address: SocketAddr,
-        /// What the system said.
+        /// The error of the system.
         source: std::io::Error,
     },
-    /// Serving broke off.
+    /// Serving failed.
     #[error("serving ended: {0}; start the replica again, and report this if it repeats")]
     Serve(String),
 }

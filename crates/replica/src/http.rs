@@ -12,10 +12,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{backend::ReplicaBackend, error::ReplicaError, metrics};
 
-/// What OpenMetrics text is called on the wire.
+/// The content type of OpenMetrics text.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// What the pages are about.
+/// The state behind the pages.
 #[derive(Clone)]
 pub(crate) struct Pages {
     pub(crate) backend: ReplicaBackend,
@@ -49,18 +49,18 @@ async fn metrics_page(State(pages): State<Pages>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, OPEN_METRICS)], metrics::text(&pages))
 }
 
-/// Ready is a replica that can answer: from its upstream, or from its disk.
+/// A replica is ready when it can serve: from its upstream, or from its copy on disk.
 async fn readiness(State(Pages { backend, .. }): State<Pages>) -> (StatusCode, String) {
     let state = backend.upstream.state().borrow().clone();
-    match (state.connected, backend.shared.holds()) {
+    match (state.connected, backend.shared.has_copy()) {
         (true, true) => (StatusCode::OK, "ready\n".into()),
-        (false, true) => (StatusCode::OK, "ready, from what is held; no upstream answers\n".into()),
-        (true, false) => (StatusCode::SERVICE_UNAVAILABLE, "the first copy is under way\n".into()),
+        (false, true) => (StatusCode::OK, "ready, from the copy on disk; no upstream is reachable\n".into()),
+        (true, false) => (StatusCode::SERVICE_UNAVAILABLE, "the first snapshot is being fetched\n".into()),
         (false, false) => {
-            let reason = state.error.unwrap_or_else(|| "it was not reached yet".into());
+            let reason = state.error.unwrap_or_else(|| "it is not connected yet".into());
             (
                 StatusCode::SERVICE_UNAVAILABLE,
-                format!("no upstream answers and nothing is on disk: {reason}\n"),
+                format!("no upstream is reachable and there is no copy on disk: {reason}\n"),
             )
         }
     }

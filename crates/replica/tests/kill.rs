@@ -1,9 +1,9 @@
-//! Kills a replica that follows a stream of writes, again and again on the same state, and checks that its copy opens and
-//! is one revision of what it followed, whole.
+//! Kills a replica that follows a stream of writes, repeatedly on the same state, and checks that its copy opens and is
+//! exactly one revision of the upstream.
 //!
-//! The test runs itself as the child. The file that was killed is only read as a copy, so that each child meets it as
-//! its predecessor left it.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+//! The test runs itself as the child. After a kill the file is only read as a copy, so that the next child opens it as
+//! it was left.
+#![allow(clippy::unwrap_used, reason = "a failed precondition fails the test")]
 
 #[path = "../../rib/tests/watch/support.rs"]
 #[allow(dead_code, reason = "this test uses a part of it")]
@@ -29,7 +29,7 @@ use tokio::time::Instant;
 
 const ROUNDS: u64 = 20;
 const CHILD: &str = "FAIRMESH_REPLICA_KILL_TEST";
-/// How many keys there are, each a page or so large: a write takes long enough to be hit.
+/// The number of keys, each about a page: a write takes long enough to be hit.
 const KEYS: u64 = 400;
 
 fn main() {
@@ -46,7 +46,7 @@ fn main() {
     }
     let found = runtime.block_on(rounds());
     println!("{ROUNDS} kills: the copy is always one revision, at last {found}");
-    // As the standard harness ends, so that this test is counted with the others.
+    // The line of the standard harness, so that this test is counted with the others.
     println!("test result: ok. 1 passed; 0 failed");
 }
 
@@ -54,7 +54,7 @@ fn upstream(folder: &Path) -> Address {
     Address::Unix(folder.join("control.sock"))
 }
 
-/// A replica until it is killed.
+/// Runs a replica until it is killed.
 async fn child(folder: &Path) {
     let config = ReplicaConfig {
         upstreams: vec![upstream(folder)],
@@ -73,11 +73,11 @@ async fn rounds() -> u64 {
     let memory = Memory::new(1);
     let control = Server::start(memory.clone(), &upstream(folder.path()).to_string()).await;
     let mut last = 0;
-    // Any number will do, as long as it is the same each time.
+    // Any fixed seed.
     let mut dice = 7_u64;
     for round in 0..ROUNDS {
         dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        // Within the first write after a start, within those that follow, and between them.
+        // During the first write after a start, during later ones, and between them.
         let life = Duration::from_micros((dice >> 33) % if round % 4 == 0 { 2_500_000 } else { 150_000 });
         run_and_kill(folder.path(), &memory, life).await;
         let found = check(folder.path(), round);
@@ -89,7 +89,7 @@ async fn rounds() -> u64 {
     last
 }
 
-/// Starts a replica, writes from when it watches on, and kills it a while later.
+/// Starts a replica, writes while it watches, and kills it a while later.
 async fn run_and_kill(folder: &Path, memory: &Memory, life: Duration) {
     let mut child = Reaped(Command::new(env::current_exe().unwrap()).env(CHILD, folder).spawn().unwrap());
     let started = Instant::now();
@@ -103,21 +103,21 @@ async fn run_and_kill(folder: &Path, memory: &Memory, life: Duration) {
     }
     child.0.kill().unwrap();
     child.0.wait().unwrap();
-    // The next replica is not to be taken for this one.
+    // Wait until its watcher is gone, so that the next replica is not mistaken for it.
     let mut left = memory.node.acks();
     while !memory.node.watchers(&prefix("/")).is_empty() {
         left.changed().await.unwrap();
     }
 }
 
-/// Commits what `changes` says of the next revision, some thousand times a second.
+/// Commits the changes of the next revision, some thousand times a second.
 async fn write(memory: &Memory) {
     let changes = changes(memory.node.revision().number + 1);
     memory.commit(changes.iter().map(|(key, value)| (key.as_str(), value.clone())));
     tokio::time::sleep(Duration::from_micros(300)).await;
 }
 
-/// What a revision changes: some keys are written, one is deleted.
+/// The changes of a revision: some keys are written, one is deleted.
 fn changes(revision: u64) -> Vec<(String, Option<Bytes>)> {
     let key = |number: u64| format!("/k/{:03}", number % KEYS);
     let value = Bytes::from(format!("{revision:04096}"));
@@ -126,7 +126,7 @@ fn changes(revision: u64) -> Vec<(String, Option<Bytes>)> {
     changes
 }
 
-/// Opens a copy of the file, compares it with what its revision is to hold, and answers that revision.
+/// Opens a copy of the file, compares it with the expected content of its revision, and returns that revision.
 fn check(folder: &Path, round: u64) -> u64 {
     let (file, aside) = (folder.join("state/copy.redb"), folder.join(format!("copy-{round}.redb")));
     if !file.exists() {
@@ -138,7 +138,7 @@ fn check(folder: &Path, round: u64) -> u64 {
     fs::remove_file(&aside).unwrap();
     assert!(!aside.with_extension("unreadable").exists(), "round {round}: the copy is damaged");
     let Some(copied) = copied else { return 0 };
-    // The last number by which each key is in the log.
+    // The last number of each key in the log.
     let logged: BTreeMap<&str, u64> = copied.log.iter().map(|(number, key)| (&**key, *number)).collect();
     let mut expected = BTreeMap::new();
     for revision in 1..=copied.revision.number {
@@ -155,7 +155,7 @@ fn check(folder: &Path, round: u64) -> u64 {
         }
     }
     let found: BTreeMap<Arc<str>, Entry> = copied.entries.into_iter().collect();
-    assert!(found == expected, "round {round}: not what revision {} is", copied.revision);
+    assert!(found == expected, "round {round}: the content differs from revision {}", copied.revision);
     copied.revision.number
 }
 

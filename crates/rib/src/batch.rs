@@ -26,14 +26,14 @@ pub struct Op {
     pub key: Arc<str>,
     /// The new value; `None` deletes the key.
     pub value: Option<Bytes>,
-    /// What must be there for the batch to be carried out.
+    /// The precondition of the write.
     pub expect: Expect,
 }
 
-/// What a write expects to find.
+/// The precondition of a write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Expect {
-    /// Anything or nothing.
+    /// No precondition.
     #[default]
     Any,
     /// No such key.
@@ -42,7 +42,7 @@ pub enum Expect {
     Revision(u64),
 }
 
-/// What one batch changed: the unit in which changes travel. Never split.
+/// The changes of one batch: the unit in which changes travel. Never split.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Commit {
     /// The number that the batch got, greater than every earlier one of the store.
@@ -60,21 +60,25 @@ pub struct Entry {
     pub revision: u64,
 }
 
-/// A batch was not carried out, since somebody else wrote first.
+/// The precondition of a write failed: another writer changed the key first.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{key} {}, but {}; the store is at revision {current}: read it again and repeat the change", wanted(.expected), present(.found))]
+#[error(
+    "{key} {}, but {}; the store is at revision {current}: read it again and repeat the change",
+    expectation(.expected),
+    found_text(.found)
+)]
 pub struct Conflict {
-    /// The key that differs.
+    /// The key whose precondition failed.
     pub key: Arc<str>,
-    /// What the writer expected there.
+    /// The precondition.
     pub expected: Expect,
-    /// The revision that wrote what is there; `None` where there is nothing.
+    /// The revision that wrote the present value; `None` where the key does not exist.
     pub found: Option<u64>,
     /// The last revision of the store.
     pub current: u64,
 }
 
-fn wanted(expected: &Expect) -> String {
+fn expectation(expected: &Expect) -> String {
     match expected {
         Expect::Any => "was to be written".into(),
         Expect::Absent => "was expected not to exist".into(),
@@ -82,7 +86,7 @@ fn wanted(expected: &Expect) -> String {
     }
 }
 
-fn present(writer: &Option<u64>) -> String {
+fn found_text(writer: &Option<u64>) -> String {
     match writer {
         None => "it does not exist".into(),
         Some(revision) => format!("revision {revision} wrote it"),
@@ -90,17 +94,17 @@ fn present(writer: &Option<u64>) -> String {
 }
 
 impl Op {
-    /// Writes `value` whatever is there.
+    /// Writes `value` without a precondition.
     pub fn put(key: impl Into<Arc<str>>, value: impl Into<Bytes>) -> Self {
         Self { key: key.into(), value: Some(value.into()), expect: Expect::Any }
     }
 
-    /// Deletes the key whatever is there.
+    /// Deletes the key without a precondition.
     pub fn delete(key: impl Into<Arc<str>>) -> Self {
         Self { key: key.into(), value: None, expect: Expect::Any }
     }
 
-    /// The same write under a condition.
+    /// The same write with a precondition.
     #[must_use]
     pub fn expecting(mut self, expect: Expect) -> Self {
         self.expect = expect;
@@ -109,7 +113,7 @@ impl Op {
 }
 
 impl Batch {
-    /// Checks the bounds above, and that no key is written twice (which write wins would be a guess).
+    /// Checks the bounds above, and that no key is written twice, since the order would be ambiguous.
     pub fn validate(&self) -> Result<(), Invalid> {
         if self.ops.is_empty() || self.ops.len() > MAX_OPS {
             let problem = format!("a batch of {} operations", self.ops.len());
@@ -136,7 +140,7 @@ impl Batch {
         Ok(())
     }
 
-    /// The commit that this batch becomes once it got a number.
+    /// The commit of this batch, with the number that the store assigned.
     pub fn into_commit(self, revision: u64) -> Commit {
         Commit { revision, changes: self.ops.into_iter().map(|op| (op.key, op.value)).collect() }
     }
@@ -168,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn batches_out_of_bounds_are_refused_with_the_bound() {
+    fn batches_over_a_limit_are_refused_with_the_limit() {
         let refusal = |ops: Vec<Op>| Batch { ops }.validate().unwrap_err().to_string();
         assert!(refusal(Vec::new()).contains("10000"));
         assert!(refusal(vec![Op::put("/a", "1"), Op::delete("/a")]).contains("written twice"));
@@ -179,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_conflict_names_both_revisions_and_the_way_out() {
+    fn a_conflict_names_both_revisions_and_the_remedy() {
         let conflict =
             Conflict { key: "/a".into(), expected: Expect::Revision(7), found: Some(9), current: 12 };
         let text = conflict.to_string();

@@ -1,14 +1,14 @@
-//! Copies of subscriptions on disk, so that a process starts with what it knew though nobody answers (ServiceRouter §3.2); beside them,
-//! where the process that saved them runs.
+//! Copies of subscriptions on disk, so that a process starts with its last state while no upstream responds
+//! (ServiceRouter §3.2), and the location of the process that saved them.
 //!
-//! One file a prefix, replaced whole: a subscription is small, changes seldom and is read once, at the start. A database
-//! was rejected: it would protect against nothing that a checksum and a rename do not, since the truth is upstream.
+//! One file for each prefix, replaced as a whole: a subscription is small, changes seldom and is read once, at the
+//! start. A database was rejected: the upstream has the data, so that a checksum and a rename protect enough.
 //!
-//! Chunks of shard maps are large, many, and named by what is in them, so that each is written once, to a file of its own
-//! beside the copy that names it, and one that changes costs no writing of the others.
+//! Chunks of shard maps are large, many, and content-addressed, so each is written once, to a file of its own beside
+//! the copy that names it; a changed chunk does not rewrite the others.
 
 mod chunks;
-mod file;
+mod file_format;
 
 use std::{
     fs, io,
@@ -23,70 +23,70 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::Entry;
 
-/// The file that is locked while a process writes.
+/// The lock file of the writing process.
 const LOCK: &str = "lock";
-/// The file that says at which revision everything saved was known to be current.
-const MARK: &str = "mark";
-/// The file that says where the process that writes runs.
+/// The file with the revision at which every saved copy was last known to be current.
+const CHECKPOINT: &str = "checkpoint";
+/// The file with the location of the writing process.
 const LOCATION: &str = "location";
-/// From how many files on that are written together the file system is told once to have all on disk, and not for each.
-const MANY: usize = 16;
-/// How files of subscriptions end.
+/// From this many files on, one `syncfs` replaces an `fsync` for each file.
+const SYNCFS_THRESHOLD: usize = 16;
+/// The extension of subscription files.
 const COPY: &str = "copy";
 
-/// One subscription as it was saved.
+/// A saved subscription.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Saved {
-    /// What was subscribed to.
+pub struct SavedCopy {
+    /// The subscribed prefix.
     pub prefix: Prefix,
     /// The revision that the copy is known to be current at.
     pub revision: Revision,
     /// When it was last known to be current, to the millisecond.
     pub at: SystemTime,
-    /// All that was there, in the order of keys.
+    /// All entries below the prefix, in the order of keys.
     pub entries: Vec<(Arc<str>, Entry)>,
 }
 
-impl Saved {
-    /// The content of a file that holds it, with a checksum.
+impl SavedCopy {
+    /// Encodes it as the content of a file, with a checksum.
     pub fn encode(&self) -> Vec<u8> {
-        file::encode(self)
+        file_format::encode(self)
     }
 
-    /// Reads the content of such a file.
+    /// Decodes the content of such a file.
     ///
     /// # Errors
-    /// What is wrong with it: cut short, damaged, of another format, or no such file.
+    /// The problem: truncated, damaged, of another format version, or another kind of file.
     pub fn decode(content: Bytes) -> Result<Self, String> {
-        file::decode(content)
+        file_format::decode(content)
     }
 }
 
 /// A folder of saved subscriptions.
 ///
-/// Files that cannot be read, for damage or because another release wrote them, are moved aside with a warning and
-/// count as not saved: what they held is fetched again.
+/// Files that cannot be read, because they are damaged or of another release, are moved aside with a warning and count
+/// as not saved: the follower fetches their content again.
 #[derive(Debug)]
 pub struct Cache {
     folder: PathBuf,
-    /// Held while this process writes there.
+    /// Held while this process writes to the folder.
     _lock: Option<fs::File>,
 }
 
 /// Why the folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
-    /// The system refused.
+    /// An operation of the file system failed.
     #[error("cannot {action} {path}: {source}; check that the folder is writable and the disk has room")]
     Io {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
-        /// On what.
+        /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
-    /// Another process writes there.
+    /// Another process writes to the folder.
     #[error("{path} is in use by another process; stop it, or give each its own folder")]
     InUse {
         /// The folder.
@@ -113,14 +113,14 @@ impl Cache {
         Self { folder: folder.as_ref().to_owned(), _lock: None }
     }
 
-    /// Everything saved of the store that was saved last. What there is of others is outdated: nobody reads it again, so
-    /// whoever writes here removes it. Chunks of shard maps are left where they are: their values are empty.
-    pub fn load_all(&self) -> Result<Vec<Saved>, CacheError> {
-        let (mark, mut all) = (self.marked()?, Vec::new());
+    /// Every copy of the store that was saved last. Copies of other stores are outdated; a writing process removes
+    /// them. Chunks of shard maps are not read: their values are empty.
+    pub fn load_all(&self) -> Result<Vec<SavedCopy>, CacheError> {
+        let (checkpoint, mut all) = (self.read_checkpoint()?, Vec::new());
         for file in fs::read_dir(&self.folder).map_err(failed("list", &self.folder))? {
             let path = file.map_err(failed("list", &self.folder))?.path();
             if path.extension().is_some_and(|end| end == COPY) {
-                all.extend(self.read(&path, mark.as_ref())?);
+                all.extend(self.read(&path, checkpoint.as_ref())?);
             }
         }
         let newest = all.iter().max_by_key(|saved| saved.at).map(|saved| saved.revision.store);
@@ -133,15 +133,15 @@ impl Cache {
     }
 
     /// One subscription, or `None` where it was not saved or cannot be read.
-    pub fn load(&self, prefix: &Prefix) -> Result<Option<Saved>, CacheError> {
-        // Another prefix of the same hash is not this one.
-        let saved = self.read(&self.path(prefix), self.marked()?.as_ref())?;
+    pub fn load(&self, prefix: &Prefix) -> Result<Option<SavedCopy>, CacheError> {
+        // Another prefix may have the same hash.
+        let saved = self.read(&self.path(prefix), self.read_checkpoint()?.as_ref())?;
         let Some(mut saved) = saved.filter(|saved| saved.prefix == *prefix) else {
             return Ok(None);
         };
         for (key, entry) in &mut saved.entries {
             if chunks::is_chunk(key) {
-                // Where it is not there it was replaced this moment, or lost: either way it is to be fetched.
+                // A missing chunk was replaced concurrently, or lost; the follower fetches it again.
                 let Some(value) = self.chunk(prefix, key)? else { return Ok(None) };
                 entry.value = value;
             }
@@ -149,38 +149,40 @@ impl Cache {
         Ok(Some(saved))
     }
 
-    /// Saves one subscription: whole and on disk when this returns, or not at all. A chunk of a shard map whose value is
-    /// empty is one that was saved before.
-    pub fn save(&self, saved: &Saved) -> Result<(), CacheError> {
+    /// Saves one subscription: durable as a whole when this returns, or not at all. An empty value of a chunk stands
+    /// for a chunk that was saved before.
+    pub fn save(&self, saved: &SavedCopy) -> Result<(), CacheError> {
         self.save_all(std::slice::from_ref(saved))
     }
 
-    /// The same for several, each of them whole or not at all.
-    pub fn save_all(&self, all: &[Saved]) -> Result<(), CacheError> {
+    /// The same for several, each durable as a whole or not at all.
+    pub fn save_all(&self, all: &[SavedCopy]) -> Result<(), CacheError> {
         all.iter().try_for_each(|saved| self.save_chunks(saved))?;
-        let content = |saved: &Saved| (self.path(&saved.prefix), file::encode(&chunks::left_out(saved)));
+        let content = |saved: &SavedCopy| {
+            (self.path(&saved.prefix), file_format::encode(&chunks::without_chunk_values(saved)))
+        };
         self.write_all(all.iter().map(content))?;
         all.iter().try_for_each(|saved| self.sweep_chunks(saved))
     }
 
-    /// Says that everything saved is current at this revision, so that a copy that has not changed for long resumes
+    /// Records that every saved copy is current at this revision, so that a copy that has not changed for long resumes
     /// from here.
-    pub fn mark(&self, revision: Revision, at: SystemTime) -> Result<(), CacheError> {
-        let mark = Saved { prefix: Prefix::everything(), revision, at, entries: Vec::new() };
-        self.write(&self.folder.join(MARK), &file::encode(&mark))
+    pub fn checkpoint(&self, revision: Revision, at: SystemTime) -> Result<(), CacheError> {
+        let checkpoint = SavedCopy { prefix: Prefix::everything(), revision, at, entries: Vec::new() };
+        self.write(&self.folder.join(CHECKPOINT), &file_format::encode(&checkpoint))
     }
 
-    /// Says where this process runs, so that whoever reads the copies in its absence decides from there.
+    /// Records the location of this process, for processes that read the copies while it is down.
     pub fn save_location(&self, location: &Location) -> Result<(), CacheError> {
-        self.write(&self.folder.join(LOCATION), &file::encode_location(location))
+        self.write(&self.folder.join(LOCATION), &file_format::encode_location(location))
     }
 
-    /// Where the process that wrote here last runs, or `None` where it did not say so or that cannot be read.
+    /// The location of the process that last wrote here, or `None` where it is missing or cannot be read.
     pub fn location(&self) -> Result<Option<Location>, CacheError> {
-        self.read_file(&self.folder.join(LOCATION), file::decode_location)
+        self.read_file(&self.folder.join(LOCATION), file_format::decode_location)
     }
 
-    /// Forgets one subscription. One that was never saved is no error.
+    /// Removes one subscription. A missing one is no error.
     pub fn remove(&self, prefix: &Prefix) -> Result<(), CacheError> {
         let path = self.path(prefix);
         match fs::remove_file(&path) {
@@ -196,19 +198,19 @@ impl Cache {
         self.folder.join(format!("{:032x}.{COPY}", xxh3_128(prefix.as_str().as_bytes())))
     }
 
-    /// At which revision all was known to be current.
-    fn marked(&self) -> Result<Option<Saved>, CacheError> {
-        self.read_file(&self.folder.join(MARK), file::decode)
+    /// The revision at which every copy was known to be current.
+    fn read_checkpoint(&self) -> Result<Option<SavedCopy>, CacheError> {
+        self.read_file(&self.folder.join(CHECKPOINT), file_format::decode)
     }
 
-    /// Reads a copy and moves it on to the mark.
-    fn read(&self, path: &Path, mark: Option<&Saved>) -> Result<Option<Saved>, CacheError> {
-        let Some(mut saved) = self.read_file(path, file::decode)? else { return Ok(None) };
-        if let Some(mark) = mark
-            && mark.revision.store == saved.revision.store
-            && mark.revision.number >= saved.revision.number
+    /// Reads a copy and advances its revision to that of the checkpoint.
+    fn read(&self, path: &Path, checkpoint: Option<&SavedCopy>) -> Result<Option<SavedCopy>, CacheError> {
+        let Some(mut saved) = self.read_file(path, file_format::decode)? else { return Ok(None) };
+        if let Some(checkpoint) = checkpoint
+            && checkpoint.revision.store == saved.revision.store
+            && checkpoint.revision.number >= saved.revision.number
         {
-            (saved.revision, saved.at) = (mark.revision, saved.at.max(mark.at));
+            (saved.revision, saved.at) = (checkpoint.revision, saved.at.max(checkpoint.at));
         }
         Ok(Some(saved))
     }
@@ -227,7 +229,7 @@ impl Cache {
             Ok(read) => Ok(Some(read)),
             Err(reason) => {
                 let aside = path.with_extension("unreadable");
-                tracing::warn!(path = %path.display(), %reason, "a saved copy is moved aside and fetched again");
+                tracing::warn!(path = %path.display(), %reason, "an unreadable copy was moved aside");
                 if self._lock.is_some() {
                     fs::rename(path, &aside).map_err(failed("rename", path))?;
                 }
@@ -240,7 +242,7 @@ impl Cache {
         self.write_all([(path.to_owned(), bytes.to_owned())])
     }
 
-    /// Writes beside, then renames: a reader or a crash finds the old file or the new one.
+    /// Writes to a temporary file, then renames it: a reader or a crash finds the old file or the new one.
     fn write_all(&self, files: impl IntoIterator<Item = (PathBuf, Vec<u8>)>) -> Result<(), CacheError> {
         let beside = |path: &Path| path.with_extension("new");
         let mut written = Vec::new();
@@ -253,7 +255,7 @@ impl Cache {
         }
         let open = |path: &Path| fs::File::open(path).map_err(failed("open", path));
         let folder = open(&self.folder)?;
-        if written.len() < MANY {
+        if written.len() < SYNCFS_THRESHOLD {
             let sync = |path: &PathBuf| open(&beside(path))?.sync_all().map_err(failed("write", path));
             written.iter().try_for_each(sync)?;
         } else {

@@ -1,4 +1,4 @@
-//! Who watches what, and what each has yet to see. No async and no clock: the node wakes and waits.
+//! The watchers of a node, their subscriptions and pending changes. No async and no clock: the node wakes and waits.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -8,52 +8,52 @@ use std::{
 
 use fairmesh_model::{Cursor, Identity, Prefix, StoreId};
 
-use crate::{About, Entry, Table, Update, covering};
+use crate::{Entry, PeerInfo, Table, Update, covering};
 
 mod pull;
 mod size;
 mod watcher;
 
-use watcher::{Sub, Watcher};
+use watcher::{SubscriptionState, Watcher};
 
-/// How many changed keys are remembered for one watcher; beyond it, the log of the table is.
+/// The most dirty keys of one watcher; beyond it, the watcher falls back to the log of the table.
 pub const MAX_DIRTY: usize = 4096;
 
-/// Names a watcher within its hub.
+/// Identifies a watcher within its hub.
 pub type WatcherId = u64;
 
-/// What is known of one watcher.
+/// The state of one watcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatcherInfo {
-    /// What it says it is, for people; empty where it did not say.
+    /// Its name for operators, such as `agent host-7`; may be empty.
     pub software: String,
-    /// Who it is, as the transport established.
+    /// Its identity, as the transport established it.
     pub identity: Identity,
-    /// The number up to which it decides by what it was sent: the node's own for one that owes nothing.
+    /// The number up to which it applied its changes: the node's own where no change is pending.
     pub applied: u64,
-    /// What else it says of itself; programs say nothing.
-    pub about: Option<Arc<About>>,
+    /// Its kind, region and addresses, if it sent them; programs do not.
+    pub peer: Option<Arc<PeerInfo>>,
 }
 
-/// What a watcher has yet to see.
+/// The pending changes of a watcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pulled {
-    /// All of it.
+pub struct PendingUpdate {
+    /// The changes.
     pub update: Update,
-    /// What the watcher holds of some of the keys in it, where it is told what differs.
-    pub held: Vec<(Arc<str>, Entry)>,
+    /// The values that the watcher holds of changed keys, as bases of patches, if it takes patches.
+    pub bases: Vec<(Arc<str>, Entry)>,
 }
 
 /// The watchers of one node.
 #[derive(Debug, Default)]
 pub(crate) struct Hub {
     watchers: HashMap<WatcherId, Watcher>,
-    /// Prefix → who subscribed to it, so that a change costs a look-up per folder above it.
+    /// Prefix → its subscribers, so that a change costs one look-up for each folder above its key.
     index: BTreeMap<Prefix, BTreeSet<WatcherId>>,
-    /// How many watchers owe an acknowledgement beyond each number: who has applied least is asked for with every
-    /// acknowledgement, and looking at all watchers for it would cost their number squared after a change to all.
-    owing: BTreeMap<u64, usize>,
-    /// Watchers that may stand ahead of the table; they look again whenever it moves.
+    /// How many watchers have acknowledged up to each number and lag behind. The least is needed with every
+    /// acknowledgement; a scan over all watchers would cost their number squared after a change to all.
+    lagging: BTreeMap<u64, usize>,
+    /// Watchers whose cursor may be ahead of the table; each table change wakes them.
     ahead: BTreeSet<WatcherId>,
     next: WatcherId,
 }
@@ -65,22 +65,22 @@ impl Hub {
         self.next
     }
 
-    /// The watcher says what it is.
-    pub(crate) fn introduce(&mut self, id: WatcherId, about: About) {
+    /// Sets the kind, region and addresses of a watcher.
+    pub(crate) fn set_peer_info(&mut self, id: WatcherId, info: PeerInfo) {
         if let Some(watcher) = self.watchers.get_mut(&id) {
-            watcher.about = Some(Arc::new(about));
+            watcher.peer = Some(Arc::new(info));
         }
     }
 
-    /// The watcher can be told what differs from what it was sent.
-    pub(crate) fn take_patches(&mut self, id: WatcherId) {
+    /// The watcher takes patches from now on.
+    pub(crate) fn enable_patches(&mut self, id: WatcherId) {
         if let Some(watcher) = self.watchers.get_mut(&id) {
             watcher.patches = true;
         }
     }
 
-    /// Returns what it decides by, how far it was, and how far it said it was; `None` for one that never said that it
-    /// decides by anything, such as a command that reads and ends.
+    /// Returns its prefixes, its state, and the number that it acknowledged; `None` for a watcher that never
+    /// acknowledged, such as a command that reads and ends.
     pub(crate) fn leave(
         &mut self,
         id: WatcherId,
@@ -88,46 +88,50 @@ impl Hub {
     ) -> Option<(BTreeSet<Prefix>, WatcherInfo, u64)> {
         self.ahead.remove(&id);
         let mut watcher = self.watchers.remove(&id)?;
-        watcher.count(&mut self.owing, None);
-        watcher.subs.keys().for_each(|prefix| self.unindex(id, prefix));
+        watcher.count(&mut self.lagging, None);
+        watcher.subscriptions.keys().for_each(|prefix| self.unindex(id, prefix));
         let (info, acked) = (watcher.info(revision), watcher.acked);
-        (acked > 0 && !watcher.subs.is_empty()).then(|| (watcher.subs.into_keys().collect(), info, acked))
+        (acked > 0 && !watcher.subscriptions.is_empty())
+            .then(|| (watcher.subscriptions.into_keys().collect(), info, acked))
     }
 
-    /// What a watcher says it is, and who it is.
-    pub(crate) fn who(&self, id: WatcherId) -> Option<(&str, &Identity)> {
-        self.watchers.get(&id).map(Watcher::who)
+    /// The software and the identity of a watcher.
+    pub(crate) fn identity_of(&self, id: WatcherId) -> Option<(&str, &Identity)> {
+        self.watchers.get(&id).map(Watcher::identity)
     }
 
-    /// Starts, or starts anew, to follow a prefix; the next pull decides between resuming and a snapshot, so that
-    /// nothing can happen in between.
+    /// Starts or restarts a subscription. The next pull decides between resuming and a snapshot, so that no change can
+    /// come between.
     pub(crate) fn subscribe(&mut self, id: WatcherId, prefix: Prefix, from: Option<Cursor>) {
         let Some(watcher) = self.watchers.get_mut(&id) else { return };
-        // All who follow a prefix share its text.
+        // Subscribers of one prefix share its text.
         let known = self.index.get_key_value(&prefix).map(|(known, _)| known.clone());
         let prefix = known.unwrap_or(prefix);
         self.index.entry(prefix.clone()).or_default().insert(id);
-        watcher.enter(prefix, from.map_or(Sub::New, Sub::From));
-        watcher.recount(&mut self.owing);
+        watcher.begin(prefix, from.map_or(SubscriptionState::New, SubscriptionState::From));
+        watcher.recount(&mut self.lagging);
     }
 
     pub(crate) fn unsubscribe(&mut self, id: WatcherId, prefix: &Prefix) {
         if let Some(watcher) = self.watchers.get_mut(&id) {
-            watcher.exit(prefix);
-            watcher.recount(&mut self.owing);
+            watcher.unsubscribe(prefix);
+            watcher.recount(&mut self.lagging);
             self.unindex(id, prefix);
         }
     }
 
-    /// Remembers for everybody concerned that these keys changed; returns whom to wake.
-    pub(crate) fn touch<'a>(&mut self, keys: impl IntoIterator<Item = &'a Arc<str>>) -> BTreeSet<WatcherId> {
+    /// Marks these keys as dirty for their subscribers; returns the watchers to wake.
+    pub(crate) fn mark_dirty<'a>(
+        &mut self,
+        keys: impl IntoIterator<Item = &'a Arc<str>>,
+    ) -> BTreeSet<WatcherId> {
         let mut woken = self.ahead.clone();
         for key in keys {
             for ids in covering(key).filter_map(|prefix| self.index.get(prefix)) {
                 for id in ids {
                     if let Some(watcher) = self.watchers.get_mut(id) {
-                        watcher.touch(key);
-                        watcher.recount(&mut self.owing);
+                        watcher.mark_dirty(key);
+                        watcher.recount(&mut self.lagging);
                         woken.insert(*id);
                     }
                 }
@@ -136,31 +140,33 @@ impl Hub {
         woken
     }
 
-    /// The table became another store's: everybody starts over. Returns whom to wake.
+    /// The table was replaced by that of another store: every watcher starts over. Returns the watchers to wake.
     pub(crate) fn reset(&mut self) -> BTreeSet<WatcherId> {
         for watcher in self.watchers.values_mut() {
             watcher.reset();
-            watcher.recount(&mut self.owing);
+            watcher.recount(&mut self.lagging);
         }
         self.watchers.keys().copied().collect()
     }
 
-    /// Lets every watcher say where it stands although nothing changed for it. Returns whom to wake.
-    pub(crate) fn mark_progress(&mut self) -> BTreeSet<WatcherId> {
-        self.watchers.values_mut().for_each(|watcher| watcher.marked = !watcher.subs.is_empty());
+    /// Makes the next pull of every watcher return its revision, with or without changes. Returns the watchers to wake.
+    pub(crate) fn notify_progress(&mut self) -> BTreeSet<WatcherId> {
+        self.watchers
+            .values_mut()
+            .for_each(|watcher| watcher.progress_due = !watcher.subscriptions.is_empty());
         self.watchers.keys().copied().collect()
     }
 
-    /// Whether the watcher has to pull again for what the last pull left.
+    /// Whether the last pull left new subscriptions over.
     pub(crate) fn has_more(&self, id: WatcherId) -> bool {
         self.watchers.get(&id).is_some_and(|watcher| !watcher.new.is_empty())
     }
 
-    /// What the watcher has yet to see, of new subscriptions a part; `None` when that is nothing.
-    pub(crate) fn pull(&mut self, id: WatcherId, store: StoreId, table: &Table) -> Option<Pulled> {
+    /// The pending changes of the watcher, with at most a part of its new subscriptions; `None` without any.
+    pub(crate) fn pull(&mut self, id: WatcherId, store: StoreId, table: &Table) -> Option<PendingUpdate> {
         let watcher = self.watchers.get_mut(&id)?;
         let pulled = watcher.pull(store, table);
-        watcher.recount(&mut self.owing);
+        watcher.recount(&mut self.lagging);
         if watcher.is_ahead() {
             self.ahead.insert(id);
         } else {
@@ -169,39 +175,39 @@ impl Hub {
         pulled
     }
 
-    /// The watcher says that it has applied everything up to `number`.
-    pub(crate) fn acked(&mut self, id: WatcherId, number: u64) {
+    /// The watcher acknowledges everything up to `number`.
+    pub(crate) fn ack(&mut self, id: WatcherId, number: u64) {
         if let Some(watcher) = self.watchers.get_mut(&id) {
-            // Nobody can have applied what was not sent: such a watcher would pass for current later on.
+            // An acknowledgement of what was not sent yet would make the watcher pass for current later.
             watcher.acked = watcher.acked.max(number.min(watcher.sent));
-            watcher.recount(&mut self.owing);
+            watcher.recount(&mut self.lagging);
         }
     }
 
-    /// Everybody whose prefixes meet `prefix`: lie above it, or below.
+    /// The watchers with a prefix above or below `prefix`.
     pub(crate) fn watchers(&self, prefix: &Prefix, revision: u64) -> Vec<WatcherInfo> {
-        let ids = self.meeting(prefix);
+        let ids = self.overlapping(prefix);
         ids.iter().filter_map(|id| self.watchers.get(id)).map(|watcher| watcher.info(revision)).collect()
     }
 
-    /// Who of them has not applied `number`, the table being at `revision`.
+    /// Those of them that have not applied `number`, with the table at `revision`.
     pub(crate) fn behind(&self, prefix: &Prefix, number: u64, revision: u64) -> Vec<WatcherId> {
-        let mut ids: Vec<_> = self.meeting(prefix).into_iter().collect();
+        let mut ids: Vec<_> = self.overlapping(prefix).into_iter().collect();
         ids.retain(|id| self.is_behind(*id, number, revision));
         ids
     }
 
-    /// Whether a watcher has not applied `number`, the table being at `revision`.
+    /// Whether a watcher has not applied `number`, with the table at `revision`.
     pub(crate) fn is_behind(&self, id: WatcherId, number: u64, revision: u64) -> bool {
         self.watchers.get(&id).is_some_and(|watcher| watcher.applied(revision) < number)
     }
 
     /// The number that every watcher has applied.
     pub(crate) fn least_applied(&self, revision: u64) -> u64 {
-        self.owing.first_key_value().map_or(revision, |(acked, _)| *acked)
+        self.lagging.first_key_value().map_or(revision, |(acked, _)| *acked)
     }
 
-    fn meeting(&self, prefix: &Prefix) -> BTreeSet<WatcherId> {
+    fn overlapping(&self, prefix: &Prefix) -> BTreeSet<WatcherId> {
         let above = covering(prefix.as_str()).filter_map(|text| self.index.get(text));
         let below = self
             .index

@@ -7,22 +7,22 @@ use fairmesh_model::{Cursor, Identity, Prefix, Revision, StoreId};
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
-    About, Batch, Commit, Conflict, Entry, Pulled, Table, WatcherInfo,
+    Batch, Commit, Conflict, Entry, PeerInfo, PendingUpdate, Table, WatcherInfo,
     hub::{Hub, WatcherId},
-    marks::Marks,
+    progress::ProgressSchedule,
 };
 
-mod absent;
+mod disconnected;
 mod replica;
 mod watcher;
 
-use absent::Absent;
+use disconnected::DisconnectedWatchers;
 
-pub use replica::Behind;
-use watcher::Bell;
+pub use replica::StaleUpdate;
 pub use watcher::Watcher;
+use watcher::WatcherWaker;
 
-/// What stands for a store that is not known yet; no store draws it.
+/// The id of a store that is not known yet; no store draws it.
 const NO_STORE: StoreId = StoreId(0);
 
 /// A copy of the routing information base with its watchers: a control plane's own, a replica's or an agent's part.
@@ -30,77 +30,77 @@ const NO_STORE: StoreId = StoreId(0);
 /// Cheap to clone; clones are the same node. Every call takes one short lock and none of them blocks on a watcher.
 #[derive(Clone, Debug)]
 pub struct Node {
-    shared: Arc<Shared>,
+    shared: Arc<NodeShared>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    inner: Mutex<Inner>,
+struct NodeShared {
+    inner: Mutex<NodeInner>,
     applied: watch::Sender<u64>,
     acks: watch::Sender<u64>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct NodeInner {
     store: StoreId,
     table: Table,
     hub: Hub,
-    bells: HashMap<WatcherId, Arc<Bell>>,
-    /// Who left lately and may be back.
-    absent: Absent,
-    marks: Marks,
+    wakers: HashMap<WatcherId, Arc<WatcherWaker>>,
+    /// Watchers that disconnected lately and may reconnect.
+    disconnected: DisconnectedWatchers,
+    progress: ProgressSchedule,
 }
 
-/// Keys with what is at them; `None` where there is nothing.
+/// Keys with their entries; `None` where there is none.
 pub type Values = Vec<(Arc<str>, Option<Entry>)>;
 
-/// How far a wait for watchers came.
+/// The result of a wait for acknowledgements.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Acked {
+pub struct AckStatus {
     /// Whether every watcher has applied the revision.
     pub all: bool,
-    /// Who has not, for people.
+    /// The watchers that have not, for operators.
     pub behind: Vec<String>,
 }
 
 impl Node {
-    /// The empty node of a store.
+    /// An empty node of a store.
     pub fn new(store: StoreId) -> Self {
         Self::with_table(store, Table::default())
     }
 
-    /// A node that follows another and has not met its store yet: watchers wait until it has.
+    /// A node that follows another one and does not know its store yet: watchers wait until it does.
     pub fn replica() -> Self {
         Self::new(NO_STORE)
     }
 
-    /// A node that holds what its store had persisted at `revision`. Who watched it before is waited for.
+    /// A node with the content that its store had persisted at `revision`. Its earlier watchers count as disconnected.
     pub fn load(store: StoreId, revision: u64, entries: impl IntoIterator<Item = (Arc<str>, Entry)>) -> Self {
         let mut table = Table::default();
         table.load(revision, entries);
         let node = Self::with_table(store, table);
         if revision > 0 {
-            node.lock().absent.anybody(Instant::now());
+            node.lock().disconnected.assume_unknown(Instant::now());
         }
         node
     }
 
-    /// A node with a table of one's own making, such as one with a shorter log.
+    /// A node with a given table, such as one with a shorter log.
     pub fn with_table(store: StoreId, table: Table) -> Self {
         let (applied, acks) = (watch::Sender::new(table.revision()), watch::Sender::new(0));
-        let marks = Marks::new(table.changes());
-        let inner = Inner {
+        let progress = ProgressSchedule::new(table.changes());
+        let inner = NodeInner {
             store,
             table,
             hub: Hub::default(),
-            bells: HashMap::new(),
-            absent: Absent::default(),
-            marks,
+            wakers: HashMap::new(),
+            disconnected: DisconnectedWatchers::default(),
+            progress,
         };
-        Self { shared: Arc::new(Shared { inner: Mutex::new(inner), applied, acks }) }
+        Self { shared: Arc::new(NodeShared { inner: Mutex::new(inner), applied, acks }) }
     }
 
-    /// The store that the node's revisions belong to, once it is known.
+    /// The store of the node's revisions, once it is known.
     pub fn store(&self) -> Option<StoreId> {
         Some(self.lock().store).filter(|store| *store != NO_STORE)
     }
@@ -110,13 +110,13 @@ impl Node {
         self.lock().revision()
     }
 
-    /// Applies what the store committed, in order. A commit that was applied before is ignored: returns false.
+    /// Applies commits of the store, in order. A commit that was applied before is ignored: returns false.
     pub fn apply(&self, commit: Commit) -> bool {
         let mut inner = self.lock();
         let keys: Vec<_> = commit.changes.iter().map(|(key, _)| key.clone()).collect();
         let applied = inner.table.apply(commit);
         if applied {
-            inner.touched(&keys);
+            inner.notify_changes(&keys);
             self.announce(&inner);
         }
         applied
@@ -128,12 +128,12 @@ impl Node {
         (inner.revision(), inner.table.read(prefixes))
     }
 
-    /// The earliest number from which a watcher resumes with what it missed.
+    /// The earliest number from which a watcher can resume.
     pub fn floor(&self) -> u64 {
         self.lock().table.floor()
     }
 
-    /// What is at each of these keys, all at one revision.
+    /// The entries of these keys, all at one revision.
     pub fn values(&self, keys: impl IntoIterator<Item = Arc<str>>) -> (Revision, Values) {
         let inner = self.lock();
         let value = |key: Arc<str>| {
@@ -143,21 +143,21 @@ impl Node {
         (inner.revision(), keys.into_iter().map(value).collect())
     }
 
-    /// What is at `key`.
+    /// The entry at `key`.
     pub fn get(&self, key: &str) -> Option<Entry> {
         self.lock().table.get(key).cloned()
     }
 
-    /// Whether every condition of the batch holds now.
+    /// Checks the preconditions of the batch.
     ///
     /// # Errors
-    /// The first that does not hold.
+    /// The first that fails.
     pub fn check(&self, batch: &Batch) -> Result<(), Conflict> {
         self.lock().table.check(batch)
     }
 
     /// Waits until a revision of this number or a later one is applied.
-    pub async fn applied(&self, at_least: u64) {
+    pub async fn wait_applied(&self, at_least: u64) {
         let mut applied = self.shared.applied.subscribe();
         // The sender lives in `self`, so this cannot fail.
         let _ = applied.wait_for(|number| *number >= at_least).await;
@@ -168,21 +168,21 @@ impl Node {
         self.shared.applied.subscribe()
     }
 
-    /// Ticks whenever a watcher acknowledged or left, or may have.
+    /// Changes after every acknowledgement and disconnect of a watcher.
     pub fn acks(&self) -> watch::Receiver<u64> {
         self.shared.acks.subscribe()
     }
 
-    /// Starts to watch; dropping the watcher ends it. `software` says what it is, for people.
+    /// Adds a watcher; dropping it removes it. `software` names it for operators.
     pub fn watch(&self, software: impl Into<String>, identity: Identity) -> Watcher {
-        let bell = Arc::<Bell>::default();
+        let waker = Arc::<WatcherWaker>::default();
         let mut inner = self.lock();
         let id = inner.hub.join(software.into(), identity);
-        inner.bells.insert(id, bell.clone());
-        Watcher::new(self.clone(), id, bell)
+        inner.wakers.insert(id, waker.clone());
+        Watcher::new(self.clone(), id, waker)
     }
 
-    /// Everybody who watches something above or below `prefix`, or `prefix` itself.
+    /// The watchers of a prefix above or below `prefix`, or of `prefix` itself.
     pub fn watchers(&self, prefix: &Prefix) -> Vec<WatcherInfo> {
         let inner = self.lock();
         inner.hub.watchers(prefix, inner.table.revision())
@@ -193,124 +193,124 @@ impl Node {
         self.lock().hub.len()
     }
 
-    /// The revision that every watcher has applied, those included who left lately; the node's own when none owes
-    /// anything.
+    /// The revision that every watcher has applied, recently disconnected ones included; the node's own when all are
+    /// current.
     pub fn applied_by_all(&self) -> Revision {
         let inner = self.lock();
         let present = inner.hub.least_applied(inner.table.revision());
-        let away = inner.absent.least_applied(Instant::now());
-        Revision { number: away.map_or(present, |away| away.min(present)), ..inner.revision() }
+        let disconnected = inner.disconnected.least_applied(Instant::now());
+        Revision { number: disconnected.map_or(present, |number| number.min(present)), ..inner.revision() }
     }
 
-    /// Waits until one of those who left is no longer counted on to return. While nobody is, it returns now and then, so
-    /// that whoever looked just before the last of them was given up looks again.
-    pub async fn given_up(&self) {
-        let next = self.lock().absent.next(Instant::now());
+    /// Waits until the grace of a disconnected watcher ends. Without one it returns now and then, so that a caller that
+    /// read the state just before the last grace ended reads it again.
+    pub async fn grace_expired(&self) {
+        let next = self.lock().disconnected.next_expiry(Instant::now());
         match next {
             Some(at) => tokio::time::sleep_until(at).await,
-            None => tokio::time::sleep(absent::RETURN_WITHIN).await,
+            None => tokio::time::sleep(disconnected::RECONNECT_GRACE).await,
         }
     }
 
-    /// Waits until everybody who watches something of `prefix` has applied `revision`, at most until `deadline`; they are
-    /// asked to say so at once. One that disconnects decides by what it has until it is back, so it counts until it is or
-    /// had the time to.
-    pub async fn wait_acked(&self, prefix: &Prefix, revision: u64, deadline: Instant) -> Acked {
+    /// Waits until every watcher of a part of `prefix` has applied `revision`, at most until `deadline`, and requests
+    /// their acknowledgements. A disconnected watcher keeps using its copy, so it counts until it reconnects or its
+    /// grace ends.
+    pub async fn wait_acked(&self, prefix: &Prefix, revision: u64, deadline: Instant) -> AckStatus {
         let (mut acks, mut applied) = (self.acks(), self.revisions());
         let mut late = Vec::new();
         loop {
             acks.mark_unchanged();
             applied.mark_unchanged();
             if self.all_acked(prefix, revision, &mut late) {
-                return Acked { all: true, behind: Vec::new() };
+                return AckStatus { all: true, behind: Vec::new() };
             }
             tokio::select! {
                 Ok(()) = acks.changed() => {}
                 Ok(()) = applied.changed() => {}
                 () = tokio::time::sleep_until(deadline) => {
                     let behind = self.behind(prefix, revision);
-                    return Acked { all: behind.is_empty(), behind };
+                    return AckStatus { all: behind.is_empty(), behind };
                 }
-                () = self.given_up() => {}
+                () = self.grace_expired() => {}
             }
         }
     }
 
-    /// Asks everybody who has not applied `number` to say so as soon as they have.
-    pub fn hurry(&self, number: u64) {
+    /// Requests the acknowledgements of all watchers that have not applied `number`.
+    pub fn request_ack(&self, number: u64) {
         let inner = self.lock();
         let late = inner.hub.behind(&Prefix::everything(), number, inner.table.revision());
-        inner.hurry(&late, number);
+        inner.request_ack(&late, number);
     }
 
-    /// Whether everybody has applied `revision`. `late` holds some of those who had not when last looked: as long as one of
-    /// them has not, the many others need not be looked at. Whoever is found late is hurried.
+    /// Whether every watcher has applied `revision`. `late` caches watchers that had not at the last call: while one of
+    /// them has not, the others need not be scanned. Requests the acknowledgements of late watchers.
     fn all_acked(&self, prefix: &Prefix, revision: u64, late: &mut Vec<WatcherId>) -> bool {
         let inner = self.lock();
-        let stands = inner.table.revision();
+        let current = inner.table.revision();
         while let Some(id) = late.last() {
-            if inner.hub.is_behind(*id, revision, stands) {
+            if inner.hub.is_behind(*id, revision, current) {
                 return false;
             }
             late.pop();
         }
-        *late = inner.hub.behind(prefix, revision, stands);
-        inner.hurry(late, revision);
-        late.is_empty() && inner.absent.behind(prefix, revision, Instant::now()).is_empty()
+        *late = inner.hub.behind(prefix, revision, current);
+        inner.request_ack(late, revision);
+        late.is_empty() && inner.disconnected.behind(prefix, revision, Instant::now()).is_empty()
     }
 
     fn behind(&self, prefix: &Prefix, revision: u64) -> Vec<String> {
         let late = self.watchers(prefix).into_iter().filter(|watcher| watcher.applied < revision);
         let late =
             late.map(|watcher| format!("{} ({}) at {}", watcher.software, watcher.identity, watcher.applied));
-        late.chain(self.lock().absent.behind(prefix, revision, Instant::now())).collect()
+        late.chain(self.lock().disconnected.behind(prefix, revision, Instant::now())).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Nothing that runs under the lock panics; if it did, serving what is there beats taking the process down.
+    fn lock(&self) -> MutexGuard<'_, NodeInner> {
+        // No code under the lock panics; if it did, serving the present state beats ending the process.
         self.shared.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells waiters how far the table is; called under the lock, so that it never goes backwards.
-    fn announce(&self, inner: &Inner) {
+    /// Publishes the revision of the table; called under the lock, so that it never goes backwards.
+    fn announce(&self, inner: &NodeInner) {
         self.shared.applied.send_replace(inner.table.revision());
     }
 }
 
-impl Inner {
+impl NodeInner {
     fn revision(&self) -> Revision {
         Revision { store: self.store, partition: 0, number: self.table.revision() }
     }
 
-    /// Passes changed keys to the watchers, and tells the quiet ones where they stand before the log forgets it.
-    fn touched(&mut self, keys: &[Arc<str>]) {
-        let mut woken = self.hub.touch(keys);
-        if self.marks.due(self.table.changes()) {
-            woken.append(&mut self.hub.mark_progress());
+    /// Marks changed keys for the watchers, and sends idle ones their revision before the log drops it.
+    fn notify_changes(&mut self, keys: &[Arc<str>]) {
+        let mut woken = self.hub.mark_dirty(keys);
+        if self.progress.due(self.table.changes()) {
+            woken.append(&mut self.hub.notify_progress());
         }
         self.wake(woken);
     }
 
-    fn hurry(&self, ids: &[WatcherId], number: u64) {
-        ids.iter().filter_map(|id| self.bells.get(id)).for_each(|bell| bell.hurry(number));
+    fn request_ack(&self, ids: &[WatcherId], number: u64) {
+        ids.iter().filter_map(|id| self.wakers.get(id)).for_each(|waker| waker.request_ack(number));
     }
 
     fn wake(&self, ids: impl IntoIterator<Item = WatcherId>) {
-        ids.into_iter().filter_map(|id| self.bells.get(&id)).for_each(|bell| bell.ring());
+        ids.into_iter().filter_map(|id| self.wakers.get(&id)).for_each(|waker| waker.wake());
     }
 }
 
-// What a `Watcher` does to its node.
+// Called by `Watcher`.
 impl Node {
     fn subscribe(&self, id: WatcherId, prefix: Prefix, from: Option<Cursor>) {
         let mut guard = self.lock();
         let inner = &mut *guard;
         if let Some(from) = &from
-            && let Some((software, identity)) = inner.hub.who(id)
+            && let Some((software, identity)) = inner.hub.identity_of(id)
         {
-            // Numbers of another store say nothing here.
+            // Numbers of another store cannot be compared.
             let held = if from.store == inner.store { from.number(0) } else { 0 };
-            inner.absent.back(software, identity, &prefix, held);
+            inner.disconnected.reconnected(software, identity, &prefix, held);
         }
         inner.hub.subscribe(id, prefix, from);
         inner.wake([id]);
@@ -321,15 +321,15 @@ impl Node {
         self.shared.acks.send_modify(|ticks| *ticks += 1);
     }
 
-    fn acked(&self, id: WatcherId, cursor: &Cursor) {
+    fn ack(&self, id: WatcherId, cursor: &Cursor) {
         let mut inner = self.lock();
         if cursor.store == inner.store {
-            inner.hub.acked(id, cursor.number(0));
+            inner.hub.ack(id, cursor.number(0));
             self.shared.acks.send_modify(|ticks| *ticks += 1);
         }
     }
 
-    fn pull(&self, id: WatcherId) -> Option<Pulled> {
+    fn pull(&self, id: WatcherId) -> Option<PendingUpdate> {
         let inner = &mut *self.lock();
         if inner.store == NO_STORE {
             return None;
@@ -341,23 +341,23 @@ impl Node {
         pulled
     }
 
-    fn take_patches(&self, id: WatcherId) {
+    fn enable_patches(&self, id: WatcherId) {
         let inner = &mut *self.lock();
-        inner.hub.take_patches(id);
-        inner.table.keep_previous();
+        inner.hub.enable_patches(id);
+        inner.table.keep_previous_values();
     }
 
-    fn introduce(&self, id: WatcherId, about: About) {
-        self.lock().hub.introduce(id, about);
+    fn set_peer_info(&self, id: WatcherId, info: PeerInfo) {
+        self.lock().hub.set_peer_info(id, info);
     }
 
     fn leave(&self, id: WatcherId) {
         let mut inner = self.lock();
         let revision = inner.table.revision();
         if let Some((prefixes, info, acked)) = inner.hub.leave(id, revision) {
-            inner.absent.leave(prefixes, info, acked, Instant::now());
+            inner.disconnected.leave(prefixes, info, acked, Instant::now());
         }
-        inner.bells.remove(&id);
+        inner.wakers.remove(&id);
         self.shared.acks.send_modify(|ticks| *ticks += 1);
     }
 }

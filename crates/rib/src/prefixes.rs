@@ -1,4 +1,4 @@
-/// Every text that a prefix covering `key` may have: the folders above it from the outermost, then the key itself.
+/// Every prefix that covers `key`: the folders above it from the outermost, then the key itself.
 ///
 /// `/a/b` gives `/`, `/a/`, `/a/b`.
 pub fn covering(key: &str) -> impl Iterator<Item = &str> {

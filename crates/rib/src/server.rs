@@ -1,15 +1,16 @@
-//! Answers `fairmesh.v1.Rib` and watches from a node: the same at the control plane, replicas and agents.
+//! Serves `fairmesh.v1.Rib` and watches from a node: the same at the control plane, replicas and agents.
 
-mod batch;
-mod deltas;
-mod frames;
+mod decode_batch;
+mod delta_cache;
+mod messages;
 mod session;
 
-pub use frames::encoded_len;
+pub use messages::encoded_len;
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use deltas::Deltas;
+use decode_batch::decode_batch;
+use delta_cache::DeltaCache;
 
 use fairmesh_model::{Cursor, Identity, Invalid, Location, Prefix, Revision};
 use fairmesh_wire::{
@@ -27,15 +28,15 @@ use tonic::{Request, Response, Status, service::Routes};
 
 use crate::{Batch, Conflict, Node};
 
-/// What differs between those who serve the routing information base.
+/// The differences between the processes that serve the routing information base.
 pub trait Backend: Clone + Send + Sync + 'static {
-    /// What is served.
+    /// The served node.
     fn node(&self) -> &Node;
 
-    /// What the server says of itself in the handshake, for people: `control plane 0.1.0`.
+    /// The name of the server in the handshake, for operators: `control plane 0.1.0`.
     fn software(&self) -> String;
 
-    /// Where it runs, told by agents to their callers.
+    /// Its location, sent by agents to their callers.
     fn location(&self) -> Option<Location>;
 
     /// Writes a batch that is within all bounds and well formed, and returns once it is durable.
@@ -45,13 +46,13 @@ pub trait Backend: Clone + Send + Sync + 'static {
         identity: Identity,
     ) -> impl Future<Output = Result<Revision, WriteError>> + Send;
 
-    /// A caller begins to use a prefix. Each call that returns true is followed by one of [`Backend::release`]; false
-    /// says that there is no place for it.
-    fn claim(&self, _prefix: &Prefix) -> bool {
+    /// A caller starts to use a prefix. Each call that returns true is followed by one of [`Backend::release`]; false
+    /// means that a limit is reached.
+    fn acquire(&self, _prefix: &Prefix) -> bool {
         true
     }
 
-    /// Returns when the node holds a claimed prefix. Nodes that hold everything need not say so.
+    /// Returns when the node holds an acquired prefix; at once at nodes that hold everything.
     ///
     /// # Errors
     /// Why it cannot be served, for the caller.
@@ -59,40 +60,39 @@ pub trait Backend: Clone + Send + Sync + 'static {
         std::future::ready(Ok(()))
     }
 
-    /// Whether reads may wait here for what others wrote. Nodes that hold parts never move past what does not touch them.
+    /// Whether reads may wait here for a revision. Nodes that hold parts never advance past changes of other parts.
     ///
     /// # Errors
     /// Why not, and where to read instead.
-    fn waits(&self) -> Result<(), String> {
+    fn supports_at_least(&self) -> Result<(), String> {
         Ok(())
     }
 
-    /// Returns at a moment at which the node holds all that was acknowledged anywhere. Nodes that follow another need not
-    /// say so: reads there ask for a revision.
+    /// Returns at a moment at which the node holds every acknowledged write, so that the next read is linearizable.
+    /// Nodes that follow another one return at once: reads there pass a revision.
     ///
     /// # Errors
     /// Why that cannot be known, and where to read instead.
-    fn current(&self) -> impl Future<Output = Result<(), String>> + Send {
+    fn ensure_linearizable(&self) -> impl Future<Output = Result<(), String>> + Send {
         std::future::ready(Ok(()))
     }
 
-    /// The caller is done with the prefix.
+    /// The caller no longer uses the prefix.
     fn release(&self, _prefix: &Prefix) {}
 
-    /// How old what the node holds of the prefix may be; zero where it is in touch with its upstream.
+    /// How old the node's copy of the prefix may be; zero where it is current with its upstream.
     fn age(&self, _prefix: &Prefix) -> Duration {
         Duration::ZERO
     }
 
-    /// The greatest [`Backend::age`] of all prefixes. It is looked at first, so that one who follows many has the age of each
-    /// looked up only where some of them age.
-    fn oldest(&self) -> Duration {
+    /// The greatest [`Backend::age`] of all prefixes. Read first, so that the age of each prefix of a watch is looked
+    /// up only where some of them age.
+    fn max_age(&self) -> Duration {
         Duration::ZERO
     }
 
-    /// Ticks when what [`Backend::age`] tells of a prefix may have ceased or begun to be zero; `None` where it is always
-    /// zero.
-    fn ages(&self) -> Option<watch::Receiver<u64>> {
+    /// Changes when [`Backend::age`] of a prefix may have become zero or ceased to be; `None` where it is always zero.
+    fn age_changes(&self) -> Option<watch::Receiver<u64>> {
         None
     }
 }
@@ -100,16 +100,16 @@ pub trait Backend: Clone + Send + Sync + 'static {
 /// Why a batch was not written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// Somebody else wrote first.
+    /// A precondition failed.
     #[error(transparent)]
     Conflict(#[from] Conflict),
     /// The batch is not well formed or out of bounds.
     #[error(transparent)]
     Invalid(#[from] Invalid),
-    /// This process takes no writes; the text says who does.
+    /// This process takes no writes; the text names one that does.
     #[error("{0}")]
-    Elsewhere(String),
-    /// The store failed; the text says how and what to do.
+    NotWritable(String),
+    /// The store failed; the text says how, and what to do.
     #[error("{0}")]
     Failed(String),
 }
@@ -120,41 +120,41 @@ impl From<WriteError> for Status {
         match error {
             WriteError::Conflict(_) => Self::aborted(text),
             WriteError::Invalid(_) => Self::invalid_argument(text),
-            WriteError::Elsewhere(_) => Self::failed_precondition(text),
+            WriteError::NotWritable(_) => Self::failed_precondition(text),
             WriteError::Failed(_) => Self::unavailable(text),
         }
     }
 }
 
-/// The most prefixes of one watch: a shared proxy follows three for each of 50,000 services and more, and its agent those of
-/// several. Each costs about 0.5 KB here.
+/// The most prefixes of one watch: a shared proxy follows three for each of 50,000 services and more, and its agent
+/// those of several. Each costs about 0.5 KB here.
 pub const MAX_PREFIXES: usize = 262_144;
 /// The most prefixes of one read.
 const MAX_READ_PREFIXES: usize = 4096;
-/// The most watches at one time: each costs a task and the keys that it has yet to see.
-const MAX_STREAMS: usize = 65_536;
+/// The most concurrent watches: each costs a task and its dirty keys.
+const MAX_WATCHES: usize = 65_536;
 /// The longest wait for a revision to read, for callers that set no deadline.
-const LONGEST_READ: Duration = Duration::from_secs(30);
-/// The most bytes of one read, below what a message may hold.
+const MAX_READ_WAIT: Duration = Duration::from_secs(30);
+/// The most bytes of one read, below the limit of a message.
 const MAX_READ_BYTES: usize = rpc::MAX_MESSAGE - 512 * 1024;
 
 /// Serves the node of a backend.
 #[derive(Clone, Debug)]
 pub struct RibServer<B> {
     backend: B,
-    streams: Arc<Semaphore>,
-    deltas: Arc<Deltas>,
+    watches: Arc<Semaphore>,
+    delta_cache: Arc<DeltaCache>,
     closing: CancellationToken,
 }
 
 impl<B: Backend> RibServer<B> {
-    /// Serves what the backend holds. Once `closing` is cancelled, watches end and their callers reconnect.
+    /// Serves a backend. Once `closing` is cancelled, watches end and their callers reconnect.
     pub fn new(backend: B, closing: CancellationToken) -> Self {
-        Self { backend, streams: Arc::new(Semaphore::new(MAX_STREAMS)), deltas: Arc::default(), closing }
+        Self { backend, watches: Arc::new(Semaphore::new(MAX_WATCHES)), delta_cache: Arc::default(), closing }
     }
 
-    /// The calls of `fairmesh.v1.Rib` and others beside them, and watches.
-    pub fn beside(self, others: Routes) -> Services {
+    /// The calls of `fairmesh.v1.Rib` and of `others`, and watches.
+    pub fn with_services(self, others: Routes) -> Services {
         let calls = others.add_service(rpc::rib_server(self.clone()));
         Services::new(calls, move |socket| self.clone().watch(socket))
     }
@@ -172,13 +172,13 @@ impl<B: Backend> RibServer<B> {
         };
         watched.greet(self.hello(version));
         let watcher = self.backend.node().watch(greeting.software, watched.identity().clone());
-        Session::new(self.backend, watcher, watched, self.deltas).run(self.closing).await;
+        Session::new(self.backend, watcher, watched, self.delta_cache).run(self.closing).await;
     }
 
     fn admit(&self) -> Result<OwnedSemaphorePermit, Status> {
-        self.streams.clone().try_acquire_owned().map_err(|_| {
+        self.watches.clone().try_acquire_owned().map_err(|_| {
             Status::resource_exhausted(format!(
-                "{MAX_STREAMS} watches are open here; watch at another replica"
+                "this process has {MAX_WATCHES} watches, its limit; watch another replica"
             ))
         })
     }
@@ -195,31 +195,31 @@ impl<B: Backend> RibServer<B> {
         let prefixes = request.prefixes.into_iter().map(Prefix::new).collect::<Result<Vec<_>, _>>();
         let prefixes = prefixes.map_err(refused)?;
         let at_least = request.at_least.map(|at_least| self.number(at_least)).transpose()?;
-        let _claims: Vec<_> = prefixes.iter().map(|prefix| Claim::new(&self.backend, prefix)).collect();
+        let _guards: Vec<_> = prefixes.iter().map(|prefix| PrefixGuard::new(&self.backend, prefix)).collect();
         for prefix in &prefixes {
             self.backend.ready(prefix).await.map_err(Status::unavailable)?;
         }
-        self.backend.current().await.map_err(Status::unavailable)?;
+        self.backend.ensure_linearizable().await.map_err(Status::unavailable)?;
         let node = self.backend.node();
-        node.applied(at_least.unwrap_or_default()).await;
+        node.wait_applied(at_least.unwrap_or_default()).await;
         let (revision, entries) = node.read(&prefixes);
         let bytes: usize = entries.iter().map(|(key, entry)| key.len() + entry.value.len() + 32).sum();
         if bytes > MAX_READ_BYTES {
             return Err(Status::resource_exhausted(format!(
-                "{bytes} bytes are too many for one answer of {MAX_READ_BYTES}; read smaller prefixes, or watch"
+                "{bytes} bytes exceed the {MAX_READ_BYTES} of one response; read smaller prefixes, or watch"
             )));
         }
-        let entries = entries.into_iter().map(frames::entry).collect();
+        let entries = entries.into_iter().map(messages::entry).collect();
         Ok(v1::ReadResponse { at: Some(Cursor::at(revision).into()), entries })
     }
 
     /// The number that a read has to wait for, if waiting can bring it.
     fn number(&self, at_least: v1::Cursor) -> Result<u64, Status> {
         let at_least = Cursor::try_from(at_least).map_err(|e| refused(e.within("at_least")))?;
-        self.backend.waits().map_err(Status::failed_precondition)?;
+        self.backend.supports_at_least().map_err(Status::failed_precondition)?;
         if self.backend.node().store() != Some(at_least.store) {
             return Err(Status::failed_precondition(format!(
-                "revisions of store {} never get here: this process serves another store; read without 'at_least'",
+                "this process does not serve store {} but another one; read without 'at_least'",
                 at_least.store
             )));
         }
@@ -228,7 +228,7 @@ impl<B: Backend> RibServer<B> {
             Some(partition) => Err(refused(Invalid::new(
                 "at_least.numbers",
                 format!("partition {partition} is unknown: this store has partition 0 only"),
-                "give the cursor as another answer of this store gave it",
+                "pass the cursor of another response of this store unchanged",
             ))),
         }
     }
@@ -245,8 +245,8 @@ impl<B: Backend> v1::rib_server::Rib for RibServer<B> {
         let identity = identity_of(&request);
         let request = request.into_inner();
         let batch = match request.ops.iter().any(|op| records::is_costly(&op.key)) {
-            true => aside(|| batch::read(request)).await?,
-            false => batch::read(request),
+            true => aside(|| decode_batch(request)).await?,
+            false => decode_batch(request),
         };
         let batch = batch.map_err(refused)?;
         let revision = self.backend.write(batch, identity).await?;
@@ -256,14 +256,14 @@ impl<B: Backend> v1::rib_server::Rib for RibServer<B> {
     async fn read(&self, request: Request<v1::ReadRequest>) -> Result<Response<v1::ReadResponse>, Status> {
         let waits = Waits::of(&request);
         let request = request.into_inner();
-        let asked = request.at_least.as_ref().map_or(String::new(), |at_least| {
-            format!(", or not revision {}", at_least.numbers.get(&0).copied().unwrap_or_default())
+        let awaited = request.at_least.as_ref().map_or(String::new(), |at_least| {
+            format!(", or revision {},", at_least.numbers.get(&0).copied().unwrap_or_default())
         });
-        match waits.run(tokio::time::timeout(LONGEST_READ, self.read_prefixes(request))).await? {
+        match waits.run(tokio::time::timeout(MAX_READ_WAIT, self.read_prefixes(request))).await? {
             Ok(read) => read.map(Response::new),
             Err(_) => Err(Status::deadline_exceeded(format!(
-                "what was asked for did not get here within {LONGEST_READ:?}{asked}; check that this \
-                 process is in touch with its upstream"
+                "the prefixes{awaited} did not arrive within {MAX_READ_WAIT:?}; check that this \
+                 process is connected to its upstream"
             ))),
         }
     }
@@ -279,35 +279,35 @@ impl<B: Backend> v1::rib_server::Rib for RibServer<B> {
             software: watcher.software,
             identity: watcher.identity.to_string(),
             applied: at.map(|at| Cursor::at(Revision { number: watcher.applied, ..at }).into()),
-            about: watcher.about.as_deref().map(Into::into),
+            peer: watcher.peer.as_deref().map(Into::into),
         });
         Ok(Response::new(v1::WatchersResponse {
             watchers: watchers.collect(),
             at: at.map(|at| Cursor::at(at).into()),
-            age_ms: frames::milliseconds(self.backend.age(&prefix)),
+            age_ms: messages::milliseconds(self.backend.age(&prefix)),
         }))
     }
 }
 
-/// A prefix that the backend holds ready while this lives.
+/// An acquired prefix, released on drop.
 #[derive(Debug)]
-struct Claim<B: Backend> {
+struct PrefixGuard<B: Backend> {
     backend: B,
     prefix: Prefix,
-    /// Whether it took a place; one that did not must not give up that of another.
-    counted: bool,
+    /// Whether it was acquired; otherwise it must not be released.
+    acquired: bool,
 }
 
-impl<B: Backend> Claim<B> {
+impl<B: Backend> PrefixGuard<B> {
     fn new(backend: &B, prefix: &Prefix) -> Self {
-        let counted = backend.claim(prefix);
-        Self { backend: backend.clone(), prefix: prefix.clone(), counted }
+        let acquired = backend.acquire(prefix);
+        Self { backend: backend.clone(), prefix: prefix.clone(), acquired }
     }
 }
 
-impl<B: Backend> Drop for Claim<B> {
+impl<B: Backend> Drop for PrefixGuard<B> {
     fn drop(&mut self) {
-        if self.counted {
+        if self.acquired {
             self.backend.release(&self.prefix);
         }
     }
@@ -315,7 +315,7 @@ impl<B: Backend> Drop for Claim<B> {
 
 fn too_many_prefixes(most: usize) -> Status {
     Status::resource_exhausted(format!(
-        "more than {most} prefixes; ask for folders further up, or call again"
+        "more than {most} prefixes; request shorter prefixes, or split the request"
     ))
 }
 
@@ -331,14 +331,14 @@ mod tests {
 
     use super::*;
 
-    /// Has one place.
+    /// Takes one prefix.
     #[derive(Clone)]
-    struct Narrow {
+    struct OnePrefix {
         node: Node,
         used: Arc<AtomicUsize>,
     }
 
-    impl Backend for Narrow {
+    impl Backend for OnePrefix {
         fn node(&self) -> &Node {
             &self.node
         }
@@ -355,7 +355,7 @@ mod tests {
             Err(WriteError::Failed(String::new()))
         }
 
-        fn claim(&self, _: &Prefix) -> bool {
+        fn acquire(&self, _: &Prefix) -> bool {
             self.used.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         }
 
@@ -365,11 +365,11 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_found_no_place_gives_none_up() {
-        let backend = Narrow { node: Node::new(StoreId(1)), used: Arc::default() };
+    fn a_guard_that_acquired_nothing_releases_nothing() {
+        let backend = OnePrefix { node: Node::new(StoreId(1)), used: Arc::default() };
         let prefix = Prefix::new("/a/").unwrap();
-        let first = Claim::new(&backend, &prefix);
-        drop(Claim::new(&backend, &prefix));
+        let first = PrefixGuard::new(&backend, &prefix);
+        drop(PrefixGuard::new(&backend, &prefix));
         assert_eq!(backend.used.load(Ordering::Relaxed), 1, "the first is still there");
         drop(first);
         assert_eq!(backend.used.load(Ordering::Relaxed), 0);

@@ -8,55 +8,55 @@ use fairmesh_model::Prefix;
 
 use crate::{Batch, Commit, Conflict, Entry, Expect};
 
-mod absorb;
-mod previous;
+mod apply_update;
+mod previous_values;
 mod size;
 
-use previous::Previous;
+use previous_values::PreviousValues;
 
 /// How many changes a table remembers at least, so that returning watchers need no snapshot.
-pub const DEFAULT_LOG: usize = 100_000;
-/// A large table remembers a change for so many entries: what all entries were written by is cheaper to send than to remember,
-/// and who was away for a minute is not to be sent gigabytes for it.
-const ENTRIES_A_CHANGE: usize = 2;
+pub const DEFAULT_LOG_LEN: usize = 100_000;
+/// A large table remembers one change for so many entries: below that, the log costs less memory than the snapshots
+/// that it avoids cost in bandwidth, gigabytes for a watcher that was away for a minute.
+const ENTRIES_PER_LOGGED_CHANGE: usize = 2;
 
-/// What the routing information base holds, and which keys changed lately.
+/// The content of the routing information base, and the keys that changed lately.
 ///
-/// The log holds keys only: a returning watcher gets the last value of each, which is all that it needs.
+/// The log holds keys only: a returning watcher gets the last value of each.
 #[derive(Clone, Debug)]
 pub struct Table {
     entries: BTreeMap<Arc<str>, Entry>,
     revision: u64,
     log: VecDeque<(u64, Arc<str>)>,
-    longest: usize,
-    /// How many changes there ever were.
+    max_log: usize,
+    /// The total number of changes.
     changes: u64,
     /// Changes after this number are all in the log.
     floor: u64,
-    previous: Previous,
+    previous: PreviousValues,
 }
 
 impl Default for Table {
     fn default() -> Self {
-        Self::new(DEFAULT_LOG)
+        Self::new(DEFAULT_LOG_LEN)
     }
 }
 
 impl Table {
-    /// An empty table that remembers at most `longest` changes, or half as many as it has entries where that is more.
-    pub fn new(longest: usize) -> Self {
+    /// An empty table that remembers at most `max_log` changes, or half as many as it has entries where that is more.
+    pub fn new(max_log: usize) -> Self {
         Self {
             entries: BTreeMap::new(),
             revision: 0,
             log: VecDeque::new(),
-            longest,
+            max_log,
             changes: 0,
             floor: 0,
-            previous: Previous::default(),
+            previous: PreviousValues::default(),
         }
     }
 
-    /// Takes what a store holds at `revision`. Watchers that stand before it need snapshots.
+    /// Loads the content of a store at `revision`. Watchers before it need snapshots.
     pub fn load(&mut self, revision: u64, entries: impl IntoIterator<Item = (Arc<str>, Entry)>) {
         self.restore(revision, revision, entries);
     }
@@ -71,12 +71,12 @@ impl Table {
         self.floor
     }
 
-    /// What is at `key`.
+    /// The entry at `key`.
     pub fn get(&self, key: &str) -> Option<&Entry> {
         self.entries.get(key)
     }
 
-    /// Whether every condition of the batch holds now.
+    /// Checks the preconditions of the batch.
     pub fn check(&self, batch: &Batch) -> Result<(), Conflict> {
         for op in &batch.ops {
             let found = self.get(&op.key).map(|entry| entry.revision);
@@ -93,7 +93,7 @@ impl Table {
         Ok(())
     }
 
-    /// Carries out a commit. One that is not newer than the table was carried out already: returns false, changes nothing.
+    /// Applies a commit. One that is not newer than the table was applied before: returns false, changes nothing.
     pub fn apply(&mut self, commit: Commit) -> bool {
         let Commit { revision, changes } = commit;
         if revision <= self.revision {
@@ -119,8 +119,8 @@ impl Table {
         }
     }
 
-    /// Every key that changed after `cursor`, in order and as often as it changed, with the number of the change; `None`
-    /// where the log does not reach back so far or the cursor lies ahead.
+    /// Every key that changed after `cursor`, in order and as often as it changed, with the number of the change;
+    /// `None` where the log does not reach back so far or the cursor is ahead.
     pub(crate) fn changes_since(&self, cursor: u64) -> Option<impl Iterator<Item = &(u64, Arc<str>)>> {
         if cursor < self.floor || cursor > self.revision {
             return None;
@@ -129,7 +129,7 @@ impl Table {
         Some(self.log.range(from..))
     }
 
-    /// Forgets how the table came to be what it is at `revision`: watchers before it need snapshots.
+    /// Drops the log up to `revision`: watchers before it need snapshots.
     pub fn compact_before(&mut self, revision: u64) {
         self.floor = self.floor.max(revision.min(self.revision));
         let gone = self.log.partition_point(|(revision, _)| *revision <= self.floor);
@@ -143,7 +143,7 @@ impl Table {
             .take_while(|(key, _)| prefix.covers(key))
     }
 
-    /// Takes copies that are at least as new as `revision` and at most as new as `floor`.
+    /// Restores copies that are at least as new as `revision` and at most as new as `floor`.
     pub(crate) fn restore(
         &mut self,
         revision: u64,
@@ -156,30 +156,30 @@ impl Table {
         (self.revision, self.floor) = (revision, floor);
     }
 
-    /// Takes the log that goes with what was restored: every change after `floor`, in order.
-    pub(crate) fn remember(&mut self, log: impl IntoIterator<Item = (u64, Arc<str>)>) {
+    /// Restores the log of the restored content: every change after `floor`, in order.
+    pub(crate) fn restore_log(&mut self, log: impl IntoIterator<Item = (u64, Arc<str>)>) {
         for (revision, key) in log {
-            self.note(revision, key);
+            self.log_change(revision, key);
         }
     }
 
-    /// How many changes there ever were, and how many of them the log holds at most.
+    /// The total number of changes, and how many of them the log holds at most.
     pub(crate) fn changes(&self) -> (u64, usize) {
-        (self.changes, self.longest())
+        (self.changes, self.max_log())
     }
 
-    fn longest(&self) -> usize {
-        self.longest.max(self.entries.len() / ENTRIES_A_CHANGE)
+    fn max_log(&self) -> usize {
+        self.max_log.max(self.entries.len() / ENTRIES_PER_LOGGED_CHANGE)
     }
 
-    /// Moves on to `revision` without saying what changed.
+    /// Advances to `revision` without a change.
     pub(crate) fn advance(&mut self, revision: u64) {
         self.revision = self.revision.max(revision);
     }
 
-    /// Writes one key and remembers that it changed.
+    /// Writes one key and logs the change.
     pub(crate) fn set(&mut self, revision: u64, key: Arc<str>, entry: Option<Entry>) {
-        self.note(revision, key.clone());
+        self.log_change(revision, key.clone());
         self.previous.replaced(self.changes, &key, self.entries.get(&key));
         match entry {
             Some(entry) => self.entries.insert(key, entry),
@@ -187,28 +187,28 @@ impl Table {
         };
     }
 
-    /// Remembers from now on what is replaced, for watchers who are told what differs.
-    pub(crate) fn keep_previous(&mut self) {
+    /// Keeps replaced values from now on, as bases of patches.
+    pub(crate) fn keep_previous_values(&mut self) {
         self.previous.keep(self.changes);
     }
 
-    /// What was after so many changes at the keys that changed since, as far as it is remembered.
+    /// The values after this many changes of the keys that changed since, as far as they are remembered.
     pub(crate) fn previous(&self, changes: u64) -> HashMap<&str, Option<&Entry>> {
         self.previous.at(changes)
     }
 
-    fn note(&mut self, revision: u64, key: Arc<str>) {
+    fn log_change(&mut self, revision: u64, key: Arc<str>) {
         self.changes += 1;
         self.log.push_back((revision, key));
-        while self.log.len() > self.longest()
+        while self.log.len() > self.max_log()
             && let Some((oldest, _)) = self.log.pop_front()
         {
-            // The rest of that revision, still in the log, must not pass for all of it.
+            // The rest of that revision, still in the log, is incomplete.
             self.floor = oldest;
         }
     }
 
-    /// Drops keys without saying so: nobody watches them.
+    /// Removes a key without logging it: it has no watchers.
     pub(crate) fn forget(&mut self, key: &str) {
         self.entries.remove(key);
     }
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_hold_or_name_what_is_there() {
+    fn a_failed_precondition_names_the_present_revision() {
         let mut table = Table::default();
         table.apply(commit(3, &["/a"]));
         let check =
@@ -257,7 +257,7 @@ mod tests {
         table.apply(commit(2, &["/c"]));
         assert_eq!(since(&table, 0), Some(vec!["/a", "/b", "/c"]));
         table.apply(commit(3, &["/d"]));
-        assert_eq!(since(&table, 0), None, "/a fell out, so revision 1 is no longer whole");
+        assert_eq!(since(&table, 0), None, "/a left the log, so revision 1 is incomplete");
         assert_eq!(since(&table, 1), Some(vec!["/c", "/d"]));
         table.compact_before(3);
         assert_eq!((since(&table, 2), since(&table, 3), since(&table, 4)), (None, Some(vec![]), None));

@@ -4,39 +4,38 @@ use fairmesh_model::{Prefix, Revision};
 
 use crate::Entry;
 
-/// Everything that moves a reader from the revision where it stands to another, to be applied as one change: first the
-/// snapshots, then the rest.
+/// The changes between two revisions of a reader, to be applied as one change: first the snapshots, then the rest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Update {
-    /// Where the reader stands afterwards, with every prefix that it is subscribed to.
+    /// The revision of the reader afterwards, of every prefix that it is subscribed to.
     pub revision: Revision,
-    /// Subscriptions that carry on from where the reader stood, so that what it holds of them is current afterwards.
+    /// Subscriptions that resume from the reader's revision, so that its copy of them is current afterwards.
     pub resumed: Vec<Resumed>,
-    /// Prefixes sent as a whole.
+    /// Snapshots of whole prefixes.
     pub snapshots: Vec<Snapshot>,
     /// Keys with their last values.
     pub puts: Vec<(Arc<str>, Entry)>,
-    /// Keys that are gone.
+    /// Deleted keys.
     pub deletes: Vec<Arc<str>>,
 }
 
-/// A subscription that carries on from where the reader stood.
+/// A subscription that resumes from the reader's revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resumed {
-    /// What was asked for.
+    /// The subscribed prefix.
     pub prefix: Prefix,
-    /// How old what is held of it may be: zero where the answering node is in touch with its own upstream.
+    /// How old its copy may be: zero where the serving node is current with its own upstream.
     pub age: Duration,
 }
 
-/// All that there is below a prefix; it replaces what the reader had there.
+/// Every entry below a prefix; it replaces the reader's entries there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// What was asked for.
+    /// The subscribed prefix.
     pub prefix: Prefix,
     /// The entries in the order of keys.
     pub entries: Vec<(Arc<str>, Entry)>,
-    /// How old they may be: zero where the answering node is in touch with its own upstream.
+    /// How old they may be: zero where the serving node is current with its own upstream.
     pub age: Duration,
 }
 
@@ -48,7 +47,7 @@ impl Snapshot {
 }
 
 impl Update {
-    /// An update that changes nothing.
+    /// An update without changes.
     pub fn empty(revision: Revision) -> Self {
         Self { revision, resumed: Vec::new(), snapshots: Vec::new(), puts: Vec::new(), deletes: Vec::new() }
     }

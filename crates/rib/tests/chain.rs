@@ -1,5 +1,5 @@
-//! A store's node, an agent's node that follows it and forgets, restarts and restores, and a reader behind both: whatever
-//! happens in whatever order, the reader ends with the store's part and never sees an older value on the way.
+//! A store's node, an agent's node that follows it and forgets, restarts and restores, and a reader behind both: after
+//! any sequence of steps, the reader ends with the store's part and never sees an older value on the way.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
 use std::{
@@ -24,7 +24,7 @@ enum Step {
     AgentRestart,
     Save { prefix: usize },
     Subscribe { prefix: usize },
-    GiveUp { prefix: usize },
+    Unsubscribe { prefix: usize },
     ReaderPull,
     ReaderReconnect,
 }
@@ -39,7 +39,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => Just(Step::AgentRestart),
         4 => prefix.clone().prop_map(|prefix| Step::Save { prefix }),
         4 => prefix.clone().prop_map(|prefix| Step::Subscribe { prefix }),
-        1 => prefix.prop_map(|prefix| Step::GiveUp { prefix }),
+        1 => prefix.prop_map(|prefix| Step::Unsubscribe { prefix }),
         6 => Just(Step::ReaderPull),
         2 => Just(Step::ReaderReconnect),
     ]
@@ -50,14 +50,14 @@ type Entries = Vec<(Arc<str>, Entry)>;
 struct Chain {
     store: Node,
     agent: Node,
-    /// The agent's watch of the store, and where it stands with each prefix; `None` before the first snapshot.
+    /// The agent's watch of the store, and the revision of each prefix; `None` before the first snapshot.
     upstream: Watcher,
     followed: BTreeMap<Prefix, Option<Revision>>,
     saved: BTreeMap<Prefix, (Revision, Entries)>,
     reader: Watcher,
-    /// What the reader asked the agent for, whether the agent has it yet, and where the reader stands with it.
+    /// The prefixes that the reader follows, whether the agent holds them yet, and the reader's revision of each.
     wants: BTreeSet<Prefix>,
-    asked: BTreeSet<Prefix>,
+    requested: BTreeSet<Prefix>,
     live: BTreeSet<Prefix>,
     held: BTreeMap<Prefix, Revision>,
     copy: BTreeMap<Arc<str>, (StoreId, Entry)>,
@@ -82,7 +82,7 @@ impl Chain {
             followed: BTreeMap::new(),
             saved: BTreeMap::new(),
             wants: BTreeSet::new(),
-            asked: BTreeSet::new(),
+            requested: BTreeSet::new(),
             live: BTreeSet::new(),
             held: BTreeMap::new(),
             copy: BTreeMap::new(),
@@ -108,9 +108,9 @@ impl Chain {
             }
             Step::Subscribe { prefix: i } => {
                 self.wants.insert(prefix(i));
-                self.ask();
+                self.request();
             }
-            Step::GiveUp { prefix: i } => self.give_up(&prefix(i)),
+            Step::Unsubscribe { prefix: i } => self.unsubscribe(&prefix(i)),
             Step::ReaderPull => self.pull_reader(),
             Step::ReaderReconnect => self.reconnect_reader(),
         }
@@ -132,8 +132,8 @@ impl Chain {
             self.followed.insert(snapshot.prefix.clone(), Some(update.revision));
         }
         self.followed.values_mut().flatten().for_each(|held| *held = update.revision);
-        self.agent.absorb(update).unwrap();
-        self.ask();
+        self.agent.apply_update(update).unwrap();
+        self.request();
     }
 
     fn reconnect_agent(&mut self) {
@@ -161,9 +161,9 @@ impl Chain {
         self.reconnect_reader();
     }
 
-    fn give_up(&mut self, prefix: &Prefix) {
+    fn unsubscribe(&mut self, prefix: &Prefix) {
         self.wants.remove(prefix);
-        self.asked.remove(prefix);
+        self.requested.remove(prefix);
         self.live.remove(prefix);
         self.held.remove(prefix);
         let wants = &self.wants;
@@ -178,20 +178,20 @@ impl Chain {
 
     fn reconnect_reader(&mut self) {
         self.reader = watch(&self.agent);
-        self.asked.clear();
+        self.requested.clear();
         self.live.clear();
-        self.ask();
+        self.request();
     }
 
-    /// Follows upstream what is wanted, and asks the agent for what it has.
-    fn ask(&mut self) {
+    /// Follows the reader's prefixes upstream, and subscribes the reader once the agent holds them.
+    fn request(&mut self) {
         for prefix in &self.wants {
             match self.followed.get(prefix) {
                 None => {
                     self.followed.insert(prefix.clone(), None);
                     self.upstream.subscribe(prefix.clone(), None);
                 }
-                Some(Some(_)) if self.asked.insert(prefix.clone()) => {
+                Some(Some(_)) if self.requested.insert(prefix.clone()) => {
                     self.reader.subscribe(prefix.clone(), self.held.get(prefix).copied().map(Cursor::at));
                 }
                 Some(_) => {}

@@ -1,6 +1,6 @@
-//! What a node says of its memory is what it allocates.
+//! The memory that a node reports is the memory that it allocates.
 
-#![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
+#![allow(clippy::unwrap_used, reason = "a failed precondition fails the test")]
 #![allow(unsafe_code, reason = "an allocator that counts is one")]
 
 use std::{
@@ -10,7 +10,7 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_model::{Cursor, Prefix, Revision, StoreId};
-use fairmesh_rib::{Entry, PlainNode, Table};
+use fairmesh_rib::{Entry, NodeCore, Table};
 
 const STORE: StoreId = StoreId(1);
 const RECORDS: usize = 50_000;
@@ -39,9 +39,9 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-fn near(said: u64, allocated: i64) {
-    let ratio = said as f64 / allocated as f64;
-    assert!((0.9..1.1).contains(&ratio), "it says {said} and allocated {allocated}");
+fn near(reported: u64, allocated: i64) {
+    let ratio = reported as f64 / allocated as f64;
+    assert!((0.9..1.1).contains(&ratio), "it reports {reported} and allocated {allocated}");
 }
 
 /// A hundred records of each service.
@@ -50,7 +50,7 @@ fn key(record: usize) -> String {
 }
 
 #[test]
-fn a_node_says_what_it_allocates() {
+fn a_node_reports_what_it_allocates() {
     let empty = IN_USE.load(Relaxed);
     let entry = |record: usize| {
         let value = Bytes::from(vec![1; 300 + record % 200]);
@@ -58,7 +58,7 @@ fn a_node_says_what_it_allocates() {
     };
     let mut table = Table::default();
     table.load(1, (0..RECORDS).map(entry));
-    let mut node = PlainNode::new(STORE, table);
+    let mut node = NodeCore::new(STORE, table);
     let loaded = IN_USE.load(Relaxed);
     near(node.size().0, loaded - empty);
 

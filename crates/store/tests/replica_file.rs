@@ -84,7 +84,7 @@ fn the_log_survives_a_restart_and_never_reaches_before_its_floor() {
     assert_eq!(log(), (8, vec!["9/a".into(), "10/d".into()]), "the upstream's floor");
     write(11, 11, vec![put("/e", 11)]);
     assert_eq!(log(), (11, vec![]), "a snapshot has no log");
-    let many = (0..fairmesh_rib::DEFAULT_LOG + 1).map(|i| put(&format!("/{i}"), 12)).collect();
+    let many = (0..fairmesh_rib::DEFAULT_LOG_LEN + 1).map(|i| put(&format!("/{i}"), 12)).collect();
     write(12, 11, many);
     let (floor, log) = log();
     assert_eq!((floor, log.len()), (12, 0), "a revision is logged whole or not at all");

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use fairmesh_model::Prefix;
-use fairmesh_rib::{PlainNode, WatcherId};
+use fairmesh_rib::{NodeCore, WatcherId};
 
 use super::{meter::Meter, scenario::Machine};
 
@@ -23,7 +23,7 @@ pub(super) struct Process {
     pub(super) multiplicity: u64,
     pub(super) represents: u64,
     /// Its table and watchers; programs have one only if tables are compared at the end.
-    pub(super) node: Option<PlainNode>,
+    pub(super) node: Option<NodeCore>,
     pub(super) prefixes: Vec<Prefix>,
     /// The last revision that it has applied, and acknowledged.
     pub(super) applied: u64,

@@ -8,7 +8,7 @@ use std::{
 use fairmesh_model::{Prefix, Revision};
 use fairmesh_rib::{
     Update,
-    upstream::{Backoff, Handle, Sink, Upstream, UpstreamConfig},
+    follower::{Backoff, Follower, FollowerConfig, FollowerHandle, Sink},
 };
 use fairmesh_wire::transport::Address;
 use tokio::sync::watch;
@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(super) struct Watch {
     seen: Arc<Mutex<Seen>>,
     at: watch::Receiver<u64>,
-    handle: Handle,
+    handle: FollowerHandle,
 }
 
 #[derive(Default)]
@@ -68,14 +68,14 @@ impl Watch {
     pub(super) async fn start(address: Address, revision: Revision) -> Self {
         let seen = Arc::<Mutex<Seen>>::default();
         let (tell, at) = watch::channel(0);
-        let config = UpstreamConfig {
+        let config = FollowerConfig {
             addresses: vec![address],
             software: "bench".into(),
             backoff: Backoff::default(),
             refuse_lagging: false,
         };
-        let handle = Upstream::spawn(config, Eye { seen: seen.clone(), at: tell });
-        handle.subscribe_held([(Prefix::everything(), revision)]);
+        let handle = Follower::spawn(config, Eye { seen: seen.clone(), at: tell });
+        handle.subscribe_from([(Prefix::everything(), revision)]);
         let mut began = at.clone();
         let _ = tokio::time::timeout(PATIENCE, began.changed()).await;
         Self { seen, at, handle }

@@ -6,7 +6,7 @@ use fairmesh_model::{
 };
 use fairmesh_rib::{
     Snapshot, Update,
-    upstream::{Handle, Sink},
+    follower::{FollowerHandle, Sink},
 };
 use fairmesh_wire::records;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ pub(super) type EndpointId = (ServiceName, InstanceId);
 #[derive(Debug)]
 pub(super) struct CheckedEndpoints {
     region: Region,
-    handle: Handle,
+    handle: FollowerHandle,
     services: BTreeMap<ServiceName, Checked>,
 }
 
@@ -45,7 +45,7 @@ impl Sink for UpdateSink {
 }
 
 impl CheckedEndpoints {
-    pub(super) fn new(region: Region, handle: Handle) -> Self {
+    pub(super) fn new(region: Region, handle: FollowerHandle) -> Self {
         Self { region, handle, services: BTreeMap::new() }
     }
 
@@ -148,7 +148,7 @@ mod tests {
     use fairmesh_model::{Endpoint, FULL_WEIGHT, Location, Policy, Probe, StoreId};
     use fairmesh_rib::{
         Entry,
-        upstream::{Backoff, Upstream, UpstreamConfig},
+        follower::{Backoff, Follower, FollowerConfig},
     };
     use fairmesh_wire::transport::Address;
 
@@ -169,14 +169,14 @@ mod tests {
     async fn an_invalid_record_in_a_snapshot_leaves_the_previous_one_in_use() {
         let eu = Region::new("eu").unwrap();
         let name = ServiceName::new("shop/cart").unwrap();
-        let upstream = UpstreamConfig {
+        let upstream = FollowerConfig {
             addresses: vec![Address::Unix("/nowhere/control.sock".into())],
             software: "test".to_owned(),
             backoff: Backoff::default(),
             refuse_lagging: false,
         };
         let inbox = UpdateSink(mpsc::unbounded_channel().0);
-        let mut checked_endpoints = CheckedEndpoints::new(eu.clone(), Upstream::spawn(upstream, inbox));
+        let mut checked_endpoints = CheckedEndpoints::new(eu.clone(), Follower::spawn(upstream, inbox));
         checked_endpoints.follow(BTreeSet::from([name.clone()]));
         let policy = RecordKey::Policy(name.clone());
         let key = |id: &str| RecordKey::Endpoint(name.clone(), eu.clone(), InstanceId::new(id).unwrap());

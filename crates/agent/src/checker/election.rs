@@ -5,7 +5,7 @@ use std::{
 };
 
 use fairmesh_model::{Region, ServiceName};
-use fairmesh_rib::upstream::{Backoff, Handle, Upstream, UpstreamConfig};
+use fairmesh_rib::follower::{Backoff, Follower, FollowerConfig, FollowerHandle};
 use fairmesh_wire::{
     transport::Address,
     v1::{CampaignRequest, CampaignResponse},
@@ -38,7 +38,7 @@ pub(crate) struct Candidate {
 }
 
 /// Stands for election as checker, and probes while elected, until `stopping`.
-pub(crate) async fn campaign(candidate: Candidate, upstream: Handle, stopping: CancellationToken) {
+pub(crate) async fn campaign(candidate: Candidate, upstream: FollowerHandle, stopping: CancellationToken) {
     loop {
         let ended = tokio::select! {
             () = stopping.cancelled() => return,
@@ -59,7 +59,7 @@ pub(crate) async fn campaign(candidate: Candidate, upstream: Handle, stopping: C
 
 impl Candidate {
     /// One campaign; returns when the leadership is lost, or the call fails.
-    async fn campaign_once(&self, upstream: &Handle) -> Result<(), Status> {
+    async fn campaign_once(&self, upstream: &FollowerHandle) -> Result<(), Status> {
         let connection = upstream.connected().await;
         let request = CampaignRequest { region: self.region.to_string(), name: self.name.clone() };
         let mut leadership = connection.checker().campaign(request).await?.into_inner();
@@ -68,14 +68,14 @@ impl Candidate {
         self.counts.elected.store(1, Relaxed);
         let (listed, services) = watch::channel(service_names(&services));
         let (inbox, updates) = mpsc::unbounded_channel();
-        let follower = UpstreamConfig {
+        let follower = FollowerConfig {
             addresses: self.upstreams.clone(),
             software: format!("agent {} (health checker)", self.name),
             backoff: Backoff::default(),
             refuse_lagging: false,
         };
         let checked_endpoints =
-            CheckedEndpoints::new(self.region.clone(), Upstream::spawn(follower, UpdateSink(inbox)));
+            CheckedEndpoints::new(self.region.clone(), Follower::spawn(follower, UpdateSink(inbox)));
         let probe_scheduler = ProbeScheduler::new(
             self.region.clone(),
             term,

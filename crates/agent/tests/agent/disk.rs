@@ -8,7 +8,7 @@ use fairmesh_agent::AgentError;
 use fairmesh_model::{Location, Region, Revision, StoreId};
 use fairmesh_rib::{
     Entry,
-    cache::{Cache, CacheError, Saved},
+    cache::{Cache, CacheError, SavedCopy},
 };
 
 use crate::{
@@ -26,7 +26,7 @@ fn an_hour_ago() -> SystemTime {
 fn save(fixture: &AgentFixture, store: u128, number: u64, keys: &[&str]) {
     let entries =
         keys.iter().map(|key| ((*key).into(), Entry { value: Bytes::from_static(b"saved"), revision: 1 }));
-    let saved = Saved {
+    let saved = SavedCopy {
         prefix: prefix("/a/"),
         revision: Revision { store: StoreId(store), partition: 0, number },
         at: an_hour_ago(),
@@ -89,7 +89,7 @@ async fn readers_are_notified_once_of_each_loss_and_return_of_the_control_plane(
     let mut reader = Reader::following(&[&fixture.socket], &["/a/", "/b/"]).await;
     for round in 0..3 {
         control.stop().await;
-        assert!(reader.contact().await > Duration::ZERO);
+        assert!(reader.age_update().await > Duration::ZERO);
         memory.put(&[("/a/1", &round.to_string())]);
         control = fixture.control(&memory).await;
         assert_eq!(reader.contact().await, Duration::ZERO);

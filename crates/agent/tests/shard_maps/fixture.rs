@@ -12,8 +12,8 @@ use fairmesh_model::{
 };
 use fairmesh_rib::{
     Batch, Commit, Node,
+    follower::{Backoff, FollowerConfig},
     server::{Backend, RibServer, WriteError},
-    upstream::{Backoff, UpstreamConfig},
 };
 use fairmesh_router::ShardTable;
 use fairmesh_wire::{
@@ -48,7 +48,7 @@ impl Backend for TestBackend {
     }
 
     async fn write(&self, _: Batch, _: Identity) -> Result<Revision, WriteError> {
-        Err(WriteError::Elsewhere("nowhere".into()))
+        Err(WriteError::NotWritable("nowhere".into()))
     }
 }
 
@@ -150,7 +150,7 @@ impl Fixture {
     pub(crate) async fn serve(&self, address: &Address) -> RunningServer<()> {
         let stop = CancellationToken::new();
         let server = RibServer::new(self.source.clone(), stop.clone());
-        let services = server.beside(tonic::service::Routes::default());
+        let services = server.with_services(tonic::service::Routes::default());
         let listener = Listener::bind(address).await.unwrap();
         let stopped = stop.clone().cancelled_owned();
         let task =
@@ -175,7 +175,7 @@ impl Fixture {
     /// A program that follows the server at `address`.
     pub(crate) fn program_at(&self, name: &str, address: Address) -> Program {
         let resolver = Resolver::start(ResolverConfig {
-            upstream: UpstreamConfig {
+            upstream: FollowerConfig {
                 addresses: vec![address],
                 software: name.to_owned(),
                 backoff: Backoff::default(),

@@ -19,7 +19,7 @@ use std::{
 use fairmesh_model::{Location, Prefix, ServiceName, arith::hash_text};
 use fairmesh_rib::{
     Update,
-    upstream::{Sink, State, Upstream, UpstreamConfig},
+    follower::{Follower, FollowerConfig, FollowerState, Sink},
 };
 use tokio::{
     sync::{mpsc, watch},
@@ -34,7 +34,7 @@ use age::Age;
 #[derive(Clone, Debug)]
 pub struct ResolverConfig {
     /// The agent, or control planes, to follow.
-    pub upstream: UpstreamConfig,
+    pub upstream: FollowerConfig,
     /// The caller's id, the same after its restart.
     pub client_id: String,
     /// Where the caller runs; `None` takes the agent's word, which it leaves beside its copy as well.
@@ -54,7 +54,7 @@ pub const UNUSED: Duration = Duration::from_secs(10 * 60);
 /// Keeps one subscription a service, and publishes a compiled snapshot whenever its records change.
 pub struct Resolver<L> {
     registered: Arc<Registered<L>>,
-    state: watch::Receiver<State>,
+    state: watch::Receiver<FollowerState>,
     /// How old what is known is, where it is not followed to its source.
     age: watch::Receiver<Age>,
     _worker: DropGuard,
@@ -171,7 +171,7 @@ impl<L: Lane> Resolver<L> {
             events: events.clone(),
             informed: watch::Sender::new(false),
         });
-        let handle = Upstream::spawn(config.upstream.clone(), Follower(events));
+        let handle = Follower::spawn(config.upstream.clone(), EventSink(events));
         let state = handle.state();
         let (age_sender, age) = watch::channel(Age::default());
         let stop = CancellationToken::new();
@@ -224,7 +224,7 @@ impl<L: Lane> Resolver<L> {
     }
 
     /// The connection to the agent.
-    pub fn state(&self) -> watch::Receiver<State> {
+    pub fn state(&self) -> watch::Receiver<FollowerState> {
         self.state.clone()
     }
 
@@ -249,9 +249,9 @@ fn caller(config: &ResolverConfig) -> u64 {
 }
 
 /// Hands what the upstream says to the worker, in order.
-struct Follower<L>(mpsc::UnboundedSender<Event<L>>);
+struct EventSink<L>(mpsc::UnboundedSender<Event<L>>);
 
-impl<L: Lane> Sink for Follower<L> {
+impl<L: Lane> Sink for EventSink<L> {
     fn update(&mut self, update: Update) {
         // Fails only when the worker has ended, and then nobody wants to know.
         let _ = self.0.send(Event::Update(update));
@@ -261,7 +261,7 @@ impl<L: Lane> Sink for Follower<L> {
         let _ = self.0.send(Event::Refused(prefix.clone(), reason.to_owned()));
     }
 
-    fn contact(&mut self, age: Duration) {
+    fn age_update(&mut self, age: Duration) {
         let _ = self.0.send(Event::Contact(age));
     }
 

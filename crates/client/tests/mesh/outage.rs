@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fairmesh_client::{FaultKind, core::View};
 use fairmesh_model::{EndpointState, Location, Policy, Prefix, Protocol, RecordKey, Region};
-use fairmesh_rib::cache::{Cache, Saved};
+use fairmesh_rib::cache::{Cache, SavedCopy};
 use http::Request;
 use tokio::time::Instant;
 
@@ -78,7 +78,7 @@ fn leave_copy(rig: &Rig, name: &str, only: Option<Region>) {
     let policy = Prefix::from(&RecordKey::Policy(name.clone()));
     for prefix in [Prefix::topology(), service, policy, Prefix::endpoints(&name, only.as_ref())] {
         let (revision, entries) = rig.node.read(std::slice::from_ref(&prefix));
-        cache.save(&Saved { prefix, revision, at: std::time::UNIX_EPOCH, entries }).unwrap();
+        cache.save(&SavedCopy { prefix, revision, at: std::time::UNIX_EPOCH, entries }).unwrap();
     }
 }
 

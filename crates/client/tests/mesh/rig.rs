@@ -60,7 +60,7 @@ impl RibBackend for Agent {
     }
 
     async fn write(&self, _: Batch, _: Identity) -> Result<Revision, WriteError> {
-        Err(WriteError::Elsewhere("nowhere".into()))
+        Err(WriteError::NotWritable("nowhere".into()))
     }
 
     async fn ready(&self, _: &Prefix) -> Result<(), String> {
@@ -81,7 +81,7 @@ impl Rig {
     pub(crate) async fn start_agent(&mut self) {
         let stop = CancellationToken::new();
         let agent = Agent { node: self.node.clone(), refusal: self.refusal.clone() };
-        let services = RibServer::new(agent, stop.clone()).beside(tonic::service::Routes::default());
+        let services = RibServer::new(agent, stop.clone()).with_services(tonic::service::Routes::default());
         let listener = Listener::bind(&self.address()).await.unwrap();
         let stopped = stop.clone().cancelled_owned();
         let task = tokio::spawn(async move {

@@ -6,7 +6,7 @@ use std::{process::ExitCode, time::Duration};
 
 use clap::{Args, Subcommand};
 use fairmesh_client::Mesh;
-use fairmesh_lookaside::{Limits, LookasideConfig, Terms};
+use fairmesh_lookaside::{LeaseTerms, Limits, LookasideConfig};
 use fairmesh_model::{Location, Region, spec};
 use fairmesh_wire::transport::Address;
 
@@ -84,7 +84,7 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
     let config = LookasideConfig {
         listen: args.listen,
         admin: args.admin.0,
-        terms: Terms { ttl: args.lease, calls: args.lease_calls },
+        lease_terms: LeaseTerms { ttl: args.lease, calls: args.lease_calls },
         limits: Limits {
             connections: args.max_connections,
             leases: args.max_leases,

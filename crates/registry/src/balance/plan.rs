@@ -1,159 +1,162 @@
-//! Which copies of shards to move, to add and to drop so that no server is overloaded. Pure: the same facts make the same
-//! plan.
+//! Plans which copies of shards to move, to add and to drop so that no server is overloaded. Pure: the same input gives
+//! the same plan.
 //!
-//! It does only what prevents overload and leaves the rest uneven (ServiceRouter §4.3.1), since each move costs loading a shard twice and
-//! every caller an update. Overload is meant in comparison: a server above `threshold` percent of its fair share of its
-//! region's work, by power. Measuring against an absolute capacity was rejected: of many services the bound is not the
-//! CPU, and only their owners know it.
+//! It prevents overload only and leaves other differences (ServiceRouter §4.3.1), since each move costs loading a shard
+//! twice and an update of every caller. Overload is relative: a load above `threshold` percent of the server's fair
+//! share of its region's work, by capacity. An absolute capacity was rejected: many services are not bound by CPU, and
+//! only their owners know the bound.
 //!
-//! Whoever is above the threshold is brought down to midway between it and the fair share, and nobody is filled beyond
-//! that, so that what has just moved does not soon move again.
+//! An overloaded server is brought down to midway between the threshold and the fair share, and no server is filled
+//! beyond that, so that a moved copy does not soon move again.
 
 use std::{cmp::Reverse, collections::BTreeSet, fmt};
 
 use fairmesh_model::{InstanceId, Invalid, Region, Role, ShardId, ShardMap, ShardMove};
 
-use super::pool::{Member, Pool, Server, Work, Works};
+use super::region_pool::{Member, RegionPool, Server, Work, WorkByShard};
 
-/// What is known of a service.
+/// The state of a service.
 #[derive(Clone, Debug)]
-pub struct Facts<'a> {
-    /// Who holds what.
+pub struct PlanInput<'a> {
+    /// The shard map.
     pub map: &'a ShardMap,
-    /// The servers whose load is known.
+    /// The servers with a known load.
     pub servers: Vec<Server>,
-    /// The work of shards that servers tell apart.
-    pub works: Works,
-    /// Shards of which something moves already; they stay as they are.
-    pub still: BTreeSet<ShardId>,
+    /// The work of the shards that servers report separately.
+    pub works: WorkByShard,
+    /// Shards with a move in flight; they stay as they are.
+    pub moving: BTreeSet<ShardId>,
 }
 
-/// What is asked of a plan.
+/// The options of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Terms {
-    /// Overloaded is whoever has more than this percentage of its fair share; 101 to 1000.
+pub struct PlanOptions {
+    /// A server with more than this percentage of its fair share is overloaded; 101 to 1000.
     pub threshold: u32,
     /// The most moves to propose.
     pub max_moves: usize,
-    /// Roles of which copies may be added, and extra ones dropped. Of others the number of copies means something to the
-    /// service, such as one primary.
+    /// Roles whose copies may be added, and extra ones dropped. In other roles the number of copies has a meaning for
+    /// the service, such as one primary.
     pub replicate: BTreeSet<Role>,
 }
 
-impl Terms {
-    /// The threshold unless another is asked for, in percent: who plans for a quarter above the average is overloaded by
-    /// more.
-    pub const THRESHOLD: u32 = 125;
-    /// How many moves are proposed unless it is said.
-    pub const MOVES: u32 = 10;
-    /// The most moves of a plan.
-    pub const MOST_MOVES: u32 = 1000;
+impl PlanOptions {
+    /// The default threshold, in percent: a service that plans a reserve of a quarter is overloaded by more.
+    pub const DEFAULT_THRESHOLD: u32 = 125;
+    /// The default number of moves.
+    pub const DEFAULT_MOVES: u32 = 10;
+    /// The most moves of one plan.
+    pub const MAX_MOVES: u32 = 1000;
 
-    /// Reads what was asked; 0 is the usual.
+    /// Validates options; 0 stands for the default.
     ///
     /// # Errors
     /// [`Invalid`] for a threshold outside 101 to 1000, or more than 1000 moves.
     pub fn new(threshold: u32, max_moves: u32, replicate: BTreeSet<Role>) -> Result<Self, Invalid> {
-        let or = |asked: u32, usual| if asked == 0 { usual } else { asked };
-        let (threshold, max_moves) = (or(threshold, Self::THRESHOLD), or(max_moves, Self::MOVES));
+        let or = |value: u32, default| if value == 0 { default } else { value };
+        let (threshold, max_moves) =
+            (or(threshold, Self::DEFAULT_THRESHOLD), or(max_moves, Self::DEFAULT_MOVES));
         if !(101..=1000).contains(&threshold) {
             let problem = format!("{threshold} percent is out of range");
             return Err(Invalid::new("threshold", problem, "write 101 to 1000; 100 is the fair share"));
         }
-        if max_moves > Self::MOST_MOVES {
-            let hint = format!("ask for {} at most, and again", Self::MOST_MOVES);
+        if max_moves > Self::MAX_MOVES {
+            let hint = format!("request at most {}, and repeat", Self::MAX_MOVES);
             return Err(Invalid::new("max_moves", format!("{max_moves} are too many"), hint));
         }
         Ok(Self { threshold, max_moves: max_moves as usize, replicate })
     }
 }
 
-/// What to do, in order, and what would come of it.
+/// Moves in order, and the loads that they lead to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// The moves, the most urgent first. Those of one shard follow one another.
     pub moves: Vec<ShardMove>,
-    /// Every server whose load is known, by region and name.
+    /// Every server with a known load, by region and instance id.
     pub servers: Vec<Forecast>,
-    /// What the plan cannot mend.
-    pub notes: Vec<Note>,
+    /// Overload that the plan does not remove.
+    pub notes: Vec<PlanNote>,
 }
 
 /// The load of one server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Forecast {
-    /// Which one.
+    /// Its instance id.
     pub instance: InstanceId,
-    /// Where it runs.
+    /// Its region.
     pub region: Region,
-    /// As it is.
+    /// The present load.
     pub before: Work,
-    /// As it would be after all moves.
+    /// The load after all moves.
     pub after: Work,
     /// Its fair share of the region's work.
     pub fair: Work,
 }
 
-/// What stays overloaded, and why.
+/// Overload that remains, and its cause.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Note {
-    /// One copy of this shard is more than any server may have.
+pub enum PlanNote {
+    /// One copy of this shard exceeds what any server may have.
     Hot {
         /// The shard.
         shard: ShardId,
-        /// In this role.
+        /// Its role.
         role: Role,
-        /// Whether copies may be added in this role, and no place was found for enough of them.
+        /// Whether copies may be added in this role, but servers lack room for enough of them.
         full: bool,
     },
-    /// Nothing that this server holds fits elsewhere.
+    /// No copy of this server fits on another one.
     Stuck {
         /// The server.
         instance: InstanceId,
     },
-    /// More moves would help than were asked for.
+    /// More moves than allowed would help.
     More,
-    /// The load of some servers is not known, so that they are left alone.
+    /// Servers without load reports, which the plan leaves alone.
     Silent {
-        /// How many.
+        /// Their number.
         servers: usize,
     },
 }
 
-impl fmt::Display for Note {
+impl fmt::Display for PlanNote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Hot { shard, role, full: false } => write!(
                 f,
-                "shard {shard} ({role}) alone is too much for any server: allow more copies with --replicate {role} if the \
+                "shard {shard} ({role}) alone overloads any server: allow more copies with --replicate {role} if the \
                  service can have them, or split it"
             ),
             Self::Hot { shard, role, full: true } => write!(
                 f,
-                "shard {shard} ({role}) alone is too much for any server, and more copies find no room: add servers, or \
-                 split it"
+                "shard {shard} ({role}) alone overloads any server, and there is no room for more copies: add \
+                 servers, or split it"
             ),
             Self::Stuck { instance } => {
-                write!(f, "{instance} stays overloaded: nothing that it holds fits elsewhere; add servers")
+                write!(
+                    f,
+                    "{instance} stays overloaded: none of its copies fits on another server; add servers"
+                )
             }
             Self::More => f.write_str("more moves would help: allow more, or plan again afterwards"),
             Self::Silent { servers } => {
-                write!(f, "servers whose load is not known, and that are left alone: {servers}")
+                write!(f, "servers without load reports, which the plan leaves unchanged: {servers}")
             }
         }
     }
 }
 
-/// Makes a plan, region by region, the one with the fullest server first.
-pub fn plan(facts: &Facts<'_>, terms: &Terms) -> Plan {
-    let regions: BTreeSet<_> = facts.servers.iter().map(|server| &server.region).collect();
-    let pool = |region| Pool::new(region, facts.map, &facts.servers, &facts.works, &facts.still);
-    let mut pools: Vec<_> = regions.into_iter().map(|region| Planner::new(pool(region), terms)).collect();
+/// Plans region by region, the one with the most overloaded server first.
+pub fn plan(input: &PlanInput<'_>, options: &PlanOptions) -> Plan {
+    let regions: BTreeSet<_> = input.servers.iter().map(|server| &server.region).collect();
+    let pool = |region| RegionPool::new(region, input.map, &input.servers, &input.works, &input.moving);
+    let mut pools: Vec<_> = regions.into_iter().map(|region| Planner::new(pool(region), options)).collect();
     let mut order: Vec<_> = (0..pools.len()).collect();
     order.sort_by_key(|at| Reverse(pools[*at].excess()));
     let (mut moves, mut notes) = (Vec::new(), BTreeSet::new());
     for at in order {
-        moves.extend(pools[at].run(terms.max_moves - moves.len()));
+        moves.extend(pools[at].run(options.max_moves - moves.len()));
         notes.append(&mut pools[at].notes);
     }
     let members = pools.into_iter().flat_map(|planner| planner.pool.members);
@@ -168,32 +171,32 @@ impl Forecast {
 }
 
 struct Planner<'a> {
-    pool: Pool,
-    terms: &'a Terms,
-    /// The most that any server may have.
+    pool: RegionPool,
+    options: &'a PlanOptions,
+    /// The most work that any server may have.
     highest: Work,
-    notes: BTreeSet<Note>,
+    notes: BTreeSet<PlanNote>,
 }
 
 impl<'a> Planner<'a> {
-    fn new(pool: Pool, terms: &'a Terms) -> Self {
-        let mut planner = Self { pool, terms, highest: 0, notes: BTreeSet::new() };
-        let takes = (0..planner.pool.members.len()).filter(|at| planner.pool.members[*at].server.takes);
-        planner.highest = takes.map(|at| planner.limit(at)).max().unwrap_or(0);
+    fn new(pool: RegionPool, options: &'a PlanOptions) -> Self {
+        let mut planner = Self { pool, options, highest: 0, notes: BTreeSet::new() };
+        let accepts = (0..planner.pool.members.len()).filter(|at| planner.pool.members[*at].server.accepts);
+        planner.highest = accepts.map(|at| planner.limit(at)).max().unwrap_or(0);
         planner
     }
 
-    /// Above this a member is overloaded.
+    /// The load above which a member is overloaded.
     fn limit(&self, member: usize) -> Work {
-        percent(self.pool.members[member].fair, self.terms.threshold.into())
+        percent(self.pool.members[member].fair, self.options.threshold.into())
     }
 
-    /// What an overloaded member is brought down to, and what nobody is filled beyond.
+    /// The load to which an overloaded member is brought down, and up to which others are filled.
     fn goal(&self, member: usize) -> Work {
-        percent(self.pool.members[member].fair, (100 + u64::from(self.terms.threshold)) / 2)
+        percent(self.pool.members[member].fair, (100 + u64::from(self.options.threshold)) / 2)
     }
 
-    /// By how much the fullest member is overloaded, in percent of its fair share.
+    /// The highest load of a member, in percent of its fair share.
     fn excess(&self) -> u64 {
         let members = self.pool.members.iter();
         members.map(|member| member.load.saturating_mul(100) / member.fair.max(1)).max().unwrap_or(0)
@@ -203,7 +206,7 @@ impl<'a> Planner<'a> {
         let overloaded = (0..self.pool.members.len()).filter(|at| self.is_above(*at, Self::limit));
         let overloaded: Vec<_> = overloaded.collect();
         let mut moves = Vec::new();
-        // What is dropped may make room for what was stuck.
+        // A dropped copy may make room.
         loop {
             while let Some(found) = self.relieve(&overloaded, budget - moves.len()) {
                 moves.extend(found);
@@ -212,7 +215,7 @@ impl<'a> Planner<'a> {
             moves.extend(found);
         }
         if moves.len() == budget && overloaded.iter().any(|at| self.is_above(*at, Self::limit)) {
-            self.notes = BTreeSet::from([Note::More]);
+            self.notes = BTreeSet::from([PlanNote::More]);
         }
         moves
     }
@@ -230,12 +233,12 @@ impl<'a> Planner<'a> {
         let above = overloaded.iter().copied().filter(|at| self.is_above(*at, Self::goal));
         let mut above: Vec<_> = above.collect();
         above.sort_by_key(|at| (Reverse(self.pool.fullness(*at)), *at));
-        let room = (0..self.pool.members.len()).filter(|at| self.pool.members[*at].server.takes);
+        let room = (0..self.pool.members.len()).filter(|at| self.pool.members[*at].server.accepts);
         let room = room.map(|at| self.goal(at).saturating_sub(self.pool.members[at].load)).max().unwrap_or(0);
         above.into_iter().find_map(|member| self.help(member, room, budget))
     }
 
-    /// The biggest copy that fits elsewhere goes there; one that fits nowhere is shared among more.
+    /// Moves the largest copy that fits elsewhere; spreads one that fits nowhere over more servers.
     fn help(&mut self, member: usize, room: Work, budget: usize) -> Option<Vec<ShardMove>> {
         let mut hot = false;
         for group in self.pool.movable(member) {
@@ -258,27 +261,27 @@ impl<'a> Planner<'a> {
         }
         if !hot && self.is_above(member, Self::limit) {
             let instance = self.pool.members[member].server.instance.clone();
-            self.notes.insert(Note::Stuck { instance });
+            self.notes.insert(PlanNote::Stuck { instance });
         }
         None
     }
 
-    /// The least full of those that may take a copy with so much work and are not filled beyond the goal by it.
+    /// The least full member that may take a copy with this work and stays below its goal.
     fn emptiest(&self, group: usize, from: Option<usize>, part: Work) -> Option<usize> {
-        let fitting = (0..self.pool.members.len()).filter(|at| self.fits(*at, part));
+        let fitting = (0..self.pool.members.len()).filter(|at| self.matches(*at, part));
         let eligible = fitting.filter(self.pool.may_take(group, from));
         eligible.min_by_key(|at| (self.pool.fullness(*at), *at))
     }
 
-    fn fits(&self, member: usize, part: Work) -> bool {
+    fn matches(&self, member: usize, part: Work) -> bool {
         self.pool.members[member].load.saturating_add(part) <= self.goal(member)
     }
 
-    /// Adds the fewest copies with which each is one that a server can bear, all of them or none: too few would only
-    /// overload one more server.
+    /// Adds the fewest copies with which a server can bear each, all of them or none: too few would only overload one
+    /// more server.
     fn spread(&mut self, group: usize, budget: usize) -> Option<Vec<ShardMove>> {
         let (shard, role) = (self.pool.groups[group].shard, self.pool.groups[group].role.clone());
-        let full = self.terms.replicate.contains(&role);
+        let full = self.options.replicate.contains(&role);
         if full {
             let takers = (0..self.pool.members.len()).filter(self.pool.may_take(group, None));
             let mut takers: Vec<_> = takers.collect();
@@ -287,32 +290,32 @@ impl<'a> Planner<'a> {
             for more in 1..=takers.len().min(budget) {
                 let part = self.pool.groups[group].part_of(holders.len() + more);
                 let fitting: Vec<_> =
-                    takers.iter().copied().filter(|at| self.fits(*at, part)).take(more).collect();
+                    takers.iter().copied().filter(|at| self.matches(*at, part)).take(more).collect();
                 if part <= self.highest && fitting.len() == more {
                     return Some(self.pool.reassign(group, [holders, fitting].concat()));
                 }
             }
         }
-        self.notes.insert(Note::Hot { shard, role, full });
+        self.notes.insert(PlanNote::Hot { shard, role, full });
         None
     }
 
-    /// Drops one copy beyond the usual number that is needed no more: without it each of the others has at most half of
-    /// what a server may have, so that it is not soon added again.
+    /// Drops one copy beyond the median number that is no longer needed: without it, each of the others has at most
+    /// half of the most that a server may have, so that the copy is not soon added again.
     fn shrink(&mut self, budget: usize) -> Option<Vec<ShardMove>> {
         if budget == 0 {
             return None;
         }
         for at in 0..self.pool.groups.len() {
             let group = &self.pool.groups[at];
-            let extra = group.holders.len() > group.usual.max(1);
-            if !extra || self.pool.is_still(at) || !self.terms.replicate.contains(&group.role) {
+            let extra = group.holders.len() > group.median_copies.max(1);
+            if !extra || self.pool.is_moving(at) || !self.options.replicate.contains(&group.role) {
                 continue;
             }
             let (part, after) = (group.part(), group.part_of(group.holders.len() - 1));
             let fullest = group.holders.iter().copied().max_by_key(|at| (self.pool.fullness(*at), *at))?;
             let others: Vec<_> = group.holders.iter().copied().filter(|at| *at != fullest).collect();
-            if after <= self.highest / 2 && others.iter().all(|other| self.fits(*other, after - part)) {
+            if after <= self.highest / 2 && others.iter().all(|other| self.matches(*other, after - part)) {
                 return Some(self.pool.reassign(at, others));
             }
         }

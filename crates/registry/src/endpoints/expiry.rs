@@ -9,17 +9,17 @@ use crate::{Registry, RegistryError};
 
 static LOST: Lines = Lines::new();
 
-/// How many are marked in one batch: so many fit, however large their labels are.
-pub(super) const MARKED_AT_ONCE: usize = 100;
-/// By how much a wake-up may be late before it shows that this process stood still: then nobody could renew either.
+/// The most endpoints marked in one batch, which fits with labels of any size.
+pub(super) const EXPIRY_BATCH: usize = 100;
+/// A wake-up later than this shows that this process was suspended: renewals could not arrive either.
 const STALL: Duration = Duration::from_secs(1);
-/// How long to wait before the next try when the store did not take the writes.
+/// The wait before the next attempt when the store did not take the writes.
 const RETRY: Duration = Duration::from_secs(1);
 
 impl Registry {
-    /// Lets leases run out, for ever.
-    pub(crate) async fn watch_leases(&self) {
-        self.grant_everybody(Instant::now());
+    /// Expires leases; never returns.
+    pub(crate) async fn run_lease_expiry(&self) {
+        self.grant_all(Instant::now());
         loop {
             let next = self.leases().next_due();
             let granted = self.shared.lease_granted.notified();
@@ -31,88 +31,89 @@ impl Registry {
                         () = tokio::time::sleep_until(due) => {}
                         () = granted => {}
                     }
-                    self.woken(due, wake).await;
+                    self.on_wake(due, wake).await;
                 }
             }
         }
     }
 
-    /// Lets run out what is due, unless this process slept well past `wake`: renewals then wait in its sockets.
-    async fn woken(&self, due: Instant, wake: Instant) {
+    /// Expires due leases, unless this process woke well after `wake`: renewals then wait in its sockets.
+    async fn on_wake(&self, due: Instant, wake: Instant) {
         let now = Instant::now();
         if now > wake + STALL {
-            tracing::warn!(late = ?(now - wake), "this process stood still; every lease gets a full term");
-            self.grant_everybody(now);
+            tracing::warn!(late = ?(now - wake), "this process was suspended; every lease gets a full term");
+            self.grant_all(now);
         } else if now >= due {
-            self.let_run_out().await;
+            self.expire_due().await;
         }
     }
 
-    /// A full term for everybody who has a lease: nobody could renew while no control plane ran.
-    fn grant_everybody(&self, now: Instant) {
-        for held in self.held(&Prefix::everything()) {
-            let who = held.claim();
+    /// Grants a full term to every lease: no renewal could arrive while no control plane ran.
+    fn grant_all(&self, now: Instant) {
+        for held in self.stored_endpoints(&Prefix::everything()) {
+            let instance = held.claim();
             match (held.endpoint.lease, held.endpoint.state) {
                 (None, _) => {}
-                (Some(term), EndpointState::Lost) => self.leases().adopt_lost(who, term, now),
+                (Some(term), EndpointState::Lost) => self.leases().adopt_lost(instance, term, now),
                 (Some(term), _) => {
-                    self.leases().grant(who, term, now);
+                    self.leases().grant(instance, term, now);
                 }
             }
         }
     }
 
-    async fn let_run_out(&self) {
+    async fn expire_due(&self) {
         let now = Instant::now();
-        let due = self.leases().due(now, MARKED_AT_ONCE);
+        let due = self.leases().due(now, EXPIRY_BATCH);
         if let Err(error) = self.expire(&due, now).await {
-            tracing::warn!(%error, "leases ran out and cannot be marked; trying again");
+            tracing::warn!(%error, "expired leases cannot be marked; retrying");
             tokio::time::sleep(RETRY).await;
         }
     }
 
-    /// Marks those as lost whose lease ran out. A draining one has left, and one that was lost for long is given up: they
-    /// are removed. One that was reported as lost is kept as long as one whose lease ran out, since a server whose probes
+    /// Marks endpoints with an expired lease as lost. Draining ones, and those that were lost for long, are removed. An
+    /// endpoint that was reported as lost is kept as long as one with an expired lease, since a server whose probes
     /// fail may only be overloaded.
     async fn expire(&self, due: &[InstanceRef], now: Instant) -> Result<(), RegistryError> {
         let plan = || {
             let (mut marked, mut removed) = (Vec::new(), Vec::new());
             let mut ops = Vec::new();
             for held in self.find(due).into_iter().flatten() {
-                let who = held.who();
-                if !self.leases().is_due(&who, now) {
+                let instance = held.instance_ref();
+                if !self.leases().is_due(&instance, now) {
                     continue;
                 }
                 match held.endpoint.state {
                     state @ (EndpointState::Starting | EndpointState::Serving) => {
-                        marked.push((who, state));
+                        marked.push((instance, state));
                         ops.push(with_state(&held, EndpointState::Lost));
                     }
-                    EndpointState::Lost if !self.leases().is_lost(&who) => {
-                        marked.push((who, EndpointState::Serving));
+                    EndpointState::Lost if !self.leases().is_lost(&instance) => {
+                        marked.push((instance, EndpointState::Serving));
                     }
                     EndpointState::Draining | EndpointState::Lost => {
-                        removed.push(who);
+                        removed.push(instance);
                         ops.push(held.delete());
                     }
                 }
             }
             Ok((ops, (marked, removed)))
         };
-        let (marked, removed) = self.change(plan).await?.told;
+        let (marked, removed) = self.change(plan).await?.output;
         let mut back = Vec::new();
-        for (who, before) in marked {
+        for (instance, before) in marked {
             if let Some(left_out) = LOST.next() {
-                tracing::info!(service = %who.service, instance = %who.instance, left_out, "lost: its lease ran out");
+                let InstanceRef { service, instance } = &instance;
+                tracing::info!(%service, %instance, left_out, "lost: its lease expired");
             }
-            // It may have renewed while it was being marked.
-            if !self.leases().lose(&who, before, now) {
-                back.push((who, before));
+            // It may have renewed while it was marked.
+            if !self.leases().mark_lost(&instance, before, now) {
+                back.push((instance, before));
             }
         }
-        // What is still due now has no record any more.
-        let gone: Vec<_> = due.iter().filter(|who| self.leases().is_due(who, now)).collect();
-        removed.iter().chain(gone).for_each(|who| self.forget(who));
-        if back.is_empty() { Ok(()) } else { self.mend(&back).await }
+        // A lease that is still due has no record any more.
+        let gone: Vec<_> = due.iter().filter(|instance| self.leases().is_due(instance, now)).collect();
+        removed.iter().chain(gone).for_each(|instance| self.forget(instance));
+        if back.is_empty() { Ok(()) } else { self.restore_states(&back).await }
     }
 }

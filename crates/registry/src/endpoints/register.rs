@@ -11,30 +11,30 @@ use fairmesh_wire::records;
 use tokio::time::Instant;
 
 use super::{InstanceRef, Registration, check_batch};
-use crate::{MAX_DECLARED, Registry, RegistryError, clock::now_ms, view::Held};
+use crate::{MAX_AUTO_DECLARED, Registry, RegistryError, clock::now_ms, stored_records::StoredEndpoint};
 
-/// Says what an endpoint speaks where its service is not declared.
+/// The label with the protocol of an endpoint whose service is not declared.
 const PROTOCOL_LABEL: &str = "fairmesh.protocol";
 
 impl Registry {
-    /// Announces endpoints, all or none, and answers the revision. Repeating it is harmless and renews the leases.
+    /// Registers endpoints, all or none; returns the revision. Repeating it is harmless and renews the leases.
     ///
     /// # Errors
-    /// `Invalid` for more than [`super::MAX_BATCH`], the same instance twice, an endpoint that is not valid, or one
-    /// that says it is lost. `Refused` when a process that started later has registered under the same name.
+    /// `Invalid` for more than [`super::MAX_BATCH`], a duplicate instance, or an endpoint that is invalid or has the
+    /// state lost. `Refused` when a process that started later has registered under the same name.
     pub async fn register(&self, registrations: &[Registration]) -> Result<u64, RegistryError> {
-        check_batch("registrations", registrations.iter().map(Registration::who))?;
+        check_batch("registrations", registrations.iter().map(Registration::instance_ref))?;
         for (i, registration) in registrations.iter().enumerate() {
             registration.validate().map_err(|e| e.within(format!("registrations[{i}].endpoint")))?;
         }
         let _registering = self.shared.registering.read().await;
         let changed = self.change(|| self.register_ops(registrations)).await?;
-        changed.told.into_iter().for_each(|service| self.declarations().add(service));
+        changed.output.into_iter().for_each(|service| self.declarations().add(service));
         self.grant(registrations).await?;
         Ok(changed.revision)
     }
 
-    /// What to write, and which services are declared by it.
+    /// The writes, and the services that they declare.
     fn register_ops(
         &self,
         registrations: &[Registration],
@@ -46,13 +46,13 @@ impl Registry {
         let (mut ops, mut declared) = (Vec::new(), Vec::new());
         for (service, registrations) in by_service {
             if self.service(service)?.is_none() {
-                self.check_room(declared.len())?;
-                ops.extend([declare(service, &registrations)?, self.declared_here(service)]);
+                self.check_declaration_limit(declared.len())?;
+                ops.extend([declare(service, &registrations)?, self.declaration_marker(service)]);
                 declared.push(service.clone());
             }
             let names: HashSet<_> = registrations.iter().map(|r| r.endpoint.instance.as_str()).collect();
             let held = self.endpoints_of(service, |instance| names.contains(instance));
-            let mut by_instance: BTreeMap<_, Vec<&Held>> = BTreeMap::new();
+            let mut by_instance: BTreeMap<_, Vec<&StoredEndpoint>> = BTreeMap::new();
             for held in &held {
                 by_instance.entry(&held.endpoint.instance).or_default().push(held);
             }
@@ -65,33 +65,33 @@ impl Registry {
         Ok((ops, declared))
     }
 
-    /// Refuses to declare another service where registrations have declared as many as they may, besides `more`.
-    fn check_room(&self, more: usize) -> Result<(), RegistryError> {
-        if self.declarations().len() + more < MAX_DECLARED {
+    /// Refuses a declaration beyond the limit; `more` are part of the same batch.
+    fn check_declaration_limit(&self, more: usize) -> Result<(), RegistryError> {
+        if self.declarations().len() + more < MAX_AUTO_DECLARED {
             return Ok(());
         }
         self.shared.declarations_refused.fetch_add(1, Relaxed);
-        let problem = format!("{MAX_DECLARED} services are declared by registrations alone");
+        let problem = format!("{MAX_AUTO_DECLARED} services are declared by registrations alone");
         let hint = "declare this service with 'fairmesh apply', then register again";
         Err(RegistryError::refused("service", problem, hint))
     }
 
-    /// Starts the leases of what is registered now, and mends what ran out in between.
+    /// Grants the leases of registered endpoints, and restores records that expired in between.
     async fn grant(&self, registrations: &[Registration]) -> Result<(), RegistryError> {
         let now = Instant::now();
         let mut was_lost = false;
         for registration in registrations {
-            let who = registration.claim();
+            let instance = registration.claim();
             match registration.endpoint.lease {
-                Some(term) => was_lost |= self.leases().grant(who, term, now),
-                None => self.leases().end(&who.instance),
+                Some(term) => was_lost |= self.leases().grant(instance, term, now),
+                None => self.leases().end(&instance.instance),
             }
         }
         self.shared.lease_granted.notify_one();
         if was_lost {
             // It may have been marked as lost between the write and the grant.
             let changed = self.change(|| self.register_ops(registrations)).await?;
-            changed.told.into_iter().for_each(|service| self.declarations().add(service));
+            changed.output.into_iter().for_each(|service| self.declarations().add(service));
         }
         Ok(())
     }
@@ -102,7 +102,7 @@ impl Registration {
         self.endpoint.validate()?;
         if self.endpoint.state == EndpointState::Lost {
             let hint = "write starting, serving or draining";
-            return Err(Invalid::new("state", "an endpoint that registers is not lost", hint));
+            return Err(Invalid::new("state", "an endpoint cannot register as lost", hint));
         }
         self.protocol().map(|_| ())
     }
@@ -119,28 +119,28 @@ impl Registration {
         }
     }
 
-    /// What to write, given what is there of this instance: itself, and itself in a region that it left.
+    /// The writes, given the present records of this instance, possibly in a region that it left.
     ///
     /// # Errors
-    /// `Refused` when a later process is there; one that was lost may have been later by a clock that was wrong.
-    fn ops(&self, before: &[&Held], ops: &mut Vec<Op>) -> Result<(), RegistryError> {
-        let there = |held: &&&Held| held.endpoint.state != EndpointState::Lost;
+    /// `Refused` when a later process is registered; a lost one does not count, since its clock may have been wrong.
+    fn ops(&self, before: &[&StoredEndpoint], ops: &mut Vec<Op>) -> Result<(), RegistryError> {
+        let there = |held: &&&StoredEndpoint| held.endpoint.state != EndpointState::Lost;
         if before.iter().filter(there).any(|held| self.is_outdated(&held.endpoint, now_ms())) {
-            let InstanceRef { service, instance } = self.who();
-            let problem = format!("a process that started later is '{instance}' of {service} now");
-            let hint = "stop one of the two, or give each an instance id of its own";
+            let InstanceRef { service, instance } = self.instance_ref();
+            let problem = format!("a process that started later is registered as '{instance}' of {service}");
+            let hint = "stop one of the two processes, or give each its own instance id";
             return Err(RegistryError::refused("instance", problem, hint));
         }
         let region = &self.endpoint.location.region;
-        let (same, elsewhere): (Vec<&Held>, Vec<&Held>) =
+        let (same, elsewhere): (Vec<&StoredEndpoint>, Vec<&StoredEndpoint>) =
             before.iter().partition(|held| held.endpoint.location.region == *region);
         ops.extend(elsewhere.iter().map(|held| held.delete()));
-        // Its successor does not drain because it did.
-        let same_process = |held: &&&Held| self.claim().fits(held.endpoint.incarnation());
+        // A drain does not pass on to a successor.
+        let same_process = |held: &&&StoredEndpoint| self.claim().matches(held.endpoint.incarnation());
         let mut mine = before.iter().filter(same_process);
         let draining = mine.any(|held| held.endpoint.state == EndpointState::Draining);
         let mut endpoint: Endpoint = self.endpoint.clone();
-        if draining && !self.state_meant {
+        if draining && !self.explicit_state {
             endpoint.state = EndpointState::Draining;
         }
         match same.first() {
@@ -157,11 +157,11 @@ impl Registration {
     }
 }
 
-/// Declares a service by its first registration, so that a newcomer needs no file.
+/// Declares a service by its first registration.
 fn declare(service: &ServiceName, registrations: &[&Registration]) -> Result<Op, Invalid> {
-    let told = registrations.iter().find_map(|registration| registration.declaration.clone());
-    let declaration = match (told, registrations.first()) {
-        (Some(told), _) => told,
+    let declared_as = registrations.iter().find_map(|registration| registration.declaration.clone());
+    let declaration = match (declared_as, registrations.first()) {
+        (Some(declared_as), _) => declared_as,
         (None, first) => Service {
             kind: ServiceKind::Replicated,
             protocol: first.map_or(Ok(Protocol::default()), |first| first.protocol())?,

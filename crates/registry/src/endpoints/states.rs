@@ -4,56 +4,56 @@ use fairmesh_model::{EndpointState, Prefix};
 use fairmesh_rib::Op;
 use tokio::time::Instant;
 
-use super::{Claim, InstanceRef, StateReport, check_batch, expiry::MARKED_AT_ONCE};
-use crate::{Registry, RegistryError, leases::Renewal, view::Held};
+use super::{InstanceClaim, InstanceRef, StateReport, check_batch, expiry::EXPIRY_BATCH};
+use crate::{Registry, RegistryError, leases::Renewal, stored_records::StoredEndpoint};
 
 /// The longest wait for callers to move that one drain may ask for.
-const LONGEST_DRAIN: Duration = Duration::from_secs(3600);
+const MAX_DRAIN_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// What a drain came to.
+/// The result of a drain.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Drained {
-    /// The revision that says so.
+pub struct DrainOutcome {
+    /// The revision of the drain.
     pub revision: u64,
-    /// Whether every caller has applied it: none of them begins another call to these endpoints.
+    /// Whether every caller has applied it: none starts another call to these endpoints.
     pub callers_moved: bool,
-    /// Those that have not, for people.
+    /// The watchers that have not, for operators.
     pub behind: Vec<String>,
 }
 
 impl Registry {
-    /// Renews leases, and answers those instances that have to register anew. Writes nothing, unless one that was lost
-    /// is back.
+    /// Renews leases; returns the instances that have to register again. Writes nothing, unless a lost endpoint renews.
     ///
     /// # Errors
-    /// `Unavailable` when one that is back cannot be written; the others are renewed.
-    pub async fn renew(&self, instances: &[Claim]) -> Result<Vec<InstanceRef>, RegistryError> {
+    /// `Unavailable` when a returned endpoint cannot be written; the others are renewed.
+    pub async fn renew(&self, instances: &[InstanceClaim]) -> Result<Vec<InstanceRef>, RegistryError> {
         check_batch("instances", named(instances))?;
         let now = Instant::now();
-        let (mut back, mut strange) = (Vec::new(), Vec::new());
-        for who in instances {
-            let renewal = self.leases().renew(who, now);
+        let (mut back, mut unleased) = (Vec::new(), Vec::new());
+        for instance in instances {
+            let renewal = self.leases().renew(instance, now);
             match renewal {
-                Renewal::Kept => {}
-                Renewal::WasLost => back.push(who.instance.clone()),
-                Renewal::Unknown => strange.push(who.clone()),
+                Renewal::Renewed => {}
+                Renewal::WasLost => back.push(instance.instance.clone()),
+                Renewal::Unknown => unleased.push(instance.clone()),
             }
         }
-        let mut unknown = self.adopt(strange, now);
+        let mut unknown = self.adopt(unleased, now);
         if !back.is_empty() {
-            unknown.extend(self.welcome_back(&back).await?);
+            unknown.extend(self.restore_lost(&back).await?);
         }
         Ok(unknown)
     }
 
-    /// Takes up the leases of records that another writer made; answers those that have no record, or not this process's.
-    fn adopt(&self, strange: Vec<Claim>, now: Instant) -> Vec<InstanceRef> {
-        let found = self.find_claimed(&strange);
+    /// Adopts leases of records that another writer made; returns the instances without a record, or with another
+    /// process's.
+    fn adopt(&self, unleased: Vec<InstanceClaim>, now: Instant) -> Vec<InstanceRef> {
+        let found = self.find_claimed(&unleased);
         let mut unknown = Vec::new();
-        for (who, held) in strange.into_iter().zip(found) {
+        for (instance, held) in unleased.into_iter().zip(found) {
             match held.map(|held| (held.endpoint.lease, held.claim())) {
-                None => unknown.push(who.instance),
-                // Somebody else vouches for it.
+                None => unknown.push(instance.instance),
+                // Without a lease, its writer keeps it registered.
                 Some((None, _)) => {}
                 Some((Some(term), registered)) => {
                     self.leases().grant(registered, term, now);
@@ -64,20 +64,21 @@ impl Registry {
         unknown
     }
 
-    /// Lost endpoints renewed: their records are mended, then their leases run again.
-    async fn welcome_back(&self, back: &[InstanceRef]) -> Result<Vec<InstanceRef>, RegistryError> {
-        let before: Vec<_> = back.iter().map(|who| (who.clone(), self.leases().state_before(who))).collect();
-        self.mend(&before).await?;
+    /// Restores the records of lost endpoints that renewed, then grants their leases.
+    async fn restore_lost(&self, back: &[InstanceRef]) -> Result<Vec<InstanceRef>, RegistryError> {
+        let before: Vec<_> =
+            back.iter().map(|instance| (instance.clone(), self.leases().state_before(instance))).collect();
+        self.restore_states(&before).await?;
         let now = Instant::now();
         let mut unknown = Vec::new();
-        for (who, held) in back.iter().zip(self.find(back)) {
+        for (instance, held) in back.iter().zip(self.find(back)) {
             match held.and_then(|held| Some((held.endpoint.lease?, held.claim()))) {
                 Some((term, registered)) => {
                     self.leases().grant(registered, term, now);
                 }
                 None => {
-                    self.leases().end(who);
-                    unknown.push(who.clone());
+                    self.leases().end(instance);
+                    unknown.push(instance.clone());
                 }
             }
         }
@@ -85,10 +86,13 @@ impl Registry {
         Ok(unknown)
     }
 
-    /// Gives those that are marked as lost the state back that they had.
-    pub(super) async fn mend(&self, back: &[(InstanceRef, EndpointState)]) -> Result<(), RegistryError> {
-        for back in back.chunks(MARKED_AT_ONCE) {
-            let instances: Vec<_> = back.iter().map(|(who, _)| who.clone()).collect();
+    /// Restores the earlier states of endpoints that are marked as lost.
+    pub(super) async fn restore_states(
+        &self,
+        back: &[(InstanceRef, EndpointState)],
+    ) -> Result<(), RegistryError> {
+        for back in back.chunks(EXPIRY_BATCH) {
+            let instances: Vec<_> = back.iter().map(|(instance, _)| instance.clone()).collect();
             let plan = || {
                 let found = self.find(&instances).into_iter().zip(back);
                 let found = found.filter_map(|(held, (_, before))| Some((held?, *before)));
@@ -100,12 +104,12 @@ impl Registry {
         Ok(())
     }
 
-    /// Sets states, all or none, and answers the revision.
+    /// Sets states, all or none; returns the revision.
     ///
     /// # Errors
-    /// `NotFound` when one is not registered, or by another process.
+    /// `NotFound` when an instance is not registered, or by another process.
     pub async fn report(&self, reports: &[StateReport]) -> Result<u64, RegistryError> {
-        let claims: Vec<_> = reports.iter().map(|report| report.who.clone()).collect();
+        let claims: Vec<_> = reports.iter().map(|report| report.claim.clone()).collect();
         check_batch("reports", named(&claims))?;
         let plan = || {
             let held = self.find_all("reports", &claims)?;
@@ -116,13 +120,17 @@ impl Registry {
         Ok(self.change(plan).await?.revision)
     }
 
-    /// Marks endpoints as draining, then waits until every caller has applied that, at most for `patience` (ServiceRouter §3.2),
-    /// which counts as an hour where it is longer. Dropped meanwhile, it leaves them draining.
+    /// Marks endpoints as draining, then waits until every caller has applied that, at most for `timeout`
+    /// (ServiceRouter §3.2), an hour at most. Dropped meanwhile, it leaves them draining.
     ///
     /// # Errors
-    /// `NotFound` when one is not registered, or by another process; nothing is drained then.
-    pub async fn drain(&self, instances: &[Claim], patience: Duration) -> Result<Drained, RegistryError> {
-        let deadline = Instant::now() + patience.min(LONGEST_DRAIN);
+    /// `NotFound` when an instance is not registered, or by another process; nothing is drained then.
+    pub async fn drain(
+        &self,
+        instances: &[InstanceClaim],
+        timeout: Duration,
+    ) -> Result<DrainOutcome, RegistryError> {
+        let deadline = Instant::now() + timeout.min(MAX_DRAIN_TIMEOUT);
         check_batch("instances", named(instances))?;
         let plan = || {
             let held = self.find_all("instances", instances)?;
@@ -130,10 +138,10 @@ impl Registry {
             Ok((running.map(|held| with_state(held, EndpointState::Draining)).collect(), ()))
         };
         self.change(plan).await?;
-        // Watchers acknowledge what they were sent, so each folder is waited for with its own newest revision.
+        // Watchers acknowledge what they were sent, so each prefix is waited for with its own newest revision.
         let mut folders: BTreeMap<Prefix, u64> = BTreeMap::new();
         for held in self.find_claimed(instances).into_iter().flatten() {
-            let newest = folders.entry(held.folder()).or_default();
+            let newest = folders.entry(held.region_prefix()).or_default();
             *newest = held.revision.max(*newest);
         }
         let revision = folders.values().copied().max().unwrap_or_else(|| self.node().revision().number);
@@ -143,31 +151,34 @@ impl Registry {
         }
         behind.sort();
         behind.dedup();
-        Ok(Drained { revision, callers_moved: behind.is_empty(), behind })
+        Ok(DrainOutcome { revision, callers_moved: behind.is_empty(), behind })
     }
 
-    /// Takes endpoints out, with their leases, and answers the revision. Those that are not there, or are another process
-    /// by now, are passed over.
+    /// Removes endpoints with their leases; returns the revision. Instances that are not registered, or by another
+    /// process, are skipped.
     ///
     /// # Errors
     /// `Unavailable` when the store does not take the write.
-    pub async fn deregister(&self, instances: &[Claim]) -> Result<u64, RegistryError> {
+    pub async fn deregister(&self, instances: &[InstanceClaim]) -> Result<u64, RegistryError> {
         check_batch("instances", named(instances))?;
         let plan = || {
             let found: Vec<_> = self.find_claimed(instances).into_iter().flatten().collect();
-            Ok((found.iter().map(Held::delete).collect(), found.iter().map(Held::who).collect::<Vec<_>>()))
+            Ok((
+                found.iter().map(StoredEndpoint::delete).collect(),
+                found.iter().map(StoredEndpoint::instance_ref).collect::<Vec<_>>(),
+            ))
         };
         let changed = self.change(plan).await?;
-        changed.told.iter().for_each(|who| self.forget(who));
+        changed.output.iter().for_each(|instance| self.forget(instance));
         Ok(changed.revision)
     }
 }
 
-fn named(claims: &[Claim]) -> impl ExactSizeIterator<Item = InstanceRef> + '_ {
+fn named(claims: &[InstanceClaim]) -> impl ExactSizeIterator<Item = InstanceRef> + '_ {
     claims.iter().map(|claim| claim.instance.clone())
 }
 
-pub(super) fn with_state(held: &Held, state: EndpointState) -> Op {
+pub(super) fn with_state(held: &StoredEndpoint, state: EndpointState) -> Op {
     let mut endpoint = held.endpoint.clone();
     endpoint.state = state;
     held.put(&endpoint)

@@ -1,11 +1,11 @@
-//! Loads and plans as messages.
+//! Conversion of loads and plans to messages.
 
 use std::collections::BTreeSet;
 
 use fairmesh_model::{Invalid, Role, ShardId};
 use fairmesh_wire::v1;
 
-use crate::{LoadReport, Plan, ServerLoad, ShardWork, Terms};
+use crate::{LoadReport, Plan, PlanOptions, ServerLoad, ShardWork};
 
 pub(super) fn report(message: v1::ReportShardLoadRequest) -> Result<LoadReport, Invalid> {
     let shards = message.shards.into_iter().enumerate().map(|(i, work)| {
@@ -43,9 +43,9 @@ pub(super) fn server(load: ServerLoad) -> v1::ServerLoad {
     }
 }
 
-pub(super) fn terms(message: v1::ProposeMovesRequest) -> Result<Terms, Invalid> {
+pub(super) fn options(message: v1::ProposeMovesRequest) -> Result<PlanOptions, Invalid> {
     let roles = message.replicate.into_iter().map(Role::try_from).collect::<Result<BTreeSet<_>, _>>();
-    Terms::new(message.threshold, message.max_moves, roles.map_err(|e| e.within("replicate"))?)
+    PlanOptions::new(message.threshold, message.max_moves, roles.map_err(|e| e.within("replicate"))?)
 }
 
 pub(super) fn plan(plan: Plan) -> v1::ProposeMovesResponse {

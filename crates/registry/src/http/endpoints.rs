@@ -9,11 +9,11 @@ use fairmesh_wire::transport::Waits;
 use serde::{Deserialize, Serialize};
 use tonic::Status;
 
-use super::answer::{Failure, Spec};
-use crate::{Claim, InstanceRef, Registration, Registry, RegistryError, StateReport};
+use super::json::{Failure, Spec};
+use crate::{InstanceClaim, InstanceRef, Registration, Registry, RegistryError, StateReport};
 
-/// How long a drain waits for callers when nothing else is said.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a drain waits for callers by default.
+const DEFAULT_DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -23,7 +23,7 @@ pub(super) struct Instances {
 }
 
 impl Instances {
-    fn plan(&self) -> Result<Vec<Claim>, Invalid> {
+    fn plan(&self) -> Result<Vec<InstanceClaim>, Invalid> {
         let service = service(&self.service)?;
         let instances = self.instances.iter().enumerate();
         instances
@@ -44,36 +44,38 @@ fn instance(field: &str, text: &str) -> Result<InstanceId, Invalid> {
 }
 
 #[derive(Serialize)]
-pub(super) struct Written {
+pub(super) struct RevisionResponse {
     revision: u64,
 }
 
 pub(super) async fn register(
     State(registry): State<Registry>,
     Spec(spec): Spec<EndpointsSpec>,
-) -> Result<Json<Written>, Failure> {
+) -> Result<Json<RevisionResponse>, Failure> {
     let (service, endpoints) = spec.plan()?;
     let registrations = endpoints.into_iter().zip(&spec.endpoints).map(|(endpoint, written)| Registration {
         service: service.clone(),
         endpoint,
-        state_meant: written.state.is_some(),
+        explicit_state: written.state.is_some(),
         declaration: None,
     });
     let revision = registry.register(&registrations.collect::<Vec<_>>()).await?;
-    Ok(Json(Written { revision }))
+    Ok(Json(RevisionResponse { revision }))
 }
 
 #[derive(Serialize)]
-pub(super) struct Renewed {
+pub(super) struct RenewResponse {
     unknown: Vec<String>,
 }
 
 pub(super) async fn renew(
     State(registry): State<Registry>,
     Spec(body): Spec<Instances>,
-) -> Result<Json<Renewed>, Failure> {
+) -> Result<Json<RenewResponse>, Failure> {
     let unknown = registry.renew(&body.plan()?).await?;
-    Ok(Json(Renewed { unknown: unknown.iter().map(|who| who.instance.to_string()).collect() }))
+    Ok(Json(RenewResponse {
+        unknown: unknown.iter().map(|instance| instance.instance.to_string()).collect(),
+    }))
 }
 
 #[derive(Deserialize)]
@@ -93,15 +95,15 @@ struct Report {
 pub(super) async fn report(
     State(registry): State<Registry>,
     Spec(body): Spec<Reports>,
-) -> Result<Json<Written>, Failure> {
+) -> Result<Json<RevisionResponse>, Failure> {
     let service = service(&body.service)?;
     let reports = body.reports.iter().enumerate().map(|(i, report)| {
         let instance = instance(&format!("reports[{i}].instance"), &report.instance)?;
-        let who = InstanceRef { service: service.clone(), instance }.into();
-        Ok(StateReport { who, state: report.state })
+        let claim = InstanceRef { service: service.clone(), instance }.into();
+        Ok(StateReport { claim, state: report.state })
     });
     let reports = reports.collect::<Result<Vec<_>, Invalid>>()?;
-    Ok(Json(Written { revision: registry.report(&reports).await? }))
+    Ok(Json(RevisionResponse { revision: registry.report(&reports).await? }))
 }
 
 #[derive(Deserialize)]
@@ -114,7 +116,7 @@ pub(super) struct Drain {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Drained {
+pub(super) struct DrainOutcome {
     revision: u64,
     callers_moved: bool,
     behind: Vec<String>,
@@ -124,23 +126,23 @@ pub(super) async fn drain(
     State(registry): State<Registry>,
     extensions: Extensions,
     Spec(body): Spec<Drain>,
-) -> Result<Json<Drained>, Failure> {
+) -> Result<Json<DrainOutcome>, Failure> {
     let Drain { service, instances, deadline } = body;
-    let patience = deadline.map_or(Ok(PATIENCE), |text| read_duration(&text));
-    let patience = patience.map_err(|e| e.within("deadline"))?;
+    let timeout = deadline.map_or(Ok(DEFAULT_DRAIN_TIMEOUT), |text| read_duration(&text));
+    let timeout = timeout.map_err(|e| e.within("deadline"))?;
     let instances = Instances { service, instances }.plan()?;
-    let drained = Waits::of_http(&extensions).run(registry.drain(&instances, patience)).await;
+    let drained = Waits::of_http(&extensions).run(registry.drain(&instances, timeout)).await;
     let unavailable =
         |refused: Status| Invalid::new("deadline", refused.message(), "ask for less time, or later");
     let drained = drained.map_err(|refused| RegistryError::Unavailable(unavailable(refused)))??;
-    let crate::Drained { revision, callers_moved, behind } = drained;
-    Ok(Json(Drained { revision, callers_moved, behind }))
+    let crate::DrainOutcome { revision, callers_moved, behind } = drained;
+    Ok(Json(DrainOutcome { revision, callers_moved, behind }))
 }
 
 pub(super) async fn deregister(
     State(registry): State<Registry>,
     Spec(body): Spec<Instances>,
-) -> Result<Json<Written>, Failure> {
+) -> Result<Json<RevisionResponse>, Failure> {
     let revision = registry.deregister(&body.plan()?).await?;
-    Ok(Json(Written { revision }))
+    Ok(Json(RevisionResponse { revision }))
 }

@@ -9,8 +9,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::task::spawn_blocking;
 
-use super::{answer::Failure, shards::service};
-use crate::{Forecast, Registry, RegistryError, ServerLoad, Terms};
+use super::{json::Failure, shards::service};
+use crate::{Forecast, PlanOptions, Registry, RegistryError, ServerLoad};
 
 type Name = Path<(String, String)>;
 
@@ -36,36 +36,36 @@ fn server(load: &ServerLoad) -> Value {
     })
 }
 
-/// What may stand behind the question mark.
+/// The query parameters of a plan.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
-pub(super) struct Asked {
+pub(super) struct PlanQuery {
     threshold: u32,
     max_moves: u32,
-    /// With commas between.
+    /// Separated by commas.
     replicate: String,
 }
 
-impl Asked {
-    fn terms(&self) -> Result<Terms, Invalid> {
+impl PlanQuery {
+    fn options(&self) -> Result<PlanOptions, Invalid> {
         let roles = self.replicate.split(',').filter(|role| !role.is_empty());
         let roles: Result<BTreeSet<_>, _> = roles.map(Role::new).collect();
-        Terms::new(self.threshold, self.max_moves, roles.map_err(|e| e.within("replicate"))?)
+        PlanOptions::new(self.threshold, self.max_moves, roles.map_err(|e| e.within("replicate"))?)
     }
 }
 
 pub(super) async fn plan(
     State(registry): State<Registry>,
     name: Name,
-    Query(asked): Query<Asked>,
+    Query(query): Query<PlanQuery>,
 ) -> Result<Json<Value>, Failure> {
-    let (service, terms) = (service(name)?, asked.terms()?);
-    // A map of millions of shards takes seconds.
-    let plan = spawn_blocking(move || registry.propose(&service, &terms)).await;
-    let stopped = |_| RegistryError::refused("service", "planning was stopped".into(), "ask again");
+    let (service, options) = (service(name)?, query.options()?);
+    // Takes seconds for a map of millions of shards.
+    let plan = spawn_blocking(move || registry.propose(&service, &options)).await;
+    let stopped = |_| RegistryError::refused("service", "planning was stopped".into(), "retry");
     let plan = plan.map_err(stopped)??;
-    let moves = plan.moves.iter().map(|wish| {
-        let ShardMove { shard, role, from, to } = wish;
+    let moves = plan.moves.iter().map(|shard_move| {
+        let ShardMove { shard, role, from, to } = shard_move;
         json!({"shard": shard.0, "role": role, "from": from, "to": to})
     });
     let servers = plan.servers.iter().map(|server| {

@@ -10,7 +10,7 @@ use fairmesh_model::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::answer::{Failure, Spec};
+use super::json::{Failure, Spec};
 use crate::{InstanceRef, Registry};
 
 type Name = Path<(String, String)>;
@@ -92,20 +92,20 @@ pub(super) async fn begin_move(
     Spec(body): Spec<Move>,
 ) -> Result<(StatusCode, Json<Value>), Failure> {
     let named = |instance: Option<String>| instance.map(InstanceId::new).transpose();
-    let wish = ShardMove {
+    let shard_move = ShardMove {
         shard: ShardId(body.shard),
         role: Role::new(&body.role).map_err(|e| e.within("role"))?,
         from: named(body.from).map_err(|e| e.within("from"))?,
         to: named(body.to).map_err(|e| e.within("to"))?,
     };
-    registry.move_shard(&service(name)?, &wish).await?;
+    registry.move_shard(&service(name)?, &shard_move).await?;
     Ok((StatusCode::ACCEPTED, Json(json!({}))))
 }
 
 pub(super) async fn moves(State(registry): State<Registry>, name: Name) -> Result<Json<Value>, Failure> {
     let moves = registry.list_moves(&service(name)?)?;
     let moves = moves.iter().map(|status| {
-        let ShardMove { shard, role, from, to } = &status.wish;
+        let ShardMove { shard, role, from, to } = &status.shard_move;
         let phase = status.phase.to_string();
         json!({"shard": shard.0, "role": role, "from": from, "to": to, "phase": phase})
     });
@@ -125,7 +125,7 @@ pub(super) async fn ready(
     Spec(body): Spec<Ready>,
 ) -> Result<Json<Value>, Failure> {
     let instance = InstanceId::new(&body.instance).map_err(|e| e.within("instance"))?;
-    let who = InstanceRef { service: service(name)?, instance }.into();
-    registry.report_shards(&who, body.ready.into_iter().map(ShardId))?;
+    let claim = InstanceRef { service: service(name)?, instance }.into();
+    registry.report_shards(&claim, body.ready.into_iter().map(ShardId))?;
     Ok(Json(json!({})))
 }

@@ -1,61 +1,61 @@
 use fairmesh_model::{counted, suggestion};
 use serde_saphyr::{DefaultMessageFormatter, Error, Location, MessageFormatter};
 
-use super::pieces::Piece;
+use super::documents::DocumentText;
 
-/// Why a file is refused, and where. Line and column count from 1; the span is in bytes of the file, for labels.
+/// A parse error with its position. Line and column count from 1; the span is in bytes of the file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{file}:{line}:{column}: {message}; {hint}")]
 pub struct ManifestError {
-    /// What the caller called the file.
+    /// The name of the file, as passed by the caller.
     pub file: String,
     /// The line.
     pub line: usize,
     /// The column, in characters.
     pub column: usize,
-    /// Where the span starts.
+    /// The start of the span.
     pub offset: usize,
-    /// How long it is; never past the end of the line.
+    /// The length of the span; never past the end of the line.
     pub length: usize,
-    /// What is wrong, quoting the value, with the path of the field where there is one.
+    /// The problem, quoting the value, with the path of the field if there is one.
     pub message: String,
-    /// What to write instead.
+    /// The remedy.
     pub hint: String,
 }
 
-/// A refusal within one document, before it is known where the document lies in its file.
-pub(super) struct Place {
+/// An error within one document, before the position of the document in its file is known.
+pub(super) struct Diagnostic {
     location: Option<Location>,
     message: String,
     hint: String,
 }
 
-impl Place {
+impl Diagnostic {
     pub(super) fn at(location: Location, message: impl Into<String>, hint: impl Into<String>) -> Self {
         let location = Some(location).filter(|location| location.line() > 0);
         Self { location, message: message.into(), hint: hint.into() }
     }
 
-    /// Wrong as a whole: shown at the first line of the document.
+    /// An error of the whole document: shown at its first line.
     pub(super) fn at_start(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { location: None, message: message.into(), hint: hint.into() }
     }
 }
 
 impl ManifestError {
-    pub(super) fn new(file: &str, text: &str, piece: &Piece<'_>, place: Place) -> Self {
-        let (line, column) = match place.location {
+    pub(super) fn new(file: &str, text: &str, piece: &DocumentText<'_>, diagnostic: Diagnostic) -> Self {
+        let (line, column) = match diagnostic.location {
             Some(at) => (piece.lines_before + number(at.line()), number(at.column()).max(1)),
             None => (piece.first_line, 1),
         };
-        // By line and column, so that a parser that knows no bytes loses nothing.
+        // By line and column, since some parser errors have no byte position.
         let start: usize = text.split_inclusive('\n').take(line - 1).map(str::len).sum();
         let written = text[start..].lines().next().unwrap_or_default();
         let before: usize = written.chars().take(column - 1).map(char::len_utf8).sum();
         let rest = written[before..].trim_end();
-        let told = place.location.and_then(|at| at.span().byte_len()).map_or(0, number);
-        let length = if told == 0 || !rest.is_char_boundary(told) { rest.len() } else { told };
-        let Place { message, hint, .. } = place;
+        let span = diagnostic.location.and_then(|at| at.span().byte_len()).map_or(0, number);
+        let length = if span == 0 || !rest.is_char_boundary(span) { rest.len() } else { span };
+        let Diagnostic { message, hint, .. } = diagnostic;
         Self { file: file.to_owned(), line, column, offset: start + before, length, message, hint }
     }
 }
@@ -65,30 +65,30 @@ fn number(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
-/// Says what the parser found in words for people, with a hint.
-pub(super) fn refusal(error: &Error) -> Place {
+/// Converts a parser error to a message and a hint.
+pub(super) fn parse_error(error: &Error) -> Diagnostic {
     let error = error.without_snippet();
     if let Error::AliasError { error, .. } = error {
-        return refusal(error);
+        return parse_error(error);
     }
-    let (message, hint) = words(error);
-    Place { location: error.location().filter(|location| location.line() > 0), message, hint }
+    let (message, hint) = message_and_hint(error);
+    Diagnostic { location: error.location().filter(|location| location.line() > 0), message, hint }
 }
 
-fn words(error: &Error) -> (String, String) {
+fn message_and_hint(error: &Error) -> (String, String) {
     match error {
         Error::SerdeUnknownField { field, expected, .. } => {
             (format!("there is no field '{field}' here"), suggestion::hint(field, expected))
         }
         Error::SerdeUnknownVariant { variant, expected, .. } => {
-            (format!("'{variant}' is not known here"), suggestion::hint(variant, expected))
+            (format!("'{variant}' is not a known value"), suggestion::hint(variant, expected))
         }
         Error::SerdeMissingField { field, .. } => {
             (format!("the field '{field}' is missing"), format!("add '{field}: …' here"))
         }
         Error::SerdeInvalidType { unexpected, expected, .. }
         | Error::SerdeInvalidValue { unexpected, expected, .. } => {
-            (format!("{unexpected} cannot stand here"), format!("write {expected}"))
+            (format!("{unexpected} is not valid here"), format!("write {expected}"))
         }
         Error::SerdeInvalidLength { len, expected, .. } => {
             (format!("the list here has {}", counted(*len, "entry")), format!("write {expected}"))
@@ -97,26 +97,26 @@ fn words(error: &Error) -> (String, String) {
             format!("the field '{}' is written twice", key.as_deref().unwrap_or("?")),
             "keep one of the two".into(),
         ),
-        // What specs themselves refuse while they are read.
+        // Errors raised by specs while they are parsed.
         Error::Message { msg, .. } if msg.contains("; ") => {
-            let (problem, hint) = msg.split_once("; ").unwrap_or((msg, FORM));
+            let (problem, hint) = msg.split_once("; ").unwrap_or((msg, SYNTAX_HINT));
             (problem.to_owned(), hint.to_owned())
         }
         other => {
-            let (message, hint) = shape(other).unwrap_or_default();
+            let (message, hint) = type_mismatch(other).unwrap_or_default();
             match message {
-                "" => (DefaultMessageFormatter.format_message(other).into_owned(), FORM.into()),
+                "" => (DefaultMessageFormatter.format_message(other).into_owned(), SYNTAX_HINT.into()),
                 message => (message.into(), hint.into()),
             }
         }
     }
 }
 
-/// What helps against most slips of form: the parser notices them where they end.
-const FORM: &str = "check the indentation and the quotes of this line and the one before";
+/// The hint for most syntax errors: the parser notices them where they end.
+const SYNTAX_HINT: &str = "check the indentation and the quotes of this line and the one before";
 
-/// Refusals of something that is good YAML and the wrong sort of thing.
-fn shape(error: &Error) -> Option<(&'static str, &'static str)> {
+/// Errors about valid YAML of the wrong type.
+fn type_mismatch(error: &Error) -> Option<(&'static str, &'static str)> {
     Some(match error {
         Error::Unexpected { expected: "sequence start", .. } => {
             ("a list belongs here", "write lines that start with '- ', or [a, b]")

@@ -56,7 +56,7 @@ fn a_file_of_every_kind_is_read() {
 }
 
 #[test]
-fn what_is_printed_is_accepted() {
+fn printed_documents_are_accepted() {
     for document in parse("shop.yaml", GOOD).unwrap() {
         let printed = serde_saphyr::to_string(&Spec::from(&document.plan)).unwrap();
         let again = parse("printed", &printed).unwrap_or_else(|e| panic!("{e}\n{printed}"));
@@ -66,7 +66,7 @@ fn what_is_printed_is_accepted() {
     }
 }
 
-/// Where and why a file is refused, with the text under the span.
+/// The position and the message of an error, with the text of the span.
 fn refused(text: &str) -> (usize, usize, String, ManifestError) {
     let error = parse("shop.yaml", text).unwrap_err();
     assert!(!error.hint.is_empty(), "{error}");

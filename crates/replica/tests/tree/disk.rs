@@ -1,64 +1,64 @@
-//! What a replica keeps on disk, and what it does without.
+//! A replica's copy on disk, and its recovery without one.
 
 use std::{fs, time::Duration};
 
 use fairmesh_store::ReplicaFile;
 
 use crate::{
-    forest::Forest,
+    processes::Processes,
     support::{Memory, Reader, copy, prefix},
 };
 
 #[tokio::test]
-async fn without_an_upstream_it_serves_from_disk_with_its_age_and_then_catches_up_by_what_it_missed() {
-    let forest = Forest::new();
+async fn without_an_upstream_it_serves_from_disk_with_its_age_and_then_resumes() {
+    let processes = Processes::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x"), ("/a/2", "x")]);
-    let control = forest.control("control", &memory).await;
+    let control = processes.control("control", &memory).await;
     let upstream = [control.address.clone()];
-    let replica = forest.replica("replica", &upstream).await;
+    let replica = processes.replica("replica", &upstream).await;
     let mut old = Reader::following(&[&replica.address], &["/a/"]).await;
     memory.put(&[("/a/2", "y")]);
     old.update().await;
     control.stop().await;
-    assert!(old.contact().await > Duration::ZERO);
+    assert!(old.age_update().await > Duration::ZERO);
     replica.stop().await;
 
-    let replica = forest.replica("replica", &upstream).await;
+    let replica = processes.replica("replica", &upstream).await;
     let mut fresh = Reader::start(&[&replica.address], true);
     fresh.handle.subscribe(prefix("/a/"));
     let update = fresh.update().await;
     assert_eq!(fresh.copy, copy(&[("/a/1", "x"), ("/a/2", "y")]));
     assert_eq!(update.revision.number, 2);
     assert!(update.snapshots[0].age > Duration::ZERO, "{:?}", update.snapshots[0].age);
-    assert_eq!(old.update().await.resumed.len(), 1, "one that was there before needs no snapshot");
-    assert!(replica.page("/readyz").await.contains("from what is held"));
+    assert_eq!(old.update().await.resumed.len(), 1, "a returning reader needs no snapshot");
+    assert!(replica.page("/readyz").await.contains("from the copy on disk"));
     replica.shows(&["connected 0", "revision 2"]).await;
 
     memory.put(&[("/a/1", "z")]);
-    let control = forest.control("control", &memory).await;
+    let control = processes.control("control", &memory).await;
     while fresh.copy["/a/1"] != "z" {
         let update = fresh.update().await;
-        assert_eq!((update.snapshots.len(), update.puts.len()), (0, 1), "only what it missed");
+        assert_eq!((update.snapshots.len(), update.puts.len()), (0, 1), "only the missed changes");
     }
-    assert_eq!(fresh.contact().await, Duration::ZERO);
+    assert_eq!(fresh.age_update().await, Duration::ZERO);
     replica.shows(&["connected 1", "snapshots_total 0", "deltas_total 1", "data_age_seconds 0.0"]).await;
     replica.stop().await;
     control.stop().await;
 }
 
 #[tokio::test]
-async fn a_reader_that_was_not_told_of_others_changes_resumes_after_a_restart_without_a_snapshot() {
-    let forest = Forest::new();
+async fn an_idle_reader_resumes_after_a_restart_without_a_snapshot() {
+    let processes = Processes::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x"), ("/a/2", "x"), ("/b/1", "x")]);
-    let control = forest.control("control", &memory).await;
+    let control = processes.control("control", &memory).await;
     let upstream = [control.address.clone()];
-    let replica = forest.replica("replica", &upstream).await;
+    let replica = processes.replica("replica", &upstream).await;
     let mut quiet = Reader::following(&[&replica.address], &["/a/"]).await;
     let mut busy = Reader::following(&[&replica.address], &["/b/"]).await;
     replica.stop().await;
-    let replica = forest.replica("replica", &upstream).await;
+    let replica = processes.replica("replica", &upstream).await;
     assert_eq!((quiet.update().await.resumed.len(), busy.update().await.resumed.len()), (1, 1));
     for i in 0..10 {
         memory.put(&[("/b/1", &i.to_string())]);
@@ -70,7 +70,7 @@ async fn a_reader_that_was_not_told_of_others_changes_resumes_after_a_restart_wi
     memory.put(&[("/a/1", "y")]);
     memory.delete("/a/2");
 
-    let replica = forest.replica("replica", &upstream).await;
+    let replica = processes.replica("replica", &upstream).await;
     while quiet.copy != copy(&[("/a/1", "y")]) {
         let update = quiet.update().await;
         assert!(update.snapshots.is_empty(), "{update:?}");
@@ -81,11 +81,11 @@ async fn a_reader_that_was_not_told_of_others_changes_resumes_after_a_restart_wi
 
 #[tokio::test]
 async fn a_stop_leaves_the_last_revision_on_disk() {
-    let forest = Forest::new();
+    let processes = Processes::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x"), ("/a/2", "x")]);
-    let control = forest.control("control", &memory).await;
-    let replica = forest.replica("replica", std::slice::from_ref(&control.address)).await;
+    let control = processes.control("control", &memory).await;
+    let replica = processes.replica("replica", std::slice::from_ref(&control.address)).await;
     let mut reader = Reader::following(&[&replica.address], &["/"]).await;
     for i in 0..50 {
         memory.put(&[("/a/1", &i.to_string()), (&format!("/b/{i}"), "x")]);
@@ -96,35 +96,35 @@ async fn a_stop_leaves_the_last_revision_on_disk() {
     }
     replica.stop().await;
     control.stop().await;
-    let (_, copied) = ReplicaFile::open(forest.copy("replica")).unwrap();
+    let (_, copied) = ReplicaFile::open(processes.copy("replica")).unwrap();
     let copied = copied.unwrap();
     assert_eq!((copied.revision, copied.entries), memory.node.read(&[prefix("/")]));
 }
 
 #[tokio::test]
 async fn a_copy_that_is_wiped_damaged_or_of_another_store_is_fetched_again() {
-    let forest = Forest::new();
+    let processes = Processes::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x"), ("/a/2", "x")]);
-    let mut control = forest.control("control", &memory).await;
+    let mut control = processes.control("control", &memory).await;
     let upstream = [control.address.clone()];
-    forest.replica("replica", &upstream).await.stop().await;
+    processes.replica("replica", &upstream).await.stop().await;
 
-    fs::remove_dir_all(forest.state("replica")).unwrap();
-    let replica = forest.replica("replica", &upstream).await;
+    fs::remove_dir_all(processes.state("replica")).unwrap();
+    let replica = processes.replica("replica", &upstream).await;
     let reader = Reader::following(&[&replica.address], &["/a/"]).await;
     assert_eq!(reader.copy.len(), 2);
     drop(reader);
     replica.stop().await;
 
-    let mut bytes = fs::read(forest.copy("replica")).unwrap();
+    let mut bytes = fs::read(processes.copy("replica")).unwrap();
     let middle = bytes.len() / 2;
     bytes[64..middle].fill(0x5a);
-    fs::write(forest.copy("replica"), bytes).unwrap();
-    let replica = forest.replica("replica", &upstream).await;
+    fs::write(processes.copy("replica"), bytes).unwrap();
+    let replica = processes.replica("replica", &upstream).await;
     let reader = Reader::following(&[&replica.address], &["/a/"]).await;
     assert_eq!(reader.copy.len(), 2);
-    assert!(forest.state("replica").join("copy.unreadable").exists(), "kept for whoever wants to know");
+    assert!(processes.state("replica").join("copy.unreadable").exists(), "kept for inspection");
     replica.shows(&["snapshots_total 1"]).await;
     drop(reader);
     replica.stop().await;
@@ -132,8 +132,8 @@ async fn a_copy_that_is_wiped_damaged_or_of_another_store_is_fetched_again() {
     control.stop().await;
     let other = Memory::new(2);
     other.put(&[("/a/1", "other")]);
-    control = forest.control("control", &other).await;
-    let replica = forest.replica("replica", &upstream).await;
+    control = processes.control("control", &other).await;
+    let replica = processes.replica("replica", &upstream).await;
     let mut reader = Reader::start(&[&replica.address], true);
     reader.handle.subscribe(prefix("/a/"));
     while reader.copy != copy(&[("/a/1", "other")]) {
@@ -141,7 +141,11 @@ async fn a_copy_that_is_wiped_damaged_or_of_another_store_is_fetched_again() {
     }
     replica.stop().await;
     control.stop().await;
-    let (_, copied) = ReplicaFile::open(forest.copy("replica")).unwrap();
+    let (_, copied) = ReplicaFile::open(processes.copy("replica")).unwrap();
     let copied = copied.unwrap();
-    assert_eq!((copied.revision, copied.entries), other.node.read(&[prefix("/")]), "nothing of the old one");
+    assert_eq!(
+        (copied.revision, copied.entries),
+        other.node.read(&[prefix("/")]),
+        "nothing of the old store"
+    );
 }

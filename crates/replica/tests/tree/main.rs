@@ -2,9 +2,9 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
 mod disk;
-mod forest;
+mod processes;
+mod reconnect_storm;
 mod services;
-mod stampede;
 // The upstream and the reader of rib's own tests.
 #[path = "../../../rib/tests/watch/support.rs"]
 #[allow(dead_code, reason = "these tests use a part of it")]
@@ -14,23 +14,23 @@ use std::time::Duration;
 
 use fairmesh_model::{Cursor, Revision, StoreId};
 use fairmesh_wire::{transport::Address, v1};
-use forest::Forest;
+use processes::Processes;
 use support::{BOUND, Memory, Reader, copy, prefix};
 use tokio::time::{Instant, timeout};
 use tonic::Code;
 
-/// Long enough for a mistake to show, where nothing may happen.
+/// Long enough for an error to show, where nothing may happen.
 const MOMENT: Duration = Duration::from_millis(100);
 
 #[tokio::test]
 async fn two_layers_carry_changes_down_and_acknowledgements_up() {
-    let forest = Forest::new();
+    let processes = Processes::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x"), ("/b/1", "x")]);
-    let control = forest.control("control", &memory).await;
-    let root = forest.replica("root", std::slice::from_ref(&control.address)).await;
-    let region = forest.replica("region", std::slice::from_ref(&root.address)).await;
-    let agent = forest.agent("agent", &region.address);
+    let control = processes.control("control", &memory).await;
+    let root = processes.replica("root", std::slice::from_ref(&control.address)).await;
+    let region = processes.replica("region", std::slice::from_ref(&root.address)).await;
+    let agent = processes.agent("agent", &region.address);
     let mut below = Reader::following(&[&agent.address], &["/a/"]).await;
     let mut beside = Reader::following(&[&region.address], &["/"]).await;
     assert_eq!(below.copy, copy(&[("/a/1", "x")]));
@@ -46,12 +46,12 @@ async fn two_layers_carry_changes_down_and_acknowledgements_up() {
     let update = below.update().await;
     assert_eq!(below.copy["/a/1"], "y");
     let early = memory.node.wait_acked(&prefix("/a/"), revision, Instant::now() + MOMENT).await;
-    assert_eq!((early.all, early.behind.len()), (false, 1), "the one below the agent has not applied it");
+    assert_eq!((early.all, early.behind.len()), (false, 1), "the reader below the agent has not applied it");
     below.handle.ack(update.revision);
     let all = memory.node.wait_acked(&prefix("/a/"), revision, Instant::now() + BOUND).await;
     assert!(all.all, "{:?}", all.behind);
     root.shows(&["connected 1", "watchers 1", "data_age_seconds 0.0", "snapshots_total 1"]).await;
-    region.shows(&["watchers 2", "revision 2", "revision_of_all 2", "save_failures_total 0"]).await;
+    region.shows(&["watchers 2", "revision 2", "acknowledged_revision 2", "save_failures_total 0"]).await;
     agent.stop().await;
     region.stop().await;
     root.stop().await;
@@ -59,15 +59,15 @@ async fn two_layers_carry_changes_down_and_acknowledgements_up() {
 }
 
 #[tokio::test]
-async fn one_whose_upstream_is_gone_moves_to_the_next_and_never_back_in_revision() {
-    let forest = Forest::new();
+async fn a_replica_that_loses_its_upstream_fails_over_and_never_goes_back_in_revision() {
+    let processes = Processes::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "0")]);
-    let control = forest.control("control", &memory).await;
-    let first = forest.replica("first", std::slice::from_ref(&control.address)).await;
-    let second = forest.replica("second", std::slice::from_ref(&control.address)).await;
+    let control = processes.control("control", &memory).await;
+    let first = processes.replica("first", std::slice::from_ref(&control.address)).await;
+    let second = processes.replica("second", std::slice::from_ref(&control.address)).await;
     let both = [first.address.clone(), second.address.clone()];
-    let leaf = forest.replica("leaf", &both).await;
+    let leaf = processes.replica("leaf", &both).await;
     let mut reader = Reader::following(&[&leaf.address], &["/a/"]).await;
     let (mut first, mut second, mut last) = (Some(first), Some(second), 0);
     for round in 1..=6 {
@@ -81,12 +81,12 @@ async fn one_whose_upstream_is_gone_moves_to_the_next_and_never_back_in_revision
         while reader.copy["/a/1"] != value {
             let update = reader.update().await;
             assert!(update.revision.number >= last, "{update:?} after {last}");
-            assert!(update.snapshots.is_empty(), "what was missed is enough: {update:?}");
+            assert!(update.snapshots.is_empty(), "only the missed changes: {update:?}");
             last = update.revision.number;
         }
-        let again = forest.replica(name, std::slice::from_ref(&control.address)).await;
-        let back = if round % 2 == 1 { &mut first } else { &mut second };
-        *back = Some(again);
+        let again = processes.replica(name, std::slice::from_ref(&control.address)).await;
+        let returned = if round % 2 == 1 { &mut first } else { &mut second };
+        *returned = Some(again);
     }
     leaf.shows(&["snapshots_total 1"]).await;
     leaf.stop().await;
@@ -96,20 +96,20 @@ async fn one_whose_upstream_is_gone_moves_to_the_next_and_never_back_in_revision
 }
 
 #[tokio::test]
-async fn an_upstream_that_lags_takes_nothing_back() {
-    let forest = Forest::new();
+async fn a_lagging_upstream_does_not_revert_changes() {
+    let processes = Processes::new();
     let (ahead, behind) = (Memory::new(1), Memory::new(1));
     for memory in [&ahead, &behind] {
         memory.put(&[("/a/1", "1")]);
     }
     ahead.put(&[("/a/1", "2")]);
-    let good = forest.control("good", &ahead).await;
-    let lagging = forest.control("lagging", &behind).await;
-    let replica = forest.replica("replica", &[good.address.clone(), lagging.address.clone()]).await;
+    let good = processes.control("good", &ahead).await;
+    let lagging = processes.control("lagging", &behind).await;
+    let replica = processes.replica("replica", &[good.address.clone(), lagging.address.clone()]).await;
     let mut reader = Reader::following(&[&replica.address], &["/a/"]).await;
     good.stop().await;
-    assert!(reader.contact().await > Duration::ZERO);
-    // The replica is with the one that lags once that one knows of it.
+    assert!(reader.age_update().await > Duration::ZERO);
+    // The replica follows the lagging one once that has a watcher.
     let found = async {
         while behind.node.watchers(&prefix("/")).is_empty() {
             tokio::task::yield_now().await;
@@ -122,20 +122,20 @@ async fn an_upstream_that_lags_takes_nothing_back() {
     while reader.copy["/a/1"] != "3" {
         assert!(reader.update().await.revision.number >= 2);
     }
-    assert_eq!(reader.contact().await, Duration::ZERO);
+    assert_eq!(reader.age_update().await, Duration::ZERO);
     replica.stop().await;
     lagging.stop().await;
 }
 
 #[tokio::test]
-async fn a_read_can_wait_for_a_revision_and_a_write_is_told_where_to_go() {
-    let forest = Forest::new();
+async fn a_read_can_wait_for_a_revision_and_a_refused_write_names_the_control_plane() {
+    let processes = Processes::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x")]);
-    let control = forest.control("control", &memory).await;
-    let replica = forest.replica("replica", std::slice::from_ref(&control.address)).await;
+    let control = processes.control("control", &memory).await;
+    let replica = processes.replica("replica", std::slice::from_ref(&control.address)).await;
     let connection = replica.connect().await;
-    assert_eq!(connection.hello.location, None, "it stands for no machine of its callers");
+    assert_eq!(connection.hello.location, None, "it is not on the machine of its callers");
     let read = |number| {
         let at = Cursor::at(Revision { store: StoreId(1), partition: 0, number });
         v1::ReadRequest { prefixes: vec!["/a/".into()], at_least: Some(at.into()) }
@@ -145,7 +145,7 @@ async fn a_read_can_wait_for_a_revision_and_a_write_is_told_where_to_go() {
         // Before the first copy, the store is not known.
         loop {
             match rib.read(read(1)).await {
-                Ok(answer) => return answer.into_inner(),
+                Ok(response) => return response.into_inner(),
                 Err(status) => assert_eq!(status.code(), Code::FailedPrecondition, "{status}"),
             }
         }
@@ -155,8 +155,8 @@ async fn a_read_can_wait_for_a_revision_and_a_write_is_told_where_to_go() {
     let mut waiting = tokio::spawn(async move { rib.read(read(2)).await });
     assert!(timeout(MOMENT, &mut waiting).await.is_err(), "revision 2 is not there yet");
     memory.put(&[("/a/1", "y")]);
-    let answer = timeout(BOUND, waiting).await.unwrap().unwrap().unwrap().into_inner();
-    assert_eq!(&*answer.entries[0].value, b"y");
+    let response = timeout(BOUND, waiting).await.unwrap().unwrap().unwrap().into_inner();
+    assert_eq!(&*response.entries[0].value, b"y");
 
     let op = v1::Op { key: "/t/shop/services/cart".into(), value: None, condition: None };
     let refused = connection.rib().write(v1::WriteRequest { ops: vec![op] }).await.unwrap_err();
@@ -168,11 +168,11 @@ async fn a_read_can_wait_for_a_revision_and_a_write_is_told_where_to_go() {
 
 #[tokio::test]
 async fn a_burst_of_changes_reaches_a_slow_watcher_as_the_last_value_of_each_key() {
-    let forest = Forest::new();
+    let processes = Processes::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "0"), ("/a/2", "0")]);
-    let control = forest.control("control", &memory).await;
-    let replica = forest.replica("replica", std::slice::from_ref(&control.address)).await;
+    let control = processes.control("control", &memory).await;
+    let replica = processes.replica("replica", std::slice::from_ref(&control.address)).await;
     let mut reader = Reader::following(&[&replica.address], &["/a/"]).await;
     let (bursts, mut updates) = (2000, 0);
     for i in 1..=bursts {
@@ -188,17 +188,17 @@ async fn a_burst_of_changes_reaches_a_slow_watcher_as_the_last_value_of_each_key
 }
 
 #[tokio::test]
-async fn what_a_replica_cannot_do_without_is_named() {
-    let forest = Forest::new();
-    let nobody: [Address; 0] = [];
-    let error = forest.try_replica("replica", &nobody).await.err().unwrap();
+async fn errors_name_the_missing_setting() {
+    let processes = Processes::new();
+    let none: [Address; 0] = [];
+    let error = processes.try_replica("replica", &none).await.err().unwrap();
     assert!(error.to_string().contains("127.0.0.1:7400"), "{error}");
-    let upstream = forest.socket("control");
-    let first = forest.replica("replica", std::slice::from_ref(&upstream)).await;
-    let error = forest.try_replica("replica", &[upstream]).await.err().unwrap();
+    let upstream = processes.socket("control");
+    let first = processes.replica("replica", std::slice::from_ref(&upstream)).await;
+    let error = processes.try_replica("replica", &[upstream]).await.err().unwrap();
     assert!(error.to_string().contains("another process has it open"), "{error}");
     let unready = first.page("/readyz").await;
-    assert!(unready.starts_with("HTTP/1.1 503") && unready.contains("nothing is on disk"), "{unready}");
+    assert!(unready.starts_with("HTTP/1.1 503") && unready.contains("no copy on disk"), "{unready}");
     assert!(first.page("/healthz").await.ends_with("ok\n"));
     first.stop().await;
 }

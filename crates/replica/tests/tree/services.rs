@@ -1,4 +1,4 @@
-//! What agents ask of a control plane arrives there through replicas.
+//! Calls of agents reach the control plane through replicas.
 
 use fairmesh_control::{Control, ControlConfig};
 use fairmesh_wire::{transport::Address, v1};
@@ -8,7 +8,7 @@ use tonic::Code;
 
 use crate::{
     MOMENT,
-    forest::Forest,
+    processes::Processes,
     support::{BOUND, Reader},
 };
 
@@ -20,10 +20,10 @@ struct Root {
 }
 
 impl Root {
-    async fn start(forest: &Forest) -> Self {
-        let address = forest.socket("control");
+    async fn start(processes: &Processes) -> Self {
+        let address = processes.socket("control");
         let config = ControlConfig {
-            data_dir: forest.state("control"),
+            data_dir: processes.state("control"),
             grpc: vec![address.clone()],
             http: ([127, 0, 0, 1], 0).into(),
             sources: Vec::new(),
@@ -66,12 +66,12 @@ fn cart(instance: &str) -> v1::InstanceRef {
 
 #[tokio::test]
 async fn a_registration_made_below_two_replicas_arrives_and_a_drain_waits_for_callers_there() {
-    let forest = Forest::new();
-    let control = Root::start(&forest).await;
-    let root = forest.replica("root", std::slice::from_ref(&control.address)).await;
-    let region = forest.replica("region", std::slice::from_ref(&root.address)).await;
-    let agent = forest.agent("agent", &region.address);
-    // What is served tells that everybody is connected.
+    let processes = Processes::new();
+    let control = Root::start(&processes).await;
+    let root = processes.replica("root", std::slice::from_ref(&control.address)).await;
+    let region = processes.replica("region", std::slice::from_ref(&root.address)).await;
+    let agent = processes.agent("agent", &region.address);
+    // The arrival of the registration shows that everything is connected.
     let mut caller = Reader::following(&[&agent.address], &["/t/shop/endpoints/cart/"]).await;
     let program = agent.connect().await;
     program.registry().register(registration("cart-0")).await.unwrap();
@@ -84,7 +84,7 @@ async fn a_registration_made_below_two_replicas_arrives_and_a_drain_waits_for_ca
     let mut registry = program.registry();
     let mut draining = tokio::spawn(async move { registry.drain(drain).await });
     let update = caller.update().await;
-    assert!(timeout(MOMENT, &mut draining).await.is_err(), "the caller decides by what it had");
+    assert!(timeout(MOMENT, &mut draining).await.is_err(), "the caller has not applied it");
     caller.handle.ack(update.revision);
     let drained = timeout(BOUND, draining).await.unwrap().unwrap().unwrap().into_inner();
     assert!(drained.callers_moved, "{:?}", drained.behind);
@@ -96,28 +96,28 @@ async fn a_registration_made_below_two_replicas_arrives_and_a_drain_waits_for_ca
 
 #[tokio::test]
 async fn the_election_of_checkers_and_the_imbalance_indicator_are_reached_through_a_replica() {
-    let forest = Forest::new();
-    let control = Root::start(&forest).await;
-    let replica = forest.replica("replica", std::slice::from_ref(&control.address)).await;
+    let processes = Processes::new();
+    let control = Root::start(&processes).await;
+    let replica = processes.replica("replica", std::slice::from_ref(&control.address)).await;
     let connection = replica.connect().await;
     let connected = async { while replica.page("/readyz").await.lines().last() != Some("ready") {} };
     timeout(BOUND, connected).await.unwrap();
 
     let apply = |name: &str| v1::CampaignRequest { region: "eu".into(), name: name.into() };
     let mut first = connection.checker().campaign(apply("first")).await.unwrap().into_inner();
-    let held = timeout(BOUND, first.message()).await.unwrap().unwrap().unwrap();
+    let leadership = timeout(BOUND, first.message()).await.unwrap().unwrap().unwrap();
     let mut checker = connection.checker();
     let mut second =
         tokio::spawn(
             async move { checker.campaign(apply("second")).await.unwrap().into_inner().message().await },
         );
-    assert!(timeout(MOMENT, &mut second).await.is_err(), "one holds it at a time");
+    assert!(timeout(MOMENT, &mut second).await.is_err(), "there is one leader at a time");
     drop(first);
     let next = timeout(BOUND, second).await.unwrap().unwrap().unwrap().unwrap();
-    assert!(next.term > held.term, "{next:?} after {held:?}");
-    let judged = v1::JudgeRequest { region: "eu".into(), term: held.term, judgements: Vec::new() };
+    assert!(next.term > leadership.term, "{next:?} after {leadership:?}");
+    let judged = v1::JudgeRequest { region: "eu".into(), term: leadership.term, judgements: Vec::new() };
     let refused = connection.checker().judge(judged).await.unwrap_err();
-    assert_ne!(refused.code(), Code::Unimplemented, "the control plane's answer: {refused}");
+    assert_ne!(refused.code(), Code::Unimplemented, "the control plane's response: {refused}");
 
     let read = v1::ReadImbalanceRequest::default();
     connection.imbalance().read(read).await.unwrap();

@@ -1,4 +1,4 @@
-//! Chunks of shard maps, a file each.
+//! Chunks of shard maps, one file for each.
 
 use std::{
     borrow::Cow,
@@ -11,19 +11,19 @@ use bytes::Bytes;
 use fairmesh_model::{Prefix, RecordKey};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::{Cache, CacheError, Saved, failed};
+use super::{Cache, CacheError, SavedCopy, failed};
 
-/// How folders of chunks end.
-const FOLDER: &str = "chunks";
+/// The extension of folders of chunks.
+const CHUNKS_EXTENSION: &str = "chunks";
 
-/// Whether this is the key of a chunk, whose value is saved apart.
+/// Whether this is the key of a chunk, whose value has a file of its own.
 pub(super) fn is_chunk(key: &str) -> bool {
-    // Parsing costs more than a look, and nearly all keys are others.
+    // Parsing costs more than a substring search, and nearly all keys are of other kinds.
     key.contains("/chunks/") && matches!(RecordKey::parse(key), Ok(RecordKey::ShardChunk(..)))
 }
 
 /// The copy without the values of chunks.
-pub(super) fn left_out(saved: &Saved) -> Cow<'_, Saved> {
+pub(super) fn without_chunk_values(saved: &SavedCopy) -> Cow<'_, SavedCopy> {
     if !saved.entries.iter().any(|(key, _)| is_chunk(key)) {
         return Cow::Borrowed(saved);
     }
@@ -34,14 +34,14 @@ pub(super) fn left_out(saved: &Saved) -> Cow<'_, Saved> {
 }
 
 impl Cache {
-    /// The chunk at a key of a copy that was saved, or `None` where it is not there or damaged.
+    /// The value of a saved chunk, or `None` where it is missing or empty.
     ///
     /// # Errors
     /// When the file cannot be read.
     pub fn chunk(&self, prefix: &Prefix, key: &str) -> Result<Option<Bytes>, CacheError> {
         let path = self.chunk_folder(prefix).join(file_name(key));
         match fs::read(&path) {
-            // Its name says what is in it, which whoever uses it compares.
+            // The reader compares the content with the hash in its name.
             Ok(bytes) => Ok(Some(bytes.into()).filter(|value: &Bytes| !value.is_empty())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(failed("read", &path)(error)),
@@ -49,7 +49,7 @@ impl Cache {
     }
 
     /// Writes the chunks that are new, before the copy that names them.
-    pub(super) fn save_chunks(&self, saved: &Saved) -> Result<(), CacheError> {
+    pub(super) fn save_chunks(&self, saved: &SavedCopy) -> Result<(), CacheError> {
         let folder = self.chunk_folder(&saved.prefix);
         let mut new = Vec::new();
         for (key, entry) in saved.entries.iter().filter(|(key, _)| is_chunk(key)) {
@@ -63,7 +63,8 @@ impl Cache {
         }
         fs::create_dir_all(&folder).map_err(failed("create", &folder))?;
         for (path, value) in new {
-            // Not synced one by one: what a crash leaves of it does not fit its name, and is fetched again.
+            // Not synced one by one: the hash of a chunk damaged by a crash does not match its name, and it is fetched
+            // again.
             let beside = path.with_extension("new");
             fs::write(&beside, value).map_err(failed("write", &beside))?;
             fs::rename(&beside, &path).map_err(failed("rename", &path))?;
@@ -72,7 +73,7 @@ impl Cache {
     }
 
     /// Removes the chunks that the copy no longer names.
-    pub(super) fn sweep_chunks(&self, saved: &Saved) -> Result<(), CacheError> {
+    pub(super) fn sweep_chunks(&self, saved: &SavedCopy) -> Result<(), CacheError> {
         let folder = self.chunk_folder(&saved.prefix);
         let Some(files) = list(&folder)? else { return Ok(()) };
         let kept = saved.entries.iter().filter(|(key, _)| is_chunk(key)).map(|(key, _)| file_name(key));
@@ -91,11 +92,11 @@ impl Cache {
     }
 
     fn chunk_folder(&self, prefix: &Prefix) -> PathBuf {
-        self.path(prefix).with_extension(FOLDER)
+        self.path(prefix).with_extension(CHUNKS_EXTENSION)
     }
 }
 
-/// The part and the name of a chunk go into the name of its file.
+/// The file name is a hash of the whole key, which has the part and the name of the chunk.
 fn file_name(key: &str) -> String {
     format!("{:032x}", xxh3_128(key.as_bytes()))
 }

@@ -9,9 +9,9 @@ fn at(store: u128, number: u64) -> Revision {
     Revision { store: StoreId(store), partition: 0, number }
 }
 
-fn saved(prefix: &str, revision: Revision, seconds: u64) -> Saved {
+fn saved(prefix: &str, revision: Revision, seconds: u64) -> SavedCopy {
     let entry = Entry { value: Bytes::from_static(b"value"), revision: 3 };
-    Saved {
+    SavedCopy {
         prefix: Prefix::new(prefix).unwrap(),
         revision,
         at: SystemTime::UNIX_EPOCH + Duration::from_secs(seconds),
@@ -20,7 +20,7 @@ fn saved(prefix: &str, revision: Revision, seconds: u64) -> Saved {
 }
 
 #[test]
-fn what_is_saved_is_loaded_and_what_is_removed_is_not() {
+fn saved_copies_load_and_removed_ones_do_not() {
     let folder = tempfile::tempdir().unwrap();
     let (a, b) = (saved("/a/", at(1, 5), 10), saved("/b/", at(1, 6), 11));
     {
@@ -37,16 +37,16 @@ fn what_is_saved_is_loaded_and_what_is_removed_is_not() {
 }
 
 #[test]
-fn a_mark_moves_unchanged_copies_on_within_their_store() {
+fn a_checkpoint_advances_unchanged_copies_within_their_store() {
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::open(&folder).unwrap();
     cache.save(&saved("/a/", at(1, 5), 10)).unwrap();
     cache.save(&saved("/b/", at(1, 9), 12)).unwrap();
-    cache.mark(at(1, 8), SystemTime::UNIX_EPOCH + Duration::from_secs(20)).unwrap();
+    cache.checkpoint(at(1, 8), SystemTime::UNIX_EPOCH + Duration::from_secs(20)).unwrap();
     let mut numbers: Vec<_> = cache.load_all().unwrap().iter().map(|saved| saved.revision.number).collect();
     numbers.sort_unstable();
     assert_eq!(numbers, [8, 9]);
-    cache.mark(at(2, 8), SystemTime::UNIX_EPOCH).unwrap();
+    cache.checkpoint(at(2, 8), SystemTime::UNIX_EPOCH).unwrap();
     assert_eq!(cache.load(&Prefix::new("/a/").unwrap()).unwrap().unwrap().revision.number, 5);
 }
 
@@ -60,7 +60,7 @@ fn only_the_store_saved_last_counts() {
     assert_eq!(Cache::read_only(&folder).load_all().unwrap().len(), 1);
     assert!(cache.load(&old).unwrap().is_some(), "a reader removes nothing");
     assert_eq!(cache.load_all().unwrap(), [new]);
-    assert_eq!(cache.load(&old).unwrap(), None, "who writes there tidies up");
+    assert_eq!(cache.load(&old).unwrap(), None, "the writing process removes it");
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn every_damaged_byte_is_noticed_and_the_file_moved_aside() {
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::open(&folder).unwrap();
     let a = saved("/a/", at(1, 5), 10);
-    let whole = file::encode(&a);
+    let whole = file_format::encode(&a);
     let path = cache.path(&a.prefix);
     for i in 0..whole.len() {
         let mut damaged = whole.clone();
@@ -78,17 +78,17 @@ fn every_damaged_byte_is_noticed_and_the_file_moved_aside() {
         assert!(!path.exists() && path.with_extension("unreadable").exists());
     }
     for length in 0..whole.len() {
-        assert!(file::decode(Bytes::copy_from_slice(&whole[..length])).is_err(), "cut to {length}");
+        assert!(file_format::decode(Bytes::copy_from_slice(&whole[..length])).is_err(), "cut to {length}");
     }
     cache.save(&a).unwrap();
     assert_eq!(cache.load(&a.prefix).unwrap(), Some(a));
 }
 
 #[test]
-fn where_the_writer_runs_is_read_beside_its_copies_and_damage_is_noticed() {
+fn the_location_of_the_writer_is_read_beside_its_copies_and_damage_is_noticed() {
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::open(&folder).unwrap();
-    assert_eq!(cache.location().unwrap(), None, "not said yet");
+    assert_eq!(cache.location().unwrap(), None, "not saved yet");
     let eu =
         Location { zone: Some("eu-1".parse().unwrap()), ..Location::in_region(Region::new("eu").unwrap()) };
     cache.save_location(&eu).unwrap();
@@ -103,7 +103,10 @@ fn where_the_writer_runs_is_read_beside_its_copies_and_damage_is_noticed() {
         assert_eq!(cache.location().unwrap(), None, "byte {i}");
     }
     for length in 0..whole.len() {
-        assert!(file::decode_location(Bytes::copy_from_slice(&whole[..length])).is_err(), "cut to {length}");
+        assert!(
+            file_format::decode_location(Bytes::copy_from_slice(&whole[..length])).is_err(),
+            "cut to {length}"
+        );
     }
-    assert!(file::decode(whole.into()).is_err(), "nor is it taken for one");
+    assert!(file_format::decode(whole.into()).is_err(), "nor is it taken for one");
 }

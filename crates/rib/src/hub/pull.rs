@@ -3,23 +3,23 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use fairmesh_model::{Revision, StoreId};
 
 use super::{
-    Pulled,
-    watcher::{Sub, Watcher},
+    PendingUpdate,
+    watcher::{SubscriptionState, Watcher},
 };
 use crate::{Entry, Resumed, Snapshot, Table, Update, covering};
 
-/// How many new subscriptions a pull takes at most: their snapshots are read while nobody else reads or writes the table.
-/// Those that resume are taken all together, so that who returns moves from one revision to one other.
-pub(super) const AT_ONCE: usize = 256;
+/// The most new subscriptions of one pull: reading their snapshots holds the lock of the table. Resumed subscriptions
+/// are taken all together, so that a returning watcher moves from one revision to one other.
+pub(super) const MAX_NEW_PER_PULL: usize = 256;
 
 impl Watcher {
-    pub(super) fn pull(&mut self, store: StoreId, table: &Table) -> Option<Pulled> {
-        // Who enters holds what it says, which may be later than where it says to stand: nothing can be told by that.
-        let certain = self.patches && self.entering.is_empty();
+    pub(super) fn pull(&mut self, store: StoreId, table: &Table) -> Option<PendingUpdate> {
+        // An unsynced watcher may hold values later than its cursor, so that their bases are unknown.
+        let certain = self.patches && self.unsynced.is_empty();
         let seen = std::mem::replace(&mut self.seen, table.changes().0);
-        self.begin();
-        self.compare(store, table);
-        let dirty = self.visible();
+        self.admit_new();
+        self.compare_with_log(store, table);
+        let dirty = self.take_visible_keys();
         let mut update = Update::empty(Revision { store, partition: 0, number: table.revision() });
         for key in dirty {
             match table.get(&key) {
@@ -27,41 +27,41 @@ impl Watcher {
                 None => update.deletes.push(key),
             }
         }
-        self.settle(table, &mut update);
-        let marked = std::mem::take(&mut self.marked);
-        if update == Update::empty(update.revision) && !marked {
+        self.finish_sync(table, &mut update);
+        let progress_due = std::mem::take(&mut self.progress_due);
+        if update == Update::empty(update.revision) && !progress_due {
             return None;
         }
         self.sent = update.revision.number;
-        let held = if certain { held(&update, seen, table) } else { Vec::new() };
-        Some(Pulled { update, held })
+        let bases = if certain { patch_bases(&update, seen, table) } else { Vec::new() };
+        Some(PendingUpdate { update, bases })
     }
 
-    /// Takes some of the new subscriptions in.
-    fn begin(&mut self) {
-        for _ in 0..AT_ONCE {
+    /// Takes some of the new subscriptions.
+    fn admit_new(&mut self) {
+        for _ in 0..MAX_NEW_PER_PULL {
             let Some(prefix) = self.new.pop_first() else { return };
-            self.enter(prefix, Sub::Snapshot { held: false });
+            self.begin(prefix, SubscriptionState::Snapshot { held: false });
         }
     }
 
-    /// Finds out for every subscription with a cursor or behind whether it goes on, and which keys it missed: one walk
-    /// through the log for all of them. However many they are, all below the prefix would be more.
-    fn compare(&mut self, store: StoreId, table: &Table) {
+    /// Decides for every subscription that has a cursor or is behind whether it can resume, and marks the keys that it
+    /// missed, in one pass over the log for all of them. Reading everything below the prefixes would cost more.
+    fn compare_with_log(&mut self, store: StoreId, table: &Table) {
         let mut oldest = None;
-        for prefix in &self.entering {
-            let Some(sub) = self.subs.get_mut(prefix) else { continue };
-            self.kinds.remove(sub);
-            if let Some(number) = sub.compare(store, table) {
+        for prefix in &self.unsynced {
+            let Some(state) = self.subscriptions.get_mut(prefix) else { continue };
+            self.counts.remove(state);
+            if let Some(number) = state.compare_with_log(store, table) {
                 oldest = Some(oldest.unwrap_or(number).min(number));
             }
-            self.kinds.add(sub);
+            self.counts.add(state);
         }
         let Some(changes) = oldest.and_then(|oldest| table.changes_since(oldest)) else { return };
         for (revision, key) in changes {
-            let missed = |prefix: &str| match self.subs.get(prefix) {
-                Some(Sub::From(cursor)) => cursor.number(0) < *revision,
-                Some(Sub::Behind(number)) => number < revision,
+            let missed = |prefix: &str| match self.subscriptions.get(prefix) {
+                Some(SubscriptionState::From(cursor)) => cursor.number(0) < *revision,
+                Some(SubscriptionState::Behind(number)) => number < revision,
                 _ => false,
             };
             if covering(key).any(missed) {
@@ -70,21 +70,23 @@ impl Watcher {
         }
     }
 
-    /// Takes the dirty keys that belong into a delta: those of a live or resuming subscription that no snapshot holds.
-    fn visible(&mut self) -> BTreeSet<Arc<str>> {
+    /// Takes the dirty keys of a delta: those of a live or resumed subscription that are in no snapshot.
+    fn take_visible_keys(&mut self) -> BTreeSet<Arc<str>> {
         let dirty = std::mem::take(&mut self.dirty);
-        if self.entering.is_empty() && self.new.is_empty() {
+        if self.unsynced.is_empty() && self.new.is_empty() {
             // All are live.
             return dirty;
         }
-        let subs = &self.subs;
+        let subscriptions = &self.subscriptions;
         let wanted = |key: &Arc<str>| {
             let mut followed = false;
-            for sub in covering(key).filter_map(|prefix| subs.get(prefix)) {
-                match sub {
-                    Sub::Snapshot { .. } => return false,
-                    Sub::Live | Sub::Behind(_) | Sub::From(_) => followed = true,
-                    Sub::Ahead(_) | Sub::New => {}
+            for state in covering(key).filter_map(|prefix| subscriptions.get(prefix)) {
+                match state {
+                    SubscriptionState::Snapshot { .. } => return false,
+                    SubscriptionState::Live | SubscriptionState::Behind(_) | SubscriptionState::From(_) => {
+                        followed = true
+                    }
+                    SubscriptionState::Ahead(_) | SubscriptionState::New => {}
                 }
             }
             followed
@@ -92,31 +94,32 @@ impl Watcher {
         dirty.into_iter().filter(wanted).collect()
     }
 
-    /// Takes the snapshots; all but the subscriptions ahead are live from here.
-    fn settle(&mut self, table: &Table, update: &mut Update) {
-        for prefix in std::mem::take(&mut self.entering) {
-            let Some(sub) = self.subs.get_mut(&prefix) else { continue };
-            match sub {
-                Sub::Ahead(_) => {
-                    self.entering.insert(prefix);
+    /// Reads the snapshots; all subscriptions but those ahead of the table are live afterwards.
+    fn finish_sync(&mut self, table: &Table, update: &mut Update) {
+        for prefix in std::mem::take(&mut self.unsynced) {
+            let Some(state) = self.subscriptions.get_mut(&prefix) else { continue };
+            match state {
+                SubscriptionState::Ahead(_) => {
+                    self.unsynced.insert(prefix);
                     continue;
                 }
-                Sub::From(_) => update.resumed.push(Resumed { prefix, age: Duration::ZERO }),
-                Sub::Snapshot { .. } => {
+                SubscriptionState::From(_) => update.resumed.push(Resumed { prefix, age: Duration::ZERO }),
+                SubscriptionState::Snapshot { .. } => {
                     let entries = table.read(std::slice::from_ref(&prefix));
                     update.snapshots.push(Snapshot { prefix, entries, age: Duration::ZERO });
                 }
-                Sub::Live | Sub::Behind(_) | Sub::New => {}
+                SubscriptionState::Live | SubscriptionState::Behind(_) | SubscriptionState::New => {}
             }
-            self.kinds.remove(sub);
-            *sub = Sub::Live;
+            self.counts.remove(state);
+            *state = SubscriptionState::Live;
         }
     }
 }
 
-impl Sub {
-    /// Finds out whether a subscription with a cursor or behind goes on; returns from where, if it does.
-    fn compare(&mut self, store: StoreId, table: &Table) -> Option<u64> {
+impl SubscriptionState {
+    /// Decides whether a subscription that has a cursor or is behind can resume; returns the number that it resumes
+    /// from.
+    fn compare_with_log(&mut self, store: StoreId, table: &Table) -> Option<u64> {
         let (number, cursor) = match self {
             Self::From(cursor) | Self::Ahead(cursor) => (cursor.number(0), Some(cursor.clone())),
             Self::Behind(number) => (*number, None),
@@ -133,8 +136,9 @@ impl Sub {
     }
 }
 
-/// What somebody holds of the keys of an update who had seen so many changes, as far as it is remembered.
-fn held(update: &Update, seen: u64, table: &Table) -> Vec<(Arc<str>, Entry)> {
+/// The values that a watcher holds of the keys of an update, which had seen `seen` changes, as far as they are
+/// remembered.
+fn patch_bases(update: &Update, seen: u64, table: &Table) -> Vec<(Arc<str>, Entry)> {
     let previous = table.previous(seen);
     let keys = update.puts.iter().map(|(key, _)| key).chain(&update.deletes);
     let held = |key: &Arc<str>| Some((key.clone(), (*previous.get(&**key)?)?.clone()));

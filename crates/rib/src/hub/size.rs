@@ -2,13 +2,13 @@ use std::collections::BTreeSet;
 
 use fairmesh_model::Prefix;
 
-use super::{Hub, Sub, Watcher, WatcherId};
+use super::{Hub, SubscriptionState, Watcher, WatcherId};
 
-/// Slots of a node of a B-tree; a small tree has one, whatever is in it.
+/// Slots of a B-tree node; a small tree has one node.
 const SLOTS: usize = 11;
 
 impl Hub {
-    /// How much memory its watchers take, in bytes, as `tests/memory.rs` finds it by counting what is allocated.
+    /// The memory of its watchers, in bytes; `tests/memory.rs` compares it with the allocator.
     pub(crate) fn size(&self) -> u64 {
         let watchers = self.watchers.values().map(Watcher::size).sum::<usize>();
         let table = self.watchers.capacity() * (size_of::<(WatcherId, Watcher)>() + 1);
@@ -22,20 +22,20 @@ impl Hub {
 impl Watcher {
     fn size(&self) -> usize {
         // Dirty keys are shared with the table, prefixes with the index.
-        self.who().0.len()
-            + tree::<(Prefix, Sub)>(self.subs.len())
-            + tree::<Prefix>(self.entering.len())
+        self.identity().0.len()
+            + tree::<(Prefix, SubscriptionState)>(self.subscriptions.len())
+            + tree::<Prefix>(self.unsynced.len())
             + tree::<Prefix>(self.new.len())
             + tree::<std::sync::Arc<str>>(self.dirty.len())
     }
 }
 
-/// A shared text: two counts stand before it.
+/// A shared text: two reference counts stand before it.
 fn text(prefix: &Prefix) -> usize {
     prefix.as_str().len() + 2 * size_of::<usize>()
 }
 
-/// A B-tree of so many entries: whole nodes, two thirds full once there are several.
+/// A B-tree with this many entries: whole nodes, two thirds full once there are several.
 fn tree<T>(entries: usize) -> usize {
     let node = SLOTS * size_of::<T>() + 2 * size_of::<usize>();
     match entries {

@@ -1,5 +1,5 @@
-//! Any interleaving of commits, subscriptions, pulls, reconnects and compactions ends with every watcher holding exactly
-//! the table's part, having seen whole batches only and never an older revision.
+//! Any interleaving of commits, subscriptions, pulls, reconnects and compactions ends with every watcher holding
+//! exactly its part of the table, having seen whole batches only and never an older revision.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ const KEYS: [&str; 6] = ["/a/x/1", "/a/x/2", "/a/y", "/b/1", "/b/2", "/c"];
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Writes the keys of the mask together; with none of a second mask's, deletes.
+    /// Writes the keys of the mask as one commit; deletes those of the second mask.
     Commit {
         keys: u8,
         delete: u8,
@@ -56,12 +56,12 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A reader as it is at the other end of a connection.
+/// The reader at the other end of a connection.
 #[derive(Default)]
 struct Reader {
     id: WatcherId,
     wants: BTreeSet<Prefix>,
-    /// Where it stands with each prefix that it got.
+    /// The revision of each prefix that it received.
     held: BTreeMap<Prefix, Revision>,
     copy: BTreeMap<Arc<str>, Entry>,
 }
@@ -104,7 +104,7 @@ impl World {
             Step::Ack { reader } => {
                 let reader = &self.readers[reader];
                 let newest = reader.held.values().filter(|held| held.store == self.store);
-                self.hub.acked(reader.id, newest.map(|held| held.number).max().unwrap_or(0));
+                self.hub.ack(reader.id, newest.map(|held| held.number).max().unwrap_or(0));
             }
             Step::Reconnect { reader } => {
                 let reader = &mut self.readers[reader];
@@ -122,11 +122,11 @@ impl World {
                 self.hub.reset();
             }
         }
-        let stands = self.table.revision();
-        let least = self.hub.watchers.values().map(|watcher| watcher.applied(stands)).min();
+        let revision = self.table.revision();
+        let least = self.hub.watchers.values().map(|watcher| watcher.applied(revision)).min();
         assert_eq!(
-            self.hub.least_applied(stands),
-            least.unwrap_or(stands),
+            self.hub.least_applied(revision),
+            least.unwrap_or(revision),
             "counted and looked at one by one"
         );
     }
@@ -142,12 +142,14 @@ impl World {
             .collect();
         let touched: Vec<_> = changes.iter().map(|(key, _)| Arc::clone(key)).collect();
         self.table.apply(Commit { revision, changes });
-        self.hub.touch(&touched);
+        self.hub.mark_dirty(&touched);
     }
 
     fn pull(&mut self, reader: usize) {
         let reader = &mut self.readers[reader];
-        let Some(Pulled { update, .. }) = self.hub.pull(reader.id, self.store, &self.table) else { return };
+        let Some(PendingUpdate { update, .. }) = self.hub.pull(reader.id, self.store, &self.table) else {
+            return;
+        };
         assert_eq!(update.revision.number, self.table.revision(), "an update brings the reader up to date");
         for snapshot in &update.snapshots {
             reader.copy.retain(|key, _| !snapshot.prefix.covers(key));
@@ -155,7 +157,7 @@ impl World {
             reader.held.insert(snapshot.prefix.clone(), update.revision);
         }
         for (key, entry) in update.puts {
-            assert!(reader.wants.iter().any(|prefix| prefix.covers(&key)), "{key} was not asked for");
+            assert!(reader.wants.iter().any(|prefix| prefix.covers(&key)), "{key} is not followed");
             reader.copy.insert(key, entry);
         }
         for key in update.deletes {
@@ -179,17 +181,13 @@ impl World {
         );
     }
 
-    /// After a last pull a further one has nothing, and nobody owes an acknowledgement.
+    /// After a last pull the next one is empty, and no acknowledgement is missing.
     fn check(&mut self) {
         for i in 0..self.readers.len() {
             self.pull(i);
             let reader = &self.readers[i];
-            assert_eq!(
-                self.hub.pull(reader.id, self.store, &self.table),
-                None,
-                "nothing changed, nothing to say"
-            );
-            self.hub.acked(reader.id, self.table.revision());
+            assert_eq!(self.hub.pull(reader.id, self.store, &self.table), None, "nothing changed");
+            self.hub.ack(reader.id, self.table.revision());
         }
         assert_eq!(self.hub.least_applied(self.table.revision()), self.table.revision());
     }
@@ -214,7 +212,7 @@ fn put(world: &mut World, keys: impl IntoIterator<Item = String>, bytes: usize) 
     let changes: Vec<_> = keys.into_iter().map(|key| (Arc::from(key), value.clone())).collect();
     let touched: Vec<_> = changes.iter().map(|(key, _)| Arc::clone(key)).collect();
     world.table.apply(Commit { revision, changes });
-    world.hub.touch(&touched);
+    world.hub.mark_dirty(&touched);
 }
 
 fn live_reader(prefixes: &[&str]) -> (World, WatcherId) {
@@ -228,8 +226,8 @@ fn live_reader(prefixes: &[&str]) -> (World, WatcherId) {
 }
 
 #[test]
-fn more_keys_than_are_remembered_come_from_the_log_and_all_of_their_prefix_only_when_it_is_too_short() {
-    for (log, anew) in [(100_000, false), (100, true)] {
+fn dirty_keys_beyond_the_bound_come_from_the_log_or_else_as_a_snapshot() {
+    for (log, as_snapshot) in [(100_000, false), (100, true)] {
         let (mut world, id) = live_reader(&["/a/", "/b/"]);
         world.table = Table::new(log);
         put(&mut world, ["/b/1".to_owned()], 1);
@@ -239,7 +237,7 @@ fn more_keys_than_are_remembered_come_from_the_log_and_all_of_their_prefix_only_
         assert_eq!(world.hub.least_applied(3), 0, "it has applied none of it");
         let update = world.hub.pull(id, STORE, &world.table).unwrap().update;
         let prefixes: Vec<_> = update.snapshots.iter().map(|snapshot| snapshot.prefix.as_str()).collect();
-        assert_eq!((prefixes.contains(&"/a/"), prefixes.is_empty()), (anew, !anew));
+        assert_eq!((prefixes.contains(&"/a/"), prefixes.is_empty()), (as_snapshot, !as_snapshot));
         let covered = update.snapshots.iter().map(|snapshot| snapshot.entries.len()).sum::<usize>();
         assert_eq!(covered + update.puts.len(), MAX_DIRTY + 2, "each key comes once");
         assert_eq!(world.hub.pull(id, STORE, &world.table), None, "and not again");
@@ -250,7 +248,7 @@ fn more_keys_than_are_remembered_come_from_the_log_and_all_of_their_prefix_only_
 }
 
 #[test]
-fn more_bytes_than_a_message_holds_are_a_delta_all_the_same() {
+fn a_delta_may_be_larger_than_a_message() {
     let (mut world, id) = live_reader(&["/a/"]);
     for i in 0..12 {
         put(&mut world, [format!("/a/{i}")], crate::MAX_VALUE_BYTES);
@@ -267,18 +265,18 @@ fn a_reader_ahead_of_the_table_waits_until_the_table_is_there() {
     let later = Revision { store: STORE, partition: 0, number: 3 };
     world.hub.subscribe(id, Prefix::new("/a/").unwrap(), Some(Cursor::at(later)));
     assert_eq!(world.hub.pull(id, STORE, &world.table), None, "a snapshot would take it back");
-    assert_eq!(world.hub.least_applied(1), 1, "it holds back nobody's acknowledgement");
+    assert_eq!(world.hub.least_applied(1), 1, "it does not delay acknowledgements");
     put(&mut world, ["/a/2".to_owned()], 1);
     assert_eq!(world.hub.pull(id, STORE, &world.table), None);
     put(&mut world, ["/c".to_owned()], 1);
-    let woken = world.hub.touch([]);
+    let woken = world.hub.mark_dirty([]);
     assert!(woken.contains(&id), "it looks again whenever the table moves");
     let update = world.hub.pull(id, STORE, &world.table).unwrap().update;
     assert_eq!((update.resumed.len(), update.puts.len(), update.snapshots.len()), (1, 0, 0));
 }
 
 #[test]
-fn a_quiet_watcher_counts_as_current_and_one_that_was_sent_something_only_when_it_says_so() {
+fn an_idle_watcher_counts_as_current_and_others_once_they_acknowledge() {
     let (mut world, id) = live_reader(&["/a/"]);
     put(&mut world, ["/b/1".to_owned()], 1);
     let applied =
@@ -286,20 +284,17 @@ fn a_quiet_watcher_counts_as_current_and_one_that_was_sent_something_only_when_i
     assert_eq!(applied(&world), 1);
     put(&mut world, ["/a/x/1".to_owned()], 1);
     assert_eq!(applied(&world), 0, "changed and not sent");
-    world.hub.acked(id, 99);
-    assert_eq!(applied(&world), 0, "nobody applies what was not sent");
+    world.hub.ack(id, 99);
+    assert_eq!(applied(&world), 0, "an unsent revision cannot be acknowledged");
     world.hub.pull(id, STORE, &world.table).unwrap();
     assert_eq!(applied(&world), 0, "sent and not applied");
-    world.hub.acked(id, 2);
+    world.hub.ack(id, 2);
     assert_eq!(applied(&world), 2);
     assert!(world.hub.watchers(&Prefix::new("/b/").unwrap(), 2).is_empty());
 }
 
-/// The least time of several that something takes, in seconds.
-#[allow(
-    clippy::disallowed_methods,
-    reason = "what is measured is how time grows with the number of prefixes"
-)]
+/// The shortest of several runs, in seconds.
+#[allow(clippy::disallowed_methods, reason = "the test measures how time grows with the number of prefixes")]
 fn seconds(mut work: impl FnMut()) -> f64 {
     let took = |_| {
         let began = std::time::Instant::now();
@@ -309,8 +304,8 @@ fn seconds(mut work: impl FnMut()) -> f64 {
     (0..3).map(took).fold(f64::INFINITY, f64::min)
 }
 
-/// A watcher that asked for so many prefixes and was sent nothing yet.
-fn asking(hub: &mut Hub, prefixes: usize) -> WatcherId {
+/// A watcher with so many new subscriptions, before its first pull.
+fn subscribed_watcher(hub: &mut Hub, prefixes: usize) -> WatcherId {
     let id = hub.join(String::new(), Identity::Anonymous);
     for number in 0..prefixes {
         hub.subscribe(id, Prefix::new(format!("/{number}/")).unwrap(), None);
@@ -319,20 +314,20 @@ fn asking(hub: &mut Hub, prefixes: usize) -> WatcherId {
 }
 
 #[test]
-fn to_subscribe_costs_in_proportion_to_the_number_of_prefixes() {
+fn the_cost_of_subscribing_is_linear_in_the_number_of_prefixes() {
     let subscribed = |prefixes: usize| {
         let (mut hub, table) = (Hub::default(), Table::default());
-        let id = asking(&mut hub, prefixes);
+        let id = subscribed_watcher(&mut hub, prefixes);
         let mut snapshots = 0;
         while let Some(pulled) = hub.pull(id, STORE, &table) {
-            assert!(pulled.update.snapshots.len() <= pull::AT_ONCE);
+            assert!(pulled.update.snapshots.len() <= pull::MAX_NEW_PER_PULL);
             snapshots += pulled.update.snapshots.len();
         }
         assert_eq!(snapshots, prefixes);
         (0..prefixes).for_each(|n| hub.unsubscribe(id, &Prefix::new(format!("/{n}/")).unwrap()));
     };
     let (few, many) = (seconds(|| subscribed(1_000)), seconds(|| subscribed(16_000)));
-    // 16 and a logarithm; the square would be 256.
+    // 16 and a logarithm; quadratic cost would give 256.
     assert!(many < 64.0 * few, "{few} s for 1,000, {many} s for 16,000");
 }
 
@@ -341,10 +336,10 @@ fn watchers_that_follow_many_prefixes_delay_no_change() {
     let changed = |prefixes: usize| {
         let mut hub = Hub::default();
         for _ in 0..20 {
-            asking(&mut hub, prefixes);
+            subscribed_watcher(&mut hub, prefixes);
         }
         let key = [Arc::from("/1/x")];
-        seconds(|| (0..100).for_each(|_| drop(hub.touch(&key))))
+        seconds(|| (0..100).for_each(|_| drop(hub.mark_dirty(&key))))
     };
     let (few, many) = (changed(16), changed(4_000));
     assert!(many < 25.0 * few, "{few} s with 16 prefixes each, {many} s with 4,000");

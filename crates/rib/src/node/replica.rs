@@ -1,64 +1,64 @@
-//! What a node takes that follows another one.
+//! Updates of a node that follows another one.
 
 use std::{sync::Arc, time::Duration};
 
 use fairmesh_model::{Prefix, Revision, StoreId};
 
-use super::{Inner, Node};
+use super::{Node, NodeInner};
 use tokio::time::Instant;
 
 use crate::{Entry, Snapshot, Update};
 
-/// An upstream offered less than what is held.
+/// An update is older than the content of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the upstream is at revision {offered} and this copy at {held}; it is kept until an upstream catches up"
+    "the upstream is at revision {offered} and this copy at {held}; the copy is kept until an upstream catches up"
 )]
-pub struct Behind {
+pub struct StaleUpdate {
     /// The last number that the node applied.
     pub held: u64,
-    /// What the upstream offered.
+    /// The number of the update.
     pub offered: u64,
 }
 
 impl Node {
-    /// Takes what a replica's upstream sent, as one change; returns the keys that changed.
+    /// Applies an update of a replica's upstream as one change; returns the keys that changed.
     ///
-    /// Another store's update replaces all that is held.
+    /// An update of another store replaces the whole content.
     ///
     /// # Errors
-    /// When the update is older than what the node holds of this store: the caller should find a better upstream.
-    pub fn absorb(&self, update: Update) -> Result<Vec<Arc<str>>, Behind> {
+    /// When the update is older than the node's content of this store: the caller should find a better upstream.
+    pub fn apply_update(&self, update: Update) -> Result<Vec<Arc<str>>, StaleUpdate> {
         let mut inner = self.lock();
         let number = update.revision.number;
         if inner.store != update.revision.store {
             inner.replace_store(update.revision.store);
         } else if number < inner.table.revision() {
-            return Err(Behind { held: inner.table.revision(), offered: number });
+            return Err(StaleUpdate { held: inner.table.revision(), offered: number });
         }
-        let keys = inner.table.absorb(update);
-        inner.touched(&keys);
+        let keys = inner.table.apply_update(update);
+        inner.notify_changes(&keys);
         self.announce(&inner);
         Ok(keys)
     }
 
-    /// Replaces what is below `prefix` by what another node holds there at `revision`; returns the keys that changed.
+    /// Replaces the entries below `prefix` by those of another node at `revision`; returns the keys that changed.
     ///
     /// # Errors
-    /// As [`Node::absorb`].
+    /// As [`Node::apply_update`].
     pub fn replace(
         &self,
         prefix: Prefix,
         entries: Vec<(Arc<str>, Entry)>,
         revision: Revision,
-    ) -> Result<Vec<Arc<str>>, Behind> {
+    ) -> Result<Vec<Arc<str>>, StaleUpdate> {
         let snapshot = Snapshot { prefix, entries, age: Duration::ZERO };
-        self.absorb(Update { snapshots: vec![snapshot], ..Update::empty(revision) })
+        self.apply_update(Update { snapshots: vec![snapshot], ..Update::empty(revision) })
     }
 
-    /// Takes copies from disk, which may have been saved at different revisions of one store: the node stands at the
-    /// earliest, `revision`, and only watchers that stand at the latest, `floor`, or after it can resume. Who watched it
-    /// before it stopped is waited for.
+    /// Restores copies from disk, which may have been saved at different revisions of one store: the node takes the
+    /// earliest, `revision`, and only watchers at the latest, `floor`, or after it can resume. Its earlier watchers
+    /// count as disconnected.
     pub fn restore(
         &self,
         revision: Revision,
@@ -69,7 +69,7 @@ impl Node {
     }
 
     /// The same with a log of every key that changed after `floor`, in order, each with a number not below that of its
-    /// change: watchers that stand after `floor` are sent what they missed.
+    /// change: watchers after `floor` are sent the changes that they missed.
     pub fn restore_with_log(
         &self,
         revision: Revision,
@@ -80,12 +80,12 @@ impl Node {
         let mut inner = self.lock();
         inner.replace_store(revision.store);
         inner.table.restore(revision.number, floor, entries);
-        inner.table.remember(log);
-        inner.absent.anybody(Instant::now());
+        inner.table.restore_log(log);
+        inner.disconnected.assume_unknown(Instant::now());
         self.announce(&inner);
     }
 
-    /// Drops what is below a prefix that nobody follows any more, but for keys that `kept` claims.
+    /// Removes the entries below a prefix that is no longer followed, except for keys that `kept` accepts.
     pub fn forget(&self, prefix: &Prefix, kept: impl Fn(&str) -> bool) {
         let mut inner = self.lock();
         let gone: Vec<_> =
@@ -94,12 +94,12 @@ impl Node {
     }
 }
 
-impl Inner {
+impl NodeInner {
     fn replace_store(&mut self, store: StoreId) {
         self.store = store;
         self.table.restore(0, 0, []);
-        self.absent.reset();
-        self.bells.values().for_each(|bell| bell.reset());
+        self.disconnected.reset();
+        self.wakers.values().for_each(|waker| waker.reset());
         let woken = self.hub.reset();
         self.wake(woken);
     }

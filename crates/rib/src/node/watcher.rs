@@ -11,32 +11,32 @@ use fairmesh_model::{Cursor, Prefix};
 use futures_util::task::AtomicWaker;
 
 use super::Node;
-use crate::{About, Pulled, Update, hub::WatcherId};
+use crate::{PeerInfo, PendingUpdate, Update, hub::WatcherId};
 
-/// How a node reaches one watcher outside of its lock.
+/// Wakes one watcher, outside of the lock of its node.
 #[derive(Debug, Default)]
-pub(super) struct Bell {
-    rung: AtomicBool,
+pub(super) struct WatcherWaker {
+    woken: AtomicBool,
     waker: AtomicWaker,
     /// The number up to which the watcher should acknowledge at once.
-    hurry: AtomicU64,
+    requested_ack: AtomicU64,
 }
 
-impl Bell {
-    pub(super) fn ring(&self) {
-        self.rung.store(true, Ordering::Release);
+impl WatcherWaker {
+    pub(super) fn wake(&self) {
+        self.woken.store(true, Ordering::Release);
         self.waker.wake();
     }
 
-    pub(super) fn hurry(&self, number: u64) {
-        if self.hurry.fetch_max(number, Ordering::AcqRel) < number {
-            self.ring();
+    pub(super) fn request_ack(&self, number: u64) {
+        if self.requested_ack.fetch_max(number, Ordering::AcqRel) < number {
+            self.wake();
         }
     }
 
-    /// The numbers of the table start anew.
+    /// The revision numbers start anew.
     pub(super) fn reset(&self) {
-        self.hurry.store(0, Ordering::Release);
+        self.requested_ack.store(0, Ordering::Release);
     }
 }
 
@@ -45,31 +45,31 @@ impl Bell {
 pub struct Watcher {
     node: Node,
     id: WatcherId,
-    bell: Arc<Bell>,
+    waker: Arc<WatcherWaker>,
 }
 
 impl Watcher {
-    pub(super) fn new(node: Node, id: WatcherId, bell: Arc<Bell>) -> Self {
-        Self { node, id, bell }
+    pub(super) fn new(node: Node, id: WatcherId, waker: Arc<WatcherWaker>) -> Self {
+        Self { node, id, waker }
     }
 
-    /// Says what watches, for people.
-    pub fn introduce(&self, about: About) {
-        self.node.introduce(self.id, about);
+    /// Sets its kind, region and addresses, for operators.
+    pub fn set_peer_info(&self, info: PeerInfo) {
+        self.node.set_peer_info(self.id, info);
     }
 
-    /// Is told from now on what differs from what it was sent: it can look that up.
-    pub fn take_patches(&self) {
-        self.node.take_patches(self.id);
+    /// Sends patches from now on: the watcher has the values that it was sent.
+    pub fn enable_patches(&self) {
+        self.node.enable_patches(self.id);
     }
 
-    /// Follows a prefix from where the watcher stands; without a cursor, or with one too old, it gets a snapshot first.
-    /// A cursor ahead of the node waits until the node is there. Repeating it starts the subscription anew.
+    /// Follows a prefix from the watcher's cursor; without one, or with one too old, it gets a snapshot first. A cursor
+    /// ahead of the node waits until the node is there. Repeating it restarts the subscription.
     pub fn subscribe(&self, prefix: Prefix, from: Option<Cursor>) {
         self.node.subscribe(self.id, prefix, from);
     }
 
-    /// Stops to follow a prefix.
+    /// Stops following a prefix.
     pub fn unsubscribe(&self, prefix: &Prefix) {
         self.node.unsubscribe(self.id, prefix);
     }
@@ -79,40 +79,39 @@ impl Watcher {
         poll_fn(|cx| self.poll_woken(cx)).await;
     }
 
-    /// The same for who waits for more than this. Only the last waker given is woken.
+    /// The same as a poll function. Only the last waker given is woken.
     pub fn poll_woken(&self, cx: &mut Context<'_>) -> Poll<()> {
-        // Most who look have been woken, and need not leave word.
-        if self.bell.rung.swap(false, Ordering::AcqRel) {
+        // Mostly it is woken already, and needs no waker.
+        if self.waker.woken.swap(false, Ordering::AcqRel) {
             return Poll::Ready(());
         }
-        self.bell.waker.register(cx.waker());
-        match self.bell.rung.swap(false, Ordering::AcqRel) {
+        self.waker.waker.register(cx.waker());
+        match self.waker.woken.swap(false, Ordering::AcqRel) {
             true => Poll::Ready(()),
             false => Poll::Pending,
         }
     }
 
-    /// The number up to which somebody waits for acknowledgements, and so should whoever watches be asked to; 0 where nobody
-    /// does. To be looked at after a pull, so that nobody is asked for what was not sent.
-    pub fn hurried(&self) -> u64 {
-        self.bell.hurry.load(Ordering::Acquire)
+    /// The number up to which acknowledgements are requested, here or downstream; 0 without a request. Read it after a
+    /// pull, so that no acknowledgement is requested of a revision not yet sent.
+    pub fn ack_requested(&self) -> u64 {
+        self.waker.requested_ack.load(Ordering::Acquire)
     }
 
-    /// Takes everything that the watcher has yet to see, as of now; `None` when that is nothing. However much happened
-    /// since the last pull, each key comes once. Of many new subscriptions it takes some, and the watcher is woken for the
-    /// others. Ages are left at zero.
+    /// Takes every pending change, as of now; `None` without any. Each key comes once, however often it changed. At
+    /// most a part of the new subscriptions is taken, and the watcher is woken for the others. Ages are left at zero.
     pub fn pull(&self) -> Option<Update> {
-        self.pull_held().map(|pulled| pulled.update)
+        self.pull_with_bases().map(|pulled| pulled.update)
     }
 
-    /// The same with what the watcher holds of it, where it [takes patches](Watcher::take_patches).
-    pub fn pull_held(&self) -> Option<Pulled> {
+    /// The same with the bases of patches, where they are [enabled](Watcher::enable_patches).
+    pub fn pull_with_bases(&self) -> Option<PendingUpdate> {
         self.node.pull(self.id)
     }
 
-    /// Says that everything up to `cursor` is applied: what the watcher decides from now on rests on it.
-    pub fn acked(&self, cursor: &Cursor) {
-        self.node.acked(self.id, cursor);
+    /// Acknowledges everything up to `cursor`: the decisions of the watcher rest on it from now on.
+    pub fn ack(&self, cursor: &Cursor) {
+        self.node.ack(self.id, cursor);
     }
 }
 

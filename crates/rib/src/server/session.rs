@@ -16,95 +16,99 @@ use tokio_stream::wrappers::WatchStream;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use super::{Backend, Claim, MAX_PREFIXES, deltas::Deltas, frames, refused, too_many_prefixes};
-use crate::{About, Watcher};
+use super::{
+    Backend, MAX_PREFIXES, PrefixGuard, delta_cache::DeltaCache, messages, refused, too_many_prefixes,
+};
+use crate::{PeerInfo, Watcher};
 
-/// How many bytes of messages are handed to the system at once, about: of many small ones, each would cost a call to it.
-const AT_ONCE: usize = 64 * 1024;
+/// About how many bytes one write to the socket takes: a write for each of many small messages would be costly.
+const WRITE_BATCH_BYTES: usize = 64 * 1024;
 
-type Joining = Pin<Box<dyn Future<Output = (Prefix, Result<(), String>)> + Send>>;
+type Preparation = Pin<Box<dyn Future<Output = (Prefix, Result<(), String>)> + Send>>;
 
 /// One watch.
 pub(super) struct Session<B: Backend> {
     backend: B,
     watcher: Watcher,
     watched: Watched,
-    deltas: Arc<Deltas>,
+    delta_cache: Arc<DeltaCache>,
     subscriptions: BTreeMap<Prefix, Subscription<B>>,
-    /// Prefixes that the backend is making ready.
-    joining: FuturesUnordered<Joining>,
-    /// What is left of the last pull: nothing more is pulled before the caller took it, so that a slow caller finds
-    /// later values and not a queue of all.
+    /// Prefixes that the backend is preparing.
+    preparing: FuturesUnordered<Preparation>,
+    /// The rest of the last pull. Nothing more is pulled before it is sent, so that a slow caller gets later values and
+    /// not a queue of all.
     outbox: VecDeque<v1::WatchResponse>,
-    /// Refusals said since the outbox was last empty: what is refused is no subscription, whose number is bounded.
+    /// Refusals since the outbox was last empty: a refused prefix is no subscription, so the limit of those does not
+    /// bound it.
     refusals: usize,
-    /// Whether there may be something to pull.
-    due: bool,
-    /// Whether the caller announced more subscriptions to be answered together.
-    holding: bool,
+    /// Whether changes may be pending.
+    pull_due: bool,
+    /// Whether the caller announced more subscriptions to be served together.
+    more_follows: bool,
     ages: Option<WatchStream<u64>>,
-    /// Whether, by what the caller was told, nothing that it has ages.
-    in_touch: bool,
-    /// Whether the caller understands to be told when that changes.
-    hears_contact: bool,
-    /// Up to which number the caller was asked to acknowledge at once.
-    hurried: u64,
+    /// Whether the caller was told that all its data is current.
+    reported_current: bool,
+    /// Whether the caller takes age updates.
+    takes_age_updates: bool,
+    /// The number up to which acknowledgements were requested of the caller.
+    ack_requested: u64,
 }
 
 struct Subscription<B: Backend> {
-    _claim: Claim<B>,
+    _guard: PrefixGuard<B>,
     from: Option<Cursor>,
     served: bool,
 }
 
 impl<B: Backend> Session<B> {
-    pub(super) fn new(backend: B, watcher: Watcher, watched: Watched, deltas: Arc<Deltas>) -> Self {
-        let ages = backend.ages().map(WatchStream::from_changes);
+    pub(super) fn new(backend: B, watcher: Watcher, watched: Watched, delta_cache: Arc<DeltaCache>) -> Self {
+        let ages = backend.age_changes().map(WatchStream::from_changes);
         Self {
             backend,
             watcher,
             watched,
-            deltas,
+            delta_cache,
             subscriptions: BTreeMap::new(),
-            joining: FuturesUnordered::new(),
+            preparing: FuturesUnordered::new(),
             outbox: VecDeque::new(),
             refusals: 0,
-            due: false,
-            holding: false,
+            pull_due: false,
+            more_follows: false,
             ages,
-            in_touch: true,
-            hears_contact: false,
-            hurried: 0,
+            reported_current: true,
+            takes_age_updates: false,
+            ack_requested: 0,
         }
     }
 
-    /// Answers until either side ends the watch.
+    /// Serves until either side ends the watch.
     ///
-    /// Answers are worked out by whoever writes them to the connection, as it is ready for them. A task of its own and a channel
-    /// between were rejected: with ten thousand watchers of one change, waking another task for each costs a fifth of all.
+    /// The task that writes to the connection also makes the updates, when the connection is ready for them. A second
+    /// task and a channel were rejected: with ten thousand watchers of one change, waking another task for each costs a
+    /// fifth of the total.
     pub(super) async fn run(mut self, closing: CancellationToken) {
-        let why = tokio::select! {
+        let status = tokio::select! {
             biased;
-            why = poll_fn(|cx| self.poll(cx)) => why,
+            status = poll_fn(|cx| self.poll(cx)) => status,
             () = closing.cancelled() => Status::unavailable("this process is stopping; connect again"),
         };
-        // Whoever waits for its acknowledgement need not wait until its last words are out.
+        // A wait for acknowledgements of this watcher ends now, not after the last message is written.
         drop(self.watcher);
-        self.watched.end(&why).await;
+        self.watched.end(&status).await;
     }
 
-    /// Ready when the watch is over, with why.
+    /// Ready with the final status when the watch is over.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
-        while let Poll::Ready(asked) = self.watched.poll_asked(cx) {
-            if let Err(why) = asked.and_then(|message| self.asked(message)) {
-                return Poll::Ready(why);
+        while let Poll::Ready(request) = self.watched.poll_asked(cx) {
+            if let Err(status) = request.and_then(|message| self.handle_request(message)) {
+                return Poll::Ready(status);
             }
         }
-        while let Poll::Ready(Some((prefix, ready))) = self.joining.poll_next_unpin(cx) {
-            self.joined(&prefix, ready);
+        while let Poll::Ready(Some((prefix, ready))) = self.preparing.poll_next_unpin(cx) {
+            self.prepared(&prefix, ready);
         }
         while self.watcher.poll_woken(cx).is_ready() || self.poll_ticked(cx).is_ready() {
-            self.due = true;
+            self.pull_due = true;
         }
         loop {
             match self.watched.poll_sent(cx) {
@@ -112,7 +116,7 @@ impl<B: Backend> Session<B> {
                 Poll::Ready(Err(error)) => return Poll::Ready(Status::cancelled(error.to_string())),
                 Poll::Pending => return Poll::Pending,
             }
-            if !self.send() {
+            if !self.send_next() {
                 return Poll::Pending;
             }
         }
@@ -131,13 +135,13 @@ impl<B: Backend> Session<B> {
         }
     }
 
-    /// Hands on what is next to be sent, if there is something. Called when all before it is out.
-    fn send(&mut self) -> bool {
-        if self.outbox.is_empty() && self.due && !self.holding && self.pull() {
+    /// Hands the next messages to the socket, if there are any. Called when all earlier ones are written.
+    fn send_next(&mut self) -> bool {
+        if self.outbox.is_empty() && self.pull_due && !self.more_follows && self.pull() {
             return true;
         }
         let mut bytes = 0;
-        while bytes < AT_ONCE
+        while bytes < WRITE_BATCH_BYTES
             && let Some(message) = self.outbox.pop_front()
         {
             let frame = watch::frame(&message);
@@ -150,54 +154,54 @@ impl<B: Backend> Session<B> {
         bytes > 0
     }
 
-    /// Looks what the watcher has yet to see. Returns whether it is handed on already; else it is in the outbox.
+    /// Pulls the pending changes. Returns whether they are handed to the socket already; else they are in the outbox.
     fn pull(&mut self) -> bool {
-        self.due = false;
+        self.pull_due = false;
         let mut sent = false;
-        if let Some(pulled) = self.watcher.pull_held() {
-            if Deltas::shares(&pulled) {
-                self.watched.send(self.deltas.frame(pulled));
+        if let Some(pending) = self.watcher.pull_with_bases() {
+            if DeltaCache::is_shareable(&pending) {
+                self.watched.send(self.delta_cache.frame(pending));
                 sent = true;
             } else {
-                let (backend, in_touch) = (&self.backend, &mut self.in_touch);
-                self.outbox = frames::cut(pulled.update, Vec::new(), |prefix| {
+                let (backend, reported_current) = (&self.backend, &mut self.reported_current);
+                self.outbox = messages::split(pending.update, Vec::new(), |prefix| {
                     let age = backend.age(prefix);
-                    *in_touch &= age.is_zero();
+                    *reported_current &= age.is_zero();
                     age
                 });
             }
         }
-        // After the data, so that nobody is said to be in touch who has yet to see what was missed, and nobody asked for
-        // what has yet to come.
-        let contact = self.contact();
-        self.outbox.extend(contact);
-        let hurry = self.hurry();
-        self.outbox.extend(hurry);
+        // After the data: the caller is current only once it has what it missed, and can acknowledge only what it was
+        // sent.
+        let update = self.age_update();
+        self.outbox.extend(update);
+        let request = self.ack_request();
+        self.outbox.extend(request);
         sent
     }
 
-    /// What to tell of the age of what the caller has; `None` where it knows.
-    fn contact(&mut self) -> Option<v1::WatchResponse> {
-        if self.ages.is_none() || !self.hears_contact {
+    /// The age update that is due; `None` where the caller has it.
+    fn age_update(&mut self) -> Option<v1::WatchResponse> {
+        if self.ages.is_none() || !self.takes_age_updates {
             return None;
         }
-        let ages = !self.backend.oldest().is_zero();
+        let ages = !self.backend.max_age().is_zero();
         let served = self.subscriptions.iter().filter(|(_, subscription)| ages && subscription.served);
         let oldest = served.map(|(prefix, _)| self.backend.age(prefix)).max().unwrap_or_default();
-        let was = std::mem::replace(&mut self.in_touch, oldest.is_zero());
-        (was != self.in_touch).then(|| frames::contact(oldest))
+        let was = std::mem::replace(&mut self.reported_current, oldest.is_zero());
+        (was != self.reported_current).then(|| messages::age_update(oldest))
     }
 
-    /// Up to where to ask for an acknowledgement; `None` where nobody waits, or the caller was asked.
-    fn hurry(&mut self) -> Option<v1::WatchResponse> {
-        let wanted = self.watcher.hurried();
-        if std::mem::replace(&mut self.hurried, wanted) == wanted || wanted == 0 {
+    /// The acknowledgement request that is due; `None` without one, or where it was sent.
+    fn ack_request(&mut self) -> Option<v1::WatchResponse> {
+        let wanted = self.watcher.ack_requested();
+        if std::mem::replace(&mut self.ack_requested, wanted) == wanted || wanted == 0 {
             return None;
         }
-        self.backend.node().store().map(|store| frames::hurry(store, wanted))
+        self.backend.node().store().map(|store| messages::ack_request(store, wanted))
     }
 
-    fn asked(&mut self, message: v1::WatchRequest) -> Result<(), Status> {
+    fn handle_request(&mut self, message: v1::WatchRequest) -> Result<(), Status> {
         match message.kind {
             Some(Kind::Subscribe(subscribe)) => self.subscribe(subscribe),
             Some(Kind::Unsubscribe(text)) => {
@@ -207,18 +211,18 @@ impl<B: Backend> Session<B> {
                 Ok(())
             }
             Some(Kind::Applied(cursor)) => {
-                self.watcher.acked(&Cursor::try_from(cursor).map_err(refused)?);
+                self.watcher.ack(&Cursor::try_from(cursor).map_err(refused)?);
                 Ok(())
             }
-            Some(Kind::About(about)) => {
-                // What a newer caller says of itself, and is not understood here, is no reason to serve it less.
-                if let Ok(about) = About::try_from(about) {
-                    self.watcher.introduce(about);
+            Some(Kind::PeerInfo(info)) => {
+                // An unreadable description by a newer caller is no reason to refuse service.
+                if let Ok(info) = PeerInfo::try_from(info) {
+                    self.watcher.set_peer_info(info);
                 }
                 Ok(())
             }
-            // A newer caller's message: it agreed on this version, so it can do without an answer. A second greeting is
-            // none of ours and harmless.
+            // A newer caller's message: it agreed on this version, so it can do without a response. A second hello is
+            // harmless.
             Some(Kind::Hello(_)) | None => Ok(()),
         }
     }
@@ -226,41 +230,43 @@ impl<B: Backend> Session<B> {
     fn subscribe(&mut self, subscribe: v1::Subscribe) -> Result<(), Status> {
         let prefix = Prefix::new(subscribe.prefix).map_err(refused)?;
         let from = subscribe.from.map(Cursor::try_from).transpose().map_err(refused)?;
-        self.holding = subscribe.more;
-        self.hears_contact |= subscribe.contact;
+        self.more_follows = subscribe.more;
+        self.takes_age_updates |= subscribe.age_updates;
         if subscribe.patches {
-            self.watcher.take_patches();
+            self.watcher.enable_patches();
         }
-        if let Some(known) = self.subscriptions.get_mut(&prefix) {
-            known.from = from;
-            if known.served {
-                self.watcher.subscribe(prefix, known.from.clone());
+        if let Some(existing) = self.subscriptions.get_mut(&prefix) {
+            existing.from = from;
+            if existing.served {
+                self.watcher.subscribe(prefix, existing.from.clone());
             }
             return Ok(());
         }
         if self.subscriptions.len() >= MAX_PREFIXES
-            || self.joining.len() >= MAX_PREFIXES
+            || self.preparing.len() >= MAX_PREFIXES
             || self.refusals >= MAX_PREFIXES
         {
             return Err(too_many_prefixes(MAX_PREFIXES));
         }
-        let claim = Claim::new(&self.backend, &prefix);
-        self.subscriptions.insert(prefix.clone(), Subscription { _claim: claim, from, served: false });
-        let (backend, asked) = (self.backend.clone(), prefix.clone());
-        let mut joining: Joining = Box::pin(async move {
-            let ready = backend.ready(&asked).await;
-            (asked, ready)
+        let guard = PrefixGuard::new(&self.backend, &prefix);
+        self.subscriptions.insert(prefix.clone(), Subscription { _guard: guard, from, served: false });
+        let (backend, requested) = (self.backend.clone(), prefix.clone());
+        let mut preparing: Preparation = Box::pin(async move {
+            let ready = backend.ready(&requested).await;
+            (requested, ready)
         });
-        // What is ready at once is followed at once, so that subscriptions asked for together are answered together.
-        match (&mut joining).now_or_never() {
-            Some((prefix, ready)) => self.joined(&prefix, ready),
-            None => self.joining.push(joining),
+        // A prefix that is ready at once is served at once, so that subscriptions requested together are served
+        // together.
+        match (&mut preparing).now_or_never() {
+            Some((prefix, ready)) => self.prepared(&prefix, ready),
+            None => self.preparing.push(preparing),
         }
         Ok(())
     }
 
-    fn joined(&mut self, prefix: &Prefix, ready: Result<(), String>) {
-        let Some(subscription) = self.subscriptions.get_mut(prefix).filter(|known| !known.served) else {
+    fn prepared(&mut self, prefix: &Prefix, ready: Result<(), String>) {
+        let Some(subscription) = self.subscriptions.get_mut(prefix).filter(|existing| !existing.served)
+        else {
             return;
         };
         match ready {
@@ -269,10 +275,10 @@ impl<B: Backend> Session<B> {
                 self.watcher.subscribe(prefix.clone(), subscription.from.clone());
             }
             Err(reason) => {
-                // Given up, so that whoever asks again is answered again.
+                // Removed, so that a repeated request is served again.
                 self.subscriptions.remove(prefix);
                 self.refusals += 1;
-                self.outbox.push_back(frames::refusal(prefix, reason));
+                self.outbox.push_back(messages::refused(prefix, reason));
             }
         }
     }

@@ -3,7 +3,7 @@ use std::time::Duration;
 use fairmesh_model::{Cursor, Prefix, Revision, StoreId};
 use fairmesh_rib::{
     Node, Update,
-    upstream::{Backoff, Sink, Upstream, UpstreamConfig, acknowledge},
+    follower::{Backoff, Follower, FollowerConfig, Sink, relay_acks},
 };
 use fairmesh_wire::{
     v1::{self, watch_request, watch_response::Kind},
@@ -19,7 +19,7 @@ fn later() -> Instant {
 }
 
 #[tokio::test]
-async fn a_wait_ends_when_the_last_watcher_of_the_prefix_says_that_it_has_applied() {
+async fn a_wait_ends_when_the_last_watcher_of_the_prefix_acknowledges() {
     let memory = Memory::new(1);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
     let mut reader = Reader::following(&[&server.address], &["/a/"]).await;
@@ -41,7 +41,7 @@ async fn a_wait_ends_when_the_last_watcher_of_the_prefix_says_that_it_has_applie
 }
 
 #[tokio::test]
-async fn one_that_loses_its_connection_is_waited_for_until_it_is_back() {
+async fn a_disconnected_watcher_is_waited_for_until_it_reconnects() {
     let (_folder, path) = crate::socket();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x")]);
@@ -50,20 +50,20 @@ async fn one_that_loses_its_connection_is_waited_for_until_it_is_back() {
     reader.handle.ack(memory.node.revision());
     assert!(memory.node.wait_acked(&prefix("/a/"), 1, later()).await.all);
     let mut acks = memory.node.acks();
-    // Cut off by a server that goes, while the node stays.
+    // The server ends, while the node stays.
     server.stop().await;
     timeout(BOUND, acks.wait_for(|_| memory.node.watcher_count() == 0)).await.unwrap().unwrap();
     let revision = memory.put(&[("/a/1", "y")]);
     let at_once = memory.node.wait_acked(&prefix("/a/"), revision, Instant::now()).await;
-    assert!(at_once.behind[0].ends_with("at 1, away"), "{at_once:?}");
+    assert!(at_once.behind[0].ends_with("at 1, disconnected"), "{at_once:?}");
     assert_eq!(memory.node.applied_by_all().number, 1);
 
     let server = Server::start(memory.clone(), &path).await;
     let update = reader.update().await;
     let known = memory.node.wait_acked(&prefix("/a/"), revision, Instant::now()).await;
     assert!(
-        known.behind.len() == 1 && !known.behind[0].ends_with("away"),
-        "back, and not further yet: {known:?}"
+        known.behind.len() == 1 && !known.behind[0].ends_with("disconnected"),
+        "reconnected, and at the old revision: {known:?}"
     );
     reader.handle.ack(update.revision);
     let back = memory.node.wait_acked(&prefix("/a/"), revision, Instant::now() + BOUND).await;
@@ -72,23 +72,20 @@ async fn one_that_loses_its_connection_is_waited_for_until_it_is_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_a_restart_whoever_watched_before_is_given_time_to_return() {
+async fn after_a_restart_earlier_watchers_are_given_time_to_reconnect() {
     let node = Node::load(StoreId(1), 5, []);
     let started = Instant::now();
     let early = node.wait_acked(&prefix("/a/"), 5, started + Duration::from_secs(1)).await;
     assert!(!early.all && early.behind.len() == 1, "{early:?}");
     assert!(node.wait_acked(&prefix("/a/"), 5, started + Duration::from_secs(60)).await.all);
-    assert!(started.elapsed() > Backoff::default().longest, "time to return");
+    assert!(started.elapsed() > Backoff::default().longest, "time to reconnect");
     assert!(started.elapsed() < 2 * Backoff::default().longest, "and not for ever");
     let fresh = Node::load(StoreId(1), 0, []);
-    assert!(
-        fresh.wait_acked(&prefix("/a/"), 0, Instant::now()).await.all,
-        "nobody can have watched it before"
-    );
+    assert!(fresh.wait_acked(&prefix("/a/"), 0, Instant::now()).await.all, "it has no earlier watchers");
 }
 
 #[tokio::test]
-async fn a_wait_ends_when_one_disconnects_that_never_decided_by_it() {
+async fn a_wait_ends_when_a_watcher_disconnects_that_never_acknowledged() {
     let (_folder, path) = crate::socket();
     let memory = Memory::new(1);
     let server = Server::start(memory.clone(), &path).await;
@@ -110,7 +107,7 @@ async fn an_acknowledgement_of_another_store_does_not_count() {
     let revision = memory.put(&[("/a/1", "x")]);
     let update = reader.update().await;
     reader.handle.ack(Revision { store: StoreId(2), ..update.revision });
-    // The snapshot comes after the server has read the acknowledgement: one stream carries both.
+    // The snapshot arrives after the server has read the acknowledgement: one stream carries both.
     reader.handle.subscribe(prefix("/b/"));
     let update = reader.update().await;
     assert!(memory.node.applied_by_all().number < revision);
@@ -121,7 +118,7 @@ async fn an_acknowledgement_of_another_store_does_not_count() {
 }
 
 #[tokio::test]
-async fn acknowledgements_are_gathered_unless_somebody_waits() {
+async fn acknowledgements_are_batched_unless_requested() {
     let memory = Memory::new(1);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
     let mut reader = Reader::following(&[&server.address], &["/a/"]).await;
@@ -132,17 +129,17 @@ async fn acknowledgements_are_gathered_unless_somebody_waits() {
 
     let (mut acks, started) = (memory.node.acks(), Instant::now());
     acks.mark_unchanged();
-    let (mut said, mut last) = (0, first);
+    let (mut received, mut last) = (0, first);
     while started.elapsed() < Duration::from_secs(1) {
         last = memory.put(&[("/a/1", "x")]);
         let update = reader.update().await;
         reader.handle.ack(update.revision);
-        said += u32::from(acks.has_changed().unwrap());
+        received += u32::from(acks.has_changed().unwrap());
         acks.mark_unchanged();
     }
-    assert!(said <= 3, "{said} acknowledgements of {} updates in a second", last - first);
+    assert!(received <= 3, "{received} acknowledgements of {} updates in a second", last - first);
 
-    // A wait brings what is held back, and what is yet to be applied as soon as it is.
+    // A wait requests the delayed acknowledgement, and that of the next revision as soon as it is applied.
     let held_back = reader.handle.clone();
     assert!(memory.node.wait_acked(&prefix("/"), last, later()).await.all);
     let next = memory.put(&[("/a/1", "y")]);
@@ -154,12 +151,12 @@ async fn acknowledgements_are_gathered_unless_somebody_waits() {
     server.stop().await;
 }
 
-/// Takes what the upstream sends into a node.
-struct Absorb(Node);
+/// Applies the updates of the upstream to a node.
+struct ApplyToNode(Node);
 
-impl Sink for Absorb {
+impl Sink for ApplyToNode {
     fn update(&mut self, update: Update) {
-        self.0.absorb(update).unwrap();
+        self.0.apply_update(update).unwrap();
     }
 
     fn refused(&mut self, prefix: &Prefix, reason: &str) {
@@ -168,21 +165,21 @@ impl Sink for Absorb {
 }
 
 #[tokio::test]
-async fn whoever_is_waited_for_asks_those_for_whom_it_speaks() {
+async fn a_requested_acknowledgement_is_requested_of_downstream_watchers() {
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x")]);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
     let between = Memory { node: Node::replica() };
-    let config = UpstreamConfig {
+    let config = FollowerConfig {
         addresses: vec![server.address.clone()],
         software: "between".into(),
         backoff: Backoff::default(),
         refuse_lagging: true,
     };
-    let upstream = Upstream::spawn(config, Absorb(between.node.clone()));
+    let upstream = Follower::spawn(config, ApplyToNode(between.node.clone()));
     upstream.subscribe(prefix("/"));
     let stop = CancellationToken::new();
-    tokio::spawn(acknowledge(between.node.clone(), upstream, stop.clone()));
+    tokio::spawn(relay_acks(between.node.clone(), upstream, stop.clone()));
     let replica = Server::start(between, "127.0.0.1:0").await;
 
     let mut last = Watch::open(&replica.address, "last").await.unwrap();
@@ -196,10 +193,10 @@ async fn whoever_is_waited_for_asks_those_for_whom_it_speaks() {
 
     let node = memory.node.clone();
     let wait = tokio::spawn(async move { node.wait_acked(&prefix("/a/"), number, later()).await });
-    let asked = timeout(BOUND, last.next()).await.unwrap().unwrap().kind;
-    let Some(Kind::Hurry(asked)) = asked else { panic!("{asked:?}") };
+    let message = timeout(BOUND, last.next()).await.unwrap().unwrap().kind;
+    let Some(Kind::AckRequest(request)) = message else { panic!("{message:?}") };
     let applied = Revision { store: StoreId(1), partition: 0, number };
-    assert_eq!(asked.revision, Some(applied.into()));
+    assert_eq!(request.revision, Some(applied.into()));
     last.send(&v1::WatchRequest { kind: Some(watch_request::Kind::Applied(Cursor::at(applied).into())) });
     tokio::select! {
         waited = timeout(BOUND, wait) => assert!(waited.unwrap().unwrap().all),

@@ -37,7 +37,7 @@ fn at(store: u128, partition: u32, number: u64) -> v1::Cursor {
 }
 
 #[tokio::test]
-async fn a_read_refuses_at_once_what_no_wait_brings() {
+async fn a_read_refuses_at_once_a_revision_that_cannot_arrive() {
     let memory = Memory::new(1);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
     let mut rib = handshake::connect(&server.address, "test").await.unwrap().rib();
@@ -60,11 +60,11 @@ async fn a_read_waits_for_the_revision_that_it_asks_for() {
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
     let mut rib = handshake::connect(&server.address, "test").await.unwrap().rib();
     let request = v1::ReadRequest { prefixes: vec!["/a/".into()], at_least: Some(at(1, 0, 2)) };
-    let mut hurried = Request::new(request.clone());
-    hurried.set_timeout(Duration::from_millis(50));
-    assert!(rib.read(hurried).await.is_err(), "nothing was written yet");
-    let mut patient = rib.clone();
-    let read = tokio::spawn(async move { patient.read(request).await });
+    let mut short = Request::new(request.clone());
+    short.set_timeout(Duration::from_millis(50));
+    assert!(rib.read(short).await.is_err(), "nothing was written yet");
+    let mut waiting = rib.clone();
+    let read = tokio::spawn(async move { waiting.read(request).await });
     memory.put(&[("/a/1", "x")]);
     memory.put(&[("/a/2", "x")]);
     let read = timeout(BOUND, read).await.unwrap().unwrap().unwrap().into_inner();

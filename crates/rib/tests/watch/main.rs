@@ -3,8 +3,8 @@
 
 mod acks;
 mod calls;
-mod contact;
 mod patches;
+mod staleness;
 mod support;
 mod traffic;
 
@@ -79,7 +79,7 @@ async fn a_reader_older_than_the_log_gets_snapshots() {
     let server = Server::start(memory.clone(), &path).await;
     let update = reader.update().await;
     assert_eq!((update.resumed.len(), update.snapshots.len()), (0, 1));
-    assert!(reader.copy.is_empty(), "what is not in the snapshot is gone");
+    assert!(reader.copy.is_empty(), "keys missing from the snapshot are removed");
     server.stop().await;
 }
 
@@ -122,7 +122,7 @@ async fn a_batch_across_two_subscriptions_arrives_whole() {
 }
 
 #[tokio::test]
-async fn a_prefix_given_up_is_silent_and_wished_for_again_comes_whole() {
+async fn an_unsubscribed_prefix_is_silent_and_comes_whole_when_followed_again() {
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x"), ("/b/1", "x")]);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
@@ -132,7 +132,7 @@ async fn a_prefix_given_up_is_silent_and_wished_for_again_comes_whole() {
     let update = reader.update().await;
     assert_eq!(update.snapshots.len(), 1);
     reader.handle.unsubscribe(&prefix("/a/"));
-    // Followed after the unsubscribe was sent, so that its snapshot tells that the server has seen both.
+    // Followed after the unsubscribe was sent: the arrival of its snapshot shows that the server has read both.
     reader.handle.subscribe(prefix("/c/"));
     reader.update().await;
     memory.put(&[("/a/1", "y")]);
@@ -143,7 +143,7 @@ async fn a_prefix_given_up_is_silent_and_wished_for_again_comes_whole() {
 }
 
 #[tokio::test]
-async fn addresses_are_tried_in_turn() {
+async fn addresses_are_attempted_in_turn() {
     let (_folder, dead) = socket();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x")]);
@@ -154,7 +154,7 @@ async fn addresses_are_tried_in_turn() {
 }
 
 #[tokio::test]
-async fn an_upstream_that_answers_and_is_refused_each_time_is_asked_ever_less() {
+async fn an_upstream_that_connects_and_is_refused_is_retried_with_backoff() {
     let (_folder, path) = socket();
     let (ahead, behind) = (Memory::new(1), Memory::new(1));
     for i in 0..3 {
@@ -167,7 +167,7 @@ async fn an_upstream_that_answers_and_is_refused_each_time_is_asked_ever_less() 
     behind.put(&[("/b/1", "0")]);
     let server = Server::start(behind.clone(), &path).await;
     let refused = reader.until(|state| !state.connected && state.failures > 3).await;
-    assert!(refused.error.unwrap().contains("behind revision 3"), "connected and left each time");
+    assert!(refused.error.unwrap().contains("behind revision 3"), "connected and disconnected each time");
     for i in 0..3 {
         behind.put(&[("/a/1", &i.to_string())]);
     }
@@ -176,7 +176,7 @@ async fn an_upstream_that_answers_and_is_refused_each_time_is_asked_ever_less() 
 }
 
 #[tokio::test]
-async fn an_upstream_that_lags_behind_is_left_until_it_caught_up() {
+async fn a_lagging_upstream_is_left_until_it_catches_up() {
     let (_folder, path) = socket();
     let (ahead, behind) = (Memory::new(1), Memory::new(1));
     for i in 0..3 {
@@ -203,7 +203,7 @@ async fn an_upstream_that_lags_behind_is_left_until_it_caught_up() {
 }
 
 #[tokio::test]
-async fn a_watch_of_many_prefixes_brings_all_of_them_and_holds_up_no_write() {
+async fn a_watch_of_many_prefixes_delivers_all_and_delays_no_write() {
     const MANY: usize = 20_000;
     let memory = Memory::new(1);
     memory.put(&[("/00001/1", "x"), ("/19999/1", "x"), ("/other/1", "x")]);
@@ -217,7 +217,7 @@ async fn a_watch_of_many_prefixes_brings_all_of_them_and_holds_up_no_write() {
     while arrived < MANY {
         let update = reader.update().await;
         arrived += update.snapshots.len();
-        assert!(update.snapshots.len() < MANY / 10, "what others wait for comes in between");
+        assert!(update.snapshots.len() < MANY / 10, "updates of other watchers are sent in between");
         if arrived < MANY {
             memory.put(&[("/other/1", &arrived.to_string())]);
             quick.update().await;

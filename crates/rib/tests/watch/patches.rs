@@ -1,4 +1,4 @@
-//! Shard maps told by what differs.
+//! Shard maps sent as patches.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ use fairmesh_model::{
 };
 use fairmesh_rib::{
     Node, Update,
-    upstream::{Backoff, Handle, Sink, Upstream, UpstreamConfig},
+    follower::{Backoff, Follower, FollowerConfig, FollowerHandle, Sink},
 };
 use fairmesh_wire::{
     shards,
@@ -52,13 +52,13 @@ fn map(ids: impl ExactSizeIterator<Item = u32>, servers: u32) -> ShardMap {
     ShardMap { version: 1, interval: KeyRange::ALL, shards: (0..).zip(ids).map(shard).collect() }
 }
 
-/// Ids of shards of which several begin a chunk.
+/// Ids of shards, several of which begin a chunk.
 fn ids() -> std::vec::IntoIter<u32> {
     let begin = (0..).filter(|id| mix64(u64::from(*id)).is_multiple_of(2048)).take(4);
     begin.flat_map(|first| first..first + 12).collect::<Vec<_>>().into_iter()
 }
 
-/// A store with a map in it.
+/// A store with a shard map.
 struct Source {
     memory: Memory,
     map: ShardMap,
@@ -72,7 +72,7 @@ impl Source {
         source
     }
 
-    /// Writes what differs, with new chunks in a batch of their own where they go `ahead`.
+    /// Writes the differences, with new chunks in a batch of their own before the rest if `ahead`.
     fn write(&mut self, ahead: bool) -> u64 {
         let after = shards::encode_map(&cart(), &self.map);
         let before = std::mem::replace(&mut self.entries, after);
@@ -100,7 +100,7 @@ enum Change {
         shard: usize,
         to: u32,
     },
-    /// Somebody holds a second copy, or gives it up.
+    /// An instance gets a second copy, or loses it.
     Copy {
         shard: usize,
         on: u32,
@@ -111,7 +111,7 @@ enum Change {
     Merge {
         shard: usize,
     },
-    /// Every shard goes elsewhere.
+    /// Every shard moves.
     All {
         to: u32,
     },
@@ -128,7 +128,7 @@ fn change() -> impl Strategy<Value = Change> {
     ]
 }
 
-fn carry_out(change: &Change, map: &mut ShardMap) {
+fn apply_change(change: &Change, map: &mut ShardMap) {
     map.version += 1;
     let count = map.shards.len();
     match *change {
@@ -156,22 +156,22 @@ fn carry_out(change: &Change, map: &mut ShardMap) {
     }
 }
 
-/// Takes what the upstream sends into a node, and looks up there what it is told by.
-struct Absorb {
+/// Applies the updates of the upstream to a node, which has the bases of patches.
+struct ApplyToNode {
     node: Node,
-    /// How often it was asked for what it holds.
-    asked: Arc<AtomicUsize>,
-    /// How often it then says something else.
-    lies: usize,
+    /// How often a base was looked up.
+    lookups: Arc<AtomicUsize>,
+    /// For how many of the first look-ups the base is wrong.
+    wrong_bases: usize,
     snapshots: Arc<AtomicUsize>,
 }
 
-impl Sink for Absorb {
-    const HOLDS: bool = true;
+impl Sink for ApplyToNode {
+    const TAKES_PATCHES: bool = true;
 
-    fn held(&self, key: &str) -> Option<Bytes> {
+    fn patch_base(&self, key: &str) -> Option<Bytes> {
         let held = self.node.get(key)?.value;
-        if self.asked.fetch_add(1, Ordering::Relaxed) < self.lies && key.ends_with("/manifest") {
+        if self.lookups.fetch_add(1, Ordering::Relaxed) < self.wrong_bases && key.ends_with("/manifest") {
             return Some(self.node.get(&key.replace("/eu/", "/ranges/"))?.value);
         }
         Some(held)
@@ -179,7 +179,7 @@ impl Sink for Absorb {
 
     fn update(&mut self, update: Update) {
         self.snapshots.fetch_add(update.snapshots.len(), Ordering::Relaxed);
-        self.node.absorb(update).unwrap();
+        self.node.apply_update(update).unwrap();
     }
 
     fn refused(&mut self, prefix: &Prefix, reason: &str) {
@@ -187,37 +187,41 @@ impl Sink for Absorb {
     }
 }
 
-/// A node that follows another.
-struct Follower {
+/// A node that follows another one.
+struct FollowingNode {
     node: Node,
-    asked: Arc<AtomicUsize>,
+    lookups: Arc<AtomicUsize>,
     snapshots: Arc<AtomicUsize>,
-    _upstream: Handle,
+    _upstream: FollowerHandle,
 }
 
-impl Follower {
-    async fn start(address: &Address, prefixes: &[Prefix], lies: usize) -> Self {
-        let config = UpstreamConfig {
+impl FollowingNode {
+    async fn start(address: &Address, prefixes: &[Prefix], wrong_bases: usize) -> Self {
+        let config = FollowerConfig {
             addresses: vec![address.clone()],
             software: "follower".into(),
             backoff: Backoff::default(),
             refuse_lagging: true,
         };
-        let (node, asked, snapshots) = (Node::replica(), Arc::default(), Arc::default());
-        let sink =
-            Absorb { node: node.clone(), asked: Arc::clone(&asked), lies, snapshots: Arc::clone(&snapshots) };
-        let upstream = Upstream::spawn(config, sink);
+        let (node, lookups, snapshots) = (Node::replica(), Arc::default(), Arc::default());
+        let sink = ApplyToNode {
+            node: node.clone(),
+            lookups: Arc::clone(&lookups),
+            wrong_bases,
+            snapshots: Arc::clone(&snapshots),
+        };
+        let upstream = Follower::spawn(config, sink);
         prefixes.iter().for_each(|prefix| upstream.subscribe(prefix.clone()));
-        let follower = Self { node, asked, snapshots, _upstream: upstream };
+        let follower = Self { node, lookups, snapshots, _upstream: upstream };
         while follower.snapshots.load(Ordering::Relaxed) < prefixes.len() {
             let next = follower.node.revision().number + 1;
-            let _ = timeout(BOUND / 200, follower.node.applied(next)).await;
+            let _ = timeout(BOUND / 200, follower.node.wait_applied(next)).await;
         }
         follower
     }
 
     async fn is_at(&self, number: u64) {
-        timeout(BOUND, self.node.applied(number)).await.expect("it comes so far");
+        timeout(BOUND, self.node.wait_applied(number)).await.expect("the revision arrives");
     }
 }
 
@@ -225,18 +229,18 @@ fn part(part: ShardPart) -> Prefix {
     Prefix::shards(&cart(), Some(&part))
 }
 
-/// Carries out groups of changes, each of which may arrive as one, and compares what arrives through one node and two.
+/// Applies groups of changes, each of which may arrive as one, and compares the results behind one node and two.
 async fn run(groups: Vec<Vec<(Change, bool)>>) {
     let mut source = Source::new(map(ids(), 9));
     let server = Server::start(source.memory.clone(), "127.0.0.1:0").await;
-    let between = Follower::start(&server.address, &[prefix("/")], 0).await;
+    let between = FollowingNode::start(&server.address, &[prefix("/")], 0).await;
     let second = Server::start(Memory { node: between.node.clone() }, "127.0.0.1:0").await;
     let followed = [part(ShardPart::Ranges), part(ShardPart::Region(Region::new("eu").unwrap()))];
-    let last = Follower::start(&second.address, &followed, 0).await;
+    let last = FollowingNode::start(&second.address, &followed, 0).await;
     for group in groups {
         let mut number = 0;
         for (change, ahead) in group {
-            carry_out(&change, &mut source.map);
+            apply_change(&change, &mut source.map);
             number = source.write(ahead);
         }
         between.is_at(number).await;
@@ -244,8 +248,8 @@ async fn run(groups: Vec<Vec<(Change, bool)>>) {
         assert_eq!(between.node.read(&[prefix("/")]), source.memory.node.read(&[prefix("/")]));
         assert_eq!(last.node.read(&followed).1, source.memory.node.read(&followed).1);
     }
-    assert_eq!(between.snapshots.load(Ordering::Relaxed), 1, "nothing was asked for anew");
-    assert_eq!(last.snapshots.load(Ordering::Relaxed), 2, "nothing was asked for anew");
+    assert_eq!(between.snapshots.load(Ordering::Relaxed), 1, "no prefix was fetched again");
+    assert_eq!(last.snapshots.load(Ordering::Relaxed), 2, "no prefix was fetched again");
     server.stop().await;
     second.stop().await;
 }
@@ -254,7 +258,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_told_by_what_differs_is_what_is_there(
+    fn patched_nodes_hold_the_content_of_the_store(
         groups in collection::vec(collection::vec((change(), proptest::bool::weighted(0.1)), 1..4), 1..8),
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -262,7 +266,7 @@ proptest! {
     }
 }
 
-/// A watcher of everything, once it has its snapshot.
+/// A watch of everything, after its snapshot.
 async fn watch(server: &Server, patches: bool) -> Watch {
     let mut watch = Watch::open(&server.address, "raw").await.unwrap();
     let subscribe = v1::Subscribe { prefix: "/".into(), patches, ..Default::default() };
@@ -276,41 +280,40 @@ async fn next(watch: &mut Watch) -> v1::WatchResponse {
 }
 
 #[tokio::test]
-async fn a_move_is_told_in_less_than_two_hundred_bytes_through_every_node_and_as_it_is_to_who_cannot_look_up()
-{
+async fn a_move_takes_two_hundred_bytes_with_patches_and_whole_values_without() {
     let mut source = Source::new(map(0..20_000, 3000));
     let server = Server::start(source.memory.clone(), "127.0.0.1:0").await;
-    let between = Follower::start(&server.address, &[prefix("/")], 0).await;
+    let between = FollowingNode::start(&server.address, &[prefix("/")], 0).await;
     let second = Server::start(Memory { node: between.node.clone() }, "127.0.0.1:0").await;
     let mut able = [watch(&server, true).await, watch(&second, true).await];
     let mut unable = watch(&second, false).await;
     for step in 0..5 {
-        carry_out(&Change::Move { shard: 3000 * step, to: 2000 + step as u32 }, &mut source.map);
+        apply_change(&Change::Move { shard: 3000 * step, to: 2000 + step as u32 }, &mut source.map);
         source.write(false);
         for watch in &mut able {
-            let told = next(watch).await;
-            let Some(Kind::Delta(delta)) = &told.kind else { panic!("{told:?}") };
+            let message = next(watch).await;
+            let Some(Kind::Delta(delta)) = &message.kind else { panic!("{message:?}") };
             assert_eq!((delta.puts.len(), delta.deletes.len(), delta.patches.len()), (0, 0, 3));
-            // The third part is that of a region that an agent of the other need not follow.
-            let bytes = frame(&told).len() - delta.patches[2].len() - 2;
+            // The third patch is of a region that an agent in the other region does not follow.
+            let bytes = frame(&message).len() - delta.patches[2].len() - 2;
             assert!(bytes <= 200, "{bytes} bytes");
         }
-        let told = next(&mut unable).await;
-        let Some(Kind::Delta(delta)) = &told.kind else { panic!("{told:?}") };
+        let message = next(&mut unable).await;
+        let Some(Kind::Delta(delta)) = &message.kind else { panic!("{message:?}") };
         assert_eq!((delta.puts.len(), delta.deletes.len(), delta.patches.len()), (4, 1, 0));
     }
-    assert!(between.asked.load(Ordering::Relaxed) > 0);
+    assert!(between.lookups.load(Ordering::Relaxed) > 0);
     server.stop().await;
     second.stop().await;
 }
 
 #[tokio::test]
-async fn who_holds_something_else_than_it_was_sent_takes_all_anew() {
+async fn a_mismatched_patch_base_brings_a_new_snapshot() {
     let mut source = Source::new(map(ids(), 9));
     let server = Server::start(source.memory.clone(), "127.0.0.1:0").await;
-    let follower = Follower::start(&server.address, &[prefix("/")], 1).await;
+    let follower = FollowingNode::start(&server.address, &[prefix("/")], 1).await;
     for to in 0..3 {
-        carry_out(&Change::Move { shard: 7, to: 20 + to }, &mut source.map);
+        apply_change(&Change::Move { shard: 7, to: 20 + to }, &mut source.map);
         let number = source.write(false);
         follower.is_at(number).await;
         assert_eq!(follower.node.read(&[prefix("/")]), source.memory.node.read(&[prefix("/")]));

@@ -4,18 +4,18 @@ use bytes::Bytes;
 use fairmesh_model::{Identity, Location, Prefix, Revision, StoreId};
 use fairmesh_rib::{
     Batch, Commit, Entry, Node, Update,
+    follower::{Backoff, Follower, FollowerConfig, FollowerHandle, FollowerState, Sink},
     server::{Backend, RibServer, WriteError},
-    upstream::{Backoff, Handle, Sink, State, Upstream, UpstreamConfig},
 };
 use fairmesh_wire::transport::{Address, Listener, serve};
 use tokio::{sync::mpsc, task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-/// How long anything may take before a test fails.
+/// The longest duration of any step of a test.
 pub(crate) const BOUND: Duration = Duration::from_secs(20);
 
-/// A store in memory only.
+/// A store in memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Memory {
     pub(crate) node: Node,
@@ -75,7 +75,7 @@ impl Server {
         let listener = Listener::bind(&address.parse().unwrap()).await.unwrap();
         let address = listener.address().unwrap();
         let stop = CancellationToken::new();
-        let services = RibServer::new(backend, stop.clone()).beside(Routes::default());
+        let services = RibServer::new(backend, stop.clone()).with_services(Routes::default());
         let stopped = stop.clone().cancelled_owned();
         let task = tokio::spawn(async move { serve(services, listener, stopped, BOUND).await.unwrap() });
         Self { address, stop, task }
@@ -87,50 +87,55 @@ impl Server {
     }
 }
 
-/// What a sink got.
+/// The calls of a sink.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Got {
+pub(crate) enum SinkCall {
     Update(Update),
     Refused(Prefix, String),
 }
 
-struct Tell(mpsc::UnboundedSender<Got>, mpsc::UnboundedSender<Duration>);
+struct Channels(mpsc::UnboundedSender<SinkCall>, mpsc::UnboundedSender<Duration>);
 
-impl Sink for Tell {
+impl Sink for Channels {
     fn update(&mut self, update: Update) {
-        let _ = self.0.send(Got::Update(update));
+        let _ = self.0.send(SinkCall::Update(update));
     }
 
     fn refused(&mut self, prefix: &Prefix, reason: &str) {
-        let _ = self.0.send(Got::Refused(prefix.clone(), reason.into()));
+        let _ = self.0.send(SinkCall::Refused(prefix.clone(), reason.into()));
     }
 
-    fn contact(&mut self, age: Duration) {
+    fn age_update(&mut self, age: Duration) {
         let _ = self.1.send(age);
     }
 }
 
-/// A follower with its copy.
+/// A follower and its copy.
 pub(crate) struct Reader {
-    pub(crate) handle: Handle,
+    pub(crate) handle: FollowerHandle,
     pub(crate) copy: BTreeMap<String, String>,
-    got: mpsc::UnboundedReceiver<Got>,
-    contacts: mpsc::UnboundedReceiver<Duration>,
+    got: mpsc::UnboundedReceiver<SinkCall>,
+    age_updates: mpsc::UnboundedReceiver<Duration>,
 }
 
 impl Reader {
     pub(crate) fn start(addresses: &[&Address], refuse_lagging: bool) -> Self {
-        let ((tell, got), (contact, contacts)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
-        let config = UpstreamConfig {
+        let ((calls, got), (ages, age_updates)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
+        let config = FollowerConfig {
             addresses: addresses.iter().map(|address| (*address).clone()).collect(),
             software: "reader".into(),
             backoff: Backoff { first: Duration::from_millis(5), longest: Duration::from_millis(20) },
             refuse_lagging,
         };
-        Self { handle: Upstream::spawn(config, Tell(tell, contact)), copy: BTreeMap::new(), got, contacts }
+        Self {
+            handle: Follower::spawn(config, Channels(calls, ages)),
+            copy: BTreeMap::new(),
+            got,
+            age_updates,
+        }
     }
 
-    /// Starts to follow prefixes and takes the first snapshot of each.
+    /// Follows prefixes and takes the first snapshot of each.
     pub(crate) async fn following(addresses: &[&Address], prefixes: &[&str]) -> Self {
         let mut reader = Self::start(addresses, true);
         prefixes.iter().for_each(|text| reader.handle.subscribe(prefix(text)));
@@ -144,33 +149,33 @@ impl Reader {
     /// The next update, applied and not acknowledged.
     pub(crate) async fn update(&mut self) -> Update {
         match self.got().await {
-            Got::Update(update) => update,
+            SinkCall::Update(update) => update,
             other => panic!("{other:?}"),
         }
     }
 
-    pub(crate) async fn got(&mut self) -> Got {
+    pub(crate) async fn got(&mut self) -> SinkCall {
         let got = timeout(BOUND, self.got.recv()).await.expect("something arrives").unwrap();
-        if let Got::Update(update) = &got {
+        if let SinkCall::Update(update) = &got {
             self.apply(update);
         }
         got
     }
 
-    /// What the upstream says next of its own upstream.
-    pub(crate) async fn contact(&mut self) -> Duration {
-        timeout(BOUND, self.contacts.recv()).await.expect("the upstream says it").unwrap()
+    /// The next age update of the upstream.
+    pub(crate) async fn age_update(&mut self) -> Duration {
+        timeout(BOUND, self.age_updates.recv()).await.expect("the upstream sends it").unwrap()
     }
 
-    /// Whether it said no more than was asked for with [`Reader::contact`].
-    pub(crate) fn no_more_contact(&mut self) -> bool {
-        self.contacts.is_empty()
+    /// Whether there were no age updates beyond those taken by [`Reader::age_update`].
+    pub(crate) fn no_more_age_updates(&mut self) -> bool {
+        self.age_updates.is_empty()
     }
 
-    /// Waits for a state of the connection.
-    pub(crate) async fn until(&self, wanted: impl Fn(&State) -> bool) -> State {
+    /// Waits for a state of the follower.
+    pub(crate) async fn until(&self, wanted: impl Fn(&FollowerState) -> bool) -> FollowerState {
         let mut state = self.handle.state();
-        timeout(BOUND, state.wait_for(wanted)).await.expect("the state comes about").unwrap().clone()
+        timeout(BOUND, state.wait_for(wanted)).await.expect("the state is reached").unwrap().clone()
     }
 
     fn apply(&mut self, update: &Update) {

@@ -18,8 +18,8 @@ use tokio::{
 
 use crate::support::{BOUND, Memory, Reader, Server};
 
-/// Passes one connection on and counts what the server sends.
-async fn meter(server: &Address) -> (Address, Arc<AtomicU64>) {
+/// Relays one connection and counts the bytes from the server.
+async fn counting_relay(server: &Address) -> (Address, Arc<AtomicU64>) {
     let Address::Tcp(server) = server.clone() else { panic!("a TCP server") };
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = Address::Tcp(listener.local_addr().unwrap().to_string());
@@ -41,16 +41,16 @@ async fn meter(server: &Address) -> (Address, Arc<AtomicU64>) {
 }
 
 #[tokio::test]
-async fn nothing_is_sent_while_nothing_that_was_asked_for_changes() {
+async fn nothing_is_sent_while_no_followed_key_changes() {
     let memory = Memory::new(1);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
-    let (address, count) = meter(&server.address).await;
+    let (address, count) = counting_relay(&server.address).await;
     let mut reader = Reader::following(&[&address], &["/a/"]).await;
     let before = count.load(Ordering::SeqCst);
     for i in 0..10_000 {
         memory.put(&[("/b/1", &i.to_string())]);
         if i % 100 == 0 {
-            // Gives the server every chance to say something.
+            // Gives the server every chance to send something.
             tokio::task::yield_now().await;
         }
     }
@@ -67,7 +67,7 @@ async fn nothing_is_sent_while_nothing_that_was_asked_for_changes() {
 }
 
 #[tokio::test]
-async fn a_quiet_reader_is_moved_on_before_the_log_forgets_where_it_stands() {
+async fn a_quiet_reader_is_sent_progress_before_the_log_drops_its_revision() {
     let (_folder, path) = crate::socket();
     let memory = Memory {
         node: fairmesh_rib::Node::with_table(fairmesh_model::StoreId(1), fairmesh_rib::Table::new(10)),
@@ -77,8 +77,8 @@ async fn a_quiet_reader_is_moved_on_before_the_log_forgets_where_it_stands() {
     for i in 0..5 {
         memory.put(&[("/b/1", &i.to_string())]);
     }
-    let mark = reader.update().await;
-    assert_eq!((mark.revision.number, mark.puts.len(), mark.snapshots.len()), (5, 0, 0));
+    let progress = reader.update().await;
+    assert_eq!((progress.revision.number, progress.puts.len(), progress.snapshots.len()), (5, 0, 0));
     server.stop().await;
     for i in 5..14 {
         memory.put(&[("/b/1", &i.to_string())]);
@@ -90,7 +90,7 @@ async fn a_quiet_reader_is_moved_on_before_the_log_forgets_where_it_stands() {
 }
 
 #[tokio::test]
-async fn a_reader_that_does_not_read_finds_the_last_values_and_not_a_queue() {
+async fn a_slow_reader_gets_the_last_values_and_no_queue() {
     const WRITES: u64 = 200;
     let memory = Memory::new(1);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use fairmesh_model::{Prefix, RecordKey, Region, Revision, ServiceName, ShardMap, ShardPart, StoreId};
 use fairmesh_rib::{
     Update,
-    upstream::{Backoff, Handle, Sink, Upstream, UpstreamConfig},
+    follower::{Backoff, Follower, FollowerConfig, FollowerHandle, Sink},
 };
 use fairmesh_wire::shards::decode_map;
 use tokio::sync::watch;
@@ -29,14 +29,14 @@ pub(super) struct Seen {
 
 /// The subscription; dropping it ends it.
 pub(super) struct Following {
-    handle: Handle,
+    handle: FollowerHandle,
     service: ServiceName,
     wanted: Arc<OnceLock<BTreeSet<Prefix>>>,
 }
 
 /// Prepares to follow the map of `service`; nothing is asked for before [`Following::subscribe`].
 pub(super) fn follow(link: &Link, service: &ServiceName, tell: watch::Sender<Seen>) -> Following {
-    let config = UpstreamConfig {
+    let config = FollowerConfig {
         addresses: link.addresses().to_vec(),
         software: link.software().to_owned(),
         backoff: Backoff::default(),
@@ -50,7 +50,7 @@ pub(super) fn follow(link: &Link, service: &ServiceName, tell: watch::Sender<See
         entries: BTreeMap::new(),
         complete: BTreeSet::new(),
     };
-    Following { handle: Upstream::spawn(config, copy), service: service.clone(), wanted }
+    Following { handle: Follower::spawn(config, copy), service: service.clone(), wanted }
 }
 
 impl Following {

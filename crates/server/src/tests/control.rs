@@ -82,7 +82,7 @@ impl Facts {
         let listener = Listener::bind(at.unwrap_or(&anywhere)).await.unwrap();
         let address = listener.address().unwrap();
         let registry = Routes::new(rpc::registry_server(self.clone()));
-        let services = RibServer::new(self.clone(), CancellationToken::new()).beside(registry);
+        let services = RibServer::new(self.clone(), CancellationToken::new()).with_services(registry);
         let stop = CancellationToken::new();
         let stopped = stop.clone();
         let serving = tokio::spawn(async move {
@@ -146,7 +146,7 @@ impl Backend for Facts {
     }
 
     async fn write(&self, _: Batch, _: Identity) -> Result<Revision, WriteError> {
-        Err(WriteError::Elsewhere("tests do not write here".into()))
+        Err(WriteError::NotWritable("tests do not write here".into()))
     }
 }
 

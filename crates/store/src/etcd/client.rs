@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_rib::upstream::Backoff;
+use fairmesh_rib::follower::Backoff;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_stream::StreamExt;
 use tonic::{

@@ -13,7 +13,7 @@ use std::{
 };
 
 use fairmesh_model::{Revision, StoreId};
-use fairmesh_rib::{DEFAULT_LOG, Entry, Values};
+use fairmesh_rib::{DEFAULT_LOG_LEN, Entry, Values};
 use redb::{
     Database, Error, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition,
     WriteTransaction,
@@ -177,7 +177,7 @@ fn extend_log(transaction: &WriteTransaction, changes: &ReplicaUpdate) -> Result
     let mut meta = transaction.open_table(META)?;
     let before = meta.get(META_FLOOR)?.and_then(|floor| u64::try_from(floor.value()).ok());
     let mut floor = before.unwrap_or(number).max(changes.floor);
-    if changes.keys.len() > DEFAULT_LOG {
+    if changes.keys.len() > DEFAULT_LOG_LEN {
         floor = number;
     }
     let mut log = transaction.open_table(LOG)?;
@@ -188,7 +188,7 @@ fn extend_log(transaction: &WriteTransaction, changes: &ReplicaUpdate) -> Result
     }
     loop {
         let Some(oldest) = log.first()?.map(|(key, _)| key.value().0) else { break };
-        if oldest > floor && log.len()? <= DEFAULT_LOG as u64 {
+        if oldest > floor && log.len()? <= DEFAULT_LOG_LEN as u64 {
             break;
         }
         log.pop_first()?;

@@ -1,7 +1,7 @@
 //! Loss and re-establishment of connections.
 
 use fairmesh_model::{Cursor, Revision};
-use fairmesh_rib::upstream::Backoff;
+use fairmesh_rib::follower::Backoff;
 
 use super::{Engine, Event, ROOT, STORE};
 use crate::tree::process::ProcessId;

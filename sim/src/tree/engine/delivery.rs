@@ -114,7 +114,7 @@ impl Engine<'_> {
         let process = &mut self.processes[to];
         process.applied = update.revision.number;
         let back = process.connection.disconnected_by.take();
-        let woken = process.node.as_mut().map(|node| node.absorb(update));
+        let woken = process.node.as_mut().map(|node| node.apply_update(update));
         self.wake(to, woken.unwrap_or_default());
         if let Some(disconnections) = back.and_then(|event| self.disconnections.get_mut(event)) {
             disconnections.missing -= 1;
@@ -138,7 +138,7 @@ impl Engine<'_> {
 
     pub(super) fn send_ack(&mut self, id: ProcessId) {
         let process = &mut self.processes[id];
-        let number = process.node.as_ref().map_or(process.applied, fairmesh_rib::PlainNode::applied_by_all);
+        let number = process.node.as_ref().map_or(process.applied, fairmesh_rib::NodeCore::applied_by_all);
         if number > process.acked && process.connection.watcher.is_some() {
             process.acked = number;
             let (generation, at) = (process.connection.generation, self.now + process.delay);
@@ -154,7 +154,7 @@ impl Engine<'_> {
             return;
         }
         let Some(node) = self.processes[parent].node.as_mut() else { return };
-        node.acked(watcher, number);
+        node.ack(watcher, number);
         if parent == ROOT {
             let all = node.applied_by_all();
             for revision in self.acknowledged + 1..=all {

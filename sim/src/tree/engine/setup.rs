@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fairmesh_model::{Invalid, Prefix, arith::Generator};
-use fairmesh_rib::{DEFAULT_LOG, Entry, PlainNode, Table};
+use fairmesh_rib::{DEFAULT_LOG_LEN, Entry, NodeCore, Table};
 
 use super::{Disconnections, Engine, Event, ROOT, SECOND, STORE};
 use crate::{
@@ -152,7 +152,7 @@ impl Engine<'_> {
     }
 
     /// A node with the root's records that a process follows.
-    fn filtered_node(&self, id: ProcessId) -> Option<PlainNode> {
+    fn filtered_node(&self, id: ProcessId) -> Option<NodeCore> {
         let root = self.processes[ROOT].node.as_ref()?;
         Some(node(&root.table().read(&self.processes[id].prefixes)))
     }
@@ -174,8 +174,8 @@ impl Engine<'_> {
 }
 
 /// A node with these records. Keys and values are shared, as they never change; the tree of each node is its own.
-fn node(entries: &Entries) -> PlainNode {
-    let mut table = Table::new(DEFAULT_LOG);
+fn node(entries: &Entries) -> NodeCore {
+    let mut table = Table::new(DEFAULT_LOG_LEN);
     table.load(INITIAL_REVISION, entries.iter().cloned());
-    PlainNode::new(STORE, table)
+    NodeCore::new(STORE, table)
 }

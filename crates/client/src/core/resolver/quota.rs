@@ -30,7 +30,7 @@ type Name = (ServiceName, String);
 /// Asks until told to stop. Where nobody answers, the parts stay as they are.
 pub(super) async fn ask<L>(
     registered: Arc<Registered<L>>,
-    upstream: Handle,
+    upstream: FollowerHandle,
     caller: u64,
     stop: CancellationToken,
 ) {

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use fairmesh_model::{
     Hosts, Location, Prefix, Record, RecordKey, Regions, Revision, RoundTrips, ServiceName,
 };
-use fairmesh_rib::{Snapshot, Update, cache::Cache, upstream::Handle};
+use fairmesh_rib::{Snapshot, Update, cache::Cache, follower::FollowerHandle};
 use fairmesh_wire::records;
 use tokio::{
     sync::{mpsc, watch},
@@ -53,7 +53,7 @@ fn compile(policies: &[(RecordKey, Bytes)]) -> Vec<Record> {
 /// The one writer of every snapshot.
 pub(super) struct Worker<L> {
     config: ResolverConfig,
-    handle: Handle,
+    handle: FollowerHandle,
     registered: Arc<Registered<L>>,
     around: Surroundings,
     age: watch::Sender<Age>,
@@ -84,7 +84,7 @@ pub(super) struct Worker<L> {
 impl<L: Lane> Worker<L> {
     pub(super) fn new(
         config: ResolverConfig,
-        handle: Handle,
+        handle: FollowerHandle,
         registered: Arc<Registered<L>>,
         around: Surroundings,
         (age, maps): (watch::Sender<Age>, Option<Asks>),

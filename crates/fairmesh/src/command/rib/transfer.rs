@@ -14,7 +14,7 @@ use std::{
 
 use clap::Args;
 use fairmesh_model::Prefix;
-use fairmesh_rib::{Entry, cache::Saved};
+use fairmesh_rib::{Entry, cache::SavedCopy};
 use fairmesh_wire::{handshake::Connection, records};
 use indicatif::ProgressBar;
 use serde_json::json;
@@ -114,7 +114,7 @@ fn named(what: &str, keys: &[String]) -> String {
     text
 }
 
-fn unreadable(saved: &Saved) -> Vec<String> {
+fn unreadable(saved: &SavedCopy) -> Vec<String> {
     let wrong = saved.entries.iter().filter_map(|(key, entry)| {
         records::check(key, &entry.value).err().map(|problem| format!("{key}: {problem}"))
     });
@@ -122,7 +122,7 @@ fn unreadable(saved: &Saved) -> Vec<String> {
 }
 
 /// All records of a control plane.
-async fn read(connection: &Connection) -> Result<Saved, Failure> {
+async fn read(connection: &Connection) -> Result<SavedCopy, Failure> {
     let progress = ProgressBar::new_spinner();
     let (revision, entries) = rib_reader::read_all(connection, |entries| {
         progress.set_message(format!("{entries} records read"));
@@ -135,15 +135,15 @@ async fn read(connection: &Connection) -> Result<Saved, Failure> {
     let entries = entries
         .into_iter()
         .map(|entry| (Arc::from(entry.key), Entry { value: entry.value, revision: entry.revision }));
-    Ok(Saved { prefix: Prefix::everything(), revision, at, entries: entries.collect() })
+    Ok(SavedCopy { prefix: Prefix::everything(), revision, at, entries: entries.collect() })
 }
 
 /// Contents of a file.
-fn open(path: &Path) -> Result<Saved, Failure> {
+fn open(path: &Path) -> Result<SavedCopy, Failure> {
     let content = fs::read(path).map_err(|error| {
         Failure::refused(format!("cannot read {}: {error}", path.display()), "give a file of 'rib export'")
     })?;
-    let saved = Saved::decode(content.into()).map_err(|problem| {
+    let saved = SavedCopy::decode(content.into()).map_err(|problem| {
         Failure::refused(format!("{}: {problem}", path.display()), "give a complete file of 'rib export'")
     })?;
     match saved.prefix == Prefix::everything() {

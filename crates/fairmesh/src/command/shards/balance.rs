@@ -8,7 +8,7 @@ use std::{pin::Pin, process::ExitCode, time::Duration};
 
 use clap::Args;
 use fairmesh_model::{Role, ShardMove};
-use fairmesh_registry::Terms;
+use fairmesh_registry::PlanOptions;
 use fairmesh_wire::{
     handshake::Connection,
     v1::{MoveShardRequest, ProposeMovesRequest, ProposeMovesResponse, propose_moves_response::Server},
@@ -36,13 +36,13 @@ pub(crate) struct Balance {
     #[arg(long, conflicts_with = "watch")]
     dry_run: bool,
     /// Maximum number of moves of one plan, 1 to 1000.
-    #[arg(long, value_name = "N", default_value_t = Terms::MOVES, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "N", default_value_t = PlanOptions::DEFAULT_MOVES, value_parser = clap::value_parser!(u32).range(1..=1000))]
     max_moves: u32,
     /// Maximum number of moves started per minute, 1 to 600.
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=600))]
     rate: u32,
     /// A server above this percentage of its fair share is overloaded, 101 to 1000; its load is reduced to halfway.
-    #[arg(long, value_name = "PERCENT", default_value_t = Terms::THRESHOLD, value_parser = clap::value_parser!(u32).range(101..=1000))]
+    #[arg(long, value_name = "PERCENT", default_value_t = PlanOptions::DEFAULT_THRESHOLD, value_parser = clap::value_parser!(u32).range(101..=1000))]
     threshold: u32,
     /// A role whose replicas may be added where one shard is too hot for any server, and dropped again; may be
     /// repeated.

@@ -11,7 +11,7 @@ use std::{
 use fairmesh_model::Prefix;
 use fairmesh_rib::{
     Update,
-    upstream::{Backoff, Sink, Upstream, UpstreamConfig},
+    follower::{Backoff, Follower, FollowerConfig, Sink},
 };
 
 use crate::harness::{Suite, registers};
@@ -86,14 +86,14 @@ pub(super) fn watcher(suite: &Suite) -> String {
     };
     // A thread of its own, since it is the thread that sleeps.
     let runtime = suite.fleet.desk.runtime();
-    let config = UpstreamConfig {
+    let config = FollowerConfig {
         addresses: vec![root.address()],
         software: "a slow watcher".into(),
         backoff: Backoff::default(),
         refuse_lagging: true,
     };
     let within = runtime.handle.enter();
-    let handle = Upstream::spawn(config, sleeper);
+    let handle = Follower::spawn(config, sleeper);
     drop(within);
     handle.subscribe(registers::bulk_folder());
     suite.until("the watcher follows", || snapshots.load(Relaxed) == 1);

@@ -7,7 +7,7 @@ use std::{
 use fairmesh_model::Prefix;
 use fairmesh_rib::{
     Update,
-    upstream::{Backoff, Handle, Sink, Upstream, UpstreamConfig},
+    follower::{Backoff, Follower, FollowerConfig, FollowerHandle, Sink},
 };
 use fairmesh_wire::transport::Address;
 
@@ -18,7 +18,7 @@ pub(crate) struct Crowd {
     upstream: Address,
     prefix: Prefix,
     seen: Vec<Arc<Mutex<Seen>>>,
-    handles: Vec<Handle>,
+    handles: Vec<FollowerHandle>,
     runtime: Runtime,
 }
 
@@ -45,14 +45,14 @@ impl Crowd {
     pub(crate) fn grow(&mut self, count: usize) {
         let _within = self.runtime.handle.enter();
         for _ in 0..count {
-            let config = UpstreamConfig {
+            let config = FollowerConfig {
                 addresses: vec![self.upstream.clone()],
                 software: format!("agent {}", self.seen.len()),
                 backoff: Backoff::default(),
                 refuse_lagging: true,
             };
             let seen = Arc::<Mutex<Seen>>::default();
-            let handle = Upstream::spawn(config, Note(seen.clone()));
+            let handle = Follower::spawn(config, Note(seen.clone()));
             handle.subscribe(self.prefix.clone());
             self.handles.push(handle);
             self.seen.push(seen);

@@ -7,7 +7,7 @@ use std::{
 use fairmesh_model::Prefix;
 use fairmesh_rib::{
     Entry, Update,
-    upstream::{Backoff, Handle, Sink, Upstream, UpstreamConfig},
+    follower::{Backoff, Follower, FollowerConfig, FollowerHandle, Sink},
 };
 use fairmesh_wire::transport::Address;
 use tokio::runtime;
@@ -19,7 +19,7 @@ use crate::checker::{Cell, Key, State, Step, Watch};
 pub(crate) struct Watcher {
     pub(crate) name: String,
     seen: Arc<Mutex<Seen>>,
-    _handle: Handle,
+    _handle: FollowerHandle,
 }
 
 #[derive(Debug, Default)]
@@ -44,7 +44,7 @@ impl Watcher {
         name: &str,
         addresses: &[Address],
     ) -> Self {
-        let config = UpstreamConfig {
+        let config = FollowerConfig {
             addresses: addresses.to_vec(),
             software: format!("test {name}"),
             backoff: Backoff { longest: Duration::from_millis(500), ..Backoff::default() },
@@ -54,7 +54,7 @@ impl Watcher {
         let seen = Arc::<Mutex<Seen>>::default();
         let note = Note { name: name.into(), recorder: recorder.clone(), seen: seen.clone() };
         let _within = runtime.enter();
-        let handle = Upstream::spawn(config, note);
+        let handle = Follower::spawn(config, note);
         handle.subscribe(registers::folder());
         Self { name: name.into(), seen, _handle: handle }
     }

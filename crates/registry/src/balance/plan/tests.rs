@@ -15,12 +15,12 @@ fn name(server: usize) -> InstanceId {
     format!("s{server}").parse().unwrap()
 }
 
-/// Servers of a region with their powers, and shards with the work of all copies and who holds them.
+/// Servers of a region with their capacities, and shards with their work and holders.
 #[derive(Clone, Debug)]
 struct Fleet {
     servers: Vec<Server>,
     map: ShardMap,
-    works: Works,
+    works: WorkByShard,
 }
 
 impl Fleet {
@@ -30,7 +30,7 @@ impl Fleet {
             region: region(),
             zone: None,
             power: *power,
-            takes: true,
+            accepts: true,
             rest: 0,
         };
         let shard = |(i, (_, holders)): (u32, &(Work, &[usize]))| Shard {
@@ -50,34 +50,34 @@ impl Fleet {
         }
     }
 
-    fn plan(&self, terms: &Terms) -> Plan {
-        let facts = Facts {
+    fn plan(&self, options: &PlanOptions) -> Plan {
+        let input = PlanInput {
             map: &self.map,
             servers: self.servers.clone(),
             works: self.works.clone(),
-            still: BTreeSet::new(),
+            moving: BTreeSet::new(),
         };
-        plan(&facts, terms)
+        plan(&input, options)
     }
 
-    /// The fleet once the moves are done; each has to be possible when its turn comes.
+    /// The fleet after the moves; each has to be possible in its order.
     fn after(&self, moves: &[ShardMove]) -> Self {
         let mut fleet = self.clone();
-        for wish in moves {
-            let shard = fleet.map.shards.iter_mut().find(|shard| shard.id == wish.shard).unwrap();
-            if let Some(from) = &wish.from {
+        for shard_move in moves {
+            let shard = fleet.map.shards.iter_mut().find(|shard| shard.id == shard_move.shard).unwrap();
+            if let Some(from) = &shard_move.from {
                 let before = shard.replicas.len();
                 shard.replicas.retain(|copy| copy.instance != *from);
-                assert_eq!(shard.replicas.len() + 1, before, "{wish}: it is there");
+                assert_eq!(shard.replicas.len() + 1, before, "{shard_move}: it is there");
             }
-            if let Some(to) = &wish.to {
+            if let Some(to) = &shard_move.to {
                 assert!(
                     shard.replicas.iter().all(|copy| copy.instance != *to),
-                    "{wish}: it is not there yet"
+                    "{shard_move}: it is not there yet"
                 );
                 shard.replicas.push(Replica { instance: to.clone(), ..copy(0) });
             }
-            assert!(!shard.replicas.is_empty(), "{wish}: somebody serves");
+            assert!(!shard.replicas.is_empty(), "{shard_move}: a copy serves");
         }
         fleet
     }
@@ -87,19 +87,19 @@ fn copy(holder: usize) -> Replica {
     Replica { instance: name(holder), region: region(), role: role(), state: ReplicaState::Serving }
 }
 
-fn terms() -> Terms {
-    Terms::new(0, 0, BTreeSet::new()).unwrap()
+fn options() -> PlanOptions {
+    PlanOptions::new(0, 0, BTreeSet::new()).unwrap()
 }
 
-fn replicating() -> Terms {
-    Terms::new(0, 0, BTreeSet::from([role()])).unwrap()
+fn replicating() -> PlanOptions {
+    PlanOptions::new(0, 0, BTreeSet::from([role()])).unwrap()
 }
 
 fn texts(plan: &Plan) -> Vec<String> {
     plan.moves.iter().map(ToString::to_string).collect()
 }
 
-/// Load by power in thousandths of the fair share, of the fullest server.
+/// The load of the fullest server, in thousandths of its fair share.
 fn worst(servers: &[Forecast], load: impl Fn(&Forecast) -> Work) -> u64 {
     servers.iter().map(|server| load(server) * 1000 / server.fair.max(1)).max().unwrap_or(0)
 }
@@ -114,11 +114,11 @@ fn variation(servers: &[Forecast], load: impl Fn(&Forecast) -> Work) -> u64 {
 
 #[test]
 fn an_overloaded_server_gives_its_biggest_shard_that_fits_to_the_emptiest() {
-    // 600 in all, 200 each; s0 has 340 and may have 250. The 150 does not fit beside anybody's (at most 225), the 100 does.
+    // 600 in all, 200 each; s0 has 340 and may have 250. The 150 fits on no other server (at most 225), the 100 does.
     let fleet =
         Fleet::new(&[1000, 1000, 1000], &[(150, &[0]), (100, &[0]), (90, &[0]), (140, &[1]), (120, &[2])]);
-    let plan = fleet.plan(&terms());
-    // s2 takes the 100 (220); s0 has 240 then, above the goal of 225, and nothing more fits.
+    let plan = fleet.plan(&options());
+    // s2 takes the 100 (220); s0 then has 240, above the goal of 225, and nothing more fits.
     assert_eq!(texts(&plan), ["shard 1 (primary) from s0 to s2"]);
     let loads: Vec<_> = plan.servers.iter().map(|s| (s.before, s.after, s.fair)).collect();
     assert_eq!(loads, [(340, 240, 200), (140, 140, 200), (120, 220, 200)]);
@@ -126,31 +126,31 @@ fn an_overloaded_server_gives_its_biggest_shard_that_fits_to_the_emptiest() {
 }
 
 #[test]
-fn what_is_uneven_but_not_overloaded_stays() {
+fn imbalance_below_the_threshold_causes_no_moves() {
     let fleet = Fleet::new(&[1000, 1000], &[(60, &[0]), (60, &[0]), (80, &[1])]);
-    assert_eq!(fleet.plan(&terms()).moves, [], "120 of a fair share of 100");
-    let strict = Terms::new(110, 0, BTreeSet::new()).unwrap();
+    assert_eq!(fleet.plan(&options()).moves, [], "120 of a fair share of 100");
+    let strict = PlanOptions::new(110, 0, BTreeSet::new()).unwrap();
     assert_eq!(fleet.plan(&strict).moves, [], "80 + 60 would be worse");
 }
 
 #[test]
 fn a_strong_server_counts_as_one_that_may_have_more() {
-    // 400 in all; s0 of twice the power may have 267.
+    // 400 in all; s0 of twice the capacity may have 267.
     let shards: &[(Work, &[usize])] = &[(110, &[0]), (150, &[0]), (140, &[1])];
     let fleet = Fleet::new(&[2000, 1000], shards);
-    assert_eq!(fleet.plan(&terms()).moves, []);
+    assert_eq!(fleet.plan(&options()).moves, []);
     let weak = Fleet::new(&[1000, 2000], shards);
-    assert_eq!(texts(&weak.plan(&terms())), ["shard 1 (primary) from s0 to s1"]);
+    assert_eq!(texts(&weak.plan(&options())), ["shard 1 (primary) from s0 to s1"]);
 }
 
 #[test]
 fn a_shard_too_hot_for_any_server_gets_copies_only_where_that_is_allowed() {
-    // 480 in all, 96 each; nobody may have more than 120, or be filled beyond 107.
+    // 480 in all, 96 each; no server may have more than 120, or be filled beyond 107.
     let shards: &[(Work, &[usize])] = &[(400, &[0]), (20, &[1]), (20, &[2]), (20, &[3]), (20, &[4])];
     let fleet = Fleet::new(&[1000; 5], shards);
-    let plan = fleet.plan(&terms());
+    let plan = fleet.plan(&options());
     assert_eq!(plan.moves, []);
-    assert_eq!(plan.notes, [Note::Hot { shard: ShardId(0), role: role(), full: false }]);
+    assert_eq!(plan.notes, [PlanNote::Hot { shard: ShardId(0), role: role(), full: false }]);
     assert!(plan.notes[0].to_string().contains("--replicate primary"));
 
     // Four copies of 100 do not fit beside 20; five of 80 do.
@@ -159,7 +159,7 @@ fn a_shard_too_hot_for_any_server_gets_copies_only_where_that_is_allowed() {
     assert_eq!(texts(&plan), [1, 2, 3, 4].map(to));
     assert!(plan.servers.iter().all(|server| server.after <= 100), "{:?}", plan.servers);
 
-    let plan = fleet.plan(&Terms { max_moves: 3, ..replicating() });
+    let plan = fleet.plan(&PlanOptions { max_moves: 3, ..replicating() });
     assert_eq!(plan.moves, [], "too few copies would overload one more server");
 }
 
@@ -167,14 +167,14 @@ fn a_shard_too_hot_for_any_server_gets_copies_only_where_that_is_allowed() {
 fn extra_copies_go_when_they_are_needed_no_more() {
     let shards: &[(Work, &[usize])] = &[(60, &[0, 1, 2]), (100, &[0]), (100, &[1]), (100, &[2])];
     let fleet = Fleet::new(&[1000; 3], shards);
-    assert_eq!(fleet.plan(&terms()).moves, [], "how many copies there are is the service's own affair");
+    assert_eq!(fleet.plan(&options()).moves, [], "how many copies there are is the service's own affair");
     let plan = fleet.plan(&replicating());
     assert_eq!(
         texts(&plan),
         ["a copy of shard 0 (primary) away from s2"],
         "one of the others would have more than half of what is too much"
     );
-    // Nothing but its usual number is dropped.
+    // Only copies above the median number are dropped.
     let cold = Fleet::new(&[1000; 3], &[(3, &[0, 1]), (100, &[1, 2]), (100, &[2, 0])]);
     assert_eq!(cold.plan(&replicating()).moves, []);
 }
@@ -188,34 +188,37 @@ fn copies_of_a_shard_keep_apart_and_in_their_roles_and_zones() {
         fleet.servers[server].zone = Some(Zone::new(zone).unwrap());
     }
     // Shard 0 may go neither to s1, which has it, nor to s2 beside it in zone b.
-    let moves = fleet.plan(&terms()).moves;
-    assert!(!moves.is_empty() && moves.iter().all(|wish| wish.shard != ShardId(0)), "{moves:?}");
-    // Who serves only in another role is not given this one.
+    let moves = fleet.plan(&options()).moves;
+    assert!(!moves.is_empty() && moves.iter().all(|shard_move| shard_move.shard != ShardId(0)), "{moves:?}");
+    // A server that serves only in another role does not receive this one.
     fleet.map.shards[5].replicas = vec![Replica { role: "log".parse().unwrap(), ..copy(2) }];
-    let to = |plan: Plan| plan.moves.into_iter().filter_map(|wish| wish.to).collect::<BTreeSet<_>>();
-    assert_eq!(to(fleet.plan(&terms())), BTreeSet::from([name(1)]));
-    // Nor is who drains given anything.
-    fleet.servers[1].takes = false;
-    let plan = fleet.plan(&terms());
-    assert_eq!((plan.moves, plan.notes), (vec![], vec![Note::Stuck { instance: name(0) }]));
+    let to =
+        |plan: Plan| plan.moves.into_iter().filter_map(|shard_move| shard_move.to).collect::<BTreeSet<_>>();
+    assert_eq!(to(fleet.plan(&options())), BTreeSet::from([name(1)]));
+    // A draining server receives nothing either.
+    fleet.servers[1].accepts = false;
+    let plan = fleet.plan(&options());
+    assert_eq!((plan.moves, plan.notes), (vec![], vec![PlanNote::Stuck { instance: name(0) }]));
 }
 
 #[test]
-fn what_moves_already_stays_and_counts() {
+fn moves_in_flight_stay_and_count() {
     let fleet = Fleet::new(&[1000; 2], &[(100, &[0]), (90, &[0]), (10, &[1])]);
-    let still = BTreeSet::from([ShardId(0)]);
-    let facts = Facts { map: &fleet.map, servers: fleet.servers.clone(), works: fleet.works.clone(), still };
-    assert_eq!(texts(&plan(&facts, &terms())), ["shard 1 (primary) from s0 to s1"]);
+    let moving = BTreeSet::from([ShardId(0)]);
+    let input =
+        PlanInput { map: &fleet.map, servers: fleet.servers.clone(), works: fleet.works.clone(), moving };
+    assert_eq!(texts(&plan(&input, &options())), ["shard 1 (primary) from s0 to s1"]);
 }
 
 #[test]
 fn a_skewed_service_comes_within_the_threshold_with_few_moves() {
-    // 20 servers and 400 shards whose work falls with their rank, dealt out in blocks: the hot ones lie together.
+    // 20 servers and 400 shards whose work falls with their rank, assigned in blocks, so that the hot ones are
+    // together.
     let shards: Vec<(Work, [usize; 1])> =
         (0..400).map(|i| (1_000_000 / (i + 10), [i as usize / 20])).collect();
     let shards: Vec<(Work, &[usize])> = shards.iter().map(|(work, holder)| (*work, &holder[..])).collect();
     let fleet = Fleet::new(&[1000; 20], &shards);
-    let many = Terms { max_moves: 1000, ..terms() };
+    let many = PlanOptions { max_moves: 1000, ..options() };
     let plan = fleet.plan(&many);
     assert!(worst(&plan.servers, |s| s.after) <= 1250, "{:?}", plan.notes);
     let (before, after) = (variation(&plan.servers, |s| s.before), variation(&plan.servers, |s| s.after));
@@ -248,10 +251,10 @@ fn fleets() -> impl Strategy<Value = Fleet> {
         })
 }
 
-fn any_terms() -> impl Strategy<Value = Terms> {
+fn any_terms() -> impl Strategy<Value = PlanOptions> {
     (101u32..300, 1u32..40, any::<bool>()).prop_map(|(threshold, moves, replicates)| {
         let replicate = if replicates { BTreeSet::from([role()]) } else { BTreeSet::new() };
-        Terms::new(threshold, moves, replicate).unwrap()
+        PlanOptions::new(threshold, moves, replicate).unwrap()
     })
 }
 
@@ -259,47 +262,47 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
-    fn a_plan_can_be_carried_out_keeps_its_budget_and_comes_true(fleet in fleets(), terms in any_terms()) {
-        let made = fleet.plan(&terms);
-        prop_assert!(made.moves.len() <= terms.max_moves);
-        // Every move is possible, and the loads are then those that the plan foresaw.
-        let again = fleet.after(&made.moves).plan(&terms);
+    fn a_plan_can_be_carried_out_keeps_its_budget_and_comes_true(fleet in fleets(), options in any_terms()) {
+        let made = fleet.plan(&options);
+        prop_assert!(made.moves.len() <= options.max_moves);
+        // Every move is possible, and leads to the forecast loads.
+        let again = fleet.after(&made.moves).plan(&options);
         for (foreseen, found) in made.servers.iter().zip(&again.servers) {
             prop_assert_eq!(foreseen.after, found.before);
         }
-        if terms.replicate.is_empty() {
-            prop_assert!(made.moves.iter().all(|wish| wish.from.is_some() && wish.to.is_some()));
+        if options.replicate.is_empty() {
+            prop_assert!(made.moves.iter().all(|shard_move| shard_move.from.is_some() && shard_move.to.is_some()));
         }
     }
 
     #[test]
     fn no_server_becomes_overloaded_and_the_worst_does_not_become_worse(
         fleet in fleets(),
-        terms in any_terms(),
+        options in any_terms(),
     ) {
-        let made = fleet.plan(&terms);
+        let made = fleet.plan(&options);
         for server in &made.servers {
-            let limit = percent(server.fair, terms.threshold.into());
+            let limit = percent(server.fair, options.threshold.into());
             prop_assert!(server.after <= limit.max(server.before), "{server:?}");
         }
         // One copy less may fill another server, never beyond the goal.
-        let goal = 10 * (100 + u64::from(terms.threshold)) / 2;
+        let goal = 10 * (100 + u64::from(options.threshold)) / 2;
         prop_assert!(worst(&made.servers, |s| s.after) <= worst(&made.servers, |s| s.before).max(goal));
     }
 
     #[test]
-    fn who_is_done_is_done(fleet in fleets(), terms in any_terms()) {
-        let made = fleet.plan(&terms);
-        let again = fleet.after(&made.moves).plan(&terms);
-        if made.moves.len() < terms.max_moves {
+    fn a_second_plan_is_empty(fleet in fleets(), options in any_terms()) {
+        let made = fleet.plan(&options);
+        let again = fleet.after(&made.moves).plan(&options);
+        if made.moves.len() < options.max_moves {
             prop_assert_eq!(texts(&again), Vec::<String>::new());
         }
     }
 
     #[test]
-    fn nothing_is_done_where_nobody_is_overloaded(fleet in fleets(), threshold in 101u32..300) {
-        let terms = Terms::new(threshold, 0, BTreeSet::new()).unwrap();
-        let made = fleet.plan(&terms);
+    fn no_moves_are_planned_without_overload(fleet in fleets(), threshold in 101u32..300) {
+        let options = PlanOptions::new(threshold, 0, BTreeSet::new()).unwrap();
+        let made = fleet.plan(&options);
         let is_overloaded = |s: &Forecast| s.before > percent(s.fair, threshold.into());
         prop_assert!(made.moves.is_empty() || made.servers.iter().any(is_overloaded));
     }

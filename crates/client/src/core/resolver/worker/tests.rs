@@ -11,8 +11,8 @@ use fairmesh_model::{
 };
 use fairmesh_rib::{
     Entry,
-    cache::Saved,
-    upstream::{Backoff, Upstream, UpstreamConfig},
+    cache::SavedCopy,
+    follower::{Backoff, Follower, FollowerConfig},
 };
 use fairmesh_router::{EndpointRef, ShardTable};
 use fairmesh_wire::{shards::encode_map, transport::Address, v1};
@@ -24,7 +24,7 @@ use super::*;
 use crate::core::{
     Subscription, View,
     resolver::{
-        Follower, UNUSED,
+        EventSink, UNUSED,
         maps::{LARGE, MapName},
     },
 };
@@ -62,7 +62,7 @@ fn rig() -> Rig {
 fn rig_at(location: Option<Location>) -> Rig {
     let folder = TempDir::new().unwrap();
     let (events, received) = mpsc::unbounded_channel();
-    let upstream = UpstreamConfig {
+    let upstream = FollowerConfig {
         addresses: vec![Address::Unix(folder.path().join("nobody"))],
         software: "test".into(),
         backoff: Backoff::default(),
@@ -82,7 +82,7 @@ fn rig_at(location: Option<Location>) -> Rig {
         events: events.clone(),
         informed: watch::Sender::default(),
     });
-    let handle = Upstream::spawn(upstream.clone(), Follower(events.clone()));
+    let handle = Follower::spawn(upstream.clone(), EventSink(events.clone()));
     let config = ResolverConfig {
         upstream,
         client_id: "test".into(),
@@ -212,7 +212,9 @@ async fn a_copy_on_disk_never_replaces_what_the_agent_said() {
     let saved = of(regions("copy"));
     let cache = Cache::open(rig.folder.path().join("cache")).unwrap();
     let prefix = Prefix::topology();
-    cache.save(&Saved { prefix, revision: revision(), at: SystemTime::UNIX_EPOCH, entries: saved }).unwrap();
+    cache
+        .save(&SavedCopy { prefix, revision: revision(), at: SystemTime::UNIX_EPOCH, entries: saved })
+        .unwrap();
     at_once(rig.worker.read_disk());
     assert_eq!(rig.worker.around.regions, regions("copy"), "better than nothing");
     let live = of(regions("live"));

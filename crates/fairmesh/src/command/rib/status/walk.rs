@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use fairmesh_model::{Cursor, Prefix, StoreId};
-use fairmesh_rib::{About, Kind};
+use fairmesh_rib::{PeerInfo, PeerKind};
 use fairmesh_wire::{
     handshake::{self, Connection},
     transport::Address,
@@ -180,16 +180,16 @@ impl Tree {
     /// Adds a watcher; returns it as a server to query if it is a replica.
     fn add_watcher(&mut self, watcher: v1::Watcher, follows: &str, mark: Baseline) -> Option<PendingServer> {
         // Unknown info comes from a newer release, and is shown as a program.
-        let about = watcher.about.and_then(|about| About::try_from(about).ok());
-        let region = about.as_ref().and_then(|about| about.region.as_ref()).map(ToString::to_string);
-        let kind = about.as_ref().map(|about| about.kind);
+        let peer = watcher.peer.and_then(|peer| PeerInfo::try_from(peer).ok());
+        let region = peer.as_ref().and_then(|peer| peer.region.as_ref()).map(ToString::to_string);
+        let kind = peer.as_ref().map(|peer| peer.kind);
         let applied = mark.number(watcher.applied);
         self.watchers.push(WatcherInfo {
             name: watcher.software.clone(),
             identity: watcher.identity,
             kind: match kind {
-                Some(Kind::Replica) => "replica",
-                Some(Kind::Agent) => "agent",
+                Some(PeerKind::Replica) => "replica",
+                Some(PeerKind::Agent) => "agent",
                 None => "program",
             },
             region: region.clone(),
@@ -197,7 +197,7 @@ impl Tree {
             applied,
             lag: applied.map(|applied| mark.lag(applied)),
         });
-        let addresses = about.filter(|about| about.kind == Kind::Replica)?.addresses;
+        let addresses = peer.filter(|peer| peer.kind == PeerKind::Replica)?.addresses;
         Some(PendingServer { name: watcher.software, region, follows: follows.to_owned(), addresses })
     }
 }

@@ -1,0 +1,71 @@
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use axum::{Router, extract, http::header, response::IntoResponse, routing::get};
+use fairmesh_listen::{Limits, Listeners, PageListener};
+use http::StatusCode;
+use tokio::{task::JoinHandle, time::timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::{LookasideError, picker::Picker};
+
+/// The content type of OpenMetrics text.
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// How long pages may take after the stop.
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The state behind the pages.
+#[derive(Clone, Debug)]
+pub(crate) struct PageState {
+    pub(crate) picker: Arc<Picker>,
+    pub(crate) ready: Arc<AtomicBool>,
+    pub(crate) listeners: Listeners,
+}
+
+/// The admin pages, served until they are stopped.
+#[derive(Debug)]
+pub(crate) struct AdminServer {
+    served: JoinHandle<()>,
+    stopping: CancellationToken,
+}
+
+impl AdminServer {
+    pub(crate) async fn start(address: SocketAddr, state: PageState) -> Result<Self, LookasideError> {
+        let acceptor = state.listeners.acceptor("http", Limits::pages());
+        let listener = PageListener::bind(address, acceptor)
+            .await
+            .map_err(|source| LookasideError::Pages { address, source })?;
+        let router = Router::new()
+            .route("/metrics", get(metrics))
+            .route("/healthz", get(|| async { "ok\n" }))
+            .route("/readyz", get(readiness))
+            .with_state(state);
+        let stopping = CancellationToken::new();
+        let served = tokio::spawn(listener.serve(router, stopping.clone()));
+        Ok(Self { served, stopping })
+    }
+
+    /// Stops serving; slow readers are cut off.
+    pub(crate) async fn stop(mut self) {
+        self.stopping.cancel();
+        let _ = timeout(STOP_TIMEOUT, &mut self.served).await;
+        self.served.abort();
+    }
+}
+
+async fn metrics(extract::State(state): extract::State<PageState>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, OPEN_METRICS)], state.picker.metrics_text(&state.listeners))
+}
+
+async fn readiness(extract::State(state): extract::State<PageState>) -> (StatusCode, &'static str) {
+    match state.ready.load(Relaxed) {
+        true => (StatusCode::OK, "ready\n"),
+        false => (StatusCode::SERVICE_UNAVAILABLE, "starting, or draining\n"),
+    }
+}

@@ -1,0 +1,73 @@
+use fairmesh_model::{Endpoint, InstanceId, ServiceName};
+
+use super::Registration;
+use crate::stored_records::StoredEndpoint;
+
+/// The largest difference between the clocks of two machines, in milliseconds.
+const MAX_AHEAD_MS: u64 = 10 * 60_000;
+
+/// An endpoint by service and instance id.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct InstanceRef {
+    /// Its service.
+    pub service: ServiceName,
+    /// Its id within the service.
+    pub instance: InstanceId,
+}
+
+/// The process that acts for an instance: one of those that ran under its name, one after the other.
+///
+/// A replaced process may still have a renewal, a report or a deregistration in flight, which without an incarnation
+/// would affect its successor. Processes choose increasing incarnations themselves, and the record keeps that of the
+/// last one: so neither a restart of the control plane nor a lost response confuses them. Incarnations assigned in the
+/// response to a registration were rejected: a process that missed the response would count as its own successor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InstanceClaim {
+    /// The instance.
+    pub instance: InstanceRef,
+    /// The incarnation of the process; 0 stands for any, for operators and for programs without incarnations.
+    pub incarnation: u64,
+}
+
+impl InstanceClaim {
+    /// Whether it may act for the registered process.
+    pub(crate) fn matches(&self, registered: u64) -> bool {
+        self.incarnation == 0 || registered == 0 || self.incarnation == registered
+    }
+}
+
+impl From<InstanceRef> for InstanceClaim {
+    fn from(instance: InstanceRef) -> Self {
+        Self { instance, incarnation: 0 }
+    }
+}
+
+impl Registration {
+    pub(crate) fn instance_ref(&self) -> InstanceRef {
+        InstanceRef { service: self.service.clone(), instance: self.endpoint.instance.clone() }
+    }
+
+    pub(super) fn claim(&self) -> InstanceClaim {
+        InstanceClaim { instance: self.instance_ref(), incarnation: self.endpoint.incarnation() }
+    }
+
+    /// Whether an earlier process registers while a later one, `held`, is registered. An incarnation from the future,
+    /// by this process's clock in milliseconds since 1970, does not count as later: it would refuse every successor
+    /// until its lease expires.
+    pub(super) fn is_outdated(&self, held: &Endpoint, now_ms: u64) -> bool {
+        let (own, held) = (self.endpoint.incarnation(), held.incarnation());
+        let is_possible = held / 1_000 <= now_ms.saturating_add(MAX_AHEAD_MS);
+        !self.claim().matches(held) && own < held && is_possible
+    }
+}
+
+impl StoredEndpoint {
+    pub(crate) fn instance_ref(&self) -> InstanceRef {
+        InstanceRef { service: self.service.clone(), instance: self.endpoint.instance.clone() }
+    }
+
+    /// The claim of the registered process.
+    pub(super) fn claim(&self) -> InstanceClaim {
+        InstanceClaim { instance: self.instance_ref(), incarnation: self.endpoint.incarnation() }
+    }
+}

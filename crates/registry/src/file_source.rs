@@ -1,0 +1,126 @@
+//! Endpoints from files: a second source beside the API, for servers that do not register themselves.
+
+mod scan;
+mod sync;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use fairmesh_model::ServiceName;
+
+use crate::Registry;
+use scan::{FileState, Source};
+
+/// The label with the whole path of the file that an endpoint comes from: file names alone would collide between
+/// folders.
+pub const SOURCE_LABEL: &str = "fairmesh.source";
+
+/// How often files are read.
+const SCAN_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Registers the endpoints that a YAML file, or every `*.yaml` and `*.yml` of a folder, lists (documents of `kind:
+/// Endpoints` only).
+///
+/// It owns the endpoints that it wrote, which carry [`SOURCE_LABEL`] with the file's path, and removes those that are
+/// no longer listed, also those of a file that was deleted while the process was down. Content counts once two scans in
+/// a row have found it: a file may be half written, or about to be renamed. A file that cannot be read, or is invalid,
+/// changes nothing: the last good state stays, and [`FileSource::status`] and the log show the error.
+#[derive(Debug)]
+pub struct FileSource {
+    registry: Registry,
+    path: PathBuf,
+    status: Arc<Mutex<FileStatus>>,
+}
+
+/// The status of a [`FileSource`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FileStatus {
+    /// The number of listed endpoints.
+    pub endpoints: usize,
+    /// Present errors, by file; empty when everything listed is registered.
+    pub errors: BTreeMap<String, String>,
+}
+
+/// State between two scans.
+#[derive(Debug, Default)]
+struct KnownFiles {
+    /// The state of every file.
+    files: BTreeMap<String, FileState>,
+    /// The services in which each file may have endpoints.
+    services: BTreeMap<String, BTreeSet<ServiceName>>,
+}
+
+impl FileSource {
+    /// A source for a file or a folder.
+    pub fn new(registry: Registry, path: impl Into<PathBuf>) -> Self {
+        let path = path.into();
+        // Fails only for an empty path, which reading reports.
+        let path = std::path::absolute(&path).unwrap_or(path);
+        Self { registry, path, status: Arc::default() }
+    }
+
+    /// The status; current while [`FileSource::run`] runs.
+    pub fn status(&self) -> FileStatus {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Follows the files until `shutdown` is done. The endpoints stay.
+    pub async fn run(&self, shutdown: impl Future<Output = ()> + Send) {
+        tokio::select! {
+            () = self.follow() => {}
+            () = shutdown => {}
+        }
+    }
+
+    async fn follow(&self) {
+        let mut known = self.load_known();
+        let mut period = tokio::time::interval(SCAN_INTERVAL);
+        period.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            period.tick().await;
+            self.scan(&mut known).await;
+        }
+    }
+
+    /// Reads the files and applies changes.
+    async fn scan(&self, known: &mut KnownFiles) {
+        let source = Source { path: self.path.clone(), known: known.files.clone() };
+        // File systems block.
+        let Ok(found) = tokio::task::spawn_blocking(move || source.read()).await else { return };
+        let mut errors = BTreeMap::new();
+        for (name, mut file) in found {
+            if let (Some(wanted), false) = (&file.wanted, file.done) {
+                match self.sync(&name, wanted, known).await {
+                    Ok(()) => file.done = true,
+                    Err(error) => {
+                        errors.insert(name.clone(), error.to_string());
+                    }
+                }
+            }
+            if let Some(error) = file.read_error.as_ref().or(file.error.as_ref()) {
+                errors.insert(name.clone(), error.clone());
+            }
+            known.files.insert(name, file);
+        }
+        self.publish_status(known, errors);
+    }
+
+    /// Publishes the status, and logs new errors.
+    fn publish_status(&self, known: &KnownFiles, errors: BTreeMap<String, String>) {
+        let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
+        for (file, error) in &errors {
+            if status.errors.get(file) != Some(error) {
+                tracing::warn!(file, error, "the endpoints of this file are unchanged");
+            }
+        }
+        let endpoints = known.files.values().filter_map(|file| file.wanted.as_ref());
+        *status = FileStatus { endpoints: endpoints.map(Vec::len).sum(), errors };
+    }
+}
+
+#[cfg(test)]
+mod tests;

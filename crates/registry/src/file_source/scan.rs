@@ -1,0 +1,162 @@
+use std::{
+    collections::BTreeMap,
+    ffi::OsStr,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use fairmesh_model::spec::Plan;
+
+use super::SOURCE_LABEL;
+use crate::{Registration, manifest};
+
+/// The content at the path of a file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+enum FileContent {
+    /// Not read yet.
+    #[default]
+    Unknown,
+    /// There is no file.
+    Nothing,
+    /// Its content.
+    Text(String),
+}
+
+/// The state of a file.
+#[derive(Clone, Debug, Default)]
+pub(super) struct FileState {
+    /// The content in the last scan.
+    last: FileContent,
+    /// The accepted content: two scans found it.
+    accepted: FileContent,
+    /// The endpoints of its last valid content; `None` before there was one.
+    pub(super) wanted: Option<Vec<Registration>>,
+    /// Whether they are registered.
+    pub(super) done: bool,
+    /// The error of the accepted content.
+    pub(super) error: Option<String>,
+    /// The read error of the last scan.
+    pub(super) read_error: Option<String>,
+}
+
+/// A file or a folder, and the known state of its files.
+pub(super) struct Source {
+    pub(super) path: PathBuf,
+    pub(super) known: BTreeMap<String, FileState>,
+}
+
+impl Source {
+    /// Reads every file, deleted ones included.
+    ///
+    /// Content is compared, not times: editors and copies keep or forge them, and files of endpoints are small.
+    pub(super) fn read(mut self) -> BTreeMap<String, FileState> {
+        let (files, read_error) = match self.files() {
+            Ok(files) => (files, None),
+            Err(error) => (
+                BTreeMap::new(),
+                Some(format!("{}: {error}; create it, readable for this user", self.path.display())),
+            ),
+        };
+        for (name, path) in &files {
+            let file = self.known.entry(name.clone()).or_default();
+            match fs::read_to_string(path) {
+                Ok(text) => file.observe(name, FileContent::Text(text)),
+                Err(error) => {
+                    file.read_error = Some(format!("{}: {error}; make it readable", path.display()))
+                }
+            }
+        }
+        for (name, file) in self.known.iter_mut().filter(|(name, _)| !files.contains_key(*name)) {
+            match &read_error {
+                // An unreadable folder does not mean that its files were deleted.
+                Some(_) => file.read_error.clone_from(&read_error),
+                None => file.observe(name, FileContent::Nothing),
+            }
+        }
+        if read_error.is_some() && self.known.is_empty() {
+            self.known
+                .insert(self.path.display().to_string(), FileState { read_error, ..FileState::default() });
+        }
+        self.known
+    }
+
+    fn files(&self) -> io::Result<BTreeMap<String, PathBuf>> {
+        if !fs::metadata(&self.path)?.is_dir() {
+            return Ok(BTreeMap::from([(label(&self.path), self.path.clone())]));
+        }
+        let mut files = BTreeMap::new();
+        for entry in fs::read_dir(&self.path)? {
+            let path = entry?.path();
+            let yaml = path.extension().is_some_and(|e| e == OsStr::new("yaml") || e == OsStr::new("yml"));
+            // Editors and mounts keep temporary files with a leading dot.
+            let hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+            if yaml && !hidden {
+                files.insert(label(&path), path);
+            }
+        }
+        Ok(files)
+    }
+}
+
+fn label(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+impl FileState {
+    /// Accepts the content of a scan if the one before found the same.
+    fn observe(&mut self, name: &str, found: FileContent) {
+        self.read_error = None;
+        if found == self.last && found != self.accepted {
+            self.accept(name, &found);
+            self.accepted = found.clone();
+        }
+        self.last = found;
+    }
+
+    fn accept(&mut self, name: &str, found: &FileContent) {
+        let wanted = match found {
+            FileContent::Text(text) => registrations(name, text),
+            // A deleted file lists nothing.
+            FileContent::Nothing | FileContent::Unknown => Ok(Vec::new()),
+        };
+        match wanted {
+            Ok(wanted) => (self.wanted, self.done, self.error) = (Some(wanted), false, None),
+            Err(error) => self.error = Some(error),
+        }
+    }
+}
+
+fn registrations(file: &str, text: &str) -> Result<Vec<Registration>, String> {
+    let mut registrations = Vec::new();
+    let documents = manifest::parse(file, text).map_err(|error| error.to_string())?;
+    if documents.is_empty() {
+        // An editor that saves in two steps empties a file first; that must not remove a fleet.
+        return Err(format!(
+            "{file}: it is empty; to remove all its endpoints, write 'endpoints: []', or delete it"
+        ));
+    }
+    for document in documents {
+        let line = document.line;
+        let Plan::Endpoints(service, endpoints) = document.plan else {
+            let kind = document.spec.kind();
+            return Err(format!(
+                "{file}:{line}: kind {kind} is not read from this source; keep Endpoints here, and apply the rest \
+                 with 'fairmesh apply -f'"
+            ));
+        };
+        let fairmesh_model::spec::Document::Endpoints(spec) = &document.spec else { continue };
+        for (mut endpoint, written) in endpoints.into_iter().zip(&spec.endpoints) {
+            if endpoint.lease.is_some() {
+                let instance = &endpoint.instance;
+                return Err(format!(
+                    "{file}:{line}: '{instance}' has a lease; leave it out, since the file keeps it registered"
+                ));
+            }
+            endpoint.labels.insert(SOURCE_LABEL.into(), file.into());
+            let service = service.clone();
+            let explicit_state = written.state.is_some();
+            registrations.push(Registration { service, endpoint, explicit_state, declaration: None });
+        }
+    }
+    Ok(registrations)
+}

@@ -1,0 +1,187 @@
+use std::{fs, path::Path, sync::atomic::Ordering};
+
+use super::*;
+use crate::{
+    InstanceRef,
+    testing::{TestRegistry, cart, endpoint, instance_ref},
+};
+
+/// A source, scanned as by `run`.
+struct Scanner {
+    source: FileSource,
+    known: KnownFiles,
+}
+
+impl Scanner {
+    fn at(test: &TestRegistry, path: &Path) -> Self {
+        let source = FileSource::new(test.registry.clone(), path);
+        let known = source.load_known();
+        Self { source, known }
+    }
+
+    async fn scan(&mut self) -> FileStatus {
+        self.source.scan(&mut self.known).await;
+        self.source.status()
+    }
+
+    /// Scans twice, so that the content is accepted.
+    async fn accept(&mut self) -> FileStatus {
+        self.scan().await;
+        self.scan().await
+    }
+}
+
+fn list(service: &str, instances: &[&str]) -> String {
+    let entries =
+        instances.iter().map(|i| format!("  - {{instance: {i}, address: '10.0.0.7:80', region: eu}}\n"));
+    format!("kind: Endpoints\nservice: {service}\nendpoints:\n{}", entries.collect::<String>())
+}
+
+fn registered(test: &TestRegistry) -> Vec<String> {
+    test.registry.endpoints(&cart()).iter().map(|held| held.endpoint.instance.to_string()).collect()
+}
+
+#[tokio::test]
+async fn a_file_owns_the_endpoints_that_it_lists_only() {
+    let (test, folder) = (TestRegistry::new(), tempfile::tempdir().unwrap());
+    let file = folder.path().join("shop.yaml");
+    test.registry.register(&[endpoint("other")]).await.unwrap();
+    fs::write(&file, list("shop/cart", &["a", "b"])).unwrap();
+    let mut scanner = Scanner::at(&test, &file);
+    assert_eq!(scanner.accept().await, FileStatus { endpoints: 2, errors: BTreeMap::new() });
+    assert_eq!(registered(&test), ["a", "b", "other"]);
+    let revision = test.revision();
+    scanner.accept().await;
+    assert_eq!(test.revision(), revision, "nothing changed, nothing is written");
+
+    fs::write(&file, list("shop/cart", &["b"])).unwrap();
+    // Another process, which finds the endpoints of the one before by their label.
+    let mut scanner = Scanner::at(&test, &file);
+    scanner.accept().await;
+    assert_eq!(registered(&test), ["b", "other"]);
+
+    fs::write(&file, list("shop/elsewhere", &["b"])).unwrap();
+    scanner.accept().await;
+    assert_eq!(registered(&test), ["other"]);
+    fs::remove_file(&file).unwrap();
+    scanner.accept().await;
+    let moved = InstanceRef { service: "shop/elsewhere".parse().unwrap(), ..instance_ref("b") };
+    assert_eq!(
+        test.registry.endpoints(&moved.service).len(),
+        1,
+        "a missing path is read_error, not an order"
+    );
+}
+
+#[tokio::test]
+async fn an_invalid_edit_keeps_the_last_good_state_and_shows_an_error() {
+    let (test, folder) = (TestRegistry::new(), tempfile::tempdir().unwrap());
+    let file = folder.path().join("shop.yaml");
+    fs::write(&file, list("shop/cart", &["a"])).unwrap();
+    let mut scanner = Scanner::at(&test, folder.path());
+    scanner.accept().await;
+    for (edit, complaint) in [
+        ("kind: Endpoints\nservice: cart\nendpoints: []\n".to_owned(), "shop.yaml:2:10: "),
+        ("kind: Service\nname: shop/cart\n".to_owned(), "fairmesh apply -f"),
+        (list("shop/cart", &["a"]).replace("region", "lease: 10s, region"), "leave it out"),
+        (list("shop/cart", &["a"]).replace("region", "regoin"), "did you mean 'region'?"),
+        (String::new(), "it is empty"),
+    ] {
+        fs::write(&file, edit).unwrap();
+        let status = scanner.accept().await;
+        let file = folder.path().join("shop.yaml").display().to_string();
+        assert!(status.errors[&file].contains(complaint), "{status:?}");
+        assert_eq!(registered(&test), ["a"]);
+        assert_eq!(scanner.accept().await, status, "the status shows a persistent error");
+    }
+    fs::write(&file, list("shop/cart", &["b"])).unwrap();
+    assert_eq!(scanner.accept().await.errors, BTreeMap::new());
+    assert_eq!(registered(&test), ["b"]);
+}
+
+#[tokio::test]
+async fn files_of_a_folder_come_and_go() {
+    let (test, folder) = (TestRegistry::new(), tempfile::tempdir().unwrap());
+    let mut scanner = Scanner::at(&test, folder.path());
+    assert_eq!(scanner.accept().await, FileStatus::default());
+    fs::write(folder.path().join("one.yaml"), list("shop/cart", &["a"])).unwrap();
+    fs::write(folder.path().join("two.yml"), list("shop/cart", &["b"])).unwrap();
+    fs::write(folder.path().join(".two.yaml"), "not: ours").unwrap();
+    fs::write(folder.path().join("README.md"), "# not ours").unwrap();
+    assert_eq!(scanner.accept().await.endpoints, 2);
+    fs::remove_file(folder.path().join("one.yaml")).unwrap();
+    assert_eq!(scanner.accept().await, FileStatus { endpoints: 1, errors: BTreeMap::new() });
+    assert_eq!(registered(&test), ["b"]);
+}
+
+#[tokio::test]
+async fn a_failed_write_is_retried() {
+    let (test, folder) = (TestRegistry::new(), tempfile::tempdir().unwrap());
+    fs::write(folder.path().join("one.yaml"), list("shop/cart", &["a"])).unwrap();
+    let mut scanner = Scanner::at(&test, folder.path());
+    test.store.full.store(true, Ordering::Relaxed);
+    let file = folder.path().join("one.yaml").display().to_string();
+    assert!(scanner.accept().await.errors[&file].contains("disk is full"));
+    test.store.full.store(false, Ordering::Relaxed);
+    assert_eq!(scanner.accept().await.errors, BTreeMap::new());
+    assert_eq!(registered(&test), ["a"]);
+}
+
+#[tokio::test]
+async fn a_path_that_is_not_there_is_named() {
+    let test = TestRegistry::new();
+    let status = Scanner::at(&test, Path::new("/nowhere/shop.yaml")).accept().await;
+    assert!(status.errors["/nowhere/shop.yaml"].contains("create it"), "{status:?}");
+}
+
+#[tokio::test]
+async fn content_found_by_one_scan_only_does_not_count() {
+    let (test, folder) = (TestRegistry::new(), tempfile::tempdir().unwrap());
+    let file = folder.path().join("one.yaml");
+    fs::write(&file, list("shop/cart", &["a", "b"])).unwrap();
+    let mut scanner = Scanner::at(&test, folder.path());
+    scanner.scan().await;
+    assert!(registered(&test).is_empty());
+    scanner.scan().await;
+    assert_eq!(registered(&test), ["a", "b"]);
+    // Half written, missing, and present again.
+    fs::write(&file, list("shop/cart", &["a"])).unwrap();
+    scanner.scan().await;
+    fs::remove_file(&file).unwrap();
+    scanner.scan().await;
+    fs::write(&file, list("shop/cart", &["a", "b"])).unwrap();
+    let revision = test.revision();
+    assert_eq!(scanner.accept().await, FileStatus { endpoints: 2, errors: BTreeMap::new() });
+    assert_eq!((test.revision(), registered(&test)), (revision, vec!["a".into(), "b".into()]));
+}
+
+#[tokio::test]
+async fn files_of_one_name_in_two_folders_do_not_quarrel() {
+    let test = TestRegistry::new();
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let mut sources = Vec::new();
+    for (folder, instance) in folders.iter().zip(["a", "b"]) {
+        fs::write(folder.path().join("shop.yaml"), list("shop/cart", &[instance])).unwrap();
+        let mut scanner = Scanner::at(&test, folder.path());
+        scanner.accept().await;
+        sources.push(scanner);
+    }
+    assert_eq!(registered(&test), ["a", "b"]);
+}
+
+#[tokio::test]
+async fn a_file_deleted_while_the_process_was_down_lists_nothing() {
+    let (test, folder) = (TestRegistry::new(), tempfile::tempdir().unwrap());
+    let elsewhere = tempfile::tempdir().unwrap();
+    for (at, instance) in [(&folder, "a"), (&elsewhere, "b")] {
+        fs::write(at.path().join("one.yaml"), list("shop/cart", &[instance])).unwrap();
+        Scanner::at(&test, at.path()).accept().await;
+    }
+    fs::remove_file(folder.path().join("one.yaml")).unwrap();
+    fs::remove_file(elsewhere.path().join("one.yaml")).unwrap();
+    let mut restarted = Scanner::at(&test, folder.path());
+    restarted.scan().await;
+    assert_eq!(registered(&test), ["a", "b"], "it may only be missing for a moment");
+    restarted.scan().await;
+    assert_eq!(registered(&test), ["b"], "another source registered that one");
+}

@@ -1,0 +1,101 @@
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use fairmesh_model::{RecordKey, ServiceName, ShardMap, ShardPart};
+use fairmesh_rib::{Expect, Op};
+use fairmesh_wire::shards;
+
+use crate::{Registry, RegistryError, stored_records::StoredShardMap};
+
+/// Chunks beyond this many bytes are written before their manifests, since batches are bounded.
+const MAX_INLINE_CHUNK_BYTES: usize = 1_000_000;
+
+impl Registry {
+    /// Writes the result of `edit` on the present map; returns its version. Writes nothing without a change.
+    ///
+    /// Every change writes the manifest of ranges, which has the version, and is conditional on it.
+    pub(super) async fn change_map(
+        &self,
+        service: &ServiceName,
+        edit: impl Fn(Option<&StoredShardMap>) -> Result<ShardMap, RegistryError> + Send + Sync,
+    ) -> Result<u64, RegistryError> {
+        let changed = self.change_map_with(service, |held| Ok((edit(held)?, Vec::new()))).await?;
+        Ok(changed.0)
+    }
+
+    /// The same with further writes in the same batch; returns version and revision.
+    pub(super) async fn change_map_with(
+        &self,
+        service: &ServiceName,
+        edit: impl Fn(Option<&StoredShardMap>) -> Result<(ShardMap, Vec<Op>), RegistryError> + Send + Sync,
+    ) -> Result<(u64, u64), RegistryError> {
+        let _one_writer = self.shared.map_writer.lock().await;
+        let (map, _) = edit(self.shard_map(service)?.as_deref())?;
+        self.write_chunks_first(service, &map).await?;
+        let changed = self
+            .change(|| {
+                let held = self.shard_map(service)?;
+                let (mut map, mut ops) = edit(held.as_deref())?;
+                let current = held.as_ref().map_or(0, |held| held.map.version);
+                if held.as_ref().is_none_or(|held| held.map != map) {
+                    map.version = current + 1;
+                    map.validate()?;
+                    ops.extend(self.map_ops(service, held.as_deref(), &map));
+                }
+                Ok((ops, map.version))
+            })
+            .await?;
+        Ok((changed.output, changed.revision))
+    }
+
+    /// Writes the chunks that would exceed the batch before the manifests that name them. Until then they are
+    /// unreferenced, and the next change of the map removes those that stay so.
+    async fn write_chunks_first(&self, service: &ServiceName, map: &ShardMap) -> Result<(), RegistryError> {
+        let chunks = shards::encode_map(service, map).into_iter();
+        let chunks = chunks.filter(|(key, _)| matches!(key, RecordKey::ShardChunk(..)));
+        let missing: Vec<_> = chunks
+            .map(|(key, value)| (key.to_string(), value))
+            .filter(|(key, _)| self.node().get(key).is_none())
+            .collect();
+        if missing.iter().map(|(_, value)| value.len()).sum::<usize>() <= MAX_INLINE_CHUNK_BYTES {
+            return Ok(());
+        }
+        let (mut ops, mut bytes) = (Vec::new(), 0);
+        for (key, value) in missing {
+            if bytes + value.len() > MAX_INLINE_CHUNK_BYTES {
+                self.write(std::mem::take(&mut ops)).await?;
+                bytes = 0;
+            }
+            bytes += value.len();
+            ops.push(Op::put(key, value));
+        }
+        self.write(ops).await?;
+        Ok(())
+    }
+
+    /// The difference between two maps in the RIB: new parts and chunks, and unreferenced ones.
+    fn map_ops(&self, service: &ServiceName, held: Option<&StoredShardMap>, map: &ShardMap) -> Vec<Op> {
+        let none = BTreeMap::<RecordKey, Bytes>::new();
+        let before = held.map_or(&none, |held| &held.entries);
+        let after = shards::encode_map(service, map);
+        let ranges = RecordKey::ShardManifest(service.clone(), ShardPart::Ranges);
+        let expect = held.map_or(Expect::Absent, |held| Expect::Revision(held.revision));
+        let gone = before.keys().filter(|key| !after.contains_key(key));
+        let mut ops: Vec<_> = gone.map(|key| Op::delete(key.to_string())).collect();
+        for (key, value) in &after {
+            let text = key.to_string();
+            if *key == ranges {
+                ops.push(Op::put(text, value.clone()).expecting(expect));
+            } else if before.get(key) != Some(value) && !self.is_written(key, &text, value) {
+                ops.push(Op::put(text, value.clone()));
+            }
+        }
+        ops
+    }
+
+    /// Whether a chunk was written before: a new map has no parts yet, and may have all its chunks.
+    fn is_written(&self, key: &RecordKey, text: &str, value: &Bytes) -> bool {
+        matches!(key, RecordKey::ShardChunk(..))
+            && self.node().get(text).is_some_and(|entry| entry.value == *value)
+    }
+}

@@ -1,0 +1,138 @@
+//! Applies the updates of the upstream to the node, and records the changed keys for the disk.
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use fairmesh_model::Prefix;
+use fairmesh_rib::{
+    Node, Update,
+    follower::{Freshness, Sink},
+};
+use fairmesh_store::ReplicaContents;
+use tokio::{sync::watch, time::Instant};
+
+use crate::disk::{Disk, wall_clock};
+
+/// The state that the parts of a replica share.
+#[derive(Debug)]
+pub(crate) struct ReplicaState {
+    pub(crate) node: Node,
+    /// The freshness of the only subscription.
+    freshness: Mutex<Freshness>,
+    pub(crate) disk: Disk,
+    /// Changes when the copy arrives, or starts or stops aging.
+    age_changes: watch::Sender<u64>,
+    pub(crate) deltas: AtomicU64,
+    pub(crate) snapshots: AtomicU64,
+}
+
+/// The sink of the replica's upstream.
+#[derive(Debug)]
+pub(crate) struct UpstreamSink {
+    shared: Arc<ReplicaState>,
+}
+
+impl UpstreamSink {
+    pub(crate) fn new(shared: Arc<ReplicaState>) -> Self {
+        Self { shared }
+    }
+}
+
+impl Sink for UpstreamSink {
+    const TAKES_PATCHES: bool = true;
+
+    fn patch_base(&self, key: &str) -> Option<Bytes> {
+        self.shared.node.get(key).map(|entry| entry.value)
+    }
+
+    fn update(&mut self, update: Update) {
+        self.shared.update(update);
+    }
+
+    fn refused(&mut self, _: &Prefix, reason: &str) {
+        tracing::warn!(reason, "the upstream does not serve replicas");
+    }
+
+    fn age_update(&mut self, age: Duration) {
+        self.shared.freshness().set_age(age, Instant::now());
+        self.shared.notify_age_change();
+    }
+
+    fn disconnected(&mut self) {
+        self.shared.freshness().disconnected(Instant::now());
+        self.shared.notify_age_change();
+    }
+}
+
+impl ReplicaState {
+    pub(crate) fn new(disk: Disk) -> Self {
+        Self {
+            node: Node::replica(),
+            freshness: Mutex::default(),
+            disk,
+            age_changes: watch::Sender::new(0),
+            deltas: AtomicU64::new(0),
+            snapshots: AtomicU64::new(0),
+        }
+    }
+
+    /// Starts from the copy on disk.
+    pub(crate) fn restore(&self, held: ReplicaContents) {
+        let ReplicaContents { revision, at, entries, floor, log } = held;
+        let age = wall_clock().duration_since(at).unwrap_or_default();
+        let (store, keys) = (revision.store, entries.len());
+        tracing::info!(%revision, %store, keys, ?age, "starting from the copy on disk");
+        *self.freshness() = Freshness::Held { at: Instant::now(), age };
+        self.node.restore_with_log(revision, floor, entries, log);
+    }
+
+    /// How old the copy may be; zero where it is followed to the source.
+    pub(crate) fn age(&self) -> Duration {
+        self.freshness().age(Instant::now())
+    }
+
+    /// Whether there is a copy.
+    pub(crate) fn has_copy(&self) -> bool {
+        *self.freshness() != Freshness::Missing
+    }
+
+    /// Changes when the copy arrives, or starts or stops aging.
+    pub(crate) fn age_changes(&self) -> watch::Receiver<u64> {
+        self.age_changes.subscribe()
+    }
+
+    fn freshness(&self) -> MutexGuard<'_, Freshness> {
+        // No code under the lock panics.
+        self.freshness.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn notify_age_change(&self) {
+        self.age_changes.send_modify(|ticks| *ticks += 1);
+    }
+
+    fn update(&self, update: Update) {
+        let snapshots = update.snapshots.iter().map(|snapshot| snapshot.age);
+        let entered = snapshots.chain(update.resumed.iter().map(|resumed| resumed.age)).max();
+        self.snapshots.fetch_add(update.snapshots.len() as u64, Relaxed);
+        self.deltas.fetch_add(u64::from(!update.puts.is_empty() || !update.deletes.is_empty()), Relaxed);
+        // Locked during the change of the node, so that each write of the file has the state of the node at one
+        // revision.
+        let mut dirty = self.disk.dirty();
+        match self.node.apply_update(update) {
+            Ok(changed) => dirty.add(changed),
+            // The follower refuses lagging upstreams, so this is a bug.
+            Err(behind) => return tracing::error!(%behind, "an update was dropped"),
+        }
+        drop(dirty);
+        if let Some(age) = entered {
+            *self.freshness() = Freshness::Followed { at: Instant::now(), age };
+            self.notify_age_change();
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! The format of one file: a header of fixed size, then a protobuf message of the watch protocol.
+//!
+//! | bytes | content |
+//! |---|---|
+//! | 8 | `fairrib\n` |
+//! | 4 | format version |
+//! | 8 | XXH3 of the rest |
+//! | 8, not of a location | when it was current, in milliseconds since 1970 |
+//! | rest | `fairmesh.v1.Snapshot`, with store id and revision; or `fairmesh.v1.Location` |
+//!
+//! Numbers are little endian.
+
+use std::time::{Duration, SystemTime};
+
+use bytes::{Buf, BufMut, Bytes};
+use fairmesh_model::{Location, Prefix, Revision};
+use fairmesh_wire::v1;
+use prost::Message;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::SavedCopy;
+use crate::Entry;
+
+const MAGIC: &[u8; 8] = b"fairrib\n";
+const VERSION: u32 = 1;
+const HEADER: usize = 20;
+
+pub(super) fn encode(saved: &SavedCopy) -> Vec<u8> {
+    let entries = saved.entries.iter().map(|(key, entry)| v1::Entry {
+        key: key.to_string(),
+        value: entry.value.clone(),
+        revision: entry.revision,
+    });
+    let snapshot = v1::Snapshot {
+        prefix: saved.prefix.to_string(),
+        revision: Some(saved.revision.into()),
+        entries: entries.collect(),
+        last: true,
+        age_ms: 0,
+    };
+    let at = saved.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let mut body = Vec::with_capacity(8 + snapshot.encoded_len());
+    body.put_u64_le(u64::try_from(at.as_millis()).unwrap_or(u64::MAX));
+    body.extend(snapshot.encode_to_vec());
+    add_header(&body)
+}
+
+/// Reads the file of a subscription; the error is the problem with it.
+pub(super) fn decode(file: Bytes) -> Result<SavedCopy, String> {
+    let mut body = strip_header(file)?;
+    let at = Duration::from_millis(body.try_get_u64_le().map_err(|_| "it has no time")?);
+    let at = SystemTime::UNIX_EPOCH.checked_add(at).ok_or("its time is out of range")?;
+    let snapshot = v1::Snapshot::decode(body).map_err(|error| error.to_string())?;
+    let prefix = Prefix::new(snapshot.prefix).map_err(|error| error.to_string())?;
+    let revision = snapshot.revision.ok_or("it has no revision")?;
+    let revision = Revision::try_from(revision).map_err(|error| error.to_string())?;
+    let entries = snapshot.entries.into_iter().map(|entry| {
+        // Each value gets its own memory, since a slice would keep the whole file.
+        let value = Bytes::copy_from_slice(&entry.value);
+        (entry.key.into(), Entry { value, revision: entry.revision })
+    });
+    Ok(SavedCopy { prefix, revision, at, entries: entries.collect() })
+}
+
+pub(super) fn encode_location(location: &Location) -> Vec<u8> {
+    add_header(&v1::Location::from(location.clone()).encode_to_vec())
+}
+
+/// Reads the file of a location; the error is the problem with it.
+pub(super) fn decode_location(file: Bytes) -> Result<Location, String> {
+    let location = v1::Location::decode(strip_header(file)?).map_err(|error| error.to_string())?;
+    Location::try_from(location).map_err(|error| error.to_string())
+}
+
+/// Prepends the header.
+fn add_header(body: &[u8]) -> Vec<u8> {
+    let mut file = Vec::with_capacity(HEADER + body.len());
+    file.put_slice(MAGIC);
+    file.put_u32_le(VERSION);
+    file.put_u64_le(xxh3_64(body));
+    file.put_slice(body);
+    file
+}
+
+/// The body, after the header and the checksum were checked.
+fn strip_header(mut file: Bytes) -> Result<Bytes, String> {
+    if file.len() < HEADER || !file.starts_with(MAGIC) {
+        return Err("it is cut short or no saved copy".into());
+    }
+    file.advance(MAGIC.len());
+    let version = file.get_u32_le();
+    if version != VERSION {
+        return Err(format!("it has format {version}, and this release reads {VERSION}"));
+    }
+    if file.get_u64_le() != xxh3_64(&file) {
+        return Err("its checksum does not fit its content".into());
+    }
+    Ok(file)
+}

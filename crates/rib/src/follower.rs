@@ -1,0 +1,303 @@
+//! Follows the routing information base of another process: a control plane, a replica or an agent.
+
+mod ack_batcher;
+mod assembler;
+mod failover;
+mod freshness;
+mod relay_acks;
+mod subscriptions;
+mod task;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    hash::{BuildHasher, Hasher, RandomState},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use fairmesh_model::{Location, Prefix, Revision, StoreId, arith::mix64};
+use fairmesh_wire::{handshake::Connection, transport::Address};
+use task::FollowerTask;
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+pub use ack_batcher::AckBatcher;
+pub use freshness::Freshness;
+pub use relay_acks::relay_acks;
+
+use crate::{PeerInfo, Update};
+
+/// Which upstreams to follow, and how.
+#[derive(Clone, Debug)]
+pub struct FollowerConfig {
+    /// The addresses of upstreams, attempted in turn; at least one. With several, an upstream that is itself stale is
+    /// left after some seconds.
+    pub addresses: Vec<Address>,
+    /// The name of this process, for operators: `agent host-7`.
+    pub software: String,
+    /// How long to wait between attempts.
+    pub backoff: Backoff,
+    /// Whether to leave an upstream whose revision is behind one seen before. Needed by processes that pass revisions
+    /// on; others prefer a copy that an agent found on its disk to none. A single prefix never goes backwards either
+    /// way.
+    pub refuse_lagging: bool,
+}
+
+/// Waits between attempts: a random time up to a bound that doubles with every failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backoff {
+    /// The bound after the first failure.
+    pub first: Duration,
+    /// The greatest bound.
+    pub longest: Duration,
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self { first: Duration::from_millis(50), longest: Duration::from_secs(5) }
+    }
+}
+
+/// Receives the messages of an upstream. Called in order from one task; must not block.
+pub trait Sink: Send + 'static {
+    /// Everything up to `update.revision`, to be applied as one change. Acknowledge it with [`FollowerHandle::ack`]
+    /// once decisions rest on it.
+    ///
+    /// A revision of another store than before invalidates everything held: later updates bring what this one does not.
+    fn update(&mut self, update: Update);
+
+    /// The upstream does not serve this prefix; it is requested again over the next connection.
+    fn refused(&mut self, prefix: &Prefix, reason: &str);
+
+    /// The upstream lost its own upstream, so that the copy is at most `age` old and ages from now on; or it is current
+    /// again, where `age` is zero.
+    fn age_update(&mut self, _age: Duration) {}
+
+    /// The connection is lost: the copy ages from now on.
+    fn disconnected(&mut self) {}
+
+    /// Whether [`Sink::patch_base`] returns what the upstream sent. If so, large values that change a little are sent
+    /// as patches.
+    const TAKES_PATCHES: bool = false;
+
+    /// The value of a key as the upstream last sent it; `None` where there is none, or it is not available.
+    fn patch_base(&self, _key: &str) -> Option<Bytes> {
+        None
+    }
+}
+
+/// The state of the connection to the upstream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FollowerState {
+    /// Whether it is established, its handshake included.
+    pub connected: bool,
+    /// When this last changed.
+    pub since: Instant,
+    /// Failed attempts in a row, as of the last one that began or ended.
+    pub failures: u32,
+    /// The location of the upstream, by its last handshake; agents send theirs.
+    pub location: Option<Location>,
+    /// The store of the upstream, by its last handshake.
+    pub store: Option<StoreId>,
+    /// The address attempted or connected last.
+    pub address: Option<Address>,
+    /// Why the last attempt or connection ended, for operators.
+    pub error: Option<String>,
+}
+
+/// Controls a follower; dropping the last clone ends the connection.
+#[derive(Clone, Debug)]
+pub struct FollowerHandle {
+    desired: Arc<Desired>,
+    state: watch::Receiver<FollowerState>,
+    connection: watch::Receiver<Option<Connection>>,
+    ack_requested: watch::Receiver<Option<Revision>>,
+    _alive: Arc<DropGuard>,
+}
+
+/// Connects, subscribes, and reconnects.
+#[derive(Debug)]
+pub struct Follower;
+
+/// The desired subscriptions, reconciled with the requested ones whenever `changed` is notified. A state and not a
+/// queue, so that an owner that is faster than the connection costs no memory.
+#[derive(Debug, Default)]
+struct Desired {
+    subscriptions: Mutex<DesiredSubscriptions>,
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct DesiredSubscriptions {
+    prefixes: BTreeMap<Prefix, DesiredSubscription>,
+    /// The prefixes that changed since the last reconciliation; `None` while the present connection has had none: it
+    /// compares all of them.
+    changed: Option<BTreeSet<Prefix>>,
+    ack: Option<Revision>,
+    peer: Option<PeerInfo>,
+    /// Counts changes of the prefixes.
+    changes: u64,
+}
+
+/// A desired prefix. Subscribed again after it was unsubscribed, it gets another number: its copy is gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct DesiredSubscription {
+    number: u64,
+    /// Boxed, since most have none when they are subscribed.
+    held: Option<Box<Revision>>,
+}
+
+impl Follower {
+    /// Starts a follower on the current runtime.
+    pub fn spawn(config: FollowerConfig, sink: impl Sink) -> FollowerHandle {
+        let desired = Arc::new(Desired::default());
+        let alive = CancellationToken::new();
+        let (state, watched) = watch::channel(FollowerState::new());
+        let (connection, connected) = watch::channel(None);
+        let (ack_request, ack_requested) = watch::channel(None);
+        let task = FollowerTask::new(config, sink, desired.clone(), ack_request);
+        tokio::spawn(task.run(state, connection, alive.clone()));
+        FollowerHandle {
+            desired,
+            state: watched,
+            connection: connected,
+            ack_requested,
+            _alive: Arc::new(alive.drop_guard()),
+        }
+    }
+}
+
+impl FollowerHandle {
+    /// Sets the kind, region and addresses of this process, sent over this and every later connection.
+    pub fn set_peer_info(&self, info: PeerInfo) {
+        self.desired.lock().peer = Some(info);
+        self.desired.changed.notify_one();
+    }
+
+    /// Follows a prefix. Following it already is no error.
+    pub fn subscribe(&self, prefix: Prefix) {
+        self.follow([(prefix, None)]);
+    }
+
+    /// Follows several prefixes, requested together.
+    pub fn subscribe_all(&self, prefixes: impl IntoIterator<Item = Prefix>) {
+        self.follow(prefixes.into_iter().map(|prefix| (prefix, None)));
+    }
+
+    /// Follows prefixes from copies of these revisions. They are requested together, so that a process that passes
+    /// revisions on gets the missed changes of all of them as one change.
+    pub fn subscribe_from(&self, held: impl IntoIterator<Item = (Prefix, Revision)>) {
+        self.follow(held.into_iter().map(|(prefix, revision)| (prefix, Some(revision))));
+    }
+
+    /// Stops following a prefix.
+    pub fn unsubscribe(&self, prefix: &Prefix) {
+        let mut wanted = self.desired.lock();
+        wanted.changes += 1;
+        wanted.prefixes.remove(prefix);
+        wanted.mark_changed(prefix);
+        drop(wanted);
+        self.desired.changed.notify_one();
+    }
+
+    /// Acknowledges everything up to `revision`: decisions rest on it from now on. It is sent within a second, and at
+    /// once where the upstream requested it.
+    pub fn ack(&self, revision: Revision) {
+        self.desired.lock().ack = Some(revision);
+        self.desired.changed.notify_one();
+    }
+
+    /// The revision whose acknowledgement the upstream requested.
+    pub(crate) fn ack_requested(&self) -> watch::Receiver<Option<Revision>> {
+        self.ack_requested.clone()
+    }
+
+    /// The state of the connection, as it changes.
+    pub fn state(&self) -> watch::Receiver<FollowerState> {
+        self.state.clone()
+    }
+
+    /// A connection beside the watch, for other calls to the same process; `None` while there is none.
+    pub fn connection(&self) -> Option<Connection> {
+        self.connection.borrow().clone()
+    }
+
+    /// The connection, as soon as there is one; pending forever once the follower ended.
+    pub async fn connected(&self) -> Connection {
+        let mut connection = self.connection.clone();
+        match connection.wait_for(Option::is_some).await.map(|connection| connection.clone()) {
+            Ok(Some(connection)) => connection,
+            // The follower ended; `None` was waited out.
+            Ok(None) | Err(_) => std::future::pending().await,
+        }
+    }
+
+    fn follow(&self, prefixes: impl IntoIterator<Item = (Prefix, Option<Revision>)>) {
+        let mut wanted = self.desired.lock();
+        wanted.changes += 1;
+        let number = wanted.changes;
+        for (prefix, held) in prefixes {
+            wanted.mark_changed(&prefix);
+            let held = held.map(Box::new);
+            wanted.prefixes.entry(prefix).or_insert(DesiredSubscription { number, held });
+        }
+        drop(wanted);
+        self.desired.changed.notify_one();
+    }
+}
+
+impl Desired {
+    fn lock(&self) -> MutexGuard<'_, DesiredSubscriptions> {
+        // No code under the lock panics.
+        self.subscriptions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl FollowerState {
+    fn new() -> Self {
+        let since = Instant::now();
+        Self { connected: false, since, failures: 0, location: None, store: None, address: None, error: None }
+    }
+}
+
+impl DesiredSubscriptions {
+    fn mark_changed(&mut self, prefix: &Prefix) {
+        if let Some(changed) = &mut self.changed {
+            changed.insert(prefix.clone());
+        }
+    }
+}
+
+impl Backoff {
+    /// The wait after `failures` in a row: uniform up to the bound, so that a fleet that lost its upstream at one
+    /// moment does not reconnect at one moment. `random` is any number.
+    pub fn delay(&self, failures: u32, random: u64) -> Duration {
+        let bound = self.first.saturating_mul(1 << failures.saturating_sub(1).min(20)).min(self.longest);
+        let nanos = u64::try_from(bound.as_nanos()).unwrap_or(u64::MAX);
+        Duration::from_nanos(random % nanos.saturating_add(1).max(1))
+    }
+}
+
+/// A random number, to spread the actions of a fleet.
+pub fn random() -> u64 {
+    mix64(RandomState::new().build_hasher().finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_lie_anywhere_below_a_bound_that_doubles_up_to_the_longest() {
+        let backoff = Backoff::default();
+        let longest = |failures| (0..1000).map(|i| backoff.delay(failures, i * 7_919_000_017)).max().unwrap();
+        assert!(longest(1) <= Duration::from_millis(50) && longest(1) > Duration::from_millis(45));
+        assert!(longest(2) <= Duration::from_millis(100) && longest(2) > Duration::from_millis(90));
+        assert!(longest(60) <= Duration::from_secs(5) && longest(60) > Duration::from_millis(4500));
+        assert_eq!(backoff.delay(9, 0), Duration::ZERO);
+    }
+}

@@ -1,0 +1,139 @@
+use std::time::Duration;
+
+use fairmesh_model::{Cursor, Revision};
+use fairmesh_wire::v1::{WatchRequest, watch_request::Kind};
+use tokio::time::Instant;
+
+/// The longest and the shortest delay of an acknowledgement, in which later ones replace it. The delay is random
+/// between them, so that a change to a whole fleet is not acknowledged at one moment.
+const ACK_DELAY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_millis(500));
+
+/// When to acknowledge over one connection: within a second, and at once on request.
+///
+/// Acknowledging each update at once was rejected: reading the acknowledgements was a large part of the cost of a
+/// change to ten thousand watchers.
+#[derive(Debug, Default)]
+pub struct AckBatcher {
+    /// The last acknowledgement sent, while it counts.
+    last_sent: Option<Revision>,
+    /// Whether any was sent. The first goes at once: after a reconnect, the upstream may be waiting for it.
+    sent_any: bool,
+    /// When the delayed acknowledgement is due.
+    due: Option<Instant>,
+    /// The revision up to which acknowledgements are requested.
+    ack_requested: Option<Revision>,
+}
+
+impl AckBatcher {
+    /// An update was received. The sender ignores acknowledgements of a revision that it had not sent: a reader ahead
+    /// of its upstream sends one when it connects, and must repeat it after the update.
+    pub fn update_received(&mut self) {
+        self.last_sent = None;
+    }
+
+    /// The upstream requests the acknowledgement of `revision`.
+    pub fn request_ack(&mut self, revision: Revision) {
+        self.ack_requested = Some(revision);
+    }
+
+    /// The acknowledgement of `applied`, if it is to be sent now; it counts as sent then. Otherwise [`AckBatcher::due`]
+    /// tells when to call again, unless more is applied or received before. `random` is any number.
+    pub fn take(&mut self, applied: Revision, now: Instant, random: u64) -> Option<WatchRequest> {
+        if self.last_sent == Some(applied) {
+            // A delayed acknowledgement was sent already.
+            self.due = None;
+            return None;
+        }
+        let (longest, shortest) = ACK_DELAY;
+        let span = u64::try_from((longest - shortest).as_nanos()).unwrap_or(u64::MAX);
+        let due = *self.due.get_or_insert_with(|| now + shortest + Duration::from_nanos(random % span));
+        let waited_for = self.ack_requested.is_some_and(|ack_requested| ack_requested.store == applied.store);
+        if self.sent_any && !waited_for && now < due {
+            return None;
+        }
+        (self.last_sent, self.sent_any, self.due) = (Some(applied), true, None);
+        if self
+            .ack_requested
+            .is_some_and(|ack_requested| ack_requested.number <= applied.number || !waited_for)
+        {
+            self.ack_requested = None;
+        }
+        Some(WatchRequest { kind: Some(Kind::Applied(Cursor::at(applied).into())) })
+    }
+
+    /// When the delayed acknowledgement is due; `None` without one.
+    pub fn due(&self) -> Option<Instant> {
+        self.due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::StoreId;
+
+    use super::*;
+
+    fn at(number: u64) -> Revision {
+        Revision { store: StoreId(1), partition: 0, number }
+    }
+
+    fn sends(acks: &mut AckBatcher, applied: Revision, now: Instant, random: u64) -> bool {
+        acks.take(applied, now, random).is_some()
+    }
+
+    #[test]
+    fn acknowledgements_are_batched_for_up_to_a_second() {
+        let (mut acks, start) = (AckBatcher::default(), Instant::now());
+        assert!(sends(&mut acks, at(1), start, 0), "the first goes at once");
+        assert!(!sends(&mut acks, at(1), start, 0), "sent once is enough");
+        assert_eq!(acks.due(), None);
+        let mut sent = 0;
+        for step in 1..=1000_u64 {
+            acks.update_received();
+            let now = start + Duration::from_millis(10 * step);
+            let random = step.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            sent += u32::from(sends(&mut acks, at(1 + step), now, random));
+            assert!(acks.due().is_none_or(|due| due > now && due <= now + ACK_DELAY.0));
+        }
+        assert!((10..=20).contains(&sent), "{sent} acknowledgements in 10 s of an update every 10 ms");
+    }
+
+    #[test]
+    fn requested_acknowledgements_are_sent_at_once_until_the_requested_revision() {
+        let (mut acks, now) = (AckBatcher::default(), Instant::now());
+        assert!(sends(&mut acks, at(1), now, 0));
+        assert!(!sends(&mut acks, at(2), now, 0), "held back");
+        acks.request_ack(at(4));
+        assert!(sends(&mut acks, at(2), now, 0), "what was held back goes");
+        assert_eq!(acks.due(), None);
+        assert!(sends(&mut acks, at(4), now, 0));
+        assert!(!sends(&mut acks, at(5), now, 0), "not requested");
+        assert!(sends(&mut acks, at(5), now + ACK_DELAY.0, 0));
+    }
+
+    #[test]
+    fn a_revision_acknowledged_before_it_was_sent_is_acknowledged_again() {
+        let (mut acks, now) = (AckBatcher::default(), Instant::now());
+        assert!(sends(&mut acks, at(7), now, 0));
+        acks.update_received();
+        assert!(!sends(&mut acks, at(7), now, 0) && sends(&mut acks, at(7), now + ACK_DELAY.0, 0));
+    }
+
+    #[test]
+    fn a_request_of_another_store_is_ignored() {
+        let (mut acks, now) = (AckBatcher::default(), Instant::now());
+        assert!(sends(&mut acks, at(1), now, 0));
+        acks.request_ack(Revision { store: StoreId(2), ..at(9) });
+        assert!(!sends(&mut acks, at(2), now, 0));
+    }
+
+    #[test]
+    fn nothing_is_due_once_the_last_sent_revision_holds_again() {
+        let (mut acks, now) = (AckBatcher::default(), Instant::now());
+        assert!(sends(&mut acks, at(10), now, 0));
+        assert!(!sends(&mut acks, at(0), now, 0), "held back");
+        assert!(acks.due().is_some());
+        assert!(!sends(&mut acks, at(10), now, 0), "sent before");
+        assert_eq!(acks.due(), None, "a due time in the past would end every wait at once");
+    }
+}

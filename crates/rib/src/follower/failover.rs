@@ -1,0 +1,120 @@
+//! When to leave an upstream that is itself stale: another address may lead to a current one.
+//!
+//! It is followed for a while, for it may change its own upstream, and it serves prefixes that are new here. Where
+//! every upstream is stale, as when the source is down, cycling costs every follower a connection each time: so each
+//! stay is longer than the one before. Probing the other addresses was rejected: it costs as much as a connection.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Backoff;
+
+/// The shortest stay with a stale upstream.
+const MIN_STAY: Duration = Duration::from_secs(3);
+/// The random rest of a stay, so that a fleet does not leave at one moment; the bound doubles with each upstream left.
+const STAY_BACKOFF: Backoff = Backoff { first: Duration::from_secs(3), longest: Duration::from_secs(300) };
+
+/// Callers pass `now` and any random number.
+#[derive(Debug, Default)]
+pub(super) struct Failover {
+    /// How many stale upstreams were left in a row.
+    left: u32,
+    /// When to leave; `None` while the upstream is current.
+    until: Option<Instant>,
+}
+
+impl Failover {
+    /// Another upstream is followed.
+    pub(super) fn connected(&mut self) {
+        self.until = None;
+    }
+
+    /// The upstream reports the age of everything that it sends.
+    pub(super) fn age_update(&mut self, age: Duration, now: Instant, random: u64) {
+        if age.is_zero() {
+            *self = Self::default();
+        } else if self.until.is_none() {
+            self.until = Some(now + MIN_STAY + STAY_BACKOFF.delay(self.left.saturating_add(1), random));
+        }
+    }
+
+    /// The upstream reports the age of some new subscriptions; others may be older.
+    pub(super) fn subscription_age(&mut self, age: Duration, now: Instant, random: u64) {
+        if !age.is_zero() || self.until.is_none() {
+            self.age_update(age, now, random);
+        }
+    }
+
+    /// When to leave.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.until
+    }
+
+    /// The upstream was left.
+    pub(super) fn left(&mut self) {
+        self.left = self.left.saturating_add(1);
+        self.until = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::arith::mix64;
+
+    use super::*;
+
+    const AGE: Duration = Duration::from_secs(1);
+    const ANY: u64 = 7_919_000_017;
+
+    /// The longest of many stays with a stale upstream.
+    fn longest(left: u32) -> Duration {
+        let now = Instant::now();
+        let stay = |random| {
+            let mut failover = Failover { left, until: None };
+            failover.age_update(AGE, now, random);
+            failover.due().unwrap() - now
+        };
+        let stays: Vec<_> = (0..1000).map(|i| stay(mix64(i))).collect();
+        assert!(stays.iter().all(|stay| *stay >= MIN_STAY));
+        stays.into_iter().max().unwrap()
+    }
+
+    #[test]
+    fn stays_grow_with_every_stale_upstream_up_to_a_bound() {
+        let about = |stay: Duration, bound: u64| {
+            let bound = Duration::from_secs(bound);
+            assert!(stay <= MIN_STAY + bound && stay > bound * 9 / 10, "{stay:?}");
+        };
+        about(longest(0), 3);
+        about(longest(1), 6);
+        about(longest(60), 300);
+    }
+
+    #[test]
+    fn an_upstream_that_is_current_again_is_kept() {
+        let (mut failover, now) = (Failover::default(), Instant::now());
+        failover.subscription_age(AGE, now, ANY);
+        let due = failover.due();
+        assert!(due.is_some());
+        failover.age_update(2 * AGE, now + AGE, 2 * ANY);
+        failover.subscription_age(Duration::ZERO, now + AGE, ANY);
+        assert_eq!(failover.due(), due, "what else is held still ages");
+        failover.age_update(Duration::ZERO, now, ANY);
+        assert_eq!((failover.due(), failover.left), (None, 0));
+    }
+
+    #[test]
+    fn only_a_current_upstream_resets_the_count() {
+        let (mut failover, now) = (Failover::default(), Instant::now());
+        for left in 1..4 {
+            failover.connected();
+            failover.subscription_age(AGE, now, ANY);
+            failover.left();
+            assert_eq!((failover.left, failover.due()), (left, None));
+        }
+        failover.connected();
+        failover.subscription_age(Duration::ZERO, now, ANY);
+        assert_eq!(failover.left, 0);
+    }
+}

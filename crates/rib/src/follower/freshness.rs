@@ -1,0 +1,75 @@
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// The least age of a copy that is not followed to the source.
+const MIN_AGE: Duration = Duration::from_millis(1);
+
+/// The state of the copy of a prefix, and how old it may be. Callers pass `now`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Freshness {
+    /// Nothing was received yet.
+    #[default]
+    Missing,
+    /// A copy that was `age` old at `at` and is not followed now.
+    Held {
+        /// When it had that age.
+        at: Instant,
+        /// Its age then.
+        age: Duration,
+    },
+    /// The upstream sends changes.
+    Followed {
+        /// When the upstream reported its age.
+        at: Instant,
+        /// The age that the upstream reported of its own copy.
+        age: Duration,
+    },
+    /// The upstream does not serve the prefix, for this reason.
+    Refused(String),
+}
+
+impl Freshness {
+    /// Whether there is a copy.
+    pub fn has_copy(&self) -> bool {
+        matches!(self, Self::Held { .. } | Self::Followed { .. })
+    }
+
+    /// Whether its [age](Self::age) is above zero.
+    pub fn is_aging(&self) -> bool {
+        match self {
+            Self::Held { .. } => true,
+            Self::Followed { age, .. } => !age.is_zero(),
+            Self::Missing | Self::Refused(_) => false,
+        }
+    }
+
+    /// How old the copy may be; zero where it is followed to the source.
+    pub fn age(&self, now: Instant) -> Duration {
+        match self {
+            // Zero would mean that it is followed.
+            Self::Held { at, age } => (*age + now.duration_since(*at)).max(MIN_AGE),
+            Self::Followed { age, .. } if age.is_zero() => Duration::ZERO,
+            Self::Followed { at, age } => *age + now.duration_since(*at),
+            Self::Missing | Self::Refused(_) => Duration::ZERO,
+        }
+    }
+
+    /// The upstream reports that its copy is at most `age_at_upstream` old and ages, or is current where that is zero.
+    pub fn set_age(&mut self, age_at_upstream: Duration, now: Instant) {
+        if let Self::Followed { .. } = self {
+            let age =
+                if age_at_upstream.is_zero() { age_at_upstream } else { self.age(now).max(age_at_upstream) };
+            *self = Self::Followed { at: now, age };
+        }
+    }
+
+    /// The connection is lost: a followed copy ages, and a refusal no longer counts.
+    pub fn disconnected(&mut self, now: Instant) {
+        match self {
+            Self::Followed { .. } => *self = Self::Held { at: now, age: self.age(now) },
+            Self::Refused(_) => *self = Self::Missing,
+            Self::Missing | Self::Held { .. } => {}
+        }
+    }
+}

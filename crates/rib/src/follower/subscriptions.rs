@@ -1,0 +1,288 @@
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use fairmesh_model::{Cursor, Prefix, Revision};
+use fairmesh_wire::v1::{self, watch_request::Kind};
+
+use super::{DesiredSubscription, DesiredSubscriptions};
+use crate::{Update, covering, server::MAX_PREFIXES};
+
+/// The requested subscriptions, and the revision of each. Outlives connections.
+#[derive(Debug)]
+pub(super) struct Subscriptions {
+    /// The most prefixes of one watch.
+    limit: usize,
+    subscriptions: BTreeMap<Prefix, Subscription>,
+    /// The last revision of any subscription, of the present store.
+    newest: Option<Revision>,
+    /// Whether this process was described over the present connection.
+    peer_info_sent: bool,
+    /// Desired prefixes beyond the limit.
+    over_limit: BTreeSet<Prefix>,
+    /// The revision of all live prefixes: each update advances all of them.
+    live_at: Option<Revision>,
+}
+
+#[derive(Clone, Debug)]
+struct Subscription {
+    desired: u64,
+    /// Whether it was requested over the present connection.
+    sent: bool,
+    /// The revision of the copy, unless it is live.
+    held: Option<Box<Revision>>,
+    /// Whether the present connection sends its changes.
+    live: bool,
+}
+
+/// Why an upstream cannot be followed further.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum StaleUpstream {
+    #[error("it is at revision {offered}, behind revision {held} that was seen before; it will be retried")]
+    Behind { held: u64, offered: u64 },
+    #[error(
+        "it went back from revision {held} of {prefix} to {offered} on one store; if that store was restored from a \
+         copy, start its control plane once with --new-store-id"
+    )]
+    Backwards { prefix: Prefix, held: u64, offered: u64 },
+}
+
+impl Default for Subscriptions {
+    fn default() -> Self {
+        Self {
+            limit: MAX_PREFIXES,
+            subscriptions: BTreeMap::new(),
+            newest: None,
+            peer_info_sent: false,
+            over_limit: BTreeSet::new(),
+            live_at: None,
+        }
+    }
+}
+
+impl Subscriptions {
+    /// A new connection has no subscriptions yet.
+    pub(super) fn disconnected(&mut self) {
+        for subscription in self.subscriptions.values_mut() {
+            if std::mem::take(&mut subscription.live) {
+                subscription.held = self.live_at.map(Box::new);
+            }
+            subscription.sent = false;
+        }
+        (self.live_at, self.peer_info_sent) = (None, false);
+        self.over_limit.clear();
+    }
+
+    /// Requests the difference between the desired and the requested subscriptions. Returns the prefixes beyond the
+    /// limit of one watch; requesting them would end it.
+    pub(super) fn reconcile(
+        &mut self,
+        wanted: &mut DesiredSubscriptions,
+        patches: bool,
+        outbox: &mut VecDeque<v1::WatchRequest>,
+    ) -> Vec<Prefix> {
+        if let Some(info) = wanted.peer.as_ref().filter(|_| !self.peer_info_sent) {
+            self.peer_info_sent = true;
+            outbox.push_back(request(Kind::PeerInfo(info.into())));
+        }
+        let changed = wanted.changed.replace(BTreeSet::new());
+        // Everything, once for each connection.
+        let all = || wanted.prefixes.keys().chain(self.subscriptions.keys()).cloned().collect();
+        let changed = changed.unwrap_or_else(all);
+        if changed.is_empty() {
+            return Vec::new();
+        }
+        self.compare(changed, wanted, patches, outbox)
+    }
+
+    fn compare(
+        &mut self,
+        mut changed: BTreeSet<Prefix>,
+        wanted: &DesiredSubscriptions,
+        patches: bool,
+        outbox: &mut VecDeque<v1::WatchRequest>,
+    ) -> Vec<Prefix> {
+        for prefix in changed.iter().filter(|prefix| !wanted.prefixes.contains_key(*prefix)) {
+            self.over_limit.remove(prefix);
+            if self.subscriptions.remove(prefix).is_some() {
+                outbox.push_back(request(Kind::Unsubscribe(prefix.to_string())));
+            }
+        }
+        if self.subscriptions.len() < self.limit {
+            changed.append(&mut self.over_limit);
+        }
+        let (mut subscribes, mut over_limit) = (Vec::new(), Vec::new());
+        for (prefix, desired) in changed.iter().filter_map(|prefix| wanted.prefixes.get_key_value(prefix)) {
+            if self.subscriptions.len() >= self.limit && !self.subscriptions.contains_key(prefix) {
+                over_limit.push(prefix.clone());
+                continue;
+            }
+            if let Some(held) = self.request_from(prefix, desired) {
+                let from = held.map(|revision| Cursor::at(revision).into());
+                subscribes.push(v1::Subscribe {
+                    prefix: prefix.to_string(),
+                    from,
+                    more: true,
+                    age_updates: true,
+                    patches,
+                });
+            }
+        }
+        if let Some(last) = subscribes.last_mut() {
+            last.more = false;
+        }
+        outbox.extend(subscribes.into_iter().map(|subscribe| request(Kind::Subscribe(subscribe))));
+        self.over_limit.extend(over_limit.iter().cloned());
+        over_limit
+    }
+
+    /// The revision to request a prefix from; `None` where it is requested already.
+    fn request_from(&mut self, prefix: &Prefix, desired: &DesiredSubscription) -> Option<Option<Revision>> {
+        let held = match self.subscriptions.get(prefix) {
+            Some(subscription) if subscription.desired == desired.number && subscription.sent => return None,
+            Some(subscription) if subscription.desired == desired.number => subscription.held.clone(),
+            // It was unsubscribed in between, so that only the copy of the new subscription counts.
+            _ => desired.held.clone(),
+        };
+        let from = held.as_deref().copied();
+        self.subscriptions
+            .insert(prefix.clone(), Subscription { desired: desired.number, sent: true, held, live: false });
+        Some(from)
+    }
+
+    /// Whether the present connection sends the changes of a key.
+    pub(super) fn is_live(&self, key: &str) -> bool {
+        covering(key)
+            .any(|prefix| self.subscriptions.get(prefix).is_some_and(|subscription| subscription.live))
+    }
+
+    /// The copy of a key differs from what the upstream sent: its prefixes are requested anew over the next connection.
+    pub(super) fn invalidate(&mut self, key: &str) {
+        for prefix in covering(key) {
+            if let Some(subscription) = self.subscriptions.get_mut(prefix) {
+                (subscription.held, subscription.live) = (None, false);
+            }
+        }
+    }
+
+    /// Records the revision of an update, and removes unsubscribed prefixes from it.
+    ///
+    /// # Errors
+    /// When it would take the reader back on its store; nothing is recorded then.
+    pub(super) fn record(&mut self, update: &mut Update, refuse_lagging: bool) -> Result<(), StaleUpstream> {
+        let Revision { store, number, .. } = update.revision;
+        update.snapshots.retain(|snapshot| self.subscriptions.contains_key(&snapshot.prefix));
+        update.resumed.retain(|resumed| self.subscriptions.contains_key(&resumed.prefix));
+        self.check(update, refuse_lagging)?;
+        for prefix in entering(update) {
+            if let Some(subscription) = self.subscriptions.get_mut(prefix) {
+                (subscription.live, subscription.held) = (true, None);
+            }
+        }
+        self.live_at = Some(update.revision);
+        if self.newest.is_none_or(|newest| newest.store != store || newest.number < number) {
+            self.newest = Some(update.revision);
+        }
+        let followed = |key: &str| covering(key).any(|prefix| self.subscriptions.contains_key(prefix));
+        update.puts.retain(|(key, _)| followed(key));
+        update.deletes.retain(|key| followed(key));
+        Ok(())
+    }
+
+    fn check(&self, update: &Update, refuse_lagging: bool) -> Result<(), StaleUpstream> {
+        let Revision { store, number: offered, .. } = update.revision;
+        let later = |held: &Revision| held.store == store && held.number > offered;
+        if refuse_lagging && let Some(held) = self.newest.filter(later) {
+            return Err(StaleUpstream::Behind { held: held.number, offered });
+        }
+        let live = || {
+            self.subscriptions.iter().find(|(_, subscription)| subscription.live).map(|(prefix, _)| prefix)
+        };
+        let went_back = self.live_at.filter(later).and_then(|held| Some((live()?, held)));
+        let held = |prefix| Some((prefix, self.held(prefix).filter(later)?));
+        match went_back.or_else(|| entering(update).find_map(held)) {
+            None => Ok(()),
+            Some((prefix, held)) => {
+                Err(StaleUpstream::Backwards { prefix: prefix.clone(), held: held.number, offered })
+            }
+        }
+    }
+
+    /// The revision of the copy of a prefix.
+    fn held(&self, prefix: &Prefix) -> Option<Revision> {
+        let subscription = self.subscriptions.get(prefix)?;
+        if subscription.live { self.live_at } else { subscription.held.as_deref().copied() }
+    }
+}
+
+/// The prefixes that are live from this update on.
+fn entering(update: &Update) -> impl Iterator<Item = &Prefix> {
+    let resumed = update.resumed.iter().map(|resumed| &resumed.prefix);
+    update.snapshots.iter().map(|snapshot| &snapshot.prefix).chain(resumed)
+}
+
+fn request(kind: Kind) -> v1::WatchRequest {
+    v1::WatchRequest { kind: Some(kind) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prefix(number: usize) -> Prefix {
+        Prefix::new(format!("/{number}/")).unwrap()
+    }
+
+    /// The subscribes (`+`) and unsubscribes (`-`) that are sent, and the prefixes beyond the limit.
+    fn reconciled(all: &mut Subscriptions, wanted: &mut DesiredSubscriptions) -> (Vec<String>, Vec<Prefix>) {
+        let mut outbox = VecDeque::new();
+        let over_limit = all.reconcile(wanted, false, &mut outbox);
+        let sent = outbox.into_iter().filter_map(|request| match request.kind? {
+            Kind::Subscribe(subscribe) => Some(format!("+{}", subscribe.prefix)),
+            Kind::Unsubscribe(prefix) => Some(format!("-{prefix}")),
+            _ => None,
+        });
+        (sent.collect(), over_limit)
+    }
+
+    fn want(wanted: &mut DesiredSubscriptions, number: usize) {
+        wanted.mark_changed(&prefix(number));
+        wanted.prefixes.insert(prefix(number), DesiredSubscription { number: 1, held: None });
+    }
+
+    #[test]
+    fn a_prefix_over_the_limit_waits_until_another_is_unsubscribed() {
+        let mut all = Subscriptions { limit: 2, ..Subscriptions::default() };
+        let mut wanted = DesiredSubscriptions::default();
+        (1..=3).for_each(|number| want(&mut wanted, number));
+        let both = ["+/1/".to_owned(), "+/2/".to_owned()];
+        assert_eq!(reconciled(&mut all, &mut wanted), (both.to_vec(), vec![prefix(3)]));
+        assert_eq!(reconciled(&mut all, &mut wanted), (vec![], vec![]), "requested once");
+        wanted.prefixes.remove(&prefix(1));
+        wanted.mark_changed(&prefix(1));
+        let change = ["-/1/".to_owned(), "+/3/".to_owned()];
+        assert_eq!(reconciled(&mut all, &mut wanted), (change.to_vec(), vec![]), "the free place is taken");
+    }
+
+    #[test]
+    fn a_new_connection_requests_every_prefix_from_its_revision() {
+        let (mut all, mut wanted) = (Subscriptions::default(), DesiredSubscriptions::default());
+        want(&mut wanted, 1);
+        want(&mut wanted, 2);
+        reconciled(&mut all, &mut wanted);
+        let revision = Revision { store: fairmesh_model::StoreId(1), partition: 0, number: 7 };
+        let resumed = vec![crate::Resumed { prefix: prefix(1), age: Default::default() }];
+        all.record(&mut Update { resumed, ..Update::empty(revision) }, true).unwrap();
+        all.record(&mut Update::empty(Revision { number: 9, ..revision }), true).unwrap();
+        assert_eq!(reconciled(&mut all, &mut wanted), (vec![], vec![]));
+        all.disconnected();
+        wanted.changed = None;
+        let mut outbox = VecDeque::new();
+        all.reconcile(&mut wanted, false, &mut outbox);
+        let from = outbox.iter().map(|request| match &request.kind {
+            Some(Kind::Subscribe(subscribe)) => subscribe.from.as_ref().map(|from| from.numbers[&0]),
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(from.collect::<Vec<_>>(), [Some(9), None]);
+        let lag = all.record(&mut Update::empty(Revision { number: 8, ..revision }), true);
+        assert_eq!(lag, Err(StaleUpstream::Behind { held: 9, offered: 8 }));
+    }
+}

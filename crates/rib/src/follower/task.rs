@@ -1,0 +1,268 @@
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use fairmesh_model::{Invalid, Revision};
+use fairmesh_wire::{
+    handshake::{ConnectError, Connection},
+    shards,
+    transport::Address,
+    watch::Watch,
+};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+
+use super::{
+    Desired, FollowerConfig, FollowerState, Sink,
+    ack_batcher::AckBatcher,
+    assembler::{Assembler, Event},
+    failover::Failover,
+    random,
+    subscriptions::{StaleUpstream, Subscriptions},
+};
+use crate::{Entry, Update, server::MAX_PREFIXES};
+
+/// Follows one upstream after another.
+pub(super) struct FollowerTask<S> {
+    config: FollowerConfig,
+    sink: S,
+    desired: Arc<Desired>,
+    subscriptions: Subscriptions,
+    acks: AckBatcher,
+    failover: Failover,
+    /// The revision whose acknowledgement the upstream requests, for `relay_acks`.
+    ack_requested: watch::Sender<Option<Revision>>,
+    /// Failed attempts in a row: a connection that is refused before its first update counts as failed.
+    failures: u32,
+}
+
+/// Why a connection ended, or could not be established.
+#[derive(Debug, thiserror::Error)]
+enum DisconnectReason {
+    #[error("{0}")]
+    Connect(#[from] ConnectError),
+    #[error("{}", .0.message())]
+    Status(Box<Status>),
+    #[error("it sent an unreadable message: {0}")]
+    Unreadable(#[from] Invalid),
+    #[error("the local copy differs from what it sent, and is fetched again: {0}")]
+    PatchMismatch(Invalid),
+    #[error(transparent)]
+    StaleUpstream(#[from] StaleUpstream),
+    #[error("it is disconnected from its own upstream; trying another address")]
+    Stale,
+}
+
+impl From<Status> for DisconnectReason {
+    fn from(status: Status) -> Self {
+        Self::Status(Box::new(status))
+    }
+}
+
+impl<S: Sink> FollowerTask<S> {
+    pub(super) fn new(
+        config: FollowerConfig,
+        sink: S,
+        desired: Arc<Desired>,
+        ack_requested: watch::Sender<Option<Revision>>,
+    ) -> Self {
+        let (subscriptions, acks, failover) = Default::default();
+        Self { config, sink, desired, subscriptions, acks, failover, ack_requested, failures: 0 }
+    }
+
+    /// Follows upstreams until `stop`.
+    pub(super) async fn run(
+        mut self,
+        state: watch::Sender<FollowerState>,
+        connection: watch::Sender<Option<Connection>>,
+        stop: CancellationToken,
+    ) {
+        let addresses = self.config.addresses.clone();
+        for address in addresses.iter().cycle() {
+            let ended = tokio::select! {
+                ended = self.follow(address, &state, &connection) => ended,
+                () = stop.cancelled() => return,
+            };
+            self.desired.lock().changed = None;
+            if connection.send_replace(None).is_some() {
+                self.sink.disconnected();
+            }
+            let delay = self.record_disconnect(address, &ended, &state);
+            tokio::select! {
+                () = tokio::time::sleep(delay) => {}
+                () = stop.cancelled() => return,
+            }
+        }
+    }
+
+    /// Records the end of a connection; returns how long to wait.
+    fn record_disconnect(
+        &mut self,
+        address: &Address,
+        reason: &DisconnectReason,
+        state: &watch::Sender<FollowerState>,
+    ) -> Duration {
+        let was = state.borrow().clone();
+        self.failures = self.failures.saturating_add(1);
+        let failures = self.failures;
+        // Warned of once; repetitions are debug messages.
+        match (was.connected, was.failures) {
+            (true, _) => {
+                tracing::warn!(%address, %reason, "lost the connection to the upstream; keeping the copy")
+            }
+            (false, 0) => tracing::warn!(%address, %reason, "no upstream is reachable; retrying"),
+            (false, _) => tracing::debug!(%address, %reason, failures, "no upstream is reachable"),
+        }
+        let since = if was.connected { Instant::now() } else { was.since };
+        let error = Some(reason.to_string());
+        state.send_replace(FollowerState {
+            connected: false,
+            since,
+            failures,
+            error,
+            address: Some(address.clone()),
+            ..was
+        });
+        // Every address is attempted once before the wait grows.
+        let rounds = failures.div_ceil(u32::try_from(self.config.addresses.len()).unwrap_or(u32::MAX).max(1));
+        self.config.backoff.delay(rounds, random())
+    }
+
+    async fn follow(
+        &mut self,
+        address: &Address,
+        state: &watch::Sender<FollowerState>,
+        connection: &watch::Sender<Option<Connection>>,
+    ) -> DisconnectReason {
+        let opened = Watch::open(address, &self.config.software).await;
+        let beside = |watch: Watch| {
+            let connection = Connection::beside(watch.hello().clone(), address, &self.config.software)?;
+            Ok::<_, ConnectError>((watch, connection))
+        };
+        let (watch, beside) = match opened.and_then(beside) {
+            Ok(opened) => opened,
+            Err(error) => return error.into(),
+        };
+        let hello = &beside.hello;
+        tracing::info!(%address, upstream = hello.software, "following");
+        state.send_replace(FollowerState {
+            connected: true,
+            since: Instant::now(),
+            failures: self.failures,
+            location: hello.location.clone(),
+            store: hello.store,
+            address: Some(address.clone()),
+            error: None,
+        });
+        connection.send_replace(Some(beside));
+        match self.run_watch(watch).await {
+            Ok(never) => match never {},
+            Err(ended) => ended,
+        }
+    }
+
+    async fn run_watch(&mut self, mut watch: Watch) -> Result<std::convert::Infallible, DisconnectReason> {
+        let mut assembler = Assembler::default();
+        self.subscriptions.disconnected();
+        self.acks = AckBatcher::default();
+        self.failover.connected();
+        let alone = self.config.addresses.len() < 2;
+        loop {
+            self.send_requests(&mut watch);
+            let due = self.acks.due();
+            let leave = self.failover.due().filter(|_| !alone);
+            tokio::select! {
+                message = watch.next() => {
+                    if let Some(event) = assembler.push(message?)? {
+                        self.handle_event(event)?;
+                    }
+                }
+                () = self.desired.changed.notified() => {}
+                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
+                () = sleep_until(leave.unwrap_or_else(Instant::now)), if leave.is_some() => {
+                    self.failover.left();
+                    return Err(DisconnectReason::Stale);
+                }
+            }
+        }
+    }
+
+    /// Sends due requests and acknowledgements.
+    fn send_requests(&mut self, watch: &mut Watch) {
+        let mut outbox = VecDeque::new();
+        let mut wanted = self.desired.lock();
+        let (over_limit, applied) =
+            (self.subscriptions.reconcile(&mut wanted, S::TAKES_PATCHES, &mut outbox), wanted.ack);
+        drop(wanted);
+        outbox.extend(applied.and_then(|ack| self.acks.take(ack, Instant::now(), random())));
+        outbox.iter().for_each(|request| watch.send(request));
+        for prefix in over_limit {
+            self.sink.refused(
+                &prefix,
+                &format!("one watch holds {MAX_PREFIXES} prefixes, all in use; follow shorter prefixes"),
+            );
+        }
+    }
+
+    fn handle_event(&mut self, event: Event) -> Result<(), DisconnectReason> {
+        match event {
+            Event::Update { mut update, patches } => {
+                self.apply_patches(&mut update, &patches)?;
+                self.subscriptions.record(&mut update, self.config.refuse_lagging)?;
+                self.acks.update_received();
+                let snapshots = update.snapshots.iter().map(|snapshot| snapshot.age);
+                let age = snapshots.chain(update.resumed.iter().map(|resumed| resumed.age)).max();
+                if let Some(age) = age {
+                    self.failover.subscription_age(age, Instant::now(), random());
+                }
+                self.failures = 0;
+                self.sink.update(update);
+            }
+            Event::Refused { prefix, reason } => self.sink.refused(&prefix, &reason),
+            Event::AgeUpdate { age } => {
+                self.failover.age_update(age, Instant::now(), random());
+                self.sink.age_update(age);
+            }
+            Event::AckRequest { revision } => {
+                self.acks.request_ack(revision);
+                self.ack_requested.send_replace(Some(revision));
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the results of patches to an update.
+    ///
+    /// # Errors
+    /// Where the copy is not the base of a patch. The update must not be applied then, and the whole value is requested
+    /// anew.
+    fn apply_patches(&mut self, update: &mut Update, patches: &[Bytes]) -> Result<(), DisconnectReason> {
+        for patch in patches {
+            let patch = shards::Patch::read(patch)?;
+            let manifest = patch.manifest();
+            if !self.subscriptions.is_live(&manifest) {
+                // It was unsubscribed, or is requested anew, while the patch was in flight.
+                continue;
+            }
+            let changes =
+                patch.apply(update.revision.number, |key| self.sink.patch_base(key)).map_err(|mismatch| {
+                    self.subscriptions.invalidate(&manifest);
+                    DisconnectReason::PatchMismatch(mismatch)
+                })?;
+            for (key, value) in changes {
+                match value {
+                    Some((value, revision)) => update.puts.push((key.into(), Entry { value, revision })),
+                    None => update.deletes.push(key.into()),
+                }
+            }
+        }
+        if !patches.is_empty() {
+            update.puts.sort_by(|(a, _), (b, _)| a.cmp(b));
+            update.deletes.sort();
+        }
+        Ok(())
+    }
+}

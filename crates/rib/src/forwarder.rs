@@ -1,0 +1,180 @@
+//! Forwards calls to the control plane through the upstream, so that programs need only one address.
+
+use std::{error::Error, pin::Pin};
+
+use fairmesh_wire::{
+    handshake::{Connection, is_version_refusal},
+    identity_of, pass_on_for,
+    transport::Waits,
+    v1::{
+        self, checker_server::Checker, imbalance_server::Imbalance, quota_server::Quota,
+        registry_server::Registry,
+    },
+};
+use futures_util::{Stream, StreamExt};
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Request, Response, Status};
+
+use crate::follower::FollowerHandle;
+
+/// The metadata that carries a call's deadline.
+const TIMEOUT: &str = "grpc-timeout";
+
+/// A forwarded response stream.
+type ForwardedStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// Forwards the calls of the registry, the election of health checkers, the imbalance indicator and mesh-wide limits to
+/// the control plane behind an upstream.
+#[derive(Clone, Debug)]
+pub struct Forwarder {
+    upstream: FollowerHandle,
+    /// The kind of this process: `agent`.
+    kind: &'static str,
+    closing: CancellationToken,
+}
+
+impl Forwarder {
+    /// Forwards to `upstream`. `kind` names this process in errors, such as `agent`; streams end once `closing` is
+    /// cancelled.
+    pub fn new(upstream: FollowerHandle, kind: &'static str, closing: CancellationToken) -> Self {
+        Self { upstream, kind, closing }
+    }
+
+    fn connection(&self) -> Result<Connection, Status> {
+        self.upstream.connection().ok_or_else(|| self.unavailable())
+    }
+
+    fn unavailable(&self) -> Status {
+        let state = self.upstream.state();
+        let reason = state.borrow().error.clone().unwrap_or_else(|| "it is not connected yet".into());
+        Status::unavailable(format!(
+            "no control plane answers this {}: {reason}; retry when one does",
+            self.kind
+        ))
+    }
+
+    /// Replaces a connection failure by an error that names its cause; passes every other response on unchanged.
+    fn forward_response<T>(&self, response: Result<Response<T>, Status>) -> Result<Response<T>, Status> {
+        match response {
+            Ok(response) => Ok(Response::new(response.into_inner())),
+            Err(status) => Err(self.forward_status(&status)),
+        }
+    }
+
+    fn forward_status(&self, status: &Status) -> Status {
+        if is_connection_failure(status) {
+            return self.unavailable();
+        }
+        // The control plane refuses the version of this process, not that of the caller.
+        if is_version_refusal(status) {
+            return Status::unavailable(status.message());
+        }
+        Status::with_details(status.code(), status.message(), status.details().to_vec().into())
+    }
+}
+
+/// Whether the connection failed; a status sent by the control plane has no source here.
+fn is_connection_failure(status: &Status) -> bool {
+    matches!(status.code(), Code::Unavailable | Code::Unknown) && status.source().is_some()
+}
+
+/// The same message with the caller's deadline and identity, and without its other metadata.
+fn forwarded_request<T>(request: Request<T>) -> Request<T> {
+    let deadline = request.metadata().get(TIMEOUT).cloned();
+    let identity = identity_of(&request);
+    let mut forwarded = Request::new(request.into_inner());
+    pass_on_for(&mut forwarded, &identity);
+    if let Some(deadline) = deadline {
+        forwarded.metadata_mut().insert(TIMEOUT, deadline);
+    }
+    forwarded
+}
+
+macro_rules! forward {
+    (@run $call:ident) => { $call.await };
+    (@run $call:ident, $waits:ident) => { $waits.run($call).await? };
+    ($service:ident by $client:ident: $($method:ident: $request:ident => $response:ident $(, $waits:ident)?;)*) => {
+        #[tonic::async_trait]
+        impl $service for Forwarder {
+            $(async fn $method(&self, request: Request<v1::$request>) -> Result<Response<v1::$response>, Status> {
+                let mut client = self.connection()?.$client();
+                $(let $waits = Waits::of(&request);)?
+                let call = client.$method(forwarded_request(request));
+                self.forward_response(forward!(@run call $(, $waits)?))
+            })*
+        }
+    };
+}
+
+forward! {
+    Registry by registry:
+    register: RegisterRequest => RegisterResponse;
+    renew: RenewRequest => RenewResponse;
+    report: ReportRequest => ReportResponse;
+    drain: DrainRequest => DrainResponse, waits;
+    deregister: DeregisterRequest => DeregisterResponse;
+    get_shards: GetShardsRequest => GetShardsResponse;
+    put_shards: PutShardsRequest => PutShardsResponse;
+    split_shard: SplitShardRequest => PutShardsResponse;
+    merge_shards: MergeShardsRequest => PutShardsResponse;
+    move_shard: MoveShardRequest => MoveShardResponse;
+    list_moves: ListMovesRequest => ListMovesResponse;
+    report_shards: ReportShardsRequest => ReportShardsResponse;
+    report_shard_load: ReportShardLoadRequest => ReportShardLoadResponse;
+    read_shard_loads: ReadShardLoadsRequest => ReadShardLoadsResponse;
+    propose_moves: ProposeMovesRequest => ProposeMovesResponse;
+}
+
+forward! {
+    Imbalance by imbalance:
+    report: ReportUsageRequest => ReportUsageResponse;
+    read: ReadImbalanceRequest => ReadImbalanceResponse;
+}
+
+forward! {
+    Quota by quota:
+    claim: ClaimRequest => ClaimResponse;
+}
+
+#[tonic::async_trait]
+impl Checker for Forwarder {
+    type CampaignStream = ForwardedStream<v1::CampaignResponse>;
+
+    /// Leadership ends with either of the two connections of the stream.
+    async fn campaign(
+        &self,
+        request: Request<v1::CampaignRequest>,
+    ) -> Result<Response<Self::CampaignStream>, Status> {
+        let mut client = self.connection()?.checker();
+        let leadership =
+            self.forward_response(client.campaign(forwarded_request(request)).await)?.into_inner();
+        let forward = self.clone();
+        let forwarded =
+            leadership.map(move |message| message.map_err(|status| forward.forward_status(&status)));
+        let forwarded: Self::CampaignStream =
+            Box::pin(forwarded.take_until(self.closing.clone().cancelled_owned()));
+        Ok(Response::new(forwarded))
+    }
+
+    async fn judge(&self, request: Request<v1::JudgeRequest>) -> Result<Response<v1::JudgeResponse>, Status> {
+        let mut client = self.connection()?.checker();
+        self.forward_response(client.judge(forwarded_request(request)).await)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::Identity;
+    use fairmesh_wire::on_behalf_of;
+
+    use super::*;
+
+    #[test]
+    fn a_forwarded_call_carries_the_identity_of_the_caller_and_not_what_its_metadata_claims() {
+        let mut request = Request::new(());
+        pass_on_for(&mut request, &Identity::Local { uid: 0 });
+        request.extensions_mut().insert(Identity::Local { uid: 7 });
+        let forwarded = forwarded_request(request);
+        assert_eq!(on_behalf_of(&forwarded), "local uid 7");
+    }
+}

@@ -1,0 +1,179 @@
+//! Watchers that lost their connection and may reconnect soon, still using their copies.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    time::Duration,
+};
+
+use fairmesh_model::{Identity, Prefix};
+use tokio::time::Instant;
+
+use crate::WatcherInfo;
+
+/// How long a watcher takes to reconnect at most: the longest backoff, and time to connect.
+pub(super) const RECONNECT_GRACE: Duration = Duration::from_secs(7);
+
+/// The most remembered prefixes of disconnected watchers; beyond it, unknown watchers count as disconnected for as
+/// long.
+const MAX_PREFIXES: usize = 524_288;
+
+/// The recently disconnected watchers.
+#[derive(Debug, Default)]
+pub(super) struct DisconnectedWatchers {
+    /// In the order of their disconnects.
+    watchers: VecDeque<Disconnected>,
+    prefixes: usize,
+    /// Until when watchers unknown to this node may be disconnected.
+    unknown_until: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Disconnected {
+    until: Instant,
+    prefixes: BTreeSet<Prefix>,
+    info: WatcherInfo,
+    /// The last number that it acknowledged; `info.applied` is above it where the changes between were of other
+    /// prefixes.
+    acked: u64,
+}
+
+impl DisconnectedWatchers {
+    /// The node starts with content: its earlier watchers have yet to reconnect.
+    pub(super) fn assume_unknown(&mut self, now: Instant) {
+        self.unknown_until = Some(now + RECONNECT_GRACE);
+    }
+
+    /// A watcher disconnected that had applied up to `info.applied` and acknowledged `acked`.
+    pub(super) fn leave(&mut self, prefixes: BTreeSet<Prefix>, info: WatcherInfo, acked: u64, now: Instant) {
+        self.expire(now);
+        self.prefixes += prefixes.len();
+        self.watchers.push_back(Disconnected { until: now + RECONNECT_GRACE, prefixes, info, acked });
+        while self.prefixes > MAX_PREFIXES
+            && let Some(first) = self.watchers.pop_front()
+        {
+            self.prefixes -= first.prefixes.len();
+            self.unknown_until = self.unknown_until.max(Some(first.until));
+        }
+    }
+
+    /// A watcher subscribes with a copy of a prefix as of `held`: from now on it counts by itself.
+    ///
+    /// Two processes may have one name. A reconnected watcher is matched with the most advanced candidate, since no
+    /// watcher holds less than it acknowledged; one that is further behind is still waited for.
+    pub(super) fn reconnected(&mut self, software: &str, identity: &Identity, prefix: &Prefix, held: u64) {
+        let same =
+            |left: &&mut Disconnected| left.info.software == software && left.info.identity == *identity;
+        let can_be = |left: &&mut Disconnected| left.acked <= held && left.prefixes.contains(prefix);
+        let furthest = self.watchers.iter_mut().filter(same).filter(can_be).max_by_key(|left| left.acked);
+        if furthest.is_some_and(|left| left.prefixes.remove(prefix)) {
+            self.prefixes -= 1;
+            self.watchers.retain(|left| !left.prefixes.is_empty());
+        }
+    }
+
+    /// The revision numbers start anew.
+    pub(super) fn reset(&mut self) {
+        self.watchers.iter_mut().for_each(|left| (left.info.applied, left.acked) = (0, 0));
+    }
+
+    /// The disconnected watchers of a part of `prefix` that had not applied `revision`, for operators.
+    pub(super) fn behind(&self, prefix: &Prefix, revision: u64, now: Instant) -> Vec<String> {
+        let meets = |other: &Prefix| prefix.covers(other.as_str()) || other.covers(prefix.as_str());
+        let late = self.unexpired(now).filter(|left| left.info.applied < revision);
+        let late = late.filter(|left| left.prefixes.iter().any(meets));
+        let late = late.map(|Disconnected { info, .. }| {
+            format!("{} ({}) at {}, disconnected", info.software, info.identity, info.applied)
+        });
+        let unknown =
+            self.unknown(now).map(|_| "watchers from before the start, yet to reconnect".to_owned());
+        late.chain(unknown).collect()
+    }
+
+    /// The number that every disconnected watcher has applied; `None` without any.
+    pub(super) fn least_applied(&self, now: Instant) -> Option<u64> {
+        match self.unknown(now) {
+            Some(_) => Some(0),
+            None => self.unexpired(now).map(|left| left.info.applied).min(),
+        }
+    }
+
+    /// When the next grace ends.
+    pub(super) fn next_expiry(&self, now: Instant) -> Option<Instant> {
+        self.unexpired(now).map(|left| left.until).chain(self.unknown(now)).min()
+    }
+
+    fn unexpired(&self, now: Instant) -> impl Iterator<Item = &Disconnected> {
+        self.watchers.iter().filter(move |left| left.until > now)
+    }
+
+    fn unknown(&self, now: Instant) -> Option<Instant> {
+        self.unknown_until.filter(|until| *until > now)
+    }
+
+    fn expire(&mut self, now: Instant) {
+        while let Some(first) = self.watchers.pop_front_if(|first| first.until <= now) {
+            self.prefixes -= first.prefixes.len();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prefix(text: &str) -> Prefix {
+        Prefix::new(text).unwrap()
+    }
+
+    fn info(software: &str, applied: u64) -> WatcherInfo {
+        WatcherInfo { software: software.into(), identity: Identity::Anonymous, applied, peer: None }
+    }
+
+    #[test]
+    fn a_disconnected_watcher_counts_until_it_reconnects_or_its_grace_ends() {
+        let (mut disconnected, start) = (DisconnectedWatchers::default(), Instant::now());
+        disconnected.leave([prefix("/a/"), prefix("/b/")].into(), info("x", 3), 3, start);
+        assert_eq!(disconnected.behind(&prefix("/a/1"), 4, start), ["x (anonymous) at 3, disconnected"]);
+        assert!(disconnected.behind(&prefix("/a/"), 3, start).is_empty(), "it had that");
+        assert!(disconnected.behind(&prefix("/c/"), 4, start).is_empty(), "it does not follow that");
+        disconnected.reconnected("y", &Identity::Anonymous, &prefix("/a/"), 3);
+        assert_eq!(disconnected.behind(&prefix("/a/"), 4, start).len(), 1, "another watcher reconnected");
+        disconnected.reconnected("x", &Identity::Anonymous, &prefix("/a/"), 3);
+        assert!(disconnected.behind(&prefix("/a/"), 4, start).is_empty());
+        assert_eq!(
+            (disconnected.least_applied(start), disconnected.next_expiry(start)),
+            (Some(3), Some(start + RECONNECT_GRACE))
+        );
+        let given_up = start + RECONNECT_GRACE;
+        assert!(disconnected.behind(&prefix("/b/"), 4, given_up).is_empty());
+        assert_eq!((disconnected.least_applied(given_up), disconnected.next_expiry(given_up)), (None, None));
+    }
+
+    #[test]
+    fn a_reconnected_watcher_does_not_stand_in_for_another_of_its_name() {
+        let (mut disconnected, now) = (DisconnectedWatchers::default(), Instant::now());
+        disconnected.leave([prefix("/a/")].into(), info("x", 3), 3, now);
+        // The changes up to 9 were of other prefixes, so its copy is as of 5.
+        disconnected.leave([prefix("/a/")].into(), info("x", 9), 5, now);
+        disconnected.reconnected("x", &Identity::Anonymous, &prefix("/a/"), 5);
+        assert_eq!(disconnected.behind(&prefix("/a/"), 9, now), ["x (anonymous) at 3, disconnected"]);
+        disconnected.reconnected("x", &Identity::Anonymous, &prefix("/a/"), 2);
+        assert_eq!(disconnected.behind(&prefix("/a/"), 9, now).len(), 1, "it acknowledged 3");
+        disconnected.reconnected("x", &Identity::Anonymous, &prefix("/a/"), 4);
+        assert!(disconnected.behind(&prefix("/a/"), 9, now).is_empty());
+    }
+
+    #[test]
+    fn beyond_the_bound_every_watcher_counts_as_disconnected() {
+        let (mut disconnected, now) = (DisconnectedWatchers::default(), Instant::now());
+        for i in 0..=MAX_PREFIXES {
+            disconnected.leave([prefix(&format!("/{i}/"))].into(), info("x", 3), 3, now);
+        }
+        assert_eq!(disconnected.prefixes, MAX_PREFIXES);
+        assert_eq!(
+            disconnected.behind(&prefix("/c/"), 1, now),
+            ["watchers from before the start, yet to reconnect"]
+        );
+        assert_eq!(disconnected.least_applied(now), Some(0));
+    }
+}

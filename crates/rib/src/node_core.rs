@@ -1,0 +1,102 @@
+use std::{collections::BTreeSet, sync::Arc};
+
+use fairmesh_model::{Cursor, Identity, Prefix, StoreId};
+
+use crate::{
+    Commit, Table, Update,
+    hub::{Hub, WatcherId},
+    progress::ProgressSchedule,
+};
+
+/// The decisions of a [`crate::Node`] without I/O: a table with its watchers, without lock, clock or tasks. For callers
+/// with their own time, such as a simulation.
+#[derive(Debug)]
+pub struct NodeCore {
+    store: StoreId,
+    table: Table,
+    hub: Hub,
+    progress: ProgressSchedule,
+}
+
+/// Watchers that may have something to pull.
+pub type Woken = BTreeSet<WatcherId>;
+
+impl NodeCore {
+    /// A node of this store without watchers.
+    pub fn new(store: StoreId, table: Table) -> Self {
+        let progress = ProgressSchedule::new(table.changes());
+        Self { store, table, hub: Hub::default(), progress }
+    }
+
+    /// The table.
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// Applies a commit of the store, in order; one that was applied before is ignored.
+    pub fn apply(&mut self, commit: Commit) -> Woken {
+        let keys: Vec<_> = commit.changes.iter().map(|(key, _)| key.clone()).collect();
+        if self.table.apply(commit) { self.notify_changes(&keys) } else { Woken::new() }
+    }
+
+    /// Applies an update of an upstream of the same store as one change; one that is older than the table is ignored.
+    pub fn apply_update(&mut self, update: Update) -> Woken {
+        if update.revision.number < self.table.revision() {
+            return Woken::new();
+        }
+        let keys = self.table.apply_update(update);
+        self.notify_changes(&keys)
+    }
+
+    /// The process ends and restarts with its copy of the table: all watchers are gone. With `remembers` it keeps the
+    /// log of changes, as replicas do on disk, so that returning watchers resume; a control plane does not.
+    pub fn restart(&mut self, remembers: bool) {
+        self.hub = Hub::default();
+        if !remembers {
+            self.table.compact_before(self.table.revision());
+        }
+    }
+
+    /// Adds a watcher.
+    pub fn join(&mut self) -> WatcherId {
+        self.hub.join(String::new(), Identity::Anonymous)
+    }
+
+    /// Removes a watcher.
+    pub fn leave(&mut self, id: WatcherId) {
+        self.hub.leave(id, self.table.revision());
+    }
+
+    /// Follows a prefix from the watcher's cursor, as [`crate::Watcher::subscribe`].
+    pub fn subscribe(&mut self, id: WatcherId, prefix: Prefix, from: Option<Cursor>) {
+        self.hub.subscribe(id, prefix, from);
+    }
+
+    /// Takes the pending changes, as [`crate::Watcher::pull`]; `None` without any.
+    pub fn pull(&mut self, id: WatcherId) -> Option<Update> {
+        self.hub.pull(id, self.store, &self.table).map(|pulled| pulled.update)
+    }
+
+    /// The watcher acknowledges everything up to `number`.
+    pub fn ack(&mut self, id: WatcherId, number: u64) {
+        self.hub.ack(id, number);
+    }
+
+    /// The number that every watcher has applied; the node's own where all are current.
+    pub fn applied_by_all(&self) -> u64 {
+        self.hub.least_applied(self.table.revision())
+    }
+
+    /// The memory of the table and of the watchers, in bytes.
+    pub fn size(&self) -> (u64, u64) {
+        (self.table.size(), self.hub.size())
+    }
+
+    fn notify_changes(&mut self, keys: &[Arc<str>]) -> Woken {
+        let mut woken = self.hub.mark_dirty(keys);
+        if self.progress.due(self.table.changes()) {
+            woken.append(&mut self.hub.notify_progress());
+        }
+        woken
+    }
+}

@@ -1,0 +1,115 @@
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use fairmesh_wire::{shards, watch};
+
+use super::messages;
+use crate::{Entry, PendingUpdate, Update};
+
+/// Watchers of one change are served together, and few changes are in flight at one time.
+const MAX_CACHED: usize = 4;
+
+/// Updates of up to so many messages are searched for differences.
+const MAX_PATCHED_MESSAGES: usize = 8;
+
+/// The last encoded deltas: one change is encoded once, however many watchers it has.
+///
+/// They are compared by content. Explicit keys, such as the revision and the watched prefixes, were rejected: an update
+/// depends on everything that its watcher has yet to see, and comparing that takes less time than naming it.
+#[derive(Debug, Default)]
+pub(super) struct DeltaCache {
+    last: Mutex<VecDeque<(PendingUpdate, Bytes)>>,
+}
+
+impl DeltaCache {
+    /// Whether other watchers may be sent the same. Snapshots and resumptions belong to one watcher, and have ages;
+    /// several messages belong to one that fell behind, unless they are sent as patches.
+    pub(super) fn is_shareable(PendingUpdate { update, bases }: &PendingUpdate) -> bool {
+        let begins = !update.snapshots.is_empty() || !update.resumed.is_empty();
+        !begins && messages::fits(update, if bases.is_empty() { 1 } else { MAX_PATCHED_MESSAGES })
+    }
+
+    /// The frame of a shareable update.
+    pub(super) fn frame(&self, pending: PendingUpdate) -> Bytes {
+        // No code under the lock panics.
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, frame)) = last.iter().find(|(known, _)| is_same(known, &pending)) {
+            return frame.clone();
+        }
+        let (rest, patches) = extract_patches(pending.clone());
+        let messages = messages::split(rest, patches, |_| Duration::ZERO);
+        let frame = Bytes::from(messages.iter().map(watch::frame).collect::<Vec<_>>().concat());
+        last.truncate(MAX_CACHED - 1);
+        last.push_front((pending, frame.clone()));
+        frame
+    }
+}
+
+/// Replaces puts and deletes of an update by patches, where possible.
+fn extract_patches(PendingUpdate { mut update, bases }: PendingUpdate) -> (Update, Vec<Bytes>) {
+    if bases.is_empty() {
+        return (update, Vec::new());
+    }
+    let mut bases: HashMap<_, _> = bases.into_iter().map(|(key, entry)| (key, entry.value)).collect();
+    let puts = update.puts.iter().filter(|(key, _)| shards::is_patched(key));
+    let puts = puts.map(|(key, entry)| (key.clone(), Some((entry.value.clone(), entry.revision))));
+    let deletes = update.deletes.iter().map(|key| (key.clone(), None));
+    let changes = puts.chain(deletes).map(|(key, after)| {
+        let before = bases.remove(&key);
+        (key, shards::Change { before, after })
+    });
+    let (mut patches, mut patched) = (Vec::new(), HashSet::new());
+    for (patch, keys) in shards::differences(&changes.collect(), update.revision.number) {
+        patches.push(patch.encode());
+        patched.extend(keys);
+    }
+    update.puts.retain(|(key, _)| !patched.contains(&**key));
+    update.deletes.retain(|key| !patched.contains(&**key));
+    (update, patches)
+}
+
+/// Whether two watchers are sent the same. Large values mostly share memory.
+fn is_same(a: &PendingUpdate, b: &PendingUpdate) -> bool {
+    let entry = |(key, a): &(Arc<str>, Entry), (other, b): &(Arc<str>, Entry)| {
+        key == other
+            && a.revision == b.revision
+            && a.value.len() == b.value.len()
+            && (a.value.as_ptr() == b.value.as_ptr() || a.value == b.value)
+    };
+    let entries = |a: &[(Arc<str>, Entry)], b: &[(Arc<str>, Entry)]| {
+        a.len() == b.len() && a.iter().zip(b).all(|(a, b)| entry(a, b))
+    };
+    // Neither has more: see `is_shareable`.
+    a.update.revision == b.update.revision
+        && a.update.deletes == b.update.deletes
+        && entries(&a.update.puts, &b.update.puts)
+        && entries(&a.bases, &b.bases)
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::{Revision, StoreId};
+
+    use super::*;
+
+    fn update(number: u64) -> PendingUpdate {
+        let put = (Arc::from("/a/1"), Entry { value: Bytes::from(number.to_string()), revision: number });
+        let revision = Revision { store: StoreId(1), partition: 0, number };
+        PendingUpdate { update: Update { puts: vec![put], ..Update::empty(revision) }, bases: Vec::new() }
+    }
+
+    #[test]
+    fn one_change_is_encoded_once_and_a_few_are_kept() {
+        let cache = DeltaCache::default();
+        let first = cache.frame(update(1));
+        assert_eq!(cache.frame(update(1)).as_ptr(), first.as_ptr(), "shared memory");
+        let others: Vec<_> = (2..=MAX_CACHED as u64 + 1).map(|number| cache.frame(update(number))).collect();
+        assert!(others.iter().all(|other| *other != first));
+        assert_eq!(cache.last.lock().unwrap().len(), MAX_CACHED);
+        assert_eq!(cache.frame(update(1)), first, "encoding it again gives the same frame");
+    }
+}

@@ -1,0 +1,56 @@
+use std::{collections::BTreeSet, sync::Arc};
+
+use fairmesh_model::Prefix;
+
+use super::Table;
+use crate::{Entry, Update};
+
+impl Table {
+    /// Applies an update of an upstream of the same store as one change; returns the keys that changed.
+    ///
+    /// A snapshot has the present entries and not their history, so the log starts anew with it: watchers that return
+    /// from before it get snapshots.
+    pub(crate) fn apply_update(&mut self, update: Update) -> Vec<Arc<str>> {
+        let number = update.revision.number;
+        let has_snapshot = !update.snapshots.is_empty();
+        let mut keys = Vec::new();
+        for snapshot in update.snapshots {
+            self.replace(&snapshot.prefix, snapshot.entries, number, &mut keys);
+        }
+        for (key, entry) in update.puts {
+            keys.push(key.clone());
+            self.set(number, key, Some(entry));
+        }
+        for key in update.deletes {
+            keys.push(key.clone());
+            self.set(number, key, None);
+        }
+        self.advance(number);
+        if has_snapshot {
+            self.compact_before(number);
+        }
+        keys
+    }
+
+    /// Makes the entries below `prefix` equal to `entries`, writing only differences.
+    fn replace(
+        &mut self,
+        prefix: &Prefix,
+        entries: Vec<(Arc<str>, Entry)>,
+        number: u64,
+        changed: &mut Vec<Arc<str>>,
+    ) {
+        let mut gone: BTreeSet<_> = self.below(prefix).map(|(key, _)| key.clone()).collect();
+        for (key, entry) in entries {
+            gone.remove(&key);
+            if self.get(&key) != Some(&entry) {
+                changed.push(key.clone());
+                self.set(number, key, Some(entry));
+            }
+        }
+        for key in gone {
+            changed.push(key.clone());
+            self.set(number, key, None);
+        }
+    }
+}
