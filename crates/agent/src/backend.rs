@@ -29,7 +29,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug)]
 pub(crate) struct AgentBackend {
     pub(crate) shared: Arc<AgentState>,
-    pub(crate) upstream: Handle,
+    pub(crate) upstream: FollowerHandle,
     /// Counters of this agent's health checker, for metrics.
     pub(crate) checks: Arc<Counts>,
     info: Arc<AgentInfo>,
@@ -46,7 +46,7 @@ struct AgentInfo {
 impl AgentBackend {
     pub(crate) fn new(
         shared: Arc<AgentState>,
-        upstream: Handle,
+        upstream: FollowerHandle,
         checks: Arc<Counts>,
         config: &AgentConfig,
     ) -> Self {
@@ -93,7 +93,8 @@ impl AgentBackend {
                 Claimed::LimitReached => return false,
                 Claimed::Known if !self.shared.maps.holds(prefix) => {
                     let entries = || self.shared.node.read(std::slice::from_ref(prefix)).1;
-                    let whole = subscriptions.freshness(prefix).is_some_and(Standing::holds).then(entries);
+                    let whole =
+                        subscriptions.freshness(prefix).is_some_and(Freshness::has_copy).then(entries);
                     self.shared.maps.hold(prefix, self.shared.node.store(), whole);
                     self.shared.disk.jobs().save([prefix.clone()]);
                 }
@@ -142,9 +143,11 @@ impl AgentBackend {
     fn poll_ready(&self, prefix: &Prefix, may_wait: bool) -> Result<Option<OwnedNotified>, String> {
         let mut subscriptions = self.shared.subscriptions();
         match subscriptions.freshness(prefix) {
-            Some(Standing::Followed { .. }) => return Ok(None),
-            Some(Standing::Held { .. }) if !may_wait || self.upstream_failure().is_some() => return Ok(None),
-            Some(Standing::Missing) if !may_wait => {
+            Some(Freshness::Followed { .. }) => return Ok(None),
+            Some(Freshness::Held { .. }) if !may_wait || self.upstream_failure().is_some() => {
+                return Ok(None);
+            }
+            Some(Freshness::Missing) if !may_wait => {
                 if let Some(reason) = self.upstream_failure() {
                     return Err(format!(
                         "no control plane answers this agent, which has no copy of this prefix: {reason}"
@@ -187,7 +190,7 @@ impl Backend for AgentBackend {
 
     async fn write(&self, _: Batch, _: Identity) -> Result<Revision, WriteError> {
         let upstreams = &self.info.upstreams;
-        Err(WriteError::Elsewhere(format!(
+        Err(WriteError::NotWritable(format!(
             "an agent takes no writes; write to the control plane at {upstreams}"
         )))
     }
@@ -279,13 +282,13 @@ mod tests {
         };
         let (disk, _) = Disk::open(folder.path().into(), location).await.unwrap();
         let shared = Arc::new(AgentState::new(Node::replica(), disk));
-        let upstream = UpstreamConfig {
+        let upstream = FollowerConfig {
             addresses: vec![absent],
             software: "test".into(),
             backoff: Backoff::default(),
             refuse_lagging: true,
         };
-        let upstream = Upstream::spawn(upstream, UpstreamSink::new(shared.clone()));
+        let upstream = Follower::spawn(upstream, UpstreamSink::new(shared.clone()));
         let backend = AgentBackend::new(shared, upstream, Arc::default(), &config);
         let other = |i| Prefix::new(format!("/{i}/")).unwrap();
         (0..MAX_PREFIXES).for_each(|i| assert!(backend.acquire(&other(i))));

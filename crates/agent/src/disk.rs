@@ -79,7 +79,10 @@ impl Drop for Jobs<'_> {
 
 impl Disk {
     /// Opens the directory, loads its copies, and saves the agent's location.
-    pub(crate) async fn open(folder: PathBuf, location: Location) -> Result<(Self, Vec<Saved>), AgentError> {
+    pub(crate) async fn open(
+        folder: PathBuf,
+        location: Location,
+    ) -> Result<(Self, Vec<SavedCopy>), AgentError> {
         let open = move || {
             let cache = Cache::open(folder)?;
             let saved = cache.load_all()?;
@@ -117,7 +120,7 @@ impl Disk {
 #[derive(Debug)]
 struct SaveRound {
     jobs: BTreeMap<Prefix, Job>,
-    save: Vec<Saved>,
+    save: Vec<SavedCopy>,
     /// Revision of all copies once this round is on disk; `None` while the upstream is disconnected and the revision
     /// uncertain.
     mark: Option<(Revision, SystemTime)>,

@@ -137,7 +137,7 @@ async fn bind_maps(listen: &Address, listeners: &Listeners) -> Result<Option<Lis
 }
 
 /// Restores the saved copies and follows the upstream.
-fn follow(config: &AgentConfig, shared: &Arc<AgentState>, saved: Vec<Saved>) -> Handle {
+fn follow(config: &AgentConfig, shared: &Arc<AgentState>, saved: Vec<SavedCopy>) -> FollowerHandle {
     let held: Vec<_> = saved.iter().map(|saved| (saved.prefix.clone(), saved.revision)).collect();
     shared.restore(saved);
     let upstream = FollowerConfig {
@@ -146,7 +146,7 @@ fn follow(config: &AgentConfig, shared: &Arc<AgentState>, saved: Vec<Saved>) -> 
         backoff: Backoff::default(),
         refuse_lagging: true,
     };
-    let upstream = Upstream::spawn(upstream, UpstreamSink::new(shared.clone()));
+    let upstream = Follower::spawn(upstream, UpstreamSink::new(shared.clone()));
     let region = Some(config.location.region.clone());
     upstream.set_peer_info(PeerInfo { kind: PeerKind::Agent, region, addresses: Vec::new() });
     upstream.subscribe_from(held);

@@ -114,7 +114,7 @@ struct MapSignals {
 }
 
 /// Adds a follower of a map; the first starts its tasks.
-pub(crate) fn follow(shared: &Arc<AgentState>, upstream: &Handle, name: &MapName) {
+pub(crate) fn follow(shared: &Arc<AgentState>, upstream: &FollowerHandle, name: &MapName) {
     if let Some(followed) = shared.maps.join(name) {
         let run_signals = (Arc::clone(&followed.changed), followed.gone.clone());
         shared.maps.tasks.spawn(build_loop::run(

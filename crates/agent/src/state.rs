@@ -50,7 +50,7 @@ impl UpstreamSink {
 }
 
 impl Sink for UpstreamSink {
-    const HOLDS: bool = true;
+    const TAKES_PATCHES: bool = true;
 
     fn patch_base(&self, key: &str) -> Option<Bytes> {
         let node = || self.shared.node.get(key).map(|entry| entry.value);
@@ -63,7 +63,7 @@ impl Sink for UpstreamSink {
 
     fn refused(&mut self, prefix: &Prefix, reason: &str) {
         tracing::warn!(%prefix, reason, "upstream refused the subscription");
-        self.shared.subscriptions().set(prefix, Standing::Refused(reason.to_owned()));
+        self.shared.subscriptions().set(prefix, Freshness::Refused(reason.to_owned()));
         // The progress mark on disk covers all copies, and this one is no longer current.
         self.shared.disk.jobs().remove(prefix);
         self.shared.maps.refused(prefix, reason);
@@ -106,7 +106,7 @@ impl AgentState {
 
     /// Restores saved copies, all of one store. Copies saved at different revisions are restored at the earliest of
     /// them, the only one that holds for all.
-    pub(crate) fn restore(&self, mut saved: Vec<Saved>) {
+    pub(crate) fn restore(&self, mut saved: Vec<SavedCopy>) {
         let numbers = saved.iter().map(|saved| saved.revision.number);
         let (Some(earliest), Some(latest)) = (numbers.clone().min(), numbers.max()) else { return };
         saved.sort_by_key(|saved| saved.revision.number);
@@ -138,8 +138,13 @@ impl AgentState {
     }
 
     /// Loads a prefix into the node that only the shard maps held so far.
-    pub(crate) fn hold_in_node(&self, subscriptions: &mut Subscriptions, prefix: &Prefix, upstream: &Handle) {
-        if !subscriptions.freshness(prefix).is_some_and(Standing::holds) {
+    pub(crate) fn hold_in_node(
+        &self,
+        subscriptions: &mut Subscriptions,
+        prefix: &Prefix,
+        upstream: &FollowerHandle,
+    ) {
+        if !subscriptions.freshness(prefix).is_some_and(Freshness::has_copy) {
             // Its snapshot has not arrived, and goes to the node when it does.
             return;
         }
@@ -153,7 +158,7 @@ impl AgentState {
     }
 
     /// Fetches the records of a map again, because a chunk is missing on disk.
-    pub(crate) fn fetch_again(&self, name: &MapName, upstream: &Handle) {
+    pub(crate) fn fetch_again(&self, name: &MapName, upstream: &FollowerHandle) {
         let mut subscriptions = self.subscriptions();
         for prefix in name.prefixes() {
             self.fetch_prefix_again(&mut subscriptions, &prefix, upstream);
@@ -197,7 +202,7 @@ impl AgentState {
         };
         let may_age = freshness_updates.iter().any(|(_, age)| !age.is_zero()) || subscriptions.any_ages();
         for (prefix, age) in freshness_updates {
-            subscriptions.set(&prefix, Standing::Followed { at: now, age });
+            subscriptions.set(&prefix, Freshness::Followed { at: now, age });
         }
         save.extend(changed.iter().flat_map(|key| subscriptions.covering_prefixes(key)).cloned());
         jobs.save(save);

@@ -31,7 +31,7 @@ struct Subscription {
     in_node: bool,
     /// Since when it has no user.
     idle: Option<Instant>,
-    freshness: Standing,
+    freshness: Freshness,
     /// Woken when the freshness changes, if a watcher waits for that.
     changed: Option<Arc<Notify>>,
 }
@@ -87,7 +87,7 @@ impl Subscriptions {
     fn longest_idle_prefixes(&self) -> Vec<Prefix> {
         let idle = self.all.iter().filter_map(|(prefix, known)| {
             // First those without a copy: a copy may be irreplaceable.
-            Some((known.freshness.holds(), known.idle?, prefix))
+            Some((known.freshness.has_copy(), known.idle?, prefix))
         });
         let mut idle: Vec<_> = idle.collect();
         let some = idle.len().div_ceil(EVICTION_DIVISOR);
@@ -123,7 +123,7 @@ impl Subscriptions {
     /// Restores a saved copy that is `age` old, held by the node or for shard maps.
     pub(crate) fn restore(&mut self, prefix: Prefix, now: Instant, age: Duration, in_node: bool) {
         self.remove(&prefix);
-        let freshness = Standing::Held { at: now, age };
+        let freshness = Freshness::Held { at: now, age };
         (self.idle, self.aging) = (self.idle + 1, self.aging + 1);
         let restored = Subscription { in_node, idle: Some(now), freshness, ..Subscription::default() };
         self.all.insert(prefix, restored);
@@ -132,7 +132,7 @@ impl Subscriptions {
     pub(crate) fn remove(&mut self, prefix: &Prefix) {
         if let Some(mut known) = self.all.remove(prefix) {
             self.idle -= usize::from(known.idle.is_some());
-            self.aging -= usize::from(known.freshness.ages());
+            self.aging -= usize::from(known.freshness.is_aging());
             known.wake();
         }
     }
@@ -141,7 +141,7 @@ impl Subscriptions {
     /// disconnected), because a dropped copy could not be fetched again.
     pub(crate) fn expired(&self, now: Instant, upstream: Option<Instant>) -> Vec<Prefix> {
         let is_old = |known: &Subscription| {
-            let from = if known.freshness.holds() { upstream } else { known.idle };
+            let from = if known.freshness.has_copy() { upstream } else { known.idle };
             let idle = known.idle.zip(from).map(|(idle, from)| idle.max(from));
             idle.is_some_and(|idle| now.duration_since(idle) >= LINGER)
         };
@@ -157,17 +157,17 @@ impl Subscriptions {
         let after = (Bound::Excluded(prefix.as_str()), Bound::Unbounded);
         let mut below =
             self.all.range::<str, _>(after).take_while(|(other, _)| prefix.covers(other.as_str()));
-        below.any(|(_, other)| other.idle.is_none() && other.freshness.holds())
+        below.any(|(_, other)| other.idle.is_none() && other.freshness.has_copy())
     }
 
-    pub(crate) fn freshness(&self, prefix: &Prefix) -> Option<&Standing> {
+    pub(crate) fn freshness(&self, prefix: &Prefix) -> Option<&Freshness> {
         self.all.get(prefix).map(|known| &known.freshness)
     }
 
-    pub(crate) fn set(&mut self, prefix: &Prefix, freshness: Standing) {
+    pub(crate) fn set(&mut self, prefix: &Prefix, freshness: Freshness) {
         if let Some(known) = self.all.get_mut(prefix) {
-            self.aging -= usize::from(known.freshness.ages());
-            self.aging += usize::from(freshness.ages());
+            self.aging -= usize::from(known.freshness.is_aging());
+            self.aging += usize::from(freshness.is_aging());
             known.freshness = freshness;
             known.wake();
         }
@@ -181,7 +181,7 @@ impl Subscriptions {
 
     /// The upstream's own data is `upstream_age` old and ages, or is current where that is zero.
     pub(crate) fn contact(&mut self, upstream_age: Duration, now: Instant) {
-        self.change_all(|freshness| freshness.contact(upstream_age, now));
+        self.change_all(|freshness| freshness.set_age(upstream_age, now));
     }
 
     /// The upstream disconnected: its data ages from now on, and its refusals expire.
@@ -194,7 +194,7 @@ impl Subscriptions {
             change(&mut known.freshness);
             known.wake();
         }
-        self.aging = self.all.values().filter(|known| known.freshness.ages()).count();
+        self.aging = self.all.values().filter(|known| known.freshness.is_aging()).count();
     }
 
     pub(crate) fn age(&self, prefix: &Prefix, now: Instant) -> Duration {
@@ -314,7 +314,7 @@ mod tests {
         let second = Duration::from_secs(1);
         all.restore(prefix(1), start, 10 * second, true);
         assert_eq!(all.age(&prefix(1), start + second), 11 * second, "saved copies keep their age");
-        all.set(&prefix(1), Standing::Followed { at: start + second, age: Duration::ZERO });
+        all.set(&prefix(1), Freshness::Followed { at: start + second, age: Duration::ZERO });
         assert_eq!(all.oldest(start + 5 * second), Duration::ZERO);
         all.disconnected(start + 6 * second);
         assert_eq!(all.oldest(start + 8 * second), 2 * second);

@@ -46,7 +46,7 @@ pub(crate) struct UsageForwarder {
 
 #[derive(Debug)]
 struct ForwarderState {
-    upstream: Handle,
+    upstream: FollowerHandle,
     /// Addresses of the control plane, for messages.
     upstreams: String,
     queue: Mutex<UsageQueue>,
@@ -89,7 +89,7 @@ impl UsageQueue {
 
 impl UsageForwarder {
     /// Forwards to `upstream`, which messages call `upstreams`.
-    pub(crate) fn new(upstream: Handle, upstreams: String) -> Self {
+    pub(crate) fn new(upstream: FollowerHandle, upstreams: String) -> Self {
         let (dropped, refused) = (AtomicU64::default(), AtomicU64::default());
         let shared = ForwarderState { upstream, upstreams, queue: Mutex::default(), dropped, refused };
         Self { shared: Arc::new(shared) }

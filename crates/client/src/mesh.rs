@@ -13,7 +13,7 @@ use fairmesh_model::{
     Invalid, Location, ServiceName,
     arith::{hash_text, mix64},
 };
-use fairmesh_rib::upstream::{Backoff, UpstreamConfig};
+use fairmesh_rib::follower::{Backoff, FollowerConfig};
 use fairmesh_wire::{environment, transport::Address};
 use tokio::sync::Semaphore;
 

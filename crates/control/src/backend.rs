@@ -42,7 +42,7 @@ impl Backend for ControlBackend {
 
     /// Writes of this process are in the node before they are acknowledged, so the node is current while no other
     /// process can write.
-    async fn current(&self) -> Result<(), String> {
+    async fn ensure_linearizable(&self) -> Result<(), String> {
         match &self.read_lease {
             Some(read_lease) => read_lease.wait_held().await,
             None => Ok(()),
@@ -53,11 +53,11 @@ impl Backend for ControlBackend {
         self.max_age()
     }
 
-    fn oldest(&self) -> Duration {
+    fn max_age(&self) -> Duration {
         self.read_lease.as_ref().map_or(Duration::ZERO, ReadLease::age)
     }
 
-    fn ages(&self) -> Option<watch::Receiver<u64>> {
+    fn age_changes(&self) -> Option<watch::Receiver<u64>> {
         self.read_lease.as_ref().map(ReadLease::ages)
     }
 }

@@ -191,7 +191,7 @@ impl Control {
             store: applied_store.clone(),
             read_lease: read_lease.clone(),
         };
-        let services = RibServer::new(backend, closing.clone()).beside(other_services);
+        let services = RibServer::new(backend, closing.clone()).with_services(other_services);
         serve_grpc(tasks, grpc, &services, closing);
         let files = watch_files(&config.sources, &registry, store_tasks, writes_ended);
         let sources = MetricSources {

@@ -1,6 +1,6 @@
 use std::{sync::Arc, time::Duration};
 
-use fairmesh_rib::upstream::Handle;
+use fairmesh_rib::follower::FollowerHandle;
 use tokio::{
     sync::Notify,
     time::{Instant, timeout},
@@ -24,7 +24,7 @@ const CHUNK_RETRY: Duration = Duration::from_secs(1);
 /// Builds the tables of each version of a map, until it is dropped.
 pub(super) async fn run(
     shared: Arc<AgentState>,
-    upstream: Handle,
+    upstream: FollowerHandle,
     name: MapName,
     (changed, gone): (Arc<Notify>, CancellationToken),
 ) {

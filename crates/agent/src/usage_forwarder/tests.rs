@@ -1,7 +1,7 @@
 use fairmesh_model::{Prefix, Region};
 use fairmesh_rib::{
     Update,
-    upstream::{Backoff, Sink, Upstream, UpstreamConfig},
+    follower::{Backoff, Follower, FollowerConfig, Sink},
 };
 use fairmesh_wire::transport::Address;
 
@@ -41,13 +41,13 @@ impl Sink for DiscardUpdates {
 }
 
 fn usages() -> UsageForwarder {
-    let config = UpstreamConfig {
+    let config = FollowerConfig {
         addresses: vec![Address::Unix("/nowhere/control.sock".into())],
         software: "test".to_owned(),
         backoff: Backoff::default(),
         refuse_lagging: true,
     };
-    UsageForwarder::new(Upstream::spawn(config, DiscardUpdates), "nowhere".to_owned())
+    UsageForwarder::new(Follower::spawn(config, DiscardUpdates), "nowhere".to_owned())
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use fairmesh_rib::{
 
 use crate::{
     fixture::AgentFixture,
-    support::{Got, Memory, Reader, copy, prefix},
+    support::{Memory, Reader, SinkCall, copy, prefix},
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -74,7 +74,7 @@ async fn a_reader_that_resumes_without_a_control_plane_gets_the_age_of_its_copy(
     assert_eq!((update.resumed.len(), update.snapshots.len()), (1, 0));
     assert!(update.resumed[0].age > Duration::ZERO, "{:?}", update.resumed[0].age);
     let control = fixture.control(&memory).await;
-    assert_eq!(reader.contact().await, Duration::ZERO, "sent although no record has changed");
+    assert_eq!(reader.age_update().await, Duration::ZERO, "sent although no record has changed");
     agent.stop().await;
     control.stop().await;
 }
@@ -92,7 +92,7 @@ async fn readers_are_notified_once_of_each_loss_and_return_of_the_control_plane(
         assert!(reader.age_update().await > Duration::ZERO);
         memory.put(&[("/a/1", &round.to_string())]);
         control = fixture.control(&memory).await;
-        assert_eq!(reader.contact().await, Duration::ZERO);
+        assert_eq!(reader.age_update().await, Duration::ZERO);
         while reader.copy["/a/1"] != round.to_string() {
             reader.update().await;
         }
@@ -101,7 +101,7 @@ async fn readers_are_notified_once_of_each_loss_and_return_of_the_control_plane(
         while reader.copy["/b/1"] != round.to_string() {
             reader.update().await;
         }
-        assert!(reader.no_more_contact(), "no message without a change");
+        assert!(reader.no_more_age_updates(), "no message without a change");
     }
     agent.stop().await;
     control.stop().await;
@@ -182,7 +182,7 @@ async fn an_uncached_prefix_is_refused_until_the_control_plane_is_back() {
     };
     for _ in 0..2 {
         resubscribe(&reader, "/new/");
-        let Got::Refused(refused, reason) = reader.got().await else { panic!("expected a refusal") };
+        let SinkCall::Refused(refused, reason) = reader.got().await else { panic!("expected a refusal") };
         assert_eq!(refused, prefix("/new/"));
         assert!(reason.contains("no control plane") && reason.contains("control.sock"), "{reason}");
     }
@@ -192,7 +192,7 @@ async fn an_uncached_prefix_is_refused_until_the_control_plane_is_back() {
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "saved"), ("/new/1", "x")]);
     let control = fixture.control(&memory).await;
-    assert_eq!(reader.contact().await, Duration::ZERO);
+    assert_eq!(reader.age_update().await, Duration::ZERO);
     resubscribe(&reader, "/new/");
     while reader.copy != copy(&[("/a/1", "saved"), ("/new/1", "x")]) {
         reader.update().await;

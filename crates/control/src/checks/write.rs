@@ -60,7 +60,7 @@ impl Checks {
             match self.store.write(Batch { ops }).await {
                 Ok(_) => return Ok(()),
                 Err(WriteError::Conflict(conflict)) if attempts < MAX_ATTEMPTS => {
-                    self.node.applied(conflict.current).await;
+                    self.node.wait_applied(conflict.current).await;
                 }
                 Err(error) => return Err(write_error(error).into()),
             }

@@ -11,7 +11,7 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_model::{Invalid, Region, ServiceName};
-use fairmesh_rib::upstream::Backoff;
+use fairmesh_rib::follower::Backoff;
 use fairmesh_router::{Holdings, Segment, SegmentMemory, ShardTable};
 use fairmesh_sealed::{Channel, Sealed};
 use fairmesh_wire::{

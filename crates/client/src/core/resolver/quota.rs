@@ -7,7 +7,7 @@ use std::{
 };
 
 use fairmesh_model::{ServiceName, quota::ALL_PARTS};
-use fairmesh_rib::upstream::Handle;
+use fairmesh_rib::follower::FollowerHandle;
 use fairmesh_router::TokenBucket;
 use fairmesh_wire::v1;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
@@ -89,7 +89,7 @@ impl Claims {
     /// Asks once; when to ask again.
     async fn make(
         &mut self,
-        upstream: &Handle,
+        upstream: &FollowerHandle,
         limits: &[(Name, Arc<TokenBucket>)],
     ) -> Result<Duration, String> {
         let connection = upstream.connection().ok_or("nobody is connected to")?;
