@@ -174,23 +174,20 @@ impl Control {
             listeners,
             config,
         } = self;
-        let applied_store: Arc<dyn Store> =
+        let applied: Arc<dyn Store> =
             Arc::new(AppliedStore::new(store.clone(), node.clone(), metrics.clone()));
-        let registry = Registry::new(applied_store.clone(), node.clone());
-        let checks = Checks::new(node.clone(), applied_store.clone(), check_index.clone());
+        let registry = Registry::new(applied.clone(), node.clone());
+        let checks = Checks::new(node.clone(), applied.clone(), check_index.clone());
         let quotas = Quotas::new(node.clone());
-        let admin = AdminService { node: node.clone(), store: applied_store.clone(), partitions };
+        let admin = AdminService { node: node.clone(), store: applied.clone(), partitions };
         let imbalance_service = ImbalanceService { imbalance: imbalance.clone(), node: node.clone() };
         let other_services = routes(&registry, &checks, closing)
             .add_service(rpc::admin_server(admin))
             .add_service(rpc::imbalance_server(imbalance_service))
             .add_service(rpc::quota_server(quotas.clone()));
         let read_lease = store.lease_expiry().map(ReadLease::new);
-        let backend = ControlBackend {
-            node: node.clone(),
-            store: applied_store.clone(),
-            read_lease: read_lease.clone(),
-        };
+        let backend =
+            ControlBackend { node: node.clone(), store: applied.clone(), read_lease: read_lease.clone() };
         let services = RibServer::new(backend, closing.clone()).beside(other_services);
         serve_grpc(tasks, grpc, &services, closing);
         let files = watch_files(&config.sources, &registry, store_tasks, writes_ended);
