@@ -36,23 +36,28 @@ impl Metrics {
     pub(crate) fn text(&self, (out, data_age): (usize, f64), listeners: &Listeners) -> String {
         let mut registry = Registry::with_prefix("fairmesh_lookaside");
         let counters = [
-            ("picks", "Picks answered", &self.picks),
-            ("lookups", "Route lookups answered", &self.lookups),
-            ("faults", "Picks and lookups that came to nothing", &self.faults),
-            ("leases", "Leases given", &self.leases),
-            ("leases_displaced", "Leases no longer counted since there were too many", &self.displaced),
-            ("results", "Results that callers reported", &self.results),
-            ("results_unknown", "Results of leases that were over", &self.unknown),
-            ("failures", "Failures that callers reported", &self.failures),
-            ("connections_accepted", "Connections of callers", &self.connections),
-            ("connections_cut", "Connections cut off at the end of a drain", &self.cut),
+            ("picks", "Picks served", &self.picks),
+            ("route_lookups", "Route lookups served", &self.lookups),
+            ("faults", "Failed picks and route lookups", &self.faults),
+            ("leases_granted", "Leases granted", &self.leases),
+            ("leases_evicted", "Leases evicted from the table because it was full", &self.displaced),
+            ("results", "Results reported by callers", &self.results),
+            ("unmatched_results", "Results reported for expired leases", &self.unknown),
+            ("reported_failures", "Failures reported by callers", &self.failures),
+            ("connections_accepted", "Accepted connections of callers", &self.connections),
+            ("connections_drain_timeout", "Connections closed at the drain deadline", &self.cut),
         ];
         for (name, help, counter) in counters {
             registry.register(name, help, ConstCounter::new(counter.load(Relaxed)));
         }
-        registry.register("leases_out", "Leases that have not ended", ConstGauge::new(out as u64));
+        registry.register("active_leases", "Active leases", ConstGauge::new(out as u64));
         let age = ConstGauge::new(data_age);
-        registry.register_with_unit("data_age", "How old what is known may be", Unit::Seconds, age);
+        registry.register_with_unit(
+            "data_age",
+            "Maximum age of the routing information; 0 while current",
+            Unit::Seconds,
+            age,
+        );
         listeners.register(&mut registry);
         let mut text = String::new();
         // Writing to a string cannot fail.

@@ -199,7 +199,10 @@ async fn what_callers_report_is_heeded_by_the_picks_of_others() {
         pick(&mut other, of("shop/one", 3)).await;
     }
     let metrics = lookaside.page("/metrics").await;
-    assert!(metrics.contains("fairmesh_lookaside_leases_out 100\n"), "no more than are counted: {metrics}");
+    assert!(
+        metrics.contains("fairmesh_lookaside_active_leases 100\n"),
+        "no more than are counted: {metrics}"
+    );
     let results = vec![Told::default(); 1025];
     let refused = other.report(ReportRequest { results }).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");

@@ -101,7 +101,7 @@ impl Taken {
             Self::Counted => "counted",
             Self::Late => "late",
             Self::Unknown => "unknown",
-            Self::Absurd => "absurd",
+            Self::Absurd => "invalid",
             Self::Full => "full",
         }
     }

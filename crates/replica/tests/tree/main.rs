@@ -51,7 +51,7 @@ async fn two_layers_carry_changes_down_and_acknowledgements_up() {
     let all = memory.node.wait_acked(&prefix("/a/"), revision, Instant::now() + BOUND).await;
     assert!(all.all, "{:?}", all.behind);
     root.shows(&["connected 1", "watchers 1", "data_age_seconds 0.0", "snapshots_total 1"]).await;
-    region.shows(&["watchers 2", "revision 2", "revision_of_all 2", "save_failures_total 0"]).await;
+    region.shows(&["watchers 2", "revision 2", "acknowledged_revision 2", "save_failures_total 0"]).await;
     agent.stop().await;
     region.stop().await;
     root.stop().await;
