@@ -182,7 +182,7 @@ async fn kept(admin: SocketAddr) -> Result<Kept, String> {
         lines.ok_or_else(|| format!("the proxy tells no {name}"))
     };
     Ok(Kept {
-        tries: value("fairmesh_proxy_tries_total")?,
-        reused: value("fairmesh_proxy_upstream_reused_total")?,
+        tries: value("fairmesh_proxy_attempts_total")?,
+        reused: value("fairmesh_proxy_upstream_connection_reuses_total")?,
     })
 }

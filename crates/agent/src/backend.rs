@@ -91,17 +91,17 @@ impl AgentBackend {
         held.retain(|prefix| {
             match subscriptions.claim_for_map(prefix) {
                 Claimed::LimitReached => return false,
-                Claimed::Known if !self.shared.maps.holds(prefix) => {
+                Claimed::Known if !self.shared.maps.tracks_prefix(prefix) => {
                     let entries = || self.shared.node.read(std::slice::from_ref(prefix)).1;
                     let whole =
                         subscriptions.freshness(prefix).is_some_and(Freshness::has_copy).then(entries);
-                    self.shared.maps.hold(prefix, self.shared.node.store(), whole);
+                    self.shared.maps.track_prefix(prefix, self.shared.node.store(), whole);
                     self.shared.disk.jobs().save([prefix.clone()]);
                 }
                 Claimed::Known | Claimed::MapsOnly => {}
                 Claimed::New { evicted } => {
                     evicted.iter().for_each(|prefix| self.unfollow(&mut subscriptions, prefix));
-                    self.shared.maps.hold(prefix, None, None);
+                    self.shared.maps.track_prefix(prefix, None, None);
                     self.upstream.subscribe(prefix.clone());
                 }
             }

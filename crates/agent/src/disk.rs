@@ -161,7 +161,8 @@ impl AgentState {
         let error = match tokio::task::spawn_blocking(writing).await {
             Ok(Ok(round)) => {
                 let saves = round.save.iter();
-                let freed: usize = saves.map(|saved| self.maps.saved(&saved.prefix, &saved.entries)).sum();
+                let freed: usize =
+                    saves.map(|saved| self.maps.drop_saved_values(&saved.prefix, &saved.entries)).sum();
                 drop(round);
                 if freed > MIN_TRIM_BYTES {
                     // Fails only when the runtime shuts down.
@@ -193,7 +194,7 @@ impl AgentState {
         let saves = jobs.iter().filter(|(_, job)| **job == Job::Save);
         let save = saves.map(|(prefix, _)| {
             let (revision, entries) = self.node.read(std::slice::from_ref(prefix));
-            let entries = self.maps.to_save(prefix).unwrap_or(entries);
+            let entries = self.maps.records_to_save(prefix).unwrap_or(entries);
             SavedCopy { prefix: prefix.clone(), revision, at, entries }
         });
         let save = save.collect();

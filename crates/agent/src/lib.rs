@@ -115,7 +115,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     for task in [http, maps].into_iter().flatten() {
         let _ = task.await;
     }
-    shared.maps.ended().await;
+    shared.maps.wait_stopped().await;
     served.map_err(AgentError::Serve)
 }
 

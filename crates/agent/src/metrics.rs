@@ -21,34 +21,34 @@ pub(crate) fn text(Pages { backend, usages, listeners }: &Pages) -> String {
         let subscriptions = shared.subscriptions();
         (subscriptions.len(), subscriptions.oldest(Instant::now()))
     };
-    gauge(&mut registry, "connected", "Whether an upstream is followed", usize::from(state.connected));
-    gauge(&mut registry, "subscriptions", "Prefixes followed", count);
-    gauge(&mut registry, "watchers", "Programs that watch", shared.node.watcher_count());
+    gauge(&mut registry, "connected", "1 while connected to an upstream", usize::from(state.connected));
+    gauge(&mut registry, "subscriptions", "Prefixes subscribed to", count);
+    gauge(&mut registry, "watchers", "Programs that watch this agent", shared.node.watcher_count());
     let age = Gauge::<f64, AtomicU64>::default();
     age.set(oldest.as_secs_f64());
-    registry.register_with_unit("data_age", "How old what is held may be", Unit::Seconds, age);
+    registry.register_with_unit("data_age", "Maximum age of the data; 0 while current", Unit::Seconds, age);
     let revision = shared.node.revision().number;
-    registry.register("revision", "The last revision applied", ConstGauge::new(revision));
-    counter(&mut registry, "deltas", "Changes taken from the upstream", &shared.deltas);
-    counter(&mut registry, "snapshots", "Snapshots taken from the upstream", &shared.snapshots);
-    counter(&mut registry, "save_failures", "Rounds of saving that the disk refused", &shared.disk.failures);
-    gauge(&mut registry, "usages_waiting", "Minutes of programs to be passed on", usages.queued());
-    counter(&mut registry, "usages_dropped", "Minutes of programs given up", usages.dropped());
-    counter(&mut registry, "usages_refused", "Minutes of programs not taken as they are", usages.refused());
+    registry.register("revision", "Last applied revision", ConstGauge::new(revision));
+    counter(&mut registry, "deltas", "Deltas received from the upstream", &shared.deltas);
+    counter(&mut registry, "snapshots", "Snapshots received from the upstream", &shared.snapshots);
+    counter(&mut registry, "save_failures", "Failed writes of copies to disk", &shared.disk.failures);
+    gauge(&mut registry, "usage_reports_queued", "Usage reports in the queue", usages.queued());
+    counter(&mut registry, "usage_reports_dropped", "Usage reports dropped, queue full", usages.dropped());
+    counter(&mut registry, "usage_reports_rejected", "Usage reports rejected as invalid", usages.refused());
     let (maps, bytes) = shared.maps.size();
-    gauge(&mut registry, "shared_maps", "Shard maps that programs read in shared memory", maps);
-    gauge(&mut registry, "shared_map_bytes", "The memory of those maps, held once", bytes);
+    gauge(&mut registry, "shared_shard_maps", "Shard maps in shared memory", maps);
+    gauge(&mut registry, "shared_shard_map_bytes", "Size of the shard maps in shared memory", bytes);
     let checks = &backend.checks;
     registry.register(
         "health_checker",
-        "Whether this agent checks its region",
+        "1 while this agent is the elected health checker of its region",
         ConstGauge::new(checks.elected.load(Ordering::Relaxed)),
     );
     let probed = checks.endpoints.load(Ordering::Relaxed);
-    registry.register("probed_endpoints", "Endpoints that this agent probes", ConstGauge::new(probed));
-    counter(&mut registry, "probes", "Probes of endpoints begun", &checks.probes);
-    counter(&mut registry, "probe_failures", "Probes that failed", &checks.failures);
-    counter(&mut registry, "verdicts", "Changes of verdicts that the control plane took", &checks.verdicts);
+    registry.register("probed_endpoints", "Endpoints probed by this agent", ConstGauge::new(probed));
+    counter(&mut registry, "probes", "Health probes started", &checks.probes);
+    counter(&mut registry, "probe_failures", "Failed health probes", &checks.failures);
+    counter(&mut registry, "verdicts", "Changed verdicts accepted by the control plane", &checks.verdicts);
     listeners.register(&mut registry);
     let mut text = String::new();
     // Writing to a string cannot fail.

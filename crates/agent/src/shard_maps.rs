@@ -142,7 +142,7 @@ impl ShardMaps {
     }
 
     /// Waits for all builds and sessions to end, after their cancellation.
-    pub(crate) async fn ended(&self) {
+    pub(crate) async fn wait_stopped(&self) {
         self.ending.cancel();
         self.tasks.close();
         self.tasks.wait().await;
@@ -162,7 +162,7 @@ impl ShardMaps {
     }
 
     /// Starts to hold a prefix, with its `entries` if they are complete.
-    pub(crate) fn hold(
+    pub(crate) fn track_prefix(
         &self,
         prefix: &Prefix,
         store: Option<StoreId>,
@@ -176,7 +176,7 @@ impl ShardMaps {
         }
     }
 
-    pub(crate) fn holds(&self, prefix: &Prefix) -> bool {
+    pub(crate) fn tracks_prefix(&self, prefix: &Prefix) -> bool {
         self.lock().stores.contains_key(prefix)
     }
 
@@ -186,7 +186,7 @@ impl ShardMaps {
 
     /// Applies an update to the maps' prefixes, and removes from it the records that `in_node` excludes. Returns the
     /// prefixes that changed here.
-    pub(crate) fn take(&self, update: &mut Update, in_node: impl Fn(&str) -> bool) -> Vec<Prefix> {
+    pub(crate) fn apply(&self, update: &mut Update, in_node: impl Fn(&str) -> bool) -> Vec<Prefix> {
         let mut inner = self.lock();
         let inner = &mut *inner;
         if inner.stores.is_empty() {
@@ -222,17 +222,17 @@ impl ShardMaps {
     }
 
     /// The records of a prefix to save; `None` unless it is held here and complete.
-    pub(crate) fn to_save(&self, prefix: &Prefix) -> Option<Vec<(Arc<str>, Entry)>> {
+    pub(crate) fn records_to_save(&self, prefix: &Prefix) -> Option<Vec<(Arc<str>, Entry)>> {
         self.lock().stores.get(prefix).filter(|store| store.is_complete()).map(PrefixRecords::entries)
     }
 
     /// Drops chunk values that are on disk now. Returns how many bytes were freed.
-    pub(crate) fn saved(&self, prefix: &Prefix, entries: &[(Arc<str>, Entry)]) -> usize {
-        self.lock().stores.get_mut(prefix).map_or(0, |store| store.saved(entries))
+    pub(crate) fn drop_saved_values(&self, prefix: &Prefix, entries: &[(Arc<str>, Entry)]) -> usize {
+        self.lock().stores.get_mut(prefix).map_or(0, |store| store.drop_saved_values(entries))
     }
 
     /// All records of a prefix, chunks read from disk; `None` if one is missing there or the prefix is incomplete.
-    pub(crate) fn whole(&self, prefix: &Prefix) -> Option<Vec<(Arc<str>, Entry)>> {
+    pub(crate) fn read_all(&self, prefix: &Prefix) -> Option<Vec<(Arc<str>, Entry)>> {
         let entries =
             self.lock().stores.get(prefix).filter(|store| store.is_complete()).map(PrefixRecords::entries)?;
         let fill = |(key, mut entry): (Arc<str>, Entry)| {
@@ -245,7 +245,7 @@ impl ShardMaps {
     }
 
     /// The value at a key, from memory or disk; `None` unless it belongs to a complete prefix held here.
-    pub(crate) fn held(&self, key: &str) -> Option<Bytes> {
+    pub(crate) fn value(&self, key: &str) -> Option<Bytes> {
         let (prefix, entry) = {
             let inner = self.lock();
             let held = covering(key).find_map(|text| {
@@ -357,7 +357,7 @@ impl ShardMaps {
     }
 
     /// Whether the records of a map still contain this chunk.
-    fn references_chunk(&self, name: &MapName, chunk: ChunkHash) -> bool {
+    fn has_chunk(&self, name: &MapName, chunk: ChunkHash) -> bool {
         let inner = self.lock();
         let stores = name.prefixes().into_iter().filter_map(|prefix| inner.stores.get(&prefix));
         stores.flat_map(PrefixRecords::keys).any(
@@ -450,7 +450,7 @@ mod tests {
         assert_eq!(maps.lock().followed.len(), MAX_LINGERING);
         let last = maps.join(&name()).unwrap();
         maps.leave(&name());
-        maps.ended().await;
+        maps.wait_stopped().await;
         maps.linger(&name(), last).await;
         assert_eq!(began.elapsed(), Duration::ZERO);
     }

@@ -54,7 +54,7 @@ impl Sink for UpstreamSink {
 
     fn patch_base(&self, key: &str) -> Option<Bytes> {
         let node = || self.shared.node.get(key).map(|entry| entry.value);
-        self.shared.maps.held(key).or_else(node)
+        self.shared.maps.value(key).or_else(node)
     }
 
     fn update(&mut self, update: Update) {
@@ -150,7 +150,7 @@ impl AgentState {
         }
         let whole = self
             .maps
-            .whole(prefix)
+            .read_all(prefix)
             .map(|entries| self.node.replace(prefix.clone(), entries, self.node.revision()));
         if !matches!(whole, Some(Ok(_))) {
             self.fetch_prefix_again(subscriptions, prefix, upstream);
@@ -191,7 +191,7 @@ impl AgentState {
         self.snapshots.fetch_add(update.snapshots.len() as u64, Ordering::Relaxed);
         self.deltas
             .fetch_add(u64::from(!update.puts.is_empty() || !update.deletes.is_empty()), Ordering::Relaxed);
-        save.extend(self.maps.take(&mut update, |key| subscriptions.in_node(key)));
+        save.extend(self.maps.apply(&mut update, |key| subscriptions.in_node(key)));
         let changed = match self.node.apply_update(update) {
             Ok(changed) => changed,
             Err(behind) => {

@@ -56,11 +56,11 @@ impl Metrics {
         let outcome = match written {
             Ok(_) => "written",
             Err(WriteError::Conflict(_)) => "conflict",
-            Err(WriteError::TooLarge { .. }) => "refused",
+            Err(WriteError::TooLarge { .. }) => "too_large",
             Err(WriteError::Overloaded { .. }) => "overloaded",
             Err(WriteError::DiskFull { .. }) => "disk_full",
             Err(WriteError::Failed { .. } | WriteError::Refused { .. }) => "failed",
-            Err(WriteError::Unavailable { .. }) => "away",
+            Err(WriteError::Unavailable { .. }) => "unavailable",
             Err(WriteError::Unknown { .. }) => "unknown",
         };
         self.writes.get_or_create(&[("outcome", outcome)]).inc();
@@ -108,40 +108,44 @@ impl Metrics {
         let mut all = Registry::with_prefix("fairmesh");
         all.register(
             "build",
-            "Which release this is",
+            "Version of this release",
             Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]),
         );
         let control = all.sub_registry_with_prefix("control");
-        control.register("revision", "The newest revision that readers are served", self.revision.clone());
-        control.register("writes", "Batches by what became of them", self.writes.clone());
+        control.register("revision", "Last revision served to readers", self.revision.clone());
+        control.register("writes", "Batches written, by outcome", self.writes.clone());
         control.register(
-            "conflicts",
-            "Batches refused since somebody else wrote first",
+            "write_conflicts",
+            "Batches refused because a record had changed",
             self.conflicts.clone(),
         );
-        control.register("watchers", "Watches that are open", self.watchers.clone());
+        control.register("watchers", "Open watches", self.watchers.clone());
         let bytes = self.store_bytes.clone();
         control.register_with_unit(
             "store",
-            "The size of the store file; 0 where the store is in etcd",
+            "Size of the store file; 0 if the store is in etcd",
             Unit::Bytes,
             bytes,
         );
-        control.register("leases", "Endpoints that keep a lease", self.leases.clone());
+        control.register("leases", "Endpoints with a live lease", self.leases.clone());
         control.register("endpoints", "Endpoints by state", self.endpoints.clone());
         let invalid_files = self.invalid_files.clone();
-        control.register("checkers", "Regions whose endpoints somebody checks", self.checkers.clone());
+        control.register("checkers", "Regions with an elected health checker", self.checkers.clone());
         let unchecked = self.unchecked_regions.clone();
         control.register(
             "unchecked_regions",
-            "Regions with endpoints to check and nobody who does",
+            "Regions with endpoints to check and without a health checker",
             unchecked,
         );
-        let panic = "Services times regions whose verdicts callers ignore, since too much would be left without calls";
+        let panic = "Pairs of service and region at the panic threshold, whose verdicts callers ignore";
         control.register("health_panics", panic, self.panics.clone());
-        control.register("wrong_files", "Endpoint files whose newest content is refused", invalid_files);
+        control.register("invalid_source_files", "Endpoint files with invalid content", invalid_files);
         let servers = self.load_servers.clone();
-        control.register("shard_load_servers", "Servers by whether their load by shard is known", servers);
+        control.register(
+            "shard_load_servers",
+            "Servers that report load by shard, by state of the report",
+            servers,
+        );
         all
     }
 }
@@ -152,7 +156,7 @@ fn register_load_reports(registry: &fairmesh_registry::Registry, control: &mut R
     for (taken, count) in registry.load_reports() {
         reports.get_or_create(&[("outcome", taken.as_str())]).inc_by(count);
     }
-    control.register("shard_load_reports", "Reports of load by shard, by what became of them", reports);
+    control.register("shard_load_reports", "Reports of load by shard, by outcome", reports);
 }
 
 /// Services declared by registrations.
@@ -160,13 +164,12 @@ fn register_declarations(registry: &fairmesh_registry::Registry, control: &mut R
     let (known, refused, removed) = registry.self_declared();
     let declared = Gauge::<i64>::default();
     declared.set(signed(known as u64));
-    control.register("self_declared_services", "Services that only a registration has declared", declared);
+    control.register("self_declared_services", "Services declared only by a registration", declared);
     let counts = Family::<Label, Counter>::default();
     for (outcome, count) in [("refused", refused), ("removed", removed)] {
         counts.get_or_create(&[("outcome", outcome)]).inc_by(count);
     }
-    let help =
-        "Declarations by registrations that were refused as too many, or removed after their last endpoint";
+    let help = "Declarations by registrations refused at the maximum, or removed after their last endpoint";
     control.register("self_declarations", help, counts);
 }
 
@@ -176,13 +179,13 @@ fn register_quotas(quotas: &Quotas, control: &mut Registry) {
     let (known, claimed) = (Gauge::<i64>::default(), Gauge::<i64>::default());
     known.set(signed(stats.limits as u64));
     claimed.set(signed(stats.shares as u64));
-    control.register("mesh_limits", "Limits of the whole mesh that callers share", known);
-    control.register("mesh_limit_shares", "Parts of them that callers have", claimed);
+    control.register("mesh_limits", "Mesh-wide limits in use", known);
+    control.register("mesh_limit_shares", "Callers with a part of a mesh-wide limit", claimed);
     let refused = Family::<Label, Counter>::default();
     for (reason, count) in [("undeclared", stats.undeclared), ("full", stats.full)] {
         refused.get_or_create(&[("reason", reason)]).inc_by(count);
     }
-    let help = "Claims that got no part: no policy declares the limit for the mesh, or too many share it";
+    let help = "Refused claims of mesh-wide limits, by reason";
     control.register("mesh_limit_refusals", help, refused);
 }
 

@@ -174,12 +174,12 @@ impl Control {
             listeners,
             config,
         } = self;
-        let applied_store: Arc<dyn Store> =
+        let applied: Arc<dyn Store> =
             Arc::new(AppliedStore::new(store.clone(), node.clone(), metrics.clone()));
-        let registry = Registry::new(applied_store.clone(), node.clone());
-        let checks = Checks::new(node.clone(), applied_store.clone(), check_index.clone());
+        let registry = Registry::new(applied.clone(), node.clone());
+        let checks = Checks::new(node.clone(), applied.clone(), check_index.clone());
         let quotas = Quotas::new(node.clone());
-        let admin = AdminService { node: node.clone(), store: applied_store.clone(), partitions };
+        let admin = AdminService { node: node.clone(), store: applied.clone(), partitions };
         let imbalance_service = ImbalanceService { imbalance: imbalance.clone(), node: node.clone() };
         let other_services = routes(&registry, &checks, closing)
             .add_service(rpc::admin_server(admin))

@@ -64,7 +64,7 @@ async fn usage_of_unknown_services_and_instances_is_dropped_and_counted() {
     assert_eq!((names, report.total.unwrap().container_minutes), (vec!["shop/cart"], 1));
     let (_, metrics) = control.http("GET", "/metrics", "").await;
     for (outcome, count) in [("undeclared", 5_000), ("unregistered", 1_000), ("counted", 1)] {
-        let line = format!("fairmesh_imbalance_usages_total{{outcome=\"{outcome}\"}} {count}");
+        let line = format!("fairmesh_imbalance_usage_reports_total{{outcome=\"{outcome}\"}} {count}");
         assert!(metrics.contains(&line), "{line} is not in {metrics}");
     }
     let many = (0..10_001).map(|_| usage("shop/cart".into(), "a")).collect();

@@ -80,7 +80,7 @@ async fn health_pages_and_metrics_reflect_writes() {
         "fairmesh_control_revision 1",
         "fairmesh_control_writes_total{outcome=\"written\"} 1",
         "fairmesh_control_writes_total{outcome=\"conflict\"} 1",
-        "fairmesh_control_conflicts_total 1",
+        "fairmesh_control_write_conflicts_total 1",
         "fairmesh_control_watchers 0",
         "fairmesh_control_leases 0",
         "fairmesh_control_endpoints{state=\"serving\"} 0",
@@ -136,7 +136,9 @@ async fn endpoints_of_a_file_are_registered_and_an_invalid_file_is_counted() {
     let both = async {
         loop {
             let text = control.http("GET", "/metrics", "").await.1;
-            if text.contains("{state=\"serving\"} 1\n") && text.contains("fairmesh_control_wrong_files 1\n") {
+            if text.contains("{state=\"serving\"} 1\n")
+                && text.contains("fairmesh_control_invalid_source_files 1\n")
+            {
                 break;
             }
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;

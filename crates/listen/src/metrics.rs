@@ -18,8 +18,12 @@ impl Listeners {
             registry.register(name, help, Family { kind, acceptors: Arc::clone(&acceptors) });
         }
         let gauges = [
-            ("incomplete_requests_bytes", "Memory of incomplete and of large requests", memory.used()),
-            ("incomplete_requests_limit_bytes", "The most that they may take", memory.total()),
+            ("incomplete_requests_bytes", "Memory of incomplete and large requests", memory.used()),
+            (
+                "incomplete_requests_limit_bytes",
+                "Maximum of the memory of incomplete and large requests",
+                memory.total(),
+            ),
         ];
         for (name, help, bytes) in gauges {
             registry.register(name, help, ConstGauge::new(bytes as u64));
@@ -50,16 +54,16 @@ impl Kind {
 
     const fn name_and_help(self) -> (&'static str, &'static str) {
         match self {
-            Self::Open => ("listener_connections", "Connections that are open"),
-            Self::Limit => ("listener_connections_limit", "The most connections at one time"),
-            Self::Accepted => ("listener_connections_accepted", "Connections accepted"),
-            Self::Closed => ("listener_connections_closed", "Connections closed at a limit, by which"),
+            Self::Open => ("listener_connections", "Open connections"),
+            Self::Limit => ("listener_connections_limit", "Maximum of open connections"),
+            Self::Accepted => ("listener_connections_accepted", "Accepted connections"),
+            Self::Closed => ("listener_connections_closed", "Connections closed by a limit, by reason"),
             Self::Delayed => (
                 "listener_accepts_delayed",
-                "Waits for a place or a descriptor before a connection was accepted",
+                "Accepts delayed by the maximum of connections or of descriptors",
             ),
             Self::Refused => {
-                ("listener_requests_refused", "Requests ended before they were complete, by why")
+                ("listener_requests_refused", "Requests refused before they were complete, by reason")
             }
         }
     }

@@ -38,22 +38,27 @@ impl Metrics {
         let mut registry = Registry::with_prefix("fairmesh_lookaside");
         let counters = [
             ("picks", "Picks served", &self.picks),
-            ("lookups", "Route lookups served", &self.lookups),
-            ("pick_errors", "Picks and lookups that failed", &self.errors),
+            ("route_lookups", "Route lookups served", &self.lookups),
+            ("faults", "Failed picks and route lookups", &self.errors),
             ("leases_granted", "Leases granted", &self.leases),
-            ("leases_evicted", "Leases no longer counted because the limit was reached", &self.evicted),
-            ("reports", "Results that callers reported", &self.reports),
-            ("reports_unknown", "Results of expired leases", &self.unknown),
-            ("reported_failures", "Failures that callers reported", &self.failures),
-            ("connections_accepted", "Connections of callers", &self.connections),
-            ("connections_cut", "Connections closed at the drain deadline", &self.cut),
+            ("leases_evicted", "Leases evicted from the table because it was full", &self.evicted),
+            ("results", "Results reported by callers", &self.results),
+            ("unmatched_results", "Results reported for expired leases", &self.unknown),
+            ("reported_failures", "Failures reported by callers", &self.failures),
+            ("connections_accepted", "Accepted connections of callers", &self.connections),
+            ("connections_drain_timeout", "Connections closed at the drain deadline", &self.cut),
         ];
         for (name, help, counter) in counters {
             registry.register(name, help, ConstCounter::new(counter.load(Relaxed)));
         }
-        registry.register("active_leases", "Live leases", ConstGauge::new(active_leases as u64));
+        registry.register("active_leases", "Active leases", ConstGauge::new(active_leases as u64));
         let age = ConstGauge::new(data_age);
-        registry.register_with_unit("data_age", "Age of the routing information", Unit::Seconds, age);
+        registry.register_with_unit(
+            "data_age",
+            "Maximum age of the routing information; 0 while current",
+            Unit::Seconds,
+            age,
+        );
         listeners.register(&mut registry);
         let mut text = String::new();
         // Writing to a string cannot fail.

@@ -143,32 +143,32 @@ fn text(state: &State) -> String {
 
 fn connections(registry: &mut Registry, metrics: &Metrics) {
     let open = ConstGauge::new(metrics.open.load(Relaxed));
-    registry.register("connections_open", "Connections of programs", open);
+    registry.register("connections_open", "Open connections of programs", open);
     let counters: [(&str, &str, &AtomicU64); 12] = [
-        ("connections_accepted", "Connections of programs accepted", &metrics.accepted),
-        ("connections_broken", "Connections of programs that ended early", &metrics.broken),
-        ("connections_cut", "Connections cut off at the end of a drain", &metrics.cut),
-        ("connections_restless", "Connections that took back most of their requests", &metrics.restless),
+        ("connections_accepted", "Accepted connections of programs", &metrics.accepted),
+        ("connections_failed", "Connections of programs that failed", &metrics.broken),
+        ("connections_drain_timeout", "Connections closed at the drain deadline", &metrics.cut),
+        ("rapid_reset_connections", "HTTP/2 connections closed by the rapid-reset guard", &metrics.restless),
         (
-            "connections_flooding",
-            "Connections that sent little but frames that ask for nothing",
+            "frame_flood_connections",
+            "HTTP/2 connections closed for a flood of control frames",
             &metrics.flooding,
         ),
         (
             "accepts_delayed",
-            "Waits for a place or a descriptor before a connection was accepted",
+            "Accepts delayed by the maximum of connections or of descriptors",
             &metrics.accepts_delayed,
         ),
-        ("answers_not_taken", "Answers that were dropped since nobody made room for them", &metrics.untaken),
+        ("stalled_responses", "HTTP/2 responses dropped because the client read nothing", &metrics.untaken),
+        ("unrouted_requests", "Requests whose host matches no declared service", &metrics.nobody),
+        ("unsupported_requests", "Requests that the proxy does not support", &metrics.refused),
+        ("requests_too_large", "Requests with bodies above the maximum size", &metrics.too_large),
         (
-            "requests_for_nobody",
-            "Requests for hosts of no service, or of one that nobody declared",
-            &metrics.nobody,
+            "access_log_lines_dropped",
+            "Access log lines dropped because the reader was slow",
+            &metrics.log_lines_dropped,
         ),
-        ("requests_refused", "Requests for what a proxy does not do", &metrics.refused),
-        ("requests_looped", "Requests that the proxy had forwarded to itself", &metrics.looped),
-        ("requests_too_large", "Requests with bodies that are too long", &metrics.too_large),
-        ("log_lines_dropped", "Access log lines that nobody read in time", &metrics.log_lines_dropped),
+        ("loops", "Requests that this proxy had forwarded to itself", &metrics.looped),
     ];
     for (name, help, counter) in counters {
         registry.register(name, help, ConstCounter::new(counter.load(Relaxed)));
@@ -177,34 +177,42 @@ fn connections(registry: &mut Registry, metrics: &Metrics) {
 
 fn tunnels(registry: &mut Registry, metrics: &Metrics) {
     let open = ConstGauge::new(metrics.tunnels_open.load(Relaxed));
-    registry.register("tunnels_open", "Tunnels: upgraded connections, CONNECT, TCP", open);
+    registry.register("tunnels_open", "Open tunnels: upgraded connections, CONNECT, TCP", open);
     let counters: [(&str, &str, &AtomicU64); 5] = [
-        ("tunnels", "Tunnels begun", &metrics.tunnels),
-        ("tunnels_idle", "Tunnels ended since nothing came over them", &metrics.tunnels_idle),
-        ("tunnels_broken", "Tunnels that one side broke", &metrics.tunnels_broken),
+        ("tunnels", "Tunnels opened", &metrics.tunnels),
+        ("tunnel_idle_timeouts", "Tunnels closed by the idle timeout", &metrics.tunnels_idle),
+        ("tunnels_failed", "Tunnels that failed on either side", &metrics.tunnels_broken),
         (
-            "proxy_heads_refused",
-            "Connections without the PROXY protocol where it was due",
+            "proxy_protocol_errors",
+            "Connections without a valid PROXY protocol header",
             &metrics.proxy_heads_refused,
         ),
-        ("tcp_refused", "Connections over TCP without a server to take them", &metrics.tcp_refused),
+        (
+            "tcp_connections_refused",
+            "TCP connections refused because no endpoint was available",
+            &metrics.tcp_refused,
+        ),
     ];
     for (name, help, counter) in counters {
         registry.register(name, help, ConstCounter::new(counter.load(Relaxed)));
     }
     let [up, down] = metrics.bytes().map(ConstCounter::new);
-    registry.register("tunnel_sent_bytes", "Carried to servers by tunnels that have ended", up);
-    registry.register("tunnel_received_bytes", "Carried from servers by tunnels that have ended", down);
+    registry.register("tunnel_sent_bytes", "Bytes sent to servers by closed tunnels", up);
+    registry.register("tunnel_received_bytes", "Bytes received from servers by closed tunnels", down);
 }
 
 fn inbound(registry: &mut Registry, admission: &Admission) {
     let limit = ConstGauge::new(u64::from(admission.limit.unwrap_or(u32::MAX)));
-    registry.register("inbound_limit", "Requests that the program gets at one time now", limit);
+    registry.register("inbound_concurrency_limit", "Current concurrency limit of the program", limit);
     let under_way = ConstGauge::new(u64::from(admission.outstanding.calls));
-    registry.register("inbound_under_way", "Requests that the program works on, without streams", under_way);
+    registry.register(
+        "inbound_requests_in_flight",
+        "Requests in flight at the program, without streams",
+        under_way,
+    );
     let counters = [
-        ("inbound_refused", "Requests refused since the program had as many as it takes", admission.refused),
-        ("inbound_late", "Requests cut off since their callers' time had passed", admission.late),
+        ("inbound_requests_rejected", "Requests rejected by the concurrency limit", admission.refused),
+        ("inbound_deadline_exceeded", "Requests cancelled because their deadline had passed", admission.late),
     ];
     for (name, help, value) in counters {
         registry.register(name, help, ConstCounter::new(value));
@@ -213,26 +221,26 @@ fn inbound(registry: &mut Registry, admission: &Admission) {
 
 fn captured(registry: &mut Registry, captured: &Captured) {
     let counters: [(&str, &str, &AtomicU64); 6] = [
-        ("captured_served", "Captured connections that were for services, or spoke HTTP/2", &captured.served),
+        ("captured_connections_served", "Captured connections to services, or of HTTP/2", &captured.served),
         (
-            "captured_passed_on",
-            "Captured connections that went on to where they were meant to go",
+            "captured_connections_passthrough",
+            "Captured connections passed through to their original destination",
             &captured.passed_on,
         ),
-        ("captured_in_vain", "Those of them, and requests, that nobody took there", &captured.in_vain),
         (
-            "captured_requests_passed_on",
-            "Requests over HTTP/2 that went on to where their connections were meant to go",
+            "original_dst_failures",
+            "Captured connections and requests that failed at their original destination",
+            &captured.in_vain,
+        ),
+        (
+            "captured_requests_passthrough",
+            "HTTP/2 requests passed through to the original destination of their connection",
             &captured.requests_passed_on,
         ),
+        ("captured_refused", "Captured connections and requests that were refused", &captured.refused),
         (
-            "captured_refused",
-            "Captured connections and requests that were not let through",
-            &captured.refused,
-        ),
-        (
-            "captured_looped",
-            "Connections to be captured that were the proxy's own, or not redirected",
+            "captured_loops",
+            "Connections on a capturing listener that were the proxy's own, or not redirected",
             &captured.looped,
         ),
     ];
@@ -243,30 +251,35 @@ fn captured(registry: &mut Registry, captured: &Captured) {
 
 fn calls(registry: &mut Registry, stats: &Stats) {
     let counters = [
-        ("tries", "Tries to send a request to an endpoint", stats.tries),
-        ("retries", "Tries after the first", stats.retries),
-        ("retries_refused", "Retries that the budget refused", stats.retries_refused),
-        ("hedges", "Tries made beside one that took long", stats.hedges),
-        ("limited", "Calls that a limit of a policy did not let through", stats.limited),
-        ("aborted", "Calls that a policy answered with a failure on purpose", stats.aborted),
-        ("mirrored", "Copies of calls sent to another service", stats.mirrored),
-        ("mirrors_failed", "Copies of calls that got no answer", stats.mirrors_failed),
-        ("mirrors_skipped", "Copies of calls that were not sent", stats.mirrors_skipped),
-        ("unroutable", "Tries for which there was no endpoint to choose", stats.unroutable),
+        ("attempts", "Attempts to send a request to an endpoint", stats.tries),
+        ("retries", "Attempts after the first", stats.retries),
+        ("retry_budget_exhausted", "Retries refused by the retry budget", stats.retries_refused),
+        ("hedges", "Hedged attempts", stats.hedges),
+        ("rate_limited_calls", "Calls rejected by a rate limit of a policy", stats.limited),
+        ("injected_aborts", "Calls aborted by fault injection of a policy", stats.aborted),
+        ("mirrored_calls", "Calls mirrored to another service", stats.mirrored),
+        ("mirrors_failed", "Mirrored calls without a response", stats.mirrors_failed),
+        ("mirrors_skipped", "Mirrored calls that were not sent", stats.mirrors_skipped),
+        ("attempts_without_endpoint", "Attempts without an available endpoint", stats.unroutable),
         (
-            "lookaside_missed",
-            "Calls by the records, since a service's own lookaside had never answered",
+            "lookaside_fallbacks",
+            "Calls decided by the records because the service's own lookaside never responded",
             stats.lookaside_missed,
         ),
-        ("panics", "Tries made while nobody was avoided", stats.panics),
-        ("upstream_connections_opened", "Connections to endpoints opened", stats.connections_opened),
-        ("upstream_reused", "Tries over a connection that had carried another", stats.reused),
+        ("panic_picks", "Attempts picked at the panic threshold, ignoring outliers and health", stats.panics),
+        ("upstream_connections_opened", "Connections opened to endpoints", stats.connections_opened),
+        ("upstream_connection_reuses", "Attempts over a reused connection", stats.reused),
     ];
     for (name, help, value) in counters {
         registry.register(name, help, ConstCounter::new(value));
     }
     let open = ConstGauge::new(stats.connections_open);
-    registry.register("upstream_connections_open", "Connections to endpoints", open);
+    registry.register("upstream_connections_open", "Open connections to endpoints", open);
     let age = ConstGauge::new(stats.data_age.as_secs_f64());
-    registry.register_with_unit("data_age", "How old what is known may be", Unit::Seconds, age);
+    registry.register_with_unit(
+        "data_age",
+        "Maximum age of the routing information; 0 while current",
+        Unit::Seconds,
+        age,
+    );
 }

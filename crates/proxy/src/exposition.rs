@@ -25,28 +25,37 @@ const OTHERS: &str = "(other)";
 
 /// Registers all of them.
 pub(crate) fn register(registry: &mut Registry, services: &Arc<Services>, seeing: &Seeing) {
-    registry.register("services", "Services followed", ConstGauge::new(services.len() as u64));
+    registry.register("services", "Services subscribed to", ConstGauge::new(services.len() as u64));
     let idle = ConstCounter::new(services.idle.load(Relaxed));
-    registry.register("services_idle", "Services let go since they were not called", idle);
-    let help = "Requests refused since there was no room for another service";
+    registry.register("idle_services_evicted", "Services evicted because they were not called", idle);
+    let help = "Requests refused because of the maximum of services";
     registry.register("services_refused", help, ConstCounter::new(services.refused.load(Relaxed)));
     let of = |kind| Family { kind, services: Arc::clone(services) };
-    registry.register("answers", "Answers by service, class and regions", of(Kind::Answers));
-    registry.register("grpc_answers", "Answers to calls of gRPC by service and status", of(Kind::Codes));
-    registry.register("faults", "Requests that no server answered", of(Kind::Faults));
+    registry.register("responses", "Responses by service, status class and regions", of(Kind::Answers));
+    registry.register(
+        "grpc_responses",
+        "Responses to gRPC calls by service and status code",
+        of(Kind::Codes),
+    );
+    registry.register("faults", "Requests without a response of a server", of(Kind::Faults));
     let times = of(Kind::Times);
-    registry.register_with_unit("head_duration", "Time to the head of the answer", Unit::Seconds, times);
+    registry.register_with_unit(
+        "response_headers_duration",
+        "Time to the response headers",
+        Unit::Seconds,
+        times,
+    );
     if let Some(endpoints) = &seeing.endpoints {
         let of = |is_time| Tries { is_time, endpoints: Arc::clone(endpoints) };
-        registry.register("endpoint_tries", "Tries by endpoint and outcome", of(false));
-        let help = "Time of tries until their outcome, by endpoint";
-        registry.register_with_unit("endpoint_try_time", help, Unit::Seconds, of(true));
+        registry.register("endpoint_attempts", "Attempts by endpoint and outcome", of(false));
+        let help = "Duration of attempts by endpoint";
+        registry.register_with_unit("endpoint_attempt_duration", help, Unit::Seconds, of(true));
     }
     if let Some(counts) = seeing.spans() {
         for (name, help, count) in [
-            ("spans_exported", "Spans that the collector took", counts.exported),
-            ("spans_dropped", "Spans dropped since too many waited", counts.dropped),
-            ("spans_refused", "Spans that the collector did not take", counts.refused),
+            ("spans_exported", "Spans accepted by the collector", counts.exported),
+            ("spans_dropped", "Spans dropped because the queue was full", counts.dropped),
+            ("spans_rejected", "Spans rejected by the collector, or not delivered", counts.refused),
         ] {
             registry.register(name, help, ConstCounter::new(count));
         }

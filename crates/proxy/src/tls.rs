@@ -183,10 +183,10 @@ impl Counts {
     /// Shows them among the metrics.
     pub(crate) fn register(&self, registry: &mut Registry) {
         for (name, help, counter) in [
-            ("tls_handshakes", "Connections of programs that were secured", &self.handshakes),
-            ("tls_handshakes_failed", "Connections that ended before they were secured", &self.failed),
-            ("tls_reloads", "Times that a changed certificate was taken", &self.reloads),
-            ("tls_reloads_refused", "Times that a changed certificate could not be used", &self.refused),
+            ("tls_handshakes", "Completed TLS handshakes of programs", &self.handshakes),
+            ("tls_handshake_failures", "Failed TLS handshakes of programs", &self.failed),
+            ("tls_reloads", "Reloads of a changed certificate", &self.reloads),
+            ("tls_reload_failures", "Failed reloads of a changed certificate", &self.refused),
         ] {
             registry.register(name, help, ConstCounter::new(counter.load(Relaxed)));
         }

@@ -16,27 +16,27 @@ pub(crate) fn text(Pages { backend, listeners }: &Pages) -> String {
     let mut registry = Registry::with_prefix("fairmesh_replica");
     let shared = &backend.shared;
     let connected = backend.upstream.state().borrow().connected;
-    gauge(&mut registry, "connected", "Whether an upstream is followed", u64::from(connected));
+    gauge(&mut registry, "connected", "1 while connected to an upstream", u64::from(connected));
     let watchers = shared.node.watcher_count() as u64;
-    gauge(&mut registry, "watchers", "Watchers: agents, replicas and programs", watchers);
-    gauge(&mut registry, "revision", "The last revision applied", shared.node.revision().number);
+    gauge(&mut registry, "watchers", "Agents, replicas and programs that watch this replica", watchers);
+    gauge(&mut registry, "revision", "Last applied revision", shared.node.revision().number);
     let saved = shared.disk.saved.load(Relaxed);
-    gauge(&mut registry, "saved_revision", "The revision of the copy on disk", saved);
+    gauge(&mut registry, "saved_revision", "Revision of the copy on disk", saved);
     let acknowledged = shared.node.applied_by_all().number;
     gauge(
         &mut registry,
         "acknowledged_revision",
-        "The last revision that every watcher has applied",
+        "Last revision acknowledged by every watcher",
         acknowledged,
     );
     let age = Gauge::<f64, AtomicU64>::default();
     age.set(shared.age().as_secs_f64());
-    registry.register_with_unit("data_age", "Age of the data", Unit::Seconds, age);
+    registry.register_with_unit("data_age", "Maximum age of the data; 0 while current", Unit::Seconds, age);
     let on_disk = ConstGauge::new(shared.disk.bytes.load(Relaxed));
-    registry.register_with_unit("copy_size", "Size of the copy on disk", Unit::Bytes, on_disk);
+    registry.register_with_unit("disk_copy", "Size of the copy on disk", Unit::Bytes, on_disk);
     counter(&mut registry, "deltas", "Deltas received from the upstream", &shared.deltas);
     counter(&mut registry, "snapshots", "Snapshots received from the upstream", &shared.snapshots);
-    counter(&mut registry, "save_failures", "Failed writes of the copy on disk", &shared.disk.failures);
+    counter(&mut registry, "save_failures", "Failed writes of the copy to disk", &shared.disk.failures);
     listeners.register(&mut registry);
     let mut text = String::new();
     // Writing to a string cannot fail.

@@ -10,7 +10,10 @@ use tokio_util::sync::CancellationToken;
 use super::{
     MapName,
     build::{Builder, BuiltMap},
-    map_records::{BuildError, MapRecords},
+    map_records::{
+        BuildError::{self, ChunkMissing},
+        MapRecords,
+    },
 };
 use crate::state::AgentState;
 
@@ -28,7 +31,7 @@ pub(super) async fn run(
     name: MapName,
     (changed, gone): (Arc<Notify>, CancellationToken),
 ) {
-    let numbers = Arc::clone(&shared);
+    let (service, numbers) = (name.service.clone(), Arc::clone(&shared));
     let mut builder = Builder::new(move || numbers.maps.next_table());
     // Builders number holders independently, so tables of another one must not be mixed with these.
     let mut latest: Option<Arc<BuiltMap>> = None;
@@ -60,27 +63,22 @@ pub(super) async fn run(
         let took = began.elapsed();
         match built {
             Ok(built) => {
-                tracing::debug!(service = %name.service, version, ?took, "shard tables built");
+                tracing::debug!(%service, version, ?took, "shard tables built");
                 latest.clone_from(&built);
                 shared.maps.publish(&name, &changed, |latest| (latest.built, latest.failure) = (built, None));
             }
             // Replaced meanwhile; the new chunk is there.
-            Err(BuildError::ChunkMissing(hash)) if !shared.maps.references_chunk(&name, hash) => {
-                changed.notify_one()
-            }
-            Err(BuildError::ChunkMissing(hash)) => {
-                let service = &name.service;
+            Err(ChunkMissing(hash)) if !shared.maps.has_chunk(&name, hash) => changed.notify_one(),
+            Err(ChunkMissing(hash)) => {
                 tracing::warn!(%service, %hash, "chunk of a shard map is missing on disk; fetching it");
                 shared.fetch_again(&name, &upstream);
                 pause(&gone, CHUNK_RETRY).await;
                 changed.notify_one();
             }
             Err(error) => {
-                let service = &name.service;
                 tracing::warn!(%service, version, %error, "invalid shard map; keeping the previous version");
-                shared.maps.publish(&name, &changed, |latest| {
-                    latest.failure = Some((version, error.to_string()));
-                });
+                let failure = Some((version, error.to_string()));
+                shared.maps.publish(&name, &changed, |latest| latest.failure = failure);
             }
         }
         pause(&gone, (took * BUILD_PAUSE_FACTOR).max(MIN_BUILD_PAUSE)).await;

@@ -47,7 +47,7 @@ impl PrefixRecords {
 
     /// Drops the values of chunks that are on disk now; returns how many bytes they had. A chunk never changes, because
     /// its key is the hash of its value.
-    pub(super) fn saved(&mut self, saved: &[(Arc<str>, Entry)]) -> usize {
+    pub(super) fn drop_saved_values(&mut self, saved: &[(Arc<str>, Entry)]) -> usize {
         let mut bytes = 0;
         for (key, entry) in saved.iter().filter(|(_, entry)| !entry.value.is_empty()) {
             if let Some(held) = self.entries.get_mut(key)
@@ -75,7 +75,7 @@ mod tests {
         store.replace(vec![(chunk.clone(), entry("chunk")), (manifest.clone(), entry("manifest"))]);
         let saved = store.entries();
         store.set(&manifest, Some(entry("newer")));
-        assert_eq!(store.saved(&saved), "chunk".len());
+        assert_eq!(store.drop_saved_values(&saved), "chunk".len());
         let held: Vec<_> = store.entries().into_iter().map(|(_, entry)| entry.value).collect();
         assert_eq!(held, ["", "newer"]);
         assert!(is_value_on_disk(&chunk, &store.entries[&chunk]));

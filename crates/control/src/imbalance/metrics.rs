@@ -35,19 +35,19 @@ impl Imbalance {
         let rows = rows.into_iter().map(|(service, row)| ((Minute(0), service), row)).collect();
         let view = Report::of(By::Service, &rows, Vec::new()).view();
         let gauges = Gauges::of(&view.lines);
-        let help = "Containers that said what they used in the last minute; the most wasteful services, and the others";
+        let help = "Instances that reported CPU usage for the last minute, by service";
         all.register("containers", help, gauges.containers);
         all.register("used_cores", "Cores used in the last minute", gauges.used);
-        let help = "(p99 - mean) x containers in the last minute: cores kept free because of the hottest";
+        let help = "Cores wasted in the last minute: (p99 - mean) x instances";
         all.register("wasted_cores", help, gauges.wasted);
         let counts = &self.counts;
         let usages = Family::<[(&'static str, &'static str); 1], Counter>::default();
         let outcomes = [
             ("counted", &counts.counted),
-            ("known", &counts.known),
+            ("duplicate", &counts.known),
             ("late", &counts.late),
             ("future", &counts.future),
-            ("impossible", &counts.unusable),
+            ("invalid", &counts.unusable),
             ("full", &counts.full),
             ("undeclared", &counts.undeclared),
             ("unregistered", &counts.unregistered),
@@ -55,13 +55,13 @@ impl Imbalance {
         for (outcome, count) in outcomes {
             usages.get_or_create(&[("outcome", outcome)]).inc_by(count.load(Relaxed));
         }
-        all.register("usages", "Minutes of instances by what became of them", usages);
+        all.register("usage_reports", "CPU usage reports, by outcome", usages);
         let failures = counts.write_failures.load(Relaxed);
-        all.register("write_failures", "Rounds of writing that failed", ConstCounter::new(failures));
+        all.register("write_failures", "Failed writes of the history", ConstCounter::new(failures));
         let jumps = counts.clock_jumps.load(Relaxed);
-        all.register("clock_jumps", "Times that the clock jumped ahead", ConstCounter::new(jumps));
+        all.register("clock_jumps", "Jumps ahead of the wall clock", ConstCounter::new(jumps));
         let bytes = self.history.as_ref().map_or(0, |history| history.bytes() as u64);
-        all.register_with_unit("history", "What is kept of the past", Unit::Bytes, ConstGauge::new(bytes));
+        all.register_with_unit("history", "Size of the history", Unit::Bytes, ConstGauge::new(bytes));
     }
 }
 

@@ -172,18 +172,18 @@ fn unmodified_programs_reach_services_and_everybody_else_and_no_trace_is_left() 
         assert_eq!(rules().await, captured, "twice is as once");
 
         services_are_called(&programs).await;
-        proxy.counts("captured_served_total", 6.0).await;
+        proxy.counts("captured_connections_served_total", 6.0).await;
         the_rest_goes_on(&programs, &heard).await;
         // Over HTTP/2 each request tells by itself whom it is for.
-        proxy.counts("captured_served_total", 8.0).await;
-        proxy.counts("captured_requests_passed_on_total", 1.0).await;
-        proxy.counts("captured_passed_on_total", 5.0).await;
-        proxy.counts("captured_looped_total", 0.0).await;
+        proxy.counts("captured_connections_served_total", 8.0).await;
+        proxy.counts("captured_requests_passthrough_total", 1.0).await;
+        proxy.counts("captured_connections_passthrough_total", 5.0).await;
+        proxy.counts("captured_loops_total", 0.0).await;
 
         // The reset may come before the program has seen that it is connected.
         let direct = async { TcpStream::connect(("127.0.0.1", port)).await?.read(&mut [0]).await };
         assert!(direct.await.is_err(), "nobody redirected this one");
-        proxy.counts("captured_looped_total", 1.0).await;
+        proxy.counts("captured_loops_total", 1.0).await;
 
         assert!(capture("--undo").await.ok().contains("any more"));
         assert_eq!(rules().await, before);
@@ -267,9 +267,9 @@ fn a_proxy_that_is_made_to_capture_itself_ends_the_loop() {
 
         let answer = programs.curl(&["http://far.shop/"]).await.ok();
         assert!(answer.starts_with("HTTP/1.1 508 ") && answer.contains("except the proxy"), "{answer}");
-        proxy.counts("captured_looped_total", 1.0).await;
+        proxy.counts("captured_loops_total", 1.0).await;
         assert_ne!(programs.curl(&["http://elsewhere.example/"]).await.code, Some(0));
-        proxy.counts("captured_looped_total", 2.0).await;
+        proxy.counts("captured_loops_total", 2.0).await;
         assert!(heard.all().is_empty());
 
         capture(&at).await.ok();
@@ -393,7 +393,7 @@ fn a_proxy_is_told_by_its_cgroup_from_programs_of_the_same_user() {
         capture(&format!("--at 127.0.0.1:{port} --except-cgroup {}", group.0.display())).await.ok();
         assert!(programs.curl(&["http://one.shop/"]).await.ok().contains("x-instance: one"));
         assert!(programs.curl(&["http://elsewhere.example/"]).await.ok().ends_with("elsewhere"));
-        proxy.counts("captured_looped_total", 0.0).await;
+        proxy.counts("captured_loops_total", 0.0).await;
         proxy.process.kill().await;
     });
 }

@@ -88,7 +88,7 @@ async fn what_servers_used_while_the_control_plane_was_away_is_told_when_it_is_b
     let (address, mut server) = server(&world, "alone").await;
     world.control.kill().await;
     let start = Instant::now();
-    while world.agent_metric("fairmesh_agent_usages_waiting").await < 1.0 {
+    while world.agent_metric("fairmesh_agent_usage_reports_queued").await < 1.0 {
         assert!(start.elapsed() < PATIENCE, "the agent hears nothing:\n{}", server.log());
         call(address, COOL).await;
     }
@@ -108,6 +108,6 @@ async fn what_servers_used_while_the_control_plane_was_away_is_told_when_it_is_b
         used <= 2 * 1_000,
         "one caller at a time keeps at most one core busy, in at most two minutes: {used}"
     );
-    let done = async || world.agent_metric("fairmesh_agent_usages_waiting").await == 0.0;
+    let done = async || world.agent_metric("fairmesh_agent_usage_reports_queued").await == 0.0;
     until("nothing waits any more", done).await;
 }

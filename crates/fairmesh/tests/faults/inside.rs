@@ -53,23 +53,31 @@ async fn counters_are_told_by_service_class_and_regions_and_can_be_read() {
     assert_eq!(refused.status(), StatusCode::BAD_REQUEST);
 
     let samples = openmetrics::read(&proxy.page("/metrics").await);
-    let answers = "fairmesh_proxy_answers_total";
+    let answers = "fairmesh_proxy_responses_total";
     let here = [("service", "shop/one"), ("class", "2xx"), ("from_region", "eu"), ("to_region", "eu")];
     assert_eq!(sum(&samples, answers, &here), 3.0, "{samples:#?}");
     let nobody = [("service", "shop/one"), ("class", "4xx"), ("to_region", "(none)")];
     assert_eq!(sum(&samples, answers, &nobody), 1.0, "no server answered that");
-    assert_eq!(sum(&samples, "fairmesh_proxy_head_duration_seconds_count", &[("to_region", "eu")]), 4.0);
+    assert_eq!(
+        sum(&samples, "fairmesh_proxy_response_headers_duration_seconds_count", &[("to_region", "eu")]),
+        4.0
+    );
     let code = [("service", "shop/two"), ("code", "OK")];
-    assert_eq!(sum(&samples, "fairmesh_proxy_grpc_answers_total", &code), 1.0);
+    assert_eq!(sum(&samples, "fairmesh_proxy_grpc_responses_total", &code), 1.0);
     let tries = [("endpoint", "one"), ("region", "eu"), ("outcome", "2xx")];
-    assert_eq!(sum(&samples, "fairmesh_proxy_endpoint_tries_total", &tries), 3.0);
-    assert!(sum(&samples, "fairmesh_proxy_endpoint_try_time_seconds_total", &[("endpoint", "one")]) > 0.0);
+    assert_eq!(sum(&samples, "fairmesh_proxy_endpoint_attempts_total", &tries), 3.0);
+    assert!(
+        sum(&samples, "fairmesh_proxy_endpoint_attempt_duration_seconds_total", &[("endpoint", "one")]) > 0.0
+    );
 
     let plain = Proxy::start(&world).await;
     call(false, &plain.for_one, &[]).await;
     let samples = openmetrics::read(&plain.page("/metrics").await);
     assert_eq!(sum(&samples, answers, &here[..1]), 1.0);
-    assert!(!samples.keys().any(|(name, _)| name.contains("endpoint_tries")), "only where it was asked for");
+    assert!(
+        !samples.keys().any(|(name, _)| name.contains("endpoint_attempts")),
+        "only where it was asked for"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -254,10 +262,10 @@ async fn a_line_tells_who_answered_how_much_and_how_it_ended() {
     // A program that does not wait.
     let slow = Spec { work: Duration::from_secs(60), ..Spec::new("shop/slow", "slow", Protocol::Http1) };
     let _slow = slow.here(&world).await;
-    let tries = proxy.metric("tries_total").await;
+    let tries = proxy.metric("attempts_total").await;
     let to = proxy.by_host.clone();
     let waiting = tokio::spawn(async move { call(false, &to, &[("host", "slow.shop")]).await });
-    until("it is tried", async || proxy.metric("tries_total").await > tries).await;
+    until("it is tried", async || proxy.metric("attempts_total").await > tries).await;
     waiting.abort();
     let given_up = line("\"fault\":\"given_up\"").await;
     assert_eq!((&given_up["service"], &given_up["status"]), (&"shop/slow".into(), &499.into()), "{given_up}");

@@ -108,7 +108,7 @@ async fn what_cannot_be_routed_is_answered_with_why_and_counted_within_bounds() 
     let metrics = proxy.page("/metrics").await;
     assert!(!metrics.contains("shop/nobody"), "names that nobody declared are no labels: {metrics}");
     assert!(
-        metrics.contains("fairmesh_proxy_answers_total{service=\"shop/one\",class=\"2xx\","),
+        metrics.contains("fairmesh_proxy_responses_total{service=\"shop/one\",class=\"2xx\","),
         "{metrics}"
     );
     let services: serde_json::Value = serde_json::from_str(&proxy.page("/services").await).unwrap();

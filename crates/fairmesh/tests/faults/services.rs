@@ -55,11 +55,11 @@ async fn a_service_that_is_not_called_is_let_go_and_the_next_call_learns_it_anew
     // A connection that stays open keeps no service.
     let mut calling = Calling::to(&proxy.by_host).await;
     assert_eq!(calling.status("two.shop").await, 200);
-    proxy.counts("services_idle_total", 1.0).await;
+    proxy.counts("idle_services_evicted_total", 1.0).await;
     proxy.counts("services", 1.0).await;
     let metrics = proxy.page("/metrics").await;
     assert!(!metrics.contains("shop/two"), "{metrics}");
-    let kept = r#"fairmesh_proxy_answers_total{service="(other)",class="2xx","#;
+    let kept = r#"fairmesh_proxy_responses_total{service="(other)",class="2xx","#;
     let kept = metrics.lines().filter(|line| line.starts_with(kept)).filter(|line| line.ends_with(" 1"));
     assert_eq!(kept.count(), 1, "what was counted of it is kept: {metrics}");
     assert!(metrics.contains(r#"service="shop/one""#), "a listener of its own keeps a service: {metrics}");

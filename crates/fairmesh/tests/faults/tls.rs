@@ -98,9 +98,9 @@ async fn both_versions_of_http_are_spoken_over_both_versions_of_tls() {
         secured.proxy.counts("tls_handshakes_total", 4.0).await;
         let old = secured.curl("--tlsv1.1 --tls-max 1.1 --ciphers DEFAULT@SECLEVEL=0").await;
         assert_eq!(old.status.code(), Some(35), "{old:?}");
-        secured.proxy.counts("tls_handshakes_failed_total", 1.0).await;
+        secured.proxy.counts("tls_handshake_failures_total", 1.0).await;
         secured.proxy.counts("connections_open", 0.0).await;
-        assert_eq!(secured.proxy.metric("connections_broken_total").await, 0.0);
+        assert_eq!(secured.proxy.metric("connections_failed_total").await, 0.0);
     }
     drop(one);
 }
@@ -192,7 +192,7 @@ async fn a_certificate_is_replaced_while_programs_call_and_a_broken_one_is_not_t
     let log = || secured.proxy.process.log();
     until("the broken one is noticed", async || log().contains("holds no certificate in PEM")).await;
     assert!(trusting(&new).await, "what was read before stays in use");
-    secured.proxy.reaches("tls_reloads_refused_total", 1.0).await;
+    secured.proxy.reaches("tls_reload_failures_total", 1.0).await;
     fs::copy(second.path().join("proxy.pem"), first.path().join("proxy.pem")).unwrap();
     let reloads = secured.proxy.metric("tls_reloads_total").await;
     until("it is mended", async || secured.proxy.metric("tls_reloads_total").await > reloads).await;
@@ -215,9 +215,9 @@ async fn who_does_not_speak_tls_is_not_kept_and_balancers_are_heard_before_it() 
     for words in ["", "GET / HTTP/1.1\r\nhost: one.shop\r\n\r\n", "\x16\x03\x01"] {
         read_to_end(&mut say(&to, format!("{head}{words}")).await).await;
     }
-    secured.proxy.counts("tls_handshakes_failed_total", 3.0).await;
+    secured.proxy.counts("tls_handshake_failures_total", 3.0).await;
     read_to_end(&mut say(&to, "\x16\x03\x01\x02\x00\x01\x00").await).await;
-    assert_eq!(secured.proxy.metric("proxy_heads_refused_total").await, 1.0, "the head comes first");
+    assert_eq!(secured.proxy.metric("proxy_protocol_errors_total").await, 1.0, "the head comes first");
     assert_eq!(secured.get("--haproxy-protocol").await, "200 2 one 0");
     secured.proxy.counts("connections_open", 0.0).await;
     drop(one);
@@ -272,7 +272,7 @@ async fn a_tunnel_goes_through_tls_with_what_was_said_before_it_began() {
     let told = String::from_utf8(read_to_end(&mut output).await).unwrap();
     assert!(told.starts_with("HTTP/1.1 200 ") && told.ends_with("\r\n\r\npong"), "{told}");
     secured.proxy.counts("tunnels_total", 1.0).await;
-    assert_eq!(secured.proxy.metric("tunnels_broken_total").await, 0.0);
+    assert_eq!(secured.proxy.metric("tunnels_failed_total").await, 0.0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -111,7 +111,7 @@ async fn tunnels_that_are_quiet_end_and_those_in_use_last_through_a_drain() {
     let (mut program, mut served) = open().await;
     assert_eq!(read_to_end(&mut program).await, b"hello");
     assert!(read_to_end(&mut served).await.is_empty());
-    proxy.counts("tunnels_idle_total", 1.0).await;
+    proxy.counts("tunnel_idle_timeouts_total", 1.0).await;
 
     let (mut program, mut served) = open().await;
     proxy.process.signal(Signal::TERM);
@@ -160,7 +160,7 @@ async fn connect_leads_to_services_of_the_mesh_and_to_nothing_else() {
     read_head(&mut program).await;
     assert_eq!(read_to_end(&mut program).await, b"pong");
     proxy.counts("tunnels_total", 3.0).await;
-    proxy.counts("requests_refused_total", 4.0).await;
+    proxy.counts("unsupported_requests_total", 4.0).await;
     let metrics = proxy.page("/metrics").await;
     assert!(!metrics.contains("com/example"), "names that nobody declared are no labels: {metrics}");
 }
@@ -216,7 +216,7 @@ async fn tcp_goes_to_a_server_that_can_be_reached_and_is_reset_where_there_is_no
     let mut program = say(&nowhere, "").await;
     let ended = timeout(PATIENCE, program.read(&mut [0; 1])).await.unwrap();
     assert_eq!(ended.unwrap_err().kind(), ErrorKind::ConnectionReset, "an end would look like an answer");
-    proxy.counts("tcp_refused_total", 1.0).await;
+    proxy.counts("tcp_connections_refused_total", 1.0).await;
     assert!(proxy.page("/metrics").await.contains("faults_total{service=\"shop/lost\"} 1"));
     drop((gone, lost));
 }
@@ -254,5 +254,5 @@ async fn balancers_in_front_and_servers_behind_are_told_who_connects() {
     }
     // One that says nothing is not waited for.
     assert!(read_to_end(&mut say(&tcp, "PROXY TCP4 ").await).await.is_empty());
-    proxy.counts("proxy_heads_refused_total", 3.0).await;
+    proxy.counts("proxy_protocol_errors_total", 3.0).await;
 }

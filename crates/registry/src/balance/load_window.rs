@@ -100,7 +100,7 @@ impl ReportOutcome {
             Self::Counted => "counted",
             Self::Late => "late",
             Self::Unknown => "unknown",
-            Self::Absurd => "absurd",
+            Self::Absurd => "invalid",
             Self::Full => "full",
         }
     }

@@ -40,7 +40,7 @@ async fn a_body_that_is_cut_short_is_whole_for_nobody() {
             false => assert_eq!(came, whole, "fewer bytes than were said"),
         }
     }
-    proxy.reaches("connections_broken_total", 2.0).await;
+    proxy.reaches("connections_failed_total", 2.0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -56,9 +56,9 @@ async fn a_program_that_takes_back_what_it_asks_is_told_to_calm_down() {
     assert!(matches!(goodbye, None | Some(CALM)), "{goodbye:?}");
     sending.abort();
     proxy.counts("connections_open", 0.0).await;
-    proxy.reaches("connections_broken_total", 1.0).await;
+    proxy.reaches("connections_failed_total", 1.0).await;
     assert!(
-        proxy.metric("tries_total").await < f64::from(MANY) / 4.0,
+        proxy.metric("attempts_total").await < f64::from(MANY) / 4.0,
         "it was stopped before much was asked"
     );
     others_are_served(&proxy).await;
@@ -76,7 +76,7 @@ async fn a_program_that_takes_back_one_request_after_the_other_is_cut_off() {
     let mut number = 0;
     // Each is under way before it is taken back, so that none waits among those that nobody has looked at.
     while !ended.is_finished() && number < MANY {
-        let tries = proxy.metric("tries_total").await;
+        let tries = proxy.metric("attempts_total").await;
         let burst: Vec<u8> = (0..32)
             .flat_map(|n| {
                 frame(HEADERS, END_HEADERS | END_STREAM, 2 * (number + n) + 1, &h2::get("one.shop"))
@@ -86,7 +86,7 @@ async fn a_program_that_takes_back_one_request_after_the_other_is_cut_off() {
             break;
         }
         until("all are under way, or it was cut off", async || {
-            ended.is_finished() || proxy.metric("tries_total").await >= tries + 32.0
+            ended.is_finished() || proxy.metric("attempts_total").await >= tries + 32.0
         })
         .await;
         let taken_back: Vec<u8> =
@@ -96,7 +96,7 @@ async fn a_program_that_takes_back_one_request_after_the_other_is_cut_off() {
     }
     assert!(ended.await.is_ok());
     assert!(number < 2_000, "it could take back {number} requests");
-    proxy.counts("connections_restless_total", 1.0).await;
+    proxy.counts("rapid_reset_connections_total", 1.0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -117,7 +117,7 @@ async fn heads_without_an_end_are_cut_off() {
     sending.abort();
     assert!(memory(&proxy.process).saturating_sub(before) < LITTLE);
     proxy.counts("connections_open", 0.0).await;
-    proxy.reaches("connections_broken_total", 1.0).await;
+    proxy.reaches("connections_failed_total", 1.0).await;
     others_are_served(&proxy).await;
 }
 
@@ -144,19 +144,19 @@ async fn frames_that_ask_for_nothing_never_pile_up_and_are_taken_for_so_long_onl
         }
         sending.abort();
         assert!(answered < MANY, "{answered} of a flood were answered");
-        proxy.counts("connections_flooding_total", n as f64 + 1.0).await;
+        proxy.counts("frame_flood_connections_total", n as f64 + 1.0).await;
     }
     for (kind, stream, payload) in
         [(WINDOW_UPDATE, 0, &[0, 0, 0, 1][..]), (PRIORITY, 1, &[0, 0, 0, 0, 1]), (UNKNOWN, 1, &[0; 4])]
     {
-        let before = proxy.metric("connections_flooding_total").await;
+        let before = proxy.metric("frame_flood_connections_total").await;
         let stream_of = h2::connect(&proxy.for_one, &[]).await;
         let payload = payload.to_vec();
         let (mut reader, sending) =
             flood(stream_of, (0..MANY).map(move |_| frame(kind, 0, stream, &payload)));
         while h2::read(&mut reader).await.is_some() {}
         sending.abort();
-        proxy.counts("connections_flooding_total", before + 1.0).await;
+        proxy.counts("frame_flood_connections_total", before + 1.0).await;
     }
     proxy.counts("connections_open", 0.0).await;
     others_are_served(&proxy).await;
@@ -216,7 +216,7 @@ async fn a_head_that_is_small_on_the_wire_and_large_in_memory_is_refused() {
     assert!(refused);
     let kept = memory(&proxy.process).saturating_sub(before);
     assert!(kept < LITTLE, "{kept} bytes are kept of heads of 30 MB each");
-    assert_eq!(proxy.metric("tries_total").await, 1.0, "no server was asked");
+    assert_eq!(proxy.metric("attempts_total").await, 1.0, "no server was asked");
     drop(stream);
     others_are_served(&proxy).await;
 }
@@ -245,7 +245,7 @@ async fn answers_that_nobody_makes_room_for_are_not_kept() {
     let kept = memory(&proxy.process).saturating_sub(before);
     assert!(kept < LITTLE, "{kept} bytes are kept of 64 MB that nobody makes room for");
     // The program is there, and servers are not held for it.
-    proxy.counts("answers_not_taken_total", 64.0).await;
+    proxy.counts("stalled_responses_total", 64.0).await;
     proxy.counts("upstream_connections_open", 0.0).await;
     proxy.counts("connections_open", 1.0).await;
     drop(stream);

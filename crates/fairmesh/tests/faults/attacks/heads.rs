@@ -32,7 +32,7 @@ async fn heads_that_are_too_large_or_too_slow_are_refused() {
         }
     };
     tokio::time::timeout(Duration::from_secs(20), dribbling).await.expect("it is still listened to");
-    proxy.reaches("connections_broken_total", 1.0).await;
+    proxy.reaches("connections_failed_total", 1.0).await;
     others_are_served(&proxy).await;
 }
 

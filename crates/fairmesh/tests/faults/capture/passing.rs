@@ -48,20 +48,20 @@ fn what_passes_through_a_router_is_captured_and_no_trace_is_left() {
             let answer = behind.curl(&arguments).await.ok();
             assert!(answer.contains("x-instance: one"), "{answer}");
         }
-        proxy.counts("captured_served_total", 2.0).await;
+        proxy.counts("captured_connections_served_total", 2.0).await;
         assert!(behind.curl(&ELSEWHERE).await.ok().ends_with("elsewhere"));
-        proxy.counts("captured_passed_on_total", 1.0).await;
+        proxy.counts("captured_connections_passthrough_total", 1.0).await;
         assert_eq!(behind.curl(&["http://10.79.0.1/"]).await.code, Some(7), "no server of the router itself");
         let programs = Programs::new(&world, NOBODY);
         assert!(programs.curl(&ELSEWHERE).await.ok().ends_with("elsewhere"));
-        proxy.counts("captured_passed_on_total", 2.0).await;
+        proxy.counts("captured_connections_passthrough_total", 2.0).await;
 
         let told = capture(&format!("--at 127.0.0.1:{port} --from 10.79.0.0/24")).await.ok();
         assert!(!told.contains("not by uid") && !routes().await.contains("IPv6: 7415"), "{told}");
         assert!(programs.curl(&ELSEWHERE).await.ok().ends_with("elsewhere"));
         assert!(behind.curl(&ELSEWHERE).await.ok().ends_with("elsewhere"));
-        proxy.counts("captured_passed_on_total", 3.0).await;
-        proxy.counts("captured_looped_total", 0.0).await;
+        proxy.counts("captured_connections_passthrough_total", 3.0).await;
+        proxy.counts("captured_loops_total", 0.0).await;
 
         proxy.process.kill().await;
         assert_eq!(behind.curl(&ELSEWHERE).await.code, Some(7), "refused, and not let past the proxy");
@@ -104,7 +104,7 @@ fn what_began_before_comes_from_outside_or_is_redirected_is_as_it_was() {
         let _from_outside = machines.connect_there(server.local_addr().unwrap());
         let to_cluster = ["--connect-to", "one.shop:80:10.96.0.1:80", "http://one.shop/"];
         assert!(behind.curl(&to_cluster).await.ok().contains("x-instance: one"));
-        proxy.counts("captured_served_total", 1.0).await;
+        proxy.counts("captured_connections_served_total", 1.0).await;
 
         proxy.process.kill().await;
         until("nothing is captured", async || !rules().await.contains("tproxy")).await;
@@ -159,7 +159,7 @@ fn what_is_under_way_when_a_watched_proxy_stops_goes_on() {
         );
         let own = programs.python(&script);
         let stop = async {
-            proxy.counts("captured_passed_on_total", 2.0).await;
+            proxy.counts("captured_connections_passthrough_total", 2.0).await;
             proxy.process.signal(Signal::TERM);
             until("nothing is captured", async || !rules().await.contains("tproxy")).await;
             for _ in 0..3 {
