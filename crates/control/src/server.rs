@@ -186,11 +186,8 @@ impl Control {
             .add_service(rpc::imbalance_server(imbalance_service))
             .add_service(rpc::quota_server(quotas.clone()));
         let read_lease = store.lease_expiry().map(ReadLease::new);
-        let backend = ControlBackend {
-            node: node.clone(),
-            store: applied_store.clone(),
-            read_lease: read_lease.clone(),
-        };
+        let backend =
+            ControlBackend { node: node.clone(), store: applied.clone(), read_lease: read_lease.clone() };
         let services = RibServer::new(backend, closing.clone()).with_services(other_services);
         serve_grpc(tasks, grpc, &services, closing);
         let files = watch_files(&config.sources, &registry, store_tasks, writes_ended);

@@ -42,7 +42,7 @@ impl Metrics {
             ("faults", "Failed picks and route lookups", &self.errors),
             ("leases_granted", "Leases granted", &self.leases),
             ("leases_evicted", "Leases evicted from the table because it was full", &self.evicted),
-            ("results", "Results reported by callers", &self.results),
+            ("results", "Results reported by callers", &self.reports),
             ("unmatched_results", "Results reported for expired leases", &self.unknown),
             ("reported_failures", "Failures reported by callers", &self.failures),
             ("connections_accepted", "Accepted connections of callers", &self.connections),

@@ -157,7 +157,10 @@ async fn a_drain_waits_for_every_caller() {
     assert_eq!(drained.revision, test.revision());
 
     let (began, days) = (tokio::time::Instant::now(), Duration::from_secs(49 * 86_400));
-    test.registry.report(&[StateReport { claim: any_process("b"), state: EndpointState::Serving }]).await.unwrap();
+    test.registry
+        .report(&[StateReport { claim: any_process("b"), state: EndpointState::Serving }])
+        .await
+        .unwrap();
     let late = test.registry.drain(&[any_process("b")], days).await.unwrap();
     assert!(!late.callers_moved && began.elapsed() <= Duration::from_secs(3601), "no call waits longer");
     acknowledge();
