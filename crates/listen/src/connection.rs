@@ -5,7 +5,7 @@ use std::sync::{
 
 use futures_util::task::AtomicWaker;
 
-use crate::acceptor::Shared;
+use crate::{acceptor::Shared, responses::Untaken};
 
 /// Why a connection was closed before its peer ended it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,12 +18,15 @@ pub enum CloseReason {
     Stalled = 3,
     /// It was quiet when a new one needed its place.
     Displaced = 4,
+    /// It left more untaken than others, of responses that filled their memory.
+    Untaken = 5,
 }
 
 impl CloseReason {
-    pub(crate) const COUNT: usize = 4;
+    pub(crate) const COUNT: usize = 5;
     #[cfg(feature = "metrics")]
-    pub(crate) const ALL: [Self; Self::COUNT] = [Self::Headers, Self::Idle, Self::Stalled, Self::Displaced];
+    pub(crate) const ALL: [Self; Self::COUNT] =
+        [Self::Headers, Self::Idle, Self::Stalled, Self::Displaced, Self::Untaken];
 
     /// As metrics label it.
     #[cfg(feature = "metrics")]
@@ -33,6 +36,7 @@ impl CloseReason {
             Self::Idle => "idle_timeout",
             Self::Stalled => "write_timeout",
             Self::Displaced => "displaced",
+            Self::Untaken => "memory",
         }
     }
 }
@@ -67,6 +71,7 @@ pub struct Connection {
     since: AtomicU32,
     /// Since when the peer takes nothing; 0 where it does.
     stalled: AtomicU32,
+    untaken: Untaken,
     /// The reason for which it is to be closed; 0 where there is none.
     closed: AtomicU8,
     waker: AtomicWaker,
@@ -84,6 +89,7 @@ impl Connection {
             partial: AtomicBool::new(true),
             since,
             stalled: AtomicU32::new(0),
+            untaken: Untaken::default(),
             closed: AtomicU8::new(0),
             waker: AtomicWaker::new(),
         }
@@ -95,6 +101,11 @@ impl Connection {
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
+    }
+
+    /// What its peer has not taken of responses.
+    pub(crate) fn untaken(&self) -> &Untaken {
+        &self.untaken
     }
 
     /// A request begins, of which all headers are here.
@@ -156,7 +167,9 @@ impl Connection {
         if self.protocol.load(Relaxed) == Protocol::Other as u8 {
             return None;
         }
-        if limits.stall.is_some_and(|limit| stalled > 0 && longer_than(stalled, limit)) {
+        let is_stalled =
+            |limit| stalled > 0 && longer_than(stalled, limit) || self.untaken.is_stalled(now, limit);
+        if limits.stall.is_some_and(is_stalled) {
             return Some(CloseReason::Stalled);
         }
         if self.partial.load(Relaxed) {

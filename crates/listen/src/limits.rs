@@ -25,7 +25,8 @@ pub struct Limits {
     pub body: Duration,
     /// How long a connection of HTTP/1.1 may be idle between requests; as long as there is room, where there is none.
     pub idle: Option<Duration>,
-    /// How long a peer may take nothing of what it is sent; for ever, where there is none.
+    /// How long a peer may take nothing of what it is sent; where there is none, for ever, and responses that are not taken are not
+    /// bounded.
     pub stall: Option<Duration>,
 }
 
@@ -40,7 +41,7 @@ impl Limits {
             headers: Duration::from_secs(10),
             body: Duration::from_secs(30),
             idle: None,
-            stall: None,
+            stall: Some(Duration::from_secs(30)),
         }
     }
 
@@ -52,7 +53,6 @@ impl Limits {
             descriptors: 1,
             crowded: 1,
             idle: Some(Duration::from_secs(75)),
-            stall: Some(Duration::from_secs(30)),
             ..Self::calls()
         }
     }
@@ -60,7 +60,7 @@ impl Limits {
     /// The server of a program: no bound but its descriptors, of which it may need one more for each request.
     #[must_use]
     pub const fn program() -> Self {
-        Self { connections: usize::MAX, descriptors: 7, crowded: 4, ..Self::calls() }
+        Self { connections: usize::MAX, descriptors: 7, crowded: 4, stall: None, ..Self::calls() }
     }
 
     /// With another bound on connections, at least one.

@@ -43,6 +43,8 @@ struct Shared {
     ledger: Mutex<Ledger>,
     /// Bodies that are waited for.
     pending: AtomicUsize,
+    /// Bytes of responses that were not taken.
+    untaken: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -104,6 +106,11 @@ impl Memory {
     #[cfg(any(test, feature = "metrics"))]
     pub(crate) const fn total(&self) -> usize {
         TOTAL
+    }
+
+    /// Bytes of responses that their peers have not taken.
+    pub(crate) fn untaken(&self) -> &AtomicUsize {
+        &self.shared.untaken
     }
 
     /// Has those who wait look again.

@@ -20,6 +20,7 @@ impl Listeners {
         let gauges = [
             ("incomplete_requests_bytes", "Memory of incomplete and of large requests", memory.used()),
             ("incomplete_requests_limit_bytes", "The most that they may take", memory.total()),
+            ("untaken_responses_bytes", "Responses that were not taken yet", memory.untaken().load(Relaxed)),
         ];
         for (name, help, bytes) in gauges {
             registry.register(name, help, ConstGauge::new(bytes as u64));

@@ -20,6 +20,7 @@ pub(crate) async fn sweep(shared: Weak<Shared>) {
                 connection.close(reason);
             }
         }
+        shared.relieve_old();
         shared.memory().wake();
     }
 }

@@ -188,7 +188,11 @@ impl<B: Backend> RibServer<B> {
         Hello { version, store, location, software: self.backend.software() }
     }
 
-    async fn read_prefixes(&self, request: v1::ReadRequest) -> Result<v1::ReadResponse, Status> {
+    async fn read_prefixes(
+        &self,
+        request: v1::ReadRequest,
+        waits: &Waits,
+    ) -> Result<v1::ReadResponse, Status> {
         if request.prefixes.len() > MAX_READ_PREFIXES {
             return Err(too_many_prefixes(MAX_READ_PREFIXES));
         }
@@ -202,6 +206,7 @@ impl<B: Backend> RibServer<B> {
         self.backend.current().await.map_err(Status::unavailable)?;
         let node = self.backend.node();
         node.applied(at_least.unwrap_or_default()).await;
+        waits.room().await;
         let (revision, entries) = node.read(&prefixes);
         let bytes: usize = entries.iter().map(|(key, entry)| key.len() + entry.value.len() + 32).sum();
         if bytes > MAX_READ_BYTES {
@@ -259,7 +264,8 @@ impl<B: Backend> v1::rib_server::Rib for RibServer<B> {
         let asked = request.at_least.as_ref().map_or(String::new(), |at_least| {
             format!(", or not revision {}", at_least.numbers.get(&0).copied().unwrap_or_default())
         });
-        match waits.run(tokio::time::timeout(LONGEST_READ, self.read_prefixes(request))).await? {
+        let read = self.read_prefixes(request, &waits);
+        match waits.run(tokio::time::timeout(LONGEST_READ, read)).await? {
             Ok(read) => read.map(Response::new),
             Err(_) => Err(Status::deadline_exceeded(format!(
                 "what was asked for did not get here within {LONGEST_READ:?}{asked}; check that this \
