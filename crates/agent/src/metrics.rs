@@ -24,6 +24,10 @@ pub(crate) fn text(Pages { backend, usages, listeners }: &Pages) -> String {
     gauge(&mut registry, "connected", "Whether an upstream is followed", usize::from(state.connected));
     gauge(&mut registry, "subscriptions", "Prefixes followed", count);
     gauge(&mut registry, "watchers", "Programs that watch", shared.node.watcher_count());
+    let followed = shared.node.followed();
+    gauge(&mut registry, "followed_prefixes", "Prefixes that all watches follow", followed.count());
+    let refused = ConstCounter::new(followed.refused());
+    registry.register("followed_prefixes_refused", "Prefixes refused since there are too many", refused);
     let age = Gauge::<f64, AtomicU64>::default();
     age.set(oldest.as_secs_f64());
     registry.register_with_unit("data_age", "How old what is held may be", Unit::Seconds, age);

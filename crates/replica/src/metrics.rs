@@ -19,6 +19,10 @@ pub(crate) fn text(Pages { backend, listeners }: &Pages) -> String {
     gauge(&mut registry, "connected", "Whether an upstream is followed", u64::from(connected));
     let watchers = shared.node.watcher_count() as u64;
     gauge(&mut registry, "watchers", "Agents, replicas and programs that watch", watchers);
+    let followed = shared.node.followed();
+    gauge(&mut registry, "followed_prefixes", "Prefixes that all watches follow", followed.count() as u64);
+    let refused = ConstCounter::new(followed.refused());
+    registry.register("followed_prefixes_refused", "Prefixes refused since there are too many", refused);
     gauge(&mut registry, "revision", "The last revision applied", shared.node.revision().number);
     let saved = shared.disk.saved.load(Relaxed);
     gauge(&mut registry, "saved_revision", "The revision of the copy on disk", saved);

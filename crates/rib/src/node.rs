@@ -10,6 +10,7 @@ use crate::{
     About, Batch, Commit, Conflict, Entry, Pulled, Table, WatcherInfo,
     hub::{Hub, WatcherId},
     marks::Marks,
+    server::Followed,
 };
 
 mod absent;
@@ -38,6 +39,7 @@ struct Shared {
     inner: Mutex<Inner>,
     applied: watch::Sender<u64>,
     acks: watch::Sender<u64>,
+    followed: Followed,
 }
 
 #[derive(Debug)]
@@ -87,6 +89,11 @@ impl Node {
 
     /// A node with a table of one's own making, such as one with a shorter log.
     pub fn with_table(store: StoreId, table: Table) -> Self {
+        Self::bounded(store, table, Followed::default())
+    }
+
+    /// The same, whose watches follow no more prefixes together than `followed` admits.
+    pub fn bounded(store: StoreId, table: Table, followed: Followed) -> Self {
         let (applied, acks) = (watch::Sender::new(table.revision()), watch::Sender::new(0));
         let marks = Marks::new(table.changes());
         let inner = Inner {
@@ -97,7 +104,12 @@ impl Node {
             absent: Absent::default(),
             marks,
         };
-        Self { shared: Arc::new(Shared { inner: Mutex::new(inner), applied, acks }) }
+        Self { shared: Arc::new(Shared { inner: Mutex::new(inner), applied, acks, followed }) }
+    }
+
+    /// The prefixes that all watches follow, as servers of this node count them.
+    pub fn followed(&self) -> &Followed {
+        &self.shared.followed
     }
 
     /// The store that the node's revisions belong to, once it is known.

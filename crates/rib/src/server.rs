@@ -2,9 +2,12 @@
 
 mod batch;
 mod deltas;
+mod followed;
 mod frames;
 mod session;
 
+pub(crate) use followed::FollowedPrefix;
+pub use followed::{Followed, MAX_FOLLOWED};
 pub use frames::encoded_len;
 
 use std::{future::Future, sync::Arc, time::Duration};

@@ -16,7 +16,10 @@ use tokio_stream::wrappers::WatchStream;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use super::{Backend, Claim, MAX_PREFIXES, deltas::Deltas, frames, refused, too_many_prefixes};
+use super::{
+    Backend, Claim, FollowedPrefix, MAX_FOLLOWED, MAX_PREFIXES, deltas::Deltas, frames, refused,
+    too_many_prefixes,
+};
 use crate::{About, Watcher};
 
 /// How many bytes of messages are handed to the system at once, about: of many small ones, each would cost a call to it.
@@ -53,8 +56,17 @@ pub(super) struct Session<B: Backend> {
 
 struct Subscription<B: Backend> {
     _claim: Claim<B>,
+    _place: FollowedPrefix,
     from: Option<Cursor>,
     served: bool,
+}
+
+/// Why a prefix is refused that others have no place left for.
+fn no_place() -> String {
+    format!(
+        "RESOURCE_EXHAUSTED: all watches here follow nearly {MAX_FOLLOWED} prefixes together, and one that follows as many as this gets \
+         no more; watch at another replica, or follow less"
+    )
 }
 
 impl<B: Backend> Session<B> {
@@ -244,8 +256,13 @@ impl<B: Backend> Session<B> {
         {
             return Err(too_many_prefixes(MAX_PREFIXES));
         }
+        let Some(place) = self.backend.node().followed().admit(self.subscriptions.len()) else {
+            self.refuse(&prefix, no_place());
+            return Ok(());
+        };
         let claim = Claim::new(&self.backend, &prefix);
-        self.subscriptions.insert(prefix.clone(), Subscription { _claim: claim, from, served: false });
+        let subscription = Subscription { _claim: claim, _place: place, from, served: false };
+        self.subscriptions.insert(prefix.clone(), subscription);
         let (backend, asked) = (self.backend.clone(), prefix.clone());
         let mut joining: Joining = Box::pin(async move {
             let ready = backend.ready(&asked).await;
@@ -271,9 +288,13 @@ impl<B: Backend> Session<B> {
             Err(reason) => {
                 // Given up, so that whoever asks again is answered again.
                 self.subscriptions.remove(prefix);
-                self.refusals += 1;
-                self.outbox.push_back(frames::refusal(prefix, reason));
+                self.refuse(prefix, reason);
             }
         }
+    }
+
+    fn refuse(&mut self, prefix: &Prefix, reason: String) {
+        self.refusals += 1;
+        self.outbox.push_back(frames::refusal(prefix, reason));
     }
 }
