@@ -24,6 +24,14 @@ pub(crate) fn text(Pages { backend, usages, listeners }: &Pages) -> String {
     gauge(&mut registry, "connected", "1 while connected to an upstream", usize::from(state.connected));
     gauge(&mut registry, "subscriptions", "Prefixes subscribed to", count);
     gauge(&mut registry, "watchers", "Programs that watch this agent", shared.node.watcher_count());
+    let followed = shared.node.followed();
+    gauge(&mut registry, "followed_prefixes", "Prefixes followed by all watches", followed.count());
+    let refused = ConstCounter::new(followed.refused());
+    registry.register(
+        "followed_prefixes_refused",
+        "Prefixes refused because watches follow too many",
+        refused,
+    );
     let age = Gauge::<f64, AtomicU64>::default();
     age.set(oldest.as_secs_f64());
     registry.register_with_unit("data_age", "Maximum age of the data; 0 while current", Unit::Seconds, age);

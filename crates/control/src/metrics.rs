@@ -3,7 +3,7 @@ use std::{fmt, sync::Arc};
 use fairmesh_listen::Listeners;
 use fairmesh_model::Revision;
 use fairmesh_registry::FileSource;
-use fairmesh_rib::Node;
+use fairmesh_rib::{Node, server::FollowedPrefixes};
 use fairmesh_store::{Store, WriteError};
 use prometheus_client::{
     encoding::text::encode,
@@ -77,6 +77,7 @@ impl Metrics {
         sources.imbalance.register(all.sub_registry_with_prefix("imbalance"));
         register_load_reports(&sources.registry, all.sub_registry_with_prefix("control"));
         register_declarations(&sources.registry, all.sub_registry_with_prefix("control"));
+        register_followed(sources.node.followed(), all.sub_registry_with_prefix("control"));
         register_quotas(&sources.quotas, all.sub_registry_with_prefix("control"));
         sources.listeners.register(all.sub_registry_with_prefix("control"));
         encode(&mut text, &all)?;
@@ -171,6 +172,19 @@ fn register_declarations(registry: &fairmesh_registry::Registry, control: &mut R
     }
     let help = "Declarations by registrations refused at the maximum, or removed after their last endpoint";
     control.register("self_declarations", help, counts);
+}
+
+/// Prefixes of watches.
+fn register_followed(followed: &FollowedPrefixes, control: &mut Registry) {
+    let (count, refused) = (Gauge::<i64>::default(), Counter::<u64>::default());
+    count.set(signed(followed.count() as u64));
+    refused.inc_by(followed.refused());
+    control.register("followed_prefixes", "Prefixes followed by all watches", count);
+    control.register(
+        "followed_prefixes_refused",
+        "Prefixes refused because watches follow too many",
+        refused,
+    );
 }
 
 /// Mesh-wide limits.

@@ -193,60 +193,6 @@ where
     }
 }
 
-pin_project! {
-    /// The body of a response; the request is in flight until its end.
-    #[derive(Debug)]
-    pub struct ResponseBody<B> {
-        #[pin]
-        inner: Option<B>,
-        // Replaces the handler's body.
-        text: Option<Bytes>,
-        guard: Option<RequestGuard>,
-    }
-}
-
-impl<B> ResponseBody<B> {
-    pub(crate) const fn new(inner: B, guard: Option<RequestGuard>) -> Self {
-        Self { inner: Some(inner), text: None, guard }
-    }
-
-    pub(crate) const fn text(text: &'static str) -> Self {
-        Self { inner: None, text: Some(Bytes::from_static(text.as_bytes())), guard: None }
-    }
-}
-
-impl<B> Default for ResponseBody<B> {
-    /// An empty body.
-    fn default() -> Self {
-        Self { inner: None, text: None, guard: None }
-    }
-}
-
-impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
-    type Data = Bytes;
-    type Error = B::Error;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
-        let this = self.project();
-        match this.inner.as_pin_mut() {
-            Some(inner) => inner.poll_frame(cx),
-            None => Poll::Ready(this.text.take().map(|text| Ok(Frame::data(text)))),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.inner.as_ref().map_or(self.text.is_none(), Body::is_end_stream)
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        let text = || SizeHint::with_exact(self.text.as_ref().map_or(0, Bytes::len) as u64);
-        self.inner.as_ref().map_or_else(text, Body::size_hint)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use futures_util::StreamExt as _;

@@ -5,7 +5,7 @@ use std::sync::{
 
 use futures_util::task::AtomicWaker;
 
-use crate::acceptor::AcceptorState;
+use crate::{acceptor::AcceptorState, responses::UnreadResponses};
 
 /// Why this side closed a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,12 +18,15 @@ pub enum CloseReason {
     Stalled = 3,
     /// Quiet when a new connection needed its slot.
     Displaced = 4,
+    /// The peer left more responses unread than others, and the memory of responses was full.
+    Unread = 5,
 }
 
 impl CloseReason {
-    pub(crate) const COUNT: usize = 4;
+    pub(crate) const COUNT: usize = 5;
     #[cfg(feature = "metrics")]
-    pub(crate) const ALL: [Self; Self::COUNT] = [Self::Headers, Self::Idle, Self::Stalled, Self::Displaced];
+    pub(crate) const ALL: [Self; Self::COUNT] =
+        [Self::Headers, Self::Idle, Self::Stalled, Self::Displaced, Self::Unread];
 
     /// Label in metrics.
     #[cfg(feature = "metrics")]
@@ -33,6 +36,7 @@ impl CloseReason {
             Self::Idle => "idle_timeout",
             Self::Stalled => "write_timeout",
             Self::Displaced => "displaced",
+            Self::Unread => "memory",
         }
     }
 }
@@ -67,6 +71,7 @@ pub struct Connection {
     since: AtomicU32,
     /// Since when writes are blocked; 0 if they are not.
     write_blocked: AtomicU32,
+    unread: UnreadResponses,
     /// The reason to close it; 0 if there is none.
     closed: AtomicU8,
     waker: AtomicWaker,
@@ -84,6 +89,7 @@ impl Connection {
             incomplete: AtomicBool::new(true),
             since,
             write_blocked: AtomicU32::new(0),
+            unread: UnreadResponses::default(),
             closed: AtomicU8::new(0),
             waker: AtomicWaker::new(),
         }
@@ -95,6 +101,11 @@ impl Connection {
 
     pub(crate) fn shared(&self) -> &Arc<AcceptorState> {
         &self.shared
+    }
+
+    /// Bytes of responses that the peer has not read.
+    pub(crate) fn unread(&self) -> &UnreadResponses {
+        &self.unread
     }
 
     /// Starts a request whose headers are complete.
@@ -157,7 +168,10 @@ impl Connection {
         if self.protocol.load(Relaxed) == Protocol::Other as u8 {
             return None;
         }
-        if limits.stall.is_some_and(|limit| write_blocked > 0 && longer_than(write_blocked, limit)) {
+        let is_stalled = |limit| {
+            write_blocked > 0 && longer_than(write_blocked, limit) || self.unread.is_stalled(now, limit)
+        };
+        if limits.stall.is_some_and(is_stalled) {
             return Some(CloseReason::Stalled);
         }
         if self.incomplete.load(Relaxed) {

@@ -24,7 +24,7 @@ pub struct Limits {
     pub body: Duration,
     /// Idle timeout of HTTP/1.1 connections between requests; `None`: only limited by the maximum of connections.
     pub idle: Option<Duration>,
-    /// Timeout of a write of which the peer reads nothing; `None`: no limit.
+    /// Timeout of a peer that reads nothing of its responses; `None`: no limit, and unread responses are not bounded.
     pub stall: Option<Duration>,
 }
 
@@ -39,7 +39,7 @@ impl Limits {
             headers: Duration::from_secs(10),
             body: Duration::from_secs(30),
             idle: None,
-            stall: None,
+            stall: Some(Duration::from_secs(30)),
         }
     }
 
@@ -51,7 +51,6 @@ impl Limits {
             descriptors: 1,
             crowded: 1,
             idle: Some(Duration::from_secs(75)),
-            stall: Some(Duration::from_secs(30)),
             ..Self::calls()
         }
     }
@@ -59,7 +58,7 @@ impl Limits {
     /// For the server of a program: limited by its descriptors only, of which it may need another one for each request.
     #[must_use]
     pub const fn program() -> Self {
-        Self { connections: usize::MAX, descriptors: 7, crowded: 4, ..Self::calls() }
+        Self { connections: usize::MAX, descriptors: 7, crowded: 4, stall: None, ..Self::calls() }
     }
 
     /// With another maximum of connections, at least one.

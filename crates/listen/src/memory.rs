@@ -45,6 +45,8 @@ struct MemoryState {
     ledger: Mutex<Ledger>,
     /// Number of pending bodies.
     pending: AtomicUsize,
+    /// Bytes of responses that were not taken.
+    unread: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -106,6 +108,11 @@ impl Memory {
     #[cfg(any(test, feature = "metrics"))]
     pub(crate) const fn total(&self) -> usize {
         MAX_BYTES
+    }
+
+    /// Bytes of responses that their peers have not read.
+    pub(crate) fn unread(&self) -> &AtomicUsize {
+        &self.shared.unread
     }
 
     /// Wakes waiting requests.

@@ -24,6 +24,11 @@ impl Listeners {
                 "Maximum of the memory of incomplete and large requests",
                 memory.total(),
             ),
+            (
+                "unread_responses_bytes",
+                "Memory of responses that peers have not read",
+                memory.unread().load(Relaxed),
+            ),
         ];
         for (name, help, bytes) in gauges {
             registry.register(name, help, ConstGauge::new(bytes as u64));

@@ -122,7 +122,8 @@ impl<S, B> hyper::service::Service<Request<Incoming>> for Pages<S>
 where
     S: Service<Request<RequestBody<Incoming>>, Response = Response<B>, Error = Infallible> + Clone,
     S::Future: Send + 'static,
-    B: 'static,
+    B: Body<Data = Bytes> + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     type Response = Response<ResponseBody<B>>;
     type Error = Infallible;

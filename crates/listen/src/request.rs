@@ -1,4 +1,6 @@
 use std::{
+    error::Error,
+    fmt,
     future::Future,
     pin::Pin,
     sync::{
@@ -8,7 +10,9 @@ use std::{
     task::{Context, Poll, ready},
 };
 
+use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode, header::CONNECTION};
+use http_body::Body;
 use pin_project_lite::pin_project;
 
 use crate::{
@@ -118,12 +122,20 @@ impl RequestGuard {
 
 pin_project! {
     /// The future of a guarded request.
-    #[derive(Debug)]
     pub struct GuardedCall<F> {
         #[pin]
         inner: F,
         guard: Option<RequestGuard>,
         is_http: bool,
+        // Until there is room for its response.
+        room: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+        is_admitted: bool,
+    }
+}
+
+impl<F> fmt::Debug for GuardedCall<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GuardedCall").field("guard", &self.guard).finish_non_exhaustive()
     }
 }
 
@@ -131,22 +143,41 @@ impl<F> GuardedCall<F> {
     /// A request whose handler responds to a failed body itself, as gRPC handlers do; without a guard if its connection
     /// is unknown.
     pub const fn new(inner: F, guard: Option<RequestGuard>) -> Self {
-        Self { inner, guard, is_http: false }
+        Self { inner, guard, is_http: false, room: None, is_admitted: false }
     }
 
     /// An HTTP request: the response is 408 if its body timed out, and 503 if there was no memory for it.
     pub const fn http(inner: F, guard: RequestGuard) -> Self {
-        Self { inner, guard: Some(guard), is_http: true }
+        Self { inner, guard: Some(guard), is_http: true, room: None, is_admitted: false }
+    }
+
+    /// Ready once the responses before, which the peer has not taken, leave room for this one.
+    fn poll_admitted(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = self.project();
+        let connection = this.guard.as_ref().map(RequestGuard::connection);
+        if !*this.is_admitted
+            && let Some(connection) = connection.filter(|connection| connection.bounds_responses())
+            && (this.room.is_some() || !connection.has_room())
+        {
+            let connection = Arc::clone(connection);
+            let room = this.room.get_or_insert_with(|| Box::pin(async move { connection.room().await }));
+            ready!(room.as_mut().poll(cx));
+            *this.room = None;
+        }
+        *this.is_admitted = true;
+        Poll::Ready(())
     }
 }
 
 impl<F, B, E> Future for GuardedCall<F>
 where
     F: Future<Output = Result<Response<B>, E>>,
+    B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>>,
 {
     type Output = Result<Response<ResponseBody<B>>, E>;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        ready!(self.as_mut().poll_admitted(cx));
         let this = self.project();
         let response = ready!(this.inner.poll(cx));
         let guard = this.guard.take();
@@ -160,6 +191,6 @@ where
                 guard.connection().exempt();
             }
         }
-        Poll::Ready(Ok(response.map(|body| ResponseBody::new(body, guard))))
+        Poll::Ready(Ok(response.map(|body| ResponseBody::new(body, guard, cx))))
     }
 }

@@ -23,6 +23,13 @@ impl fmt::Display for WaitRefused {
 impl std::error::Error for WaitRefused {}
 
 impl RequestGuard {
+    /// Waits until the peer has taken as much of earlier responses as another one needs.
+    pub async fn room(&self) {
+        if self.connection().bounds_responses() {
+            self.connection().room().await;
+        }
+    }
+
     /// Runs the rest of a handler that may have to wait, and may be dropped meanwhile without harm. As soon as it waits, the
     /// memory that the request claimed as it came is given back; from then on it holds so many bytes, which may be taken
     /// back like those of an incomplete request. That bounds the number of requests that wait.

@@ -19,6 +19,14 @@ pub(crate) fn text(Pages { backend, listeners }: &Pages) -> String {
     gauge(&mut registry, "connected", "1 while connected to an upstream", u64::from(connected));
     let watchers = shared.node.watcher_count() as u64;
     gauge(&mut registry, "watchers", "Agents, replicas and programs that watch this replica", watchers);
+    let followed = shared.node.followed();
+    gauge(&mut registry, "followed_prefixes", "Prefixes followed by all watches", followed.count() as u64);
+    let refused = ConstCounter::new(followed.refused());
+    registry.register(
+        "followed_prefixes_refused",
+        "Prefixes refused because watches follow too many",
+        refused,
+    );
     gauge(&mut registry, "revision", "Last applied revision", shared.node.revision().number);
     let saved = shared.disk.saved.load(Relaxed);
     gauge(&mut registry, "saved_revision", "Revision of the copy on disk", saved);

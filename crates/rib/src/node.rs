@@ -10,6 +10,7 @@ use crate::{
     Batch, Commit, Conflict, Entry, PeerInfo, PendingUpdate, Table, WatcherInfo,
     hub::{Hub, WatcherId},
     progress::ProgressSchedule,
+    server::FollowedPrefixes,
 };
 
 mod disconnected;
@@ -38,6 +39,7 @@ struct NodeShared {
     inner: Mutex<NodeInner>,
     applied: watch::Sender<u64>,
     acks: watch::Sender<u64>,
+    followed: FollowedPrefixes,
 }
 
 #[derive(Debug)]
@@ -87,6 +89,11 @@ impl Node {
 
     /// A node with a given table, such as one with a shorter log.
     pub fn with_table(store: StoreId, table: Table) -> Self {
+        Self::bounded(store, table, FollowedPrefixes::default())
+    }
+
+    /// The same, whose watches follow no more prefixes together than `followed` admits.
+    pub fn bounded(store: StoreId, table: Table, followed: FollowedPrefixes) -> Self {
         let (applied, acks) = (watch::Sender::new(table.revision()), watch::Sender::new(0));
         let progress = ProgressSchedule::new(table.changes());
         let inner = NodeInner {
@@ -97,7 +104,12 @@ impl Node {
             disconnected: DisconnectedWatchers::default(),
             progress,
         };
-        Self { shared: Arc::new(NodeShared { inner: Mutex::new(inner), applied, acks }) }
+        Self { shared: Arc::new(NodeShared { inner: Mutex::new(inner), applied, acks, followed }) }
+    }
+
+    /// The prefixes that all watches follow, as servers of this node count them.
+    pub fn followed(&self) -> &FollowedPrefixes {
+        &self.shared.followed
     }
 
     /// The store of the node's revisions, once it is known.

@@ -2,9 +2,12 @@
 
 mod decode_batch;
 mod delta_cache;
+mod followed;
 mod messages;
 mod session;
 
+pub(crate) use followed::FollowedPrefix;
+pub use followed::{FollowedPrefixes, MAX_FOLLOWED};
 pub use messages::encoded_len;
 
 use std::{future::Future, sync::Arc, time::Duration};
@@ -188,7 +191,11 @@ impl<B: Backend> RibServer<B> {
         Hello { version, store, location, software: self.backend.software() }
     }
 
-    async fn read_prefixes(&self, request: v1::ReadRequest) -> Result<v1::ReadResponse, Status> {
+    async fn read_prefixes(
+        &self,
+        request: v1::ReadRequest,
+        waits: &Waits,
+    ) -> Result<v1::ReadResponse, Status> {
         if request.prefixes.len() > MAX_READ_PREFIXES {
             return Err(too_many_prefixes(MAX_READ_PREFIXES));
         }
@@ -202,6 +209,7 @@ impl<B: Backend> RibServer<B> {
         self.backend.ensure_linearizable().await.map_err(Status::unavailable)?;
         let node = self.backend.node();
         node.wait_applied(at_least.unwrap_or_default()).await;
+        waits.room().await;
         let (revision, entries) = node.read(&prefixes);
         let bytes: usize = entries.iter().map(|(key, entry)| key.len() + entry.value.len() + 32).sum();
         if bytes > MAX_READ_BYTES {
@@ -259,7 +267,8 @@ impl<B: Backend> v1::rib_server::Rib for RibServer<B> {
         let awaited = request.at_least.as_ref().map_or(String::new(), |at_least| {
             format!(", or revision {},", at_least.numbers.get(&0).copied().unwrap_or_default())
         });
-        match waits.run(tokio::time::timeout(MAX_READ_WAIT, self.read_prefixes(request))).await? {
+        let read = self.read_prefixes(request, &waits);
+        match waits.run(tokio::time::timeout(MAX_READ_WAIT, read)).await? {
             Ok(read) => read.map(Response::new),
             Err(_) => Err(Status::deadline_exceeded(format!(
                 "the prefixes{awaited} did not arrive within {MAX_READ_WAIT:?}; check that this \

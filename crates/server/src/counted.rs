@@ -3,9 +3,13 @@ use std::{
     task::{Context, Poll},
 };
 
+use bytes::Bytes;
 use fairmesh_listen::{Connection, GuardedCall, RequestGuard, ResponseBody};
 use http::{Method, Request, Response};
+use http_body::Body;
 use tower_service::Service;
+
+use fairmesh_http::BoxError;
 
 /// A service whose requests keep their connection from being taken for a quiet one.
 #[derive(Clone, Debug)]
@@ -23,6 +27,7 @@ impl<S> Counted<S> {
 impl<S, A, B> Service<Request<A>> for Counted<S>
 where
     S: Service<Request<A>, Response = Response<B>>,
+    B: Body<Data = Bytes, Error: Into<BoxError>>,
 {
     type Response = Response<ResponseBody<B>>;
     type Error = S::Error;

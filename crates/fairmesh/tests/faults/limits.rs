@@ -6,6 +6,7 @@ mod refused;
 mod slow;
 mod table;
 mod unfinished;
+mod unread;
 mod waiting;
 
 use std::{future::Future, time::Duration};

@@ -17,7 +17,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use super::{
-    Backend, MAX_PREFIXES, PrefixGuard, delta_cache::DeltaCache, messages, refused, too_many_prefixes,
+    Backend, FollowedPrefix, MAX_FOLLOWED, MAX_PREFIXES, PrefixGuard, delta_cache::DeltaCache, messages,
+    refused, too_many_prefixes,
 };
 use crate::{PeerInfo, Watcher};
 
@@ -56,8 +57,17 @@ pub(super) struct Session<B: Backend> {
 
 struct Subscription<B: Backend> {
     _guard: PrefixGuard<B>,
+    _followed: FollowedPrefix,
     from: Option<Cursor>,
     served: bool,
+}
+
+/// Why a prefix is refused that others have no place left for.
+fn too_many_followed() -> String {
+    format!(
+        "RESOURCE_EXHAUSTED: all watches here follow nearly {MAX_FOLLOWED} prefixes together, and one that follows as many as this gets \
+         no more; watch at another replica, or follow less"
+    )
 }
 
 impl<B: Backend> Session<B> {
@@ -248,8 +258,13 @@ impl<B: Backend> Session<B> {
         {
             return Err(too_many_prefixes(MAX_PREFIXES));
         }
+        let Some(followed) = self.backend.node().followed().admit(self.subscriptions.len()) else {
+            self.refuse(&prefix, too_many_followed());
+            return Ok(());
+        };
         let guard = PrefixGuard::new(&self.backend, &prefix);
-        self.subscriptions.insert(prefix.clone(), Subscription { _guard: guard, from, served: false });
+        let subscription = Subscription { _guard: guard, _followed: followed, from, served: false };
+        self.subscriptions.insert(prefix.clone(), subscription);
         let (backend, requested) = (self.backend.clone(), prefix.clone());
         let mut preparing: Preparation = Box::pin(async move {
             let ready = backend.ready(&requested).await;
@@ -277,9 +292,13 @@ impl<B: Backend> Session<B> {
             Err(reason) => {
                 // Removed, so that a repeated request is served again.
                 self.subscriptions.remove(prefix);
-                self.refusals += 1;
-                self.outbox.push_back(messages::refused(prefix, reason));
+                self.refuse(prefix, reason);
             }
         }
+    }
+
+    fn refuse(&mut self, prefix: &Prefix, reason: String) {
+        self.refusals += 1;
+        self.outbox.push_back(messages::refused(prefix, reason));
     }
 }

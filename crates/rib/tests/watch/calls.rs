@@ -1,11 +1,12 @@
 use std::time::Duration;
 
 use fairmesh_model::{Cursor, Revision, StoreId};
+use fairmesh_rib::{Node, Table, server::FollowedPrefixes};
 use fairmesh_wire::{handshake, v1};
 use tokio::time::timeout;
 use tonic::{Code, Request};
 
-use crate::support::{BOUND, Memory, Reader, Server};
+use crate::support::{BOUND, SinkCall, Memory, Reader, Server, prefix};
 
 fn delete(key: &str, revision: Option<u64>) -> v1::WriteRequest {
     let condition =
@@ -108,5 +109,28 @@ async fn a_snapshot_larger_than_a_message_arrives_as_one_change() {
         (&*watchers.watchers[0].software, &watchers.watchers[0].applied),
         ("reader", &Some(at(1, 0, 0)))
     );
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn prefixes_beyond_the_bound_of_all_watches_are_refused_one_by_one() {
+    let node = Node::bounded(StoreId(1), Table::default(), FollowedPrefixes::at_most(20, 1));
+    let server = Server::start(Memory { node: node.clone() }, "127.0.0.1:0").await;
+    let mut greedy = Reader::following(&[&server.address], &["/a/"]).await;
+    greedy.handle.subscribe(prefix("/b/"));
+    greedy.update().await;
+    greedy.handle.subscribe(prefix("/c/"));
+    let SinkCall::Refused(refused, reason) = greedy.got().await else { panic!("it is followed") };
+    assert_eq!(refused, prefix("/c/"));
+    assert!(reason.starts_with("RESOURCE_EXHAUSTED: "), "{reason}");
+    let _modest = Reader::following(&[&server.address], &["/d/"]).await;
+    assert_eq!((node.followed().count(), node.followed().refused()), (3, 1));
+    drop(greedy);
+    let gone = async {
+        while node.followed().count() > 1 {
+            tokio::task::yield_now().await
+        }
+    };
+    timeout(BOUND, gone).await.expect("places are free again when a watch ends");
     server.stop().await;
 }

@@ -22,12 +22,20 @@ impl Waits {
         Self { guard: extensions.get().cloned(), bytes: 0 }
     }
 
+    /// Waits until the responses before, on the same connection, are taken as far as the next one needs it: to be called where many
+    /// wait for the same, and all of them would be responded to at once.
+    pub async fn room(&self) {
+        if let Some(guard) = &self.guard {
+            guard.room().await;
+        }
+    }
+
     /// Runs what may wait and can be dropped meanwhile without harm. What did not come over a guarded connection waits unbounded.
     ///
     /// # Errors
     /// `RESOURCE_EXHAUSTED` when too many wait.
-    pub async fn run<T>(self, handler: impl Future<Output = T>) -> Result<T, Status> {
-        match self.guard {
+    pub async fn run<T>(&self, handler: impl Future<Output = T>) -> Result<T, Status> {
+        match &self.guard {
             None => Ok(handler.await),
             Some(guard) => {
                 let waited = guard.wait(self.bytes, handler).await;

@@ -1,0 +1,196 @@
+use std::{
+    error::Error,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use pin_project_lite::pin_project;
+
+use crate::{RequestGuard, responses::PIECE};
+
+type BoxError = Box<dyn Error + Send + Sync>;
+
+/// What a body yields next.
+type Next = Option<Result<Frame<Bytes>, BoxError>>;
+
+pin_project! {
+    /// The body of a response, until whose end the request is in flight. Where it is bounded, what its peer has not taken is counted.
+    #[derive(Debug)]
+    pub struct ResponseBody<B> {
+        #[pin]
+        inner: Option<B>,
+        // In the stead of what the handler responds with.
+        text: Option<Bytes>,
+        bounded: Option<Bounded<B>>,
+        guard: Option<RequestGuard>,
+    }
+}
+
+/// A body whose first frame is made before the connection asks for it: with a window of HTTP/2 that is closed it may never do so, and
+/// what the frame is made of takes memory as well.
+#[derive(Debug)]
+struct Bounded<B> {
+    inner: Pin<Box<B>>,
+    /// The first frame, until it is asked for.
+    first: Option<Next>,
+    /// What of the last frame the connection has not asked for.
+    rest: Bytes,
+}
+
+impl<B> ResponseBody<B> {
+    pub(crate) const fn text(text: &'static str) -> Self {
+        let text = Some(Bytes::from_static(text.as_bytes()));
+        Self { inner: None, text, bounded: None, guard: None }
+    }
+}
+
+impl<B> Default for ResponseBody<B> {
+    /// Without any bytes.
+    fn default() -> Self {
+        Self { inner: None, text: None, bounded: None, guard: None }
+    }
+}
+
+impl<B: Body<Data = Bytes, Error: Into<BoxError>>> ResponseBody<B> {
+    pub(crate) fn new(inner: B, guard: Option<RequestGuard>, cx: &mut Context<'_>) -> Self {
+        match &guard {
+            Some(guard) if guard.connection().bounds_responses() => {
+                let bounded = Bounded::begin(inner, guard, cx);
+                Self { bounded: Some(bounded), guard: Some(guard.clone()), ..Self::default() }
+            }
+            _ => Self { inner: Some(inner), guard, ..Self::default() },
+        }
+    }
+}
+
+impl<B: Body<Data = Bytes, Error: Into<BoxError>>> Bounded<B> {
+    fn begin(inner: B, guard: &RequestGuard, cx: &mut Context<'_>) -> Self {
+        let mut bounded = Self { inner: Box::pin(inner), first: None, rest: Bytes::new() };
+        bounded.first = match bounded.poll_inner(guard, cx) {
+            Poll::Ready(next) => Some(next),
+            Poll::Pending => None,
+        };
+        bounded
+    }
+
+    /// The next frame, whose bytes are counted as unread.
+    fn poll_inner(&mut self, guard: &RequestGuard, cx: &mut Context<'_>) -> Poll<Next> {
+        self.inner.as_mut().poll_frame(cx).map(|next| {
+            next.map(|frame| {
+                let count = |data| guard.connection().count_unread(data);
+                frame.map(|frame| frame.map_data(count)).map_err(Into::into)
+            })
+        })
+    }
+
+    /// The next part of a frame.
+    fn poll_frame(&mut self, guard: &RequestGuard, cx: &mut Context<'_>) -> Poll<Next> {
+        if self.rest.is_empty() {
+            let next = match self.first.take() {
+                Some(next) => next,
+                None => ready!(self.poll_inner(guard, cx)),
+            };
+            match next.map(|frame| frame.map(Frame::into_data)) {
+                Some(Ok(Ok(data))) => self.rest = data,
+                Some(Ok(Err(other))) => return Poll::Ready(Some(Ok(other))),
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                None => return Poll::Ready(None),
+            }
+        }
+        // The connection asks for more only once the peer has room for some of it.
+        guard.connection().took();
+        let piece = self.rest.len().min(PIECE);
+        Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(piece)))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        let is_over = match &self.first {
+            Some(next) => next.is_none(),
+            None => self.inner.is_end_stream(),
+        };
+        is_over && self.rest.is_empty()
+    }
+
+    /// Of what is to come, in which the bytes that were made are not.
+    fn size_hint(&self) -> SizeHint {
+        let first = self.first.as_ref().and_then(|next| next.as_ref()?.as_ref().ok()?.data_ref());
+        let made = (self.rest.len() + first.map_or(0, Bytes::len)) as u64;
+        let (inner, mut hint) = (self.inner.size_hint(), SizeHint::new());
+        hint.set_lower(inner.lower() + made);
+        if let Some(upper) = inner.upper() {
+            hint.set_upper(upper + made);
+        }
+        hint
+    }
+}
+
+impl<B: Body<Data = Bytes, Error: Into<BoxError>>> Body for ResponseBody<B> {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Next> {
+        let this = self.project();
+        match (this.bounded, this.guard, this.inner.as_pin_mut()) {
+            (Some(bounded), Some(guard), _) => bounded.poll_frame(guard, cx),
+            (_, _, Some(inner)) => {
+                inner.poll_frame(cx).map(|next| next.map(|frame| frame.map_err(Into::into)))
+            }
+            _ => Poll::Ready(this.text.take().map(|text| Ok(Frame::data(text)))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match (&self.bounded, &self.inner) {
+            (Some(bounded), _) => bounded.is_end_stream(),
+            (_, Some(inner)) => inner.is_end_stream(),
+            _ => self.text.is_none(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match (&self.bounded, &self.inner) {
+            (Some(bounded), _) => bounded.size_hint(),
+            (_, Some(inner)) => inner.size_hint(),
+            _ => SizeHint::with_exact(self.text.as_ref().map_or(0, Bytes::len) as u64),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use http_body_util::{BodyExt as _, Full};
+    use tokio::io::duplex;
+
+    use super::*;
+    use crate::{Acceptor, Limits, Memory};
+
+    #[tokio::test]
+    async fn a_response_counts_before_it_is_asked_for_and_until_its_last_piece_is_sent() {
+        let acceptor = Acceptor::new("test", Limits::calls(), Memory::default());
+        let stream = acceptor.accept(|_| Poll::Ready(Ok(duplex(1).0))).await;
+        let connection = stream.connection().unwrap();
+        let guard = Some(RequestGuard::new(connection));
+        let length = 3 * PIECE + 1;
+        let mut body = poll_fn(|cx| {
+            let inner = Full::new(Bytes::from(vec![7; length]));
+            Poll::Ready(ResponseBody::new(inner, guard.clone(), cx))
+        })
+        .await;
+        assert!(connection.unread().bytes() > length);
+        assert_eq!((body.size_hint().exact(), body.is_end_stream()), (Some(length as u64), false));
+        let mut pieces = Vec::new();
+        while let Some(frame) = body.frame().await {
+            pieces.push(frame.unwrap().into_data().unwrap());
+        }
+        assert_eq!(pieces.iter().map(Bytes::len).collect::<Vec<_>>(), [PIECE, PIECE, PIECE, 1]);
+        assert!(body.is_end_stream());
+        pieces.truncate(1);
+        assert!(connection.unread().bytes() > length);
+        drop(pieces);
+        assert_eq!(connection.unread().bytes(), 0);
+    }
+}
