@@ -54,12 +54,12 @@ const PURE_FILES: &[(&str, &[&str])] = &[
             "batch.rs",
             "prefixes.rs",
             "table.rs",
-            "table/absorb.rs",
-            "table/previous.rs",
+            "table/apply_update.rs",
+            "table/previous_values.rs",
             "table/size.rs",
             "update.rs",
-            "marks.rs",
-            "plain.rs",
+            "progress.rs",
+            "node_core.rs",
             "hub.rs",
             "hub/pull.rs",
             "hub/size.rs",
@@ -68,7 +68,13 @@ const PURE_FILES: &[(&str, &[&str])] = &[
     ),
     (
         "registry",
-        &["balance/plan.rs", "balance/pool.rs", "balance/window.rs", "shards/edit.rs", "shards/step.rs"],
+        &[
+            "balance/plan.rs",
+            "balance/region_pool.rs",
+            "balance/load_window.rs",
+            "shards/map_edit.rs",
+            "shards/next_action.rs",
+        ],
     ),
 ];
 

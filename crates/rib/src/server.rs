@@ -227,7 +227,7 @@ impl<B: Backend> RibServer<B> {
         self.backend.supports_at_least().map_err(Status::failed_precondition)?;
         if self.backend.node().store() != Some(at_least.store) {
             return Err(Status::failed_precondition(format!(
-                "this process does not serve store {} but another one; read without 'at_least'",
+                "this process serves another store than {}; read without 'at_least'",
                 at_least.store
             )));
         }

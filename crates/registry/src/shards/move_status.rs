@@ -161,10 +161,8 @@ fn check_source(shard: &Shard, shard_move: &ShardMove, from: &InstanceId) -> Res
         return Err(RegistryError::refused("from", problem, &hint));
     }
     if shard_move.to.is_none() && !next_action::is_served_without(shard, shard_move) {
-        let problem = format!(
-            "'{from}' is the only instance that serves shard {} as {}",
-            shard_move.shard, shard_move.role
-        );
+        let problem =
+            format!("'{from}' is the only one that serves shard {} as {}", shard_move.shard, shard_move.role);
         return Err(RegistryError::refused("from", problem, "move the copy, or add another one first"));
     }
     Ok(())
