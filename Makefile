@@ -14,11 +14,11 @@ demo: ## Run the shop on this machine, break it in five ways under load, and pri
 release: ## Build the binary for production, guided by a profile of what runs most, and say where it is
 	@scripts/release.sh
 
-test: ## Run every test and print how many passed
+test: ## Run every test, or those of ARGS= (make test ARGS=--help), and print how many passed
 	@scripts/setup.sh build demo etcd hosts systemd
 	@if command -v go >/dev/null; then scripts/setup.sh h2spec || true; scripts/setup.sh grpc-go || true; fi
 	@scripts/setup.sh grpcio || true
-	@scripts/test.sh
+	@scripts/test.sh $(ARGS)
 
 soak: ## Cause outages, replace all there is under full load, stream, for 10 minutes each or SOAK_MINUTES=, attack every listener, and check what everybody saw
 	@scripts/setup.sh build etcd hosts

@@ -9,14 +9,15 @@ pub(crate) fn hex(number: u64) -> Value {
     json!(format!("{number:#018x}"))
 }
 
-/// Compares what the code decides with `vectors/{file}`, or writes the file when `UPDATE_VECTORS` is set.
+/// Compares what the code decides with `vectors/{file}`. With `UPDATE_VECTORS` set, it writes the file if they differ.
 ///
 /// # Panics
-/// When they differ, naming the first case that does.
+/// When they differ, naming the first case that does; also when the file was written, since what it says now has not been compared
+/// with anything but the code that wrote it.
 pub(crate) fn check(file: &str, lists: &[(&str, Vec<Value>)]) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../vectors").join(file);
     if env::var_os("UPDATE_VECTORS").is_some() {
-        fs::write(&path, write(lists)).unwrap();
+        return update(&path, &write(lists));
     }
     let text = fs::read_to_string(&path).unwrap();
     let stored: Value = serde_json::from_str(&text).unwrap();
@@ -31,6 +32,18 @@ pub(crate) fn check(file: &str, lists: &[(&str, Vec<Value>)]) {
         }
         assert_eq!(cases.len(), stored.len(), "cases of {name} in {file}");
     }
+}
+
+/// Writes a file unless it has this text already.
+fn update(path: &Path, text: &str) {
+    if fs::read_to_string(path).is_ok_and(|old| old == text) {
+        return;
+    }
+    fs::write(path, text).unwrap();
+    panic!(
+        "{} is written anew: look at the difference, and run the test without UPDATE_VECTORS",
+        path.display()
+    );
 }
 
 /// One case a line, so that differences are read by case.

@@ -7,10 +7,8 @@ mod programs {
     pub(crate) mod process;
 }
 
-use programs::{
-    machine::Machine,
-    process::{fairmesh, free_port},
-};
+use fairmesh_test_support::free_port;
+use programs::{machine::Machine, process::fairmesh};
 
 const HELLO_SERVER: &str = env!("CARGO_BIN_EXE_hello_server");
 const HELLO_CLIENT: &str = env!("CARGO_BIN_EXE_hello_client");

@@ -36,6 +36,9 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("proxy", &["model", "listen", "sealed", "http", "headers", "client", "server", "otlp"]),
     ("lookaside", &["model", "listen", "wire", "router", "client"]),
     ("control", &["model", "listen", "wire", "rib", "store", "registry", "imbalance"]),
+    // What tests share, and what runs them.
+    ("test-support", &["model"]),
+    ("test-runner", &["test-support"]),
     // A newcomer's program needs the library and nothing else of ours.
     ("examples", &["client", "server"]),
 ];
@@ -110,6 +113,8 @@ const LISTENS: &[&str] = &[
     "proxy/src/handover.rs",
     "fairmesh/src/demo/fleet.rs",
     "fairmesh/src/demo/service.rs",
+    // Only finds out that a port is free.
+    "test-support/src/ports.rs",
 ];
 
 /// How one begins to listen, or has a library accept.

@@ -18,8 +18,3 @@ mod cli {
     pub(crate) mod sim;
     pub(crate) mod support;
 }
-
-/// A real etcd, as the tests of the store have it.
-#[allow(dead_code, reason = "each test uses its part")]
-#[path = "../../store/tests/support/etcd.rs"]
-mod real_etcd;

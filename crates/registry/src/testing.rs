@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{Endpoint, EndpointState, InstanceId, Location, Revision, ServiceName, StoreId};
+use fairmesh_model::{Endpoint, EndpointState, Revision, ServiceName, StoreId};
 use fairmesh_rib::{Batch, Node};
 use fairmesh_store::{BoxFuture, Commits, Store, StoreError, StoreSnapshot, WriteError};
 
@@ -127,13 +127,8 @@ pub(crate) fn any_process(instance: &str) -> InstanceClaim {
 /// A serving endpoint of `shop/cart` in `eu`, without a lease.
 pub(crate) fn endpoint(instance: &str) -> Registration {
     let endpoint = Endpoint {
-        instance: InstanceId::new(instance).unwrap(),
         address: "10.0.0.7:80".parse().unwrap(),
-        location: Location::in_region("eu".parse().unwrap()),
-        state: EndpointState::Serving,
-        weight: 1000,
-        lease: None,
-        labels: Default::default(),
+        ..fairmesh_test_support::endpoint(instance, "eu")
     };
     Registration { service: cart(), endpoint, explicit_state: false, declaration: None }
 }

@@ -5,12 +5,13 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use fairmesh_model::{
-    Endpoint, EndpointState, KeyRange, Location, Protocol, Replica, ReplicaState, Service, ServiceKind,
-    ServiceName, Shard, ShardId, ShardKey, ShardMap, ShardMove,
+    Endpoint, KeyRange, Protocol, Replica, ReplicaState, Service, ServiceKind, ServiceName, Shard, ShardId,
+    ShardKey, ShardMap, ShardMove,
 };
 use fairmesh_registry::{Phase, Registration, Registry};
 use fairmesh_rib::Node;
 use fairmesh_store::{RedbStore, Store};
+use fairmesh_test_support::endpoint;
 use tokio::task::JoinSet;
 
 /// The registry of a control plane.
@@ -62,15 +63,7 @@ fn cart() -> ServiceName {
 
 fn registration(instance: &str) -> Registration {
     let service = Service { kind: ServiceKind::Sharded, protocol: Protocol::Grpc, virtual_address: None };
-    let endpoint = Endpoint {
-        instance: instance.parse().unwrap(),
-        address: "10.0.0.7:80".parse().unwrap(),
-        location: Location::in_region("eu".parse().unwrap()),
-        state: EndpointState::Serving,
-        weight: 1000,
-        lease: Some(Duration::from_secs(3600)),
-        labels: Default::default(),
-    };
+    let endpoint = Endpoint { lease: Some(Duration::from_secs(3600)), ..endpoint(instance, "eu") };
     Registration { service: cart(), endpoint, explicit_state: true, declaration: Some(service) }
 }
 

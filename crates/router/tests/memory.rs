@@ -13,10 +13,11 @@ use std::{
 };
 
 use fairmesh_model::{
-    Endpoint, EndpointState, FULL_WEIGHT, Hosts, InstanceId, Label, Location, PathMatch, Policy, Protocol,
-    Region, Regions, RoundTrips, Route, Service, ServiceKind, ServiceName, Verdicts,
+    Hosts, Label, Location, PathMatch, Policy, Protocol, Region, Regions, RoundTrips, Route, Service,
+    ServiceKind, ServiceName, Verdicts,
 };
 use fairmesh_router::{CompileInput, EndpointStats, ServiceTable};
+use fairmesh_test_support::endpoint;
 
 /// The most bytes of one service with two routes and one endpoint.
 const MOST: i64 = 5_000;
@@ -54,15 +55,7 @@ fn route(name: &str, path: &str) -> Route {
 
 fn compiled(name: &str) -> (Arc<EndpointStats>, Box<ServiceTable>) {
     let here = Location::in_region(Region::new("eu").unwrap());
-    let endpoint = Endpoint {
-        instance: InstanceId::new("one").unwrap(),
-        address: ([127, 0, 0, 1], 80).into(),
-        location: here.clone(),
-        state: EndpointState::Serving,
-        weight: FULL_WEIGHT,
-        lease: None,
-        labels: Default::default(),
-    };
+    let endpoint = endpoint("one", "eu");
     let policy = Policy { routes: vec![route("read", "/v1"), route("rest", "/v2")], ..Policy::default() };
     let input = CompileInput {
         name: &ServiceName::new(name).unwrap(),

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use fairmesh_model::Revision;
 use fairmesh_rib::{Batch, Commit, Conflict, Expect, MAX_VALUE_BYTES};
 use fairmesh_store::{Compacted, EtcdStore, PartitionedStore, RedbStore, SplitRequest, Store, WriteError};
-use support::{batch, delete, etcd::Etcd, etcd_config, put};
+use fairmesh_test_support::Etcd;
+use support::{batch, delete, etcd_config, put};
 use tokio::sync::mpsc;
 
 /// Where a store persists.

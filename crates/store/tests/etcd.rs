@@ -10,10 +10,9 @@ use fairmesh_rib::{Batch, Commit, Expect, MAX_VALUE_BYTES};
 use fairmesh_store::{
     Commits, Compacted, EtcdConfig, EtcdLogin, EtcdStore, EtcdTls, Store, StoreError, WriteError,
 };
+use fairmesh_test_support::Etcd;
 use support::{
-    batch, delete,
-    etcd::Etcd,
-    etcd_config,
+    batch, delete, etcd_config,
     proxy::{Link, Proxy},
     put,
 };

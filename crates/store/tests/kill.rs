@@ -31,11 +31,16 @@ fn main() {
     if let Some(path) = env::var_os(CHILD) {
         return child(PathBuf::from(path));
     }
-    // `cargo test -- --list`, and names of other tests.
-    if env::args()
-        .skip(1)
-        .any(|argument| argument == "--list" || !argument.starts_with('-') && argument != "kill")
-    {
+    // As the standard harness lists its tests, of which none is ignored here.
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    if arguments.iter().any(|argument| argument == "--list") {
+        if !arguments.iter().any(|argument| argument == "--ignored") {
+            println!("kill: test");
+        }
+        return;
+    }
+    // Names of other tests.
+    if arguments.iter().any(|argument| !argument.starts_with('-') && argument != "kill") {
         return;
     }
     let folder = tempfile::tempdir().unwrap();

@@ -17,10 +17,9 @@ use fairmesh_rib::{Commit, Expect};
 use fairmesh_store::{
     Commits, Compacted, EtcdStore, PartitionedStore, SplitEvent, SplitRequest, Store, StoreError, WriteError,
 };
+use fairmesh_test_support::{Etcd, eventually};
 use support::{
-    batch, delete,
-    etcd::Etcd,
-    etcd_config,
+    batch, delete, etcd_config,
     proxy::{Link, Proxy},
     put,
 };
@@ -296,7 +295,7 @@ async fn an_unresponsive_partition_blocks_no_other_and_its_writes_are_published_
         assert_eq!(commit, batch([put(key("near"), value, Expect::Any)]).into_commit(near));
         apply(&mut seen, commit);
     }
-    until(|| etcd_revision(&part) != before).await;
+    eventually("etcd has another revision", || etcd_revision(&part) != before).await;
     link.set(Link::Cut);
     let near = write(&store, "near", "4").await;
     link.set(Link::Open);
@@ -314,16 +313,6 @@ async fn an_unresponsive_partition_blocks_no_other_and_its_writes_are_published_
     assert_eq!(rows(&store).await, (late, seen));
     let again = store.write(batch([put(key("far"), "2", Expect::Revision(late))])).await.unwrap();
     assert_eq!(next(&mut commits).await.unwrap().unwrap().revision, again.number);
-}
-
-/// Waits for a condition.
-async fn until(mut holds: impl FnMut() -> bool) {
-    let waiting = async {
-        while !holds() {
-            tokio::task::yield_now().await;
-        }
-    };
-    timeout(TIMEOUT, waiting).await.unwrap();
 }
 
 /// Revision of an etcd.
@@ -377,7 +366,7 @@ async fn readers_of_commits_published_without_a_partition_have_to_load_from_the_
     link.set(Link::Mute);
     let (before, writer) = (etcd_revision(&part), process.store.clone());
     process.runtime.spawn(async move { write(&writer, "far", "1").await });
-    until(|| etcd_revision(&part) != before).await;
+    eventually("etcd has another revision", || etcd_revision(&part) != before).await;
     let told = write(&process.store, "near", "1").await;
     assert_eq!(next(&mut commits).await.unwrap().unwrap().revision, told);
     process.kill();
@@ -412,7 +401,7 @@ async fn a_committed_multi_partition_batch_is_completed_by_the_next_process() {
         let both = ["near", "far"].map(|service| put(key(service), "both", Expect::Any));
         writer.write(batch(both)).await
     });
-    until(|| intents(&home) > 0).await;
+    eventually("an intent is written", || intents(&home) > 0).await;
     process.kill();
     let store = open(&home.client()).await;
     let (newest, held) = rows(&store).await;
@@ -498,7 +487,7 @@ async fn batches_blocked_by_an_unresponsive_partition_use_no_lanes_of_others() {
         waiting.spawn(async move { writer.write(batch(ops)).await })
     };
     begin(vec![near.clone(), put(key("far"), "1", Expect::Any)]);
-    until(|| intents(&home) > 0).await;
+    eventually("an intent is written", || intents(&home) > 0).await;
     // More than the lanes of one partition.
     for _ in 0..64 {
         begin(vec![near.clone()]);
@@ -518,7 +507,7 @@ async fn a_process_with_an_unknown_outcome_publishes_nothing_after_it() {
     let (before, writer) = (etcd_revision(&part), store.clone());
     let ops = || batch([put(key("far"), "1", Expect::Any)]);
     let stuck = tokio::spawn(async move { writer.write(ops()).await });
-    until(|| etcd_revision(&part) != before).await;
+    eventually("etcd has another revision", || etcd_revision(&part) != before).await;
     // Another process takes the partition over: "/fairmesh/meta/fence" is greater than any of this process.
     part.post("kv/put", r#"{"key":"L2ZhaXJtZXNoL21ldGEvZmVuY2U=","value":"//////////8="}"#);
     link.set(Link::Cut);

@@ -1,7 +1,6 @@
 //! A program that goes on while a test looks at it.
 
 use std::{
-    net::TcpListener,
     path::{Path, PathBuf},
     process::{self, ExitStatus, Stdio},
     sync::Once,
@@ -61,9 +60,4 @@ pub(crate) fn fairmesh() -> PathBuf {
         }
     });
     path
-}
-
-/// A port that was free a moment ago.
-pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }

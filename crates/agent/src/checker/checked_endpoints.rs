@@ -145,11 +145,12 @@ impl CheckedEndpoints {
 mod tests {
     use std::{sync::Arc, time::Duration};
 
-    use fairmesh_model::{Endpoint, FULL_WEIGHT, Location, Policy, Probe, StoreId};
+    use fairmesh_model::{Policy, Probe, StoreId};
     use fairmesh_rib::{
         Entry,
         follower::{Backoff, Follower, FollowerConfig},
     };
+    use fairmesh_test_support::endpoint;
     use fairmesh_wire::transport::Address;
 
     use super::*;
@@ -180,18 +181,7 @@ mod tests {
         checked_endpoints.follow(BTreeSet::from([name.clone()]));
         let policy = RecordKey::Policy(name.clone());
         let key = |id: &str| RecordKey::Endpoint(name.clone(), eu.clone(), InstanceId::new(id).unwrap());
-        let endpoint = |id: &str| {
-            let endpoint = Endpoint {
-                instance: InstanceId::new(id).unwrap(),
-                address: ([127, 0, 0, 1], 1).into(),
-                location: Location::in_region(eu.clone()),
-                state: EndpointState::Serving,
-                weight: FULL_WEIGHT,
-                lease: None,
-                labels: Default::default(),
-            };
-            entry(&key(id), records::encode(&endpoint.into()))
-        };
+        let endpoint = |id: &str| entry(&key(id), records::encode(&endpoint(id, "eu").into()));
         let checked = Policy { health_check: Some(HealthCheck::new(Probe::Tcp)), ..Policy::default() };
         let below = Prefix::endpoints(&name, Some(&eu));
         checked_endpoints.update(update([

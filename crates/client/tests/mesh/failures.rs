@@ -255,17 +255,31 @@ async fn cancelled_calls_leave_nothing_behind() {
     }
 }
 
+/// How a call ends that has so much time.
+async fn timed_out(service: &ServiceHandle, time: Duration) -> FaultKind {
+    ask(&service.clone().timeout(time), get("/")).await.unwrap_err().kind()
+}
+
 #[tokio::test]
 async fn a_deadline_ends_the_call_in_time() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let (server, _gate) = waiting().await;
         rig.replicated("shop/one", protocol, &[server.address]);
-        let service = rig.mesh().await.service("shop/one").unwrap().timeout(Duration::from_millis(200));
+        let service = rig.mesh().await.service("shop/one").unwrap();
         let begun = tokio::time::Instant::now();
-        let fault = ask(&service, get("/")).await.unwrap_err();
-        assert_eq!(fault.kind(), FaultKind::Deadline);
+        // The server answers neither: each ends by its own deadline, and the earlier one before the later one.
+        let mut later = Box::pin(timed_out(&service, Duration::from_secs(2)));
+        let earlier = tokio::select! {
+            biased;
+            _ = &mut later => panic!("a deadline of 2 s ends before one of 200 ms"),
+            fault = timed_out(&service, Duration::from_millis(200)) => fault,
+        };
+        assert_eq!(earlier, FaultKind::Deadline);
         assert!(begun.elapsed() >= Duration::from_millis(200));
+        assert_eq!(outstanding(&service), 1);
+        assert_eq!(later.await, FaultKind::Deadline);
+        assert!(begun.elapsed() >= Duration::from_secs(2));
         assert_eq!(outstanding(&service), 0);
     }
 }

@@ -10,14 +10,16 @@ use std::{
 use bytes::Bytes;
 use fairmesh_client::{Body, Fault, Mesh, ServiceHandle};
 use fairmesh_model::{
-    Backend, Endpoint, EndpointState, FULL_WEIGHT, Identity, InstanceId, KeyRange, Label, Location, Match,
-    PathMatch, Policy, Prefix, Protocol, Record, RecordKey, Region, Regions, Replica, ReplicaState, Revision,
-    Role, Route, Service, ServiceKind, ServiceName, Shard, ShardId, ShardKey, ShardMap, StoreId, Verdict,
+    Backend, Endpoint, EndpointState, Identity, InstanceId, KeyRange, Label, Location, Match, PathMatch,
+    Policy, Prefix, Protocol, Record, RecordKey, Region, Regions, Replica, ReplicaState, Revision, Role,
+    Route, Service, ServiceKind, ServiceName, Shard, ShardId, ShardKey, ShardMap, StoreId, Verdict,
 };
 use fairmesh_rib::{
     Batch, Commit, Node,
     server::{Backend as RibBackend, RibServer, WriteError},
 };
+use fairmesh_test_support::endpoint;
+pub(crate) use fairmesh_test_support::{PATIENCE, eventually as until};
 use fairmesh_wire::{
     records, shards,
     transport::{Address, Listener},
@@ -26,9 +28,6 @@ use http_body_util::BodyExt as _;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-
-/// How long a condition may take to come true: long, since it decides nothing but when a broken test gives up.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) struct Rig {
     pub(crate) node: Node,
@@ -132,15 +131,7 @@ impl Rig {
     }
 
     pub(crate) fn endpoint(&self, name: &str, instance: &str, address: SocketAddr, state: EndpointState) {
-        let endpoint = Endpoint {
-            instance: InstanceId::new(instance).unwrap(),
-            address,
-            location: Location::in_region(region("eu")),
-            state,
-            weight: FULL_WEIGHT,
-            lease: None,
-            labels: Default::default(),
-        };
+        let endpoint = Endpoint { address, state, ..endpoint(instance, "eu") };
         self.write([(endpoint_key(name, instance), Some(records::encode(&endpoint.into())))]);
     }
 
@@ -227,14 +218,4 @@ pub(crate) fn get(path: &str) -> http::Request<Body> {
 
 pub(crate) fn post(path: &str, body: &'static str) -> http::Request<Body> {
     http::Request::post(path).body(Body::from(body)).unwrap()
-}
-
-/// Waits until something is so.
-pub(crate) async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let waited = tokio::time::timeout(PATIENCE, async {
-        while !is_so() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    });
-    assert!(waited.await.is_ok(), "still not so: {what}");
 }

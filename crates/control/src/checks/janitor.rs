@@ -108,9 +108,10 @@ impl Checks {
 
 #[cfg(test)]
 mod tests {
-    use fairmesh_model::{EndpointState, HealthCheck, InstanceId, Location, Policy, Probe, Region, StoreId};
+    use fairmesh_model::{HealthCheck, InstanceId, Policy, Probe, Region, StoreId};
     use fairmesh_rib::{Commit, Entry, Node};
     use fairmesh_store::RedbStore;
+    use fairmesh_test_support::endpoint;
 
     use super::*;
     use crate::checks::CheckIndex;
@@ -124,15 +125,7 @@ mod tests {
         let service = ServiceName::new("shop/one").unwrap();
         let eu = Region::new("eu").unwrap();
         let [a, gone] = ["a", "gone"].map(|id| InstanceId::new(id).unwrap());
-        let endpoint = Endpoint {
-            instance: a.clone(),
-            address: "127.0.0.1:1".parse().unwrap(),
-            location: Location::in_region(eu.clone()),
-            state: EndpointState::Serving,
-            weight: 1000,
-            lease: None,
-            labels: Default::default(),
-        };
+        let endpoint = endpoint("a", "eu");
         let verdict = Record::Verdict(Verdict {
             healthy: false,
             since_ms: 7,

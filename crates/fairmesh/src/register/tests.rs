@@ -5,6 +5,7 @@ use std::{ffi::OsString, fs::File, net::SocketAddr, path::Path, time::Duration};
 use clap::Parser;
 use fairmesh_control::{Control, ControlConfig};
 use fairmesh_model::{Endpoint, EndpointState};
+use fairmesh_test_support::eventually_async;
 use fairmesh_wire::{handshake, transport::Address, v1};
 use tempfile::TempDir;
 use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle, time::timeout};
@@ -75,12 +76,10 @@ impl Bench {
     }
 
     async fn until(&self, states: &[EndpointState]) {
-        let met = async {
-            while self.endpoints().await.iter().map(|endpoint| endpoint.state).ne(states.iter().copied()) {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
-        assert!(timeout(BOUND, met).await.is_ok(), "{:?} instead of {states:?}", self.endpoints().await);
+        eventually_async(&format!("endpoints are {states:?}"), async || {
+            self.endpoints().await.iter().map(|endpoint| endpoint.state).eq(states.iter().copied())
+        })
+        .await;
     }
 }
 

@@ -1,7 +1,8 @@
 //! Control planes whose store is in etcd.
 
+use fairmesh_test_support::Etcd;
+
 use super::support::{Mesh, SHOP, fairmesh, wait_until};
-use crate::real_etcd::Etcd;
 
 /// A control plane on an etcd.
 fn on(etcd: &Etcd) -> Mesh {

@@ -2,8 +2,9 @@
 
 use std::fs;
 
+use fairmesh_test_support::Etcd;
+
 use super::support::{Mesh, contents};
-use crate::real_etcd::Etcd;
 
 /// What a control plane answers about its records, but for revisions, which each store numbers by itself.
 fn answers(mesh: &Mesh) -> Vec<serde_json::Value> {

@@ -6,10 +6,9 @@ use std::{
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    thread::sleep,
-    time::Duration,
 };
 
+pub(crate) use fairmesh_test_support::eventually_blocking as wait_until;
 use fairmesh_wire::{
     handshake,
     transport::Address,
@@ -305,17 +304,6 @@ fn runtime() -> tokio::runtime::Runtime {
 pub(crate) fn send(child: &Child, signal: &str) {
     let status = Command::new("kill").args([format!("-{signal}"), child.id().to_string()]).status().unwrap();
     assert!(status.success());
-}
-
-/// Waits for a condition, ten seconds at most.
-pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    for _ in 0..1500 {
-        if holds() {
-            return;
-        }
-        sleep(Duration::from_millis(20));
-    }
-    panic!("never happened: {what}");
 }
 
 /// Every file below a folder with its content, to see that nothing changed.

@@ -15,14 +15,12 @@ mod users;
 mod watchers;
 mod writers;
 
-use std::{
-    thread::sleep,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 pub(crate) use burst::burst;
 pub(crate) use crowd::Crowd;
 pub(crate) use daemon::{Daemon, Plan};
+use fairmesh_test_support::eventually_within;
 pub(crate) use fleet::Fleet;
 pub(crate) use network::{Host, Network, Place};
 pub(crate) use recorder::Recorder;
@@ -41,10 +39,6 @@ pub(crate) fn now() -> Instant {
 
 /// Waits until something is so.
 #[track_caller]
-pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let began = now();
-    while !is_so() {
-        assert!(began.elapsed() < PATIENCE, "still not so: {what}");
-        sleep(Duration::from_millis(20));
-    }
+pub(crate) fn until(what: &str, is_so: impl FnMut() -> bool) {
+    assert!(eventually_within(PATIENCE, is_so), "still not so: {what}");
 }

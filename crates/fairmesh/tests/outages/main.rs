@@ -11,12 +11,12 @@ mod harness;
 
 use std::{
     env,
-    io::Write,
     time::{Duration, UNIX_EPOCH},
 };
 
 use checker::planted::each_is_found;
 use fairmesh_model::arith::mix64;
+use fairmesh_test_support::skipped;
 use faults::{FAULTS, Fault, LONG_FAULTS};
 use harness::{Suite, now};
 
@@ -26,7 +26,7 @@ fn no_outage_loses_a_write_takes_anybody_back_or_fails_a_call() {
         env::var("SOAK_MINUTES").ok().map(|minutes| minutes.parse().expect("SOAK_MINUTES: a number"));
     let suite = match Suite::start(minutes.is_some()) {
         Ok(suite) => suite,
-        Err(reason) => return skipped(&reason),
+        Err(reason) => return skipped("hosts cannot be made", reason),
     };
     let named = env::var("OUTAGES").unwrap_or_default();
     let more = if minutes.is_some() { LONG_FAULTS } else { &[] };
@@ -69,10 +69,4 @@ fn soak(suite: &Suite, mut faults: Vec<Fault>, time: Duration) {
 fn seed() -> u64 {
     let since = std::time::SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     since.as_secs()
-}
-
-/// Says so past the capture of what passing tests print.
-fn skipped(reason: &str) {
-    let line = format!("skipped: hosts cannot be made here: {reason}\n");
-    std::io::stderr().write_all(line.as_bytes()).unwrap();
 }

@@ -6,7 +6,7 @@ use fairmesh_wire::{handshake, v1};
 use tokio::time::timeout;
 use tonic::{Code, Request};
 
-use crate::support::{BOUND, SinkCall, Memory, Reader, Server, prefix};
+use crate::support::{BOUND, Memory, Reader, Server, SinkCall, prefix};
 
 fn delete(key: &str, revision: Option<u64>) -> v1::WriteRequest {
     let condition =

@@ -39,15 +39,8 @@ fn region(name: &str) -> Region {
 }
 
 fn endpoint(id: &str, place: &str) -> Endpoint {
-    Endpoint {
-        instance: InstanceId::new(id).unwrap(),
-        address: format!("10.0.0.{}:80", hash_text(id) % 255 + 1).parse().unwrap(),
-        location: Location::in_region(region(place)),
-        state: EndpointState::Serving,
-        weight: 1000,
-        lease: None,
-        labels: Default::default(),
-    }
+    let address = format!("10.0.0.{}:80", hash_text(id) % 255 + 1).parse().unwrap();
+    Endpoint { address, ..fairmesh_test_support::endpoint(id, place) }
 }
 
 impl Fleet {

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use fairmesh_model::{
     InstanceId, KeyRange, Region, Replica, ReplicaState, Role, Shard, ShardId, ShardKey, ShardMap,
 };
+use fairmesh_test_support::eventually;
 use fairmesh_wire::v1::{
     self, checker_client::CheckerClient, checker_server, rib_client::RibClient, rib_server,
 };
@@ -22,7 +23,7 @@ use tokio::{
 use tonic::{Code, Status, metadata::MetadataMap, transport::Channel};
 use tower::{Layer as _, ServiceExt as _, service_fn};
 
-use super::control::{Facts, send, somewhere, until};
+use super::control::{Facts, send, somewhere};
 use crate::{Outstanding, Server, ServerLayer, ownership::Ownership, serve_http};
 use fairmesh_headers::{
     DEADLINE, Deadline, KEY, LOAD, LOAD_BIN, LOAD_PATH, ROLE, WRONG_SHARD, orca::OrcaReport,
@@ -77,17 +78,17 @@ async fn http_answers_say_how_many_other_calls_are_under_way() {
     assert_eq!(reported(&alone.headers()[LOAD]), Some(0));
     let held = tokio::spawn(send(address, Request::get("/held")));
     let cut = tokio::spawn(send(address, Request::get("/held")));
-    until(|| server.outstanding().calls == 2).await;
+    eventually("two calls are in flight", || server.outstanding().calls == 2).await;
     let among_others = send(address, Request::get("/")).await.unwrap();
     assert_eq!(reported(&among_others.headers()[LOAD]), Some(2));
 
     // A caller that goes away takes its call off the count, and only its own.
     cut.abort();
-    until(|| server.outstanding().calls == 1).await;
+    eventually("one call is in flight", || server.outstanding().calls == 1).await;
     finish.notify_waiters();
     let body = held.await.unwrap().unwrap().into_body().collect().await.unwrap();
     assert_eq!(body.to_bytes(), "done");
-    until(|| server.outstanding() == Outstanding::default()).await;
+    eventually("nothing is in flight", || server.outstanding() == Outstanding::default()).await;
 }
 
 #[tokio::test]
@@ -249,7 +250,7 @@ async fn grpc_answers_carry_the_report_in_trailers() {
     let mut client = RibClient::connect(format!("http://{address}")).await.unwrap();
     let mut other = client.clone();
     let held = tokio::spawn(async move { other.write(v1::WriteRequest::default()).await });
-    until(|| layer.outstanding().calls == 1).await;
+    eventually("one call is in flight", || layer.outstanding().calls == 1).await;
 
     let unary = client.read(v1::ReadRequest::default()).await.unwrap();
     assert_eq!(reported_in(unary.metadata()), Some(1));
@@ -266,16 +267,16 @@ async fn grpc_answers_carry_the_report_in_trailers() {
     finish.notify_one();
     let held = held.await.unwrap().unwrap();
     assert_eq!(reported_in(held.metadata()), Some(0));
-    until(|| layer.outstanding() == Outstanding::default()).await;
+    eventually("nothing is in flight", || layer.outstanding() == Outstanding::default()).await;
 }
 
 #[tokio::test]
 async fn a_grpc_call_that_is_given_up_is_not_counted_on() {
     let (layer, _finish, mut client, _) = grpc().await;
     let given_up = tokio::spawn(async move { client.write(v1::WriteRequest::default()).await });
-    until(|| layer.outstanding().calls == 1).await;
+    eventually("one call is in flight", || layer.outstanding().calls == 1).await;
     given_up.abort();
-    until(|| layer.outstanding() == Outstanding::default()).await;
+    eventually("nothing is in flight", || layer.outstanding() == Outstanding::default()).await;
 }
 
 fn for_key<T>(key: &'static str, message: T) -> tonic::Request<T> {

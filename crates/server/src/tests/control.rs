@@ -300,13 +300,3 @@ pub(super) async fn send(
     tokio::spawn(connection);
     sender.send_request(request.body(http_body_util::Empty::<Bytes>::new()).unwrap()).await
 }
-
-/// Waits until `condition` holds.
-pub(super) async fn until(mut condition: impl FnMut() -> bool) {
-    let met = async {
-        while !condition() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    assert!(tokio::time::timeout(BOUND, met).await.is_ok(), "it never came about");
-}

@@ -1,6 +1,7 @@
 use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use fairmesh_test_support::eventually;
 use fairmesh_wire::{
     transport::Address,
     v1::{CampaignRequest, checker_client::CheckerClient, checker_server::CheckerServer},
@@ -17,7 +18,7 @@ use tower::service_fn;
 
 use super::{
     calls::App,
-    control::{BOUND, Facts, Told, send, until},
+    control::{BOUND, Facts, Told, send},
 };
 use crate::{Drained, Server, serve_http};
 
@@ -51,7 +52,7 @@ async fn callers_move_first_then_calls_finish_then_the_endpoint_goes() {
     let finish = Arc::new(Notify::new());
     let (server, address, task) = serving(&control.address, Arc::clone(&finish)).await;
     let call = tokio::spawn(send(address, Request::get("/")));
-    until(|| server.outstanding().calls == 1).await;
+    eventually("one call is in flight", || server.outstanding().calls == 1).await;
 
     let (terminate, terminated) = oneshot::channel::<()>();
     server.drain_on(async { drop(terminated.await) });
@@ -59,7 +60,7 @@ async fn callers_move_first_then_calls_finish_then_the_endpoint_goes() {
     control.facts.until(|told| told.contains(&Told::Drain)).await;
     // A caller that has not moved yet is served as ever.
     let late = tokio::spawn(send(address, Request::get("/")));
-    until(|| server.outstanding().calls == 2).await;
+    eventually("two calls are in flight", || server.outstanding().calls == 2).await;
     control.facts.callers_moved.send_replace(true);
     assert!(!control.facts.told().contains(&Told::Deregister));
     finish.notify_waiters();

@@ -7,13 +7,14 @@ use fairmesh_model::{
     InstanceId, KeyRange, Region, Replica, ReplicaState, Role, ServiceName, Shard, ShardId, ShardKey,
     ShardMap,
 };
+use fairmesh_test_support::eventually;
 use fairmesh_wire::{transport::Address, v1::endpoint::State};
 use tokio::{
     sync::{Semaphore, mpsc},
     time::Instant,
 };
 
-use super::control::{Facts, Told, somewhere, until};
+use super::control::{Facts, Told, somewhere};
 use crate::{Server, ServerBuilder};
 
 fn builder(control: &Address) -> ServerBuilder {
@@ -52,12 +53,12 @@ async fn a_server_answers_by_the_map_that_the_agent_tells() {
     let server = builder(&control.address).start().await.unwrap();
     assert_eq!(answers(&server), None);
     control.facts.publish(&service(), &map(1, [("cart-0", Serving), ("cart-1", Serving)]));
-    until(|| answers(&server) == Some((true, false))).await;
+    eventually("only the first shard is served", || answers(&server) == Some((true, false))).await;
     // A server that knows nothing of shards is ready for one at once.
     control.facts.publish(&service(), &map(2, [("cart-0", Stopping), ("cart-0", Starting)]));
-    until(|| answers(&server) == Some((true, true))).await;
+    eventually("both shards are served", || answers(&server) == Some((true, true))).await;
     control.facts.publish(&service(), &map(3, [("cart-1", Serving), ("cart-0", Serving)]));
-    until(|| answers(&server) == Some((false, true))).await;
+    eventually("only the second shard is served", || answers(&server) == Some((false, true))).await;
 }
 
 #[tokio::test]
@@ -112,7 +113,7 @@ async fn a_registry_that_hangs_does_not_keep_a_server_from_its_map() {
     control.facts.until(|told| told.contains(&Told::Ready(vec![1]))).await;
     let told = Instant::now();
     control.facts.publish(&service(), &map(2, [("cart-1", Serving), ("cart-0", Starting)]));
-    until(|| answers(&server) == Some((false, true))).await;
+    eventually("only the second shard is served", || answers(&server) == Some((false, true))).await;
     assert!(told.elapsed() < Duration::from_secs(4), "before the report is given up");
     // What became due meanwhile is said once the registry answers again.
     control.facts.hangs.store(false, Relaxed);

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::etcd::{call, free_port};
+use fairmesh_test_support::{call_etcd, free_port};
 
 /// Time limit of operations that take moments.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -79,7 +79,7 @@ impl Members {
         while begun.elapsed() < TIMEOUT {
             let running = self.members.iter().enumerate().filter(|(_, member)| member.process.is_some());
             let mut answers = running.filter_map(|(i, member)| {
-                let response = call(&member.client, "maintenance/status", "{}").ok()?;
+                let response = call_etcd(&member.client, "maintenance/status", "{}").ok()?;
                 Some((i, field(&response, "member_id")?, field(&response, "leader")?))
             });
             if let Some((leader, ..)) = answers.find(|(_, id, leader)| id == leader) {

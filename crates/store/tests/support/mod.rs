@@ -3,7 +3,6 @@
 #![allow(dead_code, reason = "each test uses its part")]
 
 pub(crate) mod disk;
-pub(crate) mod etcd;
 pub(crate) mod members;
 pub(crate) mod proxy;
 pub(crate) mod workload;

@@ -440,15 +440,7 @@ proptest! {
 }
 
 fn endpoint_named(instance: &str) -> Record {
-    Record::Endpoint(Endpoint {
-        instance: InstanceId::new(instance).unwrap(),
-        address: "10.0.0.1:80".parse().unwrap(),
-        location: Location::in_region(Region::new("eu").unwrap()),
-        state: EndpointState::Serving,
-        weight: FULL_WEIGHT,
-        lease: None,
-        labels: Default::default(),
-    })
+    Record::Endpoint(fairmesh_test_support::endpoint(instance, "eu"))
 }
 
 #[test]

@@ -1,22 +1,17 @@
 use std::{
-    fs::File,
     net::{SocketAddr, TcpListener, TcpStream},
-    os::fd::AsFd,
-    process::Command,
     sync::atomic::{AtomicU32, Ordering::Relaxed},
-    thread,
     time::Duration,
 };
 
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use fairmesh_test_support::namespaces::{Namespace, is_installed, path};
 
 use super::{Run, run, skipped};
 
 /// Two machines with a cable between them: network namespaces, which vanish with the value.
 pub(crate) struct Machines {
-    names: [String; 2],
-    here: File,
-    there: File,
+    here: Namespace,
+    there: Namespace,
 }
 
 /// Addresses of the third one, and of the first one where that is its router.
@@ -30,7 +25,7 @@ impl Machines {
     /// `None` where this process may not make them or lacks one of the programs; that is said past the capture of what passing
     /// tests print.
     pub(crate) fn new(programs: &[&str]) -> Option<Self> {
-        let missing = programs.iter().find(|program| !is_here(program));
+        let missing = programs.iter().find(|program| !is_installed(program));
         let made = match missing {
             Some(missing) => Err(format!("there is no {missing}; scripts/setup.sh hosts installs it")),
             None => Self::make(),
@@ -41,51 +36,45 @@ impl Machines {
     fn make() -> Result<Self, String> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Relaxed);
-        // As tests of outages name theirs, which remove what killed processes left.
-        let names = ["here", "there"].map(|side| format!("fairmesh-{}-{side}{number}", std::process::id()));
-        for name in &names {
-            ip(&["netns", "add", name])?;
+        let make = |side: &str| Namespace::new(&format!("{side}{number}"));
+        let machines = Self { here: make("here")?, there: make("there")? };
+        let Self { here, there } = &machines;
+        here.ip(&["link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", there.name()])?;
+        for (machine, address) in [(here, HERE), (there, THERE)] {
+            machine.ip(&["addr", "add", &format!("{address}/24"), "dev", "eth0"])?;
+            machine.ip(&["link", "set", "eth0", "up"])?;
+            machine.ip(&["link", "set", "lo", "up"])?;
         }
-        let [here, there] = names.each_ref().map(|name| File::open(format!("/run/netns/{name}")).unwrap());
-        let machines = Self { names, here, there };
-        let [a, b] = &machines.names;
-        ip(&["-n", a, "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", b])?;
-        for (name, address) in [(a, HERE), (b, THERE)] {
-            ip(&["-n", name, "addr", "add", &format!("{address}/24"), "dev", "eth0"])?;
-            ip(&["-n", name, "link", "set", "eth0", "up"])?;
-            ip(&["-n", name, "link", "set", "lo", "up"])?;
-        }
-        ip(&["-n", a, "addr", "add", "fd00:78::1/64", "dev", "eth0", "nodad"])?;
+        here.ip(&["addr", "add", "fd00:78::1/64", "dev", "eth0", "nodad"])?;
         Ok(machines)
     }
 
     /// A third machine, for which the first one is the router: network namespaces that vanish as these do.
     pub(crate) fn behind(&self) -> Behind {
-        let [here, there] = &self.names;
-        let name = format!("{here}-behind");
-        let done = |arguments: &str| ip(&arguments.split(' ').collect::<Vec<_>>()).unwrap();
-        done(&format!("netns add {name}"));
-        let space = File::open(format!("/run/netns/{name}")).unwrap();
-        let behind = Behind { name, space };
-        let name = &behind.name;
-        done(&format!("-n {name} link add eth0 type veth peer name eth1 netns {here}"));
-        for (of, link, addresses) in [(name, "eth0", BEHIND), (here, "eth1", ROUTER)] {
+        let Self { here, there } = self;
+        let number = here.name().rsplit('-').next().unwrap();
+        let behind = Namespace::new(&format!("{number}-behind")).unwrap();
+        let done = |machine: &Namespace, arguments: &str| {
+            machine.ip(&arguments.split(' ').collect::<Vec<_>>()).unwrap();
+        };
+        done(&behind, &format!("link add eth0 type veth peer name eth1 netns {}", here.name()));
+        for (of, link, addresses) in [(&behind, "eth0", BEHIND), (here, "eth1", ROUTER)] {
             for address in addresses {
-                done(&format!("-n {of} addr add {address} dev {link} nodad"));
+                done(of, &format!("addr add {address} dev {link} nodad"));
             }
-            done(&format!("-n {of} link set {link} up"));
+            done(of, &format!("link set {link} up"));
         }
         let [v4, v6] = ROUTER.map(|address| address.split('/').next().unwrap());
-        done(&format!("-n {name} route add default via {v4}"));
-        done(&format!("-n {name} -6 route add default via {v6}"));
-        done(&format!("-n {there} route add 10.79.0.0/24 via {HERE}"));
-        within(&self.here, || std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap());
-        behind
+        done(&behind, &format!("route add default via {v4}"));
+        done(&behind, &format!("-6 route add default via {v6}"));
+        done(there, &format!("route add 10.79.0.0/24 via {HERE}"));
+        here.within(|| std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap());
+        Behind(behind)
     }
 
     /// Runs a test on the first machine: its sockets are there, and the processes that it starts.
     pub(crate) fn run<F: Future<Output = ()>>(&self, test: impl FnOnce() -> F + Send) {
-        within(&self.here, || {
+        self.here.within(|| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(test());
         });
@@ -93,7 +82,7 @@ impl Machines {
 
     /// Listens on the second machine.
     pub(crate) fn listen_there(&self, port: u16) -> TcpListener {
-        let listener = within(&self.there, || TcpListener::bind((THERE, port)).unwrap());
+        let listener = self.there.within(|| TcpListener::bind((THERE, port)).unwrap());
         listener.set_nonblocking(true).unwrap();
         listener
     }
@@ -105,20 +94,17 @@ impl Machines {
 }
 
 /// A machine behind the first one.
-pub(crate) struct Behind {
-    name: String,
-    space: File,
-}
+pub(crate) struct Behind(Namespace);
 
 impl Behind {
     /// A connection from there.
     pub(crate) fn connect(&self, to: SocketAddr) -> TcpStream {
-        connect(&self.space, to)
+        connect(&self.0, to)
     }
 
     /// Listens there.
     pub(crate) fn listen(&self) -> TcpListener {
-        within(&self.space, || TcpListener::bind("10.79.0.2:0").unwrap())
+        self.0.within(|| TcpListener::bind("10.79.0.2:0").unwrap())
     }
 
     /// Runs curl there.
@@ -129,7 +115,7 @@ impl Behind {
             "ip",
             "netns",
             "exec",
-            &self.name,
+            self.0.name(),
             "curl",
             "--silent",
             "--include",
@@ -141,54 +127,6 @@ impl Behind {
     }
 }
 
-impl Drop for Behind {
-    fn drop(&mut self) {
-        if let Err(problem) = ip(&["netns", "del", &self.name]) {
-            eprintln!("the network namespace {} is left: {problem}", self.name);
-        }
-    }
-}
-
-impl Drop for Machines {
-    fn drop(&mut self) {
-        for name in &self.names {
-            // What cannot be removed is said, and not what a test fails of.
-            if let Err(problem) = ip(&["netns", "del", name]) {
-                eprintln!("the network namespace {name} is left: {problem}");
-            }
-        }
-    }
-}
-
-fn within<T: Send>(machine: &File, work: impl FnOnce() -> T + Send) -> T {
-    thread::scope(|scope| {
-        let there = scope.spawn(|| {
-            move_into_link_name_space(machine.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
-            work()
-        });
-        there.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
-}
-
-fn connect(machine: &File, to: SocketAddr) -> TcpStream {
-    within(machine, || TcpStream::connect_timeout(&to, Duration::from_secs(20)).unwrap())
-}
-
-/// Where programs are looked for, also those of the system where a user's path has them not.
-pub(crate) fn path() -> String {
-    format!("/usr/sbin:/usr/bin:/sbin:/bin:{}", std::env::var("PATH").unwrap_or_default())
-}
-
-fn is_here(program: &str) -> bool {
-    std::env::split_paths(&path()).any(|folder| folder.join(program).is_file())
-}
-
-fn ip(arguments: &[&str]) -> Result<(), String> {
-    let output = Command::new("ip").args(arguments).env("PATH", path()).output();
-    let output = output.map_err(|error| format!("ip: {error}"))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    Err(format!("ip {}: {}", arguments.join(" "), complaint.trim()))
+fn connect(machine: &Namespace, to: SocketAddr) -> TcpStream {
+    machine.within(|| TcpStream::connect_timeout(&to, Duration::from_secs(20)).unwrap())
 }

@@ -1,7 +1,9 @@
 use http_body_util::{BodyExt as _, Empty};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 
-use super::{PATIENCE, Process, Program, Run, World, free_port, process::fairmesh, run, until};
+use fairmesh_test_support::fairmesh;
+
+use super::{PATIENCE, Process, Program, Run, World, free_port, run, until};
 
 /// A proxy as a process.
 pub(crate) struct Proxy {

@@ -8,7 +8,7 @@ use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use tokio::{net::TcpListener, task::JoinHandle};
 
-use super::{Process, Program, World};
+use super::{Process, Program, World, free_port};
 
 /// The variable that makes this test program a server.
 const ROLE: &str = "FAULTS_SERVER";
@@ -159,11 +159,6 @@ async fn answer(
 /// CPU time by steps, the same share of it whatever else the machine does.
 fn burnt(steps: u64) -> u64 {
     (0..steps).fold(1, |word, step| std::hint::black_box(word.wrapping_mul(6_364_136_223_846_793_005) ^ step))
-}
-
-/// A port that nobody listens on.
-pub(crate) fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 #[tokio::test]

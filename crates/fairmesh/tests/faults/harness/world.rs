@@ -3,6 +3,7 @@ use std::{path::PathBuf, time::Duration};
 use fairmesh_client::Mesh;
 use fairmesh_model::{Endpoint, EndpointState, InstanceId, Prefix, Record, RecordKey, Region, ServiceName};
 use fairmesh_rib::cache::Cache;
+use fairmesh_test_support::fairmesh;
 use fairmesh_wire::{
     handshake::{self, Connection},
     records,
@@ -15,12 +16,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use super::{
-    Process, Program, Run,
-    process::{fairmesh, run},
-    serve::free_port,
-    until,
-};
+use super::{Process, Program, Run, free_port, run, until};
 
 /// A control plane and an agent as processes, in a folder of their own.
 pub(crate) struct World {

@@ -9,7 +9,7 @@ use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
     net::{TcpStream, UnixStream},
     task::JoinSet,
-    time::{sleep, timeout},
+    time::timeout,
 };
 
 use super::{
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     attacks::memory,
-    harness::{Process, alone, beside_others, run},
+    harness::{Process, alone, beside_others, run, until},
 };
 
 /// The longest message.
@@ -92,6 +92,24 @@ pub(super) fn large() -> v1::WriteRequest {
     v1::WriteRequest { ops: (0..60).map(op).collect() }
 }
 
+/// The bytes of messages that a process counts as incomplete.
+async fn incomplete(what: &str, http: &str) -> f64 {
+    let kind = what.replace(' ', "_");
+    metric(http, &format!("fairmesh_{kind}_incomplete_requests_bytes")).await
+}
+
+/// Waits until these bytes no longer grow: what an attack has not filled by then, it does not fill.
+async fn settled(what: &str, http: &str) {
+    let (mut last, mut same) = (0.0, 0);
+    until("an attack has filled what it can", async || {
+        let used = incomplete(what, http).await;
+        same = if used > 0.0 && used == last { same + 1 } else { 0 };
+        last = used;
+        same == 100
+    })
+    .await;
+}
+
 /// Attacks a process at this address while honest callers read there.
 async fn attacked(what: &str, process: &Process, address: &str, http: &str) {
     let honest = connection(address).await;
@@ -109,8 +127,7 @@ async fn attacked(what: &str, process: &Process, address: &str, http: &str) {
     }
     let (most, meanwhile) = peak(process, async {
         let meanwhile = p99(|| read(&honest)).await;
-        // What the attack has not filled by now, it does not fill.
-        sleep(Duration::from_secs(3)).await;
+        settled(what, http).await;
         let unread = honest.rib().write(large()).await;
         (meanwhile, unread)
     })
@@ -128,8 +145,7 @@ async fn attacked(what: &str, process: &Process, address: &str, http: &str) {
     eprintln!("{what}: {grown} MB more, p99 {before:?}, meanwhile {meanwhile:?}");
     assert!(grown < LITTLE >> 20, "{what} has {grown} MB more");
     is_unharmed(what, before, meanwhile);
-    let kind = what.replace(' ', "_");
-    let used = metric(http, &format!("fairmesh_{kind}_incomplete_requests_bytes")).await;
+    let used = incomplete(what, http).await;
     assert!((1.0..=f64::from(64 << 20)).contains(&used), "{what} counts {used} bytes");
     attack.shutdown().await;
 }

@@ -1,5 +1,7 @@
 use std::{ops::Range, thread::sleep, time::Duration};
 
+use fairmesh_test_support::eventually_within;
+
 use super::{Fleet, PATIENCE, Users, calls::Programs, now, writers};
 use crate::checker::{History, check};
 
@@ -83,15 +85,8 @@ impl Suite {
 
     /// Waits until something is so, and shows what processes said if it never is.
     #[track_caller]
-    pub(crate) fn until(&self, what: &str, mut is_so: impl FnMut() -> bool) {
-        let began = now();
-        while !is_so() {
-            if began.elapsed() > PATIENCE {
-                let logs = self.logs();
-                panic!("still not so: {what}\n{logs}");
-            }
-            sleep(Duration::from_millis(20));
-        }
+    pub(crate) fn until(&self, what: &str, is_so: impl FnMut() -> bool) {
+        assert!(eventually_within(PATIENCE, is_so), "still not so: {what}\n{}", self.logs());
     }
 
     fn logs(&self) -> String {

@@ -6,8 +6,8 @@ use std::{
 };
 
 use fairmesh_model::{
-    Endpoint, EndpointState, FULL_WEIGHT, InstanceId, KeyRange, Location, Policy, Protocol, Region, Service,
-    ServiceKind, Shard, ShardId, ShardKey, ShardMap, ShardPart, StoreId,
+    Endpoint, InstanceId, KeyRange, Location, Policy, Protocol, Region, Service, ServiceKind, Shard, ShardId,
+    ShardKey, ShardMap, ShardPart, StoreId,
 };
 use fairmesh_rib::{
     Entry,
@@ -108,15 +108,7 @@ fn revision() -> Revision {
 }
 
 fn endpoint(instance: &str) -> Endpoint {
-    Endpoint {
-        instance: InstanceId::new(instance).unwrap(),
-        address: ([127, 0, 0, 1], 1).into(),
-        location: here(),
-        state: EndpointState::Serving,
-        weight: FULL_WEIGHT,
-        lease: None,
-        labels: Default::default(),
-    }
+    fairmesh_test_support::endpoint(instance, "eu")
 }
 
 fn entry(key: &RecordKey, record: impl Into<Record>) -> (Arc<str>, Entry) {

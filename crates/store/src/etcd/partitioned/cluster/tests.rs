@@ -1,3 +1,4 @@
+use fairmesh_test_support::Etcd;
 use tokio::time::{Instant, timeout};
 
 use super::{
@@ -8,14 +9,11 @@ use super::{
     *,
 };
 
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "../../../../tests/support/etcd.rs"]
-mod etcd;
 #[path = "../../../../tests/support/proxy.rs"]
 mod proxy;
 
 /// A partition in an etcd behind a proxy that can cut the connection, with the fence of this process.
-async fn partition_behind_proxy(server: &etcd::Etcd) -> (Cluster, proxy::Proxy) {
+async fn partition_behind_proxy(server: &Etcd) -> (Cluster, proxy::Proxy) {
     let proxy = proxy::Proxy::to(server.client()).await;
     let address = format!("etcd://{}", proxy.address).parse().unwrap();
     let config = EtcdConfig { address, tls: None, login: None };
@@ -31,7 +29,7 @@ async fn partition_behind_proxy(server: &etcd::Etcd) -> (Cluster, proxy::Proxy) 
 
 #[tokio::test]
 async fn a_write_after_one_whose_response_was_lost_is_not_mistaken_for_it() {
-    let server = etcd::Etcd::start();
+    let server = Etcd::start();
     let (cluster, proxy) = partition_behind_proxy(&server).await;
     let commit = async |value: &'static str| {
         let key = cluster.layout.meta_key("what");

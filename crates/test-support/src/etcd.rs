@@ -1,21 +1,22 @@
-//! A real etcd on free ports of this machine, with a temporary directory; killed on drop.
-
 use std::{
     io::{Read, Write},
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::atomic::{AtomicU16, Ordering},
     thread::sleep,
     time::Duration,
 };
+
+use crate::free_port;
 
 /// Time limit of operations that take moments.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Interval at which the port is tried.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-pub(crate) struct Etcd {
+/// A real etcd on free ports of this machine, with a temporary directory; killed on drop.
+#[derive(Debug)]
+pub struct Etcd {
     folder: tempfile::TempDir,
     arguments: Vec<String>,
     scheme: &'static str,
@@ -24,17 +25,18 @@ pub(crate) struct Etcd {
 }
 
 impl Etcd {
-    pub(crate) fn start() -> Self {
+    /// Starts etcd as it is by default.
+    pub fn start() -> Self {
         Self::with(&[])
     }
 
     /// Starts etcd with further arguments.
-    pub(crate) fn with(arguments: &[&str]) -> Self {
+    pub fn with(arguments: &[&str]) -> Self {
         Self::begin(arguments.iter().map(|&argument| argument.to_owned()).collect(), "http")
     }
 
     /// Starts etcd with TLS and client certificates of the same authority.
-    pub(crate) fn secured(certificate: &Path, key: &Path, ca: &Path) -> Self {
+    pub fn secured(certificate: &Path, key: &Path, ca: &Path) -> Self {
         let flag = |name: &str, path: &Path| format!("--{name}={}", path.display());
         let files = [
             flag("cert-file", certificate),
@@ -59,12 +61,12 @@ impl Etcd {
     }
 
     /// Client address, as `host:port`.
-    pub(crate) fn client(&self) -> String {
+    pub fn client(&self) -> String {
         format!("127.0.0.1:{}", self.port)
     }
 
     /// Kills it, and keeps its data.
-    pub(crate) fn kill(&mut self) {
+    pub fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
             process.kill().unwrap();
             process.wait().unwrap();
@@ -72,17 +74,17 @@ impl Etcd {
     }
 
     /// Restarts it on the same ports.
-    pub(crate) fn restart(&mut self) {
+    pub fn restart(&mut self) {
         assert!(self.process.is_none() && self.run(), "{}", self.log());
     }
 
     /// Deletes the data of a stopped etcd.
-    pub(crate) fn wipe(&self) {
+    pub fn wipe(&self) {
         std::fs::remove_dir_all(self.data()).unwrap();
     }
 
     /// Response to a call of its HTTP interface, which has to succeed.
-    pub(crate) fn post(&self, path: &str, body: &str) -> String {
+    pub fn post(&self, path: &str, body: &str) -> String {
         call(&self.client(), path, body).unwrap()
     }
 
@@ -134,7 +136,7 @@ impl Drop for Etcd {
 }
 
 /// Response to a call of the HTTP interface of the etcd at `client`; an error when it is unreachable or refuses.
-pub(crate) fn call(client: &str, path: &str, body: &str) -> std::io::Result<String> {
+pub fn call(client: &str, path: &str, body: &str) -> std::io::Result<String> {
     let mut stream = TcpStream::connect(client)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     let length = body.len();
@@ -148,14 +150,4 @@ pub(crate) fn call(client: &str, path: &str, body: &str) -> std::io::Result<Stri
         true => Ok(response),
         false => Err(std::io::Error::other(format!("{path}: {response}"))),
     }
-}
-
-/// A free port below the ephemeral range: a port of that range could be taken while an etcd is stopped.
-pub(crate) fn free_port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let first = 20_000 + u16::try_from(std::process::id() % 100).unwrap() * 100;
-    let mut ports = (0..10_000).map(|_| first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed) % 2_000));
-    ports
-        .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
-        .expect("one of two thousand ports is free")
 }

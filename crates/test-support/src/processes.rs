@@ -14,68 +14,81 @@ use tokio::{
     time::timeout,
 };
 
-use super::PATIENCE;
+use crate::PATIENCE;
 
 /// How a process is started.
-pub(crate) struct Program {
-    pub(crate) binary: PathBuf,
-    pub(crate) args: Vec<OsString>,
-    pub(crate) env: Vec<(&'static str, String)>,
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// The program.
+    pub binary: PathBuf,
+    /// Its arguments.
+    pub args: Vec<OsString>,
+    /// Its whole environment.
+    pub env: Vec<(&'static str, String)>,
     /// Where its output goes.
-    pub(crate) log: PathBuf,
+    pub log: PathBuf,
 }
 
 /// A process of its own; dropping it kills it.
-pub(crate) struct Process {
+#[derive(Debug)]
+pub struct Process {
     program: Program,
     child: Child,
 }
 
 impl Program {
-    /// The binary under test, with arguments that hold no blanks.
-    pub(crate) fn fairmesh(log: PathBuf, args: &str) -> Self {
+    /// The binary under test with arguments that hold no blanks, and an empty environment.
+    pub fn fairmesh(log: PathBuf, args: &str) -> Self {
         let args = args.split(' ').map(OsString::from).collect();
-        Self { binary: env!("CARGO_BIN_EXE_fairmesh").into(), args, env: Vec::new(), log }
+        Self { binary: binary(), args, env: Vec::new(), log }
     }
 }
 
 impl Process {
-    pub(crate) fn start(program: Program) -> Self {
+    /// Starts it. Takes an async runtime, as all that follows.
+    pub fn start(program: Program) -> Self {
         let child = spawn(&program);
         Self { program, child }
     }
 
     /// Ends it at once, as a crash would.
-    pub(crate) async fn kill(&mut self) {
+    pub async fn kill(&mut self) {
         self.child.kill().await.unwrap();
     }
 
-    pub(crate) fn signal(&self, signal: Signal) {
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
         kill_process(self.pid(), signal).unwrap();
     }
 
-    pub(crate) fn pid(&self) -> Pid {
+    /// Its process id, while it runs.
+    pub fn pid(&self) -> Pid {
         Pid::from_raw(i32::try_from(self.child.id().unwrap()).unwrap()).unwrap()
     }
 
     /// Starts it again after it ended.
-    pub(crate) fn restart(&mut self) {
+    pub fn restart(&mut self) {
         self.child = spawn(&self.program);
     }
 
     /// Waits for its end.
-    pub(crate) async fn end(&mut self) -> ExitStatus {
-        match timeout(2 * PATIENCE, self.child.wait()).await {
+    ///
+    /// # Panics
+    /// When it does not end within [`PATIENCE`]; the message has its log.
+    pub async fn end(&mut self) -> ExitStatus {
+        match timeout(PATIENCE, self.child.wait()).await {
             Ok(status) => status.unwrap(),
             Err(_) => panic!("it does not end:\n{}", self.log()),
         }
     }
 
-    pub(crate) fn has_ended(&mut self) -> Option<ExitStatus> {
+    /// How it ended, if it has.
+    pub fn has_ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().unwrap()
     }
 
-    pub(crate) fn log(&self) -> String {
+    /// What it has printed.
+    pub fn log(&self) -> String {
         fs::read_to_string(&self.program.log).unwrap_or_default()
     }
 }
@@ -96,40 +109,61 @@ fn spawn(program: &Program) -> Child {
 
 /// What a command left behind.
 #[derive(Debug)]
-pub(crate) struct Run {
-    pub(crate) code: Option<i32>,
-    pub(crate) out: String,
-    pub(crate) err: String,
+pub struct Run {
+    /// Its exit code, unless a signal ended it.
+    pub code: Option<i32>,
+    /// Its standard output.
+    pub out: String,
+    /// Its standard error.
+    pub err: String,
 }
 
 impl Run {
-    /// Its output, when it went well.
+    /// Its output, when it succeeded.
+    ///
+    /// # Panics
+    /// When it did not.
     #[track_caller]
-    pub(crate) fn ok(self) -> String {
+    pub fn ok(self) -> String {
         assert_eq!(self.code, Some(0), "{self:?}");
         self.out
     }
 
     /// Its complaint, when it failed; line breaks and frames of the report are left out.
+    ///
+    /// # Panics
+    /// When it did not fail with code 1.
     #[track_caller]
-    pub(crate) fn fails(self) -> String {
+    pub fn fails(self) -> String {
         self.fails_with(1)
     }
 
+    /// As [`fails`](Self::fails), with another code.
+    ///
+    /// # Panics
+    /// When it did not fail with that code.
     #[track_caller]
-    pub(crate) fn fails_with(self, code: i32) -> String {
+    pub fn fails_with(self, code: i32) -> String {
         assert_eq!(self.code, Some(code), "{self:?}");
         self.err.split_whitespace().filter(|word| *word != "│").collect::<Vec<_>>().join(" ")
     }
 
+    /// Its output as JSON, when it succeeded.
+    ///
+    /// # Panics
+    /// When it did not, or the output is not JSON.
     #[track_caller]
-    pub(crate) fn json(self) -> serde_json::Value {
-        serde_json::from_str(&self.ok()).unwrap()
+    pub fn json(self) -> serde_json::Value {
+        let text = self.ok();
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
     }
 }
 
-/// Runs a command to its end, which must come within `patience`.
-pub(crate) async fn run(mut command: Command, input: &str, patience: Duration) -> Run {
+/// Runs a command, with an empty environment, to its end.
+///
+/// # Panics
+/// When it does not end within `patience`.
+pub async fn run(mut command: Command, input: &str, patience: Duration) -> Run {
     let mut child = command
         .env_clear()
         .stdin(Stdio::piped())
@@ -146,19 +180,30 @@ pub(crate) async fn run(mut command: Command, input: &str, patience: Duration) -
     Run { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
+/// The binary under test as a command.
+pub fn fairmesh(args: &[&str]) -> Command {
+    let mut command = Command::new(binary());
+    command.args(args);
+    command
+}
+
+/// The binary `fairmesh`, which cargo puts into the folder above that of the tests.
+///
+/// # Panics
+/// When it is not built.
+pub fn binary() -> PathBuf {
+    let test = env::current_exe().unwrap();
+    let path = test.ancestors().nth(2).unwrap().join("fairmesh");
+    assert!(path.is_file(), "run: cargo build --workspace --bin fairmesh");
+    path
+}
+
 /// A program that `scripts/setup.sh` has built, or that is on the path.
-pub(crate) fn tool(name: &str) -> Option<PathBuf> {
+pub fn tool(name: &str) -> Option<PathBuf> {
     let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let cache = cache.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache")));
     let ours = cache.map(|cache| cache.join("fairmesh/tools/bin"));
     let path = env::var_os("PATH").unwrap_or_default();
     let folders = ours.into_iter().chain(env::split_paths(&path));
     folders.map(|folder| folder.join(name)).find(|file| file.is_file())
-}
-
-/// The binary under test as a command.
-pub(crate) fn fairmesh(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
-    command.args(args);
-    command
 }

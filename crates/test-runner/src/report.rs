@@ -1,0 +1,139 @@
+use std::{collections::BTreeSet, time::Duration};
+
+use tokio::time::Instant;
+
+use crate::run::{Finished, Outcome};
+
+/// How many of the slowest tests the close names.
+const SLOWEST: usize = 10;
+/// A run of no more tests than this prints a line for each that passes.
+const FEW: usize = 60;
+
+/// What was seen so far.
+pub(crate) struct Report {
+    began: Instant,
+    selected: usize,
+    no_skips: bool,
+    passed: usize,
+    failed: Vec<String>,
+    /// Names with reasons.
+    skipped: Vec<(String, String)>,
+    took: Vec<(Duration, String)>,
+}
+
+impl Report {
+    /// For so many tests; with `no_skips`, one that is skipped has failed.
+    pub(crate) fn new(selected: usize, no_skips: bool) -> Self {
+        Self {
+            began: Instant::now(),
+            selected,
+            no_skips,
+            passed: 0,
+            failed: Vec::new(),
+            skipped: Vec::new(),
+            took: Vec::new(),
+        }
+    }
+
+    /// Counts a test, and prints it if it failed or was skipped, with its output if it failed.
+    pub(crate) fn add(&mut self, test: Finished) {
+        let seconds = test.took.as_secs_f64();
+        match test.outcome {
+            Outcome::Passed => {
+                self.passed += 1;
+                if self.selected <= FEW {
+                    println!("passed   {seconds:6.1} s  {}", test.name);
+                }
+            }
+            Outcome::Skipped(reason) => {
+                println!("skipped  {seconds:6.1} s  {}: {reason}", test.name);
+                if self.no_skips {
+                    self.failed.push(test.name.clone());
+                }
+                self.skipped.push((test.name.clone(), reason));
+            }
+            Outcome::Failed(how) => self.add_failure(&test.name, &how, (seconds, &test.output)),
+            Outcome::NeedsMachine => {
+                self.add_failure(&test.name, "it runs alone and still asks for it", (seconds, &test.output));
+            }
+        }
+        self.took.push((test.took, test.name));
+    }
+
+    fn add_failure(&mut self, name: &str, how: &str, (seconds, output): (f64, &str)) {
+        println!("\nFAILED   {seconds:6.1} s  {name}: {how}");
+        println!("---- output of {name}\n{}\n---- end of {name}\n", output.trim_end());
+        self.failed.push(name.to_owned());
+    }
+
+    /// Says how far the run is and what it waits for.
+    pub(crate) fn progress(&self, running: &BTreeSet<String>) {
+        let names: Vec<&str> = running.iter().map(String::as_str).collect();
+        println!(
+            "{:4} s: {} of {} done, {} failed; running: {}",
+            self.began.elapsed().as_secs(),
+            self.took.len(),
+            self.selected.max(self.took.len()),
+            self.failed.len(),
+            names.join(", ")
+        );
+    }
+
+    /// Prints the close of a run; whether it was successful: something ran, and nothing failed.
+    pub(crate) fn close(mut self, ignored: &[String]) -> bool {
+        self.took.sort_by_key(|(took, _)| std::cmp::Reverse(*took));
+        println!("\nslowest:");
+        for (took, name) in self.took.iter().take(SLOWEST) {
+            println!("  {:6.1} s  {name}", took.as_secs_f64());
+        }
+        if !ignored.is_empty() {
+            println!("ignored: {}", ignored.join(", "));
+        }
+        if !self.skipped.is_empty() {
+            println!("skipped:");
+            self.skipped.iter().for_each(|(name, reason)| println!("  {name}: {reason}"));
+        }
+        if !self.failed.is_empty() {
+            println!("failed:");
+            self.failed.iter().for_each(|name| println!("  {name}"));
+        }
+        let ran = self.passed > 0 || !self.skipped.is_empty();
+        if !ran && self.failed.is_empty() {
+            println!("no test ran");
+            self.failed.push(String::new());
+        }
+        // With `no_skips`, each of them is among the failed.
+        let skipped = if self.no_skips { 0 } else { self.skipped.len() };
+        println!("in {:.0} s", self.began.elapsed().as_secs_f64());
+        println!("{} passed, {} failed, {skipped} skipped", self.passed, self.failed.len());
+        self.failed.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn close(outcomes: &[Outcome], no_skips: bool) -> bool {
+        let mut report = Report::new(outcomes.len(), no_skips);
+        for outcome in outcomes {
+            let (name, took, output) = ("a".into(), Duration::ZERO, String::new());
+            report.add(Finished { name, outcome: outcome.clone(), took, output });
+        }
+        report.close(&[])
+    }
+
+    #[test]
+    fn a_run_succeeds_when_something_ran_and_nothing_failed() {
+        assert!(close(&[Outcome::Passed], true));
+        assert!(!close(&[], false), "nothing ran");
+        assert!(!close(&[Outcome::Passed, Outcome::Failed("exit code 101".into())], false));
+    }
+
+    #[test]
+    fn a_skipped_test_fails_the_run_only_where_none_may_be() {
+        let outcomes = [Outcome::Passed, Outcome::Skipped("no etcd".into())];
+        assert!(close(&outcomes, false));
+        assert!(!close(&outcomes, true));
+    }
+}

@@ -1,0 +1,164 @@
+use std::{
+    fs::File,
+    io::{Read as _, Seek as _, SeekFrom},
+    os::unix::process::ExitStatusExt as _,
+    process::ExitStatus,
+    time::Duration,
+};
+
+use fairmesh_test_support::{MODE, NEEDS_MACHINE, RUNS_ALONE, RUNS_SHARED, SKIPPED};
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::{
+    process::{Child, Command},
+    time::{Instant, timeout},
+};
+
+use crate::listing::Test;
+
+/// A test that takes longer hangs. The longest takes under two minutes on a machine of its own.
+const TIME_LIMIT: Duration = Duration::from_secs(400);
+/// The end of a test's output that is kept, in bytes.
+const OUTPUT_LIMIT: u64 = 256 << 10;
+
+/// What runs beside a test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Other tests.
+    Shared,
+    /// Nothing.
+    Alone,
+}
+
+/// How a test ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Passed,
+    /// With how its process ended.
+    Failed(String),
+    /// With the reason.
+    Skipped(String),
+    /// Has to run again, alone.
+    NeedsMachine,
+}
+
+/// A test that has run.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) name: String,
+    pub(crate) outcome: Outcome,
+    pub(crate) took: Duration,
+    /// The end of what it printed.
+    pub(crate) output: String,
+}
+
+/// Runs one test to its end, or to the time limit.
+///
+/// # Errors
+/// When its process cannot be started.
+pub(crate) async fn run(test: &Test, mode: Mode) -> Result<Finished, String> {
+    let mut command = test.binary.command();
+    command.args([&test.name, "--exact", "--nocapture"]);
+    command.env(MODE, if mode == Mode::Alone { RUNS_ALONE } else { RUNS_SHARED });
+    let name = test.full_name();
+    let began = Instant::now();
+    let (status, output) = run_command(command).await.map_err(|error| format!("{name}: {error}"))?;
+    let outcome = outcome(status, &output);
+    Ok(Finished { name, outcome, took: began.elapsed(), output })
+}
+
+/// Runs a command in a process group of its own; its exit status, `None` at the time limit, and the end of its output.
+pub(crate) async fn run_command(mut command: Command) -> std::io::Result<(Option<ExitStatus>, String)> {
+    // A file, not a pipe: a process that outlives the test would hold a pipe open.
+    let mut file = tempfile::tempfile()?;
+    command.stdout(file.try_clone()?).stderr(file.try_clone()?).process_group(0);
+    let mut group = Group(command.spawn()?);
+    let ended = timeout(TIME_LIMIT, group.0.wait()).await;
+    drop(group);
+    let output = tail(&mut file)?;
+    Ok((ended.ok().transpose()?, output))
+}
+
+/// A process and those that it started; dropped before it has ended, all are killed.
+struct Group(Child);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let leader = self.0.id().and_then(|id| Pid::from_raw(id.cast_signed()));
+        if let Some(leader) = leader {
+            // It may be ending at this moment.
+            let _ = kill_process_group(leader, Signal::KILL);
+        }
+    }
+}
+
+fn tail(file: &mut File) -> std::io::Result<String> {
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(OUTPUT_LIMIT)))?;
+    let mut bytes = Vec::new();
+    file.take(OUTPUT_LIMIT).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn outcome(status: Option<ExitStatus>, output: &str) -> Outcome {
+    let Some(status) = status else {
+        return Outcome::Failed(format!("not finished after {} s", TIME_LIMIT.as_secs()));
+    };
+    match (status.code(), status.signal()) {
+        (Some(0), _) => match output.lines().find_map(|line| line.strip_prefix(SKIPPED)) {
+            Some(reason) => Outcome::Skipped(reason.to_owned()),
+            None => Outcome::Passed,
+        },
+        (Some(NEEDS_MACHINE), _) => Outcome::NeedsMachine,
+        (_, Some(signal)) => Outcome::Failed(format!("killed by signal {signal}")),
+        (code, None) => Outcome::Failed(format!("exit code {}", code.unwrap_or(-1))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn sh(script: &str) -> Outcome {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        let (status, output) = run_command(command).await.unwrap();
+        outcome(status, &output)
+    }
+
+    #[tokio::test]
+    async fn the_outcome_is_how_the_process_ended_and_what_it_said() {
+        assert_eq!(sh("echo fine").await, Outcome::Passed);
+        assert_eq!(sh("echo 'skipped: no disk' >&2").await, Outcome::Skipped("no disk".into()));
+        assert_eq!(sh("echo 'skipped: no disk'; exit 101").await, Outcome::Failed("exit code 101".into()));
+        assert_eq!(sh("exit 75").await, Outcome::NeedsMachine);
+        assert_eq!(sh("kill -9 $$").await, Outcome::Failed("killed by signal 9".into()));
+    }
+
+    #[tokio::test]
+    async fn a_run_that_is_given_up_takes_its_processes_along() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("pid");
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("sleep 60 & echo $! > {}.new && mv {0}.new {0}; wait", file.display())]);
+        let mut running = Box::pin(run_command(command));
+        let pid = loop {
+            let step = timeout(Duration::from_millis(5), running.as_mut()).await;
+            assert!(step.is_err(), "it ended by itself");
+            if let Ok(pid) = std::fs::read_to_string(&file) {
+                break pid.trim().to_owned();
+            }
+        };
+        drop(running);
+        let is_gone = || match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+            Ok(stat) => stat.contains(") Z "),
+            Err(_) => true,
+        };
+        timeout(Duration::from_secs(20), async {
+            while !is_gone() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await
+        .expect("the process of the process is gone too");
+    }
+}

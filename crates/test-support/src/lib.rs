@@ -1,0 +1,24 @@
+//! What the tests of several crates need: waiting for conditions, sharing the machine, ports, processes, a real etcd, network
+//! namespaces.
+//!
+//! Only tests depend on it. It knows the model and nothing above it, so that every crate but `model` can use it: a helper that
+//! needs the client or the control plane stays with the tests that use it. The option rejected is a `testing` feature of each crate,
+//! which would compile every crate twice.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod endpoints;
+mod etcd;
+mod eventually;
+mod machine;
+pub mod namespaces;
+mod ports;
+mod processes;
+
+pub use endpoints::endpoint;
+pub use etcd::{Etcd, call as call_etcd};
+pub use eventually::{PATIENCE, eventually, eventually_async, eventually_blocking, eventually_within};
+pub use machine::{
+    Exclusive, MODE, NEEDS_MACHINE, RUNS_ALONE, RUNS_SHARED, SKIPPED, Shared, alone, beside_others, skipped,
+};
+pub use ports::free_port;
+pub use processes::{Process, Program, Run, binary, fairmesh, run, tool};
