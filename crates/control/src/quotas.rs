@@ -150,7 +150,7 @@ impl Quotas {
         };
         let is_full = limits.shares >= MAX_SHARES
             || (limits.by_name.len() >= MAX_LIMITS && !limits.by_name.contains_key(&name));
-        if is_full && !limits.by_name.get(&name).is_some_and(|quota| quota.knows(claim.caller)) {
+        if is_full && !limits.by_name.get(&name).is_some_and(|quota| quota.contains(claim.caller)) {
             self.shared.full.fetch_add(1, Relaxed);
             return None;
         }
@@ -158,7 +158,7 @@ impl Quotas {
         let before = quota.callers();
         let parts = match self.settling() {
             true => {
-                quota.note(claim, now);
+                quota.record(claim, now);
                 None
             }
             false => quota.claim(claim, whole, now),

@@ -1,13 +1,14 @@
 //! The specified integer arithmetic under every decision: hash, generator, logarithm.
 //!
-//! All forms of Fairmesh must decide alike, the kernel one has no floating point, and so nothing here has either. Each
-//! function is specified by its documentation to the last bit, `vectors/arith.json` holds examples, and unsigned numbers
-//! wrap around at 2^64 where a product or sum says so.
+//! All deployment forms have to decide alike, and the kernel form has no floating point, so nothing here uses it. Each
+//! function is specified to the last bit by its documentation, with examples in `vectors/arith.json`; unsigned
+//! products and sums wrap around at 2^64 where the specification says so.
 
-/// What the state of a [`Generator`] grows by at each step: 2^64 divided by the golden ratio, made odd.
+/// Increment of the state of a [`Generator`] per step: 2^64 divided by the golden ratio, made odd.
 pub const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Mixes 64 bits so that every input bit moves about half of the output bits (finaliser of SplitMix64, Steele et al. 2014).
+/// Mixes 64 bits so that every input bit changes about half of the output bits (finaliser of SplitMix64, Steele et al.
+/// 2014).
 #[inline]
 pub const fn mix64(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -21,7 +22,8 @@ pub const fn mix_pair(a: u64, b: u64) -> u64 {
     mix64(mix64(a.wrapping_add(GAMMA)) ^ b)
 }
 
-/// Hashes a text to 64 bits (XXH3 without seed), once, where a name enters; decisions use only the result.
+/// Hashes a text to 64 bits (XXH3 without seed). Names are hashed once, when they are read; decisions use only the
+/// hash.
 #[inline]
 pub fn hash_text(text: &str) -> u64 {
     xxhash_rust::xxh3::xxh3_64(text.as_bytes())
@@ -33,7 +35,7 @@ pub const fn hash_key(key: u128) -> u64 {
     mix_pair((key >> 64) as u64, key as u64)
 }
 
-/// A stream of numbers that look random and are a function of the seed (SplitMix64).
+/// A pseudo-random number generator, deterministic in its seed (SplitMix64).
 #[derive(Clone, Debug)]
 pub struct Generator {
     state: u64,
@@ -46,7 +48,7 @@ impl Generator {
         Self { state: seed }
     }
 
-    /// The next 64 bits: the state grows by [`GAMMA`], and the answer is `mix64(state)`.
+    /// The next 64 bits: the state grows by [`GAMMA`], and the result is `mix64(state)`.
     #[inline]
     pub const fn next(&mut self) -> u64 {
         self.state = self.state.wrapping_add(GAMMA);
@@ -55,15 +57,15 @@ impl Generator {
 
     /// The next number below `bound`: `floor(next * bound / 2^64)`, the product in 128 bits; 0 when `bound` is 0.
     ///
-    /// No number is favoured by more than `bound / 2^64`; drawing again to even that out would make the cost, and the
-    /// position in the stream, depend on luck.
+    /// The bias of a number is at most `bound / 2^64`; rejection sampling would make the cost, and the position in the
+    /// stream, depend on the numbers drawn.
     #[inline]
     pub const fn below(&mut self, bound: u64) -> u64 {
         ((self.next() as u128 * bound as u128) >> 64) as u64
     }
 }
 
-/// Bits of [`log2`] behind the binary point.
+/// Bits of [`log2`] after the binary point.
 pub const LOG_BITS: u32 = 32;
 
 /// `LOG_TABLE[i] = floor(log2(1 + i / 256) * 2^32)`.
@@ -71,14 +73,14 @@ pub const LOG_TABLE: [u64; 257] = log_table();
 
 /// The logarithm to base 2 in 1/2^32, rounded as follows; `log2(0)` counts as `log2(1)`, which is 0.
 ///
-/// With `e` the position of the highest set bit of `x`, `i` the 8 bits below it and `r` the 32 bits below those (bits
-/// that `x` lacks are 0): `e * 2^32 + T[i] + floor((T[i + 1] - T[i]) * r / 2^32)`, where `T` is [`LOG_TABLE`]. It never
-/// decreases, and lies less than 2^-18 below the true value.
+/// With `e` the position of the highest set bit of `x`, `i` the 8 bits below it and `r` the 32 bits below those
+/// (missing bits are 0): `e * 2^32 + T[i] + floor((T[i + 1] - T[i]) * r / 2^32)`, where `T` is [`LOG_TABLE`]. It is
+/// monotonic, and less than 2^-18 below the exact value.
 #[inline]
 pub const fn log2(x: u64) -> u64 {
     let x = if x == 0 { 1 } else { x };
     let zeros = x.leading_zeros();
-    // Two shifts, since one of 64 is not defined.
+    // Two shifts, since a shift by 64 is undefined.
     let fraction = (x << zeros) << 1;
     let i = (fraction >> 56) as usize;
     let r = (fraction << 8) >> 32;
@@ -86,7 +88,8 @@ pub const fn log2(x: u64) -> u64 {
     (((63 - zeros) as u64) << LOG_BITS) + low + (((LOG_TABLE[i + 1] - low) * r) >> 32)
 }
 
-/// Finds binary digits of each logarithm by squaring: a number in [1, 2) whose square reaches 2 has the next digit 1.
+/// Computes binary digits of each logarithm by squaring: a number in [1, 2) whose square reaches 2 has the next digit
+/// 1.
 const fn log_table() -> [u64; 257] {
     const ONE: u128 = 1 << 62;
     let mut table = [1 << LOG_BITS; 257];
@@ -114,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_logarithm_is_exact_at_powers_and_close_between() {
+    fn log2_is_exact_at_powers_and_close_between() {
         for e in 0..64_u32 {
             assert_eq!(log2(1 << e), u64::from(e) << LOG_BITS);
         }

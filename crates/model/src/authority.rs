@@ -1,17 +1,17 @@
-//! Hosts with ports, as requests name them (RFC 3986 3.2).
+//! Authorities of requests: hosts with ports (RFC 3986 3.2).
 
 /// A well-formed authority without userinfo, such as `cart.shop:80`, `cart.shop.` or `[::1]:80`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostPort<'a> {
-    /// The host as it is written: in any case, with the dot at its end where it has one, an IPv6 address in its brackets.
+    /// The host as written: in any case, with its trailing dot if it has one, an IPv6 address in brackets.
     pub host: &'a str,
-    /// The port; `None` where there is none, or nothing after the colon.
+    /// The port; `None` if there is none, or nothing after the colon.
     pub port: Option<u16>,
 }
 
 impl<'a> HostPort<'a> {
-    /// Reads an authority. `None` where its host is empty, ends in more than one dot or has bytes that hosts do not have, and where
-    /// its port is no number up to 65535.
+    /// Parses an authority. `None` if its host is empty, ends in more than one dot or contains bytes that hosts do not
+    /// have, or if its port is not a number up to 65535.
     pub fn parse(authority: &'a str) -> Option<Self> {
         let (host, port) = match authority.rfind(':') {
             Some(at) if !authority.ends_with(']') => (&authority[..at], &authority[at + 1..]),
@@ -25,14 +25,14 @@ impl<'a> HostPort<'a> {
         is_host(host).then_some(Self { host, port })
     }
 
-    /// The host as rules and names are compared with it.
+    /// The host in the form in which rules and names are compared with it.
     pub fn name(&self) -> &'a str {
         without_dot(self.host)
     }
 }
 
-/// The host of an authority as rules are compared with it, without case: without the port and the dot at its end, which servers do
-/// not take for another host. What is not well formed is left as it is.
+/// The host of an authority in the form that rules are compared with, ignoring case: without port and trailing dot,
+/// which servers do not distinguish. Input that is not well-formed is returned unchanged.
 pub fn host_name(authority: &str) -> &str {
     let host = match authority.rsplit_once(':') {
         Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) && !is_open(host) => host,
@@ -41,7 +41,8 @@ pub fn host_name(authority: &str) -> &str {
     without_dot(host)
 }
 
-/// Whether the end of `text` lies within the brackets of an IPv6 address, so that a colon after it is part of that.
+/// Whether the end of `text` is inside the brackets of an IPv6 address, so that a following colon belongs to the
+/// address.
 fn is_open(text: &str) -> bool {
     text.starts_with('[') && !text.ends_with(']')
 }
@@ -50,8 +51,8 @@ fn without_dot(host: &str) -> &str {
     host.strip_suffix('.').unwrap_or(host)
 }
 
-/// A registered name, or an address (RFC 3986 3.2.2). `%` is not taken: a name that is written with it is another one to whoever
-/// does not decode it.
+/// A registered name or an address (RFC 3986 3.2.2). `%` is rejected: readers that do not decode it would see a
+/// different name.
 fn is_host(host: &str) -> bool {
     if let Some(address) = host.strip_prefix('[') {
         let address = address.strip_suffix(']').unwrap_or_default();
@@ -68,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_authority_is_a_host_and_perhaps_a_port() {
+    fn an_authority_is_a_host_with_an_optional_port() {
         let parsed = |text| HostPort::parse(text).map(|parsed| (parsed.name(), parsed.port));
         for (text, host, port) in [
             ("cart.shop", "cart.shop", None),

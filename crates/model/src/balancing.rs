@@ -1,19 +1,19 @@
 use std::{fmt, str::FromStr, time::Duration};
 
-use crate::{Invalid, nearest};
+use crate::{Invalid, suggestion};
 
-/// How an endpoint is chosen among the candidates. The default is right for a service nobody tuned.
+/// How an endpoint is picked among the candidates. The default suits a service without tuning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Balancing {
-    /// What makes one endpoint better than another.
+    /// The policy by which candidates are compared.
     pub policy: BalancingPolicy,
-    /// How many endpoints one client keeps connections to within a ring; 0 means all (ServiceRouter §3.4.2).
+    /// Endpoints of a ring to which a client keeps connections; 0 means all (ServiceRouter §3.4.2).
     pub subset: u32,
-    /// Which load of those that servers report counts.
+    /// The reported load that is used.
     pub signal: LoadSignal,
     /// Constants of the score.
     pub score: Score,
-    /// When an endpoint that fails is avoided.
+    /// Ejection of failing endpoints.
     pub outliers: Outliers,
     /// With [`BalancingPolicy::BoundedHash`], the most load of one endpoint as a percentage of the mean; 101 to 1000.
     pub load_factor: u32,
@@ -32,21 +32,23 @@ impl Default for Balancing {
     }
 }
 
-/// What makes one endpoint better than another.
+/// How an endpoint is picked among the candidates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum BalancingPolicy {
-    /// Of two drawn by weight, the lower score: own calls under way and what servers report, smoothed (ServiceRouter §3.4; Uber, assisted balancing).
+    /// Of two drawn by weight, the one with the lower score: own calls in flight and smoothed server reports
+    /// (ServiceRouter §3.4; Uber, assisted balancing).
     #[default]
     Score,
-    /// Of two drawn by weight, the one with fewer own calls under way for its weight; reports do not count.
+    /// Of two drawn by weight, the one with fewer own calls in flight per weight; reports are not used.
     LeastRequest,
-    /// Of two drawn by weight, the one that answers sooner: latency that rises at once and falls slowly, times calls.
+    /// Of two drawn by weight, the one expected to respond sooner: latency that rises at once and decays slowly, times
+    /// calls.
     PeakEwma,
-    /// In turn, by weight.
+    /// Weighted round robin.
     RoundRobin,
-    /// By weight and chance.
+    /// Weighted random.
     Random,
-    /// By key: the key's first choice that has not more than its share of the calls under way.
+    /// By key: the first choice of the key that has no more than its share of the calls in flight.
     BoundedHash,
 }
 
@@ -55,7 +57,7 @@ impl BalancingPolicy {
     pub const ALL: [Self; 6] =
         [Self::Score, Self::LeastRequest, Self::PeakEwma, Self::RoundRobin, Self::Random, Self::BoundedHash];
 
-    /// The policy as users write it.
+    /// The policy as written in YAML.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Score => "score",
@@ -73,44 +75,48 @@ impl FromStr for BalancingPolicy {
 
     fn from_str(text: &str) -> Result<Self, Invalid> {
         Self::ALL.into_iter().find(|policy| policy.as_str() == text).ok_or_else(|| {
-            let hint = nearest::hint(text, &Self::ALL.map(Self::as_str));
+            let hint = suggestion::hint(text, &Self::ALL.map(Self::as_str));
             Invalid::new("", format!("'{text}' is not a policy"), hint)
         })
     }
 }
 
-/// Which load of those that servers report counts (ServiceRouter §3.4.3).
+/// The reported load that is used (ServiceRouter §3.4.3).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum LoadSignal {
-    /// Requests under way, and CPU where it is reported.
+    /// Requests in flight, and CPU if it is reported.
     #[default]
     Auto,
-    /// Requests under way alone.
+    /// Only requests in flight.
     Requests,
-    /// The CPU limit's share in use alone.
+    /// Only the share of the CPU limit in use.
     Cpu,
-    /// A metric of the server's own beside requests under way, by its name in the report; it is to be equal everywhere.
+    /// A custom metric of the server besides requests in flight, by its name in the report; balanced to be equal
+    /// everywhere.
     Metric(String),
 }
 
 impl LoadSignal {
     const METRIC: &str = "metric:";
-    const LONGEST: usize = 63;
+    const MAX_METRIC_NAME: usize = 63;
 
-    /// Whether a metric has a name that servers can report it by.
+    /// Checks that a metric has a name by which servers can report it.
     ///
     /// # Errors
-    /// Where it is empty, too long, or holds anything but letters, digits and `_`, `-`, `.`.
+    /// If it is empty, too long, or contains anything but letters, digits and `_`, `-`, `.`.
     pub fn validate(&self) -> Result<(), Invalid> {
         let Self::Metric(name) = self else { return Ok(()) };
         let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
-        if (1..=Self::LONGEST).contains(&name.len()) && name.chars().all(fits) {
+        if (1..=Self::MAX_METRIC_NAME).contains(&name.len()) && name.chars().all(fits) {
             return Ok(());
         }
         Err(Invalid::new(
             "",
-            format!("'{name}' is not the name of a metric"),
-            format!("write 1 to {} letters, digits, '_', '-', '.', as the server does", Self::LONGEST),
+            format!("'{name}' is not a metric name"),
+            format!(
+                "write 1 to {} letters, digits, '_', '-', '.', as the server does",
+                Self::MAX_METRIC_NAME
+            ),
         ))
     }
 }
@@ -144,31 +150,33 @@ impl FromStr for LoadSignal {
     }
 }
 
-/// Constants of the score; `docs/balancing.md` says what each does and how its default was found.
+/// Constants of the score; `docs/balancing.md` describes the effect of each and how its default was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Score {
     /// Reports over which the load of others is averaged (Uber, assisted balancing); 1 to 1000.
     pub smoothing: u32,
-    /// After how long what a report said counts half (Uber, assisted balancing); 100 ms to 10 min.
+    /// Time after which a report counts half (Uber, assisted balancing); 100 ms to 10 min.
     pub half_life: Duration,
-    /// What a new endpoint is taken to carry, as a percentage of the others' mean (Uber, assisted balancing); 0 to 1000.
+    /// Assumed load of a new endpoint, as a percentage of the mean of the others (Uber, assisted balancing); 0 to
+    /// 1000.
     pub warm_up: u32,
-    /// How fast shares follow reported utilisation: the percentage by which a share changes in a second when an endpoint
-    /// is wholly busy or idle against the mean; 0 (never) to 100.
+    /// How fast shares follow reported utilisation: the percentage by which the share of an endpoint changes in a
+    /// second if the endpoint is fully busy or idle relative to the mean; 0 (never) to 100.
     pub gain: u32,
-    /// By which factor reported utilisation may raise or lower an endpoint's capacity at most; 1 (not at all) to 8.
+    /// The largest factor by which reported utilisation may raise or lower an endpoint's capacity; 1 (not at all) to
+    /// 8.
     pub correction: u32,
-    /// How long a correction holds without reports before it fades; 1 s to 1 h.
+    /// Time for which a correction holds without reports before it fades; 1 s to 1 h.
     pub memory: Duration,
-    /// Whether servers that report are asked for their load where nothing recent is known of it (ServiceRouter §3.4.3).
+    /// Whether reporting servers are polled for their load when no recent report exists (ServiceRouter §3.4.3).
     pub poll: bool,
-    /// How old a report must be for its server to be asked; 1 ms to 1 min. `None`: the longer of 10 ms and twice the mean time
-    /// that servers work on a request.
+    /// Age of a report after which its server is polled; 1 ms to 1 min. `None`: the longer of 10 ms and twice the mean
+    /// time that servers work on a request.
     pub poll_after: Option<Duration>,
-    /// The percentage of that time below which a round trip must stay for a server to be asked; 1 to 100.
+    /// A server is polled only if the round trip is below this percentage of that time; 1 to 100.
     pub poll_ratio: u32,
-    /// The percentage of a request that each answer takes off what its endpoint seems to carry above the mean (Uber, assisted balancing); 0
-    /// (nothing) to 100.
+    /// The percentage of a request that each response subtracts from the estimated load of its endpoint above the mean
+    /// (Uber, assisted balancing); 0 (nothing) to 100.
     pub reward: u32,
 }
 
@@ -189,21 +197,21 @@ impl Default for Score {
     }
 }
 
-/// When an endpoint that fails is avoided, and for how long.
+/// When a failing endpoint is ejected, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outliers {
-    /// Failed answers in a row from which on an endpoint is avoided; 0 means that a row is not looked at.
+    /// Consecutive failures that eject an endpoint; 0 disables this check.
     pub consecutive: u32,
-    /// How many points its share of failures must lie above the others' for an endpoint to be avoided; 0 means that
-    /// shares are not compared.
+    /// Percentage points by which the failure rate of an endpoint must exceed that of the others to eject it; 0
+    /// disables this check.
     pub failure_percent: u32,
-    /// Answers of an endpoint before its share of failures says anything; 5 to 100,000.
+    /// Responses of an endpoint before its failure rate is used; 5 to 100,000.
     pub min_samples: u32,
-    /// How long an endpoint is avoided at first; doubled with each further time; 1 ms to 1 h.
+    /// The first ejection time; doubled with each further ejection; 1 ms to 1 h.
     pub first: Duration,
-    /// How long at most; up to 1 h.
+    /// The longest ejection time; up to 1 h.
     pub longest: Duration,
-    /// Up to which percentage of the candidates is avoided; where it is more, none is (panic); 0 to 100.
+    /// The most candidates that are ejected, in percent; if more would be, none is (panic mode); 0 to 100.
     pub most_percent: u32,
 }
 
@@ -256,7 +264,7 @@ impl Outliers {
             return Err(Invalid::new(
                 "longest",
                 format!("{:?} is shorter than the first time, {:?}", self.longest, self.first),
-                "write a longer one; it is what doubling ends at",
+                "write a longer one; doubling stops at it",
             ));
         }
         number("mostPercent", self.most_percent, 0, 100)
@@ -271,7 +279,7 @@ fn number(field: &str, value: u32, least: u32, most: u32) -> Result<(), Invalid>
 }
 
 fn duration(field: &str, value: Duration, least: &str, most: &str) -> Result<(), Invalid> {
-    // Both bounds are texts that the tests read.
+    // Both bounds are constants that the tests parse.
     let bound = |text| crate::spec::read_duration(text).unwrap_or_default();
     if (bound(least)..=bound(most)).contains(&value) {
         return Ok(());

@@ -1,34 +1,35 @@
-//! What a service can do where (Uber, zone weights and host-aware balancing): the sum over its hosts, so that ten instances of power 1200 count as twelve.
+//! Capacity of a service by location (Uber, zone weights and host-aware balancing): the sum over its hosts, so that
+//! ten instances of power 1200 count as twelve.
 //!
-//! It stands here and not in the router, since it is a fact about records: `explain` and `describe` show it to people, and
-//! whoever computes region shares starts from it.
+//! It is part of the model and not of the router, since it follows from records alone: `explain` and `describe` show
+//! it, and region shares are computed from it.
 
 use std::collections::BTreeMap;
 
 use crate::{Endpoint, EndpointState, Hosts, InstanceId, Location, Region, Zone};
 
-/// How much of a service there is in one place.
+/// Capacity of a service in one location.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
-    /// The endpoints that serve.
+    /// Number of serving endpoints.
     pub endpoints: u64,
-    /// What they can do together, in thousandths of an ordinary instance on an ordinary host.
+    /// Their total power, in thousandths of an ordinary instance on an ordinary host.
     pub power: u64,
 }
 
-/// How much of a service there is in every place that has any.
+/// Capacity of a service in all locations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Capacities {
-    /// Everywhere.
+    /// In total.
     pub total: Capacity,
     /// By region.
     pub regions: BTreeMap<Region, Capacity>,
-    /// By zone within its region; `None` for endpoints that name no zone.
+    /// By zone within its region; `None` for endpoints without a zone.
     pub zones: BTreeMap<(Region, Option<Zone>), Capacity>,
 }
 
 impl Capacity {
-    /// Its part of `whole`, in thousandths, rounded to the nearest; 0 of nothing.
+    /// Its fraction of `whole`, in thousandths, rounded to the nearest; 0 if `whole` is zero.
     pub fn thousandths_of(self, whole: Self) -> u32 {
         let whole_power = u128::from(whole.power.max(1));
         let part = (u128::from(self.power) * 1000 + whole_power / 2) / whole_power;
@@ -42,7 +43,7 @@ impl Capacity {
 }
 
 impl Capacities {
-    /// Sums up what serves; an instance that stands in two records while it moves counts once.
+    /// Sums up the serving endpoints; an instance that has two records while it moves counts once.
     pub fn of<'a>(endpoints: impl IntoIterator<Item = &'a Endpoint>, hosts: &Hosts) -> Self {
         let mut once = std::collections::BTreeSet::<&InstanceId>::new();
         let mut capacities = Self::default();
@@ -54,7 +55,7 @@ impl Capacities {
         capacities
     }
 
-    /// Counts one more endpoint that serves.
+    /// Adds a serving endpoint.
     pub fn add(&mut self, Location { region, zone, .. }: &Location, power: u32) {
         self.total.add(power);
         self.regions.entry(region.clone()).or_default().add(power);
@@ -104,7 +105,7 @@ mod tests {
         assert_eq!(capacities.total, Capacity { endpoints: 18, power: 18_000 });
         let share = |region: &str| capacities.regions[region].thousandths_of(capacities.total);
         assert_eq!((share("eu"), share("us")), (667, 333));
-        assert_eq!(capacities.regions.len(), 2, "an instance that moves counts where it was found first");
+        assert_eq!(capacities.regions.len(), 2, "a moving instance counts in its first record");
         let us = Region::new("us").unwrap();
         let zones: Vec<_> =
             capacities.zones_of(&us).map(|(zone, c)| (zone.unwrap().as_str(), c.power)).collect();
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_has_no_share() {
+    fn no_capacity_has_no_share() {
         assert_eq!(Capacity::default().thousandths_of(Capacity::default()), 0);
     }
 }

@@ -1,15 +1,15 @@
 use std::fmt;
 
-/// A number of things in words, for people: `1 endpoint`, `2 endpoints`, `0 copies`.
+/// A count with its noun, for messages: `1 endpoint`, `2 endpoints`, `0 copies`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counted<'a> {
-    /// How many.
+    /// The count.
     pub count: usize,
-    /// What one of them is called; several take an `s`, and `ies` for a `y`.
+    /// The noun in singular; the plural has an `s`, and `ies` for a `y`.
     pub one: &'a str,
 }
 
-/// So many of what one is called `one`.
+/// A count of `one`s.
 pub fn counted(count: usize, one: &str) -> Counted<'_> {
     Counted { count, one }
 }
@@ -30,9 +30,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_is_one_and_several_are_several() {
-        let told: Vec<_> = [0, 1, 2].map(|n| counted(n, "endpoint").to_string()).into();
-        assert_eq!(told, ["0 endpoints", "1 endpoint", "2 endpoints"]);
+    fn the_noun_agrees_with_the_count() {
+        let texts: Vec<_> = [0, 1, 2].map(|n| counted(n, "endpoint").to_string()).into();
+        assert_eq!(texts, ["0 endpoints", "1 endpoint", "2 endpoints"]);
         assert_eq!(counted(1, "copy").to_string(), "1 copy");
         assert_eq!(counted(3, "copy").to_string(), "3 copies");
     }

@@ -6,12 +6,13 @@ use std::{
 
 use crate::{InstanceId, Invalid, Location};
 
-/// The weight of an ordinary host; an endpoint of twice this power carries 2000.
+/// The weight of an ordinary host; an endpoint of twice that power has 2000.
 pub const FULL_WEIGHT: u32 = 1000;
-/// The greatest weight: hosts of one fleet differ by 2 ×, seldom by 10 × (Uber, host-aware balancing), so more is a slip of the pen.
+/// The greatest weight: hosts of one fleet differ by 2 ×, rarely by 10 × (Uber, host-aware balancing), so a greater
+/// one is a typing error.
 pub const MAX_WEIGHT: u32 = 100 * FULL_WEIGHT;
 
-/// One running copy of a service.
+/// One running instance of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     /// The stable identity; unique within the service.
@@ -20,27 +21,29 @@ pub struct Endpoint {
     pub address: SocketAddr,
     /// Where it runs.
     pub location: Location,
-    /// Whether it should get calls.
+    /// The lifecycle state.
     pub state: EndpointState,
-    /// Relative compute power in thousandths, 1 to [`MAX_WEIGHT`]; [`FULL_WEIGHT`] is an ordinary host (ServiceRouter §3.4.2).
+    /// Relative compute power in thousandths, 1 to [`MAX_WEIGHT`]; [`FULL_WEIGHT`] is an ordinary host (ServiceRouter
+    /// §3.4.2).
     pub weight: u32,
-    /// How long it is believed without a renewal, or `None` where another source vouches for it.
+    /// Time for which it stays live without renewal; `None` if another source controls its lifetime.
     pub lease: Option<Duration>,
-    /// What the owner wrote about it; at most 32 pairs.
+    /// Labels given by the owner; at most 32.
     pub labels: BTreeMap<String, String>,
 }
 
 impl Endpoint {
-    /// The label in which a process says which one it is of those that run under the instance's name, one after the
-    /// other: a number, greater than those of the processes before it.
+    /// The label that distinguishes the processes that run under the instance's name one after the other: a number,
+    /// greater than those of earlier processes.
     pub const INCARNATION: &str = "fairmesh.incarnation";
 
-    /// Which process it is; 0 where it does not say so.
+    /// The number of the process; 0 if it has none.
     pub fn incarnation(&self) -> u64 {
         self.labels.get(Self::INCARNATION).and_then(|text| text.parse().ok()).unwrap_or(0)
     }
 
-    /// Checks what the types do not: an address that can be called, weight, lease and labels within their ranges, and a number as incarnation.
+    /// Checks constraints beyond the types: an address that can be called, weight, lease and labels within their
+    /// ranges, and a numeric incarnation.
     pub fn validate(&self) -> Result<(), Invalid> {
         if !(1..=MAX_WEIGHT).contains(&self.weight) {
             return Err(Invalid::new(
@@ -71,7 +74,7 @@ impl Endpoint {
     }
 }
 
-/// Refuses addresses that no call can be sent to: those that stand for every address or for many, and port 0.
+/// Rejects addresses that cannot be called: unspecified, multicast and broadcast ones, and port 0.
 pub(crate) fn check_address(field: &str, address: SocketAddr) -> Result<(), Invalid> {
     let ip = address.ip().to_canonical();
     let is_broadcast = ip == IpAddr::V4(Ipv4Addr::BROADCAST);
@@ -80,29 +83,29 @@ pub(crate) fn check_address(field: &str, address: SocketAddr) -> Result<(), Inva
             ("port 0 cannot be called".to_owned(), "write the port that it listens on")
         }
         () if ip.is_unspecified() => {
-            let hint = "write the address that callers reach it at, also where it listens on all";
-            (format!("{ip} stands for every address of a machine"), hint)
+            let hint = "write the address by which callers reach it, even if it listens on all addresses";
+            (format!("{ip} means every address of a machine"), hint)
         }
         () if ip.is_multicast() || is_broadcast => {
-            (format!("{ip} stands for many machines"), "write the address of one")
+            (format!("{ip} is the address of many machines"), "write the address of one")
         }
         () => return Ok(()),
     };
     Err(Invalid::new(field, problem, hint))
 }
 
-/// Whether an endpoint should get calls.
+/// The lifecycle state of an endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EndpointState {
-    /// It runs and is not ready: no calls.
+    /// It is running and not ready: no calls.
     Starting,
-    /// It takes calls.
+    /// It receives calls.
     #[default]
     Serving,
-    /// It will stop: no new calls, those under way finish (ServiceRouter §3.2).
+    /// It is about to stop: no new calls, calls in flight finish (ServiceRouter §3.2).
     Draining,
-    /// Its lease ran out or its probes failed: calls only when nobody better is left.
+    /// Its lease expired or its probes failed: it receives calls only as a last resort.
     Lost,
 }
 

@@ -1,22 +1,22 @@
-/// A value that a person or a peer gave and that Fairmesh refuses, with what to write instead.
+/// A rejected value from a user or peer, with what to write instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {problem}; {hint}")]
 pub struct Invalid {
-    /// Where the value stands, as a path such as `shards[3].start`.
+    /// The field, as a path such as `shards[3].start`.
     pub field: String,
-    /// What is wrong with it, quoting the value.
+    /// The problem, quoting the value.
     pub problem: String,
-    /// What to write instead.
+    /// The correction.
     pub hint: String,
 }
 
 impl Invalid {
-    /// Says that `field` is wrong because of `problem`, and that `hint` mends it.
+    /// An error in `field`, caused by `problem` and corrected by `hint`.
     pub fn new(field: impl Into<String>, problem: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { field: field.into(), problem: problem.into(), hint: hint.into() }
     }
 
-    /// The same refusal seen from one level further out: `start` within `shards[3]` becomes `shards[3].start`.
+    /// The same error relative to an enclosing value: `start` within `shards[3]` becomes `shards[3].start`.
     #[must_use]
     pub fn within(mut self, outer: impl AsRef<str>) -> Self {
         let outer = outer.as_ref();

@@ -1,58 +1,59 @@
-//! Active checks: how an endpoint is probed, and what was found (Uber, assisted balancing; Canal Mesh §6.1).
+//! Active health checks: how endpoints are probed, and the resulting verdicts (Uber, assisted balancing; Canal Mesh
+//! §6.1).
 
 use std::{collections::BTreeMap, time::Duration};
 
 use crate::{Endpoint, EndpointState, Hosts, InstanceId, Invalid, Region};
 
-/// The longest cause that a verdict carries, in bytes.
+/// The longest cause of a verdict, in bytes.
 pub const MAX_CAUSE: usize = 200;
 
-/// How the endpoints of a service are probed: once an interval each, by one checker of their region.
+/// How the endpoints of a service are probed: once per interval each, by one checker in their region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthCheck {
-    /// What is asked of an endpoint.
+    /// The kind of probe.
     pub probe: Probe,
-    /// From one probe to the next; 100 ms to 1 h.
+    /// Time between probes; 100 ms to 1 h.
     pub interval: Duration,
-    /// By how many percent of the interval each wait is shorter or longer, so that probes do not fall together; 0 to 50.
+    /// Random variation of the interval in percent, so that probes do not coincide; 0 to 50.
     pub jitter_percent: u32,
-    /// How long an answer may take; 1 ms up to the interval.
+    /// The timeout of a probe; 1 ms up to the interval.
     pub timeout: Duration,
-    /// Good answers in a row that make an endpoint healthy; 1 to 100.
+    /// Consecutive successes that make an endpoint healthy; 1 to 100.
     pub rise: u32,
-    /// Failures in a row that make an endpoint unhealthy; 1 to 100.
+    /// Consecutive failures that make an endpoint unhealthy; 1 to 100.
     pub fall: u32,
-    /// Probes before the first verdict, whatever they say; 1 to 100.
+    /// Probes before the first verdict, regardless of their results; 1 to 100.
     pub minimum_samples: u32,
 }
 
-/// What is asked of an endpoint.
+/// The kind of probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Probe {
-    /// That it takes connections.
+    /// Connects.
     Tcp,
-    /// That it answers a GET over HTTP/1.1.
+    /// Sends a GET over HTTP/1.1.
     Http {
-        /// The path, with its query where there is one.
+        /// The path, with its query if any.
         path: String,
-        /// The status that it must answer; `None` takes any from 200 to 399.
+        /// The expected status; `None` accepts 200 to 399.
         status: Option<u16>,
     },
-    /// That `grpc.health.v1.Health/Check` answers `SERVING`.
+    /// Calls `grpc.health.v1.Health/Check`, which must return `SERVING`.
     Grpc {
-        /// The service that is asked about; empty is the server as a whole.
+        /// The service to check; empty is the server as a whole.
         service: String,
     },
 }
 
 impl Probe {
-    /// What HTTP probes call themselves in `user-agent`. The mesh's own pages refuse it: a policy could otherwise be used to
-    /// read their status.
+    /// The `user-agent` of HTTP probes. The mesh's own admin pages reject it: a policy could otherwise be used to read
+    /// their status.
     pub const USER_AGENT: &str = "fairmesh-health-check";
 }
 
 impl HealthCheck {
-    /// A check with everything but the probe as usual.
+    /// A check with defaults for all but the probe.
     pub fn new(probe: Probe) -> Self {
         Self {
             probe,
@@ -95,7 +96,7 @@ impl Probe {
     /// Checks paths, statuses and names.
     ///
     /// # Errors
-    /// [`Invalid`] by the field as it is written.
+    /// [`Invalid`] for the field as written.
     pub fn validate(&self) -> Result<(), Invalid> {
         let plain = |text: &str| text.len() <= 1024 && text.bytes().all(|byte| byte.is_ascii_graphic());
         match self {
@@ -108,64 +109,64 @@ impl Probe {
             Self::Http { status: Some(status), .. } if !(100..=599).contains(status) => Err(Invalid::new(
                 "http.status",
                 format!("{status} is not a status"),
-                "write 100 to 599, or leave it out to take any from 200 to 399",
+                "write 100 to 599, or leave it out to accept 200 to 399",
             )),
             Self::Grpc { service } if !plain(service) => Err(Invalid::new(
                 "grpc.service",
                 format!("'{service}' is not a service"),
-                "write a full name such as shop.v1.Cart, or leave it out to ask about the server",
+                "write a full name such as shop.v1.Cart, or leave it out to check the whole server",
             )),
             Self::Http { .. } | Self::Grpc { .. } => Ok(()),
         }
     }
 }
 
-/// What the checker of a region found of one endpoint.
+/// The result of active health checks of one endpoint, by the checker of its region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// Whether it answered as it should.
+    /// Whether its probes succeed.
     pub healthy: bool,
-    /// When it was found so first, in milliseconds since 1970; what it says of age is for people.
+    /// Time of the last change, in milliseconds since 1970; for display only.
     pub since_ms: u64,
-    /// How sure that is, in thousandths: n probes in a row that agree make n / (n + 1).
+    /// Confidence in thousandths: n consecutive consistent probes give n / (n + 1).
     pub confidence: u32,
-    /// Why it is not healthy, in at most [`MAX_CAUSE`] bytes; empty where it is.
+    /// Why it is unhealthy, in at most [`MAX_CAUSE`] bytes; empty if it is healthy.
     pub cause: String,
-    /// Whether nobody has checked the region for long, so that it may be otherwise by now.
+    /// Whether the region has had no checker for long, so that the verdict may be outdated.
     pub stale: bool,
 }
 
-/// How much force a verdict has.
+/// Effect of a verdict on picks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Force {
-    /// None: the endpoint is healthy, or that it is not is long ago or uncertain.
+pub enum VerdictEffect {
+    /// None: the endpoint is healthy, or the unhealthy verdict is stale or of low confidence.
     None,
-    /// Others are preferred.
+    /// Other endpoints are preferred.
     Penalty,
-    /// It is called only by who finds nothing else.
+    /// The endpoint is only called if there is no other.
     Exclusion,
 }
 
 impl Verdict {
-    /// From this confidence on an unhealthy endpoint comes after others: a single probe that failed is enough where the
-    /// owner declared that one is.
+    /// From this confidence on, an unhealthy endpoint comes after others: a single failed probe suffices if the policy
+    /// says so.
     pub const PENALTY: u32 = 500;
-    /// From this confidence on it is a last resort: nine probes in a row failed.
+    /// From this confidence on, it is a last resort: nine consecutive probes failed.
     pub const EXCLUSION: u32 = 900;
 
-    /// How sure so many probes in a row are that agree, in thousandths.
+    /// The confidence after this number of consecutive consistent probes, in thousandths.
     pub fn confidence_of(in_a_row: u32) -> u32 {
         let n = u64::from(in_a_row);
         (n * 1000 / (n + 1)) as u32
     }
 
-    /// How much force it has.
-    pub fn force(&self) -> Force {
+    /// Its effect on picks.
+    pub fn effect(&self) -> VerdictEffect {
         match self.confidence {
-            _ if self.healthy || self.stale => Force::None,
-            Self::EXCLUSION.. => Force::Exclusion,
-            Self::PENALTY.. => Force::Penalty,
-            _ => Force::None,
+            _ if self.healthy || self.stale => VerdictEffect::None,
+            Self::EXCLUSION.. => VerdictEffect::Exclusion,
+            Self::PENALTY.. => VerdictEffect::Penalty,
+            _ => VerdictEffect::None,
         }
     }
 
@@ -177,7 +178,7 @@ impl Verdict {
         }
         if self.cause.len() > MAX_CAUSE {
             let problem = format!("has {} bytes", self.cause.len());
-            return Err(Invalid::new("cause", problem, format!("cut it to {MAX_CAUSE}")));
+            return Err(Invalid::new("cause", problem, format!("shorten it to {MAX_CAUSE}")));
         }
         Ok(())
     }
@@ -191,17 +192,17 @@ pub struct Verdicts {
 }
 
 impl Verdicts {
-    /// The verdict on an endpoint, where there is one.
+    /// The verdict on an endpoint, if any.
     pub fn on(&self, endpoint: &Endpoint) -> Option<&Verdict> {
         self.by_region.get(&endpoint.location.region)?.get(&endpoint.instance)
     }
 
-    /// Takes one in.
+    /// Adds or replaces a verdict.
     pub fn put(&mut self, region: Region, instance: InstanceId, verdict: Verdict) {
         self.by_region.entry(region).or_default().insert(instance, verdict);
     }
 
-    /// Takes one out.
+    /// Removes a verdict.
     pub fn remove(&mut self, region: &Region, instance: &InstanceId) {
         if let Some(verdicts) = self.by_region.get_mut(region) {
             verdicts.remove(instance);
@@ -209,48 +210,49 @@ impl Verdicts {
     }
 }
 
-/// What verdicts come to for one service's endpoints.
+/// The effect of verdicts on the endpoints of a service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Judged {
-    /// Parallel to the endpoints.
-    pub forces: Vec<Force>,
-    /// The regions whose verdicts are ignored.
-    pub panics: Vec<Region>,
+pub struct JudgedVerdicts {
+    /// By position of the endpoint.
+    pub effects: Vec<VerdictEffect>,
+    /// The regions in panic mode, whose verdicts are ignored.
+    pub panicking_regions: Vec<Region>,
 }
 
 impl Verdicts {
-    /// How much force verdicts have on each of these endpoints.
+    /// The effect of verdicts on each of these endpoints.
     ///
-    /// Where they speak against more than half of what the serving endpoints of a region can do, they have none there: one
-    /// checker may err, and the rest could not bear the calls (the panic floor that Uber considers for assisted balancing). By region, since each has its own
-    /// checker, and one that errs must not be believed because others do not.
-    pub fn judge(&self, endpoints: &[&Endpoint], hosts: &Hosts) -> Judged {
-        let force = |endpoint: &&Endpoint| self.on(endpoint).map_or(Force::None, Verdict::force);
-        let mut forces: Vec<Force> = endpoints.iter().map(force).collect();
-        if forces.iter().all(|force| *force == Force::None) {
-            return Judged { forces, panics: Vec::new() };
+    /// If verdicts are against more than half of the serving capacity of a region, they have no effect there: a
+    /// checker may be wrong, and the remaining endpoints could not carry the load (the panic floor that Uber considers
+    /// for assisted balancing). This is decided by region, since each region has its own checker, and a faulty one
+    /// must not be believed because others are not.
+    pub fn judge(&self, endpoints: &[&Endpoint], hosts: &Hosts) -> JudgedVerdicts {
+        let effect = |endpoint: &&Endpoint| self.on(endpoint).map_or(VerdictEffect::None, Verdict::effect);
+        let mut effects: Vec<VerdictEffect> = endpoints.iter().map(effect).collect();
+        if effects.iter().all(|effect| *effect == VerdictEffect::None) {
+            return JudgedVerdicts { effects, panicking_regions: Vec::new() };
         }
         let (mut all, mut against) = (BTreeMap::<&Region, u64>::new(), BTreeMap::<&Region, u64>::new());
-        for (endpoint, force) in endpoints.iter().zip(&forces) {
+        for (endpoint, effect) in endpoints.iter().zip(&effects) {
             if endpoint.state == EndpointState::Serving {
                 let (region, power) = (&endpoint.location.region, u64::from(hosts.power(endpoint)));
                 *all.entry(region).or_default() += power;
-                *against.entry(region).or_default() += if *force == Force::None { 0 } else { power };
+                *against.entry(region).or_default() += if *effect == VerdictEffect::None { 0 } else { power };
             }
         }
-        let panics =
+        let panicking_regions =
             against.iter().filter(|(region, power)| 2 * **power > all.get(*region).copied().unwrap_or(0));
-        let panics: Vec<Region> = panics.map(|(region, _)| (*region).clone()).collect();
-        for (endpoint, force) in endpoints.iter().zip(&mut forces) {
-            if panics.contains(&endpoint.location.region) {
-                *force = Force::None;
+        let panicking_regions: Vec<Region> = panicking_regions.map(|(region, _)| (*region).clone()).collect();
+        for (endpoint, effect) in endpoints.iter().zip(&mut effects) {
+            if panicking_regions.contains(&endpoint.location.region) {
+                *effect = VerdictEffect::None;
             }
         }
-        Judged { forces, panics }
+        JudgedVerdicts { effects, panicking_regions }
     }
 }
 
-/// At most [`MAX_CAUSE`] bytes of a text, cut between characters.
+/// At most [`MAX_CAUSE`] bytes of a text, cut at a character boundary.
 pub fn bounded_cause(text: &str) -> String {
     let mut end = text.len().min(MAX_CAUSE);
     while !text.is_char_boundary(end) {
@@ -269,18 +271,25 @@ mod tests {
     }
 
     #[test]
-    fn more_failures_in_a_row_have_more_force_and_an_old_verdict_has_none() {
-        let force = |in_a_row| verdict(in_a_row).force();
+    fn the_effect_grows_with_consecutive_failures_and_stale_verdicts_have_none() {
+        let effect = |in_a_row| verdict(in_a_row).effect();
         assert_eq!(
-            [0, 1, 3, 8, 9, 100].map(force),
-            [Force::None, Force::Penalty, Force::Penalty, Force::Penalty, Force::Exclusion, Force::Exclusion]
+            [0, 1, 3, 8, 9, 100].map(effect),
+            [
+                VerdictEffect::None,
+                VerdictEffect::Penalty,
+                VerdictEffect::Penalty,
+                VerdictEffect::Penalty,
+                VerdictEffect::Exclusion,
+                VerdictEffect::Exclusion
+            ]
         );
-        assert_eq!(Verdict { stale: true, ..verdict(50) }.force(), Force::None);
-        assert_eq!(Verdict { healthy: true, ..verdict(50) }.force(), Force::None);
+        assert_eq!(Verdict { stale: true, ..verdict(50) }.effect(), VerdictEffect::None);
+        assert_eq!(Verdict { healthy: true, ..verdict(50) }.effect(), VerdictEffect::None);
     }
 
-    /// Endpoints by region, state and how many of their probes failed in a row.
-    fn judged(fleet: &[(&str, EndpointState, u32)]) -> (Vec<Force>, Vec<String>) {
+    /// Endpoints by region, state and number of consecutive failed probes.
+    fn judged(fleet: &[(&str, EndpointState, u32)]) -> (Vec<VerdictEffect>, Vec<String>) {
         let mut verdicts = Verdicts::default();
         let endpoints: Vec<Endpoint> = fleet
             .iter()
@@ -295,13 +304,13 @@ mod tests {
             })
             .collect();
         let judged = verdicts.judge(&endpoints.iter().collect::<Vec<_>>(), &Hosts::default());
-        (judged.forces, judged.panics.iter().map(ToString::to_string).collect())
+        (judged.effects, judged.panicking_regions.iter().map(ToString::to_string).collect())
     }
 
     #[test]
-    fn verdicts_against_more_than_half_of_a_region_are_ignored_there_alone() {
+    fn verdicts_against_more_than_half_of_a_region_are_ignored_in_that_region_only() {
         use EndpointState::{Lost, Serving};
-        use Force::{Exclusion, None, Penalty};
+        use VerdictEffect::{Exclusion, None, Penalty};
         let half = [
             ("eu", Serving, 3),
             ("eu", Serving, 0),
@@ -319,8 +328,12 @@ mod tests {
         ];
         assert_eq!(judged(&more), (vec![None, None, None, Exclusion, None], vec!["eu".into()]));
         let lost = [("eu", Serving, 3), ("eu", Lost, 0), ("eu", Lost, 9)];
-        assert_eq!(judged(&lost).1, ["eu"], "what does not serve is no capacity");
-        assert_eq!(judged(&[("eu", Serving, 9)]).0, [None], "the only one is called whatever is said of it");
+        assert_eq!(judged(&lost).1, ["eu"], "only serving endpoints are capacity");
+        assert_eq!(
+            judged(&[("eu", Serving, 9)]).0,
+            [None],
+            "a single endpoint is called in spite of its verdict"
+        );
     }
 
     #[test]
@@ -331,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_check_out_of_range_is_refused_by_field() {
+    fn a_check_out_of_range_is_rejected_by_field() {
         let usual = || HealthCheck::new(Probe::Tcp);
         assert_eq!(usual().validate(), Ok(()));
         let field = |check: HealthCheck| check.validate().unwrap_err().field;

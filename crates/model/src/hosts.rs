@@ -4,40 +4,41 @@ use crate::{Endpoint, FULL_WEIGHT, HostType, Invalid, MAX_WEIGHT};
 
 /// The speed of an ordinary host, in thousandths.
 pub const FULL_SPEED: u32 = 1000;
-/// The speeds that are believed: hosts of one fleet differ by 2 × (Uber, host-aware balancing), so that more than 10 × is a slip of the pen.
-const SPEEDS: std::ops::RangeInclusive<u32> = FULL_SPEED / 10..=10 * FULL_SPEED;
-/// The most host types, and the most prefixes, of one fleet: both lists are searched for every endpoint.
-const MOST: usize = 1024;
+/// The accepted speeds: hosts of one fleet differ by 2 × (Uber, host-aware balancing), so that more than 10 × is a
+/// typing error.
+const SPEED_RANGE: std::ops::RangeInclusive<u32> = FULL_SPEED / 10..=10 * FULL_SPEED;
+/// The most host types, and the most prefixes, of a fleet: both lists are searched for every endpoint.
+const MAX_ENTRIES: usize = 1024;
 
-/// How fast the fleet's machines are (Uber, zone weights and host-aware balancing and assisted balancing).
+/// Speeds of the fleet's machines (Uber, zone weights and host-aware balancing and assisted balancing).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hosts {
     speeds: BTreeMap<HostType, u32>,
-    /// Longest first, then by address, each once.
+    /// Longest first, then by address; unique.
     prefixes: Vec<(AddressPrefix, HostType)>,
 }
 
 /// A block of addresses, such as `10.1.0.0/16`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AddressPrefix {
-    /// With nothing but zeros behind the prefix; never an IPv4 address mapped into IPv6.
+    /// All bits after the prefix are zero; never an IPv4-mapped IPv6 address.
     network: IpAddr,
     length: u8,
 }
 
 impl Hosts {
-    /// Takes speeds in thousandths of an ordinary host, and prefixes for endpoints that name no host type.
+    /// Speeds in thousandths of an ordinary host, and prefixes for endpoints without a host type.
     ///
     /// # Errors
-    /// [`Invalid`] for a speed outside 100 to 10000, a prefix that is there twice or names a type without a speed, and more
-    /// than 1024 of either.
+    /// [`Invalid`] for a speed outside 100 to 10000, a prefix that is repeated or names a type without a speed, and
+    /// more than 1024 of either.
     pub fn new(
         speeds: BTreeMap<HostType, u32>,
         mut prefixes: Vec<(AddressPrefix, HostType)>,
     ) -> Result<Self, Invalid> {
         for (field, count) in [("types", speeds.len()), ("prefixes", prefixes.len())] {
-            if count > MOST {
-                let hint = format!("write at most {MOST}; hosts of equal speed may share a type");
+            if count > MAX_ENTRIES {
+                let hint = format!("write at most {MAX_ENTRIES}; hosts of equal speed may share a type");
                 return Err(Invalid::new(field, format!("there are {count}"), hint));
             }
         }
@@ -51,7 +52,7 @@ impl Hosts {
                 return Err(Invalid::new(format!("prefixes[{i}].hostType"), problem, hint));
             }
             if prefixes[..i].iter().any(|(other, _)| other == prefix) {
-                let problem = format!("{prefix} is there twice");
+                let problem = format!("{prefix} is repeated");
                 return Err(Invalid::new(format!("prefixes[{i}].prefix"), problem, "write each prefix once"));
             }
         }
@@ -69,12 +70,13 @@ impl Hosts {
         &self.prefixes
     }
 
-    /// Whether nothing is known of any host.
+    /// Whether it has no entries.
     pub fn is_empty(&self) -> bool {
         self.speeds.is_empty()
     }
 
-    /// The type of an endpoint's machine: as it says itself, or else by the longest prefix of its address.
+    /// The type of an endpoint's machine: that of its record, or else that of the longest matching prefix of its
+    /// address.
     pub fn host_type<'a>(&'a self, endpoint: &'a Endpoint) -> Option<&'a HostType> {
         let by_address = || {
             let address = endpoint.address.ip().to_canonical();
@@ -84,43 +86,43 @@ impl Hosts {
         endpoint.location.host_type.as_ref().or_else(by_address)
     }
 
-    /// The speed of an endpoint's machine in thousandths; that of an ordinary one where nobody told.
+    /// The speed of an endpoint's machine in thousandths; that of an ordinary host if it is unknown.
     pub fn speed(&self, endpoint: &Endpoint) -> u32 {
-        let told = self.host_type(endpoint).and_then(|host_type| self.speeds.get(host_type));
-        told.copied().unwrap_or(FULL_SPEED)
+        let speed = self.host_type(endpoint).and_then(|host_type| self.speeds.get(host_type));
+        speed.copied().unwrap_or(FULL_SPEED)
     }
 
-    /// What an endpoint can do, in thousandths of an ordinary instance on an ordinary host: its weight times the speed of
-    /// its machine, 1 to [`MAX_WEIGHT`].
+    /// The capacity of an endpoint, in thousandths of an ordinary instance on an ordinary host: its weight times the
+    /// speed of its machine, 1 to [`MAX_WEIGHT`].
     pub fn power(&self, endpoint: &Endpoint) -> u32 {
         let power = u64::from(endpoint.weight) * u64::from(self.speed(endpoint)) / u64::from(FULL_SPEED);
         power.clamp(1, u64::from(MAX_WEIGHT)) as u32
     }
 }
 
-/// Checks a speed by itself.
+/// Checks the range of a speed.
 ///
 /// # Errors
 /// [`Invalid`] outside 100 to 10000.
 pub(crate) fn check_speed(speed: u32) -> Result<(), Invalid> {
-    if SPEEDS.contains(&speed) {
+    if SPEED_RANGE.contains(&speed) {
         return Ok(());
     }
     Err(Invalid::new(
         "speed",
         format!("{speed} is out of range"),
-        format!("write {} to {}; {FULL_WEIGHT} is an ordinary host", SPEEDS.start(), SPEEDS.end()),
+        format!("write {} to {}; {FULL_WEIGHT} is an ordinary host", SPEED_RANGE.start(), SPEED_RANGE.end()),
     ))
 }
 
 impl AddressPrefix {
-    /// Takes the first `length` bits of `address`.
+    /// The first `length` bits of `address`.
     ///
     /// # Errors
-    /// [`Invalid`] where the address has fewer bits, or one behind the prefix that is not 0.
+    /// [`Invalid`] if the address has fewer bits, or a bit after the prefix is set.
     pub fn new(address: IpAddr, length: u8) -> Result<Self, Invalid> {
         let network = address.to_canonical();
-        // Within IPv4 mapped into IPv6, the first 96 bits are the mapping.
+        // For IPv4-mapped IPv6 addresses, the first 96 bits are the mapping.
         let length = if network == address { Some(length) } else { length.checked_sub(96) };
         let bits = if network.is_ipv4() { 32 } else { 128 };
         let Some(length) = length.filter(|length| *length <= bits) else {
@@ -133,19 +135,19 @@ impl AddressPrefix {
         }
         Err(Invalid::new(
             "",
-            format!("{network}/{length} goes on behind its prefix"),
+            format!("{network}/{length} has bits set after its prefix"),
             format!("write {prefix}"),
         ))
     }
 
-    /// Whether an address lies inside.
+    /// Whether the block contains an address.
     pub fn contains(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         self.network.is_ipv4() == address.is_ipv4() && masked(address, self.length) == self.network
     }
 }
 
-/// The address with zeros behind the first `length` bits.
+/// The address with zeros after the first `length` bits.
 fn masked(address: IpAddr, length: u8) -> IpAddr {
     let length = u32::from(length);
     match address {
@@ -172,7 +174,7 @@ impl FromStr for AddressPrefix {
             Invalid::new(
                 "",
                 format!("'{text}' is not an address prefix"),
-                "write an address and how many of its bits count, such as 10.1.0.0/16 or fd00:1::/32",
+                "write an address and a prefix length, such as 10.1.0.0/16 or fd00:1::/32",
             )
         })?;
         Self::new(address, length)
@@ -209,7 +211,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_longest_prefix_wins_and_the_own_word_before_it() {
+    fn the_own_host_type_wins_over_the_longest_prefix() {
         let hosts = hosts(
             &[("old", 700), ("new", 1400)],
             &[("10.0.0.0/8", "old"), ("10.1.0.0/16", "new"), ("fd00::/8", "new"), ("0.0.0.0/0", "old")],
@@ -220,8 +222,8 @@ pub(crate) mod tests {
         assert_eq!(power("10.2.2.3:80", None), 700);
         assert_eq!(power("[fd00::1]:80", None), 1400);
         assert_eq!(power("[::ffff:10.1.2.3]:80", None), 1400, "the same address in its other form");
-        assert_eq!(power("192.0.2.1:80", None), 700, "everything lies in /0");
-        assert_eq!(power("[2001:db8::1]:80", None), 1000, "which is of IPv4 alone");
+        assert_eq!(power("192.0.2.1:80", None), 700, "/0 contains every IPv4 address");
+        assert_eq!(power("[2001:db8::1]:80", None), 1000, "but no IPv6 address");
         assert_eq!(power("10.1.2.3:80", Some("old")), 700);
         assert_eq!(power("10.1.2.3:80", Some("unheard")), 1000, "a type without a speed is ordinary");
     }
@@ -236,7 +238,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_refusal_says_what_to_write() {
+    fn an_error_names_the_field() {
         let field = |hosts: Result<Hosts, Invalid>| hosts.unwrap_err().field;
         assert_eq!(field(hosts(&[("a", 99)], &[])), "types.a.speed");
         assert_eq!(field(hosts(&[("a", 10_001)], &[])), "types.a.speed");
@@ -246,7 +248,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn prefixes_read_back_and_end_where_they_say() {
+    fn prefixes_parse_and_reject_bits_after_their_length() {
         for text in ["10.1.0.0/16", "0.0.0.0/0", "10.1.2.3/32", "fd00::/8", "::/0", "::1/128"] {
             assert_eq!(prefix(text).to_string(), text);
         }

@@ -1,14 +1,14 @@
 use std::fmt;
 
-/// Who makes a call to the control plane or an agent, as the transport established it.
+/// Identity of a caller of the control plane or an agent, as established by the transport.
 ///
-/// Every API call carries one from the start, so that authorisation can be added without touching a handler.
+/// Every handler receives one, so that authorisation can be added without changing handlers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Identity {
-    /// Nobody proved who they are: plaintext TCP.
+    /// An unauthenticated peer: plaintext TCP.
     #[default]
     Anonymous,
-    /// A process on this machine, known by the user id that the kernel reports for its end of a Unix socket.
+    /// A process on this machine, identified by the user id that the kernel reports for the peer of a Unix socket.
     Local {
         /// Effective user id of the peer when it connected.
         uid: u32,

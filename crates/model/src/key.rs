@@ -2,7 +2,7 @@ use std::{fmt, str::FromStr};
 
 use crate::Invalid;
 
-/// A key of a sharded service: 128 bits that Fairmesh compares and never interprets (ServiceRouter §3.3).
+/// A key of a sharded service: 128 bits that Fairmesh only compares (ServiceRouter §3.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ShardKey(pub u128);
 
@@ -54,13 +54,13 @@ impl From<u32> for ShardKey {
     }
 }
 
-/// An interval of keys. Kept with its last key, since the exclusive end of the whole space does not fit 128 bits;
-/// written with an exclusive end, as in the paper: `[500, 900)`.
+/// An interval of keys. Stored with its last key, since the exclusive end of the whole key space does not fit into 128
+/// bits; displayed with an exclusive end, as in the paper: `[500, 900)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KeyRange {
-    /// The first key inside.
+    /// The first key.
     pub first: ShardKey,
-    /// The last key inside; at least `first`.
+    /// The last key; at least `first`.
     pub last: ShardKey,
 }
 
@@ -68,7 +68,7 @@ impl KeyRange {
     /// Every key.
     pub const ALL: Self = Self { first: ShardKey(0), last: ShardKey::MAX };
 
-    /// The keys from `start` up to but not including `end`; `None` stands for 2^128.
+    /// The keys from `start` up to, not including, `end`; `None` is 2^128.
     pub fn new(start: ShardKey, end: Option<ShardKey>) -> Result<Self, Invalid> {
         let last = match end {
             None => Some(ShardKey::MAX),
@@ -78,13 +78,13 @@ impl KeyRange {
             Some(last) => Ok(Self { first: start, last }),
             None => Err(Invalid::new(
                 "",
-                format!("the range [{start}, {}) holds no key", end.unwrap_or_default()),
+                format!("the range [{start}, {}) contains no key", end.unwrap_or_default()),
                 "write an end above the start, or 'max' for 2^128",
             )),
         }
     }
 
-    /// Whether `key` lies inside.
+    /// Whether `key` is inside.
     pub fn contains(&self, key: ShardKey) -> bool {
         (self.first..=self.last).contains(&key)
     }

@@ -1,9 +1,9 @@
-//! The words of Fairmesh: names, keys, records of the routing information base, and what makes each of them valid.
+//! The data model: names, keys and records of the routing information base, with their validation.
 //!
-//! Every other crate speaks in these types; this one depends on nothing of ours and does no I/O. A *spec* is what a
-//! person wrote (serde, unknown fields refused); a *plan* is what validation made of it, and only plans reach routers.
-//! The alternative, using the protobuf types everywhere, was rejected: they cannot make an invalid value unrepresentable,
-//! and every reader would have to validate again.
+//! All other crates use these types; this one depends on no other crate of the workspace and does no I/O. A *spec* is
+//! the document as written (serde, unknown fields rejected); a *plan* is the validated value, and only plans reach
+//! routers. Using the protobuf types everywhere was rejected: they can represent invalid values, so that every reader
+//! would have to validate again.
 
 pub mod arith;
 mod authority;
@@ -18,7 +18,6 @@ mod identity;
 mod key;
 mod location;
 mod name;
-pub mod nearest;
 mod policy;
 pub mod quota;
 mod record;
@@ -28,6 +27,7 @@ mod route;
 mod service;
 mod shard;
 pub mod spec;
+pub mod suggestion;
 mod timeouts;
 mod topology;
 
@@ -37,7 +37,9 @@ pub use capacity::{Capacities, Capacity};
 pub use counted::{Counted, counted};
 pub use endpoint::{Endpoint, EndpointState, FULL_WEIGHT, MAX_WEIGHT};
 pub use error::Invalid;
-pub use health::{Force, HealthCheck, Judged, MAX_CAUSE, Probe, Verdict, Verdicts, bounded_cause};
+pub use health::{
+    HealthCheck, JudgedVerdicts, MAX_CAUSE, Probe, Verdict, VerdictEffect, Verdicts, bounded_cause,
+};
 pub use hosts::{AddressPrefix, FULL_SPEED, Hosts};
 pub use identity::Identity;
 pub use key::{KeyRange, ShardKey};
@@ -48,11 +50,12 @@ pub use record::Record;
 pub use revision::{Cursor, Revision, StoreId};
 pub use rib_key::{ChunkHash, HistoryKind, Prefix, RecordKey, ShardPart};
 pub use route::{
-    Abort, Actions, ClientMatch, Delay, GrpcMatch, HeaderEdits, HeaderMatch, HostMatch, MAX_CONDITIONS,
-    MAX_EXPRESSION_BYTES, MAX_ROUTES, Match, Mirror, PathMatch, PathRewrite, Pattern, QueryMatch, RateLimit,
-    Redirect, Rewrite, Route, Scope, Segment, Share, Target, Template, TextMatch, within_bounds,
+    Abort, Actions, Backend, ClientMatch, Delay, GrpcMatch, HeaderEdits, HeaderMatch, HostMatch,
+    MAX_CONDITIONS, MAX_EXPRESSION_BYTES, MAX_ROUTES, Match, Mirror, PathMatch, PathRewrite, Pattern,
+    QueryMatch, RateLimit, Redirect, Rewrite, Route, Scope, Segment, Share, Template, TextMatch,
+    within_bounds,
 };
 pub use service::{Protocol, Service, ServiceKind};
-pub use shard::{Replica, ReplicaState, SHARDS_TOLD, Shard, ShardId, ShardMap, ShardMove};
-pub use timeouts::{Kind as CallKind, Timeouts};
+pub use shard::{MAX_REPORTED_SHARDS, Replica, ReplicaState, Shard, ShardId, ShardMap, ShardMove};
+pub use timeouts::{CallKind, Timeouts};
 pub use topology::{RegionInfo, Regions, RoundTrips};

@@ -1,20 +1,20 @@
 use crate::{Cluster, HostType, Region, Zone};
 
-/// Where a process runs: an agent tells its callers, so that no program has to be configured with it.
+/// Location of a process. Programs learn theirs from the agent, so that they need no configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Location {
-    /// The region; what rings and region tables are about.
+    /// The region, by which rings and region tables are defined.
     pub region: Region,
-    /// The failure domain within the region, where one is known.
+    /// The failure domain within the region, if known.
     pub zone: Option<Zone>,
-    /// The cluster that owns the machine, where one is known.
+    /// The cluster that the machine belongs to, if known.
     pub cluster: Option<Cluster>,
-    /// The hardware type of the machine, where one is known.
+    /// The hardware type of the machine, if known.
     pub host_type: Option<HostType>,
 }
 
 impl Location {
-    /// A place known by its region only.
+    /// A location of which only the region is known.
     pub fn in_region(region: Region) -> Self {
         Self { region, zone: None, cluster: None, host_type: None }
     }

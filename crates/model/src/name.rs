@@ -1,25 +1,25 @@
-//! Names: short validated texts, cheap to clone, each with a type of its own so that none is taken for another.
+//! Names: short validated strings, cheap to clone, each of its own type so that they cannot be confused.
 
 use std::{borrow::Borrow, fmt, str::FromStr, sync::Arc};
 
 use crate::Invalid;
 
-/// Which characters a kind of name may hold.
+/// Allowed characters of a kind of name.
 #[derive(Clone, Copy)]
 enum Alphabet {
-    /// Lower-case letters, digits, `-`, `_` and `.`: what stands in a RIB key and in a host name.
+    /// Lower-case letters, digits, `-`, `_` and `.`: valid in RIB keys and host names.
     Lower,
-    /// Also upper-case letters, `:` and `@`: what other systems hand out as instance ids.
+    /// Also upper-case letters, `:` and `@`: valid instance ids of other systems.
     Wide,
 }
 
 impl Alphabet {
-    fn holds(self, c: char) -> bool {
+    fn contains(self, c: char) -> bool {
         let lower = c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '_' | '.');
         lower || matches!(self, Self::Wide) && (c.is_ascii_uppercase() || matches!(c, ':' | '@'))
     }
 
-    fn words(self) -> &'static str {
+    fn describe(self) -> &'static str {
         match self {
             Self::Lower => "lower-case letters, digits, '-', '_' and '.'",
             Self::Wide => "letters, digits, '-', '_', '.', ':' and '@'",
@@ -29,12 +29,12 @@ impl Alphabet {
 
 fn check(what: &str, text: &str, longest: usize, alphabet: Alphabet) -> Result<(), Invalid> {
     let rule =
-        || format!("a {what} has 1 to {longest} {}, and starts with a letter or digit", alphabet.words());
+        || format!("a {what} has 1 to {longest} {}, and starts with a letter or digit", alphabet.describe());
     if text.is_empty() {
         return Err(Invalid::new("", format!("the {what} is empty"), rule()));
     }
     let well_formed = text.len() <= longest
-        && text.chars().all(|c| alphabet.holds(c))
+        && text.chars().all(|c| alphabet.contains(c))
         && text.starts_with(|c: char| c.is_ascii_alphanumeric());
     if well_formed { Ok(()) } else { Err(Invalid::new("", format!("'{text}' is not a {what}"), rule())) }
 }
@@ -47,12 +47,12 @@ macro_rules! name {
         pub struct $name(Arc<str>);
 
         impl $name {
-            /// Takes the text when it is well formed; the error says what is allowed.
+            /// Validates a name; the error says what is allowed.
             pub fn new(text: impl AsRef<str>) -> Result<Self, Invalid> {
                 let text = text.as_ref();
                 check($what, text, $longest, Alphabet::$alphabet)?;
                 $(if text == $taken {
-                    let problem = format!("'{text}' is a word of Fairmesh's own and not a {}", $what);
+                    let problem = format!("'{text}' is reserved and cannot be a {}", $what);
                     return Err(Invalid::new("", problem, "choose another name"));
                 })?
                 Ok(Self(text.into()))
@@ -111,16 +111,16 @@ macro_rules! name {
 }
 
 name!(
-    /// Who owns services: the first half of `shop/cart`.
+    /// An owner of services: the first part of `shop/cart`.
     Tenant, "tenant name", 63, Lower
 );
 name!(
-    /// A service's name within its tenant, also used for traffic classes and gates: the second half of `shop/cart`.
+    /// The name of a service within its tenant, also of traffic classes and gates: the second part of `shop/cart`.
     Label, "name", 63, Lower
 );
 name!(
-    /// A region: machines so close together that a call between them costs no thought. Not `ranges`, which in the keys of
-    /// a shard map stands where other parts have their region.
+    /// A region: machines between which latency is negligible. `ranges` is reserved: in the keys of a shard map it
+    /// takes the place of a region.
     Region, "region name", 63, Lower, but "ranges"
 );
 name!(
@@ -128,7 +128,7 @@ name!(
     Zone, "zone name", 63, Lower
 );
 name!(
-    /// A cluster: what one cluster manager owns.
+    /// A cluster, as owned by one cluster manager.
     Cluster, "cluster name", 63, Lower
 );
 name!(
@@ -136,19 +136,20 @@ name!(
     HostType, "host type", 63, Lower
 );
 name!(
-    /// The stable identity of one running copy of a service: the same after a move of its address (Uber, imbalance indicator).
+    /// The stable identity of an instance of a service: it stays the same if the address changes (Uber, imbalance
+    /// indicator).
     InstanceId, "instance id", 128, Wide
 );
 name!(
-    /// What a replica is for, such as `primary`. Opaque: Fairmesh compares roles and never interprets them (ServiceRouter §3.3).
+    /// The role of a replica, such as `primary`. Opaque: Fairmesh only compares roles (ServiceRouter §3.3).
     Role, "role", 63, Wide
 );
 
-/// A service as callers name it: `tenant/service`.
+/// The full name of a service: `tenant/service`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ServiceName {
-    /// Who owns the service.
+    /// The owner of the service.
     pub tenant: Tenant,
     /// The name within the tenant.
     pub service: Label,
@@ -210,18 +211,18 @@ mod tests {
         assert_eq!(ServiceName::new("shop/cart").unwrap().to_string(), "shop/cart");
         for wrong in ["cart", "/cart", "shop/", "shop/cart/x", "Shop/cart", "shop/-cart", "shop/ca rt"] {
             let error = ServiceName::new(wrong).unwrap_err();
-            assert!(!error.hint.is_empty(), "{wrong} must be refused with a hint");
+            assert!(!error.hint.is_empty(), "{wrong} must be rejected with a hint");
         }
     }
 
     #[test]
-    fn a_region_is_never_taken_for_the_part_of_a_shard_map_that_all_regions_share() {
+    fn ranges_is_reserved_and_cannot_be_a_region() {
         assert!(Region::new("ranges").is_err());
         assert!(Region::new("ranges-1").is_ok() && Zone::new("ranges").is_ok());
     }
 
     #[test]
-    fn a_name_has_a_longest_form() {
+    fn a_name_has_a_maximum_length() {
         assert!(Tenant::new("a".repeat(63)).is_ok());
         assert!(Tenant::new("a".repeat(64)).is_err());
         assert!(InstanceId::new("Pod-7:8080@eu").is_ok());

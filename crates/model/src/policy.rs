@@ -1,50 +1,52 @@
-//! The policy of a service, as validation made it (a plan). What a person writes is in [`crate::spec`].
+//! The validated policy of a service (a plan). The document as written is in [`crate::spec`].
 
 use std::time::Duration;
 
 use crate::{Balancing, HealthCheck, Invalid, RateLimit, Route, Timeouts, route::is_token};
 
-/// How calls to a service are routed and protected. The default is right for a service nobody wrote a policy for.
+/// How calls to a service are routed and protected. The default suits a service without a policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
-    /// Rules in order; the first that matches wins, and a call that none matches goes to the service itself, as in Envoy.
+    /// Routes in order; the first match wins, and a call that matches none goes to the service itself, as in Envoy.
     pub routes: Vec<Route>,
-    /// Which regions a call may go to.
+    /// Regions that calls may go to.
     pub locality: Locality,
-    /// How an endpoint is chosen.
+    /// How an endpoint is picked.
     pub balancing: Balancing,
-    /// How long calls may take; routes may have others.
+    /// Timeouts of calls; routes may override them.
     pub timeouts: Timeouts,
-    /// When a failed try is made again.
+    /// When failed attempts are retried.
     pub retries: Retries,
-    /// How many calls each caller may make to the service in all; rules may have limits of their own besides.
+    /// The rate limit of all calls to the service; routes may have limits of their own in addition.
     pub limit: Option<RateLimit>,
-    /// Where the key of a call is read that names none, for services called by key: sessions stay with their endpoint.
+    /// Where the key is read from calls without an explicit key, for services called by key, so that sessions stay
+    /// with their endpoint.
     pub key: Option<KeySource>,
-    /// How endpoints are probed; `None` leaves that to callers' own experience.
+    /// Active health checks of endpoints; `None` disables them, so that only passive detection remains.
     pub health_check: Option<HealthCheck>,
-    /// Where a lookaside of the service's own is asked which endpoints to call: `host:port`, or `unix:/path`.
+    /// The address of the service's own lookaside, which leases endpoints to callers: `host:port`, or `unix:/path`.
     pub lookaside: Option<String>,
 }
 
-/// Which regions a call may go to, and in which order (ServiceRouter §3.4.1).
+/// Regions that calls may go to, in order of preference (ServiceRouter §3.4.1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Locality {
-    /// Rings by ascending round trip; a call goes to the first that holds a candidate. Empty means the default rings.
+    /// Rings by ascending round trip; a call goes to the first that has a candidate. Empty means the default rings.
     pub rings: Vec<Ring>,
-    /// Whether a call would rather fail than leave its region; callers then subscribe to their own region only (ServiceRouter §3.2).
+    /// Whether calls fail instead of leaving their region; callers then subscribe to their own region only
+    /// (ServiceRouter §3.2).
     pub local_only: bool,
 }
 
 /// One ring of regions around the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ring {
-    /// The round trip up to which a region belongs to the ring; `None` is everywhere.
+    /// The greatest round trip of regions in the ring; `None` is unbounded.
     pub within: Option<Duration>,
 }
 
 impl Locality {
-    /// The rings when none are written: 5 ms, 35 ms, 80 ms, everywhere (ServiceRouter §3.4.1).
+    /// The default rings: 5 ms, 35 ms, 80 ms, unbounded (ServiceRouter §3.4.1).
     pub fn default_rings() -> Vec<Ring> {
         let bounds = [Some(5), Some(35), Some(80), None];
         bounds.map(|ms| Ring { within: ms.map(Duration::from_millis) }).to_vec()
@@ -57,25 +59,25 @@ impl Default for Locality {
     }
 }
 
-/// Where the key of a call is read. A value that is a number is that key; any other is hashed.
+/// Where the key of a call is read. A numeric value is the key itself; any other is hashed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeySource {
-    /// In the header of this name, in lower case.
+    /// The header of this name, in lower case.
     Header(String),
-    /// In the cookie of this name.
+    /// The cookie of this name.
     Cookie(String),
-    /// In the parameter of the query of this name.
+    /// The query parameter of this name.
     Query(String),
 }
 
-/// When a failed try is made again: only if it provably was not sent, or the call is declared idempotent.
+/// When a failed attempt is retried: only if the request was provably not sent, or the call is idempotent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Retries {
-    /// Tries in all, the first included; 1 to 10.
+    /// Attempts in total, including the first; 1 to 10.
     pub attempts: u32,
     /// Retries allowed as a percentage of calls, so that retries cannot multiply an overload.
     pub budget_percent: u32,
-    /// Retries a second that are allowed however few calls there are.
+    /// Retries per second that are always allowed.
     pub budget_floor: u32,
 }
 
@@ -86,7 +88,7 @@ impl Default for Retries {
 }
 
 impl Policy {
-    /// Checks what the types do not: order of rings, unique routes, weights, ranges.
+    /// Checks constraints beyond the types: order of rings, unique routes, weights, ranges.
     pub fn validate(&self) -> Result<(), Invalid> {
         let mut names = std::collections::BTreeSet::new();
         for (i, route) in self.routes.iter().enumerate() {
@@ -119,11 +121,11 @@ fn check_lookaside(text: &str) -> Result<(), Invalid> {
             .rsplit_once(':')
             .is_some_and(|(host, port)| is_host(host) && port.parse::<u16>().is_ok_and(|port| port > 0)),
     };
-    // As long as names of hosts may be, with a port.
+    // The longest host name with a port.
     match fits && text.len() <= 260 {
         true => Ok(()),
         false => {
-            let problem = format!("'{text}' is no address");
+            let problem = format!("'{text}' is not an address");
             Err(Invalid::new("lookaside", problem, "write host:port, such as picks.shop:7420, or unix:/path"))
         }
     }
@@ -157,8 +159,8 @@ impl Locality {
             if !ascends {
                 return Err(Invalid::new(
                     format!("rings[{}]", i + 1),
-                    "does not lie outside the ring before it",
-                    "order rings by ascending round trip; one without a bound is last",
+                    "is not greater than the ring before it",
+                    "order rings by ascending round trip, an unbounded one last",
                 ));
             }
         }

@@ -1,10 +1,10 @@
 use crate::{Endpoint, Hosts, Policy, Regions, RoundTrips, Service, ShardMove, Verdict};
 
-/// What a RIB key holds, but for the parts of shard maps, which are encoded as a whole.
+/// The value of a RIB key, except parts of shard maps, which are encoded as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(
     clippy::large_enum_variant,
-    reason = "one is read at a time and taken apart at once; nothing keeps them"
+    reason = "values are read one at a time and destructured at once; nothing stores them"
 )]
 pub enum Record {
     /// At `services/`.

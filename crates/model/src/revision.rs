@@ -1,7 +1,7 @@
 use std::{collections::BTreeMap, fmt};
 
-/// Which store a revision belongs to: drawn at random when a store is created. A reader that meets another id throws
-/// its copy away and takes a snapshot, since numbers of two stores cannot be compared.
+/// Identity of a store: drawn at random when the store is created. A reader that meets another id discards its copy
+/// and takes a snapshot, since numbers of two stores cannot be compared.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StoreId(pub u128);
 
@@ -17,14 +17,15 @@ impl fmt::Debug for StoreId {
     }
 }
 
-/// One point in the history of a partition. Ordered only against revisions of the same store and partition.
+/// A point in the history of a partition. Ordered only relative to revisions of the same store and partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Revision {
-    /// The store that counted.
+    /// The store.
     pub store: StoreId,
-    /// The partition within the store; 0 where there is one.
+    /// The partition within the store; 0 if there is only one.
     pub partition: u32,
-    /// The number of the last batch that this partition had committed. Numbers ascend and may have gaps; 0 is the empty store.
+    /// The number of the last batch committed in this partition. Numbers ascend and may have gaps; 0 is the empty
+    /// store.
     pub number: u64,
 }
 
@@ -37,17 +38,17 @@ impl fmt::Display for Revision {
     }
 }
 
-/// How far a watcher has read: one number a partition.
+/// The position of a watcher: one number per partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cursor {
-    /// The store that counted.
+    /// The store.
     pub store: StoreId,
     /// The last number applied, by partition.
     pub numbers: BTreeMap<u32, u64>,
 }
 
 impl Cursor {
-    /// The cursor of a watcher that has applied exactly `revision` and knows one partition.
+    /// The cursor of a watcher that has applied exactly `revision`, with one partition.
     pub fn at(revision: Revision) -> Self {
         Self { store: revision.store, numbers: BTreeMap::from([(revision.partition, revision.number)]) }
     }

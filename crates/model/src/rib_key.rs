@@ -1,17 +1,17 @@
-//! The key space of the RIB. Keys are texts of segments joined by `/`; no segment may hold one (names cannot).
+//! The key space of the RIB. Keys are segments joined by `/`; segments contain no `/`, since names cannot.
 
 use std::{borrow::Borrow, fmt, sync::Arc};
 
 use crate::{InstanceId, Invalid, Label, Region, ServiceName, ShardId, Tenant};
 
-/// The name of one record.
+/// The key of a record.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum RecordKey {
     /// `/t/{tenant}/services/{service}`
     Service(ServiceName),
     /// `/t/{tenant}/endpoints/{service}/{region}/{instance}`
     Endpoint(ServiceName, Region, InstanceId),
-    /// `/t/{tenant}/health/{service}/{region}/{instance}`: what active checks found.
+    /// `/t/{tenant}/health/{service}/{region}/{instance}`: a verdict of active health checks.
     Health(ServiceName, Region, InstanceId),
     /// `/t/{tenant}/policies/{service}`
     Policy(ServiceName),
@@ -19,9 +19,9 @@ pub enum RecordKey {
     ShardManifest(ServiceName, ShardPart),
     /// `/t/{tenant}/shards/{service}/{part}/chunks/{hash}`
     ShardChunk(ServiceName, ShardPart, ChunkHash),
-    /// `/t/{tenant}/moves/{service}/{shard}`: outside `shards/`, since no router needs it.
+    /// `/t/{tenant}/moves/{service}/{shard}`: outside `shards/`, since routers do not need it.
     Move(ServiceName, ShardId),
-    /// `/t/{tenant}/history/{kind}/{service}/{revision}`: an earlier value; outside what routers read.
+    /// `/t/{tenant}/history/{kind}/{service}/{revision}`: an earlier value; outside the prefixes that routers read.
     History(HistoryKind, ServiceName, u64),
     /// `/g/topology/regions`
     Regions,
@@ -31,7 +31,7 @@ pub enum RecordKey {
     Hosts,
 }
 
-/// Which record a history entry is about.
+/// The kind of record in a history entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum HistoryKind {
     /// Of `services/`.
@@ -40,16 +40,17 @@ pub enum HistoryKind {
     Policies,
 }
 
-/// A shard map lies in parts, so that a caller may read one region's copies only (ServiceRouter §3.2).
+/// A part of a shard map. Maps are stored in parts, so that a caller may read the copies of one region only
+/// (ServiceRouter §3.2).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ShardPart {
-    /// Where shards start, for everybody: `ranges`, a name that no region may have.
+    /// The starts of shards, for all regions: `ranges`, a name that no region may have.
     Ranges,
-    /// Which endpoints of a region hold which shards.
+    /// The endpoints of a region and the shards that they hold.
     Region(Region),
 }
 
-/// What a chunk is called: a 128-bit hash of its content, so that an unchanged chunk is never sent again.
+/// The name of a chunk: a 128-bit hash of its content, so that an unchanged chunk is never sent again.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ChunkHash(pub u128);
 
@@ -65,13 +66,13 @@ impl fmt::Debug for ChunkHash {
     }
 }
 
-/// What a watcher asks for: every key below a folder, or one key. Clones share one text: who follows many prefixes keeps each in
-/// several places.
+/// The scope of a watch: every key below a folder, or one key. Clones share one string, since a follower of many
+/// prefixes keeps each in several places.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Prefix(Arc<str>);
 
 impl Prefix {
-    /// Takes a text that starts with `/`; one that ends in `/` names a folder, another names one key.
+    /// Validates a prefix that starts with `/`; if it ends in `/` it is a folder, otherwise one key.
     pub fn new(text: impl Into<String>) -> Result<Self, Invalid> {
         let text = text.into();
         if text.starts_with('/') && text.len() <= 512 && !text.contains("//") {
@@ -89,12 +90,12 @@ impl Prefix {
         Self("/".into())
     }
 
-    /// Everything of one kind of a tenant, such as `services`.
+    /// All records of one kind of a tenant, such as `services`.
     pub fn tenant(tenant: &Tenant, kind: &str) -> Self {
         Self(format!("/t/{tenant}/{kind}/").into())
     }
 
-    /// The endpoints of a service, of one region or of all.
+    /// The endpoints of a service, of one region or all.
     pub fn endpoints(service: &ServiceName, region: Option<&Region>) -> Self {
         let ServiceName { tenant, service } = service;
         match region {
@@ -103,7 +104,7 @@ impl Prefix {
         }
     }
 
-    /// What active checks found of a service's endpoints, of one region or of all.
+    /// The verdicts on a service's endpoints, of one region or all.
     pub fn health(service: &ServiceName, region: Option<&Region>) -> Self {
         let ServiceName { tenant, service } = service;
         match region {
@@ -121,7 +122,7 @@ impl Prefix {
         }
     }
 
-    /// The moves under way of a service.
+    /// The moves in progress of a service.
     pub fn moves(service: &ServiceName) -> Self {
         Self(format!("/t/{}/moves/{}/", service.tenant, service.service).into())
     }
@@ -136,12 +137,12 @@ impl Prefix {
         Self("/g/topology/".into())
     }
 
-    /// Whether this names a folder and not one key.
+    /// Whether it is a folder rather than one key.
     pub fn is_folder(&self) -> bool {
         self.0.ends_with('/')
     }
 
-    /// Whether a key is asked for.
+    /// Whether it includes a key.
     pub fn covers(&self, key: &str) -> bool {
         if self.is_folder() { key.starts_with(&*self.0) } else { *key == *self.0 }
     }
@@ -196,7 +197,7 @@ impl fmt::Display for HistoryKind {
 }
 
 impl RecordKey {
-    /// The service that the record is about, where it is about one.
+    /// The service of the record, if it belongs to one.
     pub fn service(&self) -> Option<&ServiceName> {
         match self {
             Self::Service(service)
@@ -211,7 +212,7 @@ impl RecordKey {
         }
     }
 
-    /// Reads a key as it stands in the RIB.
+    /// Parses a key of the RIB.
     pub fn parse(text: &str) -> Result<Self, Invalid> {
         Self::read(text).ok_or_else(|| {
             Invalid::new(
@@ -268,7 +269,7 @@ impl RecordKey {
 }
 
 impl ShardPart {
-    /// Reads what [`ShardPart`] is displayed as; `None` where it is neither `ranges` nor the name of a region.
+    /// Parses the displayed form of a [`ShardPart`]; `None` if it is neither `ranges` nor the name of a region.
     pub fn read(text: &str) -> Option<Self> {
         if text == "ranges" { Some(Self::Ranges) } else { Region::new(text).ok().map(Self::Region) }
     }
@@ -295,7 +296,7 @@ impl fmt::Display for RecordKey {
             Self::ShardManifest(_, part) => write!(f, "/t/{tenant}/shards/{service}/{part}/manifest"),
             Self::ShardChunk(_, part, hash) => write!(f, "/t/{tenant}/shards/{service}/{part}/chunks/{hash}"),
             Self::Move(_, shard) => write!(f, "/t/{tenant}/moves/{service}/{shard}"),
-            // Padded, so that the order of texts is the order of revisions.
+            // Padded, so that keys sort by revision.
             Self::History(kind, _, revision) => {
                 write!(f, "/t/{tenant}/history/{kind}/{service}/{revision:020}")
             }
@@ -309,7 +310,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_key_reads_back() {
+    fn every_key_parses_as_displayed() {
         let cart = ServiceName::new("shop/cart").unwrap();
         let eu = Region::new("eu").unwrap();
         let keys = [
@@ -334,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_covers_what_is_below_it_and_a_key_only_itself() {
+    fn a_folder_covers_keys_below_it_and_a_key_only_itself() {
         let cart = ServiceName::new("shop/cart").unwrap();
         let folder = Prefix::endpoints(&cart, None);
         assert!(folder.covers("/t/shop/endpoints/cart/eu/a"));

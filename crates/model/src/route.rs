@@ -1,4 +1,4 @@
-//! The rules of a policy: which calls they are for, where those go, and what else happens to them.
+//! Routes of a policy: match conditions, backends and actions.
 
 mod actions;
 mod bounds;
@@ -19,36 +19,36 @@ pub use share::Share;
 
 use crate::{Invalid, Label, ServiceName, Timeouts};
 
-/// One rule.
+/// One route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// What users call it in `explain` and metrics; unique within the policy.
+    /// The name in `explain` and metrics; unique within the policy.
     pub name: Label,
-    /// Which calls it is for.
+    /// The calls that it applies to.
     pub matches: Match,
-    /// Where they go, by weight; empty means the service itself.
-    pub split: Vec<Target>,
-    /// The traffic class, where one is told.
+    /// The backends, by weight; empty means the service itself.
+    pub split: Vec<Backend>,
+    /// The traffic class, if set.
     pub class: Option<Label>,
-    /// How long calls may take, where that differs from the policy's.
+    /// Timeouts that override those of the policy.
     pub timeouts: Timeouts,
-    /// Whether the owner declares that a repeated call does no harm, whatever its method.
+    /// Whether repeated calls are declared harmless, regardless of their method.
     pub idempotent: bool,
-    /// What else happens to them.
+    /// Further actions on its calls.
     pub actions: Actions,
 }
 
-/// One arm of a split.
+/// A backend of a split.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
-    /// The service that gets the calls.
+pub struct Backend {
+    /// The service that receives the calls.
     pub service: ServiceName,
-    /// Its share, relative to the other arms; 0 gets none.
+    /// Its share, relative to the other backends; 0 receives none.
     pub weight: u32,
 }
 
 impl Route {
-    /// A rule for every call, which goes to the service itself.
+    /// A route for every call, to the service itself.
     pub fn new(name: Label) -> Self {
         Self {
             name,
@@ -61,7 +61,7 @@ impl Route {
         }
     }
 
-    /// The services that calls of this rule may be sent to, its mirror included.
+    /// The services that calls of this route may be sent to, including its mirror.
     pub fn targets(&self) -> impl Iterator<Item = &ServiceName> {
         let split = self.split.iter().map(|target| &target.service);
         split.chain(self.actions.mirror.iter().map(|mirror| &mirror.service))
@@ -74,12 +74,16 @@ impl Route {
             return Err(Invalid::new(
                 "split",
                 format!("the weights add up to {total}"),
-                "give at least one arm a weight above 0; they need not add up to 100",
+                "give at least one backend a weight above 0; they need not add up to 100",
             ));
         }
         if self.actions.redirect.is_some() && !self.split.is_empty() {
             let hint = "leave one of the two out";
-            return Err(Invalid::new("split", "sends calls somewhere that 'redirect' answers", hint));
+            return Err(Invalid::new(
+                "split",
+                "cannot be combined with 'redirect', which responds to every call",
+                hint,
+            ));
         }
         self.actions.validate(&self.matches)
     }

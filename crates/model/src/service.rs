@@ -2,38 +2,38 @@ use std::net::SocketAddr;
 
 use crate::{Invalid, endpoint::check_address};
 
-/// What a service is, whichever endpoints it has now.
+/// The declaration of a service, independent of its endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
-    /// How a call finds its candidates.
+    /// How candidates are found.
     pub kind: ServiceKind,
-    /// What its endpoints speak.
+    /// The protocol of its endpoints.
     pub protocol: Protocol,
-    /// The address that unmodified programs connect to, where one is assigned.
+    /// The virtual address that unmodified programs connect to, if assigned.
     pub virtual_address: Option<SocketAddr>,
 }
 
 impl Service {
-    /// Checks what the types do not: a virtual address that programs can connect to.
+    /// Checks constraints beyond the types: a virtual address that programs can connect to.
     pub fn validate(&self) -> Result<(), Invalid> {
         self.virtual_address.map_or(Ok(()), |address| check_address("virtualAddress", address))
     }
 }
 
-/// How a call finds its candidates.
+/// How candidates of a call are found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ServiceKind {
     /// Any endpoint serves any call.
     #[default]
     Replicated,
-    /// A shard map says which endpoints hold a key (ServiceRouter §3.3).
+    /// A shard map assigns keys to endpoints (ServiceRouter §3.3).
     Sharded,
     /// The key is hashed over the endpoints (ServiceRouter §3.3).
     ConsistentHash,
 }
 
-/// What endpoints speak.
+/// The protocol of endpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Protocol {

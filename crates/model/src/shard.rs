@@ -2,7 +2,7 @@ use std::{collections::BTreeSet, fmt};
 
 use crate::{InstanceId, Invalid, KeyRange, Region, Role, ShardKey};
 
-/// The identity of a shard within its map: stable across moves; a split gives the upper half a new one.
+/// The identity of a shard within its map: stable across moves; after a split the upper half has a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ShardId(pub u32);
 
@@ -12,22 +12,23 @@ impl fmt::Display for ShardId {
     }
 }
 
-/// Of how many shards a server tells the load one by one, those with most; of the others together. The few hottest are what
-/// balancing moves, and a report stays as small for a map of millions.
-pub const SHARDS_TOLD: usize = 128;
+/// The most shards whose load a server reports individually, those with the highest load; the rest is reported as a
+/// sum. Balancing moves the few hottest shards, and a report stays small for a map of millions.
+pub const MAX_REPORTED_SHARDS: usize = 128;
 
-/// Which replicas hold which keys of a service (ServiceRouter §3.3). Shards are contiguous: each ends where the next starts.
+/// The assignment of keys of a service to replicas (ServiceRouter §3.3). Shards are contiguous: each ends where the
+/// next starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardMap {
-    /// Counts every change of the map; starts at 1.
+    /// Incremented with every change of the map; starts at 1.
     pub version: u64,
-    /// The keys that the map speaks for.
+    /// The keys that the map covers.
     pub interval: KeyRange,
     /// The shards by ascending start; the first starts where the interval does.
     pub shards: Vec<Shard>,
 }
 
-/// One range of keys and who holds it.
+/// One range of keys and its replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shard {
     /// Its identity.
@@ -43,53 +44,54 @@ pub struct Shard {
 pub struct Replica {
     /// The endpoint that holds it.
     pub instance: InstanceId,
-    /// Where that endpoint runs, so that a caller may subscribe to one region's part of the map (ServiceRouter §3.2).
+    /// The region of that endpoint, so that a caller may subscribe to one region's part of the map (ServiceRouter
+    /// §3.2).
     pub region: Region,
-    /// What the copy is for; opaque.
+    /// The role of the copy; opaque.
     pub role: Role,
-    /// Whether calls go to it.
+    /// The state of the copy.
     pub state: ReplicaState,
 }
 
-/// Where a copy stands in a make-before-break move (ServiceRouter §4.1).
+/// State of a copy in a make-before-break move (ServiceRouter §4.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ReplicaState {
     /// It is loading the shard: no calls yet.
     Starting,
-    /// Calls go to it.
+    /// It receives calls.
     #[default]
     Serving,
-    /// Callers are leaving: it still answers, and nobody new is sent.
+    /// Callers are leaving: it still responds, and gets no new callers.
     Stopping,
 }
 
-/// A wish to move one copy of a shard, to add one or to drop one, kept in the RIB until it is done so that a restarted
-/// controller carries on.
+/// A requested move of a copy of a shard, or a copy to add or drop. Stored in the RIB until it is done, so that a
+/// restarted controller continues it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardMove {
-    /// The shard that it is about.
+    /// The shard.
     pub shard: ShardId,
     /// The role of the copy.
     pub role: Role,
-    /// Who gives it up; `None` adds a copy.
+    /// The source; `None` adds a copy.
     pub from: Option<InstanceId>,
-    /// Who takes it; `None` drops the copy.
+    /// The destination; `None` drops the copy.
     pub to: Option<InstanceId>,
 }
 
 impl ShardMove {
-    /// Checks that somebody gives the copy up or takes it.
+    /// Checks that there is a source or a destination.
     pub fn validate(&self) -> Result<(), Invalid> {
         if self.from.is_some() || self.to.is_some() {
             return Ok(());
         }
-        let hint = "name who gives the copy up, who takes it, or both";
+        let hint = "name the source, the destination, or both";
         Err(Invalid::new("to", "neither 'from' nor 'to' names an instance", hint))
     }
 }
 
-/// As people read it: `shard 5 (primary) from cart-0 to cart-1`.
+/// For messages: `shard 5 (primary) from cart-0 to cart-1`.
 impl fmt::Display for ShardMove {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { shard, role, from, to } = self;
@@ -106,7 +108,7 @@ impl ShardMap {
     /// Checks that shards cover the interval without gap or overlap, and that ids and copies are unique.
     pub fn validate(&self) -> Result<(), Invalid> {
         let Some(first) = self.shards.first() else {
-            return Err(Invalid::new("shards", "there is none", "declare at least one shard"));
+            return Err(Invalid::new("shards", "the list is empty", "declare at least one shard"));
         };
         if first.start != self.interval.first {
             return Err(Invalid::new(
@@ -121,7 +123,7 @@ impl ShardMap {
             if !self.interval.contains(shard.start) {
                 return Err(Invalid::new(
                     format!("shards[{i}].start"),
-                    format!("{} lies outside the interval {}", shard.start, self.interval),
+                    format!("{} is outside the interval {}", shard.start, self.interval),
                     "widen the interval or leave the shard out",
                 ));
             }
@@ -136,7 +138,7 @@ impl ShardMap {
         Ok(())
     }
 
-    /// Where the shard that holds `key` stands in `shards`, or `None` outside the interval.
+    /// The position in `shards` of the shard that contains `key`; `None` outside the interval.
     pub fn position(&self, key: ShardKey) -> Option<usize> {
         if !self.interval.contains(key) {
             return None;
@@ -147,7 +149,7 @@ impl ShardMap {
     /// The keys of the shard at `position`.
     ///
     /// # Panics
-    /// When there is no such position.
+    /// If there is no such position.
     pub fn range(&self, position: usize) -> KeyRange {
         let last = match self.shards.get(position + 1) {
             Some(next) => ShardKey(next.start.0 - 1),
@@ -204,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn gaps_overlaps_and_strays_are_refused() {
+    fn gaps_overlaps_and_keys_outside_are_rejected() {
         let interval = KeyRange::new(ShardKey(10), Some(ShardKey(20))).unwrap();
         assert!(map(interval, &[10, 15]).validate().is_ok());
         for wrong in [&[][..], &[11], &[10, 10], &[10, 15, 12], &[10, 20]] {

@@ -1,9 +1,8 @@
-//! What a person writes: one document a thing, told apart by `kind`, in YAML or JSON.
+//! Documents as written by users: one per object, distinguished by `kind`, in YAML or JSON.
 //!
-//! A spec holds texts just as they were written, so that every refusal can name the field that it is about; `plan`
-//! makes the validated value that routers read, and `of` goes back, leaving out what equals the default. The
-//! alternative, validating while deserialising, was rejected: serde keeps neither the path of a field nor a hint apart
-//! from the message.
+//! A spec keeps strings as they were written, so that every error names its field; `plan` makes the validated value
+//! that routers read, and `of` converts back, omitting defaults. Validation during deserialisation was rejected: serde
+//! errors have neither the path of a field nor a hint apart from the message.
 
 mod actions;
 mod balancing;
@@ -30,7 +29,7 @@ pub use health::{GrpcProbeSpec, HealthCheckSpec, HttpProbeSpec, TcpProbeSpec};
 pub use hosts::{HostPrefixSpec, HostTypeSpec, HostsSpec};
 pub use matches::{GrpcSpec, MatchSpec, PathSpec, TextSpec};
 pub use policy::{KeySpec, LocalitySpec, PolicySpec, RetriesSpec};
-pub use route::{RouteSpec, TargetSpec};
+pub use route::{BackendSpec, RouteSpec};
 pub use service::ServiceSpec;
 pub use shards::{IntervalSpec, ReplicaSpec, ShardMapSpec, ShardSpec};
 pub use text::{KeyText, read_duration, write_duration};
@@ -41,42 +40,42 @@ use crate::{Endpoint, Hosts, Invalid, Policy, Regions, RoundTrips, Service, Serv
 /// One document of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind")]
-#[allow(clippy::large_enum_variant, reason = "a file holds few, and nothing keeps them")]
+#[allow(clippy::large_enum_variant, reason = "a file has few, and nothing stores them")]
 pub enum Document {
-    /// What a service is.
+    /// The declaration of a service.
     Service(ServiceSpec),
     /// How calls to a service are routed and protected.
     Policy(PolicySpec),
     /// Regions and the round trips between them.
     Topology(TopologySpec),
-    /// How fast the fleet's machines are.
+    /// Speeds of the fleet's machines.
     Hosts(HostsSpec),
-    /// Which replicas hold which keys of a service.
+    /// The assignment of keys of a service to replicas.
     ShardMap(ShardMapSpec),
     /// Endpoints of a service.
     Endpoints(EndpointsSpec),
 }
 
-/// What validation made of a document.
+/// The validated form of a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(clippy::large_enum_variant, reason = "a file holds few, and nothing keeps them")]
+#[allow(clippy::large_enum_variant, reason = "a file has few, and nothing stores them")]
 pub enum Plan {
-    /// What a service is.
+    /// The declaration of a service.
     Service(ServiceName, Service),
     /// How calls to a service are routed and protected.
     Policy(ServiceName, Policy),
     /// Regions and the round trips between them.
     Topology(Regions, RoundTrips),
-    /// How fast the fleet's machines are.
+    /// Speeds of the fleet's machines.
     Hosts(Hosts),
-    /// Which replicas hold which keys of a service; version 0 where the document names none.
+    /// The assignment of keys of a service to replicas; version 0 if the document has none.
     ShardMap(ServiceName, ShardMap),
     /// Endpoints of a service.
     Endpoints(ServiceName, Vec<Endpoint>),
 }
 
 impl Document {
-    /// Every value of `kind`, as written.
+    /// Every value of `kind`.
     pub const KINDS: [&str; 6] = ["Service", "Policy", "Topology", "Hosts", "ShardMap", "Endpoints"];
 
     /// The value of `kind`.
@@ -91,7 +90,7 @@ impl Document {
         }
     }
 
-    /// Validates the document; the error's field is a path within it, such as `routes[0].match.path`.
+    /// Validates the document; the field of an error is a path within it, such as `routes[0].match.path`.
     pub fn plan(&self) -> Result<Plan, Invalid> {
         Ok(match self {
             Self::Service(spec) => {
@@ -120,7 +119,7 @@ impl Document {
 }
 
 impl From<&Plan> for Document {
-    /// The document that `plan` makes this of.
+    /// The document of which `plan` makes this value.
     fn from(plan: &Plan) -> Self {
         match plan {
             Plan::Service(name, service) => Self::Service(ServiceSpec::of(name, service)),

@@ -2,38 +2,39 @@ use std::time::Duration;
 
 use crate::Invalid;
 
-/// How long a call may take, and how long it may be silent. `docs/proxy.md` has the table of all timeouts.
+/// Timeouts of a call. `docs/proxy.md` has the table of all timeouts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timeouts {
-    /// The whole call, attempts and waits included, to the end of the response; `None` bounds it by nothing but silence. The
-    /// caller's own deadline may shorten it.
+    /// The whole call, including attempts and waits, to the end of the response; if `None`, only idle timeouts bound
+    /// it. The caller's own deadline may shorten it.
     pub total: Option<Duration>,
-    /// From the end of the request to the headers of the response; `None` is the default of the call's [`Kind`].
+    /// From the end of the request to the response headers; `None` is the default of the call's [`CallKind`].
     pub response_header: Option<Duration>,
-    /// How long nothing may move in the middle of a request or a response; `None` is the default of the call's [`Kind`].
+    /// Longest time without progress in the middle of a request or a response; `None` is the default of the call's
+    /// [`CallKind`].
     pub idle: Option<Duration>,
 }
 
-/// Which defaults hold for a call.
+/// The kind of a call, which determines its default timeouts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// The caller or the policy gave it a deadline: it may be silent until then.
+pub enum CallKind {
+    /// With a deadline by the caller or the policy: it may be idle until then.
     Bounded,
-    /// A gRPC call, or a stream of events: silent for as long as there is no event.
+    /// A gRPC call or an event stream: idle while there is no event.
     Stream,
-    /// Any other.
-    Usual,
+    /// Any other call.
+    Other,
 }
 
 impl Timeouts {
-    /// The default time to the response headers: above a long poll of a minute, which is how long most proxies let one wait.
+    /// The default timeout of response headers: above a long poll of a minute, the limit of most proxies.
     pub const RESPONSE_HEADER: Duration = Duration::from_secs(90);
-    /// The default time for which nothing may move in the middle of a body.
+    /// The default idle timeout in the middle of a body.
     pub const IDLE: Duration = Duration::from_secs(15);
-    /// The default of both for streams: as long as a tunnel may be quiet.
+    /// The default of both for streams: the idle timeout of tunnels.
     pub const STREAM: Duration = Duration::from_secs(3600);
 
-    /// These, and where they are silent, `others`.
+    /// These, with `others` for those that are not set.
     #[inline]
     #[must_use]
     pub fn or(&self, others: &Self) -> Self {
@@ -44,23 +45,23 @@ impl Timeouts {
         }
     }
 
-    /// How long the response headers may take from the end of the request; `None` for as long as the call may take.
+    /// Timeout of the response headers from the end of the request; `None` if only the call's deadline bounds them.
     #[inline]
-    pub fn to_response_header(&self, kind: Kind) -> Option<Duration> {
+    pub fn response_header_timeout(&self, kind: CallKind) -> Option<Duration> {
         self.response_header.or(match kind {
-            Kind::Bounded => None,
-            Kind::Stream => Some(Self::STREAM),
-            Kind::Usual => Some(Self::RESPONSE_HEADER),
+            CallKind::Bounded => None,
+            CallKind::Stream => Some(Self::STREAM),
+            CallKind::Other => Some(Self::RESPONSE_HEADER),
         })
     }
 
-    /// How long nothing may move in the middle of a body; `None` for as long as the call may take.
+    /// Idle timeout in the middle of a body; `None` if only the call's deadline bounds it.
     #[inline]
-    pub fn of_silence(&self, kind: Kind) -> Option<Duration> {
+    pub fn idle_timeout(&self, kind: CallKind) -> Option<Duration> {
         self.idle.or(match kind {
-            Kind::Bounded => None,
-            Kind::Stream => Some(Self::STREAM),
-            Kind::Usual => Some(Self::IDLE),
+            CallKind::Bounded => None,
+            CallKind::Stream => Some(Self::STREAM),
+            CallKind::Other => Some(Self::IDLE),
         })
     }
 
@@ -85,17 +86,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_counts_for_every_kind_and_defaults_for_calls_without_a_deadline() {
+    fn explicit_timeouts_apply_to_every_kind_and_defaults_to_calls_without_a_deadline() {
         let none = Timeouts::default();
-        assert_eq!(none.to_response_header(Kind::Usual), Some(Timeouts::RESPONSE_HEADER));
-        assert_eq!(none.of_silence(Kind::Usual), Some(Timeouts::IDLE));
-        assert_eq!(none.of_silence(Kind::Stream), Some(Timeouts::STREAM));
-        assert_eq!((none.to_response_header(Kind::Bounded), none.of_silence(Kind::Bounded)), (None, None));
+        assert_eq!(none.response_header_timeout(CallKind::Other), Some(Timeouts::RESPONSE_HEADER));
+        assert_eq!(none.idle_timeout(CallKind::Other), Some(Timeouts::IDLE));
+        assert_eq!(none.idle_timeout(CallKind::Stream), Some(Timeouts::STREAM));
+        assert_eq!(
+            (none.response_header_timeout(CallKind::Bounded), none.idle_timeout(CallKind::Bounded)),
+            (None, None)
+        );
         let one = Some(Duration::from_secs(1));
         let route = Timeouts { idle: one, ..none };
         let written = route.or(&Timeouts { idle: None, response_header: one, total: one });
-        for kind in [Kind::Usual, Kind::Stream, Kind::Bounded] {
-            assert_eq!((written.to_response_header(kind), written.of_silence(kind)), (one, one));
+        for kind in [CallKind::Other, CallKind::Stream, CallKind::Bounded] {
+            assert_eq!((written.response_header_timeout(kind), written.idle_timeout(kind)), (one, one));
         }
     }
 }

@@ -5,18 +5,18 @@ use crate::{Invalid, Region};
 /// The regions of the fleet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Regions {
-    /// Each region with what is known of it.
+    /// Properties by region.
     pub regions: BTreeMap<Region, RegionInfo>,
 }
 
-/// What is known of one region.
+/// Properties of a region.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RegionInfo {
-    /// The continent it lies on, if told; free text.
+    /// The continent, if given; free text.
     pub continent: String,
-    /// Regions that count as next to it.
+    /// Regions that count as adjacent.
     pub neighbours: Vec<Region>,
-    /// Whether it is being emptied: routers elsewhere send it nothing.
+    /// Whether it is draining: routers in other regions send it no calls.
     pub draining: bool,
 }
 
@@ -38,7 +38,7 @@ impl Regions {
     }
 }
 
-/// Round-trip times between regions (ServiceRouter §3.4.1). Within a region they are short enough to count as zero.
+/// Round-trip times between regions (ServiceRouter §3.4.1). Within a region they count as zero.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RoundTrips {
     /// Round trip by unordered pair; the smaller name first.
@@ -51,7 +51,7 @@ impl RoundTrips {
         self.pairs.insert(if a < b { (a, b) } else { (b, a) }, rtt);
     }
 
-    /// The round trip between two regions: zero within one, `None` where nobody measured.
+    /// The round trip between two regions: zero within one, `None` if it is unknown.
     pub fn get(&self, a: &Region, b: &Region) -> Option<Duration> {
         if a == b {
             return Some(Duration::ZERO);
@@ -60,7 +60,7 @@ impl RoundTrips {
         self.pairs.get(&pair).copied()
     }
 
-    /// Every measured pair.
+    /// Every known pair.
     pub fn iter(&self) -> impl Iterator<Item = (&Region, &Region, Duration)> {
         self.pairs.iter().map(|((a, b), rtt)| (a, b, *rtt))
     }

@@ -8,8 +8,9 @@ mod pieces;
 mod tree;
 
 use fairmesh_model::{
-    Invalid, nearest,
+    Invalid,
     spec::{self, EndpointsSpec, HostsSpec, Plan, PolicySpec, ServiceSpec, ShardMapSpec, TopologySpec},
+    suggestion,
 };
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_saphyr::{Options, Spanned, options::NonFiniteFloatPolicy};
@@ -75,7 +76,7 @@ pub fn kind_of(file: &str, text: &str, known: &[&str]) -> Result<Option<String>,
     match kind {
         Some(kind) if !known.contains(&kind.value.as_str()) => {
             let problem = format!("there is no kind '{}' here", kind.value);
-            let place = Place::at(kind.referenced, problem, nearest::hint(&kind.value, known));
+            let place = Place::at(kind.referenced, problem, suggestion::hint(&kind.value, known));
             Err(ManifestError::new(file, text, piece, place))
         }
         kind => Ok(kind.map(|kind| kind.value)),
@@ -103,7 +104,7 @@ fn document(piece: &Piece<'_>) -> Result<Document, Place> {
         "ShardMap" => spec::Document::ShardMap(body::<ShardMapSpec>(piece)?),
         "Endpoints" => spec::Document::Endpoints(body::<EndpointsSpec>(piece)?),
         unknown => {
-            let hint = nearest::hint(unknown, &spec::Document::KINDS);
+            let hint = suggestion::hint(unknown, &spec::Document::KINDS);
             return Err(Place::at(kind.referenced, format!("there is no kind '{unknown}'"), hint));
         }
     };

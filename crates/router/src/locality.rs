@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use fairmesh_model::{EndpointState, Force, Locality, Region, ReplicaState, Ring};
+use fairmesh_model::{EndpointState, Locality, Region, ReplicaState, Ring, VerdictEffect};
 
 use crate::{CompileInput, RegionDistance};
 
@@ -32,13 +32,13 @@ pub(crate) enum PreferenceClass {
 impl PreferenceClass {
     /// The class of an endpoint by its state and the effect of active health checks; `None` if it may not be called at
     /// all.
-    pub(crate) fn of(state: EndpointState, force: Force) -> Option<Self> {
+    pub(crate) fn of(state: EndpointState, effect: VerdictEffect) -> Option<Self> {
         match state {
             EndpointState::Starting => None,
-            EndpointState::Serving => Some(match force {
-                Force::None => Self::Serving,
-                Force::Penalty => Self::Unhealthy,
-                Force::Exclusion => Self::LastResort,
+            EndpointState::Serving => Some(match effect {
+                VerdictEffect::None => Self::Serving,
+                VerdictEffect::Penalty => Self::Unhealthy,
+                VerdictEffect::Exclusion => Self::LastResort,
             }),
             // One class: preferring the few that drain over the many that were lost at once would overload the few.
             EndpointState::Draining | EndpointState::Lost => Some(Self::LastResort),

@@ -103,12 +103,12 @@ impl RouteActions {
 
     /// Edits of the response headers.
     pub fn response_headers(&self) -> &HeaderEdits {
-        &self.actions.answer_headers
+        &self.actions.response_headers
     }
 
     /// The timeout of one attempt.
     pub fn attempt_timeout(&self) -> Option<Duration> {
-        self.actions.try_timeout
+        self.actions.attempt_timeout
     }
 
     /// The longest deadline that is sent to a server.

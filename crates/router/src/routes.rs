@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use fairmesh_model::{
-    Label, Match, Route, ServiceName, Target, Timeouts,
+    Backend, Label, Match, Route, ServiceName, Timeouts,
     arith::{Generator, mix64},
 };
 
@@ -35,7 +35,7 @@ pub(crate) struct Routes {
 pub(crate) struct Rule {
     pub(crate) name: Label,
     matches: Match,
-    split: Box<[Target]>,
+    split: Box<[Backend]>,
     pub(crate) class: Option<Label>,
     pub(crate) timeouts: Timeouts,
     pub(crate) idempotent: bool,

@@ -5,7 +5,7 @@ use std::{
 
 use fairmesh_model::{
     RateLimit, Scope,
-    quota::{ALL_PARTS, UNTOLD_PARTS},
+    quota::{ALL_PARTS, DEFAULT_PARTS},
 };
 
 /// Value of `parts` before the first grant.
@@ -47,7 +47,7 @@ impl TokenBucket {
             requested: AtomicU64::default(),
             parts: AtomicU32::new(NOT_GRANTED),
         };
-        bucket.adjust(if limit.scope == Scope::Mesh { UNTOLD_PARTS } else { ALL_PARTS });
+        bucket.adjust(if limit.scope == Scope::Mesh { DEFAULT_PARTS } else { ALL_PARTS });
         bucket
     }
 

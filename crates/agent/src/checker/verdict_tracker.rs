@@ -1,4 +1,4 @@
-use fairmesh_model::{Force, HealthCheck, Verdict};
+use fairmesh_model::{HealthCheck, Verdict, VerdictEffect};
 
 /// Turns the probes of one endpoint into verdicts. Pure.
 #[derive(Clone, Debug, Default)]
@@ -7,7 +7,7 @@ pub(super) struct VerdictTracker {
     last: bool,
     consecutive: u32,
     /// The current verdict, once there is one: whether the endpoint is healthy, and with how much force.
-    found: Option<(bool, Force)>,
+    found: Option<(bool, VerdictEffect)>,
 }
 
 /// A change of an endpoint's verdict.
@@ -32,7 +32,7 @@ impl VerdictTracker {
         }
         let confidence = Verdict::confidence_of(self.consecutive);
         let verdict = Verdict { healthy: good, since_ms: 0, confidence, cause: String::new(), stale: false };
-        let found = (good, verdict.force());
+        let found = (good, verdict.effect());
         let before = self.found.replace(found);
         let turned = before.is_none_or(|(healthy, _)| healthy != good);
         (before != Some(found)).then_some(Finding { healthy: good, confidence, turned })

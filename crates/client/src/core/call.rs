@@ -183,15 +183,15 @@ impl<'a, L: Lane> Call<'a, L> {
         let kind = match total {
             Some(_) => CallKind::Bounded,
             None if grpc || self.is_stream => CallKind::Stream,
-            None => CallKind::Usual,
+            None => CallKind::Other,
         };
         if let Some(total) = total.map(nanos) {
             self.deadline = began.saturating_add(total);
             self.grace = if grpc { nanos(GRACE).min(total / 10) } else { 0 };
         }
-        self.response_header = timeouts.to_response_header(kind).map_or(NEVER, nanos);
-        self.idle = timeouts.of_silence(kind).map_or(NEVER, nanos);
-        self.may_be_events = kind == CallKind::Usual && timeouts.idle.is_none();
+        self.response_header = timeouts.response_header_timeout(kind).map_or(NEVER, nanos);
+        self.idle = timeouts.idle_timeout(kind).map_or(NEVER, nanos);
+        self.may_be_events = kind == CallKind::Other && timeouts.idle.is_none();
     }
 
     /// Gives the call to `service` instead, which is the same one as seen by somebody else. Its route stays as it is.

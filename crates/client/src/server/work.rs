@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{Role, SHARDS_TOLD, ShardId, ShardKey};
+use fairmesh_model::{MAX_REPORTED_SHARDS, Role, ShardId, ShardKey};
 use fairmesh_wire::v1;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::task::AbortOnDropHandle;
@@ -124,10 +124,12 @@ fn told(shared: &Shared) -> Option<v1::ReportShardLoadRequest> {
         })
         .filter(|(busy_us, ..)| *busy_us > 0)
         .collect();
-    if works.len() > SHARDS_TOLD {
-        works.select_nth_unstable_by_key(SHARDS_TOLD, |(busy_us, shard, _)| (Reverse(*busy_us), *shard));
+    if works.len() > MAX_REPORTED_SHARDS {
+        works.select_nth_unstable_by_key(MAX_REPORTED_SHARDS, |(busy_us, shard, _)| {
+            (Reverse(*busy_us), *shard)
+        });
     }
-    let told = works.len().min(SHARDS_TOLD);
+    let told = works.len().min(MAX_REPORTED_SHARDS);
     let rest_us = works[told..].iter().map(|(busy_us, ..)| busy_us).sum();
     let work = |(busy_us, shard, role): (u64, ShardId, &Role)| v1::report_shard_load_request::Work {
         shard: shard.0,
@@ -229,7 +231,7 @@ mod tests {
         }
         layer.shared.ownership.store(Some(Arc::new(own)));
         let told = told(&layer.shared).unwrap();
-        assert_eq!((told.shards.len(), told.calls), (SHARDS_TOLD, 1000));
+        assert_eq!((told.shards.len(), told.calls), (MAX_REPORTED_SHARDS, 1000));
         assert!(told.shards.iter().all(|work| work.busy_us >= 872));
         assert_eq!(told.rest_us, (0..872).sum::<u64>());
     }

@@ -66,8 +66,8 @@ async fn paths_hosts_and_headers_are_rewritten_by_either_protocol() {
         let rewrite =
             Rewrite { host: Some("inner.example".into()), path: Some(PathRewrite::Prefix("/v2".into())) };
         let request_headers = edits(&[("x-set", "new")], &[("x-add", "more")], &["x-gone"]);
-        let answer_headers = edits(&[("x-by", "mesh")], &[], &["server"]);
-        let actions = Actions { rewrite, request_headers, answer_headers, ..Actions::default() };
+        let response_headers = edits(&[("x-by", "mesh")], &[], &["server"]);
+        let actions = Actions { rewrite, request_headers, response_headers, ..Actions::default() };
         let (_mesh, service) = service(&rig, protocol, &server, below("/v1", actions)).await;
         let request = Request::get("/v1/items?q=/v1").header("x-set", "old").header("x-add", "some");
         let request = request.header("x-gone", "1").body(Body::empty()).unwrap();
@@ -198,7 +198,7 @@ async fn a_try_that_takes_too_long_is_made_elsewhere_where_that_does_no_harm() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let (stuck, well) = (slow(usize::MAX).await, Server::echo("b").await);
-        let actions = Actions { try_timeout: Some(Duration::from_millis(100)), ..Actions::default() };
+        let actions = Actions { attempt_timeout: Some(Duration::from_millis(100)), ..Actions::default() };
         rig.policy("shop/one", generous(below("", actions)));
         rig.replicated("shop/one", protocol, &[stuck.address, well.address]);
         let mesh = rig.mesh().await;

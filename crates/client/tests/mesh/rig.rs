@@ -12,7 +12,7 @@ use fairmesh_client::{Body, Fault, Mesh, ServiceHandle};
 use fairmesh_model::{
     Endpoint, EndpointState, FULL_WEIGHT, Identity, InstanceId, KeyRange, Label, Location, Match, PathMatch,
     Policy, Prefix, Protocol, Record, RecordKey, Region, Regions, Replica, ReplicaState, Revision, Role,
-    Route, Service, ServiceKind, ServiceName, Shard, ShardId, ShardKey, ShardMap, StoreId, Target, Verdict,
+    Route, Service, ServiceKind, ServiceName, Shard, ShardId, ShardKey, ShardMap, StoreId, Verdict,
 };
 use fairmesh_rib::{
     Batch, Commit, Node,
@@ -204,7 +204,7 @@ pub(crate) fn map(version: u64, holders: &[&str]) -> ShardMap {
 pub(crate) fn split(path: &str, service: &str) -> Policy {
     let route = Route {
         matches: Match { path: Some(PathMatch::Prefix(path.into())), ..Match::default() },
-        split: vec![Target { service: named(service), weight: 1 }],
+        split: vec![fairmesh_model::Backend { service: named(service), weight: 1 }],
         ..Route::new(Label::new("split").unwrap())
     };
     Policy { routes: vec![route], ..Policy::default() }

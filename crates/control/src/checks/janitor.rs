@@ -81,7 +81,7 @@ impl Checks {
         for service in services.iter() {
             let (endpoints, verdicts) = self.of_service(service);
             let endpoints: Vec<&Endpoint> = endpoints.iter().collect();
-            panics += verdicts.judge(&endpoints, &hosts).panics.len();
+            panics += verdicts.judge(&endpoints, &hosts).panicking_regions.len();
             regions.extend(endpoints.iter().map(|endpoint| endpoint.location.region.clone()));
         }
         let now = Instant::now();

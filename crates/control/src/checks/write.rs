@@ -33,7 +33,7 @@ impl Checks {
             held.as_ref().filter(|held| held.verdict.healthy == verdict.healthy)
         {
             // A newly elected checker confirms the verdicts of the one before.
-            if !before.stale && before.force() >= verdict.force() {
+            if !before.stale && before.effect() >= verdict.effect() {
                 return None;
             }
             verdict.since_ms = before.since_ms;

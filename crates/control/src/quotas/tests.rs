@@ -1,7 +1,7 @@
 use bytes::Bytes;
 use fairmesh_model::{
     Policy, RateLimit, Record, RecordKey, Scope, StoreId,
-    quota::{ALL_PARTS, UNTOLD_PARTS},
+    quota::{ALL_PARTS, DEFAULT_PARTS},
 };
 use fairmesh_rib::Commit;
 use fairmesh_wire::records;
@@ -56,7 +56,7 @@ async fn only_limits_that_a_policy_declares_for_the_mesh_are_divided() {
         assert_eq!(ask(&quotas, 1, demand(&name, u64::MAX, Some(ALL_PARTS))), None);
     }
     assert_eq!(ask(&quotas, 1, demand("shop/two", 1_000, None)), None);
-    assert!(ask(&quotas, 2, demand("shop/one", 50_000, None)) > Some(UNTOLD_PARTS));
+    assert!(ask(&quotas, 2, demand("shop/one", 50_000, None)) > Some(DEFAULT_PARTS));
     let size = quotas.size();
     assert_eq!((size.limits, size.shares, size.undeclared), (1, 1, MAX_LIMITS as u64 + 11));
 }

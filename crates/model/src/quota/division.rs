@@ -1,34 +1,34 @@
-//! Equal parts for those who want them, and the rest in proportion.
+//! Equal parts up to the demand, and the rest in proportion.
 
-use super::{ALL_PARTS, SPREAD};
+use super::{ALL_PARTS, RESERVED};
 
-/// What is divided by demand.
-const DIVIDED: u64 = ALL_PARTS as u64 - SPREAD;
+/// The parts that are divided by demand.
+const DIVISIBLE: u64 = ALL_PARTS as u64 - RESERVED;
 
-/// How the demands of all callers share a limit, at one moment.
+/// Division of a limit by the demands of all callers at one moment.
 ///
-/// Where there is enough, all of it is divided in proportion. Where there is not, each caller receives what it wants up to an equal
-/// part, and what is left is divided in proportion among those who want more (the proportional share of Google's Doorman). In
-/// proportion alone was rejected: one caller that claims much would take the limit from all others.
+/// If the limit suffices, it is divided in proportion. Otherwise each caller gets its demand up to an equal part, and
+/// the rest is divided in proportion among callers with greater demand (the proportional share of Google's Doorman).
+/// Division only in proportion was rejected: one caller with a large claim would take the limit from all others.
 #[derive(Debug, Default)]
 pub(super) struct Division {
     whole: u64,
     callers: u64,
-    wanted: u64,
-    /// What is left after equal parts, and how much more is wanted.
+    demanded: u64,
+    /// The rest after equal parts, and the demand above equal parts.
     left: u64,
     over: u64,
 }
 
 impl Division {
-    /// Of these demands, in thousandths of calls a second as `whole`.
+    /// The division for these demands, in thousandths of calls per second as `whole`.
     pub(super) fn of(demands: impl Iterator<Item = u64> + Clone, whole: u64) -> Self {
-        let wants = demands.map(|demand| want(demand, whole));
-        let (callers, wanted) = wants.clone().fold((0, 0), |(n, sum), want| (n + 1, sum + want));
-        let mut division = Self { whole, callers, wanted, left: 0, over: 0 };
-        let equal: u64 = wants.map(|want| want.min(division.equal())).sum();
-        division.left = DIVIDED.saturating_sub(equal);
-        division.over = wanted - equal;
+        let parts = demands.map(|demand| padded(demand, whole));
+        let (callers, demanded) = parts.clone().fold((0, 0), |(n, sum), part| (n + 1, sum + part));
+        let mut division = Self { whole, callers, demanded, left: 0, over: 0 };
+        let equal: u64 = parts.map(|part| part.min(division.equal())).sum();
+        division.left = DIVISIBLE.saturating_sub(equal);
+        division.over = demanded - equal;
         division
     }
 
@@ -38,31 +38,31 @@ impl Division {
 
     /// The part of a caller with this demand.
     pub(super) fn share(&self, demand: u64) -> u64 {
-        let want = want(demand, self.whole);
-        let share = match (self.wanted, self.over) {
+        let part = padded(demand, self.whole);
+        let share = match (self.demanded, self.over) {
             (0, _) => self.equal(),
-            (wanted, _) if wanted <= DIVIDED => portion(DIVIDED, want, wanted),
+            (demanded, _) if demanded <= DIVISIBLE => proportion(DIVISIBLE, part, demanded),
             (_, over) => {
-                let equal = want.min(self.equal());
-                equal + portion(self.left, want - equal, over)
+                let equal = part.min(self.equal());
+                equal + proportion(self.left, part - equal, over)
             }
         };
-        share.min(DIVIDED)
+        share.min(DIVISIBLE)
     }
 
     fn equal(&self) -> u64 {
-        DIVIDED / self.callers.max(1)
+        DIVISIBLE / self.callers.max(1)
     }
 }
 
-/// The part that a demand stands for, an eighth above it since calls do not come evenly; at most the whole.
-fn want(demand: u64, whole: u64) -> u64 {
+/// The part for a demand, with an eighth added since calls do not arrive evenly; at most the whole.
+fn padded(demand: u64, whole: u64) -> u64 {
     let all = u128::from(ALL_PARTS);
     // At most ALL_PARTS.
     (u128::from(demand) * 9 * all / (8 * u128::from(whole.max(1)))).min(all) as u64
 }
 
-fn portion(of: u64, part: u64, all: u64) -> u64 {
-    let portion = u128::from(of) * u128::from(part) / u128::from(all.max(1));
-    u64::try_from(portion).unwrap_or(of)
+fn proportion(of: u64, part: u64, all: u64) -> u64 {
+    let proportion = u128::from(of) * u128::from(part) / u128::from(all.max(1));
+    u64::try_from(proportion).unwrap_or(of)
 }

@@ -1,84 +1,84 @@
-//! What happens to the calls of a rule besides going somewhere.
+//! Actions on the calls of a route besides the choice of a backend.
 
 use std::time::Duration;
 
 use super::{HeaderEdits, Match, PathMatch, PathRewrite, Redirect, Rewrite, Share};
 use crate::{Invalid, ServiceName, policy::check_timeout};
 
-/// What happens to calls, in this order: limit, redirect, fault, then what is sent is edited, mirrored and tried.
+/// Actions on calls, in this order: limit, redirect, fault, then the request is edited, mirrored and attempted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Actions {
-    /// How many calls a caller may make.
+    /// The rate limit.
     pub limit: Option<RateLimit>,
-    /// An answer without a call.
+    /// A redirect, without a call.
     pub redirect: Option<Redirect>,
-    /// A failure on purpose.
+    /// An injected failure.
     pub abort: Option<Abort>,
-    /// A wait on purpose.
+    /// An injected delay.
     pub delay: Option<Delay>,
-    /// What the call is sent as instead.
+    /// The rewrite of host and path.
     pub rewrite: Rewrite,
-    /// The headers of the request on its way out.
+    /// Edits of the request headers.
     pub request_headers: HeaderEdits,
-    /// The headers of the answer on its way back.
-    pub answer_headers: HeaderEdits,
-    /// The longest that one try may take to the head of its answer; after it another is made, where that does no harm.
-    pub try_timeout: Option<Duration>,
-    /// The longest that a server is given, as it is told (ServiceRouter §4.1).
+    /// Edits of the response headers.
+    pub response_headers: HeaderEdits,
+    /// The timeout of one attempt up to its response headers; then another is started, if repeating is safe.
+    pub attempt_timeout: Option<Duration>,
+    /// The longest deadline that is sent to a server (ServiceRouter §4.1).
     pub server_timeout: Option<Duration>,
-    /// After which time without an answer a call that may be repeated is made a second time beside the first.
+    /// The time without a response after which a call that may be repeated is sent a second time (hedging).
     pub hedge_after: Option<Duration>,
-    /// Another service that gets copies of calls.
+    /// The service that receives copies of calls.
     pub mirror: Option<Mirror>,
 }
 
-/// How many calls may be made.
+/// A rate limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateLimit {
-    /// So many calls, at least 1.
+    /// Number of calls, at least 1.
     pub calls: u32,
-    /// In this time, 1 ms to 1 h.
+    /// The period, 1 ms to 1 h.
     pub per: Duration,
-    /// So many at once after a quiet time, at least 1.
+    /// The largest burst after an idle time, at least 1.
     pub burst: u32,
-    /// By whom.
+    /// The callers that share the limit.
     pub scope: Scope,
 }
 
-/// Whose calls a limit counts together.
+/// The callers that share a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scope {
-    /// Those of one caller: each program that calls, or each proxy, has the whole limit and counts its own.
+    /// Each caller separately: every calling program or proxy has the whole limit and counts its own calls.
     #[default]
     Caller,
-    /// Those of all callers: each has a part of the limit, by what it is asked for.
+    /// All callers together: each has a part of the limit, by its demand.
     Mesh,
 }
 
-/// Calls that are answered with a failure and not made.
+/// Calls that fail with a status without being sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abort {
-    /// How many of them.
+    /// The share of calls.
     pub share: Share,
-    /// The status of the answer, 400 to 599; gRPC callers see the code that goes with it.
+    /// The status of the response, 400 to 599; gRPC callers get the corresponding code.
     pub status: u16,
 }
 
-/// Calls that wait before they are made.
+/// Calls that are delayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delay {
-    /// How many of them.
+    /// The share of calls.
     pub share: Share,
-    /// How long.
+    /// The delay.
     pub time: Duration,
 }
 
-/// Copies of calls, whose answers nobody sees (ServiceRouter §4.1).
+/// Copies of calls, whose responses are discarded (ServiceRouter §4.1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mirror {
-    /// Who gets them.
+    /// The service that receives them.
     pub service: ServiceName,
-    /// How many.
+    /// The share of calls.
     pub share: Share,
 }
 
@@ -97,7 +97,7 @@ impl Actions {
             let hint = "leave the other actions out, or the redirect";
             return Err(Invalid::new(
                 "redirect",
-                "answers the call, so that nothing else happens to it",
+                "responds to the call, so that no other action applies",
                 hint,
             ));
         }
@@ -109,9 +109,9 @@ impl Actions {
             check_timeout("fault.delay.time", delay.time)?;
         }
         self.request_headers.validate().map_err(|e| e.within("headers.request"))?;
-        self.answer_headers.validate().map_err(|e| e.within("headers.answer"))?;
+        self.response_headers.validate().map_err(|e| e.within("headers.response"))?;
         let times = [
-            ("tryTimeout", self.try_timeout),
+            ("attemptTimeout", self.attempt_timeout),
             ("serverTimeout", self.server_timeout),
             ("hedge.after", self.hedge_after),
         ];
@@ -119,7 +119,7 @@ impl Actions {
     }
 }
 
-/// A prefix can be replaced only where the rule matches one.
+/// A prefix can only be replaced if the route matches one.
 fn check_prefix(path: Option<&PathRewrite>, matches: &Match) -> Result<(), Invalid> {
     match (path, &matches.path) {
         (Some(PathRewrite::Prefix(_)), Some(PathMatch::Prefix(_)))
@@ -128,7 +128,7 @@ fn check_prefix(path: Option<&PathRewrite>, matches: &Match) -> Result<(), Inval
             let hint = "write 'match: {path: {prefix: …}}' beside it, or 'full' here";
             Err(Invalid::new(
                 "path.prefix",
-                "replaces the prefix that the route matches, and it matches none",
+                "replaces the prefix that the route matches, but the route matches no prefix",
                 hint,
             ))
         }
@@ -136,17 +136,17 @@ fn check_prefix(path: Option<&PathRewrite>, matches: &Match) -> Result<(), Inval
 }
 
 impl RateLimit {
-    /// The least time between two calls in the long run, in nanoseconds.
+    /// The shortest time between two calls at the sustained rate, in nanoseconds.
     pub fn interval(&self) -> u64 {
         let per = u64::try_from(self.per.as_nanos()).unwrap_or(u64::MAX);
         (per / u64::from(self.calls.max(1))).max(1)
     }
 
-    /// Checks the ranges.
+    /// Checks ranges.
     pub fn validate(&self) -> Result<(), Invalid> {
         if self.calls == 0 || self.burst == 0 {
             let field = if self.calls == 0 { "calls" } else { "burst" };
-            return Err(Invalid::new(field, "0 would let nothing through", "write 1 or more"));
+            return Err(Invalid::new(field, "0 would reject every call", "write 1 or more"));
         }
         check_timeout("per", self.per)
     }

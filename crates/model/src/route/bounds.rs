@@ -1,4 +1,4 @@
-//! How much the routes of one policy may be: each caller, proxy and lookaside compiles all of them.
+//! Bounds on the routes of one policy: each caller, proxy and lookaside compiles all of them.
 
 use std::collections::BTreeSet;
 
@@ -7,26 +7,27 @@ use crate::Invalid;
 
 /// Routes of one policy.
 pub const MAX_ROUTES: usize = 2_000;
-/// Clients, hosts, methods, headers and parameters that the routes of one policy name, together.
+/// Clients, hosts, methods, headers and parameters in the conditions of all routes of a policy.
 pub const MAX_CONDITIONS: usize = 10_000;
-/// The memory of the compiled expressions of one policy, in bytes; equal ones count once. One such as `/users/[0-9]+` takes some
-/// thousands of bytes, one with large counts of repetition hundreds of thousands.
+/// Memory of the compiled expressions of one policy, in bytes; equal ones count once. An expression such as
+/// `/users/[0-9]+` takes some thousands of bytes, one with large repetition counts hundreds of thousands.
 pub const MAX_EXPRESSION_BYTES: usize = 16 << 20;
 
-/// What was seen so far.
+/// Totals so far.
 #[derive(Default)]
-struct Seen {
+struct Totals {
     conditions: usize,
     expressions: BTreeSet<String>,
     bytes: usize,
 }
 
-/// Gathers the routes of a policy, up to the first error or the first route beyond a bound: what comes after it is not compiled.
+/// Collects the routes of a policy, up to the first error or the first route beyond a bound: later routes are not
+/// compiled.
 ///
 /// # Errors
-/// Those of `routes`, and which bound is exceeded at which route.
+/// Those of `routes`, and the bound that is exceeded with the route that exceeds it.
 pub fn within_bounds(routes: impl Iterator<Item = Result<Route, Invalid>>) -> Result<Vec<Route>, Invalid> {
-    let (mut gathered, mut seen) = (Vec::new(), Seen::default());
+    let (mut gathered, mut totals) = (Vec::new(), Totals::default());
     for (i, route) in routes.enumerate() {
         if i == MAX_ROUTES {
             let problem = format!("there are more than {MAX_ROUTES} routes");
@@ -34,13 +35,13 @@ pub fn within_bounds(routes: impl Iterator<Item = Result<Route, Invalid>>) -> Re
             return Err(Invalid::new(format!("routes[{i}]"), problem, hint));
         }
         let route = route?;
-        seen.add(&route).map_err(|e| e.within(format!("routes[{i}].match")))?;
+        totals.add(&route).map_err(|e| e.within(format!("routes[{i}].match")))?;
         gathered.push(route);
     }
     Ok(gathered)
 }
 
-impl Seen {
+impl Totals {
     fn add(&mut self, route: &Route) -> Result<(), Invalid> {
         let Match { clients, hosts, path, methods, headers, query, grpc: _ } = &route.matches;
         self.conditions += clients.len() + hosts.len() + methods.len() + headers.len() + query.len();
@@ -94,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_after_the_bound_is_not_even_compiled() {
+    fn routes_after_the_bound_are_not_compiled() {
         let costly = |i| route(i, regex(format!("/{i}/[a-z]{{1,900}}x")));
         let (compiled, refusal) = refused((0..MAX_ROUTES).map(costly));
         assert!(refusal.field.ends_with(".match.path.regex"), "{refusal}");
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn ordinary_expressions_and_equal_ones_have_room() {
+    fn ordinary_and_equal_expressions_fit() {
         let ordinary = (0..MAX_ROUTES).map(|i| route(i, regex(format!("/v{i}/users/[0-9]+(/.*)?"))));
         assert_eq!(within_bounds(ordinary.map(Ok)).unwrap().len(), MAX_ROUTES);
         let costly = || regex("/[a-z]{1,900}x".to_owned());

@@ -2,33 +2,37 @@ use std::collections::BTreeMap;
 
 use crate::Invalid;
 
-/// The most headers that one rule edits in one direction.
-const MOST: usize = 32;
+/// The most headers that a route edits in one direction.
+const MAX_EDITS: usize = 32;
 /// The longest value, in bytes.
-const LONGEST: usize = 4096;
+const MAX_VALUE_BYTES: usize = 4096;
 
-/// What is done to the headers of a request or an answer. No name stands in two of the three, so that their order is nothing
-/// to know. Names are in lower case.
+/// Edits of the headers of a request or response. A name is in at most one of the three lists, so that their order
+/// does not matter. Names are in lower case.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeaderEdits {
-    /// Has this value alone afterwards.
+    /// Headers that are replaced.
     pub set: BTreeMap<String, String>,
-    /// Has this value besides those that are there.
+    /// Headers that are added to existing ones.
     pub add: BTreeMap<String, String>,
-    /// Is not there afterwards.
+    /// Headers that are removed.
     pub remove: Vec<String>,
 }
 
 impl HeaderEdits {
-    /// Whether nothing is edited.
+    /// Whether there are no edits.
     pub fn is_empty(&self) -> bool {
         self.set.is_empty() && self.add.is_empty() && self.remove.is_empty()
     }
 
     pub(super) fn validate(&self) -> Result<(), Invalid> {
         let count = self.set.len() + self.add.len() + self.remove.len();
-        if count > MOST {
-            return Err(Invalid::new("", format!("edits {count} headers"), format!("edit at most {MOST}")));
+        if count > MAX_EDITS {
+            return Err(Invalid::new(
+                "",
+                format!("edits {count} headers"),
+                format!("edit at most {MAX_EDITS}"),
+            ));
         }
         let named = |field: &'static str| move |name| (field, name);
         let names = self.set.keys().map(named("set")).chain(self.add.keys().map(named("add")));
@@ -36,11 +40,11 @@ impl HeaderEdits {
         for (field, name) in names.chain(self.remove.iter().map(named("remove"))) {
             check_name(name).map_err(|e| e.within(field))?;
             if let Some(other) = seen.insert(name, field) {
-                let problem = format!("'{name}' stands in '{other}' as well");
+                let problem = format!("'{name}' is in '{other}' as well");
                 return Err(Invalid::new(
                     field,
                     problem,
-                    "name a header once: 'set' takes away what was there",
+                    "name a header once: 'set' replaces existing values",
                 ));
             }
         }
@@ -53,8 +57,9 @@ impl HeaderEdits {
     }
 }
 
-/// What may be edited: nothing that belongs to one connection or says where a message ends (RFC 9110 7.6.1, RFC 9112 6), since
-/// a message that two readers end at different places is how requests are smuggled; and nothing by which Fairmesh itself works.
+/// Checks that a header may be edited: not if it belongs to one connection or frames the message (RFC 9110 7.6.1, RFC
+/// 9112 6), since readers that disagree on the end of a message allow request smuggling; and not if Fairmesh itself
+/// uses it.
 fn check_name(name: &str) -> Result<(), Invalid> {
     if !is_token(name) || name.bytes().any(|b| b.is_ascii_uppercase()) {
         return Err(Invalid::new(
@@ -84,7 +89,7 @@ fn check_name(name: &str) -> Result<(), Invalid> {
     let ours =
         ["x-fairmesh-", "fairmesh-", "endpoint-load-metrics", "grpc-status", "grpc-timeout", "grpc-encoding"];
     if ours.iter().any(|ours| name.starts_with(ours)) {
-        let problem = format!("'{name}' is how callers and servers talk to each other");
+        let problem = format!("'{name}' is used between callers and servers of the mesh");
         return Err(Invalid::new("", problem, "choose another name"));
     }
     Ok(())
@@ -92,14 +97,14 @@ fn check_name(name: &str) -> Result<(), Invalid> {
 
 fn check_value(value: &str) -> Result<(), Invalid> {
     let plain = value.bytes().all(|b| b == b'\t' || (b' '..=b'~').contains(&b));
-    if plain && value.len() <= LONGEST && value.trim() == value {
+    if plain && value.len() <= MAX_VALUE_BYTES && value.trim() == value {
         return Ok(());
     }
     let hint = "write up to 4096 printable ASCII characters, without a blank at either end";
     Err(Invalid::new("", "is not a header value", hint))
 }
 
-/// RFC 9110 section 5.6.2: what a method and a header name are made of.
+/// The `token` of RFC 9110 section 5.6.2, of which methods and header names consist.
 pub(crate) fn is_token(text: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
     !text.is_empty() && text.chars().all(allowed)
@@ -114,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_frames_a_message_is_not_edited() {
+    fn framing_headers_cannot_be_edited() {
         for name in [
             "content-length",
             "transfer-encoding",
@@ -132,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn values_and_names_cannot_carry_another_header() {
+    fn values_and_names_cannot_inject_headers() {
         for value in ["a\r\nx: y", "a\nb", "\u{7f}", "é", " a", &"a".repeat(4097)] {
             assert!(set("x-a", value).validate().is_err(), "{value}");
         }

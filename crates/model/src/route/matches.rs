@@ -1,12 +1,12 @@
-//! Which calls a rule of a policy is for.
+//! Match conditions of a route.
 
 use super::{Pattern, Template};
 use crate::Invalid;
 
-/// Which calls a route is for: all conditions hold, and an empty condition always holds.
+/// Match conditions of a route: all must hold; an empty condition always holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Match {
-    /// Any of these callers.
+    /// Any of these clients.
     pub clients: Vec<ClientMatch>,
     /// Any of these hosts.
     pub hosts: Vec<HostMatch>,
@@ -16,18 +16,18 @@ pub struct Match {
     pub methods: Vec<String>,
     /// All of these headers.
     pub headers: Vec<HeaderMatch>,
-    /// All of these parameters of the query.
+    /// All of these query parameters.
     pub query: Vec<QueryMatch>,
-    /// A gRPC method; holds only for gRPC calls.
+    /// A gRPC method; matches only gRPC calls.
     pub grpc: Option<GrpcMatch>,
 }
 
-/// A caller, by the id that it has in the mesh (ServiceRouter §4.1).
+/// A client, by its id in the mesh (ServiceRouter §4.1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientMatch(String);
 
 impl ClientMatch {
-    /// Reads an id; a `*` at either end stands for anything.
+    /// Parses an id; a `*` at either end matches any text.
     pub fn new(text: impl Into<String>) -> Result<Self, Invalid> {
         let text = text.into();
         let middle = text.strip_prefix('*').unwrap_or(&text);
@@ -39,12 +39,12 @@ impl ClientMatch {
         Err(Invalid::new("", format!("'{text}' is not a client"), hint))
     }
 
-    /// As it was written.
+    /// The text as written.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Whether a caller with this id is meant.
+    /// Whether a client id matches.
     pub fn matches(&self, id: &str) -> bool {
         let begins = self.0.strip_prefix('*').unwrap_or(&self.0);
         let middle = begins.strip_suffix('*').unwrap_or(begins);
@@ -57,29 +57,30 @@ impl ClientMatch {
     }
 }
 
-/// A host, compared without case, port and the dot at its end.
+/// A host, compared ignoring case, port and trailing dot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostMatch {
-    /// Exactly this one, lower case.
+    /// This host, lower case.
     Exact(String),
-    /// Any name below this domain, written `*.example.org`; kept lower case without the star, as `.example.org`.
+    /// Any name below this domain, written `*.example.org`; stored in lower case without the star, as `.example.org`.
     Suffix(String),
 }
 
-/// A path, compared to the bytes without the query.
+/// A path, compared byte by byte without the query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PathMatch {
-    /// Exactly this one.
+    /// This path.
     Exact(String),
-    /// This one or below it: `/a` matches `/a` and `/a/b` and not `/ab`; kept without a final `/`, so `/` is empty.
+    /// This path or one below it: `/a` matches `/a` and `/a/b`, not `/ab`; stored without a trailing `/`, so `/` is
+    /// empty.
     Prefix(String),
-    /// As many segments as the template has, such as `/users/{id}/orders`.
+    /// A path with the segments of a template, such as `/users/{id}/orders`.
     Template(Template),
-    /// All of it matches the expression.
+    /// A path that matches the expression as a whole.
     Regex(Pattern),
 }
 
-/// A header.
+/// A header condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeaderMatch {
     /// Its name, lower case.
@@ -88,34 +89,34 @@ pub struct HeaderMatch {
     pub value: TextMatch,
 }
 
-/// A parameter of the query: of several of one name the first counts.
+/// A query parameter condition; of several with one name the first counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueryMatch {
-    /// Its name, compared as it reads once `%41` and `+` are taken for what they stand for.
+    /// Its name, compared after percent-decoding.
     pub name: String,
-    /// Its value, compared alike.
+    /// Its value, compared after percent-decoding.
     pub value: TextMatch,
 }
 
-/// A text.
+/// A condition on a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TextMatch {
-    /// There is none.
+    /// The text is absent.
     Absent,
     /// Any value.
     Present,
-    /// Exactly this one.
+    /// This value.
     Exact(String),
-    /// Anything that starts so.
+    /// A value with this prefix.
     Prefix(String),
 }
 
-/// A gRPC method.
+/// A gRPC method condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GrpcMatch {
     /// The full service name, such as `shop.v1.Cart`.
     pub service: String,
-    /// The method, or any.
+    /// The method; `None` matches any.
     pub method: Option<String>,
 }
 
@@ -124,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_is_named_in_full_or_by_either_end() {
+    fn a_client_matches_exactly_or_by_either_end() {
         let fits = |text: &str| {
             let wanted = ClientMatch::new(text).unwrap();
             ["batch-1", "web/checkout", "web/checkout-2"].map(|id| wanted.matches(id))

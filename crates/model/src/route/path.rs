@@ -1,30 +1,30 @@
-//! Paths with open segments, and paths that are made of others.
+//! Path templates, and rewrites of paths.
 
 use std::fmt;
 
 use crate::Invalid;
 
-/// A path with segments that are left open, such as `/users/{id}/orders`.
+/// A path with variable segments, such as `/users/{id}/orders`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template(Vec<Segment>);
 
-/// A part of a path between two `/`.
+/// A segment of a path, between two `/`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Segment {
-    /// This very text.
+    /// A literal segment.
     Literal(String),
-    /// Anything that is not empty, under a name that is for readers.
-    Open(String),
+    /// Any segment that is not empty; the name is for readers only.
+    Variable(String),
 }
 
 impl Template {
-    /// Reads a template.
+    /// Parses a template.
     pub fn new(text: &str) -> Result<Self, Invalid> {
         let refused = |problem: String| {
             Invalid::new(
                 "",
                 problem,
-                "start it with '/' and write open segments whole, such as /users/{id}/orders",
+                "start it with '/' and let variables be whole segments, such as /users/{id}/orders",
             )
         };
         check_path(text)?;
@@ -33,44 +33,44 @@ impl Template {
                 Some(name)
                     if !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') =>
                 {
-                    Ok(Segment::Open(name.to_owned()))
+                    Ok(Segment::Variable(name.to_owned()))
                 }
-                _ => Err(refused(format!("'{segment}' is not an open segment"))),
+                _ => Err(refused(format!("'{segment}' is not a variable"))),
             },
             None if segment.contains(['{', '}', '*']) => {
-                Err(refused(format!("'{segment}' is open in part only")))
+                Err(refused(format!("'{segment}' has a variable in a part of the segment")))
             }
             None => Ok(Segment::Literal(segment.to_owned())),
         });
         let segments = segments.collect::<Result<Vec<_>, _>>()?;
-        match segments.iter().any(|segment| matches!(segment, Segment::Open(_))) {
+        match segments.iter().any(|segment| matches!(segment, Segment::Variable(_))) {
             true => Ok(Self(segments)),
-            false => Err(Invalid::new("", format!("'{text}' leaves nothing open"), "write it as 'exact'")),
+            false => Err(Invalid::new("", format!("'{text}' has no variable"), "write it as 'exact'")),
         }
     }
 
-    /// Its segments; there is an open one.
+    /// Its segments; at least one is variable.
     pub fn segments(&self) -> &[Segment] {
         &self.0
     }
 
-    /// Whether a path has these segments.
+    /// Whether a path matches.
     pub fn matches(&self, path: &str) -> bool {
         let Some(path) = path.strip_prefix('/') else { return false };
         let mut parts = path.split('/');
         let fits = |segment: &Segment| match (segment, parts.next()) {
             (Segment::Literal(text), Some(part)) => text == part,
-            (Segment::Open(_), Some(part)) => !part.is_empty(),
+            (Segment::Variable(_), Some(part)) => !part.is_empty(),
             (_, None) => false,
         };
         self.0.iter().all(fits) && parts.next().is_none()
     }
 
-    /// What every path of this template lies below: its first segments, up to an open one; without a final `/`.
-    pub fn stem(&self) -> String {
+    /// The literal path prefix of the template: its segments before the first variable, without a trailing `/`.
+    pub fn literal_prefix(&self) -> String {
         let literals = self.0.iter().map_while(|segment| match segment {
             Segment::Literal(text) => Some(format!("/{text}")),
-            Segment::Open(_) => None,
+            Segment::Variable(_) => None,
         });
         literals.collect()
     }
@@ -80,39 +80,39 @@ impl fmt::Display for Template {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|segment| match segment {
             Segment::Literal(text) => write!(f, "/{text}"),
-            Segment::Open(name) => write!(f, "/{{{name}}}"),
+            Segment::Variable(name) => write!(f, "/{{{name}}}"),
         })
     }
 }
 
-/// What a call is sent as instead.
+/// A rewrite of host and path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rewrite {
-    /// The host that the server sees.
+    /// The host that is sent to the server.
     pub host: Option<String>,
-    /// The path that the server sees; the query stays.
+    /// The path that is sent to the server; the query is kept.
     pub path: Option<PathRewrite>,
 }
 
-/// A path made of another one.
+/// A new path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PathRewrite {
-    /// This one, whatever the path was.
+    /// This path.
     Full(String),
-    /// This one in place of the prefix that the rule matches; kept without a final `/`, so `/` is empty.
+    /// This path in place of the prefix that the route matches; stored without a trailing `/`, so `/` is empty.
     Prefix(String),
 }
 
-/// An answer that sends the caller elsewhere. What is not given stays as the caller had it.
+/// A redirect response. Parts that are not given stay as in the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Redirect {
     /// `true` for `https`, `false` for `http`.
     pub https: Option<bool>,
     /// The host, without port.
     pub host: Option<String>,
-    /// The port; without one that of the scheme.
+    /// The port; the default of the scheme if `None`.
     pub port: Option<u16>,
-    /// The path; the query stays.
+    /// The path; the query is kept.
     pub path: Option<PathRewrite>,
     /// 301, 302, 303, 307 or 308.
     pub status: u16,
@@ -121,7 +121,7 @@ pub struct Redirect {
 impl Redirect {
     pub(super) fn validate(&self) -> Result<(), Invalid> {
         if !matches!(self.status, 301 | 302 | 303 | 307 | 308) {
-            let problem = format!("{} is not a redirect that names a place", self.status);
+            let problem = format!("{} is not a redirect status with a location", self.status);
             return Err(Invalid::new("status", problem, "write 301, 302, 303, 307 or 308"));
         }
         if self.port == Some(0) {
@@ -129,7 +129,7 @@ impl Redirect {
         }
         if (self.https, &self.host, self.port, &self.path) == (None, &None, None, &None) {
             let hint = "write scheme, host, port or path; to send calls to another service, write 'split'";
-            return Err(Invalid::new("", "leads to where the caller came from", hint));
+            return Err(Invalid::new("", "redirects to the same location", hint));
         }
         self.host.as_deref().map_or(Ok(()), |host| check_host(host).map_err(|e| e.within("host")))?;
         self.path.as_ref().map_or(Ok(()), PathRewrite::validate).map_err(|e| e.within("path"))
@@ -153,11 +153,11 @@ impl PathRewrite {
     }
 }
 
-/// A path without query, as it may stand in a request line.
+/// A path without query that is valid in a request line.
 pub(crate) fn check_path(path: &str) -> Result<(), Invalid> {
     let plain =
         path.bytes().all(|b| b.is_ascii_graphic() && !matches!(b, b'?' | b'#' | b'\\' | b'"' | b'<' | b'>'));
-    // A path that begins with two would be read as a host where it stands alone, as in a redirect.
+    // A path that begins with `//` would be read as a host where it is used as a reference, as in a redirect.
     if path.starts_with('/') && !path.starts_with("//") && plain {
         return Ok(());
     }
@@ -182,7 +182,10 @@ mod tests {
     #[test]
     fn a_template_has_as_many_segments_as_its_paths() {
         let orders = Template::new("/users/{id}/orders").unwrap();
-        assert_eq!((orders.to_string().as_str(), orders.stem().as_str()), ("/users/{id}/orders", "/users"));
+        assert_eq!(
+            (orders.to_string().as_str(), orders.literal_prefix().as_str()),
+            ("/users/{id}/orders", "/users")
+        );
         assert!(orders.matches("/users/7/orders"));
         for other in [
             "/users//orders",

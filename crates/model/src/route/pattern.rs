@@ -1,4 +1,4 @@
-//! Regular expressions, compiled once in a process.
+//! Regular expressions, compiled once per process.
 
 use std::{
     collections::BTreeMap,
@@ -15,15 +15,16 @@ use regex_automata::{
 use crate::Invalid;
 
 /// The longest expression, in bytes.
-const LONGEST: usize = 1024;
-/// How much memory each automaton of a compiled expression may take, in bytes, and as much again for what a search keeps.
-const MOST: usize = 256 * 1024;
+const MAX_TEXT_BYTES: usize = 1024;
+/// The memory limit of each automaton of a compiled expression, in bytes; the cache of a search may take as much
+/// again.
+const MAX_AUTOMATON_BYTES: usize = 256 * 1024;
 
-/// A regular expression that a whole text must match, over bytes: `\w`, `\d` and case are those of ASCII.
+/// A regular expression that must match a whole text, over bytes: `\w`, `\d` and case are ASCII.
 ///
-/// The engine searches in time that is linear in the text, so that no path, however made, is slow to look at. It has
-/// neither look-around nor back-references for that reason. Equal expressions share what they were compiled to, in all policies of a
-/// process, for as long as any of them is in use.
+/// The engine searches in time linear in the text, so that no path can make it slow. For that reason it has neither
+/// look-around nor back-references. Equal expressions share their compiled form, across all policies of a process, as
+/// long as any of them is in use.
 #[derive(Clone)]
 pub struct Pattern(Arc<Compiled>);
 
@@ -32,13 +33,14 @@ struct Compiled {
     regex: Regex,
 }
 
-/// What is in use, by text. Compiling is not deciding: the result is the same wherever it comes from.
-static IN_USE: Mutex<InUse> = Mutex::new(InUse(BTreeMap::new(), 0));
+/// The cache of compiled expressions by text. It does not make decisions impure: the result is the same with and
+/// without it.
+static CACHE: Mutex<PatternCache> = Mutex::new(PatternCache(BTreeMap::new(), 0));
 
-/// Compiled expressions for others to find, and how many there may be before those that are not in use any more are let go.
-struct InUse(BTreeMap<String, Weak<Compiled>>, usize);
+/// Weak references to compiled expressions, and the number at which unused entries are removed.
+struct PatternCache(BTreeMap<String, Weak<Compiled>>, usize);
 
-impl InUse {
+impl PatternCache {
     fn find(&self, text: &str) -> Option<Pattern> {
         self.0.get(text)?.upgrade().map(Pattern)
     }
@@ -46,7 +48,7 @@ impl InUse {
     fn add(&mut self, compiled: Compiled) -> Pattern {
         if self.0.len() >= self.1 {
             self.0.retain(|_, compiled| compiled.strong_count() > 0);
-            // At most half of what is kept may be of no use.
+            // At most half of the entries may be unused.
             self.1 = 2 * self.0.len() + 16;
         }
         let text = compiled.text.clone();
@@ -56,26 +58,26 @@ impl InUse {
     }
 }
 
-fn in_use() -> MutexGuard<'static, InUse> {
-    IN_USE.lock().unwrap_or_else(PoisonError::into_inner)
+fn cache() -> MutexGuard<'static, PatternCache> {
+    CACHE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Pattern {
-    /// Compiles an expression, which need not be anchored; milliseconds for a costly one.
+    /// Compiles an expression, which need not be anchored; costly ones take milliseconds.
     pub fn new(text: impl Into<String>) -> Result<Self, Invalid> {
         let text = text.into();
         let refused = |problem: String, hint: &str| Invalid::new("", problem, hint);
-        if text.is_empty() || text.len() > LONGEST {
+        if text.is_empty() || text.len() > MAX_TEXT_BYTES {
             let problem = format!("an expression of {} bytes is too short or too long", text.len());
             return Err(refused(problem, "write 1 to 1024 bytes"));
         }
-        if let Some(known) = in_use().find(&text) {
+        if let Some(known) = cache().find(&text) {
             return Ok(known);
         }
         match compile(&text) {
-            Ok(regex) => Ok(in_use().add(Compiled { text, regex })),
+            Ok(regex) => Ok(cache().add(Compiled { text, regex })),
             Err(error) if error.size_limit().is_some() => {
-                Err(refused(format!("'{text}' takes too much memory"), "write smaller counts of repetition"))
+                Err(refused(format!("'{text}' takes too much memory"), "write smaller repetition counts"))
             }
             Err(error) => {
                 let error = error.syntax_error().map_or_else(|| error.to_string(), ToString::to_string);
@@ -86,17 +88,17 @@ impl Pattern {
         }
     }
 
-    /// As it was written.
+    /// The text as written.
     pub fn as_str(&self) -> &str {
         &self.0.text
     }
 
-    /// Whether all of the text matches.
+    /// Whether the whole text matches.
     pub fn matches(&self, text: &str) -> bool {
         self.0.regex.is_match(text.as_bytes())
     }
 
-    /// How many bytes it takes, without what searches keep: at most as much again for each thread that searches.
+    /// Its memory in bytes, without the caches of searches: at most as much again for each searching thread.
     pub fn memory(&self) -> usize {
         self.0.regex.memory_usage()
     }
@@ -104,16 +106,16 @@ impl Pattern {
 
 fn compile(text: &str) -> Result<Regex, Box<BuildError>> {
     let config = Config::new()
-        .nfa_size_limit(Some(MOST))
-        // They are for captures, of which there are none.
+        .nfa_size_limit(Some(MAX_AUTOMATON_BYTES))
+        // Only needed for captures, of which there are none.
         .onepass(false)
-        .hybrid_cache_capacity(MOST)
+        .hybrid_cache_capacity(MAX_AUTOMATON_BYTES)
         .which_captures(WhichCaptures::None)
         .utf8_empty(false);
     let syntax = syntax::Config::new().unicode(false).utf8(false);
     let build =
         |text: &str| Regex::builder().configure(config.clone()).syntax(syntax).build(text).map_err(Box::new);
-    // By itself first: what closes a group that it did not open must not get out of the anchors.
+    // Compiled by itself first, so that an unbalanced group cannot escape the anchors.
     if syntax::parse_with(text, &syntax).is_err() {
         return build(text);
     }
@@ -139,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_expression_speaks_of_the_whole_text() {
+    fn an_expression_matches_the_whole_text() {
         let matches = |pattern: &str, text| Pattern::new(pattern).unwrap().matches(text);
         assert!(matches("/users/[0-9]+", "/users/12"));
         assert!(!matches("/users/[0-9]+", "/users/12/x") && !matches("/users/[0-9]+", "/a/users/12"));
@@ -149,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn expressions_that_cannot_be_or_cost_too_much_are_refused() {
+    fn invalid_and_costly_expressions_are_rejected() {
         for wrong in [
             "",
             "(",
@@ -172,17 +174,17 @@ mod tests {
     }
 
     #[test]
-    fn equal_expressions_are_compiled_once_and_let_go_when_not_in_use() {
+    fn equal_expressions_are_shared_and_dropped_when_unused() {
         let first = Pattern::new("/shared/[0-9]+").unwrap();
         assert!(Arc::ptr_eq(&first.0, &Pattern::new("/shared/[0-9]+").unwrap().0));
         drop(first);
-        assert!(in_use().find("/shared/[0-9]+").is_none());
-        let mut in_use = InUse(BTreeMap::new(), 0);
-        let held: Vec<_> = (0..100).map(|i| in_use.add(compiled(format!("/held/{i}")))).collect();
+        assert!(cache().find("/shared/[0-9]+").is_none());
+        let mut cache = PatternCache(BTreeMap::new(), 0);
+        let held: Vec<_> = (0..100).map(|i| cache.add(compiled(format!("/held/{i}")))).collect();
         for i in 0..1_000 {
-            drop(in_use.add(compiled(format!("/let-go/{i}"))));
+            drop(cache.add(compiled(format!("/let-go/{i}"))));
         }
-        assert!(in_use.0.len() <= 2 * held.len() + 16, "{} are kept", in_use.0.len());
-        assert!(held.iter().all(|pattern| in_use.find(pattern.as_str()).is_some()));
+        assert!(cache.0.len() <= 2 * held.len() + 16, "{} are kept", cache.0.len());
+        assert!(held.iter().all(|pattern| cache.find(pattern.as_str()).is_some()));
     }
 }

@@ -10,7 +10,7 @@ impl Share {
     /// Every call.
     pub const ALL: Self = Self(1_000_000);
 
-    /// So many millionths, where that is a share.
+    /// A share of this number of millionths, if it is valid.
     pub fn of_millionths(millionths: u32) -> Result<Self, Invalid> {
         if millionths <= Self::ALL.0 {
             return Ok(Self(millionths));
@@ -27,7 +27,7 @@ impl Share {
 impl FromStr for Share {
     type Err = Invalid;
 
-    /// Reads `5%`, `0.5%`; up to four digits after the point.
+    /// Parses `5%`, `0.5%`; up to four digits after the point.
     fn from_str(text: &str) -> Result<Self, Invalid> {
         let refused =
             || Invalid::new("", format!("'{text}' is not a share"), "write 0% to 100%, such as 5% or 0.01%");
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_read_as_they_are_written() {
+    fn shares_parse_as_they_are_displayed() {
         for (text, millionths) in
             [("0%", 0), ("100%", 1_000_000), ("5%", 50_000), ("0.01%", 100), ("12.5%", 125_000)]
         {

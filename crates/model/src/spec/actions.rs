@@ -1,4 +1,4 @@
-//! What happens to the calls of a rule besides going somewhere.
+//! Actions on the calls of a route besides the choice of a backend.
 
 use std::collections::BTreeMap;
 
@@ -13,30 +13,30 @@ use crate::{
     Abort, Actions, Delay, HeaderEdits, Invalid, Mirror, PathRewrite, RateLimit, Redirect, Rewrite, Scope,
 };
 
-/// How many calls may be made.
+/// A rate limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LimitSpec {
-    /// So many.
+    /// Number of calls.
     pub calls: u32,
-    /// In this time, such as `1s`.
+    /// The period, such as `1s`.
     pub per: String,
-    /// So many at once after a quiet time; as many as `calls` when left out.
+    /// The largest burst after an idle time; `calls` by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub burst: Option<u32>,
-    /// By each caller, or by the whole mesh; `caller` when left out.
+    /// Per caller, or for the whole mesh; `caller` by default.
     #[serde(default, skip_serializing_if = "ScopeSpec::is_default")]
     pub scope: ScopeSpec,
 }
 
-/// Whose calls a limit counts together.
+/// The callers that share a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ScopeSpec {
-    /// Those of each caller.
+    /// Each caller separately.
     #[default]
     Caller,
-    /// Those of all callers.
+    /// All callers together.
     Mesh,
 }
 
@@ -46,7 +46,7 @@ impl ScopeSpec {
     }
 }
 
-/// An answer that sends callers elsewhere. What is left out stays as they had it.
+/// A redirect response. Parts that are left out stay as in the request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RedirectSpec {
@@ -56,132 +56,132 @@ pub struct RedirectSpec {
     /// The host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// The port; that of the scheme when left out.
+    /// The port; that of the scheme by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
     /// The path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathRewriteSpec>,
-    /// The status; 302 when left out.
+    /// The status; 302 by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
 }
 
-/// A path made of another one: one of the two.
+/// A new path: one of the two.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PathRewriteSpec {
-    /// This one.
+    /// The whole path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub full: Option<String>,
-    /// This one in place of the prefix that the route matches.
+    /// The replacement of the prefix that the route matches.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefix: Option<String>,
 }
 
-/// Failures and waits on purpose.
+/// Injected failures and delays.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FaultSpec {
-    /// Calls that are not made.
+    /// Calls that fail without being sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub abort: Option<AbortSpec>,
-    /// Calls that wait.
+    /// Calls that are delayed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delay: Option<DelaySpec>,
 }
 
-/// Calls that are not made.
+/// Calls that fail without being sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct AbortSpec {
-    /// How many of them, such as `5%`.
+    /// The share of calls, such as `5%`.
     pub share: String,
-    /// The status of the answer.
+    /// The status of the response.
     pub status: u16,
 }
 
-/// Calls that wait.
+/// Calls that are delayed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DelaySpec {
-    /// How many of them, such as `5%`.
+    /// The share of calls, such as `5%`.
     pub share: String,
-    /// How long.
+    /// The delay.
     pub time: String,
 }
 
-/// What calls are sent as instead.
+/// A rewrite of host and path.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RewriteSpec {
-    /// The host that servers see.
+    /// The host that is sent to servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// The path that servers see.
+    /// The path that is sent to servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathRewriteSpec>,
 }
 
-/// What is done to headers.
+/// Edits of headers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct HeadersSpec {
-    /// Those of requests.
+    /// Of requests.
     #[serde(default, skip_serializing_if = "is_default")]
     pub request: EditsSpec,
-    /// Those of answers.
+    /// Of responses.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub answer: EditsSpec,
+    pub response: EditsSpec,
 }
 
-/// What is done to headers of one direction.
+/// Edits of the headers of one direction.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EditsSpec {
-    /// These values in place of what was there.
+    /// Headers that are replaced.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub set: BTreeMap<String, String>,
-    /// These values besides what was there.
+    /// Headers that are added to existing ones.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub add: BTreeMap<String, String>,
-    /// None of these.
+    /// Headers that are removed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub remove: Vec<String>,
 }
 
-/// A second try beside a slow one.
+/// A second attempt beside a slow one (hedging).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct HedgeSpec {
-    /// After which time without an answer.
+    /// The time without a response.
     pub after: String,
 }
 
-/// Another service that gets copies.
+/// A service that receives copies of calls.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MirrorSpec {
     /// `tenant/service`.
     pub service: String,
-    /// How many calls, such as `5%`.
+    /// The share of calls, such as `5%`.
     pub share: String,
 }
 
 impl RouteSpec {
     pub(super) fn plan_actions(&self) -> Result<Actions, Invalid> {
         Ok(Actions {
-            limit: planned("limit", self.limit.as_ref(), LimitSpec::plan)?,
-            redirect: planned("redirect", self.redirect.as_ref(), RedirectSpec::plan)?,
-            abort: planned("fault.abort", self.fault.abort.as_ref(), AbortSpec::plan)?,
-            delay: planned("fault.delay", self.fault.delay.as_ref(), DelaySpec::plan)?,
+            limit: plan_option("limit", self.limit.as_ref(), LimitSpec::plan)?,
+            redirect: plan_option("redirect", self.redirect.as_ref(), RedirectSpec::plan)?,
+            abort: plan_option("fault.abort", self.fault.abort.as_ref(), AbortSpec::plan)?,
+            delay: plan_option("fault.delay", self.fault.delay.as_ref(), DelaySpec::plan)?,
             rewrite: self.rewrite.plan().map_err(|e| e.within("rewrite"))?,
             request_headers: self.headers.request.plan(),
-            answer_headers: self.headers.answer.plan(),
-            try_timeout: read_duration_option("tryTimeout", self.try_timeout.as_ref())?,
+            response_headers: self.headers.response.plan(),
+            attempt_timeout: read_duration_option("attemptTimeout", self.attempt_timeout.as_ref())?,
             server_timeout: read_duration_option("serverTimeout", self.server_timeout.as_ref())?,
             hedge_after: read_duration_option("hedge.after", self.hedge.as_ref().map(|hedge| &hedge.after))?,
-            mirror: planned("mirror", self.mirror.as_ref(), MirrorSpec::plan)?,
+            mirror: plan_option("mirror", self.mirror.as_ref(), MirrorSpec::plan)?,
         })
     }
 
@@ -201,9 +201,9 @@ impl RouteSpec {
             },
             headers: HeadersSpec {
                 request: EditsSpec::of(&actions.request_headers),
-                answer: EditsSpec::of(&actions.answer_headers),
+                response: EditsSpec::of(&actions.response_headers),
             },
-            try_timeout: actions.try_timeout.map(write_duration),
+            attempt_timeout: actions.attempt_timeout.map(write_duration),
             server_timeout: actions.server_timeout.map(write_duration),
             hedge: actions.hedge_after.map(|after| HedgeSpec { after: write_duration(after) }),
             mirror: actions.mirror.as_ref().map(|mirror| MirrorSpec {
@@ -215,7 +215,7 @@ impl RouteSpec {
     }
 }
 
-fn planned<S, P>(
+fn plan_option<S, P>(
     field: &str,
     spec: Option<&S>,
     plan: impl FnOnce(&S) -> Result<P, Invalid>,
@@ -261,7 +261,7 @@ impl RedirectSpec {
             https,
             host: self.host.clone(),
             port: self.port,
-            path: planned("path", self.path.as_ref(), PathRewriteSpec::plan)?,
+            path: plan_option("path", self.path.as_ref(), PathRewriteSpec::plan)?,
             status: self.status.unwrap_or(302),
         })
     }
@@ -282,7 +282,7 @@ impl PathRewriteSpec {
         match (&self.full, &self.prefix) {
             (Some(path), None) => Ok(PathRewrite::Full(path.clone())),
             (None, Some(path)) => Ok(PathRewrite::Prefix(path.strip_suffix('/').unwrap_or(path).to_owned())),
-            _ => Err(Invalid::new("", "has none or both of 'full' and 'prefix'", "write one of them")),
+            _ => Err(Invalid::new("", "needs exactly one of 'full' and 'prefix'", "write one of them")),
         }
     }
 
@@ -297,7 +297,7 @@ impl PathRewriteSpec {
 
 impl RewriteSpec {
     fn plan(&self) -> Result<Rewrite, Invalid> {
-        let path = planned("path", self.path.as_ref(), PathRewriteSpec::plan)?;
+        let path = plan_option("path", self.path.as_ref(), PathRewriteSpec::plan)?;
         Ok(Rewrite { host: self.host.clone(), path })
     }
 }

@@ -1,19 +1,19 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    policy::{is_default, unless},
+    policy::{is_default, non_default},
     text::{read_duration_option, read_option, write_duration},
 };
 use crate::{Balancing, BalancingPolicy, Invalid, LoadSignal, Outliers, Score};
 
-/// How an endpoint is chosen among the candidates.
+/// How an endpoint is picked among the candidates.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct BalancingSpec {
     /// `score`, `leastRequest`, `peakEwma`, `roundRobin`, `random` or `boundedHash`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
-    /// How many endpoints one client keeps connections to within a ring; 0 means all.
+    /// Endpoints of a ring to which a client keeps connections; 0 means all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subset: Option<u32>,
     /// `auto`, `requests`, `cpu` or `metric:NAME`.
@@ -22,7 +22,7 @@ pub struct BalancingSpec {
     /// Constants of the score.
     #[serde(default, skip_serializing_if = "is_default")]
     pub score: ScoreSpec,
-    /// When an endpoint that fails is avoided.
+    /// Ejection of failing endpoints.
     #[serde(default, skip_serializing_if = "is_default")]
     pub outliers: OutliersSpec,
     /// The most load of one endpoint as a percentage of the mean; for `boundedHash`.
@@ -37,55 +37,55 @@ pub struct ScoreSpec {
     /// Reports over which the load of others is averaged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub smoothing: Option<u32>,
-    /// After how long what a report said counts half, such as `5s`.
+    /// Time after which a report counts half, such as `5s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub half_life: Option<String>,
-    /// What a new endpoint is taken to carry, in percent of the others' mean.
+    /// Assumed load of a new endpoint, in percent of the mean of the others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warm_up: Option<u32>,
-    /// How fast shares follow reported utilisation, in percent a second.
+    /// How fast shares follow reported utilisation, in percent per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gain: Option<u32>,
-    /// By which factor reported utilisation may change an endpoint's capacity at most.
+    /// The largest factor by which reported utilisation may change an endpoint's capacity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub correction: Option<u32>,
-    /// How long a correction holds without reports, such as `60s`.
+    /// Time for which a correction holds without reports, such as `60s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<String>,
-    /// Whether servers are asked for their load where nothing recent is known of it.
+    /// Whether servers are polled for their load when no recent report exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub poll: Option<bool>,
-    /// How old a report must be for its server to be asked, such as `10ms`.
+    /// Age of a report after which its server is polled, such as `10ms`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub poll_after: Option<String>,
-    /// How long a round trip to a server that is asked may take, in percent of its work on a request.
+    /// The longest round trip to a polled server, in percent of its work on a request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub poll_ratio: Option<u32>,
-    /// What each answer takes off what its endpoint seems to carry, in percent of a request.
+    /// The estimated load that each response subtracts from its endpoint, in percent of a request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reward: Option<u32>,
 }
 
-/// When an endpoint that fails is avoided.
+/// When a failing endpoint is ejected.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct OutliersSpec {
-    /// Failed answers in a row; 0 is never.
+    /// Consecutive failures; 0 disables this check.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub consecutive: Option<u32>,
-    /// Points by which the share of failures must lie above the others'; 0 is never.
+    /// Percentage points above the failure rate of the others; 0 disables this check.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure_percent: Option<u32>,
-    /// Answers before a share says anything.
+    /// Responses before a failure rate is used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_samples: Option<u32>,
-    /// How long at first, such as `100ms`.
+    /// The first ejection time, such as `100ms`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first: Option<String>,
-    /// How long at most.
+    /// The longest ejection time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub longest: Option<String>,
-    /// Up to which percentage of the candidates.
+    /// The most candidates that are ejected, in percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub most_percent: Option<u32>,
 }
@@ -107,12 +107,13 @@ impl BalancingSpec {
         let default = Balancing::default();
         let Balancing { policy, subset, signal, score, outliers, load_factor } = balancing;
         Self {
-            policy: unless(*policy, default.policy).map(|policy: BalancingPolicy| policy.as_str().to_owned()),
-            subset: unless(*subset, default.subset),
+            policy: non_default(*policy, default.policy)
+                .map(|policy: BalancingPolicy| policy.as_str().to_owned()),
+            subset: non_default(*subset, default.subset),
             signal: (*signal != LoadSignal::default()).then(|| signal.to_string()),
             score: ScoreSpec::of(score),
             outliers: OutliersSpec::of(outliers),
-            load_factor: unless(*load_factor, default.load_factor),
+            load_factor: non_default(*load_factor, default.load_factor),
         }
     }
 }
@@ -138,16 +139,16 @@ impl ScoreSpec {
     fn of(score: &Score) -> Self {
         let default = Score::default();
         Self {
-            smoothing: unless(score.smoothing, default.smoothing),
-            half_life: unless(score.half_life, default.half_life).map(write_duration),
-            warm_up: unless(score.warm_up, default.warm_up),
-            gain: unless(score.gain, default.gain),
-            correction: unless(score.correction, default.correction),
-            memory: unless(score.memory, default.memory).map(write_duration),
-            poll: unless(score.poll, default.poll),
+            smoothing: non_default(score.smoothing, default.smoothing),
+            half_life: non_default(score.half_life, default.half_life).map(write_duration),
+            warm_up: non_default(score.warm_up, default.warm_up),
+            gain: non_default(score.gain, default.gain),
+            correction: non_default(score.correction, default.correction),
+            memory: non_default(score.memory, default.memory).map(write_duration),
+            poll: non_default(score.poll, default.poll),
             poll_after: score.poll_after.map(write_duration),
-            poll_ratio: unless(score.poll_ratio, default.poll_ratio),
-            reward: unless(score.reward, default.reward),
+            poll_ratio: non_default(score.poll_ratio, default.poll_ratio),
+            reward: non_default(score.reward, default.reward),
         }
     }
 }
@@ -168,12 +169,12 @@ impl OutliersSpec {
     fn of(outliers: &Outliers) -> Self {
         let default = Outliers::default();
         Self {
-            consecutive: unless(outliers.consecutive, default.consecutive),
-            failure_percent: unless(outliers.failure_percent, default.failure_percent),
-            min_samples: unless(outliers.min_samples, default.min_samples),
-            first: unless(outliers.first, default.first).map(write_duration),
-            longest: unless(outliers.longest, default.longest).map(write_duration),
-            most_percent: unless(outliers.most_percent, default.most_percent),
+            consecutive: non_default(outliers.consecutive, default.consecutive),
+            failure_percent: non_default(outliers.failure_percent, default.failure_percent),
+            min_samples: non_default(outliers.min_samples, default.min_samples),
+            first: non_default(outliers.first, default.first).map(write_duration),
+            longest: non_default(outliers.longest, default.longest).map(write_duration),
+            most_percent: non_default(outliers.most_percent, default.most_percent),
         }
     }
 }

@@ -11,11 +11,11 @@ use crate::{Endpoint, EndpointState, FULL_WEIGHT, Invalid, Location, ServiceName
 pub struct EndpointsSpec {
     /// `tenant/service`.
     pub service: String,
-    /// Each running copy.
+    /// The instances.
     pub endpoints: Vec<EndpointSpec>,
 }
 
-/// One running copy of a service.
+/// One running instance of a service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EndpointSpec {
@@ -23,7 +23,7 @@ pub struct EndpointSpec {
     pub instance: String,
     /// `ip:port` where it listens.
     pub address: String,
-    /// Where it runs.
+    /// The region.
     pub region: String,
     /// The failure domain within the region.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -34,16 +34,16 @@ pub struct EndpointSpec {
     /// The hardware type of the machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_type: Option<String>,
-    /// `serving`, `starting`, `draining` or `lost`; a new endpoint serves when it is left out, a known one is left as it is.
+    /// `serving`, `starting`, `draining` or `lost`; by default a new endpoint serves and a known one is unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<EndpointState>,
     /// Relative compute power in thousandths; 1000 (default) is an ordinary host.
     #[serde(default = "full_weight", skip_serializing_if = "is_full")]
     pub weight: u32,
-    /// How long it is believed without a renewal, such as `10s`; without one it stays until it is taken out.
+    /// Time for which it stays live without renewal, such as `10s`; without a lease it stays until it is removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<String>,
-    /// What the owner wrote about it.
+    /// Labels given by the owner.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
 }
@@ -58,7 +58,7 @@ fn is_full(weight: &u32) -> bool {
 }
 
 impl EndpointsSpec {
-    /// Validates; every instance may stand once.
+    /// Validates; every instance must be unique.
     pub fn plan(&self) -> Result<(ServiceName, Vec<Endpoint>), Invalid> {
         let service = read("service", &self.service)?;
         let mut instances = BTreeSet::new();
@@ -75,7 +75,7 @@ impl EndpointsSpec {
         Ok((service, endpoints))
     }
 
-    /// The way back.
+    /// The inverse of [`plan`](Self::plan).
     pub fn of(service: &ServiceName, endpoints: &[Endpoint]) -> Self {
         Self { service: service.to_string(), endpoints: endpoints.iter().map(EndpointSpec::of).collect() }
     }
@@ -102,7 +102,7 @@ impl EndpointSpec {
         Ok(endpoint)
     }
 
-    /// The way back.
+    /// The inverse of [`plan`](Self::plan).
     pub fn of(endpoint: &Endpoint) -> Self {
         let Location { region, zone, cluster, host_type } = &endpoint.location;
         Self {

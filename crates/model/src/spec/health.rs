@@ -3,32 +3,32 @@ use serde::{Deserialize, Serialize};
 use super::text::{read_duration_option, write_duration};
 use crate::{HealthCheck, Invalid, Probe};
 
-/// How the endpoints of a service are probed. One of `tcp`, `http`, `grpc`; the rest has its default when it is left out.
+/// How the endpoints of a service are probed. One of `tcp`, `http`, `grpc`; the other fields have defaults.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct HealthCheckSpec {
-    /// That it takes connections; written `{}`.
+    /// A probe by connecting; written `{}`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tcp: Option<TcpProbeSpec>,
-    /// That it answers a GET.
+    /// A probe by GET.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http: Option<HttpProbeSpec>,
-    /// That its gRPC health service says `SERVING`.
+    /// A probe by the gRPC health service, which must return `SERVING`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grpc: Option<GrpcProbeSpec>,
-    /// From one probe to the next, such as `5s`.
+    /// Time between probes, such as `5s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interval: Option<String>,
-    /// By how many percent of the interval each wait varies.
+    /// Random variation of the interval in percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub jitter_percent: Option<u32>,
-    /// How long an answer may take, such as `1s`.
+    /// The timeout of a probe, such as `1s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<String>,
-    /// Good answers in a row that make an endpoint healthy.
+    /// Consecutive successes that make an endpoint healthy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rise: Option<u32>,
-    /// Failures in a row that make an endpoint unhealthy.
+    /// Consecutive failures that make an endpoint unhealthy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fall: Option<u32>,
     /// Probes before the first verdict.
@@ -47,7 +47,7 @@ pub struct TcpProbeSpec {}
 pub struct HttpProbeSpec {
     /// Such as `/healthz`.
     pub path: String,
-    /// The status that it must answer; any from 200 to 399 when it is left out.
+    /// The expected status; 200 to 399 by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
 }
@@ -56,22 +56,22 @@ pub struct HttpProbeSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct GrpcProbeSpec {
-    /// The service that is asked about; the server as a whole when it is left out.
+    /// The service to check; the whole server by default.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub service: String,
 }
 
 impl HealthCheckSpec {
     pub(super) fn plan(&self) -> Result<HealthCheck, Invalid> {
-        let usual = HealthCheck::new(self.probe()?);
+        let default = HealthCheck::new(self.probe()?);
         Ok(HealthCheck {
-            interval: read_duration_option("interval", self.interval.as_ref())?.unwrap_or(usual.interval),
-            timeout: read_duration_option("timeout", self.timeout.as_ref())?.unwrap_or(usual.timeout),
-            jitter_percent: self.jitter_percent.unwrap_or(usual.jitter_percent),
-            rise: self.rise.unwrap_or(usual.rise),
-            fall: self.fall.unwrap_or(usual.fall),
-            minimum_samples: self.minimum_samples.unwrap_or(usual.minimum_samples),
-            ..usual
+            interval: read_duration_option("interval", self.interval.as_ref())?.unwrap_or(default.interval),
+            timeout: read_duration_option("timeout", self.timeout.as_ref())?.unwrap_or(default.timeout),
+            jitter_percent: self.jitter_percent.unwrap_or(default.jitter_percent),
+            rise: self.rise.unwrap_or(default.rise),
+            fall: self.fall.unwrap_or(default.fall),
+            minimum_samples: self.minimum_samples.unwrap_or(default.minimum_samples),
+            ..default
         })
     }
 
@@ -82,26 +82,26 @@ impl HealthCheckSpec {
             (None, None, Some(grpc)) => Ok(Probe::Grpc { service: grpc.service.clone() }),
             (None, None, None) => Err(Invalid::new(
                 "",
-                "does not say what to probe",
+                "has no probe",
                 "write one of 'tcp: {}', 'http: {path: /healthz}', 'grpc: {}'",
             )),
-            _ => Err(Invalid::new("", "probes in more than one way", "keep one of tcp, http and grpc")),
+            _ => Err(Invalid::new("", "has more than one probe", "keep one of tcp, http and grpc")),
         }
     }
 
     pub(super) fn of(check: &HealthCheck) -> Self {
-        let usual = HealthCheck::new(check.probe.clone());
-        let unless = |value: u32, usual: u32| (value != usual).then_some(value);
+        let default = HealthCheck::new(check.probe.clone());
+        let non_default = |value: u32, default: u32| (value != default).then_some(value);
         let mut spec = Self {
-            interval: (check.interval != usual.interval).then(|| write_duration(check.interval)),
-            timeout: (check.timeout != usual.timeout).then(|| write_duration(check.timeout)),
-            jitter_percent: unless(check.jitter_percent, usual.jitter_percent),
-            rise: unless(check.rise, usual.rise),
-            fall: unless(check.fall, usual.fall),
-            minimum_samples: unless(check.minimum_samples, usual.minimum_samples),
+            interval: (check.interval != default.interval).then(|| write_duration(check.interval)),
+            timeout: (check.timeout != default.timeout).then(|| write_duration(check.timeout)),
+            jitter_percent: non_default(check.jitter_percent, default.jitter_percent),
+            rise: non_default(check.rise, default.rise),
+            fall: non_default(check.fall, default.fall),
+            minimum_samples: non_default(check.minimum_samples, default.minimum_samples),
             ..Self::default()
         };
-        match usual.probe {
+        match default.probe {
             Probe::Tcp => spec.tcp = Some(TcpProbeSpec {}),
             Probe::Http { path, status } => spec.http = Some(HttpProbeSpec { path, status }),
             Probe::Grpc { service } => spec.grpc = Some(GrpcProbeSpec { service }),

@@ -5,13 +5,13 @@ use serde::{Deserialize, Serialize};
 use super::text::read;
 use crate::{Hosts, Invalid, hosts::check_speed};
 
-/// How fast the fleet's machines are.
+/// Speeds of the fleet's machines.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct HostsSpec {
     /// Every host type with its speed.
     pub types: Vec<HostTypeSpec>,
-    /// Which type the machines in a block of addresses are of, for endpoints that name none.
+    /// Host types by block of addresses, for endpoints without a host type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prefixes: Vec<HostPrefixSpec>,
 }
@@ -30,14 +30,14 @@ pub struct HostTypeSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct HostPrefixSpec {
-    /// Such as `10.1.0.0/16`; the longest that an address lies in counts.
+    /// Such as `10.1.0.0/16`; the longest that contains an address counts.
     pub prefix: String,
     /// One of the types.
     pub host_type: String,
 }
 
 impl HostsSpec {
-    /// Validates; prefixes may only name types that are declared here.
+    /// Validates; prefixes may only name declared types.
     pub fn plan(&self) -> Result<Hosts, Invalid> {
         let mut speeds = BTreeMap::new();
         for (i, HostTypeSpec { name, speed }) in self.types.iter().enumerate() {
@@ -56,7 +56,7 @@ impl HostsSpec {
         Hosts::new(speeds, self.prefixes.iter().enumerate().map(prefix).collect::<Result<_, _>>()?)
     }
 
-    /// The way back.
+    /// The inverse of [`plan`](Self::plan).
     pub fn of(hosts: &Hosts) -> Self {
         let types = hosts.speeds().iter();
         let types = types.map(|(name, speed)| HostTypeSpec { name: name.to_string(), speed: *speed });

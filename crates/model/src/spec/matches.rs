@@ -5,11 +5,11 @@ use crate::{
     TextMatch, route::is_token,
 };
 
-/// Which calls a route is for: all conditions hold.
+/// Match conditions of a route: all must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MatchSpec {
-    /// Any of these callers, by their ids, such as `batch-*`.
+    /// Any of these clients, by their ids, such as `batch-*`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub clients: Vec<String>,
     /// Any of these hosts, exact or `*.example.org`.
@@ -24,7 +24,7 @@ pub struct MatchSpec {
     /// All of these headers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub headers: Vec<TextSpec>,
-    /// All of these parameters of the query.
+    /// All of these query parameters.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub query: Vec<TextSpec>,
     /// A gRPC method.
@@ -32,37 +32,37 @@ pub struct MatchSpec {
     pub grpc: Option<GrpcSpec>,
 }
 
-/// A path: one of the four.
+/// A path condition: one of the four.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PathSpec {
-    /// Exactly this one.
+    /// This path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exact: Option<String>,
-    /// This one or below it.
+    /// This path or one below it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefix: Option<String>,
-    /// One with open segments, such as `/users/{id}/orders`.
+    /// A path with variable segments, such as `/users/{id}/orders`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
-    /// An expression that all of it matches.
+    /// A regular expression that matches the whole path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub regex: Option<String>,
 }
 
-/// A header or a parameter of the query: its name and one of the four.
+/// A condition on a header or query parameter: its name and one of the four.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TextSpec {
-    /// Its name; the case of a header's does not matter.
+    /// Its name; case-insensitive for headers.
     pub name: String,
-    /// Exactly this value.
+    /// This value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exact: Option<String>,
-    /// A value that starts so.
+    /// A value with this prefix.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefix: Option<String>,
-    /// `true`: any value; `false`: there is none.
+    /// `true`: any value; `false`: absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub present: Option<bool>,
 }
@@ -73,7 +73,7 @@ pub struct TextSpec {
 pub struct GrpcSpec {
     /// The full service name, such as `shop.v1.Cart`.
     pub service: String,
-    /// The method; any when left out.
+    /// The method; any by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub method: Option<String>,
 }
@@ -144,7 +144,7 @@ fn read_host(text: &str) -> Result<HostMatch, Invalid> {
             "write a host name without port, such as cart.example.org or *.example.org",
         ));
     }
-    // Compared with hosts that have lost theirs.
+    // Compared with hosts without their trailing dot.
     let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
     Ok(if star { HostMatch::Suffix(format!(".{name}")) } else { HostMatch::Exact(name) })
 }
@@ -183,7 +183,7 @@ impl PathSpec {
                 Pattern::new(text).map(PathMatch::Regex).map_err(|e| e.within("regex"))
             }
             _ => {
-                let problem = "has none or several of 'exact', 'prefix', 'template' and 'regex'";
+                let problem = "needs exactly one of 'exact', 'prefix', 'template' and 'regex'";
                 Err(Invalid::new("", problem, "write one of them"))
             }
         }
@@ -226,7 +226,7 @@ impl TextSpec {
             (None, None, Some(true)) => Ok(TextMatch::Present),
             (None, None, Some(false)) => Ok(TextMatch::Absent),
             _ => {
-                let problem = "has none or several of 'exact', 'prefix' and 'present'";
+                let problem = "needs exactly one of 'exact', 'prefix' and 'present'";
                 Err(Invalid::new("", problem, "write one of them, such as present: true"))
             }
         }

@@ -6,55 +6,55 @@ use super::{
 };
 use crate::{Invalid, KeySource, Locality, Policy, Retries, Ring, ServiceName, Timeouts, within_bounds};
 
-/// How calls to a service are routed and protected. Whatever is left out has its default.
+/// How calls to a service are routed and protected. Fields that are left out have defaults.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PolicySpec {
     /// `tenant/service`.
     pub service: String,
-    /// Rules in order; the first that matches wins.
+    /// Routes in order; the first match wins.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<RouteSpec>,
-    /// Which regions a call may go to.
+    /// Regions that calls may go to.
     #[serde(default, skip_serializing_if = "is_default")]
     pub locality: LocalitySpec,
-    /// How an endpoint is chosen.
+    /// How an endpoint is picked.
     #[serde(default, skip_serializing_if = "is_default")]
     pub balancing: BalancingSpec,
-    /// The whole call, such as `15s`; bounded by silence alone when left out.
+    /// Timeout of the whole call, such as `15s`; only bounded by idle timeouts by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<String>,
     /// From the end of the request to the response headers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response_header_timeout: Option<String>,
-    /// How long nothing may move in the middle of a body.
+    /// Longest time without progress in the middle of a body.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_timeout: Option<String>,
-    /// When a failed try is made again.
+    /// When failed attempts are retried.
     #[serde(default, skip_serializing_if = "is_default")]
     pub retries: RetriesSpec,
-    /// How many calls each caller may make to the service in all.
+    /// The rate limit of all calls to the service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<LimitSpec>,
-    /// Where the key of calls is read that name none.
+    /// Where the key is read from calls without an explicit key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<KeySpec>,
     /// How endpoints are probed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health_check: Option<HealthCheckSpec>,
-    /// Where a lookaside of the service's own is asked which endpoints to call.
+    /// The address of the service's own lookaside.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lookaside: Option<String>,
 }
 
-/// Which regions a call may go to, and in which order.
+/// Regions that calls may go to, in order of preference.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LocalitySpec {
     /// Round trips that bound the rings, ascending, such as `[5ms, 35ms, 80ms, any]`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rings: Vec<String>,
-    /// Whether a call would rather fail than leave its region.
+    /// Whether calls fail instead of leaving their region.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub local_only: bool,
 }
@@ -69,22 +69,22 @@ pub struct KeySpec {
     /// In a cookie.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cookie: Option<String>,
-    /// In a parameter of the query.
+    /// In a query parameter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub query: Option<String>,
 }
 
-/// When a failed try is made again.
+/// When failed attempts are retried.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RetriesSpec {
-    /// Tries in all, the first included; 1 to 10.
+    /// Attempts in total, including the first; 1 to 10.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempts: Option<u32>,
     /// Retries allowed as a percentage of calls; 0 to 100.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget_percent: Option<u32>,
-    /// Retries a second that are allowed however few calls there are.
+    /// Retries per second that are always allowed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget_floor: Option<u32>,
 }
@@ -93,8 +93,8 @@ pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// The value, unless it is what leaving it out would give.
-pub(super) fn unless<T: PartialEq + Copy>(value: T, default: T) -> Option<T> {
+/// The value, unless it is the default.
+pub(super) fn non_default<T: PartialEq + Copy>(value: T, default: T) -> Option<T> {
     (value != default).then_some(value)
 }
 
@@ -123,7 +123,7 @@ impl PolicySpec {
         Ok((read("service", &self.service)?, policy))
     }
 
-    /// The way back.
+    /// The inverse of [`plan`](Self::plan).
     pub fn of(service: &ServiceName, policy: &Policy) -> Self {
         let Timeouts { total, response_header, idle } = policy.timeouts;
         Self {
@@ -179,7 +179,7 @@ impl KeySpec {
             (None, Some(name), None) => Ok(KeySource::Cookie(name.clone())),
             (None, None, Some(name)) => Ok(KeySource::Query(name.clone())),
             _ => {
-                let problem = "has none or several of 'header', 'cookie' and 'query'";
+                let problem = "needs exactly one of 'header', 'cookie' and 'query'";
                 Err(Invalid::new("", problem, "write one of them, such as header: x-user"))
             }
         }
@@ -209,9 +209,9 @@ impl RetriesSpec {
     fn of(retries: &Retries) -> Self {
         let default = Retries::default();
         Self {
-            attempts: unless(retries.attempts, default.attempts),
-            budget_percent: unless(retries.budget_percent, default.budget_percent),
-            budget_floor: unless(retries.budget_floor, default.budget_floor),
+            attempts: non_default(retries.attempts, default.attempts),
+            budget_percent: non_default(retries.budget_percent, default.budget_percent),
+            budget_floor: non_default(retries.budget_floor, default.budget_floor),
         }
     }
 }

@@ -5,71 +5,71 @@ use super::{
     policy::is_default,
     text::{read, read_option, read_timeouts, write_duration},
 };
-use crate::{Invalid, Route, Target};
+use crate::{Backend, Invalid, Route};
 
-/// One rule.
+/// One route.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RouteSpec {
-    /// What users call it; unique within the policy.
+    /// Its name; unique within the policy.
     pub name: String,
-    /// Which calls it is for; every call when left out.
+    /// The calls that it applies to; every call by default.
     #[serde(default, rename = "match", skip_serializing_if = "MatchSpec::is_any")]
     pub matches: MatchSpec,
-    /// Where they go, by weight; the service itself when left out.
+    /// The backends, by weight; the service itself by default.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub split: Vec<TargetSpec>,
+    pub split: Vec<BackendSpec>,
     /// The traffic class.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub class: Option<String>,
-    /// The whole call, where it differs from the policy's.
+    /// Timeout of the whole call, if it differs from the policy's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<String>,
-    /// From the end of the request to the response headers, where it differs from the policy's.
+    /// From the end of the request to the response headers, if it differs from the policy's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response_header_timeout: Option<String>,
-    /// How long nothing may move in the middle of a body, where it differs from the policy's.
+    /// Longest time without progress in the middle of a body, if it differs from the policy's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_timeout: Option<String>,
-    /// Whether a repeated call does no harm, whatever its method.
+    /// Whether repeated calls are harmless, regardless of their method.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub idempotent: bool,
-    /// How many calls each caller may make.
+    /// The rate limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<LimitSpec>,
-    /// An answer that sends callers elsewhere.
+    /// A redirect response.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub redirect: Option<RedirectSpec>,
-    /// Failures and waits on purpose.
+    /// Injected failures and delays.
     #[serde(default, skip_serializing_if = "is_default")]
     pub fault: FaultSpec,
-    /// What calls are sent as instead.
+    /// A rewrite of host and path.
     #[serde(default, skip_serializing_if = "is_default")]
     pub rewrite: RewriteSpec,
-    /// What is done to headers.
+    /// Edits of headers.
     #[serde(default, skip_serializing_if = "is_default")]
     pub headers: HeadersSpec,
-    /// The longest that one try may take.
+    /// The timeout of one attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub try_timeout: Option<String>,
-    /// The longest that a server is given.
+    pub attempt_timeout: Option<String>,
+    /// The longest deadline that is sent to servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server_timeout: Option<String>,
-    /// A second try beside a slow one.
+    /// A second attempt beside a slow one (hedging).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hedge: Option<HedgeSpec>,
-    /// Another service that gets copies.
+    /// A service that receives copies of calls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mirror: Option<MirrorSpec>,
 }
 
-/// One arm of a split.
+/// A backend of a split.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct TargetSpec {
+pub struct BackendSpec {
     /// `tenant/service`.
     pub service: String,
-    /// Its share, relative to the other arms.
+    /// Its share, relative to the other backends.
     pub weight: u32,
 }
 
@@ -77,7 +77,7 @@ impl RouteSpec {
     pub(super) fn plan(&self) -> Result<Route, Invalid> {
         let split = self.split.iter().enumerate().map(|(i, target)| {
             let service = read(&format!("split[{i}].service"), &target.service)?;
-            Ok(Target { service, weight: target.weight })
+            Ok(Backend { service, weight: target.weight })
         });
         Ok(Route {
             name: read("name", &self.name)?,
@@ -95,7 +95,7 @@ impl RouteSpec {
         let spec = Self {
             name: route.name.to_string(),
             matches: MatchSpec::of(&route.matches),
-            split: split.map(|t| TargetSpec { service: t.service.to_string(), weight: t.weight }).collect(),
+            split: split.map(|t| BackendSpec { service: t.service.to_string(), weight: t.weight }).collect(),
             class: route.class.as_ref().map(ToString::to_string),
             timeout: route.timeouts.total.map(write_duration),
             response_header_timeout: route.timeouts.response_header.map(write_duration),

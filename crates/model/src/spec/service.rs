@@ -3,7 +3,7 @@ use serde::{Deserialize, Serialize};
 use super::text::{read, read_address};
 use crate::{Invalid, Protocol, Service, ServiceKind, ServiceName};
 
-/// What a service is.
+/// The declaration of a service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ServiceSpec {
@@ -15,7 +15,7 @@ pub struct ServiceSpec {
     /// `http1` (default), `http2` or `grpc`.
     #[serde(default)]
     pub protocol: Protocol,
-    /// `ip:port` that unmodified programs connect to.
+    /// The virtual address, `ip:port`, that unmodified programs connect to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub virtual_address: Option<String>,
 }
@@ -30,7 +30,7 @@ impl ServiceSpec {
         Ok((read("name", &self.name)?, service))
     }
 
-    /// The way back.
+    /// The inverse of [`plan`](Self::plan).
     pub fn of(name: &ServiceName, service: &Service) -> Self {
         Self {
             name: name.to_string(),

@@ -3,16 +3,16 @@ use serde::{Deserialize, Serialize};
 use super::text::{KeyText, read};
 use crate::{Invalid, KeyRange, Replica, ReplicaState, ServiceName, Shard, ShardId, ShardKey, ShardMap};
 
-/// Which replicas hold which keys of a service.
+/// The assignment of keys of a service to replicas.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ShardMapSpec {
     /// `tenant/service`.
     pub service: String,
-    /// The version that the writer read, for a compare-and-set; left out where the writer means "as it is now".
+    /// The version that the writer read, for a compare-and-set; left out to replace any version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<u64>,
-    /// The keys that the map speaks for; every key when left out.
+    /// The keys that the map covers; every key by default.
     #[serde(default, skip_serializing_if = "IntervalSpec::is_all")]
     pub interval: IntervalSpec,
     /// The shards by ascending start, each ending where the next starts.
@@ -23,15 +23,15 @@ pub struct ShardMapSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct IntervalSpec {
-    /// The first key; 0 when left out.
+    /// The first key; 0 by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<KeyText>,
-    /// The first key after it, or `max` for 2^128, also when left out.
+    /// The exclusive end, or `max` for 2^128, which is the default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<KeyText>,
 }
 
-/// One range of keys and who holds it.
+/// One range of keys and its replicas.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ShardSpec {
@@ -50,9 +50,9 @@ pub struct ShardSpec {
 pub struct ReplicaSpec {
     /// The endpoint that holds it.
     pub instance: String,
-    /// Where that endpoint runs.
+    /// The region of that endpoint.
     pub region: String,
-    /// What the copy is for; opaque.
+    /// The role of the copy; opaque.
     pub role: String,
     /// `serving` (default), `starting` or `stopping`.
     #[serde(default, skip_serializing_if = "is_serving")]
@@ -65,7 +65,7 @@ fn is_serving(state: &ReplicaState) -> bool {
 }
 
 impl ShardMapSpec {
-    /// Validates; the version is 0 where none is written.
+    /// Validates; the version is 0 if there is none.
     pub fn plan(&self) -> Result<(ServiceName, ShardMap), Invalid> {
         let service = read("service", &self.service)?;
         let interval = self.interval.plan().map_err(|e| e.within("interval"))?;
@@ -80,7 +80,7 @@ impl ShardMapSpec {
         Ok((service, map))
     }
 
-    /// The way back, without the version: it is the store's, not the writer's.
+    /// The inverse of [`plan`](Self::plan), without the version: it belongs to the store, not to the writer.
     pub fn of(service: &ServiceName, map: &ShardMap) -> Self {
         Self {
             service: service.to_string(),

@@ -2,11 +2,12 @@ use std::time::Duration;
 
 use super::*;
 use crate::{
-    Abort, Actions, Balancing, BalancingPolicy, ClientMatch, Delay, EndpointState, GrpcMatch, HeaderEdits,
-    HeaderMatch, HealthCheck, HostMatch, HostType, InstanceId, KeyRange, KeySource, Label, LoadSignal,
-    Locality, Location, Match, Mirror, Outliers, PathMatch, PathRewrite, Pattern, Probe, Protocol,
-    QueryMatch, RateLimit, Redirect, Region, RegionInfo, Replica, ReplicaState, Retries, Rewrite, Ring, Role,
-    Route, Scope, Score, ServiceKind, Shard, ShardId, ShardKey, Share, Target, Template, TextMatch, Timeouts,
+    Abort, Actions, Backend, Balancing, BalancingPolicy, ClientMatch, Delay, EndpointState, GrpcMatch,
+    HeaderEdits, HeaderMatch, HealthCheck, HostMatch, HostType, InstanceId, KeyRange, KeySource, Label,
+    LoadSignal, Locality, Location, Match, Mirror, Outliers, PathMatch, PathRewrite, Pattern, Probe,
+    Protocol, QueryMatch, RateLimit, Redirect, Region, RegionInfo, Replica, ReplicaState, Retries, Rewrite,
+    Ring, Role, Route, Scope, Score, ServiceKind, Shard, ShardId, ShardKey, Share, Template, TextMatch,
+    Timeouts,
 };
 
 fn cart() -> ServiceName {
@@ -75,8 +76,8 @@ fn full_actions() -> Actions {
             add: text("x-b", "2; q=1"),
             remove: vec!["x-c".into()],
         },
-        answer_headers: HeaderEdits { remove: vec!["server".into()], ..HeaderEdits::default() },
-        try_timeout: Some(Duration::from_millis(100)),
+        response_headers: HeaderEdits { remove: vec!["server".into()], ..HeaderEdits::default() },
+        attempt_timeout: Some(Duration::from_millis(100)),
         server_timeout: Some(Duration::from_millis(150)),
         hedge_after: Some(Duration::from_millis(50)),
         mirror: Some(Mirror { service: cart(), share: share("1%") }),
@@ -105,12 +106,12 @@ fn timeouts(ms: u64) -> Timeouts {
     Timeouts { total: after(0), response_header: after(1), idle: after(2) }
 }
 
-/// A plan in which nothing has its default.
+/// A plan in which no field has its default.
 fn full_policy() -> Policy {
     let route = Route {
         name: Label::new("read").unwrap(),
         matches: full_match(),
-        split: vec![Target { service: cart(), weight: 3 }],
+        split: vec![Backend { service: cart(), weight: 3 }],
         class: Some(Label::new("bulk").unwrap()),
         timeouts: timeouts(250),
         idempotent: true,
@@ -207,7 +208,7 @@ fn full_endpoint() -> Endpoint {
 }
 
 #[test]
-fn every_plan_survives_the_way_to_a_document_and_back() {
+fn every_plan_survives_its_document() {
     let service = Service {
         kind: ServiceKind::Sharded,
         protocol: Protocol::Grpc,
@@ -235,20 +236,20 @@ fn every_plan_survives_the_way_to_a_document_and_back() {
 }
 
 #[test]
-fn what_is_left_out_has_its_default() {
+fn omitted_fields_have_defaults() {
     let spec = PolicySpec { service: "shop/cart".into(), ..PolicySpec::default() };
     assert_eq!(spec.plan(), Ok((cart(), Policy::default())));
     assert_eq!(PolicySpec::of(&cart(), &Policy::default()), spec);
 }
 
-/// The field that a spec is refused for.
+/// The field of the error of a spec.
 fn refused<T: std::fmt::Debug>(plan: Result<T, Invalid>) -> String {
     let refusal = plan.unwrap_err();
     assert!(!refusal.hint.is_empty(), "{refusal}");
     refusal.field
 }
 
-/// The field that a policy is refused for once it was edited.
+/// The field of the error of a policy after an edit.
 fn policy(edit: fn(&mut PolicySpec)) -> String {
     let mut spec = PolicySpec::of(&cart(), &full_policy());
     edit(&mut spec);
@@ -256,7 +257,7 @@ fn policy(edit: fn(&mut PolicySpec)) -> String {
 }
 
 #[test]
-fn a_refusal_names_the_field_as_written() {
+fn an_error_names_the_field_as_written() {
     assert_eq!(policy(|p| p.service = "cart".into()), "service");
     assert_eq!(policy(|p| p.timeout = Some("15".into())), "timeout");
     assert_eq!(policy(|p| p.idle_timeout = Some("0s".into())), "idleTimeout");
@@ -274,7 +275,7 @@ fn a_refusal_names_the_field_as_written() {
 }
 
 #[test]
-fn a_refusal_names_the_field_of_an_action() {
+fn an_error_names_the_field_of_an_action() {
     let path = |p: &mut PolicySpec, spec: PathSpec| p.routes[0].matches.path = Some(spec);
     let regex = |text: &str| PathSpec { regex: Some(text.into()), ..PathSpec::default() };
     let mut spec = PolicySpec::of(&cart(), &full_policy());
@@ -291,8 +292,8 @@ fn a_refusal_names_the_field_of_an_action() {
     spec.routes[0].headers.request.set = set("Content-Length");
     assert_eq!(refused(spec.plan()), "routes[0].headers.request.set");
     assert_eq!(
-        policy(|p| p.routes[0].headers.answer.remove.push("Transfer-Encoding".into())),
-        "routes[0].headers.answer.remove"
+        policy(|p| p.routes[0].headers.response.remove.push("Transfer-Encoding".into())),
+        "routes[0].headers.response.remove"
     );
     assert_eq!(
         policy(|p| p.routes[0].fault.abort.as_mut().unwrap().status = 200),
@@ -307,7 +308,7 @@ fn a_refusal_names_the_field_of_an_action() {
         "routes[0].mirror.service"
     );
     assert_eq!(policy(|p| p.routes[0].hedge.as_mut().unwrap().after = "0s".into()), "routes[0].hedge.after");
-    assert_eq!(policy(|p| p.routes[0].try_timeout = Some("2h".into())), "routes[0].tryTimeout");
+    assert_eq!(policy(|p| p.routes[0].attempt_timeout = Some("2h".into())), "routes[0].attemptTimeout");
     assert_eq!(policy(|p| p.routes[0].limit.as_mut().unwrap().calls = 0), "routes[0].limit.calls");
     assert_eq!(policy(|p| p.limit.as_mut().unwrap().burst = Some(0)), "limit.burst");
     assert_eq!(
@@ -315,13 +316,13 @@ fn a_refusal_names_the_field_of_an_action() {
         "routes[1].redirect.status"
     );
     assert_eq!(policy(|p| p.routes[1].redirect = Some(RedirectSpec::default())), "routes[1].redirect");
-    assert_eq!(policy(|p| p.routes[1].try_timeout = Some("1s".into())), "routes[1].redirect");
+    assert_eq!(policy(|p| p.routes[1].attempt_timeout = Some("1s".into())), "routes[1].redirect");
     assert_eq!(policy(|p| p.routes[1].split = p.routes[0].split.clone()), "routes[1].split");
     assert_eq!(policy(|p| p.key = Some(KeySpec::default())), "key");
 }
 
 #[test]
-fn a_refusal_names_the_field_of_a_health_check() {
+fn an_error_names_the_field_of_a_health_check() {
     let check = |edit: fn(&mut HealthCheckSpec)| {
         let mut spec = PolicySpec::of(&cart(), &full_policy());
         edit(spec.health_check.as_mut().unwrap());
@@ -334,7 +335,7 @@ fn a_refusal_names_the_field_of_a_health_check() {
 }
 
 #[test]
-fn a_refusal_names_the_field_of_balancing() {
+fn an_error_names_the_field_of_balancing() {
     assert_eq!(policy(|p| p.balancing.policy = Some("fair".into())), "balancing.policy");
     assert_eq!(policy(|p| p.balancing.signal = Some("memory".into())), "balancing.signal");
     assert_eq!(policy(|p| p.balancing.signal = Some("metric:".into())), "balancing.signal");
@@ -347,7 +348,7 @@ fn a_refusal_names_the_field_of_balancing() {
 }
 
 #[test]
-fn every_policy_and_signal_reads_back() {
+fn every_policy_and_signal_parses_as_displayed() {
     for policy in BalancingPolicy::ALL {
         assert_eq!(policy.as_str().parse(), Ok(policy));
     }
@@ -357,7 +358,7 @@ fn every_policy_and_signal_reads_back() {
 }
 
 #[test]
-fn a_topology_is_closed() {
+fn a_topology_names_only_its_own_regions() {
     let topology = |edit: fn(&mut TopologySpec)| {
         let (regions, round_trips) = full_topology();
         let mut spec = TopologySpec::of(&regions, &round_trips);
@@ -388,7 +389,7 @@ fn hosts_name_types_that_have_a_speed() {
 }
 
 #[test]
-fn durations_read_back_and_need_a_unit() {
+fn durations_parse_as_displayed_and_need_a_unit() {
     for (text, micros) in [("35ms", 35_000), ("1500us", 1_500), ("15s", 15_000_000), ("2m", 120_000_000)] {
         let duration = Duration::from_micros(micros);
         assert_eq!(read_duration(text), Ok(duration));

@@ -1,4 +1,4 @@
-//! Texts that stand for values: durations, keys, names.
+//! Parsing and formatting of values: durations, keys, names.
 
 use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::{Invalid, Timeouts};
 const UNITS: [(&str, u64); 5] =
     [("h", 3_600_000_000_000), ("m", 60_000_000_000), ("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000)];
 
-/// Reads a duration: a whole number and `us`, `ms`, `s`, `m` or `h`, such as `35ms`.
+/// Parses a duration: a whole number and `us`, `ms`, `s`, `m` or `h`, such as `35ms`.
 pub fn read_duration(text: &str) -> Result<Duration, Invalid> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
@@ -28,7 +28,7 @@ pub fn read_duration(text: &str) -> Result<Duration, Invalid> {
     })
 }
 
-/// Writes a duration in the greatest unit that loses nothing; below a microsecond it is cut.
+/// Formats a duration in the greatest unit without loss; fractions of a microsecond are cut.
 pub fn write_duration(duration: Duration) -> String {
     let nanos = duration.as_nanos();
     if nanos == 0 {
@@ -39,7 +39,7 @@ pub fn write_duration(duration: Duration) -> String {
     format!("{}{unit}", nanos / u128::from(*each))
 }
 
-/// A key as written: a number, or a text such as `0xff`, which is needed above 2^64 in JSON.
+/// A key as written: a number, or a string such as `0xff`, which is needed above 2^64 in JSON.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyText(pub String);
 
@@ -51,7 +51,7 @@ impl<K: Into<u128>> From<K> for KeyText {
 
 impl Serialize for KeyText {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        // Readers that keep numbers in 64-bit floats hold whole numbers exactly up to 2^53.
+        // Readers that store numbers as 64-bit floats represent whole numbers exactly up to 2^53.
         match self.0.parse::<u64>() {
             Ok(number) if number <= 1 << 53 => serializer.serialize_u64(number),
             _ => serializer.serialize_str(&self.0),
@@ -99,12 +99,12 @@ impl de::Visitor<'_> for KeyVisitor {
     }
 }
 
-/// Reads the text of `field` as a value whose own refusal names no field.
+/// Parses the text of `field`; the error of the value itself names no field.
 pub(super) fn read<T: FromStr<Err = Invalid>>(field: &str, text: &str) -> Result<T, Invalid> {
     text.parse().map_err(|e: Invalid| e.within(field))
 }
 
-/// The same for a field that may be left out.
+/// The same for an optional field.
 pub(super) fn read_option<T: FromStr<Err = Invalid>>(
     field: &str,
     text: Option<&String>,
@@ -112,12 +112,12 @@ pub(super) fn read_option<T: FromStr<Err = Invalid>>(
     text.map(|text| read(field, text)).transpose()
 }
 
-/// Reads the duration in `field`, where there is one.
+/// Parses the optional duration in `field`.
 pub(super) fn read_duration_option(field: &str, text: Option<&String>) -> Result<Option<Duration>, Invalid> {
     text.map(|text| read_duration(text).map_err(|e| e.within(field))).transpose()
 }
 
-/// Reads the three durations of a policy or a route.
+/// Parses the three timeouts of a policy or a route.
 pub(super) fn read_timeouts(
     total: &Option<String>,
     response_header: &Option<String>,
@@ -130,7 +130,7 @@ pub(super) fn read_timeouts(
     })
 }
 
-/// Reads `ip:port`.
+/// Parses `ip:port`.
 pub(super) fn read_address(field: &str, text: &str) -> Result<SocketAddr, Invalid> {
     text.parse().map_err(|_| {
         Invalid::new(

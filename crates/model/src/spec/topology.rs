@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use super::text::{read, read_duration, write_duration};
 use crate::{Invalid, Region, RegionInfo, Regions, RoundTrips};
 
-/// The longest round trip that is believed: a signal is round the earth in a fraction of it.
-const LONGEST: Duration = Duration::from_secs(10);
+/// The longest accepted round trip, far above the time of a signal around the earth.
+const MAX_ROUND_TRIP: Duration = Duration::from_secs(10);
 
 /// Regions and the round trips between them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,13 +25,13 @@ pub struct TopologySpec {
 pub struct RegionSpec {
     /// Its name.
     pub name: String,
-    /// The continent it lies on; free text.
+    /// The continent; free text.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub continent: String,
-    /// Regions that count as next to it.
+    /// Regions that count as adjacent.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub neighbours: Vec<String>,
-    /// Whether it is being emptied.
+    /// Whether it is draining.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub draining: bool,
 }
@@ -47,7 +47,7 @@ pub struct RoundTripSpec {
 }
 
 impl TopologySpec {
-    /// Validates; round trips may only name regions that are declared here.
+    /// Validates; round trips may only name declared regions.
     pub fn plan(&self) -> Result<(Regions, RoundTrips), Invalid> {
         let mut regions = Regions::default();
         for (i, spec) in self.regions.iter().enumerate() {
@@ -66,7 +66,7 @@ impl TopologySpec {
         Ok((regions, round_trips))
     }
 
-    /// The way back.
+    /// The inverse of [`plan`](Self::plan).
     pub fn of(regions: &Regions, round_trips: &RoundTrips) -> Self {
         let regions = regions.regions.iter().map(|(region, info)| RegionSpec {
             name: region.to_string(),
@@ -113,7 +113,7 @@ impl RoundTripSpec {
         }
         let [a, b] = [&ends[0], &ends[1]];
         if a == b {
-            let problem = format!("'{a}' stands on both sides");
+            let problem = format!("'{a}' is on both sides");
             return Err(Invalid::new(
                 "between",
                 problem,
@@ -125,7 +125,7 @@ impl RoundTripSpec {
             return Err(Invalid::new("between", problem, "write one round trip a pair"));
         }
         let rtt = read_duration(&self.rtt).map_err(|e| e.within("rtt"))?;
-        if rtt.is_zero() || rtt > LONGEST {
+        if rtt.is_zero() || rtt > MAX_ROUND_TRIP {
             let problem = format!("'{}' is out of range", self.rtt);
             return Err(Invalid::new("rtt", problem, "write 1us to 10s"));
         }

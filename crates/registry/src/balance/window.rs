@@ -1,17 +1,17 @@
 //! What servers say of the work of their shards, averaged over the last minute or so. Pure: callers pass `now`.
 //!
 //! It is kept in memory only: who restarts has it again within seconds, and history is nothing to plan by. At most
-//! [`SHARDS_TOLD`] shards a server are told apart and [`MAX_SERVERS`] servers are known, so that a map of millions of
+//! [`MAX_REPORTED_SHARDS`] shards a server are told apart and [`MAX_SERVERS`] servers are known, so that a map of millions of
 //! shards costs no more than one of thousands.
 
 use std::collections::{BTreeMap, HashMap};
 
-use fairmesh_model::{InstanceId, Invalid, Role, SHARDS_TOLD, ServiceName, ShardId};
+use fairmesh_model::{InstanceId, Invalid, MAX_REPORTED_SHARDS, Role, ServiceName, ShardId};
 
 use super::pool::Work;
 use crate::{Claim, InstanceRef};
 
-/// The most servers of which something is kept: some 100 MB at the very worst, with [`SHARDS_TOLD`] shards each.
+/// The most servers of which something is kept: some 100 MB at the very worst, with [`MAX_REPORTED_SHARDS`] shards each.
 pub(super) const MAX_SERVERS: usize = 20_000;
 /// A server that says nothing for so long has no known load: reports come every 10 s.
 pub(super) const SILENT_MS: u64 = 45_000;
@@ -33,7 +33,7 @@ pub struct LoadReport {
     pub sequence: u64,
     /// How long the period was, in milliseconds; 1 to 60,000.
     pub period_ms: u32,
-    /// The shards with most work, at most [`SHARDS_TOLD`].
+    /// The shards with most work, at most [`MAX_REPORTED_SHARDS`].
     pub shards: Vec<ShardWork>,
     /// How long calls for other shards were under way, summed over calls, in microseconds.
     pub rest_us: u64,
@@ -64,8 +64,8 @@ impl LoadReport {
         if !(1..=MAX_PERIOD_MS).contains(period_ms) {
             return absurd("period_ms", format!("{period_ms} is not within 1 to {MAX_PERIOD_MS}"));
         }
-        if shards.len() > SHARDS_TOLD {
-            return absurd("shards", format!("there are {}, more than {SHARDS_TOLD}", shards.len()));
+        if shards.len() > MAX_REPORTED_SHARDS {
+            return absurd("shards", format!("there are {}, more than {MAX_REPORTED_SHARDS}", shards.len()));
         }
         let busy = shards.iter().fold(*rest_us, |sum, shard| sum.saturating_add(shard.busy_us));
         let period_us = u64::from(*period_ms) * 1000;
@@ -150,12 +150,12 @@ impl Window {
     /// Keeps the shards with most work, and the others as one.
     fn keep_the_most(&mut self) {
         self.shards.retain(|_, work| *work > 0);
-        if self.shards.len() <= SHARDS_TOLD {
+        if self.shards.len() <= MAX_REPORTED_SHARDS {
             return;
         }
         let mut all: Vec<_> = std::mem::take(&mut self.shards).into_iter().collect();
         all.sort_unstable_by(|(a, more), (b, less)| less.cmp(more).then_with(|| a.cmp(b)));
-        let rest: Work = all.drain(SHARDS_TOLD..).map(|(_, work)| work).sum();
+        let rest: Work = all.drain(MAX_REPORTED_SHARDS..).map(|(_, work)| work).sum();
         self.rest = self.rest.saturating_add(rest);
         self.shards = all.into_iter().collect();
     }
@@ -279,8 +279,10 @@ mod tests {
         assert_eq!(take(1, &report(1, 0)), Taken::Late);
         let too_long = LoadReport { period_ms: 3_600_000, ..report(3, 0) };
         let too_much = report(3, u64::MAX);
-        let too_many =
-            LoadReport { shards: vec![report(3, 1).shards[0].clone(); SHARDS_TOLD + 1], ..report(3, 0) };
+        let too_many = LoadReport {
+            shards: vec![report(3, 1).shards[0].clone(); MAX_REPORTED_SHARDS + 1],
+            ..report(3, 0)
+        };
         for absurd in [&too_long, &too_much, &too_many, &report(0, 0)] {
             assert_eq!(take(1, absurd), Taken::Absurd, "{absurd:?}");
         }
@@ -299,14 +301,14 @@ mod tests {
                 role: "primary".parse().unwrap(),
                 busy_us: 1_000_000 + u64::from(shard),
             };
-            (from..from + u32::try_from(SHARDS_TOLD).unwrap()).map(one).collect()
+            (from..from + u32::try_from(MAX_REPORTED_SHARDS).unwrap()).map(one).collect()
         };
         let first = LoadReport { shards: shards(0), ..report(1, 0) };
         let next = LoadReport { shards: shards(1000), ..report(2, 0) };
         windows.take(&claim("a", 1), &first, 0);
         windows.take(&claim("a", 1), &next, 10_000);
         let window = &windows.of(&crate::testing::cart())["a"];
-        assert_eq!(window.shards.len(), SHARDS_TOLD);
+        assert_eq!(window.shards.len(), MAX_REPORTED_SHARDS);
         assert_eq!(work(&windows, 3), Some(85_714), "a minute ago they had more than the new ones have yet");
         // The rest of both reports, and the new shards that found no place: 10 s of them in 70 s.
         assert!(window.rest > 100_000 + 128 * 14_000, "{}", window.rest);

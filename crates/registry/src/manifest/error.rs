@@ -1,4 +1,4 @@
-use fairmesh_model::{counted, nearest};
+use fairmesh_model::{counted, suggestion};
 use serde_saphyr::{DefaultMessageFormatter, Error, Location, MessageFormatter};
 
 use super::pieces::Piece;
@@ -78,10 +78,10 @@ pub(super) fn refusal(error: &Error) -> Place {
 fn words(error: &Error) -> (String, String) {
     match error {
         Error::SerdeUnknownField { field, expected, .. } => {
-            (format!("there is no field '{field}' here"), nearest::hint(field, expected))
+            (format!("there is no field '{field}' here"), suggestion::hint(field, expected))
         }
         Error::SerdeUnknownVariant { variant, expected, .. } => {
-            (format!("'{variant}' is not known here"), nearest::hint(variant, expected))
+            (format!("'{variant}' is not known here"), suggestion::hint(variant, expected))
         }
         Error::SerdeMissingField { field, .. } => {
             (format!("the field '{field}' is missing"), format!("add '{field}: …' here"))

@@ -52,7 +52,7 @@ fn hash_path(path: &str) -> u64 {
 fn path_of(condition: &Match) -> Option<PathMatch> {
     match &condition.grpc {
         None => match &condition.path {
-            Some(PathMatch::Template(template)) => Some(PathMatch::Prefix(template.stem())),
+            Some(PathMatch::Template(template)) => Some(PathMatch::Prefix(template.literal_prefix())),
             Some(PathMatch::Regex(_)) => None,
             path => path.clone(),
         },
@@ -216,7 +216,8 @@ impl Sets {
     }
 }
 
-/// Whether a route with condition `condition` may match a host that `text` stands for: that host, or one below `.domain`.
+/// Whether a route with condition `condition` may match a host that `text` stands for: that host, or one below
+/// `.domain`.
 fn covers(condition: &HostMatch, text: &str) -> bool {
     let same_domain = matches!(condition, HostMatch::Suffix(domain) if domain.eq_ignore_ascii_case(text));
     same_domain || host_satisfies(text, condition)

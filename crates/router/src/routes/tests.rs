@@ -1,7 +1,7 @@
 mod oracle;
 
 use fairmesh_model::{
-    ClientMatch, GrpcMatch, HeaderMatch, HostMatch, Label, Match, PathMatch, Pattern, QueryMatch, Target,
+    Backend, ClientMatch, GrpcMatch, HeaderMatch, HostMatch, Label, Match, PathMatch, Pattern, QueryMatch,
     Template, TextMatch,
 };
 use proptest::{collection::vec, option, prelude::*, sample::select};
@@ -64,7 +64,7 @@ fn a_match() -> impl Strategy<Value = Match> {
         })
 }
 
-fn route(name: usize, matches: Match, split: Vec<Target>) -> Route {
+fn route(name: usize, matches: Match, split: Vec<Backend>) -> Route {
     let name = Label::new(format!("r{name}")).unwrap();
     Route { matches, split, ..Route::new(name) }
 }
@@ -130,9 +130,9 @@ fn hosts_are_compared_without_case_port_and_the_dot_at_the_end() {
 fn the_host_header_is_always_the_authority() {
     let with = |value| HeaderMatch { name: "host".into(), value };
     let matches = |value| vec![Match { headers: vec![with(value)], ..Match::default() }];
-    let told = vec![("host".to_owned(), "other.org".to_owned())];
+    let headers = vec![("host".to_owned(), "other.org".to_owned())];
     let find = |matches: Vec<Match>, host| {
-        let request = RequestView { host, path: "/", method: "GET", headers: &told, grpc: false };
+        let request = RequestView { host, path: "/", method: "GET", headers: &headers, grpc: false };
         Routes::compile(&routes(matches), "", None).find(&request).is_some()
     };
     assert!(find(matches(TextMatch::Exact("a.org:80".into())), "a.org:80"));
@@ -160,7 +160,7 @@ fn routes_know_the_hosts_and_methods_that_they_name() {
 
 #[test]
 fn a_split_shares_by_weight_and_sends_nothing_to_weight_0() {
-    let backend = |name, weight| Target { service: ServiceName::new(name).unwrap(), weight };
+    let backend = |name, weight| Backend { service: ServiceName::new(name).unwrap(), weight };
     let split =
         vec![backend("shop/off", 0), backend("shop/old", 90), backend("shop/no", 0), backend("shop/new", 10)];
     let rule = Rule::new(&route(0, Match::default(), split), "", None);

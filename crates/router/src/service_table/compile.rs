@@ -5,8 +5,8 @@ use std::{
 
 use fairmesh_balancer::{BalancerConfig, CandidateSet, EndpointStats, rendezvous};
 use fairmesh_model::{
-    BalancingPolicy, Endpoint, EndpointState, FULL_WEIGHT, Force, InstanceId, Judged, LoadSignal, Policy,
-    Role, ServiceKind,
+    BalancingPolicy, Endpoint, EndpointState, FULL_WEIGHT, InstanceId, JudgedVerdicts, LoadSignal, Policy,
+    Role, ServiceKind, VerdictEffect,
     arith::{hash_text, mix_pair},
 };
 
@@ -27,14 +27,14 @@ pub(super) fn compile(
     let client_hash = mix_pair(input.client, hash_text(&input.name.to_string()));
     let endpoints = unique(input.endpoints);
     let powers: Vec<u32> = endpoints.iter().map(|endpoint| input.hosts.power(endpoint)).collect();
-    let Judged { forces, panics } = input.health.judge(&endpoints, input.hosts);
+    let JudgedVerdicts { effects, panicking_regions } = input.health.judge(&endpoints, input.hosts);
     let compiler = Compiler {
         input,
         locality: &locality,
         client_hash,
         endpoints: &endpoints,
         powers: &powers,
-        forces: &forces,
+        effects: &effects,
     };
     let tiers = compiler.tiers();
     if previous.is_none() {
@@ -68,7 +68,7 @@ pub(super) fn compile(
         statuses,
         no_endpoint_error,
         locality,
-        panicking_regions: panics.into_boxed_slice(),
+        panicking_regions: panicking_regions.into_boxed_slice(),
         _index_pin: index_pin,
     }
 }
@@ -115,7 +115,7 @@ struct Compiler<'a> {
     /// and host-aware balancing).
     powers: &'a [u32],
     /// Effect of active health checks on each endpoint.
-    forces: &'a [Force],
+    effects: &'a [VerdictEffect],
 }
 
 /// Positions, by preference.
@@ -123,7 +123,7 @@ type Positions = Tier<Vec<usize>>;
 
 impl Compiler<'_> {
     fn class(&self, position: usize) -> Option<PreferenceClass> {
-        PreferenceClass::of(self.endpoints[position].state, self.forces[position])
+        PreferenceClass::of(self.endpoints[position].state, self.effects[position])
     }
 
     fn rank(&self, position: usize) -> Option<u32> {

@@ -2,9 +2,9 @@ use std::{collections::BTreeSet, time::Duration};
 
 use fairmesh_balancer::poll::PollState;
 use fairmesh_model::{
-    Balancing, Endpoint, EndpointState, Hosts, InstanceId, KeyRange, Label, Location, Match, Region,
+    Backend, Balancing, Endpoint, EndpointState, Hosts, InstanceId, KeyRange, Label, Location, Match, Region,
     RegionInfo, Regions, Replica, ReplicaState, Ring, RoundTrips, Route, Service, ServiceKind, Shard,
-    ShardId, ShardKey, ShardMap, Target, Timeouts, Verdict, Verdicts,
+    ShardId, ShardKey, ShardMap, Timeouts, Verdict, Verdicts,
     arith::{Generator, hash_text, mix64},
 };
 use proptest::prelude::*;
@@ -156,15 +156,15 @@ fn counts_survive_new_snapshots() {
 fn a_polled_report_excludes_the_callers_own_calls() {
     let table = Fleet::replicated(&[("a", "eu")]).compile(None);
     let load = |cpu| LoadReport { requests: Some(3), cpu: Some(cpu), ..LoadReport::default() };
-    let asked = |cpu, now| {
+    let polled = |cpu, now| {
         table.endpoint_ref(0).record_polled_report(&PollState::default(), load(cpu), now);
         table.last_report(0).unwrap().load
     };
-    assert_eq!(asked(500, 1), load(500), "all three are of other callers");
+    assert_eq!(polled(500, 1), load(500), "all three are of other callers");
     table.begin(0);
     table.begin(0);
     // As a response to one of the two would report it.
-    assert_eq!(asked(510, 2), LoadReport { requests: Some(2), ..load(510) });
+    assert_eq!(polled(510, 2), LoadReport { requests: Some(2), ..load(510) });
 }
 
 #[test]
@@ -201,8 +201,8 @@ fn routes_set_target_class_timeout_and_idempotence() {
     let other = ServiceName::new("shop/cart-next").unwrap();
     let split = |weights: [u32; 2]| {
         vec![
-            Target { service: fleet.name.clone(), weight: weights[0] },
-            Target { service: other.clone(), weight: weights[1] },
+            Backend { service: fleet.name.clone(), weight: weights[0] },
+            Backend { service: other.clone(), weight: weights[1] },
         ]
     };
     let path =
@@ -241,16 +241,16 @@ fn routes_set_target_class_timeout_and_idempotence() {
 
 #[test]
 fn an_explanation_names_the_local_region_and_has_no_empty_step() {
-    let told = |fleet: &Fleet| {
+    let region_step = |fleet: &Fleet| {
         let request = RequestView { host: "", path: "/", method: "GET", headers: &(), grpc: false };
         let explained = fleet.compile(None).explain(&request, &PickParams::default(), 0, 1);
         assert!(explained.steps.iter().all(|step| !step.detail.is_empty()), "{:?}", explained.steps);
         explained.steps.into_iter().find(|step| step.title == "region").unwrap().detail
     };
     let mut fleet = Fleet::replicated(&[("a", "eu")]);
-    assert_eq!(told(&fleet), "eu is here (0 ms): ring 0, 100.0 % of the capacity");
+    assert_eq!(region_step(&fleet), "eu is here (0 ms): ring 0, 100.0 % of the capacity");
     fleet.endpoints.clear();
-    assert_eq!(told(&fleet), "no region has an endpoint");
+    assert_eq!(region_step(&fleet), "no region has an endpoint");
 }
 
 fn a_state() -> impl Strategy<Value = EndpointState> {

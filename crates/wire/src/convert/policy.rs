@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use fairmesh_model::{
-    HealthCheck, Invalid, Locality, Policy, Retries, Ring, Route, ServiceName, Target, within_bounds,
+    Backend, HealthCheck, Invalid, Locality, Policy, Retries, Ring, Route, ServiceName, within_bounds,
 };
 
 use crate::v1;
@@ -11,14 +11,14 @@ mod balancing;
 mod matches;
 mod timeouts;
 
-/// Whole microseconds; what does not fit 64 bits (584,000 years) stays at the greatest.
+/// Whole microseconds, saturating at 64 bits (584,000 years).
 pub(super) fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 impl From<Policy> for v1::Policy {
     fn from(policy: Policy) -> Self {
-        // 0 stands for no bound, so a bound is at least 1 µs.
+        // 0 means unbounded, so a bound is at least 1 µs.
         let bound = |ring: &Ring| ring.within.map_or(0, |within| micros(within).max(1));
         Self {
             ring_bounds_us: policy.locality.rings.iter().map(bound).collect(),
@@ -77,7 +77,7 @@ impl TryFrom<v1::Policy> for Policy {
 
 impl From<Route> for v1::Route {
     fn from(route: Route) -> Self {
-        let target = |target: Target| v1::Target { service: target.service.into(), weight: target.weight };
+        let target = |target: Backend| v1::Target { service: target.service.into(), weight: target.weight };
         Self {
             name: route.name.into(),
             r#match: Some(route.matches.into()),
@@ -98,7 +98,7 @@ impl TryFrom<v1::Route> for Route {
         let target = |(i, target): (usize, v1::Target)| {
             let service = ServiceName::new(target.service);
             let service = service.map_err(|e| e.within(format!("split[{i}].service")))?;
-            Ok(Target { service, weight: target.weight })
+            Ok(Backend { service, weight: target.weight })
         };
         let class = match message.class.as_str() {
             "" => None,

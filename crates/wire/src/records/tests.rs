@@ -152,15 +152,15 @@ fn actions() -> impl Strategy<Value = Actions> {
     let times = (option::of(time()), option::of(time()), option::of(time()));
     let faults = (option::of(limit()), option::of(abort), option::of(delay), option::of(mirror));
     let sent = (faults, rewrite, edits(), edits(), times).prop_map(
-        |((limit, abort, delay, mirror), rewrite, request_headers, answer_headers, times)| Actions {
+        |((limit, abort, delay, mirror), rewrite, request_headers, response_headers, times)| Actions {
             limit,
             redirect: None,
             abort,
             delay,
             rewrite,
             request_headers,
-            answer_headers,
-            try_timeout: times.0,
+            response_headers,
+            attempt_timeout: times.0,
             server_timeout: times.1,
             hedge_after: times.2,
             mirror,
@@ -179,11 +179,11 @@ fn timeouts() -> impl Strategy<Value = Timeouts> {
 }
 
 fn route() -> impl Strategy<Value = Route> {
-    let target = (service_name(), 1..1000_u32).prop_map(|(service, weight)| Target { service, weight });
+    let target = (service_name(), 1..1000_u32).prop_map(|(service, weight)| Backend { service, weight });
     let terms = (option::of(name()), timeouts(), any::<bool>());
     (name(), matches(), collection::vec(target, 0..3), terms, actions()).prop_map(
         |(name, matches, split, (class, timeouts, idempotent), actions)| {
-            // A redirect is answered, so that nothing is split.
+            // A redirect responds itself, so that there is no split.
             let split = if actions.redirect.is_some() { Vec::new() } else { split };
             Route { name, matches, split, class, timeouts, idempotent, actions }
         },
@@ -346,7 +346,7 @@ fn hosts() -> impl Strategy<Value = Hosts> {
     })
 }
 
-/// Any record, at a key where it may stand.
+/// Any record, at one of its valid keys.
 fn entry() -> impl Strategy<Value = (RecordKey, Record)> {
     let endpoint = (service_name(), endpoint()).prop_map(|(name, endpoint)| {
         let key = RecordKey::Endpoint(name, endpoint.location.region.clone(), endpoint.instance.clone());
@@ -400,7 +400,7 @@ proptest! {
         let read = decode(&key, &value);
         prop_assert_eq!(read.as_ref(), Ok(&record));
         prop_assert_eq!(check(&key.to_string(), &value), Ok(key));
-        prop_assert_eq!(encode(&record), value, "one record has one encoding");
+        prop_assert_eq!(encode(&record), value, "the encoding is unique");
     }
 
     #[test]
@@ -417,7 +417,7 @@ proptest! {
             let at = at % value.len();
             value[at] ^= 1 << bit;
         }
-        // What is accepted has one encoding that is accepted too.
+        // Accepted bytes have one encoding that is accepted too.
         if let Ok(record) = decode(&key, &value) {
             prop_assert_eq!(decode(&key, &encode(&record)), Ok(record));
         }
@@ -483,7 +483,7 @@ fn a_key_has_one_spelling() {
     assert!(error.hint.contains("/t/shop/moves/cart/7"), "{error}");
 }
 
-/// A policy whose encoding is `length` bytes long.
+/// A policy with an encoding of `length` bytes.
 fn policy_of(length: usize) -> Bytes {
     let encoded = |text: usize| {
         let value = TextMatch::Exact("x".repeat(text));
@@ -529,7 +529,7 @@ fn a_nested_fault_is_named_by_its_path() {
     assert_eq!(error.field, "routes[0].match.headers[0].name");
 }
 
-/// What the release before wrote and takes: one timeout, 1 ms to 1 h, and 15 s where nothing was written.
+/// The previous release writes and accepts one timeout, 1 ms to 1 h, and writes 15 s by default.
 #[test]
 fn the_one_timeout_of_the_release_before_is_read_and_still_written() {
     let key = RecordKey::Policy(cart());
@@ -543,7 +543,7 @@ fn the_one_timeout_of_the_release_before_is_read_and_still_written() {
         }
     };
     let after = |secs| Some(Duration::from_secs(secs));
-    assert_eq!(read(15_000_000, 0), (None, None), "its default, as which nobody wrote it");
+    assert_eq!(read(15_000_000, 0), (None, None), "its default means unset");
     assert_eq!(read(20_000_000, 15_000_000), (after(20), after(15)));
     let written = |total: Option<Duration>| {
         let timeouts = Timeouts { total, ..Timeouts::default() };

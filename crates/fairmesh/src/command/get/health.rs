@@ -1,6 +1,6 @@
 //! Lists of active health check verdicts.
 
-use fairmesh_model::{Endpoint, Force, Hosts, ServiceName, Verdict};
+use fairmesh_model::{Endpoint, Hosts, ServiceName, Verdict, VerdictEffect};
 use jiff::Timestamp;
 use serde_json::json;
 
@@ -28,10 +28,10 @@ pub(crate) fn of_service(name: &ServiceName, one: &ServiceView, hosts: &Hosts) -
     let endpoints: Vec<&Endpoint> = one.endpoints.iter().map(|endpoint| &endpoint.value).collect();
     let judged = one.health.judge(&endpoints, hosts);
     let mut listing = Listing::new(&["INSTANCE", "REGION", "HEALTH", "SINCE", "SURE", "EFFECT", "CAUSE"]);
-    for (endpoint, force) in endpoints.into_iter().zip(judged.forces) {
+    for (endpoint, force) in endpoints.into_iter().zip(judged.effects) {
         let Some(verdict) = one.health.on(endpoint) else { continue };
         let region = &endpoint.location.region;
-        let effect = effect(verdict, force, judged.panics.contains(region));
+        let effect = effect(verdict, force, judged.panicking_regions.contains(region));
         let Verdict { healthy, since_ms, confidence, cause, stale } = verdict;
         let since = i64::try_from(*since_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
         let since = since.map(|since| since.to_string()).unwrap_or_default();
@@ -62,12 +62,12 @@ pub(crate) fn of_service(name: &ServiceName, one: &ServiceView, hosts: &Hosts) -
 }
 
 /// Effect of a verdict on callers.
-fn effect(verdict: &Verdict, force: Force, panic: bool) -> &'static str {
+fn effect(verdict: &Verdict, force: VerdictEffect, panic: bool) -> &'static str {
     match force {
-        Force::Exclusion => "last resort",
-        Force::Penalty => "after others",
-        Force::None if panic && verdict.force() != Force::None => "none: panic",
-        Force::None if verdict.stale => "none: stale",
-        Force::None => "none",
+        VerdictEffect::Exclusion => "last resort",
+        VerdictEffect::Penalty => "after others",
+        VerdictEffect::None if panic && verdict.effect() != VerdictEffect::None => "none: panic",
+        VerdictEffect::None if verdict.stale => "none: stale",
+        VerdictEffect::None => "none",
     }
 }

@@ -62,13 +62,13 @@ fn total(policy: &Policy) -> String {
 }
 
 fn timeouts(policy: &Policy) -> String {
-    let kind = if policy.timeouts.total.is_some() { CallKind::Bounded } else { CallKind::Usual };
+    let kind = if policy.timeouts.total.is_some() { CallKind::Bounded } else { CallKind::Other };
     let of = |time: Option<Duration>| time.map_or_else(|| "no bound of its own".into(), write_duration);
     format!(
         "{} for the whole call; response headers within {}; silence in a body up to {}",
         total(policy),
-        of(policy.timeouts.to_response_header(kind)),
-        of(policy.timeouts.of_silence(kind))
+        of(policy.timeouts.response_header_timeout(kind)),
+        of(policy.timeouts.idle_timeout(kind))
     )
 }
 

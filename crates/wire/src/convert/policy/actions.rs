@@ -1,4 +1,4 @@
-//! What happens to the calls of a rule. Ranges are checked with the policy as a whole.
+//! Actions of a route. Ranges are checked with the policy as a whole.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use fairmesh_model::{
 use super::micros;
 use crate::v1::{self, key_source::Source, path_rewrite::To};
 
-/// `None` where nothing happens.
+/// `None` if there are no actions.
 pub(super) fn write(actions: Actions) -> Option<v1::Actions> {
     if actions == Actions::default() {
         return None;
@@ -32,8 +32,8 @@ pub(super) fn write(actions: Actions) -> Option<v1::Actions> {
         host: actions.rewrite.host.unwrap_or_default(),
         path: actions.rewrite.path.map(write_path),
         request_headers: write_edits(actions.request_headers),
-        answer_headers: write_edits(actions.answer_headers),
-        try_timeout_us: time(actions.try_timeout),
+        response_headers: write_edits(actions.response_headers),
+        attempt_timeout_us: time(actions.attempt_timeout),
         server_timeout_us: time(actions.server_timeout),
         hedge_after_us: time(actions.hedge_after),
         mirror: actions.mirror.map(mirror),
@@ -62,8 +62,8 @@ pub(super) fn read(message: v1::Actions) -> Result<Actions, Invalid> {
         delay: message.delay.map(delay).transpose().map_err(at("delay"))?,
         rewrite: Rewrite { host: text(message.host), path: path(message.path).map_err(at("path"))? },
         request_headers: message.request_headers.map(read_edits).unwrap_or_default(),
-        answer_headers: message.answer_headers.map(read_edits).unwrap_or_default(),
-        try_timeout: time(message.try_timeout_us),
+        response_headers: message.response_headers.map(read_edits).unwrap_or_default(),
+        attempt_timeout: time(message.attempt_timeout_us),
         server_timeout: time(message.server_timeout_us),
         hedge_after: time(message.hedge_after_us),
         mirror: message.mirror.map(mirror).transpose().map_err(at("mirror"))?,
@@ -79,7 +79,7 @@ pub(super) fn write_limit(limit: RateLimit) -> v1::RateLimit {
 }
 
 pub(super) fn read_limit(message: v1::RateLimit) -> RateLimit {
-    // One that only a later release knows is better kept by each caller than by nobody.
+    // A scope of a newer release is applied per caller rather than not at all.
     let scope = match message.scope() {
         v1::rate_limit::Scope::Unspecified => Scope::Caller,
         v1::rate_limit::Scope::Mesh => Scope::Mesh,
@@ -132,7 +132,7 @@ fn read_path(message: v1::PathRewrite) -> Result<PathRewrite, Invalid> {
     match message.to {
         Some(To::Full(path)) => Ok(PathRewrite::Full(path)),
         Some(To::Prefix(path)) => Ok(PathRewrite::Prefix(path)),
-        None => Err(Invalid::new("", "says nothing", "set full or prefix")),
+        None => Err(Invalid::new("", "is empty", "set full or prefix")),
     }
 }
 
@@ -144,7 +144,7 @@ fn read_edits(message: v1::HeaderEdits) -> HeaderEdits {
     HeaderEdits { set: message.set, add: message.add, remove: message.remove }
 }
 
-/// A status or port; one that is none becomes one that validation refuses.
+/// A status or port; numbers out of range are mapped to one that validation rejects.
 fn small(number: u32) -> u16 {
     u16::try_from(number).unwrap_or_default()
 }
@@ -176,7 +176,7 @@ impl TryFrom<v1::KeySource> for KeySource {
             Some(Source::Header(name)) => Ok(Self::Header(name)),
             Some(Source::Cookie(name)) => Ok(Self::Cookie(name)),
             Some(Source::Query(name)) => Ok(Self::Query(name)),
-            None => Err(Invalid::new("key", "says nothing", "set header, cookie or query")),
+            None => Err(Invalid::new("key", "is empty", "set header, cookie or query")),
         }
     }
 }

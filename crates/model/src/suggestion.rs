@@ -1,20 +1,19 @@
-//! "Did you mean …?"
+//! Suggestions for misspelt words: "did you mean …?"
 
-/// What to write instead of `wrong`: the nearest of `right`, or all of them when none is near.
+/// The hint for `wrong`: the nearest of `right`, or all of them if none is near.
 pub fn hint(wrong: &str, right: &[&str]) -> String {
     let nearest = right.iter().map(|word| (distance(wrong, word), word)).min();
     match nearest {
-        // A third of the letters may be wrong, and a short word may still have one slip.
+        // Up to a third of the letters may differ, and one in short words.
         Some((distance, word)) if distance <= (wrong.chars().count() / 3).max(1) => {
             format!("did you mean '{word}'?")
         }
         Some(_) => format!("write one of {}", right.join(", ")),
-        None => "leave it out: nothing may stand here".into(),
+        None => "leave it out: nothing is allowed here".into(),
     }
 }
 
-/// How many letters must be changed, put in, left out or swapped with the next to make `b` of `a`, whatever their case
-/// (optimal string alignment).
+/// Edit distance, ignoring case: letters to substitute, insert, delete or transpose (optimal string alignment).
 fn distance(a: &str, b: &str) -> usize {
     let [a, b] = [a, b].map(|word| word.to_lowercase().chars().collect::<Vec<_>>());
     let mut rows = vec![(0..=b.len()).collect::<Vec<_>>()];
@@ -39,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slips_are_recognised_and_strangers_are_not() {
+    fn near_words_are_suggested_and_others_are_not() {
         let fields = ["service", "timeout", "localOnly"];
         assert_eq!(hint("timout", &fields), "did you mean 'timeout'?");
         assert_eq!(hint("localonly", &fields), "did you mean 'localOnly'?");
