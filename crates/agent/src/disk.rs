@@ -161,7 +161,7 @@ impl Shared {
                 drop(round);
                 if freed > TRIM_ABOVE {
                     // Fails for no reason but the end of the runtime.
-                    let _ = tokio::task::spawn_blocking(fairmesh_sealed::trim).await;
+                    let _ = tokio::task::spawn_blocking(fairmesh_shared_memory::trim).await;
                 }
                 return true;
             }

@@ -50,7 +50,7 @@ pub(super) async fn keep(
         let work = tokio::task::spawn_blocking(move || {
             let (version, built) = make(&mut builder, &source, before.as_ref());
             // What was read and is in tables now is freed, and would stay with this process.
-            fairmesh_sealed::trim();
+            fairmesh_shared_memory::trim();
             drop(turn);
             (builder, version, built)
         });

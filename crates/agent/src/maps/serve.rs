@@ -10,7 +10,7 @@ use std::{
 
 use fairmesh_listen::Limits;
 use fairmesh_model::{Invalid, Prefix, Region, ServiceName};
-use fairmesh_sealed::{Channel, MAX_HANDLES};
+use fairmesh_shared_memory::{DescriptorChannel, MAX_DESCRIPTORS};
 use fairmesh_wire::{
     convert,
     handshake::{Hello, negotiate},
@@ -90,7 +90,7 @@ impl Users {
 
 /// One program.
 struct Session {
-    channel: Channel,
+    channel: DescriptorChannel,
     backend: AgentBackend,
     follows: BTreeMap<MapName, Following>,
     /// The tables that the program has.
@@ -121,7 +121,7 @@ impl Drop for MapClaim {
 
 impl Session {
     fn new(stream: UnixStream, backend: AgentBackend) -> Self {
-        let channel = Channel::new(stream);
+        let channel = DescriptorChannel::new(stream);
         Self { channel, backend, follows: BTreeMap::new(), sent: HashSet::new(), idle: Instant::now() }
     }
 
@@ -216,9 +216,9 @@ impl Session {
     async fn hand_over(&mut self, name: &MapName, built: &Built) -> io::Result<()> {
         let tables = || built.segments.iter().chain([&built.holders]);
         let new: Vec<&Arc<Table>> = tables().filter(|table| !self.sent.contains(&table.id)).collect();
-        for some in new.chunks(MAX_HANDLES) {
+        for some in new.chunks(MAX_DESCRIPTORS) {
             let ids = some.iter().map(|table| table.id).collect();
-            let handles: Vec<_> = some.iter().filter_map(|table| table.memory.handle()).collect();
+            let handles: Vec<_> = some.iter().filter_map(|table| table.memory.descriptor()).collect();
             self.send(Kind::Tables(v1::MapTables { ids }), &handles).await?;
         }
         let map = v1::SharedMap {
