@@ -26,7 +26,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_imbalance::{KEPT, Minute, Moment, Open, Taken, Usage};
+use fairmesh_imbalance::{AddOutcome, MAX_WRITE_DELAY, Minute, Moment, OpenMinutes, Usage};
 use fairmesh_model::{InstanceId, Location, ServiceName};
 use fairmesh_store::{StoreError, WriteError};
 use tokio::{
@@ -53,7 +53,7 @@ const NOTED_AT_ONCE: usize = 1_000;
 /// The collector of a control plane.
 #[derive(Debug)]
 pub(crate) struct Imbalance {
-    open: Mutex<Open>,
+    open: Mutex<OpenMinutes>,
     /// `None` where it cannot be used.
     history: Option<History>,
     /// Held by who closes minutes, since they are neither here nor there for a moment.
@@ -78,14 +78,14 @@ struct Counts {
 }
 
 impl Counts {
-    fn of(&self, taken: Taken) -> &AtomicU64 {
+    fn of(&self, taken: AddOutcome) -> &AtomicU64 {
         match taken {
-            Taken::Counted => &self.counted,
-            Taken::Known => &self.known,
-            Taken::Late => &self.late,
-            Taken::Future => &self.future,
-            Taken::Unusable(_) => &self.unusable,
-            Taken::Full => &self.full,
+            AddOutcome::Counted => &self.counted,
+            AddOutcome::Known => &self.known,
+            AddOutcome::Late => &self.late,
+            AddOutcome::Future => &self.future,
+            AddOutcome::Unusable(_) => &self.unusable,
+            AddOutcome::Full => &self.full,
         }
     }
 }
@@ -102,7 +102,7 @@ enum HistoryError {
 impl Imbalance {
     /// Takes up what the file at `path` holds. A file that cannot be used is said and left alone.
     pub(crate) async fn start(path: &Path) -> Self {
-        let mut open = Open::default();
+        let mut open = OpenMinutes::default();
         let history = match History::open(path, &mut open).await {
             Ok(history) => Some(history),
             Err(error) => {
@@ -117,7 +117,7 @@ impl Imbalance {
         Self::of(open, history)
     }
 
-    fn of(open: Open, history: Option<History>) -> Self {
+    fn of(open: OpenMinutes, history: Option<History>) -> Self {
         let (closing, recent, counts) = (RwLock::default(), Recent::default(), Counts::default());
         Self { open: Mutex::new(open), history, closing, recent, counts }
     }
@@ -166,13 +166,18 @@ impl Imbalance {
         if believed.steady { self.thin_out(believed.now).await } else { Ok(()) }
     }
 
-    fn open(&self) -> MutexGuard<'_, Open> {
+    fn open(&self) -> MutexGuard<'_, OpenMinutes> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes one usage.
-    fn take(&self, who: (&ServiceName, &InstanceId, &Location), said: (Minute, Usage), now: Minute) -> Taken {
-        let taken = self.open().take(who, said, now);
+    fn take(
+        &self,
+        who: (&ServiceName, &InstanceId, &Location),
+        said: (Minute, Usage),
+        now: Minute,
+    ) -> AddOutcome {
+        let taken = self.open().add(who, said, now);
         self.counts.of(taken).fetch_add(1, Relaxed);
         taken
     }
@@ -186,7 +191,9 @@ impl Imbalance {
         // Where minutes cannot be closed, they do not pile up. Only what is there is closed: a clock that is wrong for a
         // while must not close what is yet to come.
         let mut open = self.open();
-        if let Some(last) = open.minutes().into_iter().rfind(|minute| *minute <= now.before(KEPT + 1)) {
+        if let Some(last) =
+            open.minutes().into_iter().rfind(|minute| *minute <= now.before(MAX_WRITE_DELAY + 1))
+        {
             open.close(last);
         }
         drop(open);

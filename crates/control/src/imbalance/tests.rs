@@ -1,6 +1,6 @@
 use std::fs;
 
-use fairmesh_imbalance::{Area, By, Dimension, Tier};
+use fairmesh_imbalance::{Area, Breakdown, Dimension, Tier};
 use fairmesh_model::{HostType, Region};
 
 use super::{reading::Question, *};
@@ -17,7 +17,7 @@ fn service() -> ServiceName {
 }
 
 /// An instance used so many thousandths of a core throughout a minute.
-fn say(imbalance: &Imbalance, instance: &str, minute: Minute, millicores: u64, now: Minute) -> Taken {
+fn say(imbalance: &Imbalance, instance: &str, minute: Minute, millicores: u64, now: Minute) -> AddOutcome {
     let place = Location {
         host_type: Some(HostType::new("old").unwrap()),
         ..Location::in_region(Region::new("eu").unwrap())
@@ -28,7 +28,7 @@ fn say(imbalance: &Imbalance, instance: &str, minute: Minute, millicores: u64, n
 }
 
 async fn waste(imbalance: &Imbalance, window: u32, now: Minute) -> (u64, Area) {
-    let asked = Question { service: None, by: By::Service, window };
+    let asked = Question { service: None, by: Breakdown::Service, window };
     let report = imbalance.report(&asked, now).await.unwrap();
     (report.minutes, report.total)
 }
@@ -55,9 +55,9 @@ async fn a_restart_loses_nothing_that_was_written_and_counts_nothing_twice() {
     // What was not written is gone; the agent sends it again, and some of what was written with it.
     let second = Imbalance::start(&path).await;
     assert_eq!(waste(&second, 60, later(3)).await, (3, pair(3)));
-    assert_eq!(say(&second, "b", later(2), 1_000, later(3)), Taken::Known);
-    assert_eq!(say(&second, "a", later(3), 2_000, later(3)), Taken::Counted);
-    assert_eq!(say(&second, "b", later(3), 1_000, later(3)), Taken::Counted);
+    assert_eq!(say(&second, "b", later(2), 1_000, later(3)), AddOutcome::Known);
+    assert_eq!(say(&second, "a", later(3), 2_000, later(3)), AddOutcome::Counted);
+    assert_eq!(say(&second, "b", later(3), 1_000, later(3)), AddOutcome::Counted);
     assert_eq!(waste(&second, 60, later(3)).await, (4, pair(4)));
 
     // Closed after the restart, in every tier, and closed once.
@@ -70,7 +70,7 @@ async fn a_restart_loses_nothing_that_was_written_and_counts_nothing_twice() {
         assert_eq!(waste(&third, window, later(41)).await, (4, pair(4)), "window of {window} minutes");
     }
     // Even to a clock that was put back.
-    assert_eq!(say(&third, "a", later(3), 2_000, later(3)), Taken::Late);
+    assert_eq!(say(&third, "a", later(3), 2_000, later(3)), AddOutcome::Late);
     assert_eq!(waste(&third, 24 * 60, later(41)).await, (4, pair(4)));
 }
 
@@ -93,7 +93,7 @@ async fn a_crash_in_the_middle_of_closing_a_minute_counts_each_service_once() {
     drop(first);
 
     let second = Imbalance::start(&path).await;
-    assert_eq!(say(&second, "c", later(0), 9_000, later(1)), Taken::Late, "a part of it is closed");
+    assert_eq!(say(&second, "c", later(0), 9_000, later(1)), AddOutcome::Late, "a part of it is closed");
     second.settle(later(30)).await.unwrap();
     for window in [60, 24 * 60] {
         let (_, total) = waste(&second, window, later(30)).await;
@@ -134,10 +134,10 @@ async fn late_figures_change_their_own_minute_until_it_is_closed() {
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
     say(&imbalance, "a", later(0), 2_000, later(0));
     imbalance.settle(later(1)).await.unwrap();
-    assert_eq!(say(&imbalance, "b", later(0), 1_000, later(15)), Taken::Counted);
+    assert_eq!(say(&imbalance, "b", later(0), 1_000, later(15)), AddOutcome::Counted);
     assert_eq!(waste(&imbalance, 60, later(15)).await, (1, pair(1)));
     imbalance.settle(later(16)).await.unwrap();
-    assert_eq!(say(&imbalance, "c", later(0), 1_000, later(16)), Taken::Late);
+    assert_eq!(say(&imbalance, "c", later(0), 1_000, later(16)), AddOutcome::Late);
     assert_eq!(waste(&imbalance, 60, later(16)).await, (1, pair(1)));
     assert_eq!(imbalance.counts.late.load(Relaxed), 1);
 }
@@ -173,7 +173,7 @@ async fn a_clock_that_was_ahead_for_a_while_closes_nothing_that_is_yet_to_come()
     say(&imbalance, "a", later(0), 2_000, later(0));
     say(&imbalance, "b", later(0), 1_000, later(0));
     let ahead = later(10 * 366 * 24 * 60);
-    assert_eq!(say(&imbalance, "c", later(0), 1_000, ahead), Taken::Late);
+    assert_eq!(say(&imbalance, "c", later(0), 1_000, ahead), AddOutcome::Late);
     imbalance.settle(ahead).await.unwrap();
     imbalance.settle(ahead).await.unwrap();
     assert_eq!(waste(&imbalance, 60, later(0)).await, (1, pair(1)), "and deletes nothing");
@@ -185,7 +185,7 @@ async fn a_clock_that_was_ahead_for_a_while_closes_nothing_that_is_yet_to_come()
 #[tokio::test]
 async fn the_file_stays_within_its_bound_by_giving_up_the_finest_first() {
     let folder = tempfile::tempdir().unwrap();
-    let mut open = Open::default();
+    let mut open = OpenMinutes::default();
     let bound = 4_000;
     let history = History::bounded(&folder.path().join("imbalance.redb"), &mut open, bound).await.unwrap();
     let imbalance = Imbalance::of(open, Some(history));
@@ -213,7 +213,7 @@ async fn a_damaged_file_is_said_and_left_alone_and_the_last_hour_goes_on() {
         imbalance.settle(later(minute)).await.unwrap();
     }
     assert_eq!(waste(&imbalance, 60, later(89)).await, (60, pair(60)));
-    assert!(imbalance.open().minutes().len() <= KEPT as usize + 1, "bounded");
+    assert!(imbalance.open().minutes().len() <= MAX_WRITE_DELAY as usize + 1, "bounded");
     assert_eq!(fs::read(&path).unwrap(), b"this is no store");
 }
 
@@ -229,7 +229,7 @@ async fn questions_are_answered_by_slice_and_name_outliers_of_a_host_type() {
     }
     let asked = Question::read("shop/cart", "host-type", "10m").unwrap();
     let report = imbalance.report(&asked, later(2)).await.unwrap();
-    assert_eq!(report.by, By::Slice(Dimension::HostType));
+    assert_eq!(report.by, Breakdown::Slice(Dimension::HostType));
     assert_eq!((report.lines.len(), report.lines[0].name.as_str()), (1, "old"));
     assert_eq!(report.total.wasted(), 3 * 5_000);
     assert_eq!(report.causes.within, 3 * 5_000);
@@ -252,9 +252,9 @@ async fn hours_are_told_apart_whether_closed_or_open_and_from_no_further_back_th
     for n in [58, 59, 60] {
         say(&imbalance, "a", minute(n), 1_000, minute(n));
     }
-    imbalance.settle(minute(58 + KEPT)).await.unwrap();
+    imbalance.settle(minute(58 + MAX_WRITE_DELAY)).await.unwrap();
     let asked = Question::of("", "hour", 0).unwrap();
-    let report = imbalance.report(&asked, minute(60 + KEPT)).await.unwrap();
+    let report = imbalance.report(&asked, minute(60 + MAX_WRITE_DELAY)).await.unwrap();
     let lines: Vec<_> = report.lines.iter().map(|line| (line.minutes, line.area.used)).collect();
     assert_eq!(lines, [(2, 2_000), (1, 1_000)]);
     let refused = Question::of("", "hour", 15 * 24 * 60).unwrap_err();
