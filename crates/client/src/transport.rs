@@ -169,7 +169,7 @@ impl Line {
     }
 
     async fn reach(&self) -> Result<TcpStream, SendError> {
-        let reached = Plaintext.reach(self.address, self.local);
+        let reached = Plaintext.connect_endpoint(self.address, self.local);
         let connected = tokio::time::timeout(CONNECT_TIMEOUT, reached).await;
         let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection within 2 s");
         let stream = connected.unwrap_or_else(|_| Err(late())).map_err(unconnected)?;

@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, ops::Bound, sync::atomic::Ordering::Relaxed, ti
 use fairmesh_model::{HistoryKind, Prefix, RecordKey, ServiceName};
 use fairmesh_rib::{Entry, Expect, Node, Op};
 use fairmesh_wire::{
-    Lines,
+    LogLimiter,
     records::{self, History},
 };
 use tokio::time::{Instant, MissedTickBehavior, interval};
@@ -30,7 +30,7 @@ const REMOVED_AT_ONCE: usize = 100;
 /// What the history of such a service says of who ended the time without it.
 const BY: &str = "its first registration";
 
-static REMOVED: Lines = Lines::new();
+static REMOVED: LogLimiter = LogLimiter::new();
 
 /// Those that are known, with since when they have no endpoints.
 #[derive(Debug, Default)]

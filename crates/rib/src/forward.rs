@@ -4,7 +4,7 @@ use std::{error::Error, pin::Pin};
 
 use fairmesh_wire::{
     handshake::{Connection, is_version_refusal},
-    identity_of, pass_on_for,
+    identity_of, set_on_behalf_of,
     v1::{
         self, checker_server::Checker, imbalance_server::Imbalance, quota_server::Quota,
         registry_server::Registry,
@@ -82,7 +82,7 @@ fn passed_on<T>(request: Request<T>) -> Request<T> {
     let deadline = request.metadata().get(TIMEOUT).cloned();
     let identity = identity_of(&request);
     let mut passed = Request::new(request.into_inner());
-    pass_on_for(&mut passed, &identity);
+    set_on_behalf_of(&mut passed, &identity);
     if let Some(deadline) = deadline {
         passed.metadata_mut().insert(TIMEOUT, deadline);
     }
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn a_call_is_passed_on_for_who_made_it_whatever_it_claims() {
         let mut request = Request::new(());
-        pass_on_for(&mut request, &Identity::Local { uid: 0 });
+        set_on_behalf_of(&mut request, &Identity::Local { uid: 0 });
         request.extensions_mut().insert(Identity::Local { uid: 7 });
         let passed = passed_on(request);
         assert_eq!(on_behalf_of(&passed), "local uid 7");

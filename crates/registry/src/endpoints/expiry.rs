@@ -1,13 +1,13 @@
 use std::time::Duration;
 
 use fairmesh_model::{EndpointState, Prefix};
-use fairmesh_wire::Lines;
+use fairmesh_wire::LogLimiter;
 use tokio::time::Instant;
 
 use super::{InstanceRef, states::with_state};
 use crate::{Registry, RegistryError};
 
-static LOST: Lines = Lines::new();
+static LOST: LogLimiter = LogLimiter::new();
 
 /// How many are marked in one batch: so many fit, however large their labels are.
 pub(super) const MARKED_AT_ONCE: usize = 100;

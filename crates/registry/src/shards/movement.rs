@@ -7,7 +7,7 @@ use fairmesh_model::{
     ShardPart,
 };
 use fairmesh_rib::{Expect, Op};
-use fairmesh_wire::Lines;
+use fairmesh_wire::LogLimiter;
 use tokio::{task::JoinSet, time::Instant};
 
 use super::{
@@ -23,8 +23,8 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 /// How long to wait for a change before looking again anyway.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-static HELD_UP: Lines = Lines::new();
-static ENDED: Lines = Lines::new();
+static HELD_UP: LogLimiter = LogLimiter::new();
+static ENDED: LogLimiter = LogLimiter::new();
 
 impl Registry {
     /// Carries every move out that is recorded, for ever; begins with those that an earlier process left.

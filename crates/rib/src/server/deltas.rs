@@ -55,7 +55,7 @@ fn patch(Pulled { mut update, held }: Pulled) -> (Update, Vec<Bytes>) {
         return (update, Vec::new());
     }
     let mut held: HashMap<_, _> = held.into_iter().map(|(key, entry)| (key, entry.value)).collect();
-    let puts = update.puts.iter().filter(|(key, _)| shards::is_patched(key));
+    let puts = update.puts.iter().filter(|(key, _)| shards::is_patchable(key));
     let puts = puts.map(|(key, entry)| (key.clone(), Some((entry.value.clone(), entry.revision))));
     let deletes = update.deletes.iter().map(|key| (key.clone(), None));
     let changes = puts.chain(deletes).map(|(key, after)| {

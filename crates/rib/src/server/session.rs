@@ -9,7 +9,7 @@ use std::{
 use fairmesh_model::{Cursor, Prefix};
 use fairmesh_wire::{
     v1::{self, watch_request::Kind},
-    watch::{self, Watched},
+    watch::{self, WatchServer},
 };
 use futures_util::{FutureExt, StreamExt, stream::FuturesUnordered};
 use tokio_stream::wrappers::WatchStream;
@@ -28,7 +28,7 @@ type Joining = Pin<Box<dyn Future<Output = (Prefix, Result<(), String>)> + Send>
 pub(super) struct Session<B: Backend> {
     backend: B,
     watcher: Watcher,
-    watched: Watched,
+    watched: WatchServer,
     deltas: Arc<Deltas>,
     subscriptions: BTreeMap<Prefix, Subscription<B>>,
     /// Prefixes that the backend is making ready.
@@ -58,7 +58,7 @@ struct Subscription<B: Backend> {
 }
 
 impl<B: Backend> Session<B> {
-    pub(super) fn new(backend: B, watcher: Watcher, watched: Watched, deltas: Arc<Deltas>) -> Self {
+    pub(super) fn new(backend: B, watcher: Watcher, watched: WatchServer, deltas: Arc<Deltas>) -> Self {
         let ages = backend.ages().map(WatchStream::from_changes);
         Self {
             backend,
@@ -95,7 +95,7 @@ impl<B: Backend> Session<B> {
 
     /// Ready when the watch is over, with why.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
-        while let Poll::Ready(asked) = self.watched.poll_asked(cx) {
+        while let Poll::Ready(asked) = self.watched.poll_request(cx) {
             if let Err(why) = asked.and_then(|message| self.asked(message)) {
                 return Poll::Ready(why);
             }
@@ -107,7 +107,7 @@ impl<B: Backend> Session<B> {
             self.due = true;
         }
         loop {
-            match self.watched.poll_sent(cx) {
+            match self.watched.poll_flush(cx) {
                 Poll::Ready(Ok(())) => {}
                 Poll::Ready(Err(error)) => return Poll::Ready(Status::cancelled(error.to_string())),
                 Poll::Pending => return Poll::Pending,
