@@ -7,7 +7,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let lookaside = ["fairmesh/lookaside/v1/lookaside.proto", "grpc/lookup/v1/rls.proto"].map(String::from);
     let files = files.into_iter().chain(lookaside);
     let descriptors = protox::compile(files, ["../../proto"])?;
-    // Ordered maps, so that one record has one encoding and "unchanged" can be told from the bytes.
+    // Ordered maps, so that a record has one encoding and unchanged records have equal bytes.
     tonic_prost_build::configure().bytes(".").btree_map(".").compile_fds(descriptors)?;
     Ok(())
 }

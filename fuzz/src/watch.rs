@@ -3,7 +3,7 @@
 use fairmesh_wire::{
     transport::Address,
     v1::{HelloRequest, HelloResponse, WatchRequest, WatchResponse, watch_request, watch_response},
-    watch::{Watch, Watched},
+    watch::{Watch, WatchServer},
 };
 use prost::Message;
 use std::future::poll_fn;
@@ -58,12 +58,12 @@ fn ends(message: &WatchResponse) -> bool {
 type Read = Vec<Vec<u8>>;
 
 async fn watched(stream: DuplexStream) -> Read {
-    let (mut watched, _) = Watched::accept(stream).await.expect("it is greeted");
+    let (mut watched, _) = WatchServer::accept(stream).await.expect("it is greeted");
     let mut read = Vec::new();
     while let Ok(message) = poll_fn(|context| {
         // Answers to those who ask whether this side is there.
-        let _ = watched.poll_sent(context);
-        watched.poll_asked(context)
+        let _ = watched.poll_flush(context);
+        watched.poll_request(context)
     })
     .await
     {
@@ -74,7 +74,7 @@ async fn watched(stream: DuplexStream) -> Read {
 
 async fn watching(stream: DuplexStream) -> Read {
     let address = Address::Unix("/nowhere".into());
-    let mut watch = Watch::over(stream, &address, "fuzz").await.expect("it is greeted");
+    let mut watch = Watch::handshake(stream, &address, "fuzz").await.expect("it is greeted");
     let mut read = Vec::new();
     while let Ok(message) = watch.next().await {
         read.push(message.encode_to_vec());

@@ -187,7 +187,7 @@ async fn watching(
 ) -> Result<Watch<Counted>, String> {
     let socket = Counted::connect(address, traffic).await.map_err(|e| format!("{address}: {e}"))?;
     let at = Address::Tcp(address.to_owned());
-    let mut watch = Watch::over(socket, &at, "bench").await.map_err(|e| e.to_string())?;
+    let mut watch = Watch::handshake(socket, &at, "bench").await.map_err(|e| e.to_string())?;
     for (i, prefix) in prefixes.iter().enumerate() {
         let more = i + 1 < prefixes.len();
         let subscribe = v1::Subscribe { prefix: prefix.clone(), more, ..v1::Subscribe::default() };

@@ -166,7 +166,7 @@ impl AgentState {
                 drop(round);
                 if freed > MIN_TRIM_BYTES {
                     // Fails only when the runtime shuts down.
-                    let _ = tokio::task::spawn_blocking(fairmesh_sealed::trim).await;
+                    let _ = tokio::task::spawn_blocking(fairmesh_shared_memory::trim).await;
                 }
                 return true;
             }

@@ -178,7 +178,7 @@ impl Line {
             let own = format!("{} is an address of this process itself", self.address);
             return Err(SendError::Unreachable(io::Error::other(own)));
         }
-        let reached = Plaintext.reach(self.address, self.local);
+        let reached = Plaintext.connect_endpoint(self.address, self.local);
         let connected = tokio::time::timeout(CONNECT_TIMEOUT, reached).await;
         let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection within 2 s");
         let stream = connected.unwrap_or_else(|_| Err(late())).map_err(unconnected)?;

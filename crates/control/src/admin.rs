@@ -9,7 +9,7 @@ use std::{sync::Arc, time::UNIX_EPOCH};
 use fairmesh_model::{Invalid, RecordKey, Revision, ServiceName};
 use fairmesh_rib::{Node, server::WriteError};
 use fairmesh_store::{PartitionedStore, Store};
-use fairmesh_wire::{aside, identity_of, software_of, v1};
+use fairmesh_wire::{identity_of, run_blocking, software_of, v1};
 use tonic::{Request, Response, Status};
 
 use crate::backend::write_error;
@@ -63,7 +63,7 @@ impl v1::admin_server::Admin for AdminService {
     async fn apply(&self, request: Request<v1::ApplyRequest>) -> Result<Response<v1::ApplyResponse>, Status> {
         let author = author(&request);
         let v1::ApplyRequest { ops, dry_run } = request.into_inner();
-        let desired = aside(move || plan::parse_ops(ops)).await?.map_err(invalid)?;
+        let desired = run_blocking(move || plan::parse_ops(ops)).await?.map_err(invalid)?;
         let plan = plan::plan(&self.node, desired, &author)?;
         self.execute(plan, dry_run).await.map(Response::new)
     }
@@ -75,7 +75,7 @@ impl v1::admin_server::Admin for AdminService {
         let v1::GetHistoryRequest { kind, service } = request.into_inner();
         let key = history_key(&kind, &service).map_err(invalid)?;
         let (node, of) = (self.node.clone(), key.clone());
-        let changes = aside(move || history::changes(&node, &of)).await?;
+        let changes = run_blocking(move || history::changes(&node, &of)).await?;
         if changes.is_empty() {
             return Err(Status::not_found(format!(
                 "{} never existed; check the name with 'fairmesh get {kind}'",
@@ -93,8 +93,9 @@ impl v1::admin_server::Admin for AdminService {
         let v1::RollbackRequest { kind, service, revision } = request.into_inner();
         let key = history_key(&kind, &service).map_err(invalid)?;
         let (node, of) = (self.node.clone(), key.clone());
-        let value =
-            aside(move || history::value_at(&node, &of, revision)).await?.map_err(Status::not_found)?;
+        let value = run_blocking(move || history::value_at(&node, &of, revision))
+            .await?
+            .map_err(Status::not_found)?;
         let plan = plan::plan(&self.node, vec![DesiredRecord::new(key, value)], &author)?;
         self.execute(plan, false).await.map(Response::new)
     }

@@ -1,7 +1,7 @@
 //! Collects CPU usage reports of servers, keeps their sums for years, and computes how much CPU is wasted, and where.
 //!
 //! Minutes stay open for 15 minutes, since agents report late after an outage; then they are closed: a service's minute
-//! becomes a row, which is added to its hour and its day in the same write. Open minutes are saved once a minute too,
+//! becomes a row, which is added to its hour and its day in the same write. OpenMinutes minutes are saved once a minute too,
 //! so that a restart loses less than a minute and counts nothing twice: a row is made once, of all that is known of its
 //! minute. Differences of growing counters were rejected: each delay and restart on the way becomes a spike, and a p99
 //! finds spikes.
@@ -26,7 +26,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_imbalance::{KEPT, Minute, Moment, Open, Taken, Usage};
+use fairmesh_imbalance::{AddOutcome, MAX_WRITE_DELAY, Minute, Moment, OpenMinutes, Usage};
 use fairmesh_model::{InstanceId, Location, ServiceName};
 use fairmesh_store::{StoreError, WriteError};
 use tokio::{
@@ -53,7 +53,7 @@ const MAX_SERVICES_PER_WRITE: usize = 1_000;
 /// The imbalance indicator of a control plane.
 #[derive(Debug)]
 pub(crate) struct Imbalance {
-    open: Mutex<Open>,
+    open: Mutex<OpenMinutes>,
     /// `None` if the file cannot be used.
     history: Option<HistoryFile>,
     /// Locked for writing while a minute is closed, when it is neither open nor in the file for a moment.
@@ -78,14 +78,14 @@ struct Counts {
 }
 
 impl Counts {
-    fn of(&self, taken: Taken) -> &AtomicU64 {
+    fn of(&self, taken: AddOutcome) -> &AtomicU64 {
         match taken {
-            Taken::Counted => &self.counted,
-            Taken::Known => &self.known,
-            Taken::Late => &self.late,
-            Taken::Future => &self.future,
-            Taken::Unusable(_) => &self.unusable,
-            Taken::Full => &self.full,
+            AddOutcome::Counted => &self.counted,
+            AddOutcome::Known => &self.known,
+            AddOutcome::Late => &self.late,
+            AddOutcome::Future => &self.future,
+            AddOutcome::Unusable(_) => &self.unusable,
+            AddOutcome::Full => &self.full,
         }
     }
 }
@@ -102,7 +102,7 @@ enum HistoryError {
 impl Imbalance {
     /// Restores the file at `path`. A file that cannot be used is reported and left unchanged.
     pub(crate) async fn start(path: &Path) -> Self {
-        let mut open = Open::default();
+        let mut open = OpenMinutes::default();
         let history = match HistoryFile::open(path, &mut open).await {
             Ok(history) => Some(history),
             Err(error) => {
@@ -117,7 +117,7 @@ impl Imbalance {
         Self::of(open, history)
     }
 
-    fn of(open: Open, history: Option<HistoryFile>) -> Self {
+    fn of(open: OpenMinutes, history: Option<HistoryFile>) -> Self {
         let (closing, report_cache, counts) = (RwLock::default(), ReportCache::default(), Counts::default());
         Self { open: Mutex::new(open), history, closing, report_cache, counts }
     }
@@ -166,7 +166,7 @@ impl Imbalance {
         if trusted.steady { self.delete_expired(trusted.now).await } else { Ok(()) }
     }
 
-    fn open(&self) -> MutexGuard<'_, Open> {
+    fn open(&self) -> MutexGuard<'_, OpenMinutes> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -176,8 +176,8 @@ impl Imbalance {
         instance_key: (&ServiceName, &InstanceId, &Location),
         said: (Minute, Usage),
         now: Minute,
-    ) -> Taken {
-        let taken = self.open().take(instance_key, said, now);
+    ) -> AddOutcome {
+        let taken = self.open().add(instance_key, said, now);
         self.counts.of(taken).fetch_add(1, Relaxed);
         taken
     }
@@ -191,7 +191,9 @@ impl Imbalance {
         // Bounds memory where minutes cannot be closed. Only existing minutes are closed: a temporarily wrong clock
         // must not close future ones.
         let mut open = self.open();
-        if let Some(last) = open.minutes().into_iter().rfind(|minute| *minute <= now.before(KEPT + 1)) {
+        if let Some(last) =
+            open.minutes().into_iter().rfind(|minute| *minute <= now.before(MAX_WRITE_DELAY + 1))
+        {
             open.close(last);
         }
         drop(open);

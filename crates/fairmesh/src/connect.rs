@@ -28,6 +28,6 @@ fn unreachable(address: &Address, error: &ConnectError) -> Failure {
             error,
             format!("check the log of 'fairmesh control' there, or {ADDRESS_HINT}"),
         ),
-        ConnectError::Version { .. } | ConnectError::Nonsense { .. } => Failure::failed(error),
+        ConnectError::Version { .. } | ConnectError::InvalidHello { .. } => Failure::failed(error),
     }
 }

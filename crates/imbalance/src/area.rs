@@ -1,26 +1,26 @@
 use std::ops::AddAssign;
 
-/// Two areas under curves over time, and the containers below them: what adds up over services, slices and minutes.
+/// Two areas under curves over time, and the containers below them. They add up over services, slices and minutes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Area {
     /// Container-minutes.
     pub containers: u64,
-    /// What they used, in millicore-minutes.
+    /// Their usage, in millicore-minutes.
     pub used: u64,
-    /// What they would have used at the p99, each of them, in millicore-minutes.
+    /// Their hypothetical usage if each used the p99, in millicore-minutes.
     pub peak: u64,
 }
 
 impl Area {
-    /// What was kept free because of the hottest containers, in millicore-minutes.
+    /// Capacity kept free because of the hottest containers, in millicore-minutes.
     ///
-    /// Negative only where so few of at least a hundred containers (under 1 %) used so much that the mean lies above the
-    /// p99. It is not cut off at zero: what is cut off does not add up.
+    /// Negative only if so few of at least a hundred containers (under 1 %) used so much that the mean exceeds the
+    /// p99. It is not clamped at zero: clamped values would not add up.
     pub fn wasted(&self) -> i64 {
         difference(self.peak, self.used)
     }
 
-    /// 1 + wasted / used, in thousandths; `None` where nothing was used.
+    /// 1 + wasted / used, in thousandths; `None` if nothing was used.
     pub fn index(&self) -> Option<u64> {
         let index = u128::from(self.peak) * 1000 / u128::from(self.used.max(1));
         (self.used > 0).then(|| u64::try_from(index).unwrap_or(u64::MAX))

@@ -2,59 +2,59 @@ use fairmesh_model::InstanceId;
 
 use crate::{MIN_COVERED_MS, median};
 
-/// Fewer members say nothing of what is usual.
+/// With fewer members, there is no typical value.
 const MIN_MEMBERS: usize = 5;
-/// Fewer calls say nothing of what one costs.
+/// With fewer calls, there is no typical cost.
 const MIN_REQUESTS: u64 = 100;
-/// Less time says nothing of an instance, in milliseconds.
+/// Minimum time of an instance, in milliseconds.
 const MIN_MEMBER_MS: u64 = 12 * MIN_COVERED_MS as u64;
 
-/// What one instance of a service did over some minutes.
+/// Usage of one instance of a service over some minutes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Who.
+    /// The instance.
     pub instance: InstanceId,
     /// CPU time, in microseconds.
     pub cpu_us: u64,
-    /// Over how much time, in milliseconds.
+    /// Time covered, in milliseconds.
     pub covered_ms: u64,
-    /// Calls begun in it; 0 where nobody counts them.
+    /// Calls begun in it; 0 if they are not counted.
     pub requests: u64,
 }
 
-/// What members are compared by.
+/// The measure by which members are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measure {
-    /// CPU time a call, among those with about as many calls.
+    /// CPU time per call, among members with similar call rates.
     CpuPerRequest,
-    /// CPU in use, where nobody counts calls: an equal load is taken for granted.
+    /// CPU usage, if calls are not counted: equal load is assumed.
     Cpu,
 }
 
-/// An instance that differs from its like by more than chance.
+/// An instance that differs significantly from its peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outlier {
-    /// Who.
+    /// The instance.
     pub instance: InstanceId,
-    /// By how much it lies above (or below) the median of its like, in thousandths of that.
+    /// Its deviation above (or below) the median of its peers, in thousandths of the median.
     pub off: i64,
-    /// What was compared.
+    /// The measure.
     pub by: Measure,
 }
 
-/// The members of one service on one type of hardware that differ from the others: machines that drifted (Uber, findings).
+/// The members of one service on one hardware type that differ from the others: drifted machines (Uber, findings).
 ///
-/// Off is what lies more than 3.5 scaled median absolute deviations from the median (Iglewicz and Hoaglin), the deviation
-/// taken as at least 2 % of the median: equals within 10 % are never named. Mean and standard deviation were rejected,
-/// since one drifted machine among ten moves both so far that it hides itself.
+/// An outlier is more than 3.5 scaled median absolute deviations from the median (Iglewicz and Hoaglin), where the
+/// deviation is at least 2 % of the median: members within 10 % are never reported. Mean and standard deviation were
+/// rejected, since one drifted machine among ten moves both so far that it hides itself.
 ///
-/// Nothing is said of fewer than five comparable members. The furthest off comes first.
+/// Fewer than five comparable members give no result. Ordered by deviation, greatest first.
 pub fn outliers(members: &[Member]) -> Vec<Outlier> {
     let seen = || members.iter().filter(|member| member.covered_ms >= MIN_MEMBER_MS);
     let busy: Vec<_> = seen().filter(|member| member.requests >= MIN_REQUESTS).collect();
     if busy.len() >= MIN_MEMBERS {
-        // Nanoseconds a call.
-        return far(&alike(&busy), Measure::CpuPerRequest, |member| {
+        // Nanoseconds per call.
+        return deviating(&similar_load(&busy), Measure::CpuPerRequest, |member| {
             u64::try_from(u128::from(member.cpu_us) * 1_000 / u128::from(member.requests.max(1)))
                 .unwrap_or(u64::MAX)
         });
@@ -64,12 +64,12 @@ pub fn outliers(members: &[Member]) -> Vec<Outlier> {
         // Calls are counted, and there are too few.
         return Vec::new();
     }
-    far(&all, Measure::Cpu, |member| member.cpu_us.saturating_mul(1_000) / member.covered_ms.max(1))
+    deviating(&all, Measure::Cpu, |member| member.cpu_us.saturating_mul(1_000) / member.covered_ms.max(1))
 }
 
-/// Those with between half and twice the usual rate of calls: what a program does besides calls weighs more on a call
-/// where there are few.
-fn alike<'a>(members: &[&'a Member]) -> Vec<&'a Member> {
+/// The members with between half and twice the median call rate: at low rates, background work weighs more on each
+/// call.
+fn similar_load<'a>(members: &[&'a Member]) -> Vec<&'a Member> {
     let rate = |member: &Member| member.requests.saturating_mul(60_000) / member.covered_ms.max(1);
     let mut rates: Vec<u64> = members.iter().map(|member| rate(member)).collect();
     let usual = median(&mut rates).unwrap_or_default();
@@ -77,7 +77,7 @@ fn alike<'a>(members: &[&'a Member]) -> Vec<&'a Member> {
     members.iter().filter(near).copied().collect()
 }
 
-fn far(members: &[&Member], by: Measure, value: impl Fn(&Member) -> u64) -> Vec<Outlier> {
+fn deviating(members: &[&Member], by: Measure, value: impl Fn(&Member) -> u64) -> Vec<Outlier> {
     let mut values: Vec<u64> = members.iter().map(|member| value(member)).collect();
     let usual = median(&mut values).unwrap_or_default();
     if members.len() < MIN_MEMBERS || usual == 0 {
@@ -119,8 +119,9 @@ mod tests {
     }
 
     #[test]
-    fn a_drifted_machine_is_named_among_equals_whatever_their_load() {
-        // 1 ms a call within some percent; the fifth takes 1.4 ms, though it gets fewest calls and uses as much CPU.
+    fn a_drifted_machine_is_found_among_equals_at_any_load() {
+        // 1 ms a call within some percent; the fifth takes 1.4 ms, though it gets the fewest calls and uses as much
+        // CPU.
         let costs = [(1_010, 1_000), (980, 990), (1_000, 1_000), (1_225, 1_200), (980, 700), (1_040, 1_030)];
         let costs = costs.map(|(ms, calls)| (ms * 1_000, calls));
         assert_eq!(named(&costs), [("i4".into(), 386)]);
@@ -134,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn equals_small_groups_and_few_calls_name_nobody() {
+    fn equals_small_groups_and_few_calls_give_no_outlier() {
         assert_eq!(named(&[(1_000_000, 1_000); 20]), []);
         let slightly: Vec<_> = (0..20).map(|i| (1_000_000 + i % 2 * 90_000, 1_000)).collect();
         assert_eq!(named(&slightly), [], "within 10 %");
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn where_calls_are_not_counted_cpu_is_compared() {
+    fn cpu_is_compared_if_calls_are_not_counted() {
         let mut costs = vec![(60_000_000, 0); 6];
         costs.push((90_000_000, 0));
         let found = outliers(&members(&costs));
@@ -153,7 +154,7 @@ mod tests {
     #[test]
     fn an_idle_member_is_not_compared_with_busy_ones() {
         let mut costs = vec![(1_000_000, 1_000); 8];
-        // What it does besides calls makes each of its few look dear.
+        // Its background work makes each of its few calls expensive.
         costs.push((500_000, 110));
         assert_eq!(named(&costs), []);
     }

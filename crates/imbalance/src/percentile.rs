@@ -1,10 +1,11 @@
 /// The 99th percentile by nearest rank: the smallest value that at least 99 of 100 do not exceed. With fewer than 100
-/// values that is the largest. `None` of no values. Reorders them.
+/// values, it is the largest. `None` if there are no values. Reorders them.
 pub fn p99(values: &mut [u64]) -> Option<u64> {
     nearest_rank(values, 99)
 }
 
-/// The median by nearest rank: of an even number, the lower of the two in the middle. `None` of no values. Reorders them.
+/// The median by nearest rank: of an even number, the lower of the two in the middle. `None` if there are no values.
+/// Reorders them.
 pub fn median(values: &mut [u64]) -> Option<u64> {
     nearest_rank(values, 50)
 }

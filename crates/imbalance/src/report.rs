@@ -5,17 +5,17 @@ use serde::Serialize;
 
 use crate::{Area, Causes, Dimension, Measure, Minute, Outlier, Row, Tier};
 
-/// By what a report is broken down.
+/// The breakdown of a report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum By {
-    /// A line a service.
+pub enum Breakdown {
+    /// One line per service.
     #[default]
     Service,
     /// A line for each value of a dimension, over all services.
     Slice(Dimension),
-    /// A line for each hour or day, over all services.
+    /// One line per hour or day, over all services.
     Time(Tier),
-    /// A line a cause.
+    /// One line per cause.
     Cause,
 }
 
@@ -24,44 +24,44 @@ pub enum By {
 pub struct Line {
     /// The service, slice, time (UTC) or cause.
     pub name: String,
-    /// How many minutes it is about.
+    /// Number of minutes.
     pub minutes: u64,
-    /// Its share; of a slice by the p99 of whole services, so that lines add up to the total.
+    /// Its share; for slices by the p99 of whole services, so that lines add up to the total.
     pub area: Area,
-    /// What the slice would take by its own p99, in millicore-minutes; for services the same as `area.peak`.
+    /// The peak by the slice's own p99, in millicore-minutes; for services the same as `area.peak`.
     pub own_peak: u64,
 }
 
-/// An outlier and where it is one.
+/// An outlier with its service and hardware type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceOutlier {
     /// The service.
     pub service: ServiceName,
     /// The type of hardware.
     pub host_type: HostType,
-    /// Who, and by how much.
+    /// The instance and its deviation.
     pub outlier: Outlier,
 }
 
 /// The waste of some services over some minutes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// By what the lines are told apart.
-    pub by: By,
-    /// How many minutes it is about: those of the service that was seen in most.
+    /// The breakdown of the lines.
+    pub by: Breakdown,
+    /// Number of minutes: those of the service that has most.
     pub minutes: u64,
-    /// The most wasteful first, times in their order; none by cause, which [`Report::causes`] has.
+    /// The most wasteful first, times in chronological order; empty by cause, which [`Report::causes`] has.
     pub lines: Vec<Line>,
     /// The sum of all lines.
     pub total: Area,
-    /// Where the waste comes from; adds up to that of the total.
+    /// The causes of the waste, which add up to that of the total.
     pub causes: Causes,
-    /// Machines that differ from their like.
+    /// Machines that differ from their peers.
     pub outliers: Vec<ServiceOutlier>,
 }
 
-impl By {
-    /// Every one.
+impl Breakdown {
+    /// Every breakdown.
     pub const ALL: [Self; 8] = [
         Self::Service,
         Self::Slice(Dimension::Region),
@@ -73,7 +73,7 @@ impl By {
         Self::Cause,
     ];
 
-    /// What it is called in questions and answers.
+    /// The name in queries and responses.
     pub fn name(self) -> &'static str {
         match self {
             Self::Service => "service",
@@ -86,7 +86,7 @@ impl By {
         }
     }
 
-    /// The beginning of the time that a minute is counted in; the same for all where times are not told apart.
+    /// The beginning of the period to which a minute belongs; the same for all if there are no periods.
     pub fn time(self, minute: Minute) -> Minute {
         match self {
             Self::Time(tier) => tier.bucket(minute),
@@ -94,15 +94,20 @@ impl By {
         }
     }
 
-    /// The one of this name.
+    /// The breakdown of this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|by| by.name() == name)
     }
 }
 
 impl Report {
-    /// Lays rows out; each is one service over the whole time, or over the time that begins with its minute ([`By::time`]).
-    pub fn of(by: By, rows: &BTreeMap<(Minute, ServiceName), Row>, outliers: Vec<ServiceOutlier>) -> Self {
+    /// Builds a report; each row is one service over the whole time, or over the period that begins with its minute
+    /// ([`Breakdown::time`]).
+    pub fn of(
+        by: Breakdown,
+        rows: &BTreeMap<(Minute, ServiceName), Row>,
+        outliers: Vec<ServiceOutlier>,
+    ) -> Self {
         let mut report = Self { by, outliers, ..Self::default() };
         let mut lines: BTreeMap<String, Line> = BTreeMap::new();
         let mut seen: BTreeMap<&ServiceName, u64> = BTreeMap::new();
@@ -111,23 +116,23 @@ impl Report {
             report.total += row.whole;
             report.causes += row.causes;
             match by {
-                By::Service => add(&mut lines, service.to_string(), row.whole, row.whole.peak),
-                By::Time(tier) => {
-                    let name = moment(tier, *time);
+                Breakdown::Service => add(&mut lines, service.to_string(), row.whole, row.whole.peak),
+                Breakdown::Time(tier) => {
+                    let name = period_name(tier, *time);
                     add(&mut lines, name.clone(), row.whole, row.whole.peak);
                     lines.entry(name).and_modify(|line| line.minutes = line.minutes.max(row.minutes));
                 }
-                By::Slice(dimension) => {
+                Breakdown::Slice(dimension) => {
                     for ((_, name), slice) in row.slices.iter().filter(|((of, _), _)| *of == dimension) {
                         add(&mut lines, name.to_string(), slice.area, slice.own_peak);
                     }
                 }
-                By::Cause => {}
+                Breakdown::Cause => {}
             }
         }
         report.minutes = seen.into_values().max().unwrap_or_default();
         report.lines = lines.into_values().collect();
-        if !matches!(by, By::Time(_)) {
+        if !matches!(by, Breakdown::Time(_)) {
             report.lines.iter_mut().for_each(|line| line.minutes = report.minutes);
             let wasted = |line: &Line| std::cmp::Reverse(line.area.wasted());
             report.lines.sort_by(|a, b| wasted(a).cmp(&wasted(b)).then_with(|| a.name.cmp(&b.name)));
@@ -135,7 +140,7 @@ impl Report {
         report
     }
 
-    /// The same for people and programs: cores on average, besides the sums.
+    /// The report for display and JSON: average cores, besides the sums.
     pub fn view(&self) -> View {
         let line = |line: &Line| Figures::of(&line.name, line.area, line.own_peak, line.minutes);
         View {
@@ -160,8 +165,8 @@ fn add(lines: &mut BTreeMap<String, Line>, name: String, area: Area, own_peak: u
     line.own_peak = line.own_peak.saturating_add(own_peak);
 }
 
-/// What the time that begins with a minute is called; names sort as times do.
-fn moment(tier: Tier, first: Minute) -> String {
+/// The name of the period that begins with a minute; names sort chronologically.
+fn period_name(tier: Tier, first: Minute) -> String {
     let (days, minutes) = (first.0 / (24 * 60), first.0 % (24 * 60));
     let (year, month, day) = date(days);
     match tier {
@@ -170,8 +175,8 @@ fn moment(tier: Tier, first: Minute) -> String {
     }
 }
 
-/// The date so many days after 1970-01-01, by H. Hinnant's `civil_from_days`: years begin in March, so that the leap day is the
-/// last. A library of dates was rejected here: they come with a clock.
+/// The date of a number of days after 1970-01-01, by H. Hinnant's `civil_from_days`: years begin in March, so that the
+/// leap day is the last. A date library was rejected here, since it would contain a clock.
 fn date(days: u32) -> (u32, u32, u32) {
     let days = days + 719_468;
     let (era, of_era) = (days / 146_097, days % 146_097);
@@ -184,7 +189,7 @@ fn date(days: u32) -> (u32, u32, u32) {
 }
 
 impl Causes {
-    /// The parts with what they are called.
+    /// The causes with their names.
     pub fn named(&self) -> [(&'static str, i64); 4] {
         [
             ("between regions", self.regions),
@@ -195,21 +200,21 @@ impl Causes {
     }
 }
 
-/// A report as programs read it.
+/// The JSON form of a report.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct View {
-    /// By what the lines are told apart.
+    /// The breakdown of the lines.
     pub by: &'static str,
-    /// How many minutes it is about.
+    /// Number of minutes.
     pub minutes: u64,
     /// The most wasteful first.
     pub lines: Vec<Figures>,
     /// The sum of all lines.
     pub total: Figures,
-    /// Where the waste comes from.
+    /// The causes of the waste.
     pub causes: Vec<CauseView>,
-    /// Machines that differ from their like.
+    /// Machines that differ from their peers.
     pub outliers: Vec<OutlierView>,
 }
 
@@ -219,21 +224,21 @@ pub struct View {
 pub struct Figures {
     /// The service, slice or time.
     pub name: String,
-    /// How many minutes it is about.
+    /// Number of minutes.
     pub minutes: u64,
     /// Containers.
     pub containers: f64,
-    /// Cores that they used.
+    /// Cores used.
     pub used_cores: f64,
-    /// The p99 of the cores that a container used.
+    /// The p99 of the cores used by a container.
     pub p99_cores: f64,
-    /// The mean of them.
+    /// The mean of the cores used by a container.
     pub mean_cores: f64,
     /// Cores kept free because of the hottest containers.
     pub wasted_cores: f64,
-    /// 1 + wasted / used; `null` where nothing was used.
+    /// 1 + wasted / used; `null` if nothing was used.
     pub index: Option<f64>,
-    /// The index of the slice by its own p99; the rest of its waste is what sets it apart from hotter slices.
+    /// The index of the slice by its own p99; the rest of its waste is due to hotter slices.
     pub own_index: Option<f64>,
     /// Container-minutes.
     pub container_minutes: u64,
@@ -247,11 +252,11 @@ pub struct Figures {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CauseView {
-    /// What it is called.
+    /// Its name.
     pub name: &'static str,
     /// Its part of the wasted cores.
     pub wasted_cores: f64,
-    /// The same as a share of all waste; `null` where there is none.
+    /// Its share of the total waste; `null` if there is no waste.
     pub share: Option<f64>,
     /// The sum behind it.
     pub wasted_millicore_minutes: i64,
@@ -265,17 +270,20 @@ pub struct OutlierView {
     pub service: String,
     /// The type of hardware.
     pub host_type: String,
-    /// Who.
+    /// The instance.
     pub instance: String,
-    /// How far off the median it is: 0.4 is 40 % above.
+    /// Its relative deviation from the median: 0.4 is 40 % above.
     pub off: f64,
-    /// What was compared: `cpu-per-request`, or `cpu` where nobody counts calls.
+    /// The measure: `cpu-per-request`, or `cpu` if calls are not counted.
     pub measure: &'static str,
 }
 
-/// For people only: nothing is decided by these.
-#[allow(clippy::cast_precision_loss, reason = "sums below 2^53 are exact, and larger ones are shown rounded")]
-mod shown {
+/// For display only: no decision depends on these.
+#[allow(
+    clippy::cast_precision_loss,
+    reason = "sums below 2^53 are exact, and larger ones are display rounded"
+)]
+mod display {
     pub(super) fn ratio(a: u64, b: u64) -> Option<f64> {
         (b > 0).then(|| a as f64 / b as f64)
     }
@@ -286,7 +294,7 @@ mod shown {
     }
 }
 
-use shown::{cores, ratio};
+use display::{cores, ratio};
 
 impl Figures {
     fn of(name: &str, area: Area, own_peak: u64, minutes: u64) -> Self {
@@ -330,7 +338,7 @@ impl From<&ServiceOutlier> for OutlierView {
 }
 
 impl Measure {
-    /// What it is called in answers.
+    /// The name in responses.
     pub fn name(self) -> &'static str {
         match self {
             Self::CpuPerRequest => "cpu-per-request",

@@ -4,7 +4,7 @@ use fairmesh_model::{Location, Region};
 
 use crate::{Area, area::difference, p99};
 
-/// By what a service's containers are told apart.
+/// A dimension by which a service's containers are sliced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Dimension {
     /// Their region.
@@ -17,35 +17,37 @@ pub enum Dimension {
     HostType,
 }
 
-/// What stands in place of a zone, cluster or host type that is not given.
+/// The slice name if a zone, cluster or host type is not given.
 pub const NO_NAME: &str = "(none)";
-/// What stands for all slices above `MAX_SLICES`.
+/// The name of the slice that combines all above `MAX_SLICES`.
 pub const OTHERS: &str = "(others)";
 
-/// How many slices a service has in one dimension; further ones are taken together, which bounds what is kept.
+/// Slices of a service in one dimension; further ones are combined, which bounds the stored data.
 const MAX_SLICES: usize = 200;
 
 /// One slice of a service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slice {
-    /// Its share of the whole: `peak` goes by the p99 of the whole service, so that slices add up to it.
+    /// Its share of the whole: `peak` uses the p99 of the whole service, so that slices add up to it.
     pub area: Area,
-    /// The same with the slice's own p99, in millicore-minutes: what it would take if it stood alone.
+    /// The peak by the slice's own p99, in millicore-minutes: as if it were a service of its own.
     pub own_peak: u64,
 }
 
-/// Where the waste of a service comes from, in millicore-minutes; the parts add up to the whole exactly (Uber, imbalance indicator).
+/// The causes of a service's waste, in millicore-minutes; the parts add up to the whole exactly (Uber, imbalance
+/// indicator).
 ///
-/// With P the p99 of the service, P(r) that of its containers in region r, P(r,h) that of those on host type h there, and
-/// n containers that use u each:
+/// With P the p99 of the service, P(r) that of its containers in region r, P(r,h) that of those on host type h there,
+/// and n containers that use u each:
 ///
-/// * between regions: Σ n(r) × (P − P(r)), what a target for each region would free;
-/// * between host types: Σ n(r,h) × (P(r) − P(r,h)), what one for each host type would free on top;
+/// * between regions: Σ n(r) × (P − P(r)), which a target for each region would free;
+/// * between host types: Σ n(r,h) × (P(r) − P(r,h)), which a target for each host type would free in addition;
 /// * within a host type: Σ (P(r,h) − u), unevenness among equals: drifted machines, uneven calls, noisy neighbours;
-/// * unknown: Σ (P(r) − u) over containers whose host type nobody named, where the last two cannot be told apart.
+/// * unknown: Σ (P(r) − u) over containers without a host type, where the last two cannot be distinguished.
 ///
 /// Each part is at least zero for a service of fewer than 100 containers, whose p99 is the largest value. Removing the
-/// means of groups one after the other, and looking what it does to the p99, was rejected: a cold region's hot container
+/// means of groups successively, and observing the effect on the p99, was rejected: a hot container in a cold region
+/// would then make the part of the regions negative even in the smallest service.
 /// then makes the part of the regions negative even in the smallest service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Causes {
@@ -55,25 +57,25 @@ pub struct Causes {
     pub host_types: i64,
     /// Within a region and type of hardware, one container is busier than another.
     pub within: i64,
-    /// What cannot be told.
+    /// The cause is unknown.
     pub unknown: i64,
 }
 
 /// A service over one or more minutes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Row {
-    /// How many minutes it is about.
+    /// Number of minutes.
     pub minutes: u64,
     /// All containers.
     pub whole: Area,
-    /// Where the waste comes from.
+    /// The causes of the waste.
     pub causes: Causes,
     /// The containers by each dimension; those of one dimension add up to the whole.
     pub slices: BTreeMap<(Dimension, Arc<str>), Slice>,
 }
 
 impl Dimension {
-    /// Every one.
+    /// Every dimension.
     pub const ALL: [Self; 4] = [Self::Region, Self::Zone, Self::Cluster, Self::HostType];
 
     fn name(self, place: &Location) -> String {
@@ -89,7 +91,7 @@ impl Dimension {
 }
 
 impl Row {
-    /// One minute of a service, of where each container runs and what it used in thousandths of a core.
+    /// One minute of a service, from the location of each container and its usage in thousandths of a core.
     pub fn of_minute<'a>(containers: impl IntoIterator<Item = (&'a Location, u64)>) -> Self {
         let mut places: HashMap<&Location, Vec<u64>> = HashMap::new();
         for (place, used) in containers {
@@ -172,7 +174,7 @@ impl Causes {
         self.within += difference(own, sum);
     }
 
-    /// All parts together: the waste of the whole.
+    /// The sum of all parts: the waste of the whole.
     pub fn total(&self) -> i64 {
         self.regions + self.host_types + self.within + self.unknown
     }

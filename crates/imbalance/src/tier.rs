@@ -2,7 +2,7 @@ use fairmesh_model::Invalid;
 
 use crate::Minute;
 
-/// How finely the past is kept: minutes for hours, hours for days, days for years.
+/// Resolution of stored history: minutes for hours, hours for days, days for years.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tier {
     /// Minute by minute, for six hours.
@@ -17,7 +17,7 @@ impl Tier {
     /// From the finest to the coarsest.
     pub const ALL: [Self; 3] = [Self::Minute, Self::Hour, Self::Day];
 
-    /// How many minutes one bucket holds.
+    /// Minutes of a bucket.
     pub fn minutes(self) -> u32 {
         match self {
             Self::Minute => 1,
@@ -26,7 +26,7 @@ impl Tier {
         }
     }
 
-    /// How many minutes of the past are kept.
+    /// Minutes of history.
     pub fn kept(self) -> u32 {
         match self {
             Self::Minute => 6 * 60,
@@ -40,12 +40,12 @@ impl Tier {
         Minute(minute.0 - minute.0 % self.minutes())
     }
 
-    /// The finest tier that holds the last `minutes`; the coarsest where none does.
+    /// The finest tier that stores the last `minutes`; the coarsest if none does.
     pub fn for_window(minutes: u32) -> Self {
         Self::ALL.into_iter().find(|tier| minutes <= tier.kept()).unwrap_or(Self::Day)
     }
 
-    /// What it is called in keys.
+    /// The name in keys.
     pub fn name(self) -> &'static str {
         match self {
             Self::Minute => "minute",
@@ -55,10 +55,10 @@ impl Tier {
     }
 }
 
-/// Reads how far back to look, in minutes: a whole number and `m`, `h` or `d`, such as `90m`.
+/// Parses a window in minutes: a whole number and `m`, `h` or `d`, such as `90m`.
 ///
 /// # Errors
-/// When it is none, is 0, or is longer than anything is kept.
+/// If it is malformed, 0, or longer than the history.
 pub fn read_window(text: &str) -> Result<u32, Invalid> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
@@ -70,7 +70,7 @@ pub fn read_window(text: &str) -> Result<u32, Invalid> {
     };
     let minutes = number.parse::<u32>().ok().zip(each).and_then(|(number, each)| number.checked_mul(each));
     minutes.filter(|minutes| (1..=Tier::Day.kept()).contains(minutes)).ok_or_else(|| {
-        let problem = format!("'{text}' is not a window of the past");
+        let problem = format!("'{text}' is not a time window");
         Invalid::new(
             "window",
             problem,

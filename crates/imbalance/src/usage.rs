@@ -5,31 +5,31 @@ pub struct Minute(pub u32);
 /// A minute in milliseconds.
 pub(crate) const MINUTE_MS: u32 = 60_000;
 
-/// How much of a minute an instance has to have seen to count as a container in it, in milliseconds: one that was there
-/// for a moment only says little of how busy it is.
+/// Minimum time of a minute that an instance has to cover to count as a container, in milliseconds: a shorter time is
+/// not representative.
 pub const MIN_COVERED_MS: u32 = 5_000;
 
 /// More cores than any machine has, in thousandths.
 const MAX_MILLICORES: u64 = 65_536_000;
 
-/// What one instance used within one minute, and how much of the minute that is about.
+/// The usage of one instance within one minute, and the part of the minute that it covers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// CPU time, in microseconds.
     pub cpu_us: u64,
-    /// How much of the minute was watched, in milliseconds; at most 60 000.
+    /// Time covered, in milliseconds; at most 60 000.
     pub covered_ms: u32,
-    /// How much CPU it may use at once, in thousandths of a core; 0 where that is not known.
+    /// The CPU limit in thousandths of a core; 0 if unknown.
     pub limit_millicores: u32,
-    /// Calls that began; 0 where nobody counts them.
+    /// Calls begun; 0 if they are not counted.
     pub requests: u64,
 }
 
-/// Why a usage cannot be true.
+/// Why a usage is implausible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unusable {
-    /// No time is covered, or more than a minute has.
-    #[error("{0} ms of one minute are covered; it has 60000")]
+pub enum ImplausibleUsage {
+    /// No time is covered, or more than a minute.
+    #[error("{0} ms of a minute are covered, which has 60000")]
     Covered(u32),
     /// More CPU than a machine has.
     #[error("{0} thousandths of a core are more than a machine has")]
@@ -37,17 +37,17 @@ pub enum Unusable {
 }
 
 impl Minute {
-    /// The minute that a time lies in, given in milliseconds since 1970 (UTC).
+    /// The minute that contains a time in milliseconds since 1970 (UTC).
     pub fn of_ms(ms: u64) -> Self {
         Self(u32::try_from(ms / u64::from(MINUTE_MS)).unwrap_or(u32::MAX))
     }
 
-    /// When it begins, in milliseconds since 1970 (UTC).
+    /// Its beginning, in milliseconds since 1970 (UTC).
     pub fn start_ms(self) -> u64 {
         u64::from(self.0) * u64::from(MINUTE_MS)
     }
 
-    /// So many minutes earlier.
+    /// This number of minutes earlier.
     #[must_use]
     pub fn before(self, minutes: u32) -> Self {
         Self(self.0.saturating_sub(minutes))
@@ -55,26 +55,26 @@ impl Minute {
 }
 
 impl Usage {
-    /// The CPU in use on average over the time covered, in thousandths of a core: microseconds of CPU a millisecond.
+    /// The average CPU usage over the time covered, in thousandths of a core: microseconds of CPU per millisecond.
     pub fn millicores(&self) -> u64 {
         self.cpu_us / u64::from(self.covered_ms.max(1))
     }
 
-    /// Whether it saw enough of its minute to count as a container.
+    /// Whether it covers enough of its minute to count as a container.
     pub fn counts(&self) -> bool {
         self.covered_ms >= MIN_COVERED_MS
     }
 
-    /// Refuses what cannot be true, whoever says it.
+    /// Rejects implausible values.
     ///
     /// # Errors
-    /// When no time is covered, more than the minute, or more CPU was used than any machine has.
-    pub fn check(&self) -> Result<(), Unusable> {
+    /// If no time is covered, more than the minute, or more CPU was used than any machine has.
+    pub fn check(&self) -> Result<(), ImplausibleUsage> {
         if self.covered_ms == 0 || self.covered_ms > MINUTE_MS {
-            return Err(Unusable::Covered(self.covered_ms));
+            return Err(ImplausibleUsage::Covered(self.covered_ms));
         }
         let millicores = self.millicores();
-        if millicores > MAX_MILLICORES { Err(Unusable::Cpu(millicores)) } else { Ok(()) }
+        if millicores > MAX_MILLICORES { Err(ImplausibleUsage::Cpu(millicores)) } else { Ok(()) }
     }
 }
 
@@ -83,13 +83,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_true_is_refused() {
+    fn implausible_usage_is_rejected() {
         let usage = |cpu_us, covered_ms| Usage { cpu_us, covered_ms, ..Usage::default() };
         assert_eq!(usage(60_000_000, 60_000).check(), Ok(()));
         assert_eq!(usage(60_000_000, 60_000).millicores(), 1000);
         assert_eq!(usage(15_000_000, 30_000).millicores(), 500, "half a minute of half a core");
-        assert_eq!(usage(1, 0).check(), Err(Unusable::Covered(0)));
-        assert_eq!(usage(1, 60_001).check(), Err(Unusable::Covered(60_001)));
-        assert!(matches!(usage(u64::MAX, 60_000).check(), Err(Unusable::Cpu(_))));
+        assert_eq!(usage(1, 0).check(), Err(ImplausibleUsage::Covered(0)));
+        assert_eq!(usage(1, 60_001).check(), Err(ImplausibleUsage::Covered(60_001)));
+        assert!(matches!(usage(u64::MAX, 60_000).check(), Err(ImplausibleUsage::Cpu(_))));
     }
 }

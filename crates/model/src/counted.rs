@@ -31,8 +31,8 @@ mod tests {
 
     #[test]
     fn the_noun_agrees_with_the_count() {
-        let told: Vec<_> = [0, 1, 2].map(|n| counted(n, "endpoint").to_string()).into();
-        assert_eq!(told, ["0 endpoints", "1 endpoint", "2 endpoints"]);
+        let texts: Vec<_> = [0, 1, 2].map(|n| counted(n, "endpoint").to_string()).into();
+        assert_eq!(texts, ["0 endpoints", "1 endpoint", "2 endpoints"]);
         assert_eq!(counted(1, "copy").to_string(), "1 copy");
         assert_eq!(counted(3, "copy").to_string(), "3 copies");
     }

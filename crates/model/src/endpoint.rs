@@ -23,7 +23,8 @@ pub struct Endpoint {
     pub location: Location,
     /// The lifecycle state.
     pub state: EndpointState,
-    /// Relative compute power in thousandths, 1 to [`MAX_WEIGHT`]; [`FULL_WEIGHT`] is an ordinary host (ServiceRouter §3.4.2).
+    /// Relative compute power in thousandths, 1 to [`MAX_WEIGHT`]; [`FULL_WEIGHT`] is an ordinary host (ServiceRouter
+    /// §3.4.2).
     pub weight: u32,
     /// Time for which it stays live without renewal; `None` if another source controls its lifetime.
     pub lease: Option<Duration>,

@@ -88,8 +88,8 @@ impl Hosts {
 
     /// The speed of an endpoint's machine in thousandths; that of an ordinary host if it is unknown.
     pub fn speed(&self, endpoint: &Endpoint) -> u32 {
-        let told = self.host_type(endpoint).and_then(|host_type| self.speeds.get(host_type));
-        told.copied().unwrap_or(FULL_SPEED)
+        let speed = self.host_type(endpoint).and_then(|host_type| self.speeds.get(host_type));
+        speed.copied().unwrap_or(FULL_SPEED)
     }
 
     /// The capacity of an endpoint, in thousandths of an ordinary instance on an ordinary host: its weight times the

@@ -19,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_sealed::{Channel, MAX_HANDLES};
+use fairmesh_shared_memory::{DescriptorChannel, MAX_DESCRIPTORS};
 use rustix::process::Pid;
 use tokio::{
     net::{UnixListener, UnixStream},
@@ -47,7 +47,7 @@ const SOCKET_MODE: u32 = 0o600;
 
 /// The running proxy that is to be succeeded.
 #[derive(Debug)]
-pub(crate) struct Predecessor(Channel);
+pub(crate) struct Predecessor(DescriptorChannel);
 
 /// What a predecessor handed over. What nobody takes is closed.
 #[derive(Debug, Default)]
@@ -66,7 +66,7 @@ pub(crate) struct Handover {
 /// Who has taken over, and waits to hear that nobody else accepts.
 #[derive(Debug)]
 pub(crate) struct Successor {
-    channel: Channel,
+    channel: DescriptorChannel,
     process: Option<Pid>,
 }
 
@@ -78,7 +78,7 @@ impl Predecessor {
             Err(error) if is_nobody(&error) => return Ok(None),
             Err(error) => return Err(error),
         };
-        let mut channel = Channel::new(stream);
+        let mut channel = DescriptorChannel::new(stream);
         let inherited = timeout(PATIENCE, receive(&mut channel)).await.map_err(|_| late())??;
         Ok(Some((Self(channel), inherited)))
     }
@@ -99,7 +99,7 @@ impl Predecessor {
     }
 }
 
-async fn receive(channel: &mut Channel) -> io::Result<Inherited> {
+async fn receive(channel: &mut DescriptorChannel) -> io::Result<Inherited> {
     channel.send(HELLO, &[]).await?;
     let mut handles = Vec::new();
     for _ in 0..MOST_FRAMES {
@@ -178,7 +178,7 @@ impl Handover {
         if uid != 0 && uid != rustix::process::geteuid().as_raw() {
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it runs as another user"));
         }
-        let mut channel = Channel::new(stream);
+        let mut channel = DescriptorChannel::new(stream);
         let hello = timeout(PATIENCE, channel.receive()).await.map_err(|_| late())??;
         match hello {
             Some((word, _)) if &word[..] == HELLO => {}
@@ -188,7 +188,7 @@ impl Handover {
         tracing::info!(listeners = self.sockets.len(), "a successor is about to take over");
         let all: Vec<_> =
             [self.listener.as_fd()].into_iter().chain(self.sockets.iter().map(AsFd::as_fd)).collect();
-        let mut frames = all.chunks(MAX_HANDLES).peekable();
+        let mut frames = all.chunks(MAX_DESCRIPTORS).peekable();
         while let Some(handles) = frames.next() {
             let word = if frames.peek().is_some() { MORE } else { ALL };
             channel.send(word, handles).await?;

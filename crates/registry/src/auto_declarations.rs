@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, ops::Bound, sync::atomic::Ordering::Relaxed, ti
 use fairmesh_model::{HistoryKind, Prefix, RecordKey, ServiceName};
 use fairmesh_rib::{Entry, Expect, Node, Op};
 use fairmesh_wire::{
-    Lines,
+    LogLimiter,
     records::{self, History},
 };
 use tokio::time::{Instant, MissedTickBehavior, interval};
@@ -30,7 +30,7 @@ const REMOVE_BATCH: usize = 100;
 /// The author in the history entry of such a declaration.
 const DECLARED_BY: &str = "its first registration";
 
-static REMOVED: Lines = Lines::new();
+static REMOVED: LogLimiter = LogLimiter::new();
 
 /// The known ones, with the time since when they have no endpoints.
 #[derive(Debug, Default)]

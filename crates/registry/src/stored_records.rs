@@ -8,11 +8,11 @@ use fairmesh_model::{
     ShardPart,
 };
 use fairmesh_rib::{Entry, Expect, Op};
-use fairmesh_wire::{Lines, records, shards};
+use fairmesh_wire::{LogLimiter, records, shards};
 
 use crate::{Registry, RegistryError, shard_map_cache::MapFingerprint};
 
-static UNREADABLE: Lines = Lines::new();
+static UNREADABLE: LogLimiter = LogLimiter::new();
 
 /// An endpoint record of the RIB.
 #[derive(Clone, Debug)]

@@ -4,7 +4,7 @@ use std::{error::Error, pin::Pin};
 
 use fairmesh_wire::{
     handshake::{Connection, is_version_refusal},
-    identity_of, pass_on_for,
+    identity_of, set_on_behalf_of,
     transport::Waits,
     v1::{
         self, checker_server::Checker, imbalance_server::Imbalance, quota_server::Quota,
@@ -83,7 +83,7 @@ fn forwarded_request<T>(request: Request<T>) -> Request<T> {
     let deadline = request.metadata().get(TIMEOUT).cloned();
     let identity = identity_of(&request);
     let mut forwarded = Request::new(request.into_inner());
-    pass_on_for(&mut forwarded, &identity);
+    set_on_behalf_of(&mut forwarded, &identity);
     if let Some(deadline) = deadline {
         forwarded.metadata_mut().insert(TIMEOUT, deadline);
     }
@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn a_forwarded_call_carries_the_identity_of_the_caller_and_not_what_its_metadata_claims() {
         let mut request = Request::new(());
-        pass_on_for(&mut request, &Identity::Local { uid: 0 });
+        set_on_behalf_of(&mut request, &Identity::Local { uid: 0 });
         request.extensions_mut().insert(Identity::Local { uid: 7 });
         let forwarded = forwarded_request(request);
         assert_eq!(on_behalf_of(&forwarded), "local uid 7");

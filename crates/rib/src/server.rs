@@ -17,12 +17,11 @@ use delta_cache::DeltaCache;
 
 use fairmesh_model::{Cursor, Identity, Invalid, Location, Prefix, Revision};
 use fairmesh_wire::{
-    aside,
     handshake::{self, Hello},
-    identity_of, records, rpc,
+    identity_of, records, rpc, run_blocking,
     transport::{Services, Socket, Waits},
     v1,
-    watch::Watched,
+    watch::WatchServer,
 };
 use session::Session;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -164,7 +163,7 @@ impl<B: Backend> RibServer<B> {
 
     /// Serves one watch.
     async fn watch(self, socket: Socket) {
-        let (mut watched, greeting) = match Watched::accept(socket).await {
+        let (mut watched, greeting) = match WatchServer::accept(socket).await {
             Ok(accepted) => accepted,
             Err(error) => return tracing::debug!(%error, "a watch ended before it began"),
         };
@@ -173,7 +172,7 @@ impl<B: Backend> RibServer<B> {
             Ok(admitted) => admitted,
             Err(refused) => return watched.end(&refused).await,
         };
-        watched.greet(self.hello(version));
+        watched.send_hello(self.hello(version));
         let watcher = self.backend.node().watch(greeting.software, watched.identity().clone());
         Session::new(self.backend, watcher, watched, self.delta_cache).run(self.closing).await;
     }
@@ -253,7 +252,7 @@ impl<B: Backend> v1::rib_server::Rib for RibServer<B> {
         let identity = identity_of(&request);
         let request = request.into_inner();
         let batch = match request.ops.iter().any(|op| records::is_costly(&op.key)) {
-            true => aside(|| decode_batch(request)).await?,
+            true => run_blocking(|| decode_batch(request)).await?,
             false => decode_batch(request),
         };
         let batch = batch.map_err(refused)?;

@@ -132,8 +132,8 @@ pub struct Explanation {
     pub key: Option<ShardKey>,
     /// The direct response, if no endpoint is picked because of one.
     pub direct_response: Option<DirectResponse>,
-    /// The pick or its error; `None` if there is a [direct response](Self::direct_response), or if the call goes to another
-    /// service, whose snapshot explains the pick ([`ServiceTable::explain_pick`]).
+    /// The pick or its error; `None` if there is a [direct response](Self::direct_response), or if the call goes to
+    /// another service, whose snapshot explains the pick ([`ServiceTable::explain_pick`]).
     pub picked: Option<Result<EndpointPick, Box<PickError>>>,
 }
 

@@ -11,8 +11,9 @@ mod tree;
 pub use holdings::{Holding, HoldingInterner, Holdings};
 pub use segment::{Segment, SegmentBuilder, SegmentMemory};
 
-/// ShardTable of a segment. A change of one shard rebuilds its segment; smaller segments would make a list that does not
-/// fit into the L1 cache. With two copies of each shard and keys of 128 bits, a segment fills one large page of two
+/// ShardTable of a segment. A change of one shard rebuilds its segment; smaller segments would make a list that does
+/// not fit into the L1 cache. With two copies of each shard and keys of 128 bits, a segment fills one large page of
+/// two
 /// megabytes.
 pub const SEGMENT_SHARDS: usize = 86_016;
 

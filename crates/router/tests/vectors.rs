@@ -96,13 +96,19 @@ fn picked(table: &ServiceTable, params: &PickParams<'_>, seed: u64) -> Value {
 }
 
 fn endpoints(list: &[(&str, &str, &str, u32)]) -> Value {
-    let endpoint = |&(instance, region, state, weight): &(&str, &str, &str, u32)| json!({"instance": instance, "address": "10.0.0.1:80", "region": region, "state": state, "weight": weight});
+    let endpoint = |&(instance, region, state, weight): &(&str, &str, &str, u32)| {
+        json!({
+            "instance": instance, "address": "10.0.0.1:80", "region": region, "state": state, "weight": weight,
+        })
+    };
     json!({"service": "shop/cart", "endpoints": list.iter().map(endpoint).collect::<Vec<_>>()})
 }
 
 fn topology() -> Value {
     json!({
-        "regions": [{"name": "eu"}, {"name": "near"}, {"name": "us", "draining": true}, {"name": "asia"}, {"name": "moon"}],
+        "regions": [
+            {"name": "eu"}, {"name": "near"}, {"name": "us", "draining": true}, {"name": "asia"}, {"name": "moon"},
+        ],
         "roundTrips": [
             {"between": ["eu", "near"], "rtt": "5ms"}, {"between": ["eu", "us"], "rtt": "36ms"},
             {"between": ["asia", "eu"], "rtt": "200ms"},
@@ -157,10 +163,12 @@ fn routes() {
         {"name": "cart", "match": {"path": {"prefix": "/cart/"}}},
         {"name": "orders", "match": {"path": {"template": "/users/{id}/orders"}}},
         {"name": "numbered", "match": {"path": {"regex": "/users/[0-9]+(/.*)?"}}},
-        {"name": "paged", "match": {"query": [{"name": "page no", "exact": "1 of 2"}, {"name": "raw", "present": false}]}},
+        {"name": "paged", "match": {"query": [
+            {"name": "page no", "exact": "1 of 2"}, {"name": "raw", "present": false}]}},
         {"name": "batch", "match": {"clients": ["batch-*", "web"], "path": {"prefix": "/mine"}}},
         {"name": "ours", "match": {"clients": ["*/web"], "path": {"prefix": "/mine"}}},
-        {"name": "anonymous", "match": {"path": {"prefix": "/me"}, "headers": [{"name": "x-canary", "present": false}]}},
+        {"name": "anonymous", "match": {
+            "path": {"prefix": "/me"}, "headers": [{"name": "x-canary", "present": false}]}},
     ]});
     let fleet = Fleet::replicated(policy.clone(), endpoints(&[]));
     let table = fleet.compile();
@@ -185,10 +193,13 @@ fn routes() {
 #[test]
 fn actions() {
     let policy = json!({"service": "shop/cart", "key": {"cookie": "sid"}, "routes": [
-        {"name": "moved", "match": {"path": {"prefix": "/old"}}, "redirect": {"path": {"prefix": "/new"}, "status": 308}},
+        {"name": "moved", "match": {"path": {"prefix": "/old"}},
+            "redirect": {"path": {"prefix": "/new"}, "status": 308}},
         {"name": "secure", "match": {"path": {"exact": "/login"}}, "redirect": {"scheme": "https", "port": 8443}},
-        {"name": "elsewhere", "match": {"path": {"exact": "/docs"}}, "redirect": {"host": "docs.example.org", "path": {"full": "/"}}},
-        {"name": "v1", "match": {"path": {"prefix": "/v1"}}, "rewrite": {"host": "cart.internal", "path": {"prefix": "/"}}},
+        {"name": "elsewhere", "match": {"path": {"exact": "/docs"}},
+            "redirect": {"host": "docs.example.org", "path": {"full": "/"}}},
+        {"name": "v1", "match": {"path": {"prefix": "/v1"}},
+            "rewrite": {"host": "cart.internal", "path": {"prefix": "/"}}},
         {"name": "faulty", "match": {"path": {"prefix": "/faulty"}},
             "fault": {"abort": {"share": "25%", "status": 503}, "delay": {"share": "25%", "time": "20ms"}},
             "mirror": {"service": "shop/shadow", "share": "25%"}},
@@ -210,17 +221,20 @@ fn actions() {
         let request = RequestView { host: "cart.shop:8080", path, method: "GET", headers: &(), grpc: false };
         let routed = table.route(&request, 0);
         let actions = routed.actions.unwrap();
-        let direct_response = (0..16).map(|seed| actions.direct_response(&request, seed)).map(|direct_response| match direct_response {
+        let responses = (0..16).map(|seed| actions.direct_response(&request, seed));
+        let responses = responses.map(|response| match response {
             Some(DirectResponse::Redirect { status, location }) => json!([status, location]),
             Some(DirectResponse::Abort { status }) => json!(status),
             None => Value::Null,
         });
-        let direct_response = direct_response.collect::<Vec<_>>();
-        let delays: Vec<_> = (0..16).map(|seed| actions.delay(seed).map(|time| time.as_millis() as u64)).collect();
+        let responses = responses.collect::<Vec<_>>();
+        let delays: Vec<_> =
+            (0..16).map(|seed| actions.delay(seed).map(|time| time.as_millis() as u64)).collect();
         let mirrors: Vec<_> = (0..16).map(|seed| actions.mirror(seed).map(ToString::to_string)).collect();
         json!({
             "path": path, "route": routed.route, "sent_path": actions.path(path), "sent_host": actions.host(),
-            "instead_by_seed_0_to_15": direct_response, "delay_ms_by_seed_0_to_15": delays, "mirror_by_seed_0_to_15": mirrors,
+            "instead_by_seed_0_to_15": responses, "delay_ms_by_seed_0_to_15": delays,
+            "mirror_by_seed_0_to_15": mirrors,
         })
     });
     check("actions.json", &[("policy", vec![policy]), ("requests", cases.collect())]);
@@ -250,6 +264,23 @@ fn shards() {
     check("shards.json", &[("maps", cases.collect())]);
 }
 
+fn policy(locality: Value, subset: u32) -> Value {
+    json!({"service": "shop/cart", "locality": locality, "balancing": {"subset": subset}})
+}
+
+/// Each endpoint by instance, with the ring of its region.
+fn distances(table: &ServiceTable) -> Vec<Value> {
+    let distance = |c: fairmesh_router::Candidate<'_>| {
+        json!({
+            "instance": c.target.instance, "ring": c.distance.ring, "draining": c.distance.draining,
+            "in_subset": c.in_subset,
+        })
+    };
+    let mut distances: Vec<_> = table.candidates().map(distance).collect();
+    distances.sort_by_key(|endpoint| endpoint["instance"].to_string());
+    distances
+}
+
 #[test]
 fn rings() {
     let everywhere = [
@@ -263,7 +294,6 @@ fn rings() {
         ("h", "asia", "lost", 1000),
         ("i", "near", "serving", 1000),
     ];
-    let policy = |locality: Value, subset: u32| json!({"service": "shop/cart", "locality": locality, "balancing": {"subset": subset}});
     let default = policy(json!({}), 20);
     let without = |regions: &[&str]| -> Vec<_> {
         everywhere.into_iter().filter(|endpoint| !regions.contains(&endpoint.1)).collect()
@@ -281,22 +311,22 @@ fn rings() {
         (unwell, default.clone()),
         (Vec::new(), default.clone()),
     ];
-    let fast = json!({"types": [{"name": "fast", "speed": 2500}], "prefixes": [{"prefix": "10.0.0.0/8", "hostType": "fast"}]});
+    let fast = json!({
+        "types": [{"name": "fast", "speed": 2500}], "prefixes": [{"prefix": "10.0.0.0/8", "hostType": "fast"}],
+    });
     let cases = cases.into_iter().map(|(list, policy)| (list, policy, Value::Null));
     let cases = cases.chain([(everywhere.to_vec(), default, fast)]);
     let cases = cases.map(|(list, policy, hosts)| {
-        let fleet =
-            Fleet { kind: "replicated", policy, endpoints: endpoints(&list), topology: topology(), hosts, shard_map: Value::Null };
+        let fleet = Fleet { topology: topology(), hosts, ..Fleet::replicated(policy, endpoints(&list)) };
         let table = fleet.compile();
-        let mut distance: Vec<_> = table
-            .candidates()
-            .map(|c| json!({"instance": c.target.instance, "ring": c.distance.ring, "draining": c.distance.draining, "in_subset": c.in_subset}))
-            .collect();
-        distance.sort_by_key(|endpoint| endpoint["instance"].to_string());
         let picks: Vec<_> = (0..8).map(|seed| picked(&table, &PickParams::default(), seed)).collect();
-        json!({"fleet": fleet.write(), "endpoints": distance, "picked_by_seed_0_to_7": picks})
+        json!({"fleet": fleet.write(), "endpoints": distances(&table), "picked_by_seed_0_to_7": picks})
     });
     check("rings.json", &[("cases", cases.collect())]);
+}
+
+fn replica(instance: &str, role: &str, state: &str) -> Value {
+    json!({"instance": instance, "region": "eu", "role": role, "state": state})
 }
 
 #[test]
@@ -315,12 +345,12 @@ fn calls_by_key() {
     .zip([1000, 2000, 1000, 500, 1000, 1000, 3000, 1000])
     .map(|((instance, region), weight)| (instance, region, "serving", weight))
     .collect();
-    let replica = |instance: &str, role: &str, state: &str| json!({"instance": instance, "region": "eu", "role": role, "state": state});
     let map = json!({"service": "shop/cart", "version": 3, "interval": {"start": 0, "end": 900}, "shards": [
         {"id": 4, "start": 0, "replicas": [replica("d", "primary", "serving"), replica("e", "secondary", "serving")]},
         {"id": 5, "start": 500, "replicas": [
-            replica("a", "primary", "stopping"), replica("b", "primary", "starting"), replica("c", "secondary", "serving"),
-            replica("f", "secondary", "serving"), replica("g", "secondary", "serving"), replica("a", "secondary", "serving"),
+            replica("a", "primary", "stopping"), replica("b", "primary", "starting"),
+            replica("c", "secondary", "serving"), replica("f", "secondary", "serving"),
+            replica("g", "secondary", "serving"), replica("a", "secondary", "serving"),
             replica("h", "secondary", "serving"), replica("b", "secondary", "serving")]},
     ]});
     let policy = json!({"service": "shop/cart"});
@@ -341,8 +371,8 @@ fn calls_by_key() {
             let picks: Vec<_> = (0..8).map(|seed| picked(&table, &params, seed)).collect();
             json!({"key": key.map(|key| key.to_string()), "role": role, "picked_by_seed_0_to_7": picks})
         };
-        let asked = keys.iter().flat_map(|&key| roles.iter().map(move |&role| (key, role)));
-        json!({"fleet": fleet.write(), "calls": asked.map(case).collect::<Vec<_>>()})
+        let calls_by_role = keys.iter().flat_map(|&key| roles.iter().map(move |&role| (key, role)));
+        json!({"fleet": fleet.write(), "calls": calls_by_role.map(case).collect::<Vec<_>>()})
     };
     let roles = [None, Some("primary"), Some("secondary"), Some("unheard")];
     let keys: Vec<_> = (0..30).map(|key| Some(key * 1_000_003)).chain([None, Some(u128::MAX)]).collect();

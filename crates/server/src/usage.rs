@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use fairmesh_imbalance::{Minute, Minutes, Moment, Reading, Usage};
+use fairmesh_imbalance::{CounterReading, Minute, Moment, Usage, UsageRecorder};
 use fairmesh_model::Location;
 use fairmesh_wire::v1;
 use tokio::{
@@ -36,7 +36,7 @@ struct Reporter {
     /// Of the last reading.
     epoch: Option<u32>,
     calls: Option<Calls>,
-    minutes: Minutes,
+    minutes: UsageRecorder,
     began: Instant,
     /// Where it runs, once that is known.
     place: Option<Location>,
@@ -63,7 +63,7 @@ impl UsageReports {
     }
 
     fn start(link: Arc<Link>, registration: Registration, cpu: Cpu, calls: Option<Calls>) -> Self {
-        let (place, minutes) = (registration.location.clone(), Minutes::default());
+        let (place, minutes) = (registration.location.clone(), UsageRecorder::default());
         let began = Instant::now();
         let reporter = Reporter { link, registration, cpu, epoch: None, calls, minutes, began, place };
         Self { _task: AbortOnDropHandle::new(tokio::spawn(reporter.run())) }
@@ -89,15 +89,15 @@ impl Reporter {
     fn read(mut self) -> Self {
         let Some(time) = self.cpu.read() else { return self };
         if self.epoch.replace(time.epoch) != Some(time.epoch) {
-            self.minutes.begin_anew();
+            self.minutes.restart();
         }
-        let reading = Reading {
+        let reading = CounterReading {
             cpu_us: time.used_us,
             limit_millicores: time.limit_millicores,
             requests: self.calls.as_mut().map_or(0, Calls::total),
         };
         let elapsed_ms = millis(time.at.duration_since(self.began));
-        self.minutes.read(Moment { elapsed_ms, clock_ms: clock_ms() }, reading);
+        self.minutes.record(Moment { elapsed_ms, clock_ms: clock_ms() }, reading);
         self
     }
 
@@ -116,7 +116,7 @@ impl Reporter {
             answer => answer?,
         }
         self.place = Some(place);
-        self.minutes.sent(&unsent);
+        self.minutes.mark_sent(&unsent);
         Ok(())
     }
 

@@ -1,7 +1,7 @@
-//! Between messages and the model.
+//! Conversion between messages and the model.
 //!
-//! `From` goes to the message and cannot fail; `TryFrom` comes back and validates, with the path of the field in the
-//! error. Durations are whole milliseconds or microseconds on the wire, as each field says; the rest is cut off.
+//! `From` converts to messages and cannot fail; `TryFrom` converts back and validates, with the path of the field in
+//! errors. Durations are whole milliseconds or microseconds on the wire, as each field says; fractions are cut.
 
 mod endpoint;
 mod health;
@@ -20,9 +20,9 @@ pub fn store_id_bytes(id: StoreId) -> Bytes {
     Bytes::copy_from_slice(&id.0.to_be_bytes())
 }
 
-/// Reads a store id.
+/// Parses a store id.
 pub fn store_id(bytes: &[u8]) -> Result<StoreId, Invalid> {
-    wide("store_id", bytes).map(StoreId)
+    read_u128("store_id", bytes).map(StoreId)
 }
 
 /// The 16 bytes, big endian, of a key of a sharded service.
@@ -30,12 +30,12 @@ pub fn shard_key_bytes(key: ShardKey) -> Bytes {
     Bytes::copy_from_slice(&key.0.to_be_bytes())
 }
 
-/// Reads a key of a sharded service.
+/// Parses a key of a sharded service.
 pub fn shard_key(bytes: &[u8]) -> Result<ShardKey, Invalid> {
-    wide("", bytes).map(ShardKey)
+    read_u128("", bytes).map(ShardKey)
 }
 
-/// Reads which record a history is about: `services` or `policies`; writing it is [`ToString`].
+/// Parses the kind of record of a history: `services` or `policies`; the inverse is [`ToString`].
 pub fn history_kind(text: &str) -> Result<HistoryKind, Invalid> {
     match text {
         "services" => Ok(HistoryKind::Services),
@@ -44,20 +44,20 @@ pub fn history_kind(text: &str) -> Result<HistoryKind, Invalid> {
     }
 }
 
-/// Reads 128 bits, big endian.
-pub(crate) fn wide(field: &str, bytes: &[u8]) -> Result<u128, Invalid> {
+/// Parses 128 bits, big endian.
+pub(crate) fn read_u128(field: &str, bytes: &[u8]) -> Result<u128, Invalid> {
     let wide = bytes.try_into().map(u128::from_be_bytes);
     wide.map_err(|_| Invalid::new(field, format!("has {} bytes", bytes.len()), "send 16 bytes, big endian"))
 }
 
-/// Reads an enum, refusing numbers that only a newer release knows.
-pub(crate) fn known<E: TryFrom<i32>>(field: &str, number: i32) -> Result<E, Invalid> {
+/// Parses an enum; numbers that only a newer release knows are rejected.
+pub(crate) fn read_enum<E: TryFrom<i32>>(field: &str, number: i32) -> Result<E, Invalid> {
     E::try_from(number).map_err(|_| {
         Invalid::new(field, format!("{number} is unknown here"), "upgrade this side, or send a known value")
     })
 }
 
-/// Takes a message that must be there.
+/// Unwraps a required message.
 pub(crate) fn required<T>(field: &str, message: Option<T>) -> Result<T, Invalid> {
     message.ok_or_else(|| Invalid::new(field, "is missing", "send it"))
 }

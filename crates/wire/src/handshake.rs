@@ -1,9 +1,9 @@
-//! Which protocol version two processes speak.
+//! Negotiation of the protocol version between two processes.
 //!
-//! A caller says in `Rib.Hello` which versions it speaks, the answerer picks the newest that both do, and every later
-//! call carries it as metadata. The version rides on the call and not on the connection, because a channel reconnects on
-//! its own and may then find a process of another release behind the same address. A [watch](crate::watch) is one connection
-//! from its beginning to its end, and begins with the same exchange.
+//! The client sends its versions in `Rib.Hello`, the server picks the newest common one, and every later call carries
+//! it as metadata. The version belongs to calls and not to the connection, because a channel reconnects by itself and
+//! may then reach a process of another release at the same address. A [watch](crate::watch) is a single connection and
+//! begins with the same exchange.
 
 mod client;
 mod server;
@@ -11,33 +11,33 @@ mod server;
 use std::ops::RangeInclusive;
 
 pub use client::{ConnectError, Connection, SendVersion, VersionedChannel, connect};
-pub(crate) use client::{HELLO_TIMEOUT, plain};
+pub(crate) use client::{HELLO_TIMEOUT, sanitize};
 use fairmesh_model::{Invalid, Location, StoreId};
 pub use server::{VersionCheck, VersionChecked, is_version_refusal, negotiate, software_of};
 
 use crate::{convert, v1};
 
-/// The protocol versions that this build speaks. A release speaks its own and the one before (the first has none).
+/// The protocol versions of this build. A release supports its own and the previous one (the first has none).
 pub const PROTOCOL: RangeInclusive<u32> = 1..=1;
 
-/// The metadata key that carries the version on every call but Hello.
+/// The metadata key of the version, on every call but Hello.
 pub(crate) const VERSION_KEY: &str = "fairmesh-version";
-/// The metadata key that says what the caller is, for people.
+/// The metadata key of the client's description, for display.
 pub(crate) const SOFTWARE_KEY: &str = "fairmesh-software";
 
-/// The metadata key that marks a refusal as one of the version, and tells it from other failed preconditions.
+/// The metadata key that distinguishes version errors from other failed preconditions.
 pub(crate) const REFUSED_KEY: &str = "fairmesh-version-refused";
 
-/// What the answerer of a handshake said of itself.
+/// The server's response to a handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// The version that both speak from now on.
+    /// The negotiated version.
     pub version: u32,
-    /// The store behind it, or `None` for an agent that has never met a control plane.
+    /// The store of the server; `None` for an agent that has never reached a control plane.
     pub store: Option<StoreId>,
-    /// Where it runs, if it is an agent.
+    /// The location of an agent.
     pub location: Option<Location>,
-    /// What it is, for people: `control plane 0.1.0`.
+    /// The description of the server, for display: `control plane 0.1.0`.
     pub software: String,
 }
 

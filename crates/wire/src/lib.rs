@@ -1,35 +1,35 @@
-//! The contracts of Fairmesh: protobuf and gRPC types, their conversion to and from the model, and how two processes
-//! connect. It sits right above `fairmesh-model`; everything that speaks to another process, or keeps bytes that
-//! another process will read, stands on it.
+//! The protocol of Fairmesh: protobuf and gRPC types, their conversion to and from the model, and connections between
+//! processes. It is built on `fairmesh-model`, and used by every crate that communicates with another process or
+//! stores bytes for one.
 //!
-//! * [`v1`] is generated from `proto/fairmesh/v1`, [`lookaside`] and [`grpc_lookup`] from what lies beside it.
-//! * [`convert`] turns messages into model values, validating them, and back.
-//! * [`records`] and [`shards`] are the bytes that stand at RIB keys.
-//! * [`aside`] does what takes long away from the loops that serve.
-//! * [`transport`] makes and accepts connections; [`handshake`] settles the protocol version on them; [`rpc`] holds the
-//!   clients, the services and their size limits; [`watch`] is what changes of the RIB travel on.
+//! * [`v1`] is generated from `proto/fairmesh/v1`, [`lookaside`] and [`grpc_lookup`] from the folders beside it.
+//! * [`convert`] converts messages to validated model values, and back.
+//! * [`records`] and [`shards`] are the encodings of values at RIB keys.
+//! * [`run_blocking`] runs expensive work off the event loops.
+//! * [`transport`] opens and accepts connections; [`handshake`] negotiates the protocol version; [`rpc`] has the
+//!   clients and services with their size limits; [`watch`] is the protocol for changes of the RIB.
 //!
-//! Records of the RIB are protobuf, as the calls are: one schema language, and readers skip fields that a newer writer
-//! added. Serialising the model with serde was rejected: it would make every rename in the model a change of format.
+//! Records of the RIB are protobuf, as the calls are: one schema language, and readers skip fields that newer writers
+//! added. Serialising the model with serde was rejected: renames in the model would change the format.
 
-mod aside;
+mod blocking;
 pub mod convert;
 pub mod environment;
 pub mod handshake;
-mod lines;
+mod log_limiter;
 pub mod records;
 pub mod rpc;
 pub mod shards;
 pub mod transport;
 pub mod watch;
 
-pub use aside::aside;
+pub use blocking::run_blocking;
 pub use handshake::software_of;
-pub use lines::Lines;
-pub use transport::{identity_of, on_behalf_of, pass_on_for};
+pub use log_limiter::LogLimiter;
+pub use transport::{identity_of, on_behalf_of, set_on_behalf_of};
 
-/// Picks for callers that follow no records: the generated types of `proto/fairmesh/lookaside`, documented there.
-// The name of the package tells the way from there to `v1`.
+/// Picks for callers without records: the generated types of `proto/fairmesh/lookaside`, documented there.
+// The package name determines the path to `v1`.
 #[allow(missing_docs, missing_debug_implementations, unreachable_pub)]
 #[allow(clippy::all, clippy::too_many_lines, clippy::cognitive_complexity, clippy::disallowed_methods)]
 pub mod lookaside {
@@ -46,7 +46,7 @@ pub mod grpc_lookup {
 }
 
 /// The generated protobuf and gRPC types of `proto/fairmesh/v1`, documented there.
-// Our lints are for code that people wrote.
+// Our lints apply to hand-written code.
 #[allow(missing_docs, missing_debug_implementations, unreachable_pub)]
 #[allow(clippy::all, clippy::too_many_lines, clippy::cognitive_complexity, clippy::disallowed_methods)]
 pub mod v1 {

@@ -1,7 +1,8 @@
-//! The bytes that stand at RIB keys.
+//! Encoding of values at RIB keys.
 //!
-//! A key says which message its value holds, so values carry no type tag. Readers validate again: bytes may come from
-//! an older writer, a foreign client of the store or a damaged disk, and none of them may reach a router.
+//! The key determines the message type of its value, so values have no type tag. Readers validate again: bytes may
+//! come from an older writer, a foreign client of the store or a damaged disk, and invalid ones must not reach a
+//! router.
 
 use bytes::Bytes;
 use fairmesh_model::{HistoryKind, Invalid, Record, RecordKey};
@@ -12,28 +13,28 @@ use crate::{shards, v1};
 #[cfg(test)]
 mod tests;
 
-/// The longest value at any key, in bytes; etcd refuses requests above 1.5 MB, and a batch holds several values.
+/// The longest value of a key, in bytes; etcd rejects requests above 1.5 MB, and a batch has several values.
 pub const MAX_VALUE: usize = 256 * 1024;
 
-/// How much shorter other values are, in bytes, so that the history of the longest of them can still be written.
-const HISTORY_ROOM: usize = 4 * 1024;
+/// Bytes by which values with history are limited further, so that the history entry of the longest one fits.
+const HISTORY_OVERHEAD: usize = 4 * 1024;
 
-/// An earlier value of a record, as it stands at [`RecordKey::History`].
+/// An earlier value of a record, as stored at [`RecordKey::History`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct History {
-    /// The key it stood at: a service or a policy.
+    /// The key of the record: a service or a policy.
     pub key: RecordKey,
-    /// The value, or `None` where the record did not exist.
+    /// The value; `None` if the record did not exist.
     pub value: Option<Bytes>,
-    /// When it was replaced, in milliseconds since 1970.
+    /// Time of its replacement, in milliseconds since 1970.
     pub replaced_at_ms: u64,
-    /// Who replaced it.
+    /// The user who replaced it.
     pub replaced_by: String,
-    /// The revision that had written it; 0 where the record did not exist.
+    /// The revision that wrote it; 0 if the record did not exist.
     pub revision: u64,
 }
 
-/// Encodes a record. One record has one encoding, so that equal bytes mean an unchanged record.
+/// Encodes a record. The encoding is unique, so that equal bytes mean an unchanged record.
 pub fn encode(record: &Record) -> Bytes {
     match record.clone() {
         Record::Service(record) => bytes(&v1::Service::from(record)),
@@ -47,10 +48,10 @@ pub fn encode(record: &Record) -> Bytes {
     }
 }
 
-/// Decodes what stands at `key`, and checks that it is about what the key names.
+/// Decodes the value of `key`, and checks that it belongs to that key.
 ///
 /// # Errors
-/// [`Invalid`] where the bytes are not that record, and for keys that hold no [`Record`]: parts of shard maps
+/// [`Invalid`] if the bytes are not that record, and for keys that hold no [`Record`]: parts of shard maps
 /// ([`shards::decode_map`]) and history ([`decode_history`]).
 pub fn decode(key: &RecordKey, value: &[u8]) -> Result<Record, Invalid> {
     let record = match key {
@@ -67,12 +68,12 @@ pub fn decode(key: &RecordKey, value: &[u8]) -> Result<Record, Invalid> {
             return Err(Invalid::new("key", problem, "read shard maps and history as a whole"));
         }
     };
-    agree(key, &record)?;
+    check_key_fields(key, &record)?;
     Ok(record)
 }
 
-/// Checks that what key and record both say is the same.
-fn agree(key: &RecordKey, record: &Record) -> Result<(), Invalid> {
+/// Checks the fields that key and record have in common.
+fn check_key_fields(key: &RecordKey, record: &Record) -> Result<(), Invalid> {
     let (field, said, found) = match (key, record) {
         (RecordKey::Endpoint(_, region, instance), Record::Endpoint(endpoint)) => {
             if *region != endpoint.location.region {
@@ -89,7 +90,7 @@ fn agree(key: &RecordKey, record: &Record) -> Result<(), Invalid> {
     if said == found {
         return Ok(());
     }
-    let problem = format!("is '{found}', and the key says '{said}'");
+    let problem = format!("is '{found}', but the key has '{said}'");
     Err(Invalid::new(field, problem, "write the record at its own key"))
 }
 
@@ -99,10 +100,10 @@ pub fn encode_history(history: &History) -> Bytes {
     bytes(&v1::History { key: key.to_string(), value, replaced_at_ms, replaced_by, revision })
 }
 
-/// Decodes an earlier value, the value within it included.
+/// Decodes an earlier value, including the record in it.
 ///
 /// # Errors
-/// [`Invalid`] where the bytes are not that, or are about a record that has no history.
+/// [`Invalid`] if the bytes are not a history entry, or if the record has no history.
 pub fn decode_history(value: &[u8]) -> Result<History, Invalid> {
     let v1::History { key, value, replaced_at_ms, replaced_by, revision } = message(value)?;
     let key = RecordKey::parse(&key)?;
@@ -124,12 +125,13 @@ fn history_kind(key: &RecordKey) -> Option<HistoryKind> {
     }
 }
 
-/// Whether checking what stands at `key` may take long: a policy has expressions that are compiled. See [`crate::aside`].
+/// Whether validating the value of `key` may take long: policies have expressions that are compiled. See
+/// [`crate::run_blocking`].
 pub fn is_costly(key: &str) -> bool {
     key.contains("/policies/")
 }
 
-/// Whether a policy has expressions, told without compiling them.
+/// Whether a policy has expressions, without compiling them.
 pub fn has_expressions(policy: &[u8]) -> bool {
     let is_expression =
         |path: &Option<v1::r#match::Path>| matches!(path, Some(v1::r#match::Path::PathRegex(_)));
@@ -137,18 +139,22 @@ pub fn has_expressions(policy: &[u8]) -> bool {
     policy.routes.iter().filter_map(|route| route.r#match.as_ref()).any(|wanted| is_expression(&wanted.path))
 }
 
-/// Checks that `key` is a RIB key in its one spelling and that `value` is what belongs there and not too long, parts of
-/// shard maps and history included. What a server does before it writes.
+/// Validates an entry before a server writes it: `key` is a canonical RIB key and `value` is valid for it and not too
+/// long, including parts of shard maps and history.
 pub fn check(key: &str, value: &[u8]) -> Result<RecordKey, Invalid> {
     let parsed = RecordKey::parse(key)?;
     let spelling = parsed.to_string();
     if spelling != key {
-        // Two texts for one record would be two entries that each reader takes for the same one.
-        return Err(Invalid::new("key", format!("'{key}' is spelt oddly"), format!("write {spelling}")));
+        // Two spellings of one key would be two entries that readers take for one record.
+        return Err(Invalid::new(
+            "key",
+            format!("'{key}' is not in canonical form"),
+            format!("write {spelling}"),
+        ));
     }
     let longest = match parsed {
         RecordKey::History(..) => MAX_VALUE,
-        _ => MAX_VALUE - HISTORY_ROOM,
+        _ => MAX_VALUE - HISTORY_OVERHEAD,
     };
     if value.len() > longest {
         let problem = format!("has {} bytes", value.len());

@@ -1,4 +1,4 @@
-//! Clients and services with the limits that every one of them has, set in this one place.
+//! Clients and services, with their message limits.
 
 use crate::{
     handshake::VersionedChannel,
@@ -18,7 +18,8 @@ use crate::{
     },
 };
 
-/// The longest message either way, in bytes. The largest legal ones, a batch and a part of a snapshot, stay below half.
+/// The longest message in either direction, in bytes. The largest legal ones, a batch and a part of a snapshot, take
+/// less than half.
 pub const MAX_MESSAGE: usize = 4 * 1024 * 1024;
 
 macro_rules! limited {

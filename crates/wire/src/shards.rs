@@ -1,15 +1,16 @@
-//! Shard maps as they stand in the RIB: parts, manifests, chunks.
+//! Encoding of shard maps in the RIB: parts, manifests, chunks.
 //!
-//! A map is a part `ranges` (where shards start) and a part for each region (which of its endpoints hold which shards),
-//! so that a caller may read one region's copies only (ServiceRouter §3.2). A part is a list of chunks, named by what is in them, and a
-//! manifest that lists them. Chunks are cut by content: a shard whose hashed id says so starts one. A move or a split
-//! therefore changes the chunk that it is in and no other, and only that chunk and the manifests travel. Cutting after a
-//! fixed number of shards was rejected: one split would shift, and so rename, every chunk behind it.
+//! A map consists of a part `ranges` (the starts of shards) and a part for each region (its endpoints and the shards
+//! that they hold), so that a caller may read the copies of one region only (ServiceRouter §3.2). A part is a list of
+//! chunks, named by their content, and a manifest that lists them. Chunk boundaries are content-defined: a shard whose
+//! hashed id meets a condition starts a chunk. Thus a move or a split changes only the chunk of its shard, and only
+//! that chunk and the manifests are transferred. Chunks with a fixed number of shards were rejected: one split would
+//! shift, and therefore rename, all later chunks.
 
-mod cut;
+mod chunk_reader;
+mod chunker;
 mod part;
 mod patch;
-mod piece;
 mod ranges;
 mod replicas;
 #[cfg(test)]
@@ -18,15 +19,15 @@ mod tests;
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
+pub use chunk_reader::{Copies, Manifest, read_copies, read_manifest, read_ranges};
 use fairmesh_model::{ChunkHash, Invalid, RecordKey, ServiceName, ShardMap, ShardPart};
 use part::Part;
-pub use patch::{Change, Patch, Value, differences, is_patched};
-pub use piece::{Copies, Manifest, read_copies, read_manifest, read_ranges};
+pub use patch::{Change, Patch, Value, differences, is_patchable};
 
 use crate::{convert, records, v1};
 
-/// Encodes a map as every key that it stands at: a manifest and its chunks for `ranges` and for each region that holds
-/// a copy. A writer deletes the keys of the map before that are not among them.
+/// Encodes a map as the entries of all its keys: a manifest and its chunks for `ranges` and for each region that holds
+/// a copy. The writer deletes keys of the previous map that are not among them.
 pub fn encode_map(service: &ServiceName, map: &ShardMap) -> BTreeMap<RecordKey, Bytes> {
     let mut entries = BTreeMap::new();
     let ranges = ranges::encode(&map.shards);
@@ -37,19 +38,18 @@ pub fn encode_map(service: &ServiceName, map: &ShardMap) -> BTreeMap<RecordKey, 
     entries
 }
 
-/// Puts a map together from what stands below its prefix; other keys are skipped, as are chunks that no manifest names.
+/// Assembles a map from the entries below its prefix; other keys and chunks without a manifest are skipped.
 ///
-/// `None` where there is no manifest at all. Regions that are not given are simply absent from the map, which suits a
-/// caller that reads its own region only. The copies of a shard come back grouped by region, in the order within each
-/// in which they were.
+/// `None` if there is no manifest. Regions that are not given are absent from the map, for callers that read only
+/// their own region. The copies of a shard are grouped by region, in stable order within each.
 ///
 /// # Errors
-/// [`Invalid`] where a chunk is missing or damaged, where parts come from two versions of the map, where the part
-/// `ranges` is missing, and where the whole does not validate.
+/// [`Invalid`] if a chunk is missing or damaged, if parts are of different versions, if the part `ranges` is missing,
+/// and if the map as a whole is not valid.
 pub fn decode_map(
     entries: impl IntoIterator<Item = (RecordKey, Bytes)>,
 ) -> Result<Option<ShardMap>, Invalid> {
-    let mut parts = part::gather(entries)?;
+    let mut parts = part::group(entries)?;
     if parts.is_empty() {
         return Ok(None);
     }
@@ -60,7 +60,7 @@ pub fn decode_map(
     let version = whole.manifest.version;
     let shards = ranges::decode(&whole).map_err(|e| e.within("ranges"))?;
     let mut map = ShardMap { version, interval, shards };
-    let mut adder = replicas::Adder::new(&map.shards);
+    let mut adder = replicas::ReplicaMerger::new(&map.shards);
     for (part, content) in parts {
         let ShardPart::Region(region) = part else { continue };
         same_map(&whole, &content)
@@ -74,7 +74,7 @@ pub fn decode_map(
 fn same_map(ranges: &Part, region: &Part) -> Result<(), Invalid> {
     let (ranges, region) = (&ranges.manifest, &region.manifest);
     if ranges.version != region.version {
-        let problem = format!("is {}, and that of 'ranges' is {}", region.version, ranges.version);
+        let problem = format!("is {}, but that of 'ranges' is {}", region.version, ranges.version);
         return Err(Invalid::new("version", problem, "read all parts at one revision"));
     }
     if (&ranges.first_key, &ranges.last_key) != (&region.first_key, &region.last_key) {
@@ -83,16 +83,16 @@ fn same_map(ranges: &Part, region: &Part) -> Result<(), Invalid> {
     Ok(())
 }
 
-/// Checks a manifest by itself.
+/// Validates a manifest.
 pub(crate) fn check_manifest(part: &ShardPart, value: &[u8]) -> Result<(), Invalid> {
     let manifest = part::read_manifest(value)?;
     if *part == ShardPart::Ranges && manifest.shards == 0 {
-        return Err(Invalid::new("shards", "there is none", "declare at least one shard"));
+        return Err(Invalid::new("shards", "the list is empty", "declare at least one shard"));
     }
     Ok(())
 }
 
-/// Checks a chunk by itself: that it is named by its content and that its rows are well formed.
+/// Validates a chunk: its name is the hash of its content and its rows are well-formed.
 pub(crate) fn check_chunk(part: &ShardPart, hash: ChunkHash, value: &[u8]) -> Result<(), Invalid> {
     part::check_hash(hash, value)?;
     match part {

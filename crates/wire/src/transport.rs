@@ -1,7 +1,8 @@
-//! How connections are made and accepted: the one place where security will be added.
+//! Connections between processes: opened, accepted and, in future, secured here.
 //!
-//! TCP between machines, Unix sockets within one, where the kernel vouches for the user at the other end. [`Transport`]
-//! is the seam for TLS, for the mesh's own connections and for those that calls and probes go over; until then [`Plaintext`] is its only form, and whoever comes over TCP is anonymous.
+//! TCP between machines, Unix sockets within one, where the kernel authenticates the peer's user. [`Transport`] is the
+//! interface for TLS, both for the mesh's own connections and for those of calls and probes; so far [`Plaintext`] is
+//! its only implementation, and TCP peers are anonymous.
 
 mod address;
 mod calls;
@@ -27,14 +28,14 @@ pub use socket::{Peer, Socket};
 use tokio::net::{TcpSocket, TcpStream};
 pub use waits::Waits;
 
-/// How bytes get from one process to another, and what is known of the peer.
+/// How connections are opened and accepted, and peers authenticated.
 pub trait Transport: Clone + Send + Sync + 'static {
-    /// Opens a connection. The caller bounds how long it may take.
+    /// Opens a connection. The caller applies a timeout.
     fn dial(&self, address: &Address) -> impl Future<Output = io::Result<Socket>> + Send;
 
-    /// Opens a connection to an endpoint, for calls or to probe it, from one of this machine's addresses where that is given
-    /// and of the same family. Apart from [`dial`](Self::dial), since calls write and read the socket without a layer.
-    fn reach(
+    /// Opens a connection to an endpoint, for calls or probes, from `from` if that is given and of the same address
+    /// family. Separate from [`dial`](Self::dial), since calls use the socket without a layer.
+    fn connect_endpoint(
         &self,
         endpoint: SocketAddr,
         from: Option<IpAddr>,
@@ -44,7 +45,7 @@ pub trait Transport: Clone + Send + Sync + 'static {
     fn bind(&self, address: &Address) -> impl Future<Output = Result<Listener, BindError>> + Send;
 }
 
-/// Neither encryption nor proof of identity.
+/// Neither encryption nor authentication.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Plaintext;
 
@@ -53,7 +54,7 @@ impl Transport for Plaintext {
         Socket::dial(address).await
     }
 
-    async fn reach(&self, endpoint: SocketAddr, from: Option<IpAddr>) -> io::Result<TcpStream> {
+    async fn connect_endpoint(&self, endpoint: SocketAddr, from: Option<IpAddr>) -> io::Result<TcpStream> {
         let Some(from) = from.filter(|from| from.is_ipv4() == endpoint.is_ipv4()) else {
             return TcpStream::connect(endpoint).await;
         };
@@ -67,24 +68,24 @@ impl Transport for Plaintext {
     }
 }
 
-/// The metadata key with which one who passes a call on says for whom.
+/// The metadata key by which a forwarding process names the original caller.
 const ON_BEHALF_OF: &str = "fairmesh-on-behalf-of";
 
-/// Whom the caller says that it passes the call on for, for people: an agent knows the programs of its machine. Empty
-/// where it did not say. Nothing may be decided by it, since whoever reaches the port can claim it.
+/// The original caller as stated by the forwarding process, for display: an agent knows the programs of its machine.
+/// Empty if not stated. No decision may depend on it, since every client that reaches the port can claim it.
 pub fn on_behalf_of<T>(request: &tonic::Request<T>) -> &str {
     request.metadata().get(ON_BEHALF_OF).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 
-/// Says in a call that it is passed on for `identity`.
-pub fn pass_on_for<T>(request: &mut tonic::Request<T>, identity: &Identity) {
-    // Identities are written in ASCII.
+/// States in a forwarded call that its original caller is `identity`.
+pub fn set_on_behalf_of<T>(request: &mut tonic::Request<T>, identity: &Identity) {
+    // Identities are displayed in ASCII.
     if let Ok(value) = identity.to_string().parse() {
         request.metadata_mut().insert(ON_BEHALF_OF, value);
     }
 }
 
-/// Who makes a call, as the transport of its connection established it.
+/// The caller's identity, as established by the transport of its connection.
 pub fn identity_of<T>(request: &tonic::Request<T>) -> Identity {
     request.extensions().get::<Identity>().cloned().unwrap_or_default()
 }

@@ -44,7 +44,7 @@ pub async fn probe_once(probe: &Probe, address: SocketAddr, patience: Duration) 
 }
 
 async fn connect(address: SocketAddr) -> Result<TcpStream, String> {
-    Plaintext.reach(address, None).await.map_err(|error| format!("cannot connect: {error}"))
+    Plaintext.connect_endpoint(address, None).await.map_err(|error| format!("cannot connect: {error}"))
 }
 
 async fn get(stream: TcpStream, address: SocketAddr, path: &str, wanted: Option<u16>) -> Result<(), String> {

@@ -10,7 +10,7 @@ use fairmesh_model::{
     StoreId,
 };
 use fairmesh_router::{HoldingInterner, SEGMENT_SHARDS, Segment, SegmentBuilder, SegmentMemory};
-use fairmesh_sealed::Sealed;
+use fairmesh_shared_memory::SealedMemory;
 use fairmesh_wire::shards::{Copies, read_copies, read_ranges};
 
 use super::map_records::{BuildError, Manifests, MapRecords};
@@ -40,7 +40,7 @@ pub(crate) struct BuiltMap {
 #[derive(Debug)]
 pub(crate) struct SharedTable {
     pub(crate) id: u64,
-    pub(crate) memory: Arc<Sealed>,
+    pub(crate) memory: Arc<SealedMemory>,
     /// Its content, if it is a segment.
     segment: Option<Segment>,
 }
@@ -158,7 +158,7 @@ impl Builder {
     }
 
     fn holders(&self, store: StoreId) -> Result<Arc<SharedTable>, BuildError> {
-        let memory = Arc::new(Sealed::bytes("fairmesh-holders", &self.numbers.encode(store))?);
+        let memory = Arc::new(SealedMemory::seal_bytes("fairmesh-holders", &self.numbers.encode(store))?);
         Ok(Arc::new(SharedTable { id: (self.next_table)(), memory, segment: None }))
     }
 
@@ -349,7 +349,8 @@ impl Builder {
             rows.push(*id, *start, own.iter().map(|(_, holder)| *holder));
             rest = others;
         }
-        let memory = Arc::new(Sealed::words("fairmesh-shards", &rows.encode(source.store, draft.range))?);
+        let memory =
+            Arc::new(SealedMemory::seal_words("fairmesh-shards", &rows.encode(source.store, draft.range))?);
         let words: SegmentMemory = memory.clone();
         let segment = Segment::read(words)?;
         Ok(Arc::new(SharedTable { id: (self.next_table)(), memory, segment: Some(segment) }))

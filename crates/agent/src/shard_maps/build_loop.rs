@@ -53,7 +53,7 @@ pub(super) async fn run(
         let work = tokio::task::spawn_blocking(move || {
             let (version, built) = build_current(&mut builder, &source, before.as_ref());
             // Returns the freed chunks to the system; the allocator would keep them.
-            fairmesh_sealed::trim();
+            fairmesh_shared_memory::trim();
             drop(permit);
             (builder, version, built)
         });

@@ -10,7 +10,7 @@ use std::{
 
 use fairmesh_listen::Limits;
 use fairmesh_model::{Invalid, Prefix, Region, ServiceName};
-use fairmesh_sealed::{Channel, MAX_HANDLES};
+use fairmesh_shared_memory::{DescriptorChannel, MAX_DESCRIPTORS};
 use fairmesh_wire::{
     convert,
     handshake::{Hello, negotiate},
@@ -91,7 +91,7 @@ impl UserLimits {
 
 /// The session of one program.
 struct Session {
-    channel: Channel,
+    channel: DescriptorChannel,
     backend: AgentBackend,
     follows: BTreeMap<MapName, SentMap>,
     /// Ids of the tables sent to the program.
@@ -122,7 +122,7 @@ impl Drop for MapClaim {
 
 impl Session {
     fn new(stream: UnixStream, backend: AgentBackend) -> Self {
-        let channel = Channel::new(stream);
+        let channel = DescriptorChannel::new(stream);
         Self { channel, backend, follows: BTreeMap::new(), sent: HashSet::new(), idle: Instant::now() }
     }
 
@@ -217,9 +217,9 @@ impl Session {
     async fn send_map(&mut self, name: &MapName, built: &BuiltMap) -> io::Result<()> {
         let tables = || built.segments.iter().chain([&built.holders]);
         let new: Vec<&Arc<SharedTable>> = tables().filter(|table| !self.sent.contains(&table.id)).collect();
-        for some in new.chunks(MAX_HANDLES) {
+        for some in new.chunks(MAX_DESCRIPTORS) {
             let ids = some.iter().map(|table| table.id).collect();
-            let handles: Vec<_> = some.iter().filter_map(|table| table.memory.handle()).collect();
+            let handles: Vec<_> = some.iter().filter_map(|table| table.memory.descriptor()).collect();
             self.send(Kind::Tables(v1::MapTables { ids }), &handles).await?;
         }
         let map = v1::SharedMap {

@@ -6,7 +6,7 @@ mod fixture;
 use fairmesh_model::{Prefix, RecordKey, Shard, ShardId, ShardKey, ShardMap};
 use fairmesh_rib::server::Backend;
 use fairmesh_router::SEGMENT_SHARDS;
-use fairmesh_sealed::{Channel, Sealed};
+use fairmesh_shared_memory::{DescriptorChannel, SealedMemory};
 use fairmesh_wire::{
     handshake,
     shards::decode_map,
@@ -216,7 +216,7 @@ async fn a_session_that_follows_no_map_is_closed() {
     let program = fixture.program("a");
     program.wait_for_map(&fixture.map).await;
     let stream = Plaintext.dial(&fixture.socket().maps().unwrap()).await.unwrap().into_unix().unwrap().0;
-    let mut channel = Channel::new(stream);
+    let mut channel = DescriptorChannel::new(stream);
     let version = *handshake::PROTOCOL.end();
     let hello =
         v1::HelloRequest { oldest_version: version, newest_version: version, software: "test".into() };
@@ -237,11 +237,11 @@ async fn untrusted_memory_is_not_read() {
     let fixture = Fixture::new(ONE_SEGMENT);
     let served = fixture.serve(&fixture.socket()).await;
     let listener = Listener::bind(&fixture.socket().maps().unwrap()).await.unwrap();
-    let words = Sealed::words("fairmesh-test", &[7; 1000]).unwrap();
+    let words = SealedMemory::seal_words("fairmesh-test", &[7; 1000]).unwrap();
     let open = std::fs::File::open("/proc/self/exe").unwrap();
     let hostile = tokio::spawn(async move {
         for attempt in 0.. {
-            let mut channel = Channel::new(listener.accept().await.into_unix().unwrap().0);
+            let mut channel = DescriptorChannel::new(listener.accept().await.into_unix().unwrap().0);
             let send = async |kind, handles: &[_]| {
                 let response = v1::MapResponse { kind: Some(kind) };
                 let _ = channel.send(&response.encode_to_vec(), handles).await;
@@ -249,7 +249,7 @@ async fn untrusted_memory_is_not_read() {
             let hello = v1::HelloResponse { version: *handshake::PROTOCOL.end(), ..Default::default() };
             send(Kind::Hello(hello), &[]).await;
             let handle =
-                if attempt % 2 == 0 { std::os::fd::AsFd::as_fd(&open) } else { words.handle().unwrap() };
+                if attempt % 2 == 0 { std::os::fd::AsFd::as_fd(&open) } else { words.descriptor().unwrap() };
             send(Kind::Tables(v1::MapTables { ids: vec![1] }), &[handle]).await;
             let name = Some(v1::MapName { service: cart().to_string(), region: String::new() });
             let (first_key, last_key) = (vec![0; 16].into(), vec![255; 16].into());

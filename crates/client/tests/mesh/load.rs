@@ -274,7 +274,7 @@ async fn only_good_answers_earn_a_reward() {
                 service.send(to(path, grpc)).await.unwrap().into_body().collect().await.unwrap();
             }
             let explained = service.explain(&to("/", grpc), 1).await.unwrap().to_string();
-            let (_, score) = explained.split_once("so a score of ").unwrap();
+            let (_, score) = explained.split_once(", score ").unwrap();
             score.split_whitespace().next().unwrap().trim_end_matches([',', ';', '.']).parse().unwrap()
         };
         let before = score_after("/bad").await;

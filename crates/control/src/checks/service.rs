@@ -1,7 +1,7 @@
 use std::{pin::Pin, sync::Arc};
 
 use fairmesh_model::{InstanceId, Invalid, Region, ServiceName, Verdict};
-use fairmesh_wire::{Lines, v1};
+use fairmesh_wire::{LogLimiter, v1};
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tokio_util::sync::CancellationToken;
@@ -12,7 +12,7 @@ use super::{Checks, election::LeaderGuard};
 /// The most judgements in one call.
 const MAX_JUDGEMENTS: usize = 1000;
 
-static ELECTED: Lines = Lines::new();
+static ELECTED: LogLimiter = LogLimiter::new();
 
 /// The gRPC service `Checker`.
 #[derive(Clone, Debug)]

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use fairmesh_imbalance::{Area, By, Causes, Measure, Report, Row, ServiceOutlier, Slice, Usage};
+use fairmesh_imbalance::{Area, Breakdown, Causes, Measure, Report, Row, ServiceOutlier, Slice, Usage};
 use fairmesh_model::{InstanceId, Location};
 use fairmesh_wire::v1;
 use prost::Message as _;
 
 pub(super) fn row(row: &Row) -> v1::ImbalanceRow {
     let slices = row.slices.iter().map(|((dimension, name), slice)| v1::imbalance_row::Slice {
-        dimension: By::Slice(*dimension).name().into(),
+        dimension: Breakdown::Slice(*dimension).name().into(),
         line: Some(line(name, slice.area, slice.own_peak)),
     });
     v1::ImbalanceRow {
@@ -24,7 +24,9 @@ pub(super) fn row(row: &Row) -> v1::ImbalanceRow {
 pub(super) fn read_row(bytes: &[u8]) -> Option<Row> {
     let row = v1::ImbalanceRow::decode(bytes).ok()?;
     let slices = row.slices.into_iter().filter_map(|slice| {
-        let (By::Slice(dimension), line) = (By::named(&slice.dimension)?, slice.line?) else { return None };
+        let (Breakdown::Slice(dimension), line) = (Breakdown::named(&slice.dimension)?, slice.line?) else {
+            return None;
+        };
         let slice = Slice { area: read_area(line.area?), own_peak: line.own_peak_millicore_minutes };
         Some(((dimension, Arc::from(line.name)), slice))
     });

@@ -16,7 +16,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use fairmesh_imbalance::{Minute, Open, Row, Tier, Usage};
+use fairmesh_imbalance::{Minute, OpenMinutes, Row, Tier, Usage};
 use fairmesh_model::{InstanceId, Location, ServiceName};
 use fairmesh_rib::{Batch, Entry, Op};
 use fairmesh_store::{RedbStore, Store, StoreError};
@@ -84,11 +84,15 @@ impl Index {
 
 impl HistoryFile {
     /// Opens or creates the file, and restores its open minutes into `open`.
-    pub(super) async fn open(path: &Path, open: &mut Open) -> Result<Self, StoreError> {
+    pub(super) async fn open(path: &Path, open: &mut OpenMinutes) -> Result<Self, StoreError> {
         Self::bounded(path, open, MAX_BYTES).await
     }
 
-    pub(super) async fn bounded(path: &Path, open: &mut Open, max_bytes: usize) -> Result<Self, StoreError> {
+    pub(super) async fn bounded(
+        path: &Path,
+        open: &mut OpenMinutes,
+        max_bytes: usize,
+    ) -> Result<Self, StoreError> {
         let file = path.to_owned();
         let opened = spawn_blocking(move || RedbStore::open(file)).await;
         let store = opened.unwrap_or_else(|stopped| {
@@ -104,7 +108,7 @@ impl HistoryFile {
         }
         let history = Self { store: Arc::new(store), index: Mutex::new(index), max_bytes };
         if let Some(newest) = history.newest(Tier::Minute) {
-            open.closed_through(newest);
+            open.close_through(newest);
         }
         Ok(history)
     }
@@ -312,7 +316,7 @@ fn split(key: &str) -> Option<(Minute, &str)> {
     Some((Minute(minute.parse().ok()?), rest))
 }
 
-fn restore(open: &mut Open, key: &str, entry: &Entry) {
+fn restore(open: &mut OpenMinutes, key: &str, entry: &Entry) {
     let Some((minute, rest)) = split(key) else { return };
     let service = rest.rsplit_once('/').and_then(|(service, _)| ServiceName::new(service).ok());
     let usages = v1::OpenUsages::decode(&*entry.value).ok();

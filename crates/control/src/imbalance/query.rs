@@ -2,16 +2,18 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use fairmesh_imbalance::{By, Dimension, Minute, Report, Row, ServiceOutlier, Tier, outliers, read_window};
+use fairmesh_imbalance::{
+    Breakdown, Dimension, Minute, Report, Row, ServiceOutlier, Tier, outliers, read_window,
+};
 use fairmesh_model::{Invalid, ServiceName};
 
 use super::{HistoryError, Imbalance};
 
 /// Default window, in minutes.
-fn default_window(by: By) -> u32 {
+fn default_window(by: Breakdown) -> u32 {
     match by {
-        By::Time(Tier::Hour) => 24 * 60,
-        By::Time(Tier::Day) => 14 * 24 * 60,
+        Breakdown::Time(Tier::Hour) => 24 * 60,
+        Breakdown::Time(Tier::Day) => 14 * 24 * 60,
         _ => 60,
     }
 }
@@ -21,7 +23,7 @@ fn default_window(by: By) -> u32 {
 pub(super) struct ReportQuery {
     /// `None` means all services.
     pub(super) service: Option<ServiceName>,
-    pub(super) by: By,
+    pub(super) by: Breakdown,
     /// Window in minutes, up to now.
     pub(super) window: u32,
 }
@@ -40,9 +42,9 @@ impl ReportQuery {
             name => Some(ServiceName::new(name).map_err(|e| e.within("service"))?),
         };
         let by = match by {
-            "" => By::default(),
-            name => By::named(name).ok_or_else(|| {
-                let names: Vec<_> = By::ALL.iter().map(|by| by.name()).collect();
+            "" => Breakdown::default(),
+            name => Breakdown::named(name).ok_or_else(|| {
+                let names: Vec<_> = Breakdown::ALL.iter().map(|by| by.name()).collect();
                 Invalid::new(
                     "by",
                     format!("'{name}' is unknown"),
@@ -51,7 +53,7 @@ impl ReportQuery {
             })?,
         };
         let window = if window == 0 { default_window(by) } else { window.min(Tier::Day.kept()) };
-        if by == By::Time(Tier::Hour) && window > Tier::Hour.kept() {
+        if by == Breakdown::Time(Tier::Hour) && window > Tier::Hour.kept() {
             let days = Tier::Hour.kept() / Tier::Day.minutes();
             let hint = format!("ask for {days}d at most, or by day");
             return Err(Invalid::new("window", format!("hours are kept for {days} days"), hint));
@@ -87,7 +89,7 @@ impl Imbalance {
             rows.map(|(service, row)| (minute, service, row)).for_each(&mut add);
         }
         let outliers = match query.by {
-            By::Slice(Dimension::HostType) => self.outliers(query.service.as_ref()),
+            Breakdown::Slice(Dimension::HostType) => self.outliers(query.service.as_ref()),
             _ => Vec::new(),
         };
         Ok(Report::of(query.by, &rows, outliers))

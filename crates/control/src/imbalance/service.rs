@@ -3,7 +3,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use fairmesh_imbalance::{Minute, Taken};
+use fairmesh_imbalance::{AddOutcome, Minute};
 use fairmesh_model::{InstanceId, Invalid, Location, RecordKey, ServiceName};
 use fairmesh_rib::Node;
 use fairmesh_wire::v1::{self, imbalance_server::Imbalance as Service};
@@ -72,7 +72,7 @@ impl ImbalanceService {
                 (minute, convert::usage(minute_usage)),
                 now(),
             );
-            dropped += u32::from(!matches!(taken, Taken::Counted | Taken::Known));
+            dropped += u32::from(!matches!(taken, AddOutcome::Counted | AddOutcome::Known));
         }
         Ok(dropped)
     }
@@ -93,7 +93,7 @@ impl ImbalanceService {
             return Err(&self.imbalance.counts.undeclared);
         }
         let endpoint = RecordKey::Endpoint(service.clone(), location.region.clone(), instance.clone());
-        match self.imbalance.open().knows(service, instance) || is_there(endpoint) {
+        match self.imbalance.open().contains(service, instance) || is_there(endpoint) {
             true => Ok(()),
             false => Err(&self.imbalance.counts.unregistered),
         }

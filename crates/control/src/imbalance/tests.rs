@@ -1,6 +1,6 @@
 use std::fs;
 
-use fairmesh_imbalance::{Area, By, Dimension, Tier};
+use fairmesh_imbalance::{Area, Breakdown, Dimension, Tier};
 use fairmesh_model::{HostType, Region};
 
 use super::{query::ReportQuery, *};
@@ -23,7 +23,7 @@ fn report_usage(
     minute: Minute,
     millicores: u64,
     now: Minute,
-) -> Taken {
+) -> AddOutcome {
     let place = Location {
         host_type: Some(HostType::new("old").unwrap()),
         ..Location::in_region(Region::new("eu").unwrap())
@@ -34,7 +34,7 @@ fn report_usage(
 }
 
 async fn wasted(imbalance: &Imbalance, window: u32, now: Minute) -> (u64, Area) {
-    let query = ReportQuery { service: None, by: By::Service, window };
+    let query = ReportQuery { service: None, by: Breakdown::Service, window };
     let report = imbalance.report(&query, now).await.unwrap();
     (report.minutes, report.total)
 }
@@ -61,9 +61,9 @@ async fn a_restart_keeps_saved_minutes_and_counts_nothing_twice() {
     // Unsaved minutes are lost; the agent sends them again, and some of the saved ones.
     let second = Imbalance::start(&path).await;
     assert_eq!(wasted(&second, 60, later(3)).await, (3, pair(3)));
-    assert_eq!(report_usage(&second, "b", later(2), 1_000, later(3)), Taken::Known);
-    assert_eq!(report_usage(&second, "a", later(3), 2_000, later(3)), Taken::Counted);
-    assert_eq!(report_usage(&second, "b", later(3), 1_000, later(3)), Taken::Counted);
+    assert_eq!(report_usage(&second, "b", later(2), 1_000, later(3)), AddOutcome::Known);
+    assert_eq!(report_usage(&second, "a", later(3), 2_000, later(3)), AddOutcome::Counted);
+    assert_eq!(report_usage(&second, "b", later(3), 1_000, later(3)), AddOutcome::Counted);
     assert_eq!(wasted(&second, 60, later(3)).await, (4, pair(4)));
 
     // Closed after the restart, in every tier, once.
@@ -76,7 +76,7 @@ async fn a_restart_keeps_saved_minutes_and_counts_nothing_twice() {
         assert_eq!(wasted(&third, window, later(41)).await, (4, pair(4)), "window of {window} minutes");
     }
     // Also by a clock that was set back.
-    assert_eq!(report_usage(&third, "a", later(3), 2_000, later(3)), Taken::Late);
+    assert_eq!(report_usage(&third, "a", later(3), 2_000, later(3)), AddOutcome::Late);
     assert_eq!(wasted(&third, 24 * 60, later(41)).await, (4, pair(4)));
 }
 
@@ -101,7 +101,7 @@ async fn a_crash_in_the_middle_of_closing_a_minute_counts_each_service_once() {
     let second = Imbalance::start(&path).await;
     assert_eq!(
         report_usage(&second, "c", later(0), 9_000, later(1)),
-        Taken::Late,
+        AddOutcome::Late,
         "the service's minute is closed"
     );
     second.save_and_close(later(30)).await.unwrap();
@@ -144,10 +144,10 @@ async fn late_reports_count_in_their_own_minute_until_it_is_closed() {
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
     report_usage(&imbalance, "a", later(0), 2_000, later(0));
     imbalance.save_and_close(later(1)).await.unwrap();
-    assert_eq!(report_usage(&imbalance, "b", later(0), 1_000, later(15)), Taken::Counted);
+    assert_eq!(report_usage(&imbalance, "b", later(0), 1_000, later(15)), AddOutcome::Counted);
     assert_eq!(wasted(&imbalance, 60, later(15)).await, (1, pair(1)));
     imbalance.save_and_close(later(16)).await.unwrap();
-    assert_eq!(report_usage(&imbalance, "c", later(0), 1_000, later(16)), Taken::Late);
+    assert_eq!(report_usage(&imbalance, "c", later(0), 1_000, later(16)), AddOutcome::Late);
     assert_eq!(wasted(&imbalance, 60, later(16)).await, (1, pair(1)));
     assert_eq!(imbalance.counts.late.load(Relaxed), 1);
 }
@@ -183,7 +183,7 @@ async fn a_clock_that_was_ahead_closes_no_future_minutes() {
     report_usage(&imbalance, "a", later(0), 2_000, later(0));
     report_usage(&imbalance, "b", later(0), 1_000, later(0));
     let ahead = later(10 * 366 * 24 * 60);
-    assert_eq!(report_usage(&imbalance, "c", later(0), 1_000, ahead), Taken::Late);
+    assert_eq!(report_usage(&imbalance, "c", later(0), 1_000, ahead), AddOutcome::Late);
     imbalance.save_and_close(ahead).await.unwrap();
     imbalance.save_and_close(ahead).await.unwrap();
     assert_eq!(wasted(&imbalance, 60, later(0)).await, (1, pair(1)), "nothing is deleted");
@@ -195,7 +195,7 @@ async fn a_clock_that_was_ahead_closes_no_future_minutes() {
 #[tokio::test]
 async fn the_file_stays_within_its_bound_by_deleting_the_finest_tier_first() {
     let folder = tempfile::tempdir().unwrap();
-    let mut open = Open::default();
+    let mut open = OpenMinutes::default();
     let bound = 4_000;
     let history =
         HistoryFile::bounded(&folder.path().join("imbalance.redb"), &mut open, bound).await.unwrap();
@@ -224,7 +224,7 @@ async fn a_damaged_file_is_left_unchanged_and_the_last_hour_is_kept_in_memory() 
         imbalance.save_and_close(later(minute)).await.unwrap();
     }
     assert_eq!(wasted(&imbalance, 60, later(89)).await, (60, pair(60)));
-    assert!(imbalance.open().minutes().len() <= KEPT as usize + 1, "bounded");
+    assert!(imbalance.open().minutes().len() <= MAX_WRITE_DELAY as usize + 1, "bounded");
     assert_eq!(fs::read(&path).unwrap(), b"this is no store");
 }
 
@@ -240,7 +240,7 @@ async fn reports_by_slice_include_outliers_of_a_host_type() {
     }
     let query = ReportQuery::read("shop/cart", "host-type", "10m").unwrap();
     let report = imbalance.report(&query, later(2)).await.unwrap();
-    assert_eq!(report.by, By::Slice(Dimension::HostType));
+    assert_eq!(report.by, Breakdown::Slice(Dimension::HostType));
     assert_eq!((report.lines.len(), report.lines[0].name.as_str()), (1, "old"));
     assert_eq!(report.total.wasted(), 3 * 5_000);
     assert_eq!(report.causes.within, 3 * 5_000);
@@ -263,9 +263,9 @@ async fn reports_by_hour_cover_closed_and_open_minutes_within_retention() {
     for n in [58, 59, 60] {
         report_usage(&imbalance, "a", minute(n), 1_000, minute(n));
     }
-    imbalance.save_and_close(minute(58 + KEPT)).await.unwrap();
+    imbalance.save_and_close(minute(58 + MAX_WRITE_DELAY)).await.unwrap();
     let query = ReportQuery::of("", "hour", 0).unwrap();
-    let report = imbalance.report(&query, minute(60 + KEPT)).await.unwrap();
+    let report = imbalance.report(&query, minute(60 + MAX_WRITE_DELAY)).await.unwrap();
     let lines: Vec<_> = report.lines.iter().map(|line| (line.minutes, line.area.used)).collect();
     assert_eq!(lines, [(2, 2_000), (1, 1_000)]);
     let refused = ReportQuery::of("", "hour", 15 * 24 * 60).unwrap_err();

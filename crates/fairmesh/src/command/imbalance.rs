@@ -4,7 +4,8 @@ use std::process::ExitCode;
 
 use clap::Args;
 use fairmesh_imbalance::{
-    Area, By, Causes, Figures, Line, Measure, Outlier, OutlierView, Report, ServiceOutlier, View, read_window,
+    Area, Breakdown, Causes, Figures, Line, Measure, Outlier, OutlierView, Report, ServiceOutlier, View,
+    read_window,
 };
 use fairmesh_model::{HostType, InstanceId, Invalid, ServiceName};
 use fairmesh_wire::v1;
@@ -27,7 +28,7 @@ pub(crate) struct ImbalanceArgs {
     service: Option<ServiceName>,
     /// Grouping: service, region, zone, cluster, host-type, hour, day or cause.
     #[arg(long, value_parser = by, default_value = "service")]
-    by: By,
+    by: Breakdown,
     /// Time window: a number and m, h or d [default: 1h; 1d by hour, 14d by day]. Beyond 6h it is rounded to hours,
     /// beyond 14d to days (UTC).
     #[arg(long, value_parser = read_window)]
@@ -38,9 +39,9 @@ pub(crate) struct ImbalanceArgs {
     output_args: OutputArgs,
 }
 
-fn by(text: &str) -> Result<By, String> {
-    By::named(text).ok_or_else(|| {
-        let names: Vec<_> = By::ALL.iter().map(|by| by.name()).collect();
+fn by(text: &str) -> Result<Breakdown, String> {
+    Breakdown::named(text).ok_or_else(|| {
+        let names: Vec<_> = Breakdown::ALL.iter().map(|by| by.name()).collect();
         format!("write one of {}", names.join(", "))
     })
 }
@@ -70,7 +71,7 @@ pub(crate) async fn run(args: ImbalanceArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn report(by: By, answer: v1::ReadImbalanceResponse) -> Result<Report, Invalid> {
+fn report(by: Breakdown, answer: v1::ReadImbalanceResponse) -> Result<Report, Invalid> {
     let lines = answer.lines.into_iter().map(|line| Line {
         name: line.name,
         minutes: if line.minutes == 0 { answer.minutes } else { line.minutes },
@@ -113,10 +114,10 @@ fn outlier_text(outlier: v1::ImbalanceOutlier) -> Result<ServiceOutlier, Invalid
 
 /// The table for people.
 fn text(view: &View) -> String {
-    if view.by == By::Cause.name() {
+    if view.by == Breakdown::Cause.name() {
         return causes(view);
     }
-    let types = view.by == By::named("host-type").unwrap_or_default().name();
+    let types = view.by == Breakdown::named("host-type").unwrap_or_default().name();
     let mut head = vec![title(view.by), "CONTAINERS", "USED", "P99", "MEAN", "WASTED", "INDEX", "OWN INDEX"];
     if types {
         head.push("OUTLIERS");
@@ -229,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_table_has_averages_a_total_and_the_worst_outliers() {
-        let view = report(By::named("host-type").unwrap(), answer()).unwrap().view();
+        let view = report(Breakdown::named("host-type").unwrap(), answer()).unwrap().view();
         let text = text(&view);
         let lines: Vec<Vec<_>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[1][..8], ["old", "10.0", "40.00", "5.00", "4.00", "10.00", "1.25", "1.20"]);
@@ -250,7 +251,7 @@ mod tests {
 
     #[test]
     fn causes_are_shown_with_their_shares() {
-        let text = text(&report(By::Cause, answer()).unwrap().view());
+        let text = text(&report(Breakdown::Cause, answer()).unwrap().view());
         assert!(
             text.contains("between host types") && text.contains("20 %") && text.contains("80 %"),
             "{text}"

@@ -67,7 +67,7 @@ fn explain_says_step_by_step_where_a_key_goes() {
     );
 
     let refusals = [
-        (&["--key", "5000"][..], "5000 lies outside [0, 1000)", "key_outside"),
+        (&["--key", "5000"][..], "5000 is outside [0, 1000)", "key_outside"),
         (&[], "set the key", "key_missing"),
         (&["--key", "5", "--role", "witness"], "no serving replica of role 'witness'", "no_replica"),
     ];

@@ -123,7 +123,7 @@ fn a_control_plane_that_does_not_answer_is_said_to_be_overloaded_or_stopped() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = silent.local_addr().unwrap().to_string();
     let complaint = fairmesh(&address, &["get", "services"], "").fails(1);
-    let said = format!("{address} did not answer within 2 s; it may be overloaded or stopped");
+    let said = format!("{address} did not respond within 2 s; it may be overloaded or stopped");
     assert!(complaint.contains(&said) && !complaint.contains("Timeout expired"), "{complaint}");
     assert!(complaint.contains("help: ") && complaint.contains("--control ADDRESS"), "{complaint}");
 }
@@ -161,7 +161,7 @@ fn a_list_that_is_empty_for_a_known_reason_says_so() {
 #[test]
 fn what_is_typed_wrong_exits_2_and_says_what_to_type() {
     let typed: &[(&[&str], &str)] = &[
-        (&["get", "services", "--control", "nowhere"], "--control <ADDRESS>: 'nowhere' names no port"),
+        (&["get", "services", "--control", "nowhere"], "--control <ADDRESS>: 'nowhere' has no port"),
         (&["register", "shop/cart", "--address", "localhost:7000"], "write 127.0.0.1:7000"),
         (&["get", "endpoints", "cart"], "tenant/service"),
         (&["explain", "shop/cart", "--key", "-1"], "decimal or hexadecimal"),

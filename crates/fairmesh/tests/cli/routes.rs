@@ -52,9 +52,9 @@ fn a_route_that_cannot_be_is_refused_with_what_to_write() {
     for (route, field, hint) in [
         ("match: {path: {regex: '/('}}", "path.regex", "is not an expression"),
         ("headers: {request: {set: {Content-Length: '1'}}}", "headers.request.set", "frames the message"),
-        ("rewrite: {path: {prefix: /x}}", "rewrite.path.prefix", "it matches none"),
+        ("rewrite: {path: {prefix: /x}}", "rewrite.path.prefix", "the route matches no prefix"),
         ("fault: {abort: {share: 5, status: 503}}", "share", ""),
-        ("redirect: {status: 308}", "redirect", "leads to where the caller came from"),
+        ("redirect: {status: 308}", "redirect", "redirects to the same location"),
     ] {
         let refused =
             mesh.apply(&format!("kind: Policy\nservice: shop/tea\nroutes: [{{name: one, {route}}}]\n"));

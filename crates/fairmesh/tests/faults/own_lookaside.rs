@@ -142,7 +142,7 @@ async fn an_address_that_is_none_is_refused() {
     let refused = world.apply("{kind: Policy, service: shop/one, lookaside: picks}").await;
     assert_ne!(refused.code, Some(0));
     assert!(
-        refused.err.contains("'picks' is no address") && refused.err.contains("host:port"),
+        refused.err.contains("'picks' is not an address") && refused.err.contains("host:port"),
         "{refused:?}"
     );
 }

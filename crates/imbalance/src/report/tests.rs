@@ -15,12 +15,12 @@ fn rows() -> BTreeMap<(Minute, ServiceName), Row> {
 }
 
 #[test]
-fn lines_add_up_to_the_total_however_they_are_cut() {
-    for by in By::ALL {
+fn lines_add_up_to_the_total_in_every_breakdown() {
+    for by in Breakdown::ALL {
         let report = Report::of(by, &rows(), Vec::new());
         assert_eq!((report.minutes, report.total.wasted()), (2, 2_000 + 2_000 + 8_000));
         assert_eq!(report.causes.total(), report.total.wasted());
-        if by != By::Cause {
+        if by != Breakdown::Cause {
             let mut sum = Area::default();
             report.lines.iter().for_each(|line| sum += line.area);
             assert_eq!(sum, report.total, "{by:?}");
@@ -30,7 +30,7 @@ fn lines_add_up_to_the_total_however_they_are_cut() {
 
 #[test]
 fn the_most_wasteful_comes_first_and_cores_are_averages_over_the_minutes() {
-    let view = Report::of(By::Service, &rows(), Vec::new()).view();
+    let view = Report::of(Breakdown::Service, &rows(), Vec::new()).view();
     let names: Vec<_> = view.lines.iter().map(|line| line.name.as_str()).collect();
     assert_eq!(names, ["shop/admin", "shop/cart"]);
     let cart = &view.lines[1];
@@ -38,7 +38,7 @@ fn the_most_wasteful_comes_first_and_cores_are_averages_over_the_minutes() {
     assert_eq!((cart.p99_cores, cart.mean_cores), (4.5, 3.5));
     assert_eq!(cart.index, Some(18.0 / 14.0));
     assert_eq!(view.total.wasted_cores, view.lines.iter().map(|line| line.wasted_cores).sum::<f64>());
-    assert_eq!(view.causes[3].share, Some(1.0), "no host type is named");
+    assert_eq!(view.causes[3].share, Some(1.0), "no host type is given");
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn a_line_of_an_hour_or_a_day_is_an_average_over_its_own_minutes() {
     let mut busy = row("eu", &[5_000, 3_000]);
     busy.add(&row("eu", &[5_000, 3_000]));
     let (late, next) = (Minute(29_671_859), Minute(29_671_860));
-    let of = |by: By| {
+    let of = |by: Breakdown| {
         let at = |minute| (by.time(minute), ServiceName::new("shop/cart").unwrap());
         let mut rows = BTreeMap::new();
         for (minute, row) in [(late, &row("eu", &[1_000])), (next, &busy)] {
@@ -54,24 +54,24 @@ fn a_line_of_an_hour_or_a_day_is_an_average_over_its_own_minutes() {
         }
         Report::of(by, &rows, Vec::new()).view()
     };
-    let hours = of(By::Time(Tier::Hour));
+    let hours = of(Breakdown::Time(Tier::Hour));
     let lines: Vec<_> = hours.lines.iter().map(|line| (&*line.name, line.minutes, line.used_cores)).collect();
     assert_eq!(lines, [("2026-06-01T10:00Z", 1, 1.0), ("2026-06-01T11:00Z", 2, 8.0)]);
     assert_eq!((hours.minutes, hours.total.used_cores), (3, 17.0 / 3.0));
-    let days = of(By::Time(Tier::Day));
+    let days = of(Breakdown::Time(Tier::Day));
     assert_eq!((days.lines.len(), &*days.lines[0].name, days.lines[0].minutes), (1, "2026-06-01", 3));
 }
 
 #[test]
-fn every_name_is_read_back() {
-    for by in By::ALL {
-        assert_eq!(By::named(by.name()), Some(by));
+fn every_breakdown_parses_as_displayed() {
+    for by in Breakdown::ALL {
+        assert_eq!(Breakdown::named(by.name()), Some(by));
     }
-    assert_eq!(By::named("moon"), None);
+    assert_eq!(Breakdown::named("moon"), None);
 }
 
 #[test]
-fn days_have_dates() {
+fn days_are_converted_to_dates() {
     let dates = [
         (0, (1970, 1, 1)),
         (58, (1970, 2, 28)),

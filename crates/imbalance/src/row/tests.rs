@@ -26,7 +26,7 @@ fn cluster(name: &str, n: u64, mean: u64, p99: u64) -> Vec<(Location, u64)> {
 }
 
 #[test]
-fn the_example_of_the_paper_comes_out_at_a_quarter() {
+fn the_papers_example_has_an_index_of_1_25() {
     let row = row(&cluster("c1", 10, 4_000, 5_000));
     assert_eq!(row.whole, Area { containers: 10, used: 40_000, peak: 50_000 });
     assert_eq!(row.whole.wasted(), 10_000);
@@ -47,18 +47,18 @@ fn clusters_at_110_percent_do_not_hide_one_at_140() {
     assert_eq!(own_index(slice("eu/a")), 1_100);
     assert_eq!(own_index(slice("eu/big")), 1_400);
 
-    // The average of ratios says 115 %: five clusters outvote the one that holds nearly all cores.
+    // The average of ratios is 115 %: five clusters outweigh the one with nearly all cores.
     let clusters: Vec<_> =
         row.slices.iter().filter(|((d, _), _)| *d == Dimension::Cluster).map(|(_, slice)| *slice).collect();
     let average = clusters.iter().map(|slice| own_index(*slice)).sum::<u64>() / clusters.len() as u64;
     assert_eq!(average, 1_150);
 
-    // Sums do not: neither those of the clusters by themselves, nor those of the service.
+    // Sums do not hide it: neither those of the clusters by themselves, nor those of the service.
     let own: u64 = clusters.iter().map(|slice| slice.own_peak).sum();
     let used: u64 = clusters.iter().map(|slice| slice.area.used).sum();
     assert!(own * 1000 / used > 1_360, "{}", own * 1000 / used);
     assert!(row.whole.index().unwrap() >= 1_400, "{:?}", row.whole.index());
-    // And the shares of the clusters are the whole, to the last millicore.
+    // The shares of the clusters add up to the whole, to the last millicore.
     let mut sum = Area::default();
     clusters.iter().for_each(|slice| sum += slice.area);
     assert_eq!(sum, row.whole);
@@ -66,7 +66,7 @@ fn clusters_at_110_percent_do_not_hide_one_at_140() {
 
 #[test]
 fn minutes_add_up_with_the_busy_ones_weighing_more() {
-    // Quiet at 200 %, busy at 110 %: by area, not by the average of both, which would say 155 %.
+    // Idle at 200 %, busy at 110 %: by area, not by the average of both, which would be 155 %.
     let mut hour = row(&cluster("c", 10, 100, 200));
     hour.add(&row(&cluster("c", 10, 10_000, 11_000)));
     assert_eq!(hour.minutes, 2);
@@ -119,7 +119,7 @@ fn slices_are_bounded_and_still_add_up() {
 }
 
 #[test]
-fn a_minute_without_containers_is_no_minute() {
+fn a_minute_without_containers_is_empty() {
     assert_eq!(Row::of_minute([]), Row::default());
     assert_eq!(Row::default().whole.index(), None);
 }
@@ -155,7 +155,7 @@ proptest! {
     }
 
     #[test]
-    fn the_order_in_which_containers_are_heard_of_changes_nothing(fleet in fleet(150), turn in 0..150usize) {
+    fn the_order_of_containers_does_not_matter(fleet in fleet(150), turn in 0..150usize) {
         let mut turned = fleet.clone();
         let by = turn % turned.len();
         turned.rotate_left(by);

@@ -151,7 +151,9 @@ fn a_returned_part_is_free_once_its_caller_claims_less() {
 proptest! {
     #[test]
     fn granted_parts_never_exceed_the_whole(
-        claims in proptest::collection::vec((0..8_u64, 0..u64::MAX, proptest::option::of(0..u32::MAX), 0..3_000_u64), 1..200),
+        claims in proptest::collection::vec(
+            (0..8_u64, 0..u64::MAX, proptest::option::of(0..u32::MAX), 0..3_000_u64), 1..200,
+        ),
     ) {
         let (mut quota, mut now) = (Quota::default(), 0);
         for (caller, demand, held, after) in claims {
@@ -198,12 +200,15 @@ proptest! {
         let (mut quota, mut now) = (Quota::default(), 0);
         let demands: Vec<_> = (0..).zip(demands).collect();
         claim_repeatedly(&mut quota, &mut now, 60, &demands);
-        let told: Vec<_> = demands.iter().map(|(caller, _)| quota.callers[caller].parts).collect();
+        let parts: Vec<_> = demands.iter().map(|(caller, _)| quota.callers[caller].parts).collect();
         prop_assert!(quota.granted() >= u64::from(ALL_PARTS) * 85 / 100, "little stays unused: {}", quota.granted());
-        for (one, (_, less)) in told.iter().zip(&demands) {
-            for (other, (_, more)) in told.iter().zip(&demands) {
+        for (one, (_, less)) in parts.iter().zip(&demands) {
+            for (other, (_, more)) in parts.iter().zip(&demands) {
                 // Up to the change that is too small to be granted.
-                prop_assert!(less > more || f64::from(*one) <= f64::from(*other) * 1.12 + 1e6, "{:?} {:?}", told, demands);
+                prop_assert!(
+                    less > more || f64::from(*one) <= f64::from(*other) * 1.12 + 1e6,
+                    "{parts:?} {demands:?}"
+                );
             }
         }
     }

@@ -20,7 +20,7 @@ async fn a_successor_gets_every_listener_and_the_first_goes_on_until_it_serves()
     let path = folder.path().join("made/proxy.sock");
     assert!(Predecessor::find(&path).await.unwrap().is_none());
     // More than fit in one frame.
-    let ours = listeners(MAX_HANDLES + 3).await;
+    let ours = listeners(MAX_DESCRIPTORS + 3).await;
     let addresses: Vec<_> = ours.iter().map(|listener| listener.local_addr().unwrap()).collect();
     let handover = Handover::open(&path, Inherited::default(), &ours).unwrap();
     let succession = async {

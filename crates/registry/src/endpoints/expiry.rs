@@ -1,13 +1,13 @@
 use std::time::Duration;
 
 use fairmesh_model::{EndpointState, Prefix};
-use fairmesh_wire::Lines;
+use fairmesh_wire::LogLimiter;
 use tokio::time::Instant;
 
 use super::{InstanceRef, states::with_state};
 use crate::{Registry, RegistryError};
 
-static LOST: Lines = Lines::new();
+static LOST: LogLimiter = LogLimiter::new();
 
 /// The most endpoints marked in one batch, which fits with labels of any size.
 pub(super) const EXPIRY_BATCH: usize = 100;

@@ -7,7 +7,7 @@ use fairmesh_model::{
     ShardPart,
 };
 use fairmesh_rib::{Expect, Op};
-use fairmesh_wire::Lines;
+use fairmesh_wire::LogLimiter;
 use tokio::{task::JoinSet, time::Instant};
 
 use super::{
@@ -23,8 +23,8 @@ pub(super) const CALLER_TIMEOUT: Duration = Duration::from_secs(60);
 /// The longest wait for a change before the state is read again.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-static DELAYED: Lines = Lines::new();
-static ENDED: Lines = Lines::new();
+static DELAYED: LogLimiter = LogLimiter::new();
+static ENDED: LogLimiter = LogLimiter::new();
 
 impl Registry {
     /// Executes every recorded move; never returns. Starts with those of an earlier process.

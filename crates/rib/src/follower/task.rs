@@ -139,7 +139,7 @@ impl<S: Sink> FollowerTask<S> {
     ) -> DisconnectReason {
         let opened = Watch::open(address, &self.config.software).await;
         let beside = |watch: Watch| {
-            let connection = Connection::beside(watch.hello().clone(), address, &self.config.software)?;
+            let connection = Connection::lazy(watch.hello().clone(), address, &self.config.software)?;
             Ok::<_, ConnectError>((watch, connection))
         };
         let (watch, beside) = match opened.and_then(beside) {

@@ -55,7 +55,7 @@ fn extract_patches(PendingUpdate { mut update, bases }: PendingUpdate) -> (Updat
         return (update, Vec::new());
     }
     let mut bases: HashMap<_, _> = bases.into_iter().map(|(key, entry)| (key, entry.value)).collect();
-    let puts = update.puts.iter().filter(|(key, _)| shards::is_patched(key));
+    let puts = update.puts.iter().filter(|(key, _)| shards::is_patchable(key));
     let puts = puts.map(|(key, entry)| (key.clone(), Some((entry.value.clone(), entry.revision))));
     let deletes = update.deletes.iter().map(|key| (key.clone(), None));
     let changes = puts.chain(deletes).map(|(key, after)| {

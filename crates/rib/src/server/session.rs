@@ -9,7 +9,7 @@ use std::{
 use fairmesh_model::{Cursor, Prefix};
 use fairmesh_wire::{
     v1::{self, watch_request::Kind},
-    watch::{self, Watched},
+    watch::{self, WatchServer},
 };
 use futures_util::{FutureExt, StreamExt, stream::FuturesUnordered};
 use tokio_stream::wrappers::WatchStream;
@@ -31,7 +31,7 @@ type Preparation = Pin<Box<dyn Future<Output = (Prefix, Result<(), String>)> + S
 pub(super) struct Session<B: Backend> {
     backend: B,
     watcher: Watcher,
-    watched: Watched,
+    watched: WatchServer,
     delta_cache: Arc<DeltaCache>,
     subscriptions: BTreeMap<Prefix, Subscription<B>>,
     /// Prefixes that the backend is preparing.
@@ -71,7 +71,12 @@ fn too_many_followed() -> String {
 }
 
 impl<B: Backend> Session<B> {
-    pub(super) fn new(backend: B, watcher: Watcher, watched: Watched, delta_cache: Arc<DeltaCache>) -> Self {
+    pub(super) fn new(
+        backend: B,
+        watcher: Watcher,
+        watched: WatchServer,
+        delta_cache: Arc<DeltaCache>,
+    ) -> Self {
         let ages = backend.age_changes().map(WatchStream::from_changes);
         Self {
             backend,
@@ -109,7 +114,7 @@ impl<B: Backend> Session<B> {
 
     /// Ready with the final status when the watch is over.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
-        while let Poll::Ready(request) = self.watched.poll_asked(cx) {
+        while let Poll::Ready(request) = self.watched.poll_request(cx) {
             if let Err(status) = request.and_then(|message| self.handle_request(message)) {
                 return Poll::Ready(status);
             }
@@ -121,7 +126,7 @@ impl<B: Backend> Session<B> {
             self.pull_due = true;
         }
         loop {
-            match self.watched.poll_sent(cx) {
+            match self.watched.poll_flush(cx) {
                 Poll::Ready(Ok(())) => {}
                 Poll::Ready(Err(error)) => return Poll::Ready(Status::cancelled(error.to_string())),
                 Poll::Pending => return Poll::Pending,

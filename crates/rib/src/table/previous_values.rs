@@ -36,7 +36,7 @@ impl PreviousValues {
 
     /// The change of this number replaces the value of a key.
     pub(super) fn replaced(&mut self, change: u64, key: &Arc<str>, was: Option<&Entry>) {
-        if self.since.is_none() || !shards::is_patched(key) {
+        if self.since.is_none() || !shards::is_patchable(key) {
             return;
         }
         self.bytes += size(was);

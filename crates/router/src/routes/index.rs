@@ -216,7 +216,8 @@ impl Sets {
     }
 }
 
-/// Whether a route with condition `condition` may match a host that `text` stands for: that host, or one below `.domain`.
+/// Whether a route with condition `condition` may match a host that `text` stands for: that host, or one below
+/// `.domain`.
 fn covers(condition: &HostMatch, text: &str) -> bool {
     let same_domain = matches!(condition, HostMatch::Suffix(domain) if domain.eq_ignore_ascii_case(text));
     same_domain || host_satisfies(text, condition)

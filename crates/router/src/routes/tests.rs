@@ -130,9 +130,9 @@ fn hosts_are_compared_without_case_port_and_the_dot_at_the_end() {
 fn the_host_header_is_always_the_authority() {
     let with = |value| HeaderMatch { name: "host".into(), value };
     let matches = |value| vec![Match { headers: vec![with(value)], ..Match::default() }];
-    let told = vec![("host".to_owned(), "other.org".to_owned())];
+    let headers = vec![("host".to_owned(), "other.org".to_owned())];
     let find = |matches: Vec<Match>, host| {
-        let request = RequestView { host, path: "/", method: "GET", headers: &told, grpc: false };
+        let request = RequestView { host, path: "/", method: "GET", headers: &headers, grpc: false };
         Routes::compile(&routes(matches), "", None).find(&request).is_some()
     };
     assert!(find(matches(TextMatch::Exact("a.org:80".into())), "a.org:80"));

@@ -116,7 +116,8 @@ impl ServiceTable {
         for region in &self.panicking_regions {
             tracer.record_step("health", || {
                 format!(
-                    "panic: more than half of the capacity that serves in {region} is unhealthy, so verdicts are ignored there"
+                    "panic: more than half of the capacity that serves in {region} is unhealthy, \
+                     so verdicts are ignored there"
                 )
             });
         }

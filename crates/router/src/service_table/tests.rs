@@ -149,15 +149,15 @@ fn counts_survive_new_snapshots() {
 fn a_polled_report_excludes_the_callers_own_calls() {
     let table = Fleet::replicated(&[("a", "eu")]).compile(None);
     let load = |cpu| LoadReport { requests: Some(3), cpu: Some(cpu), ..LoadReport::default() };
-    let asked = |cpu, now| {
+    let polled = |cpu, now| {
         table.endpoint_ref(0).record_polled_report(&PollState::default(), load(cpu), now);
         table.last_report(0).unwrap().load
     };
-    assert_eq!(asked(500, 1), load(500), "all three are of other callers");
+    assert_eq!(polled(500, 1), load(500), "all three are of other callers");
     table.begin(0);
     table.begin(0);
     // As a response to one of the two would report it.
-    assert_eq!(asked(510, 2), LoadReport { requests: Some(2), ..load(510) });
+    assert_eq!(polled(510, 2), LoadReport { requests: Some(2), ..load(510) });
 }
 
 #[test]
@@ -234,16 +234,16 @@ fn routes_set_target_class_timeout_and_idempotence() {
 
 #[test]
 fn an_explanation_names_the_local_region_and_has_no_empty_step() {
-    let told = |fleet: &Fleet| {
+    let region_step = |fleet: &Fleet| {
         let request = RequestView { host: "", path: "/", method: "GET", headers: &(), grpc: false };
         let explained = fleet.compile(None).explain(&request, &PickParams::default(), 0, 1);
         assert!(explained.steps.iter().all(|step| !step.detail.is_empty()), "{:?}", explained.steps);
         explained.steps.into_iter().find(|step| step.title == "region").unwrap().detail
     };
     let mut fleet = Fleet::replicated(&[("a", "eu")]);
-    assert_eq!(told(&fleet), "eu is here (0 ms): ring 0, 100.0 % of the capacity");
+    assert_eq!(region_step(&fleet), "eu is here (0 ms): ring 0, 100.0 % of the capacity");
     fleet.endpoints.clear();
-    assert_eq!(told(&fleet), "no region has an endpoint");
+    assert_eq!(region_step(&fleet), "no region has an endpoint");
 }
 
 fn a_state() -> impl Strategy<Value = EndpointState> {

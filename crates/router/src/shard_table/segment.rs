@@ -10,8 +10,9 @@
 //! | … | blocks |
 //! | 2 a block | rests, if the scale cuts off bits |
 //!
-//! The header contains: magic, format version and shift, checksum of all that follows, store id, first and last key, number
-//! of shards, lines of blocks, the bound of holder indices, shift of marks, and one more than the copies of each shard or 0.
+//! The header contains: magic, format version and shift, checksum of all that follows, store id, first and last key,
+//! number of shards, lines of blocks, the bound of holder indices, shift of marks, and one more than the copies of
+//! each shard or 0.
 //! SegmentMemory are in the byte order of the machine; segments never leave it.
 
 use std::{fmt, hint::black_box, sync::Arc};

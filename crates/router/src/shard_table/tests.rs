@@ -208,7 +208,8 @@ proptest! {
     /// bounds, for every key.
     #[test]
     fn a_hostile_segment_is_rejected_or_read_within_bounds(
-        n in 1_u128..700, wide: bool, even: bool, changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u64>()), 1..4),
+        n in 1_u128..700, wide: bool, even: bool,
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u64>()), 1..4),
         keys in prop::collection::vec(any::<u128>(), 1..20),
     ) {
         let mut words = segment(n, wide, even);

@@ -4,7 +4,7 @@ use fairmesh_model::{
     Endpoint, EndpointState, FULL_WEIGHT, Invalid, Location, Protocol, Service, ServiceKind,
 };
 
-use super::{known, required};
+use super::{read_enum, required};
 use crate::v1;
 
 impl From<Location> for v1::Location {
@@ -32,7 +32,7 @@ impl TryFrom<v1::Location> for Location {
     }
 }
 
-/// Reads a name that may be empty.
+/// Parses an optional name, empty if absent.
 fn optional<N: TryFrom<String, Error = Invalid>>(field: &str, text: String) -> Result<Option<N>, Invalid> {
     if text.is_empty() {
         return Ok(None);
@@ -65,7 +65,7 @@ impl From<v1::endpoint::State> for EndpointState {
     fn from(state: v1::endpoint::State) -> Self {
         match state {
             v1::endpoint::State::Starting => Self::Starting,
-            // What a message leaves out is what the model defaults to.
+            // The defaults of absent fields are those of the model.
             v1::endpoint::State::Unspecified | v1::endpoint::State::Serving => Self::Serving,
             v1::endpoint::State::Draining => Self::Draining,
             v1::endpoint::State::Lost => Self::Lost,
@@ -92,7 +92,7 @@ impl TryFrom<v1::Endpoint> for Endpoint {
     type Error = Invalid;
 
     fn try_from(message: v1::Endpoint) -> Result<Self, Invalid> {
-        let state: v1::endpoint::State = known("state", message.state)?;
+        let state: v1::endpoint::State = read_enum("state", message.state)?;
         let location = required("location", message.location)?;
         let endpoint = Self {
             instance: message.instance.try_into().map_err(|e: Invalid| e.within("instance"))?,
@@ -137,12 +137,12 @@ impl TryFrom<v1::Service> for Service {
             text => Some(socket_address("virtual_address", text)?),
         };
         let service = Self {
-            kind: match known("kind", message.kind)? {
+            kind: match read_enum("kind", message.kind)? {
                 v1::service::Kind::Unspecified | v1::service::Kind::Replicated => ServiceKind::Replicated,
                 v1::service::Kind::Sharded => ServiceKind::Sharded,
                 v1::service::Kind::ConsistentHash => ServiceKind::ConsistentHash,
             },
-            protocol: match known("protocol", message.protocol)? {
+            protocol: match read_enum("protocol", message.protocol)? {
                 v1::service::Protocol::Unspecified | v1::service::Protocol::Http1 => Protocol::Http1,
                 v1::service::Protocol::Http2 => Protocol::Http2,
                 v1::service::Protocol::Grpc => Protocol::Grpc,

@@ -25,7 +25,7 @@ impl From<Policy> for v1::Policy {
             local_only: policy.locality.local_only,
             subset: policy.balancing.subset,
             balancing: balancing::write(&policy.balancing),
-            timeout_us: timeouts::of_policy_before(&policy.timeouts),
+            timeout_us: timeouts::legacy_policy_timeout(&policy.timeouts),
             timeouts: Some(policy.timeouts.into()),
             attempts: policy.retries.attempts,
             retry_budget_percent: policy.retries.budget_percent,
@@ -77,13 +77,14 @@ impl TryFrom<v1::Policy> for Policy {
 
 impl From<Route> for v1::Route {
     fn from(route: Route) -> Self {
-        let target = |target: Backend| v1::Target { service: target.service.into(), weight: target.weight };
+        let target =
+            |backend: Backend| v1::Backend { service: backend.service.into(), weight: backend.weight };
         Self {
             name: route.name.into(),
             r#match: Some(route.matches.into()),
             split: route.split.into_iter().map(target).collect(),
             class: route.class.map(Into::into).unwrap_or_default(),
-            timeout_us: timeouts::of_route_before(&route.timeouts),
+            timeout_us: timeouts::legacy_route_timeout(&route.timeouts),
             timeouts: timeouts::write_route(route.timeouts),
             idempotent: route.idempotent,
             actions: actions::write(route.actions),
@@ -95,7 +96,7 @@ impl TryFrom<v1::Route> for Route {
     type Error = Invalid;
 
     fn try_from(message: v1::Route) -> Result<Self, Invalid> {
-        let target = |(i, target): (usize, v1::Target)| {
+        let target = |(i, target): (usize, v1::Backend)| {
             let service = ServiceName::new(target.service);
             let service = service.map_err(|e| e.within(format!("split[{i}].service")))?;
             Ok(Backend { service, weight: target.weight })

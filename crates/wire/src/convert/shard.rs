@@ -2,7 +2,7 @@ use fairmesh_model::{
     InstanceId, Invalid, KeyRange, Replica, ReplicaState, Shard, ShardId, ShardMap, ShardMove,
 };
 
-use super::{known, shard_key, shard_key_bytes};
+use super::{read_enum, shard_key, shard_key_bytes};
 use crate::v1;
 
 impl From<ReplicaState> for v1::ReplicaState {
@@ -41,7 +41,7 @@ impl TryFrom<v1::Replica> for Replica {
     type Error = Invalid;
 
     fn try_from(message: v1::Replica) -> Result<Self, Invalid> {
-        let state: v1::ReplicaState = known("state", message.state)?;
+        let state: v1::ReplicaState = read_enum("state", message.state)?;
         Ok(Self {
             instance: message.instance.try_into().map_err(|e: Invalid| e.within("instance"))?,
             region: message.region.try_into().map_err(|e: Invalid| e.within("region"))?,
@@ -76,15 +76,15 @@ impl TryFrom<v1::Shard> for Shard {
     }
 }
 
-/// Reads an interval of keys from its first and its last, 16 bytes big endian each.
+/// Parses an interval of keys from its first and last key, 16 bytes big endian each.
 ///
 /// # Errors
-/// [`Invalid`] where they are not keys, or the last lies before the first.
+/// [`Invalid`] if they are not keys, or the last is below the first.
 pub fn interval(first: &[u8], last: &[u8]) -> Result<KeyRange, Invalid> {
     let first = shard_key(first).map_err(|e| e.within("first_key"))?;
     let last = shard_key(last).map_err(|e| e.within("last_key"))?;
     if first > last {
-        let problem = format!("{last} comes before first_key, {first}");
+        let problem = format!("{last} is below first_key, {first}");
         return Err(Invalid::new("last_key", problem, "send a last key that is not below the first"));
     }
     Ok(KeyRange { first, last })

@@ -55,7 +55,7 @@ impl TryFrom<v1::RoundTrips> for RoundTrips {
             let a = Region::try_from(pair.a).map_err(|e| at(e.within("a")))?;
             let b = Region::try_from(pair.b).map_err(|e| at(e.within("b")))?;
             if round_trips.get(&a, &b).is_some() {
-                let problem = format!("{a} and {b} are one region, or a pair that was given before");
+                let problem = format!("{a} and {b} are the same region, or a repeated pair");
                 return Err(at(Invalid::new("", problem, "give every pair of different regions once")));
             }
             round_trips.set(a, b, Duration::from_micros(pair.rtt_us));

@@ -20,16 +20,16 @@ use crate::{
     watch::Watch,
 };
 
-/// How long the answer to Hello may take, once connected.
+/// Timeout of Hello, once connected.
 pub(crate) const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The longest description of itself that a caller sends, in bytes.
+/// The longest description that a client sends, in bytes.
 const MAX_SOFTWARE: usize = 128;
 
-/// A channel that states the agreed version, and what the caller is, on every call.
+/// A channel that sends the negotiated version and the client's description with every call.
 pub type VersionedChannel = InterceptedService<Channel, SendVersion>;
 
-/// Adds the agreed version and the caller's description to a call.
+/// Adds the negotiated version and the client's description to a call.
 #[derive(Clone, Debug)]
 pub struct SendVersion {
     version: MetadataValue<Ascii>,
@@ -50,36 +50,36 @@ impl Interceptor for SendVersion {
     }
 }
 
-/// Metadata holds visible ASCII only; anything else becomes `?`.
+/// Metadata values are visible ASCII; other characters become `?`.
 fn printable(text: &str) -> MetadataValue<Ascii> {
-    plain(text).parse().unwrap_or_else(|_| MetadataValue::from_static("unknown"))
+    sanitize(text).parse().unwrap_or_else(|_| MetadataValue::from_static("unknown"))
 }
 
-/// What a caller says it is, as it is passed on and shown: visible, and of bounded length.
-pub(crate) fn plain(text: &str) -> String {
+/// A client's description in the form that is passed on and displayed: visible ASCII, bounded in length.
+pub(crate) fn sanitize(text: &str) -> String {
     let plain = |c: char| if c == ' ' || c.is_ascii_graphic() { c } else { '?' };
     text.chars().map(plain).take(MAX_SOFTWARE).collect()
 }
 
-/// A connection on which both sides know what they speak. It reconnects by itself after a failure; each call then
-/// fails until it has, and the version is checked again on each.
+/// A connection with a negotiated version. It reconnects by itself after a failure; calls fail until then, and each
+/// call carries the version again.
 #[derive(Clone, Debug)]
 pub struct Connection {
-    /// Where calls go.
+    /// The channel for calls.
     pub channel: VersionedChannel,
-    /// What the answerer said of itself.
+    /// The server's response to the handshake.
     pub hello: Hello,
     address: Address,
     software: String,
 }
 
 impl Connection {
-    /// A connection for calls to a process that a watch at `address` has agreed on a version with. It comes about with the
-    /// first call: most readers never make one.
+    /// A connection for calls to a process with which a watch at `address` has negotiated a version. It is established
+    /// with the first call: most watchers never make one.
     ///
     /// # Errors
-    /// When the address cannot be one of gRPC.
-    pub fn beside(hello: Hello, address: &Address, software: &str) -> Result<Self, ConnectError> {
+    /// If the address is not valid for gRPC.
+    pub fn lazy(hello: Hello, address: &Address, software: &str) -> Result<Self, ConnectError> {
         let channel =
             connect_channel_lazy(address).map_err(|source| ConnectError::unreachable(address, source))?;
         Ok(Self::new(channel, hello, address, software))
@@ -91,7 +91,7 @@ impl Connection {
         Self { channel, hello, address: address.clone(), software: software.to_owned() }
     }
 
-    /// Watches the RIB of whoever is at this address now, over a connection of its own.
+    /// Watches the RIB of the process at this address now, over a connection of its own.
     ///
     /// # Errors
     /// As [`Watch::open`].
@@ -99,70 +99,70 @@ impl Connection {
         Watch::open(&self.address, &self.software).await
     }
 
-    /// The RIB of the answerer.
+    /// Client of the server's RIB.
     pub fn rib(&self) -> RibClient<VersionedChannel> {
         rpc::rib_client(self.channel.clone())
     }
 
-    /// The registry of the answerer.
+    /// Client of the server's registry.
     pub fn registry(&self) -> RegistryClient<VersionedChannel> {
         rpc::registry_client(self.channel.clone())
     }
 
-    /// Where health checkers are elected and report; agents have none.
+    /// Client for the election and reports of health checkers; agents do not serve it.
     pub fn checker(&self) -> CheckerClient<VersionedChannel> {
         rpc::checker_client(self.channel.clone())
     }
 
-    /// The administration of the answerer; agents have none.
+    /// Client of the administration service; agents do not serve it.
     pub fn admin(&self) -> AdminClient<VersionedChannel> {
         rpc::admin_client(self.channel.clone())
     }
 
-    /// Where the limits of a whole mesh are divided; agents pass it on.
+    /// Client for the division of mesh-wide limits; agents forward it.
     pub fn quota(&self) -> QuotaClient<VersionedChannel> {
         rpc::quota_client(self.channel.clone())
     }
 
-    /// Where usage is reported; agents pass it on.
+    /// Client for usage reports; agents forward them.
     pub fn imbalance(&self) -> ImbalanceClient<VersionedChannel> {
         rpc::imbalance_client(self.channel.clone())
     }
 }
 
-/// Why no connection came about.
+/// Why a connection failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// Nobody answered at the address within [`crate::transport::CONNECT_TIMEOUT`].
+    /// No connection to the address within [`crate::transport::CONNECT_TIMEOUT`].
     #[error("cannot reach {address}; check that a Fairmesh control plane or agent listens there")]
     Unreachable {
-        /// Where it was tried.
+        /// The address.
         address: Address,
-        /// What the system or HTTP/2 said.
+        /// The error of the system or of HTTP/2.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// Somebody accepted the connection and did not answer Hello.
-    #[error("{address} {}", silence(status))]
+    /// The server accepted the connection and did not respond to Hello.
+    #[error("{address} {}", describe_no_hello(status))]
     NoHello {
-        /// Who was asked.
+        /// The address.
         address: Address,
-        /// How the call ended.
+        /// The status of the call.
         status: Box<Status>,
     },
-    /// The versions of both sides do not overlap.
+    /// The two sides have no common version.
     #[error("{address} speaks another protocol: {reason}")]
     Version {
-        /// Who was asked.
+        /// The address.
         address: Address,
-        /// Which versions there are and which side to upgrade.
+        /// The versions of both sides and the side to upgrade.
         reason: String,
     },
-    /// The answer to Hello was not valid.
-    #[error("{address} answered the handshake with nonsense; upgrade the older side")]
-    Nonsense {
-        /// Who was asked.
+    /// The response to Hello was not valid.
+    #[error("{address} sent an invalid handshake response; upgrade the older side")]
+    InvalidHello {
+        /// The address.
         address: Address,
-        /// What was wrong with it.
+        /// The defect of the response.
         source: Invalid,
     },
 }
@@ -174,11 +174,11 @@ impl ConnectError {
 }
 
 impl Hello {
-    /// What was answered at `address`, if it is something that this side can go on with.
-    pub(crate) fn spoken(answer: HelloResponse, address: &Address) -> Result<Self, ConnectError> {
+    /// The hello in a response from `address`, if its version is supported here.
+    pub(crate) fn from_response(response: HelloResponse, address: &Address) -> Result<Self, ConnectError> {
         let at = || address.clone();
-        let hello =
-            Self::try_from(answer).map_err(|source| ConnectError::Nonsense { address: at(), source })?;
+        let hello = Self::try_from(response)
+            .map_err(|source| ConnectError::InvalidHello { address: at(), source })?;
         if !PROTOCOL.contains(&hello.version) {
             let reason = format!("it chose version {}, and this side speaks {PROTOCOL:?}", hello.version);
             return Err(ConnectError::Version { address: at(), reason });
@@ -187,18 +187,18 @@ impl Hello {
     }
 }
 
-/// Why there was no Hello, in words for people: a status quotes the library that made it.
-fn silence(status: &Status) -> String {
+/// Why there was no hello, for display: the status itself quotes the library that made it.
+fn describe_no_hello(status: &Status) -> String {
     if matches!(status.code(), Code::Cancelled | Code::DeadlineExceeded) {
         let waited = HELLO_TIMEOUT.as_secs();
-        return format!("did not answer within {waited} s; it may be overloaded or stopped");
+        return format!("did not respond within {waited} s; it may be overloaded or stopped");
     }
     let why = status.message();
-    format!("did not answer the handshake ({why}); check that it is a Fairmesh control plane or agent")
+    format!("did not respond to the handshake ({why}); check that it is a Fairmesh control plane or agent")
 }
 
-/// Connects to a control plane or an agent and agrees on a version. `software` says what the caller is, for people,
-/// such as `agent host-7`. Takes at most [`crate::transport::CONNECT_TIMEOUT`] and 2 s more for the answer.
+/// Connects to a control plane or an agent and negotiates a version. `software` describes the client for display, such
+/// as `agent host-7`. Takes at most [`crate::transport::CONNECT_TIMEOUT`] and 2 s more for the response.
 pub async fn connect(address: &Address, software: &str) -> Result<Connection, ConnectError> {
     let at = || address.clone();
     let channel =
@@ -209,12 +209,12 @@ pub async fn connect(address: &Address, software: &str) -> Result<Connection, Co
         software: software.to_owned(),
     });
     request.set_timeout(HELLO_TIMEOUT);
-    let answer = RibClient::new(channel.clone()).hello(request).await.map_err(|status| {
+    let response = RibClient::new(channel.clone()).hello(request).await.map_err(|status| {
         match is_version_refusal(&status) {
             true => ConnectError::Version { address: at(), reason: status.message().to_owned() },
             false => ConnectError::NoHello { address: at(), status: Box::new(status) },
         }
     })?;
-    let hello = Hello::spoken(answer.into_inner(), address)?;
+    let hello = Hello::from_response(response.into_inner(), address)?;
     Ok(Connection::new(channel, hello, address, software))
 }

@@ -15,15 +15,15 @@ use tower_service::Service;
 use super::{PROTOCOL, REFUSED_KEY, SOFTWARE_KEY, VERSION_KEY};
 use crate::v1::HelloRequest;
 
-/// The one call that comes before a version is agreed on.
+/// The only call before a version is negotiated.
 const HELLO_PATH: &str = "/fairmesh.v1.Rib/Hello";
-/// Calls to other services, such as health checks by common tools, know nothing of versions.
+/// Calls to other services, such as health checks by common tools, carry no version.
 const OWN_PATHS: &str = "/fairmesh.";
 
-/// Picks the newest version that both sides speak.
+/// Picks the newest common version.
 ///
 /// # Errors
-/// `FAILED_PRECONDITION` when there is none, saying which side to upgrade; `INVALID_ARGUMENT` for an empty range.
+/// `FAILED_PRECONDITION` if there is none, naming the side to upgrade; `INVALID_ARGUMENT` for an empty range.
 pub fn negotiate(request: &HelloRequest) -> Result<u32, Status> {
     let (oldest, newest) = (request.oldest_version, request.newest_version);
     if oldest == 0 || oldest > newest {
@@ -43,9 +43,9 @@ pub fn negotiate(request: &HelloRequest) -> Result<u32, Status> {
 
 fn unknown_version(spoken: u32) -> Status {
     let (oldest, newest) = (PROTOCOL.start(), PROTOCOL.end());
-    let side = if spoken < *oldest { "the caller" } else { "the side that answers" };
+    let side = if spoken < *oldest { "the caller" } else { "the server" };
     version_refused(format!(
-        "the caller speaks protocol version {spoken} and the side that answers speaks {oldest} to {newest}; upgrade {side}"
+        "the caller speaks protocol version {spoken} and the server speaks {oldest} to {newest}; upgrade {side}"
     ))
 }
 
@@ -55,7 +55,7 @@ fn version_refused(reason: String) -> Status {
     Status::with_metadata(Code::FailedPrecondition, reason, metadata)
 }
 
-/// Whether a call was refused for its version: greet the answerer anew with Hello, which says what to upgrade.
+/// Whether a call was rejected for its version; a new Hello then tells which side to upgrade.
 pub fn is_version_refusal(status: &Status) -> bool {
     status.code() == Code::FailedPrecondition && status.metadata().contains_key(REFUSED_KEY)
 }
@@ -63,25 +63,25 @@ pub fn is_version_refusal(status: &Status) -> bool {
 fn check(headers: &HeaderMap) -> Result<(), Status> {
     let Some(value) = headers.get(VERSION_KEY) else {
         return Err(version_refused(format!(
-            "the call carries no '{VERSION_KEY}'; call fairmesh.v1.Rib/Hello first and send the version that it answers \
-             with every call"
+            "the call carries no '{VERSION_KEY}'; call fairmesh.v1.Rib/Hello first and send the version of its \
+             response with every call"
         )));
     };
     match value.to_str().ok().and_then(|text| text.parse().ok()) {
         Some(version) if PROTOCOL.contains(&version) => Ok(()),
         Some(version) => Err(unknown_version(version)),
         None => Err(version_refused(format!(
-            "'{VERSION_KEY}' is not a whole number; send the version that fairmesh.v1.Rib/Hello answered"
+            "'{VERSION_KEY}' is not a whole number; send the version in the response of fairmesh.v1.Rib/Hello"
         ))),
     }
 }
 
-/// What the caller said it is, for people; empty when it did not. Nothing may be decided by it.
+/// The client's description of itself, for display; empty if there is none. No decision may depend on it.
 pub fn software_of<T>(request: &Request<T>) -> &str {
     request.metadata().get(SOFTWARE_KEY).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 
-/// The layer that refuses calls whose version this side does not speak. [`crate::transport::serve`] applies it.
+/// The layer that rejects calls with an unsupported version. [`crate::transport::serve`] applies it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct VersionCheck;
 

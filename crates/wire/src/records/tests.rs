@@ -139,7 +139,7 @@ fn actions() -> impl Strategy<Value = Actions> {
             path: Some(path),
             status,
         });
-    let answered = (option::of(limit()), redirect).prop_map(|(limit, redirect)| Actions {
+    let redirected = (option::of(limit()), redirect).prop_map(|(limit, redirect)| Actions {
         limit,
         redirect: Some(redirect),
         ..Actions::default()
@@ -166,7 +166,7 @@ fn actions() -> impl Strategy<Value = Actions> {
             mirror,
         },
     );
-    prop_oneof![Just(Actions::default()), answered, sent]
+    prop_oneof![Just(Actions::default()), redirected, sent]
 }
 
 fn timeouts() -> impl Strategy<Value = Timeouts> {
@@ -404,14 +404,14 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_read_or_refused(value in collection::vec(any::<u8>(), 0..200)) {
+    fn arbitrary_bytes_are_decoded_or_rejected(value in collection::vec(any::<u8>(), 0..200)) {
         for key in keys() {
             let _ = check(&key.to_string(), &value);
         }
     }
 
     #[test]
-    fn damage_is_read_or_refused((key, record) in entry(), at in any::<usize>(), bit in 0..8_u32) {
+    fn damaged_values_are_decoded_or_rejected((key, record) in entry(), at in any::<usize>(), bit in 0..8_u32) {
         let mut value = encode(&record).to_vec();
         if !value.is_empty() {
             let at = at % value.len();
@@ -424,12 +424,12 @@ proptest! {
     }
 
     #[test]
-    fn history_survives_its_bytes(service in service(), revision in any::<u64>(), who in ".{0,20}") {
+    fn history_survives_its_bytes(service in service(), revision in any::<u64>(), user in ".{0,20}") {
         let history = History {
             key: RecordKey::Service(cart()),
             value: (revision > 0).then(|| encode(&Record::Service(service))),
             replaced_at_ms: 1_792_000_000_000,
-            replaced_by: who,
+            replaced_by: user,
             revision,
         };
         let value = encode_history(&history);
@@ -444,7 +444,7 @@ fn endpoint_named(instance: &str) -> Record {
 }
 
 #[test]
-fn a_record_stands_only_at_its_own_key() {
+fn a_record_is_valid_only_at_its_own_key() {
     let value = encode(&endpoint_named("a"));
     assert!(check("/t/shop/endpoints/cart/eu/a", &value).is_ok());
     let error = check("/t/shop/endpoints/cart/us/a", &value).unwrap_err();
@@ -462,7 +462,7 @@ fn a_record_stands_only_at_its_own_key() {
 }
 
 #[test]
-fn a_key_has_one_spelling() {
+fn only_canonical_keys_are_accepted() {
     let wish = Record::Move(ShardMove {
         shard: ShardId(7),
         role: Role::new("primary").unwrap(),
@@ -490,8 +490,8 @@ fn policy_of(length: usize) -> Bytes {
 }
 
 #[test]
-fn a_long_value_is_refused_so_that_its_history_still_fits() {
-    let longest = MAX_VALUE - HISTORY_ROOM;
+fn a_long_value_is_rejected_so_that_its_history_fits() {
+    let longest = MAX_VALUE - HISTORY_OVERHEAD;
     let key = RecordKey::Policy(cart());
     let error = check(&key.to_string(), &policy_of(longest + 1)).unwrap_err();
     assert!(error.hint.contains(&longest.to_string()), "{error}");
@@ -505,14 +505,14 @@ fn a_long_value_is_refused_so_that_its_history_still_fits() {
 }
 
 #[test]
-fn what_a_newer_release_adds_to_an_enum_is_refused_by_name() {
+fn unknown_enum_values_are_rejected_by_field() {
     let message = v1::Service { kind: 99, ..Default::default() };
     let error = decode(&RecordKey::Service(cart()), &bytes(&message)).unwrap_err();
     assert_eq!((error.field.as_str(), error.hint.contains("upgrade")), ("kind", true));
 }
 
 #[test]
-fn a_nested_fault_is_named_by_its_path() {
+fn a_nested_error_has_its_path() {
     let header = v1::HeaderMatch { name: "X-User".into(), value: None };
     let matches = v1::Match { headers: vec![header], ..Default::default() };
     let route = v1::Route { name: "r".into(), r#match: Some(matches), ..Default::default() };
@@ -523,7 +523,7 @@ fn a_nested_fault_is_named_by_its_path() {
 
 /// The previous release writes and accepts one timeout, 1 ms to 1 h, and writes 15 s by default.
 #[test]
-fn the_one_timeout_of_the_release_before_is_read_and_still_written() {
+fn the_legacy_timeout_is_read_and_written() {
     let key = RecordKey::Policy(cart());
     let route = |timeout_us| v1::Route { name: "r".into(), timeout_us, ..Default::default() };
     let read = |timeout_us, of_route| {

@@ -6,13 +6,13 @@ use prost::Message;
 
 use crate::{convert, records, v1};
 
-/// The chunks of a part, in order, and how many rows they have in all.
+/// The chunks of a part, in order, and their total number of rows.
 pub(super) struct Encoded<C> {
     pub(super) chunks: Vec<C>,
     pub(super) rows: usize,
 }
 
-/// One part as read: its manifest and the chunks that came with it.
+/// A part as read: its manifest and the chunks that were read with it.
 pub(super) struct Part {
     pub(super) manifest: v1::ShardManifest,
     chunks: HashMap<ChunkHash, Bytes>,
@@ -56,8 +56,8 @@ pub(super) fn write<C: Message>(
     entries.insert(RecordKey::ShardManifest(service.clone(), part), records::bytes(&manifest));
 }
 
-/// Sorts entries into parts, leaving out parts without a manifest.
-pub(super) fn gather(
+/// Groups entries by part; parts without a manifest are left out.
+pub(super) fn group(
     entries: impl IntoIterator<Item = (RecordKey, Bytes)>,
 ) -> Result<BTreeMap<ShardPart, Part>, Invalid> {
     let mut owner = None;
@@ -68,7 +68,7 @@ pub(super) fn gather(
             RecordKey::ShardManifest(service, part) => {
                 let owner = owner.get_or_insert_with(|| service.clone());
                 if *owner != service {
-                    let problem = format!("there are maps of {owner} and {service}");
+                    let problem = format!("entries belong to both {owner} and {service}");
                     return Err(Invalid::new("", problem, "decode the map of one service at a time"));
                 }
                 let manifest = read_manifest(&value).map_err(|e| e.within(part.to_string()))?;
@@ -92,8 +92,8 @@ pub(super) fn read_manifest(value: &[u8]) -> Result<v1::ShardManifest, Invalid> 
     convert::interval(&manifest.first_key, &manifest.last_key)?;
     let mut seen = HashSet::new();
     for (i, chunk) in manifest.chunks.iter().enumerate() {
-        let hash = convert::wide("", chunk).map_err(|e| e.within(format!("chunks[{i}]")))?;
-        // One chunk named over and over would make a short manifest decode to a map of any size.
+        let hash = convert::read_u128("", chunk).map_err(|e| e.within(format!("chunks[{i}]")))?;
+        // A manifest that repeats one chunk could be short and decode to a map of any size.
         if !seen.insert(hash) {
             let problem = format!("{} is named twice", ChunkHash(hash));
             return Err(Invalid::new(format!("chunks[{i}]"), problem, "name each chunk once"));
@@ -103,8 +103,8 @@ pub(super) fn read_manifest(value: &[u8]) -> Result<v1::ShardManifest, Invalid> 
 }
 
 impl Part {
-    /// Reads the chunks in order, each checked against its name, and hands them to `each`, which says how many rows a
-    /// chunk has. Checks that the rows add up to what the manifest says.
+    /// Decodes the chunks in order, each checked against its name, and passes them to `each`, which returns the number
+    /// of rows. Checks the total number of rows against the manifest.
     pub(super) fn read<C: Message + Default>(
         &self,
         mut each: impl FnMut(C) -> Result<usize, Invalid>,
@@ -117,12 +117,12 @@ impl Part {
         if rows == self.manifest.shards as usize {
             return Ok(());
         }
-        let problem = format!("is {}, and the chunks hold {rows}", self.manifest.shards);
+        let problem = format!("is {}, but the chunks have {rows}", self.manifest.shards);
         Err(Invalid::new("shards", problem, "write the shard map again"))
     }
 
     fn chunk(&self, named: &[u8]) -> Result<&Bytes, Invalid> {
-        let hash = ChunkHash(convert::wide("", named)?);
+        let hash = ChunkHash(convert::read_u128("", named)?);
         let Some(chunk) = self.chunks.get(&hash) else {
             let problem = format!("chunk {hash} is missing");
             return Err(Invalid::new("", problem, "read the whole part at one revision"));

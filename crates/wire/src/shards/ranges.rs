@@ -2,17 +2,17 @@ use fairmesh_model::{Invalid, Shard, ShardId, ShardKey};
 use prost::encoding::encoded_len_varint;
 
 use super::{
-    cut::Cutter,
+    chunker::Chunker,
     part::{Encoded, Part},
 };
 use crate::v1::RangeChunk;
 
-/// How many bytes a key has.
+/// Bytes of a key.
 const KEY: usize = 16;
 
 /// Chunks of shards by ascending start.
 pub(super) fn encode(shards: &[Shard]) -> Encoded<RangeChunk> {
-    let mut cutter = Cutter::default();
+    let mut cutter = Chunker::default();
     let mut chunks: Vec<(Vec<u32>, Vec<u8>)> = Vec::new();
     for shard in shards {
         if cutter.begins(shard.id, KEY + encoded_len_varint(shard.id.0.into())) {
@@ -44,7 +44,7 @@ pub(super) fn decode(part: &Part) -> Result<Vec<Shard>, Invalid> {
     Ok(shards)
 }
 
-/// Checks that ids and starts pair up and that starts ascend.
+/// Checks that there is a start for each id and that starts ascend.
 pub(super) fn check(chunk: &RangeChunk) -> Result<(), Invalid> {
     if chunk.ids.len() * KEY != chunk.starts.len() {
         let problem = format!("{} shards have {} bytes of starts", chunk.ids.len(), chunk.starts.len());

@@ -4,16 +4,16 @@ use fairmesh_model::{InstanceId, Invalid, Region, Replica, Role, Shard, ShardId}
 use prost::encoding::encoded_len_varint;
 
 use super::{
-    cut::Cutter,
+    chunker::Chunker,
     part::{Encoded, Part},
 };
 use crate::{convert, v1};
 
-/// One copy, without its region, which the part names.
+/// One copy, without its region, which is that of the part.
 pub(super) type Row<'a> = (ShardId, &'a Replica);
 
 /// The copies of each region by ascending shard id. By id and not by start, so that the upper half of a split, which
-/// has a new and so the greatest id, lands at the end and moves nobody.
+/// has a new and therefore the greatest id, is appended and shifts no other row.
 pub(super) fn by_region(shards: &[Shard]) -> BTreeMap<&Region, Vec<Row<'_>>> {
     let mut regions: BTreeMap<&Region, Vec<Row<'_>>> = BTreeMap::new();
     for shard in shards {
@@ -29,12 +29,12 @@ pub(super) fn by_region(shards: &[Shard]) -> BTreeMap<&Region, Vec<Row<'_>>> {
 
 /// Chunks of the rows of one region.
 pub(super) fn encode(rows: &[Row<'_>]) -> Encoded<v1::ReplicaChunk> {
-    let mut cutter = Cutter::default();
-    let mut chunks: Vec<Writer<'_>> = Vec::new();
+    let mut cutter = Chunker::default();
+    let mut chunks: Vec<ChunkWriter<'_>> = Vec::new();
     for &(shard, replica) in rows {
         let bytes = chunks.last().map_or(0, |chunk| chunk.growth(shard, replica));
         if cutter.begins(shard, bytes) {
-            chunks.push(Writer::default());
+            chunks.push(ChunkWriter::default());
         }
         if let Some(chunk) = chunks.last_mut() {
             chunk.push(row(shard, replica));
@@ -48,29 +48,29 @@ fn row(shard: ShardId, replica: &Replica) -> RawRow<'_> {
     (shard.0, replica.instance.as_str(), replica.role.as_str(), state)
 }
 
-/// A row as it is written: the shard, the names of instance and role, the state.
+/// A row as encoded: the shard, the names of instance and role, the state.
 pub(super) type RawRow<'a> = (u32, &'a str, &'a str, i32);
 
-/// A chunk being written, with the names that it has already.
+/// A chunk under construction, with the names that it has already.
 #[derive(Default)]
-pub(super) struct Writer<'a> {
+pub(super) struct ChunkWriter<'a> {
     pub(super) chunk: v1::ReplicaChunk,
     instances: Names<'a>,
     roles: Names<'a>,
 }
 
-/// The numbers of names.
+/// Indices of names.
 type Names<'a> = HashMap<&'a str, u32>;
 
-impl<'a> Writer<'a> {
-    /// Goes on from the names of a chunk: the one that is written holds only those that this one has not.
+impl<'a> ChunkWriter<'a> {
+    /// Continues the names of a chunk: the new one contains only names that are not in `before`.
     pub(super) fn after(before: &'a v1::ReplicaChunk) -> Self {
         let names = |names: &'a [String]| names.iter().map(String::as_str).zip(0..).collect();
         let (instances, roles) = (names(&before.instances), names(&before.roles));
         Self { chunk: v1::ReplicaChunk::default(), instances, roles }
     }
 
-    /// How many bytes a row would add, at most.
+    /// The most bytes that a row would add.
     fn growth(&self, shard: ShardId, replica: &Replica) -> usize {
         let name = |names: &Names<'_>, text: &str| match names.get(text) {
             Some(index) => encoded_len_varint(u64::from(*index)),
@@ -91,7 +91,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// The index of a name, which it gets now if it has none.
+/// The index of a name, assigned now if it has none.
 fn index<'a>(known: &mut Names<'a>, names: &mut Vec<String>, name: &'a str) -> u32 {
     // A chunk has fewer names than bytes.
     let next = known.len() as u32;
@@ -101,21 +101,21 @@ fn index<'a>(known: &mut Names<'a>, names: &mut Vec<String>, name: &'a str) -> u
     })
 }
 
-/// Checks that the lists are equally long, that shards ascend, and that names and states exist.
+/// Checks that the lists have equal lengths, that shards ascend, and that names and states exist.
 pub(super) fn check(chunk: &v1::ReplicaChunk) -> Result<(), Invalid> {
     let rows = chunk.shards.len();
     if [chunk.instance.len(), chunk.role.len(), chunk.state.len()] != [rows; 3] {
-        return Err(Invalid::new("shards", "the lists are not equally long", "write the shard map again"));
+        return Err(Invalid::new("shards", "the lists differ in length", "write the shard map again"));
     }
     if let Some(pair) = chunk.shards.windows(2).find(|pair| pair[0] > pair[1]) {
         return Err(out_of_order(pair[1]));
     }
     let stray = |indices: &[u32], names: usize| indices.iter().any(|&index| index as usize >= names);
     if stray(&chunk.instance, chunk.instances.len()) || stray(&chunk.role, chunk.roles.len()) {
-        return Err(Invalid::new("instance", "a row names nobody", "write the shard map again"));
+        return Err(Invalid::new("instance", "a row has an unknown name", "write the shard map again"));
     }
     for state in &chunk.state {
-        convert::known::<v1::ReplicaState>("state", *state)?;
+        convert::read_enum::<v1::ReplicaState>("state", *state)?;
     }
     let instances = chunk.instances.iter().try_for_each(|name| InstanceId::new(name).map(drop));
     instances.map_err(|e| e.within("instances"))?;
@@ -129,22 +129,22 @@ fn out_of_order(shard: u32) -> Invalid {
 }
 
 /// Adds the copies of regions to the shards of a map.
-pub(super) struct Adder {
-    /// Where each shard stands, by ascending id.
+pub(super) struct ReplicaMerger {
+    /// The position of each shard, by ascending id.
     positions: Vec<(ShardId, usize)>,
-    /// Names met so far: chunks repeat them, and the map should hold each once.
+    /// Names seen so far: chunks repeat them, and the map shares one allocation for each.
     instances: HashSet<InstanceId>,
     roles: HashSet<Role>,
 }
 
-impl Adder {
+impl ReplicaMerger {
     pub(super) fn new(shards: &[Shard]) -> Self {
         let mut positions: Vec<_> = shards.iter().enumerate().map(|(i, shard)| (shard.id, i)).collect();
         positions.sort_unstable();
         Self { positions, instances: HashSet::new(), roles: HashSet::new() }
     }
 
-    /// Adds the copies of one region. Since both lists ascend by id, one pass finds every shard.
+    /// Adds the copies of one region. Both lists ascend by id, so one pass finds every shard.
     pub(super) fn add(&mut self, region: &Region, part: &Part, shards: &mut [Shard]) -> Result<(), Invalid> {
         let mut at = 0;
         part.read(|chunk: v1::ReplicaChunk| {
@@ -153,7 +153,7 @@ impl Adder {
             let roles = intern(&mut self.roles, &chunk.roles)?;
             for (row, &shard) in chunk.shards.iter().enumerate() {
                 at = self.find(at, ShardId(shard))?;
-                let state = convert::known::<v1::ReplicaState>("state", chunk.state[row])?;
+                let state = convert::read_enum::<v1::ReplicaState>("state", chunk.state[row])?;
                 shards[self.positions[at].1].replicas.push(Replica {
                     instance: instances[chunk.instance[row] as usize].clone(),
                     region: region.clone(),
@@ -165,21 +165,20 @@ impl Adder {
         })
     }
 
-    /// Where `shard` stands in `positions`, at `from` or behind it.
+    /// The index of `shard` in `positions`, at `from` or later.
     fn find(&self, from: usize, shard: ShardId) -> Result<usize, Invalid> {
         let ahead = self.positions[from..].iter().take_while(|(id, _)| *id < shard).count();
         match self.positions.get(from + ahead) {
             Some((id, _)) if *id == shard => Ok(from + ahead),
             _ => {
-                let problem =
-                    format!("{shard} is no shard of 'ranges', or does not follow the one before it");
+                let problem = format!("{shard} is not a shard of 'ranges', or is out of order");
                 Err(Invalid::new("shards", problem, "write the shard map again"))
             }
         }
     }
 }
 
-/// The names of a chunk, each the same allocation as before where it was met before.
+/// The names of a chunk, sharing the allocation of names seen before.
 fn intern<N>(known: &mut HashSet<N>, names: &[String]) -> Result<Vec<N>, Invalid>
 where
     N: Clone + Eq + std::hash::Hash + std::borrow::Borrow<str> + std::str::FromStr<Err = Invalid>,

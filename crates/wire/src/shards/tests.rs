@@ -5,7 +5,7 @@ use fairmesh_model::{
 };
 use proptest::{collection, prelude::*, sample::select};
 
-use super::{cut::is_boundary, *};
+use super::{chunker::is_boundary, *};
 
 type Entries = BTreeMap<RecordKey, Bytes>;
 
@@ -58,14 +58,14 @@ fn a_move_changes_one_chunk_of_its_region() {
     map.shards[54_321].replicas[0] = replica(99, "eu", ReplicaState::Starting);
     let after = encode_map(&cart(), &map);
     assert_eq!(changed(&before, &after), counts([("ranges", (1, 0)), ("eu", (1, 1)), ("us", (1, 0))]));
-    assert!(decode_map(after) == Ok(Some(map)), "the map is another");
+    assert!(decode_map(after) == Ok(Some(map)), "the map has changed");
 }
 
 #[test]
 fn a_split_changes_one_chunk_of_each_part() {
     let mut map = large(100_000);
     let before = encode_map(&cart(), &map);
-    // A shard that happens to begin a chunk would rename one more.
+    // A shard at a chunk boundary would rename one more.
     let id = (100_000..).map(ShardId).find(|id| !is_boundary(*id)).unwrap();
     let middle = ShardKey(map.shards[31_415].start.0 + 5);
     let upper = Shard { id, start: middle, replicas: map.shards[31_415].replicas.clone() };
@@ -73,13 +73,13 @@ fn a_split_changes_one_chunk_of_each_part() {
     map.version = 2;
     let after = encode_map(&cart(), &map);
     assert_eq!(changed(&before, &after), counts([("ranges", (1, 1)), ("eu", (1, 1)), ("us", (1, 1))]));
-    assert!(decode_map(after) == Ok(Some(map)), "the map is another");
+    assert!(decode_map(after) == Ok(Some(map)), "the map has changed");
 }
 
 #[test]
 fn chunks_are_short_and_named_by_their_content() {
     let mut map = large(100_000);
-    // Long names, each different: chunks must be cut by their bytes too.
+    // Long and different names: chunks must be bounded by bytes too.
     for shard in &mut map.shards[..20_000] {
         shard.replicas[0].instance = InstanceId::new(format!("{:0>120}", shard.id.0)).unwrap();
     }
@@ -88,7 +88,7 @@ fn chunks_are_short_and_named_by_their_content() {
     for (key, value) in &entries {
         assert_eq!(records::check(&key.to_string(), value), Ok(key.clone()));
     }
-    assert!(decode_map(entries) == Ok(Some(map)), "the map is another");
+    assert!(decode_map(entries) == Ok(Some(map)), "the map has changed");
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn a_caller_may_read_its_own_region_only() {
 }
 
 #[test]
-fn every_missing_key_is_noticed_but_a_whole_region() {
+fn every_missing_key_is_detected_except_a_whole_region() {
     let entries = encode_map(&cart(), &large(5000));
     for missing in entries.keys() {
         let rest = entries.iter().filter(|(key, _)| *key != missing);
@@ -190,9 +190,9 @@ proptest! {
         prop_assert_eq!(decode_map(entries), Ok(Some(map)));
     }
 
-    /// Chunks made of anything, correctly named, behind a manifest that lists them.
+    /// Chunks with arbitrary content, correctly named, with a manifest that lists them.
     #[test]
-    fn any_chunks_are_read_or_refused(
+    fn arbitrary_chunks_are_decoded_or_rejected(
         ids in collection::vec(0..20_u32, 0..6),
         starts in collection::vec(any::<u8>(), 0..100),
         lists in proptest::array::uniform3(collection::vec(0..3_u32, 0..6)),
@@ -223,7 +223,7 @@ proptest! {
 }
 
 #[test]
-fn a_map_read_part_by_part_is_the_map() {
+fn incremental_reading_gives_the_same_map() {
     let map = large(5000);
     let entries = encode_map(&cart(), &map);
     let part = |part: ShardPart| {
@@ -252,12 +252,12 @@ fn a_map_read_part_by_part_is_the_map() {
             assert!((first..=last).contains(&shard));
             at += 1;
         }
-        assert!(read_copies(ChunkHash(1), chunk).is_err(), "it is called otherwise");
+        assert!(read_copies(ChunkHash(1), chunk).is_err(), "its name differs");
     }
     assert_eq!(at, 5000);
 }
 
-/// What differs between two maps, as a watcher of the first is told it.
+/// The changes between two maps, as a watcher of the first gets them.
 fn changes(before: &Entries, after: &Entries) -> BTreeMap<Arc<str>, Change> {
     let keys: BTreeSet<_> = before.keys().chain(after.keys()).collect();
     let keys = keys.into_iter().filter(|key| before.get(*key) != after.get(*key));
@@ -269,14 +269,14 @@ fn changes(before: &Entries, after: &Entries) -> BTreeMap<Arc<str>, Change> {
 }
 
 #[test]
-fn a_move_and_a_split_are_told_by_what_differs_and_a_new_chunk_is_not() {
+fn a_move_and_a_split_are_patched_and_a_new_chunk_is_not() {
     let mut map = large(20_000);
     let before = encode_map(&cart(), &map);
     map.version = 2;
     map.shards[5_432].replicas[0] = replica(200, "eu", ReplicaState::Starting);
     let after = encode_map(&cart(), &map);
-    let told = differences(&changes(&before, &after), 7);
-    let bytes: Vec<_> = told.iter().map(|(patch, keys)| (patch.encode().len(), keys.len())).collect();
+    let patches = differences(&changes(&before, &after), 7);
+    let bytes: Vec<_> = patches.iter().map(|(patch, keys)| (patch.encode().len(), keys.len())).collect();
     assert!(bytes.iter().all(|(bytes, _)| *bytes < 80), "{bytes:?}");
     assert_eq!(bytes.iter().map(|(_, keys)| keys).collect::<Vec<_>>(), [&3, &1, &1]);
 
@@ -289,11 +289,11 @@ fn a_move_and_a_split_are_told_by_what_differs_and_a_new_chunk_is_not() {
 
     map.shards[10].id = ShardId((20_000..).find(|id| is_boundary(ShardId(*id))).unwrap());
     let more = encode_map(&cart(), &map);
-    assert!(differences(&changes(&after, &more), 7).is_empty(), "every part has a chunk more");
+    assert!(differences(&changes(&after, &more), 7).is_empty(), "every part has one more chunk");
 }
 
 #[test]
-fn a_damaged_patch_tells_nothing_wrong() {
+fn a_damaged_patch_gives_no_wrong_value() {
     let mut map = large(5_000);
     let before = encode_map(&cart(), &map);
     map.version = 2;
@@ -302,13 +302,13 @@ fn a_damaged_patch_tells_nothing_wrong() {
     let held = |key: &str| before.get(&RecordKey::parse(key).ok()?).cloned();
     for (patch, _) in differences(&changes, 7) {
         let encoded = patch.encode();
-        for place in 0..encoded.len() {
+        for position in 0..encoded.len() {
             let mut damaged = encoded.to_vec();
-            damaged[place] ^= 1 << (place % 8);
-            let Ok(told) = Patch::read(&damaged).and_then(|patch| patch.apply(7, held)) else { continue };
-            for (key, value) in told {
+            damaged[position] ^= 1 << (position % 8);
+            let Ok(values) = Patch::read(&damaged).and_then(|patch| patch.apply(7, held)) else { continue };
+            for (key, value) in values {
                 let there = changes[key.as_str()].after.as_ref().map(|(value, _)| value);
-                assert_eq!(value.as_ref().map(|(value, _)| value), there, "byte {place}");
+                assert_eq!(value.as_ref().map(|(value, _)| value), there, "byte {position}");
             }
         }
     }

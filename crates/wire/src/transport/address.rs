@@ -2,17 +2,18 @@ use std::{fmt, path::PathBuf, str::FromStr};
 
 use fairmesh_model::Invalid;
 
-/// Where a control plane or an agent listens.
+/// The address of a control plane or an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Address {
-    /// `host:port`; an IPv6 host stands in brackets. Port 0 listens on a free port.
+    /// `host:port`; an IPv6 host is in brackets. Port 0 listens on a free port.
     Tcp(String),
     /// The absolute path of a Unix socket.
     Unix(PathBuf),
 }
 
 impl Address {
-    /// Where an agent that listens here hands over the tables of large shard maps; `None` over TCP, which cannot.
+    /// The socket on which an agent at this address hands over tables of large shard maps; `None` for TCP, which
+    /// cannot.
     pub fn maps(&self) -> Option<Self> {
         let Self::Unix(path) = self else { return None };
         let mut path = path.clone().into_os_string();
@@ -24,7 +25,7 @@ impl Address {
 impl FromStr for Address {
     type Err = Invalid;
 
-    /// Reads `host:port`, `http://host:port`, `unix:/path` or `unix:///path`.
+    /// Parses `host:port`, `http://host:port`, `unix:/path` or `unix:///path`.
     fn from_str(text: &str) -> Result<Self, Invalid> {
         let refuse = |problem: &str| {
             let problem = format!("'{text}' {problem}");
@@ -33,17 +34,17 @@ impl FromStr for Address {
         if let Some(path) = text.strip_prefix("unix:") {
             let path = path.strip_prefix("//").unwrap_or(path);
             if !path.starts_with('/') || path.ends_with('/') {
-                return refuse("does not name a file by its absolute path");
+                return refuse("is not an absolute path");
             }
             return Ok(Self::Unix(path.into()));
         }
         if text.starts_with("https://") {
-            return refuse("asks for TLS, which is not there yet");
+            return refuse("requires TLS, which is not supported yet");
         }
         let plain = text.strip_prefix("http://").unwrap_or(text);
         let plain = plain.strip_suffix('/').unwrap_or(plain);
         let Some((host, port)) = plain.rsplit_once(':') else {
-            return refuse("names no port");
+            return refuse("has no port");
         };
         let bracketed = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
         let host_fits = match bracketed {
@@ -56,7 +57,7 @@ impl FromStr for Address {
         let port_fits = port.parse::<u16>().is_ok() && port.bytes().all(|b| b.is_ascii_digit());
         match (host_fits, port_fits) {
             (true, true) => Ok(Self::Tcp(plain.to_owned())),
-            (false, _) => refuse("names no host"),
+            (false, _) => refuse("has no host"),
             (true, false) => refuse("has no port from 0 to 65535"),
         }
     }
@@ -76,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_form_is_read_and_written_back() {
+    fn every_form_parses_as_displayed() {
         for (text, shown) in [
             ("127.0.0.1:7400", "127.0.0.1:7400"),
             ("http://control.mesh:7400", "control.mesh:7400"),
@@ -92,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_dialled_is_refused_with_a_hint() {
+    fn invalid_addresses_are_rejected_with_a_hint() {
         let wrong = [
             "",
             "7400",

@@ -11,14 +11,14 @@ use tower_service::Service;
 use super::Peer;
 use crate::rpc::MAX_MESSAGE;
 
-/// How tonic and prost begin to say that a request is none that they can read.
-const UNREADABLE: [&str; 3] =
+/// Prefixes of the messages by which tonic and prost report requests that they cannot decode.
+const DECODE_ERRORS: [&str; 3] =
     ["failed to decode Protobuf message", "Unexpected EOF decoding stream", "protocol error: "];
 
-/// The layer that bounds calls in time and memory, and responds to those that cannot be read with `INVALID_ARGUMENT`.
+/// The layer that bounds calls in time and memory, and responds to malformed requests with `INVALID_ARGUMENT`.
 ///
-/// It knows the connection by the [`Peer`] among the extensions of a request, and leaves the
-/// [`Identity`](fairmesh_model::Identity) and [`Waits`](super::Waits) there for handlers.
+/// It gets the connection from the [`Peer`] among the extensions of a request, and inserts the
+/// [`Identity`](fairmesh_model::Identity) and [`Waits`](super::Waits) for handlers.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CallGuard;
 
@@ -61,12 +61,12 @@ where
                 (request.map(|body| Body::new(body.map_err(refused))), Some(guard))
             }
         };
-        let named: fn(GuardedResponse) -> GuardedResponse = name_unreadable;
+        let named: fn(GuardedResponse) -> GuardedResponse = map_decode_errors;
         GuardedCall::new(self.inner.call(request), guard).map_ok(named)
     }
 }
 
-/// What the caller is told of a body that ended early.
+/// The status for a body that ended early.
 fn refused(error: BodyError) -> Status {
     let text = error.to_string();
     match error {
@@ -77,10 +77,11 @@ fn refused(error: BodyError) -> Status {
     }
 }
 
-/// A request that cannot be read is the fault of its caller, and no internal error: tonic has no other way to say so.
-fn name_unreadable(response: GuardedResponse) -> GuardedResponse {
+/// A malformed request is the fault of its caller, not an internal error, as which tonic reports it.
+fn map_decode_errors(response: GuardedResponse) -> GuardedResponse {
     let unreadable = response.extensions().get::<Status>().filter(|status| {
-        status.code() == Code::Internal && UNREADABLE.iter().any(|begin| status.message().starts_with(begin))
+        status.code() == Code::Internal
+            && DECODE_ERRORS.iter().any(|begin| status.message().starts_with(begin))
     });
     match unreadable {
         None => response,

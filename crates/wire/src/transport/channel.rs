@@ -6,30 +6,29 @@ use tower::service_fn;
 
 use super::{Address, Plaintext, Transport};
 
-/// How long a connection may take to come about.
+/// Timeout of connection establishment.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How often a quiet connection is probed, and how long the answer may take: a peer that vanished without a word is
-/// noticed within the sum.
+/// Keep-alive interval of idle connections, and timeout of the response: a vanished peer is detected within the sum.
 pub(super) const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(5));
 
-/// What a peer may send ahead on one call, in bytes: with HTTP/2's own 64 KB, a snapshot over a round trip of 100 ms
-/// would crawl at 640 KB/s.
+/// Flow-control window of a call, in bytes: with the 64 KB of HTTP/2, a snapshot over a round trip of 100 ms would be
+/// limited to 640 KB/s.
 const WINDOW: u32 = 2 * 1024 * 1024;
 
-/// Connects now, and again by itself whenever the connection was lost.
+/// Connects now, and reconnects by itself.
 pub async fn connect_channel(address: &Address) -> Result<Channel, Error> {
     let endpoint = endpoint(address)?;
     endpoint.connect_with_connector(connector(address)).await
 }
 
-/// Connects when the first call is made.
+/// Connects with the first call.
 pub fn connect_channel_lazy(address: &Address) -> Result<Channel, Error> {
     Ok(endpoint(address)?.connect_with_connector_lazy(connector(address)))
 }
 
 fn endpoint(address: &Address) -> Result<Endpoint, Error> {
-    // The URI becomes `:authority`; where to connect is the connector's business.
+    // The URI becomes `:authority`; the connector knows where to connect.
     let uri = match address {
         Address::Tcp(authority) => format!("http://{authority}"),
         Address::Unix(_) => "http://localhost".to_owned(),

@@ -11,10 +11,10 @@ use tokio::net::{TcpListener, UnixListener, UnixStream};
 
 use super::{Address, Socket, socket::Stream};
 
-/// Everybody on the machine may connect; who may is decided by the folder, and what they may do by their identity.
+/// Any user of the machine may connect; access is restricted by the folder, and permissions depend on the identity.
 const SOCKET_MODE: u32 = 0o666;
 
-/// Why an address cannot be listened on.
+/// Why listening on an address failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
     /// Another process listens there.
@@ -23,18 +23,18 @@ pub enum BindError {
         /// The address.
         address: Address,
     },
-    /// Something that is not a socket stands at the path; it is never deleted.
+    /// The path exists and is not a socket; it is never deleted.
     #[error("{} is not a socket; move it away, or choose another path", path.display())]
     NotASocket {
         /// The path.
         path: PathBuf,
     },
-    /// The system refused.
+    /// The system call failed.
     #[error("cannot listen on {address}: {source}; check the address and the permissions of this user")]
     Failed {
         /// The address.
         address: Address,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
 }
@@ -53,7 +53,7 @@ enum Inner {
 }
 
 impl Listener {
-    /// Listens on `address`. A socket file that a dead process left behind is replaced; missing folders are made.
+    /// Listens on `address`. A stale socket file is replaced; missing folders are created.
     pub async fn bind(address: &Address) -> Result<Self, BindError> {
         let failed = |source: io::Error| match source.kind() {
             io::ErrorKind::AddrInUse => BindError::InUse { address: address.clone() },
@@ -63,7 +63,7 @@ impl Listener {
             Address::Tcp(address) => Inner::Tcp(TcpListener::bind(address).await.map_err(failed)?),
             Address::Unix(path) => {
                 let lock = lock(path).map_err(failed)?;
-                clear(path).await?.map_err(failed)?;
+                remove_stale(path).await?.map_err(failed)?;
                 let listener = UnixListener::bind(path).map_err(failed)?;
                 fs::set_permissions(path, fs::Permissions::from_mode(SOCKET_MODE)).map_err(failed)?;
                 Inner::Unix(listener, SocketFile::new(path, lock).map_err(failed)?)
@@ -72,13 +72,13 @@ impl Listener {
         Ok(Self { inner, acceptor: Acceptor::new("calls", Limits::calls(), Memory::default()) })
     }
 
-    /// Accepts within the limits that it has in common with other listeners of the process, instead of its own.
+    /// Shares the limits of `acceptor` with other listeners of the process, instead of its own.
     #[must_use]
     pub fn within(self, acceptor: Acceptor) -> Self {
         Self { acceptor, ..self }
     }
 
-    /// Where it listens, with the port that the system chose for port 0.
+    /// The address, with the port that the system assigned for port 0.
     pub fn address(&self) -> io::Result<Address> {
         match &self.inner {
             Inner::Tcp(listener) => Ok(Address::Tcp(listener.local_addr()?.to_string())),
@@ -86,7 +86,7 @@ impl Listener {
         }
     }
 
-    /// Waits for the next connection, and for a place for it. A refusal by the system is logged and tried again after a pause.
+    /// Waits for a free place and the next connection. Errors of the system are logged and retried after a pause.
     pub async fn accept(&self) -> Socket {
         let accept = |cx: &mut Context<'_>| match &self.inner {
             Inner::Tcp(listener) => listener.poll_accept(cx).map(|accepted| Stream::tcp(accepted?.0)),
@@ -96,8 +96,8 @@ impl Listener {
     }
 }
 
-/// Takes the lock beside the socket, so that two processes that start together never take each other's socket for
-/// stale. The system releases it when the process ends, however it ends.
+/// Takes the lock beside the socket, so that two processes that start together never treat each other's socket as
+/// stale. The system releases it when the process ends in any way.
 fn lock(path: &Path) -> io::Result<File> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
@@ -112,8 +112,8 @@ fn lock(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Removes a socket file that nobody listens on.
-async fn clear(path: &Path) -> Result<io::Result<()>, BindError> {
+/// Removes a stale socket file.
+async fn remove_stale(path: &Path) -> Result<io::Result<()>, BindError> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Ok(())),
         Err(error) => return Ok(Err(error)),
@@ -129,13 +129,13 @@ async fn clear(path: &Path) -> Result<io::Result<()>, BindError> {
     })
 }
 
-/// The socket file of a listener, removed with it unless somebody put another one there.
+/// The socket file of a listener, removed with it unless another file has taken its place.
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
     /// Device and inode.
     identity: (u64, u64),
-    /// Held while the file is ours.
+    /// Held as long as the file is ours.
     _lock: File,
 }
 
@@ -148,7 +148,7 @@ impl SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if identity(&self.path).is_ok_and(|identity| identity == self.identity) {
-            // Nothing is lost when it stays: the next process finds it stale.
+            // If removal fails, the next process finds the file stale.
             let _ = fs::remove_file(&self.path);
         }
     }

@@ -23,70 +23,73 @@ use tonic::{
 use super::{Listener, Socket, calls::CallGuard};
 use crate::{handshake::VersionCheck, watch};
 
-/// Connections that wait to be taken by the server of calls.
-const WAITING: usize = 64;
-/// Calls at one time on one connection. A replica has one for all that agents behind it wait for, such as their turn as health
-/// checkers.
-const STREAMS: u32 = 16_384;
+/// Accepted connections that wait for the gRPC server.
+const ACCEPT_QUEUE: usize = 64;
+/// Concurrent calls of a connection. A replica has one connection for everything that agents behind it wait for, such
+/// as elections of health checkers.
+const MAX_STREAMS: u32 = 16_384;
 
-/// Serves one watch, whose preamble was read, until it ends.
-type Watches = dyn Fn(Socket) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync;
+/// Serves one watch, after its preamble was read, until it ends.
+type WatchHandler = dyn Fn(Socket) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync;
 
-/// What is served on one address.
+/// The services of one address.
 #[derive(Clone)]
 pub struct Services {
     calls: Routes,
-    watches: Option<Arc<Watches>>,
+    watch_handler: Option<Arc<WatchHandler>>,
 }
 
 impl Services {
-    /// Calls, and `watch` for each connection that is a [watch](crate::watch): from its greeting to its end, which it comes to
-    /// by itself once the process stops.
+    /// Calls, and `watch` for each connection that is a [watch](crate::watch): from its hello to its end, which it has
+    /// to reach by itself once the process stops.
     pub fn new<F>(calls: Routes, watch: impl Fn(Socket) -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        Self { calls, watches: Some(Arc::new(move |socket| Box::pin(watch(socket)))) }
+        Self { calls, watch_handler: Some(Arc::new(move |socket| Box::pin(watch(socket)))) }
     }
 }
 
 impl From<Routes> for Services {
-    /// Calls only; watches are closed.
+    /// Only calls; watches are closed.
     fn from(calls: Routes) -> Self {
-        Self { calls, watches: None }
+        Self { calls, watch_handler: None }
     }
 }
 
 impl fmt::Debug for Services {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Services").field("watches", &self.watches.is_some()).finish_non_exhaustive()
+        f.debug_struct("Services")
+            .field("watch_handler", &self.watch_handler.is_some())
+            .finish_non_exhaustive()
     }
 }
 
-/// Serves calls and watches on `listener` until `shutdown` completes, then lets what is under way finish for at most `drain` and
-/// ends the rest.
+/// Serves calls and watches on `listener` until `shutdown` completes, then lets calls in flight finish for at most
+/// `drain` and aborts the rest.
 ///
-/// Every call passes [`VersionCheck`] and carries its caller's identity ([`super::identity_of`]); quiet connections are
-/// probed, and one whose peer is gone is closed. The listener bounds connections and what calls may cost ([`CallGuard`]). The listener is closed as soon as `shutdown` completes.
+/// Every call passes [`VersionCheck`] and carries its caller's identity ([`super::identity_of`]); idle connections are
+/// probed, and closed if the peer is gone. The listener bounds connections and the cost of calls ([`CallGuard`]). The
+/// listener is closed as soon as `shutdown` completes.
 pub async fn serve(
     services: impl Into<Services>,
     listener: Listener,
     shutdown: impl Future<Output = ()>,
     drain: Duration,
 ) -> Result<(), Error> {
-    let Services { calls, watches } = services.into();
-    let (cut, closing) = (CancellationToken::new(), CancellationToken::new());
+    let Services { calls, watch_handler } = services.into();
+    let (abort, closing) = (CancellationToken::new(), CancellationToken::new());
     let (began, drain_began) = oneshot::channel();
     let closed = closing.clone();
     let close = async {
         shutdown.await;
         closed.cancel();
-        // Nobody listens only when serving has ended already.
+        // There is no receiver only if serving has ended already.
         let _ = began.send(());
         pending::<()>().await
     };
-    let (to_calls, incoming) = mpsc::channel(WAITING);
-    let sorting = sort(listener, watches, to_calls, closing.clone(), cut.clone());
+    let (to_calls, incoming) = mpsc::channel(ACCEPT_QUEUE);
+    let sorting = dispatch(listener, watch_handler, to_calls, closing.clone(), abort.clone());
     let serving = async {
         let (interval, timeout) = Http2Settings::KEEP_ALIVE;
         let served = Server::builder()
@@ -96,7 +99,7 @@ pub async fn serve(
             .http2_keepalive_timeout(Some(timeout))
             .initial_stream_window_size(Http2Settings::STREAM_WINDOW)
             .initial_connection_window_size(Http2Settings::CONNECTION_WINDOW)
-            .max_concurrent_streams(STREAMS)
+            .max_concurrent_streams(MAX_STREAMS)
             .http2_max_header_list_size(Http2Settings::HEADERS)
             .http2_max_pending_accept_reset_streams(Some(Http2Settings::RESETS))
             .add_routes(calls)
@@ -114,29 +117,30 @@ pub async fn serve(
     };
     tokio::select! {
         (served, ()) = &mut serving => return served,
-        () = overdue => cut.cancel(),
+        () = overdue => abort.cancel(),
         () = close => {}
     }
     serving.await.0
 }
 
-/// Finds out what each connection is for. Returns once `closing` has fired and no watch is left, or `cut` has.
-async fn sort(
+/// Dispatches connections to calls or watches. Returns once `closing` has fired and no watch is left, or `abort` has
+/// fired.
+async fn dispatch(
     listener: Listener,
-    watches: Option<Arc<Watches>>,
+    watch_handler: Option<Arc<WatchHandler>>,
     calls: mpsc::Sender<io::Result<Socket>>,
     closing: CancellationToken,
-    cut: CancellationToken,
+    abort: CancellationToken,
 ) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             socket = listener.accept() => {
-                let (watches, calls) = (watches.clone(), calls.clone());
-                let (closing, cut) = (closing.clone(), cut.clone());
+                let (watch_handler, calls) = (watch_handler.clone(), calls.clone());
+                let (closing, abort) = (closing.clone(), abort.clone());
                 connections.spawn(async move {
-                    let sorted = closing.run_until_cancelled(sorted(socket, calls, cut)).await;
-                    if let (Some(Some(socket)), Some(watch)) = (sorted, watches) {
+                    let sorted = closing.run_until_cancelled(classify(socket, calls, abort)).await;
+                    if let (Some(Some(socket)), Some(watch)) = (sorted, watch_handler) {
                         watch(socket).await;
                     }
                 });
@@ -147,25 +151,25 @@ async fn sort(
     }
     drop((listener, calls));
     let left = async { while connections.join_next().await.is_some() {} };
-    // What is cut is dropped with the set.
-    cut.run_until_cancelled(left).await;
+    // Aborted connections are dropped with the set.
+    abort.run_until_cancelled(left).await;
 }
 
-/// Passes a connection for calls on; returns one that is a watch.
-async fn sorted(
+/// Passes on a connection for calls; returns one that is a watch.
+async fn classify(
     mut socket: Socket,
     calls: mpsc::Sender<io::Result<Socket>>,
-    cut: CancellationToken,
+    abort: CancellationToken,
 ) -> Option<Socket> {
-    match socket.begins_with(&watch::PREAMBLE).await {
+    match socket.strip_preamble(&watch::PREAMBLE).await {
         Ok(true) => {
             if let Some(connection) = socket.connection() {
                 connection.exempt();
             }
             return Some(socket);
         }
-        // Closed only where nobody is served any more.
-        Ok(false) => drop(calls.send(Ok(socket.cut_by(cut))).await),
+        // Closed only if the server has ended.
+        Ok(false) => drop(calls.send(Ok(socket.abort_on(abort))).await),
         Err(error) => tracing::debug!(%error, "a connection ended before it began"),
     }
     None

@@ -19,31 +19,31 @@ use tonic::transport::server::Connected;
 
 use super::Address;
 
-/// How long a connection may take to say what it is for. Both sorts say it at once.
-const FIRST_BYTES: Duration = Duration::from_secs(5);
+/// Timeout of the first bytes, which distinguish watches from calls. Clients of both send them at once.
+const PREAMBLE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// One connection, and who is at its other end.
+/// A connection with the identity of its peer.
 #[derive(Debug)]
 pub struct Socket {
     stream: GuardedStream<Stream>,
     identity: Identity,
-    /// What was read to find out what the connection is for, and is yet to be read by whom it is for.
-    ahead: Bytes,
-    /// Fails reads once it fires, where the connection may have to be ended from outside.
-    cut: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
+    /// Bytes that were read to classify the connection and have to be delivered to its reader.
+    peeked: Bytes,
+    /// Fails reads once it fires; set if the connection may have to be aborted.
+    abort: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
 }
 
 #[derive(Debug)]
 pub(super) enum Stream {
     Tcp(TcpStream),
-    /// With the user at the other end.
+    /// With the user id of the peer.
     Unix(UnixStream, u32),
 }
 
-/// The other end of a connection that was accepted, as the handlers of its calls see it.
+/// The peer of an accepted connection, as seen by handlers of its calls.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// Who it is.
+    /// The identity of the peer.
     pub identity: Identity,
     /// The connection.
     pub connection: Arc<Connection>,
@@ -51,7 +51,7 @@ pub struct Peer {
 
 impl Stream {
     pub(super) fn tcp(stream: TcpStream) -> io::Result<Self> {
-        // Calls are small and waited for: Nagle's algorithm would hold each back for a round trip.
+        // Calls are small and latency-sensitive: Nagle's algorithm would delay each by a round trip.
         stream.set_nodelay(true)?;
         Ok(Self::Tcp(stream))
     }
@@ -68,7 +68,7 @@ impl From<GuardedStream<Stream>> for Socket {
             Stream::Tcp(_) => Identity::Anonymous,
             Stream::Unix(_, uid) => Identity::Local { uid: *uid },
         };
-        Self { stream, identity, ahead: Bytes::new(), cut: None }
+        Self { stream, identity, peeked: Bytes::new(), abort: None }
     }
 }
 
@@ -81,15 +81,15 @@ impl Socket {
         Ok(GuardedStream::outgoing(stream).into())
     }
 
-    /// Ends the connection, whatever is under way on it, once `cut` fires.
+    /// Aborts the connection and all that is in flight on it once `abort` fires.
     #[must_use]
-    pub(super) fn cut_by(mut self, cut: CancellationToken) -> Self {
-        self.cut = Some(Box::pin(cut.cancelled_owned()));
+    pub(super) fn abort_on(mut self, abort: CancellationToken) -> Self {
+        self.abort = Some(Box::pin(abort.cancelled_owned()));
         self
     }
 
-    /// Whether the connection begins with `preamble`, which is taken from it then; nothing is taken where it does not.
-    pub(super) async fn begins_with(&mut self, preamble: &[u8; 8]) -> io::Result<bool> {
+    /// Whether the connection begins with `preamble`, which is then consumed; otherwise nothing is consumed.
+    pub(super) async fn strip_preamble(&mut self, preamble: &[u8; 8]) -> io::Result<bool> {
         let mut first = [0; 8];
         let mut filled = 0;
         let reading = async {
@@ -101,16 +101,16 @@ impl Socket {
             }
             io::Result::Ok(())
         };
-        timeout(FIRST_BYTES, reading).await??;
+        timeout(PREAMBLE_TIMEOUT, reading).await??;
         let begins = first[..filled] == *preamble;
         if !begins {
-            self.ahead = Bytes::copy_from_slice(&first[..filled]);
+            self.peeked = Bytes::copy_from_slice(&first[..filled]);
         }
         Ok(begins)
     }
 
-    /// The bare socket, where it is one that hands over memory, and the place that it takes at its listener. Nothing cuts it any
-    /// more.
+    /// The raw Unix socket, for passing memory, with the place that it has at its listener. The connection is no
+    /// longer aborted.
     pub fn into_unix(self) -> Option<(UnixStream, Option<ConnectionSlot>)> {
         match self.stream.into_parts() {
             (Stream::Unix(stream, _), place) => Some((stream, place)),
@@ -118,18 +118,18 @@ impl Socket {
         }
     }
 
-    /// What its listener knows of the connection; `None` where this side opened it.
+    /// The listener's state of the connection; `None` if this side opened it.
     pub fn connection(&self) -> Option<&Arc<Connection>> {
         self.stream.connection()
     }
 
-    /// Who is at the other end.
+    /// The identity of the peer.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    fn poll_cut(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        match self.cut.as_mut().map(|cut| cut.as_mut().poll(cx)) {
+    fn poll_abort(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        match self.abort.as_mut().map(|abort| abort.as_mut().poll(cx)) {
             Some(Poll::Ready(())) => Err(io::Error::new(io::ErrorKind::ConnectionAborted, "shutting down")),
             Some(Poll::Pending) | None => Ok(()),
         }
@@ -145,7 +145,7 @@ impl Connected for Socket {
     }
 }
 
-/// Calls a method of whichever stream it is.
+/// Calls a method of the underlying stream.
 macro_rules! on_stream {
     ($streams:expr, $stream:ident => $call:expr) => {
         match $streams.get_mut() {
@@ -199,10 +199,10 @@ impl AsyncRead for Socket {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        self.poll_cut(cx)?;
-        if !self.ahead.is_empty() {
-            let some = self.ahead.len().min(buf.remaining());
-            buf.put_slice(&self.ahead.split_to(some));
+        self.poll_abort(cx)?;
+        if !self.peeked.is_empty() {
+            let some = self.peeked.len().min(buf.remaining());
+            buf.put_slice(&self.peeked.split_to(some));
             return Poll::Ready(Ok(()));
         }
         Pin::new(&mut self.stream).poll_read(cx, buf)

@@ -15,95 +15,96 @@ use tokio::{
 };
 use tonic::Status;
 
-use super::{FRAME, MAX_REQUEST, SILENCE, frame, framed, pipe::Pipe};
+use super::{FRAME_TIMEOUT, MAX_REQUEST, PEER_TIMEOUT, encode_frame, frame, framed_socket::FramedSocket};
 use crate::{
-    handshake::{HELLO_TIMEOUT, Hello, plain},
+    handshake::{HELLO_TIMEOUT, Hello, sanitize},
     transport::Socket,
     v1::{self, HelloRequest, WatchRequest, WatchResponse, watch_request::Kind, watch_response},
 };
 
-/// How long the last words may take to leave.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Timeout for sending the final status.
+const END_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A watch, as the side that is watched has it.
+/// The server side of a watch.
 #[derive(Debug)]
-pub struct Watched<S = Socket> {
-    pipe: Pipe<S>,
+pub struct WatchServer<S = Socket> {
+    framed: FramedSocket<S>,
     timer: Pin<Box<Sleep>>,
 }
 
-impl Watched {
-    /// Who watches.
+impl WatchServer {
+    /// The identity of the watcher.
     pub fn identity(&self) -> &Identity {
-        self.pipe.socket().identity()
+        self.framed.socket().identity()
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Watched<S> {
-    /// Takes a connection whose preamble was read, and waits for the greeting. Answer with [`Watched::greet`].
+impl<S: AsyncRead + AsyncWrite + Unpin> WatchServer<S> {
+    /// Accepts a connection whose preamble was read, and waits for the hello. Respond with [`WatchServer::send_hello`].
     ///
     /// # Errors
-    /// When it does not greet.
+    /// If there is no hello.
     pub async fn accept(socket: S) -> Result<(Self, HelloRequest), Status> {
-        let mut watched = Self { pipe: Pipe::new(socket, MAX_REQUEST), timer: Box::pin(sleep(SILENCE)) };
-        let greeting = timeout(HELLO_TIMEOUT, poll_fn(|cx| watched.poll_asked(cx))).await;
-        match greeting.map_err(|_| Status::deadline_exceeded("it did not greet"))?? {
+        let mut watched =
+            Self { framed: FramedSocket::new(socket, MAX_REQUEST), timer: Box::pin(sleep(PEER_TIMEOUT)) };
+        let greeting = timeout(HELLO_TIMEOUT, poll_fn(|cx| watched.poll_request(cx))).await;
+        match greeting.map_err(|_| Status::deadline_exceeded("it did not send a hello"))?? {
             WatchRequest { kind: Some(Kind::Hello(hello)) } => {
-                Ok((watched, HelloRequest { software: plain(&hello.software), ..hello }))
+                Ok((watched, HelloRequest { software: sanitize(&hello.software), ..hello }))
             }
-            _ => Err(Status::invalid_argument("the first message of a watch is a hello")),
+            _ => Err(Status::invalid_argument("the first message of a watch must be a hello")),
         }
     }
 
-    /// Answers the greeting.
-    pub fn greet(&mut self, hello: Hello) {
+    /// Responds to the hello.
+    pub fn send_hello(&mut self, hello: Hello) {
         self.send(frame(&WatchResponse {
             kind: Some(watch_response::Kind::Hello(hello.into())),
             more: false,
         }));
     }
 
-    /// Sends what [`frame`] made, as [`Watched::poll_sent`] is called.
+    /// Queues an encoded [`frame`], which [`WatchServer::poll_flush`] sends.
     pub fn send(&mut self, frame: Bytes) {
-        self.pipe.queue(frame);
+        self.framed.queue(frame);
     }
 
-    /// Sends as much as the system takes; ready once that is everything.
-    pub fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.pipe.poll_sent(cx)
+    /// Writes as much as possible; ready once everything is written.
+    pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.framed.poll_flush(cx)
     }
 
-    /// What the watcher asks next. To be called again with the same waker until it is pending.
+    /// The next request of the watcher. Call it again with the same waker until it is pending.
     ///
     /// # Errors
-    /// When the watcher is gone, or sends what cannot be read.
-    pub fn poll_asked(&mut self, cx: &mut Context<'_>) -> Poll<Result<WatchRequest, Status>> {
+    /// If the connection is lost, or a request is invalid.
+    pub fn poll_request(&mut self, cx: &mut Context<'_>) -> Poll<Result<WatchRequest, Status>> {
         loop {
-            match self.pipe.poll_frame(cx) {
+            match self.framed.poll_frame(cx) {
                 Poll::Ready(Ok(Some(frame))) => {
                     if !frame.is_empty() {
                         return Poll::Ready(WatchRequest::decode(frame).map_err(|error| {
-                            Status::invalid_argument(format!("a request that cannot be read: {error}"))
+                            Status::invalid_argument(format!("an invalid request: {error}"))
                         }));
                     }
-                    // Whatever else is on its way says as well that this side is there.
-                    if self.pipe.is_empty() {
-                        self.pipe.queue(framed(&()));
+                    // Any other queued frame shows as well that the server is alive.
+                    if self.framed.is_empty() {
+                        self.framed.queue(encode_frame(&()));
                     }
                 }
-                Poll::Ready(Ok(None)) => return Poll::Ready(Err(gone("the watcher hung up"))),
+                Poll::Ready(Ok(None)) => return Poll::Ready(Err(gone("the watcher closed the connection"))),
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(gone(&error.to_string()))),
                 Poll::Pending => {
                     if self.timer.as_mut().poll(cx).is_pending() {
                         return Poll::Pending;
                     }
-                    let (silent, now) = (self.pipe.heard() + SILENCE, Instant::now());
+                    let (silent, now) = (self.framed.last_received() + PEER_TIMEOUT, Instant::now());
                     if silent <= now {
-                        return Poll::Ready(Err(gone("the watcher is silent")));
+                        return Poll::Ready(Err(gone("the watcher sent nothing in time")));
                     }
-                    let late = self.pipe.partial().map(|began| began + FRAME);
+                    let late = self.framed.partial_since().map(|began| began + FRAME_TIMEOUT);
                     if late.is_some_and(|late| late <= now) {
-                        let why = format!("a request did not come within {FRAME:?}");
+                        let why = format!("a request was not complete within {FRAME_TIMEOUT:?}");
                         return Poll::Ready(Err(Status::deadline_exceeded(why)));
                     }
                     self.timer.as_mut().reset(late.map_or(silent, |late| late.min(silent)));
@@ -112,14 +113,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Watched<S> {
         }
     }
 
-    /// Ends the watch and says why, as far as the watcher listens.
+    /// Ends the watch with a status, which is sent if the watcher still reads.
     pub async fn end(mut self, why: &Status) {
         let ended = v1::Ended {
             code: u32::try_from(i32::from(why.code())).unwrap_or(2),
             reason: why.message().into(),
         };
         self.send(frame(&WatchResponse { kind: Some(watch_response::Kind::Ended(ended)), more: false }));
-        let _ = timeout(LAST_WORDS, poll_fn(|cx| self.pipe.poll_sent(cx))).await;
+        let _ = timeout(END_TIMEOUT, poll_fn(|cx| self.framed.poll_flush(cx))).await;
     }
 }
 

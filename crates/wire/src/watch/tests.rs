@@ -24,30 +24,30 @@ fn hello(version: u32) -> Hello {
     Hello { version, store: Some(StoreId(7)), location: None, software: "server".into() }
 }
 
-/// What a server does before it hands the connection on.
-async fn accept(mut socket: DuplexStream) -> Watched<DuplexStream> {
+/// The steps of a server before it hands the connection on.
+async fn accept(mut socket: DuplexStream) -> WatchServer<DuplexStream> {
     let mut preamble = [0; 8];
     socket.read_exact(&mut preamble).await.unwrap();
     assert_eq!(preamble, PREAMBLE);
-    Watched::accept(socket).await.unwrap().0
+    WatchServer::accept(socket).await.unwrap().0
 }
 
-/// Both sides of a watch that has agreed on a version.
-async fn watch(buffer: usize) -> (Watch<DuplexStream>, Watched<DuplexStream>) {
+/// Both sides of a watch with a negotiated version.
+async fn watch(buffer: usize) -> (Watch<DuplexStream>, WatchServer<DuplexStream>) {
     let (near, far) = duplex(buffer);
     let server = async {
         let mut watched = accept(far).await;
-        watched.greet(hello(1));
+        watched.send_hello(hello(1));
         sent(&mut watched).await;
         watched
     };
     let at = nowhere();
-    let (watch, watched) = tokio::join!(Watch::over(near, &at, "reader"), server);
+    let (watch, watched) = tokio::join!(Watch::handshake(near, &at, "reader"), server);
     (watch.unwrap(), watched)
 }
 
-async fn sent(watched: &mut Watched<DuplexStream>) {
-    poll_fn(|cx| watched.poll_sent(cx)).await.unwrap();
+async fn sent(watched: &mut WatchServer<DuplexStream>) {
+    poll_fn(|cx| watched.poll_flush(cx)).await.unwrap();
 }
 
 fn delta(bytes: usize) -> v1::WatchResponse {
@@ -57,7 +57,7 @@ fn delta(bytes: usize) -> v1::WatchResponse {
 }
 
 #[tokio::test]
-async fn messages_arrive_whole_through_a_connection_that_takes_a_byte_at_a_time() {
+async fn messages_arrive_whole_over_single_byte_writes() {
     let (mut watch, mut watched) = watch(1).await;
     assert_eq!(watch.hello(), &hello(1));
     let message = delta(100);
@@ -69,15 +69,15 @@ async fn messages_arrive_whole_through_a_connection_that_takes_a_byte_at_a_time(
     assert_eq!(got, (message.clone(), message));
     let ask = v1::WatchRequest { kind: Some(watch_request::Kind::Unsubscribe("/a/".into())) };
     watch.send(&ask);
-    let asked = tokio::select! {
-        asked = poll_fn(|cx| watched.poll_asked(cx)) => asked.unwrap(),
-        answer = watch.next() => panic!("{answer:?}"),
+    let received = tokio::select! {
+        received = poll_fn(|cx| watched.poll_request(cx)) => received.unwrap(),
+        response = watch.next() => panic!("{response:?}"),
     };
-    assert_eq!(asked, ask);
+    assert_eq!(received, ask);
 }
 
 #[tokio::test]
-async fn what_ends_a_watch_is_told() {
+async fn the_client_gets_the_final_status() {
     let (mut watch, watched) = watch(1024).await;
     watched.end(&Status::resource_exhausted("too much")).await;
     let why = watch.next().await.unwrap_err();
@@ -87,11 +87,11 @@ async fn what_ends_a_watch_is_told() {
 }
 
 #[tokio::test]
-async fn a_server_that_speaks_no_version_of_ours_is_told_from_one_that_is_none() {
-    let over = async |server: fn(Watched<DuplexStream>) -> tokio::task::JoinHandle<()>| {
+async fn an_unsupported_version_is_distinguished_from_a_foreign_server() {
+    let over = async |server: fn(WatchServer<DuplexStream>) -> tokio::task::JoinHandle<()>| {
         let (near, far) = duplex(1024);
         let serving = tokio::spawn(async move { server(accept(far).await).await.unwrap() });
-        let error = Watch::over(near, &nowhere(), "reader").await.unwrap_err();
+        let error = Watch::handshake(near, &nowhere(), "reader").await.unwrap_err();
         serving.await.unwrap();
         error
     };
@@ -104,7 +104,7 @@ async fn a_server_that_speaks_no_version_of_ours_is_told_from_one_that_is_none()
         "{error}"
     );
     let newer = over(|mut watched| {
-        watched.greet(hello(9));
+        watched.send_hello(hello(9));
         tokio::spawn(async move { sent(&mut watched).await })
     });
     let error = newer.await;
@@ -117,25 +117,25 @@ async fn a_server_that_speaks_no_version_of_ours_is_told_from_one_that_is_none()
 }
 
 #[tokio::test]
-async fn a_frame_that_claims_to_be_too_long_ends_the_watch_before_it_takes_memory() {
+async fn an_oversized_frame_ends_the_watch_before_allocation() {
     let (mut near, far) = duplex(64);
-    let accepting = tokio::spawn(Watched::accept(far));
+    let accepting = tokio::spawn(WatchServer::accept(far));
     near.write_all(&u32::MAX.to_be_bytes()).await.unwrap();
     let refused = timeout(BOUND, accepting).await.unwrap().unwrap().unwrap_err();
     assert!(refused.message().contains("4294967295 bytes"), "{refused}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_quiet_watch_lasts_and_a_peer_that_vanishes_is_noticed_by_either_side() {
+async fn an_idle_watch_stays_open_and_either_side_detects_a_vanished_peer() {
     let (mut reader, mut server) = watch(1024).await;
     let quiet = async {
         tokio::select! {
-            answer = reader.next() => panic!("{answer:?}"),
+            response = reader.next() => panic!("{response:?}"),
             _ = async { loop {
-                // As sessions do: what is asked, then what is to be sent.
+                // As sessions do: requests first, then responses.
                 poll_fn(|cx| {
-                    assert!(server.poll_asked(cx).is_pending(), "nothing is asked");
-                    let _ = server.poll_sent(cx);
+                    assert!(server.poll_request(cx).is_pending(), "there is no request");
+                    let _ = server.poll_flush(cx);
                     std::task::Poll::<()>::Pending
                 }).await;
             } } => {}
@@ -145,30 +145,33 @@ async fn a_quiet_watch_lasts_and_a_peer_that_vanishes_is_noticed_by_either_side(
 
     let vanished = Instant::now();
     let noticed =
-        timeout(BOUND, reader.next()).await.expect("the reader asks and gets no answer").unwrap_err();
+        timeout(BOUND, reader.next()).await.expect("the client probes and gets no response").unwrap_err();
     assert_eq!(noticed.code(), Code::Unavailable);
     let waited = vanished.elapsed();
-    assert!(waited >= PROBE.1 && waited <= PROBE.0 + PROBE.1, "{waited:?}");
+    assert!(waited >= KEEP_ALIVE.1 && waited <= KEEP_ALIVE.0 + KEEP_ALIVE.1, "{waited:?}");
 
     let (_silent, mut server) = watch(1024).await;
     let greeted = Instant::now();
-    assert!(poll_fn(|cx| server.poll_asked(cx)).await.is_err(), "the server waits for what does not come");
-    assert!(greeted.elapsed() >= PROBE.0 + PROBE.1, "time to ask and to be late");
+    assert!(
+        poll_fn(|cx| server.poll_request(cx)).await.is_err(),
+        "the server waits for a probe that does not come"
+    );
+    assert!(greeted.elapsed() >= KEEP_ALIVE.0 + KEEP_ALIVE.1, "time to probe and to time out");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_whose_rest_trickles_in_ends_the_watch() {
+async fn a_trickling_request_ends_the_watch() {
     let (mut near, far) = duplex(1024);
     near.write_all(&PREAMBLE).await.unwrap();
     let hello = v1::HelloRequest { oldest_version: 1, newest_version: 1, software: String::new() };
     let hello = v1::WatchRequest { kind: Some(watch_request::Kind::Hello(hello)) };
-    near.write_all(&framed(&hello)).await.unwrap();
+    near.write_all(&encode_frame(&hello)).await.unwrap();
     let mut server = accept(far).await;
     let began = Instant::now();
     let trickles = async {
         near.write_all(&60_000_u32.to_be_bytes()).await.unwrap();
         loop {
-            // Often enough to be taken for a sign of life.
+            // Often enough to count as activity.
             tokio::time::sleep(Duration::from_secs(3)).await;
             if near.write_all(&[0]).await.is_err() {
                 return;
@@ -176,10 +179,10 @@ async fn a_request_whose_rest_trickles_in_ends_the_watch() {
         }
     };
     let why = tokio::select! {
-        asked = poll_fn(|cx| server.poll_asked(cx)) => asked.unwrap_err(),
+        received = poll_fn(|cx| server.poll_request(cx)) => received.unwrap_err(),
         () = trickles => panic!("it was closed"),
     };
     assert_eq!(why.code(), Code::DeadlineExceeded, "{why}");
     let waited = began.elapsed();
-    assert!(waited >= FRAME && waited <= FRAME + SILENCE, "{waited:?}");
+    assert!(waited >= FRAME_TIMEOUT && waited <= FRAME_TIMEOUT + PEER_TIMEOUT, "{waited:?}");
 }

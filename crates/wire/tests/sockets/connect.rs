@@ -18,8 +18,8 @@ const NEVER: Duration = Duration::from_secs(3600);
 async fn caller_seen_at(address: &Address) -> (String, String) {
     let connection = connect(address, "tester\n7 é").await.unwrap();
     assert_eq!(connection.hello, hello(1));
-    let answer = connection.rib().watchers(WatchersRequest::default()).await.unwrap().into_inner();
-    let caller = answer.watchers[0].clone();
+    let response = connection.rib().watchers(WatchersRequest::default()).await.unwrap().into_inner();
+    let caller = response.watchers[0].clone();
     (caller.software, caller.identity)
 }
 
@@ -42,13 +42,13 @@ async fn a_call_over_a_unix_socket_carries_the_callers_uid() {
 }
 
 #[tokio::test]
-async fn a_call_without_a_known_version_is_refused_with_the_way_out() {
+async fn a_call_without_a_supported_version_is_rejected_with_a_hint() {
     let served = serve_stub(Stub::default(), &free_port(), NEVER).await;
     let channel = soon(connect_channel(&served.address)).await.unwrap();
     let mut client = RibClient::new(channel);
     for (version, hint) in [
         (None, "Rib/Hello first"),
-        (Some("2"), "upgrade the side that answers"),
+        (Some("2"), "upgrade the server"),
         (Some("0"), "upgrade the caller"),
         (Some("one"), "not a whole number"),
     ] {
@@ -58,7 +58,7 @@ async fn a_call_without_a_known_version_is_refused_with_the_way_out() {
         }
         let status = soon(client.watchers(request)).await.unwrap_err();
         assert_eq!(status.code(), Code::FailedPrecondition);
-        assert!(is_version_refusal(&status), "told apart from other refusals, also over the wire");
+        assert!(is_version_refusal(&status), "distinguished from other errors, also over the wire");
         assert!(status.message().contains(hint), "{version:?}: {}", status.message());
     }
     let mut request = Request::new(WatchersRequest::default());
@@ -76,7 +76,7 @@ fn the_newest_common_version_is_chosen() {
     let too_new = ask(2, 9).unwrap_err();
     assert!(is_version_refusal(&too_new));
     assert!(!is_version_refusal(&Status::failed_precondition("something else")));
-    assert!(too_new.message().contains("upgrade the side that answers"), "{}", too_new.message());
+    assert!(too_new.message().contains("upgrade the server"), "{}", too_new.message());
     for (oldest, newest) in [(0, 0), (0, 1), (3, 2)] {
         assert_eq!(ask(oldest, newest).unwrap_err().code(), Code::InvalidArgument);
     }
@@ -92,21 +92,21 @@ async fn a_peer_that_chooses_an_unknown_version_is_refused() {
 }
 
 #[tokio::test]
-async fn nobody_there_is_told_from_a_stranger_there() {
+async fn an_unreachable_server_is_distinguished_from_a_foreign_one() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("agent.sock");
     let address = Address::Unix(path.clone());
     let error = soon(connect(&address, "tester")).await.unwrap_err();
     assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
     assert!(error.to_string().contains("agent.sock"), "{error}");
-    // Accepts connections, by its backlog, and never answers.
+    // Accepts connections, by its backlog, and never responds.
     let _silent = std::os::unix::net::UnixListener::bind(&path).unwrap();
     let error = soon(connect(&address, "tester")).await.unwrap_err();
     assert!(matches!(error, ConnectError::NoHello { .. }), "{error}");
 }
 
 #[tokio::test]
-async fn a_call_under_way_finishes_while_the_server_drains() {
+async fn a_call_in_flight_finishes_while_the_server_drains() {
     let stub = Stub::default();
     let served = serve_stub(stub.clone(), &free_port(), NEVER).await;
     let connection = soon(connect(&served.address, "tester")).await.unwrap();
@@ -115,7 +115,7 @@ async fn a_call_under_way_finishes_while_the_server_drains() {
     soon(stub.reading.acquire()).await.unwrap().forget();
     let address = served.address.clone();
     let stopped = served.stop();
-    // Closing the port is the first thing that a stop does.
+    // A stop closes the port first.
     soon(async { while connect_channel(&address).await.is_ok() {} }).await;
     assert!(!stopped.is_finished());
     stub.reads.add_permits(1);
@@ -134,7 +134,7 @@ async fn an_open_watch_does_not_hold_a_stop_past_its_drain() {
 }
 
 #[tokio::test]
-async fn a_watch_knows_who_it_speaks_to_and_is_known() {
+async fn both_sides_of_a_watch_know_each_other() {
     let folder = tempfile::tempdir().unwrap();
     let address = Address::Unix(folder.path().join("agent.sock"));
     let served = serve_stub(Stub::default(), &address, Duration::ZERO).await;
@@ -147,23 +147,23 @@ async fn a_watch_knows_who_it_speaks_to_and_is_known() {
 }
 
 #[tokio::test]
-async fn what_is_no_preamble_is_for_the_server_of_calls_however_it_comes() {
+async fn connections_without_a_preamble_go_to_the_grpc_server() {
     let served = serve_stub(Stub::default(), &free_port(), Duration::ZERO).await;
     let Address::Tcp(at) = served.address.clone() else { panic!("a TCP server") };
     for first in ["FMWATCH2", "nonsense", "F"] {
         let mut stranger = tokio::net::TcpStream::connect(&at).await.unwrap();
         for byte in first.bytes() {
             // One at a time, as the network may deliver them.
-            // It may be told to go at the first of them.
+            // The server may close the connection at the first of them.
             let _ = stranger.write_all(&[byte]).await;
             tokio::task::yield_now().await;
         }
         let _ = stranger.shutdown().await;
-        let mut answer = Vec::new();
-        let _ = soon(stranger.read_to_end(&mut answer)).await;
-        assert!(!answer.windows(4).any(|bytes| bytes == b"stub"), "no hello for {first}");
+        let mut response = Vec::new();
+        let _ = soon(stranger.read_to_end(&mut response)).await;
+        assert!(!response.windows(4).any(|bytes| bytes == b"stub"), "no hello for {first}");
     }
-    assert!(soon(connect(&served.address, "tester")).await.is_ok(), "and it goes on");
+    assert!(soon(connect(&served.address, "tester")).await.is_ok(), "the server keeps serving");
     soon(served.stop()).await.unwrap().unwrap();
 }
 

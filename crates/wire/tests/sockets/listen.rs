@@ -1,4 +1,4 @@
-//! What becomes of socket files and ports.
+//! Handling of socket files and ports.
 
 use std::{fs, os::unix::fs::PermissionsExt, os::unix::net::UnixListener};
 
@@ -25,13 +25,13 @@ async fn a_stale_socket_file_is_replaced() {
 }
 
 #[tokio::test]
-async fn a_live_socket_is_refused_and_left_alone() {
+async fn a_live_socket_is_rejected_and_kept() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("agent.sock");
     let address = Address::Unix(path.clone());
     let stranger = UnixListener::bind(&path).unwrap();
     assert!(matches!(Listener::bind(&address).await, Err(BindError::InUse { .. })));
-    assert!(std::os::unix::net::UnixStream::connect(&path).is_ok(), "the stranger still listens");
+    assert!(std::os::unix::net::UnixStream::connect(&path).is_ok(), "the other process still listens");
     drop(stranger);
     let first = Listener::bind(&address).await.unwrap();
     let error = Listener::bind(&address).await.unwrap_err();
@@ -43,7 +43,7 @@ async fn a_live_socket_is_refused_and_left_alone() {
 }
 
 #[tokio::test]
-async fn what_is_not_a_socket_is_never_deleted() {
+async fn files_other_than_sockets_are_never_deleted() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("agent.sock");
     fs::write(&path, "precious").unwrap();

@@ -1,6 +1,6 @@
 //! Connections over real sockets.
 
-// Clippy takes helpers of tests for production code.
+// Clippy treats test helpers as production code.
 #![allow(clippy::unwrap_used)]
 
 mod connect;

@@ -1,4 +1,4 @@
-//! A RIB that answers the handshake and nothing of substance.
+//! A RIB stub that responds to handshakes and little else.
 
 use std::{
     future::{pending, poll_fn},
@@ -12,12 +12,12 @@ use fairmesh_wire::{
     identity_of, rpc, software_of,
     transport::{Address, Listener, Services, Socket, serve},
     v1::{rib_server::Rib, *},
-    watch::{Watched, frame},
+    watch::{WatchServer, frame},
 };
 use tokio::sync::{Semaphore, oneshot};
 use tonic::{Request, Response, Status, service::Routes};
 
-/// What the stub says of itself.
+/// The hello of the stub.
 pub(crate) fn hello(version: u32) -> Hello {
     Hello {
         version,
@@ -29,11 +29,11 @@ pub(crate) fn hello(version: u32) -> Hello {
 
 #[derive(Clone)]
 pub(crate) struct Stub {
-    /// The version to answer whatever the caller speaks, or `None` to negotiate.
+    /// The version of every response, or `None` to negotiate.
     pub(crate) version: Option<u32>,
-    /// How many reads may be answered.
+    /// Permits for reads to respond.
     pub(crate) reads: Arc<Semaphore>,
-    /// Gets a permit when a read has come in.
+    /// Gets a permit when a read arrives.
     pub(crate) reading: Arc<Semaphore>,
 }
 
@@ -57,14 +57,14 @@ impl Rib for Stub {
         Err(Status::unimplemented(""))
     }
 
-    /// Waits until the test lets it go.
+    /// Waits until the test releases it.
     async fn read(&self, _: Request<ReadRequest>) -> Result<Response<ReadResponse>, Status> {
         self.reading.add_permits(1);
         self.reads.acquire().await.unwrap().forget();
         Ok(Response::new(ReadResponse::default()))
     }
 
-    /// Says who asks.
+    /// Returns the caller.
     async fn watchers(
         &self,
         request: Request<WatchersRequest>,
@@ -79,17 +79,17 @@ impl Rib for Stub {
     }
 }
 
-/// Greets, says who watches, and stays open and silent, whatever happens.
+/// Accepts the hello, reports the watcher, and stays open and idle.
 async fn watch(stub: Stub, socket: Socket) {
-    let (mut watched, greeting) = Watched::accept(socket).await.unwrap();
-    watched.greet(hello(stub.version.unwrap_or_else(|| negotiate(&greeting).unwrap())));
+    let (mut watched, greeting) = WatchServer::accept(socket).await.unwrap();
+    watched.send_hello(hello(stub.version.unwrap_or_else(|| negotiate(&greeting).unwrap())));
     let refused = Refused { prefix: greeting.software, reason: watched.identity().to_string() };
     watched.send(frame(&WatchResponse { kind: Some(watch_response::Kind::Refused(refused)), more: false }));
-    poll_fn(|cx| watched.poll_sent(cx)).await.unwrap();
+    poll_fn(|cx| watched.poll_flush(cx)).await.unwrap();
     pending().await
 }
 
-/// A stub being served.
+/// A served stub.
 pub(crate) struct Served {
     pub(crate) address: Address,
     stop: oneshot::Sender<()>,
@@ -111,7 +111,7 @@ pub(crate) async fn serve_stub(stub: Stub, address: &Address, drain: Duration) -
 }
 
 impl Served {
-    /// Asks it to stop.
+    /// Starts a graceful stop.
     pub(crate) fn stop(self) -> tokio::task::JoinHandle<Result<(), tonic::transport::Error>> {
         self.stop.send(()).unwrap();
         self.task
@@ -127,7 +127,7 @@ pub(crate) fn own_uid() -> Identity {
     Identity::Local { uid: std::fs::metadata("/proc/self").unwrap().uid() }
 }
 
-/// Waits for what must happen, and fails the test when it does not.
+/// Waits for a future, and fails the test if it does not complete.
 pub(crate) async fn soon<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(20), what).await.expect("it did not happen within 20 s")
+    tokio::time::timeout(Duration::from_secs(20), what).await.expect("not complete within 20 s")
 }

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use fairmesh_model::{Invalid, Region, ServiceName};
 use fairmesh_rib::follower::Backoff;
 use fairmesh_router::{Holdings, Segment, SegmentMemory, ShardTable};
-use fairmesh_sealed::{Channel, Sealed};
+use fairmesh_shared_memory::{DescriptorChannel, SealedMemory};
 use fairmesh_wire::{
     convert,
     handshake::PROTOCOL,
@@ -60,7 +60,7 @@ pub(super) enum Heard {
 
 /// A table as it was handed over, and what is in it once somebody looked.
 struct Table {
-    memory: Arc<Sealed>,
+    memory: Arc<SealedMemory>,
     segment: Option<Segment>,
 }
 
@@ -125,10 +125,10 @@ impl<F: Fn(Heard) + Send> Follower<F> {
         };
     }
 
-    async fn connect(&self) -> io::Result<Channel> {
+    async fn connect(&self) -> io::Result<DescriptorChannel> {
         let socket = Plaintext.dial(&self.address).await?;
         let (stream, _) = socket.into_unix().ok_or(io::ErrorKind::Unsupported)?;
-        let mut channel = Channel::new(stream);
+        let mut channel = DescriptorChannel::new(stream);
         let hello = v1::HelloRequest {
             oldest_version: *PROTOCOL.start(),
             newest_version: *PROTOCOL.end(),
@@ -147,7 +147,7 @@ impl<F: Fn(Heard) + Send> Follower<F> {
     /// Ends well where nobody asks any more.
     async fn exchange(
         &mut self,
-        mut channel: Channel,
+        mut channel: DescriptorChannel,
         asks: &mut UnboundedReceiver<Ask>,
         failures: &mut u32,
     ) -> io::Result<()> {
@@ -218,7 +218,7 @@ impl Received {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "tables came without their handles"));
         }
         for (id, handle) in tables.ids.into_iter().zip(handles) {
-            let memory = Arc::new(Sealed::received(handle).map_err(io::Error::other)?);
+            let memory = Arc::new(SealedMemory::from_descriptor(handle).map_err(io::Error::other)?);
             self.tables.insert(id, Table { memory, segment: None });
         }
         Ok(())
@@ -249,7 +249,7 @@ fn assemble(
 }
 
 /// Bytes that keep their memory.
-struct Owner(Arc<Sealed>);
+struct Owner(Arc<SealedMemory>);
 
 impl AsRef<[u8]> for Owner {
     fn as_ref(&self) -> &[u8] {
@@ -257,7 +257,7 @@ impl AsRef<[u8]> for Owner {
     }
 }
 
-async fn send(channel: &Channel, kind: map_request::Kind) -> io::Result<()> {
+async fn send(channel: &DescriptorChannel, kind: map_request::Kind) -> io::Result<()> {
     channel.send(&v1::MapRequest { kind: Some(kind) }.encode_to_vec(), &[]).await
 }
 

@@ -66,8 +66,8 @@ fn the_policy_reads_the_key_of_services_called_by_key() {
     let picked = |seed| table.pick(&PickParams { key, ..PickParams::default() }, 1, seed).unwrap().index;
     assert!((1..50).all(|seed| picked(seed) == picked(0)), "a session stays");
     assert_eq!(table.key(&request("/")), None);
-    let told = table.explain(&request("/?user=ann"), &PickParams::default(), 1, 0);
-    assert_eq!((told.key, told.picked.unwrap().unwrap().index), (key, picked(0)));
+    let explanation = table.explain(&request("/?user=ann"), &PickParams::default(), 1, 0);
+    assert_eq!((explanation.key, explanation.picked.unwrap().unwrap().index), (key, picked(0)));
     fleet.service.kind = ServiceKind::Replicated;
     assert_eq!(fleet.compile(None).key(&request("/?user=ann")), None, "replicated services have no key");
 }
@@ -80,9 +80,12 @@ fn explaining_lists_the_actions_and_counts_no_call() {
         vec![below("/few", Actions { limit: Some(limited(3)), abort, ..Actions::default() })];
     let table = fleet.compile(None);
     for _ in 0..10 {
-        let told = table.explain(&request("/few"), &PickParams::default(), SECOND, 0);
-        assert_eq!((told.direct_response, told.picked), (Some(DirectResponse::Abort { status: 503 }), None));
-        let words: Vec<_> = told.steps.iter().map(|step| (step.title, step.detail.as_str())).collect();
+        let explanation = table.explain(&request("/few"), &PickParams::default(), SECOND, 0);
+        assert_eq!(
+            (explanation.direct_response, explanation.picked),
+            (Some(DirectResponse::Abort { status: 503 }), None)
+        );
+        let words: Vec<_> = explanation.steps.iter().map(|step| (step.title, step.detail.as_str())).collect();
         assert_eq!(words[0].0, "route");
         assert!(
             words[1].0 == "action"

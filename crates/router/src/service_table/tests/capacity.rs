@@ -54,7 +54,10 @@ proptest! {
             // order in 1/k.
             let each = |capacity: &Capacity| capacity.power as f64 / capacity.endpoints as f64;
             let narrow = share * (each(capacity) / each(&wanted.total) - 1.0).abs() / f64::from(subset);
-            prop_assert!((found - share).abs() <= chance + narrow, "{place:?}: {found:.4} of the calls, {share:.4} of the capacity");
+            prop_assert!(
+                (found - share).abs() <= chance + narrow,
+                "{place:?}: {found:.4} of the calls, {share:.4} of the capacity"
+            );
         }
     }
 }

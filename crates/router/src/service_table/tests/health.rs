@@ -64,17 +64,17 @@ fn a_shard_whose_only_copy_is_unhealthy_is_still_called() {
 
 #[test]
 fn an_explanation_lists_unhealthy_endpoints_with_causes() {
-    let told = |fleet: &Fleet| {
+    let health_steps = |fleet: &Fleet| {
         let explained = fleet.compile(None).explain_pick(&PickParams::default(), 0, 1);
         let health = explained.steps.into_iter().filter(|step| step.title == "health");
         health.map(|step| step.detail).collect::<Vec<_>>()
     };
     let one = fleet(&[("a", "eu", 3), ("b", "eu", 0)]);
-    assert_eq!(told(&one), ["a is unhealthy (75.0 % certain): status 503"]);
+    assert_eq!(health_steps(&one), ["a is unhealthy (75.0 % certain): status 503"]);
     let all = fleet(&[("a", "eu", 3), ("b", "eu", 3)]);
     assert!(
-        told(&all)[1].starts_with("panic: more than half of the capacity that serves in eu"),
+        health_steps(&all)[1].starts_with("panic: more than half of the capacity that serves in eu"),
         "{:?}",
-        told(&all)
+        health_steps(&all)
     );
 }

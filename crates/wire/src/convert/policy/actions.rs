@@ -44,7 +44,7 @@ pub(super) fn read(message: v1::Actions) -> Result<Actions, Invalid> {
     let time = |us: u64| (us > 0).then(|| Duration::from_micros(us));
     let path = |path: Option<v1::PathRewrite>| path.map(read_path).transpose();
     let abort = |abort: v1::Abort| {
-        Ok::<_, Invalid>(Abort { share: share(abort.share_millionths)?, status: small(abort.status) })
+        Ok::<_, Invalid>(Abort { share: share(abort.share_millionths)?, status: to_u16(abort.status) })
     };
     let delay = |delay: v1::Delay| {
         let time = Duration::from_micros(delay.time_us);
@@ -114,9 +114,9 @@ fn read_redirect(message: v1::Redirect) -> Result<Redirect, Invalid> {
     Ok(Redirect {
         https,
         host: text(message.host),
-        port: Some(small(message.port)).filter(|port| *port > 0),
+        port: Some(to_u16(message.port)).filter(|port| *port > 0),
         path: message.path.map(read_path).transpose().map_err(|e| e.within("path"))?,
-        status: small(message.status),
+        status: to_u16(message.status),
     })
 }
 
@@ -145,7 +145,7 @@ fn read_edits(message: v1::HeaderEdits) -> HeaderEdits {
 }
 
 /// A status or port; numbers out of range are mapped to one that validation rejects.
-fn small(number: u32) -> u16 {
+fn to_u16(number: u32) -> u16 {
     u16::try_from(number).unwrap_or_default()
 }
 

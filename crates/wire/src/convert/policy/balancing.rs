@@ -4,11 +4,11 @@ use fairmesh_model::{Balancing, BalancingPolicy, Invalid, Outliers, Score};
 
 use super::micros;
 use crate::{
-    convert::known,
+    convert::read_enum,
     v1::{self, balancing::Policy as Number},
 };
 
-/// Nothing where all is default, so that a policy which says nothing costs nothing.
+/// `None` if all fields are default, so that such a policy takes no space.
 pub(super) fn write(balancing: &Balancing) -> Option<v1::Balancing> {
     let default = Balancing { subset: balancing.subset, ..Balancing::default() };
     (*balancing != default).then(|| v1::Balancing {
@@ -20,12 +20,12 @@ pub(super) fn write(balancing: &Balancing) -> Option<v1::Balancing> {
     })
 }
 
-/// Reads both parts; ranges are for the policy's own validation.
+/// Reads both parts; ranges are checked with the policy.
 pub(super) fn read(subset: u32, message: Option<v1::Balancing>) -> Result<Balancing, Invalid> {
     let default = Balancing { subset, ..Balancing::default() };
     let Some(message) = message else { return Ok(default) };
     Ok(Balancing {
-        policy: policy(known("policy", message.policy)?),
+        policy: policy(read_enum("policy", message.policy)?),
         subset,
         signal: match message.signal.as_str() {
             "" => default.signal,
@@ -68,7 +68,7 @@ impl From<Score> for v1::Score {
             gain: score.gain,
             correction: score.correction,
             memory_us: micros(score.memory),
-            asks_nobody: !score.poll,
+            polling_disabled: !score.poll,
             reward: score.reward,
             poll_after_us: score.poll_after.map_or(0, micros),
             poll_ratio: score.poll_ratio,
@@ -85,9 +85,9 @@ impl From<v1::Score> for Score {
             gain: message.gain,
             correction: message.correction,
             memory: Duration::from_micros(message.memory_us),
-            poll: !message.asks_nobody,
+            poll: !message.polling_disabled,
             poll_after: Some(message.poll_after_us).filter(|after| *after > 0).map(Duration::from_micros),
-            // Records that were written before there was this field say nothing.
+            // Absent in records of releases that did not have this field.
             poll_ratio: match message.poll_ratio {
                 0 => Self::default().poll_ratio,
                 ratio => ratio,

@@ -76,7 +76,7 @@ fn host(text: String) -> Result<HostMatch, Invalid> {
 
 fn path(message: Path) -> Result<PathMatch, Invalid> {
     let refuse = |field, text: &str| {
-        let problem = format!("'{text}' can match no path");
+        let problem = format!("'{text}' cannot match any path");
         Err(Invalid::new(field, problem, "start the path with '/'"))
     };
     match message {
@@ -97,7 +97,7 @@ fn grpc(service: String, method: String) -> Result<Option<GrpcMatch>, Invalid> {
         (false, method) => Ok(Some(GrpcMatch { service, method })),
         (true, None) => Ok(None),
         (true, Some(method)) => {
-            let problem = format!("method '{method}' stands without a service");
+            let problem = format!("method '{method}' has no service");
             Err(Invalid::new("grpc_service", problem, "name the gRPC service, such as shop.v1.Cart"))
         }
     }
@@ -135,6 +135,6 @@ fn read_text(value: Option<Value>) -> Result<TextMatch, Invalid> {
         Some(Value::Present(false)) => Ok(TextMatch::Absent),
         Some(Value::Exact(text)) => Ok(TextMatch::Exact(text)),
         Some(Value::Prefix(text)) => Ok(TextMatch::Prefix(text)),
-        None => Err(Invalid::new("value", "says nothing", "set present, exact or prefix")),
+        None => Err(Invalid::new("value", "is empty", "set present, exact or prefix")),
     }
 }

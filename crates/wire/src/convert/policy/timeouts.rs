@@ -1,4 +1,4 @@
-//! Timeouts, beside the one field that readers and writers of the release before know.
+//! Timeouts, and the single timeout field that the previous release reads and writes.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use fairmesh_model::Timeouts;
 use super::micros;
 use crate::v1;
 
-/// What the release before writes where a policy says nothing, and what it does then.
-const DEFAULT_BEFORE: Duration = Duration::from_secs(15);
-/// The longest that the release before takes.
-const MOST_BEFORE: Duration = Duration::from_secs(3600);
+/// The default that the previous release writes and applies.
+const LEGACY_DEFAULT: Duration = Duration::from_secs(15);
+/// The longest timeout that the previous release accepts.
+const LEGACY_MAX: Duration = Duration::from_secs(3600);
 
 impl From<Timeouts> for v1::Timeouts {
     fn from(timeouts: Timeouts) -> Self {
@@ -35,28 +35,28 @@ fn time(us: u64) -> Option<Duration> {
     (us > 0).then(|| Duration::from_micros(us))
 }
 
-/// `timeout_us` of a policy.
-pub(super) fn of_policy_before(timeouts: &Timeouts) -> u64 {
-    micros(timeouts.total.unwrap_or(DEFAULT_BEFORE).min(MOST_BEFORE))
+/// `timeout_us` of a policy, for the previous release.
+pub(super) fn legacy_policy_timeout(timeouts: &Timeouts) -> u64 {
+    micros(timeouts.total.unwrap_or(LEGACY_DEFAULT).min(LEGACY_MAX))
 }
 
-/// `timeout_us` of a route.
-pub(super) fn of_route_before(timeouts: &Timeouts) -> u64 {
-    timeouts.total.map_or(0, |total| micros(total.min(MOST_BEFORE)))
+/// `timeout_us` of a route, for the previous release.
+pub(super) fn legacy_route_timeout(timeouts: &Timeouts) -> u64 {
+    timeouts.total.map_or(0, |total| micros(total.min(LEGACY_MAX)))
 }
 
-/// Absent where `timeout_us` says all of it.
+/// Absent if `timeout_us` contains everything.
 pub(super) fn write_route(timeouts: Timeouts) -> Option<v1::Timeouts> {
     let is_told = timeouts
-        == Timeouts { total: timeouts.total.filter(|total| *total <= MOST_BEFORE), ..Timeouts::default() };
+        == Timeouts { total: timeouts.total.filter(|total| *total <= LEGACY_MAX), ..Timeouts::default() };
     (!is_told).then(|| timeouts.into())
 }
 
-pub(super) fn read_policy(message: Option<v1::Timeouts>, before_us: u64) -> Timeouts {
-    let total = Some(Duration::from_micros(before_us)).filter(|total| *total != DEFAULT_BEFORE);
+pub(super) fn read_policy(message: Option<v1::Timeouts>, legacy_us: u64) -> Timeouts {
+    let total = Some(Duration::from_micros(legacy_us)).filter(|total| *total != LEGACY_DEFAULT);
     message.map_or(Timeouts { total, ..Timeouts::default() }, read)
 }
 
-pub(super) fn read_route(message: Option<v1::Timeouts>, before_us: u64) -> Timeouts {
-    message.map_or(Timeouts { total: time(before_us), ..Timeouts::default() }, read)
+pub(super) fn read_route(message: Option<v1::Timeouts>, legacy_us: u64) -> Timeouts {
+    message.map_or(Timeouts { total: time(legacy_us), ..Timeouts::default() }, read)
 }

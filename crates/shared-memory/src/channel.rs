@@ -14,65 +14,66 @@ use tokio::{io::Interest, net::UnixStream};
 
 /// The most bytes of one frame.
 pub const MAX_FRAME: usize = 1024 * 1024;
-/// The most handles that come with one frame.
-pub const MAX_HANDLES: usize = 64;
+/// The most file descriptors passed with one frame.
+pub const MAX_DESCRIPTORS: usize = 64;
 
-/// Length and number of handles, before each frame.
+/// Length and number of descriptors, before each frame.
 const HEADER: usize = 5;
-/// How many bytes are read at a time.
+/// Bytes per read.
 const READ: usize = 16 * 1024;
 
-/// A Unix socket for frames that bring handles of memory along.
+/// A Unix socket for frames that are accompanied by descriptors of shared memory (`SCM_RIGHTS`).
 #[derive(Debug)]
-pub struct Channel {
+pub struct DescriptorChannel {
     stream: UnixStream,
     input: BytesMut,
-    /// Handles in the order in which they came. Those of a frame travel with its first byte, so that they are here when all
-    /// of it is.
-    handles: VecDeque<OwnedFd>,
+    /// Descriptors in the order of arrival. Those of a frame travel with its first byte, so that they have arrived
+    /// when the frame is complete.
+    descriptors: VecDeque<OwnedFd>,
 }
 
-impl Channel {
-    /// Speaks over this socket.
+impl DescriptorChannel {
+    /// A channel over this socket.
     pub fn new(stream: UnixStream) -> Self {
-        Self { stream, input: BytesMut::new(), handles: VecDeque::new() }
+        Self { stream, input: BytesMut::new(), descriptors: VecDeque::new() }
     }
 
-    /// Sends a frame and up to [`MAX_HANDLES`] handles. Not to be given up half way: the other side would wait for the rest.
+    /// Sends a frame and up to [`MAX_DESCRIPTORS`] descriptors. Not cancel-safe: the peer would wait for the rest of
+    /// the frame.
     ///
     /// # Errors
-    /// When the other side is gone, or the frame is too large.
-    pub async fn send(&self, frame: &[u8], handles: &[BorrowedFd<'_>]) -> io::Result<()> {
-        if frame.len() > MAX_FRAME || handles.len() > MAX_HANDLES {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a frame is too large"));
+    /// If the peer has closed the connection, or the frame is too large.
+    pub async fn send(&self, frame: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        if frame.len() > MAX_FRAME || descriptors.len() > MAX_DESCRIPTORS {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the frame is too large"));
         }
         let mut all = BytesMut::with_capacity(HEADER + frame.len());
         all.put_u32_le(frame.len() as u32);
-        all.put_u8(handles.len() as u8);
+        all.put_u8(descriptors.len() as u8);
         all.put_slice(frame);
-        let mut handles = handles;
+        let mut descriptors = descriptors;
         while !all.is_empty() {
-            let sent = self.stream.async_io(Interest::WRITABLE, || self.try_send(&all, handles)).await?;
-            handles = &[];
+            let sent = self.stream.async_io(Interest::WRITABLE, || self.try_send(&all, descriptors)).await?;
+            descriptors = &[];
             all.advance(sent);
         }
         Ok(())
     }
 
-    fn try_send(&self, bytes: &[u8], handles: &[BorrowedFd<'_>]) -> io::Result<usize> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_HANDLES))];
+    fn try_send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        if !handles.is_empty() {
-            control.push(SendAncillaryMessage::ScmRights(handles));
+        if !descriptors.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(descriptors));
         }
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         Ok(rustix::net::sendmsg(&self.stream, &[IoSlice::new(bytes)], &mut control, flags)?)
     }
 
-    /// The next frame with its handles; `None` where the other side has closed. May be given up and asked again.
+    /// The next frame with its descriptors; `None` if the peer has closed the connection. Cancel-safe.
     ///
     /// # Errors
-    /// When the connection broke or brings what is no frame.
+    /// If the connection breaks or a frame is malformed.
     pub async fn receive(&mut self) -> io::Result<Option<(Bytes, Vec<OwnedFd>)>> {
         loop {
             if let Some(frame) = self.next()? {
@@ -83,15 +84,15 @@ impl Channel {
             match self.stream.try_io(Interest::READABLE, || read(&self.stream, &mut buffer)) {
                 Ok((0, _)) if self.input.is_empty() => return Ok(None),
                 Ok((0, _)) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok((read, handles)) => {
+                Ok((read, descriptors)) => {
                     self.input.extend_from_slice(&buffer[..read]);
-                    self.handles.extend(handles);
+                    self.descriptors.extend(descriptors);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
             }
-            if self.handles.len() > 2 * MAX_HANDLES {
-                return Err(invalid("it brings handles that no frame speaks of"));
+            if self.descriptors.len() > 2 * MAX_DESCRIPTORS {
+                return Err(invalid("the peer sent descriptors without a frame"));
             }
         }
     }
@@ -100,35 +101,35 @@ impl Channel {
         let Some((header, rest)) = self.input.split_first_chunk::<HEADER>() else { return Ok(None) };
         let [a, b, c, d, count] = *header;
         let (len, count) = (u32::from_le_bytes([a, b, c, d]) as usize, usize::from(count));
-        if len > MAX_FRAME || count > MAX_HANDLES {
-            return Err(invalid("it sends frames that are too large"));
+        if len > MAX_FRAME || count > MAX_DESCRIPTORS {
+            return Err(invalid("the peer sent a frame that is too large"));
         }
         if rest.len() < len {
             return Ok(None);
         }
-        if self.handles.len() < count {
-            return Err(invalid("handles are missing; check the limit of open files of this process"));
+        if self.descriptors.len() < count {
+            return Err(invalid("descriptors are missing; check the limit of open files of this process"));
         }
         self.input.advance(HEADER);
-        Ok(Some((self.input.split_to(len).freeze(), self.handles.drain(..count).collect())))
+        Ok(Some((self.input.split_to(len).freeze(), self.descriptors.drain(..count).collect())))
     }
 }
 
 fn read(stream: &UnixStream, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_HANDLES))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
     let message = rustix::net::recvmsg(stream, &mut [IoSliceMut::new(buffer)], &mut control, flags)?;
-    let mut handles = Vec::new();
+    let mut descriptors = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
-            handles.extend(rights);
+            descriptors.extend(rights);
         }
     }
     if message.flags.contains(ReturnFlags::CTRUNC) {
-        return Err(invalid("handles were lost; check the limit of open files of this process"));
+        return Err(invalid("descriptors were lost; check the limit of open files of this process"));
     }
-    Ok((message.bytes, handles))
+    Ok((message.bytes, descriptors))
 }
 
 fn invalid(problem: &str) -> io::Error {
@@ -138,29 +139,31 @@ fn invalid(problem: &str) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Sealed;
+    use crate::SealedMemory;
 
-    fn pair() -> (Channel, Channel) {
+    fn pair() -> (DescriptorChannel, DescriptorChannel) {
         let (a, b) = UnixStream::pair().unwrap();
-        (Channel::new(a), Channel::new(b))
+        (DescriptorChannel::new(a), DescriptorChannel::new(b))
     }
 
     #[tokio::test]
     async fn frames_and_handles_arrive_in_order_and_together() {
         let (here, mut there) = pair();
-        let made: Vec<_> = (0..5_u64).map(|i| Sealed::words("test", &[i]).unwrap()).collect();
+        let made: Vec<_> = (0..5_u64).map(|i| SealedMemory::seal_words("test", &[i]).unwrap()).collect();
         let sending = async {
             here.send(b"none", &[]).await.unwrap();
-            here.send(&[7; 300_000], &[made[0].handle().unwrap(), made[1].handle().unwrap()]).await.unwrap();
-            here.send(b"", &[made[2].handle().unwrap()]).await.unwrap();
+            here.send(&[7; 300_000], &[made[0].descriptor().unwrap(), made[1].descriptor().unwrap()])
+                .await
+                .unwrap();
+            here.send(b"", &[made[2].descriptor().unwrap()]).await.unwrap();
             here.send(b"last", &[]).await.unwrap();
         };
         let receiving = async {
             let mut got = Vec::new();
             for _ in 0..4 {
-                let (frame, handles) = there.receive().await.unwrap().unwrap();
-                let words = handles.into_iter().map(|handle| {
-                    let words = Sealed::received(handle).unwrap();
+                let (frame, descriptors) = there.receive().await.unwrap().unwrap();
+                let words = descriptors.into_iter().map(|descriptor| {
+                    let words = SealedMemory::from_descriptor(descriptor).unwrap();
                     AsRef::<[u64]>::as_ref(&words)[0]
                 });
                 got.push((frame.len(), words.collect::<Vec<_>>()));
@@ -174,7 +177,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_frame_ends_the_connection() {
+    async fn a_malformed_frame_ends_the_connection() {
         for sent in [&[255_u8, 255, 255, 255, 0][..], &[1, 0, 0, 0, 3, 9], &[1, 0, 0, 0]] {
             let (here, mut there) = pair();
             here.stream.try_write(sent).unwrap();

@@ -1,20 +1,20 @@
-//! Parts of a map read one by one, by those for whom the whole in memory would be too much.
+//! Incremental reading of the parts of a map, for readers that do not hold the whole map in memory.
 
 use fairmesh_model::{ChunkHash, InstanceId, Invalid, KeyRange, ReplicaState, Role, ShardId, ShardKey};
 
 use super::{part, ranges, replicas};
 use crate::{convert, records, v1};
 
-/// What a part of a map consists of.
+/// The content of a manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
     /// The version of the map; all parts have the same.
     pub version: u64,
-    /// The keys that the map speaks for.
+    /// The keys that the map covers.
     pub interval: KeyRange,
     /// Its chunks, in order.
     pub chunks: Vec<ChunkHash>,
-    /// How many rows they have in all: shards, or copies.
+    /// Total number of rows: shards, or copies.
     pub rows: u32,
 }
 
@@ -30,10 +30,10 @@ pub struct Copies {
 /// Reads a manifest.
 ///
 /// # Errors
-/// [`Invalid`] where it is damaged or names a chunk twice.
+/// [`Invalid`] if it is damaged or repeats a chunk.
 pub fn read_manifest(value: &[u8]) -> Result<Manifest, Invalid> {
     let manifest = part::read_manifest(value)?;
-    let chunks = manifest.chunks.iter().map(|chunk| convert::wide("chunks", chunk).map(ChunkHash));
+    let chunks = manifest.chunks.iter().map(|chunk| convert::read_u128("chunks", chunk).map(ChunkHash));
     Ok(Manifest {
         version: manifest.version,
         interval: convert::interval(&manifest.first_key, &manifest.last_key)?,
@@ -42,10 +42,10 @@ pub fn read_manifest(value: &[u8]) -> Result<Manifest, Invalid> {
     })
 }
 
-/// Reads a chunk of the part `ranges`: shards with their starts, which ascend.
+/// Reads a chunk of the part `ranges`: shards with their starts, ascending.
 ///
 /// # Errors
-/// [`Invalid`] where it is damaged, or not what its name says.
+/// [`Invalid`] if it is damaged, or its content differs from its name.
 pub fn read_ranges(
     hash: ChunkHash,
     chunk: &[u8],
@@ -61,12 +61,12 @@ pub fn read_ranges(
 /// Reads a chunk of the part of a region.
 ///
 /// # Errors
-/// [`Invalid`] where it is damaged, or not what its name says.
+/// [`Invalid`] if it is damaged, or its content differs from its name.
 pub fn read_copies(hash: ChunkHash, chunk: &[u8]) -> Result<Copies, Invalid> {
     part::check_hash(hash, chunk)?;
     let chunk: v1::ReplicaChunk = records::message(chunk)?;
     replicas::check(&chunk)?;
-    let state = |state: &i32| convert::known::<v1::ReplicaState>("state", *state).map(Into::into);
+    let state = |state: &i32| convert::read_enum::<v1::ReplicaState>("state", *state).map(Into::into);
     Ok(Copies {
         instances: chunk.instances.iter().map(InstanceId::new).collect::<Result<_, _>>()?,
         roles: chunk.roles.iter().map(Role::new).collect::<Result<_, _>>()?,
@@ -76,18 +76,18 @@ pub fn read_copies(hash: ChunkHash, chunk: &[u8]) -> Result<Copies, Invalid> {
 }
 
 impl Copies {
-    /// The first and the last shard; `None` of a chunk without rows.
+    /// The first and the last shard; `None` if the chunk has no rows.
     pub fn span(&self) -> Option<(ShardId, ShardId)> {
         let shards = &self.chunk.shards;
         Some((ShardId(*shards.first()?), ShardId(*shards.last()?)))
     }
 
-    /// Each copy: the shard, who holds it, for what, and how.
+    /// Each copy: shard, instance, role and state.
     pub fn rows(&self) -> impl Iterator<Item = (ShardId, &InstanceId, &Role, ReplicaState)> {
         let v1::ReplicaChunk { shards, instance, role, .. } = &self.chunk;
         let names = instance.iter().zip(role).zip(&self.states);
         shards.iter().zip(names).filter_map(|(shard, ((instance, role), state))| {
-            // Every row names somebody, as was checked.
+            // Every row has a valid name, as was checked.
             let names = self.instances.get(*instance as usize).zip(self.roles.get(*role as usize));
             names.map(|(instance, role)| (ShardId(*shard), instance, role, *state))
         })

@@ -5,86 +5,90 @@ use std::{
 
 use fairmesh_model::{HostType, InstanceId, Location, ServiceName};
 
-use crate::{Member, Minute, Row, Unusable, Usage};
+use crate::{ImplausibleUsage, Member, Minute, Row, Usage};
 
-/// How late a usage may come, in minutes after the one that it is about; what is later is dropped.
-pub const LATENESS: u32 = 15;
-/// How long minutes wait to be written where they cannot be, before they are given up.
-pub const KEPT: u32 = 60;
-/// How many instances are taken in one minute.
+/// The most minutes by which a usage may be late; later ones are dropped.
+pub const MAX_LATENESS: u32 = 15;
+/// Minutes for which closed minutes wait to be written, before they are dropped.
+pub const MAX_WRITE_DELAY: u32 = 60;
+/// The most instances of a minute.
 pub const MAX_INSTANCES: usize = 100_000;
 
-/// How far a sender's clock may be ahead, in minutes.
-const AHEAD: u32 = 1;
+/// The most minutes by which a sender's clock may be ahead.
+const MAX_CLOCK_AHEAD: u32 = 1;
 
-/// What became of a usage.
+/// The result of adding a usage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Taken {
-    /// It counts now.
+pub enum AddOutcome {
+    /// It is counted.
     Counted,
-    /// As much of that minute, or more, was known: nothing changes.
+    /// It covers no more of its minute than is known already: nothing changes.
     Known,
     /// Its minute is closed.
     Late,
     /// Its minute has not begun.
     Future,
-    /// It cannot be true.
-    Unusable(Unusable),
-    /// The minute holds as many instances as it may.
+    /// It is implausible.
+    Unusable(ImplausibleUsage),
+    /// The minute has the maximum number of instances.
     Full,
 }
 
-/// The minutes that may still change: whoever is late within bounds is counted in its own minute.
+/// The minutes that may still change: usage that is late within bounds is counted in its own minute.
 ///
-/// One usage an instance and minute, that with the longest time covered: sending one again, or all of them after a
-/// restart, counts nothing twice.
+/// One usage per instance and minute, the one with the longest time covered: repeated reports, or all of them after a
+/// restart, are not counted twice.
 #[derive(Debug, Default)]
-pub struct Open {
+pub struct OpenMinutes {
     minutes: BTreeMap<Minute, Services>,
-    /// Everything up to here is closed.
+    /// Minutes up to this one are closed.
     closed: Option<Minute>,
     changed: BTreeSet<(Minute, ServiceName)>,
-    places: HashSet<Arc<Location>>,
+    locations: HashSet<Arc<Location>>,
 }
 
-/// What is known of one minute.
+/// The usages of one minute.
 #[derive(Debug, Default)]
 struct Services {
     instances: usize,
     by_name: BTreeMap<ServiceName, BTreeMap<InstanceId, (Arc<Location>, Usage)>>,
 }
 
-impl Open {
-    /// Takes what an instance of `service`, at `place`, used in `minute`.
-    pub fn take(
+impl OpenMinutes {
+    /// Adds the usage of an instance of `service`, at `place`, in `minute`.
+    pub fn add(
         &mut self,
         (service, instance, place): (&ServiceName, &InstanceId, &Location),
         (minute, usage): (Minute, Usage),
         now: Minute,
-    ) -> Taken {
+    ) -> AddOutcome {
         if let Err(reason) = usage.check() {
-            return Taken::Unusable(reason);
+            return AddOutcome::Unusable(reason);
         }
-        if minute.0 > now.0.saturating_add(AHEAD) {
-            return Taken::Future;
+        if minute.0 > now.0.saturating_add(MAX_CLOCK_AHEAD) {
+            return AddOutcome::Future;
         }
-        if minute < now.before(LATENESS) || self.closed.is_some_and(|closed| minute <= closed) {
-            return Taken::Late;
+        if minute < now.before(MAX_LATENESS) || self.closed.is_some_and(|closed| minute <= closed) {
+            return AddOutcome::Late;
         }
         let taken = self.keep((service, instance, place), (minute, usage));
-        if taken == Taken::Counted {
+        if taken == AddOutcome::Counted {
             self.changed.insert((minute, service.clone()));
         }
         taken
     }
 
-    /// Takes what was written down before a restart, whatever the time. Nothing is new about it.
-    pub fn restore(&mut self, who: (&ServiceName, &InstanceId, &Location), (minute, usage): (Minute, Usage)) {
-        self.keep(who, (minute, usage));
+    /// Restores what was stored before a restart, regardless of the time. It does not count as changed.
+    pub fn restore(
+        &mut self,
+        instance_at: (&ServiceName, &InstanceId, &Location),
+        (minute, usage): (Minute, Usage),
+    ) {
+        self.keep(instance_at, (minute, usage));
     }
 
-    /// Takes nothing any more for `minute` and those before it.
-    pub fn closed_through(&mut self, minute: Minute) {
+    /// Closes `minute` and all before it.
+    pub fn close_through(&mut self, minute: Minute) {
         self.closed = self.closed.max(Some(minute));
     }
 
@@ -92,43 +96,43 @@ impl Open {
         &mut self,
         (service, instance, place): (&ServiceName, &InstanceId, &Location),
         (minute, usage): (Minute, Usage),
-    ) -> Taken {
+    ) -> AddOutcome {
         let place = self.place(place);
         let of_minute = self.minutes.entry(minute).or_default();
         let known = of_minute.by_name.get(service).and_then(|instances| instances.get(instance));
         match known {
-            Some((_, known)) if known.covered_ms >= usage.covered_ms => return Taken::Known,
+            Some((_, known)) if known.covered_ms >= usage.covered_ms => return AddOutcome::Known,
             Some(_) => {}
-            None if of_minute.instances >= MAX_INSTANCES => return Taken::Full,
+            None if of_minute.instances >= MAX_INSTANCES => return AddOutcome::Full,
             None => of_minute.instances += 1,
         }
         let instances = of_minute.by_name.entry(service.clone()).or_default();
         instances.insert(instance.clone(), (place, usage));
-        Taken::Counted
+        AddOutcome::Counted
     }
 
-    /// One shared copy of each place: there are few of them.
+    /// One shared copy of each location: there are few of them.
     fn place(&mut self, place: &Location) -> Arc<Location> {
-        if let Some(known) = self.places.get(place) {
+        if let Some(known) = self.locations.get(place) {
             return known.clone();
         }
         let place = Arc::new(place.clone());
-        self.places.insert(place.clone());
+        self.locations.insert(place.clone());
         place
     }
 
-    /// Whether anything is known of this instance in a minute that may still change.
-    pub fn knows(&self, service: &ServiceName, instance: &InstanceId) -> bool {
+    /// Whether this instance has usage in a minute that may still change.
+    pub fn contains(&self, service: &ServiceName, instance: &InstanceId) -> bool {
         let services = self.minutes.values().filter_map(|minute| minute.by_name.get(service));
         services.into_iter().any(|instances| instances.contains_key(instance))
     }
 
-    /// The minutes that hold anything.
+    /// The minutes that have any usage.
     pub fn minutes(&self) -> Vec<Minute> {
         self.minutes.keys().copied().collect()
     }
 
-    /// The services of a minute, as rows.
+    /// The rows of the services of a minute.
     pub fn rows(&self, minute: Minute) -> Vec<(ServiceName, Row)> {
         let services = self.minutes.get(&minute).into_iter().flat_map(|minute| &minute.by_name);
         let rows = services.map(|(service, instances)| {
@@ -138,43 +142,44 @@ impl Open {
         rows.filter(|(_, row)| row.minutes > 0).collect()
     }
 
-    /// All that is known of a service in a minute.
+    /// All usages of a service in a minute.
     pub fn usages(&self, minute: Minute, service: &ServiceName) -> Vec<(InstanceId, Arc<Location>, Usage)> {
         let instances = self.minutes.get(&minute).and_then(|minute| minute.by_name.get(service));
         let usages = instances.into_iter().flatten();
         usages.map(|(instance, (place, usage))| (instance.clone(), place.clone(), *usage)).collect()
     }
 
-    /// What has changed since this was asked last, to be written down.
+    /// Changes since the last call, to be stored.
     pub fn take_changed(&mut self) -> BTreeSet<(Minute, ServiceName)> {
         std::mem::take(&mut self.changed)
     }
 
-    /// It could not be written down; it is asked for again.
+    /// Marks a change again that could not be stored.
     pub fn still_changed(&mut self, minute: Minute, service: ServiceName) {
         if self.minutes.contains_key(&minute) {
             self.changed.insert((minute, service));
         }
     }
 
-    /// The minutes whose time is up: nothing is taken for them any more.
+    /// The minutes that are due to be closed.
     pub fn due(&self, now: Minute) -> Vec<Minute> {
-        self.minutes.range(..now.before(LATENESS)).map(|(minute, _)| *minute).collect()
+        self.minutes.range(..now.before(MAX_LATENESS)).map(|(minute, _)| *minute).collect()
     }
 
-    /// Gives up a minute and all before it, which are kept elsewhere from now on, or nowhere.
+    /// Removes a minute and all before it, which are stored elsewhere or dropped.
     pub fn close(&mut self, minute: Minute) {
         self.minutes = self.minutes.split_off(&Minute(minute.0.saturating_add(1)));
         self.changed.retain(|(changed, _)| *changed > minute);
-        self.closed_through(minute);
-        self.places.retain(|place| Arc::strong_count(place) > 1);
+        self.close_through(minute);
+        self.locations.retain(|place| Arc::strong_count(place) > 1);
     }
 
-    /// What the instances of each service on each named type of hardware did over all minutes here.
+    /// Total usage of the instances of each service and hardware type over all minutes here.
     pub fn members(&self) -> BTreeMap<(ServiceName, HostType), Vec<Member>> {
         let mut sums: BTreeMap<(ServiceName, HostType), BTreeMap<InstanceId, Member>> = BTreeMap::new();
         let services = self.minutes.values().flat_map(|minute| &minute.by_name);
-        let all = services.flat_map(|(service, all)| all.iter().map(move |(who, said)| (service, who, said)));
+        let all = services
+            .flat_map(|(service, all)| all.iter().map(move |(instance, usage)| (service, instance, usage)));
         for (service, instance, (place, usage)) in all {
             let Some(host_type) = &place.host_type else { continue };
             let members = sums.entry((service.clone(), host_type.clone())).or_default();

@@ -1,4 +1,4 @@
-//! Log lines that others can cause, bounded.
+//! Rate limit for log lines that peers can cause.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -7,37 +7,37 @@ use std::{
 
 use tokio::time::Instant;
 
-/// How many lines of one kind are written in a [`PERIOD`]; those beyond are counted.
+/// LogLimiter of one kind in a [`PERIOD`]; further ones are counted.
 const MAX_LINES: u32 = 10;
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// Lines of one kind. A burst costs a few lines, and the next line after it says how many were left out:
+/// Rate limit for lines of one kind. A burst causes a few lines, and the next line reports how many were suppressed:
 ///
 /// ```ignore
-/// static LOST: Lines = Lines::new();
-/// if let Some(left_out) = LOST.next() {
-///     tracing::info!(%instance, left_out, "lost: its lease ran out");
+/// static LOST: LogLimiter = LogLimiter::new();
+/// if let Some(suppressed) = LOST.next() {
+///     tracing::info!(%instance, suppressed, "lost: its lease ran out");
 /// }
 /// ```
 #[derive(Debug)]
-pub struct Lines(Mutex<State>);
+pub struct LogLimiter(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
-    /// When the period began; `None` before the first line.
+    /// Start of the period; `None` before the first line.
     since: Option<Instant>,
     written: u32,
-    left_out: u64,
+    suppressed: u64,
 }
 
-impl Lines {
-    /// None was written yet.
-    #[allow(clippy::new_without_default, reason = "it stands in a static")]
+impl LogLimiter {
+    /// A limiter without history.
+    #[allow(clippy::new_without_default, reason = "used in statics")]
     pub const fn new() -> Self {
-        Self(Mutex::new(State { since: None, written: 0, left_out: 0 }))
+        Self(Mutex::new(State { since: None, written: 0, suppressed: 0 }))
     }
 
-    /// Whether to write the next line, and how many of its kind were left out before it.
+    /// Whether to write the next line: if so, the number of lines suppressed before it.
     pub fn next(&self) -> Option<u64> {
         self.next_at(Instant::now())
     }
@@ -48,11 +48,11 @@ impl Lines {
             (state.since, state.written) = (Some(now), 0);
         }
         if state.written == MAX_LINES {
-            state.left_out += 1;
+            state.suppressed += 1;
             return None;
         }
         state.written += 1;
-        Some(std::mem::take(&mut state.left_out))
+        Some(std::mem::take(&mut state.suppressed))
     }
 }
 
@@ -61,8 +61,8 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_burst_costs_a_few_lines_and_the_next_one_says_how_many_were_left_out() {
-        let (lines, start) = (Lines::new(), Instant::now());
+    async fn a_burst_writes_a_few_lines_and_the_next_one_counts_the_suppressed() {
+        let (lines, start) = (LogLimiter::new(), Instant::now());
         let written = (0..100_000).filter(|_| lines.next_at(start).is_some()).count();
         assert_eq!(written, 10);
         assert_eq!(lines.next_at(start + PERIOD), Some(99_990));

@@ -1,22 +1,22 @@
 use fairmesh_model::{ShardId, arith::mix64};
 
-/// One shard in so many starts a chunk.
+/// On average one of this number of shards starts a chunk.
 const MEAN_SHARDS: u64 = 2048;
 /// The most shards in a chunk.
 const MAX_SHARDS: usize = 8192;
-/// The most bytes in a chunk, so far below [`crate::records::MAX_VALUE`] that the names in its first row do not matter.
+/// The most bytes of a chunk, far enough below [`crate::records::MAX_VALUE`] for the names in its first row.
 const MAX_BYTES: usize = 224 * 1024;
 
-/// Decides where chunks begin. The decision at a shard depends on its id alone, but where a chunk has grown to a limit.
+/// Decides chunk boundaries. The decision at a shard depends only on its id, unless the chunk has reached a limit.
 #[derive(Debug, Default)]
-pub(super) struct Cutter {
+pub(super) struct Chunker {
     last: Option<ShardId>,
     shards: usize,
     bytes: usize,
 }
 
-impl Cutter {
-    /// Whether a row of `shard`, `bytes` long, begins a chunk. Rows come in order; those of one shard stay together
+impl Chunker {
+    /// Whether a row of `shard`, `bytes` long, begins a chunk. Rows are in order; those of one shard stay together
     /// while they fit.
     pub(super) fn begins(&mut self, shard: ShardId, bytes: usize) -> bool {
         let another = self.last != Some(shard);
@@ -35,7 +35,7 @@ impl Cutter {
     }
 }
 
-/// Whether a chunk begins at this shard, whatever stands before it.
+/// Whether a chunk begins at this shard, regardless of earlier shards.
 pub(super) fn is_boundary(shard: ShardId) -> bool {
     mix64(shard.0.into()).is_multiple_of(MEAN_SHARDS)
 }

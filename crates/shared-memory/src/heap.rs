@@ -1,0 +1,17 @@
+//! Returning freed heap memory to the system.
+
+#![allow(unsafe_code, reason = "calls the allocator of the C library")]
+
+/// Returns freed memory to the system if the allocator is that of glibc; elsewhere it does nothing.
+///
+/// After reading much that is not kept, the allocator holds tens of megabytes: its trim threshold grows with the
+/// amount freed. A fixed threshold for the process was rejected: it would apply to every allocation, at the expense of
+/// calls.
+pub fn trim() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        // SAFETY: `int malloc_trim(size_t)` of the C library, which is linked anyway; it may be called by any thread
+        // at any time and only affects free memory.
+        unsafe { libc::malloc_trim(0) };
+    }
+}

@@ -1,0 +1,140 @@
+use std::{
+    collections::VecDeque,
+    io::{self, IoSlice},
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::{Buf, Bytes, BytesMut};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::Instant,
+};
+
+use super::LENGTH_BYTES;
+
+/// Bytes per read: more than an acknowledgement, and small enough for the stack.
+const READ_BYTES: usize = 8 * 1024;
+
+/// Messages per write call.
+const SLICES: usize = 64;
+
+/// A connection that carries frames.
+#[derive(Debug)]
+pub(super) struct FramedSocket<S> {
+    socket: S,
+    /// Bytes of incomplete frames. Unallocated while empty: most watches are idle.
+    read_buffer: BytesMut,
+    write_queue: VecDeque<Bytes>,
+    last_received: Instant,
+    /// Start of an incomplete frame.
+    partial_since: Option<Instant>,
+    /// The longest frame that the peer may send, in bytes.
+    max_frame: usize,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> FramedSocket<S> {
+    pub(super) fn new(socket: S, max_frame: usize) -> Self {
+        let (read_buffer, write_queue) = (BytesMut::new(), VecDeque::new());
+        Self {
+            socket,
+            read_buffer,
+            write_queue,
+            last_received: Instant::now(),
+            partial_since: None,
+            max_frame,
+        }
+    }
+
+    pub(super) fn socket(&self) -> &S {
+        &self.socket
+    }
+
+    /// Time of the last received bytes, including parts of a message.
+    pub(super) fn last_received(&self) -> Instant {
+        self.last_received
+    }
+
+    /// Start of the frame whose rest is outstanding, if any.
+    pub(super) fn partial_since(&self) -> Option<Instant> {
+        self.partial_since
+    }
+
+    /// Queues bytes for sending.
+    pub(super) fn queue(&mut self, bytes: Bytes) {
+        self.write_queue.push_back(bytes);
+    }
+
+    /// Whether everything was written.
+    pub(super) fn is_empty(&self) -> bool {
+        self.write_queue.is_empty()
+    }
+
+    /// Writes as much as possible; ready once everything is written.
+    pub(super) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.write_queue.is_empty() {
+            let mut slices = [IoSlice::new(&[]); SLICES];
+            let queued =
+                slices.iter_mut().zip(&self.write_queue).map(|(slice, bytes)| *slice = IoSlice::new(bytes));
+            let queued = queued.count();
+            let socket = Pin::new(&mut self.socket);
+            let written = ready!(socket.poll_write_vectored(cx, &slices[..queued]))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.advance(written);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Advances the queue by the bytes written.
+    fn advance(&mut self, mut written: usize) {
+        while let Some(first) = self.write_queue.front_mut() {
+            let some = written.min(first.len());
+            first.advance(some);
+            written -= some;
+            if !first.is_empty() {
+                return;
+            }
+            self.write_queue.pop_front();
+        }
+    }
+
+    /// The next frame without its length; `None` at the end of the stream.
+    pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
+        loop {
+            if let Some(frame) = self.take()? {
+                self.partial_since = (!self.read_buffer.is_empty()).then_some(self.last_received);
+                return Poll::Ready(Ok(Some(frame)));
+            }
+            let mut room = [const { std::mem::MaybeUninit::uninit() }; READ_BYTES];
+            let mut room = ReadBuf::uninit(&mut room);
+            ready!(Pin::new(&mut self.socket).poll_read(cx, &mut room))?;
+            if room.filled().is_empty() {
+                return Poll::Ready(Ok(None));
+            }
+            self.last_received = Instant::now();
+            self.partial_since.get_or_insert(self.last_received);
+            self.read_buffer.extend_from_slice(room.filled());
+        }
+    }
+
+    fn take(&mut self) -> io::Result<Option<Bytes>> {
+        let Some(head) = self.read_buffer.first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
+        let length = u32::from_be_bytes(*head) as usize;
+        if length > self.max_frame {
+            let why = format!("a message of {length} bytes, above the limit of {}", self.max_frame);
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
+        if self.read_buffer.len() < LENGTH_BYTES + length {
+            self.read_buffer.reserve(LENGTH_BYTES + length - self.read_buffer.len());
+            return Ok(None);
+        }
+        self.read_buffer.advance(LENGTH_BYTES);
+        let frame = self.read_buffer.split_to(length).freeze();
+        if self.read_buffer.is_empty() {
+            self.read_buffer = BytesMut::new();
+        }
+        Ok(Some(frame))
+    }
+}
