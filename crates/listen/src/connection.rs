@@ -5,7 +5,7 @@ use std::sync::{
 
 use futures_util::task::AtomicWaker;
 
-use crate::{acceptor::AcceptorState, responses::UnreadResponses};
+use crate::{acceptor::AcceptorState, unread_responses::UnreadResponses};
 
 /// Why this side closed a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

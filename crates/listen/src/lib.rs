@@ -27,8 +27,8 @@ mod metrics;
 mod pages;
 mod request;
 mod response_body;
-mod responses;
 mod sweep;
+mod unread_responses;
 mod wait;
 
 pub use acceptor::Acceptor;

@@ -19,7 +19,7 @@ const MAX_BYTES: usize = 64 << 20;
 const MAX_BYTES_PER_CONNECTION: usize = 16 << 20;
 /// Minimum size of a claim, which bounds the number of claims: making room scans all.
 pub(crate) const MIN_CLAIM: usize = 16 * 1024;
-/// Minimum size of a complete request that waits for something else: its stream, its handler and timers.
+/// Minimum claim of a complete request that waits: its stream, its handler and timers.
 const MIN_WAIT_CLAIM: usize = 4 * 1024;
 /// Maximum of requests that wait for memory, of all connections and of one. Flow control bounds the bytes they have
 /// sent.
@@ -45,7 +45,7 @@ struct MemoryState {
     ledger: Mutex<Ledger>,
     /// Number of pending bodies.
     pending: AtomicUsize,
-    /// Bytes of responses that were not taken.
+    /// Bytes of unread responses.
     unread: AtomicUsize,
 }
 
@@ -158,7 +158,7 @@ impl Memory {
         Poll::Pending
     }
 
-    /// Claims so many bytes for a request that is complete and waits for something else; `None` where there is no room now.
+    /// Claims bytes for a complete request that waits; `None` if none are available now.
     pub(crate) fn claim_wait(&self, connection: u64, bytes: usize) -> Option<Claim> {
         let bytes = bytes.clamp(MIN_WAIT_CLAIM, MAX_BYTES_PER_CONNECTION);
         let mut ledger = self.ledger();

@@ -92,7 +92,7 @@ impl RequestGuard {
         self.claims(|claims| claims.iter().for_each(Claim::complete));
     }
 
-    /// Gives all memory of the body back.
+    /// Releases all memory of the body.
     pub(crate) fn release(&self) {
         let released = self.claims(std::mem::take);
         drop(released);
@@ -127,7 +127,7 @@ pin_project! {
         inner: F,
         guard: Option<RequestGuard>,
         is_http: bool,
-        // Until there is room for its response.
+        // Waits for room for its response.
         room: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
         is_admitted: bool,
     }
@@ -151,7 +151,7 @@ impl<F> GuardedCall<F> {
         Self { inner, guard: Some(guard), is_http: true, room: None, is_admitted: false }
     }
 
-    /// Ready once the responses before, which the peer has not taken, leave room for this one.
+    /// Ready once the peer's unread responses leave room for another one.
     fn poll_admitted(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.project();
         let connection = this.guard.as_ref().map(RequestGuard::connection);

@@ -8,48 +8,49 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use crate::{RequestGuard, responses::PIECE};
+use crate::{RequestGuard, unread_responses::MAX_PIECE};
 
 type BoxError = Box<dyn Error + Send + Sync>;
 
-/// What a body yields next.
-type Next = Option<Result<Frame<Bytes>, BoxError>>;
+/// The next frame of a body.
+type NextFrame = Option<Result<Frame<Bytes>, BoxError>>;
 
 pin_project! {
-    /// The body of a response, until whose end the request is in flight. Where it is bounded, what its peer has not taken is counted.
+    /// The body of a response; the request is in flight until its end. If responses are counted, its unread bytes are
+    /// counted.
     #[derive(Debug)]
     pub struct ResponseBody<B> {
         #[pin]
         inner: Option<B>,
-        // In the stead of what the handler responds with.
+        // Replaces the handler's body.
         text: Option<Bytes>,
-        bounded: Option<Bounded<B>>,
+        counted: Option<CountedBody<B>>,
         guard: Option<RequestGuard>,
     }
 }
 
-/// A body whose first frame is made before the connection asks for it: with a window of HTTP/2 that is closed it may never do so, and
-/// what the frame is made of takes memory as well.
+/// A body whose first frame is produced before the connection polls for it: with a closed HTTP/2 window it may never do
+/// so, and the source of the frame takes memory too.
 #[derive(Debug)]
-struct Bounded<B> {
+struct CountedBody<B> {
     inner: Pin<Box<B>>,
-    /// The first frame, until it is asked for.
-    first: Option<Next>,
-    /// What of the last frame the connection has not asked for.
+    /// The first frame, until it is polled.
+    first: Option<NextFrame>,
+    /// The part of the last frame that was not polled yet.
     rest: Bytes,
 }
 
 impl<B> ResponseBody<B> {
     pub(crate) const fn text(text: &'static str) -> Self {
         let text = Some(Bytes::from_static(text.as_bytes()));
-        Self { inner: None, text, bounded: None, guard: None }
+        Self { inner: None, text, counted: None, guard: None }
     }
 }
 
 impl<B> Default for ResponseBody<B> {
-    /// Without any bytes.
+    /// An empty body.
     fn default() -> Self {
-        Self { inner: None, text: None, bounded: None, guard: None }
+        Self { inner: None, text: None, counted: None, guard: None }
     }
 }
 
@@ -57,26 +58,26 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>>> ResponseBody<B> {
     pub(crate) fn new(inner: B, guard: Option<RequestGuard>, cx: &mut Context<'_>) -> Self {
         match &guard {
             Some(guard) if guard.connection().bounds_responses() => {
-                let bounded = Bounded::begin(inner, guard, cx);
-                Self { bounded: Some(bounded), guard: Some(guard.clone()), ..Self::default() }
+                let counted = CountedBody::begin(inner, guard, cx);
+                Self { counted: Some(counted), guard: Some(guard.clone()), ..Self::default() }
             }
             _ => Self { inner: Some(inner), guard, ..Self::default() },
         }
     }
 }
 
-impl<B: Body<Data = Bytes, Error: Into<BoxError>>> Bounded<B> {
+impl<B: Body<Data = Bytes, Error: Into<BoxError>>> CountedBody<B> {
     fn begin(inner: B, guard: &RequestGuard, cx: &mut Context<'_>) -> Self {
-        let mut bounded = Self { inner: Box::pin(inner), first: None, rest: Bytes::new() };
-        bounded.first = match bounded.poll_inner(guard, cx) {
+        let mut counted = Self { inner: Box::pin(inner), first: None, rest: Bytes::new() };
+        counted.first = match counted.poll_inner(guard, cx) {
             Poll::Ready(next) => Some(next),
             Poll::Pending => None,
         };
-        bounded
+        counted
     }
 
     /// The next frame, whose bytes are counted as unread.
-    fn poll_inner(&mut self, guard: &RequestGuard, cx: &mut Context<'_>) -> Poll<Next> {
+    fn poll_inner(&mut self, guard: &RequestGuard, cx: &mut Context<'_>) -> Poll<NextFrame> {
         self.inner.as_mut().poll_frame(cx).map(|next| {
             next.map(|frame| {
                 let count = |data| guard.connection().count_unread(data);
@@ -86,7 +87,7 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>>> Bounded<B> {
     }
 
     /// The next part of a frame.
-    fn poll_frame(&mut self, guard: &RequestGuard, cx: &mut Context<'_>) -> Poll<Next> {
+    fn poll_frame(&mut self, guard: &RequestGuard, cx: &mut Context<'_>) -> Poll<NextFrame> {
         if self.rest.is_empty() {
             let next = match self.first.take() {
                 Some(next) => next,
@@ -99,9 +100,9 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>>> Bounded<B> {
                 None => return Poll::Ready(None),
             }
         }
-        // The connection asks for more only once the peer has room for some of it.
-        guard.connection().took();
-        let piece = self.rest.len().min(PIECE);
+        // The connection polls for more only once the peer has room for some of it.
+        guard.connection().record_read();
+        let piece = self.rest.len().min(MAX_PIECE);
         Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(piece)))))
     }
 
@@ -113,7 +114,7 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>>> Bounded<B> {
         is_over && self.rest.is_empty()
     }
 
-    /// Of what is to come, in which the bytes that were made are not.
+    /// The remaining size: the inner body does not count frames that it has produced.
     fn size_hint(&self) -> SizeHint {
         let first = self.first.as_ref().and_then(|next| next.as_ref()?.as_ref().ok()?.data_ref());
         let made = (self.rest.len() + first.map_or(0, Bytes::len)) as u64;
@@ -130,10 +131,10 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>>> Body for ResponseBody<B> {
     type Data = Bytes;
     type Error = BoxError;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Next> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<NextFrame> {
         let this = self.project();
-        match (this.bounded, this.guard, this.inner.as_pin_mut()) {
-            (Some(bounded), Some(guard), _) => bounded.poll_frame(guard, cx),
+        match (this.counted, this.guard, this.inner.as_pin_mut()) {
+            (Some(counted), Some(guard), _) => counted.poll_frame(guard, cx),
             (_, _, Some(inner)) => {
                 inner.poll_frame(cx).map(|next| next.map(|frame| frame.map_err(Into::into)))
             }
@@ -142,16 +143,16 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>>> Body for ResponseBody<B> {
     }
 
     fn is_end_stream(&self) -> bool {
-        match (&self.bounded, &self.inner) {
-            (Some(bounded), _) => bounded.is_end_stream(),
+        match (&self.counted, &self.inner) {
+            (Some(counted), _) => counted.is_end_stream(),
             (_, Some(inner)) => inner.is_end_stream(),
             _ => self.text.is_none(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match (&self.bounded, &self.inner) {
-            (Some(bounded), _) => bounded.size_hint(),
+        match (&self.counted, &self.inner) {
+            (Some(counted), _) => counted.size_hint(),
             (_, Some(inner)) => inner.size_hint(),
             _ => SizeHint::with_exact(self.text.as_ref().map_or(0, Bytes::len) as u64),
         }
@@ -169,12 +170,12 @@ mod tests {
     use crate::{Acceptor, Limits, Memory};
 
     #[tokio::test]
-    async fn a_response_counts_before_it_is_asked_for_and_until_its_last_piece_is_sent() {
+    async fn a_response_counts_before_it_is_polled_and_until_its_last_piece_is_sent() {
         let acceptor = Acceptor::new("test", Limits::calls(), Memory::default());
         let stream = acceptor.accept(|_| Poll::Ready(Ok(duplex(1).0))).await;
         let connection = stream.connection().unwrap();
         let guard = Some(RequestGuard::new(connection));
-        let length = 3 * PIECE + 1;
+        let length = 3 * MAX_PIECE + 1;
         let mut body = poll_fn(|cx| {
             let inner = Full::new(Bytes::from(vec![7; length]));
             Poll::Ready(ResponseBody::new(inner, guard.clone(), cx))
@@ -186,7 +187,7 @@ mod tests {
         while let Some(frame) = body.frame().await {
             pieces.push(frame.unwrap().into_data().unwrap());
         }
-        assert_eq!(pieces.iter().map(Bytes::len).collect::<Vec<_>>(), [PIECE, PIECE, PIECE, 1]);
+        assert_eq!(pieces.iter().map(Bytes::len).collect::<Vec<_>>(), [MAX_PIECE, MAX_PIECE, MAX_PIECE, 1]);
         assert!(body.is_end_stream());
         pieces.truncate(1);
         assert!(connection.unread().bytes() > length);

@@ -20,7 +20,7 @@ pub(crate) async fn sweep(shared: Weak<AcceptorState>) {
                 connection.close(reason);
             }
         }
-        shared.relieve_old();
+        shared.close_old_unread();
         shared.memory().wake();
     }
 }

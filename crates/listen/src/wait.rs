@@ -1,4 +1,4 @@
-//! Handlers that wait for something else once all of their request is here: a revision, callers that move.
+//! Handlers that wait for another event once their request is complete: a revision, callers that move.
 
 use std::{
     fmt,
@@ -10,7 +10,7 @@ use std::{
 
 use crate::RequestGuard;
 
-/// A request may wait no longer: others need the memory that it holds meanwhile.
+/// The request may not wait any longer: its memory is needed for others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitRefused;
 
@@ -23,19 +23,19 @@ impl fmt::Display for WaitRefused {
 impl std::error::Error for WaitRefused {}
 
 impl RequestGuard {
-    /// Waits until the peer has taken as much of earlier responses as another one needs.
+    /// Waits until the peer has read enough of earlier responses for another one.
     pub async fn room(&self) {
         if self.connection().bounds_responses() {
             self.connection().room().await;
         }
     }
 
-    /// Runs the rest of a handler that may have to wait, and may be dropped meanwhile without harm. As soon as it waits, the
-    /// memory that the request claimed as it came is given back; from then on it holds so many bytes, which may be taken
-    /// back like those of an incomplete request. That bounds the number of requests that wait.
+    /// Runs the rest of a handler that may have to wait, and may be dropped at any await. When it waits, the memory
+    /// that the request claimed is released; from then on it holds `bytes`, which may be revoked like those of an
+    /// incomplete request. That bounds the number of waiting requests.
     ///
     /// # Errors
-    /// When there is no memory to wait in, or others need it more; the handler has been dropped then.
+    /// When no memory is available, or it was revoked for others; the handler has been dropped then.
     pub async fn wait<T>(&self, bytes: usize, handler: impl Future<Output = T>) -> Result<T, WaitRefused> {
         let mut handler = pin!(handler);
         let mut claim = None;
@@ -76,14 +76,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_that_waits_holds_little_and_gives_that_up_for_others() {
+    async fn a_waiting_request_holds_little_memory_which_others_may_revoke() {
         let memory = Memory::default();
         let acceptor = Acceptor::new("test", Limits::calls(), memory.clone());
         let (first, second) = (request(&acceptor).await, request(&acceptor).await);
         first.hold(memory.claim_wait(first.connection().id(), 16 << 20).unwrap());
         first.complete();
         assert_eq!(first.wait(0, ready(7)).await, Ok(7));
-        assert_eq!(memory.used(), 16 << 20, "it has not waited");
+        assert_eq!(memory.used(), 16 << 20, "it did not wait");
 
         let mut waiting = pin!(first.wait(1 << 20, pending::<()>()));
         let polled = poll_fn(|cx| Poll::Ready(waiting.as_mut().poll(cx))).await;
@@ -95,7 +95,7 @@ mod tests {
             claim.complete();
             others.push((other, claim));
         }
-        // All that is left but for a little, and the first one holds more than the second asks for.
+        // Almost all of the rest; the first one holds more than the second claims.
         assert_eq!(second.wait((3 << 20) + 1, ready(())).await, Ok(()));
         let claim = memory.claim_wait(second.connection().id(), (3 << 20) + 1);
         assert!(claim.is_none(), "the first one holds less");

@@ -1,5 +1,5 @@
-//! Responses that their peers have not taken yet, which wait in memory: of HTTP/2, whose flow control lets a peer take as little as it
-//! wants of each stream.
+//! Bounds responses that peers have not read yet and that wait in memory: HTTP/2 flow control lets a peer read as
+//! little as it wants of each stream.
 
 use std::{
     sync::{
@@ -14,50 +14,51 @@ use tokio::{sync::Notify, time::timeout};
 
 use crate::{CloseReason, Connection, acceptor::AcceptorState};
 
-/// What one connection may leave unread, in bytes, before its further requests wait.
-const OF_ONE: usize = 8 << 20;
-/// The same while all connections of the process leave more than [`TOTAL`].
-const LITTLE: usize = 256 * 1024;
-/// What all connections of a process may leave before the one that leaves the most for [`OLD`] is closed.
-const TOTAL: usize = 64 << 20;
-/// What they may leave before the one that leaves the most is closed at once.
-const MOST: usize = 2 * TOTAL;
-/// For how many seconds a connection leaves something unread, at least, that is closed for others.
-const OLD: u32 = 5;
-/// What a stream costs besides the bytes of its response.
-const STREAM: usize = 1024;
-/// The most bytes that are handed to a connection at once: only between two pieces it shows that the peer takes something.
-pub(crate) const PIECE: usize = 64 * 1024;
-/// How often a request that waits looks for itself whether there is room.
-const PERIOD: Duration = Duration::from_secs(1);
+/// Bytes that one connection may leave unread before its further requests wait.
+const MAX_UNREAD_PER_CONNECTION: usize = 8 << 20;
+/// The same while all connections of the process leave more than [`MAX_UNREAD`] unread.
+const MIN_UNREAD_PER_CONNECTION: usize = 256 * 1024;
+/// Bytes that all connections of a process may leave unread before the one with the most for [`CLOSABLE_AGE`] is
+/// closed.
+const MAX_UNREAD: usize = 64 << 20;
+/// Bytes that they may leave unread before the one with the most is closed at once.
+const MAX_UNREAD_HARD: usize = 2 * MAX_UNREAD;
+/// Minimum seconds of unread bytes before a connection is closed for others.
+const CLOSABLE_AGE: u32 = 5;
+/// Memory of a stream besides the bytes of its response.
+const STREAM_OVERHEAD: usize = 1024;
+/// Maximum of bytes passed to a connection at once: only between two pieces it is known that the peer reads.
+pub(crate) const MAX_PIECE: usize = 64 * 1024;
+/// Interval at which a waiting request checks for room by itself.
+const ROOM_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What one connection leaves unread. Times are those of its acceptor, in seconds.
+/// Unread responses of one connection. Times are those of its acceptor, in seconds.
 #[derive(Debug, Default)]
 pub(crate) struct UnreadResponses {
     bytes: AtomicUsize,
-    /// Since when there is something.
+    /// Since when there are unread bytes.
     since: AtomicU32,
-    /// When the peer last took something.
-    taken: AtomicU32,
+    /// Time of the last read by the peer.
+    last_read: AtomicU32,
     room: Notify,
 }
 
-/// The memory of a response, until its bytes are dropped.
+/// Counts the bytes of a response until they are dropped.
 #[derive(Debug)]
-struct Response {
+struct CountedResponse {
     data: Bytes,
     connection: Arc<Connection>,
 }
 
-impl AsRef<[u8]> for Response {
+impl AsRef<[u8]> for CountedResponse {
     fn as_ref(&self) -> &[u8] {
         &self.data
     }
 }
 
-impl Drop for Response {
+impl Drop for CountedResponse {
     fn drop(&mut self) {
-        self.connection.remove_unread(self.data.len() + STREAM);
+        self.connection.remove_unread(self.data.len() + STREAM_OVERHEAD);
     }
 }
 
@@ -66,75 +67,76 @@ impl UnreadResponses {
         self.bytes.load(Relaxed)
     }
 
-    /// Whether nothing was taken for so long.
+    /// Whether the peer has read nothing for longer than `limit`.
     pub(crate) fn is_stalled(&self, now: u32, limit: Duration) -> bool {
-        let quiet = now.saturating_sub(self.taken.load(Relaxed));
+        let quiet = now.saturating_sub(self.last_read.load(Relaxed));
         self.bytes() > 0 && u64::from(quiet) > limit.as_secs()
     }
 }
 
 impl Connection {
-    /// Whether unread responses are bounded here.
+    /// Whether unread responses are bounded on this listener.
     pub(crate) fn bounds_responses(&self) -> bool {
         self.shared().limits().stall.is_some()
     }
 
-    /// The same bytes, counted as unread until the last part of them is dropped.
+    /// Returns the same bytes, counted as unread until their last part is dropped.
     pub(crate) fn count_unread(self: &Arc<Self>, data: Bytes) -> Bytes {
-        let (unread, bytes) = (self.unread(), data.len() + STREAM);
+        let (unread, bytes) = (self.unread(), data.len() + STREAM_OVERHEAD);
         if unread.bytes.fetch_add(bytes, Relaxed) == 0 {
             unread.since.store(self.shared().now(), Relaxed);
-            self.took();
+            self.record_read();
         }
         let total = self.shared().memory().unread().fetch_add(bytes, Relaxed) + bytes;
-        if total > MOST {
-            self.shared().relieve(MOST, 0);
+        if total > MAX_UNREAD_HARD {
+            self.shared().close_largest(MAX_UNREAD_HARD, 0);
         }
-        Bytes::from_owner(Response { data, connection: Arc::clone(self) })
+        Bytes::from_owner(CountedResponse { data, connection: Arc::clone(self) })
     }
 
-    /// The peer takes something.
-    pub(crate) fn took(&self) {
-        self.unread().taken.store(self.shared().now(), Relaxed);
+    /// Records a read by the peer.
+    pub(crate) fn record_read(&self) {
+        self.unread().last_read.store(self.shared().now(), Relaxed);
     }
 
     fn remove_unread(&self, bytes: usize) {
         let before = self.unread().bytes.fetch_sub(bytes, Relaxed);
         self.shared().memory().unread().fetch_sub(bytes, Relaxed);
-        self.took();
+        self.record_read();
         let crosses = |limit: usize| before >= limit && before - bytes < limit;
-        if crosses(OF_ONE) || crosses(LITTLE) {
+        if crosses(MAX_UNREAD_PER_CONNECTION) || crosses(MIN_UNREAD_PER_CONNECTION) {
             self.unread().room.notify_waiters();
         }
     }
 
-    /// Whether it may have another response.
+    /// Whether the limits admit another response.
     pub(crate) fn has_room(&self) -> bool {
         let own = self.unread().bytes();
-        own < LITTLE || own < OF_ONE && self.shared().memory().unread().load(Relaxed) < TOTAL
+        own < MIN_UNREAD_PER_CONNECTION
+            || own < MAX_UNREAD_PER_CONNECTION && self.shared().memory().unread().load(Relaxed) < MAX_UNREAD
     }
 
-    /// Waits until it may.
+    /// Waits until the limits admit another response.
     pub(crate) async fn room(&self) {
         loop {
-            // Before it is looked at, so that room that comes about in between is noticed.
+            // Registered before the check, so that a change in between is noticed.
             let noticed = self.unread().room.notified();
             if self.has_room() {
                 return;
             }
-            let _ = timeout(PERIOD, noticed).await;
+            let _ = timeout(ROOM_CHECK_INTERVAL, noticed).await;
         }
     }
 }
 
 impl AcceptorState {
-    /// Closes connections that leave too much unread of all.
-    pub(crate) fn relieve_old(&self) {
-        self.relieve(TOTAL, OLD);
+    /// Closes connections with old unread responses while the process is above its limit.
+    pub(crate) fn close_old_unread(&self) {
+        self.close_largest(MAX_UNREAD, CLOSABLE_AGE);
     }
 
-    /// Closes those that leave the most unread, for so many seconds at least, until the others leave less than `limit`.
-    fn relieve(&self, limit: usize, age: u32) {
+    /// Closes the connections with the most unread bytes, at least `age` seconds old, until less than `limit` is left.
+    fn close_largest(&self, limit: usize, age: u32) {
         let mut total = self.memory().unread().load(Relaxed);
         if total <= limit {
             return;
@@ -143,7 +145,7 @@ impl AcceptorState {
         for connection in self.connections() {
             let bytes = connection.unread().bytes();
             if connection.is_closed() {
-                // It goes as soon as its task runs, and counts until then.
+                // It is dropped when its task runs, and counts until then.
                 total = total.saturating_sub(bytes);
             } else if bytes > 0 && now.saturating_sub(connection.unread().since.load(Relaxed)) >= age {
                 holders.push((bytes, connection));
@@ -182,19 +184,19 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn requests_wait_for_responses_to_be_taken_and_a_connection_that_takes_none_is_closed() {
+    async fn requests_wait_for_reads_and_a_connection_that_reads_nothing_is_closed() {
         let acceptor = calls();
         let (_stream, connection) = accepted(&acceptor).await;
         drop(connection.begin_request());
-        let response = connection.count_unread(Bytes::from(vec![0; OF_ONE]));
+        let response = connection.count_unread(Bytes::from(vec![0; MAX_UNREAD_PER_CONNECTION]));
         let waits = timeout(Duration::from_secs(20), connection.room()).await;
         assert!(waits.is_err() && !connection.is_closed());
         let rest = response.slice(1..);
         drop(response);
-        assert!(!connection.has_room(), "some of it was not taken");
-        connection.took();
+        assert!(!connection.has_room(), "some of it is unread");
+        connection.record_read();
         tokio::time::sleep(Duration::from_secs(20)).await;
-        assert!(!connection.is_closed(), "the peer is slow, and takes something");
+        assert!(!connection.is_closed(), "the peer is slow, but reads");
         tokio::time::sleep(Duration::from_secs(20)).await;
         assert!(connection.is_closed());
         drop(rest);
@@ -203,7 +205,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn those_that_leave_the_most_unread_for_long_are_closed_for_others() {
+    async fn connections_with_the_most_unread_bytes_are_closed_for_others() {
         let acceptor = calls();
         let (mut held, mut streams) = (Vec::new(), Vec::new());
         let sizes = [7 << 20; 10].into_iter().chain([1000]);
@@ -225,6 +227,6 @@ mod tests {
             streams.push(stream);
         }
         let left: usize = held.iter().filter(|(_, one)| !one.is_closed()).map(|(data, _)| data.len()).sum();
-        assert!(left <= MOST, "{left}");
+        assert!(left <= MAX_UNREAD_HARD, "{left}");
     }
 }
