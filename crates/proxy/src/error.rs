@@ -2,7 +2,7 @@ use std::{io, net::SocketAddr, path::PathBuf, time::Duration};
 
 use fairmesh_model::Invalid;
 
-use crate::TlsError;
+use crate::listen::tls::files::TlsError;
 
 /// Why a proxy did not start.
 #[derive(Debug, thiserror::Error)]

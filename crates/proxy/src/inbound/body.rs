@@ -13,22 +13,22 @@ use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
 ///
 /// hyper does not tell a request whose headers had END_STREAM from one that an empty DATA frame ended, if both frames came at once, and
 /// gRPC servers take only DATA for a half-close. So over HTTP/2, requests whose methods have bodies end with DATA in either case.
-pub(super) struct Upload {
+pub(crate) struct ForwardedBody {
     body: Incoming,
     /// Not at its end until it was polled.
     is_open: bool,
 }
 
-impl Upload {
+impl ForwardedBody {
     /// Of a request that goes on with this method over HTTP/2, or over HTTP/1.1.
-    pub(super) fn new(body: Incoming, over_http2: Option<&Method>) -> Self {
+    pub(crate) fn new(body: Incoming, over_http2: Option<&Method>) -> Self {
         let is_open =
             over_http2.is_some_and(|method| matches!(*method, Method::POST | Method::PUT | Method::PATCH));
         Self { body, is_open }
     }
 }
 
-impl HttpBody for Upload {
+impl HttpBody for ForwardedBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
@@ -52,12 +52,12 @@ impl HttpBody for Upload {
 }
 
 /// The body of an answer: the program's, or the proxy's own.
-pub(super) enum Passed {
+pub(crate) enum ResponseBody {
     Program(Incoming),
     Own(Body),
 }
 
-impl HttpBody for Passed {
+impl HttpBody for ResponseBody {
     type Data = Bytes;
     type Error = BoxError;
 

@@ -1,0 +1,187 @@
+//! What is counted by service, region, status or endpoint, as series.
+
+use std::{
+    fmt,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
+
+use prometheus_client::{
+    encoding::{EncodeMetric, MetricEncoder, NoLabelSet},
+    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
+    registry::{Registry, Unit},
+};
+
+use crate::{
+    forward::{services::Services, target::Target},
+    observe::{
+        endpoint_metrics::EndpointMetrics, observer::RequestObserver, service_metrics::ServiceMetrics,
+    },
+};
+
+/// The region of a caller that knows nothing yet.
+const UNKNOWN: &str = "(unknown)";
+/// What services without series of their own are called together, those included that were let go; no name of a service.
+const OVERFLOW: &str = "(other)";
+
+/// Registers all of them.
+pub(crate) fn register(registry: &mut Registry, services: &Arc<Services>, observer: &RequestObserver) {
+    registry.register("services", "Services followed", ConstGauge::new(services.len() as u64));
+    let idle = ConstCounter::new(services.evictions.load(Relaxed));
+    registry.register("services_idle", "Services let go since they were not called", idle);
+    let help = "Requests refused since there was no room for another service";
+    registry.register("services_refused", help, ConstCounter::new(services.refused.load(Relaxed)));
+    let of = |kind| ServiceFamily { kind, services: Arc::clone(services) };
+    registry.register("answers", "Answers by service, class and regions", of(ServiceSeries::Responses));
+    registry.register(
+        "grpc_answers",
+        "Answers to calls of gRPC by service and status",
+        of(ServiceSeries::GrpcStatus),
+    );
+    registry.register("faults", "Requests that no server answered", of(ServiceSeries::Faults));
+    let times = of(ServiceSeries::Durations);
+    registry.register_with_unit("head_duration", "Time to the head of the answer", Unit::Seconds, times);
+    if let Some(endpoints) = &observer.endpoints {
+        let of = |is_time| EndpointFamily { is_time, endpoints: Arc::clone(endpoints) };
+        registry.register("endpoint_tries", "Tries by endpoint and outcome", of(false));
+        let help = "Time of tries until their outcome, by endpoint";
+        registry.register_with_unit("endpoint_try_time", help, Unit::Seconds, of(true));
+    }
+    let dropped = ConstCounter::new(observer.access.dropped());
+    registry.register("log_lines_dropped", "Access log lines that nobody read in time", dropped);
+    if let Some(counts) = observer.spans() {
+        for (name, help, count) in [
+            ("spans_exported", "Spans that the collector took", counts.exported),
+            ("spans_dropped", "Spans dropped since too many waited", counts.dropped),
+            ("spans_refused", "Spans that the collector did not take", counts.refused),
+        ] {
+            registry.register(name, help, ConstCounter::new(count));
+        }
+    }
+}
+
+/// Series of services.
+#[derive(Debug)]
+struct ServiceFamily {
+    kind: ServiceSeries,
+    services: Arc<Services>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum ServiceSeries {
+    Responses,
+    GrpcStatus,
+    Faults,
+    Durations,
+}
+
+/// Counters of endpoints.
+#[derive(Debug)]
+struct EndpointFamily {
+    is_time: bool,
+    endpoints: Arc<EndpointMetrics>,
+}
+
+impl EncodeMetric for ServiceFamily {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        let (labelled, overflow) = self.services.labelled();
+        for (name, target) in labelled {
+            self.series(&mut encoder, &name.to_string(), &home(&target), &target.metrics)?;
+        }
+        overflow.map_or(Ok(()), |metrics| self.series(&mut encoder, OVERFLOW, UNKNOWN, &metrics))
+    }
+
+    fn metric_type(&self) -> MetricType {
+        match self.kind {
+            ServiceSeries::Durations => MetricType::Histogram,
+            _ => MetricType::Counter,
+        }
+    }
+}
+
+impl ServiceFamily {
+    /// The series of one service, called from a region.
+    fn series(
+        &self,
+        encoder: &mut MetricEncoder<'_>,
+        name: &str,
+        from: &str,
+        metrics: &ServiceMetrics,
+    ) -> fmt::Result {
+        match self.kind {
+            ServiceSeries::Faults => count(encoder, &[("service", name)], metrics.faults.load(Relaxed)),
+            ServiceSeries::GrpcStatus => {
+                let mut statuses = metrics.grpc_statuses.iter();
+                statuses.try_for_each(|(code, responses)| {
+                    count(encoder, &[("service", name), ("code", code)], responses)
+                })
+            }
+            ServiceSeries::Responses => responses(encoder, name, from, metrics),
+            ServiceSeries::Durations => durations(encoder, name, from, metrics),
+        }
+    }
+}
+
+fn responses(
+    encoder: &mut MetricEncoder<'_>,
+    name: &str,
+    from: &str,
+    metrics: &ServiceMetrics,
+) -> fmt::Result {
+    for (to, region) in metrics.responses.iter() {
+        for (class, responses) in ["1xx", "2xx", "3xx", "4xx", "5xx"].into_iter().zip(region.classes()) {
+            let labels = [("service", name), ("class", class), ("from_region", from), ("to_region", to)];
+            count(encoder, &labels, responses)?;
+        }
+    }
+    Ok(())
+}
+
+fn durations(
+    encoder: &mut MetricEncoder<'_>,
+    name: &str,
+    from: &str,
+    metrics: &ServiceMetrics,
+) -> fmt::Result {
+    for (to, region) in metrics.responses.iter() {
+        let (buckets, sum) = region.durations();
+        let count = buckets.iter().map(|(_, count)| count).sum();
+        let labels = [("service", name), ("from_region", from), ("to_region", to)];
+        encoder.encode_family(&labels)?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
+    }
+    Ok(())
+}
+
+fn home(target: &Target) -> String {
+    target.home_and_revision().map_or_else(|| UNKNOWN.to_owned(), |(home, _)| home.to_string())
+}
+
+fn count<const N: usize>(
+    encoder: &mut MetricEncoder<'_>,
+    labels: &[(&str, &str); N],
+    count: u64,
+) -> fmt::Result {
+    encoder.encode_family(labels)?.encode_counter::<NoLabelSet, _, u64>(&count, None)
+}
+
+impl EncodeMetric for EndpointFamily {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        for row in self.endpoints.rows() {
+            // Not `instance`, which is what Prometheus calls the proxy that it asked.
+            let labels = [("service", &*row.service), ("endpoint", &*row.instance), ("region", &*row.region)];
+            if self.is_time {
+                let mut encoder = encoder.encode_family(&labels)?;
+                encoder.encode_counter::<NoLabelSet, _, u64>(&row.seconds, None)?;
+                continue;
+            }
+            for (outcome, attempts) in row.outcomes {
+                let [service, endpoint, region] = labels;
+                count(&mut encoder, &[service, endpoint, region, ("outcome", outcome)], attempts)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Counter
+    }
+}
