@@ -8,30 +8,32 @@ use crate::{
     observe::{access_log::AccessLogConfig, endpoint_metrics::EndpointMetrics, spans::TraceConfig},
 };
 
-/// What a proxy does.
+/// Configuration of a proxy.
 #[derive(Clone, Debug)]
 pub struct ProxyConfig {
-    /// Where programs connect; at least one.
+    /// Listeners for clients; at least one.
     pub listen: Vec<ListenerConfig>,
-    /// What listeners with TLS show; needed where there is one.
+    /// Certificate of listeners with TLS; required if there is one.
     pub tls: Option<TlsFiles>,
-    /// Where the pages for operators are; `/` lists them.
+    /// Address of the admin pages; `/` lists them.
     pub admin: Option<SocketAddr>,
-    /// The Unix socket at which it takes over from a proxy that runs, and is succeeded in its turn.
+    /// Unix socket for hot upgrades: this proxy takes over from the one that runs there, and later hands over to its
+    /// successor.
     pub handover: Option<PathBuf>,
-    /// Threads that serve connections, each with an event loop of its own; 0 to serve on the runtime that runs the proxy, as 1 does where
-    /// that has a single thread. The mesh has to be [built for as many](fairmesh_client::MeshBuilder::cores).
+    /// Threads that serve connections, each with an event loop. With 0, connections are served on the runtime that runs
+    /// the proxy, as with 1 on a single-threaded runtime. The mesh must be [built for the same
+    /// number](fairmesh_client::MeshBuilder::cores).
     pub cores: usize,
-    /// Bounds.
+    /// Limits.
     pub limits: Limits,
-    /// What is written of each request.
+    /// Access log.
     pub access_log: AccessLogConfig,
-    /// Which requests are told as spans, and whom.
+    /// Export of requests as spans; `None` exports none.
     pub traces: Option<TraceConfig>,
-    /// What is counted by endpoint; it observes the mesh that the proxy calls by.
+    /// Metrics by endpoint; must be an observer of the mesh that the proxy calls with.
     pub endpoints: Option<Arc<EndpointMetrics>>,
-    /// What else it was told, for the page `/config`; nothing secret.
+    /// Further options for the page `/config`; must not contain secrets.
     pub options: BTreeMap<&'static str, String>,
-    /// The endpoint that it serves for a program, to be shown.
+    /// The endpoint that the proxy serves for a local program, for the admin pages.
     pub inbound: Option<Server>,
 }

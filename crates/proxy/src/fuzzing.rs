@@ -1,5 +1,4 @@
-//! What fuzz targets reach and nobody else should: a connection of a program over a stream of the caller's making, served as
-//! by a proxy but for who answers.
+//! Entry points of fuzz targets: serves a connection over any stream as the proxy does, with responses of the caller.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -27,18 +26,18 @@ use crate::{
     tunnel::prefixed_io::PrefixedIo,
 };
 
-/// How long the head of a request may take.
+/// Time limit of request headers, as by default.
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 
-/// The body of a request, whichever side of the proxy read it.
+/// The body of a request over either version.
 pub type RequestBody = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
 
-/// Whether a request's connection may carry something else once it is answered; [`serve`] says there what the program does.
+/// Whether the connection of a request may be upgraded; [`serve`] then echoes what the client sends.
 pub fn may_switch(request: &Request<RequestBody>) -> bool {
     request.extensions().get::<OnUpgrade>().is_some()
 }
 
-/// Serves a connection to its end.
+/// Serves a connection until it ends.
 pub async fn serve<I, A, F, B>(stream: I, handler: A)
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -55,14 +54,14 @@ where
         }
         ConnectionEnd::Upgraded(ConnectionParts { reader, writer, read }, _) => {
             let (mut said, mut hears) = split(PrefixedIo::new(read, reader.unsplit(writer)));
-            // How it ended is for the other side to see.
+            // The client side observes the outcome.
             let _ = copy(&mut said, &mut hears).await;
         }
         ConnectionEnd::Closed | ConnectionEnd::Failed(_) => {}
     }
 }
 
-/// As the proxy serves HTTP/2.
+/// Serves HTTP/2 with the guards of the proxy.
 async fn http2<I, A, F, B>(stream: I, read: bytes::BytesMut, handler: A)
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -85,7 +84,7 @@ where
         })
     };
     tokio::select! {
-        // How it ended is for the other side to see.
+        // The client side observes the outcome.
         _ = h2::Connection::new(stream, read, service) => {}
         never = responses.close_stalled(IDLE_TIMEOUT, &metrics) => match never {},
         () = guard.tripped() => {}

@@ -1,24 +1,24 @@
 use std::time::Duration;
 
-/// Bounds of a proxy. Beyond them it sheds, and says so.
+/// Limits of a proxy. Beyond them it rejects or delays work, and counts that.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections of programs at one time; the next ones wait to be accepted.
+    /// Maximum number of client connections; further ones wait in the accept queue.
     pub connections: usize,
-    /// Bytes of the body of a request; without one, as many as come.
+    /// Maximum bytes of a request body; `None` is unlimited.
     pub body: Option<u64>,
-    /// How long the head of a request may take, and a kept connection may be idle.
+    /// Idle timeout of connections, and time limit of request headers and of reads by the client.
     pub idle_timeout: Duration,
-    /// How long nothing may come over a tunnel: a WebSocket, `CONNECT`, TCP.
+    /// Idle timeout of tunnels: WebSocket, `CONNECT`, TCP.
     pub tunnel_idle: Duration,
-    /// How long what is under way may take once the proxy stops.
+    /// Drain deadline.
     pub drain: Duration,
-    /// Services at one time: each costs memory here and with the agent.
+    /// Maximum number of services; each takes memory here and in the agent.
     pub services: usize,
-    /// How long a service that is not called is followed. The mesh has to let go of it
-    /// [soon after](fairmesh_client::MeshBuilder::unused_for).
+    /// Time after its last call until a service is evicted. The mesh must drop it [shortly
+    /// after](fairmesh_client::MeshBuilder::unused_for).
     pub service_idle: Duration,
-    /// How long one that takes over waits for its routing information before it gives up and lets the other go on.
+    /// Time limit of a successor for its routing information; beyond it the running proxy continues.
     pub handover_timeout: Duration,
 }
 
@@ -27,9 +27,9 @@ impl Default for Limits {
         Self {
             connections: 10_000,
             body: None,
-            // What nginx gives idle connections: clients take care to send nothing on older ones.
+            // As nginx; clients avoid older idle connections.
             idle_timeout: Duration::from_secs(75),
-            // Longer than what is usual between signs of life: those of TCP itself come every two hours.
+            // Longer than common keepalive intervals; that of TCP is two hours.
             tunnel_idle: Duration::from_secs(3600),
             drain: Duration::from_secs(25),
             services: 65_536,

@@ -1,4 +1,5 @@
-//! The counters of a proxy. Labels are names of declared services and fixed classes, so that the number of series is bounded.
+//! The counters of a proxy. Labels are names of declared services and fixed classes, so that the number of series is
+//! bounded.
 
 use prometheus_client::registry::Registry;
 

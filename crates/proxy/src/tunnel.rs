@@ -1,7 +1,8 @@
-//! Connections that carry bytes and no messages: after an upgrade, after `CONNECT`, and over TCP.
+//! Tunnels: connections that carry bytes instead of messages, after an upgrade, after `CONNECT`, and over TCP.
 //!
-//! Each keeps its place among the connections of programs, and counts at its endpoint as a stream (Uber, assisted balancing). When the proxy
-//! stops, one that pauses is ended, so that its program connects anew, elsewhere; no other protocol than HTTP has words for it.
+//! A tunnel keeps its connection permit, and counts at its endpoint as a stream (Uber, assisted balancing). When the
+//! proxy stops, a tunnel is closed as soon as it pauses, so that its client reconnects elsewhere; only HTTP could
+//! announce the end.
 
 pub(crate) mod connect;
 pub(crate) mod copy;
@@ -28,12 +29,12 @@ use crate::{
     tunnel::{copy::BidirectionalCopy, upgrade::ClientUpgrade},
 };
 
-/// How long a tunnel must be quiet to be ended when the proxy stops.
+/// How long a tunnel must be idle to be closed when the proxy stops.
 const DRAIN_IDLE: Duration = Duration::from_secs(1);
-/// How often a tunnel is looked at within the time for which it may be quiet; one ends that much too late at most.
+/// Number of checks within the idle timeout; a tunnel is closed at most one check late.
 const IDLE_CHECKS: u32 = 4;
 
-/// What tunnels share.
+/// Shared by all tunnels.
 #[derive(Clone, Debug)]
 pub(crate) struct Tunnels {
     limits: Limits,
@@ -45,11 +46,11 @@ pub(crate) struct Tunnels {
 /// How a tunnel ended.
 #[derive(Debug)]
 enum TunnelEnd {
-    /// Both sides have said all.
+    /// Both sides have closed.
     Closed,
-    /// One of them broke.
+    /// One side failed.
     Failed,
-    /// Nothing came for too long.
+    /// Idle for too long.
     Idle,
 }
 
@@ -63,13 +64,13 @@ impl Tunnels {
         Self { limits, metrics, shutdown, tasks }
     }
 
-    /// Carries what follows the answer that `program` waits for. A task of its own, since that is yet to be sent, and over HTTP/2
-    /// further requests share the program's connection.
+    /// Starts the tunnel after the response that `client` waits for: a task of its own, since the response is yet to be
+    /// sent, and over HTTP/2 other requests share the connection.
     pub(crate) fn spawn(&self, client: ClientUpgrade, server: Tunnel, permit: Arc<ConnectionPermit>) {
         let this = self.clone();
         self.tasks.spawn(async move {
             let _permit = permit;
-            // A program that never takes the answer must not keep a server waiting.
+            // A client that never reads the response must not hold a server.
             let idle_timeout = this.limits.idle_timeout;
             match timeout(idle_timeout, client.upgraded()).await {
                 Ok(Some(client)) => this.carry(client, server).await,
@@ -78,7 +79,7 @@ impl Tunnels {
         });
     }
 
-    /// Carries bytes between a program and a server until both have said all, one breaks, or neither says anything.
+    /// Copies bytes between client and server until both sides close, one fails, or both are idle.
     pub(crate) async fn carry(
         &self,
         client: impl AsyncRead + AsyncWrite,
@@ -107,7 +108,7 @@ impl Tunnels {
     }
 }
 
-/// Copies until both sides have ended or nothing was carried for this long.
+/// Copies until both sides have closed or no byte was copied for `idle_timeout`.
 async fn copy_until_idle<A, B>(
     mut copy: std::pin::Pin<&mut BidirectionalCopy<A, B>>,
     idle_timeout: Duration,
@@ -116,7 +117,7 @@ where
     A: AsyncRead + AsyncWrite,
     B: AsyncRead + AsyncWrite,
 {
-    // Looks are counted, so that no piece that is carried has to read a clock.
+    // Checks are counted, so that copying needs no clock.
     let period = (idle_timeout / IDLE_CHECKS).max(Duration::from_millis(1));
     let mut ticks = interval_at(Instant::now() + period, period);
     let (mut before, mut idle_checks) = (copy.copied(), 0);

@@ -22,7 +22,7 @@ pub(crate) fn text(state: &AdminState) -> String {
     }
     state.listeners.register(&mut registry);
     let mut text = String::new();
-    // Writing to a string cannot fail.
+    // Writing to a `String` cannot fail.
     let _ = encode(&mut text, &registry);
     text
 }

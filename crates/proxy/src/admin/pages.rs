@@ -1,4 +1,4 @@
-//! Pages about this very proxy, for people as text and for programs as JSON.
+//! Pages about the proxy itself, as text and as JSON.
 
 use std::{
     collections::HashSet,
@@ -25,17 +25,17 @@ use crate::{
 };
 
 const INDEX: &str = "\
-/config                      what this proxy runs, what it was told, and how fresh what it knows is
+/config                      version, listeners, options, and age of the routing information
 /services                    the services called so far (JSON)
 /last                        why the last request of each service went where it went
 /services/TENANT/NAME/last   why the last requests of one service did
 /metrics                     counters, as OpenMetrics
-/readyz, /healthz            whether it takes requests, whether it lives
+/readyz, /healthz            readiness and liveness
 
-/config and /last are for people; ?json, or 'accept: application/json', gives them to programs.
+/config and /last are text; ?json, or 'accept: application/json', selects JSON.
 ";
 
-/// How an answer is wanted.
+/// Format of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PageFormat {
     Text,
@@ -54,46 +54,46 @@ impl<S: Sync> FromRequestParts<S> for PageFormat {
     }
 }
 
-/// One service, for people and programs.
+/// One service.
 #[derive(Debug, Serialize)]
 struct ServiceRow {
     service: String,
-    /// Answers by the first digit of their status.
+    /// Responses by status class, 1xx to 5xx.
     responses: [u64; 5],
-    /// The same by the region that they come from.
+    /// The same by region of the server.
     regions: Vec<(String, [u64; 5])>,
-    /// Those of them that the proxy gave, since no server did.
+    /// Responses of the proxy itself because no server responded.
     faults: u64,
     in_flight: u64,
-    /// To the head of an answer, on average.
+    /// Mean time to the response headers.
     mean_ms: Option<f64>,
     #[serde(flatten)]
     status: ServiceStatus,
 }
 
-/// What is known of a service.
+/// State of the routing information of a service.
 #[derive(Debug, Default, Serialize)]
 struct ServiceStatus {
     /// `ready`, `waiting`, `unknown` or `unavailable`.
     state: &'static str,
-    /// The revision that calls are decided by; 0 when it came from disk.
+    /// Revision of the records; 0 if they were read from disk.
     revision: u64,
     map_version: u64,
-    /// Endpoints that are known, and those of the nearest ring in this proxy's subset.
+    /// All endpoints, and those of the nearest ring in this proxy's subset.
     endpoints: usize,
     nearest: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     policy: Option<&'static str>,
 }
 
-/// What the proxy goes by.
+/// Source and age of the routing information.
 #[derive(Debug, Serialize)]
 struct RoutingStatus {
     connected: bool,
     from: Option<String>,
     region: Option<String>,
     data_age_seconds: f64,
-    /// The newest of all services.
+    /// Highest revision of all services.
     revision: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
@@ -172,14 +172,14 @@ async fn last_requests_of(
     match records.is_empty() {
         false => render(&records, form),
         true => {
-            let message = "this service was not called through this proxy; /last names those that were\n";
+            let message = "this service was not called through this proxy; /last lists those that were\n";
             (StatusCode::NOT_FOUND, message).into_response()
         }
     }
 }
 
-/// What is kept of requests, newest first: the last ones of all, services that nobody declared included, and the last one of
-/// each.
+/// Records of requests, newest first: the last ones of all services, undeclared ones included, and the last one of each
+/// service.
 fn recorded(state: &AdminState) -> Vec<Arc<RequestRecord>> {
     let mut records = state.observer.recent_requests.as_ref().map(RecentRequests::all).unwrap_or_default();
     for (_, target) in state.services.all() {
@@ -194,7 +194,7 @@ fn render(records: &[Arc<RequestRecord>], form: PageFormat) -> Response {
     let records: Vec<&RequestRecord> = records.iter().map(|record| &**record).collect();
     match form {
         PageFormat::Json => Json(records).into_response(),
-        PageFormat::Text if records.is_empty() => "no request was made yet\n".into_response(),
+        PageFormat::Text if records.is_empty() => "no requests yet\n".into_response(),
         PageFormat::Text => {
             let texts: Vec<_> = records.iter().map(ToString::to_string).collect();
             texts.join("\n").into_response()
@@ -244,16 +244,19 @@ impl ConfigPage<'_> {
     fn text(&self) -> String {
         let Self { about, ready, routing, services } = self;
         let mut text = about.to_string();
-        let from = routing.from.as_deref().unwrap_or("nobody");
+        let from = routing.from.as_deref().unwrap_or("none");
         let state = match (routing.connected, &routing.problem) {
             (true, _) => "connected".to_owned(),
             (false, problem) => {
-                format!("goes by memory or disk: {}", problem.as_deref().unwrap_or("not connected"))
+                format!(
+                    "disconnected, using memory or disk: {}",
+                    problem.as_deref().unwrap_or("not connected")
+                )
             }
         };
         let (age, revision) = (routing.data_age_seconds, routing.revision);
         let region = routing.region.as_deref().unwrap_or("unknown");
-        // Writing to a string cannot fail.
+        // Writing to a `String` cannot fail.
         let _ = writeln!(text, "{:<22} {}", "ready", if *ready { "yes" } else { "no" });
         let _ = writeln!(text, "{:<22} {from}: {state}; {age:.1} s old, revision {revision}", "routing");
         let _ = writeln!(text, "{:<22} {region}", "region");

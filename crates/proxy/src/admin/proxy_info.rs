@@ -1,4 +1,4 @@
-//! What this proxy is and was told.
+//! Version, process and options of the proxy.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -11,17 +11,17 @@ use crate::{
     observe::{access_log::AccessLogFormat, observer::unix_time},
 };
 
-/// What stays the same while it runs.
+/// Constant while the proxy runs.
 #[derive(Debug)]
 pub(crate) struct ProxyInfo {
     start: Instant,
-    /// Since 1970.
+    /// Since the Unix epoch.
     started: Duration,
     listen: Vec<String>,
     options: BTreeMap<&'static str, String>,
 }
 
-/// The same as it is shown.
+/// Serialized form of [`ProxyInfo`].
 #[derive(Debug, Serialize)]
 pub(crate) struct ProxyInfoView<'a> {
     version: &'static str,
@@ -33,7 +33,7 @@ pub(crate) struct ProxyInfoView<'a> {
 }
 
 impl ProxyInfo {
-    /// A proxy that starts now.
+    /// Describes a proxy that starts now.
     pub(crate) fn of(config: &ProxyConfig) -> Self {
         let ProxyConfig {
             listen,

@@ -1,5 +1,4 @@
-//! The pages for operators: what this proxy runs, whether it is ready, what it has counted, and why requests went where they
-//! went.
+//! Serves the admin pages.
 
 use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
@@ -11,13 +10,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin::{metrics, pages, state::AdminState};
 
-/// What OpenMetrics text is called on the wire.
+/// Content type of the OpenMetrics text format.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// How long pages may take at the end.
+/// Time for requests in flight when the server stops.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The pages, served until they are told to end.
+/// A running admin server.
 #[derive(Debug)]
 pub(crate) struct AdminServer {
     served: JoinHandle<()>,
@@ -25,7 +24,7 @@ pub(crate) struct AdminServer {
 }
 
 impl AdminServer {
-    /// Serves no more: who reads a page slowly, or asks for none, holds nobody up.
+    /// Stops within [`STOP_TIMEOUT`], so that a slow reader does not delay the proxy.
     pub(crate) async fn stop(mut self) {
         self.shutdown.cancel();
         let _ = timeout(STOP_TIMEOUT, &mut self.served).await;
@@ -33,7 +32,7 @@ impl AdminServer {
     }
 }
 
-/// Serves the pages.
+/// Starts the admin server.
 pub(crate) fn start(listener: TcpListener, state: AdminState) -> AdminServer {
     let listener = PageListener::new(listener, state.listeners.acceptor("admin", Limits::pages()));
     let router = Router::new()

@@ -1,4 +1,4 @@
-//! What is counted by service, region, status or endpoint, as series.
+//! Metric series by service, region, status or endpoint.
 
 use std::{
     fmt,
@@ -18,12 +18,12 @@ use crate::{
     },
 };
 
-/// The region of a caller that knows nothing yet.
+/// `from_region` while the proxy's region is unknown.
 const UNKNOWN: &str = "(unknown)";
-/// What services without series of their own are called together, those included that were let go; no name of a service.
+/// Service label of services without their own series and of evicted services; not a valid service name.
 const OVERFLOW: &str = "(other)";
 
-/// Registers all of them.
+/// Registers the metrics of services, endpoints, the access log and spans.
 pub(crate) fn register(registry: &mut Registry, services: &Arc<Services>, observer: &RequestObserver) {
     registry.register("services", "Services followed", ConstGauge::new(services.len() as u64));
     let idle = ConstCounter::new(services.evictions.load(Relaxed));
@@ -59,7 +59,7 @@ pub(crate) fn register(registry: &mut Registry, services: &Arc<Services>, observ
     }
 }
 
-/// Series of services.
+/// One metric family with a series for each service.
 #[derive(Debug)]
 struct ServiceFamily {
     kind: ServiceSeries,
@@ -74,7 +74,7 @@ enum ServiceSeries {
     Durations,
 }
 
-/// Counters of endpoints.
+/// One metric family with a series for each endpoint.
 #[derive(Debug)]
 struct EndpointFamily {
     is_time: bool,
@@ -99,7 +99,7 @@ impl EncodeMetric for ServiceFamily {
 }
 
 impl ServiceFamily {
-    /// The series of one service, called from a region.
+    /// Encodes the series of one service as called from region `from`.
     fn series(
         &self,
         encoder: &mut MetricEncoder<'_>,
@@ -166,7 +166,7 @@ fn count<const N: usize>(
 impl EncodeMetric for EndpointFamily {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
         for row in self.endpoints.rows() {
-            // Not `instance`, which is what Prometheus calls the proxy that it asked.
+            // Not `instance`, which Prometheus sets to the scraped proxy.
             let labels = [("service", &*row.service), ("endpoint", &*row.instance), ("region", &*row.region)];
             if self.is_time {
                 let mut encoder = encoder.encode_family(&labels)?;

@@ -1,4 +1,4 @@
-//! What the pages show.
+//! State that the admin pages read.
 
 use std::sync::{
     Arc,
@@ -14,7 +14,7 @@ use crate::{
     observe::observer::RequestObserver,
 };
 
-/// What the pages are about.
+/// Shared by all handlers.
 #[derive(Clone, Debug)]
 pub(crate) struct AdminState {
     pub(crate) mesh: Mesh,
@@ -48,7 +48,7 @@ impl AdminState {
         }
     }
 
-    /// Shows an endpoint that is served for a program, too.
+    /// Adds the endpoint of `--inbound`.
     pub(crate) fn with_inbound(self, inbound: Option<Server>) -> Self {
         Self { inbound, ..self }
     }

@@ -1,4 +1,4 @@
-//! Bodies of requests that may not be longer than the proxy was told.
+//! Enforces the maximum size of request bodies.
 
 use std::{
     pin::Pin,
@@ -13,10 +13,10 @@ use bytes::Bytes;
 use fairmesh_client::BoxError;
 use http_body::{Body, Frame, SizeHint};
 
-/// What stands for no limit.
+/// No limit.
 pub(crate) const UNLIMITED: u64 = u64::MAX;
 
-/// Whether a body was longer than it may be. Without a limit, nothing is kept of it.
+/// Set if a body exceeded the limit. Nothing is allocated without a limit.
 #[derive(Clone, Debug)]
 pub(crate) struct ExceededFlag(Option<Arc<AtomicBool>>);
 
@@ -32,8 +32,8 @@ impl ExceededFlag {
     }
 }
 
-/// A body that fails beyond so many bytes: what has come of it by then is sent on and cut short, so that no server takes it
-/// for whole.
+/// A body that fails once it exceeds the limit. Bytes that were already sent are cut short, so that no server takes the
+/// body for complete.
 #[derive(Debug)]
 pub(crate) struct LimitedBody<B> {
     body: B,
@@ -42,11 +42,11 @@ pub(crate) struct LimitedBody<B> {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("the request's body is longer than the proxy passes on")]
+#[error("the request body exceeds the proxy's maximum")]
 struct BodyTooLarge;
 
 impl<B: Body> LimitedBody<B> {
-    /// The body. Where it tells a length that is too long, nothing of it is asked for.
+    /// Wraps a body. If it announces a length above `max`, it is never polled.
     pub(crate) fn new(body: B, max: u64) -> (Self, ExceededFlag) {
         let too_long = ExceededFlag((max < UNLIMITED).then(Arc::default));
         if body.size_hint().lower() > max {

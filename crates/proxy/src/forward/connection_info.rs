@@ -9,19 +9,19 @@ use crate::{
     passthrough::http2::CapturedConnection,
 };
 
-/// Where a request came in.
+/// A client connection, as its requests need it.
 #[derive(Debug)]
 pub(crate) struct ConnectionInfo {
     pub(crate) caller: SocketAddr,
-    /// Whom the listener is for.
+    /// The service of the listener, if it has one.
     pub(crate) service: Option<ServiceName>,
-    /// What the connection holds.
+    /// Held by everything that outlives a request, such as tunnels.
     pub(crate) permit: Arc<ConnectionPermit>,
-    /// Whether its program speaks TLS.
+    /// Whether the client uses TLS.
     pub(crate) over_tls: bool,
-    /// Whether its program may ask for tunnels where no route says so.
+    /// Whether CONNECT is allowed without a route that names it.
     pub(crate) allows_connect: bool,
-    /// How it came to be here, where its program knows nothing of that.
+    /// Set if the connection was captured.
     pub(crate) captured: Option<CapturedConnection>,
     pub(crate) last_target: LastTarget,
 }
@@ -36,17 +36,17 @@ impl ConnectionInfo {
         Self { caller, service, permit, over_tls: false, allows_connect: false, captured: None, last_target }
     }
 
-    /// The same, over TLS or not.
+    /// Sets [`over_tls`](Self::over_tls).
     pub(crate) fn over_tls(self, over_tls: bool) -> Self {
         Self { over_tls, ..self }
     }
 
-    /// The same, with leave to ask for tunnels or without.
+    /// Sets [`allows_connect`](Self::allows_connect).
     pub(crate) fn allow_connect(self, allows_connect: bool) -> Self {
         Self { allows_connect, ..self }
     }
 
-    /// One whose program meant somebody else.
+    /// A captured connection: its client connected to another address.
     pub(crate) fn captured(
         caller: SocketAddr,
         permit: Arc<ConnectionPermit>,

@@ -1,4 +1,4 @@
-//! What a program is told where no server answered.
+//! Responses of the proxy itself.
 
 use std::fmt::Write as _;
 
@@ -6,11 +6,11 @@ use fairmesh_client::{Body, Fault};
 use fairmesh_headers::{self, FAULT};
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 
-/// What gRPC says of messages that are too large.
+/// gRPC status for messages that are too large.
 const RESOURCE_EXHAUSTED: i32 = 8;
 
-/// A fault as an answer: callers of gRPC, whose answers are of this content type, get its status, the others one of HTTP, and
-/// both the words.
+/// The response for a fault. `grpc` is the content type of a gRPC request: its response has a gRPC status, any other an
+/// HTTP status, and both have the message.
 pub(crate) fn from_fault(fault: &Fault, grpc: Option<HeaderValue>) -> Response<Body> {
     let kind = fault.kind();
     let mut response = match grpc {
@@ -19,16 +19,16 @@ pub(crate) fn from_fault(fault: &Fault, grpc: Option<HeaderValue>) -> Response<B
     };
     response.headers_mut().insert(FAULT, HeaderValue::from_static(kind.label()));
     if let Some(wait) = fault.retry_after() {
-        // Whole seconds (RFC 9110 10.2.3), and no caller comes back too early.
+        // Rounded up to seconds (RFC 9110 10.2.3), so that no client retries too early.
         let seconds = wait.as_nanos().div_ceil(1_000_000_000);
         response.headers_mut().insert(header::RETRY_AFTER, u64::try_from(seconds).unwrap_or(u64::MAX).into());
     }
     response
 }
 
-/// Of a request whose body is longer than `most` bytes.
+/// The response to a request whose body exceeds `max` bytes.
 pub(crate) fn body_too_large(max: u64, grpc: Option<HeaderValue>) -> Response<Body> {
-    let message = format!("the request's body is longer than {max} bytes, which is what the proxy passes on");
+    let message = format!("the request body exceeds {max} bytes, the proxy's maximum (--max-body)");
     let mut response = match grpc {
         Some(grpc) => grpc_trailers_only(grpc, RESOURCE_EXHAUSTED, &message),
         None => plain_text(StatusCode::PAYLOAD_TOO_LARGE, format!("{message}\n")),
@@ -37,7 +37,7 @@ pub(crate) fn body_too_large(max: u64, grpc: Option<HeaderValue>) -> Response<Bo
     response
 }
 
-/// An answer with a status and words.
+/// A plain-text response.
 pub(crate) fn plain_text(status: StatusCode, message: String) -> Response<Body> {
     let mut response = Response::new(Body::from(message));
     *response.status_mut() = status;
@@ -46,26 +46,26 @@ pub(crate) fn plain_text(status: StatusCode, message: String) -> Response<Body> 
     response
 }
 
-/// An answer that is over with its head, as gRPC has it, and gRPC-Web too.
+/// A response of headers only (Trailers-Only), in gRPC and gRPC-Web.
 fn grpc_trailers_only(content_type: HeaderValue, code: i32, message: &str) -> Response<Body> {
     let mut response = Response::new(Body::empty());
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, content_type);
     headers.insert(fairmesh_headers::GRPC_STATUS, code.into());
-    // Percent-encoded, it holds only what a header may.
+    // The percent-encoded text is a valid header value.
     if let Ok(message) = percent_encoded(message).try_into() {
         headers.insert(HeaderName::from_static("grpc-message"), message);
     }
     response
 }
 
-/// As the gRPC protocol over HTTP/2 wants messages: printable ASCII but `%`.
+/// Percent-encoding of gRPC over HTTP/2: printable ASCII except `%`.
 fn percent_encoded(message: &str) -> String {
     let mut encoded = String::with_capacity(message.len());
     for byte in message.bytes() {
         match byte {
             b' '..=b'~' if byte != b'%' => encoded.push(char::from(byte)),
-            // Writing to a string cannot fail.
+            // Writing to a `String` cannot fail.
             _ => drop(write!(encoded, "%{byte:02X}")),
         }
     }
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn faults_become_http_or_grpc_responses() {
-        let fault = Fault::new(FaultKind::NoEndpoints, "nobody serves 100 % of it\nnow");
+        let fault = Fault::new(FaultKind::NoEndpoints, "no endpoint serves 100 % of it\nnow");
         let plain = from_fault(&fault, None);
         let kind = || Some(HeaderValue::from_static("application/grpc-web+proto"));
         assert_eq!(
@@ -93,7 +93,7 @@ mod tests {
         assert_eq!(grpc.headers()[header::CONTENT_TYPE], "application/grpc-web+proto");
         assert_eq!(grpc.status(), StatusCode::OK);
         assert_eq!(grpc.headers()[fairmesh_headers::GRPC_STATUS], "14");
-        assert_eq!(grpc.headers()["grpc-message"], "nobody serves 100 %25 of it%0Anow");
+        assert_eq!(grpc.headers()["grpc-message"], "no endpoint serves 100 %25 of it%0Anow");
         let limited =
             Fault::new(FaultKind::RateLimited, "later").with_retry_after(Duration::from_millis(1001));
         let (plain, grpc) = (from_fault(&limited, None), from_fault(&limited, kind()));

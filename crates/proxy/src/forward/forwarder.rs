@@ -1,4 +1,4 @@
-//! One request: found out for whom, sent as a call of the library, answered.
+//! Forwards one request: routes it, sends it with the client library, and returns the response.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ use crate::{
     tunnel::{Tunnels, upgrade::UpgradeRequest},
 };
 
-/// Forwards requests of all connections.
+/// Forwards the requests of all connections.
 #[derive(Debug)]
 pub(crate) struct Forwarder {
     pub(crate) services: Arc<Services>,
@@ -57,13 +57,13 @@ impl Forwarder {
         }
     }
 
-    /// The same, for bodies of requests no longer than this.
+    /// Sets the maximum size of request bodies.
     pub(crate) fn with_max_body(mut self, max_body: Option<u64>) -> Self {
         self.max_body = max_body.unwrap_or(body_limit::UNLIMITED);
         self
     }
 
-    /// Answers a request, whatever happens.
+    /// Responds to any request, with an error response if necessary.
     pub(crate) async fn handle<B>(&self, request: Request<B>, client_info: &ConnectionInfo) -> Response<Body>
     where
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
@@ -92,7 +92,7 @@ impl Forwarder {
         }
     }
 
-    /// The service that the listener is for, or else that of this host.
+    /// The service of the listener, or the one that `host` names.
     pub(crate) fn target_of(
         &self,
         host: &str,
@@ -117,7 +117,7 @@ impl Forwarder {
         let _in_flight = GaugeGuard::new(&target.metrics.in_flight);
         let (mut parts, body) = request.into_parts();
         let (is_grpc, kind) = (is_grpc(&parts.headers), grpc_kind(&parts.headers));
-        // gRPC over HTTP/1.1 is none: its callers would not look for trailers there.
+        // gRPC requires HTTP/2: clients over HTTP/1.1 do not read trailers.
         let has_trailers = parts.version == Version::HTTP_2;
         let observation = self.observer.begin(
             &mut parts,
@@ -163,7 +163,7 @@ impl Forwarder {
         response
     }
 
-    /// Counts a request that is for no service here.
+    /// Counts a request that cannot be routed.
     pub(crate) fn count_host_error(&self, error: &HostError) {
         increment(match error {
             HostError::TooManyServices { .. } => &self.services.refused,
@@ -178,13 +178,13 @@ impl Forwarder {
         error_response::body_too_large(self.max_body, grpc)
     }
 
-    /// Counts a fault, and forgets a service that is none.
+    /// Counts a fault, and drops the entry of an undeclared service.
     pub(crate) fn record_fault(&self, fault: &Fault, client_info: &ConnectionInfo, target: &Target) {
         increment(&target.metrics.faults);
         let unknown = matches!(fault.kind(), FaultKind::UnknownService | FaultKind::Unavailable);
         if unknown && client_info.service.is_none() && !target.metrics.had_server_response() {
             self.services.forget(target.handle.name());
-            // What was counted of it is forgotten as well.
+            // The entry's own counters are dropped with it.
             increment(&self.metrics.requests.unrouted);
         }
     }
@@ -198,7 +198,7 @@ impl Forwarder {
     }
 }
 
-/// Has an answer seen by those who want to.
+/// Registers the observation, or else the service's counter of gRPC statuses, on the response body.
 fn watch(
     observation: Option<Box<Observation>>,
     target: &Arc<Target>,

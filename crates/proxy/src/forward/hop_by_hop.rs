@@ -1,11 +1,11 @@
-//! Headers that belong to one connection, and not to the message (RFC 9110 7.6.1).
+//! Hop-by-hop headers (RFC 9110 7.6.1).
 //!
-//! `te: trailers` goes on: gRPC servers ask for it, and every connection to an endpoint can carry trailers.
+//! `te: trailers` is forwarded: gRPC servers require it, and every connection to an endpoint supports trailers.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
-/// Never passed on, whether or not `connection` names them. `expect` is answered here, when the body is first read.
-/// No constant: each use would make them anew.
+/// Removed whether or not `connection` lists them. `expect` is answered by the proxy when the body is first read. A
+/// `static`, since a constant would be rebuilt at each use.
 static HOP_BY_HOP: [HeaderName; 7] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
@@ -18,7 +18,7 @@ static HOP_BY_HOP: [HeaderName; 7] = [
 
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
-/// Takes what belongs to the connection on which a request came.
+/// Removes the hop-by-hop headers of a request.
 pub(crate) fn strip_request(headers: &mut HeaderMap) {
     if !headers.keys().any(|name| *name == header::TE || is_hop_by_hop(name)) {
         return;
@@ -31,19 +31,20 @@ pub(crate) fn strip_request(headers: &mut HeaderMap) {
     }
 }
 
-/// Makes one of the fields into which HTTP/2 may have cut a cookie, as servers of HTTP/1.1 look at one (RFC 9113 8.2.3).
+/// Joins the `cookie` fields that HTTP/2 may split, for HTTP/1.1 servers, which expect one (RFC 9113 8.2.3).
 pub(crate) fn join_cookies(headers: &mut HeaderMap) {
     if headers.get_all(header::COOKIE).iter().nth(1).is_none() {
         return;
     }
     let cut: Vec<&[u8]> = headers.get_all(header::COOKIE).iter().map(HeaderValue::as_bytes).collect();
-    // What values hold, and what is put between them, a value may hold.
+    // Joined valid values are a valid value.
     if let Ok(whole) = HeaderValue::from_bytes(&cut.join(&b"; "[..])) {
         headers.insert(header::COOKIE, whole);
     }
 }
 
-/// Tells the server whether a request came over TLS. Where it did not, somebody before this proxy may have known better.
+/// Sets `x-forwarded-proto`. Without TLS an existing value stays, since a load balancer in front may have terminated
+/// TLS.
 pub(crate) fn set_forwarded_proto(headers: &mut HeaderMap, over_tls: bool) {
     if over_tls {
         headers.insert(FORWARDED_PROTO, HeaderValue::from_static("https"));
@@ -52,15 +53,14 @@ pub(crate) fn set_forwarded_proto(headers: &mut HeaderMap, over_tls: bool) {
     }
 }
 
-/// Takes what belongs to the connection on which an answer came.
+/// Removes the hop-by-hop headers of a response.
 pub(crate) fn strip_response(headers: &mut HeaderMap) {
     if headers.keys().any(is_hop_by_hop) {
         strip(headers);
     }
 }
 
-/// Whether a header is never passed on. Looked at in one pass first, since most messages have none of them, and a hash for
-/// each would be in vain.
+/// Checked in one pass before removal: most messages have none, and removal hashes each name.
 fn is_hop_by_hop(name: &HeaderName) -> bool {
     HOP_BY_HOP.contains(name)
 }
@@ -79,7 +79,7 @@ fn strip(headers: &mut HeaderMap) {
 
 fn names(value: &HeaderValue) -> impl Iterator<Item = HeaderName> {
     let words = value.to_str().unwrap_or_default().split(',');
-    // `close` and `keep-alive` are no headers that matter; what frames the message is not for senders to take away.
+    // `close` and `keep-alive` name no relevant headers. `content-length` frames the message and must not be removed.
     words.filter_map(|word| word.trim().parse().ok()).filter(|name| *name != header::CONTENT_LENGTH)
 }
 

@@ -1,4 +1,4 @@
-//! Which host a request names, what service that is, and what the server is told of it.
+//! Finds the service of a request by its host.
 
 use std::sync::Arc;
 
@@ -10,14 +10,15 @@ use crate::forward::{
 };
 
 impl Forwarder {
-    /// The service that a request is for, whose host is well formed.
+    /// The service of a request; fails if the host is malformed.
     pub(crate) fn target<B>(
         &self,
         request: &Request<B>,
         client_info: &ConnectionInfo,
     ) -> Result<Arc<Target>, HostError> {
         let header = host_header(request)?;
-        // The URI counts before the header (RFC 9112 3.2.2, RFC 9113 8.3.1): HTTP/2 and requests to a proxy name the host there.
+        // The authority of the URI takes precedence over the header (RFC 9112 3.2.2, RFC 9113 8.3.1); HTTP/2 requests
+        // and requests to a forward proxy have it.
         let authority = request.uri().authority().map(|authority| authority.as_str());
         if client_info.service.is_some() {
             authority.map_or(Ok(()), validate)?;
@@ -25,8 +26,8 @@ impl Forwarder {
         }
         let by_host = |host: &str| self.target_of(host, client_info);
         match (authority.map(by_host), header) {
-            // It names the proxy itself, as programs that set the header over HTTP/2 have it, and the header says who is meant.
-            // The server is told the service's own name in either case.
+            // The authority names the proxy itself, as with HTTP/2 clients that set the header separately; then the
+            // header names the service. The server receives the service's own name in either case.
             (Some(Err(HostError::NotAService(_))) | None, Some(host)) => by_host(host),
             (Some(found), _) => found,
             (None, None) => Err(HostError::Missing),
@@ -34,7 +35,8 @@ impl Forwarder {
     }
 }
 
-/// The one well-formed header `host` of a request. HTTP/1.1 without it is refused, whatever else names a host (RFC 9112 3.2).
+/// The single, well-formed header `host` of a request. HTTP/1.1 requires it even with an authority in the URI (RFC 9112
+/// 3.2).
 pub(crate) fn host_header<B>(request: &Request<B>) -> Result<Option<&str>, HostError> {
     let header = single_host(request.headers())?;
     if header.is_none() && request.version() == Version::HTTP_11 {
@@ -44,7 +46,7 @@ pub(crate) fn host_header<B>(request: &Request<B>) -> Result<Option<&str>, HostE
     Ok(header)
 }
 
-/// The header `host`; where there are several, two servers could take another one each.
+/// The header `host`. Several are refused, since two servers might use different ones.
 fn single_host(headers: &HeaderMap) -> Result<Option<&str>, HostError> {
     let mut hosts = headers.get_all(header::HOST).into_iter();
     let Some(host) = hosts.next() else { return Ok(None) };

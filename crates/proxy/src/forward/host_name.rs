@@ -1,33 +1,33 @@
-//! The service that a host names.
+//! Maps a host to a service name.
 
 use std::net::Ipv4Addr;
 
 use fairmesh_client::ServiceName;
 use fairmesh_model::HostPort;
 
-/// Why a request is for no service.
+/// Why the host of a request names no service.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum HostError {
     #[error("the request names no host; send 'Host: service.tenant'")]
     Missing,
     #[error(
-        "'{0}' is no host, or a second one; send one name or address, and a port up to 65535 where there is one"
+        "'{0}' is not a host, or a second one; send one name or address, with an optional port up to 65535"
     )]
     Malformed(String),
-    #[error("'{0}' is no service; send 'Host: service.tenant', as cart.shop for shop/cart")]
+    #[error("'{0}' is not a service; send 'Host: service.tenant', as cart.shop for shop/cart")]
     NotAService(String),
     #[error(
-        "this proxy follows {max} services already, all of them called lately, and has no room for another; raise \
-         --max-services, or run a further proxy for some of the programs"
+        "the proxy has reached its maximum of {max} services, all called recently; raise --max-services, or run \
+         another proxy for some of the clients"
     )]
     TooManyServices { max: usize },
 }
 
-/// The service that a host names.
+/// The service of a host.
 pub(crate) fn service_name(host: &str) -> Result<ServiceName, HostError> {
     let no_name = || HostError::NotAService(host.to_owned());
     let name = HostPort::parse(host).ok_or_else(|| HostError::Malformed(host.to_owned()))?.name();
-    // An address of version 4 would pass for a name; one in brackets fails below like any other.
+    // An IPv4 address would be a valid name; an IPv6 address in brackets fails below.
     if name.parse::<Ipv4Addr>().is_ok() {
         return Err(no_name());
     }

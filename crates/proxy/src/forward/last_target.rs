@@ -1,22 +1,22 @@
-//! Whom the last request of a connection was for: the next one nearly always is for the same.
+//! Caches the target of the last request of a connection: the next request nearly always has the same host.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::forward::{host_name::HostError, target::Target};
 
-/// What was found last; its lock is the connection's own, where the table of services is everybody's.
+/// Each connection has its own lock, whereas the table of services is shared.
 #[derive(Debug, Default)]
 pub(crate) struct LastTarget(Mutex<Option<CachedTarget>>);
 
 #[derive(Debug)]
 struct CachedTarget {
     host: Box<str>,
-    /// Held by the table alone, so that a connection that is idle keeps no service followed.
+    /// Weak, so that an idle connection does not keep a service subscribed.
     target: Weak<Target>,
 }
 
 impl LastTarget {
-    /// The target of this host, looked up where it was not the last one or was forgotten since.
+    /// The cached target of this host; calls `look_up` for another host, or if the target was evicted.
     pub(crate) fn get(
         &self,
         host: &str,
@@ -59,7 +59,7 @@ mod tests {
             recent.get("one.shop", look_up).unwrap()
         };
         let one = get();
-        let made_up = services.by_host("nobody.shop").unwrap();
+        let made_up = services.by_host("undeclared.shop").unwrap();
         services.forget(made_up.handle.name());
         assert!(Arc::ptr_eq(&get(), &one));
         assert_eq!(looked_up.get(), 1);

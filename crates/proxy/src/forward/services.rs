@@ -1,4 +1,4 @@
-//! Which service a request is for.
+//! The table of services that are called through the proxy.
 
 mod eviction;
 
@@ -27,32 +27,34 @@ use crate::{
     observe::service_metrics::ServiceMetrics,
 };
 
-/// How many services have series of their own among the metrics: those that were called first. The rest are counted together.
+/// Maximum number of services with their own metric series, in order of their first call. The others are counted
+/// together.
 const MAX_LABELLED: usize = 4096;
 
-/// How long it may take to learn whether there is a service of a name: the agent is asked, and at most the control plane by it.
+/// Time limit for learning whether a service is declared: a request to the agent, and at most one from there to the
+/// control plane.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The services called lately, by name.
+/// Recently called services by name.
 #[derive(Debug)]
 pub(crate) struct Services {
     pub(crate) mesh: Mesh,
     pub(crate) limits: Limits,
     pub(crate) index: RwLock<ServiceIndex>,
-    /// What was counted of services that were let go.
+    /// Counters of evicted services.
     pub(crate) evicted: ServiceMetrics,
-    /// Services let go since they were not called.
+    /// Services evicted because they were not called.
     pub(crate) evictions: AtomicU64,
-    /// Requests refused since there was no room for another service.
+    /// Requests refused because the table was full.
     pub(crate) refused: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct ServiceIndex {
     pub(crate) by_name: HashMap<ServiceName, Arc<Target>>,
-    /// How many of them have series of their own.
+    /// Number of services with their own series.
     pub(crate) labelled: usize,
-    /// When room was last looked for.
+    /// When eviction for space last ran.
     pub(crate) last_eviction: Option<Instant>,
 }
 
@@ -77,7 +79,7 @@ impl Services {
         }
     }
 
-    /// The service whose host this is: `cart.shop` for `shop/cart`, with or without a port.
+    /// The service of a host: `cart.shop` for `shop/cart`, with or without a port.
     pub(crate) fn by_host(&self, host: &str) -> Result<Arc<Target>, HostError> {
         self.by_name(&service_name(host)?)
     }
@@ -93,7 +95,7 @@ impl Services {
         if index.by_name.len() >= self.limits.services && !self.make_room(&mut index) {
             return Err(HostError::TooManyServices { max: self.limits.services });
         }
-        // A name that was read is well formed.
+        // A parsed name is valid.
         let handle =
             self.mesh.service(name.to_string()).map_err(|_| HostError::NotAService(name.to_string()))?;
         let is_labelled = index.labelled < MAX_LABELLED;
@@ -103,8 +105,8 @@ impl Services {
         Ok(target)
     }
 
-    /// Whether this host is that of a service that somebody declared. What cannot be learnt in time is none, so that whoever
-    /// passes the rest on does not keep it waiting while there is nobody to ask.
+    /// Whether the host names a declared service. `false` if that cannot be learned in time, so that the caller can
+    /// pass other traffic through while no agent is reachable.
     pub(crate) async fn is_declared(&self, host: &str) -> bool {
         let Ok(target) = self.by_host(host) else { return false };
         let known = timeout(LOOKUP_TIMEOUT, target.handle.known()).await.is_ok();
@@ -115,16 +117,16 @@ impl Services {
         declared
     }
 
-    /// Nobody knows it: whoever makes names up must not fill the table.
+    /// Removes an undeclared service, so that invented names do not fill the table.
     pub(crate) fn forget(&self, name: &ServiceName) {
         let mut index = self.index.write().unwrap_or_else(PoisonError::into_inner);
-        // One with a listener of its own stays, and may be declared yet.
+        // A service with its own listener stays: it may be declared later.
         if index.by_name.get(name).is_none_or(|target| !target.is_pinned.load(Acquire)) {
             index.remove(name);
         }
     }
 
-    /// All of them, by name.
+    /// All services, sorted by name.
     pub(crate) fn all(&self) -> Vec<(ServiceName, Arc<Target>)> {
         let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
         let targets = index.by_name.iter();
@@ -134,12 +136,12 @@ impl Services {
         all
     }
 
-    /// How many there are.
+    /// Number of services.
     pub(crate) fn len(&self) -> usize {
         self.index.read().unwrap_or_else(PoisonError::into_inner).by_name.len()
     }
 
-    /// Those that have series of their own, by name, and what was counted of all others, where anything was.
+    /// The services with their own series, sorted by name, and the sum of all others if any of them was called.
     pub(crate) fn labelled(&self) -> (Vec<(ServiceName, Arc<Target>)>, Option<ServiceMetrics>) {
         let (labelled, others): (Vec<_>, Vec<_>) =
             self.all().into_iter().partition(|(_, target)| target.is_labelled);
@@ -150,18 +152,19 @@ impl Services {
         (labelled, any.then_some(rest))
     }
 
-    /// Waits, however long it takes, until it is known what to do with what comes to these listeners.
+    /// Waits without a time limit until the proxy can serve these listeners.
     pub(crate) async fn wait_ready(&self, listen: &[ListenerConfig]) {
         self.mesh.informed().await;
         let named = listen.iter().filter_map(ListenerConfig::service);
-        // All are asked for before the first is waited for.
+        // Subscribes to all before waiting for the first.
         let targets: Vec<_> = named.filter_map(|name| self.by_name(name).ok()).collect();
         for target in targets {
-            // A program has a listener of its own for it, which must work on when nothing can be learnt any more.
+            // A service with its own listener must stay available while the agent is down.
             target.is_pinned.store(true, Release);
             target.handle.known().await;
             if matches!(*target.handle.view(), View::Unknown) {
-                tracing::warn!(service = %target.handle.name(), "not declared: calls to it fail until it is");
+                let service = target.handle.name();
+                tracing::warn!(%service, "service is not declared; calls to it fail until it is");
             }
         }
     }

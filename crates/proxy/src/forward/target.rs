@@ -18,16 +18,16 @@ use tokio::time::Instant;
 
 use crate::observe::{recent_requests::LastRequest, service_metrics::ServiceMetrics};
 
-/// A service with what is counted of it.
+/// A service with its counters.
 #[derive(Debug)]
 pub(crate) struct Target {
     pub(crate) handle: ServiceHandle,
     pub(crate) metrics: ServiceMetrics,
-    /// The last request of it that was looked at.
+    /// The last recorded request.
     pub(crate) last: LastRequest,
-    /// Whether it has series of its own.
+    /// Whether the service has its own metric series.
     pub(crate) is_labelled: bool,
-    /// Whether it is followed though it is not called.
+    /// Whether the service stays in the table without being called.
     pub(crate) is_pinned: AtomicBool,
     pub(crate) activity: Mutex<Activity>,
     pub(crate) forgotten: AtomicBool,
@@ -46,12 +46,12 @@ impl Target {
         }
     }
 
-    /// Whether its name has to be looked up again.
+    /// Whether the service was removed from the table, so that its name must be looked up again.
     pub(crate) fn is_forgotten(&self) -> bool {
         self.forgotten.load(Acquire)
     }
 
-    /// What is known of it now: the region from which it is called, and the revision that this is by.
+    /// The caller's region and the revision of the records, once known.
     pub(crate) fn home_and_revision(&self) -> Option<(Region, u64)> {
         match &*self.handle.view() {
             View::Ready(ready) => Some((ready.upstream.home().clone(), ready.revision)),
@@ -60,7 +60,7 @@ impl Target {
     }
 }
 
-/// Since when how many requests were counted, by the last look.
+/// Number of requests at the last check, and since when it is unchanged.
 #[derive(Debug, Default)]
 pub(crate) struct Activity {
     pub(crate) requests: u64,
@@ -68,8 +68,8 @@ pub(crate) struct Activity {
 }
 
 impl Target {
-    /// Whether nothing was asked of it for so long. Looks find that out by what is counted anyway, so that requests need not say
-    /// when they come.
+    /// Whether the service was not called for `idle_for`. Computed from the request counters, so that requests need not
+    /// store a timestamp.
     pub(crate) fn is_idle(&self, now: Instant, idle_for: Duration) -> bool {
         let requests = self.metrics.responses.classes().iter().sum();
         let mut activity = self.activity.lock().unwrap_or_else(PoisonError::into_inner);
@@ -81,7 +81,7 @@ impl Target {
     }
 }
 
-/// Answers of a service that speaks gRPC, whose status comes behind them.
+/// Counts the gRPC status in the trailers of responses.
 impl Watch for Target {
     fn frame(&self, frame: &Frame<Bytes>) {
         if let Some(trailers) = frame.trailers_ref() {

@@ -1,4 +1,4 @@
-//! The state of one connection.
+//! The state of one HTTP/1.1 connection.
 
 mod close;
 mod exchange;
@@ -20,41 +20,42 @@ use crate::http1::{
     upgrade::PendingUpgrade,
 };
 
-/// Text beyond which the memory of answers is given back.
+/// Capacity beyond which the write buffer is released.
 pub(crate) const KEEP_CAPACITY: usize = 8 * 1024;
-/// How much of later requests is read while one is answered.
+/// Maximum bytes of pipelined requests that are read while a response is in progress.
 pub(crate) const READ_AHEAD: usize = 64 * 1024;
-/// How long a connection is read after its last answer where its program may still be sending: closed at once, the system
-/// would reset it, and take the answer away that was not read yet.
+/// How long a connection is read after its last response while the client may still be sending: if it were closed at
+/// once, the system would send a reset and discard response data that the client has not read.
 pub(crate) const LINGER: Duration = Duration::from_secs(1);
 
-/// A connection of a program.
+/// A client connection.
 pub(crate) struct Connection<R, W> {
     pub(crate) source: ReadState<R>,
     pub(crate) requests: RequestReader,
-    /// Whether nothing that came of the next request was looked at.
+    /// Whether no byte of the next request has been parsed.
     pub(crate) unparsed: bool,
-    /// Until when the rest of a request is waited for, most of which has come.
+    /// Until when the rest of a nearly complete request is awaited.
     pub(crate) rest_deadline: Option<Instant>,
-    /// How much of what came belongs to the request that is being passed on.
+    /// Bytes of the read buffer that belong to the request that the fast path forwards.
     pub(crate) forwarded_len: usize,
     pub(crate) writer: W,
     pub(crate) output: Outbox,
-    /// Whether what came after the request that waits for its answer may be something else than messages.
+    /// Whether the request in progress may upgrade the connection, so that further bytes may not be HTTP.
     pub(crate) may_switch: bool,
-    /// Who takes the connection after the answer that is being sent.
+    /// Receives the connection after the response in progress.
     pub(crate) pending_upgrade: Option<PendingUpgrade>,
     pub(crate) date: Date,
     pub(crate) idle_timeout: Duration,
-    /// Until when the program may take for what it is to do next.
+    /// Deadline of the client's next read or write.
     pub(crate) deadline: Instant,
-    /// Rings when that is looked at again. It is not set anew for each request: most end long before.
+    /// Fires at the deadline or earlier; then the deadline is checked. Not reset for each request, since most requests
+    /// end long before.
     pub(crate) timer: Pin<Box<Sleep>>,
     #[cfg(test)]
     pub(crate) mutation: Option<Mutation>,
 }
 
-/// A mistake, for a test that must find it.
+/// A bug that a test injects and must detect.
 #[cfg(test)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mutation {
@@ -65,26 +66,26 @@ pub(crate) enum Mutation {
     NoTail,
 }
 
-/// Who reads the connection.
+/// The owner of the read half.
 pub(crate) enum ReadState<R> {
     Owned(ReadSide<R>),
-    /// The body of the request that is being answered.
+    /// The body of the request in progress.
     Lent(Receiver<BodyReader<R>>),
-    /// Nobody any more: nothing after the request can be told from its body.
+    /// Later bytes cannot be delimited from the request's body.
     Unframed(ReadSide<R>),
-    /// Nobody: it was lost with the body.
+    /// Dropped together with the body.
     Lost,
 }
 
-/// What a program does next.
+/// The next event on a connection.
 pub(crate) enum NextRequest {
-    /// It has begun to send a request, of which nothing was looked at; said once of each.
+    /// The first bytes of a request arrived and are not parsed; reported once for each request.
     Started,
-    /// Boxed, so that a connection that idles keeps no room for it. Plain requests, which are most, do not come here.
+    /// Boxed, so that idle connections reserve no space for it. Requests on the fast path do not get here.
     Request(Box<Received>),
     Refused(StatusCode, &'static str),
     Http2,
-    /// Nothing.
+    /// The client closed the connection or is idle.
     Idle,
     Failed(ConnectionError),
 }

@@ -1,4 +1,4 @@
-//! The time that answers carry.
+//! The `date` header.
 
 use std::{
     cell::RefCell,
@@ -8,7 +8,7 @@ use std::{
 use http::HeaderValue;
 use jiff::{Timestamp, fmt::rfc2822};
 
-/// What a clock says that tells no time.
+/// Value if the clock cannot be represented.
 const EPOCH: &str = "Thu, 01 Jan 1970 00:00:00 GMT";
 
 thread_local! {
@@ -16,7 +16,7 @@ thread_local! {
         RefCell::new((Date::new(), HeaderValue::from_static(EPOCH)));
 }
 
-/// The time now as HTTP writes it (RFC 9110 5.6.7), worked out once a second.
+/// The current time in the format of HTTP (RFC 9110 5.6.7), formatted once a second.
 #[derive(Debug)]
 pub(crate) struct Date {
     second: u64,
@@ -28,12 +28,12 @@ impl Date {
         Self { second: 0, text: *b"Thu, 01 Jan 1970 00:00:00 GMT" }
     }
 
-    /// The same as a field of a head has it, which answers of the same second share.
+    /// The current time as a header value; values of the same second are shared.
     pub(crate) fn value() -> HeaderValue {
         VALUE.with_borrow_mut(|(date, value)| {
             let text = date.now();
             if value.as_bytes() != text {
-                // Letters, digits, commas and colons are what a field may have.
+                // Letters, digits, spaces, commas and colons are valid in header values.
                 *value = HeaderValue::from_bytes(&text).unwrap_or_else(|_| HeaderValue::from_static(EPOCH));
             }
             value.clone()
@@ -53,7 +53,7 @@ impl Date {
             let time = i64::try_from(second).ok().and_then(|second| Timestamp::from_second(second).ok());
             let text =
                 time.and_then(|time| rfc2822::DateTimePrinter::new().timestamp_to_rfc9110_string(&time).ok());
-            // A clock beyond the year 9999 tells no time.
+            // Years above 9999 cannot be represented.
             if let Some(text) = text.and_then(|text| text.as_bytes().try_into().ok()) {
                 (self.second, self.text) = (second, text);
             }

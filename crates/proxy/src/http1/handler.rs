@@ -1,4 +1,4 @@
-//! Handles the requests of a connection.
+//! The interface between a connection and its owner.
 
 use bytes::Bytes;
 use fairmesh_client::BoxError;
@@ -11,19 +11,19 @@ use crate::{
     lifecycle::shutdown::Shutdown,
 };
 
-/// Who answers the requests of a connection.
+/// Handles the requests of a connection.
 pub(crate) trait RequestHandler<R> {
     type Body: Body<Data = Bytes, Error: Into<BoxError>>;
 
     async fn handle(&self, request: Request<IncomingBody<R>>) -> Response<Self::Body>;
 
-    /// Whether [`pass`](Self::pass) may do anything.
+    /// Whether [`try_fast_path`](Self::try_fast_path) may succeed.
     fn has_fast_path(&self) -> bool {
         false
     }
 
-    /// Answers the request that lies first in what came, without taking it apart; whether the connection may carry another.
-    /// `None` where that is not done, and nothing was.
+    /// Handles the first request of the read buffer without parsing it into a message; returns whether the connection
+    /// may carry another. `None` if the request does not qualify; then nothing was consumed.
     async fn try_fast_path<W>(
         &self,
         _connection: &mut Connection<R, W>,
@@ -37,7 +37,7 @@ pub(crate) trait RequestHandler<R> {
     }
 }
 
-/// Whoever takes every request apart.
+/// A handler without a fast path.
 impl<R, A, F, B> RequestHandler<R> for A
 where
     A: Fn(Request<IncomingBody<R>>) -> F,

@@ -11,17 +11,17 @@ use crate::http1::upgrade::PendingUpgrade;
 /// How a connection ended.
 #[derive(Debug)]
 pub(crate) enum ConnectionEnd<R, W> {
-    /// As it should.
+    /// Orderly.
     Closed,
-    /// Early.
+    /// With an error.
     Failed(ConnectionError),
-    /// It carries HTTP/2.
+    /// The client speaks HTTP/2.
     Http2(ConnectionParts<R, W>),
-    /// It carries what was asked for, now that this is answered.
+    /// The connection was upgraded, or carries a tunnel.
     Upgraded(ConnectionParts<R, W>, PendingUpgrade),
 }
 
-/// What is left of a connection: its halves, and what was read and not used.
+/// The halves of a connection, and bytes that were read and not consumed.
 #[derive(Debug)]
 pub(crate) struct ConnectionParts<R, W> {
     pub(crate) reader: R,
@@ -29,21 +29,21 @@ pub(crate) struct ConnectionParts<R, W> {
     pub(crate) read: BytesMut,
 }
 
-/// Why a connection ended early.
+/// Why a connection failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConnectionError {
-    #[error("it was not HTTP/1.1 that is served: {0}")]
+    #[error("invalid HTTP/1.1: {0}")]
     Refused(&'static str),
-    #[error("it ended in the middle of a request")]
+    #[error("connection closed in the middle of a request")]
     UnexpectedEof,
-    #[error("its program had gone before it was answered")]
+    #[error("client disconnected before the response")]
     Disconnected,
-    #[error("its program took too long to send the head of a request, or to take an answer")]
+    #[error("client exceeded the time limit for request headers or for reading a response")]
     Timeout,
-    #[error("it broke")]
+    #[error("connection failed")]
     Io(#[from] io::Error),
-    #[error("the answer broke off")]
+    #[error("response body failed")]
     Response(#[source] BoxError),
-    #[error("the answer was not framed as it said")]
+    #[error("response body does not match its content-length")]
     BodyLength(#[from] WrongLength),
 }

@@ -8,22 +8,22 @@ use std::{
 use fairmesh_http::h1::{Decoder, Inbox, LEAST_READ};
 use tokio::io::AsyncRead;
 
-/// What the head of a request may well need, besides its body.
+/// Bytes reserved for the headers beside a body.
 const HEAD_ROOM: usize = 1024;
-/// The longest body that is awaited where the connection is read, and not lent.
+/// Maximum bytes of a body that is buffered completely before the request is handled.
 const MAX_BUFFERED_BODY: usize = 64 * 1024;
 
-/// The half of a connection that is read.
+/// The read half of a connection with its buffer.
 #[derive(Debug)]
 pub(crate) struct ReadSide<R> {
     pub(crate) io: R,
-    /// What came and belongs to nothing yet.
+    /// Bytes read and not yet parsed.
     pub(crate) input: Inbox,
-    /// The size of the last request, where it was large: the next one may be alike.
+    /// Length of the last request if it was large, as an estimate for the next one.
     pub(crate) expected_len: usize,
-    /// The length of a request that has begun to come, where the rest of it is waited for.
+    /// Length of the first request while its rest is awaited.
     pub(crate) request_len: Option<usize>,
-    /// How much of the first request is gone, the end of it.
+    /// Bytes of the first request that were discarded from its end.
     pub(crate) discarded: usize,
 }
 
@@ -34,17 +34,17 @@ impl<R> ReadSide<R> {
 }
 
 impl<R: AsyncRead + Unpin> ReadSide<R> {
-    /// Reads what comes, of which so much is due; 0 where the program ended its side.
+    /// Reads at least one byte, with `due` bytes expected; 0 when the client closed its side.
     pub(crate) fn poll_read(&mut self, due: usize, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         match ready!(self.input.poll_read(&mut self.io, due, context)) {
-            // TLS without a farewell: whether what was said is whole, HTTP/1.1 says itself.
+            // TLS without close_notify: HTTP/1.1 delimits messages itself.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Poll::Ready(Ok(0)),
             read => Poll::Ready(read),
         }
     }
 
-    /// Reads what comes of a head. One that begins gets as much memory as there ever is for heads, which is nearly always
-    /// that of the head before, or as a whole request is expected to have: one that were cut in two would cost a second read.
+    /// Reads request headers. The buffer of a new request has room for the largest headers, which usually fits the
+    /// previous request as well, or for the expected request: one that is split would cost a second read.
     pub(crate) fn poll_head(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let due = match self.request_len {
             Some(request_len) => request_len.saturating_sub(self.input.len()),
@@ -54,18 +54,18 @@ impl<R: AsyncRead + Unpin> ReadSide<R> {
         self.poll_read(due, context)
     }
 
-    /// The first request is looked at, whole or not.
+    /// Parsing of the first request begins, complete or not.
     pub(crate) fn started(&mut self) {
         self.request_len = None;
     }
 
-    /// Reads what has come of a body that is not long, so that it need not be lent to whoever answers.
+    /// Reads the available rest of a short body, so that the read half need not be lent to the handler.
     pub(crate) fn read_short_body(&mut self, body: &Decoder, context: &mut Context<'_>) {
         let Some(left) = body.left().and_then(|left| usize::try_from(left).ok()) else { return };
         self.expected_len = if left > LEAST_READ { left.saturating_add(HEAD_ROOM) } else { 0 };
         while left <= MAX_BUFFERED_BODY && self.input.len() < left {
             let due = left - self.input.len();
-            // Whoever reads on learns of the end, and of what broke.
+            // The next reader reports the end and errors.
             if !matches!(self.poll_read(due, context), Poll::Ready(Ok(1..))) {
                 break;
             }

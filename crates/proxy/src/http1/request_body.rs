@@ -1,4 +1,4 @@
-//! The body of a request, on its way from the program to whoever answers.
+//! Bodies of requests.
 
 use std::{
     io,
@@ -24,32 +24,32 @@ use crate::http1::read_side::ReadSide;
 /// The body of a request.
 #[derive(Debug)]
 pub(crate) enum IncomingBody<R> {
-    /// It came with its head; `None` where there is none, or it was read.
+    /// Read together with the headers; `None` if it is absent or was consumed.
     Buffered(Option<Bytes>),
-    /// It is read from the connection as its reader asks for it.
+    /// Read from the connection on demand.
     Streamed(StreamedBody<R>),
 }
 
-/// What is to come of a body. It holds what reads the connection, and gives it back at its end or when it is dropped: no
-/// lock is needed, since at any time one of the two reads.
+/// The rest of a body. It owns the read half and returns it at its end or when it is dropped; no lock is needed, since
+/// only one side reads at a time.
 #[derive(Debug)]
 pub(crate) struct StreamedBody<R> {
     reader: Option<(BodyReader<R>, Sender<BodyReader<R>>)>,
-    /// Set when the body is first asked for, where the program waits for that.
+    /// Set when the body is first polled, if the client waits for `100 Continue`.
     continue_wanted: Option<Arc<AtomicBool>>,
 }
 
-/// What reads a connection, in the middle of a body or at its end.
+/// The read half in the middle or at the end of a body.
 #[derive(Debug)]
 pub(crate) struct BodyReader<R> {
     pub(crate) read_side: ReadSide<R>,
     pub(crate) decoder: Decoder,
-    /// The body broke off, or was no body: what follows is nothing that can be told.
+    /// The body broke off or was malformed, so that later bytes cannot be delimited.
     pub(crate) failed: bool,
 }
 
 impl<R: AsyncRead + Unpin> IncomingBody<R> {
-    /// A body that is to be read, and who gets back what reads it.
+    /// A streamed body, and the receiver that gets the read half back.
     pub(crate) fn streamed(
         reader: BodyReader<R>,
         continue_wanted: Option<Arc<AtomicBool>>,
@@ -90,7 +90,7 @@ impl<R: AsyncRead + Unpin> BodyReader<R> {
             }
             let due = usize::try_from(decoder.due()).unwrap_or(usize::MAX);
             if ready!(read_side.poll_read(due, context))? == 0 {
-                let cut = "the program ended the connection in the middle of its request";
+                let cut = "the client closed the connection in the middle of its request";
                 return Poll::Ready(Some(Err(io::Error::new(io::ErrorKind::UnexpectedEof, cut).into())));
             }
         }
@@ -100,7 +100,7 @@ impl<R: AsyncRead + Unpin> BodyReader<R> {
 impl<R> StreamedBody<R> {
     fn return_reader(&mut self) {
         if let Some((reader, sender)) = self.reader.take() {
-            // Nobody takes it where the connection has ended.
+            // The receiver is gone if the connection has ended.
             let _ = sender.send(reader);
         }
     }

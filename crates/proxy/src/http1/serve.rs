@@ -1,9 +1,10 @@
-//! HTTP/1.1 served without hyper: a connection is one loop that reads a head, has it answered, and writes what comes.
+//! Serves HTTP/1.1 without hyper: a connection is one loop that reads a request, polls its handler, and writes the
+//! response.
 //!
-//! hyper's server hands each request over between two state machines, and each piece of a body through a channel. Here
-//! whoever answers is polled where the head was read, a body that came with its head is passed on where it lies, and the
-//! head of an answer goes out with what is at hand of its body: one read and one write a request. A connection that turns out
-//! to carry HTTP/2, or is to carry a tunnel or another protocol after an answer, is left to others as it is.
+//! hyper's server passes each request between two state machines, and each chunk of a body through a channel. Here the
+//! handler is polled by the reader, a body that arrived with its headers is forwarded from the buffer, and the response
+//! headers are sent together with available body data: one read and one write for each request. Connections that speak
+//! HTTP/2 or are upgraded are handed over to other modules.
 
 use std::{future::poll_fn, mem, task::Poll};
 
@@ -18,9 +19,10 @@ use crate::{
     lifecycle::shutdown::Shutdown,
 };
 
-/// Serves a connection until it ends, idles for longer than `patience`, or the proxy stops: after an answer,
-/// which says so, or once no more requests are waited for. Whoever polls this must be woken when either is so.
-/// `patience` also bounds how long the head of a request takes to come, and a piece of an answer to be taken.
+/// Serves a connection until it ends, is idle for longer than its timeout, or the proxy stops: then after a response
+/// with `connection: close`, or when no further request is awaited. The caller must poll again when the shutdown starts
+/// and when its idle grace is over. The idle timeout also limits the time for request headers and for each write to the
+/// client.
 #[allow(clippy::manual_async_fn, reason = "an `async fn` keeps room for what it is given twice")]
 pub(crate) fn serve<R, W, A>(
     mut connection: Connection<R, W>,
@@ -45,7 +47,7 @@ where
                         Err(reason) => Err(reason),
                     }
                 }
-                // Boxed, as the end is, so that a connection that idles keeps no room for it.
+                // Boxed, like the end of a connection, so that idle connections reserve no space for it.
                 NextRequest::Request(received) => {
                     Box::pin(connection.exchange(*received, |request| handler.handle(request), shutdown))
                         .await
@@ -72,12 +74,13 @@ where
     }
 }
 
-/// Up to which length requests that come together are sent on together. Larger ones would have left the processor's nearest cache by
-/// then, and cost more than that saves.
+/// Maximum bytes of a request before which other tasks read first. Larger requests would be evicted from the nearest
+/// CPU cache meanwhile, which costs more than it saves.
 const YIELD_BELOW: usize = 8 * 1024;
 
-/// Lets the tasks that were woken with this one read first. Requests that come together are sent on together, and a server on this
-/// host that sleeps is woken once for several of them. `yield_now` would ask the system for more events before that.
+/// Lets the tasks that were woken together with this one read first. Requests that arrive together are then sent
+/// together, so that a sleeping server on this host is woken once for several. `yield_now` would poll the system for
+/// events in between.
 async fn yield_once() {
     let mut waited = false;
     poll_fn(|context| {

@@ -1,4 +1,4 @@
-//! Connections that carry something else than messages after an answer: another protocol, or a tunnel.
+//! Upgraded connections: another protocol, or a tunnel, after a response.
 
 use std::{
     fmt,
@@ -11,7 +11,7 @@ use tokio::{
     sync::oneshot::{self, Receiver, Sender},
 };
 
-/// A connection, whatever carries it.
+/// A connection of any transport.
 pub(crate) trait UpgradedStream: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> UpgradedStream for S {}
@@ -22,26 +22,26 @@ impl fmt::Debug for dyn UpgradedStream {
     }
 }
 
-/// In the extensions of a request that asks for this: what its connection becomes once that is answered. Extensions are to be
-/// cloned, and a connection cannot be.
+/// Extension of a request that may be upgraded: resolves to the connection once the response is sent. Shared, since
+/// extensions must be `Clone` and connections are not.
 #[derive(Clone, Debug)]
 pub(crate) struct OnUpgrade(Arc<Mutex<Option<UpgradeReceiver>>>);
 
 type UpgradeReceiver = Receiver<Box<dyn UpgradedStream>>;
 
-/// The other end of it. Dropped, it says that the connection goes on as it was, or has ended.
+/// The sending side. Dropping it means that the connection was not upgraded.
 #[derive(Debug)]
 pub(crate) struct PendingUpgrade(Sender<Box<dyn UpgradedStream>>);
 
 impl OnUpgrade {
-    /// Puts one into the extensions of a request.
+    /// Inserts the receiving side into the extensions of a request.
     pub(crate) fn offer(extensions: &mut Extensions) -> PendingUpgrade {
         let (pending_upgrade, receiver) = oneshot::channel();
         extensions.insert(Self(Arc::new(Mutex::new(Some(receiver)))));
         PendingUpgrade(pending_upgrade)
     }
 
-    /// Waits until the program was told; `None` where it was told something else, or somebody else took the connection.
+    /// Waits for the connection; `None` if it was not upgraded, or another clone received it.
     pub(crate) async fn upgraded(self) -> Option<Box<dyn UpgradedStream>> {
         let receiver = self.0.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         receiver.await.ok()
@@ -49,7 +49,7 @@ impl OnUpgrade {
 }
 
 impl PendingUpgrade {
-    /// Hands the connection over to whoever waits for it; else it ends.
+    /// Hands over the connection; it is closed if the receiver is gone.
     pub(crate) fn fulfill(self, stream: impl UpgradedStream + 'static) {
         let _ = self.0.send(Box::new(stream));
     }

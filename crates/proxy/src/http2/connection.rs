@@ -1,4 +1,4 @@
-//! Connections of HTTP/2.
+//! Serves an HTTP/2 connection.
 
 use std::{
     error::Error,
@@ -33,32 +33,32 @@ use crate::{
     observe::counter::increment,
 };
 
-/// How often a quiet connection is probed, and how long the answer may take.
+/// Interval of keepalive pings on a quiet connection.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a program may take to hear why it is cut off.
+/// Time limit of GOAWAY.
 const GOAWAY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// One connection, as its requests need to know it.
+/// Shared by the requests of a connection.
 struct ConnectionState {
     client_info: ConnectionInfo,
-    /// A request came.
+    /// Whether any request has arrived.
     has_requests: AtomicBool,
     drain_notice: Arc<DrainNotice>,
     rapid_reset: Arc<RapidResetGuard>,
     responses: StallMonitor<DrainableBody>,
 }
 
-/// Why a connection is cut off that would go on.
+/// Why the proxy closes a connection.
 enum CloseReason {
-    /// Nothing was asked in time.
+    /// No request within the idle timeout.
     NoRequest,
-    /// Nobody is there.
+    /// No response to a keepalive ping.
     Unresponsive,
-    /// Its program takes back most of what it asks.
+    /// The client reset most of its requests.
     RapidReset,
-    /// The proxy stops.
+    /// The drain deadline has passed.
     DrainDeadline,
 }
 
@@ -77,17 +77,19 @@ impl ConnectionServer {
         });
         let mut connection = Connection::new(stream, read, self.request_service(&state));
         let session = connection.session();
-        // Looked at only when it has something to say, which is nearly never.
+        // Polled only when woken, which is rare.
         let mut close_reason = FuturesUnordered::from_iter([Box::pin(self.close_reason(&state, &session))]);
         let ended = tokio::select! {
             biased;
             ended = &mut connection => ended,
             Some(close_reason) = close_reason.next() => match close_reason {
-                CloseReason::NoRequest | CloseReason::Unresponsive => return increment(&metrics.connections.failed),
+                CloseReason::NoRequest | CloseReason::Unresponsive => {
+                    return increment(&metrics.connections.failed);
+                }
                 CloseReason::DrainDeadline => return increment(&metrics.connections.drain_timeouts),
                 CloseReason::RapidReset => {
                     increment(&metrics.connections.rapid_resets);
-                    // Who does not even take that is cut off.
+                    // A client that does not read GOAWAY is disconnected.
                     let _ = timeout(GOAWAY_TIMEOUT, connection.refuse(Violation::RESTLESS)).await;
                     return;
                 }
@@ -98,21 +100,22 @@ impl ConnectionServer {
             End::Violation(Violation::FLOOD) => increment(&metrics.connections.frame_floods),
             _ => increment(&metrics.connections.failed),
         }
-        tracing::debug!(error = &error as &dyn Error, %caller, "a connection ended early");
+        tracing::debug!(error = &error as &dyn Error, %caller, "connection failed");
     }
 
-    /// Waits until a connection is to be cut off.
+    /// Waits until the connection must be closed.
     async fn close_reason(&self, state: &ConnectionState, session: &Shared) -> CloseReason {
+        let (idle_timeout, metrics) = (self.limits.idle_timeout, &self.forwarder.metrics.connections);
         tokio::select! {
-            () = no_request(state, self.limits.idle_timeout) => CloseReason::NoRequest,
-            never = state.responses.close_stalled(self.limits.idle_timeout, &self.forwarder.metrics.connections) => match never {},
+            () = no_request(state, idle_timeout) => CloseReason::NoRequest,
+            never = state.responses.close_stalled(idle_timeout, metrics) => match never {},
             () = state.rapid_reset.tripped() => CloseReason::RapidReset,
             () = unresponsive(session) => CloseReason::Unresponsive,
             () = self.close_at_drain_deadline(state, session) => CloseReason::DrainDeadline,
         }
     }
 
-    /// Ends at the deadline of a stop, before which the program is told.
+    /// Announces the shutdown to the client, and completes at the drain deadline.
     async fn close_at_drain_deadline(&self, state: &ConnectionState, session: &Shared) {
         let deadline = self.shutdown.deadline().await;
         lock(session).go_away();
@@ -121,7 +124,7 @@ impl ConnectionServer {
         sleep_until(deadline).await;
     }
 
-    /// Answers the requests of one connection.
+    /// The service that handles the requests of a connection.
     fn request_service(
         &self,
         state: &Arc<ConnectionState>,
@@ -141,7 +144,7 @@ impl ConnectionServer {
     }
 }
 
-/// Ends where no request came in time, and never otherwise.
+/// Completes if no request arrives in time, and otherwise never.
 async fn no_request(state: &ConnectionState, idle_timeout: Duration) {
     sleep(idle_timeout).await;
     if state.has_requests.load(Relaxed) {
@@ -149,7 +152,7 @@ async fn no_request(state: &ConnectionState, idle_timeout: Duration) {
     }
 }
 
-/// Ends when nothing comes any more, not even when asked for.
+/// Completes when the client does not respond to a keepalive ping.
 async fn unresponsive(session: &Shared) {
     loop {
         sleep(KEEPALIVE_INTERVAL).await;

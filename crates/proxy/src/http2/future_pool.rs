@@ -1,7 +1,7 @@
-//! Memory of requests that were answered, for those that come.
+//! Reuses the memory of completed request futures.
 //!
-//! A request in the making is larger than what allocators keep at hand, and lies in memory of its own, so that those that are
-//! under way are small where they wait.
+//! The future of a request is larger than allocators cache, and is boxed, so that the tables of requests in flight stay
+//! small.
 
 use std::{
     cell::RefCell,
@@ -16,14 +16,15 @@ use crate::http2::{response_stall::ResponseBody, stream_drain::DrainableBody};
 
 type PooledResponse = Response<ResponseBody<DrainableBody>>;
 
-/// The most places that a thread keeps, of a few KB each: as many as one connection may have requests under way.
+/// Maximum number of pooled allocations of a thread, of a few KB each: as many as one connection may have requests in
+/// flight.
 const MAX_POOLED: usize = 256;
 
 thread_local! {
     static POOL: RefCell<Vec<ReusableBoxFuture<'static, PooledResponse>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// An answer in the making.
+/// The future of a response.
 #[derive(Debug)]
 pub(crate) struct PooledFuture(Option<ReusableBoxFuture<'static, PooledResponse>>);
 
@@ -44,7 +45,7 @@ impl Future for PooledFuture {
     type Output = PooledResponse;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<PooledResponse> {
-        // Not asked again once it is there.
+        // Not polled after completion.
         let Some(future) = &mut self.0 else { return Poll::Pending };
         let response = ready!(future.poll(context));
         if let Some(slot) = self.0.take() {

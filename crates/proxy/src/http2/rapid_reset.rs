@@ -5,12 +5,12 @@ use std::sync::{
 
 use tokio_util::sync::CancellationToken;
 
-/// A connection that has taken back so many requests, and more than half of all, is cut off. Below, it is a program that
-/// changes its mind; above, one that has servers work for nothing, as it costs itself next to nothing (CVE-2023-44487). What
-/// is taken back before anybody looked at it is counted where it comes.
+/// Number of resets, if they are more than half of all requests, at which a connection is closed. Fewer are ordinary
+/// cancellations; more make servers work at next to no cost for the client (CVE-2023-44487). Resets before a request is
+/// handled are limited by the HTTP/2 connection itself.
 const MAX_RESETS: u32 = 256;
 
-/// What a connection's program did with its requests.
+/// Counts the requests and resets of a connection.
 #[derive(Debug, Default)]
 pub(crate) struct RapidResetGuard {
     started: AtomicU32,
@@ -18,7 +18,7 @@ pub(crate) struct RapidResetGuard {
     tripped: CancellationToken,
 }
 
-/// A request that waits for the head of its answer.
+/// A request without response headers so far. Dropping it counts as reset.
 #[derive(Debug)]
 pub(crate) struct PendingRequest {
     guard: Arc<RapidResetGuard>,
@@ -32,7 +32,7 @@ impl RapidResetGuard {
         PendingRequest { guard: Arc::clone(self), responded: false }
     }
 
-    /// Waits until too many were taken back.
+    /// Waits until the limit is exceeded.
     pub(crate) async fn tripped(&self) {
         self.tripped.cancelled().await;
     }

@@ -1,8 +1,8 @@
-//! Answers that their program does not take (HTTP/2).
+//! Detects HTTP/2 responses that their clients do not read.
 //!
-//! A stream without a window is nothing to the system, which sees a connection on which pings are answered; but its answer
-//! holds a connection to a server. A body is asked for more only when there is room, so that no timer in the body itself is
-//! ever looked at: the connection looks at all of its answers now and then.
+//! A stream without flow-control window is invisible to the system, since the connection still responds to pings; but
+//! its response holds a connection to a server. A body is polled only when there is window, so that a timer inside the
+//! body would never be polled: the connection checks all of its responses periodically.
 
 use std::{
     convert::Infallible,
@@ -23,40 +23,40 @@ use tokio::time::{Instant, interval_at};
 
 use crate::{listen::metrics::ConnectionMetrics, observe::counter::increment};
 
-/// Dead entries that may gather before they are thrown out: as many as there may be streams, so that this is done once for so
-/// many requests.
+/// Number of entries at which dropped responses are pruned: the maximum number of streams, so that pruning is
+/// amortized.
 const PRUNE_AT: usize = 512;
 
-/// The answers of one connection.
+/// The responses of one connection.
 #[derive(Debug)]
 pub(crate) struct StallMonitor<B> {
     open: Mutex<Vec<Weak<MonitoredResponse<B>>>>,
 }
 
-/// An answer whose body can be taken away from its reader.
+/// A response whose body can be dropped while its reader holds it.
 #[derive(Debug)]
 struct MonitoredResponse<B> {
     body: Mutex<Option<B>>,
     waits_for: AtomicU8,
 }
 
-/// The server has to go on.
+/// Waits for the server.
 const SERVER: u8 = 0;
-/// The program has to make room.
+/// Waits for the client.
 const CLIENT: u8 = 1;
-/// The same, when the connection looked last.
+/// Waited for the client at the last check as well.
 const CLIENT_STILL: u8 = 2;
 
-/// The body of an answer.
+/// The body of a response.
 #[derive(Debug)]
 pub(crate) enum ResponseBody<B> {
-    /// One that is over.
+    /// Complete with its headers.
     Ended(B),
-    /// One that is looked at.
+    /// Checked periodically.
     Monitored(MonitoredBody<B>),
 }
 
-/// A body that is gone once its reader has not asked for it for long.
+/// A body that fails after its reader has not polled it for too long.
 #[derive(Debug)]
 pub(crate) struct MonitoredBody<B>(Arc<MonitoredResponse<B>>);
 
@@ -67,7 +67,7 @@ impl<B> Default for StallMonitor<B> {
 }
 
 impl<B: Body> StallMonitor<B> {
-    /// The answer, to be looked at until its body is dropped.
+    /// Monitors a response until its body is dropped.
     pub(crate) fn monitor(&self, response: Response<B>) -> Response<ResponseBody<B>> {
         response.map(|body| {
             if body.is_end_stream() {
@@ -86,7 +86,7 @@ impl<B: Body> StallMonitor<B> {
         })
     }
 
-    /// Takes away, as long as this is polled, what nobody has asked for in this time; in half of it at the earliest.
+    /// Drops bodies that were not polled for `idle_timeout`; at the earliest after half of it.
     pub(crate) async fn close_stalled(
         &self,
         idle_timeout: Duration,
@@ -109,7 +109,7 @@ impl<B> MonitoredResponse<B> {
         match self.waits_for.load(Relaxed) {
             CLIENT_STILL => {
                 let mut body = self.body.lock().unwrap_or_else(PoisonError::into_inner);
-                // It may have been asked for this moment.
+                // The body may have been polled meanwhile.
                 let stalled = self.waits_for.load(Relaxed) == CLIENT_STILL;
                 if stalled {
                     increment(&metrics.stalled_responses);
@@ -118,7 +118,7 @@ impl<B> MonitoredResponse<B> {
                 stalled
             }
             CLIENT => {
-                // Where the program has asked in between, this says that it has not, and the next look finds otherwise.
+                // If the client polled in between, this is wrong, and the next check corrects it.
                 let _ = self.waits_for.compare_exchange(CLIENT, CLIENT_STILL, Relaxed, Relaxed);
                 false
             }
@@ -150,7 +150,7 @@ where
         };
         monitored.with_body(|body| {
             let Some(body) = body else {
-                let late = Fault::new(FaultKind::Deadline, "nobody made room for the answer");
+                let late = Fault::new(FaultKind::Deadline, "the client did not read the response");
                 return Poll::Ready(Some(Err(late)));
             };
             let polled = Pin::new(body).poll_frame(context);

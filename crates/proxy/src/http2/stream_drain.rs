@@ -1,5 +1,5 @@
-//! Streams that would outlast a proxy are told to move: a gRPC call that still runs shortly before the deadline ends with
-//! `UNAVAILABLE`, on which clients call again, where a connection that is cut off only breaks.
+//! Ends long-lived streams before the drain deadline: a gRPC call that is still in flight ends with `UNAVAILABLE`,
+//! which clients retry, whereas a closed connection is an error.
 
 use std::{
     pin::Pin,
@@ -16,29 +16,29 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response};
 use hyper::body::{Body as HttpBody, Bytes, Frame, SizeHint};
 use tokio::sync::{Notify, futures::OwnedNotified};
 
-/// The code by which a client knows that another try may go well.
+/// gRPC status that tells clients to retry.
 const UNAVAILABLE: HeaderValue = HeaderValue::from_static("14");
-const DRAIN_MESSAGE: HeaderValue = HeaderValue::from_static("the proxy on the way stops; call again");
+const DRAIN_MESSAGE: HeaderValue = HeaderValue::from_static("the proxy is stopping; retry");
 
-/// Said to the streams of one connection, once.
+/// Notifies the streams of one connection, once.
 #[derive(Debug, Default)]
 pub(crate) struct DrainNotice {
     sent: AtomicBool,
     waiters: Arc<Notify>,
 }
 
-/// The body of an answer, which ends when the last word is said.
+/// The body of a response, which ends when the notice is sent.
 #[derive(Debug)]
 pub(crate) struct DrainableBody {
     body: Body,
-    /// Where there is a way to say it: gRPC has trailers.
+    /// Set for gRPC, which has trailers for the status.
     notice: Option<Arc<DrainNotice>>,
-    /// Made when the body first keeps its reader waiting.
+    /// Created when the body is first pending.
     notified: Option<Pin<Box<OwnedNotified>>>,
 }
 
 impl DrainNotice {
-    /// Ends what still waits for its server, and whatever does from now on.
+    /// Ends streams that wait for their server, now or later.
     pub(crate) fn send(&self) {
         self.sent.store(true, Relaxed);
         self.waiters.notify_waiters();
@@ -46,7 +46,7 @@ impl DrainNotice {
 }
 
 impl DrainableBody {
-    /// The answer to a request over HTTP/2.
+    /// Wraps the response to an HTTP/2 request.
     pub(crate) fn wrap(response: Response<Body>, notice: &Arc<DrainNotice>) -> Response<Self> {
         let notice = is_grpc(response.headers()).then(|| Arc::clone(notice));
         response.map(|body| Self { body, notice, notified: None })
@@ -56,7 +56,7 @@ impl DrainableBody {
         let Some(notice) = &self.notice else { return false };
         let waits = || Box::pin(Arc::clone(&notice.waiters).notified_owned());
         let notified = self.notified.get_or_insert_with(waits);
-        // Looked at second: what is said in between is heard.
+        // Checked after polling, so that a notice in between is not missed.
         notified.as_mut().poll(context).is_ready() || notice.sent.load(Relaxed)
     }
 }
@@ -71,7 +71,7 @@ impl HttpBody for DrainableBody {
     ) -> Poll<Option<Result<Frame<Bytes>, Fault>>> {
         match Pin::new(&mut self.body).poll_frame(context) {
             Poll::Pending if self.is_notified(context) => {
-                // The call to the server ends with it.
+                // Dropping the body cancels the call.
                 (self.body, self.notice, self.notified) = (Body::empty(), None, None);
                 Poll::Ready(Some(Ok(Frame::trailers(unavailable_trailers()))))
             }

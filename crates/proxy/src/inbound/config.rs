@@ -1,61 +1,62 @@
-//! Which program is served, and how.
+//! Configuration of an inbound endpoint.
 
 use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
 
 use fairmesh_client::{Address, Location, Protocol, ServiceName};
 use fairmesh_model::Invalid;
 
-/// Which program is an endpoint of which service, and where callers reach it.
+/// The service, the address for callers, and the address of the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InboundEndpoint {
     /// The service.
     pub service: ServiceName,
-    /// Where callers connect: an address of this machine that they reach.
+    /// Address for callers; must be an address of this machine that they reach.
     pub address: SocketAddr,
-    /// Where the program listens, on loopback usually.
+    /// Address of the program, usually on loopback.
     pub program: SocketAddr,
 }
 
-/// How the program is spoken for.
+/// Configuration of an [`InboundServer`](crate::InboundServer).
 #[derive(Clone, Debug)]
 pub struct InboundConfig {
-    /// Which one.
+    /// Service and addresses.
     pub inbound: InboundEndpoint,
-    /// What it speaks.
+    /// Protocol of the program.
     pub protocol: Protocol,
-    /// Its identity within the service; by host and port unless given.
+    /// Identity within the service; host and port by default.
     pub instance: Option<String>,
-    /// Where it runs, where the agent does not say so.
+    /// Location of the endpoint; the agent's by default.
     pub location: Option<Location>,
-    /// Requests at one time; further ones are refused, and callers turn to others.
+    /// Maximum number of concurrent requests; further ones are refused, and callers retry at other endpoints.
     pub requests: u32,
-    /// Fewer while they take too long for their number.
+    /// Lower the maximum adaptively while latency indicates overload.
     pub adaptive: bool,
-    /// How long a planned stop may take.
+    /// Drain deadline.
     pub drain: Duration,
-    /// The agent to register through, where it is not the usual one.
+    /// Agent to register with, if not the default one.
     pub agent: Option<Address>,
-    /// A control plane to register at, where there is no agent.
+    /// Control plane to register with, if there is no agent.
     pub control: Option<Address>,
 }
 
 impl FromStr for InboundEndpoint {
     type Err = Invalid;
 
-    /// Reads `shop/cart@10.0.0.7:8080=127.0.0.1:9000`.
+    /// Parses `shop/cart@10.0.0.7:8080=127.0.0.1:9000`.
     fn from_str(text: &str) -> Result<Self, Invalid> {
         let wrong = |problem: &str| {
             let hint =
                 "write tenant/service@IP:PORT=IP:PORT: where callers connect, and where the program listens";
             Invalid::new("", format!("'{text}' {problem}"), hint)
         };
-        let (service, addresses) = text.split_once('@').ok_or_else(|| wrong("names no address"))?;
-        let (address, program) = addresses.split_once('=').ok_or_else(|| wrong("names no program"))?;
-        let read = |text: &str| text.parse().map_err(|_| wrong("has a part that is no address with a port"));
+        let (service, addresses) = text.split_once('@').ok_or_else(|| wrong("has no address"))?;
+        let (address, program) = addresses.split_once('=').ok_or_else(|| wrong("has no program"))?;
+        let read =
+            |text: &str| text.parse().map_err(|_| wrong("has a part that is not an IP address with a port"));
         let this =
             Self { service: ServiceName::new(service)?, address: read(address)?, program: read(program)? };
         match this.address == this.program {
-            true => Err(wrong("names the same address twice")),
+            true => Err(wrong("has the same address twice")),
             false => Ok(this),
         }
     }

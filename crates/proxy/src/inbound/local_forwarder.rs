@@ -1,4 +1,4 @@
-//! Forwards requests to the program.
+//! Forwards requests to the local program.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -16,12 +16,12 @@ use crate::{
     inbound::body::{ForwardedBody, ResponseBody},
 };
 
-/// How long a connection to the program may take, which is on this machine.
+/// Time limit of a connection to the program, which is on this machine.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long connections to the program are kept idle: below what any server gives them, so that none is used that just closes.
+/// Idle timeout of connections to the program: shorter than that of any server, so that none is reused while it closes.
 const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Passes requests on to the program.
+/// Forwards requests to the program.
 #[derive(Clone)]
 pub(crate) struct LocalForwarder {
     program: SocketAddr,
@@ -54,7 +54,7 @@ impl LocalForwarder {
         }
     }
 
-    /// The request as the program gets it: to its address, with nothing of the connection that it came on.
+    /// Rewrites a request for the program: its address, and no hop-by-hop headers.
     fn to_program(&self, request: Request<Incoming>) -> Request<ForwardedBody> {
         let (mut parts, body) = request.into_parts();
         let body = ForwardedBody::new(body, self.is_multiplexed.then_some(&parts.method));
@@ -63,14 +63,14 @@ impl LocalForwarder {
             hop_by_hop::join_cookies(&mut parts.headers);
         }
         let mut uri = parts.uri.into_parts();
-        // What it is called by stays in `host`; HTTP/2 has it here, and the program is to see it.
+        // HTTP/2 has the host in the authority; it moves to `host`, so that the program receives it.
         if let (Some(authority), false) = (&uri.authority, parts.headers.contains_key(http::header::HOST))
             && let Ok(host) = authority.as_str().parse()
         {
             parts.headers.insert(http::header::HOST, host);
         }
         uri.scheme = Some(Scheme::HTTP);
-        // An address is an authority.
+        // A socket address is a valid authority.
         uri.authority = self.program.to_string().parse().ok();
         uri.path_and_query = uri.path_and_query.or_else(|| "/".parse().ok());
         parts.uri = Uri::from_parts(uri).unwrap_or_default();
@@ -82,8 +82,8 @@ impl LocalForwarder {
     fn fault(&self, error: hyper_util::client::legacy::Error) -> Fault {
         let program = self.program;
         let (kind, problem) = match error.is_connect() {
-            true => (FaultKind::Unreachable, "cannot be reached"),
-            false => (FaultKind::Reset, "broke off before it answered; the call may have been carried out"),
+            true => (FaultKind::Unreachable, "is unreachable"),
+            false => (FaultKind::Reset, "failed before its response; the call may have been executed"),
         };
         Fault::new(kind, format!("the program at {program} {problem}")).caused_by(error)
     }

@@ -1,8 +1,11 @@
-//! The other direction: a program that knows nothing of Fairmesh is an endpoint of a service, with this in front of it.
+//! The server in front of a local program.
 //!
-//! Calls come to an address of the proxy's own and go on to the program. What a server with the library does, this does for
-//! it: it registers and drains, reports how many requests are under way with each answer, refuses keys of shards that it
-//! does not hold, and lets no more through at a time than the program can bear.
+//! It does for the program what the server library does in process: registers and drains the endpoint, reports the
+//! number of requests in flight with each response, refuses keys of shards that the instance does not hold, and limits
+//! concurrency.
+//!
+//! `serve_http` of the library (hyper) serves the connections, and not `http1` and `http2` of this crate: registration,
+//! shard checks, limits and load reports are layers of that server, which take its request type.
 
 use fairmesh_server::{Server, serve_http};
 use tokio::{net::TcpListener, task::JoinHandle};
@@ -15,7 +18,7 @@ use crate::{
     },
 };
 
-/// A program that is spoken for.
+/// A running inbound server.
 #[derive(Debug)]
 pub struct InboundServer {
     server: Server,
@@ -23,37 +26,38 @@ pub struct InboundServer {
 }
 
 impl InboundServer {
-    /// Listens for the program, and registers it.
+    /// Binds the address and registers the endpoint.
     ///
     /// # Errors
-    /// When the address cannot be listened on, or what is given is not valid.
+    /// The address cannot be bound, or the configuration is invalid.
     pub async fn start(config: InboundConfig) -> Result<Self, ProxyError> {
         let InboundEndpoint { service, address, program } = config.inbound.clone();
         let listener = TcpListener::bind(address).await;
         let listener = listener.map_err(|source| ProxyError::Listen { address, source })?;
         let forward = LocalForwarder::new(program, config.protocol);
         let server = server_builder(config).start().await.map_err(ProxyError::Inbound)?;
-        tracing::info!(%service, %address, %program, "serving for a program");
+        tracing::info!(%service, %address, %program, "serving in front of a program");
         let serving = tokio::spawn({
             let server = server.clone();
             let forward = tower::service_fn(move |request| forward.clone().call(request));
             async move {
-                // Fails only where the listener has no address, and it had one.
+                // Fails only if the listener has no address, and it is bound.
                 let _ = serve_http(listener, forward, &server).await;
             }
         });
         Ok(Self { server, serving })
     }
 
-    /// The endpoint that is served for the program.
+    /// The registered endpoint.
     pub fn server(&self) -> Server {
         self.server.clone()
     }
 
-    /// Drains: callers move, what is under way ends, and it is out of the registry, all within the deadline.
+    /// Drains: callers move away, requests in flight complete, and the endpoint is deregistered, all within the
+    /// deadline.
     pub async fn stop(self) {
         self.server.shutdown().await;
-        // It ends with the drain.
+        // Ends with the drain.
         let _ = self.serving.await;
     }
 }

@@ -1,11 +1,12 @@
-//! Hot upgrade: a running proxy hands its listeners to its successor, which says when it serves.
+//! Hot upgrade: a running proxy hands its listening sockets to its successor.
 //!
-//! The running one waits on a Unix socket. Who comes there gets every listener, that socket first; a listener says itself
-//! where it listens, so that nothing else has to be told. The successor accepts beside it once it knows what to serve, says
-//! so, and only then the first one stops and drains. Whatever happens to the successor before that word, the first goes on.
+//! The running proxy waits on a Unix socket and sends every listening socket over it, that Unix socket first; addresses
+//! are read from the sockets themselves. The successor accepts beside the running proxy once it has its routing
+//! information, reports that it serves, and only then the running proxy stops accepting and drains. If the successor
+//! fails before that, the running proxy continues.
 //!
-//! Handing the sockets themselves over was preferred to a second one on the same port (`SO_REUSEPORT`): connections that
-//! wait in the queue of a socket that is closed are reset, and here nobody closes it.
+//! Sockets are passed rather than bound a second time with `SO_REUSEPORT`: connections in the accept queue of a closed
+//! socket are reset, and here no socket is closed.
 
 use std::{
     fs, io,
@@ -26,30 +27,30 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// The first word of a successor, with the version of what is said here.
+/// First message of the successor, with the protocol version.
 const HELLO: &[u8] = b"fairmesh handover 1";
-/// What comes with listeners: whether there are more.
+/// Sent together with sockets: whether more follow.
 const MORE: &[u8] = b"more";
 const ALL: &[u8] = b"all";
 /// The successor serves.
 const SERVING: &[u8] = b"serving";
-/// The one before it accepts no more.
+/// The predecessor has stopped accepting.
 const STOPPED: &[u8] = b"stopped";
 
-/// How long either side may take for what it does at once.
+/// Time limit of messages that need no preparation.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long to wait before accepting again when the system refuses.
+/// Delay after a failed accept.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// The most frames of listeners: a thousand are more than anybody has.
+/// Maximum number of messages with sockets, for more than a thousand listeners.
 const MAX_FRAMES: usize = 16;
-/// Whoever may connect gets the listeners: the same user and root.
+/// Peers that can connect receive the sockets: the same user and root.
 const SOCKET_MODE: u32 = 0o600;
 
-/// The running proxy that is to be succeeded.
+/// The running proxy that will be replaced.
 #[derive(Debug)]
 pub(crate) struct Predecessor(Channel);
 
-/// What a predecessor handed over. What nobody takes is closed.
+/// Sockets of the predecessor. Unused ones are closed.
 #[derive(Debug, Default)]
 pub(crate) struct Inherited {
     sockets: Vec<std::net::TcpListener>,
@@ -63,7 +64,7 @@ pub(crate) struct Handover {
     sockets: Vec<OwnedFd>,
 }
 
-/// Who has taken over, and waits to hear that nobody else accepts.
+/// A successor that serves, and waits until this proxy has stopped accepting.
 #[derive(Debug)]
 pub(crate) struct Successor {
     channel: Channel,
@@ -71,7 +72,7 @@ pub(crate) struct Successor {
 }
 
 impl Predecessor {
-    /// Gets the listeners of the proxy that waits at `path`, where one does.
+    /// Receives the sockets of the proxy that listens at `path`; `None` if there is none.
     pub(crate) async fn find(path: &Path) -> io::Result<Option<(Self, Inherited)>> {
         let stream = match UnixStream::connect(path).await {
             Ok(stream) => stream,
@@ -83,17 +84,20 @@ impl Predecessor {
         Ok(Some((Self(channel), inherited)))
     }
 
-    /// Tells it that this one serves, and waits until it accepts no more. One that is gone has stopped as well.
+    /// Reports that this proxy serves, and waits until the predecessor has stopped accepting. A closed connection
+    /// counts as stopped.
     pub(crate) async fn take_over(mut self) {
         let exchange = async {
             self.0.send(SERVING, &[]).await?;
             self.0.receive().await
         };
         match timeout(MESSAGE_TIMEOUT, exchange).await {
-            Ok(Ok(_)) => tracing::info!("took over from the proxy before; it drains"),
-            Ok(Err(error)) => tracing::warn!(%error, "the proxy before ended before it was told to"),
+            Ok(Ok(_)) => tracing::info!("took over from the previous proxy, which drains"),
+            Ok(Err(error)) => tracing::warn!(%error, "the previous proxy ended early"),
             Err(_) => {
-                tracing::warn!("the proxy before does not say that it has stopped; look whether it hangs")
+                tracing::warn!(
+                    "the previous proxy does not confirm that it has stopped; check whether it hangs"
+                )
             }
         }
     }
@@ -104,7 +108,7 @@ async fn receive(channel: &mut Channel) -> io::Result<Inherited> {
     let mut handles = Vec::new();
     for _ in 0..MAX_FRAMES {
         let Some((message, some)) = channel.receive().await? else {
-            return Err(protocol_error("it speaks another version of the handover"));
+            return Err(protocol_error("the peer speaks another version of the handover protocol"));
         };
         handles.extend(some);
         match &message[..] {
@@ -113,7 +117,7 @@ async fn receive(channel: &mut Channel) -> io::Result<Inherited> {
             _ => break,
         }
     }
-    Err(protocol_error("it speaks another version of the handover"))
+    Err(protocol_error("the peer speaks another version of the handover protocol"))
 }
 
 impl Inherited {
@@ -128,7 +132,7 @@ impl Inherited {
         Ok(Self { sockets: sockets.collect::<io::Result<_>>()?, handover })
     }
 
-    /// A listener at this very address.
+    /// Takes the listener that is bound to exactly this address.
     pub(crate) fn take(&mut self, address: SocketAddr) -> Option<std::net::TcpListener> {
         let is_it = |listener: &std::net::TcpListener| listener.local_addr().is_ok_and(|at| at == address);
         let index = self.sockets.iter().position(is_it)?;
@@ -137,7 +141,8 @@ impl Inherited {
 }
 
 impl Handover {
-    /// Opens `path` for a successor to come, unless it was `inherited`, and holds on to the listeners until it is dropped.
+    /// Listens at `path` for a successor, unless that socket was `inherited`, and keeps copies of the listeners until
+    /// it is dropped.
     pub(crate) fn open<'a>(
         path: &Path,
         inherited: Inherited,
@@ -154,7 +159,7 @@ impl Handover {
         Ok(Self { listener, sockets: sockets.collect::<io::Result<_>>()? })
     }
 
-    /// Waits until somebody has taken over. Who fails before that changes nothing.
+    /// Waits until a successor serves. Failed attempts change nothing.
     pub(crate) async fn wait_successor(&self) -> Successor {
         loop {
             let handed = match self.listener.accept().await {
@@ -166,8 +171,8 @@ impl Handover {
             };
             match handed {
                 Ok(Some(successor)) => return successor,
-                Ok(None) => tracing::warn!("a successor gave up; this proxy goes on"),
-                Err(error) => tracing::warn!(%error, "nobody took over; this proxy goes on"),
+                Ok(None) => tracing::warn!("a successor gave up; this proxy continues"),
+                Err(error) => tracing::warn!(%error, "handover failed; this proxy continues"),
             }
         }
     }
@@ -176,13 +181,15 @@ impl Handover {
         let peer = stream.peer_cred()?;
         let uid = peer.uid();
         if uid != 0 && uid != rustix::process::geteuid().as_raw() {
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it runs as another user"));
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the peer runs as another user"));
         }
         let mut channel = Channel::new(stream);
         let hello = timeout(MESSAGE_TIMEOUT, channel.receive()).await.map_err(|_| timed_out())??;
         match hello {
             Some((message, _)) if &message[..] == HELLO => {}
-            Some(_) => return Err(protocol_error("it speaks another version of the handover")),
+            Some(_) => {
+                return Err(protocol_error("the peer speaks another version of the handover protocol"));
+            }
             None => return Ok(None),
         }
         tracing::info!(listeners = self.sockets.len(), "a successor is about to take over");
@@ -193,36 +200,35 @@ impl Handover {
             let message = if frames.peek().is_some() { MORE } else { ALL };
             channel.send(message, handles).await?;
         }
-        // It takes the time that it needs to learn what to serve; its end is noticed.
+        // No time limit: the successor waits for its routing information, and its exit closes the connection.
         match channel.receive().await? {
             Some((message, _)) if &message[..] == SERVING => {
                 Ok(Some(Successor { channel, process: peer.pid().and_then(Pid::from_raw) }))
             }
-            Some(_) => Err(protocol_error("it speaks another version of the handover")),
+            Some(_) => Err(protocol_error("the peer speaks another version of the handover protocol")),
             None => Ok(None),
         }
     }
 }
 
 impl Successor {
-    /// Which process it is, where the system knows: of one among other processes, such as another container's, it does not.
+    /// Process id of the successor; `None` in another PID namespace, such as another container.
     pub(crate) fn process(&self) -> Option<Pid> {
         self.process
     }
 
-    /// Tells it that nobody else accepts any more.
+    /// Reports that this proxy has stopped accepting.
     pub(crate) async fn confirm_stopped(self) {
-        // One that is gone meanwhile is told nothing.
+        // The successor may have exited.
         let _ = self.channel.send(STOPPED, &[]).await;
     }
 }
 
-/// Listens at `path`, where nobody does. The file stays for the next one when a proxy ends: to remove it could take away
-/// what a successor has.
+/// Listens at `path` if no process does. The file stays when a proxy exits: removing it might remove the successor's.
 fn bind(path: &Path) -> io::Result<UnixListener> {
     match fs::symlink_metadata(path) {
         Ok(found) if !found.file_type().is_socket() => {
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "what is there is not a socket"));
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the path exists and is not a socket"));
         }
         Ok(_) => fs::remove_file(path)?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -240,7 +246,7 @@ fn is_absent(error: &io::Error) -> bool {
 }
 
 fn timed_out() -> io::Error {
-    io::Error::new(io::ErrorKind::TimedOut, "it does not answer; another upgrade may be under way")
+    io::Error::new(io::ErrorKind::TimedOut, "no response; another upgrade may be in progress")
 }
 
 fn protocol_error(problem: &str) -> io::Error {

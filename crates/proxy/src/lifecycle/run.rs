@@ -1,4 +1,4 @@
-//! The life of a proxy: it learns what to serve, serves, and stops when it is told to or succeeded.
+//! Runs a proxy from start to drain.
 
 use std::{
     future::{Future, pending},
@@ -41,19 +41,20 @@ use crate::{
     tunnel::Tunnels,
 };
 
-/// How long the last spans may take at the end: within the deadline, but for a moment that they get even after it.
+/// Time for the last batch of spans: until the drain deadline, but within these bounds.
 const MIN_SPAN_EXPORT: Duration = Duration::from_millis(500);
 const MAX_SPAN_EXPORT: Duration = Duration::from_secs(5);
 
-/// Runs a proxy until `shutdown` completes or another one takes over, then drains: it accepts no more, tells connections to
-/// go, and what has not ended within [`Limits::drain`](crate::Limits::drain) is cut off.
+/// Runs a proxy until `shutdown` completes or a successor takes over, and then drains it: stops accepting, tells
+/// clients to reconnect elsewhere, and closes remaining connections after [`Limits::drain`](crate::Limits::drain).
 ///
-/// A listener accepts once it is known what to do with what comes to it, from the agent or from what it left on disk: a
-/// program that starts beside it must not find an empty table. Where a proxy runs at [`ProxyConfig::handover`] already,
-/// this one takes its listeners over, accepts once all is known, and only then lets it stop.
+/// A listener accepts connections once its routing information is known, from the agent or from the agent's copy on
+/// disk, so that programs that start at the same time find their services. If a proxy already runs at
+/// [`ProxyConfig::handover`], this one takes over its sockets, accepts once all routing information is known, and only
+/// then lets it stop.
 ///
 /// # Errors
-/// When an address cannot be listened on, or a proxy that runs cannot be succeeded: it goes on then.
+/// An address cannot be bound, or the running proxy cannot be replaced; it then continues.
 pub async fn run(
     config: ProxyConfig,
     mesh: Mesh,
@@ -61,7 +62,7 @@ pub async fn run(
 ) -> Result<(), ProxyError> {
     let tls = Tls::load(config.tls.clone(), &config.listen)?;
     let (predecessor, mut inherited) = predecessor(config.handover.as_deref()).await?;
-    // Bound before anything is waited for, so that an address that is taken is said at once.
+    // Bound first, so that an address in use is reported at once.
     let bound = BoundListener::bind_all(&config.listen, &mut inherited).await?;
     let admin_listener = match config.admin {
         Some(address) => Some(BoundListener::bind(address, &mut inherited).await?.listener),
@@ -93,7 +94,7 @@ pub async fn run(
     proxy.accepting.wait().await;
     drop(handover);
     if let Some(successor) = successor {
-        // The admin_listener are the successor's from now on.
+        // The successor serves the admin pages from now on.
         stop(&mut served).await;
         successor.confirm_stopped().await;
     }
@@ -102,7 +103,7 @@ pub async fn run(
     Ok(())
 }
 
-/// Sockets that were bound before anything is served.
+/// Sockets bound before anything is served.
 struct Sockets {
     listeners: Vec<BoundListener>,
     admin: Option<TcpListener>,
@@ -114,7 +115,7 @@ struct Succession<'a> {
     handover: Option<&'a Handover>,
 }
 
-/// What a proxy consists of while it serves.
+/// A running proxy.
 struct RunningProxy {
     listen: Vec<ListenerConfig>,
     serving: ConnectionServer,
@@ -127,7 +128,7 @@ struct RunningProxy {
 }
 
 impl RunningProxy {
-    /// All of it but sockets.
+    /// Creates everything except sockets.
     fn new(
         config: ProxyConfig,
         mesh: Mesh,
@@ -154,7 +155,7 @@ impl RunningProxy {
         Ok(Self { listen, serving, services, state, observer, shutdown, accepting, connections })
     }
 
-    /// Serves until somebody has taken over.
+    /// Serves until a successor has taken over.
     async fn serve_until_succeeded(
         &self,
         sockets: Sockets,
@@ -174,7 +175,7 @@ impl RunningProxy {
         if let Some(predecessor) = predecessor {
             self.wait_informed(time_limit).await?;
             self.accept(listeners);
-            // Before the other's are gone, so that whoever watches finds them at all times.
+            // Before the predecessor stops, so that the admin pages are always available.
             self.state.set_ready(true);
             *served = start_admin();
             predecessor.take_over().await;
@@ -182,7 +183,7 @@ impl RunningProxy {
             supervisor::notify_listening();
             *served = start_admin();
             self.accept(listeners);
-            // Who was told wrongly where to learn it is succeeded by one that was told better.
+            // A proxy with a wrong agent address never becomes ready, and can be replaced as well.
             tokio::select! {
                 () = self.services.wait_ready(&self.listen) => self.state.set_ready(true),
                 successor = &mut succeeded => return Ok(successor),
@@ -192,13 +193,14 @@ impl RunningProxy {
         Ok(succeeded.await)
     }
 
-    /// Waits until all is known. Nothing is accepted before, since a connection that is would be lost if it never came.
+    /// Waits for the routing information of all listeners. Connections accepted earlier would be lost if it never
+    /// arrived.
     async fn wait_informed(&self, time_limit: Duration) -> Result<(), ProxyError> {
         let known = timeout(time_limit, self.services.wait_ready(&self.listen)).await;
         known.map_err(|_| ProxyError::Uninformed { waited: time_limit })
     }
 
-    /// Waits until the last connection has ended, by itself or at the deadline.
+    /// Waits until all connections have ended, at the latest at the deadline.
     async fn wait_drained(&self, deadline: Instant) {
         self.connections.close();
         self.connections.wait().await;
@@ -206,14 +208,14 @@ impl RunningProxy {
             0 => tracing::info!("drained"),
             timed_out => tracing::warn!(
                 connections = timed_out,
-                "cut off at the deadline, with what was under way on them; --drain-deadline gives them longer"
+                "closed at the drain deadline with requests in flight; --drain-deadline gives them more time"
             ),
         }
         let now = Instant::now();
         self.observer.stop(deadline.clamp(now + MIN_SPAN_EXPORT, now + MAX_SPAN_EXPORT)).await;
     }
 
-    /// Lets each listener accept as soon as it is known what to do with what comes there.
+    /// Lets each listener accept as soon as its routing information is known.
     fn accept(&self, bound: Vec<BoundListener>) {
         for (bound, listen) in bound.into_iter().zip(&self.listen) {
             let (services, own) = (Arc::clone(&self.services), listen.clone());

@@ -1,28 +1,28 @@
-//! What a supervisor hears that started this process, in the words of sd_notify(3): systemd, and others that know them.
+//! Notifications to the service manager (sd_notify(3)): systemd, or another one that sets `NOTIFY_SOCKET`.
 //!
-//! The end of a proxy that was succeeded is not the end of the service. So it says who is to be watched from then on, and
-//! says it itself: nobody but the process that is watched, and what a unit says to start, is listened to (`NotifyAccess=exec`),
-//! which keeps others from speaking for it.
+//! The exit of a proxy that was replaced is not the end of the service: it reports the successor as the new main
+//! process. Only the current main process may do so (`NotifyAccess=exec`), so that no other process can impersonate it.
 
 use rustix::process::Pid;
 use sd_notify::NotifyState::{self, MainPid, Ready, Status, Stopping};
 
-/// Programs that connect from now on wait for an answer and are not refused. To be started means no more than this: what there is
-/// to serve may be unknown for as long as nobody tells, and what starts after the proxy must not wait for that.
+/// Clients that connect from now on wait and are not refused. Ready means only this: routing information may be missing
+/// as long as no agent is reachable, and units that start after the proxy must not wait for that.
 pub(crate) fn notify_listening() {
-    notify(&[Ready, Status("waiting to learn what to serve")]);
+    notify(&[Ready, Status("waiting for routing information")]);
 }
 
 pub(crate) fn notify_serving() {
     notify(&[Ready, Status("serving")]);
 }
 
-/// Another process serves instead, where it is known which.
+/// Another process serves from now on; its id is unknown in another PID namespace.
 pub(crate) fn notify_successor(by: Option<Pid>) {
     match by {
         Some(pid) => notify(&[MainPid(pid.as_raw_nonzero().get().unsigned_abs())]),
         None if std::env::var_os("NOTIFY_SOCKET").is_some() => tracing::warn!(
-            "the supervisor is not told which process took over, as it runs among other processes; it may start another"
+            "cannot report the successor to the service manager from another PID namespace; it may start \
+             another process"
         ),
         None => {}
     }
@@ -32,9 +32,9 @@ pub(crate) fn notify_draining() {
     notify(&[Stopping, Status("draining")]);
 }
 
-/// Does nothing where no supervisor asked for it with `NOTIFY_SOCKET`.
+/// Does nothing without `NOTIFY_SOCKET`.
 fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        tracing::warn!(%error, "the supervisor at NOTIFY_SOCKET hears nothing");
+        tracing::warn!(%error, "cannot notify the service manager at NOTIFY_SOCKET");
     }
 }

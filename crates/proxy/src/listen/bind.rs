@@ -1,4 +1,4 @@
-//! Listening sockets.
+//! Binds listening sockets.
 
 use std::{io, net::SocketAddr};
 
@@ -11,7 +11,7 @@ use crate::{
     listen::listener_config::{ListenerConfig, ListenerKind},
 };
 
-/// A listener that is bound.
+/// A bound listener.
 #[derive(Debug)]
 pub(crate) struct BoundListener {
     pub(crate) listener: TcpListener,
@@ -35,7 +35,7 @@ impl BoundListener {
         Ok(all)
     }
 
-    /// One that was inherited, or else one of its own.
+    /// Takes the inherited socket of this address, or binds a new one.
     pub(crate) async fn bind(address: SocketAddr, inherited: &mut Inherited) -> Result<Self, ProxyError> {
         let bound = async {
             let listener = match inherited.take(address) {
@@ -49,9 +49,10 @@ impl BoundListener {
     }
 }
 
-/// Lets it take connections that were meant for other machines. One that was inherited does so already, whatever its heir may do.
+/// Sets `IP_TRANSPARENT`, to accept connections to other addresses. An inherited socket has it already, whatever
+/// privileges this process has.
 fn set_transparent(listener: &TcpListener) -> io::Result<()> {
     let socket = SockRef::from(listener);
-    // Of IPv6 as well: the system has one flag for both.
+    // Covers IPv6 as well: Linux has one flag for both.
     if socket.ip_transparent_v4()? { Ok(()) } else { socket.set_ip_transparent_v4(true) }
 }

@@ -1,4 +1,4 @@
-//! A program's connection, as it is or within TLS.
+//! A client connection, with or without TLS.
 
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadHalf, WriteHalf, split},
@@ -9,17 +9,17 @@ use tokio::{
 };
 use tokio_rustls::server::TlsStream;
 
-/// A connection of which one reads and another writes, and that can be put together again.
+/// A connection that can be split into halves and reunited.
 pub(crate) trait ClientStream: AsyncRead + AsyncWrite + Unpin + Send + Sized + 'static {
     type Reader: AsyncRead + Unpin + Send + 'static;
     type Writer: AsyncWrite + Unpin + Send + 'static;
 
-    /// What it is carried by.
+    /// The TCP connection below.
     fn socket(&self) -> &TcpStream;
 
     fn into_split(self) -> (Self::Reader, Self::Writer);
 
-    /// `None` where the halves are of two connections.
+    /// `None` if the halves belong to different connections.
     fn reunite(reader: Self::Reader, writer: Self::Writer) -> Option<Self>;
 }
 

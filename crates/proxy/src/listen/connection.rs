@@ -1,4 +1,4 @@
-//! One accepted connection.
+//! Serves one accepted connection.
 
 use std::{
     error::Error,
@@ -36,14 +36,14 @@ use crate::{
     tunnel::{prefixed_io::PrefixedIo, tcp_proxy},
 };
 
-/// A connection, and what was read of it and not used. There always is one: the halves are of one connection.
+/// Reunites a connection with its unread bytes. Always succeeds, since the halves belong together.
 fn reunite<L: ClientStream>(parts: ConnectionParts<L::Reader, L::Writer>) -> Option<(L, BytesMut)> {
     Some((L::reunite(parts.reader, parts.writer)?, parts.read))
 }
 
 impl ConnectionServer {
-    /// Finds out who connected, and serves what is spoken here. Each of what may take a while is boxed: unboxed, every connection
-    /// would keep room for the largest of them for as long as it lasts.
+    /// Reads the PROXY protocol header if required, and serves the protocol of the listener. Long operations are boxed,
+    /// since every connection would otherwise reserve space for the largest one.
     pub(crate) async fn serve_connection(
         self: Arc<Self>,
         mut stream: TcpStream,
@@ -51,7 +51,7 @@ impl ConnectionServer {
         listen: Arc<ListenerConfig>,
         permit: Arc<ConnectionPermit>,
     ) {
-        // Fails only on a socket that is already broken, which the first read will say better.
+        // Fails only on a broken socket, which the first read reports.
         let _ = stream.set_nodelay(true);
         let mut addresses = socket::connection_addresses(&stream, caller);
         if listen.accept_proxy {
@@ -59,7 +59,7 @@ impl ConnectionServer {
                 Ok(sent) => addresses = sent.unwrap_or(addresses),
                 Err(error) => {
                     increment(&self.forwarder.metrics.connections.proxy_protocol_errors);
-                    tracing::debug!(%error, %caller, "a connection was refused");
+                    tracing::debug!(%error, %caller, "refused a connection without a valid PROXY header");
                     return socket::reset(stream);
                 }
             }
@@ -67,7 +67,7 @@ impl ConnectionServer {
         let served = if let ListenerKind::Captured { .. } = listen.kind {
             self.serve_captured(stream, caller, &listen, permit).boxed()
         } else if listen.tls {
-            // Nothing else is awaited in here, or every connection would keep room for what TLS needs.
+            // Awaits nothing else in here, since every connection would otherwise reserve space for the TLS handshake.
             match self.accept_tls(stream, &listen, addresses.source).boxed().await {
                 Some(stream) => self.serve_protocol(stream, addresses, &listen, permit),
                 None => return,
@@ -78,7 +78,7 @@ impl ConnectionServer {
         served.await;
     }
 
-    /// The connection within TLS, once both sides have agreed on it.
+    /// Performs the TLS handshake.
     async fn accept_tls(
         &self,
         stream: TcpStream,
@@ -93,11 +93,11 @@ impl ConnectionServer {
                 return None;
             }
         };
-        let log = |error| tracing::debug!(%error, %caller, "a connection was not secured");
+        let log = |error| tracing::debug!(%error, %caller, "TLS handshake failed");
         handshake.map_err(log).ok()
     }
 
-    /// Serves what is spoken here.
+    /// Serves the protocol of the listener.
     fn serve_protocol<'a, L: ClientStream>(
         &'a self,
         stream: L,
@@ -117,12 +117,12 @@ impl ConnectionServer {
                 let header = send_proxy.map(|version| proxy_protocol::write(version, addresses));
                 tcp_proxy::serve(&self.forwarder, stream, service, header).boxed()
             }
-            // Has begun already: the socket itself knows where it was meant to go.
+            // Handled before: the socket itself has the original destination.
             ListenerKind::Captured { .. } => ready(()).boxed(),
         }
     }
 
-    /// Serves HTTP, and whatever a connection goes on with.
+    /// Serves HTTP, and the protocol after an upgrade.
     pub(crate) fn serve_http<L: ClientStream>(
         &self,
         stream: L,
@@ -131,7 +131,7 @@ impl ConnectionServer {
         let metrics = &self.forwarder.metrics;
         let caller = client_info.caller;
         let (reader, writer) = stream.into_split();
-        // An `async fn` keeps room for what it is given twice.
+        // An `async fn` would reserve space for its arguments twice.
         async move {
             let ended = {
                 let handler = Http1Handler::new(&self.forwarder, &client_info);
@@ -147,7 +147,7 @@ impl ConnectionServer {
                 ConnectionEnd::Closed => {}
                 ConnectionEnd::Failed(error) => {
                     increment(&metrics.connections.failed);
-                    tracing::debug!(error = &error as &dyn Error, %caller, "a connection ended early");
+                    tracing::debug!(error = &error as &dyn Error, %caller, "connection failed");
                 }
                 ConnectionEnd::Http2(parts) => {
                     let Some((stream, read)) = reunite::<L>(parts) else { return };
@@ -161,7 +161,7 @@ impl ConnectionServer {
         }
     }
 
-    /// What comes of serving a connection, unless the deadline of a stop comes first.
+    /// The result of serving a connection, unless the drain deadline passes first.
     async fn until_drain_deadline<T>(&self, mut served: Pin<&mut impl Future<Output = T>>) -> Option<T> {
         let mut drain_deadline = pin!(self.drain_deadline());
         let mut is_polled = false;
@@ -169,7 +169,7 @@ impl ConnectionServer {
             if let Poll::Ready(ended) = served.as_mut().poll(context) {
                 return Poll::Ready(Some(ended));
             }
-            // Polled once it wakes this task, which is always the same; there is nothing to hear before it has.
+            // Polled first to register the waker, which never changes; nothing can happen before the shutdown starts.
             let was_polled = mem::replace(&mut is_polled, true);
             let may_be_due = !was_polled || self.shutdown.is_started();
             if may_be_due && drain_deadline.as_mut().poll(context).is_ready() {
@@ -181,7 +181,7 @@ impl ConnectionServer {
         .await
     }
 
-    /// Ends at the deadline of a stop, and before that wakes who polls it whenever there is something to know of it.
+    /// Completes at the drain deadline; before that, wakes the task at each step of the shutdown.
     pub(crate) async fn drain_deadline(&self) {
         let deadline = self.shutdown.deadline().await;
         self.shutdown.idle_grace_over().cancelled().await;

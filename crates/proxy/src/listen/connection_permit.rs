@@ -4,8 +4,8 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::{listen::cores::CoreGuard, metrics::ProxyMetrics, observe::counter::increment};
 
-/// A program's place among the connections that the proxy takes: it is free again, and no longer counted, as open and on its
-/// loop, when all that came of the connection is over, tunnels included.
+/// A permit of the connection limit. It is released, and the connection no longer counted as open or on its core, once
+/// everything that came of the connection has ended, tunnels included.
 #[derive(Debug)]
 pub(crate) struct ConnectionPermit {
     metrics: Arc<ProxyMetrics>,

@@ -1,10 +1,10 @@
-//! Event loops that serve connections, a thread each (thread-per-core).
+//! Event loops that serve connections, one thread each (thread-per-core).
 //!
-//! A connection stays on the loop that it was given to, with its calls and the connections to servers that they go over: nothing
-//! of a request crosses threads. Within one loop tasks run in the order in which they were woken, so that what several
-//! requests have to say over one HTTP/2 connection goes out in one write; a runtime with several threads runs first whoever was
-//! woken last, and each would be written by itself. What is given up is work stealing: connections are few long-lived ones, and
-//! each new one goes where the fewest are.
+//! A connection stays on its loop, with its calls and their connections to servers, so that no request crosses threads.
+//! Tasks of one loop run in the order in which they were woken, so that several requests share one write to an HTTP/2
+//! connection; a multi-threaded runtime runs the task that was woken last first, and would write each separately. The
+//! price is that there is no work stealing: connections are few and long-lived, and each new one is assigned to the
+//! loop with the fewest.
 
 use std::{
     io,
@@ -25,7 +25,7 @@ use tokio_util::{
     task::TaskTracker,
 };
 
-/// The loops; they end when the last clone is dropped.
+/// The loops; they stop when the last clone is dropped.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cores {
     cores: Arc<[Core]>,
@@ -38,12 +38,13 @@ struct Core {
     connections: Arc<AtomicUsize>,
 }
 
-/// Counts a connection on its loop, with what becomes of it, until it is dropped.
+/// Counts a connection on its loop until it is dropped.
 #[derive(Debug)]
 pub(crate) struct CoreGuard(Arc<AtomicUsize>);
 
 impl Cores {
-    /// Starts so many; with none, or one that a runtime of a single thread already is, connections are served where they are accepted.
+    /// Starts `count` loops. With none, or with one on a single-threaded runtime, connections are served where they are
+    /// accepted.
     pub(crate) fn start(count: usize) -> io::Result<Self> {
         if count == 1 && Handle::current().runtime_flavor() == RuntimeFlavor::CurrentThread {
             return Ok(Self::default());
@@ -53,7 +54,7 @@ impl Cores {
         Ok(Self { cores, _running: Some(Arc::new(stop.drop_guard())) })
     }
 
-    /// Serves a connection, which counts on its loop for as long as what it is served with is kept.
+    /// Serves a connection on the loop with the fewest, and counts it there until the guard is dropped.
     pub(crate) fn spawn<F>(
         &self,
         connections: &TaskTracker,
@@ -68,7 +69,7 @@ impl Cores {
         };
         core.connections.fetch_add(1, Relaxed);
         let counted = CoreGuard(Arc::clone(&core.connections));
-        // Fails only on a socket that is broken already.
+        // Fails only on a broken socket.
         let Ok(stream) = stream.into_std() else { return };
         let served = async move {
             if let Ok(stream) = TcpStream::from_std(stream) {
@@ -109,7 +110,7 @@ mod tests {
 
     use super::*;
 
-    /// Serves so many connections at a time and says on which threads.
+    /// Serves `count` connections at a time; returns how many were served by each thread.
     async fn served(cores: usize, count: usize) -> HashMap<String, usize> {
         let cores = Cores::start(cores).unwrap();
         let tracker = TaskTracker::new();

@@ -5,49 +5,49 @@ use fairmesh_model::Invalid;
 
 use crate::listen::proxy_protocol::Version;
 
-/// One listener.
+/// Configuration of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenerConfig {
-    /// Where.
+    /// Address to bind.
     pub address: SocketAddr,
-    /// What is spoken there.
+    /// Protocol, and the service if it is fixed.
     pub kind: ListenerKind,
-    /// Whether each connection begins with a head of the PROXY protocol, from the balancer in front; one that does not is
+    /// Require a PROXY protocol header of the load balancer in front on each connection; connections without one are
     /// refused.
     pub accept_proxy: bool,
-    /// Whether programs speak TLS here, behind that head.
+    /// Terminate TLS, after that header.
     pub tls: bool,
-    /// Whether every HTTP program may ask for tunnels (CONNECT); otherwise only where a route names that method.
+    /// Allow CONNECT to every HTTP client; otherwise only where a route names the method.
     pub connect: bool,
 }
 
-/// What programs speak to a listener.
+/// The protocol of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ListenerKind {
     /// HTTP.
     Http {
-        /// Whom everything that comes there is for; without one, the host of each request says it.
+        /// The service of all requests; without one, the host of each request names it.
         service: Option<ServiceName>,
     },
-    /// Whatever the service speaks.
+    /// TCP connections, whatever their protocol.
     Tcp {
-        /// Whom the connections are for.
+        /// The service of all connections.
         service: ServiceName,
-        /// How each connection to a server begins by saying who connected here, where its servers ask for that.
+        /// Send a PROXY protocol header to the server on each connection.
         send_proxy: Option<Version>,
     },
-    /// What programs meant for somebody else, and the system redirected: HTTP for services by host, and the rest goes on to
-    /// where it was meant to go.
+    /// Connections to other addresses that the system redirects here: HTTP to services is routed by host, and other
+    /// traffic is passed through to its original destination.
     Captured {
-        /// Whether the rest is refused.
+        /// Refuse traffic to anything but services.
         only_services: bool,
-        /// Whether connections may also come here as they are, to the address that they were meant for (`IP_TRANSPARENT`): those
-        /// that this machine only passes on, as a router does.
+        /// Also accept connections with their original destination address (`IP_TRANSPARENT`), which this machine
+        /// forwards as a router.
         transparent: bool,
     },
 }
 
-/// What a listener's text begins with where it is not for HTTP.
+/// Prefixes and options in the textual form.
 const TCP: &str = "tcp:";
 const CAPTURE: &str = "capture:";
 const ONLY_SERVICES: &str = "only-services";
@@ -59,7 +59,7 @@ const SEND_PROXY: &str = "send-proxy";
 const SEND_PROXY_V2: &str = "send-proxy-v2";
 
 impl ListenerConfig {
-    /// The service that it is for, where it is for one.
+    /// The fixed service, if there is one.
     pub fn service(&self) -> Option<&ServiceName> {
         match &self.kind {
             ListenerKind::Http { service } => service.as_ref(),
@@ -68,7 +68,7 @@ impl ListenerConfig {
         }
     }
 
-    /// Whom it is for, for people.
+    /// Name of the target in the log.
     pub(crate) fn description(&self) -> String {
         match (&self.kind, self.service()) {
             (_, Some(service)) => service.to_string(),
@@ -81,9 +81,9 @@ impl ListenerConfig {
 impl FromStr for ListenerConfig {
     type Err = Invalid;
 
-    /// Reads `127.0.0.1:8080`, `127.0.0.1:8080=shop/cart` or `tcp:127.0.0.1:5432=shop/db`, each with the options
-    /// `+accept-proxy` and `+tls`, of HTTP `+connect`, and of TCP `+send-proxy` or `+send-proxy-v2` behind it; or
-    /// `capture:127.0.0.1:7415`, with the options `+only-services`, `+transparent` and `+connect`.
+    /// Parses `127.0.0.1:8080`, `127.0.0.1:8080=shop/cart` or `tcp:127.0.0.1:5432=shop/db`, each with the options
+    /// `+accept-proxy` and `+tls`, for HTTP also `+connect`, and for TCP also `+send-proxy` or `+send-proxy-v2`; or
+    /// `capture:127.0.0.1:7415` with the options `+only-services`, `+transparent` and `+connect`.
     fn from_str(text: &str) -> Result<Self, Invalid> {
         if let Some(rest) = text.strip_prefix(CAPTURE) {
             return captured(rest);
@@ -96,7 +96,7 @@ impl FromStr for ListenerConfig {
             None => (main, None),
         };
         let address = address.parse().map_err(|_| {
-            let problem = format!("'{address}' is no address with a port");
+            let problem = format!("'{address}' is not an IP address with a port");
             Invalid::new("", problem, "write IP:PORT, IP:PORT=tenant/service or tcp:IP:PORT=tenant/service")
         })?;
         let (mut accept_proxy, mut tls, mut connect, mut send_proxy) = (false, false, false, None);
@@ -123,8 +123,8 @@ fn captured(text: &str) -> Result<ListenerConfig, Invalid> {
     let mut parts = text.split('+');
     let main = parts.next().unwrap_or_default();
     let address: SocketAddr = main.parse().map_err(|_| {
-        let problem = format!("'{main}' is no address with a port");
-        Invalid::new("", problem, "write capture:IP:PORT; hosts of requests say which service is meant")
+        let problem = format!("'{main}' is not an IP address with a port");
+        Invalid::new("", problem, "write capture:IP:PORT; the hosts of requests name their services")
     })?;
     let (mut only_services, mut transparent, mut connect) = (false, false, false);
     for option in parts {
@@ -133,15 +133,14 @@ fn captured(text: &str) -> Result<ListenerConfig, Invalid> {
             TRANSPARENT => transparent = true,
             CONNECT => connect = true,
             other => {
-                let problem = format!("'{other}' is no option of this listener");
+                let problem = format!("'{other}' is not an option of this listener");
                 let hint = "write capture:IP:PORT, and behind it +only-services, +transparent or +connect";
                 return Err(Invalid::new("", problem, hint));
             }
         }
     }
     if transparent && (address.ip().is_unspecified() || address.port() == 0) {
-        let problem =
-            format!("'{address}' does not tell connections that come here from those that were meant for it");
+        let problem = format!("'{address}' cannot distinguish captured connections from direct ones");
         return Err(Invalid::new(
             "",
             problem,
@@ -153,13 +152,14 @@ fn captured(text: &str) -> Result<ListenerConfig, Invalid> {
 }
 
 fn unknown_option(option: &str) -> Invalid {
-    let problem = format!("'{option}' is no option of this listener");
-    let hint = "write +accept-proxy or +tls, for HTTP also +connect, or for tcp: also +send-proxy or +send-proxy-v2; HTTP tells servers nothing by it";
+    let problem = format!("'{option}' is not an option of this listener");
+    let hint =
+        "write +accept-proxy or +tls, for HTTP also +connect, or for tcp: also +send-proxy or +send-proxy-v2";
     Invalid::new("", problem, hint)
 }
 
 fn no_service(text: &str) -> Invalid {
-    let problem = format!("'{text}' names no service, and connections over TCP name none either");
+    let problem = format!("'{text}' has no service, which TCP connections do not name");
     Invalid::new("", problem, "write tcp:IP:PORT=tenant/service")
 }
 

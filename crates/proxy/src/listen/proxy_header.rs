@@ -6,10 +6,10 @@ use tokio::{io::AsyncReadExt as _, net::TcpStream, time::timeout};
 
 use crate::listen::proxy_protocol::{self, Addresses, Header};
 
-/// How long a head of the PROXY protocol may take: a balancer sends it at once.
+/// Time limit of the header, which load balancers send at once.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Reads what a balancer says first of a connection, and nothing beyond it; `None` where it says nothing of who connected.
+/// Reads exactly the header; `None` if it has no addresses.
 pub(crate) async fn read(stream: &mut TcpStream, time_limit: Duration) -> io::Result<Option<Addresses>> {
     let header = async {
         let mut header = Vec::with_capacity(proxy_protocol::MIN_LENGTH);
@@ -17,7 +17,7 @@ pub(crate) async fn read(stream: &mut TcpStream, time_limit: Duration) -> io::Re
             match proxy_protocol::read(&header).map_err(io::Error::other)? {
                 Header::Complete { addresses, .. } => return Ok(addresses),
                 Header::Incomplete(missing) => {
-                    // So far and no further: what follows is the program's.
+                    // Reads no further: the next bytes are the client's.
                     let mut rest = (&mut *stream).take(missing as u64);
                     if rest.read_buf(&mut header).await? == 0 {
                         return Err(io::ErrorKind::UnexpectedEof.into());

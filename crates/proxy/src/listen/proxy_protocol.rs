@@ -1,8 +1,8 @@
-//! The PROXY protocol, versions 1 and 2, as bytes: what a balancer in front says first of each connection, so that who
-//! connected to it is known behind it.
+//! The PROXY protocol, versions 1 and 2, as bytes: a header with the addresses of a connection, which a load balancer
+//! sends first.
 //!
-//! What the specification leaves to the reader is refused where two readers could understand it differently: a head that a
-//! program could have slipped in decides for whom a connection is taken.
+//! Where the specification leaves a choice, input that two implementations could interpret differently is refused: a
+//! forged header would determine the address that a connection is attributed to.
 
 mod binary;
 mod text;
@@ -12,50 +12,51 @@ mod tests;
 
 use std::net::SocketAddr;
 
-/// What is read at first: no head is shorter.
+/// Length of the first read; no header is shorter.
 pub const MIN_LENGTH: usize = 15;
 
-/// How a head is written.
+/// Version of the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
-    /// A line of text.
+    /// Text.
     V1,
     /// Binary.
     V2,
 }
 
-/// Between whom a connection is.
+/// The addresses of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Addresses {
-    /// Who connected.
+    /// The client.
     pub source: SocketAddr,
-    /// What it connected to.
+    /// The address it connected to.
     pub destination: SocketAddr,
 }
 
-/// What a connection begins with.
+/// The header at the beginning of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Header {
-    /// The head goes on: so many more bytes belong to it, and maybe others after them.
+    /// At least this many further bytes belong to the header.
     Incomplete(usize),
-    /// The head is whole.
+    /// The header is complete.
     Complete {
-        /// Its bytes.
+        /// Length in bytes.
         length: usize,
-        /// What it says; `None` where it says nothing of TCP, as of a balancer's own checks, and the connection counts as it is.
+        /// `None` if the header has no TCP addresses, as for health checks of the load balancer; the connection's own
+        /// addresses apply.
         addresses: Option<Addresses>,
     },
 }
 
-/// Bytes that are no head of the PROXY protocol, or that two readers could understand differently; says which.
+/// Bytes that are no header, or an ambiguous one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no head of the PROXY protocol that can be relied on: {0}")]
+#[error("invalid PROXY protocol header: {0}")]
 pub struct InvalidHeader(&'static str);
 
-/// Reads the head of a connection, of which so much has come.
+/// Parses the beginning of a connection.
 ///
 /// # Errors
-/// Where it is none, as soon as that is sure.
+/// The bytes cannot become a valid header.
 pub fn read(bytes: &[u8]) -> Result<Header, InvalidHeader> {
     match bytes.first() {
         None => Ok(Header::Incomplete(MIN_LENGTH)),
@@ -64,7 +65,7 @@ pub fn read(bytes: &[u8]) -> Result<Header, InvalidHeader> {
     }
 }
 
-/// The head that says this.
+/// Encodes a header.
 pub fn write(version: Version, addresses: Addresses) -> Vec<u8> {
     let addresses = addresses.same_family();
     match version {
@@ -74,7 +75,7 @@ pub fn write(version: Version, addresses: Addresses) -> Vec<u8> {
 }
 
 impl Addresses {
-    /// A head has room for one family of addresses: where they differ, both are of version 6.
+    /// A header holds addresses of one family: if they differ, the IPv4 address is mapped to IPv6.
     fn same_family(self) -> Self {
         let Self { source, destination } = self;
         if source.is_ipv4() == destination.is_ipv4() {

@@ -1,4 +1,4 @@
-//! Accepts connections and serves them.
+//! Accepts connections within the connection limit.
 
 use std::{
     future::poll_fn,
@@ -26,10 +26,10 @@ use crate::{
     observe::counter::increment,
 };
 
-/// How long to wait before accepting again when the system refuses, as it does when file descriptors run out.
+/// Delay after a failed accept, as when file descriptors run out.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// What all listeners share.
+/// Shared by all listeners.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectionServer {
     pub(crate) forwarder: Arc<Forwarder>,
@@ -51,27 +51,27 @@ impl ConnectionServer {
         Self { forwarder, permits, shutdown, cores, limits, tls: None }
     }
 
-    /// With a certificate for the listeners that show one.
+    /// Sets the certificate of listeners with TLS.
     pub(crate) fn with_tls(self, tls: Option<Arc<Tls>>) -> Self {
         Self { tls, ..self }
     }
 
-    /// How long one that takes over may wait for what it has to know.
+    /// Time limit of a successor for its routing information.
     pub(crate) fn handover_timeout(&self) -> Duration {
         self.limits.handover_timeout
     }
 
-    /// Connections of programs that are open.
+    /// Number of open client connections.
     pub(crate) fn open_connections(&self) -> u64 {
         self.forwarder.metrics.connections.open.load(Relaxed)
     }
 
-    /// Connections that were cut off at the deadline of a stop.
+    /// Number of connections that were closed at the drain deadline.
     pub(crate) fn drain_timeouts(&self) -> u64 {
         self.forwarder.metrics.connections.drain_timeouts.load(Relaxed)
     }
 
-    /// Accepts from when it is `known` what to do with what comes until the proxy stops.
+    /// Accepts connections once `known` completes, until the proxy stops.
     pub(crate) async fn accept(
         self,
         bound: BoundListener,
@@ -100,9 +100,9 @@ impl ConnectionServer {
         }
     }
 
-    /// The next connection, once there is a place for it: those beyond the bound wait unaccepted, which their programs see as
-    /// a slow connect, where a refusal would be an error. Of several listeners the one that has waited longest takes a place,
-    /// and one to which nobody comes holds none.
+    /// Accepts the next connection once a permit is free. Connections beyond the limit stay in the accept queue, so
+    /// that clients see a slow connect and no error. Permits are granted to listeners in the order of waiting, and a
+    /// listener without clients holds none.
     async fn next_connection(
         &self,
         listener: &TcpListener,

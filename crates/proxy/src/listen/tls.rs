@@ -1,8 +1,7 @@
-//! TLS of programs, ended here: which certificate is shown, and how a connection begins.
+//! TLS termination for clients.
 //!
-//! rustls, as for etcd. One certificate for all listeners, whatever name is asked for: a proxy is one party, and where it has
-//! several names its certificate has them. Tickets hold what a session needs to be resumed, so that nothing is kept here for
-//! programs that may never return.
+//! Uses rustls, as for etcd. All listeners have one certificate, whatever name the client requests; it should contain
+//! all names of the proxy. Sessions are resumed by tickets, so that no state is kept for clients that may not return.
 
 pub(crate) mod files;
 pub(crate) mod metrics;
@@ -41,20 +40,20 @@ use crate::{
     observe::counter::increment,
 };
 
-/// How long a handshake may take at most: two round trips and a signature, and someone who thinks of nothing else.
+/// Time limit of a handshake: two round trips and a signature on a busy client.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often the files are looked at.
+/// Interval at which the files are checked.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(2);
-/// What a program may choose from once it speaks HTTP.
+/// ALPN protocols of HTTP listeners.
 const ALPN: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
-/// What was read at the start.
+/// The initial certificate, and its fingerprint.
 pub(crate) struct LoadedTls(Tls, Fingerprint);
 
-/// Whether there is a certificate where a listener shows one, and none where none does.
+/// Checks that a certificate is configured if, and only if, a listener uses TLS.
 ///
 /// # Errors
-/// Where it is not so.
+/// It is missing or unused.
 pub fn check(listen: &[ListenerConfig], has_certificate: bool) -> Result<(), TlsError> {
     match (listen.iter().any(|listen| listen.tls), has_certificate) {
         (true, false) => Err(TlsError::Missing),
@@ -63,7 +62,7 @@ pub fn check(listen: &[ListenerConfig], has_certificate: bool) -> Result<(), Tls
     }
 }
 
-/// The side of TLS that has the certificate.
+/// Terminates TLS with the current certificate.
 #[derive(Debug)]
 pub(crate) struct Tls {
     files: TlsFiles,
@@ -71,19 +70,19 @@ pub(crate) struct Tls {
     current: RwLock<TlsConfigs>,
 }
 
-/// What handshakes are made with.
+/// Configurations for handshakes.
 #[derive(Clone, Debug)]
 struct TlsConfigs {
     http: Arc<ServerConfig>,
-    /// Of connections whose protocol is nobody's business here: what a program says of it is not answered.
+    /// For TCP listeners: without ALPN, since their protocol is unknown.
     tcp: Arc<ServerConfig>,
 }
 
 impl Tls {
-    /// Reads the files, where a listener needs them.
+    /// Loads the certificate if a listener needs it.
     ///
     /// # Errors
-    /// Where they cannot be used, with what to do.
+    /// The files cannot be used.
     pub(crate) fn load(
         files: Option<TlsFiles>,
         listen: &[ListenerConfig],
@@ -96,10 +95,10 @@ impl Tls {
         Ok(Some(LoadedTls(Self { files, tickets, current }, fingerprint)))
     }
 
-    /// Secures a connection.
+    /// Performs a handshake.
     ///
     /// # Errors
-    /// Where the program does not, or takes longer than `patience`.
+    /// It fails or exceeds `time_limit`.
     pub(crate) async fn accept(
         &self,
         stream: TcpStream,
@@ -119,7 +118,7 @@ impl Tls {
         handshake
     }
 
-    /// Takes the files again whenever they have changed, until the proxy stops. What cannot be used changes nothing.
+    /// Reloads the files when they change, until the proxy stops. Invalid files change nothing.
     async fn watch_files(&self, mut seen: Fingerprint, counts: &TlsMetrics, shutdown: &CancellationToken) {
         loop {
             tokio::select! {
@@ -127,9 +126,9 @@ impl Tls {
                 () = shutdown.cancelled() => return,
             }
             let files = self.files.clone();
-            // Ends early only with the runtime.
+            // Fails only when the runtime stops.
             let Ok((read, found)) = tokio::task::spawn_blocking(move || files.read()).await else { return };
-            // Said once of each content, also of what is wrong.
+            // Each content is reported once, also an invalid one.
             if found == seen {
                 continue;
             }
@@ -138,11 +137,11 @@ impl Tls {
                 Ok(current) => {
                     *self.current.write().unwrap_or_else(PoisonError::into_inner) = current;
                     increment(&counts.reloads);
-                    tracing::info!(certificate = %self.files.certificate.display(), "the certificate was read again");
+                    tracing::info!(certificate = %self.files.certificate.display(), "reloaded the certificate");
                 }
                 Err(error) => {
                     increment(&counts.failed_reloads);
-                    tracing::warn!(%error, "the certificate that was read before stays in use");
+                    tracing::warn!(%error, "cannot reload the certificate; the previous one stays in use");
                 }
             }
         }
@@ -150,7 +149,7 @@ impl Tls {
 }
 
 impl LoadedTls {
-    /// With a task that reads the files again when they change.
+    /// Starts a task that reloads the files when they change.
     pub(crate) fn watch(self, metrics: &Arc<ProxyMetrics>, shutdown: &Arc<Shutdown>) -> Arc<Tls> {
         let Self(tls, seen) = self;
         let tls = Arc::new(tls);
@@ -163,7 +162,7 @@ impl LoadedTls {
 impl TlsConfigs {
     fn new(identity: Identity, tickets: &Arc<dyn ProducesTickets>) -> Result<Self, TlsError> {
         let Identity { chain, key } = identity;
-        // Named here, so that it does not hang on what else a program is linked with.
+        // Explicit, so that it does not depend on features of other crates.
         let builder = ServerConfig::builder_with_provider(Arc::new(default_provider()));
         let builder = builder.with_safe_default_protocol_versions().map_err(TlsError::Unusable)?;
         let mut tcp = builder.with_no_client_auth().with_single_cert(chain, key).map_err(TlsError::of)?;

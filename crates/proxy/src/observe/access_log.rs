@@ -1,4 +1,4 @@
-//! The access log: a line a request, for people or for machines, of all or of some.
+//! The access log: one line for each logged request, as text or JSON.
 
 pub(crate) mod entry;
 
@@ -13,32 +13,31 @@ use std::{
 
 use crate::observe::{access_log::entry::AccessLogEntry, counter::increment};
 
-/// Lines that wait to be written; the next ones are dropped and counted, since a reader that has stopped reading must
-/// not stop calls.
+/// Queue of lines to be written; further ones are dropped and counted, so that a slow reader does not delay calls.
 const QUEUE: usize = 4096;
 
-/// How requests are logged, to standard output.
+/// Configuration of the access log, which is written to standard output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AccessLogConfig {
-    /// The form of lines.
+    /// Format of lines.
     pub form: AccessLogFormat,
-    /// One line for so many answered requests; those that failed (5xx, or no server answered) are all logged. 0 is taken for 1.
+    /// Logs one of this many requests; failed ones (5xx, or no response of a server) are always logged. 0 counts as 1.
     pub one_in: u64,
 }
 
-/// The form of access log lines.
+/// Format of access log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AccessLogFormat {
-    /// No line.
+    /// No access log.
     #[default]
     Off,
-    /// For people.
+    /// Text.
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// Writes the log.
+/// Writes the access log.
 #[derive(Debug)]
 pub(crate) struct AccessLogger {
     log: AccessLogConfig,
@@ -57,12 +56,12 @@ impl AccessLogger {
         Self { log, seen: AtomicU64::new(0), lines, dropped: AtomicU64::new(0) }
     }
 
-    /// Whether anything is logged.
+    /// Whether the access log is enabled.
     pub(crate) fn is_enabled(&self) -> bool {
         self.lines.is_some()
     }
 
-    /// Whether a request is one of those to be logged; to be asked once of each.
+    /// Whether a request is logged; must be called once for each request.
     pub(crate) fn selects(&self, failed: bool) -> bool {
         self.is_enabled()
             && (self.seen.fetch_add(1, Relaxed).is_multiple_of(self.log.one_in.max(1)) || failed)
@@ -85,7 +84,7 @@ impl AccessLogger {
 fn write(form: AccessLogFormat, lines: &Receiver<AccessLogEntry>, out: impl Write) {
     let mut out = io::BufWriter::new(out);
     while let Ok(entry) = lines.recv() {
-        // Whoever reads may be gone; calls go on.
+        // The reader may have closed standard output; calls continue.
         let mut next = Some(entry);
         while let Some(entry) = next {
             let _ = write_one(form, &entry, &mut out);

@@ -1,4 +1,4 @@
-//! What is told of a request when its answer has ended: a line in the log, and its spans.
+//! Reports a request when its response has ended: access log and spans.
 
 use std::sync::{
     Arc, OnceLock,
@@ -21,7 +21,7 @@ use crate::{
     },
 };
 
-/// A request with what it takes to tell of it.
+/// An observed request.
 #[derive(Debug)]
 pub(crate) struct ObservedRequest {
     pub(crate) observer: Arc<RequestObserver>,
@@ -30,17 +30,17 @@ pub(crate) struct ObservedRequest {
     pub(crate) span: Option<ActiveSpan>,
 }
 
-/// Sees an answer to its end, and tells of it.
+/// Follows a response to its end.
 #[derive(Debug)]
 pub(crate) struct CompletionWatch {
     pub(crate) observed: ObservedRequest,
     pub(crate) outcome: RequestOutcome,
     pub(crate) is_logged: bool,
-    /// Whom the status counts for, where it comes behind the answer.
+    /// The service that counts the gRPC status, if it is in the trailers.
     pub(crate) status_target: Option<Arc<Target>>,
     pub(crate) grpc_status: OnceLock<u16>,
     pub(crate) bytes_out: AtomicU64,
-    /// How long the answer's body is, where it says so.
+    /// The announced length of the response body.
     pub(crate) content_length: Option<u64>,
 }
 
@@ -66,7 +66,7 @@ impl CompletionWatch {
         if let Some(grpc_status) =
             headers.get(GRPC_STATUS).and_then(|grpc_status| grpc_status.to_str().ok()?.parse().ok())
         {
-            // Said once; a server that says it again is not believed.
+            // A repeated status is ignored.
             let _ = self.grpc_status.set(grpc_status);
         }
     }
@@ -88,7 +88,7 @@ impl Watch for CompletionWatch {
     fn ended(&self, end: BodyEnd) {
         let Self { observed, outcome, .. } = self;
         let bytes_out = self.bytes_out.load(Relaxed);
-        // Who reads by the length stops there, and does not wait to hear that nothing follows.
+        // A client that reads by `content-length` does not wait for the end of the body.
         let end = if end == BodyEnd::GivenUp && self.content_length == Some(bytes_out) {
             BodyEnd::Whole
         } else {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// A number counted up while this lives.
+/// Increments a gauge until it is dropped.
 #[derive(Debug)]
 pub(crate) struct GaugeGuard<'a>(&'a AtomicU64);
 
@@ -19,7 +19,7 @@ impl Drop for GaugeGuard<'_> {
     }
 }
 
-/// Counts one.
+/// Adds one.
 pub(crate) fn increment(counter: &AtomicU64) {
     counter.fetch_add(1, Relaxed);
 }

@@ -1,4 +1,4 @@
-//! What is counted by endpoint, where that is wanted: of every try, and not only of those that were heard.
+//! Metrics by endpoint, if enabled: every attempt, including those whose response was not used.
 
 use std::{
     collections::HashMap,
@@ -15,17 +15,17 @@ use tokio::time::Instant;
 
 use crate::observe::counter::increment;
 
-/// Endpoints that are told apart; each is a set of series.
+/// Maximum number of endpoints with their own series.
 const MAX_ENDPOINTS: usize = 1_000;
-/// What those beyond the bound are called; no name of anything.
+/// Label of the attempts at further endpoints; not a valid name.
 const OVERFLOW: &str = "(other)";
-/// How often, at most, endpoints that were not called lately make room for others.
+/// Minimum interval between evictions of endpoints that are no longer called.
 const MIN_SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
 const OUTCOMES: [&str; 6] = ["1xx", "2xx", "3xx", "4xx", "5xx", "failed"];
 const FAILED: usize = OUTCOMES.len() - 1;
 
-/// Counts tries by endpoint, up to a bounded number of them: an [`Observer`] of the mesh that a proxy calls by.
+/// Counts attempts by endpoint, up to a maximum number of endpoints: an [`Observer`] of the proxy's mesh.
 #[derive(Debug, Default)]
 pub struct EndpointMetrics {
     table: RwLock<EndpointTable>,
@@ -47,7 +47,7 @@ struct AttemptMetrics {
     is_called: AtomicBool,
 }
 
-/// What is counted of one endpoint.
+/// The counters of one endpoint.
 #[derive(Debug)]
 pub(crate) struct EndpointRow {
     pub(crate) service: String,
@@ -127,12 +127,12 @@ impl Observer for EndpointMetrics {
 }
 
 impl EndpointMetrics {
-    /// One that has counted nothing yet, for a mesh and the proxy over it.
+    /// Empty metrics, to be shared by a mesh and its proxy.
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
 
-    /// Those that were called, by service and instance; those beyond the bound last, where there are any.
+    /// All called endpoints by service and instance, followed by the sum of further ones.
     pub(crate) fn rows(&self) -> Vec<EndpointRow> {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         let each = table.services.iter().flat_map(|(service, endpoints)| {

@@ -1,26 +1,26 @@
-//! Why a request went where it went and how many attempts that took, for clients that ask with the request.
+//! Response headers that explain the routing of a request, at the client's request.
 
 use std::fmt::Write as _;
 
 use fairmesh_client::{ServiceName, Tried};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// In a request: `true` asks for [`DECISION`] and [`ATTEMPTS`] in the response. It is not passed on.
+/// Request header: `true` requests [`DECISION`] and [`ATTEMPTS`] in the response. Not forwarded.
 pub(crate) const EXPLAIN: HeaderName = HeaderName::from_static("x-fairmesh-explain");
-/// In an answer: the service, and each try with its endpoint, address, region, time and outcome.
+/// Response header: the service, and each attempt with its endpoint, address, region, duration and outcome.
 pub(crate) const DECISION: HeaderName = HeaderName::from_static("x-fairmesh-decision");
 
-/// In a response: how many attempts were made, hedged ones included. Envoy has it as `x-envoy-attempt-count`.
+/// Response header: the number of attempts, hedged ones included, as Envoy's `x-envoy-attempt-count`.
 pub(crate) const ATTEMPTS: HeaderName = HeaderName::from_static("x-fairmesh-attempts");
 
-/// Takes the wish to be told from a request.
+/// Removes [`EXPLAIN`] from a request, and returns whether it was set.
 pub(crate) fn take_request(headers: &mut HeaderMap) -> bool {
-    // Looked for first: removing takes a hash even where there is nothing.
+    // Checked before removal, which always hashes the name.
     headers.keys().any(|name| *name == EXPLAIN)
         && headers.remove(EXPLAIN).is_some_and(|value| value == "true")
 }
 
-/// Writes both into a response, after so many attempts.
+/// Adds both headers to a response.
 pub(crate) fn write(
     service: &ServiceName,
     tried_endpoints: &[Tried],
@@ -33,11 +33,11 @@ pub(crate) fn write(
         let target = &tried.endpoint;
         let outcome = match &tried.outcome {
             Ok(status) => status.as_u16().to_string(),
-            // What divides tries divides no words.
+            // The separator of attempts must not occur in messages.
             Err(problem) => problem.replace(';', ",").chars().filter(|c| matches!(c, ' '..='~')).collect(),
         };
         let ms = tried.took.as_secs_f64() * 1e3;
-        // Writing to a string cannot fail.
+        // Writing to a `String` cannot fail.
         let _ = write!(
             text,
             "; {} {} {} {ms:.1}ms {outcome}",

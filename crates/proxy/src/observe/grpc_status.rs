@@ -1,4 +1,4 @@
-//! Statuses of gRPC, which HTTP does not see: nearly every answer is 200 there.
+//! Counts responses by gRPC status, which is independent of the HTTP status: nearly all are 200.
 
 use std::sync::{
     OnceLock,
@@ -10,7 +10,7 @@ use http::HeaderMap;
 
 use crate::observe::counter::increment;
 
-/// By number. The last one is of streams that ended without a status, or with one that gRPC does not know.
+/// By code. The last one is for streams that ended without a status or with an unknown one.
 const NAMES: [&str; 18] = [
     "OK",
     "CANCELLED",
@@ -33,12 +33,12 @@ const NAMES: [&str; 18] = [
 ];
 const NO_STATUS: usize = NAMES.len() - 1;
 
-/// How many calls ended with each status; made with the first one, since most services speak no gRPC.
+/// Number of calls by status; allocated by the first one, since most services do not use gRPC.
 #[derive(Debug, Default)]
 pub(crate) struct GrpcStatusCounts(OnceLock<Box<[AtomicU64; NAMES.len()]>>);
 
 impl GrpcStatusCounts {
-    /// Counts the status in headers or trailers, where there is one; says whether there was.
+    /// Counts the status in headers or trailers; returns whether there was one.
     pub(crate) fn record(&self, headers: &HeaderMap) -> bool {
         let code = headers.get(GRPC_STATUS).map(|code| status_index(code.as_bytes()));
         if let Some(code) = code {
@@ -56,7 +56,7 @@ impl GrpcStatusCounts {
         increment(&self.counts()[code]);
     }
 
-    /// Adds what another one counted.
+    /// Adds the counts of `other`.
     pub(crate) fn add(&self, other: &Self) {
         let Some(others) = other.0.get() else { return };
         let counts = self.counts().iter().zip(others.iter());
@@ -69,7 +69,7 @@ impl GrpcStatusCounts {
         self.0.get_or_init(|| Box::new([const { AtomicU64::new(0) }; NAMES.len()]))
     }
 
-    /// Each status that came, with its name and how often.
+    /// Name and count of each status that occurred.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let counts = self.0.get().into_iter().flat_map(|counts| counts.iter());
         let counts = NAMES.iter().zip(counts).map(|(name, count)| (*name, count.load(Relaxed)));
@@ -77,7 +77,7 @@ impl GrpcStatusCounts {
     }
 }
 
-/// The status as a number: an index of [`NAMES`].
+/// The index of a status in [`NAMES`].
 fn status_index(code: &[u8]) -> usize {
     let code = std::str::from_utf8(code).ok().and_then(|code| code.parse().ok());
     code.filter(|code| *code < NO_STATUS).unwrap_or(NO_STATUS)

@@ -1,4 +1,4 @@
-//! One request that somebody wants to see.
+//! Observes one request until its response begins.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,29 +11,30 @@ use crate::observe::{
     request_info::{RequestInfo, RequestOutcome},
 };
 
-/// The status of a request whose program gave up before it was answered, which nobody sees but here; nginx has it so.
+/// Status of requests whose client disconnected before the response, used only in logs and records, as in nginx.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
-/// What is seen of one request until its answer begins; one that ends before, since its program gave up, is told as that.
+/// The observation of a request until its response begins. If it is dropped before, the client has disconnected, which
+/// is reported.
 #[derive(Debug)]
 pub(crate) struct Observation {
-    /// `None` once the answer has begun.
+    /// `None` once the response has begun.
     pub(crate) observed: Option<ObservedRequest>,
     pub(crate) trace: Option<Trace>,
-    /// Whether its program wants to be told.
+    /// Whether the client requested the explain headers.
     pub(crate) explain: bool,
-    /// Whether it is kept as the last one.
+    /// Whether the request is recorded for the admin pages.
     pub(crate) is_recorded: bool,
 }
 
 impl Observation {
-    /// Where the library keeps what becomes of the tries.
+    /// The trace in which the library stores the attempts.
     pub(crate) fn trace(&self) -> Option<&Trace> {
         self.trace.as_ref()
     }
 
-    /// The answer begins: tells what can be told now, and the rest when it has ended. `awaits_grpc_status` where the status of a gRPC
-    /// call is still to come.
+    /// Reports what is known when the response begins, and the rest when it ends. `awaits_grpc_status`: whether the
+    /// gRPC status is in the trailers.
     pub(crate) fn response_started(
         mut self: Box<Self>,
         http_response: &mut Response<Body>,
@@ -81,7 +82,7 @@ impl Observation {
         let took = request.began.elapsed();
         let (tried, reasons) = self.take_attempts(took);
         let server = http_response.body().answered_by();
-        // Of a connection that became a tunnel, the answer has nothing any more.
+        // The response of a tunnel has no server any more.
         let last = tried.last().filter(|tried| tried.outcome.is_ok()).map(|tried| &tried.endpoint);
         RequestOutcome {
             status: http_response.status(),
@@ -111,7 +112,7 @@ impl Drop for Observation {
         let outcome = RequestOutcome {
             status: StatusCode::from_u16(CLIENT_CLOSED_REQUEST).unwrap_or_default(),
             fault: Some("given_up"),
-            message: Some("its program gave up before it was answered".into()),
+            message: Some("the client disconnected before the response".into()),
             server: None,
             attempts: tried.len(),
             took,

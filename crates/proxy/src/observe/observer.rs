@@ -1,5 +1,5 @@
-//! What is seen of single requests beside what is counted of all: a line in the log, spans, why the last one went where it
-//! went, and what its program asked to be told. Nearly every request needs none of it, and pays a look for each.
+//! Observes single requests in addition to counters: access log, spans, records for the admin pages, and explain
+//! headers. Most requests need none of these, and only pay for the checks.
 
 use std::{
     sync::Arc,
@@ -25,7 +25,7 @@ use crate::{
     },
 };
 
-/// Who looks at requests.
+/// Observes requests.
 #[derive(Debug)]
 pub(crate) struct RequestObserver {
     pub(crate) access: AccessLogger,
@@ -34,18 +34,18 @@ pub(crate) struct RequestObserver {
     pub(crate) endpoints: Option<Arc<EndpointMetrics>>,
 }
 
-/// What is seen, where.
+/// Configuration of the observer.
 #[derive(Debug, Default)]
 pub(crate) struct ObserverConfig {
     pub(crate) log: AccessLogConfig,
     pub(crate) traces: Option<TraceConfig>,
     pub(crate) endpoints: Option<Arc<EndpointMetrics>>,
-    /// Whether there are pages that show the last requests.
+    /// Whether admin pages show recent requests.
     pub(crate) pages: bool,
 }
 
 impl RequestObserver {
-    /// Starts what writes and what exports; must be called within a tokio runtime.
+    /// Starts the writer of the access log and the exporter of spans. Must be called within a tokio runtime.
     pub(crate) fn start(config: ObserverConfig) -> Arc<Self> {
         Arc::new(Self {
             access: AccessLogger::start(config.log),
@@ -55,8 +55,8 @@ impl RequestObserver {
         })
     }
 
-    /// Looks at a request that has come; `None` where nobody wants to see more of it. A request that is traced goes on as the
-    /// proxy's own span has it.
+    /// Begins the observation of a request; `None` if it need not be observed. If it is traced, its headers then refer
+    /// to the proxy's span.
     #[inline]
     pub(crate) fn begin(
         self: &Arc<Self>,
@@ -81,12 +81,13 @@ impl RequestObserver {
         Some(Box::new(Observation { observed: Some(observed), trace, explain, is_recorded }))
     }
 
-    /// Whether every request is to be seen.
+    /// Whether every request is observed.
     pub(crate) fn observes_all(&self) -> bool {
         self.access.is_enabled() || self.tracer.is_some()
     }
 
-    /// Whether a request that comes now is to be seen whatever it says, so that [`begin`](Self::begin) has to be asked.
+    /// Whether a request at this time may have to be observed, whatever its headers, so that [`begin`](Self::begin)
+    /// must be called.
     #[inline]
     pub(crate) fn may_observe(&self, target: &Target, now: Instant) -> bool {
         self.observes_all()
@@ -96,7 +97,7 @@ impl RequestObserver {
                 .is_some_and(|recent_requests| recent_requests.may_be_due(&target.last, now))
     }
 
-    /// Logs a connection that became a tunnel, or none.
+    /// Logs a request for a tunnel.
     pub(crate) fn log_tunnel(&self, failed: bool, entry: impl FnOnce() -> AccessLogEntry) {
         if self.access.selects(failed) {
             self.log(entry());
@@ -107,12 +108,12 @@ impl RequestObserver {
         self.access.write(entry);
     }
 
-    /// What became of the spans so far, where any are made.
+    /// Counts of exported spans, if tracing is enabled.
     pub(crate) fn spans(&self) -> Option<Counts> {
         self.tracer.as_ref().map(Tracer::counts)
     }
 
-    /// Takes what is left of the spans to the collector, at most until then.
+    /// Exports the remaining spans until the deadline.
     pub(crate) async fn stop(&self, deadline: Instant) {
         if let Some(tracer) = &self.tracer {
             tracer.stop(deadline).await;
@@ -120,7 +121,7 @@ impl RequestObserver {
     }
 }
 
-/// The time now, since 1970.
+/// The current time since the Unix epoch.
 #[allow(
     clippy::disallowed_methods,
     reason = "what is told of a request says when, and nothing is decided by it"

@@ -1,4 +1,4 @@
-//! Why the last requests went where they went: of each service one in a tenth of a second is looked at, the rest is not.
+//! Records of recent requests and their routing decisions: at most one request of each service every 100 ms.
 
 use std::{
     collections::VecDeque,
@@ -20,32 +20,32 @@ use crate::observe::{
     request_info::{RequestInfo, RequestOutcome},
 };
 
-/// How often a request of one service is looked at.
+/// Minimum interval between recorded requests of a service.
 const SAMPLE_INTERVAL_MS: u64 = 100;
-/// How many of all services are kept, beside the last of each service that has series of its own.
+/// Number of records of all services, in addition to the last one of each service with its own series.
 const MAX_RECORDS: usize = 128;
-/// The longest reason that is kept: of many regions or candidates, the first ones.
+/// Maximum length of a decision step; lists of regions or candidates are cut off.
 const MAX_DETAIL: usize = 600;
 
-/// The last request of a service that was looked at.
+/// The last recorded request of a service.
 #[derive(Debug, Default)]
 pub(crate) struct LastRequest {
-    /// Milliseconds from the start of the proxy to when the next one is due.
+    /// Milliseconds since the start of the proxy at which the next request is recorded.
     due: AtomicU64,
     record: Mutex<Option<Arc<RequestRecord>>>,
 }
 
-/// The last requests that were looked at, of all services.
+/// The last recorded requests of all services.
 #[derive(Debug)]
 pub(crate) struct RecentRequests {
     start: Instant,
     records: Mutex<VecDeque<Arc<RequestRecord>>>,
 }
 
-/// One request: what it was, why it went where it went, and what came of it.
+/// A request, its routing decision and its outcome.
 #[derive(Debug, Serialize)]
 pub(crate) struct RequestRecord {
-    /// Seconds since 1970, with milliseconds.
+    /// Seconds since the Unix epoch, with milliseconds.
     pub(crate) time: f64,
     pub(crate) service: String,
     method: String,
@@ -59,21 +59,21 @@ pub(crate) struct RequestRecord {
     attempts: Vec<AttemptRecord>,
 }
 
-/// A step of a decision.
+/// A step of the routing decision.
 #[derive(Debug, Serialize)]
 struct DecisionStep {
     step: &'static str,
     detail: String,
 }
 
-/// Where a try went.
+/// An attempt.
 #[derive(Debug, Serialize)]
 struct AttemptRecord {
     service: String,
     instance: String,
     address: String,
     region: String,
-    /// The revision of the routing information that it was decided by.
+    /// Revision of the records that the attempt was routed by.
     revision: u64,
     ms: f64,
     outcome: String,
@@ -84,16 +84,16 @@ impl RecentRequests {
         Self { start: Instant::now(), records: Mutex::default() }
     }
 
-    /// Whether to look at a request of the service that begins now.
+    /// Whether to record a request of the service that begins now.
     #[inline]
     pub(crate) fn is_due(&self, last: &LastRequest, now: Instant) -> bool {
         let ms = now.saturating_duration_since(self.start).as_millis() as u64;
         let due = last.due.load(Relaxed);
-        // Of several at once, one.
+        // One of several at the same time.
         ms >= due && last.due.compare_exchange(due, ms + SAMPLE_INTERVAL_MS, Relaxed, Relaxed).is_ok()
     }
 
-    /// Whether [`is_due`](Self::is_due) may say so.
+    /// Whether [`is_due`](Self::is_due) may return `true`.
     #[inline]
     pub(crate) fn may_be_due(&self, last: &LastRequest, now: Instant) -> bool {
         now.saturating_duration_since(self.start).as_millis() as u64 >= last.due.load(Relaxed)
@@ -115,7 +115,7 @@ impl RecentRequests {
         records.push_front(record);
     }
 
-    /// Those that are kept, newest first.
+    /// All records, newest first.
     pub(crate) fn all(&self) -> Vec<Arc<RequestRecord>> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
@@ -170,11 +170,11 @@ impl AttemptRecord {
 }
 
 impl fmt::Display for RequestRecord {
-    /// A line of what it was, then one a reason and one a try.
+    /// A line for the request, and one for each step and each attempt.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { service, method, path, caller, status, ms, .. } = self;
         let time = Timestamp::from_millisecond((self.time * 1e3) as i64).unwrap_or_default();
-        // Debug, since a path may hold anything.
+        // Escaped, since a path may contain any characters.
         writeln!(f, "{service} at {time:.3}: {method} {path:?} from {caller}: {status} after {ms:.1} ms")?;
         for DecisionStep { step, detail } in &self.reasons {
             writeln!(f, "  {step:<8} {detail}")?;
@@ -184,7 +184,8 @@ impl fmt::Display for RequestRecord {
             let took = Duration::from_micros((ms * 1e3) as u64);
             writeln!(
                 f,
-                "  try {nth:<4} {instance} of {service} at {address} in {region}: {outcome} after {took:.1?}, by revision {revision}"
+                "  attempt {nth:<4} {instance} of {service} at {address} in {region}: {outcome} after \
+                 {took:.1?}, by revision {revision}"
             )?;
         }
         self.fault.iter().try_for_each(|fault| writeln!(f, "  {:<8} {fault:?}", "fault"))

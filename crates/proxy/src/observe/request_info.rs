@@ -1,4 +1,4 @@
-//! What is known of a request.
+//! Data of an observed request.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -7,19 +7,19 @@ use fairmesh_headers::{SpanContext, is_grpc};
 use http::{HeaderValue, Method, StatusCode, Uri, Version, header, request::Parts};
 use tokio::time::Instant;
 
-/// The longest path that is kept.
+/// Maximum length of a path.
 const MAX_PATH: usize = 1024;
 
-/// When a request arrived, and from where.
+/// Arrival of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival {
     pub(crate) caller: SocketAddr,
     pub(crate) began: Instant,
-    /// Bytes of the body, if it announces them.
+    /// Length of the body, if announced.
     pub(crate) length: Option<u64>,
 }
 
-/// What was asked.
+/// The request.
 #[derive(Debug)]
 pub(crate) struct RequestInfo {
     pub(crate) method: Method,
@@ -28,26 +28,26 @@ pub(crate) struct RequestInfo {
     pub(crate) version: Version,
     pub(crate) is_grpc: bool,
     pub(crate) caller: SocketAddr,
-    /// The length of the body, where it was known beforehand.
+    /// Length of the body, if announced.
     pub(crate) length: Option<u64>,
-    /// The trace that its program has it in, where that can be read.
+    /// Trace context of the client, if valid.
     pub(crate) context: Option<SpanContext>,
     pub(crate) began: Instant,
-    /// The same, since 1970.
+    /// Arrival since the Unix epoch.
     pub(crate) time: Duration,
 }
 
-/// What became of it.
+/// The outcome when the response begins.
 #[derive(Debug)]
 pub(crate) struct RequestOutcome {
     pub(crate) status: StatusCode,
-    /// Why no server answered.
+    /// Kind of the fault if no server responded.
     pub(crate) fault: Option<&'static str>,
     pub(crate) message: Option<String>,
-    /// Who did.
+    /// The server that responded.
     pub(crate) server: Option<EndpointTarget>,
     pub(crate) attempts: usize,
-    /// To the head of the answer.
+    /// Until the response headers.
     pub(crate) took: Duration,
     pub(crate) attempt_log: Vec<Tried>,
     pub(crate) decision_steps: Vec<Step>,
@@ -70,15 +70,15 @@ impl RequestInfo {
         }
     }
 
-    /// Its path, without the query, which may hold what is secret; what is too long is cut off.
+    /// The path without the query, which may contain secrets, up to [`MAX_PATH`] bytes.
     pub(crate) fn path(&self) -> &str {
         let path = self.uri.path();
-        // A path may hold what is no ASCII, and is cut between characters.
+        // Cut between characters: a path may contain non-ASCII characters.
         let end = (0..=MAX_PATH.min(path.len())).rev().find(|at| path.is_char_boundary(*at));
         &path[..end.unwrap_or(0)]
     }
 
-    /// Which host was asked for, with its port.
+    /// The requested host, with its port.
     pub(crate) fn authority(&self) -> Option<&str> {
         let named = self.uri.authority().map(|authority| authority.as_str());
         named.or_else(|| self.host.as_ref()?.to_str().ok())
@@ -91,22 +91,22 @@ impl RequestOutcome {
     }
 }
 
-/// All that there is to tell.
+/// All data of a completed request.
 #[derive(Debug)]
 pub(crate) struct CompletedRequest<'a> {
     pub(crate) service: String,
     pub(crate) outcome: &'a RequestOutcome,
-    /// The status of a gRPC call.
+    /// Status of a gRPC call.
     pub(crate) grpc_status: Option<u16>,
-    /// How many bytes of the answer's body were read.
+    /// Bytes of the response body that were read.
     pub(crate) bytes_out: u64,
     pub(crate) end: BodyEnd,
-    /// From the head of the request to the end of the answer.
+    /// From the request headers to the end of the response.
     pub(crate) took: Duration,
 }
 
 impl CompletedRequest<'_> {
-    /// What kind of failure it was, and words for it; `None` where it was none of the server's or the proxy's.
+    /// Kind and message of a failure; `None` if neither the server nor the proxy failed.
     pub(crate) fn error(&self) -> Option<(String, String)> {
         let outcome = self.outcome;
         if let Some(fault) = outcome.fault {
@@ -117,8 +117,8 @@ impl CompletedRequest<'_> {
         }
         let words = match self.end {
             BodyEnd::Whole => return None,
-            BodyEnd::Broken => ("broken", "the answer broke off"),
-            BodyEnd::GivenUp => ("given_up", "its program did not take the whole answer"),
+            BodyEnd::Broken => ("broken", "the response broke off"),
+            BodyEnd::GivenUp => ("given_up", "the client did not read the whole response"),
         };
         Some((words.0.into(), words.1.into()))
     }

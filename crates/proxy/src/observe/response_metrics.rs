@@ -1,4 +1,4 @@
-//! What is counted of answers by the region that they come from: rate, errors, duration. Counters only, found without a lock.
+//! Rate, errors and duration of responses by region of the server: counters that are found without a lock.
 
 use std::{
     sync::{
@@ -13,32 +13,32 @@ use http::StatusCode;
 
 use crate::observe::counter::increment;
 
-/// Upper bounds of the buckets of times, in microseconds.
+/// Upper bounds of histogram buckets, in microseconds.
 pub(crate) const BUCKET_BOUNDS_US: [u64; 14] = [
     250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_500_000,
     10_000_000,
 ];
 
-/// Regions of one service that are told apart; a policy seldom lets calls into more, and each is a set of series.
+/// Maximum number of regions with their own series for each service; few policies allow calls to more.
 const MAX_REGIONS: usize = 16;
-/// The region of answers that no server gave, and of those beyond the bound; neither is a name that a region can have.
+/// Region labels of responses without a server, and of regions beyond the maximum; not valid names.
 const NO_SERVER: &str = "(none)";
 const OVERFLOW: &str = "(other)";
 
-/// Answers of one region.
+/// Responses of one region.
 #[derive(Debug, Default)]
 pub(crate) struct RegionMetrics {
-    /// By class: 1xx to 5xx.
+    /// By status class: 1xx to 5xx.
     classes: [AtomicU64; 5],
-    /// Times to the head of the answer: in each bucket, and beyond the last.
+    /// Times to the response headers: one count per bucket, and one beyond the last.
     buckets: [AtomicU64; BUCKET_BOUNDS_US.len() + 1],
     sum_us: AtomicU64,
 }
 
-/// Answers by region.
+/// Responses by region.
 #[derive(Debug, Default)]
 pub(crate) struct ResponseMetrics {
-    /// In the order in which they first answered; mostly the nearest is the first, so that looking for it is short.
+    /// In the order of the first response; the nearest region usually is first, so that the search is short.
     regions: [OnceLock<Box<(Region, RegionMetrics)>>; MAX_REGIONS],
     overflow: OnceLock<Box<RegionMetrics>>,
     no_server: RegionMetrics,
@@ -63,13 +63,12 @@ impl RegionMetrics {
         }
     }
 
-    /// How many answers of each class there were.
+    /// Number of responses of each status class.
     pub(crate) fn classes(&self) -> [u64; 5] {
         self.classes.each_ref().map(|class| class.load(Relaxed))
     }
 
-    /// How many took at most so many seconds and more than the bound before, for each bound; the last is without one. And all
-    /// seconds together.
+    /// Upper bound in seconds and count of each bucket, the last one unbounded; and the sum in seconds.
     pub(crate) fn durations(&self) -> (Vec<(f64, u64)>, f64) {
         let bounds = BUCKET_BOUNDS_US.iter().map(|us| *us as f64 / 1e6).chain([f64::INFINITY]);
         let counts = bounds.zip(&self.buckets).map(|(bound, count)| (bound, count.load(Relaxed)));
@@ -78,7 +77,7 @@ impl RegionMetrics {
 }
 
 impl ResponseMetrics {
-    /// Counts an answer of a server there, or of nobody.
+    /// Counts a response of a server in region `from`, or of the proxy.
     #[inline]
     pub(crate) fn record(&self, from: Option<&Region>, status: StatusCode, took: Duration) {
         from.map_or(&self.no_server, |region| self.region(region)).record(status, took);
@@ -96,7 +95,7 @@ impl ResponseMetrics {
         self.overflow.get_or_init(Box::default)
     }
 
-    /// Adds what another one counted.
+    /// Adds the counts of `other`.
     pub(crate) fn add(&self, other: &Self) {
         self.no_server.add(&other.no_server);
         let regions = other.regions.iter().filter_map(|slot| slot.get());
@@ -106,7 +105,7 @@ impl ResponseMetrics {
         }
     }
 
-    /// Each region with its answers: those that nobody gave first.
+    /// Each region with its metrics, responses without a server first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &RegionMetrics)> {
         let regions = self.regions.iter().filter_map(|slot| slot.get());
         let regions = regions.map(|known| (known.0.as_str(), &known.1));
@@ -114,7 +113,7 @@ impl ResponseMetrics {
         std::iter::once((NO_SERVER, &self.no_server)).chain(regions).chain(overflow)
     }
 
-    /// How many answers of each class there were.
+    /// Number of responses of each status class.
     pub(crate) fn classes(&self) -> [u64; 5] {
         self.iter().fold([0; 5], |sums, (_, metrics)| {
             let more = metrics.classes();
@@ -122,7 +121,7 @@ impl ResponseMetrics {
         })
     }
 
-    /// How many seconds the heads of answers took on average; `None` before the first.
+    /// Mean time to the response headers in seconds; `None` before the first response.
     pub(crate) fn mean_seconds(&self) -> Option<f64> {
         let (mut count, mut seconds) = (0, 0.0);
         for (_, metrics) in self.iter() {

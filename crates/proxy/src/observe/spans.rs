@@ -1,4 +1,5 @@
-//! Requests as spans, by the semantic conventions of OpenTelemetry: one that was asked, and in it one for each try.
+//! Exports requests as spans by the semantic conventions of OpenTelemetry: one for each request, with a child for each
+//! attempt.
 
 use std::{
     collections::hash_map::RandomState,
@@ -16,37 +17,38 @@ use tokio::time::Instant;
 
 use crate::observe::request_info::{CompletedRequest, RequestInfo};
 
-/// The longest state of other systems that is told (W3C Trace Context 3.3.1.5 has 512 characters passed on at least).
+/// Maximum length of an exported `tracestate` (W3C Trace Context 3.3.1.5 requires at least 512 characters to be
+/// forwarded).
 const MAX_TRACESTATE: usize = 512;
 
-/// Which requests are told as spans, and whom.
+/// Configuration of tracing.
 #[derive(Clone, Debug)]
 pub struct TraceConfig {
-    /// Who takes the spans.
+    /// Receiver of the spans.
     pub to: Collector,
-    /// Of requests without a trace of their own, one of so many begins one; 0 is taken for none. Those with one are told where
-    /// their caller's span is recorded.
+    /// Starts a trace for one of this many requests without one; 0 for none. Requests with a trace are exported if it
+    /// is sampled.
     pub one_in: u64,
-    /// Who tells, among other proxies.
+    /// Identity of this proxy among others (`service.instance.id`).
     pub instance: String,
 }
 
-/// Makes spans of requests.
+/// Creates spans of requests.
 #[derive(Debug)]
 pub(crate) struct Tracer {
     exporter: Exporter,
     one_in: u64,
     seen: AtomicU64,
-    /// Begins at random, and goes on by counting: numbers that are mixed never meet again.
+    /// A random start and a counter: mixed numbers do not repeat.
     ids: AtomicU64,
     salt: u64,
 }
 
-/// The span of a request that is under way.
+/// The span of a request in flight.
 #[derive(Debug)]
 pub(crate) struct ActiveSpan {
     pub(crate) own: SpanContext,
-    /// 0 where it is the first of its trace.
+    /// 0 for the root of a trace.
     pub(crate) parent: u64,
     pub(crate) state: String,
 }
@@ -58,7 +60,7 @@ impl Tracer {
             ("service.version", env!("CARGO_PKG_VERSION").into()),
             ("service.instance.id", traces.instance.as_str().into()),
         ];
-        // The keys of hash maps are the standard library's way to what is random.
+        // Hash keys are the standard library's source of randomness.
         let random = || RandomState::new().hash_one(0);
         Self {
             exporter: Exporter::start(&traces.to, about),
@@ -69,7 +71,7 @@ impl Tracer {
         }
     }
 
-    /// Begins the span of a request, which then names it as its parent, where it is one of those to be told.
+    /// Begins the span of a sampled request, and makes it the parent in the request's headers.
     pub(crate) fn begin(&self, headers: &mut HeaderMap) -> Option<ActiveSpan> {
         let parent = match headers.contains_key(TRACEPARENT) {
             true => SpanContext::read(headers),
@@ -85,15 +87,15 @@ impl Tracer {
         let trace = parent.map_or_else(|| u128::from(self.id()) << 64 | u128::from(self.id()), |p| p.trace);
         let own = SpanContext { trace, span, sampled: true };
         if parent.is_none() {
-            // It belongs to a context that nobody could read.
+            // It belongs to a context that could not be parsed.
             headers.remove(TRACESTATE);
         }
         headers.insert(TRACEPARENT, own.header());
         Some(ActiveSpan { own, parent: parent.map_or(0, |parent| parent.span), state })
     }
 
-    /// Whether a request without a context that can be read begins a trace. One that is in a trace of another kind does not:
-    /// two at once would be told apart by nobody.
+    /// Whether a request without a valid context starts a trace. Requests with a B3 context do not, since two traces
+    /// could not be correlated.
     fn is_sampled(&self, headers: &HeaderMap) -> bool {
         self.one_in > 0
             && self.seen.fetch_add(1, Relaxed).is_multiple_of(self.one_in)
@@ -101,14 +103,14 @@ impl Tracer {
     }
 
     fn id(&self) -> u64 {
-        // Zero stands for none.
+        // Zero is invalid.
         mix64(self.ids.fetch_add(1, Relaxed) ^ self.salt).max(1)
     }
 
-    /// Tells of a request that has ended.
+    /// Exports a completed request.
     pub(crate) fn export(&self, span: &ActiveSpan, request: &RequestInfo, completed: &CompletedRequest<'_>) {
         let attempts = completed.outcome.attempt_log.iter().enumerate();
-        // By another clock: a try that the request ended with may seem to end some microseconds after it.
+        // Another clock: an attempt may seem to end microseconds after its request.
         let by = request.time + completed.took;
         let attempts = attempts.map(|(nth, tried)| attempt_span(span, request, nth, tried, by));
         self.exporter.export(std::iter::once(request_span(span, request, completed)).chain(attempts));
@@ -139,7 +141,7 @@ fn request_span(span: &ActiveSpan, request: &RequestInfo, completed: &CompletedR
         .push(("http.response.body.size", i64::try_from(completed.bytes_out).unwrap_or(i64::MAX).into()));
     attributes.extend(grpc_attributes(request, completed.grpc_status));
     attributes.push(("fairmesh.service", completed.service.as_str().into()));
-    attributes.push(("fairmesh.tries", i64::try_from(outcome.attempts).unwrap_or(i64::MAX).into()));
+    attributes.push(("fairmesh.attempts", i64::try_from(outcome.attempts).unwrap_or(i64::MAX).into()));
     let error = completed.error();
     attributes.extend(error.as_ref().map(|(kind, _)| ("error.type", kind.as_str().into())));
     Span {
@@ -156,7 +158,7 @@ fn request_span(span: &ActiveSpan, request: &RequestInfo, completed: &CompletedR
     }
 }
 
-/// A try of a request that ended then.
+/// An attempt of a request that ended at `by`.
 fn attempt_span(span: &ActiveSpan, request: &RequestInfo, nth: usize, tried: &Tried, by: Duration) -> Span {
     let (endpoint, begun) = (&tried.endpoint, (request.time + tried.after).min(by));
     let mut attributes = method_attributes(&request.method);
@@ -193,7 +195,7 @@ fn attempt_span(span: &ActiveSpan, request: &RequestInfo, nth: usize, tried: &Tr
     }
 }
 
-/// The method of a span: programs may make others up, and names of spans must be few.
+/// The method in span names, which must be few although clients may send any method.
 fn method(method: &Method) -> &str {
     match method.as_str() {
         known @ ("GET" | "HEAD" | "POST" | "PUT" | "DELETE" | "CONNECT" | "OPTIONS" | "TRACE" | "PATCH") => {
@@ -227,7 +229,7 @@ fn grpc_attributes(request: &RequestInfo, code: Option<u16>) -> Vec<(&'static st
 
 fn host_and_port(authority: &str) -> (Option<&str>, Option<i64>) {
     match authority.rsplit_once(':') {
-        // In brackets, an address of version 6 holds colons itself.
+        // IPv6 addresses in brackets contain colons.
         Some((host, port)) if !port.ends_with(']') => (Some(host), port.parse().ok()),
         _ => (Some(authority), None),
     }

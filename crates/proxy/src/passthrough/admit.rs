@@ -1,7 +1,8 @@
-//! Requests on connections that their programs meant for somebody else.
+//! Routes requests on captured connections.
 //!
-//! Over HTTP/1.1 the first request of a connection tells whom it is for, and what is for no service never comes here. Over
-//! HTTP/2 nothing tells before both sides have spoken, so that each request is looked at, and passed on by itself.
+//! Over HTTP/1.1 the first request of a connection determines its destination, so that other traffic does not get here.
+//! Over HTTP/2 the destination is unknown until both sides have exchanged settings, so that each request is routed or
+//! passed through individually.
 
 use std::{
     collections::hash_map::RandomState,
@@ -20,18 +21,18 @@ use crate::{
     passthrough::http2::CapturedConnection,
 };
 
-/// In requests that came by capture: which proxies captured them.
+/// Request header: ids of the proxies that captured the request.
 const CAPTURED_BY: HeaderName = HeaderName::from_static("x-fairmesh-captured-by");
 
-/// How often a request may come by: programs that call each other in a chain pass headers on, so that once more says nothing.
-/// A loop comes by without end.
+/// Maximum number of passes of a request. Programs that call each other in a chain may copy headers, so that a few
+/// passes are no loop; a loop has no end.
 const MAX_PASSES: usize = 8;
 
-/// What this process calls itself there: it need not be told from anybody but other proxies that the request meets.
+/// Id of this process; only has to differ from those of other proxies.
 static OWN_ID: LazyLock<HeaderValue> = LazyLock::new(|| RandomState::new().build_hasher().finish().into());
 
 impl Forwarder {
-    /// Lets a request through that is for a service and was not captured here before; else the answer to it.
+    /// Accepts a request to a service that has not passed too often; otherwise returns the response to it.
     pub(crate) async fn admit<B>(
         &self,
         mut request: Request<B>,
@@ -50,19 +51,19 @@ impl Forwarder {
         let authority = request.uri().authority().map(|authority| authority.as_str());
         let header = || request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
         let host = authority.or_else(header).unwrap_or_default();
-        // Where nothing is passed on, who calls a service that does not exist is told so as by any other listener.
+        // With `+only-services`, calls to undeclared services get the usual error.
         if captured.only_services || self.services.is_declared(host).await {
             request.headers_mut().append(CAPTURED_BY, OWN_ID.clone());
             return Ok(request);
         }
-        // Nothing carries a tunnel on to where this connection was meant to go.
+        // Tunnels cannot be passed through to the original destination.
         if request.version() == Version::HTTP_2 && request.method() != Method::CONNECT {
-            // Boxed, since most are for services, and hold the memory for it as well.
+            // Boxed: most requests are to services, and would reserve the space as well.
             return Err(Box::pin(self.pass_through(request, captured)).await);
         }
         increment(&self.metrics.capture.refused);
         let message = format!(
-            "'{host}' is no service, and this connection carries calls of services; open another one\n"
+            "'{host}' is not a service, and this connection carries calls of services; open another one\n"
         );
         Err(error_response::plain_text(StatusCode::MISDIRECTED_REQUEST, message))
     }
@@ -73,13 +74,13 @@ impl Forwarder {
     {
         increment(&self.metrics.capture.requests_passed_through);
         let mut request = request.map(|body| body.map_err(Into::into).boxed_unsync());
-        // Nothing of the connection it came on belongs to the other.
+        // Extensions belong to the client's connection.
         request.extensions_mut().clear();
         match captured.send(request, &self.connector).await {
             Ok(response) => response,
             Err(error) => {
                 increment(&self.metrics.capture.failed);
-                let message = format!("{} did not answer: {error}\n", captured.original);
+                let message = format!("{} did not respond: {error}\n", captured.original);
                 error_response::plain_text(StatusCode::BAD_GATEWAY, message)
             }
         }

@@ -1,4 +1,4 @@
-//! Connections that programs meant for somebody else.
+//! Serves captured connections.
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -22,7 +22,7 @@ use crate::{
 };
 
 impl ConnectionServer {
-    /// Serves what is HTTP for services, and carries the rest to where it was meant to go.
+    /// Serves HTTP to services, and passes other traffic through to its original destination.
     pub(crate) async fn serve_captured(
         &self,
         stream: TcpStream,
@@ -35,17 +35,20 @@ impl ConnectionServer {
         let own = transparent.then_some(listen.address);
         let Some(original) = original_dst(&stream, own) else {
             increment(&counts.looped);
-            tracing::debug!(%caller, "a connection that nobody redirected was refused");
+            tracing::debug!(%caller, "refused a connection that was not redirected");
             return socket::reset(stream);
         };
+        let (connector, idle_timeout) = (&forwarder.connector, self.limits.idle_timeout);
         let seen = tokio::select! {
-            seen = protocol_detect::detect(&stream, caller, original, &forwarder.connector, self.limits.idle_timeout) => seen,
+            seen = protocol_detect::detect(&stream, caller, original, connector, idle_timeout) => seen,
             () = self.shutdown.idle_grace_over().cancelled() => return,
         };
-        // Only now: by the time one of its own connections says something, it is known as such.
+        // Checked after detection: by the time that one of the proxy's own connections has sent data, it is registered
+        // as such.
         if forwarder.connector.is_own(caller) {
             increment(&counts.looped);
-            tracing::warn!(%original, "the proxy's own connection was redirected to it; except it from capture");
+            let problem = "the proxy's own connection was redirected to it; except the proxy from capture";
+            tracing::warn!(%original, "{problem}");
             return socket::reset(stream);
         }
         let (is_served, server) = match seen {
@@ -93,7 +96,7 @@ impl ConnectionServer {
             (Ok(server), Ok(stream)) => forwarder.tunnels().carry(stream, server).await,
             (Err(error), Ok(stream)) => {
                 increment(&counts.failed);
-                tracing::debug!(%error, %original, "a connection could not be passed on");
+                tracing::debug!(%error, %original, "cannot connect to the original destination");
                 socket::reset(stream);
             }
             (_, Err(_)) => increment(&forwarder.metrics.connections.failed),
@@ -101,8 +104,8 @@ impl ConnectionServer {
     }
 }
 
-/// Where a connection was meant to go; `None` where it was meant to come here. `own` is where a listener is to whom some come as they
-/// are.
+/// The original destination of a connection; `None` if it is this listener itself. `own` is the address of a
+/// transparent listener.
 fn original_dst(stream: &TcpStream, own: Option<SocketAddr>) -> Option<SocketAddr> {
     let socket = SockRef::from(stream);
     let here = stream.local_addr().ok()?;
@@ -113,7 +116,7 @@ fn original_dst(stream: &TcpStream, own: Option<SocketAddr>) -> Option<SocketAdd
     original.ok()?.as_socket().filter(|original| *original != here)
 }
 
-/// The same connection, of which the runtime looks again whether there is something to read.
+/// Registers the connection with the runtime again, to renew its readiness.
 fn reregister(stream: TcpStream) -> io::Result<TcpStream> {
     TcpStream::from_std(stream.into_std()?)
 }

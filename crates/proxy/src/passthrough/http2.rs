@@ -1,4 +1,4 @@
-//! The HTTP/2 connection to the original destination.
+//! Passes HTTP/2 requests through to the original destination of their connection.
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -14,13 +14,13 @@ use crate::passthrough::original_dst::PassthroughConnector;
 
 type BoxedBody = UnsyncBoxBody<Bytes, BoxError>;
 
-/// Where such a connection was meant to go.
+/// The original destination of a captured connection.
 #[derive(Clone, Debug)]
 pub(crate) struct CapturedConnection {
     pub(crate) original: SocketAddr,
-    /// Whether nothing but calls of services is let through.
+    /// Whether only calls of services are allowed.
     pub(crate) only_services: bool,
-    /// The connection to there, once a request was passed on.
+    /// Opened by the first request that is passed through.
     server: Arc<Mutex<Option<SendRequest<BoxedBody>>>>,
 }
 
@@ -39,7 +39,7 @@ impl CapturedConnection {
         Ok(server.send_request(request).await?.map(Body::foreign))
     }
 
-    /// One for all requests of a connection, as its program meant it to be.
+    /// One connection for all requests, as the client intended.
     async fn server(&self, connector: &PassthroughConnector) -> io::Result<SendRequest<BoxedBody>> {
         let mut server = self.server.lock().await;
         if let Some(open) = server.as_ref().filter(|server| !server.is_closed()) {
@@ -48,7 +48,7 @@ impl CapturedConnection {
         let io = TokioIo::new(connector.connect(self.original).await?);
         let handshake = http2::handshake(TokioExecutor::new(), io).await;
         let (opened, connection) = handshake.map_err(io::Error::other)?;
-        // It ends when nobody can send over it any more.
+        // Ends when all senders are dropped.
         tokio::spawn(connection);
         Ok(server.insert(opened).clone())
     }

@@ -1,4 +1,4 @@
-//! Connections to where captured programs meant to go.
+//! Connections to the original destination.
 
 use std::{
     collections::HashSet,
@@ -16,15 +16,15 @@ use tokio::{
     time::timeout,
 };
 
-/// How long connecting may take. Its program believes that it is connected, and no bound of its own counts any more.
+/// Time limit of connecting. The client is already connected, so that its own time limit does not apply.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Makes them, and knows them again where rules that redirect everybody bring them back here. Their number is bounded by that
-/// of the programs' connections.
+/// Opens connections to original destinations, and recognizes them if redirection rules bring them back here. As many
+/// as captured connections at most.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PassthroughConnector(Arc<Mutex<HashSet<SocketAddr>>>);
 
-/// One of them.
+/// A connection to an original destination.
 #[derive(Debug)]
 pub(crate) struct PassthroughConnection {
     stream: TcpStream,
@@ -35,14 +35,14 @@ pub(crate) struct PassthroughConnection {
 impl PassthroughConnector {
     pub(crate) async fn connect(&self, to: SocketAddr) -> io::Result<PassthroughConnection> {
         let stream = timeout(CONNECT_TIMEOUT, TcpStream::connect(to)).await??;
-        // Fails only on a socket that is already broken, which the first read will say better.
+        // Fails only on a broken socket, which the first read reports.
         let _ = stream.set_nodelay(true);
         let from = stream.local_addr().ok();
         self.addresses().extend(from);
         Ok(PassthroughConnection { stream, from, all: self.clone() })
     }
 
-    /// Whether who connected is this proxy.
+    /// Whether `caller` is the local address of such a connection.
     pub(crate) fn is_own(&self, caller: SocketAddr) -> bool {
         self.addresses().contains(&caller)
     }
@@ -53,7 +53,7 @@ impl PassthroughConnector {
 }
 
 impl PassthroughConnection {
-    /// Waits until the server has said something, or ended.
+    /// Waits until the server has sent data or closed.
     pub(crate) async fn wait_readable(&self) -> io::Result<()> {
         self.stream.peek(&mut [0]).await.map(drop)
     }

@@ -1,8 +1,8 @@
-//! What a connection carries that was meant for somebody else: found out without taking a byte of it.
+//! Detects the protocol of a captured connection without consuming any byte.
 //!
-//! Bytes are looked at and left where they are, so that whoever gets the connection gets all of it, and HTTP that is for a
-//! service is served as if it had come directly. Who is silent for a moment may be waiting for the server to speak first: then the
-//! server is connected to, and whoever speaks first decides. Ports that are known for such protocols need no list.
+//! Bytes are peeked, so that HTTP to a service is then served like a direct connection. If the client sends nothing at
+//! first, the server may have to speak first: the proxy connects to it, and the side that speaks first decides. So no
+//! list of ports of such protocols is needed.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -17,31 +17,31 @@ use tokio::{
 
 use crate::passthrough::original_dst::{PassthroughConnection, PassthroughConnector};
 
-/// How long a program is waited for before the server is given the chance to speak first.
+/// How long to wait for the client before connecting to the server.
 const CLIENT_SILENCE: Duration = Duration::from_millis(100);
-/// How long something that may become a head of HTTP is waited for. It was sent from this machine or one
-/// beside it, in one piece as a rule; what takes longer is taken for another protocol, in which it is the server's turn.
+/// How long to wait for the rest of HTTP headers. They are sent from this machine or a neighbor, usually in one piece;
+/// beyond that, a protocol is assumed in which the server responds next.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
-/// The most that is looked at, which is the most that a head may have.
+/// Maximum bytes peeked, which is the maximum of request headers.
 const MAX_PEEK: usize = 64 * 1024;
 const FIRST_PEEK: usize = 4 * 1024;
 const MAX_HEADERS: usize = 128;
 
-/// What a connection carries.
+/// The detected protocol.
 #[derive(Debug)]
 pub(crate) enum DetectedProtocol {
-    /// HTTP/1.1, and first a request for this host.
+    /// HTTP/1.1; the host of the first request.
     Http1(String),
     Http2,
-    /// Something else, and where it is a server that spoke first, the connection over which it did.
+    /// Another protocol; with the connection to the server if that spoke first.
     Other(Option<PassthroughConnection>),
 }
 
-/// Finds it out, within `patience` where both sides are silent. What is not HTTP has to be registered anew with the runtime: that
-/// there is something to read was taken note of here.
+/// Detects the protocol, within `time_limit` if both sides are silent. Connections of other protocols must be
+/// registered again with the runtime, whose readiness is consumed here.
 ///
 /// # Errors
-/// When the connection broke.
+/// The connection broke.
 pub(crate) async fn detect(
     stream: &TcpStream,
     caller: SocketAddr,
@@ -57,13 +57,13 @@ pub(crate) async fn detect(
         detected = &mut detected => return detected,
         () = sleep(CLIENT_SILENCE) => {}
     }
-    // One of the proxy's own is known as such by now, and one more onward would come back here just the same.
+    // One of the proxy's own connections is registered by now, and another one would come back here as well.
     if connector.is_own(caller) {
         return Ok(DetectedProtocol::Other(None));
     }
     let server = async {
         let server = connector.connect(original).await?;
-        // A broken one is found out by who carries it.
+        // A broken connection is reported by its next user.
         let _ = server.wait_readable().await;
         Ok::<_, io::Error>(server)
     };
@@ -75,7 +75,7 @@ pub(crate) async fn detect(
             detected = &mut detected => return detected,
             connected = &mut server, if !unreachable => match connected {
                 Ok(server) => return Ok(DetectedProtocol::Other(Some(server))),
-                // Nobody is there: what the program says may be for a service all the same.
+                // No server: the client may still call a service.
                 Err(_) => unreachable = true,
             },
             () = sleep_until(until) => return Ok(DetectedProtocol::Other(None)),
@@ -83,7 +83,7 @@ pub(crate) async fn detect(
     }
 }
 
-/// What the program says.
+/// Detects the protocol of the client.
 async fn detect_client(stream: &TcpStream) -> io::Result<DetectedProtocol> {
     let mut buffer = vec![0; FIRST_PEEK];
     let mut begun: Option<Instant> = None;
@@ -104,7 +104,7 @@ async fn detect_client(stream: &TcpStream) -> io::Result<DetectedProtocol> {
             match classify(&mut buffer[..read]) {
                 Some(detected) => Ok(detected),
                 None if read == 0 || ready.is_read_closed() => Ok(DetectedProtocol::Other(None)),
-                // Only when more has come is it looked at again.
+                // Tried again only after more bytes have arrived.
                 None => Err(io::ErrorKind::WouldBlock.into()),
             }
         });
@@ -118,7 +118,7 @@ async fn detect_client(stream: &TcpStream) -> io::Result<DetectedProtocol> {
     }
 }
 
-/// Looks at all that has come, as far as it may matter.
+/// Peeks all available bytes up to the maximum.
 fn peek(stream: &TcpStream, buffer: &mut Vec<u8>) -> io::Result<usize> {
     loop {
         let (read, _) = recv(stream, buffer.as_mut_slice(), RecvFlags::PEEK)?;
@@ -129,7 +129,7 @@ fn peek(stream: &TcpStream, buffer: &mut Vec<u8>) -> io::Result<usize> {
     }
 }
 
-/// Judges what has come so far, of which these bytes are a copy; `None` where it takes more to tell.
+/// Classifies a copy of the first bytes; `None` if more are needed.
 fn classify(bytes: &mut [u8]) -> Option<DetectedProtocol> {
     let len = bytes.len().min(PREFACE.len());
     if bytes[..len] == PREFACE[..len] {
@@ -147,7 +147,7 @@ fn classify(bytes: &mut [u8]) -> Option<DetectedProtocol> {
     }
 }
 
-/// Whom a request is for, by its target first (RFC 9112 3.2.2).
+/// The host of a request, from its target first (RFC 9112 3.2.2).
 fn request_host(request: &httparse::Request<'_, '_>) -> Option<String> {
     let target: Option<Uri> = request.path.and_then(|target| authority_part(target).parse().ok());
     if let Some(authority) = target.as_ref().and_then(Uri::authority) {
@@ -157,7 +157,7 @@ fn request_host(request: &httparse::Request<'_, '_>) -> Option<String> {
     std::str::from_utf8(header.value).ok().map(|host| host.trim().to_owned())
 }
 
-/// A target without the path of a whole URI, which may have bytes that a URI refuses.
+/// The target without the path of an absolute URI, which may contain bytes that `Uri` refuses.
 fn authority_part(target: &str) -> &str {
     let begin = target.find("://").map_or(0, |at| at + 3);
     let end = target[begin..].find(['/', '?', '#']).filter(|_| begin > 0);

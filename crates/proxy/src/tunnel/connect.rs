@@ -1,4 +1,4 @@
-//! Requests after which a connection carries bytes and no messages.
+//! Requests for tunnels: CONNECT and upgrades.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -25,16 +25,16 @@ use crate::{
     tunnel::upgrade::{ClientUpgrade, UpgradeRequest, set_upgrade_headers},
 };
 
-/// The methods that are served everywhere, as a refusal of CONNECT names them (RFC 9110 10.2.1).
+/// Methods that are allowed everywhere, for `allow` in a refusal of CONNECT (RFC 9110 10.2.1).
 const ALLOWED: HeaderValue = HeaderValue::from_static("GET, HEAD, POST, PUT, DELETE, OPTIONS, TRACE, PATCH");
 
-/// Why there is no tunnel, where no server of the service is to blame.
+/// Why a tunnel was refused, apart from faults of the service.
 enum TunnelRefusal {
-    /// It is asked for without a port, or with one that is none.
+    /// The target has no valid port.
     Malformed,
-    /// Neither the listener nor a route allows it.
+    /// Neither the listener nor a route allows CONNECT.
     NotAllowed,
-    /// What is asked for is nothing that is served here.
+    /// The target is not a service of this listener.
     NotServed,
     TooManyServices {
         max: usize,
@@ -51,7 +51,7 @@ struct TunnelAttempt {
 }
 
 impl Forwarder {
-    /// The server speaks the protocol that was asked for: what both sides send from here on is carried.
+    /// Starts the tunnel after a 101 response of the server.
     pub(crate) fn start_upgrade(
         &self,
         response: &mut Response<Body>,
@@ -66,17 +66,17 @@ impl Forwarder {
                 set_upgrade_headers(response.headers_mut(), protocol);
                 self.tunnels.spawn(client, server, Arc::clone(&client_info.permit));
             }
-            // The library passes on no switch that was not asked for; one to a protocol without a name is none.
+            // The library forwards only upgrades that were requested; one without a protocol is invalid.
             _ => {
-                let message = "the server switched to a protocol that it did not name\n".to_owned();
+                let message = "the server switched protocols without naming one\n".to_owned();
                 *response = error_response::plain_text(StatusCode::BAD_GATEWAY, message);
             }
         }
     }
 
-    /// Makes a tunnel to a server of the service that is named, and to nothing else: a proxy that connects to whatever it is
-    /// asked for would be a way around every border of the network that it stands in. Even to a service it is a way around all routes
-    /// but the one of the CONNECT itself, so that the listener or that route has to allow it.
+    /// Opens a tunnel to a server of the requested service, and to no other address: a proxy that connects anywhere
+    /// would bypass every firewall of its network. Even to a service a tunnel bypasses all routes but that of the
+    /// CONNECT itself, so that the listener or that route must allow it.
     pub(crate) async fn connect<B>(
         &self,
         request: Request<B>,
@@ -124,8 +124,8 @@ impl Forwarder {
         response
     }
 
-    /// The service that a tunnel is asked for to: by what is asked for alone, since a header that says something else would be believed
-    /// by somebody else. On a listener for one service that has to be a host of it: its own name, or one that its routes match.
+    /// The service of a tunnel, from the request target alone: other servers might trust a different header. On a
+    /// listener for one service the target must be a host of it: its own name, or one that its routes match.
     fn tunnel_target(&self, named: &str, client_info: &ConnectionInfo) -> Result<Arc<Target>, TunnelRefusal> {
         let parsed = HostPort::parse(named).filter(|parsed| parsed.port.is_some_and(|port| port > 0));
         let host = parsed.ok_or(TunnelRefusal::Malformed)?.name();
@@ -146,7 +146,7 @@ impl Forwarder {
         if is_served { Ok(target) } else { Err(TunnelRefusal::not_served(client_info)) }
     }
 
-    /// Counts a tunnel that was asked for, and logs it.
+    /// Counts and logs a request for a tunnel.
     fn record_tunnel(&self, named: &str, target: &Target, attempt: TunnelAttempt) {
         let TunnelAttempt { caller, began, status, fault, server } = attempt;
         let took = began.elapsed();
@@ -168,25 +168,11 @@ impl Forwarder {
         });
     }
 
-    /// What a program is told that gets no tunnel.
+    /// The response to a refused request.
     fn refuse(&self, refusal: &TunnelRefusal, named: &str) -> Response<Body> {
         let is_full = matches!(refusal, TunnelRefusal::TooManyServices { .. });
         increment(if is_full { &self.services.refused } else { &self.metrics.requests.unsupported });
-        let (status, message) = match refusal {
-            TunnelRefusal::Malformed => (
-                StatusCode::BAD_REQUEST,
-                format!("CONNECT names a host and a port from 1 to 65535, and '{named}' does not; ask for cart.shop:80 to reach shop/cart"),
-            ),
-            TunnelRefusal::NotAllowed => (
-                StatusCode::METHOD_NOT_ALLOWED,
-                "CONNECT is not allowed here: start the listener with +connect, or name CONNECT in match.methods of a route".to_owned(),
-            ),
-            TunnelRefusal::NotServed => (
-                StatusCode::FORBIDDEN,
-                format!("tunnels lead to services of the mesh that are served here, and '{named}' is none; ask for cart.shop:80 to reach shop/cart"),
-            ),
-            TunnelRefusal::TooManyServices { max } => (StatusCode::SERVICE_UNAVAILABLE, HostError::TooManyServices { max: *max }.to_string()),
-        };
+        let (status, message) = refusal.status_and_message(named);
         let mut response = error_response::plain_text(status, message + "\n");
         if status == StatusCode::METHOD_NOT_ALLOWED {
             response.headers_mut().insert(header::ALLOW, ALLOWED);
@@ -196,7 +182,35 @@ impl Forwarder {
 }
 
 impl TunnelRefusal {
-    /// Of what is not served here: where nobody may ask for tunnels, that is all that is said.
+    fn status_and_message(&self, named: &str) -> (StatusCode, String) {
+        match self {
+            Self::Malformed => (
+                StatusCode::BAD_REQUEST,
+                format!(
+                    "CONNECT requires a host and a port from 1 to 65535, unlike '{named}'; request cart.shop:80 \
+                     to reach shop/cart"
+                ),
+            ),
+            Self::NotAllowed => {
+                let message = "CONNECT is not allowed here: start the listener with +connect, or name CONNECT \
+                               in match.methods of a route";
+                (StatusCode::METHOD_NOT_ALLOWED, message.to_owned())
+            }
+            Self::NotServed => (
+                StatusCode::FORBIDDEN,
+                format!(
+                    "'{named}' is not a service of this listener, and tunnels lead to no other address; request \
+                     cart.shop:80 to reach shop/cart"
+                ),
+            ),
+            Self::TooManyServices { max } => {
+                let error = HostError::TooManyServices { max: *max };
+                (StatusCode::SERVICE_UNAVAILABLE, error.to_string())
+            }
+        }
+    }
+
+    /// The refusal of an unserved target; without CONNECT it reveals nothing else.
     fn not_served(client_info: &ConnectionInfo) -> Self {
         if client_info.allows_connect { Self::NotServed } else { Self::NotAllowed }
     }

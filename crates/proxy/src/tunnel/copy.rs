@@ -1,8 +1,8 @@
-//! Bytes from each of two sides to the other.
+//! Copies bytes in both directions.
 //!
-//! Not `tokio::io::copy_bidirectional`, which keeps two buffers as long as a connection is open: most tunnels are quiet most of
-//! the time, and here a quiet one has none. Bytes wait only where one side does not take what the other has sent; from then
-//! on no more is read from that one, so that a slow reader slows its writer down and fills no memory.
+//! Unlike `tokio::io::copy_bidirectional`, which holds two buffers while a connection is open: most tunnels are idle
+//! most of the time, and here an idle one has no buffer. Bytes are buffered only while one side does not accept them;
+//! then no more is read from the other side, so that a slow reader slows the writer down.
 
 use std::{
     io,
@@ -14,11 +14,11 @@ use std::{
 use pin_project_lite::pin_project;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// What is read at once, and the most that waits in one direction.
+/// Size of a read, and maximum buffered bytes of one direction.
 const CHUNK: usize = 16 * 1024;
 
 pin_project! {
-    /// Ends once both sides have ended, or one breaks.
+    /// Completes when both sides have closed or one fails.
     pub(crate) struct BidirectionalCopy<A, B> {
         #[pin]
         client: A,
@@ -29,7 +29,7 @@ pin_project! {
     }
 }
 
-/// Bytes carried to the server and to the program.
+/// Bytes copied to the server and to the client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BytesCopied {
     pub(crate) up: u64,
@@ -39,9 +39,9 @@ pub(crate) struct BytesCopied {
 #[derive(Default)]
 struct Direction {
     state: CopyState,
-    /// Read and not written.
+    /// Bytes read and not yet written.
     unsent: Vec<u8>,
-    /// How much of it is written.
+    /// How many of them are written.
     sent: usize,
     copied: u64,
 }
@@ -50,7 +50,7 @@ struct Direction {
 enum CopyState {
     #[default]
     Open,
-    /// All is written, and the reader has to be told that nothing follows.
+    /// All is written; the reader must still be shut down.
     Ending,
     Ended,
 }
@@ -60,7 +60,7 @@ impl<A, B> BidirectionalCopy<A, B> {
         Self { client, server, up: Direction::default(), down: Direction::default() }
     }
 
-    /// What was carried so far.
+    /// Bytes copied so far.
     pub(crate) fn copied(&self) -> BytesCopied {
         BytesCopied { up: self.up.copied, down: self.down.copied }
     }
@@ -104,7 +104,7 @@ impl Direction {
         }
     }
 
-    /// Reads a piece and writes it at once; what is not taken waits.
+    /// Reads a chunk and writes it at once; the rest is buffered.
     fn poll_chunk(
         &mut self,
         from: Pin<&mut impl AsyncRead>,
@@ -114,7 +114,7 @@ impl Direction {
         let mut chunk = [const { MaybeUninit::uninit() }; CHUNK];
         let mut chunk = ReadBuf::uninit(&mut chunk);
         if from.poll_read(context, &mut chunk)?.is_pending() {
-            // Whoever has nothing to say now may wait for what is on its way.
+            // Flushes while no data is available: the other side may wait for buffered data.
             ready!(to.poll_flush(context))?;
             return Poll::Pending;
         }
@@ -133,7 +133,7 @@ impl Direction {
         Poll::Ready(Ok(()))
     }
 
-    /// Writes what waits, and gives its memory back.
+    /// Writes buffered bytes, and then releases the buffer.
     fn poll_write(
         &mut self,
         mut to: Pin<&mut impl AsyncWrite>,
@@ -168,7 +168,7 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(10);
 
-    /// A program, a server, and what is between them.
+    /// A client, a server, and the copy between them.
     fn between(room: usize) -> (DuplexStream, DuplexStream, BidirectionalCopy<DuplexStream, DuplexStream>) {
         let (client, near) = duplex(room);
         let (far, server) = duplex(room);
@@ -209,7 +209,7 @@ mod tests {
             ended = copying.as_mut() => panic!("{ended:?}"),
             sent = sent => sent,
         };
-        assert!(sent <= CHUNK + 3 * 1024, "{sent} bytes were taken of a program that nobody hears");
+        assert!(sent <= CHUNK + 3 * 1024, "{sent} bytes were read for a server that does not read");
         drop(client);
         let (all, ended) = tokio::join!(
             async {
@@ -229,8 +229,8 @@ mod tests {
         let (client, mut server, copying) = between(64);
         drop(client);
         let copied = tokio::spawn(copying);
-        // Nobody is there to hear it.
-        let _ = server.write_all(b"anybody?").await;
+        // Fails, since the client is gone.
+        let _ = server.write_all(b"hello?").await;
         assert!(timeout(TIMEOUT, copied).await.unwrap().unwrap().is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! A connection from which something was read that another reader is to see.
+//! A connection with bytes that were already read.
 
 use std::{
     io::{self, IoSlice},
@@ -9,7 +9,7 @@ use std::{
 use bytes::{Buf as _, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Gives what was read first, and then what comes.
+/// Returns the prefix first, and then reads from the connection.
 #[derive(Debug)]
 pub(crate) struct PrefixedIo<I> {
     prefix: BytesMut,
@@ -23,7 +23,7 @@ impl<I> PrefixedIo<I> {
         this
     }
 
-    /// Gives back memory that is needed no more: a connection may be open for days.
+    /// Releases an empty prefix: a connection may stay open for days.
     fn release(&mut self) {
         if self.prefix.is_empty() {
             self.prefix = BytesMut::new();

@@ -1,4 +1,4 @@
-//! TCP connections to a service.
+//! Forwards TCP connections to a service: an endpoint is picked for each, and another one if it is unreachable.
 
 use fairmesh_client::{Fault, ServiceName, Tunnel};
 use http::{Method, Request};
@@ -10,7 +10,7 @@ use crate::{
     observe::counter::increment,
 };
 
-/// Carries a connection to a server of the service and back.
+/// Copies a connection to a server of the service, after the PROXY protocol `header` if there is one.
 pub(crate) async fn serve(
     forwarder: &Forwarder,
     stream: impl ClientStream,
@@ -21,7 +21,7 @@ pub(crate) async fn serve(
         Ok(server) => forwarder.tunnels().carry(stream, server).await,
         Err(problem) => {
             increment(&forwarder.metrics.tunnels.tcp_refused);
-            tracing::debug!(%service, problem, "a connection found no server");
+            tracing::debug!(%service, problem, "no server for a TCP connection");
             socket::reset(stream);
         }
     }

@@ -1,30 +1,30 @@
-//! What a request says of another protocol than HTTP.
+//! Requests for another protocol.
 
 use fairmesh_http::h2;
 use http::{Extensions, HeaderMap, HeaderValue, header, request::Parts};
 
 use crate::http1::upgrade::{OnUpgrade, UpgradedStream};
 
-/// Protocols that concern one connection alone and not what it is used for; they are ignored, as RFC 9110 7.8 allows.
+/// Protocols of a single hop; requests for them are ignored, as RFC 9110 7.8 allows.
 const HOP_BY_HOP_PROTOCOLS: [&str; 3] = ["h2c", "http", "tls"];
 
-/// A program's side of a connection that is to carry bytes.
+/// The client side of a future tunnel.
 #[derive(Debug)]
 pub(crate) enum ClientUpgrade {
-    /// All of a connection.
+    /// A whole connection.
     Connection(OnUpgrade),
-    /// One stream of it.
+    /// One HTTP/2 stream.
     Stream(h2::Switch),
 }
 
 impl ClientUpgrade {
-    /// Takes it from a request that may become one.
+    /// Removes it from the extensions of a request.
     pub(crate) fn take(extensions: &mut Extensions) -> Option<Self> {
         let connection = extensions.remove().map(Self::Connection);
         connection.or_else(|| extensions.remove().map(Self::Stream))
     }
 
-    /// Waits until its program was told; `None` where it was told something else.
+    /// Waits until the response is sent; `None` if it was another one.
     pub(crate) async fn upgraded(self) -> Option<Box<dyn UpgradedStream>> {
         match self {
             Self::Connection(on_upgrade) => on_upgrade.upgraded().await,
@@ -33,7 +33,7 @@ impl ClientUpgrade {
     }
 }
 
-/// A wish to speak another protocol with the server.
+/// A request for an upgrade.
 #[derive(Debug)]
 pub(crate) struct UpgradeRequest {
     protocol: HeaderValue,
@@ -41,26 +41,26 @@ pub(crate) struct UpgradeRequest {
 }
 
 impl UpgradeRequest {
-    /// Takes the wish from a request, where it has one that is passed on.
+    /// Removes the upgrade from a request; `None` if it has none that can be forwarded.
     pub(crate) fn take(parts: &mut Parts) -> Option<Self> {
         let client = ClientUpgrade::Connection(parts.extensions.remove()?);
         let protocol = upgrade_protocol(&parts.headers)?.clone();
         Some(Self { protocol, client })
     }
 
-    /// Asks the server for the same.
+    /// Requests the same upgrade from the server.
     pub(crate) fn apply(&self, headers: &mut HeaderMap) {
         set_upgrade_headers(headers, self.protocol.clone());
     }
 }
 
-/// Says in a head what comes after it.
+/// Sets the headers of an upgrade.
 pub(crate) fn set_upgrade_headers(headers: &mut HeaderMap, protocol: HeaderValue) {
     headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(header::UPGRADE, protocol);
 }
 
-/// What a request asks for that may have another protocol. Two answers to it would be ambiguous.
+/// The requested protocol. Several fields would be ambiguous.
 fn upgrade_protocol(headers: &HeaderMap) -> Option<&HeaderValue> {
     let mut named = headers.get_all(header::UPGRADE).into_iter();
     let (only, None) = (named.next()?, named.next()) else { return None };

@@ -1,4 +1,4 @@
-//! Lets go of services that are not called any more.
+//! Evicts services that are no longer called.
 
 use std::{
     sync::{Arc, PoisonError, Weak, atomic::Ordering::Acquire},
@@ -17,21 +17,20 @@ use crate::{
     observe::counter::increment,
 };
 
-/// How often, at most, room is looked for: every service is looked at for it, while requests for others wait.
+/// Minimum interval of eviction for space, which visits every service while requests for new services wait.
 const MIN_EVICTION_INTERVAL: Duration = Duration::from_secs(1);
-/// Where there is no room, services go that were not called for this part of the time.
+/// When the table is full, services are evicted after this fraction of the idle timeout.
 const PRESSURE_DIVISOR: u32 = 10;
 
 impl Services {
-    /// One that looks for idle services as long as it is held; must be called within a tokio runtime.
+    /// Creates the table and starts periodic eviction until it is dropped. Must be called within a tokio runtime.
     pub(crate) fn start(mesh: Mesh, limits: Limits) -> Arc<Self> {
         let services = Arc::new(Self::new(mesh, limits));
         tokio::spawn(evict_idle(Arc::downgrade(&services), limits.service_idle));
         services
     }
 
-    /// Makes room by letting go of names that turned out to be nobody's, however the requests for them ended, and of the services
-    /// that were not called for longest.
+    /// Makes room by evicting undeclared names, whatever the outcome of their requests, and the longest idle services.
     pub(crate) fn make_room(&self, index: &mut ServiceIndex) -> bool {
         let now = Instant::now();
         if index
@@ -50,7 +49,8 @@ impl Services {
         if !room {
             tracing::warn!(
                 services = self.limits.services,
-                "no room for another service: all were called lately; raise --max-services, or run a further proxy"
+                "the table of services is full, and all were called recently; raise --max-services, or run \
+                 another proxy"
             );
         }
         room
@@ -67,7 +67,7 @@ impl Services {
     }
 }
 
-/// Looks for idle services now and then.
+/// Evicts idle services periodically.
 async fn evict_idle(services: Weak<Services>, idle_for: Duration) {
     let mut ticks = interval((idle_for / 4).clamp(Duration::from_millis(10), Duration::from_secs(30)));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

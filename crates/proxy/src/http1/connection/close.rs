@@ -1,4 +1,4 @@
-//! How a connection ends, or goes on elsewhere.
+//! Ends a connection, or hands it over to another protocol.
 
 use std::{
     future::poll_fn,
@@ -26,8 +26,8 @@ where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    /// Decides whether the answer of this status is the last message, and the connection is then of whoever waits for what
-    /// `begins`. What follows can only be told from the body of the request once that has ended.
+    /// Decides whether the response of this status is the last HTTP message, after which the receiver of
+    /// `pending_upgrade` owns the connection. Later bytes can be delimited only once the request body has been read.
     pub(crate) fn set_upgrade(
         &mut self,
         pending_upgrade: Option<PendingUpgrade>,
@@ -37,20 +37,20 @@ where
         let is_read = matches!(self.source, ReadState::Owned(_));
         self.pending_upgrade = pending_upgrade.filter(|_| is_read && asked.switches(status));
         if asked.is_connect() && self.pending_upgrade.is_none() {
-            // A program that did not wait for its tunnel may have passed on what somebody else says in it. Taken for requests,
-            // that would be said in the program's name.
+            // A client that did not wait for its tunnel may already have sent data of a third party. Parsed as
+            // requests, that data would be sent in the client's name.
             self.stop_reading();
         }
     }
 
-    /// Takes nothing for a request any more.
+    /// Parses no further requests.
     fn stop_reading(&mut self) {
         if let ReadState::Owned(read_side) = mem::replace(&mut self.source, ReadState::Lost) {
             self.source = ReadState::Unframed(read_side);
         }
     }
 
-    /// After the last answer.
+    /// Ends the connection after its last response.
     pub(crate) async fn finish(mut self) -> ConnectionEnd<R, W> {
         match self.pending_upgrade.take() {
             Some(pending_upgrade) => self
@@ -63,7 +63,7 @@ where
         }
     }
 
-    /// Leaves the connection to whoever understands what comes; `None` where it is lost.
+    /// The parts of the connection, for another protocol; `None` if the read half was lost.
     pub(crate) fn into_parts(self) -> Option<ConnectionParts<R, W>> {
         match self.source {
             ReadState::Owned(ReadSide { io, input, .. }) => {
@@ -73,7 +73,7 @@ where
         }
     }
 
-    /// Says why what came is not served, and closes.
+    /// Sends an error response and closes the connection.
     pub(crate) async fn refuse(&mut self, status: StatusCode, reason: &'static str) {
         let mut headers = HeaderMap::new();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
@@ -87,9 +87,9 @@ where
         }
     }
 
-    /// Ends the connection after its last answer.
+    /// Closes the connection after its last response.
     pub(crate) async fn close(&mut self) {
-        // Fails only where the program has gone.
+        // Fails only if the client has disconnected.
         let _ = self.writer.shutdown().await;
         if let ReadState::Unframed(read_side) = &mut self.source {
             let ended = poll_fn(|context| {

@@ -41,7 +41,7 @@ where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    /// Has a request answered; whether the connection may carry another.
+    /// Handles a request; returns whether the connection may carry another.
     pub(crate) async fn exchange<A, F, B>(
         &mut self,
         received: Received,
@@ -87,7 +87,7 @@ where
         Ok(self.respond(response, asked, persistent).await? && self.drain_body().await)
     }
 
-    /// The body of a request: what came with its head, or what reads the rest.
+    /// The body of a request: already buffered, or a reader that takes the read half.
     fn take_body(&mut self, decoder: Decoder, continue_wanted: Option<Arc<AtomicBool>>) -> IncomingBody<R> {
         let ReadState::Owned(read_side) = &mut self.source else { return IncomingBody::Buffered(None) };
         if let Some(left) = decoder.left().and_then(|left| usize::try_from(left).ok())
@@ -105,8 +105,8 @@ where
         upload
     }
 
-    /// Waits for the answer, and for the program to give up. Sends informational responses before it, and tells the program to send the
-    /// body, where it waits for that and the body is wanted.
+    /// Polls the handler, and detects disconnects meanwhile. Sends informational responses first, and `100 Continue` if
+    /// the client waits for it and the body is read.
     fn poll_response<F: Future>(
         &mut self,
         handling: Pin<&mut F>,
@@ -131,21 +131,21 @@ where
         Poll::Ready(Err(ConnectionError::Disconnected))
     }
 
-    /// Writes informational responses, which are sent with the next flush.
+    /// Writes informational responses, which the next flush sends.
     pub(crate) fn write_informational_responses(&mut self, responses: &[Response<()>]) {
         for response in responses {
             write_informational(self.output.text(), response.status(), response.headers());
         }
     }
 
-    /// Ready when the program has ended its side. What else it sends waits for its turn.
+    /// Ready when the client closes its side. Other data stays in the buffer.
     pub(crate) fn poll_disconnect(&mut self, context: &mut Context<'_>) -> Poll<()> {
         loop {
             match &mut self.source {
                 ReadState::Owned(read_side) if read_side.input.len() < READ_AHEAD + self.forwarded_len => {
                     match ready!(read_side.poll_read(0, context)) {
                         Ok(1..) => {}
-                        // It has said all that it has to say in the tunnel, and waits for what it is told there.
+                        // The client has sent everything for its tunnel, and waits for data from there.
                         Ok(0) if self.may_switch && !read_side.input.is_empty() => return Poll::Pending,
                         Ok(0) | Err(_) => return Poll::Ready(()),
                     }
@@ -159,7 +159,7 @@ where
         }
     }
 
-    /// Reads on after a body, of which what has come and nobody read is passed over.
+    /// Resumes reading after a body, and skips its buffered, unread rest.
     pub(crate) fn resume_after_body(&mut self, reader: BodyReader<R>) {
         let BodyReader { mut read_side, mut decoder, failed } = reader;
         while !failed && matches!(decoder.decode(&mut read_side.input), Ok(Some(_))) {}
@@ -167,7 +167,7 @@ where
         self.source = if ended { ReadState::Owned(read_side) } else { ReadState::Unframed(read_side) };
     }
 
-    /// Whether the request was read to its end, now that it is answered.
+    /// Whether the request has been read to its end, once the response is sent.
     async fn drain_body(&mut self) -> bool {
         if let ReadState::Lent(returned) = &mut self.source
             && let Ok(Ok(reader)) = timeout(LINGER, returned).await

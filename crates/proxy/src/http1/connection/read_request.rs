@@ -27,8 +27,8 @@ where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    /// Waits for the head of the next request, and of one that `passes` without being taken apart for a moment for the rest where
-    /// most of it has come.
+    /// Waits for the headers of the next request. If a nearly complete request may take the fast path, waits briefly
+    /// for its rest.
     pub(crate) async fn next_request(&mut self, has_fast_path: bool, shutdown: &Shutdown) -> NextRequest {
         if self.unparsed {
             self.deadline = Instant::now() + self.idle_timeout;
@@ -92,13 +92,13 @@ where
         }
     }
 
-    /// Whether the program has taken too long.
+    /// Whether the client has exceeded its deadline.
     pub(crate) fn timed_out(&mut self, context: &mut Context<'_>) -> bool {
         let due = self.deadline;
         self.timer_elapsed(due, context)
     }
 
-    /// Whether the rest of a request is waited for no longer: it is taken as it is.
+    /// Whether the rest of the request is no longer awaited.
     pub(crate) fn rest_timed_out(&mut self, context: &mut Context<'_>) -> bool {
         let Some(by) = self.rest_deadline else { return false };
         if self.timer.deadline() > by {
@@ -107,7 +107,7 @@ where
         self.timer_elapsed(by, context)
     }
 
-    /// Whether it is `due`; the alarm may ring before.
+    /// Whether `due` has passed; the timer may fire earlier.
     pub(crate) fn timer_elapsed(&mut self, due: Instant, context: &mut Context<'_>) -> bool {
         while self.timer.as_mut().poll(context).is_ready() {
             if due <= Instant::now() {

@@ -1,4 +1,4 @@
-//! How a connection answers.
+//! Writes responses.
 
 use std::{
     future::poll_fn,
@@ -29,7 +29,7 @@ where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    /// Writes an answer; whether the connection may carry another.
+    /// Writes a response; returns whether the connection may carry another.
     pub(crate) async fn respond<B>(
         &mut self,
         response: Response<B>,
@@ -41,7 +41,7 @@ where
     {
         let (head, body) = response.into_parts();
         let switches = self.pending_upgrade.is_some();
-        // Of another protocol that nobody asked for, or before the request was read: its server has gone astray.
+        // An upgrade that was not requested, or before the request was read: a protocol error of the server.
         let astray = !switches && (head.status.is_informational() || asked.switches(head.status));
         let (status, headers) =
             if astray { (StatusCode::BAD_GATEWAY, HeaderMap::new()) } else { (head.status, head.headers) };
@@ -60,7 +60,7 @@ where
         Ok(persistent && framing != Framing::UntilClose)
     }
 
-    /// Sends the head, which is written, and the body.
+    /// Sends the headers, which are already in the buffer, and the body.
     pub(crate) async fn send_body<B>(
         &mut self,
         mut body: Pin<&mut B>,
@@ -71,7 +71,7 @@ where
         B: Body<Data = Bytes, Error: Into<BoxError>>,
     {
         while !encoder.is_done() {
-            // The head waits for what is at hand of the body, and not for the rest.
+            // The headers wait for data that the body has ready, but not for more.
             let frame = match poll_fn(|context| Poll::Ready(body.as_mut().poll_frame(context))).await {
                 Poll::Ready(frame) => frame,
                 Poll::Pending => {
@@ -99,7 +99,7 @@ where
         self.flush().await
     }
 
-    /// Waits for more of an answer, and for the program to give up.
+    /// Waits for more of the body, and detects disconnects.
     #[allow(clippy::type_complexity, reason = "the type is that of bodies")]
     fn poll_frame<B: Body>(
         &mut self,
@@ -113,7 +113,7 @@ where
         Poll::Ready(Err(ConnectionError::Disconnected))
     }
 
-    /// Sends all that is written.
+    /// Sends the write buffer.
     pub(crate) async fn flush(&mut self) -> Result<(), ConnectionError> {
         let mut waited = false;
         poll_fn(|context| {

@@ -1,4 +1,4 @@
-//! Requests that are answered without being taken apart.
+//! Forwards a request and its response without copying them into messages.
 
 use std::{
     future::{Future, poll_fn},
@@ -28,7 +28,7 @@ use crate::{
     lifecycle::shutdown::Shutdown,
 };
 
-/// Where an answer goes.
+/// Writes a response to the client.
 pub(crate) struct ResponseWriter<'a, W> {
     writer: &'a mut W,
     output: &'a mut Outbox,
@@ -36,8 +36,8 @@ pub(crate) struct ResponseWriter<'a, W> {
 }
 
 impl<W: AsyncWrite + Unpin> ResponseWriter<'_, W> {
-    /// Sends an answer as far as that goes now, and keeps what does not; whether that was all. `closes`: whether the connection
-    /// ends with it.
+    /// Writes as much of a response as the socket accepts, and buffers the rest; returns whether all was written.
+    /// `closes`: whether the connection ends after it.
     pub(crate) fn send(
         &mut self,
         response: &PlainAnswer<'_>,
@@ -64,7 +64,7 @@ impl<W: AsyncWrite + Unpin> ResponseWriter<'_, W> {
         };
         let kept = self.output.clear();
         scratch::unsent(kept, parts, written);
-        // A socket has nothing to flush; TLS keeps what the socket below did not take.
+        // Flushing a TCP socket does nothing; TLS buffers what the socket did not accept.
         Ok(kept.is_empty() && writer.poll_flush(context)?.is_ready())
     }
 }
@@ -74,7 +74,7 @@ where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    /// What came and was not used, the next request first.
+    /// Unparsed bytes, beginning with the next request.
     pub(crate) fn input(&self) -> &[u8] {
         match &self.source {
             ReadState::Owned(read_side) => &read_side.input,
@@ -82,15 +82,15 @@ where
         }
     }
 
-    /// Forgets the body of the first request, which lies there, and gives its memory back: it is needed no more.
+    /// Discards the body of the first request and releases its memory.
     pub(crate) fn discard_body(&mut self, body: Range<usize>) {
         if let ReadState::Owned(read_side) = &mut self.source {
             read_side.discard_body(body);
         }
     }
 
-    /// Waits until `poll` has begun to send an answer to the first request, which has this length, or has nothing more to wait
-    /// for; and for the program to give up.
+    /// Polls until a response to the first request, of `length` bytes, is being sent or the fast path ends; detects
+    /// disconnects.
     pub(crate) async fn forward<T>(
         &mut self,
         length: usize,
@@ -104,7 +104,8 @@ where
             let Self { writer, output, date, .. } = self;
             let (answered, before) =
                 informational::during(|| poll(ResponseWriter { writer, output, date }, context));
-            // What comes behind one is taken apart, and sent behind it. A plain request is of HTTP/1.1.
+            // A response after an informational one takes the slow path and is sent after it. Requests on the fast path
+            // are HTTP/1.1.
             self.write_informational_responses(&before);
             if let Poll::Ready(answered) = answered {
                 return Poll::Ready(Ok(answered));
@@ -122,8 +123,8 @@ where
         answered
     }
 
-    /// Sends the rest of the answer to the first request, which has this length, where not all of it is `sent`, and goes on to
-    /// the next one.
+    /// Sends the rest of the response to the first request, of `length` bytes, unless it was `sent`, and continues with
+    /// the next request.
     pub(crate) async fn finish_response(&mut self, sent: bool, length: usize) -> Result<(), ConnectionError> {
         if !sent {
             self.flush().await?;
@@ -137,8 +138,8 @@ where
         Ok(())
     }
 
-    /// Has the first request, which is whole but for what was forgotten, answered as one that is taken apart; whether the connection
-    /// may carry another.
+    /// Parses the first request, which is complete except for a discarded body, and handles it on the slow path;
+    /// returns whether the connection may carry another.
     pub(crate) async fn parse_and_handle<A, F, B>(
         &mut self,
         handle: A,
@@ -158,7 +159,7 @@ where
         };
         match received {
             Ok(Some(received)) => self.exchange(received, handle, shutdown).await,
-            // What is plain is a request by every reader.
+            // A request that the fast path accepts is valid for the parser.
             Ok(None) | Err(_) => Err(ConnectionError::UnexpectedEof),
         }
     }

@@ -1,4 +1,4 @@
-//! Requests of one connection, passed on without being taken apart where nobody needs that.
+//! Handles the requests of a connection, on the fast path where no message has to be changed or observed.
 
 use std::{ops::Range, sync::Arc, task::Context};
 
@@ -25,20 +25,20 @@ use crate::{
     observe::counter::GaugeGuard,
 };
 
-/// How much may follow a large body, in bytes, for it to be forgotten: what follows is moved for that.
+/// Maximum bytes behind a large body that are moved in order to discard it.
 const MAX_MOVED: usize = 4 * 1024;
 
-/// Answers what comes over one connection.
+/// Handles the requests of one connection.
 #[derive(Debug)]
 pub(crate) struct Http1Handler<'a> {
     forwarder: &'a Forwarder,
     client_info: &'a ConnectionInfo,
 }
 
-/// A call that has begun with a plain request: passed on, or to go on otherwise.
+/// A call on the fast path, or its continuation on the slow one.
 type StartedCall<'a> = Result<Passage<'a>, Box<Apart<'a>>>;
 
-/// The service of a call, and when it began.
+/// The target of a call, and when it began.
 struct CallStart<'a> {
     target: &'a Target,
     began: Instant,
@@ -49,8 +49,8 @@ impl<'a> Http1Handler<'a> {
         Self { forwarder, client_info }
     }
 
-    /// Begins a call with the request that lies first in `input`, and says where its body lies, which it ends with; `None` where it
-    /// is not plain or somebody wants to see more of it.
+    /// Starts a call with the request at the beginning of `input`, and returns the range of its body, which ends it.
+    /// `None` if the request does not qualify for the fast path or must be observed.
     #[inline]
     fn begin<'b>(
         &self,
@@ -74,7 +74,8 @@ impl<'a> Http1Handler<'a> {
     }
 }
 
-/// Tells the server what [`hop_by_hop::tell_scheme`](crate::forward::hop_by_hop::tell_scheme) does; `None` where something is to be taken away for that.
+/// Does what [`hop_by_hop::set_forwarded_proto`](crate::forward::hop_by_hop::set_forwarded_proto) does; `None` if a
+/// header would have to be removed for that.
 fn with_forwarded_proto(request: PlainRequest<'_>, over_tls: bool) -> Option<PlainRequest<'_>> {
     const NAME: &str = "x-forwarded-proto";
     let has_proto = request.values(NAME).next().is_some();
@@ -111,7 +112,7 @@ impl<R: AsyncRead + Unpin + Send + 'static> RequestHandler<R> for Http1Handler<'
         };
         let apart = {
             let _in_flight = GaugeGuard::new(&target.metrics.in_flight);
-            // Looked at where it lies: with a second place for it, every connection would keep room for both.
+            // Borrowed in place: a second slot for it would enlarge every connection.
             if let Ok(passage) = &mut begun {
                 let length = body.end;
                 let worthwhile = body.len() > LEAST_READ && connection.input().len() - length <= MAX_MOVED;
@@ -129,7 +130,7 @@ impl<R: AsyncRead + Unpin + Send + 'static> RequestHandler<R> for Http1Handler<'
                     passage.poll(take, context)
                 });
                 if let Some((persistent, sent)) = forwarded.await? {
-                    // The server has done its part, however long the program takes for its own.
+                    // The server is done, however long the client takes to read.
                     if let Ok(passage) = begun {
                         passage.end();
                     }
@@ -146,7 +147,7 @@ impl<R: AsyncRead + Unpin + Send + 'static> RequestHandler<R> for Http1Handler<'
 }
 
 impl Forwarder {
-    /// Answers a plain request whose call goes on as one that is taken apart.
+    /// Continues a call of the fast path on the slow path.
     async fn forward_slow<R>(
         &self,
         request: Request<IncomingBody<R>>,

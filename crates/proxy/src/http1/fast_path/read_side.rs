@@ -1,4 +1,4 @@
-//! Requests in the read buffer.
+//! The first request in the read buffer, for the fast path.
 
 use std::{mem, ops::Range};
 
@@ -9,8 +9,8 @@ use tokio::io::AsyncRead;
 use crate::http1::read_side::ReadSide;
 
 impl<R: AsyncRead + Unpin> ReadSide<R> {
-    /// Whether what came is most of a request that is large and need not be taken apart: its sender is about to send the rest,
-    /// which were otherwise sent on by itself.
+    /// Whether most of a large request that qualifies for the fast path is buffered: its client is about to send the
+    /// rest, which would otherwise be forwarded separately.
     pub(crate) fn is_nearly_complete(&mut self) -> bool {
         if self.request_len.is_none() {
             self.request_len = plain_request_lacks(&self.input);
@@ -18,7 +18,7 @@ impl<R: AsyncRead + Unpin> ReadSide<R> {
         self.request_len.is_some_and(|request_len| self.input.len() < request_len)
     }
 
-    /// Forgets the body of the first request, which lies there and ends it.
+    /// Discards the body at the end of the first request.
     pub(crate) fn discard_body(&mut self, body: Range<usize>) {
         self.discarded = body.len();
         self.input.copy_within(body.end.., body.start);
@@ -27,12 +27,12 @@ impl<R: AsyncRead + Unpin> ReadSide<R> {
         self.input.rest();
     }
 
-    /// How much lies here of the first request, which has this length.
+    /// Buffered bytes of the first request, of `length` bytes on the wire.
     pub(crate) fn buffered_len(&self, length: usize) -> usize {
         length - self.discarded
     }
 
-    /// The first request as it was read, with no body where that was forgotten.
+    /// The parsed request, without body if that was discarded.
     pub(crate) fn without_discarded(&mut self, received: Received) -> Received {
         match mem::take(&mut self.discarded) {
             0 => received,
@@ -40,11 +40,11 @@ impl<R: AsyncRead + Unpin> ReadSide<R> {
         }
     }
 
-    /// Takes the first request out of what came, which has this length.
+    /// Removes the first request, of `length` bytes on the wire, from the buffer.
     pub(crate) fn consume(&mut self, length: usize) {
         let buffered = self.buffered_len(length);
         self.discarded = 0;
-        // Emptied, memory can be read into from its beginning.
+        // An empty buffer is reused from its beginning.
         if buffered == self.input.len() {
             self.input.clear()
         } else {

@@ -42,13 +42,13 @@ type Served = JoinHandle<ConnectionEnd<ReadHalf<DuplexStream>, WriteHalf<DuplexS
 
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 
-/// Two ends of a connection.
+/// Both ends of a connection.
 fn ends(room: usize) -> (Near, DuplexStream) {
     let (near, far) = duplex(room);
     (split(near), far)
 }
 
-/// Answers with the method, the path and the body.
+/// Responds with the method, the path and the body.
 async fn echo(request: Request<IncomingBody<ReadHalf<DuplexStream>>>) -> Response<Full<Bytes>> {
     let (head, body) = request.into_parts();
     let body = body.collect().await.map(|body| body.to_bytes());
@@ -59,7 +59,7 @@ fn serve_echo(near: Near, shutdown: Arc<Shutdown>) -> Served {
     tokio::spawn(async move { serve(Connection::new(near.0, near.1, IDLE_TIMEOUT), &shutdown, &echo).await })
 }
 
-async fn hear(far: &mut DuplexStream, until: &str) -> String {
+async fn read_until(far: &mut DuplexStream, until: &str) -> String {
     let mut text = Vec::new();
     while !text.ends_with(until.as_bytes()) {
         assert_ne!(
@@ -81,7 +81,7 @@ async fn pipelined_requests_get_responses_in_order() {
     )
     .await
     .unwrap();
-    let responses = hear(&mut far, "GET /3 Ok(b\"\")").await;
+    let responses = read_until(&mut far, "GET /3 Ok(b\"\")").await;
     let bodies = responses
         .split("HTTP/1.1 200 OK\r\n")
         .skip(1)
@@ -97,9 +97,9 @@ async fn a_client_gets_100_continue_once_the_body_is_read() {
     let (near, mut far) = ends(1 << 16);
     let served = serve_echo(near, Arc::default());
     far.write_all(b"PUT /a HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 3\r\n\r\n").await.unwrap();
-    assert_eq!(hear(&mut far, "\r\n\r\n").await, "HTTP/1.1 100 Continue\r\n\r\n");
+    assert_eq!(read_until(&mut far, "\r\n\r\n").await, "HTTP/1.1 100 Continue\r\n\r\n");
     far.write_all(b"tea").await.unwrap();
-    hear(&mut far, "PUT /a Ok(b\"tea\")").await;
+    read_until(&mut far, "PUT /a Ok(b\"tea\")").await;
     drop(far);
     assert!(matches!(served.await.unwrap(), ConnectionEnd::Closed));
 }
@@ -112,13 +112,13 @@ async fn an_unread_body_gets_no_100_continue_and_ends_the_connection() {
         serve(Connection::new(near.0, near.1, IDLE_TIMEOUT), &Shutdown::default(), &refuse).await
     });
     far.write_all(b"PUT /a HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 3\r\n\r\n").await.unwrap();
-    let response = hear(&mut far, "no").await;
+    let response = read_until(&mut far, "no").await;
     assert!(
         response.starts_with("HTTP/1.1 200 OK\r\n") && response.contains("connection: close\r\n"),
         "{response}"
     );
     assert_eq!(far.read(&mut [0]).await.unwrap(), 0);
-    // What it sends all the same is not taken for a request.
+    // Bytes sent afterwards are not parsed as a request.
     far.write_all(b"GET /b HTTP/1.1\r\n\r\n").await.unwrap();
     drop(far);
     assert!(matches!(served.await.unwrap(), ConnectionEnd::Closed));
@@ -152,7 +152,7 @@ async fn headers_sent_byte_by_byte_have_the_same_time_limit() {
     let served = serve_echo(near, Arc::default());
     let begun = Instant::now();
     while !served.is_finished() {
-        // Fails where it has ended.
+        // Fails once the server has closed.
         let _ = far.write_all(b"G").await;
         sleep(IDLE_TIMEOUT / 20).await;
     }
@@ -199,11 +199,7 @@ async fn a_client_that_does_not_read_takes_little_memory_and_times_out() {
     });
     far.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
     assert!(matches!(served.await.unwrap(), ConnectionEnd::Failed(ConnectionError::Timeout)));
-    assert!(
-        taken.load(Relaxed) <= 5,
-        "{} KB were taken for a reader who has room for 4",
-        taken.load(Relaxed)
-    );
+    assert!(taken.load(Relaxed) <= 5, "{} KB were read for a client with room for 4", taken.load(Relaxed));
 }
 
 #[tokio::test]
@@ -215,7 +211,7 @@ async fn shutdown_ends_a_connection_after_a_response_or_the_idle_grace() {
     tokio::task::yield_now().await;
     assert!(!served.is_finished(), "a request may be on its way");
     far.write_all(b"POST /a HTTP/1.1\r\ncontent-length: 3\r\n\r\ntea").await.unwrap();
-    let response = hear(&mut far, "Ok(b\"tea\")").await;
+    let response = read_until(&mut far, "Ok(b\"tea\")").await;
     assert!(response.contains("connection: close\r\n"), "{response}");
     assert!(matches!(served.await.unwrap(), ConnectionEnd::Closed));
     shutdown.idle_grace_over().cancel();
@@ -245,7 +241,7 @@ async fn a_response_does_not_wait_for_the_rest_of_its_request() {
         async move {
             let mut body = request.into_body();
             assert!(body.frame().await.is_some());
-            // Somebody still sends it on, for a while.
+            // A task holds the body for a while.
             tokio::spawn(async move {
                 tokio::task::yield_now().await;
                 saw.store(true, Relaxed);
@@ -258,15 +254,15 @@ async fn a_response_does_not_wait_for_the_rest_of_its_request() {
         serve(Connection::new(near.0, near.1, IDLE_TIMEOUT), &Shutdown::default(), &early).await
     });
     far.write_all(b"POST / HTTP/1.1\r\ncontent-length: 9\r\n\r\ntea").await.unwrap();
-    hear(&mut far, "no").await;
+    read_until(&mut far, "no").await;
     assert_eq!(far.read(&mut [0]).await.unwrap(), 0, "the connection ends: what follows may be the body");
     drop(far);
     assert!(matches!(served.await.unwrap(), ConnectionEnd::Closed));
     assert!(dropped.load(Relaxed));
 }
 
-/// Passes on what is plain, and answers the rest by echo; counts what it has begun to answer. Forgets large bodies, and takes apart
-/// what is asked of `/apart`.
+/// Forwards plain requests on the fast path and echoes all others; counts the slow ones. Discards large bodies, and
+/// parses requests for `/apart`.
 #[derive(Default)]
 struct Passes(AtomicUsize);
 
@@ -323,23 +319,23 @@ async fn a_nearly_complete_large_request_waits_briefly_for_its_rest() {
     let head = "POST /a HTTP/1.1\r\nhost: a.b\r\ncontent-length: 50000\r\n\r\n";
     let request = head.to_owned() + &"t".repeat(50_000);
     let (most, rest) = request.as_bytes().split_at(30_000);
-    // The first one is not known to be so large.
+    // The first request is not expected to be large.
     far.write_all(request.as_bytes()).await.unwrap();
-    hear(&mut far, "ttt\")").await;
+    read_until(&mut far, "ttt\")").await;
     for pause in [1, 1, 10] {
         far.write_all(most).await.unwrap();
         sleep(Duration::from_millis(pause)).await;
         far.write_all(rest).await.unwrap();
-        hear(&mut far, "\r\n\r\ntea").await;
+        read_until(&mut far, "\r\n\r\ntea").await;
     }
     assert_eq!(responses.0.load(Relaxed), 1, "the others were passed on");
     far.write_all(most).await.unwrap();
     sleep(Duration::from_millis(30)).await;
     assert_eq!(responses.0.load(Relaxed), 2, "what has come goes on alone");
-    // As long as the call may take.
+    // The call may take long.
     sleep(2 * IDLE_TIMEOUT).await;
     far.write_all(rest).await.unwrap();
-    assert!(hear(&mut far, "ttt\")").await.contains("POST /a Ok(b\"ttt"));
+    assert!(read_until(&mut far, "ttt\")").await.contains("POST /a Ok(b\"ttt"));
 }
 
 #[tokio::test]
@@ -350,9 +346,9 @@ async fn a_request_follows_a_discarded_body() {
     let post = |path: &str, size: usize| {
         format!("POST {path} HTTP/1.1\r\nhost: a.b\r\ncontent-length: {size}\r\n\r\n{}", "t".repeat(size))
     };
-    // The first one is not known to be so large.
+    // The first request is not expected to be large.
     far.write_all(post("/a", 60_000).as_bytes()).await.unwrap();
-    hear(&mut far, "ttt\")").await;
+    read_until(&mut far, "ttt\")").await;
     let tea = "\r\n\r\ntea";
     let all = [
         (post("/a", 60_000), tea),
@@ -363,17 +359,17 @@ async fn a_request_follows_a_discarded_body() {
     ];
     for (request, response) in &all {
         far.write_all(request.as_bytes()).await.unwrap();
-        hear(&mut far, response).await;
+        read_until(&mut far, response).await;
     }
     assert_eq!(responses.0.load(Relaxed), 4, "the others were passed on");
-    // At once: little of what follows a body is moved, and much stays where it is.
+    // All at once: few of the bytes behind a body are moved, and many stay in place.
     let sent: String = all.iter().map(|(request, _)| request.as_str()).collect();
     far.write_all(sent.as_bytes()).await.unwrap();
     far.shutdown().await.unwrap();
-    let mut heard = String::new();
-    far.read_to_string(&mut heard).await.unwrap();
-    assert_eq!(heard.matches("HTTP/1.1 200").count(), all.len(), "{heard}");
-    assert!(heard.starts_with("HTTP/1.1 200 OK") && heard.ends_with(all[4].1), "{heard}");
+    let mut received = String::new();
+    far.read_to_string(&mut received).await.unwrap();
+    assert_eq!(received.matches("HTTP/1.1 200").count(), all.len(), "{received}");
+    assert!(received.starts_with("HTTP/1.1 200 OK") && received.ends_with(all[4].1), "{received}");
     assert!(matches!(served.await.unwrap(), ConnectionEnd::Closed));
 }
 
@@ -383,9 +379,9 @@ async fn the_fast_path_leaves_idle_timeout_and_parser_unchanged() {
     let (near, mut far) = ends(1 << 16);
     let served = serve_passing(near, Arc::default());
     far.write_all(&[&get[..], get].concat()).await.unwrap();
-    let mut heard = String::new();
-    while heard.matches("\r\n\r\ntea").count() < 2 {
-        heard += &hear(&mut far, "tea").await;
+    let mut received = String::new();
+    while received.matches("\r\n\r\ntea").count() < 2 {
+        received += &read_until(&mut far, "tea").await;
     }
     assert!(
         matches!(served.await.unwrap(), ConnectionEnd::Closed),
@@ -394,13 +390,13 @@ async fn the_fast_path_leaves_idle_timeout_and_parser_unchanged() {
     let (near, mut far) = ends(1 << 16);
     let served = serve_passing(near, Arc::default());
     far.write_all(&[&get[..], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"].concat()).await.unwrap();
-    assert!(hear(&mut far, "\n").await.contains("teaHTTP/1.1 400 "));
+    assert!(read_until(&mut far, "\n").await.contains("teaHTTP/1.1 400 "));
     assert!(matches!(served.await.unwrap(), ConnectionEnd::Failed(ConnectionError::Refused(_))));
 }
 
 type Log = Arc<Mutex<Vec<String>>>;
 
-/// Writes down that something was read.
+/// Logs reads.
 struct Logged(ReadHalf<DuplexStream>, &'static str, Log);
 
 impl AsyncRead for Logged {
@@ -435,7 +431,7 @@ async fn requests_that_arrive_together_are_all_read_before_the_first_response() 
         connections.push(far);
     }
     for far in &mut connections {
-        hear(far, "done").await;
+        read_until(far, "done").await;
     }
     assert_eq!(mem::take(&mut *log.lock().unwrap()), ["read a", "read b", "answer a", "answer b"]);
 }

@@ -1,6 +1,6 @@
-//! Our connection and hyper's are sent the same bytes, cut into pieces at the same places, by a program that then ends its
-//! side: they must hand on the same requests and answer the same, or both refuse. Where ours refuses what hyper takes, the
-//! reason is one of a few.
+//! Differential test against hyper: both servers receive the same bytes in the same pieces from a client that then
+//! closes its side. They must report the same requests and send the same responses, or both refuse. Where only ours
+//! refuses, the reason is one of [`STRICTER`].
 
 use std::{
     convert::Infallible,
@@ -28,7 +28,7 @@ use crate::{
     lifecycle::shutdown::Shutdown,
 };
 
-/// Why we refuse what hyper takes, since two servers could understand it differently.
+/// Reasons to refuse what hyper accepts: two servers could interpret the request differently.
 const STRICTER: [&str; 7] = [
     "both a content-length and a transfer-encoding",
     "a transfer-encoding other than chunked",
@@ -39,7 +39,7 @@ const STRICTER: [&str; 7] = [
     "a target that is neither a path nor a URI",
 ];
 
-/// What must be found.
+/// Must all be detected.
 const MUTATIONS: [Mutation; 5] = [
     Mutation::BodyIsNextRequest,
     Mutation::NeverCloses,
@@ -48,12 +48,12 @@ const MUTATIONS: [Mutation; 5] = [
     Mutation::NoTail,
 ];
 
-/// Far longer than a test takes.
+/// Much longer than a test takes.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What a request was taken for.
+/// A request as parsed.
 #[derive(Debug, PartialEq)]
-struct Seen {
+struct ParsedRequest {
     method: Method,
     uri: Uri,
     version: Version,
@@ -62,9 +62,9 @@ struct Seen {
     trailers: Option<HeaderMap>,
 }
 
-/// What the program was answered.
+/// A response as received by the client.
 #[derive(Debug, PartialEq)]
-struct Told {
+struct ReceivedResponse {
     status: StatusCode,
     version: Version,
     headers: HeaderMap,
@@ -72,19 +72,19 @@ struct Told {
     trailers: Option<HeaderMap>,
 }
 
-/// What became of a connection. Requests whose bodies broke off are not in it.
+/// All requests and responses of a connection, except requests whose bodies broke off.
 #[derive(Debug, Default, PartialEq)]
 struct Outcome {
-    seen: Vec<Seen>,
-    told: Vec<Told>,
+    requests: Vec<ParsedRequest>,
+    responses: Vec<ReceivedResponse>,
     continued: usize,
 }
 
 type Parts = stream::Iter<std::vec::IntoIter<Result<Frame<Bytes>, Infallible>>>;
 type Reply = Either<Full<Bytes>, StreamBody<Parts>>;
 
-/// Reads all of a request, and answers as its path has it.
-async fn respond<B>(request: Request<B>, seen: &Mutex<Vec<Seen>>) -> Response<Reply>
+/// Reads the request to its end; the path selects the response.
+async fn respond<B>(request: Request<B>, requests: &Mutex<Vec<ParsedRequest>>) -> Response<Reply>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>>,
 {
@@ -116,16 +116,16 @@ where
         _ => Either::Left(Full::new(body.clone())),
     };
     let (method, uri, version, headers) = (head.method, head.uri, head.version, head.headers);
-    seen.lock().unwrap().push(Seen { method, uri, version, headers, body, trailers });
+    requests.lock().unwrap().push(ParsedRequest { method, uri, version, headers, body, trailers });
     response.body(reply).unwrap()
 }
 
-/// Writes the pieces one by one, ends its side, and reads all that comes.
+/// Writes the pieces one by one, closes its side, and reads to the end.
 async fn client(stream: DuplexStream, pieces: Vec<Vec<u8>>) -> Vec<u8> {
     let (mut reader, mut writer) = split(stream);
     let writes = async {
         for piece in pieces {
-            // A server that has refused what came so far is gone.
+            // A server that has refused a request is gone.
             if writer.write_all(&piece).await.is_err() {
                 return;
             }
@@ -135,18 +135,18 @@ async fn client(stream: DuplexStream, pieces: Vec<Vec<u8>>) -> Vec<u8> {
         }
         let _ = writer.shutdown().await;
     };
-    let mut responses = Vec::new();
-    let (_, read) = tokio::join!(writes, reader.read_to_end(&mut responses));
+    let mut bytes = Vec::new();
+    let (_, read) = tokio::join!(writes, reader.read_to_end(&mut bytes));
     read.unwrap();
-    responses
+    bytes
 }
 
-/// Takes what was written apart. Whether heads alone were asked for is known from what was seen.
-fn told(responses: &[u8], seen: &[Seen]) -> Vec<Told> {
-    let mut input = BytesMut::from(responses);
-    let mut told = Vec::new();
+/// Parses the bytes. The requests tell which of them were HEAD.
+fn parse_responses(bytes: &[u8], requests: &[ParsedRequest]) -> Vec<ReceivedResponse> {
+    let mut input = BytesMut::from(bytes);
+    let mut responses = Vec::new();
     while !input.is_empty() {
-        let method = seen.get(told.len()).map_or(Method::GET, |seen| seen.method.clone());
+        let method = requests.get(responses.len()).map_or(Method::GET, |request| request.method.clone());
         let response = HeadReader::new(&method).read(&mut input).unwrap().expect("a whole head");
         let (mut decoder, mut body, mut trailers) = (response.body, Vec::new(), None);
         while let Some(piece) = decoder.decode(&mut input).unwrap() {
@@ -155,85 +155,85 @@ fn told(responses: &[u8], seen: &[Seen]) -> Vec<Told> {
                 Piece::Trailers(map) => trailers = Some(map),
             }
         }
-        assert!(decoder.close(), "{:?}", String::from_utf8_lossy(responses));
+        assert!(decoder.close(), "{:?}", String::from_utf8_lossy(bytes));
         let mut headers = response.head.headers().clone();
         if headers.get(header::DATE).is_some_and(|date| date != "then") {
             headers.remove(header::DATE);
         }
         let (status, version) = (response.head.status(), response.head.version());
-        // hyper says of a tunnel that it ends after the head, if the program said so of the connection.
+        // hyper sends `connection` after CONNECT if the client sent it.
         if method == Method::CONNECT && status.is_success() {
             headers.remove(header::CONNECTION);
         }
-        // Where the end of the connection ends the body, hyper says all the same that it is kept.
+        // hyper announces keep-alive even where the end of the connection delimits the body.
         if version == Version::HTTP_10 && !headers.contains_key(header::CONTENT_LENGTH) {
             headers.remove(header::CONNECTION);
         }
-        told.push(Told { status, version, headers, body: body.into(), trailers });
+        responses.push(ReceivedResponse { status, version, headers, body: body.into(), trailers });
     }
-    told
+    responses
 }
 
-fn outcome(responses: &[u8], seen: Arc<Mutex<Vec<Seen>>>) -> Outcome {
-    let seen = Arc::into_inner(seen).unwrap().into_inner().unwrap();
-    let mut told = told(responses, &seen);
-    // A body that broke off: whether its answer still goes out is a matter of chance.
-    told.retain(|told| told.status != StatusCode::IM_A_TEAPOT);
-    let continued = responses.windows(12).filter(|part| part == b"HTTP/1.1 100").count();
-    Outcome { seen, told, continued }
+fn outcome(bytes: &[u8], requests: Arc<Mutex<Vec<ParsedRequest>>>) -> Outcome {
+    let requests = Arc::into_inner(requests).unwrap().into_inner().unwrap();
+    let mut responses = parse_responses(bytes, &requests);
+    // After a broken body the response may or may not be sent.
+    responses.retain(|responses| responses.status != StatusCode::IM_A_TEAPOT);
+    let continued = bytes.windows(12).filter(|part| part == b"HTTP/1.1 100").count();
+    Outcome { requests, responses, continued }
 }
 
 async fn ours(pieces: Vec<Vec<u8>>, mutation: Option<Mutation>) -> Outcome {
-    let seen = Arc::new(Mutex::default());
+    let requests = Arc::new(Mutex::default());
     let (near, far) = duplex(1 << 20);
     let client = tokio::spawn(client(far, pieces));
     {
         let (reader, writer) = split(near);
         let mut connection = Connection::new(reader, writer, IDLE_TIMEOUT);
         connection.set_mutation(mutation);
-        let respond = |request| respond(request, &seen);
+        let respond = |request| respond(request, &requests);
         drop(serve(connection, &Shutdown::default(), &respond).await);
     }
-    outcome(&client.await.unwrap(), seen)
+    outcome(&client.await.unwrap(), requests)
 }
 
 async fn hypers(pieces: Vec<Vec<u8>>) -> Outcome {
-    let seen = Arc::new(Mutex::default());
+    let requests = Arc::new(Mutex::default());
     let (near, far) = duplex(1 << 20);
     let client = tokio::spawn(client(far, pieces));
     let service = service_fn(|request| {
-        let seen = Arc::clone(&seen);
-        async move { Ok::<_, Infallible>(respond(request, &seen).await) }
+        let requests = Arc::clone(&requests);
+        async move { Ok::<_, Infallible>(respond(request, &requests).await) }
     });
     let mut builder = hyper::server::conn::http1::Builder::new();
     builder.timer(TokioTimer::new()).max_headers(128).max_buf_size(64 * 1024);
     let _ = builder.serve_connection(TokioIo::new(near), service).await;
-    outcome(&client.await.unwrap(), seen)
+    outcome(&client.await.unwrap(), requests)
 }
 
-/// Whether both mean the same, as far as they have to.
+/// Whether both outcomes are equivalent.
 fn agree(ours: &Outcome, hypers: &Outcome) -> bool {
-    let refused = |told: &&Told| !told.headers.contains_key("x-size");
-    let last = ours.told.last().filter(refused);
-    let answered = |outcome: &Outcome| outcome.told.iter().filter(|told| !refused(told)).count();
-    let both = answered(ours);
-    let stricter = last.is_some_and(|told| {
-        STRICTER.iter().any(|reason| told.body.strip_suffix(b"\n") == Some(reason.as_bytes()))
+    let refused = |responses: &&ReceivedResponse| !responses.headers.contains_key("x-size");
+    let last = ours.responses.last().filter(refused);
+    let served = |outcome: &Outcome| outcome.responses.iter().filter(|responses| !refused(responses)).count();
+    let both = served(ours);
+    let stricter = last.is_some_and(|responses| {
+        STRICTER.iter().any(|reason| responses.body.strip_suffix(b"\n") == Some(reason.as_bytes()))
     });
     let as_many = if stricter {
-        both <= answered(hypers)
+        both <= served(hypers)
     } else {
-        both == answered(hypers) && ours.seen.len() == hypers.seen.len()
+        both == served(hypers) && ours.requests.len() == hypers.requests.len()
     };
-    // Whoever has sent all of its body needs not be told to go on (RFC 9110 10.1.1), which hyper does all the same.
+    // A client that has sent its body needs no 100 (RFC 9110 10.1.1), which hyper sends nevertheless.
     as_many
         && ours.continued <= hypers.continued
-        && ours.seen.len() <= hypers.seen.len()
-        && ours.seen.iter().zip(&hypers.seen).all(|(ours, hypers)| ours == hypers)
-        && ours.told[..both] == hypers.told[..both]
+        && ours.requests.len() <= hypers.requests.len()
+        && ours.requests.iter().zip(&hypers.requests).all(|(ours, hypers)| ours == hypers)
+        && ours.responses[..both] == hypers.responses[..both]
 }
 
-// What requests are made of; what stands twice is drawn more often.
+// Parts of requests; duplicates are drawn more often.
 const METHODS: [&str; 8] = ["GET", "GET", "HEAD", "POST", "PUT", "OPTIONS", "M-SEARCH", "CONNECT"];
 const TARGETS: [&str; 10] =
     ["/", "/a?b=c", "/204", "/304", "/odd", "/chunked", "/trailers", "/empty", "http://cart.shop/a", "*"];
@@ -255,13 +255,13 @@ const CODINGS: [&str; 3] =
     ["transfer-encoding: chunked", "Transfer-Encoding:  CHUNKED", "transfer-encoding: chunked"];
 const EXTENSIONS: [&str; 5] = ["", "", ";", " ;a=b", "\t"];
 const LAST: [&str; 3] = ["0\r\n\r\n", "00\r\n\r\n", "0\r\nx-sum: 1\r\nA:\t2 \r\n\r\n"];
-/// What a spoilt request may have anywhere.
+/// Bytes for mutations.
 const SPOILS: &[u8] = b"\r\n:;, 019afHT/\0\x80-x";
 
-/// Draws what a program may send.
+/// Generates input of clients.
 struct Script {
     chance: Generator,
-    /// Whether bodies are beyond what is copied, or read at once.
+    /// Whether bodies exceed the size of buffered ones.
     long: bool,
 }
 
@@ -276,9 +276,9 @@ impl Script {
 
     fn request(&mut self) -> String {
         let (method, target) = match self.one(&METHODS) {
-            // Ours ends the connection where a tunnel is refused; hyper reads on.
+            // Ours closes the connection after a refused tunnel; hyper reads on.
             "CONNECT" => ("CONNECT", "cart.shop:80"),
-            // Ours refuses an asterisk of any other method.
+            // Ours refuses `*` for all other methods.
             method if method != "OPTIONS" => (method, self.one(&TARGETS[..9])),
             method => (method, self.one(&TARGETS)),
         };
@@ -314,7 +314,7 @@ impl Script {
         text + self.one(&LAST)
     }
 
-    /// Changes one byte, or two.
+    /// Changes one or two bytes.
     fn spoil(&mut self, text: &mut Vec<u8>) {
         for _ in 0..1 + self.below(2) {
             let at = self.below(text.len());
@@ -353,14 +353,14 @@ fn draw(seed: u64) -> Vec<Vec<u8>> {
     script.cut(text)
 }
 
-/// Requests that nothing is wrong with, whose bodies are long.
+/// Valid requests with long bodies.
 fn draw_long(seed: u64) -> Vec<Vec<u8>> {
     let mut script = Script { chance: Generator::new(seed), long: true };
     let requests: String = (0..3).map(|_| script.request()).collect();
     script.cut(requests.into_bytes())
 }
 
-/// Sends both the same, and says what was sent where they differ.
+/// Sends the same to both, and shows the input if they differ.
 async fn compare(pieces: Vec<Vec<u8>>) -> Outcome {
     let hypers = hypers(pieces.clone()).await;
     let ours = ours(pieces.clone(), None).await;
@@ -371,22 +371,22 @@ async fn compare(pieces: Vec<Vec<u8>>) -> Outcome {
 
 #[tokio::test]
 async fn responses_equal_those_of_hyper() {
-    let (mut answered, mut refused) = (0, 0);
+    let (mut served, mut refused) = (0, 0);
     for seed in 0..4_000 {
         let ours = compare(draw(seed)).await;
-        answered += ours.seen.len();
-        refused += usize::from(ours.told.len() > ours.seen.len());
+        served += ours.requests.len();
+        refused += usize::from(ours.responses.len() > ours.requests.len());
     }
-    assert!(answered > 3_000 && refused > 500, "{answered} answered, {refused} refused");
+    assert!(served > 3_000 && refused > 500, "{served} served, {refused} refused");
 }
 
 #[tokio::test]
 async fn long_bodies_equal_those_of_hyper() {
-    let mut answered = 0;
+    let mut served = 0;
     for seed in 0..400 {
-        answered += compare(draw_long(seed)).await.seen.len();
+        served += compare(draw_long(seed)).await.requests.len();
     }
-    assert!(answered > 400, "{answered} answered");
+    assert!(served > 400, "{served} served");
 }
 
 #[tokio::test]
@@ -412,7 +412,7 @@ async fn injected_bugs_are_detected() {
         for seed in 0..200 {
             let pieces = draw(seed);
             let hypers = hypers(pieces.clone()).await;
-            // One that writes what is no answer at all is found as well.
+            // An invalid response counts as detected as well.
             let ours = tokio::spawn(ours(pieces, Some(mutation))).await;
             found += usize::from(!ours.is_ok_and(|ours| agree(&ours, &hypers)));
         }

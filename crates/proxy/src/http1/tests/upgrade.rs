@@ -27,8 +27,8 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 const LATE: Duration = Duration::from_secs(5);
 const WEBSOCKET: &str = "GET /101 HTTP/1.1\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
 
-/// Answers with the status that the path or, of a CONNECT, the host names and as much body as the port, once the request was read; with 101 before that to
-/// `/unread` and to `/held`, whose body somebody keeps; with success after a while to `/late`.
+/// The path, or the host of a CONNECT, selects the status, and the port the length of the body, after the request was
+/// read. `/unread` and `/held`, whose body stays referenced, get 101 earlier; `/late` gets 200 later.
 async fn respond(request: Request<IncomingBody<Reader>>) -> Response<Full<Bytes>> {
     let path = match request.uri().path().trim_start_matches('/') {
         "" => request.uri().host().unwrap_or_default().to_owned(),
@@ -53,7 +53,7 @@ fn begin(shutdown: Arc<Shutdown>) -> (Served, DuplexStream) {
     (tokio::spawn(async move { serve(connection, &shutdown, &respond).await }), far)
 }
 
-/// What a program is told that says this and then nothing more.
+/// The responses to a client that sends `text` and closes its side.
 async fn say(text: &str) -> String {
     let (served, mut far) = begin(Arc::default());
     far.write_all(text.as_bytes()).await.unwrap();
@@ -64,7 +64,7 @@ async fn say(text: &str) -> String {
     told
 }
 
-/// The head that a program is told which asks with this, and what is left to whoever takes its connection.
+/// The response headers, and the bytes left for the owner of the upgraded connection.
 async fn switch(text: &str, shutdown: Arc<Shutdown>) -> (String, Bytes) {
     let (served, mut far) = begin(shutdown);
     far.write_all(text.as_bytes()).await.unwrap();
@@ -107,7 +107,7 @@ async fn a_client_may_send_everything_before_its_tunnel_starts() {
     let ended = served.await.unwrap();
     let ConnectionEnd::Upgraded(ConnectionParts { read, .. }, _) = ended else { panic!("{ended:?}") };
     assert_eq!(read, b"hello"[..]);
-    // One that has gone without a word waits for nothing.
+    // A client that has disconnected waits for nothing.
     let (served, far) = begin(Arc::default());
     let mut far = far;
     far.write_all(b"CONNECT late:1 HTTP/1.1\r\n\r\n").await.unwrap();
@@ -152,7 +152,7 @@ async fn an_unrequested_upgrade_is_a_bad_gateway() {
         "GET /101 HTTP/1.1\r\nupgrade: websocket\r\n\r\n",
         "GET /101 HTTP/1.0\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
         "CONNECT 101:1 HTTP/1.1\r\n\r\n",
-        // Where the body ends is not known: what comes after it cannot be told from it.
+        // The end of the body is unknown, so that later bytes cannot be delimited.
         "POST /unread HTTP/1.1\r\nconnection: upgrade\r\nupgrade: x\r\ncontent-length: 99\r\n\r\ntea",
         "POST /held HTTP/1.1\r\nconnection: upgrade\r\nupgrade: x\r\ncontent-length: 99\r\n\r\ntea",
     ] {

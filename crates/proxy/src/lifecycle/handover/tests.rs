@@ -19,7 +19,7 @@ async fn a_successor_gets_all_sockets_and_the_predecessor_serves_until_it_report
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("made/proxy.sock");
     assert!(Predecessor::find(&path).await.unwrap().is_none());
-    // More than fit in one frame.
+    // More than one message can carry.
     let ours = listeners(MAX_HANDLES + 3).await;
     let addresses: Vec<_> = ours.iter().map(|listener| listener.local_addr().unwrap()).collect();
     let handover = Handover::open(&path, Inherited::default(), &ours).unwrap();
@@ -35,7 +35,7 @@ async fn a_successor_gets_all_sockets_and_the_predecessor_serves_until_it_report
         (inherited, waits)
     };
     let (successor, (inherited, waits)) = tokio::join!(handover.wait_successor(), succession);
-    assert!(!waits.is_finished(), "it waits until nobody else accepts");
+    assert!(!waits.is_finished(), "it waits until the predecessor has stopped");
     drop(handover);
     successor.confirm_stopped().await;
     waits.await.unwrap();
@@ -44,7 +44,7 @@ async fn a_successor_gets_all_sockets_and_the_predecessor_serves_until_it_report
     let found = async { Predecessor::find(&path).await.unwrap().is_some() };
     tokio::select! {
         found = found => assert!(found, "the same socket leads to the successor"),
-        _ = next.wait_successor() => panic!("nobody said that it serves"),
+        _ = next.wait_successor() => panic!("no successor reported that it serves"),
     }
 }
 
@@ -58,13 +58,13 @@ async fn an_invalid_peer_changes_nothing_and_a_file_is_not_replaced() {
         let mut stream = UnixStream::connect(&path).await.unwrap();
         stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
         let mut response = Vec::new();
-        // Closed or reset: it gets nothing.
+        // Closed or reset, without any data.
         let _ = stream.read_to_end(&mut response).await;
         assert!(response.is_empty());
     };
     tokio::select! {
         () = intruder => {}
-        _ = handover.wait_successor() => panic!("nobody took over"),
+        _ = handover.wait_successor() => panic!("no proxy took over"),
     }
     let address = ours[0].local_addr().unwrap();
     let (connected, accepted) = tokio::join!(TcpStream::connect(address), ours[0].accept());

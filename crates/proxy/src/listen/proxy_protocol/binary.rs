@@ -1,13 +1,13 @@
-//! Version 2: a signature, the kind of connection, its addresses, and further facts, which are not used here.
+//! Version 2: a signature, the family, addresses, and TLVs, which are ignored.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::{Addresses, Header, InvalidHeader, MIN_LENGTH};
 
 pub(super) const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
-/// The signature, a byte of version and command, one of family and transport, and the length of the rest.
+/// Signature, version and command, family and transport, and length of the rest.
 const FIXED_LEN: usize = 16;
-/// The longest rest. The facts that balancers add take some hundred bytes; the length could tell 64 KiB.
+/// Maximum length of the rest. TLVs of load balancers take some hundred bytes; the field could hold 64 KiB.
 const MAX_REST: usize = 4096;
 
 const LOCAL: u8 = 0x20;
@@ -38,16 +38,16 @@ pub(super) fn read(bytes: &[u8]) -> Result<Header, InvalidHeader> {
     }
     let addresses = match command {
         PROXY => parse_addresses(kind, &rest[..length])?,
-        // The balancer speaks for itself, and what it says of addresses is to be ignored.
+        // LOCAL: a connection of the load balancer itself, whose addresses must be ignored.
         _ => None,
     };
     Ok(Header::Complete { length: FIXED_LEN + length, addresses })
 }
 
 fn parse_addresses(kind: u8, rest: &[u8]) -> Result<Option<Addresses>, InvalidHeader> {
-    let short = InvalidHeader("addresses that are cut off");
+    let short = InvalidHeader("truncated addresses");
     let (addresses, tlvs) = match kind {
-        // Nothing is said of how what follows is laid out.
+        // The layout of the rest is unspecified.
         UNSPECIFIED => return Ok(None),
         TCP4 => {
             let (block, tlvs) = rest.split_first_chunk::<12>().ok_or(short)?;
@@ -57,15 +57,15 @@ fn parse_addresses(kind: u8, rest: &[u8]) -> Result<Option<Addresses>, InvalidHe
             let (block, tlvs) = rest.split_first_chunk::<36>().ok_or(short)?;
             (Some(addresses_in(block, 16)), tlvs)
         }
-        // Two paths, which are no addresses.
+        // Two paths instead of socket addresses.
         UNIX => (None, rest.split_first_chunk::<216>().ok_or(short)?.1),
-        _ => return Err(InvalidHeader("a family or transport that is not of a stream")),
+        _ => return Err(InvalidHeader("a family or transport that is not a stream")),
     };
     check_tlvs(tlvs)?;
     Ok(addresses)
 }
 
-/// Two addresses of `size` bytes, 4 or 16, and two ports, which fill the block.
+/// Two addresses of `size` bytes, 4 or 16, and two ports fill the block.
 fn addresses_in(block: &[u8], size: usize) -> Addresses {
     let (addresses, ports) = block.split_at(2 * size);
     let (source, destination) = addresses.split_at(size);
@@ -75,7 +75,7 @@ fn addresses_in(block: &[u8], size: usize) -> Addresses {
 
 fn socket(address: &[u8], port: &[u8]) -> SocketAddr {
     let number = |bytes: &[u8]| bytes.iter().fold(0_u128, |sum, byte| sum << 8 | u128::from(*byte));
-    // As many bits as there are bytes for.
+    // The number has as many bits as `address`.
     let ip = match address.len() {
         4 => IpAddr::V4(Ipv4Addr::from_bits(number(address) as u32)),
         _ => IpAddr::V6(Ipv6Addr::from_bits(number(address))),
@@ -83,10 +83,10 @@ fn socket(address: &[u8], port: &[u8]) -> SocketAddr {
     SocketAddr::new(ip, number(port) as u16)
 }
 
-/// Whether further facts fill what is left: a type, a length in two bytes and a value each.
+/// Checks that TLVs fill the rest: a type, a length of two bytes and a value each.
 fn check_tlvs(mut tlvs: &[u8]) -> Result<(), InvalidHeader> {
     while !tlvs.is_empty() {
-        let cut = InvalidHeader("a fact that is cut off");
+        let cut = InvalidHeader("a truncated TLV");
         let ([_, high, low], rest) = tlvs.split_first_chunk::<3>().ok_or(cut)?;
         let length = usize::from(u16::from_be_bytes([*high, *low]));
         tlvs = rest.get(length..).ok_or(cut)?;
@@ -106,7 +106,7 @@ pub(super) fn write(Addresses { source, destination }: Addresses) -> Vec<u8> {
         block.extend_from_slice(&end.port().to_be_bytes());
     }
     let kind = if source.is_ipv4() { TCP4 } else { TCP6 };
-    // Twelve bytes or thirty-six.
+    // 12 or 36 bytes.
     let length = block.len() as u8;
     [&SIGNATURE[..], &[PROXY, kind, 0, length], &block].concat()
 }

@@ -6,7 +6,7 @@ fn addresses(source: &str, destination: &str) -> Addresses {
     Addresses { source: source.parse().unwrap(), destination: destination.parse().unwrap() }
 }
 
-/// Reads as a connection does: never more than is sure to belong to the head.
+/// Reads as a connection does: never beyond the header.
 fn read_stepwise(bytes: &[u8]) -> Result<Option<Header>, InvalidHeader> {
     let mut have = 0;
     loop {
@@ -40,7 +40,7 @@ fn refused(bytes: &[u8]) -> String {
     read_stepwise(bytes).map(|head| format!("{head:?}")).unwrap_err().to_string()
 }
 
-/// A head of version 2 with this command, kind and rest.
+/// A version 2 header with this command, family and rest.
 fn binary(command: u8, kind: u8, rest: &[u8]) -> Vec<u8> {
     let length = u16::try_from(rest.len()).unwrap().to_be_bytes();
     [&binary::SIGNATURE[..], &[command, kind], &length, rest].concat()
@@ -148,7 +148,7 @@ proptest! {
         match (read(&bytes), read_stepwise(&bytes)) {
             (Ok(Header::Incomplete(_)), Ok(None)) => {}
             (Ok(at_once), Ok(Some(stepwise))) => prop_assert_eq!(at_once, stepwise),
-            // In pieces, what is wrong may not have been reached yet.
+            // The pieces may end before the error.
             (Err(_), Err(_) | Ok(None)) => {}
             (at_once, stepwise) => prop_assert!(false, "{at_once:?}, {stepwise:?}"),
         }

@@ -1,4 +1,4 @@
-//! Version 1: `PROXY TCP4 192.0.2.1 192.0.2.2 56324 443` and the end of the line.
+//! Version 1: `PROXY TCP4 192.0.2.1 192.0.2.2 56324 443` and CRLF.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -8,7 +8,7 @@ use std::{
 use super::{Addresses, Header, InvalidHeader, MIN_LENGTH};
 
 const PREFIX: &[u8] = b"PROXY ";
-/// With the end of the line, as the specification has it.
+/// With CRLF, by the specification.
 const MAX_LINE: usize = 107;
 
 pub(super) fn read(bytes: &[u8]) -> Result<Header, InvalidHeader> {
@@ -22,9 +22,9 @@ pub(super) fn read(bytes: &[u8]) -> Result<Header, InvalidHeader> {
     };
     match &window[end..] {
         [b'\r', b'\n', ..] => {
-            // Checked by the words below, which are all ASCII.
+            // The parser below accepts only ASCII.
             let line = std::str::from_utf8(&window[PREFIX.len()..end]);
-            let addresses = parse_addresses(line.map_err(|_| InvalidHeader("no text"))?)?;
+            let addresses = parse_addresses(line.map_err(|_| InvalidHeader("not text"))?)?;
             Ok(Header::Complete { length: end + 2, addresses })
         }
         [b'\r'] => incomplete(bytes, 1),
@@ -32,7 +32,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Header, InvalidHeader> {
     }
 }
 
-/// How much the rest has at least: `missing` of the end of the line, and what the shortest line of its kind has.
+/// Minimum number of missing bytes: `missing` of CRLF, or up to the shortest line of the family.
 fn incomplete(bytes: &[u8], missing: usize) -> Result<Header, InvalidHeader> {
     let shortest = match bytes.get(PREFIX.len()..PREFIX.len() + 4) {
         Some(b"TCP4") => b"PROXY TCP4 1.1.1.1 1.1.1.1 1 1\r\n".len(),
@@ -49,7 +49,7 @@ fn incomplete(bytes: &[u8], missing: usize) -> Result<Header, InvalidHeader> {
 fn parse_addresses(line: &str) -> Result<Option<Addresses>, InvalidHeader> {
     let words: Vec<&str> = line.split(' ').collect();
     match words[..] {
-        // What comes after it is to be ignored, whatever it is.
+        // The rest of the line must be ignored.
         ["UNKNOWN", ..] => Ok(None),
         ["TCP4", source, destination, from, to] => {
             let [source, destination] = [source, destination].map(address::<std::net::Ipv4Addr>);
@@ -76,7 +76,7 @@ fn address<A: FromStr + Into<IpAddr>>(text: &str) -> Result<IpAddr, InvalidHeade
     text.parse::<A>().map(Into::into).map_err(|_| InvalidHeader("an address"))
 }
 
-/// Digits and nothing else, without zeros in front.
+/// Digits only, without leading zeros.
 fn port(text: &str) -> Result<u16, InvalidHeader> {
     let only_digits = text.bytes().all(|byte| byte.is_ascii_digit());
     let no_leading_zero = text == "0" || !text.starts_with('0');

@@ -10,57 +10,56 @@ use tokio_rustls::rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
 };
 
-/// The most that is read of a file.
+/// Maximum size of a file.
 const MAX_FILE: u64 = 1024 * 1024;
 
-/// Where the certificate is, and its key; both in PEM.
+/// Paths of the certificate and its key, in PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The certificate, and behind it those of the authorities between it and what programs trust.
+    /// The certificate, followed by intermediate certificates.
     pub certificate: PathBuf,
     /// Its private key.
     pub key: PathBuf,
 }
 
-/// Why programs cannot be shown a certificate.
+/// Why a certificate cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file cannot be read.
-    #[error("cannot read {}: {source}; see that it is there and that this user may read it", path.display())]
+    #[error("cannot read {}: {source}; check that it exists and that this user may read it", path.display())]
     Read {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The first file is none of certificates.
+    /// The file contains no certificate.
     #[error(
         "{} holds no certificate in PEM; it begins with -----BEGIN CERTIFICATE-----, the proxy's own first",
         .0.display()
     )]
     NoCertificate(PathBuf),
-    /// The second file is none of a key.
+    /// The file contains no private key.
     #[error(
-        "{} holds no private key in PEM that can be read without a password; write one with: openssl pkey -in OLD -out NEW",
+        "{} holds no private key in PEM that can be read without a password; write one with: openssl pkey -in OLD \
+         -out NEW",
         .0.display()
     )]
     NoKey(PathBuf),
-    /// They are two different ones.
+    /// The key belongs to another certificate.
     #[error(
-        "the private key is not that of the first certificate; give the key that it was made for, and write the proxy's own \
-         certificate before those of authorities"
+        "the private key does not belong to the first certificate; give its key, and put the proxy's own certificate \
+         before intermediate ones"
     )]
     Mismatch,
-    /// Something that TLS cannot be spoken with.
+    /// rustls refuses the certificate or the key.
     #[error("the certificate or its key cannot be used: {0}; take RSA of 2048 bits, ECDSA P-256 or Ed25519")]
     Unusable(rustls::Error),
-    /// Listeners with TLS, and no certificate.
-    #[error("a listener with +tls has no certificate to show; add --tls-cert FILE --tls-key FILE")]
+    /// A listener uses TLS, and no certificate is configured.
+    #[error("a listener has +tls and no certificate is given; add --tls-cert FILE --tls-key FILE")]
     Missing,
-    /// A certificate, and nobody who is shown it.
-    #[error(
-        "--tls-cert is of no use, since no listener speaks TLS; add +tls behind one: --listen 0.0.0.0:443+tls"
-    )]
+    /// A certificate is configured, and no listener uses TLS.
+    #[error("--tls-cert is unused, since no listener has +tls; append it to one: --listen 0.0.0.0:443+tls")]
     Unused,
 }
 
@@ -73,18 +72,19 @@ impl TlsError {
     }
 }
 
-/// What is shown, and what proves that it is one's own.
+/// The certificate chain and its private key.
 pub(crate) struct Identity {
     pub(crate) chain: Vec<CertificateDer<'static>>,
     pub(crate) key: PrivateKeyDer<'static>,
 }
 
-/// What was found in both files, to tell whether they have changed. Nobody who could write them gains by two that are alike.
+/// Hash of both files, to detect changes. Collisions help no attacker, who would have to write the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fingerprint(u64);
 
 impl TlsFiles {
-    /// Reads both. By what is in them and not by when they were written, since they are often replaced by links.
+    /// Reads both files. Changes are detected by content and not by modification time, since files are often replaced
+    /// by symbolic links.
     pub(crate) fn read(&self) -> (Result<Identity, TlsError>, Fingerprint) {
         let (certificate, key) = (contents(&self.certificate), contents(&self.key));
         let mut hasher = DefaultHasher::new();

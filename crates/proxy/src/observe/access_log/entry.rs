@@ -1,4 +1,4 @@
-//! What a line says.
+//! A line of the access log.
 
 use std::{fmt, time::Duration};
 
@@ -8,46 +8,46 @@ use serde::Serialize;
 
 use crate::observe::request_info::{CompletedRequest, RequestInfo};
 
-/// What is logged of a request. What is not known of it is left out.
+/// The logged data of a request. Unknown values are left out.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct AccessLogEntry {
-    /// When the request came: seconds since 1970, with milliseconds.
+    /// Arrival in seconds since the Unix epoch, with milliseconds.
     pub(crate) time: f64,
     pub(crate) service: String,
     pub(crate) method: String,
-    /// Without its query, which may hold what is secret.
+    /// Without the query, which may contain secrets.
     pub(crate) path: String,
     pub(crate) status: u16,
-    /// To the head of the answer, in milliseconds.
+    /// Milliseconds until the response headers.
     pub(crate) ms: f64,
-    /// To the end of the answer.
+    /// Milliseconds until the end of the response.
     pub(crate) total_ms: f64,
     pub(crate) caller: String,
-    /// Why no server answered.
+    /// Kind of the fault if no server responded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fault: Option<&'static str>,
-    /// How the answer ended where it was not read to its end.
+    /// Set if the response did not end normally.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ended: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) grpc_status: Option<u16>,
-    /// Who answered.
+    /// The server that responded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) instance: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) region: Option<String>,
     pub(crate) attempts: usize,
-    /// Of the request's body, where its length was known beforehand.
+    /// Bytes of the request body, if announced.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bytes_in: Option<u64>,
-    /// Of the answer's body, as far as it was read.
+    /// Bytes of the response body that were read.
     pub(crate) bytes_out: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) trace_id: Option<String>,
 }
 
 impl AccessLogEntry {
-    /// Of a request in this trace, where it is in one.
+    /// Builds the entry of a request; `trace` is its trace context.
     pub(crate) fn of(
         request: &RequestInfo,
         completed: &CompletedRequest<'_>,
@@ -91,10 +91,10 @@ pub(crate) fn millis(time: Duration) -> f64 {
 }
 
 impl fmt::Display for AccessLogEntry {
-    /// For people, on one line.
+    /// One line of text.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { time, service, method, path, status, ms, total_ms, caller, .. } = self;
-        // Debug, since a path may hold anything.
+        // Escaped, since a path may contain any characters.
         write!(f, "{time:.3} {service} {method} {path:?} {status} {ms:.1} ms")?;
         if total_ms - ms >= 0.1 {
             write!(f, " ({total_ms:.1} ms in all)")?;
@@ -104,7 +104,7 @@ impl fmt::Display for AccessLogEntry {
             write!(f, " by {instance} in {region}")?;
         }
         if self.attempts > 1 {
-            write!(f, " after {} tries", self.attempts)?;
+            write!(f, " after {} attempts", self.attempts)?;
         }
         if let Some(code) = self.grpc_status {
             write!(f, " grpc-status {code}")?;
@@ -165,7 +165,7 @@ mod tests {
             ..entry()
         };
         let expected = "1.500 shop/cart GET \"/\" 200 2.2 ms (12.0 ms in all) 7 B from 127.0.0.1:1 by cart-0 in eu \
-            after 2 tries grpc-status 14 (broken) trace 4bf9";
+            after 2 attempts grpc-status 14 (broken) trace 4bf9";
         assert_eq!(entry.to_string(), expected);
     }
 }

@@ -50,7 +50,7 @@ async fn requests_without_a_valid_context_start_traces() {
         assert_eq!(begun.is_some(), number % 2 == 0, "one in two");
         let Some(begun) = begun else { continue };
         assert_eq!((begun.parent, SpanContext::read(&headers_in)), (0, Some(begun.own)));
-        assert!(!headers_in.contains_key("tracestate"), "it belonged to what nobody could read");
+        assert!(!headers_in.contains_key("tracestate"), "it belonged to an invalid context");
         assert!(seen.insert(begun.own.trace) && seen.insert(begun.own.span.into()));
     }
 }

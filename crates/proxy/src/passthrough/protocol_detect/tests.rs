@@ -55,7 +55,7 @@ fn endless_headers_are_another_protocol() {
     assert_eq!(verdict(&parts[..MAX_PEEK]), "other");
 }
 
-/// What heads of HTTP are made of.
+/// Parts of HTTP requests.
 const PIECES: [&str; 8] = [
     "GET ",
     "/",
@@ -67,7 +67,7 @@ const PIECES: [&str; 8] = [
     "PRI * HTTP/2.0\r\n",
 ];
 
-/// Bytes that programs may say: those pieces in any order, and anything.
+/// Input of clients: those parts in any order, and random bytes.
 fn said() -> impl Strategy<Value = Vec<u8>> {
     let piece = proptest::sample::select(&PIECES[..]).prop_map(|piece| piece.as_bytes().to_vec());
     let piece = prop_oneof![4 => piece, 1 => proptest::collection::vec(any::<u8>(), 1..4)];
@@ -82,7 +82,7 @@ proptest! {
     }
 }
 
-/// A program, its connection as it is captured, and the server that it meant.
+/// A client, its captured connection, and the server that it called.
 async fn between() -> (TcpStream, TcpStream, TcpListener) {
     let [captures, server] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0"));
     let (captures, server) = (captures.await.unwrap(), server.await.unwrap());
@@ -103,7 +103,7 @@ async fn headers_in_pieces_are_detected_and_not_consumed() {
     let (mut client, mut captured, server) = between().await;
     let pieces = async {
         for piece in ["GET / HT", "TP/1.1\r\nhost: cart", ".shop\r\n\r\n"] {
-            // The second may come in the time in which the server would be asked to speak.
+            // The second piece may arrive after the proxy has connected to the server.
             tokio::time::sleep(CLIENT_SILENCE).await;
             client.write_all(piece.as_bytes()).await.unwrap();
         }
@@ -136,7 +136,7 @@ async fn a_client_of_another_protocol_is_not_kept_waiting() {
     client.write_all(b"HELO").await.unwrap();
     let detected = detect_with(&captured, &server, 2 * CLIENT_SILENCE).await;
     assert!(matches!(detected, DetectedProtocol::Other(_)), "{detected:?}");
-    // As whoever carries it registers it, or what has come would be waited for.
+    // Registered again, as its user does; otherwise the read would wait for more bytes.
     let mut captured = TcpStream::from_std(captured.into_std().unwrap()).unwrap();
     let mut message = [0; 4];
     timeout(TIMEOUT, captured.read_exact(&mut message)).await.unwrap().unwrap();
