@@ -201,10 +201,10 @@ async fn the_pages_tell_what_runs_and_why_the_last_request_went_where_it_went() 
     assert!(says("route", "has no routes") && says("region", "eu is here"), "{reasons:#?}");
     assert!(says("pick", &format!("one at {}", one.address)), "{reasons:#?}");
     assert_eq!(
-        (&record["tries"][0]["instance"], &record["tries"][0]["outcome"]),
+        (&record["attempts"][0]["instance"], &record["attempts"][0]["outcome"]),
         (&"one".into(), &"200".into())
     );
-    assert!(record["tries"][0]["revision"].as_u64().unwrap() > 0);
+    assert!(record["attempts"][0]["revision"].as_u64().unwrap() > 0);
     let text = proxy.page("/last").await;
     assert!(text.contains("GET \"/items\"") && text.contains("by revision"), "{text}");
 
@@ -242,7 +242,10 @@ async fn a_line_tells_who_answered_how_much_and_how_it_ended() {
     for (name, value) in [("instance", "one"), ("region", "eu"), ("trace_id", TRACE), ("path", "/items")] {
         assert_eq!(whole[name], value, "{whole}");
     }
-    assert_eq!((&whole["tries"], &whole["bytes_in"], &whole["bytes_out"]), (&1.into(), &0.into(), &0.into()));
+    assert_eq!(
+        (&whole["attempts"], &whole["bytes_in"], &whole["bytes_out"]),
+        (&1.into(), &0.into(), &0.into())
+    );
     assert!(whole["total_ms"].as_f64() >= whole["ms"].as_f64(), "{whole}");
 
     // A server that promises more than it sends.
