@@ -23,7 +23,7 @@ use crate::{
     tunnel::{Connected, Tunnel},
 };
 use fairmesh_headers::{Deadline, IDEMPOTENT, KEY, ROLE, may_tell, read_deadline};
-use fairmesh_http::h1::PlainRequest;
+use fairmesh_http::h1::BorrowedRequest;
 
 /// A service to call: cheap to clone, and a `tower::Service` that is always ready.
 #[derive(Clone)]
@@ -192,7 +192,7 @@ impl ServiceHandle {
     #[inline]
     pub fn pass(
         &self,
-        request: &PlainRequest<'_>,
+        request: &BorrowedRequest<'_>,
         keeps_host: bool,
         began: Instant,
     ) -> Option<Result<Passage<'_>, Box<Apart<'_>>>> {

@@ -5,7 +5,7 @@ use std::{pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use fairmesh_client::{BoxError, Fault};
-use fairmesh_http::h2::Connection;
+use fairmesh_http::h2::ServerConnection;
 use http::{Request, Response};
 use http_body::Body;
 use tokio::io::{AsyncRead, AsyncWrite, ReadHalf, copy, split};
@@ -75,7 +75,7 @@ where
     };
     tokio::select! {
         // How it ended is for the other side to see.
-        _ = Connection::new(stream, read, service) => {}
+        _ = ServerConnection::new(stream, read, service) => {}
         never = answers.look(PATIENCE, &metrics) => match never {},
         () = restless.enough() => {}
     }

@@ -17,8 +17,8 @@ use fairmesh_headers::{
     load_from_binary, load_from_text,
 };
 use fairmesh_http::{
-    h1::{Malformed, PlainAnswer},
-    h2::Lost,
+    h1::{BorrowedResponse, Malformed},
+    h2::StreamError,
 };
 
 /// What a try over `line` amounts to, and what the caller gets if it is the last. `unsent`: whether the request is still at hand.
@@ -139,7 +139,7 @@ fn out_of_time(terms: Terms<'_>, deadline: u64, unsent: bool) -> (Ending, Result
 
 /// Whether a connection broke because of what the server sent on it, rather than because it ended.
 pub(crate) fn violates_protocol(error: &BoxError) -> bool {
-    error.is::<Malformed>() || error.downcast_ref::<Lost>().is_some_and(Lost::is_violation)
+    error.is::<Malformed>() || error.downcast_ref::<StreamError>().is_some_and(StreamError::is_violation)
 }
 
 /// Keeps what the head of an answer says of the server's load; that of a gRPC answer with a body comes in its trailers.
@@ -167,7 +167,7 @@ pub(crate) fn learn_from_trailers(from: (&Line, Clock), trailers: &HeaderMap, is
 
 /// Keeps what a plain answer says of the server's load.
 #[inline]
-pub(super) fn learn_from_plain(from: (&Line, Clock), answer: &PlainAnswer<'_>) {
+pub(super) fn learn_from_plain(from: (&Line, Clock), answer: &BorrowedResponse<'_>) {
     if from.0.target().protocol == Protocol::Http1
         && let Some(value) = answer.value(&LOAD)
     {

@@ -3,7 +3,7 @@
 use std::{ops::Range, sync::Arc, task::Context};
 
 use fairmesh_client::{Apart, Body, EndpointTarget, Passage};
-use fairmesh_http::h1::{LEAST_READ, PlainAnswer, PlainRequest, no_fields};
+use fairmesh_http::h1::{BorrowedRequest, BorrowedResponse, MIN_READ, header_storage};
 use http::{Request, Response};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -50,8 +50,8 @@ impl<'a> Answering<'a> {
         if origin.captured.is_some() {
             return None;
         }
-        let mut room = no_fields();
-        let request = PlainRequest::read(input, &mut room)?;
+        let mut room = header_storage();
+        let request = BorrowedRequest::read(input, &mut room, fairmesh_headers::is_mesh_header)?;
         let request = tell_scheme(request, origin.over_tls)?;
         let target = &*target.insert(forwarder.target_of(request.host, origin).ok()?);
         if request.body.len() as u64 > forwarder.max_body || forwarder.seeing.wants(target, began) {
@@ -63,7 +63,7 @@ impl<'a> Answering<'a> {
 }
 
 /// Tells the server what [`hops::tell_scheme`](crate::hops::tell_scheme) does; `None` where something is to be taken away for that.
-fn tell_scheme(request: PlainRequest<'_>, over_tls: bool) -> Option<PlainRequest<'_>> {
+fn tell_scheme(request: BorrowedRequest<'_>, over_tls: bool) -> Option<BorrowedRequest<'_>> {
     const NAME: &str = "x-forwarded-proto";
     let is_told = request.values(NAME).next().is_some();
     match (over_tls, is_told) {
@@ -102,18 +102,19 @@ impl<R: AsyncRead + Unpin + Send + 'static> Answer<R> for Answering<'_> {
             // Looked at where it lies: with a second place for it, every connection would keep room for both.
             if let Ok(passage) = &mut begun {
                 let length = body.end;
-                let worthwhile = body.len() > LEAST_READ && connection.input().len() - length <= FEW;
+                let worthwhile = body.len() > MIN_READ && connection.input().len() - length <= FEW;
                 if worthwhile && passage.give_up_body() {
                     connection.forget(body);
                 }
                 let passed = connection.wait(length, |mut reply, context| {
-                    let take =
-                        |answer: &PlainAnswer<'_>, server: &EndpointTarget, context: &mut Context<'_>| {
-                            let closes = stopping.is_told();
-                            let region = Some(&server.location.region);
-                            target.golden.answers.answered(region, answer.status, began.elapsed());
-                            (!closes, reply.send(answer, closes, context))
-                        };
+                    let take = |answer: &BorrowedResponse<'_>,
+                                server: &EndpointTarget,
+                                context: &mut Context<'_>| {
+                        let closes = stopping.is_told();
+                        let region = Some(&server.location.region);
+                        target.golden.answers.answered(region, answer.status, began.elapsed());
+                        (!closes, reply.send(answer, closes, context))
+                    };
                     passage.poll(take, context)
                 });
                 if let Some((persistent, sent)) = passed.await? {

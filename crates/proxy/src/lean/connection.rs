@@ -20,7 +20,8 @@ use bytes::Bytes;
 use fairmesh_client::BoxError;
 use fairmesh_http::{
     h1::{
-        Asked, Decoder, Outbox, REST, Received, RequestReader, Unserved, informational as write_informational,
+        Decoder, REMAINDER_WAIT, ReceivedRequest, RequestError, RequestReader, ResponseContext, WriteBuffer,
+        write_informational,
     },
     informational,
 };
@@ -57,7 +58,7 @@ pub(crate) struct Connection<R, W> {
     /// How much of what came belongs to the request that is being passed on.
     passing: usize,
     writer: W,
-    output: Outbox,
+    output: WriteBuffer,
     /// Whether what came after the request that waits for its answer may be something else than messages.
     may_switch: bool,
     /// Who takes the connection after the answer that is being sent.
@@ -99,7 +100,7 @@ pub(super) enum Next {
     /// It has begun to send a request, of which nothing was looked at; said once of each.
     Begun,
     /// Boxed, so that a connection that idles keeps no room for it. Plain requests, which are most, do not come here.
-    Request(Box<Received>),
+    Request(Box<ReceivedRequest>),
     Refused(StatusCode, &'static str),
     Http2,
     /// Nothing.
@@ -120,7 +121,7 @@ where
             rest_by: None,
             passing: 0,
             writer,
-            output: Outbox::default(),
+            output: WriteBuffer::default(),
             may_switch: false,
             begins: None,
             date: Date::new(),
@@ -175,8 +176,8 @@ where
                     return Poll::Ready(Ok(Next::Request(Box::new(received))));
                 }
                 Ok(None) => {}
-                Err(Unserved::Http2) => return Poll::Ready(Ok(Next::Http2)),
-                Err(Unserved::Refused { status, why }) => {
+                Err(RequestError::Http2) => return Poll::Ready(Ok(Next::Http2)),
+                Err(RequestError::Refused { status, why }) => {
                     return Poll::Ready(Ok(Next::Refused(status, why)));
                 }
             }
@@ -185,7 +186,7 @@ where
                 Poll::Ready(0) => return Poll::Ready(Err(Broken::Short)),
                 Poll::Ready(_) => {}
                 Poll::Pending if waits && self.rest_by.is_none() => {
-                    self.rest_by = Some(Instant::now() + REST);
+                    self.rest_by = Some(Instant::now() + REMAINDER_WAIT);
                     return self.poll_next(passes, stopping, context);
                 }
                 Poll::Pending => break,
@@ -205,7 +206,7 @@ where
     /// Has a request answered; whether the connection may carry another.
     pub(super) async fn exchange<A, F, B>(
         &mut self,
-        received: Received,
+        received: ReceivedRequest,
         answer: A,
         stopping: &Stopping,
     ) -> Result<bool, Broken>
@@ -215,8 +216,8 @@ where
         B: Body<Data = Bytes, Error: Into<BoxError>>,
     {
         self.fresh = true;
-        let Received { head, body, persistent, expects_continue, may_switch } = received;
-        let asked = Asked::by(&head);
+        let ReceivedRequest { head, body, persistent, expects_continue, may_switch } = received;
+        let asked = ResponseContext::of(&head);
         #[cfg(test)]
         let (body, persistent) = match self.planted {
             Some(Planted::BodyIsNextRequest) => (Decoder::absent(), persistent),
@@ -267,12 +268,12 @@ where
     fn poll_answer<F: Future>(
         &mut self,
         answering: Pin<&mut F>,
-        asked: Asked,
+        asked: ResponseContext,
         wanted: Option<&AtomicBool>,
         context: &mut Context<'_>,
     ) -> Poll<Result<F::Output, Broken>> {
-        let (response, before) = informational::during(|| answering.poll(context));
-        if asked.takes_informational() {
+        let (response, before) = informational::collect(|| answering.poll(context));
+        if asked.allows_informational() {
             self.inform(&before);
         }
         if let Poll::Ready(response) = response {

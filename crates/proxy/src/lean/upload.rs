@@ -13,7 +13,7 @@ use std::{
 
 use bytes::{Buf as _, Bytes};
 use fairmesh_client::BoxError;
-use fairmesh_http::h1::{Decoder, Inbox, LEAST_READ, Piece, Received, plain_request_lacks};
+use fairmesh_http::h1::{Decoder, MIN_READ, Piece, ReadBuffer, ReceivedRequest, nearly_complete_request};
 use http_body::{Body, Frame, SizeHint};
 use tokio::{
     io::AsyncRead,
@@ -30,7 +30,7 @@ const MOST_WHOLE: usize = 64 * 1024;
 pub(super) struct Reading<R> {
     pub(super) io: R,
     /// What came and belongs to nothing yet.
-    pub(super) input: Inbox,
+    pub(super) input: ReadBuffer,
     /// The size of the last request, where it was large: the next one may be alike.
     expected: usize,
     /// The length of a request that has begun to come, where the rest of it is waited for.
@@ -41,7 +41,7 @@ pub(super) struct Reading<R> {
 
 impl<R> Reading<R> {
     pub(super) fn new(io: R) -> Self {
-        Self { io, input: Inbox::default(), expected: 0, whole: None, forgotten: 0 }
+        Self { io, input: ReadBuffer::default(), expected: 0, whole: None, forgotten: 0 }
     }
 }
 
@@ -60,7 +60,7 @@ impl<R: AsyncRead + Unpin> Reading<R> {
     pub(super) fn poll_head(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let due = match self.whole {
             Some(whole) => whole.saturating_sub(self.input.len()),
-            None if self.input.is_empty() => self.expected.max(LEAST_READ - 1),
+            None if self.input.is_empty() => self.expected.max(MIN_READ - 1),
             None => 0,
         };
         self.poll_read(due, context)
@@ -70,7 +70,7 @@ impl<R: AsyncRead + Unpin> Reading<R> {
     /// which were otherwise sent on by itself.
     pub(super) fn is_nearly_whole(&mut self) -> bool {
         if self.whole.is_none() {
-            self.whole = plain_request_lacks(&self.input);
+            self.whole = nearly_complete_request(&self.input, fairmesh_headers::is_mesh_header);
         }
         self.whole.is_some_and(|whole| self.input.len() < whole)
     }
@@ -86,7 +86,7 @@ impl<R: AsyncRead + Unpin> Reading<R> {
         self.input.copy_within(body.end.., body.start);
         let left = self.input.len() - body.len();
         self.input.truncate(left);
-        self.input.rest();
+        self.input.release();
     }
 
     /// How much lies here of the first request, which has this length.
@@ -95,10 +95,10 @@ impl<R: AsyncRead + Unpin> Reading<R> {
     }
 
     /// The first request as it was read, with no body where that was forgotten.
-    pub(super) fn without_forgotten(&mut self, received: Received) -> Received {
+    pub(super) fn without_forgotten(&mut self, received: ReceivedRequest) -> ReceivedRequest {
         match mem::take(&mut self.forgotten) {
             0 => received,
-            _ => Received { body: Decoder::absent(), ..received },
+            _ => ReceivedRequest { body: Decoder::absent(), ..received },
         }
     }
 
@@ -112,13 +112,13 @@ impl<R: AsyncRead + Unpin> Reading<R> {
         } else {
             self.input.advance(lies)
         }
-        self.expected = if length > LEAST_READ { length } else { 0 };
+        self.expected = if length > MIN_READ { length } else { 0 };
     }
 
     /// Reads what has come of a body that is not long, so that it need not be lent to whoever answers.
     pub(super) fn complete(&mut self, body: &Decoder, context: &mut Context<'_>) {
         let Some(left) = body.left().and_then(|left| usize::try_from(left).ok()) else { return };
-        self.expected = if left > LEAST_READ { left.saturating_add(HEAD) } else { 0 };
+        self.expected = if left > MIN_READ { left.saturating_add(HEAD) } else { 0 };
         while left <= MOST_WHOLE && self.input.len() < left {
             let due = left - self.input.len();
             // Whoever reads on learns of the end, and of what broke.

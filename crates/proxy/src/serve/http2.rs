@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::BytesMut;
-use fairmesh_http::h2::{Connection, End, RequestBody, Shared, Violation, lock};
+use fairmesh_http::h2::{ConnectionError, RequestBody, ServerConnection, Shared, Violation, lock};
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use http::{Request, header};
 use tokio::{
@@ -72,7 +72,7 @@ impl Serving {
             restless: Arc::default(),
             answers: Answers::default(),
         });
-        let mut connection = Connection::new(stream, read, self.answers_http2(&talk));
+        let mut connection = ServerConnection::new(stream, read, self.answers_http2(&talk));
         let session = connection.session();
         // Looked at only when it has something to say, which is nearly never.
         let mut verdict = FuturesUnordered::from_iter([Box::pin(self.verdict(&talk, &session))]);
@@ -85,14 +85,14 @@ impl Serving {
                 Verdict::Restless => {
                     count(&metrics.restless);
                     // Who does not even take that is cut off.
-                    let _ = timeout(FAREWELL, connection.refuse(Violation::RESTLESS)).await;
+                    let _ = timeout(FAREWELL, connection.refuse(Violation::RAPID_RESET)).await;
                     return;
                 }
             },
         };
         let Err(error) = ended else { return };
         match error {
-            End::Violation(Violation::FLOOD) => count(&metrics.flooding),
+            ConnectionError::Violation(Violation::FLOOD) => count(&metrics.flooding),
             _ => count(&metrics.broken),
         }
         tracing::debug!(error = &error as &dyn Error, %caller, "a connection ended early");
@@ -148,12 +148,12 @@ async fn unheard(session: &Shared) {
     let (interval, patience) = KEEP_ALIVE;
     loop {
         sleep(interval).await;
-        if lock(session).was_heard() {
+        if lock(session).take_activity() {
             continue;
         }
-        lock(session).probe();
+        lock(session).send_ping();
         sleep(patience).await;
-        if !lock(session).was_heard() {
+        if !lock(session).take_activity() {
             return;
         }
     }

@@ -14,7 +14,7 @@ pub(crate) enum Program {
     /// All of a connection.
     Whole(lean::Switch),
     /// One stream of it.
-    Stream(h2::Switch),
+    Stream(h2::PendingTunnel),
 }
 
 impl Program {

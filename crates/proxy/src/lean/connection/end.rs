@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_http::h1::{Asked, response as write_response};
+use fairmesh_http::h1::{ResponseContext, write_response};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt as _},
@@ -24,9 +24,9 @@ where
 {
     /// Decides whether the answer of this status is the last message, and the connection is then of whoever waits for what
     /// `begins`. What follows can only be told from the body of the request once that has ended.
-    pub(super) fn switch(&mut self, begins: Option<Begins>, asked: Asked, status: StatusCode) {
+    pub(super) fn switch(&mut self, begins: Option<Begins>, asked: ResponseContext, status: StatusCode) {
         let is_read = matches!(self.source, Source::Here(_));
-        self.begins = begins.filter(|_| is_read && asked.switches(status));
+        self.begins = begins.filter(|_| is_read && asked.switches_protocol(status));
         if asked.is_connect() && self.begins.is_none() {
             // A program that did not wait for its tunnel may have passed on what somebody else says in it. Taken for requests,
             // that would be said in the program's name.
@@ -68,8 +68,14 @@ where
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
         let length = Some(why.len() as u64 + 1);
         let date = || self.date.now();
-        write_response(self.output.clear(), (status, &headers), Asked::unknown(), (length, false), date);
-        self.output.begun(Some(Bytes::from_static(why.as_bytes())), b"\n", 0);
+        write_response(
+            self.output.clear(),
+            (status, &headers),
+            ResponseContext::unknown(),
+            (length, false),
+            date,
+        );
+        self.output.keep_unsent(Some(Bytes::from_static(why.as_bytes())), b"\n", 0);
         self.read_no_more();
         if self.flush().await.is_ok() {
             self.close().await;

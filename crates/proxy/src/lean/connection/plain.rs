@@ -11,7 +11,7 @@ use std::{
 use bytes::Bytes;
 use fairmesh_client::BoxError;
 use fairmesh_http::{
-    h1::{Outbox, PlainAnswer, scratch},
+    h1::{BorrowedResponse, WriteBuffer, thread_buffers},
     informational,
 };
 use http::{Request, Response};
@@ -27,7 +27,7 @@ use crate::{
 /// Where an answer goes.
 pub(crate) struct Reply<'a, W> {
     writer: &'a mut W,
-    output: &'a mut Outbox,
+    output: &'a mut WriteBuffer,
     date: &'a mut Date,
 }
 
@@ -36,13 +36,13 @@ impl<W: AsyncWrite + Unpin> Reply<'_, W> {
     /// ends with it.
     pub(crate) fn send(
         &mut self,
-        answer: &PlainAnswer<'_>,
+        answer: &BorrowedResponse<'_>,
         closes: bool,
         context: &mut Context<'_>,
     ) -> io::Result<bool> {
-        scratch::text(|text| {
+        thread_buffers::with_write_buffer(|text| {
             answer.write(text, || self.date.now(), closes);
-            let rest = scratch::follow(text, answer.body);
+            let rest = thread_buffers::append_short(text, answer.body);
             self.write([text, rest], context)
         })
     }
@@ -59,7 +59,7 @@ impl<W: AsyncWrite + Unpin> Reply<'_, W> {
             Poll::Pending => 0,
         };
         let kept = self.output.clear();
-        scratch::unsent(kept, parts, written);
+        thread_buffers::keep_unsent(kept, parts, written);
         // A socket has nothing to flush; TLS keeps what the socket below did not take.
         Ok(kept.is_empty() && writer.poll_flush(context)?.is_ready())
     }
@@ -98,7 +98,7 @@ where
         };
         let answered = poll_fn(|context| {
             let Self { writer, output, date, .. } = self;
-            let (answered, before) = informational::during(|| poll(Reply { writer, output, date }, context));
+            let (answered, before) = informational::collect(|| poll(Reply { writer, output, date }, context));
             // What comes behind one is taken apart, and sent behind it. A plain request is of HTTP/1.1.
             self.inform(&before);
             if let Poll::Ready(answered) = answered {
@@ -127,7 +127,7 @@ where
         if let Source::Here(reading) = &mut self.source {
             reading.pass_over(length);
         }
-        self.requests.passed();
+        self.requests.note_request();
         self.fresh = true;
         Ok(())
     }

@@ -10,7 +10,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use fairmesh_client::BoxError;
-use fairmesh_http::h1::{HeadReader, Piece};
+use fairmesh_http::h1::{Piece, ResponseReader};
 use fairmesh_model::arith::Generator;
 use futures_util::stream;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header};
@@ -147,7 +147,7 @@ fn told(answers: &[u8], seen: &[Seen]) -> Vec<Told> {
     let mut told = Vec::new();
     while !input.is_empty() {
         let method = seen.get(told.len()).map_or(Method::GET, |seen| seen.method.clone());
-        let answer = HeadReader::new(&method).read(&mut input).unwrap().expect("a whole head");
+        let answer = ResponseReader::new(&method).read(&mut input).unwrap().expect("a whole head");
         let (mut decoder, mut body, mut trailers) = (answer.body, Vec::new(), None);
         while let Some(piece) = decoder.decode(&mut input).unwrap() {
             match piece {
