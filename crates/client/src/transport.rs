@@ -158,7 +158,7 @@ impl Line {
     async fn connect(&self) -> Result<TcpStream, SendError> {
         let stream = self.reach().await?;
         if self.multiplexed {
-            socket::limit_silence(&stream);
+            socket::limit_unacknowledged(&stream);
         }
         Ok(stream)
     }
@@ -182,7 +182,7 @@ impl Line {
         let connected = tokio::time::timeout(CONNECT_TIMEOUT, reached).await;
         let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection within 2 s");
         let stream = connected.unwrap_or_else(|_| Err(late())).map_err(unconnected)?;
-        socket::prepare(&stream);
+        socket::configure(&stream);
         Ok(stream)
     }
 

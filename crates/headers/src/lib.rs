@@ -66,6 +66,15 @@ pub const STREAMS: &str = "concurrent_streams";
 /// Whether there may be a header by which a caller tells what is wanted of its call: asked in one pass, since most calls have
 /// none, and looking each up would cost a hash.
 pub fn may_tell(headers: &http::HeaderMap) -> bool {
-    let tells = |name: &str| name.starts_with("x-fairmesh-") && name != LOOP || name == GRPC_TIMEOUT;
+    let tells = |name: &str| is_mesh_header(name) || name == GRPC_TIMEOUT;
     headers.keys().any(|name| tells(name.as_str()))
+}
+
+/// Whether a header name, in any case, is reserved for options of the mesh. A request with one is not forwarded from its
+/// read buffer. The header of loop detection is no option.
+#[inline]
+pub fn is_mesh_header(name: &str) -> bool {
+    const PREFIX: &str = "x-fairmesh-";
+    name.get(..PREFIX.len()).is_some_and(|start| start.eq_ignore_ascii_case(PREFIX))
+        && !name.eq_ignore_ascii_case(LOOP)
 }

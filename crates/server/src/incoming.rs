@@ -25,7 +25,7 @@ pub fn incoming(listener: TcpListener) -> impl Stream<Item = io::Result<Incoming
     unfold((listener, acceptor), |(listener, acceptor)| async move {
         let accept = |cx: &mut Context<'_>| listener.poll_accept(cx).map_ok(|(stream, _)| stream);
         let stream = acceptor.accept(accept).await;
-        socket::prepare(stream.get_ref());
+        socket::configure(stream.get_ref());
         Some((Ok(IncomingStream { stream, is_begun: false }), (listener, acceptor)))
     })
 }

@@ -79,7 +79,7 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
-    socket::prepare(stream.get_ref());
+    socket::configure(stream.get_ref());
     let service = Counted::new(service, stream.connection().cloned());
     let (interval, patience) = KEEP_ALIVE;
     let mut builder = auto::Builder::new(TokioExecutor::new());

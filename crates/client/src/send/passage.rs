@@ -27,7 +27,7 @@ use crate::{
     transport::{Got, Head, Line, Outgoing, Plain, SendError, Silence},
 };
 use fairmesh_headers::DEADLINE;
-use fairmesh_http::h1::{Answer, PlainAnswer, PlainRequest};
+use fairmesh_http::h1::{BorrowedRequest, BorrowedResponse, ReceivedResponse};
 
 /// A call whose plain request was sent.
 pub struct Passage<'a> {
@@ -41,7 +41,7 @@ pub struct Passage<'a> {
     /// Whether its body is gone.
     is_forgotten: bool,
     /// What came and was no plain answer; boxed, since that is rare, and connections keep room for what may come.
-    other: Option<Box<Result<Answer, SendError>>>,
+    other: Option<Box<Result<ReceivedResponse, SendError>>>,
 }
 
 /// A call that has begun with a plain request and goes on with one that is taken apart.
@@ -64,7 +64,7 @@ enum Stage {
 
 /// Fields as routes see them. A host that is not the server's is not among them.
 struct PlainHeaders<'a> {
-    request: &'a PlainRequest<'a>,
+    request: &'a BorrowedRequest<'a>,
     keeps_host: bool,
 }
 
@@ -89,7 +89,7 @@ impl PlainHeaders<'_> {
 #[inline]
 pub(crate) fn begin<'a>(
     handle: &'a Handle,
-    request: &PlainRequest<'_>,
+    request: &BorrowedRequest<'_>,
     keeps_host: bool,
     began: Instant,
 ) -> Option<Result<Passage<'a>, Box<Apart<'a>>>> {
@@ -172,11 +172,11 @@ impl<'a> Passage<'a> {
     #[inline]
     pub fn poll<T>(
         &mut self,
-        take: impl FnOnce(&PlainAnswer<'_>, &EndpointTarget, &mut Context<'_>) -> T,
+        take: impl FnOnce(&BorrowedResponse<'_>, &EndpointTarget, &mut Context<'_>) -> T,
         context: &mut Context<'_>,
     ) -> Poll<Option<T>> {
         let (line, clock) = (&*self.line, self.handle.mesh.clock);
-        let take = |answer: &PlainAnswer<'_>, context: &mut Context<'_>| {
+        let take = |answer: &BorrowedResponse<'_>, context: &mut Context<'_>| {
             learn_from_plain((line, clock), answer);
             take(answer, line.target(), context)
         };

@@ -11,7 +11,7 @@ use std::{
 
 use bytes::BytesMut;
 use fairmesh_client::{Fault, FaultKind, Mesh, ServiceHandle};
-use fairmesh_http::h1::{PlainAnswer, PlainRequest, Received, RequestReader, no_fields};
+use fairmesh_http::h1::{BorrowedRequest, BorrowedResponse, ReceivedRequest, RequestReader, header_storage};
 use fairmesh_model::{Policy, Protocol, RateLimit, Retries, Scope, arith::Generator};
 use http::{HeaderMap, Request, header};
 use http_body_util::{BodyExt as _, Full};
@@ -75,7 +75,7 @@ async fn serve(mut stream: TcpStream, log: Log) -> Option<()> {
     stream.set_nodelay(true).ok()?;
     let (mut input, mut requests) = (BytesMut::new(), RequestReader::default());
     loop {
-        let Received { head, body, .. } = loop {
+        let ReceivedRequest { head, body, .. } = loop {
             if let Some(received) = requests.read(&mut input).ok()? {
                 break received;
             }
@@ -174,8 +174,9 @@ async fn passed(
     counts: &mut Passed,
 ) -> Result<(u16, HeaderMap, Option<String>), Fault> {
     let begun = {
-        let mut room = no_fields();
-        let request = PlainRequest::read(text.as_bytes(), &mut room).expect("all are plain");
+        let mut room = header_storage();
+        let request = BorrowedRequest::read(text.as_bytes(), &mut room, fairmesh_headers::is_mesh_header)
+            .expect("all are plain");
         service.pass(&request, false, Instant::now()).expect("it is routed")
     };
     let mut request = taken_apart(text);
@@ -186,7 +187,7 @@ async fn passed(
                 *request.body_mut() = Full::default();
                 counts.forgotten += usize::from(text.ends_with('t'));
             }
-            let take = |answer: &PlainAnswer<'_>, _: &_, _: &mut Context<'_>| {
+            let take = |answer: &BorrowedResponse<'_>, _: &_, _: &mut Context<'_>| {
                 let mut out = Vec::new();
                 answer.write(&mut out, || *b"Sun, 06 Nov 1994 08:49:37 GMT", false);
                 out.extend_from_slice(answer.body);
@@ -196,7 +197,7 @@ async fn passed(
                 passage.end();
                 counts.plainly += 1;
                 let mut input = BytesMut::from(&out[..]);
-                let reader = &mut fairmesh_http::h1::HeadReader::new(&http::Method::GET);
+                let reader = &mut fairmesh_http::h1::ResponseReader::new(&http::Method::GET);
                 let head = reader.read(&mut input).unwrap().unwrap().head;
                 let body = String::from_utf8(input.to_vec()).unwrap();
                 return Ok((head.status().as_u16(), head.headers().clone(), Some(body)));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use fairmesh_client::{Body, BoxError, Fault, FaultKind, Watch};
-use fairmesh_headers::{grpc_kind, is_grpc};
+use fairmesh_headers::{grpc_content_type, is_grpc};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
 use tokio::time::Instant;
 
@@ -91,7 +91,10 @@ impl Forwarder {
                     HostError::NotAService(_) => FaultKind::UnknownService,
                     HostError::TooManyServices { .. } => FaultKind::Unavailable,
                 };
-                error_response::from_fault(&Fault::new(kind, error.to_string()), grpc_kind(request.headers()))
+                error_response::from_fault(
+                    &Fault::new(kind, error.to_string()),
+                    grpc_content_type(request.headers()),
+                )
             }
         }
     }
@@ -120,7 +123,7 @@ impl Forwarder {
         let began = Instant::now();
         let _in_flight = GaugeGuard::new(&target.metrics.in_flight);
         let (mut parts, body) = request.into_parts();
-        let (is_grpc, kind) = (is_grpc(&parts.headers), grpc_kind(&parts.headers));
+        let (is_grpc, kind) = (is_grpc(&parts.headers), grpc_content_type(&parts.headers));
         // gRPC requires HTTP/2: clients over HTTP/1.1 do not read trailers.
         let has_trailers = parts.version == Version::HTTP_2;
         let observation = self.observer.begin(
@@ -180,7 +183,7 @@ impl Forwarder {
     fn refuse_loop<B>(&self, request: &Request<B>, client_info: &ConnectionInfo) -> Response<Body> {
         let is_captured = client_info.captured.is_some();
         increment(if is_captured { &self.metrics.capture.loops } else { &self.metrics.requests.loops });
-        error_response::loop_detected(is_captured, grpc_kind(request.headers()))
+        error_response::loop_detected(is_captured, grpc_content_type(request.headers()))
     }
 
     pub(crate) fn too_large(&self, grpc: Option<HeaderValue>) -> Response<Body> {

@@ -7,7 +7,7 @@ mod response;
 
 use std::{pin::Pin, time::Duration};
 
-use fairmesh_http::h1::{Outbox, Received, RequestReader};
+use fairmesh_http::h1::{ReceivedRequest, RequestReader, WriteBuffer};
 use http::StatusCode;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -39,7 +39,7 @@ pub(crate) struct Connection<R, W> {
     /// Bytes of the read buffer that belong to the request that the fast path forwards.
     pub(crate) forwarded_len: usize,
     pub(crate) writer: W,
-    pub(crate) output: Outbox,
+    pub(crate) output: WriteBuffer,
     /// Whether the request in progress may upgrade the connection, so that further bytes may not be HTTP.
     pub(crate) may_switch: bool,
     /// Receives the connection after the response in progress.
@@ -82,7 +82,7 @@ pub(crate) enum NextRequest {
     /// The first bytes of a request arrived and are not parsed; reported once for each request.
     Started,
     /// Boxed, so that idle connections reserve no space for it. Requests on the fast path do not get here.
-    Request(Box<Received>),
+    Request(Box<ReceivedRequest>),
     Refused(StatusCode, &'static str),
     Http2,
     /// The client closed the connection or is idle.
@@ -103,7 +103,7 @@ where
             rest_deadline: None,
             forwarded_len: 0,
             writer,
-            output: Outbox::default(),
+            output: WriteBuffer::default(),
             may_switch: false,
             pending_upgrade: None,
             date: Date::new(),

@@ -5,7 +5,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use fairmesh_http::h1::{Decoder, Inbox, LEAST_READ};
+use fairmesh_http::h1::{Decoder, MIN_READ, ReadBuffer};
 use tokio::io::AsyncRead;
 
 /// Bytes reserved for the headers beside a body.
@@ -18,7 +18,7 @@ const MAX_BUFFERED_BODY: usize = 64 * 1024;
 pub(crate) struct ReadSide<R> {
     pub(crate) io: R,
     /// Bytes read and not yet parsed.
-    pub(crate) input: Inbox,
+    pub(crate) input: ReadBuffer,
     /// Length of the last request if it was large, as an estimate for the next one.
     pub(crate) expected_len: usize,
     /// Length of the first request while its rest is awaited.
@@ -29,7 +29,7 @@ pub(crate) struct ReadSide<R> {
 
 impl<R> ReadSide<R> {
     pub(crate) fn new(io: R) -> Self {
-        Self { io, input: Inbox::default(), expected_len: 0, request_len: None, discarded: 0 }
+        Self { io, input: ReadBuffer::default(), expected_len: 0, request_len: None, discarded: 0 }
     }
 }
 
@@ -48,7 +48,7 @@ impl<R: AsyncRead + Unpin> ReadSide<R> {
     pub(crate) fn poll_head(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let due = match self.request_len {
             Some(request_len) => request_len.saturating_sub(self.input.len()),
-            None if self.input.is_empty() => self.expected_len.max(LEAST_READ - 1),
+            None if self.input.is_empty() => self.expected_len.max(MIN_READ - 1),
             None => 0,
         };
         self.poll_read(due, context)
@@ -62,7 +62,7 @@ impl<R: AsyncRead + Unpin> ReadSide<R> {
     /// Reads the available rest of a short body, so that the read half need not be lent to the handler.
     pub(crate) fn read_short_body(&mut self, body: &Decoder, context: &mut Context<'_>) {
         let Some(left) = body.left().and_then(|left| usize::try_from(left).ok()) else { return };
-        self.expected_len = if left > LEAST_READ { left.saturating_add(HEAD_ROOM) } else { 0 };
+        self.expected_len = if left > MIN_READ { left.saturating_add(HEAD_ROOM) } else { 0 };
         while left <= MAX_BUFFERED_BODY && self.input.len() < left {
             let due = left - self.input.len();
             // The next reader reports the end and errors.

@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::BytesMut;
-use fairmesh_http::h2::{Connection, End, RequestBody, Shared, Violation, lock};
+use fairmesh_http::h2::{ConnectionError, RequestBody, ServerConnection, Shared, Violation, lock};
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use http::{Request, header};
 use tokio::{
@@ -75,7 +75,7 @@ impl ConnectionServer {
             rapid_reset: Arc::default(),
             responses: StallMonitor::default(),
         });
-        let mut connection = Connection::new(stream, read, self.request_service(&state));
+        let mut connection = ServerConnection::new(stream, read, self.request_service(&state));
         let session = connection.session();
         // Polled only when woken, which is rare.
         let mut close_reason = FuturesUnordered::from_iter([Box::pin(self.close_reason(&state, &session))]);
@@ -90,14 +90,14 @@ impl ConnectionServer {
                 CloseReason::RapidReset => {
                     increment(&metrics.connections.rapid_resets);
                     // A client that does not read GOAWAY is disconnected.
-                    let _ = timeout(GOAWAY_TIMEOUT, connection.refuse(Violation::RESTLESS)).await;
+                    let _ = timeout(GOAWAY_TIMEOUT, connection.refuse(Violation::RAPID_RESET)).await;
                     return;
                 }
             },
         };
         let Err(error) = ended else { return };
         match error {
-            End::Violation(Violation::FLOOD) => increment(&metrics.connections.frame_floods),
+            ConnectionError::Violation(Violation::FLOOD) => increment(&metrics.connections.frame_floods),
             _ => increment(&metrics.connections.failed),
         }
         tracing::debug!(error = &error as &dyn Error, %caller, "connection failed");
@@ -156,12 +156,12 @@ async fn no_request(state: &ConnectionState, idle_timeout: Duration) {
 async fn unresponsive(session: &Shared) {
     loop {
         sleep(KEEPALIVE_INTERVAL).await;
-        if lock(session).was_heard() {
+        if lock(session).take_activity() {
             continue;
         }
-        lock(session).probe();
+        lock(session).send_ping();
         sleep(KEEPALIVE_TIMEOUT).await;
-        if !lock(session).was_heard() {
+        if !lock(session).take_activity() {
             return;
         }
     }

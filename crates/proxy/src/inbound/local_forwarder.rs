@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use fairmesh_client::{BoxError, Fault, FaultKind, Protocol};
-use fairmesh_headers::grpc_kind;
+use fairmesh_headers::grpc_content_type;
 use http::{HeaderValue, Request, Response, Uri, Version, uri::Scheme};
 use hyper::body::Incoming;
 use hyper_util::{
@@ -43,7 +43,7 @@ impl LocalForwarder {
     }
 
     pub(crate) async fn call(self, request: Request<Incoming>) -> Result<Response<ResponseBody>, BoxError> {
-        let grpc = grpc_kind(request.headers());
+        let grpc = grpc_content_type(request.headers());
         match self.client.request(self.to_program(request)).await {
             Ok(mut response) => {
                 hop_by_hop::strip_response(response.headers_mut());

@@ -14,7 +14,7 @@ pub(crate) enum ClientUpgrade {
     /// A whole connection.
     Connection(OnUpgrade),
     /// One HTTP/2 stream.
-    Stream(h2::Switch),
+    Stream(h2::PendingTunnel),
 }
 
 impl ClientUpgrade {

@@ -24,7 +24,10 @@ use super::{
 use crate::{BoxError, stats::OpenConnection};
 use fairmesh_headers::{DEADLINE, GRPC_TIMEOUT, encode_grpc_timeout};
 use fairmesh_http::{
-    h1::{self, Answer, Decoder, Encoder, Framing, HeadReader, Inbox, LEAST_READ, MOST_READ, Outbox},
+    h1::{
+        self, Decoder, Encoder, Framing, MAX_READ, MIN_READ, ReadBuffer, ReceivedResponse, ResponseReader,
+        WriteBuffer,
+    },
     informational,
 };
 
@@ -37,8 +40,8 @@ const UNBEGUN: Sending = Sending { pieces: 0, unsent: usize::MAX };
 pub(super) struct Connection<I = TcpStream> {
     io: Io<I>,
     /// What came and belongs to nothing yet.
-    input: Inbox,
-    output: Outbox,
+    input: ReadBuffer,
+    output: WriteBuffer,
     /// The size of the last answer: the next one may be alike.
     expected: usize,
     persistent: bool,
@@ -58,7 +61,7 @@ where
 {
     /// Of a fresh stream, which counts as open as long as this is.
     pub(super) fn new(io: I, open: Option<OpenConnection>) -> Self {
-        let (input, output, alarm) = (Inbox::default(), Outbox::default(), Alarm::default());
+        let (input, output, alarm) = (ReadBuffer::default(), WriteBuffer::default(), Alarm::default());
         Self { io: Io::Whole(io), input, output, expected: 0, persistent: true, alarm, open }
     }
 
@@ -79,7 +82,7 @@ where
             wait.bound(polled, sending, &mut self.alarm, context)
         });
         let answer = answer.await?;
-        let Answer { head, body, persistent } = answer;
+        let ReceivedResponse { head, body, persistent } = answer;
         let switched = head.status() == StatusCode::SWITCHING_PROTOCOLS;
         if switched && upload.is_some() {
             return Err(broken(early_switch()));
@@ -98,7 +101,7 @@ where
         &mut self,
         slot: &mut Slot,
         mut wait: Option<&mut Wait>,
-    ) -> Result<(HeadReader, Upload), SendError> {
+    ) -> Result<(ResponseReader, Upload), SendError> {
         let Io::Whole(io) = &mut self.io else {
             return Err(SendError::Invalid("the connection is in use".into()));
         };
@@ -115,11 +118,11 @@ where
                 .data(size, false, self.output.text())
                 .map_err(|error| SendError::Body(error.into()))?,
         };
-        let copied = self.output.copy(chunk, tail);
+        let copied = self.output.copy_if_short(chunk, tail);
         let (chunk, tail) = if copied { Default::default() } else { (chunk, tail) };
         let (output, alarm) = (&self.output, &mut self.alarm);
         let begun = poll_fn(|context| {
-            let begun = output.poll_begin(io, chunk, tail, context);
+            let begun = output.poll_write_with(io, chunk, tail, context);
             let begun = begun.map_err(|error| SendError::Stale(error.into()));
             match &mut wait {
                 Some(wait) => wait.bound(begun, Some(UNBEGUN), alarm, context),
@@ -132,19 +135,19 @@ where
             return Err(SendError::Invalid("there is no request to send".into()));
         };
         let chunk = body.whole.pop().filter(|_| !copied);
-        self.output.begun(chunk, tail, written);
-        self.persistent = !h1::says_close(&head.headers);
-        let reader = HeadReader::new(&head.method).switching(h1::says_upgrade(&head.headers));
-        Ok((reader.informing(informational::came), Upload::new(body, encoder)))
+        self.output.keep_unsent(chunk, tail, written);
+        self.persistent = !h1::has_connection_close(&head.headers);
+        let reader = ResponseReader::new(&head.method).switching(h1::requests_upgrade(&head.headers));
+        Ok((reader.informing(informational::deliver), Upload::new(body, encoder)))
     }
 
     /// Sends and reads, until the head of the answer is there. `upload` is left where something is still to be sent.
     fn poll_exchange(
         &mut self,
         upload: &mut Option<Upload>,
-        reader: &mut HeadReader,
+        reader: &mut ResponseReader,
         context: &mut Context<'_>,
-    ) -> Poll<Result<Answer, SendError>> {
+    ) -> Poll<Result<ReceivedResponse, SendError>> {
         if let (Some(sending), Io::Whole(io)) = (&mut *upload, &mut self.io) {
             match sending.poll(&mut self.output, io, context) {
                 Poll::Pending => {}
@@ -171,7 +174,7 @@ where
 
     /// Makes room for the next answer as for this one, which has such a body.
     fn expect(&mut self, body: &Decoder) {
-        self.expected = usize::try_from(body.due()).unwrap_or(MOST_READ).saturating_add(HEAD);
+        self.expected = usize::try_from(body.due()).unwrap_or(MAX_READ).saturating_add(HEAD);
     }
 
     /// Lets a task send what is left of the request, since the caller may not read the answer before it has been sent.
@@ -186,7 +189,7 @@ where
             }
             reading => reading,
         };
-        Self { io, input, output: Outbox::default(), expected, persistent: false, alarm, open }
+        Self { io, input, output: WriteBuffer::default(), expected, persistent: false, alarm, open }
     }
 
     /// Reads what comes, which may be more than is due; 0 where the server ended the connection.
@@ -232,13 +235,13 @@ impl<I> Connection<I> {
 
     /// Gives back the memory that nothing lies in.
     pub(super) fn rest(&mut self) {
-        self.input.rest();
+        self.input.release();
     }
 
     /// Gives back the memory that a large request took, and that of an answer which was still in use before.
     pub(super) fn shrink(&mut self) {
         self.rest();
-        self.output.shrink(LEAST_READ);
+        self.output.shrink(MIN_READ);
     }
 }
 
@@ -256,19 +259,19 @@ impl Connection {
 }
 
 /// Writes the head of a request, and says how its body is framed.
-fn write_head(request: &Request, out: &mut Vec<u8>) -> Result<Framing, h1::Unframed> {
+fn write_head(request: &Request, out: &mut Vec<u8>) -> Result<Framing, h1::UnsupportedTransferCoding> {
     let Request { head, body, left } = request;
     let framing = Framing::of(&head.method, &head.headers, http_body::Body::size_hint(body).exact())?;
     h1::begin_request(out, &head.method, head.path.as_str(), head.authority.as_str().as_bytes());
     if let Some(left) = *left {
-        h1::number(out, &DEADLINE, u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
+        h1::write_number(out, &DEADLINE, u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
         if head.grpc {
-            h1::field(out, &GRPC_TIMEOUT, encode_grpc_timeout(left).as_bytes());
+            h1::write_field(out, &GRPC_TIMEOUT, encode_grpc_timeout(left).as_bytes());
         }
     }
     let own = [DEADLINE, GRPC_TIMEOUT];
-    h1::fields(out, &head.headers, if head.grpc { &own } else { &own[..1] });
-    h1::end_head(out, framing);
+    h1::write_fields(out, &head.headers, if head.grpc { &own } else { &own[..1] });
+    h1::end_headers(out, framing);
     Ok(framing)
 }
 

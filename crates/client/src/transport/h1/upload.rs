@@ -11,7 +11,7 @@ use tokio::io::{AsyncWrite, AsyncWriteExt as _, WriteHalf};
 
 use super::{Movement, Outgoing, Sending};
 use crate::BoxError;
-use fairmesh_http::h1::{Encoder, Outbox};
+use fairmesh_http::h1::{Encoder, WriteBuffer};
 
 /// A request that is being sent.
 pub(super) struct Upload {
@@ -35,14 +35,14 @@ impl Upload {
     }
 
     /// How far it has come, with what is in `output`.
-    pub(super) fn sending(&self, output: &Outbox) -> Sending {
+    pub(super) fn sending(&self, output: &WriteBuffer) -> Sending {
         Sending { pieces: self.pieces, unsent: output.len() }
     }
 
     /// Sends what can be sent; ready when that was all.
     pub(super) fn poll<W>(
         &mut self,
-        output: &mut Outbox,
+        output: &mut WriteBuffer,
         io: &mut W,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), UploadError>>
@@ -59,7 +59,11 @@ impl Upload {
     }
 
     /// Encodes what the body has next.
-    fn poll_encode(&mut self, output: &mut Outbox, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+    fn poll_encode(
+        &mut self,
+        output: &mut WriteBuffer,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), BoxError>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(context)).transpose()?;
         self.pieces += 1;
         match frame.map(http_body::Frame::into_data) {
@@ -67,7 +71,7 @@ impl Upload {
             Some(Ok(chunk)) => {
                 let last = self.body.is_end_stream();
                 let tail = self.encoder.data(chunk.len(), last, output.clear())?;
-                output.follow(chunk, tail);
+                output.append(chunk, tail);
             }
             Some(Err(frame)) => {
                 self.encoder.end(&frame.into_trailers().unwrap_or_default(), output.clear())?;
@@ -78,8 +82,12 @@ impl Upload {
     }
 
     /// Sends all of it. A request that cannot be ended is cut off, so that the server does not take it for whole.
-    pub(super) async fn finish<I>(mut self, mut output: Outbox, mut io: WriteHalf<I>, movement: Arc<Movement>)
-    where
+    pub(super) async fn finish<I>(
+        mut self,
+        mut output: WriteBuffer,
+        mut io: WriteHalf<I>,
+        movement: Arc<Movement>,
+    ) where
         I: AsyncWrite,
     {
         let sent = poll_fn(|context| {

@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use super::{Line, SendError, Shared, last_words::LastWords};
-use fairmesh_http::h2::{self, Outbound, lock};
+use fairmesh_http::h2::{self, ClientConnection, lock};
 
 /// How often a connection with calls on it is probed. gRPC servers tolerate a probe in 5 min on streams that stay quiet,
 /// and end the connection of whoever probes more often (gRFC A8). Hosts that vanish are found by the socket, and much
@@ -32,7 +32,7 @@ where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     O: Send + 'static,
 {
-    let connection = Outbound::new(LastWords(stream));
+    let connection = ClientConnection::new(LastWords(stream));
     let session = connection.session();
     let shared = Arc::new(Shared::new(Arc::clone(&session), freed));
     // Weak, since a connection ends when the last who knows of `shared` is gone.
@@ -58,7 +58,7 @@ async fn drive(connection: impl Future, session: &h2::Shared, shared: &Weak<Shar
         }
         // Nor is one kept whose server does not even take the last word.
         let in_use = shared.upgrade().is_some_and(|shared| shared.streams.load(Relaxed) > 0)
-            || !lock(session).is_sent();
+            || !lock(session).is_flushed();
         if in_use && !probe(connection.as_mut(), session).await {
             // Dropping the connection ends the calls that are on it.
             return;
@@ -68,12 +68,12 @@ async fn drive(connection: impl Future, session: &h2::Shared, shared: &Weak<Shar
 
 /// Whether the server is there while the connection is driven.
 async fn probe<C: Future>(connection: Pin<&mut C>, session: &h2::Shared) -> bool {
-    lock(session).was_heard();
-    lock(session).probe();
+    lock(session).take_activity();
+    lock(session).send_ping();
     tokio::select! {
         biased;
         _ = connection => false,
-        () = sleep(PROBE_ANSWER) => lock(session).was_heard(),
+        () = sleep(PROBE_ANSWER) => lock(session).take_activity(),
     }
 }
 

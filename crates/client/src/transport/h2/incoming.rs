@@ -14,18 +14,18 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::{Outgoing, Place, wait::Movement};
 use crate::BoxError;
-use fairmesh_http::h2::{AnswerBody, Upload};
+use fairmesh_http::h2::{ResponseBody, Upload};
 
 /// The body of an answer over HTTP/2.
 pub(crate) struct Incoming {
-    body: AnswerBody,
+    body: ResponseBody,
     /// What still says the request while the answer is read, as two-way streams do.
     upload: Option<(AbortOnDropHandle<()>, Arc<Movement>)>,
     _place: Place,
 }
 
 impl Incoming {
-    pub(super) fn new(body: AnswerBody, upload: Option<Upload<Outgoing>>, place: Place) -> Self {
+    pub(super) fn new(body: ResponseBody, upload: Option<Upload<Outgoing>>, place: Place) -> Self {
         let upload = upload.map(|upload| {
             let movement = Arc::new(Movement::new());
             let sending = tokio::spawn(send(upload, Arc::clone(&movement)));

@@ -20,7 +20,7 @@ use crate::{BoxError, transport::Head};
 use fairmesh_headers as headers;
 use fairmesh_http::{
     h1,
-    h2::{self, Ask, Call, Lost, Reason, Unanswered},
+    h2::{self, Call, CallError, Reason, RequestHead, StreamError},
 };
 
 /// Said of a request to switch protocols on a connection that other calls share.
@@ -82,7 +82,7 @@ pub(super) async fn answer(
 impl Shared {
     /// On a connection of which this is said.
     pub(super) fn new(session: h2::Shared, freed: Arc<Notify>) -> Self {
-        let limit = h2::lock(&session).limit().into();
+        let limit = h2::lock(&session).stream_limit().into();
         Self {
             session,
             limit,
@@ -113,7 +113,7 @@ impl Shared {
     }
 
     pub(super) fn refresh_limit(&self) {
-        self.limit.store(h2::lock(&self.session).limit(), Relaxed);
+        self.limit.store(h2::lock(&self.session).stream_limit(), Relaxed);
     }
 
     /// Begins to send the request in the slot, where it stays if there is no place for it.
@@ -122,7 +122,7 @@ impl Shared {
             return Err(SendError::Invalid("there is no request to send".into()));
         };
         let Request { head, body, left } = &mut request;
-        if h1::says_upgrade(&head.headers) {
+        if h1::requests_upgrade(&head.headers) {
             return Err(SendError::Invalid(NO_UPGRADES.into()));
         }
         headers::write_deadline(&mut head.headers, *left, head.grpc);
@@ -146,12 +146,12 @@ impl Shared {
 
     fn begin_with(self: &Arc<Self>, head: &Head, ends: bool) -> Result<Begun, SendError> {
         let session = h2::lock(&self.session);
-        self.limit.store(session.limit(), Relaxed);
-        match session.place() {
-            h2::Place::Free => {}
-            h2::Place::Taken => return Ok(Begun::Taken),
-            h2::Place::None => return Ok(Begun::None),
-            h2::Place::Blocked => {
+        self.limit.store(session.stream_limit(), Relaxed);
+        match session.capacity() {
+            h2::Capacity::Available => {}
+            h2::Capacity::Full => return Ok(Begun::Taken),
+            h2::Capacity::Closed => return Ok(Begun::None),
+            h2::Capacity::Blocked => {
                 return Err(SendError::Refused("it takes nothing of what waits to be sent to it".into()));
             }
         }
@@ -159,7 +159,8 @@ impl Shared {
         self.streams.fetch_add(1, Relaxed);
         let Head { method, authority, path, headers, .. } = head;
         let path = path.as_str();
-        let call = Call::begin(&self.session, session, &Ask { method, authority, path, headers }, ends);
+        let call =
+            Call::begin(&self.session, session, &RequestHead { method, authority, path, headers }, ends);
         Ok(Begun::Call(call, Place(Arc::clone(self))))
     }
 }
@@ -204,14 +205,14 @@ fn keep_te(headers: &mut HeaderMap) {
     }
 }
 
-fn unanswered(why: Unanswered<BoxError>) -> SendError {
+fn unanswered(why: CallError<BoxError>) -> SendError {
     match why {
-        Unanswered::Unsaid(error) => SendError::Body(error),
-        Unanswered::Lost(lost) => match lost {
-            Lost::Reset(Reason::REFUSED_STREAM) => SendError::Refused(lost.into()),
-            Lost::Unseen(Reason::NO_ERROR) => SendError::Stale(lost.into()),
+        CallError::Body(error) => SendError::Body(error),
+        CallError::Stream(lost) => match lost {
+            StreamError::Reset(Reason::REFUSED_STREAM) => SendError::Refused(lost.into()),
+            StreamError::Unprocessed(Reason::NO_ERROR) => SendError::Stale(lost.into()),
             // Not for its own going, but for what it thinks of its clients, such as ENHANCE_YOUR_CALM.
-            Lost::Unseen(_) => SendError::Refused(lost.into()),
+            StreamError::Unprocessed(_) => SendError::Refused(lost.into()),
             _ => SendError::Broken(lost.into()),
         },
     }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_http::h1::{Asked, response as write_response};
+use fairmesh_http::h1::{ResponseContext, write_response};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt as _},
@@ -31,11 +31,11 @@ where
     pub(crate) fn set_upgrade(
         &mut self,
         pending_upgrade: Option<PendingUpgrade>,
-        asked: Asked,
+        asked: ResponseContext,
         status: StatusCode,
     ) {
         let is_read = matches!(self.source, ReadState::Owned(_));
-        self.pending_upgrade = pending_upgrade.filter(|_| is_read && asked.switches(status));
+        self.pending_upgrade = pending_upgrade.filter(|_| is_read && asked.switches_protocol(status));
         if asked.is_connect() && self.pending_upgrade.is_none() {
             // A client that did not wait for its tunnel may already have sent data of a third party. Parsed as
             // requests, that data would be sent in the client's name.
@@ -79,8 +79,14 @@ where
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
         let length = Some(reason.len() as u64 + 1);
         let date = || self.date.now();
-        write_response(self.output.clear(), (status, &headers), Asked::unknown(), (length, false), date);
-        self.output.begun(Some(Bytes::from_static(reason.as_bytes())), b"\n", 0);
+        write_response(
+            self.output.clear(),
+            (status, &headers),
+            ResponseContext::unknown(),
+            (length, false),
+            date,
+        );
+        self.output.keep_unsent(Some(Bytes::from_static(reason.as_bytes())), b"\n", 0);
         self.stop_reading();
         if self.flush().await.is_ok() {
             self.close().await;

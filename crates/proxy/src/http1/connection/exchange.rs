@@ -14,7 +14,7 @@ use std::{
 use bytes::Bytes;
 use fairmesh_client::BoxError;
 use fairmesh_http::{
-    h1::{Asked, Decoder, Received, informational as write_informational},
+    h1::{Decoder, ReceivedRequest, ResponseContext, write_informational},
     informational,
 };
 use http::{Request, Response};
@@ -44,7 +44,7 @@ where
     /// Handles a request; returns whether the connection may carry another.
     pub(crate) async fn exchange<A, F, B>(
         &mut self,
-        received: Received,
+        received: ReceivedRequest,
         handle: A,
         shutdown: &Shutdown,
     ) -> Result<bool, ConnectionError>
@@ -54,8 +54,8 @@ where
         B: Body<Data = Bytes, Error: Into<BoxError>>,
     {
         self.unparsed = true;
-        let Received { head, body, persistent, expects_continue, may_switch } = received;
-        let asked = Asked::by(&head);
+        let ReceivedRequest { head, body, persistent, expects_continue, may_switch } = received;
+        let asked = ResponseContext::of(&head);
         #[cfg(test)]
         let (body, persistent) = match self.mutation {
             Some(Mutation::BodyIsNextRequest) => (Decoder::absent(), persistent),
@@ -110,12 +110,12 @@ where
     fn poll_response<F: Future>(
         &mut self,
         handling: Pin<&mut F>,
-        asked: Asked,
+        asked: ResponseContext,
         continue_wanted: Option<&AtomicBool>,
         context: &mut Context<'_>,
     ) -> Poll<Result<F::Output, ConnectionError>> {
-        let (response, before) = informational::during(|| handling.poll(context));
-        if asked.takes_informational() {
+        let (response, before) = informational::collect(|| handling.poll(context));
+        if asked.allows_informational() {
             self.write_informational_responses(&before);
         }
         if let Poll::Ready(response) = response {

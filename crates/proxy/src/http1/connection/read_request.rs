@@ -6,7 +6,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use fairmesh_http::h1::{REST, Unserved};
+use fairmesh_http::h1::{REMAINDER_WAIT, RequestError};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::Instant,
@@ -65,8 +65,8 @@ where
                     return Poll::Ready(Ok(NextRequest::Request(Box::new(received))));
                 }
                 Ok(None) => {}
-                Err(Unserved::Http2) => return Poll::Ready(Ok(NextRequest::Http2)),
-                Err(Unserved::Refused { status, why }) => {
+                Err(RequestError::Http2) => return Poll::Ready(Ok(NextRequest::Http2)),
+                Err(RequestError::Refused { status, why }) => {
                     return Poll::Ready(Ok(NextRequest::Refused(status, why)));
                 }
             }
@@ -75,7 +75,7 @@ where
                 Poll::Ready(0) => return Poll::Ready(Err(ConnectionError::UnexpectedEof)),
                 Poll::Ready(_) => {}
                 Poll::Pending if waits && self.rest_deadline.is_none() => {
-                    self.rest_deadline = Some(Instant::now() + REST);
+                    self.rest_deadline = Some(Instant::now() + REMAINDER_WAIT);
                     return self.poll_next_request(has_fast_path, shutdown, context);
                 }
                 Poll::Pending => break,

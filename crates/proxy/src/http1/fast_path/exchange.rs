@@ -11,7 +11,7 @@ use std::{
 use bytes::Bytes;
 use fairmesh_client::BoxError;
 use fairmesh_http::{
-    h1::{Outbox, PlainAnswer, scratch},
+    h1::{BorrowedResponse, WriteBuffer, thread_buffers},
     informational,
 };
 use http::{Request, Response};
@@ -31,7 +31,7 @@ use crate::{
 /// Writes a response to the client.
 pub(crate) struct ResponseWriter<'a, W> {
     writer: &'a mut W,
-    output: &'a mut Outbox,
+    output: &'a mut WriteBuffer,
     date: &'a mut Date,
 }
 
@@ -40,13 +40,13 @@ impl<W: AsyncWrite + Unpin> ResponseWriter<'_, W> {
     /// `closes`: whether the connection ends after it.
     pub(crate) fn send(
         &mut self,
-        response: &PlainAnswer<'_>,
+        response: &BorrowedResponse<'_>,
         closes: bool,
         context: &mut Context<'_>,
     ) -> io::Result<bool> {
-        scratch::text(|text| {
+        thread_buffers::with_write_buffer(|text| {
             response.write(text, || self.date.now(), closes);
-            let rest = scratch::follow(text, response.body);
+            let rest = thread_buffers::append_short(text, response.body);
             self.write([text, rest], context)
         })
     }
@@ -63,7 +63,7 @@ impl<W: AsyncWrite + Unpin> ResponseWriter<'_, W> {
             Poll::Pending => 0,
         };
         let kept = self.output.clear();
-        scratch::unsent(kept, parts, written);
+        thread_buffers::keep_unsent(kept, parts, written);
         // Flushing a TCP socket does nothing; TLS buffers what the socket did not accept.
         Ok(kept.is_empty() && writer.poll_flush(context)?.is_ready())
     }
@@ -103,7 +103,7 @@ where
         let answered = poll_fn(|context| {
             let Self { writer, output, date, .. } = self;
             let (answered, before) =
-                informational::during(|| poll(ResponseWriter { writer, output, date }, context));
+                informational::collect(|| poll(ResponseWriter { writer, output, date }, context));
             // A response after an informational one takes the slow path and is sent after it. Requests on the fast path
             // are HTTP/1.1.
             self.write_informational_responses(&before);
@@ -133,7 +133,7 @@ where
         if let ReadState::Owned(read_side) = &mut self.source {
             read_side.consume(length);
         }
-        self.requests.passed();
+        self.requests.note_request();
         self.unparsed = true;
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::{ops::Range, sync::Arc, task::Context};
 
 use fairmesh_client::{Apart, Body, EndpointTarget, Passage};
 use fairmesh_headers::LOOP;
-use fairmesh_http::h1::{LEAST_READ, PlainAnswer, PlainRequest, no_fields};
+use fairmesh_http::h1::{BorrowedRequest, BorrowedResponse, MIN_READ, header_storage};
 use http::{Request, Response};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -67,8 +67,8 @@ impl<'a> Http1Handler<'a> {
             return None;
         }
         let added = added_fields(client_info.over_tls);
-        let mut room = no_fields();
-        let request = PlainRequest::read(input, &mut room)?;
+        let mut room = header_storage();
+        let request = BorrowedRequest::read(input, &mut room, fairmesh_headers::is_mesh_header)?;
         let request = with_added(request, &added)?;
         let target = &*target.insert(forwarder.target_of(request.host, client_info).ok()?);
         if request.body.len() as u64 > forwarder.max_body || forwarder.observer.may_observe(target, began) {
@@ -87,9 +87,9 @@ fn added_fields(over_tls: bool) -> [(&'static str, &'static str); 2] {
 /// Does what [`loops::mark`] and [`hop_by_hop::set_forwarded_proto`](crate::forward::hop_by_hop::set_forwarded_proto) do;
 /// `None` if a header would have to be removed for that, or the request has passed this proxy before.
 fn with_added<'a>(
-    request: PlainRequest<'a>,
+    request: BorrowedRequest<'a>,
     added: &'a [(&'static str, &'static str); 2],
-) -> Option<PlainRequest<'a>> {
+) -> Option<BorrowedRequest<'a>> {
     if loops::passes(request.values(LOOP)) > 0 {
         return None;
     }
@@ -129,18 +129,19 @@ impl<R: AsyncRead + Unpin + Send + 'static> RequestHandler<R> for Http1Handler<'
             // Borrowed in place: a second slot for it would enlarge every connection.
             if let Ok(passage) = &mut begun {
                 let length = body.end;
-                let worthwhile = body.len() > LEAST_READ && connection.input().len() - length <= MAX_MOVED;
+                let worthwhile = body.len() > MIN_READ && connection.input().len() - length <= MAX_MOVED;
                 if worthwhile && passage.give_up_body() {
                     connection.discard_body(body);
                 }
                 let forwarded = connection.forward(length, |mut reply, context| {
-                    let take =
-                        |response: &PlainAnswer<'_>, server: &EndpointTarget, context: &mut Context<'_>| {
-                            let closes = shutdown.is_started();
-                            let region = Some(&server.location.region);
-                            target.metrics.responses.record(region, response.status, began.elapsed());
-                            (!closes, reply.send(response, closes, context))
-                        };
+                    let take = |response: &BorrowedResponse<'_>,
+                                server: &EndpointTarget,
+                                context: &mut Context<'_>| {
+                        let closes = shutdown.is_started();
+                        let region = Some(&server.location.region);
+                        target.metrics.responses.record(region, response.status, began.elapsed());
+                        (!closes, reply.send(response, closes, context))
+                    };
                     passage.poll(take, context)
                 });
                 if let Some((persistent, sent)) = forwarded.await? {

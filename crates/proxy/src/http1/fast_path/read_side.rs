@@ -3,7 +3,7 @@
 use std::{mem, ops::Range};
 
 use bytes::Buf as _;
-use fairmesh_http::h1::{Decoder, LEAST_READ, Received, plain_request_lacks};
+use fairmesh_http::h1::{Decoder, MIN_READ, ReceivedRequest, nearly_complete_request};
 use tokio::io::AsyncRead;
 
 use crate::http1::read_side::ReadSide;
@@ -13,7 +13,7 @@ impl<R: AsyncRead + Unpin> ReadSide<R> {
     /// rest, which would otherwise be forwarded separately.
     pub(crate) fn is_nearly_complete(&mut self) -> bool {
         if self.request_len.is_none() {
-            self.request_len = plain_request_lacks(&self.input);
+            self.request_len = nearly_complete_request(&self.input, fairmesh_headers::is_mesh_header);
         }
         self.request_len.is_some_and(|request_len| self.input.len() < request_len)
     }
@@ -24,7 +24,7 @@ impl<R: AsyncRead + Unpin> ReadSide<R> {
         self.input.copy_within(body.end.., body.start);
         let left = self.input.len() - body.len();
         self.input.truncate(left);
-        self.input.rest();
+        self.input.release();
     }
 
     /// Buffered bytes of the first request, of `length` bytes on the wire.
@@ -33,10 +33,10 @@ impl<R: AsyncRead + Unpin> ReadSide<R> {
     }
 
     /// The parsed request, without body if that was discarded.
-    pub(crate) fn without_discarded(&mut self, received: Received) -> Received {
+    pub(crate) fn without_discarded(&mut self, received: ReceivedRequest) -> ReceivedRequest {
         match mem::take(&mut self.discarded) {
             0 => received,
-            _ => Received { body: Decoder::absent(), ..received },
+            _ => ReceivedRequest { body: Decoder::absent(), ..received },
         }
     }
 
@@ -50,6 +50,6 @@ impl<R: AsyncRead + Unpin> ReadSide<R> {
         } else {
             self.input.advance(buffered)
         }
-        self.expected_len = if length > LEAST_READ { length } else { 0 };
+        self.expected_len = if length > MIN_READ { length } else { 0 };
     }
 }

@@ -19,7 +19,10 @@ use crate::transport::{
     h1::{self, upload::Upload},
 };
 use fairmesh_http::{
-    h1::{Answer, Encoder, Framing, HeadReader, PlainAnswer, REST, no_fields, plain_answer_lacks, scratch},
+    h1::{
+        BorrowedResponse, Encoder, Framing, REMAINDER_WAIT, ReceivedResponse, ResponseReader, header_storage,
+        is_nearly_complete_response, thread_buffers,
+    },
     informational,
 };
 
@@ -27,7 +30,7 @@ use fairmesh_http::{
 pub(crate) struct Plain {
     connection: Box<Connection>,
     /// Reads an answer that is not plain.
-    apart: Option<HeadReader>,
+    apart: Option<ResponseReader>,
     /// Until when the rest of a large one is waited for.
     rest_by: Option<Instant>,
 }
@@ -37,7 +40,7 @@ pub(crate) enum Got<T> {
     /// A plain answer, and what was made of it.
     Plain(T),
     /// Another one.
-    Other(Answer),
+    Other(ReceivedResponse),
 }
 
 impl Plain {
@@ -45,9 +48,9 @@ impl Plain {
     pub(crate) fn begin(line: &Line, head: impl FnOnce(&mut Vec<u8>), body: &[u8]) -> Option<Self> {
         let pool = line.h1.here();
         let mut connection = pool.take()?.connection;
-        scratch::text(|text| {
+        thread_buffers::with_write_buffer(|text| {
             head(text);
-            let rest = scratch::follow(text, body);
+            let rest = thread_buffers::append_short(text, body);
             // One that the server closed while it was idle took nothing: the next one is as good.
             while connection.send_plain(text, rest).is_err() {
                 connection = pool.take()?.connection;
@@ -62,7 +65,7 @@ impl Plain {
     pub(crate) fn poll<T>(
         &mut self,
         until: Instant,
-        take: impl FnOnce(&PlainAnswer<'_>, &mut Context<'_>) -> T,
+        take: impl FnOnce(&BorrowedResponse<'_>, &mut Context<'_>) -> T,
         context: &mut Context<'_>,
     ) -> Poll<Result<Got<T>, SendError>> {
         let polled = self.poll_answer(take, context);
@@ -71,14 +74,14 @@ impl Plain {
 
     fn poll_answer<T>(
         &mut self,
-        take: impl FnOnce(&PlainAnswer<'_>, &mut Context<'_>) -> T,
+        take: impl FnOnce(&BorrowedResponse<'_>, &mut Context<'_>) -> T,
         context: &mut Context<'_>,
     ) -> Poll<Result<Got<T>, SendError>> {
         self.connection.send_rest(context);
         if self.apart.is_none() {
             let connection = &mut *self.connection;
-            let taken = if connection.expected < scratch::ROOM && connection.input.is_empty() {
-                scratch::room(|room| connection.poll_small(room, take, context))
+            let taken = if connection.expected < thread_buffers::READ_SIZE && connection.input.is_empty() {
+                thread_buffers::with_read_buffer(|room| connection.poll_small(room, take, context))
             } else {
                 connection.poll_large(take, context)
             };
@@ -90,7 +93,7 @@ impl Plain {
             }
         }
         // As of every method whose answers have bodies like any other.
-        let other = || HeadReader::new(&Method::GET).informing(informational::came);
+        let other = || ResponseReader::new(&Method::GET).informing(informational::deliver);
         let reader = self.apart.get_or_insert_with(other);
         loop {
             if let Some(answer) = reader.read(&mut self.connection.input).map_err(broken)? {
@@ -109,13 +112,13 @@ impl Plain {
         if connection.input.is_empty() {
             return false;
         }
-        let by = *rest_by.get_or_insert_with(|| Instant::now() + REST);
+        let by = *rest_by.get_or_insert_with(|| Instant::now() + REMAINDER_WAIT);
         connection.alarm.has_rung(by, context)
     }
 
     /// The answer that was not plain: its body is read as it comes.
-    pub(crate) fn into_reply(self, answer: Answer) -> Reply {
-        let Answer { head, body, persistent } = answer;
+    pub(crate) fn into_reply(self, answer: ReceivedResponse) -> Reply {
+        let ReceivedResponse { head, body, persistent } = answer;
         let mut connection = self.connection;
         connection.persistent &= persistent;
         connection.expect(&body);
@@ -147,7 +150,7 @@ impl Connection {
             Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
             wrote => wrote?,
         };
-        scratch::unsent(self.output.clear(), [text, rest], written);
+        thread_buffers::keep_unsent(self.output.clear(), [text, rest], written);
         self.persistent = true;
         Ok(())
     }
@@ -156,7 +159,7 @@ impl Connection {
     fn poll_small<T>(
         &mut self,
         room: &mut [u8],
-        take: impl FnOnce(&PlainAnswer<'_>, &mut Context<'_>) -> T,
+        take: impl FnOnce(&BorrowedResponse<'_>, &mut Context<'_>) -> T,
         context: &mut Context<'_>,
     ) -> Poll<io::Result<Option<T>>> {
         let Io::Whole(io) = &mut self.io else { return Poll::Ready(Ok(None)) };
@@ -166,19 +169,19 @@ impl Connection {
         if came.is_empty() {
             return Poll::Ready(Err(cut("before it answered")));
         }
-        if let Some(answer) = PlainAnswer::read(came, &mut no_fields()) {
+        if let Some(answer) = BorrowedResponse::read(came, &mut header_storage()) {
             self.expected = came.len();
             return Poll::Ready(Ok(Some(take(&answer, context))));
         }
-        self.input.add(came);
-        if plain_answer_lacks(came) { self.poll_large(take, context) } else { Poll::Ready(Ok(None)) }
+        self.input.append(came);
+        if is_nearly_complete_response(came) { self.poll_large(take, context) } else { Poll::Ready(Ok(None)) }
     }
 
     /// Reads on in an answer that is likely to be large, as [`poll_small`](Self::poll_small) does; waits for the rest where most
     /// of it has come, which were otherwise sent on by itself.
     fn poll_large<T>(
         &mut self,
-        take: impl FnOnce(&PlainAnswer<'_>, &mut Context<'_>) -> T,
+        take: impl FnOnce(&BorrowedResponse<'_>, &mut Context<'_>) -> T,
         context: &mut Context<'_>,
     ) -> Poll<io::Result<Option<T>>> {
         loop {
@@ -186,13 +189,13 @@ impl Connection {
             if ready!(self.poll_read(due, context))? == 0 {
                 return Poll::Ready(Err(cut("before it answered")));
             }
-            if let Some(answer) = PlainAnswer::read(&self.input, &mut no_fields()) {
+            if let Some(answer) = BorrowedResponse::read(&self.input, &mut header_storage()) {
                 self.expected = self.input.len();
                 let taken = take(&answer, context);
                 self.input.clear();
                 return Poll::Ready(Ok(Some(taken)));
             }
-            if !plain_answer_lacks(&self.input) {
+            if !is_nearly_complete_response(&self.input) {
                 return Poll::Ready(Ok(None));
             }
         }
