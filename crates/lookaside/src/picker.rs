@@ -12,7 +12,8 @@ use std::{
 
 use fairmesh_client::{
     Fault, FaultKind, Mesh, ServiceHandle,
-    core::{Clock, View, nanos},
+    call::{Clock, nanos},
+    discovery::ServiceState,
 };
 use fairmesh_listen::Listeners;
 use fairmesh_model::{
@@ -108,13 +109,13 @@ impl Picker {
 
     async fn try_pick(&self, wanted: &Wanted) -> Result<Given, Fault> {
         let asked = self.ready(&wanted.service).await?;
-        let target = match &*asked.view() {
-            View::Ready(ready) => self.routed(&ready.upstream).clone(),
+        let target = match &*asked.state() {
+            ServiceState::Ready(ready) => self.routed(&ready.upstream).clone(),
             _ => return Err(changes(&wanted.service)),
         };
         let goes_to = if target == wanted.service { asked } else { self.ready(&target).await? };
-        match &*goes_to.view() {
-            View::Ready(ready) => self.lease(&ready.upstream, ready.revision, wanted),
+        match &*goes_to.state() {
+            ServiceState::Ready(ready) => self.lease(&ready.upstream, ready.revision, wanted),
             _ => Err(changes(&target)),
         }
     }
@@ -206,7 +207,7 @@ impl Picker {
 
     /// Waits until anything is known.
     pub(crate) async fn informed(&self) {
-        self.mesh.informed().await;
+        self.mesh.first_snapshot().await;
     }
 
     /// What is counted, for operators.

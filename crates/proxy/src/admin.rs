@@ -242,24 +242,24 @@ fn captured(registry: &mut Registry, captured: &Captured) {
 
 fn calls(registry: &mut Registry, stats: &Stats) {
     let counters = [
-        ("tries", "Tries to send a request to an endpoint", stats.tries),
+        ("tries", "Tries to send a request to an endpoint", stats.attempts),
         ("retries", "Tries after the first", stats.retries),
-        ("retries_refused", "Retries that the budget refused", stats.retries_refused),
+        ("retries_refused", "Retries that the budget refused", stats.retry_budget_exhausted),
         ("hedges", "Tries made beside one that took long", stats.hedges),
-        ("limited", "Calls that a limit of a policy did not let through", stats.limited),
-        ("aborted", "Calls that a policy answered with a failure on purpose", stats.aborted),
-        ("mirrored", "Copies of calls sent to another service", stats.mirrored),
+        ("limited", "Calls that a limit of a policy did not let through", stats.rate_limited_calls),
+        ("aborted", "Calls that a policy answered with a failure on purpose", stats.injected_aborts),
+        ("mirrored", "Copies of calls sent to another service", stats.mirrored_calls),
         ("mirrors_failed", "Copies of calls that got no answer", stats.mirrors_failed),
         ("mirrors_skipped", "Copies of calls that were not sent", stats.mirrors_skipped),
-        ("unroutable", "Tries for which there was no endpoint to choose", stats.unroutable),
+        ("unroutable", "Tries for which there was no endpoint to choose", stats.attempts_without_endpoint),
         (
             "lookaside_missed",
             "Calls by the records, since a service's own lookaside had never answered",
-            stats.lookaside_missed,
+            stats.lookaside_fallbacks,
         ),
-        ("panics", "Tries made while nobody was avoided", stats.panics),
+        ("panics", "Tries made while nobody was avoided", stats.panic_picks),
         ("upstream_connections_opened", "Connections to endpoints opened", stats.connections_opened),
-        ("upstream_reused", "Tries over a connection that had carried another", stats.reused),
+        ("upstream_reused", "Tries over a connection that had carried another", stats.connection_reuses),
     ];
     for (name, help, value) in counters {
         registry.register(name, help, ConstCounter::new(value));

@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use bytes::Bytes;
-use fairmesh_client::{BodyEnd, Watch};
+use fairmesh_client::proxy_support::{BodyEnd, BodyObserver};
 use fairmesh_headers::GRPC_STATUS;
 use http::HeaderMap;
 use http_body::Frame;
@@ -87,7 +87,7 @@ fn number(code: &[u8]) -> usize {
 }
 
 /// Answers of a service that speaks gRPC, whose status comes behind them.
-impl Watch for Target {
+impl BodyObserver for Target {
     fn frame(&self, frame: &Frame<Bytes>) {
         if let Some(trailers) = frame.trailers_ref() {
             self.golden.codes.read(trailers);
@@ -95,7 +95,7 @@ impl Watch for Target {
     }
 
     fn ended(&self, end: BodyEnd) {
-        if end != BodyEnd::Whole {
+        if end != BodyEnd::Complete {
             self.golden.codes.broke_off();
         }
     }

@@ -16,7 +16,7 @@ pub struct ProxyConfig {
     /// The Unix socket at which it takes over from a proxy that runs, and is succeeded in its turn.
     pub handover: Option<PathBuf>,
     /// Threads that serve connections, each with an event loop of its own; 0 to serve on the runtime that runs the proxy, as 1 does where
-    /// that has a single thread. The mesh has to be [built for as many](fairmesh_client::MeshBuilder::cores).
+    /// that has a single thread. The mesh has to be [built for as many](fairmesh_client::MeshBuilder::event_loops).
     pub cores: usize,
     /// Bounds.
     pub limits: Limits,
@@ -48,7 +48,7 @@ pub struct Limits {
     /// Services at one time: each costs memory here and with the agent.
     pub services: usize,
     /// How long a service that is not called is followed. The mesh has to let go of it
-    /// [soon after](fairmesh_client::MeshBuilder::unused_for).
+    /// [soon after](fairmesh_client::MeshBuilder::idle_timeout).
     pub service_idle: Duration,
     /// How long one that takes over waits for its routing information before it gives up and lets the other go on.
     pub first_contact: Duration,

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use fairmesh_client::{ServiceName, Tried};
+use fairmesh_client::{ServiceName, observe::AttemptRecord};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 /// In a request: `true` asks for [`DECISION`] and [`ATTEMPTS`] in the response. It is not passed on.
@@ -21,7 +21,7 @@ pub(crate) fn asked(headers: &mut HeaderMap) -> bool {
 }
 
 /// Writes both into a response, after so many attempts.
-pub(crate) fn tell(service: &ServiceName, tries: &[Tried], attempts: usize, headers: &mut HeaderMap) {
+pub(crate) fn tell(service: &ServiceName, tries: &[AttemptRecord], attempts: usize, headers: &mut HeaderMap) {
     headers.insert(ATTEMPTS, attempts.into());
     let mut words = service.to_string();
     for tried in tries {

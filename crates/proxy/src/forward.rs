@@ -8,7 +8,7 @@ mod plain;
 use std::{net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
-use fairmesh_client::{Body, BoxError, Fault, FaultKind, Region, ServiceName, Watch};
+use fairmesh_client::{Body, BoxError, Fault, FaultKind, Region, ServiceName, proxy_support::BodyObserver};
 use fairmesh_headers::{grpc_kind, is_grpc};
 use fairmesh_http::path::RawPath;
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version, request::Parts};
@@ -152,7 +152,7 @@ impl Forwarder {
         if let Some(trace) = story.as_ref().and_then(|story| story.trace()) {
             head.extensions.insert(trace.clone());
         }
-        let sent = target.handle.send_movable(Request::from_parts(head, body)).await;
+        let sent = target.handle.send_unpin(Request::from_parts(head, body)).await;
         let mut switched = None;
         let (mut answer, fault) = match sent {
             Ok(mut answer) if answer.status() == StatusCode::SWITCHING_PROTOCOLS => {
@@ -236,7 +236,7 @@ fn for_program(answer: &mut Response<Body>) {
 /// Where the server is that answered, if one did.
 #[inline]
 fn region_of(answer: &Response<Body>) -> Option<&Region> {
-    answer.body().answered_by().map(|(server, _)| &server.location.region)
+    answer.body().responder().map(|(server, _)| &server.location.region)
 }
 
 /// Has an answer seen by those who want to.
@@ -248,6 +248,6 @@ fn watch(
 ) {
     match story {
         Some(story) => story.answered(answer, fault, awaits_code),
-        None => answer.body_mut().watch(Arc::clone(target) as Arc<dyn Watch>),
+        None => answer.body_mut().observe(Arc::clone(target) as Arc<dyn BodyObserver>),
     }
 }

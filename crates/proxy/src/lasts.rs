@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::{Step, Tried};
+use fairmesh_client::{Step, observe::AttemptRecord};
 use jiff::Timestamp;
 use serde::Serialize;
 use tokio::time::Instant;
@@ -150,7 +150,7 @@ impl Reason {
 }
 
 impl Try {
-    fn of(tried: &Tried) -> Self {
+    fn of(tried: &AttemptRecord) -> Self {
         let endpoint = &tried.endpoint;
         Self {
             service: tried.service.to_string(),

@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::{Mesh, Region, ServiceHandle, ServiceName, core::View};
+use fairmesh_client::{Mesh, Region, ServiceHandle, ServiceName, discovery::ServiceState};
 use fairmesh_model::HostPort;
 use tokio::time::{Instant, timeout};
 
@@ -63,8 +63,8 @@ impl Target {
 
     /// What is known of it now: the region from which it is called, and the revision that this is by.
     pub(crate) fn known(&self) -> Option<(Region, u64)> {
-        match &*self.handle.view() {
-            View::Ready(ready) => Some((ready.upstream.home().clone(), ready.revision)),
+        match &*self.handle.state() {
+            ServiceState::Ready(ready) => Some((ready.upstream.home().clone(), ready.revision)),
             _ => None,
         }
     }
@@ -161,8 +161,8 @@ impl Services {
     /// passes the rest on does not keep it waiting while there is nobody to ask.
     pub(crate) async fn has(&self, host: &str) -> bool {
         let Ok(target) = self.by_host(host) else { return false };
-        let known = timeout(LEARN, target.handle.known()).await.is_ok();
-        let declared = known && !matches!(*target.handle.view(), View::Unknown);
+        let known = timeout(LEARN, target.handle.resolved()).await.is_ok();
+        let declared = known && !matches!(*target.handle.state(), ServiceState::Unknown);
         if !declared && target.golden.answers.classes() == [0; 5] {
             self.forget(target.handle.name());
         }
@@ -206,15 +206,15 @@ impl Services {
 
     /// Waits, however long it takes, until it is known what to do with what comes to these listeners.
     pub(crate) async fn known(&self, listen: &[Listen]) {
-        self.mesh.informed().await;
+        self.mesh.first_snapshot().await;
         let named = listen.iter().filter_map(Listen::service);
         // All are asked for before the first is waited for.
         let targets: Vec<_> = named.filter_map(|name| self.by_name(name).ok()).collect();
         for target in targets {
             // A program has a listener of its own for it, which must work on when nothing can be learnt any more.
             target.is_kept.store(true, Release);
-            target.handle.known().await;
-            if matches!(*target.handle.view(), View::Unknown) {
+            target.handle.resolved().await;
+            if matches!(*target.handle.state(), ServiceState::Unknown) {
                 tracing::warn!(service = %target.handle.name(), "not declared: calls to it fail until it is");
             }
         }

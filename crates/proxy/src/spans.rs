@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::Tried;
+use fairmesh_client::observe::AttemptRecord;
 use fairmesh_headers::{SpanContext, TRACEPARENT, TRACESTATE};
 use fairmesh_model::arith::mix64;
 use fairmesh_otlp::{AttributeValue, Collector, Counts, Exporter, Span, SpanKind};
@@ -156,7 +156,7 @@ fn of_request(span: &Begun, asked: &Asked, ended: &Ended<'_>) -> Span {
 }
 
 /// A try of a request that ended then.
-fn of_try(span: &Begun, asked: &Asked, (nth, tried): (usize, &Tried), by: Duration) -> Span {
+fn of_try(span: &Begun, asked: &Asked, (nth, tried): (usize, &AttemptRecord), by: Duration) -> Span {
     let (endpoint, begun) = (&tried.endpoint, (asked.time + tried.after).min(by));
     let mut attributes = of_method(&asked.method);
     attributes.push(("url.full", format!("http://{}{}", endpoint.address, asked.path()).into()));

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use fairmesh_agent::{AgentConfig, AgentError};
-use fairmesh_client::core::{Resolver, ResolverConfig, Subscription, View};
+use fairmesh_client::discovery::{Resolver, ResolverConfig, ServiceState, Subscription};
 use fairmesh_model::{
     Identity, InstanceId, KeyRange, Location, Policy, Prefix, Protocol, Record, RecordKey, Region, Regions,
     Replica, ReplicaState, Revision, Role, Service, ServiceKind, ServiceName, Shard, ShardId, ShardKey,
@@ -182,9 +182,9 @@ impl World {
             },
             client_id: name.to_owned(),
             location: None,
-            otherwise: None,
+            fallback_location: None,
             cache_dir: Some(self.folder.path().join("state")),
-            unused: fairmesh_client::core::UNUSED,
+            idle_timeout: fairmesh_client::discovery::DEFAULT_IDLE_TIMEOUT,
         });
         let subscription = resolver.subscription(&cart());
         Program { _resolver: resolver, subscription }
@@ -210,8 +210,8 @@ pub(crate) struct Program {
 impl Program {
     /// The map that calls are decided by.
     pub(crate) fn map(&self) -> Option<Arc<Shards>> {
-        match &*self.subscription.view() {
-            View::Ready(ready) => ready.upstream.shards().cloned(),
+        match &*self.subscription.state() {
+            ServiceState::Ready(ready) => ready.upstream.shards().cloned(),
             _ => None,
         }
     }
@@ -219,7 +219,7 @@ impl Program {
     /// Waits until calls are decided by this version of the map or a later one, and compares all of it.
     pub(crate) async fn decides_by(&self, map: &ShardMap) {
         let reached = self.subscription.map_reaches(map.version);
-        timeout(BOUND, reached).await.unwrap_or_else(|_| panic!("it has {:?}", self.subscription.view()));
+        timeout(BOUND, reached).await.unwrap_or_else(|_| panic!("it has {:?}", self.subscription.state()));
         self.agrees(map);
     }
 

@@ -1,4 +1,4 @@
-//! A lookaside of a service's own that takes connections and never answers.
+//! A lookaside named by a policy that accepts connections and never responds.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::{
     server::{Server, text},
 };
 
-/// A server that answers with the time that it was told it has, in milliseconds.
+/// A server that responds with its deadline, in milliseconds.
 async fn told() -> Server {
     Server::start(|request: Request<Bytes>| async move {
         text(200, request.headers()["x-fairmesh-deadline"].to_str().unwrap().to_owned())
@@ -47,13 +47,16 @@ async fn a_lookaside_that_is_silent_takes_half_of_a_calls_time_at_most_and_later
     service.ready().await.unwrap();
 
     let (status, _, took) = timed(&service, "/old").await;
-    assert!(status == 302 && took < Duration::from_millis(400), "nobody is to be chosen: {status} {took:?}");
+    assert!(
+        status == 302 && took < Duration::from_millis(400),
+        "no endpoint is to be picked: {status} {took:?}"
+    );
 
     let (status, given, took) = timed(&service.clone().key(0), "/").await;
     assert!(status == 200 && took >= Duration::from_millis(500), "{status} {took:?}");
     assert!(given.parse::<u64>().unwrap() <= 500, "half of it is gone: {given}");
 
-    // It is known after 2 s that it does not answer: then no key waits that was never asked for.
+    // After 2 s it is known to be unreachable: new keys do not wait then.
     let mut last = took;
     for key in 1..20 {
         let (status, _, took) = timed(&service.clone().key(key), "/").await;
@@ -64,5 +67,5 @@ async fn a_lookaside_that_is_silent_takes_half_of_a_calls_time_at_most_and_later
         }
     }
     assert!(last < Duration::from_millis(400), "{last:?}");
-    assert!(mesh.stats().lookaside_missed >= 2, "{:?}", mesh.stats());
+    assert!(mesh.stats().lookaside_fallbacks >= 2, "{:?}", mesh.stats());
 }

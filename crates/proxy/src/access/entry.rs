@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use fairmesh_client::BodyEnd;
+use fairmesh_client::proxy_support::BodyEnd;
 use fairmesh_headers::SpanContext;
 use serde::Serialize;
 
@@ -61,9 +61,9 @@ impl Entry {
             caller: asked.caller.to_string(),
             fault: answered.fault,
             ended: match ended.end {
-                BodyEnd::Whole => None,
-                BodyEnd::Broken => Some("broken"),
-                BodyEnd::GivenUp => Some("given_up"),
+                BodyEnd::Complete => None,
+                BodyEnd::Failed => Some("broken"),
+                BodyEnd::Cancelled => Some("given_up"),
             },
             grpc_status: ended.code,
             instance: answered.server.as_ref().map(|server| server.instance.to_string()),

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use fairmesh_client::{Body, Connected, FaultKind, InstanceId, Region, Tunnel, core::View};
+use fairmesh_client::{
+    Body, FaultKind, InstanceId, Region, Tunnel, discovery::ServiceState, proxy_support::ConnectResult,
+};
 use fairmesh_model::HostPort;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use tokio::time::Instant;
@@ -74,15 +76,15 @@ impl Forwarder {
         let opened = target.handle.open_tunnel(Request::from_parts(head, ()), origin.connects).await;
         let mut server = None;
         let (answer, fault) = match opened {
-            Ok(Connected::Tunnel(tunnel)) => {
+            Ok(ConnectResult::Tunnel(tunnel)) => {
                 server = Some(place_of(&tunnel));
                 if let Some(program) = program {
                     self.tunnels.begin(program, tunnel, Arc::clone(&origin.place));
                 }
                 (Response::new(Body::empty()), None)
             }
-            Ok(Connected::Answered(answer)) => (answer, None),
-            Ok(Connected::Refused) => return self.refuse(&Refusal::NotAllowed, &named),
+            Ok(ConnectResult::DirectResponse(answer)) => (answer, None),
+            Ok(ConnectResult::NotAllowed) => return self.refuse(&Refusal::NotAllowed, &named),
             Err(fault) => {
                 self.faulted(&fault, origin, &target);
                 if fault.kind() == FaultKind::UnknownService {
@@ -110,8 +112,8 @@ impl Forwarder {
         })?;
         let is_own =
             origin.service.is_none() || name_of(host).is_ok_and(|name| name == *target.handle.name());
-        let is_served =
-            is_own || matches!(&*target.handle.view(), View::Ready(ready) if ready.upstream.names_host(host));
+        let is_served = is_own
+            || matches!(&*target.handle.state(), ServiceState::Ready(ready) if ready.upstream.names_host(host));
         if is_served { Ok(target) } else { Err(Refusal::elsewhere(origin)) }
     }
 

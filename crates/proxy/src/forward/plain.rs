@@ -2,7 +2,10 @@
 
 use std::{ops::Range, sync::Arc, task::Context};
 
-use fairmesh_client::{Apart, Body, EndpointTarget, Passage};
+use fairmesh_client::{
+    Body, EndpointTarget,
+    proxy_support::{FastCall, SlowCall},
+};
 use fairmesh_http::h1::{LEAST_READ, PlainAnswer, PlainRequest, no_fields};
 use http::{Request, Response};
 use tokio::{
@@ -30,7 +33,7 @@ pub(crate) struct Answering<'a> {
 }
 
 /// A call that has begun with a plain request: passed on, or to go on otherwise.
-type Begun<'a> = Result<Passage<'a>, Box<Apart<'a>>>;
+type Begun<'a> = Result<FastCall<'a>, Box<SlowCall<'a>>>;
 
 impl<'a> Answering<'a> {
     pub(crate) fn new(forwarder: &'a Forwarder, origin: &'a Origin) -> Self {
@@ -57,7 +60,7 @@ impl<'a> Answering<'a> {
         if request.body.len() as u64 > forwarder.max_body || forwarder.seeing.wants(target, began) {
             return None;
         }
-        let begun = target.handle.pass(&request, origin.service.is_some(), began)?;
+        let begun = target.handle.try_fast(&request, origin.service.is_some(), began)?;
         Some((begun, target, request.length - request.body.len()..request.length))
     }
 }
@@ -103,7 +106,7 @@ impl<R: AsyncRead + Unpin + Send + 'static> Answer<R> for Answering<'_> {
             if let Ok(passage) = &mut begun {
                 let length = body.end;
                 let worthwhile = body.len() > LEAST_READ && connection.input().len() - length <= FEW;
-                if worthwhile && passage.give_up_body() {
+                if worthwhile && passage.drop_body() {
                     connection.forget(body);
                 }
                 let passed = connection.wait(length, |mut reply, context| {
@@ -125,7 +128,7 @@ impl<R: AsyncRead + Unpin + Send + 'static> Answer<R> for Answering<'_> {
                     return Ok(Some(persistent));
                 }
             }
-            begun.map_or_else(|apart| *apart, Passage::into_apart)
+            begun.map_or_else(|apart| *apart, FastCall::into_slow)
         };
         let (forwarder, origin) = (self.forwarder, self.origin);
         let answer = |request| forwarder.go_on(request, origin, target, (apart, began));
@@ -140,7 +143,7 @@ impl Forwarder {
         request: Request<Upload<R>>,
         origin: &Origin,
         target: &Target,
-        (apart, began): (Apart<'_>, Instant),
+        (apart, began): (SlowCall<'_>, Instant),
     ) -> Response<Body>
     where
         R: AsyncRead + Unpin + Send + 'static,
@@ -148,7 +151,7 @@ impl Forwarder {
         let _under_way = Held::new(&target.golden.under_way);
         let (mut head, body) = request.into_parts();
         for_server(&mut head, origin);
-        let answer = match apart.go_on(Request::from_parts(head, body)).await {
+        let answer = match apart.send(Request::from_parts(head, body)).await {
             Ok(mut answer) => {
                 for_program(&mut answer);
                 answer

@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use bytes::Bytes;
-use fairmesh_client::{BodyEnd, Watch};
+use fairmesh_client::proxy_support::{BodyEnd, BodyObserver};
 use fairmesh_headers::GRPC_STATUS;
 use http::{HeaderMap, header::CONTENT_LENGTH};
 use http_body::Frame;
@@ -53,9 +53,9 @@ impl Ended<'_> {
             return Some((answered.status.as_u16().to_string(), String::new()));
         }
         let words = match self.end {
-            BodyEnd::Whole => return None,
-            BodyEnd::Broken => ("broken", "the answer broke off"),
-            BodyEnd::GivenUp => ("given_up", "its program did not take the whole answer"),
+            BodyEnd::Complete => return None,
+            BodyEnd::Failed => ("broken", "the answer broke off"),
+            BodyEnd::Cancelled => ("given_up", "its program did not take the whole answer"),
         };
         Some((words.0.into(), words.1.into()))
     }
@@ -84,7 +84,7 @@ impl Ending {
     }
 }
 
-impl Watch for Ending {
+impl BodyObserver for Ending {
     fn frame(&self, frame: &Frame<Bytes>) {
         if let Some(data) = frame.data_ref() {
             self.sent.fetch_add(data.len() as u64, Relaxed);
@@ -101,7 +101,7 @@ impl Watch for Ending {
         let Self { subject, answered, .. } = self;
         let sent = self.sent.load(Relaxed);
         // Who reads by the length stops there, and does not wait to hear that nothing follows.
-        let end = if end == BodyEnd::GivenUp && self.told == Some(sent) { BodyEnd::Whole } else { end };
+        let end = if end == BodyEnd::Cancelled && self.told == Some(sent) { BodyEnd::Complete } else { end };
         if let Some(target) = &self.codes {
             target.ended(end);
         }

@@ -2,7 +2,11 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use fairmesh_client::{Body, BodyEnd, EndpointTarget, Fault, Step, Trace, Tried, Watch};
+use fairmesh_client::{
+    Body, EndpointTarget, Fault, Step, Trace,
+    observe::AttemptRecord,
+    proxy_support::{BodyEnd, BodyObserver},
+};
 use fairmesh_headers::{SpanContext, is_grpc};
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Uri, Version, header, request::Parts};
 use tokio::time::Instant;
@@ -66,7 +70,7 @@ pub(crate) struct Answered {
     pub(crate) tries: usize,
     /// To the head of the answer.
     pub(crate) took: Duration,
-    pub(crate) tried: Vec<Tried>,
+    pub(crate) tried: Vec<AttemptRecord>,
     pub(crate) reasons: Vec<Step>,
 }
 
@@ -129,25 +133,25 @@ impl Story {
             lasts.keep(&subject.target, &subject.asked, &answered);
         }
         let is_logged = subject.seeing.access.wants(answered.failed());
-        let watch: Arc<dyn Watch> = match is_logged || subject.span.is_some() {
+        let watch: Arc<dyn BodyObserver> = match is_logged || subject.span.is_some() {
             true => Arc::new(Ending::new(subject, answered, (is_logged, awaits_code), answer.headers())),
             false if awaits_code => subject.target,
             false => return,
         };
-        answer.body_mut().watch(watch);
+        answer.body_mut().observe(watch);
     }
 
     fn what_became(&self, asked: &Asked, answer: &Response<Body>, fault: Option<&Fault>) -> Answered {
         let took = asked.began.elapsed();
         let (tried, reasons) = self.tried(took);
-        let server = answer.body().answered_by();
+        let server = answer.body().responder();
         // Of a connection that became a tunnel, the answer has nothing any more.
         let last = tried.last().filter(|tried| tried.outcome.is_ok()).map(|tried| &tried.endpoint);
         Answered {
             status: answer.status(),
             fault: fault.map(|fault| fault.kind().label()),
             words: fault.map(ToString::to_string),
-            tries: server.map(|(_, tries)| tries).or(fault.map(Fault::tries)).unwrap_or(tried.len()),
+            tries: server.map(|(_, tries)| tries).or(fault.map(Fault::attempts)).unwrap_or(tried.len()),
             server: server.map(|(target, _)| target).or(last).cloned(),
             took,
             tried,
@@ -155,7 +159,7 @@ impl Story {
         }
     }
 
-    fn tried(&self, age: Duration) -> (Vec<Tried>, Vec<Step>) {
+    fn tried(&self, age: Duration) -> (Vec<AttemptRecord>, Vec<Step>) {
         let Some(trace) = &self.trace else { return Default::default() };
         let mut tried = trace.take();
         tried.extend(trace.take_unfinished(age));
@@ -188,6 +192,6 @@ impl Drop for Story {
             lasts.keep(&subject.target, &subject.asked, &answered);
         }
         let is_logged = subject.seeing.access.wants(true);
-        Ending::new(subject, answered, (is_logged, false), &HeaderMap::new()).ended(BodyEnd::Whole);
+        Ending::new(subject, answered, (is_logged, false), &HeaderMap::new()).ended(BodyEnd::Complete);
     }
 }

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::{Mesh, ServiceName, core::View};
+use fairmesh_client::{Mesh, ServiceName, discovery::ServiceState};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::{Known, Services, Target};
@@ -59,7 +59,7 @@ impl Services {
         let long = self.limits.service_idle / IN_NEED;
         self.let_go(known, |target| {
             let is_kept = target.is_kept.load(Acquire);
-            !is_kept && (matches!(*target.handle.view(), View::Unknown) || target.is_idle(now, long))
+            !is_kept && (matches!(*target.handle.state(), ServiceState::Unknown) || target.is_idle(now, long))
         });
         let room = known.by_name.len() < self.limits.services;
         if !room {
