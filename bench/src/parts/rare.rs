@@ -148,7 +148,7 @@ async fn learnt(agent: Address, name: String) -> Result<(Mesh, ServiceHandle), B
     let region = Location::in_region(Region::new("bench")?);
     let mesh = Mesh::builder().agent(agent).location(region).client_id(name).connect().await?;
     let handle = mesh.service(SERVICE)?;
-    handle.known().await;
+    handle.resolved().await;
     Ok((mesh, handle))
 }
 

@@ -12,7 +12,8 @@ use std::{
 
 use fairmesh_client::{
     Fault, FaultKind, Mesh, ServiceHandle,
-    core::{Clock, View, nanos},
+    call::{Clock, nanos},
+    discovery::ServiceState,
 };
 use fairmesh_listen::Listeners;
 use fairmesh_model::{
@@ -208,7 +209,7 @@ impl Picker {
 
     /// Waits for the first routing information.
     pub(crate) async fn first_snapshot(&self) {
-        self.mesh.informed().await;
+        self.mesh.first_snapshot().await;
     }
 
     /// The metrics in the OpenMetrics text format.

@@ -270,7 +270,7 @@ fn client_settings(args: &ServeArgs) -> BTreeMap<&'static str, String> {
 
 async fn mesh(args: &ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> Result<Mesh, Failure> {
     // The proxy holds handles to the services that are called, and so decides how long each is followed.
-    let mut mesh = Mesh::builder().cores(cores(args)).unused_for(args.service_idle_timeout / 10);
+    let mut mesh = Mesh::builder().event_loops(cores(args)).idle_timeout(args.service_idle_timeout / 10);
     if let Some(agent) = &args.agent {
         mesh = mesh.agent(agent.clone());
     }

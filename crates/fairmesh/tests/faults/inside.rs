@@ -211,7 +211,7 @@ async fn the_pages_tell_what_runs_and_why_the_last_request_went_where_it_went() 
     // Of a name that nobody declared nothing is kept but this.
     assert_eq!(call(false, &proxy.by_host, &[("host", "none.shop")]).await.status(), StatusCode::NOT_FOUND);
     let text = proxy.page("/services/shop/none/last").await;
-    assert!(text.contains("404") && text.contains("nobody declared"), "{text}");
+    assert!(text.contains("404") && text.contains("is not declared"), "{text}");
 
     let shown = Proxy::status(&proxy.admin, &[]).await.ok();
     for words in ["connected", "shop/one", "1 (1 near)", "eu 1", "one in eu (200)", "drain-deadline"] {
@@ -273,5 +273,5 @@ async fn a_line_tells_who_answered_how_much_and_how_it_ended() {
     let given_up = line("\"fault\":\"given_up\"").await;
     assert_eq!((&given_up["service"], &given_up["status"]), (&"shop/slow".into(), &499.into()), "{given_up}");
     let last = proxy.page("/services/shop/slow/last").await;
-    assert!(last.contains("slow of shop/slow") && last.contains("given up before it answered"), "{last}");
+    assert!(last.contains("slow of shop/slow") && last.contains("cancelled before the response"), "{last}");
 }

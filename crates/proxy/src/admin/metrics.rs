@@ -29,24 +29,32 @@ pub(crate) fn text(state: &AdminState) -> String {
 
 fn calls(registry: &mut Registry, stats: &Stats) {
     let counters = [
-        ("attempts", "Attempts to send a request to an endpoint", stats.tries),
+        ("attempts", "Attempts to send a request to an endpoint", stats.attempts),
         ("retries", "Attempts after the first", stats.retries),
-        ("retry_budget_exhausted", "Retries refused by the retry budget", stats.retries_refused),
+        ("retry_budget_exhausted", "Retries refused by the retry budget", stats.retry_budget_exhausted),
         ("hedges", "Hedged attempts", stats.hedges),
-        ("rate_limited_calls", "Calls rejected by a rate limit of a policy", stats.limited),
-        ("injected_aborts", "Calls aborted by fault injection of a policy", stats.aborted),
-        ("mirrored_calls", "Calls mirrored to another service", stats.mirrored),
+        ("rate_limited_calls", "Calls rejected by a rate limit of a policy", stats.rate_limited_calls),
+        ("injected_aborts", "Calls aborted by fault injection of a policy", stats.injected_aborts),
+        ("mirrored_calls", "Calls mirrored to another service", stats.mirrored_calls),
         ("mirrors_failed", "Mirrored calls without a response", stats.mirrors_failed),
         ("mirrors_skipped", "Mirrored calls that were not sent", stats.mirrors_skipped),
-        ("attempts_without_endpoint", "Attempts without an available endpoint", stats.unroutable),
+        (
+            "attempts_without_endpoint",
+            "Attempts without an available endpoint",
+            stats.attempts_without_endpoint,
+        ),
         (
             "lookaside_fallbacks",
             "Calls decided by the records because the service's own lookaside never responded",
-            stats.lookaside_missed,
+            stats.lookaside_fallbacks,
         ),
-        ("panic_picks", "Attempts picked at the panic threshold, ignoring outliers and health", stats.panics),
+        (
+            "panic_picks",
+            "Attempts picked at the panic threshold, ignoring outliers and health",
+            stats.panic_picks,
+        ),
         ("upstream_connections_opened", "Connections opened to endpoints", stats.connections_opened),
-        ("upstream_connection_reuses", "Attempts over a reused connection", stats.reused),
+        ("upstream_connection_reuses", "Attempts over a reused connection", stats.connection_reuses),
     ];
     for (name, help, value) in counters {
         registry.register(name, help, ConstCounter::new(value));

@@ -14,7 +14,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use fairmesh_client::{ServiceName, core::View};
+use fairmesh_client::{ServiceName, discovery::ServiceState};
 use http::StatusCode;
 use serde::Serialize;
 
@@ -224,11 +224,11 @@ impl ServiceRow {
 impl ServiceStatus {
     fn of(target: &Target) -> Self {
         let state = |state| Self { state, ..Self::default() };
-        match &*target.handle.view() {
-            View::Waiting => state("waiting"),
-            View::Unknown => state("unknown"),
-            View::Unavailable(_) => state("unavailable"),
-            View::Ready(ready) => Self {
+        match &*target.handle.state() {
+            ServiceState::Waiting => state("waiting"),
+            ServiceState::Unknown => state("unknown"),
+            ServiceState::Unavailable(_) => state("unavailable"),
+            ServiceState::Ready(ready) => Self {
                 revision: ready.revision,
                 map_version: ready.map_version,
                 endpoints: ready.upstream.candidates().count(),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use fairmesh_client::{Body, BoxError, Fault, FaultKind, Watch};
+use fairmesh_client::{Body, BoxError, Fault, FaultKind, proxy_support::BodyObserver};
 use fairmesh_headers::{grpc_content_type, is_grpc};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
 use tokio::time::Instant;
@@ -140,7 +140,7 @@ impl Forwarder {
         if let Some(trace) = observation.as_ref().and_then(|observation| observation.trace()) {
             parts.extensions.insert(trace.clone());
         }
-        let sent = target.handle.send_movable(Request::from_parts(parts, body)).await;
+        let sent = target.handle.send_unpin(Request::from_parts(parts, body)).await;
         let mut upgraded_region = None;
         let (mut response, fault) = match sent {
             Ok(mut response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
@@ -221,6 +221,6 @@ fn watch(
 ) {
     match observation {
         Some(observation) => observation.response_started(response, fault, awaits_grpc_status),
-        None => response.body_mut().watch(Arc::clone(target) as Arc<dyn Watch>),
+        None => response.body_mut().observe(Arc::clone(target) as Arc<dyn BodyObserver>),
     }
 }

@@ -28,7 +28,7 @@ pub(crate) fn prepare_response(response: &mut Response<Body>) {
 /// The region of the server that responded; `None` for responses of the proxy.
 #[inline]
 pub(crate) fn server_region(response: &Response<Body>) -> Option<&Region> {
-    response.body().answered_by().map(|(server, _)| &server.location.region)
+    response.body().responder().map(|(server, _)| &server.location.region)
 }
 
 /// Leaves at most one host in a request, which routes match and the server receives: on a listener for one service the

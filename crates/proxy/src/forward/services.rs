@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::{Mesh, ServiceName, core::View};
+use fairmesh_client::{Mesh, ServiceName, discovery::ServiceState};
 use tokio::time::{Instant, timeout};
 
 use crate::{
@@ -109,8 +109,8 @@ impl Services {
     /// pass other traffic through while no agent is reachable.
     pub(crate) async fn is_declared(&self, host: &str) -> bool {
         let Ok(target) = self.by_host(host) else { return false };
-        let known = timeout(LOOKUP_TIMEOUT, target.handle.known()).await.is_ok();
-        let declared = known && !matches!(*target.handle.view(), View::Unknown);
+        let known = timeout(LOOKUP_TIMEOUT, target.handle.resolved()).await.is_ok();
+        let declared = known && !matches!(*target.handle.state(), ServiceState::Unknown);
         if !declared && target.metrics.responses.classes() == [0; 5] {
             self.forget(target.handle.name());
         }
@@ -154,15 +154,15 @@ impl Services {
 
     /// Waits without a time limit until the proxy can serve these listeners.
     pub(crate) async fn wait_ready(&self, listen: &[ListenerConfig]) {
-        self.mesh.informed().await;
+        self.mesh.first_snapshot().await;
         let named = listen.iter().filter_map(ListenerConfig::service);
         // Subscribes to all before waiting for the first.
         let targets: Vec<_> = named.filter_map(|name| self.by_name(name).ok()).collect();
         for target in targets {
             // A service with its own listener must stay available while the agent is down.
             target.is_pinned.store(true, Release);
-            target.handle.known().await;
-            if matches!(*target.handle.view(), View::Unknown) {
+            target.handle.resolved().await;
+            if matches!(*target.handle.state(), ServiceState::Unknown) {
                 let service = target.handle.name();
                 tracing::warn!(%service, "service is not declared; calls to it fail until it is");
             }

@@ -12,7 +12,11 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_client::{BodyEnd, Region, ServiceHandle, Watch, core::View};
+use fairmesh_client::{
+    Region, ServiceHandle,
+    discovery::ServiceState,
+    proxy_support::{BodyEnd, BodyObserver},
+};
 use http_body::Frame;
 use tokio::time::Instant;
 
@@ -53,8 +57,8 @@ impl Target {
 
     /// The caller's region and the revision of the records, once known.
     pub(crate) fn home_and_revision(&self) -> Option<(Region, u64)> {
-        match &*self.handle.view() {
-            View::Ready(ready) => Some((ready.upstream.home().clone(), ready.revision)),
+        match &*self.handle.state() {
+            ServiceState::Ready(ready) => Some((ready.upstream.home().clone(), ready.revision)),
             _ => None,
         }
     }
@@ -82,7 +86,7 @@ impl Target {
 }
 
 /// Counts the gRPC status in the trailers of responses.
-impl Watch for Target {
+impl BodyObserver for Target {
     fn frame(&self, frame: &Frame<Bytes>) {
         if let Some(trailers) = frame.trailers_ref() {
             self.metrics.grpc_statuses.record(trailers);
@@ -90,7 +94,7 @@ impl Watch for Target {
     }
 
     fn ended(&self, end: BodyEnd) {
-        if end != BodyEnd::Whole {
+        if end != BodyEnd::Complete {
             self.metrics.grpc_statuses.record_missing();
         }
     }

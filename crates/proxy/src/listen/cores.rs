@@ -15,7 +15,7 @@ use std::{
     thread,
 };
 
-use fairmesh_client::on_core;
+use fairmesh_client::proxy_support::set_event_loop;
 use tokio::{
     net::TcpStream,
     runtime::{self, Handle, RuntimeFlavor},
@@ -85,7 +85,7 @@ impl Core {
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         thread::Builder::new().name(format!("core-{number}")).spawn(move || {
-            on_core(number);
+            set_event_loop(number);
             runtime.block_on(stop.cancelled());
         })?;
         Ok(Self { runtime: handle, connections: Arc::default() })

@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use bytes::Bytes;
-use fairmesh_client::{BodyEnd, Watch};
+use fairmesh_client::proxy_support::{BodyEnd, BodyObserver};
 use fairmesh_headers::GRPC_STATUS;
 use http::{HeaderMap, header::CONTENT_LENGTH};
 use http_body::Frame;
@@ -72,7 +72,7 @@ impl CompletionWatch {
     }
 }
 
-impl Watch for CompletionWatch {
+impl BodyObserver for CompletionWatch {
     fn frame(&self, frame: &Frame<Bytes>) {
         if let Some(data) = frame.data_ref() {
             self.bytes_out.fetch_add(data.len() as u64, Relaxed);
@@ -89,8 +89,8 @@ impl Watch for CompletionWatch {
         let Self { observed, outcome, .. } = self;
         let bytes_out = self.bytes_out.load(Relaxed);
         // A client that reads by `content-length` does not wait for the end of the body.
-        let end = if end == BodyEnd::GivenUp && self.content_length == Some(bytes_out) {
-            BodyEnd::Whole
+        let end = if end == BodyEnd::Cancelled && self.content_length == Some(bytes_out) {
+            BodyEnd::Complete
         } else {
             end
         };

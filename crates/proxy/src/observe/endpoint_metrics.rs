@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::{EndpointTarget, InstanceId, Observer, Region, ServiceName, TryEnded};
+use fairmesh_client::{
+    EndpointTarget, InstanceId, Region, ServiceName,
+    observe::{AttemptEnd, Observer},
+};
 use http::StatusCode;
 use tokio::time::Instant;
 
@@ -102,8 +105,8 @@ impl EndpointTable {
 }
 
 impl Observer for EndpointMetrics {
-    fn tried(&self, ended: &TryEnded<'_>) {
-        let TryEnded { service, endpoint, outcome, took } = *ended;
+    fn attempt_ended(&self, ended: &AttemptEnd<'_>) {
+        let AttemptEnd { service, endpoint, outcome, took } = *ended;
         let outcome = outcome.ok();
         if let Some(attempts) =
             self.table.read().unwrap_or_else(PoisonError::into_inner).get(service, endpoint)
@@ -174,7 +177,7 @@ mod tests {
     fn tried(metrics: &EndpointMetrics, instance: &str, outcome: Result<StatusCode, FaultKind>) {
         let (service, endpoint) = (ServiceName::new("shop/cart").unwrap(), endpoint(instance));
         let took = Duration::from_millis(250);
-        metrics.tried(&TryEnded { service: &service, endpoint: &endpoint, outcome, took });
+        metrics.attempt_ended(&AttemptEnd { service: &service, endpoint: &endpoint, outcome, took });
     }
 
     #[test]

@@ -2,7 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use fairmesh_client::{Body, BodyEnd, Fault, Step, Trace, Tried, Watch};
+use fairmesh_client::{
+    Body, Fault, Step, Trace,
+    observe::AttemptRecord,
+    proxy_support::{BodyEnd, BodyObserver},
+};
 use http::{HeaderMap, Response, StatusCode};
 
 use crate::observe::{
@@ -59,7 +63,7 @@ impl Observation {
             recent_requests.insert(target.handle.name(), last, &observed.request, &outcome);
         }
         let is_logged = observed.observer.access.selects(outcome.failed());
-        let watch: Arc<dyn Watch> = match is_logged || observed.span.is_some() {
+        let watch: Arc<dyn BodyObserver> = match is_logged || observed.span.is_some() {
             true => Arc::new(CompletionWatch::new(
                 observed,
                 outcome,
@@ -70,7 +74,7 @@ impl Observation {
             false if awaits_grpc_status => observed.target,
             false => return,
         };
-        http_response.body_mut().watch(watch);
+        http_response.body_mut().observe(watch);
     }
 
     fn outcome_of(
@@ -81,14 +85,14 @@ impl Observation {
     ) -> RequestOutcome {
         let took = request.began.elapsed();
         let (tried, reasons) = self.take_attempts(took);
-        let server = http_response.body().answered_by();
+        let server = http_response.body().responder();
         // The response of a tunnel has no server any more.
         let last = tried.last().filter(|tried| tried.outcome.is_ok()).map(|tried| &tried.endpoint);
         RequestOutcome {
             status: http_response.status(),
             fault: fault.map(|fault| fault.kind().label()),
             message: fault.map(ToString::to_string),
-            attempts: server.map(|(_, tries)| tries).or(fault.map(Fault::tries)).unwrap_or(tried.len()),
+            attempts: server.map(|(_, tries)| tries).or(fault.map(Fault::attempts)).unwrap_or(tried.len()),
             server: server.map(|(target, _)| target).or(last).cloned(),
             took,
             attempt_log: tried,
@@ -96,7 +100,7 @@ impl Observation {
         }
     }
 
-    fn take_attempts(&self, age: Duration) -> (Vec<Tried>, Vec<Step>) {
+    fn take_attempts(&self, age: Duration) -> (Vec<AttemptRecord>, Vec<Step>) {
         let Some(trace) = &self.trace else { return Default::default() };
         let mut tried = trace.take();
         tried.extend(trace.take_unfinished(age));
@@ -126,6 +130,6 @@ impl Drop for Observation {
             recent_requests.insert(target.handle.name(), last, &observed.request, &outcome);
         }
         let is_logged = observed.observer.access.selects(true);
-        CompletionWatch::new(observed, outcome, is_logged, false, &HeaderMap::new()).ended(BodyEnd::Whole);
+        CompletionWatch::new(observed, outcome, is_logged, false, &HeaderMap::new()).ended(BodyEnd::Complete);
     }
 }

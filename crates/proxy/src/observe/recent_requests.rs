@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::{ServiceName, Step, Tried};
+use fairmesh_client::{ServiceName, Step, observe::AttemptRecord};
 use jiff::Timestamp;
 use serde::Serialize;
 use tokio::time::Instant;
@@ -155,7 +155,7 @@ impl DecisionStep {
 }
 
 impl AttemptRecord {
-    fn of(tried: &Tried) -> Self {
+    fn of(tried: &AttemptRecord) -> Self {
         let endpoint = &tried.endpoint;
         Self {
             service: tried.service.to_string(),

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use fairmesh_client::{BodyEnd, EndpointTarget, Step, Tried};
+use fairmesh_client::{EndpointTarget, Step, observe::AttemptRecord, proxy_support::BodyEnd};
 use fairmesh_headers::{SpanContext, is_grpc};
 use http::{HeaderValue, Method, StatusCode, Uri, Version, header, request::Parts};
 use tokio::time::Instant;
@@ -49,7 +49,7 @@ pub(crate) struct RequestOutcome {
     pub(crate) attempts: usize,
     /// Until the response headers.
     pub(crate) took: Duration,
-    pub(crate) attempt_log: Vec<Tried>,
+    pub(crate) attempt_log: Vec<AttemptRecord>,
     pub(crate) decision_steps: Vec<Step>,
 }
 
@@ -116,9 +116,9 @@ impl CompletedRequest<'_> {
             return Some((outcome.status.as_u16().to_string(), String::new()));
         }
         let words = match self.end {
-            BodyEnd::Whole => return None,
-            BodyEnd::Broken => ("broken", "the response broke off"),
-            BodyEnd::GivenUp => ("given_up", "the client did not read the whole response"),
+            BodyEnd::Complete => return None,
+            BodyEnd::Failed => ("broken", "the response broke off"),
+            BodyEnd::Cancelled => ("given_up", "the client did not read the whole response"),
         };
         Some((words.0.into(), words.1.into()))
     }

@@ -2,7 +2,9 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use fairmesh_client::{Body, Connected, FaultKind, InstanceId, Region, Tunnel, core::View};
+use fairmesh_client::{
+    Body, FaultKind, InstanceId, Region, Tunnel, discovery::ServiceState, proxy_support::ConnectResult,
+};
 use fairmesh_model::HostPort;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use tokio::time::Instant;
@@ -101,15 +103,15 @@ impl Forwarder {
             target.handle.open_tunnel(Request::from_parts(parts, ()), client_info.allows_connect).await;
         let mut server = None;
         let (response, fault) = match opened {
-            Ok(Connected::Tunnel(tunnel)) => {
+            Ok(ConnectResult::Tunnel(tunnel)) => {
                 server = Some(server_of(&tunnel));
                 if let Some(client) = client {
                     self.tunnels.spawn(client, tunnel, Arc::clone(&client_info.permit));
                 }
                 (Response::new(Body::empty()), None)
             }
-            Ok(Connected::Answered(response)) => (response, None),
-            Ok(Connected::Refused) => return self.refuse(&TunnelRefusal::NotAllowed, &named),
+            Ok(ConnectResult::DirectResponse(response)) => (response, None),
+            Ok(ConnectResult::NotAllowed) => return self.refuse(&TunnelRefusal::NotAllowed, &named),
             Err(fault) => {
                 self.record_fault(&fault, client_info, &target);
                 if fault.kind() == FaultKind::UnknownService {
@@ -142,7 +144,7 @@ impl Forwarder {
         let is_own_host = client_info.service.is_none()
             || service_name(host).is_ok_and(|name| name == *target.handle.name());
         let is_served = is_own_host
-            || matches!(&*target.handle.view(), View::Ready(ready) if ready.upstream.names_host(host));
+            || matches!(&*target.handle.state(), ServiceState::Ready(ready) if ready.upstream.names_host(host));
         if is_served { Ok(target) } else { Err(TunnelRefusal::not_served(client_info)) }
     }
 

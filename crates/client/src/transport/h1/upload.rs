@@ -9,37 +9,42 @@ use http::HeaderMap;
 use http_body::Body as _;
 use tokio::io::{AsyncWrite, AsyncWriteExt as _, WriteHalf};
 
-use super::{Movement, Outgoing, Sending};
-use crate::BoxError;
-use fairmesh_http::h1::{Encoder, WriteBuffer};
+use crate::transport::{
+    request_body::RequestBody,
+    wait::{SendProgress, UploadActivity},
+};
+use fairmesh_http::{
+    BoxError,
+    h1::{Encoder, WriteBuffer},
+};
 
 /// A request that is being sent.
 pub(super) struct Upload {
-    pub(super) body: Outgoing,
+    pub(super) body: RequestBody,
     pub(super) encoder: Encoder,
-    /// How many pieces were taken of the body.
+    /// Pieces taken from the body.
     pieces: u64,
 }
 
-/// What ended it.
+/// Why an upload failed.
 pub(super) enum UploadError {
     /// The caller's body.
     Body(BoxError),
-    /// The server takes no more of it.
+    /// The server accepts no more of it.
     Refused,
 }
 
 impl Upload {
-    pub(super) fn new(body: Outgoing, encoder: Encoder) -> Self {
+    pub(super) fn new(body: RequestBody, encoder: Encoder) -> Self {
         Self { body, encoder, pieces: 0 }
     }
 
-    /// How far it has come, with what is in `output`.
-    pub(super) fn sending(&self, output: &WriteBuffer) -> Sending {
-        Sending { pieces: self.pieces, unsent: output.len() }
+    /// Its progress; `output` holds the unsent bytes.
+    pub(super) fn progress(&self, output: &WriteBuffer) -> SendProgress {
+        SendProgress { pieces: self.pieces, unsent: output.len() }
     }
 
-    /// Sends what can be sent; ready when that was all.
+    /// Sends as much as the socket accepts; ready when all is sent.
     pub(super) fn poll<W>(
         &mut self,
         output: &mut WriteBuffer,
@@ -58,7 +63,7 @@ impl Upload {
         }
     }
 
-    /// Encodes what the body has next.
+    /// Encodes the next frame of the body.
     fn poll_encode(
         &mut self,
         output: &mut WriteBuffer,
@@ -81,26 +86,26 @@ impl Upload {
         Poll::Ready(Ok(()))
     }
 
-    /// Sends all of it. A request that cannot be ended is cut off, so that the server does not take it for whole.
+    /// Sends all of it. A request whose body fails is cut off, so that the server does not take it for complete.
     pub(super) async fn finish<I>(
         mut self,
         mut output: WriteBuffer,
         mut io: WriteHalf<I>,
-        movement: Arc<Movement>,
+        activity: Arc<UploadActivity>,
     ) where
         I: AsyncWrite,
     {
         let sent = poll_fn(|context| {
-            let before = self.sending(&output);
+            let before = self.progress(&output);
             let sent = self.poll(&mut output, &mut io, context);
-            if self.sending(&output) != before {
-                movement.moved();
+            if self.progress(&output) != before {
+                activity.record();
             }
             sent
         });
         let sent = sent.await;
         if sent.is_err() {
-            // The reader of the answer sees what becomes of it.
+            // The reader of the response sees the failure.
             let _ = io.shutdown().await;
         }
     }

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::{Mesh, ServiceName, core::View};
+use fairmesh_client::{Mesh, ServiceName, discovery::ServiceState};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::{
@@ -43,7 +43,8 @@ impl Services {
         let idle_for = self.limits.service_idle / PRESSURE_DIVISOR;
         self.evict(index, |target| {
             let is_pinned = target.is_pinned.load(Acquire);
-            !is_pinned && (matches!(*target.handle.view(), View::Unknown) || target.is_idle(now, idle_for))
+            !is_pinned
+                && (matches!(*target.handle.state(), ServiceState::Unknown) || target.is_idle(now, idle_for))
         });
         let room = index.by_name.len() < self.limits.services;
         if !room {

@@ -9,7 +9,7 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_client::BoxError;
-use fairmesh_http::h1::{Asked, Encoder, Framing, response as write_response};
+use fairmesh_http::h1::{Encoder, Framing, ResponseContext, write_response};
 use http::{HeaderMap, Response, StatusCode};
 use http_body::{Body, Frame};
 use tokio::{
@@ -33,7 +33,7 @@ where
     pub(crate) async fn respond<B>(
         &mut self,
         response: Response<B>,
-        asked: Asked,
+        asked: ResponseContext,
         persistent: bool,
     ) -> Result<bool, ConnectionError>
     where
@@ -42,7 +42,7 @@ where
         let (head, body) = response.into_parts();
         let switches = self.pending_upgrade.is_some();
         // An upgrade that was not requested, or before the request was read: a protocol error of the server.
-        let astray = !switches && (head.status.is_informational() || asked.switches(head.status));
+        let astray = !switches && (head.status.is_informational() || asked.switches_protocol(head.status));
         let (status, headers) =
             if astray { (StatusCode::BAD_GATEWAY, HeaderMap::new()) } else { (head.status, head.headers) };
         let persistent = persistent && !astray && !switches;
@@ -65,7 +65,7 @@ where
         &mut self,
         mut body: Pin<&mut B>,
         mut encoder: Encoder,
-        asked: Asked,
+        asked: ResponseContext,
     ) -> Result<(), ConnectionError>
     where
         B: Body<Data = Bytes, Error: Into<BoxError>>,
@@ -86,11 +86,11 @@ where
                     let tail = encoder.data(chunk.len(), body.is_end_stream(), self.output.text())?;
                     #[cfg(test)]
                     let tail = if self.mutation == Some(Mutation::NoTail) { b"" } else { tail };
-                    self.output.follow(chunk, tail);
+                    self.output.append(chunk, tail);
                     self.flush().await?;
                 }
                 Some(Err(frame)) => {
-                    let trailers = frame.into_trailers().ok().filter(|_| asked.wants_trailers());
+                    let trailers = frame.into_trailers().ok().filter(|_| asked.accepts_trailers());
                     encoder.end(&trailers.unwrap_or_default(), self.output.text())?;
                 }
                 None => encoder.end(&HeaderMap::new(), self.output.text())?,

@@ -2,7 +2,10 @@
 
 use std::{ops::Range, sync::Arc, task::Context};
 
-use fairmesh_client::{Apart, Body, EndpointTarget, Passage};
+use fairmesh_client::{
+    Body, EndpointTarget,
+    proxy_support::{FastCall, SlowCall},
+};
 use fairmesh_headers::LOOP;
 use fairmesh_http::h1::{BorrowedRequest, BorrowedResponse, MIN_READ, header_storage};
 use http::{Request, Response};
@@ -40,7 +43,7 @@ pub(crate) struct Http1Handler<'a> {
 }
 
 /// A call on the fast path, or its continuation on the slow one.
-type StartedCall<'a> = Result<Passage<'a>, Box<Apart<'a>>>;
+type StartedCall<'a> = Result<FastCall<'a>, Box<SlowCall<'a>>>;
 
 /// The target of a call, and when it began.
 struct CallStart<'a> {
@@ -74,7 +77,7 @@ impl<'a> Http1Handler<'a> {
         if request.body.len() as u64 > forwarder.max_body || forwarder.observer.may_observe(target, began) {
             return None;
         }
-        let begun = target.handle.pass(&request, client_info.service.is_some(), began)?;
+        let begun = target.handle.try_fast(&request, client_info.service.is_some(), began)?;
         Some((begun, target, request.length - request.body.len()..request.length))
     }
 }
@@ -130,7 +133,7 @@ impl<R: AsyncRead + Unpin + Send + 'static> RequestHandler<R> for Http1Handler<'
             if let Ok(passage) = &mut begun {
                 let length = body.end;
                 let worthwhile = body.len() > MIN_READ && connection.input().len() - length <= MAX_MOVED;
-                if worthwhile && passage.give_up_body() {
+                if worthwhile && passage.drop_body() {
                     connection.discard_body(body);
                 }
                 let forwarded = connection.forward(length, |mut reply, context| {
@@ -153,7 +156,7 @@ impl<R: AsyncRead + Unpin + Send + 'static> RequestHandler<R> for Http1Handler<'
                     return Ok(Some(persistent));
                 }
             }
-            begun.map_or_else(|apart| *apart, Passage::into_apart)
+            begun.map_or_else(|apart| *apart, FastCall::into_slow)
         };
         let (forwarder, client_info, call) = (self.forwarder, self.client_info, CallStart { target, began });
         let handle = |request| forwarder.forward_slow(request, client_info, &call, apart);
@@ -168,7 +171,7 @@ impl Forwarder {
         request: Request<IncomingBody<R>>,
         client_info: &ConnectionInfo,
         call: &CallStart<'_>,
-        apart: Apart<'_>,
+        apart: SlowCall<'_>,
     ) -> Response<Body>
     where
         R: AsyncRead + Unpin + Send + 'static,
@@ -177,7 +180,7 @@ impl Forwarder {
         let _in_flight = GaugeGuard::new(&target.metrics.in_flight);
         let (mut head, body) = request.into_parts();
         prepare_request(&mut head, client_info);
-        let response = match apart.go_on(Request::from_parts(head, body)).await {
+        let response = match apart.send(Request::from_parts(head, body)).await {
             Ok(mut response) => {
                 prepare_response(&mut response);
                 response

@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_http::h1::{LEAST_READ, PlainAnswer, PlainRequest, no_fields};
+use fairmesh_http::h1::{BorrowedRequest, BorrowedResponse, MIN_READ, header_storage};
 use futures_util::stream;
 use http::{Request, Response};
 use http_body::Frame;
@@ -284,19 +284,24 @@ impl RequestHandler<ReadHalf<DuplexStream>> for Passes {
         shutdown: &Shutdown,
     ) -> Result<Option<bool>, ConnectionError> {
         let (length, body, is_apart) = {
-            let mut room = no_fields();
-            let Some(plain) = PlainRequest::read(connection.input(), &mut room) else { return Ok(None) };
+            let mut room = header_storage();
+            let Some(plain) =
+                BorrowedRequest::read(connection.input(), &mut room, fairmesh_headers::is_mesh_header)
+            else {
+                return Ok(None);
+            };
             (plain.length, plain.body.len(), plain.path == "/apart")
         };
-        if body > LEAST_READ {
+        if body > MIN_READ {
             connection.discard_body(length - body..length);
         }
         if is_apart {
             return connection.parse_and_handle(|request| self.handle(request), shutdown).await.map(Some);
         }
         let sent = connection.forward(length, |mut reply, context| {
-            let mut room = no_fields();
-            let response = PlainAnswer::read(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\ntea", &mut room);
+            let mut room = header_storage();
+            let response =
+                BorrowedResponse::read(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\ntea", &mut room);
             Poll::Ready(reply.send(&response.unwrap(), false, context))
         });
         let sent = sent.await??;

@@ -10,7 +10,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use fairmesh_client::BoxError;
-use fairmesh_http::h1::{HeadReader, Piece};
+use fairmesh_http::h1::{Piece, ResponseReader};
 use fairmesh_model::arith::Generator;
 use futures_util::stream;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header};
@@ -147,7 +147,7 @@ fn parse_responses(bytes: &[u8], requests: &[ParsedRequest]) -> Vec<ReceivedResp
     let mut responses = Vec::new();
     while !input.is_empty() {
         let method = requests.get(responses.len()).map_or(Method::GET, |request| request.method.clone());
-        let response = HeadReader::new(&method).read(&mut input).unwrap().expect("a whole head");
+        let response = ResponseReader::new(&method).read(&mut input).unwrap().expect("a whole head");
         let (mut decoder, mut body, mut trailers) = (response.body, Vec::new(), None);
         while let Some(piece) = decoder.decode(&mut input).unwrap() {
             match piece {
