@@ -28,7 +28,7 @@ use crate::{
     transport::{H2Incoming, Incoming, Lent, Line, Reply},
     tunnel::Tunnel,
 };
-use fairmesh_headers::{Caller, GRPC_STATUS, WEB_TEXT, has_erred, is_event_stream};
+use fairmesh_headers::{CallerProtocol, GRPC_STATUS, WEB_TEXT, is_event_stream, is_server_error};
 
 /// The body of an answer; also a simple body for requests.
 ///
@@ -136,17 +136,17 @@ impl Body {
     /// protocol allows; `has_trailers`: whether its caller can be sent trailers.
     pub fn end_with_status(response: &mut Response<Self>, has_trailers: bool) {
         let is_framed = response.headers().contains_key(CONTENT_LENGTH);
-        let caller = Caller::of(response.headers());
+        let caller = CallerProtocol::of(response.headers());
         let body = response.body_mut();
         if is_framed || body.source.is_end() {
             return;
         }
         body.conclusion = match caller {
-            Caller::Grpc(_) if has_trailers => Conclusion::Trailers,
-            Caller::GrpcWeb(kind) => {
+            CallerProtocol::Grpc(_) if has_trailers => Conclusion::Trailers,
+            CallerProtocol::GrpcWeb(kind) => {
                 Conclusion::Web(Box::new(WebFrames::new(kind.as_bytes().starts_with(WEB_TEXT.as_bytes()))))
             }
-            Caller::Grpc(_) | Caller::Http => Conclusion::Fault,
+            CallerProtocol::Grpc(_) | CallerProtocol::Http => Conclusion::Fault,
         };
     }
 
@@ -368,7 +368,7 @@ impl Attempt {
 
     /// Learns what trailers say: how busy the gRPC server is, and whether it failed.
     fn learn(&mut self, trailers: &HeaderMap) {
-        let erred = trailers.get(&GRPC_STATUS).is_some_and(|status| has_erred(status.as_bytes()));
+        let erred = trailers.get(&GRPC_STATUS).is_some_and(|status| is_server_error(status.as_bytes()));
         learn_from_trailers((&self.line, self.clock), trailers, !erred);
         if erred {
             self.outcome = Outcome::Failed;

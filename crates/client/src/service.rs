@@ -22,7 +22,7 @@ use crate::{
     transport::{Line, Outgoing},
     tunnel::{Connected, Tunnel},
 };
-use fairmesh_headers::{Deadline, IDEMPOTENT, KEY, ROLE, may_tell, read_deadline};
+use fairmesh_headers::{Deadline, IDEMPOTENT, KEY, ROLE, has_call_options, read_deadline};
 use fairmesh_http::h1::BorrowedRequest;
 
 /// A service to call: cheap to clone, and a `tower::Service` that is always ready.
@@ -237,7 +237,7 @@ impl Handle {
     pub(crate) fn terms(&self, parts: &Parts) -> Result<(Cow<'_, CallContext>, Option<Duration>), Fault> {
         let deadlines = [self.deadline, parts.extensions.get().copied()];
         let left = deadlines.into_iter().flatten().min().map(Deadline::left);
-        if !may_tell(&parts.headers) {
+        if !has_call_options(&parts.headers) {
             return Ok((Cow::Borrowed(&self.context), left));
         }
         let limit = [left, read_deadline(&parts.headers)].into_iter().flatten().min();

@@ -9,7 +9,7 @@ use std::{net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
 use fairmesh_client::{Body, BoxError, Fault, FaultKind, Region, ServiceName, Watch};
-use fairmesh_headers::{grpc_kind, is_grpc};
+use fairmesh_headers::{grpc_content_type, is_grpc};
 use fairmesh_http::path::RawPath;
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version, request::Parts};
 use tokio::time::Instant;
@@ -119,7 +119,7 @@ impl Forwarder {
                     Nobody::NoName(_) => FaultKind::UnknownService,
                     Nobody::TooMany { .. } => FaultKind::Unavailable,
                 };
-                answer::of_fault(&Fault::new(kind, nobody.to_string()), grpc_kind(request.headers()))
+                answer::of_fault(&Fault::new(kind, nobody.to_string()), grpc_content_type(request.headers()))
             }
         }
     }
@@ -139,7 +139,7 @@ impl Forwarder {
         let began = Instant::now();
         let _under_way = Held::new(&target.golden.under_way);
         let (mut head, body) = request.into_parts();
-        let (is_grpc, kind) = (is_grpc(&head.headers), grpc_kind(&head.headers));
+        let (is_grpc, kind) = (is_grpc(&head.headers), grpc_content_type(&head.headers));
         // gRPC over HTTP/1.1 is none: its callers would not look for trailers there.
         let has_trailers = head.version == Version::HTTP_2;
         let story = self.seeing.begin(&mut head, target, (origin, began), || body.size_hint().exact());

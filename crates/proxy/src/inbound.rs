@@ -9,7 +9,7 @@ mod body;
 use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
 
 use fairmesh_client::{Address, BoxError, Fault, FaultKind, Location, Protocol, ServiceName};
-use fairmesh_headers::grpc_kind;
+use fairmesh_headers::grpc_content_type;
 use fairmesh_model::Invalid;
 use fairmesh_server::{Server, serve_http};
 use http::{HeaderValue, Request, Response, Uri, Version, uri::Scheme};
@@ -153,7 +153,7 @@ impl Forward {
     }
 
     async fn call(self, request: Request<Incoming>) -> Result<Response<Passed>, BoxError> {
-        let grpc = grpc_kind(request.headers());
+        let grpc = grpc_content_type(request.headers());
         match self.client.request(self.for_program(request)).await {
             Ok(mut answer) => {
                 hops::strip_answer(answer.headers_mut());

@@ -13,8 +13,8 @@ use crate::{
     transport::{Line, Reply, SendError, Sent, Silence},
 };
 use fairmesh_headers::{
-    FAULT, FULL, GRPC_STATUS, LATE, LOAD, LOAD_BIN, LoadReport, OVERLOADED, WRONG_SHARD, has_erred,
-    load_from_binary, load_from_text,
+    DEADLINE_EXCEEDED, FAULT, GRPC_STATUS, LOAD, LOAD_BIN, LoadReport, OVERLOADED, OVERLOADED_SERVER,
+    WRONG_SHARD, is_server_error, load_from_binary, load_from_text,
 };
 use fairmesh_http::{
     h1::{BorrowedResponse, Malformed},
@@ -205,14 +205,16 @@ fn verdict(
     let says = |what: &str| headers.get(&FAULT).is_some_and(|fault| fault == what);
     match (status.as_u16(), grpc_status.map(HeaderValue::as_bytes)) {
         (421, _) | (_, Some(b"9")) => wrong_shard().unwrap_or(Ending::Answered),
-        (503, _) | (_, Some(b"14")) if says(OVERLOADED) && headers.get(&FULL).is_some_and(&is_own) => {
+        (503, _) | (_, Some(b"14"))
+            if says(OVERLOADED) && headers.get(&OVERLOADED_SERVER).is_some_and(&is_own) =>
+        {
             Ending::Full
         }
         (503, _) | (_, Some(b"14")) => Ending::Busy,
         // A server that says so itself, and did not only hand on what another one told it.
-        (_, Some(b"4")) if says(LATE) => Ending::Erred,
+        (_, Some(b"4")) if says(DEADLINE_EXCEEDED) => Ending::Erred,
         (500 | 502 | 504..=599, _) => Ending::Erred,
-        (_, Some(code)) if has_erred(code) => Ending::Erred,
+        (_, Some(code)) if is_server_error(code) => Ending::Erred,
         _ => Ending::Answered,
     }
 }

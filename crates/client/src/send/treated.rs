@@ -14,7 +14,7 @@ use crate::{
     stats::count,
     transport::{Head, Line, Request, Slot},
 };
-use fairmesh_headers::{FAULT, GRPC_STATUS, grpc_kind};
+use fairmesh_headers::{FAULT, GRPC_STATUS, grpc_content_type};
 use fairmesh_http::path::Path;
 
 /// Carries a routed call out as its route wants.
@@ -45,7 +45,7 @@ pub(super) fn instead(terms: Terms<'_>, treatment: &Treatment, head: &Head) -> O
     if let Instead::Abort { .. } = instead {
         count(&terms.handle.mesh.counters.aborted);
     }
-    Some(answer(instead, grpc_kind(&head.headers)))
+    Some(answer(instead, grpc_content_type(&head.headers)))
 }
 
 /// Waits on purpose where the route wants that, at most until the deadline.
