@@ -265,7 +265,7 @@ fn publish(
         client: 7,
     };
     let upstream = ServiceTable::compile(&facts, known.endpoint_stats(), None);
-    known.publish(View::Ready(Ready::new(upstream, Vec::new(), 1, None)));
+    known.publish(ServiceState::Ready(ReadyService::new(upstream, Vec::new(), 1, None)));
 }
 
 /// Makes the endpoints of a service known, with calls under way, so that a pick finds the loads of a busy client.

@@ -252,9 +252,9 @@ pub(super) async fn caller(dir: &Path, name: &str) -> Result<(), BoxError> {
     Ok(())
 }
 
-fn map_of<L: Lane>(subscription: &Subscription<L>) -> Option<Arc<ShardTable>> {
+fn map_of<L: EndpointTransport>(subscription: &Subscription<L>) -> Option<Arc<ShardTable>> {
     match &*subscription.state() {
-        View::Ready(ready) => ready.upstream.shards().cloned(),
+        ServiceState::Ready(ready) => ready.upstream.shards().cloned(),
         _ => None,
     }
 }

@@ -49,6 +49,13 @@ impl Mesh {
         self.state.source.first_snapshot().await;
     }
 
+    /// Excludes the addresses of listeners of this process, whose requests it forwards: an endpoint at one of them counts as
+    /// unreachable.
+    #[doc(hidden)]
+    pub fn exclude_addresses(&self, addresses: impl IntoIterator<Item = std::net::SocketAddr>) {
+        self.state.transport.own_addresses.add(addresses);
+    }
+
     /// The age and the source of the records.
     pub fn freshness(&self) -> Freshness {
         self.state.freshness()

@@ -9,6 +9,7 @@ mod error;
 mod h1;
 mod h2;
 mod load_report;
+mod own_addresses;
 mod raw_connection;
 mod request;
 mod request_body;

@@ -111,13 +111,13 @@ impl Picker {
 
     async fn try_pick(&self, query: &PickQuery) -> Result<PickResult, Fault> {
         let requested = self.ready(&query.service).await?;
-        let target = match &*requested.view() {
-            View::Ready(ready) => self.route_target(&ready.upstream).clone(),
+        let target = match &*requested.state() {
+            ServiceState::Ready(ready) => self.route_target(&ready.upstream).clone(),
             _ => return Err(changing(&query.service)),
         };
         let routed = if target == query.service { requested } else { self.ready(&target).await? };
-        match &*routed.view() {
-            View::Ready(ready) => self.lease(&ready.upstream, ready.revision, query),
+        match &*routed.state() {
+            ServiceState::Ready(ready) => self.lease(&ready.upstream, ready.revision, query),
             _ => Err(changing(&target)),
         }
     }

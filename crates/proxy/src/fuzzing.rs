@@ -85,7 +85,7 @@ where
     };
     tokio::select! {
         // The client side observes the outcome.
-        _ = h2::Connection::new(stream, read, service) => {}
+        _ = h2::ServerConnection::new(stream, read, service) => {}
         never = responses.close_stalled(IDLE_TIMEOUT, &metrics) => match never {},
         () = guard.tripped() => {}
     }

@@ -212,7 +212,7 @@ impl Program {
     /// The map used for decisions.
     pub(crate) fn map(&self) -> Option<Arc<ShardTable>> {
         match &*self.subscription.state() {
-            View::Ready(ready) => ready.upstream.shards().cloned(),
+            ServiceState::Ready(ready) => ready.upstream.shards().cloned(),
             _ => None,
         }
     }

@@ -126,6 +126,7 @@ impl MeshBuilder {
         let transport = TransportContext {
             counters: Arc::default(),
             local: self.local_address,
+            own_addresses: Default::default(),
             event_loops: self.event_loops,
         };
         let state = MeshState::new(source, client_id, transport, self.observer);

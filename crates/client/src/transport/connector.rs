@@ -15,7 +15,7 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-use super::{error::SendError, raw_connection::RawConnection};
+use super::{error::SendError, own_addresses::OwnAddresses, raw_connection::RawConnection};
 use crate::observe::Counters;
 
 /// How long a connect may take.
@@ -31,6 +31,8 @@ pub(crate) struct TransportContext {
     pub(crate) counters: Arc<Counters>,
     /// The address that connections are made from; the system's choice where none is given.
     pub(crate) local: Option<IpAddr>,
+    /// Listeners of this process, to which no connection is made.
+    pub(crate) own_addresses: OwnAddresses,
     /// The number of event loops that make calls.
     pub(crate) event_loops: usize,
 }
@@ -41,6 +43,7 @@ pub(crate) struct Connector {
     pub(super) local: Option<IpAddr>,
     pub(super) multiplexed: bool,
     pub(super) counters: Arc<Counters>,
+    pub(super) own_addresses: OwnAddresses,
 }
 
 impl Connector {
@@ -60,6 +63,10 @@ impl Connector {
     }
 
     async fn dial(&self) -> Result<TcpStream, SendError> {
+        if self.own_addresses.contains(self.address) {
+            let own = format!("{} is an address of this process itself", self.address);
+            return Err(SendError::Unreachable(io::Error::other(own)));
+        }
         let connected = timeout(CONNECT_TIMEOUT, Plaintext.connect_endpoint(self.address, self.local)).await;
         let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection within 2 s");
         let stream = connected.unwrap_or_else(|_| Err(late())).map_err(SendError::from_connect)?;

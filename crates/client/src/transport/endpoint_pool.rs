@@ -154,6 +154,7 @@ impl EndpointTransport for Arc<EndpointPool> {
                 local: context.local,
                 multiplexed,
                 counters: Arc::clone(&context.counters),
+                own_addresses: context.own_addresses.clone(),
             },
             endpoint,
             h1: PerEventLoop::new(if multiplexed { 1 } else { context.event_loops }),

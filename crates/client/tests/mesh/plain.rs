@@ -177,7 +177,7 @@ async fn fast_call(
         let mut room = header_storage();
         let request = BorrowedRequest::read(text.as_bytes(), &mut room, fairmesh_headers::is_mesh_header)
             .expect("all are plain");
-        service.pass(&request, false, Instant::now()).expect("it is routed")
+        service.try_fast(&request, false, Instant::now()).expect("it is routed")
     };
     let mut request = parsed_request(text);
     let slow = match begun {

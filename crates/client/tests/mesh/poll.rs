@@ -348,7 +348,7 @@ async fn a_failed_poll_is_no_failure_of_the_endpoint() {
     assert_eq!(silent.load(Relaxed), 1, "it is left alone for a while");
     assert_eq!(server.open(), server.connections(), "that nobody waits any more closes no connection");
     assert_eq!((stats.attempts, stats.faults, stats.retries), (stats.calls, 0, 0), "{stats:?}");
-    let View::Ready(ready) = &*service.state() else { panic!("known") };
+    let ServiceState::Ready(ready) = &*service.state() else { panic!("known") };
     let troubles =
         ready.upstream.candidates().map(|c| (c.consecutive_failures, c.ejected_until, c.outstanding));
     assert!(troubles.into_iter().all(|trouble| trouble == (0, 0, 0)));

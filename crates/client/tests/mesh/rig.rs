@@ -195,7 +195,7 @@ pub(crate) fn map(version: u64, holders: &[&str]) -> ShardMap {
 pub(crate) fn split(path: &str, service: &str) -> Policy {
     let route = Route {
         matches: Match { path: Some(PathMatch::Prefix(path.into())), ..Match::default() },
-        split: vec![fairmesh_model::Backend { service: named(service), weight: 1 }],
+        split: vec![Backend { service: named(service), weight: 1 }],
         ..Route::new(Label::new("split").unwrap())
     };
     Policy { routes: vec![route], ..Policy::default() }

@@ -101,7 +101,7 @@ fn grpc(path: &str) -> Request<Body> {
 }
 
 fn failures(service: &fairmesh_client::ServiceHandle) -> u32 {
-    let View::Ready(ready) = &*service.state() else { return 0 };
+    let ServiceState::Ready(ready) = &*service.state() else { return 0 };
     ready.upstream.candidates().map(|candidate| candidate.consecutive_failures).sum()
 }
 

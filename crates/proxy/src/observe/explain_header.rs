@@ -23,7 +23,7 @@ pub(crate) fn take_request(headers: &mut HeaderMap) -> bool {
 /// Adds both headers to a response.
 pub(crate) fn write(
     service: &ServiceName,
-    tried_endpoints: &[Tried],
+    tried_endpoints: &[AttemptRecord],
     attempts: usize,
     headers: &mut HeaderMap,
 ) {

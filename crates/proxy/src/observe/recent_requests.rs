@@ -56,7 +56,7 @@ pub(crate) struct RequestRecord {
     #[serde(skip_serializing_if = "Option::is_none")]
     fault: Option<String>,
     reasons: Vec<DecisionStep>,
-    attempts: Vec<AttemptRecord>,
+    attempts: Vec<AttemptEntry>,
 }
 
 /// A step of the routing decision.
@@ -68,7 +68,7 @@ struct DecisionStep {
 
 /// An attempt.
 #[derive(Debug, Serialize)]
-struct AttemptRecord {
+struct AttemptEntry {
     service: String,
     instance: String,
     address: String,
@@ -139,7 +139,7 @@ impl RequestRecord {
             ms: millis(outcome.took),
             fault: outcome.message.clone(),
             reasons: outcome.decision_steps.iter().map(DecisionStep::of).collect(),
-            attempts: outcome.attempt_log.iter().map(AttemptRecord::of).collect(),
+            attempts: outcome.attempt_log.iter().map(AttemptEntry::of).collect(),
         }
     }
 }
@@ -154,7 +154,7 @@ impl DecisionStep {
     }
 }
 
-impl AttemptRecord {
+impl AttemptEntry {
     fn of(tried: &AttemptRecord) -> Self {
         let endpoint = &tried.endpoint;
         Self {
@@ -180,7 +180,7 @@ impl fmt::Display for RequestRecord {
             writeln!(f, "  {step:<8} {detail}")?;
         }
         for (nth, tried) in (1..).zip(&self.attempts) {
-            let AttemptRecord { service, instance, address, region, revision, ms, outcome } = tried;
+            let AttemptEntry { service, instance, address, region, revision, ms, outcome } = tried;
             let took = Duration::from_micros((ms * 1e3) as u64);
             writeln!(
                 f,

@@ -159,7 +159,13 @@ fn request_span(span: &ActiveSpan, request: &RequestInfo, completed: &CompletedR
 }
 
 /// An attempt of a request that ended at `by`.
-fn attempt_span(span: &ActiveSpan, request: &RequestInfo, nth: usize, tried: &Tried, by: Duration) -> Span {
+fn attempt_span(
+    span: &ActiveSpan,
+    request: &RequestInfo,
+    nth: usize,
+    tried: &AttemptRecord,
+    by: Duration,
+) -> Span {
     let (endpoint, begun) = (&tried.endpoint, (request.time + tried.after).min(by));
     let mut attributes = method_attributes(&request.method);
     attributes.push(("url.full", format!("http://{}{}", endpoint.address, request.path()).into()));

@@ -14,19 +14,19 @@ use super::shared_connection::StreamPermit;
 use crate::transport::{request_body::RequestBody, wait::UploadActivity};
 use fairmesh_http::{
     BoxError,
-    h2::{ResponseBody, Upload},
+    h2::{ResponseBody as H2Body, Upload},
 };
 
 /// The body of a response over HTTP/2.
 pub(crate) struct ResponseBody {
-    body: ResponseBody,
+    body: H2Body,
     /// Sends the rest of the request while the response is read, in bidirectional streams.
     upload: Option<(AbortOnDropHandle<()>, Arc<UploadActivity>)>,
     _stream: StreamPermit,
 }
 
 impl ResponseBody {
-    pub(super) fn new(body: ResponseBody, upload: Option<Upload<RequestBody>>, stream: StreamPermit) -> Self {
+    pub(super) fn new(body: H2Body, upload: Option<Upload<RequestBody>>, stream: StreamPermit) -> Self {
         let upload = upload.map(|upload| {
             let activity = Arc::new(UploadActivity::new());
             let sending = tokio::spawn(send(upload, Arc::clone(&activity)));

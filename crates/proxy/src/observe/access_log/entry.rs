@@ -65,9 +65,9 @@ impl AccessLogEntry {
             caller: request.caller.to_string(),
             fault: outcome.fault,
             ended: match completed.end {
-                BodyEnd::Whole => None,
-                BodyEnd::Broken => Some("broken"),
-                BodyEnd::GivenUp => Some("given_up"),
+                BodyEnd::Complete => None,
+                BodyEnd::Failed => Some("broken"),
+                BodyEnd::Cancelled => Some("given_up"),
             },
             grpc_status: completed.grpc_status,
             instance: outcome.server.as_ref().map(|server| server.instance.to_string()),

@@ -1,4 +1,4 @@
-//! Calls whose deadline passes while the service works on them.
+//! Calls whose deadline passes in the service.
 
 use std::{
     convert::Infallible,
@@ -17,17 +17,17 @@ use http_body_util::{BodyExt as _, Full, StreamBody};
 use tokio::time::{Instant, sleep};
 use tower::{Layer as _, ServiceExt as _, service_fn};
 
-use crate::{Outstanding, ServerLayer, layer::Shared};
+use crate::{Outstanding, ServerLayer, layer::LayerState};
 use fairmesh_headers::{DEADLINE, FAULT, GRPC_STATUS, GRPC_TIMEOUT, LOAD, LOAD_BIN};
 
-/// Counts the calls that are begun, and those that were dropped halfway.
+/// Counts the calls that were begun, and those that were dropped halfway.
 #[derive(Default)]
-struct Work {
+struct CallCounts {
     begun: AtomicU32,
     dropped: AtomicU32,
 }
 
-struct Halfway<'a>(&'a Work);
+struct Halfway<'a>(&'a CallCounts);
 
 impl Drop for Halfway<'_> {
     fn drop(&mut self) {
@@ -35,8 +35,8 @@ impl Drop for Halfway<'_> {
     }
 }
 
-/// Answers a call after ten seconds.
-async fn call(layer: &ServerLayer, work: &Arc<Work>, request: Request<()>) -> Response<Bytes> {
+/// Responds to a call after ten seconds.
+async fn call(layer: &ServerLayer, work: &Arc<CallCounts>, request: Request<()>) -> Response<Bytes> {
     let work = Arc::clone(work);
     let service = layer.layer(service_fn(move |_: Request<()>| {
         let work = Arc::clone(&work);
@@ -57,36 +57,36 @@ fn within(millis: u32) -> Request<()> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn work_whose_deadline_has_passed_is_dropped_and_answered() {
-    let (layer, work) = (ServerLayer::default(), Arc::<Work>::default());
+async fn a_call_past_its_deadline_is_dropped_and_gets_a_504() {
+    let (layer, work) = (ServerLayer::default(), Arc::<CallCounts>::default());
     let began = Instant::now();
-    let answer = call(&layer, &work, within(500)).await;
-    assert_eq!((answer.status().as_u16(), &answer.headers()[FAULT]), (504, &"deadline".parse().unwrap()));
-    assert!(answer.headers().contains_key(LOAD) && answer.body().ends_with(b"in part\n"));
+    let response = call(&layer, &work, within(500)).await;
+    assert_eq!((response.status().as_u16(), &response.headers()[FAULT]), (504, &"deadline".parse().unwrap()));
+    assert!(response.headers().contains_key(LOAD) && response.body().ends_with(b"in part\n"));
     assert_eq!(began.elapsed().as_millis() / 10, 50);
     assert_eq!((work.begun.load(Relaxed), work.dropped.load(Relaxed)), (1, 1));
     assert_eq!((layer.admission().late, layer.outstanding()), (1, Outstanding::default()));
 
-    let answer = call(&layer, &work, within(10_001)).await;
+    let response = call(&layer, &work, within(10_001)).await;
     assert_eq!(
-        (answer.status().as_u16(), &answer.body()[..], layer.admission().late),
+        (response.status().as_u16(), &response.body()[..], layer.admission().late),
         (200, &b"done"[..], 1)
     );
-    let answer = call(&layer, &work, Request::new(())).await;
-    assert_eq!((answer.status().as_u16(), layer.admission().late), (200, 1));
+    let response = call(&layer, &work, Request::new(())).await;
+    assert_eq!((response.status().as_u16(), layer.admission().late), (200, 1));
 }
 
 #[tokio::test(start_paused = true)]
-async fn work_that_came_too_late_is_not_begun() {
-    let (layer, work) = (ServerLayer::default(), Arc::<Work>::default());
-    let answer = call(&layer, &work, within(0)).await;
-    assert_eq!((answer.status().as_u16(), work.begun.load(Relaxed), layer.admission().late), (504, 0, 1));
+async fn a_call_without_time_left_is_not_started() {
+    let (layer, work) = (ServerLayer::default(), Arc::<CallCounts>::default());
+    let response = call(&layer, &work, within(0)).await;
+    assert_eq!((response.status().as_u16(), work.begun.load(Relaxed), layer.admission().late), (504, 0, 1));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_finishes_what_it_began_is_let_go_on() {
-    let shared = Shared { finishes_late: true, ..Shared::default() };
-    let (layer, work) = (ServerLayer { shared: Arc::new(shared) }, Arc::<Work>::default());
+async fn a_server_that_finishes_late_calls_is_not_interrupted() {
+    let shared = LayerState { finishes_late: true, ..LayerState::default() };
+    let (layer, work) = (ServerLayer { shared: Arc::new(shared) }, Arc::<CallCounts>::default());
     for millis in [0, 500] {
         assert_eq!(call(&layer, &work, within(millis)).await.status().as_u16(), 200);
     }
@@ -99,27 +99,27 @@ fn grpc(timeout: &str) -> Request<()> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_grpc_call_is_told_its_status() {
-    let (layer, work) = (ServerLayer::default(), Arc::<Work>::default());
-    let answer = call(&layer, &work, grpc("500m")).await;
-    let headers = answer.headers();
-    assert_eq!((answer.status().as_u16(), &headers[GRPC_STATUS]), (200, &"4".parse().unwrap()));
+async fn a_late_grpc_call_gets_its_status() {
+    let (layer, work) = (ServerLayer::default(), Arc::<CallCounts>::default());
+    let response = call(&layer, &work, grpc("500m")).await;
+    let headers = response.headers();
+    assert_eq!((response.status().as_u16(), &headers[GRPC_STATUS]), (200, &"4".parse().unwrap()));
     assert!(headers.contains_key(LOAD_BIN) && headers.contains_key("grpc-message"));
     assert_eq!((work.dropped.load(Relaxed), layer.admission().late), (1, 1));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_grpc_stream_ends_at_its_deadline_and_one_of_http_is_left_to_its_reader() {
+async fn a_grpc_stream_ends_at_its_deadline_and_an_http_body_does_not() {
     let layer = ServerLayer::default();
     let service = layer.layer(service_fn(async |_: Request<()>| {
         let messages = stream::iter([Ok::<_, Infallible>(Frame::data(Bytes::from("one")))]);
         Ok::<_, Infallible>(Response::new(StreamBody::new(messages.chain(stream::pending()))))
     }));
     let began = Instant::now();
-    let answer = service.clone().oneshot(grpc("5S")).await.unwrap();
-    let answer = answer.into_body().collect().await.unwrap();
-    assert_eq!(answer.trailers().unwrap()[GRPC_STATUS], "4");
-    assert_eq!((answer.to_bytes(), began.elapsed().as_secs()), (Bytes::from("one"), 5));
+    let response = service.clone().oneshot(grpc("5S")).await.unwrap();
+    let response = response.into_body().collect().await.unwrap();
+    assert_eq!(response.trailers().unwrap()[GRPC_STATUS], "4");
+    assert_eq!((response.to_bytes(), began.elapsed().as_secs()), (Bytes::from("one"), 5));
     assert_eq!((layer.admission().late, layer.outstanding()), (1, Outstanding::default()));
 
     let mut body = service.oneshot(within(500)).await.unwrap().into_body();
@@ -130,7 +130,7 @@ async fn a_grpc_stream_ends_at_its_deadline_and_one_of_http_is_left_to_its_reade
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_grpc_stream_that_always_has_a_message_ends_at_its_deadline_all_the_same() {
+async fn a_busy_grpc_stream_ends_at_its_deadline() {
     let layer = ServerLayer::default();
     let service = layer.layer(service_fn(async |_: Request<()>| {
         let messages = stream::repeat_with(|| Ok::<_, Infallible>(Frame::data(Bytes::from("one"))));
@@ -145,10 +145,10 @@ async fn a_grpc_stream_that_always_has_a_message_ends_at_its_deadline_all_the_sa
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_another_server_was_too_late_for_is_not_said_of_this_one() {
+async fn a_deadline_mark_of_another_server_is_removed() {
     let service = ServerLayer::default().layer(service_fn(async |_: Request<()>| {
-        let answer = Response::builder().status(504).header(FAULT, "deadline");
-        Ok::<_, Infallible>(answer.body(Full::new(Bytes::new())).unwrap())
+        let response = Response::builder().status(504).header(FAULT, "deadline");
+        Ok::<_, Infallible>(response.body(Full::new(Bytes::new())).unwrap())
     }));
     assert_eq!(service.oneshot(Request::new(())).await.unwrap().headers().get(FAULT), None);
 }

@@ -1,4 +1,4 @@
-//! Keeps up how busy this program's CPU is, for the reports that its answers carry.
+//! Samples the CPU utilization of this program for load reports.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,45 +8,46 @@ use tokio::{
 };
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{Cpu, cpu::CpuTime, load::Load};
+use super::{Cpu, CpuTime};
+use crate::layer::server_load::ServerLoad;
 
-/// How often the counters are read. What is reported covers the last two periods: shorter ones would report the grain of
-/// the kernel's accounting, longer ones what was true when callers last changed their minds.
-const PERIOD: Duration = Duration::from_millis(500);
+/// Sampling interval. A report covers the last two: shorter ones would show the granularity of the kernel's
+/// accounting, longer ones outdated load.
+const INTERVAL: Duration = Duration::from_millis(500);
 
-/// A task that reads this program's CPU until it is dropped.
+/// A task that samples this program's CPU until it is dropped.
 #[derive(Debug)]
-pub(super) struct CpuMeter {
+pub(crate) struct CpuSampler {
     _task: AbortOnDropHandle<()>,
 }
 
-impl CpuMeter {
-    /// Starts to measure. Must be called within a tokio runtime.
-    pub(super) fn start(cpu: Cpu, load: Arc<Load>) -> Self {
+impl CpuSampler {
+    /// Starts sampling. Must be called within a tokio runtime.
+    pub(crate) fn start(cpu: Cpu, load: Arc<ServerLoad>) -> Self {
         Self { _task: AbortOnDropHandle::new(tokio::spawn(measure(cpu, load))) }
     }
 }
 
-async fn measure(cpu: Cpu, load: Arc<Load>) {
+async fn measure(cpu: Cpu, load: Arc<ServerLoad>) {
     let mut readings: [Option<CpuTime>; 2] = [None; 2];
-    let mut ticks = interval(PERIOD);
+    let mut ticks = interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         let cpu = cpu.clone();
-        // Files of the kernel, though they seldom make anybody wait.
+        // Kernel files, which rarely block.
         let Ok(now) = spawn_blocking(move || cpu.read()).await else { return };
         load.set_cpu(now.and_then(|now| share(&readings, now)));
         readings = [readings[1], now];
     }
 }
 
-/// The share of the limit that was used since the first reading of the same epoch, in thousandths; `None` without one.
+/// Utilization of the limit since the first reading of the same epoch, in thousandths; `None` without one.
 fn share(readings: &[Option<CpuTime>], now: CpuTime) -> Option<u16> {
     let before = readings.iter().flatten().find(|before| before.epoch == now.epoch)?;
     let elapsed = now.at.duration_since(before.at).as_micros().max(1);
     let used = u128::from(now.used_us.saturating_sub(before.used_us));
-    // Microseconds of CPU in a microsecond are cores; the limit is in thousandths of one.
+    // Microseconds of CPU per microsecond are cores; the limit is in thousandths of one.
     let share = used * 1_000_000 / (elapsed * u128::from(now.limit_millicores.max(1)));
     Some(u16::try_from(share).unwrap_or(u16::MAX))
 }
@@ -74,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_made_of_counters_of_two_kinds() {
+    fn counters_of_different_epochs_are_not_compared() {
         let began = Instant::now();
         let reading = |ms: u64, used_us, epoch| {
             let at = began + Duration::from_millis(ms);

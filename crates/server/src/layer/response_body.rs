@@ -1,4 +1,4 @@
-//! A response body that keeps its call counted until it is complete, and adds the load report to gRPC trailers.
+//! Response bodies: keep the call counted until they are complete, and add the load report to gRPC trailers.
 
 use std::{
     future::Future as _,
@@ -12,43 +12,44 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::{layer::Call, load::CallGuard, refusal::Refusal, report};
-use fairmesh_headers::{Caller, WRONG_SHARD};
+use super::{Call, refusal::Refusal, server_load::CallGuard};
+use crate::load_report;
+use fairmesh_headers::{CallerProtocol, WRONG_SHARD};
 
-/// A call whose answer has begun and is not complete after this time is a stream. Unary answers are complete with their
-/// first poll; the exact value only decides for how long a young stream weighs as a call.
+/// A call whose response lasts longer than this after its headers is a stream. Unary responses complete with the first
+/// poll; the value only decides how long a young stream counts as a call.
 const STREAM_AFTER: Duration = Duration::from_secs(1);
 
 pin_project! {
-    /// The body of an answer that went through the server layer.
+    /// The body of a response behind the server layer.
     #[derive(Debug)]
     pub struct ServerBody<B> {
         #[pin]
         inner: Option<B>,
-        // What the layer itself answers with, where it does.
+        // The body of a response made by the layer.
         text: Option<Bytes>,
         call: Call,
-        // Boxed, since only answers that make their callers wait need one.
-        alarm: Option<Pin<Box<Sleep>>>,
+        // Boxed, since only responses that are pending need one.
+        timer: Option<Pin<Box<Sleep>>>,
     }
 }
 
 impl<B> ServerBody<B> {
-    /// The service's own answer.
-    pub(super) fn of(inner: B, mut call: Call) -> Self {
-        // Whoever reads an answer of HTTP cuts it off by itself; gRPC has a word for it.
+    /// The body of the service's response.
+    pub(crate) fn of(inner: B, mut call: Call) -> Self {
+        // HTTP clients enforce the deadline on bodies themselves; gRPC has a status for it.
         call.deadline = call.deadline.filter(|_| call.caller.is_grpc());
-        Self { inner: Some(inner), text: None, call, alarm: None }
+        Self { inner: Some(inner), text: None, call, timer: None }
     }
 
-    /// An answer of the layer.
-    pub(super) fn text(text: impl Into<Bytes>) -> Self {
+    /// The body of a response made by the layer.
+    pub(crate) fn text(text: impl Into<Bytes>) -> Self {
         let text = Some(text.into()).filter(|text| !text.is_empty());
         Self {
             inner: None,
             text,
-            call: Call { guard: None, caller: Caller::Http, deadline: None },
-            alarm: None,
+            call: Call { guard: None, caller: CallerProtocol::Http, deadline: None },
+            timer: None,
         }
     }
 }
@@ -65,10 +66,10 @@ impl<B: Body<Data = Bytes>> Body for ServerBody<B> {
         let Some(inner) = this.inner.as_mut().as_pin_mut() else {
             return Poll::Ready(this.text.take().map(|text| Ok(Frame::data(text))));
         };
-        // One that always has a message is late as well.
-        let frame = if this.call.is_over() { Poll::Pending } else { inner.poll_frame(cx) };
+        // A body that always has a message is cut off at its deadline as well.
+        let frame = if this.call.has_expired() { Poll::Pending } else { inner.poll_frame(cx) };
         let Poll::Ready(frame) = frame else {
-            if !this.call.is_late(this.alarm, cx) {
+            if !this.call.is_past_deadline(this.timer, cx) {
                 return Poll::Pending;
             }
             this.inner.set(None);
@@ -78,7 +79,7 @@ impl<B: Body<Data = Bytes>> Body for ServerBody<B> {
         };
         let frame = match frame {
             Some(Ok(frame)) if frame.is_trailers() => {
-                Some(Ok(report_in(frame, this.call.caller.is_grpc(), this.call.guard.take())))
+                Some(Ok(with_load_report(frame, this.call.caller.is_grpc(), this.call.guard.take())))
             }
             None | Some(Err(_)) => {
                 this.call.guard = None;
@@ -106,46 +107,46 @@ impl<B: Body<Data = Bytes>> Body for ServerBody<B> {
 }
 
 impl Call {
-    /// Whether its deadline has passed before it has ended.
-    fn is_over(&self) -> bool {
+    /// Whether the deadline passed before the call ended.
+    fn has_expired(&self) -> bool {
         self.guard.is_some() && self.deadline.is_some_and(|deadline| deadline.0 <= Instant::now())
     }
 
-    /// Whether its deadline has passed while the body keeps its reader waiting. From a while on it counts as a stream, by a
-    /// timer, since one that stays silent is never read again.
-    fn is_late(&mut self, alarm: &mut Option<Pin<Box<Sleep>>>, cx: &mut Context<'_>) -> bool {
-        // One that has ended is not late.
+    /// Whether the deadline passed while the body is pending. After [`STREAM_AFTER`] the call counts as a stream, by a
+    /// timer, since a silent body is never polled again.
+    fn is_past_deadline(&mut self, timer: &mut Option<Pin<Box<Sleep>>>, cx: &mut Context<'_>) -> bool {
+        // A call that has ended is not late.
         let Some(guard) = &mut self.guard else { return false };
         let deadline = self.deadline.map(|deadline| deadline.0);
         if guard.is_stream() && deadline.is_none() {
             return false;
         }
-        let alarm = alarm.get_or_insert_with(|| {
+        let timer = timer.get_or_insert_with(|| {
             let a_stream = Instant::now() + STREAM_AFTER;
             Box::pin(sleep_until(deadline.map_or(a_stream, |deadline| deadline.min(a_stream))))
         });
-        while alarm.as_mut().poll(cx).is_ready() {
-            if deadline.is_some_and(|deadline| alarm.deadline() >= deadline) {
+        while timer.as_mut().poll(cx).is_ready() {
+            if deadline.is_some_and(|deadline| timer.deadline() >= deadline) {
                 return true;
             }
             guard.becomes_stream();
             let Some(deadline) = deadline else { return false };
-            alarm.as_mut().reset(deadline);
+            timer.as_mut().reset(deadline);
         }
         false
     }
 }
 
-/// Trailers end the call; those of a gRPC call also say what is left to do here. As in the head, that some other server
-/// does not hold a shard is nothing to say of this one.
-fn report_in(frame: Frame<Bytes>, grpc: bool, guard: Option<CallGuard>) -> Frame<Bytes> {
+/// Adds the load report to the trailers of a gRPC call, which trailers end. As with headers, a wrong-shard mark of
+/// another server is removed.
+fn with_load_report(frame: Frame<Bytes>, grpc: bool, guard: Option<CallGuard>) -> Frame<Bytes> {
     let mut trailers = match frame.into_trailers() {
         Ok(trailers) => trailers,
         Err(frame) => return frame,
     };
     trailers.remove(WRONG_SHARD);
     if let Some(guard) = guard.filter(|_| grpc) {
-        report::add_binary(&mut trailers, guard.report());
+        load_report::add_binary(&mut trailers, guard.report());
     }
     Frame::trailers(trailers)
 }

@@ -1,4 +1,4 @@
-//! Servers that take so many calls at a time and no more.
+//! Servers with a concurrency limit.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -11,14 +11,17 @@ use tokio::{
 };
 use tower::{Layer as _, ServiceExt as _, service_fn};
 
-use crate::{ServerLayer, gate::Gate, layer::Shared};
+use crate::{
+    ServerLayer,
+    layer::{LayerState, concurrency_limit::ConcurrencyLimit},
+};
 use fairmesh_headers::{FAULT, GRPC_STATUS, LOAD};
 
-fn layer(gate: Gate) -> ServerLayer {
-    ServerLayer { shared: Arc::new(Shared { gate, ..Shared::default() }) }
+fn layer(concurrency_limit: ConcurrencyLimit) -> ServerLayer {
+    ServerLayer { shared: Arc::new(LayerState { concurrency_limit, ..LayerState::default() }) }
 }
 
-/// Serves a call as soon as one of the workers is free, which it then keeps busy for 10 ms.
+/// Serves a call as soon as one of the workers is free, which it then occupies for 10 ms.
 async fn call(layer: &ServerLayer, workers: &Arc<Semaphore>, request: Request<()>) -> Response<Bytes> {
     let workers = Arc::clone(workers);
     let service = layer.layer(service_fn(move |_: Request<()>| {
@@ -34,8 +37,8 @@ async fn call(layer: &ServerLayer, workers: &Arc<Semaphore>, request: Request<()
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_comes_when_there_are_as_many_is_sent_elsewhere() {
-    let (layer, workers) = (layer(Gate::new(Some(2), None)), Arc::new(Semaphore::new(2)));
+async fn calls_beyond_the_limit_are_rejected() {
+    let (layer, workers) = (layer(ConcurrencyLimit::new(Some(2), None)), Arc::new(Semaphore::new(2)));
     let (one, two) = (call(&layer, &workers, Request::new(())), call(&layer, &workers, Request::new(())));
     let third = async {
         let refused = call(&layer, &workers, Request::new(())).await;
@@ -56,12 +59,12 @@ async fn who_comes_when_there_are_as_many_is_sent_elsewhere() {
     assert_eq!((one.status().as_u16(), two.status().as_u16()), (200, 200));
     let admission = layer.admission();
     assert_eq!((admission.limit, admission.refused, admission.outstanding.calls), (Some(2), 2, 0));
-    assert_eq!(layer.shared.load.begun(), 2, "what is refused is no call");
+    assert_eq!(layer.shared.load.begun(), 2, "a rejected call does not count");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_adapts_answers_as_many_as_it_can_and_soon() {
-    let (layer, workers) = (layer(Gate::new(None, Some(7))), Arc::new(Semaphore::new(8)));
+async fn an_adaptive_server_serves_at_its_capacity_with_low_latency() {
+    let (layer, workers) = (layer(ConcurrencyLimit::new(None, Some(7))), Arc::new(Semaphore::new(8)));
     // Eight workers of 10 ms do 800 calls a second.
     let run = async |gap: Duration, seconds: u64| {
         let (began, before) = (Instant::now(), layer.admission().refused);
@@ -81,7 +84,7 @@ async fn a_server_that_adapts_answers_as_many_as_it_can_and_soon() {
         (good.len() as u64 / seconds, refused, good.into_iter().max().unwrap_or_default())
     };
     let (_, refused, _) = run(Duration::from_millis(3), 5).await;
-    assert_eq!((refused, layer.admission().limit), (0, Some(1024)), "a calm");
+    assert_eq!((refused, layer.admission().limit), (0, Some(1024)), "without overload");
     run(Duration::from_micros(400), 5).await;
     let (rate, refused, longest) = run(Duration::from_micros(400), 10).await;
     assert!(
@@ -90,5 +93,5 @@ async fn a_server_that_adapts_answers_as_many_as_it_can_and_soon() {
     );
     assert!(layer.admission().limit.unwrap() < 64, "{:?}", layer.admission());
     let (_, refused, _) = run(Duration::from_millis(3), 10).await;
-    assert_eq!(refused, 0, "a calm again: {:?}", layer.admission());
+    assert_eq!(refused, 0, "after the overload: {:?}", layer.admission());
 }

@@ -14,27 +14,27 @@ use tonic::transport::server::{Connected, TcpConnectInfo};
 
 use fairmesh_http::socket;
 
-/// The connections of a listener for tonic's `serve_with_incoming` and the like: one that does not send the preface of HTTP/2
-/// within 10 s is closed, and a refusal by the system, as when file descriptors run out, is logged and tried again after a pause
-/// (`docs/limits.md`).
+/// The connections of a listener for tonic's `serve_with_incoming` and the like: a connection that does not send the
+/// HTTP/2 preface within 10 s is closed, and a failing accept, as when file descriptors run out, is logged and retried
+/// after a pause (`docs/limits.md`).
 ///
-/// What a connection carries is for the server that it is given to, whose keep-alive
-/// (`Server::builder().http2_keepalive_interval`) finds peers that are gone.
+/// After the preface, the connection is managed by its server, whose keep-alive
+/// (`Server::builder().http2_keepalive_interval`) detects vanished peers.
 pub fn incoming(listener: TcpListener) -> impl Stream<Item = io::Result<IncomingStream>> + Send {
     let acceptor = Acceptor::new("program", Limits::program(), Memory::default());
     unfold((listener, acceptor), |(listener, acceptor)| async move {
         let accept = |cx: &mut Context<'_>| listener.poll_accept(cx).map_ok(|(stream, _)| stream);
         let stream = acceptor.accept(accept).await;
         socket::configure(stream.get_ref());
-        Some((Ok(IncomingStream { stream, is_begun: false }), (listener, acceptor)))
+        Some((Ok(IncomingStream { stream, is_exempt: false }), (listener, acceptor)))
     })
 }
 
-/// A connection that [`incoming`] accepted.
+/// A connection accepted by [`incoming`].
 #[derive(Debug)]
 pub struct IncomingStream {
     stream: GuardedStream<TcpStream>,
-    is_begun: bool,
+    is_exempt: bool,
 }
 
 impl Connected for IncomingStream {
@@ -52,12 +52,12 @@ impl AsyncRead for IncomingStream {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
-        if !self.is_begun
+        if !self.is_exempt
             && let Some(connection) = self.stream.connection().filter(|connection| connection.has_begun())
         {
-            // How its requests end is not known here.
+            // The ends of its requests are not visible here.
             connection.exempt();
-            self.is_begun = true;
+            self.is_exempt = true;
         }
         Poll::Ready(Ok(()))
     }

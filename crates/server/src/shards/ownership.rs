@@ -1,40 +1,41 @@
-//! Which keys this server holds, laid out for a look-up without locks.
+//! The keys that this server holds, for lookups without locks.
 
 use std::collections::{BTreeSet, HashMap};
 
 use fairmesh_model::{InstanceId, ReplicaState, Role, ShardId, ShardKey, ShardMap};
 
-use super::work::Work;
+use super::shard_load::ShardLoad;
 
-/// The keys that one instance holds at one version of its service's shard map.
+/// The keys that an instance holds by one version of its service's shard map.
 ///
-/// Immutable: a new map brings a new one. Starts stand alone in a row, so that a binary search touches few cache lines.
+/// Immutable: a new map is a new value. Starts are kept in their own array, so that a binary search touches few cache
+/// lines.
 #[derive(Debug, Default)]
-pub(super) struct Ownership {
+pub(crate) struct Ownership {
     version: u64,
     starts: Box<[ShardKey]>,
-    rest: Box<[Rest]>,
-    works: Box<[Work]>,
+    shards: Box<[OwnedShard]>,
+    loads: Box<[ShardLoad]>,
     role_sets: Vec<Vec<Role>>,
 }
 
 #[derive(Debug)]
-struct Rest {
+struct OwnedShard {
     last: ShardKey,
     id: ShardId,
     roles: u32,
 }
 
 impl Ownership {
-    /// What `instance` holds by `map`: its serving and stopping copies, and starting ones whose shard is `ready`, since
-    /// a caller may hear of the published move before this server does (ServiceRouter §4.1).
-    pub(super) fn new(map: &ShardMap, instance: &InstanceId, ready: &BTreeSet<ShardId>) -> Self {
+    /// The replicas of `instance` in `map`: serving and stopping ones, and starting ones whose shard is `ready`, since
+    /// a caller may receive the published move before this server does (ServiceRouter §4.1).
+    pub(crate) fn new(map: &ShardMap, instance: &InstanceId, ready: &BTreeSet<ShardId>) -> Self {
         let mut starts = Vec::new();
-        let mut rest = Vec::new();
+        let mut shards = Vec::new();
         let mut role_sets: Vec<Vec<Role>> = Vec::new();
         for (position, shard) in map.shards.iter().enumerate() {
-            let answers = |state| state != ReplicaState::Starting || ready.contains(&shard.id);
-            let own = shard.replicas.iter().filter(|r| r.instance == *instance && answers(r.state));
+            let serves = |state| state != ReplicaState::Starting || ready.contains(&shard.id);
+            let own = shard.replicas.iter().filter(|r| r.instance == *instance && serves(r.state));
             let roles: Vec<Role> = own.map(|replica| replica.role.clone()).collect();
             if roles.is_empty() {
                 continue;
@@ -46,53 +47,58 @@ impl Ownership {
                 role_sets.len() - 1
             });
             starts.push(range.first);
-            rest.push(Rest { last: range.last, id: shard.id, roles: u32::try_from(set).unwrap_or(u32::MAX) });
+            shards.push(OwnedShard {
+                last: range.last,
+                id: shard.id,
+                roles: u32::try_from(set).unwrap_or(u32::MAX),
+            });
         }
-        let works = rest.iter().map(|_| Work::default()).collect();
-        Self { version: map.version, starts: starts.into(), rest: rest.into(), works, role_sets }
+        let loads = shards.iter().map(|_| ShardLoad::default()).collect();
+        Self { version: map.version, starts: starts.into(), shards: shards.into(), loads, role_sets }
     }
 
-    /// Goes on counting where the map before left off.
-    pub(super) fn go_on_from(&self, before: &Self) {
-        let known: HashMap<_, _> = before.rest.iter().map(|rest| rest.id).zip(&before.works).collect();
-        for (rest, work) in self.rest.iter().zip(&self.works) {
-            known.get(&rest.id).into_iter().for_each(|before| work.go_on_from(before));
+    /// Takes over the counts of the previous map.
+    pub(crate) fn carry_over(&self, before: &Self) {
+        let known: HashMap<_, _> = before.shards.iter().map(|owned| owned.id).zip(&before.loads).collect();
+        for (owned, work) in self.shards.iter().zip(&self.loads) {
+            known.get(&owned.id).into_iter().for_each(|before| work.carry_over(before));
         }
     }
 
-    /// The work of the shard that holds `key`, where that is held here.
-    pub(super) fn work(&self, key: ShardKey) -> Option<&Work> {
-        self.position(key).map(|at| &self.works[at])
+    /// The load of the shard that holds `key`, if held here.
+    pub(crate) fn shard_load(&self, key: ShardKey) -> Option<&ShardLoad> {
+        self.position(key).map(|at| &self.loads[at])
     }
 
-    /// The work of every shard that is held here, in the first of the roles in which it is.
-    pub(super) fn works(&self) -> impl Iterator<Item = (ShardId, &Role, &Work)> {
-        let role = |rest: &Rest| self.role_sets.get(rest.roles as usize).and_then(|roles| roles.first());
-        let works = self.rest.iter().zip(&self.works);
-        works.filter_map(move |(rest, work)| Some((rest.id, role(rest)?, work)))
+    /// The load of every shard that is held here, in the first of its roles.
+    pub(crate) fn loads(&self) -> impl Iterator<Item = (ShardId, &Role, &ShardLoad)> {
+        let role =
+            |owned: &OwnedShard| self.role_sets.get(owned.roles as usize).and_then(|roles| roles.first());
+        let loads = self.shards.iter().zip(&self.loads);
+        loads.filter_map(move |(owned, work)| Some((owned.id, role(owned)?, work)))
     }
 
-    /// The version of the map that this was made from.
-    pub(super) fn version(&self) -> u64 {
+    /// The version of the map.
+    pub(crate) fn version(&self) -> u64 {
         self.version
     }
 
-    /// Whether a call for `key`, in `role` where the caller names one, is answered here. O(log own shards).
-    pub(super) fn holds(&self, key: ShardKey, role: Option<&str>) -> bool {
+    /// Whether calls for `key`, in `role` if given, are served here. O(log own shards).
+    pub(crate) fn holds(&self, key: ShardKey, role: Option<&str>) -> bool {
         let Some(at) = self.position(key) else { return false };
         match role {
             None => true,
             Some(role) => self
                 .role_sets
-                .get(self.rest[at].roles as usize)
+                .get(self.shards[at].roles as usize)
                 .is_some_and(|set| set.iter().any(|r| r.as_str() == role)),
         }
     }
 
-    /// Where the shard that holds `key` stands among those held here.
+    /// The position of the shard that holds `key` among those held here.
     fn position(&self, key: ShardKey) -> Option<usize> {
         let at = self.starts.partition_point(|start| *start <= key).checked_sub(1)?;
-        (key <= self.rest[at].last).then_some(at)
+        (key <= self.shards[at].last).then_some(at)
     }
 }
 
@@ -118,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn only_own_keys_in_own_roles_are_answered() {
+    fn only_held_keys_in_held_roles_are_served() {
         let map = map(vec![
             vec![
                 replica("a", "primary", ReplicaState::Serving),
@@ -133,7 +139,7 @@ mod tests {
         assert!(own.holds(ShardKey(0), None) && own.holds(ShardKey(99), Some("primary")));
         assert!(!own.holds(ShardKey(5), Some("secondary")), "another instance has that role");
         assert!(!own.holds(ShardKey(100), None));
-        assert!(own.holds(ShardKey(200), Some("secondary")), "a stopping copy still answers");
+        assert!(own.holds(ShardKey(200), Some("secondary")), "a stopping replica still serves");
         assert!(!own.holds(ShardKey(300), None) && !own.holds(ShardKey::MAX, None), "it is not loaded yet");
 
         let ready = BTreeSet::from([ShardId(3)]);

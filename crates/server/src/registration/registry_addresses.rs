@@ -1,4 +1,4 @@
-//! Where the registry is reached.
+//! Addresses of the registry.
 
 use std::env;
 
@@ -8,7 +8,7 @@ use fairmesh_wire::transport::Address;
 use fairmesh_wire::environment;
 
 /// The addresses to try, in order: those given, else `FAIRMESH_AGENT`, else `FAIRMESH_CONTROL` (several separated by
-/// commas), else the agent's usual socket.
+/// commas), else the default socket of the agent.
 pub fn registry_addresses(given: &[Address]) -> Result<Vec<Address>, Invalid> {
     if !given.is_empty() {
         return Ok(given.to_vec());

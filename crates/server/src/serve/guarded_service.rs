@@ -9,25 +9,23 @@ use http::{Method, Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
-use fairmesh_http::BoxError;
-
-/// A service whose requests keep their connection from being taken for a quiet one.
+/// A service whose requests mark their connection as active for the acceptor.
 #[derive(Clone, Debug)]
-pub(super) struct Counted<S> {
+pub(crate) struct GuardedService<S> {
     inner: S,
     connection: Option<Arc<Connection>>,
 }
 
-impl<S> Counted<S> {
-    pub(super) const fn new(inner: S, connection: Option<Arc<Connection>>) -> Self {
+impl<S> GuardedService<S> {
+    pub(crate) const fn new(inner: S, connection: Option<Arc<Connection>>) -> Self {
         Self { inner, connection }
     }
 }
 
-impl<S, A, B> Service<Request<A>> for Counted<S>
+impl<S, A, B> Service<Request<A>> for GuardedService<S>
 where
     S: Service<Request<A>, Response = Response<B>>,
-    B: Body<Data = Bytes, Error: Into<BoxError>>,
+    B: Body<Data = Bytes, Error: Into<fairmesh_http::BoxError>>,
 {
     type Response = Response<ResponseBody<B>>;
     type Error = S::Error;

@@ -1,72 +1,84 @@
-//! Load reports as ORCA has them: text in a header of HTTP answers, protobuf in a binary trailer of gRPC answers.
+//! Load reports in ORCA form: text in a header of HTTP responses, protobuf in a binary trailer of gRPC responses.
 //!
-//! Where the CPU is not known, nearly every answer reports a small number of calls and no stream: those values are laid
-//! out once a process. With the CPU there would be too many.
+//! Where the CPU utilization is unknown, nearly every response reports a small number of calls and no stream: those
+//! values are encoded once per process. With the CPU utilization there would be too many.
+
+pub(crate) mod custom_metrics;
 
 use std::{fmt::Write as _, sync::LazyLock};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tonic::metadata::BinaryMetadataValue;
 
-use super::{Outstanding, load::Report, metrics::Metrics};
+use self::custom_metrics::Metrics;
+use crate::{Outstanding, layer::server_load::LoadSnapshot};
 use fairmesh_headers::{
-    LOAD, LOAD_BIN, OUTSTANDING, STREAMS, load_from_binary, load_from_text, message_of_binary,
+    LOAD, LOAD_BIN, OUTSTANDING, STREAMS, decode_binary_report, load_from_binary, load_from_text,
 };
 
-/// Counts below this one have their values ready.
-const READY: u32 = 1024;
+/// Counts below this have preencoded values.
+const PREENCODED: u32 = 1024;
 
-static TEXTS: LazyLock<Vec<HeaderValue>> = LazyLock::new(|| ready(text));
-static BINARIES: LazyLock<Vec<HeaderValue>> = LazyLock::new(|| ready(binary));
+static TEXTS: LazyLock<Vec<HeaderValue>> = LazyLock::new(|| preencoded(text));
+static BINARIES: LazyLock<Vec<HeaderValue>> = LazyLock::new(|| preencoded(binary));
 static NO_METRICS: Metrics = Metrics::none();
 
-/// Writes a report, and what the service said in one of its own that is well formed.
-type Format = fn(Report<'_>, Option<&str>) -> String;
+/// Encodes a report, merged with a well-formed one of the service.
+type Format = fn(LoadSnapshot<'_>, Option<&str>) -> String;
 
-/// Lays values out in memory that lives as long as the process: a clone of such a value touches no reference count,
-/// which all cores would otherwise fight for.
-fn ready(format: Format) -> Vec<HeaderValue> {
-    let report =
-        |calls| Report { outstanding: Outstanding { calls, streams: 0 }, cpu: None, metrics: &NO_METRICS };
-    (0..READY).map(|calls| HeaderValue::from_static(format(report(calls), None).leak())).collect()
+/// Leaks the values: a clone of a static value touches no reference count, which all cores would otherwise contend
+/// for.
+fn preencoded(format: Format) -> Vec<HeaderValue> {
+    let report = |calls| LoadSnapshot {
+        outstanding: Outstanding { calls, streams: 0 },
+        cpu: None,
+        metrics: &NO_METRICS,
+    };
+    (0..PREENCODED).map(|calls| HeaderValue::from_static(format(report(calls), None).leak())).collect()
 }
 
-/// Adds the report of an HTTP answer.
-pub(super) fn add_text(headers: &mut HeaderMap, load: Report<'_>) {
+/// Adds the report of an HTTP response.
+pub(crate) fn add_text(headers: &mut HeaderMap, load: LoadSnapshot<'_>) {
     add(headers, LOAD, load, &TEXTS, text);
 }
 
-/// Adds the report of a gRPC answer.
-pub(super) fn add_binary(trailers: &mut HeaderMap, load: Report<'_>) {
+/// Adds the report of a gRPC response.
+pub(crate) fn add_binary(trailers: &mut HeaderMap, load: LoadSnapshot<'_>) {
     add(trailers, LOAD_BIN, load, &BINARIES, binary);
 }
 
-fn add(headers: &mut HeaderMap, name: HeaderName, load: Report<'_>, ready: &[HeaderValue], format: Format) {
-    let said = headers.get(&name).map(|said| said.to_str().unwrap_or_default());
+fn add(
+    headers: &mut HeaderMap,
+    name: HeaderName,
+    load: LoadSnapshot<'_>,
+    preencoded: &[HeaderValue],
+    format: Format,
+) {
+    let existing = headers.get(&name).map(|existing| existing.to_str().unwrap_or_default());
     let is_plain =
-        load.outstanding.streams == 0 && load.cpu.is_none() && load.metrics.is_empty() && said.is_none();
-    let value = match ready.get(load.outstanding.calls as usize) {
+        load.outstanding.streams == 0 && load.cpu.is_none() && load.metrics.is_empty() && existing.is_none();
+    let value = match preencoded.get(load.outstanding.calls as usize) {
         Some(value) if is_plain => Some(value.clone()),
-        _ => HeaderValue::try_from(format(load, said)).ok(),
+        _ => HeaderValue::try_from(format(load, existing)).ok(),
     };
     if let Some(value) = value {
-        // A full header map is no reason to lose the answer: then the report is what is left out.
+        // With a full header map the report is dropped, not the response.
         let _ = headers.try_insert(name, value);
     }
 }
 
 /// The text form, `TEXT name=value,…`; `BIN` and the binary form where the service chose that.
-fn text(load: Report<'_>, said: Option<&str>) -> String {
-    let said = said.filter(|said| load_from_text(said.as_bytes(), None).is_some());
-    if let Some(message) = said.and_then(|said| said.strip_prefix("BIN ")) {
+fn text(load: LoadSnapshot<'_>, existing: Option<&str>) -> String {
+    let existing = existing.filter(|existing| load_from_text(existing.as_bytes(), None).is_some());
+    if let Some(message) = existing.and_then(|existing| existing.strip_prefix("BIN ")) {
         return format!("BIN {}", binary(load, Some(message)));
     }
     let own = pairs(load);
     let mut text = String::with_capacity(96);
     text.push_str("TEXT ");
-    let said = said.map(|said| said.strip_prefix("TEXT ").unwrap_or(said));
-    for pair in said.into_iter().flat_map(|said| said.split(',')) {
-        // Some readers refuse a report that names anything twice.
+    let existing = existing.map(|existing| existing.strip_prefix("TEXT ").unwrap_or(existing));
+    for pair in existing.into_iter().flat_map(|existing| existing.split(',')) {
+        // Some parsers reject a report with a repeated name.
         if own.split(',').all(|own| name_of(own) != name_of(pair)) {
             text.push_str(pair);
             text.push(',');
@@ -84,7 +96,9 @@ fn name_of(pair: &str) -> &str {
 
 const CPU: &str = "cpu_utilization";
 
-fn pairs(Report { outstanding: Outstanding { calls, streams }, cpu, metrics }: Report<'_>) -> String {
+fn pairs(
+    LoadSnapshot { outstanding: Outstanding { calls, streams }, cpu, metrics }: LoadSnapshot<'_>,
+) -> String {
     let mut pairs = String::with_capacity(96);
     // Writing to a String cannot fail.
     if let Some(cpu) = cpu {
@@ -100,16 +114,16 @@ fn pairs(Report { outstanding: Outstanding { calls, streams }, cpu, metrics }: R
     pairs
 }
 
-/// The protobuf form in base64, as gRPC writes binary metadata. Two messages one after the other are one, in which the later
-/// says what both do.
-fn binary(load: Report<'_>, said: Option<&str>) -> String {
+/// The protobuf form in base64, as gRPC encodes binary metadata. Two concatenated messages are one, in which the later
+/// fields win.
+fn binary(load: LoadSnapshot<'_>, existing: Option<&str>) -> String {
     const CPU_UTILIZATION: u8 = 1 << 3 | 1;
-    let Report { outstanding: Outstanding { calls, streams }, cpu, metrics } = load;
-    let said = said.map(str::as_bytes).filter(|said| load_from_binary(said, None).is_some());
-    let mut message = said.and_then(message_of_binary).unwrap_or_else(|| Vec::with_capacity(96));
+    let LoadSnapshot { outstanding: Outstanding { calls, streams }, cpu, metrics } = load;
+    let existing = existing.map(str::as_bytes).filter(|existing| load_from_binary(existing, None).is_some());
+    let mut message = existing.and_then(decode_binary_report).unwrap_or_else(|| Vec::with_capacity(96));
     if let Some(cpu) = cpu {
         message.push(CPU_UTILIZATION);
-        // Protobuf does not tell 0 from nothing said.
+        // Protobuf does not distinguish 0 from an absent field.
         message.extend((f64::from(cpu.max(1)) / 1000.0).to_le_bytes());
     }
     put_named_metric(&mut message, OUTSTANDING, calls.into());
@@ -124,7 +138,7 @@ fn binary(load: Report<'_>, said: Option<&str>) -> String {
     String::from_utf8_lossy(encoded.as_encoded_bytes()).into_owned()
 }
 
-/// One entry of `map<string, double> named_metrics = 8`; written by hand, since the generated message would build the
+/// An entry of `map<string, double> named_metrics = 8`; encoded by hand, since the generated message would build the
 /// map first. Names are under 100 bytes, so every length is one byte.
 fn put_named_metric(message: &mut Vec<u8>, name: &str, value: f64) {
     const NAMED_METRICS: u8 = 8 << 3 | 2;
@@ -142,14 +156,15 @@ mod tests {
     use tonic::metadata::MetadataMap;
 
     use super::*;
-    use fairmesh_headers::orca::OrcaReport;
+    use crate::tests::orca::OrcaReport;
 
     #[test]
-    fn callers_read_what_is_written_in_both_forms() {
+    fn both_forms_round_trip() {
         let cpus = [None, Some(1), Some(437), Some(1500)];
-        let counts = [(0, 0), (7, 0), (READY - 1, 0), (READY, 0), (3, 2), (u32::MAX, 1)];
+        let counts = [(0, 0), (7, 0), (PREENCODED - 1, 0), (PREENCODED, 0), (3, 2), (u32::MAX, 1)];
         for ((calls, streams), cpu) in counts.into_iter().flat_map(|c| cpus.map(|cpu| (c, cpu))) {
-            let load = Report { outstanding: Outstanding { calls, streams }, cpu, metrics: &NO_METRICS };
+            let load =
+                LoadSnapshot { outstanding: Outstanding { calls, streams }, cpu, metrics: &NO_METRICS };
             let mut headers = HeaderMap::new();
             add_text(&mut headers, load);
             let from_text = OrcaReport::from_text(headers[LOAD].to_str().unwrap()).unwrap();
@@ -166,13 +181,13 @@ mod tests {
         }
     }
 
-    /// What callers read in a report that was added to `said`, in the text or the binary form.
-    fn merged(said: &'static str, binary: bool, cpu: Option<u16>) -> OrcaReport {
+    /// The result of merging with `existing`, in the text or the binary form.
+    fn merged(existing: &'static str, binary: bool, cpu: Option<u16>) -> OrcaReport {
         let metrics = Metrics::none();
         metrics.set("queue", 12.5).unwrap();
-        let load = Report { outstanding: Outstanding { calls: 3, streams: 0 }, cpu, metrics: &metrics };
+        let load = LoadSnapshot { outstanding: Outstanding { calls: 3, streams: 0 }, cpu, metrics: &metrics };
         let name = if binary { LOAD_BIN } else { LOAD };
-        let mut headers = HeaderMap::from_iter([(name.clone(), HeaderValue::from_static(said))]);
+        let mut headers = HeaderMap::from_iter([(name.clone(), HeaderValue::from_static(existing))]);
         match binary {
             true => add_binary(&mut headers, load),
             false => add_text(&mut headers, load),
@@ -190,14 +205,14 @@ mod tests {
             }
             None => {
                 let value = value.strip_prefix("BIN ").unwrap_or(&value);
-                OrcaReport::from_binary(&message_of_binary(value.as_bytes()).unwrap()).unwrap()
+                OrcaReport::from_binary(&decode_binary_report(value.as_bytes()).unwrap()).unwrap()
             }
         }
     }
 
     #[test]
-    fn what_the_service_says_itself_stays_beside_what_the_layer_says() {
-        let said = |cpu_utilization| OrcaReport {
+    fn the_report_of_the_service_is_merged() {
+        let existing = |cpu_utilization| OrcaReport {
             cpu_utilization,
             eps: 2.0,
             named_metrics: [("jobs".to_owned(), 7.0), (OUTSTANDING.to_owned(), 99.0)].into(),
@@ -207,33 +222,33 @@ mod tests {
             named_metrics: [("jobs", 7.0), ("queue", 12.5), (OUTSTANDING, 3.0)]
                 .map(|(n, v)| (n.to_owned(), v))
                 .into(),
-            ..said(cpu_utilization)
+            ..existing(cpu_utilization)
         };
         let encode = |report: &OrcaReport| {
             let message = BinaryMetadataValue::from_bytes(&report.to_binary());
             String::from_utf8(message.as_encoded_bytes().to_vec()).unwrap()
         };
-        let binary = &*encode(&said(0.9)).leak();
-        for (said, is_binary) in [
-            (&*said(0.9).to_text().leak(), false),
+        let binary = &*encode(&existing(0.9)).leak();
+        for (existing, is_binary) in [
+            (&*existing(0.9).to_text().leak(), false),
             ("cpu=0.9, eps=2,named_metrics.jobs=7 ,named_metrics.concurrent_requests=99", false),
             (&*format!("BIN {binary}").leak(), false),
             (binary, true),
         ] {
-            assert_eq!(merged(said, is_binary, None), both(0.9), "{said}");
-            assert_eq!(merged(said, is_binary, Some(250)), both(0.25), "{said}");
+            assert_eq!(merged(existing, is_binary, None), both(0.9), "{existing}");
+            assert_eq!(merged(existing, is_binary, Some(250)), both(0.25), "{existing}");
         }
     }
 
     #[test]
-    fn a_report_that_nobody_could_read_is_replaced() {
+    fn a_malformed_report_is_replaced() {
         let own = [("queue", 12.5), (OUTSTANDING, 3.0)].map(|(name, value)| (name.to_owned(), value));
         let own = OrcaReport { named_metrics: own.into(), ..OrcaReport::default() };
-        for said in ["", "JSON {\"eps\": 1}", "nonsense", "cpu=-1,eps=2", "BIN !"] {
-            assert_eq!(merged(said, false, None), own, "{said}");
+        for existing in ["", "JSON {\"eps\": 1}", "nonsense", "cpu=-1,eps=2", "BIN !"] {
+            assert_eq!(merged(existing, false, None), own, "{existing}");
         }
-        for said in ["", "nonsense!", "////"] {
-            assert_eq!(merged(said, true, None), own, "{said}");
+        for existing in ["", "nonsense!", "////"] {
+            assert_eq!(merged(existing, true, None), own, "{existing}");
         }
     }
 }

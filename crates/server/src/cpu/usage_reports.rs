@@ -1,4 +1,4 @@
-//! Tells how much CPU an endpoint uses, for the imbalance indicator.
+//! Reports CPU usage of an endpoint for the imbalance indicator.
 
 use std::{
     sync::Arc,
@@ -15,68 +15,79 @@ use tokio::{
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Code;
 
-use super::{Cpu, Link, LinkError, Registration, load::Load};
+use super::Cpu;
+use crate::{Registration, RegistryClient, RegistryError, layer::server_load::ServerLoad};
 
-/// How often the counters are read and what is new is sent.
-const PERIOD: Duration = Duration::from_secs(10);
+/// How often the counters are read and new minutes are sent.
+const INTERVAL: Duration = Duration::from_secs(10);
 
-/// A task that measures a program and reports what it uses, minute by minute, until it is dropped.
+/// A task that measures a program and reports its usage, minute by minute, until it is dropped.
 ///
-/// It stands apart from the lease: an endpoint is kept whatever becomes of its figures. While nobody takes them they
-/// are kept for a quarter of an hour, each in its own minute.
+/// It is independent of the lease: failing reports do not affect the registration. Unsent minutes are kept for a
+/// quarter of an hour.
 #[derive(Debug)]
 pub struct UsageReports {
     _task: AbortOnDropHandle<()>,
 }
 
 struct Reporter {
-    link: Arc<Link>,
+    registry: Arc<RegistryClient>,
     registration: Registration,
     cpu: Cpu,
-    /// Of the last reading.
+    /// Epoch of the last reading.
     epoch: Option<u32>,
     calls: Option<Calls>,
     minutes: UsageRecorder,
     began: Instant,
-    /// Where it runs, once that is known.
-    place: Option<Location>,
+    /// Its location, once known.
+    location: Option<Location>,
 }
 
-/// Calls ever begun, of a counter that goes round.
+/// Calls ever begun, from a counter that wraps around.
 struct Calls {
-    load: Arc<Load>,
+    load: Arc<ServerLoad>,
     seen: u32,
     total: u64,
 }
 
 impl UsageReports {
-    /// Starts to report what a program uses that is registered so and that something else started. Must be called within
-    /// a tokio runtime.
-    pub fn of_program(link: Arc<Link>, registration: Registration, cpu: Cpu) -> Self {
-        Self::start(link, registration, cpu, None)
+    /// Starts to report the usage of a registered program that was started separately. Must be called within a tokio
+    /// runtime.
+    pub fn of_program(registry: Arc<RegistryClient>, registration: Registration, cpu: Cpu) -> Self {
+        Self::start(registry, registration, cpu, None)
     }
 
     /// The same for this program, with the calls that its layer counts.
-    pub(super) fn of_server(link: Arc<Link>, registration: Registration, cpu: Cpu, load: Arc<Load>) -> Self {
+    pub(crate) fn of_server(
+        registry: Arc<RegistryClient>,
+        registration: Registration,
+        cpu: Cpu,
+        load: Arc<ServerLoad>,
+    ) -> Self {
         let calls = Calls { seen: load.begun(), load, total: 0 };
-        Self::start(link, registration, cpu, Some(calls))
+        Self::start(registry, registration, cpu, Some(calls))
     }
 
-    fn start(link: Arc<Link>, registration: Registration, cpu: Cpu, calls: Option<Calls>) -> Self {
-        let (place, minutes) = (registration.location.clone(), UsageRecorder::default());
+    fn start(
+        registry: Arc<RegistryClient>,
+        registration: Registration,
+        cpu: Cpu,
+        calls: Option<Calls>,
+    ) -> Self {
+        let (location, minutes) = (registration.location.clone(), UsageRecorder::default());
         let began = Instant::now();
-        let reporter = Reporter { link, registration, cpu, epoch: None, calls, minutes, began, place };
+        let reporter = Reporter { registry, registration, cpu, epoch: None, calls, minutes, began, location };
         Self { _task: AbortOnDropHandle::new(tokio::spawn(reporter.run())) }
     }
 }
 
 impl Reporter {
     async fn run(mut self) {
-        let mut ticks = interval(PERIOD);
+        let mut ticks = interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            // Files of the kernel, though they seldom make anybody wait.
+            // Kernel files, which rarely block.
             let Ok(read) = spawn_blocking(move || self.read()).await else { return };
             self = read;
             if let Err(error) = self.send().await {
@@ -101,26 +112,26 @@ impl Reporter {
         self
     }
 
-    async fn send(&mut self) -> Result<(), LinkError> {
+    async fn send(&mut self) -> Result<(), RegistryError> {
         let unsent = self.minutes.unsent();
         if unsent.is_empty() {
             return Ok(());
         }
-        let place = match &self.place {
-            Some(place) => place.clone(),
-            None => self.link.location().await?.ok_or(LinkError::NoRegion)?,
+        let location = match &self.location {
+            Some(location) => location.clone(),
+            None => self.registry.location().await?.ok_or(RegistryError::NoRegion)?,
         };
-        match self.link.report_usage(self.message(&place, &unsent)).await {
-            // Who answers is of a release that takes no figures.
-            Err(LinkError::Refused { status, .. }) if status.code() == Code::Unimplemented => {}
-            answer => answer?,
+        match self.registry.report_usage(self.message(&location, &unsent)).await {
+            // The peer is of a release without usage reports.
+            Err(RegistryError::Refused { status, .. }) if status.code() == Code::Unimplemented => {}
+            result => result?,
         }
-        self.place = Some(place);
+        self.location = Some(location);
         self.minutes.mark_sent(&unsent);
         Ok(())
     }
 
-    fn message(&self, place: &Location, minutes: &[(Minute, Usage)]) -> v1::InstanceUsage {
+    fn message(&self, location: &Location, minutes: &[(Minute, Usage)]) -> v1::InstanceUsage {
         let minutes = minutes.iter().map(|(minute, usage)| v1::MinuteUsage {
             minute: minute.0,
             cpu_us: usage.cpu_us,
@@ -131,7 +142,7 @@ impl Reporter {
         v1::InstanceUsage {
             service: self.registration.service.to_string(),
             instance: self.registration.instance.to_string(),
-            location: Some(place.clone().into()),
+            location: Some(location.clone().into()),
             minutes: minutes.collect(),
         }
     }
@@ -150,12 +161,9 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The clock that names minutes; 1970 where it stands before that.
+/// The clock that names minutes; 1970 where it is before that.
 fn clock_ms() -> u64 {
-    #[allow(
-        clippy::disallowed_methods,
-        reason = "the one place where the server side asks for the time of day"
-    )]
+    #[allow(clippy::disallowed_methods, reason = "the one place where the server side reads the time of day")]
     let now = SystemTime::now();
     now.duration_since(UNIX_EPOCH).map_or(0, millis)
 }

@@ -1,4 +1,4 @@
-//! How many calls are under way, exactly.
+//! Exact counts of calls in flight.
 
 use std::sync::{
     Arc,
@@ -7,158 +7,159 @@ use std::sync::{
 
 use http::HeaderValue;
 
-use super::{gate::Gate, metrics::Metrics, refusal::Refusals, work::Keyed};
+use super::{concurrency_limit::ConcurrencyLimit, refusal::Refusals};
+use crate::{load_report::custom_metrics::Metrics, shards::shard_load::KeyedCall};
 
-/// Counts the calls that a server is working on.
+/// Counts the calls that a server is processing.
 ///
-/// One word holds the outstanding calls (low half) and the calls ever begun (high half, wrapping), so that beginning a
-/// call is a single atomic addition and a drain can still see that a call came and went between two looks.
+/// One word holds the calls in flight (low half) and the calls ever begun (high half, wrapping), so that beginning a
+/// call is a single atomic addition and a drain can still notice a call that came and went between two reads.
 #[derive(Debug, Default)]
-pub(super) struct Load {
+pub(crate) struct ServerLoad {
     calls: AtomicU64,
     streams: AtomicU32,
-    /// The share of the CPU limit in use, in thousandths, plus one; 0 while it is not known.
+    /// CPU utilization, in thousandths of the limit, plus one; 0 while unknown.
     cpu: AtomicU32,
     metrics: Metrics,
     refusals: Refusals,
-    /// Which server this is, as it says where it refuses a call; `None` where nothing registers it.
+    /// The name of this server for rejected calls; `None` where it is not registered here.
     name: Option<HeaderValue>,
 }
 
 const BEGIN: u64 = (1 << 32) + 1;
 
-/// What a server is working on at one moment.
+/// Calls and streams in flight at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outstanding {
-    /// Calls whose answer is not complete, without streams.
+    /// Calls whose response is not complete, without streams.
     pub calls: u32,
-    /// Calls whose answer has begun and goes on for long; another kind of load than short calls (Uber, assisted balancing).
+    /// Calls whose response has begun and lasts long; a different load than short calls (Uber, assisted balancing).
     pub streams: u32,
 }
 
-/// How many calls a server takes at a time, and what it did not carry out.
+/// The concurrency limit of a server, and the calls that it did not complete.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Admission {
-    /// How many calls may be under way now; `None` without a bound.
+    /// The current limit; `None` without one.
     pub limit: Option<u32>,
-    /// What is under way.
+    /// Calls and streams in flight.
     pub outstanding: Outstanding,
-    /// Calls that were refused since there were as many; ever.
+    /// Calls rejected by the limit; total.
     pub refused: u64,
-    /// Calls that were cut off since the time that their callers gave had passed; ever.
+    /// Calls cancelled at the caller's deadline; total.
     pub late: u64,
 }
 
-/// What an answer says of the server's load.
+/// The load in a response.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Report<'a> {
-    pub(super) outstanding: Outstanding,
-    /// The share of the CPU limit in use, in thousandths; `None` where it is not known.
-    pub(super) cpu: Option<u16>,
-    /// What the program says itself.
-    pub(super) metrics: &'a Metrics,
+pub(crate) struct LoadSnapshot<'a> {
+    pub(crate) outstanding: Outstanding,
+    /// CPU utilization, in thousandths of the limit; `None` where unknown.
+    pub(crate) cpu: Option<u16>,
+    /// Metrics of the program.
+    pub(crate) metrics: &'a Metrics,
 }
 
-impl Load {
-    /// Nothing yet, of this server.
-    pub(super) fn of(name: &str) -> Self {
+impl ServerLoad {
+    /// No load, of this server.
+    pub(crate) fn of(name: &str) -> Self {
         Self { name: HeaderValue::from_str(name).ok(), ..Self::default() }
     }
 
-    /// Which server it is of.
-    pub(super) fn name(&self) -> Option<&HeaderValue> {
+    /// The name of the server.
+    pub(crate) fn name(&self) -> Option<&HeaderValue> {
         self.name.as_ref()
     }
 
-    /// What to say now in an answer to a call that is not counted.
-    pub(super) fn report(&self) -> Report<'_> {
+    /// The report for a response to a call that is not counted.
+    pub(crate) fn report(&self) -> LoadSnapshot<'_> {
         let cpu = self.cpu.load(Ordering::Relaxed).checked_sub(1);
         let cpu = cpu.and_then(|cpu| u16::try_from(cpu).ok());
-        Report { outstanding: self.outstanding(), cpu, metrics: &self.metrics }
+        LoadSnapshot { outstanding: self.outstanding(), cpu, metrics: &self.metrics }
     }
 
-    /// What the program itself says of its load.
-    pub(super) fn metrics(&self) -> &Metrics {
+    /// Metrics of the program.
+    pub(crate) fn metrics(&self) -> &Metrics {
         &self.metrics
     }
 
-    /// What was not carried out, or not to the end.
-    pub(super) fn refusals(&self) -> &Refusals {
+    /// Calls rejected or cancelled.
+    pub(crate) fn refusals(&self) -> &Refusals {
         &self.refusals
     }
 
-    /// Keeps how busy the CPU is.
-    pub(super) fn set_cpu(&self, share: Option<u16>) {
+    /// Sets the CPU utilization.
+    pub(crate) fn set_cpu(&self, share: Option<u16>) {
         self.cpu.store(share.map_or(0, |share| u32::from(share) + 1), Ordering::Relaxed);
     }
 
-    /// What is under way now.
-    pub(super) fn outstanding(&self) -> Outstanding {
+    /// Calls and streams in flight.
+    pub(crate) fn outstanding(&self) -> Outstanding {
         Outstanding {
             calls: low(self.calls.load(Ordering::Relaxed)),
             streams: self.streams.load(Ordering::Relaxed),
         }
     }
 
-    /// A number that changes whenever a call begins or ends.
-    pub(super) fn activity(&self) -> u64 {
+    /// Changes whenever a call begins or ends.
+    pub(crate) fn activity(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// Calls ever begun; goes round at 2³².
+    /// Calls ever begun; wraps around at 2³².
     #[allow(clippy::cast_possible_truncation)] // 32 bits are left
-    pub(super) fn begun(&self) -> u32 {
+    pub(crate) fn begun(&self) -> u32 {
         (self.calls.load(Ordering::Relaxed) >> 32) as u32
     }
 
-    /// As [`begin`](Self::begin), where the fixed bound of the gate admits another call.
-    pub(super) fn enter(
+    /// As [`begin`](Self::begin), where the fixed limit admits another call.
+    pub(crate) fn enter(
         self: &Arc<Self>,
-        gate: &Gate,
-        keyed: impl FnOnce() -> Option<Keyed>,
+        concurrency_limit: &ConcurrencyLimit,
+        keyed: impl FnOnce() -> Option<KeyedCall>,
     ) -> Option<CallGuard> {
-        if gate.is_open() {
+        if concurrency_limit.is_unlimited() {
             return Some(self.begin(keyed()));
         }
         let fits = |word: u64| {
             let outstanding = Outstanding { calls: low(word), ..self.outstanding() };
-            gate.admits(outstanding).then(|| word.wrapping_add(BEGIN))
+            concurrency_limit.admits(outstanding).then(|| word.wrapping_add(BEGIN))
         };
         match self.calls.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
             Ok(_) => Some(CallGuard { load: Arc::clone(self), stream: false, keyed: keyed() }),
             Err(_) => {
-                gate.refused();
+                concurrency_limit.record_rejection();
                 None
             }
         }
     }
 
     /// Counts a call until the guard is dropped.
-    pub(super) fn begin(self: &Arc<Self>, keyed: Option<Keyed>) -> CallGuard {
+    pub(crate) fn begin(self: &Arc<Self>, keyed: Option<KeyedCall>) -> CallGuard {
         self.calls.fetch_add(BEGIN, Ordering::Relaxed);
         CallGuard { load: Arc::clone(self), stream: false, keyed }
     }
 }
 
-/// The low half, which never borrows from the high one: every guard takes back exactly what it added.
+/// The low half, which never borrows from the high one: every guard subtracts exactly what it added.
 #[allow(clippy::cast_possible_truncation)] // the high half is another counter
 fn low(word: u64) -> u32 {
     word as u32
 }
 
-/// One call under way. Dropping it, however the call ended, takes it off the count.
+/// A call in flight. Dropping it removes it from the count.
 #[derive(Debug)]
-pub(super) struct CallGuard {
-    load: Arc<Load>,
+pub(crate) struct CallGuard {
+    load: Arc<ServerLoad>,
     stream: bool,
-    /// The call as work of its shard, where it carries a key; what streams, does little most of the time.
-    keyed: Option<Keyed>,
+    /// Adds the call to the load of its shard, where it has a key; a stream is idle most of the time.
+    keyed: Option<KeyedCall>,
 }
 
 impl CallGuard {
-    /// From now on this call counts as a stream.
-    pub(super) fn becomes_stream(&mut self) {
+    /// Counts this call as a stream from now on.
+    pub(crate) fn becomes_stream(&mut self) {
         if !self.stream {
             self.stream = true;
             self.keyed = None;
@@ -168,18 +169,18 @@ impl CallGuard {
     }
 
     /// Whether this call counts as a stream.
-    pub(super) fn is_stream(&self) -> bool {
+    pub(crate) fn is_stream(&self) -> bool {
         self.stream
     }
 
-    /// Ends the call; what it was counted by.
-    pub(super) fn end(self) -> Arc<Load> {
+    /// Ends the call; returns the counts.
+    pub(crate) fn end(self) -> Arc<ServerLoad> {
         Arc::clone(&self.load)
     }
 
-    /// What to say in the answer: of what is under way all besides this call, since that is what its caller finds once
-    /// it has the answer.
-    pub(super) fn report(&self) -> Report<'_> {
+    /// The report for the response of this call: without the call itself, since that is what its caller finds after
+    /// the response.
+    pub(crate) fn report(&self) -> LoadSnapshot<'_> {
         let mut report = self.load.report();
         let Outstanding { calls, streams } = &mut report.outstanding;
         let own = if self.stream { streams } else { calls };
@@ -204,7 +205,7 @@ mod tests {
 
     #[test]
     fn calls_and_streams_are_counted_apart_and_exactly() {
-        let load = Arc::new(Load::default());
+        let load = Arc::new(ServerLoad::default());
         let before = load.activity();
         let short = load.begin(None);
         let mut long = load.begin(None);
@@ -215,7 +216,7 @@ mod tests {
         assert_eq!(long.report().outstanding, Outstanding { calls: 1, streams: 0 });
         drop((short, long));
         assert_eq!(load.outstanding(), Outstanding::default());
-        assert_ne!(load.activity(), before, "calls that came and went leave a trace");
+        assert_ne!(load.activity(), before, "ended calls change the activity");
         assert_eq!(load.begun(), 2);
     }
 }

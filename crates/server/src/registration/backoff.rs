@@ -1,4 +1,4 @@
-//! Pauses between attempts, spread at random so that a fleet does not knock in step.
+//! Exponential backoff with jitter, so that a fleet does not retry in step.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -8,9 +8,9 @@ use std::{
 const SHORTEST: Duration = Duration::from_millis(50);
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// Full jitter: each pause lies anywhere below a bound that doubles from 50 ms to 5 s.
+/// Full jitter: each pause is random below a bound that doubles from 50 ms to 5 s.
 #[derive(Debug)]
-pub(super) struct Backoff {
+pub(crate) struct Backoff {
     bound: Duration,
 }
 
@@ -22,7 +22,7 @@ impl Default for Backoff {
 
 impl Backoff {
     /// The pause before the next attempt.
-    pub(super) fn next(&mut self) -> Duration {
+    pub(crate) fn next(&mut self) -> Duration {
         let bound = self.bound;
         self.bound = (bound * 2).min(LONGEST);
         // At least a tenth, so that a failing step never spins.
@@ -30,8 +30,8 @@ impl Backoff {
     }
 }
 
-/// A time within a tenth of `about`.
-pub(super) fn jittered(about: Duration) -> Duration {
+/// A random time within a tenth of `about`.
+pub(crate) fn jittered(about: Duration) -> Duration {
     about * 9 / 10 + about / 5000 * thousandths()
 }
 

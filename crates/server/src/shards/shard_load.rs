@@ -1,8 +1,8 @@
-//! How much work calls are by shard, for whoever balances shards (ServiceRouter §4.3.1).
+//! Load of calls by shard, for shard balancing (ServiceRouter §4.3.1).
 //!
-//! Work is the time for which calls are under way, summed: what a server is busy with at one moment, on average (Little's
-//! law), whether it computes or waits. Counting calls alone was rejected: those of one shard may be dearer than those of
-//! another.
+//! The load is the sum of the times for which calls are in flight: the average concurrency of a server (Little's law),
+//! whether it computes or waits. Rejected: counting calls, since those of one shard may be more expensive than those
+//! of another.
 
 use std::{
     cmp::Reverse,
@@ -18,27 +18,28 @@ use fairmesh_wire::v1;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{Link, Registration, layer::Shared, link::instance_ref};
+use crate::{Registration, RegistryClient, layer::LayerState, registration::registry_client::instance_ref};
 
-/// How often the registry hears of it.
-const PERIOD: Duration = Duration::from_secs(10);
+/// Interval of reports.
+const INTERVAL: Duration = Duration::from_secs(10);
 
-/// The calls for one shard since they were last taken.
+/// Calls for one shard since the last report.
 #[derive(Debug, Default)]
-pub(super) struct Work {
+pub(crate) struct ShardLoad {
     busy_us: AtomicU64,
     calls: AtomicU64,
 }
 
-impl Work {
+impl ShardLoad {
     /// Adds one call.
-    pub(super) fn add(&self, took: Duration) {
+    pub(crate) fn add(&self, took: Duration) {
         self.busy_us.fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Relaxed);
         self.calls.fetch_add(1, Relaxed);
     }
 
-    /// Goes on where another left off. A call that is just being added to that one is lost: this is a load, and no bill.
-    pub(super) fn go_on_from(&self, before: &Self) {
+    /// Takes over the counts of the previous map. A call that is added concurrently is lost: this is a load, not an
+    /// account.
+    pub(crate) fn carry_over(&self, before: &Self) {
         self.busy_us.store(before.busy_us.load(Relaxed), Relaxed);
         self.calls.store(before.calls.load(Relaxed), Relaxed);
     }
@@ -48,75 +49,80 @@ impl Work {
     }
 }
 
-/// A call for a key, until it has ended or become a stream. Its shard is looked up at its end, so that a map that changes
-/// meanwhile costs it nothing.
+/// A call with a key, until it has ended or become a stream. Its shard is looked up at its end, so that a new map
+/// meanwhile has no cost.
 #[derive(Debug)]
-pub(super) struct Keyed {
-    shared: Arc<Shared>,
+pub(crate) struct KeyedCall {
+    shared: Arc<LayerState>,
     key: ShardKey,
     began: Instant,
 }
 
-impl Keyed {
+impl KeyedCall {
     /// A call that begins now.
-    pub(super) fn begin(shared: &Arc<Shared>, key: ShardKey) -> Self {
+    pub(crate) fn begin(shared: &Arc<LayerState>, key: ShardKey) -> Self {
         Self { shared: Arc::clone(shared), key, began: Instant::now() }
     }
 }
 
-impl Drop for Keyed {
+impl Drop for KeyedCall {
     fn drop(&mut self) {
         let ownership = self.shared.ownership.load();
-        if let Some(work) = ownership.as_ref().and_then(|own| own.work(self.key)) {
+        if let Some(work) = ownership.as_ref().and_then(|own| own.shard_load(self.key)) {
             work.add(self.began.elapsed());
         }
     }
 }
 
-/// A task that reports the work of shards until it is dropped. What cannot be told is dropped: the next report is of its
-/// own time only.
+/// A task that reports the load of shards until it is dropped. A failed report is dropped: the next one covers its own
+/// interval only.
 #[derive(Debug)]
-pub(super) struct WorkReports {
+pub(crate) struct ShardLoadReports {
     _task: AbortOnDropHandle<()>,
 }
 
-impl WorkReports {
+impl ShardLoadReports {
     /// Starts to report. Must be called within a tokio runtime.
-    pub(super) fn start(link: Arc<Link>, registration: Registration, shared: Arc<Shared>) -> Self {
-        Self { _task: AbortOnDropHandle::new(tokio::spawn(report(link, registration, shared))) }
+    pub(crate) fn start(
+        registry: Arc<RegistryClient>,
+        registration: Registration,
+        shared: Arc<LayerState>,
+    ) -> Self {
+        Self { _task: AbortOnDropHandle::new(tokio::spawn(report(registry, registration, shared))) }
     }
 }
 
-async fn report(link: Arc<Link>, registration: Registration, shared: Arc<Shared>) {
-    let mut ticks = interval(PERIOD);
+async fn report(registry: Arc<RegistryClient>, registration: Registration, shared: Arc<LayerState>) {
+    let mut ticks = interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks.tick().await;
     let (mut since, mut sequence) = (Instant::now(), 0);
     loop {
         ticks.tick().await;
         let period = std::mem::replace(&mut since, Instant::now()).elapsed();
-        let Some(told) = told(&shared) else { continue };
+        let Some(reported) = take_report(&shared) else { continue };
         sequence += 1;
         let request = v1::ReportShardLoadRequest {
             instance: Some(instance_ref(&registration.service, &registration.instance)),
             sequence,
             period_ms: u32::try_from(period.as_millis()).unwrap_or(u32::MAX),
-            ..told
+            ..reported
         };
-        if let Err(error) = link.report_shard_load(request).await {
+        if let Err(error) = registry.report_shard_load(request).await {
             let service = &registration.service;
             tracing::debug!(%service, %error, "the load of shards could not be reported");
         }
     }
 }
 
-/// Takes what was counted; `None` where no map is known. A server that holds nothing says so, and may be given shards.
-fn told(shared: &Shared) -> Option<v1::ReportShardLoadRequest> {
+/// Takes the counts; `None` where no map is known. A server that holds nothing reports that, and may be assigned
+/// shards.
+fn take_report(shared: &LayerState) -> Option<v1::ReportShardLoadRequest> {
     let ownership = shared.ownership.load();
     let mut calls = 0;
-    let mut works: Vec<_> = ownership
+    let mut loads: Vec<_> = ownership
         .as_ref()?
-        .works()
+        .loads()
         .map(|(shard, role, work)| {
             let (busy_us, begun) = work.take();
             calls += begun;
@@ -124,19 +130,19 @@ fn told(shared: &Shared) -> Option<v1::ReportShardLoadRequest> {
         })
         .filter(|(busy_us, ..)| *busy_us > 0)
         .collect();
-    if works.len() > MAX_REPORTED_SHARDS {
-        works.select_nth_unstable_by_key(MAX_REPORTED_SHARDS, |(busy_us, shard, _)| {
+    if loads.len() > MAX_REPORTED_SHARDS {
+        loads.select_nth_unstable_by_key(MAX_REPORTED_SHARDS, |(busy_us, shard, _)| {
             (Reverse(*busy_us), *shard)
         });
     }
-    let told = works.len().min(MAX_REPORTED_SHARDS);
-    let rest_us = works[told..].iter().map(|(busy_us, ..)| busy_us).sum();
+    let reported = loads.len().min(MAX_REPORTED_SHARDS);
+    let rest_us = loads[reported..].iter().map(|(busy_us, ..)| busy_us).sum();
     let work = |(busy_us, shard, role): (u64, ShardId, &Role)| v1::report_shard_load_request::Work {
         shard: shard.0,
         role: role.to_string(),
         busy_us,
     };
-    let shards = works.into_iter().take(told).map(work).collect();
+    let shards = loads.into_iter().take(reported).map(work).collect();
     Some(v1::ReportShardLoadRequest { shards, rest_us, calls, ..Default::default() })
 }
 
@@ -151,10 +157,10 @@ mod tests {
     use tower::{Layer as _, ServiceExt as _, service_fn};
 
     use super::*;
-    use crate::{ServerLayer, ownership::Ownership};
+    use crate::{ServerLayer, shards::ownership::Ownership};
     use fairmesh_headers::KEY;
 
-    /// Shards of a hundred keys each, all of them held here.
+    /// Shards of a hundred keys each, all held here.
     fn own(shards: u32) -> Ownership {
         let here = Replica {
             instance: "here".parse().unwrap(),
@@ -171,7 +177,7 @@ mod tests {
         Ownership::new(&map, &here.instance, &BTreeSet::new())
     }
 
-    /// Serves a call that takes 20 ms to its end.
+    /// Serves a call of 20 ms to its end.
     async fn call(layer: &ServerLayer, key: Option<u32>) {
         let service = layer.layer(service_fn(async |_: Request<()>| {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -184,23 +190,23 @@ mod tests {
         service.oneshot(request.body(()).unwrap()).await.unwrap().collect().await.unwrap();
     }
 
-    fn shards(told: &v1::ReportShardLoadRequest) -> Vec<(u32, u64)> {
-        told.shards.iter().map(|work| (work.shard, work.busy_us / 5_000)).collect()
+    fn shards(reported: &v1::ReportShardLoadRequest) -> Vec<(u32, u64)> {
+        reported.shards.iter().map(|work| (work.shard, work.busy_us / 5_000)).collect()
     }
 
     #[tokio::test(start_paused = true)]
-    async fn calls_are_work_of_the_shard_of_their_key() {
+    async fn calls_are_load_of_the_shard_of_their_key() {
         let layer = ServerLayer::default();
         call(&layer, Some(5)).await;
-        assert!(told(&layer.shared).is_none(), "no map is known");
+        assert!(take_report(&layer.shared).is_none(), "no map is known");
         layer.shared.ownership.store(Some(Arc::new(own(2))));
         for key in [Some(5), Some(99), Some(100), None] {
             call(&layer, key).await;
         }
-        let said = told(&layer.shared).unwrap();
+        let said = take_report(&layer.shared).unwrap();
         assert_eq!((shards(&said), said.calls, said.rest_us), (vec![(0, 8), (1, 4)], 3, 0));
         assert_eq!(said.shards[0].role, "primary");
-        assert_eq!(told(&layer.shared).unwrap().calls, 0, "each call is told once");
+        assert_eq!(take_report(&layer.shared).unwrap().calls, 0, "each call is told once");
     }
 
     #[tokio::test(start_paused = true)]
@@ -212,25 +218,25 @@ mod tests {
         let change = async {
             tokio::time::sleep(Duration::from_millis(10)).await;
             let next = own(2);
-            next.go_on_from(layer.shared.ownership.load().as_ref().unwrap());
+            next.carry_over(layer.shared.ownership.load().as_ref().unwrap());
             layer.shared.ownership.store(Some(Arc::new(next)));
         };
         tokio::join!(under_way, change);
-        let said = told(&layer.shared).unwrap();
+        let said = take_report(&layer.shared).unwrap();
         assert_eq!((shards(&said), said.calls), (vec![(0, 8)], 2));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_hottest_shards_are_told_one_by_one_and_the_others_together() {
+    async fn the_hottest_shards_are_reported_one_by_one_and_the_others_together() {
         let layer = ServerLayer::default();
         let own = own(1000);
         for shard in 0..1000u64 {
-            own.work(ShardKey(u128::from(shard) * 100)).unwrap().add(Duration::from_micros(shard));
+            own.shard_load(ShardKey(u128::from(shard) * 100)).unwrap().add(Duration::from_micros(shard));
         }
         layer.shared.ownership.store(Some(Arc::new(own)));
-        let told = told(&layer.shared).unwrap();
-        assert_eq!((told.shards.len(), told.calls), (MAX_REPORTED_SHARDS, 1000));
-        assert!(told.shards.iter().all(|work| work.busy_us >= 872));
-        assert_eq!(told.rest_us, (0..872).sum::<u64>());
+        let reported = take_report(&layer.shared).unwrap();
+        assert_eq!((reported.shards.len(), reported.calls), (MAX_REPORTED_SHARDS, 1000));
+        assert!(reported.shards.iter().all(|work| work.busy_us >= 872));
+        assert_eq!(reported.rest_us, (0..872).sum::<u64>());
     }
 }

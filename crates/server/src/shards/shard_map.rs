@@ -1,4 +1,4 @@
-//! The service's shard map as the agent tells it.
+//! Follows the service's shard map through the agent.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,77 +14,81 @@ use fairmesh_rib::{
 use fairmesh_wire::shards::decode_map;
 use tokio::sync::watch;
 
-use crate::Link;
+use crate::RegistryClient;
 
-/// What is known of the map.
+/// State of the map.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Seen {
-    /// The last one heard of, to acknowledge.
+pub(super) struct MapState {
+    /// The last revision, to acknowledge.
     pub(super) revision: Option<Revision>,
-    /// Whether the map, or that there is none, is known at all.
+    /// Whether it is known if there is a map.
     pub(super) known: bool,
-    /// The map, where the service has one.
+    /// The map, if the service has one.
     pub(super) map: Option<Arc<ShardMap>>,
 }
 
 /// The subscription; dropping it ends it.
-pub(super) struct Following {
+pub(super) struct MapSubscription {
     handle: FollowerHandle,
     service: ServiceName,
     wanted: Arc<OnceLock<BTreeSet<Prefix>>>,
 }
 
-/// Prepares to follow the map of `service`; nothing is asked for before [`Following::subscribe`].
-pub(super) fn follow(link: &Link, service: &ServiceName, tell: watch::Sender<Seen>) -> Following {
+/// Prepares to follow the map of `service`; nothing is subscribed before [`MapSubscription::subscribe`].
+pub(super) fn follow(
+    registry: &RegistryClient,
+    service: &ServiceName,
+    publisher: watch::Sender<MapState>,
+) -> MapSubscription {
     let config = FollowerConfig {
-        addresses: link.addresses().to_vec(),
-        software: link.software().to_owned(),
+        addresses: registry.addresses().to_vec(),
+        software: registry.software().to_owned(),
         backoff: Backoff::default(),
         refuse_lagging: false,
     };
     let wanted = Arc::new(OnceLock::new());
-    let copy = Copy {
+    let copy = MapRecords {
         wanted: Arc::clone(&wanted),
-        tell,
+        publisher,
         store: None,
         entries: BTreeMap::new(),
         complete: BTreeSet::new(),
     };
-    Following { handle: Follower::spawn(config, copy), service: service.clone(), wanted }
+    MapSubscription { handle: Follower::spawn(config, copy), service: service.clone(), wanted }
 }
 
-impl Following {
-    /// Asks for what concerns endpoints of `region`, or for all of the map where that is not known. Once.
+impl MapSubscription {
+    /// Subscribes to the parts for endpoints of `region`, or to the whole map where that is unknown. Once.
     pub(super) fn subscribe(&self, region: Option<Region>) {
         let part = |part| Prefix::shards(&self.service, Some(&part));
         let prefixes = match region {
             Some(region) => vec![part(ShardPart::Ranges), part(ShardPart::Region(region))],
             None => vec![Prefix::shards(&self.service, None)],
         };
-        // Set before anything can arrive; a second call would ask for the same.
+        // Set before anything can arrive; a second call would subscribe to the same.
         let _ = self.wanted.set(prefixes.iter().cloned().collect());
         for prefix in prefixes {
             self.handle.subscribe(prefix);
         }
     }
 
-    /// Says that calls are answered by everything up to `revision`.
+    /// Acknowledges that calls are served by everything up to `revision`.
     pub(super) fn applied(&self, revision: Revision) {
         self.handle.ack(revision);
     }
 }
 
-/// The entries of the map's parts.
-struct Copy {
+/// The records of the map's parts.
+struct MapRecords {
     wanted: Arc<OnceLock<BTreeSet<Prefix>>>,
-    tell: watch::Sender<Seen>,
+    publisher: watch::Sender<MapState>,
     store: Option<StoreId>,
     entries: BTreeMap<RecordKey, Bytes>,
-    /// The prefixes of which all is there. A map made from some of them would seem to hold nothing here.
+    /// The prefixes with a snapshot. A map made from some of them would seem to assign nothing here.
     complete: BTreeSet<Prefix>,
 }
 
-impl Sink for Copy {
+impl Sink for MapRecords {
     fn update(&mut self, update: Update) {
         if self.store.replace(update.revision.store) != Some(update.revision.store) {
             self.entries.clear();
@@ -109,13 +113,13 @@ impl Sink for Copy {
     }
 
     fn refused(&mut self, prefix: &Prefix, reason: &str) {
-        tracing::warn!(%prefix, reason, "the shard map cannot be followed; calls for any key are answered");
+        tracing::warn!(%prefix, reason, "the shard map cannot be followed; calls for any key are accepted");
     }
 }
 
-impl Copy {
+impl MapRecords {
     fn put(&mut self, key: &str, value: Bytes) {
-        // Keys of a newer release are none of ours.
+        // Keys of a newer release are skipped.
         if let Ok(key) = RecordKey::parse(key) {
             self.entries.insert(key, value);
         }
@@ -125,12 +129,12 @@ impl Copy {
         let complete = self.wanted.get().is_some_and(|wanted| wanted.is_subset(&self.complete));
         let map = complete
             .then(|| decode_map(self.entries.iter().map(|(key, value)| (key.clone(), value.clone()))));
-        self.tell.send_modify(|seen| {
+        self.publisher.send_modify(|seen| {
             seen.revision = Some(revision);
             match map {
                 Some(Ok(map)) => (seen.known, seen.map) = (true, map.map(Arc::new)),
                 Some(Err(error)) => {
-                    tracing::warn!(%error, "the shard map does not fit together; keeping the last one")
+                    tracing::warn!(%error, "the shard map is inconsistent; keeping the last one")
                 }
                 None => {}
             }
@@ -160,21 +164,21 @@ mod tests {
     }
 
     #[test]
-    fn a_map_counts_once_all_its_wanted_parts_are_there() {
+    fn a_map_is_used_once_all_its_parts_are_there() {
         let service = ServiceName::new("shop/cart").unwrap();
         let parts = [ShardPart::Ranges, ShardPart::Region(Region::new("eu").unwrap())];
         let prefixes = parts.map(|part| Prefix::shards(&service, Some(&part)));
-        let tell = watch::Sender::new(Seen::default());
-        let mut copy = Copy {
+        let publisher = watch::Sender::new(MapState::default());
+        let mut copy = MapRecords {
             wanted: Arc::new(OnceLock::from(BTreeSet::from(prefixes.clone()))),
-            tell: tell.clone(),
+            publisher: publisher.clone(),
             store: None,
             entries: BTreeMap::new(),
             complete: BTreeSet::new(),
         };
         let entries = encode_map(&service, &map());
         for (number, prefix) in (1..).zip(&prefixes) {
-            assert!(!tell.borrow().known, "a part alone is no map");
+            assert!(!publisher.borrow().known, "a part alone is no map");
             let inside = entries.iter().filter(|(key, _)| prefix.covers(&key.to_string()));
             let entries = inside.map(|(key, value)| {
                 (key.to_string().into(), Entry { value: value.clone(), revision: number })
@@ -185,7 +189,7 @@ mod tests {
             update.snapshots.push(snapshot);
             copy.update(update);
         }
-        let seen = tell.borrow();
+        let seen = publisher.borrow();
         assert_eq!((seen.revision.map(|at| at.number), seen.map.as_deref()), (Some(2), Some(&map())));
     }
 }
