@@ -28,7 +28,7 @@ impl ResponseBody {
                 }
                 Self { data, trailers, stream: None }
             }
-            EarlyBody::Streaming => Self { data: None, trailers: None, stream: stream },
+            EarlyBody::Streaming => Self { data: None, trailers: None, stream },
         }
     }
 }
