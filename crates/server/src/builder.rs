@@ -227,13 +227,10 @@ impl ServerBuilder {
             serves_when_loaded: !self.starting,
         };
         let shards = AbortOnDropHandle::new(tokio::spawn(watching.run()));
-        let mut registration_state = lease.registration_state();
+        let mut state = lease.registration_state();
+        let registered = state.wait_for(|now| matches!(now, RegistrationState::Registered(_)));
         // The result is logged by the lease, which continues either way.
-        let _ = timeout_at(
-            started,
-            registration_state.wait_for(|now| matches!(now, RegistrationState::Registered(_))),
-        )
-        .await;
+        let _ = timeout_at(started, registered).await;
         let phase = watch::Sender::new(Phase::Running);
         Ok(Server {
             inner: Arc::new(Inner {

@@ -94,7 +94,7 @@ async fn metrics_describe_the_copy_and_readiness_whether_it_can_be_served() {
     let agent = fixture.agent();
     assert!(get(free, "/healthz").await.ends_with("ok\n"));
     let unready = get(free, "/readyz").await;
-    assert!(unready.starts_with("HTTP/1.1 503") && unready.contains("nothing is saved"), "{unready}");
+    assert!(unready.starts_with("HTTP/1.1 503") && unready.contains("no copy is saved"), "{unready}");
     assert!(get(free, "/metrics").await.contains("fairmesh_agent_connected 0\n"));
 
     let memory = Memory::new(1);

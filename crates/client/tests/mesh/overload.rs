@@ -84,7 +84,7 @@ async fn a_server_gives_up_a_call_once_the_time_that_its_route_gives_it_has_pass
         let mesh = rig.mesh().await;
         let (status, words) = ask(&mesh.service(name).unwrap(), get("/")).await.unwrap();
         assert_eq!(status, 504, "{words}");
-        assert!(words.contains("the time that the caller gave"), "{words}");
+        assert!(words.contains("the caller's deadline has passed"), "{words}");
     }
     assert_eq!((layer.admission().late, layer.outstanding().calls), (2, 0));
 }

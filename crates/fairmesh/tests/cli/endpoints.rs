@@ -61,7 +61,7 @@ fn explain_says_step_by_step_where_a_key_goes() {
     assert!(told.contains("\nregion   eu is here (0 ms): ring 0, 50.0 % of the capacity; us is "), "{told}");
     assert!(
         told.contains("\ngoes to  shop/cart cart-1 at ")
-            && told.contains("\nfacts    revision ")
+            && told.contains("\nbased on revision ")
             && told.contains(", balanced by score\n"),
         "{told}"
     );

@@ -39,7 +39,7 @@ fn explain_names_the_route_and_what_it_does() {
         (&json!({"status": 308, "location": "/new?a=b"}), &json!(null))
     );
     let told = mesh.run(&["explain", "shop/tea", "--region", "eu", "--path", "/old/7?raw"]);
-    assert!(told.out.contains("none of 2 routes"), "{told:?}");
+    assert!(told.out.contains("none of the 2 routes"), "{told:?}");
     let unknown = mesh.run(&["explain", "shop/tea", "--region", "eu", "--path", "/v2/x"]).fails(1);
     assert!(unknown.contains("shop/next"), "{unknown}");
     let written = mesh.run(&["get", "policies", "--json"]).ok();

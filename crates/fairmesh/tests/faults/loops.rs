@@ -53,7 +53,7 @@ async fn a_request_that_two_proxies_forward_to_each_other_is_refused() {
         let response = read_head(&mut program).await;
         assert!(response.starts_with("http/1.1 508 "), "{response}");
         assert!(response.contains("\r\nx-fairmesh-fault: loop\r\n"), "{response}");
-        assert_eq!(sum([&one, &two], "proxy_loops_total").await, looped);
+        assert_eq!(sum([&one, &two], "loops_total").await, looped);
     }
     // Over HTTP/2 on every connection between the proxies.
     let request = Request::post(format!("http://{}/Cart/Get", one.by_host));
@@ -64,7 +64,7 @@ async fn a_request_that_two_proxies_forward_to_each_other_is_refused() {
         (response.status(), &response.headers()["grpc-status"]),
         (StatusCode::OK, &"9".parse().unwrap())
     );
-    assert_eq!(sum([&one, &two], "proxy_loops_total").await, 3.0);
+    assert_eq!(sum([&one, &two], "loops_total").await, 3.0);
     let opened = sum([&one, &two], "upstream_connections_opened_total").await;
     assert!(opened < 100.0, "{opened} connections for three requests");
     drop(servers);

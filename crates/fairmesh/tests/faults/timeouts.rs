@@ -133,7 +133,7 @@ async fn a_grpc_call_that_began_ends_with_its_status_and_the_servers_own_comes_f
     let stalls = mesh.curl(HTTP2, "rpc", "stall", &[&grpc[..], &soon].concat()).await;
     assert_eq!(stalls.code, Some(0), "{}", stalls.err);
     assert!(stalls.out.contains("tea") && stalls.out.contains("grpc-status: 4"), "{}", stalls.out);
-    assert!(stalls.out.contains("grpc-message: the%20time%20for%20the%20call%20ran%20out"), "{}", stalls.out);
+    assert!(stalls.out.contains("grpc-message: the%20call%20timed%20out"), "{}", stalls.out);
     for _ in 0..5 {
         let own = mesh.curl(HTTP2, "rpc", "own", &[&grpc[..], &soon].concat()).await;
         assert!(own.out.contains("grpc-message: the server says so"), "{} {}", own.out, own.err);

@@ -203,7 +203,7 @@ async fn a_successor_that_fails_leaves_the_running_proxy_as_it_was() {
     until("it asks for the listeners", async || seen("about to take over") == 2).await;
     callers.go_on(50).await;
     uninformed.kill().await;
-    until("its end is noticed", async || seen("this proxy goes on") == 2).await;
+    until("its end is noticed", async || seen("this proxy continues") == 2).await;
     callers.go_on(50).await;
     assert!(running.has_ended().is_none() && place.is_ready().await);
 

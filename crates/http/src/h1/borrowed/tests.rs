@@ -284,13 +284,7 @@ fn common_messages_are_borrowed() {
     assert_eq!((borrowed.body, borrowed.length), (&b"tea"[..], request.len() - 3));
     let mut out = Vec::new();
     borrowed.write("own", Some((&ADDED, 15_000)), &mut out);
-    let text = "POST /a?b=c HTTP/1.1\r
-    host: own\r
-    x-own-deadline: 15000\r
-    User-Agent: x\r
-    content-length: 3\r
-    \r
-    ";
+    let text = "POST /a?b=c HTTP/1.1\r\nhost: own\r\nx-own-deadline: 15000\r\nUser-Agent: x\r\ncontent-length: 3\r\n\r\n";
     assert_eq!(String::from_utf8(out).unwrap(), text);
     let response = b"HTTP/1.1 404 Nope\r\nServer: x\r\nKeep-Alive: timeout=5\r\nConnection: keep-alive\r\nContent-Length: 3\r\n\r\ntea";
     let mut storage = header_storage();
