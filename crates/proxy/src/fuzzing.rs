@@ -32,7 +32,7 @@ pub const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 /// The body of a request over either version.
 pub type RequestBody = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
 
-/// Whether the connection of a request may be upgraded; [`serve`] then echoes what the client sends.
+/// Whether the connection of a request may be upgraded; the server then echoes what the client sends.
 pub fn may_switch(request: &Request<RequestBody>) -> bool {
     request.extensions().get::<OnUpgrade>().is_some()
 }

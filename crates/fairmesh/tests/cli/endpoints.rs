@@ -85,7 +85,7 @@ fn explain_says_step_by_step_where_a_key_goes() {
     let keyed = mesh.run(&["explain", "shop/catalog", "--region", "us", "--key", "7"]);
     assert!(keyed.err.contains("key and role are ignored"), "{keyed:?}");
     let single = mesh.run(&["explain", "shop/catalog", "--region", "us"]).ok();
-    assert!(single.contains("1 of 1 endpoint there"), "{single}");
+    assert!(single.contains("1 of 1 endpoint of that rank"), "{single}");
 }
 
 #[test]

@@ -149,6 +149,6 @@ async fn a_grpc_call_that_began_ends_with_its_status_and_the_servers_own_comes_f
         let ends = came.windows(MESSAGE.len()).position(|part| part == MESSAGE).unwrap() + MESSAGE.len();
         assert_eq!(came[ends..ends + 3], [0x80, 0, 0], "a frame of trailers");
         let trailers = std::str::from_utf8(&came[ends + 5..]).unwrap();
-        assert!(trailers.starts_with("grpc-status:4\r\ngrpc-message:the%20time"), "{trailers}");
+        assert!(trailers.starts_with("grpc-status:4\r\ngrpc-message:the%20call%20timed%20out"), "{trailers}");
     }
 }

@@ -327,7 +327,7 @@ async fn a_certificate_that_cannot_be_shown_is_refused_with_what_to_do() {
     for (listen, files, words) in [
         ("+tls", String::new(), "add --tls-cert FILE --tls-key FILE"),
         ("", with("proxy.pem", "proxy.key"), "append it to one: --listen"),
-        ("+tls", with("proxy.pem", "other.key"), "the private key is not that of the first certificate"),
+        ("+tls", with("proxy.pem", "other.key"), "the private key does not belong to the first certificate"),
         ("+tls", with("none.pem", "proxy.key"), "none.pem: No such file"),
         ("+tls", with("proxy.key", "proxy.key"), "proxy.key holds no certificate in PEM"),
         ("+tls", with("proxy.pem", "locked.key"), "openssl pkey -in OLD -out NEW"),
