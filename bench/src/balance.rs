@@ -1,7 +1,7 @@
-//! How evenly servers are used: the default policy against what Uber had before, on fleets that nobody tuned anything on.
+//! How evenly servers are used: the default policy against what Uber had before, on held-out fleets.
 //!
-//! Simulated, since no machine holds three thousand servers; the decisions are those of the production crates. And three
-//! real servers, of which one is throttled, since a simulator knows only what it was told of processors and reports.
+//! Simulated, since no machine holds three thousand servers; the decisions are those of the production crates. And
+//! three real servers, of which one is throttled, since a simulator knows only its model of processors and reports.
 
 mod groups;
 mod real;
@@ -86,9 +86,9 @@ fn speed(fleets: &[Scenario], report: &mut Report) -> Result<(), Box<dyn Error>>
     Ok(())
 }
 
-/// Ours as it comes; theirs twice, with other random choices, since what two of the same differ in is noise. And both the
-/// other way round: ours that nobody told of host types, theirs that was told, to see what the policy does and what the
-/// table of hosts.
+/// The default policy as released; least pending twice with other random choices, since the difference between them is
+/// noise. And both the other way round: the default without host types and least pending with them, to separate the
+/// effect of the policy from that of the table of hosts.
 fn contenders() -> [Contender; 5] {
     let least_request = BalancingSpec { policy: Some("leastRequest".into()), ..BalancingSpec::default() };
     let least_pending = |salt| {
@@ -148,8 +148,8 @@ fn figures(found: &[Vec<Simulated>], mixes: &[Mix], report: &mut Report) {
     report.peer("least pending", "simulated with the same crates, not told of host types");
 }
 
-/// The greatest ratio less what least pending differs from itself on the same fleet, on which fleet, and the greatest such
-/// difference.
+/// The greatest ratio less what least pending differs from itself on the same fleet, on which fleet, and the greatest
+/// such difference.
 fn beyond_noise(found: &[Vec<Simulated>]) -> (f64, &str, f64) {
     let noise = |reports: &Vec<Simulated>| {
         (reports[LEAST_PENDING_AGAIN].p99_utilisation / reports[LEAST_PENDING].p99_utilisation - 1.0).abs()

@@ -10,10 +10,10 @@ use crate::{load::Seen, part::Part, ratio::Ratio, report::Report};
 
 /// Payload sizes in bytes, the same there and back.
 const PAYLOADS: [usize; 3] = [600, 5_500, 55_000];
-/// Callers that call again as soon as they were answered.
+/// Callers that call again as soon as they have the response.
 const TASKS: usize = 16;
-/// For so long one side is called before the other has its turn. Each turn has its own percentiles: of turns put together, the
-/// slowest hundredth would be the one turn in which the machine stood still.
+/// For so long one side is called before the other has its turn. Each turn has its own percentiles: of turns put
+/// together, the slowest hundredth would be the one turn in which the machine stood still.
 const TURN: Duration = Duration::from_millis(150);
 /// What is spoken.
 const PROTOCOLS: [&str; 2] = ["http1", "grpc"];
@@ -218,8 +218,8 @@ async fn case(
     Ok(summary(protocol, payload, &costs, &latency))
 }
 
-/// One round of open-loop load: the peer, the candidate, and the peer again. Each follows a turn of the other side, since
-/// whoever is called twice in a row finds its caches as it left them.
+/// One round of open-loop load: the peer, the candidate, and the peer again. Each follows a turn of the other side,
+/// since a side that is called twice in a row finds its caches as it left them.
 type Turns = [Seen; 3];
 
 /// Which latency of a turn.

@@ -10,11 +10,11 @@ use tokio::{
 
 use crate::meter;
 
-/// Calls under way at a time in an open loop. After a stall of the machine what is overdue waits here, and its time counts,
+/// Calls in flight in an open loop. After a stall of the machine overdue calls wait here, and their time counts,
 /// rather than open a connection a call until the process has no file descriptors left.
 const MOST_UNDER_WAY: usize = 512;
 
-/// One call, checked: the answer must be the payload that was sent.
+/// One call, checked: the response must be the payload of the request.
 pub(crate) trait Call: Clone + Send + Sync + 'static {
     /// Makes it.
     fn call(&self) -> impl Future<Output = Result<(), String>> + Send;
@@ -23,7 +23,7 @@ pub(crate) trait Call: Clone + Send + Sync + 'static {
 /// What calling as fast as it goes came to.
 #[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Run {
-    /// Calls that were answered.
+    /// Calls with a response.
     pub calls: u64,
     /// How long they took together, on the wall clock.
     pub wall_ns: u64,
@@ -35,7 +35,7 @@ pub(crate) struct Run {
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Latencies(pub Vec<(u64, u64)>);
 
-/// `tasks` callers, each of which calls again as soon as it was answered.
+/// `tasks` callers, each of which calls again as soon as it has the response.
 pub(crate) async fn closed<C: Call>(call: &C, tasks: usize, length: Duration) -> Result<Run, String> {
     let (start, cpu) = (Instant::now(), meter::own_cpu());
     let until = start + length;
@@ -97,7 +97,7 @@ pub(crate) async fn open<C: Call>(call: &C, rate: u64, length: Duration) -> Resu
 /// What latencies come to, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
-    /// Calls that were answered.
+    /// Calls with a response.
     pub(crate) calls: u64,
     /// Half of the calls were faster.
     pub(crate) p50: u64,

@@ -41,7 +41,7 @@ enum Bench {
     Library(Common),
     /// How evenly servers are used, simulated and real ones, against least pending.
     Balance(balance::BalanceArgs),
-    /// From a write to everybody's hands: a tree of replicas against etcd.
+    /// From a write to its delivery at all subscribers: a tree of replicas against etcd.
     Rib(rib::RibArgs),
     /// A request through the proxy: CPU, throughput and latency beside Envoy, HAProxy and nginx.
     Proxy(proxy::ProxyArgs),

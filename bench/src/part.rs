@@ -1,4 +1,4 @@
-//! The processes of the benchmarks: this binary again, told what to be, and asked over standard input.
+//! The processes of the benchmarks: this binary again, in a role given by its arguments, with orders on standard input.
 
 use std::{path::Path, process::Stdio, time::Duration};
 
@@ -10,15 +10,16 @@ use tokio::{
 
 use crate::load::{Latencies, Run};
 
-/// How long a part may take to answer one line beyond what it was asked to do.
+/// How long a part may take to respond to one line, beyond the duration of the order.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Memory that was freed stays with the process, on both sides: else whether the allocator gives the top of its heap back after
-/// each large body, and faults it in again for the next, is a matter of luck that outweighs what is to be measured.
+/// Memory that was freed stays with the process, on both sides: else whether the allocator gives the top of its heap
+/// back after each large body, and faults it in again for the next, is a matter of luck that outweighs what is to be
+/// measured.
 const MEMORY: (&str, &str) =
     ("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=268435456:glibc.malloc.mmap_threshold=33554432");
 
-/// A process that answers each line of its input with one of its output. Dropping it kills it.
+/// A process that responds to each line of its input with one of its output. Dropping it kills it.
 #[derive(Debug)]
 pub(crate) struct Part {
     name: String,
@@ -91,7 +92,7 @@ impl Part {
         answer.parse().map_err(|_| format!("part '{}' said '{answer}' for its CPU time", self.name))
     }
 
-    /// What it answers to any order, which it may take so long to carry out.
+    /// The response to any order, which may take so long to execute.
     pub(crate) async fn order(&mut self, line: String, length: Duration) -> Result<String, String> {
         self.ask(line, length).await
     }
@@ -101,7 +102,7 @@ impl Part {
         self.child.id().unwrap_or_default()
     }
 
-    /// What it answers to an order that comes to something.
+    /// The response to an order that has a result.
     pub(crate) async fn run<T: DeserializeOwned>(
         &mut self,
         line: String,

@@ -107,7 +107,7 @@ enum PartKind {
         #[arg(long)]
         layer: Layer,
     },
-    /// Two endpoints behind a proxy, and those who call it as they are told on standard input.
+    /// Two endpoints behind a proxy, and its callers, with orders on standard input.
     Ends {
         #[arg(long)]
         protocol: Protocol,
@@ -133,7 +133,7 @@ enum PartKind {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         command: Vec<OsString>,
     },
-    /// A client that does as it is told on standard input.
+    /// A client with orders on standard input.
     Client {
         #[arg(long)]
         kind: Kind,
@@ -144,18 +144,18 @@ enum PartKind {
         #[arg(long, value_delimiter = ',')]
         servers: Vec<SocketAddr>,
     },
-    /// A server that works for its answers under a CPU quota.
+    /// A server that computes its responses under a CPU quota.
     Worker(work::WorkerArgs),
-    /// Clients of workers that do as they are told on standard input.
+    /// Clients of workers, with orders on standard input.
     Callers(work::CallersArgs),
     /// Servers in another region.
     Far {
         #[arg(long)]
         address: IpAddr,
     },
-    /// Programs that call them, as they are told on standard input.
+    /// Programs that call them, with orders on standard input.
     Rare(rare::RareArgs),
-    /// Takes a folder away, and whoever works in it, once its input ends.
+    /// Removes a folder, and ends the processes that work in it, once its input ends.
     Sweeper,
 }
 
@@ -201,7 +201,8 @@ pub(crate) fn run_part(args: PartArgs) -> Result<(), BoxError> {
             return Err(Command::new(program).args(arguments).exec().into());
         }
     }
-    // One thread each: client and servers share two processors, and a figure per call must not hang on how work wanders.
+    // One thread each: client and servers share two processors, and a figure per call must not hang on how work
+    // wanders.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(be(args))
 }
@@ -232,7 +233,7 @@ async fn be(args: PartArgs) -> Result<(), BoxError> {
     }
 }
 
-/// Calls as it is told.
+/// Executes the calls that it is ordered.
 async fn client(
     kind: (Kind, Protocol),
     payload: usize,
@@ -262,7 +263,7 @@ async fn client(
     }
 }
 
-/// Says that it is ready, then answers `closed MS TASKS`, `open MS RATE` and `cpu` a line each.
+/// Reports that it is ready, then responds to `closed MS TASKS`, `open MS RATE` and `cpu` with a line each.
 async fn obey<C: Call>(call: C) -> Result<(), BoxError> {
     call.call().await?;
     println!("ready");
@@ -278,7 +279,7 @@ async fn obey<C: Call>(call: C) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// Calls for so many milliseconds: so many at a time, or so many a second where the loop is `open`; what to answer.
+/// Calls for `ms` milliseconds, `number` at a time, or `number` a second in an `open` loop; returns the response.
 async fn load_by<C: Call>(call: &C, open: bool, ms: &str, number: &str) -> Result<String, BoxError> {
     let length = Duration::from_millis(ms.parse()?);
     Ok(match open {
@@ -287,7 +288,7 @@ async fn load_by<C: Call>(call: &C, open: bool, ms: &str, number: &str) -> Resul
     })
 }
 
-/// The answer to an order, in a line.
+/// The response to an order, in a line.
 fn said<T: serde::Serialize>(done: Result<T, String>) -> String {
     done.and_then(|done| serde_json::to_string(&done).map_err(|e| e.to_string())).unwrap_or_else(|why| why)
 }
@@ -300,7 +301,7 @@ fn own_cpu_ns() -> u128 {
     meter::own_cpu().as_nanos()
 }
 
-/// A POST whose answer must be its body.
+/// A POST whose response must be its body.
 #[derive(Clone)]
 struct HttpCall<S> {
     service: S,
@@ -343,7 +344,7 @@ where
     }
 }
 
-/// A unary gRPC call whose answer must be its message.
+/// A unary gRPC call whose response must be its message.
 #[derive(Clone)]
 struct GrpcCall<S> {
     client: v1::echo_client::EchoClient<S>,

@@ -1,9 +1,10 @@
 //! What the client library does around one call besides sending it: [`Call::route`], `decide` and `finish`, with route,
-//! budget, shard, ring, subset, pick, and the counts before and after. Its lanes are empty, so that no transport counts;
-//! nor does the clock, which a transport reads once a call and hands in.
+//! budget, shard, ring, subset, pick, and the counts before and after. Its lanes are empty, so that no transport
+//! counts; nor does the clock, which a transport reads once a call and hands in.
 //!
-//! Each call's seed depends on the endpoint that the call before it got, so that calls cannot overlap in the processor as
-//! they would not in a program that does something else between two of them. Times are processor times of the thread.
+//! Each call's seed depends on the endpoint that the call before it got, so that calls cannot overlap in the processor
+//! as they would not in a program that does something else between two of them. Times are processor times of the
+//! thread.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -158,7 +159,7 @@ fn now() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or_default())
 }
 
-/// `calls` calls over the services in turn; the answer depends on every choice.
+/// `calls` calls over the services in turn; the result depends on every choice.
 fn call_in_turn(fleet: &[Known], calls: u64, mut seed: u64) -> u64 {
     let (context, clock) = (CallContext::default(), Clock::start());
     let mut sum = 0;
@@ -268,7 +269,7 @@ fn publish(
     known.publish(ServiceState::Ready(ReadyService::new(upstream, Vec::new(), 1, None)));
 }
 
-/// Makes the endpoints of a service known, with calls under way, so that a pick finds the loads of a busy client.
+/// Makes the endpoints of a service known, with calls in flight, so that a pick finds the loads of a busy client.
 fn learn(known: &Known, service: usize, n: usize, subset: u32) {
     publish(known, ServiceKind::Replicated, &endpoints(&format!("s{service}"), n), subset, None);
     if let ServiceState::Ready(ReadyService { upstream, .. }) = &*known.state() {

@@ -1,8 +1,8 @@
 //! `bench/run proxy`: what a request costs through the proxy and through its peers.
 //!
-//! Everybody has two endpoints, one route by prefix, a deadline, least request and one thread on a processor of its own; callers
-//! and endpoints share the other one. Sides take turns within each round, and settings within each pass, so that the machine's
-//! moods hit all alike.
+//! Every proxy has two endpoints, one route by prefix, a deadline, least request and one thread on a processor of its
+//! own; callers and endpoints share the other one. Sides take turns within each round, and settings within each pass,
+//! so that the machine's moods hit all alike.
 
 mod found;
 mod ghz;
@@ -179,7 +179,7 @@ struct Sides {
     ends: Part,
 }
 
-/// The p99 of each side in one round, in nanoseconds: ours, and then everybody once more.
+/// The p99 of each side in one round, in nanoseconds: ours, and then all sides once more.
 type Turns = Vec<(Who, u64)>;
 
 impl Sides {
@@ -206,7 +206,7 @@ impl Sides {
         }
     }
 
-    /// So many callers at a time, each of which calls this side again as soon as it was answered.
+    /// Closed loop: so many callers, each of which calls this side again as soon as it has the response.
     async fn closed(&mut self, side: usize, at_once: usize, length: Duration) -> Result<Run, String> {
         self.ends.run(format!("closed {side} {} {at_once}", length.as_millis()), length).await
     }
@@ -320,7 +320,8 @@ impl Sides {
         let mut rounds = Vec::new();
         for round in 0..plan.turns {
             let mut turns = Vec::new();
-            // Ours comes first in what is kept, wherever it was in the round; and once more, for what a ratio of 1 looks like.
+            // Ours comes first in what is kept, wherever it was in the round; and once more, for what a ratio of 1
+            // looks like.
             let sides = self.proxies.len();
             for turn in 0..=sides {
                 let side = (turn + round) % (sides + 1);
@@ -335,8 +336,8 @@ impl Sides {
     }
 }
 
-/// In what order sides are called in a round. Who goes first changes, and the direction, so that neither a machine that slows down
-/// nor what somebody leaves in its caches is always the same one's.
+/// The order of sides in a round. The first side and the direction change, so that neither a machine that slows down
+/// nor the caches that one side leaves to the next always affect the same side.
 fn order(round: usize, sides: usize) -> impl Iterator<Item = usize> {
     let forth = round.is_multiple_of(2);
     (0..sides).map(move |turn| (round + if forth { turn } else { sides - turn }) % sides)

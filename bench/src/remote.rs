@@ -1,8 +1,8 @@
-//! `bench/run remote`: rare calls to another region, each over a connection of the program's own, and through a proxy that
-//! many programs share (ServiceRouter §4.2.2).
+//! `bench/run remote`: rare calls to another region, each over a connection of the program's own, and through a proxy
+//! that many programs share (ServiceRouter §4.2.2).
 //!
-//! A program that calls seldom pays for a connection with each call, since it keeps none for so long. Those of a proxy that
-//! many share are in use all the time. Both are called at the same time, in turns, by programs that have called nobody before.
+//! A program that calls seldom pays for a connection with each call, since it keeps none for so long. Those of a proxy
+//! that many share are in use all the time. Both are called at the same time, in turns, by programs that call once.
 
 pub(crate) mod link;
 
@@ -137,7 +137,7 @@ fn of_size(calls: &[(usize, u64)], size: Option<usize>) -> Vec<(usize, u64)> {
     calls.iter().filter(|call| size.is_none_or(|size| call.0 == size)).copied().collect()
 }
 
-/// The time within which nine calls in ten were answered.
+/// The time within which nine calls in ten had their response.
 fn p90(calls: &[(usize, u64)]) -> u64 {
     let mut times: Vec<u64> = calls.iter().map(|call| call.1).collect();
     times.sort_unstable();

@@ -1,8 +1,9 @@
-//! `bench/run rib`: from a write that is acknowledged to the hands of those who care, through a tree of two layers, beside etcd.
+//! `bench/run rib`: from a write that is acknowledged to the hands of those who care, through a tree of two layers,
+//! beside etcd.
 //!
-//! Every subscriber has a connection of its own to one of the replicas and acknowledges what it has, as and when agents do. A few
-//! care about one service, all care about another. The peer is one etcd with as many watchers on as many connections,
-//! driven by the same harness.
+//! Every subscriber has a connection of its own to one of the replicas and acknowledges what it has, as and when agents
+//! do. A few care about one service, all care about another. The peer is one etcd with as many watchers on as many
+//! connections, driven by the same harness.
 
 mod counted;
 mod crowd;
@@ -54,7 +55,7 @@ const FEW_MS: [f64; 2] = [3.0, 15.0];
 const ALL_MS: [f64; 2] = [100.0, 250.0];
 /// Deliveries per second of processor time, as a multiple of etcd's, at least.
 const FANOUT: f64 = 3.0;
-/// From one write to the next, once everybody has the one before.
+/// Pause between two writes, after all subscribers have the first.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// How much is done.
@@ -194,7 +195,7 @@ async fn deliver(
     Ok(deliveries)
 }
 
-/// Whoever is written to.
+/// The store that is written to.
 enum Writer<'a> {
     Fairmesh(&'a mut Mesh),
     Etcd(&'a mut Etcd),

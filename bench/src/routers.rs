@@ -1,7 +1,8 @@
 //! `bench/run routers`: a shared proxy that follows many services, each with a policy of two routes and one endpoint.
 //!
-//! Control plane, agent and proxy are processes as they are released. The endpoints of all services are a few sockets of this
-//! process, which end a connection after each response, so that what the proxy holds is what it follows and not connections.
+//! Control plane, agent and proxy are processes as they are released. The endpoints of all services are a few sockets
+//! of this process, which end a connection after each response, so that what the proxy holds is what it follows and not
+//! connections.
 
 mod calls;
 mod mesh;
@@ -18,8 +19,8 @@ use mesh::Mesh;
 
 /// Numbers of services that are followed; `--quick` leaves out the last.
 const SIZES: [usize; 3] = [100, 5_000, 50_000];
-/// Services whose first calls are made one after the other, and further ones, whose first calls are made all at once: memory is
-/// read before, since so many connections leave some behind.
+/// Services whose first calls are made one after the other, and further ones, whose first calls are made all at once:
+/// memory is read before, since so many connections leave some behind.
 const ONE_BY_ONE: usize = 1_000;
 const AT_ONCE: usize = 5_000;
 /// First calls of the rest in flight at one time.
@@ -49,7 +50,7 @@ pub(crate) struct RoutersArgs {
 /// What one number of services came to.
 struct Found {
     services: usize,
-    /// Calls that were not answered by an endpoint.
+    /// Calls without a response of an endpoint.
     failed: usize,
     /// Memory of the proxy and of the agent for each service, in KB.
     proxy_kb: f64,

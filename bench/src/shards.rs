@@ -1,8 +1,8 @@
-//! `bench/run shards`: a map of 1.5 million shards on one machine: what it costs an agent and twenty programs in memory, what
-//! a move of a shard costs on the wire, and how long a look-up takes.
+//! `bench/run shards`: a map of 1.5 million shards on one machine: what it costs an agent and twenty programs in
+//! memory, what a move of a shard costs on the wire, and how long a look-up takes.
 //!
-//! Memory is the proportional set size of all the processes, as the kernel counts it: what several share counts once. From it
-//! goes that of the same processes with the same endpoints and no map.
+//! Memory is the proportional set size of all the processes, as the kernel counts it: what several share counts once.
+//! From it goes that of the same processes with the same endpoints and no map.
 
 mod relay;
 
@@ -23,7 +23,7 @@ const REST_MB: f64 = 60.0;
 const PEAK_MB: f64 = 120.0;
 const MOVE_BYTES: f64 = 200.0;
 const LOOKUP_NS: f64 = 250.0;
-/// How long all processes may take until their memory is at rest, and everybody to hear of a change.
+/// How long the memory of all processes may take to come to rest, and a change to reach all of them.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Memory counts as at rest when it changed by less than a thousandth within this.
 const REST: Duration = Duration::from_secs(3);

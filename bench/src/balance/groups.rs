@@ -7,16 +7,16 @@ use std::{
     time::Duration,
 };
 
-/// How long a group may give CPU ahead, and how long whoever has used it up stops at most; the kernel's default.
+/// The period of the CPU quota, and so the longest pause of a group that has used it up; the kernel's default.
 const PERIOD_US: u64 = 100_000;
 
-/// How much CPU those in the groups get against others when the machine is busy, in the kernel's unit, in which an ordinary
-/// process has 1024: as much as the eight processes of this benchmark would without groups. A quota that the machine cannot
-/// give is no quota.
+/// How much CPU those in the groups get against others when the machine is busy, in the kernel's unit, in which an
+/// ordinary process has 1024: as much as the eight processes of this benchmark would without groups. A quota that the
+/// machine cannot give is no quota.
 const SHARES: u64 = 8 * 1024;
 
-/// Groups below one of this process's own. Dropping it removes them: those who were put into them must have been told to
-/// end before.
+/// Groups below one of this process's own. Dropping it removes them: the processes in them must have
+/// been stopped before.
 #[derive(Debug)]
 pub(super) struct Groups {
     /// Children after their parents.
@@ -77,7 +77,7 @@ impl Groups {
 }
 
 impl Group {
-    /// The folders, as a part is told to join them.
+    /// The folders, in the form of the option of a part that joins them.
     pub(super) fn list(&self) -> String {
         let folders: Vec<_> = self.folders.iter().map(|folder| folder.display().to_string()).collect();
         folders.join(",")
@@ -95,7 +95,7 @@ impl Group {
 impl Drop for Groups {
     fn drop(&mut self) {
         for folder in self.made.iter().rev() {
-            // The kernel refuses while somebody in it is on the way out.
+            // The kernel refuses while a process in the group is exiting.
             let removed = (0..200).any(|_| {
                 fs::remove_dir(folder).is_ok() || {
                     thread::sleep(Duration::from_millis(10));
@@ -129,8 +129,8 @@ fn tops(mounts: &str, memberships: &str) -> Result<Vec<PathBuf>, String> {
     Ok(tops)
 }
 
-/// See proc(5) for the form of both files. A path that is not below the root of the mount is that of a container without a
-/// namespace of its own, which sees its own group as the mount.
+/// See proc(5) for the form of both files. A path that is not below the root of the mount is that of a container
+/// without a namespace of its own, which sees its own group as the mount.
 fn top(mounts: &str, memberships: &str, controller: &str) -> Option<PathBuf> {
     let has = |names: &str| names.split(',').any(|name| name == controller);
     let (root, at) = mounts.lines().find_map(|line| {

@@ -1,9 +1,9 @@
-//! Three server processes, of which one may use half as much CPU as the others, and library callers that nobody told.
+//! Three server processes, of which one may use half as much CPU as the others; library callers do not know the quotas.
 //!
-//! Utilisation is what a server used of what it may, both as its control group says. Each policy has servers of its own,
-//! with the same quotas, and both are under load at the same time: whatever else the machine does meanwhile meets both. Turns
-//! were rejected: the default policy goes by the CPU of the last second, so that each of its rounds would begin with what
-//! was before.
+//! Utilisation is what a server used of what it may, both as its control group says. Each policy has servers of its
+//! own, with the same quotas, and both are under load at the same time: whatever else the machine does meanwhile meets
+//! both. Turns were rejected: the default policy goes by the CPU of the last second, so that each of its rounds would
+//! begin with what was before.
 
 use std::{error::Error, path::Path, time::Duration};
 
@@ -24,8 +24,8 @@ use crate::{load::Seen, meter, part::Part, parts::work::work, report::Report};
 const ALLOWANCES: [u64; 3] = [300, 300, 150];
 /// How much of what all may use together the requests' own work is, in percent; carrying them comes on top.
 const LOAD: u64 = 42;
-/// What a request's work takes on average on an idle core. Many small requests: of few large ones, which server gets one
-/// more within a round would be what is measured.
+/// What a request's work takes on average on an idle core. Many small requests: of few large ones, which server gets
+/// one more within a round would be what is measured.
 const WORK: Duration = Duration::from_micros(400);
 /// Clients that call.
 const CLIENTS: u32 = 4;
@@ -43,8 +43,8 @@ const SERVICES: [&str; 2] = ["bench/default", "bench/least-request"];
 /// How long things take.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
-    /// Until the default policy has learnt how much each server may use: its slow loop needs about 10 s for two thirds of
-    /// the way.
+    /// Until the default policy has learnt how much each server may use: its slow loop needs about 10 s for two thirds
+    /// of the way.
     settle: Duration,
     rounds: usize,
     round: Duration,
@@ -123,7 +123,7 @@ pub(super) fn run(quick: bool, report: &mut Report) -> Result<(), Box<dyn Error>
 
 /// Rounds, each of ours and of theirs at the same time.
 async fn measure(plan: Plan) -> Result<Vec<[Round; 2]>, String> {
-    // Dropped in reverse: the groups go when nobody is in them any more.
+    // Dropped in reverse: the groups are removed once they have no processes.
     let mut groups = Groups::new()?;
     let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
     let (_mesh, control) = Part::start(dir.path(), &["mesh"]).await?;

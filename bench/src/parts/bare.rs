@@ -1,5 +1,6 @@
-//! A proxy made of hyper and of nothing else: every request goes to the next endpoint through hyper's own client and its pool, with no
-//! deadline, no statistics and no second try. A path of one's own through HTTP/1.1 has to cost less to be worth it.
+//! A proxy made of hyper and of nothing else: every request goes to the next endpoint through hyper's own client and
+//! its pool, with no deadline, no statistics and no second attempt. A path of one's own through HTTP/1.1 has to cost
+//! less to be worth it.
 
 use std::{
     net::SocketAddr,

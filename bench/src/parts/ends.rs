@@ -1,8 +1,8 @@
 //! Both ends of a proxy: the endpoints behind it, and those who call them before it.
 //!
-//! They are one process with one thread. As two on the same processor they would wake each other, and the proxy one of them, at
-//! nearly every message: what that costs made them slower than a lean proxy, which then waited for them, and a proxy that waits
-//! is woken for every request, which costs it more than one that is behind.
+//! They are one process with one thread. As two on the same processor they would wake each other, and the proxy one of
+//! them, at nearly every message: what that costs made them slower than a lean proxy, which then waited for them, and a
+//! proxy that waits is woken for every request, which costs it more than one that is behind.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -14,7 +14,7 @@ use crate::load::Call;
 /// How many endpoints there are.
 const ENDPOINTS: usize = 2;
 
-/// Starts the endpoints, prints their addresses, and calls as it is told until its input ends.
+/// Starts the endpoints, prints their addresses, and calls as ordered until its input ends.
 pub(super) async fn run(protocol: Protocol) -> Result<(), BoxError> {
     let mut addresses = Vec::new();
     for _ in 0..ENDPOINTS {
@@ -37,8 +37,9 @@ pub(super) async fn run(protocol: Protocol) -> Result<(), BoxError> {
     }
 }
 
-/// Answers an order with a line. `call PAYLOAD CONNECTIONS ADDRESS,…` makes callers of these addresses, over so many connections
-/// each where the protocol shares them, and lets go of those before; `closed SIDE MS TASKS` and `open SIDE MS RATE` have one of them call.
+/// Responds to an order with a line. `call PAYLOAD CONNECTIONS ADDRESS,…` makes callers of these addresses, over so
+/// many connections each where the protocol shares them, and lets go of those before; `closed SIDE MS TASKS` and `open
+/// SIDE MS RATE` have one of them call.
 async fn obey<C: Call>(
     connect: impl AsyncFn(SocketAddr, usize, usize) -> Result<C, BoxError>,
 ) -> Result<(), BoxError> {

@@ -36,7 +36,7 @@ const SERVERS: usize = 4;
 /// How long the proxy may take to start.
 const START: Duration = Duration::from_secs(20);
 
-/// What callers are told.
+/// Options of callers.
 #[derive(Args, Debug)]
 pub(crate) struct RareArgs {
     /// The proxy that they share.
@@ -73,7 +73,7 @@ pub(super) async fn serve(address: IpAddr, agent: Address) -> Result<(), BoxErro
     Ok(())
 }
 
-/// Calls as it is told: `round PROGRAMS MICROSECONDS` between one and the next, and `kept`.
+/// Calls as ordered: `round PROGRAMS MICROSECONDS` between one and the next, and `kept`.
 pub(super) async fn call(args: RareArgs, agent: Address) -> Result<(), BoxError> {
     let until = Instant::now() + START;
     while let Err(why) = shared(args.proxy, BODIES[0]).await {
@@ -143,7 +143,7 @@ async fn round(
     Ok(seen)
 }
 
-/// A program that knows where to call, and has called nobody.
+/// A program with resolved endpoints and without a previous call.
 async fn learnt(agent: Address, name: String) -> Result<(Mesh, ServiceHandle), BoxError> {
     let region = Location::in_region(Region::new("bench")?);
     let mesh = Mesh::builder().agent(agent).location(region).client_id(name).connect().await?;

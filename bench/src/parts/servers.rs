@@ -58,7 +58,7 @@ pub(super) async fn mesh(dir: &Path, agent: Address) -> Result<(), BoxError> {
     }
 }
 
-/// An address of this machine that nobody listens on.
+/// An address of this machine without a listener.
 pub(crate) fn free_port() -> std::io::Result<SocketAddr> {
     StdListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }

@@ -31,8 +31,8 @@ fn service() -> Result<ServiceName, BoxError> {
     Ok(ServiceName::new("bench/shards")?)
 }
 
-/// Holds a RIB in memory and changes the map in it when told: `move N`, `split`, each answered by the map's version;
-/// `behind`, by how many watchers have yet to acknowledge.
+/// Holds a RIB in memory and changes the map in it when ordered: `move N`, `split`, each with the map's version as the
+/// response; `behind`, with the number of watchers that have yet to acknowledge.
 #[derive(Clone)]
 struct Source {
     node: Node,
@@ -216,8 +216,8 @@ pub(super) async fn agent(dir: &Path, upstream: Address) -> Result<(), BoxError>
     Ok(fairmesh_agent::run(config, ended).await?)
 }
 
-/// A program that decides by the map. Answers `version` by that of the map, 0 where there is none, and `look N` by the
-/// nanoseconds of a look-up.
+/// A program that decides by the map. Responds to `version` with that of the map, 0 without a map, and to `look N` with
+/// the nanoseconds of a look-up.
 pub(super) async fn caller(dir: &Path, name: &str) -> Result<(), BoxError> {
     let resolver = Resolver::<()>::start(ResolverConfig {
         upstream: FollowerConfig {
@@ -259,8 +259,8 @@ fn map_of<L: EndpointTransport>(subscription: &Subscription<L>) -> Option<Arc<Sh
     }
 }
 
-/// Nanoseconds of processor time a look-up, the middle of five rounds. No key can be worked out before the look-up of the
-/// one before it is done.
+/// Nanoseconds of processor time a look-up, the middle of five rounds. No key can be worked out before the look-up of
+/// the one before it is done.
 fn look_up(map: &ShardTable, count: u64) -> f64 {
     let mut random = Generator::new(u64::from(std::process::id()));
     let mut found = 0;

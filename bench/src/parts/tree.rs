@@ -53,7 +53,7 @@ fn anywhere() -> Address {
     Address::Tcp("127.0.0.1:0".into())
 }
 
-/// Answers `cpu` until the input ends.
+/// Responds to `cpu` until the input ends.
 async fn tell_cpu() {
     let mut orders = orders();
     while let Ok(Some(_)) = orders.next_line().await {

@@ -1,4 +1,4 @@
-//! Servers that work for their answers, and callers that know them.
+//! Servers that compute their responses, and callers that verify them.
 
 use std::{
     fs,
@@ -30,7 +30,7 @@ const WAIT: Duration = Duration::from_millis(3);
 /// Different requests; a power of two.
 const TASKS: u64 = 64;
 
-/// What a worker is told.
+/// Options of a worker.
 #[derive(Args, Debug)]
 pub(crate) struct WorkerArgs {
     /// The service that it is an endpoint of.
@@ -44,7 +44,7 @@ pub(crate) struct WorkerArgs {
     groups: Vec<PathBuf>,
 }
 
-/// What callers of workers are told.
+/// Options of callers of workers.
 #[derive(Args, Debug)]
 pub(crate) struct CallersArgs {
     /// The service that they call.
@@ -61,8 +61,8 @@ pub(crate) struct CallersArgs {
     groups: Vec<PathBuf>,
 }
 
-/// The work: rounds of arithmetic, each of which needs the one before. By rounds and not by time, since a server that is
-/// stopped for having used up its quota must not get done with it meanwhile.
+/// The work: rounds of arithmetic, each of which needs the one before. By rounds and not by time, since a server that
+/// is stopped for having used up its quota must not get done with it meanwhile.
 pub(crate) fn work(seed: u64, rounds: u32) -> u64 {
     (0..rounds).fold(seed, |word, _| black_box(mix64(word)))
 }
@@ -96,7 +96,7 @@ fn join(groups: &[PathBuf]) -> std::io::Result<()> {
     groups.iter().try_for_each(|group| fs::write(group.join("cgroup.procs"), process::id().to_string()))
 }
 
-/// Works and waits. The request is a seed and a number of rounds, the answer what comes out.
+/// Works and waits. The request is a seed and a number of rounds, the response the result.
 async fn answer(request: Bytes) -> Result<Vec<u8>, StatusCode> {
     let (seed, rounds) = request.split_first_chunk().ok_or(StatusCode::BAD_REQUEST)?;
     let rounds = rounds.try_into().map_err(|_| StatusCode::BAD_REQUEST)?;
@@ -105,7 +105,7 @@ async fn answer(request: Bytes) -> Result<Vec<u8>, StatusCode> {
     Ok(result.to_le_bytes().into())
 }
 
-/// Calls as it is told, with answers that it has worked out itself.
+/// Calls as ordered, with expected responses computed by itself.
 pub(super) async fn call(args: CallersArgs, agent: Address) -> Result<(), BoxError> {
     join(&args.groups)?;
     let mut clients = Vec::new();
@@ -125,7 +125,8 @@ struct Task {
 }
 
 impl Task {
-    /// One of an even sample of an exponential distribution: most requests are small, and a few are five times the mean.
+    /// One of an even sample of an exponential distribution: most requests are small, and a few are five times the
+    /// mean.
     fn new(number: u64, mean: u32) -> Self {
         let share = (number as f64 + 0.5) / TASKS as f64;
         let rounds = (-(1.0 - share).ln() * f64::from(mean)) as u32;

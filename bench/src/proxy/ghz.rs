@@ -1,4 +1,4 @@
-//! gRPC called by ghz: a caller that is nobody's here, and that does much more for a call than a proxy does.
+//! gRPC called by ghz: a third-party caller that does much more for a call than a proxy does.
 
 use std::{
     collections::BTreeMap,
@@ -24,9 +24,9 @@ use crate::{
 
 /// What is called, as ghz reads it.
 const DEFINITION: &str = include_str!("../../../proto/fairmesh/bench/v1/echo.proto");
-/// How long one run may take: one without end would be calls that nobody answers.
+/// How long one run may take, since calls without a response would never end.
 const MOST: Duration = Duration::from_secs(60);
-/// How much of what went wrong is told, in characters: it says so once for each call.
+/// How much of an error report is kept, in characters: ghz reports an error once for each call.
 const MOST_SAID: usize = 300;
 
 /// The program, and where its files lie.
@@ -58,8 +58,8 @@ impl Ghz {
         version(&self.program, "--version")
     }
 
-    /// So many calls with a payload of so many bytes, all of which have to be answered with OK. Answers are not compared with
-    /// what was sent, as ghz does not; the lean caller does that.
+    /// So many calls with a payload of so many bytes, all of which must return OK. Responses are not compared with
+    /// the requests, since ghz does not; the lean caller does that.
     pub(super) async fn calls(&self, to: SocketAddr, payload: usize, calls: u64) -> Result<Run, String> {
         let (connections, at_once) = MULTIPLEXED;
         let mut command = launched(CALLERS, &self.program)?;

@@ -14,8 +14,8 @@ use super::{
 };
 use crate::report::Report;
 
-/// Connections that come first, so that what a proxy takes once is counted for nobody, and those that are counted: together fewer
-/// than the 1,024 files that a process may have open on many machines.
+/// Connections opened first, so that memory a proxy takes once is not counted, and the counted connections: together
+/// fewer than the 1,024 files that a process may have open on many machines.
 const BEFORE: usize = 100;
 const COUNTED: usize = 800;
 /// How long all of them may take; a proxy needs a fraction of a second.
@@ -50,14 +50,14 @@ async fn of_each(proxy: &Proxy) -> io::Result<u64> {
     Ok(proxy.process.rss_bytes().saturating_sub(before) / COUNTED as u64)
 }
 
-/// Connections of which each was answered once.
+/// Connections with one response each.
 async fn answered(by: SocketAddr, count: usize) -> io::Result<Vec<BufReader<TcpStream>>> {
     let mut all = Vec::with_capacity(count);
     for _ in 0..count {
         let mut stream = BufReader::new(TcpStream::connect(by).await?);
         stream.write_all(GET).await?;
         let mut head = String::new();
-        // The answer has no body: it ends with its head.
+        // The response has no body: it ends with its headers.
         while !head.ends_with("\r\n\r\n") {
             if stream.read_line(&mut head).await? == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());

@@ -13,9 +13,9 @@ use tokio::time::{Instant, sleep};
 
 use crate::parts::MEASURED;
 
-/// How long one may take to start or to answer.
+/// How long a process may take to start or to respond.
 const START: Duration = Duration::from_secs(30);
-/// How long one may take to end: beyond what a proxy gives requests under way by default.
+/// How long a process may take to end: beyond the default drain deadline of a proxy.
 const END: Duration = Duration::from_secs(30);
 
 /// A program that will run on this processor, without arguments yet.
@@ -70,7 +70,7 @@ impl Process {
         Ok(())
     }
 
-    /// Has it end by itself, which a program that was told to count what it runs needs in order to write that down.
+    /// Stops it by a signal, so that an instrumented program can write its profile.
     pub(crate) async fn stop(mut self) -> Result<(), String> {
         kill(self.child.id(), Signal::TERM);
         let until = Instant::now() + END;

@@ -1,5 +1,5 @@
-//! Fairmesh and its peers, set up alike: one thread to work, two endpoints, one route by prefix, least request, a deadline,
-//! and what statistics each has. Two yardsticks have the endpoints and nothing else of that.
+//! Fairmesh and its peers, set up alike: one thread to work, two endpoints, one route by prefix, least request, a
+//! deadline, and what statistics each has. Two yardsticks have the endpoints and nothing else of that.
 
 use std::{
     fmt, fs,
@@ -30,7 +30,7 @@ pub(super) enum Who {
 
 /// The peers.
 pub(super) const PEERS: [Who; 3] = [Who::Envoy, Who::Haproxy, Who::Nginx];
-/// Who else the CPU of HTTP/1.1 is measured beside, though nobody would run them.
+/// Yardsticks for the CPU of HTTP/1.1, which are not for production.
 pub(super) const YARDSTICKS: [Who; 2] = [Who::Bare, Who::Relay];
 
 /// What is spoken, on both sides of a proxy.
@@ -143,7 +143,7 @@ pub(super) fn version(program: &Path, flag: &str) -> Result<String, String> {
     Ok(said.lines().find(|line| !line.trim().is_empty()).unwrap_or_default().trim().to_owned())
 }
 
-/// Addresses that nobody listens on, no two alike: each is held until all are found.
+/// Distinct addresses without a listener: each is held until all are found.
 fn free() -> Result<[SocketAddr; 4], String> {
     let bound = [(); 4].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)));
     let mut free = [SocketAddr::from((Ipv4Addr::LOCALHOST, 0)); 4];
@@ -161,7 +161,7 @@ fn write(dir: &Path, name: &str, text: &str) -> Result<String, String> {
     Ok(path.display().to_string())
 }
 
-/// Whether a request comes back from an endpoint: everyone here answers programs that speak HTTP/1.1.
+/// Whether an endpoint responds to a request: every proxy here serves HTTP/1.1.
 async fn passes_on(address: SocketAddr) -> std::io::Result<bool> {
     let mut stream = TcpStream::connect(address).await?;
     stream

@@ -27,7 +27,7 @@ use super::{
 
 /// Watchers that connect at one time.
 const CONNECTING: usize = 64;
-/// How long a change may take to reach everybody.
+/// How long a change may take to reach all watchers.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A change has come to a watcher.
@@ -36,7 +36,7 @@ struct Arrival {
     at: Instant,
 }
 
-/// Watchers under way. Dropping it ends them.
+/// Connected watchers. Dropping it ends them.
 pub(super) struct Crowd {
     watchers: JoinSet<Result<(), String>>,
     arrivals: mpsc::UnboundedReceiver<Arrival>,

@@ -1,5 +1,5 @@
-//! A gRPC call on a connection of its own, with no more between socket and message than the protocol asks for: ten thousand
-//! of them share two processors with what is measured.
+//! A gRPC call on a connection of its own, with no more between socket and message than the protocol asks for: ten
+//! thousand of them share two processors with what is measured.
 
 use std::sync::{Arc, atomic::AtomicU64};
 
@@ -14,7 +14,7 @@ use super::counted::Counted;
 /// What may come ahead on a stream, in bytes: no message waits for an update of the window.
 const WINDOW: u32 = 4 << 20;
 
-/// A call under way. Dropping it closes its connection.
+/// A call in flight. Dropping it closes its connection.
 #[derive(Debug)]
 pub(super) struct Stream {
     /// Open, since the end of the requests would be the end of the call.

@@ -1,6 +1,6 @@
-//! Writes on a large store: a control plane whose records take 12 GB is written as ServiceRouter's RIB is (ServiceRouter §4.1), durably and
-//! through its API, while one who follows everything checks that all of it arrives. Beside it plain etcd, and our control
-//! plane on a store in etcd.
+//! Writes on a large store: a control plane whose records take 12 GB is written as ServiceRouter's RIB is
+//! (ServiceRouter §4.1), durably and through its API, while one who follows everything checks that all of it arrives.
+//! Beside it plain etcd, and our control plane on a store in etcd.
 
 mod figures;
 mod fleet;
@@ -42,7 +42,7 @@ const WRITERS: usize = 32;
 const START: Duration = Duration::from_secs(900);
 /// How long to wait before asking it again.
 const LOOK: Duration = Duration::from_millis(20);
-/// What etcd is told: batches are transactions of up to a thousand records, and the backend takes what etcd's makers call
+/// Options of etcd: batches are transactions of up to a thousand records, and the backend takes what etcd's makers call
 /// the most that it should.
 const ETCD: [&str; 2] = ["--max-txn-ops=10001", "--quota-backend-bytes=8589934592"];
 
@@ -167,7 +167,7 @@ async fn ours(dir: &Path, plan: Plan) -> Result<Ours, String> {
     Ok(Ours { pace, store, start, memory_at_start, memory, disk, anew, cpu })
 }
 
-/// Connects to a control plane that has just begun to listen, as soon as it answers.
+/// Connects to a control plane that has just begun to listen, as soon as it responds.
 async fn connect(address: &Address) -> Result<Connection, String> {
     let until = Instant::now() + START;
     loop {

@@ -1,4 +1,4 @@
-//! Endpoints that answer and close, and calls of services by the hosts of requests.
+//! Endpoints that respond and close, and calls of services by the hosts of requests.
 
 use std::{io, net::SocketAddr, ops::Range, sync::Arc, time::Duration};
 
@@ -162,7 +162,7 @@ impl Connection {
         Ok(Self { stream })
     }
 
-    /// Calls a service that is to answer with 200; how many milliseconds it took.
+    /// Calls a service that must respond with 200; returns the milliseconds that it took.
     async fn ok(&mut self, service: usize) -> Result<f64, String> {
         let began = Instant::now();
         let (status, words) = self.call(service, "/").await?;

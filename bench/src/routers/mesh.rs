@@ -103,7 +103,8 @@ impl Mesh {
         written.map(|_| ()).map_err(|status| format!("a write failed: {}", status.message()))
     }
 
-    /// Applies a change to policies of called services one after the other, and calls until it is seen, while others are called.
+    /// Applies a change to policies of called services one after the other, and calls until it is seen, while others
+    /// are called.
     pub(super) async fn changes(&self, services: usize, count: usize, load: u64) -> Result<Calls, String> {
         let at = self.at;
         let loading = tokio::spawn(async move {
@@ -158,7 +159,7 @@ fn name(service: usize) -> String {
     format!("bench/s{service}")
 }
 
-/// Two routes: one of them answers with a status, the other is for calls of some paths and headers.
+/// Two routes: one responds with a status, the other is for calls of some paths and headers.
 fn policy(service: usize, status: u16) -> serde_json::Value {
     json!({
         "kind": "Policy",

@@ -10,7 +10,7 @@ use std::{
 };
 
 /// Which crates of ours each crate may use, in the order in which they build on each other. A crate that is not listed
-/// fails the test: whoever adds one says here where it stands.
+/// fails the test: a new crate must be added here at its place.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("model", &[]),
     // How connections are accepted knows nothing of what they carry.
@@ -101,8 +101,8 @@ const IMPURE: &[&str] = &[
 /// Dependencies that only one crate may have.
 const ONLY: &[(&str, &str)] = &[("redb", "store")];
 
-/// Where sockets are listened on, and served. Everything else does so by `listen` or `wire`, so that its limits are set in one place;
-/// each of these has limits of its own, in `docs/limits.md`, or is a demonstration.
+/// Where sockets are listened on, and served. Everything else does so by `listen` or `wire`, so that its limits are set
+/// in one place; each of these has limits of its own, in `docs/limits.md`, or is a demonstration.
 const LISTENS: &[&str] = &[
     "listen/src/pages.rs",
     "wire/src/transport/listener.rs",

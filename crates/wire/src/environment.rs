@@ -1,7 +1,7 @@
 //! Defaults that a process takes from its environment: the paths of an agent's socket and state, and the region.
 //!
-//! Paths are system folders for root and the user's own folders otherwise. The binary and the library share them, so that each finds
-//! the files and sockets of the other.
+//! Paths are system folders for root and the user's own folders otherwise. The binary and the library share them, so
+//! that each finds the files and sockets of the other.
 
 use std::{
     env, fs,
@@ -17,8 +17,8 @@ pub fn system_state(part: &str) -> PathBuf {
     Path::new("/var/lib/fairmesh").join(part)
 }
 
-/// The folder in which it does when it runs as this user: below `XDG_STATE_HOME`, else `~/.local/state`. `None` of a user
-/// without a home.
+/// The folder in which it does when it runs as this user: below `XDG_STATE_HOME`, else `~/.local/state`. `None` of a
+/// user without a home.
 pub fn own_state(part: &str) -> Option<PathBuf> {
     let base = folder("XDG_STATE_HOME").or_else(|| Some(folder("HOME")?.join(".local/state")))?;
     Some(base.join("fairmesh").join(part))
@@ -85,7 +85,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let [system, own] = ["system", "own"].map(|name| root.path().join(name));
         let either = || last_written([Some(system.clone()), None, Some(own.clone())]);
-        assert_eq!(either(), None, "nobody left one");
+        assert_eq!(either(), None, "no copy was written");
         fs::create_dir(&own).unwrap();
         assert_eq!(either(), Some(own.clone()));
         fs::create_dir(&system).unwrap();

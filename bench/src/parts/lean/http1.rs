@@ -16,7 +16,7 @@ use tokio::{
 use super::super::{BoxError, payload_of};
 use crate::load::Call;
 
-/// The head of an answer up to its length: as much as servers usually say.
+/// The headers of a response up to its length: as many as servers usually send.
 const HEAD: &[u8] =
     b"HTTP/1.1 200 OK\r\nserver: bench\r\ndate: Sun, 06 Nov 1994 08:49:37 GMT\r\ncontent-type: text/plain\r\ncontent-length: ";
 
@@ -87,13 +87,13 @@ impl Connection {
     }
 }
 
-/// Accepts for ever, and answers each request with its body.
+/// Accepts for ever, and echoes the body of each request.
 pub(crate) async fn serve(listener: TcpListener) -> Result<(), BoxError> {
     loop {
         let (stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;
         tokio::spawn(async move {
-            // Whoever is not understood, or goes away, is cut off, and the caller says so.
+            // A client with an invalid request, or that disconnects, is dropped; the caller reports it.
             let _ = answer(stream).await;
         });
     }
@@ -126,7 +126,7 @@ fn end_of_head(bytes: &[u8]) -> Option<usize> {
     memmem::find(bytes, b"\r\n\r\n").map(|at| at + 4)
 }
 
-/// What a head says of the length of its body; nothing is none.
+/// The length of the body by the headers; no body without one.
 fn length(head: &[u8]) -> Result<usize, BoxError> {
     const NAME: &[u8] = b"content-length:";
     let mut rest = head;

@@ -1,7 +1,7 @@
 //! HTTP/2, and gRPC over it.
 //!
-//! Heads are written as their own kind writes them, with the table of headers filled by the first of a connection. Of heads
-//! that come nothing is decoded but that they begin with a status of 200.
+//! Headers are encoded as other lean peers encode them, with the dynamic table filled by the first of a connection. Of
+//! received headers nothing is decoded but that they begin with a status of 200.
 
 mod caller;
 mod frames;

@@ -1,9 +1,9 @@
-//! The records of a large fleet, and batches that change them: every one of them what the API takes, and the same for the
-//! same size, so that all sides are written the same.
+//! The records of a large fleet, and batches that change them: every one of them what the API takes, and the same for
+//! the same size, so that all sides are written the same.
 //!
-//! A batch has about 116 KB in 1 to 1,000 records of one service or two, as those of ServiceRouter's RIB (ServiceRouter §4.1). How many records is
-//! spread evenly over the orders of magnitude: batches of a thousand endpoints that register, of a few chunks of a shard
-//! map that moved, and all between.
+//! A batch has about 116 KB in 1 to 1,000 records of one service or two, as those of ServiceRouter's RIB (ServiceRouter
+//! §4.1). How many records is spread evenly over the orders of magnitude: batches of a thousand endpoints that
+//! register, of a few chunks of a shard map that moved, and all between.
 
 use std::ops::Range;
 
@@ -53,7 +53,7 @@ const KINDS: [Kind; 7] = [
 #[derive(Debug)]
 pub(super) struct Fleet {
     maps: [Vec<Map>; SHARDS.len()],
-    /// Which map of a sort is next. In turn, so that batches under way at one time write different maps.
+    /// Which map of a sort is next. In turn, so that concurrent batches write different maps.
     turns: [usize; SHARDS.len()],
     services: Vec<ServiceName>,
     /// Which endpoint is next, counted through all services.
@@ -166,7 +166,7 @@ impl Map {
         ops
     }
 
-    /// Shards in order whose starts nobody can guess.
+    /// Shards in order with unpredictable starts.
     fn chunk(&self, at: usize) -> Vec<u8> {
         let first = at as u32 * self.shards;
         let ids: Vec<u32> = (first..first + self.shards).collect();

@@ -6,8 +6,8 @@ use std::{
     process::{Child, ChildStdin, Command, Stdio},
 };
 
-/// A folder that is gone when this is, or when the process is: another one waits for that, since one that is killed cleans
-/// nothing up.
+/// A folder that is gone when this is, or when the process is: another one waits for that, since one that is killed
+/// cleans nothing up.
 #[derive(Debug)]
 pub(super) struct Room {
     path: PathBuf,
@@ -49,7 +49,7 @@ impl Room {
 impl Drop for Room {
     fn drop(&mut self) {
         self.tell.take();
-        // Fails only where there is nobody to wait for.
+        // Fails only where no sweeper is left.
         let _ = self.sweeper.wait();
     }
 }

@@ -19,7 +19,7 @@ use crate::{
     rib::peer::{self, Header},
 };
 
-/// Batches under way while a store is filled.
+/// Batches in flight while a store is filled.
 const FILLING: usize = 32;
 
 #[derive(Clone, Debug)]
@@ -63,7 +63,7 @@ impl Keys {
         self.0.len()
     }
 
-    /// How many of these keys are not as the other says. Which revision deleted a key, a watcher is not told.
+    /// How many of these keys are not as the other says. A watcher does not receive the revision that deleted a key.
     pub(super) fn missing_from(&self, other: &Self) -> usize {
         let same = |key, &(revision, there): &(u64, bool)| match other.0.get(key) {
             Some(&(found, true)) => there && found == revision,
@@ -94,7 +94,7 @@ impl Call for Writer {
         written.batches += 1;
         written.bytes += bytes;
         written.revision = written.revision.max(revision);
-        // Nobody watches etcd here.
+        // The benchmark has no watcher of etcd here.
         if let Target::Fairmesh(_) = self.target {
             keys.iter().for_each(|(key, there)| written.keys.note(key, revision, *there));
         }
@@ -132,7 +132,7 @@ impl Target {
     }
 }
 
-/// Writes all of a fleet once, with some batches under way at a time; returns how many bytes that is.
+/// Writes all of a fleet once, with some batches in flight; returns the number of bytes.
 pub(super) async fn fill<W>(fleet: &mut Fleet, write: impl Fn(Batch) -> W) -> Result<u64, String>
 where
     W: Future<Output = Result<(), String>>,

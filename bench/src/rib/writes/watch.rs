@@ -18,7 +18,7 @@ use super::target::{Keys, Written};
 /// How long the last write may take to arrive.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A watch under way. Dropping it ends it.
+/// An open watch. Dropping it ends it.
 pub(super) struct Watch {
     seen: Arc<Mutex<Seen>>,
     at: watch::Receiver<u64>,

@@ -332,8 +332,8 @@ async fn a_failed_poll_is_no_failure_of_the_endpoint() {
         call(&service, false).await;
         assert!(begun.elapsed() < PATIENCE, "{:?}", mesh.stats());
     }
-    // Until the question to it is given up, which makes one more that ended than the other servers received; then until another
-    // server is asked, which is sooner than a silent one is asked again.
+    // Until the question to it is given up, which makes one more that ended than the other servers received; then until
+    // another server is asked, which is sooner than a silent one is asked again.
     let asked = || stations.iter().map(Station::asked).sum::<usize>();
     while mesh.stats().estimates_polled <= asked() as u64 {
         call(&service, false).await;
@@ -346,7 +346,7 @@ async fn a_failed_poll_is_no_failure_of_the_endpoint() {
     }
     let stats = mesh.stats();
     assert_eq!(silent.load(Relaxed), 1, "it is left alone for a while");
-    assert_eq!(server.open(), server.connections(), "that nobody waits any more closes no connection");
+    assert_eq!(server.open(), server.connections(), "a cancelled poll closes no connection");
     assert_eq!((stats.attempts, stats.faults, stats.retries), (stats.calls, 0, 0), "{stats:?}");
     let ServiceState::Ready(ready) = &*service.state() else { panic!("known") };
     let troubles =

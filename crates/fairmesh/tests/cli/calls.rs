@@ -80,7 +80,7 @@ fn a_call_that_nobody_answers_says_why_and_who_was_tried() {
     assert!(call(&["shop/cart", "--key", "1"]).fails(2).contains("speaks gRPC"));
     assert!(call(&["shop/catalog"]).fails(1).contains("shop/catalog: "));
 
-    // Nobody listens there any more.
+    // The port no longer has a listener.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     mesh.register("shop/catalog", "catalog-0", "us", port);
     let refused = call(&["shop/catalog", "-v"]).fails(1);

@@ -227,7 +227,7 @@ fn registering_what_nobody_declared_says_that_it_declares_it() {
     let mesh = Mesh::with_shop();
     let agent = mesh.agent("eu");
     let via = agent.address();
-    // A port that nobody listens on; the program ends at once, having said all there is to say.
+    // A port without a listener; the program exits at once, after the complete error message.
     let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let register =
         |service| mesh.run(&["register", service, "--address", &free(), "--agent", &via, "--", "true"]);

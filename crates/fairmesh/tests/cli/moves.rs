@@ -66,7 +66,7 @@ fn a_move_that_waits_for_a_caller_names_it() {
         assert!(told.contains("waiting for callers that have not applied the map: test ("), "{told}");
         started = Some(child);
     });
-    assert!(started.unwrap().wait().unwrap().success(), "nobody is left to wait for");
+    assert!(started.unwrap().wait().unwrap().success(), "no caller is left to wait for");
 }
 
 #[test]

@@ -119,7 +119,7 @@ fn without_a_control_plane_the_address_and_what_to_start_are_said() {
 
 #[test]
 fn a_control_plane_that_does_not_answer_is_said_to_be_overloaded_or_stopped() {
-    // The system takes connections for it; nobody reads them.
+    // The kernel accepts connections to the listener; no program reads from them.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = silent.local_addr().unwrap().to_string();
     let complaint = fairmesh(&address, &["get", "services"], "").fails(1);

@@ -23,8 +23,8 @@ fn what_is_written_at_the_control_plane_is_read_below_two_replicas_and_survives_
     assert_eq!(root.child.wait().unwrap().code(), Some(0));
     drop(root);
     let root = mesh.replica("root", &mesh.address());
-    assert_eq!(at(&root.address()), written, "from disk, with nobody above");
-    assert!(endpoints().contains("catalog-0"), "from memory, with nobody above");
+    assert_eq!(at(&root.address()), written, "from disk, without an upstream");
+    assert!(endpoints().contains("catalog-0"), "from memory, without an upstream");
     mesh.start_control();
     mesh.apply("kind: Service\nname: shop/search\n").ok();
     wait_until("what is written later arrives", || at(&agent.address()) == at(&mesh.address()));

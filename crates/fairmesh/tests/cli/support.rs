@@ -211,7 +211,7 @@ impl Mesh {
         self.agent_at(region, &self.address())
     }
 
-    /// An agent in this region that follows somebody.
+    /// An agent in this region that follows this upstream.
     pub(crate) fn agent_at(&self, region: &str, upstream: &str) -> Agent {
         let socket = self.path(&format!("agent-{region}.sock"));
         let address = format!("unix:{}", socket.display());

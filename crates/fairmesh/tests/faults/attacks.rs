@@ -1,4 +1,4 @@
-//! Programs and servers that mean harm, or are broken: each is told so or cut off, and nobody else notices.
+//! Malicious or broken programs and servers: each gets an error or is disconnected, and no other peer is affected.
 
 mod bodies;
 mod crosstalk;
@@ -17,7 +17,7 @@ use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 
 use crate::harness::{Process, Proxy};
 
-/// Another program is served as ever.
+/// Asserts that another program is still served.
 async fn others_are_served(proxy: &Proxy) {
     let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
     let request = Request::get(format!("http://{}/", proxy.for_one)).body(Empty::new()).unwrap();

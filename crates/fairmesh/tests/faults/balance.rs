@@ -120,7 +120,7 @@ async fn shards_leave_an_overloaded_server_and_no_call_fails() {
     let held = holders(&world).await;
     assert!(held.len() == 3 && held.values().all(|shards| (2..=4).contains(shards)), "{held:?}");
 
-    // What the servers answer by now bears it out.
+    // The responses of the servers confirm it.
     let count = || ["cart-0", "cart-1", "cart-2"].map(|name| load.tally().answered_by(name));
     let start = count();
     load.goes_on(900).await;

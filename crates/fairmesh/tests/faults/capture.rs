@@ -39,7 +39,7 @@ struct Programs {
 
 impl Programs {
     fn new(world: &World, user: &'static str) -> Self {
-        // Nobody has these addresses but the second machine: they only have to be routed somewhere.
+        // Only the second machine has these addresses: they need no more than a route.
         let hosts = format!(
             "10.78.0.9 one.shop two.shop far.shop\nfd00:78::9 one.shop\n{THERE} elsewhere.example\n127.0.0.1 localhost\n"
         );
@@ -89,7 +89,7 @@ async fn nft(arguments: &[&str], input: &str) -> String {
     run(command, input, PATIENCE).await.ok()
 }
 
-/// What programs said to a server that is none of the mesh: HTTP is answered, all else given back.
+/// Bytes that programs sent to a server outside the mesh, which responds to HTTP and echoes anything else.
 #[derive(Clone, Default)]
 struct Heard(Arc<Mutex<Vec<String>>>);
 
@@ -182,7 +182,7 @@ fn unmodified_programs_reach_services_and_everybody_else_and_no_trace_is_left() 
 
         // The reset may come before the program has seen that it is connected.
         let direct = async { TcpStream::connect(("127.0.0.1", port)).await?.read(&mut [0]).await };
-        assert!(direct.await.is_err(), "nobody redirected this one");
+        assert!(direct.await.is_err(), "no rule redirected this connection");
         proxy.counts("captured_loops_total", 1.0).await;
 
         assert!(capture("--undo").await.ok().contains("any more"));
@@ -191,7 +191,7 @@ fn unmodified_programs_reach_services_and_everybody_else_and_no_trace_is_left() 
         assert_eq!(
             programs.curl(&["--max-time", "1", "http://one.shop/"]).await.code,
             Some(28),
-            "nobody is there"
+            "no host has this address"
         );
     });
 }
@@ -225,7 +225,7 @@ async fn the_rest_goes_on(programs: &Programs, heard: &Heard) {
         first.starts_with("GET / HTTP/1.1\r\nHost: elsewhere.example\r\n") && !first.contains("fairmesh"),
         "{first}"
     );
-    // No HTTP, what may yet become a head of it, and a protocol in which the server speaks first.
+    // Not HTTP, a possible prefix of an HTTP request, and a protocol in which the server speaks first.
     for (port, say, hear) in [(80, "\\x16\\x03\\x01", "b'\\x16\\x03\\x01'\n"), (80, "HELO", "b'HELO'\n")] {
         let script = format!(
             "import socket; s = socket.create_connection(('{THERE}', {port})); s.sendall(b'{say}'); print(s.recv(99))"
@@ -335,7 +335,7 @@ fn capture_that_is_watched_and_cannot_go_on_leaves_nothing_captured() {
         let mut watch = Process::start(Program::fairmesh(world.path("watch.log"), &watch));
         until("it is captured", async || rules().await != before).await;
         proxy.process.kill().await;
-        // Who listens now cannot be told from those who are to be captured.
+        // The listening programs cannot be distinguished from the programs to capture.
         let script = format!(
             "import socket, sys; s = socket.create_server(('127.0.0.1', {port})); s.settimeout(20); s.accept()"
         );

@@ -1,5 +1,5 @@
-//! What h2spec, which knows RFC 9113 case by case, says of the proxy's listeners. It runs where `scripts/setup.sh h2spec` has
-//! put it, or where it is on the path.
+//! What h2spec, which knows RFC 9113 case by case, says of the proxy's listeners. It runs where `scripts/setup.sh
+//! h2spec` has put it, or where it is on the path.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -15,11 +15,11 @@ use crate::harness::{Proxy, World, alone, run, skipped, tool};
 /// How long all cases may take; one that hears nothing waits for two seconds.
 const PATIENCE: Duration = Duration::from_secs(400);
 
-/// The one case that listeners cannot pass which speak HTTP/1.1 as well: what begins as neither is answered with 400 in words of
-/// HTTP/1.1 before the connection is closed, and h2spec would have it closed in silence.
+/// The one case that listeners cannot pass that speak HTTP/1.1 as well: an unknown preface gets a 400 response over
+/// HTTP/1.1 before the connection is closed, and h2spec expects it closed without a response.
 const NOT_HTTP2: &str = "× 2: Sends invalid connection preface";
 
-/// Answers everything with some bytes, since windows are filled with them.
+/// Responds to every request with a body, which fills flow-control windows.
 async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
     let _ = request.into_body().collect().await;
     Ok(Response::new(Full::from("Here are some bytes to fill windows with.")))

@@ -44,7 +44,7 @@ impl Writers {
                     if stop.load(Relaxed) {
                         return;
                     }
-                    // A batch without an answer is never sent again: it must be there as a whole or not at all.
+                    // A batch without a response is never sent again: the store must hold all of it or nothing.
                     let name = format!("w{writer}n{number}");
                     match write(&mut connection, &control, &name).await {
                         Some(()) => drop(acknowledged.lock().unwrap().insert(name)),

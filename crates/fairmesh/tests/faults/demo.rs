@@ -75,7 +75,7 @@ async fn the_demo_fails_no_call_but_those_under_way_on_the_server_that_it_kills(
     );
     for call in calls {
         assert_eq!(call["picked"].as_object().unwrap().len(), callers.len(), "{call}");
-        // Of a shard exactly one; of the others at most those that may answer.
+        // Of a shard exactly one endpoint; of other services at most the eligible ones.
         let explained = call["explained"].as_array().unwrap();
         let keyed = call["call"].as_str().unwrap().contains("key");
         assert!(call["agree"] == true && (!keyed || explained.len() == 1), "{call}");

@@ -1,4 +1,4 @@
-//! Calls that no server can take: each reason has its own error, and nobody waits for it.
+//! Calls that no server can serve: each reason has its own error, and the call fails without waiting.
 
 use std::collections::BTreeSet;
 

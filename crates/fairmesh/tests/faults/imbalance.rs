@@ -16,11 +16,12 @@ use crate::harness::{BURN, Process, Spec, World, beside_others, until};
 const HOT: u64 = 10_000_000;
 const COOL: u64 = HOT / 10;
 
-/// Between calls: figures are made once a minute, and what counts is how much each server burns of all. Other tests need the CPU too.
+/// Between calls: figures are made once a minute, and what counts is how much each server burns of all. Other tests
+/// need the CPU too.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Well above what figures take from a server to an answer, which is within a minute and a half: two readings, one round
-/// of the agent, and another minute where the first was nearly over.
+/// Well above the delay from a server to the query response, which is within a minute and a half: two readings, one
+/// round of the agent, and another minute where the first was nearly over.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// One call to one server, past every balancer.

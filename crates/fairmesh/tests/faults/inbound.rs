@@ -81,7 +81,7 @@ async fn in_front(
     (process, address)
 }
 
-/// What comes over a connection of one's own, as it is.
+/// The raw response over a connection of its own.
 async fn raw(to: &str, path: &str, header: &str) -> String {
     let mut stream = TcpStream::connect(to).await.unwrap();
     let request = format!(

@@ -91,7 +91,7 @@ async fn a_request_and_its_tries_are_spans_of_its_callers_trace() {
     let answer = call(false, &proxy.for_one, &[("traceparent", &parent), ("tracestate", "vendor=1")]).await;
     let seen_by_server = answer.headers()["x-traceparent"].to_str().unwrap().to_owned();
 
-    // Told at the end at the latest, within its deadline.
+    // Reported at shutdown at the latest, within its deadline.
     let unrecorded = parent.replace("-01", "-00");
     let passed_on = call(false, &proxy.for_one, &[("traceparent", &unrecorded)]).await;
     assert_eq!(passed_on.headers()["x-traceparent"], *unrecorded, "it goes on untouched");
@@ -145,7 +145,7 @@ async fn a_trace_begins_here_where_none_can_be_read_and_tells_of_failed_tries() 
         call(false, &proxy.for_one, &[("b3", "80f198ee56343ba864fe8b2a57d3eff7-e457b5a2e4d86bd1-1")]).await;
     assert!(b3.headers().get("x-traceparent").is_none(), "a trace of another kind is left alone");
 
-    // Nobody is there, so that the call is tried again at the other one.
+    // No server listens there, so the call is retried at the other endpoint.
     let lease = Duration::from_secs(60);
     let mut gone = Spec { lease, ..Spec::new("shop/both", "gone", Protocol::Http1) }.apart(&world).await;
     gone.kill().await;
@@ -208,7 +208,7 @@ async fn the_pages_tell_what_runs_and_why_the_last_request_went_where_it_went() 
     let text = proxy.page("/last").await;
     assert!(text.contains("GET \"/items\"") && text.contains("by revision"), "{text}");
 
-    // Of a name that nobody declared nothing is kept but this.
+    // Of an undeclared name the proxy keeps nothing but this.
     assert_eq!(call(false, &proxy.by_host, &[("host", "none.shop")]).await.status(), StatusCode::NOT_FOUND);
     let text = proxy.page("/services/shop/none/last").await;
     assert!(text.contains("404") && text.contains("is not declared"), "{text}");

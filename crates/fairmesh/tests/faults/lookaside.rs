@@ -190,7 +190,7 @@ async fn what_callers_report_is_heeded_by_the_picks_of_others() {
     let mut other = lookaside.caller().await;
     for _ in 0..20 {
         let picked = pick(&mut other, of("shop/one", 1)).await;
-        assert_ne!(picked.leases[0].instance, "one-1", "it failed somebody else");
+        assert_ne!(picked.leases[0].instance, "one-1", "it failed calls of another client");
     }
     let good = Told { lease: failing, calls: 1, done: true, ..Told::default() };
     assert_eq!((report(&mut caller, good).await, report(&mut caller, good).await), (0, 1), "it is over");
@@ -255,7 +255,7 @@ async fn a_lookaside_that_knows_nothing_takes_nobody_and_one_that_stops_tells_th
     let mut caller = lookaside.caller().await;
     assert_eq!(pick(&mut caller, of("shop/one", 2)).await.leases.len(), 1);
     lookaside.process.signal(Signal::TERM);
-    // The caller's connection is idle and open: it is told to go, and holds nobody up.
+    // The caller's connection is idle and open: it receives GOAWAY and does not delay the drain.
     let ended = tokio::time::timeout(Duration::from_secs(9), lookaside.process.end()).await;
     assert!(ended.unwrap().success(), "{}", lookaside.process.log());
 }

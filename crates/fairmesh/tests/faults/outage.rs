@@ -30,7 +30,7 @@ fn registration() -> Registration {
     Registration { service: "shop/one".into(), endpoint: Some(endpoint), declaration: None }
 }
 
-/// What a program is told that registers through the agent.
+/// The error of a registration through the agent.
 async fn register(world: &World) -> String {
     let link = RegistryClient::new(vec![world.agent_address()], "test");
     link.register(registration()).await.unwrap_err().to_string()

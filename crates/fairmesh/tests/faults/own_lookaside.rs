@@ -17,7 +17,7 @@ use tonic::{Request, Response, Status, transport::server::TcpIncoming};
 
 use crate::harness::{Caller, Kind, Proxy, Spec, World, beside_others, free_port, until};
 
-/// Chooses one endpoint for everybody, and remembers what it was asked.
+/// A lookaside that returns one endpoint to every client and records the requests.
 #[derive(Clone)]
 struct Chooser {
     chosen: Arc<Mutex<(&'static str, SocketAddr)>>,
@@ -71,7 +71,7 @@ async fn answers(handle: &ServiceHandle) -> String {
     Caller::new(handle, Kind::Get).call(0).await.unwrap()
 }
 
-/// Who answers what comes through a proxy.
+/// The instance that serves a call through a proxy.
 async fn behind(proxy: &Proxy) -> String {
     let url = format!("http://{}/", proxy.for_one);
     let output = tokio::process::Command::new("curl")
@@ -129,7 +129,7 @@ async fn callers_go_where_it_says_and_go_on_without_it() {
     chooser.choose("second", second.address);
     let serving = chooser.start(&at);
     until("who had leases gets new ones", async || answers(&one).await == "second").await;
-    // Nobody is asked any more once the policy names none.
+    // The client calls no lookaside once the policy names none.
     world.apply("{kind: Policy, service: shop/one}").await.ok();
     until("the records count again", async || answers(&one).await == "first").await;
     serving.abort();

@@ -31,7 +31,7 @@ async fn call(http2: bool, request: Request<Empty<Bytes>>) -> Response<Bytes> {
     Response::from_parts(head, body.collect().await.unwrap().to_bytes())
 }
 
-/// What comes over a connection of one's own, as it is.
+/// The raw response over a connection of its own.
 async fn raw(to: &str, request: &str) -> String {
     let mut stream = TcpStream::connect(to).await.unwrap();
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -53,7 +53,7 @@ async fn any_program_reaches_services_by_host_whatever_either_side_speaks() {
             (answer.status(), &answer.headers()["x-instance"]),
             (StatusCode::OK, &instance.parse().unwrap())
         );
-        // HTTP/2 names the host in the URI, and so do programs that were told of a proxy.
+        // HTTP/2 names the host in the URI, and so do programs with a configured proxy.
         let authority =
             format!("GET http://{host}/ HTTP/1.1\r\nhost: other.shop\r\nconnection: close\r\n\r\n");
         let answer = raw(&proxy.by_host, &authority).await;
@@ -106,7 +106,7 @@ async fn what_cannot_be_routed_is_answered_with_why_and_counted_within_bounds() 
 
     assert_eq!(call(false, get(&proxy.by_host, "one.shop")).await.status(), StatusCode::OK);
     let metrics = proxy.page("/metrics").await;
-    assert!(!metrics.contains("shop/nobody"), "names that nobody declared are no labels: {metrics}");
+    assert!(!metrics.contains("shop/nobody"), "undeclared names are no labels: {metrics}");
     assert!(
         metrics.contains("fairmesh_proxy_responses_total{service=\"shop/one\",class=\"2xx\","),
         "{metrics}"
@@ -147,7 +147,7 @@ async fn a_stop_lets_what_is_under_way_end_and_an_agent_that_is_gone_stops_nothi
     });
     until("both are under way", async || proxy.page("/services").await.contains("\"in_flight\":2")).await;
     proxy.process.signal(Signal::TERM);
-    until("nobody new is taken", async || TcpStream::connect(&proxy.for_one).await.is_err()).await;
+    until("no new connection is accepted", async || TcpStream::connect(&proxy.for_one).await.is_err()).await;
     for call in calls {
         assert_eq!(call.await.unwrap().status(), StatusCode::OK);
     }

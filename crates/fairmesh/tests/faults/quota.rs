@@ -1,4 +1,5 @@
-//! A limit that holds for the whole mesh, divided among programs by what they are asked for, and not by what they claim.
+//! A limit that holds for the whole mesh, divided among programs by what they are asked for, and not by what they
+//! claim.
 
 use std::{
     sync::{
@@ -133,7 +134,7 @@ async fn programs_share_a_limit_by_what_they_are_asked_for() {
     drop(little);
     come_to("all of it", &[&often], |rates| within(rates[0], QUOTA as f64, 0.1)).await;
 
-    // Without a control plane it goes on by what it was told last.
+    // Without a control plane it keeps the last configuration.
     let mut world = world;
     world.control.kill().await;
     come_to("what it had", &[&often], |rates| within(rates[0], QUOTA as f64, 0.1)).await;

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::harness::{Caller, Kind, Load, Spec, World, beside_others, until};
 
-/// Callers of each service whose calls may not be repeated; each has one call under way at most.
+/// Callers of each service whose calls may not be repeated; each has at most one call in flight.
 const POSTING: usize = 4;
 
 const SERVICES: [(&str, Protocol); 2] = [("shop/one", Protocol::Http1), ("shop/two", Protocol::Http2)];
@@ -16,7 +16,7 @@ const SERVICES: [(&str, Protocol); 2] = [("shop/one", Protocol::Http1), ("shop/t
 fn dying(service: &str, protocol: Protocol) -> Spec {
     Spec {
         lease: Duration::from_secs(2),
-        // Calls take long enough that some are under way when it dies.
+        // Calls take long enough that some are in flight when the server dies.
         work: Duration::from_millis(20),
         ..Spec::new(service, &format!("{}-dying", &service[5..]), protocol)
     }
@@ -50,7 +50,7 @@ async fn a_killed_server_costs_only_what_was_under_way_on_it_and_is_lost_for_eve
         lost(&world, name, &dying(name, protocol).instance).await;
     }
 
-    // From here on nobody tries it.
+    // From here on no client selects the server.
     for load in loads.values() {
         load.goes_on(20).await;
     }

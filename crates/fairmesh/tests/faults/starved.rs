@@ -92,7 +92,7 @@ impl Drop for Group {
 /// Keeps an agent busy until `stop`.
 async fn pester(agent: Address, stop: Arc<AtomicBool>) {
     while !stop.load(Relaxed) {
-        // Whether it answers in time is not what is tested.
+        // The test does not depend on a response in time.
         let _ = tokio::time::timeout(PATIENCE, handshake::connect(&agent, "pest")).await;
     }
 }

@@ -80,7 +80,7 @@ impl Drop for Told {
     }
 }
 
-/// Reads heads as they come, and nothing of what a library would make of them.
+/// Reads raw request headers, without the normalization of a library.
 async fn serve_http1(mut stream: TcpStream) {
     let mut head = Vec::new();
     while let Ok(byte) = stream.read_u8().await {
@@ -117,7 +117,7 @@ fn tell(request: Request<RequestBody>) -> Ready<Response<Full<Bytes>>> {
     ready(Response::new(Full::from(format!("{target} {host}"))))
 }
 
-/// What curl gets that asks a proxy for this target: the status, and what the server was told.
+/// The response to curl for this target through a proxy: the target and host that the server received, and the status.
 async fn curl(to: &str, target: &str, arguments: &[&str]) -> String {
     let curl = Command::new("curl")
         .args(["-sS", "--max-time", "20", "--globoff", "--path-as-is", "-w", " %{http_code}"])
@@ -290,7 +290,7 @@ async fn a_rule_by_host_is_for_the_host_that_the_server_sees() {
         let fields = [get(uri, "/a"), vec![("host", header)]].concat();
         assert_eq!(asked_http2(&proxy.for_one, &fields).await, told, "{uri} {header}");
     }
-    // By host as well, where it chooses the service; which is told its own name.
+    // The same by host, which selects the service; the server receives the name of the service.
     for (uri, header) in [("One.Shop.:80", "two.shop"), ("one.shop", "one.shop:99")] {
         let request = format!("GET http://{uri}?a HTTP/1.1\r\nhost: {header}\r\n\r\n");
         assert_eq!(asked(&proxy.by_host, request.as_bytes()).await, "200 /?a one.shop", "{uri} {header}");

@@ -63,7 +63,7 @@ async fn curl(port: u16, ca: &str, arguments: &str) -> Output {
         .expect("this test needs curl")
 }
 
-/// A program whose input goes through TLS, and what comes to its output.
+/// A program that sends its input over TLS and prints the received bytes.
 fn openssl(port: u16, ca: &str, arguments: &str) -> Child {
     Command::new("openssl")
         .args(["s_client", "-quiet", "-verify_return_error", "-CAfile", ca])
@@ -127,7 +127,7 @@ async fn a_large_answer_arrives_whole_however_slowly_it_is_read() {
         let (answer, ()) = tokio::join!(secured.get(&words), served);
         assert_eq!(answer, format!("200 {version} raw {SIZE}"));
     }
-    // An answer that breaks off must not pass for whole.
+    // A truncated response must not pass for a complete one.
     let served = async {
         let mut stream = server.accept().await;
         read_head(&mut stream).await;
@@ -210,7 +210,7 @@ async fn who_does_not_speak_tls_is_not_kept_and_balancers_are_heard_before_it() 
     authority.issue("proxy", "ec");
     let secured = Secured::start(&world, &authority, "proxy", "+accept-proxy+tls").await;
     let to = format!("127.0.0.1:{}", secured.port);
-    // The test's proxy gives heads, and so handshakes, two seconds.
+    // The test's proxy limits headers, and so handshakes, to two seconds.
     let head = "PROXY TCP4 192.0.2.1 198.51.100.2 5 6\r\n";
     for words in ["", "GET / HTTP/1.1\r\nhost: one.shop\r\n\r\n", "\x16\x03\x01"] {
         read_to_end(&mut say(&to, format!("{head}{words}")).await).await;
@@ -338,7 +338,7 @@ async fn a_certificate_that_cannot_be_shown_is_refused_with_what_to_do() {
             .args(["proxy", "--admin", "none", "--agent", "unix:/nonexistent/agent.sock", "--region", "eu"])
             .args(["--listen", &format!("127.0.0.1:0{listen}")])
             .args(files.split_whitespace());
-        // What is typed wrong is told from what files hold.
+        // Errors in options are distinguished from errors in files.
         let is_typed = files.is_empty() || listen.is_empty();
         let complaint =
             run(command, "", Duration::from_secs(20)).await.fails_with(if is_typed { 2 } else { 1 });

@@ -76,7 +76,7 @@ impl Drop for Mirror {
     }
 }
 
-/// Answers as the path says.
+/// Responds as the path says.
 async fn answer(
     request: Request<Incoming>,
     seen: Arc<Mutex<Option<Seen>>>,
@@ -84,7 +84,7 @@ async fn answer(
     let (head, body) = request.into_parts();
     let path = head.uri.path().to_owned();
     let body = match path.as_str() {
-        // Answered before it is read.
+        // The response is sent before the request is read.
         "/early" => None,
         _ => body.collect().await.ok(),
     };
@@ -304,12 +304,12 @@ async fn cookies_that_http2_cut_are_whole_again_for_servers_of_http1() {
     }
 }
 
-/// The path of calls that the proxy answers at once.
+/// The path of calls to which the proxy responds itself.
 const NOWHERE: &str = "/nowhere";
 
-/// What curl gets for a call of gRPC-Web: the answer's head and body.
+/// The response to a gRPC-Web call of curl: headers and body.
 async fn grpc_web(to: &str, version: &str, kind: &str, (host, path): (&str, &str), more: &[&str]) -> String {
-    // curl 7.88 waits for ever, over HTTP/2, where the whole answer is there before it has sent its body.
+    // Over HTTP/2, curl 7.88 waits for ever if the complete response arrives before it has sent its body.
     let body = if path == NOWHERE { "" } else { "\u{1}\u{2}web" };
     let output = Command::new("curl")
         .args(["-sSi", "--max-time", "20", version, "-H", &format!("content-type: {kind}")])

@@ -86,7 +86,7 @@ async fn a_server_that_does_not_switch_is_answered_as_any_other() {
     let plain = b"POST /plain HTTP/1.1\r\nhost: one.shop\r\ncontent-length: 0\r\n\r\n";
     program.write_all(plain).await.unwrap();
     assert!(read_head(&mut served).await.starts_with("post /plain "));
-    // It switches although nobody asked: what it says next must not be taken for an answer to anybody.
+    // The server switches protocols unasked: its next bytes must not be taken for the response to a request.
     served.write_all(SWITCH.as_bytes()).await.unwrap();
     let answer = read_head(&mut program).await;
     assert!(answer.starts_with("http/1.1 502 ") && answer.contains("x-fairmesh-fault: protocol"), "{answer}");
@@ -115,7 +115,7 @@ async fn tunnels_that_are_quiet_end_and_those_in_use_last_through_a_drain() {
 
     let (mut program, mut served) = open().await;
     proxy.process.signal(Signal::TERM);
-    until("nobody new is taken", async || TcpStream::connect(&proxy.for_one).await.is_err()).await;
+    until("no new connection is accepted", async || TcpStream::connect(&proxy.for_one).await.is_err()).await;
     // In use for longer than a pause ends it.
     let begun = tokio::time::Instant::now();
     let mut said = [0; 4];
@@ -162,7 +162,7 @@ async fn connect_leads_to_services_of_the_mesh_and_to_nothing_else() {
     proxy.counts("tunnels_total", 3.0).await;
     proxy.counts("unsupported_requests_total", 4.0).await;
     let metrics = proxy.page("/metrics").await;
-    assert!(!metrics.contains("com/example"), "names that nobody declared are no labels: {metrics}");
+    assert!(!metrics.contains("com/example"), "undeclared names are no labels: {metrics}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -60,7 +60,7 @@ impl Place {
         program
     }
 
-    /// What it is told, but for the handover.
+    /// The options of the proxy, without the handover.
     fn options(&self, more: &str) -> String {
         let Self { listen, by_host, admin, agent, .. } = self;
         format!(
@@ -83,7 +83,7 @@ impl Place {
     }
 }
 
-/// Callers that never repeat a call: each one that got no answer counts.
+/// Callers that never repeat a call: each call without a response counts.
 struct Callers {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicU64>,
@@ -167,7 +167,7 @@ async fn three_upgrades_in_a_row_refuse_no_connection_and_fail_no_request() {
         let next = place.proxy(&format!("proxy-{upgrade}"), &format!(" --cores {cores}"));
         let ended = running.end().await;
         assert!(ended.success(), "{ended}: {}", running.log());
-        assert!(place.is_ready().await, "whoever asks the successor finds it ready: {}", next.log());
+        assert!(place.is_ready().await, "the successor is ready: {}", next.log());
         callers.go_on(200).await;
         if cores == 1 {
             until("it has no other thread", async || threads(&next) == 1).await;
@@ -177,7 +177,7 @@ async fn three_upgrades_in_a_row_refuse_no_connection_and_fail_no_request() {
     callers.stop_unharmed().await;
     running.signal(Signal::TERM);
     assert!(running.end().await.success());
-    assert!(TcpStream::connect(&place.listen).await.is_err(), "nobody has the listener any more");
+    assert!(TcpStream::connect(&place.listen).await.is_err(), "no process holds the listener any more");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -265,7 +265,7 @@ async fn who_keeps_an_idle_connection_is_told_with_the_next_answer_that_it_ends(
     assert_eq!(told.send(post(&place.listen)).await.unwrap().unwrap().0.status(), StatusCode::OK);
 
     proxy.signal(Signal::TERM);
-    until("nobody new is taken", async || TcpStream::connect(&place.listen).await.is_err()).await;
+    until("no new connection is accepted", async || TcpStream::connect(&place.listen).await.is_err()).await;
     let (answer, _) = idle.send(post(&place.listen)).await.unwrap().unwrap();
     assert_eq!((answer.status(), &answer.headers()[CONNECTION]), (StatusCode::OK, &"close".parse().unwrap()));
     let is_told = async || match &mut told {
@@ -322,7 +322,7 @@ async fn what_is_cut_off_at_the_deadline_is_told_of() {
     let mut new = h2::connect(&proxy.for_one, &[]).await;
     let get = h2::frame(h2::HEADERS, h2::END_HEADERS | h2::END_STREAM, 1, &h2::get("one.shop"));
     new.write_all(&get).await.unwrap();
-    // Both are under way, and nobody ever answers.
+    // Both requests are in flight, and no server ever responds.
     let served = [server.accept().await, server.accept().await];
     proxy.process.signal(Signal::TERM);
     assert!(proxy.process.end().await.success());
@@ -344,7 +344,7 @@ async fn a_proxy_that_knows_nothing_is_not_ready_and_answers_nobody_before_it_do
         let to = to.clone();
         tokio::spawn(async move { call(&to, Manner::Fresh, &mut None).await })
     });
-    until("it says that nobody answers", async || proxy.log().contains("agent.sock")).await;
+    until("it logs that no agent responds", async || proxy.log().contains("agent.sock")).await;
     assert!(!place.is_ready().await, "{}", proxy.log());
     assert!(!proxy.log().contains("listening"), "{}", proxy.log());
     assert!(calls.iter().all(|call| !call.is_finished()), "an empty table was served");

@@ -12,7 +12,7 @@ use tokio::{
 
 use crate::harness::{Proxy, World, beside_others, read_head, until};
 
-/// Answers requests without bodies, whichever endpoint they are meant for.
+/// Responds to requests without bodies for any endpoint.
 async fn answer(listener: TcpListener) {
     loop {
         let (mut stream, _) = listener.accept().await.unwrap();
@@ -77,7 +77,7 @@ async fn register(world: &World, fleet: &Value, address: SocketAddr) -> Vec<Serv
     servers
 }
 
-/// Who answers a call, or why nobody does.
+/// The instance that responds to a call, or the reason for the error.
 async fn pick(proxy: &Proxy, call: &Value) -> String {
     let header = |name: &str, value: &Value| match value.as_str() {
         Some(value) => format!("x-fairmesh-{name}: {value}\r\n"),
@@ -126,8 +126,8 @@ async fn the_proxy_decides_calls_by_key_as_the_vectors_do() {
         let _servers = register(&world, &case["fleet"], address).await;
         let proxy = Proxy::start(&world).await;
         let calls = case["calls"].as_array().unwrap();
-        // Endpoints reach the proxy region by region, and until it has all it decides among those that it has. From then on it
-        // decides every call as it should, however often it is asked.
+        // Endpoints reach the proxy region by region, and until it has all it decides among those that it has. From
+        // then on it decides every call as it should, however often it is asked.
         until(&format!("{ROUNDS} rounds of {calls:?} go where they should"), async || {
             for call in calls.iter().cycle().take(ROUNDS * calls.len()) {
                 if !expected(call).contains(&pick(&proxy, call).await) {

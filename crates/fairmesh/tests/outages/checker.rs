@@ -1,12 +1,12 @@
 //! Whether a history is one that a correct store, and correct replicas and watches below it, could have made.
 //!
-//! Deciding linearizability is hard in general, since the order of the operations has to be guessed (Wing and Gong 1993;
-//! Lowe 2017 makes the search bearable). Here nothing has to be guessed: the store numbers its revisions, every answer
-//! carries one, and every value is written once. With the order of writes given, and with it which write each read saw, the
-//! question takes n log n (Gibbons and Korach, "Testing shared memories", 1997): does the order agree with time, and
-//! does each operation agree with the state at its place? The search was rejected: it gives up on histories of a few
-//! thousand operations with many unknown outcomes, which are what outages make. What is asked is a little more than
-//! linearizability, namely that the revisions themselves are the order; the store promises that.
+//! Deciding linearizability is hard in general, since the order of the operations has to be guessed (Wing and Gong
+//! 1993; Lowe 2017 makes the search bearable). Here nothing has to be guessed: the store numbers its revisions, every
+//! answer carries one, and every value is written once. With the order of writes given, and with it which write each
+//! read saw, the question takes n log n (Gibbons and Korach, "Testing shared memories", 1997): does the order agree
+//! with time, and does each operation agree with the state at its place? The search was rejected: it gives up on
+//! histories of a few thousand operations with many unknown outcomes, which are what outages make. What is asked is a
+//! little more than linearizability, namely that the revisions themselves are the order; the store promises that.
 //!
 //! Pure: it is told everything, times included.
 
@@ -22,7 +22,7 @@ use oracle::{Oracle, sum, sum_of};
 /// What kind of promise was broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Kind {
-    /// Somebody saw what nobody wrote, or what was refused.
+    /// An observed value was never written, or its write was refused.
     Phantom,
     /// One write has two revisions, or two writes have one.
     Doubled,
@@ -34,7 +34,7 @@ pub(crate) enum Kind {
     FalseConflict,
     /// An acknowledged write is gone.
     Lost,
-    /// Somebody saw a state that never was: an older one under a newer number, or half of a batch.
+    /// An observed state never existed: an older one under a newer number, or half of a batch.
     WrongState,
     /// A watcher was taken back.
     Backwards,
@@ -85,7 +85,8 @@ struct Placed {
     returned: Option<Time>,
     /// Twice the revision for a write, and one more for what saw the state that it left.
     place: u64,
-    /// Whether it may not stand before what ended before it began. Replicas and watchers may lag, and so set only bounds.
+    /// Whether it may not stand before what ended before it began. Replicas and watchers may lag, and so set only
+    /// bounds.
     bound: bool,
     what: &'static str,
 }

@@ -1,11 +1,11 @@
-//! Heads of messages (RFC 7541), without Huffman's code.
+//! Header blocks of messages (RFC 7541), without Huffman coding.
 
 /// The first index of the table that a connection fills.
 const DYNAMIC: usize = 62;
 /// `:status: 200`.
 pub(super) const OK: u8 = 0x88;
 
-/// A head that is the same each time.
+/// A header block that is the same each time.
 #[derive(Debug)]
 pub(super) struct Head {
     /// As it is first written, which fills the table.
@@ -15,8 +15,8 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// Of fields that the standard's table has, which are bytes, and of others that follow them; `below` are as many as other
-    /// heads write into the table after these.
+    /// From fields of the static table, encoded, and others that follow them; `below` is the number of fields that
+    /// other header blocks insert into the dynamic table after these.
     pub(super) fn new(known: &[u8], fields: &[(&str, &str)], below: usize) -> Self {
         let (mut first, mut later) = (known.to_vec(), known.to_vec());
         for (at, (name, value)) in fields.iter().enumerate() {
@@ -37,7 +37,7 @@ impl Head {
     }
 }
 
-/// Whether a head begins with a status of 200, after what it may say of the table's size.
+/// Whether a header block begins with a status of 200, after an optional table size update.
 pub(super) fn is_ok(mut head: &[u8]) -> bool {
     while let [size, rest @ ..] = head
         && size & 0xe0 == 0x20

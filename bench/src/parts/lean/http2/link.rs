@@ -9,7 +9,7 @@ const FIRST_WINDOW: u32 = 65_535;
 const HEADER_TABLE_SIZE: u16 = 0x1;
 const INITIAL_WINDOW_SIZE: u16 = 0x4;
 const MAX_CONCURRENT_STREAMS: u16 = 0x3;
-/// The table that heads are written for.
+/// The size of the dynamic table that headers are encoded for.
 const TABLE: u32 = 4096;
 /// The largest body there is: it is one frame, and fits into the window of a stream.
 pub(super) const LARGEST: usize = 16 * 1024;

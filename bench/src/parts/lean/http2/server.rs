@@ -15,7 +15,7 @@ use super::{
     link::{Link, ROOM, hear_all},
 };
 
-/// What every answer begins and ends with.
+/// The beginning and the end of every response.
 struct Answers {
     head: Head,
     /// Of gRPC.
@@ -42,7 +42,7 @@ impl Answers {
     }
 }
 
-/// Accepts for ever, and answers each request with its body.
+/// Accepts for ever, and echoes the body of each request.
 pub(crate) async fn serve(listener: TcpListener, protocol: Protocol) -> Result<(), BoxError> {
     let answers = Arc::new(Answers::new(protocol));
     loop {
@@ -50,7 +50,7 @@ pub(crate) async fn serve(listener: TcpListener, protocol: Protocol) -> Result<(
         stream.set_nodelay(true)?;
         let answers = Arc::clone(&answers);
         tokio::spawn(async move {
-            // Whoever is not understood, or goes away, is cut off, and the caller says so.
+            // A client with an invalid request, or that disconnects, is dropped; the caller reports it.
             let _ = Connection::new(answers).serve(stream).await;
         });
     }
@@ -114,7 +114,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Answers whatever there is room for.
+    /// Responds as far as flow control allows.
     fn answer(&mut self) {
         while let Some((stream, body)) = self.held.pop_front() {
             let size = body.len() as i64;

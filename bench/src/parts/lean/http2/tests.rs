@@ -17,7 +17,7 @@ async fn listen() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-/// Enough calls that windows have to be opened again and heads come from the table.
+/// Enough calls that windows must be updated and headers refer to the dynamic table.
 async fn calls(call: impl Call) {
     for _ in 0..300 {
         call.call().await.unwrap();

@@ -116,7 +116,7 @@ mod tests {
         assert!(!row(true, &["a", "b"], &[&["a", "b"]]), "a shard has one owner");
         assert!(row(false, &["a", "b"], &[&["a"], &["a", "b"]]));
         assert!(!row(false, &["a", "b"], &[&["a"], &["c"]]));
-        assert!(!row(false, &["a"], &[&[]]), "nobody called");
+        assert!(!row(false, &["a"], &[&[]]), "no call was picked");
         let failed = vec![Err("refused".to_owned())];
         let failed = Row { what: "x".into(), one: true, predicted: picks(&["a"]), picked: failed };
         assert!(!failed.agrees() && failed.problems().count() == 1);

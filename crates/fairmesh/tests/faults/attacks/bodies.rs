@@ -1,4 +1,4 @@
-//! Bodies that are cut short, and servers that answer at the wrong time or never.
+//! Truncated bodies, and servers that respond at the wrong time or never.
 
 use fairmesh_model::Protocol;
 use tokio::{

@@ -1,4 +1,4 @@
-//! Many requests at once, each different, many of them given up at any moment: every answer is of its own request.
+//! Many different concurrent requests, many of them cancelled at any moment: every response belongs to its request.
 
 use std::time::Duration;
 
@@ -30,14 +30,14 @@ fn request(to: &str, host: &str, number: u64, body: Bytes) -> Request<Full<Bytes
     request.body(Full::new(body)).unwrap()
 }
 
-/// Whether the answer came, which must be the request's; it may have been given up on the way.
+/// Whether the response arrived, which must be the request's; the request may have been cancelled before.
 async fn own<E: std::fmt::Debug>(
     sending: impl Future<Output = Result<http::Response<hyper::body::Incoming>, E>>,
     (number, body): (u64, Bytes),
     patience: Duration,
 ) -> bool {
     let answered = timeout(patience, async {
-        let (head, answer) = sending.await.expect("nobody but the program itself gives it up").into_parts();
+        let (head, answer) = sending.await.expect("only the program cancels a request").into_parts();
         assert_eq!(head.status, StatusCode::OK, "{head:?}");
         assert_eq!(head.headers[NUMBER], number.to_string(), "the answer to another request");
         assert!(answer.collect().await.unwrap().to_bytes() == body, "{number} got the body of another");

@@ -74,7 +74,7 @@ async fn a_program_that_takes_back_one_request_after_the_other_is_cut_off() {
     let (mut reader, mut writer) = split(h2::connect(&proxy.for_one, &[]).await);
     let ended = tokio::spawn(async move { h2::goodbye(&mut reader).await });
     let mut number = 0;
-    // Each is under way before it is taken back, so that none waits among those that nobody has looked at.
+    // Each stream is in flight before its reset, so that none waits among the streams not yet accepted.
     while !ended.is_finished() && number < MANY {
         let tries = proxy.metric("attempts_total").await;
         let burst: Vec<u8> = (0..32)
@@ -123,7 +123,8 @@ async fn heads_without_an_end_are_cut_off() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn frames_that_ask_for_nothing_never_pile_up_and_are_taken_for_so_long_only() {
-    // On a machine that was busy with other tests, such a connection ended for another reason before it was cut for its frames.
+    // On a machine that was busy with other tests, such a connection ended for another reason before it was cut for its
+    // frames.
     let _machine = alone().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -132,7 +133,7 @@ async fn frames_that_ask_for_nothing_never_pile_up_and_are_taken_for_so_long_onl
     let before = memory(&proxy.process);
     for (n, (kind, payload)) in [(PING, &[7; 8][..]), (SETTINGS, &[0, 3, 0, 0, 0, 9])].into_iter().enumerate()
     {
-        // Nobody reads the answers at first.
+        // At first the client does not read the responses.
         let stream = h2::connect(&proxy.for_one, &[]).await;
         let payload = payload.to_vec();
         let (mut reader, sending) = flood(stream, (0..10 * MANY).map(move |_| frame(kind, 0, 0, &payload)));
@@ -170,7 +171,7 @@ async fn a_flood_is_cut_off_while_the_proxy_drains_too() {
     let server = RawServer::start(&world, "shop/one", "one").await;
     let mut proxy = Proxy::with(&world, "--cores 1 --drain-deadline 300s").await;
     let mut stream = h2::connect(&proxy.for_one, &[]).await;
-    // What is under way keeps the connection.
+    // The request in flight keeps the connection open.
     stream.write_all(&frame(HEADERS, END_HEADERS | END_STREAM, 1, &h2::get("one.shop"))).await.unwrap();
     let mut served = server.accept().await;
     read_head(&mut served).await;
@@ -179,7 +180,7 @@ async fn a_flood_is_cut_off_while_the_proxy_drains_too() {
     let (mut reader, sending) = flood(stream, (0..MANY).map(|_| frame(PING, 0, 0, &[7; 8])));
     while h2::read(&mut reader).await.is_some() {}
     sending.abort();
-    // Nothing else was under way, and it need not wait until the deadline.
+    // No other request was in flight, so the proxy need not wait for the deadline.
     assert!(proxy.process.end().await.success());
 }
 
@@ -212,7 +213,7 @@ async fn a_head_that_is_small_on_the_wire_and_large_in_memory_is_refused() {
             refused |= matches!(came.kind, HEADERS | RST_STREAM | h2::GOAWAY);
         }
     };
-    // The connection may also stay, for those who ask what can be answered.
+    // The connection may also stay open for requests that can be served.
     let _ = tokio::time::timeout(std::time::Duration::from_secs(1), reading).await;
     assert!(refused);
     let kept = memory(&proxy.process).saturating_sub(before);
@@ -244,7 +245,7 @@ async fn answers_that_nobody_makes_room_for_are_not_kept() {
         }));
     }
     let kept = memory(&proxy.process).saturating_sub(before);
-    assert!(kept < LITTLE, "{kept} bytes are kept of 64 MB that nobody makes room for");
+    assert!(kept < LITTLE, "{kept} bytes are kept of 64 MB that fit no window");
     // The program is there, and servers are not held for it.
     proxy.counts("stalled_responses_total", 64.0).await;
     proxy.counts("upstream_connections_open", 0.0).await;

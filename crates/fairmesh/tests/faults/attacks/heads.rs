@@ -1,4 +1,4 @@
-//! Heads of HTTP/1.1 that are too large, too slow, or mean two things.
+//! HTTP/1.1 headers that are too large, too slow or ambiguous.
 
 use std::time::Duration;
 

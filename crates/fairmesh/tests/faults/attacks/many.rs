@@ -17,7 +17,7 @@ use crate::harness::{Proxy, Spec, World, alone, read_head, skipped};
 const MANY: u64 = 10_000;
 /// What one may cost that is idle after a request.
 const EACH: u64 = 5 * 1024;
-/// Connections that are made at one time: fewer than a queue holds that nobody accepts from.
+/// Concurrent connection attempts: fewer than the accept queue of a listener holds.
 const AT_ONCE: usize = 64;
 const GET: &[u8] = b"GET / HTTP/1.1\r\nhost: one.shop\r\n\r\n";
 
@@ -42,7 +42,7 @@ async fn asks(mut stream: TcpStream) -> TcpStream {
     stream
 }
 
-/// Connections that were each answered once, kept by their programs.
+/// Connections with one served request each, kept open by their programs.
 async fn served(to: &str, count: u64) -> Vec<TcpStream> {
     each((0..count).map(|_| {
         let to = to.to_owned();
@@ -62,7 +62,7 @@ async fn ten_thousand_connections_are_kept_and_one_more_waits_until_one_has_gone
     let _machine = alone().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
-    // The other listener, to which nobody connects, holds no place.
+    // The other listener has no connections and holds no permit.
     let proxy = Proxy::with(&world, "--max-connections 10000 --idle-timeout 300s").await;
     let first = served(&proxy.for_one, 100).await;
     let before = memory(&proxy.process);
@@ -79,7 +79,7 @@ async fn ten_thousand_connections_are_kept_and_one_more_waits_until_one_has_gone
     proxy.reaches("accepts_delayed_total", 1.0).await;
     drop(rest.pop());
     assert!(read_head(&mut waits).await.starts_with("http/1.1 200 "));
-    // Nor does one where everybody is served.
+    // A listener whose connections are all served holds no permit either.
     drop(rest.pop());
     rest.push(asks(TcpStream::connect(&proxy.by_host).await.unwrap()).await);
 

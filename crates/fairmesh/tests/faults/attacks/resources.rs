@@ -42,7 +42,7 @@ async fn who_does_not_read_its_answer_fills_no_memory_and_is_not_waited_for() {
     served.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 9999999999\r\n\r\n").await.unwrap();
     let sent = pour(&mut served).await;
     let kept = memory(&proxy.process).saturating_sub(before);
-    assert!(sent < 2 * OF_THE_SYSTEM, "{sent} bytes were taken for somebody who reads none");
+    assert!(sent < 2 * OF_THE_SYSTEM, "{sent} bytes were taken for a program that reads none");
     assert!(kept < 8 << 20, "{kept} bytes more are kept");
     // As long as an idle connection may last, and no longer.
     let ended = async { while served.read(&mut [0; 64]).await.is_ok_and(|size| size > 0) {} };

@@ -1,4 +1,4 @@
-//! Servers that answer with what is no answer, over HTTP/1.1 and HTTP/2, and policies that name nobody.
+//! Servers that send invalid responses over HTTP/1.1 and HTTP/2, and policies that name undeclared services.
 
 use fairmesh_model::Protocol;
 use fairmesh_server::Server;
@@ -82,10 +82,10 @@ async fn a_server_whose_frames_make_no_sense_fails_its_own_calls_and_no_others()
     let proxy = Proxy::start(&world).await;
     let ok = [0x88];
     for (wrong, answer) in [
-        ("a head of nonsense", frame(HEADERS, END_HEADERS | END_STREAM, 1, &[0xff; 40])),
+        ("invalid headers", frame(HEADERS, END_HEADERS | END_STREAM, 1, &[0xff; 40])),
         ("no status", frame(HEADERS, END_HEADERS | END_STREAM, 1, b"\x00\x01x\x01y")),
-        ("data before a head", frame(h2::DATA, 0, 1, b"tea")),
-        ("a stream that nobody opened", frame(HEADERS, END_HEADERS, 99, &ok)),
+        ("data before headers", frame(h2::DATA, 0, 1, b"tea")),
+        ("a stream that no request opened", frame(HEADERS, END_HEADERS, 99, &ok)),
         (
             "a head that goes on elsewhere",
             [frame(HEADERS, 0, 1, &ok), frame(h2::DATA, 0, 1, b"tea")].concat(),
@@ -124,7 +124,7 @@ async fn a_policy_that_names_a_service_that_nobody_declared_fails_only_what_is_s
     .await;
     let gone = read_head(&mut say(&proxy.for_one, POST.replace(" / ", " /gone ")).await).await;
     assert!(gone.starts_with("http/1.1 404 ") && gone.contains("unknown_service"), "{gone}");
-    // A policy for a service that nobody declared waits for it, and is in the way of nobody.
+    // A policy for an undeclared service waits for the service and affects no call.
     world.apply("kind: Policy\nservice: shop/nobody\ntimeout: 1s\n").await;
     let answer = read_head(&mut say(&proxy.by_host, POST).await).await;
     assert!(answer.starts_with("http/1.1 200 "), "{answer}");

@@ -14,7 +14,7 @@ use tokio::{
 use super::{Heard, NOBODY, PATIENCE, Programs, capture, capturing, nft, rules};
 use crate::harness::{Machines, Process, Program, Spec, THERE, World, beside_others, path, run, until};
 
-/// What programs behind the router ask for: a service, over either family, and somebody else.
+/// Requests of programs behind the router: a service over either address family, and a host outside the mesh.
 const TO_SERVICE: [[&str; 3]; 2] = [
     ["--connect-to", "one.shop:80:10.78.0.9:80", "http://one.shop/"],
     ["--connect-to", "one.shop:80:[fd00:78::9]:80", "http://one.shop/"],

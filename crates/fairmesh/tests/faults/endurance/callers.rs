@@ -23,7 +23,7 @@ const CALLS: [(&str, Manner, bool); 9] = [
     ("rpc.shop", Manner::Http2, true),
 ];
 
-/// Callers that call as fast as they are answered, repeat nothing, and look at what they get.
+/// Callers in a closed loop that repeat no call and check each response.
 pub(super) struct Callers {
     tally: Arc<Tally>,
     tasks: Vec<JoinHandle<()>>,
@@ -62,7 +62,7 @@ impl Callers {
         self.tally.failures.lock().unwrap().len()
     }
 
-    /// Waits until so many more are answered.
+    /// Waits until so many more calls have a response.
     pub(super) async fn go_on(&self, calls: u64) {
         let goal = self.answered() + calls;
         until("calls go on", async || self.answered() >= goal).await;

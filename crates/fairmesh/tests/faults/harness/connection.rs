@@ -10,9 +10,9 @@ use tokio::net::TcpStream;
 pub(crate) enum Manner {
     /// One for each call.
     Fresh,
-    /// One until it is told that it ends.
+    /// One connection until the peer closes it.
     Kept,
-    /// One of HTTP/2 until it is told to go.
+    /// One HTTP/2 connection until it receives GOAWAY.
     Http2,
 }
 
@@ -22,7 +22,7 @@ pub(crate) enum Connection {
     Http2(http2::SendRequest<Full<Bytes>>),
 }
 
-/// An answer that came whole, with its trailers.
+/// A complete response with its trailers.
 pub(crate) type Answer = (Response<Bytes>, Option<HeaderMap>);
 
 impl Connection {
@@ -45,7 +45,7 @@ impl Connection {
         })
     }
 
-    /// `None` where the request was given back unsent, as it is to a connection that was told to go.
+    /// `None` where the connection returned the request unsent, as it does after GOAWAY.
     pub(crate) async fn send(&mut self, request: Request<Full<Bytes>>) -> Option<Result<Answer, String>> {
         let answer = match self {
             Self::Http1(sender) => match sender.send_request(request).await {
@@ -56,8 +56,8 @@ impl Connection {
                 Ok(answer) => answer,
                 Err(error) if error.message().is_some() => return None,
                 Err(error) => match format!("{:?}", error.into_error()) {
-                    // The word to go came between the choice of the connection and the first frame on it: what comes after that
-                    // word is not looked at (RFC 9113 6.8).
+                    // GOAWAY arrived between the choice of the connection and the first frame on it: frames of later
+                    // streams are ignored (RFC 9113 6.8).
                     error if error.contains("GoAway(b\"\", NO_ERROR, Remote)") => return None,
                     error => return Some(Err(error)),
                 },

@@ -10,10 +10,10 @@ use tokio::{net::TcpListener, task::JoinHandle};
 
 use super::World;
 
-/// What a request is told apart by; its answer bears the same.
+/// The header that identifies a request; its response has the same value.
 pub(crate) const NUMBER: HeaderName = HeaderName::from_static("x-number");
 
-/// A server in this process that answers with what it was sent, so that it shows whose an answer is.
+/// A server in this process that echoes requests, so that each response shows its request.
 pub(crate) struct Echo {
     server: Server,
     serving: JoinHandle<()>,

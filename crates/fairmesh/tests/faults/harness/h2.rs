@@ -17,7 +17,7 @@ pub(crate) const PING: u8 = 6;
 pub(crate) const GOAWAY: u8 = 7;
 pub(crate) const WINDOW_UPDATE: u8 = 8;
 pub(crate) const CONTINUATION: u8 = 9;
-/// Of a kind that nobody has given a meaning.
+/// An unassigned frame type.
 pub(crate) const UNKNOWN: u8 = 0xbb;
 
 pub(crate) const ACK: u8 = 1;
@@ -63,7 +63,8 @@ pub(crate) async fn serve(stream: &mut TcpStream) {
     stream.write_all(&frame(SETTINGS, 0, 0, &[])).await.unwrap();
 }
 
-/// The next frame of a stream that carries something of a message, or ends it early. Settings on the way are acknowledged.
+/// The next frame of a stream that carries something of a message, or ends it early. Settings on the way are
+/// acknowledged.
 pub(crate) async fn read_message(stream: &mut TcpStream) -> Frame {
     loop {
         let came = read(stream).await.expect("the connection goes on");

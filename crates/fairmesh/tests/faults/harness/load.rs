@@ -49,7 +49,7 @@ pub(crate) struct Tally {
     stop: AtomicBool,
     calls: AtomicU64,
     pub(crate) failures: Mutex<Vec<Failure>>,
-    /// By instance that answered: how often, and when last.
+    /// Number of responses and time of the last, by instance.
     pub(crate) answers: Mutex<BTreeMap<String, (u64, Instant)>>,
     pub(crate) took: Mutex<Vec<Duration>>,
 }
@@ -59,7 +59,7 @@ pub(crate) struct Tally {
 pub(crate) struct Failure {
     pub(crate) caller: usize,
     pub(crate) call: Kind,
-    /// `None` for an answer that is a failure.
+    /// `None` for a response that counts as a failure.
     pub(crate) kind: Option<FaultKind>,
     #[allow(dead_code, reason = "shown by assertions that fail")]
     pub(crate) what: String,
@@ -70,7 +70,7 @@ impl Caller {
         Self { service: service.clone(), kind, keys: None }
     }
 
-    /// One call with this number; the instance that answered.
+    /// Makes one call with this number; returns the instance that responded.
     pub(crate) async fn call(&self, number: u64) -> Result<String, (Option<FaultKind>, String)> {
         let request = match self.kind {
             Kind::Get => Request::get("/").body(Body::empty()),
@@ -124,7 +124,7 @@ impl Load {
         until("calls go on", async || self.tally.calls.load(Relaxed) >= goal).await;
     }
 
-    /// Waits until an instance has answered more often than now.
+    /// Waits for another response of an instance.
     pub(crate) async fn reaches(&self, instance: &str) {
         let before = self.tally.answered_by(instance);
         until(&format!("{instance} answers"), async || self.tally.answered_by(instance) > before).await;
@@ -134,7 +134,7 @@ impl Load {
         &self.tally
     }
 
-    /// Ends when every call under way has.
+    /// Ends once no call is in flight.
     pub(crate) async fn stop(self) -> Arc<Tally> {
         self.tally.stop.store(true, Relaxed);
         for caller in self.callers {
@@ -190,12 +190,12 @@ impl Tally {
         self.calls.fetch_add(1, Relaxed);
     }
 
-    /// How often an instance answered.
+    /// The number of responses of an instance.
     pub(crate) fn answered_by(&self, instance: &str) -> u64 {
         self.answers.lock().unwrap().get(instance).map_or(0, |(count, _)| *count)
     }
 
-    /// When an instance answered last.
+    /// When an instance responded last.
     pub(crate) fn last_answer(&self, instance: &str) -> Option<Instant> {
         self.answers.lock().unwrap().get(instance).map(|(_, last)| *last)
     }

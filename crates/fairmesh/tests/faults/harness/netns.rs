@@ -17,13 +17,13 @@ pub(crate) struct Machines {
 /// Addresses of the third one, and of the first one where that is its router.
 const BEHIND: [&str; 2] = ["10.79.0.2/24", "fd00:79::2/64"];
 const ROUTER: [&str; 2] = ["10.79.0.1/24", "fd00:79::1/64"];
-/// The address of the one where a test runs, and of the other; what else is in their network is nobody.
+/// The addresses of the namespace where the test runs and of the other one; their network has no other host.
 const HERE: &str = "10.78.0.1";
 pub(crate) const THERE: &str = "10.78.0.2";
 
 impl Machines {
-    /// `None` where this process may not make them or lacks one of the programs; that is said past the capture of what passing
-    /// tests print.
+    /// `None` where this process may not make them or lacks one of the programs; that is said past the capture of what
+    /// passing tests print.
     pub(crate) fn new(programs: &[&str]) -> Option<Self> {
         let missing = programs.iter().find(|program| !is_installed(program));
         let made = match missing {

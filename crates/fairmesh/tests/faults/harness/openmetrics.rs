@@ -68,7 +68,7 @@ fn sample(line: &str) -> (String, Vec<(String, String)>, f64) {
     (name.to_owned(), labels, value.parse().unwrap_or_else(|_| panic!("{line}")))
 }
 
-/// What is in quotes, and what comes behind them.
+/// The text in quotes, and the text after it.
 fn quoted(text: &str) -> (String, &str) {
     let (mut value, mut chars) = (String::new(), text.char_indices());
     while let Some((at, c)) = chars.next() {

@@ -35,7 +35,7 @@ impl RawServer {
 
     /// The next connection.
     pub(crate) async fn accept(&self) -> TcpStream {
-        timeout(PATIENCE, self.listener.accept()).await.expect("nobody connects").unwrap().0
+        timeout(PATIENCE, self.listener.accept()).await.expect("no client connects").unwrap().0
     }
 
     /// Its listener, and what keeps it registered.
@@ -57,7 +57,7 @@ pub(crate) async fn say(to: &str, words: impl AsRef<[u8]>) -> TcpStream {
     stream
 }
 
-/// Reads a head and nothing beyond it, in lower case.
+/// Reads headers and nothing beyond them; returns them in lower case.
 pub(crate) async fn read_head(stream: &mut (impl AsyncRead + Unpin)) -> String {
     let mut head = Vec::new();
     let read = async {

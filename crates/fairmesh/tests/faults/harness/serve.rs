@@ -24,9 +24,9 @@ pub(crate) struct Spec {
     pub(crate) protocol: Protocol,
     pub(crate) port: u16,
     pub(crate) lease: Duration,
-    /// How long an answer takes.
+    /// How long a response takes.
     pub(crate) work: Duration,
-    /// Whether it is told of shards.
+    /// Whether the server receives its shards.
     pub(crate) sharded: bool,
 }
 
@@ -133,7 +133,7 @@ impl Local {
     }
 }
 
-/// Answers with the server's name; a gRPC call with the status OK.
+/// Responds with the server's name; to a gRPC call with the status OK.
 async fn answer(
     request: Request<Incoming>,
     name: HeaderValue,
@@ -147,7 +147,7 @@ async fn answer(
     std::hint::black_box(burnt(burn.unwrap_or(0)));
     let mut answer = Response::new(String::new());
     answer.headers_mut().insert("x-instance", name);
-    // Told back, for tests that want to see what came.
+    // Echoed, for tests that check the received context.
     answer.headers_mut().extend(context.map(|context| (HeaderName::from_static("x-traceparent"), context)));
     if let Some(kind) = kind.filter(|kind| kind.as_bytes().starts_with(b"application/grpc")) {
         answer.headers_mut().insert(http::header::CONTENT_TYPE, kind);

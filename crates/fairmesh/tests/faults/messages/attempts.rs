@@ -1,4 +1,4 @@
-//! A client that asks is told how many attempts its request took.
+//! A client that requests it receives the number of attempts of its request.
 
 use tokio::io::AsyncWriteExt as _;
 
@@ -37,7 +37,7 @@ async fn the_number_of_attempts_is_in_the_response_where_the_request_asks() {
         let told = answer.lines().find_map(|line| line.strip_prefix("x-fairmesh-attempts: "));
         assert_eq!(told, attempts.map(|count: u32| count.to_string()).as_deref(), "{method}: {answer}");
     }
-    // One that no server answered.
+    // A request without a response of a server.
     let nobody = format!("GET / HTTP/1.1\r\nhost: none.shop\r\n{ASKS}\r\n");
     let answer = read_head(&mut say(&proxy.by_host, nobody).await).await;
     assert!(answer.contains("\r\nx-fairmesh-attempts: 0\r\n"), "{answer}");

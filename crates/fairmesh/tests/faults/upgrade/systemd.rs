@@ -160,7 +160,7 @@ async fn systemd_watches_who_took_over_and_a_reload_that_fails_changes_nothing()
     callers.go_on(50).await;
     callers.stop_unharmed().await;
 
-    // It knows this one as well as one that it started itself, and lets it end what is under way.
+    // The supervisor drains this process like one that it started itself.
     let drained = || manager.process.log().matches("drained").count();
     assert_eq!(drained(), 3, "{}", manager.process.log());
     manager.ctl(&format!("stop {SERVICE}")).await.ok();

@@ -2,11 +2,11 @@ use std::collections::BTreeMap;
 
 /// A register: a key of the routing information base, as a number.
 pub(crate) type Key = u64;
-/// A content that no other write writes, so that whoever sees it knows where it came from.
+/// A value unique to its write, so that each observation identifies the write.
 pub(crate) type Value = u64;
 /// The number of a revision of the store.
 pub(crate) type Revision = u64;
-/// Nanoseconds since the test began, by one clock for everybody.
+/// Nanoseconds since the test began, by one clock for all recorders.
 pub(crate) type Time = u64;
 
 /// What stands at a key, and the revision that wrote it.
@@ -50,8 +50,8 @@ pub(crate) enum Outcome {
     Unknown,
 }
 
-/// A batch. Each holds at least one value that stays until the end or is deleted by a batch that was acknowledged, so that
-/// what became of an unknown one shows.
+/// A batch. Each holds at least one value that stays until the end or is deleted by a batch that was acknowledged, so
+/// that what became of an unknown one shows.
 #[derive(Clone, Debug)]
 pub(crate) struct Write {
     pub(crate) invoked: Time,

@@ -121,7 +121,7 @@ impl Oracle {
     }
 }
 
-/// The revision of each write that was carried out: as it was told, or as somebody saw what it wrote.
+/// The revision of each applied write, from its acknowledgement or from an observation of its value.
 fn carried_out(history: &History, found: &mut Findings) -> Vec<Option<Revision>> {
     let mut revisions: Vec<_> = history.writes.iter().map(|write| write.outcome.revision()).collect();
     let mut origins: HashMap<Value, (usize, Key)> = HashMap::new();
@@ -148,7 +148,7 @@ fn carried_out(history: &History, found: &mut Findings) -> Vec<Option<Revision>>
                 }
                 unknown @ None => *unknown = Some(cell.revision),
             },
-            _ => found.add(Kind::Phantom, format!("{who} saw {cell:?} at key {key}, where nobody wrote it")),
+            _ => found.add(Kind::Phantom, format!("{who} saw {cell:?} at key {key}, where no write put it")),
         }
     }
     revisions

@@ -1,4 +1,5 @@
-//! A bug of each kind, planted into a history that was recorded: what real processes left behind is dense enough to tell.
+//! A bug of each kind, planted into a history that was recorded: what real processes left behind is dense enough to
+//! tell.
 
 use super::{Expect, History, Kind, Outcome, check};
 
@@ -11,7 +12,7 @@ const BUGS: &[Bug] = &[
     ("a write is refused and carried out", Kind::Phantom, refuse_what_is_there),
     ("a write is carried out on another value than it expected", Kind::Expectation, ignore_expectation),
     ("a write is refused without reason", Kind::FalseConflict, refuse_without_reason),
-    ("a read sees a value that nobody wrote", Kind::Phantom, make_up),
+    ("a read sees a value that no write wrote", Kind::Phantom, make_up),
     ("a read at the control plane is stale", Kind::Order, read_stale),
     ("a read tells an older state by a newer number", Kind::WrongState, mislabel),
     ("a read at a replica is older than was asked", Kind::TooOld, read_too_old),

@@ -9,8 +9,9 @@ use std::{
 
 use crate::harness::Suite;
 
-/// What puts a settable clock before a process: a shared object that answers for the C library, and the file with its
-/// offset. Namespaces of time know no time of day, and setting this machine's clock would hit everybody on it.
+/// Environment that gives a process a settable clock: a shared object that overrides the C library, and the file with
+/// its offset. Time namespaces do not cover the time of day, and setting this machine's clock would affect every
+/// process on it.
 pub(crate) fn preload(folder: &Path) -> Vec<(&'static str, String)> {
     let (source, object, offset) =
         (folder.join("clock.c"), folder.join("clock.so"), folder.join("clock-offset"));
@@ -26,9 +27,9 @@ pub(crate) fn preload(folder: &Path) -> Vec<(&'static str, String)> {
 /// A day, in nanoseconds.
 const DAY: i64 = 86_400_000_000_000;
 
-/// The clock of the replica in `us` goes a day ahead and then two days back, and the replica restarts on a copy from what is
-/// now the future. Ages of what is held while the process runs come from a clock that cannot jump; the time of day counts
-/// for the age of a copy that is found on disk.
+/// The clock of the replica in `us` goes a day ahead and then two days back, and the replica restarts on a copy from
+/// what is now the future. Ages of what is held while the process runs come from a clock that cannot jump; the time of
+/// day counts for the age of a copy that is found on disk.
 pub(super) fn jumps(suite: &Suite) -> String {
     let us = &suite.fleet.us;
     // In place: the process has the file mapped, and one that is cut short, if for a moment, would end it by SIGBUS.

@@ -61,8 +61,8 @@ fn large_write(users: &Users) -> Result<(), String> {
     })
 }
 
-/// The control plane that serves reaches etcd no longer, and everybody else still reaches it. It knows when another may have
-/// taken over: it answers no reads from then on, and who follows it turns to the other.
+/// The serving control plane loses etcd, while all other components still reach the control plane. It knows when
+/// another may have taken over: from then on it serves no reads, and its followers reconnect to the other.
 pub(super) fn cut_off_from_etcd(suite: &Suite) -> String {
     let fleet = &suite.fleet;
     let serving = fleet.serving();

@@ -1,10 +1,10 @@
-//! A region that loses its connection to everybody else.
+//! A region that loses its connection to all other regions.
 
 use std::time::Duration;
 
 use crate::harness::{Place, Suite, now};
 
-/// How long it is cut off in the short form: past the first retransmissions of what was under way.
+/// How long it is cut off in the short form: past the first retransmissions of messages in flight.
 const CUT: Duration = Duration::from_secs(6);
 
 pub(super) fn cut_off(suite: &Suite) -> String {
@@ -15,7 +15,7 @@ pub(super) fn cut_off(suite: &Suite) -> String {
     suite.goes_on();
     let (here, there) =
         (suite.users.watchers[0].at(), watchers.iter().map(|watcher| watcher.at()).max().unwrap());
-    assert!(there < here, "the region is not cut off: it is at {there}, and everybody else at {here}");
+    assert!(there < here, "the region is not cut off: it is at {there}, and the others at {here}");
     suite.fleet.network.connect(Place::Eu, true);
     let back = now();
     suite.until("the region has caught up", || watchers.iter().all(|watcher| watcher.at() >= here));

@@ -17,8 +17,8 @@ const FIRST: Key = 500_000;
 /// Where the marks of bursts begin: above those of any writer.
 const BURSTS: Key = 1000 * MARKS;
 
-/// Updates a thousand registers again and again, as fast as it goes, and deletes them; how many updates that were, and how
-/// long they took.
+/// Updates a thousand registers again and again, as fast as it goes, and deletes them; how many updates that were, and
+/// how long they took.
 pub(crate) fn burst(suite: &Suite) -> (u64, Duration) {
     let batches = if suite.is_long() { BATCHES } else { BATCHES_SHORT };
     // The marks and values of no two bursts are the same.
@@ -31,7 +31,7 @@ pub(crate) fn burst(suite: &Suite) -> (u64, Duration) {
             suite.users.runtime.handle.spawn(async move {
                 let _pass = recorder.gate.read().await;
                 for number in numbers {
-                    // One that nobody took is sent again.
+                    // A batch that no control plane accepted is sent again.
                     while writers::write(&recorder, &mut line, batch(first, number)).await.is_none() {}
                 }
             })

@@ -36,7 +36,7 @@ pub(crate) struct Seen {
 struct Note(Arc<Mutex<Seen>>);
 
 impl Crowd {
-    /// Nobody yet.
+    /// A crowd without watchers.
     pub(crate) fn new(runtime: Runtime, upstream: Address, prefix: Prefix) -> Self {
         Self { upstream, prefix, seen: Vec::new(), handles: Vec::new(), runtime }
     }

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use super::{Daemon, Host, Network, Place, Plan, etcd::Etcd, until};
 
-/// Where everybody is.
+/// The regions and services of the fleet.
 const TOPOLOGY: &str = "\
 kind: Topology
 regions: [{name: eu, neighbours: [us]}, {name: us, neighbours: [eu]}]

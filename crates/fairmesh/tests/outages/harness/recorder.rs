@@ -70,8 +70,8 @@ impl Recorder {
         self.acknowledged.load(Relaxed)
     }
 
-    /// What was recorded since the last quiet moment, which `end` is one of. Writes of which nobody knows yet what became
-    /// may be carried out still, and so are part of what follows too.
+    /// The history recorded since the last quiet moment; `end` is the state at this one. Writes of unknown outcome may
+    /// still be applied, and so are part of the next history too.
     pub(crate) fn close(&self, end: State) -> History {
         let start = std::mem::replace(&mut *self.start.lock().unwrap(), end.clone());
         let (writes, reads) =
@@ -82,7 +82,7 @@ impl Recorder {
     }
 }
 
-/// Whether the mark of a batch, which nobody overwrites, is there.
+/// Whether the state has the mark of a batch, which no other write overwrites.
 fn is_in(write: &Write, state: &State) -> bool {
     let marks = write.ops.iter().filter(|op| op.value.is_some() && op.expect == Expect::Absent);
     let mut found = marks.filter_map(|op| Some((op.value, state.cells.get(&op.key)?.value)));

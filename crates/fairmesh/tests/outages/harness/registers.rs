@@ -1,4 +1,4 @@
-//! Registers as records: each is a change in the history of a policy that does not exist, which nobody acts on.
+//! Registers as records: each is a change in the history of a policy that does not exist, which no component acts on.
 
 use bytes::Bytes;
 use fairmesh_model::{HistoryKind, Prefix, RecordKey, ServiceName};

@@ -73,7 +73,8 @@ impl Suite {
         }
     }
 
-    /// Writes something for its size: these batches of so many keys each with about so many bytes; without bytes, deletes it.
+    /// Writes something for its size: these batches of so many keys each with about so many bytes; without bytes,
+    /// deletes it.
     pub(crate) fn bulk(&self, batches: Range<u64>, keys: u64, (value, bytes): (u64, usize)) {
         let mut line = self.users.line();
         self.users.runtime.run(async move {
@@ -96,7 +97,8 @@ impl Suite {
         all.map(|daemon| format!("--- newest first\n{}", tail(daemon.log()))).collect()
     }
 
-    /// Does one fault, and checks everything that was seen from before it until all is quiet after it, which it answers.
+    /// Does one fault, and checks everything that was seen from before it until all is quiet after it, which it
+    /// answers.
     pub(crate) fn run(&self, name: &str, fault: impl FnOnce(&Self) -> String) -> History {
         let began = now();
         self.goes_on();
@@ -104,7 +106,7 @@ impl Suite {
         let told = fault(self);
         self.goes_on();
         let Some(history) = self.users.quiet() else {
-            panic!("{name}: nobody answers the last read\n{}", self.logs());
+            panic!("{name}: no response to the last read\n{}", self.logs());
         };
         let (writes, reads) = (history.writes.len(), history.reads.len());
         let steps: usize = history.watches.iter().map(|watch| watch.steps.len()).sum();

@@ -201,7 +201,7 @@ mod tests {
         let (slow, fast) = (sequence.allocate(1, due).await, sequence.allocate(0, due).await);
         tokio::select! {
             biased;
-            overdue = sequence.overdue() => panic!("nobody waits: {overdue:?}"),
+            overdue = sequence.overdue() => panic!("no revision is blocked: {overdue:?}"),
             () = sleep_until(due + std::time::Duration::from_secs(1)) => {}
         }
         sequence.settle(fast, commit(fast));

@@ -162,7 +162,7 @@ impl Run {
         if refused && self.strikes(Bug::WritesWhatItRefused) {
             self.store(&ops);
         }
-        // One that nobody else can stand in the way of: its mark is its own.
+        // A write that no other write can conflict with: its mark is its own.
         let alone = ops.iter().all(|op| op.expect == Expect::Any || op.key >= MARKS);
         if !refused && alone && self.strikes(Bug::RefusesFalsely) {
             refused = true;
