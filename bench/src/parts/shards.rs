@@ -14,7 +14,7 @@ use fairmesh_model::{
 use fairmesh_rib::{
     Batch, Commit, Node,
     follower::{Backoff, FollowerConfig},
-    server::{Backend, RibServer, WriteError},
+    server::{RibServer, ServedRib, WriteError},
 };
 use fairmesh_router::ShardTable;
 use fairmesh_wire::{
@@ -38,7 +38,7 @@ struct Source {
     node: Node,
 }
 
-impl Backend for Source {
+impl ServedRib for Source {
     fn node(&self) -> &Node {
         &self.node
     }

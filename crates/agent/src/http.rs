@@ -15,7 +15,7 @@ use fairmesh_listen::{Limits, Listeners, PageListener};
 use fairmesh_model::Probe;
 use tokio_util::sync::CancellationToken;
 
-use crate::{backend::AgentBackend, error::AgentError, metrics, usage_forwarder::UsageForwarder};
+use crate::{error::AgentError, metrics, served_rib::AgentRib, usage_forwarder::UsageForwarder};
 
 /// Media type of the OpenMetrics text format.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -23,7 +23,7 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 /// State that the HTTP handlers read.
 #[derive(Clone)]
 pub(crate) struct Pages {
-    pub(crate) backend: AgentBackend,
+    pub(crate) backend: AgentRib,
     pub(crate) usages: UsageForwarder,
     pub(crate) listeners: Listeners,
 }

@@ -9,12 +9,12 @@
 //! The agent subscribes to a prefix on first use. Holding the whole RIB, so that first calls never wait, was rejected:
 //! a million machines would spend memory on services that they never call.
 
-mod backend;
 mod checker;
 mod disk;
 mod error;
 mod http;
 mod metrics;
+mod served_rib;
 mod shard_maps;
 mod state;
 mod subscriptions;
@@ -22,7 +22,6 @@ mod usage_forwarder;
 
 use std::{future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use backend::AgentBackend;
 pub use checker::probe_once as probe;
 use disk::Disk;
 pub use error::AgentError;
@@ -38,6 +37,7 @@ use fairmesh_wire::{
     rpc,
     transport::{Address, BindError, Listener, Plaintext, Transport, serve},
 };
+use served_rib::AgentRib;
 use state::{AgentState, UpstreamSink};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
@@ -82,7 +82,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let shared = Arc::new(AgentState::new(node.clone(), disk));
     let upstream = follow(&config, &shared, saved);
     let checks = Arc::<checker::Counts>::default();
-    let backend = AgentBackend::new(shared.clone(), upstream.clone(), checks.clone(), &config);
+    let backend = AgentRib::new(shared.clone(), upstream.clone(), checks.clone(), &config);
     let usages = UsageForwarder::new(upstream.clone(), backend.upstreams().into());
 
     let stopping = CancellationToken::new();

@@ -2,7 +2,7 @@ mod builder;
 mod source;
 pub(crate) mod state;
 
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc};
 
 use fairmesh_model::{Invalid, ServiceName};
 
@@ -52,7 +52,7 @@ impl Mesh {
     /// Excludes the addresses of listeners of this process, whose requests it forwards: an endpoint at one of them counts as
     /// unreachable.
     #[doc(hidden)]
-    pub fn exclude_addresses(&self, addresses: impl IntoIterator<Item = std::net::SocketAddr>) {
+    pub fn exclude_addresses(&self, addresses: impl IntoIterator<Item = SocketAddr>) {
         self.state.transport.own_addresses.add(addresses);
     }
 

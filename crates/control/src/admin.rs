@@ -12,7 +12,7 @@ use fairmesh_store::{PartitionedStore, Store};
 use fairmesh_wire::{identity_of, run_blocking, software_of, v1};
 use tonic::{Request, Response, Status};
 
-use crate::backend::write_error;
+use crate::served_rib::write_error;
 pub use history::HISTORY_KEPT;
 use plan::{Author, DesiredRecord, Plan};
 

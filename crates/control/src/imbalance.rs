@@ -1,7 +1,7 @@
 //! Collects CPU usage reports of servers, keeps their sums for years, and computes how much CPU is wasted, and where.
 //!
 //! Minutes stay open for 15 minutes, since agents report late after an outage; then they are closed: a service's minute
-//! becomes a row, which is added to its hour and its day in the same write. OpenMinutes minutes are saved once a minute too,
+//! becomes a row, which is added to its hour and its day in the same write. Open minutes are saved once a minute too,
 //! so that a restart loses less than a minute and counts nothing twice: a row is made once, of all that is known of its
 //! minute. Differences of growing counters were rejected: each delay and restart on the way becomes a spike, and a p99
 //! finds spikes.

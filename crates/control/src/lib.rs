@@ -10,7 +10,6 @@
 //! itself, and some would forget.
 
 mod admin;
-mod backend;
 mod checks;
 mod endpoint_counts;
 mod error;
@@ -21,6 +20,7 @@ mod metrics;
 mod quotas;
 mod read_lease;
 mod readiness;
+mod served_rib;
 mod server;
 mod store_applier;
 

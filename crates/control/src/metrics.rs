@@ -37,7 +37,7 @@ pub(crate) struct Metrics {
     load_servers: Family<Label, Gauge>,
 }
 
-/// MetricSources of the values that are read at each scrape.
+/// Sources of the values that are read at each scrape.
 pub(crate) struct MetricSources {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) node: Node,

@@ -23,7 +23,6 @@ use tonic::service::Routes;
 use crate::{
     ControlConfig, ControlError,
     admin::AdminService,
-    backend::ControlBackend,
     checks::{CheckIndex, CheckerService, Checks},
     endpoint_counts::EndpointCounts,
     etcd_store::{self, OpenStore},
@@ -33,6 +32,7 @@ use crate::{
     quotas::Quotas,
     read_lease::ReadLease,
     readiness::Readiness,
+    served_rib::ControlRib,
     store_applier::{AppliedStore, apply_commits},
 };
 
@@ -187,7 +187,7 @@ impl Control {
             .add_service(rpc::quota_server(quotas.clone()));
         let read_lease = store.lease_expiry().map(ReadLease::new);
         let backend =
-            ControlBackend { node: node.clone(), store: applied.clone(), read_lease: read_lease.clone() };
+            ControlRib { node: node.clone(), store: applied.clone(), read_lease: read_lease.clone() };
         let services = RibServer::new(backend, closing.clone()).with_services(other_services);
         serve_grpc(tasks, grpc, &services, closing);
         let files = watch_files(&config.sources, &registry, store_tasks, writes_ended);

@@ -5,7 +5,7 @@
 //! reserves for itself come in as a predicate on names.
 //!
 //! Decision: own protocol code instead of hyper and h2, because requests are forwarded from the read buffer, without a
-//! map of headers. hyper's connections were measured at about twice the CPU time of a request (`docs/benchmarks.md`).
+//! map of headers. What that saves beside a proxy of hyper and its pool is `cpu_vs_bare` in `docs/benchmarks.md`.
 
 pub mod h1;
 pub mod h2;

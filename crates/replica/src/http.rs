@@ -10,7 +10,7 @@ use axum::{
 use fairmesh_listen::{Limits, Listeners, PageListener};
 use tokio_util::sync::CancellationToken;
 
-use crate::{backend::ReplicaBackend, error::ReplicaError, metrics};
+use crate::{error::ReplicaError, metrics, served_rib::ReplicaRib};
 
 /// The content type of OpenMetrics text.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -18,7 +18,7 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 /// The state behind the pages.
 #[derive(Clone)]
 pub(crate) struct Pages {
-    pub(crate) backend: ReplicaBackend,
+    pub(crate) backend: ReplicaRib,
     pub(crate) listeners: Listeners,
 }
 

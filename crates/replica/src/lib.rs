@@ -10,16 +10,15 @@
 //! nearly everything, and a replica that holds everything knows when a whole revision has arrived, which reads may wait
 //! for.
 
-mod backend;
 mod disk;
 mod error;
 mod http;
 mod metrics;
+mod served_rib;
 mod upstream_sink;
 
 use std::{future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use backend::ReplicaBackend;
 use disk::Disk;
 pub use error::ReplicaError;
 use fairmesh_listen::{Limits, Listeners, PageListener};
@@ -34,6 +33,7 @@ use fairmesh_wire::{
     rpc,
     transport::{Address, Listener, Plaintext, Services, Transport, serve},
 };
+use served_rib::ReplicaRib;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
@@ -123,7 +123,7 @@ impl Replica {
         let _stop_with_me = stopping.clone().drop_guard();
         let acks = follower::relay_acks(shared.node.clone(), upstream.clone(), stopping.clone());
         tokio::spawn(acks);
-        let backend = ReplicaBackend::new(shared.clone(), upstream.clone(), &config);
+        let backend = ReplicaRib::new(shared.clone(), upstream.clone(), &config);
         let pages = http::Pages { backend: backend.clone(), listeners: bounded };
         let http = http.map(|listener| tokio::spawn(http::serve(listener, pages.clone(), stopping.clone())));
         let saving = tokio::spawn(shared.save_all(stopping.clone()));
@@ -186,7 +186,7 @@ fn follow(
     upstream
 }
 
-fn services(backend: ReplicaBackend, forward: Forwarder, stopping: &CancellationToken) -> Services {
+fn services(backend: ReplicaRib, forward: Forwarder, stopping: &CancellationToken) -> Services {
     let others = Routes::new(rpc::registry_server(forward.clone()))
         .add_service(rpc::imbalance_server(forward.clone()))
         .add_service(rpc::quota_server(forward.clone()))

@@ -30,8 +30,8 @@ use tonic::{Request, Response, Status, service::Routes};
 
 use crate::{Batch, Conflict, Node};
 
-/// The differences between the processes that serve the routing information base.
-pub trait Backend: Clone + Send + Sync + 'static {
+/// The part of the RIB that a process serves, and what differs between control plane, replica and agent.
+pub trait ServedRib: Clone + Send + Sync + 'static {
     /// The served node.
     fn node(&self) -> &Node;
 
@@ -48,7 +48,7 @@ pub trait Backend: Clone + Send + Sync + 'static {
         identity: Identity,
     ) -> impl Future<Output = Result<Revision, WriteError>> + Send;
 
-    /// A caller starts to use a prefix. Each call that returns true is followed by one of [`Backend::release`]; false
+    /// A caller starts to use a prefix. Each call that returns true is followed by one of [`ServedRib::release`]; false
     /// means that a limit is reached.
     fn acquire(&self, _prefix: &Prefix) -> bool {
         true
@@ -87,13 +87,13 @@ pub trait Backend: Clone + Send + Sync + 'static {
         Duration::ZERO
     }
 
-    /// The greatest [`Backend::age`] of all prefixes. Read first, so that the age of each prefix of a watch is looked
+    /// The greatest [`ServedRib::age`] of all prefixes. Read first, so that the age of each prefix of a watch is looked
     /// up only where some of them age.
     fn max_age(&self) -> Duration {
         Duration::ZERO
     }
 
-    /// Changes when [`Backend::age`] of a prefix may have become zero or ceased to be; `None` where it is always zero.
+    /// Changes when [`ServedRib::age`] of a prefix may have become zero or ceased to be; `None` where it is always zero.
     fn age_changes(&self) -> Option<watch::Receiver<u64>> {
         None
     }
@@ -149,7 +149,7 @@ pub struct RibServer<B> {
     closing: CancellationToken,
 }
 
-impl<B: Backend> RibServer<B> {
+impl<B: ServedRib> RibServer<B> {
     /// Serves a backend. Once `closing` is cancelled, watches end and their callers reconnect.
     pub fn new(backend: B, closing: CancellationToken) -> Self {
         Self { backend, watches: Arc::new(Semaphore::new(MAX_WATCHES)), delta_cache: Arc::default(), closing }
@@ -242,7 +242,7 @@ impl<B: Backend> RibServer<B> {
 }
 
 #[tonic::async_trait]
-impl<B: Backend> v1::rib_server::Rib for RibServer<B> {
+impl<B: ServedRib> v1::rib_server::Rib for RibServer<B> {
     async fn hello(&self, request: Request<v1::HelloRequest>) -> Result<Response<v1::HelloResponse>, Status> {
         let version = handshake::negotiate(request.get_ref())?;
         Ok(Response::new(self.hello(version).into()))
@@ -299,21 +299,21 @@ impl<B: Backend> v1::rib_server::Rib for RibServer<B> {
 
 /// An acquired prefix, released on drop.
 #[derive(Debug)]
-struct PrefixGuard<B: Backend> {
+struct PrefixGuard<B: ServedRib> {
     backend: B,
     prefix: Prefix,
     /// Whether it was acquired; otherwise it must not be released.
     acquired: bool,
 }
 
-impl<B: Backend> PrefixGuard<B> {
+impl<B: ServedRib> PrefixGuard<B> {
     fn new(backend: &B, prefix: &Prefix) -> Self {
         let acquired = backend.acquire(prefix);
         Self { backend: backend.clone(), prefix: prefix.clone(), acquired }
     }
 }
 
-impl<B: Backend> Drop for PrefixGuard<B> {
+impl<B: ServedRib> Drop for PrefixGuard<B> {
     fn drop(&mut self) {
         if self.acquired {
             self.backend.release(&self.prefix);
@@ -346,7 +346,7 @@ mod tests {
         used: Arc<AtomicUsize>,
     }
 
-    impl Backend for OnePrefix {
+    impl ServedRib for OnePrefix {
         fn node(&self) -> &Node {
             &self.node
         }

@@ -87,7 +87,7 @@ impl Report {
             println!("  {:6.1} s  {name}", took.as_secs_f64());
         }
         if !ignored.is_empty() {
-            println!("ignored: {}", ignored.join(", "));
+            println!("{} ignored, for the reason in `#[ignore]`: {}", ignored.len(), ignored.join(", "));
         }
         if !self.skipped.is_empty() {
             println!("skipped:");

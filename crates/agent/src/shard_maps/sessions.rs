@@ -29,8 +29,8 @@ use super::{
     MapName, MapStatus,
     build::{BuiltMap, SharedTable},
 };
-use crate::backend::AgentBackend;
-use fairmesh_rib::server::Backend;
+use crate::served_rib::AgentRib;
+use fairmesh_rib::server::ServedRib;
 
 /// Timeout of the handshake, of sending, and of a session that follows no map.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
@@ -45,7 +45,7 @@ pub(crate) const fn limits() -> Limits {
 }
 
 /// Serves until `stopping`.
-pub(crate) async fn serve(listener: Listener, backend: AgentBackend, stopping: CancellationToken) {
+pub(crate) async fn serve(listener: Listener, backend: AgentRib, stopping: CancellationToken) {
     let mut users = UserLimits::default();
     loop {
         let Some(socket) = stopping.run_until_cancelled(listener.accept()).await else { return };
@@ -92,7 +92,7 @@ impl UserLimits {
 /// The session of one program.
 struct Session {
     channel: DescriptorChannel,
-    backend: AgentBackend,
+    backend: AgentRib,
     follows: BTreeMap<MapName, SentMap>,
     /// Ids of the tables sent to the program.
     sent: HashSet<u64>,
@@ -108,7 +108,7 @@ struct SentMap {
 
 /// Leaves the map when dropped.
 struct MapClaim {
-    backend: AgentBackend,
+    backend: AgentRib,
     name: MapName,
     /// Prefixes claimed for it: fewer than the map has where claims were refused.
     held: Vec<Prefix>,
@@ -121,7 +121,7 @@ impl Drop for MapClaim {
 }
 
 impl Session {
-    fn new(stream: UnixStream, backend: AgentBackend) -> Self {
+    fn new(stream: UnixStream, backend: AgentRib) -> Self {
         let channel = DescriptorChannel::new(stream);
         Self { channel, backend, follows: BTreeMap::new(), sent: HashSet::new(), idle: Instant::now() }
     }

@@ -11,7 +11,7 @@ mod support;
 
 use std::time::Duration;
 
-use fairmesh_rib::server::Backend;
+use fairmesh_rib::server::ServedRib;
 use fixture::AgentFixture;
 use support::{BOUND, Memory, Reader, copy, prefix};
 use tokio::time::Instant;

@@ -13,7 +13,7 @@ use fairmesh_model::{
 use fairmesh_rib::{
     Batch, Commit, Node,
     follower::{Backoff, FollowerConfig},
-    server::{Backend, RibServer, WriteError},
+    server::{RibServer, ServedRib, WriteError},
 };
 use fairmesh_router::ShardTable;
 use fairmesh_wire::{
@@ -34,7 +34,7 @@ pub(crate) struct TestBackend {
     pub(crate) node: Node,
 }
 
-impl Backend for TestBackend {
+impl ServedRib for TestBackend {
     fn node(&self) -> &Node {
         &self.node
     }

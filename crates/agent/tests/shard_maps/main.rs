@@ -4,7 +4,7 @@
 mod fixture;
 
 use fairmesh_model::{Prefix, RecordKey, Shard, ShardId, ShardKey, ShardMap};
-use fairmesh_rib::server::Backend;
+use fairmesh_rib::server::ServedRib;
 use fairmesh_router::SEGMENT_SHARDS;
 use fairmesh_shared_memory::{DescriptorChannel, SealedMemory};
 use fairmesh_wire::{

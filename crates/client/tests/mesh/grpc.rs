@@ -11,7 +11,7 @@ use std::{
 use fairmesh_model::{Identity, Location, Protocol, Revision, StoreId};
 use fairmesh_rib::{
     Batch, Node,
-    server::{Backend, RibServer, WriteError},
+    server::{RibServer, ServedRib, WriteError},
 };
 use fairmesh_wire::{
     v1,
@@ -28,7 +28,7 @@ use crate::rig::Rig;
 #[derive(Clone)]
 struct Shop(Node);
 
-impl Backend for Shop {
+impl ServedRib for Shop {
     fn node(&self) -> &Node {
         &self.0
     }

@@ -16,7 +16,7 @@ use fairmesh_model::{
 };
 use fairmesh_rib::{
     Batch, Commit, Node,
-    server::{Backend as RibBackend, RibServer, WriteError},
+    server::{RibServer, ServedRib, WriteError},
 };
 use fairmesh_test_support::endpoint;
 pub(crate) use fairmesh_test_support::{PATIENCE, eventually as until};
@@ -45,7 +45,7 @@ struct Agent {
 /// Why the agent serves nothing, where it does not.
 type Refusal = Arc<Mutex<Option<String>>>;
 
-impl RibBackend for Agent {
+impl ServedRib for Agent {
     fn node(&self) -> &Node {
         &self.node
     }

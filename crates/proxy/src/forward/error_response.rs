@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use fairmesh_client::{Body, Fault};
-use fairmesh_headers::{self, FAULT};
+use fairmesh_headers::{FAULT, GRPC_STATUS};
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 
 /// gRPC status for messages that are too large.
@@ -69,7 +69,7 @@ fn grpc_trailers_only(content_type: HeaderValue, code: i32, message: &str) -> Re
     let mut response = Response::new(Body::empty());
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, content_type);
-    headers.insert(fairmesh_headers::GRPC_STATUS, code.into());
+    headers.insert(GRPC_STATUS, code.into());
     // The percent-encoded text is a valid header value.
     if let Ok(message) = percent_encoded(message).try_into() {
         headers.insert(HeaderName::from_static("grpc-message"), message);
@@ -110,7 +110,7 @@ mod tests {
         let grpc = from_fault(&fault, kind());
         assert_eq!(grpc.headers()[header::CONTENT_TYPE], "application/grpc-web+proto");
         assert_eq!(grpc.status(), StatusCode::OK);
-        assert_eq!(grpc.headers()[fairmesh_headers::GRPC_STATUS], "14");
+        assert_eq!(grpc.headers()[GRPC_STATUS], "14");
         assert_eq!(grpc.headers()["grpc-message"], "no endpoint serves 100 %25 of it%0Anow");
         let limited =
             Fault::new(FaultKind::RateLimited, "later").with_retry_after(Duration::from_millis(1001));
@@ -119,6 +119,6 @@ mod tests {
             (plain.status(), &plain.headers()["retry-after"]),
             (StatusCode::TOO_MANY_REQUESTS, &"2".parse().unwrap())
         );
-        assert_eq!(grpc.headers()[fairmesh_headers::GRPC_STATUS], "8");
+        assert_eq!(grpc.headers()[GRPC_STATUS], "8");
     }
 }

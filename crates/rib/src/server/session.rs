@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use super::{
-    Backend, FollowedPrefix, MAX_FOLLOWED, MAX_PREFIXES, PrefixGuard, delta_cache::DeltaCache, messages,
+    FollowedPrefix, MAX_FOLLOWED, MAX_PREFIXES, PrefixGuard, ServedRib, delta_cache::DeltaCache, messages,
     refused, too_many_prefixes,
 };
 use crate::{PeerInfo, Watcher};
@@ -28,7 +28,7 @@ const WRITE_BATCH_BYTES: usize = 64 * 1024;
 type Preparation = Pin<Box<dyn Future<Output = (Prefix, Result<(), String>)> + Send>>;
 
 /// One watch.
-pub(super) struct Session<B: Backend> {
+pub(super) struct Session<B: ServedRib> {
     backend: B,
     watcher: Watcher,
     watched: WatchServer,
@@ -55,7 +55,7 @@ pub(super) struct Session<B: Backend> {
     ack_requested: u64,
 }
 
-struct Subscription<B: Backend> {
+struct Subscription<B: ServedRib> {
     _guard: PrefixGuard<B>,
     _followed: FollowedPrefix,
     from: Option<Cursor>,
@@ -70,7 +70,7 @@ fn too_many_followed() -> String {
     )
 }
 
-impl<B: Backend> Session<B> {
+impl<B: ServedRib> Session<B> {
     pub(super) fn new(
         backend: B,
         watcher: Watcher,

@@ -3,7 +3,7 @@ use std::time::Duration;
 use fairmesh_model::{Identity, Location, Prefix, Revision};
 use fairmesh_rib::{
     Batch, Node,
-    server::{Backend, WriteError},
+    server::{ServedRib, WriteError},
 };
 use fairmesh_wire::{
     handshake,
@@ -38,7 +38,7 @@ impl Edge {
     }
 }
 
-impl Backend for Edge {
+impl ServedRib for Edge {
     fn node(&self) -> &Node {
         &self.memory.node
     }

@@ -5,7 +5,7 @@ use fairmesh_model::{Identity, Location, Prefix, Revision, StoreId};
 use fairmesh_rib::{
     Batch, Commit, Entry, Node, Update,
     follower::{Backoff, Follower, FollowerConfig, FollowerHandle, FollowerState, Sink},
-    server::{Backend, RibServer, WriteError},
+    server::{RibServer, ServedRib, WriteError},
 };
 use fairmesh_wire::transport::{Address, Listener, serve};
 use tokio::{sync::mpsc, task::JoinHandle, time::timeout};
@@ -42,7 +42,7 @@ impl Memory {
     }
 }
 
-impl Backend for Memory {
+impl ServedRib for Memory {
     fn node(&self) -> &Node {
         &self.node
     }
@@ -71,7 +71,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub(crate) async fn start(backend: impl Backend, address: &str) -> Self {
+    pub(crate) async fn start(backend: impl ServedRib, address: &str) -> Self {
         let listener = Listener::bind(&address.parse().unwrap()).await.unwrap();
         let address = listener.address().unwrap();
         let stop = CancellationToken::new();

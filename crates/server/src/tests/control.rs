@@ -16,7 +16,7 @@ use fairmesh_model::{
 };
 use fairmesh_rib::{
     Batch, Commit, Node,
-    server::{Backend, RibServer, WriteError},
+    server::{RibServer, ServedRib, WriteError},
 };
 use fairmesh_wire::{
     rpc,
@@ -132,7 +132,7 @@ impl Control {
     }
 }
 
-impl Backend for FakeRegistry {
+impl ServedRib for FakeRegistry {
     fn node(&self) -> &Node {
         &self.node
     }

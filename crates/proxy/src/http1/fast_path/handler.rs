@@ -72,7 +72,7 @@ impl<'a> Http1Handler<'a> {
         let added = added_fields(client_info.over_tls);
         let mut room = header_storage();
         let request = BorrowedRequest::read(input, &mut room, fairmesh_headers::is_mesh_header)?;
-        let request = with_added(request, &added)?;
+        let request = with_added(request, client_info.over_tls, &added)?;
         let target = &*target.insert(forwarder.target_of(request.host, client_info).ok()?);
         if request.body.len() as u64 > forwarder.max_body || forwarder.observer.may_observe(target, began) {
             return None;
@@ -91,12 +91,13 @@ fn added_fields(over_tls: bool) -> [(&'static str, &'static str); 2] {
 /// `None` if a header would have to be removed for that, or the request has passed this proxy before.
 fn with_added<'a>(
     request: BorrowedRequest<'a>,
+    over_tls: bool,
     added: &'a [(&'static str, &'static str); 2],
 ) -> Option<BorrowedRequest<'a>> {
     if loops::passes(request.values(LOOP)) > 0 {
         return None;
     }
-    let (has_proto, over_tls) = (request.values(FORWARDED_PROTO).next().is_some(), added[1].1 == "https");
+    let has_proto = request.values(FORWARDED_PROTO).next().is_some();
     match (over_tls, has_proto) {
         (true, true) => None,
         (false, true) => Some(request.with(&added[..1])),

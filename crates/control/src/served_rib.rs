@@ -3,7 +3,7 @@ use std::{sync::Arc, time::Duration};
 use fairmesh_model::{Identity, Location, Prefix, Revision};
 use fairmesh_rib::{
     Batch, Node,
-    server::{Backend, WriteError},
+    server::{ServedRib, WriteError},
 };
 use fairmesh_store::{Store, WriteError as StoreWriteError};
 use tokio::sync::watch;
@@ -15,14 +15,14 @@ pub(crate) const SOFTWARE: &str = concat!("control plane ", env!("CARGO_PKG_VERS
 
 /// Serves the whole routing information base, and writes it.
 #[derive(Clone, Debug)]
-pub(crate) struct ControlBackend {
+pub(crate) struct ControlRib {
     pub(crate) node: Node,
     pub(crate) store: Arc<dyn Store>,
     /// `None` if no other process can write the store.
     pub(crate) read_lease: Option<ReadLease>,
 }
 
-impl Backend for ControlBackend {
+impl ServedRib for ControlRib {
     fn node(&self) -> &Node {
         &self.node
     }

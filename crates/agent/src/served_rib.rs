@@ -4,7 +4,7 @@ use fairmesh_model::{Identity, Location, Prefix, Revision};
 use fairmesh_rib::{
     Batch, Node,
     follower::{FollowerHandle, Freshness},
-    server::{Backend, MAX_PREFIXES, WriteError},
+    server::{MAX_PREFIXES, ServedRib, WriteError},
 };
 use tokio::{
     sync::{futures::OwnedNotified, watch},
@@ -27,7 +27,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Serves the agent's copy, and subscribes upstream to the prefixes that programs watch.
 #[derive(Clone, Debug)]
-pub(crate) struct AgentBackend {
+pub(crate) struct AgentRib {
     pub(crate) shared: Arc<AgentState>,
     pub(crate) upstream: FollowerHandle,
     /// Counters of this agent's health checker, for metrics.
@@ -43,7 +43,7 @@ struct AgentInfo {
     upstreams: String,
 }
 
-impl AgentBackend {
+impl AgentRib {
     pub(crate) fn new(
         shared: Arc<AgentState>,
         upstream: FollowerHandle,
@@ -175,7 +175,7 @@ impl AgentBackend {
     }
 }
 
-impl Backend for AgentBackend {
+impl ServedRib for AgentRib {
     fn node(&self) -> &Node {
         &self.shared.node
     }
@@ -289,7 +289,7 @@ mod tests {
             refuse_lagging: true,
         };
         let upstream = Follower::spawn(upstream, UpstreamSink::new(shared.clone()));
-        let backend = AgentBackend::new(shared, upstream, Arc::default(), &config);
+        let backend = AgentRib::new(shared, upstream, Arc::default(), &config);
         let other = |i| Prefix::new(format!("/{i}/")).unwrap();
         (0..MAX_PREFIXES).for_each(|i| assert!(backend.acquire(&other(i))));
         let name = MapName { service: ServiceName::new("shop/cart").unwrap(), region: None };

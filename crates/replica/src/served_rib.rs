@@ -4,7 +4,7 @@ use fairmesh_model::{Identity, Location, Prefix, Revision};
 use fairmesh_rib::{
     Batch, Node,
     follower::FollowerHandle,
-    server::{Backend, WriteError},
+    server::{ServedRib, WriteError},
 };
 use tokio::sync::watch;
 
@@ -12,7 +12,7 @@ use crate::{ReplicaConfig, upstream_sink::ReplicaState};
 
 /// Serves the replica's node.
 #[derive(Clone, Debug)]
-pub(crate) struct ReplicaBackend {
+pub(crate) struct ReplicaRib {
     pub(crate) shared: Arc<ReplicaState>,
     pub(crate) upstream: FollowerHandle,
     software: Arc<str>,
@@ -20,7 +20,7 @@ pub(crate) struct ReplicaBackend {
     upstreams: Arc<str>,
 }
 
-impl ReplicaBackend {
+impl ReplicaRib {
     pub(crate) fn new(shared: Arc<ReplicaState>, upstream: FollowerHandle, config: &ReplicaConfig) -> Self {
         let upstreams: Vec<String> = config.upstreams.iter().map(ToString::to_string).collect();
         let software = format!("replica {} {}", config.name, env!("CARGO_PKG_VERSION"));
@@ -28,7 +28,7 @@ impl ReplicaBackend {
     }
 }
 
-impl Backend for ReplicaBackend {
+impl ServedRib for ReplicaRib {
     fn node(&self) -> &Node {
         &self.shared.node
     }
