@@ -1,4 +1,4 @@
-//! How many prefixes all watches of a node follow together.
+//! The bound on the prefixes that all watches of a node follow together.
 
 use std::sync::{
     Arc,
@@ -7,62 +7,67 @@ use std::sync::{
 
 use super::MAX_PREFIXES;
 
-/// The part of the free places that one watch may have.
-const PART: usize = 16;
-/// The most prefixes of all watches together, at about 0.5 KB each: a single watch gets its own bound.
-pub const MAX_FOLLOWED: usize = (PART + 1) * MAX_PREFIXES;
+/// One watch may follow this part of the prefixes that are still free.
+const DIVISOR: usize = 16;
+/// Maximum of prefixes of all watches, at about 0.5 KB each. A single watch can reach its own maximum.
+pub const MAX_FOLLOWED: usize = (DIVISOR + 1) * MAX_PREFIXES;
 
-/// What every watch may follow, however many others do: some twenty services.
-const LEAST: usize = 64;
+/// Prefixes that every watch may follow, regardless of the others: about twenty services.
+const MIN_PER_WATCH: usize = 64;
 
-/// Counts them, and refuses further ones. Cheap to clone.
+/// Counts followed prefixes, and refuses more than the maximum. Cheap to clone.
 ///
-/// A watch may follow as many as a sixteenth of the places that are free (a dynamic threshold, as switches share their buffers): however
-/// many watches take all that they get, places are left for others that follow less, and each gets a few in any case. First come, first served was rejected: sixteen
-/// watches would shut out all others.
+/// A watch may follow up to a sixteenth of the free prefixes (a dynamic threshold, as in shared switch buffers), and a few in any
+/// case: so however many watches take their share, some is left for watches that follow less. First come, first served was
+/// rejected: sixteen watches would exclude all others.
 #[derive(Clone, Debug)]
 pub struct FollowedPrefixes(Arc<Counts>);
 
 #[derive(Debug)]
 struct Counts {
-    most: usize,
-    least: usize,
-    places: AtomicUsize,
+    max: usize,
+    min_per_watch: usize,
+    followed: AtomicUsize,
     refused: AtomicU64,
 }
 
-/// The place of one followed prefix, free again when this is dropped.
+/// One followed prefix, counted until this is dropped.
 #[derive(Debug)]
 pub(crate) struct FollowedPrefix(FollowedPrefixes);
 
 impl Default for FollowedPrefixes {
     fn default() -> Self {
-        Self::at_most(MAX_FOLLOWED, LEAST)
+        Self::at_most(MAX_FOLLOWED, MIN_PER_WATCH)
     }
 }
 
 impl FollowedPrefixes {
-    /// With other bounds, on all of them and on what each watch gets in any case.
-    pub fn at_most(most: usize, least: usize) -> Self {
-        Self(Arc::new(Counts { most, least, places: AtomicUsize::new(0), refused: AtomicU64::new(0) }))
+    /// Other bounds: the maximum of all watches, and the prefixes that each watch may follow in any case.
+    pub fn at_most(max: usize, min_per_watch: usize) -> Self {
+        Self(Arc::new(Counts {
+            max,
+            min_per_watch,
+            followed: AtomicUsize::new(0),
+            refused: AtomicU64::new(0),
+        }))
     }
 
-    /// Prefixes followed now.
+    /// Number of followed prefixes.
     pub fn count(&self) -> usize {
-        self.0.places.load(Relaxed)
+        self.0.followed.load(Relaxed)
     }
 
-    /// Prefixes refused so far.
+    /// Number of refused prefixes.
     pub fn refused(&self) -> u64 {
         self.0.refused.load(Relaxed)
     }
 
-    /// A place for one more prefix of a watch that has this many; `None` where there is none for it.
+    /// Admits one more prefix of a watch that follows `own`; `None` if that is refused.
     pub(crate) fn admit(&self, own: usize) -> Option<FollowedPrefix> {
-        let others = self.0.places.fetch_add(1, Relaxed);
-        let place = FollowedPrefix(self.clone());
-        if own < self.0.least || own < self.0.most.saturating_sub(others).div_ceil(PART) {
-            return Some(place);
+        let others = self.0.followed.fetch_add(1, Relaxed);
+        let prefix = FollowedPrefix(self.clone());
+        if own < self.0.min_per_watch || own < self.0.max.saturating_sub(others).div_ceil(DIVISOR) {
+            return Some(prefix);
         }
         self.0.refused.fetch_add(1, Relaxed);
         None
@@ -71,7 +76,7 @@ impl FollowedPrefixes {
 
 impl Drop for FollowedPrefix {
     fn drop(&mut self) {
-        self.0.0.places.fetch_sub(1, Relaxed);
+        self.0.0.followed.fetch_sub(1, Relaxed);
     }
 }
 
@@ -88,17 +93,17 @@ mod tests {
 
     #[test]
     fn watches_that_take_all_they_get_leave_places_to_others() {
-        let followed = FollowedPrefixes::at_most(17 * 1000, LEAST);
+        let followed = FollowedPrefixes::at_most(17 * 1000, MIN_PER_WATCH);
         let mut greedy: Vec<Vec<FollowedPrefix>> = (0..100).map(|_| Vec::new()).collect();
         fill(&followed, &mut greedy[0]);
         assert_eq!(greedy[0].len(), 1000, "one alone gets a part");
         for own in &mut greedy {
             fill(&followed, own);
         }
-        assert!(followed.count() < 17_000 + 100 * LEAST && followed.refused() >= 100);
+        assert!(followed.count() < 17_000 + 100 * MIN_PER_WATCH && followed.refused() >= 100);
         let mut modest = Vec::new();
         fill(&followed, &mut modest);
-        assert!(modest.len() >= LEAST);
+        assert!(modest.len() >= MIN_PER_WATCH);
         drop((greedy, modest));
         assert_eq!(followed.count(), 0);
     }

@@ -3,7 +3,7 @@ use http::Extensions;
 use prost::Message;
 use tonic::{Request, Status};
 
-/// By what a handler may wait once all of its request is here, which bounds how many do and what they hold. To be taken from the
+/// Bounds the waits of a handler after its request is complete: their number, and the memory that they hold. Taken from the
 /// request before its message.
 #[derive(Clone, Debug)]
 pub struct Waits {
@@ -12,25 +12,25 @@ pub struct Waits {
 }
 
 impl Waits {
-    /// Of a call, which holds its message as it waits.
+    /// For a call, which holds its message while it waits.
     pub fn of<T: Message>(request: &Request<T>) -> Self {
         Self { guard: request.extensions().get().cloned(), bytes: request.get_ref().encoded_len() }
     }
 
-    /// Of a request of HTTP, which holds as little as waiting costs.
+    /// For an HTTP request, which holds the minimum.
     pub fn of_http(extensions: &Extensions) -> Self {
         Self { guard: extensions.get().cloned(), bytes: 0 }
     }
 
-    /// Waits until the responses before, on the same connection, are taken as far as the next one needs it: to be called where many
-    /// wait for the same, and all of them would be responded to at once.
+    /// Waits until the peer has read enough of earlier responses for another one. For handlers of which many wait for the same
+    /// event, and would respond at the same time.
     pub async fn room(&self) {
         if let Some(guard) = &self.guard {
             guard.room().await;
         }
     }
 
-    /// Runs what may wait and can be dropped meanwhile without harm. What did not come over a guarded connection waits unbounded.
+    /// Runs a handler that may wait, and may be dropped at any await. Requests on connections without a guard wait unbounded.
     ///
     /// # Errors
     /// `RESOURCE_EXHAUSTED` when too many wait.
