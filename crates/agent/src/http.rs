@@ -2,13 +2,9 @@ use std::net::SocketAddr;
 
 use axum::{
     Router,
-    extract::{Request, State},
-    http::{
-        StatusCode,
-        header::{self, USER_AGENT},
-    },
-    middleware::{Next, from_fn},
-    response::{IntoResponse, Response},
+    extract::State,
+    http::{StatusCode, header},
+    response::IntoResponse,
     routing::get,
 };
 use fairmesh_listen::{Limits, Listeners, PageListener};
@@ -47,17 +43,8 @@ pub(crate) async fn serve(listener: PageListener, pages: Pages, stopping: Cancel
         .route("/metrics", get(metrics_page))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readiness))
-        .with_state(pages)
-        .layer(from_fn(refuse_probes));
-    listener.serve(router, stopping).await;
-}
-
-/// Refuses health checks, so that a verdict never carries the content of these pages.
-async fn refuse_probes(request: Request, next: Next) -> Response {
-    if request.headers().get(USER_AGENT).is_some_and(|agent| agent == Probe::USER_AGENT) {
-        return (StatusCode::FORBIDDEN, "health checks do not reach the mesh's own ports\n").into_response();
-    }
-    next.run(request).await
+        .with_state(pages);
+    listener.refusing(Probe::USER_AGENT).serve(router, stopping).await;
 }
 
 async fn metrics_page(State(pages): State<Pages>) -> impl IntoResponse {

@@ -1,9 +1,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use fairmesh_rib::Node;
 use prometheus_client::{
     encoding::text::encode,
     metrics::{
-        counter::ConstCounter,
+        counter::{ConstCounter, Counter},
+        family::Family,
         gauge::{ConstGauge, Gauge},
     },
     registry::{Registry, Unit},
@@ -24,14 +26,7 @@ pub(crate) fn text(Pages { backend, usages, listeners }: &Pages) -> String {
     gauge(&mut registry, "connected", "1 while connected to an upstream", usize::from(state.connected));
     gauge(&mut registry, "subscriptions", "Prefixes subscribed to", count);
     gauge(&mut registry, "watchers", "Programs that watch this agent", shared.node.watcher_count());
-    let followed = shared.node.followed();
-    gauge(&mut registry, "followed_prefixes", "Prefixes followed by all watches", followed.count());
-    let refused = ConstCounter::new(followed.refused());
-    registry.register(
-        "followed_prefixes_refused",
-        "Prefixes refused because watches follow too many",
-        refused,
-    );
+    register_watches(&mut registry, &shared.node);
     let age = Gauge::<f64, AtomicU64>::default();
     age.set(oldest.as_secs_f64());
     registry.register_with_unit("data_age", "Maximum age of the data; 0 while current", Unit::Seconds, age);
@@ -62,6 +57,23 @@ pub(crate) fn text(Pages { backend, usages, listeners }: &Pages) -> String {
     // Writing to a string cannot fail.
     let _ = encode(&mut text, &registry);
     text
+}
+
+fn register_watches(registry: &mut Registry, node: &Node) {
+    let followed = node.followed();
+    gauge(registry, "followed_prefixes", "Prefixes followed by all watches", followed.count());
+    let refused = ConstCounter::new(followed.refused());
+    registry.register(
+        "followed_prefixes_refused",
+        "Prefixes refused because watches follow too many",
+        refused,
+    );
+    let terminated = Family::<[(&str, &str); 1], Counter>::default();
+    for (reason, count) in node.terminated_watches().counts() {
+        terminated.get_or_create(&[("reason", reason)]).inc_by(count);
+    }
+    let help = "Watches terminated because their peers exceeded a limit or sent invalid data, by reason";
+    registry.register("terminated_watches", help, terminated);
 }
 
 fn gauge(registry: &mut Registry, name: &str, help: &str, value: usize) {

@@ -4,12 +4,8 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{
     Router,
-    extract::{Request, State},
-    http::{
-        StatusCode,
-        header::{CONTENT_TYPE, USER_AGENT},
-    },
-    middleware::{Next, from_fn},
+    extract::State,
+    http::{StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
     routing::get,
 };
@@ -49,14 +45,6 @@ pub(crate) fn router(shared: Arc<HttpState>, registry: Router) -> Router {
     own.merge(registry)
 }
 
-/// Refuses health checks, so that a verdict never carries the content of these pages.
-async fn refuse_probes(request: Request, next: Next) -> Response {
-    if request.headers().get(USER_AGENT).is_some_and(|agent| agent == Probe::USER_AGENT) {
-        return (StatusCode::FORBIDDEN, "health checks do not reach the mesh's own ports\n").into_response();
-    }
-    next.run(request).await
-}
-
 /// Serves until `closing` is cancelled, and then lets requests in flight finish for at most `drain`.
 pub(crate) async fn serve(
     router: Router,
@@ -68,7 +56,7 @@ pub(crate) async fn serve(
         closing.cancelled().await;
         tokio::time::sleep(drain).await;
     };
-    let router = router.layer(from_fn(refuse_probes));
+    let listener = listener.refusing(Probe::USER_AGENT);
     tokio::select! {
         () = listener.serve(router, closing.clone()) => {}
         () = overdue => {}

@@ -117,6 +117,17 @@ impl Imbalance {
         Self::of(open, history)
     }
 
+    /// Verifies the checksums of the file, as at the start.
+    ///
+    /// # Errors
+    /// The damage, or why the file cannot be read.
+    pub(crate) async fn verify(&self) -> Result<(), StoreError> {
+        match &self.history {
+            Some(history) => history.verify().await,
+            None => Ok(()),
+        }
+    }
+
     fn of(open: OpenMinutes, history: Option<HistoryFile>) -> Self {
         let (closing, report_cache, counts) = (RwLock::default(), ReportCache::default(), Counts::default());
         Self { open: Mutex::new(open), history, closing, report_cache, counts }

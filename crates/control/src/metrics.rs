@@ -3,7 +3,7 @@ use std::{fmt, sync::Arc};
 use fairmesh_listen::Listeners;
 use fairmesh_model::Revision;
 use fairmesh_registry::FileSource;
-use fairmesh_rib::{Node, server::FollowedPrefixes};
+use fairmesh_rib::Node;
 use fairmesh_store::{Store, WriteError};
 use prometheus_client::{
     encoding::text::encode,
@@ -77,7 +77,7 @@ impl Metrics {
         sources.imbalance.register(all.sub_registry_with_prefix("imbalance"));
         register_load_reports(&sources.registry, all.sub_registry_with_prefix("control"));
         register_declarations(&sources.registry, all.sub_registry_with_prefix("control"));
-        register_followed(sources.node.followed(), all.sub_registry_with_prefix("control"));
+        register_watches(&sources.node, all.sub_registry_with_prefix("control"));
         register_quotas(&sources.quotas, all.sub_registry_with_prefix("control"));
         sources.listeners.register(all.sub_registry_with_prefix("control"));
         encode(&mut text, &all)?;
@@ -174,8 +174,9 @@ fn register_declarations(registry: &fairmesh_registry::Registry, control: &mut R
     control.register("self_declarations", help, counts);
 }
 
-/// Prefixes of watches.
-fn register_followed(followed: &FollowedPrefixes, control: &mut Registry) {
+/// Prefixes of watches, and terminated watches.
+fn register_watches(node: &Node, control: &mut Registry) {
+    let followed = node.followed();
     let (count, refused) = (Gauge::<i64>::default(), Counter::<u64>::default());
     count.set(signed(followed.count() as u64));
     refused.inc_by(followed.refused());
@@ -185,6 +186,12 @@ fn register_followed(followed: &FollowedPrefixes, control: &mut Registry) {
         "Prefixes refused because watches follow too many",
         refused,
     );
+    let terminated = Family::<Label, Counter>::default();
+    for (reason, count) in node.terminated_watches().counts() {
+        terminated.get_or_create(&[("reason", reason)]).inc_by(count);
+    }
+    let help = "Watches terminated because their peers exceeded a limit or sent invalid data, by reason";
+    control.register("terminated_watches", help, terminated);
 }
 
 /// Mesh-wide limits.

@@ -10,6 +10,8 @@ use std::{
 use fairmesh_store::{Store, StoreError};
 use tokio::{sync::Mutex, task::spawn_blocking, time::Instant};
 
+use crate::imbalance::Imbalance;
+
 /// Lifetime of a probe's result: it bounds the writes that readers of `/readyz` cause.
 const PROBE_TTL: Duration = Duration::from_secs(1);
 /// File that the probe writes and removes in the data directory; as large as a growth step of the store's file.
@@ -25,10 +27,17 @@ const VERIFY_INTERVAL: Duration = Duration::from_secs(6 * 60 * 60);
 pub(crate) struct Integrity(Arc<OnceLock<String>>);
 
 impl Integrity {
-    /// Verifies the store periodically, until it is found damaged.
-    pub(crate) async fn watch(self, store: Arc<dyn Store>) {
+    /// Verifies the store and the file of the imbalance indicator periodically, until the store is found damaged.
+    pub(crate) async fn watch(self, store: Arc<dyn Store>, imbalance: Arc<Imbalance>) {
         loop {
             tokio::time::sleep(VERIFY_INTERVAL).await;
+            if let Err(error) = imbalance.verify().await {
+                tracing::error!(
+                    %error,
+                    "cannot verify the file of the imbalance indicator; its figures may be wrong, and routing is not \
+                     affected: move the file away and restart the control plane"
+                );
+            }
             let error = match store.verify().await {
                 Ok(()) => continue,
                 Err(error @ (StoreError::Corrupt { .. } | StoreError::Foreign { .. })) => error,

@@ -203,7 +203,8 @@ impl Control {
             listeners,
         };
         let readiness = Readiness::of(&config.data_dir);
-        spawn_cancellable(store_tasks, writes_ended, readiness.integrity.clone().watch(store.clone()));
+        let verification = readiness.integrity.clone().watch(store.clone(), imbalance.clone());
+        spawn_cancellable(store_tasks, writes_ended, verification);
         let shared = Arc::new(http::HttpState { metrics, sources, readiness, closing: closing.clone() });
         let pages = http::router(shared, registry.router()).merge(imbalance::router(imbalance.clone()));
         let serving = http::serve(pages, http, closing.clone(), DRAIN);

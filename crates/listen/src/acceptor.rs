@@ -1,5 +1,5 @@
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     future::poll_fn,
     io,
     sync::{
@@ -38,12 +38,20 @@ pub(crate) struct AcceptorState {
     memory: Memory,
     displace_above: usize,
     max_open: usize,
-    table: Mutex<HashMap<u64, Arc<Connection>>>,
+    table: Mutex<ConnectionTable>,
     slot_freed: Notify,
     /// Seconds since the first connection, from 1.
     now: AtomicU32,
     is_swept: AtomicBool,
     pub(crate) counts: Counts,
+}
+
+/// The connections of an acceptor.
+#[derive(Debug, Default)]
+struct ConnectionTable {
+    open: HashMap<u64, Arc<Connection>>,
+    /// Those of the open ones that were closed, and are dropped when their tasks run.
+    closing: HashSet<u64>,
 }
 
 /// Counters of an acceptor.
@@ -91,12 +99,18 @@ impl Acceptor {
         loop {
             match poll_fn(&mut poll_accept).await {
                 Ok(stream) => return GuardedStream::new(stream, shared.add()),
+                Err(error) if is_connection_error(&error) => {
+                    tracing::debug!(%error, listener = shared.name, "a connection ended before it was accepted");
+                }
                 Err(error) => {
                     shared.counts.delayed.fetch_add(1, Relaxed);
-                    let closed = shared.displace(shared.open() / DISPLACED_DIVISOR + 1);
+                    let closed = match is_exhaustion(&error) {
+                        true => shared.displace(shared.remaining() / DISPLACED_DIVISOR + 1),
+                        false => 0,
+                    };
                     tracing::warn!(
                         %error, listener = shared.name, closed,
-                        "cannot accept a connection; raise the limit of open files"
+                        "cannot accept a connection; if the process has too many open files, raise their limit"
                     );
                     tokio::time::sleep(ACCEPT_RETRY).await;
                 }
@@ -111,13 +125,12 @@ impl Acceptor {
         loop {
             // Registered before the count, so that a connection closed in between is noticed.
             let slot_freed = shared.slot_freed.notified();
-            let open = shared.open();
-            if open < shared.displace_above {
-                return;
+            if shared.remaining() >= shared.displace_above {
+                shared.displace(shared.displace_above / DISPLACED_DIVISOR + 1);
             }
-            let closed = shared.displace(shared.displace_above / DISPLACED_DIVISOR + 1);
-            // A displaced connection is dropped when its task runs, and counts until then.
-            if open < shared.max_open || open < shared.max_open + closed.min(MAX_CLOSING) {
+            // A closed connection is dropped when its task runs, and has its descriptor until then.
+            let (open, closing) = shared.open_and_closing();
+            if open < shared.max_open + closing.min(MAX_CLOSING) {
                 return;
             }
             if !std::mem::replace(&mut is_delayed, true) {
@@ -133,9 +146,23 @@ impl Acceptor {
     }
 }
 
+/// Errors of Linux without a free descriptor, or memory for a socket: ENFILE, EMFILE, ENOMEM and ENOBUFS.
+const EXHAUSTION_ERRORS: [i32; 4] = [23, 24, 12, 105];
+
+/// Whether closing connections helps against an accept error.
+fn is_exhaustion(error: &io::Error) -> bool {
+    error.raw_os_error().is_some_and(|code| EXHAUSTION_ERRORS.contains(&code))
+}
+
+/// Whether an accept error concerns only the connection to be accepted, so that the next may be accepted at once
+/// (accept(2)).
+fn is_connection_error(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset)
+}
+
 /// One in this many connections is displaced at once: each search scans all.
 const DISPLACED_DIVISOR: usize = 64;
-/// Maximum of connections above the limit while displaced ones are being dropped.
+/// Maximum of connections above the limit while closed ones are being dropped.
 const MAX_CLOSING: usize = 16;
 
 impl AcceptorState {
@@ -152,8 +179,20 @@ impl AcceptorState {
         self.max_open
     }
 
+    #[cfg(any(test, feature = "metrics"))]
     pub(crate) fn open(&self) -> usize {
-        self.table().len()
+        self.table().open.len()
+    }
+
+    fn open_and_closing(&self) -> (usize, usize) {
+        let table = self.table();
+        (table.open.len(), table.closing.len())
+    }
+
+    /// Number of open connections that were not closed.
+    fn remaining(&self) -> usize {
+        let (open, closing) = self.open_and_closing();
+        open - closing
     }
 
     pub(crate) fn now(&self) -> u32 {
@@ -166,15 +205,24 @@ impl AcceptorState {
 
     /// The open connections.
     pub(crate) fn connections(&self) -> Vec<Arc<Connection>> {
-        self.table().values().cloned().collect()
+        self.table().open.values().cloned().collect()
     }
 
-    pub(crate) fn count_closed(&self, reason: CloseReason) {
+    /// Records that a connection was closed.
+    pub(crate) fn record_close(&self, id: u64, reason: CloseReason) {
+        let mut table = self.table();
+        if table.open.contains_key(&id) {
+            table.closing.insert(id);
+        }
+        drop(table);
         self.counts.closed[reason as usize - 1].fetch_add(1, Relaxed);
     }
 
     pub(crate) fn remove(&self, id: u64) {
-        let removed = self.table().remove(&id);
+        let mut table = self.table();
+        table.closing.remove(&id);
+        let removed = table.open.remove(&id);
+        drop(table);
         drop(removed);
         self.slot_freed.notify_waiters();
     }
@@ -182,14 +230,18 @@ impl AcceptorState {
     fn add(self: &Arc<Self>) -> Arc<Connection> {
         let connection = Arc::new(Connection::new(CONNECTION_IDS.fetch_add(1, Relaxed), Arc::clone(self)));
         self.counts.accepted.fetch_add(1, Relaxed);
-        self.table().insert(connection.id(), Arc::clone(&connection));
+        self.table().open.insert(connection.id(), Arc::clone(&connection));
         connection
     }
 
-    /// Closes at most `some` quiet connections. Returns how many were closed.
+    /// Closes at most `some` quiet connections, of which none was closed before. Returns how many were closed.
     fn displace(&self, some: usize) -> usize {
-        let mut quiet: Vec<_> =
-            self.table().values().filter_map(|one| Some((one.quiet_order()?, Arc::clone(one)))).collect();
+        let mut quiet: Vec<_> = self
+            .table()
+            .open
+            .values()
+            .filter_map(|one| Some((one.quiet_order()?, Arc::clone(one))))
+            .collect();
         let some = some.min(quiet.len());
         if some < quiet.len() {
             quiet.select_nth_unstable_by_key(some, |(order, _)| *order);
@@ -200,7 +252,7 @@ impl AcceptorState {
         some
     }
 
-    fn table(&self) -> MutexGuard<'_, HashMap<u64, Arc<Connection>>> {
+    fn table(&self) -> MutexGuard<'_, ConnectionTable> {
         // No code that holds the lock panics.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -285,5 +337,44 @@ mod tests {
         assert!(busy.iter().all(|stream| !stream.connection().unwrap().is_closed()));
         drop(busy);
         accepted(&acceptor).await;
+    }
+
+    fn displaced(acceptor: &Acceptor) -> u64 {
+        acceptor.shared.counts.closed[CloseReason::Displaced as usize - 1].load(Relaxed)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_more_connections_are_displaced_while_displaced_ones_are_being_dropped() {
+        let acceptor = pages(128);
+        let max_open = acceptor.shared.max_open;
+        let part = (acceptor.shared.displace_above / DISPLACED_DIVISOR + 1) as u64;
+        let mut open = Vec::new();
+        for _ in 0..max_open {
+            open.push(accepted(&acceptor).await);
+        }
+        for _ in 0..part {
+            open.push(accepted(&acceptor).await);
+            assert_eq!(displaced(&acceptor), part, "enough for as many new connections");
+        }
+        open.push(accepted(&acceptor).await);
+        assert_eq!(displaced(&acceptor), 2 * part);
+        open.retain(|(stream, _)| !stream.connection().unwrap().is_closed());
+        open.push(accepted(&acceptor).await);
+        assert_eq!(displaced(&acceptor), 2 * part, "below the maximum");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_an_accept_error_for_lack_of_descriptors_displaces_connections() {
+        let acceptor = pages(1000);
+        let (_quiet, _far) = accepted(&acceptor).await;
+        for (error, expected) in [
+            (io::ErrorKind::ConnectionAborted.into(), 0),
+            (io::Error::from_raw_os_error(1), 0),
+            (io::Error::from_raw_os_error(24), 1),
+        ] {
+            let mut results = vec![Ok(duplex(1).0), Err(error)];
+            let _stream = acceptor.accept(|_| Poll::Ready(results.pop().unwrap())).await;
+            assert_eq!(displaced(&acceptor), expected);
+        }
     }
 }

@@ -193,7 +193,7 @@ impl Connection {
     /// Closes it at its next read or write.
     pub(crate) fn close(&self, reason: CloseReason) {
         if self.closed.compare_exchange(0, reason as u8, SeqCst, SeqCst).is_ok() {
-            self.shared.count_closed(reason);
+            self.shared.record_close(self.id, reason);
             self.waker.wake();
         }
     }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Request, Response, header::USER_AGENT};
 use http_body::Body;
 use hyper::body::Incoming;
 use hyper_util::{
@@ -37,6 +37,7 @@ const MAX_HEADER_BYTES: usize = 16 * 1024;
 pub struct PageListener {
     listener: TcpListener,
     acceptor: Acceptor,
+    refused_user_agent: Option<&'static str>,
 }
 
 impl PageListener {
@@ -50,7 +51,14 @@ impl PageListener {
 
     /// Accepts from a bound listener.
     pub const fn new(listener: TcpListener, acceptor: Acceptor) -> Self {
-        Self { listener, acceptor }
+        Self { listener, acceptor, refused_user_agent: None }
+    }
+
+    /// Refuses requests of this user agent with 403: that of health checks, so that a verdict never carries the content
+    /// of these pages.
+    #[must_use]
+    pub fn refusing(self, user_agent: &'static str) -> Self {
+        Self { refused_user_agent: Some(user_agent), ..self }
     }
 
     /// The listening address.
@@ -70,11 +78,12 @@ impl PageListener {
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        let Self { listener, acceptor } = self;
+        let Self { listener, acceptor, refused_user_agent } = self;
         let connections = TaskTracker::new();
         let accept = |cx: &mut Context<'_>| listener.poll_accept(cx).map_ok(|(stream, _)| stream);
         while let Some(stream) = stopping.run_until_cancelled(acceptor.accept(accept)).await {
-            connections.spawn(serve_connection(stream, service.clone(), stopping.clone()));
+            let service = (service.clone(), refused_user_agent);
+            connections.spawn(serve_connection(stream, service, stopping.clone()));
         }
         drop(listener);
         connections.close();
@@ -82,8 +91,11 @@ impl PageListener {
     }
 }
 
-async fn serve_connection<S, B>(stream: GuardedStream<TcpStream>, inner: S, stopping: CancellationToken)
-where
+async fn serve_connection<S, B>(
+    stream: GuardedStream<TcpStream>,
+    (inner, refused_user_agent): (S, Option<&'static str>),
+    stopping: CancellationToken,
+) where
     S: Service<Request<RequestBody<Incoming>>, Response = Response<B>, Error = Infallible>,
     S: Clone + Send + 'static,
     S::Future: Send + 'static,
@@ -98,7 +110,7 @@ where
     Http2Settings { streams: MAX_STREAMS }.apply(&mut builder);
     // The acceptor bounds the time of headers: hyper's timeout would also close idle connections.
     builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(MAX_HEADER_BYTES);
-    let service = Pages { inner, connection };
+    let service = Pages { inner, connection, refused_user_agent };
     let mut served = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let ended = tokio::select! {
         ended = served.as_mut() => ended,
@@ -116,6 +128,7 @@ where
 struct Pages<S> {
     inner: S,
     connection: Arc<Connection>,
+    refused_user_agent: Option<&'static str>,
 }
 
 impl<S, B> hyper::service::Service<Request<Incoming>> for Pages<S>
@@ -130,6 +143,11 @@ where
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
+        let user_agent = request.headers().get(USER_AGENT);
+        if self.refused_user_agent.is_some_and(|refused| user_agent.is_some_and(|agent| agent == refused)) {
+            drop(self.connection.begin_request());
+            return Box::pin(async { Ok(ResponseBody::forbidden()) });
+        }
         let framing = Framing::whole(&request);
         let (mut request, guard) = guard_request(&self.connection, request, framing);
         request.extensions_mut().insert(guard.clone());

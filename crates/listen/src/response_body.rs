@@ -5,6 +5,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
@@ -44,6 +45,13 @@ impl<B> ResponseBody<B> {
     pub(crate) const fn text(text: &'static str) -> Self {
         let text = Some(Bytes::from_static(text.as_bytes()));
         Self { inner: None, text, counted: None, guard: None }
+    }
+
+    /// The response to health checks.
+    pub(crate) fn forbidden() -> Response<Self> {
+        let mut response = Response::new(Self::text("health checks do not reach the mesh's own ports\n"));
+        *response.status_mut() = StatusCode::FORBIDDEN;
+        response
     }
 }
 

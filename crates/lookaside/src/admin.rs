@@ -9,6 +9,7 @@ use std::{
 
 use axum::{Router, extract, http::header, response::IntoResponse, routing::get};
 use fairmesh_listen::{Limits, Listeners, PageListener};
+use fairmesh_model::Probe;
 use http::StatusCode;
 use tokio::{task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
@@ -47,7 +48,7 @@ impl AdminServer {
             .route("/readyz", get(readiness))
             .with_state(state);
         let stopping = CancellationToken::new();
-        let served = tokio::spawn(listener.serve(router, stopping.clone()));
+        let served = tokio::spawn(listener.refusing(Probe::USER_AGENT).serve(router, stopping.clone()));
         Ok(Self { served, stopping })
     }
 

@@ -8,6 +8,7 @@ use axum::{
     routing::get,
 };
 use fairmesh_listen::{Limits, Listeners, PageListener};
+use fairmesh_model::Probe;
 use tokio_util::sync::CancellationToken;
 
 use crate::{error::ReplicaError, metrics, served_rib::ReplicaRib};
@@ -42,7 +43,7 @@ pub(crate) async fn serve(listener: PageListener, pages: Pages, stopping: Cancel
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readiness))
         .with_state(pages);
-    listener.serve(router, stopping).await;
+    listener.refusing(Probe::USER_AGENT).serve(router, stopping).await;
 }
 
 async fn metrics_page(State(pages): State<Pages>) -> impl IntoResponse {

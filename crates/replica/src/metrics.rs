@@ -3,7 +3,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use prometheus_client::{
     encoding::text::encode,
     metrics::{
-        counter::ConstCounter,
+        counter::{ConstCounter, Counter},
+        family::Family,
         gauge::{ConstGauge, Gauge},
     },
     registry::{Registry, Unit},
@@ -27,6 +28,12 @@ pub(crate) fn text(Pages { backend, listeners }: &Pages) -> String {
         "Prefixes refused because watches follow too many",
         refused,
     );
+    let terminated = Family::<[(&str, &str); 1], Counter>::default();
+    for (reason, count) in shared.node.terminated_watches().counts() {
+        terminated.get_or_create(&[("reason", reason)]).inc_by(count);
+    }
+    let help = "Watches terminated because their peers exceeded a limit or sent invalid data, by reason";
+    registry.register("terminated_watches", help, terminated);
     gauge(&mut registry, "revision", "Last applied revision", shared.node.revision().number);
     let saved = shared.disk.saved.load(Relaxed);
     gauge(&mut registry, "saved_revision", "Revision of the copy on disk", saved);

@@ -10,7 +10,7 @@ use crate::{
     Batch, Commit, Conflict, Entry, PeerInfo, PendingUpdate, Table, WatcherInfo,
     hub::{Hub, WatcherId},
     progress::ProgressSchedule,
-    server::FollowedPrefixes,
+    server::{FollowedPrefixes, TerminatedWatches},
 };
 
 mod disconnected;
@@ -40,6 +40,7 @@ struct NodeShared {
     applied: watch::Sender<u64>,
     acks: watch::Sender<u64>,
     followed: FollowedPrefixes,
+    terminated_watches: TerminatedWatches,
 }
 
 #[derive(Debug)]
@@ -104,12 +105,18 @@ impl Node {
             disconnected: DisconnectedWatchers::default(),
             progress,
         };
-        Self { shared: Arc::new(NodeShared { inner: Mutex::new(inner), applied, acks, followed }) }
+        let (inner, terminated_watches) = (Mutex::new(inner), TerminatedWatches::default());
+        Self { shared: Arc::new(NodeShared { inner, applied, acks, followed, terminated_watches }) }
     }
 
     /// The prefixes that all watches follow, as servers of this node count them.
     pub fn followed(&self) -> &FollowedPrefixes {
         &self.shared.followed
+    }
+
+    /// Watches that servers of this node terminated, by reason.
+    pub fn terminated_watches(&self) -> &TerminatedWatches {
+        &self.shared.terminated_watches
     }
 
     /// The store of the node's revisions, once it is known.

@@ -5,10 +5,12 @@ mod delta_cache;
 mod followed;
 mod messages;
 mod session;
+mod terminated;
 
 pub(crate) use followed::FollowedPrefix;
 pub use followed::{FollowedPrefixes, MAX_FOLLOWED};
 pub use messages::encoded_len;
+pub use terminated::TerminatedWatches;
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -163,18 +165,26 @@ impl<B: ServedRib> RibServer<B> {
 
     /// Serves one watch.
     async fn watch(self, socket: Socket) {
+        let terminated = self.backend.node().terminated_watches().clone();
         let (mut watched, greeting) = match WatchServer::accept(socket).await {
             Ok(accepted) => accepted,
-            Err(error) => return tracing::debug!(%error, "a watch ended before it began"),
+            Err(error) => {
+                terminated.count(&error);
+                return tracing::debug!(%error, "a watch ended before it began");
+            }
         };
         let admitted = handshake::negotiate(&greeting).and_then(|version| Ok((version, self.admit()?)));
         let (version, _permit) = match admitted {
             Ok(admitted) => admitted,
-            Err(refused) => return watched.end(&refused).await,
+            Err(refused) => {
+                terminated.count(&refused);
+                return watched.end(&refused).await;
+            }
         };
         watched.send_hello(self.hello(version));
         let watcher = self.backend.node().watch(greeting.software, watched.identity().clone());
-        Session::new(self.backend, watcher, watched, self.delta_cache).run(self.closing).await;
+        let session = Session::new(self.backend, watcher, watched, self.delta_cache);
+        terminated.count(&session.run(self.closing).await);
     }
 
     fn admit(&self) -> Result<OwnedSemaphorePermit, Status> {

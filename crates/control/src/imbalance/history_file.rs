@@ -113,6 +113,11 @@ impl HistoryFile {
         Ok(history)
     }
 
+    /// Verifies the checksums of the file.
+    pub(super) async fn verify(&self) -> Result<(), StoreError> {
+        self.store.verify().await
+    }
+
     fn index(&self) -> MutexGuard<'_, Index> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -212,6 +212,25 @@ async fn the_file_stays_within_its_bound_by_deleting_the_finest_tier_first() {
 }
 
 #[tokio::test]
+async fn damage_to_an_open_file_is_detected() {
+    use std::os::unix::fs::FileExt as _;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("imbalance.redb");
+    let imbalance = Imbalance::start(&path).await;
+    for instance in 0..200 {
+        report_usage(&imbalance, &format!("i{instance}"), later(0), 2_000, later(0));
+    }
+    imbalance.save_and_close(later(30)).await.unwrap();
+    imbalance.verify().await.unwrap();
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    // In every copy of a row, since free pages are not verified.
+    for (at, _) in fs::read(&path).unwrap().windows(7).enumerate().filter(|(_, found)| found == b"minute/") {
+        file.write_at(b"M", at as u64).unwrap();
+    }
+    assert!(imbalance.verify().await.is_err());
+}
+
+#[tokio::test]
 async fn a_damaged_file_is_left_unchanged_and_the_last_hour_is_kept_in_memory() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("imbalance.redb");

@@ -4,6 +4,7 @@ use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
 use axum::{Router, extract, http::header, response::IntoResponse, routing::get};
 use fairmesh_listen::{Limits, PageListener};
+use fairmesh_model::Probe;
 use http::StatusCode;
 use tokio::{net::TcpListener, task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
@@ -42,7 +43,7 @@ pub(crate) fn start(listener: TcpListener, state: AdminState) -> AdminServer {
         .merge(pages::router())
         .with_state(state);
     let shutdown = CancellationToken::new();
-    let served = tokio::spawn(listener.serve(router, shutdown.clone()));
+    let served = tokio::spawn(listener.refusing(Probe::USER_AGENT).serve(router, shutdown.clone()));
     AdminServer { served, shutdown }
 }
 

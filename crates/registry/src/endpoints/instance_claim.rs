@@ -3,8 +3,10 @@ use fairmesh_model::{Endpoint, InstanceId, ServiceName};
 use super::Registration;
 use crate::stored_records::StoredEndpoint;
 
-/// The largest difference between the clocks of two machines, in milliseconds.
-const MAX_AHEAD_MS: u64 = 10 * 60_000;
+/// How far a process's clock may be ahead of this one, in milliseconds. A day, because this clock may be the slow one:
+/// beyond the bound the order of processes is lost, and within it a wrong clock keeps a successor out until the
+/// predecessor's lease expires.
+const MAX_AHEAD_MS: u64 = 24 * 60 * 60_000;
 
 /// An endpoint by service and instance id.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -319,7 +319,8 @@ async fn an_incarnation_from_the_future_keeps_no_successor_out() {
         one
     };
     let now_us = crate::clock::now_ms() * 1_000;
-    for future in [u64::MAX, now_us + 3_600_000_000] {
+    let hour_us = 3_600_000_000;
+    for future in [u64::MAX, now_us + 25 * hour_us] {
         test.registry.register(&[process(future)]).await.unwrap();
         test.registry.register(&[process(now_us)]).await.unwrap();
         let held = test.registry.endpoints(&cart()).pop().unwrap();
@@ -327,6 +328,10 @@ async fn an_incarnation_from_the_future_keeps_no_successor_out() {
     }
     let refused = test.registry.register(&[process(now_us - 1)]).await.unwrap_err();
     assert!(matches!(refused, RegistryError::Refused(_)), "the earlier of two of today: {refused}");
+    // Both are in the future of a control plane whose clock is an hour slow.
+    test.registry.register(&[process(now_us + hour_us)]).await.unwrap();
+    let refused = test.registry.register(&[process(now_us + hour_us - 1)]).await.unwrap_err();
+    assert!(matches!(refused, RegistryError::Refused(_)), "the earlier of two: {refused}");
 }
 
 #[tokio::test]

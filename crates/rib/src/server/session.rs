@@ -96,12 +96,12 @@ impl<B: ServedRib> Session<B> {
         }
     }
 
-    /// Serves until either side ends the watch.
+    /// Serves until either side ends the watch. Returns the final status.
     ///
     /// The task that writes to the connection also makes the updates, when the connection is ready for them. A second
     /// task and a channel were rejected: with ten thousand watchers of one change, waking another task for each costs a
     /// fifth of the total.
-    pub(super) async fn run(mut self, closing: CancellationToken) {
+    pub(super) async fn run(mut self, closing: CancellationToken) -> Status {
         let status = tokio::select! {
             biased;
             status = poll_fn(|cx| self.poll(cx)) => status,
@@ -110,6 +110,7 @@ impl<B: ServedRib> Session<B> {
         // A wait for acknowledgements of this watcher ends now, not after the last message is written.
         drop(self.watcher);
         self.watched.end(&status).await;
+        status
     }
 
     /// Ready with the final status when the watch is over.

@@ -93,6 +93,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> WatchServer<S> {
                     }
                 }
                 Poll::Ready(Ok(None)) => return Poll::Ready(Err(gone("the watcher closed the connection"))),
+                Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::InvalidData => {
+                    return Poll::Ready(Err(Status::invalid_argument(error.to_string())));
+                }
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(gone(&error.to_string()))),
                 Poll::Pending => {
                     if self.timer.as_mut().poll(cx).is_pending() {
@@ -100,7 +103,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> WatchServer<S> {
                     }
                     let (silent, now) = (self.framed.last_received() + PEER_TIMEOUT, Instant::now());
                     if silent <= now {
-                        return Poll::Ready(Err(gone("the watcher sent nothing in time")));
+                        return Poll::Ready(Err(Status::deadline_exceeded(
+                            "the watcher sent nothing in time",
+                        )));
                     }
                     let late = self.framed.partial_since().map(|began| began + FRAME_TIMEOUT);
                     if late.is_some_and(|late| late <= now) {

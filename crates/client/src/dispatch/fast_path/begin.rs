@@ -89,10 +89,11 @@ pub(crate) fn try_fast<'a>(
     let left = call.server_deadline(now).map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
     let name = DEADLINE;
     let head = |out: &mut Vec<u8>| request.write(host, left.map(|left| (&name, left)), out);
-    let Some(exchange) = pool.begin_borrowed(head, request.body) else {
+    let Some(mut exchange) = pool.begin_borrowed(head, request.body) else {
         return slow(call, Stage::Begun(FirstAttempt::Picked(pool, now)));
     };
     let attempt = Attempt::begin(mesh, &call, pool, now);
+    exchange.bound_unsent(|| attempt.timeouts(mesh, &call));
     // Its request is complete, and nearly always sent with one write.
     let response_by = now.saturating_add(nanos(call.response_header_timeout()));
     let until = mesh.clock.instant(call.attempt_ends(now).min(response_by));

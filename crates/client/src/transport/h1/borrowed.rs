@@ -19,7 +19,11 @@ use super::{
     response_body::ResponseBody,
     upload::Upload,
 };
-use crate::transport::{error::SendError, request_body::RequestBody};
+use crate::transport::{
+    error::SendError,
+    request_body::RequestBody,
+    wait::{AttemptTimeouts, ResponseWait, SendProgress},
+};
 use fairmesh_http::{
     h1::{
         BorrowedResponse, Encoder, Framing, REMAINDER_WAIT, ReceivedResponse, ResponseReader, header_storage,
@@ -35,6 +39,8 @@ pub(crate) struct BorrowedExchange {
     owned: Option<ResponseReader>,
     /// Until when to wait for the rest of a large one.
     rest_by: Option<Instant>,
+    /// Bounds a request that the server did not accept at once; boxed, since that is rare.
+    wait: Option<Box<ResponseWait>>,
 }
 
 /// The response to a borrowed request.
@@ -62,10 +68,19 @@ impl BorrowedExchange {
             }
             Some(())
         })?;
-        Some(Self { connection, owned: None, rest_by: None })
+        Some(Self { connection, owned: None, rest_by: None, wait: None })
     }
 
-    /// Waits for the response until `until`; `read` gets a borrowed one.
+    /// If the server did not accept the whole request at once, these timeouts bound the rest of it and the wait for its
+    /// response.
+    #[inline]
+    pub(crate) fn bound_unsent(&mut self, timeouts: impl FnOnce() -> AttemptTimeouts) {
+        if !self.connection.output.is_empty() {
+            self.wait = Some(Box::new(ResponseWait::new(timeouts())));
+        }
+    }
+
+    /// Waits for the response, until `until` if the request was sent at once; `read` gets a borrowed one.
     pub(crate) fn poll<T>(
         &mut self,
         until: Instant,
@@ -73,7 +88,15 @@ impl BorrowedExchange {
         context: &mut Context<'_>,
     ) -> Poll<Result<BorrowedOutcome<T>, SendError>> {
         let polled = self.poll_response(read, context);
-        self.connection.timer.bound(polled, until, context)
+        let Self { connection, wait, .. } = self;
+        match wait {
+            None => connection.timer.bound(polled, until, context),
+            Some(wait) => {
+                let unsent = connection.output.len();
+                let progress = (unsent > 0).then_some(SendProgress { pieces: 0, unsent });
+                wait.bound(polled, progress, &mut connection.timer, context)
+            }
+        }
     }
 
     fn poll_response<T>(
@@ -231,6 +254,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::transport::IdleTimeout;
 
     /// Begins a response once it has read the head of a request, and ends it once it has read the body of this size.
     async fn respond_early(mut stream: tokio::net::TcpStream, head: usize, body: usize) -> io::Result<()> {
@@ -242,9 +266,8 @@ mod tests {
         stream.write_all(b"3\r\ntea\r\n0\r\n\r\n").await
     }
 
-    #[tokio::test]
-    async fn the_rest_of_a_request_is_sent_when_its_response_begins_early() {
-        // Buffers smaller than the request.
+    /// Both ends of a connection whose buffers are smaller than the request.
+    async fn small_buffers() -> (Box<Connection>, tokio::net::TcpStream) {
         let (server, client) = (TcpSocket::new_v4().unwrap(), TcpSocket::new_v4().unwrap());
         server.set_recv_buffer_size(2 << 10).unwrap();
         client.set_send_buffer_size(2 << 10).unwrap();
@@ -252,12 +275,23 @@ mod tests {
         let listener = server.listen(1).unwrap();
         let connecting = client.connect(listener.local_addr().unwrap());
         let (stream, accepted) = tokio::join!(connecting, listener.accept());
-        let (head, body) = (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 65536\r\n\r\n", vec![7; 65_536]);
-        let responding = tokio::spawn(respond_early(accepted.unwrap().0, head.len(), body.len()));
-        let mut connection = Box::new(Connection::new(stream.unwrap(), None));
-        connection.send_borrowed(head, &body).unwrap();
+        (Box::new(Connection::new(stream.unwrap(), None)), accepted.unwrap().0)
+    }
+
+    const HEAD: &[u8] = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 65536\r\n\r\n";
+
+    /// The exchange of a request that is partly sent.
+    fn partly_sent(mut connection: Box<Connection>) -> BorrowedExchange {
+        connection.send_borrowed(HEAD, &[7; 65_536]).unwrap();
         assert!(!connection.output.is_empty(), "all of it was sent at once");
-        let mut exchange = BorrowedExchange { connection, owned: None, rest_by: None };
+        BorrowedExchange { connection, owned: None, rest_by: None, wait: None }
+    }
+
+    #[tokio::test]
+    async fn the_rest_of_a_request_is_sent_when_its_response_begins_early() {
+        let (connection, accepted) = small_buffers().await;
+        let responding = tokio::spawn(respond_early(accepted, HEAD.len(), 65_536));
+        let mut exchange = partly_sent(connection);
         let until = Instant::now() + Duration::from_secs(20);
         let outcome = poll_fn(|context| exchange.poll(until, |_, _| (), context)).await;
         let Ok(BorrowedOutcome::Owned(response)) = outcome else { panic!("it is chunked") };
@@ -265,5 +299,17 @@ mod tests {
         let collected = tokio::time::timeout_at(until, response.into_body().collect()).await;
         assert_eq!(collected.expect("the server waits for the rest").unwrap().to_bytes(), "tea");
         responding.await.unwrap().unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_reads_no_more_of_a_request_fails_it_after_the_idle_timeout() {
+        let (connection, _accepted) = small_buffers().await;
+        let mut exchange = partly_sent(connection);
+        let (began, idle) = (Instant::now(), Duration::from_secs(5));
+        let until = began + Duration::from_secs(90);
+        exchange.bound_unsent(|| AttemptTimeouts { idle, ..AttemptTimeouts::until(until) });
+        let outcome = poll_fn(|context| exchange.poll(until, |_, _| (), context)).await;
+        assert!(matches!(outcome, Err(SendError::Idle(IdleTimeout::Upload(after))) if after == idle));
+        assert_eq!(began.elapsed().as_secs(), 5);
     }
 }

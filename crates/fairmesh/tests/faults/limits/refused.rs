@@ -1,11 +1,12 @@
 //! Requests that cannot be read, or do not come.
 
 use bytes::Bytes;
+use fairmesh_model::Probe;
 use http::Request;
 use tokio::{io::AsyncWriteExt as _, net::TcpStream};
 
 use super::Fleet;
-use crate::harness::{beside_others, read_head};
+use crate::harness::{Process, Program, beside_others, free_port, read_head, say, until};
 
 const OUT_OF_RANGE: &str = "11";
 const INVALID_ARGUMENT: &str = "3";
@@ -60,4 +61,23 @@ async fn headers_without_end_are_refused() {
     let _ = stream.write_all(&headers).await;
     let head = read_head(&mut stream).await;
     assert!(head.starts_with("http/1.1 431"), "{head}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_pages_refuse_health_checks() {
+    let _machine = beside_others().await;
+    let fleet = Fleet::start(None).await;
+    let (listen, admin) = (free_port(), format!("127.0.0.1:{}", free_port()));
+    let proxy = format!(
+        "proxy --agent unix:{} --listen 127.0.0.1:{listen} --admin {admin} --client-id proxy",
+        fleet.agent_socket().display()
+    );
+    let _proxy = Process::start(Program::fairmesh(fleet.path("proxy.log"), &proxy));
+    until("the proxy serves pages", async || TcpStream::connect(&admin).await.is_ok()).await;
+    let pages = [&fleet.control_http, &fleet.replica_http, &fleet.agent_http, &fleet.lookaside_http, &admin];
+    for to in pages {
+        let check = format!("GET /healthz HTTP/1.1\r\nhost: a\r\nuser-agent: {}\r\n\r\n", Probe::USER_AGENT);
+        let response = read_head(&mut say(to, check).await).await;
+        assert!(response.starts_with("http/1.1 403 "), "{to}: {response}");
+    }
 }

@@ -189,4 +189,6 @@ async fn requests_of_watches_that_are_too_long_end_the_watch() {
         let ended = timeout(Duration::from_secs(5), stream.read_to_end(&mut Vec::new())).await;
         assert!(ended.is_ok(), "it still waits for a megabyte");
     }
+    let terminated = "fairmesh_control_terminated_watches_total{reason=\"malformed\"}";
+    until("all are counted", async || metric(&fleet.control_http, terminated).await == 100.0).await;
 }

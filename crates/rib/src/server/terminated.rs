@@ -1,0 +1,32 @@
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use tonic::{Code, Status};
+
+/// Counts watches that this side terminated because their peers were silent, sent invalid data or exceeded a limit, by
+/// reason. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct TerminatedWatches(Arc<[AtomicU64; 3]>);
+
+impl TerminatedWatches {
+    const REASONS: [&str; 3] = ["timeout", "malformed", "limit"];
+
+    /// Each reason with its count.
+    pub fn counts(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        Self::REASONS.into_iter().zip(self.0.iter().map(|count| count.load(Relaxed)))
+    }
+
+    /// Counts a watch that ended with this status. Peers that close the connection, and the end of this process, are
+    /// not counted.
+    pub(crate) fn count(&self, status: &Status) {
+        let reason = match status.code() {
+            Code::DeadlineExceeded => 0,
+            Code::InvalidArgument => 1,
+            Code::ResourceExhausted => 2,
+            _ => return,
+        };
+        self.0[reason].fetch_add(1, Relaxed);
+    }
+}
