@@ -45,6 +45,7 @@ pub(super) async fn mesh(dir: &Path, agent: Address) -> Result<(), BoxError> {
         listen: agent,
         state_dir: dir.join("agent"),
         location: Location::in_region(Region::new("bench")?),
+        local_address: None,
         name: "bench".into(),
         metrics: None,
     };

@@ -1,13 +1,18 @@
 //! Active health checks: the agents of a region elect one checker, which probes every endpoint there for all callers
 //! (Canal Mesh §6.1 measures the cost of probes from every caller).
 //!
+//! The checker also times round trips to endpoints of other regions, which the control plane names; they become the
+//! distances that routers use where none is declared (ServiceRouter §3.4.1).
+//!
 //! The checker follows the checked services and the endpoints of its region by a watch of its own, which ends with its
 //! term. Using subscriptions of the agent was rejected: every machine would keep these records on disk.
 
 mod checked_endpoints;
+mod distances;
 mod election;
 mod probe;
 mod probe_scheduler;
+mod round_trip;
 mod verdict_tracker;
 
 use std::sync::atomic::AtomicU64;
@@ -26,4 +31,8 @@ pub(crate) struct Counts {
     pub(crate) failures: AtomicU64,
     /// Changes of verdicts that the control plane has taken.
     pub(crate) verdicts: AtomicU64,
+    /// Endpoints of other regions to which it times round trips.
+    pub(crate) distance_targets: AtomicU64,
+    pub(crate) distance_probes: AtomicU64,
+    pub(crate) distance_failures: AtomicU64,
 }

@@ -20,7 +20,13 @@ mod state;
 mod subscriptions;
 mod usage_forwarder;
 
-use std::{future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 
 pub use checker::probe_once as probe;
 use disk::Disk;
@@ -57,6 +63,8 @@ pub struct AgentConfig {
     pub state_dir: PathBuf,
     /// Location of the machine; sent to its programs.
     pub location: Location,
+    /// The address from which this agent measures distances to other regions; by default the system chooses.
+    pub local_address: Option<IpAddr>,
     /// Display name of this agent, usually the machine's name.
     pub name: String,
     /// Listening address of `/metrics`, `/healthz` and `/readyz`, if any.
@@ -125,6 +133,7 @@ fn candidate(config: &AgentConfig, counts: Arc<checker::Counts>) -> checker::Can
         region: config.location.region.clone(),
         name: config.name.clone(),
         upstreams: config.upstreams.clone(),
+        local_address: config.local_address,
         counts,
     }
 }

@@ -12,7 +12,7 @@ use prometheus_client::{
 };
 use tokio::time::Instant;
 
-use crate::http::Pages;
+use crate::{checker::Counts, http::Pages};
 
 /// The agent's metrics now, in the OpenMetrics text format.
 pub(crate) fn text(Pages { backend, usages, listeners }: &Pages) -> String {
@@ -41,7 +41,16 @@ pub(crate) fn text(Pages { backend, usages, listeners }: &Pages) -> String {
     let (maps, bytes) = shared.maps.size();
     gauge(&mut registry, "shared_shard_maps", "Shard maps in shared memory", maps);
     gauge(&mut registry, "shared_shard_map_bytes", "Size of the shard maps in shared memory", bytes);
-    let checks = &backend.checks;
+    checker_metrics(&mut registry, &backend.checks);
+    listeners.register(&mut registry);
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = encode(&mut text, &registry);
+    text
+}
+
+/// The metrics of this agent as a health checker.
+fn checker_metrics(registry: &mut Registry, checks: &Counts) {
     registry.register(
         "health_checker",
         "1 while this agent is the elected health checker of its region",
@@ -49,14 +58,15 @@ pub(crate) fn text(Pages { backend, usages, listeners }: &Pages) -> String {
     );
     let probed = checks.endpoints.load(Ordering::Relaxed);
     registry.register("probed_endpoints", "Endpoints probed by this agent", ConstGauge::new(probed));
-    counter(&mut registry, "probes", "Health probes started", &checks.probes);
-    counter(&mut registry, "probe_failures", "Failed health probes", &checks.failures);
-    counter(&mut registry, "verdicts", "Changed verdicts accepted by the control plane", &checks.verdicts);
-    listeners.register(&mut registry);
-    let mut text = String::new();
-    // Writing to a string cannot fail.
-    let _ = encode(&mut text, &registry);
-    text
+    counter(registry, "probes", "Health probes started", &checks.probes);
+    counter(registry, "probe_failures", "Failed health probes", &checks.failures);
+    counter(registry, "verdicts", "Changed verdicts accepted by the control plane", &checks.verdicts);
+    let targets = checks.distance_targets.load(Ordering::Relaxed);
+    let help = "Endpoints of other regions to which this agent times round trips";
+    registry.register("distance_targets", help, ConstGauge::new(targets));
+    counter(registry, "distance_probes", "Measurements of a distance started", &checks.distance_probes);
+    let help = "Failed measurements of a distance";
+    counter(registry, "distance_probe_failures", help, &checks.distance_failures);
 }
 
 fn register_watches(registry: &mut Registry, node: &Node) {

@@ -277,6 +277,7 @@ mod tests {
             listen: absent.clone(),
             state_dir: folder.path().into(),
             location: location.clone(),
+            local_address: None,
             name: "test".into(),
             metrics: None,
         };

@@ -1,5 +1,5 @@
-//! Active health checks at the control plane: the election of each region's checker, and the verdicts that it reports
-//! (Uber, assisted balancing; Canal Mesh §6.1).
+//! Active health checks at the control plane: the election of each region's checker, the verdicts that it reports
+//! (Uber, assisted balancing; Canal Mesh §6.1), and the distances to other regions that it measures.
 //!
 //! One agent of a region is elected checker for as long as its call `Campaign` lasts; when the call ends, for any
 //! reason, the next candidate is elected. The election is kept in memory only, since agents campaign anew at a
@@ -7,6 +7,8 @@
 //! sooner.
 
 mod check_index;
+mod distance_targets;
+mod distances;
 mod election;
 mod janitor;
 mod service;
@@ -16,8 +18,11 @@ use std::sync::Arc;
 
 use fairmesh_rib::Node;
 use fairmesh_store::Store;
+use tokio::sync::watch;
 
-pub(crate) use check_index::CheckIndex;
+pub(crate) use check_index::{CheckIndex, Woken};
+use distance_targets::DistanceTargets;
+use distances::DistanceFilters;
 use election::Elections;
 pub(crate) use service::CheckerService;
 
@@ -28,10 +33,13 @@ pub(crate) struct Checks {
     store: Arc<dyn Store>,
     check_index: Arc<CheckIndex>,
     elections: Arc<Elections>,
+    targets: watch::Sender<Arc<DistanceTargets>>,
+    filters: Arc<DistanceFilters>,
 }
 
 impl Checks {
     pub(crate) fn new(node: Node, store: Arc<dyn Store>, check_index: Arc<CheckIndex>) -> Self {
-        Self { node, store, check_index, elections: Arc::default() }
+        let (elections, targets, filters) = Default::default();
+        Self { node, store, check_index, elections, targets, filters }
     }
 }

@@ -23,7 +23,7 @@ use tonic::service::Routes;
 use crate::{
     ControlConfig, ControlError,
     admin::AdminService,
-    checks::{CheckIndex, CheckerService, Checks},
+    checks::{CheckIndex, CheckerService, Checks, Woken},
     endpoint_counts::EndpointCounts,
     etcd_store::{self, OpenStore},
     http,
@@ -80,7 +80,7 @@ impl Control {
         let check_index = Arc::new(CheckIndex::default());
         check_index.load(&entries);
         let node = Node::load(store.id(), revision, entries);
-        check_index.stale_verdicts.notify_one();
+        check_index.wake(Woken::ALL);
         let listeners = Listeners::default();
         let calls = listeners.acceptor("grpc", Limits::calls());
         let mut grpc = Vec::new();
@@ -230,6 +230,8 @@ impl Controllers {
         if let Some(read_lease) = read_lease {
             spawn_cancellable(store_tasks, writes_ended, read_lease.watch_expiry());
         }
+        let distances = checks.clone();
+        spawn_cancellable(store_tasks, writes_ended, async move { distances.choose_targets().await });
         spawn_cancellable(store_tasks, writes_ended, async move { checks.clean_up_verdicts().await });
         spawn_cancellable(store_tasks, writes_ended, quotas.sweep());
         let stop = writes_ended.clone();

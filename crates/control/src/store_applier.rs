@@ -6,7 +6,11 @@ use fairmesh_model::{Prefix, Revision, StoreId};
 use fairmesh_rib::{Batch, Node};
 use fairmesh_store::{BoxFuture, Commits, Store, StoreError, StoreSnapshot, WriteError};
 
-use crate::{checks::CheckIndex, endpoint_counts::EndpointCounts, metrics::Metrics};
+use crate::{
+    checks::{CheckIndex, Woken},
+    endpoint_counts::EndpointCounts,
+    metrics::Metrics,
+};
 
 /// Pause after a failed load.
 const LOAD_RETRY: Duration = Duration::from_secs(1);
@@ -69,12 +73,10 @@ pub(crate) async fn apply_commits(
             match commits.next().await {
                 Ok(Some(commit)) => {
                     endpoint_counts.apply(&commit);
-                    let stale_verdicts = check_index.apply(&commit, &node);
+                    let woken = check_index.apply(&commit, &node);
                     node.apply(commit);
-                    if stale_verdicts {
-                        // Only now, since the woken task reads the node.
-                        check_index.stale_verdicts.notify_one();
-                    }
+                    // Only now, since the woken tasks read the node.
+                    check_index.wake(woken);
                 }
                 Ok(None) => return,
                 Err(behind) => break behind,
@@ -102,6 +104,6 @@ async fn reload(
         // Only this task applies commits, and its revision is below every commit that the store keeps.
         tracing::error!(%behind, "store returned an older state than the node has");
     }
-    check_index.stale_verdicts.notify_one();
+    check_index.wake(Woken::ALL);
     Ok(())
 }

@@ -5,6 +5,7 @@
 //! code; only the distances between regions are simulated, by a relay.
 
 mod call_stats;
+mod distances;
 mod events;
 mod fleet;
 mod load;
@@ -165,10 +166,13 @@ async fn show(fleet: &mut Fleet, args: &DemoArgs) -> Result<(), DemoError> {
     let (attempts, reuse) = load.stop().await;
     let totals = Totals { attempts, reuse, seconds: start.elapsed().as_secs_f64() };
     print!("{}", report::text(&tally, &story, totals));
+    let distances = distances::measured(fleet).await?;
+    println!("{}\n", distances.table());
     let second = programs::play(fleet).await?;
     println!("{}", second.text());
     if let Some(file) = &args.json {
         let mut figures = report::json(&tally, &story, totals);
+        figures["distances"] = distances.json();
         figures["programs"] = second.json();
         std::fs::write(file, format!("{figures:#}\n"))?;
     }

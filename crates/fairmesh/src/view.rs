@@ -128,7 +128,12 @@ impl View {
             }
             (Record::Move(value), Some(of)) => of.moves.push(value),
             (Record::Regions(value), _) => self.regions = At { value, revision },
-            (Record::RoundTrips(value), _) => self.round_trips = value,
+            (Record::RoundTrips(value), _) => self.round_trips.set_declared(value),
+            (Record::MeasuredDistances(value), _) => {
+                if let RecordKey::MeasuredDistances(from) = key {
+                    self.round_trips.set_measured(from, Some(value));
+                }
+            }
             (Record::Hosts(value), _) => self.hosts = At { value, revision },
             // Keys of services contain one, and `decode` returns the record that belongs to the key.
             (_, None) => {}
@@ -146,11 +151,13 @@ impl View {
         })
     }
 
-    /// Every region that is declared or has endpoints.
+    /// Every region that is declared, has endpoints or takes part in measured distances.
     pub(crate) fn region_names(&self) -> Vec<Region> {
         let used = self.services.values().flat_map(|service| &service.endpoints);
         let used = used.map(|endpoint| endpoint.value.location.region.clone());
-        let mut names: Vec<Region> = self.regions.value.regions.keys().cloned().chain(used).collect();
+        let measured = self.round_trips.measured_regions().cloned();
+        let declared = self.regions.value.regions.keys().cloned();
+        let mut names: Vec<Region> = declared.chain(used).chain(measured).collect();
         names.sort();
         names.dedup();
         names

@@ -10,6 +10,7 @@ mod authority;
 mod balancing;
 mod capacity;
 mod counted;
+mod distance;
 mod endpoint;
 mod error;
 mod health;
@@ -35,6 +36,10 @@ pub use authority::{HostPort, host_name};
 pub use balancing::{Balancing, BalancingPolicy, LoadSignal, Outliers, Score};
 pub use capacity::{Capacities, Capacity};
 pub use counted::{Counted, counted};
+pub use distance::{
+    DistanceFilter, DistanceRounds, MAX_MEASURED_REGIONS, MAX_ROUND_TRIP, MeasuredDistance,
+    MeasuredDistances, is_plausible,
+};
 pub use endpoint::{Endpoint, EndpointState, FULL_WEIGHT, MAX_WEIGHT};
 pub use error::Invalid;
 pub use health::{
@@ -58,4 +63,4 @@ pub use route::{
 pub use service::{Protocol, Service, ServiceKind};
 pub use shard::{MAX_REPORTED_SHARDS, Replica, ReplicaState, Shard, ShardId, ShardMap, ShardMove};
 pub use timeouts::{CallKind, Timeouts};
-pub use topology::{RegionInfo, Regions, RoundTrips};
+pub use topology::{DistanceSource, RegionInfo, Regions, RoundTrips};

@@ -1,8 +1,10 @@
 //! The validated policy of a service (a plan). The document as written is in [`crate::spec`].
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
-use crate::{Balancing, HealthCheck, Invalid, RateLimit, Route, Timeouts, route::is_token};
+use crate::{
+    Balancing, HealthCheck, Invalid, RateLimit, Route, Timeouts, route::is_token, spec::write_duration,
+};
 
 /// How calls to a service are routed and protected. The default suits a service without a policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,25 +33,47 @@ pub struct Policy {
 /// Regions that calls may go to, in order of preference (ServiceRouter §3.4.1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Locality {
-    /// Rings by ascending round trip; a call goes to the first that has a candidate. Empty means the default rings.
+    /// Rings in the order of preference; a call goes to the first that has a candidate. A region belongs to the first
+    /// ring that includes it. Empty means the default rings.
     pub rings: Vec<Ring>,
     /// Whether calls fail instead of leaving their region; callers then subscribe to their own region only
     /// (ServiceRouter §3.2).
     pub local_only: bool,
 }
 
-/// One ring of regions around the caller.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ring {
-    /// The greatest round trip of regions in the ring; `None` is unbounded.
-    pub within: Option<Duration>,
+/// One ring of regions around the caller. Every ring includes the caller's own region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ring {
+    /// The caller's region alone.
+    Region,
+    /// Regions up to this round trip.
+    Within(Duration),
+    /// The regions that the topology declares as neighbours of the caller's.
+    Neighbours,
+    /// The regions of the caller's declared continent.
+    Continent,
+    /// All regions.
+    Any,
+}
+
+impl fmt::Display for Ring {
+    /// As policies write it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Region => f.write_str("region"),
+            Self::Within(bound) => f.write_str(&write_duration(*bound)),
+            Self::Neighbours => f.write_str("neighbours"),
+            Self::Continent => f.write_str("continent"),
+            Self::Any => f.write_str("any"),
+        }
+    }
 }
 
 impl Locality {
     /// The default rings: 5 ms, 35 ms, 80 ms, unbounded (ServiceRouter §3.4.1).
     pub fn default_rings() -> Vec<Ring> {
-        let bounds = [Some(5), Some(35), Some(80), None];
-        bounds.map(|ms| Ring { within: ms.map(Duration::from_millis) }).to_vec()
+        let [near, far, farther] = [5, 35, 80].map(|ms| Ring::Within(Duration::from_millis(ms)));
+        vec![near, far, farther, Ring::Any]
     }
 }
 
@@ -150,19 +174,22 @@ impl KeySource {
 
 impl Locality {
     fn validate(&self) -> Result<(), Invalid> {
-        for (i, pair) in self.rings.windows(2).enumerate() {
-            let ascends = match (pair[0].within, pair[1].within) {
-                (None, _) => false,
-                (Some(_), None) => true,
-                (Some(inner), Some(outer)) => inner < outer,
+        for (i, ring) in self.rings.iter().enumerate() {
+            let before = &self.rings[..i];
+            let (problem, hint) = match ring {
+                Ring::Region if i > 0 => ("is not the first ring", "write 'region' first"),
+                _ if before.contains(&Ring::Any) => {
+                    ("follows 'any', which includes all regions", "write 'any' last")
+                }
+                Ring::Within(outer)
+                    if before.iter().any(|ring| matches!(ring, Ring::Within(inner) if inner >= outer)) =>
+                {
+                    ("is not greater than the bound before it", "order round trips ascending")
+                }
+                ring if before.contains(ring) => ("is repeated", "write every ring once"),
+                _ => continue,
             };
-            if !ascends {
-                return Err(Invalid::new(
-                    format!("rings[{}]", i + 1),
-                    "is not greater than the ring before it",
-                    "order rings by ascending round trip, an unbounded one last",
-                ));
-            }
+            return Err(Invalid::new(format!("rings[{i}]"), problem, hint));
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-use crate::{Endpoint, Hosts, Policy, Regions, RoundTrips, Service, ShardMove, Verdict};
+use crate::{Endpoint, Hosts, MeasuredDistances, Policy, Regions, RoundTrips, Service, ShardMove, Verdict};
 
 /// The value of a RIB key, except parts of shard maps, which are encoded as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub enum Record {
     Regions(Regions),
     /// At `topology/rtt`.
     RoundTrips(RoundTrips),
+    /// At `topology/measured/`.
+    MeasuredDistances(MeasuredDistances),
     /// At `topology/hosts`.
     Hosts(Hosts),
 }

@@ -27,6 +27,8 @@ pub enum RecordKey {
     Regions,
     /// `/g/topology/rtt`
     RoundTrips,
+    /// `/g/topology/measured/{region}`: distances that this region measured.
+    MeasuredDistances(Region),
     /// `/g/topology/hosts`
     Hosts,
 }
@@ -132,7 +134,7 @@ impl Prefix {
         Self(format!("/t/{}/history/{kind}/{}/", service.tenant, service.service).into())
     }
 
-    /// Regions, round trips and hosts.
+    /// Regions, round trips, measured distances and hosts.
     pub fn topology() -> Self {
         Self("/g/topology/".into())
     }
@@ -208,7 +210,7 @@ impl RecordKey {
             | Self::ShardChunk(service, ..)
             | Self::Move(service, _)
             | Self::History(_, service, _) => Some(service),
-            Self::Regions | Self::RoundTrips | Self::Hosts => None,
+            Self::Regions | Self::RoundTrips | Self::MeasuredDistances(_) | Self::Hosts => None,
         }
     }
 
@@ -231,6 +233,7 @@ impl RecordKey {
         Some(match segments[..] {
             ["g", "topology", "regions"] => Self::Regions,
             ["g", "topology", "rtt"] => Self::RoundTrips,
+            ["g", "topology", "measured", region] => Self::MeasuredDistances(Region::new(region).ok()?),
             ["g", "topology", "hosts"] => Self::Hosts,
             ["t", tenant, "services", service] => Self::Service(named(tenant, service)?),
             ["t", tenant, "policies", service] => Self::Policy(named(tenant, service)?),
@@ -278,11 +281,12 @@ impl ShardPart {
 impl fmt::Display for RecordKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(ServiceName { tenant, service }) = self.service() else {
-            return f.write_str(match self {
-                Self::Regions => "/g/topology/regions",
-                Self::Hosts => "/g/topology/hosts",
-                _ => "/g/topology/rtt",
-            });
+            return match self {
+                Self::Regions => f.write_str("/g/topology/regions"),
+                Self::Hosts => f.write_str("/g/topology/hosts"),
+                Self::MeasuredDistances(region) => write!(f, "/g/topology/measured/{region}"),
+                _ => f.write_str("/g/topology/rtt"),
+            };
         };
         match self {
             Self::Service(_) => write!(f, "/t/{tenant}/services/{service}"),
@@ -300,7 +304,7 @@ impl fmt::Display for RecordKey {
             Self::History(kind, _, revision) => {
                 write!(f, "/t/{tenant}/history/{kind}/{service}/{revision:020}")
             }
-            Self::Regions | Self::RoundTrips | Self::Hosts => Ok(()),
+            Self::Regions | Self::RoundTrips | Self::MeasuredDistances(_) | Self::Hosts => Ok(()),
         }
     }
 }
@@ -319,6 +323,7 @@ mod tests {
             RecordKey::Health(cart.clone(), eu.clone(), InstanceId::new("cart-0:80").unwrap()),
             RecordKey::Policy(cart.clone()),
             RecordKey::ShardManifest(cart.clone(), ShardPart::Ranges),
+            RecordKey::MeasuredDistances(eu.clone()),
             RecordKey::ShardChunk(cart.clone(), ShardPart::Region(eu), ChunkHash(7)),
             RecordKey::Move(cart.clone(), ShardId(5)),
             RecordKey::History(HistoryKind::Policies, cart, 42),

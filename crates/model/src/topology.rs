@@ -1,6 +1,6 @@
 use std::{collections::BTreeMap, time::Duration};
 
-use crate::{Invalid, Region};
+use crate::{Invalid, MeasuredDistance, MeasuredDistances, Region};
 
 /// The regions of the fleet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -38,30 +38,126 @@ impl Regions {
     }
 }
 
-/// Round-trip times between regions (ServiceRouter §3.4.1). Within a region they count as zero.
+/// Round-trip times between regions (ServiceRouter §3.4.1): as declared, and as measured where none is declared. Within
+/// a region they count as zero.
+///
+/// The record of this name holds the declared ones; the measured ones are in a record for each region that measures.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RoundTrips {
-    /// Round trip by unordered pair; the smaller name first.
+    /// Declared round trip by unordered pair; the smaller name first.
     pairs: BTreeMap<(Region, Region), Duration>,
+    /// Measured round trips by the region that measured.
+    measured: BTreeMap<Region, MeasuredDistances>,
+}
+
+/// The origin of a distance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DistanceSource {
+    /// Declared in the topology, or zero within a region.
+    Declared,
+    /// Measured by the region of the caller.
+    Measured,
+    /// Measured by the other region, in the reverse direction.
+    MeasuredReverse,
 }
 
 impl RoundTrips {
-    /// Records the round trip between two different regions.
+    /// Declares the round trip between two different regions.
     pub fn set(&mut self, a: Region, b: Region, rtt: Duration) {
         self.pairs.insert(if a < b { (a, b) } else { (b, a) }, rtt);
     }
 
+    /// Takes over the declared round trips of a record; the measured ones stay.
+    pub fn set_declared(&mut self, record: Self) {
+        self.pairs = record.pairs;
+    }
+
+    /// Replaces the distances measured by a region, or removes them; returns whether that changed anything.
+    pub fn set_measured(&mut self, from: Region, distances: Option<MeasuredDistances>) -> bool {
+        let before = match &distances {
+            Some(distances) => self.measured.insert(from, distances.clone()),
+            None => self.measured.remove(&from),
+        };
+        before != distances
+    }
+
     /// The round trip between two regions: zero within one, `None` if it is unknown.
-    pub fn get(&self, a: &Region, b: &Region) -> Option<Duration> {
-        if a == b {
-            return Some(Duration::ZERO);
+    pub fn get(&self, from: &Region, to: &Region) -> Option<Duration> {
+        self.distance(from, to).map(|(round_trip, _)| round_trip)
+    }
+
+    /// The round trip and its origin. A declared one comes first, then the one that the region of the caller measured.
+    /// A round trip is the same in both directions, so the one measured by the other region does as well.
+    pub fn distance(&self, from: &Region, to: &Region) -> Option<(Duration, DistanceSource)> {
+        if from == to {
+            return Some((Duration::ZERO, DistanceSource::Declared));
         }
+        let measured = |from, to, source| Some((self.measured(from, to)?.round_trip, source));
+        let declared = self.declared(from, to).map(|rtt| (rtt, DistanceSource::Declared));
+        declared
+            .or_else(|| measured(from, to, DistanceSource::Measured))
+            .or_else(|| measured(to, from, DistanceSource::MeasuredReverse))
+    }
+
+    /// The declared round trip between two different regions; their order does not matter.
+    pub fn declared(&self, a: &Region, b: &Region) -> Option<Duration> {
         let pair = if a < b { (a.clone(), b.clone()) } else { (b.clone(), a.clone()) };
         self.pairs.get(&pair).copied()
     }
 
-    /// Every known pair.
+    /// The distance that `from` measured.
+    pub fn measured(&self, from: &Region, to: &Region) -> Option<MeasuredDistance> {
+        self.measured.get(from)?.to.get(to).copied()
+    }
+
+    /// Every region that measured distances, or to which one was measured; may have repetitions.
+    pub fn measured_regions(&self) -> impl Iterator<Item = &Region> {
+        self.measured.iter().flat_map(|(from, distances)| std::iter::once(from).chain(distances.to.keys()))
+    }
+
+    /// Regions whose measured distances are known.
+    pub fn measuring_regions(&self) -> impl Iterator<Item = &Region> {
+        self.measured.keys()
+    }
+
+    /// Every declared pair.
     pub fn iter(&self) -> impl Iterator<Item = (&Region, &Region, Duration)> {
         self.pairs.iter().map(|((a, b), rtt)| (a, b, *rtt))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn region(name: &str) -> Region {
+        Region::new(name).unwrap()
+    }
+
+    fn measured(to: &str, ms: u64) -> Option<MeasuredDistances> {
+        let distance = MeasuredDistance { round_trip: Duration::from_millis(ms), measured_at_ms: 1 };
+        Some(MeasuredDistances { to: BTreeMap::from([(region(to), distance)]) })
+    }
+
+    #[test]
+    fn a_declared_round_trip_comes_before_a_measured_one_and_that_before_the_reverse() {
+        let [eu, us] = ["eu", "us"].map(region);
+        let ms = Duration::from_millis;
+        let mut trips = RoundTrips::default();
+        assert_eq!(trips.distance(&eu, &us), None);
+        trips.set_measured(us.clone(), measured("eu", 22));
+        assert_eq!(trips.distance(&eu, &us), Some((ms(22), DistanceSource::MeasuredReverse)));
+        assert!(trips.set_measured(eu.clone(), measured("us", 21)));
+        assert!(!trips.set_measured(eu.clone(), measured("us", 21)), "nothing changed");
+        assert_eq!(trips.distance(&eu, &us), Some((ms(21), DistanceSource::Measured)));
+        assert_eq!(trips.distance(&us, &eu), Some((ms(22), DistanceSource::Measured)));
+        let mut declared = RoundTrips::default();
+        declared.set(us.clone(), eu.clone(), ms(80));
+        trips.set_declared(declared);
+        assert_eq!(trips.distance(&eu, &us), Some((ms(80), DistanceSource::Declared)));
+        trips.set_declared(RoundTrips::default());
+        assert!(trips.set_measured(eu.clone(), None));
+        assert_eq!(trips.get(&eu, &us), Some(ms(22)));
+        assert_eq!(trips.get(&eu, &eu), Some(Duration::ZERO));
     }
 }

@@ -160,6 +160,14 @@ impl Checker for Forwarder {
         let mut client = self.connection()?.checker();
         self.forward_response(client.judge(forwarded_request(request)).await)
     }
+
+    async fn report_distances(
+        &self,
+        request: Request<v1::ReportDistancesRequest>,
+    ) -> Result<Response<v1::ReportDistancesResponse>, Status> {
+        let mut client = self.connection()?.checker();
+        self.forward_response(client.report_distances(forwarded_request(request)).await)
+    }
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use fairmesh_model::{
-    Endpoint, EndpointState, Hosts, InstanceId, Location, Policy, Protocol, Regions, RoundTrips, Service,
-    ServiceName, Verdict, Verdicts,
+    DistanceSource, Endpoint, EndpointState, Hosts, InstanceId, Location, Policy, Protocol, Regions,
+    RoundTrips, Service, ServiceName, Verdict, Verdicts,
 };
 
 use crate::{ReceivedReport, ShardTable};
@@ -24,7 +24,7 @@ pub struct CompileInput<'a> {
     pub location: &'a Location,
     /// The regions of the fleet.
     pub regions: &'a Regions,
-    /// Round trips between them.
+    /// Round trips between them, declared and measured.
     pub round_trips: &'a RoundTrips,
     /// Speeds of the machines of endpoints.
     pub hosts: &'a Hosts,
@@ -92,6 +92,8 @@ pub struct RegionDistance {
     pub ring: Option<u16>,
     /// The round trip to the region, if known.
     pub round_trip: Option<Duration>,
+    /// The origin of the round trip, if known.
+    pub source: Option<DistanceSource>,
     /// Whether the region is draining, and therefore comes after all others.
     pub draining: bool,
 }

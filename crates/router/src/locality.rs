@@ -1,6 +1,6 @@
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
-use fairmesh_model::{EndpointState, Locality, Region, ReplicaState, Ring, VerdictEffect};
+use fairmesh_model::{EndpointState, Locality, Region, Regions, ReplicaState, Ring, VerdictEffect};
 
 use crate::{CompileInput, RegionDistance};
 
@@ -59,7 +59,7 @@ impl PreferenceClass {
 impl RegionRanks {
     /// The distance of a region without endpoints, which is never used.
     pub(crate) const UNREACHABLE: RegionDistance =
-        RegionDistance { ring: None, round_trip: None, draining: false };
+        RegionDistance { ring: None, round_trip: None, source: None, draining: false };
 
     pub(crate) fn new(input: &CompileInput<'_>) -> Self {
         let Locality { rings, local_only } = &input.policy.locality;
@@ -108,9 +108,12 @@ impl RegionRanks {
     pub(crate) fn describe(&self, rank: u32) -> String {
         let rings = self.rings.len() as u32;
         let ring = rank % rings;
-        let bound = match self.rings[ring as usize].within {
-            Some(within) => format!("ring {ring} (within {within:?})"),
-            None => format!("ring {ring} (any distance)"),
+        let bound = match self.rings[ring as usize] {
+            Ring::Within(within) => format!("ring {ring} (within {within:?})"),
+            Ring::Region => format!("ring {ring} (the caller's region)"),
+            Ring::Neighbours => format!("ring {ring} (neighbours)"),
+            Ring::Continent => format!("ring {ring} (the caller's continent)"),
+            Ring::Any => format!("ring {ring} (any distance)"),
         };
         let drained = if rank % (2 * rings) >= rings { " of draining regions" } else { "" };
         let class = match rank / (2 * rings) {
@@ -125,17 +128,43 @@ impl RegionRanks {
 
 fn distance(input: &CompileInput<'_>, rings: &[Ring], local_only: bool, region: &Region) -> RegionDistance {
     let own = *region == input.location.region;
-    let round_trip = input.round_trips.get(&input.location.region, region);
+    let (round_trip, source) = input.round_trips.distance(&input.location.region, region).unzip();
     let ring = match round_trip {
         _ if local_only && !own => None,
-        Some(rtt) => rings.iter().position(|ring| ring.within.is_none_or(|within| rtt <= within)),
-        // An unknown distance counts as the farthest ring, so that a call that finds nothing nearer does not fail.
-        None => Some(rings.len() - 1),
+        _ if own => Some(0),
+        _ => {
+            let pair = (&input.location.region, region);
+            let included = rings.iter().position(|ring| includes(ring, input.regions, pair, round_trip));
+            // An unknown distance counts as the farthest, so that a call that finds nothing nearer does not fail.
+            let unknown = round_trip.is_none() && matches!(rings.last(), Some(Ring::Within(_)));
+            included.or_else(|| unknown.then(|| rings.len() - 1))
+        }
     };
     RegionDistance {
         ring: ring.map(|ring| u16::try_from(ring).unwrap_or(u16::MAX)),
         round_trip,
+        source,
         // Callers inside a draining region keep using it: they leave with it.
         draining: !own && input.regions.regions.get(region).is_some_and(|info| info.draining),
+    }
+}
+
+/// Whether a ring of a caller includes another region, at this round trip.
+fn includes(
+    ring: &Ring,
+    regions: &Regions,
+    (home, other): (&Region, &Region),
+    rtt: Option<Duration>,
+) -> bool {
+    let info = |region| regions.regions.get(region);
+    match ring {
+        Ring::Region => false,
+        Ring::Within(bound) => rtt.is_some_and(|rtt| rtt <= *bound),
+        Ring::Neighbours => info(home).is_some_and(|home| home.neighbours.contains(other)),
+        Ring::Continent => match (info(home), info(other)) {
+            (Some(home), Some(other)) => !home.continent.is_empty() && home.continent == other.continent,
+            _ => false,
+        },
+        Ring::Any => true,
     }
 }

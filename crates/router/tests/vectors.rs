@@ -116,6 +116,16 @@ fn topology() -> Value {
     })
 }
 
+/// The same with continents and neighbours.
+fn declared_topology() -> Value {
+    let mut topology = topology();
+    topology["regions"] = json!([
+        {"name": "eu", "continent": "europe", "neighbours": ["asia"]}, {"name": "near", "continent": "europe"},
+        {"name": "us", "draining": true}, {"name": "asia"}, {"name": "moon", "continent": "europe"},
+    ]);
+    topology
+}
+
 /// Host, path, method, the header `x-canary`, and whether it is a gRPC call.
 const REQUESTS: [(&str, &str, &str, &str, bool); 29] = [
     ("", "/cart/items", "GET", "", false),
@@ -314,10 +324,16 @@ fn rings() {
     let fast = json!({
         "types": [{"name": "fast", "speed": 2500}], "prefixes": [{"prefix": "10.0.0.0/8", "hostType": "fast"}],
     });
-    let cases = cases.into_iter().map(|(list, policy)| (list, policy, Value::Null));
-    let cases = cases.chain([(everywhere.to_vec(), default, fast)]);
-    let cases = cases.map(|(list, policy, hosts)| {
-        let fleet = Fleet { topology: topology(), hosts, ..Fleet::replicated(policy, endpoints(&list)) };
+    let named = [
+        (everywhere.to_vec(), policy(json!({"rings": ["region", "neighbours", "continent", "any"]}), 20)),
+        (everywhere.to_vec(), policy(json!({"rings": ["region", "10ms", "continent", "250ms"]}), 20)),
+        (without(&["eu"]), policy(json!({"rings": ["region", "continent"]}), 20)),
+    ];
+    let cases = cases.into_iter().map(|(list, policy)| (list, policy, topology(), Value::Null));
+    let cases = cases.chain([(everywhere.to_vec(), default, topology(), fast)]);
+    let cases = cases.chain(named.map(|(list, policy)| (list, policy, declared_topology(), Value::Null)));
+    let cases = cases.map(|(list, policy, topology, hosts)| {
+        let fleet = Fleet { topology, hosts, ..Fleet::replicated(policy, endpoints(&list)) };
         let table = fleet.compile();
         let picks: Vec<_> = (0..8).map(|seed| picked(&table, &PickParams::default(), seed)).collect();
         json!({"fleet": fleet.write(), "endpoints": distances(&table), "picked_by_seed_0_to_7": picks})

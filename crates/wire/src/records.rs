@@ -44,6 +44,7 @@ pub fn encode(record: &Record) -> Bytes {
         Record::Move(record) => bytes(&v1::ShardMove::from(record)),
         Record::Regions(record) => bytes(&v1::Regions::from(record)),
         Record::RoundTrips(record) => bytes(&v1::RoundTrips::from(record)),
+        Record::MeasuredDistances(record) => bytes(&v1::MeasuredDistances::from(record)),
         Record::Hosts(record) => bytes(&v1::Hosts::from(record)),
     }
 }
@@ -62,6 +63,9 @@ pub fn decode(key: &RecordKey, value: &[u8]) -> Result<Record, Invalid> {
         RecordKey::Move(..) => Record::Move(message::<v1::ShardMove>(value)?.try_into()?),
         RecordKey::Regions => Record::Regions(message::<v1::Regions>(value)?.try_into()?),
         RecordKey::RoundTrips => Record::RoundTrips(message::<v1::RoundTrips>(value)?.try_into()?),
+        RecordKey::MeasuredDistances(_) => {
+            Record::MeasuredDistances(message::<v1::MeasuredDistances>(value)?.try_into()?)
+        }
         RecordKey::Hosts => Record::Hosts(message::<v1::Hosts>(value)?.try_into()?),
         RecordKey::ShardManifest(..) | RecordKey::ShardChunk(..) | RecordKey::History(..) => {
             let problem = format!("{key} holds no record of its own");
@@ -129,6 +133,11 @@ fn history_kind(key: &RecordKey) -> Option<HistoryKind> {
 /// [`crate::run_blocking`].
 pub fn is_costly(key: &str) -> bool {
     key.contains("/policies/")
+}
+
+/// Whether a policy keeps calls within the caller's region, without compiling its expressions.
+pub fn is_local_only(policy: &[u8]) -> bool {
+    v1::Policy::decode(policy).unwrap_or_default().local_only
 }
 
 /// Whether a policy has expressions, without compiling them.

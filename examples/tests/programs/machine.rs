@@ -49,6 +49,7 @@ impl Machine {
             listen: agent.clone(),
             state_dir: folder.path().join("agent"),
             location: Location::in_region(Region::new("local").unwrap()),
+            local_address: None,
             name: "test".into(),
             metrics: None,
         };

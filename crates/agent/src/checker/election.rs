@@ -1,5 +1,6 @@
 use std::{
     collections::BTreeSet,
+    net::IpAddr,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
@@ -20,6 +21,7 @@ use tonic::{Code, Status, Streaming};
 use super::{
     Counts,
     checked_endpoints::{CheckedEndpoints, UpdateSink},
+    distances::{DistanceProber, DistanceTarget},
     probe_scheduler::ProbeScheduler,
 };
 
@@ -34,6 +36,8 @@ pub(crate) struct Candidate {
     pub(crate) region: Region,
     pub(crate) name: String,
     pub(crate) upstreams: Vec<Address>,
+    /// The address from which distances are measured, if given.
+    pub(crate) local_address: Option<IpAddr>,
     pub(crate) counts: Arc<Counts>,
 }
 
@@ -46,6 +50,7 @@ pub(crate) async fn campaign(candidate: Candidate, upstream: FollowerHandle, sto
         };
         candidate.counts.elected.store(0, Relaxed);
         candidate.counts.endpoints.store(0, Relaxed);
+        candidate.counts.distance_targets.store(0, Relaxed);
         let pause = match ended {
             Err(status) if status.code() == Code::Unimplemented => UNIMPLEMENTED_RETRY,
             _ => CAMPAIGN_RETRY,
@@ -63,10 +68,18 @@ impl Candidate {
         let connection = upstream.connected().await;
         let request = CampaignRequest { region: self.region.to_string(), name: self.name.clone() };
         let mut leadership = connection.checker().campaign(request).await?.into_inner();
-        let Some(CampaignResponse { term, services }) = leadership.message().await? else { return Ok(()) };
+        let Some(first) = leadership.message().await? else { return Ok(()) };
+        let term = first.term;
         tracing::info!(region = %self.region, "this agent checks the endpoints of the region");
         self.counts.elected.store(1, Relaxed);
-        let (listed, services) = watch::channel(service_names(&services));
+        let (lists, services, targets) = Lists::new(&first);
+        let distances = DistanceProber {
+            region: self.region.clone(),
+            term,
+            local_address: self.local_address,
+            connection: connection.clone(),
+            counts: self.counts.clone(),
+        };
         let (inbox, updates) = mpsc::unbounded_channel();
         let follower = FollowerConfig {
             addresses: self.upstreams.clone(),
@@ -84,23 +97,38 @@ impl Candidate {
             self.counts.clone(),
         );
         let ended = tokio::select! {
-            ended = follow_services(&mut leadership, &listed) => ended,
+            ended = lists.follow(&mut leadership) => ended,
             () = probe_scheduler.run(updates, services) => Ok(()),
+            () = distances.run(targets) => Ok(()),
         };
         tracing::info!(region = %self.region, "this agent no longer checks the region");
         ended
     }
 }
 
-/// Follows the list of checked services until the leadership is lost.
-async fn follow_services(
-    leadership: &mut Streaming<CampaignResponse>,
-    listed: &watch::Sender<BTreeSet<ServiceName>>,
-) -> Result<(), Status> {
-    while let Some(CampaignResponse { services, .. }) = leadership.message().await? {
-        listed.send_replace(service_names(&services));
+/// The lists that the control plane keeps current for a leader.
+struct Lists {
+    services: watch::Sender<BTreeSet<ServiceName>>,
+    targets: watch::Sender<BTreeSet<DistanceTarget>>,
+}
+
+impl Lists {
+    fn new(
+        first: &CampaignResponse,
+    ) -> (Self, watch::Receiver<BTreeSet<ServiceName>>, watch::Receiver<BTreeSet<DistanceTarget>>) {
+        let (services, services_now) = watch::channel(service_names(&first.services));
+        let (targets, targets_now) = watch::channel(DistanceTarget::of_all(&first.targets));
+        (Self { services, targets }, services_now, targets_now)
     }
-    Ok(())
+
+    /// Follows the lists until the leadership is lost.
+    async fn follow(&self, leadership: &mut Streaming<CampaignResponse>) -> Result<(), Status> {
+        while let Some(CampaignResponse { services, targets, .. }) = leadership.message().await? {
+            self.services.send_replace(service_names(&services));
+            self.targets.send_replace(DistanceTarget::of_all(&targets));
+        }
+        Ok(())
+    }
 }
 
 /// The services by name; names that this version cannot parse are skipped.

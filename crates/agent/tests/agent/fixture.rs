@@ -43,6 +43,7 @@ impl AgentFixture {
             listen: self.socket.clone(),
             state_dir: self.state(),
             location: Location::in_region(Region::new("eu").unwrap()),
+            local_address: None,
             name: "test".into(),
             metrics: self.metrics,
         };

@@ -164,6 +164,7 @@ impl Fixture {
             listen: self.socket(),
             state_dir: self.folder.path().join("state"),
             location: Location::in_region(Region::new("eu").unwrap()),
+            local_address: None,
             name: "test".into(),
             metrics: None,
         };

@@ -3,11 +3,13 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use fairmesh_model::{RecordKey, Region, ServiceName};
+use fairmesh_model::{EndpointState, Record, RecordKey, Region, ServiceName};
 use fairmesh_rib::{Commit, Entry, Node};
-use fairmesh_wire::v1;
+use fairmesh_wire::{records, v1};
 use prost::Message as _;
 use tokio::sync::{Notify, watch};
+
+use super::distance_targets::{DistanceTargets, ServingEndpoints};
 
 /// Index of checked services and of verdicts, updated by commits: finding them otherwise means reading every record of
 /// every tenant.
@@ -18,16 +20,26 @@ pub(crate) struct CheckIndex {
     services: watch::Sender<Arc<BTreeSet<ServiceName>>>,
     /// Woken when there may be verdicts on endpoints that are gone or no longer checked.
     pub(crate) stale_verdicts: Notify,
+    /// Woken when other endpoints may be targets of measured distances.
+    pub(super) targets_changed: Notify,
+}
+
+/// Tasks that a commit wakes, once the node has applied it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Woken {
+    pub(super) stale_verdicts: bool,
+    targets: bool,
 }
 
 #[derive(Debug, Default)]
 struct IndexState {
     services: BTreeSet<ServiceName>,
     verdicts: BTreeMap<Region, BTreeSet<RecordKey>>,
+    serving: ServingEndpoints,
 }
 
 impl CheckIndex {
-    /// Rebuilds the index; the caller notifies `stale_verdicts` once the node has these entries.
+    /// Rebuilds the index; the caller wakes everything ([`Woken::ALL`]) once the node has these entries.
     pub(crate) fn load(&self, entries: &[(Arc<str>, Entry)]) {
         let mut state = IndexState::default();
         for (key, entry) in entries {
@@ -37,20 +49,27 @@ impl CheckIndex {
         self.publish();
     }
 
-    /// Indexes a commit that `node` is about to apply; returns whether there may now be verdicts without an endpoint.
-    pub(crate) fn apply(&self, commit: &Commit, node: &Node) -> bool {
-        let (mut checked, mut gone) = (false, false);
+    /// Indexes a commit that `node` is about to apply; returns what to [`wake`](Self::wake) then.
+    pub(crate) fn apply(&self, commit: &Commit, node: &Node) -> Woken {
+        let (mut checked, mut gone, mut targets) = (false, false, false);
         let mut state = self.state();
         for (key, value) in &commit.changes {
             match kind(key) {
-                "policies" => checked |= state.index(key, value.as_deref()),
+                "policies" => {
+                    checked |= state.index(key, value.as_deref());
+                    targets = true;
+                }
+                "services" => targets = true,
                 "health" => {
                     state.index(key, value.as_deref());
                     // A verdict reported while its endpoint was removed would stay, and a new instance of that name
                     // would start with it.
                     gone |= value.is_some() && !has_endpoint(node, key);
                 }
-                "endpoints" => gone |= value.is_none(),
+                "endpoints" => {
+                    gone |= value.is_none();
+                    targets |= state.index(key, value.as_deref());
+                }
                 _ => {}
             }
         }
@@ -58,7 +77,22 @@ impl CheckIndex {
         if checked {
             self.publish();
         }
-        checked || gone
+        Woken { stale_verdicts: checked || gone, targets }
+    }
+
+    /// Wakes tasks; they read the node.
+    pub(crate) fn wake(&self, woken: Woken) {
+        if woken.stale_verdicts {
+            self.stale_verdicts.notify_one();
+        }
+        if woken.targets {
+            self.targets_changed.notify_one();
+        }
+    }
+
+    /// Chooses the targets of measured distances.
+    pub(super) fn choose_targets(&self, node: &Node) -> DistanceTargets {
+        self.state().serving.choose(node)
     }
 
     /// Every checked service, and later changes.
@@ -86,18 +120,31 @@ fn kind(key: &str) -> &str {
     key.split('/').nth(3).unwrap_or_default()
 }
 
+/// Whether the endpoint at a key serves.
+fn serves(key: &str, value: &[u8]) -> bool {
+    let endpoint = RecordKey::parse(key).and_then(|key| records::decode(&key, value));
+    matches!(endpoint, Ok(Record::Endpoint(endpoint)) if endpoint.state == EndpointState::Serving)
+}
+
 /// Whether the endpoint of a verdict exists.
 fn has_endpoint(node: &Node, verdict: &str) -> bool {
     let Ok(RecordKey::Health(service, region, instance)) = RecordKey::parse(verdict) else { return true };
     node.get(&RecordKey::Endpoint(service, region, instance).to_string()).is_some()
 }
 
+impl Woken {
+    /// After a load.
+    pub(crate) const ALL: Self = Self { stale_verdicts: true, targets: true };
+}
+
 impl IndexState {
-    /// Indexes one record; returns whether the set of checked services changed.
-    fn index(&mut self, text: &str, value: Option<&[u8]>) -> bool {
-        // Most records are neither, and need no decoding.
-        if !matches!(kind(text), "policies" | "health") {
-            return false;
+    /// Indexes one record; returns whether the set of checked services, or that of serving endpoints, changed.
+    fn index(&mut self, text: &Arc<str>, value: Option<&[u8]>) -> bool {
+        // Other records need no decoding.
+        match kind(text) {
+            "endpoints" => return self.serving.index(text, value.is_some_and(|value| serves(text, value))),
+            "policies" | "health" => {}
+            _ => return false,
         }
         match RecordKey::parse(text) {
             Ok(RecordKey::Policy(service)) => {

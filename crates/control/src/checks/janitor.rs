@@ -114,7 +114,7 @@ mod tests {
     use fairmesh_test_support::endpoint;
 
     use super::*;
-    use crate::checks::CheckIndex;
+    use crate::checks::{CheckIndex, Woken};
 
     fn entry(key: &RecordKey, record: &Record) -> (Arc<str>, Entry) {
         (key.to_string().into(), Entry { value: records::encode(record), revision: 1 })
@@ -169,9 +169,10 @@ mod tests {
         };
         let node = Node::load(StoreId(1), 1, entries[..2].to_vec());
         let check_index = CheckIndex::default();
-        assert!(!check_index.apply(&commit(2, false), &node), "its endpoint exists");
-        assert!(check_index.apply(&commit(3, false), &node), "it has no endpoint");
-        assert!(!check_index.apply(&commit(3, true), &node), "it was deleted");
+        let stale = |woken: Woken| woken.stale_verdicts;
+        assert!(!stale(check_index.apply(&commit(2, false), &node)), "its endpoint exists");
+        assert!(stale(check_index.apply(&commit(3, false), &node)), "it has no endpoint");
+        assert!(!stale(check_index.apply(&commit(3, true), &node)), "it was deleted");
     }
 
     #[test]

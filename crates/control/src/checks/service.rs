@@ -1,13 +1,17 @@
-use std::{pin::Pin, sync::Arc};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
-use fairmesh_model::{InstanceId, Invalid, Region, ServiceName, Verdict};
+use fairmesh_model::{InstanceId, Invalid, MAX_MEASURED_REGIONS, Region, ServiceName, Verdict};
 use fairmesh_wire::{LogLimiter, v1};
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use super::{Checks, election::LeaderGuard};
+use super::{
+    Checks,
+    distance_targets::{DistanceTarget, DistanceTargets},
+    election::LeaderGuard,
+};
 
 /// The most judgements in one call.
 const MAX_JUDGEMENTS: usize = 1000;
@@ -52,7 +56,7 @@ impl v1::checker_server::Checker for CheckerService {
                     }
                     tokio::select! {
                         () = closing.cancelled() => {}
-                        () = send_services(&checks, &leader, &send) => {}
+                        () = send_lists(&checks, &region, &leader, &send) => {}
                     }
                     if logged.is_some() {
                         tracing::info!(%region, checker = %name, "checker is no longer elected");
@@ -75,34 +79,78 @@ impl v1::checker_server::Checker for CheckerService {
         let findings =
             findings.map(|(i, one)| finding(one).map_err(|e| e.within(format!("judgements[{i}]"))));
         let findings = findings.collect::<Result<Vec<_>, _>>().map_err(refused)?;
-        if !self.checks.elections.holds(&region, term) {
-            return Err(Status::failed_precondition(format!(
-                "{term} is not the term of the elected checker of {region}; stand for election with Campaign"
-            )));
-        }
+        self.require_leader(&region, term)?;
         self.checks.judge(&region, &findings).await?;
         Ok(Response::new(v1::JudgeResponse {}))
     }
+
+    async fn report_distances(
+        &self,
+        request: Request<v1::ReportDistancesRequest>,
+    ) -> Result<Response<v1::ReportDistancesResponse>, Status> {
+        let v1::ReportDistancesRequest { region, term, distances } = request.into_inner();
+        let region = region_of(region)?;
+        if distances.len() > MAX_MEASURED_REGIONS {
+            let problem = format!("send at most {MAX_MEASURED_REGIONS} distances in one call");
+            return Err(Status::invalid_argument(problem));
+        }
+        let distance = |one: v1::ReportedDistance| {
+            Ok::<_, Status>((region_of(one.region)?, Duration::from_micros(one.rtt_us)))
+        };
+        let distances = distances.into_iter().map(distance).collect::<Result<Vec<_>, _>>()?;
+        self.require_leader(&region, term)?;
+        self.checks.report_distances(&region, &distances).await?;
+        Ok(Response::new(v1::ReportDistancesResponse {}))
+    }
 }
 
-/// Sends a leader the services to check, and each change, as long as the call lasts.
-async fn send_services(
+impl CheckerService {
+    /// Refuses reports of a checker that is no longer elected.
+    fn require_leader(&self, region: &Region, term: u64) -> Result<(), Status> {
+        if self.checks.elections.holds(region, term) {
+            return Ok(());
+        }
+        Err(Status::failed_precondition(format!(
+            "{term} is not the term of the elected checker of {region}; stand for election with Campaign"
+        )))
+    }
+}
+
+/// Sends a leader the services to check and the targets in other regions, and each change, as long as the call lasts.
+async fn send_lists(
     checks: &Checks,
+    region: &Region,
     leader: &LeaderGuard,
     send: &mpsc::Sender<Result<v1::CampaignResponse, Status>>,
 ) {
-    let mut services = checks.check_index.services();
+    let (mut services, mut targets) = (checks.check_index.services(), checks.targets.subscribe());
     loop {
         let listed = Arc::clone(&services.borrow_and_update());
-        let services_now = listed.iter().map(ToString::to_string).collect();
-        if send.send(Ok(v1::CampaignResponse { term: leader.term, services: services_now })).await.is_err() {
+        let response = v1::CampaignResponse {
+            term: leader.term,
+            services: listed.iter().map(ToString::to_string).collect(),
+            targets: targets_from(region, &targets.borrow_and_update()),
+        };
+        if send.send(Ok(response)).await.is_err() {
             return;
         }
         tokio::select! {
             () = send.closed() => return,
             changed = services.changed() => if changed.is_err() { return },
+            changed = targets.changed() => if changed.is_err() { return },
         }
     }
+}
+
+/// The targets of a checker: those of all regions but its own.
+fn targets_from(own: &Region, targets: &DistanceTargets) -> Vec<v1::DistanceTarget> {
+    let others = targets.iter().filter(|(region, _)| *region != own);
+    let message = |region: &Region, target: &DistanceTarget| v1::DistanceTarget {
+        region: region.to_string(),
+        address: target.address.to_string(),
+        http2: target.http2,
+    };
+    others.flat_map(|(region, targets)| targets.iter().map(move |target| message(region, target))).collect()
 }
 
 fn region_of(name: String) -> Result<Region, Status> {

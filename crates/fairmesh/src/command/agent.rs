@@ -1,6 +1,6 @@
 //! `fairmesh agent`.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{net::IpAddr, path::PathBuf, process::ExitCode};
 
 use clap::Args;
 use fairmesh_agent::AgentConfig;
@@ -45,6 +45,10 @@ pub(crate) struct AgentArgs {
     /// The hardware type of this machine.
     #[arg(long)]
     host_type: Option<HostType>,
+    /// The address from which distances to other regions are measured, if it is elected to do so [default: chosen by
+    /// the system].
+    #[arg(long, value_name = "IP")]
+    local_address: Option<IpAddr>,
     /// Name of this agent, for people [default: the host's name].
     #[arg(long)]
     name: Option<String>,
@@ -64,6 +68,7 @@ pub(crate) async fn run(args: AgentArgs) -> Result<ExitCode, Failure> {
         listen: args.listen.unwrap_or_else(|| Address::Unix(default_paths::agent_socket())),
         state_dir: args.state_dir.map_or_else(|| default_paths::state("agent"), Ok)?,
         location: Location { region, zone, cluster, host_type },
+        local_address: args.local_address,
         name: args.name.unwrap_or_else(host_name),
         metrics: args.metrics.0,
     };

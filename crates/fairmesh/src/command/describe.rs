@@ -11,6 +11,7 @@ use serde_json::json;
 
 use crate::{
     cli::{Format, OutputArgs, TargetArgs},
+    command::get::DistanceRow,
     connect,
     failure::Failure,
     output,
@@ -129,11 +130,9 @@ fn describe_region(region: &Region, view: &View, format: Format) -> Result<(), F
         ));
     }
     let info = view.regions.value.regions.get(region).cloned().unwrap_or_default();
-    let round_trips = view.round_trips.iter().filter_map(|(a, b, rtt)| {
-        let other = if a == region { b } else { a };
-        (a == region || b == region)
-            .then(|| (other.to_string(), json!(fairmesh_model::spec::write_duration(rtt))))
-    });
+    let others = view.region_names().into_iter().filter(|other| other != region);
+    let distances: Vec<_> =
+        others.filter_map(|other| crate::command::get::distance(view, region, &other)).collect();
     let endpoints = view.services.iter().filter_map(|(name, one)| {
         let here = one.endpoints.iter().filter(|endpoint| endpoint.value.location.region == *region).count();
         (here > 0).then(|| (name.to_string(), json!(here)))
@@ -143,7 +142,7 @@ fn describe_region(region: &Region, view: &View, format: Format) -> Result<(), F
         "continent": info.continent,
         "neighbours": info.neighbours,
         "draining": info.draining,
-        "roundTrips": round_trips.collect::<serde_json::Map<_, _>>(),
+        "distances": distances.iter().map(DistanceRow::json).collect::<Vec<_>>(),
         "endpoints": endpoints.collect::<serde_json::Map<_, _>>(),
     });
     output::print_one(format, &item, &output::yaml(&item)?)

@@ -4,6 +4,7 @@ mod fleet;
 mod health;
 mod hosts;
 mod policies;
+mod regions;
 mod services;
 mod shards;
 
@@ -24,6 +25,7 @@ use crate::{
 pub(crate) use fleet::{MOVES_HEAD, add_moves, watching};
 pub(crate) use health::of_service as health_rows;
 pub(crate) use policies::summary as policy_summary;
+pub(crate) use regions::{DistanceRow, distance};
 pub(crate) use services::{endpoints as endpoint_rows, words as service_words};
 pub(crate) use shards::one_map;
 
@@ -61,7 +63,7 @@ pub(crate) enum Kind {
     /// Shard maps; those of one service shard by shard.
     #[value(aliases = ["shard", "shardmaps"])]
     Shards,
-    /// Regions and the round trips between them.
+    /// Regions, and the distances between them: declared and measured.
     #[value(aliases = ["region", "topology"])]
     Regions,
     /// Host types with their speeds, and how many endpoints run on each.
@@ -121,7 +123,7 @@ async fn list(connection: &Connection, args: &GetArgs) -> Result<Listing, Failur
             Some(name) => shards::one(&view, name)?,
             None => shards::maps(&view),
         },
-        Kind::Regions => fleet::regions(&view),
+        Kind::Regions => regions::regions(&view),
         Kind::Hosts => hosts::hosts(&view),
         Kind::Moves => fleet::moves(connection, &view).await?,
         Kind::Watchers => fleet::watchers(connection, &view).await?,

@@ -80,6 +80,7 @@ impl HistoryKey {
             | Record::Move(_)
             | Record::Regions(_)
             | Record::RoundTrips(_)
+            | Record::MeasuredDistances(_)
             | Record::Hosts(_) => None,
         })
     }

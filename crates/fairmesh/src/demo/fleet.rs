@@ -178,7 +178,16 @@ impl Fleet {
     /// Every endpoint of the shop and its state.
     pub(super) async fn endpoints(&self) -> Result<Vec<(String, EndpointState)>, DemoError> {
         let shop = ServiceName::new("shop/cart").map_err(|e| DemoError::Fleet(e.to_string()))?;
-        let prefix = Prefix::tenant(&shop.tenant, "endpoints");
+        let records = self.records(Prefix::tenant(&shop.tenant, "endpoints")).await?;
+        let endpoint = |(_, record)| match record {
+            Record::Endpoint(endpoint) => Some((endpoint.instance.to_string(), endpoint.state)),
+            _ => None,
+        };
+        Ok(records.into_iter().filter_map(endpoint).collect())
+    }
+
+    /// The records below a prefix of the control plane.
+    pub(super) async fn records(&self, prefix: Prefix) -> Result<Vec<(RecordKey, Record)>, DemoError> {
         let connection = handshake::connect(&Address::Tcp(self.control_address.to_string()), "demo")
             .await
             .map_err(|e| DemoError::Fleet(e.to_string()))?;
@@ -186,14 +195,12 @@ impl Fleet {
         let request = v1::ReadRequest { prefixes: vec![prefix.to_string()], at_least: None };
         let answer =
             rib.read(request).await.map_err(|e| DemoError::Fleet(e.message().to_owned()))?.into_inner();
-        let endpoint = |entry: v1::Entry| {
+        let record = |entry: v1::Entry| {
             let key = RecordKey::parse(&entry.key).ok()?;
-            match records::decode(&key, &entry.value).ok()? {
-                Record::Endpoint(endpoint) => Some((endpoint.instance.to_string(), endpoint.state)),
-                _ => None,
-            }
+            let record = records::decode(&key, &entry.value).ok()?;
+            Some((key, record))
         };
-        Ok(answer.entries.into_iter().filter_map(endpoint).collect())
+        Ok(answer.entries.into_iter().filter_map(record).collect())
     }
 
     /// Stops everything: servers first, so that each can drain. One that does not stop does not block the others.
@@ -245,6 +252,8 @@ impl Fleet {
                 self.dir.join(format!("agent-{}", place.name)).into(),
                 "--region".into(),
                 place.name.into(),
+                "--local-address".into(),
+                place.address().to_string().into(),
                 "--name".into(),
                 format!("agent-{}", place.name).into(),
                 "--metrics".into(),

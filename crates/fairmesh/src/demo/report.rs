@@ -76,7 +76,7 @@ pub(super) fn table(head: &[&str]) -> Table {
     table
 }
 
-fn align_right(table: &mut Table, columns: std::ops::Range<usize>) {
+pub(super) fn align_right(table: &mut Table, columns: std::ops::Range<usize>) {
     for column in columns {
         if let Some(column) = table.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Right);

@@ -105,7 +105,7 @@ fn explain_takes_the_region_of_this_machines_agent_and_refuses_unknown_ones() {
     assert!(told.err.contains("as a caller in region us, where the agent at "), "{told:?}");
     assert!(told.out.contains("us is here"), "{told:?}");
     let named = mesh.run(&["explain", "shop/catalog", "--agent", &socket, "--region", "eu"]);
-    assert!(named.err.is_empty() && named.out.contains("us is 20ms away"), "{named:?}");
+    assert!(named.err.is_empty() && named.out.contains("us is 20ms away (declared)"), "{named:?}");
 }
 
 #[test]

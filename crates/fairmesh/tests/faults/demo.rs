@@ -65,6 +65,7 @@ async fn the_demo_fails_no_call_but_those_under_way_on_the_server_that_it_kills(
     }
     let failed: u64 = events.iter().map(|event| count(event, "failed")).sum();
     assert_eq!(figures["failed"].as_u64(), Some(failed), "calls failed between the events: {told}");
+    distances_are_those_of_the_relay(&figures["distances"]);
     let programs = &figures["programs"];
     assert_eq!(programs["differing"], 0, "{told}");
     let calls = programs["calls"].as_array().unwrap();
@@ -84,5 +85,14 @@ async fn the_demo_fails_no_call_but_those_under_way_on_the_server_that_it_kills(
     for log in fs::read_dir(&fleet).unwrap().map(|entry| entry.unwrap().path()) {
         let Ok(text) = fs::read_to_string(&log) else { continue };
         assert!(!text.contains("Behind("), "{}: callers did not acknowledge a drain:\n{text}", log.display());
+    }
+}
+
+fn distances_are_those_of_the_relay(distances: &Value) {
+    let distances = distances.as_array().unwrap();
+    assert_eq!(distances.len(), 6, "each of three regions measures two: {distances:?}");
+    for distance in distances {
+        let [relay, measured] = ["relay_us", "measured_us"].map(|name| distance[name].as_u64().unwrap());
+        assert!(measured.abs_diff(relay) <= relay / 5 + 2000, "{distance}");
     }
 }

@@ -51,7 +51,7 @@ pub struct PolicySpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LocalitySpec {
-    /// Round trips that bound the rings, ascending, such as `[5ms, 35ms, 80ms, any]`.
+    /// Rings in the order of preference: round trips, ascending, and names, such as `[region, 35ms, continent, any]`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rings: Vec<String>,
     /// Whether calls fail instead of leaving their region.
@@ -146,11 +146,16 @@ impl PolicySpec {
 impl LocalitySpec {
     fn plan(&self) -> Result<Locality, Invalid> {
         let rings = self.rings.iter().enumerate().map(|(i, text)| {
-            let within = match text.as_str() {
-                "any" => None,
-                text => Some(read_duration(text).map_err(|e| ring_hint(e).within(format!("rings[{i}]")))?),
-            };
-            Ok(Ring { within })
+            Ok(match text.as_str() {
+                "region" => Ring::Region,
+                "neighbours" => Ring::Neighbours,
+                "continent" => Ring::Continent,
+                "any" => Ring::Any,
+                text => {
+                    let bound = read_duration(text).map_err(ring_hint);
+                    Ring::Within(bound.map_err(|e| e.within(format!("rings[{i}]")))?)
+                }
+            })
         });
         let mut rings = rings.collect::<Result<Vec<_>, Invalid>>()?;
         if rings.is_empty() {
@@ -162,13 +167,13 @@ impl LocalitySpec {
     fn of(locality: &Locality) -> Self {
         let usual = locality.rings.is_empty() || locality.rings == Locality::default_rings();
         let written = locality.rings.iter().filter(|_| !usual);
-        let rings = written.map(|ring| ring.within.map_or_else(|| "any".into(), write_duration));
+        let rings = written.map(ToString::to_string);
         Self { rings: rings.collect(), local_only: locality.local_only }
     }
 }
 
 fn ring_hint(mut refusal: Invalid) -> Invalid {
-    refusal.hint.push_str(", or 'any' as the last ring");
+    refusal.hint.push_str(", or one of 'region', 'neighbours', 'continent' and 'any'");
     refusal
 }
 

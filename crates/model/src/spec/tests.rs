@@ -137,7 +137,7 @@ fn full_policy() -> Policy {
     Policy {
         routes: vec![route, moved, numbered],
         locality: Locality {
-            rings: vec![Ring { within: Some(Duration::from_micros(1500)) }, Ring { within: None }],
+            rings: vec![Ring::Region, Ring::Within(Duration::from_micros(1500)), Ring::Continent, Ring::Any],
             local_only: true,
         },
         balancing: full_balancing(),
@@ -267,6 +267,17 @@ fn an_error_names_the_field_as_written() {
     );
     assert_eq!(policy(|p| p.locality.rings = vec!["35ms".into(), "5ms".into()]), "locality.rings[1]");
     assert_eq!(policy(|p| p.locality.rings = vec!["near".into()]), "locality.rings[0]");
+    let rings = |rings: &[&str]| {
+        let locality = LocalitySpec {
+            rings: rings.iter().map(|ring| (*ring).to_owned()).collect(),
+            ..LocalitySpec::default()
+        };
+        refused(PolicySpec { service: "shop/cart".into(), locality, ..PolicySpec::default() }.plan())
+    };
+    assert_eq!(rings(&["5ms", "region"]), "locality.rings[1]");
+    assert_eq!(rings(&["region", "any", "continent"]), "locality.rings[2]");
+    assert_eq!(rings(&["region", "continent", "neighbours", "continent"]), "locality.rings[3]");
+    assert_eq!(rings(&["35ms", "continent", "35ms"]), "locality.rings[2]");
     assert_eq!(policy(|p| p.routes[0].matches.hosts = vec!["a:80".into()]), "routes[0].match.hosts[0]");
     assert_eq!(policy(|p| p.routes[0].matches.path = Some(PathSpec::default())), "routes[0].match.path");
     assert_eq!(policy(|p| p.routes[0].matches.headers[1].present = Some(true)), "routes[0].match.headers[1]");

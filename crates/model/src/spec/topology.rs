@@ -1,12 +1,7 @@
-use std::time::Duration;
-
 use serde::{Deserialize, Serialize};
 
 use super::text::{read, read_duration, write_duration};
-use crate::{Invalid, Region, RegionInfo, Regions, RoundTrips};
-
-/// The longest accepted round trip, far above the time of a signal around the earth.
-const MAX_ROUND_TRIP: Duration = Duration::from_secs(10);
+use crate::{Invalid, MAX_ROUND_TRIP, Region, RegionInfo, Regions, RoundTrips};
 
 /// Regions and the round trips between them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -120,7 +115,7 @@ impl RoundTripSpec {
                 "name two regions; within one the round trip counts as zero",
             ));
         }
-        if round_trips.get(a, b).is_some() {
+        if round_trips.declared(a, b).is_some() {
             let problem = format!("{a} and {b} have a round trip already");
             return Err(Invalid::new("between", problem, "write one round trip a pair"));
         }

@@ -86,6 +86,7 @@ impl Processes {
             listen: address.clone(),
             state_dir: self.state(name),
             location: Location::in_region(Region::new("eu").unwrap()),
+            local_address: None,
             name: name.into(),
             metrics: None,
         };

@@ -1,4 +1,4 @@
-use fairmesh_model::{Capacities, EndpointState, Region, Verdict};
+use fairmesh_model::{Capacities, DistanceSource, EndpointState, Region, Verdict};
 
 use super::{Explanation, ServiceTable};
 use crate::{
@@ -152,11 +152,21 @@ fn share(region: &Region, capacities: &Capacities) -> String {
     format!("{}.{} % of the capacity", share / 10, share % 10)
 }
 
+/// The origin of a distance, for distances between regions.
+fn origin(source: Option<DistanceSource>) -> &'static str {
+    match source {
+        Some(DistanceSource::Declared) => " (declared)",
+        Some(DistanceSource::Measured) => " (measured)",
+        Some(DistanceSource::MeasuredReverse) => " (measured from there)",
+        None => "",
+    }
+}
+
 fn describe(region: &Region, distance: &RegionDistance, home: &Region) -> String {
     let rtt_text = match distance.round_trip {
         _ if region == home => "here (0 ms)".to_owned(),
-        Some(rtt) => format!("{rtt:?} away"),
-        None => "at an unknown rtt_text".to_owned(),
+        Some(rtt) => format!("{rtt:?} away{}", origin(distance.source)),
+        None => "at an unknown distance".to_owned(),
     };
     let ring = match distance.ring {
         Some(ring) => format!("ring {ring}"),

@@ -2,9 +2,9 @@ use std::{collections::BTreeSet, time::Duration};
 
 use fairmesh_balancer::poll::PollState;
 use fairmesh_model::{
-    Backend, Balancing, Endpoint, EndpointState, Hosts, InstanceId, KeyRange, Label, Location, Match, Region,
-    RegionInfo, Regions, Replica, ReplicaState, Ring, RoundTrips, Route, Service, ServiceKind, Shard,
-    ShardId, ShardKey, ShardMap, Timeouts, Verdict, Verdicts,
+    Backend, Balancing, Endpoint, EndpointState, Hosts, InstanceId, KeyRange, Label, Location, Match,
+    MeasuredDistance, MeasuredDistances, Region, RegionInfo, Regions, Replica, ReplicaState, Ring,
+    RoundTrips, Route, Service, ServiceKind, Shard, ShardId, ShardKey, ShardMap, Timeouts, Verdict, Verdicts,
     arith::{Generator, hash_text, mix64},
 };
 use proptest::prelude::*;

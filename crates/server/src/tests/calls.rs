@@ -176,6 +176,13 @@ impl checker_server::Checker for App {
     ) -> Result<tonic::Response<v1::JudgeResponse>, Status> {
         Err(Status::unimplemented(""))
     }
+
+    async fn report_distances(
+        &self,
+        _: tonic::Request<v1::ReportDistancesRequest>,
+    ) -> Result<tonic::Response<v1::ReportDistancesResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
 }
 
 #[tonic::async_trait]

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use fairmesh_model::{
-    Backend, HealthCheck, Invalid, Locality, Policy, Retries, Ring, Route, ServiceName, within_bounds,
+    Backend, HealthCheck, Invalid, Locality, Policy, Retries, Route, ServiceName, within_bounds,
 };
 
 use crate::v1;
@@ -9,6 +9,7 @@ use crate::v1;
 mod actions;
 mod balancing;
 mod matches;
+mod rings;
 mod timeouts;
 
 /// Whole microseconds, saturating at 64 bits (584,000 years).
@@ -18,10 +19,9 @@ pub(super) fn micros(duration: Duration) -> u64 {
 
 impl From<Policy> for v1::Policy {
     fn from(policy: Policy) -> Self {
-        // 0 means unbounded, so a bound is at least 1 µs.
-        let bound = |ring: &Ring| ring.within.map_or(0, |within| micros(within).max(1));
         Self {
-            ring_bounds_us: policy.locality.rings.iter().map(bound).collect(),
+            ring_bounds_us: rings::bounds(&policy.locality.rings),
+            rings: rings::named(&policy.locality.rings),
             local_only: policy.locality.local_only,
             subset: policy.balancing.subset,
             balancing: balancing::write(&policy.balancing),
@@ -46,11 +46,11 @@ impl TryFrom<v1::Policy> for Policy {
         let route = |(i, route): (usize, v1::Route)| {
             Route::try_from(route).map_err(|e| e.within(format!("routes[{i}]")))
         };
-        let ring = |us: u64| Ring { within: (us > 0).then(|| Duration::from_micros(us)) };
         let policy = Self {
             routes: within_bounds(message.routes.into_iter().enumerate().map(route))?,
             locality: Locality {
-                rings: message.ring_bounds_us.into_iter().map(ring).collect(),
+                rings: rings::read(&message.ring_bounds_us, &message.rings)
+                    .map_err(|e| e.within("locality"))?,
                 local_only: message.local_only,
             },
             balancing: balancing::read(message.subset, message.balancing)

@@ -1,6 +1,6 @@
 use std::{collections::BTreeMap, time::Duration};
 
-use fairmesh_model::{Invalid, Region, RegionInfo, Regions, RoundTrips};
+use fairmesh_model::{Invalid, MeasuredDistance, MeasuredDistances, Region, RegionInfo, Regions, RoundTrips};
 
 use super::policy::micros;
 use crate::v1;
@@ -54,12 +54,42 @@ impl TryFrom<v1::RoundTrips> for RoundTrips {
             let at = |e: Invalid| e.within(format!("pairs[{i}]"));
             let a = Region::try_from(pair.a).map_err(|e| at(e.within("a")))?;
             let b = Region::try_from(pair.b).map_err(|e| at(e.within("b")))?;
-            if round_trips.get(&a, &b).is_some() {
+            if a == b || round_trips.declared(&a, &b).is_some() {
                 let problem = format!("{a} and {b} are the same region, or a repeated pair");
                 return Err(at(Invalid::new("", problem, "give every pair of different regions once")));
             }
             round_trips.set(a, b, Duration::from_micros(pair.rtt_us));
         }
         Ok(round_trips)
+    }
+}
+
+impl From<MeasuredDistances> for v1::MeasuredDistances {
+    fn from(distances: MeasuredDistances) -> Self {
+        let one = |(region, distance): (Region, MeasuredDistance)| v1::MeasuredDistance {
+            region: region.into(),
+            rtt_us: micros(distance.round_trip),
+            measured_at_ms: distance.measured_at_ms,
+        };
+        Self { to: distances.to.into_iter().map(one).collect() }
+    }
+}
+
+impl TryFrom<v1::MeasuredDistances> for MeasuredDistances {
+    type Error = Invalid;
+
+    fn try_from(message: v1::MeasuredDistances) -> Result<Self, Invalid> {
+        let mut distances = Self::default();
+        for (i, v1::MeasuredDistance { region, rtt_us, measured_at_ms }) in message.to.into_iter().enumerate()
+        {
+            let at = |e: Invalid| e.within(format!("to[{i}]"));
+            let region = Region::try_from(region).map_err(|e| at(e.within("region")))?;
+            let distance = MeasuredDistance { round_trip: Duration::from_micros(rtt_us), measured_at_ms };
+            if distances.to.insert(region, distance).is_some() {
+                return Err(at(Invalid::new("region", "is repeated", "give every region once")));
+            }
+        }
+        distances.validate()?;
+        Ok(distances)
     }
 }

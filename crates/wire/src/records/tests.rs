@@ -192,9 +192,11 @@ fn route() -> impl Strategy<Value = Route> {
 
 fn policy() -> impl Strategy<Value = Policy> {
     let bounded = collection::btree_set(1..10_000_000_u64, 0..4);
-    let rings = (bounded, any::<bool>()).prop_map(|(bounds, everywhere)| {
-        let bounded = bounds.into_iter().map(|us| Some(Duration::from_micros(us)));
-        bounded.chain(everywhere.then_some(None)).map(|within| Ring { within }).collect()
+    let rings = (any::<bool>(), bounded, any::<[bool; 3]>()).prop_map(|(region, bounds, named)| {
+        let bounded = bounds.into_iter().map(|us| Ring::Within(Duration::from_micros(us)));
+        let named = [Ring::Neighbours, Ring::Continent, Ring::Any].into_iter().zip(named);
+        let named = named.filter_map(|(ring, used)| used.then_some(ring));
+        region.then_some(Ring::Region).into_iter().chain(bounded).chain(named).collect()
     });
     let locality = (rings, any::<bool>()).prop_map(|(rings, local_only)| Locality { rings, local_only });
     let retries =
@@ -333,6 +335,12 @@ fn round_trips() -> impl Strategy<Value = RoundTrips> {
     })
 }
 
+fn measured() -> impl Strategy<Value = MeasuredDistances> {
+    let distance = (micros(1..10_000_000), any::<u64>())
+        .prop_map(|(round_trip, measured_at_ms)| MeasuredDistance { round_trip, measured_at_ms });
+    collection::btree_map(name(), distance, 0..6).prop_map(|to| MeasuredDistances { to })
+}
+
 fn hosts() -> impl Strategy<Value = Hosts> {
     let types = collection::btree_map(name::<HostType>(), 100..=10_000_u32, 1..6);
     let addresses = collection::btree_set(any::<u32>(), 0..6);
@@ -367,6 +375,10 @@ fn entry() -> impl Strategy<Value = (RecordKey, Record)> {
         )),
         regions().prop_map(|regions| (RecordKey::Regions, Record::Regions(regions))),
         round_trips().prop_map(|pairs| (RecordKey::RoundTrips, Record::RoundTrips(pairs))),
+        (name(), measured()).prop_map(|(region, distances)| (
+            RecordKey::MeasuredDistances(region),
+            Record::MeasuredDistances(distances)
+        )),
         hosts().prop_map(|hosts| (RecordKey::Hosts, Record::Hosts(hosts))),
     ]
 }
@@ -389,6 +401,7 @@ fn keys() -> Vec<RecordKey> {
         RecordKey::History(HistoryKind::Services, cart(), 1),
         RecordKey::Regions,
         RecordKey::RoundTrips,
+        RecordKey::MeasuredDistances(Region::new("eu").unwrap()),
         RecordKey::Hosts,
     ]
 }

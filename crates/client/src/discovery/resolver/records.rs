@@ -218,7 +218,11 @@ impl ServiceRecords {
                     self.health.put(region.clone(), instance.clone(), verdict);
                 }
             }
-            Record::Move(_) | Record::Regions(_) | Record::RoundTrips(_) | Record::Hosts(_) => {}
+            Record::Move(_)
+            | Record::Regions(_)
+            | Record::RoundTrips(_)
+            | Record::MeasuredDistances(_)
+            | Record::Hosts(_) => {}
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-use fairmesh_model::{Hosts, Location, Region, Regions, RoundTrips};
+use fairmesh_model::{Hosts, Location, MeasuredDistances, Region, Regions, RoundTrips};
 
 /// The topology and the caller's place in it, which all services are compiled with.
 #[derive(Debug)]
@@ -19,5 +19,49 @@ impl Topology {
             // "nowhere" is a well-formed region name; as no round trip to it is known, all regions are equally far.
             Location::in_region(Region::new("nowhere").unwrap_or_else(|_| unreachable!("a valid name")))
         })
+    }
+
+    /// Replaces the distances measured by a region, or removes them; returns whether a distance of this caller changed.
+    pub(super) fn set_measured(&mut self, from: &Region, distances: Option<MeasuredDistances>) -> bool {
+        let home = self.location_or_unknown().region;
+        let to_home = |trips: &RoundTrips| trips.measured(from, &home).map(|distance| distance.round_trip);
+        let before = to_home(&self.round_trips);
+        let changed = self.round_trips.set_measured(from.clone(), distances);
+        changed && (home == *from || to_home(&self.round_trips) != before)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, time::Duration};
+
+    use fairmesh_model::MeasuredDistance;
+
+    use super::*;
+
+    fn region(name: &str) -> Region {
+        Region::new(name).unwrap()
+    }
+
+    #[test]
+    fn only_distances_of_the_callers_region_make_services_compile_anew() {
+        let location = Some(Location::in_region(region("eu")));
+        let (regions, round_trips, hosts) = Default::default();
+        let mut topology =
+            Topology { regions, round_trips, hosts, location, client_id: String::new(), client: 0 };
+        let to = |pairs: &[(&str, u64)]| {
+            let pair = |(name, ms): &(&str, u64)| {
+                let round_trip = Duration::from_millis(*ms);
+                (region(name), MeasuredDistance { round_trip, measured_at_ms: *ms })
+            };
+            Some(MeasuredDistances { to: pairs.iter().map(pair).collect::<BTreeMap<_, _>>() })
+        };
+        let [eu, us] = ["eu", "us"].map(region);
+        assert!(topology.set_measured(&eu, to(&[("us", 20)])));
+        assert!(!topology.set_measured(&eu, to(&[("us", 20)])), "the same");
+        assert!(!topology.set_measured(&us, to(&[("ap", 50)])), "of others");
+        assert!(topology.set_measured(&us, to(&[("ap", 50), ("eu", 21)])), "the reverse direction");
+        assert!(!topology.set_measured(&us, to(&[("ap", 70), ("eu", 21)])));
+        assert!(topology.set_measured(&us, None));
     }
 }

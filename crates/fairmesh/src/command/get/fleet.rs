@@ -1,11 +1,8 @@
-//! Lists across services: regions, moves, watchers.
+//! Lists across services: moves, watchers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fairmesh_model::{
-    Cursor, InstanceId, Prefix, Region, ServiceName, ShardMove,
-    spec::{Document, Plan, write_duration},
-};
+use fairmesh_model::{Cursor, InstanceId, Prefix, ServiceName, ShardMove};
 use fairmesh_wire::{
     handshake::Connection,
     v1::{ListMovesRequest, Watcher, WatchersRequest},
@@ -13,57 +10,6 @@ use fairmesh_wire::{
 use serde_json::json;
 
 use crate::{connect::SOFTWARE, failure::Failure, output::Listing, view::View};
-
-/// One row per region, declared or in use.
-pub(super) fn regions(view: &View) -> Listing {
-    let mut listing =
-        Listing::new(&["REGION", "CONTINENT", "NEIGHBOURS", "ROUND TRIPS", "ENDPOINTS", "STATE"]);
-    for region in view.region_names() {
-        let info = view.regions.value.regions.get(&region);
-        let neighbours = info.map(|info| info.neighbours.clone()).unwrap_or_default();
-        let neighbours: Vec<_> = neighbours.iter().map(ToString::to_string).collect();
-        let draining = info.is_some_and(|info| info.draining);
-        let endpoints = view.services.values().flat_map(|service| &service.endpoints);
-        let endpoints = endpoints.filter(|endpoint| endpoint.value.location.region == region).count();
-        let state = match info {
-            Some(_) if draining => "draining",
-            Some(_) => "in use",
-            None => "not declared",
-        };
-        let continent = info.map(|info| info.continent.clone()).unwrap_or_default();
-        listing.add(
-            vec![
-                region.to_string(),
-                continent.clone(),
-                neighbours.join(", "),
-                round_trips(view, &region),
-                endpoints.to_string(),
-                state.into(),
-            ],
-            json!({
-                "name": region.to_string(),
-                "declared": info.is_some(),
-                "continent": continent,
-                "neighbours": neighbours,
-                "draining": draining,
-                "endpoints": endpoints,
-            }),
-        );
-    }
-    if !view.regions.value.regions.is_empty() {
-        let plan = Plan::Topology(view.regions.value.clone(), view.round_trips.clone());
-        listing.documents.push(Document::from(&plan));
-    }
-    listing
-}
-
-fn round_trips(view: &View, region: &Region) -> String {
-    let pairs = view.round_trips.iter().filter_map(|(a, b, rtt)| {
-        let other = if a == region { b } else { a };
-        (a == region || b == region).then(|| format!("{other} {}", write_duration(rtt)))
-    });
-    pairs.collect::<Vec<_>>().join(", ")
-}
 
 /// The columns of moves.
 pub(crate) const MOVES_HEAD: &[&str] = &["SERVICE", "SHARD", "ROLE", "FROM", "TO", "PHASE"];

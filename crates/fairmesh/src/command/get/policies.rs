@@ -141,6 +141,6 @@ fn rings(locality: &Locality) -> String {
         return "own region only".into();
     }
     let rings = if locality.rings.is_empty() { Locality::default_rings() } else { locality.rings.clone() };
-    let bounds = rings.iter().map(|ring| ring.within.map_or_else(|| "any".into(), write_duration));
-    bounds.collect::<Vec<_>>().join(", ")
+    let rings = rings.iter().map(ToString::to_string);
+    rings.collect::<Vec<_>>().join(", ")
 }

@@ -63,11 +63,77 @@ fn local_only_fails_rather_than_leave_the_region() {
 #[test]
 fn a_bounded_last_ring_excludes_regions_known_to_be_farther() {
     let mut fleet = Fleet::replicated(&[("d", "asia")]);
-    fleet.policy.locality.rings = vec![Ring { within: Some(Duration::from_millis(100)) }];
+    fleet.policy.locality.rings = vec![Ring::Within(Duration::from_millis(100))];
     let refused = fleet.compile(None).pick(&PickParams::default(), 0, 1).unwrap_err();
     assert!(matches!(*refused, PickError::NoneInRegion { .. }));
     fleet.endpoints.push(endpoint("e", "moon"));
     assert_eq!(reached(&fleet.compile(None)), names(&["e"]));
+}
+
+/// Ring of each region that has an endpoint, by name.
+fn rings_of(fleet: &Fleet) -> Vec<(String, Option<u16>)> {
+    let table = fleet.compile(None);
+    table.locality.regions().map(|(region, distance)| (region.to_string(), distance.ring)).collect()
+}
+
+#[test]
+fn named_rings_are_those_of_the_topology() {
+    let mut fleet =
+        Fleet::replicated(&[("a", "eu"), ("b", "near"), ("c", "us"), ("d", "asia"), ("e", "moon")]);
+    let info = |continent: &str, neighbours: &[&str]| RegionInfo {
+        continent: continent.into(),
+        neighbours: neighbours.iter().map(|name| region(name)).collect(),
+        draining: false,
+    };
+    fleet.regions.regions = [
+        ("eu", info("europe", &["us"])),
+        ("near", info("europe", &[])),
+        ("us", info("america", &[])),
+        ("asia", info("", &["eu"])),
+    ]
+    .map(|(name, info)| (region(name), info))
+    .into();
+    let mut rings = |rings: &[Ring]| {
+        fleet.policy.locality.rings = rings.to_vec();
+        rings_of(&fleet)
+    };
+    let of = |asia, eu, moon, near, us| {
+        let rings = [("asia", asia), ("eu", eu), ("moon", moon), ("near", near), ("us", us)];
+        rings.map(|(name, ring): (&str, Option<u16>)| (name.to_owned(), ring)).to_vec()
+    };
+    let (region, neighbours, continent, any) = (Ring::Region, Ring::Neighbours, Ring::Continent, Ring::Any);
+    let within = |ms| Ring::Within(Duration::from_millis(ms));
+    let all = rings(&[region, neighbours, continent, any]);
+    assert_eq!(
+        all,
+        of(Some(3), Some(0), Some(3), Some(2), Some(1)),
+        "asia names eu, and eu does not name asia"
+    );
+    let mixed = rings(&[region, within(100), continent, within(250)]);
+    assert_eq!(
+        mixed,
+        of(Some(3), Some(0), Some(3), Some(1), Some(1)),
+        "unknown distances are in the last bound"
+    );
+    let bounded = rings(&[within(100), continent]);
+    assert_eq!(bounded, of(None, Some(0), None, Some(0), Some(0)), "a name as the last ring excludes");
+    assert_eq!(rings(&[continent]), of(None, Some(0), None, Some(0), None), "no continent is none in common");
+}
+
+#[test]
+fn measured_distances_are_used_where_none_is_declared() {
+    let mut fleet = Fleet::replicated(&[("a", "eu"), ("c", "us"), ("e", "moon")]);
+    let ring = |fleet: &Fleet, name: &str| rings_of(fleet).into_iter().find(|(of, _)| of == name).unwrap().1;
+    assert_eq!((ring(&fleet, "us"), ring(&fleet, "moon")), (Some(2), Some(3)));
+    let distance = MeasuredDistance { round_trip: Duration::from_millis(4), measured_at_ms: 1 };
+    let to = ["us", "moon"].map(|name| (region(name), distance));
+    fleet.round_trips.set_measured(region("eu"), Some(MeasuredDistances { to: to.into() }));
+    assert_eq!((ring(&fleet, "us"), ring(&fleet, "moon")), (Some(2), Some(0)), "us is declared");
+    fleet.round_trips.set_measured(region("eu"), None);
+    fleet
+        .round_trips
+        .set_measured(region("moon"), Some(MeasuredDistances { to: [(region("eu"), distance)].into() }));
+    assert_eq!(ring(&fleet, "moon"), Some(0), "the reverse direction");
 }
 
 #[test]

@@ -41,7 +41,11 @@ impl<T: EndpointTransport> Worker<T> {
     pub(super) fn apply_snapshot(&mut self, snapshot: Snapshot) {
         let owner = self.prefix_owners.get(&snapshot.prefix);
         if snapshot.prefix == Prefix::topology() {
-            for key in [RecordKey::Regions, RecordKey::RoundTrips, RecordKey::Hosts] {
+            let measured = self.topology.round_trips.measuring_regions().cloned();
+            let measured: Vec<_> = measured.map(RecordKey::MeasuredDistances).collect();
+            for key in
+                [RecordKey::Regions, RecordKey::RoundTrips, RecordKey::Hosts].into_iter().chain(measured)
+            {
                 if !snapshot.holds(&key.to_string()) {
                     self.delete_topology(&key);
                 }
@@ -101,7 +105,13 @@ impl<T: EndpointTransport> Worker<T> {
     fn put_topology(&mut self, key: &RecordKey, value: &Bytes) -> Result<(), Invalid> {
         match records::decode(key, value)? {
             Record::Regions(regions) => self.topology.regions = regions,
-            Record::RoundTrips(round_trips) => self.topology.round_trips = round_trips,
+            Record::RoundTrips(round_trips) => self.topology.round_trips.set_declared(round_trips),
+            Record::MeasuredDistances(distances) => {
+                let RecordKey::MeasuredDistances(from) = key else { return Ok(()) };
+                if !self.topology.set_measured(from, Some(distances)) {
+                    return Ok(());
+                }
+            }
             Record::Hosts(hosts) => self.topology.hosts = hosts,
             _ => {}
         }
@@ -123,7 +133,12 @@ impl<T: EndpointTransport> Worker<T> {
     fn delete_topology(&mut self, key: &RecordKey) {
         match key {
             RecordKey::Regions => self.topology.regions = Regions::default(),
-            RecordKey::RoundTrips => self.topology.round_trips = RoundTrips::default(),
+            RecordKey::RoundTrips => self.topology.round_trips.set_declared(RoundTrips::default()),
+            RecordKey::MeasuredDistances(from) => {
+                if !self.topology.set_measured(from, None) {
+                    return;
+                }
+            }
             RecordKey::Hosts => self.topology.hosts = Hosts::default(),
             _ => return,
         }

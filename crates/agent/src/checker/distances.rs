@@ -1,0 +1,187 @@
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+use fairmesh_model::{DistanceRounds, Region};
+use fairmesh_wire::{
+    handshake::Connection,
+    v1::{self, ReportDistancesRequest, ReportedDistance},
+};
+use tokio::{
+    sync::watch,
+    task::JoinSet,
+    time::{MissedTickBehavior, interval, timeout},
+};
+use tonic::Code;
+
+use super::{Counts, round_trip::KeptConnection};
+
+/// Interval between rounds: each target is probed once in a round.
+const ROUND_INTERVAL: Duration = Duration::from_secs(3);
+/// Round trips of a probe, one after the other.
+const SAMPLES: usize = 3;
+/// The most targets that are probed; the control plane names a few for each region.
+const MAX_TARGETS: usize = 768;
+/// The most probes in flight: more would delay one another.
+const MAX_CONCURRENT: usize = 16;
+/// Timeout of a report.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// An endpoint of another region.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct DistanceTarget {
+    region: Region,
+    address: SocketAddr,
+    http2: bool,
+}
+
+impl DistanceTarget {
+    /// The targets of a message; those that this version cannot parse are skipped.
+    pub(super) fn of_all(messages: &[v1::DistanceTarget]) -> BTreeSet<Self> {
+        let target = |message: &v1::DistanceTarget| {
+            let region = Region::new(&message.region).ok()?;
+            Some(Self { region, address: message.address.parse().ok()?, http2: message.http2 })
+        };
+        messages.iter().filter_map(target).take(MAX_TARGETS).collect()
+    }
+}
+
+/// Measures distances to other regions during one term of leadership.
+pub(super) struct DistanceProber {
+    pub(super) region: Region,
+    pub(super) term: u64,
+    /// The address to connect from, if given.
+    pub(super) local_address: Option<IpAddr>,
+    pub(super) connection: Connection,
+    pub(super) counts: Arc<Counts>,
+}
+
+/// Connections by target.
+type Connections = BTreeMap<DistanceTarget, Option<KeptConnection>>;
+
+impl DistanceProber {
+    /// Measures and reports until another agent is elected.
+    pub(super) async fn run(self, targets: watch::Receiver<BTreeSet<DistanceTarget>>) {
+        let mut connections = Connections::new();
+        let mut rounds = BTreeMap::<Region, DistanceRounds>::new();
+        let mut ticks = interval(ROUND_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let wanted = targets.borrow().clone();
+            self.counts.distance_targets.store(wanted.len() as u64, Relaxed);
+            connections.retain(|target, _| wanted.contains(target));
+            for target in wanted {
+                connections.entry(target).or_default();
+            }
+            rounds.retain(|region, _| connections.keys().any(|target| target.region == *region));
+            let samples = self.probe_all(&mut connections).await;
+            let distances = samples.into_iter().filter_map(|(region, samples)| {
+                let median = rounds.entry(region.clone()).or_default().add(samples)?;
+                let rtt_us = u64::try_from(median.as_micros()).unwrap_or(u64::MAX);
+                Some(ReportedDistance { region: region.to_string(), rtt_us })
+            });
+            let distances: Vec<_> = distances.collect();
+            if !distances.is_empty() && !self.report(distances).await {
+                return;
+            }
+        }
+    }
+
+    /// Probes every target once; returns the samples by region.
+    async fn probe_all(&self, connections: &mut Connections) -> BTreeMap<Region, Vec<Duration>> {
+        let mut waiting = std::mem::take(connections).into_iter();
+        let mut probes = JoinSet::new();
+        let mut samples = BTreeMap::<Region, Vec<Duration>>::new();
+        loop {
+            while probes.len() < MAX_CONCURRENT
+                && let Some((target, kept)) = waiting.next()
+            {
+                self.counts.distance_probes.fetch_add(1, Relaxed);
+                probes.spawn(probe(target, kept, self.local_address));
+            }
+            match probes.join_next().await {
+                None => return samples,
+                Some(Ok((target, kept, measured))) => {
+                    if measured.is_empty() {
+                        self.counts.distance_failures.fetch_add(1, Relaxed);
+                    }
+                    samples.entry(target.region.clone()).or_default().extend(measured);
+                    connections.insert(target, kept);
+                }
+                // A panic was reported; its target is probed again with a new connection.
+                Some(Err(_)) => {}
+            }
+        }
+    }
+
+    /// Reports distances; false when the leadership is lost. A report that fails is not repeated, since the next
+    /// replaces it.
+    async fn report(&self, distances: Vec<ReportedDistance>) -> bool {
+        let request = ReportDistancesRequest { region: self.region.to_string(), term: self.term, distances };
+        let mut checker = self.connection.checker();
+        match timeout(REPORT_TIMEOUT, checker.report_distances(request)).await {
+            Ok(Err(status)) if status.code() == Code::FailedPrecondition => false,
+            Ok(Err(status)) => {
+                tracing::warn!(%status, "control plane did not accept distances");
+                true
+            }
+            Ok(Ok(_)) | Err(_) => true,
+        }
+    }
+}
+
+/// Times a few round trips to a target, on its connection if it still has one.
+async fn probe(
+    target: DistanceTarget,
+    kept: Option<KeptConnection>,
+    from: Option<IpAddr>,
+) -> (DistanceTarget, Option<KeptConnection>, Vec<Duration>) {
+    let mut samples = Vec::with_capacity(SAMPLES);
+    let mut connection = kept;
+    for _ in 0..SAMPLES {
+        let mut open = match connection.take() {
+            Some(open) => open,
+            None => match KeptConnection::open(target.address, target.http2, from).await {
+                Ok(open) => open,
+                Err(_) => break,
+            },
+        };
+        if let Ok(sample) = open.round_trip().await {
+            samples.push(sample);
+            connection = Some(open);
+        }
+    }
+    (target, connection, samples)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_that_cannot_be_parsed_are_skipped() {
+        let target = |region: &str, address: &str| v1::DistanceTarget {
+            region: region.into(),
+            address: address.into(),
+            http2: true,
+        };
+        let of = DistanceTarget::of_all(&[
+            target("us", "127.0.0.1:80"),
+            target("US!", "127.0.0.1:80"),
+            target("us", "cart.example:80"),
+        ]);
+        assert_eq!(of.iter().map(|target| target.address.to_string()).collect::<Vec<_>>(), ["127.0.0.1:80"]);
+    }
+
+    #[tokio::test]
+    async fn an_unreachable_target_has_no_samples() {
+        let free = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+        let target = DistanceTarget { region: Region::new("us").unwrap(), address: free, http2: false };
+        let (_, kept, samples) = probe(target, None, None).await;
+        assert!(kept.is_none() && samples.is_empty());
+    }
+}

@@ -1,0 +1,129 @@
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    ops::Bound,
+    sync::Arc,
+    time::Duration,
+};
+
+use fairmesh_model::{MAX_MEASURED_REGIONS, Prefix, Protocol, Record, RecordKey, Region, ServiceName};
+use fairmesh_rib::Node;
+use fairmesh_wire::records;
+
+use super::Checks;
+
+/// The most targets in a region: one that is slow or restarts must not count alone.
+const MAX_TARGETS: usize = 3;
+/// The most services of a region among which targets are sought.
+const MAX_SERVICES: usize = 64;
+/// The shortest interval between two choices of targets.
+const CHOICE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// An endpoint to which checkers of other regions time round trips.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DistanceTarget {
+    pub(super) address: SocketAddr,
+    pub(super) http2: bool,
+}
+
+/// The targets by region.
+pub(super) type DistanceTargets = BTreeMap<Region, Vec<DistanceTarget>>;
+
+/// Keys of serving endpoints by region, updated by commits.
+#[derive(Debug, Default)]
+pub(super) struct ServingEndpoints {
+    by_region: BTreeMap<Region, BTreeSet<Arc<str>>>,
+}
+
+impl ServingEndpoints {
+    /// Indexes a change of the endpoint at a key; returns whether the targets may change.
+    pub(super) fn index(&mut self, key: &Arc<str>, serving: bool) -> bool {
+        let Ok(RecordKey::Endpoint(_, region, _)) = RecordKey::parse(key) else { return false };
+        if serving {
+            self.by_region.entry(region).or_default().insert(key.clone());
+            // Known or not, its address may be new.
+            return true;
+        }
+        let Some(keys) = self.by_region.get_mut(&region) else { return false };
+        let removed = keys.remove(key);
+        if keys.is_empty() {
+            self.by_region.remove(&region);
+        }
+        removed
+    }
+
+    /// Chooses the targets of every region. The choice depends on the records alone, so that it changes seldom.
+    pub(super) fn choose(&self, node: &Node) -> DistanceTargets {
+        let regions = self.by_region.iter().take(MAX_MEASURED_REGIONS);
+        let chosen = regions.map(|(region, keys)| (region.clone(), choose_in(keys, node)));
+        chosen.filter(|(_, targets)| !targets.is_empty()).collect()
+    }
+}
+
+/// Chooses endpoints of different services, as far as there are some: they are on different machines more often.
+fn choose_in(keys: &BTreeSet<Arc<str>>, node: &Node) -> Vec<DistanceTarget> {
+    let mut candidates = Vec::new();
+    let mut after = String::new();
+    for _ in 0..MAX_SERVICES {
+        let mut rest = keys.range::<str, _>((Bound::Included(after.as_str()), Bound::Unbounded));
+        let Some(RecordKey::Endpoint(service, ..)) = rest.next().and_then(|key| RecordKey::parse(key).ok())
+        else {
+            break;
+        };
+        let folder = Prefix::endpoints(&service, None);
+        if let Some(http2) = protocol(&service, node) {
+            let here = keys.range::<str, _>((Bound::Included(folder.as_str()), Bound::Unbounded));
+            let here = here.take_while(|key| folder.covers(key)).take(MAX_TARGETS);
+            let targets = here.filter_map(|key| Some(DistanceTarget { address: address(key, node)?, http2 }));
+            candidates.extend(targets.enumerate());
+        }
+        if candidates.iter().filter(|(rank, _)| *rank == 0).count() >= MAX_TARGETS {
+            break;
+        }
+        // Behind the folder: '0' is the character that follows '/'.
+        after = format!("{}0", folder.as_str().trim_end_matches('/'));
+    }
+    candidates.sort_by_key(|(rank, _)| *rank);
+    candidates.into_iter().take(MAX_TARGETS).map(|(_, target)| target).collect()
+}
+
+/// Whether the endpoints of a service speak HTTP/2; `None` where no caller of another region may reach them.
+fn protocol(service: &ServiceName, node: &Node) -> Option<bool> {
+    let policy = RecordKey::Policy(service.clone());
+    if let Some(entry) = node.get(&policy.to_string())
+        // Decodes the message only: validation would compile its expressions.
+        && records::is_local_only(&entry.value)
+    {
+        return None;
+    }
+    let key = RecordKey::Service(service.clone());
+    match records::decode(&key, &node.get(&key.to_string())?.value) {
+        Ok(Record::Service(service)) => Some(service.protocol != Protocol::Http1),
+        _ => None,
+    }
+}
+
+fn address(key: &str, node: &Node) -> Option<SocketAddr> {
+    match records::decode(&RecordKey::parse(key).ok()?, &node.get(key)?.value) {
+        Ok(Record::Endpoint(endpoint)) => Some(endpoint.address),
+        _ => None,
+    }
+}
+
+impl Checks {
+    /// Chooses targets whenever endpoints change, forever.
+    pub(crate) async fn choose_targets(&self) {
+        loop {
+            self.check_index.targets_changed.notified().await;
+            let targets = self.check_index.choose_targets(&self.node);
+            self.targets.send_if_modified(|known| {
+                let changed = **known != targets;
+                if changed {
+                    *known = Arc::new(targets);
+                }
+                changed
+            });
+            tokio::time::sleep(CHOICE_INTERVAL).await;
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Distances between regions as they are measured: filters of samples, and the record of their results.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
+
+use crate::{Invalid, Region};
+
+/// The longest round trip that counts as one; the time of a signal around the earth is a fiftieth of it.
+pub const MAX_ROUND_TRIP: Duration = Duration::from_secs(10);
+
+/// The most regions to which one region measures distances.
+pub const MAX_MEASURED_REGIONS: usize = 256;
+
+/// Rounds of which the median is taken.
+const ROUNDS: usize = 5;
+/// The fewest rounds of which a median is reported.
+const MIN_ROUNDS: usize = 3;
+/// Consecutive reports by which a distance must differ from the recorded one before it replaces that.
+const LASTING_REPORTS: u32 = 3;
+/// The smallest change of a recorded distance: this part of it, and at least [`MIN_CHANGE`].
+const CHANGE_DIVISOR: u32 = 10;
+/// The smallest change of a recorded distance in absolute terms.
+const MIN_CHANGE: Duration = Duration::from_millis(1);
+
+/// Distances from one region, as its health checker measured them: the value of one record.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MeasuredDistances {
+    /// Distance by the other region; at most [`MAX_MEASURED_REGIONS`].
+    pub to: BTreeMap<Region, MeasuredDistance>,
+}
+
+/// A measured round trip to another region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MeasuredDistance {
+    /// The round trip, in whole microseconds: above zero, and at most [`MAX_ROUND_TRIP`].
+    pub round_trip: Duration,
+    /// Time of the measurement that the record took over, in milliseconds since 1970.
+    pub measured_at_ms: u64,
+}
+
+impl MeasuredDistances {
+    /// Checks that every distance is plausible, and their number.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        if self.to.len() > MAX_MEASURED_REGIONS {
+            let hint = format!("record at most {MAX_MEASURED_REGIONS} regions");
+            return Err(Invalid::new("to", "has too many regions", hint));
+        }
+        match self.to.iter().find(|(_, distance)| !is_plausible(distance.round_trip)) {
+            Some((region, MeasuredDistance { round_trip, .. })) => Err(Invalid::new(
+                format!("to.{region}"),
+                format!("{round_trip:?} is out of range"),
+                "record more than 0 and at most 10s",
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whether a measured round trip between regions can be true: a microsecond to [`MAX_ROUND_TRIP`].
+pub fn is_plausible(round_trip: Duration) -> bool {
+    round_trip >= Duration::from_micros(1) && round_trip <= MAX_ROUND_TRIP
+}
+
+/// The last rounds of measurements to one region. A round is the least of several samples, since whatever delays a
+/// sample adds to it; the median of rounds ignores rounds in which all samples were delayed.
+#[derive(Clone, Debug, Default)]
+pub struct DistanceRounds {
+    rounds: VecDeque<Duration>,
+}
+
+impl DistanceRounds {
+    /// Adds a round; returns the median of the last rounds once there are enough. A round without a plausible sample
+    /// counts for nothing.
+    pub fn add(&mut self, samples: impl IntoIterator<Item = Duration>) -> Option<Duration> {
+        let least = samples.into_iter().filter(|sample| is_plausible(*sample)).min()?;
+        if self.rounds.len() == ROUNDS {
+            self.rounds.pop_front();
+        }
+        self.rounds.push_back(least);
+        let mut sorted: Vec<Duration> = self.rounds.iter().copied().collect();
+        sorted.sort_unstable();
+        (sorted.len() >= MIN_ROUNDS).then(|| sorted[(sorted.len() - 1) / 2])
+    }
+}
+
+/// Decides when a reported distance replaces the recorded one: only when it has changed lastingly, since every change
+/// of a record compiles the tables of routers anew.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DistanceFilter {
+    /// Consecutive reports that differ from the record in the same direction.
+    differing: u32,
+    /// Whether these reports are above the record.
+    above: bool,
+}
+
+impl DistanceFilter {
+    /// Takes a report; returns whether it is to be recorded. The first distance of a pair is, and later ones after
+    /// three consecutive reports that are 10 % and 1 ms above the record, or as much below it.
+    pub fn observe(&mut self, recorded: Option<Duration>, reported: Duration) -> bool {
+        if !is_plausible(reported) {
+            return false;
+        }
+        let Some(recorded) = recorded else { return true };
+        let above = reported > recorded;
+        if reported.abs_diff(recorded) < (recorded / CHANGE_DIVISOR).max(MIN_CHANGE) {
+            self.differing = 0;
+            return false;
+        }
+        self.differing = if above == self.above { self.differing.saturating_add(1) } else { 1 };
+        self.above = above;
+        self.differing >= LASTING_REPORTS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn a_round_is_its_least_sample_and_a_report_the_median_of_rounds() {
+        let mut rounds = DistanceRounds::default();
+        assert_eq!(rounds.add([ms(90), ms(20), ms(30)]), None);
+        assert_eq!(rounds.add([ms(22)]), None, "two rounds say little");
+        assert_eq!(rounds.add([ms(400)]), Some(ms(22)), "a slow round is ignored");
+        assert_eq!(rounds.add([]), None, "no sample is no round");
+        assert_eq!(rounds.add([ms(30)]), Some(ms(22)));
+        assert_eq!(rounds.add([ms(30)]), Some(ms(30)));
+        assert_eq!(rounds.add([ms(30)]), Some(ms(30)), "20 ms has left the window");
+    }
+
+    #[test]
+    fn implausible_samples_are_ignored() {
+        let mut rounds = DistanceRounds::default();
+        for _ in 0..9 {
+            assert_eq!(rounds.add([Duration::ZERO, Duration::from_nanos(999), ms(10_001)]), None);
+        }
+        let mut filter = DistanceFilter::default();
+        for wrong in [Duration::ZERO, ms(10_001), Duration::MAX] {
+            assert!(!filter.observe(None, wrong), "{wrong:?}");
+        }
+    }
+
+    /// The numbers, from 1, of the reports that are recorded, each replacing the record before.
+    fn recorded(reports: &[u64]) -> Vec<usize> {
+        let (mut filter, mut record) = (DistanceFilter::default(), None);
+        let mut recorded = Vec::new();
+        for (i, report) in reports.iter().enumerate() {
+            if filter.observe(record, ms(*report)) {
+                record = Some(ms(*report));
+                recorded.push(i + 1);
+            }
+        }
+        recorded
+    }
+
+    #[test]
+    fn a_distance_is_recorded_first_and_then_when_it_changes_lastingly() {
+        assert_eq!(recorded(&[20, 20, 21, 19, 20]), [1], "less than 10 %");
+        assert_eq!(recorded(&[20, 22, 22, 22, 22]), [1, 4], "10 %, three times");
+        assert_eq!(recorded(&[20, 30, 30, 20, 30, 30]), [1], "not lasting");
+        assert_eq!(recorded(&[20, 30, 10, 30, 10, 30]), [1], "in no direction");
+        assert_eq!(recorded(&[20, 30, 31, 32, 32]), [1, 4]);
+    }
+
+    #[test]
+    fn small_distances_change_by_a_millisecond_at_least() {
+        let mut filter = DistanceFilter::default();
+        let us = Duration::from_micros;
+        for _ in 0..9 {
+            assert!(!filter.observe(Some(us(500)), us(1400)), "0.9 ms more");
+        }
+        assert_eq!([1500; 3].map(|to| filter.observe(Some(us(500)), us(to))), [false, false, true]);
+    }
+
+    #[test]
+    fn a_change_that_could_not_be_written_is_offered_again() {
+        let mut filter = DistanceFilter::default();
+        let offered = [30; 5].map(|to| filter.observe(Some(ms(20)), ms(to)));
+        assert_eq!(offered, [false, false, true, true, true]);
+    }
+
+    #[test]
+    fn a_record_of_implausible_distances_is_refused() {
+        let with = |round_trip| MeasuredDistances {
+            to: BTreeMap::from([(
+                Region::new("us").unwrap(),
+                MeasuredDistance { round_trip, measured_at_ms: 1 },
+            )]),
+        };
+        assert_eq!(with(ms(20)).validate(), Ok(()));
+        assert!(with(Duration::ZERO).validate().is_err());
+        assert!(with(ms(10_001)).validate().unwrap_err().to_string().contains("to.us"));
+    }
+}

@@ -1,0 +1,54 @@
+use std::time::Duration;
+
+use fairmesh_model::{Invalid, Ring};
+
+use super::micros;
+use crate::v1::{self, ring::Kind};
+
+/// The rings for readers without named ones: bounds, and 0 for `any`.
+pub(super) fn bounds(rings: &[Ring]) -> Vec<u64> {
+    let bound = |ring: &Ring| match ring {
+        Ring::Within(bound) => Some(micros(*bound).max(1)),
+        Ring::Any => Some(0),
+        Ring::Region | Ring::Neighbours | Ring::Continent => None,
+    };
+    rings.iter().filter_map(bound).collect()
+}
+
+/// All rings, unless the bounds alone have them.
+pub(super) fn named(rings: &[Ring]) -> Vec<v1::Ring> {
+    if bounds(rings).len() == rings.len() {
+        return Vec::new();
+    }
+    let message = |ring: &Ring| {
+        let (kind, within_us) = match ring {
+            Ring::Within(bound) => (Kind::Within, micros(*bound).max(1)),
+            Ring::Region => (Kind::Region, 0),
+            Ring::Neighbours => (Kind::Neighbours, 0),
+            Ring::Continent => (Kind::Continent, 0),
+            Ring::Any => (Kind::Any, 0),
+        };
+        v1::Ring { kind: kind.into(), within_us }
+    };
+    rings.iter().map(message).collect()
+}
+
+/// The rings of a policy.
+pub(super) fn read(bounds: &[u64], named: &[v1::Ring]) -> Result<Vec<Ring>, Invalid> {
+    let within = |us: u64| Ring::Within(Duration::from_micros(us));
+    if named.is_empty() {
+        return Ok(bounds.iter().map(|us| if *us == 0 { Ring::Any } else { within(*us) }).collect());
+    }
+    let ring = |(i, ring): (usize, &v1::Ring)| match Kind::try_from(ring.kind) {
+        Ok(Kind::Within) => Ok(within(ring.within_us)),
+        Ok(Kind::Region) => Ok(Ring::Region),
+        Ok(Kind::Neighbours) => Ok(Ring::Neighbours),
+        Ok(Kind::Continent) => Ok(Ring::Continent),
+        Ok(Kind::Any) => Ok(Ring::Any),
+        Err(_) => {
+            let problem = format!("has the kind {}, which this release does not know", ring.kind);
+            Err(Invalid::new(format!("rings[{i}]"), problem, "upgrade this process, or use other rings"))
+        }
+    };
+    named.iter().enumerate().map(ring).collect()
+}
