@@ -16,8 +16,9 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::core::{
-    Call, CallContext, Clock, Ending, Moment, Next, Ready, Start, Subscription, View,
+use fairmesh_client::{
+    call::{AttemptOutcome, Call, CallContext, CallStart, Clock, DecisionContext, RetryDecision},
+    discovery::{ReadyService, ServiceState, Subscription},
 };
 use fairmesh_model::{
     Balancing, Endpoint, EndpointState, Hosts, InstanceId, KeyRange, Location, Policy, Protocol, Region,
@@ -165,7 +166,7 @@ fn call_in_turn(fleet: &[Known], calls: u64, mut seed: u64) -> u64 {
     for call in 0..calls {
         let known = &fleet[service];
         service = if service + 1 == fleet.len() { 0 } else { service + 1 };
-        if let Some(index) = one_call(known, &context, Moment { clock, now: call * 1000, seed }) {
+        if let Some(index) = one_call(known, &context, DecisionContext { clock, now: call * 1000, seed }) {
             sum += u64::from(index);
             seed = seed.wrapping_add(u64::from(index) | 1);
         }
@@ -175,16 +176,16 @@ fn call_in_turn(fleet: &[Known], calls: u64, mut seed: u64) -> u64 {
 
 /// One call from its beginning to its end: the index of the endpoint that got it.
 #[inline]
-fn one_call(known: &Known, context: &CallContext, at: Moment) -> Option<u32> {
+fn one_call(known: &Known, context: &CallContext, at: DecisionContext) -> Option<u32> {
     let request = RequestView { host: "cart", path: "/v1/items", method: "GET", headers: &(), grpc: false };
-    let start = Start { now: at.now, limit: None, seed: at.seed };
+    let start = CallStart { now: at.now, limit: None, seed: at.seed };
     let mut call = Call::new(known);
     let view = call.route(&request, context, start).ok()?;
-    drop(call.decide(view, context, at).ok()?);
+    drop(call.pick(view, context, at).ok()?);
     black_box(call.deadline());
-    let next = call.finish(Ending::Answered, at.seed);
+    let next = call.finish(AttemptOutcome::Responded, at.seed);
     let index = call.picked()?.index;
-    (next == Next::Done).then_some(index)
+    (next == RetryDecision::Done).then_some(index)
 }
 
 fn look_up(shards: &ShardTable, calls: u64, seed: u64) -> u64 {
@@ -203,7 +204,7 @@ fn call_by_key(known: &Known, calls: u64, seed: u64) -> u64 {
     let mut found = 0;
     for call in 0..calls {
         let context = CallContext { key: Some(key(&mut random, found)), ..CallContext::default() };
-        let at = Moment { clock, now: call * 1000, seed: seed ^ call };
+        let at = DecisionContext { clock, now: call * 1000, seed: seed ^ call };
         found = one_call(known, &context, at).map_or(0, u64::from);
     }
     found
@@ -264,13 +265,13 @@ fn publish(
         client: 7,
     };
     let upstream = ServiceTable::compile(&facts, known.endpoint_stats(), None);
-    known.publish(View::Ready(Ready::new(upstream, Vec::new(), 1, None)));
+    known.publish(ServiceState::Ready(ReadyService::new(upstream, Vec::new(), 1, None)));
 }
 
 /// Makes the endpoints of a service known, with calls under way, so that a pick finds the loads of a busy client.
 fn learn(known: &Known, service: usize, n: usize, subset: u32) {
     publish(known, ServiceKind::Replicated, &endpoints(&format!("s{service}"), n), subset, None);
-    if let View::Ready(Ready { upstream, .. }) = &*known.view() {
+    if let ServiceState::Ready(ReadyService { upstream, .. }) = &*known.state() {
         let busy = upstream.candidates().filter(|candidate| candidate.in_subset).map(|c| c.index);
         busy.for_each(|index| (0..mix64(u64::from(index)) % 4).for_each(|_| upstream.begin(index)));
     }
@@ -281,13 +282,15 @@ fn check_fleet(fleet: &[Known], endpoints: usize, subset: u32) -> Result<(), Box
     let size = if subset == 0 { endpoints } else { endpoints.min(subset as usize) };
     let (context, clock) = (CallContext::default(), Clock::start());
     for known in fleet.iter().take(5) {
-        let view = known.view();
-        let View::Ready(Ready { upstream, .. }) = &*view else { return Err("nothing was published".into()) };
+        let view = known.state();
+        let ServiceState::Ready(ReadyService { upstream, .. }) = &*view else {
+            return Err("nothing was published".into());
+        };
         let kept: HashSet<u32> = upstream.candidates().filter(|c| c.in_subset).map(|c| c.index).collect();
         let outstanding = || upstream.candidates().map(|c| u64::from(c.outstanding)).sum::<u64>();
         let before = outstanding();
         let reached: HashSet<_> = (0..size as u64 * 40)
-            .filter_map(|seed| one_call(known, &context, Moment { clock, now: 0, seed }))
+            .filter_map(|seed| one_call(known, &context, DecisionContext { clock, now: 0, seed }))
             .collect();
         if kept.len() != size || !reached.is_subset(&kept) || outstanding() != before {
             return Err(format!("wrong picks from {endpoints} endpoints with k = {subset}").into());

@@ -2,7 +2,7 @@
 //! nothing is lost: what was read and what is left for the next message are no longer than what was sent.
 
 use bytes::{Bytes, BytesMut};
-use fairmesh_http::h1::{HeadReader, Malformed, Piece};
+use fairmesh_http::h1::{Malformed, Piece, ResponseReader};
 use http::{HeaderMap, Method, Response};
 
 use crate::cut;
@@ -36,7 +36,7 @@ pub fn run(data: &[u8]) {
 }
 
 fn read<'a>(method: &Method, pieces: impl Iterator<Item = &'a [u8]>) -> Result<Read, Malformed> {
-    let (mut input, mut reader) = (BytesMut::new(), HeadReader::new(method));
+    let (mut input, mut reader) = (BytesMut::new(), ResponseReader::new(method));
     let (mut read, mut body) = (Read::default(), None);
     for piece in pieces {
         input.extend_from_slice(piece);

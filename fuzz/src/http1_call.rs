@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use fairmesh_client::fuzzing;
-use fairmesh_http::h1::{HeadReader, Piece};
+use fairmesh_http::h1::{Piece, ResponseReader};
 use http::{Method, StatusCode};
 use http_body_util::BodyExt as _;
 use tokio::io::duplex;
@@ -57,7 +57,7 @@ async fn call(stream: tokio::io::DuplexStream, body: Steps) -> Option<Answer> {
 /// The answer that comes first in what is sent, where it is whole.
 fn alone(method: &Method, sent: &[u8]) -> Option<Answer> {
     let (mut input, mut all) = (BytesMut::from(sent), Vec::new());
-    let mut answer = HeadReader::new(method).read(&mut input).ok()??;
+    let mut answer = ResponseReader::new(method).read(&mut input).ok()??;
     while let Some(piece) = answer.body.decode(&mut input).ok()? {
         if let Piece::Data(data) = piece {
             all.extend_from_slice(&data);

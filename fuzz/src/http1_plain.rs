@@ -4,7 +4,7 @@
 use bytes::{Bytes, BytesMut};
 use fairmesh_headers::DEADLINE;
 use fairmesh_http::{
-    h1::{Decoder, HeadReader, Piece, PlainAnswer, PlainRequest, RequestReader, no_fields},
+    h1::{BorrowedRequest, BorrowedResponse, Decoder, Piece, RequestReader, ResponseReader, header_storage},
     path::RawPath,
 };
 use http::{HeaderMap, HeaderName, Method, header};
@@ -37,14 +37,16 @@ pub fn run(data: &[u8]) {
     let Some((side, sent)) = data.split_first() else { return };
     let mut written = Vec::new();
     let (length, read): (_, Reader) = if side % 2 == 0 {
-        let mut room = no_fields();
-        let Some(plain) = PlainRequest::read(sent, &mut room) else { return };
+        let mut room = header_storage();
+        let Some(plain) = BorrowedRequest::read(sent, &mut room, fairmesh_headers::is_mesh_header) else {
+            return;
+        };
         plain.write(plain.host, Some((&DEADLINE, 7)), &mut written);
         written.extend_from_slice(plain.body);
         (plain.length, request)
     } else {
-        let mut room = no_fields();
-        let Some(plain) = PlainAnswer::read(sent, &mut room) else { return };
+        let mut room = header_storage();
+        let Some(plain) = BorrowedResponse::read(sent, &mut room) else { return };
         plain.write(&mut written, || *DATE, false);
         written.extend_from_slice(plain.body);
         (sent.len(), answer)
@@ -66,7 +68,7 @@ fn request(sent: &[u8]) -> Option<Read> {
 
 fn answer(sent: &[u8]) -> Option<Read> {
     let mut input = BytesMut::from(sent);
-    let answer = HeadReader::new(&Method::GET).read(&mut input).ok()??;
+    let answer = ResponseReader::new(&Method::GET).read(&mut input).ok()??;
     let line = format!("{} {:?}", answer.head.status(), answer.head.version());
     answer.persistent.then(|| whole(line, answer.head.headers(), answer.body, input)).flatten()
 }

@@ -2,7 +2,7 @@
 //! longer than what was sent, and what is left to another reader is left as it came.
 
 use bytes::BytesMut;
-use fairmesh_http::h1::{Piece, Received, RequestReader, Unserved};
+use fairmesh_http::h1::{Piece, ReceivedRequest, RequestError, RequestReader};
 use http::{HeaderMap, Request};
 
 use crate::cut;
@@ -58,7 +58,7 @@ fn compare(sent: &[u8], (whole, ended): Outcome, (pieces, broke): Outcome) {
 
 fn read<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Outcome {
     let (mut input, mut reader) = (BytesMut::new(), RequestReader::default());
-    let (mut all, mut current) = (Vec::new(), None::<(Received, Vec<u8>, Option<HeaderMap>)>);
+    let (mut all, mut current) = (Vec::new(), None::<(ReceivedRequest, Vec<u8>, Option<HeaderMap>)>);
     for piece in pieces {
         input.extend_from_slice(piece);
         loop {
@@ -66,8 +66,8 @@ fn read<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Outcome {
                 match reader.read(&mut input) {
                     Ok(Some(received)) => current = Some((received, Vec::new(), None)),
                     Ok(None) => break,
-                    Err(Unserved::Http2) => return (all, End::Http2(input.to_vec())),
-                    Err(Unserved::Refused { .. }) => return (all, End::Refused),
+                    Err(RequestError::Http2) => return (all, End::Http2(input.to_vec())),
+                    Err(RequestError::Refused { .. }) => return (all, End::Refused),
                 }
                 continue;
             };
@@ -77,7 +77,7 @@ fn read<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Outcome {
                 Ok(None) if !received.body.is_done() => break,
                 Ok(None) => {
                     let Some((received, body, trailers)) = current.take() else { break };
-                    let Received { head, persistent, expects_continue, may_switch, .. } = received;
+                    let ReceivedRequest { head, persistent, expects_continue, may_switch, .. } = received;
                     all.push(Read { head, persistent, expects_continue, may_switch, body, trailers });
                 }
                 Err(_) => return (all, End::Malformed),

@@ -56,7 +56,7 @@ fn bodies() -> [Steps; 4] {
 }
 
 async fn calls(stream: tokio::io::DuplexStream, script: &Script) {
-    let connection = Http2::begin(stream);
+    let connection = Http2::start(stream);
     let [a, b, c, d] = bodies();
     // Streams are opened in this order, as each call is begun when it is first polled.
     let _ = tokio::join!(

@@ -1,20 +1,20 @@
 //! Whatever comes first on a connection, reading it as a head of the PROXY protocol neither panics nor depends on how it was
 //! cut into pieces, takes nothing that is not the head's, and what was read is written so that it is read again.
 
-use fairmesh_proxy::proxy_protocol::{Head, Malformed, Version, read, write};
+use fairmesh_proxy::proxy_protocol::{Header, InvalidHeader, Version, read, write};
 
 /// What must hold of these bytes.
 pub fn run(sent: &[u8]) {
     match (read(sent), stepwise(sent)) {
-        (Ok(Head::More(_)), Ok(None)) => {}
-        (Ok(whole @ Head::Whole { length, ends }), Ok(Some(same))) => {
+        (Ok(Header::Incomplete(_)), Ok(None)) => {}
+        (Ok(whole @ Header::Complete { length, addresses }), Ok(Some(same))) => {
             assert_eq!(whole, same);
             assert!(length <= sent.len());
             for version in [Version::V1, Version::V2] {
-                let Some(ends) = ends else { break };
-                let again = write(version, ends);
+                let Some(addresses) = addresses else { break };
+                let again = write(version, addresses);
                 assert!(
-                    matches!(read(&again), Ok(Head::Whole { length, ends: Some(_) }) if length == again.len())
+                    matches!(read(&again), Ok(Header::Complete { length, addresses: Some(_) }) if length == again.len())
                 );
             }
         }
@@ -25,18 +25,18 @@ pub fn run(sent: &[u8]) {
 }
 
 /// Reads as a connection does, never more than is sure to be the head's.
-fn stepwise(sent: &[u8]) -> Result<Option<Head>, Malformed> {
+fn stepwise(sent: &[u8]) -> Result<Option<Header>, InvalidHeader> {
     let mut have = 0;
     loop {
         match read(&sent[..have])? {
-            Head::More(more) => {
+            Header::Incomplete(more) => {
                 assert!(more > 0);
                 have += more;
                 if have > sent.len() {
                     return Ok(None);
                 }
             }
-            whole @ Head::Whole { length, .. } => {
+            whole @ Header::Complete { length, .. } => {
                 assert_eq!(length, have);
                 return Ok(Some(whole));
             }

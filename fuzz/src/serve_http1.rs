@@ -5,7 +5,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::BytesMut;
-use fairmesh_http::h1::{HeadReader, Piece, RequestReader};
+use fairmesh_http::h1::{Piece, RequestReader, ResponseReader};
 use fairmesh_proxy::fuzzing::{self, RequestBody};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use tokio::io::duplex;
@@ -80,7 +80,7 @@ fn check(heard: &[Asked], sent: &[u8], came: &[u8]) {
         // A request that was refused was not heard.
         let (method, may_switch) =
             heard.get(number).map_or((&Method::GET, false), |asked| (&asked.method, asked.may_switch));
-        let mut reader = HeadReader::new(method).switching(may_switch);
+        let mut reader = ResponseReader::new(method).switching(may_switch);
         let read = reader.read(&mut input).expect("an answer is HTTP/1.1, and switches for who asked");
         // The program may have gone, or been given up, before it was whole.
         let Some(mut answer) = read else { return };

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use clap::Args;
 use fairmesh_client::{Mesh, ServiceHandle};
 use fairmesh_model::{Location, Protocol, Region};
-use fairmesh_server::{Server, Standing, serve_http};
+use fairmesh_server::{RegistrationState, Server, serve_http};
 use fairmesh_wire::transport::Address;
 use http::Request;
 use http_body_util::{BodyExt as _, Full};
@@ -59,7 +59,10 @@ pub(super) async fn serve(address: IpAddr, agent: Address) -> Result<(), BoxErro
             .agent(agent.clone())
             .start()
             .await?;
-        server.standing().wait_for(|standing| matches!(standing, Standing::Registered(_))).await?;
+        server
+            .registration_state()
+            .wait_for(|standing| matches!(standing, RegistrationState::Registered(_)))
+            .await?;
         let routes = Router::new().route("/echo", post(async |body: Text| body));
         let routes = routes.layer(DefaultBodyLimit::disable());
         tokio::spawn(async move { serve_http(listener, routes, &server).await });
@@ -145,7 +148,7 @@ async fn learnt(agent: Address, name: String) -> Result<(Mesh, ServiceHandle), B
     let region = Location::in_region(Region::new("bench")?);
     let mesh = Mesh::builder().agent(agent).location(region).client_id(name).connect().await?;
     let handle = mesh.service(SERVICE)?;
-    handle.known().await;
+    handle.resolved().await;
     Ok((mesh, handle))
 }
 

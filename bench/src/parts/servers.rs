@@ -9,7 +9,7 @@ use axum::{Router, body::Bytes, routing::post};
 use fairmesh_agent::AgentConfig;
 use fairmesh_control::ControlConfig;
 use fairmesh_model::{Location, Region};
-use fairmesh_server::{Server, Standing, serve_http};
+use fairmesh_server::{RegistrationState, Server, serve_http};
 use fairmesh_wire::transport::Address;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo},
@@ -106,7 +106,10 @@ async fn register(
         .agent(agent)
         .start()
         .await?;
-    server.standing().wait_for(|standing| matches!(standing, Standing::Registered(_))).await?;
+    server
+        .registration_state()
+        .wait_for(|standing| matches!(standing, RegistrationState::Registered(_)))
+        .await?;
     Ok(server)
 }
 

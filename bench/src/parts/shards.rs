@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::Ipv4Addr, path::Path, sync::Arc, time::Dur
 
 use bytes::Bytes;
 use fairmesh_agent::AgentConfig;
-use fairmesh_client::core::{Lane, Resolver, ResolverConfig, Subscription, View};
+use fairmesh_client::discovery::{EndpointTransport, Resolver, ResolverConfig, ServiceState, Subscription};
 use fairmesh_model::{
     Endpoint, EndpointState, FULL_WEIGHT, Identity, InstanceId, KeyRange, Location, Policy, Prefix, Protocol,
     Record, RecordKey, Region, Regions, Replica, ReplicaState, Revision, Role, Service, ServiceKind,
@@ -228,17 +228,17 @@ pub(super) async fn caller(dir: &Path, name: &str) -> Result<(), BoxError> {
         },
         client_id: name.to_owned(),
         location: None,
-        otherwise: None,
+        fallback_location: None,
         cache_dir: None,
-        unused: fairmesh_client::core::UNUSED,
+        idle_timeout: fairmesh_client::discovery::DEFAULT_IDLE_TIMEOUT,
     });
     let subscription = resolver.subscription(&service()?);
     loop {
-        let view = subscription.view();
-        if matches!(&*view, View::Ready(_)) {
+        let view = subscription.state();
+        if matches!(&*view, ServiceState::Ready(_)) {
             break;
         }
-        subscription.newer(&view).await;
+        subscription.changed(&view).await;
     }
     println!("ready");
     let mut lines = orders();
@@ -252,9 +252,9 @@ pub(super) async fn caller(dir: &Path, name: &str) -> Result<(), BoxError> {
     Ok(())
 }
 
-fn map_of<L: Lane>(subscription: &Subscription<L>) -> Option<Arc<ShardTable>> {
-    match &*subscription.view() {
-        View::Ready(ready) => ready.upstream.shards().cloned(),
+fn map_of<L: EndpointTransport>(subscription: &Subscription<L>) -> Option<Arc<ShardTable>> {
+    match &*subscription.state() {
+        ServiceState::Ready(ready) => ready.upstream.shards().cloned(),
         _ => None,
     }
 }

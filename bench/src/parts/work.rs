@@ -17,7 +17,7 @@ use axum::{Router, body::Bytes, http::StatusCode, routing::post};
 use clap::Args;
 use fairmesh_client::Mesh;
 use fairmesh_model::{Location, Protocol, Region, arith::mix64};
-use fairmesh_server::{Server, Standing, serve_http};
+use fairmesh_server::{RegistrationState, Server, serve_http};
 use fairmesh_wire::transport::Address;
 use http_body_util::{BodyExt, Full};
 use tokio::net::TcpListener;
@@ -78,7 +78,10 @@ pub(super) async fn serve(args: WorkerArgs, agent: Address) -> Result<(), BoxErr
         .agent(agent)
         .start()
         .await?;
-    server.standing().wait_for(|standing| matches!(standing, Standing::Registered(_))).await?;
+    server
+        .registration_state()
+        .wait_for(|standing| matches!(standing, RegistrationState::Registered(_)))
+        .await?;
     println!("ready");
     let routes = Router::new().route("/work", post(answer));
     let mut orders = orders();

@@ -1,4 +1,4 @@
-//! What fuzz targets reach and nobody else should: connections to servers over streams of the caller's making.
+//! Entry points of fuzz targets: connections to servers over streams that the caller provides.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -10,15 +10,16 @@ use http::{
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::{
-    Body, BoxError,
-    transport::{self, Head, Outgoing, Reply, Request},
+    BoxError,
+    response::Body,
+    transport::{self, EndpointResponse, Head, Request, RequestBody, SharedConnection},
 };
 
-/// What a call may take.
-const TIME: Duration = Duration::from_secs(60);
+/// The time limit of a call.
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A connection of HTTP/2 to a server.
-pub struct Http2(Arc<transport::Shared>);
+pub struct Http2(Arc<SharedConnection>);
 
 impl fmt::Debug for Http2 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -27,31 +28,31 @@ impl fmt::Debug for Http2 {
 }
 
 impl Http2 {
-    /// Begins to speak.
-    pub fn begin<I>(stream: I) -> Self
+    /// Starts the connection.
+    pub fn start<I>(stream: I) -> Self
     where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        Self(transport::over(stream))
+        Self(transport::start(stream))
     }
 
-    /// Makes a call; `None` where the connection takes no more.
+    /// Makes a call; `None` where the connection accepts no more.
     ///
     /// # Errors
-    /// Why there is no answer.
+    /// Why there is no response.
     pub async fn call<B>(&self, path: &'static str, body: B) -> Result<Option<Response<Body>>, BoxError>
     where
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
-        let reply = self.0.call(&mut Some(request(path, body).await?)).await?;
-        Ok(reply.map(|reply| Body::answer(Reply::H2(reply), None)))
+        let response = self.0.call(&mut Some(request(path, body).await?)).await?;
+        Ok(response.map(|response| Body::from_response(EndpointResponse::H2(response), None)))
     }
 }
 
 /// Makes a call over HTTP/1.1.
 ///
 /// # Errors
-/// Why there is no answer.
+/// Why there is no response.
 pub async fn http1<I, B>(
     stream: I,
     path: &'static str,
@@ -75,5 +76,5 @@ where
         headers: HeaderMap::new(),
         grpc: false,
     };
-    Ok(Request { head, body: Outgoing::take(body).await?, left: Some(TIME) })
+    Ok(Request { head, body: RequestBody::take(body).await?, left: Some(CALL_TIMEOUT) })
 }

@@ -20,7 +20,7 @@ mod yaml_diff;
 use std::{io, process::ExitCode};
 
 use cli::Command;
-use fairmesh_client::on_core;
+use fairmesh_client::proxy_support::set_event_loop;
 use tokio::runtime::{Builder, Runtime};
 
 fn main() -> ExitCode {
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
 /// A runtime with one thread for commands that need no more, otherwise with one per processor.
 fn runtime(command: &Command) -> io::Result<Runtime> {
     let mut builder = if command.runs_on_one_thread() {
-        on_core(0);
+        set_event_loop(0);
         Builder::new_current_thread()
     } else {
         Builder::new_multi_thread()

@@ -14,7 +14,7 @@ mod tests;
 use std::{ffi::OsString, future::pending, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
 use fairmesh_model::{EndpointState, HostType, InstanceId, Protocol, Region, ServiceName, spec};
-use fairmesh_server::{Cpu, Drained, Lease, Link, Standing, UsageReports};
+use fairmesh_server::{Cpu, Drained, Lease, RegistrationState, RegistryClient, UsageReports};
 use fairmesh_wire::transport::Address;
 use tokio::{
     sync::watch,
@@ -110,7 +110,7 @@ struct Supervisor {
     health: Health,
     /// Set after the first response of the program.
     lease: Option<Lease>,
-    standing: Option<watch::Receiver<Standing>>,
+    standing: Option<watch::Receiver<RegistrationState>>,
     /// Only for a program that was started here; processes of others are unknown.
     usage: Option<UsageReports>,
 }
@@ -172,7 +172,7 @@ impl Supervisor {
     fn announce(&mut self) {
         let registration = self.plan.registration.clone();
         let software = format!("register {} {}", registration.service, registration.instance);
-        let link = Arc::new(Link::new(self.plan.addresses.clone(), software));
+        let link = Arc::new(RegistryClient::new(self.plan.addresses.clone(), software));
         if let Some(pid) = self.child.as_ref().and_then(Child::pid) {
             let cpu = Cpu::of(pid);
             cpu.read();
@@ -180,22 +180,22 @@ impl Supervisor {
             self.usage = Some(UsageReports::of_program(Arc::clone(&link), registration.clone(), cpu));
         }
         let lease = Lease::keep(link, registration, EndpointState::Serving);
-        self.standing = Some(lease.standing());
+        self.standing = Some(lease.registration_state());
         self.lease = Some(lease);
     }
 
-    fn print_registration(&self, standing: &Standing) {
+    fn print_registration(&self, standing: &RegistrationState) {
         let (service, instance) = (&self.plan.registration.service, &self.plan.registration.instance);
         match standing {
-            Standing::Announcing => {}
-            Standing::Registered(state) => {
+            RegistrationState::Registering => {}
+            RegistrationState::Registered(state) => {
                 let address = self.plan.registration.address;
                 print_status(format_args!(
                     "{service} {instance} at {address} is registered and {}",
                     state.as_str()
                 ));
             }
-            Standing::Failing(problem) => print_status(format_args!(
+            RegistrationState::Failing(problem) => print_status(format_args!(
                 "{service} {instance} could not be registered or renewed: {problem}; trying again (--agent or FAIRMESH_AGENT \
                  names another agent)"
             )),
@@ -223,7 +223,7 @@ impl Supervisor {
                 Some(Drained::Behind(behind)) => {
                     print_status(format_args!("these callers have not moved in time: {}", behind.join(", ")));
                 }
-                Some(Drained::Untold(problem)) => {
+                Some(Drained::Unreported(problem)) => {
                     print_status(format_args!(
                         "callers could not be notified ({problem}); they notice when connections close"
                     ));
@@ -265,7 +265,7 @@ async fn ended(child: &mut Option<Child>) -> Result<u8, Failure> {
 }
 
 /// The next registration state; pending before registration.
-async fn changed(standing: &mut Option<watch::Receiver<Standing>>) -> Standing {
+async fn changed(standing: &mut Option<watch::Receiver<RegistrationState>>) -> RegistrationState {
     if let Some(standing) = standing
         && standing.changed().await.is_ok()
     {

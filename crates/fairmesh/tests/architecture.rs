@@ -110,9 +110,9 @@ const LISTENS: &[&str] = &[
     "wire/src/transport/listener.rs",
     "wire/src/transport/serve.rs",
     // Listeners for programs, for a program's server, and for the process that takes over.
-    "proxy/src/serve.rs",
-    "proxy/src/inbound.rs",
-    "proxy/src/handover.rs",
+    "proxy/src/listen/bind.rs",
+    "proxy/src/inbound/server.rs",
+    "proxy/src/lifecycle/handover.rs",
     "fairmesh/src/demo/fleet.rs",
     "fairmesh/src/demo/service.rs",
     // Only finds out that a port is free.

@@ -5,29 +5,29 @@ use tokio::time::Instant;
 
 use super::{DEADLINE, GRPC_TIMEOUT};
 
-/// The largest number that eight digits hold: the gRPC protocol allows no more.
+/// The largest number of eight digits, the most that the gRPC protocol allows.
 const MAX_DIGITS: u128 = 99_999_999;
 
-/// When a call must be over. It travels as the time that is left, since clocks of two machines differ, and is a moment
-/// within a process.
+/// When a call must be complete. It is transmitted as the time left, since clocks of two machines differ, and is an
+/// instant within a process.
 ///
-/// In the extensions of a request it is what the caller left; a handle that sends a request with it, or was given it by
-/// [`ServiceHandle::deadline`](crate::ServiceHandle::deadline), waits no longer and tells the next server what is left.
+/// In the extensions of a request it is the caller's deadline. A client handle that sends a request with it waits no
+/// longer, and sends the time left to the next server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Deadline(pub Instant);
 
 impl Deadline {
-    /// The deadline of an incoming call that was read this moment, by [`read_deadline`].
+    /// The deadline of an incoming call that was received just now, by [`read_deadline`].
     pub fn read(headers: &HeaderMap) -> Option<Self> {
         read_deadline(headers).and_then(Self::after)
     }
 
-    /// The moment after this time; one so far away that no clock holds it is none.
+    /// The instant after this time; `None` where the clock cannot represent it.
     pub fn after(left: Duration) -> Option<Self> {
         Instant::now().checked_add(left).map(Self)
     }
 
-    /// The time that is left, zero where it has passed.
+    /// The time left, zero where it has passed.
     pub fn left(self) -> Duration {
         self.0.saturating_duration_since(Instant::now())
     }
@@ -39,8 +39,8 @@ impl From<Instant> for Deadline {
     }
 }
 
-/// The time that an incoming call leaves, the shorter of `x-fairmesh-deadline` and `grpc-timeout`; `None` where neither
-/// is there and well formed, since a malformed deadline must not fail a call that would be answered in time.
+/// The time left for an incoming call, the shorter of `x-fairmesh-deadline` and `grpc-timeout`; `None` where neither
+/// is present and valid, since a malformed deadline must not fail a call.
 pub fn read_deadline(headers: &HeaderMap) -> Option<Duration> {
     let ours = headers.get(&DEADLINE).and_then(|value| digits(value.as_bytes())).map(Duration::from_millis);
     let grpc = headers.get(&GRPC_TIMEOUT).and_then(|value| grpc_timeout(value.as_bytes()));
@@ -50,8 +50,8 @@ pub fn read_deadline(headers: &HeaderMap) -> Option<Duration> {
     }
 }
 
-/// Writes how long the server has: `x-fairmesh-deadline`, and `grpc-timeout` for gRPC. Replaces what was there; without a deadline,
-/// that was none that could be read.
+/// Writes the time that the server has: `x-fairmesh-deadline`, and `grpc-timeout` for gRPC. Replaces existing values;
+/// `None` removes them, since they were malformed.
 pub fn write_deadline(headers: &mut HeaderMap, left: Option<Duration>, grpc: bool) {
     let Some(left) = left else {
         headers.remove(DEADLINE);
@@ -67,7 +67,7 @@ pub fn write_deadline(headers: &mut HeaderMap, left: Option<Duration>, grpc: boo
     }
 }
 
-/// A `grpc-timeout`: at most eight digits in the finest unit that fits.
+/// A `grpc-timeout`: at most eight digits, in the finest unit that fits.
 pub fn encode_grpc_timeout(left: Duration) -> HeaderValue {
     let units = [
         (left.as_micros(), b'u'),
@@ -88,11 +88,11 @@ pub fn encode_grpc_timeout(left: Duration) -> HeaderValue {
             break;
         }
     }
-    // Digits and a letter are always a header value.
+    // Digits and a letter are always a valid header value.
     HeaderValue::from_bytes(&text[at..]).unwrap_or(HeaderValue::from_static("0m"))
 }
 
-/// Reads a `grpc-timeout`; `None` where it is malformed.
+/// Parses a `grpc-timeout`; `None` where it is malformed.
 pub fn grpc_timeout(value: &[u8]) -> Option<Duration> {
     let (unit, number) = value.split_last()?;
     if number.len() > 8 {

@@ -1,4 +1,4 @@
-//! Reading load reports on the way of an answer: without allocation, and quickly where Fairmesh's own server wrote them.
+//! Parses load reports of responses: without allocation, and on a short path for those of Fairmesh's own server.
 
 use std::str;
 
@@ -6,27 +6,27 @@ use fairmesh_router::LoadReport;
 
 use super::{OUTSTANDING, STREAMS};
 
-/// More requests at once than any server holds: a report above is taken for a mistake.
-const MOST_REQUESTS: f64 = 1e7;
-/// More of any other metric than fits where it is kept.
-pub const MOST_OF_METRIC: f64 = 4e6;
+/// More concurrent requests than any server has: a larger value is an error.
+const MAX_REQUESTS: f64 = 1e7;
+/// The largest value of any other metric, in its own unit.
+pub const MAX_METRIC: f64 = 4e6;
 /// More CPU than any burst takes, in multiples of the limit.
-const MOST_CPU: f64 = 64.0;
-/// The longest binary form that is looked at, in base64; a report with dozens of metrics fits.
-const LONGEST: usize = 4096;
+const MAX_CPU: f64 = 64.0;
+/// The longest binary form that is parsed, in base64; a report with dozens of metrics fits.
+const MAX_BINARY_LENGTH: usize = 4096;
 
-/// The text form as Fairmesh's own server writes it, but for the number.
-const OWN_TEXT: &[u8] = b"TEXT named_metrics.concurrent_requests=";
-/// The binary form as Fairmesh's own server writes it, but for the 8 bytes of the number; see the test.
-const OWN_BINARY: &[u8] = b"Qh4KE2NvbmN1cnJlbnRfcmVxdWVzdHMR";
+/// The text form of Fairmesh's own server, without the number.
+const SHORT_TEXT: &[u8] = b"TEXT named_metrics.concurrent_requests=";
+/// The binary form of Fairmesh's own server, without the 8 bytes of the number; see the test.
+const SHORT_BINARY: &[u8] = b"Qh4KE2NvbmN1cnJlbnRfcmVxdWVzdHMR";
 
-/// What a balancer wants to know of the header `endpoint-load-metrics`, in any form that begins with `TEXT`, `BIN` or
-/// nothing. `None` where the report is malformed or its numbers cannot be true: negative, not a number, absurdly large.
-/// Metrics that balancing does not use are skipped, so that the report may be empty. `metric` is the one that the service is
-/// balanced by, where its policy names one: a name of ORCA's own, of `named_metrics` or of `utilization`.
+/// The metrics for load balancing from the header `endpoint-load-metrics`, in any form that begins with `TEXT`, `BIN`
+/// or nothing. `None` where the report is malformed or its numbers are implausible: negative, not a number, too large.
+/// Other metrics are skipped, so that the result may be empty. `metric` is the one that the service's policy balances
+/// by, if any: a name of ORCA's own, of `named_metrics` or of `utilization`.
 #[inline]
 pub fn load_from_text(value: &[u8], metric: Option<&str>) -> Option<LoadReport> {
-    match value.strip_prefix(OWN_TEXT) {
+    match value.strip_prefix(SHORT_TEXT) {
         Some(digits @ [_, ..]) if digits.len() <= 6 && digits.iter().all(u8::is_ascii_digit) => {
             let number = digits.iter().fold(0, |sum, digit| sum * 10 + u32::from(digit - b'0'));
             Some(LoadReport { requests: Some(number), ..LoadReport::default() })
@@ -35,10 +35,10 @@ pub fn load_from_text(value: &[u8], metric: Option<&str>) -> Option<LoadReport> 
     }
 }
 
-/// The same of the metadata `endpoint-load-metrics-bin`, a base64 `xds.data.orca.v3.OrcaLoadReport`.
+/// The same for the metadata `endpoint-load-metrics-bin`, a base64 `xds.data.orca.v3.OrcaLoadReport`.
 #[inline]
 pub fn load_from_binary(value: &[u8], metric: Option<&str>) -> Option<LoadReport> {
-    match value.strip_prefix(OWN_BINARY) {
+    match value.strip_prefix(SHORT_BINARY) {
         Some(number) if number.len() == 11 => {
             let number: [u8; 8] = decode_base64(number, &mut [0; 9])?.try_into().ok()?;
             Some(LoadReport {
@@ -46,15 +46,15 @@ pub fn load_from_binary(value: &[u8], metric: Option<&str>) -> Option<LoadReport
                 ..LoadReport::default()
             })
         }
-        _ if value.len() > LONGEST => None,
-        _ => any_message(decode_base64(value, &mut [0; LONGEST / 4 * 3])?, metric),
+        _ if value.len() > MAX_BINARY_LENGTH => None,
+        _ => any_message(decode_base64(value, &mut [0; MAX_BINARY_LENGTH / 4 * 3])?, metric),
     }
 }
 
-/// The message in the binary form, where that is not too long.
-pub fn message_of_binary(value: &[u8]) -> Option<Vec<u8>> {
-    let value = Some(value).filter(|value| value.len() <= LONGEST)?;
-    decode_base64(value, &mut [0; LONGEST / 4 * 3]).map(<[u8]>::to_vec)
+/// The message in the binary form, where it is not too long.
+pub fn decode_binary_report(value: &[u8]) -> Option<Vec<u8>> {
+    let value = Some(value).filter(|value| value.len() <= MAX_BINARY_LENGTH)?;
+    decode_base64(value, &mut [0; MAX_BINARY_LENGTH / 4 * 3]).map(<[u8]>::to_vec)
 }
 
 fn any_text(value: &[u8], metric: Option<&str>) -> Option<LoadReport> {
@@ -85,7 +85,7 @@ fn any_message(mut message: &[u8], metric: Option<&str>) -> Option<LoadReport> {
     let mut load = LoadReport::default();
     while let Some(field) = Field::read(&mut message)? {
         match field {
-            // 0 is how protobuf leaves a number out.
+            // Protobuf omits a number that is 0.
             Field::Double(1, number) if number != 0.0 => load.cpu = Some(cpu(number)?),
             Field::Bytes(map @ (5 | 8), entry) => {
                 let (name, number) = named(entry)?;
@@ -108,7 +108,7 @@ fn any_message(mut message: &[u8], metric: Option<&str>) -> Option<LoadReport> {
     Some(load)
 }
 
-/// The name in text form of a field that is a number by itself.
+/// The name in text form of a numeric field.
 fn plain(field: u64) -> Option<&'static str> {
     match field {
         2 => Some("mem_utilization"),
@@ -133,18 +133,18 @@ fn named(mut entry: &[u8]) -> Option<(&[u8], f64)> {
 }
 
 fn thousandths(number: f64) -> Option<u32> {
-    (0.0..=MOST_OF_METRIC).contains(&number).then_some((number * 1000.0).round() as u32)
+    (0.0..=MAX_METRIC).contains(&number).then_some((number * 1000.0).round() as u32)
 }
 
 fn requests(number: f64) -> Option<u32> {
-    (0.0..=MOST_REQUESTS).contains(&number).then_some(number as u32)
+    (0.0..=MAX_REQUESTS).contains(&number).then_some(number as u32)
 }
 
 fn cpu(share: f64) -> Option<u16> {
-    (0.0..=MOST_CPU).contains(&share).then_some((share * 1000.0).round() as u16)
+    (0.0..=MAX_CPU).contains(&share).then_some((share * 1000.0).round() as u16)
 }
 
-/// One field of a protobuf message, with its number.
+/// A field of a protobuf message, with its number.
 enum Field<'a> {
     Double(u64, f64),
     Bytes(u64, &'a [u8]),
@@ -184,9 +184,10 @@ fn varint(message: &mut &[u8]) -> Option<u64> {
     None
 }
 
-/// Decodes base64, padded or not, into `room`, which must hold three bytes for every four; `None` where it is malformed.
+/// Decodes base64, padded or not, into `buffer`, which must hold three bytes for every four; `None` where it is
+/// malformed.
 #[inline]
-pub fn decode_base64<'a>(text: &[u8], room: &'a mut [u8]) -> Option<&'a [u8]> {
+pub fn decode_base64<'a>(text: &[u8], buffer: &'a mut [u8]) -> Option<&'a [u8]> {
     let padding = text.iter().rev().take(2).take_while(|byte| **byte == b'=').count();
     let text = &text[..text.len() - padding];
     let mut length = 0;
@@ -199,18 +200,19 @@ pub fn decode_base64<'a>(text: &[u8], room: &'a mut [u8]) -> Option<&'a [u8]> {
             }
             bits = bits << 6 | u32::from(digit);
         }
-        // One digit alone holds no byte.
+        // A single digit holds no byte.
         let bytes = group.len() - 1;
         bits <<= 6 * (4 - group.len());
-        room.get_mut(length..length + bytes)
+        buffer
+            .get_mut(length..length + bytes)
             .filter(|_| bytes > 0)?
             .copy_from_slice(&bits.to_be_bytes()[1..=bytes]);
         length += bytes;
     }
-    room.get(..length)
+    buffer.get(..length)
 }
 
-/// The value of each base64 digit (RFC 4648, 4); 64 for what is none.
+/// The value of each base64 digit (RFC 4648, 4); 64 for other bytes.
 static DIGITS: [u8; 256] = {
     let alphabet = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut digits = [64; 256];

@@ -5,20 +5,20 @@ use prost::Message as _;
 
 use super::OUTSTANDING;
 
-/// A server's load as protobuf (ORCA, `xds.data.orca.v3.OrcaLoadReport`), as Envoy and gRPC read it. 0 means not reported. Tests compare the codecs
-/// of the request path with it.
+/// A load report as protobuf (ORCA, `xds.data.orca.v3.OrcaLoadReport`), as Envoy and gRPC read it. 0 means not
+/// reported. For tests: the codecs of the request path are compared with it.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct OrcaReport {
+pub(crate) struct OrcaReport {
     /// Share of the CPU limit in use, 0 to 1; above 1 where a server bursts.
     #[prost(double, tag = "1")]
     pub cpu_utilization: f64,
     /// Share of the memory limit in use, 0 to 1.
     #[prost(double, tag = "2")]
     pub mem_utilization: f64,
-    /// What this request cost, by a name of the server's own.
+    /// Cost of this request, by a name of the server's own.
     #[prost(btree_map = "string, double", tag = "4")]
     pub request_cost: BTreeMap<String, f64>,
-    /// Shares in use of other resources, 0 to 1.
+    /// Utilization of other resources, 0 to 1.
     #[prost(btree_map = "string, double", tag = "5")]
     pub utilization: BTreeMap<String, f64>,
     /// Requests a second.
@@ -30,26 +30,26 @@ pub struct OrcaReport {
     /// Metrics by name, among them [`OUTSTANDING`].
     #[prost(btree_map = "string, double", tag = "8")]
     pub named_metrics: BTreeMap<String, f64>,
-    /// The server's own measure of how busy it is, 0 to 1.
+    /// The server's own measure of its utilization, 0 to 1.
     #[prost(double, tag = "9")]
     pub application_utilization: f64,
 }
 
 impl OrcaReport {
     /// A report of requests begun and not finished.
-    pub fn of_outstanding(outstanding: u32) -> Self {
+    pub(crate) fn of_outstanding(outstanding: u32) -> Self {
         let named_metrics = BTreeMap::from([(OUTSTANDING.to_owned(), outstanding.into())]);
         Self { named_metrics, ..Self::default() }
     }
 
-    /// Requests begun and not finished when the server wrote this, besides the one that it answers, where it says so.
-    pub fn outstanding(&self) -> Option<u32> {
+    /// Requests in flight when the server wrote this, without the one that carries it, where reported.
+    pub(crate) fn outstanding(&self) -> Option<u32> {
         let value = *self.named_metrics.get(OUTSTANDING)?;
         (0.0..=f64::from(u32::MAX)).contains(&value).then_some(value as u32)
     }
 
     /// The text form of the header `endpoint-load-metrics`.
-    pub fn to_text(&self) -> String {
+    pub(crate) fn to_text(&self) -> String {
         let mut text = String::from("TEXT ");
         let mut put = |name: &str, key: &str, value: f64| {
             let comma = if text.len() > "TEXT ".len() { "," } else { "" };
@@ -70,9 +70,9 @@ impl OrcaReport {
         text
     }
 
-    /// Reads the text form, with or without the leading `TEXT`. Unknown names are skipped: reports may grow. `None` for
-    /// another form (`JSON`, `BIN`) or where nothing could be read.
-    pub fn from_text(text: &str) -> Option<Self> {
+    /// Parses the text form, with or without the leading `TEXT`. Unknown names are skipped. `None` for another form
+    /// (`JSON`, `BIN`) or where nothing could be parsed.
+    pub(crate) fn from_text(text: &str) -> Option<Self> {
         let pairs = text.strip_prefix("TEXT ").unwrap_or(text);
         let mut report = Self::default();
         let mut any = false;
@@ -86,12 +86,12 @@ impl OrcaReport {
     }
 
     /// The protobuf form of the trailer `endpoint-load-metrics-bin`, before base64.
-    pub fn to_binary(&self) -> Bytes {
+    pub(crate) fn to_binary(&self) -> Bytes {
         self.encode_to_vec().into()
     }
 
-    /// Reads the protobuf form; `None` where it is malformed.
-    pub fn from_binary(bytes: &[u8]) -> Option<Self> {
+    /// Parses the protobuf form; `None` where it is malformed.
+    pub(crate) fn from_binary(bytes: &[u8]) -> Option<Self> {
         Self::decode(bytes).ok()
     }
 
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_peers_write_is_read_and_rubbish_is_not() {
+    fn reports_of_other_implementations_are_read_and_malformed_ones_are_not() {
         let report =
             OrcaReport::from_text("cpu=0.5, named_metrics.concurrent_requests=7, new_thing=1").unwrap();
         assert_eq!((report.cpu_utilization, report.outstanding()), (0.5, Some(7)));

@@ -1,31 +1,31 @@
-//! The context of a trace, as W3C Trace Context has it (Recommendation of 2021, version 00).
+//! W3C Trace Context (Recommendation of 2021, version 00).
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// In which trace a request is made, by which span, and whether that is recorded.
+/// The trace of a request, its parent span, and whether that is recorded.
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-/// What tracing systems add to it; belongs to a [`TRACEPARENT`] that can be read, and means nothing without one.
+/// Vendor data of a trace; ignored without a valid [`TRACEPARENT`].
 pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// The flag of a trace that is recorded.
+/// The flag of a recorded trace.
 const SAMPLED: u8 = 1;
 /// Two digits, 32, 16 and two, with dashes in between.
 const LENGTH: usize = 55;
 
-/// A span of a trace, as a request names it.
+/// The span of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpanContext {
     /// The trace; not zero.
     pub trace: u128,
     /// The span; not zero.
     pub span: u64,
-    /// Whether who made the span records it.
+    /// Whether the caller records it.
     pub sampled: bool,
 }
 
 impl SpanContext {
-    /// The span that made this request; `None` where there is none, or none that can be read: two of them, digits in upper case,
-    /// numbers that are zero.
+    /// The span of a request; `None` where there is none, or it is invalid: two of them, digits in upper case, numbers
+    /// that are zero.
     pub fn read(headers: &HeaderMap) -> Option<Self> {
         let mut values = headers.get_all(TRACEPARENT).iter();
         match (values.next(), values.next()) {
@@ -38,7 +38,7 @@ impl SpanContext {
         let fields = text.get(..LENGTH)?;
         let [version, trace, span, flags] = [0..2, 3..35, 36..52, 53..55].map(|range| &fields[range]);
         let dashes = [2, 35, 52].iter().all(|at| fields[*at] == b'-');
-        // A later version may say more behind a further dash, and keeps what is before it.
+        // A later version may append fields behind a further dash.
         let length = match number(version)? {
             0 => text.len() == LENGTH,
             255 => false,
@@ -50,16 +50,16 @@ impl SpanContext {
         (dashes && length && trace != 0 && span != 0).then_some(Self { trace, span, sampled })
     }
 
-    /// As the header has it.
+    /// The header value.
     pub fn header(&self) -> HeaderValue {
         let flags = u8::from(self.sampled);
         let text = format!("00-{:032x}-{:016x}-{flags:02x}", self.trace, self.span);
-        // Digits and dashes are always a header value.
+        // Digits and dashes are always a valid header value.
         HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static(""))
     }
 }
 
-/// Digits of base 16, in lower case; 32 at most.
+/// Hexadecimal digits in lower case; at most 32.
 fn number(digits: &[u8]) -> Option<u128> {
     digits.iter().try_fold(0, |number, digit| {
         let digit = match digit {
@@ -88,18 +88,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_is_written_alike() {
+    fn a_context_round_trips() {
         let context = read(&[WELL_FORMED]).unwrap();
         assert_eq!((context.trace, context.sampled), (0x4bf92f3577b34da6a3ce929d0e0e4736, true));
         assert_eq!(context.header(), WELL_FORMED);
         let unsampled = read(&[&WELL_FORMED.replace("-01", "-02")]).unwrap();
-        assert!(!unsampled.sampled, "the second flag says something else");
+        assert!(!unsampled.sampled, "the second flag has another meaning");
         let later = format!("cc{}-what-will-be", &WELL_FORMED[2..]);
-        assert_eq!(read(&[&later]), Some(context), "a later version says more");
+        assert_eq!(read(&[&later]), Some(context), "a later version has more fields");
     }
 
     #[test]
-    fn what_is_malformed_is_none() {
+    fn malformed_contexts_are_ignored() {
         let with = |from: &str, to: &str| WELL_FORMED.replace(from, to);
         for wrong in [
             String::new(),
@@ -117,7 +117,7 @@ mod tests {
         ] {
             assert_eq!(read(&[&wrong]), None, "{wrong}");
         }
-        assert_eq!(read(&[WELL_FORMED, WELL_FORMED]), None, "nobody knows which is meant");
+        assert_eq!(read(&[WELL_FORMED, WELL_FORMED]), None, "ambiguous");
     }
 
     proptest! {
@@ -128,7 +128,7 @@ mod tests {
         }
 
         #[test]
-        fn whatever_comes_is_read_or_not(text in "[ -~]{0,80}") {
+        fn any_text_is_parsed_or_ignored(text in "[ -~]{0,80}") {
             let _ = read(&[&text]);
         }
     }

@@ -1,53 +1,56 @@
-//! HTTP/1.1 messages as bytes (RFC 9112), without sockets: what the library's connections and those of a proxy share.
+//! HTTP/1.1 messages as bytes (RFC 9112), without sockets: shared by client connections and proxy listeners.
 //!
-//! Whoever sends frames a body by what is known of it, and never by what some header says of it. Whoever receives refuses
-//! what two readers could take apart differently; hyper's client, which this replaced, is more forgiving there.
+//! The sender frames a body by its known length, never by its headers. The receiver rejects messages that two parsers
+//! could read differently; hyper's client, which this replaced, is more lenient there.
 
-mod answer;
-mod body;
-mod inbox;
-mod outbox;
-mod plain;
-mod received;
-mod request;
-mod response;
-pub mod scratch;
+mod body_decoder;
+mod borrowed;
+mod encoder;
+mod read_buffer;
+mod request_head;
+mod response_encoder;
+mod response_head;
 mod target;
+pub mod thread_buffers;
 mod version;
+mod write_buffer;
 
 #[cfg(test)]
 mod tests;
 
 use http::{HeaderMap, header};
 
-pub use answer::{Answer, HeadReader};
-pub use body::{Decoder, Piece};
-pub use inbox::{Inbox, LEAST_READ, MOST_READ};
-pub use outbox::Outbox;
-pub use plain::plain_answer_lacks;
-pub use plain::{PlainAnswer, PlainRequest, REST, Room, no_fields, plain_request_lacks};
-pub use received::{Received, RequestReader, Unserved};
-pub use request::{Encoder, Framing, Unframed, WrongLength, begin_request, end_head, field, fields, number};
-pub use response::{Asked, informational, response};
+pub use body_decoder::{Decoder, Piece};
+pub use borrowed::{BorrowedRequest, BorrowedResponse, HeaderStorage, REMAINDER_WAIT, header_storage};
+pub use borrowed::{is_nearly_complete_response, nearly_complete_request};
+pub use encoder::{
+    Encoder, Framing, UnsupportedTransferCoding, WrongLength, begin_request, end_headers, write_field,
+    write_fields, write_number,
+};
+pub use read_buffer::{MAX_READ, MIN_READ, ReadBuffer};
+pub use request_head::{ReceivedRequest, RequestError, RequestReader};
+pub use response_encoder::{ResponseContext, write_informational, write_response};
+pub use response_head::{ReceivedResponse, ResponseReader};
 pub use version::lower_version;
+pub use write_buffer::WriteBuffer;
 
-/// Bytes that are no HTTP/1.1, or that two readers could understand differently; says which.
+/// Bytes that are not HTTP/1.1, or that two parsers could read differently, with the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not HTTP/1.1 that can be relied on: {0}")]
+#[error("malformed or ambiguous HTTP/1.1: {0}")]
 pub struct Malformed(&'static str);
 
-/// The most fields of a message's headers, or of its trailers: of requests and responses, over HTTP/1.1 and HTTP/2.
-pub(crate) const MOST_FIELDS: usize = 128;
-/// The most bytes of them, as HTTP/1.1 writes them with the first line: places among them fit 16 bits.
-pub(crate) const MOST_HEAD: usize = u16::MAX as usize;
+/// Most header fields of a message, or of its trailers: requests and responses, HTTP/1.1 and HTTP/2.
+pub(crate) const MAX_FIELDS: usize = 128;
+/// Most bytes of the headers including the first line, in HTTP/1.1 form: offsets within them fit 16 bits.
+pub(crate) const MAX_HEAD_BYTES: usize = u16::MAX as usize;
 
-/// The length that a head tells; it may do so several times, but only ever the same.
+/// The value of `content-length`; it may be repeated, but only with the same value.
 pub(crate) fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Malformed> {
     let mut length = None;
     for value in headers.get_all(header::CONTENT_LENGTH) {
         for text in value.as_bytes().split(|byte| *byte == b',') {
-            let told =
-                digits(text.trim_ascii()).ok_or(Malformed("a content-length is no number up to 2^63 - 1"))?;
+            let told = parse_length(text.trim_ascii())
+                .ok_or(Malformed("content-length is not a number up to 2^63 - 1"))?;
             if *length.get_or_insert(told) != told {
                 return Err(Malformed("two values of content-length differ"));
             }
@@ -56,27 +59,28 @@ pub(crate) fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Malform
     Ok(length)
 }
 
-/// Digits and nothing else, as `str::parse` would not have it, up to 2^63 - 1: many readers take lengths for signed numbers.
-fn digits(text: &[u8]) -> Option<u64> {
+/// ASCII digits only, which `str::parse` would not enforce, up to 2^63 - 1: many parsers read lengths as signed
+/// numbers.
+fn parse_length(text: &[u8]) -> Option<u64> {
     let digit = |byte: u8| byte.is_ascii_digit().then(|| i64::from(byte - b'0'));
     let number = |sum: i64, byte: &u8| sum.checked_mul(10)?.checked_add(digit(*byte)?);
     let number = (!text.is_empty()).then(|| text.iter().try_fold(0, number)).flatten()?;
     u64::try_from(number).ok()
 }
 
-/// Whether one of the comma-separated words of a field is this one, whatever its case.
-fn has_word(headers: &HeaderMap, name: header::HeaderName, word: &[u8]) -> bool {
+/// Whether a comma-separated list header contains this token, ignoring case.
+fn has_token(headers: &HeaderMap, name: header::HeaderName, word: &[u8]) -> bool {
     let mut words =
         headers.get_all(name).into_iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
     words.any(|one| one.trim_ascii().eq_ignore_ascii_case(word))
 }
 
-/// Whether a head says that the connection closes after its message.
-pub fn says_close(headers: &HeaderMap) -> bool {
-    has_word(headers, header::CONNECTION, b"close")
+/// Whether the headers close the connection after their message.
+pub fn has_connection_close(headers: &HeaderMap) -> bool {
+    has_token(headers, header::CONNECTION, b"close")
 }
 
-/// Whether the head of a request asks to speak another protocol from its answer on (RFC 9110 7.8).
-pub fn says_upgrade(headers: &HeaderMap) -> bool {
-    has_word(headers, header::CONNECTION, b"upgrade") && headers.contains_key(header::UPGRADE)
+/// Whether a request asks to switch protocols (RFC 9110 7.8).
+pub fn requests_upgrade(headers: &HeaderMap) -> bool {
+    has_token(headers, header::CONNECTION, b"upgrade") && headers.contains_key(header::UPGRADE)
 }

@@ -1,49 +1,49 @@
-//! HTTP/2 as bytes (RFC 9113), without sockets: either side of a connection, as a proxy serves it and as calls are made on it.
+//! HTTP/2 as bytes (RFC 9113), without sockets: the server side of a proxy's connections and the client side of calls.
 //!
-//! h2, whose place this takes, is a library for everybody: it reads 8 KB at a time into a buffer of its own, takes heads
-//! apart into names and values that are looked at again, and hands each frame on through a store of streams and two channels.
-//! Here frames are read where they came, fields are understood once and then come from the table, and bodies are passed on where
-//! they lie. It is held against h2, frame by frame and message by message, in tests.
+//! The `h2` crate, which this replaced, is general: it reads 8 KB at a time into a buffer of its own, splits headers
+//! into names and values that are parsed again, and passes each frame through a store of streams and two channels.
+//! Here frames are parsed in the read buffer, repeated fields come parsed from the dynamic table, and bodies are
+//! forwarded without copying. Tests compare it with `h2`, frame by frame and message by message.
 
-mod allowance;
-mod answer_body;
+mod body_sender;
 mod call;
-mod connection;
+mod client_connection;
+mod error_code;
 mod exchange;
+mod flood_limit;
 mod frame;
-mod lost;
 mod message;
-mod outbound;
-mod outbox;
-mod reason;
 mod request_body;
 mod responder;
-mod saying;
+mod response_body;
+mod server_connection;
 mod session;
+mod stream_error;
 mod tunnel;
+mod write_buffer;
 
 #[cfg(test)]
 mod tests;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub use answer_body::AnswerBody;
-pub use call::{Answered, Call, Unanswered, Upload};
-pub use connection::{Connection, End};
+pub use call::{Call, CallError, CallResponse, Upload};
+pub use client_connection::ClientConnection;
+pub use error_code::{Reason, ResetReason, Violation};
 pub use frame::PREFACE;
-pub use lost::Lost;
 pub use message::keep_allowed;
-pub use outbound::Outbound;
-pub use reason::{Reason, ResetReason, Violation};
 pub use request_body::RequestBody;
-pub use responder::{Gone, Responder};
-pub use session::{Ask, Came, Place, Session};
-pub use tunnel::{Duplex, Switch};
+pub use responder::{Responder, StreamReset};
+pub use response_body::ResponseBody;
+pub use server_connection::{ConnectionError, ServerConnection};
+pub use session::{Capacity, IncomingRequest, RequestHead, Session};
+pub use stream_error::StreamError;
+pub use tunnel::{PendingTunnel, TunnelStream};
 
-/// A session that its driver and its streams share.
+/// A session, shared by the task that drives the connection and its streams.
 pub type Shared = Arc<Mutex<Session>>;
 
-/// The session, whoever has it.
+/// Locks the session, also after a panic elsewhere.
 pub fn lock(session: &Mutex<Session>) -> MutexGuard<'_, Session> {
     session.lock().unwrap_or_else(PoisonError::into_inner)
 }

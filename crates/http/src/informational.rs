@@ -1,9 +1,11 @@
-//! Informational responses (RFC 9110 15.2), such as 103 (Early Hints), on their way from a server to the client of a proxy.
+//! Informational responses (RFC 9110 15.2), such as 103 (Early Hints), on their way from a server to the client of a
+//! proxy.
 //!
-//! They precede the response of a call, which nearly always comes without any. A connection to a server hands them over while the call
-//! is polled; a proxy polls the call within [`during`], and forwards those that came meanwhile. Elsewhere they are dropped, as
-//! for a program that uses the library and for mirrored calls. 100 (Continue) is for the connection alone and never comes here, nor does 101.
-//! Rejected: a channel in the extensions of each request, which would cost every call an allocation.
+//! They precede the response of a call, which usually has none. A connection to a server delivers them while the call
+//! is polled; a proxy polls the call within [`collect`], and forwards those that arrived meanwhile. Elsewhere they are
+//! dropped, as for callers of the library and mirrored calls. 100 (Continue) and 101 concern the connection alone and
+//! are never delivered. Rejected: a channel in the extensions of each request, which would cost every call an
+//! allocation.
 
 use std::cell::RefCell;
 
@@ -11,36 +13,36 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
 
 use crate::h2::keep_allowed;
 
-/// The most informational responses before one response of a server, 100 (Continue) included.
-const MOST: u32 = 32;
-/// The most bytes that their headers take together, as with those of one response.
-const MOST_BYTES: usize = 64 * 1024;
+/// Most informational responses before one response, 100 (Continue) included.
+const MAX_RESPONSES: u32 = 32;
+/// Most bytes of their headers together, as for one response.
+const MAX_BYTES: usize = 64 * 1024;
 
 thread_local! {
-    /// Those that came while a call is polled by [`during`]. Such calls are polled on the thread that reads their responses.
-    static CAME: RefCell<Option<Vec<Response<()>>>> = const { RefCell::new(None) };
+    /// Those delivered during [`collect`]. Such calls are polled on the thread that reads their responses.
+    static DELIVERED: RefCell<Option<Vec<Response<()>>>> = const { RefCell::new(None) };
 }
 
-/// Polls a call; what that returns, and the informational responses that came meanwhile, in their order.
+/// Polls a call; returns its result, and the informational responses delivered meanwhile, in order.
 #[inline]
-pub fn during<T>(poll: impl FnOnce() -> T) -> (T, Vec<Response<()>>) {
-    let outer = CAME.replace(Some(Vec::new()));
+pub fn collect<T>(poll: impl FnOnce() -> T) -> (T, Vec<Response<()>>) {
+    let outer = DELIVERED.replace(Some(Vec::new()));
     let polled = poll();
-    (polled, CAME.replace(outer).unwrap_or_default())
+    (polled, DELIVERED.replace(outer).unwrap_or_default())
 }
 
-/// Hands one over, without what belongs to its connection.
+/// Delivers one, without its hop-by-hop headers.
 #[cold]
-pub fn came(mut response: Response<()>) {
-    CAME.with_borrow_mut(|came| {
-        if let Some(came) = came {
+pub fn deliver(mut response: Response<()>) {
+    DELIVERED.with_borrow_mut(|delivered| {
+        if let Some(delivered) = delivered {
             strip(response.headers_mut());
-            came.push(response);
+            delivered.push(response);
         }
     });
 }
 
-/// Takes out what belongs to the connection (RFC 9110 7.6.1), and a length, which such a response must not have (8.6).
+/// Removes hop-by-hop headers (RFC 9110 7.6.1), and a length, which such a response must not have (8.6).
 fn strip(headers: &mut HeaderMap) {
     let named = |value: &HeaderValue| {
         let names = value.as_bytes().split(|byte| *byte == b',');
@@ -54,7 +56,7 @@ fn strip(headers: &mut HeaderMap) {
     keep_allowed(headers);
 }
 
-/// How many came before a response, and how large they were.
+/// Number and size of the informational responses before a response.
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
     responses: u32,
@@ -66,7 +68,7 @@ impl Budget {
     pub(crate) fn admits(&mut self, bytes: usize) -> bool {
         self.responses += 1;
         self.bytes += bytes;
-        self.responses <= MOST && self.bytes <= MOST_BYTES
+        self.responses <= MAX_RESPONSES && self.bytes <= MAX_BYTES
     }
 }
 
@@ -86,11 +88,11 @@ mod tests {
     }
 
     #[test]
-    fn those_that_come_while_a_call_is_polled_are_its_own_and_others_are_dropped() {
-        came(hints(&[("link", "outside")]));
-        let (polled, seen) = during(|| {
-            came(hints(&[("link", "outer")]));
-            let ((), inner) = during(|| came(hints(&[("link", "inner")])));
+    fn a_call_collects_its_own_responses_and_others_are_dropped() {
+        deliver(hints(&[("link", "outside")]));
+        let (polled, seen) = collect(|| {
+            deliver(hints(&[("link", "outer")]));
+            let ((), inner) = collect(|| deliver(hints(&[("link", "inner")])));
             assert_eq!(inner[0].headers()["link"], "inner");
             7
         });
@@ -98,13 +100,13 @@ mod tests {
             (polled, seen.len(), &seen[0].headers()["link"]),
             (7, 1, &HeaderValue::from_static("outer"))
         );
-        assert!(during(|| ()).1.is_empty());
+        assert!(collect(|| ()).1.is_empty());
     }
 
     #[test]
-    fn nothing_of_the_connection_is_handed_over() {
-        let ((), seen) = during(|| {
-            came(hints(&[
+    fn hop_by_hop_headers_are_removed() {
+        let ((), seen) = collect(|| {
+            deliver(hints(&[
                 ("connection", "close, X-Own"),
                 ("x-own", "1"),
                 ("content-length", "3"),
@@ -119,8 +121,8 @@ mod tests {
     #[test]
     fn their_number_and_their_size_are_bounded() {
         let mut budget = Budget::default();
-        assert!((0..MOST).all(|_| budget.admits(10)) && !budget.admits(10));
+        assert!((0..MAX_RESPONSES).all(|_| budget.admits(10)) && !budget.admits(10));
         let mut budget = Budget::default();
-        assert!(budget.admits(MOST_BYTES) && !budget.admits(1));
+        assert!(budget.admits(MAX_BYTES) && !budget.admits(1));
     }
 }

@@ -1,10 +1,10 @@
-//! HTTP/1.1, HTTP/2 and HPACK as bytes and connections: what clients and servers share.
+//! HTTP/1.1, HTTP/2 and HPACK as bytes and connections: shared by clients and servers.
 //!
-//! It knows nothing of services, endpoints or policies. [`h1`] and [`h2`] read and write messages without sockets, [`hpack`]
-//! compresses headers; the client's pool and the proxy's listeners drive them. Rules on headers that belong to the mesh come in as
-//! predicates.
+//! It has no notion of services, endpoints or policies. [`h1`] and [`h2`] read and write messages without sockets,
+//! [`hpack`] compresses headers; the client's pool and the proxy's listeners drive them. Headers that a caller
+//! reserves for itself come in as a predicate on names.
 //!
-//! Decision: own protocol code instead of hyper and h2, because requests are forwarded from the bytes that were read, without a
+//! Decision: own protocol code instead of hyper and h2, because requests are forwarded from the read buffer, without a
 //! map of headers. hyper's connections were measured at about twice the CPU time of a request (`docs/benchmarks.md`).
 
 pub mod h1;
@@ -16,5 +16,5 @@ pub mod socket;
 
 pub use path::{Path, RawPath};
 
-/// An error of any kind, as bodies and services of tower have it.
+/// An error of any kind, as in bodies and tower services.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

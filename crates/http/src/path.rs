@@ -1,37 +1,37 @@
 //! The path and query of a request, byte for byte as they are sent.
 //!
-//! `http::Uri` refuses `<`, `>` and a backtick in paths and `"`, `<`, `>` in queries, which programs send all the same
-//! (`?q={"a":1}`) and other proxies forward. A request with one of them carries its path beside its URI, which has these bytes
-//! percent-encoded; no other request pays for that. A URI type of our own was rejected: `http::Request` is what callers, tower
-//! and hyper speak.
+//! `http::Uri` rejects `<`, `>` and backticks in paths, and `"`, `<`, `>` in queries, which clients send nevertheless
+//! (`?q={"a":1}`) and other proxies forward. A request with one of them carries its path beside its URI, in which
+//! these bytes are percent-encoded; other requests are unaffected. Rejected: an own URI type, because callers, tower
+//! and hyper use `http::Request`.
 
 use std::sync::Arc;
 
 use http::{Extensions, uri::PathAndQuery};
 
-/// A path and query that a URI of `http` cannot hold. In the extensions of a request, beside a URI with [`uri`](Self::uri), it is
-/// what routes match and servers see.
+/// A path and query that `http::Uri` cannot hold. In the extensions of a request, beside a URI with
+/// [`uri`](Self::uri), it is what routes match and servers receive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RawPath {
     text: Arc<str>,
     uri: PathAndQuery,
 }
 
-/// What is asked for.
+/// A path and query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Path {
-    /// A path that a URI can hold: nearly every one. It begins with a slash, or is an asterisk.
+    /// Valid in `http::Uri`, as nearly every path. It begins with a slash, or is an asterisk.
     Uri(PathAndQuery),
     /// Any other.
     Raw(RawPath),
 }
 
 impl RawPath {
-    /// Takes a path and query; `None` where it does not begin with a slash, or holds blanks, control characters, `#`, or bytes
-    /// that are no UTF-8.
+    /// `None` where the text does not begin with a slash, or has spaces, control characters, `#`, or bytes that are
+    /// not UTF-8.
     pub fn new(text: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(text).ok()?;
-        if !text.starts_with('/') || !text.bytes().all(is_sent) {
+        if !text.starts_with('/') || !text.bytes().all(is_allowed) {
             return None;
         }
         let mut encoded = String::with_capacity(text.len() + 8);
@@ -52,32 +52,32 @@ impl RawPath {
         &self.text
     }
 
-    /// The same where a URI is needed.
+    /// The percent-encoded form for `http::Uri`.
     pub fn uri(&self) -> &PathAndQuery {
         &self.uri
     }
 }
 
 impl Path {
-    /// Takes a path and query, or the asterisk of OPTIONS (RFC 9113 8.3.1).
+    /// Parses a path and query, or the asterisk of OPTIONS (RFC 9113 8.3.1).
     ///
     /// # Errors
-    /// What it lacks to be one, or has too much of.
+    /// Why it is none.
     pub fn read(text: &[u8]) -> Result<Self, &'static str> {
         match text {
-            [] => Err("a path is empty"),
+            [] => Err("an empty path"),
             b"*" => Ok(Self::Uri(PathAndQuery::from_static("*"))),
-            [b'/', ..] if text.iter().copied().all(is_sent) => match PathAndQuery::try_from(text) {
+            [b'/', ..] if text.iter().copied().all(is_allowed) => match PathAndQuery::try_from(text) {
                 Ok(path) => Ok(Self::Uri(path)),
-                Err(_) => RawPath::new(text).map(Self::Raw).ok_or("a path is no UTF-8"),
+                Err(_) => RawPath::new(text).map(Self::Raw).ok_or("a path that is not UTF-8"),
             },
-            [b'/', ..] => Err("a path has blanks, control characters or a fragment"),
-            _ => Err("a path does not begin with a slash"),
+            [b'/', ..] => Err("a path with spaces, control characters or a fragment"),
+            _ => Err("a path that does not begin with a slash"),
         }
     }
 
-    /// What a request asks for by its URI, and by the raw path in its extensions as long as that is of the same URI: who changed the
-    /// one since means the other no more.
+    /// The path of a request: the raw path in its extensions as long as that belongs to the same URI; if the URI was
+    /// changed since, the raw path is ignored.
     pub fn of(uri: Option<PathAndQuery>, raw: Option<&RawPath>) -> Self {
         let uri = uri.unwrap_or_else(|| PathAndQuery::from_static("/"));
         match raw {
@@ -94,7 +94,7 @@ impl Path {
         }
     }
 
-    /// What stands in a URI for it, and what goes beside that where it says something else.
+    /// The path for the URI; a raw path goes into the extensions.
     pub(crate) fn into_parts(self, extensions: &mut Extensions) -> PathAndQuery {
         match self {
             Self::Uri(path) => path,
@@ -108,7 +108,7 @@ impl Path {
 }
 
 impl From<PathAndQuery> for Path {
-    /// A query may stand alone in a URI, but not in a request (RFC 9112 3.2.1).
+    /// A URI may have a query without a path, a request line may not (RFC 9112 3.2.1).
     fn from(path: PathAndQuery) -> Self {
         match path.as_str() {
             text if text.starts_with('/') || text == "*" => Self::Uri(path),
@@ -117,8 +117,8 @@ impl From<PathAndQuery> for Path {
     }
 }
 
-/// Whether a byte may stand in a path or query as it is sent: all but blanks, control characters and what begins a fragment.
-const fn is_sent(byte: u8) -> bool {
+/// Whether a byte may be in a path or query: all but spaces, control characters and `#`.
+const fn is_allowed(byte: u8) -> bool {
     matches!(byte, 0x21..=0x7e | 0x80..) && byte != b'#'
 }
 
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_uri_refuses_is_kept_beside_one_that_it_does_not() {
+    fn a_raw_path_is_kept_beside_its_encoded_form() {
         for (text, uri) in [
             (r#"/?q={"a":1}"#, "/?q={%22a%22:1}"),
             ("/<a>`b", "/%3Ca%3E%60b"),
@@ -137,9 +137,9 @@ mod tests {
             let path = Path::read(text.as_bytes()).unwrap();
             assert_eq!(path.as_str(), text);
             let mut extensions = Extensions::new();
-            let told = path.clone().into_parts(&mut extensions);
-            assert_eq!(told.as_str(), uri);
-            assert_eq!(Path::of(Some(told), extensions.get()), path);
+            let parts = path.clone().into_parts(&mut extensions);
+            assert_eq!(parts.as_str(), uri);
+            assert_eq!(Path::of(Some(parts), extensions.get()), path);
             let other = PathAndQuery::from_static("/other");
             assert_eq!(
                 Path::of(Some(other), extensions.get()).as_str(),
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_that_may_be_sent_is_kept_and_no_other() {
+    fn every_allowed_byte_is_kept_and_no_other() {
         for byte in 0..0x80 {
             for text in [[b'/', byte, b'a'].to_vec(), [b'/', b'?', byte].to_vec()] {
                 let path = Path::read(&text);
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_query_does_not_stand_alone() {
+    fn a_query_without_path_gets_a_slash() {
         let path = |text| Path::from(PathAndQuery::from_static(text));
         assert_eq!((path("?a").as_str(), path("/?a").as_str(), path("*").as_str()), ("/?a", "/?a", "*"));
     }

@@ -12,7 +12,8 @@ use std::{
 
 use fairmesh_client::{
     Fault, FaultKind, Mesh, ServiceHandle,
-    core::{Clock, View, nanos},
+    call::{Clock, nanos},
+    discovery::ServiceState,
 };
 use fairmesh_listen::Listeners;
 use fairmesh_model::{
@@ -110,13 +111,13 @@ impl Picker {
 
     async fn try_pick(&self, query: &PickQuery) -> Result<PickResult, Fault> {
         let requested = self.ready(&query.service).await?;
-        let target = match &*requested.view() {
-            View::Ready(ready) => self.route_target(&ready.upstream).clone(),
+        let target = match &*requested.state() {
+            ServiceState::Ready(ready) => self.route_target(&ready.upstream).clone(),
             _ => return Err(changing(&query.service)),
         };
         let routed = if target == query.service { requested } else { self.ready(&target).await? };
-        match &*routed.view() {
-            View::Ready(ready) => self.lease(&ready.upstream, ready.revision, query),
+        match &*routed.state() {
+            ServiceState::Ready(ready) => self.lease(&ready.upstream, ready.revision, query),
             _ => Err(changing(&target)),
         }
     }
@@ -208,7 +209,7 @@ impl Picker {
 
     /// Waits for the first routing information.
     pub(crate) async fn first_snapshot(&self) {
-        self.mesh.informed().await;
+        self.mesh.first_snapshot().await;
     }
 
     /// The metrics in the OpenMetrics text format.

@@ -2,66 +2,69 @@ use std::{io, net::SocketAddr, path::PathBuf, time::Duration};
 
 use fairmesh_model::Invalid;
 
-use crate::TlsError;
+use crate::listen::tls::files::TlsError;
 
-/// Why a proxy did not start.
+/// Error that prevents a proxy from starting.
 #[derive(Debug, thiserror::Error)]
 pub enum ProxyError {
-    /// An address cannot be listened on.
+    /// An address cannot be bound.
     #[error(
-        "cannot listen on {address}: {source}; choose another with --listen or --admin, or stop whoever has it"
+        "cannot listen on {address}: {source}; choose another with --listen or --admin, or stop the process that \
+         uses it"
     )]
     Listen {
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// What the system says.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A listener cannot take connections that were meant for others.
+    /// A listener cannot accept connections to other addresses.
     #[error(
-        "cannot take connections as they are on {address}: {source}; +transparent needs the right CAP_NET_RAW or CAP_NET_ADMIN, such as \
-         AmbientCapabilities=CAP_NET_RAW of a unit gives it"
+        "cannot accept connections to other addresses on {address}: {source}; +transparent requires CAP_NET_RAW or \
+         CAP_NET_ADMIN, for example AmbientCapabilities=CAP_NET_RAW in a systemd unit"
     )]
     Transparent {
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// What the system says.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// Threads cannot be started.
     #[error(
-        "cannot start {count} threads to serve connections: {source}; give fewer --cores, or raise the limits on processes and open files"
+        "cannot start {count} threads to serve connections: {source}; lower --cores, or raise the limits of processes \
+         and open files"
     )]
     Cores {
-        /// How many.
+        /// Number of threads.
         count: usize,
-        /// What the system says.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// Nobody can be succeeded, or waited for, at the path of the handover.
+    /// The handover socket cannot be used, or the running proxy did not hand over.
     #[error(
-        "cannot take over at {}: {source}; a proxy that runs there goes on; mend it, or stop that one first",
+        "cannot take over at {}: {source}; a proxy that runs there continues; fix the cause, or stop that \
+         proxy first",
         path.display()
     )]
     Handover {
-        /// The path.
+        /// Path of the socket.
         path: PathBuf,
-        /// What the system, or the other side, says.
+        /// Error of the operating system or of the protocol.
         source: io::Error,
     },
-    /// A program cannot be spoken for as was asked.
+    /// The inbound endpoint is invalid.
     #[error("{}: {}; {}", .0.field, .0.problem, .0.hint)]
     Inbound(Invalid),
-    /// TLS cannot be spoken as was asked.
+    /// TLS cannot be configured.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// What to serve was not learnt in time, and the proxy before goes on.
+    /// No routing information within the time limit of a hot upgrade; the running proxy continues.
     #[error(
-        "what is to be served is not known after {waited:?}: nobody answers, or somebody does who does not know it; the proxy \
-         that runs goes on; see whether --agent or --control is right, and start again"
+        "no routing information within {waited:?}: the agent or control plane did not respond, or has none; the \
+         running proxy continues; check --agent or --control, and start again"
     )]
     Uninformed {
-        /// How long it waited.
+        /// The time limit.
         waited: Duration,
     },
 }

@@ -1,83 +1,93 @@
-//! What fuzz targets reach and nobody else should: a connection of a program over a stream of the caller's making, served as
-//! by a proxy but for who answers.
+//! Entry points of fuzz targets: serves a connection over any stream as the proxy does, with responses of the caller.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use fairmesh_client::{BoxError, Fault};
-use fairmesh_http::h2::Connection;
+use fairmesh_http::h2;
 use http::{Request, Response};
 use http_body::Body;
 use tokio::io::{AsyncRead, AsyncWrite, ReadHalf, copy, split};
 
 use crate::{
-    lean::{self, Ended, Left},
-    metrics::Metrics,
-    restless::Restless,
-    rewound::Rewound,
-    stopping::Stopping,
-    untaken::{AnswerBody, Answers},
+    http1::{
+        connection::Connection,
+        outcome::{ConnectionEnd, ConnectionParts},
+        request_body::IncomingBody,
+        serve,
+        upgrade::OnUpgrade,
+    },
+    http2::{
+        rapid_reset::RapidResetGuard,
+        response_stall::{ResponseBody, StallMonitor},
+    },
+    lifecycle::shutdown::Shutdown,
+    listen::metrics::ConnectionMetrics,
+    tunnel::prefixed_io::PrefixedIo,
 };
 
-/// How long the head of a request may take.
-pub const PATIENCE: Duration = Duration::from_secs(75);
+/// Time limit of request headers, as by default.
+pub const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 
-/// The body of a request, whichever side of the proxy read it.
+/// The body of a request over either version.
 pub type RequestBody = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
 
-/// Whether a request's connection may carry something else once it is answered; [`serve`] says there what the program does.
+/// Whether the connection of a request may be upgraded; [`serve`] then echoes what the client sends.
 pub fn may_switch(request: &Request<RequestBody>) -> bool {
-    request.extensions().get::<lean::Switch>().is_some()
+    request.extensions().get::<OnUpgrade>().is_some()
 }
 
-/// Serves a connection to its end.
-pub async fn serve<I, A, F, B>(stream: I, answer: A)
+/// Serves a connection until it ends.
+pub async fn serve<I, A, F, B>(stream: I, handler: A)
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     A: Fn(Request<RequestBody>) -> F + Clone + Send + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
     B: Body<Data = Bytes, Error = Fault> + Unpin + Send + 'static,
 {
-    let stopping = Stopping::default();
-    let own = |request: Request<lean::Upload<ReadHalf<I>>>| answer(boxed(request));
-    match lean::serve(split(stream), PATIENCE, &stopping, &own).await {
-        Ended::Http2(Left { reader, writer, read }) => http2(reader.unsplit(writer), read, answer).await,
-        Ended::Switched(Left { reader, writer, read }, _) => {
-            let (mut said, mut hears) = split(Rewound::new(read, reader.unsplit(writer)));
-            // How it ended is for the other side to see.
+    let shutdown = Shutdown::default();
+    let own = |request: Request<IncomingBody<ReadHalf<I>>>| handler(boxed(request));
+    let (reader, writer) = split(stream);
+    match serve::serve(Connection::new(reader, writer, IDLE_TIMEOUT), &shutdown, &own).await {
+        ConnectionEnd::Http2(ConnectionParts { reader, writer, read }) => {
+            http2(reader.unsplit(writer), read, handler).await
+        }
+        ConnectionEnd::Upgraded(ConnectionParts { reader, writer, read }, _) => {
+            let (mut said, mut hears) = split(PrefixedIo::new(read, reader.unsplit(writer)));
+            // The client side observes the outcome.
             let _ = copy(&mut said, &mut hears).await;
         }
-        Ended::Done | Ended::Broken(_) => {}
+        ConnectionEnd::Closed | ConnectionEnd::Failed(_) => {}
     }
 }
 
-/// As the proxy serves HTTP/2.
-async fn http2<I, A, F, B>(stream: I, read: bytes::BytesMut, answer: A)
+/// Serves HTTP/2 with the guards of the proxy.
+async fn http2<I, A, F, B>(stream: I, read: bytes::BytesMut, handler: A)
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     A: Fn(Request<RequestBody>) -> F + Clone + Send + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
     B: Body<Data = Bytes, Error = Fault> + Unpin + Send + 'static,
 {
-    type Answer<B> = Pin<Box<dyn Future<Output = Response<AnswerBody<B>>> + Send>>;
+    type ResponseFuture<B> = Pin<Box<dyn Future<Output = Response<ResponseBody<B>>> + Send>>;
 
-    let (metrics, answers, restless) =
-        (Metrics::default(), Arc::new(Answers::default()), Arc::<Restless>::default());
-    let (watched, begun) = (Arc::clone(&answers), Arc::clone(&restless));
-    let service = move |request: Request<fairmesh_http::h2::RequestBody>| -> Answer<B> {
-        let (answers, waiting) = (Arc::clone(&watched), begun.begin());
-        let answer = answer(boxed(request));
+    let (metrics, responses, guard) =
+        (ConnectionMetrics::default(), Arc::new(StallMonitor::default()), Arc::<RapidResetGuard>::default());
+    let (monitor, requests) = (Arc::clone(&responses), Arc::clone(&guard));
+    let service = move |request: Request<h2::RequestBody>| -> ResponseFuture<B> {
+        let (responses, pending) = (Arc::clone(&monitor), requests.start_request());
+        let response = handler(boxed(request));
         Box::pin(async move {
-            let answer = answer.await;
-            waiting.answered();
-            answers.watch(answer)
+            let response = response.await;
+            pending.responded();
+            responses.monitor(response)
         })
     };
     tokio::select! {
-        // How it ended is for the other side to see.
-        _ = Connection::new(stream, read, service) => {}
-        never = answers.look(PATIENCE, &metrics) => match never {},
-        () = restless.enough() => {}
+        // The client side observes the outcome.
+        _ = h2::ServerConnection::new(stream, read, service) => {}
+        never = responses.close_stalled(IDLE_TIMEOUT, &metrics) => match never {},
+        () = guard.tripped() => {}
     }
 }
 

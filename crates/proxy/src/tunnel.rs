@@ -1,10 +1,15 @@
-//! Connections that carry bytes and no messages: after an upgrade, after `CONNECT`, and over TCP.
+//! Tunnels: connections that carry bytes instead of messages, after an upgrade, after `CONNECT`, and over TCP.
 //!
-//! Each keeps its place among the connections of programs, and counts at its endpoint as a stream (Uber, assisted balancing). When the proxy
-//! stops, one that pauses is ended, so that its program connects anew, elsewhere; no other protocol than HTTP has words for it.
+//! A tunnel keeps its connection permit, and counts at its endpoint as a stream (Uber, assisted balancing). When the
+//! proxy stops, a tunnel is closed as soon as it pauses, so that its client reconnects elsewhere; only HTTP could
+//! announce the end.
 
-mod asked;
-mod copy;
+pub(crate) mod connect;
+pub(crate) mod copy;
+pub(crate) mod metrics;
+pub(crate) mod prefixed_io;
+pub(crate) mod tcp_proxy;
+pub(crate) mod upgrade;
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -15,116 +20,116 @@ use tokio::{
 };
 use tokio_util::task::TaskTracker;
 
-use self::copy::Copying;
-pub(crate) use self::{
-    asked::{Program, Switch, mark},
-    copy::Carried,
-};
 use crate::{
-    Limits,
-    metrics::{Held, Metrics, count},
-    place::Place,
-    stopping::Stopping,
+    lifecycle::shutdown::Shutdown,
+    limits::Limits,
+    listen::connection_permit::ConnectionPermit,
+    metrics::ProxyMetrics,
+    observe::counter::{GaugeGuard, increment},
+    tunnel::{copy::BidirectionalCopy, upgrade::ClientUpgrade},
 };
 
-/// How long a tunnel must be quiet to be ended when the proxy stops.
-const PAUSE: Duration = Duration::from_secs(1);
-/// How often a tunnel is looked at within the time for which it may be quiet; one ends that much too late at most.
-const LOOKS: u32 = 4;
+/// How long a tunnel must be idle to be closed when the proxy stops.
+const DRAIN_IDLE: Duration = Duration::from_secs(1);
+/// Number of checks within the idle timeout; a tunnel is closed at most one check late.
+const IDLE_CHECKS: u32 = 4;
 
-/// What tunnels share.
+/// Shared by all tunnels.
 #[derive(Clone, Debug)]
 pub(crate) struct Tunnels {
     limits: Limits,
-    metrics: Arc<Metrics>,
-    stopping: Arc<Stopping>,
+    metrics: Arc<ProxyMetrics>,
+    shutdown: Arc<Shutdown>,
     tasks: TaskTracker,
 }
 
 /// How a tunnel ended.
 #[derive(Debug)]
-enum End {
-    /// Both sides have said all.
-    Whole,
-    /// One of them broke.
-    Broken,
-    /// Nothing came for too long.
-    Quiet,
+enum TunnelEnd {
+    /// Both sides have closed.
+    Closed,
+    /// One side failed.
+    Failed,
+    /// Idle for too long.
+    Idle,
 }
 
 impl Tunnels {
     pub(crate) fn new(
         limits: Limits,
-        metrics: Arc<Metrics>,
-        stopping: Arc<Stopping>,
+        metrics: Arc<ProxyMetrics>,
+        shutdown: Arc<Shutdown>,
         tasks: TaskTracker,
     ) -> Self {
-        Self { limits, metrics, stopping, tasks }
+        Self { limits, metrics, shutdown, tasks }
     }
 
-    /// Carries what follows the answer that `program` waits for. A task of its own, since that is yet to be sent, and over HTTP/2
-    /// further requests share the program's connection.
-    pub(crate) fn begin(&self, program: Program, server: Tunnel, place: Arc<Place>) {
+    /// Starts the tunnel after the response that `client` waits for: a task of its own, since the response is yet to be
+    /// sent, and over HTTP/2 other requests share the connection.
+    pub(crate) fn spawn(&self, client: ClientUpgrade, server: Tunnel, permit: Arc<ConnectionPermit>) {
         let this = self.clone();
         self.tasks.spawn(async move {
-            let _place = place;
-            // A program that never takes the answer must not keep a server waiting.
-            let patience = this.limits.head;
-            match timeout(patience, program.begun()).await {
-                Ok(Some(program)) => this.carry(program, server).await,
-                _ => count(&this.metrics.tunnels_broken),
+            let _permit = permit;
+            // A client that never reads the response must not hold a server.
+            let idle_timeout = this.limits.idle_timeout;
+            match timeout(idle_timeout, client.upgraded()).await {
+                Ok(Some(client)) => this.carry(client, server).await,
+                _ => increment(&this.metrics.tunnels.failed),
             }
         });
     }
 
-    /// Carries bytes between a program and a server until both have said all, one breaks, or neither says anything.
+    /// Copies bytes between client and server until both sides close, one fails, or both are idle.
     pub(crate) async fn carry(
         &self,
-        program: impl AsyncRead + AsyncWrite,
+        client: impl AsyncRead + AsyncWrite,
         server: impl AsyncRead + AsyncWrite,
     ) {
         let metrics = &self.metrics;
-        count(&metrics.tunnels);
-        let _open = Held::new(&metrics.tunnels_open);
-        let mut copying = pin!(Copying::new(program, server));
+        increment(&metrics.tunnels.opened);
+        let _open = GaugeGuard::new(&metrics.tunnels.open);
+        let mut copy = pin!(BidirectionalCopy::new(client, server));
         let ended = tokio::select! {
-            ended = until_quiet(copying.as_mut(), self.limits.tunnel_idle) => Ok(ended),
-            deadline = self.stopping.begun() => Err(deadline),
+            ended = copy_until_idle(copy.as_mut(), self.limits.tunnel_idle) => Ok(ended),
+            deadline = self.shutdown.deadline() => Err(deadline),
         };
         let counter = match ended {
-            Ok(End::Whole) => None,
-            Ok(End::Broken) => Some(&metrics.tunnels_broken),
-            Ok(End::Quiet) => Some(&metrics.tunnels_idle),
-            Err(deadline) => match timeout_at(deadline, until_quiet(copying.as_mut(), PAUSE)).await {
-                Ok(End::Whole | End::Quiet) => None,
-                Ok(End::Broken) => Some(&metrics.tunnels_broken),
-                Err(_) => Some(&metrics.cut),
+            Ok(TunnelEnd::Closed) => None,
+            Ok(TunnelEnd::Failed) => Some(&metrics.tunnels.failed),
+            Ok(TunnelEnd::Idle) => Some(&metrics.tunnels.idle_timeouts),
+            Err(deadline) => match timeout_at(deadline, copy_until_idle(copy.as_mut(), DRAIN_IDLE)).await {
+                Ok(TunnelEnd::Closed | TunnelEnd::Idle) => None,
+                Ok(TunnelEnd::Failed) => Some(&metrics.tunnels.failed),
+                Err(_) => Some(&metrics.connections.drain_timeouts),
             },
         };
-        counter.into_iter().for_each(count);
-        metrics.carried(copying.carried());
+        counter.into_iter().for_each(increment);
+        metrics.tunnels.add_bytes(copy.copied());
     }
 }
 
-/// Copies until both sides have ended or nothing was carried for this long.
-async fn until_quiet<A, B>(mut copying: std::pin::Pin<&mut Copying<A, B>>, quiet: Duration) -> End
+/// Copies until both sides have closed or no byte was copied for `idle_timeout`.
+async fn copy_until_idle<A, B>(
+    mut copy: std::pin::Pin<&mut BidirectionalCopy<A, B>>,
+    idle_timeout: Duration,
+) -> TunnelEnd
 where
     A: AsyncRead + AsyncWrite,
     B: AsyncRead + AsyncWrite,
 {
-    // Looks are counted, so that no piece that is carried has to read a clock.
-    let every = (quiet / LOOKS).max(Duration::from_millis(1));
-    let mut looks = interval_at(Instant::now() + every, every);
-    let (mut before, mut in_vain) = (copying.carried(), 0);
+    // Checks are counted, so that copying needs no clock.
+    let period = (idle_timeout / IDLE_CHECKS).max(Duration::from_millis(1));
+    let mut ticks = interval_at(Instant::now() + period, period);
+    let (mut before, mut idle_checks) = (copy.copied(), 0);
     loop {
         tokio::select! {
-            ended = copying.as_mut() => return ended.map_or(End::Broken, |()| End::Whole),
-            _ = looks.tick() => {
-                let carried = copying.carried();
-                in_vain = if carried == before { in_vain + 1 } else { 0 };
-                before = carried;
-                if in_vain == LOOKS {
-                    return End::Quiet;
+            ended = copy.as_mut() => return ended.map_or(TunnelEnd::Failed, |()| TunnelEnd::Closed),
+            _ = ticks.tick() => {
+                let copied = copy.copied();
+                idle_checks = if copied == before { idle_checks + 1 } else { 0 };
+                before = copied;
+                if idle_checks == IDLE_CHECKS {
+                    return TunnelEnd::Idle;
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! How a program describes its endpoint.
+//! Configuration of an endpoint.
 
 use std::{collections::BTreeMap, fs, future::Future, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -13,16 +13,21 @@ use tokio::{
 };
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{
-    Cpu, DEFAULT_LEASE, HookResult, Inner, Lease, Link, Registration, SHARDS_AWARE, SHARDS_LABEL, Server,
-    ServerLayer, ShardHooks, Standing, UsageReports, drain::Phase, drain_deadline, gate::Gate, layer::Shared,
-    load::Load, meter::CpuMeter, registry_addresses, shards, work::WorkReports,
+use crate::{
+    Cpu, DEFAULT_LEASE, HookResult, Inner, Lease, Registration, RegistrationState, RegistryClient,
+    SHARDS_AWARE, SHARDS_LABEL, Server, ServerLayer, ShardHooks, UsageReports,
+    cpu::sampler::CpuSampler,
+    drain::Phase,
+    drain_deadline,
+    layer::{LayerState, concurrency_limit::ConcurrencyLimit, server_load::ServerLoad},
+    registry_addresses,
+    shards::{self, shard_load::ShardLoadReports},
 };
 
-/// How long `start` waits for the first registration before it goes on in the background.
+/// How long `start` waits for the first registration before it continues in the background.
 const START_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Describes an endpoint before it starts; from [`Server::builder`].
+/// Configures an endpoint before it starts; from [`Server::builder`].
 #[derive(Clone, Debug)]
 #[must_use = "nothing is registered before start"]
 pub struct ServerBuilder {
@@ -36,7 +41,7 @@ pub struct ServerBuilder {
     lease: Duration,
     drain_deadline: Option<Duration>,
     addresses: Vec<Address>,
-    /// Whether one of the addresses was given as an agent's.
+    /// Whether one of the addresses is an agent's.
     knows_agent: bool,
     hooks: Option<ShardHooks>,
     starting: bool,
@@ -67,25 +72,25 @@ impl ServerBuilder {
         }
     }
 
-    /// The identity of this copy, the same after a restart; unless given, the host's name and the port.
+    /// The identity of this endpoint, the same after a restart; by default, host name and port.
     pub fn instance(mut self, instance: impl Into<String>) -> Self {
         self.instance = Some(instance.into());
         self
     }
 
-    /// Where callers reach it; there is no default.
+    /// The address for callers; there is no default.
     pub fn address(mut self, address: SocketAddr) -> Self {
         self.address = Some(address);
         self
     }
 
-    /// Where it runs; unless given, in region `FAIRMESH_REGION`, else where the agent says.
+    /// Its location; by default, region `FAIRMESH_REGION`, else as the agent reports.
     pub fn location(mut self, location: Location) -> Self {
         self.location = Some(location);
         self
     }
 
-    /// Relative compute power in thousandths; 1000, an ordinary host, unless given.
+    /// Relative compute capacity in thousandths; by default 1000, an ordinary host.
     pub fn weight(mut self, weight: u32) -> Self {
         self.weight = weight;
         self
@@ -100,19 +105,19 @@ impl ServerBuilder {
         self
     }
 
-    /// What it speaks. Declares the service in case nobody has, so that callers find it without further ado.
+    /// Its protocol. Declares the service if it is not declared yet, so that callers find it at once.
     pub fn protocol(mut self, protocol: Protocol) -> Self {
         self.protocol = Some(protocol);
         self
     }
 
-    /// How long the endpoint is believed when renewals stop; 10 s unless given.
+    /// How long the endpoint stays live without renewal; 10 s by default.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
     }
 
-    /// How long a planned stop may take; unless given `FAIRMESH_DRAIN_DEADLINE`, else 25 s.
+    /// How long a graceful stop may take; by default `FAIRMESH_DRAIN_DEADLINE`, else 25 s.
     pub fn drain_deadline(mut self, deadline: Duration) -> Self {
         self.drain_deadline = Some(deadline);
         self
@@ -126,47 +131,47 @@ impl ServerBuilder {
         self
     }
 
-    /// A control plane to register at where there is no agent. It does not know where this program runs: give
-    /// [`location`](Self::location) or `FAIRMESH_REGION` with it.
+    /// A control plane to register with, where there is no agent. It does not know the location of this program: set
+    /// [`location`](Self::location) or `FAIRMESH_REGION` as well.
     pub fn control(mut self, address: Address) -> Self {
         self.addresses.push(address);
         self
     }
 
-    /// Registers as starting, so that no calls come before [`Server::ready`].
+    /// Registers as starting: no calls arrive before [`Server::ready`].
     pub fn starting(mut self) -> Self {
         self.starting = true;
         self
     }
 
-    /// Goes on with calls after the time that their callers gave. Unless told so, they are [cut off](ServerLayer): for services
-    /// that must not be dropped halfway.
+    /// Continues calls after the caller's deadline. By default they are [cancelled](ServerLayer). For services whose
+    /// calls must not be dropped halfway.
     pub fn finish_late_calls(mut self) -> Self {
         self.finishes_late = true;
         self
     }
 
-    /// Calls and streams at one time, at least 1; no bound unless given. Further ones are answered at once with 503, or gRPC
-    /// `UNAVAILABLE`, marked so that callers send them elsewhere within their retry budget and hold nothing against this server.
+    /// Limit of concurrent calls and streams, at least 1; unlimited by default. Further calls get 503, or gRPC
+    /// `UNAVAILABLE`, at once, marked so that callers send them to another server within their retry budget and do not
+    /// count them as failures of this one.
     pub fn at_most(mut self, calls: u32) -> Self {
         self.at_most = Some(calls.max(1));
         self
     }
 
-    /// Takes fewer calls at a time while they take too long for their number, and refuses the others
-    /// [likewise](Self::at_most); see [`AdaptiveConcurrency`](fairmesh_balancer::AdaptiveConcurrency). It begins with the bound that is
-    /// given, or 1024. Streams are not counted.
+    /// Lowers the limit while latency rises with concurrency, and rejects the other calls [likewise](Self::at_most);
+    /// see [`AdaptiveConcurrency`](fairmesh_balancer::AdaptiveConcurrency). It starts at the given limit, or 1024.
+    /// Streams are not counted.
     pub fn adaptive(mut self) -> Self {
         self.adaptive = true;
         self
     }
 
-    /// Loads a shard that is to be held here, before any call for it comes. A failure is logged and tried again. The
-    /// endpoint takes no calls before the shards that it holds at start are loaded, and a move of a shard to it waits.
+    /// Loads a shard that this server is to hold, before any call for it arrives. A failure is logged and retried. The
+    /// endpoint accepts no calls before the shards it holds at start are loaded, and a move of a shard to it waits.
     ///
-    /// A split comes as the start of the new shard, whose keys this server holds already. A merge comes as the start of the
-    /// shard that remains, once more and with its wider range, all of which this server holds already; the other one is
-    /// not stopped.
+    /// A split starts the new shard, whose keys this server holds already. A merge starts the remaining shard again,
+    /// with its wider range, all of which this server holds already; the merged one is not stopped.
     pub fn on_shard_start<F>(mut self, hook: impl Fn(ShardId, KeyRange) -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = HookResult> + Send + 'static,
@@ -175,8 +180,8 @@ impl ServerBuilder {
         self
     }
 
-    /// Lets go of a shard that is not held here any more; no calls for it come any longer. A shard that comes back is
-    /// loaded once this has ended; a loading that is called off is dropped before this begins.
+    /// Releases a shard that this server no longer holds; calls for it have ended. A shard that returns is loaded
+    /// after this has ended; a cancelled load is dropped before this begins.
     pub fn on_shard_stop<F>(mut self, hook: impl Fn(ShardId) -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = HookResult> + Send + 'static,
@@ -185,35 +190,36 @@ impl ServerBuilder {
         self
     }
 
-    /// Registers and keeps registered. Waits at most 2 s for the registry: without one, it goes on trying in the
-    /// background, and the program serves meanwhile. Must be called within a tokio runtime.
+    /// Registers and keeps registered. Waits at most 2 s for the registry: without one, it retries in the background,
+    /// and the program serves meanwhile. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// When something given, here or in the environment, is not valid; and when no region is given, no agent either, and
-    /// who answers does not know one: the program could never be registered.
+    /// Invalid configuration, here or in the environment; or no region, where neither an agent nor the control plane
+    /// knows one: the program could never be registered.
     pub async fn start(mut self) -> Result<Server, Invalid> {
         let registration = self.registration()?;
         let drain_deadline = drain_deadline(self.drain_deadline)?;
         let addresses = registry_addresses(&self.addresses)?;
         let software = format!("server {} {}", registration.service, registration.instance);
-        let link = Arc::new(Link::new(addresses, software));
+        let registry = Arc::new(RegistryClient::new(addresses, software));
         let started = Instant::now() + START_TIMEOUT;
         if registration.location.is_none() && !self.knows_agent {
-            located(&link, started).await?;
+            check_location(&registry, started).await?;
         }
         let state = match self.starting || self.hooks.is_some() {
             true => EndpointState::Starting,
             false => EndpointState::Serving,
         };
-        let lease = Arc::new(Lease::keep(Arc::clone(&link), registration.clone(), state));
+        let lease = Arc::new(Lease::keep(Arc::clone(&registry), registration.clone(), state));
         let layer = ServerLayer { shared: Arc::new(self.shared(&registration)) };
         let (cpu, load) = (Cpu::of_this_program(), &layer.shared.load);
-        let meter = CpuMeter::start(cpu.clone(), Arc::clone(load));
-        let usage = UsageReports::of_server(Arc::clone(&link), registration.clone(), cpu, Arc::clone(load));
+        let cpu_sampler = CpuSampler::start(cpu.clone(), Arc::clone(load));
+        let usage =
+            UsageReports::of_server(Arc::clone(&registry), registration.clone(), cpu, Arc::clone(load));
         let shared = Arc::clone(&layer.shared);
-        let work = WorkReports::start(Arc::clone(&link), registration.clone(), shared);
-        let watching = shards::Watching {
-            link,
+        let shard_load = ShardLoadReports::start(Arc::clone(&registry), registration.clone(), shared);
+        let watching = shards::ShardWatch {
+            registry,
             lease: Arc::clone(&lease),
             shared: Arc::clone(&layer.shared),
             registration,
@@ -221,9 +227,13 @@ impl ServerBuilder {
             serves_when_loaded: !self.starting,
         };
         let shards = AbortOnDropHandle::new(tokio::spawn(watching.run()));
-        let mut standing = lease.standing();
-        // What came of it is logged by the lease, and it goes on either way.
-        let _ = timeout_at(started, standing.wait_for(|now| matches!(now, Standing::Registered(_)))).await;
+        let mut registration_state = lease.registration_state();
+        // The result is logged by the lease, which continues either way.
+        let _ = timeout_at(
+            started,
+            registration_state.wait_for(|now| matches!(now, RegistrationState::Registered(_))),
+        )
+        .await;
         let phase = watch::Sender::new(Phase::Running);
         Ok(Server {
             inner: Arc::new(Inner {
@@ -233,27 +243,27 @@ impl ServerBuilder {
                 drain_deadline,
                 _shards: shards,
                 _usage: usage,
-                _work: work,
-                _meter: meter,
+                _shard_load: shard_load,
+                _cpu_sampler: cpu_sampler,
             }),
         })
     }
 
-    fn shared(&self, registration: &Registration) -> Shared {
-        // Differs between the servers of a service, so that they do not look for their bounds in step.
+    fn shared(&self, registration: &Registration) -> LayerState {
+        // Different for each server of a service, so that they do not probe their limits in step.
         let seed = self.adaptive.then(|| hash_text(registration.instance.as_str()));
-        let gate = Gate::new(self.at_most, seed);
+        let concurrency_limit = ConcurrencyLimit::new(self.at_most, seed);
         let name = format!("{}/{}", registration.service, registration.instance);
-        let load = Arc::new(Load::of(&name));
-        Shared { load, finishes_late: self.finishes_late, gate, ..Shared::default() }
+        let load = Arc::new(ServerLoad::of(&name));
+        LayerState { load, finishes_late: self.finishes_late, concurrency_limit, ..LayerState::default() }
     }
 
     fn registration(&mut self) -> Result<Registration, Invalid> {
         let Some(address) = self.address else {
             return Err(Invalid::new(
                 "address",
-                "none is given",
-                "call .address(..) with where callers reach it",
+                "is missing",
+                "call .address(..) with the address for callers",
             ));
         };
         let instance = match &self.instance {
@@ -280,19 +290,20 @@ impl ServerBuilder {
     }
 }
 
-/// Fails where whoever answers until `deadline` does not say where this program runs; nobody may answer yet.
-async fn located(link: &Link, deadline: Instant) -> Result<(), Invalid> {
-    match timeout_at(deadline, link.location()).await {
+/// Fails where the registry that responds within `deadline` does not know the location of this program; no response is
+/// no failure.
+async fn check_location(registry: &RegistryClient, deadline: Instant) -> Result<(), Invalid> {
+    match timeout_at(deadline, registry.location()).await {
         Ok(Ok(None)) => Err(Invalid::new(
             "location",
-            "none is given, and a control plane does not know where this program runs",
+            "is missing, and a control plane does not know where this program runs",
             "call .location(..), set FAIRMESH_REGION, or register through an agent",
         )),
         _ => Ok(()),
     }
 }
 
-/// The identity of a program that names none: its host and port, which a restart keeps.
+/// The default identity: host name and port, which a restart keeps.
 pub fn default_instance(address: SocketAddr) -> Result<InstanceId, Invalid> {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = match host.trim() {

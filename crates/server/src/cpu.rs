@@ -1,15 +1,16 @@
-//! How much CPU a program uses, and how much it may: from its cgroup where it has one of its own, else from its processes.
+//! CPU time and CPU limit of a program: from its own cgroup if it has one, else from its processes.
 //!
-//! A cgroup is what owners set limits for and count by, so it comes first. It is the program's own where nobody else is in
-//! it but those who started the program and those whom it started; where several servers share one (a login, a
-//! supervisor in a container), what the cgroup uses would be counted once for each. Asking every owner which of the two
-//! holds was rejected: the process table says it.
+//! A cgroup is preferred, because limits and accounting are set by it. It is the program's own where it contains only
+//! the program, its ancestors and its descendants; where several servers share a cgroup (a login, a supervisor in a
+//! container), its usage would be counted once for each. Rejected: a setting, since the process table shows it.
 //!
-//! What it may use is looked up by itself, whoever else is in the same cgroup: a quota holds all the same, and with version
-//! 1 the group that limits need not be the one that counts.
+//! The limit is determined separately, even in a shared cgroup: a quota applies in any case, and in version 1 the
+//! limiting group may differ from the accounting one.
 
 mod cgroup;
 mod process;
+pub(crate) mod sampler;
+pub(crate) mod usage_reports;
 
 use std::{
     path::PathBuf,
@@ -20,21 +21,21 @@ use tokio::time::Instant;
 
 use cgroup::{Cgroup, Limits};
 
-/// What counters say of a program's CPU.
+/// CPU counters of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuTime {
-    /// When it was read.
+    /// When they were read.
     pub at: Instant,
-    /// CPU time ever used, in microseconds; only comparable within an epoch.
+    /// Total CPU time, in microseconds; comparable only within an epoch.
     pub used_us: u64,
-    /// How much it may use at once, in thousandths of a core.
+    /// CPU limit, in thousandths of a core.
     pub limit_millicores: u32,
-    /// Another number than before where it is counted in another way than before.
+    /// Changes with the source of the counters.
     pub epoch: u32,
 }
 
-/// Measures one program: this one, or one that was started. Reads files, which takes well below a millisecond. Clones
-/// measure it in the same way.
+/// Measures a program: this one, or one that was started. Reads files, which takes well below a millisecond. Clones
+/// share their state.
 #[derive(Clone, Debug)]
 pub struct Cpu {
     reader: Arc<Mutex<Reader>>,
@@ -42,7 +43,7 @@ pub struct Cpu {
 
 #[derive(Debug)]
 struct Reader {
-    /// Where `/proc` is.
+    /// The path of `/proc`.
     proc: PathBuf,
     pid: u32,
     source: Option<Source>,
@@ -63,7 +64,7 @@ impl Cpu {
         Self::of(std::process::id())
     }
 
-    /// Measures the program that began as this process, with everything that it starts.
+    /// Measures the program of this process and its descendants.
     pub fn of(pid: u32) -> Self {
         Self::within(PathBuf::from("/proc"), pid)
     }
@@ -74,38 +75,38 @@ impl Cpu {
         Self { reader: Arc::new(Mutex::new(reader)) }
     }
 
-    /// Reads the counters; `None` where the system shows none, and when the program has ended.
+    /// Reads the counters; `None` where the system has none, and after the program has ended.
     pub fn read(&self) -> Option<CpuTime> {
         self.reader().read()
     }
 
-    /// How it is measured, and why so, for people; known from the first reading on.
+    /// Describes the source of the counters; known after the first reading.
     pub fn how(&self) -> String {
         self.reader().how.clone()
     }
 
     fn reader(&self) -> MutexGuard<'_, Reader> {
-        // Each field is whole at any moment.
+        // Each field is consistent at any time.
         self.reader.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Reader {
     fn read(&mut self) -> Option<CpuTime> {
-        self.settle();
+        self.choose_source();
         let used_us = match self.source.as_ref()? {
             Source::Cgroup(cgroup) => cgroup.used_us()?,
             Source::Processes => process::used_us(&self.proc, self.pid)?,
         };
-        // At once: a program that is throttled may be stopped for most of a period before its next step.
+        // Immediately: a throttled program may be stopped for most of a period before its next step.
         let at = Instant::now();
         let cores = process::cores(&self.proc, self.pid);
         let limit_millicores = self.limits.millicores().unwrap_or(u32::MAX).min(cores.saturating_mul(1000));
         Some(CpuTime { at, used_us, limit_millicores, epoch: self.epoch })
     }
 
-    /// Chooses what to read.
-    fn settle(&mut self) {
+    /// Chooses the source.
+    fn choose_source(&mut self) {
         const SHARED: &str = "other programs run in its cgroup";
         match &self.source {
             Some(Source::Processes) => return,
@@ -124,14 +125,14 @@ impl Reader {
             }
         }
         self.epoch = self.epoch.wrapping_add(1);
-        tracing::info!(how = self.how, "the program's CPU is measured");
+        tracing::info!(how = self.how, "measuring the program's CPU");
     }
 
     fn is_shared(&self, cgroup: &Cgroup) -> bool {
-        process::any_stranger(&self.proc, self.pid, cgroup.members())
+        process::any_unrelated(&self.proc, self.pid, cgroup.members())
     }
 
-    /// For good: a cgroup in which somebody else was seen once is never taken for the program's own again.
+    /// Permanent: a cgroup that was shared once is never considered the program's own again.
     fn use_processes(&mut self, reason: &str) {
         self.how = match self.limits.millicores() {
             Some(quota) => {

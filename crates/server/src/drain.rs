@@ -1,4 +1,4 @@
-//! The planned stop: the registry first, then the callers, then the calls, then the connections (ServiceRouter §3.2).
+//! Graceful stop: registry, then callers, then calls, then connections (ServiceRouter §3.2).
 
 use std::{env, future, sync::Arc, time::Duration};
 
@@ -8,38 +8,39 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use super::{Drained, Inner, Server, load::Load};
+use crate::{Drained, Inner, Server, layer::server_load::ServerLoad};
 
-/// How long a planned stop may take where nobody says otherwise: below the 30 s after which cluster managers kill.
+/// Default time for a graceful stop: below the 30 s after which cluster managers kill.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(25);
 
-/// No call for this long, after all callers have moved, means that none is on its way any more. Well above the longest
-/// round trip (ServiceRouter §3.4.1), since a call may have been sent, over a new connection even, just before its caller moved.
+/// No call for so long, after all callers have moved, means that none is in flight to this server. Well above the
+/// longest round trip (ServiceRouter §3.4.1), since a call may have been sent, maybe over a new connection, just
+/// before its caller moved.
 const QUIET: Duration = Duration::from_millis(500);
 
-/// Where a server is on its way out.
+/// Progress of a graceful stop.
 #[derive(Clone, Debug)]
-pub(super) enum Phase {
-    /// It serves.
+pub(crate) enum Phase {
+    /// Serving.
     Running,
-    /// Callers are leaving, calls are finishing.
+    /// Callers are moving, calls are finishing.
     Draining,
-    /// Connections are to close, at the latest at this time.
+    /// Connections must close, at the latest at this time.
     Closing(Instant),
-    /// The endpoint is out of the registry.
-    Gone(Drained),
+    /// The endpoint is deregistered.
+    Deregistered(Drained),
 }
 
 impl Phase {
-    /// Whether connections are to close.
-    pub(super) fn closes(&self) -> bool {
-        matches!(self, Self::Closing(_) | Self::Gone(_))
+    /// Whether connections must close.
+    pub(crate) fn is_closing(&self) -> bool {
+        matches!(self, Self::Closing(_) | Self::Deregistered(_))
     }
 }
 
 impl Server {
     /// Starts the drain, unless it has started.
-    pub(super) fn begin_drain(&self) {
+    pub(crate) fn begin_drain(&self) {
         let begins = self.inner.phase.send_if_modified(|phase| {
             let begins = matches!(phase, Phase::Running);
             if begins {
@@ -48,7 +49,7 @@ impl Server {
             begins
         });
         if begins {
-            // A task of its own, so that a caller who stops waiting does not stop the drain.
+            // A separate task, so that a cancelled caller does not cancel the drain.
             tokio::spawn(drain(Arc::clone(&self.inner)));
         }
     }
@@ -57,9 +58,9 @@ impl Server {
 async fn drain(server: Arc<Inner>) {
     let (begin, total) = (Instant::now(), server.drain_deadline);
     let load = &server.layer.shared.load;
-    // Six tenths for callers to move and two for their calls leaves two for connections and streams.
+    // Six tenths for callers to move and two for their calls leave two for connections and streams.
     let drained = server.lease.drain(total * 6 / 10).await;
-    if !matches!(drained, Drained::Untold(_)) {
+    if !matches!(drained, Drained::Unreported(_)) {
         quiet(load, begin + total * 8 / 10, QUIET.min(total / 10)).await;
     }
     tracing::info!(?drained, outstanding = ?load.outstanding(), "callers have moved; closing connections");
@@ -70,14 +71,14 @@ async fn drain(server: Arc<Inner>) {
         sleep(Duration::from_millis(20)).await;
     }
     if let Err(error) = server.lease.leave().await {
-        tracing::warn!(%error, "the endpoint could not be taken out; its lease runs out by itself");
+        tracing::warn!(%error, "the endpoint could not be deregistered; its lease will expire");
     }
-    server.phase.send_replace(Phase::Gone(drained));
+    server.phase.send_replace(Phase::Deregistered(drained));
 }
 
-/// Waits until no call was under way for `quiet`, at most until `end`. Looks now and then, instead of having every call
-/// on every day tell a drain that is not there.
-async fn quiet(load: &Load, end: Instant, quiet: Duration) {
+/// Waits until no call was in flight for `quiet`, at most until `end`. Polls, since notifications would cost every
+/// call.
+async fn quiet(load: &ServerLoad, end: Instant, quiet: Duration) {
     let mut since = Instant::now();
     let mut seen = load.activity();
     while Instant::now() < end {
@@ -93,7 +94,7 @@ async fn quiet(load: &Load, end: Instant, quiet: Duration) {
 
 /// Resolves at SIGTERM or SIGINT, which from then on do not end the program by themselves.
 ///
-/// Where the system refuses to hand over a signal, that one keeps its usual effect.
+/// A signal whose handler cannot be installed keeps its default effect.
 pub async fn terminated() {
     let wait = |kind| async move {
         match signal(kind) {
@@ -109,7 +110,7 @@ pub async fn terminated() {
     }
 }
 
-/// How long a planned stop may take: `given`, else `FAIRMESH_DRAIN_DEADLINE` (such as `25s`), else 25 s.
+/// Time for a graceful stop: `given`, else `FAIRMESH_DRAIN_DEADLINE` (such as `25s`), else 25 s.
 pub fn drain_deadline(given: Option<Duration>) -> Result<Duration, Invalid> {
     const NAME: &str = "FAIRMESH_DRAIN_DEADLINE";
     match (given, env::var(NAME)) {

@@ -1,5 +1,10 @@
 //! The tower layer around a service.
 
+pub(crate) mod concurrency_limit;
+mod refusal;
+mod response_body;
+pub(crate) mod server_load;
+
 use std::{
     future::Future,
     pin::Pin,
@@ -18,75 +23,85 @@ use tokio::time::{Sleep, sleep_until};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::{
-    Admission, Outstanding, ServerBody,
-    gate::{Gate, Timed},
-    load::{CallGuard, Load},
-    ownership::Ownership,
+pub use self::response_body::ServerBody;
+use self::{
+    concurrency_limit::{ConcurrencyLimit, ConcurrencyPermit},
     refusal::Refusal,
-    report,
-    work::Keyed,
+    server_load::{CallGuard, ServerLoad},
 };
-use fairmesh_headers::{Caller, Deadline, GRPC_STATUS, KEY, LOAD_PATH, ROLE, read_deadline};
+use crate::{
+    Admission, Outstanding, load_report,
+    shards::{ownership::Ownership, shard_load::KeyedCall},
+};
+use fairmesh_headers::{CallerProtocol, Deadline, GRPC_STATUS, KEY, LOAD_PATH, ROLE, read_deadline};
 
-/// What every call needs, shared by all copies of the layer.
+/// State of the layer, shared by all its copies.
 #[derive(Debug, Default)]
-pub(super) struct Shared {
-    pub(super) load: Arc<Load>,
-    /// `None` while no shard map is known: then every key is answered, since a refusal without a map could only hurt.
-    pub(super) ownership: AtomicOptionArc<Ownership>,
-    /// Whether calls are carried on with after their deadline.
-    pub(super) finishes_late: bool,
-    pub(super) gate: Gate,
+pub(crate) struct LayerState {
+    pub(crate) load: Arc<ServerLoad>,
+    /// `None` while no shard map is known: then every key is accepted, since rejecting calls without a map could only
+    /// do harm.
+    pub(crate) ownership: AtomicOptionArc<Ownership>,
+    /// Whether calls continue after their deadline.
+    pub(crate) finishes_late: bool,
+    pub(crate) concurrency_limit: ConcurrencyLimit,
 }
 
-/// Wraps the service of a hyper, axum or tonic server; from [`Server::layer`](super::Server::layer).
+/// Wraps the service of a hyper, axum or tonic server; from [`Server::layer`](crate::Server::layer).
 ///
-/// It counts outstanding calls, adds a load report to each answer (header `endpoint-load-metrics`, for gRPC trailer
-/// `endpoint-load-metrics-bin`; ORCA, as in Uber, assisted balancing) and refuses calls whose `x-fairmesh-key` and `x-fairmesh-role` belong to
-/// another server: HTTP 421, or gRPC `FAILED_PRECONDITION`, with `fairmesh-wrong-shard: <map version>` (ServiceRouter §4.1). A call
-/// without a key, with one that is no number, or that comes before any map is known, passes.
+/// It counts calls in flight, adds a load report to each response (header `endpoint-load-metrics`, for gRPC trailer
+/// `endpoint-load-metrics-bin`; ORCA, as in Uber, assisted balancing) and rejects calls whose `x-fairmesh-key` and
+/// `x-fairmesh-role` belong to another server: HTTP 421, or gRPC `FAILED_PRECONDITION`, with `fairmesh-wrong-shard:
+/// <map version>` (ServiceRouter §4.1). A call without a key, with a malformed one, or before any map is known,
+/// passes.
 ///
-/// The report holds what the layer counts and measures and what [`metric`](Self::metric) was told, and beside it what the
-/// service wrote in a report of its own, where that is well formed. A service that passes on answers of others should take
-/// their reports out.
+/// The report holds the measurements of the layer and the metrics set by [`metric`](Self::metric), and the fields of a
+/// report that the service wrote itself, where that is well formed. A service that forwards responses of other servers
+/// should remove their reports.
 ///
-/// A `GET` for [`LOAD_PATH`] is answered by the layer with the load alone (ServiceRouter §3.4.3), and counts nowhere.
+/// A `GET` for [`LOAD_PATH`] gets a response of the layer with the load alone (ServiceRouter §3.4.3), and is not
+/// counted.
 ///
-/// A call that says by when its caller wants the answer, in `x-fairmesh-deadline` or `grpc-timeout`, has a [`Deadline`]
-/// among its extensions: hand it to [`ServiceHandle::deadline`](crate::ServiceHandle::deadline) of the services called on its
-/// behalf. It counts from when the layer got the request, so that waiting behind it counts too. Where it passes before the head
-/// of the answer is there, or before a gRPC answer is complete, the service's future is dropped, as when a caller goes away, and
-/// the layer answers: 504, or gRPC `DEADLINE_EXCEEDED` (ServiceRouter §4.1). What the service has spawned goes on.
+/// A call with a deadline, from `x-fairmesh-deadline` or `grpc-timeout`, has a [`Deadline`] in its extensions: pass it
+/// to the handles of the services called on its behalf. It counts from when the layer received the request, so that
+/// queueing behind the layer counts too. Where it passes before the response headers, or before a gRPC response is
+/// complete, the service's future is dropped, as when a client disconnects, and the layer responds: 504, or gRPC
+/// `DEADLINE_EXCEEDED` (ServiceRouter §4.1). Tasks spawned by the service continue.
 ///
-/// The default value counts and reports but knows no shards: for programs that something else registers.
+/// The default value counts and reports but knows no shards: for programs that are registered from outside.
 ///
-/// A connection that was upgraded (WebSocket) counts until the upgrade only.
+/// An upgraded connection (WebSocket) counts until the upgrade only.
 #[derive(Clone, Debug, Default)]
 pub struct ServerLayer {
-    pub(super) shared: Arc<Shared>,
+    pub(crate) shared: Arc<LayerState>,
 }
 
 impl ServerLayer {
-    /// What the wrapped services are working on now.
+    /// Calls and streams in flight.
     pub fn outstanding(&self) -> Outstanding {
         self.shared.load.outstanding()
     }
 
-    /// What was let in, and what not.
+    /// The limit, and rejected calls.
     pub fn admission(&self) -> Admission {
-        let (Shared { gate, load, .. }, refusals) = (&*self.shared, self.shared.load.refusals());
+        let (LayerState { concurrency_limit, load, .. }, refusals) =
+            (&*self.shared, self.shared.load.refusals());
         let outstanding = load.outstanding();
-        Admission { limit: gate.limit(), outstanding, refused: refusals.overloaded(), late: refusals.late() }
+        Admission {
+            limit: concurrency_limit.limit(),
+            outstanding,
+            refused: refusals.overloaded(),
+            late: refusals.late(),
+        }
     }
 
-    /// Reports a metric of the program's own, such as the length of its queue, in every answer from now on, until it is set anew.
-    /// Cheap: set it whenever it changes; thousandths are kept. A policy with `signal: metric:NAME` shares calls so that it
-    /// becomes equal everywhere: it must grow with the load.
+    /// Reports a metric of the program's own, such as the length of its queue, in every response, until it is set
+    /// again. Cheap: set it whenever it changes; thousandths are kept. A policy with `signal: metric:NAME` balances
+    /// calls so that it becomes equal on all servers: it must grow with the load.
     ///
     /// # Errors
-    /// Where callers could not go by it: the name is not one of 1 to 63 letters, digits, `_`, `-`, `.`, is what the layer reports
-    /// itself, or would be the ninth; the value is not finite, is negative, or above 4,000,000. The metric stays as it was.
+    /// The name is not one of 1 to 63 letters, digits, `_`, `-`, `.`, is reported by the layer itself, or would be the
+    /// ninth; the value is not finite, is negative, or above 4,000,000. The metric keeps its value.
     pub fn metric(&self, name: &str, value: f64) -> Result<(), Invalid> {
         self.shared.load.metrics().set(name, value)
     }
@@ -104,7 +119,7 @@ impl<S> Layer<S> for ServerLayer {
 #[derive(Clone, Debug)]
 pub struct ServerService<S> {
     inner: S,
-    shared: Arc<Shared>,
+    shared: Arc<LayerState>,
 }
 
 impl<S, A, B> Service<Request<A>> for ServerService<S>
@@ -122,9 +137,9 @@ where
 
     fn call(&mut self, mut request: Request<A>) -> ServerFuture<S::Future> {
         if request.uri().path() == LOAD_PATH && request.method() == Method::GET {
-            return ServerFuture { state: State::Asked { load: Arc::clone(&self.shared.load) } };
+            return ServerFuture { state: State::LoadQuery { load: Arc::clone(&self.shared.load) } };
         }
-        let caller = Caller::of(request.headers());
+        let caller = CallerProtocol::of(request.headers());
         let key = key(request.headers());
         if let Some(version) = key.and_then(|key| self.shared.refuses(key, request.headers())) {
             return self.refuse(Refusal::WrongShard(version), caller);
@@ -137,30 +152,33 @@ where
         if let Some(deadline) = deadline {
             request.extensions_mut().insert(deadline);
         }
-        let keyed = || key.map(|key| Keyed::begin(&self.shared, key));
-        let Some((guard, timed)) = self.shared.enter(keyed) else {
+        let keyed = || key.map(|key| KeyedCall::begin(&self.shared, key));
+        let Some((guard, permit)) = self.shared.enter(keyed) else {
             return self.refuse(Refusal::Overloaded, caller);
         };
         let deadline = deadline.filter(|_| !self.shared.finishes_late);
         let call = Call { guard: Some(guard), caller, deadline };
-        ServerFuture { state: State::Calling { future: self.inner.call(request), call, alarm: None, timed } }
+        ServerFuture { state: State::Calling { future: self.inner.call(request), call, timer: None, permit } }
     }
 }
 
 impl<S> ServerService<S> {
-    fn refuse<F>(&self, refusal: Refusal, caller: Caller) -> ServerFuture<F> {
+    fn refuse<F>(&self, refusal: Refusal, caller: CallerProtocol) -> ServerFuture<F> {
         ServerFuture { state: State::Refused { refusal, caller, load: Arc::clone(&self.shared.load) } }
     }
 }
 
-impl Shared {
-    /// Lets a call in where both bounds do.
-    fn enter(self: &Arc<Self>, keyed: impl FnOnce() -> Option<Keyed>) -> Option<(CallGuard, Option<Timed>)> {
-        let timed = Timed::begin(self).ok()?;
-        Some((self.load.enter(&self.gate, keyed)?, timed))
+impl LayerState {
+    /// Admits a call where both limits do.
+    fn enter(
+        self: &Arc<Self>,
+        keyed: impl FnOnce() -> Option<KeyedCall>,
+    ) -> Option<(CallGuard, Option<ConcurrencyPermit>)> {
+        let permit = ConcurrencyPermit::begin(self).ok()?;
+        Some((self.load.enter(&self.concurrency_limit, keyed)?, permit))
     }
 
-    /// The version of the map by which a call for `key` does not belong here, or `None` where it does.
+    /// The version of the shard map by which a call for `key` belongs to another server, or `None`.
     fn refuses(&self, key: ShardKey, headers: &HeaderMap) -> Option<u64> {
         let ownership = self.ownership.load();
         let ownership = ownership.as_ref()?;
@@ -169,13 +187,13 @@ impl Shared {
     }
 }
 
-/// The key that a call is for, where it says one.
+/// The key of a call, if any.
 fn key(headers: &HeaderMap) -> Option<ShardKey> {
     str::from_utf8(headers.get(KEY)?.as_bytes()).ok()?.parse().ok()
 }
 
 pin_project! {
-    /// The answer of a [`ServerService`] to come.
+    /// The future of a [`ServerService`].
     #[derive(Debug)]
     pub struct ServerFuture<F> {
         #[pin]
@@ -183,25 +201,25 @@ pin_project! {
     }
 }
 
-/// What is known of a call that the service works on.
+/// State of a call in the service.
 #[derive(Debug)]
-pub(super) struct Call {
-    /// Until when it counts.
-    pub(super) guard: Option<CallGuard>,
-    pub(super) caller: Caller,
-    /// When it is cut off.
-    pub(super) deadline: Option<Deadline>,
+pub(crate) struct Call {
+    /// Counts the call until it is dropped.
+    pub(crate) guard: Option<CallGuard>,
+    pub(crate) caller: CallerProtocol,
+    /// When the call is cancelled.
+    pub(crate) deadline: Option<Deadline>,
 }
 
 pin_project! {
     #[derive(Debug)]
     #[project = StateProjection]
     enum State<F> {
-        // The alarm is made when the service first keeps the caller waiting, which many never do.
-        Calling { #[pin] future: F, call: Call, alarm: Option<Pin<Box<Sleep>>>, timed: Option<Timed> },
-        Refused { refusal: Refusal, caller: Caller, load: Arc<Load> },
-        Asked { load: Arc<Load> },
-        Over,
+        // The timer is made when the service is first pending, which many never are.
+        Calling { #[pin] future: F, call: Call, timer: Option<Pin<Box<Sleep>>>, permit: Option<ConcurrencyPermit> },
+        Refused { refusal: Refusal, caller: CallerProtocol, load: Arc<ServerLoad> },
+        LoadQuery { load: Arc<ServerLoad> },
+        Done,
     }
 }
 
@@ -213,31 +231,31 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut state = self.project().state;
-        let answer = match state.as_mut().project() {
-            StateProjection::Calling { future, call, alarm, timed } => match future.poll(cx) {
-                Poll::Ready(answer) => {
-                    let answer = answer?;
-                    if let Some(timed) = timed.take() {
-                        timed.answered(answer.status(), answer.headers());
+        let response = match state.as_mut().project() {
+            StateProjection::Calling { future, call, timer, permit } => match future.poll(cx) {
+                Poll::Ready(response) => {
+                    let response = response?;
+                    if let Some(permit) = permit.take() {
+                        permit.set_outcome(response.status(), response.headers());
                     }
-                    reported(answer, call.take())
+                    with_load_report(response, call.take())
                 }
                 Poll::Pending => {
                     let Some(Deadline(deadline)) = call.deadline else { return Poll::Pending };
-                    let alarm = alarm.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
-                    ready!(alarm.as_mut().poll(cx));
-                    *timed = None;
-                    call.cut_off()
+                    let timer = timer.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
+                    ready!(timer.as_mut().poll(cx));
+                    *permit = None;
+                    call.deadline_response()
                 }
             },
-            StateProjection::Refused { refusal, caller, load } => refusal.answer(caller, load),
-            StateProjection::Asked { load } => load_alone(load),
-            // Nobody may poll a future that has ended.
-            StateProjection::Over => return Poll::Pending,
+            StateProjection::Refused { refusal, caller, load } => refusal.response(caller, load),
+            StateProjection::LoadQuery { load } => load_response(load),
+            // Polled after completion.
+            StateProjection::Done => return Poll::Pending,
         };
-        // The work ends here and not with whoever holds this.
-        state.set(State::Over);
-        Poll::Ready(Ok(answer))
+        // The call's resources are released now, and not when the future is dropped.
+        state.set(State::Done);
+        Poll::Ready(Ok(response))
     }
 }
 
@@ -246,35 +264,36 @@ impl Call {
         Self { guard: self.guard.take(), caller: self.caller.clone(), deadline: self.deadline }
     }
 
-    /// The answer to a call whose time is over.
-    fn cut_off<B>(&mut self) -> Response<ServerBody<B>> {
+    /// The response to a call whose deadline has passed.
+    fn deadline_response<B>(&mut self) -> Response<ServerBody<B>> {
         match self.guard.take().map(CallGuard::end) {
-            Some(load) => Refusal::Late.answer(&self.caller, &load),
-            // It counts until its answer begins.
+            Some(load) => Refusal::Late.response(&self.caller, &load),
+            // The guard is there until the response begins.
             None => Response::new(ServerBody::text("")),
         }
     }
 }
 
-/// Adds the report to the head where it belongs there; the body adds it to gRPC trailers.
-fn reported<B>(mut answer: Response<B>, call: Call) -> Response<ServerBody<B>> {
-    let headers = answer.headers_mut();
-    // The service ran. What it passes on from a server that it called itself must not read as "not carried out" here.
-    Refusal::unmark(headers);
+/// Adds the load report to headers; the body adds it to gRPC trailers.
+fn with_load_report<B>(mut response: Response<B>, call: Call) -> Response<ServerBody<B>> {
+    let headers = response.headers_mut();
+    // The service processed the call. Marks that it forwards from another server must not read as "not processed"
+    // here.
+    Refusal::remove_marks(headers);
     if let Some(guard) = &call.guard {
         if !call.caller.is_grpc() {
-            report::add_text(headers, guard.report());
+            load_report::add_text(headers, guard.report());
         } else if headers.contains_key(GRPC_STATUS) {
-            report::add_binary(headers, guard.report());
+            load_report::add_binary(headers, guard.report());
         }
     }
-    answer.map(|body| ServerBody::of(body, call))
+    response.map(|body| ServerBody::of(body, call))
 }
 
-/// The answer to whoever asks for the load.
-fn load_alone<B>(load: &Load) -> Response<ServerBody<B>> {
-    let mut answer = Response::new(ServerBody::text(""));
-    *answer.status_mut() = StatusCode::NO_CONTENT;
-    report::add_text(answer.headers_mut(), load.report());
-    answer
+/// The response to a load poll.
+fn load_response<B>(load: &ServerLoad) -> Response<ServerBody<B>> {
+    let mut response = Response::new(ServerBody::text(""));
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    load_report::add_text(response.headers_mut(), load.report());
+    response
 }

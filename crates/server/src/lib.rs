@@ -1,4 +1,4 @@
-//! The server side: a tower layer that reports load, checks shard ownership, registers the service and drains it.
+//! The server side: a tower layer that reports load and checks shard ownership, registration, and graceful stop.
 //!
 //! ```no_run
 //! use std::convert::Infallible;
@@ -15,10 +15,11 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Any other hyper, axum or tonic server works as well: put [`Server::layer`] around the service, give
-//! [`Server::draining`] to its graceful shutdown, call [`Server::drain_on`] with [`terminated`], stop waiting for it at
-//! [`Server::gone`], and await [`Server::shutdown`] once it has returned. Servers that accept by themselves bound no time until the
-//! first request: axum's router is best given to [`serve_http`], tonic's server to [`incoming`]'s connections.
+//! Any other hyper, axum or tonic server works as well: put [`Server::layer`] around the service, pass
+//! [`Server::draining`] to its graceful shutdown, call [`Server::drain_on`] with [`terminated`], stop waiting for it
+//! at [`Server::gone`], and await [`Server::shutdown`] once it has returned. Servers with their own accept loop do not
+//! limit the time until the first request: serve axum's router by [`serve_http`], and tonic's server with connections
+//! from [`incoming`].
 //!
 //! ```no_run
 //! # use fairmesh_server::{Server, terminated};
@@ -34,34 +35,19 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Decision: the program keeps its own lease, by the same task that `fairmesh register` uses for programs that cannot.
-//! Having the agent watch processes was rejected: it would have to know how each is started and stopped.
+//! Decision: the program keeps its own lease, by the same task that `fairmesh register` uses for other programs.
+//! Rejected: the agent watches processes; it would have to know how each is started and stopped.
 
-mod addresses;
-mod backoff;
-mod body;
 mod builder;
-mod counted;
 mod cpu;
 mod drain;
-mod gate;
-mod incoming;
 mod layer;
-mod lease;
-mod link;
-mod load;
-mod meter;
-mod metrics;
-mod ownership;
-mod refusal;
+mod load_report;
 mod registration;
-mod report;
 mod serve;
 mod shards;
 #[cfg(test)]
 mod tests;
-mod usage;
-mod work;
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -69,27 +55,31 @@ use fairmesh_model::{EndpointState, Invalid};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
-pub use addresses::registry_addresses;
-pub use body::ServerBody;
 pub use builder::{ServerBuilder, default_instance};
-pub use cpu::{Cpu, CpuTime};
+pub use cpu::{Cpu, CpuTime, usage_reports::UsageReports};
 pub use drain::{drain_deadline, terminated};
 pub use fairmesh_model::{Location, Protocol, Region};
-pub use incoming::{IncomingStream, incoming};
-pub use layer::{ServerFuture, ServerLayer, ServerService};
-pub use lease::{Drained, Lease, Standing};
-pub use link::{Link, LinkError};
-pub use load::{Admission, Outstanding};
-pub use registration::{DEFAULT_LEASE, Registration, SHARDS_AWARE, SHARDS_LABEL};
-pub use serve::serve_http;
+pub use layer::{
+    ServerBody, ServerFuture, ServerLayer, ServerService,
+    server_load::{Admission, Outstanding},
+};
+pub use registration::{
+    DEFAULT_LEASE, Registration, SHARDS_AWARE, SHARDS_LABEL,
+    lease::{Drained, Lease, RegistrationState},
+    registry_addresses::registry_addresses,
+    registry_client::{RegistryClient, RegistryError},
+};
+pub use serve::{
+    incoming::{IncomingStream, incoming},
+    serve_http,
+};
 pub use shards::{HookResult, ShardHooks};
-pub use usage::UsageReports;
 
 use drain::Phase;
 
-/// This program as one endpoint of a service: registered until it shuts down. Cheap to clone.
+/// This program as an endpoint of a service: registered until it shuts down. Cheap to clone.
 ///
-/// When the last clone is dropped without [`shutdown`](Self::shutdown), renewals stop and the lease runs out.
+/// When the last clone is dropped without [`shutdown`](Self::shutdown), renewals stop and the lease expires.
 #[derive(Clone, Debug)]
 pub struct Server {
     inner: Arc<Inner>,
@@ -103,12 +93,12 @@ struct Inner {
     drain_deadline: Duration,
     _shards: AbortOnDropHandle<()>,
     _usage: UsageReports,
-    _work: work::WorkReports,
-    _meter: meter::CpuMeter,
+    _shard_load: shards::shard_load::ShardLoadReports,
+    _cpu_sampler: cpu::sampler::CpuSampler,
 }
 
 impl Server {
-    /// Begins to describe an endpoint of `service`, such as `shop/cart`.
+    /// Configures an endpoint of `service`, such as `shop/cart`.
     pub fn builder(service: impl Into<String>) -> ServerBuilder {
         ServerBuilder::new(service.into())
     }
@@ -118,48 +108,48 @@ impl Server {
         self.inner.layer.clone()
     }
 
-    /// What the service is working on now.
+    /// Calls and streams in flight.
     pub fn outstanding(&self) -> Outstanding {
         self.inner.layer.outstanding()
     }
 
-    /// What was let in, and what not.
+    /// The limit, and rejected calls.
     pub fn admission(&self) -> Admission {
         self.inner.layer.admission()
     }
 
-    /// Reports a metric of the program's own, such as the length of its queue, in every answer from now on, until it is set anew;
-    /// see [`ServerLayer::metric`].
+    /// Reports a metric of the program's own, such as the length of its queue, in every response, until it is set
+    /// again; see [`ServerLayer::metric`].
     ///
     /// # Errors
-    /// Where callers could not go by it; it stays as it was.
+    /// The name or value is invalid; the metric keeps its value.
     pub fn metric(&self, name: &str, value: f64) -> Result<(), Invalid> {
         self.inner.layer.metric(name, value)
     }
 
-    /// How the endpoint stands with the registry, and every change of that.
-    pub fn standing(&self) -> watch::Receiver<Standing> {
-        self.inner.lease.standing()
+    /// The state of the registration, and its changes.
+    pub fn registration_state(&self) -> watch::Receiver<RegistrationState> {
+        self.inner.lease.registration_state()
     }
 
-    /// Says that calls may come; needed only after [`ServerBuilder::starting`].
+    /// Marks the endpoint as serving; needed only after [`ServerBuilder::starting`].
     pub fn ready(&self) {
         self.inner.lease.set(EndpointState::Serving);
     }
 
-    /// Drains, and returns when the endpoint is out of the registry: callers are told to leave, then what is under way
-    /// finishes, then [`draining`](Self::draining) resolves so that the program's server closes its connections, and at
-    /// last the endpoint is taken out. All within the drain deadline. Calling it again joins the drain under way.
+    /// Drains, and returns when the endpoint is deregistered: callers are asked to move, then calls in flight finish,
+    /// then [`draining`](Self::draining) resolves so that the program's server closes its connections, and finally the
+    /// endpoint is deregistered. All within the drain deadline. A second call joins the drain in progress.
     pub async fn shutdown(&self) -> Drained {
         self.begin_drain();
         let mut phase = self.inner.phase.subscribe();
         loop {
-            if let Phase::Gone(drained) = &*phase.borrow_and_update() {
+            if let Phase::Deregistered(drained) = &*phase.borrow_and_update() {
                 return drained.clone();
             }
             // The sender lives in `self`.
             if phase.changed().await.is_err() {
-                return Drained::Untold("the server is gone".into());
+                return Drained::Unreported("the server was dropped".into());
             }
         }
     }
@@ -175,25 +165,25 @@ impl Server {
         });
     }
 
-    /// Resolves when callers have moved and their calls are done: the moment to stop accepting and to close
+    /// Resolves when callers have moved and their calls are complete: the time to stop accepting and to close
     /// connections gracefully. For `serve_with_shutdown` and the like.
     pub fn draining(&self) -> impl Future<Output = ()> + Send + 'static {
-        self.reaches(Phase::closes)
+        self.reaches(Phase::is_closing)
     }
 
-    /// Resolves when a drain is over: nothing is under way any more or the drain deadline has passed, and the endpoint is
-    /// out of the registry. Unlike [`shutdown`](Self::shutdown) it starts no drain.
+    /// Resolves when a drain is over: nothing is in flight or the drain deadline has passed, and the endpoint is
+    /// deregistered. Unlike [`shutdown`](Self::shutdown) it starts no drain.
     ///
     /// Servers that close gracefully wait for every stream, however long; stop waiting for them here.
     pub fn gone(&self) -> impl Future<Output = ()> + Send + 'static {
-        self.reaches(|phase| matches!(phase, Phase::Gone(_)))
+        self.reaches(|phase| matches!(phase, Phase::Deregistered(_)))
     }
 
     fn reaches(&self, is_there: fn(&Phase) -> bool) -> impl Future<Output = ()> + Send + 'static {
         let mut phase = self.inner.phase.subscribe();
         async move {
             if phase.wait_for(is_there).await.is_err() {
-                // All handles were dropped without a drain: nothing will ever ask to close.
+                // All handles were dropped without a drain: it never closes.
                 std::future::pending::<()>().await;
             }
         }

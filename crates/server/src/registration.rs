@@ -1,47 +1,52 @@
-//! What a program announces of itself.
+//! Registration of an endpoint with the registry.
+
+pub(crate) mod backoff;
+pub(crate) mod lease;
+pub(crate) mod registry_addresses;
+pub(crate) mod registry_client;
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
 use fairmesh_model::{Endpoint, EndpointState, InstanceId, Invalid, Location, Region, Service, ServiceName};
 use fairmesh_wire::v1;
 
-/// The label that a server carries when it says itself which shards it has loaded.
+/// The label of a server that reports its loaded shards itself.
 pub const SHARDS_LABEL: &str = "fairmesh.shards";
 /// The value of [`SHARDS_LABEL`].
 pub const SHARDS_AWARE: &str = "aware";
 
-/// The term of a lease unless said otherwise: a server that dies without a word is marked lost after it.
+/// The default term of a lease: a server that dies is marked lost after it.
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(10);
 
-/// One endpoint as its program announces it.
+/// An endpoint as it is registered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registration {
-    /// The service it belongs to.
+    /// The service.
     pub service: ServiceName,
     /// Its identity, the same after a restart.
     pub instance: InstanceId,
-    /// Where callers reach it.
+    /// The address for callers.
     pub address: SocketAddr,
-    /// Where it runs; `None` lets the agent say.
+    /// Its location; `None` for that of the agent.
     pub location: Option<Location>,
-    /// Relative compute power in thousandths of an ordinary host.
+    /// Relative compute capacity in thousandths of an ordinary host.
     pub weight: u32,
-    /// How long it is believed without a renewal; 1 s to 1 h.
+    /// How long it stays live without renewal; 1 s to 1 h.
     pub lease: Duration,
-    /// What the owner writes about it.
+    /// Labels.
     pub labels: BTreeMap<String, String>,
-    /// What the service is, in case nobody has declared it.
+    /// The declaration of the service, used if there is none yet.
     pub declaration: Option<Service>,
 }
 
 impl Registration {
-    /// Checks what the types do not, such as that the address can be called.
+    /// Checks what the types do not, such as that callers can use the address.
     pub fn validate(&self) -> Result<(), Invalid> {
         if self.address.ip().is_unspecified() {
             return Err(Invalid::new(
                 "address",
                 format!("{} is every address of this machine and none that a caller can use", self.address),
-                "write the address that other machines reach it at",
+                "set the address under which other machines reach it",
             ));
         }
         let anywhere = Location::in_region(Region::new("anywhere")?);
@@ -60,7 +65,7 @@ impl Registration {
         }
     }
 
-    pub(super) fn message(&self, location: Location, state: EndpointState) -> v1::Registration {
+    pub(crate) fn message(&self, location: Location, state: EndpointState) -> v1::Registration {
         v1::Registration {
             service: self.service.to_string(),
             endpoint: Some(self.endpoint(location, state).into()),

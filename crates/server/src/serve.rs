@@ -1,4 +1,7 @@
-//! A server for hyper, axum and tonic services that closes without losing a call.
+//! A server for hyper, axum and tonic services that stops without losing a call.
+
+mod guarded_service;
+pub(crate) mod incoming;
 
 use std::{error::Error, io, pin::pin, task::Context, time::Duration};
 
@@ -20,28 +23,28 @@ use tokio_util::task::TaskTracker;
 use tower_layer::Layer as _;
 use tower_service::Service;
 
-use super::{Server, counted::Counted, drain::Phase, terminated};
+use self::guarded_service::GuardedService;
+use crate::{Server, drain::Phase, terminated};
 use fairmesh_http::socket;
 
-/// How often a quiet HTTP/2 connection is probed and how long the answer may take: callers that vanished without a word
-/// give back their connections within the sum.
+/// Interval of HTTP/2 keep-alive PINGs and their timeout: connections of vanished callers are closed within the sum.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(10));
 
-/// How long an idle connection may take to close once the endpoint is gone.
-const GOODBYE: Duration = Duration::from_secs(1);
+/// How long an idle connection may take to close once the endpoint is deregistered.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Serves HTTP/1.1 and HTTP/2 (prior knowledge, so gRPC too) behind [`Server::layer`] until SIGTERM, SIGINT or
-/// [`Server::shutdown`], then drains, and returns when the endpoint is out of the registry and every connection is
-/// closed, at the latest when the drain deadline has passed.
+/// [`Server::shutdown`], then drains, and returns when the endpoint is deregistered and every connection is closed, at
+/// the latest at the drain deadline.
 ///
-/// A connection that has not sent its preface or the headers of a request within 10 s is closed, and from half of the file
-/// descriptors of the process on, quiet connections are closed for new ones (`docs/limits.md`).
+/// A connection that has not sent its preface or the headers of a request within 10 s is closed, and above half of the
+/// file descriptors of the process, quiet connections are closed for new ones (`docs/limits.md`).
 ///
-/// `service` is anything that answers requests of hyper: a `tower::service_fn`, an `axum::Router`, or tonic's
-/// `Routes`. It must not carry the layer already.
+/// `service` is any hyper service: a `tower::service_fn`, an `axum::Router`, or tonic's `Routes`. It must not have the
+/// layer already.
 ///
 /// # Errors
-/// When the listener has no local address any more.
+/// The listener has no local address.
 pub async fn serve_http<S, B>(listener: TcpListener, service: S, server: &Server) -> io::Result<()>
 where
     S: Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
@@ -79,12 +82,12 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
-    socket::prepare(stream.get_ref());
-    let service = Counted::new(service, stream.connection().cloned());
+    socket::configure(stream.get_ref());
+    let service = GuardedService::new(service, stream.connection().cloned());
     let (interval, patience) = KEEP_ALIVE;
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    // The acceptor bounds the time of headers: hyper's limit also runs while a kept connection is idle, and would cut connections
-    // that callers are about to use.
+    // The acceptor bounds the time of headers: hyper's limit also runs while a kept-alive connection is idle, and
+    // would close connections that callers are about to use.
     builder.http1().timer(TokioTimer::new()).header_read_timeout(None);
     builder.http2().timer(TokioTimer::new()).keep_alive_interval(interval).keep_alive_timeout(patience);
     let mut connection =
@@ -96,8 +99,8 @@ where
             let phase = server.inner.phase.borrow().clone();
             match phase {
                 Phase::Closing(end) => timeout_at(end, connection).await.unwrap_or(Ok(())),
-                // Nothing is under way any more; what is left is to say goodbye.
-                _ => timeout(GOODBYE, connection).await.unwrap_or(Ok(())),
+                // Nothing is in flight; GOAWAY or a close remains.
+                _ => timeout(CLOSE_TIMEOUT, connection).await.unwrap_or(Ok(())),
             }
         }
     };

@@ -1,7 +1,11 @@
 mod calls;
+mod concurrency_limit;
 mod control;
+mod deadlines;
 mod drain;
-mod gate;
-mod late;
+#[path = "../../headers/src/orca.rs"]
+pub(crate) mod orca;
 mod registration;
 mod shards;
+
+use fairmesh_headers::OUTSTANDING;

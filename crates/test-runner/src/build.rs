@@ -37,13 +37,15 @@ pub(crate) fn cargo() -> Command {
 /// Always by `--workspace`: to build one package would compile its dependencies with other features, once more.
 ///
 /// # Errors
-/// When something does not compile; cargo has said what.
+/// When something does not compile; cargo has said what on standard error, which it shares with this process.
 pub(crate) async fn test_binaries(selection: &[String]) -> Result<Vec<Arc<Binary>>, String> {
     let build = cargo()
         .args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"])
         .args(selection)
-        .stderr(Stdio::inherit())
-        .output()
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|error| format!("cargo: {error}"))?
+        .wait_with_output()
         .await
         .map_err(|error| format!("cargo: {error}"))?;
     if !build.status.success() {

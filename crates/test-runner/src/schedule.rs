@@ -18,8 +18,19 @@ const PROGRESS: Duration = Duration::from_secs(15);
 
 /// Parts of the names of tests that take longest, which begin first so that none of them is the last to run. The closing list of the
 /// slowest tests says what belongs here.
-const LONGEST: &[&str] =
-    &["fairmesh::outages::", "::imbalance::", "::demo::", "::power::", "agent::maps::", "fairmesh::faults::"];
+const LONGEST: &[&str] = &[
+    "fairmesh::outages::",
+    "::imbalance::",
+    "store::power::",
+    "store::kill",
+    "agent::maps::",
+    "faults::services::",
+    "::damage::",
+    "::rib::writes::fleet::",
+    "replica::kill",
+    "::differential::",
+    "fairmesh::faults::",
+];
 
 /// Sorts tests by when they begin.
 pub(crate) fn order(mut tests: Vec<Test>) -> Vec<Test> {

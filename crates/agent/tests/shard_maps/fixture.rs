@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use fairmesh_agent::{AgentConfig, AgentError};
-use fairmesh_client::core::{Resolver, ResolverConfig, Subscription, View};
+use fairmesh_client::discovery::{Resolver, ResolverConfig, ServiceState, Subscription};
 use fairmesh_model::{
     Identity, InstanceId, KeyRange, Location, Policy, Prefix, Protocol, Record, RecordKey, Region, Regions,
     Replica, ReplicaState, Revision, Role, Service, ServiceKind, ServiceName, Shard, ShardId, ShardKey,
@@ -183,9 +183,9 @@ impl Fixture {
             },
             client_id: name.to_owned(),
             location: None,
-            otherwise: None,
+            fallback_location: None,
             cache_dir: Some(self.folder.path().join("state")),
-            unused: fairmesh_client::core::UNUSED,
+            idle_timeout: fairmesh_client::discovery::DEFAULT_IDLE_TIMEOUT,
         });
         let subscription = resolver.subscription(&cart());
         Program { _resolver: resolver, subscription }
@@ -211,8 +211,8 @@ pub(crate) struct Program {
 impl Program {
     /// The map used for decisions.
     pub(crate) fn map(&self) -> Option<Arc<ShardTable>> {
-        match &*self.subscription.view() {
-            View::Ready(ready) => ready.upstream.shards().cloned(),
+        match &*self.subscription.state() {
+            ServiceState::Ready(ready) => ready.upstream.shards().cloned(),
             _ => None,
         }
     }
@@ -220,7 +220,7 @@ impl Program {
     /// Waits until the program uses this version of the map or a later one, and compares all of it.
     pub(crate) async fn wait_for_map(&self, map: &ShardMap) {
         let reached = self.subscription.map_reaches(map.version);
-        timeout(BOUND, reached).await.unwrap_or_else(|_| panic!("it has {:?}", self.subscription.view()));
+        timeout(BOUND, reached).await.unwrap_or_else(|_| panic!("it has {:?}", self.subscription.state()));
         self.assert_map(map);
     }
 

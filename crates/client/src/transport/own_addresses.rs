@@ -1,12 +1,11 @@
-//! Addresses at which this process itself accepts the calls that it forwards: a connection to one of them would forward a call in a
-//! circle.
+//! Addresses of listeners whose calls this process forwards: a connection to one of them would forward a call in a circle.
 
 use std::{
     net::{IpAddr, SocketAddr, UdpSocket},
     sync::{Arc, PoisonError, RwLock},
 };
 
-/// Shared by all connections of a mesh. Looked at once for each connection that is opened.
+/// Shared by all endpoint pools of a mesh, and checked once for each new connection.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OwnAddresses(Arc<RwLock<Vec<SocketAddr>>>);
 
@@ -15,7 +14,7 @@ impl OwnAddresses {
         self.0.write().unwrap_or_else(PoisonError::into_inner).extend(addresses);
     }
 
-    /// Whether a connection to this address would come to this process.
+    /// Whether a connection to this address would reach this process.
     pub(crate) fn contains(&self, address: SocketAddr) -> bool {
         let own = self.0.read().unwrap_or_else(PoisonError::into_inner);
         own.iter().any(|own| own.port() == address.port() && covers(own.ip(), address.ip()))

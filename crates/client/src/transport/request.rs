@@ -2,33 +2,33 @@ use std::time::Duration;
 
 use http::{HeaderMap, Method, uri::Authority};
 
-use super::Outgoing;
+use super::request_body::RequestBody;
 use fairmesh_http::path::Path;
 
-/// A request on its way out, by whichever protocol.
+/// A request to be sent, by either protocol.
 pub(crate) struct Request {
     pub(crate) head: Head,
-    pub(crate) body: Outgoing,
-    /// The time that is left for the call, which is sent to the server where the call has a deadline.
+    pub(crate) body: RequestBody,
+    /// The time left for the call, which is sent to the server where the call has a deadline.
     pub(crate) left: Option<Duration>,
 }
 
 impl Request {
-    /// One that was not sent yet: each try says how much time is left.
-    pub(crate) fn new(head: Head, body: Outgoing) -> Self {
+    /// A request that was not sent yet: each attempt sets the time left.
+    pub(crate) fn new(head: Head, body: RequestBody) -> Self {
         Self { head, body, left: None }
     }
 }
 
-/// A request that waits to be sent. It is taken when a connection has begun to send it: whoever finds it here may send it
-/// elsewhere.
-pub(crate) type Slot = Option<Request>;
+/// A request that waits to be sent; `None` once a connection has begun to send it. While it is here, it may be sent to
+/// another endpoint.
+pub(crate) type PendingRequest = Option<Request>;
 
-/// What of a request's head is sent. Extensions are the caller's own and stay behind.
+/// The parts of a request's head that are sent. Extensions are the caller's own and are not sent.
 #[derive(Clone)]
 pub(crate) struct Head {
     pub(crate) method: Method,
-    /// The host that is asked; a header `host` is in it already and is not sent again.
+    /// The host of the request, that of a `host` header included, which is not sent again.
     pub(crate) authority: Authority,
     pub(crate) path: Path,
     pub(crate) headers: HeaderMap,

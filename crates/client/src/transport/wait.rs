@@ -1,4 +1,4 @@
-//! How long an attempt waits: for its request to be taken, and for the headers of the response.
+//! The waits of an attempt: for its request to be sent, and for the headers of the response.
 
 use std::{
     mem,
@@ -9,90 +9,90 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Alarm, SendError};
+use super::{error::SendError, timer::DeadlineTimer};
 
-/// Until when the steps of an attempt may take.
+/// Time limits for the steps of an attempt.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Times {
+pub(crate) struct AttemptTimeouts {
     /// When it began.
     pub(crate) begun: Instant,
     /// To have a connection.
     pub(crate) connected_by: Instant,
-    /// To have the response headers, whatever it waits for.
+    /// To have the response headers, whatever delays them.
     pub(crate) until: Instant,
     /// From the end of the request to the response headers.
     pub(crate) response_header: Duration,
-    /// For which nothing may move while the request is sent.
+    /// How long nothing may move while the request is sent.
     pub(crate) idle: Duration,
 }
 
-/// How far a request has come that is being sent: another value means that something moved.
+/// The progress of a request that is being sent: another value means that something moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Sending {
-    /// Pieces that were taken of its body.
+pub(crate) struct SendProgress {
+    /// Pieces taken from its body.
     pub(crate) pieces: u64,
-    /// Bytes of them that the server's side has not taken; at 0 the caller has to go on.
+    /// Bytes of them that the socket has not accepted; at 0 the caller has to continue.
     pub(crate) unsent: usize,
 }
 
-/// What was silent for longer than it may be.
+/// An idle timeout, by the party that was silent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Silence {
+pub(crate) enum IdleTimeout {
     /// The server, which was sent the whole request.
     Response(Duration),
-    /// The server, which takes no more of the request.
+    /// The server, which reads no more of the request.
     Upload(Duration),
     /// The caller, whose request has not ended.
     Caller(Duration),
 }
 
-/// A request that is sent, or was, and waits for the headers of its response.
+/// Bounds the wait for the headers of a response, while its request is sent and afterwards.
 ///
-/// The clock is read only where something moved before it had to wait again, and the timer is set anew only where it would ring too
-/// late: nearly every request is sent with one write, and needs neither.
+/// The clock is read only where something moved before it had to wait again, and the timer is reset only where it would
+/// expire too late: nearly every request is sent with one write, and needs neither.
 #[derive(Debug)]
-pub(super) struct Wait {
-    times: Times,
+pub(super) struct ResponseWait {
+    timeouts: AttemptTimeouts,
     since: Instant,
-    seen: Option<Sending>,
+    seen: Option<SendProgress>,
     has_waited: bool,
 }
 
-impl Wait {
-    pub(super) fn new(times: Times) -> Self {
-        Self { times, since: times.begun, seen: None, has_waited: false }
+impl ResponseWait {
+    pub(super) fn new(timeouts: AttemptTimeouts) -> Self {
+        Self { timeouts, since: timeouts.begun, seen: None, has_waited: false }
     }
 
-    /// What was polled, unless it is still waited for and it is late; `sending` while the request is.
+    /// The polled result, or the timeout where that is pending and late; `progress` while the request is sent.
     pub(super) fn bound<T>(
         &mut self,
         polled: Poll<Result<T, SendError>>,
-        sending: Option<Sending>,
-        alarm: &mut Alarm,
+        progress: Option<SendProgress>,
+        timer: &mut DeadlineTimer,
         context: &mut Context<'_>,
     ) -> Poll<Result<T, SendError>> {
         if polled.is_ready() {
             return polled;
         }
-        if mem::replace(&mut self.has_waited, true) && self.seen != sending {
+        if mem::replace(&mut self.has_waited, true) && self.seen != progress {
             self.since = Instant::now();
         }
-        self.seen = sending;
-        let Times { until, response_header, idle, .. } = self.times;
-        let silence = match sending {
-            None => Silence::Response(response_header),
-            Some(Sending { unsent: 0, .. }) => Silence::Caller(idle),
-            Some(_) => Silence::Upload(idle),
+        self.seen = progress;
+        let AttemptTimeouts { until, response_header, idle, .. } = self.timeouts;
+        let idle_timeout = match progress {
+            None => IdleTimeout::Response(response_header),
+            Some(SendProgress { unsent: 0, .. }) => IdleTimeout::Caller(idle),
+            Some(_) => IdleTimeout::Upload(idle),
         };
-        let silent = self.since + silence.duration();
-        if !alarm.has_rung(silent.min(until), context) {
+        let expires = self.since + idle_timeout.duration();
+        if !timer.has_expired(expires.min(until), context) {
             return Poll::Pending;
         }
-        Poll::Ready(Err(if until <= silent { SendError::OutOfTime } else { SendError::Silent(silence) }))
+        Poll::Ready(Err(if until <= expires { SendError::TimedOut } else { SendError::Idle(idle_timeout) }))
     }
 }
 
-impl Silence {
+impl IdleTimeout {
     pub(crate) fn duration(self) -> Duration {
         match self {
             Self::Response(duration) | Self::Upload(duration) | Self::Caller(duration) => duration,
@@ -102,17 +102,17 @@ impl Silence {
 
 /// When the rest of a request last moved, which a task sends while the response is read.
 #[derive(Debug)]
-pub(super) struct Movement {
+pub(super) struct UploadActivity {
     begun: Instant,
     moved_ms: AtomicU64,
 }
 
-impl Movement {
+impl UploadActivity {
     pub(super) fn new() -> Self {
         Self { begun: Instant::now(), moved_ms: AtomicU64::new(0) }
     }
 
-    pub(super) fn moved(&self) {
+    pub(super) fn record(&self) {
         self.moved_ms.store(u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX), Relaxed);
     }
 
@@ -122,8 +122,8 @@ impl Movement {
 }
 
 #[cfg(test)]
-impl Times {
-    /// Bounded by this alone.
+impl AttemptTimeouts {
+    /// Only this limit.
     pub(crate) fn until(until: Instant) -> Self {
         let never = Duration::from_secs(1 << 30);
         Self { begun: Instant::now(), connected_by: until, until, response_header: never, idle: never }
@@ -136,44 +136,47 @@ mod tests {
 
     use super::*;
 
-    /// Waits until it is late; `sending` says at which time the request is how far.
-    async fn late(times: Times, sending: impl Fn(u128) -> Option<Sending>) -> (SendError, u128) {
-        let (mut wait, mut alarm) = (Wait::new(times), Alarm::default());
+    /// Waits for the timeout; `progress` maps the elapsed seconds to the progress of the request.
+    async fn late(
+        timeouts: AttemptTimeouts,
+        progress: impl Fn(u128) -> Option<SendProgress>,
+    ) -> (SendError, u128) {
+        let (mut wait, mut timer) = (ResponseWait::new(timeouts), DeadlineTimer::default());
         let mut ticks = tokio::time::interval(Duration::from_secs(1));
         let ended = poll_fn(|context| {
             while ticks.poll_tick(context).is_ready() {}
-            let sending = sending(times.begun.elapsed().as_secs().into());
-            wait.bound(Poll::<Result<(), _>>::Pending, sending, &mut alarm, context)
+            let progress = progress(timeouts.begun.elapsed().as_secs().into());
+            wait.bound(Poll::<Result<(), _>>::Pending, progress, &mut timer, context)
         });
-        (ended.await.unwrap_err(), times.begun.elapsed().as_secs().into())
+        (ended.await.unwrap_err(), timeouts.begun.elapsed().as_secs().into())
     }
 
-    fn times(until: u64) -> Times {
+    fn timeouts(until: u64) -> AttemptTimeouts {
         let begun = Instant::now();
         let (response_header, idle) = (Duration::from_secs(90), Duration::from_secs(15));
         let until = begun + Duration::from_secs(until);
-        Times { begun, connected_by: until, until, response_header, idle }
+        AttemptTimeouts { begun, connected_by: until, until, response_header, idle }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_that_moves_may_take_any_time_and_headers_are_waited_for_from_its_end() {
+    async fn a_request_that_moves_is_not_bounded_and_the_headers_timeout_begins_at_its_end() {
         // A piece each ten seconds, for ten minutes.
-        let upload = |now: u128| (now < 600).then_some(Sending { pieces: (now / 10) as u64, unsent: 0 });
-        let (error, after) = late(times(1 << 30), upload).await;
-        assert!(matches!(error, SendError::Silent(Silence::Response(_))), "{error:?}");
+        let upload = |now: u128| (now < 600).then_some(SendProgress { pieces: (now / 10) as u64, unsent: 0 });
+        let (error, after) = late(timeouts(1 << 30), upload).await;
+        assert!(matches!(error, SendError::Idle(IdleTimeout::Response(_))), "{error:?}");
         assert_eq!(after, 690);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_one_that_is_silent_is_named() {
-        let of = |unsent| move |now: u128| Some(Sending { pieces: now.min(20) as u64, unsent });
-        let (error, after) = late(times(1 << 30), of(0)).await;
-        assert!(matches!(error, SendError::Silent(Silence::Caller(_))), "{error:?}");
+    async fn the_timeout_names_the_silent_party() {
+        let of = |unsent| move |now: u128| Some(SendProgress { pieces: now.min(20) as u64, unsent });
+        let (error, after) = late(timeouts(1 << 30), of(0)).await;
+        assert!(matches!(error, SendError::Idle(IdleTimeout::Caller(_))), "{error:?}");
         assert_eq!(after, 35);
-        let (error, _) = late(times(1 << 30), of(7)).await;
-        assert!(matches!(error, SendError::Silent(Silence::Upload(_))), "{error:?}");
-        let (error, after) = late(times(30), of(7)).await;
-        assert!(matches!(error, SendError::OutOfTime), "{error:?}");
-        assert_eq!(after, 30, "the call's own time comes first");
+        let (error, _) = late(timeouts(1 << 30), of(7)).await;
+        assert!(matches!(error, SendError::Idle(IdleTimeout::Upload(_))), "{error:?}");
+        let (error, after) = late(timeouts(30), of(7)).await;
+        assert!(matches!(error, SendError::TimedOut), "{error:?}");
+        assert_eq!(after, 30, "the deadline of the call passes first");
     }
 }

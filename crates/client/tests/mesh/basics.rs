@@ -29,7 +29,7 @@ async fn a_name_is_all_it_takes_by_either_protocol() {
         }
         let stats = mesh.stats();
         assert_eq!(
-            (stats.calls, stats.tries, stats.connections_opened, stats.reused),
+            (stats.calls, stats.attempts, stats.connections_opened, stats.connection_reuses),
             (40, 40, 1, 39),
             "{name}"
         );
@@ -68,7 +68,7 @@ async fn servers_see_host_key_role_and_deadline() {
 
         let request = Request::get("http://alice:secret@own.example/x").body(Body::empty()).unwrap();
         let (_, told) = ask(&service, request).await.unwrap();
-        assert!(told.contains("own.example") && !told.contains("secret"), "credentials stay behind: {told}");
+        assert!(told.contains("own.example") && !told.contains("secret"), "credentials are not sent: {told}");
 
         let request = Request::get("http://own.example/x").header("host", "virtual.example");
         let (_, told) = ask(&service, request.body(Body::empty()).unwrap()).await.unwrap();
@@ -109,12 +109,12 @@ async fn a_deadline_goes_from_hop_to_hop() {
         let (_, left) = ask(service, request).await.unwrap();
         left.parse::<u64>().ok()
     };
-    assert_eq!(told(&service, None).await, None, "nobody gave the call a deadline");
+    assert_eq!(told(&service, None).await, None, "the call has no deadline");
     let is_within = |told: Option<u64>, most| told.is_some_and(|told| told <= most);
     assert!(is_within(told(&service, Some(given)).await, 9_000));
     assert!(is_within(told(&service.clone().deadline(given), None).await, 9_000));
     let sooner = service.clone().deadline(given.0 - Duration::from_secs(2));
-    assert!(is_within(told(&sooner, Some(given)).await, 7_000), "the earliest counts");
+    assert!(is_within(told(&sooner, Some(given)).await, 7_000), "the earliest applies");
     let hasty = service.clone().deadline(given).timeout(Duration::from_secs(1));
     assert!(is_within(told(&hasty, None).await, 1_000));
 

@@ -1,4 +1,4 @@
-//! What happens to calls when servers go away, refuse, or are late.
+//! Calls to servers that stop, refuse, or are late.
 
 use std::{
     sync::{
@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::{FaultKind, Mesh, Retry, ServiceHandle, core::View};
+use fairmesh_client::{FaultKind, Mesh, Retry, ServiceHandle, discovery::ServiceState};
 use fairmesh_model::{EndpointState, Policy, Protocol, Retries, ServiceKind};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -26,14 +26,16 @@ const BOTH: [Protocol; 2] = [Protocol::Http1, Protocol::Http2];
 
 /// Calls begun and not finished, as the balancer counts them.
 fn outstanding(service: &ServiceHandle) -> u32 {
-    match &*service.view() {
-        View::Ready(ready) => ready.upstream.candidates().map(|candidate| candidate.outstanding).sum(),
+    match &*service.state() {
+        ServiceState::Ready(ready) => {
+            ready.upstream.candidates().map(|candidate| candidate.outstanding).sum()
+        }
         _ => 0,
     }
 }
 
 fn outstanding_at(service: &ServiceHandle, instance: &str) -> u32 {
-    let View::Ready(ready) = &*service.view() else { return 0 };
+    let ServiceState::Ready(ready) = &*service.state() else { return 0 };
     let mut at =
         ready.upstream.candidates().filter(|candidate| candidate.target.instance.as_str() == instance);
     at.next().map_or(0, |candidate| candidate.outstanding)
@@ -41,12 +43,12 @@ fn outstanding_at(service: &ServiceHandle, instance: &str) -> u32 {
 
 /// Failures in a row at the first endpoint, and when the penalty for them ends.
 fn blame(service: &ServiceHandle) -> (u32, u64) {
-    let View::Ready(ready) = &*service.view() else { return (0, 0) };
+    let ServiceState::Ready(ready) = &*service.state() else { return (0, 0) };
     let first = ready.upstream.candidates().next();
     first.map_or((0, 0), |candidate| (candidate.consecutive_failures, candidate.ejected_until))
 }
 
-/// A server that holds every answer back until told.
+/// A server that delays every response until it is released.
 async fn waiting() -> (Server, Arc<Semaphore>) {
     let gate = Arc::new(Semaphore::new(0));
     let held = gate.clone();
@@ -65,7 +67,7 @@ fn spread(policy: Policy) -> Policy {
 }
 
 #[tokio::test]
-async fn a_refused_connection_is_tried_elsewhere_whatever_the_method() {
+async fn a_refused_connection_is_retried_at_another_endpoint_for_any_method() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let server = Server::echo("a").await;
@@ -75,13 +77,13 @@ async fn a_refused_connection_is_tried_elsewhere_whatever_the_method() {
         for _ in 0..50 {
             assert_eq!(ask(&service, post("/add", "tea")).await.unwrap().0, 200);
         }
-        assert!((1..=5).contains(&mesh.stats().retries), "the dead server is shunned: {:?}", mesh.stats());
+        assert!((1..=5).contains(&mesh.stats().retries), "the dead server is ejected: {:?}", mesh.stats());
         assert_eq!(outstanding(&service), 0);
     }
 }
 
 #[tokio::test]
-async fn nobody_anywhere_is_unreachable_and_nothing_was_sent() {
+async fn without_a_reachable_server_the_fault_is_unreachable_and_unsent() {
     let rig = Rig::start().await;
     rig.replicated("shop/one", Protocol::Http2, &[nobody().await]);
     let service = rig.mesh().await.service("shop/one").unwrap();
@@ -91,7 +93,7 @@ async fn nobody_anywhere_is_unreachable_and_nothing_was_sent() {
 }
 
 #[tokio::test]
-async fn a_killed_server_fails_what_may_not_be_repeated_and_only_that() {
+async fn a_killed_server_fails_only_calls_that_may_not_be_repeated() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let (dying, _gate) = waiting().await;
@@ -108,17 +110,13 @@ async fn a_killed_server_fails_what_may_not_be_repeated_and_only_that() {
         until("both calls are at the server", || dying.requests() == 2).await;
         let other = Server::echo("b").await;
         rig.endpoint("shop/one", "other", other.address, EndpointState::Serving);
-        until("the other server is known", || match &*service.view() {
-            View::Ready(ready) => ready.upstream.candidates().count() == 2,
+        until("the other server is known", || match &*service.state() {
+            ServiceState::Ready(ready) => ready.upstream.candidates().count() == 2,
             _ => false,
         })
         .await;
         dying.kill();
-        assert_eq!(
-            posted.await.unwrap().unwrap_err().kind(),
-            FaultKind::Reset,
-            "it may have been carried out"
-        );
+        assert_eq!(posted.await.unwrap().unwrap_err().kind(), FaultKind::Reset, "it may have been processed");
         assert_eq!(got.await.unwrap().unwrap().1, "b GET / ", "a GET may be repeated");
         assert_eq!(other.requests(), 1);
         assert_eq!(outstanding(&service), 0);
@@ -139,12 +137,12 @@ async fn a_drain_that_is_announced_fails_nothing() {
         let endpoints = fairmesh_model::Prefix::endpoints(service.name(), None);
         let acked = rig.node.wait_acked(&endpoints, rig.node.revision().number, deadline).await;
         assert!(acked.all, "{acked:?}");
-        // What was decided before the acknowledgement may still be under way.
+        // Calls decided before the acknowledgement may still be in flight.
         until("its calls are done", || outstanding_at(&service, "i0") == 0).await;
         let at_drain = servers[0].requests();
         servers[0].drain();
         assert!(calls.join_all().await.into_iter().all(|call| call == Ok(200)));
-        assert_eq!(servers[0].requests(), at_drain, "nobody calls it once all have acknowledged");
+        assert_eq!(servers[0].requests(), at_drain, "it gets no calls once all have acknowledged");
         assert_eq!(outstanding(&service), 0);
     }
 }
@@ -167,8 +165,8 @@ async fn a_goaway_out_of_the_blue_fails_nothing() {
     assert_eq!(outstanding(&service), 0, "{:?}", mesh.stats());
 }
 
-/// Says with each connection that it has seen no call on it, and closes it with the calls unread, so that it breaks at the
-/// next write.
+/// Says with each connection that it has seen no call on it, and closes it with the calls unread, so that it breaks at
+/// the next write.
 async fn refuse_all(listener: TcpListener, connections: Arc<AtomicU32>) {
     const PREFACE: usize = 24;
     const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
@@ -297,7 +295,7 @@ async fn a_deadline_says_which_limit_ended_the_call() {
     let why = async |service: &ServiceHandle, request| ask(service, request).await.unwrap_err().to_string();
 
     let told = why(&service, get("/")).await;
-    assert_eq!(told, "shop/one: its policy's timeout of 80ms ran out; it may have been carried out");
+    assert_eq!(told, "shop/one: its policy's timeout of 80ms ran out; it may have been processed");
     let told = why(&service, get("/routed")).await;
     assert!(told.contains("its route's timeout of 70ms"), "{told}");
     let told = why(&service.clone().timeout(Duration::from_millis(60)), get("/routed")).await;
@@ -356,7 +354,7 @@ async fn a_caller_that_goes_away_says_nothing_of_the_server() {
         assert!(call.await.unwrap_err().is_cancelled());
         assert_eq!((blame(&service).0, outstanding(&service)), (1, 0), "{protocol:?}");
         ask(&service, get("/")).await.unwrap();
-        assert_eq!(blame(&service).0, 0, "an answer does");
+        assert_eq!(blame(&service).0, 0, "a response does");
     }
 }
 
@@ -376,7 +374,7 @@ async fn vanished() -> (std::net::SocketAddr, Vec<TcpStream>, TcpListener) {
 }
 
 #[tokio::test]
-async fn a_host_that_vanished_leaves_time_to_try_another_one() {
+async fn a_lost_host_leaves_time_for_an_attempt_at_another_one() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let (gone, _waiting, _listener) = vanished().await;
@@ -387,13 +385,13 @@ async fn a_host_that_vanished_leaves_time_to_try_another_one() {
         for _ in 0..20 {
             assert_eq!(ask(&service, post("/add", "tea")).await.unwrap().0, 200);
         }
-        assert!((1..=5).contains(&mesh.stats().retries), "it is shunned: {:?}", mesh.stats());
+        assert!((1..=5).contains(&mesh.stats().retries), "it is ejected: {:?}", mesh.stats());
         assert_eq!(outstanding(&service), 0);
     }
 }
 
 #[tokio::test]
-async fn a_server_that_speaks_something_else_is_told_from_one_that_broke_off() {
+async fn a_protocol_violation_differs_from_a_broken_connection() {
     for (protocol, said, kind) in [
         (Protocol::Http1, "SSH-2.0-OpenSSH_9.6\r\n\r\n", FaultKind::Protocol),
         (
@@ -440,7 +438,7 @@ async fn a_call_that_was_not_sent_in_time_says_so() {
 }
 
 #[tokio::test]
-async fn busy_answers_are_tried_elsewhere_only_where_that_does_no_harm() {
+async fn unavailable_responses_are_retried_only_where_that_is_safe() {
     let rig = Rig::start().await;
     let busy = Server::start(async |_| text(503, "busy")).await;
     let other = Server::start(async |_| text(503, "busy too")).await;
@@ -448,7 +446,7 @@ async fn busy_answers_are_tried_elsewhere_only_where_that_does_no_harm() {
     let service = rig.mesh().await.service("shop/one").unwrap();
     assert_eq!(ask(&service, post("/add", "tea")).await.unwrap().0, 503);
     assert_eq!(busy.requests() + other.requests(), 1, "a POST is not repeated");
-    assert_eq!(ask(&service, get("/")).await.unwrap().0, 503, "the last answer is the caller's");
+    assert_eq!(ask(&service, get("/")).await.unwrap().0, 503, "the caller gets the last response");
     assert_eq!(busy.requests() + other.requests(), 4);
     assert_eq!(ask(&service.clone().idempotent(), post("/add", "tea")).await.unwrap().0, 503);
     assert_eq!(busy.requests() + other.requests(), 7, "a POST declared idempotent is");
@@ -468,12 +466,12 @@ async fn the_budget_bounds_retries() {
         assert_eq!(ask(&service, get("/")).await.unwrap().0, 503);
     }
     let stats = mesh.stats();
-    assert!(stats.retries <= 10 && stats.retries_refused > 0, "{stats:?}");
-    assert_eq!(busy.requests() as u64, stats.tries);
+    assert!(stats.retries <= 10 && stats.retry_budget_exhausted > 0, "{stats:?}");
+    assert_eq!(busy.requests() as u64, stats.attempts);
 }
 
 #[tokio::test]
-async fn a_wrong_shard_is_tried_elsewhere_once_the_map_is_new() {
+async fn a_wrong_shard_is_retried_once_the_map_is_updated() {
     let rig = Rig::start().await;
     let old = Server::start(async |_| {
         let mut answer = text(421, "moved");
@@ -509,7 +507,7 @@ async fn a_wrong_shard_is_tried_elsewhere_once_the_map_is_new() {
 }
 
 #[tokio::test]
-async fn a_wrong_shard_that_another_server_told_is_an_answer_like_any_other() {
+async fn a_relayed_wrong_shard_is_an_ordinary_response() {
     let rig = Rig::start().await;
     let told = Server::start(async |_| {
         let mut answer = text(421, "passed on");
@@ -528,16 +526,16 @@ async fn a_wrong_shard_that_another_server_told_is_an_answer_like_any_other() {
     rig.replicated("shop/two", Protocol::Grpc, &[grpc.address]);
     let mesh = rig.mesh().await;
     for (name, status) in [("shop/one", 421), ("shop/two", 200)] {
-        // With a key, so that the request is kept for another try.
+        // With a key, so that the request is kept for another attempt.
         let service = mesh.service(name).unwrap().key(7);
         assert_eq!(ask(&service, post("/add", "tea")).await.unwrap().0, status);
     }
-    assert_eq!((told.requests(), grpc.requests()), (1, 1), "they may have carried out the call");
+    assert_eq!((told.requests(), grpc.requests()), (1, 1), "they may have processed the call");
     assert_eq!((mesh.stats().wrong_shard, mesh.stats().retries), (0, 0));
 }
 
 #[tokio::test]
-async fn a_shard_that_nobody_admits_to_ends_with_the_servers_answer() {
+async fn a_shard_without_a_holder_ends_with_the_servers_response() {
     let rig = Rig::start().await;
     let server = Server::start(async |_| {
         let mut answer = text(421, "not mine");

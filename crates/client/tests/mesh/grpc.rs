@@ -46,7 +46,7 @@ impl Backend for Shop {
     }
 }
 
-/// A service with one two-way stream, which says again what it is told.
+/// A service with one bidirectional stream, which echoes.
 #[derive(Clone, Copy)]
 struct Echo;
 
@@ -103,7 +103,7 @@ async fn a_generated_client_calls_by_name() {
     for _ in 0..10 {
         assert_eq!(client.hello(hello()).await.unwrap().into_inner().software, "shop");
     }
-    assert_eq!(mesh.stats().reused, 9);
+    assert_eq!(mesh.stats().connection_reuses, 9);
 
     let refused =
         client.hello(v1::HelloRequest { oldest_version: 9, newest_version: 9, ..hello() }).await.unwrap_err();

@@ -1,4 +1,4 @@
-//! Load reports from a real server layer to what the caller keeps of the endpoint.
+//! Load reports from a real server layer to the endpoint statistics of the caller.
 
 use std::{
     convert::Infallible,
@@ -12,7 +12,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_client::{ServiceHandle, core::View};
+use fairmesh_client::{ServiceHandle, discovery::ServiceState};
 use fairmesh_model::{Balancing, EndpointState, LoadSignal, Policy, Protocol, Score};
 use fairmesh_router::{LoadReport, ReceivedReport};
 use fairmesh_server::ServerLayer;
@@ -43,7 +43,7 @@ use crate::{
 
 type Answered = Result<Frame<Bytes>, Infallible>;
 
-/// An answer that ends with trailers where it is one of gRPC.
+/// A response that ends with trailers where it is one of gRPC.
 pub(crate) fn answer(grpc: bool) -> Response<StreamBody<stream::Iter<vec::IntoIter<Answered>>>> {
     ending(grpc, "0")
 }
@@ -72,7 +72,7 @@ async fn layered(layer: ServerLayer, let_go: Arc<Semaphore>) -> SocketAddr {
     .await
 }
 
-/// A server whose only answer goes on with what it is sent here.
+/// A server whose only response continues with the frames of this channel.
 pub(crate) async fn streaming() -> (SocketAddr, UnboundedSender<Bytes>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -92,8 +92,8 @@ pub(crate) async fn streaming() -> (SocketAddr, UnboundedSender<Bytes>) {
 }
 
 fn report(service: &ServiceHandle) -> Option<ReceivedReport> {
-    match &*service.view() {
-        View::Ready(ready) => ready.upstream.candidates().next().unwrap().report,
+    match &*service.state() {
+        ServiceState::Ready(ready) => ready.upstream.candidates().next().unwrap().report,
         _ => panic!("nothing is known of {}", service.name()),
     }
 }
@@ -122,7 +122,7 @@ async fn what_servers_report_is_kept_and_shown() {
         let mesh = rig.mesh().await;
         let service = mesh.service(name).unwrap();
         service.ready().await.unwrap();
-        assert_eq!(report(&service), None, "{name}: nothing was said yet");
+        assert_eq!(report(&service), None, "{name}: no report yet");
 
         let held: Vec<_> = (0..2)
             .map(|_| {
@@ -150,19 +150,21 @@ async fn what_servers_report_is_kept_and_shown() {
 }
 
 #[tokio::test]
-async fn a_long_answer_keeps_its_count_but_not_what_was_known_when_it_began() {
+async fn a_long_response_stays_outstanding_but_keeps_no_old_state() {
     let rig = Rig::start().await;
     for (name, protocol) in [("shop/one", Protocol::Http1), ("shop/two", Protocol::Http2)] {
         let (address, frames) = streaming().await;
         rig.replicated(name, protocol, &[address]);
         let service = rig.mesh().await.service(name).unwrap();
         let mut body = service.send(get("/")).await.unwrap().into_body();
-        let known = Arc::downgrade(&service.view());
-        assert!(body.frame().now_or_never().is_none(), "the answer has not gone on");
+        let known = Arc::downgrade(&service.state());
+        assert!(body.frame().now_or_never().is_none(), "the response has not continued");
         rig.endpoint(name, "other", address, EndpointState::Serving);
         until("what was known is let go", || known.strong_count() == 0).await;
-        let outstanding = || match &*service.view() {
-            View::Ready(ready) => ready.upstream.candidates().map(|candidate| candidate.outstanding).sum(),
+        let outstanding = || match &*service.state() {
+            ServiceState::Ready(ready) => {
+                ready.upstream.candidates().map(|candidate| candidate.outstanding).sum()
+            }
             _ => 0_u32,
         };
         assert_eq!(outstanding(), 1, "{name}");
@@ -204,7 +206,7 @@ async fn reports_that_cannot_be_true_are_counted_and_not_kept() {
     let kept = LoadReport { requests: Some(4), cpu: Some(250), ..LoadReport::default() };
     assert_eq!(report(&service).unwrap().load, kept);
     say("TEXT cpu_utilization=nonsense").await;
-    assert_eq!(report(&service).unwrap().load, kept, "what was known before stays");
+    assert_eq!(report(&service).unwrap().load, kept, "the previous report stays");
 }
 
 #[tokio::test]
@@ -248,7 +250,7 @@ async fn a_server_with_the_longer_queue_gets_fewer_calls() {
 }
 
 #[tokio::test]
-async fn only_good_answers_earn_a_reward() {
+async fn only_successful_responses_earn_a_reward() {
     let rig = Rig::start().await;
     let service = ServerLayer::default().layer(service_fn(async |request: Request<Incoming>| {
         let (grpc, bad) = (request.headers().contains_key("te"), request.uri().path() == "/bad");
@@ -280,6 +282,6 @@ async fn only_good_answers_earn_a_reward() {
         let before = score_after("/bad").await;
         assert!(report(&service).is_some() && before > 0.0, "{name}: {before} after failures");
         let after = score_after("/").await;
-        assert!(after < before - 4.0, "{name}: {after} after good answers");
+        assert!(after < before - 4.0, "{name}: {after} after successful responses");
     }
 }

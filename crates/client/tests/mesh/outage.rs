@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fairmesh_client::{FaultKind, core::View};
+use fairmesh_client::{FaultKind, discovery::ServiceState};
 use fairmesh_model::{EndpointState, Location, Policy, Prefix, Protocol, RecordKey, Region};
 use fairmesh_rib::cache::{Cache, SavedCopy};
 use http::Request;
@@ -14,7 +14,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn calls_go_on_without_the_agent_and_follow_it_when_it_is_back() {
+async fn calls_continue_without_the_agent_and_follow_it_when_it_is_back() {
     let mut rig = Rig::start().await;
     let servers = [Server::echo("a").await, Server::echo("b").await];
     rig.replicated("shop/one", Protocol::Http1, &[servers[0].address]);
@@ -98,13 +98,13 @@ async fn calls_fail_soon_while_the_agent_has_nothing_to_serve_and_go_once_it_has
     assert!(rig.node.watchers(&Prefix::topology()).is_empty());
 
     rig.refuse(None);
-    until("calls go once it has", || matches!(*service.view(), View::Ready(_))).await;
+    until("calls go once it has", || matches!(*service.state(), ServiceState::Ready(_))).await;
     assert_eq!(ask(&service, get("/")).await.unwrap().0, 200);
     until("distances are followed", || !rig.node.watchers(&Prefix::topology()).is_empty()).await;
 }
 
 #[tokio::test]
-async fn without_agent_and_copy_calls_fail_soon_and_say_what_to_do() {
+async fn without_agent_and_copy_calls_fail_soon_with_instructions() {
     let mut rig = Rig::start().await;
     rig.stop_agent().await;
     let server = Server::echo("a").await;
@@ -118,7 +118,7 @@ async fn without_agent_and_copy_calls_fail_soon_and_say_what_to_do() {
     assert!(begun.elapsed() < Duration::from_secs(10), "long before the deadline");
 
     rig.start_agent().await;
-    until("calls go once it is there", || matches!(*service.view(), View::Ready(_))).await;
+    until("calls go once it is there", || matches!(*service.state(), ServiceState::Ready(_))).await;
     assert_eq!(ask(&service, get("/")).await.unwrap().0, 200);
 }
 
@@ -151,7 +151,7 @@ async fn a_route_splits_to_a_service_that_is_fetched_as_well() {
 }
 
 #[tokio::test]
-async fn a_server_that_accepts_and_never_answers_costs_only_the_deadline() {
+async fn a_server_that_accepts_and_never_responds_costs_only_the_deadline() {
     let rig = Rig::start().await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     rig.replicated("shop/one", Protocol::Http2, &[listener.local_addr().unwrap(), nobody().await]);

@@ -1,4 +1,4 @@
-//! A lookaside of a service's own that takes connections and never answers.
+//! A lookaside named by a policy that accepts connections and never responds.
 
 use std::{
     sync::{
@@ -19,7 +19,7 @@ use crate::{
     server::{Server, text},
 };
 
-/// A server that answers with the time that it was told it has, in milliseconds.
+/// A server that responds with its deadline, in milliseconds.
 async fn told() -> Server {
     Server::start(|request: Request<Bytes>| async move {
         text(200, request.headers()["x-fairmesh-deadline"].to_str().unwrap().to_owned())
@@ -86,5 +86,5 @@ async fn a_lookaside_that_is_silent_takes_half_of_a_calls_time_at_most_and_later
         }
     }
     assert!(given > 500, "the last call had {given} ms left");
-    assert!(mesh.stats().lookaside_missed >= 2, "{:?}", mesh.stats());
+    assert!(mesh.stats().lookaside_fallbacks >= 2, "{:?}", mesh.stats());
 }

@@ -1,5 +1,5 @@
-//! The same requests are called with twice, taken apart and passed on as they lie, where servers answer in every way: both must
-//! be answered alike, have sent servers the same, and have counted the same.
+//! The same requests are sent twice, parsed and on the fast path, to servers that respond in every way:
+//! both must get the same response, send servers the same bytes, and count the same.
 
 use std::{
     collections::HashSet,
@@ -11,7 +11,7 @@ use std::{
 
 use bytes::BytesMut;
 use fairmesh_client::{Fault, FaultKind, Mesh, ServiceHandle};
-use fairmesh_http::h1::{PlainAnswer, PlainRequest, Received, RequestReader, no_fields};
+use fairmesh_http::h1::{BorrowedRequest, BorrowedResponse, ReceivedRequest, RequestReader, header_storage};
 use fairmesh_model::{Policy, Protocol, RateLimit, Retries, Scope, arith::Generator};
 use http::{HeaderMap, Request, header};
 use http_body_util::{BodyExt as _, Full};
@@ -23,7 +23,7 @@ use tokio::{
 
 use crate::rig::Rig;
 
-/// How a server answers, by path; the second part is sent after a while, and without a third the connection goes on.
+/// The responses of a server, by path; the second part is sent after a while, and without a third the connection is kept.
 const WAYS: [(&str, &[&str]); 17] = [
     ("/plain", &["HTTP/1.1 200 OK\r\nServer: x\r\ncontent-length: 3\r\n\r\ntea"]),
     ("/dated", &["HTTP/1.1 201 Made\r\nDate: then\r\nConnection: keep-alive\r\nContent-Length: 0\r\n\r\n"]),
@@ -47,12 +47,12 @@ const WAYS: [(&str, &[&str]); 17] = [
     ("/garbage", &["SSH-2.0\r\n\r\n", "", ""]),
 ];
 
-/// What one call came to.
+/// The result of one call.
 #[derive(Debug, PartialEq)]
 struct Outcome {
-    /// Status, fields and body; a body that broke off has no end.
+    /// Status, fields and body; `None` for a body that failed.
     answer: Result<(u16, HeaderMap, Option<String>), String>,
-    /// What servers saw.
+    /// The bytes that servers received.
     seen: Vec<String>,
     counted: [u64; 6],
 }
@@ -75,7 +75,7 @@ async fn serve(mut stream: TcpStream, log: Log) -> Option<()> {
     stream.set_nodelay(true).ok()?;
     let (mut input, mut requests) = (BytesMut::new(), RequestReader::default());
     loop {
-        let Received { head, body, .. } = loop {
+        let ReceivedRequest { head, body, .. } = loop {
             if let Some(received) = requests.read(&mut input).ok()? {
                 break received;
             }
@@ -94,7 +94,7 @@ async fn serve(mut stream: TcpStream, log: Log) -> Option<()> {
             log.1.insert(id)
         };
         let path = head.uri().path();
-        // What fails once only is answered when it is asked for again.
+        // A request that fails once succeeds when it is repeated.
         let path = path.strip_prefix("/once").map_or(path, |path| if first { path } else { "/plain" });
         let large = [
             format!("HTTP/1.1 200 OK\r\ncontent-length: 60000\r\n\r\n{}", "t".repeat(40_000)),
@@ -127,7 +127,7 @@ fn draw(seed: u64) -> String {
     let mut chance = Generator::new(seed);
     let mut below = |count: usize| chance.below(count as u64) as usize;
     let method = ["GET", "POST", "PUT", "OPTIONS"][below(4)];
-    // What is plain more often, so that connections are kept.
+    // Eligible requests are drawn more often, so that connections are kept.
     let way = WAYS[if below(2) == 0 { below(3) } else { below(WAYS.len()) }].0;
     let once = ["", "/once"][below(2)];
     let size = [0, 0, 5, 5_000, 65_536][below(5)];
@@ -141,7 +141,7 @@ fn draw(seed: u64) -> String {
 }
 
 /// The request as a proxy that takes it apart has it.
-fn taken_apart(text: &str) -> Request<Full<bytes::Bytes>> {
+fn parsed_request(text: &str) -> Request<Full<bytes::Bytes>> {
     let mut input = BytesMut::from(text);
     let received = RequestReader::default().read(&mut input).unwrap().unwrap();
     let mut request = received.head.map(|()| Full::new(input.freeze()));
@@ -150,7 +150,7 @@ fn taken_apart(text: &str) -> Request<Full<bytes::Bytes>> {
 }
 
 async fn called(service: &ServiceHandle, text: &str) -> Result<(u16, HeaderMap, Option<String>), Fault> {
-    let answer = service.send_movable(taken_apart(text)).await?;
+    let answer = service.send_unpin(parsed_request(text)).await?;
     Ok(read(answer).await)
 }
 
@@ -160,60 +160,68 @@ async fn read(answer: http::Response<fairmesh_client::Body>) -> (u16, HeaderMap,
     (head.status.as_u16(), head.headers, body)
 }
 
-/// How many were answered without being taken apart, and how many were sent and then had no body any more.
+/// Calls that ended on the fast path, and calls whose body was dropped once it was sent.
 #[derive(Debug, Default)]
-struct Passed {
-    plainly: usize,
-    forgotten: usize,
+struct FastCounts {
+    fast: usize,
+    body_dropped: usize,
 }
 
-/// Passes it on, and counts how.
-async fn passed(
+/// Makes the call on the fast path where that supports it.
+async fn fast_call(
     service: &ServiceHandle,
     text: &str,
-    counts: &mut Passed,
+    counts: &mut FastCounts,
 ) -> Result<(u16, HeaderMap, Option<String>), Fault> {
     let begun = {
-        let mut room = no_fields();
-        let request = PlainRequest::read(text.as_bytes(), &mut room).expect("all are plain");
-        service.pass(&request, false, Instant::now()).expect("it is routed")
+        let mut room = header_storage();
+        let request = BorrowedRequest::read(text.as_bytes(), &mut room, fairmesh_headers::is_mesh_header)
+            .expect("all are plain");
+        service.try_fast(&request, false, Instant::now()).expect("it is routed")
     };
-    let mut request = taken_apart(text);
-    let apart = match begun {
-        Err(apart) => *apart,
-        Ok(mut passage) => {
-            if passage.give_up_body() {
+    let mut request = parsed_request(text);
+    let slow = match begun {
+        Err(slow) => *slow,
+        Ok(mut fast) => {
+            if fast.drop_body() {
                 *request.body_mut() = Full::default();
-                counts.forgotten += usize::from(text.ends_with('t'));
+                counts.body_dropped += usize::from(text.ends_with('t'));
             }
-            let take = |answer: &PlainAnswer<'_>, _: &_, _: &mut Context<'_>| {
+            let take = |answer: &BorrowedResponse<'_>, _: &_, _: &mut Context<'_>| {
                 let mut out = Vec::new();
                 answer.write(&mut out, || *b"Sun, 06 Nov 1994 08:49:37 GMT", false);
                 out.extend_from_slice(answer.body);
                 out
             };
-            if let Some(out) = poll_fn(|context| passage.poll(take, context)).await {
-                passage.end();
-                counts.plainly += 1;
+            if let Some(out) = poll_fn(|context| fast.poll(take, context)).await {
+                fast.end();
+                counts.fast += 1;
                 let mut input = BytesMut::from(&out[..]);
-                let reader = &mut fairmesh_http::h1::HeadReader::new(&http::Method::GET);
+                let reader = &mut fairmesh_http::h1::ResponseReader::new(&http::Method::GET);
                 let head = reader.read(&mut input).unwrap().unwrap().head;
                 let body = String::from_utf8(input.to_vec()).unwrap();
                 return Ok((head.status().as_u16(), head.headers().clone(), Some(body)));
             }
-            passage.into_apart()
+            fast.into_slow()
         }
     };
-    Ok(read(apart.go_on(request).await?).await)
+    Ok(read(slow.send(request).await?).await)
 }
 
 fn counted(mesh: &Mesh) -> [u64; 6] {
     let stats = mesh.stats();
-    [stats.calls, stats.faults, stats.tries, stats.retries, stats.reports_ignored, stats.unroutable]
+    [
+        stats.calls,
+        stats.faults,
+        stats.attempts,
+        stats.retries,
+        stats.reports_ignored,
+        stats.attempts_without_endpoint,
+    ]
 }
 
 /// Calls with all of them, one after the other, in one of both ways.
-async fn outcomes(counts: Option<&mut Passed>) -> Vec<Outcome> {
+async fn outcomes(counts: Option<&mut FastCounts>) -> Vec<Outcome> {
     let (rig, log) = (Rig::start().await, Log::default());
     rig.replicated("shop/cart", Protocol::Http1, &[server(Arc::clone(&log)).await]);
     let retries = Retries { attempts: 3, budget_percent: 100, budget_floor: 1000 };
@@ -221,13 +229,13 @@ async fn outcomes(counts: Option<&mut Passed>) -> Vec<Outcome> {
     let mesh = rig.mesh().await;
     let service = mesh.service("shop/cart").unwrap();
     service.ready().await.unwrap();
-    let (mut none, mut all) = (Passed::default(), Vec::new());
+    let (mut none, mut all) = (FastCounts::default(), Vec::new());
     let passes = counts.is_some();
     let counts = counts.unwrap_or(&mut none);
     for seed in 0..600 {
         let (text, before) = (draw(seed), counted(&mesh));
         let answer = match passes {
-            true => passed(&service, &text, counts).await,
+            true => fast_call(&service, &text, counts).await,
             false => called(&service, &text).await,
         };
         let answer = answer.map_err(|fault| format!("{:?} {:?}", fault.kind(), fault.retry()));
@@ -247,22 +255,22 @@ async fn outcomes(counts: Option<&mut Passed>) -> Vec<Outcome> {
 }
 
 #[tokio::test]
-async fn what_is_passed_on_ends_as_what_is_taken_apart() {
-    let mut counts = Passed::default();
-    let (apart, passed) = (outcomes(None).await, outcomes(Some(&mut counts)).await);
-    for (seed, (apart, passed)) in apart.iter().zip(&passed).enumerate() {
-        assert_eq!(passed, apart, "{}", draw(seed as u64).chars().take(200).collect::<String>());
+async fn a_fast_call_ends_as_a_parsed_one() {
+    let mut counts = FastCounts::default();
+    let (parsed, fast) = (outcomes(None).await, outcomes(Some(&mut counts)).await);
+    for (seed, (parsed, fast)) in parsed.iter().zip(&fast).enumerate() {
+        assert_eq!(fast, parsed, "{}", draw(seed as u64).chars().take(200).collect::<String>());
     }
-    let failed = apart.iter().filter(|outcome| outcome.answer.is_err()).count();
-    let retried = apart.iter().filter(|outcome| outcome.counted[3] > 0).count();
+    let failed = parsed.iter().filter(|outcome| outcome.answer.is_err()).count();
+    let retried = parsed.iter().filter(|outcome| outcome.counted[3] > 0).count();
     assert!(
-        counts.plainly > 200 && counts.forgotten > 50 && failed > 30 && retried > 30,
+        counts.fast > 200 && counts.body_dropped > 50 && failed > 30 && retried > 30,
         "{counts:?}, {failed} failed, {retried} retried"
     );
 }
 
 #[tokio::test]
-async fn a_limit_counts_what_is_passed_on_once() {
+async fn a_rate_limit_counts_a_fast_call_once() {
     let (rig, log) = (Rig::start().await, Log::default());
     rig.replicated("shop/cart", Protocol::Http1, &[server(Arc::clone(&log)).await]);
     let limit = RateLimit { calls: 2, per: Duration::from_secs(3600), burst: 2, scope: Scope::Caller };
@@ -271,30 +279,30 @@ async fn a_limit_counts_what_is_passed_on_once() {
     let service = mesh.service("shop/cart").unwrap();
     service.ready().await.unwrap();
     let text = "GET /plain HTTP/1.1\r\nhost: cart.shop\r\nx-id: 1\r\n\r\n";
-    let mut counts = Passed::default();
-    let mut call = async || passed(&service, text, &mut counts).await.map(|(status, ..)| status);
+    let mut counts = FastCounts::default();
+    let mut call = async || fast_call(&service, text, &mut counts).await.map(|(status, ..)| status);
     assert_eq!([call().await.unwrap(), call().await.unwrap()], [200, 200]);
     let fault = call().await.unwrap_err();
     assert_eq!(fault.kind(), FaultKind::RateLimited);
     assert!(fault.retry_after().is_some_and(|wait| wait > Duration::from_secs(60)));
     let stats = mesh.stats();
-    assert_eq!((stats.calls, stats.limited, stats.faults, stats.tries), (3, 1, 1, 2));
-    assert_eq!((counts.plainly, log.lock().unwrap().0.len()), (1, 2), "the first one had to connect");
+    assert_eq!((stats.calls, stats.rate_limited_calls, stats.faults, stats.attempts), (3, 1, 1, 2));
+    assert_eq!((counts.fast, log.lock().unwrap().0.len()), (1, 2), "the first one had to connect");
 }
 
 #[tokio::test]
-async fn a_large_answer_is_passed_on_when_its_last_part_has_come() {
+async fn a_large_response_is_borrowed_when_its_last_part_has_arrived() {
     let (rig, log) = (Rig::start().await, Log::default());
     rig.replicated("shop/cart", Protocol::Http1, &[server(Arc::clone(&log)).await]);
     let mesh = rig.mesh().await;
     let service = mesh.service("shop/cart").unwrap();
     service.ready().await.unwrap();
     let body = Some("t".repeat(40_000) + &"e".repeat(20_000));
-    let mut counts = Passed::default();
+    let mut counts = FastCounts::default();
     for id in 0..4 {
         let text = format!("PUT /large HTTP/1.1\r\nhost: cart.shop\r\nx-id: {id}\r\n\r\n");
-        let (status, _, told) = passed(&service, &text, &mut counts).await.unwrap();
-        assert!(status == 200 && told == body, "{id}");
+        let (status, _, received) = fast_call(&service, &text, &mut counts).await.unwrap();
+        assert!(status == 200 && received == body, "{id}");
     }
-    assert_eq!(counts.plainly, 3, "all but the first one, which had to connect");
+    assert_eq!(counts.fast, 3, "all but the first one, which had to connect");
 }

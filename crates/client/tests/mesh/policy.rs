@@ -1,8 +1,8 @@
-//! What policies do with calls besides sending them somewhere.
+//! Policies: route actions, limits, retries, hedges and mirrors.
 
 use std::time::Duration;
 
-use fairmesh_client::{Body, FaultKind, Mesh, Retry, ServiceHandle, explain::Report};
+use fairmesh_client::{Body, FaultKind, Mesh, Retry, ServiceHandle, observe::Report};
 use fairmesh_model::{
     Abort, Actions, Delay, HeaderEdits, KeySource, Label, Match, Mirror, PathMatch, PathRewrite, Policy,
     Protocol, RateLimit, Redirect, Retries, Rewrite, Route, Scope, ServiceKind, Share,
@@ -89,7 +89,7 @@ async fn paths_hosts_and_headers_are_rewritten_by_either_protocol() {
 }
 
 #[tokio::test]
-async fn a_redirect_is_answered_without_a_call() {
+async fn a_redirect_is_a_direct_response() {
     let rig = Rig::start().await;
     let server = Server::echo("a").await;
     let redirect = Redirect {
@@ -104,7 +104,7 @@ async fn a_redirect_is_answered_without_a_call() {
     let answer = service.send(get("/old/a?b=c")).await.unwrap();
     assert_eq!(answer.status(), StatusCode::PERMANENT_REDIRECT);
     assert_eq!(answer.headers()["location"], "https://one.shop/new/a?b=c");
-    assert_eq!((server.requests(), mesh.stats().tries, mesh.stats().faults), (0, 0, 0));
+    assert_eq!((server.requests(), mesh.stats().attempts, mesh.stats().faults), (0, 0, 0));
     let words = report(&service, &get("/old")).await.to_string();
     assert!(
         words.contains("redirects with 308 to https://one.shop/new") && !words.contains("fails"),
@@ -128,8 +128,8 @@ async fn faults_on_purpose_strike_their_share_and_are_counted() {
         }
     }
     assert!((60..140).contains(&aborted), "{aborted}");
-    assert_eq!((mesh.stats().aborted, server.requests()), (aborted, 200 - aborted as usize));
-    assert_eq!(mesh.stats().retries, 0, "what was not sent is not tried again");
+    assert_eq!((mesh.stats().injected_aborts, server.requests()), (aborted, 200 - aborted as usize));
+    assert_eq!(mesh.stats().retries, 0, "a call that was not sent is not retried");
 
     let actions = Actions { abort: Some(Abort { share: Share::ALL, status: 503 }), ..Actions::default() };
     rig.policy("shop/two", below("", actions));
@@ -155,7 +155,7 @@ async fn a_wait_on_purpose_lasts_at_most_until_the_deadline() {
 }
 
 #[tokio::test]
-async fn a_limit_refuses_what_is_above_it_and_says_when_to_come_back() {
+async fn a_rate_limit_refuses_the_excess_with_a_retry_delay() {
     let rig = Rig::start().await;
     let server = Server::echo("a").await;
     let limit = Some(RateLimit { calls: 3, per: Duration::from_secs(3600), burst: 3, scope: Scope::Caller });
@@ -170,10 +170,10 @@ async fn a_limit_refuses_what_is_above_it_and_says_when_to_come_back() {
     assert!((Duration::from_secs(1000)..=Duration::from_secs(1200)).contains(&wait), "{wait:?}");
     assert!(fault.to_string().contains("shop/one"), "{fault}");
     assert_eq!(ask(&service, get("/many")).await.unwrap().0, 200, "the limit is of its route");
-    assert_eq!((mesh.stats().limited, server.requests()), (1, 4));
+    assert_eq!((mesh.stats().rate_limited_calls, server.requests()), (1, 4));
 }
 
-/// A server that holds the first `held` requests for long, and answers the others at once.
+/// A server that delays the first `held` requests for long, and responds to the others immediately.
 async fn slow(held: usize) -> Server {
     let seen = std::sync::atomic::AtomicUsize::new(0);
     let seen = std::sync::Arc::new(seen);
@@ -194,7 +194,7 @@ fn generous(policy: Policy) -> Policy {
 }
 
 #[tokio::test]
-async fn a_try_that_takes_too_long_is_made_elsewhere_where_that_does_no_harm() {
+async fn an_attempt_that_times_out_is_retried_where_that_is_safe() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let (stuck, well) = (slow(usize::MAX).await, Server::echo("b").await);
@@ -207,7 +207,7 @@ async fn a_try_that_takes_too_long_is_made_elsewhere_where_that_does_no_harm() {
             assert_eq!(ask(&service, get("/")).await.unwrap().0, 200);
         }
         assert!(mesh.stats().retries >= 1 && stuck.requests() >= 1, "{:?}", mesh.stats());
-        // Whoever goes to the stuck one and may not be repeated is told so, long before its deadline of 15 s.
+        // A call to the stuck server that may not be repeated fails, long before its deadline of 15 s.
         rig.remove_endpoint("shop/one", "i1");
         let fault = async {
             loop {
@@ -218,12 +218,12 @@ async fn a_try_that_takes_too_long_is_made_elsewhere_where_that_does_no_harm() {
         };
         let fault = tokio::time::timeout(crate::rig::PATIENCE, fault).await.unwrap();
         assert_eq!((fault.kind(), fault.retry()), (FaultKind::Deadline, Retry::MaybeSent));
-        assert!(fault.to_string().contains("one try"), "{fault}");
+        assert!(fault.to_string().contains("attempt timeout"), "{fault}");
     }
 }
 
 #[tokio::test]
-async fn servers_are_told_their_own_time() {
+async fn servers_get_the_timeout_of_the_route() {
     let rig = Rig::start().await;
     let server = Server::start(async |request: Request<bytes::Bytes>| {
         let told = request.headers().get("x-fairmesh-deadline");
@@ -241,7 +241,7 @@ async fn servers_are_told_their_own_time() {
 }
 
 #[tokio::test]
-async fn a_slow_call_is_made_a_second_time_beside_the_first_and_the_first_answer_counts() {
+async fn a_slow_call_is_hedged_and_the_first_response_counts() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let (stuck, well) = (slow(usize::MAX).await, Server::echo("b").await);
@@ -254,14 +254,16 @@ async fn a_slow_call_is_made_a_second_time_beside_the_first_and_the_first_answer
             assert_eq!(ask(&service, get("/")).await.unwrap(), (200, "b GET / ".into()));
         }
         let stats = mesh.stats();
-        assert!(stats.hedges >= 1 && stats.retries == 0 && stats.tries == 20 + stats.hedges, "{stats:?}");
-        let fairmesh_client::core::View::Ready(ready) = &*service.view() else { panic!("not ready") };
+        assert!(stats.hedges >= 1 && stats.retries == 0 && stats.attempts == 20 + stats.hedges, "{stats:?}");
+        let fairmesh_client::discovery::ServiceState::Ready(ready) = &*service.state() else {
+            panic!("not ready")
+        };
         let outstanding: u32 = ready.upstream.candidates().map(|candidate| candidate.outstanding).sum();
-        assert_eq!(outstanding, 0, "who was not heard counts nowhere any more");
+        assert_eq!(outstanding, 0, "the cancelled attempt is not outstanding any more");
         let hedges = mesh.stats().hedges;
         let may_not = async { ask(&service, post("/", "tea")).await };
         let _ = tokio::time::timeout(Duration::from_millis(200), may_not).await;
-        assert_eq!(mesh.stats().hedges, hedges, "what may do harm is made once");
+        assert_eq!(mesh.stats().hedges, hedges, "an unsafe call is not hedged");
     }
 }
 
@@ -279,7 +281,7 @@ async fn hedges_are_paid_for_by_the_retry_budget() {
     let service = service.timeout(Duration::from_millis(300));
     assert_eq!(ask(&service, get("/")).await.unwrap_err().kind(), FaultKind::Deadline);
     let stats = mesh.stats();
-    assert_eq!((stats.hedges, stats.tries, stats.retries_refused), (0, 1, 1), "{stats:?}");
+    assert_eq!((stats.hedges, stats.attempts, stats.retry_budget_exhausted), (0, 1, 1), "{stats:?}");
 }
 
 #[tokio::test]
@@ -294,7 +296,7 @@ async fn copies_go_to_the_mirror_and_never_hold_up_the_call() {
         assert_eq!(ask(&service, post("/add", "tea")).await.unwrap(), (200, "a POST /add tea".into()));
     }
     until("every copy has arrived", || shadow.requests() == 10).await;
-    // One that never answers is no reason to wait, and no more than some copies wait for it.
+    // A mirror that never responds delays no call, and only a bounded number of mirrored calls wait for it.
     let stuck = slow(usize::MAX).await;
     rig.replicated("shop/stuck", Protocol::Http1, &[stuck.address]);
     rig.policy("shop/one", below("", actions("shop/stuck")));
@@ -308,7 +310,7 @@ async fn copies_go_to_the_mirror_and_never_hold_up_the_call() {
 }
 
 #[tokio::test]
-async fn long_bodies_are_not_copied_and_unknown_mirrors_harm_nobody() {
+async fn long_bodies_are_not_mirrored_and_unknown_mirrors_are_harmless() {
     let rig = Rig::start().await;
     let server =
         Server::start(async |request: Request<bytes::Bytes>| text(200, request.body().len().to_string()))
@@ -318,10 +320,10 @@ async fn long_bodies_are_not_copied_and_unknown_mirrors_harm_nobody() {
     let (mesh, service) = service(&rig, Protocol::Http1, &server, policy).await;
     let long = Request::post("/").body(Body::from(vec![b'x'; 64 * 1024 + 1])).unwrap();
     assert_eq!(ask(&service, long).await.unwrap(), (200, "65537".into()));
-    assert_eq!((mesh.stats().mirrored, mesh.stats().mirrors_skipped), (0, 1));
+    assert_eq!((mesh.stats().mirrored_calls, mesh.stats().mirrors_skipped), (0, 1));
     assert_eq!(ask(&service, post("/", "tea")).await.unwrap(), (200, "3".into()));
     until("the copy has failed", || mesh.stats().mirrors_failed == 1).await;
-    assert_eq!(mesh.stats().mirrored, 1);
+    assert_eq!(mesh.stats().mirrored_calls, 1);
 }
 
 #[tokio::test]
@@ -350,7 +352,7 @@ async fn a_session_stays_with_its_endpoint() {
 }
 
 #[tokio::test]
-async fn a_split_to_a_service_that_nobody_declared_is_a_clear_fault_and_counted() {
+async fn a_split_to_an_undeclared_service_is_a_clear_fault_and_counted() {
     let rig = Rig::start().await;
     let server = Server::echo("a").await;
     let (mesh, service) =
@@ -358,6 +360,6 @@ async fn a_split_to_a_service_that_nobody_declared_is_a_clear_fault_and_counted(
     let fault = ask(&service, get("/x")).await.unwrap_err();
     assert_eq!(fault.kind(), FaultKind::UnknownService);
     assert!(fault.to_string().contains("shop/nobody"), "{fault}");
-    assert_eq!((mesh.stats().unroutable, mesh.stats().faults), (1, 1));
+    assert_eq!((mesh.stats().attempts_without_endpoint, mesh.stats().faults), (1, 1));
     assert_eq!(ask(&service, get("/y")).await.unwrap().0, 200, "other calls go on");
 }

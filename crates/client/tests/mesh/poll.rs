@@ -1,4 +1,4 @@
-//! Servers that are asked for their load outside calls.
+//! Load polling outside calls.
 
 use std::{
     convert::Infallible,
@@ -13,8 +13,8 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_client::{
-    ServiceHandle,
-    core::{Lane, View},
+    ServiceHandle, Stats,
+    discovery::{EndpointTransport, ServiceState},
 };
 use fairmesh_headers::LOAD_PATH;
 use fairmesh_model::{Balancing, BalancingPolicy, EndpointState, Policy, Protocol, Score};
@@ -38,7 +38,7 @@ use crate::{
 /// How long servers work on a request: many round trips on this machine, however busy it is.
 const WORK: Duration = Duration::from_millis(40);
 
-/// A server behind the layer that tells who was called and how often it was asked.
+/// A server behind the layer that counts calls and polls.
 #[derive(Clone)]
 struct Station {
     name: &'static str,
@@ -83,7 +83,7 @@ impl Station {
     }
 }
 
-/// Makes a call and says who served it.
+/// Makes a call; returns the server that responded.
 async fn call(service: &ServiceHandle, grpc: bool) -> String {
     let answer = service.send(to("/", grpc)).await.unwrap();
     let by = answer.headers()["served-by"].to_str().unwrap().to_owned();
@@ -91,10 +91,10 @@ async fn call(service: &ServiceHandle, grpc: bool) -> String {
     by
 }
 
-/// What is known of the load of the endpoint `i0`.
+/// The known load of the endpoint `i0`.
 fn first_report(service: &ServiceHandle) -> Option<ReceivedReport> {
-    match &*service.view() {
-        View::Ready(ready) => {
+    match &*service.state() {
+        ServiceState::Ready(ready) => {
             let mut all = ready.upstream.candidates();
             all.find(|candidate| candidate.target.instance.as_str() == "i0").unwrap().report
         }
@@ -121,7 +121,7 @@ async fn the_load_that_others_put_on_a_server_is_known_without_a_call_there() {
         let (mesh, others) = (rig.mesh().await, rig.mesh().await);
         let service = mesh.service("shop/one").unwrap();
         let begun = Instant::now();
-        // Of whoever was never called, nothing is known, how far away it is included.
+        // Of an endpoint that was never called nothing is known, its round trip included.
         while first_report(&service).is_none() {
             call(&service, grpc).await;
             assert!(begun.elapsed() < PATIENCE, "a is never called");
@@ -149,15 +149,22 @@ async fn the_load_that_others_put_on_a_server_is_known_without_a_call_there() {
         held.join_all().await;
         learns(0).await;
 
-        let stats = mesh.stats();
-        assert!(stations[0].asked() >= 2 && stats.estimates_polled >= 2, "{protocol:?}: {stats:?}");
-        let asked = stations.iter().map(Station::asked).sum::<usize>() as u64;
-        assert!(asked <= stats.tries / 10, "{protocol:?}: {asked} questions for all these: {stats:?}");
-        assert_eq!((stats.calls, stats.faults, stats.retries), (stats.tries, 0, 0), "questions are no calls");
-        assert_eq!(stats.reused, stats.tries - stats.connections_opened, "nor do they use connections");
-        assert_eq!(stats.reports_ignored, 0);
-        assert_eq!(stations[0].layer.outstanding().calls, 0, "nor do they count at the server");
+        assert_polls_count_as_no_calls(protocol, &mesh.stats(), &stations);
     }
+}
+
+fn assert_polls_count_as_no_calls(protocol: Protocol, stats: &Stats, stations: &[Station]) {
+    assert!(stations[0].asked() >= 2 && stats.estimates_polled >= 2, "{protocol:?}: {stats:?}");
+    let asked = stations.iter().map(Station::asked).sum::<usize>() as u64;
+    assert!(asked <= stats.attempts / 10, "{protocol:?}: {asked} polls: {stats:?}");
+    assert_eq!((stats.calls, stats.faults, stats.retries), (stats.attempts, 0, 0), "polls are no calls");
+    assert_eq!(
+        stats.connection_reuses,
+        stats.attempts - stats.connections_opened,
+        "polls use no connections"
+    );
+    assert_eq!(stats.reports_ignored, 0);
+    assert_eq!(stations[0].layer.outstanding().calls, 0, "polls do not count at the server");
 }
 
 #[tokio::test]
@@ -205,7 +212,7 @@ async fn a_server_that_does_not_know_the_question_is_left_alone() {
 }
 
 #[tokio::test]
-async fn all_handles_and_callers_share_what_is_asked() {
+async fn all_handles_share_polled_reports() {
     let rig = Rig::start().await;
     let station = Station::new("many");
     let mut addresses = Vec::new();
@@ -231,11 +238,11 @@ async fn all_handles_and_callers_share_what_is_asked() {
     assert!(asked > 0 && asked <= 2 * surveys, "{asked} in {surveys} surveys: {stats:?}");
     let estimates = stats.estimates_cached + stats.estimates_polled + stats.estimates_random;
     assert!(u128::from(estimates) <= 20 * surveys && stats.estimates_cached > 0, "{stats:?}");
-    assert_eq!((stats.calls, stats.tries, stats.faults), (320, 320, 0));
+    assert_eq!((stats.calls, stats.attempts, stats.faults), (320, 320, 0));
 }
 
 #[tokio::test]
-async fn nobody_is_asked_where_that_is_switched_off_or_of_no_use() {
+async fn no_server_is_polled_where_that_is_disabled_or_useless() {
     let rig = Rig::start().await;
     let stations = ["a", "b", "c"].map(Station::new);
     let mut addresses = Vec::new();
@@ -254,13 +261,13 @@ async fn nobody_is_asked_where_that_is_switched_off_or_of_no_use() {
         }
         let stats = mesh.stats();
         let shares = [stats.estimates_cached, stats.estimates_polled, stats.estimates_random];
-        assert_eq!(shares, [0; 3], "{name}: nobody looks");
+        assert_eq!(shares, [0; 3], "{name}: no rounds");
         assert_eq!(stations.each_ref().map(Station::asked), [0; 3], "{name}");
     }
 }
 
 #[tokio::test]
-async fn a_program_that_calls_nobody_asks_nobody() {
+async fn a_program_without_calls_polls_no_server() {
     let rig = Rig::start().await;
     let stations = ["a", "b", "c"].map(Station::new);
     let mut addresses = Vec::new();
@@ -295,7 +302,7 @@ async fn a_program_that_calls_nobody_asks_nobody() {
 }
 
 #[tokio::test]
-async fn a_server_that_fails_to_answer_the_question_is_not_blamed_for_it() {
+async fn a_failed_poll_is_no_failure_of_the_endpoint() {
     let rig = Rig::start().await;
     let silent = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&silent);
@@ -340,8 +347,8 @@ async fn a_server_that_fails_to_answer_the_question_is_not_blamed_for_it() {
     let stats = mesh.stats();
     assert_eq!(silent.load(Relaxed), 1, "it is left alone for a while");
     assert_eq!(server.open(), server.connections(), "that nobody waits any more closes no connection");
-    assert_eq!((stats.tries, stats.faults, stats.retries), (stats.calls, 0, 0), "{stats:?}");
-    let View::Ready(ready) = &*service.view() else { panic!("known") };
+    assert_eq!((stats.attempts, stats.faults, stats.retries), (stats.calls, 0, 0), "{stats:?}");
+    let ServiceState::Ready(ready) = &*service.state() else { panic!("known") };
     let troubles =
         ready.upstream.candidates().map(|c| (c.consecutive_failures, c.ejected_until, c.outstanding));
     assert!(troubles.into_iter().all(|trouble| trouble == (0, 0, 0)));
@@ -372,14 +379,14 @@ async fn servers_that_die_or_drain_are_not_asked_any_more_and_nothing_is_heard_o
     dying.kill();
     until("its connections are gone", || dying.open() == 0).await;
     rig.endpoint("shop/one", "i0", addresses[0], EndpointState::Draining);
-    let is_draining = || match &*service.view() {
-        View::Ready(ready) => {
+    let is_draining = || match &*service.state() {
+        ServiceState::Ready(ready) => {
             ready.upstream.candidates().any(|candidate| candidate.target.state == EndpointState::Draining)
         }
         _ => false,
     };
     until("the drain is known", is_draining).await;
-    // What was asked before may still be on its way.
+    // Earlier polls may still be in flight.
     call(&service, false).await;
     let drained = stations[0].asked();
     for _ in 0..20 {
@@ -409,7 +416,7 @@ async fn a_survey_looks_at_few_of_a_large_fleet() {
         let stats = mesh.stats();
         stats.estimates_cached + stats.estimates_polled + stats.estimates_random
     };
-    assert_eq!(looked(), 0, "nobody looks before calls have paid for a question");
+    assert_eq!(looked(), 0, "no round before calls have paid for a poll");
     call(&service, false).await;
     until("the survey that followed the call is over", || looked() >= 32).await;
     assert_eq!(looked(), 32);
@@ -444,8 +451,8 @@ async fn questions_keep_no_connection_that_calls_do_not_use() {
             if call(&service, false).await == "a" {
                 rounds = 0;
             } else if first_report(&service).unwrap() != before {
-                let View::Ready(ready) = &*service.view() else { panic!("known") };
-                ready.open_lanes().for_each(Lane::tidy);
+                let ServiceState::Ready(ready) = &*service.state() else { panic!("known") };
+                ready.opened_transports().for_each(EndpointTransport::close_idle);
                 rounds += 1;
             }
             let stats = mesh.stats();
@@ -458,7 +465,7 @@ async fn questions_keep_no_connection_that_calls_do_not_use() {
 }
 
 #[tokio::test]
-async fn an_answer_to_a_question_that_cannot_be_true_is_counted() {
+async fn an_implausible_polled_report_is_counted() {
     let rig = Rig::start().await;
     let liar = Server::start(|request: Request<Bytes>| async move {
         let mut load = HeaderValue::from_static("TEXT named_metrics.concurrent_requests=0");
@@ -480,5 +487,5 @@ async fn an_answer_to_a_question_that_cannot_be_true_is_counted() {
         call(&service, false).await;
         assert!(begun.elapsed() < PATIENCE, "{:?}", mesh.stats());
     }
-    assert_eq!(first_report(&service).unwrap().load.requests, Some(0), "what was known before stays");
+    assert_eq!(first_report(&service).unwrap().load.requests, Some(0), "the previous report stays");
 }

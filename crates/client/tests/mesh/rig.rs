@@ -95,7 +95,7 @@ impl Rig {
         task.await.unwrap();
     }
 
-    /// From now on the agent cannot serve what it is asked for, or can again.
+    /// From now on the agent cannot serve subscriptions, or can again.
     pub(crate) fn refuse(&self, why: Option<&str>) {
         *self.refusal.lock().unwrap() = why.map(str::to_owned);
     }
@@ -201,7 +201,7 @@ pub(crate) fn split(path: &str, service: &str) -> Policy {
     Policy { routes: vec![route], ..Policy::default() }
 }
 
-/// Sends a request and reads the whole answer: status and text.
+/// Sends a request and reads the whole response: status and text.
 pub(crate) async fn ask(
     service: &ServiceHandle,
     request: http::Request<Body>,

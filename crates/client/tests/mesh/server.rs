@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) type Answer = Pin<Box<dyn Future<Output = Response<Full<Bytes>>> + Send>>;
 
-/// A server and what it has seen.
+/// A server and its counters.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     pub(crate) seen: Arc<Seen>,
@@ -42,7 +42,7 @@ pub(crate) struct Seen {
 }
 
 impl Server {
-    /// Serves what `answer` says.
+    /// Serves the responses of `answer`.
     pub(crate) async fn start<A, F>(answer: A) -> Self
     where
         A: Fn(Request<Bytes>) -> F + Clone + Send + Sync + 'static,
@@ -51,7 +51,7 @@ impl Server {
         Self::start_on(TcpListener::bind("127.0.0.1:0").await.unwrap(), answer)
     }
 
-    /// Serves what `answer` says to those who have connected and those to come.
+    /// Serves the responses of `answer` on accepted and later connections.
     pub(crate) fn start_on<A, F>(listener: TcpListener, answer: A) -> Self
     where
         A: Fn(Request<Bytes>) -> F + Clone + Send + Sync + 'static,
@@ -76,7 +76,7 @@ impl Server {
         server
     }
 
-    /// A server that answers with its name, the method, the path and the body.
+    /// A server that responds with its name, the method, the path and the body.
     pub(crate) async fn echo(name: &'static str) -> Self {
         Self::start(move |request: Request<Bytes>| async move {
             let body = String::from_utf8_lossy(request.body());
@@ -85,7 +85,7 @@ impl Server {
         .await
     }
 
-    /// Stops to listen and says goodbye on every connection; calls under way finish.
+    /// Stops to listen and sends GOAWAY on every connection; calls in flight finish.
     pub(crate) fn drain(&self) {
         self.drain.cancel();
     }
@@ -108,7 +108,7 @@ impl Server {
     }
 }
 
-/// Serves over either protocol what a tower service answers; where.
+/// Serves a tower service over either protocol; returns its address.
 pub(crate) async fn serve<S, B>(service: S) -> SocketAddr
 where
     S: tower::Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
@@ -164,7 +164,7 @@ pub(crate) fn text(status: u16, text: impl Into<String>) -> Response<Full<Bytes>
     Response::builder().status(status).body(Full::new(Bytes::from(text.into()))).unwrap()
 }
 
-/// An address where nobody listens.
+/// An address without a listener.
 pub(crate) async fn nobody() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
 }

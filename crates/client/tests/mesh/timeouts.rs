@@ -1,9 +1,9 @@
-//! How long calls may take: silence ends them, and time alone where somebody says so.
+//! Timeouts of calls: idle timeouts by default, and total ones where they are configured.
 
 use std::{convert::Infallible, net::SocketAddr, time::Duration};
 
 use bytes::Bytes;
-use fairmesh_client::{Body, BoxError, FaultKind, Mesh, Retry, core::View};
+use fairmesh_client::{Body, BoxError, FaultKind, Mesh, Retry, discovery::ServiceState};
 use fairmesh_model::{Actions, Label, Policy, Protocol, Route, Timeouts};
 use futures_util::{StreamExt as _, stream};
 use http::{Request, Response};
@@ -42,7 +42,7 @@ fn whole(text: String) -> AnyBody {
     http_body_util::Full::from(text).map_err(|never: Infallible| match never {}).boxed_unsync()
 }
 
-/// A server that answers as the path says, without a clock of its own.
+/// A server that responds by path, without a clock of its own.
 async fn server() -> SocketAddr {
     let answer = async |request: Request<Incoming>| {
         let (head, body) = request.into_parts();
@@ -101,7 +101,7 @@ fn grpc(path: &str) -> Request<Body> {
 }
 
 fn failures(service: &fairmesh_client::ServiceHandle) -> u32 {
-    let View::Ready(ready) = &*service.view() else { return 0 };
+    let ServiceState::Ready(ready) = &*service.state() else { return 0 };
     ready.upstream.candidates().map(|candidate| candidate.consecutive_failures).sum()
 }
 
@@ -137,7 +137,7 @@ async fn an_upload_lives_for_as_long_as_it_moves() {
                 let told = body.unwrap_or_else(|fault| panic!("{protocol:?} {path}: {fault}")).to_bytes();
                 assert_eq!(told, PIECES.to_string(), "{protocol:?} {path}");
             }
-            // A caller that says no more is no failure of the server's.
+            // A silent caller is no failure of the server.
             let request = Request::post("/takes").body(pieces(1, false)).unwrap();
             let fault = service.send(request).await.unwrap_err();
             assert_eq!(fault.kind(), FaultKind::Deadline, "{fault}");
@@ -156,17 +156,17 @@ async fn a_server_that_sends_no_headers_is_cut_and_the_call_is_not_made_again() 
     let (_rig, mesh) = services(Some(timeouts(None))).await;
     for protocol in ALL {
         let service = mesh.service(name(protocol)).unwrap();
-        let (began, tries) = (Instant::now(), mesh.stats().tries);
+        let (began, tries) = (Instant::now(), mesh.stats().attempts);
         let fault = ask(&service, get("/silent")).await.unwrap_err();
         assert_eq!((fault.kind(), fault.retry()), (FaultKind::Deadline, Retry::MaybeSent));
         assert!(fault.to_string().contains("no response headers within 400ms"), "{fault}");
         assert!(began.elapsed() >= IDLE);
-        assert_eq!(mesh.stats().tries - tries, 1);
+        assert_eq!(mesh.stats().attempts - tries, 1);
     }
 }
 
 #[tokio::test]
-async fn a_total_ends_what_still_moves_and_the_shortest_counts() {
+async fn a_total_timeout_ends_a_moving_call_and_the_shortest_applies() {
     let (_rig, mesh) = services(Some(timeouts(Some(2 * IDLE)))).await;
     for protocol in ALL {
         let service = mesh.service(name(protocol)).unwrap();
@@ -174,19 +174,19 @@ async fn a_total_ends_what_still_moves_and_the_shortest_counts() {
         {
             let fault = ask(&service, get("/streams")).await.unwrap_err();
             assert_eq!(fault.kind(), FaultKind::Deadline);
-            assert!(fault.to_string().contains("the time for the call ran out"), "{fault}");
+            assert!(fault.to_string().contains("the call timed out"), "{fault}");
         }
     }
 }
 
 #[tokio::test]
-async fn a_server_is_sent_a_deadline_where_somebody_gave_the_call_one() {
+async fn a_server_is_sent_a_deadline_where_the_call_has_one() {
     let (rig, mesh) = services(None).await;
     let day = Duration::from_secs(86_400);
     for protocol in ALL {
         let service = mesh.service(name(protocol)).unwrap();
         let request = || if protocol == Protocol::Grpc { grpc("/told") } else { get("/told") };
-        assert_eq!(ask(&service, request()).await.unwrap().1, "- -", "{protocol:?}: nobody gave it one");
+        assert_eq!(ask(&service, request()).await.unwrap().1, "- -", "{protocol:?}: it has none");
         let mut malformed = request();
         malformed.headers_mut().insert("x-fairmesh-deadline", "soon".parse().unwrap());
         assert_eq!(ask(&service, malformed).await.unwrap().1, "- -", "nor does this");
@@ -198,8 +198,8 @@ async fn a_server_is_sent_a_deadline_where_somebody_gave_the_call_one() {
     }
     let actions = Actions { server_timeout: Some(Duration::from_secs(3)), ..Actions::default() };
     let route = Route { actions, ..Route::new(Label::new("all").unwrap()) };
-    let revision = |name| match &*mesh.service(name).unwrap().view() {
-        View::Ready(ready) => ready.revision,
+    let revision = |name| match &*mesh.service(name).unwrap().state() {
+        ServiceState::Ready(ready) => ready.revision,
         _ => 0,
     };
     let before = revision("shop/one").max(revision("shop/two"));

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use fairmesh_client::{Body, FaultKind, ServiceHandle, core::View};
+use fairmesh_client::{Body, FaultKind, ServiceHandle, discovery::ServiceState};
 use fairmesh_model::{EndpointState, Protocol};
 use http::{Request, StatusCode};
 use http_body_util::BodyExt as _;
@@ -20,9 +20,9 @@ use crate::{
 const SWITCH: &str =
     "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: chat\r\n\r\nwelcome";
 
-/// Calls and streams under way, as the balancer counts them.
-fn under_way(service: &ServiceHandle) -> (u32, u32) {
-    let View::Ready(ready) = &*service.view() else { return (0, 0) };
+/// Calls and streams in flight, as the balancer counts them.
+fn in_flight(service: &ServiceHandle) -> (u32, u32) {
+    let ServiceState::Ready(ready) = &*service.state() else { return (0, 0) };
     let counts = ready.upstream.candidates().map(|candidate| (candidate.outstanding, candidate.streams));
     counts.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
 }
@@ -32,7 +32,7 @@ fn chat() -> Request<Body> {
     asked.body(Body::empty()).unwrap()
 }
 
-/// A server that answers each request so and then says what comes once more; tells the heads that it saw.
+/// A server that sends this response to each request and then echoes; reports the heads that it received.
 async fn echo(answer: &'static str) -> (SocketAddr, tokio::sync::mpsc::UnboundedReceiver<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -75,17 +75,17 @@ async fn a_connection_that_was_upgraded_is_the_callers_and_counts_as_a_stream() 
     );
     let head = heads.recv().await.unwrap().to_ascii_lowercase();
     assert!(head.contains("\r\nupgrade: chat\r\n") && head.contains("\r\nconnection: upgrade\r\n"), "{head}");
-    assert_eq!(under_way(&service), (1, 0));
+    assert_eq!(in_flight(&service), (1, 0));
     let mut tunnel = answer.into_body().into_tunnel().unwrap();
-    assert_eq!(under_way(&service), (0, 1));
+    assert_eq!(in_flight(&service), (0, 1));
     assert_eq!(tunnel.endpoint().address, address);
     tunnel.write_all(b", friend").await.unwrap();
     tunnel.shutdown().await.unwrap();
     let mut said = String::new();
     timeout(PATIENCE, tunnel.read_to_string(&mut said)).await.unwrap().unwrap();
-    assert_eq!(said, "welcome, friend", "what came with the answer comes first");
+    assert_eq!(said, "welcome, friend", "bytes that arrived with the response come first");
     drop(tunnel);
-    assert_eq!((under_way(&service), mesh.stats().connections_open), ((0, 0), 0));
+    assert_eq!((in_flight(&service), mesh.stats().connections_open), ((0, 0), 0));
 }
 
 #[tokio::test]
@@ -121,18 +121,18 @@ async fn who_connects_is_taken_to_a_server_that_can_be_reached() {
     let service = rig.mesh().await.service("shop/db").unwrap();
     for _ in 0..8 {
         let mut tunnel = service.connect(Request::new(())).await.unwrap();
-        assert_eq!((under_way(&service), tunnel.endpoint().address), ((0, 1), there));
+        assert_eq!((in_flight(&service), tunnel.endpoint().address), ((0, 1), there));
         tunnel.write_all(b"hello\r\n\r\n and more").await.unwrap();
         tunnel.shutdown().await.unwrap();
         let mut said = String::new();
         timeout(PATIENCE, tunnel.read_to_string(&mut said)).await.unwrap().unwrap();
         assert_eq!((said.as_str(), heads.recv().await.unwrap().as_str()), (" and more", "hello\r\n\r\n"));
     }
-    assert_eq!(under_way(&service), (0, 0));
+    assert_eq!(in_flight(&service), (0, 0));
 
     rig.replicated("shop/gone", Protocol::Http1, &[]);
     rig.endpoint("shop/gone", "i0", nobody().await, EndpointState::Serving);
     let service = rig.mesh().await.service("shop/gone").unwrap();
     let fault = service.connect(Request::new(())).await.unwrap_err();
-    assert_eq!((fault.kind(), under_way(&service)), (FaultKind::Unreachable, (0, 0)));
+    assert_eq!((fault.kind(), in_flight(&service)), (FaultKind::Unreachable, (0, 0)));
 }

@@ -1,9 +1,9 @@
-//! That what happens to calls reaches what decides about the next ones.
+//! Results of calls reach the decisions about the next ones.
 
 use std::{convert::Infallible, net::SocketAddr, time::Duration};
 
 use bytes::Bytes;
-use fairmesh_client::{ServiceHandle, core::View};
+use fairmesh_client::{ServiceHandle, discovery::ServiceState};
 use fairmesh_model::{Balancing, BalancingPolicy, HealthCheck, Policy, Probe, Protocol};
 use futures_util::stream;
 use http::{HeaderMap, HeaderValue, Request, Response};
@@ -19,15 +19,15 @@ use crate::{
     server::{Server, serve, text},
 };
 
-/// Calls and streams under way, as the balancer counts them.
-fn under_way(service: &ServiceHandle) -> (u32, u32) {
-    let View::Ready(ready) = &*service.view() else { return (0, 0) };
+/// Calls and streams in flight, as the balancer counts them.
+fn in_flight(service: &ServiceHandle) -> (u32, u32) {
+    let ServiceState::Ready(ready) = &*service.state() else { return (0, 0) };
     let counts = ready.upstream.candidates().map(|candidate| (candidate.outstanding, candidate.streams));
     counts.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
 }
 
 #[tokio::test]
-async fn an_answer_that_goes_on_counts_as_a_stream_even_while_it_is_silent() {
+async fn a_response_that_continues_counts_as_a_stream_even_while_it_is_silent() {
     let rig = Rig::start().await;
     for (name, protocol, grpc) in [
         ("shop/one", Protocol::Http1, false),
@@ -39,13 +39,13 @@ async fn an_answer_that_goes_on_counts_as_a_stream_even_while_it_is_silent() {
         let service = rig.mesh().await.service(name).unwrap();
         let body = service.send(to("/", grpc)).await.unwrap().into_body();
         let reader = tokio::spawn(async move { body.collect().await.unwrap().to_bytes() });
-        assert_eq!(under_way(&service), (1, 0), "{name}: it may well be a short one");
-        until("it is a stream", || under_way(&service) == (0, 1)).await;
+        assert_eq!(in_flight(&service), (1, 0), "{name}: it may well be a short one");
+        until("it is a stream", || in_flight(&service) == (0, 1)).await;
         frames.send(Bytes::from_static(b"a word")).unwrap();
         // The word has come when the answer ends, and it is a stream until then.
         drop(frames);
         assert_eq!(reader.await.unwrap(), "a word");
-        assert_eq!(under_way(&service), (0, 0), "{name}");
+        assert_eq!(in_flight(&service), (0, 0), "{name}");
     }
 }
 
@@ -60,7 +60,7 @@ async fn a_stream_still_ends_at_its_deadline() {
     let fault = answer.into_body().collect().await.unwrap_err();
     assert_eq!(fault.kind(), fairmesh_client::FaultKind::Deadline);
     assert!(begun.elapsed() >= Duration::from_millis(1500));
-    assert_eq!(under_way(&service), (0, 0));
+    assert_eq!(in_flight(&service), (0, 0));
 }
 
 /// A gRPC server that fails at once, with its status in the head or in trailers.
@@ -125,7 +125,7 @@ async fn a_server_that_fails_at_once_does_not_look_idle() {
         let rig = Rig::start().await;
         rig.replicated(name, protocol, &[failing, good().await.address, good().await.address]);
         let service = rig.mesh().await.service(name).unwrap();
-        // Least requests alone would send it nearly all: it has none under way, ever.
+        // Least requests alone would send it nearly all: it never has one in flight.
         let good = good_answers(&service, protocol == Protocol::Grpc).await;
         assert!((160..=197).contains(&good), "{name}: {good} of 200");
     }
@@ -145,9 +145,9 @@ async fn where_all_fail_all_are_called_and_a_metric_says_panic() {
     // Five failures in a row are held against a server.
     until_called(&servers, 6, call).await;
     let before = servers.iter().map(Server::requests).collect::<Vec<_>>();
-    assert!(mesh.stats().panics > 0);
+    assert!(mesh.stats().panic_picks > 0);
     until_called(&servers, before.iter().max().unwrap() + 1, call).await;
-    assert_eq!(mesh.stats().unroutable, 0);
+    assert_eq!(mesh.stats().attempts_without_endpoint, 0);
 }
 
 /// Calls until each server had so many calls, at most a thousand times.
@@ -205,7 +205,7 @@ async fn latencies_are_learnt_where_picks_go_by_them() {
             ask(&service, get("/")).await.unwrap();
         }
         let asked = servers.each_ref().map(Server::requests);
-        // One after the other none has a call under way, so that nothing but latency tells them apart.
+        // Sequential calls leave none in flight, so that they differ only in latency.
         assert!((1..=6).contains(&asked[0]), "{protocol:?}: {asked:?}");
     }
 }

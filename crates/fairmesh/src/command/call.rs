@@ -8,7 +8,7 @@ use std::{
 };
 
 use clap::Args;
-use fairmesh_client::{Body, Fault, Mesh, ServiceHandle, Trace, core::View};
+use fairmesh_client::{Body, Fault, Mesh, ServiceHandle, Trace, discovery::ServiceState};
 use fairmesh_model::{Invalid, Location, Protocol, Region, Role, ServiceName, ShardKey, spec};
 use fairmesh_wire::transport::Address;
 use http::{HeaderName, HeaderValue, Method, Request, Response};
@@ -72,7 +72,7 @@ pub(crate) async fn run(args: CallArgs) -> Result<ExitCode, Failure> {
     let (mut request, trace) = (request(&args)?, Trace::new());
     request.extensions_mut().insert(trace.clone());
     service.ready().await.map_err(fault)?;
-    if let View::Ready(ready) = &*service.view()
+    if let ServiceState::Ready(ready) = &*service.state()
         && ready.upstream.protocol() == Protocol::Grpc
     {
         return Err(Failure::refused(

@@ -5,7 +5,7 @@ use std::{process::ExitCode, sync::Arc};
 use clap::Args;
 use fairmesh_client::{
     FaultKind,
-    explain::{Question, Report},
+    observe::{Question, Report},
 };
 use fairmesh_model::{Endpoint, Location, Region, Role, Service, ServiceKind, ServiceName, ShardKey, arith};
 use fairmesh_router::{CompileInput, DirectResponse, PickParams, RequestView, ServiceTable, ShardTable};
@@ -90,7 +90,7 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
     let question = Question { request, ask, now: 0, seed: args.seed };
     let mut report = Report::default();
     report.decide(&upstream, revision, &question);
-    if let Some(name) = report.goes_on_at() {
+    if let Some(name) = report.next_service() {
         let (upstream, revision, of_target) = compile(&connection, name, &caller).await?;
         report.decide(&upstream, revision, &question);
         kind = of_target;

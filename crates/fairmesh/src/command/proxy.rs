@@ -9,8 +9,8 @@ use clap::{Args, Subcommand, ValueEnum};
 use fairmesh_client::Mesh;
 use fairmesh_model::{Location, Protocol, Region, spec};
 use fairmesh_proxy::{
-    AccessLog, Collector, EndpointMetrics, Form, Inbound, InboundConfig, Limits, Listen, ProxyConfig, Spoken,
-    TlsFiles, Traces, check_tls,
+    AccessLogConfig, AccessLogFormat, Collector, EndpointMetrics, InboundConfig, InboundEndpoint,
+    InboundServer, Limits, ListenerConfig, ProxyConfig, TlsFiles, TraceConfig, check_tls,
 };
 use fairmesh_wire::transport::Address;
 
@@ -50,7 +50,7 @@ struct ServeArgs {
         default_value = "127.0.0.1:7410",
         value_delimiter = ','
     )]
-    listen: Vec<Listen>,
+    listen: Vec<ListenerConfig>,
     /// The certificate chain of listeners with +tls: PEM, the leaf first. It is reloaded when it changes.
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
@@ -67,7 +67,7 @@ struct ServeArgs {
     /// A program on this machine that is an endpoint of a service, and the address of this proxy at which callers reach
     /// it.
     #[arg(long, value_name = "SERVICE@IP:PORT=PROGRAM", conflicts_with = "handover")]
-    inbound: Option<Inbound>,
+    inbound: Option<InboundEndpoint>,
     /// The protocol of that program: http1, http2 or grpc. A service without declaration is declared with it.
     #[arg(long, value_parser = register::protocol, default_value = "http1", requires = "inbound")]
     inbound_protocol: Protocol,
@@ -149,7 +149,7 @@ enum LogForm {
     Json,
 }
 
-impl From<LogForm> for Form {
+impl From<LogForm> for AccessLogFormat {
     fn from(form: LogForm) -> Self {
         match form {
             LogForm::Off => Self::Off,
@@ -193,7 +193,7 @@ fn limits(args: &ServeArgs) -> Limits {
     Limits {
         connections: args.max_connections,
         body: args.max_body,
-        head: args.idle_timeout,
+        idle_timeout: args.idle_timeout,
         tunnel_idle: args.tunnel_idle_timeout,
         drain: args.drain_deadline,
         services: args.max_services as usize,
@@ -218,10 +218,10 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
         .map_err(|wrong| Failure::refused(wrong, "see 'fairmesh proxy --help'"))?;
     let shutdown = signals::shutdown()?;
     let spoken = match inbound(&args) {
-        Some(config) => Some(Spoken::start(config).await.map_err(|error| Failure::stopped(&error))?),
+        Some(config) => Some(InboundServer::start(config).await.map_err(|error| Failure::stopped(&error))?),
         None => None,
     };
-    let shown = spoken.as_ref().map(Spoken::server);
+    let shown = spoken.as_ref().map(InboundServer::server);
     // The program may call others through this proxy while it completes calls in flight.
     let shutdown = async {
         shutdown.await;
@@ -237,16 +237,16 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
 }
 
 fn config(args: ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> ProxyConfig {
-    let (told, cores, limits) = (client_settings(&args), cores(&args), limits(&args));
+    let (options, cores, limits) = (client_settings(&args), cores(&args), limits(&args));
     let instance = args.client_id.unwrap_or_else(host_name);
     let one_in = args.trace_one_in;
     ProxyConfig {
         cores,
         limits,
-        access_log: AccessLog { form: args.access_log.into(), one_in: args.access_log_one_in },
-        traces: args.trace_to.map(|to| Traces { to, one_in, instance }),
+        access_log: AccessLogConfig { form: args.access_log.into(), one_in: args.access_log_one_in },
+        traces: args.trace_to.map(|to| TraceConfig { to, one_in, instance }),
         endpoints,
-        told,
+        options,
         listen: args.listen,
         tls: args.tls_cert.zip(args.tls_key).map(|(certificate, key)| TlsFiles { certificate, key }),
         admin: args.admin.0,
@@ -270,7 +270,7 @@ fn client_settings(args: &ServeArgs) -> BTreeMap<&'static str, String> {
 
 async fn mesh(args: &ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> Result<Mesh, Failure> {
     // The proxy holds handles to the services that are called, and so decides how long each is followed.
-    let mut mesh = Mesh::builder().cores(cores(args)).unused_for(args.service_idle_timeout / 10);
+    let mut mesh = Mesh::builder().event_loops(cores(args)).idle_timeout(args.service_idle_timeout / 10);
     if let Some(agent) = &args.agent {
         mesh = mesh.agent(agent.clone());
     }

@@ -99,7 +99,7 @@ impl Load {
 
     /// Number of attempts so far.
     pub(super) fn attempts(&self) -> u64 {
-        self.shoppers.iter().map(|shoppers| shoppers.mesh.stats().tries).sum()
+        self.shoppers.iter().map(|shoppers| shoppers.mesh.stats().attempts).sum()
     }
 
     /// Stops, waits for calls in flight, and returns attempts and the share of them that reused a connection.
@@ -111,8 +111,8 @@ impl Load {
             let _ = driver.await;
         }
         let stats: Vec<_> = self.shoppers.iter().map(|shoppers| shoppers.mesh.stats()).collect();
-        let tries: u64 = stats.iter().map(|stats| stats.tries).sum();
-        let reused: u64 = stats.iter().map(|stats| stats.reused).sum();
+        let tries: u64 = stats.iter().map(|stats| stats.attempts).sum();
+        let reused: u64 = stats.iter().map(|stats| stats.connection_reuses).sum();
         (tries, reused as f64 / tries.max(1) as f64)
     }
 }

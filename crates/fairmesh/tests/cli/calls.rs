@@ -76,7 +76,7 @@ fn a_call_that_nobody_answers_says_why_and_who_was_tried() {
     let control = mesh.address();
     let call = |args: &[&str]| mesh.run(&[&["call"], args, &["--control", &control]].concat());
 
-    assert!(call(&["shop/nothing"]).fails(1).contains("nobody declared the service shop/nothing"));
+    assert!(call(&["shop/nothing"]).fails(1).contains("service shop/nothing is not declared"));
     assert!(call(&["shop/cart", "--key", "1"]).fails(2).contains("speaks gRPC"));
     assert!(call(&["shop/catalog"]).fails(1).contains("shop/catalog: "));
 

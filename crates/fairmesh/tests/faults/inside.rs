@@ -201,17 +201,17 @@ async fn the_pages_tell_what_runs_and_why_the_last_request_went_where_it_went() 
     assert!(says("route", "has no routes") && says("region", "eu is here"), "{reasons:#?}");
     assert!(says("pick", &format!("one at {}", one.address)), "{reasons:#?}");
     assert_eq!(
-        (&record["tries"][0]["instance"], &record["tries"][0]["outcome"]),
+        (&record["attempts"][0]["instance"], &record["attempts"][0]["outcome"]),
         (&"one".into(), &"200".into())
     );
-    assert!(record["tries"][0]["revision"].as_u64().unwrap() > 0);
+    assert!(record["attempts"][0]["revision"].as_u64().unwrap() > 0);
     let text = proxy.page("/last").await;
     assert!(text.contains("GET \"/items\"") && text.contains("by revision"), "{text}");
 
     // Of a name that nobody declared nothing is kept but this.
     assert_eq!(call(false, &proxy.by_host, &[("host", "none.shop")]).await.status(), StatusCode::NOT_FOUND);
     let text = proxy.page("/services/shop/none/last").await;
-    assert!(text.contains("404") && text.contains("nobody declared"), "{text}");
+    assert!(text.contains("404") && text.contains("is not declared"), "{text}");
 
     let shown = Proxy::status(&proxy.admin, &[]).await.ok();
     for words in ["connected", "shop/one", "1 (1 near)", "eu 1", "one in eu (200)", "drain-deadline"] {
@@ -242,7 +242,10 @@ async fn a_line_tells_who_answered_how_much_and_how_it_ended() {
     for (name, value) in [("instance", "one"), ("region", "eu"), ("trace_id", TRACE), ("path", "/items")] {
         assert_eq!(whole[name], value, "{whole}");
     }
-    assert_eq!((&whole["tries"], &whole["bytes_in"], &whole["bytes_out"]), (&1.into(), &0.into(), &0.into()));
+    assert_eq!(
+        (&whole["attempts"], &whole["bytes_in"], &whole["bytes_out"]),
+        (&1.into(), &0.into(), &0.into())
+    );
     assert!(whole["total_ms"].as_f64() >= whole["ms"].as_f64(), "{whole}");
 
     // A server that promises more than it sends.
@@ -270,5 +273,5 @@ async fn a_line_tells_who_answered_how_much_and_how_it_ended() {
     let given_up = line("\"fault\":\"given_up\"").await;
     assert_eq!((&given_up["service"], &given_up["status"]), (&"shop/slow".into(), &499.into()), "{given_up}");
     let last = proxy.page("/services/shop/slow/last").await;
-    assert!(last.contains("slow of shop/slow") && last.contains("given up before it answered"), "{last}");
+    assert!(last.contains("slow of shop/slow") && last.contains("cancelled before the response"), "{last}");
 }

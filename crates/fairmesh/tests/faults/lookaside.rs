@@ -151,7 +151,7 @@ async fn calls_by_key_go_to_who_holds_it_by_one_lease_a_shard() {
     let keyless = world.lookaside_cli(&lookaside.address, &["shop/cart"]).await.fails();
     assert!(keyless.contains("called by key"), "{keyless}");
     let unknown = world.lookaside_cli(&lookaside.address, &["shop/nobody"]).await.fails();
-    assert!(unknown.contains("nobody declared"), "{unknown}");
+    assert!(unknown.contains("is not declared"), "{unknown}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

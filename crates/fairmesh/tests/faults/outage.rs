@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fairmesh_client::Mesh;
 use fairmesh_model::Protocol;
-use fairmesh_server::Link;
+use fairmesh_server::RegistryClient;
 use fairmesh_wire::{
     handshake,
     v1::{Endpoint, Location, Op, Registration, WriteRequest},
@@ -32,7 +32,7 @@ fn registration() -> Registration {
 
 /// What a program is told that registers through the agent.
 async fn register(world: &World) -> String {
-    let link = Link::new(vec![world.agent_address()], "test");
+    let link = RegistryClient::new(vec![world.agent_address()], "test");
     link.register(registration()).await.unwrap_err().to_string()
 }
 

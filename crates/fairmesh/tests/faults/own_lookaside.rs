@@ -123,8 +123,8 @@ async fn callers_go_where_it_says_and_go_on_without_it() {
     let other = late.service("shop/one").unwrap();
     until("the records know both", async || answers(&other).await == "second").await;
     until("the records know both", async || answers(&other).await == "first").await;
-    assert!(late.stats().lookaside_missed >= 2, "{:?}", late.stats());
-    assert_eq!(mesh.stats().lookaside_missed, 0);
+    assert!(late.stats().lookaside_fallbacks >= 2, "{:?}", late.stats());
+    assert_eq!(mesh.stats().lookaside_fallbacks, 0);
 
     chooser.choose("second", second.address);
     let serving = chooser.start(&at);

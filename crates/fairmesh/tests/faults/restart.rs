@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fairmesh_client::{Mesh, ServiceHandle, core::View};
+use fairmesh_client::{Mesh, ServiceHandle, discovery::ServiceState};
 use fairmesh_model::Protocol;
 use fairmesh_server::Drained;
 use serde_json::json;
@@ -57,8 +57,8 @@ async fn every_caller_acknowledges_a_drain_that_follows_a_restart_of_its_agent()
 
 /// Changes the policy of a service and waits until a caller goes by it; the revision at which it does.
 async fn change(world: &World, service: &ServiceHandle, round: u32) -> u64 {
-    let revision = || match &*service.view() {
-        View::Ready(ready) => ready.revision,
+    let revision = || match &*service.state() {
+        ServiceState::Ready(ready) => ready.revision,
         _ => 0,
     };
     let before = revision();

@@ -6,7 +6,7 @@ use std::{future::Ready, future::ready};
 
 use bytes::{Bytes, BytesMut};
 use fairmesh_http::{
-    h2::{Connection, PREFACE, RequestBody},
+    h2::{PREFACE, RequestBody, ServerConnection},
     hpack::{Decoder, Field},
     path::RawPath,
 };
@@ -104,7 +104,7 @@ async fn serve_http2(mut stream: TcpStream) {
     let mut preface = BytesMut::zeroed(PREFACE.len());
     if stream.read_exact(&mut preface).await.is_ok() {
         // How it ended is for the proxy to see.
-        let _ = Connection::new(stream, preface, tell).await;
+        let _ = ServerConnection::new(stream, preface, tell).await;
     }
 }
 

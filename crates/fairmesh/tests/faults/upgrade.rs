@@ -235,7 +235,7 @@ async fn a_supervisor_hears_that_it_listens_what_it_does_and_who_succeeds_it() {
         Process::start(program)
     };
     let mut first = supervised("first");
-    assert_eq!(heard(&supervisor).await, "READY=1\nSTATUS=waiting to learn what to serve\n");
+    assert_eq!(heard(&supervisor).await, "READY=1\nSTATUS=waiting for routing information\n");
     assert_eq!(heard(&supervisor).await, "READY=1\nSTATUS=serving\n");
 
     let mut second = supervised("second");

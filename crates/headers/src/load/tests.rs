@@ -23,10 +23,15 @@ fn binary(value: &[u8]) -> Option<LoadReport> {
 }
 
 #[test]
-fn the_short_form_of_the_own_server_is_the_expected_one() {
+fn the_short_forms_are_those_of_the_own_server() {
     let own = base64(&OrcaReport::of_outstanding(3).to_binary());
-    assert_eq!(own.strip_prefix(OWN_BINARY).map(<[u8]>::len), Some(11), "{}", String::from_utf8_lossy(&own));
-    assert!(OrcaReport::of_outstanding(3).to_text().as_bytes().starts_with(OWN_TEXT));
+    assert_eq!(
+        own.strip_prefix(SHORT_BINARY).map(<[u8]>::len),
+        Some(11),
+        "{}",
+        String::from_utf8_lossy(&own)
+    );
+    assert!(OrcaReport::of_outstanding(3).to_text().as_bytes().starts_with(SHORT_TEXT));
 }
 
 #[test]
@@ -59,7 +64,7 @@ fn both_forms_of_any_report_read_back() {
 }
 
 #[test]
-fn what_peers_write_is_read() {
+fn reports_of_other_implementations_are_read() {
     let foreign = b"cpu=0.5, named_metrics.concurrent_requests=7.0, new_thing=many";
     assert_eq!(text(foreign), load(Some(7), Some(500)));
     assert_eq!(text(b"TEXT named_metrics.concurrent_requests=1234567"), load(Some(1_234_567), None));
@@ -70,7 +75,7 @@ fn what_peers_write_is_read() {
 }
 
 #[test]
-fn what_cannot_be_true_is_no_report() {
+fn implausible_reports_are_rejected() {
     for number in ["-1", "NaN", "inf", "-0.5", "1e8", "99999999999999999999", "", "x", "1 2"] {
         for name in ["named_metrics.concurrent_requests", "cpu_utilization"] {
             assert_eq!(text(format!("TEXT {name}={number}").as_bytes()), None, "{name}={number}");
@@ -86,14 +91,14 @@ fn what_cannot_be_true_is_no_report() {
         let report = OrcaReport { cpu_utilization: number, ..OrcaReport::default() };
         assert_eq!(binary(&base64(&report.to_binary())), None, "{number}");
     }
-    let long = vec![b'A'; LONGEST + 1];
+    let long = vec![b'A'; MAX_BINARY_LENGTH + 1];
     for value in [&b"A"[..], b"QUJ*", b"====", b"Qh4K,Qh4K", &long] {
         assert_eq!(binary(value), None, "{}", value.len());
     }
 }
 
 #[test]
-fn no_bytes_make_it_panic() {
+fn malformed_bytes_do_not_panic() {
     let report = OrcaReport { cpu_utilization: 0.3, eps: 1.0, ..OrcaReport::of_outstanding(4) };
     let whole = base64(&report.to_binary());
     for length in 0..whole.len() {
@@ -108,7 +113,7 @@ fn no_bytes_make_it_panic() {
 }
 
 #[test]
-fn streams_and_the_metric_that_is_asked_for_are_read() {
+fn streams_and_the_metric_of_the_policy_are_read() {
     let named = |pairs: &[(&str, f64)]| pairs.iter().map(|&(name, value)| (name.to_owned(), value)).collect();
     let report = OrcaReport {
         mem_utilization: 0.25,
@@ -125,7 +130,7 @@ fn streams_and_the_metric_that_is_asked_for_are_read() {
         assert_eq!(load_from_text(report.to_text().as_bytes(), Some(metric)), expected, "{metric}");
         assert_eq!(load_from_binary(&encoded, Some(metric)), expected, "{metric}");
     }
-    assert_eq!(binary(&encoded), Some(plain), "a metric that nobody asks for may be what it likes");
+    assert_eq!(binary(&encoded), Some(plain), "a metric that is not used may be invalid");
     assert_eq!(load_from_binary(&encoded, Some("bad")), None);
     assert_eq!(load_from_text(report.to_text().as_bytes(), Some("bad")), None);
 }

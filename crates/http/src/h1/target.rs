@@ -7,23 +7,23 @@ use http::{Extensions, Method, Uri};
 
 use crate::path::Path;
 
-/// Reads the target that lies there in the head of a request of this method: a path, a whole URI, for OPTIONS an asterisk, for
-/// CONNECT a host and a port. What of it a URI cannot hold goes into the extensions.
+/// Reads the request target at `range` (RFC 9112 3.2): a path, an absolute URI, for OPTIONS an asterisk, for CONNECT a
+/// host and a port. A path that `http::Uri` cannot hold goes into the extensions.
 ///
 /// # Errors
-/// What is wrong with it. A fragment is refused, since servers differ in whether it is part of the path.
+/// What is wrong with the target. A fragment is rejected, since servers differ in whether it is part of the path.
 pub(super) fn read(
     method: &Method,
-    (text, place): (&Bytes, Range<usize>),
+    (text, range): (&Bytes, Range<usize>),
     extensions: &mut Extensions,
 ) -> Result<Uri, &'static str> {
-    let target = &text[place.clone()];
-    let uri = || Uri::from_maybe_shared(text.slice(place.clone())).ok();
+    let target = &text[range.clone()];
+    let uri = || Uri::from_maybe_shared(text.slice(range.clone())).ok();
     match target {
         _ if *method == Method::CONNECT => {
-            // Nothing but that: with a scheme or a path it would be another request to whoever reads only a part of it.
-            let named = uri().filter(|uri| uri.scheme().is_none() && uri.path_and_query().is_none());
-            named.ok_or("CONNECT to something else than a host and a port")
+            // Nothing else: with a scheme or a path, a parser that reads only a part would see another request.
+            let authority_form = uri().filter(|uri| uri.scheme().is_none() && uri.path_and_query().is_none());
+            authority_form.ok_or("CONNECT to something else than a host and a port")
         }
         b"*" if *method == Method::OPTIONS => uri().ok_or("the target"),
         target if target.contains(&b'#') => Err("a target with a fragment"),
@@ -31,7 +31,7 @@ pub(super) fn read(
             Some(uri) => Ok(uri),
             None => Ok(Path::read(target)?.into_parts(extensions).into()),
         },
-        // With an empty scheme, `http` takes a URI (RFC 3986 3.1).
+        // `http` accepts an empty scheme, RFC 3986 3.1 does not.
         target if !target.first().is_some_and(u8::is_ascii_alphabetic) => {
             Err("a target that is neither a path nor a URI")
         }
@@ -43,24 +43,24 @@ pub(super) fn read(
     }
 }
 
-/// A whole URI that has no path, or bytes in it that a URI cannot hold.
+/// An absolute URI without a path, or with bytes that `http::Uri` rejects.
 fn absolute(target: &[u8], extensions: &mut Extensions) -> Result<Uri, &'static str> {
-    const WRONG: &str = "a target that is neither a path nor a URI";
-    let authority = target.windows(3).position(|three| three == b"://").ok_or(WRONG)? + 3;
-    let path = target[authority..].iter().position(|byte| matches!(byte, b'/' | b'?')).ok_or(WRONG)?;
+    const INVALID: &str = "a target that is neither a path nor a URI";
+    let authority = target.windows(3).position(|three| three == b"://").ok_or(INVALID)? + 3;
+    let path = target[authority..].iter().position(|byte| matches!(byte, b'/' | b'?')).ok_or(INVALID)?;
     let (origin, path) = target.split_at(authority + path);
-    let mut uri = Uri::try_from(origin).map_err(|_| WRONG)?.into_parts();
+    let mut uri = Uri::try_from(origin).map_err(|_| INVALID)?.into_parts();
     let path = if path.starts_with(b"/") { Path::read(path)? } else { Path::read(&[b"/", path].concat())? };
     uri.path_and_query = Some(path.into_parts(extensions));
-    Uri::from_parts(uri).map_err(|_| WRONG)
+    Uri::from_parts(uri).map_err(|_| INVALID)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// What is asked for: scheme and authority, and the path as it goes on.
-    fn asked(method: &Method, target: &str) -> Result<(String, String), &'static str> {
+    /// Scheme and authority, and the path as it is forwarded.
+    fn parsed(method: &Method, target: &str) -> Result<(String, String), &'static str> {
         let (text, mut extensions) = (Bytes::from(format!(" {target} ")), Extensions::new());
         let uri = read(method, (&text, 1..1 + target.len()), &mut extensions)?;
         let origin = uri.scheme_str().map(|scheme| format!("{scheme}://")).unwrap_or_default();
@@ -83,16 +83,16 @@ mod tests {
             ("GET", "http://cart.shop?<", "http://cart.shop", "/?<"),
             ("OPTIONS", "*", "", "*"),
             ("CONNECT", "cart.shop:443", "cart.shop:443", ""),
-            // Whether it has the port that it needs is for whoever makes the tunnel.
+            // The port that a tunnel needs is checked where the tunnel is made.
             ("CONNECT", "cart.shop", "cart.shop", ""),
         ] {
-            let read = asked(&method.parse().unwrap(), target);
+            let read = parsed(&method.parse().unwrap(), target);
             assert_eq!(read, Ok((origin.to_owned(), path.to_owned())), "{method} {target}");
         }
     }
 
     #[test]
-    fn any_other_is_refused() {
+    fn any_other_target_is_rejected() {
         for (method, targets) in [
             (
                 "GET",
@@ -116,7 +116,7 @@ mod tests {
             ),
         ] {
             for target in targets {
-                assert!(asked(&method.parse().unwrap(), target).is_err(), "{method} {target}");
+                assert!(parsed(&method.parse().unwrap(), target).is_err(), "{method} {target}");
             }
         }
     }

@@ -3,29 +3,32 @@ use http::{HeaderMap, HeaderName, Method, StatusCode, Version, header};
 
 use super::*;
 
-/// What a reader makes of all that a server sends before it closes.
+/// Result of reading all bytes of a server until it closes.
 #[derive(Debug, PartialEq)]
-struct Read {
+struct ParsedResponse {
     status: StatusCode,
     body: Vec<u8>,
     trailers: Option<HeaderMap>,
     persistent: bool,
-    /// What is left for the next message.
+    /// Bytes left for the next message.
     rest: Bytes,
 }
 
-/// Reads what comes in these pieces; `None` where it ends too early.
-fn read<'a>(method: &Method, pieces: impl Iterator<Item = &'a [u8]>) -> Result<Option<Read>, Malformed> {
-    let (mut input, mut reader) = (BytesMut::new(), HeadReader::new(method));
-    let mut answer: Option<Answer> = None;
+/// Reads these pieces; `None` where the message is incomplete.
+fn read<'a>(
+    method: &Method,
+    pieces: impl Iterator<Item = &'a [u8]>,
+) -> Result<Option<ParsedResponse>, Malformed> {
+    let (mut input, mut reader) = (BytesMut::new(), ResponseReader::new(method));
+    let mut response: Option<ReceivedResponse> = None;
     let (mut body, mut trailers) = (Vec::new(), None);
     for piece in pieces {
         input.extend_from_slice(piece);
-        if answer.is_none() {
-            answer = reader.read(&mut input)?;
+        if response.is_none() {
+            response = reader.read(&mut input)?;
         }
-        while let Some(answer) = &mut answer
-            && let Some(piece) = answer.body.decode(&mut input)?
+        while let Some(response) = &mut response
+            && let Some(piece) = response.body.decode(&mut input)?
         {
             match piece {
                 Piece::Data(data) => body.extend_from_slice(&data),
@@ -33,19 +36,19 @@ fn read<'a>(method: &Method, pieces: impl Iterator<Item = &'a [u8]>) -> Result<O
             }
         }
     }
-    // The connection has ended.
-    let whole = answer.filter(|answer| answer.body.is_done() || answer.body.is_until_close());
-    Ok(whole.map(|answer| Read {
-        status: answer.head.status(),
+    // The connection is closed.
+    let whole = response.filter(|response| response.body.is_done() || response.body.is_until_close());
+    Ok(whole.map(|response| ParsedResponse {
+        status: response.head.status(),
         body,
         trailers,
-        persistent: answer.persistent,
+        persistent: response.persistent,
         rest: input.freeze(),
     }))
 }
 
-/// Reads a text at once and byte by byte, which must come to the same.
-fn read_both(method: &Method, text: &str) -> Result<Option<Read>, Malformed> {
+/// Reads a text at once and byte by byte, with the same result.
+fn read_at_once_and_bytewise(method: &Method, text: &str) -> Result<Option<ParsedResponse>, Malformed> {
     let whole = read(method, std::iter::once(text.as_bytes()));
     let pieces = read(method, text.as_bytes().chunks(1));
     assert_eq!(whole, pieces, "{text}");
@@ -53,17 +56,17 @@ fn read_both(method: &Method, text: &str) -> Result<Option<Read>, Malformed> {
 }
 
 #[test]
-fn a_protocol_is_switched_where_the_request_asked_for_it() {
+fn a_101_needs_an_upgrade_request() {
     let switch = "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\nx";
-    assert!(read_both(&Method::GET, switch).unwrap_err().to_string().contains("did not ask"));
+    assert!(read_at_once_and_bytewise(&Method::GET, switch).unwrap_err().to_string().contains("did not ask"));
     let mut input = BytesMut::from(switch);
-    let answer = HeadReader::new(&Method::GET).switching(true).read(&mut input).unwrap().unwrap();
-    assert!(answer.body.is_done() && !answer.persistent);
-    assert_eq!((answer.head.status(), &input[..]), (StatusCode::SWITCHING_PROTOCOLS, &b"x"[..]));
+    let response = ResponseReader::new(&Method::GET).switching(true).read(&mut input).unwrap().unwrap();
+    assert!(response.body.is_done() && !response.persistent);
+    assert_eq!((response.head.status(), &input[..]), (StatusCode::SWITCHING_PROTOCOLS, &b"x"[..]));
 
     let said = |fields: &[(HeaderName, &'static str)]| {
         let fields = fields.iter().map(|(name, value)| (name.clone(), http::HeaderValue::from_static(value)));
-        says_upgrade(&fields.collect::<HeaderMap>())
+        requests_upgrade(&fields.collect::<HeaderMap>())
     };
     let [connection, upgrade] = [(header::CONNECTION, "close, Upgrade"), (header::UPGRADE, "x")];
     assert!(said(&[connection.clone(), upgrade.clone()]));
@@ -71,7 +74,7 @@ fn a_protocol_is_switched_where_the_request_asked_for_it() {
 }
 
 #[test]
-fn a_body_ends_where_its_head_says() {
+fn a_body_ends_as_its_headers_declare() {
     let get = &Method::GET;
     for (method, text, body, persistent, rest) in [
         (get, "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nteaHTTP", "tea", true, "HTTP"),
@@ -105,7 +108,7 @@ fn a_body_ends_where_its_head_says() {
             "HTTP",
         ),
     ] {
-        let read = read_both(method, text).unwrap().unwrap();
+        let read = read_at_once_and_bytewise(method, text).unwrap().unwrap();
         assert_eq!(
             (&read.body[..], read.persistent, &read.rest[..]),
             (body.as_bytes(), persistent, rest.as_bytes()),
@@ -117,7 +120,7 @@ fn a_body_ends_where_its_head_says() {
 #[test]
 fn trailers_come_after_the_body() {
     let text = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nA\r\n0123456789\r\n00\r\nx-sum: 1\r\nX-Sum:2\r\n\r\nrest";
-    let read = read_both(&Method::GET, text).unwrap().unwrap();
+    let read = read_at_once_and_bytewise(&Method::GET, text).unwrap().unwrap();
     let sums = read.trailers.as_ref().unwrap().get_all("x-sum").iter();
     let sums: Vec<_> = sums.map(|sum| sum.to_str().unwrap()).collect();
     assert_eq!(
@@ -127,7 +130,7 @@ fn trailers_come_after_the_body() {
 }
 
 #[test]
-fn what_two_readers_could_understand_differently_is_refused() {
+fn ambiguous_responses_are_rejected() {
     let head = |fields: &str| format!("HTTP/1.1 200 OK\r\n{fields}\r\n\r\n3\r\ntea\r\n0\r\n\r\n");
     let chunked = |body: &str| format!("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{body}");
     for text in [
@@ -160,12 +163,12 @@ fn what_two_readers_could_understand_differently_is_refused() {
         chunked("0\r\na: b\nc: d\r\n\r\n"),
         chunked("0\r\nno field\r\n\r\n"),
     ] {
-        assert!(read_both(&Method::GET, &text).is_err(), "{text}");
+        assert!(read_at_once_and_bytewise(&Method::GET, &text).is_err(), "{text}");
     }
 }
 
 #[test]
-fn a_body_that_is_broken_where_its_head_is_read_fails_with_it() {
+fn malformed_chunks_fail_with_the_headers() {
     let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
     for (chunks, is_broken) in [
         ("zz\r\n", true),
@@ -180,7 +183,7 @@ fn a_body_that_is_broken_where_its_head_is_read_fails_with_it() {
         ("0\r\na: b\r\n\r\nzz", false),
     ] {
         let mut input = BytesMut::from(&format!("{head}{chunks}")[..]);
-        let read = HeadReader::new(&Method::GET).read(&mut input);
+        let read = ResponseReader::new(&Method::GET).read(&mut input);
         assert_eq!(read.is_err(), is_broken, "{chunks:?}");
         assert!(is_broken || input == chunks, "nothing of it is taken: {chunks:?}");
     }
@@ -192,7 +195,7 @@ fn later_versions_of_http1_are_read_as_1_1() {
         [("1.1", true), ("1.2", true), ("1.9", true), ("1.20", false), ("2.0", false), ("0.9", false)]
     {
         let text = format!("\r\nHTTP/{version} 200 OK\r\ncontent-length: 3\r\n\r\ntea");
-        match read_both(&Method::GET, &text) {
+        match read_at_once_and_bytewise(&Method::GET, &text) {
             Ok(read) => assert!(is_read && read.unwrap().persistent, "{version}"),
             Err(why) => assert!(!is_read, "{version}: {why}"),
         }
@@ -205,10 +208,10 @@ fn later_versions_of_http1_are_read_as_1_1() {
 }
 
 #[test]
-fn a_length_is_no_more_than_others_can_count() {
+fn a_length_fits_a_signed_number() {
     for (length, is_read) in [("9223372036854775807", true), ("9223372036854775808", false)] {
-        let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n");
-        let read = HeadReader::new(&Method::GET).read(&mut BytesMut::from(&answer[..]));
+        let response = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n");
+        let read = ResponseReader::new(&Method::GET).read(&mut BytesMut::from(&response[..]));
         assert_eq!(read.is_ok(), is_read, "{length}");
         let request = format!("POST / HTTP/1.1\r\ncontent-length: {length}\r\n\r\n");
         let read = RequestReader::default().read(&mut BytesMut::from(&request[..]));
@@ -217,7 +220,7 @@ fn a_length_is_no_more_than_others_can_count() {
 }
 
 #[test]
-fn informational_responses_are_handed_on_but_for_100() {
+fn informational_responses_are_delivered_except_100() {
     use std::cell::RefCell;
     thread_local! {
         static INFORMED: RefCell<Vec<u16>> = const { RefCell::new(Vec::new()) };
@@ -227,16 +230,16 @@ fn informational_responses_are_handed_on_but_for_100() {
     };
     let begun = "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: a\r\n\r\n";
     let mut input = BytesMut::from(&format!("{begun}HTTP/1.1 204 No Content\r\n\r\n")[..]);
-    let answer = HeadReader::new(&Method::GET).informing(note).read(&mut input).unwrap().unwrap();
-    assert_eq!((answer.head.status(), INFORMED.take()), (StatusCode::NO_CONTENT, vec![102, 103]));
+    let response = ResponseReader::new(&Method::GET).informing(note).read(&mut input).unwrap().unwrap();
+    assert_eq!((response.head.status(), INFORMED.take()), (StatusCode::NO_CONTENT, vec![102, 103]));
     let mut out = Vec::new();
     let headers = HeaderMap::from_iter([(header::LINK, http::HeaderValue::from_static("a"))]);
-    informational(&mut out, StatusCode::EARLY_HINTS, &headers);
+    write_informational(&mut out, StatusCode::EARLY_HINTS, &headers);
     assert_eq!(out, b"HTTP/1.1 103 Early Hints\r\nlink: a\r\n\r\n");
 }
 
 #[test]
-fn what_ends_too_early_is_no_answer() {
+fn a_truncated_response_is_none() {
     for text in [
         "HTTP/1.1 200 O",
         "HTTP/1.1 100 Continue\r\n\r\n",
@@ -245,18 +248,27 @@ fn what_ends_too_early_is_no_answer() {
         "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\ntea\r\n0\r\n",
         "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\na: b\r\n",
     ] {
-        assert_eq!(read_both(&Method::GET, text), Ok(None), "{text}");
+        assert_eq!(read_at_once_and_bytewise(&Method::GET, text), Ok(None), "{text}");
     }
 }
 
 #[test]
-fn everything_is_bounded() {
+fn response_sizes_are_bounded() {
     let refused = |text: String| read(&Method::GET, text.as_bytes().chunks(1000)).unwrap_err().0.to_owned();
     let head = "HTTP/1.1 200 OK\r\n";
     let chunked = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
     assert!(refused(format!("{head}x: {}", "y".repeat(70_000))).contains("64 KiB"));
     assert!(refused(format!("{head}x: {}\r\n\r\n", "y".repeat(65_530))).contains("64 KiB"));
-    assert!(refused(format!("{head}{}\r\n", "x: y\r\n".repeat(129))).contains("128 fields"));
+    assert!(
+        refused(format!(
+            "{head}{}\r
+    ",
+            "x: y\r
+    "
+            .repeat(129)
+        ))
+        .contains("128 headers")
+    );
     assert!(refused("HTTP/1.1 100 Continue\r\n\r\n".repeat(40)).contains("1xx"));
     let hints = format!("HTTP/1.1 103 Hints\r\nx: {}\r\n\r\n", "y".repeat(20_000));
     assert!(refused(hints.repeat(4)).contains("1xx"));
@@ -272,15 +284,15 @@ fn head(method: &Method, path: &str, headers: &HeaderMap, own: &[HeaderName], fr
     let mut out = Vec::new();
     begin_request(&mut out, method, path, b"cart.shop");
     for name in own {
-        number(&mut out, name, u64::MAX);
+        write_number(&mut out, name, u64::MAX);
     }
-    fields(&mut out, headers, own);
-    end_head(&mut out, framing);
+    write_fields(&mut out, headers, own);
+    end_headers(&mut out, framing);
     String::from_utf8(out).unwrap()
 }
 
 #[test]
-fn a_request_is_framed_by_its_body_whatever_its_headers_say() {
+fn a_request_is_framed_by_its_body_not_its_headers() {
     let mut headers = HeaderMap::new();
     for (name, value) in [
         ("host", "other"),
@@ -305,17 +317,17 @@ fn a_request_is_framed_by_its_body_whatever_its_headers_say() {
     }
     headers.append(header::CONTENT_LENGTH, 8.into());
     let framing = Framing::of(&Method::POST, &headers, None).unwrap();
-    assert_eq!(framing, Framing::Chunked, "of two lengths neither counts");
+    assert_eq!(framing, Framing::Chunked, "two differing lengths are ignored");
     assert!(
         head(&Method::OPTIONS, "*", &headers, &own, framing)
             .contains("te: trailers\r\ntransfer-encoding: chunked\r\n\r\n")
     );
     headers.append(header::TRANSFER_ENCODING, "gzip".parse().unwrap());
-    assert!(Framing::of(&Method::POST, &headers, Some(3)).is_err(), "nobody would apply it");
+    assert!(Framing::of(&Method::POST, &headers, Some(3)).is_err(), "an unsupported transfer coding");
 }
 
 #[test]
-fn a_body_that_is_not_as_long_as_was_said_is_found() {
+fn a_body_of_wrong_length_is_an_error() {
     let mut out = Vec::new();
     let mut encoder = Encoder::new(Framing::Length(5));
     assert_eq!(encoder.data(3, false, &mut out).unwrap(), b"");
@@ -339,7 +351,7 @@ fn chunks_and_trailers_read_back() {
     trailers.insert(header::CONTENT_LENGTH, 9.into());
     encoder.end(&trailers, &mut out).unwrap();
     trailers.remove(header::CONTENT_LENGTH);
-    let read = read_both(&Method::GET, std::str::from_utf8(&out).unwrap()).unwrap().unwrap();
+    let read = read_at_once_and_bytewise(&Method::GET, std::str::from_utf8(&out).unwrap()).unwrap().unwrap();
     assert_eq!(
         (read.body.len(), read.trailers, encoder.is_done()),
         (1 + 15 + 16 + 4096, Some(trailers), true)
@@ -349,10 +361,10 @@ fn chunks_and_trailers_read_back() {
     assert_eq!((encoder.data(3, true, &mut out).unwrap(), encoder.is_done()), (&b"\r\n0\r\n\r\n"[..], true));
 }
 
-/// What a server makes of all that a client sends: the requests, and why it read no further.
-fn receive<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<String>, Option<Unserved>) {
+/// Reads all bytes of a client: the requests, and the error that ended it.
+fn receive<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<String>, Option<RequestError>) {
     let (mut input, mut reader) = (BytesMut::new(), RequestReader::default());
-    let (mut requests, mut current) = (Vec::new(), None::<(Received, Vec<u8>)>);
+    let (mut requests, mut current) = (Vec::new(), None::<(ReceivedRequest, Vec<u8>)>);
     for piece in pieces {
         input.extend_from_slice(piece);
         loop {
@@ -368,7 +380,7 @@ fn receive<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<String>, Option<U
                 Ok(Some(Piece::Data(data))) => body.extend_from_slice(&data),
                 Ok(Some(Piece::Trailers(_))) => {}
                 Ok(None) if received.body.is_done() => {
-                    let Received { head, persistent, expects_continue, .. } = received;
+                    let ReceivedRequest { head, persistent, expects_continue, .. } = received;
                     let body = String::from_utf8_lossy(body);
                     let goes_on = if *persistent { "stays" } else { "closes" };
                     let waits = if *expects_continue { " waits" } else { "" };
@@ -383,15 +395,15 @@ fn receive<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<String>, Option<U
     (requests, None)
 }
 
-/// At once and byte by byte, which must come to the same.
-fn receive_both(text: &str) -> (Vec<String>, Option<Unserved>) {
+/// At once and byte by byte, with the same result.
+fn receive_at_once_and_bytewise(text: &str) -> (Vec<String>, Option<RequestError>) {
     let whole = receive(std::iter::once(text.as_bytes()));
     assert_eq!(whole, receive(text.as_bytes().chunks(1)), "{text}");
     whole
 }
 
 #[test]
-fn requests_end_where_their_heads_say() {
+fn requests_end_as_their_headers_declare() {
     for (text, requests) in [
         (
             "GET /a HTTP/1.1\r\n\r\nGET http://x.y/b?c HTTP/1.1\r\n\r\n",
@@ -415,7 +427,7 @@ fn requests_end_where_their_heads_say() {
         ("PUT / HTTP/1.0\r\nexpect: 100-continue\r\ncontent-length: 1\r\n\r\nx", &["PUT / x closes"]),
         ("OPTIONS * HTTP/1.1\r\nhost: a\r\n\r\n", &["OPTIONS *  stays"]),
     ] {
-        let (read, why) = receive_both(text);
+        let (read, why) = receive_at_once_and_bytewise(text);
         assert_eq!(
             (&read[..], why),
             (&requests.iter().map(ToString::to_string).collect::<Vec<_>>()[..], None),
@@ -425,7 +437,7 @@ fn requests_end_where_their_heads_say() {
 }
 
 #[test]
-fn requests_that_two_servers_could_understand_differently_are_refused() {
+fn ambiguous_requests_are_rejected() {
     let with = |fields: &str| format!("POST / HTTP/1.1\r\n{fields}\r\n\r\n3\r\ntea\r\n0\r\n\r\n");
     for (text, status) in [
         (with("content-length: 3\r\ntransfer-encoding: chunked"), 400),
@@ -450,8 +462,8 @@ fn requests_that_two_servers_could_understand_differently_are_refused() {
         ("G(T / HTTP/1.1\r\n\r\n".into(), 400),
         ("\x16\x03\x01\x02\0\x01".into(), 400),
     ] {
-        let (requests, why) = receive_both(&text);
-        let Some(Unserved::Refused { status: told, .. }) = why else {
+        let (requests, why) = receive_at_once_and_bytewise(&text);
+        let Some(RequestError::Refused { status: told, .. }) = why else {
             panic!("{text}: {requests:?} {why:?}")
         };
         assert_eq!((told.as_u16(), requests.len()), (status, 0), "{text}");
@@ -459,18 +471,19 @@ fn requests_that_two_servers_could_understand_differently_are_refused() {
 }
 
 #[test]
-fn what_is_no_request_of_http1_is_left_untouched() {
+fn an_http2_preface_is_not_consumed() {
     let text = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nx";
     let mut input = BytesMut::from(text);
-    assert_eq!(RequestReader::default().read(&mut input).unwrap_err(), Unserved::Http2);
+    assert_eq!(RequestReader::default().read(&mut input).unwrap_err(), RequestError::Http2);
     assert_eq!(input, text);
-    // Not once it has begun to speak HTTP/1.1.
-    let (requests, why) = receive_both("GET / HTTP/1.1\r\n\r\nPRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
-    assert!(requests.len() == 1 && matches!(why, Some(Unserved::Refused { .. })), "{requests:?} {why:?}");
+    // Not after a request over HTTP/1.1.
+    let (requests, why) =
+        receive_at_once_and_bytewise("GET / HTTP/1.1\r\n\r\nPRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+    assert!(requests.len() == 1 && matches!(why, Some(RequestError::Refused { .. })), "{requests:?} {why:?}");
 }
 
 #[test]
-fn a_request_says_whether_its_connection_may_carry_something_else_afterwards() {
+fn connect_and_upgrade_may_switch_protocols() {
     let upgrade = |version, connection| {
         format!("GET / HTTP/1.{version}\r\nuPgrade: x\r\nconnection: {connection}\r\n\r\n")
     };
@@ -479,7 +492,7 @@ fn a_request_says_whether_its_connection_may_carry_something_else_afterwards() {
         ("CONNECT a:1 HTTP/1.0\r\ncontent-length: 0\r\n\r\n".to_owned(), true),
         (upgrade(1, "keep-alive, UPGRADE"), true),
         (upgrade(0, "upgrade"), false),
-        // It is not of this connection.
+        // Not of this connection.
         (upgrade(1, "keep-alive"), false),
         ("GET / HTTP/1.1\r\nconnection: upgrade\r\n\r\n".to_owned(), false),
     ] {
@@ -488,14 +501,15 @@ fn a_request_says_whether_its_connection_may_carry_something_else_afterwards() {
         assert_eq!((received.may_switch, &input[..]), (may_switch, &b"x"[..]), "{text}");
     }
     for body in ["content-length: 1", "transfer-encoding: chunked"] {
-        let (requests, why) = receive_both(&format!("CONNECT a:1 HTTP/1.1\r\n{body}\r\n\r\n0\r\n\r\n"));
-        let Some(Unserved::Refused { why, .. }) = why else { panic!("{requests:?}") };
+        let (requests, why) =
+            receive_at_once_and_bytewise(&format!("CONNECT a:1 HTTP/1.1\r\n{body}\r\n\r\n0\r\n\r\n"));
+        let Some(RequestError::Refused { why, .. }) = why else { panic!("{requests:?}") };
         assert_eq!((requests.len(), why), (0, "a CONNECT with a body"));
     }
 }
 
 #[test]
-fn heads_of_requests_are_bounded() {
+fn request_headers_are_bounded() {
     let begun = "GET / HTTP/1.1\r\n";
     for text in [
         format!("{begun}x: {}", "y".repeat(70_000)),
@@ -505,7 +519,7 @@ fn heads_of_requests_are_bounded() {
         "\r\n".repeat(40_000),
     ] {
         let (requests, why) = receive(text.as_bytes().chunks(1000));
-        let Some(Unserved::Refused { status, .. }) = why else { panic!("{requests:?} {why:?}") };
+        let Some(RequestError::Refused { status, .. }) = why else { panic!("{requests:?} {why:?}") };
         assert_eq!(status, StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE);
     }
     let full = format!("{begun}{}\r\n", "x: y\r\n".repeat(128));
@@ -513,20 +527,20 @@ fn heads_of_requests_are_bounded() {
 }
 
 #[test]
-fn an_answer_is_framed_as_its_client_can_read_it() {
+fn a_response_is_framed_for_the_version_of_its_client() {
     let headers = HeaderMap::from_iter([
         (header::CONTENT_LENGTH, http::HeaderValue::from_static("7")),
         (header::TRANSFER_ENCODING, http::HeaderValue::from_static("gzip")),
         (header::SERVER, http::HeaderValue::from_static("x")),
     ]);
     let none = HeaderMap::new();
-    let asked = |method: &str, version: Version| {
-        Asked::by(&http::Request::builder().method(method).version(version).body(()).unwrap())
+    let context = |method: &str, version: Version| {
+        ResponseContext::of(&http::Request::builder().method(method).version(version).body(()).unwrap())
     };
-    let new = |method| asked(method, Version::HTTP_11);
-    let old = asked("GET", Version::HTTP_10);
+    let new = |method| context(method, Version::HTTP_11);
+    let old = context("GET", Version::HTTP_10);
     let date = || *b"Thu, 01 Jan 1970 00:00:00 GMT";
-    for (status, headers, asked, length, persistent, lines, framing) in [
+    for (status, headers, context, length, persistent, lines, framing) in [
         (200, &headers, new("GET"), Some(3), true, "content-length: 3", Framing::Length(3)),
         (200, &headers, new("GET"), None, true, "content-length: 7", Framing::Length(7)),
         (200, &none, new("GET"), None, true, "transfer-encoding: chunked", Framing::Chunked),
@@ -550,7 +564,7 @@ fn an_answer_is_framed_as_its_client_can_read_it() {
     ] {
         let mut out = Vec::new();
         let status = StatusCode::from_u16(status).unwrap();
-        assert_eq!(response(&mut out, (status, headers), asked, (length, persistent), date), framing);
+        assert_eq!(write_response(&mut out, (status, headers), context, (length, persistent), date), framing);
         let text = String::from_utf8(out).unwrap();
         let told: Vec<_> = text
             .split("\r\n")

@@ -1,6 +1,7 @@
-//! Versions of HTTP/1 above 1.1, whose messages are read as those of 1.1 (RFC 9110 2.5, 6.2). The parser knows 1.0 and 1.1 alone.
+//! HTTP/1 versions above 1.1, whose messages are read as 1.1 (RFC 9110 2.5, 6.2). The parser knows 1.0 and 1.1 only.
 
-/// Makes 1.1 of a version from 1.2 to 1.9 in the first line of a message, where it begins behind so many spaces. Whether it did.
+/// Replaces a version from 1.2 to 1.9 by 1.1 in the first line, where it follows so many spaces; returns whether it
+/// did.
 pub(super) fn lower(input: &mut [u8], spaces: usize) -> bool {
     let is_content = |byte: &u8| !matches!(byte, b'\r' | b'\n');
     let Some(mut at) = input.iter().position(is_content) else { return false };
@@ -17,7 +18,7 @@ pub(super) fn lower(input: &mut [u8], spaces: usize) -> bool {
     }
 }
 
-/// The same for a request, of which this is the beginning.
+/// The same for the beginning of a request.
 pub fn lower_version(request: &mut [u8]) -> bool {
     lower(request, 2)
 }

@@ -1,4 +1,4 @@
-//! One call on a connection.
+//! Calls over a client connection.
 
 use std::{
     fmt,
@@ -11,82 +11,90 @@ use bytes::Bytes;
 use http::Response;
 use http_body::Body;
 
-use super::{AnswerBody, Lost, Reason, Session, Shared, lock, saying::Saying, session::Ask};
+use super::{
+    Reason, ResponseBody, Session, Shared, StreamError, body_sender::BodySender, lock, session::RequestHead,
+};
 use crate::informational;
 
-/// A call from its request to the head of its answer. Dropped early, it is given up, which the server is told.
+/// A call, until the headers of its response. Dropped early, it is cancelled with RST_STREAM.
 #[derive(Debug)]
 pub struct Call<B> {
     stream: Option<Stream>,
-    saying: Option<Saying<B>>,
+    sender: Option<BodySender<B>>,
 }
 
-/// The answer, and the rest of the request where the server has answered before it heard all of it.
-pub type Answered<B> = (Response<AnswerBody>, Option<Upload<B>>);
+/// The response, and the rest of the upload where the server responded before the end of the request.
+pub type CallResponse<B> = (Response<ResponseBody>, Option<Upload<B>>);
 
-/// Why there is no answer.
+/// Why a call has no response.
 #[derive(Debug)]
-pub enum Unanswered<E> {
-    /// What became of the call.
-    Lost(Lost),
-    /// The body of the request broke off.
-    Unsaid(E),
+pub enum CallError<E> {
+    /// The stream failed.
+    Stream(StreamError),
+    /// The body of the request failed.
+    Body(E),
 }
 
-/// A stream that its caller needs.
+/// A stream in use by its caller.
 pub(super) struct Stream {
     pub(super) session: Shared,
-    pub(super) number: u32,
+    pub(super) id: u32,
 }
 
 impl Stream {
-    /// Nothing is left of it that anybody could need.
-    pub(super) fn let_go(mut self) {
-        self.number = NONE;
+    /// Detaches from a stream that is complete.
+    pub(super) fn detach(mut self) {
+        self.id = CONNECTION;
     }
 }
 
-/// The number of the connection itself.
-const NONE: u32 = 0;
+/// The identifier of the connection itself.
+const CONNECTION: u32 = 0;
 
-/// Says the rest of a request; done when all is said, or nobody wants it.
+/// Sends the rest of a request; ready when all is sent, or the stream was reset.
 #[derive(Debug)]
 pub struct Upload<B> {
     session: Shared,
     stream: u32,
-    saying: Saying<B>,
+    sender: BodySender<B>,
 }
 
 impl<B> Call<B>
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    /// Begins a call where `locked`, which is of `session`, has a place for it. Unless it `ends` with its head, it has to be given
-    /// its [body](Self::with).
-    pub fn begin(session: &Shared, mut locked: MutexGuard<'_, Session>, ask: &Ask<'_>, ends: bool) -> Self {
-        let number = locked.ask(ask, ends);
+    /// Begins a call on `locked`, the lock of `session`, which must have capacity. Unless the request `ends` with its
+    /// headers, it needs a [body](Self::with).
+    pub fn begin(
+        session: &Shared,
+        mut locked: MutexGuard<'_, Session>,
+        head: &RequestHead<'_>,
+        ends: bool,
+    ) -> Self {
+        let id = locked.open_stream(head, ends);
         drop(locked);
-        Self { stream: Some(Stream { session: Shared::clone(session), number }), saying: None }
+        Self { stream: Some(Stream { session: Shared::clone(session), id }), sender: None }
     }
 
-    /// Says this after its head.
+    /// Sends this body after the headers.
     #[must_use]
     pub fn with(self, body: B) -> Self {
-        Self { saying: Some(Saying::new(body)), ..self }
+        Self { sender: Some(BodySender::new(body)), ..self }
     }
 }
 
 impl<B> Call<B> {
-    /// How many pieces were taken of the request's body, and how many bytes of the last one wait for room; `None` once all is said.
+    /// Pieces taken from the request's body so far, and bytes of the last one that wait for the send window; `None`
+    /// once all is sent.
     pub fn sending(&self) -> Option<(u64, usize)> {
-        self.saying.as_ref().map(Saying::sending)
+        self.sender.as_ref().map(BodySender::sending)
     }
 }
 
 impl<B> Upload<B> {
-    /// How many pieces were taken of the request's body, and how many bytes of the last one wait for room.
+    /// Pieces taken from the request's body so far, and bytes of the last one that wait for the send window.
     pub fn sending(&self) -> (u64, usize) {
-        self.saying.sending()
+        self.sender.sending()
     }
 }
 
@@ -94,33 +102,30 @@ impl<B> Future for Call<B>
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    type Output = Result<Answered<B>, Unanswered<B::Error>>;
+    type Output = Result<CallResponse<B>, CallError<B::Error>>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
         let Some(stream) = &this.stream else {
-            return Poll::Ready(Err(Unanswered::Lost(Lost::Reset(Reason::CANCEL))));
+            return Poll::Ready(Err(CallError::Stream(StreamError::Reset(Reason::CANCEL))));
         };
-        let (session, number) = (&stream.session, stream.number);
-        // Before what is to be said: who has answered need not hear that a body broke off.
-        let mut before = Vec::new();
-        let answered = lock(session).poll_answer(number, &mut before, context);
-        before.into_iter().for_each(informational::came);
-        if answered.is_pending()
-            && let Some(saying) = &mut this.saying
-            && let Poll::Ready(said) = saying.poll(session, number, context)
+        let (session, id) = (&stream.session, stream.id);
+        // Before sending: with a response, a failure of the request's body does not matter.
+        let mut informational_responses = Vec::new();
+        let response = lock(session).poll_response(id, &mut informational_responses, context);
+        informational_responses.into_iter().for_each(informational::deliver);
+        if response.is_pending()
+            && let Some(sender) = &mut this.sender
+            && let Poll::Ready(sent) = sender.poll(session, id, context)
         {
-            said.map_err(Unanswered::Unsaid)?;
-            this.saying = None;
+            sent.map_err(CallError::Body)?;
+            this.sender = None;
         }
-        let (answer, early) = ready!(answered).map_err(Unanswered::Lost)?;
-        let upload = this.saying.take().map(|saying| Upload {
-            session: Shared::clone(session),
-            stream: number,
-            saying,
-        });
-        let body = AnswerBody::new(early, this.stream.take());
-        Poll::Ready(Ok((answer.map(|()| body), upload)))
+        let (response, early) = ready!(response).map_err(CallError::Stream)?;
+        let upload =
+            this.sender.take().map(|sender| Upload { session: Shared::clone(session), stream: id, sender });
+        let body = ResponseBody::new(early, this.stream.take());
+        Poll::Ready(Ok((response.map(|()| body), upload)))
     }
 }
 
@@ -131,11 +136,11 @@ where
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        let Self { session, stream, saying } = self.get_mut();
+        let Self { session, stream, sender } = self.get_mut();
         if lock(session).poll_reset(*stream, context).is_ready() {
             return Poll::Ready(());
         }
-        if ready!(saying.poll(session, *stream, context)).is_err() {
+        if ready!(sender.poll(session, *stream, context)).is_err() {
             lock(session).reset(*stream, Reason::CANCEL);
         }
         Poll::Ready(())
@@ -144,14 +149,14 @@ where
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.number != NONE {
-            lock(&self.session).abandon(self.number);
+        if self.id != CONNECTION {
+            lock(&self.session).abandon(self.id);
         }
     }
 }
 
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Stream").field(&self.number).finish()
+        f.debug_tuple("Stream").field(&self.id).finish()
     }
 }

@@ -1,4 +1,4 @@
-//! One request answered, whatever becomes of it.
+//! Serves one request, until its stream is closed.
 
 use std::{
     pin::Pin,
@@ -14,32 +14,32 @@ use tokio::time::{Sleep, sleep};
 use crate::informational;
 
 use super::{
-    Came, RequestBody, ResetReason, Responder,
-    saying::Saying,
-    session::Rest,
-    tunnel::{Begins, Switch},
+    IncomingRequest, RequestBody, ResetReason, Responder,
+    body_sender::BodySender,
+    session::RequestRemainder,
+    tunnel::{PendingTunnel, TunnelStart},
 };
 
-/// How long the rest of a request may take that nobody reads, once it is answered.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long the unread rest of a request may take after the response.
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Asks for an answer, and says it as the program takes it. Done when the stream has ended.
+/// Calls the service, and sends its response as flow control allows. Ready when the stream is closed.
 #[derive(Debug)]
 pub(super) struct Exchange<F, B> {
     state: State<F, B>,
-    /// Until the stream has ended, or is a tunnel's.
+    /// Until the stream is closed, or belongs to a tunnel.
     responder: Option<Responder>,
-    tunnel: Option<Begins>,
+    tunnel: Option<TunnelStart>,
 }
 
 #[derive(Debug)]
 enum State<F, B> {
-    Making(F),
-    Saying(Saying<B>),
-    /// All is said, and the request may not be over.
-    Said,
-    /// Nobody reads what still comes.
-    Waiting(Pin<Box<Sleep>>),
+    Responding(F),
+    Sending(BodySender<B>),
+    /// The response is sent, and the request may be incomplete.
+    Sent,
+    /// The rest of the request is discarded.
+    Discarding(Pin<Box<Sleep>>),
 }
 
 impl<F, B> Exchange<F, B>
@@ -47,16 +47,16 @@ where
     F: Future<Output = Response<B>> + Unpin,
     B: Body<Data = Bytes> + Unpin,
 {
-    pub(super) fn new(came: Came, answer: impl FnOnce(Request<RequestBody>) -> F) -> Self {
-        let Came { mut request, responder } = came;
-        let tunnel = (request.method() == Method::CONNECT).then(|| Switch::begin(&mut request));
-        Self { state: State::Making(answer(request)), responder: Some(responder), tunnel }
+    pub(super) fn new(incoming: IncomingRequest, service: impl FnOnce(Request<RequestBody>) -> F) -> Self {
+        let IncomingRequest { mut request, responder } = incoming;
+        let tunnel = (request.method() == Method::CONNECT).then(|| PendingTunnel::begin(&mut request));
+        Self { state: State::Responding(service(request)), responder: Some(responder), tunnel }
     }
 
-    /// What comes after the head of an answer.
-    fn head(&mut self, answer: Response<B>) -> State<F, B> {
-        let Some(responder) = &mut self.responder else { return State::Said };
-        let (mut head, body) = answer.into_parts();
+    /// Sends the headers of the response; the next state.
+    fn send_head(&mut self, response: Response<B>) -> State<F, B> {
+        let Some(responder) = &mut self.responder else { return State::Sent };
+        let (mut head, body) = response.into_parts();
         let tunnel = self.tunnel.take().filter(|tunnel| head.status.is_success() && tunnel.is_wanted());
         let is_tunnel = tunnel.is_some();
         let ends = !is_tunnel && body.is_end_stream();
@@ -67,14 +67,14 @@ where
         {
             head.headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
         }
-        responder.head(Response::from_parts(head, ()), ends);
+        responder.send_headers(Response::from_parts(head, ()), ends);
         if let (Some(tunnel), Some(responder)) = (tunnel, self.responder.take_if(|_| is_tunnel)) {
             tunnel.begin(responder);
-            return State::Said;
+            return State::Sent;
         }
         match ends {
-            true => State::Said,
-            false => State::Saying(Saying::new(body)),
+            true => State::Sent,
+            false => State::Sending(BodySender::new(body)),
         }
     }
 }
@@ -91,34 +91,34 @@ where
         loop {
             let Some(responder) = &mut this.responder else { return Poll::Ready(()) };
             this.state = match &mut this.state {
-                State::Making(making) => {
-                    if responder.poll_gone(context).is_ready() {
+                State::Responding(response) => {
+                    if responder.poll_reset(context).is_ready() {
                         return Poll::Ready(());
                     }
-                    let (answer, before) = informational::during(|| Pin::new(making).poll(context));
-                    for response in before {
-                        responder.head(response, false);
+                    let (response, early) = informational::collect(|| Pin::new(response).poll(context));
+                    for response in early {
+                        responder.send_headers(response, false);
                     }
-                    let answer = ready!(answer);
-                    this.head(answer)
+                    let response = ready!(response);
+                    this.send_head(response)
                 }
-                State::Saying(saying) => {
-                    if responder.poll_gone(context).is_ready() {
+                State::Sending(sender) => {
+                    if responder.poll_reset(context).is_ready() {
                         return Poll::Ready(());
                     }
-                    if let Err(error) = ready!(responder.poll_say(saying, context)) {
+                    if let Err(error) = ready!(responder.poll_send_body(sender, context)) {
                         responder.reset(error.reset_reason());
                         return Poll::Ready(());
                     }
-                    State::Said
+                    State::Sent
                 }
-                State::Said => match ready!(responder.poll_rest(context)) {
-                    Rest::Nothing => return Poll::Ready(()),
-                    Rest::Unread => State::Waiting(Box::pin(sleep(PATIENCE))),
+                State::Sent => match ready!(responder.poll_remainder(context)) {
+                    RequestRemainder::Done => return Poll::Ready(()),
+                    RequestRemainder::Unread => State::Discarding(Box::pin(sleep(DISCARD_TIMEOUT))),
                 },
-                State::Waiting(patience) => {
-                    if patience.as_mut().poll(context).is_pending() {
-                        ready!(responder.poll_wasted(context));
+                State::Discarding(timer) => {
+                    if timer.as_mut().poll(context).is_pending() {
+                        ready!(responder.poll_discarded(context));
                     }
                     return Poll::Ready(());
                 }

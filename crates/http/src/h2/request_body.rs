@@ -1,4 +1,4 @@
-//! The body of a request.
+//! Request bodies.
 
 use std::{
     pin::Pin,
@@ -8,15 +8,16 @@ use std::{
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
-use super::{Lost, Shared, lock};
+use super::{Shared, StreamError, lock};
 
-/// The body of a request over HTTP/2, whole or on its way.
+/// The body of a request over HTTP/2, complete or streamed.
 ///
-/// It is at its end from the beginning only where the headers had END_STREAM. One that ends with an empty DATA frame says so when it
-/// is read: gRPC servers take END_STREAM in headers for no half-close, so that it must not be forwarded as that.
+/// `is_end_stream` is true from the beginning only where the headers had END_STREAM. A body that ends with an empty
+/// DATA frame is at its end only once it is read: gRPC servers do not accept END_STREAM in headers as a half-close, so
+/// it must not be forwarded as that.
 ///
-/// Dropped early, it is not cut short at once: its program may take the answer for lost otherwise, whatever RFC 9113 8.1 says
-/// of a reset without an error; curl is one, and may do so for three bytes.
+/// Dropped early, the stream is not reset at once: some clients would then discard the response, whatever RFC 9113 8.1
+/// says of a reset with NO_ERROR; curl may do so for three bytes.
 #[derive(Debug)]
 pub struct RequestBody(State);
 
@@ -24,76 +25,76 @@ pub struct RequestBody(State);
 enum State {
     /// The headers had END_STREAM.
     Absent,
-    /// The payload of all DATA frames, maybe of no bytes.
-    Whole(Bytes),
-    Coming(Coming),
+    /// The payload of all DATA frames, maybe empty.
+    Complete(Bytes),
+    Streaming(Streaming),
 }
 
-/// What has a stream read.
+/// Reads a stream.
 #[derive(Debug)]
-struct Coming {
+struct Streaming {
     session: Shared,
     stream: u32,
-    /// Before that it is not at its end, whatever has come.
+    /// Until the first poll it is not at its end, whatever was received.
     was_polled: bool,
 }
 
-/// The program has taken its request back, or is gone.
+/// The client cancelled the request or closed the connection.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("the request was taken back: {0}")]
-pub struct TakenBack(Lost);
+#[error("the client cancelled the request: {0}")]
+pub struct RequestCancelled(StreamError);
 
 impl RequestBody {
     pub(super) fn absent() -> Self {
         Self(State::Absent)
     }
 
-    pub(super) fn whole(bytes: Bytes) -> Self {
-        Self(State::Whole(bytes))
+    pub(super) fn complete(bytes: Bytes) -> Self {
+        Self(State::Complete(bytes))
     }
 
-    pub(super) fn coming(session: Shared, stream: u32) -> Self {
-        Self(State::Coming(Coming { session, stream, was_polled: false }))
+    pub(super) fn streaming(session: Shared, stream: u32) -> Self {
+        Self(State::Streaming(Streaming { session, stream, was_polled: false }))
     }
 
-    /// How much was taken of the stream with it.
+    /// Bytes taken from the stream with it, where it is complete.
     pub(super) fn taken(&self) -> Option<u32> {
         match &self.0 {
             State::Absent => Some(0),
-            State::Whole(bytes) => Some(bytes.len() as u32),
-            State::Coming(_) => None,
+            State::Complete(bytes) => Some(bytes.len() as u32),
+            State::Streaming(_) => None,
         }
     }
 }
 
 impl Body for RequestBody {
     type Data = Bytes;
-    type Error = TakenBack;
+    type Error = RequestCancelled;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, TakenBack>>> {
-        let Coming { session, stream, was_polled } = match &mut self.0 {
+    ) -> Poll<Option<Result<Frame<Bytes>, RequestCancelled>>> {
+        let Streaming { session, stream, was_polled } = match &mut self.0 {
             State::Absent => return Poll::Ready(None),
-            State::Whole(bytes) => {
+            State::Complete(bytes) => {
                 let data = Some(std::mem::take(bytes)).filter(|bytes| !bytes.is_empty());
                 self.0 = State::Absent;
                 return Poll::Ready(data.map(|data| Ok(Frame::data(data))));
             }
-            State::Coming(coming) => coming,
+            State::Streaming(streaming) => streaming,
         };
         *was_polled = true;
         let piece = ready!(lock(session).poll_piece(*stream, context));
-        Poll::Ready(piece.map(|piece| piece.map(Frame::from).map_err(TakenBack)))
+        Poll::Ready(piece.map(|piece| piece.map(Frame::from).map_err(RequestCancelled)))
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.0 {
             State::Absent => true,
-            State::Whole(_) => false,
-            State::Coming(Coming { session, stream, was_polled }) => {
-                *was_polled && lock(session).left(*stream).0
+            State::Complete(_) => false,
+            State::Streaming(Streaming { session, stream, was_polled }) => {
+                *was_polled && lock(session).remaining_body(*stream).0
             }
         }
     }
@@ -101,16 +102,16 @@ impl Body for RequestBody {
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
             State::Absent => SizeHint::with_exact(0),
-            State::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
-            State::Coming(Coming { session, stream, .. }) => {
-                lock(session).left(*stream).1.map_or_else(SizeHint::new, SizeHint::with_exact)
+            State::Complete(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            State::Streaming(Streaming { session, stream, .. }) => {
+                lock(session).remaining_body(*stream).1.map_or_else(SizeHint::new, SizeHint::with_exact)
             }
         }
     }
 }
 
-impl Drop for Coming {
+impl Drop for Streaming {
     fn drop(&mut self) {
-        lock(&self.session).unread(self.stream);
+        lock(&self.session).drop_reader(self.stream);
     }
 }

@@ -1,4 +1,4 @@
-//! The answer to a request.
+//! Responses.
 
 use std::task::{Context, Poll};
 
@@ -6,76 +6,76 @@ use bytes::Bytes;
 use http::Response;
 use http_body::Body;
 
-use super::{Reason, Shared, lock, message, saying::Saying, session::Rest};
+use super::{Reason, Shared, body_sender::BodySender, lock, message, session::RequestRemainder};
 
-/// Says one answer. Dropped early, the stream is reset.
+/// Sends one response. Dropped early, the stream is reset.
 #[derive(Debug)]
 pub struct Responder {
     session: Shared,
     stream: u32,
 }
 
-/// The stream was reset, or its connection is gone.
+/// The stream was reset, or its connection closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the stream has ended: {0}")]
-pub struct Gone(pub Reason);
+#[error("the stream was reset: {0}")]
+pub struct StreamReset(pub Reason);
 
 impl Responder {
     pub(super) fn new(session: Shared, stream: u32) -> Self {
         Self { session, stream }
     }
 
-    /// Says the head, and nothing else if it `ends`; before that, any informational responses.
-    pub fn head(&mut self, mut answer: Response<()>, ends: bool) {
-        message::keep_allowed(answer.headers_mut());
-        let (head, ()) = answer.into_parts();
-        lock(&self.session).say_head(self.stream, &head, ends);
+    /// Sends the headers, with END_STREAM if it `ends`, or an informational response before them.
+    pub fn send_headers(&mut self, mut response: Response<()>, ends: bool) {
+        message::keep_allowed(response.headers_mut());
+        let (head, ()) = response.into_parts();
+        lock(&self.session).send_headers(self.stream, &head, ends);
     }
 
-    /// Says as much of this as there is room for, and that nothing follows if it `ends`; ready when all of it is said.
+    /// Sends as much data as flow control allows, with END_STREAM if it `ends`; ready when all is sent.
     ///
     /// # Errors
-    /// Where the stream was reset.
-    pub fn poll_data(
+    /// The stream was reset.
+    pub fn poll_send_data(
         &mut self,
         data: &mut Bytes,
         ends: bool,
         context: &Context<'_>,
-    ) -> Poll<Result<(), Gone>> {
-        lock(&self.session).poll_say(self.stream, data, ends, context).map_err(Gone)
+    ) -> Poll<Result<(), StreamReset>> {
+        lock(&self.session).poll_send_data(self.stream, data, ends, context).map_err(StreamReset)
     }
 
-    /// Says a body; ready when all of it is said, or the stream was reset.
+    /// Sends a body; ready when all is sent, or the stream was reset.
     ///
     /// # Errors
-    /// Where the body breaks off.
-    pub(super) fn poll_say<B>(
+    /// The body failed.
+    pub(super) fn poll_send_body<B>(
         &mut self,
-        saying: &mut Saying<B>,
+        sender: &mut BodySender<B>,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), B::Error>>
     where
         B: Body<Data = Bytes> + Unpin,
     {
-        saying.poll(&self.session, self.stream, context)
+        sender.poll(&self.session, self.stream, context)
     }
 
-    /// Ready when the stream is reset; until then whoever asks is woken by whatever happens to it.
-    pub fn poll_gone(&mut self, context: &Context<'_>) -> Poll<Gone> {
-        lock(&self.session).poll_reset(self.stream, context).map(Gone)
+    /// Ready when the stream is reset; until then the task is woken by every event of the stream.
+    pub fn poll_reset(&mut self, context: &Context<'_>) -> Poll<StreamReset> {
+        lock(&self.session).poll_reset(self.stream, context).map(StreamReset)
     }
 
-    /// What is left of the request, once nobody reads it.
-    pub(super) fn poll_rest(&mut self, context: &Context<'_>) -> Poll<Rest> {
-        lock(&self.session).poll_rest(self.stream, context)
+    /// The state of the request, once its body is dropped.
+    pub(super) fn poll_remainder(&mut self, context: &Context<'_>) -> Poll<RequestRemainder> {
+        lock(&self.session).poll_remainder(self.stream, context)
     }
 
-    /// Ready when the rest that nobody reads has come, or is too long to be waited for.
-    pub(super) fn poll_wasted(&mut self, context: &Context<'_>) -> Poll<()> {
-        lock(&self.session).poll_wasted(self.stream, context)
+    /// Ready when the discarded rest has ended, or exceeds its limit.
+    pub(super) fn poll_discarded(&mut self, context: &Context<'_>) -> Poll<()> {
+        lock(&self.session).poll_discarded(self.stream, context)
     }
 
-    /// Ends the stream early.
+    /// Resets the stream.
     pub fn reset(&mut self, reason: Reason) {
         lock(&self.session).reset(self.stream, reason);
     }
@@ -83,6 +83,6 @@ impl Responder {
 
 impl Drop for Responder {
     fn drop(&mut self) {
-        lock(&self.session).unanswered(self.stream);
+        lock(&self.session).drop_responder(self.stream);
     }
 }

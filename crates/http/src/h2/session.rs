@@ -1,17 +1,17 @@
-//! One connection, as one of its sides sees it: what came, what goes out, and what both sides have room for.
+//! The protocol state of one side of a connection: streams, flow control, and frames to send.
 //!
-//! It reads no socket and no clock. Whoever drives it hands it what came, answers the requests that it gives out or asks for
-//! something itself, and sends what it has to say.
+//! It uses neither sockets nor clocks. Its driver passes it the received bytes, serves the requests that it returns or
+//! opens streams itself, and sends the buffered frames.
 
-mod asking;
-mod blocks;
-mod control;
-mod ending;
-mod numbers;
-mod receiving;
-mod sending;
-mod side;
+mod client;
+mod control_frames;
+mod goaway;
+mod header_blocks;
+mod receive;
+mod role;
+mod send;
 mod stream;
+mod stream_id_hash;
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -23,239 +23,242 @@ use bytes::{Buf as _, BytesMut};
 use http::Request;
 use tokio::time::Instant;
 
-use self::{blocks::Beginning, ending::Goodbye, numbers::Numbers, side::Side, stream::Stream};
+use self::{
+    goaway::GoAwayState, header_blocks::PartialHeaders, role::Role, stream::Stream,
+    stream_id_hash::StreamIdHash,
+};
 use super::{
-    Lost, PREFACE, Reason, RequestBody, Responder, Shared, Violation,
-    allowance::Allowance,
+    PREFACE, Reason, RequestBody, Responder, Shared, StreamError, Violation,
+    flood_limit::FloodLimit,
     frame::{
-        CONTINUATION, DATA, END_STREAM, GOAWAY, HEAD, HEADERS, Head, PING, PRIORITY, PUSH_PROMISE,
-        RST_STREAM, SETTINGS, USUAL, WINDOW_UPDATE, push,
+        CONTINUATION, DATA, DEFAULT_FRAME_SIZE, END_STREAM, FrameHeader, GOAWAY, HEADER_LEN, HEADERS, PING,
+        PRIORITY, PUSH_PROMISE, RST_STREAM, SETTINGS, WINDOW_UPDATE, push,
     },
     lock,
-    outbox::Outbox,
+    write_buffer::WriteBuffer,
 };
 use crate::hpack::{Decoder, Encoder};
 
-pub(super) use asking::Early;
-pub use asking::{Ask, Place};
-pub(super) use sending::Rest;
-pub(super) use stream::{Ended, Piece};
+pub(super) use client::EarlyBody;
+pub use client::{Capacity, RequestHead};
+pub(super) use send::RequestRemainder;
+pub(super) use stream::{Piece, StreamEnd};
 
-/// Requests under way on one connection.
-const MOST_STREAMS: u32 = 256;
-/// Streams that have ended, or not, and of which somebody knows.
-const MOST_KNOWN: usize = 2 * MOST_STREAMS as usize;
-/// Streams on which programs may do what the protocol forbids, before they are cut off: each is refused and counts for nothing
-/// else (CVE-2025-8671).
-const MOST_WRONG: u32 = 1024;
-/// Requests that may be taken back, of those that came at once, before anybody looked at them (CVE-2023-44487).
-const MOST_UNSEEN: u32 = 64;
-/// What may be sent ahead on one stream, in bytes: with HTTP/2's own 64 KB, one answer over 100 ms gets 640 KB/s.
+/// Most concurrent requests of a client.
+const MAX_STREAMS: u32 = 256;
+/// Most streams in memory, open or closed and still in use.
+const MAX_TRACKED_STREAMS: usize = 2 * MAX_STREAMS as usize;
+/// Stream errors that a client may cause before the connection ends: each reset stream counts against no other limit
+/// (CVE-2025-8671).
+const MAX_STREAM_ERRORS: u32 = 1024;
+/// Requests of one read that may be reset before they are dispatched (CVE-2023-44487).
+const MAX_EARLY_RESETS: u32 = 64;
+/// Receive window of a stream, in bytes: with the default of 64 KB, a response over 100 ms gets 640 KB/s.
 const STREAM_WINDOW: u32 = 1 << 20;
-/// The window of both that nobody has enlarged (RFC 9113 6.9.2).
-const FIRST_WINDOW: u32 = 65_535;
-/// Bytes that wait to be sent before streams have to wait, and before nothing is read any more.
-const BUFFERED: usize = 64 * 1024;
-const CROWDED: usize = 2 * BUFFERED;
-/// Streams that are woken at a time when there is room: who makes it byte by byte must not have all of them look at each.
-const WOKEN: usize = 8;
-/// Streams that have ended, of which it is known how.
-const REMEMBERED: usize = 256;
-/// What memory of streams is kept.
-const SPARE: usize = 64;
-/// By what the answers to pings are known.
-const PROBE: [u8; 8] = *b"are you?";
-const LAST: [u8; 8] = *b"last one";
+/// Initial window of connection and streams (RFC 9113 6.9.2).
+const DEFAULT_WINDOW: u32 = 65_535;
+/// Unsent bytes above which streams wait.
+const SEND_BUFFER: usize = 64 * 1024;
+/// Unsent bytes above which nothing is read from a client.
+const MAX_SEND_BACKLOG: usize = 2 * SEND_BUFFER;
+/// Streams woken at a time when the window opens: a peer that opens it byte by byte must not wake all of them each
+/// time.
+const MAX_WOKEN: usize = 8;
+/// Closed streams whose end is remembered.
+const MAX_REMEMBERED_ENDS: usize = 256;
+/// Stream states kept for reuse.
+const MAX_SPARE_STREAMS: usize = 64;
+/// Payload of keep-alive PINGs.
+const KEEPALIVE_PING: [u8; 8] = *b"are you?";
+/// Payload of the PING after the first GOAWAY.
+const GOAWAY_PING: [u8; 8] = *b"last one";
 
 /// One side of a connection.
 pub struct Session {
-    side: Side,
-    out: Outbox,
+    role: Role,
+    out: WriteBuffer,
     decoder: Decoder,
     encoder: Encoder,
-    /// A head of which more frames are to come.
-    beginning: Option<Beginning>,
-    /// The window of a stream that begins, on the other side.
-    first_room: i64,
-    /// Bytes of bodies that the other side has room for, and that are taken here.
-    room: i64,
-    window: i64,
-    /// Bytes that were read and of which the other side was not told.
-    unsaid: u32,
-    streams: HashMap<u32, Box<Stream>, Numbers>,
+    /// A header block whose CONTINUATION frames are still to come.
+    partial_headers: Option<PartialHeaders>,
+    /// Initial send window of a stream.
+    initial_send_window: i64,
+    /// Send window and receive window of the connection.
+    send_window: i64,
+    receive_window: i64,
+    /// Bytes consumed and not yet returned by WINDOW_UPDATE.
+    unreleased: u32,
+    streams: HashMap<u32, Box<Stream>, StreamIdHash>,
     #[allow(clippy::vec_box, reason = "they go in and out of the map as they are")]
     spare: Vec<Box<Stream>>,
-    /// Streams that have not ended, as the other side counts them.
+    /// Open streams, as the peer counts them.
     open: u32,
-    /// The last stream that was begun.
-    last: u32,
-    /// Streams that the side that is asked allows at a time.
-    limit: u32,
-    ended: VecDeque<(u32, Ended)>,
-    /// Requests that nobody has taken.
-    fresh: VecDeque<(u32, Request<()>)>,
-    unseen: u32,
-    /// Streams on which something was wrong.
-    wrong: u32,
-    /// Streams that wait until there is room on the connection, or have waited.
+    /// The last stream opened.
+    last_stream: u32,
+    /// Concurrent streams that the server allows.
+    stream_limit: u32,
+    recently_ended: VecDeque<(u32, StreamEnd)>,
+    /// Requests received and not yet dispatched.
+    pending_requests: VecDeque<(u32, Request<()>)>,
+    early_resets: u32,
+    /// Stream errors caused by the peer.
+    stream_errors: u32,
+    /// Streams that wait for the window or send buffer of the connection, or did.
     waiting: VecDeque<u32>,
     driver: Option<Waker>,
-    /// Whoever drives it is about to send what is there.
+    /// The driver is about to send what is buffered.
     is_driven: bool,
-    /// The other side did not take all of what was sent last.
+    /// The transport did not accept all of the last write.
     is_blocked: bool,
-    is_settled: bool,
-    goodbye: Goodbye,
-    /// The other side has said goodbye.
-    is_left: bool,
-    allowance: Allowance,
-    /// Something came since it was last asked.
-    was_heard: bool,
-    is_gone: bool,
+    settings_received: bool,
+    goaway: GoAwayState,
+    /// The peer sent GOAWAY.
+    goaway_received: bool,
+    flood_limit: FloodLimit,
+    /// Something was received since the last check.
+    has_activity: bool,
+    is_closed: bool,
     #[cfg(test)]
-    pub(super) planted: Option<Planted>,
+    pub(super) mutant: Option<Mutant>,
 }
 
-/// A mistake, for a test that must find it.
+/// A deliberate bug, for a test that must detect it.
 #[cfg(test)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Planted {
-    AnyStreamsBody,
-    NoTrailers,
-    NoWindow,
-    NoEnd,
-    OneFieldLess,
+pub(super) enum Mutant {
+    MisroutesBody,
+    DropsTrailers,
+    IgnoresWindow,
+    DropsEndStream,
+    DropsField,
 }
 
-/// A request that came, and who answers it.
+/// A received request and its responder.
 #[derive(Debug)]
-pub struct Came {
-    /// With its body, whole or on its way.
+pub struct IncomingRequest {
+    /// The request with its body, complete or streamed.
     pub request: Request<RequestBody>,
-    /// The other direction.
+    /// Sends the response.
     pub responder: Responder,
 }
 
-/// What is wrong with a frame: with its stream alone, or with the connection.
-enum Wrong {
+/// An error of a frame: of its stream, or of the connection.
+enum FrameError {
     Stream(u32, Reason),
     Connection(Violation),
 }
 
-impl From<Violation> for Wrong {
+impl From<Violation> for FrameError {
     fn from(violation: Violation) -> Self {
         Self::Connection(violation)
     }
 }
 
 impl Session {
-    /// The side of a connection that is asked, whose other side has sent its preface.
-    pub fn asked(now: Instant) -> Self {
-        Self::new(Side::Asked, now)
+    /// The server side, after the client preface.
+    pub fn server(now: Instant) -> Self {
+        Self::new(Role::Server, now)
     }
 
-    /// The side of a connection that asks.
-    pub fn asking(now: Instant) -> Self {
-        let mut session = Self::new(Side::Asking, now);
-        session.out.text().splice(..0, PREFACE.iter().copied());
+    /// The client side.
+    pub fn client(now: Instant) -> Self {
+        let mut session = Self::new(Role::Client, now);
+        session.out.buffer().splice(..0, PREFACE.iter().copied());
         session
     }
 
-    fn new(side: Side, now: Instant) -> Self {
-        let mut out = Outbox::default();
-        control::settle(side, out.text());
+    fn new(role: Role, now: Instant) -> Self {
+        let mut out = WriteBuffer::default();
+        control_frames::write_initial_settings(role, out.buffer());
         Self {
-            side,
+            role,
             out,
             decoder: Decoder::default(),
             encoder: Encoder::default(),
-            beginning: None,
-            first_room: FIRST_WINDOW.into(),
-            room: FIRST_WINDOW.into(),
-            window: side.window().into(),
-            unsaid: 0,
+            partial_headers: None,
+            initial_send_window: DEFAULT_WINDOW.into(),
+            send_window: DEFAULT_WINDOW.into(),
+            receive_window: role.window().into(),
+            unreleased: 0,
             streams: HashMap::default(),
             spare: Vec::new(),
             open: 0,
-            last: 0,
-            limit: control::FIRST_STREAMS,
-            ended: VecDeque::new(),
-            fresh: VecDeque::new(),
-            unseen: 0,
-            wrong: 0,
+            last_stream: 0,
+            stream_limit: control_frames::INITIAL_MAX_STREAMS,
+            recently_ended: VecDeque::new(),
+            pending_requests: VecDeque::new(),
+            early_resets: 0,
+            stream_errors: 0,
             waiting: VecDeque::new(),
             driver: None,
             is_driven: false,
             is_blocked: false,
-            is_settled: false,
-            goodbye: Goodbye::Unsaid,
-            is_left: false,
-            allowance: Allowance::new(now),
-            was_heard: false,
-            is_gone: false,
+            settings_received: false,
+            goaway: GoAwayState::NotSent,
+            goaway_received: false,
+            flood_limit: FloodLimit::new(now),
+            has_activity: false,
+            is_closed: false,
             #[cfg(test)]
-            planted: None,
+            mutant: None,
         }
     }
 
-    /// Takes the frames that have come whole out of `input`. `now` is asked only where too much may have come.
+    /// Parses the complete frames of `input`. `now` is called only where the flood limit is reached.
     ///
     /// # Errors
-    /// Where the other side does what the protocol forbids: it is told as soon as what there is to say is sent, after which
-    /// nothing is.
+    /// The peer violated the protocol: GOAWAY is buffered, after which nothing is sent.
     pub fn receive(&mut self, input: &mut BytesMut, now: impl Fn() -> Instant) -> Result<(), Violation> {
-        self.was_heard |= !input.is_empty();
-        self.unseen = 0;
-        while let Some(head) = Head::first(input) {
-            if head.length > USUAL {
-                return Err(self.end(Violation::size("a frame is longer than those that are taken")));
+        self.has_activity |= !input.is_empty();
+        self.early_resets = 0;
+        while let Some(head) = FrameHeader::parse(input) {
+            if head.length > DEFAULT_FRAME_SIZE {
+                return Err(self.terminate(Violation::size("a frame exceeds SETTINGS_MAX_FRAME_SIZE")));
             }
-            if input.len() < HEAD + head.length {
+            if input.len() < HEADER_LEN + head.length {
                 break;
             }
             if let Err(violation) = self.take(head, input, &now) {
-                return Err(self.end(violation));
+                return Err(self.terminate(violation));
             }
         }
         Ok(())
     }
 
-    /// Takes the frame at the beginning of `input`, which is whole.
+    /// Handles the complete frame at the beginning of `input`.
     fn take(
         &mut self,
-        head: Head,
+        head: FrameHeader,
         input: &mut BytesMut,
         now: &impl Fn() -> Instant,
     ) -> Result<(), Violation> {
         if head.kind == HEADERS || head.kind == DATA && (head.length > 0 || head.has(END_STREAM)) {
-            self.allowance.earn();
-        } else if !self.allowance.pay(now) {
+            self.flood_limit.credit();
+        } else if !self.flood_limit.charge(now) {
             return Err(Violation::FLOOD);
         }
-        input.advance(HEAD);
+        input.advance(HEADER_LEN);
         let taken = self.dispatch(head, input);
         match taken {
             Ok(()) => Ok(()),
-            Err(Wrong::Connection(violation)) => Err(violation),
-            Err(Wrong::Stream(stream, reason)) => {
+            Err(FrameError::Connection(violation)) => Err(violation),
+            Err(FrameError::Stream(stream, reason)) => {
                 self.refuse(stream, reason);
-                self.wrong += u32::from(reason != Reason::REFUSED_STREAM);
-                match self.side == Side::Asked && self.wrong > MOST_WRONG {
-                    true => {
-                        Err(Violation::new(Reason::ENHANCE_YOUR_CALM, "too many streams had something wrong"))
-                    }
+                self.stream_errors += u32::from(reason != Reason::REFUSED_STREAM);
+                match self.role == Role::Server && self.stream_errors > MAX_STREAM_ERRORS {
+                    true => Err(Violation::new(Reason::ENHANCE_YOUR_CALM, "too many stream errors")),
                     false => Ok(()),
                 }
             }
         }
     }
 
-    /// Sees to a frame whose payload `input` begins with, and takes that away.
-    fn dispatch(&mut self, head: Head, input: &mut BytesMut) -> Result<(), Wrong> {
-        if self.beginning.is_some() && head.kind != CONTINUATION {
-            return Err(Violation::protocol("another frame came within a head").into());
+    /// Handles a frame whose payload begins `input`, and removes it.
+    fn dispatch(&mut self, head: FrameHeader, input: &mut BytesMut) -> Result<(), FrameError> {
+        if self.partial_headers.is_some() && head.kind != CONTINUATION {
+            return Err(Violation::protocol("a header block is interrupted by another frame").into());
         }
-        if !self.is_settled && head.kind != SETTINGS {
+        if !self.settings_received && head.kind != SETTINGS {
             return Err(Violation::protocol("the first frame is not SETTINGS").into());
         }
         if head.kind == DATA {
@@ -266,58 +269,61 @@ impl Session {
             HEADERS => self.headers(head, payload),
             CONTINUATION => self.continuation(head, payload),
             PRIORITY => self.priority(head, payload),
-            RST_STREAM => self.was_reset(head, payload),
+            RST_STREAM => self.on_rst_stream(head, payload),
             SETTINGS => self.settings(head, payload),
-            PUSH_PROMISE => Err(Violation::protocol("nobody wants promises").into()),
+            PUSH_PROMISE => Err(Violation::protocol("PUSH_PROMISE, although push is disabled").into()),
             PING => self.ping(head, payload),
-            GOAWAY => self.was_left(head, payload),
+            GOAWAY => self.on_goaway(head, payload),
             WINDOW_UPDATE => self.window_update(head, payload),
-            // What nobody has given a meaning is passed over (RFC 9113 5.5).
+            // Unknown frame types are ignored (RFC 9113 5.5).
             _ => Ok(()),
         };
         input.advance(head.length);
         seen
     }
 
-    /// The next request that came.
-    pub fn next(shared: &Shared) -> Option<Came> {
+    /// The next received request.
+    pub fn next_request(shared: &Shared) -> Option<IncomingRequest> {
         let mut session = lock(shared);
-        let (stream, request) = session.fresh.pop_front()?;
+        let (stream, request) = session.pending_requests.pop_front()?;
         let state = session.streams.get_mut(&stream)?;
-        let body = match state.whole() {
+        let body = match state.take_complete() {
             Some(_) if !state.has_body => RequestBody::absent(),
-            Some(bytes) => RequestBody::whole(bytes),
+            Some(bytes) => RequestBody::complete(bytes),
             None => {
                 state.handles += 1;
-                state.is_read = true;
-                RequestBody::coming(shared.clone(), stream)
+                state.has_reader = true;
+                RequestBody::streaming(shared.clone(), stream)
             }
         };
         state.handles += 1;
         if let Some(size) = body.taken() {
-            session.read(stream, size);
+            session.release_stream_window(stream, size);
         }
-        Some(Came { request: request.map(|()| body), responder: Responder::new(shared.clone(), stream) })
+        Some(IncomingRequest {
+            request: request.map(|()| body),
+            responder: Responder::new(shared.clone(), stream),
+        })
     }
 
-    /// Whether nobody knows of any stream.
+    /// Whether no stream is in memory.
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
         self.streams.is_empty()
     }
 
-    /// Whether something came since this was last asked.
-    pub fn was_heard(&mut self) -> bool {
-        mem::take(&mut self.was_heard)
+    /// Whether something was received since the last call.
+    pub fn take_activity(&mut self) -> bool {
+        mem::take(&mut self.has_activity)
     }
 
-    /// Asks the other side whether it is there.
-    pub fn probe(&mut self) {
-        push(self.out.text(), PING, 0, 0, &PROBE);
+    /// Sends a PING to test the connection.
+    pub fn send_ping(&mut self) {
+        push(self.out.buffer(), PING, 0, 0, &KEEPALIVE_PING);
         self.wake_driver();
     }
 
-    /// Who sends what there is to send is not there, unless it is about to.
+    /// Wakes the driver to send, unless it is about to.
     fn wake_driver(&mut self) {
         if !self.is_driven
             && let Some(driver) = self.driver.take()
@@ -329,13 +335,13 @@ impl Session {
 
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { open, last, room, window, goodbye, .. } = self;
+        let Self { open, last_stream, send_window, receive_window, goaway, .. } = self;
         f.debug_struct("Session")
             .field("open", open)
-            .field("last", last)
-            .field("room", room)
-            .field("window", window)
-            .field("goodbye", goodbye)
+            .field("last_stream", last_stream)
+            .field("send_window", send_window)
+            .field("receive_window", receive_window)
+            .field("goaway", goaway)
             .finish_non_exhaustive()
     }
 }

@@ -1,5 +1,5 @@
-mod calls;
+mod client;
 mod differential;
-mod frames;
-mod waiting;
+mod server;
+mod wakeups;
 mod wire;

@@ -1,4 +1,4 @@
-//! Streams that carry bytes and no messages (RFC 9113 8.5).
+//! CONNECT tunnels: streams of bytes without messages (RFC 9113 8.5).
 
 use std::{
     io::{self, ErrorKind},
@@ -17,123 +17,124 @@ use tokio::{
 
 use super::{Reason, RequestBody, Responder};
 
-/// The longest piece that is taken at once.
-const PIECE: usize = 16 * 1024;
+/// Most bytes of one write.
+const MAX_WRITE: usize = 16 * 1024;
 
-/// In the extensions of a request for a tunnel: what it becomes once a success is answered.
+/// In the extensions of a CONNECT request: becomes the tunnel once a 2xx response is sent.
 #[derive(Clone, Debug)]
-pub struct Switch(Arc<Mutex<Option<Waiting>>>);
+pub struct PendingTunnel(Arc<Mutex<Option<PendingParts>>>);
 
-/// A tunnel that its program was not told of.
+/// A tunnel without response so far.
 #[derive(Debug)]
-struct Waiting {
+struct PendingParts {
     body: RequestBody,
     begun: oneshot::Receiver<Responder>,
 }
 
-/// The other end of it.
+/// The sender to a [`PendingTunnel`].
 #[derive(Debug)]
-pub(super) struct Begins(oneshot::Sender<Responder>);
+pub(super) struct TunnelStart(oneshot::Sender<Responder>);
 
 /// Both directions of a stream.
 #[derive(Debug)]
-pub struct Duplex {
+pub struct TunnelStream {
     body: RequestBody,
     responder: Responder,
-    /// What came and was not read.
-    came: Bytes,
-    /// What was taken to be said.
-    taken: Bytes,
+    /// Received and not read.
+    received: Bytes,
+    /// Accepted and not sent.
+    accepted: Bytes,
 }
 
-impl Switch {
-    /// Takes the body out of a request, of which it is none.
-    pub(super) fn begin(request: &mut Request<RequestBody>) -> Begins {
+impl PendingTunnel {
+    /// Takes the body out of a CONNECT request: its bytes are the tunnel.
+    pub(super) fn begin(request: &mut Request<RequestBody>) -> TunnelStart {
         let body = std::mem::replace(request.body_mut(), RequestBody::absent());
         let (begins, begun) = oneshot::channel();
-        request.extensions_mut().insert(Self(Arc::new(Mutex::new(Some(Waiting { body, begun })))));
-        Begins(begins)
+        request.extensions_mut().insert(Self(Arc::new(Mutex::new(Some(PendingParts { body, begun })))));
+        TunnelStart(begins)
     }
 
-    /// Waits until the program was told that it has its tunnel; `None` where it has none, or somebody else took it.
-    pub async fn begun(self) -> Option<Duplex> {
-        let Waiting { body, begun } = self.0.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+    /// Waits for the 2xx response; `None` where the tunnel is refused, or was taken before.
+    pub async fn begun(self) -> Option<TunnelStream> {
+        let PendingParts { body, begun } = self.0.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         let responder = begun.await.ok()?;
-        Some(Duplex { body, responder, came: Bytes::new(), taken: Bytes::new() })
+        Some(TunnelStream { body, responder, received: Bytes::new(), accepted: Bytes::new() })
     }
 }
 
-impl Begins {
-    /// Whether somebody waits for it.
+impl TunnelStart {
+    /// Whether the pending tunnel is still awaited.
     pub(super) fn is_wanted(&self) -> bool {
         !self.0.is_closed()
     }
 
     pub(super) fn begin(self, responder: Responder) {
-        // Who no longer wants it has the stream reset.
+        // If the receiver was dropped, the stream is reset.
         let _ = self.0.send(responder);
     }
 }
 
-fn broken(error: impl Into<crate::BoxError>) -> io::Error {
+fn reset_error(error: impl Into<crate::BoxError>) -> io::Error {
     io::Error::new(ErrorKind::ConnectionReset, error)
 }
 
-impl AsyncRead for Duplex {
+impl AsyncRead for TunnelStream {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        while this.came.is_empty() {
-            let frame = ready!(Pin::new(&mut this.body).poll_frame(context)).transpose().map_err(broken)?;
+        while this.received.is_empty() {
+            let frame =
+                ready!(Pin::new(&mut this.body).poll_frame(context)).transpose().map_err(reset_error)?;
             let Some(Ok(data)) = frame.map(|frame| frame.into_data()) else { return Poll::Ready(Ok(())) };
-            this.came = data;
+            this.received = data;
         }
-        let size = this.came.len().min(buffer.remaining());
-        buffer.put_slice(&this.came[..size]);
-        this.came.advance(size);
+        let size = this.received.len().min(buffer.remaining());
+        buffer.put_slice(&this.received[..size]);
+        this.received.advance(size);
         Poll::Ready(Ok(()))
     }
 }
 
-impl Duplex {
-    fn poll_taken(&mut self, context: &Context<'_>) -> Poll<io::Result<()>> {
-        match self.taken.is_empty() {
+impl TunnelStream {
+    fn poll_send_accepted(&mut self, context: &Context<'_>) -> Poll<io::Result<()>> {
+        match self.accepted.is_empty() {
             true => Poll::Ready(Ok(())),
-            false => self.responder.poll_data(&mut self.taken, false, context).map_err(broken),
+            false => self.responder.poll_send_data(&mut self.accepted, false, context).map_err(reset_error),
         }
     }
 }
 
-impl AsyncWrite for Duplex {
+impl AsyncWrite for TunnelStream {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        ready!(this.poll_taken(context))?;
-        let size = data.len().min(PIECE);
-        this.taken = Bytes::copy_from_slice(&data[..size]);
-        // What there is no room for yet is said before what comes next.
-        if let Poll::Ready(Err(error)) = this.poll_taken(context) {
+        ready!(this.poll_send_accepted(context))?;
+        let size = data.len().min(MAX_WRITE);
+        this.accepted = Bytes::copy_from_slice(&data[..size]);
+        // What flow control does not allow yet is sent before the next write.
+        if let Poll::Ready(Err(error)) = this.poll_send_accepted(context) {
             return Poll::Ready(Err(error));
         }
         Poll::Ready(Ok(size))
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.get_mut().poll_taken(context)
+        self.get_mut().poll_send_accepted(context)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        ready!(this.poll_taken(context))?;
-        this.responder.poll_data(&mut Bytes::new(), true, context).map_err(broken)
+        ready!(this.poll_send_accepted(context))?;
+        this.responder.poll_send_data(&mut Bytes::new(), true, context).map_err(reset_error)
     }
 }
 
-impl Drop for Duplex {
+impl Drop for TunnelStream {
     fn drop(&mut self) {
-        // Where both sides have said all it has ended already.
+        // No effect where both sides have sent END_STREAM.
         self.responder.reset(Reason::CANCEL);
     }
 }

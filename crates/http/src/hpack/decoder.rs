@@ -1,71 +1,72 @@
-//! Takes header blocks apart (RFC 7541 3).
+//! Decodes header blocks (RFC 7541 3).
 
 use super::{
-    Broken, DEFAULT_SIZE, Field, entries,
+    DEFAULT_TABLE_SIZE, DecodeError, Field,
+    dynamic_table::DynamicTable,
     field::{Entry, Name},
     primitives::Input,
-    table::Table,
+    static_table,
 };
 
-/// Memory for strings that is kept between blocks.
-const KEPT: usize = 4096;
-/// Changes of the table's size at the beginning of a block: down to the least, and to the last (RFC 7541 4.2).
-const MOST_RESIZES: usize = 2;
+/// Capacity for decoded strings that is kept between blocks.
+const KEPT_CAPACITY: usize = 4096;
+/// Dynamic table size updates at the beginning of a block: to the minimum, and to the final size (RFC 7541 4.2).
+const MAX_SIZE_UPDATES: usize = 2;
 
-/// Decodes what the other side's encoder makes, all blocks of a connection in order.
+/// Decodes the blocks of a connection, all of them in order.
 #[derive(Debug)]
 pub struct Decoder {
-    table: Table,
-    most: usize,
-    /// For strings that are Huffman-coded.
-    room: Vec<u8>,
+    table: DynamicTable,
+    max_size: usize,
+    /// For Huffman-coded strings.
+    buffer: Vec<u8>,
 }
 
 impl Default for Decoder {
     fn default() -> Self {
-        Self::new(DEFAULT_SIZE)
+        Self::new(DEFAULT_TABLE_SIZE)
     }
 }
 
 impl Decoder {
-    /// With a dynamic table of at most so many bytes, which is what our `SETTINGS_HEADER_TABLE_SIZE` says. Of more than 4096,
-    /// the other side may only make use once it has announced so. With less it may have sent blocks before it heard so, which
-    /// this cannot decode.
-    pub fn new(most: usize) -> Self {
-        Self { table: Table::new(most.min(DEFAULT_SIZE)), most, room: Vec::new() }
+    /// With a dynamic table of at most so many bytes, which is announced as `SETTINGS_HEADER_TABLE_SIZE`. The peer may
+    /// use more than 4096 only after a size update. With less, it may have sent blocks before it received the setting,
+    /// which cannot be decoded.
+    pub fn new(max_size: usize) -> Self {
+        Self { table: DynamicTable::new(max_size.min(DEFAULT_TABLE_SIZE)), max_size, buffer: Vec::new() }
     }
 
-    /// Decodes a whole header block, handing over each field in order.
+    /// Decodes a complete header block and passes each field to `each` in order.
     ///
     /// # Errors
-    /// Where the connection is lost. The fields so far were handed over.
-    pub fn decode(&mut self, block: &[u8], mut each: impl FnMut(Field)) -> Result<(), Broken> {
+    /// The block cannot be decoded, after some fields were passed.
+    pub fn decode(&mut self, block: &[u8], mut each: impl FnMut(Field)) -> Result<(), DecodeError> {
         let mut input = Input(block);
         self.resize(&mut input)?;
         while let Some(first) = input.first() {
             each(self.field(first, &mut input)?);
         }
-        self.room.clear();
-        self.room.shrink_to(KEPT);
+        self.buffer.clear();
+        self.buffer.shrink_to(KEPT_CAPACITY);
         Ok(())
     }
 
-    /// Applies changes of the table's size (RFC 7541 6.3).
-    fn resize(&mut self, input: &mut Input<'_>) -> Result<(), Broken> {
-        for _ in 0..MOST_RESIZES {
+    /// Applies dynamic table size updates (RFC 7541 6.3).
+    fn resize(&mut self, input: &mut Input<'_>) -> Result<(), DecodeError> {
+        for _ in 0..MAX_SIZE_UPDATES {
             if !input.first().is_some_and(is_resize) {
                 break;
             }
             let limit = input.integer(5)?;
-            if limit > self.most {
-                return Err(Broken("the table would be larger than was agreed on"));
+            if limit > self.max_size {
+                return Err(DecodeError("a table size update exceeds SETTINGS_HEADER_TABLE_SIZE"));
             }
             self.table.resize(limit);
         }
         Ok(())
     }
 
-    fn field(&mut self, first: u8, input: &mut Input<'_>) -> Result<Field, Broken> {
+    fn field(&mut self, first: u8, input: &mut Input<'_>) -> Result<Field, DecodeError> {
         match first {
             0x80.. => self.entry(input.integer(7)?).map(|entry| entry.field.clone()),
             0x40.. => {
@@ -74,10 +75,10 @@ impl Decoder {
                 self.table.insert(entry);
                 Ok(field)
             }
-            0x20.. => Err(Broken("the size of the table is changed too often, or too late")),
+            0x20.. => Err(DecodeError("a table size update within a block, or a third one")),
             0x10.. => {
                 let mut field = self.literal(input, 4)?.field;
-                // Whoever sends this on must not put it into a table either (RFC 7541 6.2.3).
+                // Intermediaries must not add it to a table either (RFC 7541 6.2.3).
                 if let Field::Header(_, value) = &mut field {
                     value.set_sensitive(true);
                 }
@@ -87,23 +88,23 @@ impl Decoder {
         }
     }
 
-    /// A field whose value is written out, and whose name may be (RFC 7541 6.2).
-    fn literal(&mut self, input: &mut Input<'_>, bits: u32) -> Result<Entry, Broken> {
+    /// A literal field, whose name may be indexed (RFC 7541 6.2).
+    fn literal(&mut self, input: &mut Input<'_>, bits: u32) -> Result<Entry, DecodeError> {
         let name = match input.integer(bits)? {
-            0 => Name::read(input.string(&mut self.room)?),
+            0 => Name::read(input.string(&mut self.buffer)?),
             index => self.entry(index)?.name(),
         };
-        Ok(Entry::read(name, input.string(&mut self.room)?))
+        Ok(Entry::read(name, input.string(&mut self.buffer)?))
     }
 
-    /// The static table comes first, then the dynamic one (RFC 7541 2.3.3).
-    fn entry(&self, index: usize) -> Result<&Entry, Broken> {
-        let place = index.checked_sub(1).ok_or(Broken("an index is 0"))?;
-        let entry = match place.checked_sub(entries::COUNT) {
-            None => entries::get(place),
+    /// The static table precedes the dynamic one (RFC 7541 2.3.3).
+    fn entry(&self, index: usize) -> Result<&Entry, DecodeError> {
+        let place = index.checked_sub(1).ok_or(DecodeError("index 0"))?;
+        let entry = match place.checked_sub(static_table::COUNT) {
+            None => static_table::get(place),
             Some(age) => self.table.get(age),
         };
-        entry.ok_or(Broken("an index is beyond the table"))
+        entry.ok_or(DecodeError("an index beyond the tables"))
     }
 }
 
@@ -113,7 +114,7 @@ fn is_resize(first: u8) -> bool {
 
 #[cfg(test)]
 impl Decoder {
-    pub(super) fn table(&self) -> &Table {
+    pub(super) fn table(&self) -> &DynamicTable {
         &self.table
     }
 }

@@ -1,67 +1,68 @@
-//! Puts header blocks together (RFC 7541 3).
+//! Encodes header blocks (RFC 7541 3).
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 
 use super::{
-    DEFAULT_SIZE, entries,
+    DEFAULT_TABLE_SIZE,
+    encoder_table::EncoderTable,
     primitives::{integer, string},
-    repeats::Repeats,
+    static_table,
 };
 
-/// Encodes what the other side's decoder takes apart, all blocks of a connection in order.
+/// Encodes the blocks of a connection, all of them in order.
 #[derive(Debug, Default)]
 pub struct Encoder {
-    repeats: Repeats,
-    resize: Option<Resize>,
+    table: EncoderTable,
+    size_update: Option<SizeUpdate>,
 }
 
-/// How the limit of the table changed since the last block.
+/// Changes of the table's limit since the last block.
 #[derive(Clone, Copy, Debug)]
-struct Resize {
+struct SizeUpdate {
     least: usize,
     last: usize,
 }
 
-/// A header block that is being written. Pseudo-headers come first (RFC 9113 8.3).
+/// A header block in progress. Pseudo-headers come first (RFC 9113 8.3).
 #[derive(Debug)]
 pub struct Block<'a> {
     encoder: &'a mut Encoder,
     out: &'a mut Vec<u8>,
 }
 
-/// How a field is written out (RFC 7541 6.2).
+/// The form of a literal field (RFC 7541 6.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Literal {
-    /// The other side puts it into its table.
-    Indexed,
-    /// It does not.
-    Passing,
-    /// Nor does anyone further on.
-    Never,
+    /// With incremental indexing: the peer adds it to its table.
+    Incremental,
+    /// Without indexing.
+    WithoutIndexing,
+    /// Never indexed, by intermediaries neither.
+    NeverIndexed,
 }
 
 impl Encoder {
-    /// What the other side's `SETTINGS_HEADER_TABLE_SIZE` says, which the next block answers. More than 4096 is not used.
+    /// Applies the peer's `SETTINGS_HEADER_TABLE_SIZE` from the next block on. At most 4096 bytes are used.
     pub fn limit(&mut self, size: u32) {
-        let last = (size as usize).min(DEFAULT_SIZE);
-        let least = self.resize.map_or(last, |resize| resize.least.min(last));
-        self.resize = Some(Resize { least, last });
+        let last = (size as usize).min(DEFAULT_TABLE_SIZE);
+        let least = self.size_update.map_or(last, |size_update| size_update.least.min(last));
+        self.size_update = Some(SizeUpdate { least, last });
     }
 
     /// Begins a block at the end of `out`.
     pub fn block<'a>(&'a mut self, out: &'a mut Vec<u8>) -> Block<'a> {
-        if let Some(Resize { least, last }) = self.resize.take() {
-            // What the other side evicted in between is gone, even if there is room again (RFC 7541 4.2).
-            self.announce(least.min(self.repeats.limit()), out);
+        if let Some(SizeUpdate { least, last }) = self.size_update.take() {
+            // Entries evicted by the smaller size are gone, even if the limit rises again (RFC 7541 4.2).
+            self.announce(least.min(self.table.limit()), out);
             self.announce(last, out);
         }
         Block { encoder: self, out }
     }
 
     fn announce(&mut self, limit: usize, out: &mut Vec<u8>) {
-        if limit != self.repeats.limit() {
+        if limit != self.table.limit() {
             integer(out, 0x20, 5, limit);
-            self.repeats.resize(limit);
+            self.table.resize(limit);
         }
     }
 }
@@ -69,43 +70,43 @@ impl Encoder {
 impl Block<'_> {
     /// Adds `:status`.
     pub fn status(&mut self, status: StatusCode) {
-        let whole = entries::status(status);
-        self.pseudo(whole, entries::STATUS, ":status", status.as_str());
+        let whole = static_table::status(status);
+        self.pseudo(whole, static_table::STATUS, ":status", status.as_str());
     }
 
     /// Adds `:method`.
     pub fn method(&mut self, method: &Method) {
-        self.pseudo(entries::method(method), entries::METHOD, ":method", method.as_str());
+        self.pseudo(static_table::method(method), static_table::METHOD, ":method", method.as_str());
     }
 
     /// Adds `:scheme`.
     pub fn scheme(&mut self, scheme: &str) {
-        self.pseudo(entries::scheme(scheme), entries::SCHEME, ":scheme", scheme);
+        self.pseudo(static_table::scheme(scheme), static_table::SCHEME, ":scheme", scheme);
     }
 
     /// Adds `:authority`.
     pub fn authority(&mut self, authority: &str) {
-        self.pseudo(None, entries::AUTHORITY, ":authority", authority);
+        self.pseudo(None, static_table::AUTHORITY, ":authority", authority);
     }
 
     /// Adds `:path`.
     pub fn path(&mut self, path: &str) {
-        self.pseudo(entries::path(path), entries::PATH, ":path", path);
+        self.pseudo(static_table::path(path), static_table::PATH, ":path", path);
     }
 
-    /// Adds a field.
+    /// Adds a header.
     pub fn header(&mut self, name: &HeaderName, value: &HeaderValue) {
         let (text, value_text) = (name.as_str().as_bytes(), value.as_bytes());
-        match without_table(name, value) {
-            None => self.field(|| entries::header(name), text, value_text),
+        match literal_only(name, value) {
+            None => self.field(|| static_table::header(name), text, value_text),
             Some(how) => {
-                let index = self.name(entries::header(name), text);
+                let index = self.name(static_table::header(name), text);
                 self.literal(how, index, text, value_text);
             }
         }
     }
 
-    /// Adds all of these.
+    /// Adds all headers.
     pub fn headers(&mut self, headers: &HeaderMap) {
         for (name, value) in headers {
             self.header(name, value);
@@ -119,27 +120,27 @@ impl Block<'_> {
         }
     }
 
-    /// Adds a field that may be in the dynamic table. `known` is the index of its name in the static one, or 0.
+    /// Adds a field that may be in the dynamic table. `known` is the index of its name in the static table, or 0.
     fn field(&mut self, known: impl FnOnce() -> usize, name: &[u8], value: &[u8]) {
-        if !self.encoder.repeats.fits(name.len() + value.len()) {
+        if !self.encoder.table.fits(name.len() + value.len()) {
             let index = self.name(known(), name);
-            return self.literal(Literal::Passing, index, name, value);
+            return self.literal(Literal::WithoutIndexing, index, name, value);
         }
-        let sought = self.encoder.repeats.sought(name, value);
-        if let Some(index) = self.encoder.repeats.find(&sought) {
+        let lookup = self.encoder.table.lookup(name, value);
+        if let Some(index) = self.encoder.table.find(&lookup) {
             return self.index(index);
         }
         let index = self.name(known(), name);
-        let how = match self.encoder.repeats.admit(&sought, index == 0) {
-            true => Literal::Indexed,
-            false => Literal::Passing,
+        let how = match self.encoder.table.admit(&lookup, index == 0) {
+            true => Literal::Incremental,
+            false => Literal::WithoutIndexing,
         };
         self.literal(how, index, name, value);
     }
 
-    /// The index of a name, `known` or in the dynamic table, or 0.
+    /// The index of a name: `known`, or from the dynamic table, or 0.
     fn name(&self, known: usize, name: &[u8]) -> usize {
-        if known > 0 { known } else { self.encoder.repeats.find_name(name).unwrap_or(0) }
+        if known > 0 { known } else { self.encoder.table.find_name(name).unwrap_or(0) }
     }
 
     fn index(&mut self, index: usize) {
@@ -148,9 +149,9 @@ impl Block<'_> {
 
     fn literal(&mut self, how: Literal, name_index: usize, name: &[u8], value: &[u8]) {
         match how {
-            Literal::Indexed => integer(self.out, 0x40, 6, name_index),
-            Literal::Passing => integer(self.out, 0, 4, name_index),
-            Literal::Never => integer(self.out, 0x10, 4, name_index),
+            Literal::Incremental => integer(self.out, 0x40, 6, name_index),
+            Literal::WithoutIndexing => integer(self.out, 0, 4, name_index),
+            Literal::NeverIndexed => integer(self.out, 0x10, 4, name_index),
         }
         if name_index == 0 {
             string(self.out, name);
@@ -159,26 +160,26 @@ impl Block<'_> {
     }
 }
 
-/// How a header is written whose value is not to be in the table, if so.
-fn without_table(name: &HeaderName, value: &HeaderValue) -> Option<Literal> {
+/// The literal form of a header that is kept out of the table.
+fn literal_only(name: &HeaderName, value: &HeaderValue) -> Option<Literal> {
     if value.is_sensitive() {
-        return Some(Literal::Never);
+        return Some(Literal::NeverIndexed);
     }
     match *name {
-        // Whoever can put fields beside these, and sees how long the block becomes, finds out what is in a table by guessing
-        // (RFC 7541 7.1). A connection carries requests of many clients.
+        // An attacker who can add fields beside these, and observes the length of blocks, could guess values in the
+        // table (RFC 7541 7.1). A connection carries requests of many clients.
         header::AUTHORIZATION | header::PROXY_AUTHORIZATION | header::COOKIE | header::SET_COOKIE => {
-            Some(Literal::Never)
+            Some(Literal::NeverIndexed)
         }
-        // Lengths rarely repeat, and take fewer bytes than an entry costs.
-        header::CONTENT_LENGTH => Some(Literal::Passing),
+        // Lengths rarely repeat, and are shorter than the cost of an entry.
+        header::CONTENT_LENGTH => Some(Literal::WithoutIndexing),
         _ => None,
     }
 }
 
 #[cfg(test)]
 impl Encoder {
-    pub(super) fn repeats(&self) -> &Repeats {
-        &self.repeats
+    pub(super) fn table(&self) -> &EncoderTable {
+        &self.table
     }
 }

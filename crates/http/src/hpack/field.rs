@@ -1,4 +1,4 @@
-//! Fields as they are understood.
+//! Parsed header fields.
 
 use bytes::Bytes;
 use http::{
@@ -6,10 +6,10 @@ use http::{
     uri::{Authority, Scheme},
 };
 
-use super::OVERHEAD;
+use super::ENTRY_OVERHEAD;
 use crate::path::Path;
 
-/// A field of a head, as it is understood once and then kept in the dynamic table.
+/// A header field, parsed once and then kept in the dynamic table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Field {
     /// `:method`
@@ -24,13 +24,13 @@ pub enum Field {
     Status(StatusCode),
     /// `:protocol` of an extended CONNECT (RFC 8441).
     Protocol(Bytes),
-    /// Any other. One that must never be put into a table, here or further on, has a sensitive value.
+    /// Any other. A never-indexed field has a sensitive value.
     Header(HeaderName, HeaderValue),
-    /// Well formed for HPACK and not for HTTP: its [size](Field::size), and what is wrong. Only its message is lost.
+    /// Valid in HPACK and not in HTTP: its [size](Field::size), and the reason. Only its message fails.
     Malformed(usize, &'static str),
 }
 
-/// What a field is called, which a later field may refer to.
+/// The name of a field, which later fields may refer to.
 #[derive(Clone, Debug)]
 pub(super) enum Name {
     Method,
@@ -40,20 +40,20 @@ pub(super) enum Name {
     Status,
     Protocol,
     Header(HeaderName),
-    /// Its length, and what is wrong.
+    /// Its length, and the reason.
     Malformed(usize, &'static str),
 }
 
-/// A field of a table.
+/// An entry of a table.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) field: Field,
-    /// Of a malformed field, which does not tell: others may share its name and not its mistake.
+    /// The name of a malformed field, which does not contain it: other fields may refer to the name and be valid.
     name: Option<Name>,
 }
 
 impl Field {
-    /// What it counts in a dynamic table (RFC 7541 4.1).
+    /// Its size in a dynamic table (RFC 7541 4.1).
     pub fn size(&self) -> usize {
         let text = match self {
             Self::Method(method) => Name::Method.len() + method.as_str().len(),
@@ -65,7 +65,7 @@ impl Field {
             Self::Header(name, value) => name.as_str().len() + value.len(),
             Self::Malformed(size, _) => return *size,
         };
-        text + OVERHEAD
+        text + ENTRY_OVERHEAD
     }
 }
 
@@ -82,9 +82,9 @@ impl Name {
             _ => match HeaderName::from_lowercase(text) {
                 Ok(name) => Self::Header(name),
                 Err(_) if text.iter().any(u8::is_ascii_uppercase) => {
-                    Self::Malformed(text.len(), "a name is not in lower case")
+                    Self::Malformed(text.len(), "a header name is not in lower case")
                 }
-                Err(_) => Self::Malformed(text.len(), "a name is not made of what names are"),
+                Err(_) => Self::Malformed(text.len(), "an invalid header name"),
             },
         }
     }
@@ -102,16 +102,18 @@ impl Name {
         }
     }
 
-    /// A field of this name; otherwise the name again, and what is wrong.
+    /// A field of this name; otherwise the name again, and the reason.
     fn field(self, value: &[u8]) -> Result<Field, (Self, &'static str)> {
         let field = match &self {
-            Self::Method => Method::from_bytes(value).map(Field::Method).map_err(|_| "a method is none"),
-            Self::Scheme => Scheme::try_from(value).map(Field::Scheme).map_err(|_| "a scheme is none"),
+            Self::Method => Method::from_bytes(value).map(Field::Method).map_err(|_| "an invalid :method"),
+            Self::Scheme => Scheme::try_from(value).map(Field::Scheme).map_err(|_| "an invalid :scheme"),
             Self::Authority => {
-                Authority::try_from(value).map(Field::Authority).map_err(|_| "an authority is none")
+                Authority::try_from(value).map(Field::Authority).map_err(|_| "an invalid :authority")
             }
             Self::Path => Path::read(value).map(Field::Path),
-            Self::Status => StatusCode::from_bytes(value).map(Field::Status).map_err(|_| "a status is none"),
+            Self::Status => {
+                StatusCode::from_bytes(value).map(Field::Status).map_err(|_| "an invalid :status")
+            }
             Self::Protocol => protocol(value).map(Field::Protocol),
             Self::Header(_) => return self.header(value),
             Self::Malformed(_, why) => Err(*why),
@@ -119,17 +121,17 @@ impl Name {
         field.map_err(|why| (self, why))
     }
 
-    /// Apart from the others, since the name becomes part of the field.
+    /// Separate, since the name is moved into the field.
     fn header(self, value: &[u8]) -> Result<Field, (Self, &'static str)> {
         match (HeaderValue::from_maybe_shared(Bytes::copy_from_slice(value)), self) {
             (Ok(value), Self::Header(name)) => Ok(Field::Header(name, value)),
-            (_, name) => Err((name, "a value is not made of what values are")),
+            (_, name) => Err((name, "an invalid header value")),
         }
     }
 }
 
 impl Entry {
-    /// One whose field is not malformed.
+    /// An entry with a valid field.
     pub(super) const fn of(field: Field) -> Self {
         Self { field, name: None }
     }
@@ -139,7 +141,7 @@ impl Entry {
     }
 
     pub(super) fn read(name: Name, value: &[u8]) -> Self {
-        let size = name.len() + value.len() + OVERHEAD;
+        let size = name.len() + value.len() + ENTRY_OVERHEAD;
         let entry = match name.field(value) {
             Ok(field) => Self::of(field),
             Err((name, why)) => Self::malformed(name, size, why),
@@ -158,14 +160,14 @@ impl Entry {
             (Field::Status(_), None) => Name::Status,
             (Field::Protocol(_), None) => Name::Protocol,
             (Field::Header(name, _), None) => Name::Header(name.clone()),
-            // Of these, none is made without a name.
+            // Malformed entries are always made with a name.
             (Field::Malformed(_, why), None) => Name::Malformed(0, why),
         }
     }
 }
 
-/// The name of a protocol, a token (RFC 8441 4) that is compared as it stands.
+/// The name of a protocol, a token that is compared as is (RFC 8441 4).
 fn protocol(value: &[u8]) -> Result<Bytes, &'static str> {
     let is_name = !value.is_empty() && value.iter().all(u8::is_ascii_graphic);
-    is_name.then(|| Bytes::copy_from_slice(value)).ok_or("a protocol is none")
+    is_name.then(|| Bytes::copy_from_slice(value)).ok_or("an invalid :protocol")
 }

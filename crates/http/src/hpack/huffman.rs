@@ -1,14 +1,14 @@
 //! The Huffman code of strings (RFC 7541 5.2).
 //!
-//! The code is canonical: shorter codes come before longer ones, and symbols of the same length one after the other. So the
-//! lengths tell it all, and a code is found by comparing it with the first one that is longer.
+//! The code is canonical: shorter codes precede longer ones, and codes of equal length are consecutive. So the lengths
+//! define the code, and the length of a code is found by comparison with the first longer one.
 
-use super::Broken;
+use super::DecodeError;
 
-/// The symbol that ends a string and never occurs in one (RFC 7541 5.2).
+/// The symbol that pads a string and never occurs in one (RFC 7541 5.2).
 const EOS: u16 = 256;
 const SYMBOLS: usize = 257;
-/// Codes up to this length, all that are frequent, are found at once.
+/// Codes up to this length, all frequent ones, are found by one table lookup.
 const SHORT: u32 = 8;
 const LONGEST: u32 = 30;
 
@@ -26,15 +26,15 @@ const LENGTHS: [u8; SYMBOLS] = [
     30,
 ];
 
-/// The code, in the order in which it is looked up.
+/// Lookup tables of the code.
 struct Code {
-    /// By the next [`SHORT`] bits: a symbol and the bits of its code; of no bits where the code is longer.
+    /// By the next [`SHORT`] bits: a symbol and the length of its code; 0 where the code is longer.
     short: [(u8, u8); 1 << SHORT],
     /// Symbols in the order of their codes.
     symbols: [u16; SYMBOLS],
-    /// By the length of codes: all of these and shorter ones are less than this, as the first of 32 bits.
+    /// By length: the upper bound of codes of this and smaller lengths, as the first of 32 bits.
     ends: [u64; LONGEST as usize + 1],
-    /// By the length of codes: how many there are of these and shorter ones.
+    /// By length: the number of codes of this and smaller lengths.
     counts: [u32; LONGEST as usize + 1],
 }
 
@@ -66,7 +66,7 @@ const fn code() -> Code {
     code
 }
 
-/// Notes a short code, the first of 32 bits, wherever the next bits begin with it.
+/// Enters a short code, the first of 32 bits, for all bits that may follow.
 const fn fill_short(short: &mut [(u8, u8); 1 << SHORT], code: u64, symbol: usize, length: u32) {
     if length > SHORT {
         return;
@@ -79,8 +79,8 @@ const fn fill_short(short: &mut [(u8, u8); 1 << SHORT], code: u64, symbol: usize
     }
 }
 
-/// Adds the string that is coded to `out`: at most 8/5 of its length.
-pub(super) fn decode(coded: &[u8], out: &mut Vec<u8>) -> Result<(), Broken> {
+/// Appends the decoded string to `out`: at most 8/5 of its length.
+pub(super) fn decode(coded: &[u8], out: &mut Vec<u8>) -> Result<(), DecodeError> {
     out.reserve(coded.len() / 5 * 8 + 8);
     let mut bits = Bits { rest: coded, next: 0, count: 0 };
     loop {
@@ -94,37 +94,37 @@ pub(super) fn decode(coded: &[u8], out: &mut Vec<u8>) -> Result<(), Broken> {
             return bits.end();
         }
         if symbol == EOS {
-            return Err(Broken("a string holds the symbol that ends it"));
+            return Err(DecodeError("a string contains EOS"));
         }
         out.push(symbol as u8);
         bits.skip(length);
     }
 }
 
-/// The symbol whose code, longer than [`SHORT`], these bits begin with, and its length.
+/// The symbol of a code longer than [`SHORT`] at the beginning of these bits, and its length.
 #[cold]
 fn long(window: u32) -> (u16, u32) {
     let mut length = SHORT + 1;
     while length < LONGEST && u64::from(window) >= CODE.ends[length as usize] {
         length += 1;
     }
-    // Counted from behind, these codes follow on each other: the ends of a length are those of its last code.
+    // Counted from the end, these codes are consecutive: the bound of a length is that of its last code.
     let behind = (CODE.ends[length as usize] - 1 - u64::from(window)) >> (32 - length);
     let place = CODE.counts[length as usize] as usize - 1 - behind as usize;
     (CODE.symbols[place], length)
 }
 
-/// Bits that are to be decoded.
+/// Reads bits.
 struct Bits<'a> {
     rest: &'a [u8],
     /// The next bits, the first one uppermost, and zeros.
     next: u64,
-    /// How many of them there are, less than 64.
+    /// Valid bits in `next`, less than 64.
     count: u32,
 }
 
 impl Bits<'_> {
-    /// Makes sure that the longest code fits what is next, unless the string ends before.
+    /// Fills `next` for the longest code, unless the string ends before.
     fn fill(&mut self) {
         if self.count >= LONGEST {
             return;
@@ -141,7 +141,7 @@ impl Bits<'_> {
         }
     }
 
-    /// The next 32 bits. What follows on the last is ones, as padding is: the beginning of [`EOS`].
+    /// The next 32 bits. Ones follow the last bit, as padding does: the prefix of [`EOS`].
     fn window(&self) -> u32 {
         ((self.next | u64::MAX >> self.count) >> 32) as u32
     }
@@ -151,13 +151,13 @@ impl Bits<'_> {
         self.count -= length;
     }
 
-    /// What is left is no symbol, and has to be padding: ones, and less than a byte (RFC 7541 5.2).
-    fn end(&self) -> Result<(), Broken> {
+    /// Checks the padding: ones, and less than a byte (RFC 7541 5.2).
+    fn end(&self) -> Result<(), DecodeError> {
         if self.count >= 8 {
-            return Err(Broken("a string is padded by more than 7 bits"));
+            return Err(DecodeError("the padding of a string exceeds 7 bits"));
         }
         if self.window() != u32::MAX {
-            return Err(Broken("a string is padded by other bits than ones"));
+            return Err(DecodeError("the padding of a string is not all ones"));
         }
         Ok(())
     }

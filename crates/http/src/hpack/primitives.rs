@@ -1,67 +1,67 @@
 //! Integers and strings (RFC 7541 5).
 
-use super::{Broken, huffman};
+use super::{DecodeError, huffman};
 
-/// The bit of a string that tells that it is Huffman-coded (RFC 7541 5.2).
+/// The flag of Huffman-coded strings (RFC 7541 5.2).
 const HUFFMAN: u8 = 0x80;
-/// Bytes of an integer after the first one: these hold any `u32`. More would only fill it up with zeros (RFC 7541 5.1 leaves
-/// the limit to us).
-const MOST_CONTINUED: u32 = 5;
+/// Most continuation bytes of an integer: these hold any `u32`. RFC 7541 5.1 leaves the limit to implementations.
+const MAX_CONTINUATION_BYTES: u32 = 5;
 
-/// What is left of a block.
+/// The rest of a block.
 #[derive(Debug)]
 pub(super) struct Input<'a>(pub(super) &'a [u8]);
 
 impl<'a> Input<'a> {
-    /// The byte that comes next, and tells what does.
+    /// The next byte, which determines the representation.
     pub(super) fn first(&self) -> Option<u8> {
         self.0.first().copied()
     }
 
-    fn byte(&mut self) -> Result<u8, Broken> {
-        let (byte, rest) = self.0.split_first().ok_or(Broken("it ends within a field"))?;
+    fn byte(&mut self) -> Result<u8, DecodeError> {
+        let (byte, rest) = self.0.split_first().ok_or(DecodeError("the block ends within a field"))?;
         self.0 = rest;
         Ok(*byte)
     }
 
-    /// An integer that begins in the last `bits` of the next byte, less than 8.
-    pub(super) fn integer(&mut self, bits: u32) -> Result<usize, Broken> {
+    /// An integer with a prefix of `bits`, less than 8.
+    pub(super) fn integer(&mut self, bits: u32) -> Result<usize, DecodeError> {
         let mask = (1 << bits) - 1;
         let first = self.byte()? & mask;
         if first < mask {
             return Ok(usize::from(first));
         }
         let mut sum = u64::from(mask);
-        for place in 0..MOST_CONTINUED {
+        for place in 0..MAX_CONTINUATION_BYTES {
             let byte = self.byte()?;
             sum += u64::from(byte & 0x7f) << (7 * place);
             if byte & 0x80 == 0 {
-                let fits = u32::try_from(sum).map_err(|_| Broken("an integer is too large"))?;
+                let fits = u32::try_from(sum).map_err(|_| DecodeError("an integer exceeds 32 bits"))?;
                 return Ok(fits as usize);
             }
         }
-        Err(Broken("an integer is too long"))
+        Err(DecodeError("an integer has too many bytes"))
     }
 
-    /// A string, which lies in the block itself or is decoded into `room`.
-    pub(super) fn string<'r>(&mut self, room: &'r mut Vec<u8>) -> Result<&'r [u8], Broken>
+    /// A string, which lies in the block itself or is decoded into `buffer`.
+    pub(super) fn string<'r>(&mut self, buffer: &'r mut Vec<u8>) -> Result<&'r [u8], DecodeError>
     where
         'a: 'r,
     {
         let is_huffman = self.first().is_some_and(|first| first & HUFFMAN != 0);
         let length = self.integer(7)?;
-        let (text, rest) = self.0.split_at_checked(length).ok_or(Broken("it ends within a string"))?;
+        let (text, rest) =
+            self.0.split_at_checked(length).ok_or(DecodeError("the block ends within a string"))?;
         self.0 = rest;
         if !is_huffman {
             return Ok(text);
         }
-        room.clear();
-        huffman::decode(text, room)?;
-        Ok(room)
+        buffer.clear();
+        huffman::decode(text, buffer)?;
+        Ok(buffer)
     }
 }
 
-/// Adds an integer that begins in the last `bits` of a byte, less than 8, whose other bits are `first`.
+/// Appends an integer with a prefix of `bits`, less than 8, whose other bits are `first`.
 #[inline]
 pub(super) fn integer(out: &mut Vec<u8>, first: u8, bits: u32, value: usize) {
     let mask = (1 << bits) - 1;
@@ -78,8 +78,8 @@ pub(super) fn integer(out: &mut Vec<u8>, first: u8, bits: u32, value: usize) {
     out.push(rest as u8);
 }
 
-/// Adds a string as it is. Huffman coding would save a fifth of its bytes and cost more CPU, on both sides, than those bytes do
-/// within a data centre; and what repeats is an index of a byte or two, however it was written the first time.
+/// Appends a string without Huffman coding, which would save a fifth of the bytes and cost more CPU, on both sides,
+/// than those bytes do within a data centre; and repeated fields are sent as an index of a byte or two in any case.
 pub(super) fn string(out: &mut Vec<u8>, text: &[u8]) {
     integer(out, 0, 7, text.len());
     out.extend_from_slice(text);

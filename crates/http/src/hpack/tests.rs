@@ -2,7 +2,7 @@ mod encoding;
 mod examples;
 mod hashes;
 mod malformed;
-mod rounds;
+mod round_trips;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, StatusCode};
@@ -10,20 +10,20 @@ use http::{HeaderName, HeaderValue, Method, StatusCode};
 use super::*;
 use crate::path::Path;
 
-/// Bytes of hexadecimal digits, and spaces between them.
+/// Bytes of hexadecimal digits with spaces in between.
 fn hex(text: &str) -> Vec<u8> {
-    let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
+    let parse_length: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
     let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
-    digits.chunks(2).map(byte).collect()
+    parse_length.chunks(2).map(byte).collect()
 }
 
-fn decode(decoder: &mut Decoder, block: &[u8]) -> Result<Vec<Field>, Broken> {
+fn decode(decoder: &mut Decoder, block: &[u8]) -> Result<Vec<Field>, DecodeError> {
     let mut fields = Vec::new();
     decoder.decode(block, |field| fields.push(field))?;
     Ok(fields)
 }
 
-/// A field that is not malformed.
+/// A valid field.
 fn field(name: &str, value: &str) -> Field {
     match name {
         ":method" => Field::Method(value.parse().unwrap()),
@@ -44,7 +44,7 @@ fn header(name: &'static str, value: &'static str) -> (HeaderName, HeaderValue) 
     (HeaderName::from_static(name), HeaderValue::from_static(value))
 }
 
-/// A literal field in full that is put into the table.
+/// A literal field with incremental indexing.
 fn literal(name: &[u8], value: &[u8]) -> Vec<u8> {
     let mut block = vec![0x40];
     primitives::string(&mut block, name);

@@ -1,4 +1,4 @@
-//! Pages about this very proxy, for people as text and for programs as JSON.
+//! Pages about the proxy itself, as text and as JSON.
 
 use std::{
     collections::HashSet,
@@ -14,137 +14,137 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use fairmesh_client::{ServiceName, core::View};
+use fairmesh_client::{ServiceName, discovery::ServiceState};
 use http::StatusCode;
 use serde::Serialize;
 
-use super::{State, about::Shown};
 use crate::{
-    lasts::{Lasts, Record},
-    service::Target,
+    admin::{proxy_info::ProxyInfoView, state::AdminState},
+    forward::target::Target,
+    observe::recent_requests::{RecentRequests, RequestRecord},
 };
 
 const INDEX: &str = "\
-/config                      what this proxy runs, what it was told, and how fresh what it knows is
+/config                      version, listeners, options, and age of the routing information
 /services                    the services called so far (JSON)
 /last                        why the last request of each service went where it went
 /services/TENANT/NAME/last   why the last requests of one service did
 /metrics                     counters, as OpenMetrics
-/readyz, /healthz            whether it takes requests, whether it lives
+/readyz, /healthz            readiness and liveness
 
-/config and /last are for people; ?json, or 'accept: application/json', gives them to programs.
+/config and /last are text; ?json, or 'accept: application/json', selects JSON.
 ";
 
-/// How an answer is wanted.
+/// Format of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
+enum PageFormat {
     Text,
     Json,
 }
 
-impl<S: Sync> FromRequestParts<S> for Form {
+impl<S: Sync> FromRequestParts<S> for PageFormat {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
         let query = parts.uri.query().unwrap_or_default();
-        let asked = query.split('&').any(|word| matches!(word, "json" | "format=json"));
+        let in_query = query.split('&').any(|word| matches!(word, "json" | "format=json"));
         let accept = parts.headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
         let accepted = accept.is_some_and(|accept| accept.contains("application/json"));
-        Ok(if asked || accepted { Self::Json } else { Self::Text })
+        Ok(if in_query || accepted { Self::Json } else { Self::Text })
     }
 }
 
-/// One service, for people and programs.
+/// One service.
 #[derive(Debug, Serialize)]
-struct Row {
+struct ServiceRow {
     service: String,
-    /// Answers by the first digit of their status.
-    answers: [u64; 5],
-    /// The same by the region that they come from.
+    /// Responses by status class, 1xx to 5xx.
+    responses: [u64; 5],
+    /// The same by region of the server.
     regions: Vec<(String, [u64; 5])>,
-    /// Those of them that the proxy gave, since no server did.
+    /// Responses of the proxy itself because no server responded.
     faults: u64,
-    under_way: u64,
-    /// To the head of an answer, on average.
+    in_flight: u64,
+    /// Mean time to the response headers.
     mean_ms: Option<f64>,
     #[serde(flatten)]
-    known: Known,
+    status: ServiceStatus,
 }
 
-/// What is known of a service.
+/// State of the routing information of a service.
 #[derive(Debug, Default, Serialize)]
-struct Known {
+struct ServiceStatus {
     /// `ready`, `waiting`, `unknown` or `unavailable`.
     state: &'static str,
-    /// The revision that calls are decided by; 0 when it came from disk.
+    /// Revision of the records; 0 if they were read from disk.
     revision: u64,
     map_version: u64,
-    /// Endpoints that are known, and those of the nearest ring in this proxy's subset.
+    /// All endpoints, and those of the nearest ring in this proxy's subset.
     endpoints: usize,
     nearest: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     policy: Option<&'static str>,
 }
 
-/// What the proxy goes by.
+/// Source and age of the routing information.
 #[derive(Debug, Serialize)]
-struct Routing {
+struct RoutingStatus {
     connected: bool,
     from: Option<String>,
     region: Option<String>,
     data_age_seconds: f64,
-    /// The newest of all services.
+    /// Highest revision of all services.
     revision: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
-struct Config<'a> {
+struct ConfigPage<'a> {
     #[serde(flatten)]
-    about: Shown<'a>,
+    about: ProxyInfoView<'a>,
     ready: bool,
-    routing: Routing,
-    services: Vec<Row>,
+    routing: RoutingStatus,
+    services: Vec<ServiceRow>,
 }
 
-pub(super) fn router() -> Router<State> {
+pub(crate) fn router() -> Router<AdminState> {
     Router::new()
         .route("/", get(|| async { INDEX }))
         .route("/config", get(config))
         .route("/services", get(services))
-        .route("/last", get(last))
-        .route("/services/{tenant}/{name}/last", get(last_of))
+        .route("/last", get(last_requests))
+        .route("/services/{tenant}/{name}/last", get(last_requests_of))
 }
 
-async fn services(extract::State(state): extract::State<State>) -> Json<Vec<Row>> {
+async fn services(extract::State(state): extract::State<AdminState>) -> Json<Vec<ServiceRow>> {
     Json(rows(&state))
 }
 
-fn rows(state: &State) -> Vec<Row> {
-    state.services.all().into_iter().map(|(name, target)| Row::of(&name, &target)).collect()
+fn rows(state: &AdminState) -> Vec<ServiceRow> {
+    state.services.all().into_iter().map(|(name, target)| ServiceRow::of(&name, &target)).collect()
 }
 
-async fn config(extract::State(state): extract::State<State>, form: Form) -> Response {
+async fn config(extract::State(state): extract::State<AdminState>, form: PageFormat) -> Response {
     let services = rows(&state);
-    let revision = services.iter().map(|row| row.known.revision).max().unwrap_or_default();
-    let config = Config {
+    let revision = services.iter().map(|row| row.status.revision).max().unwrap_or_default();
+    let config = ConfigPage {
         about: state.about.shown(),
         ready: state.ready.load(Relaxed),
         routing: routing(&state, revision),
         services,
     };
     match form {
-        Form::Json => Json(config).into_response(),
-        Form::Text => config.text().into_response(),
+        PageFormat::Json => Json(config).into_response(),
+        PageFormat::Text => config.text().into_response(),
     }
 }
 
-fn routing(state: &State, revision: u64) -> Routing {
+fn routing(state: &AdminState, revision: u64) -> RoutingStatus {
     let fresh = state.mesh.freshness();
-    let home = || state.services.all().into_iter().find_map(|(_, target)| target.known());
+    let home = || state.services.all().into_iter().find_map(|(_, target)| target.home_and_revision());
     let region = home().map(|(home, _)| home).or_else(|| fresh.location.map(|location| location.region));
-    Routing {
+    RoutingStatus {
         connected: fresh.connected,
         from: fresh.address.map(|address| address.to_string()),
         region: region.map(|region| region.to_string()),
@@ -154,34 +154,34 @@ fn routing(state: &State, revision: u64) -> Routing {
     }
 }
 
-async fn last(extract::State(state): extract::State<State>, form: Form) -> Response {
-    let mut records = kept(&state);
-    let mut told = HashSet::new();
-    records.retain(|record| told.insert(record.service.clone()));
-    shown(&records, form)
+async fn last_requests(extract::State(state): extract::State<AdminState>, form: PageFormat) -> Response {
+    let mut records = recorded(&state);
+    let mut seen = HashSet::new();
+    records.retain(|record| seen.insert(record.service.clone()));
+    render(&records, form)
 }
 
-async fn last_of(
-    extract::State(state): extract::State<State>,
+async fn last_requests_of(
+    extract::State(state): extract::State<AdminState>,
     Path((tenant, name)): Path<(String, String)>,
-    form: Form,
+    form: PageFormat,
 ) -> Response {
     let name = format!("{tenant}/{name}");
-    let mut records = kept(&state);
+    let mut records = recorded(&state);
     records.retain(|record| record.service == name);
     match records.is_empty() {
-        false => shown(&records, form),
+        false => render(&records, form),
         true => {
-            let words = "this service was not called through this proxy; /last names those that were\n";
-            (StatusCode::NOT_FOUND, words).into_response()
+            let message = "this service was not called through this proxy; /last lists those that were\n";
+            (StatusCode::NOT_FOUND, message).into_response()
         }
     }
 }
 
-/// What is kept of requests, newest first: the last ones of all, services that nobody declared included, and the last one of
-/// each.
-fn kept(state: &State) -> Vec<Arc<Record>> {
-    let mut records = state.seeing.lasts.as_ref().map(Lasts::all).unwrap_or_default();
+/// Records of requests, newest first: the last ones of all services, undeclared ones included, and the last one of each
+/// service.
+fn recorded(state: &AdminState) -> Vec<Arc<RequestRecord>> {
+    let mut records = state.observer.recent_requests.as_ref().map(RecentRequests::all).unwrap_or_default();
     for (_, target) in state.services.all() {
         let last = target.last.record();
         records.extend(last.filter(|last| !records.iter().any(|record| Arc::ptr_eq(record, last))));
@@ -190,42 +190,45 @@ fn kept(state: &State) -> Vec<Arc<Record>> {
     records
 }
 
-fn shown(records: &[Arc<Record>], form: Form) -> Response {
-    let records: Vec<&Record> = records.iter().map(|record| &**record).collect();
+fn render(records: &[Arc<RequestRecord>], form: PageFormat) -> Response {
+    let records: Vec<&RequestRecord> = records.iter().map(|record| &**record).collect();
     match form {
-        Form::Json => Json(records).into_response(),
-        Form::Text if records.is_empty() => "no request was made yet\n".into_response(),
-        Form::Text => {
+        PageFormat::Json => Json(records).into_response(),
+        PageFormat::Text if records.is_empty() => "no requests yet\n".into_response(),
+        PageFormat::Text => {
             let texts: Vec<_> = records.iter().map(ToString::to_string).collect();
             texts.join("\n").into_response()
         }
     }
 }
 
-impl Row {
+impl ServiceRow {
     fn of(name: &ServiceName, target: &Target) -> Self {
-        let golden = &target.golden;
-        let regions = golden.answers.each().filter(|(_, signals)| signals.classes() != [0; 5]);
+        let metrics = &target.metrics;
+        let regions =
+            metrics.responses.iter().filter(|(_, region_metrics)| region_metrics.classes() != [0; 5]);
         Self {
             service: name.to_string(),
-            answers: golden.answers.classes(),
-            regions: regions.map(|(region, signals)| (region.to_owned(), signals.classes())).collect(),
-            faults: golden.faults.load(Relaxed),
-            under_way: golden.under_way.load(Relaxed),
-            mean_ms: golden.answers.mean().map(|seconds| seconds * 1e3),
-            known: Known::of(target),
+            responses: metrics.responses.classes(),
+            regions: regions
+                .map(|(region, region_metrics)| (region.to_owned(), region_metrics.classes()))
+                .collect(),
+            faults: metrics.faults.load(Relaxed),
+            in_flight: metrics.in_flight.load(Relaxed),
+            mean_ms: metrics.responses.mean_seconds().map(|seconds| seconds * 1e3),
+            status: ServiceStatus::of(target),
         }
     }
 }
 
-impl Known {
+impl ServiceStatus {
     fn of(target: &Target) -> Self {
         let state = |state| Self { state, ..Self::default() };
-        match &*target.handle.view() {
-            View::Waiting => state("waiting"),
-            View::Unknown => state("unknown"),
-            View::Unavailable(_) => state("unavailable"),
-            View::Ready(ready) => Self {
+        match &*target.handle.state() {
+            ServiceState::Waiting => state("waiting"),
+            ServiceState::Unknown => state("unknown"),
+            ServiceState::Unavailable(_) => state("unavailable"),
+            ServiceState::Ready(ready) => Self {
                 revision: ready.revision,
                 map_version: ready.map_version,
                 endpoints: ready.upstream.candidates().count(),
@@ -237,25 +240,28 @@ impl Known {
     }
 }
 
-impl Config<'_> {
+impl ConfigPage<'_> {
     fn text(&self) -> String {
         let Self { about, ready, routing, services } = self;
         let mut text = about.to_string();
-        let from = routing.from.as_deref().unwrap_or("nobody");
-        let how = match (routing.connected, &routing.problem) {
+        let from = routing.from.as_deref().unwrap_or("none");
+        let state = match (routing.connected, &routing.problem) {
             (true, _) => "connected".to_owned(),
             (false, problem) => {
-                format!("goes by memory or disk: {}", problem.as_deref().unwrap_or("not connected"))
+                format!(
+                    "disconnected, using memory or disk: {}",
+                    problem.as_deref().unwrap_or("not connected")
+                )
             }
         };
         let (age, revision) = (routing.data_age_seconds, routing.revision);
         let region = routing.region.as_deref().unwrap_or("unknown");
-        // Writing to a string cannot fail.
+        // Writing to a `String` cannot fail.
         let _ = writeln!(text, "{:<22} {}", "ready", if *ready { "yes" } else { "no" });
-        let _ = writeln!(text, "{:<22} {from}: {how}; {age:.1} s old, revision {revision}", "routing");
+        let _ = writeln!(text, "{:<22} {from}: {state}; {age:.1} s old, revision {revision}", "routing");
         let _ = writeln!(text, "{:<22} {region}", "region");
         for row in services {
-            let Known { state, revision, endpoints, nearest, .. } = &row.known;
+            let ServiceStatus { state, revision, endpoints, nearest, .. } = &row.status;
             let _ = writeln!(
                 text,
                 "{:<22} {} {state}, revision {revision}, {endpoints} endpoints, {nearest} of them near",

@@ -1,4 +1,4 @@
-//! Bodies on their way to the program and back.
+//! Bodies of requests and responses.
 
 use std::{
     pin::Pin,
@@ -11,24 +11,25 @@ use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
 
 /// The body of a request.
 ///
-/// hyper does not tell a request whose headers had END_STREAM from one that an empty DATA frame ended, if both frames came at once, and
-/// gRPC servers take only DATA for a half-close. So over HTTP/2, requests whose methods have bodies end with DATA in either case.
-pub(super) struct Upload {
+/// hyper does not distinguish a request whose headers had END_STREAM from one that ended with an empty DATA frame if
+/// both frames arrived together, and gRPC servers accept only DATA as half-close. So over HTTP/2, requests whose
+/// methods have bodies always end with DATA.
+pub(crate) struct ForwardedBody {
     body: Incoming,
-    /// Not at its end until it was polled.
+    /// Reports an open body until the first poll.
     is_open: bool,
 }
 
-impl Upload {
-    /// Of a request that goes on with this method over HTTP/2, or over HTTP/1.1.
-    pub(super) fn new(body: Incoming, over_http2: Option<&Method>) -> Self {
+impl ForwardedBody {
+    /// `over_http2` is the method of a request that is forwarded over HTTP/2, and `None` over HTTP/1.1.
+    pub(crate) fn new(body: Incoming, over_http2: Option<&Method>) -> Self {
         let is_open =
             over_http2.is_some_and(|method| matches!(*method, Method::POST | Method::PUT | Method::PATCH));
         Self { body, is_open }
     }
 }
 
-impl HttpBody for Upload {
+impl HttpBody for ForwardedBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
@@ -46,18 +47,18 @@ impl HttpBody for Upload {
     }
 
     fn size_hint(&self) -> SizeHint {
-        // A length that the client has not written is not added: gRPC has none.
+        // No length is added that the client did not send: gRPC has none.
         if self.is_open { SizeHint::default() } else { self.body.size_hint() }
     }
 }
 
-/// The body of an answer: the program's, or the proxy's own.
-pub(super) enum Passed {
+/// The body of a response: the program's, or the proxy's own.
+pub(crate) enum ResponseBody {
     Program(Incoming),
     Own(Body),
 }
 
-impl HttpBody for Passed {
+impl HttpBody for ResponseBody {
     type Data = Bytes;
     type Error = BoxError;
 

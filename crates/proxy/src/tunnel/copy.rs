@@ -1,8 +1,8 @@
-//! Bytes from each of two sides to the other.
+//! Copies bytes in both directions.
 //!
-//! Not `tokio::io::copy_bidirectional`, which keeps two buffers as long as a connection is open: most tunnels are quiet most of
-//! the time, and here a quiet one has none. Bytes wait only where one side does not take what the other has sent; from then
-//! on no more is read from that one, so that a slow reader slows its writer down and fills no memory.
+//! Unlike `tokio::io::copy_bidirectional`, which holds two buffers while a connection is open: most tunnels are idle
+//! most of the time, and here an idle one has no buffer. Bytes are buffered only while one side does not accept them;
+//! then no more is read from the other side, so that a slow reader slows the writer down.
 
 use std::{
     io,
@@ -14,14 +14,14 @@ use std::{
 use pin_project_lite::pin_project;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// What is read at once, and the most that waits in one direction.
-const PIECE: usize = 16 * 1024;
+/// Size of a read, and maximum buffered bytes of one direction.
+const CHUNK: usize = 16 * 1024;
 
 pin_project! {
-    /// Ends once both sides have ended, or one breaks.
-    pub(super) struct Copying<A, B> {
+    /// Completes when both sides have closed or one fails.
+    pub(crate) struct BidirectionalCopy<A, B> {
         #[pin]
-        program: A,
+        client: A,
         #[pin]
         server: B,
         up: Direction,
@@ -29,44 +29,44 @@ pin_project! {
     }
 }
 
-/// Bytes carried to the server and to the program.
+/// Bytes copied to the server and to the client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Carried {
+pub(crate) struct BytesCopied {
     pub(crate) up: u64,
     pub(crate) down: u64,
 }
 
 #[derive(Default)]
 struct Direction {
-    stage: Stage,
-    /// Read and not written.
-    waiting: Vec<u8>,
-    /// How much of it is written.
+    state: CopyState,
+    /// Bytes read and not yet written.
+    unsent: Vec<u8>,
+    /// How many of them are written.
     sent: usize,
-    carried: u64,
+    copied: u64,
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Stage {
+enum CopyState {
     #[default]
     Open,
-    /// All is written, and the reader has to be told that nothing follows.
+    /// All is written; the reader must still be shut down.
     Ending,
     Ended,
 }
 
-impl<A, B> Copying<A, B> {
-    pub(super) fn new(program: A, server: B) -> Self {
-        Self { program, server, up: Direction::default(), down: Direction::default() }
+impl<A, B> BidirectionalCopy<A, B> {
+    pub(crate) fn new(client: A, server: B) -> Self {
+        Self { client, server, up: Direction::default(), down: Direction::default() }
     }
 
-    /// What was carried so far.
-    pub(super) fn carried(&self) -> Carried {
-        Carried { up: self.up.carried, down: self.down.carried }
+    /// Bytes copied so far.
+    pub(crate) fn copied(&self) -> BytesCopied {
+        BytesCopied { up: self.up.copied, down: self.down.copied }
     }
 }
 
-impl<A, B> Future for Copying<A, B>
+impl<A, B> Future for BidirectionalCopy<A, B>
 where
     A: AsyncRead + AsyncWrite,
     B: AsyncRead + AsyncWrite,
@@ -75,8 +75,8 @@ where
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut this = self.project();
-        let up = this.up.poll(this.program.as_mut(), this.server.as_mut(), context)?;
-        let down = this.down.poll(this.server, this.program, context)?;
+        let up = this.up.poll(this.client.as_mut(), this.server.as_mut(), context)?;
+        let down = this.down.poll(this.server, this.client, context)?;
         match (up, down) {
             (Poll::Ready(()), Poll::Ready(())) => Poll::Ready(Ok(())),
             _ => Poll::Pending,
@@ -93,64 +93,64 @@ impl Direction {
     ) -> Poll<io::Result<()>> {
         loop {
             ready!(self.poll_write(to.as_mut(), context))?;
-            match self.stage {
-                Stage::Open => ready!(self.poll_piece(from.as_mut(), to.as_mut(), context))?,
-                Stage::Ending => {
+            match self.state {
+                CopyState::Open => ready!(self.poll_chunk(from.as_mut(), to.as_mut(), context))?,
+                CopyState::Ending => {
                     ready!(to.as_mut().poll_shutdown(context))?;
-                    self.stage = Stage::Ended;
+                    self.state = CopyState::Ended;
                 }
-                Stage::Ended => return Poll::Ready(Ok(())),
+                CopyState::Ended => return Poll::Ready(Ok(())),
             }
         }
     }
 
-    /// Reads a piece and writes it at once; what is not taken waits.
-    fn poll_piece(
+    /// Reads a chunk and writes it at once; the rest is buffered.
+    fn poll_chunk(
         &mut self,
         from: Pin<&mut impl AsyncRead>,
         to: Pin<&mut impl AsyncWrite>,
         context: &mut Context<'_>,
     ) -> Poll<io::Result<()>> {
-        let mut piece = [const { MaybeUninit::uninit() }; PIECE];
-        let mut piece = ReadBuf::uninit(&mut piece);
-        if from.poll_read(context, &mut piece)?.is_pending() {
-            // Whoever has nothing to say now may wait for what is on its way.
+        let mut chunk = [const { MaybeUninit::uninit() }; CHUNK];
+        let mut chunk = ReadBuf::uninit(&mut chunk);
+        if from.poll_read(context, &mut chunk)?.is_pending() {
+            // Flushes while no data is available: the other side may wait for buffered data.
             ready!(to.poll_flush(context))?;
             return Poll::Pending;
         }
-        let piece = piece.filled();
-        if piece.is_empty() {
-            self.stage = Stage::Ending;
+        let chunk = chunk.filled();
+        if chunk.is_empty() {
+            self.state = CopyState::Ending;
             return Poll::Ready(Ok(()));
         }
-        let written = match to.poll_write(context, piece)? {
+        let written = match to.poll_write(context, chunk)? {
             Poll::Ready(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
             Poll::Ready(written) => written,
             Poll::Pending => 0,
         };
-        self.carried += written as u64;
-        self.waiting.extend_from_slice(&piece[written..]);
+        self.copied += written as u64;
+        self.unsent.extend_from_slice(&chunk[written..]);
         Poll::Ready(Ok(()))
     }
 
-    /// Writes what waits, and gives its memory back.
+    /// Writes buffered bytes, and then releases the buffer.
     fn poll_write(
         &mut self,
         mut to: Pin<&mut impl AsyncWrite>,
         context: &mut Context<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.waiting.is_empty() {
+        if self.unsent.is_empty() {
             return Poll::Ready(Ok(()));
         }
-        while self.sent < self.waiting.len() {
-            let written = ready!(to.as_mut().poll_write(context, &self.waiting[self.sent..]))?;
+        while self.sent < self.unsent.len() {
+            let written = ready!(to.as_mut().poll_write(context, &self.unsent[self.sent..]))?;
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
             self.sent += written;
-            self.carried += written as u64;
+            self.copied += written as u64;
         }
-        *self = Self { stage: self.stage, carried: self.carried, ..Self::default() };
+        *self = Self { state: self.state, copied: self.copied, ..Self::default() };
         Poll::Ready(Ok(()))
     }
 }
@@ -166,41 +166,41 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(10);
+    const TIMEOUT: Duration = Duration::from_secs(10);
 
-    /// A program, a server, and what is between them.
-    fn between(room: usize) -> (DuplexStream, DuplexStream, Copying<DuplexStream, DuplexStream>) {
-        let (program, near) = duplex(room);
+    /// A client, a server, and the copy between them.
+    fn between(room: usize) -> (DuplexStream, DuplexStream, BidirectionalCopy<DuplexStream, DuplexStream>) {
+        let (client, near) = duplex(room);
         let (far, server) = duplex(room);
-        (program, server, Copying::new(near, far))
+        (client, server, BidirectionalCopy::new(near, far))
     }
 
     async fn read_all(stream: &mut DuplexStream) -> Vec<u8> {
         let mut all = Vec::new();
-        timeout(PATIENCE, stream.read_to_end(&mut all)).await.unwrap().unwrap();
+        timeout(TIMEOUT, stream.read_to_end(&mut all)).await.unwrap().unwrap();
         all
     }
 
     #[tokio::test]
-    async fn a_side_that_has_ended_still_hears_the_other_one() {
-        let (mut program, mut server, copying) = between(7);
+    async fn a_half_closed_side_still_receives() {
+        let (mut client, mut server, copying) = between(7);
         let copied = tokio::spawn(copying);
-        program.write_all(b"a question").await.unwrap();
-        program.shutdown().await.unwrap();
+        client.write_all(b"a question").await.unwrap();
+        client.shutdown().await.unwrap();
         assert_eq!(read_all(&mut server).await, b"a question");
         server.write_all(b"an answer").await.unwrap();
         server.shutdown().await.unwrap();
-        assert_eq!(read_all(&mut program).await, b"an answer");
-        timeout(PATIENCE, copied).await.unwrap().unwrap().unwrap();
+        assert_eq!(read_all(&mut client).await, b"an answer");
+        timeout(TIMEOUT, copied).await.unwrap().unwrap().unwrap();
     }
 
     #[tokio::test]
-    async fn who_does_not_read_stops_who_writes_and_little_waits() {
-        let (mut program, mut server, copying) = between(1024);
+    async fn a_slow_reader_stops_the_writer_with_little_buffered() {
+        let (mut client, mut server, copying) = between(1024);
         let mut copying = pin!(copying);
         let sent = async {
             let mut sent = 0;
-            while timeout(Duration::from_millis(50), program.write_all(&[7; 512])).await.is_ok() {
+            while timeout(Duration::from_millis(50), client.write_all(&[7; 512])).await.is_ok() {
                 sent += 512;
             }
             sent
@@ -209,8 +209,8 @@ mod tests {
             ended = copying.as_mut() => panic!("{ended:?}"),
             sent = sent => sent,
         };
-        assert!(sent <= PIECE + 3 * 1024, "{sent} bytes were taken of a program that nobody hears");
-        drop(program);
+        assert!(sent <= CHUNK + 3 * 1024, "{sent} bytes were read for a server that does not read");
+        drop(client);
         let (all, ended) = tokio::join!(
             async {
                 let all = read_all(&mut server).await;
@@ -221,16 +221,16 @@ mod tests {
         );
         assert!(all.len() >= sent && all.iter().all(|byte| *byte == 7), "{} of {sent}", all.len());
         assert!(ended.is_ok());
-        assert_eq!(copying.carried(), Carried { up: all.len() as u64, down: 0 });
+        assert_eq!(copying.copied(), BytesCopied { up: all.len() as u64, down: 0 });
     }
 
     #[tokio::test]
-    async fn one_that_breaks_ends_both() {
-        let (program, mut server, copying) = between(64);
-        drop(program);
+    async fn a_failed_side_ends_the_copy() {
+        let (client, mut server, copying) = between(64);
+        drop(client);
         let copied = tokio::spawn(copying);
-        // Nobody is there to hear it.
-        let _ = server.write_all(b"anybody?").await;
-        assert!(timeout(PATIENCE, copied).await.unwrap().unwrap().is_err());
+        // Fails, since the client is gone.
+        let _ = server.write_all(b"hello?").await;
+        assert!(timeout(TIMEOUT, copied).await.unwrap().unwrap().is_err());
     }
 }

@@ -1,23 +1,23 @@
-//! Control groups of both versions, as `/proc` and `/sys/fs/cgroup` show them.
+//! Control groups of both versions, from `/proc` and `/sys/fs/cgroup`.
 
 use std::{
     fmt, fs,
     path::{Path, PathBuf},
 };
 
-/// The cgroup that a program's CPU is accounted to.
+/// The cgroup that accounts for a program's CPU.
 #[derive(Debug)]
 pub(super) struct Cgroup {
     version: Version,
-    /// Where its use is counted.
+    /// Its directory.
     folder: PathBuf,
 }
 
-/// The quotas that a program's CPU is held to.
+/// CPU quotas of a program.
 #[derive(Debug, Default)]
 pub(super) struct Limits {
-    /// By hierarchy, where the program's own stands, and up to where those above it do. A machine may have both versions,
-    /// of which only one limits.
+    /// By hierarchy: the directory of its group, and the topmost one. A machine may have both versions, of which one
+    /// limits.
     folders: Vec<(Version, PathBuf, PathBuf)>,
 }
 
@@ -27,18 +27,18 @@ enum Version {
     V2,
 }
 
-/// Where a hierarchy is mounted.
+/// A mounted hierarchy.
 struct Mount {
-    /// Which part of the hierarchy.
+    /// The part of the hierarchy that is mounted.
     root: String,
     at: PathBuf,
 }
 
 impl Cgroup {
-    /// The cgroup of a process, unless that is the root, which holds the whole machine.
+    /// The cgroup of a process, unless that is the root, which contains the whole machine.
     ///
     /// # Errors
-    /// Why there is none to be read, for people.
+    /// Why there is none.
     pub(super) fn find(proc: &Path, pid: u32) -> Result<Self, String> {
         let (memberships, mounts) = tables(proc, pid)?;
         find_v2(&memberships, &mounts)
@@ -46,7 +46,7 @@ impl Cgroup {
             .ok_or_else(|| "neither cgroup v2 (cpu.stat) nor v1 (cpuacct.usage) shows one of its own".into())
     }
 
-    /// CPU time that it ever used, in microseconds.
+    /// Total CPU time, in microseconds.
     pub(super) fn used_us(&self) -> Option<u64> {
         match self.version {
             Version::V2 => {
@@ -59,7 +59,7 @@ impl Cgroup {
         }
     }
 
-    /// The processes in it.
+    /// Processes in the group.
     pub(super) fn members(&self) -> Vec<u32> {
         let text = fs::read_to_string(self.folder.join("cgroup.procs")).unwrap_or_default();
         text.lines().filter_map(|line| line.parse().ok()).collect()
@@ -67,7 +67,7 @@ impl Cgroup {
 }
 
 impl Limits {
-    /// Where quotas of a process stand, whether there are any or not.
+    /// The directories of the quotas of a process, if any.
     pub(super) fn find(proc: &Path, pid: u32) -> Self {
         let Ok((memberships, mounts)) = tables(proc, pid) else { return Self::default() };
         let v2 = unified(&memberships, &mounts).map(|(own, top)| (Version::V2, own, top));
@@ -75,7 +75,7 @@ impl Limits {
         Self { folders: v2.into_iter().chain(v1).collect() }
     }
 
-    /// The least quota of its own group and those above it, in thousandths of a core; `None` where there is none.
+    /// The smallest quota of its group and the ancestors, in thousandths of a core; `None` where there is none.
     pub(super) fn millicores(&self) -> Option<u32> {
         let quotas = self.folders.iter().flat_map(|(version, own, top)| {
             let folders = own.ancestors().take_while(move |folder| folder.starts_with(top));
@@ -85,7 +85,7 @@ impl Limits {
     }
 }
 
-/// Which groups a process is in, and where hierarchies are mounted.
+/// The groups of a process, and the mounts.
 fn tables(proc: &Path, pid: u32) -> Result<(String, String), String> {
     let read = |path: PathBuf| {
         fs::read_to_string(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))
@@ -103,20 +103,20 @@ fn find_v2(memberships: &str, mounts: &str) -> Option<Cgroup> {
 
 fn find_v1(memberships: &str, mounts: &str) -> Option<Cgroup> {
     let (folder, _) = controller("cpuacct", memberships, mounts)?;
-    // Only the root of a hierarchy names whom to call when a group is empty.
+    // Only the root of a hierarchy has a release agent.
     let own = !folder.join("release_agent").exists();
     let found = Cgroup { version: Version::V1, folder };
     (own && found.used_us().is_some()).then_some(found)
 }
 
-/// The group in the hierarchy of version 2, and where that is mounted.
+/// The group in the hierarchy of version 2, and its mount point.
 fn unified(memberships: &str, mounts: &str) -> Option<(PathBuf, PathBuf)> {
     let path = memberships.lines().find_map(|line| line.strip_prefix("0::"))?;
     let mount = mount(mounts, |kind, _| kind == "cgroup2")?;
     Some((mount.folder(path)?, mount.at))
 }
 
-/// The group in the hierarchy of version 1 that has a controller, and where that is mounted.
+/// The group in the hierarchy of version 1 that has a controller, and its mount point.
 fn controller(name: &str, memberships: &str, mounts: &str) -> Option<(PathBuf, PathBuf)> {
     let has = |names: &str| names.split(',').any(|other| other == name);
     let path = memberships.lines().find_map(|line| {
@@ -127,7 +127,7 @@ fn controller(name: &str, memberships: &str, mounts: &str) -> Option<(PathBuf, P
     Some((mount.folder(path)?, mount.at))
 }
 
-/// Finds a mount by its kind and the options of its file system; see proc(5) for the form of a line.
+/// Finds a mount by type and file system options; see proc(5) for the format.
 fn mount(mounts: &str, wanted: impl Fn(&str, &str) -> bool) -> Option<Mount> {
     mounts.lines().find_map(|line| {
         let (place, system) = line.split_once(" - ")?;
@@ -140,8 +140,8 @@ fn mount(mounts: &str, wanted: impl Fn(&str, &str) -> bool) -> Option<Mount> {
 }
 
 impl Mount {
-    /// Where a path of the hierarchy is seen. A container without a namespace of its own knows its path on the host and
-    /// sees its own group as the root of the mount.
+    /// The directory of a path of the hierarchy. A container without its own namespace has its path on the host, and
+    /// its group is the root of the mount.
     fn folder(&self, path: &str) -> Option<PathBuf> {
         if path.split('/').any(|part| part == "..") {
             return None;
@@ -152,20 +152,20 @@ impl Mount {
     }
 }
 
-/// The quota of one group, in thousandths of a core.
+/// The quota of a group, in thousandths of a core.
 fn quota(version: Version, folder: &Path) -> Option<u32> {
     let (quota, period) = match version {
         Version::V2 => {
             let text = fs::read_to_string(folder.join("cpu.max")).ok()?;
             let (quota, period) = text.trim().split_once(' ')?;
-            // "max" is no number.
+            // "max" is not a number.
             (quota.parse().ok()?, period.parse().ok()?)
         }
         Version::V1 => {
             (number(&folder.join("cpu.cfs_quota_us"))?, number(&folder.join("cpu.cfs_period_us"))?)
         }
     };
-    // -1 stands for none in version 1.
+    // -1 means none in version 1.
     if quota <= 0 || period <= 0 {
         return None;
     }

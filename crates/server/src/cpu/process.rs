@@ -1,22 +1,22 @@
-//! Processes as `/proc` shows them.
+//! Processes, from `/proc`.
 
 use std::{collections::BTreeSet, fs, ops::RangeInclusive, path::Path, thread::available_parallelism};
 
-/// How many microseconds a clock tick has: Linux counts a hundred a second for programs, whatever its own timer does.
+/// Microseconds of a clock tick: Linux reports a hundred a second to programs, whatever its own timer does.
 const TICK_US: u64 = 10_000;
 
-/// How many processes of one program are looked at.
+/// Most processes of one program that are read.
 const MAX_PROCESSES: usize = 1024;
 
-/// What stands in `/proc/<pid>/stat` that matters here.
+/// Fields of `/proc/<pid>/stat`.
 struct Stat {
     parent: u32,
-    /// Its own CPU time and that of ended children whom it waited for, in ticks: what a child used passes to its parent
-    /// at its end, so that the sum over a family only grows.
+    /// CPU time of the process and of its waited-for children, in ticks: a child's time passes to its parent when it
+    /// ends, so that the sum over a process tree only grows.
     ticks: u64,
 }
 
-/// CPU time of a process and all its descendants, in microseconds; `None` once it has ended.
+/// CPU time of a process and all its descendants, in microseconds; `None` after it has ended.
 pub(super) fn used_us(proc: &Path, pid: u32) -> Option<u64> {
     let mut ticks = stat(proc, pid)?.ticks;
     let mut seen = BTreeSet::from([pid]);
@@ -24,7 +24,7 @@ pub(super) fn used_us(proc: &Path, pid: u32) -> Option<u64> {
     while let Some(pid) = waiting.pop() {
         for child in children(proc, pid) {
             if seen.len() < MAX_PROCESSES && seen.insert(child) {
-                // It may have ended this moment.
+                // It may just have ended.
                 ticks += stat(proc, child).map_or(0, |stat| stat.ticks);
                 waiting.push(child);
             }
@@ -33,13 +33,13 @@ pub(super) fn used_us(proc: &Path, pid: u32) -> Option<u64> {
     Some(ticks * TICK_US)
 }
 
-/// On how many cores a process may run. What the standard library finds stands in only where the system does not say: it
-/// takes off quotas, rounded down to whole cores, so that one and a half would count as one.
+/// Number of cores that a process may use. The standard library is the fallback only: it subtracts quotas, rounded
+/// down to whole cores, so that one and a half would count as one.
 pub(super) fn cores(proc: &Path, pid: u32) -> u32 {
     let status = fs::read_to_string(proc.join(pid.to_string()).join("status")).unwrap_or_default();
     let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
     let ranges: Vec<_> = allowed.unwrap_or_default().trim().split(',').filter_map(range).collect();
-    // Those that a machine could have are allowed as well as those that it has.
+    // The list also contains cores that the machine does not have.
     let stat = fs::read_to_string(proc.join("stat")).unwrap_or_default();
     let online = stat.lines().filter_map(|line| line.strip_prefix("cpu")?.split(' ').next()?.parse().ok());
     let cores = online.filter(|core: &u32| ranges.iter().any(|range| range.contains(core))).count();
@@ -53,23 +53,23 @@ fn range(text: &str) -> Option<RangeInclusive<u32>> {
     Some(first.parse().ok()?..=last.parse().ok()?)
 }
 
-/// Whether any of these is neither an ancestor nor a descendant of the process, nor itself.
-pub(super) fn any_stranger(proc: &Path, pid: u32, members: Vec<u32>) -> bool {
-    let ancestors: BTreeSet<u32> = line(proc, pid).collect();
+/// Whether any of these is neither the process, nor an ancestor or descendant of it.
+pub(super) fn any_unrelated(proc: &Path, pid: u32, members: Vec<u32>) -> bool {
+    let ancestors: BTreeSet<u32> = self_and_ancestors(proc, pid).collect();
     members.into_iter().take(MAX_PROCESSES).any(|member| {
-        let related = ancestors.contains(&member) || line(proc, member).any(|up| up == pid);
-        // One that ended meanwhile cannot be asked any more, and is nobody.
+        let related = ancestors.contains(&member) || self_and_ancestors(proc, member).any(|up| up == pid);
+        // A process that has ended cannot be examined, and does not count.
         !related && stat(proc, member).is_some()
     })
 }
 
 /// A process, its parent, and so on.
-fn line(proc: &Path, pid: u32) -> impl Iterator<Item = u32> {
+fn self_and_ancestors(proc: &Path, pid: u32) -> impl Iterator<Item = u32> {
     let parent = |pid: &u32| stat(proc, *pid).map(|stat| stat.parent).filter(|parent| *parent > 0);
     std::iter::successors(Some(pid), parent).take(MAX_PROCESSES)
 }
 
-/// The children that its threads started; none where the kernel does not tell.
+/// The children of its threads; none where the kernel does not list them.
 fn children(proc: &Path, pid: u32) -> Vec<u32> {
     let tasks = fs::read_dir(proc.join(pid.to_string()).join("task")).into_iter().flatten().flatten();
     let texts = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
@@ -80,7 +80,7 @@ fn children(proc: &Path, pid: u32) -> Vec<u32> {
 
 fn stat(proc: &Path, pid: u32) -> Option<Stat> {
     let text = fs::read_to_string(proc.join(pid.to_string()).join("stat")).ok()?;
-    // The name may hold anything, blanks and brackets included, and ends with the last bracket.
+    // The name may contain spaces and brackets, and ends with the last bracket.
     let fields: Vec<_> = text.rsplit_once(')')?.1.split_whitespace().collect();
     let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
     // The third field of the line is the first here; 14 to 17 are user, system, and both of children.

@@ -4,7 +4,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// A system of files as the kernel would show them.
+/// A fake of the kernel's files.
 struct Machine(TempDir);
 
 impl Machine {
@@ -12,7 +12,7 @@ impl Machine {
         Self(tempfile::tempdir().unwrap())
     }
 
-    /// Cores that it has, and those that a process may use.
+    /// Cores of the machine, and those that a process may use.
     fn cores(&self, online: u32, pid: u32, allowed: &str) -> &Self {
         let lines: String = (0..online).map(|core| format!("cpu{core} 9 9 9\n")).collect();
         self.file("proc/stat", &format!("cpu  9 9 9\n{lines}intr 7 7\n"));
@@ -26,7 +26,7 @@ impl Machine {
         self
     }
 
-    /// A process with so many ticks of its own, and of children that ended.
+    /// A process with ticks of its own, and of children that ended.
     fn process(&self, (pid, parent): (u32, u32), ticks: u64, ended: u64, children: &str) -> &Self {
         let stat = format!("{pid} (a (b) c) S {parent} 0 0 0 0 0 0 0 0 0 {ticks} 1 {ended} 0 20 0 1 0");
         self.file(&format!("proc/{pid}/stat"), &stat);
@@ -89,7 +89,7 @@ fn version_1_counts_in_nanoseconds_and_takes_the_quota_of_another_controller() {
 }
 
 #[test]
-fn a_quota_holds_for_whoever_is_under_it_whatever_counts_its_use() {
+fn a_quota_applies_whatever_accounts_the_usage() {
     let machine = Machine::new();
     machine
         .mounted(&[("/", "cgroup", "cpuacct"), ("/", "cgroup", "cpu"), ("/", "cgroup2", "v2")])
@@ -124,7 +124,7 @@ fn a_quota_holds_for_whoever_is_under_it_whatever_counts_its_use() {
 }
 
 #[test]
-fn a_container_that_knows_its_path_on_the_host_only_finds_its_own_group() {
+fn a_container_without_cgroup_namespace_finds_its_group() {
     let machine = Machine::new();
     machine
         .mounted(&[("/docker/abc", "cgroup", "cpuacct")])
@@ -136,7 +136,7 @@ fn a_container_that_knows_its_path_on_the_host_only_finds_its_own_group() {
 }
 
 #[test]
-fn the_root_of_the_machine_is_nobodys_own() {
+fn the_root_cgroup_is_not_used() {
     let machine = Machine::new();
     machine
         .mounted(&[("/", "cgroup", "cpuacct"), ("/", "cgroup2", "v2")])
@@ -155,7 +155,7 @@ fn the_root_of_the_machine_is_nobodys_own() {
 }
 
 #[test]
-fn a_cgroup_that_siblings_share_is_given_up_for_good() {
+fn a_shared_cgroup_is_abandoned_for_good() {
     let machine = Machine::new();
     machine
         .mounted(&[("/", "cgroup2", "v2")])
@@ -168,11 +168,7 @@ fn a_cgroup_that_siblings_share_is_given_up_for_good() {
         .file("sys/v2/pod/cpu.stat", "usage_usec 500\n")
         .file("sys/v2/pod/cgroup.procs", "1\n7\n8\n77\n");
     let cpu = machine.cpu(7);
-    assert_eq!(
-        used(&cpu),
-        (500, 1),
-        "whoever started it, whom it started and who has ended are no strangers"
-    );
+    assert_eq!(used(&cpu), (500, 1), "the parent, the child and the ended process are related");
     assert_eq!(used(&cpu), (500, 1));
     assert!(cpu.how().ends_with("pod (v2)"), "{}", cpu.how());
     machine.file("sys/v2/pod/cgroup.procs", "1\n7\n8\n9\n");
@@ -185,7 +181,7 @@ fn a_cgroup_that_siblings_share_is_given_up_for_good() {
 }
 
 #[test]
-fn a_family_of_processes_loses_nothing_when_a_child_ends() {
+fn a_process_tree_keeps_the_time_of_ended_children() {
     let machine = Machine::new();
     machine.mounted(&[]).file("proc/7/cgroup", "").process((7, 1), 9, 0, "8").process((8, 7), 19, 0, "");
     let cpu = machine.cpu(7);
@@ -209,7 +205,7 @@ fn this_process_is_measured_on_the_real_system() {
         }
         word
     };
-    // At least one tick of the clock must pass, however fast the machine.
+    // At least one clock tick must pass, however fast the machine.
     let mut rounds = 0;
     let mut after = before;
     while after.used_us == before.used_us && rounds < 200 {

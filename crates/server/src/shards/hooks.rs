@@ -1,4 +1,4 @@
-//! What a program does when shards come and go: the hooks of one shard run one after the other, in the order of the map.
+//! Hooks of the program for shards: those of one shard run one after the other, in the order of the maps.
 
 use std::{collections::BTreeMap, error::Error, fmt, future::Future, pin::Pin, sync::Arc};
 
@@ -9,16 +9,16 @@ use tokio::{
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::backoff::Backoff;
+use crate::registration::backoff::Backoff;
 
-/// What a hook says: done, or why not.
+/// Result of a hook.
 pub type HookResult = Result<(), Box<dyn Error + Send + Sync>>;
 
 type HookFuture = Pin<Box<dyn Future<Output = HookResult> + Send>>;
 type StartHook = Arc<dyn Fn(ShardId, KeyRange) -> HookFuture + Send + Sync>;
 type StopHook = Arc<dyn Fn(ShardId) -> HookFuture + Send + Sync>;
 
-/// What a program does when shards come and go.
+/// Hooks for shards that are assigned and released.
 #[derive(Clone, Default)]
 pub struct ShardHooks {
     pub(crate) start: Option<StartHook>,
@@ -32,38 +32,38 @@ impl fmt::Debug for ShardHooks {
     }
 }
 
-/// The hooks that are running.
-pub(super) struct Running {
+/// Runs hooks.
+pub(super) struct HookRunner {
     hooks: ShardHooks,
     tasks: JoinSet<Option<Loaded>>,
-    /// What calls the loading of a shard off.
+    /// Cancels the load of a shard.
     loading: BTreeMap<ShardId, CancellationToken>,
     /// Cancelled when the last hook of a shard has ended.
     last: BTreeMap<ShardId, CancellationToken>,
 }
 
-/// A shard is loaded, unless that was called off in the last moment.
+/// A shard is loaded, unless that was cancelled at the last moment.
 struct Loaded {
     shard: ShardId,
-    off: CancellationToken,
+    cancelled: CancellationToken,
 }
 
-/// The turn of a hook among those of its shard. A stop that still runs would otherwise drop what a start beside it has
-/// just loaded, and an empty shard would be served. The next has its turn when this one is dropped.
-struct Turn {
+/// The turn of a hook among those of its shard. A stop in progress would otherwise drop what a concurrent start has
+/// just loaded, and an empty shard would be served. The next turn begins when this is dropped.
+struct HookTurn {
     before: Option<CancellationToken>,
     _ended: DropGuard,
 }
 
-impl Turn {
-    async fn come(&self) {
+impl HookTurn {
+    async fn wait(&self) {
         if let Some(before) = &self.before {
             before.cancelled().await;
         }
     }
 }
 
-impl Running {
+impl HookRunner {
     pub(super) fn new(hooks: ShardHooks) -> Self {
         Self { hooks, tasks: JoinSet::new(), loading: BTreeMap::new(), last: BTreeMap::new() }
     }
@@ -72,38 +72,38 @@ impl Running {
         !self.loading.is_empty()
     }
 
-    /// Loads a shard, once what runs for it has ended.
+    /// Loads a shard, after earlier hooks for it have ended.
     pub(super) fn load(&mut self, shard: ShardId, range: KeyRange) {
-        let (turn, hook, off) = (self.turn(shard), self.hooks.start.clone(), CancellationToken::new());
-        self.loading.insert(shard, off.clone());
+        let (turn, hook, cancelled) = (self.turn(shard), self.hooks.start.clone(), CancellationToken::new());
+        self.loading.insert(shard, cancelled.clone());
         self.tasks.spawn(async move {
-            // Called off or not: who comes after waits for what this one waits for.
-            turn.come().await;
+            // Even if cancelled: later hooks wait for the same.
+            turn.wait().await;
             let loaded = match hook {
-                Some(hook) => off.run_until_cancelled(load(&hook, shard, range)).await.is_some(),
+                Some(hook) => cancelled.run_until_cancelled(load(&hook, shard, range)).await.is_some(),
                 None => true,
             };
-            loaded.then_some(Loaded { shard, off })
+            loaded.then_some(Loaded { shard, cancelled })
         });
     }
 
-    /// Calls the loading of a shard off, where it is under way, and lets go of it.
-    pub(super) fn let_go(&mut self, shard: ShardId) {
-        if let Some(off) = self.loading.remove(&shard) {
-            off.cancel();
+    /// Cancels the load of a shard, if in progress, and releases it.
+    pub(super) fn release(&mut self, shard: ShardId) {
+        if let Some(cancelled) = self.loading.remove(&shard) {
+            cancelled.cancel();
         }
         let Some(hook) = self.hooks.stop.clone() else { return };
         let turn = self.turn(shard);
         self.tasks.spawn(async move {
-            turn.come().await;
+            turn.wait().await;
             if let Err(error) = hook(shard).await {
-                tracing::warn!(%shard, error, "a shard was not let go of cleanly");
+                tracing::warn!(%shard, error, "the stop hook of a shard failed");
             }
             None
         });
     }
 
-    /// Waits until a hook ends; which shard is loaded then, if any. `None` when none runs.
+    /// Waits until a hook ends; returns the shard if it is loaded then. `None` when none runs.
     pub(super) async fn ended(&mut self) -> Option<Option<ShardId>> {
         let ended = self.tasks.join_next().await?;
         Some(self.note(ended))
@@ -111,30 +111,30 @@ impl Running {
 
     fn note(&mut self, ended: Result<Option<Loaded>, JoinError>) -> Option<ShardId> {
         match ended {
-            Ok(Some(Loaded { shard, off })) if !off.is_cancelled() => {
+            Ok(Some(Loaded { shard, cancelled })) if !cancelled.is_cancelled() => {
                 self.loading.remove(&shard);
                 Some(shard)
             }
             Err(error) if error.is_panic() => {
-                tracing::error!(%error, "a shard hook panicked; its shard stays unloaded");
+                tracing::error!(%error, "a shard hook panicked; its shard is not loaded");
                 None
             }
             Ok(_) | Err(_) => None,
         }
     }
 
-    fn turn(&mut self, shard: ShardId) -> Turn {
+    fn turn(&mut self, shard: ShardId) -> HookTurn {
         self.last.retain(|_, ended| !ended.is_cancelled());
         let ended = CancellationToken::new();
         let before = self.last.insert(shard, ended.clone());
-        Turn { before, _ended: ended.drop_guard() }
+        HookTurn { before, _ended: ended.drop_guard() }
     }
 }
 
 async fn load(hook: &StartHook, shard: ShardId, range: KeyRange) {
     let mut backoff = Backoff::default();
     while let Err(error) = hook(shard, range).await {
-        tracing::warn!(%shard, %range, error, "a shard could not be loaded; trying again");
+        tracing::warn!(%shard, %range, error, "a shard could not be loaded; retrying");
         sleep(backoff.next()).await;
     }
 }
@@ -151,7 +151,7 @@ mod tests {
     const SHARD: ShardId = ShardId(1);
     const LONG: Duration = Duration::from_secs(60);
 
-    /// What hooks did, in order; each takes a while.
+    /// The steps of hooks, in order; each takes a while.
     type Log = Arc<Mutex<Vec<(ShardId, &'static str)>>>;
 
     fn during(log: &Log, shard: ShardId, begun: &'static str, ended: &'static str) -> HookFuture {
@@ -164,9 +164,9 @@ mod tests {
         })
     }
 
-    fn running(log: &Log) -> Running {
+    fn running(log: &Log) -> HookRunner {
         let (starting, stopping) = (Arc::clone(log), Arc::clone(log));
-        Running::new(ShardHooks {
+        HookRunner::new(ShardHooks {
             start: Some(Arc::new(move |shard, _| during(&starting, shard, "loads", "loaded"))),
             stop: Some(Arc::new(move |shard| during(&stopping, shard, "stops", "stopped"))),
         })
@@ -180,8 +180,8 @@ mod tests {
         KeyRange { first: ShardKey(0), last: ShardKey(9) }
     }
 
-    /// Waits until nothing runs; which shards were loaded.
-    async fn all(running: &mut Running) -> Vec<ShardId> {
+    /// Waits until nothing runs; returns the loaded shards.
+    async fn all(running: &mut HookRunner) -> Vec<ShardId> {
         let mut loaded = Vec::new();
         while let Some(ended) = running.ended().await {
             loaded.extend(ended);
@@ -190,38 +190,38 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_shard_that_comes_back_is_loaded_after_it_was_let_go_of() {
+    async fn a_returning_shard_is_loaded_after_its_release() {
         let log = Log::default();
         let mut running = running(&log);
         running.load(SHARD, range());
         assert_eq!(running.ended().await, Some(Some(SHARD)));
-        running.let_go(SHARD);
+        running.release(SHARD);
         running.load(SHARD, range());
-        // Another shard waits for nobody.
+        // Another shard does not wait.
         running.load(ShardId(2), range());
         assert_eq!(all(&mut running).await, [ShardId(2), SHARD]);
         assert_eq!(done(&log), ["loads", "loaded", "stops", "stopped", "loads", "loaded"]);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_load_that_is_called_off_before_its_turn_never_runs_and_lets_nobody_by() {
+    async fn a_load_cancelled_before_its_turn_never_runs_and_keeps_the_order() {
         let log = Log::default();
         let mut running = running(&log);
-        running.let_go(SHARD);
+        running.release(SHARD);
         running.load(SHARD, range());
-        running.let_go(SHARD);
+        running.release(SHARD);
         assert!(!running.is_loading());
         assert_eq!(all(&mut running).await, []);
         assert_eq!(done(&log), ["stops", "stopped", "stops", "stopped"]);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_load_that_is_called_off_has_ended_before_its_shard_is_let_go_of() {
+    async fn a_cancelled_load_ends_before_the_release() {
         let log = Log::default();
         let mut running = running(&log);
         running.load(SHARD, range());
         assert!(timeout(LONG / 2, running.ended()).await.is_err(), "under way");
-        running.let_go(SHARD);
+        running.release(SHARD);
         running.load(SHARD, range());
         assert_eq!(all(&mut running).await, [SHARD]);
         assert_eq!(done(&log), ["loads", "stops", "stopped", "loads", "loaded"]);
@@ -229,11 +229,11 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_load_that_ended_as_it_was_called_off_does_not_count_for_the_next() {
+    async fn a_load_that_ended_when_cancelled_does_not_count_for_the_next() {
         let mut running = running(&Log::default());
         running.load(SHARD, range());
         sleep(LONG * 2).await;
-        running.let_go(SHARD);
+        running.release(SHARD);
         running.load(SHARD, range());
         assert_eq!(running.ended().await, Some(None));
         assert!(running.is_loading());

@@ -23,18 +23,19 @@ use tokio::{
 use tonic::{Code, Status, metadata::MetadataMap, transport::Channel};
 use tower::{Layer as _, ServiceExt as _, service_fn};
 
-use super::control::{Facts, send, somewhere};
-use crate::{Outstanding, Server, ServerLayer, ownership::Ownership, serve_http};
-use fairmesh_headers::{
-    DEADLINE, Deadline, KEY, LOAD, LOAD_BIN, LOAD_PATH, ROLE, WRONG_SHARD, orca::OrcaReport,
+use super::{
+    control::{FakeRegistry, send, unused_address},
+    orca::OrcaReport,
 };
+use crate::{Outstanding, Server, ServerLayer, serve_http, shards::ownership::Ownership};
+use fairmesh_headers::{DEADLINE, Deadline, KEY, LOAD, LOAD_BIN, LOAD_PATH, ROLE, WRONG_SHARD};
 
-/// A server that nobody registers, for its layer and its sockets.
+/// A server without registration, for its layer and its sockets.
 async fn alone() -> (Server, TcpListener, SocketAddr) {
-    let control = Facts::new(Some("eu")).serve(None).await;
+    let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let server = Server::builder("shop/cart").address(somewhere()).agent(control.address.clone());
+    let server = Server::builder("shop/cart").address(unused_address()).agent(control.address.clone());
     (server.start().await.unwrap(), listener, address)
 }
 
@@ -58,7 +59,7 @@ fn reported(text: &http::HeaderValue) -> Option<u32> {
 }
 
 #[tokio::test]
-async fn http_answers_say_how_many_other_calls_are_under_way() {
+async fn http_responses_report_the_other_calls_in_flight() {
     let (server, listener, address) = alone().await;
     let finish = Arc::new(Notify::new());
     let held = Arc::clone(&finish);
@@ -82,7 +83,7 @@ async fn http_answers_say_how_many_other_calls_are_under_way() {
     let among_others = send(address, Request::get("/")).await.unwrap();
     assert_eq!(reported(&among_others.headers()[LOAD]), Some(2));
 
-    // A caller that goes away takes its call off the count, and only its own.
+    // A disconnecting client removes its own call from the count.
     cut.abort();
     eventually("one call is in flight", || server.outstanding().calls == 1).await;
     finish.notify_waiters();
@@ -92,7 +93,7 @@ async fn http_answers_say_how_many_other_calls_are_under_way() {
 }
 
 #[tokio::test]
-async fn whoever_asks_for_the_load_alone_is_told_and_not_counted() {
+async fn a_load_poll_gets_the_load_and_is_not_counted() {
     let layer = ServerLayer::default();
     hold_a_hundred_keys(&layer);
     let service = layer.layer(service_fn(async |request: Request<()>| {
@@ -101,23 +102,23 @@ async fn whoever_asks_for_the_load_alone_is_told_and_not_counted() {
     layer.metric("queue", 7.5).unwrap();
     let (one, two) = (layer.shared.load.begin(None), layer.shared.load.begin(None));
     let activity = layer.shared.load.activity();
-    // A key is no reason to refuse: the question is for this server.
+    // A key is ignored: the poll is for this server.
     let question = Request::get(LOAD_PATH).header(KEY, "500").body(()).unwrap();
-    let told = service.clone().oneshot(question).await.unwrap();
-    assert_eq!((told.status().as_u16(), reported(&told.headers()[LOAD])), (204, Some(2)));
-    assert!(told.headers()[LOAD].to_str().unwrap().ends_with(",named_metrics.queue=7.5"));
-    assert!(told.into_body().is_end_stream());
-    assert_eq!(layer.shared.load.activity(), activity, "a drain need not wait for it");
+    let polled = service.clone().oneshot(question).await.unwrap();
+    assert_eq!((polled.status().as_u16(), reported(&polled.headers()[LOAD])), (204, Some(2)));
+    assert!(polled.headers()[LOAD].to_str().unwrap().ends_with(",named_metrics.queue=7.5"));
+    assert!(polled.into_body().is_end_stream());
+    assert_eq!(layer.shared.load.activity(), activity, "a drain does not wait for it");
     for other in [Request::post(LOAD_PATH), Request::get(format!("{LOAD_PATH}/more"))] {
-        let answer = service.clone().oneshot(other.body(()).unwrap()).await.unwrap();
-        assert_eq!(answer.status(), 200);
-        assert!(answer.into_body().collect().await.unwrap().to_bytes().starts_with(LOAD_PATH.as_bytes()));
+        let response = service.clone().oneshot(other.body(()).unwrap()).await.unwrap();
+        assert_eq!(response.status(), 200);
+        assert!(response.into_body().collect().await.unwrap().to_bytes().starts_with(LOAD_PATH.as_bytes()));
     }
     drop((one, two));
 }
 
 #[tokio::test]
-async fn http_calls_for_keys_of_others_are_misdirected() {
+async fn http_calls_for_keys_of_other_servers_are_misdirected() {
     let layer = ServerLayer::default();
     let service = layer.layer(service_fn(async |_: Request<()>| {
         Ok::<_, Infallible>(Response::new(Full::new(Bytes::from("mine"))))
@@ -127,11 +128,11 @@ async fn http_calls_for_keys_of_others_are_misdirected() {
         let service = service.clone();
         async move { service.oneshot(request).await.unwrap() }
     };
-    assert_eq!(ask("500", "primary").await.status(), 200, "without a map every call is answered");
+    assert_eq!(ask("500", "primary").await.status(), 200, "without a map every call is served");
     hold_a_hundred_keys(&layer);
     assert_eq!(ask("99", "primary").await.status(), 200);
     assert_eq!(ask("0x63", "primary").await.status(), 200);
-    assert_eq!(ask("ninety", "primary").await.status(), 200, "what is no key is none of ours");
+    assert_eq!(ask("ninety", "primary").await.status(), 200, "a malformed key is ignored");
     for (key, role) in [("100", "primary"), ("99", "secondary")] {
         let refused = ask(key, role).await;
         assert_eq!(
@@ -145,7 +146,7 @@ async fn http_calls_for_keys_of_others_are_misdirected() {
     assert_eq!(layer.outstanding(), Outstanding::default());
 }
 
-/// Two tonic services, one with plain calls and one with a stream; any would do.
+/// Two tonic services, one with unary calls and one with a stream.
 #[derive(Clone, Default)]
 pub(super) struct App {
     finish: Arc<Notify>,
@@ -161,12 +162,12 @@ impl checker_server::Checker for App {
         &self,
         request: tonic::Request<v1::CampaignRequest>,
     ) -> Result<tonic::Response<Holding>, Status> {
-        let answers =
+        let responses =
             stream::iter([Ok(v1::CampaignResponse::default()), Ok(v1::CampaignResponse::default())]);
         if request.metadata().contains_key("for-ever") {
-            return Ok(tonic::Response::new(Box::pin(answers.chain(stream::pending()))));
+            return Ok(tonic::Response::new(Box::pin(responses.chain(stream::pending()))));
         }
-        Ok(tonic::Response::new(Box::pin(answers)))
+        Ok(tonic::Response::new(Box::pin(responses)))
     }
 
     async fn judge(
@@ -183,7 +184,7 @@ impl rib_server::Rib for App {
         &self,
         _: tonic::Request<v1::HelloRequest>,
     ) -> Result<tonic::Response<v1::HelloResponse>, Status> {
-        Err(Status::not_found("nobody to greet"))
+        Err(Status::not_found("no such watcher"))
     }
 
     async fn write(
@@ -230,8 +231,8 @@ async fn grpc_at() -> (ServerLayer, Arc<Notify>, SocketAddr) {
     (layer, finish, address)
 }
 
-/// Asks a gRPC server for its load as callers do, by HTTP/2.
-async fn ask_for_load(address: SocketAddr) -> Response<hyper::body::Incoming> {
+/// Polls the load of a gRPC server as callers do, over HTTP/2.
+async fn poll_load(address: SocketAddr) -> Response<hyper::body::Incoming> {
     let stream = TokioIo::new(TcpStream::connect(address).await.unwrap());
     let (mut sender, connection) = http2::handshake(TokioExecutor::new(), stream).await.unwrap();
     tokio::spawn(connection);
@@ -245,7 +246,7 @@ fn reported_in(metadata: &MetadataMap) -> Option<u32> {
 }
 
 #[tokio::test]
-async fn grpc_answers_carry_the_report_in_trailers() {
+async fn grpc_responses_carry_the_report_in_trailers() {
     let (layer, finish, address) = grpc_at().await;
     let mut client = RibClient::connect(format!("http://{address}")).await.unwrap();
     let mut other = client.clone();
@@ -261,8 +262,8 @@ async fn grpc_answers_carry_the_report_in_trailers() {
     let without_body = client.hello(v1::HelloRequest::default()).await.unwrap_err();
     assert_eq!((without_body.code(), reported_in(without_body.metadata())), (Code::NotFound, Some(1)));
 
-    let told = ask_for_load(address).await;
-    assert_eq!((told.status().as_u16(), reported(&told.headers()[LOAD])), (204, Some(1)));
+    let polled = poll_load(address).await;
+    assert_eq!((polled.status().as_u16(), reported(&polled.headers()[LOAD])), (204, Some(1)));
 
     finish.notify_one();
     let held = held.await.unwrap().unwrap();
@@ -271,7 +272,7 @@ async fn grpc_answers_carry_the_report_in_trailers() {
 }
 
 #[tokio::test]
-async fn a_grpc_call_that_is_given_up_is_not_counted_on() {
+async fn a_cancelled_grpc_call_no_longer_counts() {
     let (layer, _finish, mut client, _) = grpc().await;
     let given_up = tokio::spawn(async move { client.write(v1::WriteRequest::default()).await });
     eventually("one call is in flight", || layer.outstanding().calls == 1).await;
@@ -286,7 +287,7 @@ fn for_key<T>(key: &'static str, message: T) -> tonic::Request<T> {
 }
 
 #[tokio::test]
-async fn grpc_calls_for_keys_of_others_fail_their_precondition() {
+async fn grpc_calls_for_keys_of_other_servers_fail_their_precondition() {
     let (layer, _finish, mut client, mut streaming) = grpc().await;
     hold_a_hundred_keys(&layer);
     client.read(for_key("99", v1::ReadRequest::default())).await.unwrap();
@@ -300,7 +301,7 @@ async fn grpc_calls_for_keys_of_others_fail_their_precondition() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_goes_on_for_long_counts_as_a_stream() {
+async fn a_long_response_counts_as_a_stream() {
     let layer = ServerLayer::default();
     let service = layer.layer(service_fn(async |_: Request<()>| {
         let never = StreamBody::new(stream::pending::<Result<http_body::Frame<Bytes>, Infallible>>());
@@ -316,14 +317,14 @@ async fn an_answer_that_goes_on_for_long_counts_as_a_stream() {
 }
 
 #[tokio::test]
-async fn what_another_server_said_of_its_shards_is_not_passed_on() {
+async fn a_wrong_shard_mark_of_another_server_is_removed() {
     let layer = ServerLayer::default();
     let http = layer.layer(service_fn(async |_: Request<()>| {
-        let answer = Response::builder().status(421).header(WRONG_SHARD, "4");
-        Ok::<_, Infallible>(answer.body(Full::new(Bytes::new())).unwrap())
+        let response = Response::builder().status(421).header(WRONG_SHARD, "4");
+        Ok::<_, Infallible>(response.body(Full::new(Bytes::new())).unwrap())
     }));
-    let answer = http.oneshot(Request::new(())).await.unwrap();
-    assert_eq!((answer.status().as_u16(), answer.headers().get(WRONG_SHARD)), (421, None));
+    let response = http.oneshot(Request::new(())).await.unwrap();
+    assert_eq!((response.status().as_u16(), response.headers().get(WRONG_SHARD)), (421, None));
 
     let grpc = layer.layer(service_fn(async |_: Request<()>| {
         let trailers = [("grpc-status", "9"), ("fairmesh-wrong-shard", "4")];
@@ -332,13 +333,13 @@ async fn what_another_server_said_of_its_shards_is_not_passed_on() {
         Ok::<_, Infallible>(Response::new(StreamBody::new(stream::iter([Ok::<_, Infallible>(frame)]))))
     }));
     let call = Request::post("/").header("content-type", "application/grpc").body(()).unwrap();
-    let answer = grpc.oneshot(call).await.unwrap().into_body().collect().await.unwrap();
-    let trailers = answer.trailers().unwrap();
+    let response = grpc.oneshot(call).await.unwrap().into_body().collect().await.unwrap();
+    let trailers = response.trailers().unwrap();
     assert_eq!((trailers.get(WRONG_SHARD), &trailers["grpc-status"]), (None, &"9".parse().unwrap()));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_says_by_when_its_caller_wants_the_answer() {
+async fn a_call_has_its_deadline_in_extensions() {
     let service = ServerLayer::default().layer(service_fn(async |request: Request<()>| {
         let left = request.extensions().get().copied().map(Deadline::left);
         Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(format!("{left:?}")))))
@@ -348,7 +349,7 @@ async fn a_call_says_by_when_its_caller_wants_the_answer() {
         [(None, None), (Some("250"), Some(Duration::from_millis(250))), (Some("soon"), None)]
     {
         deadline.map(|text| call.headers_mut().insert(DEADLINE, text.parse().unwrap()));
-        let answer = service.clone().oneshot(call.clone()).await.unwrap();
-        assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), format!("{left:?}"));
+        let response = service.clone().oneshot(call.clone()).await.unwrap();
+        assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), format!("{left:?}"));
     }
 }

@@ -1,4 +1,4 @@
-//! A control plane for tests: the real RIB service over a real socket, and a registry that notes what it is told.
+//! A control plane for tests: the real RIB service over a real socket, and a registry that records requests.
 
 use std::{
     collections::BTreeSet,
@@ -28,12 +28,12 @@ use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tonic::{Request, Response, Status, service::Routes};
 
-/// The longest that any test waits for anything.
+/// The longest time that any test waits.
 pub(super) const BOUND: Duration = Duration::from_secs(20);
 
-/// What the registry was told, in order.
+/// Requests to the registry, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum RegistryRequest {
     Register { state: v1::endpoint::State, region: String },
     Renew,
     Report(v1::endpoint::State),
@@ -43,32 +43,32 @@ pub(super) enum Told {
 }
 
 #[derive(Clone)]
-pub(super) struct Facts {
+pub(super) struct FakeRegistry {
     node: Node,
     region: Option<&'static str>,
-    told: Arc<watch::Sender<Vec<Told>>>,
-    /// Which processes spoke.
+    requests: Arc<watch::Sender<Vec<RegistryRequest>>>,
+    /// Incarnations of the requests.
     pub(super) spoke: Arc<Mutex<BTreeSet<u64>>>,
     pub(super) forgets: Arc<AtomicBool>,
     pub(super) callers_moved: Arc<watch::Sender<bool>>,
-    /// Whether it takes reports of shards and never answers them.
+    /// Whether it receives shard reports and never responds.
     pub(super) hangs: Arc<AtomicBool>,
 }
 
 pub(super) struct Control {
-    pub(super) facts: Facts,
+    pub(super) registry: FakeRegistry,
     pub(super) address: Address,
     stop: CancellationToken,
     serving: AbortOnDropHandle<()>,
 }
 
-impl Facts {
-    /// What an agent in `region` would answer; a control plane without.
+impl FakeRegistry {
+    /// The response of an agent in `region`; of a control plane without.
     pub(super) fn new(region: Option<&'static str>) -> Self {
         Self {
             node: Node::new(StoreId(1)),
             region,
-            told: Arc::default(),
+            requests: Arc::default(),
             spoke: Arc::default(),
             forgets: Arc::default(),
             callers_moved: Arc::new(watch::Sender::new(true)),
@@ -76,7 +76,7 @@ impl Facts {
         }
     }
 
-    /// Serves these facts on a free port, or where a port was free before.
+    /// Serves on a free port, or on that of an earlier server.
     pub(super) async fn serve(self, at: Option<&Address>) -> Control {
         let anywhere = Address::Tcp("127.0.0.1:0".into());
         let listener = Listener::bind(at.unwrap_or(&anywhere)).await.unwrap();
@@ -88,21 +88,21 @@ impl Facts {
         let serving = tokio::spawn(async move {
             serve(services, listener, stopped.cancelled(), Duration::ZERO).await.unwrap();
         });
-        Control { facts: self, address, stop, serving: AbortOnDropHandle::new(serving) }
+        Control { registry: self, address, stop, serving: AbortOnDropHandle::new(serving) }
     }
 
-    pub(super) fn told(&self) -> Vec<Told> {
-        self.told.borrow().clone()
+    pub(super) fn requests(&self) -> Vec<RegistryRequest> {
+        self.requests.borrow().clone()
     }
 
-    /// Waits until what was told satisfies `condition`.
-    pub(super) async fn until(&self, condition: impl FnMut(&Vec<Told>) -> bool) {
-        let mut told = self.told.subscribe();
-        let met = tokio::time::timeout(BOUND, told.wait_for(condition)).await.map(|met| met.is_ok());
-        assert!(met.unwrap_or(false), "told only {:?}", self.told());
+    /// Waits until the requests satisfy `condition`.
+    pub(super) async fn until(&self, condition: impl FnMut(&Vec<RegistryRequest>) -> bool) {
+        let mut requests = self.requests.subscribe();
+        let met = tokio::time::timeout(BOUND, requests.wait_for(condition)).await.map(|met| met.is_ok());
+        assert!(met.unwrap_or(false), "only {:?}", self.requests());
     }
 
-    /// Puts a shard map where servers watch.
+    /// Publishes a shard map to watchers.
     pub(super) fn publish(&self, service: &ServiceName, map: &ShardMap) {
         let entries: Vec<(RecordKey, Bytes)> = encode_map(service, map).into_iter().collect();
         let folder = Prefix::shards(service, None);
@@ -114,25 +114,25 @@ impl Facts {
         self.node.apply(Commit { revision: revision.number + 1, changes });
     }
 
-    fn heard<'a>(&self, instances: impl IntoIterator<Item = &'a v1::InstanceRef>) {
+    fn record_incarnations<'a>(&self, instances: impl IntoIterator<Item = &'a v1::InstanceRef>) {
         self.spoke.lock().unwrap().extend(instances.into_iter().map(|who| who.incarnation));
     }
 
-    fn note(&self, told: Told) {
-        self.told.send_modify(|all| all.push(told));
+    fn note(&self, request: RegistryRequest) {
+        self.requests.send_modify(|all| all.push(request));
     }
 }
 
 impl Control {
-    /// Goes away, with every connection.
-    pub(super) async fn stop(self) -> Facts {
+    /// Stops, with every connection.
+    pub(super) async fn stop(self) -> FakeRegistry {
         self.stop.cancel();
         self.serving.await.unwrap();
-        self.facts
+        self.registry
     }
 }
 
-impl Backend for Facts {
+impl Backend for FakeRegistry {
     fn node(&self) -> &Node {
         &self.node
     }
@@ -151,7 +151,7 @@ impl Backend for Facts {
 }
 
 #[tonic::async_trait]
-impl Registry for Facts {
+impl Registry for FakeRegistry {
     async fn register(
         &self,
         request: Request<v1::RegisterRequest>,
@@ -161,15 +161,15 @@ impl Registry for Facts {
             let region = endpoint.location.as_ref().unwrap().region.clone();
             self.spoke.lock().unwrap().insert(endpoint.labels["fairmesh.incarnation"].parse().unwrap());
             self.forgets.store(false, Ordering::Relaxed);
-            self.note(Told::Register { state: endpoint.state(), region });
+            self.note(RegistryRequest::Register { state: endpoint.state(), region });
         }
         Ok(Response::new(v1::RegisterResponse { revision: None }))
     }
 
     async fn renew(&self, request: Request<v1::RenewRequest>) -> Result<Response<v1::RenewResponse>, Status> {
-        self.note(Told::Renew);
+        self.note(RegistryRequest::Renew);
         let instances = request.into_inner().instances;
-        self.heard(&instances);
+        self.record_incarnations(&instances);
         let unknown = if self.forgets.load(Ordering::Relaxed) { instances } else { Vec::new() };
         Ok(Response::new(v1::RenewResponse { unknown }))
     }
@@ -179,16 +179,16 @@ impl Registry for Facts {
         request: Request<v1::ReportRequest>,
     ) -> Result<Response<v1::ReportResponse>, Status> {
         for report in request.into_inner().reports {
-            self.heard(&report.instance);
-            self.note(Told::Report(report.state()));
+            self.record_incarnations(&report.instance);
+            self.note(RegistryRequest::Report(report.state()));
         }
         Ok(Response::new(v1::ReportResponse { revision: None }))
     }
 
     async fn drain(&self, request: Request<v1::DrainRequest>) -> Result<Response<v1::DrainResponse>, Status> {
-        self.note(Told::Drain);
+        self.note(RegistryRequest::Drain);
         let request = request.into_inner();
-        self.heard(&request.instances);
+        self.record_incarnations(&request.instances);
         let deadline = Duration::from_millis(request.deadline_ms.into());
         let mut moved = self.callers_moved.subscribe();
         let moved = tokio::time::timeout(deadline, moved.wait_for(|moved| *moved)).await.is_ok();
@@ -200,8 +200,8 @@ impl Registry for Facts {
         &self,
         request: Request<v1::DeregisterRequest>,
     ) -> Result<Response<v1::DeregisterResponse>, Status> {
-        self.heard(&request.into_inner().instances);
-        self.note(Told::Deregister);
+        self.record_incarnations(&request.into_inner().instances);
+        self.note(RegistryRequest::Deregister);
         Ok(Response::new(v1::DeregisterResponse { revision: None }))
     }
 
@@ -210,8 +210,8 @@ impl Registry for Facts {
         request: Request<v1::ReportShardsRequest>,
     ) -> Result<Response<v1::ReportShardsResponse>, Status> {
         let request = request.into_inner();
-        self.heard(&request.instance);
-        self.note(Told::Ready(request.ready));
+        self.record_incarnations(&request.instance);
+        self.note(RegistryRequest::Ready(request.ready));
         if self.hangs.load(Ordering::Relaxed) {
             std::future::pending::<()>().await;
         }
@@ -257,7 +257,7 @@ impl Registry for Facts {
         &self,
         request: Request<v1::ReportShardLoadRequest>,
     ) -> Result<Response<v1::ReportShardLoadResponse>, Status> {
-        self.heard(&request.into_inner().instance);
+        self.record_incarnations(&request.into_inner().instance);
         Ok(Response::new(v1::ReportShardLoadResponse::default()))
     }
 
@@ -283,20 +283,30 @@ impl Registry for Facts {
     }
 }
 
-/// An address that a server may be registered at.
-pub(super) fn somewhere() -> SocketAddr {
+/// An address to register.
+pub(super) fn unused_address() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 8080))
 }
 
-/// Makes one call over a connection of its own, which closes when the answer is dropped with its sender.
+/// Makes one call over its own connection, which closes when the response is dropped with its sender.
 pub(super) async fn send(
     address: SocketAddr,
     request: http::request::Builder,
 ) -> Result<http::Response<hyper::body::Incoming>, hyper::Error> {
     let stream = tokio::net::TcpStream::connect(address).await;
-    let Ok(stream) = stream else { panic!("nobody listens on {address}") };
+    let Ok(stream) = stream else { panic!("no server on {address}") };
     let io = hyper_util::rt::TokioIo::new(stream);
     let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await?;
     tokio::spawn(connection);
     sender.send_request(request.body(http_body_util::Empty::<Bytes>::new()).unwrap()).await
+}
+
+/// Waits until `condition` holds.
+pub(super) async fn until(mut condition: impl FnMut() -> bool) {
+    let met = async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    assert!(tokio::time::timeout(BOUND, met).await.is_ok(), "timed out");
 }

@@ -18,7 +18,7 @@ use tower::service_fn;
 
 use super::{
     calls::App,
-    control::{BOUND, Facts, Told, send},
+    control::{BOUND, FakeRegistry, RegistryRequest, send, until},
 };
 use crate::{Drained, Server, serve_http};
 
@@ -47,8 +47,8 @@ async fn serving(control: &Address, finish: Arc<Notify>) -> (Server, SocketAddr,
 
 #[tokio::test]
 async fn callers_move_first_then_calls_finish_then_the_endpoint_goes() {
-    let control = Facts::new(Some("eu")).serve(None).await;
-    control.facts.callers_moved.send_replace(false);
+    let control = FakeRegistry::new(Some("eu")).serve(None).await;
+    control.registry.callers_moved.send_replace(false);
     let finish = Arc::new(Notify::new());
     let (server, address, task) = serving(&control.address, Arc::clone(&finish)).await;
     let call = tokio::spawn(send(address, Request::get("/")));
@@ -57,36 +57,36 @@ async fn callers_move_first_then_calls_finish_then_the_endpoint_goes() {
     let (terminate, terminated) = oneshot::channel::<()>();
     server.drain_on(async { drop(terminated.await) });
     terminate.send(()).unwrap();
-    control.facts.until(|told| told.contains(&Told::Drain)).await;
-    // A caller that has not moved yet is served as ever.
+    control.registry.until(|requests| requests.contains(&RegistryRequest::Drain)).await;
+    // A caller that has not moved yet is still served.
     let late = tokio::spawn(send(address, Request::get("/")));
-    eventually("two calls are in flight", || server.outstanding().calls == 2).await;
-    control.facts.callers_moved.send_replace(true);
-    assert!(!control.facts.told().contains(&Told::Deregister));
+    until(|| server.outstanding().calls == 2).await;
+    control.registry.callers_moved.send_replace(true);
+    assert!(!control.registry.requests().contains(&RegistryRequest::Deregister));
     finish.notify_waiters();
     for call in [call, late] {
-        let answer = timeout(BOUND, call).await.unwrap().unwrap().unwrap();
-        assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "done");
+        let response = timeout(BOUND, call).await.unwrap().unwrap().unwrap();
+        assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "done");
     }
     assert_eq!(timeout(BOUND, server.shutdown()).await.unwrap(), Drained::CallersMoved);
     timeout(BOUND, task).await.unwrap().unwrap();
-    assert_eq!(control.facts.told().last(), Some(&Told::Deregister));
-    assert!(TcpStream::connect(address).await.is_err(), "nobody listens any more");
+    assert_eq!(control.registry.requests().last(), Some(&RegistryRequest::Deregister));
+    assert!(TcpStream::connect(address).await.is_err(), "the listener is closed");
 }
 
 #[tokio::test]
-async fn a_control_plane_that_is_away_does_not_hold_up_the_stop() {
-    let control = Facts::new(Some("eu")).serve(None).await;
+async fn an_unreachable_control_plane_does_not_delay_the_stop() {
+    let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let (server, _, task) = serving(&control.address, Arc::new(Notify::new())).await;
     control.stop().await;
     let drained = timeout(BOUND, server.shutdown()).await.unwrap();
-    assert!(matches!(drained, Drained::Untold(_)), "{drained:?}");
+    assert!(matches!(drained, Drained::Unreported(_)), "{drained:?}");
     timeout(BOUND, task).await.unwrap().unwrap();
 }
 
 #[tokio::test]
-async fn a_stream_that_nobody_ends_does_not_hold_up_a_grpc_server_beyond_the_drain_deadline() {
-    let control = Facts::new(Some("eu")).serve(None).await;
+async fn an_endless_stream_does_not_delay_a_grpc_server_beyond_the_drain_deadline() {
+    let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let incoming = tonic::transport::server::TcpIncoming::bind(([127, 0, 0, 1], 0).into()).unwrap();
     let address = incoming.local_addr().unwrap();
     let server = Server::builder("shop/cart").address(address).agent(control.address.clone());

@@ -4,121 +4,133 @@ use fairmesh_model::{Location, Region};
 use fairmesh_wire::{transport::Address, v1::endpoint::State};
 use tokio::time::timeout;
 
-use super::control::{BOUND, Facts, Told, somewhere};
-use crate::{Server, ServerBuilder, Standing};
+use super::control::{BOUND, FakeRegistry, RegistryRequest, unused_address};
+use crate::{RegistrationState, Server, ServerBuilder};
 
 fn builder(control: &Address) -> ServerBuilder {
-    // The shortest lease there is, so that renewals come every third of a second.
+    // The shortest lease, so that renewals come every third of a second.
     Server::builder("shop/cart")
         .instance("cart-0")
-        .address(somewhere())
+        .address(unused_address())
         .lease(Duration::from_secs(1))
         .agent(control.clone())
 }
 
-fn registered(state: State) -> Told {
-    Told::Register { state, region: "eu".into() }
+fn fails_because(server: &Server, reason: &str) -> bool {
+    let states = server.registration_state();
+    matches!(&*states.borrow(), RegistrationState::Failing(error) if error.contains(reason))
+}
+
+fn registered(state: State) -> RegistryRequest {
+    RegistryRequest::Register { state, region: "eu".into() }
 }
 
 #[tokio::test]
-async fn it_registers_where_the_agent_says_it_is_and_renews() {
-    let control = Facts::new(Some("eu")).serve(None).await;
+async fn it_registers_at_the_location_of_the_agent_and_renews() {
+    let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let server = builder(&control.address).start().await.unwrap();
-    control.facts.until(|told| told.iter().filter(|told| **told == Told::Renew).count() >= 2).await;
-    assert_eq!(control.facts.told()[0], registered(State::Serving));
+    control
+        .registry
+        .until(|requests| requests.iter().filter(|request| **request == RegistryRequest::Renew).count() >= 2)
+        .await;
+    assert_eq!(control.registry.requests()[0], registered(State::Serving));
     drop(server);
 }
 
 #[tokio::test]
-async fn a_process_speaks_for_itself_only_and_later_ones_come_after_it() {
-    let control = Facts::new(Some("eu")).serve(None).await;
+async fn a_process_uses_its_own_incarnation() {
+    let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let server = builder(&control.address).starting().start().await.unwrap();
     server.ready();
-    control.facts.until(|told| told.contains(&Told::Report(State::Serving))).await;
-    control.facts.until(|told| told.contains(&Told::Renew)).await;
+    control.registry.until(|requests| requests.contains(&RegistryRequest::Report(State::Serving))).await;
+    control.registry.until(|requests| requests.contains(&RegistryRequest::Renew)).await;
     server.shutdown().await;
-    control.facts.until(|told| told.contains(&Told::Deregister)).await;
-    let first = std::mem::take(&mut *control.facts.spoke.lock().unwrap());
+    control.registry.until(|requests| requests.contains(&RegistryRequest::Deregister)).await;
+    let first = std::mem::take(&mut *control.registry.spoke.lock().unwrap());
     assert_eq!(first.len(), 1, "{first:?}");
     assert!(first.iter().all(|incarnation| *incarnation > 0));
 
     let _successor = builder(&control.address).start().await.unwrap();
-    let second = control.facts.spoke.lock().unwrap().clone();
+    let second = control.registry.spoke.lock().unwrap().clone();
     assert!(second.first() > first.first(), "{second:?} after {first:?}");
 }
 
 #[tokio::test]
-async fn it_takes_no_calls_before_it_is_ready() {
-    let control = Facts::new(Some("eu")).serve(None).await;
+async fn it_is_not_serving_before_it_is_ready() {
+    let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let server = builder(&control.address).starting().start().await.unwrap();
     server.ready();
-    control.facts.until(|told| told.contains(&Told::Report(State::Serving))).await;
-    assert_eq!(control.facts.told()[0], registered(State::Starting));
+    control.registry.until(|requests| requests.contains(&RegistryRequest::Report(State::Serving))).await;
+    assert_eq!(control.registry.requests()[0], registered(State::Starting));
 }
 
 #[tokio::test]
-async fn whoever_was_forgotten_registers_anew() {
-    let control = Facts::new(Some("eu")).serve(None).await;
+async fn a_forgotten_endpoint_registers_again() {
+    let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let _server = builder(&control.address).start().await.unwrap();
-    control.facts.forgets.store(true, Ordering::Relaxed);
-    control.facts.until(|told| told.ends_with(&[Told::Renew, registered(State::Serving)])).await;
+    control.registry.forgets.store(true, Ordering::Relaxed);
+    control
+        .registry
+        .until(|requests| requests.ends_with(&[RegistryRequest::Renew, registered(State::Serving)]))
+        .await;
 }
 
 #[tokio::test]
-async fn a_control_plane_that_comes_late_is_found() {
-    let control = Facts::new(Some("eu")).serve(None).await;
+async fn a_late_control_plane_is_found() {
+    let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let address = control.address.clone();
-    let facts = control.stop().await;
+    let registry = control.stop().await;
     let server = builder(&address).start().await.unwrap();
-    assert!(matches!(&*server.standing().borrow(), Standing::Failing(why) if why.contains("cannot reach")));
-    let _control = facts.serve(Some(&address)).await;
-    let mut standing = server.standing();
-    timeout(BOUND, standing.wait_for(|now| matches!(now, Standing::Registered(_)))).await.unwrap().unwrap();
+    assert!(fails_because(&server, "cannot reach"));
+    let _control = registry.serve(Some(&address)).await;
+    let mut registration_state = server.registration_state();
+    timeout(BOUND, registration_state.wait_for(|now| matches!(now, RegistrationState::Registered(_))))
+        .await
+        .unwrap()
+        .unwrap();
 }
 
 #[tokio::test]
-async fn without_a_region_the_reason_is_said() {
-    let control = Facts::new(None).serve(None).await;
+async fn without_a_region_the_state_says_why() {
+    let control = FakeRegistry::new(None).serve(None).await;
     let server = builder(&control.address).start().await.unwrap();
-    assert!(
-        matches!(&*server.standing().borrow(), Standing::Failing(why) if why.contains("FAIRMESH_REGION"))
-    );
+    assert!(fails_because(&server, "FAIRMESH_REGION"));
 }
 
 #[tokio::test]
-async fn what_cannot_be_called_is_refused_at_once() {
+async fn an_unusable_address_is_rejected_at_once() {
     let wildcard = Server::builder("shop/cart").address(([0, 0, 0, 0], 8080).into()).start().await;
     assert!(wildcard.unwrap_err().to_string().contains("every address"));
     assert!(Server::builder("shop/cart").start().await.unwrap_err().to_string().contains(".address("));
-    assert!(Server::builder("cart").address(somewhere()).start().await.is_err());
+    assert!(Server::builder("cart").address(unused_address()).start().await.is_err());
 }
 
 #[tokio::test]
 async fn once_it_drains_it_never_serves_again() {
-    let control = Facts::new(Some("eu")).serve(None).await;
-    control.facts.callers_moved.send_replace(false);
+    let control = FakeRegistry::new(Some("eu")).serve(None).await;
+    control.registry.callers_moved.send_replace(false);
     let server = builder(&control.address).starting().start().await.unwrap();
     server.drain_on(std::future::ready(()));
-    control.facts.until(|told| told.contains(&Told::Drain)).await;
+    control.registry.until(|requests| requests.contains(&RegistryRequest::Drain)).await;
     server.ready();
-    control.facts.until(|told| told.ends_with(&[Told::Renew])).await;
-    assert!(!control.facts.told().contains(&Told::Report(State::Serving)));
+    control.registry.until(|requests| requests.ends_with(&[RegistryRequest::Renew])).await;
+    assert!(!control.registry.requests().contains(&RegistryRequest::Report(State::Serving)));
 }
 
 #[tokio::test]
-async fn a_program_that_knows_only_a_control_plane_must_say_where_it_is() {
-    let control = Facts::new(None).serve(None).await;
-    let told = |location: Option<Location>| {
-        let server = Server::builder("shop/cart").address(somewhere()).control(control.address.clone());
+async fn a_program_without_agent_must_have_a_location() {
+    let control = FakeRegistry::new(None).serve(None).await;
+    let builder_at = |location: Option<Location>| {
+        let server = Server::builder("shop/cart").address(unused_address()).control(control.address.clone());
         match location {
             Some(location) => server.location(location),
             None => server,
         }
     };
-    let refused = told(None).start().await.unwrap_err().to_string();
+    let refused = builder_at(None).start().await.unwrap_err().to_string();
     assert!(refused.contains(".location(..)") && refused.contains("FAIRMESH_REGION"), "{refused}");
-    assert!(control.facts.told().is_empty(), "{:?}", control.facts.told());
+    assert!(control.registry.requests().is_empty(), "{:?}", control.registry.requests());
     let region = Region::new("eu").unwrap();
-    let _server = told(Some(Location::in_region(region))).start().await.unwrap();
-    assert_eq!(control.facts.told()[0], registered(State::Serving));
+    let _server = builder_at(Some(Location::in_region(region))).start().await.unwrap();
+    assert_eq!(control.registry.requests()[0], registered(State::Serving));
 }

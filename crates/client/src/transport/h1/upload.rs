@@ -9,40 +9,45 @@ use http::HeaderMap;
 use http_body::Body as _;
 use tokio::io::{AsyncWrite, AsyncWriteExt as _, WriteHalf};
 
-use super::{Movement, Outgoing, Sending};
-use crate::BoxError;
-use fairmesh_http::h1::{Encoder, Outbox};
+use crate::transport::{
+    request_body::RequestBody,
+    wait::{SendProgress, UploadActivity},
+};
+use fairmesh_http::{
+    BoxError,
+    h1::{Encoder, WriteBuffer},
+};
 
 /// A request that is being sent.
 pub(super) struct Upload {
-    pub(super) body: Outgoing,
+    pub(super) body: RequestBody,
     pub(super) encoder: Encoder,
-    /// How many pieces were taken of the body.
+    /// Pieces taken from the body.
     pieces: u64,
 }
 
-/// What ended it.
+/// Why an upload failed.
 pub(super) enum UploadError {
     /// The caller's body.
     Body(BoxError),
-    /// The server takes no more of it.
+    /// The server accepts no more of it.
     Refused,
 }
 
 impl Upload {
-    pub(super) fn new(body: Outgoing, encoder: Encoder) -> Self {
+    pub(super) fn new(body: RequestBody, encoder: Encoder) -> Self {
         Self { body, encoder, pieces: 0 }
     }
 
-    /// How far it has come, with what is in `output`.
-    pub(super) fn sending(&self, output: &Outbox) -> Sending {
-        Sending { pieces: self.pieces, unsent: output.len() }
+    /// Its progress; `output` holds the unsent bytes.
+    pub(super) fn progress(&self, output: &WriteBuffer) -> SendProgress {
+        SendProgress { pieces: self.pieces, unsent: output.len() }
     }
 
-    /// Sends what can be sent; ready when that was all.
+    /// Sends as much as the socket accepts; ready when all is sent.
     pub(super) fn poll<W>(
         &mut self,
-        output: &mut Outbox,
+        output: &mut WriteBuffer,
         io: &mut W,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), UploadError>>
@@ -58,8 +63,12 @@ impl Upload {
         }
     }
 
-    /// Encodes what the body has next.
-    fn poll_encode(&mut self, output: &mut Outbox, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+    /// Encodes the next frame of the body.
+    fn poll_encode(
+        &mut self,
+        output: &mut WriteBuffer,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), BoxError>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(context)).transpose()?;
         self.pieces += 1;
         match frame.map(http_body::Frame::into_data) {
@@ -67,7 +76,7 @@ impl Upload {
             Some(Ok(chunk)) => {
                 let last = self.body.is_end_stream();
                 let tail = self.encoder.data(chunk.len(), last, output.clear())?;
-                output.follow(chunk, tail);
+                output.append(chunk, tail);
             }
             Some(Err(frame)) => {
                 self.encoder.end(&frame.into_trailers().unwrap_or_default(), output.clear())?;
@@ -77,22 +86,26 @@ impl Upload {
         Poll::Ready(Ok(()))
     }
 
-    /// Sends all of it. A request that cannot be ended is cut off, so that the server does not take it for whole.
-    pub(super) async fn finish<I>(mut self, mut output: Outbox, mut io: WriteHalf<I>, movement: Arc<Movement>)
-    where
+    /// Sends all of it. A request whose body fails is cut off, so that the server does not take it for complete.
+    pub(super) async fn finish<I>(
+        mut self,
+        mut output: WriteBuffer,
+        mut io: WriteHalf<I>,
+        activity: Arc<UploadActivity>,
+    ) where
         I: AsyncWrite,
     {
         let sent = poll_fn(|context| {
-            let before = self.sending(&output);
+            let before = self.progress(&output);
             let sent = self.poll(&mut output, &mut io, context);
-            if self.sending(&output) != before {
-                movement.moved();
+            if self.progress(&output) != before {
+                activity.record();
             }
             sent
         });
         let sent = sent.await;
         if sent.is_err() {
-            // The reader of the answer sees what becomes of it.
+            // The reader of the response sees the failure.
             let _ = io.shutdown().await;
         }
     }

@@ -106,7 +106,7 @@ fn text(config: &Value, last: &Value) -> String {
 }
 
 fn service(row: &Value, word: &dyn Fn(&Value) -> String) -> Vec<String> {
-    let answers = &row["answers"];
+    let answers = &row["responses"];
     let mean = row["mean_ms"].as_f64().map_or_else(|| "-".into(), |mean| format!("{mean:.2} ms"));
     let regions = row["regions"].as_array().cloned().unwrap_or_default();
     let regions = regions.iter().map(|region| {
@@ -118,7 +118,7 @@ fn service(row: &Value, word: &dyn Fn(&Value) -> String) -> Vec<String> {
         word(&row["state"]),
         word(&row["revision"]),
         format!("{} ({} near)", row["endpoints"], row["nearest"]),
-        word(&row["under_way"]),
+        word(&row["in_flight"]),
         word(&answers[1]),
         word(&answers[3]),
         word(&answers[4]),
@@ -129,7 +129,7 @@ fn service(row: &Value, word: &dyn Fn(&Value) -> String) -> Vec<String> {
 }
 
 fn request(record: &Value, word: &dyn Fn(&Value) -> String) -> Vec<String> {
-    let tries = record["tries"].as_array().cloned().unwrap_or_default();
+    let tries = record["attempts"].as_array().cloned().unwrap_or_default();
     let went = tries.iter().map(|tried| {
         format!("{} in {} ({})", word(&tried["instance"]), word(&tried["region"]), word(&tried["outcome"]))
     });

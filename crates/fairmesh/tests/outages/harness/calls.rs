@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::{Body, Mesh, ServiceHandle, core::View};
+use fairmesh_client::{Body, Mesh, ServiceHandle, discovery::ServiceState};
 use fairmesh_model::Protocol;
 use fairmesh_server::{Server, serve_http};
 use fairmesh_wire::transport::Address;
@@ -108,7 +108,7 @@ impl Tally {
                 self.failures.lock().unwrap().push(failure);
             }
             self.calls.fetch_add(1, Relaxed);
-            if let View::Ready(ready) = &*service.view() {
+            if let ServiceState::Ready(ready) = &*service.state() {
                 if ready.revision < last {
                     self.backwards.lock().unwrap().push((last, ready.revision));
                 }

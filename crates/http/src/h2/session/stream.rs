@@ -1,4 +1,4 @@
-//! One request and its answer.
+//! The state of one stream.
 
 use std::{
     collections::VecDeque,
@@ -9,22 +9,22 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Response};
 use http_body::Frame;
 
-use super::super::{Lost, Reason};
+use super::super::{Reason, StreamError};
 use crate::informational::Budget;
 
-/// Pieces of a body up to this length are put together while nobody reads them: each were more to keep than it carries.
-const SMALL: usize = 1024;
-/// Up to this length they are added to.
-const TOGETHER: usize = 16 * 1024;
+/// Pieces of a body up to this length are merged while they wait: each costs more to keep than it carries.
+const MERGE_BELOW: usize = 1024;
+/// Up to this length a piece is extended.
+const MAX_MERGED: usize = 16 * 1024;
 
-/// Bodies up to this length are handed on with their requests.
-const WHOLE: u32 = 16 * 1024;
+/// Bodies up to this length are delivered with their headers.
+const MAX_EARLY_BODY: u32 = 16 * 1024;
 
-/// What came of a body.
+/// A piece of a body.
 #[derive(Debug)]
 pub(in super::super) enum Piece {
     Data(Bytes),
-    /// Boxed, since pieces are kept and moved, and next to none are these.
+    /// Boxed, since pieces are moved often, and trailers are rare.
     Trailers(Box<HeaderMap>),
 }
 
@@ -39,103 +39,107 @@ impl From<Piece> for Frame<Bytes> {
 
 /// How a stream ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum Ended {
-    /// Both sides have said all.
-    Whole,
-    /// It was reset here: the other side may not know yet.
-    Here,
-    /// The other side has reset it.
-    There,
+pub(in super::super) enum StreamEnd {
+    /// Both sides sent END_STREAM.
+    Complete,
+    /// It was reset here: frames may still be in flight.
+    ResetLocally,
+    /// The peer reset it.
+    ResetRemotely,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Stream {
-    /// The head of what comes has come, and that of an answer waits for whoever asked.
+    /// Headers were received; those of a response wait for the caller.
     pub(super) has_head: bool,
-    pub(super) answer: Option<Response<()>>,
-    /// What came before that and was not taken, and how much that was so far.
+    pub(super) response: Option<Response<()>>,
+    /// Informational responses not yet delivered, and the bounds on them.
     pub(super) informational: Vec<Response<()>>,
-    pub(super) before: Budget,
-    /// Its answer has no body, whatever its head says.
+    pub(super) informational_budget: Budget,
+    /// The response has no body, whatever its headers say.
     pub(super) is_bodiless: bool,
-    /// The headers of the request had no END_STREAM, so that DATA or trailers end it.
+    /// The headers of the request had no END_STREAM: DATA or trailers end it.
     pub(super) has_body: bool,
-    /// What came and was not read.
-    pub(super) came: VecDeque<Piece>,
-    /// Bytes that came and were not read.
+    /// Pieces received and not read.
+    pub(super) received: VecDeque<Piece>,
+    /// Bytes received and not read.
     pub(super) unread: u32,
-    /// Nothing more comes.
-    pub(super) has_ended: bool,
-    /// Everything is said.
-    pub(super) has_said: bool,
+    /// The peer sent END_STREAM.
+    pub(super) remote_closed: bool,
+    /// END_STREAM was sent.
+    pub(super) local_closed: bool,
     pub(super) reset: Option<Reason>,
-    /// Why nothing more comes, where not all has.
-    pub(super) lost: Option<Lost>,
-    /// The other side counts it no more.
-    pub(super) is_over: bool,
-    /// Bytes that are taken here, and that the other side has room for.
-    pub(super) window: i64,
-    pub(super) room: i64,
-    /// Bytes that were read and of which the other side was not told.
-    pub(super) unsaid: u32,
-    /// How much is to come of a body whose length was told.
-    pub(super) left: Option<u64>,
-    /// Somebody may read the body.
-    pub(super) is_read: bool,
-    /// Bytes that came for nobody.
-    pub(super) wasted: u32,
-    /// The program waits to be told that its body is wanted.
-    pub(super) expects: bool,
-    /// It waits until there is room on the connection.
-    pub(super) waits: bool,
+    /// Why the message is incomplete.
+    pub(super) error: Option<StreamError>,
+    /// The stream is closed and no longer counts.
+    pub(super) is_closed: bool,
+    /// Receive window and send window.
+    pub(super) receive_window: i64,
+    pub(super) send_window: i64,
+    /// Bytes consumed and not yet returned by WINDOW_UPDATE.
+    pub(super) unreleased: u32,
+    /// Bytes of the body still to come, with a `content-length`.
+    pub(super) content_left: Option<u64>,
+    /// The body has a reader.
+    pub(super) has_reader: bool,
+    /// Bytes received without a reader.
+    pub(super) discarded: u32,
+    /// The client waits for 100 (Continue).
+    pub(super) expects_continue: bool,
+    /// It waits for the window or send buffer of the connection.
+    pub(super) is_waiting: bool,
     pub(super) reader: Option<Waker>,
     pub(super) writer: Option<Waker>,
-    /// Who knows of it.
+    /// References from callers: bodies, calls, responders.
     pub(super) handles: u8,
 }
 
 impl Stream {
-    pub(super) fn begin(&mut self, window: u32, room: i64, left: Option<u64>, has_ended: bool) {
-        self.window = window.into();
-        self.room = room;
-        self.left = left;
-        self.has_ended = has_ended;
+    pub(super) fn begin(&mut self, window: u32, send_window: i64, left: Option<u64>, remote_closed: bool) {
+        self.receive_window = window.into();
+        self.send_window = send_window;
+        self.content_left = left;
+        self.remote_closed = remote_closed;
     }
 
-    /// Becomes one that may begin, and keeps nothing of what it was but memory.
-    pub(super) fn rest(&mut self) {
-        let mut came = std::mem::take(&mut self.came);
-        came.clear();
-        *self = Self { came, ..Self::default() };
+    /// Resets the state for another stream, and keeps only memory.
+    pub(super) fn recycle(&mut self) {
+        let mut received = std::mem::take(&mut self.received);
+        received.clear();
+        *self = Self { received, ..Self::default() };
     }
 
-    /// The body, where all of it is here and nothing else: `Some` without bytes where it has none. Not a large one, which the
-    /// other side must have read before it sends others.
-    pub(super) fn whole(&mut self) -> Option<Bytes> {
-        if !self.has_ended || self.reset.is_some() || self.came.len() > 1 || self.unread > WHOLE {
+    /// The body, where all of it was received and no trailers: empty where it has none. Not a large one: flow control
+    /// must hold until it is read.
+    pub(super) fn take_complete(&mut self) -> Option<Bytes> {
+        if !self.remote_closed
+            || self.reset.is_some()
+            || self.received.len() > 1
+            || self.unread > MAX_EARLY_BODY
+        {
             return None;
         }
-        match self.came.pop_front() {
+        match self.received.pop_front() {
             None => Some(Bytes::new()),
             Some(Piece::Data(data)) => Some(data),
             Some(trailers) => {
-                self.came.push_front(trailers);
+                self.received.push_front(trailers);
                 None
             }
         }
     }
 
-    /// Keeps a piece of the body for its reader.
-    pub(super) fn keep(&mut self, data: Bytes) {
-        if data.len() <= SMALL
-            && let Some(Piece::Data(last)) = self.came.back_mut()
-            && last.len() <= TOGETHER
+    /// Queues a piece of the body for its reader.
+    pub(super) fn push_data(&mut self, data: Bytes) {
+        if data.len() <= MERGE_BELOW
+            && let Some(Piece::Data(last)) = self.received.back_mut()
+            && last.len() <= MAX_MERGED
         {
             let mut both = BytesMut::from(std::mem::take(last));
             both.extend_from_slice(&data);
             *last = both.freeze();
         } else {
-            self.came.push_back(Piece::Data(data));
+            self.received.push_back(Piece::Data(data));
         }
     }
 
@@ -158,10 +162,10 @@ impl Stream {
     }
 }
 
-/// Has this task woken.
-pub(super) fn register(place: &mut Option<Waker>, context: &Context<'_>) {
-    match place {
+/// Registers the task to be woken.
+pub(super) fn register(slot: &mut Option<Waker>, context: &Context<'_>) {
+    match slot {
         Some(waker) => waker.clone_from(context.waker()),
-        None => *place = Some(context.waker().clone()),
+        None => *slot = Some(context.waker().clone()),
     }
 }

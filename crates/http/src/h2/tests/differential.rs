@@ -1,7 +1,7 @@
-//! The same program, which h2 speaks for, asks our side and hyper's for the same, over windows, frames and pieces of any size:
-//! both must hand on the same requests, and answer the same.
+//! The same client, played by h2, sends the same requests to this server and to hyper's, with windows, frames and
+//! pieces of any size: both must dispatch the same requests and send the same responses.
 
-mod asking;
+mod client_role;
 
 use std::{convert::Infallible, ops::Range, panic, pin::Pin, time::Duration};
 
@@ -15,47 +15,47 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use proptest::{prelude::*, strategy::ValueTree as _, test_runner::TestRunner};
 use tokio::io::{AsyncReadExt as _, DuplexStream, duplex};
 
-use super::super::{Connection, PREFACE, lock, session::Planted};
+use super::super::{PREFACE, ServerConnection, lock, session::Mutant};
 use crate::BoxError;
 
-/// What a program asks for.
+/// A request.
 #[derive(Clone, Debug)]
-struct Ask {
+struct TestRequest {
     method: Method,
     path: String,
     fields: Vec<(u8, String)>,
-    /// Lengths of pieces.
+    /// Lengths of the pieces.
     body: Vec<usize>,
     trailers: bool,
-    /// What the server does.
-    manner: Manner,
+    /// The behaviour of the server.
+    manner: Behaviour,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Manner {
-    /// Sends the body back as it comes.
+enum Behaviour {
+    /// Sends the body back as it arrives.
     Echoes,
-    /// Reads it to its end, and then sends it back whole.
+    /// Reads it to its end, and then sends it back.
     Collects,
-    /// Answers at once, and reads nothing.
+    /// Responds at once, without reading.
     Ignores,
-    /// Breaks off in the middle.
+    /// Fails in the middle of the body.
     Breaks,
 }
 
 #[derive(Clone, Debug)]
-struct Program {
+struct Scenario {
     window: u32,
     connection_window: u32,
     frame: u32,
     table: u32,
     pipe: usize,
-    asks: Vec<Ask>,
+    requests: Vec<TestRequest>,
 }
 
-/// What a program heard of one request.
+/// The result of one request.
 #[derive(Debug, PartialEq)]
-struct Heard {
+struct Observed {
     status: Option<StatusCode>,
     headers: HeaderMap,
     body: Bytes,
@@ -63,26 +63,26 @@ struct Heard {
     reset: Option<Reason>,
 }
 
-impl Heard {
+impl Observed {
     fn nothing() -> Self {
         Self { status: None, headers: HeaderMap::new(), body: Bytes::new(), trailers: None, reset: None }
     }
 }
 
-type AnswerBody = UnsyncBoxBody<Bytes, BoxError>;
+type ResponseBody = UnsyncBoxBody<Bytes, BoxError>;
 
-fn whole(bytes: Bytes) -> AnswerBody {
+fn whole(bytes: Bytes) -> ResponseBody {
     http_body_util::Full::new(bytes).map_err(Into::into).boxed_unsync()
 }
 
-/// Answers, whoever reads the request.
-async fn answer<B>(request: Request<B>) -> Response<AnswerBody>
+/// The service.
+async fn response<B>(request: Request<B>) -> Response<ResponseBody>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
 {
     let (head, body) = request.into_parts();
     let manner = head.headers.get("manner").map(|value| value.as_bytes().to_vec()).unwrap_or_default();
-    let mut answer = match &manner[..] {
+    let mut response = match &manner[..] {
         b"Echoes" => Response::new(body.map_err(Into::into).boxed_unsync()),
         b"Collects" => {
             let collected = body.collect().await.map_err(Into::into).unwrap();
@@ -98,29 +98,30 @@ where
         }
         _ => Response::new(whole(Bytes::from_static(b"ignored"))),
     };
-    let headers = answer.headers_mut();
+    let headers = response.headers_mut();
     headers.extend(head.headers);
     headers.remove("content-length");
     headers.insert("method", head.method.as_str().parse().unwrap());
     headers.insert("uri", head.uri.to_string().parse().unwrap());
     headers.append("set-cookie", HeaderValue::from_static("a=b"));
-    // Not 204, whose body h2 takes as well.
+    // Not 204, for which h2 accepts a body.
     let statuses = [200, 201, 202, 203, 206, 404, 503];
-    *answer.status_mut() = StatusCode::from_u16(statuses[head.uri.path().len() % 7]).unwrap();
-    answer
+    *response.status_mut() = StatusCode::from_u16(statuses[head.uri.path().len() % 7]).unwrap();
+    response
 }
 
-async fn ours(mut stream: DuplexStream, planted: Option<Planted>) {
+async fn serve_with_own(mut stream: DuplexStream, mutant: Option<Mutant>) {
     let mut preface = BytesMut::zeroed(PREFACE.len());
     stream.read_exact(&mut preface).await.unwrap();
-    let service = |request| -> Pin<Box<dyn Future<Output = _> + Send>> { Box::pin(answer(request)) };
-    let connection = Connection::new(stream, preface, service);
-    lock(&connection.session()).planted = planted;
+    let service = |request| -> Pin<Box<dyn Future<Output = _> + Send>> { Box::pin(response(request)) };
+    let connection = ServerConnection::new(stream, preface, service);
+    lock(&connection.session()).mutant = mutant;
     connection.await.unwrap();
 }
 
-async fn hypers(stream: DuplexStream) {
-    let service = hyper::service::service_fn(|request| async { Ok::<_, Infallible>(answer(request).await) });
+async fn serve_with_hyper(stream: DuplexStream) {
+    let service =
+        hyper::service::service_fn(|request| async { Ok::<_, Infallible>(response(request).await) });
     let _ = Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
 }
 
@@ -141,9 +142,9 @@ async fn body_of(mut body: RecvStream) -> (Bytes, Option<HeaderMap>, Option<Reas
     }
 }
 
-async fn upload(mut sender: h2::SendStream<Bytes>, ask: Ask) {
-    for (n, length) in ask.body.iter().enumerate() {
-        let is_last = n + 1 == ask.body.len() && !ask.trailers;
+async fn upload(mut sender: h2::SendStream<Bytes>, spec: TestRequest) {
+    for (n, length) in spec.body.iter().enumerate() {
+        let is_last = n + 1 == spec.body.len() && !spec.trailers;
         let mut piece = Bytes::from(vec![b'a' + n as u8 % 26; *length]);
         if piece.is_empty() && is_last {
             let _ = sender.send_data(Bytes::new(), true);
@@ -159,7 +160,7 @@ async fn upload(mut sender: h2::SendStream<Bytes>, ask: Ask) {
             }
         }
     }
-    if ask.trailers {
+    if spec.trailers {
         let _ = sender.send_trailers(trailers());
     }
 }
@@ -168,62 +169,62 @@ fn trailers() -> HeaderMap {
     HeaderMap::from_iter([(HeaderName::from_static("x-sum"), HeaderValue::from_static("7"))])
 }
 
-fn request(ask: &Ask) -> Request<()> {
+fn request(spec: &TestRequest) -> Request<()> {
     let mut request = Request::new(());
-    *request.method_mut() = ask.method.clone();
-    *request.uri_mut() = format!("http://one.shop{}", ask.path).parse().unwrap();
-    request.headers_mut().insert("manner", format!("{:?}", ask.manner).parse().unwrap());
-    for (name, value) in &ask.fields {
+    *request.method_mut() = spec.method.clone();
+    *request.uri_mut() = format!("http://one.shop{}", spec.path).parse().unwrap();
+    request.headers_mut().insert("manner", format!("{:?}", spec.manner).parse().unwrap());
+    for (name, value) in &spec.fields {
         let name: HeaderName = format!("x-{name}").parse().unwrap();
         request.headers_mut().append(name, value.parse().unwrap());
     }
     request
 }
 
-async fn ask(sender: client::SendRequest<Bytes>, ask: Ask) -> Heard {
+async fn perform(sender: client::SendRequest<Bytes>, spec: TestRequest) -> Observed {
     let mut sender = sender.ready().await.unwrap();
-    let ends = ask.body.iter().all(|length| *length == 0) && !ask.trailers;
-    let (answer, body) = sender.send_request(request(&ask), ends).unwrap();
-    let uploading = tokio::spawn(async move { if ends { drop(body) } else { upload(body, ask).await } });
-    let heard = match answer.await {
-        Err(error) => Heard { reset: error.reason(), ..Heard::nothing() },
-        Ok(answer) => {
-            let (mut head, body) = answer.into_parts();
+    let ends = spec.body.iter().all(|length| *length == 0) && !spec.trailers;
+    let (response, body) = sender.send_request(request(&spec), ends).unwrap();
+    let uploading = tokio::spawn(async move { if ends { drop(body) } else { upload(body, spec).await } });
+    let heard = match response.await {
+        Err(error) => Observed { reset: error.reason(), ..Observed::nothing() },
+        Ok(response) => {
+            let (mut head, body) = response.into_parts();
             head.headers.remove("date");
-            // Of a body that has come whole ours knows the length, and whether it has is up to chance.
+            // The length of a body that has arrived completely is known, which depends on timing.
             head.headers.remove("content-length");
             let (body, trailers, reset) = body_of(body).await;
-            Heard { status: Some(head.status), headers: head.headers, body, trailers, reset }
+            Observed { status: Some(head.status), headers: head.headers, body, trailers, reset }
         }
     };
     uploading.await.unwrap();
     heard
 }
 
-async fn run(program: &Program, near: DuplexStream) -> Vec<Heard> {
+async fn run(scenario: &Scenario, near: DuplexStream) -> Vec<Observed> {
     let (sender, connection) = client::Builder::new()
-        .initial_window_size(program.window)
-        .initial_connection_window_size(program.connection_window)
-        .max_frame_size(program.frame)
-        .header_table_size(program.table)
+        .initial_window_size(scenario.window)
+        .initial_connection_window_size(scenario.connection_window)
+        .max_frame_size(scenario.frame)
+        .header_table_size(scenario.table)
         .handshake::<_, Bytes>(near)
         .await
         .unwrap();
     let connection = tokio::spawn(connection);
-    let asks = program.asks.iter().map(|one| ask(sender.clone(), one.clone()));
-    let heard = futures_util::future::join_all(asks).await;
+    let requests = scenario.requests.iter().map(|one| perform(sender.clone(), one.clone()));
+    let heard = futures_util::future::join_all(requests).await;
     drop(sender);
     connection.await.unwrap().unwrap();
     heard
 }
 
 /// With bodies in pieces of up to this length.
-fn asks(longest: usize) -> impl Strategy<Value = Ask> {
+fn requests(longest: usize) -> impl Strategy<Value = TestRequest> {
     let manner = prop_oneof![
-        3 => Just(Manner::Echoes),
-        3 => Just(Manner::Collects),
-        1 => Just(Manner::Ignores),
-        1 => Just(Manner::Breaks),
+        3 => Just(Behaviour::Echoes),
+        3 => Just(Behaviour::Collects),
+        1 => Just(Behaviour::Ignores),
+        1 => Just(Behaviour::Breaks),
     ];
     let length = prop_oneof![Just(0_usize), 1..longest / 100, longest / 10..longest];
     (
@@ -234,7 +235,7 @@ fn asks(longest: usize) -> impl Strategy<Value = Ask> {
         any::<bool>(),
         manner,
     )
-        .prop_map(|(method, path, fields, body, trailers, manner)| Ask {
+        .prop_map(|(method, path, fields, body, trailers, manner)| TestRequest {
             trailers: trailers && !body.is_empty(),
             method,
             path,
@@ -244,8 +245,8 @@ fn asks(longest: usize) -> impl Strategy<Value = Ask> {
         })
 }
 
-/// Over a pipe of such a size, and with bodies that fit it.
-fn programs(pipe: Range<usize>) -> impl Strategy<Value = Program> {
+/// Over a pipe of this size, and with bodies that fit it.
+fn scenarios(pipe: Range<usize>) -> impl Strategy<Value = Scenario> {
     let longest = (30 * pipe.start).clamp(200, 70_000);
     // Frames of a byte or two are for short bodies.
     let least = longest as u32 / 100;
@@ -255,53 +256,56 @@ fn programs(pipe: Range<usize>) -> impl Strategy<Value = Program> {
         16_384..70_000_u32,
         prop_oneof![Just(0_u32), 0..300_u32, Just(4096)],
         pipe,
-        prop::collection::vec(asks(longest), 1..24),
+        prop::collection::vec(requests(longest), 1..24),
     )
-        .prop_map(|(window, connection_window, frame, table, pipe, asks)| Program {
+        .prop_map(|(window, connection_window, frame, table, pipe, requests)| Scenario {
             window,
             connection_window,
             frame,
             table,
             pipe,
-            asks,
+            requests,
         })
 }
 
-/// Nothing waits for ever: the clock goes on as soon as nobody has anything to do.
+/// With the clock paused, a deadlock ends in a timeout as soon as all tasks are idle.
 async fn in_time<T>(whose: &str, what: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(60), what).await.unwrap_or_else(|_| panic!("{whose} hangs"))
 }
 
-fn both(program: &Program, planted: Option<Planted>) -> (Vec<Heard>, Vec<Heard>) {
+fn both(scenario: &Scenario, mutant: Option<Mutant>) -> (Vec<Observed>, Vec<Observed>) {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
     runtime.block_on(async {
-        let (near, far) = duplex(program.pipe);
-        let serving = tokio::spawn(ours(far, planted));
-        let by_ours = in_time("ours", run(program, near)).await;
+        let (near, far) = duplex(scenario.pipe);
+        let serving = tokio::spawn(serve_with_own(far, mutant));
+        let by_ours = in_time("ours", run(scenario, near)).await;
         in_time("ours", serving).await.unwrap();
-        // h2 gives up on a pipe of a few bytes.
+        // h2 fails over a pipe of a few bytes.
         let (near, far) = duplex(1 << 16);
-        let serving = tokio::spawn(hypers(far));
-        let by_hypers = in_time("hyper's", run(program, near)).await;
+        let serving = tokio::spawn(serve_with_hyper(far));
+        let by_hypers = in_time("hyper's", run(scenario, near)).await;
         in_time("hyper's", serving).await.unwrap();
         (by_ours, by_hypers)
     })
 }
 
-/// Over pipes of a few bytes, and over usual ones.
-fn any_programs() -> impl Strategy<Value = Program> {
-    prop_oneof![programs(2..100), programs(5000..100_000)]
+/// Over pipes of a few bytes, and of common sizes.
+fn any_scenarios() -> impl Strategy<Value = Scenario> {
+    prop_oneof![scenarios(2..100), scenarios(5000..100_000)]
 }
 
-/// Says where they differ.
-fn compare(program: &Program, planted: Option<Planted>) -> Result<(), TestCaseError> {
-    let (ours, hypers) = both(program, planted);
-    for ((ours, hypers), ask) in ours.iter().zip(&hypers).zip(&program.asks) {
-        let breaks = matches!(ask.manner, Manner::Breaks);
-        // h2 forgets what waits to be sent on a stream that it resets, and ours has sent it.
-        let alike = ours == hypers || breaks && ours.reset == hypers.reset;
-        prop_assert!(alike, "{ours:?} and {hypers:?} of {ask:?}");
+/// Reports differences.
+fn compare(scenario: &Scenario, mutant: Option<Mutant>) -> Result<(), TestCaseError> {
+    let (serve_with_own, serve_with_hyper) = both(scenario, mutant);
+    for ((serve_with_own, serve_with_hyper), spec) in
+        serve_with_own.iter().zip(&serve_with_hyper).zip(&scenario.requests)
+    {
+        let breaks = matches!(spec.manner, Behaviour::Breaks);
+        // h2 drops unsent frames of a stream that it resets, which were sent here already.
+        let alike =
+            serve_with_own == serve_with_hyper || breaks && serve_with_own.reset == serve_with_hyper.reset;
+        prop_assert!(alike, "{serve_with_own:?} and {serve_with_hyper:?} of {spec:?}");
     }
     Ok(())
 }
@@ -310,26 +314,26 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
     #[test]
-    fn ours_answers_as_hypers_does(program in any_programs()) {
-        compare(&program, None)?;
+    fn this_server_responds_as_hyper_does(scenario in any_scenarios()) {
+        compare(&scenario, None)?;
     }
 }
 
 #[test]
-fn a_mistake_is_found() {
-    for planted in [
-        Planted::AnyStreamsBody,
-        Planted::NoTrailers,
-        Planted::NoWindow,
-        Planted::NoEnd,
-        Planted::OneFieldLess,
+fn every_mutant_is_detected() {
+    for mutant in [
+        Mutant::MisroutesBody,
+        Mutant::DropsTrailers,
+        Mutant::IgnoresWindow,
+        Mutant::DropsEndStream,
+        Mutant::DropsField,
     ] {
         let mut dice = TestRunner::deterministic();
         let found = (0..64).any(|_| {
-            let program = any_programs().new_tree(&mut dice).unwrap().current();
-            let compared = panic::catch_unwind(|| compare(&program, Some(planted)));
+            let scenario = any_scenarios().new_tree(&mut dice).unwrap().current();
+            let compared = panic::catch_unwind(|| compare(&scenario, Some(mutant)));
             !matches!(compared, Ok(Ok(())))
         });
-        assert!(found, "{planted:?}");
+        assert!(found, "{mutant:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! What the encoder puts into the table, and what it does not.
+//! Which fields the encoder adds to the table.
 
 use std::fmt::Write as _;
 
@@ -21,11 +21,11 @@ impl Both {
         let mut out = Vec::new();
         write(&mut self.encoder.block(&mut out));
         let fields = decode(&mut self.decoder, &out).unwrap();
-        assert_eq!(self.decoder.table().sizes(), (self.encoder.repeats().sizes(), true));
+        assert_eq!(self.decoder.table().sizes(), (self.encoder.table().sizes(), true));
         (out, fields)
     }
 
-    /// The length of what a header is encoded to.
+    /// The length of an encoded header.
     fn header(&mut self, (name, value): (HeaderName, HeaderValue)) -> usize {
         let (out, fields) = self.block(|block| block.header(&name, &value));
         assert_eq!(fields, [Field::Header(name, value)]);
@@ -34,12 +34,12 @@ impl Both {
 }
 
 #[test]
-fn what_repeats_is_indexed() {
+fn repeated_fields_are_indexed() {
     let mut both = Both::new();
     let whole = 1 + 1 + "x-version".len() + 1 + "17".len();
     let lengths = [(); 4].map(|()| both.header(header("x-version", "17")));
     assert_eq!(lengths, [whole, whole, 1, 1]);
-    // Its name is in the table now, and so are these in the static one.
+    // Its name is in the dynamic table now, and these are in the static one.
     assert_eq!(both.header(header("x-version", "18")), 2 + 1 + 2);
     assert_eq!(both.header(header("user-agent", "18")), 2 + 1 + 2);
     let lengths = [(); 3].map(|()| both.block(|block| block.path("/a/b")).0.len());
@@ -76,7 +76,7 @@ fn static_fields_are_indexed_at_once() {
 }
 
 #[test]
-fn what_is_unique_does_not_push_out_what_repeats() {
+fn unique_fields_do_not_evict_repeated_ones() {
     let mut both = Both::new();
     let repeated =
         ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"].map(|value| header("x-repeated", value));
@@ -97,7 +97,7 @@ fn what_is_unique_does_not_push_out_what_repeats() {
     }
     // An index each, and the unique values with the indices of their names.
     assert_eq!(largest, 10 + 4 * (2 + 1 + 32));
-    assert_eq!(both.encoder.repeats().sizes().len(), 10 + 2);
+    assert_eq!(both.encoder.table().sizes().len(), 10 + 2);
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn secrets_stay_out_of_every_table() {
     let lengths = [(); 4].map(|()| both.header(header("content-length", "17")));
     assert_eq!(lengths, [2 + 1 + 2; 4]);
     assert_eq!(both.decoder.table().sizes(), (vec![], true));
-    // Names are no secrets.
+    // Names are not secret.
     for _ in 0..2 {
         both.header(header("x-key", "other"));
     }
@@ -163,7 +163,7 @@ fn limits_are_announced_and_kept() {
     assert_eq!(announced(&mut both, &[5000, 4097]), hex(""));
     assert_eq!(both.header(header("name", "value")), 1);
     assert_eq!(announced(&mut both, &[40, 10, 4096]), hex("2a 3fe11f"));
-    assert!(both.encoder.repeats().sizes().is_empty());
+    assert!(both.encoder.table().sizes().is_empty());
     assert_eq!(announced(&mut both, &[100, 50, 60]), hex("3f13 3f1d"));
     assert_eq!(announced(&mut both, &[0]), hex("20"));
     let lengths = [(); 4].map(|()| both.header(header("name", "value")));
@@ -174,7 +174,7 @@ fn limits_are_announced_and_kept() {
 }
 
 #[test]
-fn many_values_of_one_name_do_not_hide_each_other() {
+fn many_values_of_one_name_are_all_found() {
     let mut both = Both::new();
     let mut lengths = Vec::new();
     for round in 0..40 {

@@ -33,7 +33,7 @@ fn fields_are_those_of_c_2() {
     assert_eq!(decoder.table().sizes(), (vec![], true));
 }
 
-/// Blocks of one connection, what they hold, and the sizes of the table's entries after each.
+/// Blocks of one connection, their fields, and the sizes of the table's entries after each.
 type Example<'a> = [(&'a str, &'a [(&'a str, &'a str)], &'a [usize])];
 
 fn check(size: usize, example: &Example<'_>) {
@@ -136,35 +136,35 @@ fn answers_are_those_of_c_5_and_c_6() {
 
 #[test]
 fn static_entries_are_found_by_name_and_value() {
-    let name_of = |index: usize| match &entries::get(index - 1).unwrap().field {
+    let name_of = |index: usize| match &static_table::get(index - 1).unwrap().field {
         Field::Header(name, _) => name.clone(),
         other => panic!("{other:?}"),
     };
-    for index in 15..=entries::COUNT {
-        assert_eq!(entries::header(&name_of(index)), index);
+    for index in 15..=static_table::COUNT {
+        assert_eq!(static_table::header(&name_of(index)), index);
     }
     assert_eq!(name_of(32), "cookie");
     assert_eq!(name_of(61), "www-authenticate");
-    assert_eq!(entries::header(&HeaderName::from_static("custom-key")), 0);
-    let field_of = |index: Option<usize>| entries::get(index.unwrap() - 1).unwrap().field.clone();
+    assert_eq!(static_table::header(&HeaderName::from_static("custom-key")), 0);
+    let field_of = |index: Option<usize>| static_table::get(index.unwrap() - 1).unwrap().field.clone();
     for method in [Method::GET, Method::POST] {
-        assert_eq!(field_of(entries::method(&method)), Field::Method(method));
+        assert_eq!(field_of(static_table::method(&method)), Field::Method(method));
     }
     for path in ["/", "/index.html"] {
-        assert_eq!(field_of(entries::path(path)), field(":path", path));
+        assert_eq!(field_of(static_table::path(path)), field(":path", path));
     }
     for scheme in ["http", "https"] {
-        assert_eq!(field_of(entries::scheme(scheme)), field(":scheme", scheme));
+        assert_eq!(field_of(static_table::scheme(scheme)), field(":scheme", scheme));
     }
     for status in (100..1000).map(|code| StatusCode::from_u16(code).unwrap()) {
-        let index = entries::status(status);
+        let index = static_table::status(status);
         assert!(index.is_none() || field_of(index) == Field::Status(status));
     }
 }
 
 #[test]
 fn names_of_pseudo_headers_are_found() {
-    use entries::{AUTHORITY, METHOD, PATH, SCHEME, STATUS};
+    use static_table::{AUTHORITY, METHOD, PATH, SCHEME, STATUS};
     for (index, name, value) in [
         (AUTHORITY, ":authority", "a.b:1"),
         (METHOD, ":method", "PUT"),

@@ -1,11 +1,12 @@
-//! How well hashes spread.
+//! The distribution of hashes.
 
-use super::hash::Seed;
+use super::field_hash::FieldHasher;
 
 /// How many sets of 32 get more than 8 of 64 texts that only differ by digits, by any of the bits that choose a set.
-fn crowded(seed: &Seed, texts: &[String]) -> usize {
-    let name = seed.begin(b"x-name");
-    let hashes: Vec<u64> = texts.iter().map(|text| Seed::hash(seed.extend(name, text.as_bytes()))).collect();
+fn overfull_sets(hasher: &FieldHasher, texts: &[String]) -> usize {
+    let name = hasher.begin(b"x-name");
+    let hashes: Vec<u64> =
+        texts.iter().map(|text| FieldHasher::hash(hasher.extend(name, text.as_bytes()))).collect();
     let mut sets = [[0; 32]; 5];
     for hash in hashes {
         for (counts, shift) in sets.iter_mut().zip([0, 8, 32, 48, 59]) {
@@ -16,12 +17,12 @@ fn crowded(seed: &Seed, texts: &[String]) -> usize {
 }
 
 #[test]
-fn similar_texts_do_not_crowd() {
-    let random = |number: u64| Seed::hash(number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+fn hashes_of_similar_texts_are_spread() {
+    let random = |number: u64| FieldHasher::hash(number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     for length in [1, 3, 4, 7, 8, 9, 15, 16, 17, 30, 40] {
         let texts: Vec<String> = (0..64).map(|number| format!("{number:0length$}")).collect();
-        let seeds = (1..=200).map(|seed| Seed { start: random(seed), key: random(seed + 1000) });
-        let sum: usize = seeds.map(|seed| crowded(&seed, &texts)).sum();
+        let seeds = (1..=200).map(|seed| FieldHasher { start: random(seed), key: random(seed + 1000) });
+        let sum: usize = seeds.map(|hasher| overfull_sets(&hasher, &texts)).sum();
         // By chance it would be about 8 of these 32,000; without the last step of the hash it is many times that.
         assert!(sum < 25, "{length}: {sum}");
     }
@@ -29,11 +30,11 @@ fn similar_texts_do_not_crowd() {
 
 #[test]
 fn every_byte_and_length_counts() {
-    let seed = Seed::new();
+    let hasher = FieldHasher::new();
     let texts = (0..100).flat_map(|length| {
         (0..=length).map(move |at| (0..length).map(|place| u8::from(place == at)).collect::<Vec<_>>())
     });
-    let mut hashes: Vec<u64> = texts.map(|text| Seed::hash(seed.begin(&text))).collect();
+    let mut hashes: Vec<u64> = texts.map(|text| FieldHasher::hash(hasher.begin(&text))).collect();
     hashes.sort_unstable();
     assert!(hashes.windows(2).all(|pair| pair[0] != pair[1]));
 }

@@ -1,4 +1,4 @@
-//! What must be refused, and how.
+//! Malformed blocks.
 
 use proptest::prelude::*;
 
@@ -10,19 +10,19 @@ fn why(block: &[u8]) -> &'static str {
 
 #[test]
 fn indices_lie_in_the_table() {
-    assert_eq!(why(&hex("80")), "an index is 0");
-    assert_eq!(why(&hex("be")), "an index is beyond the table");
-    assert_eq!(why(&hex("7f00 00")), "an index is beyond the table");
-    assert_eq!(why(&hex("0f7f 00")), "an index is beyond the table");
-    assert_eq!(why(&hex("ff80 8080 8001")), "an index is beyond the table");
+    assert_eq!(why(&hex("80")), "index 0");
+    assert_eq!(why(&hex("be")), "an index beyond the tables");
+    assert_eq!(why(&hex("7f00 00")), "an index beyond the tables");
+    assert_eq!(why(&hex("0f7f 00")), "an index beyond the tables");
+    assert_eq!(why(&hex("ff80 8080 8001")), "an index beyond the tables");
 }
 
 #[test]
 fn integers_are_bounded() {
-    assert_eq!(why(&hex("ff80 8080 8010")), "an integer is too large");
-    assert_eq!(why(&hex("ffff ffff ff7f")), "an integer is too large");
-    assert_eq!(why(&hex("ff80 8080 8080 00")), "an integer is too long");
-    assert_eq!(why(&hex("00 01 61 ffff ffff ffff 7f")), "an integer is too long");
+    assert_eq!(why(&hex("ff80 8080 8010")), "an integer exceeds 32 bits");
+    assert_eq!(why(&hex("ffff ffff ff7f")), "an integer exceeds 32 bits");
+    assert_eq!(why(&hex("ff80 8080 8080 00")), "an integer has too many bytes");
+    assert_eq!(why(&hex("00 01 61 ffff ffff ffff 7f")), "an integer has too many bytes");
     let (mut out, most) = (Vec::new(), u32::MAX as usize);
     primitives::integer(&mut out, 0, 4, most);
     assert_eq!(primitives::Input(&out).integer(4), Ok(most));
@@ -32,10 +32,10 @@ fn integers_are_bounded() {
 fn blocks_end_with_a_field() {
     assert_eq!(decode(&mut Decoder::default(), b""), Ok(vec![]));
     for short in ["ff", "ff80", "40", "4001", "400161", "0161"] {
-        assert!(why(&hex(short)).starts_with("it ends within a"), "{short}");
+        assert!(why(&hex(short)).starts_with("the block ends within a"), "{short}");
     }
-    // A length that no memory may be taken for.
-    assert_eq!(why(&hex("00 ff80 ffff ff0e")), "it ends within a string");
+    // A length that must not be allocated.
+    assert_eq!(why(&hex("00 ff80 ffff ff0e")), "the block ends within a string");
 }
 
 #[test]
@@ -46,12 +46,12 @@ fn strings_are_padded_by_few_ones() {
         let fits = decode(&mut Decoder::default(), &block).is_ok();
         assert_eq!(fits, good != "82 1fff", "{good}");
     }
-    assert_eq!(why(&hex("0f00 82 07ff")), "a string is padded by more than 7 bits");
-    assert_eq!(why(&hex("0f00 81 ff")), "a string is padded by more than 7 bits");
-    assert_eq!(why(&hex("0f00 81 06")), "a string is padded by other bits than ones");
-    assert_eq!(why(&hex("0f00 81 00")), "a string is padded by other bits than ones");
-    assert_eq!(why(&hex("0f00 84 ffff ffff")), "a string holds the symbol that ends it");
-    assert_eq!(why(&hex("0f00 85 07ff ffff ff")), "a string holds the symbol that ends it");
+    assert_eq!(why(&hex("0f00 82 07ff")), "the padding of a string exceeds 7 bits");
+    assert_eq!(why(&hex("0f00 81 ff")), "the padding of a string exceeds 7 bits");
+    assert_eq!(why(&hex("0f00 81 06")), "the padding of a string is not all ones");
+    assert_eq!(why(&hex("0f00 81 00")), "the padding of a string is not all ones");
+    assert_eq!(why(&hex("0f00 84 ffff ffff")), "a string contains EOS");
+    assert_eq!(why(&hex("0f00 85 07ff ffff ff")), "a string contains EOS");
     assert_eq!(decode(&mut Decoder::default(), &hex("0f00 80")), Ok(fields(&[("accept-charset", "")])));
 }
 
@@ -60,9 +60,9 @@ fn the_table_is_resized_first_and_within_limits() {
     let mut decoder = Decoder::new(256);
     assert_eq!(decode(&mut decoder, &hex("20 3f e1 01 82")), Ok(vec![Field::Method(Method::GET)]));
     assert_eq!(decode(&mut decoder, &hex("20")), Ok(vec![]));
-    let too_large = "the table would be larger than was agreed on";
-    assert_eq!(decode(&mut Decoder::new(256), &hex("3f e2 01")), Err(Broken(too_large)));
-    let too_often = "the size of the table is changed too often, or too late";
+    let too_large = "a table size update exceeds SETTINGS_HEADER_TABLE_SIZE";
+    assert_eq!(decode(&mut Decoder::new(256), &hex("3f e2 01")), Err(DecodeError(too_large)));
+    let too_often = "a table size update within a block, or a third one";
     assert_eq!(why(&hex("20 21 22")), too_often);
     assert_eq!(why(&hex("82 20")), too_often);
 }
@@ -86,7 +86,7 @@ fn an_entry_that_is_too_large_empties_the_table() {
     let large = decode(&mut decoder, &literal(b"c", &[b'c'; 68])).unwrap();
     assert_eq!(large[0].size(), 101);
     assert_eq!(decoder.table().sizes(), (vec![], true));
-    // Its name comes from an entry that it pushes out (RFC 7541 4.4).
+    // Its name comes from an entry that it evicts (RFC 7541 4.4).
     decode(&mut decoder, &literal(b"name", b"1")).unwrap();
     let mut block = hex("7e");
     primitives::string(&mut block, &[b'v'; 60]);
@@ -95,38 +95,43 @@ fn an_entry_that_is_too_large_empties_the_table() {
 }
 
 #[test]
-fn what_is_no_http_only_loses_its_message() {
+fn invalid_fields_only_fail_their_message() {
     let mut decoder = Decoder::default();
     for (name, value, expected) in [
-        ("Name", "value", "a name is not in lower case"),
-        ("", "value", "a name is not made of what names are"),
-        ("na me", "value", "a name is not made of what names are"),
+        ("Name", "value", "a header name is not in lower case"),
+        ("", "value", "an invalid header name"),
+        ("na me", "value", "an invalid header name"),
         (":other", "value", "an unknown pseudo-header"),
-        ("name", "a\nb", "a value is not made of what values are"),
-        (":path", "", "a path is empty"),
-        (":path", "a", "a path does not begin with a slash"),
-        (":path", "?a", "a path does not begin with a slash"),
-        (":path", "/a#b", "a path has blanks, control characters or a fragment"),
-        (":path", "*a", "a path does not begin with a slash"),
-        (":path", "/a b", "a path has blanks, control characters or a fragment"),
-        (":path", "/a\u{7f}b", "a path has blanks, control characters or a fragment"),
-        (":method", "", "a method is none"),
-        (":scheme", "a b", "a scheme is none"),
-        (":authority", "", "an authority is none"),
-        (":status", "20", "a status is none"),
-        (":protocol", "web socket", "a protocol is none"),
+        (
+            "name",
+            "a
+        b",
+            "an invalid header value",
+        ),
+        (":path", "", "an empty path"),
+        (":path", "a", "a path that does not begin with a slash"),
+        (":path", "?a", "a path that does not begin with a slash"),
+        (":path", "/a#b", "a path with spaces, control characters or a fragment"),
+        (":path", "*a", "a path that does not begin with a slash"),
+        (":path", "/a b", "a path with spaces, control characters or a fragment"),
+        (":path", "/a\u{7f}b", "a path with spaces, control characters or a fragment"),
+        (":method", "", "an invalid :method"),
+        (":scheme", "a b", "an invalid :scheme"),
+        (":authority", "", "an invalid :authority"),
+        (":status", "20", "an invalid :status"),
+        (":protocol", "web socket", "an invalid :protocol"),
     ] {
         let size = name.len() + value.len() + 32;
         let malformed = Ok(vec![Field::Malformed(size, expected)]);
         assert_eq!(decode(&mut decoder, &literal(name.as_bytes(), value.as_bytes())), malformed);
-        // And so it does where it is repeated.
+        // And again where it is repeated.
         assert_eq!(decode(&mut decoder, &hex("be")), malformed);
     }
-    assert_eq!(decode(&mut decoder, &hex("81")), Ok(vec![Field::Malformed(42, "an authority is none")]));
+    assert_eq!(decode(&mut decoder, &hex("81")), Ok(vec![Field::Malformed(42, "an invalid :authority")]));
 }
 
 #[test]
-fn a_malformed_field_still_has_a_name() {
+fn a_malformed_field_keeps_its_name() {
     let mut decoder = Decoder::default();
     let mut refer = hex("7e");
     primitives::string(&mut refer, b"/good");
@@ -135,7 +140,7 @@ fn a_malformed_field_still_has_a_name() {
     decode(&mut decoder, &literal(b"name", b"b\0d")).unwrap();
     assert_eq!(decode(&mut decoder, &refer), Ok(fields(&[("name", "/good")])));
     decode(&mut decoder, &literal(b"NAME", b"bad")).unwrap();
-    let expected = Field::Malformed(4 + 5 + 32, "a name is not in lower case");
+    let expected = Field::Malformed(4 + 5 + 32, "a header name is not in lower case");
     assert_eq!(decode(&mut decoder, &refer), Ok(vec![expected]));
     assert_eq!(decode(&mut decoder, &literal(b":protocol", b"websocket")).unwrap()[0].size(), 9 + 9 + 32);
 }
@@ -144,7 +149,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
-    fn any_bytes_are_decoded_or_refused(blocks in prop::collection::vec(
+    fn any_bytes_are_decoded_or_rejected(blocks in prop::collection::vec(
         prop::collection::vec(any::<u8>(), 0..200), 1..8,
     )) {
         let mut decoder = Decoder::new(300);
@@ -156,9 +161,9 @@ proptest! {
         }
     }
 
-    /// Mostly whole fields, so that the table fills and most of what follows makes sense.
+    /// Mostly complete fields, so that the table fills and most of what follows is valid.
     #[test]
-    fn any_fields_are_decoded_or_refused(parts in prop::collection::vec(
+    fn any_fields_are_decoded_or_rejected(parts in prop::collection::vec(
         (any::<u8>(), "[ -~]{0,12}", "\\PC{0,40}", any::<bool>()), 1..60,
     )) {
         let mut decoder = Decoder::new(400);
@@ -175,7 +180,7 @@ proptest! {
     }
 
     #[test]
-    fn any_huffman_code_is_decoded_as_it_was_made(text in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn huffman_codes_round_trip(text in prop::collection::vec(any::<u8>(), 0..300)) {
         let coded = huffman::encode(&text);
         let mut out = Vec::new();
         prop_assert_eq!(huffman::decode(&coded, &mut out), Ok(()));

@@ -15,25 +15,25 @@ use tokio::{
 };
 
 use crate::transport::{
-    Head, Outgoing, Request, SendError, Times,
-    h1::{Incoming, connection::Connection},
+    AttemptTimeouts, Head, Request, RequestBody, SendError,
+    h1::{ResponseBody, connection::Connection},
 };
 use fairmesh_http::h1::Malformed;
 
-const PATIENCE: Duration = Duration::from_secs(10);
-const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\ntea";
+const TEST_TIMEOUT: Duration = Duration::from_secs(10);
+const RESPONSE: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\ntea";
 
-/// A request whose body is at hand.
+/// A request whose body is buffered.
 pub(super) fn request(
     method: &Method,
     headers: &[(&'static str, &'static str)],
     body: &'static str,
 ) -> Request {
-    let body = Outgoing::take(Full::from(body)).now_or_never().unwrap().unwrap();
+    let body = RequestBody::take(Full::from(body)).now_or_never().unwrap().unwrap();
     with_body(method, headers, body)
 }
 
-fn with_body(method: &Method, headers: &[(&'static str, &'static str)], body: Outgoing) -> Request {
+fn with_body(method: &Method, headers: &[(&'static str, &'static str)], body: RequestBody) -> Request {
     let headers =
         headers.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
     let head = Head {
@@ -58,7 +58,7 @@ fn streamed() -> (Frames, impl Body<Data = Bytes, Error = Infallible> + Send + '
 /// A request whose body is made frame by frame.
 async fn upload(headers: &[(&'static str, &'static str)]) -> (Frames, Request) {
     let (frames, body) = streamed();
-    (frames, with_body(&Method::POST, headers, Outgoing::take(body).await.unwrap()))
+    (frames, with_body(&Method::POST, headers, RequestBody::take(body).await.unwrap()))
 }
 
 fn connected(room: usize) -> (Box<Connection<DuplexStream>>, DuplexStream) {
@@ -70,7 +70,7 @@ fn connected(room: usize) -> (Box<Connection<DuplexStream>>, DuplexStream) {
 async fn read_until(stream: &mut DuplexStream, end: &str) -> String {
     let mut seen = Vec::new();
     while !seen.ends_with(end.as_bytes()) {
-        seen.push(timeout(PATIENCE, stream.read_u8()).await.unwrap().unwrap());
+        seen.push(timeout(TEST_TIMEOUT, stream.read_u8()).await.unwrap().unwrap());
     }
     String::from_utf8(seen).unwrap()
 }
@@ -78,28 +78,28 @@ async fn read_until(stream: &mut DuplexStream, end: &str) -> String {
 /// Reads to the end of the stream.
 async fn read_to_end(mut stream: DuplexStream) -> String {
     let mut seen = String::new();
-    timeout(PATIENCE, stream.read_to_string(&mut seen)).await.unwrap().unwrap();
+    timeout(TEST_TIMEOUT, stream.read_to_string(&mut seen)).await.unwrap().unwrap();
     seen
 }
 
 #[tokio::test]
-async fn a_request_is_written_as_its_body_is_and_the_answer_read() {
+async fn a_request_is_written_with_the_length_of_its_body_and_the_response_is_read() {
     let (connection, mut server) = connected(1 << 16);
-    let mut slot = Some(request(
+    let mut pending = Some(request(
         &Method::POST,
         &[("content-length", "9"), ("x-fairmesh-deadline", "7"), ("x", "y")],
         "tea",
     ));
-    server.write_all(ANSWER).await.unwrap();
-    let response = connection.exchange(&mut slot, None).await.unwrap();
+    server.write_all(RESPONSE).await.unwrap();
+    let response = connection.exchange(&mut pending, None).await.unwrap();
     assert_eq!((response.status().as_u16(), response.body().size_hint().exact()), (200, Some(3)));
     assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "tea");
-    assert!(slot.is_none());
+    assert!(pending.is_none());
     let head = "POST / HTTP/1.1\r\nhost: cart.shop\r\nx-fairmesh-deadline: 1500\r\nx: y\r\ncontent-length: 3\r\n\r\n";
     assert_eq!(
         read_to_end(server).await,
         format!("{head}tea"),
-        "nobody's wrong length is told, nor more sent"
+        "neither a wrong length nor more bytes are sent"
     );
 }
 
@@ -107,7 +107,7 @@ async fn a_request_is_written_as_its_body_is_and_the_answer_read() {
 async fn a_body_of_unknown_length_goes_in_chunks_with_its_trailers() {
     let (connection, mut server) = connected(1 << 16);
     let (frames, request) = upload(&[]).await;
-    let mut slot = Some(request);
+    let mut pending = Some(request);
     let server = async {
         let head = read_until(&mut server, "\r\n\r\n").await;
         assert!(
@@ -120,22 +120,22 @@ async fn a_body_of_unknown_length_goes_in_chunks_with_its_trailers() {
         trailers.insert("x-sum", 9.into());
         frames.send(Frame::trailers(trailers)).unwrap();
         assert_eq!(read_until(&mut server, "\r\n\r\n").await, "0\r\nx-sum: 9\r\n\r\n");
-        server.write_all(ANSWER).await.unwrap();
+        server.write_all(RESPONSE).await.unwrap();
     };
-    let (response, ()) = tokio::join!(connection.exchange(&mut slot, None), server);
+    let (response, ()) = tokio::join!(connection.exchange(&mut pending, None), server);
     assert_eq!(response.unwrap().into_body().collect().await.unwrap().to_bytes(), "tea");
 }
 
 #[tokio::test]
-async fn a_body_that_breaks_its_callers_word_is_not_taken_for_whole() {
+async fn a_body_of_another_length_than_declared_is_not_taken_for_complete() {
     for (said, text) in [("5", "tea"), ("2", "tea")] {
         let (connection, server) = connected(1 << 16);
         let (frames, body) = upload(&[]).await;
-        let mut slot =
+        let mut pending =
             Some(Request { head: request(&Method::POST, &[("content-length", said)], "").head, ..body });
         frames.send(Frame::data(text.into())).unwrap();
         drop(frames);
-        let failed = timeout(PATIENCE, connection.exchange(&mut slot, None)).await.unwrap();
+        let failed = timeout(TEST_TIMEOUT, connection.exchange(&mut pending, None)).await.unwrap();
         assert!(matches!(failed, Err(SendError::Body(_))));
         let seen = read_to_end(server).await;
         let (head, body) = seen.split_once("\r\n\r\n").unwrap();
@@ -147,82 +147,82 @@ async fn a_body_that_breaks_its_callers_word_is_not_taken_for_whole() {
 }
 
 #[tokio::test]
-async fn a_request_of_which_nothing_was_sent_is_still_there() {
+async fn a_request_of_which_nothing_was_sent_is_still_pending() {
     let (connection, server) = connected(1 << 16);
     drop(server);
-    let mut slot = Some(request(&Method::POST, &[], "tea"));
-    assert!(matches!(connection.exchange(&mut slot, None).await, Err(SendError::Stale(_))));
-    let body = slot.unwrap().body.collect().await.unwrap();
+    let mut pending = Some(request(&Method::POST, &[], "tea"));
+    assert!(matches!(connection.exchange(&mut pending, None).await, Err(SendError::Stale(_))));
+    let body = pending.unwrap().body.collect().await.unwrap();
     assert_eq!(body.to_bytes(), "tea");
 
-    // Nor is anything sent where there is no room for it.
+    // Nothing is sent where the buffer is full.
     let (mut near, _server) = duplex(1);
     near.write_all(b"x").await.unwrap();
-    let mut slot = Some(request(&Method::POST, &[], "tea"));
-    assert!(Box::new(Connection::new(near, None)).exchange(&mut slot, None).now_or_never().is_none());
-    assert!(slot.is_some());
+    let mut pending = Some(request(&Method::POST, &[], "tea"));
+    assert!(Box::new(Connection::new(near, None)).exchange(&mut pending, None).now_or_never().is_none());
+    assert!(pending.is_some());
 }
 
 #[tokio::test]
-async fn a_body_goes_out_whole_whether_or_not_it_is_copied_and_however_little_goes_at_a_time() {
+async fn a_body_is_sent_completely_whether_or_not_it_is_copied_and_for_any_size_of_writes() {
     for size in [1, 4095, 4096, 4097, 70_000] {
         for room in [7, 4096, 1 << 20] {
             let (connection, mut server) = connected(room);
             let sent: Bytes = (0..size).map(|at: usize| (at % 251) as u8).collect();
-            let body = Outgoing::take_movable(Full::from(sent.clone())).await.unwrap();
-            let mut slot = Some(with_body(&Method::POST, &[], body));
+            let body = RequestBody::take_unpin(Full::from(sent.clone())).await.unwrap();
+            let mut pending = Some(with_body(&Method::POST, &[], body));
             let server = async {
                 let head = read_until(&mut server, "\r\n\r\n").await;
                 assert!(head.ends_with(&format!("\r\ncontent-length: {size}\r\n\r\n")), "{head}");
                 let mut came = vec![0; size];
-                timeout(PATIENCE, server.read_exact(&mut came)).await.unwrap().unwrap();
+                timeout(TEST_TIMEOUT, server.read_exact(&mut came)).await.unwrap().unwrap();
                 assert!(came == sent, "{size} bytes in pieces of {room}");
-                server.write_all(ANSWER).await.unwrap();
+                server.write_all(RESPONSE).await.unwrap();
             };
-            let (response, ()) = tokio::join!(connection.exchange(&mut slot, None), server);
+            let (response, ()) = tokio::join!(connection.exchange(&mut pending, None), server);
             assert_eq!(response.unwrap().into_body().collect().await.unwrap().to_bytes(), "tea");
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_exchange_ends_in_time_and_says_whether_anything_was_sent() {
+async fn an_exchange_times_out_and_reports_whether_it_was_sent() {
     for (room, unsent) in [(1 << 16, false), (1, true)] {
         let (mut near, _server) = duplex(room);
         near.write_all(b"x").await.unwrap();
-        let mut slot = Some(request(&Method::POST, &[], "tea"));
+        let mut pending = Some(request(&Method::POST, &[], "tea"));
         let begun = Instant::now();
-        let times = Some(Times::until(begun + Duration::from_millis(100)));
-        let ended = Box::new(Connection::new(near, None)).exchange(&mut slot, times).await;
-        assert!(matches!(ended, Err(SendError::OutOfTime)));
+        let timeouts = Some(AttemptTimeouts::until(begun + Duration::from_millis(100)));
+        let ended = Box::new(Connection::new(near, None)).exchange(&mut pending, timeouts).await;
+        assert!(matches!(ended, Err(SendError::TimedOut)));
         assert!(begun.elapsed() < Duration::from_millis(110));
-        assert_eq!(slot.is_some(), unsent);
+        assert_eq!(pending.is_some(), unsent);
     }
 }
 
 #[tokio::test]
-async fn what_was_begun_to_be_sent_may_have_been_carried_out() {
+async fn a_partly_sent_request_may_have_been_processed() {
     for (said, refused) in [("", false), ("HTTP/1.1 2", false), ("SMTP", true)] {
         let (connection, mut server) = connected(1 << 16);
-        let mut slot = Some(request(&Method::POST, &[], "tea"));
+        let mut pending = Some(request(&Method::POST, &[], "tea"));
         server.write_all(said.as_bytes()).await.unwrap();
         server.shutdown().await.unwrap();
-        let Err(SendError::Broken(error)) = connection.exchange(&mut slot, None).await else {
+        let Err(SendError::Broken(error)) = connection.exchange(&mut pending, None).await else {
             panic!("{said}")
         };
-        assert_eq!((error.is::<Malformed>(), slot.is_some()), (refused, false), "{said}");
+        assert_eq!((error.is::<Malformed>(), pending.is_some()), (refused, false), "{said}");
     }
 }
 
 #[tokio::test]
-async fn an_answer_that_comes_first_is_handed_out_and_the_rest_is_sent_meanwhile() {
+async fn an_early_response_is_returned_and_the_rest_of_the_request_is_sent_meanwhile() {
     let (connection, mut server) = connected(1 << 16);
     let (frames, request) = upload(&[]).await;
-    let mut slot = Some(request);
+    let mut pending = Some(request);
     server.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await.unwrap();
-    let response = connection.exchange(&mut slot, None).await.unwrap();
+    let response = connection.exchange(&mut pending, None).await.unwrap();
     read_until(&mut server, "\r\n\r\n").await;
-    // Nobody reads the answer.
+    // The response is not read.
     for text in ["green ", "tea"] {
         frames.send(Frame::data(text.into())).unwrap();
         read_until(&mut server, &format!("{text}\r\n")).await;
@@ -235,24 +235,24 @@ async fn an_answer_that_comes_first_is_handed_out_and_the_rest_is_sent_meanwhile
 }
 
 #[tokio::test]
-async fn an_answer_that_is_dropped_ends_the_request_that_is_still_sent() {
+async fn a_dropped_response_cancels_the_request_that_is_still_sent() {
     let (connection, mut server) = connected(1 << 16);
     let (frames, request) = upload(&[]).await;
-    let mut slot = Some(request);
-    server.write_all(ANSWER).await.unwrap();
-    let response = connection.exchange(&mut slot, None).await.unwrap();
+    let mut pending = Some(request);
+    server.write_all(RESPONSE).await.unwrap();
+    let response = connection.exchange(&mut pending, None).await.unwrap();
     drop(response);
-    timeout(PATIENCE, frames.closed()).await.unwrap();
-    assert!(!read_to_end(server).await.ends_with("0\r\n\r\n"), "the server must not take it for whole");
+    timeout(TEST_TIMEOUT, frames.closed()).await.unwrap();
+    assert!(!read_to_end(server).await.ends_with("0\r\n\r\n"), "the server must not take it for complete");
 }
 
 #[tokio::test]
 async fn long_bodies_in_both_directions_do_not_wait_for_each_other() {
     const SIZE: usize = 200_000;
-    // Little room on the way: whoever only writes, or only reads, stands still.
+    // Small buffers: a side that only writes, or only reads, blocks.
     let (connection, mut server) = connected(100);
-    let body = Outgoing::take(Full::new(Bytes::from(vec![b'x'; SIZE]))).await.unwrap();
-    let mut slot = Some(with_body(&Method::POST, &[], body));
+    let body = RequestBody::take(Full::new(Bytes::from(vec![b'x'; SIZE]))).await.unwrap();
+    let mut pending = Some(with_body(&Method::POST, &[], body));
     let server = async {
         read_until(&mut server, "\r\n\r\nxxxxx").await;
         let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", SIZE - 5);
@@ -266,42 +266,42 @@ async fn long_bodies_in_both_directions_do_not_wait_for_each_other() {
         }
     };
     let client =
-        async { connection.exchange(&mut slot, None).await.unwrap().into_body().collect().await.unwrap() };
-    let (body, ()) = timeout(PATIENCE, async { tokio::join!(client, server) }).await.unwrap();
+        async { connection.exchange(&mut pending, None).await.unwrap().into_body().collect().await.unwrap() };
+    let (body, ()) = timeout(TEST_TIMEOUT, async { tokio::join!(client, server) }).await.unwrap();
     assert_eq!(body.to_bytes().len(), SIZE - 5);
 }
 
 #[tokio::test]
-async fn a_server_that_answers_and_closes_before_it_has_read_everything_is_heard() {
+async fn the_response_of_a_server_that_closes_before_it_has_read_the_request_is_read() {
     let (connection, mut server) = connected(100);
-    let body = Outgoing::take(Full::new(Bytes::from(vec![b'x'; 10_000]))).await.unwrap();
-    let mut slot = Some(with_body(&Method::POST, &[], body));
+    let body = RequestBody::take(Full::new(Bytes::from(vec![b'x'; 10_000]))).await.unwrap();
+    let mut pending = Some(with_body(&Method::POST, &[], body));
     let server = async {
         read_until(&mut server, "\r\n\r\nx").await;
         server.write_all(b"HTTP/1.1 413 Too Large\r\ncontent-length: 0\r\n\r\n").await.unwrap();
         drop(server);
     };
-    let (response, ()) = tokio::join!(connection.exchange(&mut slot, None), server);
+    let (response, ()) = tokio::join!(connection.exchange(&mut pending, None), server);
     assert_eq!(response.unwrap().status(), 413);
 }
 
-/// A connection whose answer was read, and its server's end.
-async fn used(answer: &'static [u8]) -> (Incoming, TcpStream) {
+/// A connection whose response was read, and its server's end.
+async fn used(response: &'static [u8]) -> (ResponseBody, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (near, far) = tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), listener.accept());
     let mut far = far.unwrap().0;
-    far.write_all(answer).await.unwrap();
+    far.write_all(response).await.unwrap();
     let connection = Box::new(Connection::new(near.unwrap(), None));
-    let mut slot = Some(request(&Method::GET, &[], ""));
-    let mut body = connection.exchange(&mut slot, None).await.unwrap().into_body();
+    let mut pending = Some(request(&Method::GET, &[], ""));
+    let mut body = connection.exchange(&mut pending, None).await.unwrap().into_body();
     while body.frame().await.is_some() {}
     (body, far)
 }
 
 #[tokio::test]
-async fn an_idle_connection_is_fit_until_something_comes() {
+async fn an_idle_connection_is_reusable_until_bytes_arrive() {
     for said in ["", "HTTP/1.1 408 Request Timeout\r\n\r\n"] {
-        let (mut body, mut server) = used(ANSWER).await;
+        let (mut body, mut server) = used(RESPONSE).await;
         let connection = body.connection().unwrap();
         assert!(connection.is_reusable() && connection.is_quiet());
         server.write_all(said.as_bytes()).await.unwrap();
@@ -311,19 +311,24 @@ async fn an_idle_connection_is_fit_until_something_comes() {
                 tokio::task::yield_now().await;
             }
         };
-        timeout(PATIENCE, noticed).await.unwrap();
+        timeout(TEST_TIMEOUT, noticed).await.unwrap();
     }
 }
 
 #[tokio::test]
-async fn a_connection_that_cannot_be_relied_on_is_not_used_again() {
-    for (answer, reusable) in [
-        (ANSWER, true),
+async fn a_connection_that_is_not_persistent_is_not_reused() {
+    for (response, reusable) in [
+        (RESPONSE, true),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\nconnection: close\r\n\r\ntea", false),
         (b"HTTP/1.0 200 OK\r\ncontent-length: 3\r\n\r\ntea", false),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nteapot", false),
     ] {
-        let (mut body, _server) = used(answer).await;
-        assert_eq!(body.connection().unwrap().is_reusable(), reusable, "{}", String::from_utf8_lossy(answer));
+        let (mut body, _server) = used(response).await;
+        assert_eq!(
+            body.connection().unwrap().is_reusable(),
+            reusable,
+            "{}",
+            String::from_utf8_lossy(response)
+        );
     }
 }

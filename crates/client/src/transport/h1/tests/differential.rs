@@ -1,5 +1,5 @@
-//! Our connection and hyper's are sent the same bytes, cut into pieces at the same places, by a server that then closes:
-//! they must understand the same, or both refuse. Where ours refuses what hyper takes, the reason is one of a few.
+//! Our connection and hyper's receive the same bytes, split at the same places, from a server that then closes:
+//! both must parse the same, or both must fail. Where ours rejects what hyper accepts, the reason is one of a few.
 
 use bytes::Bytes;
 use fairmesh_model::arith::Generator;
@@ -10,25 +10,22 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
 
 use super::connection::request;
-use crate::{
-    BoxError,
-    transport::{
-        SendError,
-        h1::{Incoming, connection::Connection},
-    },
+use crate::transport::{
+    SendError,
+    h1::{ResponseBody, connection::Connection},
 };
-use fairmesh_http::h1::Malformed;
+use fairmesh_http::{BoxError, h1::Malformed};
 
-/// What hyper takes and we do not, since two readers could understand it differently.
+/// What hyper accepts and ours rejects, since two parsers could read it differently.
 const STRICTER: [&str; 3] = [
     "both a content-length and a transfer-encoding",
     "a transfer-encoding other than chunked",
     "a line of the trailers",
 ];
 
-/// What a client understood.
+/// A response as a client parsed it.
 #[derive(Debug, PartialEq)]
-struct Understood {
+struct Parsed {
     status: StatusCode,
     version: Version,
     headers: HeaderMap,
@@ -36,7 +33,7 @@ struct Understood {
     trailers: Option<HeaderMap>,
 }
 
-impl Understood {
+impl Parsed {
     async fn of<B>(response: Response<B>) -> Result<Self, BoxError>
     where
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>>,
@@ -51,12 +48,12 @@ impl Understood {
 
 /// Reads a request, which has no body, and writes the pieces one by one.
 async fn serve(mut stream: DuplexStream, pieces: Vec<Vec<u8>>) {
-    let mut asked = Vec::new();
-    while !asked.ends_with(b"\r\n\r\n") {
-        stream.read_buf(&mut asked).await.unwrap();
+    let mut request = Vec::new();
+    while !request.ends_with(b"\r\n\r\n") {
+        stream.read_buf(&mut request).await.unwrap();
     }
     for piece in pieces {
-        // A client that has refused what came so far is gone.
+        // A client that has rejected the previous bytes is gone.
         if stream.write_all(&piece).await.is_err() {
             return;
         }
@@ -69,53 +66,53 @@ async fn serve(mut stream: DuplexStream, pieces: Vec<Vec<u8>>) {
 async fn ours(
     method: &Method,
     pieces: Vec<Vec<u8>>,
-    change: impl FnOnce(&mut Incoming<DuplexStream>),
-) -> Result<Understood, BoxError> {
+    change: impl FnOnce(&mut ResponseBody<DuplexStream>),
+) -> Result<Parsed, BoxError> {
     let (near, far) = duplex(1 << 20);
     let server = tokio::spawn(serve(far, pieces));
-    let mut slot = Some(request(method, &[], ""));
-    let answer = match Box::new(Connection::new(near, None)).exchange(&mut slot, None).await {
+    let mut pending = Some(request(method, &[], ""));
+    let result = match Box::new(Connection::new(near, None)).exchange(&mut pending, None).await {
         Ok(mut response) => {
             change(response.body_mut());
-            Understood::of(response).await
+            Parsed::of(response).await
         }
         Err(SendError::Broken(error)) => Err(error),
         Err(error) => panic!("{error}"),
     };
     server.await.unwrap();
-    answer
+    result
 }
 
-async fn hypers(method: &Method, pieces: Vec<Vec<u8>>) -> Result<Understood, BoxError> {
+async fn hypers(method: &Method, pieces: Vec<Vec<u8>>) -> Result<Parsed, BoxError> {
     let (near, far) = duplex(1 << 20);
     let server = tokio::spawn(serve(far, pieces));
     let (mut sender, connection) = hyper1::handshake(TokioIo::new(near)).await?;
     let connection = tokio::spawn(connection);
     let request = http::Request::builder().method(method).uri("/").body(Empty::<Bytes>::new())?;
-    let answer = match sender.send_request(request).await {
-        Ok(response) => Understood::of(response).await,
+    let result = match sender.send_request(request).await {
+        Ok(response) => Parsed::of(response).await,
         Err(error) => Err(error.into()),
     };
     drop(sender);
     let _ = connection.await;
     server.await.unwrap();
-    answer
+    result
 }
 
-/// Whether both mean the same, as far as they have to.
-fn agree(ours: &Result<Understood, BoxError>, hypers: &Result<Understood, BoxError>) -> bool {
+/// Whether both agree, as far as they have to.
+fn agree(ours: &Result<Parsed, BoxError>, hypers: &Result<Parsed, BoxError>) -> bool {
     match (ours, hypers) {
         (Ok(ours), Ok(hypers)) => ours == hypers,
         (Err(error), Ok(_)) => error
             .downcast_ref::<Malformed>()
             .is_some_and(|why| STRICTER.iter().any(|reason| why.to_string().ends_with(reason))),
-        // It knows no version of HTTP/1 above 1.1, which RFC 9110 2.5 has read as that.
+        // hyper rejects minor versions above 1.1, which RFC 9110 2.5 reads as 1.1.
         (Ok(_), Err(error)) => error.to_string() == "invalid HTTP version parsed",
         (Err(_), Err(_)) => true,
     }
 }
 
-// What answers are made of; what stands twice is drawn more often.
+// Parts of responses; repeated parts are drawn more often.
 const INTERIM: [&str; 4] = ["", "", "HTTP/1.1 100 Continue\r\n\r\n", "HTTP/1.1 103 Hints\r\nlink: a\r\n\r\n"];
 const VERSIONS: [&str; 4] = ["HTTP/1.1", "HTTP/1.1", "HTTP/1.1", "HTTP/1.0"];
 const STATUS: [&str; 7] =
@@ -134,10 +131,10 @@ const CODINGS: [&str; 2] = ["transfer-encoding: chunked", "Transfer-Encoding:  C
 const EXTENSIONS: [&str; 5] = ["", "", ";", " ;a=b", "\t"];
 const LAST: [&str; 4] =
     ["0\r\n\r\n", "00\r\n\r\n", "0\r\nx-sum: 1\r\n\r\n", "0;z\r\nA: 1\r\na:\t2 \r\n\r\nmore"];
-/// What a spoilt answer may have anywhere.
-const SPOILS: &[u8] = b"\r\n:;, 019afHT/\0\x80-x";
+/// Bytes that may corrupt a response anywhere.
+const CORRUPTIONS: &[u8] = b"\r\n:;, 019afHT/\0\x80-x";
 
-/// Draws what a server may send.
+/// Generates responses.
 struct Script(Generator);
 
 impl Script {
@@ -149,7 +146,7 @@ impl Script {
         of[self.below(of.len())]
     }
 
-    fn answer(&mut self) -> String {
+    fn response(&mut self) -> String {
         let mut text = String::new();
         for _ in 0..self.below(3) {
             text += self.one(&INTERIM);
@@ -178,11 +175,11 @@ impl Script {
         text + self.one(&LAST)
     }
 
-    /// Changes one byte, or two.
-    fn spoil(&mut self, text: &mut Vec<u8>) {
+    /// Corrupts one byte, or two.
+    fn corrupt(&mut self, text: &mut Vec<u8>) {
         for _ in 0..1 + self.below(2) {
             let at = self.below(text.len());
-            let byte = SPOILS[self.below(SPOILS.len())];
+            let byte = CORRUPTIONS[self.below(CORRUPTIONS.len())];
             match self.below(4) {
                 0 => text[at] = byte,
                 1 => text.insert(at, byte),
@@ -205,34 +202,34 @@ impl Script {
 fn draw(seed: u64) -> (Method, Vec<Vec<u8>>) {
     let mut script = Script(Generator::new(seed));
     let method = if script.below(8) == 0 { Method::HEAD } else { Method::GET };
-    let mut text = script.answer().into_bytes();
+    let mut text = script.response().into_bytes();
     if script.below(2) == 0 {
-        script.spoil(&mut text);
+        script.corrupt(&mut text);
     }
     (method, script.cut(text))
 }
 
 #[tokio::test]
-async fn we_understand_what_hyper_understands() {
-    let (mut understood, mut refused) = (0, 0);
+async fn it_parses_as_hyper_does() {
+    let (mut accepted, mut rejected) = (0, 0);
     for seed in 0..4_000 {
         let (method, pieces) = draw(seed);
         let hypers = hypers(&method, pieces.clone()).await;
         let ours = ours(&method, pieces.clone(), |_| ()).await;
         let sent = String::from_utf8_lossy(&pieces.concat()).into_owned();
         assert!(agree(&ours, &hypers), "{seed} {method} {sent:?}\nours: {ours:?}\nhyper's: {hypers:?}");
-        *(if ours.is_ok() { &mut understood } else { &mut refused }) += 1;
+        *(if ours.is_ok() { &mut accepted } else { &mut rejected }) += 1;
     }
-    assert!(understood > 1_000 && refused > 300, "{understood} understood, {refused} refused");
+    assert!(accepted > 1_000 && rejected > 300, "{accepted} accepted, {rejected} rejected");
 }
 
 #[tokio::test]
-async fn a_reader_that_stops_a_byte_too_soon_would_be_found() {
+async fn a_parser_that_stops_a_byte_too_early_is_detected() {
     let mut found = 0;
     for seed in 0..100 {
         let (method, pieces) = draw(seed);
         let hypers = hypers(&method, pieces.clone()).await;
-        let wrong = ours(&method, pieces, Incoming::stop_too_soon).await;
+        let wrong = ours(&method, pieces, ResponseBody::stop_too_soon).await;
         found += usize::from(!agree(&wrong, &hypers));
     }
     assert!(found > 10, "only {found} of 100 scripts tell them apart");

@@ -1,0 +1,107 @@
+//! Picking the endpoint of an attempt.
+
+use fairmesh_router::{EndpointPick, Outcome, PickParams, Step};
+
+use super::{
+    context::{CallContext, DecisionContext},
+    route::{Unresolved, unresolved, unroutable},
+    state::{Attempt, Call, SnapshotGuard},
+};
+use crate::discovery::{EndpointTransport, ReadyService, ServiceState};
+
+/// The endpoint of an attempt and the snapshot that it was chosen by: to be dropped before the call waits for anything.
+#[derive(Debug)]
+pub struct Pick<T> {
+    index: u32,
+    by: SnapshotGuard<T>,
+}
+
+impl<T: EndpointTransport> Pick<T> {
+    /// The revision of the RIB that it was chosen by.
+    pub(crate) fn revision(&self) -> u64 {
+        match &**self.by {
+            ServiceState::Ready(ready) => ready.revision,
+            _ => 0,
+        }
+    }
+
+    /// The transport to the endpoint; `context` is for one that has to be opened.
+    #[inline]
+    pub fn transport(&self, context: &T::Context) -> T {
+        match &**self.by {
+            ServiceState::Ready(ready) => ready.transport(self.index, context),
+            // Only a ready state picks.
+            _ => unreachable!("only a ready state picks"),
+        }
+    }
+}
+
+impl<T: EndpointTransport> Call<'_, T> {
+    /// Chooses the endpoint of the next attempt and counts it there.
+    ///
+    /// # Errors
+    /// While the service that gets the call is not known, and when none of its endpoints is eligible.
+    #[inline]
+    pub fn pick(
+        &mut self,
+        state: SnapshotGuard<T>,
+        context: &CallContext,
+        at: DecisionContext,
+    ) -> Result<Pick<T>, Box<Unresolved<T>>> {
+        let ServiceState::Ready(ready) = &**state else {
+            return Err(unresolved(self.target(), state));
+        };
+        match ready.upstream.pick(&self.params(context), at.now, at.seed) {
+            Ok(picked) => {
+                ready.upstream.begin(picked.index);
+                if let Some(index) = self.attempted.get_mut(self.attempts) {
+                    *index = picked.index;
+                    self.attempts += 1;
+                }
+                self.attempt = Some(Attempt { picked, clock: at.clock, outcome: Outcome::Unknown });
+                Ok(Pick { index: picked.index, by: state })
+            }
+            Err(why) => Err(unroutable(self.target(), &why)),
+        }
+    }
+
+    /// The inputs of the next pick.
+    #[inline]
+    fn params<'b>(&'b self, context: &'b CallContext) -> PickParams<'b> {
+        let avoid = &self.attempted[..self.attempts];
+        PickParams { key: context.key.or(self.policy_key), role: context.role.as_ref(), avoid }
+    }
+
+    /// The reasons of the next [`pick`](Self::pick); evaluated before it counts its choice.
+    #[cold]
+    pub(crate) fn explain_pick(
+        &self,
+        state: &ServiceState<T>,
+        context: &CallContext,
+        at: DecisionContext,
+    ) -> Vec<Step> {
+        match state {
+            ServiceState::Ready(ReadyService { upstream, .. }) => {
+                upstream.explain_pick(&self.params(context), at.now, at.seed).steps
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// The choice of the attempt in flight.
+    #[inline]
+    pub fn picked(&self) -> Option<&EndpointPick> {
+        self.attempt.as_ref().map(|attempt| &attempt.picked)
+    }
+
+    /// Whether the attempt in flight was routed by the shard map.
+    pub fn is_by_shard(&self) -> bool {
+        self.picked().is_some_and(|picked| picked.shard.is_some())
+    }
+
+    /// Whether the attempt that was decided goes to an endpoint that no earlier one went to.
+    pub fn is_new_endpoint(&self) -> bool {
+        let attempted = &self.attempted[..self.attempts];
+        attempted.split_last().is_some_and(|(last, before)| !before.contains(last))
+    }
+}

@@ -1,0 +1,142 @@
+//! The end of an attempt, and whether another one follows.
+
+use std::{sync::atomic::Ordering::Relaxed, time::Duration};
+
+use fairmesh_model::arith::mix64;
+use fairmesh_router::EndpointPick;
+
+use super::{
+    clock::nanos,
+    context::CallContext,
+    outcome::{AttemptOutcome, RetryDecision},
+    state::{Attempt, Call},
+};
+use crate::discovery::{EndpointTransport, ServiceState};
+
+/// How many attempts of a call may go to a server that does not hold its shard (ServiceRouter §4.1).
+const MAX_WRONG_SHARD: u32 = 2;
+/// The first backoff is drawn from 0 to this; it doubles with every attempt.
+const RETRY_BACKOFF: Duration = Duration::from_millis(10);
+
+impl<T: EndpointTransport> Call<'_, T> {
+    /// Records how the attempt ended and decides what follows. A retry that is granted is charged to the budget, and
+    /// the attempt is no longer outstanding.
+    #[inline]
+    pub fn finish(&mut self, outcome: AttemptOutcome, seed: u64) -> RetryDecision {
+        self.end(outcome);
+        match outcome {
+            AttemptOutcome::Responded
+            | AttemptOutcome::ServerError
+            | AttemptOutcome::DeadlineExceeded
+            | AttemptOutcome::CallerFailed => RetryDecision::Done,
+            _ => self.retry(outcome, seed),
+        }
+    }
+
+    /// Records how the attempt ended where no retry is possible.
+    #[inline]
+    pub fn end(&mut self, outcome: AttemptOutcome) {
+        if let Some(attempt) = &mut self.attempt {
+            attempt.outcome = outcome.for_endpoint();
+        }
+        if outcome == AttemptOutcome::Overloaded {
+            self.target().has_refused.store(true, Relaxed);
+        }
+    }
+
+    #[cold]
+    fn retry(&mut self, outcome: AttemptOutcome, seed: u64) -> RetryDecision {
+        let Some(Attempt { picked, clock, .. }) = &self.attempt else { return RetryDecision::Done };
+        let (picked, now) = (*picked, clock.now());
+        let decision = self.retry_decision(outcome, &picked, now, seed);
+        if matches!(decision, RetryDecision::Retry { .. } | RetryDecision::AwaitMap { .. }) {
+            self.release();
+        }
+        decision
+    }
+
+    fn retry_decision(
+        &mut self,
+        outcome: AttemptOutcome,
+        picked: &EndpointPick,
+        now: u64,
+        seed: u64,
+    ) -> RetryDecision {
+        let is_safe = match outcome {
+            // The server relays what another one responded, and may have processed the call before that.
+            AttemptOutcome::WrongShard { .. } if picked.shard.is_none() => return RetryDecision::Done,
+            AttemptOutcome::WrongShard { version } => {
+                return self.await_map(version, picked.map_version, now);
+            }
+            AttemptOutcome::Unavailable | AttemptOutcome::Reset | AttemptOutcome::TimedOut => self.idempotent,
+            _ => true,
+        };
+        let made = self.attempts.saturating_sub(self.wrong_shard_attempts as usize);
+        if !is_safe || made >= self.service.retry_budget.attempts() as usize {
+            return RetryDecision::Done;
+        }
+        let after = match outcome {
+            // Another endpoint is as good as this one was: no reason to back off.
+            AttemptOutcome::Stale
+            | AttemptOutcome::Unreachable
+            | AttemptOutcome::ConnectTimedOut
+            | AttemptOutcome::TimedOut
+            | AttemptOutcome::Overloaded
+                if made == 1 =>
+            {
+                Duration::ZERO
+            }
+            _ => backoff(made, seed),
+        };
+        if self.left(now) <= after {
+            return RetryDecision::Done;
+        }
+        if outcome != AttemptOutcome::Stale && !self.service.retry_budget.withdraw(now) {
+            return RetryDecision::BudgetExhausted;
+        }
+        RetryDecision::Retry { after }
+    }
+
+    fn await_map(&mut self, version: u64, used: u64, now: u64) -> RetryDecision {
+        self.wrong_shard_attempts += 1;
+        // A server with an older map than this caller's is about to be updated itself.
+        let wait = if version > used { Duration::from_millis(500) } else { Duration::from_millis(20) };
+        let at_most = wait.min(self.left(now) / 2);
+        match self.wrong_shard_attempts <= MAX_WRONG_SHARD && !at_most.is_zero() {
+            true => RetryDecision::AwaitMap { version: version.max(used + 1), at_most },
+            false => RetryDecision::Done,
+        }
+    }
+
+    /// After which time a hedged attempt is made beside the first one, which is in flight.
+    #[inline]
+    pub fn hedge_after(&self) -> Option<Duration> {
+        let after = self.actions.as_ref()?.hedge_after()?;
+        (self.idempotent && self.attempts == 1 && self.service.retry_budget.attempts() > 1).then_some(after)
+    }
+
+    /// Charges a hedged attempt to the retry budget; `false` where that is exhausted.
+    pub fn charge_retry(&self, now: u64) -> bool {
+        self.service.retry_budget.withdraw(now)
+    }
+
+    /// Whether another attempt may follow one that was sent, so that a transport has to keep a copy of the request.
+    /// Evaluated before the first attempt, on the state that it will be decided by.
+    pub fn may_be_sent_twice(&self, state: &ServiceState<T>, context: &CallContext) -> bool {
+        // HTTP/2 lets a server refuse a request unprocessed after it was sent; a service whose protocol is not known
+        // yet may use it.
+        let refusable = match state {
+            ServiceState::Ready(ready) => {
+                ready.upstream.protocol().is_multiplexed() || self.target().has_refused.load(Relaxed)
+            }
+            _ => true,
+        };
+        context.key.or(self.policy_key).is_some()
+            || (self.service.retry_budget.attempts() > 1 && (self.idempotent || refusable))
+    }
+}
+
+fn backoff(made: usize, seed: u64) -> Duration {
+    let longest = nanos(RETRY_BACKOFF) << made.saturating_sub(1).min(5);
+    Duration::from_nanos(mix64(seed) % longest)
+}

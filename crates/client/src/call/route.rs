@@ -1,0 +1,115 @@
+//! Routing a call: its target, timeouts and actions.
+
+use std::{ptr, sync::Arc, time::Duration};
+
+use fairmesh_router::{Headers, PickError, PickParams, RequestView, Step};
+
+use super::{
+    context::{CallContext, CallStart},
+    state::{Call, SnapshotGuard},
+    timeouts::{CallTimeouts, TimeoutParams, shorter},
+};
+use crate::{
+    discovery::{EndpointTransport, ReadyService, ServiceState, Subscription, state_fault},
+    fault::{Fault, FaultKind},
+};
+
+/// Why no attempt can begin. It is boxed, so that the usual result is returned in registers.
+#[derive(Debug)]
+pub enum Unresolved<T> {
+    /// The state of this service may change soon: wait for a newer one.
+    Waiting(Arc<Subscription<T>>, Arc<ServiceState<T>>),
+    /// The call is over.
+    Fault(Fault),
+}
+
+impl<T: EndpointTransport> Call<'_, T> {
+    /// Finds its route, and with it the target and the timeouts. The first attempt is decided by the snapshot that is
+    /// returned.
+    ///
+    /// # Errors
+    /// While the service is not known yet; call it again with the same start once it is. And where a rate limit refuses
+    /// the call.
+    #[inline]
+    pub fn route<H: Headers + ?Sized>(
+        &mut self,
+        request: &RequestView<'_, H>,
+        context: &CallContext,
+        start: CallStart,
+    ) -> Result<SnapshotGuard<T>, Box<Unresolved<T>>> {
+        let state = self.service.borrow_state();
+        let ServiceState::Ready(ready) = &**state else {
+            return Err(unresolved(self.service, state));
+        };
+        let routed = ready.upstream.route(request, start.seed);
+        if let Err(wait) = ready.upstream.admit(&routed, start.now) {
+            return Err(rate_limited(self.service, wait));
+        }
+        self.timeouts = CallTimeouts::new(&TimeoutParams {
+            timeouts: &routed.timeouts,
+            total: shorter(shorter(routed.timeouts.total, context.timeout), start.limit),
+            began: start.now,
+            grpc: request.grpc,
+            is_stream: self.is_stream,
+        });
+        self.idempotent = context.idempotent || routed.idempotent || is_idempotent(request);
+        self.actions = routed.actions.cloned();
+        self.service.retry_budget.deposit();
+        if context.key.is_none() {
+            self.policy_key = ready.upstream.key(request);
+        }
+        // Nearly always the very same name, so that its text need not be compared.
+        if ptr::eq(routed.target, ready.upstream.name()) {
+            return Ok(state);
+        }
+        self.target_override = ready.split(routed.target).cloned();
+        Ok(self.snapshot())
+    }
+
+    /// The reasons of [`route`](Self::route), for traces.
+    #[cold]
+    pub(crate) fn explain_route<H: Headers + ?Sized>(
+        &self,
+        request: &RequestView<'_, H>,
+        context: &CallContext,
+        start: CallStart,
+    ) -> Vec<Step> {
+        match &**self.service.borrow_state() {
+            ServiceState::Ready(ReadyService { upstream, .. }) => {
+                let ask = PickParams { key: context.key, role: context.role.as_ref(), avoid: &[] };
+                upstream.explain_route(request, &ask, start.now, start.seed).steps
+            }
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// The result for a call whose service has no snapshot.
+#[cold]
+pub(super) fn unresolved<T>(service: &Arc<Subscription<T>>, state: SnapshotGuard<T>) -> Box<Unresolved<T>> {
+    Box::new(match state_fault(service, &state) {
+        Some(fault) => Unresolved::Fault(fault),
+        None => Unresolved::Waiting(Arc::clone(service), state.into_owned()),
+    })
+}
+
+#[cold]
+fn rate_limited<T>(service: &Subscription<T>, wait: Duration) -> Box<Unresolved<T>> {
+    let name = service.name();
+    // Rounded up to milliseconds.
+    let rest = Duration::from_millis(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX).saturating_add(1));
+    let message = format!(
+        "{name}: its policy allows this caller no more calls for {rest:?}; call later, or raise the limit"
+    );
+    Box::new(Unresolved::Fault(Fault::new(FaultKind::RateLimited, message).with_retry_after(wait)))
+}
+
+#[cold]
+pub(super) fn unroutable<T>(service: &Subscription<T>, why: &PickError) -> Box<Unresolved<T>> {
+    Box::new(Unresolved::Fault(Fault::new(why.into(), format!("{}: {why}", service.name()))))
+}
+
+/// Whether the method is idempotent (RFC 9110 9.2.2). gRPC sends everything as POST.
+fn is_idempotent<H: Headers + ?Sized>(request: &RequestView<'_, H>) -> bool {
+    !request.grpc && matches!(request.method, "GET" | "HEAD" | "OPTIONS" | "TRACE" | "PUT" | "DELETE")
+}

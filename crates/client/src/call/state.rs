@@ -1,0 +1,146 @@
+use std::sync::Arc;
+
+use fairmesh_model::ShardKey;
+use fairmesh_router::{EndpointPick, Outcome, RouteActions};
+use hazarc::ArcBorrow;
+
+use super::{clock::Clock, timeouts::CallTimeouts};
+use crate::discovery::{EndpointTransport, ServiceState, Subscription};
+
+/// Attempts of one call that are remembered: a policy allows ten, and two more may go to a wrong shard.
+pub(super) const MAX_ATTEMPTS: usize = 12;
+
+/// One call, from its route to its last attempt.
+///
+/// It is made once and filled in place: moving what was just written, in pieces of another size, costs more than
+/// deciding.
+#[derive(Debug)]
+pub struct Call<'a, T: EndpointTransport> {
+    /// The called service, whose budget pays for retries.
+    pub(super) service: &'a Arc<Subscription<T>>,
+    /// The service that gets the call instead: a backend of its route's split.
+    pub(super) target_override: Option<Arc<Subscription<T>>>,
+    pub(super) attempt: Option<Attempt>,
+    pub(super) timeouts: CallTimeouts,
+    /// Whether the caller expects a stream, although the headers are not those of a gRPC call.
+    pub(super) is_stream: bool,
+    /// Actions of its route besides target selection.
+    pub(super) actions: Option<Arc<RouteActions>>,
+    /// The key that the policy reads in the request, where the caller gives none.
+    pub(super) policy_key: Option<ShardKey>,
+    pub(super) idempotent: bool,
+    pub(super) wrong_shard_attempts: u32,
+    pub(super) attempts: usize,
+    pub(super) attempted: [u32; MAX_ATTEMPTS],
+}
+
+/// An attempt in flight: it counts as outstanding at its endpoint.
+#[derive(Debug)]
+pub(super) struct Attempt {
+    pub(super) picked: EndpointPick,
+    pub(super) clock: Clock,
+    pub(super) outcome: Outcome,
+}
+
+/// A borrowed snapshot of the service that gets the call: handed from step to step and never kept in the
+/// call, since what is written in two halves and read as one costs more than either.
+pub type SnapshotGuard<T> = ArcBorrow<ServiceState<T>>;
+
+impl<'a, T: EndpointTransport> Call<'a, T> {
+    /// A call to a service, yet to be [routed](Self::route).
+    #[inline]
+    pub fn new(service: &'a Arc<Subscription<T>>) -> Self {
+        Self {
+            service,
+            target_override: None,
+            attempt: None,
+            timeouts: CallTimeouts::NONE,
+            is_stream: false,
+            actions: None,
+            policy_key: None,
+            idempotent: false,
+            wrong_shard_attempts: 0,
+            attempts: 0,
+            attempted: [0; MAX_ATTEMPTS],
+        }
+    }
+
+    /// A copy of the call for a hedged attempt; the attempt in flight here is only an endpoint to avoid for the copy.
+    /// The copy is yet to be decided, and then [charged](Self::charge_retry).
+    pub fn fork(&self) -> Self {
+        Self {
+            service: self.service,
+            target_override: self.target_override.clone(),
+            attempt: None,
+            timeouts: self.timeouts,
+            is_stream: self.is_stream,
+            actions: self.actions.clone(),
+            policy_key: self.policy_key,
+            idempotent: self.idempotent,
+            wrong_shard_attempts: self.wrong_shard_attempts,
+            attempts: self.attempts,
+            attempted: self.attempted,
+        }
+    }
+
+    /// The service that gets the call.
+    pub fn target(&self) -> &Arc<Subscription<T>> {
+        self.target_override.as_ref().unwrap_or(self.service)
+    }
+
+    /// Gives the call to `service` instead: the same service by another subscription. Its route stays.
+    pub fn redirect_to(&mut self, service: Arc<Subscription<T>>) {
+        self.target_override = Some(service);
+    }
+
+    /// The current snapshot of the service that gets the call, to decide a further attempt by.
+    #[inline]
+    pub fn snapshot(&self) -> SnapshotGuard<T> {
+        self.target().borrow_state()
+    }
+
+    /// Actions of its route besides target selection.
+    pub fn actions(&self) -> Option<&Arc<RouteActions>> {
+        self.actions.as_ref()
+    }
+
+    /// The key that the policy read in the request.
+    pub fn policy_key(&self) -> Option<ShardKey> {
+        self.policy_key
+    }
+
+    /// The number of attempts begun.
+    #[inline]
+    pub(crate) fn attempts(&self) -> usize {
+        self.attempts
+    }
+
+    /// Hands the attempt in flight over to a response that is still being read: the owner of the returned outcome must
+    /// end it through the
+    /// [`EndpointRef`] that its transport was opened with.
+    ///
+    /// [`EndpointRef`]: fairmesh_router::EndpointRef
+    pub fn hand_over(&mut self) -> Option<Outcome> {
+        self.attempt.take().map(|attempt| attempt.outcome)
+    }
+
+    /// Counts the end of the attempt in flight.
+    #[inline]
+    pub(super) fn release(&mut self) {
+        if let Some(Attempt { picked, clock, outcome }) = self.attempt.take() {
+            // Only a penalty has a time, and reading the clock costs as much as the rest.
+            let now = match outcome {
+                Outcome::Ok | Outcome::Unknown => 0,
+                Outcome::Failed | Outcome::Unreachable | Outcome::Overloaded => clock.now(),
+            };
+            self.target().endpoint_stats().finish(picked.index, outcome, now);
+        }
+    }
+}
+
+impl<T: EndpointTransport> Drop for Call<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.release();
+    }
+}

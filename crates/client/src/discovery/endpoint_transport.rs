@@ -1,0 +1,28 @@
+use fairmesh_router::EndpointRef;
+
+/// The transport to one endpoint: usually a handle to its connections. `()` is the transport of programs that
+/// only decide.
+pub trait EndpointTransport: Clone + Send + Sync + 'static {
+    /// Configuration that all transports of one mesh share.
+    type Context: Clone + Send + Sync + 'static;
+
+    /// Makes the transport to an endpoint; called on the request path, once per endpoint.
+    fn open(context: &Self::Context, endpoint: EndpointRef) -> Self;
+
+    /// The endpoint was removed, moved to another address or left this client's subset: closes idle connections now,
+    /// and the others when their calls end.
+    fn retire(&self);
+
+    /// Closes connections that were idle for too long; called periodically.
+    fn close_idle(&self);
+}
+
+impl EndpointTransport for () {
+    type Context = ();
+
+    fn open(_: &(), _: EndpointRef) -> Self {}
+
+    fn retire(&self) {}
+
+    fn close_idle(&self) {}
+}

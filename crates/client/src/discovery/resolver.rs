@@ -1,0 +1,142 @@
+//! From records to snapshots, off the request path.
+
+mod config;
+mod data_age;
+mod endpoint_list;
+mod event;
+mod quota;
+mod records;
+mod registry;
+mod service;
+mod shard_maps;
+mod shard_parts;
+mod topology;
+mod worker;
+
+use std::{
+    fmt,
+    hash::{BuildHasher as _, RandomState},
+    sync::Arc,
+    time::Duration,
+};
+
+use fairmesh_model::{ServiceName, arith::hash_text};
+use fairmesh_rib::follower::{Follower, FollowerState};
+use tokio::{
+    sync::{mpsc, watch},
+    time::Instant,
+};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+pub use self::config::{DEFAULT_IDLE_TIMEOUT, ResolverConfig};
+use self::{
+    data_age::DataAge,
+    event::{Event, EventSink},
+    registry::SubscriptionRegistry,
+    shard_maps::MapFollower,
+    topology::Topology,
+    worker::{Worker, WorkerParams},
+};
+use super::{endpoint_transport::EndpointTransport, subscription::Subscription};
+
+/// Keeps one subscription per service, and publishes a compiled snapshot whenever its records change.
+pub struct Resolver<T> {
+    registry: Arc<SubscriptionRegistry<T>>,
+    state: watch::Receiver<FollowerState>,
+    /// The age of the data, where it is not followed to its source.
+    age: watch::Receiver<DataAge>,
+    _worker: DropGuard,
+}
+
+impl<T: EndpointTransport> Resolver<T> {
+    /// Starts to follow; must be called within a tokio runtime. Runs until it is dropped.
+    pub fn start(config: ResolverConfig) -> Self {
+        let (events, received) = mpsc::unbounded_channel();
+        let registry = Arc::new(SubscriptionRegistry::new(events.clone()));
+        let handle = Follower::spawn(config.upstream.clone(), EventSink(events.clone()));
+        let state = handle.state();
+        let (age_sender, age) = watch::channel(DataAge::default());
+        let stop = CancellationToken::new();
+        let topology = Topology {
+            regions: Default::default(),
+            round_trips: Default::default(),
+            hosts: Default::default(),
+            location: config.location.clone(),
+            client_id: config.client_id.clone(),
+            client: hash_text(&config.client_id),
+        };
+        let maps = shard_maps::address(&config.upstream.addresses).map(|address| {
+            let (commands, received) = mpsc::unbounded_channel();
+            let follower = MapFollower {
+                address,
+                software: config.upstream.software.clone(),
+                // Fails only when the worker has ended.
+                publish: move |event| drop(events.send(Event::Map(event))),
+                wanted: Default::default(),
+            };
+            tokio::spawn(follower.run(received));
+            commands
+        });
+        tokio::spawn(quota::claim_periodically(
+            Arc::clone(&registry),
+            handle.clone(),
+            caller_id(&config),
+            stop.clone(),
+        ));
+        let worker = Worker::new(WorkerParams {
+            config,
+            handle,
+            registry: Arc::clone(&registry),
+            topology,
+            age: age_sender,
+            maps,
+        });
+        tokio::spawn(worker.run(received, stop.clone()));
+        Self { registry, state, age, _worker: stop.drop_guard() }
+    }
+
+    /// The subscription of a service; the first use of a service starts to follow it.
+    pub fn subscription(&self, name: &ServiceName) -> Arc<Subscription<T>> {
+        self.registry.get_or_track(name)
+    }
+
+    /// Waits without a bound until the first snapshot has arrived, from the agent or from its copy on disk.
+    pub async fn first_snapshot(&self) {
+        // Fails only when the sender is gone, and `self` holds it.
+        let _ = self.registry.first_snapshot.subscribe().wait_for(|arrived| *arrived).await;
+    }
+
+    /// The number of regions of services in use where health verdicts are ignored now.
+    pub fn health_panics(&self) -> u64 {
+        self.registry.health_panics()
+    }
+
+    /// The connection to the agent.
+    pub fn state(&self) -> watch::Receiver<FollowerState> {
+        self.state.clone()
+    }
+
+    /// How long ago the data was last confirmed: by the agent's own report while it is connected.
+    pub fn data_age(&self) -> Duration {
+        let now = Instant::now();
+        let known = self.age.borrow().at(now);
+        let state = self.state.borrow();
+        match known {
+            Some(age) => age,
+            None if state.connected => Duration::ZERO,
+            // Nothing was ever received, or the worker has not processed the disconnection yet.
+            None => now.saturating_duration_since(state.since),
+        }
+    }
+}
+
+/// A number unique to this process, by which the control plane recognises it from one quota claim to the next.
+fn caller_id(config: &ResolverConfig) -> u64 {
+    RandomState::new().hash_one(&config.client_id)
+}
+
+impl<T> fmt::Debug for Resolver<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Resolver").field("state", &self.state).finish_non_exhaustive()
+    }
+}

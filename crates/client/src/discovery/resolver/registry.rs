@@ -1,0 +1,123 @@
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use fairmesh_model::ServiceName;
+use tokio::sync::{mpsc, watch};
+
+use super::event::Event;
+use crate::discovery::{service_state::ServiceState, subscription::Subscription};
+
+/// Every subscription of a mesh.
+pub(super) struct SubscriptionRegistry<T> {
+    pub(super) by_name: Mutex<HashMap<ServiceName, RegisteredService<T>>>,
+    /// The services whose policies have mesh-wide limits: few, and read often.
+    rate_limited: Mutex<HashSet<ServiceName>>,
+    events: mpsc::UnboundedSender<Event<T>>,
+    /// Whether a snapshot of the topology, which always exists, has arrived from the agent or from its copy on disk.
+    pub(super) first_snapshot: watch::Sender<bool>,
+}
+
+/// A registered subscription. The registry and the worker hold it, and besides them its users.
+pub(super) struct RegisteredService<T> {
+    pub(super) subscription: Arc<Subscription<T>>,
+    /// Whether it was requested since the worker last checked.
+    requested: bool,
+}
+
+impl<T> RegisteredService<T> {
+    fn is_used(&self) -> bool {
+        self.requested || self.has_handle()
+    }
+
+    fn has_handle(&self) -> bool {
+        Arc::strong_count(&self.subscription) > 2
+    }
+}
+
+impl<T> SubscriptionRegistry<T> {
+    pub(super) fn new(events: mpsc::UnboundedSender<Event<T>>) -> Self {
+        Self {
+            by_name: Mutex::default(),
+            rate_limited: Mutex::default(),
+            events,
+            first_snapshot: watch::Sender::new(false),
+        }
+    }
+
+    /// The subscription of a service; one that is not registered yet is, and the worker starts to track it.
+    pub(super) fn get_or_track(&self, name: &ServiceName) -> Arc<Subscription<T>> {
+        let mut by_name = self.by_name();
+        if let Some(registered) = by_name.get_mut(name) {
+            registered.requested = true;
+            return Arc::clone(&registered.subscription);
+        }
+        let subscription = Arc::new(Subscription::new(name.clone()));
+        let registered = RegisteredService { subscription: Arc::clone(&subscription), requested: true };
+        by_name.insert(name.clone(), registered);
+        // Fails only when the worker has ended, and then the mesh is gone as well.
+        let _ = self.events.send(Event::Track(Arc::clone(&subscription)));
+        subscription
+    }
+
+    pub(super) fn by_name(&self) -> MutexGuard<'_, HashMap<ServiceName, RegisteredService<T>>> {
+        self.by_name.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn rate_limited(&self) -> MutexGuard<'_, HashSet<ServiceName>> {
+        self.rate_limited.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records whether the published snapshot of a service has mesh-wide limits.
+    pub(super) fn note_published(&self, subscription: &Subscription<T>) {
+        let state = subscription.state();
+        let is_limited =
+            matches!(&*state, ServiceState::Ready(ready) if ready.upstream.mesh_limits().next().is_some());
+        let mut rate_limited = self.rate_limited();
+        // Names are cloned only for the few that have limits.
+        if is_limited {
+            rate_limited.insert(subscription.name().clone());
+        } else {
+            rate_limited.remove(subscription.name());
+        }
+    }
+
+    /// Whether a service has a handle, or was requested since the last call of this.
+    pub(super) fn take_used(&self, name: &ServiceName) -> bool {
+        let mut by_name = self.by_name();
+        let Some(registered) = by_name.get_mut(name) else { return false };
+        let used = registered.is_used();
+        registered.requested = false;
+        used
+    }
+
+    /// Removes a service that has no handle, however recently it was requested; whether it is removed.
+    pub(super) fn remove_without_handle(&self, name: &ServiceName) -> bool {
+        self.remove_unless(name, RegisteredService::has_handle)
+    }
+
+    /// Removes a service that is not used; whether it is removed.
+    pub(super) fn remove_unused(&self, name: &ServiceName) -> bool {
+        self.remove_unless(name, RegisteredService::is_used)
+    }
+
+    fn remove_unless(&self, name: &ServiceName, stays: impl Fn(&RegisteredService<T>) -> bool) -> bool {
+        let mut by_name = self.by_name();
+        let stays = by_name.get(name).is_some_and(stays);
+        if !stays {
+            by_name.remove(name);
+        }
+        !stays
+    }
+
+    /// The number of regions of services in use where health verdicts are ignored now.
+    pub(super) fn health_panics(&self) -> u64 {
+        let by_name = self.by_name();
+        let panics = by_name.values().map(|registered| match &*registered.subscription.state() {
+            ServiceState::Ready(ready) => ready.upstream.panicking_regions().len() as u64,
+            _ => 0,
+        });
+        panics.sum()
+    }
+}

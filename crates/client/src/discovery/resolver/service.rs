@@ -1,0 +1,150 @@
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use fairmesh_model::{Location, Policy, ServiceName};
+use fairmesh_router::{CompileInput, ServiceTable};
+use tokio::time::Instant;
+
+use super::{
+    records::ServiceRecords,
+    registry::SubscriptionRegistry,
+    shard_maps::{MapCommand, MapCommands, MapName},
+    topology::Topology,
+};
+use crate::discovery::{
+    endpoint_transport::EndpointTransport,
+    service_state::{ReadyService, ServiceState},
+    subscription::Subscription,
+};
+
+/// A service that this process uses.
+pub(super) struct TrackedService<T> {
+    pub(super) records: ServiceRecords,
+    pub(super) subscription: Arc<Subscription<T>>,
+    /// Since when it is not used.
+    unused_since: Option<Instant>,
+    /// The large shard map that was requested of the agent.
+    pub(super) map: Option<MapName>,
+}
+
+impl<T: EndpointTransport> TrackedService<T> {
+    pub(super) fn new(subscription: Arc<Subscription<T>>, maps_offered: bool) -> Self {
+        let name = subscription.name().clone();
+        let records = ServiceRecords::new(name, maps_offered);
+        Self { records, subscription, unused_since: None, map: None }
+    }
+
+    /// Follows the large shard map that the records call for, and no other.
+    pub(super) fn follow_map(&mut self, commands: &MapCommands, location: Option<&Location>) {
+        let wanted = self.records.shared_map(location);
+        if wanted == self.map {
+            return;
+        }
+        let before = std::mem::replace(&mut self.map, wanted.clone());
+        let changes = before.map(MapCommand::Unfollow).into_iter().chain(wanted.map(MapCommand::Follow));
+        // Fails only when the follower has ended, with its worker.
+        changes.for_each(|command| drop(commands.send(command)));
+    }
+
+    /// Whether calls wait for a first snapshot.
+    pub(super) fn is_waiting(&self) -> bool {
+        matches!(*self.subscription.state(), ServiceState::Waiting)
+    }
+
+    /// Whether it is not declared.
+    pub(super) fn is_unknown(&self) -> bool {
+        matches!(*self.subscription.state(), ServiceState::Unknown)
+    }
+
+    /// Publishes why calls cannot be decided, unless they can.
+    pub(super) fn publish_unavailable(&self, why: &str) {
+        if matches!(*self.subscription.state(), ServiceState::Waiting | ServiceState::Unavailable(_)) {
+            self.subscription.publish(ServiceState::Unavailable(why.to_owned()));
+        }
+    }
+
+    /// How long the service has not been used, counted from the first check that found so. One that is ready
+    /// counts as used while its data `ages`: it may not be available again.
+    pub(super) fn unused_for(
+        &mut self,
+        registry: &SubscriptionRegistry<T>,
+        ages: bool,
+        now: Instant,
+    ) -> Duration {
+        let kept = ages && matches!(*self.subscription.state(), ServiceState::Ready(_));
+        let used = registry.take_used(&self.records.name) || kept;
+        self.unused_since = if used { None } else { self.unused_since.or(Some(now)) };
+        self.unused_since.map_or(Duration::ZERO, |since| now - since)
+    }
+
+    /// Closes the connections of a service that is not followed any more.
+    pub(super) fn retire(&self) {
+        if let ServiceState::Ready(ready) = &*self.subscription.state() {
+            ready.opened_transports().for_each(|transport| transport.retire());
+        }
+    }
+
+    pub(super) fn close_idle(&self) {
+        if let ServiceState::Ready(ready) = &*self.subscription.state() {
+            ready.opened_transports().for_each(|transport| transport.close_idle());
+        }
+    }
+
+    /// Compiles and publishes the records, once they are complete.
+    pub(super) fn publish(&mut self, topology: &Topology, registry: &SubscriptionRegistry<T>, revision: u64) {
+        match self.records.declared() {
+            None => return,
+            Some(false) => return self.subscription.publish(ServiceState::Unknown),
+            Some(true) if !self.records.complete() => return,
+            Some(true) => {}
+        }
+        if let Err(problem) = self.records.shards.compile() {
+            let name = &self.records.name;
+            tracing::warn!(service = %name, %problem, "incomplete shard map; the previous one stays in use");
+        }
+        let before = self.subscription.state();
+        let before = match &*before {
+            ServiceState::Ready(ready) => Some(ready),
+            _ => None,
+        };
+        if let Some(ready) = self.compile(topology, registry, revision, before) {
+            self.subscription.publish(ServiceState::Ready(ready));
+        }
+    }
+
+    fn compile(
+        &self,
+        topology: &Topology,
+        registry: &SubscriptionRegistry<T>,
+        revision: u64,
+        before: Option<&ReadyService<T>>,
+    ) -> Option<ReadyService<T>> {
+        let policy = self.records.policy();
+        let upstream = ServiceTable::compile(
+            &CompileInput {
+                name: &self.records.name,
+                service: self.records.service.as_ref()?,
+                policy: &policy,
+                endpoints: self.records.endpoints.list(),
+                shards: self.records.shards.last(),
+                location: &topology.location_or_unknown(),
+                regions: &topology.regions,
+                round_trips: &topology.round_trips,
+                hosts: &topology.hosts,
+                health: &self.records.health,
+                client_id: &topology.client_id,
+                client: topology.client,
+            },
+            self.subscription.endpoint_stats(),
+            before.map(|ready| &ready.upstream),
+        );
+        let targets = split_targets(&self.records.name, &policy).into_iter();
+        let splits = targets.map(|name| registry.get_or_track(name)).collect();
+        Some(ReadyService::new(upstream, splits, revision, before))
+    }
+}
+
+/// The services that routes send calls and mirrored calls to, without the service itself.
+fn split_targets<'a>(own: &ServiceName, policy: &'a Policy) -> BTreeSet<&'a ServiceName> {
+    let targets = policy.routes.iter().flat_map(|route| route.targets());
+    targets.filter(|name| *name != own).collect()
+}

@@ -1,0 +1,243 @@
+//! The single writer of all snapshots.
+
+mod disk;
+mod idle;
+mod location;
+mod sync;
+mod updates;
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use fairmesh_model::{Prefix, Record, RecordKey, Revision, ServiceName};
+use fairmesh_rib::{Update, follower::FollowerHandle};
+use fairmesh_wire::records;
+use tokio::{
+    sync::{mpsc, watch},
+    task::spawn_blocking,
+    time::{Instant, sleep_until},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    config::ResolverConfig,
+    data_age::DataAge,
+    event::Event,
+    registry::SubscriptionRegistry,
+    service::TrackedService,
+    shard_maps::{MapCommands, MapEvent},
+    topology::Topology,
+};
+use crate::discovery::endpoint_transport::EndpointTransport;
+
+/// How long a first contact may take before the copy on disk is read, or calls fail.
+const CONNECT_PATIENCE: Duration = Duration::from_millis(500);
+/// How often to check while a service waits or a prefix is refused.
+const FAST_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// How often a refused prefix is subscribed to again.
+const RESUBSCRIBE_INTERVAL: Duration = Duration::from_secs(1);
+/// How often idle connections are checked.
+const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(30);
+/// The most undeclared names that are remembered as such, so that made-up names use bounded memory here and
+/// in the agent.
+const MAX_UNKNOWN: usize = 1024;
+
+/// The policies in an update that have expressions, with their keys.
+fn policies_with_expressions(update: &Update) -> Vec<(RecordKey, Bytes)> {
+    let snapshots = update.snapshots.iter().flat_map(|snapshot| &snapshot.entries);
+    let all = snapshots.chain(&update.puts).filter(|(key, _)| records::is_costly(key));
+    let policies = all.filter_map(|(key, entry)| Some((RecordKey::parse(key).ok()?, entry.value.clone())));
+    policies.filter(|(_, value)| records::has_expressions(value)).collect()
+}
+
+/// Decodes policies; an invalid one is reported where it is put.
+fn decode_policies(policies: &[(RecordKey, Bytes)]) -> Vec<Record> {
+    policies.iter().filter_map(|(key, value)| records::decode(key, value).ok()).collect()
+}
+
+pub(super) struct Worker<T> {
+    config: ResolverConfig,
+    handle: FollowerHandle,
+    registry: Arc<SubscriptionRegistry<T>>,
+    topology: Topology,
+    age: watch::Sender<DataAge>,
+    /// To the follower of large shard maps, where an agent may share them.
+    maps: Option<MapCommands>,
+    /// Boxed, since a table has room for up to twice as many as are in it.
+    services: HashMap<ServiceName, Box<TrackedService<T>>>,
+    /// Services whose subscriptions or snapshot must be renewed.
+    stale: HashSet<ServiceName>,
+    /// Services that calls may wait for.
+    waiting: BTreeSet<ServiceName>,
+    /// Services that have shard maps.
+    sharded: HashSet<ServiceName>,
+    /// Names that are not declared, in the order in which that was found out.
+    unknown: VecDeque<ServiceName>,
+    /// The service of each subscribed prefix.
+    prefix_owners: HashMap<Prefix, ServiceName>,
+    /// Whether regions, round trips and hosts have arrived, or never will.
+    has_topology: bool,
+    revision: Option<Revision>,
+    /// Whether the copy on disk was read, so that waiting for the first snapshot does not trigger it again.
+    disk_read: bool,
+    /// Refused prefixes, and when each was last subscribed to.
+    refused: BTreeMap<Prefix, Instant>,
+    idle_checked: Instant,
+}
+
+pub(super) struct WorkerParams<T> {
+    pub(super) config: ResolverConfig,
+    pub(super) handle: FollowerHandle,
+    pub(super) registry: Arc<SubscriptionRegistry<T>>,
+    pub(super) topology: Topology,
+    pub(super) age: watch::Sender<DataAge>,
+    pub(super) maps: Option<MapCommands>,
+}
+
+impl<T: EndpointTransport> Worker<T> {
+    pub(super) fn new(params: WorkerParams<T>) -> Self {
+        let WorkerParams { config, handle, registry, topology, age, maps } = params;
+        handle.subscribe(Prefix::topology());
+        Self {
+            config,
+            handle,
+            registry,
+            topology,
+            age,
+            maps,
+            services: HashMap::new(),
+            stale: HashSet::new(),
+            waiting: BTreeSet::new(),
+            sharded: HashSet::new(),
+            unknown: VecDeque::new(),
+            prefix_owners: HashMap::new(),
+            has_topology: false,
+            revision: None,
+            disk_read: false,
+            refused: BTreeMap::new(),
+            idle_checked: Instant::now(),
+        }
+    }
+
+    /// Runs until `stop` is cancelled.
+    pub(super) async fn run(
+        mut self,
+        mut events: mpsc::UnboundedReceiver<Event<T>>,
+        stop: CancellationToken,
+    ) {
+        let mut state = self.handle.state();
+        let mut checked = Instant::now();
+        loop {
+            // Counted from the last check, and not from the last event, so that a steady stream of events cannot delay
+            // it.
+            let interval = if self.unsettled() { FAST_CHECK_INTERVAL } else { self.idle_check_interval() };
+            tokio::select! {
+                () = stop.cancelled() => return,
+                Some(event) = events.recv() => {
+                    self.handle_precompiled(event).await;
+                    // Events that have queued up are published as one.
+                    while let Ok(event) = events.try_recv() {
+                        self.handle_precompiled(event).await;
+                    }
+                }
+                Ok(()) = state.changed() => self.update_location(),
+                () = sleep_until(checked + interval) => {
+                    checked = Instant::now();
+                    self.check().await;
+                }
+            }
+            self.settle().await;
+        }
+    }
+
+    /// Handles an event after the expressions of its policies are compiled, off the program's own tasks.
+    async fn handle_precompiled(&mut self, event: Event<T>) {
+        let policies = match &event {
+            Event::Update(update) => policies_with_expressions(update),
+            _ => Vec::new(),
+        };
+        let compiled = match policies.is_empty() {
+            true => None,
+            false => spawn_blocking(move || decode_policies(&policies)).await.ok(),
+        };
+        self.handle_event(event);
+        // Kept until here, so that the compiled expressions are found in use.
+        drop(compiled);
+    }
+
+    fn handle_event(&mut self, event: Event<T>) {
+        match event {
+            Event::Track(subscription) => {
+                let name = subscription.name().clone();
+                self.stale.insert(name.clone());
+                self.waiting.insert(name.clone());
+                let service = TrackedService::new(subscription, self.maps.is_some());
+                self.services.insert(name, Box::new(service));
+            }
+            Event::Update(update) => self.apply(update),
+            Event::Refused(prefix, reason) => self.handle_refusal(prefix, &reason),
+            Event::AgeUpdate(age) => self.age.send_modify(|known| known.set(age, Instant::now())),
+            Event::Map(event) => self.handle_map(event),
+            Event::Disconnected => self.age.send_modify(|known| known.disconnected(Instant::now())),
+        }
+    }
+
+    /// Takes a shared shard map. One that is not wanted any more is dropped.
+    fn handle_map(&mut self, event: MapEvent) {
+        let (MapEvent::Map(name, _) | MapEvent::Failed(name, ..)) = &event else {
+            for (name, service) in self.services.iter_mut().filter(|(_, service)| service.map.is_some()) {
+                if service.records.shards.read_locally() {
+                    self.stale.insert(name.clone());
+                }
+            }
+            return;
+        };
+        let is_wanted = |service: &&mut Box<TrackedService<T>>| service.map.as_ref() == Some(name);
+        let Some(service) = self.services.get_mut(&name.service).filter(is_wanted) else { return };
+        self.stale.insert(name.service.clone());
+        match event {
+            MapEvent::Map(_, shards) => service.records.shards.set_shared(shards),
+            MapEvent::Failed(name, version, problem) => {
+                tracing::warn!(service = %name.service, version, problem, "unusable shard map");
+                service.records.shards.set_failed(version);
+            }
+            MapEvent::Unavailable => {}
+        }
+    }
+
+    fn mark_all_stale(&mut self) {
+        self.stale.extend(self.services.keys().cloned());
+    }
+
+    /// Whether a service waits, a prefix is refused, or nothing has arrived yet.
+    fn unsettled(&mut self) -> bool {
+        let waits = |name: &ServiceName| self.services.get(name).is_some_and(|service| service.is_waiting());
+        while self.waiting.first().is_some_and(|name| !waits(name)) {
+            self.waiting.pop_first();
+        }
+        let has_nothing = !self.disk_read && !*self.registry.first_snapshot.borrow();
+        has_nothing || !self.refused.is_empty() || !self.waiting.is_empty()
+    }
+
+    /// Periodic work: idle connections and services, refused prefixes, and the copy on disk while the agent is away.
+    async fn check(&mut self) {
+        let now = Instant::now();
+        if now - self.idle_checked >= self.idle_check_interval() {
+            self.idle_checked = now;
+            self.services.values().for_each(|service| service.close_idle());
+            self.remove_unused(now);
+        }
+        self.resubscribe_refused(now);
+        let state = self.handle.state().borrow().clone();
+        if !state.connected && now.saturating_duration_since(state.since) >= CONNECT_PATIENCE {
+            self.read_disk().await;
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The agent's copy on disk, while the agent is away.
+
+use fairmesh_model::Prefix;
+use fairmesh_rib::{Snapshot, cache::Cache};
+use tokio::time::Instant;
+
+use super::Worker;
+use crate::discovery::endpoint_transport::EndpointTransport;
+
+/// Rounds of reading: service and policy decide which further prefixes are needed.
+const ROUNDS: usize = 4;
+
+impl<T: EndpointTransport> Worker<T> {
+    /// Serves waiting services from the copy on disk, or makes their calls fail.
+    pub(super) async fn read_disk(&mut self) {
+        self.disk_read = true;
+        self.use_fallback_location();
+        let cache = self.config.cache_dir.as_deref().map(Cache::read_only);
+        // Data received from the agent is newer than any copy.
+        if let Some(cache) = cache.as_ref().filter(|_| !self.has_topology) {
+            self.read_prefix(cache, Prefix::topology());
+        }
+        let waiting: Vec<_> =
+            self.services.iter().filter(|(_, s)| s.is_waiting()).map(|(name, _)| name.clone()).collect();
+        for name in waiting {
+            for _ in 0..ROUNDS {
+                let missing =
+                    self.services.get(&name).map(|service| service.records.missing()).unwrap_or_default();
+                for prefix in missing {
+                    if let Some(cache) = &cache {
+                        self.read_prefix(cache, prefix);
+                    }
+                }
+                if self.services.get_mut(&name).is_some_and(|s| s.records.shards.read_locally()) {
+                    self.stale.insert(name.clone());
+                }
+                self.settle().await;
+            }
+            if let Some(service) = self.services.get(&name).filter(|service| service.is_waiting()) {
+                service.publish_unavailable(&self.unreachable_message());
+            }
+        }
+    }
+
+    fn read_prefix(&mut self, cache: &Cache, prefix: Prefix) {
+        match cache.load(&prefix) {
+            Ok(Some(saved)) => {
+                // A clock that was set back makes a copy look new; its age is only displayed.
+                let age = saved.at.elapsed().unwrap_or_default();
+                self.age.send_modify(|known| known.add_unrefreshed(age, Instant::now()));
+                self.apply_snapshot(Snapshot { prefix, entries: saved.entries, age });
+            }
+            Ok(None) => {}
+            Err(problem) => tracing::warn!(%prefix, %problem, "the copy on disk cannot be read"),
+        }
+    }
+
+    fn unreachable_message(&self) -> String {
+        let addresses: Vec<_> = self.config.upstream.addresses.iter().map(ToString::to_string).collect();
+        let error = self.handle.state().borrow().error.clone().unwrap_or_default();
+        format!(
+            "no agent or control plane responds at {} and there is no copy on disk; start `fairmesh agent` there, \
+             or name the address of one (FAIRMESH_AGENT, --agent) or of a control plane (--control) ({error})",
+            addresses.join(", ")
+        )
+    }
+}

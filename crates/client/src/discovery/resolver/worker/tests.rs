@@ -1,0 +1,463 @@
+use std::{
+    pin::pin,
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    task::{Context, Poll, Waker},
+    time::SystemTime,
+};
+
+use fairmesh_model::{
+    Endpoint, EndpointState, FULL_WEIGHT, Hosts, InstanceId, KeyRange, Location, Policy, Protocol, Region,
+    Regions, RoundTrips, Service, ServiceKind, Shard, ShardId, ShardKey, ShardMap, ShardPart, StoreId,
+};
+use fairmesh_rib::{
+    Entry, Snapshot,
+    cache::{Cache, SavedCopy},
+    follower::{Backoff, Follower, FollowerConfig},
+};
+use fairmesh_router::{EndpointRef, ShardTable};
+use fairmesh_wire::{shards::encode_map, transport::Address, v1};
+use prost::Message;
+use tempfile::TempDir;
+use tokio::time::{advance, sleep, timeout};
+
+use super::*;
+use crate::discovery::{
+    Subscription,
+    resolver::{
+        config::DEFAULT_IDLE_TIMEOUT,
+        event::EventSink,
+        shard_maps::{LARGE, MapName},
+    },
+    service_state::ServiceState,
+};
+
+/// Counts the idle checks of all transports.
+#[derive(Clone, Debug)]
+struct CountingTransport(Arc<AtomicUsize>);
+
+impl EndpointTransport for CountingTransport {
+    type Context = Arc<AtomicUsize>;
+
+    fn open(checks: &Self::Context, _: EndpointRef) -> Self {
+        Self(Arc::clone(checks))
+    }
+
+    fn retire(&self) {}
+
+    fn close_idle(&self) {
+        self.0.fetch_add(1, Relaxed);
+    }
+}
+
+struct Rig {
+    worker: Worker<CountingTransport>,
+    events: mpsc::UnboundedSender<Event<CountingTransport>>,
+    received: mpsc::UnboundedReceiver<Event<CountingTransport>>,
+    folder: TempDir,
+}
+
+/// A worker with a configured location whose agent is not running.
+fn rig() -> Rig {
+    rig_at(Some(here()))
+}
+
+fn rig_at(location: Option<Location>) -> Rig {
+    let folder = TempDir::new().unwrap();
+    let (events, received) = mpsc::unbounded_channel();
+    let upstream = FollowerConfig {
+        addresses: vec![Address::Unix(folder.path().join("absent"))],
+        software: "test".into(),
+        backoff: Backoff::default(),
+        refuse_lagging: false,
+    };
+    let topology = Topology {
+        regions: Regions::default(),
+        round_trips: RoundTrips::default(),
+        hosts: Hosts::default(),
+        location: location.clone(),
+        client_id: String::new(),
+        client: 1,
+    };
+    let registry = Arc::new(SubscriptionRegistry::new(events.clone()));
+    let handle = Follower::spawn(upstream.clone(), EventSink(events.clone()));
+    let config = ResolverConfig {
+        upstream,
+        client_id: "test".into(),
+        location: location.clone(),
+        fallback_location: Some(Location::in_region(Region::new("us").unwrap())),
+        cache_dir: Some(folder.path().join("cache")),
+        idle_timeout: DEFAULT_IDLE_TIMEOUT,
+    };
+    let age = watch::Sender::default();
+    let worker = Worker::new(WorkerParams { config, handle, registry, topology, age, maps: None });
+    Rig { worker, events, received, folder }
+}
+
+fn here() -> Location {
+    Location::in_region(Region::new("eu").unwrap())
+}
+
+fn name() -> ServiceName {
+    ServiceName::new("shop/one").unwrap()
+}
+
+fn revision() -> Revision {
+    Revision { store: StoreId(7), partition: Default::default(), number: 1 }
+}
+
+fn endpoint(instance: &str) -> Endpoint {
+    Endpoint {
+        instance: InstanceId::new(instance).unwrap(),
+        address: ([127, 0, 0, 1], 1).into(),
+        location: here(),
+        state: EndpointState::Serving,
+        weight: FULL_WEIGHT,
+        lease: None,
+        labels: Default::default(),
+    }
+}
+
+fn entry(key: &RecordKey, record: impl Into<Record>) -> (Arc<str>, Entry) {
+    (key.to_string().into(), Entry { value: records::encode(&record.into()), revision: 1 })
+}
+
+fn update(snapshots: impl IntoIterator<Item = (Prefix, Vec<(Arc<str>, Entry)>)>) -> Update {
+    let snapshot = |(prefix, entries)| Snapshot { prefix, entries, age: Duration::ZERO };
+    let snapshots = snapshots.into_iter().map(snapshot).collect();
+    Update { revision: revision(), resumed: vec![], snapshots, puts: vec![], deletes: vec![] }
+}
+
+/// Drives a future that only yields.
+fn run_ready<T>(work: impl Future<Output = T>) -> T {
+    let (mut work, mut context) = (pin!(work), Context::from_waker(Waker::noop()));
+    loop {
+        if let Poll::Ready(done) = work.as_mut().poll(&mut context) {
+            return done;
+        }
+    }
+}
+
+impl Rig {
+    fn handle(&mut self, event: Event<CountingTransport>) {
+        self.worker.handle_event(event);
+        run_ready(self.worker.settle());
+    }
+
+    /// Starts to use the service.
+    fn follow(&mut self) -> Arc<Subscription<CountingTransport>> {
+        let subscription = self.worker.registry.get_or_track(&name());
+        while let Ok(event) = self.received.try_recv() {
+            self.handle(event);
+        }
+        subscription
+    }
+
+    /// Delivers the service and its one endpoint.
+    fn deliver(&mut self) {
+        let (service, policy) = (RecordKey::Service(name()), RecordKey::Policy(name()));
+        let declared =
+            Service { kind: ServiceKind::Replicated, protocol: Protocol::Http2, virtual_address: None };
+        let endpoint = endpoint("a");
+        self.handle(Event::Update(update([
+            (Prefix::topology(), vec![]),
+            (Prefix::from(&service), vec![entry(&service, declared)]),
+            (Prefix::from(&policy), vec![]),
+        ])));
+        let key = RecordKey::Endpoint(name(), here().region, endpoint.instance.clone());
+        let endpoints = (Prefix::endpoints(&name(), None), vec![entry(&key, endpoint)]);
+        self.handle(Event::Update(update([endpoints])));
+    }
+
+    /// Advances the time by this number of idle checks.
+    async fn pass(&mut self, checks: u32) {
+        for _ in 0..checks {
+            advance(IDLE_CHECK_INTERVAL).await;
+            self.worker.check().await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn idle_connections_are_checked_during_a_steady_stream_of_updates() {
+    let mut rig = rig();
+    let subscription = rig.follow();
+    rig.deliver();
+    let checks = Arc::new(AtomicUsize::new(0));
+    let state = subscription.state();
+    let ServiceState::Ready(ready) = &*state else { panic!("{state:?}") };
+    let index = ready.upstream.candidates().next().unwrap().index;
+    let _transport = ready.transport(index, &checks);
+    let Rig { worker, events, received, folder: _folder } = rig;
+    let stop = CancellationToken::new();
+    tokio::spawn(worker.run(received, stop.clone()));
+    let busy = async {
+        while checks.load(Relaxed) < 3 {
+            events.send(Event::Update(update([]))).unwrap();
+            sleep(Duration::from_secs(1)).await;
+        }
+    };
+    assert!(timeout(Duration::from_secs(120), busy).await.is_ok(), "{checks:?}");
+    stop.cancel();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_copy_on_disk_never_replaces_data_of_the_agent() {
+    let mut rig = rig();
+    let regions = |name| {
+        let only = Region::new(name).unwrap();
+        Regions { regions: BTreeMap::from([(only, Default::default())]) }
+    };
+    let of = |regions| vec![entry(&RecordKey::Regions, Record::Regions(regions))];
+    let saved = of(regions("copy"));
+    let cache = Cache::open(rig.folder.path().join("cache")).unwrap();
+    let prefix = Prefix::topology();
+    cache
+        .save(&SavedCopy { prefix, revision: revision(), at: SystemTime::UNIX_EPOCH, entries: saved })
+        .unwrap();
+    run_ready(rig.worker.read_disk());
+    assert_eq!(rig.worker.topology.regions, regions("copy"), "better than nothing");
+    let live = of(regions("live"));
+    rig.handle(Event::Update(update([(Prefix::topology(), live)])));
+    run_ready(rig.worker.read_disk());
+    assert_eq!(rig.worker.topology.regions, regions("live"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_invalid_record_of_a_snapshot_leaves_the_previous_one_in_use() {
+    let mut rig = rig();
+    let subscription = rig.follow();
+    rig.deliver();
+    let (service, policy) = (RecordKey::Service(name()), RecordKey::Policy(name()));
+    let mut strict = Policy::default();
+    strict.locality.local_only = true;
+    let regions = Regions { regions: BTreeMap::from([(here().region, Default::default())]) };
+    let endpoints = Prefix::endpoints(&name(), Some(&here().region));
+    let instance = |name: &str| InstanceId::new(name).unwrap();
+    let key = |name: &str| RecordKey::Endpoint(self::name(), here().region, instance(name));
+    rig.handle(Event::Update(update([
+        (Prefix::topology(), vec![entry(&RecordKey::Regions, Record::Regions(regions.clone()))]),
+        (Prefix::from(&policy), vec![entry(&policy, strict.clone())]),
+    ])));
+    rig.handle(Event::Update(update([(
+        endpoints.clone(),
+        vec![entry(&key("a"), endpoint("a")), entry(&key("b"), endpoint("b"))],
+    )])));
+
+    let invalid = |key: &RecordKey| {
+        (Arc::from(key.to_string()), Entry { value: Bytes::from_static(b"\xff"), revision: 2 })
+    };
+    rig.handle(Event::Update(update([
+        (Prefix::topology(), vec![invalid(&RecordKey::Regions)]),
+        (Prefix::from(&service), vec![invalid(&service)]),
+        (Prefix::from(&policy), vec![invalid(&policy)]),
+        (endpoints, vec![invalid(&key("a"))]),
+    ])));
+    assert_eq!(rig.worker.topology.regions, regions);
+    let records = &rig.worker.services[&name()].records;
+    assert_eq!(records.policy(), strict, "and not the default one");
+    let left: Vec<_> = records.endpoints.list().iter().map(|endpoint| endpoint.instance.clone()).collect();
+    assert_eq!(left, [instance("a")], "records that the snapshot does not hold are removed");
+    assert!(matches!(*subscription.state(), ServiceState::Ready(_)));
+    // A snapshot without the record removes it.
+    rig.handle(Event::Update(update([(Prefix::topology(), vec![]), (Prefix::from(&policy), vec![])])));
+    let records = &rig.worker.services[&name()].records;
+    assert_eq!((&records.policy(), &rig.worker.topology.regions), (&Policy::default(), &Regions::default()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unused_service_is_not_followed_any_more() {
+    let mut rig = rig();
+    let used = rig.follow();
+    rig.deliver();
+    rig.pass(40).await;
+    assert!(rig.worker.services.contains_key(&name()), "a handle is held");
+    drop(used);
+    for _ in 0..40 {
+        drop(rig.follow());
+        rig.pass(1).await;
+    }
+    assert!(rig.worker.services.contains_key(&name()), "a handle is made for every call");
+    rig.pass(19).await;
+    let again = rig.follow();
+    assert!(matches!(*again.state(), ServiceState::Ready(_)), "its state is kept for a while");
+    rig.pass(1).await;
+    drop(again);
+    rig.pass(20).await;
+    assert!(rig.worker.services.contains_key(&name()), "the timeout counts from the last use");
+    rig.pass(1).await;
+    assert!(rig.worker.services.is_empty() && rig.worker.prefix_owners.is_empty());
+    let anew = rig.follow();
+    rig.deliver();
+    assert!(matches!(*anew.state(), ServiceState::Ready(_)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unused_service_with_aging_records_is_kept_and_one_without_records_is_not() {
+    let mut rig = rig();
+    drop(rig.follow());
+    rig.deliver();
+    rig.handle(Event::Disconnected);
+    rig.pass(100).await;
+    assert!(matches!(*rig.follow().state(), ServiceState::Ready(_)), "it may not be available again");
+    rig.handle(Event::AgeUpdate(Duration::ZERO));
+    rig.pass(20).await;
+    assert!(rig.worker.services.contains_key(&name()), "the timeout counts from the return of the agent");
+    rig.pass(2).await;
+    assert!(rig.worker.services.is_empty());
+
+    drop(rig.follow());
+    rig.handle(Event::Disconnected);
+    rig.pass(22).await;
+    assert!(rig.worker.services.is_empty(), "it has no records");
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_an_agent_the_location_is_the_stored_one_or_else_the_configured_fallback() {
+    let cache = |rig: &Rig| Cache::open(rig.folder.path().join("cache")).unwrap();
+    let mut rig = rig_at(None);
+    cache(&rig).save_location(&here()).unwrap();
+    run_ready(rig.worker.read_disk());
+    assert_eq!(rig.worker.topology.location, Some(here()));
+
+    let mut rig = rig_at(None);
+    run_ready(rig.worker.read_disk());
+    assert_eq!(rig.worker.topology.location, rig.worker.config.fallback_location, "no location is stored");
+
+    let configured = Location::in_region(Region::new("ap").unwrap());
+    let mut rig = rig_at(Some(configured.clone()));
+    cache(&rig).save_location(&here()).unwrap();
+    run_ready(rig.worker.read_disk());
+    assert_eq!(rig.worker.topology.location, Some(configured));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_first_call_subscribes_once_to_all_that_most_services_need() {
+    let mut rig = rig();
+    let subscription = rig.follow();
+    let (service, policy) = (RecordKey::Service(name()), RecordKey::Policy(name()));
+    let (declared, ruled) = (Prefix::from(&service), Prefix::from(&policy));
+    let (all, ours) = (Prefix::endpoints(&name(), None), Prefix::endpoints(&name(), Some(&here().region)));
+    let subscribed = |rig: &Rig| rig.worker.prefix_owners.keys().cloned().collect::<BTreeSet<_>>();
+    assert_eq!(subscribed(&rig), BTreeSet::from([declared.clone(), ruled.clone(), all.clone()]));
+    let kind = ServiceKind::Replicated;
+    let plain = Service { kind, protocol: Protocol::Http2, virtual_address: None };
+    let mut strict = Policy::default();
+    strict.locality.local_only = true;
+    rig.handle(Event::Update(update([
+        (Prefix::topology(), vec![]),
+        (declared.clone(), vec![entry(&service, plain)]),
+        (ruled.clone(), vec![entry(&policy, strict)]),
+        (all, vec![]),
+    ])));
+    assert_eq!(
+        subscribed(&rig),
+        BTreeSet::from([declared.clone(), ruled.clone(), ours]),
+        "its region is enough"
+    );
+    rig.handle(Event::Update(update([(declared.clone(), vec![]), (ruled.clone(), vec![])])));
+    assert!(matches!(*subscription.state(), ServiceState::Unknown));
+    assert_eq!(subscribed(&rig), BTreeSet::from([declared, ruled]), "an undeclared service has no endpoints");
+}
+
+#[tokio::test(start_paused = true)]
+async fn undeclared_names_use_bounded_memory() {
+    let mut rig = rig();
+    rig.handle(Event::Update(update([(Prefix::topology(), vec![])])));
+    let real = rig.follow();
+    rig.deliver();
+    let made_up = |number: usize| ServiceName::new(format!("shop/made-up-{number}")).unwrap();
+    let held = rig.worker.registry.get_or_track(&made_up(0));
+    for number in 0..MAX_UNKNOWN + 100 {
+        drop(rig.worker.registry.get_or_track(&made_up(number)));
+        rig.follow();
+        let declared = Prefix::from(&RecordKey::Service(made_up(number)));
+        rig.handle(Event::Update(update([(declared, vec![])])));
+    }
+    assert_eq!(rig.worker.services.len(), MAX_UNKNOWN + 1);
+    assert!(rig.worker.prefix_owners.len() <= 3 + 2 * MAX_UNKNOWN, "{}", rig.worker.prefix_owners.len());
+    assert!(rig.worker.services.contains_key(held.name()), "a handle is held");
+    assert!(matches!(*real.state(), ServiceState::Ready(_)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_needed_prefixes_are_subscribed_to_again() {
+    let mut rig = rig();
+    let _subscription = rig.follow();
+    rig.deliver();
+    let refusal = |prefix| Event::Refused(prefix, "no control plane answers it".into());
+    let endpoints = Prefix::endpoints(&name(), None);
+    rig.handle(refusal(Prefix::topology()));
+    rig.handle(refusal(endpoints.clone()));
+    rig.handle(refusal(Prefix::endpoints(&name(), Some(&here().region))));
+    assert!(rig.worker.refused.keys().eq([&Prefix::topology(), &endpoints]), "{:?}", rig.worker.refused);
+    let policy = RecordKey::Policy(name());
+    let mut strict = Policy::default();
+    strict.locality.local_only = true;
+    rig.handle(Event::Update(update([(Prefix::from(&policy), vec![entry(&policy, strict)])])));
+    assert!(rig.worker.refused.keys().eq([&Prefix::topology()]), "{:?}", rig.worker.refused);
+}
+
+/// A shard map, and the record of its version and size.
+fn large(version: u64) -> (Arc<ShardTable>, (Arc<str>, Entry)) {
+    let shard = Shard { id: ShardId(1), start: ShardKey(0), replicas: vec![] };
+    let map = ShardMap { version, interval: KeyRange::ALL, shards: vec![shard] };
+    let key = RecordKey::ShardManifest(name(), ShardPart::Ranges);
+    let manifest = v1::ShardManifest::decode(encode_map(&name(), &map).remove(&key).unwrap()).unwrap();
+    let value = v1::ShardManifest { shards: LARGE, ..manifest }.encode_to_vec().into();
+    (Arc::new(ShardTable::compile(&map)), (key.to_string().into(), Entry { value, revision: version }))
+}
+
+impl Rig {
+    /// Announces a version of the large map, at a revision ten times its number.
+    fn announce(&mut self, version: u64) {
+        let revision = Revision { number: 10 * version, ..revision() };
+        self.handle(Event::Update(Update { puts: vec![large(version).1], ..Update::empty(revision) }));
+    }
+
+    fn share(&mut self, version: u64) {
+        let name = MapName { service: name(), region: None };
+        self.handle(Event::Map(MapEvent::Map(name, large(version).0)));
+    }
+
+    fn applied(&self) -> Option<u64> {
+        self.worker.applied().map(|at| at.number)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn map_versions_that_arrive_faster_than_tables_delay_no_other_acknowledgements() {
+    let mut rig = rig();
+    let (maps, _asked) = mpsc::unbounded_channel();
+    rig.worker.maps = Some(maps);
+    let _subscription = rig.follow();
+    let (service, policy) = (RecordKey::Service(name()), RecordKey::Policy(name()));
+    let declared = Service { kind: ServiceKind::Sharded, protocol: Protocol::Http2, virtual_address: None };
+    rig.handle(Event::Update(update([
+        (Prefix::topology(), vec![]),
+        (Prefix::from(&service), vec![entry(&service, declared)]),
+        (Prefix::from(&policy), vec![]),
+        (Prefix::endpoints(&name(), None), vec![]),
+    ])));
+    rig.announce(1);
+    rig.share(1);
+    assert_eq!(rig.applied(), Some(10));
+    // The table is always one version behind, and sometimes several.
+    for version in 2..10 {
+        rig.announce(version);
+        assert_eq!(rig.applied(), Some(10 * (version - 1)), "all but the last version is in use");
+        rig.announce(version + 1);
+        assert_eq!(rig.applied(), Some(10 * (version - 1)), "two are not in use");
+        rig.share(version);
+        assert_eq!(rig.applied(), Some(10 * version));
+    }
+    // Too many pending versions never acknowledge too much.
+    (11..200).for_each(|version| rig.announce(version));
+    assert_eq!(rig.applied(), Some(90));
+    rig.share(100);
+    assert!(rig.applied().is_some_and(|at| (90..=1000).contains(&at)), "{:?}", rig.applied());
+    rig.announce(200);
+    rig.share(199);
+    assert_eq!(rig.applied(), Some(1990));
+    rig.share(200);
+    assert_eq!(rig.applied(), Some(2000));
+}

@@ -1,0 +1,112 @@
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use fairmesh_model::Retries;
+
+/// The cost of one retry, so that a call may deposit a hundredth of it.
+const RETRY_COST: i64 = 1000;
+/// Seconds of the floor that may accumulate: a burst after a quiet time is not a retry storm.
+const MAX_FLOOR_SECONDS: i64 = 10;
+/// Calls whose deposits may accumulate.
+const MAX_SAVED_CALLS: i64 = 1000;
+
+/// A token bucket that limits retries to a share of calls, so that they cannot amplify an overload. A retry is charged
+/// when it is decided, before its backoff.
+///
+/// It holds the policy's numbers itself, so that all that a call reads lies in one cache line.
+#[derive(Debug, Default)]
+pub struct RetryBudget {
+    /// Deposited by calls, in thousandths of a retry.
+    deposited: AtomicI64,
+    /// Left of the floor, in thousandths of a retry; refilled with time.
+    floor: AtomicI64,
+    /// When the floor was refilled, in nanoseconds of the caller's clock.
+    refilled: AtomicU64,
+    attempts: AtomicU32,
+    percent: AtomicU32,
+    per_second: AtomicU32,
+}
+
+impl RetryBudget {
+    /// Applies the policy from now on; before the first, nothing is retried.
+    pub fn configure(&self, retries: &Retries) {
+        self.attempts.store(retries.attempts, Relaxed);
+        self.percent.store(retries.budget_percent, Relaxed);
+        self.per_second.store(retries.budget_floor, Relaxed);
+    }
+
+    /// The most attempts of a call.
+    #[inline]
+    pub fn attempts(&self) -> u32 {
+        self.attempts.load(Relaxed)
+    }
+
+    /// Deposits the share of one call, which begins.
+    #[inline]
+    pub fn deposit(&self) {
+        let deposit = i64::from(self.percent.load(Relaxed)) * RETRY_COST / 100;
+        if deposit > 0 && self.deposited.load(Relaxed) < deposit * MAX_SAVED_CALLS {
+            self.deposited.fetch_add(deposit, Relaxed);
+        }
+    }
+
+    /// Takes one retry out; `false` when there is none, and then the call must end with the result it has.
+    pub fn withdraw(&self, now: u64) -> bool {
+        self.refill(now);
+        take(&self.floor) || take(&self.deposited)
+    }
+
+    fn refill(&self, now: u64) {
+        let rate = i64::from(self.per_second.load(Relaxed)) * RETRY_COST;
+        let before = self.refilled.load(Relaxed);
+        // One of several racing callers refills; `before` is 0 only the first time, when the floor starts full.
+        if now <= before || self.refilled.compare_exchange(before, now, Relaxed, Relaxed).is_err() {
+            return;
+        }
+        let full = rate * MAX_FLOOR_SECONDS;
+        let seconds = MAX_FLOOR_SECONDS * 1_000_000_000;
+        let elapsed =
+            if before == 0 { seconds } else { i64::try_from(now - before).unwrap_or(seconds).min(seconds) };
+        let gained = i64::try_from(i128::from(rate) * i128::from(elapsed) / 1_000_000_000).unwrap_or(full);
+        let _ = self.floor.fetch_update(Relaxed, Relaxed, |left| Some((left + gained).min(full)));
+    }
+}
+
+fn take(tokens: &AtomicI64) -> bool {
+    tokens.fetch_update(Relaxed, Relaxed, |left| (left >= RETRY_COST).then_some(left - RETRY_COST)).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn configured(budget_percent: u32, budget_floor: u32) -> RetryBudget {
+        let budget = RetryBudget::default();
+        budget.configure(&Retries { attempts: 3, budget_percent, budget_floor });
+        budget
+    }
+
+    fn drain(budget: &RetryBudget, now: u64) -> u32 {
+        (0..100_000).take_while(|_| budget.withdraw(now)).count().try_into().unwrap()
+    }
+
+    #[test]
+    fn retries_are_a_share_of_calls() {
+        let budget = configured(20, 0);
+        assert_eq!(drain(&budget, SECOND), 0, "nothing was deposited");
+        (0..100).for_each(|_| budget.deposit());
+        assert_eq!(drain(&budget, SECOND), 20);
+        (0..1_000_000).for_each(|_| budget.deposit());
+        assert_eq!(drain(&budget, SECOND), 200, "deposits are bounded");
+    }
+
+    #[test]
+    fn the_floor_refills_with_time() {
+        let budget = configured(0, 2);
+        assert_eq!(drain(&budget, SECOND), 20);
+        assert_eq!(drain(&budget, SECOND), 0);
+        assert_eq!(drain(&budget, SECOND + SECOND / 2), 1);
+        assert_eq!(drain(&budget, 1000 * SECOND), 20);
+    }
+}

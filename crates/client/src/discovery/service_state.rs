@@ -1,0 +1,120 @@
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+};
+
+use fairmesh_model::ServiceName;
+use fairmesh_router::ServiceTable;
+
+use super::{endpoint_transport::EndpointTransport, subscription::Subscription};
+
+/// The state of a service as far as it is known.
+#[derive(Debug)]
+// There is one per service, behind an Arc; a box would cost every call another step through memory.
+#[allow(clippy::large_enum_variant)]
+pub enum ServiceState<T> {
+    /// Records that a decision needs have not arrived.
+    Waiting,
+    /// The service is not declared.
+    Unknown,
+    /// Its records cannot be had; the text says why and what to do.
+    Unavailable(String),
+    /// Calls can be decided.
+    Ready(ReadyService<T>),
+}
+
+/// A compiled snapshot of a service, and the transports to its endpoints.
+pub struct ReadyService<T> {
+    /// The routing and balancing of calls.
+    pub upstream: ServiceTable,
+    /// The other services that the policy's routes send calls to.
+    splits: Vec<Arc<Subscription<T>>>,
+    /// By index of the endpoint.
+    transports: Box<[OnceLock<T>]>,
+    /// The RIB revision that this snapshot is based on.
+    pub revision: u64,
+    /// The version of its shard map; 0 without one.
+    pub map_version: u64,
+    /// The address of the lookaside that picks in place of this client, where the policy names one.
+    pub lookaside: Option<Arc<str>>,
+}
+
+impl<T: EndpointTransport> ReadyService<T> {
+    /// A snapshot that takes over the transports of the one `before` it, and retires those that are not needed any
+    /// more.
+    ///
+    /// `splits` are the other services that its routes send calls to; `revision` is the RIB revision that it is based
+    /// on, 0 where there is none.
+    pub fn new(
+        upstream: ServiceTable,
+        splits: Vec<Arc<Subscription<T>>>,
+        revision: u64,
+        before: Option<&Self>,
+    ) -> Self {
+        let transports = Self::take_over_transports(&upstream, before);
+        let map_version = upstream.shards().map_or(0, |shards| shards.version());
+        let lookaside = upstream.policy().lookaside.as_deref().map(Into::into);
+        Self { upstream, splits, transports, revision, map_version, lookaside }
+    }
+
+    /// The transport to an endpoint of this snapshot, opened on first use.
+    #[inline]
+    pub fn transport(&self, index: u32, context: &T::Context) -> T {
+        let open = || T::open(context, self.upstream.endpoint_ref(index));
+        match self.transports.get(index as usize) {
+            Some(transport) => transport.get_or_init(open).clone(),
+            // Unreachable, since there is a slot for every candidate; an own transport is right all the same.
+            None => open(),
+        }
+    }
+
+    /// Another service that a route of this one sends calls to.
+    pub fn split(&self, name: &ServiceName) -> Option<&Arc<Subscription<T>>> {
+        self.splits.iter().find(|split| split.name() == name)
+    }
+
+    /// The transport to an endpoint of this snapshot, where it was opened.
+    pub(crate) fn opened_transport(&self, index: u32) -> Option<&T> {
+        self.transports.get(index as usize)?.get()
+    }
+
+    /// Every transport that was opened.
+    pub fn opened_transports(&self) -> impl Iterator<Item = &T> {
+        self.transports.iter().filter_map(OnceLock::get)
+    }
+
+    fn take_over_transports(upstream: &ServiceTable, before: Option<&Self>) -> Box<[OnceLock<T>]> {
+        let mut transports: Vec<OnceLock<T>> = Vec::new();
+        for candidate in upstream.candidates() {
+            let index = candidate.index as usize;
+            if transports.len() <= index {
+                transports.resize_with(index + 1, OnceLock::new);
+            }
+            let opened = before.and_then(|b| Some((b, b.transports.get(index)?.get()?)));
+            let Some((before, transport)) = opened else {
+                continue;
+            };
+            let was = before.upstream.target(candidate.index);
+            let same = (was.address, was.protocol) == (candidate.target.address, candidate.target.protocol)
+                && was.instance == candidate.target.instance
+                && was.metric == candidate.target.metric
+                && was.by_latency == candidate.target.by_latency;
+            if same && candidate.in_subset {
+                let _ = transports[index].set(transport.clone());
+            }
+        }
+        let kept = |index: usize| transports.get(index).is_some_and(|transport| transport.get().is_some());
+        for (index, transport) in before.into_iter().flat_map(|b| b.transports.iter().enumerate()) {
+            if let (false, Some(transport)) = (kept(index), transport.get()) {
+                transport.retire();
+            }
+        }
+        transports.into()
+    }
+}
+
+impl<T> fmt::Debug for ReadyService<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadyService").field("revision", &self.revision).finish_non_exhaustive()
+    }
+}

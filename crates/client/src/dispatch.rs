@@ -1,0 +1,84 @@
+//! Calls over the network: attempts, each decided by a [`Call`](crate::call::Call) and sent by an endpoint pool.
+//!
+//! Decision: policies (retries, deadlines, budgets) are applied around each attempt, and not by a stack of tower
+//! layers. Layers were rejected because each of them boxes or wraps the request and its body, and because the fast path
+//! could not share them.
+
+mod attempt;
+mod classify;
+mod context;
+mod execute;
+mod fast_path;
+mod hedge;
+mod load_poll;
+mod lookaside;
+mod mirror;
+mod pick;
+mod request;
+mod retry;
+mod route;
+mod route_actions;
+mod tunnel;
+
+use std::sync::Arc;
+
+use fairmesh_headers::WRONG_SHARD;
+use http::{Response, request::Parts};
+
+pub(crate) use self::{
+    fast_path::try_fast,
+    request::{HeaderMapView, body_error, request_authority},
+    tunnel::{connect, open_tunnel},
+};
+pub use self::{
+    fast_path::{FastCall, SlowCall},
+    tunnel::ConnectResult,
+};
+use crate::{
+    fault::Fault, lookaside::Leases, observe::count, response::Body, service::handle::Handle,
+    transport::RequestBody,
+};
+
+/// Makes a call, by records or by leases. Its body was taken over already.
+///
+/// Large values are borrowed from here on: a future holds its arguments beside its own state, and is moved with
+/// all of them to where it is polled.
+pub(crate) async fn call(
+    handle: &Handle,
+    parts: &mut Parts,
+    body: &mut RequestBody,
+) -> Result<Response<Body>, Fault> {
+    match handle.mesh.source.leases() {
+        None => counted(handle, execute::execute(handle, parts, body)).await,
+        Some(leases) => Box::pin(call_by_leases(leases, handle, parts, body)).await,
+    }
+}
+
+/// Makes a call by the leases for its key and role. A server that no longer holds its shard reports that they are
+/// outdated; the caller gets its response all the same, since the request is gone.
+async fn call_by_leases(
+    leases: &Leases,
+    handle: &Handle,
+    parts: &mut Parts,
+    body: &mut RequestBody,
+) -> Result<Response<Body>, Fault> {
+    let context = handle.context(&parts.headers)?.into_owned();
+    let set = leases.for_call(handle.subscription.name(), &context);
+    let handle = Handle { subscription: Arc::clone(&set.subscription), ..handle.clone() };
+    let response = counted(&handle, execute::execute(&handle, parts, body)).await?;
+    if response.headers().contains_key(&WRONG_SHARD) {
+        set.expire();
+    }
+    Ok(response)
+}
+
+/// Counts a call, and its fault where it fails.
+async fn counted<T>(handle: &Handle, call: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
+    let counters = &handle.mesh.counters;
+    count(&counters.calls);
+    let result = call.await;
+    if result.is_err() {
+        count(&counters.faults);
+    }
+    result
+}

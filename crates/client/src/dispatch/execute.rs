@@ -1,0 +1,69 @@
+//! One call from its request to its response.
+
+use std::{mem, sync::Arc};
+
+use fairmesh_headers::WRONG_SHARD;
+use http::{Response, request::Parts};
+
+use super::{
+    context::{DispatchContext, NOTHING_SENT},
+    lookaside::{Decided, apply_lookaside},
+    request::pending_request,
+    retry::execute_attempts,
+    route::{Routed, route},
+    route_actions,
+};
+use crate::{
+    call::{Call, CallStart},
+    fault::{Fault, Retry},
+    observe::Trace,
+    response::Body,
+    service::handle::Handle,
+    transport::{EndpointPool, Head, PendingRequest, Request, RequestBody},
+};
+
+pub(super) async fn execute(
+    handle: &Handle,
+    parts: &mut Parts,
+    body: &mut RequestBody,
+) -> Result<Response<Body>, Fault> {
+    let now = handle.mesh.clock.now();
+    let options = handle.call_options(parts)?;
+    let start = CallStart { now, limit: options.limit, seed: handle.mesh.seed() };
+    let trace = parts.extensions.get::<Trace>().cloned();
+    let dispatch = DispatchContext { handle, options: &options.context, start, trace: trace.as_ref() };
+    if options.limit.is_some_and(|left| left.is_zero()) {
+        return Err(dispatch.deadline_fault(now, NOTHING_SENT).with_retry(Retry::Unsent));
+    }
+    let body = mem::replace(body, RequestBody::empty());
+    let mut pending = Some(Request::new(Head::take(handle, parts)?, body));
+    let mut call = Call::new(&handle.subscription);
+    let routed = route(dispatch, &mut call, &pending_request(&mut pending)?.head).await?;
+    execute_routed(dispatch, &mut call, routed, &mut pending).await
+}
+
+/// Executes a routed call.
+pub(super) async fn execute_routed(
+    dispatch: DispatchContext<'_>,
+    call: &mut Call<'_, Arc<EndpointPool>>,
+    routed: Routed,
+    pending: &mut PendingRequest,
+) -> Result<Response<Body>, Fault> {
+    let head = pending.as_ref().map(|request| &request.head);
+    let Decided { routed, leases } = apply_lookaside(dispatch, call, routed, head).await;
+    if let Some(key) = call.policy_key() {
+        pending_request(pending)?.head.write_key(key);
+    }
+    let result = if let Some(actions) = call.actions().cloned() {
+        drop(routed);
+        Box::pin(route_actions::execute(dispatch, &actions, call, pending)).await
+    } else {
+        execute_attempts(dispatch, routed, call, pending).await
+    };
+    if let (Some(leases), Ok(response)) = (leases, &result)
+        && response.headers().contains_key(&WRONG_SHARD)
+    {
+        leases.expire();
+    }
+    result.map_err(|fault| fault.after(call.attempts()))
+}

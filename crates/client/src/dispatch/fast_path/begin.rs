@@ -1,0 +1,107 @@
+use std::sync::Arc;
+
+use fairmesh_headers::DEADLINE;
+use fairmesh_http::h1::BorrowedRequest;
+use fairmesh_router::{Headers, RequestView};
+use tokio::time::Instant;
+
+use super::{
+    fast_call::FastCall,
+    slow_call::{SlowCall, Stage},
+};
+use crate::{
+    call::{Call, CallStart, DecisionContext, Unresolved, nanos},
+    discovery::ServiceState,
+    dispatch::{attempt::Attempt, pick::picked_pool, retry::FirstAttempt},
+    fault::FaultKind,
+    observe::count,
+    service::handle::Handle,
+    transport::EndpointPool,
+};
+
+/// Headers of a borrowed request as the input of routes, with or without its host.
+struct BorrowedHeaders<'a> {
+    request: &'a BorrowedRequest<'a>,
+    keeps_host: bool,
+}
+
+impl Headers for BorrowedHeaders<'_> {
+    fn get(&self, name: &str) -> Option<&[u8]> {
+        self.has(name).then(|| self.request.values(name).next()).flatten()
+    }
+
+    fn any(&self, name: &str, sees: &mut dyn FnMut(&[u8]) -> bool) -> bool {
+        self.has(name) && self.request.values(name).any(sees)
+    }
+}
+
+impl BorrowedHeaders<'_> {
+    fn has(&self, name: &str) -> bool {
+        self.keeps_host || name != "host"
+    }
+}
+
+/// Begins a call with a borrowed request, which is sent to its own host or, unless it `keeps_host`, to the service's;
+/// it `began` when the request arrived. `None` where the request has to be parsed before a decision, and nothing was
+/// counted.
+#[inline]
+pub(crate) fn try_fast<'a>(
+    handle: &'a Handle,
+    request: &BorrowedRequest<'_>,
+    keeps_host: bool,
+    began: Instant,
+) -> Option<Result<FastCall<'a>, Box<SlowCall<'a>>>> {
+    let (mesh, options) = (&handle.mesh, &handle.context);
+    let defaults = &handle.default_headers;
+    let has_options = handle.deadline.is_some() || defaults.key.is_some() || defaults.role.is_some();
+    if has_options || mesh.observer.is_some() || mesh.source.leases().is_some() {
+        return None;
+    }
+    let host = if keeps_host { request.host } else { defaults.authority.as_str() };
+    let headers = BorrowedHeaders { request, keeps_host };
+    let view =
+        RequestView { host, path: request.path, method: request.method, headers: &headers, grpc: false };
+    let start = CallStart { now: mesh.clock.at(began), limit: None, seed: mesh.seed() };
+    let mut call = Call::new(&handle.subscription);
+    let slow = |call, stage| Some(Err(Box::new(SlowCall::new(handle, call, start, stage))));
+    let snapshot = match call.route(&view, options, start) {
+        Ok(snapshot) => snapshot,
+        Err(unresolved) => match *unresolved {
+            Unresolved::Fault(fault) if fault.kind() == FaultKind::RateLimited => {
+                count(&mesh.counters.calls);
+                count(&mesh.counters.rate_limited_calls);
+                return slow(call, Stage::Refused(fault));
+            }
+            Unresolved::Fault(_) | Unresolved::Waiting(..) => return None,
+        },
+    };
+    count(&mesh.counters.calls);
+    if !is_eligible(&snapshot, &call) {
+        return slow(call, Stage::Routed);
+    }
+    let now = start.now;
+    let at = DecisionContext { clock: mesh.clock, now, seed: mesh.seed() };
+    let Ok(picked) = call.pick(snapshot, options, at) else {
+        return slow(call, Stage::Routed);
+    };
+    let pool = picked_pool(mesh, &call, &picked);
+    drop(picked);
+    let left = call.server_deadline(now).map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
+    let name = DEADLINE;
+    let head = |out: &mut Vec<u8>| request.write(host, left.map(|left| (&name, left)), out);
+    let Some(exchange) = pool.begin_borrowed(head, request.body) else {
+        return slow(call, Stage::Begun(FirstAttempt::Picked(pool, now)));
+    };
+    let attempt = Attempt::begin(mesh, &call, pool, now);
+    // Its request is complete, and nearly always sent with one write.
+    let response_by = now.saturating_add(nanos(call.response_header_timeout()));
+    let until = mesh.clock.instant(call.attempt_ends(now).min(response_by));
+    Some(Ok(FastCall { handle, call, start, attempt, exchange, until, is_body_dropped: false, owned: None }))
+}
+
+/// Whether the fast path supports a routed call.
+fn is_eligible(state: &ServiceState<Arc<EndpointPool>>, call: &Call<'_, Arc<EndpointPool>>) -> bool {
+    let is_supported = matches!(state, ServiceState::Ready(ready)
+        if ready.lookaside.is_none() && !ready.upstream.protocol().is_multiplexed());
+    is_supported && call.actions().is_none() && call.policy_key().is_none()
+}

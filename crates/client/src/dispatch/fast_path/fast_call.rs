@@ -1,0 +1,101 @@
+use std::{
+    fmt,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use fairmesh_http::h1::{BorrowedResponse, ReceivedResponse};
+use fairmesh_router::EndpointTarget;
+use tokio::time::Instant;
+
+use super::slow_call::{SlowCall, Stage};
+use crate::{
+    call::{AttemptOutcome, Call, CallStart},
+    dispatch::{attempt::Attempt, retry::FirstAttempt},
+    service::handle::Handle,
+    transport::{
+        BorrowedExchange, BorrowedOutcome, EndpointPool, EndpointResponse, IdleTimeout, LoadRecorder,
+        SendError,
+    },
+};
+
+/// A call whose borrowed request was sent.
+pub struct FastCall<'a> {
+    pub(super) handle: &'a Handle,
+    pub(super) call: Call<'a, Arc<EndpointPool>>,
+    pub(super) start: CallStart,
+    pub(super) attempt: Attempt,
+    pub(super) exchange: BorrowedExchange,
+    pub(super) until: Instant,
+    /// Whether the body of the request was dropped.
+    pub(super) is_body_dropped: bool,
+    /// A response that could not be borrowed, or the error; boxed, since it is rare, and connections reserve memory for
+    /// it.
+    pub(super) owned: Option<Box<Result<ReceivedResponse, SendError>>>,
+}
+
+impl<'a> FastCall<'a> {
+    /// Decides for the whole call that its request is not sent again, where that would not happen anyway; whether the
+    /// body may be dropped, and its memory reused for the next request.
+    #[must_use]
+    pub fn drop_body(&mut self) -> bool {
+        self.is_body_dropped = !self.call.may_be_sent_twice(&self.call.snapshot(), &self.handle.context);
+        self.is_body_dropped
+    }
+
+    /// Waits for the response; returns what `read` made of a borrowed one, and `None` otherwise.
+    #[inline]
+    pub fn poll<T>(
+        &mut self,
+        read: impl FnOnce(&BorrowedResponse<'_>, &EndpointTarget, &mut Context<'_>) -> T,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<T>> {
+        let (pool, clock) = (&*self.attempt.pool, self.handle.mesh.clock);
+        let read = |response: &BorrowedResponse<'_>, context: &mut Context<'_>| {
+            LoadRecorder { pool, clock }.record_borrowed(response);
+            read(response, pool.target(), context)
+        };
+        let owned = match ready!(self.exchange.poll(self.until, read, context)) {
+            Ok(BorrowedOutcome::Borrowed(result)) => return Poll::Ready(Some(result)),
+            Ok(BorrowedOutcome::Owned(response)) => Ok(response),
+            Err(error) => Err(error),
+        };
+        self.owned = Some(Box::new(owned));
+        Poll::Ready(None)
+    }
+
+    /// Ends the call, whose response was read.
+    #[inline]
+    pub fn end(self) {
+        let Self { handle, mut call, attempt, exchange, .. } = self;
+        let mesh = &handle.mesh;
+        attempt.record_latency(mesh, true);
+        attempt.poll_load(mesh, &call);
+        call.end(AttemptOutcome::Responded);
+        attempt.pool.keep_borrowed(exchange);
+    }
+
+    /// Continues as a slow call, whose request may be sent again: the response could not be borrowed.
+    #[cold]
+    pub fn into_slow(self) -> SlowCall<'a> {
+        let Self { handle, call, start, attempt, exchange, is_body_dropped, owned, .. } = self;
+        let result = match owned.map(|owned| *owned) {
+            Some(Ok(response)) => Ok(EndpointResponse::H1(exchange.into_response(response))),
+            Some(Err(SendError::TimedOut)) | None if handle.mesh.clock.now() < call.deadline() => {
+                Err(SendError::Idle(IdleTimeout::Response(call.response_header_timeout())))
+            }
+            Some(Err(error)) => Err(error),
+            None => Err(SendError::TimedOut),
+        };
+        let stage = Stage::Begun(FirstAttempt::Completed(attempt, Box::new(result)));
+        let mut slow = SlowCall::new(handle, call, start, stage);
+        slow.is_body_dropped = is_body_dropped;
+        slow
+    }
+}
+
+impl fmt::Debug for FastCall<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FastCall").field("endpoint", self.attempt.pool.target()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,102 @@
+use std::{fmt, sync::Arc};
+
+use bytes::Bytes;
+use fairmesh_http::BoxError;
+use http::{Request, Response};
+
+use crate::{
+    call::{Call, CallStart},
+    dispatch::{
+        context::DispatchContext,
+        execute::execute_routed,
+        request::{RequestCopy, body_error, pending_request},
+        retry::{FirstAttempt, retry_loop},
+        route::Routed,
+    },
+    fault::Fault,
+    observe::count,
+    response::Body,
+    service::handle::Handle,
+    transport::{self, EndpointPool, Head, RequestBody},
+};
+
+/// A call that has begun on the fast path and continues with a parsed request.
+pub struct SlowCall<'a> {
+    handle: &'a Handle,
+    call: Call<'a, Arc<EndpointPool>>,
+    start: CallStart,
+    stage: Stage,
+    /// Whether the body of its request was dropped, which was sent once and is not to be sent again.
+    pub(super) is_body_dropped: bool,
+}
+
+/// The progress of a call on the fast path.
+pub(super) enum Stage {
+    /// A rate limit refused it; routed again, it would be counted again.
+    Refused(Fault),
+    Routed,
+    Begun(FirstAttempt),
+}
+
+impl<'a> SlowCall<'a> {
+    pub(super) fn new(
+        handle: &'a Handle,
+        call: Call<'a, Arc<EndpointPool>>,
+        start: CallStart,
+        stage: Stage,
+    ) -> Self {
+        Self { handle, call, start, stage, is_body_dropped: false }
+    }
+
+    /// Continues as [`ServiceHandle::send`](crate::ServiceHandle::send); the request has no body where that was
+    /// dropped.
+    ///
+    /// # Errors
+    /// As that.
+    pub async fn send<B>(self, request: Request<B>) -> Result<Response<Body>, Fault>
+    where
+        B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let mesh = &self.handle.mesh;
+        let result = self.execute(request).await;
+        if result.is_err() {
+            count(&mesh.counters.faults);
+        }
+        result
+    }
+
+    async fn execute<B>(self, request: Request<B>) -> Result<Response<Body>, Fault>
+    where
+        B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let Self { handle, mut call, start, stage, is_body_dropped } = self;
+        let (mut parts, body) = request.into_parts();
+        let body = RequestBody::take_unpin(body).await.map_err(body_error)?;
+        let dispatch = DispatchContext { handle, options: &handle.context, start, trace: None };
+        let mut pending = Some(transport::Request::new(Head::take(handle, &mut parts)?, body));
+        let result = match stage {
+            Stage::Refused(fault) => return Err(fault),
+            Stage::Routed => {
+                let routed = Routed { now: start.now, snapshot: call.snapshot() };
+                return execute_routed(dispatch, &mut call, routed, &mut pending).await;
+            }
+            Stage::Begun(first) => {
+                let is_repeatable = call.may_be_sent_twice(&call.snapshot(), dispatch.options);
+                let copy = RequestCopy::of(pending_request(&mut pending)?, !is_body_dropped && is_repeatable);
+                if !first.is_unsent() {
+                    pending = None;
+                }
+                retry_loop(dispatch, first, &mut call, &mut pending, copy.as_ref()).await
+            }
+        };
+        result.map_err(|fault| fault.after(call.attempts()))
+    }
+}
+
+impl fmt::Debug for SlowCall<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SlowCall").field("service", self.call.target().name()).finish_non_exhaustive()
+    }
+}

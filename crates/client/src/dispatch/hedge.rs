@@ -1,0 +1,152 @@
+//! A second attempt beside a slow one (hedged requests: Dean and Barroso, The Tail at Scale, 2013). Only for calls that
+//! may be repeated, within the retry budget, at another endpoint; the first response is used, and the other attempt is
+//! cancelled.
+
+use std::{
+    mem,
+    pin::{Pin, pin},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::time::sleep;
+
+use super::{
+    attempt::Attempt,
+    classify::{AttemptInput, classify},
+    context::DispatchContext,
+    request::RequestCopy,
+};
+use crate::{
+    call::{Call, DecisionContext},
+    observe::count,
+    transport::{AttemptTimeouts, EndpointPool, PendingRequest, Request, SendResult},
+};
+
+/// The first attempt, and how to hedge it.
+pub(super) struct HedgedSend<'a> {
+    pub(super) attempt: &'a mut Attempt,
+    pub(super) pending: &'a mut PendingRequest,
+    pub(super) timeouts: AttemptTimeouts,
+    pub(super) copy: &'a RequestCopy,
+    /// When to make the second attempt.
+    pub(super) after: Duration,
+}
+
+/// The result that is used, and the attempt that it is of.
+enum Winner {
+    First(SendResult),
+    Second(SendResult),
+}
+
+/// Sends an attempt and, after the delay, a second one beside it. Afterwards `call` and the borrowed attempt are those
+/// whose result is returned.
+pub(super) async fn send<'c>(
+    dispatch: DispatchContext<'_>,
+    call: &mut Call<'c, Arc<EndpointPool>>,
+    hedged: HedgedSend<'_>,
+) -> SendResult {
+    let HedgedSend { attempt, pending, timeouts, copy, after } = hedged;
+    let (second, result) = {
+        let mut first = pin!(attempt.pool.send(pending, timeouts));
+        tokio::select! {
+            biased;
+            result = &mut first => return result,
+            () = sleep(after) => {}
+        }
+        let Some(second) = SecondAttempt::begin(dispatch, call, copy) else { return first.await };
+        match second.race(dispatch, FirstInFlight { call, attempt, sending: first.as_mut() }).await {
+            (Winner::First(result), _) => return result,
+            (Winner::Second(result), second) => (second, result),
+        }
+    };
+    // Ends the first attempt with its call.
+    drop(mem::replace(call, second.call));
+    second.attempt.replace(attempt);
+    *pending = second.pending;
+    result
+}
+
+struct SecondAttempt<'c> {
+    call: Call<'c, Arc<EndpointPool>>,
+    attempt: Attempt,
+    pending: PendingRequest,
+}
+
+struct FirstInFlight<'a, 'c, F> {
+    call: &'a mut Call<'c, Arc<EndpointPool>>,
+    attempt: &'a Attempt,
+    sending: Pin<&'a mut F>,
+}
+
+impl<'c> SecondAttempt<'c> {
+    /// The same call at another endpoint, where there is one and the budget pays for it.
+    fn begin(
+        dispatch: DispatchContext<'_>,
+        call: &Call<'c, Arc<EndpointPool>>,
+        copy: &RequestCopy,
+    ) -> Option<Self> {
+        let mesh = &dispatch.handle.mesh;
+        let now = mesh.clock.now();
+        let mut fork = call.fork();
+        let at = DecisionContext { clock: mesh.clock, now, seed: mesh.seed() };
+        let picked = fork.pick(call.snapshot(), dispatch.options, at).ok()?;
+        let pool = picked.transport(&mesh.transport);
+        if !fork.is_new_endpoint() {
+            return None;
+        }
+        if !fork.charge_retry(now) {
+            count(&mesh.counters.retry_budget_exhausted);
+            return None;
+        }
+        dispatch.trace_attempt(&fork, &pool, &picked);
+        let attempt = Attempt::begin_hedge(mesh, pool, now);
+        let request = Request { left: fork.server_deadline(now), ..copy.to_request() };
+        let mut pending = Some(request);
+        dispatch.write_traceparent(&mut pending);
+        Some(Self { call: fork, attempt, pending })
+    }
+
+    /// Sends it; returns the first response, or the last result where one of the two fails.
+    async fn race(
+        mut self,
+        dispatch: DispatchContext<'_>,
+        mut first: FirstInFlight<'_, '_, impl Future<Output = SendResult>>,
+    ) -> (Winner, Self) {
+        let timeouts = self.attempt.timeouts(&dispatch.handle.mesh, &self.call);
+        let winner = {
+            let mut second = pin!(self.attempt.pool.send(&mut self.pending, timeouts));
+            tokio::select! {
+                biased;
+                result = &mut first.sending => match result.is_err() {
+                    false => Winner::First(result),
+                    true => {
+                        end_failed(dispatch, first.call, first.attempt, result);
+                        Winner::Second(second.await)
+                    }
+                },
+                result = &mut second => match result.is_err() {
+                    false => Winner::Second(result),
+                    true => {
+                        end_failed(dispatch, &mut self.call, &self.attempt, result);
+                        Winner::First(first.sending.await)
+                    }
+                },
+            }
+        };
+        (winner, self)
+    }
+}
+
+/// Records the failure of one attempt, while the other one is in flight.
+fn end_failed(
+    dispatch: DispatchContext<'_>,
+    call: &mut Call<'_, Arc<EndpointPool>>,
+    attempt: &Attempt,
+    result: SendResult,
+) {
+    let input = AttemptInput { call, pool: &attempt.pool, unsent: false };
+    let (outcome, response) = classify(dispatch, result, &input);
+    dispatch.attempt_ended(call, attempt, &response);
+    call.end(outcome);
+}

@@ -1,0 +1,60 @@
+//! Calls to services whose policies name a lookaside.
+
+use std::sync::Arc;
+
+use tokio::time::timeout;
+
+use super::{context::DispatchContext, request::HeaderMapView, route::Routed};
+use crate::{
+    call::Call,
+    discovery::ServiceState,
+    lookaside::LeaseSet,
+    observe::count,
+    transport::{EndpointPool, Head},
+};
+
+/// How the endpoint of a call is decided.
+pub(super) struct Decided {
+    pub(super) routed: Routed,
+    /// The leases that decide, where a lookaside does.
+    pub(super) leases: Option<Arc<LeaseSet>>,
+}
+
+/// Decides the call by a lookaside from here on, where the policy of its target names one. Where there are no leases,
+/// or not within half of the time that is left, the records decide. `head`: for routes that may respond directly.
+pub(super) async fn apply_lookaside(
+    dispatch: DispatchContext<'_>,
+    call: &mut Call<'_, Arc<EndpointPool>>,
+    routed: Routed,
+    head: Option<&Head>,
+) -> Decided {
+    let address = match &**routed.snapshot {
+        ServiceState::Ready(ready) => match &ready.lookaside {
+            Some(address) => Arc::clone(address),
+            None => return Decided { routed, leases: None },
+        },
+        _ => return Decided { routed, leases: None },
+    };
+    if head.is_some_and(|head| responds_directly(dispatch, call, head)) {
+        return Decided { routed, leases: None };
+    }
+    let Routed { now, snapshot } = routed;
+    drop(snapshot);
+    let mesh = &dispatch.handle.mesh;
+    let name = call.target().name().clone();
+    let leases = mesh.service_lookasides.for_call(&address, &name, dispatch.options, call.policy_key());
+    // Boxed: few services have a lookaside, and the futures of other calls need not be as large.
+    let leases = Box::pin(timeout(call.left_before_request(now) / 2, leases)).await.ok().flatten();
+    match &leases {
+        Some(leases) => call.redirect_to(Arc::clone(&leases.subscription)),
+        None => count(&mesh.counters.lookaside_fallbacks),
+    }
+    Decided { routed: Routed { now: mesh.clock.now(), snapshot: call.snapshot() }, leases }
+}
+
+/// Whether the route responds itself, so that no endpoint is picked.
+fn responds_directly(dispatch: DispatchContext<'_>, call: &Call<'_, Arc<EndpointPool>>, head: &Head) -> bool {
+    let headers = HeaderMapView(&head.headers);
+    call.actions()
+        .is_some_and(|actions| actions.direct_response(&head.view(&headers), dispatch.start.seed).is_some())
+}

@@ -1,0 +1,114 @@
+//! Calls mirrored to another service, whose responses are discarded (ServiceRouter §4.1).
+//!
+//! A mirrored call never delays the original: it is sent by a task of its own, from a body that is buffered as a whole,
+//! and skipped where too many are in flight. Its route's actions are not applied: mirrored calls are not mirrored
+//! again.
+
+use std::{sync::Arc, time::Duration};
+
+use fairmesh_model::ServiceName;
+use http_body_util::BodyExt as _;
+use tokio::{sync::OwnedSemaphorePermit, time::timeout};
+
+use super::{context::DispatchContext, retry::execute_attempts, route::route};
+use crate::{
+    call::{Call, CallContext, CallStart},
+    discovery::ServiceState,
+    fault::Fault,
+    observe::count,
+    response::Body,
+    service::handle::Handle,
+    transport::{EndpointPool, Head, Request, RequestBody},
+};
+
+/// The longest body that is mirrored, in bytes.
+const MAX_BODY: u64 = 64 * 1024;
+/// How long a mirrored call may take.
+const CALL_TIMEOUT: Duration = Duration::from_secs(15);
+/// The bytes of a response that are read, so that its connection can carry another call.
+const MAX_DISCARDED: usize = 64 * 1024;
+/// How long reading a response may take.
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A mirrored call.
+struct MirroredCall {
+    handle: Handle,
+    context: CallContext,
+    head: Head,
+    body: RequestBody,
+    /// Held until it ends.
+    _permit: OwnedSemaphorePermit,
+}
+
+/// Mirrors a call that is about to be made, if there is a permit.
+pub(super) fn send(
+    dispatch: DispatchContext<'_>,
+    call: &Call<'_, Arc<EndpointPool>>,
+    service: &ServiceName,
+    head: &Head,
+    body: &RequestBody,
+) {
+    let mesh = &dispatch.handle.mesh;
+    let replay = body.replay().filter(|_| body.buffered_len() <= MAX_BODY);
+    let permit = Arc::clone(&mesh.mirror_permits).try_acquire_owned();
+    let (Some(replay), Ok(permit)) = (replay, permit) else {
+        return count(&mesh.counters.mirrors_skipped);
+    };
+    count(&mesh.counters.mirrored_calls);
+    let subscription = match &*dispatch.handle.subscription.state() {
+        ServiceState::Ready(ready) => ready.split(service).cloned(),
+        _ => None,
+    };
+    let subscription = subscription.unwrap_or_else(|| mesh.source.subscription(service));
+    let key = dispatch.options.key.or(call.policy_key());
+    let mirrored = MirroredCall {
+        handle: Handle::new(Arc::clone(mesh), subscription),
+        context: CallContext { key, timeout: None, ..dispatch.options.clone() },
+        head: head.clone(),
+        body: replay.to_body(),
+        _permit: permit,
+    };
+    tokio::spawn(async move {
+        let mesh = Arc::clone(&mirrored.handle.mesh);
+        // The original is bounded by its own timeouts; a mirrored call holds one of a few permits.
+        if timeout(CALL_TIMEOUT, mirrored.execute()).await.is_err() {
+            count(&mesh.counters.mirrors_failed);
+        }
+    });
+}
+
+impl MirroredCall {
+    async fn execute(self) {
+        let Self { handle, context, head, body, _permit } = self;
+        let start = CallStart { now: handle.mesh.clock.now(), limit: None, seed: handle.mesh.seed() };
+        let dispatch = DispatchContext { handle: &handle, options: &context, start, trace: None };
+        match response(dispatch, head, body).await {
+            Ok(body) => discard(body).await,
+            Err(fault) => {
+                count(&handle.mesh.counters.mirrors_failed);
+                tracing::debug!(service = %handle.subscription.name(), %fault, "a mirrored call failed");
+            }
+        }
+    }
+}
+
+async fn response(dispatch: DispatchContext<'_>, head: Head, body: RequestBody) -> Result<Body, Fault> {
+    let mut call = Call::new(&dispatch.handle.subscription);
+    let routed = route(dispatch, &mut call, &head).await?;
+    let mut pending = Some(Request::new(head, body));
+    Ok(execute_attempts(dispatch, routed, &mut call, &mut pending).await?.into_body())
+}
+
+/// Reads a short response to its end; a longer or slower one is cancelled.
+async fn discard(mut body: Body) {
+    let short = async {
+        let mut left = MAX_DISCARDED;
+        while let Some(Ok(frame)) = body.frame().await {
+            match left.checked_sub(frame.data_ref().map_or(0, |data| data.len())) {
+                Some(rest) => left = rest,
+                None => return,
+            }
+        }
+    };
+    let _ = timeout(DISCARD_TIMEOUT, short).await;
+}

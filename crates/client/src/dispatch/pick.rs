@@ -1,0 +1,68 @@
+//! Picking the endpoint of an attempt, once its service is known.
+
+use std::sync::Arc;
+
+use super::context::{DispatchContext, MAYBE_PROCESSED};
+use crate::{
+    call::{Call, DecisionContext, Pick, SnapshotGuard, Unresolved},
+    discovery::unknown_state_fault,
+    fault::Fault,
+    mesh::state::MeshState,
+    observe::count,
+    transport::EndpointPool,
+};
+
+/// Picks the endpoint of the next attempt, and waits where its service is not known yet; keeps `now` current.
+pub(super) async fn pick_endpoint(
+    dispatch: DispatchContext<'_>,
+    call: &mut Call<'_, Arc<EndpointPool>>,
+    mut snapshot: SnapshotGuard<Arc<EndpointPool>>,
+    now: &mut u64,
+) -> Result<Arc<EndpointPool>, Fault> {
+    let mesh = &dispatch.handle.mesh;
+    loop {
+        let at = DecisionContext { clock: mesh.clock, now: *now, seed: mesh.seed() };
+        dispatch.trace_pick(call, &snapshot, at);
+        let unresolved = match call.pick(snapshot, dispatch.options, at) {
+            Ok(picked) => {
+                let pool = picked_pool(mesh, call, &picked);
+                dispatch.trace_attempt(call, &pool, &picked);
+                return Ok(pool);
+            }
+            Err(unresolved) => *unresolved,
+        };
+        match unresolved {
+            Unresolved::Fault(fault) => {
+                count(&mesh.counters.attempts_without_endpoint);
+                return Err(fault);
+            }
+            Unresolved::Waiting(subscription, seen) => {
+                let left = call.left_before_request(*now);
+                if Box::pin(tokio::time::timeout(left, subscription.changed(&seen))).await.is_err() {
+                    return Err(match call.has_deadline() {
+                        true => dispatch.deadline_fault(call.deadline(), MAYBE_PROCESSED),
+                        false => unknown_state_fault(&subscription),
+                    });
+                }
+                *now = mesh.clock.now();
+                snapshot = call.snapshot();
+            }
+        }
+    }
+}
+
+/// The pool of the picked endpoint; counts unusual picks.
+#[inline]
+pub(super) fn picked_pool(
+    mesh: &MeshState,
+    call: &Call<'_, Arc<EndpointPool>>,
+    pick: &Pick<Arc<EndpointPool>>,
+) -> Arc<EndpointPool> {
+    if call.picked().is_some_and(|picked| picked.last_resort) {
+        count(&mesh.counters.last_resort);
+    }
+    if call.picked().is_some_and(|picked| picked.panic) {
+        count(&mesh.counters.panic_picks);
+    }
+    pick.transport(&mesh.transport)
+}

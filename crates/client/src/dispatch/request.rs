@@ -1,0 +1,132 @@
+//! The request of a call: its head, and copies for further attempts.
+
+use std::mem;
+
+use fairmesh_model::{HostPort, ShardKey};
+use fairmesh_router::{Headers, RequestView};
+use http::{HeaderMap, HeaderValue, Method, header, request::Parts, uri::Authority};
+
+use crate::{
+    fault::{Fault, FaultKind},
+    service::handle::{DefaultHeaders, Handle},
+    transport::{Head, PendingRequest, Replay, Request},
+};
+use fairmesh_headers::{KEY, ROLE, is_grpc, is_grpc_web};
+use fairmesh_http::{
+    BoxError,
+    path::{Path, RawPath},
+};
+
+/// Headers as the input of routes.
+pub(crate) struct HeaderMapView<'a>(pub(crate) &'a HeaderMap);
+
+impl Headers for HeaderMapView<'_> {
+    fn get(&self, name: &str) -> Option<&[u8]> {
+        self.0.get(name).map(HeaderValue::as_bytes)
+    }
+
+    fn any(&self, name: &str, sees: &mut dyn FnMut(&[u8]) -> bool) -> bool {
+        self.0.get_all(name).iter().any(|value| sees(value.as_bytes()))
+    }
+}
+
+/// A copy of a request, for further attempts.
+pub(super) struct RequestCopy {
+    head: Head,
+    body: Replay,
+}
+
+/// The request of a call that was not sent.
+pub(super) fn pending_request(pending: &mut PendingRequest) -> Result<&mut Request, Fault> {
+    pending.as_mut().ok_or_else(|| Fault::new(FaultKind::Invalid, "there is no request to send"))
+}
+
+/// The fault of a body that could not be taken over.
+pub(crate) fn body_error(error: BoxError) -> Fault {
+    Fault::new(FaultKind::Invalid, "the request's body failed").caused_by(error)
+}
+
+/// The host of a request, in every protocol and for routes: that of the header `host`, else of the URI, else of
+/// the handle. Credentials in the URI are the caller's own and are not sent.
+///
+/// # Errors
+/// Where it is no valid host, or its port is invalid.
+pub(crate) fn request_authority(
+    named: Option<&Authority>,
+    headers: &HeaderMap,
+    defaults: &DefaultHeaders,
+) -> Result<Authority, Fault> {
+    let authority = match (headers.get(header::HOST), named) {
+        // Nearly always that of the handle, which needs no parsing.
+        (Some(host), _) if *host == *defaults.authority.as_str() => return Ok(defaults.authority.clone()),
+        (Some(host), _) => Authority::try_from(host.as_bytes()).ok(),
+        (None, Some(named)) => match named.as_str().rsplit_once('@') {
+            Some((_, host)) => Authority::try_from(host).ok(),
+            None => Some(named.clone()),
+        },
+        (None, None) => return Ok(defaults.authority.clone()),
+    };
+    authority.filter(|authority| HostPort::parse(authority.as_str()).is_some()).ok_or_else(|| {
+        let message =
+            "the request's host is malformed; write a host or an address, and optionally a port up to 65535";
+        Fault::new(FaultKind::Invalid, message)
+    })
+}
+
+impl Head {
+    /// Takes the parts of a request that are sent.
+    pub(super) fn take(handle: &Handle, parts: &mut Parts) -> Result<Self, Fault> {
+        // Extensions are the caller's own and are not sent.
+        let raw = mem::take(&mut parts.extensions).remove::<RawPath>();
+        let uri = mem::take(&mut parts.uri).into_parts();
+        let mut headers = mem::take(&mut parts.headers);
+        let defaults = &handle.default_headers;
+        let authority = request_authority(uri.authority.as_ref(), &headers, defaults)?;
+        if let Some(key) = &defaults.key {
+            headers.insert(KEY, key.clone());
+        }
+        if let Some(role) = &defaults.role {
+            headers.insert(ROLE, role.clone());
+        }
+        let path = Path::of(uri.path_and_query, raw.as_ref());
+        let grpc = is_grpc(&headers);
+        Ok(Self { method: mem::take(&mut parts.method), authority, path, headers, grpc })
+    }
+
+    /// Whether it is a gRPC-Web call, whose response may be a stream as well.
+    pub(super) fn is_grpc_web(&self) -> bool {
+        self.method == Method::POST && is_grpc_web(&self.headers)
+    }
+
+    /// Adds the key that the policy read in the request, as if the caller had set it.
+    pub(super) fn write_key(&mut self, key: ShardKey) {
+        // Digits are always a header value.
+        if let Ok(key) = HeaderValue::try_from(key.to_string()) {
+            self.headers.insert(KEY, key);
+        }
+    }
+
+    /// The input of routes.
+    pub(super) fn view<'a>(&'a self, headers: &'a HeaderMapView<'a>) -> RequestView<'a, HeaderMapView<'a>> {
+        RequestView {
+            host: self.authority.as_str(),
+            path: self.path.as_str(),
+            method: self.method.as_str(),
+            headers,
+            grpc: self.grpc,
+        }
+    }
+}
+
+impl RequestCopy {
+    /// A copy where one is needed and can be made.
+    pub(super) fn of(request: &Request, needed: bool) -> Option<Self> {
+        let body = needed.then(|| request.body.replay()).flatten()?;
+        Some(Self { head: request.head.clone(), body })
+    }
+
+    /// The request again.
+    pub(super) fn to_request(&self) -> Request {
+        Request::new(self.head.clone(), self.body.to_body())
+    }
+}

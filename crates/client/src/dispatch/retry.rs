@@ -1,0 +1,159 @@
+//! The retry loop: attempts until one ends the call.
+
+use std::sync::Arc;
+
+use http::Response;
+
+use super::{
+    attempt::Attempt,
+    classify::{AttemptInput, classify},
+    context::DispatchContext,
+    hedge::{self, HedgedSend},
+    pick::pick_endpoint,
+    request::{RequestCopy, pending_request},
+    route::Routed,
+};
+use crate::{
+    call::{AttemptOutcome, Call, RetryDecision},
+    fault::Fault,
+    observe::count,
+    response::{AttemptGuard, Body},
+    transport::{EndpointPool, PendingRequest, SendResult},
+};
+
+/// The first attempt of a call, as far as it has come.
+pub(super) enum FirstAttempt {
+    /// It is to be decided.
+    Undecided(Routed),
+    /// It was decided at this time, for this endpoint.
+    Picked(Arc<EndpointPool>, u64),
+    /// It was made.
+    Completed(Attempt, Box<SendResult>),
+}
+
+impl FirstAttempt {
+    /// Whether its request was not sent.
+    pub(super) fn is_unsent(&self) -> bool {
+        !matches!(self, Self::Completed(..))
+    }
+
+    /// Begins it where it was not; returns its result where it was made.
+    async fn begin(
+        self,
+        dispatch: DispatchContext<'_>,
+        call: &mut Call<'_, Arc<EndpointPool>>,
+    ) -> Result<(Attempt, Option<Box<SendResult>>), Fault> {
+        let mesh = &dispatch.handle.mesh;
+        Ok(match self {
+            Self::Undecided(Routed { mut now, snapshot }) => {
+                let pool = pick_endpoint(dispatch, call, snapshot, &mut now).await?;
+                (Attempt::begin(mesh, call, pool, now), None)
+            }
+            Self::Picked(pool, now) => (Attempt::begin(mesh, call, pool, now), None),
+            Self::Completed(attempt, result) => (attempt, Some(result)),
+        })
+    }
+}
+
+/// Makes attempts with a pending request as it is.
+pub(super) async fn execute_attempts(
+    dispatch: DispatchContext<'_>,
+    routed: Routed,
+    call: &mut Call<'_, Arc<EndpointPool>>,
+    pending: &mut PendingRequest,
+) -> Result<Response<Body>, Fault> {
+    let needs_copy = call.may_be_sent_twice(&routed.snapshot, dispatch.options);
+    let copy = RequestCopy::of(pending_request(pending)?, needs_copy);
+    // Boxed, as the largest part: every future around it is moved several times on its way to where it is polled.
+    let first = FirstAttempt::Undecided(routed);
+    Box::pin(async move { retry_loop(dispatch, first, call, pending, copy.as_ref()).await }).await
+}
+
+/// Makes attempts until one ends the call.
+pub(super) async fn retry_loop(
+    dispatch: DispatchContext<'_>,
+    first: FirstAttempt,
+    call: &mut Call<'_, Arc<EndpointPool>>,
+    pending: &mut PendingRequest,
+    copy: Option<&RequestCopy>,
+) -> Result<Response<Body>, Fault> {
+    let mesh = &dispatch.handle.mesh;
+    let (mut attempt, mut completed) = first.begin(dispatch, call).await?;
+    loop {
+        let result = match completed.take() {
+            Some(result) => *result,
+            None => send_attempt(dispatch, call, &mut attempt, pending, copy).await,
+        };
+        attempt.record_latency(mesh, result.is_ok());
+        let input = AttemptInput { call, pool: &attempt.pool, unsent: pending.is_some() };
+        let (outcome, response) = classify(dispatch, result, &input);
+        dispatch.attempt_ended(call, &attempt, &response);
+        if outcome == AttemptOutcome::Responded {
+            attempt.poll_load(mesh, call);
+        }
+        let can_retry = pending.is_some() || copy.is_some() || outcome == AttemptOutcome::DeadlineExceeded;
+        let decision = match can_retry {
+            true => call.finish(outcome, mesh.seed()),
+            false => {
+                call.end(outcome);
+                RetryDecision::Done
+            }
+        };
+        match decision {
+            RetryDecision::Done | RetryDecision::BudgetExhausted => {
+                if decision == RetryDecision::BudgetExhausted {
+                    count(&mesh.counters.retry_budget_exhausted);
+                }
+                return response.map(|response| {
+                    let guard = AttemptGuard::of(call, attempt.pool, &response, mesh.clock);
+                    Body::from_response(response, guard)
+                });
+            }
+            retry => {
+                drop((attempt, response));
+                back_off(retry, call).await;
+            }
+        }
+        count(&mesh.counters.retries);
+        let mut now = mesh.clock.now();
+        if pending.is_none() {
+            *pending = copy.map(RequestCopy::to_request);
+        }
+        let pool = pick_endpoint(dispatch, call, call.snapshot(), &mut now).await?;
+        attempt = Attempt::begin(mesh, call, pool, now);
+    }
+}
+
+/// Sends the request of an attempt, and a hedged one beside it where the route enables that: `attempt` is then
+/// the one whose result is returned.
+async fn send_attempt(
+    dispatch: DispatchContext<'_>,
+    call: &mut Call<'_, Arc<EndpointPool>>,
+    attempt: &mut Attempt,
+    pending: &mut PendingRequest,
+    copy: Option<&RequestCopy>,
+) -> SendResult {
+    if let Some(request) = pending {
+        request.left = call.server_deadline(attempt.began);
+    }
+    dispatch.write_traceparent(pending);
+    let timeouts = attempt.timeouts(&dispatch.handle.mesh, call);
+    let (Some(after), Some(copy)) = (call.hedge_after(), copy) else {
+        return attempt.pool.send(pending, timeouts).await;
+    };
+    let hedged = HedgedSend { attempt, pending, timeouts, copy, after };
+    Box::pin(hedge::send(dispatch, call, hedged)).await
+}
+
+/// Waits before another attempt.
+async fn back_off(retry: RetryDecision, call: &Call<'_, Arc<EndpointPool>>) {
+    match retry {
+        RetryDecision::Retry { after } if !after.is_zero() => Box::pin(tokio::time::sleep(after)).await,
+        RetryDecision::AwaitMap { version, at_most } => {
+            // After `at_most` the attempt goes by the map at hand.
+            let reached = tokio::time::timeout(at_most, call.target().map_reaches(version));
+            let _ = Box::pin(reached).await;
+        }
+        RetryDecision::Retry { .. } | RetryDecision::Done | RetryDecision::BudgetExhausted => {}
+    }
+}

@@ -1,0 +1,53 @@
+//! Routing a call, once its service is known.
+
+use std::sync::Arc;
+
+use super::{context::DispatchContext, request::HeaderMapView};
+use crate::{
+    call::{Call, SnapshotGuard, Unresolved},
+    discovery::{DEFAULT_READY_TIMEOUT, wait_ready},
+    fault::{Fault, FaultKind},
+    observe::count,
+    transport::{EndpointPool, Head},
+};
+
+/// A routed call: the time, so that the first attempt need not read the clock again, and the snapshot that decides it.
+pub(super) struct Routed {
+    pub(super) now: u64,
+    pub(super) snapshot: SnapshotGuard<Arc<EndpointPool>>,
+}
+
+/// Routes the call, and waits where its service is not known yet.
+pub(super) async fn route(
+    dispatch: DispatchContext<'_>,
+    call: &mut Call<'_, Arc<EndpointPool>>,
+    head: &Head,
+) -> Result<Routed, Fault> {
+    let DispatchContext { handle, options, start, .. } = dispatch;
+    let headers = HeaderMapView(&head.headers);
+    let mut now = start.now;
+    if head.is_grpc_web() {
+        call.expect_stream();
+    }
+    loop {
+        match call.route(&head.view(&headers), options, start) {
+            Ok(snapshot) => {
+                dispatch.trace_route(call, head);
+                return Ok(Routed { now, snapshot });
+            }
+            Err(unresolved) => {
+                if let Unresolved::Fault(fault) = *unresolved {
+                    if fault.kind() == FaultKind::RateLimited {
+                        count(&handle.mesh.counters.rate_limited_calls);
+                        dispatch.trace_route(call, head);
+                    }
+                    return Err(fault);
+                }
+                let limits = [start.limit, options.timeout];
+                let timeout = limits.into_iter().flatten().min().unwrap_or(DEFAULT_READY_TIMEOUT);
+                Box::pin(wait_ready(&handle.subscription, timeout)).await?;
+                now = handle.mesh.clock.now();
+            }
+        }
+    }
+}

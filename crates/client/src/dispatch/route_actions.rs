@@ -1,0 +1,129 @@
+//! Route actions other than target selection.
+
+use std::sync::Arc;
+
+use fairmesh_headers::{FAULT, GRPC_STATUS, grpc_content_type};
+use fairmesh_http::path::Path;
+use fairmesh_model::HeaderEdits;
+use fairmesh_router::{DirectResponse, RouteActions};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
+
+use super::{
+    context::{DispatchContext, NOTHING_SENT},
+    mirror,
+    request::{HeaderMapView, pending_request},
+    retry::execute_attempts,
+    route::Routed,
+};
+use crate::{
+    call::Call,
+    fault::{Fault, FaultKind, Retry, grpc_code_of},
+    observe::count,
+    response::Body,
+    transport::{EndpointPool, Head, PendingRequest, Request},
+};
+
+/// Executes a routed call with the actions of its route.
+pub(super) async fn execute(
+    dispatch: DispatchContext<'_>,
+    actions: &RouteActions,
+    call: &mut Call<'_, Arc<EndpointPool>>,
+    pending: &mut PendingRequest,
+) -> Result<Response<Body>, Fault> {
+    let (mesh, seed) = (&dispatch.handle.mesh, dispatch.start.seed);
+    let Request { head, body, .. } = pending_request(pending)?;
+    if let Some(response) = direct_response(dispatch, actions, head) {
+        return Ok(response);
+    }
+    inject_delay(dispatch, actions, call).await?;
+    rewrite(head, actions)?;
+    if let Some(service) = actions.mirror(seed) {
+        mirror::send(dispatch, call, service, head, body);
+    }
+    let routed = Routed { now: mesh.clock.now(), snapshot: call.snapshot() };
+    let mut response = execute_attempts(dispatch, routed, call, pending).await?;
+    edit(response.headers_mut(), actions.response_headers());
+    Ok(response)
+}
+
+/// The response of the route itself, without a server.
+pub(super) fn direct_response(
+    dispatch: DispatchContext<'_>,
+    actions: &RouteActions,
+    head: &Head,
+) -> Option<Response<Body>> {
+    let direct = actions.direct_response(&head.view(&HeaderMapView(&head.headers)), dispatch.start.seed)?;
+    if let DirectResponse::Abort { .. } = direct {
+        count(&dispatch.handle.mesh.counters.injected_aborts);
+    }
+    Some(response(direct, grpc_content_type(&head.headers)))
+}
+
+/// Injects the delay of the route, at most until the deadline.
+pub(super) async fn inject_delay(
+    dispatch: DispatchContext<'_>,
+    actions: &RouteActions,
+    call: &Call<'_, Arc<EndpointPool>>,
+) -> Result<(), Fault> {
+    let Some(delay) = actions.delay(dispatch.start.seed) else { return Ok(()) };
+    let left = call.left(dispatch.handle.mesh.clock.now());
+    tokio::time::sleep(delay.min(left)).await;
+    match delay < left {
+        true => Ok(()),
+        false => Err(dispatch.deadline_fault(call.deadline(), NOTHING_SENT).with_retry(Retry::Unsent)),
+    }
+}
+
+fn rewrite(head: &mut Head, actions: &RouteActions) -> Result<(), Fault> {
+    let invalid =
+        |part: &str| Fault::new(FaultKind::Invalid, format!("its route rewrites it to an invalid {part}"));
+    if let Some(path) = actions.path(head.path.as_str()) {
+        head.path = Path::read(path.as_bytes()).map_err(|_| invalid("path"))?;
+    }
+    if let Some(host) = actions.host() {
+        head.authority = host.try_into().map_err(|_| invalid("host"))?;
+    }
+    edit(&mut head.headers, actions.request_headers());
+    Ok(())
+}
+
+/// Edits headers. Policies are checked for invalid names and values, so that nothing is left out here.
+fn edit(headers: &mut HeaderMap, edits: &HeaderEdits) {
+    let header = |(name, value): (&String, &String)| {
+        Some((HeaderName::try_from(name).ok()?, HeaderValue::try_from(value).ok()?))
+    };
+    for (name, value) in edits.set.iter().filter_map(header) {
+        headers.insert(name, value);
+    }
+    for (name, value) in edits.add.iter().filter_map(header) {
+        headers.append(name, value);
+    }
+    for name in &edits.remove {
+        headers.remove(name);
+    }
+}
+
+fn response(direct: DirectResponse, grpc: Option<HeaderValue>) -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    match direct {
+        DirectResponse::Redirect { status, location } => {
+            *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::FOUND);
+            // The path of a request and the contents of a policy are always header values.
+            if let Ok(location) = HeaderValue::try_from(location) {
+                response.headers_mut().insert(header::LOCATION, location);
+            }
+        }
+        DirectResponse::Abort { status } => {
+            response.headers_mut().insert(FAULT, HeaderValue::from_static("injected"));
+            if let Some(kind) = grpc {
+                let code = grpc_code_of(status) as i32;
+                response.headers_mut().insert(header::CONTENT_TYPE, kind);
+                response.headers_mut().insert(GRPC_STATUS, code.into());
+            } else {
+                *response.status_mut() =
+                    StatusCode::from_u16(status).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
+            }
+        }
+    }
+    response
+}

@@ -1,0 +1,158 @@
+//! Connections in place of calls: the same picks and retries, and no request is sent.
+
+use std::sync::Arc;
+
+use fairmesh_http::BoxError;
+use http::{Response, request::Parts};
+
+use super::{
+    classify::endpoint_name,
+    context::{DispatchContext, NOTHING_SENT},
+    counted,
+    lookaside::apply_lookaside,
+    pick::pick_endpoint,
+    request::HeaderMapView,
+    route::{Routed, route},
+    route_actions,
+};
+use crate::{
+    call::{AttemptOutcome, Call, CallStart, RetryDecision, nanos},
+    discovery::{DEFAULT_READY_TIMEOUT, ServiceState, wait_ready},
+    fault::{Fault, FaultKind, Retry},
+    observe::count,
+    response::{AttemptGuard, Body, Tunnel},
+    service::handle::{CallOptions, Handle},
+    transport::{EndpointPool, Head, SendError},
+};
+
+/// The result of a CONNECT request (RFC 9110 9.3.6).
+#[derive(Debug)]
+pub enum ConnectResult {
+    /// A connection to a server.
+    Tunnel(Tunnel),
+    /// A response of the route itself: a redirect, or an injected failure.
+    DirectResponse(Response<Body>),
+    /// Neither the caller nor a route allows CONNECT.
+    NotAllowed,
+}
+
+/// Connects to a server, and retries at another one where that fails. Of its route's actions only the limit is applied.
+pub(crate) async fn connect(handle: &Handle, mut parts: Parts) -> Result<Tunnel, Fault> {
+    let connected = async {
+        let (options, start) = begin(handle, &parts)?;
+        let dispatch = DispatchContext { handle, options: &options.context, start, trace: None };
+        let head = Head::take(handle, &mut parts)?;
+        let mut call = Call::new(&handle.subscription);
+        let routed = route(dispatch, &mut call, &head).await?;
+        retry_loop(dispatch, &mut call, routed).await
+    };
+    counted(handle, connected).await
+}
+
+/// Opens the tunnel of a CONNECT request with the actions of its route, where `allowed`, or where the route names that
+/// method.
+pub(crate) async fn open_tunnel(
+    handle: &Handle,
+    mut parts: Parts,
+    allowed: bool,
+) -> Result<ConnectResult, Fault> {
+    let opened = async {
+        let (options, start) = begin(handle, &parts)?;
+        let dispatch = DispatchContext { handle, options: &options.context, start, trace: None };
+        let head = Head::take(handle, &mut parts)?;
+        if !allowed && !route_names_connect(dispatch, &head).await? {
+            return Ok(ConnectResult::NotAllowed);
+        }
+        let mut call = Call::new(&handle.subscription);
+        drop(route(dispatch, &mut call, &head).await?);
+        if let Some(actions) = call.actions().cloned() {
+            if let Some(response) = route_actions::direct_response(dispatch, &actions, &head) {
+                return Ok(ConnectResult::DirectResponse(response));
+            }
+            route_actions::inject_delay(dispatch, &actions, &call).await?;
+        }
+        // Time may have passed since it was routed: while the service was waited for, or by an injected delay.
+        let routed = Routed { now: handle.mesh.clock.now(), snapshot: call.snapshot() };
+        retry_loop(dispatch, &mut call, routed).await.map(ConnectResult::Tunnel)
+    };
+    counted(handle, opened).await
+}
+
+/// Reads the options of a tunnel; fails where its deadline has passed.
+fn begin<'a>(handle: &'a Handle, parts: &Parts) -> Result<(CallOptions<'a>, CallStart), Fault> {
+    let mesh = &handle.mesh;
+    let options = handle.call_options(parts)?;
+    let start = CallStart { now: mesh.clock.now(), limit: options.limit, seed: mesh.seed() };
+    if options.limit.is_some_and(|left| left.is_zero()) {
+        let dispatch = DispatchContext { handle, options: &options.context, start, trace: None };
+        return Err(dispatch.deadline_fault(start.now, NOTHING_SENT).with_retry(Retry::Unsent));
+    }
+    Ok((options, start))
+}
+
+/// Whether the route of a request names CONNECT. Checked before the call is routed, since a limit counts routed calls.
+async fn route_names_connect(dispatch: DispatchContext<'_>, head: &Head) -> Result<bool, Fault> {
+    let DispatchContext { handle, options, start, .. } = dispatch;
+    let limits = [start.limit, options.timeout];
+    let timeout = limits.into_iter().flatten().min().unwrap_or(DEFAULT_READY_TIMEOUT);
+    let state = wait_ready(&handle.subscription, timeout).await?;
+    let headers = HeaderMapView(&head.headers);
+    Ok(matches!(&*state, ServiceState::Ready(ready) if ready.upstream.names_connect(&head.view(&headers))))
+}
+
+/// Connects to endpoints until one accepts.
+async fn retry_loop(
+    dispatch: DispatchContext<'_>,
+    call: &mut Call<'_, Arc<EndpointPool>>,
+    routed: Routed,
+) -> Result<Tunnel, Fault> {
+    let mesh = &dispatch.handle.mesh;
+    let Routed { mut now, mut snapshot } = apply_lookaside(dispatch, call, routed, None).await.routed;
+    loop {
+        let pool = pick_endpoint(dispatch, call, snapshot, &mut now).await?;
+        count(&mesh.counters.attempts);
+        // Half, as for a request: the rest is for another server.
+        let half = now + nanos(call.left_before_request(now)) / 2;
+        let connected_by = mesh.clock.instant(half.min(call.attempt_ends(now)));
+        let error = match pool.open_raw(connected_by).await {
+            Ok(connection) => {
+                call.end(AttemptOutcome::Responded);
+                let attempt = AttemptGuard::of_tunnel(call, pool, mesh.clock);
+                let none = || Fault::new(FaultKind::NoEndpoints, "no endpoint was picked");
+                return Ok(Tunnel::new(connection, attempt.ok_or_else(none)?));
+            }
+            Err(error) => error,
+        };
+        let (outcome, fault) = classify_connect(error, call, &pool);
+        drop(pool);
+        match call.finish(outcome, mesh.seed()) {
+            RetryDecision::Retry { after } if after.is_zero() => {}
+            RetryDecision::Retry { after } => tokio::time::sleep(after).await,
+            RetryDecision::BudgetExhausted => {
+                count(&mesh.counters.retry_budget_exhausted);
+                return Err(fault);
+            }
+            // A failed connect never refers to a shard map.
+            RetryDecision::Done | RetryDecision::AwaitMap { .. } => return Err(fault),
+        }
+        count(&mesh.counters.retries);
+        now = mesh.clock.now();
+        snapshot = call.snapshot();
+    }
+}
+
+fn classify_connect(
+    error: SendError,
+    call: &Call<'_, Arc<EndpointPool>>,
+    pool: &EndpointPool,
+) -> (AttemptOutcome, Fault) {
+    let (outcome, what) = match error {
+        SendError::ConnectTimedOut => {
+            (AttemptOutcome::ConnectTimedOut, "could not be reached in half of the time that was left")
+        }
+        SendError::LocalResources(_) => (AttemptOutcome::CallerFailed, "cannot be connected to from here"),
+        _ => (AttemptOutcome::Unreachable, "cannot be reached"),
+    };
+    let message = format!("{} {what}", endpoint_name(call, pool));
+    (outcome, Fault::new(FaultKind::Unreachable, message).caused_by(BoxError::from(error)))
+}

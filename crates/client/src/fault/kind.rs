@@ -1,0 +1,149 @@
+use fairmesh_router::PickError;
+use http::StatusCode;
+use tonic::Code;
+
+/// The kind of a fault; see [`FaultKind::label`] for the stable name of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FaultKind {
+    /// The service is not declared.
+    UnknownService,
+    /// The records of the service are not available: no agent, no control plane and no copy on disk.
+    Unavailable,
+    /// The service has no endpoint that may be called from here.
+    NoEndpoints,
+    /// The service finds its servers by key and the call has none.
+    KeyMissing,
+    /// No shard holds the key.
+    KeyOutside,
+    /// The shard has no replica in the requested role.
+    NoReplica,
+    /// A rate limit of the policy refused the call.
+    RateLimited,
+    /// The call timed out.
+    Deadline,
+    /// No connection to the chosen endpoints could be made; nothing was sent.
+    Unreachable,
+    /// The connection broke after the request was sent, so that it may or may not have been processed.
+    Reset,
+    /// The request itself cannot be sent, or its body failed.
+    Invalid,
+    /// The server violated the protocol.
+    Protocol,
+}
+
+/// The cause of a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// The program that made the call.
+    Caller,
+    /// Fairmesh: its data, or a lack of it.
+    Mesh,
+    /// The server, or the network on the way to it.
+    Server,
+}
+
+/// Whether a retry of the call is safe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Retry {
+    /// It was never sent: a retry is safe.
+    Unsent,
+    /// It may have been processed: only the caller knows whether a retry is safe.
+    MaybeSent,
+    /// A retry would fail alike.
+    Never,
+}
+
+impl FaultKind {
+    /// A stable name for metrics and logs.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::UnknownService => "unknown_service",
+            Self::Unavailable => "unavailable",
+            Self::NoEndpoints => "no_endpoints",
+            Self::KeyMissing => "key_missing",
+            Self::KeyOutside => "key_outside",
+            Self::NoReplica => "no_replica",
+            Self::RateLimited => "rate_limited",
+            Self::Deadline => "deadline",
+            Self::Unreachable => "unreachable",
+            Self::Reset => "reset",
+            Self::Invalid => "invalid",
+            Self::Protocol => "protocol",
+        }
+    }
+
+    /// The status of a proxy's response, by RFC 9110.
+    pub fn http_status(self) -> StatusCode {
+        match self {
+            Self::UnknownService => StatusCode::NOT_FOUND,
+            Self::Unavailable | Self::NoEndpoints | Self::NoReplica | Self::Unreachable => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+            Self::KeyMissing | Self::KeyOutside | Self::Invalid => StatusCode::BAD_REQUEST,
+            Self::RateLimited => StatusCode::TOO_MANY_REQUESTS,
+            Self::Deadline => StatusCode::GATEWAY_TIMEOUT,
+            Self::Reset | Self::Protocol => StatusCode::BAD_GATEWAY,
+        }
+    }
+
+    /// The code that a gRPC caller gets.
+    pub fn grpc_code(self) -> Code {
+        match self {
+            Self::UnknownService => Code::NotFound,
+            Self::Unavailable | Self::NoEndpoints | Self::NoReplica | Self::Unreachable | Self::Reset => {
+                Code::Unavailable
+            }
+            Self::KeyMissing | Self::Invalid => Code::InvalidArgument,
+            Self::KeyOutside => Code::OutOfRange,
+            Self::RateLimited => Code::ResourceExhausted,
+            Self::Deadline => Code::DeadlineExceeded,
+            Self::Protocol => Code::Internal,
+        }
+    }
+
+    pub(super) fn origin(self) -> Origin {
+        match self {
+            Self::KeyMissing | Self::KeyOutside | Self::Invalid | Self::UnknownService => Origin::Caller,
+            Self::Unavailable | Self::NoEndpoints | Self::NoReplica | Self::RateLimited | Self::Deadline => {
+                Origin::Mesh
+            }
+            Self::Unreachable | Self::Reset | Self::Protocol => Origin::Server,
+        }
+    }
+
+    pub(super) fn retry(self) -> Retry {
+        match self {
+            Self::Unreachable
+            | Self::Unavailable
+            | Self::NoEndpoints
+            | Self::NoReplica
+            | Self::RateLimited => Retry::Unsent,
+            Self::Deadline | Self::Reset | Self::Protocol => Retry::MaybeSent,
+            Self::UnknownService | Self::KeyMissing | Self::KeyOutside | Self::Invalid => Retry::Never,
+        }
+    }
+}
+
+/// The code that a gRPC caller gets for a status of HTTP, by the mapping of the gRPC project.
+pub(crate) fn grpc_code_of(status: u16) -> Code {
+    match status {
+        400 => Code::Internal,
+        401 => Code::Unauthenticated,
+        403 => Code::PermissionDenied,
+        404 => Code::Unimplemented,
+        429 | 502 | 503 | 504 => Code::Unavailable,
+        _ => Code::Unknown,
+    }
+}
+
+impl From<&PickError> for FaultKind {
+    fn from(why: &PickError) -> Self {
+        match why {
+            PickError::NoEndpoints | PickError::NoneInRegion { .. } => Self::NoEndpoints,
+            PickError::KeyMissing => Self::KeyMissing,
+            PickError::KeyOutside { .. } => Self::KeyOutside,
+            PickError::NoReplica { .. } | PickError::NoShardMap => Self::NoReplica,
+        }
+    }
+}

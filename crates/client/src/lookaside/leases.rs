@@ -1,0 +1,83 @@
+use std::{fmt, sync::Arc, time::Duration};
+
+use fairmesh_model::ServiceName;
+use fairmesh_rib::follower::FollowerState;
+use fairmesh_wire::transport::{Address, connect_channel_lazy};
+use tokio::{sync::watch, time::Instant};
+use tonic::transport::Error;
+
+use super::{
+    lease_set::{LeaseKey, LeaseSet},
+    renewal,
+    state::LookasideState,
+};
+use crate::{call::CallContext, discovery::Subscription, transport::EndpointPool};
+
+/// All leases of one lookaside.
+pub(crate) struct Leases(Arc<LookasideState>);
+
+impl Leases {
+    /// Of the lookaside at this address, which is connected to by the first call.
+    pub(crate) fn new(address: Address, client_id: String) -> Result<Self, Error> {
+        let state = FollowerState {
+            connected: false,
+            since: Instant::now(),
+            failures: 0,
+            location: None,
+            store: None,
+            address: Some(address.clone()),
+            error: None,
+        };
+        let channel = connect_channel_lazy(&address)?;
+        Ok(Self(Arc::new(LookasideState::new(channel, state, client_id))))
+    }
+
+    /// The leases for calls of a service without a key.
+    pub(crate) fn subscription(&self, name: &ServiceName) -> Arc<Subscription<Arc<EndpointPool>>> {
+        let key = LeaseKey { service: name.clone(), role: None, key: None };
+        Arc::clone(&self.lease_set(key).subscription)
+    }
+
+    /// The leases for a call that begins now.
+    pub(crate) fn for_call(&self, name: &ServiceName, context: &CallContext) -> Arc<LeaseSet> {
+        let key = LeaseKey { service: name.clone(), role: context.role.clone(), key: context.key };
+        let set = self.lease_set(key);
+        set.count_call();
+        set
+    }
+
+    fn lease_set(&self, key: LeaseKey) -> Arc<LeaseSet> {
+        let mut index = self.0.index();
+        if let Some(set) = index.find(&key) {
+            return set;
+        }
+        let set = Arc::new(LeaseSet::new(key.service.clone()));
+        index.insert(key.clone(), Arc::clone(&set));
+        drop(index);
+        tokio::spawn(renewal::run(Arc::downgrade(&self.0), &set, key));
+        set
+    }
+
+    /// The state of the connection, as of the last response.
+    pub(crate) fn state(&self) -> watch::Receiver<FollowerState> {
+        self.0.connection.subscribe()
+    }
+
+    /// Whether the last request to the lookaside failed.
+    pub(super) fn is_disconnected(&self) -> bool {
+        let state = self.0.connection.borrow();
+        !state.connected && state.failures > 0
+    }
+
+    /// How long the lookaside has not responded.
+    pub(crate) fn data_age(&self) -> Duration {
+        let state = self.0.connection.borrow();
+        if state.connected { Duration::ZERO } else { state.since.elapsed() }
+    }
+}
+
+impl fmt::Debug for Leases {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Leases").field("state", &self.0.connection).finish_non_exhaustive()
+    }
+}

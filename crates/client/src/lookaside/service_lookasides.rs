@@ -1,0 +1,84 @@
+//! Lookasides that the policies of services name (ServiceRouter §3.3): callers request the pick from them.
+//!
+//! Everything else stays with the caller's records: routes, deadlines, retries, and the endpoints that are called while
+//! a lookaside has never responded.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use fairmesh_model::{ServiceName, ShardKey};
+use fairmesh_wire::transport::Address;
+
+use super::{lease_set::LeaseSet, leases::Leases};
+use crate::{call::CallContext, discovery::ServiceState};
+
+/// The most lookasides of a program; beyond it all are forgotten, and those in use connected to again.
+const MAX_LOOKASIDES: usize = 64;
+
+/// All of them, by address.
+pub(crate) struct ServiceLookasides {
+    by_address: Mutex<HashMap<Arc<str>, Option<Arc<Leases>>>>,
+    client_id: String,
+}
+
+impl ServiceLookasides {
+    /// For a caller with this id.
+    pub(crate) fn new(client_id: String) -> Self {
+        Self { by_address: Mutex::default(), client_id }
+    }
+
+    /// The leases for a call that begins now, of the service, for the caller's key or `policy_key`. `None` where there
+    /// never were any: the first call waits for the lookaside up to its timeout, unless it is known to be unreachable.
+    pub(crate) async fn for_call(
+        &self,
+        address: &Arc<str>,
+        name: &ServiceName,
+        context: &CallContext,
+        policy_key: Option<ShardKey>,
+    ) -> Option<Arc<LeaseSet>> {
+        let leases = self.at(address)?;
+        let set = match context.key.or(policy_key) {
+            key if key == context.key => leases.for_call(name, context),
+            key => leases.for_call(name, &CallContext { key, ..context.clone() }),
+        };
+        let mut state = set.subscription.state();
+        // The first pick of a set ends within a bound.
+        while matches!(*state, ServiceState::Waiting) {
+            // Every further key would wait as long in vain. The set keeps retrying.
+            if leases.is_disconnected() {
+                return None;
+            }
+            set.subscription.changed(&state).await;
+            state = set.subscription.state();
+        }
+        matches!(*state, ServiceState::Ready(_)).then_some(set)
+    }
+
+    fn at(&self, address: &Arc<str>) -> Option<Arc<Leases>> {
+        let mut by_address = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = by_address.get(address) {
+            return known.clone();
+        }
+        if by_address.len() >= MAX_LOOKASIDES {
+            by_address.clear();
+        }
+        let read = address.parse::<Address>().map_err(|e| e.to_string());
+        let leases =
+            read.and_then(|read| Leases::new(read, self.client_id.clone()).map_err(|e| e.to_string()));
+        let leases = leases.inspect_err(|error| {
+            tracing::warn!(%error, %address, "invalid lookaside address; fix `lookaside` in the policy of the service");
+        });
+        let leases = leases.ok().map(Arc::new);
+        by_address.insert(Arc::clone(address), leases.clone());
+        leases
+    }
+}
+
+impl fmt::Debug for ServiceLookasides {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServiceLookasides").field("by_address", &self.by_address).finish_non_exhaustive()
+    }
+}

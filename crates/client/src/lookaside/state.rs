@@ -1,0 +1,38 @@
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use fairmesh_rib::follower::FollowerState;
+use tokio::{sync::watch, time::Instant};
+use tonic::transport::Channel;
+
+use super::index::LeaseIndex;
+
+/// FollowerState that all lease sets of one lookaside share.
+pub(super) struct LookasideState {
+    pub(super) channel: Channel,
+    index: Mutex<LeaseIndex>,
+    pub(super) connection: watch::Sender<FollowerState>,
+    /// The caller's id.
+    pub(super) client_id: String,
+}
+
+impl LookasideState {
+    pub(super) fn new(channel: Channel, connection: FollowerState, client_id: String) -> Self {
+        Self { channel, index: Mutex::default(), connection: watch::Sender::new(connection), client_id }
+    }
+
+    pub(super) fn index(&self) -> MutexGuard<'_, LeaseIndex> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records a response of the lookaside, or why there was none.
+    pub(super) fn record_response(&self, error: Option<String>) {
+        self.connection.send_modify(|state| {
+            let connected = error.is_none();
+            if state.connected != connected {
+                state.since = Instant::now();
+            }
+            state.failures = if connected { 0 } else { state.failures.saturating_add(1) };
+            (state.connected, state.error) = (connected, error);
+        });
+    }
+}

@@ -1,0 +1,206 @@
+use std::{env, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use fairmesh_model::{Invalid, Location};
+use fairmesh_rib::follower::{Backoff, FollowerConfig};
+use fairmesh_wire::{environment, transport::Address};
+
+use super::{Mesh, source::Source, state::MeshState};
+use crate::{
+    discovery::{DEFAULT_IDLE_TIMEOUT, Resolver, ResolverConfig},
+    lookaside::Leases,
+    observe::Observer,
+    transport::{EndpointPool, TransportContext},
+};
+
+/// How long [`Mesh::connect`] waits for the agent, so that it is connected for the first calls.
+const CONNECT_WAIT: Duration = Duration::from_secs(1);
+
+/// How to connect; see [`Mesh::builder`]. Unset values come from the environment.
+#[derive(Clone, Debug, Default)]
+pub struct MeshBuilder {
+    agent: Option<Address>,
+    control: Vec<Address>,
+    lookaside: Option<Address>,
+    client_id: Option<String>,
+    location: Option<Location>,
+    cache_dir: Option<PathBuf>,
+    local_address: Option<IpAddr>,
+    observer: Option<Arc<dyn Observer>>,
+    event_loops: usize,
+    idle_timeout: Option<Duration>,
+}
+
+impl MeshBuilder {
+    /// The agent's address; the default is `FAIRMESH_AGENT`, else the default socket.
+    #[must_use]
+    pub fn agent(mut self, address: Address) -> Self {
+        self.agent = Some(address);
+        self
+    }
+
+    /// A control plane to follow directly, where there is no agent; may be set several times.
+    #[must_use]
+    pub fn control(mut self, address: Address) -> Self {
+        self.control.push(address);
+        self
+    }
+
+    /// A lookaside that picks the endpoints, on a machine that has no agent: records are not followed then, and the
+    /// settings for agents are ignored. It is connected to by the first call.
+    #[must_use]
+    pub fn lookaside(mut self, address: Address) -> Self {
+        self.lookaside = Some(address);
+        self
+    }
+
+    /// The id of this caller: its stable subset of servers depends on it, so that it must be the same after a restart
+    /// and differ between copies of a program. The default is `FAIRMESH_CLIENT_ID`, else host name and program name,
+    /// which suits one copy per machine.
+    #[must_use]
+    pub fn client_id(mut self, id: impl Into<String>) -> Self {
+        self.client_id = Some(id.into());
+        self
+    }
+
+    /// The location of this program. The default is the location that the agent reports, or while it is away the one
+    /// stored beside its copy on disk; without either, the region in `FAIRMESH_REGION`.
+    #[must_use]
+    pub fn location(mut self, location: Location) -> Self {
+        self.location = Some(location);
+        self
+    }
+
+    /// The agent's copy on disk, read when the agent cannot be reached at start. The default is the
+    /// agent's default folder, that of an agent which runs as root or as this user, whichever was written last; or none
+    /// where only control planes are followed.
+    #[must_use]
+    pub fn cache_dir(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.cache_dir = Some(folder.into());
+        self
+    }
+
+    /// The address to connect from, on a host that has several; the default is the system's choice. It does not apply
+    /// to endpoints of the other address family.
+    #[must_use]
+    pub fn local_address(mut self, address: IpAddr) -> Self {
+        self.local_address = Some(address);
+        self
+    }
+
+    /// Receives every attempt of every call.
+    #[must_use]
+    pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
+        self.observer = Some(observer);
+        self
+    }
+
+    /// The number of event loops that make calls, each run by a thread of its own that has
+    /// declared its number (`set_event_loop`): each then has connections of its own. The default is one set of
+    /// connections that all threads share.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn event_loops(mut self, event_loops: usize) -> Self {
+        self.event_loops = event_loops;
+        self
+    }
+
+    /// How long services are followed that are not called and have no handle; 10 min by default. One
+    /// that is called again after that is subscribed to again, and its connections are opened again.
+    #[must_use]
+    pub fn idle_timeout(mut self, timeout: Duration) -> Self {
+        self.idle_timeout = Some(timeout);
+        self
+    }
+
+    /// Connects, and waits up to a second for the agent. A missing agent is no error: calls use its copy on
+    /// disk or fail while there is none, and recover when it arrives. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// When a variable of the environment is malformed.
+    pub async fn connect(self) -> Result<Mesh, Invalid> {
+        let client_id = self.client_id.clone().unwrap_or_else(default_client_id);
+        let source = match &self.lookaside {
+            Some(address) => Source::Leases(leases(address, &client_id)?),
+            None => Source::Records(self.follow(client_id.clone()).await?),
+        };
+        let transport = TransportContext {
+            counters: Arc::default(),
+            local: self.local_address,
+            own_addresses: Default::default(),
+            event_loops: self.event_loops,
+        };
+        let state = MeshState::new(source, client_id, transport, self.observer);
+        Ok(Mesh { state: Arc::new(state) })
+    }
+
+    /// Follows records.
+    async fn follow(&self, client_id: String) -> Result<Resolver<Arc<EndpointPool>>, Invalid> {
+        let region = environment::location(None)?;
+        let (location, fallback_location) = match self.is_direct() {
+            // Control planes do not report a location, so that there is nothing to wait for.
+            true => (self.location.clone().or(region), None),
+            false => (self.location.clone(), region),
+        };
+        let upstream = FollowerConfig {
+            addresses: self.addresses()?,
+            software: format!("client {client_id}"),
+            backoff: Backoff::default(),
+            refuse_lagging: false,
+        };
+        // A program that follows control planes has no agent, and must not use the copy of a former one.
+        let usual = || (!self.is_direct()).then(environment::agent_copy);
+        let cache_dir = self.cache_dir.clone().or_else(usual);
+        let idle_timeout = self.idle_timeout.unwrap_or(DEFAULT_IDLE_TIMEOUT);
+        let resolver = Resolver::start(ResolverConfig {
+            upstream,
+            client_id,
+            location,
+            fallback_location,
+            cache_dir,
+            idle_timeout,
+        });
+        let mut state = resolver.state();
+        // Calls report whether it is connected.
+        let _ =
+            tokio::time::timeout(CONNECT_WAIT, state.wait_for(|state| state.connected || state.failures > 0))
+                .await;
+        Ok(resolver)
+    }
+
+    /// Whether only control planes are followed.
+    fn is_direct(&self) -> bool {
+        self.agent.is_none() && !self.control.is_empty()
+    }
+
+    fn addresses(&self) -> Result<Vec<Address>, Invalid> {
+        if self.is_direct() {
+            return Ok(self.control.clone());
+        }
+        let agent = match (&self.agent, env::var("FAIRMESH_AGENT")) {
+            (Some(agent), _) => agent.clone(),
+            (None, Ok(text)) => text.parse().map_err(|e: Invalid| e.within("FAIRMESH_AGENT"))?,
+            (None, Err(_)) => environment::agent(),
+        };
+        Ok([vec![agent], self.control.clone()].concat())
+    }
+}
+
+fn leases(address: &Address, client_id: &str) -> Result<Leases, Invalid> {
+    Leases::new(address.clone(), client_id.to_owned()).map_err(|error| {
+        Invalid::new(
+            "lookaside",
+            format!("{address} cannot be called: {error}"),
+            "write host:port, or unix:/path",
+        )
+    })
+}
+
+fn default_client_id() -> String {
+    if let Ok(id) = env::var("FAIRMESH_CLIENT_ID") {
+        return id;
+    }
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let program = env::args_os().next().map(PathBuf::from);
+    let program = program.as_deref().and_then(|path| path.file_name()).unwrap_or_default().to_string_lossy();
+    format!("{}/{program}", host.trim())
+}

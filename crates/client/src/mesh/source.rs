@@ -1,0 +1,71 @@
+use std::{sync::Arc, time::Duration};
+
+use fairmesh_model::ServiceName;
+use fairmesh_rib::follower::FollowerState;
+use tokio::sync::watch;
+
+use crate::{
+    discovery::{Resolver, Subscription},
+    lookaside::Leases,
+    transport::EndpointPool,
+};
+
+/// The source of a mesh's service states.
+#[derive(Debug)]
+pub(crate) enum Source {
+    /// Records of an agent or a control plane.
+    Records(Resolver<Arc<EndpointPool>>),
+    /// Leases of a lookaside.
+    Leases(Leases),
+}
+
+impl Source {
+    /// The subscription of a service.
+    pub(crate) fn subscription(&self, name: &ServiceName) -> Arc<Subscription<Arc<EndpointPool>>> {
+        match self {
+            Self::Records(resolver) => resolver.subscription(name),
+            Self::Leases(leases) => leases.subscription(name),
+        }
+    }
+
+    /// The leases, where calls are decided by them.
+    #[inline]
+    pub(crate) fn leases(&self) -> Option<&Leases> {
+        match self {
+            Self::Records(_) => None,
+            Self::Leases(leases) => Some(leases),
+        }
+    }
+
+    /// As [`Resolver::first_snapshot`]; returns immediately with a lookaside.
+    pub(crate) async fn first_snapshot(&self) {
+        match self {
+            Self::Records(resolver) => resolver.first_snapshot().await,
+            Self::Leases(_) => {}
+        }
+    }
+
+    /// As [`Resolver::health_panics`]; a lookaside applies verdicts itself.
+    pub(crate) fn health_panics(&self) -> u64 {
+        match self {
+            Self::Records(resolver) => resolver.health_panics(),
+            Self::Leases(_) => 0,
+        }
+    }
+
+    /// The state of the connection to the agent, or to the lookaside.
+    pub(crate) fn state(&self) -> watch::Receiver<FollowerState> {
+        match self {
+            Self::Records(resolver) => resolver.state(),
+            Self::Leases(leases) => leases.state(),
+        }
+    }
+
+    /// How long ago the data was last confirmed.
+    pub(crate) fn data_age(&self) -> Duration {
+        match self {
+            Self::Records(resolver) => resolver.data_age(),
+            Self::Leases(leases) => leases.data_age(),
+        }
+    }
+}

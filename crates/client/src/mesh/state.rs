@@ -1,0 +1,80 @@
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use fairmesh_model::arith::{hash_text, mix64};
+use tokio::sync::Semaphore;
+
+use super::source::Source;
+use crate::{
+    call::Clock,
+    lookaside::ServiceLookasides,
+    observe::{Counters, Freshness, Observer},
+    transport::TransportContext,
+};
+
+/// The most mirrored calls in flight: beyond it they are skipped, so that they cannot delay other calls.
+const MAX_MIRRORED_CALLS: usize = 64;
+
+/// State that all handles of a mesh share.
+pub(crate) struct MeshState {
+    pub(crate) source: Source,
+    /// Those that policies name.
+    pub(crate) service_lookasides: ServiceLookasides,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) transport: TransportContext,
+    pub(crate) clock: Clock,
+    /// Receives every attempt.
+    pub(crate) observer: Option<Arc<dyn Observer>>,
+    /// Permits for mirrored calls.
+    pub(crate) mirror_permits: Arc<Semaphore>,
+    seed: AtomicU64,
+}
+
+impl MeshState {
+    pub(super) fn new(
+        source: Source,
+        client_id: String,
+        transport: TransportContext,
+        observer: Option<Arc<dyn Observer>>,
+    ) -> Self {
+        Self {
+            source,
+            seed: AtomicU64::new(hash_text(&client_id) ^ u64::from(std::process::id())),
+            service_lookasides: ServiceLookasides::new(client_id),
+            counters: Arc::clone(&transport.counters),
+            transport,
+            clock: Clock::start(),
+            observer,
+            mirror_permits: Arc::new(Semaphore::new(MAX_MIRRORED_CALLS)),
+        }
+    }
+
+    /// A fresh seed: a mixed counter is as good as a random number for a choice and costs less.
+    #[inline]
+    pub(crate) fn seed(&self) -> u64 {
+        mix64(self.seed.fetch_add(0x9e37_79b9_7f4a_7c15, Relaxed))
+    }
+
+    /// The age and the source of the records.
+    pub(crate) fn freshness(&self) -> Freshness {
+        let state = self.source.state().borrow().clone();
+        Freshness {
+            connected: state.connected,
+            age: self.source.data_age(),
+            address: state.address,
+            location: state.location,
+            error: state.error,
+        }
+    }
+}
+
+impl fmt::Debug for MeshState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MeshState").field("source", &self.source).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,114 @@
+//! The decision about one call, with its reasons.
+//!
+//! `ServiceHandle::explain` reports by the state of this very program, its snapshot, subset and
+//! counts, for an admin page or a log. `fairmesh explain` reports for a hypothetical caller, from records that it has
+//! just read, with the same [`Report`].
+
+use std::{fmt, sync::Arc};
+
+use fairmesh_model::{BalancingPolicy, ServiceName};
+use fairmesh_router::{EndpointTarget, Explanation, Headers, PickParams, RequestView, ServiceTable};
+
+use super::freshness::Freshness;
+use crate::fault::FaultKind;
+
+/// One decision with its reasons and the data that it is based on.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// The decision of the called service and, where its route sends the call to another service, of that one.
+    pub decisions: Vec<Decision>,
+    /// The endpoint, or `None` where there is none; the last decision says why.
+    pub endpoint: Option<Arc<EndpointTarget>>,
+    /// How fresh the records are; `None` where they were read for this report.
+    pub freshness: Option<Freshness>,
+}
+
+/// The call to explain.
+#[derive(Debug)]
+pub struct Question<'a, H: Headers + ?Sized> {
+    /// The input of routes.
+    pub request: RequestView<'a, H>,
+    /// The input of the pick.
+    pub ask: PickParams<'a>,
+    /// Nanoseconds of the clock of the snapshot's statistics.
+    pub now: u64,
+    /// Random: another number may give another endpoint.
+    pub seed: u64,
+}
+
+/// The decision of one service's snapshot.
+#[derive(Clone, Debug)]
+pub struct Decision {
+    /// The reasons.
+    pub explanation: Explanation,
+    /// The RIB revision that the snapshot is based on; 0 when it came from disk.
+    pub revision: u64,
+    /// The version of the shard map; 0 without one.
+    pub map_version: u64,
+    /// The policy that chooses among the remaining endpoints.
+    pub policy: BalancingPolicy,
+}
+
+impl Report {
+    /// Adds the decision of a snapshot: first that of the called service, then, where its route
+    /// [sends](Self::next_service) the call to another one, that of the other service.
+    pub fn decide<H: Headers + ?Sized>(
+        &mut self,
+        upstream: &ServiceTable,
+        revision: u64,
+        question: &Question<'_, H>,
+    ) {
+        let Question { request, ask, now, seed } = question;
+        let explanation = match self.decisions.is_empty() {
+            true => upstream.explain(request, ask, *now, *seed),
+            // The key that the policy of the called service read in the request is kept.
+            false => {
+                let key = self.decisions[0].explanation.key;
+                upstream.explain_pick(&PickParams { key, ..*ask }, *now, *seed)
+            }
+        };
+        if let Some(Ok(picked)) = &explanation.picked {
+            self.endpoint = Some(Arc::clone(upstream.target(picked.index)));
+        }
+        let map_version = upstream.shards().map_or(0, |shards| shards.version());
+        let policy = upstream.policy().balancing.policy;
+        self.decisions.push(Decision { explanation, revision, map_version, policy });
+    }
+
+    /// The service to which a route sends the call, whose snapshot has yet to decide.
+    pub fn next_service(&self) -> Option<&ServiceName> {
+        let last = &self.decisions.last()?.explanation;
+        (last.picked.is_none() && last.direct_response.is_none()).then_some(&last.target)
+    }
+}
+
+impl fmt::Display for Report {
+    /// One line per step, then the endpoint of the call or the failure, and the data that the decision is based on.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let steps = self.decisions.iter().flat_map(|decision| &decision.explanation.steps);
+        for step in steps {
+            writeln!(f, "{:<8} {}", step.title, step.detail)?;
+        }
+        if let Some(Decision { explanation, .. }) = self.decisions.last() {
+            match (self.endpoint.as_deref(), &explanation.picked) {
+                (Some(EndpointTarget { instance, address, location, .. }), _) => {
+                    let (service, region) = (&explanation.target, &location.region);
+                    writeln!(f, "{:<8} {service} {instance} at {address} in {region}", "goes to")?;
+                }
+                (None, None) if explanation.direct_response.is_some() => {
+                    writeln!(f, "{:<8} without a server", "responds")?;
+                }
+                (None, Some(Err(why))) => {
+                    writeln!(f, "{:<8} {why} ({})", "fails", FaultKind::from(&**why).label())?;
+                }
+                (None, _) => writeln!(f, "{:<8} {} is not known", "fails", explanation.target)?,
+            }
+        }
+        for Decision { explanation, revision, map_version, policy } in &self.decisions {
+            let map = if *map_version == 0 { String::new() } else { format!(", map version {map_version}") };
+            let (of, policy) = (&explanation.target, policy.as_str());
+            writeln!(f, "{:<8} revision {revision} of {of}{map}, balanced by {policy}", "based on")?;
+        }
+        self.freshness.iter().try_for_each(|freshness| writeln!(f, "{:<8} {freshness}", ""))
+    }
+}

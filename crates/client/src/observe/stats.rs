@@ -1,0 +1,157 @@
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use fairmesh_balancer::poll::EstimateCounters;
+
+/// Counters of a mesh since it was connected, and the age of its data.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Calls begun.
+    pub calls: u64,
+    /// Calls that ended in a fault before their response began; responses of servers, good or bad, do not count.
+    pub faults: u64,
+    /// Attempts: calls that found an endpoint, and their retries.
+    pub attempts: u64,
+    /// Attempts after the first, those for a wrong shard included.
+    pub retries: u64,
+    /// Retries that the retry budget refused.
+    pub retry_budget_exhausted: u64,
+    /// Hedged attempts: those made beside a slow one by the policy (`hedge`).
+    pub hedges: u64,
+    /// Calls that a rate limit of a policy refused.
+    pub rate_limited_calls: u64,
+    /// Calls that a policy aborted by fault injection (`fault.abort`).
+    pub injected_aborts: u64,
+    /// Calls mirrored to another service (`mirror`).
+    pub mirrored_calls: u64,
+    /// Mirrored calls without a response.
+    pub mirrors_failed: u64,
+    /// Mirrored calls that were not sent, since too many were in flight or the body was too long or not buffered.
+    pub mirrors_skipped: u64,
+    /// Responses of servers that did not hold the shard.
+    pub wrong_shard: u64,
+    /// Attempts without an eligible endpoint.
+    pub attempts_without_endpoint: u64,
+    /// Calls to services with a lookaside that were decided by the records, since it had never responded.
+    pub lookaside_fallbacks: u64,
+    /// Attempts at an endpoint that should not be called any more, since no other was left.
+    pub last_resort: u64,
+    /// Attempts picked while so many endpoints failed that outlier detection was ignored (panic).
+    pub panic_picks: u64,
+    /// Regions of services in use where health checks are ignored now, since they fail for more than half of
+    /// the serving endpoints.
+    pub health_panics: u64,
+    /// Load reports of servers that were malformed or implausible, and were ignored.
+    pub reports_ignored: u64,
+    /// Of the endpoints that one call in 20 ms of each service samples, up to 32 in rotation: those with a recent load
+    /// report from the response to a call (ServiceRouter §3.4.3). Services that do not balance by load reports, and
+    /// those whose policy disables polling, do not count.
+    pub estimates_cached: u64,
+    /// Likewise: those that were polled for their load recently, or then, since there was no recent report and they are
+    /// near.
+    pub estimates_polled: u64,
+    /// Likewise: those without a recent report, which were picked at random.
+    pub estimates_random: u64,
+    /// Connections opened.
+    pub connections_opened: u64,
+    /// Connections that are open now.
+    pub connections_open: u64,
+    /// Attempts over a connection that had carried another before.
+    pub connection_reuses: u64,
+    /// How long ago the data was last confirmed: zero while the agent is connected to its source.
+    pub data_age: Duration,
+}
+
+/// The counters behind [`Stats`].
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) calls: AtomicU64,
+    pub(crate) faults: AtomicU64,
+    pub(crate) attempts: AtomicU64,
+    pub(crate) retries: AtomicU64,
+    pub(crate) retry_budget_exhausted: AtomicU64,
+    pub(crate) hedges: AtomicU64,
+    pub(crate) rate_limited_calls: AtomicU64,
+    pub(crate) injected_aborts: AtomicU64,
+    pub(crate) mirrored_calls: AtomicU64,
+    pub(crate) mirrors_failed: AtomicU64,
+    pub(crate) mirrors_skipped: AtomicU64,
+    pub(crate) wrong_shard: AtomicU64,
+    pub(crate) attempts_without_endpoint: AtomicU64,
+    pub(crate) lookaside_fallbacks: AtomicU64,
+    pub(crate) last_resort: AtomicU64,
+    pub(crate) panic_picks: AtomicU64,
+    pub(crate) reports_ignored: AtomicU64,
+    pub(crate) estimates: EstimateCounters,
+    opened: AtomicU64,
+    closed: AtomicU64,
+    connection_reuses: AtomicU64,
+}
+
+/// Counts a connection as open until it is dropped.
+pub(crate) struct OpenConnection(Arc<Counters>);
+
+/// Counts one.
+#[inline]
+pub(crate) fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Relaxed);
+}
+
+impl Counters {
+    #[inline]
+    pub(crate) fn count_reuse(&self) {
+        count(&self.connection_reuses);
+    }
+
+    pub(crate) fn open_connection(self: &Arc<Self>) -> OpenConnection {
+        count(&self.opened);
+        OpenConnection(Arc::clone(self))
+    }
+
+    pub(crate) fn read(&self, health_panics: u64, data_age: Duration) -> Stats {
+        let of = |counter: &AtomicU64| counter.load(Relaxed);
+        // Closed first: a connection opened and closed in between must not make the difference negative.
+        let closed = of(&self.closed);
+        let opened = of(&self.opened);
+        let [estimates_cached, estimates_polled, estimates_random] = self.estimates.counts();
+        Stats {
+            calls: of(&self.calls),
+            faults: of(&self.faults),
+            attempts: of(&self.attempts),
+            retries: of(&self.retries),
+            retry_budget_exhausted: of(&self.retry_budget_exhausted),
+            hedges: of(&self.hedges),
+            rate_limited_calls: of(&self.rate_limited_calls),
+            injected_aborts: of(&self.injected_aborts),
+            mirrored_calls: of(&self.mirrored_calls),
+            mirrors_failed: of(&self.mirrors_failed),
+            mirrors_skipped: of(&self.mirrors_skipped),
+            wrong_shard: of(&self.wrong_shard),
+            attempts_without_endpoint: of(&self.attempts_without_endpoint),
+            lookaside_fallbacks: of(&self.lookaside_fallbacks),
+            last_resort: of(&self.last_resort),
+            panic_picks: of(&self.panic_picks),
+            health_panics,
+            reports_ignored: of(&self.reports_ignored),
+            estimates_cached,
+            estimates_polled,
+            estimates_random,
+            connections_opened: opened,
+            connections_open: opened.saturating_sub(closed),
+            connection_reuses: of(&self.connection_reuses),
+            data_age,
+        }
+    }
+}
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        count(&self.0.closed);
+    }
+}

@@ -1,0 +1,165 @@
+use std::{
+    mem,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use fairmesh_model::{ServiceName, arith::mix64};
+use fairmesh_router::{EndpointTarget, Step};
+use http::StatusCode;
+
+use crate::fault::{Fault, FaultKind};
+use fairmesh_headers::SpanContext;
+
+/// The most reasons that are kept of one call.
+const MAX_STEPS: usize = 64;
+
+/// Records the attempts of a call, for tools that display them: a clone in the extensions of a request records what is
+/// then read here. Calls without one have no cost.
+#[derive(Clone, Debug, Default)]
+pub struct Trace(Arc<TraceState>);
+
+#[derive(Debug, Default)]
+struct TraceState {
+    reasons: bool,
+    parent: Option<SpanContext>,
+    recorded: Mutex<Recorded>,
+}
+
+#[derive(Debug, Default)]
+struct Recorded {
+    steps: Vec<Step>,
+    begun: u64,
+    in_flight: Vec<InFlight>,
+    ended: Vec<AttemptRecord>,
+}
+
+/// An attempt that was decided and has not ended.
+#[derive(Debug)]
+struct InFlight(AttemptRecord);
+
+/// An attempt as it begins.
+pub(crate) struct AttemptStart<'a> {
+    pub(crate) service: &'a ServiceName,
+    pub(crate) endpoint: &'a EndpointTarget,
+    /// The RIB revision that it was decided by.
+    pub(crate) revision: u64,
+    /// Since the beginning of the call.
+    pub(crate) after: Duration,
+}
+
+/// One attempt that has ended.
+#[derive(Clone, Debug)]
+pub struct AttemptRecord {
+    /// The endpoint that was called.
+    pub endpoint: EndpointTarget,
+    /// Its service: another one than was called where a route sends the call there.
+    pub service: ServiceName,
+    /// The RIB revision that it was decided by; 0 when that came from disk.
+    pub revision: u64,
+    /// The span that was sent to the server as its parent; 0 without [`Trace::within`].
+    pub span: u64,
+    /// From the beginning of the call to the decision of this attempt.
+    pub after: Duration,
+    /// From its decision to the head of its response, or to its failure.
+    pub took: Duration,
+    /// The status of the response, or the fault.
+    pub outcome: Result<StatusCode, String>,
+    /// The kind of the fault; `None` of an attempt that was cancelled.
+    pub fault: Option<FaultKind>,
+}
+
+impl Trace {
+    /// An empty trace.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A trace that also records the [reasons](Self::take_reasons) of each decision, and sends each server a span of
+    /// its own within `parent`, where there is one: the header `traceparent` of the request is replaced.
+    #[doc(hidden)]
+    pub fn within(parent: Option<SpanContext>, reasons: bool) -> Self {
+        Self(Arc::new(TraceState { reasons, parent, recorded: Mutex::default() }))
+    }
+
+    /// Takes the attempts recorded so far, in their order.
+    pub fn take(&self) -> Vec<AttemptRecord> {
+        mem::take(&mut self.recorded().ended)
+    }
+
+    /// Takes the reasons recorded so far, in the order of the decisions.
+    #[doc(hidden)]
+    pub fn take_reasons(&self) -> Vec<Step> {
+        mem::take(&mut self.recorded().steps)
+    }
+
+    pub(crate) fn wants_reasons(&self) -> bool {
+        self.0.reasons
+    }
+
+    pub(crate) fn add_reasons(&self, steps: Vec<Step>) {
+        let mut recorded = self.recorded();
+        let room = MAX_STEPS.saturating_sub(recorded.steps.len());
+        recorded.steps.extend(steps.into_iter().take(room));
+    }
+
+    /// Takes the attempts that have not ended when the call is this old: the slower one of two hedged attempts, or the
+    /// one in flight when the caller cancels the call.
+    #[doc(hidden)]
+    pub fn take_unfinished(&self, age: Duration) -> Vec<AttemptRecord> {
+        let cancelled = |InFlight(attempt): InFlight| {
+            let outcome = Err("cancelled before the response".to_owned());
+            AttemptRecord { took: age.saturating_sub(attempt.after), outcome, ..attempt }
+        };
+        mem::take(&mut self.recorded().in_flight).into_iter().map(cancelled).collect()
+    }
+
+    /// Records an attempt that begins.
+    pub(crate) fn attempt_began(&self, start: &AttemptStart<'_>) {
+        let AttemptStart { service, endpoint, revision, after } = *start;
+        let mut recorded = self.recorded();
+        recorded.begun += 1;
+        // Zero stands for none.
+        let span = self.0.parent.map_or(0, |parent| mix64(parent.span.wrapping_add(recorded.begun)).max(1));
+        let (endpoint, service) = (endpoint.clone(), service.clone());
+        let (took, outcome, fault) = (Duration::ZERO, Ok(StatusCode::OK), None);
+        recorded.in_flight.push(InFlight(AttemptRecord {
+            endpoint,
+            service,
+            revision,
+            span,
+            after,
+            took,
+            outcome,
+            fault,
+        }));
+    }
+
+    /// The span that the latest attempt sends to its server.
+    pub(crate) fn span_to_send(&self) -> Option<SpanContext> {
+        let parent = self.0.parent?;
+        let span = self.recorded().in_flight.last()?.0.span;
+        Some(SpanContext { span, ..parent })
+    }
+
+    /// Records the end of the attempt at this endpoint.
+    pub(crate) fn attempt_ended(
+        &self,
+        endpoint: &EndpointTarget,
+        took: Duration,
+        outcome: Result<StatusCode, &Fault>,
+    ) {
+        let mut recorded = self.recorded();
+        let is_it = |InFlight(attempt): &InFlight| attempt.endpoint.instance == endpoint.instance;
+        if let Some(at) = recorded.in_flight.iter().position(is_it) {
+            let InFlight(attempt) = recorded.in_flight.swap_remove(at);
+            let fault = outcome.err().map(Fault::kind);
+            let outcome = outcome.map_err(ToString::to_string);
+            recorded.ended.push(AttemptRecord { took, outcome, fault, ..attempt });
+        }
+    }
+
+    fn recorded(&self) -> MutexGuard<'_, Recorded> {
+        self.0.recorded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

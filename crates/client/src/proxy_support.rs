@@ -1,0 +1,7 @@
+//! Types that only the proxy uses: no part of the public API.
+
+pub use crate::{
+    dispatch::{ConnectResult, FastCall, SlowCall},
+    event_loops::set_event_loop,
+    response::{BodyEnd, BodyObserver},
+};

@@ -1,0 +1,15 @@
+//! Responses: their bodies, tunnels, and the attempts that last until they end.
+
+mod attempt_guard;
+mod body;
+mod observer;
+mod source;
+mod timeout_conclusion;
+mod tunnel;
+
+pub(crate) use self::attempt_guard::AttemptGuard;
+pub use self::{
+    body::Body,
+    observer::{BodyEnd, BodyObserver},
+    tunnel::Tunnel,
+};

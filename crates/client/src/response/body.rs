@@ -1,0 +1,258 @@
+use std::{
+    fmt, mem,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use fairmesh_headers::{CallerProtocol, WEB_TEXT};
+use fairmesh_http::BoxError;
+use fairmesh_router::EndpointTarget;
+use http::{Response, header::CONTENT_LENGTH};
+use http_body::{Frame, SizeHint};
+use http_body_util::BodyExt as _;
+
+use super::{
+    attempt_guard::{AttemptGuard, BodyTimeout},
+    observer::{BodyEnd, BodyObserver, PendingObserver},
+    source::BodySource,
+    timeout_conclusion::{TimeoutConclusion, WebFrames},
+    tunnel::Tunnel,
+};
+use crate::{
+    fault::{Fault, FaultKind},
+    transport::{EndpointResponse, violates_protocol},
+};
+
+/// The body of a response; also a simple body for requests.
+///
+/// Its attempt counts as outstanding until the body was read to its end, failed or is dropped.
+pub struct Body {
+    source: BodySource,
+    attempt: Option<AttemptGuard>,
+    observer: PendingObserver,
+    conclusion: TimeoutConclusion,
+}
+
+impl Body {
+    /// A body without bytes.
+    pub fn empty() -> Self {
+        Self::new(BodySource::Full(None), None)
+    }
+
+    fn new(source: BodySource, attempt: Option<AttemptGuard>) -> Self {
+        let (observer, conclusion) = (PendingObserver::default(), TimeoutConclusion::default());
+        Self { source, attempt, observer, conclusion }
+    }
+
+    /// The body of a response that did not come from a call.
+    #[doc(hidden)]
+    pub fn foreign<B>(body: B) -> Self
+    where
+        B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    {
+        Self::new(BodySource::Foreign(body.map_err(Into::into).boxed_unsync()), None)
+    }
+
+    /// The response as the caller gets it.
+    pub(crate) fn from_response(response: EndpointResponse, attempt: Option<AttemptGuard>) -> Response<Self> {
+        let mut response = match response {
+            EndpointResponse::H1(response) => response.map(|body| Self::new(BodySource::H1(body), attempt)),
+            EndpointResponse::H2(response) => response.map(|body| Self::new(BodySource::H2(body), attempt)),
+        };
+        // After 101 the attempt continues with the connection's other protocol.
+        if response.body().source.is_end() && !response.body().source.is_switched() {
+            response.body_mut().end();
+        }
+        response
+    }
+
+    /// The connection of a response with status 101, which carries the protocol that the request named; `None` of any
+    /// other response. The call's deadline does not apply to it.
+    pub fn into_tunnel(self) -> Option<Tunnel> {
+        let (BodySource::H1(body), Some(attempt)) = (self.source, self.attempt) else { return None };
+        Some(Tunnel::new(body.into_raw()?, attempt))
+    }
+
+    /// The endpoint that responded, and the number of attempts; `None` of a body that is no response, or failed.
+    pub fn responder(&self) -> Option<(&EndpointTarget, usize)> {
+        self.attempt.as_ref().map(|attempt| (attempt.pool().target(), attempt.attempts()))
+    }
+
+    /// Makes a response of gRPC or gRPC-Web end with its status where it times out in the middle, and not with a fault,
+    /// as far as its protocol allows; `has_trailers`: whether its caller can be sent trailers.
+    #[doc(hidden)]
+    pub fn end_with_status(response: &mut Response<Self>, has_trailers: bool) {
+        let is_framed = response.headers().contains_key(CONTENT_LENGTH);
+        let caller = CallerProtocol::of(response.headers());
+        let body = response.body_mut();
+        if is_framed || body.source.is_end() {
+            return;
+        }
+        body.conclusion = match caller {
+            CallerProtocol::Grpc(_) if has_trailers => TimeoutConclusion::Trailers,
+            CallerProtocol::GrpcWeb(kind) => {
+                let is_text = kind.as_bytes().starts_with(WEB_TEXT.as_bytes());
+                TimeoutConclusion::Web(Box::new(WebFrames::new(is_text)))
+            }
+            CallerProtocol::Grpc(_) | CallerProtocol::Http => TimeoutConclusion::Fault,
+        };
+    }
+
+    /// Sets an observer of its frames and its end. A body that is at its end reports it immediately.
+    #[doc(hidden)]
+    pub fn observe(&mut self, observer: Arc<dyn BodyObserver>) {
+        match self.source.is_end() {
+            true => observer.ended(BodyEnd::Complete),
+            false => self.observer = PendingObserver(Some(observer)),
+        }
+    }
+
+    #[inline]
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Fault>>> {
+        match self.source.poll_frame(context) {
+            Poll::Ready(Some(Ok(frame))) => {
+                self.conclusion.track(&frame);
+                if let Some(attempt) = &mut self.attempt {
+                    attempt.record_progress();
+                    if let Some(trailers) = frame.trailers_ref() {
+                        attempt.record_trailers(trailers);
+                    }
+                }
+                if frame.is_trailers() || self.source.is_end() {
+                    self.end();
+                }
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Poll::Ready(None) => {
+                self.end();
+                Poll::Ready(None)
+            }
+            Poll::Ready(Some(Err(cause))) => Poll::Ready(Some(Err(self.broken(cause)))),
+            Poll::Pending => match self.poll_timeout(context) {
+                None => Poll::Pending,
+                Some(timeout) => Poll::Ready(Some(self.time_out(&timeout))),
+            },
+        }
+    }
+
+    /// The body was read to its end: the attempt is over, and the connection may carry another call.
+    fn end(&mut self) {
+        let Some(attempt) = self.attempt.as_mut().filter(|attempt| !attempt.has_ended()) else { return };
+        if let BodySource::H1(body) = &mut self.source {
+            attempt.keep_connection(body);
+        }
+        attempt.end();
+    }
+
+    /// The connection broke or the server violated the protocol.
+    #[cold]
+    fn broken(&mut self, cause: BoxError) -> Fault {
+        let (kind, message) = match violates_protocol(&cause) {
+            true => (FaultKind::Protocol, "the server violated the protocol in the middle of the response"),
+            false => (
+                FaultKind::Reset,
+                "the connection broke in the middle of the response; the call may have been processed",
+            ),
+        };
+        self.fail();
+        Fault::new(kind, message).caused_by(cause)
+    }
+
+    /// Records a failure of the endpoint and closes the connection.
+    fn fail(&mut self) {
+        if let Some(mut attempt) = self.attempt.take() {
+            attempt.set_failed();
+        }
+        self.source = BodySource::Full(None);
+    }
+
+    /// Whether it has timed out, while the server keeps the reader waiting.
+    fn poll_timeout(&mut self, context: &mut Context<'_>) -> Option<BodyTimeout> {
+        let attempt = self.attempt.as_mut()?;
+        attempt.poll_timeout(self.source.last_moved(), context)
+    }
+
+    /// The last frame or the fault of a body that timed out.
+    #[cold]
+    fn time_out(&mut self, timeout: &BodyTimeout) -> Result<Frame<Bytes>, Fault> {
+        let message = match timeout {
+            BodyTimeout::Deadline => "the call timed out in the middle of the response".to_owned(),
+            BodyTimeout::Idle(idle) => format!(
+                "nothing moved for {idle:?} in the middle of the response; a deadline of the call, or idleTimeout \
+                 of its route, allows more"
+            ),
+        };
+        let conclusion = mem::take(&mut self.conclusion);
+        self.fail();
+        let fault = Fault::new(FaultKind::Deadline, message);
+        conclusion.frame(&fault).ok_or(fault)
+    }
+}
+
+impl http_body::Body for Body {
+    type Data = Bytes;
+    type Error = Fault;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Fault>>> {
+        let this = self.get_mut();
+        let polled = this.poll(context);
+        if let Poll::Ready(polled) = &polled
+            && this.observer.0.is_some()
+        {
+            this.observer.report(polled.as_ref(), this.source.is_end());
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.source.is_end()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.source.size_hint()
+    }
+}
+
+impl Default for Body {
+    fn default() -> Self {
+        Self::empty()
+    }
+}
+
+impl From<Bytes> for Body {
+    fn from(bytes: Bytes) -> Self {
+        Self::new(BodySource::Full(Some(bytes).filter(|bytes| !bytes.is_empty())), None)
+    }
+}
+
+impl From<&'static str> for Body {
+    fn from(text: &'static str) -> Self {
+        Bytes::from_static(text.as_bytes()).into()
+    }
+}
+
+impl From<String> for Body {
+    fn from(text: String) -> Self {
+        Bytes::from(text).into()
+    }
+}
+
+impl From<Vec<u8>> for Body {
+    fn from(bytes: Vec<u8>) -> Self {
+        Bytes::from(bytes).into()
+    }
+}
+
+impl fmt::Debug for Body {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Body")
+            .field("source", &self.source.kind())
+            .field("ended", &self.source.is_end())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,76 @@
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use fairmesh_http::BoxError;
+use http_body::{Body as _, Frame, SizeHint};
+use http_body_util::combinators::UnsyncBoxBody;
+use tokio::time::Instant;
+
+use crate::transport::{H1Body, H2Body};
+
+/// The bytes of a body.
+pub(super) enum BodySource {
+    /// In memory.
+    Full(Option<Bytes>),
+    H1(H1Body),
+    H2(H2Body),
+    Foreign(UnsyncBoxBody<Bytes, BoxError>),
+}
+
+impl BodySource {
+    pub(super) fn is_end(&self) -> bool {
+        match self {
+            Self::Full(bytes) => bytes.is_none(),
+            Self::H1(body) => body.is_end_stream(),
+            Self::H2(body) => body.is_end_stream(),
+            Self::Foreign(body) => body.is_end_stream(),
+        }
+    }
+
+    /// When the request last moved, where the rest of it is still being sent.
+    pub(super) fn last_moved(&self) -> Option<Instant> {
+        match self {
+            Self::H1(body) => body.last_moved(),
+            Self::H2(body) => body.last_moved(),
+            Self::Full(_) | Self::Foreign(_) => None,
+        }
+    }
+
+    pub(super) fn is_switched(&self) -> bool {
+        matches!(self, Self::H1(body) if body.is_switched())
+    }
+
+    pub(super) fn poll_frame(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        match self {
+            Self::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Self::H1(body) => Pin::new(body).poll_frame(context),
+            Self::H2(body) => Pin::new(body).poll_frame(context),
+            Self::Foreign(body) => Pin::new(body).poll_frame(context),
+        }
+    }
+
+    pub(super) fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
+            Self::H1(body) => body.size_hint(),
+            Self::H2(_) => SizeHint::new(),
+            Self::Foreign(body) => body.size_hint(),
+        }
+    }
+
+    /// The kind of source, for debugging.
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            Self::Full(_) => "full",
+            Self::H1(_) => "http/1.1",
+            Self::H2(_) => "http/2",
+            Self::Foreign(_) => "foreign",
+        }
+    }
+}

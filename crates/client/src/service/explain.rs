@@ -1,0 +1,49 @@
+use fairmesh_headers::is_grpc;
+use fairmesh_http::path::Path;
+use fairmesh_router::{PickParams, RequestView};
+use http::Request;
+
+use super::ServiceHandle;
+use crate::{
+    discovery::{DEFAULT_READY_TIMEOUT, ServiceState, wait_ready},
+    dispatch::{HeaderMapView, request_authority},
+    fault::Fault,
+    observe::{Question, Report},
+};
+
+impl ServiceHandle {
+    /// Decides about a request as [`send`](Self::send) would now, with the reasons; sends nothing. A decision depends
+    /// on random choices: `seed` determines them, and another one may give another endpoint.
+    ///
+    /// # Errors
+    /// Where `send` would fail before a decision: see [`FaultKind`](crate::FaultKind).
+    pub async fn explain<B>(&self, request: &Request<B>, seed: u64) -> Result<Report, Fault> {
+        let context = self.inner.context(request.headers())?;
+        let timeout = context.timeout.unwrap_or(DEFAULT_READY_TIMEOUT);
+        let headers = HeaderMapView(request.headers());
+        let defaults = &self.inner.default_headers;
+        let authority = request_authority(request.uri().authority(), request.headers(), defaults)?;
+        let path = Path::of(request.uri().path_and_query().cloned(), request.extensions().get());
+        let request = RequestView {
+            host: authority.as_str(),
+            path: path.as_str(),
+            method: request.method().as_str(),
+            headers: &headers,
+            grpc: is_grpc(request.headers()),
+        };
+        let ask = PickParams { key: context.key, role: context.role.as_ref(), avoid: &[] };
+        let question = Question { request, ask, now: self.inner.mesh.clock.now(), seed };
+        let mut report = Report { freshness: Some(self.inner.mesh.freshness()), ..Report::default() };
+        let state = wait_ready(&self.inner.subscription, timeout).await?;
+        if let ServiceState::Ready(ready) = &*state {
+            report.decide(&ready.upstream, ready.revision, &question);
+            let next = report.next_service().and_then(|name| ready.split(name));
+            if let Some(next) = next
+                && let ServiceState::Ready(ready) = &*wait_ready(next, timeout).await?
+            {
+                report.decide(&ready.upstream, ready.revision, &question);
+            }
+        }
+        Ok(report)
+    }
+}

@@ -1,0 +1,92 @@
+use std::{borrow::Cow, str::FromStr, sync::Arc, time::Duration};
+
+use fairmesh_headers::{Deadline, IDEMPOTENT, KEY, ROLE, has_call_options, read_deadline};
+use fairmesh_model::{Invalid, ServiceName};
+use http::{HeaderMap, HeaderName, HeaderValue, request::Parts, uri::Authority};
+
+use crate::{
+    call::CallContext,
+    discovery::Subscription,
+    fault::{Fault, FaultKind},
+    mesh::state::MeshState,
+    transport::EndpointPool,
+};
+
+/// The service, options and default headers of a handle.
+#[derive(Clone)]
+pub(crate) struct Handle {
+    pub(crate) mesh: Arc<MeshState>,
+    pub(crate) subscription: Arc<Subscription<Arc<EndpointPool>>>,
+    pub(crate) context: CallContext,
+    pub(crate) deadline: Option<Deadline>,
+    pub(crate) default_headers: DefaultHeaders,
+}
+
+/// Headers that a handle adds to requests, made once.
+#[derive(Clone)]
+pub(crate) struct DefaultHeaders {
+    /// The host of requests without one.
+    pub(crate) authority: Authority,
+    pub(crate) key: Option<HeaderValue>,
+    pub(crate) role: Option<HeaderValue>,
+}
+
+/// The options of one call.
+pub(crate) struct CallOptions<'a> {
+    pub(crate) context: Cow<'a, CallContext>,
+    /// The time left until the earliest deadline that was set, apart from timeouts.
+    pub(crate) limit: Option<Duration>,
+}
+
+impl Handle {
+    pub(crate) fn new(mesh: Arc<MeshState>, subscription: Arc<Subscription<Arc<EndpointPool>>>) -> Self {
+        let authority = service_authority(subscription.name());
+        let default_headers = DefaultHeaders { authority, key: None, role: None };
+        Self { mesh, subscription, context: CallContext::default(), deadline: None, default_headers }
+    }
+
+    /// The options of the handle and the request together.
+    pub(crate) fn call_options(&self, parts: &Parts) -> Result<CallOptions<'_>, Fault> {
+        let deadlines = [self.deadline, parts.extensions.get().copied()];
+        let left = deadlines.into_iter().flatten().min().map(Deadline::left);
+        if !has_call_options(&parts.headers) {
+            return Ok(CallOptions { context: Cow::Borrowed(&self.context), limit: left });
+        }
+        let limit = [left, read_deadline(&parts.headers)].into_iter().flatten().min();
+        Ok(CallOptions { context: self.context(&parts.headers)?, limit })
+    }
+
+    /// The options of the handle and the request's headers together; the handle takes precedence.
+    pub(crate) fn context(&self, headers: &HeaderMap) -> Result<Cow<'_, CallContext>, Fault> {
+        let mut context = Cow::Borrowed(&self.context);
+        if self.context.key.is_none()
+            && let Some(key) = parsed(headers, &KEY)?
+        {
+            context.to_mut().key = Some(key);
+        }
+        if self.context.role.is_none()
+            && let Some(role) = parsed(headers, &ROLE)?
+        {
+            context.to_mut().role = Some(role);
+        }
+        if !self.context.idempotent && headers.get(&IDEMPOTENT).is_some_and(|value| value == "true") {
+            context.to_mut().idempotent = true;
+        }
+        Ok(context)
+    }
+}
+
+/// The host of requests to a service that have none: `cart.shop`.
+pub(crate) fn service_authority(name: &ServiceName) -> Authority {
+    let ServiceName { tenant, service } = name;
+    // Names hold only what hosts may hold; the fallback is never used.
+    format!("{service}.{tenant}").parse().unwrap_or(Authority::from_static("fairmesh"))
+}
+
+fn parsed<T: FromStr<Err = Invalid>>(headers: &HeaderMap, name: &HeaderName) -> Result<Option<T>, Fault> {
+    let Some(value) = headers.get(name) else { return Ok(None) };
+    let text = value.to_str().unwrap_or("(not text)");
+    text.parse().map(Some).map_err(|problem: Invalid| {
+        Fault::new(FaultKind::Invalid, format!("header {name}")).caused_by(problem)
+    })
+}

@@ -1,0 +1,92 @@
+//! Opening connections to one endpoint.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::BytesMut;
+use fairmesh_http::socket;
+use fairmesh_wire::transport::{Plaintext, Transport};
+use tokio::{
+    net::TcpStream,
+    time::{Instant, timeout, timeout_at},
+};
+
+use super::{error::SendError, own_addresses::OwnAddresses, raw_connection::RawConnection};
+use crate::observe::Counters;
+
+/// How long a connect may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// An endpoint that did not accept a connection in this time counts as unreachable. Shorter waits say more about the
+/// call's deadline.
+const CONCLUSIVE_WAIT: Duration = Duration::from_millis(250);
+
+/// Configuration that all endpoint pools of a mesh share.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TransportContext {
+    pub(crate) counters: Arc<Counters>,
+    /// The address that connections are made from; the system's choice where none is given.
+    pub(crate) local: Option<IpAddr>,
+    /// Listeners of this process, to which no connection is made.
+    pub(crate) own_addresses: OwnAddresses,
+    /// The number of event loops that make calls.
+    pub(crate) event_loops: usize,
+}
+
+/// Opens connections to one endpoint.
+pub(crate) struct Connector {
+    pub(super) address: SocketAddr,
+    pub(super) local: Option<IpAddr>,
+    pub(super) multiplexed: bool,
+    pub(super) counters: Arc<Counters>,
+    pub(super) own_addresses: OwnAddresses,
+}
+
+impl Connector {
+    /// Opens a connection for the declared protocol.
+    pub(super) async fn connect(&self) -> Result<TcpStream, SendError> {
+        let stream = self.dial().await?;
+        if self.multiplexed {
+            socket::limit_unacknowledged(&stream);
+        }
+        Ok(stream)
+    }
+
+    /// Opens a connection for any protocol; fails after `connected_by`.
+    pub(super) async fn connect_raw(&self, connected_by: Instant) -> Result<RawConnection, SendError> {
+        let io = connect_by(connected_by, self.dial()).await?;
+        Ok(RawConnection { io, input: BytesMut::new(), open: Some(self.counters.open_connection()) })
+    }
+
+    async fn dial(&self) -> Result<TcpStream, SendError> {
+        if self.own_addresses.contains(self.address) {
+            let own = format!("{} is an address of this process itself", self.address);
+            return Err(SendError::Unreachable(io::Error::other(own)));
+        }
+        let connected = timeout(CONNECT_TIMEOUT, Plaintext.connect_endpoint(self.address, self.local)).await;
+        let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection within 2 s");
+        let stream = connected.unwrap_or_else(|_| Err(late())).map_err(SendError::from_connect)?;
+        socket::configure(&stream);
+        Ok(stream)
+    }
+}
+
+/// Waits for a connection until `deadline`.
+pub(super) async fn connect_by<T>(
+    deadline: Instant,
+    connecting: impl Future<Output = Result<T, SendError>>,
+) -> Result<T, SendError> {
+    let begun = Instant::now();
+    match timeout_at(deadline, connecting).await {
+        Ok(connected) => connected,
+        Err(_) if begun.elapsed() >= CONCLUSIVE_WAIT => {
+            let late = io::Error::new(io::ErrorKind::TimedOut, "no connection within half of the time left");
+            Err(SendError::Unreachable(late))
+        }
+        Err(_) => Err(SendError::ConnectTimedOut),
+    }
+}

@@ -1,0 +1,269 @@
+//! A borrowed request and its response, on an HTTP/1.1 connection: the request is sent from the caller's buffer, and a
+//! response that arrives whole is handed out as it lies in the read buffer. The transport of `dispatch::fast_path`.
+
+use std::{
+    io::{self, ErrorKind, IoSlice},
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use http::{Method, Response};
+use tokio::{
+    io::{AsyncRead as _, ReadBuf},
+    time::Instant,
+};
+
+use super::{
+    connection::{Connection, Io, broken, closed},
+    pool::Pool,
+    response_body::ResponseBody,
+    upload::Upload,
+};
+use crate::transport::{error::SendError, request_body::RequestBody};
+use fairmesh_http::{
+    h1::{
+        BorrowedResponse, Encoder, Framing, REMAINDER_WAIT, ReceivedResponse, ResponseReader, header_storage,
+        is_nearly_complete_response, thread_buffers,
+    },
+    informational,
+};
+
+/// A connection that waits for the response to a borrowed request.
+pub(crate) struct BorrowedExchange {
+    connection: Box<Connection>,
+    /// Reads a response that cannot be borrowed.
+    owned: Option<ResponseReader>,
+    /// Until when to wait for the rest of a large one.
+    rest_by: Option<Instant>,
+}
+
+/// The response to a borrowed request.
+pub(crate) enum BorrowedOutcome<T> {
+    /// It was borrowed; the result of the reader.
+    Borrowed(T),
+    /// It could not be borrowed.
+    Owned(ReceivedResponse),
+}
+
+impl BorrowedExchange {
+    /// Sends a request over an idle connection; `None` where there is none. `head` writes its head.
+    pub(in crate::transport) fn begin(
+        pool: &Pool,
+        head: impl FnOnce(&mut Vec<u8>),
+        body: &[u8],
+    ) -> Option<Self> {
+        let mut connection = pool.take_connection()?;
+        thread_buffers::with_write_buffer(|text| {
+            head(text);
+            let rest = thread_buffers::append_short(text, body);
+            // A connection that the server closed while it was idle accepts nothing: the next one is as good.
+            while connection.send_borrowed(text, rest).is_err() {
+                connection = pool.take_connection()?;
+            }
+            Some(())
+        })?;
+        Some(Self { connection, owned: None, rest_by: None })
+    }
+
+    /// Waits for the response until `until`; `read` gets a borrowed one.
+    pub(crate) fn poll<T>(
+        &mut self,
+        until: Instant,
+        read: impl FnOnce(&BorrowedResponse<'_>, &mut Context<'_>) -> T,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<BorrowedOutcome<T>, SendError>> {
+        let polled = self.poll_response(read, context);
+        self.connection.timer.bound(polled, until, context)
+    }
+
+    fn poll_response<T>(
+        &mut self,
+        read: impl FnOnce(&BorrowedResponse<'_>, &mut Context<'_>) -> T,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<BorrowedOutcome<T>, SendError>> {
+        self.connection.send_rest(context);
+        if self.owned.is_none() {
+            let connection = &mut *self.connection;
+            let result = if connection.expected < thread_buffers::READ_SIZE && connection.input.is_empty() {
+                thread_buffers::with_read_buffer(|room| connection.poll_small(room, read, context))
+            } else {
+                connection.poll_large(read, context)
+            };
+            match result.map_err(broken)? {
+                Poll::Ready(Some(result)) => return Poll::Ready(Ok(BorrowedOutcome::Borrowed(result))),
+                Poll::Ready(None) => {}
+                Poll::Pending if !self.rest_timed_out(context) => return Poll::Pending,
+                Poll::Pending => {}
+            }
+        }
+        // Any method whose responses have ordinary bodies.
+        let owned = || ResponseReader::new(&Method::GET).informing(informational::deliver);
+        let reader = self.owned.get_or_insert_with(owned);
+        loop {
+            if let Some(response) = reader.read(&mut self.connection.input).map_err(broken)? {
+                return Poll::Ready(Ok(BorrowedOutcome::Owned(response)));
+            }
+            let due = self.connection.expected;
+            if ready!(self.connection.poll_read(due, context)).map_err(broken)? == 0 {
+                return Poll::Ready(Err(broken(closed("before it responded"))));
+            }
+        }
+    }
+
+    /// Whether the rest of a response, most of which has arrived, is late: it is then streamed.
+    fn rest_timed_out(&mut self, context: &mut Context<'_>) -> bool {
+        let Self { connection, rest_by, .. } = self;
+        if connection.input.is_empty() {
+            return false;
+        }
+        let by = *rest_by.get_or_insert_with(|| Instant::now() + REMAINDER_WAIT);
+        connection.timer.has_expired(by, context)
+    }
+
+    /// A response that could not be borrowed: its body is streamed.
+    pub(crate) fn into_response(self, response: ReceivedResponse) -> Response<ResponseBody> {
+        let ReceivedResponse { head, body, persistent } = response;
+        let mut connection = self.connection;
+        connection.persistent &= persistent;
+        connection.expect(&body);
+        if !connection.output.is_empty() {
+            // The server may wait for it before it continues the response.
+            let upload = Upload::new(RequestBody::empty(), Encoder::new(Framing::Absent));
+            connection = Box::new(connection.finish_later(upload));
+        }
+        head.map(|()| ResponseBody::new(connection, body, false))
+    }
+
+    /// The connection for another call, after a borrowed response.
+    pub(in crate::transport) fn into_reusable(self) -> Option<Box<Connection>> {
+        self.connection.is_reusable().then_some(self.connection)
+    }
+}
+
+impl Connection {
+    /// Sends a head and its body as far as one write goes, and buffers the rest; an error where nothing was sent.
+    fn send_borrowed(&mut self, text: &[u8], rest: &[u8]) -> io::Result<()> {
+        let Io::Whole(io) = &mut self.io else { return Err(ErrorKind::NotConnected.into()) };
+        let wrote = match rest {
+            [] => io.try_write(text),
+            rest => io.try_write_vectored(&[IoSlice::new(text), IoSlice::new(rest)]),
+        };
+        let written = match wrote {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
+            wrote => wrote?,
+        };
+        thread_buffers::keep_unsent(self.output.clear(), [text, rest], written);
+        self.persistent = true;
+        Ok(())
+    }
+
+    /// Reads a response that is likely to be small; `read` gets it where it can be borrowed, else it is buffered.
+    fn poll_small<T>(
+        &mut self,
+        room: &mut [u8],
+        read: impl FnOnce(&BorrowedResponse<'_>, &mut Context<'_>) -> T,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<Option<T>>> {
+        let Io::Whole(io) = &mut self.io else { return Poll::Ready(Ok(None)) };
+        let mut buffer = ReadBuf::new(room);
+        ready!(Pin::new(io).poll_read(context, &mut buffer))?;
+        let received = buffer.filled();
+        if received.is_empty() {
+            return Poll::Ready(Err(closed("before it responded")));
+        }
+        if let Some(answer) = BorrowedResponse::read(received, &mut header_storage()) {
+            self.expected = received.len();
+            return Poll::Ready(Ok(Some(read(&answer, context))));
+        }
+        self.input.append(received);
+        if is_nearly_complete_response(received) {
+            self.poll_large(read, context)
+        } else {
+            Poll::Ready(Ok(None))
+        }
+    }
+
+    /// Reads more of a response that is likely to be large, as [`poll_small`](Self::poll_small) does; waits for the
+    /// rest where most of it has arrived, which would otherwise be forwarded by itself.
+    fn poll_large<T>(
+        &mut self,
+        read: impl FnOnce(&BorrowedResponse<'_>, &mut Context<'_>) -> T,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<Option<T>>> {
+        loop {
+            let due = self.expected.saturating_sub(self.input.len());
+            if ready!(self.poll_read(due, context))? == 0 {
+                return Poll::Ready(Err(closed("before it responded")));
+            }
+            if let Some(answer) = BorrowedResponse::read(&self.input, &mut header_storage()) {
+                self.expected = self.input.len();
+                let result = read(&answer, context);
+                self.input.clear();
+                return Poll::Ready(Ok(Some(result)));
+            }
+            if !is_nearly_complete_response(&self.input) {
+                return Poll::Ready(Ok(None));
+            }
+        }
+    }
+
+    /// Sends the rest of a borrowed request. A server that accepts no more of it may have responded, and the response
+    /// says why; else reading fails as well.
+    fn send_rest(&mut self, context: &mut Context<'_>) {
+        if let Io::Whole(io) = &mut self.io
+            && !self.output.is_empty()
+            && matches!(self.output.poll_flush(io, context), Poll::Ready(Err(_)))
+        {
+            self.persistent = false;
+            self.output.clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{future::poll_fn, time::Duration};
+
+    use http_body_util::BodyExt as _;
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpSocket,
+    };
+
+    use super::*;
+
+    /// Begins a response once it has read the head of a request, and ends it once it has read the body of this size.
+    async fn respond_early(mut stream: tokio::net::TcpStream, head: usize, body: usize) -> io::Result<()> {
+        let mut read = vec![0; head];
+        stream.read_exact(&mut read).await?;
+        stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await?;
+        read.resize(body, 0);
+        stream.read_exact(&mut read).await?;
+        stream.write_all(b"3\r\ntea\r\n0\r\n\r\n").await
+    }
+
+    #[tokio::test]
+    async fn the_rest_of_a_request_is_sent_when_its_response_begins_early() {
+        // Buffers smaller than the request.
+        let (server, client) = (TcpSocket::new_v4().unwrap(), TcpSocket::new_v4().unwrap());
+        server.set_recv_buffer_size(2 << 10).unwrap();
+        client.set_send_buffer_size(2 << 10).unwrap();
+        server.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let listener = server.listen(1).unwrap();
+        let connecting = client.connect(listener.local_addr().unwrap());
+        let (stream, accepted) = tokio::join!(connecting, listener.accept());
+        let (head, body) = (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 65536\r\n\r\n", vec![7; 65_536]);
+        let responding = tokio::spawn(respond_early(accepted.unwrap().0, head.len(), body.len()));
+        let mut connection = Box::new(Connection::new(stream.unwrap(), None));
+        connection.send_borrowed(head, &body).unwrap();
+        assert!(!connection.output.is_empty(), "all of it was sent at once");
+        let mut exchange = BorrowedExchange { connection, owned: None, rest_by: None };
+        let until = Instant::now() + Duration::from_secs(20);
+        let outcome = poll_fn(|context| exchange.poll(until, |_, _| (), context)).await;
+        let Ok(BorrowedOutcome::Owned(response)) = outcome else { panic!("it is chunked") };
+        let response = exchange.into_response(response);
+        let collected = tokio::time::timeout_at(until, response.into_body().collect()).await;
+        assert_eq!(collected.expect("the server waits for the rest").unwrap().to_bytes(), "tea");
+        responding.await.unwrap().unwrap();
+    }
+}

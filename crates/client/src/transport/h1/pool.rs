@@ -1,0 +1,155 @@
+use std::{
+    collections::VecDeque,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+};
+
+use http::{Response, response};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::Instant,
+};
+
+use super::{connection::Connection, response_body::ResponseBody};
+use crate::transport::{
+    connector::{Connector, connect_by},
+    error::SendError,
+    request::PendingRequest,
+    wait::AttemptTimeouts,
+};
+
+/// After this number of idle checks without a call a connection is closed. The resolver checks every 30 s, so: 90 s.
+pub(in crate::transport) const MAX_IDLE_CHECKS: u32 = 3;
+
+/// The most idle connections that are kept to one endpoint: the concurrent calls of one client to one server.
+const MAX_IDLE: usize = 256;
+
+/// Connections that wait for a call, the one used last at the back: the others may then expire.
+#[derive(Default)]
+pub(in crate::transport) struct Pool {
+    idle: Mutex<VecDeque<Idle>>,
+    /// Idle checks so far.
+    idle_checks: AtomicU32,
+}
+
+struct Idle {
+    connection: Box<Connection>,
+    /// The number of idle checks when it was put here; counted instead of reading a clock for every call.
+    since: u32,
+}
+
+impl Pool {
+    pub(in crate::transport) async fn send(
+        &self,
+        connector: &Connector,
+        pending: &mut PendingRequest,
+        mut timeouts: AttemptTimeouts,
+    ) -> Result<Response<ResponseBody>, SendError> {
+        loop {
+            let (connection, reused) = match self.take() {
+                Some(idle) => (idle.connection, true),
+                // Boxed, as everything rare on the path of a call: it would make the future of each larger, which is
+                // moved.
+                None => {
+                    let connecting = connect_by(timeouts.connected_by, open(connector));
+                    let connection = Box::pin(connecting).await?;
+                    timeouts.begun = Instant::now();
+                    (connection, false)
+                }
+            };
+            match connection.exchange(pending, Some(timeouts)).await {
+                Ok(response) => {
+                    if reused {
+                        connector.counters.count_reuse();
+                    }
+                    return Ok(response);
+                }
+                // The server closed it while it was idle: the next one, or a new one, is as good.
+                Err(SendError::Stale(_)) if reused => {}
+                // It accepted the connection and nothing on it, not even a first call.
+                Err(SendError::Stale(error)) => return Err(SendError::Refused(error)),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Sends a request over an idle connection, and puts it back with its idle time; `None` where nothing was
+    /// sent.
+    pub(in crate::transport) async fn send_if_connected(
+        &self,
+        pending: &mut PendingRequest,
+    ) -> Option<Result<response::Parts, SendError>> {
+        let Idle { connection, since } = self.take()?;
+        let (head, body) = match connection.exchange(pending, None).await {
+            Ok(response) => response.into_parts(),
+            Err(error) => return pending.is_none().then_some(Err(error)),
+        };
+        if let Some(connection) = body.discard().await {
+            self.put(Idle { connection, since });
+        }
+        Some(Ok(head))
+    }
+
+    pub(in crate::transport) fn has_idle(&self) -> bool {
+        !self.idle.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    /// Takes the connection used last among those that are still open.
+    pub(super) fn take_connection(&self) -> Option<Box<Connection>> {
+        self.take().map(|idle| idle.connection)
+    }
+
+    fn take(&self) -> Option<Idle> {
+        loop {
+            let last = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop_back()?;
+            if last.connection.is_quiet() {
+                return Some(last);
+            }
+        }
+    }
+
+    /// Keeps a connection that a call has used.
+    pub(in crate::transport) fn put_used(&self, connection: Box<Connection>) {
+        self.put(Idle { connection, since: self.idle_checks.load(Relaxed) });
+    }
+
+    fn put(&self, mut waiting: Idle) {
+        waiting.connection.release_empty();
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() >= MAX_IDLE {
+            idle.pop_front();
+        }
+        idle.push_back(waiting);
+    }
+
+    /// Closes connections that have been idle for several checks, or were closed by the server.
+    pub(in crate::transport) fn close_idle(&self) {
+        let checks = self.idle_checks.fetch_add(1, Relaxed) + 1;
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.retain(|idle| checks.wrapping_sub(idle.since) < MAX_IDLE_CHECKS && idle.connection.is_quiet());
+        idle.iter_mut().for_each(|idle| idle.connection.shrink());
+    }
+
+    /// Closes all idle connections.
+    pub(in crate::transport) fn retire(&self) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+/// A first call over any stream.
+pub(crate) async fn call_over<I>(
+    stream: I,
+    pending: &mut PendingRequest,
+) -> Result<Response<ResponseBody<I>>, SendError>
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    Box::new(Connection::new(stream, None)).exchange(pending, None).await
+}
+
+async fn open(connector: &Connector) -> Result<Box<Connection>, SendError> {
+    let stream = connector.connect().await?;
+    Ok(Box::new(Connection::new(stream, Some(connector.counters.open_connection()))))
+}

@@ -1,0 +1,240 @@
+//! Parses the headers of a response.
+
+use std::{mem::MaybeUninit, ops::Range};
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderName, HeaderValue, Method, Response, StatusCode, Version, header};
+use httparse::{Header, ParserConfig, Status};
+
+use super::{
+    Decoder, MAX_FIELDS, MAX_HEAD_BYTES, Malformed, content_length, has_connection_close, has_token, version,
+};
+use crate::informational::Budget;
+
+/// The headers of a response, the framing of its body, and whether the connection can be reused.
+#[derive(Debug)]
+pub struct ReceivedResponse {
+    /// Status, version and fields.
+    pub head: Response<()>,
+    /// Decodes the body.
+    pub body: Decoder,
+    /// Whether the connection may carry another message after the body.
+    pub persistent: bool,
+}
+
+/// Finds the response in the bytes from a server, after any informational responses (RFC 9110 15.2).
+#[derive(Debug)]
+pub struct ResponseReader {
+    request: RequestKind,
+    /// Whether the request asked to switch protocols.
+    may_switch: bool,
+    /// Bytes of incomplete headers that were already searched for their end.
+    searched: usize,
+    informational: Budget,
+    /// Called with informational responses other than 100 and 101.
+    on_informational: fn(Response<()>),
+}
+
+/// What decides, of a request, whether its response has a body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RequestKind {
+    Head,
+    Connect,
+    Other,
+}
+
+impl ResponseReader {
+    /// For the response to a request of this method.
+    pub fn new(method: &Method) -> Self {
+        let request = match *method {
+            Method::HEAD => RequestKind::Head,
+            Method::CONNECT => RequestKind::Connect,
+            _ => RequestKind::Other,
+        };
+        Self {
+            request,
+            may_switch: false,
+            searched: 0,
+            informational: Budget::default(),
+            on_informational: drop,
+        }
+    }
+
+    /// Whether the request [asks to switch protocols](super::requests_upgrade). Otherwise a 101 is rejected, since
+    /// both sides would disagree on what the connection carries.
+    #[must_use]
+    pub fn switching(self, may_switch: bool) -> Self {
+        Self { may_switch, ..self }
+    }
+
+    /// Handles informational responses other than 100 and 101, which are dropped by default.
+    #[must_use]
+    pub fn informing(self, on_informational: fn(Response<()>)) -> Self {
+        Self { on_informational, ..self }
+    }
+
+    /// Takes the headers of the response out of `input`; `None` where they are incomplete.
+    ///
+    /// # Errors
+    /// Malformed headers, ambiguous framing of the body, or chunks in `input` that are already malformed: nothing was
+    /// forwarded yet, so the whole call can fail.
+    pub fn read(&mut self, input: &mut BytesMut) -> Result<Option<ReceivedResponse>, Malformed> {
+        while let Some((head, size)) = self.head(input)? {
+            self.searched = 0;
+            // After 101 the connection speaks another protocol: that response is the last.
+            if !head.status().is_informational() || head.status() == StatusCode::SWITCHING_PROTOCOLS {
+                if head.status() == StatusCode::SWITCHING_PROTOCOLS && !self.may_switch {
+                    return Err(Malformed(
+                        "a response switches protocols, which the request did not ask for",
+                    ));
+                }
+                let body = framing(&head, self.request)?;
+                body.check(input)?;
+                let persistent =
+                    self.request != RequestKind::Connect && !body.is_until_close() && persists(&head);
+                return Ok(Some(ReceivedResponse { head, body, persistent }));
+            }
+            if !self.informational.admits(size) {
+                return Err(Malformed("more than 32 responses of status 1xx, or 64 KiB of them"));
+            }
+            if head.status() != StatusCode::CONTINUE {
+                (self.on_informational)(head);
+            }
+        }
+        Ok(None)
+    }
+
+    /// The headers of one response, and their length in bytes.
+    fn head(&mut self, input: &mut BytesMut) -> Result<Option<(Response<()>, usize)>, Malformed> {
+        // Headers that arrive byte by byte are not parsed again for each byte.
+        if self.searched > 0 && !has_end(&input[self.searched.saturating_sub(2)..]) {
+            return self.incomplete(input);
+        }
+        let mut fields = [const { MaybeUninit::uninit() }; MAX_FIELDS];
+        let mut found = httparse::Response::new(&mut []);
+        let parsed =
+            ParserConfig::default().parse_response_with_uninit_headers(&mut found, input, &mut fields);
+        let length = match parsed {
+            Ok(Status::Complete(length)) if length <= MAX_HEAD_BYTES => length,
+            Ok(Status::Complete(_)) => return Err(Malformed("the headers are longer than 64 KiB")),
+            Ok(Status::Partial) => return self.incomplete(input),
+            Err(httparse::Error::Version) if version::lower(input, 0) => return self.head(input),
+            Err(error) => return Err(parse_error(error)),
+        };
+        let mut head = Response::new(());
+        let status = found.code.and_then(|code| StatusCode::from_u16(code).ok());
+        *head.status_mut() = status.ok_or(Malformed("the status is below 100"))?;
+        *head.version_mut() = if found.version == Some(0) { Version::HTTP_10 } else { Version::HTTP_11 };
+        let count = found.headers.len();
+        let mut offsets = [FieldOffsets::default(); MAX_FIELDS];
+        for (offset, field) in offsets.iter_mut().zip(&*found.headers) {
+            *offset = FieldOffsets::of(field, input);
+        }
+        let text = input.split_to(length).freeze();
+        let headers = head.headers_mut();
+        headers.reserve(count);
+        for offset in &offsets[..count] {
+            let (name, value) = offset.read(&text)?;
+            headers.append(name, value);
+        }
+        Ok(Some((head, length)))
+    }
+
+    fn incomplete<T>(&mut self, input: &BytesMut) -> Result<Option<T>, Malformed> {
+        self.searched = input.len();
+        if input.len() > MAX_HEAD_BYTES {
+            return Err(Malformed("the headers are longer than 64 KiB"));
+        }
+        Ok(None)
+    }
+}
+
+/// Whether these bytes contain an empty line, which ends headers.
+pub(super) fn has_end(bytes: &[u8]) -> bool {
+    let ends = |(at, byte): (usize, &u8)| {
+        *byte == b'\n' && matches!(&bytes[at + 1..], [b'\n', ..] | [b'\r', b'\n', ..])
+    };
+    bytes.iter().enumerate().any(ends)
+}
+
+/// Offsets of a field within the headers. Values share the bytes of the headers, which parser and buffer cannot both
+/// borrow.
+#[derive(Clone, Copy, Default)]
+pub(super) struct FieldOffsets {
+    name: (u16, u16),
+    value: (u16, u16),
+}
+
+impl FieldOffsets {
+    /// Of a field found in `head`. The caller has checked that offsets fit 16 bits.
+    pub(super) fn of(field: &Header<'_>, head: &BytesMut) -> Self {
+        let offset = |part: &[u8]| {
+            let range = Self::range_in(part, head);
+            (range.start as u16, range.end as u16)
+        };
+        Self { name: offset(field.name.as_bytes()), value: offset(field.value) }
+    }
+
+    /// The range of a part within the headers.
+    pub(super) fn range_in(part: &[u8], head: &BytesMut) -> Range<usize> {
+        let from = part.as_ptr() as usize - head.as_ptr() as usize;
+        from..from + part.len()
+    }
+
+    pub(super) fn read(&self, head: &Bytes) -> Result<(HeaderName, HeaderValue), Malformed> {
+        let range = |(from, to): (u16, u16)| usize::from(from)..usize::from(to);
+        let name = HeaderName::from_bytes(&head[range(self.name)]);
+        let value = HeaderValue::from_maybe_shared(head.slice(range(self.value)));
+        match (name, value) {
+            (Ok(name), Ok(value)) => Ok((name, value)),
+            (Err(_), _) => Err(Malformed("the name of a header")),
+            (_, Err(_)) => Err(Malformed("the value of a header")),
+        }
+    }
+}
+
+pub(super) fn parse_error(error: httparse::Error) -> Malformed {
+    Malformed(match error {
+        httparse::Error::HeaderName => "the name of a header",
+        httparse::Error::HeaderValue => "the value of a header",
+        httparse::Error::NewLine => "the end of a line",
+        httparse::Error::Status => "the status",
+        httparse::Error::Token => "a token",
+        httparse::Error::TooManyHeaders => "more than 128 headers",
+        httparse::Error::Version => "the version",
+    })
+}
+
+/// The framing of the body (RFC 9112 6.3).
+fn framing(head: &Response<()>, request: RequestKind) -> Result<Decoder, Malformed> {
+    let status = head.status();
+    let bodiless =
+        matches!(status, StatusCode::SWITCHING_PROTOCOLS | StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+    if bodiless || request == RequestKind::Head || (request == RequestKind::Connect && status.is_success()) {
+        return Ok(Decoder::absent());
+    }
+    let length = content_length(head.headers())?;
+    let mut codings = head.headers().get_all(header::TRANSFER_ENCODING).into_iter();
+    let Some(coding) = codings.next() else {
+        return Ok(length.map_or_else(Decoder::until_close, Decoder::length));
+    };
+    // With two framings, an intermediary may have used the other one (RFC 9112 6.3, request smuggling).
+    if length.is_some() {
+        return Err(Malformed("both a content-length and a transfer-encoding"));
+    }
+    if head.version() == Version::HTTP_10 {
+        return Err(Malformed("a transfer-encoding in HTTP/1.0"));
+    }
+    if codings.next().is_some() || !coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked") {
+        return Err(Malformed("a transfer-encoding other than chunked"));
+    }
+    Ok(Decoder::chunked())
+}
+
+fn persists(head: &Response<()>) -> bool {
+    let headers = head.headers();
+    let by_default = head.version() == Version::HTTP_11;
+    head.status() != StatusCode::SWITCHING_PROTOCOLS
+        && !has_connection_close(headers)
+        && (by_default || has_token(headers, header::CONNECTION, b"keep-alive"))
+}

@@ -1,0 +1,276 @@
+//! Receives DATA, and returns windows as bodies are read.
+
+use std::{
+    mem,
+    task::{Context, Poll},
+};
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use http::StatusCode;
+
+#[cfg(test)]
+use super::Mutant;
+use super::{
+    super::{
+        Reason, Violation,
+        frame::{END_STREAM, FrameHeader, PADDED, WINDOW_UPDATE, push},
+    },
+    FrameError, GoAwayState, MAX_SPARE_STREAMS, Piece, Role, STREAM_WINDOW, Session, StreamEnd, StreamError,
+    stream::register,
+};
+
+/// Payloads from this length on are not copied out of the read buffer: they keep all of it alive, which is 72 KB.
+const MIN_UNCOPIED: usize = 4 * 1024;
+/// With so many unread bytes on a connection they are copied, lest small payloads keep many large buffers alive.
+const COPY_ABOVE: i64 = 128 * 1024;
+/// Capacity for pieces that is kept with a stream state.
+const MAX_SPARE_PIECES: usize = 16;
+/// Up to this receive window, every byte read is returned at once.
+const SMALL_WINDOW: i64 = 32 * 1024;
+/// Bytes of a body without reader, before the client is asked to stop.
+const MAX_DISCARDED: u32 = 32 * 1024;
+
+/// The payload of a DATA frame, taken out of `input`; `None` where the padding exceeds the frame.
+fn cut(head: FrameHeader, input: &mut BytesMut, copies: bool) -> Option<Bytes> {
+    let (mut length, mut padding) = (head.length, 0);
+    if head.has(PADDED) {
+        padding = usize::from(*input[..head.length].first()?);
+        length = length.checked_sub(1 + padding)?;
+        input.advance(1);
+    }
+    let data = match copies || length < MIN_UNCOPIED {
+        true => {
+            let copied = Bytes::copy_from_slice(&input[..length]);
+            input.advance(length);
+            copied
+        }
+        false => input.split_to(length).freeze(),
+    };
+    input.advance(padding);
+    Some(data)
+}
+
+impl Session {
+    pub(super) fn data(&mut self, head: FrameHeader, input: &mut BytesMut) -> Result<(), FrameError> {
+        // At most a frame's payload.
+        let size = head.length as u32;
+        if head.stream == 0 {
+            return Err(Violation::protocol("DATA on stream 0").into());
+        }
+        self.check_opened(head.stream)?;
+        self.receive_window -= i64::from(size);
+        if self.receive_window < 0 {
+            return Err(Violation::new(Reason::FLOW_CONTROL_ERROR, "DATA exceeds the receive window").into());
+        }
+        let Some(stream) = self.streams.get_mut(&head.stream).filter(|stream| !stream.is_closed) else {
+            input.advance(head.length);
+            self.release_window(size);
+            return self.late_data(head.stream);
+        };
+        let wrong = match () {
+            () if stream.remote_closed => Some(Reason::STREAM_CLOSED),
+            () if !stream.has_head => Some(Reason::PROTOCOL_ERROR),
+            () if stream.receive_window < i64::from(size) => Some(Reason::FLOW_CONTROL_ERROR),
+            () => None,
+        };
+        if let Some(reason) = wrong {
+            input.advance(head.length);
+            self.release_window(size);
+            return Err(FrameError::Stream(head.stream, reason));
+        }
+        stream.receive_window -= i64::from(size);
+        let held = i64::from(self.role.window()) - self.receive_window - i64::from(self.unreleased);
+        let data = cut(head, input, held > COPY_ABOVE)
+            .ok_or(Violation::protocol("the padding exceeds the DATA frame"))?;
+        #[cfg(test)]
+        let head = match self.mutant {
+            Some(Mutant::MisroutesBody) => {
+                FrameHeader { stream: self.streams.keys().copied().min().unwrap_or(head.stream), ..head }
+            }
+            Some(Mutant::DropsEndStream) => FrameHeader { flags: 0, ..head },
+            _ => head,
+        };
+        self.accept_data(head, size, data)
+    }
+
+    /// DATA on a closed or idle stream.
+    fn late_data(&self, stream: u32) -> Result<(), FrameError> {
+        let is_refused = matches!(self.goaway, GoAwayState::Sent(last) if stream > last);
+        match self.how_ended(stream) {
+            Some(StreamEnd::ResetLocally) => Ok(()),
+            None if is_refused => Ok(()),
+            // Calls may be cancelled faster than the server notices.
+            None | Some(StreamEnd::ResetRemotely) if self.role == Role::Client => Ok(()),
+            _ => Err(FrameError::Stream(stream, Reason::STREAM_CLOSED)),
+        }
+    }
+
+    /// A piece of a body, from a frame with so many bytes of payload and padding.
+    fn accept_data(&mut self, head: FrameHeader, size: u32, data: Bytes) -> Result<(), FrameError> {
+        let Some(stream) = self.streams.get_mut(&head.stream) else { return Ok(()) };
+        let length = data.len() as u32;
+        let ends = head.has(END_STREAM);
+        let is_as_told = match &mut stream.content_left {
+            None => true,
+            Some(left) => match left.checked_sub(length.into()) {
+                None => false,
+                Some(rest) => {
+                    *left = rest;
+                    !ends || rest == 0
+                }
+            },
+        };
+        stream.unreleased += size - length;
+        let mut free = size - length;
+        if !is_as_told {
+            self.release_window(size);
+            return Err(FrameError::Stream(head.stream, Reason::PROTOCOL_ERROR));
+        }
+        if stream.has_reader || stream.handles == 0 {
+            if length > 0 {
+                stream.unread += length;
+                stream.push_data(data);
+                stream.wake_reader();
+            }
+        } else {
+            free = size;
+            stream.discarded += length;
+            if stream.discarded > MAX_DISCARDED {
+                stream.wake_writer();
+            }
+        }
+        self.release_window(free);
+        if ends {
+            self.on_remote_closed(head.stream);
+        }
+        Ok(())
+    }
+
+    /// The peer has sent END_STREAM.
+    pub(super) fn on_remote_closed(&mut self, id: u32) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        stream.remote_closed = true;
+        stream.wake_reader();
+        if stream.local_closed {
+            stream.wake_writer();
+            self.close_stream(id, StreamEnd::Complete, None);
+        }
+    }
+
+    /// Returns `size` bytes to the receive window of the connection.
+    pub(super) fn release_window(&mut self, size: u32) {
+        self.unreleased += size;
+        // Half of the window, as long as that is large: unread bytes of one stream must not stall the others.
+        let enough = if self.receive_window < SMALL_WINDOW { 1 } else { self.receive_window / 2 };
+        if i64::from(self.unreleased) >= enough && !self.is_closed {
+            let more = mem::take(&mut self.unreleased);
+            self.receive_window += i64::from(more);
+            push(self.out.buffer(), WINDOW_UPDATE, 0, 0, &more.to_be_bytes());
+            self.wake_driver();
+        }
+    }
+
+    /// Returns `size` bytes of a stream that were read to its receive window and the connection's.
+    pub(super) fn release_stream_window(&mut self, id: u32, size: u32) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        stream.unread = stream.unread.saturating_sub(size);
+        stream.unreleased += size;
+        if stream.unreleased >= STREAM_WINDOW / 2 && !stream.remote_closed && !stream.is_closed {
+            let more = mem::take(&mut stream.unreleased);
+            stream.receive_window += i64::from(more);
+            push(self.out.buffer(), WINDOW_UPDATE, 0, id, &more.to_be_bytes());
+            self.wake_driver();
+        }
+        self.release_window(size);
+    }
+
+    /// The next piece of a body; `None` after the last, and the error where the stream failed.
+    pub(in super::super) fn poll_piece(
+        &mut self,
+        id: u32,
+        context: &Context<'_>,
+    ) -> Poll<Option<Result<Piece, StreamError>>> {
+        let Some(stream) = self.streams.get_mut(&id) else {
+            return Poll::Ready(Some(Err(StreamError::Reset(Reason::CANCEL))));
+        };
+        if self.role == Role::Server
+            && let Some(error) = stream.error
+        {
+            return Poll::Ready(Some(Err(error)));
+        }
+        match stream.received.pop_front() {
+            Some(piece) => {
+                if let Piece::Data(data) = &piece {
+                    let size = data.len() as u32;
+                    self.release_stream_window(id, size);
+                }
+                Poll::Ready(Some(Ok(piece)))
+            }
+            None if stream.remote_closed => Poll::Ready(None),
+            None if let Some(error) = stream.error => Poll::Ready(Some(Err(error))),
+            None => {
+                register(&mut stream.reader, context);
+                if mem::take(&mut stream.expects_continue) {
+                    self.send_continue(id);
+                }
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Sends 100 (Continue) to a client that waits for it.
+    fn send_continue(&mut self, id: u32) {
+        self.send_header_block(id, 0, |block| block.status(StatusCode::CONTINUE));
+        self.wake_driver();
+    }
+
+    /// Whether all of a body was read, and how many bytes are left, where known.
+    pub(in super::super) fn remaining_body(&self, id: u32) -> (bool, Option<u64>) {
+        let Some(stream) = self.streams.get(&id) else { return (true, Some(0)) };
+        let unread = u64::from(stream.unread);
+        // A body with trailers has no exact length, or they would be dropped.
+        let is_all = stream.remote_closed && !matches!(stream.received.back(), Some(Piece::Trailers(_)));
+        let length = if is_all { Some(unread) } else { stream.content_left.map(|left| left + unread) };
+        (stream.remote_closed && stream.received.is_empty() && stream.reset.is_none(), length)
+    }
+
+    /// Whether a body was read to its end.
+    pub(in super::super) fn is_fully_read(&self, id: u32) -> bool {
+        let Some(stream) = self.streams.get(&id) else { return true };
+        stream.remote_closed && stream.received.is_empty()
+    }
+
+    /// The reader of a body was dropped.
+    pub(in super::super) fn drop_reader(&mut self, id: u32) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        stream.has_reader = false;
+        stream.handles -= 1;
+        stream.received.clear();
+        stream.reader = None;
+        stream.wake_writer();
+        let unread = mem::take(&mut stream.unread);
+        self.release_window(unread);
+        self.remove_if_unused(id);
+    }
+
+    /// Whether so much of a body was discarded that the client must stop.
+    pub(super) fn exceeds_discard_limit(discarded: u32) -> bool {
+        discarded > MAX_DISCARDED
+    }
+
+    /// Removes a closed stream that is no longer in use.
+    pub(super) fn remove_if_unused(&mut self, id: u32) {
+        let is_unused = |stream: &super::Stream| stream.handles == 0 && stream.is_closed;
+        if self.streams.get(&id).is_some_and(|stream| is_unused(stream))
+            && let Some(mut stream) = self.streams.remove(&id)
+            && self.spare.len() < MAX_SPARE_STREAMS
+            && stream.received.capacity() <= MAX_SPARE_PIECES
+        {
+            stream.recycle();
+            self.spare.push(stream);
+        }
+        if self.streams.is_empty() && (self.goaway_received || self.goaway != GoAwayState::NotSent) {
+            self.wake_driver();
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Sends headers, data and trailers, and drives the connection.
+
+use std::{
+    io, mem,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, response};
+use tokio::io::AsyncWrite;
+
+#[cfg(test)]
+use super::Mutant;
+use super::{
+    super::{
+        Reason,
+        frame::{DATA, DEFAULT_FRAME_SIZE, END_STREAM, FrameHeader},
+    },
+    MAX_SEND_BACKLOG, MAX_WOKEN, SEND_BUFFER, Session, StreamEnd,
+    stream::register,
+};
+
+/// What is left of a request after its response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum RequestRemainder {
+    /// Nothing, or it no longer matters.
+    Done,
+    /// The client is still sending, without a reader.
+    Unread,
+}
+
+impl Session {
+    /// Sends the headers of a response, with END_STREAM if it `ends`, or an informational response.
+    pub(in super::super) fn send_headers(&mut self, id: u32, head: &response::Parts, ends: bool) {
+        let Some(stream) = self.streams.get_mut(&id).filter(|stream| stream.reset.is_none()) else {
+            return;
+        };
+        stream.expects_continue &= head.status.is_informational();
+        self.send_header_block(id, if ends { END_STREAM } else { 0 }, |block| {
+            block.status(head.status);
+            block.headers(&head.headers);
+        });
+        self.note_sent(id, ends);
+    }
+
+    /// Sends trailers.
+    pub(in super::super) fn send_trailers(&mut self, id: u32, trailers: &HeaderMap) {
+        if self.streams.get(&id).is_none_or(|stream| stream.reset.is_some()) {
+            return;
+        }
+        self.send_header_block(id, END_STREAM, |block| block.headers(trailers));
+        self.note_sent(id, true);
+    }
+
+    /// A header block or DATA frame was buffered.
+    pub(super) fn note_sent(&mut self, id: u32, ends: bool) {
+        self.flood_limit.credit();
+        if ends && let Some(stream) = self.streams.get_mut(&id) {
+            stream.local_closed = true;
+            if stream.remote_closed {
+                self.close_stream(id, StreamEnd::Complete, None);
+            }
+        }
+        self.wake_driver();
+    }
+
+    /// Sends as much data as flow control allows, with END_STREAM if it `ends`; ready when all is sent.
+    ///
+    /// # Errors
+    /// The error code where the stream was reset.
+    pub(in super::super) fn poll_send_data(
+        &mut self,
+        id: u32,
+        data: &mut Bytes,
+        ends: bool,
+        context: &Context<'_>,
+    ) -> Poll<Result<(), Reason>> {
+        loop {
+            let Some(stream) = self.streams.get_mut(&id) else { return Poll::Ready(Err(Reason::CANCEL)) };
+            if let Some(reason) = stream.reset {
+                return Poll::Ready(Err(reason));
+            }
+            let allowed = stream
+                .send_window
+                .min(self.send_window)
+                .min(data.len().min(DEFAULT_FRAME_SIZE) as i64)
+                .max(0);
+            #[cfg(test)]
+            let allowed = match self.mutant {
+                Some(Mutant::IgnoresWindow) => data.len().min(DEFAULT_FRAME_SIZE) as i64,
+                _ => allowed,
+            };
+            let is_shut = allowed == 0 && !data.is_empty();
+            // An empty DATA frame with END_STREAM needs no window.
+            if is_shut || !data.is_empty() && self.out.len() >= SEND_BUFFER {
+                register(&mut stream.writer, context);
+                let is_own = is_shut && stream.send_window <= 0;
+                if !is_own && !mem::replace(&mut stream.is_waiting, true) {
+                    self.waiting.push_back(id);
+                }
+                return Poll::Pending;
+            }
+            let piece =
+                if allowed == data.len() as i64 { mem::take(data) } else { data.split_to(allowed as usize) };
+            stream.send_window -= allowed;
+            // A stream that sends no longer waits, whichever is woken next.
+            stream.is_waiting = false;
+            self.send_window -= allowed;
+            let is_last = data.is_empty();
+            let flags = if ends && is_last { END_STREAM } else { 0 };
+            if !piece.is_empty() || flags != 0 {
+                FrameHeader { length: piece.len(), kind: DATA, flags, stream: id }.write(self.out.buffer());
+                self.out.append(piece);
+            }
+            self.note_sent(id, ends && is_last);
+            if is_last {
+                return Poll::Ready(Ok(()));
+            }
+        }
+    }
+
+    /// Ready when a stream is reset; until then the task is woken by every event of the stream.
+    pub(in super::super) fn poll_reset(&mut self, id: u32, context: &Context<'_>) -> Poll<Reason> {
+        match self.streams.get_mut(&id) {
+            None => Poll::Ready(Reason::CANCEL),
+            Some(stream) => match stream.reset {
+                Some(reason) => Poll::Ready(reason),
+                None => {
+                    register(&mut stream.writer, context);
+                    Poll::Pending
+                }
+            },
+        }
+    }
+
+    /// The state of a request, once its body is dropped.
+    pub(in super::super) fn poll_remainder(
+        &mut self,
+        id: u32,
+        context: &Context<'_>,
+    ) -> Poll<RequestRemainder> {
+        let Some(stream) = self.streams.get_mut(&id) else { return Poll::Ready(RequestRemainder::Done) };
+        if stream.is_closed || Self::exceeds_discard_limit(stream.discarded) {
+            return Poll::Ready(RequestRemainder::Done);
+        }
+        if !stream.has_reader {
+            return Poll::Ready(RequestRemainder::Unread);
+        }
+        register(&mut stream.writer, context);
+        Poll::Pending
+    }
+
+    /// Ready when a discarded request has ended, or exceeds its limit.
+    pub(in super::super) fn poll_discarded(&mut self, id: u32, context: &Context<'_>) -> Poll<()> {
+        match self
+            .streams
+            .get_mut(&id)
+            .filter(|stream| !stream.is_closed && !Self::exceeds_discard_limit(stream.discarded))
+        {
+            None => Poll::Ready(()),
+            Some(stream) => {
+                register(&mut stream.writer, context);
+                Poll::Pending
+            }
+        }
+    }
+
+    /// The responder of a stream was dropped.
+    pub(in super::super) fn drop_responder(&mut self, id: u32) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        stream.handles -= 1;
+        stream.writer = None;
+        if !stream.is_closed {
+            // After a complete response the client may be asked to stop sending (RFC 9113 8.1).
+            let reason = if stream.local_closed { Reason::NO_ERROR } else { Reason::INTERNAL_ERROR };
+            self.reset(id, reason);
+        }
+        self.remove_if_unused(id);
+    }
+
+    /// The driver begins a turn, at whose end it sends what is buffered.
+    pub fn begin_turn(&mut self) {
+        self.is_driven = true;
+    }
+
+    /// Sends what is buffered, and registers the driver to be woken for more.
+    ///
+    /// # Errors
+    /// The transport failed.
+    pub fn poll_end_turn<W>(&mut self, io: &mut W, context: &mut Context<'_>) -> Poll<io::Result<()>>
+    where
+        W: AsyncWrite + Unpin,
+    {
+        let flushed = self.out.poll_flush(io, context);
+        self.is_blocked = flushed.is_pending();
+        self.wake_waiting();
+        self.is_driven = false;
+        register(&mut self.driver, context);
+        ready!(flushed)?;
+        Poll::Ready(Ok(()))
+    }
+
+    /// Wakes some of the streams that wait for the connection's window or send buffer. It runs at the end of each
+    /// turn, so that a woken stream with nothing to send does not hold up the others.
+    pub(super) fn wake_waiting(&mut self) {
+        let mut woken = 0;
+        while woken < MAX_WOKEN && self.send_window > 0 && self.out.len() < SEND_BUFFER {
+            let Some(id) = self.waiting.pop_front() else { return };
+            if let Some(stream) = self.streams.get_mut(&id).filter(|stream| stream.is_waiting) {
+                stream.is_waiting = false;
+                // A stream without a window of its own must not count as one that can send.
+                woken += usize::from(stream.send_window > 0);
+                stream.wake_writer();
+            }
+        }
+    }
+
+    /// Whether all buffered frames are sent.
+    pub fn is_flushed(&self) -> bool {
+        self.out.is_empty()
+    }
+
+    /// Whether the send backlog is so large that nothing more is to be read.
+    pub fn is_backlogged(&self) -> bool {
+        self.out.len() >= MAX_SEND_BACKLOG
+    }
+}

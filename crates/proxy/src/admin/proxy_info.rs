@@ -1,0 +1,105 @@
+//! Version, process and options of the proxy.
+
+use std::{collections::BTreeMap, fmt, time::Duration};
+
+use jiff::Timestamp;
+use serde::Serialize;
+use tokio::time::Instant;
+
+use crate::{
+    config::ProxyConfig,
+    observe::{access_log::AccessLogFormat, observer::unix_time},
+};
+
+/// Constant while the proxy runs.
+#[derive(Debug)]
+pub(crate) struct ProxyInfo {
+    start: Instant,
+    /// Since the Unix epoch.
+    started: Duration,
+    listen: Vec<String>,
+    options: BTreeMap<&'static str, String>,
+}
+
+/// Serialized form of [`ProxyInfo`].
+#[derive(Debug, Serialize)]
+pub(crate) struct ProxyInfoView<'a> {
+    version: &'static str,
+    pid: u32,
+    started: String,
+    up_seconds: u64,
+    listen: &'a [String],
+    options: &'a BTreeMap<&'static str, String>,
+}
+
+impl ProxyInfo {
+    /// Describes a proxy that starts now.
+    pub(crate) fn of(config: &ProxyConfig) -> Self {
+        let ProxyConfig {
+            listen,
+            tls,
+            admin,
+            handover,
+            cores,
+            limits,
+            access_log,
+            traces,
+            endpoints,
+            options,
+            inbound: _,
+        } = config;
+        let none = || "none".to_owned();
+        let seconds = |limit: Duration| format!("{limit:?}");
+        let log = match access_log.form {
+            AccessLogFormat::Off => "off",
+            AccessLogFormat::Text => "text",
+            AccessLogFormat::Json => "json",
+        };
+        let certificate = tls.as_ref().map(|files| files.certificate.display().to_string());
+        let own = [
+            ("tls-cert", certificate.unwrap_or_else(none)),
+            ("cores", cores.to_string()),
+            ("admin", admin.map_or_else(none, |admin| admin.to_string())),
+            ("handover", handover.as_ref().map_or_else(none, |path| path.display().to_string())),
+            ("max-connections", limits.connections.to_string()),
+            ("max-body", limits.body.map_or_else(none, |bytes| bytes.to_string())),
+            ("idle-timeout", seconds(limits.idle_timeout)),
+            ("tunnel-idle-timeout", seconds(limits.tunnel_idle)),
+            ("max-services", limits.services.to_string()),
+            ("service-idle-timeout", seconds(limits.service_idle)),
+            ("drain-deadline", seconds(limits.drain)),
+            ("access-log", log.to_owned()),
+            ("access-log-one-in", access_log.one_in.to_string()),
+            ("trace-to", traces.as_ref().map_or_else(none, |traces| traces.to.to_string())),
+            ("trace-one-in", traces.as_ref().map_or_else(none, |traces| traces.one_in.to_string())),
+            ("metrics-per-endpoint", endpoints.is_some().to_string()),
+        ];
+        Self {
+            start: Instant::now(),
+            started: unix_time(),
+            listen: listen.iter().map(ToString::to_string).collect(),
+            options: options.clone().into_iter().chain(own).collect(),
+        }
+    }
+
+    pub(crate) fn shown(&self) -> ProxyInfoView<'_> {
+        let started = i64::try_from(self.started.as_millis()).unwrap_or_default();
+        ProxyInfoView {
+            version: env!("CARGO_PKG_VERSION"),
+            pid: std::process::id(),
+            started: Timestamp::from_millisecond(started).unwrap_or_default().to_string(),
+            up_seconds: self.start.elapsed().as_secs(),
+            listen: &self.listen,
+            options: &self.options,
+        }
+    }
+}
+
+impl fmt::Display for ProxyInfoView<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { version, pid, started, up_seconds, listen, options } = self;
+        writeln!(f, "fairmesh proxy {version}, process {pid}, since {started} ({up_seconds} s)")?;
+        listen.iter().try_for_each(|listen| writeln!(f, "{:<22} {listen}", "listen"))?;
+        options.iter().try_for_each(|(name, value)| writeln!(f, "{name:<22} {value}"))
+    }
+}

@@ -1,0 +1,58 @@
+//! Serves the admin pages.
+
+use std::{sync::atomic::Ordering::Relaxed, time::Duration};
+
+use axum::{Router, extract, http::header, response::IntoResponse, routing::get};
+use fairmesh_listen::{Limits, PageListener};
+use http::StatusCode;
+use tokio::{net::TcpListener, task::JoinHandle, time::timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::admin::{metrics, pages, state::AdminState};
+
+/// Content type of the OpenMetrics text format.
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Time for requests in flight when the server stops.
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A running admin server.
+#[derive(Debug)]
+pub(crate) struct AdminServer {
+    served: JoinHandle<()>,
+    shutdown: CancellationToken,
+}
+
+impl AdminServer {
+    /// Stops within [`STOP_TIMEOUT`], so that a slow reader does not delay the proxy.
+    pub(crate) async fn stop(mut self) {
+        self.shutdown.cancel();
+        let _ = timeout(STOP_TIMEOUT, &mut self.served).await;
+        self.served.abort();
+    }
+}
+
+/// Starts the admin server.
+pub(crate) fn start(listener: TcpListener, state: AdminState) -> AdminServer {
+    let listener = PageListener::new(listener, state.listeners.acceptor("admin", Limits::pages()));
+    let router = Router::new()
+        .route("/metrics", get(metrics_page))
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(readiness))
+        .merge(pages::router())
+        .with_state(state);
+    let shutdown = CancellationToken::new();
+    let served = tokio::spawn(listener.serve(router, shutdown.clone()));
+    AdminServer { served, shutdown }
+}
+
+async fn readiness(extract::State(state): extract::State<AdminState>) -> (StatusCode, &'static str) {
+    match state.ready.load(Relaxed) {
+        true => (StatusCode::OK, "ready\n"),
+        false => (StatusCode::SERVICE_UNAVAILABLE, "starting, or draining\n"),
+    }
+}
+
+async fn metrics_page(extract::State(state): extract::State<AdminState>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, OPEN_METRICS)], metrics::text(&state))
+}

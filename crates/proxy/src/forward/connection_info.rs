@@ -1,0 +1,57 @@
+//! The connection on which a request arrives.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use fairmesh_client::ServiceName;
+
+use crate::{
+    forward::last_target::LastTarget, listen::connection_permit::ConnectionPermit,
+    passthrough::http2::CapturedConnection,
+};
+
+/// A client connection, as its requests need it.
+#[derive(Debug)]
+pub(crate) struct ConnectionInfo {
+    pub(crate) caller: SocketAddr,
+    /// The service of the listener, if it has one.
+    pub(crate) service: Option<ServiceName>,
+    /// Held by everything that outlives a request, such as tunnels.
+    pub(crate) permit: Arc<ConnectionPermit>,
+    /// Whether the client uses TLS.
+    pub(crate) over_tls: bool,
+    /// Whether CONNECT is allowed without a route that names it.
+    pub(crate) allows_connect: bool,
+    /// Set if the connection was captured.
+    pub(crate) captured: Option<CapturedConnection>,
+    pub(crate) last_target: LastTarget,
+}
+
+impl ConnectionInfo {
+    pub(crate) fn new(
+        caller: SocketAddr,
+        service: Option<ServiceName>,
+        permit: Arc<ConnectionPermit>,
+    ) -> Self {
+        let last_target = LastTarget::default();
+        Self { caller, service, permit, over_tls: false, allows_connect: false, captured: None, last_target }
+    }
+
+    /// Sets [`over_tls`](Self::over_tls).
+    pub(crate) fn over_tls(self, over_tls: bool) -> Self {
+        Self { over_tls, ..self }
+    }
+
+    /// Sets [`allows_connect`](Self::allows_connect).
+    pub(crate) fn allow_connect(self, allows_connect: bool) -> Self {
+        Self { allows_connect, ..self }
+    }
+
+    /// A captured connection: its client connected to another address.
+    pub(crate) fn captured(
+        caller: SocketAddr,
+        permit: Arc<ConnectionPermit>,
+        captured: CapturedConnection,
+    ) -> Self {
+        Self { captured: Some(captured), ..Self::new(caller, None, permit) }
+    }
+}

@@ -1,0 +1,226 @@
+//! Forwards one request: routes it, sends it with the client library, and returns the response.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use fairmesh_client::{Body, BoxError, Fault, FaultKind, proxy_support::BodyObserver};
+use fairmesh_headers::{grpc_content_type, is_grpc};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
+use tokio::time::Instant;
+
+use crate::{
+    forward::{
+        body_limit::{self, LimitedBody},
+        connection_info::ConnectionInfo,
+        error_response,
+        host_name::HostError,
+        loops,
+        rewrite::{prepare_request, prepare_response, server_region},
+        services::Services,
+        target::Target,
+    },
+    metrics::ProxyMetrics,
+    observe::{
+        counter::{GaugeGuard, increment},
+        observation::Observation,
+        observer::RequestObserver,
+        request_info::Arrival,
+    },
+    passthrough::original_dst::PassthroughConnector,
+    tunnel::{Tunnels, upgrade::UpgradeRequest},
+};
+
+/// Forwards the requests of all connections.
+#[derive(Debug)]
+pub(crate) struct Forwarder {
+    pub(crate) services: Arc<Services>,
+    pub(crate) metrics: Arc<ProxyMetrics>,
+    pub(crate) observer: Arc<RequestObserver>,
+    pub(crate) tunnels: Tunnels,
+    pub(crate) connector: PassthroughConnector,
+    pub(crate) max_body: u64,
+}
+
+impl Forwarder {
+    pub(crate) fn new(
+        services: Arc<Services>,
+        metrics: Arc<ProxyMetrics>,
+        observer: Arc<RequestObserver>,
+        tunnels: Tunnels,
+    ) -> Self {
+        Self {
+            services,
+            metrics,
+            observer,
+            tunnels,
+            connector: PassthroughConnector::default(),
+            max_body: body_limit::UNLIMITED,
+        }
+    }
+
+    /// Sets the maximum size of request bodies.
+    pub(crate) fn with_max_body(mut self, max_body: Option<u64>) -> Self {
+        self.max_body = max_body.unwrap_or(body_limit::UNLIMITED);
+        self
+    }
+
+    /// Responds to any request, with an error response if necessary.
+    pub(crate) async fn handle<B>(&self, request: Request<B>, client_info: &ConnectionInfo) -> Response<Body>
+    where
+        B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
+    {
+        if loops::is_loop(request.headers()) {
+            return self.refuse_loop(&request, client_info);
+        }
+        let request = match &client_info.captured {
+            None => request,
+            Some(captured) => match self.admit(request, captured).await {
+                Ok(request) => request,
+                Err(response) => return response,
+            },
+        };
+        if request.method() == Method::CONNECT {
+            return Box::pin(self.connect(request, client_info)).await;
+        }
+        match self.target(&request, client_info) {
+            Ok(target) => self.forward(request, client_info, &target).await,
+            Err(error) => {
+                self.count_host_error(&error);
+                let kind = match error {
+                    HostError::Missing | HostError::Malformed(_) => FaultKind::Invalid,
+                    HostError::NotAService(_) => FaultKind::UnknownService,
+                    HostError::TooManyServices { .. } => FaultKind::Unavailable,
+                };
+                error_response::from_fault(
+                    &Fault::new(kind, error.to_string()),
+                    grpc_content_type(request.headers()),
+                )
+            }
+        }
+    }
+
+    /// The service of the listener, or the one that `host` names.
+    pub(crate) fn target_of(
+        &self,
+        host: &str,
+        client_info: &ConnectionInfo,
+    ) -> Result<Arc<Target>, HostError> {
+        match &client_info.service {
+            Some(service) => client_info.last_target.get("", || self.services.by_name(service)),
+            None => client_info.last_target.get(host, || self.services.by_host(host)),
+        }
+    }
+
+    pub(crate) async fn forward<B>(
+        &self,
+        request: Request<B>,
+        client_info: &ConnectionInfo,
+        target: &Arc<Target>,
+    ) -> Response<Body>
+    where
+        B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
+    {
+        let began = Instant::now();
+        let _in_flight = GaugeGuard::new(&target.metrics.in_flight);
+        let (mut parts, body) = request.into_parts();
+        let (is_grpc, kind) = (is_grpc(&parts.headers), grpc_content_type(&parts.headers));
+        // gRPC requires HTTP/2: clients over HTTP/1.1 do not read trailers.
+        let has_trailers = parts.version == Version::HTTP_2;
+        let observation = self.observer.begin(
+            &mut parts,
+            target,
+            Arrival { caller: client_info.caller, began, length: body.size_hint().exact() },
+        );
+        let (body, too_long) = LimitedBody::new(body, self.max_body);
+        let upgrade = UpgradeRequest::take(&mut parts);
+        prepare_request(&mut parts, client_info);
+        if let Some(upgrade) = &upgrade {
+            upgrade.apply(&mut parts.headers);
+        }
+        if let Some(trace) = observation.as_ref().and_then(|observation| observation.trace()) {
+            parts.extensions.insert(trace.clone());
+        }
+        let sent = target.handle.send_unpin(Request::from_parts(parts, body)).await;
+        let mut upgraded_region = None;
+        let (mut response, fault) = match sent {
+            Ok(mut response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                upgraded_region = server_region(&response).cloned();
+                self.start_upgrade(&mut response, upgrade, client_info);
+                (response, None)
+            }
+            Ok(mut response) => {
+                prepare_response(&mut response);
+                if kind.is_some() {
+                    Body::end_with_status(&mut response, has_trailers);
+                }
+                (response, None)
+            }
+            Err(_) if too_long.is_set() => (self.too_large(kind), None),
+            Err(fault) => {
+                self.record_fault(&fault, client_info, target);
+                (error_response::from_fault(&fault, kind), Some(fault))
+            }
+        };
+        let region = upgraded_region.as_ref().or_else(|| server_region(&response));
+        target.metrics.responses.record(region, response.status(), began.elapsed());
+        let awaits_grpc_status = is_grpc && !target.metrics.grpc_statuses.record(response.headers());
+        if observation.is_some() || awaits_grpc_status {
+            watch(observation, target, &mut response, fault.as_ref(), awaits_grpc_status);
+        }
+        response
+    }
+
+    /// Counts a request that cannot be routed.
+    pub(crate) fn count_host_error(&self, error: &HostError) {
+        increment(match error {
+            HostError::TooManyServices { .. } => &self.services.refused,
+            HostError::Missing | HostError::Malformed(_) | HostError::NotAService(_) => {
+                &self.metrics.requests.unrouted
+            }
+        });
+    }
+
+    fn refuse_loop<B>(&self, request: &Request<B>, client_info: &ConnectionInfo) -> Response<Body> {
+        let is_captured = client_info.captured.is_some();
+        increment(if is_captured { &self.metrics.capture.loops } else { &self.metrics.requests.loops });
+        error_response::loop_detected(is_captured, grpc_content_type(request.headers()))
+    }
+
+    pub(crate) fn too_large(&self, grpc: Option<HeaderValue>) -> Response<Body> {
+        increment(&self.metrics.requests.too_large);
+        error_response::body_too_large(self.max_body, grpc)
+    }
+
+    /// Counts a fault, and drops the entry of an undeclared service.
+    pub(crate) fn record_fault(&self, fault: &Fault, client_info: &ConnectionInfo, target: &Target) {
+        increment(&target.metrics.faults);
+        let unknown = matches!(fault.kind(), FaultKind::UnknownService | FaultKind::Unavailable);
+        if unknown && client_info.service.is_none() && !target.metrics.had_server_response() {
+            self.services.forget(target.handle.name());
+            // The entry's own counters are dropped with it.
+            increment(&self.metrics.requests.unrouted);
+        }
+    }
+
+    pub(crate) fn services(&self) -> &Services {
+        &self.services
+    }
+
+    pub(crate) fn tunnels(&self) -> &Tunnels {
+        &self.tunnels
+    }
+}
+
+/// Registers the observation, or else the service's counter of gRPC statuses, on the response body.
+fn watch(
+    observation: Option<Box<Observation>>,
+    target: &Arc<Target>,
+    response: &mut Response<Body>,
+    fault: Option<&Fault>,
+    awaits_grpc_status: bool,
+) {
+    match observation {
+        Some(observation) => observation.response_started(response, fault, awaits_grpc_status),
+        None => response.body_mut().observe(Arc::clone(target) as Arc<dyn BodyObserver>),
+    }
+}

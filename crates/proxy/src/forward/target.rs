@@ -1,0 +1,101 @@
+//! A service that is called through the proxy.
+
+use std::{
+    sync::{
+        Mutex, PoisonError,
+        atomic::{
+            AtomicBool,
+            Ordering::{Acquire, Relaxed},
+        },
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use fairmesh_client::{
+    Region, ServiceHandle,
+    discovery::ServiceState,
+    proxy_support::{BodyEnd, BodyObserver},
+};
+use http_body::Frame;
+use tokio::time::Instant;
+
+use crate::observe::{recent_requests::LastRequest, service_metrics::ServiceMetrics};
+
+/// A service with its counters.
+#[derive(Debug)]
+pub(crate) struct Target {
+    pub(crate) handle: ServiceHandle,
+    pub(crate) metrics: ServiceMetrics,
+    /// The last recorded request.
+    pub(crate) last: LastRequest,
+    /// Whether the service has its own metric series.
+    pub(crate) is_labelled: bool,
+    /// Whether the service stays in the table without being called.
+    pub(crate) is_pinned: AtomicBool,
+    pub(crate) activity: Mutex<Activity>,
+    pub(crate) forgotten: AtomicBool,
+}
+
+impl Target {
+    pub(crate) fn new(handle: ServiceHandle, is_labelled: bool) -> Self {
+        Self {
+            handle,
+            metrics: ServiceMetrics::default(),
+            last: LastRequest::default(),
+            is_labelled,
+            is_pinned: AtomicBool::new(false),
+            activity: Mutex::default(),
+            forgotten: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether the service was removed from the table, so that its name must be looked up again.
+    pub(crate) fn is_forgotten(&self) -> bool {
+        self.forgotten.load(Acquire)
+    }
+
+    /// The caller's region and the revision of the records, once known.
+    pub(crate) fn home_and_revision(&self) -> Option<(Region, u64)> {
+        match &*self.handle.state() {
+            ServiceState::Ready(ready) => Some((ready.upstream.home().clone(), ready.revision)),
+            _ => None,
+        }
+    }
+}
+
+/// Number of requests at the last check, and since when it is unchanged.
+#[derive(Debug, Default)]
+pub(crate) struct Activity {
+    pub(crate) requests: u64,
+    pub(crate) since: Option<Instant>,
+}
+
+impl Target {
+    /// Whether the service was not called for `idle_for`. Computed from the request counters, so that requests need not
+    /// store a timestamp.
+    pub(crate) fn is_idle(&self, now: Instant, idle_for: Duration) -> bool {
+        let requests = self.metrics.responses.classes().iter().sum();
+        let mut activity = self.activity.lock().unwrap_or_else(PoisonError::into_inner);
+        if activity.requests != requests || self.metrics.in_flight.load(Relaxed) > 0 {
+            *activity = Activity { requests, since: Some(now) };
+        }
+        let since = *activity.since.get_or_insert(now);
+        !self.is_pinned.load(Acquire) && now.duration_since(since) >= idle_for
+    }
+}
+
+/// Counts the gRPC status in the trailers of responses.
+impl BodyObserver for Target {
+    fn frame(&self, frame: &Frame<Bytes>) {
+        if let Some(trailers) = frame.trailers_ref() {
+            self.metrics.grpc_statuses.record(trailers);
+        }
+    }
+
+    fn ended(&self, end: BodyEnd) {
+        if end != BodyEnd::Complete {
+            self.metrics.grpc_statuses.record_missing();
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Handles the requests of a connection, on the fast path where no message has to be changed or observed.
+
+use std::{ops::Range, sync::Arc, task::Context};
+
+use fairmesh_client::{
+    Body, EndpointTarget,
+    proxy_support::{FastCall, SlowCall},
+};
+use fairmesh_headers::LOOP;
+use fairmesh_http::h1::{BorrowedRequest, BorrowedResponse, MIN_READ, header_storage};
+use http::{Request, Response};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::Instant,
+};
+
+use crate::{
+    forward::{
+        connection_info::ConnectionInfo,
+        error_response,
+        forwarder::Forwarder,
+        loops,
+        rewrite::{prepare_request, prepare_response, server_region},
+        target::Target,
+    },
+    http1::{
+        connection::Connection, handler::RequestHandler, outcome::ConnectionError, request_body::IncomingBody,
+    },
+    lifecycle::shutdown::Shutdown,
+    observe::counter::GaugeGuard,
+};
+
+/// Maximum bytes behind a large body that are moved in order to discard it.
+const MAX_MOVED: usize = 4 * 1024;
+
+const FORWARDED_PROTO: &str = "x-forwarded-proto";
+
+/// Handles the requests of one connection.
+#[derive(Debug)]
+pub(crate) struct Http1Handler<'a> {
+    forwarder: &'a Forwarder,
+    client_info: &'a ConnectionInfo,
+}
+
+/// A call on the fast path, or its continuation on the slow one.
+type StartedCall<'a> = Result<FastCall<'a>, Box<SlowCall<'a>>>;
+
+/// The target of a call, and when it began.
+struct CallStart<'a> {
+    target: &'a Target,
+    began: Instant,
+}
+
+impl<'a> Http1Handler<'a> {
+    pub(crate) fn new(forwarder: &'a Forwarder, client_info: &'a ConnectionInfo) -> Self {
+        Self { forwarder, client_info }
+    }
+
+    /// Starts a call with the request at the beginning of `input`, and returns the range of its body, which ends it.
+    /// `None` if the request does not qualify for the fast path or must be observed.
+    #[inline]
+    fn begin<'b>(
+        &self,
+        input: &[u8],
+        target: &'b mut Option<Arc<Target>>,
+        began: Instant,
+    ) -> Option<(StartedCall<'b>, &'b Arc<Target>, Range<usize>)> {
+        let Self { forwarder, client_info } = self;
+        if client_info.captured.is_some() {
+            return None;
+        }
+        let added = added_fields(client_info.over_tls);
+        let mut room = header_storage();
+        let request = BorrowedRequest::read(input, &mut room, fairmesh_headers::is_mesh_header)?;
+        let request = with_added(request, &added)?;
+        let target = &*target.insert(forwarder.target_of(request.host, client_info).ok()?);
+        if request.body.len() as u64 > forwarder.max_body || forwarder.observer.may_observe(target, began) {
+            return None;
+        }
+        let begun = target.handle.try_fast(&request, client_info.service.is_some(), began)?;
+        Some((begun, target, request.length - request.body.len()..request.length))
+    }
+}
+
+/// Fields that are added to each request: the identity of the proxy, and the scheme of the client.
+fn added_fields(over_tls: bool) -> [(&'static str, &'static str); 2] {
+    [(LOOP, loops::identity()), (FORWARDED_PROTO, if over_tls { "https" } else { "http" })]
+}
+
+/// Does what [`loops::mark`] and [`hop_by_hop::set_forwarded_proto`](crate::forward::hop_by_hop::set_forwarded_proto) do;
+/// `None` if a header would have to be removed for that, or the request has passed this proxy before.
+fn with_added<'a>(
+    request: BorrowedRequest<'a>,
+    added: &'a [(&'static str, &'static str); 2],
+) -> Option<BorrowedRequest<'a>> {
+    if loops::passes(request.values(LOOP)) > 0 {
+        return None;
+    }
+    let (has_proto, over_tls) = (request.values(FORWARDED_PROTO).next().is_some(), added[1].1 == "https");
+    match (over_tls, has_proto) {
+        (true, true) => None,
+        (false, true) => Some(request.with(&added[..1])),
+        (_, false) => Some(request.with(added)),
+    }
+}
+
+impl<R: AsyncRead + Unpin + Send + 'static> RequestHandler<R> for Http1Handler<'_> {
+    type Body = Body;
+
+    async fn handle(&self, request: Request<IncomingBody<R>>) -> Response<Body> {
+        self.forwarder.handle(request, self.client_info).await
+    }
+
+    fn has_fast_path(&self) -> bool {
+        self.client_info.captured.is_none() && !self.forwarder.observer.observes_all()
+    }
+
+    async fn try_fast_path<W>(
+        &self,
+        connection: &mut Connection<R, W>,
+        shutdown: &Shutdown,
+    ) -> Result<Option<bool>, ConnectionError>
+    where
+        W: AsyncWrite + Unpin,
+    {
+        let (began, mut target) = (Instant::now(), None);
+        let Some((mut begun, target, body)) = self.begin(connection.input(), &mut target, began) else {
+            return Ok(None);
+        };
+        let apart = {
+            let _in_flight = GaugeGuard::new(&target.metrics.in_flight);
+            // Borrowed in place: a second slot for it would enlarge every connection.
+            if let Ok(passage) = &mut begun {
+                let length = body.end;
+                let worthwhile = body.len() > MIN_READ && connection.input().len() - length <= MAX_MOVED;
+                if worthwhile && passage.drop_body() {
+                    connection.discard_body(body);
+                }
+                let forwarded = connection.forward(length, |mut reply, context| {
+                    let take = |response: &BorrowedResponse<'_>,
+                                server: &EndpointTarget,
+                                context: &mut Context<'_>| {
+                        let closes = shutdown.is_started();
+                        let region = Some(&server.location.region);
+                        target.metrics.responses.record(region, response.status, began.elapsed());
+                        (!closes, reply.send(response, closes, context))
+                    };
+                    passage.poll(take, context)
+                });
+                if let Some((persistent, sent)) = forwarded.await? {
+                    // The server is done, however long the client takes to read.
+                    if let Ok(passage) = begun {
+                        passage.end();
+                    }
+                    connection.finish_response(sent?, length).await?;
+                    return Ok(Some(persistent));
+                }
+            }
+            begun.map_or_else(|apart| *apart, FastCall::into_slow)
+        };
+        let (forwarder, client_info, call) = (self.forwarder, self.client_info, CallStart { target, began });
+        let handle = |request| forwarder.forward_slow(request, client_info, &call, apart);
+        Box::pin(connection.parse_and_handle(handle, shutdown)).await.map(Some)
+    }
+}
+
+impl Forwarder {
+    /// Continues a call of the fast path on the slow path.
+    async fn forward_slow<R>(
+        &self,
+        request: Request<IncomingBody<R>>,
+        client_info: &ConnectionInfo,
+        call: &CallStart<'_>,
+        apart: SlowCall<'_>,
+    ) -> Response<Body>
+    where
+        R: AsyncRead + Unpin + Send + 'static,
+    {
+        let CallStart { target, began } = *call;
+        let _in_flight = GaugeGuard::new(&target.metrics.in_flight);
+        let (mut head, body) = request.into_parts();
+        prepare_request(&mut head, client_info);
+        let response = match apart.send(Request::from_parts(head, body)).await {
+            Ok(mut response) => {
+                prepare_response(&mut response);
+                response
+            }
+            Err(fault) => {
+                self.record_fault(&fault, client_info, target);
+                error_response::from_fault(&fault, None)
+            }
+        };
+        target.metrics.responses.record(server_region(&response), response.status(), began.elapsed());
+        response
+    }
+}

@@ -1,0 +1,55 @@
+//! The first request in the read buffer, for the fast path.
+
+use std::{mem, ops::Range};
+
+use bytes::Buf as _;
+use fairmesh_http::h1::{Decoder, MIN_READ, ReceivedRequest, nearly_complete_request};
+use tokio::io::AsyncRead;
+
+use crate::http1::read_side::ReadSide;
+
+impl<R: AsyncRead + Unpin> ReadSide<R> {
+    /// Whether most of a large request that qualifies for the fast path is buffered: its client is about to send the
+    /// rest, which would otherwise be forwarded separately.
+    pub(crate) fn is_nearly_complete(&mut self) -> bool {
+        if self.request_len.is_none() {
+            self.request_len = nearly_complete_request(&self.input, fairmesh_headers::is_mesh_header);
+        }
+        self.request_len.is_some_and(|request_len| self.input.len() < request_len)
+    }
+
+    /// Discards the body at the end of the first request.
+    pub(crate) fn discard_body(&mut self, body: Range<usize>) {
+        self.discarded = body.len();
+        self.input.copy_within(body.end.., body.start);
+        let left = self.input.len() - body.len();
+        self.input.truncate(left);
+        self.input.release();
+    }
+
+    /// Buffered bytes of the first request, of `length` bytes on the wire.
+    pub(crate) fn buffered_len(&self, length: usize) -> usize {
+        length - self.discarded
+    }
+
+    /// The parsed request, without body if that was discarded.
+    pub(crate) fn without_discarded(&mut self, received: ReceivedRequest) -> ReceivedRequest {
+        match mem::take(&mut self.discarded) {
+            0 => received,
+            _ => ReceivedRequest { body: Decoder::absent(), ..received },
+        }
+    }
+
+    /// Removes the first request, of `length` bytes on the wire, from the buffer.
+    pub(crate) fn consume(&mut self, length: usize) {
+        let buffered = self.buffered_len(length);
+        self.discarded = 0;
+        // An empty buffer is reused from its beginning.
+        if buffered == self.input.len() {
+            self.input.clear()
+        } else {
+            self.input.advance(buffered)
+        }
+        self.expected_len = if length > MIN_READ { length } else { 0 };
+    }
+}

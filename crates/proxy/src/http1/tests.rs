@@ -1,0 +1,3 @@
+mod connection;
+mod differential;
+mod upgrade;

@@ -1,0 +1,75 @@
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, Ordering::Relaxed},
+};
+
+use tokio_util::sync::CancellationToken;
+
+/// Number of resets, if they are more than half of all requests, at which a connection is closed. Fewer are ordinary
+/// cancellations; more make servers work at next to no cost for the client (CVE-2023-44487). Resets before a request is
+/// handled are limited by the HTTP/2 connection itself.
+const MAX_RESETS: u32 = 256;
+
+/// Counts the requests and resets of a connection.
+#[derive(Debug, Default)]
+pub(crate) struct RapidResetGuard {
+    started: AtomicU32,
+    reset: AtomicU32,
+    tripped: CancellationToken,
+}
+
+/// A request without response headers so far. Dropping it counts as reset.
+#[derive(Debug)]
+pub(crate) struct PendingRequest {
+    guard: Arc<RapidResetGuard>,
+    responded: bool,
+}
+
+impl RapidResetGuard {
+    /// Counts a request.
+    pub(crate) fn start_request(self: &Arc<Self>) -> PendingRequest {
+        self.started.fetch_add(1, Relaxed);
+        PendingRequest { guard: Arc::clone(self), responded: false }
+    }
+
+    /// Waits until the limit is exceeded.
+    pub(crate) async fn tripped(&self) {
+        self.tripped.cancelled().await;
+    }
+}
+
+impl PendingRequest {
+    pub(crate) fn responded(mut self) {
+        self.responded = true;
+    }
+}
+
+impl Drop for PendingRequest {
+    fn drop(&mut self) {
+        if self.responded {
+            return;
+        }
+        let reset = self.guard.reset.fetch_add(1, Relaxed) + 1;
+        if reset >= MAX_RESETS && reset > self.guard.started.load(Relaxed) / 2 {
+            self.guard.tripped.cancel();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn after(responded: u32, reset: u32) -> bool {
+        let guard = Arc::<RapidResetGuard>::default();
+        (0..responded).for_each(|_| guard.start_request().responded());
+        (0..reset).for_each(|_| drop(guard.start_request()));
+        guard.tripped.is_cancelled()
+    }
+
+    #[test]
+    fn the_guard_trips_when_most_of_many_requests_are_reset() {
+        assert!(!after(0, MAX_RESETS - 1) && after(0, MAX_RESETS));
+        assert!(!after(2 * MAX_RESETS, 2 * MAX_RESETS) && after(2 * MAX_RESETS, 2 * MAX_RESETS + 1));
+    }
+}

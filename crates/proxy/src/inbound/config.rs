@@ -1,0 +1,90 @@
+//! Configuration of an inbound endpoint.
+
+use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
+
+use fairmesh_client::{Address, Location, Protocol, ServiceName};
+use fairmesh_model::Invalid;
+
+/// The service, the address for callers, and the address of the program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InboundEndpoint {
+    /// The service.
+    pub service: ServiceName,
+    /// Address for callers; must be an address of this machine that they reach.
+    pub address: SocketAddr,
+    /// Address of the program, usually on loopback.
+    pub program: SocketAddr,
+}
+
+/// Configuration of an [`InboundServer`](crate::InboundServer).
+#[derive(Clone, Debug)]
+pub struct InboundConfig {
+    /// Service and addresses.
+    pub inbound: InboundEndpoint,
+    /// Protocol of the program.
+    pub protocol: Protocol,
+    /// Identity within the service; host and port by default.
+    pub instance: Option<String>,
+    /// Location of the endpoint; the agent's by default.
+    pub location: Option<Location>,
+    /// Maximum number of concurrent requests; further ones are refused, and callers retry at other endpoints.
+    pub requests: u32,
+    /// Lower the maximum adaptively while latency indicates overload.
+    pub adaptive: bool,
+    /// Drain deadline.
+    pub drain: Duration,
+    /// Agent to register with, if not the default one.
+    pub agent: Option<Address>,
+    /// Control plane to register with, if there is no agent.
+    pub control: Option<Address>,
+}
+
+impl FromStr for InboundEndpoint {
+    type Err = Invalid;
+
+    /// Parses `shop/cart@10.0.0.7:8080=127.0.0.1:9000`.
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        let wrong = |problem: &str| {
+            let hint =
+                "write tenant/service@IP:PORT=IP:PORT: where callers connect, and where the program listens";
+            Invalid::new("", format!("'{text}' {problem}"), hint)
+        };
+        let (service, addresses) = text.split_once('@').ok_or_else(|| wrong("has no address"))?;
+        let (address, program) = addresses.split_once('=').ok_or_else(|| wrong("has no program"))?;
+        let read =
+            |text: &str| text.parse().map_err(|_| wrong("has a part that is not an IP address with a port"));
+        let this =
+            Self { service: ServiceName::new(service)?, address: read(address)?, program: read(program)? };
+        match this.address == this.program {
+            true => Err(wrong("has the same address twice")),
+            false => Ok(this),
+        }
+    }
+}
+
+impl fmt::Display for InboundEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}={}", self.service, self.address, self.program)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inbound_endpoints_are_parsed_and_displayed() {
+        for text in ["shop/cart@10.0.0.7:8080=127.0.0.1:9000", "shop/cart@[::1]:80=[::1]:81"] {
+            assert_eq!(text.parse::<InboundEndpoint>().unwrap().to_string(), text);
+        }
+        for wrong in [
+            "shop/cart",
+            "shop/cart@1.2.3.4:5",
+            "cart@1.2.3.4:5=1.2.3.4:6",
+            "shop/cart@a:5=1.2.3.4:6",
+            "a/b@1.2.3.4:5=1.2.3.4:5",
+        ] {
+            assert!(wrong.parse::<InboundEndpoint>().is_err(), "{wrong}");
+        }
+    }
+}

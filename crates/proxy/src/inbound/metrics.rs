@@ -1,0 +1,26 @@
+//! Counters of the calls to the program.
+
+use fairmesh_server::Admission;
+use prometheus_client::{
+    metrics::{counter::ConstCounter, gauge::ConstGauge},
+    registry::Registry,
+};
+
+/// Registers the state of the concurrency limit.
+pub(crate) fn register(registry: &mut Registry, admission: &Admission) {
+    let limit = ConstGauge::new(u64::from(admission.limit.unwrap_or(u32::MAX)));
+    registry.register("inbound_concurrency_limit", "Current concurrency limit of the program", limit);
+    let in_flight = ConstGauge::new(u64::from(admission.outstanding.calls));
+    registry.register(
+        "inbound_requests_in_flight",
+        "Requests in flight at the program, without streams",
+        in_flight,
+    );
+    let counters = [
+        ("inbound_requests_rejected", "Requests rejected by the concurrency limit", admission.refused),
+        ("inbound_deadline_exceeded", "Requests cancelled because their deadline had passed", admission.late),
+    ];
+    for (name, help, value) in counters {
+        registry.register(name, help, ConstCounter::new(value));
+    }
+}

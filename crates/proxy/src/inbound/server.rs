@@ -1,0 +1,89 @@
+//! The server in front of a local program.
+//!
+//! It does for the program what the server library does in process: registers and drains the endpoint, reports the
+//! number of requests in flight with each response, refuses keys of shards that the instance does not hold, and limits
+//! concurrency.
+//!
+//! `serve_http` of the library (hyper) serves the connections, and not `http1` and `http2` of this crate: registration,
+//! shard checks, limits and load reports are layers of that server, which take its request type.
+
+use fairmesh_server::{Server, serve_http};
+use tokio::{net::TcpListener, task::JoinHandle};
+
+use crate::{
+    error::ProxyError,
+    inbound::{
+        config::{InboundConfig, InboundEndpoint},
+        local_forwarder::LocalForwarder,
+    },
+};
+
+/// A running inbound server.
+#[derive(Debug)]
+pub struct InboundServer {
+    server: Server,
+    serving: JoinHandle<()>,
+}
+
+impl InboundServer {
+    /// Binds the address and registers the endpoint.
+    ///
+    /// # Errors
+    /// The address cannot be bound, or the configuration is invalid.
+    pub async fn start(config: InboundConfig) -> Result<Self, ProxyError> {
+        let InboundEndpoint { service, address, program } = config.inbound.clone();
+        let listener = TcpListener::bind(address).await;
+        let listener = listener.map_err(|source| ProxyError::Listen { address, source })?;
+        let forward = LocalForwarder::new(program, config.protocol);
+        let server = server_builder(config).start().await.map_err(ProxyError::Inbound)?;
+        tracing::info!(%service, %address, %program, "serving in front of a program");
+        let serving = tokio::spawn({
+            let server = server.clone();
+            let forward = tower::service_fn(move |request| forward.clone().call(request));
+            async move {
+                // Fails only if the listener has no address, and it is bound.
+                let _ = serve_http(listener, forward, &server).await;
+            }
+        });
+        Ok(Self { server, serving })
+    }
+
+    /// The registered endpoint.
+    pub fn server(&self) -> Server {
+        self.server.clone()
+    }
+
+    /// Drains: callers move away, requests in flight complete, and the endpoint is deregistered, all within the
+    /// deadline.
+    pub async fn stop(self) {
+        self.server.shutdown().await;
+        // Ends with the drain.
+        let _ = self.serving.await;
+    }
+}
+
+fn server_builder(config: InboundConfig) -> fairmesh_server::ServerBuilder {
+    let InboundConfig { inbound, protocol, instance, location, requests, adaptive, drain, agent, control } =
+        config;
+    let mut builder = Server::builder(inbound.service.to_string())
+        .address(inbound.address)
+        .protocol(protocol)
+        .at_most(requests)
+        .drain_deadline(drain);
+    if adaptive {
+        builder = builder.adaptive();
+    }
+    if let Some(instance) = instance {
+        builder = builder.instance(instance);
+    }
+    if let Some(location) = location {
+        builder = builder.location(location);
+    }
+    if let Some(agent) = agent {
+        builder = builder.agent(agent);
+    }
+    if let Some(control) = control {
+        builder = builder.control(control);
+    }
+    builder
+}

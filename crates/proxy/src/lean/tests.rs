@@ -1,3 +1,0 @@
-mod connection;
-mod differential;
-mod switch;

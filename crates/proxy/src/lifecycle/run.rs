@@ -1,0 +1,252 @@
+//! Runs a proxy from start to drain.
+
+use std::{
+    future::{Future, pending},
+    path::Path,
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
+
+use fairmesh_client::Mesh;
+use tokio::{
+    net::TcpListener,
+    time::{Instant, timeout},
+};
+use tokio_util::task::TaskTracker;
+
+use crate::{
+    admin::{
+        proxy_info::ProxyInfo,
+        server::{self, AdminServer},
+        state::AdminState,
+    },
+    config::ProxyConfig,
+    error::ProxyError,
+    forward::{forwarder::Forwarder, services::Services},
+    lifecycle::{
+        handover::{Handover, Inherited, Predecessor, Successor},
+        shutdown::Shutdown,
+        supervisor,
+    },
+    listen::{
+        bind::BoundListener,
+        cores::Cores,
+        listener_config::ListenerConfig,
+        server::ConnectionServer,
+        tls::{LoadedTls, Tls},
+    },
+    metrics::ProxyMetrics,
+    observe::observer::{ObserverConfig, RequestObserver},
+    tunnel::Tunnels,
+};
+
+/// Time for the last batch of spans: until the drain deadline, but within these bounds.
+const MIN_SPAN_EXPORT: Duration = Duration::from_millis(500);
+const MAX_SPAN_EXPORT: Duration = Duration::from_secs(5);
+
+/// Runs a proxy until `shutdown` completes or a successor takes over, and then drains it: stops accepting, tells
+/// clients to reconnect elsewhere, and closes remaining connections after [`Limits::drain`](crate::Limits::drain).
+///
+/// A listener accepts connections once its routing information is known, from the agent or from the agent's copy on
+/// disk, so that programs that start at the same time find their services. If a proxy already runs at
+/// [`ProxyConfig::handover`], this one takes over its sockets, accepts once all routing information is known, and only
+/// then lets it stop.
+///
+/// # Errors
+/// An address cannot be bound, or the running proxy cannot be replaced; it then continues.
+pub async fn run(
+    config: ProxyConfig,
+    mesh: Mesh,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), ProxyError> {
+    let tls = Tls::load(config.tls.clone(), &config.listen)?;
+    let (predecessor, mut inherited) = predecessor(config.handover.as_deref()).await?;
+    // Bound first, so that an address in use is reported at once.
+    let bound = BoundListener::bind_all(&config.listen, &mut inherited).await?;
+    // A connection to one of them would forward a request in a circle.
+    mesh.exclude_addresses(bound.iter().map(|bound| bound.address));
+    let admin_listener = match config.admin {
+        Some(address) => Some(BoundListener::bind(address, &mut inherited).await?.listener),
+        None => None,
+    };
+    let sockets = bound.iter().map(|bound| &bound.listener).chain(&admin_listener);
+    let handover =
+        config.handover.as_deref().map(|path| open_handover(path, inherited, sockets)).transpose()?;
+    let drain = config.limits.drain;
+    let proxy = RunningProxy::new(config, mesh, tls, admin_listener.is_some())?;
+
+    let mut served = None;
+    let succession = Succession { predecessor, handover: handover.as_ref() };
+    let sockets = Sockets { listeners: bound, admin: admin_listener };
+    let serving = proxy.serve_until_succeeded(sockets, &mut served, succession);
+    let successor = tokio::select! {
+        successor = serving => Some(successor?),
+        () = shutdown => None,
+    };
+    proxy.state.set_ready(false);
+    match &successor {
+        Some(successor) => supervisor::notify_successor(successor.process()),
+        None => supervisor::notify_draining(),
+    }
+    tracing::info!(connections = proxy.serving.open_connections(), "draining");
+    proxy.shutdown.start(drain);
+    let deadline = Instant::now() + drain;
+    proxy.accepting.close();
+    proxy.accepting.wait().await;
+    drop(handover);
+    if let Some(successor) = successor {
+        // The successor serves the admin pages from now on.
+        stop(&mut served).await;
+        successor.confirm_stopped().await;
+    }
+    proxy.wait_drained(deadline).await;
+    stop(&mut served).await;
+    Ok(())
+}
+
+/// Sockets bound before anything is served.
+struct Sockets {
+    listeners: Vec<BoundListener>,
+    admin: Option<TcpListener>,
+}
+
+/// The proxies before and after this one.
+struct Succession<'a> {
+    predecessor: Option<Predecessor>,
+    handover: Option<&'a Handover>,
+}
+
+/// A running proxy.
+struct RunningProxy {
+    listen: Vec<ListenerConfig>,
+    serving: ConnectionServer,
+    services: Arc<Services>,
+    state: AdminState,
+    observer: Arc<RequestObserver>,
+    shutdown: Arc<Shutdown>,
+    accepting: TaskTracker,
+    connections: TaskTracker,
+}
+
+impl RunningProxy {
+    /// Creates everything except sockets.
+    fn new(
+        config: ProxyConfig,
+        mesh: Mesh,
+        tls: Option<LoadedTls>,
+        has_admin_pages: bool,
+    ) -> Result<Self, ProxyError> {
+        let about = ProxyInfo::of(&config);
+        let ProxyConfig { listen, cores, limits, access_log, traces, endpoints, inbound, .. } = config;
+        let metrics = Arc::new(ProxyMetrics::default());
+        let services = Services::start(mesh.clone(), limits);
+        let observer_config = ObserverConfig { log: access_log, traces, endpoints, pages: has_admin_pages };
+        let observer = RequestObserver::start(observer_config);
+        let state =
+            AdminState::new(mesh, Arc::clone(&services), Arc::clone(&metrics), Arc::clone(&observer), about)
+                .with_inbound(inbound);
+        let (shutdown, connections) = (Arc::new(Shutdown::default()), TaskTracker::new());
+        let tunnels = Tunnels::new(limits, Arc::clone(&metrics), Arc::clone(&shutdown), connections.clone());
+        let tls = tls.map(|loaded| loaded.watch(&metrics, &shutdown));
+        let forwarder = Forwarder::new(Arc::clone(&services), metrics, Arc::clone(&observer), tunnels);
+        let forwarder = Arc::new(forwarder.with_max_body(limits.body));
+        let cores = Cores::start(cores).map_err(|source| ProxyError::Cores { count: cores, source })?;
+        let serving = ConnectionServer::new(forwarder, Arc::clone(&shutdown), cores, limits).with_tls(tls);
+        let accepting = TaskTracker::new();
+        Ok(Self { listen, serving, services, state, observer, shutdown, accepting, connections })
+    }
+
+    /// Serves until a successor has taken over.
+    async fn serve_until_succeeded(
+        &self,
+        sockets: Sockets,
+        served: &mut Option<AdminServer>,
+        succession: Succession<'_>,
+    ) -> Result<Successor, ProxyError> {
+        let Sockets { listeners, admin } = sockets;
+        let Succession { predecessor, handover } = succession;
+        let time_limit = self.serving.handover_timeout();
+        let start_admin = || admin.map(|listener| server::start(listener, self.state.clone()));
+        let mut succeeded = pin!(async {
+            match handover {
+                Some(handover) => handover.wait_successor().await,
+                None => pending().await,
+            }
+        });
+        if let Some(predecessor) = predecessor {
+            self.wait_informed(time_limit).await?;
+            self.accept(listeners);
+            // Before the predecessor stops, so that the admin pages are always available.
+            self.state.set_ready(true);
+            *served = start_admin();
+            predecessor.take_over().await;
+        } else {
+            supervisor::notify_listening();
+            *served = start_admin();
+            self.accept(listeners);
+            // A proxy with a wrong agent address never becomes ready, and can be replaced as well.
+            tokio::select! {
+                () = self.services.wait_ready(&self.listen) => self.state.set_ready(true),
+                successor = &mut succeeded => return Ok(successor),
+            }
+        }
+        supervisor::notify_serving();
+        Ok(succeeded.await)
+    }
+
+    /// Waits for the routing information of all listeners. Connections accepted earlier would be lost if it never
+    /// arrived.
+    async fn wait_informed(&self, time_limit: Duration) -> Result<(), ProxyError> {
+        let known = timeout(time_limit, self.services.wait_ready(&self.listen)).await;
+        known.map_err(|_| ProxyError::Uninformed { waited: time_limit })
+    }
+
+    /// Waits until all connections have ended, at the latest at the deadline.
+    async fn wait_drained(&self, deadline: Instant) {
+        self.connections.close();
+        self.connections.wait().await;
+        match self.serving.drain_timeouts() {
+            0 => tracing::info!("drained"),
+            timed_out => tracing::warn!(
+                connections = timed_out,
+                "closed at the drain deadline with requests in flight; --drain-deadline gives them more time"
+            ),
+        }
+        let now = Instant::now();
+        self.observer.stop(deadline.clamp(now + MIN_SPAN_EXPORT, now + MAX_SPAN_EXPORT)).await;
+    }
+
+    /// Lets each listener accept as soon as its routing information is known.
+    fn accept(&self, bound: Vec<BoundListener>) {
+        for (bound, listen) in bound.into_iter().zip(&self.listen) {
+            let (services, own) = (Arc::clone(&self.services), listen.clone());
+            let known = async move { services.wait_ready(std::slice::from_ref(&own)).await };
+            let serving = self.serving.clone();
+            let listen = Arc::new(listen.clone());
+            self.accepting.spawn(serving.accept(bound, listen, known, self.connections.clone()));
+        }
+    }
+}
+
+async fn predecessor(path: Option<&Path>) -> Result<(Option<Predecessor>, Inherited), ProxyError> {
+    let Some(path) = path else { return Ok((None, Inherited::default())) };
+    let found = Predecessor::find(path).await;
+    let found = found.map_err(|source| ProxyError::Handover { path: path.to_owned(), source })?;
+    Ok(found.map_or_else(Default::default, |(predecessor, inherited)| (Some(predecessor), inherited)))
+}
+
+fn open_handover<'a>(
+    path: &Path,
+    inherited: Inherited,
+    sockets: impl Iterator<Item = &'a TcpListener>,
+) -> Result<Handover, ProxyError> {
+    let opened = Handover::open(path, inherited, sockets);
+    opened.map_err(|source| ProxyError::Handover { path: path.to_owned(), source })
+}
+
+async fn stop(served: &mut Option<AdminServer>) {
+    if let Some(server) = served.take() {
+        server.stop().await;
+    }
+}

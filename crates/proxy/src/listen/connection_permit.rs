@@ -1,0 +1,31 @@
+use std::sync::{Arc, atomic::Ordering::Relaxed};
+
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::{listen::cores::CoreGuard, metrics::ProxyMetrics, observe::counter::increment};
+
+/// A permit of the connection limit. It is released, and the connection no longer counted as open or on its core, once
+/// everything that came of the connection has ended, tunnels included.
+#[derive(Debug)]
+pub(crate) struct ConnectionPermit {
+    metrics: Arc<ProxyMetrics>,
+    _permit: OwnedSemaphorePermit,
+    _core_guard: Option<CoreGuard>,
+}
+
+impl ConnectionPermit {
+    pub(crate) fn new(
+        metrics: &Arc<ProxyMetrics>,
+        permit: OwnedSemaphorePermit,
+        core_guard: Option<CoreGuard>,
+    ) -> Self {
+        increment(&metrics.connections.open);
+        Self { metrics: Arc::clone(metrics), _permit: permit, _core_guard: core_guard }
+    }
+}
+
+impl Drop for ConnectionPermit {
+    fn drop(&mut self) {
+        self.metrics.connections.open.fetch_sub(1, Relaxed);
+    }
+}

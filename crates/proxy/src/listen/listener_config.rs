@@ -1,0 +1,238 @@
+use std::{fmt, net::SocketAddr, str::FromStr};
+
+use fairmesh_client::ServiceName;
+use fairmesh_model::Invalid;
+
+use crate::listen::proxy_protocol::Version;
+
+/// Configuration of a listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenerConfig {
+    /// Address to bind.
+    pub address: SocketAddr,
+    /// Protocol, and the service if it is fixed.
+    pub kind: ListenerKind,
+    /// Require a PROXY protocol header of the load balancer in front on each connection; connections without one are
+    /// refused.
+    pub accept_proxy: bool,
+    /// Terminate TLS, after that header.
+    pub tls: bool,
+    /// Allow CONNECT to every HTTP client; otherwise only where a route names the method.
+    pub connect: bool,
+}
+
+/// The protocol of a listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ListenerKind {
+    /// HTTP.
+    Http {
+        /// The service of all requests; without one, the host of each request names it.
+        service: Option<ServiceName>,
+    },
+    /// TCP connections, whatever their protocol.
+    Tcp {
+        /// The service of all connections.
+        service: ServiceName,
+        /// Send a PROXY protocol header to the server on each connection.
+        send_proxy: Option<Version>,
+    },
+    /// Connections to other addresses that the system redirects here: HTTP to services is routed by host, and other
+    /// traffic is passed through to its original destination.
+    Captured {
+        /// Refuse traffic to anything but services.
+        only_services: bool,
+        /// Also accept connections with their original destination address (`IP_TRANSPARENT`), which this machine
+        /// forwards as a router.
+        transparent: bool,
+    },
+}
+
+/// Prefixes and options in the textual form.
+const TCP: &str = "tcp:";
+const CAPTURE: &str = "capture:";
+const ONLY_SERVICES: &str = "only-services";
+const TRANSPARENT: &str = "transparent";
+const ACCEPT_PROXY: &str = "accept-proxy";
+const TLS: &str = "tls";
+const CONNECT: &str = "connect";
+const SEND_PROXY: &str = "send-proxy";
+const SEND_PROXY_V2: &str = "send-proxy-v2";
+
+impl ListenerConfig {
+    /// The fixed service, if there is one.
+    pub fn service(&self) -> Option<&ServiceName> {
+        match &self.kind {
+            ListenerKind::Http { service } => service.as_ref(),
+            ListenerKind::Tcp { service, .. } => Some(service),
+            ListenerKind::Captured { .. } => None,
+        }
+    }
+
+    /// Name of the target in the log.
+    pub(crate) fn description(&self) -> String {
+        match (&self.kind, self.service()) {
+            (_, Some(service)) => service.to_string(),
+            (ListenerKind::Captured { .. }, None) => "captured".into(),
+            (_, None) => "by host".into(),
+        }
+    }
+}
+
+impl FromStr for ListenerConfig {
+    type Err = Invalid;
+
+    /// Parses `127.0.0.1:8080`, `127.0.0.1:8080=shop/cart` or `tcp:127.0.0.1:5432=shop/db`, each with the options
+    /// `+accept-proxy` and `+tls`, for HTTP also `+connect`, and for TCP also `+send-proxy` or `+send-proxy-v2`; or
+    /// `capture:127.0.0.1:7415` with the options `+only-services`, `+transparent` and `+connect`.
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        if let Some(rest) = text.strip_prefix(CAPTURE) {
+            return captured(rest);
+        }
+        let mut parts = text.split('+');
+        let main = parts.next().unwrap_or_default();
+        let (tcp, main) = main.strip_prefix(TCP).map_or((false, main), |rest| (true, rest));
+        let (address, service) = match main.split_once('=') {
+            Some((address, service)) => (address, Some(ServiceName::new(service)?)),
+            None => (main, None),
+        };
+        let address = address.parse().map_err(|_| {
+            let problem = format!("'{address}' is not an IP address with a port");
+            Invalid::new("", problem, "write IP:PORT, IP:PORT=tenant/service or tcp:IP:PORT=tenant/service")
+        })?;
+        let (mut accept_proxy, mut tls, mut connect, mut send_proxy) = (false, false, false, None);
+        for option in parts {
+            match option {
+                ACCEPT_PROXY => accept_proxy = true,
+                TLS => tls = true,
+                CONNECT if !tcp => connect = true,
+                SEND_PROXY if tcp => send_proxy = Some(Version::V1),
+                SEND_PROXY_V2 if tcp => send_proxy = Some(Version::V2),
+                other => return Err(unknown_option(other)),
+            }
+        }
+        let kind = match (tcp, service) {
+            (false, service) => ListenerKind::Http { service },
+            (true, Some(service)) => ListenerKind::Tcp { service, send_proxy },
+            (true, None) => return Err(no_service(text)),
+        };
+        Ok(Self { address, kind, accept_proxy, tls, connect })
+    }
+}
+
+fn captured(text: &str) -> Result<ListenerConfig, Invalid> {
+    let mut parts = text.split('+');
+    let main = parts.next().unwrap_or_default();
+    let address: SocketAddr = main.parse().map_err(|_| {
+        let problem = format!("'{main}' is not an IP address with a port");
+        Invalid::new("", problem, "write capture:IP:PORT; the hosts of requests name their services")
+    })?;
+    let (mut only_services, mut transparent, mut connect) = (false, false, false);
+    for option in parts {
+        match option {
+            ONLY_SERVICES => only_services = true,
+            TRANSPARENT => transparent = true,
+            CONNECT => connect = true,
+            other => {
+                let problem = format!("'{other}' is not an option of this listener");
+                let hint = "write capture:IP:PORT, and behind it +only-services, +transparent or +connect";
+                return Err(Invalid::new("", problem, hint));
+            }
+        }
+    }
+    if transparent && (address.ip().is_unspecified() || address.port() == 0) {
+        let problem = format!("'{address}' cannot distinguish captured connections from direct ones");
+        return Err(Invalid::new(
+            "",
+            problem,
+            "name one address and port, such as capture:127.0.0.1:7415+transparent",
+        ));
+    }
+    let kind = ListenerKind::Captured { only_services, transparent };
+    Ok(ListenerConfig { address, kind, accept_proxy: false, tls: false, connect })
+}
+
+fn unknown_option(option: &str) -> Invalid {
+    let problem = format!("'{option}' is not an option of this listener");
+    let hint =
+        "write +accept-proxy or +tls, for HTTP also +connect, or for tcp: also +send-proxy or +send-proxy-v2";
+    Invalid::new("", problem, hint)
+}
+
+fn no_service(text: &str) -> Invalid {
+    let problem = format!("'{text}' has no service, which TCP connections do not name");
+    Invalid::new("", problem, "write tcp:IP:PORT=tenant/service")
+}
+
+impl fmt::Display for ListenerConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (prefix, send_proxy, (only_services, transparent)) = match &self.kind {
+            ListenerKind::Http { .. } => ("", None, (false, false)),
+            ListenerKind::Tcp { send_proxy, .. } => (TCP, *send_proxy, (false, false)),
+            ListenerKind::Captured { only_services, transparent } => {
+                (CAPTURE, None, (*only_services, *transparent))
+            }
+        };
+        write!(f, "{prefix}{}", self.address)?;
+        if let Some(service) = self.service() {
+            write!(f, "={service}")?;
+        }
+        let send_proxy = send_proxy.map(|version| match version {
+            Version::V1 => SEND_PROXY,
+            Version::V2 => SEND_PROXY_V2,
+        });
+        let accept_proxy = self.accept_proxy.then_some(ACCEPT_PROXY);
+        let tls = self.tls.then_some(TLS);
+        let connect = self.connect.then_some(CONNECT);
+        let only_services = only_services.then_some(ONLY_SERVICES);
+        let transparent = transparent.then_some(TRANSPARENT);
+        let options = [accept_proxy, tls, send_proxy, only_services, transparent, connect];
+        options.into_iter().flatten().try_for_each(|option| write!(f, "+{option}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listeners_are_parsed_and_displayed() {
+        for text in [
+            "127.0.0.1:8080=shop/cart",
+            "[::1]:80",
+            "127.0.0.1:80+accept-proxy",
+            "tcp:127.0.0.1:5432=shop/db",
+            "tcp:[::1]:5432=shop/db+accept-proxy+send-proxy",
+            "tcp:127.0.0.1:5432=shop/db+send-proxy-v2",
+            "127.0.0.1:443+tls",
+            "127.0.0.1:8080=shop/cart+tls+connect",
+            "capture:127.0.0.1:7415+only-services+connect",
+            "tcp:127.0.0.1:5432=shop/db+accept-proxy+tls+send-proxy",
+            "capture:127.0.0.1:7415",
+            "capture:[::1]:7415+only-services",
+            "capture:127.0.0.1:7415+only-services+transparent",
+        ] {
+            assert_eq!(text.parse::<ListenerConfig>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn invalid_listeners_are_refused_with_a_hint() {
+        for (wrong, hint) in [
+            ("8080", "IP:PORT"),
+            ("127.0.0.1:8080=cart", "tenant"),
+            ("localhost:80", "IP:PORT"),
+            ("", "IP:PORT"),
+            ("tcp:127.0.0.1:5432", "tcp:IP:PORT=tenant/service"),
+            ("127.0.0.1:80+send-proxy", "+accept-proxy"),
+            ("127.0.0.1:80+ssl", "+tls"),
+            ("tcp:127.0.0.1:80=shop/db+connect", "for HTTP also +connect"),
+            ("capture:127.0.0.1:7415=shop/cart", "hosts of requests"),
+            ("capture:127.0.0.1:7415+accept-proxy", "+only-services"),
+            ("capture:0.0.0.0:7415+transparent", "one address"),
+            ("capture:127.0.0.1:0+transparent", "one address"),
+        ] {
+            let error = wrong.parse::<ListenerConfig>().unwrap_err();
+            assert!(error.hint.contains(hint) || error.problem.contains(hint), "{wrong}: {error:?}");
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! Addresses and options of client sockets.
+
+use std::{net::SocketAddr, time::Duration};
+
+use socket2::SockRef;
+use tokio::net::TcpStream;
+
+use crate::listen::{client_stream::ClientStream, proxy_protocol::Addresses};
+
+/// The addresses of a connection according to the system.
+pub(crate) fn connection_addresses(stream: &TcpStream, caller: SocketAddr) -> Addresses {
+    Addresses { source: caller, destination: stream.local_addr().unwrap_or(caller) }
+}
+
+/// Breaks a connection whose client reads nothing for this long: pending data holds a server connection as well, and
+/// deadlines of calls do not cover reads by the client.
+pub(crate) fn set_user_timeout(stream: &TcpStream, time_limit: Duration) {
+    // Fails only on a broken socket.
+    let _ = SockRef::from(stream).set_tcp_user_timeout(Some(time_limit));
+}
+
+/// Makes closing send a reset, which clients cannot mistake for an empty response.
+pub(crate) fn reset(stream: impl ClientStream) {
+    // Fails only on a broken socket.
+    let _ = stream.socket().set_zero_linger();
+}

@@ -1,0 +1,174 @@
+//! TLS termination for clients.
+//!
+//! Uses rustls, as for etcd. All listeners have one certificate, whatever name the client requests; it should contain
+//! all names of the proxy. Sessions are resumed by tickets, so that no state is kept for clients that may not return.
+
+pub(crate) mod files;
+pub(crate) mod metrics;
+
+use std::{
+    io,
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
+
+use tokio::{
+    net::TcpStream,
+    time::{sleep, timeout},
+};
+use tokio_rustls::{
+    TlsAcceptor,
+    rustls::{
+        ServerConfig,
+        crypto::aws_lc_rs::{Ticketer, default_provider},
+        server::ProducesTickets,
+    },
+    server::TlsStream,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    lifecycle::shutdown::Shutdown,
+    listen::{
+        listener_config::{ListenerConfig, ListenerKind},
+        tls::{
+            files::{Fingerprint, Identity, TlsError, TlsFiles},
+            metrics::TlsMetrics,
+        },
+    },
+    metrics::ProxyMetrics,
+    observe::counter::increment,
+};
+
+/// Time limit of a handshake: two round trips and a signature on a busy client.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Interval at which the files are checked.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(2);
+/// ALPN protocols of HTTP listeners.
+const ALPN: [&[u8]; 2] = [b"h2", b"http/1.1"];
+
+/// The initial certificate, and its fingerprint.
+pub(crate) struct LoadedTls(Tls, Fingerprint);
+
+/// Checks that a certificate is configured if, and only if, a listener uses TLS.
+///
+/// # Errors
+/// It is missing or unused.
+pub fn check(listen: &[ListenerConfig], has_certificate: bool) -> Result<(), TlsError> {
+    match (listen.iter().any(|listen| listen.tls), has_certificate) {
+        (true, false) => Err(TlsError::Missing),
+        (false, true) => Err(TlsError::Unused),
+        (true, true) | (false, false) => Ok(()),
+    }
+}
+
+/// Terminates TLS with the current certificate.
+#[derive(Debug)]
+pub(crate) struct Tls {
+    files: TlsFiles,
+    tickets: Arc<dyn ProducesTickets>,
+    current: RwLock<TlsConfigs>,
+}
+
+/// Configurations for handshakes.
+#[derive(Clone, Debug)]
+struct TlsConfigs {
+    http: Arc<ServerConfig>,
+    /// For TCP listeners: without ALPN, since their protocol is unknown.
+    tcp: Arc<ServerConfig>,
+}
+
+impl Tls {
+    /// Loads the certificate if a listener needs it.
+    ///
+    /// # Errors
+    /// The files cannot be used.
+    pub(crate) fn load(
+        files: Option<TlsFiles>,
+        listen: &[ListenerConfig],
+    ) -> Result<Option<LoadedTls>, TlsError> {
+        check(listen, files.is_some())?;
+        let Some(files) = files else { return Ok(None) };
+        let tickets = Ticketer::new().map_err(TlsError::Unusable)?;
+        let (read, fingerprint) = files.read();
+        let current = RwLock::new(TlsConfigs::new(read?, &tickets)?);
+        Ok(Some(LoadedTls(Self { files, tickets, current }, fingerprint)))
+    }
+
+    /// Performs a handshake.
+    ///
+    /// # Errors
+    /// It fails or exceeds `time_limit`.
+    pub(crate) async fn accept(
+        &self,
+        stream: TcpStream,
+        kind: &ListenerKind,
+        time_limit: Duration,
+        counts: &TlsMetrics,
+    ) -> io::Result<TlsStream<TcpStream>> {
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let config = match kind {
+            ListenerKind::Http { .. } => current.http,
+            ListenerKind::Tcp { .. } | ListenerKind::Captured { .. } => current.tcp,
+        };
+        let handshake =
+            timeout(time_limit.min(HANDSHAKE_TIMEOUT), TlsAcceptor::from(config).accept(stream)).await;
+        let handshake = handshake.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+        increment(if handshake.is_ok() { &counts.handshakes } else { &counts.failed_handshakes });
+        handshake
+    }
+
+    /// Reloads the files when they change, until the proxy stops. Invalid files change nothing.
+    async fn watch_files(&self, mut seen: Fingerprint, counts: &TlsMetrics, shutdown: &CancellationToken) {
+        loop {
+            tokio::select! {
+                () = sleep(RELOAD_INTERVAL) => {}
+                () = shutdown.cancelled() => return,
+            }
+            let files = self.files.clone();
+            // Fails only when the runtime stops.
+            let Ok((read, found)) = tokio::task::spawn_blocking(move || files.read()).await else { return };
+            // Each content is reported once, also an invalid one.
+            if found == seen {
+                continue;
+            }
+            seen = found;
+            match read.and_then(|identity| TlsConfigs::new(identity, &self.tickets)) {
+                Ok(current) => {
+                    *self.current.write().unwrap_or_else(PoisonError::into_inner) = current;
+                    increment(&counts.reloads);
+                    tracing::info!(certificate = %self.files.certificate.display(), "reloaded the certificate");
+                }
+                Err(error) => {
+                    increment(&counts.failed_reloads);
+                    tracing::warn!(%error, "cannot reload the certificate; the previous one stays in use");
+                }
+            }
+        }
+    }
+}
+
+impl LoadedTls {
+    /// Starts a task that reloads the files when they change.
+    pub(crate) fn watch(self, metrics: &Arc<ProxyMetrics>, shutdown: &Arc<Shutdown>) -> Arc<Tls> {
+        let Self(tls, seen) = self;
+        let tls = Arc::new(tls);
+        let (watched, metrics, shutdown) = (Arc::clone(&tls), Arc::clone(metrics), Arc::clone(shutdown));
+        tokio::spawn(async move { watched.watch_files(seen, &metrics.tls, shutdown.started()).await });
+        tls
+    }
+}
+
+impl TlsConfigs {
+    fn new(identity: Identity, tickets: &Arc<dyn ProducesTickets>) -> Result<Self, TlsError> {
+        let Identity { chain, key } = identity;
+        // Explicit, so that it does not depend on features of other crates.
+        let builder = ServerConfig::builder_with_provider(Arc::new(default_provider()));
+        let builder = builder.with_safe_default_protocol_versions().map_err(TlsError::Unusable)?;
+        let mut tcp = builder.with_no_client_auth().with_single_cert(chain, key).map_err(TlsError::of)?;
+        tcp.ticketer = Arc::clone(tickets);
+        let mut http = tcp.clone();
+        http.alpn_protocols = ALPN.map(Vec::from).into();
+        Ok(Self { http: Arc::new(http), tcp: Arc::new(tcp) })
+    }
+}

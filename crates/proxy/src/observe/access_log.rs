@@ -1,0 +1,131 @@
+//! The access log: one line for each logged request, as text or JSON.
+
+pub(crate) mod entry;
+
+use std::{
+    io::{self, Write},
+    sync::{
+        atomic::{AtomicU64, Ordering::Relaxed},
+        mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
+    },
+    thread,
+};
+
+use crate::observe::{access_log::entry::AccessLogEntry, counter::increment};
+
+/// Queue of lines to be written; further ones are dropped and counted, so that a slow reader does not delay calls.
+const QUEUE: usize = 4096;
+
+/// Configuration of the access log, which is written to standard output.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AccessLogConfig {
+    /// Format of lines.
+    pub form: AccessLogFormat,
+    /// Logs one of this many requests; failed ones (5xx, or no response of a server) are always logged. 0 counts as 1.
+    pub one_in: u64,
+}
+
+/// Format of access log lines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AccessLogFormat {
+    /// No access log.
+    #[default]
+    Off,
+    /// Text.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// Writes the access log.
+#[derive(Debug)]
+pub(crate) struct AccessLogger {
+    log: AccessLogConfig,
+    seen: AtomicU64,
+    lines: Option<SyncSender<AccessLogEntry>>,
+    dropped: AtomicU64,
+}
+
+impl AccessLogger {
+    pub(crate) fn start(log: AccessLogConfig) -> Self {
+        let lines = (log.form != AccessLogFormat::Off).then(|| {
+            let (lines, queue) = sync_channel(QUEUE);
+            thread::spawn(move || write(log.form, &queue, io::stdout().lock()));
+            lines
+        });
+        Self { log, seen: AtomicU64::new(0), lines, dropped: AtomicU64::new(0) }
+    }
+
+    /// Whether the access log is enabled.
+    pub(crate) fn is_enabled(&self) -> bool {
+        self.lines.is_some()
+    }
+
+    /// Whether a request is logged; must be called once for each request.
+    pub(crate) fn selects(&self, failed: bool) -> bool {
+        self.is_enabled()
+            && (self.seen.fetch_add(1, Relaxed).is_multiple_of(self.log.one_in.max(1)) || failed)
+    }
+
+    /// Writes a line, or drops it if the queue is full.
+    pub(crate) fn write(&self, entry: AccessLogEntry) {
+        let Some(lines) = &self.lines else { return };
+        if let Err(TrySendError::Full(_)) = lines.try_send(entry) {
+            increment(&self.dropped);
+        }
+    }
+
+    /// Lines dropped so far.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.dropped.load(Relaxed)
+    }
+}
+
+fn write(form: AccessLogFormat, lines: &Receiver<AccessLogEntry>, out: impl Write) {
+    let mut out = io::BufWriter::new(out);
+    while let Ok(entry) = lines.recv() {
+        // The reader may have closed standard output; calls continue.
+        let mut next = Some(entry);
+        while let Some(entry) = next {
+            let _ = write_one(form, &entry, &mut out);
+            next = lines.try_recv().ok();
+        }
+        let _ = out.flush();
+    }
+}
+
+fn write_one(form: AccessLogFormat, entry: &AccessLogEntry, out: &mut impl Write) -> io::Result<()> {
+    match form {
+        AccessLogFormat::Off => return Ok(()),
+        AccessLogFormat::Json => serde_json::to_writer(&mut *out, entry)?,
+        AccessLogFormat::Text => write!(out, "{entry}")?,
+    }
+    out.write_all(b"\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_in_n_requests_and_all_failures_are_logged() {
+        let (lines, queue) = sync_channel(100);
+        let log = AccessLogConfig { form: AccessLogFormat::Text, one_in: 10 };
+        let access = AccessLogger { lines: Some(lines), ..AccessLogger::start(AccessLogConfig::default()) };
+        let access = AccessLogger { log, ..access };
+        for number in 0..100 {
+            if access.selects(number == 55) {
+                access.write(AccessLogEntry::default());
+            }
+        }
+        assert_eq!(queue.try_iter().count(), 11);
+        (0..200).for_each(|_| access.write(AccessLogEntry::default()));
+        assert_eq!(access.dropped(), 100, "the queue is full");
+    }
+
+    #[test]
+    fn nothing_is_counted_while_disabled() {
+        let access = AccessLogger::start(AccessLogConfig::default());
+        assert!(!access.selects(true) && access.seen.load(Relaxed) == 0);
+    }
+}

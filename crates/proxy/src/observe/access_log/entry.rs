@@ -1,0 +1,171 @@
+//! A line of the access log.
+
+use std::{fmt, time::Duration};
+
+use fairmesh_client::proxy_support::BodyEnd;
+use fairmesh_headers::SpanContext;
+use serde::Serialize;
+
+use crate::observe::request_info::{CompletedRequest, RequestInfo};
+
+/// The logged data of a request. Unknown values are left out.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct AccessLogEntry {
+    /// Arrival in seconds since the Unix epoch, with milliseconds.
+    pub(crate) time: f64,
+    pub(crate) service: String,
+    pub(crate) method: String,
+    /// Without the query, which may contain secrets.
+    pub(crate) path: String,
+    pub(crate) status: u16,
+    /// Milliseconds until the response headers.
+    pub(crate) ms: f64,
+    /// Milliseconds until the end of the response.
+    pub(crate) total_ms: f64,
+    pub(crate) caller: String,
+    /// Kind of the fault if no server responded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) fault: Option<&'static str>,
+    /// Set if the response did not end normally.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ended: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) grpc_status: Option<u16>,
+    /// The server that responded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) instance: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) region: Option<String>,
+    pub(crate) attempts: usize,
+    /// Bytes of the request body, if announced.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) bytes_in: Option<u64>,
+    /// Bytes of the response body that were read.
+    pub(crate) bytes_out: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) trace_id: Option<String>,
+}
+
+impl AccessLogEntry {
+    /// Builds the entry of a request; `trace` is its trace context.
+    pub(crate) fn of(
+        request: &RequestInfo,
+        completed: &CompletedRequest<'_>,
+        trace: Option<SpanContext>,
+    ) -> Self {
+        let outcome = completed.outcome;
+        Self {
+            time: seconds(request.time),
+            service: completed.service.clone(),
+            method: request.method.to_string(),
+            path: request.path().to_owned(),
+            status: outcome.status.as_u16(),
+            ms: millis(outcome.took),
+            total_ms: millis(completed.took),
+            caller: request.caller.to_string(),
+            fault: outcome.fault,
+            ended: match completed.end {
+                BodyEnd::Complete => None,
+                BodyEnd::Failed => Some("broken"),
+                BodyEnd::Cancelled => Some("given_up"),
+            },
+            grpc_status: completed.grpc_status,
+            instance: outcome.server.as_ref().map(|server| server.instance.to_string()),
+            region: outcome.server.as_ref().map(|server| server.location.region.to_string()),
+            attempts: outcome.attempts,
+            bytes_in: request.length,
+            bytes_out: completed.bytes_out,
+            trace_id: trace.map(|context| format!("{:032x}", context.trace)),
+        }
+    }
+}
+
+/// With milliseconds.
+pub(crate) fn seconds(time: Duration) -> f64 {
+    time.as_millis() as f64 / 1e3
+}
+
+/// With microseconds.
+pub(crate) fn millis(time: Duration) -> f64 {
+    time.as_micros() as f64 / 1e3
+}
+
+impl fmt::Display for AccessLogEntry {
+    /// One line of text.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { time, service, method, path, status, ms, total_ms, caller, .. } = self;
+        // Escaped, since a path may contain any characters.
+        write!(f, "{time:.3} {service} {method} {path:?} {status} {ms:.1} ms")?;
+        if total_ms - ms >= 0.1 {
+            write!(f, " ({total_ms:.1} ms in all)")?;
+        }
+        write!(f, " {} B from {caller}", self.bytes_out)?;
+        if let (Some(instance), Some(region)) = (&self.instance, &self.region) {
+            write!(f, " by {instance} in {region}")?;
+        }
+        if self.attempts > 1 {
+            write!(f, " after {} attempts", self.attempts)?;
+        }
+        if let Some(code) = self.grpc_status {
+            write!(f, " grpc-status {code}")?;
+        }
+        for problem in self.fault.iter().chain(&self.ended) {
+            write!(f, " ({problem})")?;
+        }
+        self.trace_id.iter().try_for_each(|trace| write!(f, " trace {trace}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry() -> AccessLogEntry {
+        AccessLogEntry {
+            time: 1.5,
+            service: "shop/cart".into(),
+            method: "GET".into(),
+            path: "/a\n\u{1b}[31m\"".into(),
+            status: 503,
+            ms: 2.25,
+            total_ms: 2.25,
+            caller: "127.0.0.1:1".into(),
+            fault: Some("no_endpoints"),
+            ..AccessLogEntry::default()
+        }
+    }
+
+    #[test]
+    fn paths_are_escaped_in_both_formats() {
+        let text = entry().to_string();
+        let expected =
+            r#"1.500 shop/cart GET "/a\n\u{1b}[31m\"" 503 2.2 ms 0 B from 127.0.0.1:1 (no_endpoints)"#;
+        assert_eq!(text, expected);
+        let json = serde_json::to_string(&entry()).unwrap();
+        assert!(json.chars().all(|c| !c.is_control()), "{json}");
+        let read: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!((&read["path"], &read["status"]), (&"/a\n\u{1b}[31m\"".into(), &503.into()));
+        assert!(read.get("region").is_none(), "what is not known is left out: {read}");
+    }
+
+    #[test]
+    fn a_line_has_the_server_and_the_outcome() {
+        let entry = AccessLogEntry {
+            fault: None,
+            status: 200,
+            ended: Some("broken"),
+            total_ms: 12.0,
+            instance: Some("cart-0".into()),
+            region: Some("eu".into()),
+            attempts: 2,
+            bytes_out: 7,
+            grpc_status: Some(14),
+            trace_id: Some("4bf9".into()),
+            path: "/".into(),
+            ..entry()
+        };
+        let expected = "1.500 shop/cart GET \"/\" 200 2.2 ms (12.0 ms in all) 7 B from 127.0.0.1:1 by cart-0 in eu \
+            after 2 attempts grpc-status 14 (broken) trace 4bf9";
+        assert_eq!(entry.to_string(), expected);
+    }
+}

@@ -1,0 +1,135 @@
+//! Observes one request until its response begins.
+
+use std::{sync::Arc, time::Duration};
+
+use fairmesh_client::{
+    Body, Fault, Step, Trace,
+    observe::AttemptRecord,
+    proxy_support::{BodyEnd, BodyObserver},
+};
+use http::{HeaderMap, Response, StatusCode};
+
+use crate::observe::{
+    completion::{CompletionWatch, ObservedRequest},
+    explain_header,
+    request_info::{RequestInfo, RequestOutcome},
+};
+
+/// Status of requests whose client disconnected before the response, used only in logs and records, as in nginx.
+const CLIENT_CLOSED_REQUEST: u16 = 499;
+
+/// The observation of a request until its response begins. If it is dropped before, the client has disconnected, which
+/// is reported.
+#[derive(Debug)]
+pub(crate) struct Observation {
+    /// `None` once the response has begun.
+    pub(crate) observed: Option<ObservedRequest>,
+    pub(crate) trace: Option<Trace>,
+    /// Whether the client requested the explain headers.
+    pub(crate) explain: bool,
+    /// Whether the request is recorded for the admin pages.
+    pub(crate) is_recorded: bool,
+}
+
+impl Observation {
+    /// The trace in which the library stores the attempts.
+    pub(crate) fn trace(&self) -> Option<&Trace> {
+        self.trace.as_ref()
+    }
+
+    /// Reports what is known when the response begins, and the rest when it ends. `awaits_grpc_status`: whether the
+    /// gRPC status is in the trailers.
+    pub(crate) fn response_started(
+        mut self: Box<Self>,
+        http_response: &mut Response<Body>,
+        fault: Option<&Fault>,
+        awaits_grpc_status: bool,
+    ) {
+        let Some(observed) = self.observed.take() else { return };
+        let outcome = self.outcome_of(&observed.request, http_response, fault);
+        if self.explain {
+            let RequestOutcome { attempt_log, attempts, .. } = &outcome;
+            explain_header::write(
+                observed.target.handle.name(),
+                attempt_log,
+                *attempts,
+                http_response.headers_mut(),
+            );
+        }
+        if let Some(recent_requests) = observed.observer.recent_requests.as_ref().filter(|_| self.is_recorded)
+        {
+            let target = &observed.target;
+            let last = target.is_labelled.then_some(&target.last);
+            recent_requests.insert(target.handle.name(), last, &observed.request, &outcome);
+        }
+        let is_logged = observed.observer.access.selects(outcome.failed());
+        let watch: Arc<dyn BodyObserver> = match is_logged || observed.span.is_some() {
+            true => Arc::new(CompletionWatch::new(
+                observed,
+                outcome,
+                is_logged,
+                awaits_grpc_status,
+                http_response.headers(),
+            )),
+            false if awaits_grpc_status => observed.target,
+            false => return,
+        };
+        http_response.body_mut().observe(watch);
+    }
+
+    fn outcome_of(
+        &self,
+        request: &RequestInfo,
+        http_response: &Response<Body>,
+        fault: Option<&Fault>,
+    ) -> RequestOutcome {
+        let took = request.began.elapsed();
+        let (tried, reasons) = self.take_attempts(took);
+        let server = http_response.body().responder();
+        // The response of a tunnel has no server any more.
+        let last = tried.last().filter(|tried| tried.outcome.is_ok()).map(|tried| &tried.endpoint);
+        RequestOutcome {
+            status: http_response.status(),
+            fault: fault.map(|fault| fault.kind().label()),
+            message: fault.map(ToString::to_string),
+            attempts: server.map(|(_, tries)| tries).or(fault.map(Fault::attempts)).unwrap_or(tried.len()),
+            server: server.map(|(target, _)| target).or(last).cloned(),
+            took,
+            attempt_log: tried,
+            decision_steps: reasons,
+        }
+    }
+
+    fn take_attempts(&self, age: Duration) -> (Vec<AttemptRecord>, Vec<Step>) {
+        let Some(trace) = &self.trace else { return Default::default() };
+        let mut tried = trace.take();
+        tried.extend(trace.take_unfinished(age));
+        (tried, trace.take_reasons())
+    }
+}
+
+impl Drop for Observation {
+    fn drop(&mut self) {
+        let Some(observed) = self.observed.take() else { return };
+        let took = observed.request.began.elapsed();
+        let (tried, reasons) = self.take_attempts(took);
+        let outcome = RequestOutcome {
+            status: StatusCode::from_u16(CLIENT_CLOSED_REQUEST).unwrap_or_default(),
+            fault: Some("given_up"),
+            message: Some("the client disconnected before the response".into()),
+            server: None,
+            attempts: tried.len(),
+            took,
+            attempt_log: tried,
+            decision_steps: reasons,
+        };
+        if let Some(recent_requests) = observed.observer.recent_requests.as_ref().filter(|_| self.is_recorded)
+        {
+            let target = &observed.target;
+            let last = target.is_labelled.then_some(&target.last);
+            recent_requests.insert(target.handle.name(), last, &observed.request, &outcome);
+        }
+        let is_logged = observed.observer.access.selects(true);
+        CompletionWatch::new(observed, outcome, is_logged, false, &HeaderMap::new()).ended(BodyEnd::Complete);
+    }
+}

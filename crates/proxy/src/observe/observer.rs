@@ -1,0 +1,131 @@
+//! Observes single requests in addition to counters: access log, spans, records for the admin pages, and explain
+//! headers. Most requests need none of these, and only pay for the checks.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use fairmesh_client::Trace;
+use fairmesh_otlp::Counts;
+use http::request::Parts;
+use tokio::time::Instant;
+
+use crate::{
+    forward::target::Target,
+    observe::{
+        access_log::{AccessLogConfig, AccessLogger, entry::AccessLogEntry},
+        completion::ObservedRequest,
+        endpoint_metrics::EndpointMetrics,
+        explain_header,
+        observation::Observation,
+        recent_requests::RecentRequests,
+        request_info::{Arrival, RequestInfo},
+        spans::{TraceConfig, Tracer},
+    },
+};
+
+/// Observes requests.
+#[derive(Debug)]
+pub(crate) struct RequestObserver {
+    pub(crate) access: AccessLogger,
+    pub(crate) tracer: Option<Tracer>,
+    pub(crate) recent_requests: Option<RecentRequests>,
+    pub(crate) endpoints: Option<Arc<EndpointMetrics>>,
+}
+
+/// Configuration of the observer.
+#[derive(Debug, Default)]
+pub(crate) struct ObserverConfig {
+    pub(crate) log: AccessLogConfig,
+    pub(crate) traces: Option<TraceConfig>,
+    pub(crate) endpoints: Option<Arc<EndpointMetrics>>,
+    /// Whether admin pages show recent requests.
+    pub(crate) pages: bool,
+}
+
+impl RequestObserver {
+    /// Starts the writer of the access log and the exporter of spans. Must be called within a tokio runtime.
+    pub(crate) fn start(config: ObserverConfig) -> Arc<Self> {
+        Arc::new(Self {
+            access: AccessLogger::start(config.log),
+            tracer: config.traces.as_ref().map(Tracer::start),
+            recent_requests: config.pages.then(RecentRequests::new),
+            endpoints: config.endpoints,
+        })
+    }
+
+    /// Begins the observation of a request; `None` if it need not be observed. If it is traced, its headers then refer
+    /// to the proxy's span.
+    #[inline]
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        parts: &mut Parts,
+        target: &Arc<Target>,
+        arrival: Arrival,
+    ) -> Option<Box<Observation>> {
+        let explain = explain_header::take_request(&mut parts.headers);
+        let is_recorded = self
+            .recent_requests
+            .as_ref()
+            .is_some_and(|recent_requests| recent_requests.is_due(&target.last, arrival.began));
+        let span = self.tracer.as_ref().and_then(|tracer| tracer.begin(&mut parts.headers));
+        if !explain && !is_recorded && span.is_none() && !self.access.is_enabled() {
+            return None;
+        }
+        let parent = span.as_ref().map(|span| span.own);
+        let trace = (explain || is_recorded || parent.is_some()).then(|| Trace::within(parent, is_recorded));
+        let request = RequestInfo::new(parts, arrival, unix_time());
+        let observed =
+            ObservedRequest { observer: Arc::clone(self), target: Arc::clone(target), request, span };
+        Some(Box::new(Observation { observed: Some(observed), trace, explain, is_recorded }))
+    }
+
+    /// Whether every request is observed.
+    pub(crate) fn observes_all(&self) -> bool {
+        self.access.is_enabled() || self.tracer.is_some()
+    }
+
+    /// Whether a request at this time may have to be observed, whatever its headers, so that [`begin`](Self::begin)
+    /// must be called.
+    #[inline]
+    pub(crate) fn may_observe(&self, target: &Target, now: Instant) -> bool {
+        self.observes_all()
+            || self
+                .recent_requests
+                .as_ref()
+                .is_some_and(|recent_requests| recent_requests.may_be_due(&target.last, now))
+    }
+
+    /// Logs a request for a tunnel.
+    pub(crate) fn log_tunnel(&self, failed: bool, entry: impl FnOnce() -> AccessLogEntry) {
+        if self.access.selects(failed) {
+            self.log(entry());
+        }
+    }
+
+    pub(crate) fn log(&self, entry: AccessLogEntry) {
+        self.access.write(entry);
+    }
+
+    /// Counts of exported spans, if tracing is enabled.
+    pub(crate) fn spans(&self) -> Option<Counts> {
+        self.tracer.as_ref().map(Tracer::counts)
+    }
+
+    /// Exports the remaining spans until the deadline.
+    pub(crate) async fn stop(&self, deadline: Instant) {
+        if let Some(tracer) = &self.tracer {
+            tracer.stop(deadline).await;
+        }
+    }
+}
+
+/// The current time since the Unix epoch.
+#[allow(
+    clippy::disallowed_methods,
+    reason = "what is told of a request says when, and nothing is decided by it"
+)]
+pub(crate) fn unix_time() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO)
+}

@@ -1,0 +1,125 @@
+//! Data of an observed request.
+
+use std::{net::SocketAddr, time::Duration};
+
+use fairmesh_client::{EndpointTarget, Step, observe::AttemptRecord, proxy_support::BodyEnd};
+use fairmesh_headers::{SpanContext, is_grpc};
+use http::{HeaderValue, Method, StatusCode, Uri, Version, header, request::Parts};
+use tokio::time::Instant;
+
+/// Maximum length of a path.
+const MAX_PATH: usize = 1024;
+
+/// Arrival of a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrival {
+    pub(crate) caller: SocketAddr,
+    pub(crate) began: Instant,
+    /// Length of the body, if announced.
+    pub(crate) length: Option<u64>,
+}
+
+/// The request.
+#[derive(Debug)]
+pub(crate) struct RequestInfo {
+    pub(crate) method: Method,
+    pub(crate) uri: Uri,
+    pub(crate) host: Option<HeaderValue>,
+    pub(crate) version: Version,
+    pub(crate) is_grpc: bool,
+    pub(crate) caller: SocketAddr,
+    /// Length of the body, if announced.
+    pub(crate) length: Option<u64>,
+    /// Trace context of the client, if valid.
+    pub(crate) context: Option<SpanContext>,
+    pub(crate) began: Instant,
+    /// Arrival since the Unix epoch.
+    pub(crate) time: Duration,
+}
+
+/// The outcome when the response begins.
+#[derive(Debug)]
+pub(crate) struct RequestOutcome {
+    pub(crate) status: StatusCode,
+    /// Kind of the fault if no server responded.
+    pub(crate) fault: Option<&'static str>,
+    pub(crate) message: Option<String>,
+    /// The server that responded.
+    pub(crate) server: Option<EndpointTarget>,
+    pub(crate) attempts: usize,
+    /// Until the response headers.
+    pub(crate) took: Duration,
+    pub(crate) attempt_log: Vec<AttemptRecord>,
+    pub(crate) decision_steps: Vec<Step>,
+}
+
+impl RequestInfo {
+    pub(crate) fn new(parts: &Parts, arrival: Arrival, time: Duration) -> Self {
+        let Arrival { caller, began, length } = arrival;
+        Self {
+            method: parts.method.clone(),
+            uri: parts.uri.clone(),
+            host: parts.headers.get(header::HOST).cloned(),
+            version: parts.version,
+            is_grpc: is_grpc(&parts.headers),
+            caller,
+            length,
+            context: SpanContext::read(&parts.headers),
+            began,
+            time,
+        }
+    }
+
+    /// The path without the query, which may contain secrets, up to [`MAX_PATH`] bytes.
+    pub(crate) fn path(&self) -> &str {
+        let path = self.uri.path();
+        // Cut between characters: a path may contain non-ASCII characters.
+        let end = (0..=MAX_PATH.min(path.len())).rev().find(|at| path.is_char_boundary(*at));
+        &path[..end.unwrap_or(0)]
+    }
+
+    /// The requested host, with its port.
+    pub(crate) fn authority(&self) -> Option<&str> {
+        let named = self.uri.authority().map(|authority| authority.as_str());
+        named.or_else(|| self.host.as_ref()?.to_str().ok())
+    }
+}
+
+impl RequestOutcome {
+    pub(crate) fn failed(&self) -> bool {
+        self.fault.is_some() || self.status.is_server_error()
+    }
+}
+
+/// All data of a completed request.
+#[derive(Debug)]
+pub(crate) struct CompletedRequest<'a> {
+    pub(crate) service: String,
+    pub(crate) outcome: &'a RequestOutcome,
+    /// Status of a gRPC call.
+    pub(crate) grpc_status: Option<u16>,
+    /// Bytes of the response body that were read.
+    pub(crate) bytes_out: u64,
+    pub(crate) end: BodyEnd,
+    /// From the request headers to the end of the response.
+    pub(crate) took: Duration,
+}
+
+impl CompletedRequest<'_> {
+    /// Kind and message of a failure; `None` if neither the server nor the proxy failed.
+    pub(crate) fn error(&self) -> Option<(String, String)> {
+        let outcome = self.outcome;
+        if let Some(fault) = outcome.fault {
+            return Some((fault.into(), outcome.message.clone().unwrap_or_default()));
+        }
+        if outcome.status.is_server_error() {
+            return Some((outcome.status.as_u16().to_string(), String::new()));
+        }
+        let words = match self.end {
+            BodyEnd::Complete => return None,
+            BodyEnd::Failed => ("broken", "the response broke off"),
+            BodyEnd::Cancelled => ("given_up", "the client did not read the whole response"),
+        };
+        Some((words.0.into(), words.1.into()))
+    }
+}

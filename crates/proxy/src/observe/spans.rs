@@ -1,0 +1,257 @@
+//! Exports requests as spans by the semantic conventions of OpenTelemetry: one for each request, with a child for each
+//! attempt.
+
+use std::{
+    collections::hash_map::RandomState,
+    hash::BuildHasher as _,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
+
+use fairmesh_client::observe::AttemptRecord;
+use fairmesh_headers::{SpanContext, TRACEPARENT, TRACESTATE};
+use fairmesh_model::arith::mix64;
+use fairmesh_otlp::{AttributeValue, Collector, Counts, Exporter, Span, SpanKind};
+use http::{HeaderMap, Method, Version};
+use tokio::time::Instant;
+
+use crate::observe::request_info::{CompletedRequest, RequestInfo};
+
+/// Maximum length of an exported `tracestate` (W3C Trace Context 3.3.1.5 requires at least 512 characters to be
+/// forwarded).
+const MAX_TRACESTATE: usize = 512;
+
+/// Configuration of tracing.
+#[derive(Clone, Debug)]
+pub struct TraceConfig {
+    /// Receiver of the spans.
+    pub to: Collector,
+    /// Starts a trace for one of this many requests without one; 0 for none. Requests with a trace are exported if it
+    /// is sampled.
+    pub one_in: u64,
+    /// Identity of this proxy among others (`service.instance.id`).
+    pub instance: String,
+}
+
+/// Creates spans of requests.
+#[derive(Debug)]
+pub(crate) struct Tracer {
+    exporter: Exporter,
+    one_in: u64,
+    seen: AtomicU64,
+    /// A random start and a counter: mixed numbers do not repeat.
+    ids: AtomicU64,
+    salt: u64,
+}
+
+/// The span of a request in flight.
+#[derive(Debug)]
+pub(crate) struct ActiveSpan {
+    pub(crate) own: SpanContext,
+    /// 0 for the root of a trace.
+    pub(crate) parent: u64,
+    pub(crate) state: String,
+}
+
+impl Tracer {
+    pub(crate) fn start(traces: &TraceConfig) -> Self {
+        let about = vec![
+            ("service.name", AttributeValue::from("fairmesh-proxy")),
+            ("service.version", env!("CARGO_PKG_VERSION").into()),
+            ("service.instance.id", traces.instance.as_str().into()),
+        ];
+        // Hash keys are the standard library's source of randomness.
+        let random = || RandomState::new().hash_one(0);
+        Self {
+            exporter: Exporter::start(&traces.to, about),
+            one_in: traces.one_in,
+            seen: AtomicU64::new(0),
+            ids: AtomicU64::new(random()),
+            salt: random(),
+        }
+    }
+
+    /// Begins the span of a sampled request, and makes it the parent in the request's headers.
+    pub(crate) fn begin(&self, headers: &mut HeaderMap) -> Option<ActiveSpan> {
+        let parent = match headers.contains_key(TRACEPARENT) {
+            true => SpanContext::read(headers),
+            false => None,
+        };
+        if parent.map_or_else(|| !self.is_sampled(headers), |parent| !parent.sampled) {
+            return None;
+        }
+        let state = headers.get(TRACESTATE).filter(|_| parent.is_some());
+        let state = state.and_then(|state| state.to_str().ok()).filter(|state| state.len() <= MAX_TRACESTATE);
+        let state = state.unwrap_or_default().to_owned();
+        let span = self.id();
+        let trace = parent.map_or_else(|| u128::from(self.id()) << 64 | u128::from(self.id()), |p| p.trace);
+        let own = SpanContext { trace, span, sampled: true };
+        if parent.is_none() {
+            // It belongs to a context that could not be parsed.
+            headers.remove(TRACESTATE);
+        }
+        headers.insert(TRACEPARENT, own.header());
+        Some(ActiveSpan { own, parent: parent.map_or(0, |parent| parent.span), state })
+    }
+
+    /// Whether a request without a valid context starts a trace. Requests with a B3 context do not, since two traces
+    /// could not be correlated.
+    fn is_sampled(&self, headers: &HeaderMap) -> bool {
+        self.one_in > 0
+            && self.seen.fetch_add(1, Relaxed).is_multiple_of(self.one_in)
+            && !["b3", "x-b3-traceid", "x-b3-sampled"].iter().any(|name| headers.contains_key(*name))
+    }
+
+    fn id(&self) -> u64 {
+        // Zero is invalid.
+        mix64(self.ids.fetch_add(1, Relaxed) ^ self.salt).max(1)
+    }
+
+    /// Exports a completed request.
+    pub(crate) fn export(&self, span: &ActiveSpan, request: &RequestInfo, completed: &CompletedRequest<'_>) {
+        let attempts = completed.outcome.attempt_log.iter().enumerate();
+        // Another clock: an attempt may seem to end microseconds after its request.
+        let by = request.time + completed.took;
+        let attempts = attempts.map(|(nth, tried)| attempt_span(span, request, nth, tried, by));
+        self.exporter.export(std::iter::once(request_span(span, request, completed)).chain(attempts));
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        self.exporter.counts()
+    }
+
+    pub(crate) async fn stop(&self, deadline: Instant) {
+        self.exporter.stop(deadline).await;
+    }
+}
+
+fn request_span(span: &ActiveSpan, request: &RequestInfo, completed: &CompletedRequest<'_>) -> Span {
+    let outcome = completed.outcome;
+    let mut attributes = method_attributes(&request.method);
+    attributes.push(("url.scheme", "http".into()));
+    attributes.push(("url.path", request.path().into()));
+    let (host, port) = request.authority().map_or((None, None), host_and_port);
+    attributes.extend(host.map(|host| ("server.address", host.into())));
+    attributes.extend(port.map(|port| ("server.port", port.into())));
+    attributes.push(("client.address", request.caller.ip().to_string().into()));
+    attributes.push(("client.port", i64::from(request.caller.port()).into()));
+    attributes.push(("network.protocol.version", version(request.version).into()));
+    attributes.push(("http.response.status_code", i64::from(outcome.status.as_u16()).into()));
+    attributes
+        .push(("http.response.body.size", i64::try_from(completed.bytes_out).unwrap_or(i64::MAX).into()));
+    attributes.extend(grpc_attributes(request, completed.grpc_status));
+    attributes.push(("fairmesh.service", completed.service.as_str().into()));
+    attributes.push(("fairmesh.attempts", i64::try_from(outcome.attempts).unwrap_or(i64::MAX).into()));
+    let error = completed.error();
+    attributes.extend(error.as_ref().map(|(kind, _)| ("error.type", kind.as_str().into())));
+    Span {
+        trace: span.own.trace,
+        id: span.own.span,
+        parent: span.parent,
+        state: span.state.clone(),
+        name: format!("{} {}", method(&request.method), completed.service),
+        kind: SpanKind::Server,
+        start: nanos(request.time),
+        end: nanos(request.time + completed.took),
+        attributes,
+        error: error.map(|(_, words)| words),
+    }
+}
+
+/// An attempt of a request that ended at `by`.
+fn attempt_span(
+    span: &ActiveSpan,
+    request: &RequestInfo,
+    nth: usize,
+    tried: &AttemptRecord,
+    by: Duration,
+) -> Span {
+    let (endpoint, begun) = (&tried.endpoint, (request.time + tried.after).min(by));
+    let mut attributes = method_attributes(&request.method);
+    attributes.push(("url.full", format!("http://{}{}", endpoint.address, request.path()).into()));
+    attributes.push(("server.address", endpoint.address.ip().to_string().into()));
+    attributes.push(("server.port", i64::from(endpoint.address.port()).into()));
+    if nth > 0 {
+        attributes.push(("http.request.resend_count", i64::try_from(nth).unwrap_or(i64::MAX).into()));
+    }
+    attributes.push(("fairmesh.service", tried.service.to_string().into()));
+    attributes.push(("fairmesh.instance", endpoint.instance.as_str().into()));
+    attributes.push(("fairmesh.region", endpoint.location.region.as_str().into()));
+    attributes.push(("fairmesh.revision", i64::try_from(tried.revision).unwrap_or(i64::MAX).into()));
+    let error = match &tried.outcome {
+        Ok(status) => {
+            attributes.push(("http.response.status_code", i64::from(status.as_u16()).into()));
+            let failed = status.is_client_error() || status.is_server_error();
+            failed.then(|| (status.as_u16().to_string(), String::new()))
+        }
+        Err(words) => Some((tried.fault.map_or("given_up", |fault| fault.label()).into(), words.clone())),
+    };
+    attributes.extend(error.as_ref().map(|(kind, _)| ("error.type", kind.as_str().into())));
+    Span {
+        trace: span.own.trace,
+        id: tried.span,
+        parent: span.own.span,
+        state: span.state.clone(),
+        name: format!("{} {}", method(&request.method), tried.service),
+        kind: SpanKind::Client,
+        start: nanos(begun),
+        end: nanos((begun + tried.took).min(by)),
+        attributes,
+        error: error.map(|(_, words)| words),
+    }
+}
+
+/// The method in span names, which must be few although clients may send any method.
+fn method(method: &Method) -> &str {
+    match method.as_str() {
+        known @ ("GET" | "HEAD" | "POST" | "PUT" | "DELETE" | "CONNECT" | "OPTIONS" | "TRACE" | "PATCH") => {
+            known
+        }
+        _ => "HTTP",
+    }
+}
+
+fn method_attributes(request: &Method) -> Vec<(&'static str, AttributeValue)> {
+    match method(request) {
+        "HTTP" => {
+            let original = request.as_str().chars().take(32).collect::<String>();
+            vec![("http.request.method", "_OTHER".into()), ("http.request.method_original", original.into())]
+        }
+        known => vec![("http.request.method", known.into())],
+    }
+}
+
+fn grpc_attributes(request: &RequestInfo, code: Option<u16>) -> Vec<(&'static str, AttributeValue)> {
+    if !request.is_grpc {
+        return Vec::new();
+    }
+    let mut attributes = vec![("rpc.system", AttributeValue::from("grpc"))];
+    if let Some((service, method)) = request.path().strip_prefix('/').and_then(|path| path.rsplit_once('/')) {
+        attributes.extend([("rpc.service", service.into()), ("rpc.method", method.into())]);
+    }
+    attributes.extend(code.map(|code| ("rpc.grpc.status_code", i64::from(code).into())));
+    attributes
+}
+
+fn host_and_port(authority: &str) -> (Option<&str>, Option<i64>) {
+    match authority.rsplit_once(':') {
+        // IPv6 addresses in brackets contain colons.
+        Some((host, port)) if !port.ends_with(']') => (Some(host), port.parse().ok()),
+        _ => (Some(authority), None),
+    }
+}
+
+fn version(version: Version) -> &'static str {
+    match version {
+        Version::HTTP_10 => "1.0",
+        Version::HTTP_2 => "2",
+        _ => "1.1",
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests;

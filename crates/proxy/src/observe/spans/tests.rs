@@ -1,0 +1,72 @@
+use super::*;
+
+const CALLERS: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+fn tracer(one_in: u64) -> Tracer {
+    let to = "http://127.0.0.1:9".parse().unwrap();
+    Tracer::start(&TraceConfig { to, one_in, instance: "test".into() })
+}
+
+fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+    pairs.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect::<HeaderMap>()
+}
+
+#[tokio::test]
+async fn a_sampled_trace_continues_with_the_proxys_span_as_parent() {
+    let tracer = tracer(0);
+    let mut headers_in = headers(&[("traceparent", CALLERS), ("tracestate", "vendor=1")]);
+    let begun = tracer.begin(&mut headers_in).unwrap();
+    let passed_on = SpanContext::read(&headers_in).unwrap();
+    assert_eq!((begun.parent, &*begun.state), (0x00f0_67aa_0ba9_02b7, "vendor=1"));
+    assert_eq!(passed_on, begun.own);
+    assert_eq!((passed_on.trace, passed_on.sampled), (0x4bf9_2f35_77b3_4da6_a3ce_929d_0e0e_4736, true));
+    assert!(passed_on.span != begun.parent && headers_in["tracestate"] == "vendor=1");
+}
+
+#[tokio::test]
+async fn unsampled_requests_are_forwarded_untouched() {
+    let (never, always) = (tracer(0), tracer(1));
+    let unrecorded = CALLERS.replace("-01", "-00");
+    for (tracer, pairs) in [
+        (&never, &[][..]),
+        (&never, &[("traceparent", "garbage"), ("tracestate", "a=b")]),
+        (&always, &[("traceparent", &*unrecorded), ("tracestate", "a=b")]),
+        (&always, &[("b3", "80f198ee56343ba864fe8b2a57d3eff7-e457b5a2e4d86bd1-1")]),
+        (&always, &[("x-b3-traceid", "80f198ee56343ba8"), ("x-b3-spanid", "e457b5a2e4d86bd1")]),
+    ] {
+        let mut headers_in = headers(pairs);
+        assert!(tracer.begin(&mut headers_in).is_none());
+        assert_eq!(headers_in, headers(pairs));
+    }
+}
+
+#[tokio::test]
+async fn requests_without_a_valid_context_start_traces() {
+    let tracer = tracer(2);
+    let mut seen = std::collections::HashSet::new();
+    for number in 0..100 {
+        let mut headers_in = headers(&[("traceparent", "00-xyz-1-01"), ("tracestate", "vendor=1")]);
+        let begun = tracer.begin(&mut headers_in);
+        assert_eq!(begun.is_some(), number % 2 == 0, "one in two");
+        let Some(begun) = begun else { continue };
+        assert_eq!((begun.parent, SpanContext::read(&headers_in)), (0, Some(begun.own)));
+        assert!(!headers_in.contains_key("tracestate"), "it belonged to an invalid context");
+        assert!(seen.insert(begun.own.trace) && seen.insert(begun.own.span.into()));
+    }
+}
+
+#[test]
+fn authorities_are_split_into_host_and_port() {
+    assert_eq!(host_and_port("cart.shop:80"), (Some("cart.shop"), Some(80)));
+    assert_eq!(host_and_port("cart.shop"), (Some("cart.shop"), None));
+    assert_eq!(host_and_port("[::1]"), (Some("[::1]"), None));
+    assert_eq!(host_and_port("[::1]:80"), (Some("[::1]"), Some(80)));
+}
+
+#[test]
+fn span_names_have_known_methods_only() {
+    assert_eq!(method(&Method::from_bytes(b"MADEUP").unwrap()), "HTTP");
+    let attributes = method_attributes(&Method::from_bytes(b"MADEUP").unwrap());
+    assert_eq!(attributes[0], ("http.request.method", "_OTHER".into()));
+    assert_eq!(method_attributes(&Method::PUT), [("http.request.method", "PUT".into())]);
+}

@@ -1,0 +1,168 @@
+//! Detects the protocol of a captured connection without consuming any byte.
+//!
+//! Bytes are peeked, so that HTTP to a service is then served like a direct connection. If the client sends nothing at
+//! first, the server may have to speak first: the proxy connects to it, and the side that speaks first decides. So no
+//! list of ports of such protocols is needed.
+
+use std::{io, net::SocketAddr, time::Duration};
+
+use fairmesh_http::{h1::lower_version, h2::PREFACE};
+use http::Uri;
+use rustix::net::{RecvFlags, recv};
+use tokio::{
+    io::Interest,
+    net::TcpStream,
+    time::{Instant, sleep, sleep_until},
+};
+
+use crate::passthrough::original_dst::{PassthroughConnection, PassthroughConnector};
+
+/// How long to wait for the client before connecting to the server.
+const CLIENT_SILENCE: Duration = Duration::from_millis(100);
+/// How long to wait for the rest of HTTP headers. They are sent from this machine or a neighbor, usually in one piece;
+/// beyond that, a protocol is assumed in which the server responds next.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum bytes peeked, which is the maximum of request headers.
+const MAX_PEEK: usize = 64 * 1024;
+const FIRST_PEEK: usize = 4 * 1024;
+const MAX_HEADERS: usize = 128;
+
+/// The detected protocol.
+#[derive(Debug)]
+pub(crate) enum DetectedProtocol {
+    /// HTTP/1.1; the host of the first request.
+    Http1(String),
+    Http2,
+    /// Another protocol; with the connection to the server if that spoke first.
+    Other(Option<PassthroughConnection>),
+}
+
+/// Detects the protocol, within `time_limit` if both sides are silent. Connections of other protocols must be
+/// registered again with the runtime, whose readiness is consumed here.
+///
+/// # Errors
+/// The connection broke.
+pub(crate) async fn detect(
+    stream: &TcpStream,
+    caller: SocketAddr,
+    original: SocketAddr,
+    connector: &PassthroughConnector,
+    time_limit: Duration,
+) -> io::Result<DetectedProtocol> {
+    let until = Instant::now() + time_limit;
+    let detected = detect_client(stream);
+    tokio::pin!(detected);
+    tokio::select! {
+        biased;
+        detected = &mut detected => return detected,
+        () = sleep(CLIENT_SILENCE) => {}
+    }
+    // One of the proxy's own connections is registered by now, and another one would come back here as well.
+    if connector.is_own(caller) {
+        return Ok(DetectedProtocol::Other(None));
+    }
+    let server = async {
+        let server = connector.connect(original).await?;
+        // A broken connection is reported by its next user.
+        let _ = server.wait_readable().await;
+        Ok::<_, io::Error>(server)
+    };
+    tokio::pin!(server);
+    let mut unreachable = false;
+    loop {
+        tokio::select! {
+            biased;
+            detected = &mut detected => return detected,
+            connected = &mut server, if !unreachable => match connected {
+                Ok(server) => return Ok(DetectedProtocol::Other(Some(server))),
+                // No server: the client may still call a service.
+                Err(_) => unreachable = true,
+            },
+            () = sleep_until(until) => return Ok(DetectedProtocol::Other(None)),
+        }
+    }
+}
+
+/// Detects the protocol of the client.
+async fn detect_client(stream: &TcpStream) -> io::Result<DetectedProtocol> {
+    let mut buffer = vec![0; FIRST_PEEK];
+    let mut begun: Option<Instant> = None;
+    loop {
+        let late = async {
+            match begun {
+                Some(begun) => sleep_until(begun + HEAD_TIMEOUT).await,
+                None => std::future::pending().await,
+            }
+        };
+        let ready = tokio::select! {
+            ready = stream.ready(Interest::READABLE) => ready?,
+            () = late => return Ok(DetectedProtocol::Other(None)),
+        };
+        let mut read = 0;
+        let detected = stream.try_io(Interest::READABLE, || {
+            read = peek(stream, &mut buffer)?;
+            match classify(&mut buffer[..read]) {
+                Some(detected) => Ok(detected),
+                None if read == 0 || ready.is_read_closed() => Ok(DetectedProtocol::Other(None)),
+                // Tried again only after more bytes have arrived.
+                None => Err(io::ErrorKind::WouldBlock.into()),
+            }
+        });
+        match detected {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            detected => return detected,
+        }
+        if read > 0 {
+            begun.get_or_insert_with(Instant::now);
+        }
+    }
+}
+
+/// Peeks all available bytes up to the maximum.
+fn peek(stream: &TcpStream, buffer: &mut Vec<u8>) -> io::Result<usize> {
+    loop {
+        let (read, _) = recv(stream, buffer.as_mut_slice(), RecvFlags::PEEK)?;
+        if read < buffer.len() || read >= MAX_PEEK {
+            return Ok(read);
+        }
+        buffer.resize((2 * buffer.len()).min(MAX_PEEK), 0);
+    }
+}
+
+/// Classifies a copy of the first bytes; `None` if more are needed.
+fn classify(bytes: &mut [u8]) -> Option<DetectedProtocol> {
+    let len = bytes.len().min(PREFACE.len());
+    if bytes[..len] == PREFACE[..len] {
+        return (len == PREFACE.len()).then_some(DetectedProtocol::Http2);
+    }
+    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
+    let mut request = httparse::Request::new(&mut headers);
+    match request.parse(bytes) {
+        Ok(httparse::Status::Partial) if bytes.len() < MAX_PEEK => None,
+        Ok(httparse::Status::Complete(_)) => {
+            Some(request_host(&request).map_or(DetectedProtocol::Other(None), DetectedProtocol::Http1))
+        }
+        Err(httparse::Error::Version) if lower_version(bytes) => classify(bytes),
+        _ => Some(DetectedProtocol::Other(None)),
+    }
+}
+
+/// The host of a request, from its target first (RFC 9112 3.2.2).
+fn request_host(request: &httparse::Request<'_, '_>) -> Option<String> {
+    let target: Option<Uri> = request.path.and_then(|target| authority_part(target).parse().ok());
+    if let Some(authority) = target.as_ref().and_then(Uri::authority) {
+        return Some(authority.to_string());
+    }
+    let header = request.headers.iter().find(|header| header.name.eq_ignore_ascii_case("host"))?;
+    std::str::from_utf8(header.value).ok().map(|host| host.trim().to_owned())
+}
+
+/// The target without the path of an absolute URI, which may contain bytes that `Uri` refuses.
+fn authority_part(target: &str) -> &str {
+    let begin = target.find("://").map_or(0, |at| at + 3);
+    let end = target[begin..].find(['/', '?', '#']).filter(|_| begin > 0);
+    end.map_or(target, |end| &target[..begin + end])
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,224 @@
+//! Requests for tunnels: CONNECT and upgrades.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use fairmesh_client::{
+    Body, FaultKind, InstanceId, Region, Tunnel, discovery::ServiceState, proxy_support::ConnectResult,
+};
+use fairmesh_model::HostPort;
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use tokio::time::Instant;
+
+use crate::{
+    forward::{
+        connection_info::ConnectionInfo,
+        error_response,
+        forwarder::Forwarder,
+        hop_by_hop, host,
+        host_name::{HostError, service_name},
+        rewrite,
+        target::Target,
+    },
+    observe::{
+        access_log::entry::{AccessLogEntry, millis, seconds},
+        counter::{GaugeGuard, increment},
+        observer::unix_time,
+    },
+    tunnel::upgrade::{ClientUpgrade, UpgradeRequest, set_upgrade_headers},
+};
+
+/// Methods that are allowed everywhere, for `allow` in a refusal of CONNECT (RFC 9110 10.2.1).
+const ALLOWED: HeaderValue = HeaderValue::from_static("GET, HEAD, POST, PUT, DELETE, OPTIONS, TRACE, PATCH");
+
+/// Why a tunnel was refused, apart from faults of the service.
+enum TunnelRefusal {
+    /// The target has no valid port.
+    Malformed,
+    /// Neither the listener nor a route allows CONNECT.
+    NotAllowed,
+    /// The target is not a service of this listener.
+    NotServed,
+    TooManyServices {
+        max: usize,
+    },
+}
+
+/// The outcome of a request for a tunnel.
+struct TunnelAttempt {
+    caller: SocketAddr,
+    began: Instant,
+    status: StatusCode,
+    fault: Option<FaultKind>,
+    server: Option<(InstanceId, Region)>,
+}
+
+impl Forwarder {
+    /// Starts the tunnel after a 101 response of the server.
+    pub(crate) fn start_upgrade(
+        &self,
+        response: &mut Response<Body>,
+        upgrade: Option<UpgradeRequest>,
+        client_info: &ConnectionInfo,
+    ) {
+        let protocol = response.headers().get(header::UPGRADE).cloned();
+        hop_by_hop::strip_response(response.headers_mut());
+        let server = std::mem::take(response.body_mut()).into_tunnel();
+        match (upgrade, server, protocol) {
+            (Some(UpgradeRequest { client, .. }), Some(server), Some(protocol)) => {
+                set_upgrade_headers(response.headers_mut(), protocol);
+                self.tunnels.spawn(client, server, Arc::clone(&client_info.permit));
+            }
+            // The library forwards only upgrades that were requested; one without a protocol is invalid.
+            _ => {
+                let message = "the server switched protocols without naming one\n".to_owned();
+                *response = error_response::plain_text(StatusCode::BAD_GATEWAY, message);
+            }
+        }
+    }
+
+    /// Opens a tunnel to a server of the requested service, and to no other address: a proxy that connects anywhere
+    /// would bypass every firewall of its network. Even to a service a tunnel bypasses all routes but that of the
+    /// CONNECT itself, so that the listener or that route must allow it.
+    pub(crate) async fn connect<B>(
+        &self,
+        request: Request<B>,
+        client_info: &ConnectionInfo,
+    ) -> Response<Body> {
+        if let Err(error) = host::host_header(&request) {
+            self.count_host_error(&error);
+            return error_response::plain_text(StatusCode::BAD_REQUEST, format!("{error}\n"));
+        }
+        let (mut parts, _) = request.into_parts();
+        let named = parts.uri.authority().map(ToString::to_string).unwrap_or_default();
+        let target = match self.tunnel_target(&named, client_info) {
+            Ok(target) => target,
+            Err(refusal) => return self.refuse(&refusal, &named),
+        };
+        let began = Instant::now();
+        let _in_flight = GaugeGuard::new(&target.metrics.in_flight);
+        let client = ClientUpgrade::take(&mut parts.extensions);
+        rewrite::rewrite_host(&mut parts, client_info);
+        parts.extensions.clear();
+        let opened =
+            target.handle.open_tunnel(Request::from_parts(parts, ()), client_info.allows_connect).await;
+        let mut server = None;
+        let (response, fault) = match opened {
+            Ok(ConnectResult::Tunnel(tunnel)) => {
+                server = Some(server_of(&tunnel));
+                if let Some(client) = client {
+                    self.tunnels.spawn(client, tunnel, Arc::clone(&client_info.permit));
+                }
+                (Response::new(Body::empty()), None)
+            }
+            Ok(ConnectResult::DirectResponse(response)) => (response, None),
+            Ok(ConnectResult::NotAllowed) => return self.refuse(&TunnelRefusal::NotAllowed, &named),
+            Err(fault) => {
+                self.record_fault(&fault, client_info, &target);
+                if fault.kind() == FaultKind::UnknownService {
+                    return self.refuse(&TunnelRefusal::not_served(client_info), &named);
+                }
+                (error_response::from_fault(&fault, None), Some(fault.kind()))
+            }
+        };
+        let attempt =
+            TunnelAttempt { caller: client_info.caller, began, status: response.status(), fault, server };
+        self.record_tunnel(&named, &target, attempt);
+        response
+    }
+
+    /// The service of a tunnel, from the request target alone: other servers might trust a different header. On a
+    /// listener for one service the target must be a host of it: its own name, or one that its routes match.
+    fn tunnel_target(&self, named: &str, client_info: &ConnectionInfo) -> Result<Arc<Target>, TunnelRefusal> {
+        let parsed = HostPort::parse(named).filter(|parsed| parsed.port.is_some_and(|port| port > 0));
+        let host = parsed.ok_or(TunnelRefusal::Malformed)?.name();
+        let target = match &client_info.service {
+            Some(service) => self.services.by_name(service),
+            None => self.services.by_host(host),
+        };
+        let target = target.map_err(|error| match error {
+            HostError::TooManyServices { max } => TunnelRefusal::TooManyServices { max },
+            HostError::Missing | HostError::Malformed(_) | HostError::NotAService(_) => {
+                TunnelRefusal::not_served(client_info)
+            }
+        })?;
+        let is_own_host = client_info.service.is_none()
+            || service_name(host).is_ok_and(|name| name == *target.handle.name());
+        let is_served = is_own_host
+            || matches!(&*target.handle.state(), ServiceState::Ready(ready) if ready.upstream.names_host(host));
+        if is_served { Ok(target) } else { Err(TunnelRefusal::not_served(client_info)) }
+    }
+
+    /// Counts and logs a request for a tunnel.
+    fn record_tunnel(&self, named: &str, target: &Target, attempt: TunnelAttempt) {
+        let TunnelAttempt { caller, began, status, fault, server } = attempt;
+        let took = began.elapsed();
+        let (instance, region) = server.unzip();
+        target.metrics.responses.record(region.as_ref(), status, took);
+        self.observer.log_tunnel(fault.is_some(), || AccessLogEntry {
+            time: seconds(unix_time().saturating_sub(took)),
+            service: target.handle.name().to_string(),
+            method: Method::CONNECT.to_string(),
+            path: named.to_owned(),
+            status: status.as_u16(),
+            ms: millis(took),
+            total_ms: millis(took),
+            caller: caller.to_string(),
+            fault: fault.map(FaultKind::label),
+            instance: instance.map(|instance| instance.to_string()),
+            region: region.map(|region| region.to_string()),
+            ..AccessLogEntry::default()
+        });
+    }
+
+    /// The response to a refused request.
+    fn refuse(&self, refusal: &TunnelRefusal, named: &str) -> Response<Body> {
+        let is_full = matches!(refusal, TunnelRefusal::TooManyServices { .. });
+        increment(if is_full { &self.services.refused } else { &self.metrics.requests.unsupported });
+        let (status, message) = refusal.status_and_message(named);
+        let mut response = error_response::plain_text(status, message + "\n");
+        if status == StatusCode::METHOD_NOT_ALLOWED {
+            response.headers_mut().insert(header::ALLOW, ALLOWED);
+        }
+        response
+    }
+}
+
+impl TunnelRefusal {
+    fn status_and_message(&self, named: &str) -> (StatusCode, String) {
+        match self {
+            Self::Malformed => (
+                StatusCode::BAD_REQUEST,
+                format!(
+                    "CONNECT requires a host and a port from 1 to 65535, unlike '{named}'; request cart.shop:80 \
+                     to reach shop/cart"
+                ),
+            ),
+            Self::NotAllowed => {
+                let message = "CONNECT is not allowed here: start the listener with +connect, or name CONNECT \
+                               in match.methods of a route";
+                (StatusCode::METHOD_NOT_ALLOWED, message.to_owned())
+            }
+            Self::NotServed => (
+                StatusCode::FORBIDDEN,
+                format!(
+                    "'{named}' is not a service of this listener, and tunnels lead to no other address; request \
+                     cart.shop:80 to reach shop/cart"
+                ),
+            ),
+            Self::TooManyServices { max } => {
+                let error = HostError::TooManyServices { max: *max };
+                (StatusCode::SERVICE_UNAVAILABLE, error.to_string())
+            }
+        }
+    }
+
+    /// The refusal of an unserved target; without CONNECT it reveals nothing else.
+    fn not_served(client_info: &ConnectionInfo) -> Self {
+        if client_info.allows_connect { Self::NotServed } else { Self::NotAllowed }
+    }
+}
+
+fn server_of(tunnel: &Tunnel) -> (InstanceId, Region) {
+    let server = tunnel.endpoint();
+    (server.instance.clone(), server.location.region.clone())
+}

@@ -1,0 +1,47 @@
+//! Forwards TCP connections to a service: an endpoint is picked for each, and another one if it is unreachable.
+
+use fairmesh_client::{Fault, ServiceName, Tunnel};
+use http::{Method, Request};
+use tokio::io::AsyncWriteExt as _;
+
+use crate::{
+    forward::forwarder::Forwarder,
+    listen::{client_stream::ClientStream, socket},
+    observe::counter::increment,
+};
+
+/// Copies a connection to a server of the service, after the PROXY protocol `header` if there is one.
+pub(crate) async fn serve(
+    forwarder: &Forwarder,
+    stream: impl ClientStream,
+    service: &ServiceName,
+    header: Option<Vec<u8>>,
+) {
+    match connect(forwarder, service, header).await {
+        Ok(server) => forwarder.tunnels().carry(stream, server).await,
+        Err(problem) => {
+            increment(&forwarder.metrics.tunnels.tcp_refused);
+            tracing::debug!(%service, problem, "no server for a TCP connection");
+            socket::reset(stream);
+        }
+    }
+}
+
+async fn connect(
+    forwarder: &Forwarder,
+    service: &ServiceName,
+    header: Option<Vec<u8>>,
+) -> Result<Tunnel, String> {
+    let target = forwarder.services().by_name(service).map_err(|error| error.to_string())?;
+    let mut request = Request::new(());
+    *request.method_mut() = Method::CONNECT;
+    let connected = target.handle.connect(request).await;
+    let mut server = connected.map_err(|fault: Fault| {
+        increment(&target.metrics.faults);
+        fault.to_string()
+    })?;
+    if let Some(header) = header {
+        server.write_all(&header).await.map_err(|error| error.to_string())?;
+    }
+    Ok(server)
+}

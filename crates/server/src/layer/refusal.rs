@@ -1,0 +1,136 @@
+//! Responses of the layer itself, to calls that the service does not process or complete.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use tonic::Code;
+
+use super::{ServerBody, server_load::ServerLoad};
+use crate::load_report;
+use fairmesh_headers::{
+    CallerProtocol, DEADLINE_EXCEEDED, FAULT, GRPC_STATUS, OVERLOADED, OVERLOADED_SERVER, WRONG_SHARD,
+};
+
+/// Why the layer responds itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// Another server holds the key, by this version of the shard map.
+    WrongShard(u64),
+    /// The concurrency limit is reached.
+    Overloaded,
+    /// The caller's deadline has passed.
+    Late,
+}
+
+/// Counts of these.
+#[derive(Debug, Default)]
+pub(crate) struct Refusals {
+    overloaded: AtomicU64,
+    late: AtomicU64,
+}
+
+impl Refusals {
+    pub(crate) fn count(&self, refusal: Refusal) {
+        match refusal {
+            Refusal::WrongShard(_) => {}
+            Refusal::Overloaded => drop(self.overloaded.fetch_add(1, Relaxed)),
+            Refusal::Late => drop(self.late.fetch_add(1, Relaxed)),
+        }
+    }
+
+    /// Calls rejected by the concurrency limit.
+    pub(crate) fn overloaded(&self) -> u64 {
+        self.overloaded.load(Relaxed)
+    }
+
+    /// Calls cancelled at their deadline.
+    pub(crate) fn late(&self) -> u64 {
+        self.late.load(Relaxed)
+    }
+}
+
+impl Refusal {
+    /// Status and message. Messages are printable ASCII, which gRPC sends as it is.
+    fn status_and_message(self) -> (StatusCode, Code, &'static str) {
+        match self {
+            Self::WrongShard(_) => (
+                StatusCode::MISDIRECTED_REQUEST,
+                Code::FailedPrecondition,
+                "this server does not hold the shard of x-fairmesh-key in that role; fairmesh-wrong-shard names the \
+                 version of its shard map",
+            ),
+            Self::Overloaded => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                Code::Unavailable,
+                "this server has reached its concurrency limit; the call was not started, and may be sent to another \
+                 server",
+            ),
+            Self::Late => (
+                StatusCode::GATEWAY_TIMEOUT,
+                Code::DeadlineExceeded,
+                "the caller's deadline has passed; the call was cancelled, and may have been processed in part",
+            ),
+        }
+    }
+
+    /// Removes marks from a response of the service that only the layer may set, since callers would attribute them to
+    /// this server.
+    pub(crate) fn remove_marks(headers: &mut HeaderMap) {
+        headers.remove(WRONG_SHARD);
+        headers.remove(OVERLOADED_SERVER);
+        if headers.get(FAULT).is_some_and(|fault| fault == OVERLOADED || fault == DEADLINE_EXCEEDED) {
+            headers.remove(FAULT);
+        }
+    }
+
+    /// Adds the marks for callers with Fairmesh.
+    fn mark(self, headers: &mut HeaderMap, name: Option<&HeaderValue>) {
+        match self {
+            Self::WrongShard(version) => headers.insert(WRONG_SHARD, HeaderValue::from(version)),
+            Self::Overloaded => {
+                name.and_then(|name| headers.insert(OVERLOADED_SERVER, name.clone()));
+                headers.insert(FAULT, HeaderValue::from_static(OVERLOADED))
+            }
+            Self::Late => headers.insert(FAULT, HeaderValue::from_static(DEADLINE_EXCEEDED)),
+        };
+    }
+
+    /// The whole response, in the caller's protocol.
+    pub(crate) fn response<B>(self, caller: &CallerProtocol, load: &ServerLoad) -> Response<ServerBody<B>> {
+        load.refusals().count(self);
+        let (status, _, words) = self.status_and_message();
+        let kind = match caller {
+            CallerProtocol::Grpc(kind) | CallerProtocol::GrpcWeb(kind) => kind.clone(),
+            CallerProtocol::Http => HeaderValue::from_static("text/plain; charset=utf-8"),
+        };
+        let is_http = *caller == CallerProtocol::Http;
+        let mut response =
+            Response::new(ServerBody::text(if is_http { format!("{words}\n") } else { String::new() }));
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, kind);
+        if is_http {
+            self.mark(headers, load.name());
+            load_report::add_text(headers, load.report());
+            *response.status_mut() = status;
+        } else {
+            self.end_grpc(headers, load);
+        }
+        response
+    }
+
+    /// The trailers that end a response in progress.
+    pub(crate) fn trailers(self, load: &ServerLoad) -> HeaderMap {
+        load.refusals().count(self);
+        let mut trailers = HeaderMap::new();
+        self.end_grpc(&mut trailers, load);
+        trailers
+    }
+
+    fn end_grpc(self, headers: &mut HeaderMap, load: &ServerLoad) {
+        let (_, code, words) = self.status_and_message();
+        headers.insert(GRPC_STATUS, HeaderValue::from(code as i32));
+        headers.insert("grpc-message", HeaderValue::from_static(words));
+        self.mark(headers, load.name());
+        load_report::add_binary(headers, load.report());
+    }
+}

@@ -1,0 +1,222 @@
+//! Exact counts of calls in flight.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, AtomicU64, Ordering},
+};
+
+use http::HeaderValue;
+
+use super::{concurrency_limit::ConcurrencyLimit, refusal::Refusals};
+use crate::{load_report::custom_metrics::Metrics, shards::shard_load::KeyedCall};
+
+/// Counts the calls that a server is processing.
+///
+/// One word holds the calls in flight (low half) and the calls ever begun (high half, wrapping), so that beginning a
+/// call is a single atomic addition and a drain can still notice a call that came and went between two reads.
+#[derive(Debug, Default)]
+pub(crate) struct ServerLoad {
+    calls: AtomicU64,
+    streams: AtomicU32,
+    /// CPU utilization, in thousandths of the limit, plus one; 0 while unknown.
+    cpu: AtomicU32,
+    metrics: Metrics,
+    refusals: Refusals,
+    /// The name of this server for rejected calls; `None` where it is not registered here.
+    name: Option<HeaderValue>,
+}
+
+const BEGIN: u64 = (1 << 32) + 1;
+
+/// Calls and streams in flight at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outstanding {
+    /// Calls whose response is not complete, without streams.
+    pub calls: u32,
+    /// Calls whose response has begun and lasts long; a different load than short calls (Uber, assisted balancing).
+    pub streams: u32,
+}
+
+/// The concurrency limit of a server, and the calls that it did not complete.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Admission {
+    /// The current limit; `None` without one.
+    pub limit: Option<u32>,
+    /// Calls and streams in flight.
+    pub outstanding: Outstanding,
+    /// Calls rejected by the limit; total.
+    pub refused: u64,
+    /// Calls cancelled at the caller's deadline; total.
+    pub late: u64,
+}
+
+/// The load in a response.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LoadSnapshot<'a> {
+    pub(crate) outstanding: Outstanding,
+    /// CPU utilization, in thousandths of the limit; `None` where unknown.
+    pub(crate) cpu: Option<u16>,
+    /// Metrics of the program.
+    pub(crate) metrics: &'a Metrics,
+}
+
+impl ServerLoad {
+    /// No load, of this server.
+    pub(crate) fn of(name: &str) -> Self {
+        Self { name: HeaderValue::from_str(name).ok(), ..Self::default() }
+    }
+
+    /// The name of the server.
+    pub(crate) fn name(&self) -> Option<&HeaderValue> {
+        self.name.as_ref()
+    }
+
+    /// The report for a response to a call that is not counted.
+    pub(crate) fn report(&self) -> LoadSnapshot<'_> {
+        let cpu = self.cpu.load(Ordering::Relaxed).checked_sub(1);
+        let cpu = cpu.and_then(|cpu| u16::try_from(cpu).ok());
+        LoadSnapshot { outstanding: self.outstanding(), cpu, metrics: &self.metrics }
+    }
+
+    /// Metrics of the program.
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// Calls rejected or cancelled.
+    pub(crate) fn refusals(&self) -> &Refusals {
+        &self.refusals
+    }
+
+    /// Sets the CPU utilization.
+    pub(crate) fn set_cpu(&self, share: Option<u16>) {
+        self.cpu.store(share.map_or(0, |share| u32::from(share) + 1), Ordering::Relaxed);
+    }
+
+    /// Calls and streams in flight.
+    pub(crate) fn outstanding(&self) -> Outstanding {
+        Outstanding {
+            calls: low(self.calls.load(Ordering::Relaxed)),
+            streams: self.streams.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Changes whenever a call begins or ends.
+    pub(crate) fn activity(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    /// Calls ever begun; wraps around at 2³².
+    #[allow(clippy::cast_possible_truncation)] // 32 bits are left
+    pub(crate) fn begun(&self) -> u32 {
+        (self.calls.load(Ordering::Relaxed) >> 32) as u32
+    }
+
+    /// As [`begin`](Self::begin), where the fixed limit admits another call.
+    pub(crate) fn enter(
+        self: &Arc<Self>,
+        concurrency_limit: &ConcurrencyLimit,
+        keyed: impl FnOnce() -> Option<KeyedCall>,
+    ) -> Option<CallGuard> {
+        if concurrency_limit.is_unlimited() {
+            return Some(self.begin(keyed()));
+        }
+        let fits = |word: u64| {
+            let outstanding = Outstanding { calls: low(word), ..self.outstanding() };
+            concurrency_limit.admits(outstanding).then(|| word.wrapping_add(BEGIN))
+        };
+        match self.calls.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
+            Ok(_) => Some(CallGuard { load: Arc::clone(self), stream: false, keyed: keyed() }),
+            Err(_) => {
+                concurrency_limit.record_rejection();
+                None
+            }
+        }
+    }
+
+    /// Counts a call until the guard is dropped.
+    pub(crate) fn begin(self: &Arc<Self>, keyed: Option<KeyedCall>) -> CallGuard {
+        self.calls.fetch_add(BEGIN, Ordering::Relaxed);
+        CallGuard { load: Arc::clone(self), stream: false, keyed }
+    }
+}
+
+/// The low half, which never borrows from the high one: every guard subtracts exactly what it added.
+#[allow(clippy::cast_possible_truncation)] // the high half is another counter
+fn low(word: u64) -> u32 {
+    word as u32
+}
+
+/// A call in flight. Dropping it removes it from the count.
+#[derive(Debug)]
+pub(crate) struct CallGuard {
+    load: Arc<ServerLoad>,
+    stream: bool,
+    /// Adds the call to the load of its shard, where it has a key; a stream is idle most of the time.
+    keyed: Option<KeyedCall>,
+}
+
+impl CallGuard {
+    /// Counts this call as a stream from now on.
+    pub(crate) fn becomes_stream(&mut self) {
+        if !self.stream {
+            self.stream = true;
+            self.keyed = None;
+            self.load.streams.fetch_add(1, Ordering::Relaxed);
+            self.load.calls.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether this call counts as a stream.
+    pub(crate) fn is_stream(&self) -> bool {
+        self.stream
+    }
+
+    /// Ends the call; returns the counts.
+    pub(crate) fn end(self) -> Arc<ServerLoad> {
+        Arc::clone(&self.load)
+    }
+
+    /// The report for the response of this call: without the call itself, since that is what its caller finds after
+    /// the response.
+    pub(crate) fn report(&self) -> LoadSnapshot<'_> {
+        let mut report = self.load.report();
+        let Outstanding { calls, streams } = &mut report.outstanding;
+        let own = if self.stream { streams } else { calls };
+        *own = own.saturating_sub(1);
+        report
+    }
+}
+
+impl Drop for CallGuard {
+    fn drop(&mut self) {
+        if self.stream {
+            self.load.streams.fetch_sub(1, Ordering::Relaxed);
+        } else {
+            self.load.calls.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_and_streams_are_counted_apart_and_exactly() {
+        let load = Arc::new(ServerLoad::default());
+        let before = load.activity();
+        let short = load.begin(None);
+        let mut long = load.begin(None);
+        assert_eq!(short.report().outstanding, Outstanding { calls: 1, streams: 0 });
+        long.becomes_stream();
+        long.becomes_stream();
+        assert_eq!(load.outstanding(), Outstanding { calls: 1, streams: 1 });
+        assert_eq!(long.report().outstanding, Outstanding { calls: 1, streams: 0 });
+        drop((short, long));
+        assert_eq!(load.outstanding(), Outstanding::default());
+        assert_ne!(load.activity(), before, "ended calls change the activity");
+        assert_eq!(load.begun(), 2);
+    }
+}

@@ -1,0 +1,257 @@
+//! Keeps an endpoint registered while its program runs, across failures of the control plane.
+
+use std::{sync::Arc, time::Duration};
+
+use fairmesh_model::EndpointState;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout, timeout_at},
+};
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+
+use super::{
+    Registration,
+    backoff::{Backoff, jittered},
+    registry_client::{RegistryClient, RegistryError, instance_ref},
+};
+
+/// How long deregistration may take: if it fails, the lease expires.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// State of a registration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RegistrationState {
+    /// The first attempt is in flight.
+    Registering,
+    /// The registry has the endpoint in this state.
+    Registered(EndpointState),
+    /// The last attempt failed for this reason; it is retried.
+    Failing(String),
+}
+
+/// Result of a drain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Drained {
+    /// All callers have applied the removal of this endpoint.
+    CallersMoved,
+    /// These callers had not when the time was up.
+    Behind(Vec<String>),
+    /// The registry was not reached, for this reason: callers notice when connections close.
+    Unreported(String),
+}
+
+/// Keeps an endpoint registered: a task renews its lease three times a term, registers it again where the registry
+/// does not know it, and retries with growing pauses (50 ms to 5 s) while the registry is unreachable.
+///
+/// Dropping it stops the task; the lease then expires. [`leave`](Self::leave) deregisters the endpoint at once.
+#[derive(Debug)]
+pub struct Lease {
+    target: Arc<LeaseTarget>,
+    wanted: watch::Sender<EndpointState>,
+    registration_state: watch::Receiver<RegistrationState>,
+    stop: CancellationToken,
+    task: tokio::sync::Mutex<Option<AbortOnDropHandle<()>>>,
+}
+
+#[derive(Debug)]
+struct LeaseTarget {
+    registry: Arc<RegistryClient>,
+    registration: Registration,
+}
+
+impl Lease {
+    /// Starts to keep `registration` in `state`. Must be called within a tokio runtime.
+    pub fn keep(registry: Arc<RegistryClient>, registration: Registration, state: EndpointState) -> Self {
+        let target = Arc::new(LeaseTarget { registry, registration });
+        let (wanted, wanted_receiver) = watch::channel(state);
+        let (state_sender, registration_state) = watch::channel(RegistrationState::Registering);
+        let stop = CancellationToken::new();
+        let lease_task = LeaseTask {
+            target: Arc::clone(&target),
+            wanted: wanted_receiver,
+            registration_state: state_sender,
+            acknowledged: None,
+            backoff: Backoff::default(),
+        };
+        let task = tokio::spawn(lease_task.run(stop.clone()));
+        let task = tokio::sync::Mutex::new(Some(AbortOnDropHandle::new(task)));
+        Self { target, wanted, registration_state, stop, task }
+    }
+
+    /// Sets the state of the endpoint. [`EndpointState::Lost`] also stops renewals, which would revive the endpoint. A
+    /// draining endpoint stays draining.
+    pub fn set(&self, state: EndpointState) {
+        self.wanted.send_if_modified(|wanted| {
+            *wanted != EndpointState::Draining && std::mem::replace(wanted, state) != state
+        });
+    }
+
+    /// The state of the registration, and its changes.
+    pub fn registration_state(&self) -> watch::Receiver<RegistrationState> {
+        self.registration_state.clone()
+    }
+
+    /// Asks callers to move and waits until they have, at most `within`. An unreachable registry is retried for a
+    /// fifth of that time: callers also move when connections close, only less smoothly.
+    pub async fn drain(&self, within: Duration) -> Drained {
+        self.set(EndpointState::Draining);
+        let end = Instant::now() + within;
+        let retry_until = Instant::now() + within / 5;
+        let mut backoff = Backoff::default();
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let error = match self.target.registry.drain(self.target.instance(), left).await {
+                Ok(response) if response.callers_moved => return Drained::CallersMoved,
+                Ok(response) => return Drained::Behind(response.behind),
+                // Callers do not know an endpoint that the registry does not know.
+                Err(error) if error.is_unknown() => return Drained::CallersMoved,
+                Err(error) => error,
+            };
+            let pause = backoff.next();
+            if error.is_final() || Instant::now() + pause >= retry_until {
+                return Drained::Unreported(error.to_string());
+            }
+            sleep(pause).await;
+        }
+    }
+
+    /// Stops renewing and deregisters the endpoint, retrying for at most 2 s. Further calls have no effect.
+    pub async fn leave(&self) -> Result<(), RegistryError> {
+        self.stop.cancel();
+        let Some(task) = self.task.lock().await.take() else {
+            return Ok(());
+        };
+        let end = Instant::now() + LEAVE_TIMEOUT;
+        // A registration in flight must not overtake the deregistration.
+        let _ = timeout_at(end, task).await;
+        let mut backoff = Backoff::default();
+        loop {
+            let left = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(100));
+            let error = match timeout(left, self.target.registry.deregister(self.target.instance())).await {
+                Ok(Ok(())) => return Ok(()),
+                Ok(Err(error)) if error.is_unknown() => return Ok(()),
+                Ok(Err(error)) => error,
+                Err(_) => {
+                    let address = self.target.registry.addresses().first().cloned();
+                    return match address {
+                        Some(address) => Err(RegistryError::Timeout { address, after: LEAVE_TIMEOUT }),
+                        None => Ok(()),
+                    };
+                }
+            };
+            let pause = backoff.next();
+            if error.is_final() || Instant::now() + pause >= end {
+                return Err(error);
+            }
+            sleep(pause).await;
+        }
+    }
+}
+
+impl LeaseTarget {
+    fn instance(&self) -> fairmesh_wire::v1::InstanceRef {
+        instance_ref(&self.registration.service, &self.registration.instance)
+    }
+}
+
+/// The task: each step brings the registry up to date, or renews.
+struct LeaseTask {
+    target: Arc<LeaseTarget>,
+    wanted: watch::Receiver<EndpointState>,
+    registration_state: watch::Sender<RegistrationState>,
+    /// The state that the registry has; `None` when it must be registered again.
+    acknowledged: Option<EndpointState>,
+    backoff: Backoff,
+}
+
+impl LeaseTask {
+    async fn run(mut self, stop: CancellationToken) {
+        while !stop.is_cancelled() {
+            let pause = self.step().await;
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = sleep(pause) => {}
+                // The sender is dropped with the lease only, and then the task is stopped as well.
+                Ok(()) = self.wanted.changed() => {}
+            }
+        }
+    }
+
+    /// Does what is due; returns the pause until the next step.
+    async fn step(&mut self) -> Duration {
+        let wanted = *self.wanted.borrow_and_update();
+        match self.reconcile(wanted).await {
+            Ok(acknowledged) => {
+                self.acknowledged = acknowledged;
+                if acknowledged.is_none() {
+                    return Duration::ZERO;
+                }
+                self.backoff = Backoff::default();
+                self.set_state(RegistrationState::Registered(wanted));
+                jittered(self.target.registration.lease / 3)
+            }
+            Err(error) => {
+                if error.is_unknown() {
+                    self.acknowledged = None;
+                }
+                self.set_state(RegistrationState::Failing(error.to_string()));
+                self.backoff.next()
+            }
+        }
+    }
+
+    /// Brings the registry to `wanted`; returns the state that it has then, `None` if it does not know the endpoint.
+    async fn reconcile(&self, wanted: EndpointState) -> Result<Option<EndpointState>, RegistryError> {
+        let LeaseTarget { registry, registration } = &*self.target;
+        let instance = self.target.instance();
+        match self.acknowledged {
+            // A lost endpoint may have been removed since; registering covers both.
+            None | Some(EndpointState::Lost)
+                if wanted != EndpointState::Lost || self.acknowledged.is_none() =>
+            {
+                let location = match &registration.location {
+                    Some(location) => location.clone(),
+                    None => registry.location().await?.ok_or(RegistryError::NoRegion)?,
+                };
+                registry.register(registration.message(location, wanted)).await?;
+            }
+            Some(acknowledged) if acknowledged == wanted => {
+                if wanted != EndpointState::Lost && !registry.renew(instance).await? {
+                    return Ok(None);
+                }
+            }
+            // The drain itself writes this state.
+            _ if wanted == EndpointState::Draining => {}
+            _ => {
+                let state = fairmesh_wire::v1::endpoint::State::from(wanted).into();
+                let report = fairmesh_wire::v1::StateReport { instance: Some(instance), state };
+                registry.report(report).await?;
+            }
+        }
+        Ok(Some(wanted))
+    }
+
+    fn set_state(&self, registration_state: RegistrationState) {
+        self.registration_state.send_if_modified(|now| {
+            let changed = *now != registration_state;
+            if changed {
+                match &registration_state {
+                    RegistrationState::Failing(problem) => tracing::warn!(
+                        service = %self.target.registration.service,
+                        instance = %self.target.registration.instance,
+                        problem,
+                        "could not register or renew; retrying"
+                    ),
+                    other => tracing::info!(
+                        service = %self.target.registration.service,
+                        instance = %self.target.registration.instance,
+                        state = ?other,
+                        "registration changed"
+                    ),
+                }
+                *now = registration_state;
+            }
+            changed
+        });
+    }
+}

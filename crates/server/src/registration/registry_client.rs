@@ -1,0 +1,248 @@
+//! Client of the registry: through the agent, which forwards, or directly to a control plane.
+
+use std::{
+    future::Future,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use fairmesh_model::{Endpoint, InstanceId, Location, ServiceName, ShardId};
+use fairmesh_wire::{
+    handshake::{ConnectError, Connection, connect, is_version_refusal},
+    transport::Address,
+    v1,
+};
+use tokio::{sync::Mutex, time::timeout};
+use tonic::{Code, Response, Status};
+
+/// Timeout of a call to the registry, unless stated otherwise.
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Why a request to the registry failed.
+#[derive(Debug, thiserror::Error)]
+pub enum RegistryError {
+    /// Neither agent nor control plane accepted the connection.
+    #[error(transparent)]
+    Connect(#[from] Box<ConnectError>),
+    /// No response in time.
+    #[error(
+        "{address} did not respond within {after:?}; it is overloaded, or cannot reach the control plane"
+    )]
+    Timeout {
+        /// The address.
+        address: Address,
+        /// The timeout.
+        after: Duration,
+    },
+    /// The response is an error.
+    #[error("{address} refused: {}", status.message())]
+    Refused {
+        /// The address.
+        address: Address,
+        /// The error.
+        status: Box<Status>,
+    },
+    /// Neither the program nor an agent knows its location.
+    #[error(
+        "no region is known for this program; set FAIRMESH_REGION, give `fairmesh register` one with --region, or \
+         connect to an agent that knows it"
+    )]
+    NoRegion,
+}
+
+impl RegistryError {
+    fn code(&self) -> Option<Code> {
+        match self {
+            Self::Refused { status, .. } => Some(status.code()),
+            _ => None,
+        }
+    }
+
+    /// Whether the registry does not know the instance.
+    pub fn is_unknown(&self) -> bool {
+        self.code() == Some(Code::NotFound)
+    }
+
+    /// Whether a retry cannot succeed.
+    pub fn is_final(&self) -> bool {
+        matches!(
+            self.code(),
+            Some(
+                Code::InvalidArgument | Code::Unimplemented | Code::PermissionDenied | Code::Unauthenticated
+            )
+        )
+    }
+}
+
+/// A connection to the registry, made on first use, again after failures, and to the next address when one does not
+/// respond.
+#[derive(Debug)]
+pub struct RegistryClient {
+    addresses: Vec<Address>,
+    software: String,
+    /// Distinguishes this process from earlier and later ones of the same name.
+    incarnation: u64,
+    current: Mutex<Option<(Address, Connection)>>,
+}
+
+type Current = (Address, Connection);
+
+impl RegistryClient {
+    /// A client for the first of `addresses` that responds; `software` describes this program.
+    pub fn new(addresses: Vec<Address>, software: impl Into<String>) -> Self {
+        Self { addresses, software: software.into(), incarnation: incarnation(), current: Mutex::new(None) }
+    }
+
+    /// The addresses, in order.
+    pub fn addresses(&self) -> &[Address] {
+        &self.addresses
+    }
+
+    /// The description of this program.
+    pub fn software(&self) -> &str {
+        &self.software
+    }
+
+    /// The location of this machine according to the agent; `None` from a control plane.
+    pub async fn location(&self) -> Result<Option<Location>, RegistryError> {
+        Ok(self.connection().await?.1.hello.location)
+    }
+
+    /// Registers an endpoint of this process.
+    pub async fn register(&self, mut registration: v1::Registration) -> Result<(), RegistryError> {
+        if let Some(endpoint) = &mut registration.endpoint {
+            endpoint.labels.insert(Endpoint::INCARNATION.into(), self.incarnation.to_string());
+        }
+        let request = v1::RegisterRequest { registrations: vec![registration] };
+        let (address, connection) = self.connection().await?;
+        let mut service = connection.registry();
+        self.call(address, CALL_TIMEOUT, service.register(request)).await.map(drop)
+    }
+
+    /// Renews the lease; `false` when the registry does not know the instance.
+    pub async fn renew(&self, instance: v1::InstanceRef) -> Result<bool, RegistryError> {
+        let request = v1::RenewRequest { instances: vec![self.with_incarnation(instance)] };
+        let (address, connection) = self.connection().await?;
+        let mut service = connection.registry();
+        let response = self.call(address, CALL_TIMEOUT, service.renew(request)).await?;
+        Ok(response.unknown.is_empty())
+    }
+
+    /// Changes the state.
+    pub async fn report(&self, mut report: v1::StateReport) -> Result<(), RegistryError> {
+        report.instance = report.instance.map(|instance| self.with_incarnation(instance));
+        let request = v1::ReportRequest { reports: vec![report] };
+        let (address, connection) = self.connection().await?;
+        let mut service = connection.registry();
+        self.call(address, CALL_TIMEOUT, service.report(request)).await.map(drop)
+    }
+
+    /// Marks the instance as draining and waits for its callers, at most `within`.
+    pub async fn drain(
+        &self,
+        instance: v1::InstanceRef,
+        within: Duration,
+    ) -> Result<v1::DrainResponse, RegistryError> {
+        let deadline_ms = u32::try_from(within.as_millis()).unwrap_or(u32::MAX);
+        let request = v1::DrainRequest { instances: vec![self.with_incarnation(instance)], deadline_ms };
+        let (address, connection) = self.connection().await?;
+        let mut service = connection.registry();
+        // A little longer than the registry waits, so that its response, which names the callers behind, arrives in
+        // time.
+        self.call(address, within + Duration::from_millis(500), service.drain(request)).await
+    }
+
+    /// Deregisters the instance.
+    pub async fn deregister(&self, instance: v1::InstanceRef) -> Result<(), RegistryError> {
+        let request = v1::DeregisterRequest { instances: vec![self.with_incarnation(instance)] };
+        let (address, connection) = self.connection().await?;
+        let mut service = connection.registry();
+        self.call(address, CALL_TIMEOUT, service.deregister(request)).await.map(drop)
+    }
+
+    /// Reports loaded shards.
+    pub async fn report_shards(
+        &self,
+        instance: v1::InstanceRef,
+        ready: impl IntoIterator<Item = ShardId>,
+    ) -> Result<(), RegistryError> {
+        let ready = ready.into_iter().map(|shard| shard.0).collect();
+        let request = v1::ReportShardsRequest { instance: Some(self.with_incarnation(instance)), ready };
+        let (address, connection) = self.connection().await?;
+        let mut service = connection.registry();
+        self.call(address, CALL_TIMEOUT, service.report_shards(request)).await.map(drop)
+    }
+
+    /// Reports the load of shards.
+    pub(crate) async fn report_shard_load(
+        &self,
+        mut report: v1::ReportShardLoadRequest,
+    ) -> Result<(), RegistryError> {
+        report.instance = report.instance.map(|instance| self.with_incarnation(instance));
+        let (address, connection) = self.connection().await?;
+        let mut service = connection.registry();
+        self.call(address, CALL_TIMEOUT, service.report_shard_load(report)).await.map(drop)
+    }
+
+    /// Reports CPU usage of an instance, minute by minute.
+    pub async fn report_usage(&self, usage: v1::InstanceUsage) -> Result<(), RegistryError> {
+        let request = v1::ReportUsageRequest { usages: vec![usage] };
+        let (address, connection) = self.connection().await?;
+        let mut imbalance = connection.imbalance();
+        self.call(address, CALL_TIMEOUT, imbalance.report(request)).await.map(drop)
+    }
+
+    /// The instance with the incarnation of this process.
+    fn with_incarnation(&self, instance: v1::InstanceRef) -> v1::InstanceRef {
+        v1::InstanceRef { incarnation: self.incarnation, ..instance }
+    }
+
+    async fn connection(&self) -> Result<Current, RegistryError> {
+        let mut current = self.current.lock().await;
+        if let Some(current) = &*current {
+            return Ok(current.clone());
+        }
+        let mut first_error = None;
+        for address in &self.addresses {
+            match connect(address, &self.software).await {
+                Ok(connection) => return Ok(current.insert((address.clone(), connection)).clone()),
+                Err(error) => first_error = first_error.or(Some(error)),
+            }
+        }
+        Err(match first_error {
+            Some(error) => RegistryError::Connect(Box::new(error)),
+            None => RegistryError::NoRegion,
+        })
+    }
+
+    async fn call<T>(
+        &self,
+        address: Address,
+        within: Duration,
+        call: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, RegistryError> {
+        let error = match timeout(within, call).await {
+            Ok(Ok(response)) => return Ok(response.into_inner()),
+            Ok(Err(status)) => RegistryError::Refused { address, status: Box::new(status) },
+            Err(_) => RegistryError::Timeout { address, after: within },
+        };
+        let version = matches!(&error, RegistryError::Refused { status, .. } if is_version_refusal(status));
+        if version || matches!(error.code(), None | Some(Code::Unavailable | Code::Unknown)) {
+            // Another address may work, and a process of another release may need a new handshake.
+            *self.current.lock().await = None;
+        }
+        Err(error)
+    }
+}
+
+/// A reference to an instance in the protocol.
+pub(crate) fn instance_ref(service: &ServiceName, instance: &InstanceId) -> v1::InstanceRef {
+    v1::InstanceRef { service: service.to_string(), instance: instance.to_string(), incarnation: 0 }
+}
+
+/// A number greater than those of earlier processes: the microseconds since 1970. If the clock was set back meanwhile,
+/// the registry still accepts this process once its predecessor has left or is lost.
+#[allow(clippy::disallowed_methods, reason = "only the wall clock continues from one process to the next")]
+fn incarnation() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX).max(1)
+}

@@ -1,0 +1,45 @@
+use std::{
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use fairmesh_listen::{Connection, GuardedCall, RequestGuard, ResponseBody};
+use http::{Method, Request, Response};
+use http_body::Body;
+use tower_service::Service;
+
+/// A service whose requests mark their connection as active for the acceptor.
+#[derive(Clone, Debug)]
+pub(crate) struct GuardedService<S> {
+    inner: S,
+    connection: Option<Arc<Connection>>,
+}
+
+impl<S> GuardedService<S> {
+    pub(crate) const fn new(inner: S, connection: Option<Arc<Connection>>) -> Self {
+        Self { inner, connection }
+    }
+}
+
+impl<S, A, B> Service<Request<A>> for GuardedService<S>
+where
+    S: Service<Request<A>, Response = Response<B>>,
+    B: Body<Data = Bytes, Error: Into<fairmesh_http::BoxError>>,
+{
+    type Response = Response<ResponseBody<B>>;
+    type Error = S::Error;
+    type Future = GuardedCall<S::Future>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<A>) -> Self::Future {
+        if let Some(connection) = self.connection.as_ref().filter(|_| request.method() == Method::CONNECT) {
+            connection.exempt();
+        }
+        let guard = self.connection.as_ref().map(RequestGuard::new);
+        GuardedCall::new(self.inner.call(request), guard)
+    }
+}

@@ -1,0 +1,195 @@
+//! Follows the service's shard map through the agent.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, OnceLock},
+};
+
+use bytes::Bytes;
+use fairmesh_model::{Prefix, RecordKey, Region, Revision, ServiceName, ShardMap, ShardPart, StoreId};
+use fairmesh_rib::{
+    Update,
+    follower::{Backoff, Follower, FollowerConfig, FollowerHandle, Sink},
+};
+use fairmesh_wire::shards::decode_map;
+use tokio::sync::watch;
+
+use crate::RegistryClient;
+
+/// State of the map.
+#[derive(Clone, Debug, Default)]
+pub(super) struct MapState {
+    /// The last revision, to acknowledge.
+    pub(super) revision: Option<Revision>,
+    /// Whether it is known if there is a map.
+    pub(super) known: bool,
+    /// The map, if the service has one.
+    pub(super) map: Option<Arc<ShardMap>>,
+}
+
+/// The subscription; dropping it ends it.
+pub(super) struct MapSubscription {
+    handle: FollowerHandle,
+    service: ServiceName,
+    wanted: Arc<OnceLock<BTreeSet<Prefix>>>,
+}
+
+/// Prepares to follow the map of `service`; nothing is subscribed before [`MapSubscription::subscribe`].
+pub(super) fn follow(
+    registry: &RegistryClient,
+    service: &ServiceName,
+    publisher: watch::Sender<MapState>,
+) -> MapSubscription {
+    let config = FollowerConfig {
+        addresses: registry.addresses().to_vec(),
+        software: registry.software().to_owned(),
+        backoff: Backoff::default(),
+        refuse_lagging: false,
+    };
+    let wanted = Arc::new(OnceLock::new());
+    let copy = MapRecords {
+        wanted: Arc::clone(&wanted),
+        publisher,
+        store: None,
+        entries: BTreeMap::new(),
+        complete: BTreeSet::new(),
+    };
+    MapSubscription { handle: Follower::spawn(config, copy), service: service.clone(), wanted }
+}
+
+impl MapSubscription {
+    /// Subscribes to the parts for endpoints of `region`, or to the whole map where that is unknown. Once.
+    pub(super) fn subscribe(&self, region: Option<Region>) {
+        let part = |part| Prefix::shards(&self.service, Some(&part));
+        let prefixes = match region {
+            Some(region) => vec![part(ShardPart::Ranges), part(ShardPart::Region(region))],
+            None => vec![Prefix::shards(&self.service, None)],
+        };
+        // Set before anything can arrive; a second call would subscribe to the same.
+        let _ = self.wanted.set(prefixes.iter().cloned().collect());
+        for prefix in prefixes {
+            self.handle.subscribe(prefix);
+        }
+    }
+
+    /// Acknowledges that calls are served by everything up to `revision`.
+    pub(super) fn applied(&self, revision: Revision) {
+        self.handle.ack(revision);
+    }
+}
+
+/// The records of the map's parts.
+struct MapRecords {
+    wanted: Arc<OnceLock<BTreeSet<Prefix>>>,
+    publisher: watch::Sender<MapState>,
+    store: Option<StoreId>,
+    entries: BTreeMap<RecordKey, Bytes>,
+    /// The prefixes with a snapshot. A map made from some of them would seem to assign nothing here.
+    complete: BTreeSet<Prefix>,
+}
+
+impl Sink for MapRecords {
+    fn update(&mut self, update: Update) {
+        if self.store.replace(update.revision.store) != Some(update.revision.store) {
+            self.entries.clear();
+            self.complete.clear();
+        }
+        for snapshot in update.snapshots {
+            self.entries.retain(|key, _| !snapshot.prefix.covers(&key.to_string()));
+            for (key, entry) in snapshot.entries {
+                self.put(&key, entry.value);
+            }
+            self.complete.insert(snapshot.prefix);
+        }
+        for (key, entry) in update.puts {
+            self.put(&key, entry.value);
+        }
+        for key in update.deletes {
+            if let Ok(key) = RecordKey::parse(&key) {
+                self.entries.remove(&key);
+            }
+        }
+        self.publish(update.revision);
+    }
+
+    fn refused(&mut self, prefix: &Prefix, reason: &str) {
+        tracing::warn!(%prefix, reason, "the shard map cannot be followed; calls for any key are accepted");
+    }
+}
+
+impl MapRecords {
+    fn put(&mut self, key: &str, value: Bytes) {
+        // Keys of a newer release are skipped.
+        if let Ok(key) = RecordKey::parse(key) {
+            self.entries.insert(key, value);
+        }
+    }
+
+    fn publish(&self, revision: Revision) {
+        let complete = self.wanted.get().is_some_and(|wanted| wanted.is_subset(&self.complete));
+        let map = complete
+            .then(|| decode_map(self.entries.iter().map(|(key, value)| (key.clone(), value.clone()))));
+        self.publisher.send_modify(|seen| {
+            seen.revision = Some(revision);
+            match map {
+                Some(Ok(map)) => (seen.known, seen.map) = (true, map.map(Arc::new)),
+                Some(Err(error)) => {
+                    tracing::warn!(%error, "the shard map is inconsistent; keeping the last one")
+                }
+                None => {}
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use fairmesh_model::{InstanceId, KeyRange, Replica, ReplicaState, Role, Shard, ShardId};
+    use fairmesh_rib::{Entry, Snapshot};
+    use fairmesh_wire::shards::encode_map;
+
+    use super::*;
+
+    fn map() -> ShardMap {
+        let replica = Replica {
+            instance: InstanceId::new("a").unwrap(),
+            region: Region::new("eu").unwrap(),
+            role: Role::new("primary").unwrap(),
+            state: ReplicaState::Serving,
+        };
+        let shard = Shard { id: ShardId(0), start: KeyRange::ALL.first, replicas: vec![replica] };
+        ShardMap { version: 3, interval: KeyRange::ALL, shards: vec![shard] }
+    }
+
+    #[test]
+    fn a_map_is_used_once_all_its_parts_are_there() {
+        let service = ServiceName::new("shop/cart").unwrap();
+        let parts = [ShardPart::Ranges, ShardPart::Region(Region::new("eu").unwrap())];
+        let prefixes = parts.map(|part| Prefix::shards(&service, Some(&part)));
+        let publisher = watch::Sender::new(MapState::default());
+        let mut copy = MapRecords {
+            wanted: Arc::new(OnceLock::from(BTreeSet::from(prefixes.clone()))),
+            publisher: publisher.clone(),
+            store: None,
+            entries: BTreeMap::new(),
+            complete: BTreeSet::new(),
+        };
+        let entries = encode_map(&service, &map());
+        for (number, prefix) in (1..).zip(&prefixes) {
+            assert!(!publisher.borrow().known, "a part alone is no map");
+            let inside = entries.iter().filter(|(key, _)| prefix.covers(&key.to_string()));
+            let entries = inside.map(|(key, value)| {
+                (key.to_string().into(), Entry { value: value.clone(), revision: number })
+            });
+            let mut update = Update::empty(Revision { store: StoreId(1), partition: 0, number });
+            let snapshot =
+                Snapshot { prefix: prefix.clone(), entries: entries.collect(), age: Duration::ZERO };
+            update.snapshots.push(snapshot);
+            copy.update(update);
+        }
+        let seen = publisher.borrow();
+        assert_eq!((seen.revision.map(|at| at.number), seen.map.as_deref()), (Some(2), Some(&map())));
+    }
+}
