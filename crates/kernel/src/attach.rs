@@ -28,6 +28,9 @@ use crate::{
 /// What the names of pinned links begin with; the id of the cgroup follows.
 const LINK: &str = "link-";
 
+/// Links always allow other programs beside theirs; the kernel refuses a mode that says so.
+const LINK_MODE: CgroupAttachMode = CgroupAttachMode::Single;
+
 /// Which connects of a cgroup are redirected.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
@@ -80,6 +83,9 @@ pub fn attach(pins: &Path, path: &str, selection: &Selection) -> Result<(), Kern
     if attached.is_err() {
         // The first error is the one to report.
         let _ = detach_one(pins, cgroup.id).and_then(|()| remove_unused(pins));
+        if cgroup.was_created {
+            let _ = cgroup::remove_empty(&normal(path));
+        }
     }
     attached
 }
@@ -94,12 +100,12 @@ fn attach_all(pins: &Path, cgroup: &Cgroup, selection: &SelectionValue) -> Resul
     attach_send(&mut programs)?;
     let refused = |error| KernelError::refused("a link", &error);
     let track = object::sock_ops(&mut programs)?;
-    let link = track.attach(&folder, CgroupAttachMode::AllowMultiple).map_err(refused)?;
+    let link = track.attach(&folder, LINK_MODE).map_err(refused)?;
     let link = track.take_link(link).map_err(refused)?;
     pin(pins, cgroup, TRACK, link.try_into())?;
     for name in ADDRESS_PROGRAMS {
         let program = object::sock_addr(&mut programs, name)?;
-        let link = program.attach(&folder, CgroupAttachMode::AllowMultiple).map_err(refused)?;
+        let link = program.attach(&folder, LINK_MODE).map_err(refused)?;
         let link = program.take_link(link).map_err(refused)?;
         pin(pins, cgroup, name, link.try_into())?;
     }
