@@ -42,6 +42,7 @@ setup_build() {
     rust=$(rustc --version | cut -d ' ' -f 2)
     at_least "$rust" "$rust_needed" || die "Rust $rust is too old, $rust_needed is needed. Run: rustup update stable"
     command -v cc >/dev/null || apt_install "a C compiler and linker are needed to build" build-essential
+    compgen -c clang | grep -Eqx 'clang(-[0-9]+)?' || apt_install "the programs of the kernel form are compiled from C by clang" clang
 }
 
 setup_demo() {

@@ -53,6 +53,9 @@ pub(crate) enum Command {
     Agent(command::agent::AgentArgs),
     /// Run a proxy for programs that cannot link the library: they call services by host name.
     Proxy(Box<command::proxy::ProxyArgs>),
+    /// Have the kernel send requests of unmodified programs, by eBPF.
+    #[command(subcommand)]
+    Kernel(command::kernel::KernelCommand),
     /// Run a lookaside: it picks endpoints over gRPC for programs on machines without an agent.
     Lookaside(command::lookaside::LookasideArgs),
     /// Run replicas of the routing information base, move it from one store to another, and show its state.

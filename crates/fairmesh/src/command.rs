@@ -18,6 +18,7 @@ pub(crate) mod get;
 pub(crate) mod history;
 mod history_key;
 pub(crate) mod imbalance;
+pub(crate) mod kernel;
 pub(crate) mod lookaside;
 pub(crate) mod proxy;
 mod request_args;
@@ -47,6 +48,7 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Control(args) => control::run(args).await,
         Command::Agent(args) => agent::run(args).await,
         Command::Proxy(args) => proxy::run(*args).await,
+        Command::Kernel(command) => kernel::run(command).await,
         Command::Lookaside(args) => lookaside::run(args).await,
         Command::Rib(command) => rib::run(command).await,
         Command::Demo(args) => demo::run(args).await.map(|()| ExitCode::SUCCESS).map_err(Failure::failed),

@@ -23,6 +23,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("router", &["model", "balancer"]),
     ("headers", &["model", "router"]),
     ("shared-memory", &[]),
+    // eBPF programs and their maps: no word of HTTP.
+    ("kernel", &[]),
     ("rib", &["model", "wire"]),
     ("sim", &["model", "balancer", "router", "rib"]),
     ("store", &["model", "wire", "rib"]),
@@ -33,7 +35,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("client", &["model", "wire", "rib", "balancer", "router", "shared-memory", "http", "headers"]),
     // Says what it saw to a collector, and knows nothing of the mesh.
     ("otlp", &[]),
-    ("proxy", &["model", "listen", "shared-memory", "http", "headers", "client", "server", "otlp"]),
+    ("proxy", &["model", "listen", "kernel", "shared-memory", "http", "headers", "client", "server", "otlp"]),
     ("lookaside", &["model", "listen", "wire", "router", "client"]),
     ("control", &["model", "listen", "wire", "rib", "store", "registry", "imbalance"]),
     // What tests share, and what runs them.

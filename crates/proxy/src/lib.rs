@@ -3,7 +3,7 @@
 //! `listen` accepts connections, `http1` and `http2` parse their requests, and `forward` finds the service of each and
 //! sends it as a call of `client`: the same records, picks and retries as in the library. A proxy adds the duties of an
 //! intermediary: hop-by-hop headers stay on their connection (`forward/hop_by_hop`), faults become responses
-//! (`forward/error_response`), captured connections to no service go on to their original destination (`passthrough`),
+//! (`forward/error_response`), captured and redirected connections (`kernel`) to no service go on to their original destination (`passthrough`),
 //! and no request in flight is lost when the proxy stops or another one takes over (`lifecycle`, `http2/stream_drain`).
 
 mod admin;
@@ -15,6 +15,7 @@ pub mod fuzzing;
 mod http1;
 mod http2;
 mod inbound;
+mod kernel;
 mod lifecycle;
 mod limits;
 mod listen;

@@ -43,10 +43,11 @@ struct ServeArgs {
     /// accepts the PROXY protocol of a load balancer, +tls terminates TLS, +connect allows tunnels (CONNECT) without a
     /// route that names them, and +send-proxy or +send-proxy-v2 sends the PROXY protocol to servers of tcp:.
     /// capture:ip:port accepts connections redirected by 'fairmesh proxy capture'; +only-services refuses all but calls
-    /// of services, and +transparent accepts those of 'capture --from'. May be repeated.
+    /// of services, and +transparent accepts those of 'capture --from'. kernel:ip:port accepts connections redirected by
+    /// 'fairmesh kernel attach'. May be repeated.
     #[arg(
         long,
-        value_name = "[tcp:|capture:]ADDRESS[=SERVICE][+OPTION]",
+        value_name = "[tcp:|capture:|kernel:]ADDRESS[=SERVICE][+OPTION]",
         default_value = "127.0.0.1:7410",
         value_delimiter = ','
     )]

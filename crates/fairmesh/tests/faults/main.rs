@@ -17,6 +17,7 @@ mod health;
 mod imbalance;
 mod inbound;
 mod inside;
+mod kernel;
 mod limits;
 mod lookaside;
 mod loops;

@@ -64,7 +64,7 @@ impl ConnectionServer {
                 }
             }
         }
-        let served = if let ListenerKind::Captured { .. } = listen.kind {
+        let served = if let ListenerKind::Captured { .. } | ListenerKind::Kernel { .. } = listen.kind {
             self.serve_captured(stream, caller, &listen, permit).boxed()
         } else if listen.tls {
             // Awaits nothing else in here, since every connection would otherwise reserve space for the TLS handshake.
@@ -117,8 +117,8 @@ impl ConnectionServer {
                 let header = send_proxy.map(|version| proxy_protocol::write(version, addresses));
                 tcp_proxy::serve(&self.forwarder, stream, service, header).boxed()
             }
-            // Handled before: the socket itself has the original destination.
-            ListenerKind::Captured { .. } => ready(()).boxed(),
+            // Handled before: these connections have an original destination.
+            ListenerKind::Captured { .. } | ListenerKind::Kernel { .. } => ready(()).boxed(),
         }
     }
 

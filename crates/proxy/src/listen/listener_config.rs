@@ -1,6 +1,7 @@
-use std::{fmt, net::SocketAddr, str::FromStr};
+use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr};
 
 use fairmesh_client::ServiceName;
+use fairmesh_kernel::DEFAULT_PINS;
 use fairmesh_model::Invalid;
 
 use crate::listen::proxy_protocol::Version;
@@ -45,11 +46,20 @@ pub enum ListenerKind {
         /// forwards as a router.
         transparent: bool,
     },
+    /// Connections that eBPF programs redirect here (`fairmesh kernel attach`), served like captured ones.
+    Kernel {
+        /// Refuse traffic to anything but services.
+        only_services: bool,
+        /// Where the maps of the programs are pinned.
+        pins: PathBuf,
+    },
 }
 
 /// Prefixes and options in the textual form.
 const TCP: &str = "tcp:";
 const CAPTURE: &str = "capture:";
+const KERNEL: &str = "kernel:";
+const BPFFS: &str = "bpffs=";
 const ONLY_SERVICES: &str = "only-services";
 const TRANSPARENT: &str = "transparent";
 const ACCEPT_PROXY: &str = "accept-proxy";
@@ -64,7 +74,7 @@ impl ListenerConfig {
         match &self.kind {
             ListenerKind::Http { service } => service.as_ref(),
             ListenerKind::Tcp { service, .. } => Some(service),
-            ListenerKind::Captured { .. } => None,
+            ListenerKind::Captured { .. } | ListenerKind::Kernel { .. } => None,
         }
     }
 
@@ -73,6 +83,7 @@ impl ListenerConfig {
         match (&self.kind, self.service()) {
             (_, Some(service)) => service.to_string(),
             (ListenerKind::Captured { .. }, None) => "captured".into(),
+            (ListenerKind::Kernel { .. }, None) => "redirected by eBPF".into(),
             (_, None) => "by host".into(),
         }
     }
@@ -83,10 +94,14 @@ impl FromStr for ListenerConfig {
 
     /// Parses `127.0.0.1:8080`, `127.0.0.1:8080=shop/cart` or `tcp:127.0.0.1:5432=shop/db`, each with the options
     /// `+accept-proxy` and `+tls`, for HTTP also `+connect`, and for TCP also `+send-proxy` or `+send-proxy-v2`; or
-    /// `capture:127.0.0.1:7415` with the options `+only-services`, `+transparent` and `+connect`.
+    /// `capture:127.0.0.1:7415` with the options `+only-services`, `+transparent` and `+connect`; or
+    /// `kernel:127.0.0.1:7416` with the options `+only-services`, `+connect` and `+bpffs=PATH`.
     fn from_str(text: &str) -> Result<Self, Invalid> {
         if let Some(rest) = text.strip_prefix(CAPTURE) {
             return captured(rest);
+        }
+        if let Some(rest) = text.strip_prefix(KERNEL) {
+            return kernel(rest);
         }
         let mut parts = text.split('+');
         let main = parts.next().unwrap_or_default();
@@ -151,6 +166,31 @@ fn captured(text: &str) -> Result<ListenerConfig, Invalid> {
     Ok(ListenerConfig { address, kind, accept_proxy: false, tls: false, connect })
 }
 
+fn kernel(text: &str) -> Result<ListenerConfig, Invalid> {
+    let mut parts = text.split('+');
+    let main = parts.next().unwrap_or_default();
+    let address: SocketAddr = main.parse().ok().filter(SocketAddr::is_ipv4).ok_or_else(|| {
+        let problem = format!("'{main}' is not an IPv4 address with a port");
+        Invalid::new("", problem, "write kernel:IP:PORT; the hosts of requests name their services")
+    })?;
+    let (mut only_services, mut connect, mut pins) = (false, false, PathBuf::from(DEFAULT_PINS));
+    for option in parts {
+        match option {
+            ONLY_SERVICES => only_services = true,
+            CONNECT => connect = true,
+            other => {
+                pins = other.strip_prefix(BPFFS).map(PathBuf::from).ok_or_else(|| {
+                    let problem = format!("'{other}' is not an option of this listener");
+                    let hint = "write kernel:IP:PORT, and behind it +only-services, +connect or +bpffs=PATH";
+                    Invalid::new("", problem, hint)
+                })?;
+            }
+        }
+    }
+    let kind = ListenerKind::Kernel { only_services, pins };
+    Ok(ListenerConfig { address, kind, accept_proxy: false, tls: false, connect })
+}
+
 fn unknown_option(option: &str) -> Invalid {
     let problem = format!("'{option}' is not an option of this listener");
     let hint =
@@ -171,6 +211,7 @@ impl fmt::Display for ListenerConfig {
             ListenerKind::Captured { only_services, transparent } => {
                 (CAPTURE, None, (*only_services, *transparent))
             }
+            ListenerKind::Kernel { only_services, .. } => (KERNEL, None, (*only_services, false)),
         };
         write!(f, "{prefix}{}", self.address)?;
         if let Some(service) = self.service() {
@@ -186,7 +227,13 @@ impl fmt::Display for ListenerConfig {
         let only_services = only_services.then_some(ONLY_SERVICES);
         let transparent = transparent.then_some(TRANSPARENT);
         let options = [accept_proxy, tls, send_proxy, only_services, transparent, connect];
-        options.into_iter().flatten().try_for_each(|option| write!(f, "+{option}"))
+        options.into_iter().flatten().try_for_each(|option| write!(f, "+{option}"))?;
+        match &self.kind {
+            ListenerKind::Kernel { pins, .. } if pins.as_os_str() != DEFAULT_PINS => {
+                write!(f, "+{BPFFS}{}", pins.display())
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -210,6 +257,8 @@ mod tests {
             "capture:127.0.0.1:7415",
             "capture:[::1]:7415+only-services",
             "capture:127.0.0.1:7415+only-services+transparent",
+            "kernel:127.0.0.1:7416",
+            "kernel:127.0.0.1:7416+only-services+connect+bpffs=/run/bpf/fairmesh",
         ] {
             assert_eq!(text.parse::<ListenerConfig>().unwrap().to_string(), text);
         }
@@ -230,6 +279,8 @@ mod tests {
             ("capture:127.0.0.1:7415+accept-proxy", "+only-services"),
             ("capture:0.0.0.0:7415+transparent", "one address"),
             ("capture:127.0.0.1:0+transparent", "one address"),
+            ("kernel:[::1]:7416", "IPv4"),
+            ("kernel:127.0.0.1:7416+tls", "+bpffs"),
         ] {
             let error = wrong.parse::<ListenerConfig>().unwrap_err();
             assert!(error.hint.contains(hint) || error.problem.contains(hint), "{wrong}: {error:?}");

@@ -1,8 +1,9 @@
 //! Accepts connections within the connection limit.
 
 use std::{
-    future::poll_fn,
+    future::{pending, poll_fn},
     net::SocketAddr,
+    pin::pin,
     sync::{Arc, atomic::Ordering::Relaxed},
     task::{Poll, ready},
     time::Duration,
@@ -17,11 +18,15 @@ use tokio_util::{sync::PollSemaphore, task::TaskTracker};
 
 use crate::{
     forward::forwarder::Forwarder,
+    kernel::redirected::RedirectedConnections,
     lifecycle::shutdown::Shutdown,
     limits::Limits,
     listen::{
-        bind::BoundListener, connection_permit::ConnectionPermit, cores::Cores,
-        listener_config::ListenerConfig, tls::Tls,
+        bind::BoundListener,
+        connection_permit::ConnectionPermit,
+        cores::Cores,
+        listener_config::{ListenerConfig, ListenerKind},
+        tls::Tls,
     },
     observe::counter::increment,
 };
@@ -38,6 +43,7 @@ pub(crate) struct ConnectionServer {
     pub(crate) cores: Cores,
     pub(crate) limits: Limits,
     pub(crate) tls: Option<Arc<Tls>>,
+    pub(crate) redirected: Arc<RedirectedConnections>,
 }
 
 impl ConnectionServer {
@@ -48,7 +54,7 @@ impl ConnectionServer {
         limits: Limits,
     ) -> Self {
         let permits = Arc::new(Semaphore::new(limits.connections.clamp(1, Semaphore::MAX_PERMITS)));
-        Self { forwarder, permits, shutdown, cores, limits, tls: None }
+        Self { forwarder, permits, shutdown, cores, limits, tls: None, redirected: Arc::default() }
     }
 
     /// Sets the certificate of listeners with TLS.
@@ -85,9 +91,16 @@ impl ConnectionServer {
         }
         tracing::info!(address = %bound.address, service = %listen.description(), "listening");
         let serving = Arc::new(self);
+        let mut redirects = pin!(async {
+            match &listen.kind {
+                ListenerKind::Kernel { pins, .. } => serving.redirected.follow(pins, &bound.listener).await,
+                _ => pending().await,
+            }
+        });
         loop {
             let accepted = tokio::select! {
                 accepted = serving.next_connection(&bound.listener) => accepted,
+                () = &mut redirects => return,
                 () = serving.shutdown.started().cancelled() => return,
             };
             let Some((stream, caller, permit)) = accepted else { continue };

@@ -109,7 +109,9 @@ impl Tls {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner).clone();
         let config = match kind {
             ListenerKind::Http { .. } => current.http,
-            ListenerKind::Tcp { .. } | ListenerKind::Captured { .. } => current.tcp,
+            ListenerKind::Tcp { .. } | ListenerKind::Captured { .. } | ListenerKind::Kernel { .. } => {
+                current.tcp
+            }
         };
         let handshake =
             timeout(time_limit.min(HANDSHAKE_TIMEOUT), TlsAcceptor::from(config).accept(stream)).await;

@@ -1,4 +1,4 @@
-//! Serves captured connections.
+//! Serves connections that nftables or eBPF programs redirected.
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -31,9 +31,16 @@ impl ConnectionServer {
         permit: Arc<ConnectionPermit>,
     ) {
         let (forwarder, counts) = (&self.forwarder, &self.forwarder.metrics.capture);
-        let ListenerKind::Captured { only_services, transparent } = listen.kind else { return };
-        let own = transparent.then_some(listen.address);
-        let Some(original) = original_dst(&stream, own) else {
+        let (only_services, original) = match listen.kind {
+            ListenerKind::Captured { only_services, transparent } => {
+                (only_services, original_dst(&stream, transparent.then_some(listen.address)))
+            }
+            ListenerKind::Kernel { only_services, .. } => {
+                (only_services, self.redirected.original_dst(caller))
+            }
+            ListenerKind::Http { .. } | ListenerKind::Tcp { .. } => return,
+        };
+        let Some(original) = original else {
             increment(&counts.loops);
             tracing::debug!(%caller, "refused a connection that was not redirected");
             return socket::reset(stream);

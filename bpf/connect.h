@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* Connections: redirected to the proxy while it listens, and known to both sides by the address of the caller's socket. */
+#ifndef FAIRMESH_CONNECT_H
+#define FAIRMESH_CONNECT_H
+
+#include "maps.h"
+
+/* Replaced when the programs are loaded, which is once for each cgroup. */
+const volatile struct selection selection = {};
+
+INLINE int is_selected(u32 ip, u32 port)
+{
+	int address_matches = !selection.networks, port_matches = !selection.ports;
+
+#pragma unroll
+	for (u32 i = 0; i < SELECTED; i++) {
+		address_matches |= i < selection.networks && (ip & selection.mask[i]) == selection.address[i];
+		port_matches |= i < selection.ports && port == selection.port[i];
+	}
+	return address_matches && port_matches;
+}
+
+/* The address of the proxy's listener, if it listens in this network namespace. */
+INLINE int find_proxy(struct bpf_sock_addr *context, struct caller_address *proxy)
+{
+	u32 zero = 0;
+	struct proxy_config *own = map_lookup(&config, &zero);
+
+	if (!own || own->netns_cookie != netns_cookie(context))
+		return 0;
+	struct bpf_sock *listens = map_lookup(&listener, &zero);
+	if (!listens)
+		return 0;
+	int found = listens->state == TCP_LISTEN;
+	proxy->ip = listens->src_ip4 ? listens->src_ip4 : NETWORK32(0x7f000001);
+	proxy->port = listens->src_port;
+	sock_release(listens);
+	return found;
+}
+
+/* Decides on a connect to this IPv4 address, which becomes that of the proxy where it is redirected. */
+INLINE int redirect(struct bpf_sock_addr *context, u32 *ip)
+{
+	u32 port = NETWORK16((u16)context->user_port);
+	struct caller_address proxy = {};
+
+	if (context->type != SOCK_STREAM || context->protocol != IPPROTO_TCP || !is_selected(*ip, port))
+		return 0;
+	if (!find_proxy(context, &proxy)) {
+		count(CONNECT_NO_PROXY);
+		return 0;
+	}
+	struct caller *caller = sk_storage_get(&callers, context->sk, 0, F_STORAGE_CREATE);
+	if (!caller)
+		return 0;
+	caller->cookie = socket_cookie(context);
+	caller->passed = 0;
+	caller->ip = *ip;
+	caller->port = port;
+	*ip = proxy.ip;
+	context->user_port = NETWORK16((u16)proxy.port);
+	count(CONNECT_REDIRECTED);
+	return 1;
+}
+
+/* A socket may connect again, elsewhere. */
+INLINE void forget(struct bpf_sock_addr *context)
+{
+	struct caller *caller = sk_storage_get(&callers, context->sk, 0, 0);
+	if (caller)
+		caller->cookie = 0;
+}
+
+INLINE int is_mapped(struct bpf_sock_addr *context)
+{
+	return !context->user_ip6[0] && !context->user_ip6[1] && context->user_ip6[2] == NETWORK32(0xffff);
+}
+
+SEC("cgroup/connect4") int connect4(struct bpf_sock_addr *context)
+{
+	u32 ip = context->user_ip4;
+
+	if (redirect(context, &ip))
+		context->user_ip4 = ip;
+	else
+		forget(context);
+	return CONNECT_ALLOW;
+}
+
+SEC("cgroup/connect6") int connect6(struct bpf_sock_addr *context)
+{
+	u32 ip = context->user_ip6[3];
+
+	if (is_mapped(context) && redirect(context, &ip))
+		context->user_ip6[3] = ip;
+	else
+		forget(context);
+	return CONNECT_ALLOW;
+}
+
+SEC("cgroup/getpeername4") int getpeername4(struct bpf_sock_addr *context)
+{
+	struct caller *caller = sk_storage_get(&callers, context->sk, 0, 0);
+
+	if (caller && caller->cookie) {
+		context->user_ip4 = caller->ip;
+		context->user_port = NETWORK16((u16)caller->port);
+	}
+	return CONNECT_ALLOW;
+}
+
+SEC("cgroup/getpeername6") int getpeername6(struct bpf_sock_addr *context)
+{
+	struct caller *caller = sk_storage_get(&callers, context->sk, 0, 0);
+
+	if (caller && caller->cookie && is_mapped(context)) {
+		context->user_ip6[3] = caller->ip;
+		context->user_port = NETWORK16((u16)caller->port);
+	}
+	return CONNECT_ALLOW;
+}
+
+/* Runs before the proxy can accept the connection: its last packet of the handshake has not been sent. */
+SEC("sockops") int track(struct bpf_sock_ops *ops)
+{
+	if (ops->op != SOCK_OPS_ACTIVE_ESTABLISHED || !ops->sk)
+		return 1;
+	struct caller *caller = sk_storage_get(&callers, ops->sk, 0, 0);
+	if (!caller || !caller->cookie)
+		return 1;
+	struct caller_address address = { .ip = ops->local_ip4, .port = ops->local_port };
+	struct destination destination = { .cookie = caller->cookie, .ip = caller->ip, .port = caller->port };
+	u64 cookie = caller->cookie;
+
+	map_update(&destinations, &address, &destination, 0);
+	sock_hash_update(ops, &caller_sockets, &cookie, 0);
+	return 1;
+}
+
+#endif

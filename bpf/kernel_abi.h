@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* The part of the kernel's interface that these programs use: contexts, helpers, flags, as include/uapi/linux/bpf.h
+ * numbers and lays them out. Declared here so that a build needs a compiler and no headers. */
+#ifndef FAIRMESH_KERNEL_ABI_H
+#define FAIRMESH_KERNEL_ABI_H
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define SEC(name) __attribute__((section(name), used))
+#define INLINE static inline __attribute__((always_inline))
+#define MAP_UINT(name, value) int(*name)[value]
+#define MAP_TYPE(name, type) typeof(type) *name
+
+#define NETWORK16(x) __builtin_bswap16(x)
+#define NETWORK32(x) __builtin_bswap32(x)
+
+enum {
+	MAP_HASH = 1,
+	MAP_ARRAY = 2,
+	MAP_PERCPU_ARRAY = 6,
+	MAP_LRU_HASH = 9,
+	MAP_SOCKHASH = 18,
+	MAP_SK_STORAGE = 24,
+};
+
+enum {
+	F_NO_PREALLOC = 1,
+	F_MMAPABLE = 1024,
+	F_STORAGE_CREATE = 1,
+	PIN_BY_NAME = 1,
+};
+
+enum {
+	SOCK_STREAM = 1,
+	IPPROTO_TCP = 6,
+	TCP_LISTEN = 10,
+	SOCK_OPS_ACTIVE_ESTABLISHED = 4,
+	SK_PASS = 1,
+	CONNECT_ALLOW = 1,
+};
+
+struct bpf_sock {
+	u32 bound_dev_if, family, type, protocol, mark, priority;
+	u32 src_ip4;
+	u32 src_ip6[4];
+	u32 src_port; /* host byte order */
+	u16 dst_port;
+	u16 : 16;
+	u32 dst_ip4;
+	u32 dst_ip6[4];
+	u32 state;
+};
+
+struct bpf_sock_addr {
+	u32 user_family;
+	u32 user_ip4;
+	u32 user_ip6[4];
+	u32 user_port;
+	u32 family, type, protocol;
+	u32 msg_src_ip4;
+	u32 msg_src_ip6[4];
+	struct bpf_sock *sk __attribute__((aligned(8)));
+};
+
+struct bpf_sock_ops {
+	u32 op;
+	u32 args[4];
+	u32 family;
+	u32 remote_ip4, local_ip4;
+	u32 remote_ip6[4], local_ip6[4];
+	u32 remote_port; /* network byte order */
+	u32 local_port;  /* host byte order */
+	u32 is_fullsock;
+	u32 statistics[23];
+	u64 bytes_received, bytes_acked;
+	struct bpf_sock *sk __attribute__((aligned(8)));
+};
+
+struct sk_msg_md {
+	void *data __attribute__((aligned(8)));
+	void *data_end __attribute__((aligned(8)));
+	u32 family;
+	u32 remote_ip4, local_ip4;
+	u32 remote_ip6[4], local_ip6[4];
+	u32 remote_port, local_port;
+	u32 size;
+	struct bpf_sock *sk __attribute__((aligned(8)));
+};
+
+static void *(*map_lookup)(void *map, const void *key) = (void *)1;
+static long (*map_update)(void *map, const void *key, const void *value, u64 flags) = (void *)2;
+static u64 (*time_ns)(void) = (void *)5;
+static u64 (*socket_cookie)(void *context) = (void *)46;
+static long (*sock_hash_update)(struct bpf_sock_ops *ops, void *map, void *key, u64 flags) = (void *)70;
+static long (*msg_redirect_hash)(struct sk_msg_md *message, void *map, void *key, u64 flags) = (void *)71;
+static long (*msg_pull_data)(struct sk_msg_md *message, u32 start, u32 end, u64 flags) = (void *)63;
+static long (*sock_release)(void *sock) = (void *)86;
+static void *(*sk_storage_get)(void *map, void *sk, void *value, u64 flags) = (void *)107;
+static long (*probe_read_kernel)(void *to, u32 size, const void *from) = (void *)113;
+static u64 (*netns_cookie)(void *context) = (void *)122;
+static long (*loop)(u32 count, void *callback, void *context, u64 flags) = (void *)181;
+
+#endif

@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+#ifndef FAIRMESH_MAPS_H
+#define FAIRMESH_MAPS_H
+
+#include "shared.h"
+
+enum state { METHOD, TARGET, VERSION, LINE_END, LINE, NAME, VALUE_SPACE, VALUE, HEAD_END };
+enum field { FIELD_OTHER, FIELD_HOST, FIELD_LENGTH, FIELD_CONNECTION };
+
+/* The largest part of a line that is compared: "transfer-encoding". */
+struct token {
+	u64 word0, word1, word2;
+	u32 length;
+};
+
+struct parser {
+	struct token token;
+	u32 available, state, field, at;
+	u32 host_at, host_length;
+	u32 has_length, content_length, digits;
+	u32 end; /* of the head; 0 until it is complete */
+	u32 refused;
+};
+
+/* Of a socket whose connect was redirected. The head lies here, not in memory of the CPU: sk_msg programs are preempted. */
+struct caller {
+	u64 cookie;
+	u64 passed; /* bytes left to the proxy */
+	u32 ip, port;
+	u32 slot; /* of the last request that the kernel sent */
+	struct host host;
+	/* Here and not on the stack, where the verifier would follow each value that it may have. */
+	struct parser parser;
+	u8 head[HEAD_BYTES + HOST_BYTES];
+};
+
+struct {
+	MAP_UINT(type, MAP_SK_STORAGE);
+	MAP_UINT(map_flags, F_NO_PREALLOC);
+	MAP_UINT(pinning, PIN_BY_NAME);
+	MAP_TYPE(key, int);
+	MAP_TYPE(value, struct caller);
+} callers SEC(".maps");
+
+/* Sockets whose sends the program `send` decides on. */
+struct {
+	MAP_UINT(type, MAP_SOCKHASH);
+	MAP_UINT(max_entries, CALLERS);
+	MAP_UINT(pinning, PIN_BY_NAME);
+	MAP_TYPE(key, u64);
+	MAP_TYPE(value, u32);
+} caller_sockets SEC(".maps");
+
+/* Where the proxy listens. The kernel removes a socket that is closed, so a proxy that died is not connected to. */
+struct {
+	MAP_UINT(type, MAP_SOCKHASH);
+	MAP_UINT(max_entries, 1);
+	MAP_UINT(pinning, PIN_BY_NAME);
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, u32);
+} listener SEC(".maps");
+
+struct {
+	MAP_UINT(type, MAP_ARRAY);
+	MAP_UINT(max_entries, 1);
+	MAP_UINT(pinning, PIN_BY_NAME);
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, struct proxy_config);
+} config SEC(".maps");
+
+/* Original destinations of connections that the proxy has not accepted yet. */
+struct {
+	MAP_UINT(type, MAP_LRU_HASH);
+	MAP_UINT(max_entries, CALLERS);
+	MAP_UINT(pinning, PIN_BY_NAME);
+	MAP_TYPE(key, struct caller_address);
+	MAP_TYPE(value, struct destination);
+} destinations SEC(".maps");
+
+/* By cookie: bytes of a connection whose requests the proxy has responded to, written by it while nothing is in flight there. */
+struct {
+	MAP_UINT(type, MAP_HASH);
+	MAP_UINT(max_entries, CALLERS);
+	MAP_UINT(map_flags, F_NO_PREALLOC);
+	MAP_UINT(pinning, PIN_BY_NAME);
+	MAP_TYPE(key, u64);
+	MAP_TYPE(value, u64);
+} served SEC(".maps");
+
+/* By cookie: requests of a connection that the kernel has sent. */
+struct {
+	MAP_UINT(type, MAP_HASH);
+	MAP_UINT(max_entries, CALLERS);
+	MAP_UINT(map_flags, F_NO_PREALLOC);
+	MAP_UINT(pinning, PIN_BY_NAME);
+	MAP_TYPE(key, u64);
+	MAP_TYPE(value, u64);
+} sent SEC(".maps");
+
+/* Services that the proxy has published. An update replaces a value as a whole. */
+struct {
+	MAP_UINT(type, MAP_HASH);
+	MAP_UINT(max_entries, SERVICES);
+	MAP_UINT(map_flags, F_NO_PREALLOC);
+	MAP_UINT(pinning, PIN_BY_NAME);
+	MAP_TYPE(key, struct host);
+	MAP_TYPE(value, struct service);
+} services SEC(".maps");
+
+/* The state of pooled connections: those of endpoint E are E * ENDPOINT_SLOTS and the following. */
+struct {
+	MAP_UINT(type, MAP_ARRAY);
+	MAP_UINT(max_entries, SLOTS);
+	MAP_UINT(map_flags, F_MMAPABLE);
+	MAP_UINT(pinning, PIN_BY_NAME);
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, struct slot);
+} slots SEC(".maps");
+
+/* Their sockets. */
+struct {
+	MAP_UINT(type, MAP_SOCKHASH);
+	MAP_UINT(max_entries, SLOTS);
+	MAP_UINT(pinning, PIN_BY_NAME);
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, u32);
+} pooled_sockets SEC(".maps");
+
+struct {
+	MAP_UINT(type, MAP_PERCPU_ARRAY);
+	MAP_UINT(max_entries, COUNTERS);
+	MAP_UINT(pinning, PIN_BY_NAME);
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, u64);
+} counters SEC(".maps");
+
+/* The cgroups to which the programs are attached, by id; for `status` and `detach` alone. */
+struct {
+	MAP_UINT(type, MAP_HASH);
+	MAP_UINT(max_entries, ATTACHMENTS);
+	MAP_UINT(pinning, PIN_BY_NAME);
+	MAP_TYPE(key, u64);
+	MAP_TYPE(value, struct attachment);
+} attachments SEC(".maps");
+
+INLINE void count(u32 which)
+{
+	u64 *counter = map_lookup(&counters, &which);
+	if (counter)
+		__sync_fetch_and_add(counter, 1);
+}
+
+#endif

@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* Requests: sent on a pooled connection of the proxy from the caller's own sendmsg, or left to the proxy. */
+#ifndef FAIRMESH_SEND_H
+#define FAIRMESH_SEND_H
+
+#include "parse.h"
+
+/* Leaves what is sent to the proxy, which receives it over the caller's connection. */
+INLINE int leave(struct caller *caller, struct sk_msg_md *message, u32 why)
+{
+	caller->passed += message->size;
+	count(why);
+	return SK_PASS;
+}
+
+/* Copies what is sent, as far as a head may be long; how much that is, or 0 if it cannot be read. */
+INLINE u32 copy_head(struct caller *caller, struct sk_msg_md *message)
+{
+	u32 length = message->size;
+
+	if (length > HEAD_BYTES)
+		length = HEAD_BYTES;
+	/* The first part alone is mapped where what is sent lies on two pages. */
+	if ((u64)message->data_end - (u64)message->data < length && msg_pull_data(message, 0, length, 0))
+		return 0;
+	if ((u64)message->data_end - (u64)message->data < length)
+		return 0;
+	if (!length || length > HEAD_BYTES || probe_read_kernel(caller->head, length, message->data))
+		return 0;
+	return length;
+}
+
+/* The service of the host that a request names, in the spelling that the proxy published. */
+INLINE struct service *find_service(struct caller *caller)
+{
+	struct parser *parser = &caller->parser;
+	u32 length = parser->host_length;
+
+	if (!length || length > HOST_BYTES)
+		return 0;
+#pragma unroll
+	for (u32 i = 0; i < HOST_BYTES / 8; i++) {
+		u64 word = *(u64 *)(caller->head + (parser->host_at + i * 8) % HEAD_BYTES);
+		if (length <= i * 8)
+			word = 0;
+		else if (length < i * 8 + 8)
+			word &= (1ULL << (length - i * 8) * 8) - 1;
+		caller->host.word[i] = word;
+	}
+	return map_lookup(&services, &caller->host);
+}
+
+struct claim {
+	u64 cookie;
+	u32 endpoint, found, slot;
+};
+
+static long claim_slot(u32 at, struct claim *claim)
+{
+	u32 key = claim->endpoint * ENDPOINT_SLOTS + at;
+	struct slot *slot = map_lookup(&slots, &key);
+
+	if (!slot)
+		return 1;
+	if (slot->owner != SLOT_IDLE || __sync_val_compare_and_swap(&slot->owner, SLOT_IDLE, claim->cookie) != SLOT_IDLE)
+		return 0;
+	slot->began_ns = time_ns();
+	claim->found = 1;
+	claim->slot = key;
+	return 1;
+}
+
+/* Claims an idle connection: endpoints in turn, and the next one where the first has none. */
+INLINE int claim_connection(struct service *service, struct claim *claim)
+{
+	u32 endpoints = service->endpoints, turn = __sync_fetch_and_add(&service->turn, 1);
+
+	if (!endpoints)
+		return 0;
+#pragma unroll
+	for (u32 i = 0; i < 2; i++) {
+		claim->endpoint = service->endpoint[(turn + i) % endpoints % SERVICE_ENDPOINTS];
+		loop(ENDPOINT_SLOTS, claim_slot, claim, 0);
+		if (claim->found)
+			return 1;
+	}
+	return 0;
+}
+
+/* Whether the response to a request that the kernel sent has not been received. */
+INLINE int holds_slot(struct caller *caller)
+{
+	u32 key = caller->slot;
+	struct slot *slot = map_lookup(&slots, &key);
+
+	return slot && slot->owner == caller->cookie;
+}
+
+SEC("sk_msg") int send(struct sk_msg_md *message)
+{
+	if (!message->sk)
+		return SK_PASS;
+	struct caller *caller = sk_storage_get(&callers, message->sk, 0, 0);
+	if (!caller || !caller->cookie)
+		return SK_PASS;
+	u64 cookie = caller->cookie;
+	u64 *done = map_lookup(&served, &cookie), *requests = map_lookup(&sent, &cookie);
+	if (!done || !requests)
+		return leave(caller, message, NOT_REGISTERED);
+	if (*done != caller->passed || holds_slot(caller))
+		return leave(caller, message, IN_FLIGHT);
+
+	struct parser *parser = &caller->parser;
+	struct parsed parsed = { .caller = caller };
+	__builtin_memset(parser, 0, sizeof(*parser));
+	parser->available = copy_head(caller, message);
+	loop(HEAD_BYTES, parse_byte, &parsed, 0);
+	if (!parser->end || parser->refused || !parser->host_length)
+		return leave(caller, message, NOT_PLAIN);
+	u32 whole = parser->end + parser->content_length;
+	if (whole > REQUEST_BYTES)
+		return leave(caller, message, TOO_LARGE);
+	if (whole != message->size)
+		return leave(caller, message, NOT_PLAIN);
+	struct service *service = find_service(caller);
+	if (!service)
+		return leave(caller, message, SERVICE_UNKNOWN);
+	struct claim claim = { .cookie = cookie };
+	if (!claim_connection(service, &claim))
+		return leave(caller, message, NO_IDLE_CONNECTION);
+
+	/* Before the request leaves: the proxy compares it with the responses that it has written. */
+	__sync_fetch_and_add(requests, 1);
+	u32 key = claim.slot;
+	caller->slot = key;
+	if (msg_redirect_hash(message, &pooled_sockets, &key, 0) == SK_PASS) {
+		count(SENT_BY_KERNEL);
+		return SK_PASS;
+	}
+	__sync_fetch_and_add(requests, -1);
+	struct slot *slot = map_lookup(&slots, &key);
+	if (slot)
+		slot->owner = SLOT_ABSENT;
+	return leave(caller, message, REDIRECT_FAILED);
+}
+
+#endif

@@ -1,0 +1,97 @@
+//! `fairmesh kernel attach` and `detach`.
+
+use std::{net::Ipv4Addr, process::ExitCode, str::FromStr, time::Duration};
+
+use clap::Args;
+use fairmesh_kernel::{Selection, attach as attach_programs, detach as detach_programs, status};
+use fairmesh_model::Invalid;
+use serde_json::json;
+use tokio::time::sleep;
+
+use super::{PinArgs, failure};
+use crate::{cli::OutputArgs, failure::Failure, output};
+
+/// How often, and how many times, the command looks whether a proxy has found the maps.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+const POLLS: usize = 40;
+
+/// Arguments of `fairmesh kernel attach`.
+#[derive(Debug, Args)]
+pub(crate) struct AttachArgs {
+    /// The cgroup (version 2) of the programs, such as /shop, with those below it; it is created if it is missing. Neither the root
+    /// nor that of the proxy.
+    #[arg(long, value_name = "PATH")]
+    cgroup: String,
+    /// Only connections to this port; may be repeated, up to 8 times.
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "80")]
+    port: Vec<u16>,
+    /// Only connections to these IPv4 addresses; may be repeated, up to 8 times.
+    #[arg(long, value_name = "CIDR", value_delimiter = ',')]
+    to: Vec<Network>,
+    #[command(flatten)]
+    pins: PinArgs,
+    #[command(flatten)]
+    output_args: OutputArgs,
+}
+
+/// Arguments of `fairmesh kernel detach`.
+#[derive(Debug, Args)]
+pub(crate) struct DetachArgs {
+    #[command(flatten)]
+    pins: PinArgs,
+    #[command(flatten)]
+    output_args: OutputArgs,
+}
+
+/// An IPv4 network.
+#[derive(Clone, Copy, Debug)]
+struct Network(Ipv4Addr, u8);
+
+impl FromStr for Network {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        let (address, prefix) = text.split_once('/').unwrap_or((text, "32"));
+        match (address.parse(), prefix.parse()) {
+            (Ok(address), Ok(prefix @ 0..=32)) => Ok(Self(address, prefix)),
+            _ => Err(Invalid::new(
+                "",
+                format!("'{text}' is no IPv4 network"),
+                "write an address and a prefix, such as 10.0.0.0/8",
+            )),
+        }
+    }
+}
+
+pub(super) async fn attach(args: AttachArgs) -> Result<ExitCode, Failure> {
+    let networks = args.to.iter().map(|Network(address, prefix)| (*address, *prefix)).collect();
+    let selection = Selection { networks, ports: args.port };
+    let pins = args.pins.bpffs;
+    attach_programs(&pins, &args.cgroup, &selection).map_err(failure)?;
+    let mut proxy = None;
+    for _ in 0..POLLS {
+        proxy = status(&pins).map_err(failure)?.proxy;
+        if proxy.is_some() {
+            break;
+        }
+        sleep(POLL_INTERVAL).await;
+    }
+    let words = match proxy {
+        Some(process) => {
+            format!("attached to {}; connections go to the proxy, process {process}\n", args.cgroup)
+        }
+        None => format!(
+            "attached to {}; no proxy listens, so connections are direct: run 'fairmesh proxy --listen kernel:127.0.0.1:7416'\n",
+            args.cgroup
+        ),
+    };
+    let state = json!({ "cgroup": args.cgroup, "proxy": proxy });
+    output::print_one(args.output_args.format(), &state, &words).map(|()| ExitCode::SUCCESS)
+}
+
+pub(super) fn detach(args: DetachArgs) -> Result<ExitCode, Failure> {
+    let cgroups = detach_programs(&args.pins.bpffs).map_err(failure)?;
+    let words = format!("detached from {}\n", cgroups.join(", "));
+    output::print_one(args.output_args.format(), &json!({ "cgroups": cgroups }), &words)
+        .map(|()| ExitCode::SUCCESS)
+}

@@ -1,0 +1,86 @@
+//! `fairmesh kernel status` and `probe`.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use fairmesh_kernel::{Counter, Status, probe as probe_kernel, status as read_status};
+use serde_json::{Map, Value, json};
+
+use super::{PinArgs, failure};
+use crate::{cli::OutputArgs, failure::Failure, output};
+
+/// Arguments of `fairmesh kernel status`.
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    #[command(flatten)]
+    pins: PinArgs,
+    #[command(flatten)]
+    output_args: OutputArgs,
+}
+
+/// Arguments of `fairmesh kernel probe`.
+#[derive(Debug, Args)]
+pub(crate) struct ProbeArgs {
+    #[command(flatten)]
+    pins: PinArgs,
+    #[command(flatten)]
+    output_args: OutputArgs,
+}
+
+pub(super) fn status(args: StatusArgs) -> Result<ExitCode, Failure> {
+    let status = read_status(&args.pins.bpffs).map_err(failure)?;
+    output::print_one(args.output_args.format(), &state(&status), &text(&status)).map(|()| ExitCode::SUCCESS)
+}
+
+fn state(status: &Status) -> Value {
+    let attachments = status.attachments.iter().map(|one| json!({ "cgroup": one.cgroup, "id": one.id }));
+    let counters: Map<_, _> =
+        status.counters.iter().map(|(counter, value)| (counter.name().to_owned(), json!(value))).collect();
+    json!({
+        "pins": status.pins,
+        "attachments": attachments.collect::<Vec<_>>(),
+        "proxy": status.proxy,
+        "counters": counters,
+    })
+}
+
+fn text(status: &Status) -> String {
+    let cgroups = status.attachments.iter().map(|one| vec!["cgroup".to_owned(), one.cgroup.clone()]);
+    let proxy =
+        status.proxy.map_or_else(|| "none listens".to_owned(), |process| format!("process {process}"));
+    let counters =
+        status.counters.iter().filter(|(counter, value)| *value > 0 || *counter == Counter::SentByKernel);
+    let counters = counters.map(|(counter, value)| vec![words(*counter).to_owned(), value.to_string()]);
+    let rows: Vec<_> = cgroups.chain([vec!["proxy".to_owned(), proxy]]).chain(counters).collect();
+    output::table(&["", ""], &rows).trim_start().to_owned()
+}
+
+fn words(counter: Counter) -> &'static str {
+    match counter {
+        Counter::Redirected => "connections to the proxy",
+        Counter::NoProxy => "connections made directly, no proxy listened",
+        Counter::SentByKernel => "requests by the kernel",
+        Counter::NotRegistered => "by the sidecar: connection not accepted yet",
+        Counter::InFlight => "by the sidecar: an earlier request in flight",
+        Counter::NotPlain => "by the sidecar: no plain HTTP/1.1 request in one send",
+        Counter::TooLarge => "by the sidecar: too large",
+        Counter::ServiceUnknown => "by the sidecar: service unknown",
+        Counter::NoIdleConnection => "by the sidecar: no idle connection",
+        Counter::RedirectFailed => "by the sidecar: refused by the kernel",
+    }
+}
+
+/// Succeeds if the kernel has everything.
+pub(super) fn probe(args: ProbeArgs) -> Result<ExitCode, Failure> {
+    let checks = probe_kernel(&args.pins.bpffs);
+    let is_complete = checks.iter().all(|check| check.problem.is_none());
+    let list: Vec<_> =
+        checks.iter().map(|check| json!({ "what": check.what, "problem": check.problem })).collect();
+    let row = |check: &fairmesh_kernel::Check| {
+        vec![check.what.clone(), check.problem.clone().unwrap_or_else(|| "yes".to_owned())]
+    };
+    let rows: Vec<_> = checks.iter().map(row).collect();
+    let state = json!({ "supported": is_complete, "checks": list });
+    output::print_one(args.output_args.format(), &state, &output::table(&["needed", "offered"], &rows))?;
+    Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

@@ -1,0 +1,93 @@
+//! Unmodified programs in a cgroup whose connections eBPF programs redirect to a proxy.
+
+use std::{path::PathBuf, process::id, time::Duration};
+
+use fairmesh_model::Protocol;
+use fairmesh_test_support::fairmesh;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::harness::{Proxy, Run, Spec, World, beside_others, free_port, run, skipped};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A BPF file system and a cgroup of this test; `detach` removes what is in them.
+struct Attached {
+    folder: TempDir,
+    cgroup: String,
+}
+
+impl Attached {
+    /// `None` where eBPF is refused.
+    async fn new(name: &str) -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        if let Err(error) = mount("bpf", folder.path(), "bpf", MountFlags::empty(), None) {
+            skipped("eBPF programs cannot be attached", error);
+            return None;
+        }
+        let attached = Self { folder, cgroup: format!("/fairmesh-test-{}-{name}", id()) };
+        let probe = attached.kernel(&["probe", "--json"]).await;
+        if probe.code != Some(0) {
+            skipped("eBPF programs cannot be attached", probe.out);
+            return None;
+        }
+        Some(attached)
+    }
+
+    fn pins(&self) -> PathBuf {
+        self.folder.path().join("fairmesh")
+    }
+
+    async fn kernel(&self, arguments: &[&str]) -> Run {
+        let pins = self.pins().display().to_string();
+        run(fairmesh(&[&["kernel"], arguments, &["--bpffs", &pins]].concat()), "", PATIENCE).await
+    }
+
+    async fn attach(&self) {
+        self.kernel(&["attach", "--cgroup", &self.cgroup, "--to", "127.96.0.0/16"]).await.ok();
+    }
+
+    /// Runs curl in the cgroup, with a host of the mesh at a virtual address.
+    async fn curl(&self, arguments: &[&str]) -> Run {
+        let curl = ["kernel", "run", "--cgroup", &self.cgroup, "--", "curl", "--silent", "--include"];
+        let resolve = ["--max-time", "20", "--resolve", "hello.shop:80:127.96.0.1"];
+        run(fairmesh(&[&curl[..], &resolve, arguments].concat()), "", PATIENCE).await
+    }
+
+    async fn counter(&self, name: &str) -> u64 {
+        let status: Value = serde_json::from_str(&self.kernel(&["status", "--json"]).await.ok()).unwrap();
+        status["counters"][name].as_u64().unwrap()
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        let _ = fairmesh_kernel::detach(&self.pins());
+        let _ = unmount(self.folder.path(), UnmountFlags::DETACH);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_program_in_the_cgroup_calls_services_through_the_proxy_until_it_dies() {
+    let _machine = beside_others().await;
+    let Some(attached) = Attached::new("curl").await else { return };
+    let world = World::start("").await;
+    let _server = Spec::new("shop/hello", "hello-1", Protocol::Http1).here(&world).await;
+    let listen = format!("--listen kernel:127.0.0.1:{}+bpffs={}", free_port(), attached.pins().display());
+    let proxy = Proxy::with(&world, &listen).await;
+    attached.attach().await;
+
+    let said = attached.curl(&["http://hello.shop/", "http://hello.shop/"]).await.ok();
+    assert_eq!(said.matches("HTTP/1.1 200").count(), 2, "{said}");
+    assert_eq!(said.to_lowercase().matches("x-instance: hello-1").count(), 2, "{said}");
+    assert_eq!(attached.counter("redirected").await, 1, "curl keeps its connection");
+    proxy.reaches("captured_connections_served_total", 1.0).await;
+
+    drop(proxy);
+    let failed = attached.curl(&["http://hello.shop/"]).await;
+    assert_eq!(failed.code, Some(7), "refused at once: nothing listens at the virtual address");
+    assert_eq!(attached.counter("no-proxy").await, 1);
+    attached.kernel(&["detach"]).await.ok();
+    assert!(!attached.pins().exists());
+}

@@ -1,0 +1,124 @@
+//! Cgroups of version 2, by their path below the root of the hierarchy.
+
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
+
+use rustix::mount::{MountFlags, mount};
+
+use crate::KernelError;
+
+/// Where a hierarchy is mounted if there is none.
+const OWN_MOUNT: &str = "/run/fairmesh/cgroup2";
+const MOUNTS: &str = "/proc/self/mounts";
+
+/// A cgroup that exists.
+#[derive(Debug)]
+pub(crate) struct Cgroup {
+    pub(crate) folder: PathBuf,
+    /// Its id, by which the kernel knows it.
+    pub(crate) id: u64,
+    pub(crate) was_created: bool,
+}
+
+impl Cgroup {
+    /// Opens the cgroup at this path, such as `/shop`, or creates it.
+    pub(crate) fn at(path: &str) -> Result<Self, KernelError> {
+        let wrong = |problem| KernelError::Cgroup { path: path.to_owned(), problem };
+        let parts: Vec<_> = path.split('/').filter(|part| !part.is_empty()).collect();
+        if parts.is_empty() {
+            return Err(wrong("is the root, and contains every program of the machine"));
+        }
+        if parts.iter().any(|part| matches!(*part, "." | "..")) {
+            return Err(wrong("contains '.' or '..'"));
+        }
+        let folder = hierarchy()?.join(parts.join("/"));
+        let was_created = !folder.exists();
+        fs::create_dir_all(&folder).map_err(KernelError::file(&folder))?;
+        let id = fs::metadata(&folder).map_err(KernelError::file(&folder))?.ino();
+        Ok(Self { folder, id, was_created })
+    }
+}
+
+/// The cgroup of a process, such as `/shop`; `None` where there is no hierarchy of version 2.
+fn cgroup_of(process: &str) -> Option<String> {
+    let text = fs::read_to_string(format!("/proc/{process}/cgroup")).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("0::")).map(str::to_owned)
+}
+
+/// The cgroup of this process.
+pub fn own_cgroup() -> Option<String> {
+    cgroup_of("self")
+}
+
+/// Whether a process is in this cgroup or in one below it.
+pub(crate) fn contains(path: &str, process: u32) -> bool {
+    cgroup_of(&process.to_string()).is_some_and(|own| Path::new(&own).starts_with(normal(path)))
+}
+
+/// The path with one slash before each part.
+pub(crate) fn normal(path: &str) -> String {
+    path.split('/').filter(|part| !part.is_empty()).map(|part| format!("/{part}")).collect()
+}
+
+/// Moves this process into a cgroup, which is created if it is missing.
+///
+/// # Errors
+/// When it is the root, or the system refuses.
+pub fn enter_cgroup(path: &str) -> Result<(), KernelError> {
+    let members = Cgroup::at(path)?.folder.join("cgroup.procs");
+    fs::write(&members, "0").map_err(KernelError::file(members))
+}
+
+/// Removes a cgroup that no process is in.
+pub(crate) fn remove_empty(path: &str) -> Result<(), KernelError> {
+    // One that is in use, or has others below it, stays.
+    let _ = fs::remove_dir(hierarchy()?.join(path.trim_start_matches('/')));
+    Ok(())
+}
+
+/// Where the hierarchy is mounted; mounts one if there is none.
+fn hierarchy() -> Result<PathBuf, KernelError> {
+    let mounts = fs::read_to_string(MOUNTS).map_err(KernelError::file(MOUNTS))?;
+    if let Some(found) = mounted(&mounts) {
+        return Ok(found);
+    }
+    let made = || -> io::Result<()> {
+        fs::create_dir_all(OWN_MOUNT)?;
+        Ok(mount("none", OWN_MOUNT, "cgroup2", MountFlags::empty(), None)?)
+    };
+    made().map_err(|source| KernelError::NoHierarchy { path: OWN_MOUNT.into(), source })?;
+    Ok(OWN_MOUNT.into())
+}
+
+/// The first hierarchy of version 2 in a list of mounts.
+fn mounted(mounts: &str) -> Option<PathBuf> {
+    mounts.lines().find_map(|line| {
+        let mut words = line.split(' ');
+        let folder = words.nth(1)?;
+        (words.next()? == "cgroup2").then(|| folder.into())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hierarchy_is_the_mount_of_version_2() {
+        let mounts =
+            "cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
+        assert_eq!(mounted(mounts), Some("/sys/fs/cgroup/unified".into()));
+        assert_eq!(mounted("cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n"), None);
+    }
+
+    #[test]
+    fn the_root_and_paths_out_of_the_hierarchy_are_refused() {
+        for path in ["/", "", "//", "/shop/../..", "/./shop"] {
+            let refused = Cgroup::at(path);
+            assert!(matches!(refused, Err(KernelError::Cgroup { .. })), "{path}: {refused:?}");
+        }
+    }
+}

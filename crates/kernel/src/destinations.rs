@@ -1,0 +1,93 @@
+//! The proxy's half: it says that it listens, and learns where callers connected to.
+#![allow(unsafe_code, reason = "one option of sockets that no crate here knows")]
+
+use std::{
+    io, mem,
+    net::{SocketAddr, SocketAddrV4},
+    os::fd::{AsFd, AsRawFd as _},
+    path::Path,
+    process,
+    sync::{Mutex, PoisonError},
+};
+
+use aya::maps::{Array, HashMap, MapData, SockHash};
+
+use crate::{
+    KernelError,
+    cgroup::contains,
+    layout::{CallerAddress, DestinationValue, ProxyConfig},
+    pins,
+    status::attachments,
+};
+
+/// `SO_NETNS_COOKIE` of Linux, 5.14 and later.
+const NETNS_COOKIE: libc::c_int = 71;
+
+/// Where a caller connected to.
+#[derive(Clone, Copy, Debug)]
+pub struct Destination {
+    /// The address that it gave.
+    pub address: SocketAddrV4,
+    /// The cookie of its socket.
+    pub cookie: u64,
+}
+
+/// Maps that the proxy uses.
+#[derive(Debug)]
+pub struct ProxyMaps {
+    // The kernel needs no lock; the type of the map does.
+    destinations: Mutex<HashMap<MapData, CallerAddress, DestinationValue>>,
+}
+
+impl ProxyMaps {
+    /// Opens the maps, and has connections redirected to this listener for as long as it is open.
+    ///
+    /// # Errors
+    /// When nothing is attached, the maps cannot be opened, or this process is in a cgroup whose connections are redirected.
+    pub fn register(pins: &Path, listener: impl AsFd) -> Result<Self, KernelError> {
+        let refused = |error| KernelError::refused("the listener", &error);
+        for (_, entry) in attachments(pins)? {
+            if contains(entry.path(), process::id()) {
+                let problem = "contains this proxy, whose own connections would be redirected to it";
+                return Err(KernelError::Cgroup { path: entry.path().to_owned(), problem });
+            }
+        }
+        let destinations = pins::map(pins, "destinations")?.try_into().map_err(refused)?;
+        let netns_cookie =
+            netns_cookie(&listener).map_err(|error| KernelError::refused("SO_NETNS_COOKIE", &error))?;
+        let mut config: Array<_, ProxyConfig> = pins::map(pins, "config")?.try_into().map_err(refused)?;
+        config.set(0, ProxyConfig { netns_cookie, pid: process::id(), unused: 0 }, 0).map_err(refused)?;
+        let mut sockets: SockHash<_, u32> = pins::map(pins, "listener")?.try_into().map_err(refused)?;
+        sockets.insert(0, listener.as_fd(), 0).map_err(refused)?;
+        Ok(Self { destinations: Mutex::new(destinations) })
+    }
+
+    /// Takes the destination of the connection that comes from this address. `None` if it was not redirected.
+    pub fn take(&self, caller: SocketAddr) -> Option<Destination> {
+        let SocketAddr::V4(caller) = caller else { return None };
+        let key = CallerAddress::from(caller);
+        let mut destinations = self.destinations.lock().unwrap_or_else(PoisonError::into_inner);
+        let value = destinations.get(&key, 0).ok()?;
+        // An entry that is gone already was removed to make room.
+        let _ = destinations.remove(&key);
+        Some(Destination { address: value.address(), cookie: value.cookie })
+    }
+}
+
+/// The network namespace of a socket.
+fn netns_cookie(socket: &impl AsFd) -> io::Result<u64> {
+    let mut cookie = 0_u64;
+    let mut length = mem::size_of::<u64>() as libc::socklen_t;
+    // SAFETY: the descriptor is open while it is borrowed, and the kernel writes at most `length` bytes into `cookie`, which has as
+    // many and is valid whatever they are.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    if result == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
+}

@@ -1,0 +1,70 @@
+use std::{io, path::PathBuf};
+
+/// Why something cannot be done with the kernel form. Each says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelError {
+    /// clang was not found when the binary was built.
+    #[error(
+        "this binary was built without the kernel form: install clang (scripts/setup.sh build) and build it again"
+    )]
+    NoPrograms,
+    /// Not attached.
+    #[error(
+        "nothing is attached at {0}; run 'fairmesh kernel attach --cgroup PATH' as root, and give the same --bpffs"
+    )]
+    NotAttached(PathBuf),
+    /// The directory for pins is of another file system.
+    #[error(
+        "{0} is in no BPF file system; mount one (mount -t bpf bpf PATH), and give a directory in it with --bpffs"
+    )]
+    NoBpfFileSystem(PathBuf),
+    /// A cgroup that must not be attached to.
+    #[error("cgroup {path} {problem}; give a cgroup of the programs alone, such as /shop")]
+    Cgroup {
+        /// The cgroup as it was given.
+        path: String,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// There is no cgroup hierarchy of version 2, and none can be mounted.
+    #[error("cannot mount a cgroup2 hierarchy at {path}: {source}; mount one, or run as root")]
+    NoHierarchy {
+        /// Where it would be mounted.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file of the system.
+    #[error("{path}: {source}; this needs root (CAP_BPF, CAP_NET_ADMIN and write access)")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The kernel refuses a program, a map or a link.
+    #[error("the kernel refuses {what}: {reason}; 'fairmesh kernel probe' lists what it offers")]
+    Refused {
+        /// Its name.
+        what: String,
+        /// What the kernel said.
+        reason: String,
+    },
+}
+
+impl KernelError {
+    pub(crate) fn refused(what: impl Into<String>, error: &dyn std::error::Error) -> Self {
+        let mut reason = error.to_string();
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            reason = format!("{reason}: {error}");
+            cause = error.source();
+        }
+        Self::Refused { what: what.into(), reason }
+    }
+
+    pub(crate) fn file(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::File { path, source }
+    }
+}

@@ -1,0 +1,26 @@
+//! Requests sent by the kernel: the eBPF programs of `bpf/`, how they are attached to a cgroup, and the maps by which they and the
+//! proxy share connections.
+//!
+//! It lies beneath `proxy` and contains nothing of HTTP or of the mesh. The programs are compiled by clang when this crate is built
+//! and lie in the binary; they and their maps are pinned in a BPF file system, so that neither the command that attached them nor the
+//! proxy has to run for as long as they are attached. libbpf was rejected: it brings libelf (LGPL) and zlib along, for which aya needs
+//! no C library.
+
+mod attach;
+mod cgroup;
+mod destinations;
+mod error;
+mod layout;
+mod object;
+mod pins;
+mod probe;
+mod status;
+
+pub use attach::{Selection, attach, detach};
+pub use cgroup::{enter_cgroup, own_cgroup};
+pub use destinations::{Destination, ProxyMaps};
+pub use error::KernelError;
+pub use layout::Counter;
+pub use pins::DEFAULT_PINS;
+pub use probe::{Check, probe};
+pub use status::{Attachment, Status, status};

@@ -1,0 +1,60 @@
+//! The compiled programs.
+
+use std::path::Path;
+
+use aya::{
+    Ebpf, EbpfLoader,
+    programs::{CgroupSockAddr, SkMsg, SockOps},
+};
+
+use crate::{KernelError, layout::SelectionValue};
+
+/// aya parses the object in place, and needs it aligned.
+#[cfg(has_programs)]
+static OBJECT: Option<&[u8]> = Some(aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/fairmesh.bpf.o")));
+#[cfg(not(has_programs))]
+static OBJECT: Option<&[u8]> = None;
+
+/// Programs on connections, in the order in which they are attached: those that redirect come last.
+pub(crate) const ADDRESS_PROGRAMS: [&str; 4] = ["getpeername4", "getpeername6", "connect4", "connect6"];
+/// The program that makes connections known to both sides.
+pub(crate) const TRACK: &str = "track";
+/// The program that decides on what callers send.
+pub(crate) const SEND: &str = "send";
+
+/// Creates the maps, or opens those pinned in this directory.
+pub(crate) fn open(pins: &Path, selection: &SelectionValue) -> Result<Ebpf, KernelError> {
+    let object = OBJECT.ok_or(KernelError::NoPrograms)?;
+    let mut loader = EbpfLoader::new();
+    let loader = loader.default_map_pin_directory(pins).override_global("selection", selection, true);
+    loader.load(object).map_err(|error| KernelError::refused("a map", &error))
+}
+
+/// Loads one of the programs.
+pub(crate) fn load(programs: &mut Ebpf, name: &str) -> Result<(), KernelError> {
+    let refused = |error: &dyn std::error::Error| KernelError::refused(format!("program {name}"), error);
+    let loaded = match name {
+        TRACK => sock_ops(programs)?.load(),
+        SEND => sk_msg(programs)?.load(),
+        _ => sock_addr(programs, name)?.load(),
+    };
+    loaded.map_err(|error| refused(&error))
+}
+
+pub(crate) fn sock_addr<'a>(
+    programs: &'a mut Ebpf,
+    name: &str,
+) -> Result<&'a mut CgroupSockAddr, KernelError> {
+    let program = programs.program_mut(name).ok_or(KernelError::NoPrograms)?;
+    program.try_into().map_err(|error| KernelError::refused(name, &error))
+}
+
+pub(crate) fn sock_ops(programs: &mut Ebpf) -> Result<&mut SockOps, KernelError> {
+    let program = programs.program_mut(TRACK).ok_or(KernelError::NoPrograms)?;
+    program.try_into().map_err(|error| KernelError::refused(TRACK, &error))
+}
+
+pub(crate) fn sk_msg(programs: &mut Ebpf) -> Result<&mut SkMsg, KernelError> {
+    let program = programs.program_mut(SEND).ok_or(KernelError::NoPrograms)?;
+    program.try_into().map_err(|error| KernelError::refused(SEND, &error))
+}

@@ -1,0 +1,61 @@
+//! Where maps and links are pinned.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use aya::maps::{Map, MapData};
+use rustix::{
+    fs::statfs,
+    mount::{MountFlags, mount},
+};
+
+use crate::KernelError;
+
+/// Where they are pinned by default.
+pub const DEFAULT_PINS: &str = "/sys/fs/bpf/fairmesh";
+const DEFAULT_MOUNT: &str = "/sys/fs/bpf";
+/// `BPF_FS_MAGIC`.
+const BPF_FILE_SYSTEM: u64 = 0xcafe_4a11;
+
+/// Makes the directory, and mounts the default BPF file system where it is missing.
+pub(crate) fn create(pins: &Path) -> Result<(), KernelError> {
+    let parent = pins.parent().unwrap_or(pins);
+    if parent == Path::new(DEFAULT_MOUNT) && !is_bpf(parent) {
+        let mounted = mount("bpf", DEFAULT_MOUNT, "bpf", MountFlags::empty(), None);
+        mounted.map_err(io::Error::from).map_err(KernelError::file(DEFAULT_MOUNT))?;
+    }
+    if !is_bpf(parent) {
+        return Err(KernelError::NoBpfFileSystem(pins.to_owned()));
+    }
+    match fs::create_dir(pins) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(KernelError::file(pins)(error)),
+        _ => Ok(()),
+    }
+}
+
+fn is_bpf(path: &Path) -> bool {
+    statfs(path).is_ok_and(|system| system.f_type as u64 == BPF_FILE_SYSTEM)
+}
+
+/// Opens a pinned map.
+pub(crate) fn map(pins: &Path, name: &str) -> Result<Map, KernelError> {
+    let path = pins.join(name);
+    if !path.exists() {
+        return Err(KernelError::NotAttached(pins.to_owned()));
+    }
+    let data = MapData::from_pin(&path).and_then(Map::from_map_data);
+    data.map_err(|error| KernelError::refused(format!("map {name}"), &error))
+}
+
+/// Pins of a directory; none where it is missing.
+pub(crate) fn list(pins: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(pins).into_iter().flatten();
+    entries.filter_map(|entry| entry.ok().map(|entry| entry.path())).collect()
+}
+
+/// Removes pins, and with the last reference what is pinned.
+pub(crate) fn remove(pins: impl IntoIterator<Item = PathBuf>) -> Result<(), KernelError> {
+    pins.into_iter().try_for_each(|pin| fs::remove_file(&pin).map_err(KernelError::file(pin)))
+}

@@ -1,0 +1,47 @@
+//! What this kernel offers of what the programs need.
+
+use std::{fs, path::Path, process};
+
+use crate::{
+    KernelError,
+    layout::SelectionValue,
+    object::{self, ADDRESS_PROGRAMS, SEND, TRACK},
+    pins,
+};
+
+/// One thing that is needed.
+#[derive(Debug)]
+pub struct Check {
+    /// What is needed.
+    pub what: String,
+    /// Why it cannot be had.
+    pub problem: Option<String>,
+}
+
+/// Loads each program, attaches none, and removes what it made. `pins` is the directory in which they would be pinned.
+pub fn probe(pins: &Path) -> Vec<Check> {
+    let name = format!("fairmesh-probe-{}", process::id());
+    let folder = pins.with_file_name(name);
+    let mut checks = Vec::new();
+    let mut check = |what: &str, result: Result<(), KernelError>| {
+        checks.push(Check { what: what.to_owned(), problem: result.err().map(|error| error.to_string()) });
+    };
+    let created = pins::create(&folder);
+    let is_created = created.is_ok();
+    check("BPF file system", created);
+    if is_created {
+        match object::open(&folder, &SelectionValue::default()) {
+            Ok(mut programs) => {
+                check("maps", Ok(()));
+                for name in ADDRESS_PROGRAMS.iter().chain(&[TRACK, SEND]) {
+                    check(&format!("program {name}"), object::load(&mut programs, name));
+                }
+            }
+            Err(error) => check("maps", Err(error)),
+        }
+        // What cannot be removed is shown by the file system.
+        let _ = pins::remove(pins::list(&folder));
+        let _ = fs::remove_dir(&folder);
+    }
+    checks
+}

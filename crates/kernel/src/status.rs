@@ -1,0 +1,71 @@
+//! What is attached, whether a proxy listens, and what the programs counted.
+
+use std::path::{Path, PathBuf};
+
+use aya::maps::{Array, HashMap, PerCpuArray, SockHash};
+
+use crate::{
+    Counter, KernelError,
+    layout::{AttachmentValue, ProxyConfig},
+    pins,
+};
+
+/// The state of the kernel form.
+#[derive(Debug)]
+pub struct Status {
+    /// Where maps and links are pinned.
+    pub pins: PathBuf,
+    /// Cgroups.
+    pub attachments: Vec<Attachment>,
+    /// The process of the proxy, if one listens.
+    pub proxy: Option<u32>,
+    /// What was counted since the first attachment.
+    pub counters: Vec<(Counter, u64)>,
+}
+
+/// A cgroup to which the programs are attached.
+#[derive(Debug)]
+pub struct Attachment {
+    /// Its path.
+    pub cgroup: String,
+    /// Its id.
+    pub id: u64,
+}
+
+/// Reads the state.
+///
+/// # Errors
+/// When nothing is attached, or maps cannot be opened.
+pub fn status(pins: &Path) -> Result<Status, KernelError> {
+    let attachments = attachments(pins)?.into_iter();
+    let attachments =
+        attachments.map(|(id, entry)| Attachment { cgroup: entry.path().to_owned(), id }).collect();
+    let counters = counters(pins)?;
+    Ok(Status { pins: pins.to_owned(), attachments, proxy: proxy_process(pins), counters })
+}
+
+/// Cgroups by id, as they are recorded.
+pub(crate) fn attachments(pins: &Path) -> Result<Vec<(u64, AttachmentValue)>, KernelError> {
+    let refused = |error| KernelError::refused("map attachments", &error);
+    let entries: HashMap<_, u64, AttachmentValue> =
+        pins::map(pins, "attachments")?.try_into().map_err(refused)?;
+    entries.iter().collect::<Result<_, _>>().map_err(refused)
+}
+
+/// The process of the proxy, if it listens: its socket leaves the map when it is closed.
+pub(crate) fn proxy_process(pins: &Path) -> Option<u32> {
+    let sockets: SockHash<_, u32> = pins::map(pins, "listener").ok()?.try_into().ok()?;
+    sockets.keys().next()?.ok()?;
+    let config: Array<_, ProxyConfig> = pins::map(pins, "config").ok()?.try_into().ok()?;
+    config.get(&0, 0).ok().map(|config| config.pid)
+}
+
+fn counters(pins: &Path) -> Result<Vec<(Counter, u64)>, KernelError> {
+    let refused = |error| KernelError::refused("map counters", &error);
+    let map: PerCpuArray<_, u64> = pins::map(pins, "counters")?.try_into().map_err(refused)?;
+    let read = |(at, counter)| {
+        let values = map.get(&at, 0).map_err(refused)?;
+        Ok((counter, values.iter().sum()))
+    };
+    (0..).zip(Counter::ALL).map(read).collect()
+}

@@ -1,0 +1,120 @@
+//! Programs attached to a cgroup of the test, on virtual addresses of this machine.
+#![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
+
+use std::{
+    io::Write as _,
+    net::{SocketAddr, TcpListener},
+    path::PathBuf,
+    process::{self, Command},
+    thread,
+};
+
+use fairmesh_kernel::{Counter, KernelError, ProxyMaps, Selection, attach, detach, probe, status};
+use fairmesh_test_support::skipped;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+
+/// A BPF file system and a cgroup of one test; what is left of them is removed with the value.
+struct Place {
+    folder: tempfile::TempDir,
+    cgroup: String,
+}
+
+impl Place {
+    /// `None` where eBPF is refused, which is said.
+    fn new(name: &str) -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        if let Err(error) = mount("bpf", folder.path(), "bpf", MountFlags::empty(), None) {
+            skipped("eBPF programs cannot be attached", error);
+            return None;
+        }
+        let place = Self { folder, cgroup: format!("/fairmesh-test-{}-{name}", process::id()) };
+        let refused = probe(&place.pins()).into_iter().find_map(|check| check.problem);
+        if let Some(refused) = refused {
+            skipped("eBPF programs cannot be attached", refused);
+            return None;
+        }
+        Some(place)
+    }
+
+    fn pins(&self) -> PathBuf {
+        self.folder.path().join("fairmesh")
+    }
+
+    /// Connects from a program in the cgroup, and returns what it received.
+    fn connect(&self, to: SocketAddr) -> String {
+        let script = format!(
+            "mount=$(awk '$3 == \"cgroup2\" {{ print $2; exit }}' /proc/self/mounts) && echo $$ > $mount{}/cgroup.procs && \
+             exec 3<>/dev/tcp/{}/{} && cat <&3",
+            self.cgroup,
+            to.ip(),
+            to.port()
+        );
+        let output = Command::new("bash").args(["-c", &script]).output().unwrap();
+        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = detach(&self.pins());
+        let _ = unmount(self.folder.path(), UnmountFlags::DETACH);
+    }
+}
+
+fn counted(place: &Place, counter: Counter) -> u64 {
+    let counters = status(&place.pins()).unwrap().counters;
+    counters.into_iter().find(|(one, _)| *one == counter).unwrap().1
+}
+
+/// Accepts one connection, and says who it is.
+fn greet(listener: &TcpListener, greeting: &str) -> SocketAddr {
+    let (mut stream, caller) = listener.accept().unwrap();
+    stream.write_all(greeting.as_bytes()).unwrap();
+    caller
+}
+
+#[test]
+fn connections_are_redirected_while_the_proxy_listens_and_nothing_is_left_after_detach() {
+    let Some(place) = Place::new("redirect") else { return };
+    let server = TcpListener::bind("127.96.7.1:0").unwrap();
+    let to = server.local_addr().unwrap();
+    let selection = Selection { networks: vec![([127, 96, 0, 0].into(), 16)], ports: vec![to.port()] };
+    attach(&place.pins(), &place.cgroup, &selection).unwrap();
+    let direct = || {
+        thread::scope(|scope| {
+            scope.spawn(|| greet(&server, "direct"));
+            assert_eq!(place.connect(to), "direct");
+        });
+    };
+    direct();
+    assert_eq!(counted(&place, Counter::NoProxy), 1);
+
+    let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
+    let maps = ProxyMaps::register(&place.pins(), &proxy).unwrap();
+    assert_eq!(status(&place.pins()).unwrap().proxy, Some(process::id()));
+    thread::scope(|scope| {
+        let accepted = scope.spawn(|| greet(&proxy, "proxy"));
+        assert_eq!(place.connect(to), "proxy");
+        let caller = accepted.join().unwrap();
+        assert_eq!(SocketAddr::from(maps.take(caller).unwrap().address), to);
+        assert!(maps.take(caller).is_none(), "a destination is taken once");
+    });
+    assert_eq!(counted(&place, Counter::Redirected), 1);
+
+    // The maps stay open, as those of a proxy that is about to end.
+    drop(proxy);
+    direct();
+    assert_eq!(status(&place.pins()).unwrap().proxy, None);
+
+    assert_eq!(detach(&place.pins()).unwrap(), [place.cgroup.clone()]);
+    assert!(!place.pins().exists());
+    assert!(matches!(status(&place.pins()), Err(KernelError::NotAttached(_))));
+}
+
+#[test]
+fn the_root_cgroup_and_the_proxys_own_are_refused() {
+    let Some(place) = Place::new("refused") else { return };
+    let refused = attach(&place.pins(), "/", &Selection::default());
+    assert!(matches!(refused, Err(KernelError::Cgroup { .. })), "{refused:?}");
+    assert!(!place.pins().exists(), "nothing was made");
+}

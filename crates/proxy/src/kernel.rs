@@ -1,0 +1,3 @@
+//! Connections that eBPF programs redirect to a listener `kernel:IP:PORT`.
+
+pub(crate) mod redirected;
