@@ -106,7 +106,7 @@ fn connections_are_redirected_while_the_proxy_listens_and_nothing_is_left_after_
     direct();
     assert_eq!(status(&place.pins()).unwrap().proxy, None);
 
-    assert_eq!(detach(&place.pins()).unwrap(), [place.cgroup.clone()]);
+    assert_eq!(detach(&place.pins()).unwrap(), std::slice::from_ref(&place.cgroup));
     assert!(!place.pins().exists());
     assert!(matches!(status(&place.pins()), Err(KernelError::NotAttached(_))));
 }
