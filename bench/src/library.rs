@@ -6,7 +6,7 @@
 
 use std::{error::Error, path::Path, time::Duration};
 
-use crate::{load::Seen, part::Part, ratio::Ratio, report::Report};
+use crate::{load::Seen, ratio::Ratio, report::Report, role_process::RoleProcess};
 
 /// Payload sizes in bytes, the same there and back.
 const PAYLOADS: [usize; 3] = [600, 5_500, 55_000];
@@ -120,7 +120,7 @@ pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
 async fn measure(quick: bool) -> Result<Vec<Case>, String> {
     let plan = Plan::new(quick);
     let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
-    let (_mesh, _) = Part::start(dir.path(), &["mesh"]).await?;
+    let (_mesh, _) = RoleProcess::start(dir.path(), &["mesh"]).await?;
     let mut cases = Vec::new();
     for protocol in PROTOCOLS {
         let candidate = Servers::start(dir.path(), protocol, true).await?;
@@ -135,7 +135,7 @@ async fn measure(quick: bool) -> Result<Vec<Case>, String> {
 }
 
 struct Servers {
-    part: Part,
+    part: RoleProcess,
     addresses: String,
 }
 
@@ -143,7 +143,7 @@ impl Servers {
     async fn start(dir: &Path, protocol: &str, layer: bool) -> Result<Self, String> {
         let layer = if layer { "on" } else { "off" };
         let (part, addresses) =
-            Part::start(dir, &["servers", "--protocol", protocol, "--layer", layer]).await?;
+            RoleProcess::start(dir, &["servers", "--protocol", protocol, "--layer", layer]).await?;
         Ok(Self { part, addresses })
     }
 }
@@ -165,8 +165,8 @@ impl Cost {
 
 /// A client process and the servers that it calls.
 struct Side<'a> {
-    client: Part,
-    servers: &'a mut Part,
+    client: RoleProcess,
+    servers: &'a mut RoleProcess,
 }
 
 impl Side<'_> {
@@ -192,9 +192,9 @@ async fn case(
     let size = payload.to_string();
     let common = ["--protocol", protocol, "--payload", &size];
     let mesh = [&["client", "--kind", "mesh"], &common[..]].concat();
-    let fixed = [&["client", "--kind", "fixed", "--servers", &theirs.addresses], &common[..]].concat();
-    let mut ours = Side { client: Part::start(dir, &mesh).await?.0, servers: &mut ours.part };
-    let mut theirs = Side { client: Part::start(dir, &fixed).await?.0, servers: &mut theirs.part };
+    let fixed = [&["client", "--kind", "static", "--servers", &theirs.addresses], &common[..]].concat();
+    let mut ours = Side { client: RoleProcess::start(dir, &mesh).await?.0, servers: &mut ours.part };
+    let mut theirs = Side { client: RoleProcess::start(dir, &fixed).await?.0, servers: &mut theirs.part };
 
     // The first round warms both up and is not counted.
     let mut costs = Vec::new();
@@ -225,7 +225,12 @@ type Turns = [Seen; 3];
 /// Which latency of a turn.
 type Latency = fn(&Seen) -> u64;
 
-async fn latency(ours: &mut Part, theirs: &mut Part, rate: u64, plan: Plan) -> Result<Vec<Turns>, String> {
+async fn latency(
+    ours: &mut RoleProcess,
+    theirs: &mut RoleProcess,
+    rate: u64,
+    plan: Plan,
+) -> Result<Vec<Turns>, String> {
     let mut rounds = Vec::new();
     for _ in 0..plan.turns {
         ours.open(rate, TURN / 3).await?;

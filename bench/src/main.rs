@@ -8,14 +8,14 @@ mod balance;
 mod library;
 mod load;
 mod meter;
-mod part;
-mod parts;
 mod pick;
 mod proxy;
 mod ratio;
 mod remote;
 mod report;
 mod rib;
+mod role_process;
+mod roles;
 mod routers;
 mod shards;
 
@@ -56,7 +56,7 @@ enum Bench {
     Train(proxy::Ours),
     /// One process of a benchmark.
     #[command(hide = true)]
-    Part(parts::PartArgs),
+    Role(roles::RoleArgs),
 }
 
 /// What every benchmark takes.
@@ -81,7 +81,7 @@ fn main() -> ExitCode {
         Bench::Shards(common) => shards::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Balance(args) => balance::run(&args).and_then(|report| finish(&report, &args.common)),
         Bench::Train(ours) => proxy::train(&ours),
-        Bench::Part(args) => parts::run_part(args).map_err(|error| error as Box<dyn std::error::Error>),
+        Bench::Role(args) => roles::run_role(args).map_err(|error| error as Box<dyn std::error::Error>),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

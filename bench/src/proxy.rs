@@ -1,17 +1,17 @@
 //! `bench/run proxy`: what a request costs through the proxy and through its peers.
 //!
 //! Every proxy has two endpoints, one route by prefix, a deadline, least request and one thread on a processor of its
-//! own; callers and endpoints share the other one. Sides take turns within each round, and settings within each pass,
+//! own; callers and endpoints share the other one. Contenders take turns within each round, and settings within each pass,
 //! so that the machine's moods hit all alike.
 
-mod found;
+mod contenders;
 mod ghz;
 mod idle;
 mod plan;
 pub(crate) mod process;
-mod sides;
-mod tell;
-mod train;
+mod results;
+mod summary;
+mod training;
 
 use std::{
     error::Error,
@@ -26,14 +26,14 @@ use clap::{Args, ValueEnum};
 use crate::{
     Common,
     load::{Latencies, Run, Seen},
-    part::Part,
     report::Report,
+    role_process::RoleProcess,
 };
-use found::{Cell, Found, Runs, median};
+use contenders::{Contender, PEERS, Proxy, WireProtocol, YARDSTICKS};
 use ghz::Ghz;
 use plan::{BODIES, CONNECTIONS, FLOOR, MANY, MULTIPLEXED, Plan, SMALL, TURN, USUAL};
-use sides::{PEERS, Proxy, Spoken, Who, YARDSTICKS};
-pub(crate) use train::run as train;
+use results::{Cell, Results, Runs, median};
+pub(crate) use training::run as train;
 
 /// What `proxy` takes.
 #[derive(Debug, Args)]
@@ -86,7 +86,7 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<Report, Box<dyn Error>> {
     let mut report = Report::new("proxy");
     let mut missing = Vec::new();
     let program = args.ours.program()?;
-    report.candidate(format!("{} {}", program.display(), Who::Fairmesh.version(&program)?));
+    report.candidate(format!("{} {}", program.display(), Contender::Fairmesh.version(&program)?));
     for peer in PEERS {
         match peer.version(&program) {
             Ok(version) => report.peer(peer.to_string(), version),
@@ -104,7 +104,7 @@ struct Bench {
     /// Ours.
     program: PathBuf,
     /// The peers that cannot be had, and why.
-    missing: Vec<(Who, String)>,
+    missing: Vec<(Contender, String)>,
 }
 
 impl Bench {
@@ -115,33 +115,35 @@ impl Bench {
             let mut who = self.with(&PEERS);
             if wanted(Measured::Http1) {
                 who.extend(YARDSTICKS);
-                report.peer("bare", "hyper's server and client, an ordinary release build");
+                report.peer("hyper-proxy", "hyper's server and client, an ordinary release build");
             }
-            let mut side = Sides::start((dir.path(), &self.program), Spoken::Http1, &who).await?;
+            let mut side = Contenders::start((dir.path(), &self.program), WireProtocol::Http1, &who).await?;
             if wanted(Measured::Http1) {
                 let found = side.http1(self.plan).await?;
-                self.tell_http1(report, &found);
+                self.report_http1(report, &found);
                 side.proxies.retain(|(who, _)| !YARDSTICKS.contains(who));
             }
             if wanted(Measured::Latency) {
                 let turns = side.latency(self.plan).await?;
-                self.tell_latency(report, &turns);
+                self.report_latency(report, &turns);
             }
         }
         if wanted(Measured::Idle) {
             // Started anew: what load has taken before would be used again.
             let dir = dir.path().join("idle");
             fs::create_dir(&dir).map_err(|e| e.to_string())?;
-            let sides = Sides::start((&dir, &self.program), Spoken::Http1, &self.with(&PEERS)).await?;
-            self.tell_idle(report, &sides.idle().await?);
+            let sides =
+                Contenders::start((&dir, &self.program), WireProtocol::Http1, &self.with(&PEERS)).await?;
+            self.report_idle(report, &sides.idle().await?);
         }
-        for (part, spoken) in [(Measured::Http2, Spoken::Http2), (Measured::Grpc, Spoken::Grpc)] {
+        for (part, spoken) in [(Measured::Http2, WireProtocol::Http2), (Measured::Grpc, WireProtocol::Grpc)] {
             if wanted(part) {
                 let mut side =
-                    Sides::start((dir.path(), &self.program), spoken, &self.with(&[Who::Envoy])).await?;
+                    Contenders::start((dir.path(), &self.program), spoken, &self.with(&[Contender::Envoy]))
+                        .await?;
                 let found = side.multiplexed(self.plan).await?;
                 let name = if part == Measured::Grpc { "grpc_cpu_vs_envoy" } else { "h2_cpu_vs_envoy" };
-                self.ratio(report, (name, Some(0.5)), (&found, Who::Envoy), |_| true);
+                self.ratio(report, (name, Some(0.5)), (&found, Contender::Envoy), |_| true);
             }
         }
         if wanted(Measured::Ghz) {
@@ -158,35 +160,41 @@ impl Bench {
 
     async fn called_by(&self, ghz: &Ghz, dir: &Path, report: &mut Report) -> Result<(), String> {
         report.peer("ghz", ghz.version()?);
-        let mut side = Sides::start((dir, &self.program), Spoken::Grpc, &self.with(&[Who::Envoy])).await?;
+        let mut side =
+            Contenders::start((dir, &self.program), WireProtocol::Grpc, &self.with(&[Contender::Envoy]))
+                .await?;
         let found = side.called_by(ghz, self.plan).await?;
-        self.ratio(report, ("ghz_cpu_vs_envoy", Some(0.5)), (&found, Who::Envoy), |_| true);
+        self.ratio(report, ("ghz_cpu_vs_envoy", Some(0.5)), (&found, Contender::Envoy), |_| true);
         Ok(())
     }
 
     /// Fairmesh, and those of these peers that can be had.
-    fn with(&self, peers: &[Who]) -> Vec<Who> {
-        let has = |peer: &&Who| !self.missing.iter().any(|(missing, _)| missing == *peer);
-        [Who::Fairmesh].iter().chain(peers.iter().filter(has)).copied().collect()
+    fn with(&self, peers: &[Contender]) -> Vec<Contender> {
+        let has = |peer: &&Contender| !self.missing.iter().any(|(missing, _)| missing == *peer);
+        [Contender::Fairmesh].iter().chain(peers.iter().filter(has)).copied().collect()
     }
 }
 
 /// Proxies that run before the same endpoints.
-struct Sides {
-    spoken: Spoken,
-    proxies: Vec<(Who, Proxy)>,
+struct Contenders {
+    spoken: WireProtocol,
+    proxies: Vec<(Contender, Proxy)>,
     /// The endpoints, and those who call.
-    ends: Part,
+    ends: RoleProcess,
 }
 
 /// The p99 of each side in one round, in nanoseconds: ours, and then all sides once more.
-type Turns = Vec<(Who, u64)>;
+type Turns = Vec<(Contender, u64)>;
 
-impl Sides {
+impl Contenders {
     /// Starts them in this folder; `program` is ours.
-    async fn start((dir, program): (&Path, &Path), spoken: Spoken, who: &[Who]) -> Result<Self, String> {
+    async fn start(
+        (dir, program): (&Path, &Path),
+        spoken: WireProtocol,
+        who: &[Contender],
+    ) -> Result<Self, String> {
         let protocol = spoken.to_string();
-        let (ends, addresses) = Part::start(dir, &["ends", "--protocol", &protocol]).await?;
+        let (ends, addresses) = RoleProcess::start(dir, &["load-pair", "--protocol", &protocol]).await?;
         let addresses: Vec<SocketAddr> = addresses.split(',').filter_map(|text| text.parse().ok()).collect();
         let [a, b] = addresses[..] else { return Err("there are no two endpoints".into()) };
         let mut proxies = Vec::new();
@@ -216,8 +224,8 @@ impl Sides {
         self.ends.run(format!("open {side} {} {rate}", length.as_millis()), length).await
     }
 
-    async fn http1(&mut self, plan: Plan) -> Result<Found, String> {
-        let pass = async |all: &mut Self, found: &mut Found| {
+    async fn http1(&mut self, plan: Plan) -> Result<Results, String> {
+        let pass = async |all: &mut Self, found: &mut Results| {
             for body in [FLOOR.1].into_iter().chain(BODIES) {
                 all.callers(body, 1).await?;
                 for &connections in plan.connections(body) {
@@ -231,9 +239,9 @@ impl Sides {
         Ok(found)
     }
 
-    async fn multiplexed(&mut self, plan: Plan) -> Result<Found, String> {
+    async fn multiplexed(&mut self, plan: Plan) -> Result<Results, String> {
         let (connections, callers_at_once) = MULTIPLEXED;
-        let pass = async |all: &mut Self, found: &mut Found| {
+        let pass = async |all: &mut Self, found: &mut Results| {
             for body in [0, USUAL, SMALL] {
                 all.callers(body, connections).await?;
                 all.closed_rounds(found.cell((connections, body)), callers_at_once, plan).await?;
@@ -243,9 +251,9 @@ impl Sides {
         self.passes(&self.spoken.to_string(), plan.passes, pass).await
     }
 
-    async fn called_by(&mut self, ghz: &Ghz, plan: Plan) -> Result<Found, String> {
+    async fn called_by(&mut self, ghz: &Ghz, plan: Plan) -> Result<Results, String> {
         let (passes, rounds, calls) = plan.ghz;
-        let pass = async |all: &mut Self, found: &mut Found| {
+        let pass = async |all: &mut Self, found: &mut Results| {
             for body in [0, USUAL, SMALL] {
                 let call = async |all: &mut Self, side: usize| {
                     ghz.calls(all.proxies[side].1.address, body, calls).await
@@ -262,9 +270,9 @@ impl Sides {
         &mut self,
         name: &str,
         passes: usize,
-        pass: impl AsyncFn(&mut Self, &mut Found) -> Result<(), String>,
-    ) -> Result<Found, String> {
-        let mut found = Found::default();
+        pass: impl AsyncFn(&mut Self, &mut Results) -> Result<(), String>,
+    ) -> Result<Results, String> {
+        let mut found = Results::default();
         let mut done = Ok(());
         for number in 1..=passes {
             eprintln!("{name}: pass {number} of {passes}");

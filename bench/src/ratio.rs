@@ -1,4 +1,4 @@
-//! What ratios of paired rounds come to.
+//! Median and confidence bounds of the ratios of paired rounds.
 
 use std::fmt;
 

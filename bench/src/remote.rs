@@ -10,7 +10,7 @@ use std::{error::Error, path::Path, process::Command, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{part::Part, proxy::process::Process, ratio::Ratio, report::Report};
+use crate::{proxy::process::Process, ratio::Ratio, report::Report, role_process::RoleProcess};
 use link::{FAR, Link};
 
 /// How long a packet takes each way. Regions of one continent are about so far apart.
@@ -67,11 +67,13 @@ async fn measure(
 ) -> Result<(Vec<Round>, Kept), String> {
     let (near, far) = (link.near.path(), link.far.path());
     // Records travel through the file system, and cost no distance.
-    let (_mesh, _) = Part::start(dir, &["mesh"]).await?;
-    let (_servers, _) = Part::start(dir, &["far", "--address", FAR, "--place", &far]).await?;
+    let (_mesh, _) = RoleProcess::start(dir, &["mesh"]).await?;
+    let (_servers, _) =
+        RoleProcess::start(dir, &["remote-servers", "--address", FAR, "--place", &far]).await?;
     let _proxy = proxy(dir, &near)?;
     let (mut programs, _) =
-        Part::start(dir, &["rare", "--proxy", PROXY, "--admin", ADMIN, "--place", &near]).await?;
+        RoleProcess::start(dir, &["rare-calls", "--proxy", PROXY, "--admin", ADMIN, "--place", &near])
+            .await?;
     let mut seen = Vec::new();
     let length = 2 * apart * u32::try_from(PROGRAMS).unwrap_or(u32::MAX);
     // The first one warms the proxy up.
@@ -91,7 +93,7 @@ fn proxy(dir: &Path, place: &str) -> Result<Process, String> {
     let this = std::env::current_exe().map_err(|e| e.to_string())?;
     let agent = format!("unix:{}", dir.join("agent.sock").display());
     let mut command = Command::new(&this);
-    command.args(["part", "--place", place, "launch"]).arg(this.with_file_name("fairmesh"));
+    command.args(["role", "--place", place, "launch"]).arg(this.with_file_name("fairmesh"));
     command.args(["proxy", "--agent", &agent, "--listen", PROXY, "--admin", ADMIN, "--client-id", "shared"]);
     Process::start(dir, "proxy", command)
 }

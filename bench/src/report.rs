@@ -1,4 +1,4 @@
-//! What a benchmark found, for people and for programs.
+//! The report of a benchmark: a table for readers, a JSON object for programs.
 
 use std::{collections::BTreeMap, fmt, fs, io, path::Path};
 

@@ -5,10 +5,10 @@
 //! do. A few care about one service, all care about another. The peer is one etcd with as many watchers on as many
 //! connections, driven by the same harness.
 
-mod counted;
-mod crowd;
+mod counting_stream;
+mod etcd;
 mod grpc;
-mod peer;
+mod watchers;
 mod writes;
 
 use std::{error::Error, path::Path, time::Duration};
@@ -26,9 +26,9 @@ use fairmesh_wire::{
 use hdrhistogram::Histogram;
 use tokio::time::{Instant, sleep};
 
-use crate::{Common, load::histogram, part::Part, report::Report};
-use crowd::{Crowd, Server};
-use peer::Etcd;
+use crate::{Common, load::histogram, report::Report, role_process::RoleProcess};
+use etcd::Etcd;
+use watchers::{Server, Watchers};
 
 /// What `rib` takes.
 #[derive(Debug, Args)]
@@ -90,7 +90,7 @@ fn ms(deliveries: &Deliveries, quantile: f64) -> f64 {
 }
 
 /// What one side came to.
-struct Found {
+struct Results {
     few: Deliveries,
     all: Deliveries,
     /// Deliveries to all, for each second of processor time of the serving processes.
@@ -140,7 +140,7 @@ async fn fanout(quick: bool, report: &mut Report) -> Result<(), String> {
     Ok(())
 }
 
-async fn measure(plan: Plan) -> Result<(Found, Found, String), String> {
+async fn measure(plan: Plan) -> Result<(Results, Results, String), String> {
     let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
     let mut mesh = Mesh::start(dir.path()).await?;
     let ours = side(&mut Writer::Fairmesh(&mut mesh), plan).await?;
@@ -150,7 +150,7 @@ async fn measure(plan: Plan) -> Result<(Found, Found, String), String> {
     Ok((ours, theirs, etcd.version.clone()))
 }
 
-async fn side(writer: &mut Writer<'_>, plan: Plan) -> Result<Found, String> {
+async fn side(writer: &mut Writer<'_>, plan: Plan) -> Result<Results, String> {
     eprintln!("{}: {} subscribers connect", writer.name(), plan.subscribers);
     let few = prefix("few");
     let all = prefix("all");
@@ -158,7 +158,7 @@ async fn side(writer: &mut Writer<'_>, plan: Plan) -> Result<Found, String> {
         let prefixes = if number < plan.few { vec![all.clone(), few.clone()] } else { vec![all.clone()] };
         (writer.server(number), prefixes)
     });
-    let mut crowd = Crowd::gather(watchers.collect()).await?;
+    let mut crowd = Watchers::gather(watchers.collect()).await?;
     eprintln!("{}: writes", writer.name());
     let few = deliver(writer, &mut crowd, "few", plan.few, plan.few_writes).await?;
     let before = writer.cpu_ns().await?;
@@ -170,13 +170,13 @@ async fn side(writer: &mut Writer<'_>, plan: Plan) -> Result<Found, String> {
     let quiet = crowd.traffic();
     sleep(plan.idle).await;
     let idle_bytes = (crowd.traffic() - quiet) as f64 / plan.idle.as_secs_f64();
-    Ok(Found { few, all, per_cpu_second, idle_bytes })
+    Ok(Results { few, all, per_cpu_second, idle_bytes })
 }
 
 /// Writes one after the other, each once the one before is everywhere.
 async fn deliver(
     writer: &mut Writer<'_>,
-    crowd: &mut Crowd,
+    crowd: &mut Watchers,
     service: &str,
     count: usize,
     writes: usize,
@@ -238,24 +238,24 @@ impl Writer<'_> {
 
 /// A control plane and its replicas.
 struct Mesh {
-    root: Part,
+    root: RoleProcess,
     replicas: Vec<Replica>,
     connection: Connection,
 }
 
 struct Replica {
-    part: Part,
+    part: RoleProcess,
     address: String,
 }
 
 impl Mesh {
     async fn start(dir: &Path) -> Result<Self, String> {
-        let (root, address) = Part::start(dir, &["root"]).await?;
+        let (root, address) = RoleProcess::start(dir, &["control-plane"]).await?;
         let mut replicas = Vec::new();
         for number in 0..REPLICAS {
             let name = format!("replica-{number}");
             let (part, address) =
-                Part::start(dir, &["replica", "--upstream", &address, "--name", &name]).await?;
+                RoleProcess::start(dir, &["replica", "--upstream", &address, "--name", &name]).await?;
             replicas.push(Replica { part, address });
         }
         let connection = handshake::connect(&Address::Tcp(address), "bench").await;

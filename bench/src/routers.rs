@@ -48,7 +48,7 @@ pub(crate) struct RoutersArgs {
 }
 
 /// What one number of services came to.
-struct Found {
+struct Results {
     services: usize,
     /// Calls without a response of an endpoint.
     failed: usize,
@@ -94,7 +94,7 @@ pub(crate) fn run(args: &RoutersArgs) -> Result<Report, Box<dyn Error>> {
     Ok(report)
 }
 
-async fn measure(dir: &Path, services: usize) -> Result<Found, String> {
+async fn measure(dir: &Path, services: usize) -> Result<Results, String> {
     let further = services..services + services.min(AT_ONCE);
     let endpoints = Endpoints::start().await.map_err(|e| format!("cannot listen: {e}"))?;
     let mesh = Mesh::start(dir).await?;
@@ -122,7 +122,7 @@ async fn measure(dir: &Path, services: usize) -> Result<Found, String> {
     for why in [&one_by_one, &at_once, &others, &again].into_iter().filter_map(|calls| calls.why.as_ref()) {
         eprintln!("a call failed: {why}");
     }
-    Ok(Found {
+    Ok(Results {
         services,
         failed: [&one_by_one, &at_once, &others, &again].iter().map(|calls| calls.failed).sum(),
         proxy_kb: kb(proxy, grown.0),
@@ -134,8 +134,8 @@ async fn measure(dir: &Path, services: usize) -> Result<Found, String> {
     })
 }
 
-fn tell(report: &mut Report, found: &Found) {
-    let Found { services, failed, proxy_kb, agent_kb, .. } = *found;
+fn tell(report: &mut Report, found: &Results) {
+    let Results { services, failed, proxy_kb, agent_kb, .. } = *found;
     let note = "calls that no endpoint answered, of two to each service";
     report.figure(format!("failed_{services}"), failed as f64, Some(0.0), note);
     let note = format!("KB of the proxy for each service; of the agent {agent_kb:.1}");

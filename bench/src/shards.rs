@@ -11,7 +11,7 @@ use std::{error::Error, fs, path::Path, time::Duration};
 use fairmesh_wire::transport::Address;
 use tokio::time::{Instant, sleep};
 
-use crate::{part::Part, report::Report};
+use crate::{report::Report, role_process::RoleProcess};
 use relay::Relay;
 
 /// Programs on the machine.
@@ -47,14 +47,14 @@ impl Plan {
 
 /// An agent and its programs, and what they follow.
 struct Machine {
-    source: Part,
-    agent: Part,
-    callers: Vec<Part>,
+    source: RoleProcess,
+    agent: RoleProcess,
+    callers: Vec<RoleProcess>,
     relay: Relay,
 }
 
 /// What was found of a machine.
-struct Found {
+struct Results {
     baseline: u64,
     rest: u64,
     agent: u64,
@@ -109,11 +109,11 @@ fn middle(counts: &[u64]) -> u64 {
     counts.get(counts.len() / 2).copied().unwrap_or_default()
 }
 
-async fn measure(plan: Plan) -> Result<Found, String> {
+async fn measure(plan: Plan) -> Result<Results, String> {
     let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
-    let mut bare = Machine::start(&dir.path().join("bare"), 0).await?;
-    let (_, baseline) = bare.at_rest().await?;
-    drop(bare);
+    let mut unloaded = Machine::start(&dir.path().join("unloaded"), 0).await?;
+    let (_, baseline) = unloaded.at_rest().await?;
+    drop(unloaded);
     let began = Instant::now();
     let mut machine = Machine::start(&dir.path().join("full"), plan.shards).await?;
     let settled = began.elapsed();
@@ -131,7 +131,7 @@ async fn measure(plan: Plan) -> Result<Found, String> {
         said.push(after.1 - before.1);
     }
     machine.change("split", &mut peak).await?;
-    Ok(Found { baseline, rest, agent, peak, moved, said, lookup_ns, settled })
+    Ok(Results { baseline, rest, agent, peak, moved, said, lookup_ns, settled })
 }
 
 impl Machine {
@@ -140,15 +140,15 @@ impl Machine {
         fs::create_dir_all(dir).map_err(|e| e.to_string())?;
         let (shards, servers) = (shards.to_string(), SERVERS.to_string());
         let args = ["shard-source", "--shards", &shards, "--servers", &servers];
-        let (source, address) = Part::start_bare(dir, &args).await?;
+        let (source, address) = RoleProcess::start_bare(dir, &args).await?;
         let upstream: Address = address.parse().map_err(|_| format!("'{address}' is no address"))?;
         let relay = Relay::start(upstream).await.map_err(|e| e.to_string())?;
         let through = relay.address().to_string();
-        let (agent, _) = Part::start_bare(dir, &["shard-agent", "--upstream", &through]).await?;
+        let (agent, _) = RoleProcess::start_bare(dir, &["shard-agent", "--upstream", &through]).await?;
         let mut callers = Vec::new();
         for i in 0..CALLERS {
             let name = i.to_string();
-            callers.push(Part::start_bare(dir, &["shard-caller", "--name", &name]).await?.0);
+            callers.push(RoleProcess::start_bare(dir, &["shard-caller", "--name", &name]).await?.0);
         }
         Ok(Self { source, agent, callers, relay })
     }

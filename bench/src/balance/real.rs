@@ -17,7 +17,7 @@ use fairmesh_wire::{
 use tokio::time::{Instant, sleep};
 
 use super::groups::{Group, Groups};
-use crate::{load::Seen, meter, part::Part, parts::work::work, report::Report};
+use crate::{load::Seen, meter, report::Report, role_process::RoleProcess, roles::compute::compute};
 
 /// What each server may use, in thousandths of a core; the last is the throttled one. All six have one and a half cores
 /// and use about half of that: two cores are enough for them and their callers.
@@ -126,7 +126,7 @@ async fn measure(plan: Plan) -> Result<Vec<[Round; 2]>, String> {
     // Dropped in reverse: the groups are removed once they have no processes.
     let mut groups = Groups::new()?;
     let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
-    let (_mesh, control) = Part::start(dir.path(), &["mesh"]).await?;
+    let (_mesh, control) = RoleProcess::start(dir.path(), &["mesh"]).await?;
     prefer_least_request(&Address::Tcp(control)).await?;
     let rounds = rounds_of(WORK);
     let mut ours = Side::start(dir.path(), SERVICES[0], rounds, &mut groups).await?;
@@ -180,8 +180,8 @@ async fn prefer_least_request(control: &Address) -> Result<(), String> {
 
 /// Servers of one service, and their callers.
 struct Side {
-    callers: Part,
-    _workers: Vec<Part>,
+    callers: RoleProcess,
+    _workers: Vec<RoleProcess>,
     groups: Vec<Group>,
 }
 
@@ -194,7 +194,7 @@ impl Side {
             let name = format!("{}-{number}", service.replace('/', "-"));
             let group = groups.add(&name, Some(allowance))?;
             let args = ["worker", "--service", service, "--name", &name, "--groups", &group.list()];
-            workers.push(Part::start(dir, &args).await?.0);
+            workers.push(RoleProcess::start(dir, &args).await?.0);
             limited.push(group);
         }
         // Callers ought to stand no worse than servers beside whatever else the machine does.
@@ -202,7 +202,7 @@ impl Side {
         let (clients, rounds) = (CLIENTS.to_string(), rounds.to_string());
         let args = ["callers", "--service", service, "--clients", &clients, "--rounds", &rounds];
         let args = [&args[..], &["--groups", &own]].concat();
-        let callers = Part::start(dir, &args).await?.0;
+        let callers = RoleProcess::start(dir, &args).await?.0;
         Ok(Self { callers, _workers: workers, groups: limited })
     }
 
@@ -231,7 +231,7 @@ fn rounds_of(length: Duration) -> u32 {
     const SAMPLE: u32 = 2_000_000;
     let times = (0..9).map(|seed| {
         let before = meter::own_cpu();
-        std::hint::black_box(work(seed, SAMPLE));
+        std::hint::black_box(compute(seed, SAMPLE));
         (meter::own_cpu() - before).as_nanos()
     });
     let mut times: Vec<_> = times.collect();

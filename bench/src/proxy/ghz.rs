@@ -14,12 +14,12 @@ use tokio::time::timeout;
 
 use super::{
     MULTIPLEXED,
+    contenders::{on_path, version},
     process::launched,
-    sides::{on_path, version},
 };
 use crate::{
     load::Run,
-    parts::{CALLERS, payload_of, v1::Payload},
+    roles::{CALLERS, payload_of, v1::Payload},
 };
 
 /// What is called, as ghz reads it.

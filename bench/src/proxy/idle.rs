@@ -1,4 +1,4 @@
-//! What memory a connection takes that idles after a request.
+//! Memory of a connection that is idle after a request.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -9,8 +9,8 @@ use tokio::{
 };
 
 use super::{
-    Bench, Sides,
-    sides::{Proxy, Who},
+    Bench, Contenders,
+    contenders::{Contender, Proxy},
 };
 use crate::report::Report;
 
@@ -22,9 +22,9 @@ const COUNTED: usize = 800;
 const PATIENCE: Duration = Duration::from_secs(30);
 const GET: &[u8] = b"GET / HTTP/1.1\r\nhost: bench\r\nuser-agent: bench\r\naccept: */*\r\n\r\n";
 
-impl Sides {
+impl Contenders {
     /// Bytes of each proxy for a connection of a program.
-    pub(super) async fn idle(&self) -> Result<Vec<(Who, u64)>, String> {
+    pub(super) async fn idle(&self) -> Result<Vec<(Contender, u64)>, String> {
         let mut all = Vec::new();
         for (who, proxy) in &self.proxies {
             all.push((*who, of_each(proxy).await.map_err(|why| format!("{who}: {why}"))?));
@@ -34,10 +34,10 @@ impl Sides {
 }
 
 impl Bench {
-    pub(super) fn tell_idle(&self, report: &mut Report, found: &[(Who, u64)]) {
+    pub(super) fn report_idle(&self, report: &mut Report, found: &[(Contender, u64)]) {
         let all: Vec<_> = found.iter().map(|(who, bytes)| format!("{who} {bytes}")).collect();
         let note = format!("bytes for a connection that idles after a request: {}", all.join(", "));
-        if let Some((_, bytes)) = found.iter().find(|(who, _)| *who == Who::Fairmesh) {
+        if let Some((_, bytes)) = found.iter().find(|(who, _)| *who == Contender::Fairmesh) {
             report.figure("idle_bytes", *bytes as f64, None, note);
         }
     }

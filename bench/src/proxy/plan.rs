@@ -1,4 +1,4 @@
-//! With what load each side is measured, and how long.
+//! Load and duration of each measurement.
 
 use std::time::Duration;
 

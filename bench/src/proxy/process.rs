@@ -1,4 +1,4 @@
-//! A proxy as a process, with all that it starts, and what that used.
+//! A proxy as a process, with its child processes, and the CPU and memory that it used.
 
 use std::{
     ffi::OsStr,
@@ -11,7 +11,7 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::{Instant, sleep};
 
-use crate::parts::MEASURED;
+use crate::roles::MEASURED;
 
 /// How long a process may take to start or to respond.
 const START: Duration = Duration::from_secs(30);
@@ -22,7 +22,7 @@ const END: Duration = Duration::from_secs(30);
 pub(super) fn launched(processor: usize, program: &Path) -> Result<Command, String> {
     let launcher = std::env::current_exe().map_err(|e| e.to_string())?;
     let mut command = Command::new(launcher);
-    command.args(["part", "launch", "--processor", &processor.to_string()]).arg(program);
+    command.args(["role", "launch", "--processor", &processor.to_string()]).arg(program);
     Ok(command)
 }
 

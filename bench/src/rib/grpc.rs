@@ -9,7 +9,7 @@ use http::{Request, Version, header};
 use prost::Message;
 use tokio::task::AbortHandle;
 
-use super::counted::Counted;
+use super::counting_stream::CountingStream;
 
 /// What may come ahead on a stream, in bytes: no message waits for an update of the window.
 const WINDOW: u32 = 4 << 20;
@@ -39,7 +39,7 @@ impl Stream {
         traffic: &Arc<AtomicU64>,
     ) -> Result<Self, String> {
         let failed = |e: &dyn std::fmt::Display| format!("{path} at {address}: {e}");
-        let socket = Counted::connect(address, traffic).await.map_err(|e| failed(&e))?;
+        let socket = CountingStream::connect(address, traffic).await.map_err(|e| failed(&e))?;
         let mut builder = client::Builder::new();
         builder.initial_window_size(WINDOW).initial_connection_window_size(WINDOW);
         let (mut sender, connection) = builder.handshake::<_, Bytes>(socket).await.map_err(|e| failed(&e))?;

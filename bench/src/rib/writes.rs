@@ -2,12 +2,12 @@
 //! (ServiceRouter §4.1), durably and through its API, while one who follows everything checks that all of it arrives.
 //! Beside it plain etcd, and our control plane on a store in etcd.
 
+mod disk_space;
 mod figures;
 mod fleet;
 mod ratio;
-mod room;
 mod target;
-mod watch;
+mod write_watcher;
 
 use std::{fs, os::unix::fs::MetadataExt, path::Path, time::Duration};
 
@@ -22,16 +22,16 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use super::peer::Etcd;
+use super::etcd::Etcd;
 use crate::{
     load::{self, Seen},
-    part::Part,
     report::Report,
+    role_process::RoleProcess,
 };
+use disk_space::DiskSpace;
 use fleet::Fleet;
-use room::Room;
 use target::{Target, Writer, fill};
-use watch::Watch;
+use write_watcher::WriteWatcher;
 
 /// Goals: batches a second, and megabytes a second.
 const WRITES: u64 = 335;
@@ -123,8 +123,8 @@ struct Ours {
 /// Measures ours, then plain etcd, then the two stores of ours.
 pub(super) async fn run(quick: bool, report: &mut Report) -> Result<(), String> {
     let plan = Plan::new(quick);
-    room::remember(plan.memory())?;
-    let room = Room::take(plan.disk())?;
+    disk_space::remember(plan.memory())?;
+    let room = DiskSpace::take(plan.disk())?;
     let ours = ours(&room.path().join("large"), plan).await?;
     let (etcd, version) = etcd(&room.path().join("etcd"), plan).await?;
     figures::add(plan, quick, &ours, etcd, report);
@@ -142,13 +142,13 @@ async fn ours(dir: &Path, plan: Plan) -> Result<Ours, String> {
     let (revision, store) = fill_file(&file, &mut fleet).await?;
     eprintln!("fairmesh: starts");
     let start = Instant::now();
-    let (mut root, address) = Part::start_within(START, dir, &["root"]).await?;
+    let (mut root, address) = RoleProcess::start_within(START, dir, &["control-plane"]).await?;
     let address = Address::Tcp(address);
     let connection = connect(&address).await?;
     let start = start.elapsed();
     let pid = root.pid();
-    let memory_at_start = room::resident(pid)?;
-    let mut watch = Watch::start(address, revision).await;
+    let memory_at_start = disk_space::resident(pid)?;
+    let mut watch = WriteWatcher::start(address, revision).await;
     let writer = Writer::new(Target::Fairmesh(Box::new(connection)), fleet);
     eprintln!("fairmesh: writes");
     let before = root.cpu_ns().await?;
@@ -159,7 +159,7 @@ async fn ours(dir: &Path, plan: Plan) -> Result<Ours, String> {
     let written = std::mem::take(&mut *writer.written());
     let anew = watch.check(&written).await?;
     let cpu = (root.cpu_ns().await? - before) as f64 / 1e9 / written.batches as f64;
-    let memory = room::resident(pid)?;
+    let memory = disk_space::resident(pid)?;
     let disk = fs::metadata(&file).map_err(|e| format!("{}: {e}", file.display()))?.blocks() * 512;
     drop(root);
     // So that etcd has the room.

@@ -17,7 +17,7 @@ use serde_json::json;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
 use super::calls::{Calls, Connection, Endpoints};
-use crate::{parts::free_port, proxy::process::Process};
+use crate::{proxy::process::Process, roles::free_port};
 
 /// Services that are declared with one write, of three records each.
 const BATCH: usize = 500;

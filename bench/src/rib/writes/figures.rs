@@ -1,4 +1,4 @@
-//! What the writes came to, for the report.
+//! The figures that the report shows of the writes.
 
 use super::{MEGABYTES, Ours, Pace, Plan, WRITES};
 use crate::report::Report;

@@ -1,4 +1,4 @@
-//! What it costs to keep the records in etcd: the same control plane on either store, with the same stream of writes.
+//! The cost of records in etcd: the same control plane on either store, with the same stream of writes.
 
 use std::{path::Path, time::Duration};
 
@@ -6,15 +6,15 @@ use fairmesh_wire::transport::Address;
 
 use super::{ETCD, Plan, START, connect, full_speed};
 use crate::{
-    part::Part,
     report::Report,
     rib::{
-        peer::Etcd,
+        etcd::Etcd,
         writes::{
             fleet::Fleet,
             target::{Target, Writer, fill},
         },
     },
+    role_process::RoleProcess,
 };
 
 /// Batches a second of either, the middle of its turns.
@@ -43,8 +43,9 @@ impl Ratio {
 pub(super) async fn measure(dir: &Path, plan: Plan) -> Result<Ratio, String> {
     let etcd = Etcd::start(&dir.join("data"), &ETCD).await?;
     let address = format!("etcd://{}/bench", etcd.address);
-    let (_on_etcd, in_etcd) = start(&dir.join("on-etcd"), &["root", "--etcd", &address], plan.etcd).await?;
-    let (_on_redb, in_redb) = start(&dir.join("on-redb"), &["root"], plan.etcd).await?;
+    let (_on_etcd, in_etcd) =
+        start(&dir.join("on-etcd"), &["control-plane", "--etcd", &address], plan.etcd).await?;
+    let (_on_redb, in_redb) = start(&dir.join("on-redb"), &["control-plane"], plan.etcd).await?;
     let (mut of_etcd, mut of_redb) = (Vec::new(), Vec::new());
     for _ in 0..plan.turns {
         of_etcd.push(full_speed(&in_etcd, plan.turn).await?.0);
@@ -54,9 +55,9 @@ pub(super) async fn measure(dir: &Path, plan: Plan) -> Result<Ratio, String> {
 }
 
 /// A control plane whose store is filled.
-async fn start(dir: &Path, args: &[&str], bytes: u64) -> Result<(Part, Writer), String> {
+async fn start(dir: &Path, args: &[&str], bytes: u64) -> Result<(RoleProcess, Writer), String> {
     eprintln!("{}: {:.1} GB are written", args.join(" "), bytes as f64 / 1e9);
-    let (part, address) = Part::start_within(START, dir, args).await?;
+    let (part, address) = RoleProcess::start_within(START, dir, args).await?;
     let target = Target::Fairmesh(Box::new(connect(&Address::Tcp(address)).await?));
     let mut fleet = Fleet::of(bytes);
     fill(&mut fleet, async |batch| target.write(batch).await.map(drop)).await?;

@@ -1,4 +1,4 @@
-//! Who is written to: a control plane through its API, or plain etcd with the same batches as its transactions.
+//! Targets of the writes: a control plane through its API, or plain etcd with the same batches as transactions.
 
 use std::{
     collections::HashMap,
@@ -16,7 +16,7 @@ use tonic::transport::Channel;
 use super::fleet::Fleet;
 use crate::{
     load::Call,
-    rib::peer::{self, Header},
+    rib::etcd::{self, Header},
 };
 
 /// Batches in flight while a store is filled.
@@ -125,7 +125,7 @@ impl Target {
                     }
                 });
                 let request = Txn { success: success.collect() };
-                let answer: TxnAnswer = peer::call(channel, "/etcdserverpb.KV/Txn", request).await?;
+                let answer: TxnAnswer = etcd::call(channel, "/etcdserverpb.KV/Txn", request).await?;
                 answer.header.map(|h| h.revision.unsigned_abs()).ok_or_else(|| "no revision".into())
             }
         }

@@ -1,9 +1,9 @@
-//! What of all that was found becomes figures.
+//! The figures that the report shows, computed from all results.
 
 use super::{
     Bench, CONNECTIONS, FLOOR, MANY, SMALL, Turns, USUAL,
-    found::{Cell, Found, Runs, Setting, cpu_us, median, of},
-    sides::{PEERS, Who, YARDSTICKS},
+    contenders::{Contender, PEERS, YARDSTICKS},
+    results::{Cell, Results, Runs, Setting, cpu_us, median, of},
 };
 use crate::{
     ratio::{Median, Ratio},
@@ -11,21 +11,22 @@ use crate::{
 };
 
 impl Bench {
-    pub(super) fn tell_http1(&self, report: &mut Report, found: &Found) {
-        for (peer, goal) in [(Who::Envoy, 0.33), (Who::Haproxy, 0.83), (Who::Nginx, 0.83)] {
+    pub(super) fn report_http1(&self, report: &mut Report, found: &Results) {
+        for (peer, goal) in [(Contender::Envoy, 0.33), (Contender::Haproxy, 0.83), (Contender::Nginx, 0.83)] {
             self.ratio(report, (&format!("cpu_vs_{peer}"), Some(goal)), (found, peer), is_small);
         }
         let large = |(connections, body): Setting| connections >= MANY && body > SMALL;
-        self.ratio(report, ("cpu_vs_envoy_large", Some(0.5)), (found, Who::Envoy), large);
-        // The goal of 13 µs was set where a bare proxy took 17: microseconds are those of a machine and its hour, the relation is not.
-        self.ratio(report, ("cpu_vs_bare", Some(0.76)), (found, Who::Bare), is_small);
-        self.ratio(report, ("cpu_vs_relay", None), (found, Who::Relay), is_small);
-        tell_microseconds(report, found);
+        self.ratio(report, ("cpu_vs_envoy_large", Some(0.5)), (found, Contender::Envoy), large);
+        // The goal of 13 µs was set where a hyper proxy took 17: microseconds are those of a machine and its hour, the relation is not.
+        self.ratio(report, ("cpu_vs_hyper", Some(0.76)), (found, Contender::HyperProxy), is_small);
+        self.ratio(report, ("cpu_vs_relay", None), (found, Contender::Relay), is_small);
+        report_microseconds(report, found);
         for connections in CONNECTIONS {
             let name = format!("rps_vs_envoy_c{connections}");
             let cell = found.cells.get(&(connections, USUAL));
             let ratio = |cell| {
-                let (ours, theirs): (&Runs, &Runs) = (of(cell, Who::Fairmesh)?, of(cell, Who::Envoy)?);
+                let (ours, theirs): (&Runs, &Runs) =
+                    (of(cell, Contender::Fairmesh)?, of(cell, Contender::Envoy)?);
                 Median::of(&paired(&ours.rate, &theirs.rate))
             };
             match cell.and_then(ratio) {
@@ -34,12 +35,12 @@ impl Bench {
                         format!("requests a second over Envoy's, bodies of 1 KB: {ratio}; {}", rates(cell));
                     report.figure(name, ratio.value, None, note);
                 }
-                None => report.unmeasured(name, self.why(Who::Envoy)),
+                None => report.unmeasured(name, self.why(Contender::Envoy)),
             }
         }
-        let shown = |(who, bytes): &(Who, u64)| format!("{who} {:.1}", *bytes as f64 / 1e6);
+        let shown = |(who, bytes): &(Contender, u64)| format!("{who} {:.1}", *bytes as f64 / 1e6);
         let all: Vec<_> = found.rss.iter().map(shown).collect();
-        if let Some((_, bytes)) = found.rss.iter().find(|(who, _)| *who == Who::Fairmesh) {
+        if let Some((_, bytes)) = found.rss.iter().find(|(who, _)| *who == Contender::Fairmesh) {
             report.figure(
                 "rss_mb",
                 *bytes as f64 / 1e6,
@@ -54,12 +55,12 @@ impl Bench {
         &self,
         report: &mut Report,
         (name, goal): (&str, Option<f64>),
-        (found, peer): (&Found, Who),
+        (found, peer): (&Results, Contender),
         counts: impl Fn(Setting) -> bool,
     ) {
         let cells = found.cells.iter().filter(|(setting, _)| counts(**setting));
         let ratios = cells.filter_map(|(setting, cell)| {
-            let (ours, theirs) = (of(cell, Who::Fairmesh)?, of(cell, peer)?);
+            let (ours, theirs) = (of(cell, Contender::Fairmesh)?, of(cell, peer)?);
             Some((*setting, Median::of(&paired(&ours.cpu, &theirs.cpu))?, cell))
         });
         match ratios.max_by(|a, b| a.1.value.total_cmp(&b.1.value)) {
@@ -67,7 +68,7 @@ impl Bench {
                 let us = |who| cpu_us(cell, who).unwrap_or_default();
                 let note = format!(
                     "the worst, {connections} connections and {body} B: {ratio}; {:.1} over {:.1} µs of CPU a request",
-                    us(Who::Fairmesh),
+                    us(Contender::Fairmesh),
                     us(peer)
                 );
                 report.figure(name, ratio.value, goal, note);
@@ -76,8 +77,8 @@ impl Bench {
         }
     }
 
-    pub(super) fn tell_latency(&self, report: &mut Report, (rate, turns): &(u64, Vec<Turns>)) {
-        let ratio = |who: Who| {
+    pub(super) fn report_latency(&self, report: &mut Report, (rate, turns): &(u64, Vec<Turns>)) {
+        let ratio = |who: Contender| {
             let over = |turns: &Turns| {
                 Some(turns.first()?.1 as f64 / turns.iter().skip(1).find(|turn| turn.0 == who)?.1 as f64)
             };
@@ -90,7 +91,7 @@ impl Bench {
         let best = all.iter().max_by(|a, b| a.1.mean.total_cmp(&b.1.mean));
         match best.filter(|_| self.missing.is_empty()) {
             Some((_, worst)) => {
-                let noise = ratio(Who::Fairmesh).unwrap_or_default();
+                let noise = ratio(Contender::Fairmesh).unwrap_or_default();
                 let note = format!(
                     "p99 at {rate} requests a second over each peer's: {}; over itself {noise}",
                     shown.join(", ")
@@ -105,21 +106,22 @@ impl Bench {
         }
     }
 
-    fn why(&self, peer: Who) -> String {
+    fn why(&self, peer: Contender) -> String {
         let missing = self.missing.iter().find(|(missing, _)| *missing == peer);
         missing.map_or_else(|| "no setting that counts was measured".into(), |(_, why)| why.clone())
     }
 }
 
 /// What our CPU comes to where the goal was set, and in the setting where it is the most.
-fn tell_microseconds(report: &mut Report, found: &Found) {
+fn report_microseconds(report: &mut Report, found: &Results) {
     let cells = found.cells.iter().filter(|(setting, _)| is_small(**setting));
-    let all: Vec<_> =
-        cells.filter_map(|(setting, cell)| Some((*setting, cpu_us(cell, Who::Fairmesh)?, cell))).collect();
+    let all: Vec<_> = cells
+        .filter_map(|(setting, cell)| Some((*setting, cpu_us(cell, Contender::Fairmesh)?, cell)))
+        .collect();
     let shown = |((connections, body), ours, cell): &(Setting, f64, &Cell)| {
-        let [bare, relay] = YARDSTICKS.map(|who| cpu_us(cell, who).unwrap_or(f64::NAN));
+        let [hyper, relay] = YARDSTICKS.map(|who| cpu_us(cell, who).unwrap_or(f64::NAN));
         format!(
-            "{ours:.1} µs of CPU a request with {connections} connections and {body} B, a bare proxy {bare:.1}, a relay {relay:.1}"
+            "{ours:.1} µs of CPU a request with {connections} connections and {body} B, a hyper proxy {hyper:.1}, a relay {relay:.1}"
         )
     };
     let floor = all.iter().find(|(setting, ..)| *setting == FLOOR);
@@ -143,6 +145,6 @@ fn paired(ours: &[f64], theirs: &[f64]) -> Vec<f64> {
 }
 
 fn rates(cell: Option<&Cell>) -> String {
-    let one = |(who, runs): &(Who, Runs)| format!("{who} {:.0}/s", median(&runs.rate));
+    let one = |(who, runs): &(Contender, Runs)| format!("{who} {:.0}/s", median(&runs.rate));
     cell.into_iter().flatten().map(one).collect::<Vec<_>>().join(", ")
 }

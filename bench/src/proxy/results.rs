@@ -1,8 +1,8 @@
-//! What was found of each side, setting by setting.
+//! Results of each contender, setting by setting.
 
 use std::{collections::BTreeMap, fmt};
 
-use super::sides::Who;
+use super::contenders::Contender;
 
 /// What one side did in one setting, round by round.
 #[derive(Clone, Debug, Default)]
@@ -17,16 +17,16 @@ pub(super) struct Runs {
 pub(super) type Setting = (usize, usize);
 
 /// What all sides did, by who they are, in one setting.
-pub(super) type Cell = Vec<(Who, Runs)>;
+pub(super) type Cell = Vec<(Contender, Runs)>;
 
 /// What was found of one protocol.
 #[derive(Default)]
-pub(super) struct Found {
+pub(super) struct Results {
     pub(super) cells: BTreeMap<Setting, Cell>,
-    pub(super) rss: Vec<(Who, u64)>,
+    pub(super) rss: Vec<(Contender, u64)>,
 }
 
-impl Found {
+impl Results {
     pub(super) fn cell(&mut self, setting: Setting) -> &mut Cell {
         self.cells.entry(setting).or_default()
     }
@@ -52,12 +52,12 @@ impl fmt::Display for Shown<'_> {
 }
 
 /// What one side did.
-pub(super) fn of(cell: &Cell, who: Who) -> Option<&Runs> {
+pub(super) fn of(cell: &Cell, who: Contender) -> Option<&Runs> {
     cell.iter().find(|(other, _)| *other == who).map(|(_, runs)| runs)
 }
 
 /// Microseconds of CPU a request.
-pub(super) fn cpu_us(cell: &Cell, who: Who) -> Option<f64> {
+pub(super) fn cpu_us(cell: &Cell, who: Contender) -> Option<f64> {
     of(cell, who).map(|runs| median(&runs.cpu) / 1e3)
 }
 

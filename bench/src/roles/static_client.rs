@@ -1,4 +1,4 @@
-//! The peer: the same hyper stack with the addresses written down and a random pick. What a mesh costs is measured
+//! The peer: the same hyper stack with hard-coded addresses and a random pick. The cost of a mesh is measured
 //! against it, so it does nothing that a careful programmer without a mesh could leave out.
 
 use std::{

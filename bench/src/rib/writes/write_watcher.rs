@@ -1,4 +1,4 @@
-//! One who follows everything from the end of filling on, as a replica does, and so tells whether all writes arrive.
+//! A watcher of everything from the end of filling on, as a replica is one: it shows whether all writes arrive.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -19,7 +19,7 @@ use super::target::{Keys, Written};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An open watch. Dropping it ends it.
-pub(super) struct Watch {
+pub(super) struct WriteWatcher {
     seen: Arc<Mutex<Seen>>,
     at: watch::Receiver<u64>,
     handle: FollowerHandle,
@@ -33,12 +33,12 @@ struct Seen {
     revision: Option<Revision>,
 }
 
-struct Eye {
+struct FollowedState {
     seen: Arc<Mutex<Seen>>,
     at: watch::Sender<u64>,
 }
 
-impl Sink for Eye {
+impl Sink for FollowedState {
     fn update(&mut self, update: Update) {
         let number = update.revision.number;
         let mut seen = lock(&self.seen);
@@ -63,7 +63,7 @@ impl Sink for Eye {
     }
 }
 
-impl Watch {
+impl WriteWatcher {
     /// Follows everything that is written after `revision`.
     pub(super) async fn start(address: Address, revision: Revision) -> Self {
         let seen = Arc::<Mutex<Seen>>::default();
@@ -74,7 +74,7 @@ impl Watch {
             backoff: Backoff::default(),
             refuse_lagging: false,
         };
-        let handle = Follower::spawn(config, Eye { seen: seen.clone(), at: tell });
+        let handle = Follower::spawn(config, FollowedState { seen: seen.clone(), at: tell });
         handle.subscribe_from([(Prefix::everything(), revision)]);
         let mut began = at.clone();
         let _ = tokio::time::timeout(PATIENCE, began.changed()).await;

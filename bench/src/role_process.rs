@@ -1,4 +1,4 @@
-//! The processes of the benchmarks: this binary again, in a role given by its arguments, with orders on standard input.
+//! A process of a benchmark: this binary again, in a role that its arguments name, with orders on standard input.
 
 use std::{path::Path, process::Stdio, time::Duration};
 
@@ -21,14 +21,14 @@ const MEMORY: (&str, &str) =
 
 /// A process that responds to each line of its input with one of its output. Dropping it kills it.
 #[derive(Debug)]
-pub(crate) struct Part {
+pub(crate) struct RoleProcess {
     name: String,
     to: ChildStdin,
     from: Lines<BufReader<ChildStdout>>,
     child: Child,
 }
 
-impl Part {
+impl RoleProcess {
     /// Starts it and waits for its first line, which it writes when it is ready.
     pub(crate) async fn start(dir: &Path, args: &[&str]) -> Result<(Self, String), String> {
         Self::start_with(PATIENCE, dir, args, &[MEMORY]).await
@@ -58,7 +58,7 @@ impl Part {
         let failed = |e: std::io::Error| format!("cannot start part '{}': {e}", args.join(" "));
         let binary = std::env::current_exe().map_err(failed)?;
         let mut child = Command::new(binary)
-            .arg("part")
+            .arg("role")
             .args(args)
             .arg("--dir")
             .arg(dir)

@@ -1,14 +1,14 @@
 //! Both ends of a proxy: the endpoints behind it, and those who call them before it.
 //!
 //! They are one process with one thread. As two on the same processor they would wake each other, and the proxy one of
-//! them, at nearly every message: what that costs made them slower than a lean proxy, which then waited for them, and a
+//! them, at nearly every message: what that costs made them slower than a minimal proxy, which then waited for them, and a
 //! proxy that waits is woken for every request, which costs it more than one that is behind.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
 use tokio::net::TcpListener;
 
-use super::{BoxError, Protocol, lean, load_by, orders};
+use super::{BoxError, Protocol, load_by, minimal, orders};
 use crate::load::Call;
 
 /// How many endpoints there are.
@@ -21,16 +21,18 @@ pub(super) async fn run(protocol: Protocol) -> Result<(), BoxError> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         addresses.push(listener.local_addr()?.to_string());
         match protocol {
-            Protocol::Http1 => tokio::spawn(lean::http1::serve(listener)),
-            Protocol::Http2 | Protocol::Grpc => tokio::spawn(lean::http2::serve(listener, protocol)),
+            Protocol::Http1 => tokio::spawn(minimal::http1::serve(listener)),
+            Protocol::Http2 | Protocol::Grpc => tokio::spawn(minimal::http2::serve(listener, protocol)),
         };
     }
     println!("{}", addresses.join(","));
     match protocol {
-        Protocol::Http1 => obey(async |to, payload, _| Ok(lean::http1::Caller::new(to, payload))).await,
+        Protocol::Http1 => {
+            execute_orders(async |to, payload, _| Ok(minimal::http1::Caller::new(to, payload))).await
+        }
         Protocol::Http2 | Protocol::Grpc => {
-            obey(async |to, payload, connections| {
-                lean::http2::Caller::connect(protocol, &vec![to; connections], payload).await
+            execute_orders(async |to, payload, connections| {
+                minimal::http2::Caller::connect(protocol, &vec![to; connections], payload).await
             })
             .await
         }
@@ -40,7 +42,7 @@ pub(super) async fn run(protocol: Protocol) -> Result<(), BoxError> {
 /// Responds to an order with a line. `call PAYLOAD CONNECTIONS ADDRESS,…` makes callers of these addresses, over so
 /// many connections each where the protocol shares them, and lets go of those before; `closed SIDE MS TASKS` and `open
 /// SIDE MS RATE` have one of them call.
-async fn obey<C: Call>(
+async fn execute_orders<C: Call>(
     connect: impl AsyncFn(SocketAddr, usize, usize) -> Result<C, BoxError>,
 ) -> Result<(), BoxError> {
     let mut callers = Vec::new();

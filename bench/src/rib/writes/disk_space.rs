@@ -1,4 +1,4 @@
-//! Room on the disk: looked for before it is taken, and given back however the benchmark ends.
+//! Disk space: checked before it is used, and released however the benchmark ends.
 
 use std::{
     os::unix::process::CommandExt,
@@ -9,14 +9,14 @@ use std::{
 /// A folder that is gone when this is, or when the process is: another one waits for that, since one that is killed
 /// cleans nothing up.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(super) struct DiskSpace {
     path: PathBuf,
     /// Its end tells the sweeper that this process ended.
     tell: Option<ChildStdin>,
     sweeper: Child,
 }
 
-impl Room {
+impl DiskSpace {
     /// A new folder on a disk with so many bytes free.
     pub(super) fn take(bytes: u64) -> Result<Self, String> {
         let parent = std::env::temp_dir();
@@ -35,7 +35,7 @@ impl Room {
         std::fs::create_dir(&path).map_err(|e| format!("{}: {e}", path.display()))?;
         let binary = std::env::current_exe().map_err(|e| e.to_string())?;
         let mut sweeper = Command::new(binary);
-        sweeper.args(["part", "sweeper", "--dir"]).arg(&path).stdin(Stdio::piped());
+        sweeper.args(["role", "cleanup", "--dir"]).arg(&path).stdin(Stdio::piped());
         // A group of its own: what ends the benchmark from the keyboard is not to end what cleans up behind it.
         let mut sweeper = sweeper.process_group(0).spawn().map_err(|e| format!("no sweeper: {e}"))?;
         Ok(Self { path, tell: sweeper.stdin.take(), sweeper })
@@ -46,7 +46,7 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for DiskSpace {
     fn drop(&mut self) {
         self.tell.take();
         // Fails only where no sweeper is left.

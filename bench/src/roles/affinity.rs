@@ -1,4 +1,4 @@
-//! Which part runs where.
+//! The processor on which each role runs.
 
 use rustix::{
     io,

@@ -1,4 +1,4 @@
-//! etcd doing the same: one process, whose watchers each have a connection.
+//! The peer, etcd: one process, whose watchers have a connection each.
 
 use std::{
     fs,
@@ -12,7 +12,7 @@ use http::uri::PathAndQuery;
 use prost::Message;
 use tonic::transport::Channel;
 
-use crate::parts::free_port;
+use crate::roles::free_port;
 
 /// How long it may take to start.
 const START: Duration = Duration::from_secs(20);

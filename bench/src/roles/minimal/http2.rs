@@ -5,7 +5,7 @@
 
 mod caller;
 mod frames;
-mod heads;
+mod header_block;
 mod link;
 mod server;
 

@@ -76,7 +76,7 @@ pub(super) async fn serve(protocol: Protocol, layer: Layer, agent: Address) -> R
                 tokio::spawn(async move { serve_http(listener, routes(protocol), &server).await });
             }
             Layer::Off => {
-                tokio::spawn(bare(listener, routes(protocol)));
+                tokio::spawn(serve_plain(listener, routes(protocol)));
             }
         }
     }
@@ -115,7 +115,7 @@ async fn register(
 }
 
 /// The same server without anything of Fairmesh.
-pub(super) async fn bare(listener: TcpListener, routes: Router) -> Result<(), BoxError> {
+pub(super) async fn serve_plain(listener: TcpListener, routes: Router) -> Result<(), BoxError> {
     loop {
         let (socket, _) = listener.accept().await?;
         socket.set_nodelay(true)?;

@@ -15,12 +15,12 @@ use tokio::{
 
 /// A socket whose bytes are counted.
 #[derive(Debug)]
-pub(super) struct Counted {
+pub(super) struct CountingStream {
     socket: TcpStream,
     traffic: Arc<AtomicU64>,
 }
 
-impl Counted {
+impl CountingStream {
     /// Connects; bytes in both directions are counted in `traffic`.
     pub(super) async fn connect(address: &str, traffic: &Arc<AtomicU64>) -> io::Result<Self> {
         let socket = TcpStream::connect(address).await?;
@@ -29,7 +29,7 @@ impl Counted {
     }
 }
 
-impl AsyncRead for Counted {
+impl AsyncRead for CountingStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -42,7 +42,7 @@ impl AsyncRead for Counted {
     }
 }
 
-impl AsyncWrite for Counted {
+impl AsyncWrite for CountingStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

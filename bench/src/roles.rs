@@ -1,4 +1,4 @@
-//! What the processes of the benchmarks do: the mesh, the servers, the clients.
+//! The roles that processes of the benchmarks take: mesh, servers, load.
 
 use std::{
     ffi::OsString,
@@ -24,20 +24,20 @@ use crate::{
     meter, remote,
 };
 
-mod bare;
-mod cores;
-mod ends;
-mod fixed;
-mod lean;
-mod rare;
+mod affinity;
+mod cleanup;
+pub(crate) mod compute;
+mod hyper_proxy;
+mod load_pair;
+mod minimal;
+mod rare_calls;
 mod relay;
+mod replica_tree;
 mod servers;
 mod shards;
-mod sweeper;
-mod tree;
-pub(crate) mod work;
+mod static_client;
 
-pub(crate) use cores::{CALLERS, MEASURED};
+pub(crate) use affinity::{CALLERS, MEASURED};
 pub(crate) use servers::free_port;
 
 /// The generated types of the benchmarks' protocol.
@@ -55,9 +55,9 @@ pub(crate) mod v1 {
 
 /// What to be.
 #[derive(Args, Debug)]
-pub(crate) struct PartArgs {
+pub(crate) struct RoleArgs {
     #[command(subcommand)]
-    part: PartKind,
+    role: Role,
     /// Where sockets and data lie.
     #[arg(long, global = true, default_value = ".")]
     dir: PathBuf,
@@ -67,11 +67,11 @@ pub(crate) struct PartArgs {
 }
 
 #[derive(Debug, Subcommand)]
-enum PartKind {
+enum Role {
     /// A control plane and an agent.
     Mesh,
     /// A control plane.
-    Root {
+    ControlPlane {
         /// Where its store lies, unless in a file.
         #[arg(long)]
         etcd: Option<EtcdAddress>,
@@ -108,7 +108,7 @@ enum PartKind {
         layer: Layer,
     },
     /// Two endpoints behind a proxy, and its callers, with orders on standard input.
-    Ends {
+    LoadPair {
         #[arg(long)]
         protocol: Protocol,
     },
@@ -120,7 +120,7 @@ enum PartKind {
         to: Vec<SocketAddr>,
     },
     /// Passes requests on to endpoints by hyper, and does nothing else.
-    Bare {
+    HyperProxy {
         #[arg(long)]
         listen: SocketAddr,
         #[arg(long, value_delimiter = ',', required = true)]
@@ -145,18 +145,18 @@ enum PartKind {
         servers: Vec<SocketAddr>,
     },
     /// A server that computes its responses under a CPU quota.
-    Worker(work::WorkerArgs),
+    Worker(compute::WorkerArgs),
     /// Clients of workers, with orders on standard input.
-    Callers(work::CallersArgs),
+    Callers(compute::CallersArgs),
     /// Servers in another region.
-    Far {
+    RemoteServers {
         #[arg(long)]
         address: IpAddr,
     },
     /// Programs that call them, with orders on standard input.
-    Rare(rare::RareArgs),
+    RareCalls(rare_calls::RareCallsArgs),
     /// Removes a folder, and ends the processes that work in it, once its input ends.
-    Sweeper,
+    Cleanup,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -175,28 +175,28 @@ enum Layer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Kind {
     Mesh,
-    Fixed,
+    Static,
 }
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Is one part until its input ends.
-pub(crate) fn run_part(args: PartArgs) -> Result<(), BoxError> {
+pub(crate) fn run_role(args: RoleArgs) -> Result<(), BoxError> {
     if let Some(place) = &args.place {
         remote::link::enter(place)?;
     }
-    match &args.part {
+    match &args.role {
         // Workers are kept short by quotas, wherever they run.
-        PartKind::Root { .. } | PartKind::Replica { .. } | PartKind::Sweeper => {}
-        PartKind::ShardSource { .. } | PartKind::ShardAgent { .. } | PartKind::ShardCaller { .. } => {}
-        PartKind::Mesh | PartKind::Worker(_) | PartKind::Callers(_) => {}
+        Role::ControlPlane { .. } | Role::Replica { .. } | Role::Cleanup => {}
+        Role::ShardSource { .. } | Role::ShardAgent { .. } | Role::ShardCaller { .. } => {}
+        Role::Mesh | Role::Worker(_) | Role::Callers(_) => {}
         // These two are launched on the processor of proxies.
-        PartKind::Relay { .. } | PartKind::Bare { .. } => {}
-        PartKind::Far { .. } | PartKind::Rare(_) => {}
-        PartKind::Client { .. } | PartKind::Ends { .. } => cores::keep_to(CALLERS)?,
-        PartKind::Servers { .. } => cores::keep_to(MEASURED)?,
-        PartKind::Launch { processor, command } => {
-            cores::keep_to(*processor)?;
+        Role::Relay { .. } | Role::HyperProxy { .. } => {}
+        Role::RemoteServers { .. } | Role::RareCalls(_) => {}
+        Role::Client { .. } | Role::LoadPair { .. } => affinity::keep_to(CALLERS)?,
+        Role::Servers { .. } => affinity::keep_to(MEASURED)?,
+        Role::Launch { processor, command } => {
+            affinity::keep_to(*processor)?;
             let (program, arguments) = command.split_first().ok_or("there is nothing to launch")?;
             return Err(Command::new(program).args(arguments).exec().into());
         }
@@ -204,32 +204,32 @@ pub(crate) fn run_part(args: PartArgs) -> Result<(), BoxError> {
     // One thread each: client and servers share two processors, and a figure per call must not hang on how work
     // wanders.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(be(args))
+    runtime.block_on(run(args))
 }
 
-async fn be(args: PartArgs) -> Result<(), BoxError> {
+async fn run(args: RoleArgs) -> Result<(), BoxError> {
     let agent = Address::Unix(args.dir.join("agent.sock"));
-    match args.part {
-        PartKind::Mesh => servers::mesh(&args.dir, agent).await,
-        PartKind::Root { etcd } => tree::root(&args.dir, etcd).await,
-        PartKind::Replica { upstream, name } => tree::replica(&args.dir, upstream, name).await,
-        PartKind::ShardSource { shards, servers } => shards::source(shards, servers).await,
-        PartKind::ShardAgent { upstream } => shards::agent(&args.dir, upstream).await,
-        PartKind::ShardCaller { name } => shards::caller(&args.dir, &name).await,
-        PartKind::Ends { protocol } => ends::run(protocol).await,
-        PartKind::Relay { listen, to } => relay::run(listen, &to).await,
-        PartKind::Bare { listen, to } => bare::run(listen, &to).await,
+    match args.role {
+        Role::Mesh => servers::mesh(&args.dir, agent).await,
+        Role::ControlPlane { etcd } => replica_tree::root(&args.dir, etcd).await,
+        Role::Replica { upstream, name } => replica_tree::replica(&args.dir, upstream, name).await,
+        Role::ShardSource { shards, servers } => shards::source(shards, servers).await,
+        Role::ShardAgent { upstream } => shards::agent(&args.dir, upstream).await,
+        Role::ShardCaller { name } => shards::caller(&args.dir, &name).await,
+        Role::LoadPair { protocol } => load_pair::run(protocol).await,
+        Role::Relay { listen, to } => relay::run(listen, &to).await,
+        Role::HyperProxy { listen, to } => hyper_proxy::run(listen, &to).await,
         // It is something else by now.
-        PartKind::Launch { .. } => Ok(()),
-        PartKind::Servers { protocol, layer } => servers::serve(protocol, layer, agent).await,
-        PartKind::Client { kind, protocol, payload, servers } => {
+        Role::Launch { .. } => Ok(()),
+        Role::Servers { protocol, layer } => servers::serve(protocol, layer, agent).await,
+        Role::Client { kind, protocol, payload, servers } => {
             client((kind, protocol), payload, servers, agent).await
         }
-        PartKind::Worker(worker) => work::serve(worker, agent).await,
-        PartKind::Callers(callers) => work::call(callers, agent).await,
-        PartKind::Far { address } => rare::serve(address, agent).await,
-        PartKind::Rare(rare) => rare::call(rare, agent).await,
-        PartKind::Sweeper => sweeper::sweep(&args.dir).await,
+        Role::Worker(worker) => compute::serve(worker, agent).await,
+        Role::Callers(callers) => compute::call(callers, agent).await,
+        Role::RemoteServers { address } => rare_calls::serve(address, agent).await,
+        Role::RareCalls(rare) => rare_calls::call(rare, agent).await,
+        Role::Cleanup => cleanup::sweep(&args.dir).await,
     }
 }
 
@@ -246,25 +246,27 @@ async fn client(
             let mesh = Mesh::builder().agent(agent).location(region).client_id("bench").connect().await?;
             match protocol {
                 Protocol::Http1 | Protocol::Http2 => {
-                    obey(HttpCall::new(mesh.service("bench/http1")?, payload)).await
+                    execute_orders(HttpCall::new(mesh.service("bench/http1")?, payload)).await
                 }
-                Protocol::Grpc => obey(GrpcCall::new(mesh.service("bench/grpc")?, payload)).await,
+                Protocol::Grpc => execute_orders(GrpcCall::new(mesh.service("bench/grpc")?, payload)).await,
             }
         }
-        (Kind::Fixed, Protocol::Http1) => obey(HttpCall::new(fixed::Http1::new(&servers), payload)).await,
-        (Kind::Fixed, Protocol::Http2) => {
-            let call = HttpCall::new(fixed::Http2::connect(&servers).await?, payload);
-            // HTTP/2 names the host in the URI.
-            obey(HttpCall { uri: http::Uri::from_static("http://http2.bench/echo"), ..call }).await
+        (Kind::Static, Protocol::Http1) => {
+            execute_orders(HttpCall::new(static_client::Http1::new(&servers), payload)).await
         }
-        (Kind::Fixed, Protocol::Grpc) => {
-            obey(GrpcCall::new(fixed::Http2::connect(&servers).await?, payload)).await
+        (Kind::Static, Protocol::Http2) => {
+            let call = HttpCall::new(static_client::Http2::connect(&servers).await?, payload);
+            // HTTP/2 names the host in the URI.
+            execute_orders(HttpCall { uri: http::Uri::from_static("http://http2.bench/echo"), ..call }).await
+        }
+        (Kind::Static, Protocol::Grpc) => {
+            execute_orders(GrpcCall::new(static_client::Http2::connect(&servers).await?, payload)).await
         }
     }
 }
 
 /// Reports that it is ready, then responds to `closed MS TASKS`, `open MS RATE` and `cpu` with a line each.
-async fn obey<C: Call>(call: C) -> Result<(), BoxError> {
+async fn execute_orders<C: Call>(call: C) -> Result<(), BoxError> {
     call.call().await?;
     println!("ready");
     let mut orders = orders();

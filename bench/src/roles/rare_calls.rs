@@ -1,4 +1,4 @@
-//! Programs that call a service of another region once each, and its servers.
+//! Programs that call a service of another region once each, and the servers of that service.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -38,7 +38,7 @@ const START: Duration = Duration::from_secs(20);
 
 /// Options of callers.
 #[derive(Args, Debug)]
-pub(crate) struct RareArgs {
+pub(crate) struct RareCallsArgs {
     /// The proxy that they share.
     #[arg(long)]
     proxy: SocketAddr,
@@ -74,7 +74,7 @@ pub(super) async fn serve(address: IpAddr, agent: Address) -> Result<(), BoxErro
 }
 
 /// Calls as ordered: `round PROGRAMS MICROSECONDS` between one and the next, and `kept`.
-pub(super) async fn call(args: RareArgs, agent: Address) -> Result<(), BoxError> {
+pub(super) async fn call(args: RareCallsArgs, agent: Address) -> Result<(), BoxError> {
     let until = Instant::now() + START;
     while let Err(why) = shared(args.proxy, BODIES[0]).await {
         if Instant::now() > until {

@@ -1,4 +1,4 @@
-//! Cleans up behind a benchmark that may have been killed.
+//! Removes the files and processes of a benchmark that was killed.
 
 use std::{fs, io, path::Path};
 

@@ -2,7 +2,7 @@
 
 use std::{error::Error, path::Path, time::Duration};
 
-use super::{BODIES, MANY, MULTIPLEXED, Ours, SMALL, Sides, Spoken, Who};
+use super::{BODIES, Contender, Contenders, MANY, MULTIPLEXED, Ours, SMALL, WireProtocol};
 
 /// How long each protocol is called with each size of bodies.
 const SLICE: Duration = Duration::from_millis(600);
@@ -13,7 +13,7 @@ pub(crate) fn run(ours: &Ours) -> Result<(), Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let dir = tempfile::tempdir()?;
     runtime.block_on(async {
-        for spoken in [Spoken::Http1, Spoken::Http2, Spoken::Grpc] {
+        for spoken in [WireProtocol::Http1, WireProtocol::Http2, WireProtocol::Grpc] {
             let calls = train((dir.path(), &program), spoken).await?;
             eprintln!("{spoken}: {calls} calls");
         }
@@ -21,9 +21,9 @@ pub(crate) fn run(ours: &Ours) -> Result<(), Box<dyn Error>> {
     })
 }
 
-async fn train(places: (&Path, &Path), spoken: Spoken) -> Result<u64, String> {
-    let mut sides = Sides::start(places, spoken, &[Who::Fairmesh]).await?;
-    let is_multiplexed = spoken != Spoken::Http1;
+async fn train(places: (&Path, &Path), spoken: WireProtocol) -> Result<u64, String> {
+    let mut sides = Contenders::start(places, spoken, &[Contender::Fairmesh]).await?;
+    let is_multiplexed = spoken != WireProtocol::Http1;
     let (connections, at_once) = if is_multiplexed { MULTIPLEXED } else { (1, MANY) };
     let mut calls = 0;
     for body in BODIES.into_iter().filter(|body| !is_multiplexed || *body <= SMALL) {

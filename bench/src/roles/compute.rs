@@ -22,7 +22,7 @@ use fairmesh_wire::transport::Address;
 use http_body_util::{BodyExt, Full};
 use tokio::net::TcpListener;
 
-use super::{BoxError, obey, orders};
+use super::{BoxError, execute_orders, orders};
 use crate::load::Call;
 
 /// What a request waits for that is no CPU, such as a database.
@@ -63,7 +63,7 @@ pub(crate) struct CallersArgs {
 
 /// The work: rounds of arithmetic, each of which needs the one before. By rounds and not by time, since a server that
 /// is stopped for having used up its quota must not get done with it meanwhile.
-pub(crate) fn work(seed: u64, rounds: u32) -> u64 {
+pub(crate) fn compute(seed: u64, rounds: u32) -> u64 {
     (0..rounds).fold(seed, |word, _| black_box(mix64(word)))
 }
 
@@ -100,7 +100,7 @@ fn join(groups: &[PathBuf]) -> std::io::Result<()> {
 async fn answer(request: Bytes) -> Result<Vec<u8>, StatusCode> {
     let (seed, rounds) = request.split_first_chunk().ok_or(StatusCode::BAD_REQUEST)?;
     let rounds = rounds.try_into().map_err(|_| StatusCode::BAD_REQUEST)?;
-    let result = work(u64::from_le_bytes(*seed), u32::from_le_bytes(rounds));
+    let result = compute(u64::from_le_bytes(*seed), u32::from_le_bytes(rounds));
     tokio::time::sleep(WAIT).await;
     Ok(result.to_le_bytes().into())
 }
@@ -116,7 +116,7 @@ pub(super) async fn call(args: CallersArgs, agent: Address) -> Result<(), BoxErr
         clients.push(mesh.connect().await?.service(&args.service)?);
     }
     let tasks = (0..TASKS).map(|number| Task::new(number, args.rounds)).collect();
-    obey(WorkCall { clients: clients.into(), tasks, next: Arc::default() }).await
+    execute_orders(WorkCall { clients: clients.into(), tasks, next: Arc::default() }).await
 }
 
 struct Task {
@@ -132,7 +132,7 @@ impl Task {
         let rounds = (-(1.0 - share).ln() * f64::from(mean)) as u32;
         let mut request = number.to_le_bytes().to_vec();
         request.extend(rounds.to_le_bytes());
-        Self { request: request.into(), answer: work(number, rounds).to_le_bytes() }
+        Self { request: request.into(), answer: compute(number, rounds).to_le_bytes() }
     }
 }
 

@@ -11,7 +11,7 @@ use tokio::{
 use super::{
     super::super::{BoxError, Protocol},
     frames::{DATA, END_HEADERS, END_STREAM, Frame, HEADERS, PREFACE, RST_STREAM, WINDOW_UPDATE, push},
-    heads::{Head, OK},
+    header_block::{Head, OK},
     link::{Link, ROOM, hear_all},
 };
 

@@ -1,4 +1,4 @@
-//! Thousands of watchers, one connection each, and when each had what.
+//! Thousands of watchers with one connection each, and the time at which each received an update.
 
 use std::{
     collections::HashMap,
@@ -20,9 +20,9 @@ use tokio::{
 };
 
 use super::{
-    counted::Counted,
+    counting_stream::CountingStream,
+    etcd::{self, WatchRequest},
     grpc::Stream,
-    peer::{self, WatchRequest},
 };
 
 /// Watchers that connect at one time.
@@ -37,7 +37,7 @@ struct Arrival {
 }
 
 /// Connected watchers. Dropping it ends them.
-pub(super) struct Crowd {
+pub(super) struct Watchers {
     watchers: JoinSet<Result<(), String>>,
     arrivals: mpsc::UnboundedReceiver<Arrival>,
     /// Those that came before they were asked for.
@@ -52,7 +52,7 @@ pub(super) enum Server {
     Etcd(String),
 }
 
-impl Crowd {
+impl Watchers {
     /// Connects watchers, each to one server and of some prefixes, and waits until all of them watch.
     pub(super) async fn gather(watchers: Vec<(Server, Vec<String>)>) -> Result<Self, String> {
         let (tell, arrivals) = mpsc::unbounded_channel();
@@ -184,8 +184,8 @@ async fn watching(
     address: &str,
     prefixes: &[String],
     traffic: &Arc<AtomicU64>,
-) -> Result<Watch<Counted>, String> {
-    let socket = Counted::connect(address, traffic).await.map_err(|e| format!("{address}: {e}"))?;
+) -> Result<Watch<CountingStream>, String> {
+    let socket = CountingStream::connect(address, traffic).await.map_err(|e| format!("{address}: {e}"))?;
     let at = Address::Tcp(address.to_owned());
     let mut watch = Watch::handshake(socket, &at, "bench").await.map_err(|e| e.to_string())?;
     for (i, prefix) in prefixes.iter().enumerate() {
@@ -203,11 +203,11 @@ async fn etcd(
     ready: impl FnOnce(),
     tell: &mpsc::UnboundedSender<Arrival>,
 ) -> Result<(), String> {
-    let first: Vec<WatchRequest> = prefixes.iter().map(|prefix| peer::watch(prefix)).collect();
+    let first: Vec<WatchRequest> = prefixes.iter().map(|prefix| etcd::watch(prefix)).collect();
     let mut stream = Stream::open(address, "/etcdserverpb.Watch/Watch", &first, traffic).await?;
     let (mut missing, mut ready) = (prefixes.len(), Some(ready));
     loop {
-        let message: peer::WatchResponse = stream.next().await?;
+        let message: etcd::WatchResponse = stream.next().await?;
         let at = Instant::now();
         missing -= usize::from(message.created);
         if missing == 0

@@ -18,7 +18,7 @@ use tokio::{
 use super::{
     super::super::{BoxError, Protocol, payload_of},
     frames::{DATA, END_HEADERS, END_STREAM, Frame, HEADERS, PREFACE, RST_STREAM, WINDOW_UPDATE, push},
-    heads::{Head, is_ok},
+    header_block::{Head, is_ok},
     link::{LARGEST, Link, ROOM, hear_all},
 };
 use crate::load::Call;

@@ -15,9 +15,9 @@ use tokio::{
 
 use super::process::Process;
 
-/// Who is measured.
+/// Contender is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Who {
+pub(super) enum Contender {
     Fairmesh,
     Envoy,
     Haproxy,
@@ -25,17 +25,17 @@ pub(super) enum Who {
     /// No proxy: what the system takes for passing bytes on.
     Relay,
     /// hyper, and nothing else.
-    Bare,
+    HyperProxy,
 }
 
 /// The peers.
-pub(super) const PEERS: [Who; 3] = [Who::Envoy, Who::Haproxy, Who::Nginx];
+pub(super) const PEERS: [Contender; 3] = [Contender::Envoy, Contender::Haproxy, Contender::Nginx];
 /// Yardsticks for the CPU of HTTP/1.1, which are not for production.
-pub(super) const YARDSTICKS: [Who; 2] = [Who::Bare, Who::Relay];
+pub(super) const YARDSTICKS: [Contender; 2] = [Contender::HyperProxy, Contender::Relay];
 
 /// What is spoken, on both sides of a proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Spoken {
+pub(super) enum WireProtocol {
     Http1,
     Http2,
     Grpc,
@@ -60,7 +60,7 @@ impl Proxy {
     }
 }
 
-impl fmt::Display for Who {
+impl fmt::Display for Contender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Fairmesh => "fairmesh",
@@ -68,12 +68,12 @@ impl fmt::Display for Who {
             Self::Haproxy => "haproxy",
             Self::Nginx => "nginx",
             Self::Relay => "relay",
-            Self::Bare => "bare",
+            Self::HyperProxy => "hyper-proxy",
         })
     }
 }
 
-impl fmt::Display for Spoken {
+impl fmt::Display for WireProtocol {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Http1 => "http1",
@@ -83,12 +83,12 @@ impl fmt::Display for Spoken {
     }
 }
 
-impl Who {
+impl Contender {
     /// Where its program lies; `ours` is that of Fairmesh.
     fn program(self, ours: &Path) -> Result<PathBuf, String> {
         match self {
             Self::Fairmesh => return Ok(ours.to_owned()),
-            Self::Relay | Self::Bare => return std::env::current_exe().map_err(|e| e.to_string()),
+            Self::Relay | Self::HyperProxy => return std::env::current_exe().map_err(|e| e.to_string()),
             Self::Envoy | Self::Haproxy | Self::Nginx => {}
         }
         let name = self.to_string();
@@ -105,7 +105,7 @@ impl Who {
     pub(super) async fn start(
         self,
         (dir, ours): (&Path, &Path),
-        spoken: Spoken,
+        spoken: WireProtocol,
         endpoints: [SocketAddr; 2],
     ) -> Result<Proxy, String> {
         let dir = dir.join(format!("{self}-{spoken}"));
@@ -120,7 +120,7 @@ impl Who {
             Self::Envoy => (envoy(&dir, spoken, address, endpoints)?, None),
             Self::Haproxy => (haproxy(&dir, address, endpoints)?, None),
             Self::Nginx => (nginx(&dir, address, endpoints)?, None),
-            Self::Relay | Self::Bare => (part(self, address, endpoints), None),
+            Self::Relay | Self::HyperProxy => (part(self, address, endpoints), None),
         };
         let mut process = Process::pinned(&dir, &self.to_string(), &program, &args)?;
         let said = process.ready(async || passes_on(address).await.unwrap_or(false)).await;
@@ -172,8 +172,8 @@ async fn passes_on(address: SocketAddr) -> std::io::Result<bool> {
     Ok(answer == *b"HTTP/1.1 200")
 }
 
-fn part(who: Who, address: SocketAddr, [a, b]: [SocketAddr; 2]) -> Vec<String> {
-    ["part", &who.to_string(), "--listen", &address.to_string(), "--to", &format!("{a},{b}")]
+fn part(who: Contender, address: SocketAddr, [a, b]: [SocketAddr; 2]) -> Vec<String> {
+    ["role", &who.to_string(), "--listen", &address.to_string(), "--to", &format!("{a},{b}")]
         .map(str::to_owned)
         .to_vec()
 }
@@ -181,7 +181,7 @@ fn part(who: Who, address: SocketAddr, [a, b]: [SocketAddr; 2]) -> Vec<String> {
 async fn fairmesh(
     dir: &Path,
     program: &Path,
-    spoken: Spoken,
+    spoken: WireProtocol,
     [address, grpc, http, admin]: [String; 4],
     [a, b]: [SocketAddr; 2],
 ) -> Result<(Vec<String>, Option<Process>), String> {
@@ -221,7 +221,7 @@ async fn fairmesh(
 
 fn envoy(
     dir: &Path,
-    spoken: Spoken,
+    spoken: WireProtocol,
     address: SocketAddr,
     endpoints: [SocketAddr; 2],
 ) -> Result<Vec<String>, String> {
@@ -233,8 +233,8 @@ fn envoy(
         )
     });
     let http2 = match spoken {
-        Spoken::Http1 => "",
-        Spoken::Http2 | Spoken::Grpc => {
+        WireProtocol::Http1 => "",
+        WireProtocol::Http2 | WireProtocol::Grpc => {
             "\n    typed_extension_protocol_options:\n      envoy.extensions.upstreams.http.v3.HttpProtocolOptions:\n        \
              '@type': type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions\n        \
              explicit_http_config: {http2_protocol_options: {}}"
