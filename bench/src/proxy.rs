@@ -179,7 +179,7 @@ impl Bench {
 struct Contenders {
     spoken: WireProtocol,
     proxies: Vec<(Contender, Proxy)>,
-    /// The endpoints, and those who call.
+    /// The endpoints, and the callers.
     ends: RoleProcess,
 }
 

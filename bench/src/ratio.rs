@@ -27,7 +27,7 @@ impl fmt::Display for Ratio {
     }
 }
 
-/// A median, and between which values of the rounds it lies 19 times in 20 at least, whatever they are distributed like as long as
+/// A median, and the values of the rounds between which it lies 19 times in 20 at least, for any distribution as long as
 /// none hangs on another: of a machine with neighbours, some rounds are far off.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Median {

@@ -1,4 +1,4 @@
-//! `bench/run rib`: from a write that is acknowledged to the hands of those who care, through a tree of two layers,
+//! `bench/run rib`: from an acknowledged write to its arrival at subscribers, through a tree of two layers,
 //! beside etcd.
 //!
 //! Every subscriber has a connection of its own to one of the replicas and acknowledges what it has, as and when agents
@@ -42,7 +42,7 @@ pub(crate) struct RibArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Measured {
-    /// From a write to those who care.
+    /// From a write to its subscribers.
     Fanout,
     /// Writes on a large store.
     Writes,

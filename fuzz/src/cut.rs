@@ -1,4 +1,4 @@
-//! The same bytes as they may come: byte by byte, and in pieces.
+//! The same bytes in different pieces: byte by byte, and in pieces of random sizes.
 
 use fairmesh_model::arith::Generator;
 use xxhash_rust::xxh3::xxh3_64;

@@ -1,4 +1,4 @@
-//! Servers of every manner, by the path of the request: `/a` to `/k`, and behind that the byte that their answers consist of.
+//! Servers of many behaviours, chosen by the path of the request: `/a` to `/k`, and after it the byte that responses consist of.
 
 use std::{
     collections::VecDeque,
@@ -15,7 +15,7 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt as _;
 use tokio::time::{Sleep, sleep};
 
-/// More than any window that nobody has enlarged.
+/// More than any window of default size.
 const LARGE: usize = 100_000;
 
 /// How long a call may take.
@@ -69,7 +69,7 @@ impl Wish {
     }
 }
 
-/// Answers; with manner `d`, only when nobody waits any more.
+/// Responds; with manner `d`, only after the request was abandoned.
 pub(crate) async fn answer(request: Request<RequestBody>) -> Response<Steps> {
     let (head, mut body) = request.into_parts();
     let wish = Wish::of(head.uri.path());

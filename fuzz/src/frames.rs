@@ -1,4 +1,4 @@
-//! HTTP/2 frame by frame (RFC 9113): scripts of what one end sends, well formed or not, and what the other sent.
+//! HTTP/2 frame by frame (RFC 9113): scripts for one end, well formed or not, and the frames of the other end.
 
 use std::{collections::BTreeSet, time::Duration};
 

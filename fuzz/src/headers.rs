@@ -1,4 +1,4 @@
-//! What a peer writes into headers never makes a call panic, and what we write ourselves we read as it was meant.
+//! Headers of a peer never make a call panic, and our own headers are parsed to the values that were written.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub fn run(data: &[u8]) {
     outgoing(Duration::new(seconds, nanos % 1_000_000_000));
 }
 
-/// What one report says is read by whoever asks for a metric of it as well.
+/// A metric of a report is read by name as well.
 fn load(bytes: &[u8]) {
     for read in [load_from_text, load_from_binary] {
         let (plain, named) = (read(bytes, None), read(bytes, Some("x")));

@@ -1,5 +1,4 @@
-//! Whatever blocks of fields come over a connection, they are decoded or refused, and who gets the fields from us understands
-//! what we have understood.
+//! Any header block of a connection is decoded or refused, and a peer decodes our blocks to the same fields.
 
 use arbitrary::{Arbitrary as _, Unstructured};
 use fairmesh_http::hpack::{Block, Decoder, Encoder, Field};
@@ -15,7 +14,7 @@ pub fn run(data: &[u8]) {
     let mut encoder = Encoder::default();
     while !u.is_empty() {
         if let Ok(Some(size)) = Option::<u16>::arbitrary(&mut u) {
-            // Theirs has room for all that we ever use, whatever it says.
+            // The peer's table is as large as the largest that we use, at any advertised size.
             encoder.limit(size.into());
         }
         let Ok(block) = <&[u8]>::arbitrary(&mut u) else { return };

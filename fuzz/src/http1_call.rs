@@ -1,5 +1,4 @@
-//! Whatever a server sends over HTTP/1.1, a call comes to an end, with the answer that the bytes are by themselves, or with an
-//! error.
+//! Any bytes of an HTTP/1.1 server: a call ends, with the response that the bytes contain, or with an error.
 
 use std::time::Duration;
 

@@ -1,5 +1,4 @@
-//! Whatever comes over HTTP/1.1, what is passed on as it lies is what those who take it apart read, to the last byte, and goes
-//! on as that.
+//! The zero-copy parser of HTTP/1.1 reads every message to the same last byte as the full parser, and forwards it unchanged.
 
 use bytes::{Bytes, BytesMut};
 use fairmesh_headers::DEADLINE;

@@ -1,5 +1,5 @@
-//! Whatever a client sends over HTTP/1.1, reading it neither panics nor depends on how it was cut into pieces, no body is
-//! longer than what was sent, and what is left to another reader is left as it came.
+//! Any bytes of an HTTP/1.1 client: the parser does not panic, its result does not depend on the pieces that they arrive in, no
+//! body is longer than the input, and bytes after the message are left unchanged.
 
 use bytes::BytesMut;
 use fairmesh_http::h1::{Piece, ReceivedRequest, RequestError, RequestReader};

@@ -1,5 +1,4 @@
-//! Whatever frames a server sends over HTTP/2, calls come to an end, no window of the server is overrun, and what is read of
-//! an answer is of the call's own stream.
+//! Any frames of an HTTP/2 server: calls end, no window of the server is exceeded, and a response belongs to the call's stream.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What reads bytes and texts of others, each with what must hold of it whatever comes.
+//! Parsers of bytes and texts from other programs, each with the properties that must hold for any input.
 //!
 //! A target is a function of some bytes, which panics where something does not hold. libFuzzer runs it in `libfuzzer`, a
 //! workspace of its own, since its compiler options are not ours; `tests/replay.rs` runs it with every other test, on what
@@ -8,10 +8,10 @@
 
 pub mod headers;
 pub mod hpack;
-pub mod http1_answer;
 pub mod http1_call;
 pub mod http1_plain;
 pub mod http1_request;
+pub mod http1_response;
 pub mod http2_call;
 pub mod manifest;
 pub mod mutation;
@@ -37,7 +37,7 @@ pub type Target = fn(&[u8]);
 pub const TARGETS: [(&str, Target); 17] = [
     ("headers", headers::run),
     ("hpack", hpack::run),
-    ("http1_answer", http1_answer::run),
+    ("http1_response", http1_response::run),
     ("http1_call", http1_call::run),
     ("http1_plain", http1_plain::run),
     ("http1_request", http1_request::run),

@@ -1,5 +1,5 @@
-//! Reading a manifest never panics, a refusal points into the text, and what was accepted is accepted again, with the
-//! same meaning, as `fairmesh get -o yaml` prints it.
+//! Parsing a manifest never panics, an error names a place in the text, and an accepted manifest is accepted again with the
+//! same meaning as `fairmesh get -o yaml` prints it.
 
 use fairmesh_model::spec::{Document, Plan};
 use fairmesh_registry::manifest;

@@ -1,4 +1,4 @@
-//! One end of a connection in memory, played by a script, in time that passes when nothing else happens.
+//! One end of a connection in memory, played by a script, in virtual time that passes while both ends are idle.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use tokio::{
 pub(crate) const ROOM: usize = 16 * 1024;
 /// What never takes so long is over in the end.
 const FOR_EVER: Duration = Duration::from_secs(24 * 3600);
-/// After this time nobody waits to be read.
+/// After this time no reader waits.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// What one end does.

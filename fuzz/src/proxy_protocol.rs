@@ -1,5 +1,5 @@
-//! Whatever comes first on a connection, reading it as a head of the PROXY protocol neither panics nor depends on how it was
-//! cut into pieces, takes nothing that is not the head's, and what was read is written so that it is read again.
+//! Any first bytes of a connection: the parser of the PROXY protocol does not panic, does not depend on the pieces that they
+//! arrive in, consumes nothing beyond its header, and a header survives encoding and decoding.
 
 use fairmesh_proxy::proxy_protocol::{Header, InvalidHeader, Version, read, write};
 

@@ -1,5 +1,5 @@
-//! Reading the value of a record never panics, a writer's check agrees with the reader, and what was accepted is written
-//! and read again unchanged.
+//! Decoding the value of a record never panics, the check of writes agrees with the decoder, and a valid value survives
+//! decoding and encoding unchanged.
 
 use fairmesh_model::RecordKey;
 use fairmesh_wire::records;

@@ -1,4 +1,4 @@
-//! Reading a key of the RIB never panics, and a key has one spelling, which reads back as the key.
+//! Parsing a key of the RIB never panics; a key has one spelling, which parses to the same key.
 
 use fairmesh_model::{Prefix, RecordKey};
 

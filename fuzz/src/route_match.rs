@@ -1,4 +1,4 @@
-//! The compiled table of routes chooses what a literal reading of the documentation chooses.
+//! The compiled table of routes chooses the route that a literal reading of the documentation chooses.
 
 #[path = "../../crates/router/src/routes/tests/oracle.rs"]
 mod oracle;

@@ -1,6 +1,6 @@
-//! Whatever bytes a program sends, its connection is served to an end, and answered by messages of HTTP/1.1, one for each
-//! request and in their order, of which those that broke off look so. Only who asked for it is switched to something else,
-//! and what then comes is what was sent after that request.
+//! Any bytes of a client: the server side of HTTP/1.1 ends the connection, and its responses are messages of HTTP/1.1, one for
+//! each request and in their order; an incomplete one is recognisable as such. Only a requested upgrade switches protocols,
+//! and the bytes that follow are those that the client sent after that request.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,11 +18,11 @@ use crate::{
 
 const NUMBER: &str = "x-number";
 const MANNER: &str = "x-manner";
-/// The manner of a server that speaks another protocol with whoever asks for one.
+/// The manner of a server that accepts an upgrade to another protocol.
 const SWITCHES: u8 = b'i';
 /// The same, before it has read the request.
 const SWITCHES_EARLY: u8 = b'j';
-/// The same, while somebody still reads it.
+/// The same, while the client still reads it.
 const SWITCHES_BESIDE: u8 = b'k';
 
 /// A request as it was heard.

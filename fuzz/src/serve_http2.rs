@@ -1,5 +1,5 @@
-//! Whatever frames a program sends over HTTP/2, its connection is served to an end, no window is overrun, nothing follows the
-//! end of a stream, and what is answered on a stream is of that stream.
+//! Any frames of an HTTP/2 client: the server side ends the connection, no window is exceeded, no frame follows the end of a
+//! stream, and responses belong to their stream.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use crate::{
 };
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-/// The window of a connection that nobody has enlarged.
+/// The default window of a connection.
 const WINDOW: u64 = 65_535;
 
 /// A program: opens streams in their order.

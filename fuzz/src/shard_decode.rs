@@ -1,4 +1,4 @@
-//! Reading parts of a shard map never panics whatever stands there, and a valid map is written and read again unchanged.
+//! Decoding parts of a shard map never panics, and a valid map survives encoding and decoding unchanged.
 
 use arbitrary::{Arbitrary, Unstructured};
 use bytes::Bytes;

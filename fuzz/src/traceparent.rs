@@ -1,4 +1,4 @@
-//! Whatever a caller sends as `traceparent`, reading it never panics, and what was read is written so that it is read alike.
+//! Parsing any `traceparent` never panics, and the parsed value survives encoding and parsing.
 
 use fairmesh_headers::{SpanContext, TRACEPARENT};
 use http::{HeaderMap, HeaderValue};

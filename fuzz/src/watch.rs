@@ -1,4 +1,4 @@
-//! Whatever comes over a watch, either side reads the messages that it is, up to the first that cannot be read, and ends.
+//! Any bytes on a watch: either side decodes its messages, up to the first invalid one, and ends.
 
 use fairmesh_wire::{
     transport::Address,
@@ -61,7 +61,7 @@ async fn watched(stream: DuplexStream) -> Read {
     let (mut watched, _) = WatchServer::accept(stream).await.expect("it is greeted");
     let mut read = Vec::new();
     while let Ok(message) = poll_fn(|context| {
-        // Answers to those who ask whether this side is there.
+        // Responses to PINGs.
         let _ = watched.poll_flush(context);
         watched.poll_request(context)
     })

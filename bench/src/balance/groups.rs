@@ -25,7 +25,7 @@ pub(super) struct Groups {
     tops: Vec<PathBuf>,
 }
 
-/// One group: who joins it may use so much CPU.
+/// One group: a limit of CPU for its members.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
     /// In each hierarchy.

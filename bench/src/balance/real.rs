@@ -197,7 +197,7 @@ impl Side {
             workers.push(RoleProcess::start(dir, &args).await?.0);
             limited.push(group);
         }
-        // Callers ought to stand no worse than servers beside whatever else the machine does.
+        // Other work of the machine should affect callers no more than servers.
         let own = groups.add(&format!("{}-callers", service.replace('/', "-")), None)?.list();
         let (clients, rounds) = (CLIENTS.to_string(), rounds.to_string());
         let args = ["callers", "--service", service, "--clients", &clients, "--rounds", &rounds];

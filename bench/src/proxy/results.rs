@@ -16,7 +16,7 @@ pub(super) struct Runs {
 /// Connections and bytes of the body.
 pub(super) type Setting = (usize, usize);
 
-/// What all sides did, by who they are, in one setting.
+/// Results of all contenders in one setting.
 pub(super) type Cell = Vec<(Contender, Runs)>;
 
 /// What was found of one protocol.

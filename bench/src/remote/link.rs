@@ -104,7 +104,7 @@ impl Drop for Place {
     }
 }
 
-/// Moves this thread, and whatever it starts, to a place.
+/// Moves this thread, and processes that it starts, to a place.
 ///
 /// # Errors
 /// Where it is not there, or this process may not.

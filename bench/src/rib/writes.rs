@@ -1,5 +1,5 @@
 //! Writes on a large store: a control plane whose records take 12 GB is written as ServiceRouter's RIB is
-//! (ServiceRouter §4.1), durably and through its API, while one who follows everything checks that all of it arrives.
+//! (ServiceRouter §4.1), durably and through its API, while a watcher of everything checks that all of it arrives.
 //! Beside it plain etcd, and our control plane on a store in etcd.
 
 mod disk_space;

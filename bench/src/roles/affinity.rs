@@ -5,7 +5,7 @@ use rustix::{
     thread::{CpuSet, sched_getaffinity, sched_setaffinity},
 };
 
-/// The processor of those who call, and of what is called through a proxy.
+/// The processor of callers, and of endpoints behind a proxy.
 pub(crate) const CALLERS: usize = 0;
 /// The processor of what is measured.
 pub(crate) const MEASURED: usize = 1;

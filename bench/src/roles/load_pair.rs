@@ -1,4 +1,4 @@
-//! Both ends of a proxy: the endpoints behind it, and those who call them before it.
+//! Both ends of a proxy: the endpoints behind it, and the callers before it.
 //!
 //! They are one process with one thread. As two on the same processor they would wake each other, and the proxy one of
 //! them, at nearly every message: what that costs made them slower than a minimal proxy, which then waited for them, and a

@@ -59,7 +59,7 @@ async fn answer(mut stream: TcpStream) {
             _ => return,
         }
     }
-    // A proxy that has gone is seen by those who call it.
+    // Callers notice that the proxy has ended.
     let _ = stream.write_all(ANSWER).await;
 }
 

@@ -48,38 +48,38 @@ const EXIT_CODES: &str = "Exit codes: 0 done; 1 failed, or refused by the other 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run the control plane: the routing information base, the registry and the admin API.
-    Control(command::control::ControlArgs),
+    Control(command::daemon::control::ControlArgs),
     /// Run this machine's agent: the copy of the routing information that local programs read.
-    Agent(command::agent::AgentArgs),
+    Agent(command::daemon::agent::AgentArgs),
     /// Run a proxy for programs that cannot link the library: they call services by host name.
-    Proxy(Box<command::proxy::ProxyArgs>),
+    Proxy(Box<command::daemon::proxy::ProxyArgs>),
     /// Have the kernel send requests of unmodified programs, by eBPF.
     #[command(subcommand)]
     Kernel(command::kernel::KernelCommand),
     /// Run a lookaside: it picks endpoints over gRPC for programs on machines without an agent.
-    Lookaside(command::lookaside::LookasideArgs),
+    Lookaside(command::daemon::lookaside::LookasideArgs),
     /// Run replicas of the routing information base, move it from one store to another, and show its state.
     #[command(subcommand)]
-    Rib(command::rib::RibCommand),
+    Rib(command::daemon::rib::RibCommand),
     /// Run a small shop on this machine, inject five failures under load, and report the calls.
     Demo(demo::DemoArgs),
     /// Run a program, or observe a running one, and keep it registered.
     Register(register::RegisterArgs),
 
     /// Write services, policies, topology, hosts and shard maps from YAML.
-    Apply(command::apply::ApplyArgs),
+    Apply(command::records::apply::ApplyArgs),
     /// Show what YAML would change; exits 3 when it would change something.
-    Diff(command::diff::DiffArgs),
+    Diff(command::records::diff::DiffArgs),
     /// List records.
-    Get(command::get::GetArgs),
+    Get(command::records::get::GetArgs),
     /// Show all details of one record.
-    Describe(command::describe::DescribeArgs),
+    Describe(command::records::describe::DescribeArgs),
     /// List the changes of a service's declaration or policy.
-    History(command::history::HistoryArgs),
+    History(command::records::history::HistoryArgs),
     /// Restore an earlier value of a service's declaration or policy.
-    Rollback(command::rollback::RollbackArgs),
+    Rollback(command::records::rollback::RollbackArgs),
     /// Delete a service's declaration or policy; its history stays.
-    Delete(command::delete::DeleteArgs),
+    Delete(command::records::delete::DeleteArgs),
     /// Take instances out of service, and wait until every caller has moved.
     Drain(command::drain::DrainArgs),
     /// Put drained instances that still run back into service.

@@ -1,29 +1,15 @@
 //! Implementations of the commands, one module each.
 
-pub(crate) mod agent;
-pub(crate) mod apply;
-mod breaking_change;
 pub(crate) mod calibrate;
 pub(crate) mod call;
 mod caller_region;
-pub(crate) mod control;
-mod daemon_args;
-mod default_paths;
-pub(crate) mod delete;
-pub(crate) mod describe;
-pub(crate) mod diff;
+pub(crate) mod daemon;
 pub(crate) mod drain;
 pub(crate) mod explain;
-pub(crate) mod get;
-pub(crate) mod history;
-mod history_key;
 pub(crate) mod imbalance;
 pub(crate) mod kernel;
-pub(crate) mod lookaside;
-pub(crate) mod proxy;
+pub(crate) mod records;
 mod request_args;
-pub(crate) mod rib;
-pub(crate) mod rollback;
 pub(crate) mod shards;
 pub(crate) mod sim;
 mod version;
@@ -39,27 +25,27 @@ use crate::{
     output, register,
 };
 
-pub(crate) use get::service_words;
+pub(crate) use records::get::service_words;
 
 /// Runs the command; returns the exit code of the process.
 #[allow(clippy::cognitive_complexity, reason = "one match arm per command")]
 pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
     match cli.command {
-        Command::Control(args) => control::run(args).await,
-        Command::Agent(args) => agent::run(args).await,
-        Command::Proxy(args) => proxy::run(*args).await,
+        Command::Control(args) => daemon::control::run(args).await,
+        Command::Agent(args) => daemon::agent::run(args).await,
+        Command::Proxy(args) => daemon::proxy::run(*args).await,
         Command::Kernel(command) => kernel::run(command).await,
-        Command::Lookaside(args) => lookaside::run(args).await,
-        Command::Rib(command) => rib::run(command).await,
+        Command::Lookaside(args) => daemon::lookaside::run(args).await,
+        Command::Rib(command) => daemon::rib::run(command).await,
         Command::Demo(args) => demo::run(args).await.map(|()| ExitCode::SUCCESS).map_err(Failure::failed),
         Command::Register(args) => register::run(args).await,
-        Command::Apply(args) => apply::run(args).await,
-        Command::Diff(args) => diff::run(args).await,
-        Command::Get(args) => get::run(args).await,
-        Command::Describe(args) => describe::run(args).await,
-        Command::History(args) => history::run(args).await,
-        Command::Rollback(args) => rollback::run(args).await,
-        Command::Delete(args) => delete::run(args).await,
+        Command::Apply(args) => records::apply::run(args).await,
+        Command::Diff(args) => records::diff::run(args).await,
+        Command::Get(args) => records::get::run(args).await,
+        Command::Describe(args) => records::describe::run(args).await,
+        Command::History(args) => records::history::run(args).await,
+        Command::Rollback(args) => records::rollback::run(args).await,
+        Command::Delete(args) => records::delete::run(args).await,
         Command::Drain(args) => drain::run(args).await,
         Command::Undrain(args) => drain::undo(args).await,
         Command::Shards(command) => shards::run(command).await,

@@ -66,7 +66,7 @@ fn counted(place: &Place, counter: Counter) -> u64 {
     counters.into_iter().find(|(one, _)| *one == counter).unwrap().1
 }
 
-/// Accepts one connection, and says who it is.
+/// Accepts one connection, and sends its own name.
 fn greet(listener: &TcpListener, greeting: &str) -> SocketAddr {
     let (mut stream, caller) = listener.accept().unwrap();
     stream.write_all(greeting.as_bytes()).unwrap();

@@ -1,3 +1,6 @@
+mod capacity;
+pub(crate) mod hosts;
+
 use std::{
     collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -5,6 +8,9 @@ use std::{
 };
 
 use crate::{InstanceId, Invalid, Location};
+
+pub use capacity::{Capacities, Capacity};
+pub use hosts::{AddressPrefix, FULL_SPEED, Hosts};
 
 /// The weight of an ordinary host; an endpoint of twice that power has 2000.
 pub const FULL_WEIGHT: u32 = 1000;

@@ -295,7 +295,7 @@ mod tests {
             .iter()
             .enumerate()
             .map(|(i, (region, state, failures))| {
-                let endpoint = crate::hosts::tests::endpoint("10.0.0.1:80", None, 1000);
+                let endpoint = crate::endpoint::hosts::tests::endpoint("10.0.0.1:80", None, 1000);
                 let (instance, region) =
                     (InstanceId::new(format!("i{i}")).unwrap(), Region::new(region).unwrap());
                 verdicts.put(region.clone(), instance.clone(), verdict(*failures));

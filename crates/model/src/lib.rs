@@ -7,53 +7,39 @@
 
 pub mod arith;
 mod authority;
-mod balancing;
-mod capacity;
 mod counted;
-mod distance;
 mod endpoint;
 mod error;
 mod health;
-mod hosts;
 mod identity;
-mod key;
-mod location;
 mod name;
 mod policy;
 pub mod quota;
 mod record;
-mod revision;
-mod rib_key;
 mod route;
 mod service;
 mod shard;
 pub mod spec;
 pub mod suggestion;
-mod timeouts;
 mod topology;
 
 pub use authority::{HostPort, host_name};
-pub use balancing::{Balancing, BalancingPolicy, LoadSignal, Outliers, Score};
-pub use capacity::{Capacities, Capacity};
 pub use counted::{Counted, counted};
-pub use distance::{
-    DistanceFilter, DistanceRounds, MAX_MEASURED_REGIONS, MAX_ROUND_TRIP, MeasuredDistance,
-    MeasuredDistances, is_plausible,
-};
+pub use endpoint::{AddressPrefix, FULL_SPEED, Hosts};
+pub use endpoint::{Capacities, Capacity};
 pub use endpoint::{Endpoint, EndpointState, FULL_WEIGHT, MAX_WEIGHT};
 pub use error::Invalid;
 pub use health::{
     HealthCheck, JudgedVerdicts, MAX_CAUSE, Probe, Verdict, VerdictEffect, Verdicts, bounded_cause,
 };
-pub use hosts::{AddressPrefix, FULL_SPEED, Hosts};
 pub use identity::Identity;
-pub use key::{KeyRange, ShardKey};
-pub use location::Location;
 pub use name::{Cluster, HostType, InstanceId, Label, Region, Role, ServiceName, Tenant, Zone};
+pub use policy::{Balancing, BalancingPolicy, LoadSignal, Outliers, Score};
+pub use policy::{CallKind, Timeouts};
 pub use policy::{KeySource, Locality, Policy, Retries, Ring};
 pub use record::Record;
-pub use revision::{Cursor, Revision, StoreId};
-pub use rib_key::{ChunkHash, HistoryKind, Prefix, RecordKey, ShardPart};
+pub use record::{ChunkHash, HistoryKind, Prefix, RecordKey, ShardPart};
+pub use record::{Cursor, Revision, StoreId};
 pub use route::{
     Abort, Actions, Backend, ClientMatch, Delay, GrpcMatch, HeaderEdits, HeaderMatch, HostMatch,
     MAX_CONDITIONS, MAX_EXPRESSION_BYTES, MAX_ROUTES, Match, Mirror, PathMatch, PathRewrite, Pattern,
@@ -61,6 +47,11 @@ pub use route::{
     within_bounds,
 };
 pub use service::{Protocol, Service, ServiceKind};
+pub use shard::{KeyRange, ShardKey};
 pub use shard::{MAX_REPORTED_SHARDS, Replica, ReplicaState, Shard, ShardId, ShardMap, ShardMove};
-pub use timeouts::{CallKind, Timeouts};
+pub use topology::Location;
+pub use topology::{
+    DistanceFilter, DistanceRounds, MAX_MEASURED_REGIONS, MAX_ROUND_TRIP, MeasuredDistance,
+    MeasuredDistances, is_plausible,
+};
 pub use topology::{DistanceSource, RegionInfo, Regions, RoundTrips};

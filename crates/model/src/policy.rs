@@ -1,10 +1,14 @@
 //! The validated policy of a service (a plan). The document as written is in [`crate::spec`].
 
+mod balancing;
+mod timeouts;
+
 use std::{fmt, time::Duration};
 
-use crate::{
-    Balancing, HealthCheck, Invalid, RateLimit, Route, Timeouts, route::is_token, spec::write_duration,
-};
+use crate::{HealthCheck, Invalid, RateLimit, Route, route::is_token, spec::write_duration};
+
+pub use balancing::{Balancing, BalancingPolicy, LoadSignal, Outliers, Score};
+pub use timeouts::{CallKind, Timeouts};
 
 /// How calls to a service are routed and protected. The default suits a service without a policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

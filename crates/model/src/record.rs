@@ -1,4 +1,10 @@
+mod revision;
+mod rib_key;
+
 use crate::{Endpoint, Hosts, MeasuredDistances, Policy, Regions, RoundTrips, Service, ShardMove, Verdict};
+
+pub use revision::{Cursor, Revision, StoreId};
+pub use rib_key::{ChunkHash, HistoryKind, Prefix, RecordKey, ShardPart};
 
 /// The value of a RIB key, except parts of shard maps, which are encoded as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,6 +1,10 @@
+mod key;
+
 use std::{collections::BTreeSet, fmt};
 
-use crate::{InstanceId, Invalid, KeyRange, Region, Role, ShardKey};
+use crate::{InstanceId, Invalid, Region, Role};
+
+pub use key::{KeyRange, ShardKey};
 
 /// The identity of a shard within its map: stable across moves; after a split the upper half has a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,6 +1,15 @@
+mod distance;
+mod location;
+
 use std::{collections::BTreeMap, time::Duration};
 
-use crate::{Invalid, MeasuredDistance, MeasuredDistances, Region};
+use crate::{Invalid, Region};
+
+pub use distance::{
+    DistanceFilter, DistanceRounds, MAX_MEASURED_REGIONS, MAX_ROUND_TRIP, MeasuredDistance,
+    MeasuredDistances, is_plausible,
+};
+pub use location::Location;
 
 /// The regions of the fleet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -153,7 +153,7 @@ impl ServiceTable {
         &self.name
     }
 
-    /// The region of the caller for whom it was compiled.
+    /// The region of the caller that it was compiled for.
     pub fn home(&self) -> &Region {
         self.locality.home()
     }

@@ -51,7 +51,7 @@ pub async fn alone() -> Exclusive {
 ///
 /// Printed past the capture of output, so that `cargo test` shows it too.
 pub fn skipped(cannot: &str, reason: impl Display) {
-    // One line, whatever the reason is: the runner reads lines.
+    // Always one line: the runner reads lines.
     let reason = reason.to_string();
     let reason = reason.split_whitespace().collect::<Vec<_>>().join(" ");
     let line = format!("{SKIPPED}{cannot} here: {reason}\n");

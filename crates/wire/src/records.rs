@@ -28,7 +28,7 @@ pub struct History {
     pub value: Option<Bytes>,
     /// Time of its replacement, in milliseconds since 1970.
     pub replaced_at_ms: u64,
-    /// The user who replaced it.
+    /// The user of the write that replaced it.
     pub replaced_by: String,
     /// The revision that wrote it; 0 if the record did not exist.
     pub revision: u64,

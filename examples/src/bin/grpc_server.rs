@@ -54,7 +54,7 @@ async fn serve() -> Result<(), Box<dyn Error>> {
         .serve_with_incoming_shutdown(incoming(listener), member.draining());
     tokio::select! {
         ended = serving => ended?,
-        () = member.gone() => {} // New: streams that nobody ends do not hold it up beyond the drain deadline.
+        () = member.gone() => {} // New: endless streams do not delay it beyond the drain deadline.
     }
     member.shutdown().await; // New: out of the registry.
     Ok(())

@@ -23,7 +23,7 @@ async fn serve() -> Result<(), Box<dyn Error>> {
     let address = listener.local_addr()?;
 
     // Registers through this machine's agent and renews the lease from now on. Naming the protocol declares the service,
-    // in case nobody has done so with `fairmesh apply`.
+    // in case `fairmesh apply` has not done so.
     let server = Server::builder("examples/hello").protocol(Protocol::Http1).address(address).start().await?;
     println!("serving on {address}");
 

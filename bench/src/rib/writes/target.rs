@@ -28,7 +28,7 @@ pub(super) enum Target {
     Etcd(Channel),
 }
 
-/// The stream of writes and whom it goes to.
+/// The stream of writes and its target.
 #[derive(Clone, Debug)]
 pub(super) struct Writer {
     target: Target,

@@ -15,7 +15,7 @@ use crate::{
     server::{Server, serve, text},
 };
 
-/// A server that refuses every call as `who` does that has too many.
+/// A server that refuses every call, as an overloaded `who` does.
 async fn full(who: &'static str) -> Server {
     Server::start(move |_| async move {
         let mut answer = text(503, "full");

@@ -57,7 +57,7 @@ struct Outcome {
     counted: [u64; 6],
 }
 
-/// What a server saw since it was last asked, and whom it has answered.
+/// Requests that a server received since the last look, and the callers of its responses.
 type Log = Arc<Mutex<(Vec<String>, HashSet<String>)>>;
 
 async fn server(log: Log) -> std::net::SocketAddr {

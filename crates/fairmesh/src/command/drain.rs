@@ -21,7 +21,7 @@ use crate::{
     view::{Scope, View},
 };
 
-use super::get;
+use super::records::get;
 
 /// Duration of a drain after which the awaited callers are printed.
 const REPORT_AFTER: Duration = Duration::from_secs(1);

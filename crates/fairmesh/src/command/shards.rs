@@ -22,7 +22,7 @@ use crate::{
     output::{self, Listing},
 };
 
-use super::{apply, get};
+use super::records::{apply, get};
 
 /// Commands on a shard map. A map is created with 'fairmesh apply'.
 #[derive(Debug, Subcommand)]

@@ -28,7 +28,7 @@ use crate::harness::{
 };
 
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Of the user `nobody`, as whom programs run while the proxy is root.
+/// Of the user `nobody`: programs run as that user, while the proxy is root.
 const NOBODY: &str = "65534";
 
 /// Programs on the machine, whose names of hosts are in a file like everywhere.
@@ -120,7 +120,7 @@ impl Heard {
     }
 }
 
-/// A server of the other machine that speaks HTTP/2 alone, and is none of the mesh: it says whom it was asked for.
+/// A server of the other machine that speaks HTTP/2 alone, and is none of the mesh: its response names the requested host.
 fn serve_http2(listener: std::net::TcpListener) {
     let listener = TcpListener::from_std(listener).unwrap();
     tokio::spawn(async move {
@@ -174,7 +174,7 @@ fn unmodified_programs_reach_services_and_everybody_else_and_no_trace_is_left() 
         services_are_called(&programs).await;
         proxy.counts("captured_connections_served_total", 6.0).await;
         the_rest_goes_on(&programs, &heard).await;
-        // Over HTTP/2 each request tells by itself whom it is for.
+        // Over HTTP/2 each request names its host.
         proxy.counts("captured_connections_served_total", 8.0).await;
         proxy.counts("captured_requests_passthrough_total", 1.0).await;
         proxy.counts("captured_connections_passthrough_total", 5.0).await;

@@ -113,7 +113,7 @@ async fn callers_go_where_it_says_and_go_on_without_it() {
     until("callers have turned", async || answers(&one).await == "first").await;
     until("and the proxy's", async || behind(&proxy).await == "first").await;
 
-    // Those who have leases go on by them, and the others by the records.
+    // Callers with leases continue by them, the others by the records.
     serving.abort();
     let _ = serving.await;
     for _ in 0..30 {

@@ -119,7 +119,7 @@ async fn programs_share_a_limit_by_what_they_are_asked_for() {
     })
     .await;
 
-    // With four callers an equal part is 14 calls a second, and the rest goes to those who want more.
+    // With four callers an equal part is 14 calls a second, and the rest goes to callers with a greater demand.
     let hostile = claim_falsely(&world).await;
     come_to("beside false claims", &[&often, &seldom], |rates| {
         rates[0] >= 14.0 && within(rates[1], 13.0, 0.1)

@@ -17,7 +17,7 @@ use rustix::process::Pid;
 use crate::harness::{Kind, Load, PATIENCE, Spec, World, alone, skipped, until};
 
 /// The share of a CPU, in microseconds, of each period. An agent that has used up its share stops for the rest of the
-/// period: who waits for it waits about that long.
+/// period: a process that waits for it waits about that long.
 const QUOTA_US: u32 = 2_000;
 const PERIOD_US: u32 = 100_000;
 /// An unoptimized agent needs about half of it.

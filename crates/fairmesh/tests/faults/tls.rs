@@ -183,7 +183,7 @@ async fn a_certificate_is_replaced_while_programs_call_and_a_broken_one_is_not_t
     };
     assert!(!trusting(&new).await, "it shows what it was given");
     for end in ["pem", "key"] {
-        // As those do who replace files for good: at once, under the same name.
+        // As tools replace files: at once, under the same name.
         fs::copy(second.path().join(format!("proxy.{end}")), first.path().join("new")).unwrap();
         fs::rename(first.path().join("new"), first.path().join(format!("proxy.{end}"))).unwrap();
     }

@@ -32,7 +32,7 @@ pub(crate) const FAULTS: &[Fault] = &[
     ("history is compacted under sleepers", rush::history_compacted),
 ];
 
-/// What is made to go wrong in the long form only: it takes its time whatever one does.
+/// Faults of the long form only, since they take long.
 pub(crate) const LONG_FAULTS: &[Fault] =
     &[("the control plane is cut off from etcd", control::cut_off_from_etcd)];
 

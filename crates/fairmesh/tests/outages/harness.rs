@@ -1,4 +1,4 @@
-//! Machines, what runs on them, and who uses it.
+//! Machines, their processes, and the clients.
 
 mod burst;
 mod calls;

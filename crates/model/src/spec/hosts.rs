@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::text::read;
-use crate::{Hosts, Invalid, hosts::check_speed};
+use crate::{Hosts, Invalid, endpoint::hosts::check_speed};
 
 /// Speeds of the fleet's machines.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -162,7 +162,7 @@ impl Connection {
         self.wake.notify_one();
     }
 
-    /// Writes and reads until either ends, and lets those know who wait.
+    /// Writes and reads until either ends, then wakes pending requests.
     async fn drive(self: Arc<Self>, stream: TcpStream) {
         let ended = self.exchange(stream).await.map_or_else(|why| why, |()| "the proxy hung up".into());
         let mut state = self.lock();

@@ -71,7 +71,7 @@ async fn what_two_readers_could_frame_differently_is_refused() {
     let version = "POST / HTTP/1.0\r\nhost: one.shop\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n";
     let answer = read_to_end(&mut say(&proxy.for_one, version).await).await;
     assert!(answer.starts_with(b"HTTP/1.1 400 ") || answer.starts_with(b"HTTP/1.0 400 "));
-    // A chunk that ends in a way that is no end: whatever was said of it, it is no whole request.
+    // A chunk without a valid end: the request is incomplete.
     for chunks in [
         "3\nabc\r\n0\r\n\r\n",
         "3\r\nabcd\r\n0\r\n\r\n",

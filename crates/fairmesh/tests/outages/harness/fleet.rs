@@ -126,7 +126,7 @@ impl Fleet {
         });
     }
 
-    /// Processes that have no reason to end by themselves, whatever happens around them.
+    /// Processes that must not end by themselves.
     pub(crate) fn steady(&self) -> impl Iterator<Item = &Daemon> {
         let members = self.etcd.members.iter().map(|member| &member.daemon);
         let replicas = [&self.root, &self.eu, &self.us].map(|replica| &replica.daemon);

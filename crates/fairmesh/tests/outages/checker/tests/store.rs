@@ -257,7 +257,7 @@ impl Run {
         self.history.reads.push(Read { invoked, returned, at_least, state });
     }
 
-    /// Someone who is told now and then what changed since, or everything. As late as can be, so that no time is wrong.
+    /// A watcher that receives changes from time to time, or everything. As late as possible, so that no time is wrong.
     fn watch(&mut self, number: u64) {
         let from = self.states[0].clone();
         let (mut held, mut steps) = (0, Vec::new());

@@ -1,5 +1,5 @@
-//! Whatever a server sends over HTTP/1.1, reading it neither panics nor depends on how it was cut into pieces, and
-//! nothing is lost: what was read and what is left for the next message are no longer than what was sent.
+//! Any bytes of an HTTP/1.1 server: the parser does not panic, and its result depends neither on the pieces that they arrive in
+//! nor loses a byte: message and remainder together are no longer than the input.
 
 use bytes::{Bytes, BytesMut};
 use fairmesh_http::h1::{Malformed, Piece, ResponseReader};
@@ -54,7 +54,7 @@ fn read<'a>(method: &Method, pieces: impl Iterator<Item = &'a [u8]>) -> Result<R
         }
     }
     read.done = body.is_some_and(|mut body| body.close());
-    // Of an answer that is not complete, how far it was read is nobody's business.
+    // How far an incomplete response was read does not matter.
     if read.done {
         read.rest = input.freeze();
     }

@@ -9,8 +9,8 @@ use fairmesh_wire::transport::Address;
 
 use crate::{
     command::{
-        daemon_args::{MetricsAddress, host_name},
-        default_paths,
+        daemon::daemon_args::{MetricsAddress, host_name},
+        daemon::default_paths,
     },
     failure::Failure,
     logging::Logging,

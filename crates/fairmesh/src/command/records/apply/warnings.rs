@@ -10,8 +10,8 @@ use fairmesh_wire::handshake::Connection;
 
 use crate::{
     command::{
-        breaking_change::{self, Change},
-        get,
+        records::breaking_change::{self, Change},
+        records::get,
     },
     failure::Failure,
     view::{Scope, ServiceView, View},

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::{
     cli::{Format, OutputArgs, TargetArgs},
-    command::get::DistanceRow,
+    command::records::get::DistanceRow,
     connect,
     failure::Failure,
     output,
@@ -116,7 +116,8 @@ fn endpoint(
     item["hostType"] = json!(view.hosts.value.host_type(value));
     item["hostSpeed"] = json!(view.hosts.value.speed(value));
     item["power"] = json!(view.hosts.value.power(value));
-    let health = crate::command::get::health_rows(service, view.service(service)?, &view.hosts.value).items;
+    let health =
+        crate::command::records::get::health_rows(service, view.service(service)?, &view.hosts.value).items;
     item["health"] = health.into_iter().find(|one| one["instance"] == item["instance"]).into();
     item["revision"] = json!(revision);
     output::print_one(format, &item, &output::yaml(&item)?)
@@ -132,7 +133,7 @@ fn describe_region(region: &Region, view: &View, format: Format) -> Result<(), F
     let info = view.regions.value.regions.get(region).cloned().unwrap_or_default();
     let others = view.region_names().into_iter().filter(|other| other != region);
     let distances: Vec<_> =
-        others.filter_map(|other| crate::command::get::distance(view, region, &other)).collect();
+        others.filter_map(|other| crate::command::records::get::distance(view, region, &other)).collect();
     let endpoints = view.services.iter().filter_map(|(name, one)| {
         let here = one.endpoints.iter().filter(|endpoint| endpoint.value.location.region == *region).count();
         (here > 0).then(|| (name.to_string(), json!(here)))

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::{
     cli::Format,
-    command::get,
+    command::records::get,
     failure::Failure,
     output::{self, Listing},
     view::{At, ServiceView, View},

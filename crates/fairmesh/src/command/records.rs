@@ -1,0 +1,11 @@
+//! Commands that read and write records of the RIB.
+
+pub(crate) mod apply;
+mod breaking_change;
+pub(crate) mod delete;
+pub(crate) mod describe;
+pub(crate) mod diff;
+pub(crate) mod get;
+pub(crate) mod history;
+mod history_key;
+pub(crate) mod rollback;
