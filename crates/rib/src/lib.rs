@@ -3,7 +3,7 @@
 //!
 //! It sits above `wire` and below every crate that holds or follows records. [`Table`] is the data, [`Node`] the data
 //! with its watchers, as a control plane, a replica and an agent hold it; [`server`] serves a node, [`follower`]
-//! follows another process, [`cache`] keeps copies on disk. `store` persists.
+//! follows another process, a [`Mirror`] is the part of the data that it keeps, [`cache`] keeps copies on disk. `store` persists.
 //!
 //! The memory of a watcher is bounded by the keys that changed, not by the changes: a node remembers the dirty keys of
 //! a watcher and reads their values when the watcher is ready, so bursts coalesce and a slow watcher costs a bounded
@@ -15,6 +15,7 @@ pub mod cache;
 pub mod follower;
 mod forwarder;
 mod hub;
+mod mirror;
 mod node;
 mod node_core;
 mod peer_info;
@@ -29,6 +30,7 @@ pub use batch::{
 };
 pub use forwarder::Forwarder;
 pub use hub::{MAX_DIRTY, PendingUpdate, WatcherId, WatcherInfo};
+pub use mirror::Mirror;
 pub use node::{AckStatus, Node, StaleUpdate, Values, Watcher};
 pub use node_core::{NodeCore, Woken};
 pub use peer_info::{PeerInfo, PeerKind};

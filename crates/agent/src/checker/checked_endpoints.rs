@@ -1,15 +1,18 @@
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    sync::Arc,
+};
 
 use bytes::Bytes;
 use fairmesh_model::{
-    EndpointState, HealthCheck, InstanceId, Prefix, Record, RecordKey, Region, Revision, ServiceName,
+    EndpointState, HealthCheck, InstanceId, Prefix, Record, RecordKey, Region, ServiceName,
 };
 use fairmesh_rib::{
-    Snapshot, Update,
+    Mirror, Snapshot, Update,
     follower::{FollowerHandle, Sink},
 };
 use fairmesh_wire::records;
-use std::net::SocketAddr;
 use tokio::sync::mpsc;
 
 /// One endpoint, by service and instance.
@@ -70,63 +73,9 @@ impl CheckedEndpoints {
     }
 
     /// Applies an update and acknowledges it at once: a checker makes no calls that a drain would have to wait for.
-    pub(super) fn update(&mut self, update: Update) {
-        for snapshot in update.snapshots {
-            self.retain(&snapshot);
-            snapshot.entries.iter().for_each(|(key, entry)| self.put(key, &entry.value));
-        }
-        update.puts.iter().for_each(|(key, entry)| self.put(key, &entry.value));
-        update.deletes.iter().for_each(|key| self.delete(key));
-        self.ack(update.revision);
-    }
-
-    /// Removes records of a prefix that its snapshot does not hold. The others are replaced as far as they can be
-    /// decoded.
-    fn retain(&mut self, snapshot: &Snapshot) {
-        for (name, checked) in &mut self.services {
-            let policy = RecordKey::Policy(name.clone());
-            if snapshot.prefix == Prefix::from(&policy) {
-                checked.check = checked.check.take().filter(|_| snapshot.holds(&policy.to_string()));
-            } else if snapshot.prefix == Prefix::endpoints(name, Some(&self.region)) {
-                checked.endpoints.retain(|instance, _| {
-                    let key = RecordKey::Endpoint(name.clone(), self.region.clone(), instance.clone());
-                    snapshot.holds(&key.to_string())
-                });
-            }
-        }
-    }
-
-    fn ack(&self, revision: Revision) {
-        self.handle.ack(revision);
-    }
-
-    fn put(&mut self, text: &str, value: &Bytes) {
-        let Ok(key) = RecordKey::parse(text) else { return };
-        let Some(checked) = key.service().and_then(|name| self.services.get_mut(name)) else { return };
-        match records::decode(&key, value) {
-            Ok(Record::Policy(policy)) => checked.check = policy.health_check,
-            // A starting endpoint reports its own readiness.
-            Ok(Record::Endpoint(endpoint)) if endpoint.state == EndpointState::Starting => {
-                checked.endpoints.remove(&endpoint.instance);
-            }
-            Ok(Record::Endpoint(endpoint)) => {
-                checked.endpoints.insert(endpoint.instance, endpoint.address);
-            }
-            Ok(_) => {}
-            Err(problem) => {
-                tracing::warn!(key = text, %problem, "invalid record; the previous one stays in use")
-            }
-        }
-    }
-
-    fn delete(&mut self, text: &str) {
-        let Ok(key) = RecordKey::parse(text) else { return };
-        let Some(checked) = key.service().and_then(|name| self.services.get_mut(name)) else { return };
-        match key {
-            RecordKey::Policy(_) => checked.check = None,
-            RecordKey::Endpoint(_, _, instance) => _ = checked.endpoints.remove(&instance),
-            _ => {}
-        }
+    pub(super) fn update(&mut self, update: &Update) {
+        self.apply(update);
+        self.handle.ack(update.revision);
     }
 
     /// Every endpoint to probe, with its address and health check.
@@ -141,11 +90,56 @@ impl CheckedEndpoints {
     }
 }
 
+impl Mirror for CheckedEndpoints {
+    fn retain(&mut self, snapshot: &Snapshot) {
+        for (name, checked) in &mut self.services {
+            let policy = RecordKey::Policy(name.clone());
+            if snapshot.prefix == Prefix::from(&policy) {
+                checked.check = checked.check.take().filter(|_| snapshot.holds(&policy.to_string()));
+            } else if snapshot.prefix == Prefix::endpoints(name, Some(&self.region)) {
+                checked.endpoints.retain(|instance, _| {
+                    let key = RecordKey::Endpoint(name.clone(), self.region.clone(), instance.clone());
+                    snapshot.holds(&key.to_string())
+                });
+            }
+        }
+    }
+
+    fn put(&mut self, text: &Arc<str>, key: RecordKey, value: &Bytes) {
+        let Some(checked) = key.service().and_then(|name| self.services.get_mut(name)) else { return };
+        match records::decode(&key, value) {
+            Ok(Record::Policy(policy)) => checked.check = policy.health_check,
+            // A starting endpoint reports its own readiness.
+            Ok(Record::Endpoint(endpoint)) if endpoint.state == EndpointState::Starting => {
+                checked.endpoints.remove(&endpoint.instance);
+            }
+            Ok(Record::Endpoint(endpoint)) => {
+                checked.endpoints.insert(endpoint.instance, endpoint.address);
+            }
+            Ok(_) => {}
+            Err(problem) => {
+                tracing::warn!(key = %text, %problem, "invalid record; the previous one stays in use")
+            }
+        }
+    }
+
+    fn delete(&mut self, _text: &str, key: &RecordKey) {
+        let Some(checked) = key.service().and_then(|name| self.services.get_mut(name)) else { return };
+        match key {
+            RecordKey::Policy(_) => checked.check = None,
+            RecordKey::Endpoint(_, _, instance) => _ = checked.endpoints.remove(instance),
+            _ => {}
+        }
+    }
+
+    fn mark_current(&mut self, _prefix: &Prefix) {}
+}
+
 #[cfg(test)]
 mod tests {
     use std::{sync::Arc, time::Duration};
 
-    use fairmesh_model::{Policy, Probe, StoreId};
+    use fairmesh_model::{Policy, Probe, Revision, StoreId};
     use fairmesh_rib::{
         Entry,
         follower::{Backoff, Follower, FollowerConfig},
@@ -184,18 +178,18 @@ mod tests {
         let endpoint = |id: &str| entry(&key(id), records::encode(&endpoint(id, "eu").into()));
         let checked = Policy { health_check: Some(HealthCheck::new(Probe::Tcp)), ..Policy::default() };
         let below = Prefix::endpoints(&name, Some(&eu));
-        checked_endpoints.update(update([
+        checked_endpoints.update(&update([
             (Prefix::from(&policy), vec![entry(&policy, records::encode(&checked.into()))]),
             (below.clone(), vec![endpoint("a"), endpoint("b")]),
         ]));
         assert_eq!(checked_endpoints.wanted().count(), 2);
         let torn = |key: &RecordKey| entry(key, Bytes::from_static(b"\xff"));
         checked_endpoints
-            .update(update([(Prefix::from(&policy), vec![torn(&policy)]), (below, vec![torn(&key("a"))])]));
+            .update(&update([(Prefix::from(&policy), vec![torn(&policy)]), (below, vec![torn(&key("a"))])]));
         let wanted: Vec<_> =
             checked_endpoints.wanted().map(|((_, instance), ..)| instance.to_string()).collect();
         assert_eq!(wanted, ["a"], "checked as before; an endpoint missing in the snapshot is gone");
-        checked_endpoints.update(update([(Prefix::from(&policy), vec![])]));
+        checked_endpoints.update(&update([(Prefix::from(&policy), vec![])]));
         assert_eq!(checked_endpoints.wanted().count(), 0);
     }
 }

@@ -111,7 +111,7 @@ impl ProbeScheduler {
             let waiting = !self.unreported.is_empty() && self.reporting.is_empty();
             tokio::select! {
                 Some(update) = updates.recv() => {
-                    self.checked_endpoints.update(update);
+                    self.checked_endpoints.update(&update);
                     self.refresh();
                 }
                 Ok(()) = services.changed() => {

@@ -8,7 +8,7 @@ use std::{
 use bytes::Bytes;
 use fairmesh_model::{Prefix, RecordKey, Region, Revision, ServiceName, ShardMap, ShardPart, StoreId};
 use fairmesh_rib::{
-    Update,
+    Mirror, Snapshot, Update,
     follower::{Backoff, Follower, FollowerConfig, FollowerHandle, Sink},
 };
 use fairmesh_wire::shards::decode_map;
@@ -94,21 +94,7 @@ impl Sink for MapRecords {
             self.entries.clear();
             self.complete.clear();
         }
-        for snapshot in update.snapshots {
-            self.entries.retain(|key, _| !snapshot.prefix.covers(&key.to_string()));
-            for (key, entry) in snapshot.entries {
-                self.put(&key, entry.value);
-            }
-            self.complete.insert(snapshot.prefix);
-        }
-        for (key, entry) in update.puts {
-            self.put(&key, entry.value);
-        }
-        for key in update.deletes {
-            if let Ok(key) = RecordKey::parse(&key) {
-                self.entries.remove(&key);
-            }
-        }
+        self.apply(&update);
         self.publish(update.revision);
     }
 
@@ -117,14 +103,28 @@ impl Sink for MapRecords {
     }
 }
 
-impl MapRecords {
-    fn put(&mut self, key: &str, value: Bytes) {
-        // Keys of a newer release are skipped.
-        if let Ok(key) = RecordKey::parse(key) {
-            self.entries.insert(key, value);
-        }
+impl Mirror for MapRecords {
+    fn retain(&mut self, snapshot: &Snapshot) {
+        self.entries.retain(|key, _| {
+            let key = key.to_string();
+            !snapshot.prefix.covers(&key) || snapshot.holds(&key)
+        });
     }
 
+    fn put(&mut self, _text: &Arc<str>, key: RecordKey, value: &Bytes) {
+        self.entries.insert(key, value.clone());
+    }
+
+    fn delete(&mut self, _text: &str, key: &RecordKey) {
+        self.entries.remove(key);
+    }
+
+    fn mark_current(&mut self, prefix: &Prefix) {
+        self.complete.insert(prefix.clone());
+    }
+}
+
+impl MapRecords {
     fn publish(&self, revision: Revision) {
         let complete = self.wanted.get().is_some_and(|wanted| wanted.is_subset(&self.complete));
         let map = complete
@@ -147,7 +147,7 @@ mod tests {
     use std::time::Duration;
 
     use fairmesh_model::{InstanceId, KeyRange, Replica, ReplicaState, Role, Shard, ShardId};
-    use fairmesh_rib::{Entry, Snapshot};
+    use fairmesh_rib::Entry;
     use fairmesh_wire::shards::encode_map;
 
     use super::*;

@@ -181,7 +181,7 @@ impl<T: EndpointTransport> Worker<T> {
                 let service = TrackedService::new(subscription, self.maps.is_some());
                 self.services.insert(name, Box::new(service));
             }
-            Event::Update(update) => self.apply(update),
+            Event::Update(update) => self.apply_update(&update),
             Event::Refused(prefix, reason) => self.handle_refusal(prefix, &reason),
             Event::AgeUpdate(age) => self.age.send_modify(|known| known.set(age, Instant::now())),
             Event::Map(event) => self.handle_map(event),

@@ -1,7 +1,7 @@
 //! The agent's copy on disk, while the agent is away.
 
 use fairmesh_model::Prefix;
-use fairmesh_rib::{Snapshot, cache::Cache};
+use fairmesh_rib::{Mirror, Snapshot, cache::Cache};
 use tokio::time::Instant;
 
 use super::Worker;
@@ -48,7 +48,7 @@ impl<T: EndpointTransport> Worker<T> {
                 // A clock that was set back makes a copy look new; its age is only displayed.
                 let age = saved.at.elapsed().unwrap_or_default();
                 self.age.send_modify(|known| known.add_unrefreshed(age, Instant::now()));
-                self.apply_snapshot(Snapshot { prefix, entries: saved.entries, age });
+                self.apply_snapshot(&Snapshot { prefix, entries: saved.entries, age });
             }
             Ok(None) => {}
             Err(problem) => tracing::warn!(%prefix, %problem, "the copy on disk cannot be read"),

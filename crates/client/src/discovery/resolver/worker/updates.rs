@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use fairmesh_model::{Hosts, Invalid, Prefix, Record, RecordKey, Regions, RoundTrips};
-use fairmesh_rib::{Snapshot, Update};
+use fairmesh_rib::{Mirror, Snapshot, Update};
 use fairmesh_wire::records;
 use tokio::time::Instant;
 
@@ -12,52 +12,18 @@ use super::Worker;
 use crate::discovery::endpoint_transport::EndpointTransport;
 
 impl<T: EndpointTransport> Worker<T> {
-    pub(super) fn apply(&mut self, update: Update) {
+    pub(super) fn apply_update(&mut self, update: &Update) {
         let before = self.revision.replace(update.revision);
         let snapshots = update.snapshots.iter().map(|snapshot| snapshot.age);
         if let Some(age) = snapshots.chain(update.resumed.iter().map(|resumed| resumed.age)).max() {
             self.age.send_modify(|known| known.arrived(age, Instant::now()));
         }
-        for resumed in &update.resumed {
-            self.mark_arrived(&resumed.prefix);
-            self.note_first_snapshot(&resumed.prefix);
-        }
-        for snapshot in update.snapshots {
-            self.apply_snapshot(snapshot);
-        }
-        for (key, entry) in &update.puts {
-            self.put(key, &entry.value);
-        }
-        for key in &update.deletes {
-            self.delete(key);
-        }
+        self.apply(update);
         for name in &self.sharded {
             if let Some(service) = self.services.get_mut(name) {
                 service.records.shards.announced_after(before);
             }
         }
-    }
-
-    pub(super) fn apply_snapshot(&mut self, snapshot: Snapshot) {
-        let owner = self.prefix_owners.get(&snapshot.prefix);
-        if snapshot.prefix == Prefix::topology() {
-            let measured = self.topology.round_trips.measuring_regions().cloned();
-            let measured: Vec<_> = measured.map(RecordKey::MeasuredDistances).collect();
-            for key in
-                [RecordKey::Regions, RecordKey::RoundTrips, RecordKey::Hosts].into_iter().chain(measured)
-            {
-                if !snapshot.holds(&key.to_string()) {
-                    self.delete_topology(&key);
-                }
-            }
-        } else if let Some(service) = owner.and_then(|owner| self.services.get_mut(owner)) {
-            service.records.retain(&snapshot.prefix, |key| snapshot.holds(key));
-        }
-        for (key, entry) in &snapshot.entries {
-            self.put(key, &entry.value);
-        }
-        self.mark_arrived(&snapshot.prefix);
-        self.note_first_snapshot(&snapshot.prefix);
     }
 
     /// Reports the first snapshot of all.
@@ -80,10 +46,58 @@ impl<T: EndpointTransport> Worker<T> {
         }
     }
 
-    fn put(&mut self, text: &Arc<str>, value: &Bytes) {
-        let Ok(key) = RecordKey::parse(text) else {
-            return tracing::debug!(key = %text, "skipped a key of a newer version");
-        };
+    fn put_topology(&mut self, key: &RecordKey, value: &Bytes) -> Result<(), Invalid> {
+        match records::decode(key, value)? {
+            Record::Regions(regions) => self.topology.regions = regions,
+            Record::RoundTrips(round_trips) => self.topology.round_trips.set_declared(round_trips),
+            Record::MeasuredDistances(distances) => {
+                let RecordKey::MeasuredDistances(from) = key else { return Ok(()) };
+                if !self.topology.set_measured(from, Some(distances)) {
+                    return Ok(());
+                }
+            }
+            Record::Hosts(hosts) => self.topology.hosts = hosts,
+            _ => {}
+        }
+        self.mark_all_stale();
+        Ok(())
+    }
+
+    fn delete_topology(&mut self, key: &RecordKey) {
+        match key {
+            RecordKey::Regions => self.topology.regions = Regions::default(),
+            RecordKey::RoundTrips => self.topology.round_trips.set_declared(RoundTrips::default()),
+            RecordKey::MeasuredDistances(from) => {
+                if !self.topology.set_measured(from, None) {
+                    return;
+                }
+            }
+            RecordKey::Hosts => self.topology.hosts = Hosts::default(),
+            _ => return,
+        }
+        self.mark_all_stale();
+    }
+}
+
+impl<T: EndpointTransport> Mirror for Worker<T> {
+    fn retain(&mut self, snapshot: &Snapshot) {
+        let owner = self.prefix_owners.get(&snapshot.prefix);
+        if snapshot.prefix == Prefix::topology() {
+            let measured = self.topology.round_trips.measuring_regions().cloned();
+            let measured: Vec<_> = measured.map(RecordKey::MeasuredDistances).collect();
+            for key in
+                [RecordKey::Regions, RecordKey::RoundTrips, RecordKey::Hosts].into_iter().chain(measured)
+            {
+                if !snapshot.holds(&key.to_string()) {
+                    self.delete_topology(&key);
+                }
+            }
+        } else if let Some(service) = owner.and_then(|owner| self.services.get_mut(owner)) {
+            service.records.retain(&snapshot.prefix, |key| snapshot.holds(key));
+        }
+    }
+
+    fn put(&mut self, text: &Arc<str>, key: RecordKey, value: &Bytes) {
         let result = match key.service() {
             None => self.put_topology(&key, value),
             Some(name) => match self.services.get_mut(name) {
@@ -102,46 +116,18 @@ impl<T: EndpointTransport> Worker<T> {
         }
     }
 
-    fn put_topology(&mut self, key: &RecordKey, value: &Bytes) -> Result<(), Invalid> {
-        match records::decode(key, value)? {
-            Record::Regions(regions) => self.topology.regions = regions,
-            Record::RoundTrips(round_trips) => self.topology.round_trips.set_declared(round_trips),
-            Record::MeasuredDistances(distances) => {
-                let RecordKey::MeasuredDistances(from) = key else { return Ok(()) };
-                if !self.topology.set_measured(from, Some(distances)) {
-                    return Ok(());
-                }
-            }
-            Record::Hosts(hosts) => self.topology.hosts = hosts,
-            _ => {}
-        }
-        self.mark_all_stale();
-        Ok(())
-    }
-
-    fn delete(&mut self, text: &str) {
-        let Ok(key) = RecordKey::parse(text) else { return };
+    fn delete(&mut self, text: &str, key: &RecordKey) {
         if let Some((name, service)) =
             key.service().and_then(|name| Some((name, self.services.get_mut(name)?)))
         {
             self.stale.insert(name.clone());
-            return service.records.delete(text, &key);
+            return service.records.delete(text, key);
         }
-        self.delete_topology(&key);
+        self.delete_topology(key);
     }
 
-    fn delete_topology(&mut self, key: &RecordKey) {
-        match key {
-            RecordKey::Regions => self.topology.regions = Regions::default(),
-            RecordKey::RoundTrips => self.topology.round_trips.set_declared(RoundTrips::default()),
-            RecordKey::MeasuredDistances(from) => {
-                if !self.topology.set_measured(from, None) {
-                    return;
-                }
-            }
-            RecordKey::Hosts => self.topology.hosts = Hosts::default(),
-            _ => return,
-        }
-        self.mark_all_stale();
+    fn mark_current(&mut self, prefix: &Prefix) {
+        self.mark_arrived(prefix);
+        self.note_first_snapshot(prefix);
     }
 }
