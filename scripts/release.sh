@@ -35,7 +35,7 @@ if [ ! -e "$profile" ] || [ "$training/fairmesh" -nt "$profile" ]; then
     rm -rf "$raw"
     # Processes of the same program add up in a few files.
     export LLVM_PROFILE_FILE="$raw/%4m.profraw"
-    "$target/release/fairmesh-bench" train --fairmesh "$training/fairmesh" >&2
+    "$target/release/fairmesh-bench" pgo-workload --fairmesh "$training/fairmesh" >&2
     # All else that runs in production: what no profile has seen is taken for rare.
     "$training/fairmesh" demo --quick >&2 || say "calls failed, as they may on a busy machine; what ran is counted all the same"
     "$(rustc --print sysroot)/lib/rustlib/$host/bin/llvm-profdata" merge -o "$profile.new" "$raw"/*.profraw

@@ -51,9 +51,9 @@ enum Bench {
     Routers(routers::RoutersArgs),
     /// A map of 1.5 million shards at twenty programs of one machine: memory, bytes of a move, look-ups.
     Shards(Common),
-    /// Call through a proxy over every protocol, for a build to learn from (scripts/release.sh).
+    /// Call through a proxy over every protocol, for profile-guided optimisation (scripts/release.sh).
     #[command(hide = true)]
-    Train(proxy::Ours),
+    PgoWorkload(proxy::Ours),
     /// One process of a benchmark.
     #[command(hide = true)]
     Role(roles::RoleArgs),
@@ -80,7 +80,7 @@ fn main() -> ExitCode {
         Bench::Routers(args) => routers::run(&args).and_then(|report| finish(&report, &args.common)),
         Bench::Shards(common) => shards::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Balance(args) => balance::run(&args).and_then(|report| finish(&report, &args.common)),
-        Bench::Train(ours) => proxy::train(&ours),
+        Bench::PgoWorkload(ours) => proxy::run_pgo_workload(&ours),
         Bench::Role(args) => roles::run_role(args).map_err(|error| error as Box<dyn std::error::Error>),
     };
     match outcome {

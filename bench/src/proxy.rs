@@ -7,11 +7,11 @@
 mod contenders;
 mod ghz;
 mod idle;
+mod pgo_workload;
 mod plan;
 pub(crate) mod process;
 mod results;
 mod summary;
-mod training;
 
 use std::{
     error::Error,
@@ -31,9 +31,9 @@ use crate::{
 };
 use contenders::{Contender, PEERS, Proxy, WireProtocol, YARDSTICKS};
 use ghz::Ghz;
+pub(crate) use pgo_workload::run as run_pgo_workload;
 use plan::{BODIES, CONNECTIONS, FLOOR, MANY, MULTIPLEXED, Plan, SMALL, TURN, USUAL};
 use results::{Cell, Results, Runs, median};
-pub(crate) use training::run as train;
 
 /// What `proxy` takes.
 #[derive(Debug, Args)]
@@ -47,7 +47,7 @@ pub(crate) struct ProxyArgs {
     pub(crate) ours: Ours,
 }
 
-/// What is measured.
+/// The binary under test.
 #[derive(Debug, Args)]
 pub(crate) struct Ours {
     /// The program to measure [default: the fairmesh that lies beside this program].

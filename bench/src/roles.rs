@@ -29,12 +29,12 @@ mod cleanup;
 pub(crate) mod compute;
 mod hyper_proxy;
 mod load_pair;
-mod minimal;
+mod minimal_peers;
 mod rare_calls;
 mod relay;
 mod replica_tree;
 mod servers;
-mod shards;
+mod shard_map;
 mod static_client;
 
 pub(crate) use affinity::{CALLERS, MEASURED};
@@ -213,9 +213,9 @@ async fn run(args: RoleArgs) -> Result<(), BoxError> {
         Role::Mesh => servers::mesh(&args.dir, agent).await,
         Role::ControlPlane { etcd } => replica_tree::root(&args.dir, etcd).await,
         Role::Replica { upstream, name } => replica_tree::replica(&args.dir, upstream, name).await,
-        Role::ShardSource { shards, servers } => shards::source(shards, servers).await,
-        Role::ShardAgent { upstream } => shards::agent(&args.dir, upstream).await,
-        Role::ShardCaller { name } => shards::caller(&args.dir, &name).await,
+        Role::ShardSource { shards, servers } => shard_map::source(shards, servers).await,
+        Role::ShardAgent { upstream } => shard_map::agent(&args.dir, upstream).await,
+        Role::ShardCaller { name } => shard_map::caller(&args.dir, &name).await,
         Role::LoadPair { protocol } => load_pair::run(protocol).await,
         Role::Relay { listen, to } => relay::run(listen, &to).await,
         Role::HyperProxy { listen, to } => hyper_proxy::run(listen, &to).await,

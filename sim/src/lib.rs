@@ -16,12 +16,12 @@ mod in_flight;
 mod metrics;
 pub mod plot;
 mod registry;
+pub mod replica_tree;
 mod report;
 mod sampling;
 pub mod scenario;
 mod server;
 pub mod sweep;
-pub mod tree;
 
 pub use comparison::{Contender, Ratio, ReportPair, Summary, compare};
 pub use engine::run;

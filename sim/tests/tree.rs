@@ -4,7 +4,7 @@
 
 use std::{fs, path::Path};
 
-use fairmesh_sim::tree::{Layer, Report, Scenario, run};
+use fairmesh_sim::replica_tree::{Layer, Report, Scenario, run};
 
 /// Two regions, three replicas in each, two agents at each leaf, all simulated.
 const TREE: &str = "\

@@ -15,7 +15,7 @@ use tokio::{
 
 use super::process::Process;
 
-/// Contender is measured.
+/// A proxy that is measured, or a yardstick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Contender {
     Fairmesh,

@@ -8,7 +8,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use tokio::net::TcpListener;
 
-use super::{BoxError, Protocol, load_by, minimal, orders};
+use super::{BoxError, Protocol, load_by, minimal_peers, orders};
 use crate::load::Call;
 
 /// How many endpoints there are.
@@ -21,18 +21,18 @@ pub(super) async fn run(protocol: Protocol) -> Result<(), BoxError> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         addresses.push(listener.local_addr()?.to_string());
         match protocol {
-            Protocol::Http1 => tokio::spawn(minimal::http1::serve(listener)),
-            Protocol::Http2 | Protocol::Grpc => tokio::spawn(minimal::http2::serve(listener, protocol)),
+            Protocol::Http1 => tokio::spawn(minimal_peers::http1::serve(listener)),
+            Protocol::Http2 | Protocol::Grpc => tokio::spawn(minimal_peers::http2::serve(listener, protocol)),
         };
     }
     println!("{}", addresses.join(","));
     match protocol {
         Protocol::Http1 => {
-            execute_orders(async |to, payload, _| Ok(minimal::http1::Caller::new(to, payload))).await
+            execute_orders(async |to, payload, _| Ok(minimal_peers::http1::Caller::new(to, payload))).await
         }
         Protocol::Http2 | Protocol::Grpc => {
             execute_orders(async |to, payload, connections| {
-                minimal::http2::Caller::connect(protocol, &vec![to; connections], payload).await
+                minimal_peers::http2::Caller::connect(protocol, &vec![to; connections], payload).await
             })
             .await
         }

@@ -8,11 +8,11 @@
 //! term. Using subscriptions of the agent was rejected: every machine would keep these records on disk.
 
 mod checked_endpoints;
+mod distance_probe;
 mod distances;
 mod election;
 mod probe;
 mod probe_scheduler;
-mod round_trip;
 mod verdict_tracker;
 
 use std::sync::atomic::AtomicU64;

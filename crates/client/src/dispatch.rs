@@ -35,7 +35,7 @@ pub use self::{
     tunnel::ConnectResult,
 };
 use crate::{
-    fault::Fault, lookaside::Leases, observe::count, response::Body, service::handle::Handle,
+    fault::Fault, lookaside::Leases, observe::count, response_body::Body, service::handle::Handle,
     transport::RequestBody,
 };
 

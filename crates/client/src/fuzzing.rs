@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::{
     BoxError,
-    response::Body,
+    response_body::Body,
     transport::{self, EndpointResponse, Head, Request, RequestBody, SharedConnection},
 };
 

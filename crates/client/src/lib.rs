@@ -28,7 +28,7 @@ mod mesh;
 pub mod observe;
 #[doc(hidden)]
 pub mod proxy_support;
-mod response;
+mod response_body;
 mod service;
 mod transport;
 
@@ -41,5 +41,5 @@ pub use fairmesh_wire::transport::Address;
 pub use fault::{Fault, FaultKind, Origin, Retry};
 pub use mesh::{Mesh, MeshBuilder};
 pub use observe::{Stats, Trace};
-pub use response::{Body, Tunnel};
+pub use response_body::{Body, Tunnel};
 pub use service::ServiceHandle;

@@ -10,8 +10,8 @@ mod index;
 mod lease_set;
 mod lease_table;
 mod leases;
+mod lookaside_connection;
 mod renewal;
 mod service_lookasides;
-mod state;
 
 pub(crate) use self::{lease_set::LeaseSet, leases::Leases, service_lookasides::ServiceLookasides};

@@ -3,5 +3,5 @@
 pub use crate::{
     dispatch::{ConnectResult, FastCall, SlowCall},
     event_loops::set_event_loop,
-    response::{BodyEnd, BodyObserver},
+    response_body::{BodyEnd, BodyObserver},
 };

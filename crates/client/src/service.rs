@@ -21,7 +21,7 @@ use crate::{
     dispatch::{self, ConnectResult, FastCall, SlowCall},
     fault::Fault,
     mesh::state::MeshState,
-    response::{Body, Tunnel},
+    response_body::{Body, Tunnel},
     transport::{EndpointPool, RequestBody},
 };
 use fairmesh_headers::Deadline;

@@ -10,13 +10,13 @@
 //! itself, and some would forget.
 
 mod admin;
-mod checks;
 mod endpoint_counts;
 mod error;
-mod etcd_store;
+mod health_checks;
 mod http;
 mod imbalance;
 mod metrics;
+mod open_store;
 mod quotas;
 mod read_lease;
 mod readiness;

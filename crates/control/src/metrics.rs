@@ -12,8 +12,8 @@ use prometheus_client::{
 };
 
 use crate::{
-    checks::Checks,
     endpoint_counts::{EndpointCounts, STATES},
+    health_checks::Checks,
     imbalance::Imbalance,
     quotas::Quotas,
 };

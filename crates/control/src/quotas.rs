@@ -33,7 +33,7 @@ const MAX_CLAIMS_PER_SECOND: u64 = 1_000;
 /// which is longer than the interval of any caller.
 const STARTUP_GRACE: Duration = Duration::from_secs(6);
 const MAX_STARTUP_GRACE: Duration = Duration::from_secs(12);
-/// Maximum of response limits.
+/// The most limits in use.
 const MAX_LIMITS: usize = 10_000;
 /// Maximum of callers over all limits, some 100 bytes each; further callers keep the part they have.
 const MAX_SHARES: usize = 250_000;
@@ -43,7 +43,7 @@ const MAX_DEMANDS: usize = 1_000;
 /// A service, and the route of its policy; empty means the policy itself.
 type LimitName = (ServiceName, String);
 
-/// All response limits, and their gRPC service.
+/// All limits in use, and their gRPC service.
 #[derive(Clone, Debug)]
 pub(crate) struct Quotas {
     shared: Arc<QuotaState>,

@@ -23,12 +23,12 @@ use tonic::service::Routes;
 use crate::{
     ControlConfig, ControlError,
     admin::AdminService,
-    checks::{CheckIndex, CheckerService, Checks, Woken},
     endpoint_counts::EndpointCounts,
-    etcd_store::{self, OpenStore},
+    health_checks::{CheckIndex, CheckerService, Checks, Woken},
     http,
     imbalance::{self, Imbalance, ImbalanceService},
     metrics::{MetricSources, Metrics},
+    open_store::{self, OpenStore},
     quotas::Quotas,
     read_lease::ReadLease,
     readiness::Readiness,
@@ -298,7 +298,7 @@ fn watch_files(
 
 async fn open(config: &ControlConfig) -> Result<OpenStore, StoreError> {
     match &config.etcd {
-        Some(etcd) => etcd_store::open(etcd, &holder_name(config), LEASE_TTL).await,
+        Some(etcd) => open_store::open_as_writer(etcd, &holder_name(config), LEASE_TTL).await,
         None => {
             let store = on_file(&config.data_dir, RedbStore::open).await?;
             Ok(OpenStore { store: Arc::new(store), partitions: None })
@@ -343,15 +343,15 @@ pub async fn partition_store(config: &ControlConfig) -> Result<(), ControlError>
     }
 }
 
-/// Gives the store of a control plane a new id: once, after a backup is restored. See [`RedbStore::renew_id`] and
-/// [`fairmesh_store::EtcdStore::renew_id`].
+/// Gives the store of a control plane a new id: once, after a backup is restored. See [`RedbStore::regenerate_id`] and
+/// [`fairmesh_store::EtcdStore::regenerate_id`].
 ///
 /// # Errors
 /// When there is no valid store, or another process has its file open.
 pub async fn renew_store_id(config: &ControlConfig) -> Result<StoreId, ControlError> {
     Ok(match &config.etcd {
-        Some(etcd) => etcd_store::renew_id(etcd).await?,
-        None => on_file(&config.data_dir, RedbStore::renew_id).await?,
+        Some(etcd) => open_store::regenerate_id(etcd).await?,
+        None => on_file(&config.data_dir, RedbStore::regenerate_id).await?,
     })
 }
 

@@ -7,8 +7,8 @@ use fairmesh_rib::{Batch, Node};
 use fairmesh_store::{BoxFuture, Commits, Store, StoreError, StoreSnapshot, WriteError};
 
 use crate::{
-    checks::{CheckIndex, Woken},
     endpoint_counts::EndpointCounts,
+    health_checks::{CheckIndex, Woken},
     metrics::Metrics,
 };
 

@@ -48,19 +48,19 @@ const EXIT_CODES: &str = "Exit codes: 0 done; 1 failed, or refused by the other 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run the control plane: the routing information base, the registry and the admin API.
-    Control(command::daemon::control::ControlArgs),
+    Control(command::processes::control::ControlArgs),
     /// Run this machine's agent: the copy of the routing information that local programs read.
-    Agent(command::daemon::agent::AgentArgs),
+    Agent(command::processes::agent::AgentArgs),
     /// Run a proxy for programs that cannot link the library: they call services by host name.
-    Proxy(Box<command::daemon::proxy::ProxyArgs>),
+    Proxy(Box<command::processes::proxy::ProxyArgs>),
     /// Have the kernel send requests of unmodified programs, by eBPF.
     #[command(subcommand)]
     Kernel(command::kernel::KernelCommand),
     /// Run a lookaside: it picks endpoints over gRPC for programs on machines without an agent.
-    Lookaside(command::daemon::lookaside::LookasideArgs),
+    Lookaside(command::processes::lookaside::LookasideArgs),
     /// Run replicas of the routing information base, move it from one store to another, and show its state.
     #[command(subcommand)]
-    Rib(command::daemon::rib::RibCommand),
+    Rib(command::processes::rib::RibCommand),
     /// Run a small shop on this machine, inject five failures under load, and report the calls.
     Demo(demo::DemoArgs),
     /// Run a program, or observe a running one, and keep it registered.

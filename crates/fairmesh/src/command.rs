@@ -3,11 +3,11 @@
 pub(crate) mod calibrate;
 pub(crate) mod call;
 mod caller_region;
-pub(crate) mod daemon;
 pub(crate) mod drain;
 pub(crate) mod explain;
 pub(crate) mod imbalance;
 pub(crate) mod kernel;
+pub(crate) mod processes;
 pub(crate) mod records;
 mod request_args;
 pub(crate) mod shards;
@@ -31,12 +31,12 @@ pub(crate) use records::get::service_words;
 #[allow(clippy::cognitive_complexity, reason = "one match arm per command")]
 pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
     match cli.command {
-        Command::Control(args) => daemon::control::run(args).await,
-        Command::Agent(args) => daemon::agent::run(args).await,
-        Command::Proxy(args) => daemon::proxy::run(*args).await,
+        Command::Control(args) => processes::control::run(args).await,
+        Command::Agent(args) => processes::agent::run(args).await,
+        Command::Proxy(args) => processes::proxy::run(*args).await,
         Command::Kernel(command) => kernel::run(command).await,
-        Command::Lookaside(args) => daemon::lookaside::run(args).await,
-        Command::Rib(command) => daemon::rib::run(command).await,
+        Command::Lookaside(args) => processes::lookaside::run(args).await,
+        Command::Rib(command) => processes::rib::run(command).await,
         Command::Demo(args) => demo::run(args).await.map(|()| ExitCode::SUCCESS).map_err(Failure::failed),
         Command::Register(args) => register::run(args).await,
         Command::Apply(args) => records::apply::run(args).await,
@@ -47,7 +47,7 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Rollback(args) => records::rollback::run(args).await,
         Command::Delete(args) => records::delete::run(args).await,
         Command::Drain(args) => drain::run(args).await,
-        Command::Undrain(args) => drain::undo(args).await,
+        Command::Undrain(args) => drain::undrain(args).await,
         Command::Shards(command) => shards::run(command).await,
         Command::Explain(args) => explain::run(args).await,
         Command::Imbalance(args) => imbalance::run(args).await,

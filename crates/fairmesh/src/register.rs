@@ -3,9 +3,9 @@
 //! It starts the program, or observes one that runs already, probes it periodically, and keeps it registered while it
 //! responds. On SIGTERM or SIGINT callers leave first, and the program is stopped after them.
 
+mod arguments;
 mod child;
 mod health;
-mod plan;
 mod preflight;
 mod probe;
 #[cfg(test)]
@@ -22,10 +22,10 @@ use tokio::{
 };
 
 use crate::{failure::Failure, signals};
+use arguments::ValidArguments;
+pub(crate) use arguments::protocol;
 use child::Child;
 use health::{Change, Health};
-use plan::Plan;
-pub(crate) use plan::protocol;
 use probe::Probe;
 
 /// Interval of reminders while a program does not respond yet.
@@ -41,19 +41,19 @@ pub(crate) struct RegisterArgs {
     /// The service of the program: tenant/service.
     service: ServiceName,
     /// The address at which callers reach the program: an IP address and a port.
-    #[arg(long, value_name = "IP:PORT", value_parser = plan::address)]
+    #[arg(long, value_name = "IP:PORT", value_parser = arguments::address)]
     address: SocketAddr,
     /// The instance id within the service, stable across restarts [default: host name and port].
     #[arg(long, value_name = "ID")]
     instance: Option<InstanceId>,
     /// The protocol: http1, http2 or grpc. A service without declaration is declared with it.
-    #[arg(long, value_parser = plan::protocol, default_value = "http1")]
+    #[arg(long, value_parser = arguments::protocol, default_value = "http1")]
     protocol: Protocol,
     /// Its capacity in thousandths of an ordinary host.
     #[arg(long, default_value_t = fairmesh_model::FULL_WEIGHT)]
     weight: u32,
     /// A label, NAME=VALUE; may be repeated.
-    #[arg(long = "label", value_name = "NAME=VALUE", value_parser = plan::label)]
+    #[arg(long = "label", value_name = "NAME=VALUE", value_parser = arguments::label)]
     labels: Vec<(String, String)>,
     /// Its region [default: FAIRMESH_REGION, else that of the agent].
     #[arg(long)]
@@ -89,7 +89,7 @@ pub(crate) struct RegisterArgs {
 
 /// Registers a program, keeps its lease, and ends with it.
 pub(crate) async fn run(args: RegisterArgs) -> Result<ExitCode, Failure> {
-    let plan = Plan::new(args)?;
+    let plan = ValidArguments::new(args)?;
     // Installed before the program starts, so that a signal in between does not orphan it.
     let terminated = signals::shutdown()?;
     preflight::refuse_address_in_use(&plan).await?;
@@ -105,7 +105,7 @@ fn print_status(what: impl std::fmt::Display) {
 
 /// The observed program and its registration.
 struct Supervisor {
-    plan: Plan,
+    plan: ValidArguments,
     child: Option<Child>,
     health: Health,
     /// Set after the first response of the program.
@@ -116,7 +116,7 @@ struct Supervisor {
 }
 
 impl Supervisor {
-    fn new(plan: Plan, child: Option<Child>) -> Self {
+    fn new(plan: ValidArguments, child: Option<Child>) -> Self {
         Self { plan, child, health: Health::default(), lease: None, standing: None, usage: None }
     }
 

@@ -15,7 +15,7 @@ use tokio::{sync::Notify, time::timeout};
 use crate::{
     GuardedStream, Limits, Memory,
     connection::{CloseReason, Connection},
-    sweep::sweep,
+    idle_reaper::reap,
 };
 
 /// Pause after a failed accept, such as when file descriptors run out, and interval between searches for a quiet
@@ -93,7 +93,7 @@ impl Acceptor {
     ) -> GuardedStream<S> {
         let shared = &self.shared;
         if !shared.is_swept.swap(true, Relaxed) {
-            tokio::spawn(sweep(Arc::downgrade(shared)));
+            tokio::spawn(reap(Arc::downgrade(shared)));
         }
         self.wait_capacity().await;
         loop {

@@ -19,6 +19,7 @@ mod connection;
 mod descriptors;
 mod framing;
 mod guarded;
+mod idle_reaper;
 mod limits;
 mod listeners;
 mod memory;
@@ -27,7 +28,6 @@ mod metrics;
 mod pages;
 mod request;
 mod response_body;
-mod sweep;
 mod unread_responses;
 mod wait;
 

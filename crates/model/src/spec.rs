@@ -20,7 +20,7 @@ mod topology;
 use serde::{Deserialize, Serialize};
 
 pub use actions::{
-    AbortSpec, DelaySpec, EditsSpec, FaultSpec, HeadersSpec, HedgeSpec, LimitSpec, MirrorSpec,
+    AbortSpec, DelaySpec, EditsSpec, FaultInjectionSpec, HeadersSpec, HedgeSpec, LimitSpec, MirrorSpec,
     PathRewriteSpec, RedirectSpec, RewriteSpec,
 };
 pub use balancing::{BalancingSpec, OutliersSpec, ScoreSpec};

@@ -2,5 +2,5 @@
 
 pub(crate) mod handover;
 pub(crate) mod run;
+mod service_manager;
 pub(crate) mod shutdown;
-mod supervisor;

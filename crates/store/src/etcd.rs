@@ -138,7 +138,7 @@ impl EtcdStore {
     ///
     /// # Errors
     /// As [`EtcdStore::open`]; a missing store is an error too.
-    pub async fn renew_id(config: &EtcdConfig) -> Result<StoreId, StoreError> {
+    pub async fn regenerate_id(config: &EtcdConfig) -> Result<StoreId, StoreError> {
         let (client, layout) = (Client::new(config)?, Layout::new(config.address.root()));
         let store_error =
             |failure: call_error::CallError| failure.into_store_error(&config.address.location());
@@ -150,7 +150,8 @@ impl EtcdStore {
         let before = meta.identity.ok_or_else(|| refused("there is no store; leave --new-store-id out"))?;
         layout::single_cluster_id(&before, &client.location)?;
         let id = random_id(&client)?;
-        let renew = txn::renew_id(&layout, &before, &layout::encode_identity(Identity::SingleCluster(id)));
+        let renew =
+            txn::regenerate_id(&layout, &before, &layout::encode_identity(Identity::SingleCluster(id)));
         match client.txn(RetryPolicy::NonRepeatable, renew).await.map_err(store_error)?.succeeded {
             true => Ok(id),
             false => {

@@ -63,14 +63,14 @@ impl RedbStore {
     ///
     /// # Errors
     /// As [`RedbStore::open`]; a missing file is an error too.
-    pub fn renew_id(path: impl Into<PathBuf>) -> Result<StoreId, StoreError> {
+    pub fn regenerate_id(path: impl Into<PathBuf>) -> Result<StoreId, StoreError> {
         let path = path.into();
         let _lock = lock::acquire(&path)?;
         let file = path.clone();
         let backend: OpenBackend = Box::new(move || backend::of_file(&file));
         open::verify(&path, &backend)?;
         let db = open::writable(&path, &backend)?;
-        format::renew_id(&db).map_err(|e| open::store_error(&path, e))
+        format::regenerate_id(&db).map_err(|e| open::store_error(&path, e))
     }
 
     /// Opens or creates a store on another backend than a file, named `name` in messages: for crash tests.

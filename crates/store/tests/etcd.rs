@@ -241,7 +241,7 @@ async fn a_replaced_store_fails_and_is_not_written() {
     let store = open(&[&etcd.client()], "").await;
     let mut commits = store.commits(store.load().await.unwrap().0);
     let config = etcd_config(&[&etcd.client()], "");
-    let renewed = EtcdStore::renew_id(&config).await.unwrap();
+    let renewed = EtcdStore::regenerate_id(&config).await.unwrap();
     assert_ne!(renewed, store.id());
     let refusal = store.write(batch([put("/a", "1", Expect::Any)])).await.unwrap_err().to_string();
     assert!(refusal.contains("another store"), "{refusal}");
@@ -256,7 +256,7 @@ async fn a_replaced_store_fails_and_is_not_written() {
     etcd.restart();
     assert_eq!(next(&mut commits).await, Ok(None));
     assert!(store.fatal_error().unwrap().contains("another store, or none"));
-    let nothing = EtcdStore::renew_id(&config).await.unwrap_err().to_string();
+    let nothing = EtcdStore::regenerate_id(&config).await.unwrap_err().to_string();
     assert!(nothing.contains("leave --new-store-id out"), "{nothing}");
 }
 

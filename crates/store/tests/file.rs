@@ -74,17 +74,17 @@ fn an_unusable_directory_is_named_in_the_error() {
 #[tokio::test]
 async fn a_restored_backup_can_get_a_new_id_and_keeps_its_records() {
     let folder = Folder::new();
-    assert!(matches!(RedbStore::renew_id(folder.file()), Err(StoreError::Io { .. })), "no file, no id");
+    assert!(matches!(RedbStore::regenerate_id(folder.file()), Err(StoreError::Io { .. })), "no file, no id");
     let store = folder.open();
     store.write(batch([put("/a", "1", Expect::Any)])).await.unwrap();
     let (before, kept) = (store.id(), rows(&store).await);
     assert!(
-        matches!(RedbStore::renew_id(folder.file()), Err(StoreError::Locked { .. })),
+        matches!(RedbStore::regenerate_id(folder.file()), Err(StoreError::Locked { .. })),
         "never while it serves"
     );
     drop(store);
 
-    let renewed = RedbStore::renew_id(folder.file()).unwrap();
+    let renewed = RedbStore::regenerate_id(folder.file()).unwrap();
     let store = folder.open();
     assert_ne!(renewed, before);
     assert_eq!((store.id(), rows(&store).await), (renewed, kept));

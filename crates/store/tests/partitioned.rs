@@ -553,7 +553,7 @@ async fn converting_a_store_keeps_its_id_records_and_revisions() {
 
     let refusal = EtcdStore::open(&config).await.unwrap_err().to_string();
     assert!(refusal.contains("several clusters"), "{refusal}");
-    let renewed = PartitionedStore::renew_id(&config).await.unwrap();
+    let renewed = PartitionedStore::regenerate_id(&config).await.unwrap();
     let store = open(&home.client()).await;
     assert_eq!((store.id(), store.load().await.unwrap().1.len()), (renewed, 299));
 }

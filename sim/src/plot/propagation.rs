@@ -1,5 +1,5 @@
 use super::Plot;
-use crate::tree::Report;
+use crate::replica_tree::Report;
 
 /// The longest propagation time of a change to each layer, per second.
 pub fn propagation(report: &Report) -> String {

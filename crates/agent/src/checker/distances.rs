@@ -17,7 +17,7 @@ use tokio::{
 };
 use tonic::Code;
 
-use super::{Counts, round_trip::KeptConnection};
+use super::{Counts, distance_probe::KeptConnection};
 
 /// Interval between rounds: each target is probed once in a round.
 const ROUND_INTERVAL: Duration = Duration::from_secs(3);

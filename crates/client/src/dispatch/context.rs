@@ -88,7 +88,7 @@ impl DispatchContext<'_> {
         }
     }
 
-    /// Sends the server the span of this attempt, where there is one.
+    /// Sets `traceparent` to the span of this attempt, where there is one.
     #[inline]
     pub(super) fn write_traceparent(&self, pending: &mut PendingRequest) {
         if let (Some(span), Some(request)) = (self.trace.and_then(Trace::span_to_send), pending) {

@@ -17,7 +17,7 @@ use crate::{
     call::{Call, CallStart},
     fault::{Fault, Retry},
     observe::Trace,
-    response::Body,
+    response_body::Body,
     service::handle::Handle,
     transport::{EndpointPool, Head, PendingRequest, Request, RequestBody},
 };

@@ -16,7 +16,7 @@ use crate::{
     discovery::ServiceState,
     fault::Fault,
     observe::count,
-    response::Body,
+    response_body::Body,
     service::handle::Handle,
     transport::{EndpointPool, Head, Request, RequestBody},
 };

@@ -17,7 +17,7 @@ use crate::{
     call::{AttemptOutcome, Call, RetryDecision},
     fault::Fault,
     observe::count,
-    response::{AttemptGuard, Body},
+    response_body::{AttemptGuard, Body},
     transport::{EndpointPool, PendingRequest, SendResult},
 };
 

@@ -19,7 +19,7 @@ use crate::{
     call::Call,
     fault::{Fault, FaultKind, Retry, grpc_code_of},
     observe::count,
-    response::Body,
+    response_body::Body,
     transport::{EndpointPool, Head, PendingRequest, Request},
 };
 

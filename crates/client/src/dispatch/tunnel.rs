@@ -20,7 +20,7 @@ use crate::{
     discovery::{DEFAULT_READY_TIMEOUT, ServiceState, wait_ready},
     fault::{Fault, FaultKind, Retry},
     observe::count,
-    response::{AttemptGuard, Body, Tunnel},
+    response_body::{AttemptGuard, Body, Tunnel},
     service::handle::{CallOptions, Handle},
     transport::{EndpointPool, Head, SendError},
 };

@@ -8,13 +8,13 @@ use tonic::transport::Error;
 
 use super::{
     lease_set::{LeaseKey, LeaseSet},
+    lookaside_connection::LookasideConnection,
     renewal,
-    state::LookasideState,
 };
 use crate::{call::CallContext, discovery::Subscription, transport::EndpointPool};
 
 /// All leases of one lookaside.
-pub(crate) struct Leases(Arc<LookasideState>);
+pub(crate) struct Leases(Arc<LookasideConnection>);
 
 impl Leases {
     /// Of the lookaside at this address, which is connected to by the first call.
@@ -29,7 +29,7 @@ impl Leases {
             error: None,
         };
         let channel = connect_channel_lazy(&address)?;
-        Ok(Self(Arc::new(LookasideState::new(channel, state, client_id))))
+        Ok(Self(Arc::new(LookasideConnection::new(channel, state, client_id))))
     }
 
     /// The leases for calls of a service without a key.

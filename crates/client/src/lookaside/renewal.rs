@@ -15,7 +15,7 @@ use tonic::{Code, Status};
 use super::{
     lease_set::{LeaseKey, LeaseSet},
     lease_table::LeaseTable,
-    state::LookasideState,
+    lookaside_connection::LookasideConnection,
 };
 use crate::discovery::{EndpointTransport as _, ServiceState};
 
@@ -35,7 +35,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 /// Renews the leases of a set while it is in the index, from its first call on. Keeps neither the set nor the mesh
 /// alive.
 pub(super) fn run(
-    lookaside: Weak<LookasideState>,
+    lookaside: Weak<LookasideConnection>,
     set: &Arc<LeaseSet>,
     key: LeaseKey,
 ) -> impl Future<Output = ()> + 'static {
@@ -79,7 +79,7 @@ struct Renewal {
 
 impl Renewal {
     /// Reports and picks once; returns the time of the next renewal, or `None` where the leases are not used any more.
-    async fn renew(&mut self, lookaside: &LookasideState, set: &Arc<LeaseSet>) -> Option<Instant> {
+    async fn renew(&mut self, lookaside: &LookasideConnection, set: &Arc<LeaseSet>) -> Option<Instant> {
         let began = Instant::now();
         let calls = set.begin_renewal();
         if calls > 0 {
@@ -98,14 +98,14 @@ impl Renewal {
     }
 
     /// Removes an unused set from the index and closes its connections. A later call gets another set.
-    fn retire(&self, lookaside: &LookasideState, set: &Arc<LeaseSet>) {
+    fn retire(&self, lookaside: &LookasideConnection, set: &Arc<LeaseSet>) {
         lookaside.index().remove(&self.key, set);
         if let ServiceState::Ready(ready) = &*set.subscription.state() {
             ready.opened_transports().for_each(|transport| transport.retire());
         }
     }
 
-    async fn pick(&self, lookaside: &LookasideState) -> Result<PickResponse, Status> {
+    async fn pick(&self, lookaside: &LookasideConnection) -> Result<PickResponse, Status> {
         let LeaseKey { service, role, key } = &self.key;
         let request = PickRequest {
             service: service.to_string(),
@@ -120,7 +120,7 @@ impl Renewal {
     }
 
     /// Reports the results of the leases in use, which ends them. A lost report changes nothing here.
-    async fn report(&mut self, lookaside: &LookasideState, set: &LeaseSet, calls: u32) {
+    async fn report(&mut self, lookaside: &LookasideConnection, set: &LeaseSet, calls: u32) {
         let (Some(table), ServiceState::Ready(ready)) = (self.table.take(), &*set.subscription.state())
         else {
             return;
@@ -150,7 +150,7 @@ impl Renewal {
     /// Publishes new leases; returns for how long to use them.
     fn publish(
         &mut self,
-        lookaside: &LookasideState,
+        lookaside: &LookasideConnection,
         set: &Arc<LeaseSet>,
         response: PickResponse,
     ) -> Result<Duration, Status> {
@@ -168,7 +168,7 @@ impl Renewal {
     /// The time to the next renewal, after the result of this one.
     fn next_interval(
         &mut self,
-        lookaside: &LookasideState,
+        lookaside: &LookasideConnection,
         set: &LeaseSet,
         good_for: Result<Duration, Status>,
     ) -> Duration {

@@ -27,7 +27,7 @@ use super::records::get;
 const REPORT_AFTER: Duration = Duration::from_secs(1);
 
 /// Exit code when callers have not moved.
-const EXIT_BEHIND: u8 = 4;
+const EXIT_CALLERS_REMAIN: u8 = 4;
 
 /// Arguments of `fairmesh drain`.
 #[derive(Debug, Args)]
@@ -73,7 +73,7 @@ fn read_deadline(text: &str) -> Result<Duration, Invalid> {
 pub(crate) async fn run(args: DrainArgs) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.target).await?;
     let request = DrainRequest {
-        instances: args.instances.iter().map(|instance| named(&args.service, instance)).collect(),
+        instances: args.instances.iter().map(|instance| instance_ref(&args.service, instance)).collect(),
         // At most an hour, which fits.
         deadline_ms: u32::try_from(args.deadline.as_millis()).unwrap_or(u32::MAX),
     };
@@ -104,7 +104,7 @@ pub(crate) async fn run(args: DrainArgs) -> Result<ExitCode, Failure> {
         "lastResort": last,
     });
     output::print_one(args.output_args.format(), &item, &text)?;
-    Ok(if answer.callers_moved { ExitCode::SUCCESS } else { ExitCode::from(EXIT_BEHIND) })
+    Ok(if answer.callers_moved { ExitCode::SUCCESS } else { ExitCode::from(EXIT_CALLERS_REMAIN) })
 }
 
 /// Prints the callers that a long drain waits for, to standard error.
@@ -122,10 +122,10 @@ async fn report_waiting(connection: Connection, service: ServiceName, deadline: 
 }
 
 /// Puts drained instances that still run back into service.
-pub(crate) async fn undo(args: UndrainArgs) -> Result<ExitCode, Failure> {
+pub(crate) async fn undrain(args: UndrainArgs) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.target).await?;
     let report = |instance: &InstanceId| StateReport {
-        instance: Some(named(&args.service, instance)),
+        instance: Some(instance_ref(&args.service, instance)),
         state: State::Serving.into(),
     };
     let request = ReportRequest { reports: args.instances.iter().map(report).collect() };
@@ -135,7 +135,7 @@ pub(crate) async fn undo(args: UndrainArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn named(service: &ServiceName, instance: &InstanceId) -> InstanceRef {
+fn instance_ref(service: &ServiceName, instance: &InstanceId) -> InstanceRef {
     InstanceRef { service: service.to_string(), instance: instance.to_string(), incarnation: 0 }
 }
 

@@ -28,7 +28,7 @@ use super::records::{apply, get};
 #[derive(Debug, Subcommand)]
 pub(crate) enum ShardsCommand {
     /// Print the map of a service.
-    Get(Of),
+    Get(ServiceArgs),
     /// Split one shard in two; the upper half gets a new id.
     Split(Split),
     /// Merge a shard with the next one by key; both must have the same replicas.
@@ -40,16 +40,16 @@ pub(crate) enum ShardsCommand {
     /// Drop a replica of a shard; callers leave it first.
     Drop(Drop),
     /// List the moves in progress.
-    Moves(Of),
+    Moves(ServiceArgs),
     /// Show the load of the shards of each server.
-    Loads(Of),
+    Loads(ServiceArgs),
     /// Move shards, and replicate hot ones, until no server is overloaded.
     Balance(balance::Balance),
 }
 
 /// Arguments of commands on one service.
 #[derive(Debug, Args)]
-pub(crate) struct Of {
+pub(crate) struct ServiceArgs {
     /// The service, as tenant/service.
     service: ServiceName,
     #[command(flatten)]
@@ -62,7 +62,7 @@ pub(crate) struct Of {
 #[derive(Debug, Args)]
 pub(crate) struct Split {
     #[command(flatten)]
-    of: Of,
+    of: ServiceArgs,
     /// The shard's id.
     shard: u32,
     /// The first key of the upper half, decimal or 0x… [default: the middle].
@@ -74,7 +74,7 @@ pub(crate) struct Split {
 #[derive(Debug, Args)]
 pub(crate) struct Merge {
     #[command(flatten)]
-    of: Of,
+    of: ServiceArgs,
     /// The shard's id.
     shard: u32,
 }
@@ -83,7 +83,7 @@ pub(crate) struct Merge {
 #[derive(Debug, Args)]
 pub(crate) struct Move {
     #[command(flatten)]
-    of: Of,
+    of: ServiceArgs,
     /// The shard's id.
     shard: u32,
     /// The source instance.
@@ -104,7 +104,7 @@ pub(crate) struct Move {
 #[derive(Debug, Args)]
 pub(crate) struct Add {
     #[command(flatten)]
-    of: Of,
+    of: ServiceArgs,
     /// The shard's id.
     shard: u32,
     /// The target instance.
@@ -122,7 +122,7 @@ pub(crate) struct Add {
 #[derive(Debug, Args)]
 pub(crate) struct Drop {
     #[command(flatten)]
-    of: Of,
+    of: ServiceArgs,
     /// The shard's id.
     shard: u32,
     /// The instance to drop it from.
@@ -138,7 +138,7 @@ pub(crate) struct Drop {
 
 /// A move, from any of the commands.
 struct MoveArgs {
-    of: Of,
+    of: ServiceArgs,
     shard: ShardId,
     from: Option<InstanceId>,
     to: Option<InstanceId>,
@@ -168,7 +168,7 @@ pub(crate) async fn run(command: ShardsCommand) -> Result<ExitCode, Failure> {
     }
 }
 
-async fn get_map(of: Of) -> Result<ExitCode, Failure> {
+async fn get_map(of: ServiceArgs) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&of.target).await?;
     let listing = get::shards_of(&connection, &of.service).await?;
     listing.print(of.output_args.format())?;
@@ -195,7 +195,7 @@ async fn merge(args: Merge) -> Result<ExitCode, Failure> {
     say_version(&of, version)
 }
 
-fn say_version(of: &Of, version: u64) -> Result<ExitCode, Failure> {
+fn say_version(of: &ServiceArgs, version: u64) -> Result<ExitCode, Failure> {
     let item = json!({ "service": of.service.to_string(), "version": version });
     let text = format!("the map of {} is at version {version}\n", of.service);
     output::print_one(of.output_args.format(), &item, &text)?;
@@ -259,7 +259,7 @@ async fn replica_role(connection: &Connection, args: &MoveArgs) -> Result<Role, 
     }
 }
 
-async fn moves(of: Of) -> Result<ExitCode, Failure> {
+async fn moves(of: ServiceArgs) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&of.target).await?;
     let mut listing = Listing::new(get::MOVES_HEAD);
     get::add_moves(&connection, &of.service, &mut listing).await?;

@@ -60,7 +60,7 @@ pub(crate) fn run(command: SimCommand) -> Result<ExitCode, Failure> {
 #[derive(Debug)]
 enum Loaded {
     Fleet(Box<Scenario>),
-    Tree(Box<fairmesh_sim::tree::Scenario>),
+    Tree(Box<fairmesh_sim::replica_tree::Scenario>),
 }
 
 /// The kind of tree scenarios; fleet scenarios have none.

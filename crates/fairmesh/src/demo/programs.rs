@@ -1,7 +1,7 @@
 //! Second part of the demo: unmodified programs call the shop through a sidecar, and reach what the library reaches and
 //! `fairmesh explain` predicts.
 
-mod callers;
+mod http_clients;
 mod picks;
 
 use std::{collections::BTreeSet, fmt::Write as _, process::Stdio, time::Duration};
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::{process::Command, time::timeout};
 
 use self::{
-    callers::{CALLERS, Caller},
+    http_clients::{HTTP_CLIENTS, HttpClient},
     picks::{Picks, Row},
 };
 use super::{
@@ -36,22 +36,22 @@ const SEEDS: u64 = 12;
 
 /// A call to compare.
 #[derive(Clone, Copy, Debug)]
-struct Probe {
+struct ComparedCall {
     service: &'static str,
     path: &'static str,
     /// Key and role of a call to a sharded service.
     shard: Option<(u64, &'static str)>,
 }
 
-const PROBES: [Probe; 5] = [
-    Probe { service: "shop/cart", path: "/carts/42", shard: Some((42, "primary")) },
-    Probe { service: "shop/cart", path: "/carts/618", shard: Some((618, "secondary")) },
-    Probe { service: "shop/cart", path: "/carts/950", shard: Some((950, "secondary")) },
-    Probe { service: "shop/catalog", path: "/items/7", shard: None },
-    Probe { service: "shop/recommend", path: "/because/7", shard: None },
+const PROBES: [ComparedCall; 5] = [
+    ComparedCall { service: "shop/cart", path: "/carts/42", shard: Some((42, "primary")) },
+    ComparedCall { service: "shop/cart", path: "/carts/618", shard: Some((618, "secondary")) },
+    ComparedCall { service: "shop/cart", path: "/carts/950", shard: Some((950, "secondary")) },
+    ComparedCall { service: "shop/catalog", path: "/items/7", shard: None },
+    ComparedCall { service: "shop/recommend", path: "/because/7", shard: None },
 ];
 
-impl Probe {
+impl ComparedCall {
     fn calls(&self) -> usize {
         if self.shard.is_some() { 1 } else { CALLS }
     }
@@ -90,10 +90,11 @@ pub(super) struct Action {
 /// Starts the sidecar, makes all calls, and compares.
 pub(super) async fn play(fleet: &mut Fleet) -> Result<Action, DemoError> {
     let sidecar = fleet.start_sidecar(REGION, CLIENT).await?;
-    for caller in CALLERS {
+    for caller in HTTP_CLIENTS {
         caller.prepare(fleet.dir())?;
     }
-    let (here, absent): (Vec<Caller>, Vec<Caller>) = CALLERS.into_iter().partition(|caller| caller.is_here());
+    let (here, absent): (Vec<HttpClient>, Vec<HttpClient>) =
+        HTTP_CLIENTS.into_iter().partition(|caller| caller.is_installed());
     let mesh = service::mesh(fleet.agent_socket(REGION), REGION, CLIENT).await?;
     let (fleet, mesh, here) = (&*fleet, &mesh, &here);
     let rows = PROBES.iter().map(async |probe| {
@@ -110,13 +111,13 @@ pub(super) async fn play(fleet: &mut Fleet) -> Result<Action, DemoError> {
 }
 
 /// The targets predicted by `fairmesh explain`, over several seeds where the pick is random.
-async fn predict(fleet: &Fleet, probe: &Probe) -> Picks {
+async fn predict(fleet: &Fleet, probe: &ComparedCall) -> Picks {
     let seeds = if probe.shard.is_some() { 1 } else { SEEDS };
     let all = join_all((0..seeds).map(|seed| predict_with_seed(fleet, probe, seed))).await;
     all.into_iter().collect()
 }
 
-async fn predict_with_seed(fleet: &Fleet, probe: &Probe, seed: u64) -> Result<String, String> {
+async fn predict_with_seed(fleet: &Fleet, probe: &ComparedCall, seed: u64) -> Result<String, String> {
     let mut command = Command::new(&fleet.binary);
     command.args(["explain", probe.service, "--json", "--region", REGION.name, "--client-id", CLIENT]);
     command.args(["--path", probe.path, "--seed", &seed.to_string()]);
@@ -133,7 +134,7 @@ async fn predict_with_seed(fleet: &Fleet, probe: &Probe, seed: u64) -> Result<St
 }
 
 /// The targets of the library's own calls.
-async fn called(mesh: &Mesh, probe: &Probe) -> Picks {
+async fn called(mesh: &Mesh, probe: &ComparedCall) -> Picks {
     let mut picks = BTreeSet::new();
     for _ in 0..probe.calls() {
         let call = timeout(CALL_TIMEOUT, call(mesh, probe));
@@ -142,7 +143,7 @@ async fn called(mesh: &Mesh, probe: &Probe) -> Picks {
     Ok(picks)
 }
 
-async fn call(mesh: &Mesh, probe: &Probe) -> Result<String, String> {
+async fn call(mesh: &Mesh, probe: &ComparedCall) -> Result<String, String> {
     let mut service = mesh.service(probe.service).map_err(|e| e.to_string())?;
     if let Some((key, role)) = probe.shard {
         service = service.key(key.into()).role(role).map_err(|e| e.to_string())?;

@@ -6,7 +6,7 @@ use fairmesh_model::{Prefix, RecordKey};
 use fairmesh_wire::handshake;
 use tokio::{net::TcpStream, time::timeout};
 
-use super::{plan::Plan, print_status};
+use super::{arguments::ValidArguments, print_status};
 use crate::{command::service_words, connect::SOFTWARE, failure::Failure, rib_reader};
 
 /// Time limit of the connection attempt to the address; a listener on this machine accepts at once.
@@ -16,7 +16,7 @@ const DECLARATION_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Refuses to start a program whose address is in use: calls would go to the other listener, and its probes would
 /// succeed.
-pub(super) async fn refuse_address_in_use(plan: &Plan) -> Result<(), Failure> {
+pub(super) async fn refuse_address_in_use(plan: &ValidArguments) -> Result<(), Failure> {
     let address = plan.registration.address;
     let connects = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await;
     if plan.command.is_empty() || !matches!(connects, Ok(Ok(_))) {
@@ -30,7 +30,7 @@ pub(super) async fn refuse_address_in_use(plan: &Plan) -> Result<(), Failure> {
 
 /// Announces that registering declares the service, if it has no declaration. If that cannot be checked nothing is
 /// printed: registering will report the error.
-pub(super) async fn announce_declaration(plan: &Plan) {
+pub(super) async fn announce_declaration(plan: &ValidArguments) {
     let service = &plan.registration.service;
     if let Ok(Some(false)) = timeout(DECLARATION_TIMEOUT, is_declared(plan)).await
         && let Some(declaration) = &plan.registration.declaration
@@ -43,7 +43,7 @@ pub(super) async fn announce_declaration(plan: &Plan) {
 }
 
 /// `None` if it cannot be checked.
-async fn is_declared(plan: &Plan) -> Option<bool> {
+async fn is_declared(plan: &ValidArguments) -> Option<bool> {
     let key = RecordKey::Service(plan.registration.service.clone());
     for address in &plan.addresses {
         if let Ok(connection) = handshake::connect(address, SOFTWARE).await {

@@ -10,7 +10,7 @@ use fairmesh_wire::{handshake, transport::Address, v1};
 use tempfile::TempDir;
 use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle, time::timeout};
 
-use super::{Child, FIRST_PROBE_INTERVAL, Plan, RegisterArgs, Supervisor, next_interval};
+use super::{Child, FIRST_PROBE_INTERVAL, RegisterArgs, Supervisor, ValidArguments, next_interval};
 use crate::failure::Failure;
 
 /// Time limit of every wait.
@@ -53,7 +53,7 @@ impl Bench {
         );
         let typed = typed.split(' ').map(OsString::from);
         let typed = typed.chain(["sh", "-c", &child].map(OsString::from));
-        let plan = Plan::new(CommandLine::try_parse_from(typed).unwrap().args).unwrap();
+        let plan = ValidArguments::new(CommandLine::try_parse_from(typed).unwrap().args).unwrap();
         let child = Child::start(&plan.command).unwrap();
         let (terminate, terminated) = oneshot::channel();
         let watch = Supervisor::new(plan, child);
@@ -137,6 +137,6 @@ fn invalid_arguments_are_refused_with_a_hint() {
         ["--address 0.0.0.0:80", "--address 127.0.0.1:80 --weight 0", "--address 127.0.0.1:80 --interval 0s"]
     {
         let args = CommandLine::try_parse_from(typed(wrong)).unwrap().args;
-        assert!(Plan::new(args).is_err(), "{wrong}");
+        assert!(ValidArguments::new(args).is_err(), "{wrong}");
     }
 }

@@ -82,7 +82,7 @@ pub struct PathRewriteSpec {
 /// Injected failures and delays.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct FaultSpec {
+pub struct FaultInjectionSpec {
     /// Calls that fail without being sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub abort: Option<AbortSpec>,
@@ -194,7 +194,7 @@ impl RouteSpec {
         Self {
             limit: actions.limit.as_ref().map(LimitSpec::of),
             redirect: actions.redirect.as_ref().map(RedirectSpec::of),
-            fault: FaultSpec { abort, delay },
+            fault: FaultInjectionSpec { abort, delay },
             rewrite: RewriteSpec {
                 host: actions.rewrite.host.clone(),
                 path: actions.rewrite.path.as_ref().map(PathRewriteSpec::of),

@@ -1,7 +1,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    FaultSpec, HeadersSpec, HedgeSpec, LimitSpec, MatchSpec, MirrorSpec, RedirectSpec, RewriteSpec,
+    FaultInjectionSpec, HeadersSpec, HedgeSpec, LimitSpec, MatchSpec, MirrorSpec, RedirectSpec, RewriteSpec,
     policy::is_default,
     text::{read, read_option, read_timeouts, write_duration},
 };
@@ -42,7 +42,7 @@ pub struct RouteSpec {
     pub redirect: Option<RedirectSpec>,
     /// Injected failures and delays.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub fault: FaultSpec,
+    pub fault: FaultInjectionSpec,
     /// A rewrite of host and path.
     #[serde(default, skip_serializing_if = "is_default")]
     pub rewrite: RewriteSpec,

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, sync::Arc};
 use fairmesh_client::ServiceName;
 
 use crate::{
-    forward::last_target::LastTarget, listen::connection_permit::ConnectionPermit,
+    forward::host_cache::HostCache, listen::connection_permit::ConnectionPermit,
     passthrough::http2::CapturedConnection,
 };
 
@@ -23,7 +23,7 @@ pub(crate) struct ConnectionInfo {
     pub(crate) allows_connect: bool,
     /// Set if the connection was captured.
     pub(crate) captured: Option<CapturedConnection>,
-    pub(crate) last_target: LastTarget,
+    pub(crate) host_cache: HostCache,
 }
 
 impl ConnectionInfo {
@@ -32,8 +32,8 @@ impl ConnectionInfo {
         service: Option<ServiceName>,
         permit: Arc<ConnectionPermit>,
     ) -> Self {
-        let last_target = LastTarget::default();
-        Self { caller, service, permit, over_tls: false, allows_connect: false, captured: None, last_target }
+        let host_cache = HostCache::default();
+        Self { caller, service, permit, over_tls: false, allows_connect: false, captured: None, host_cache }
     }
 
     /// Sets [`over_tls`](Self::over_tls).

@@ -106,8 +106,8 @@ impl Forwarder {
         client_info: &ConnectionInfo,
     ) -> Result<Arc<Target>, HostError> {
         match &client_info.service {
-            Some(service) => client_info.last_target.get("", || self.services.by_name(service)),
-            None => client_info.last_target.get(host, || self.services.by_host(host)),
+            Some(service) => client_info.host_cache.get("", || self.services.by_name(service)),
+            None => client_info.host_cache.get(host, || self.services.by_host(host)),
         }
     }
 

@@ -26,8 +26,8 @@ use crate::{
     forward::{forwarder::Forwarder, services::Services},
     lifecycle::{
         handover::{Handover, Inherited, Predecessor, Successor},
+        service_manager,
         shutdown::Shutdown,
-        supervisor,
     },
     listen::{
         bind::BoundListener,
@@ -86,8 +86,8 @@ pub async fn run(
     };
     proxy.state.set_ready(false);
     match &successor {
-        Some(successor) => supervisor::notify_successor(successor.process()),
-        None => supervisor::notify_draining(),
+        Some(successor) => service_manager::notify_successor(successor.process()),
+        None => service_manager::notify_draining(),
     }
     tracing::info!(connections = proxy.serving.open_connections(), "draining");
     proxy.shutdown.start(drain);
@@ -182,7 +182,7 @@ impl RunningProxy {
             *served = start_admin();
             predecessor.take_over().await;
         } else {
-            supervisor::notify_listening();
+            service_manager::notify_listening();
             *served = start_admin();
             self.accept(listeners);
             // A proxy with a wrong agent address never becomes ready, and can be replaced as well.
@@ -191,7 +191,7 @@ impl RunningProxy {
                 successor = &mut succeeded => return Ok(successor),
             }
         }
-        supervisor::notify_serving();
+        service_manager::notify_serving();
         Ok(succeeded.await)
     }
 

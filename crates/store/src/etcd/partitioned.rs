@@ -8,6 +8,7 @@
 mod cluster;
 mod conditional_write;
 mod convert;
+mod garbage_collection;
 mod intent;
 mod key_locks;
 mod load;
@@ -16,7 +17,6 @@ mod partition_map;
 mod revision_sequence;
 mod split;
 mod state;
-mod sweep;
 mod write;
 
 use std::{
@@ -75,10 +75,10 @@ impl PartitionedStore {
                 return Err(error);
             }
         };
-        let (skipping, sweeping) = (state.clone(), state.clone());
+        let (skipping, collecting) = (state.clone(), state.clone());
         let tasks = vec![
             tokio::spawn(async move { skipping.skip_overdue().await }).abort_handle(),
-            tokio::spawn(async move { sweeping.sweep().await }).abort_handle(),
+            tokio::spawn(async move { collecting.collect_garbage().await }).abort_handle(),
         ];
         Ok(Self { state, lease_id, lease_keeper, tasks })
     }
@@ -97,8 +97,8 @@ impl PartitionedStore {
     ///
     /// # Errors
     /// As [`PartitionedStore::open`]; a missing store is an error too.
-    pub async fn renew_id(config: &EtcdConfig) -> Result<StoreId, StoreError> {
-        open::renew_id(config).await
+    pub async fn regenerate_id(config: &EtcdConfig) -> Result<StoreId, StoreError> {
+        open::regenerate_id(config).await
     }
 
     /// Moves services to another partition while the store is read and written, and reports progress. Dropping the

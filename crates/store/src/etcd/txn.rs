@@ -97,7 +97,7 @@ pub(super) fn create(layout: &Layout, identity: &[u8]) -> TxnRequest {
 }
 
 /// Replaces the identity `before` of a store.
-pub(super) fn renew_id(layout: &Layout, before: &[u8], after: &[u8]) -> TxnRequest {
+pub(super) fn regenerate_id(layout: &Layout, before: &[u8], after: &[u8]) -> TxnRequest {
     let put = PutRequest { key: layout.identity_key(), value: after.to_vec().into(), lease: 0 };
     TxnRequest {
         success: vec![request_op(request_op::Request::Put(put))],

@@ -59,7 +59,7 @@ pub(super) fn initialize(db: &Database) -> Result<(), Error> {
 }
 
 /// Gives a store another id.
-pub(super) fn renew_id(db: &Database) -> Result<StoreId, Error> {
+pub(super) fn regenerate_id(db: &Database) -> Result<StoreId, Error> {
     let id = random_id()?;
     let transaction = begin(db)?;
     transaction.open_table(META)?.insert(META_STORE, id.0)?;

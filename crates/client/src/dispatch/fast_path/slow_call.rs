@@ -15,7 +15,7 @@ use crate::{
     },
     fault::Fault,
     observe::count,
-    response::Body,
+    response_body::Body,
     service::handle::Handle,
     transport::{self, EndpointPool, Head, RequestBody},
 };

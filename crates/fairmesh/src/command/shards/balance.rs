@@ -16,7 +16,7 @@ use fairmesh_wire::{
 use serde_json::json;
 use tokio::time::{Instant, sleep_until};
 
-use super::{Of, wait};
+use super::{ServiceArgs, wait};
 use crate::{
     connect,
     failure::Failure,
@@ -31,7 +31,7 @@ const PLAN_INTERVAL: Duration = Duration::from_secs(30);
 #[derive(Debug, Args)]
 pub(crate) struct Balance {
     #[command(flatten)]
-    of: Of,
+    of: ServiceArgs,
     /// Only print the plan.
     #[arg(long, conflicts_with = "watch")]
     dry_run: bool,

@@ -5,14 +5,14 @@ use std::process::ExitCode;
 use fairmesh_wire::v1::{ReadShardLoadsRequest, ServerLoad};
 use serde_json::json;
 
-use super::Of;
+use super::ServiceArgs;
 use crate::{connect, failure::Failure, output::Listing};
 
 /// Shards named in a table.
 const MAX_NAMED: usize = 3;
 
 /// Runs the command.
-pub(super) async fn run(of: Of) -> Result<ExitCode, Failure> {
+pub(super) async fn run(of: ServiceArgs) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&of.target).await?;
     let request = ReadShardLoadsRequest { service: of.service.to_string() };
     let servers = connection.registry().read_shard_loads(request).await?.into_inner().servers;

@@ -4,7 +4,7 @@ use std::{fmt::Write as _, path::Path, time::Duration};
 
 use fairmesh_sim::{
     plot,
-    tree::{Layer, Propagation, Report, Scenario, run},
+    replica_tree::{Layer, Propagation, Report, Scenario, run},
 };
 use tokio::time::Instant;
 
@@ -158,7 +158,7 @@ fn times(layer: &Layer) -> Vec<String> {
 }
 
 fn recoveries(report: &Report) -> Vec<Vec<String>> {
-    let row = |one: &fairmesh_sim::tree::Recovery| {
+    let row = |one: &fairmesh_sim::replica_tree::Recovery| {
         let back = match one.seconds {
             _ if one.lost == 0 => "-".into(),
             Some(seconds) => format!("{seconds:.1} s"),

@@ -19,9 +19,9 @@ use super::{
         watch_loop::read_meta,
     },
     conditional_write,
+    garbage_collection::MAX_KEYS_PER_TXN,
     open::{MAP_KEY, open_home, refused},
     partition_map::PartitionMap,
-    sweep::MAX_KEYS_PER_TXN,
 };
 use crate::{Store, StoreError};
 

@@ -254,7 +254,7 @@ async fn commit_repair(
 }
 
 /// Gives every partition another id, the home last, so that an interrupted run can be repeated.
-pub(super) async fn renew_id(config: &EtcdConfig) -> Result<StoreId, StoreError> {
+pub(super) async fn regenerate_id(config: &EtcdConfig) -> Result<StoreId, StoreError> {
     let before = open_home(config).await?;
     let store_error = |failure: CallError| failure.into_store_error(&before.client.location);
     let (client, layout) = connect(config)?;

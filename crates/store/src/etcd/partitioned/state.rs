@@ -12,11 +12,11 @@ use tokio::{sync::Semaphore, time::sleep};
 use super::{
     super::{EtcdConfig, state::EtcdState, write_admission::WritePermit},
     cluster::{Cluster, CommitOutcome},
+    garbage_collection::write_keys,
     key_locks::KeyLocks,
     partition_map::{HOME, PartitionMap},
     revision_sequence::RevisionSequence,
     split::PartitionMove,
-    sweep::write_keys,
 };
 use crate::{StoreLocation, WriteError};
 

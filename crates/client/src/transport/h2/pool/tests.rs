@@ -13,7 +13,7 @@ use tokio::{
 
 use super::*;
 use crate::{
-    response::Body,
+    response_body::Body,
     transport::{EndpointResponse, Head, Request, RequestBody, h2::shared_connection::StreamPermit},
 };
 use fairmesh_http::h2;

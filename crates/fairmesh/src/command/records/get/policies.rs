@@ -12,7 +12,8 @@ use crate::{output::Listing, view::View};
 
 /// One row per written policy.
 pub(super) fn policies(view: &View) -> Listing {
-    let mut listing = Listing::new(&["SERVICE", "ROUTES", "RINGS", "SUBSET", "TIMEOUT", "TRIES", "REVISION"]);
+    let mut listing =
+        Listing::new(&["SERVICE", "ROUTES", "RINGS", "SUBSET", "TIMEOUT", "ATTEMPTS", "REVISION"]);
     for (name, one) in &view.services {
         let Some(policy) = &one.policy else { continue };
         let value = &policy.value;
@@ -41,7 +42,7 @@ pub(crate) fn summary(policy: &Policy, kind: Option<ServiceKind>) -> Vec<(&'stat
     vec![
         ("Timeout", timeouts(policy)),
         (
-            "Tries",
+            "Attempts",
             format!(
                 "{} at most; retries up to {} % of calls, or {} a second",
                 retries.attempts, retries.budget_percent, retries.budget_floor
@@ -65,7 +66,7 @@ fn timeouts(policy: &Policy) -> String {
     let kind = if policy.timeouts.total.is_some() { CallKind::Bounded } else { CallKind::Other };
     let of = |time: Option<Duration>| time.map_or_else(|| "no bound of its own".into(), write_duration);
     format!(
-        "{} for the whole call; response headers within {}; silence in a body up to {}",
+        "{} for the whole call; response headers within {}; idle timeout {}",
         total(policy),
         of(policy.timeouts.response_header_timeout(kind)),
         of(policy.timeouts.idle_timeout(kind))
@@ -85,16 +86,21 @@ fn balancing(balancing: &Balancing, kind: Option<ServiceKind>) -> String {
 }
 
 fn score(score: &Score) -> String {
-    let asked = match (score.poll, score.poll_after.map(write_duration)) {
-        (false, _) => "never asked".to_owned(),
-        (true, None) => format!("polled where a round trip takes under {} % of a request", score.poll_ratio),
+    let polling = match (score.poll, score.poll_after.map(write_duration)) {
+        (false, _) => "load polling off".to_owned(),
+        (true, None) => {
+            format!("load polled where a round trip takes under {} % of a request", score.poll_ratio)
+        }
         (true, Some(after)) => {
-            format!("polled after {after} where a round trip takes under {} % of a request", score.poll_ratio)
+            format!(
+                "load polled after {after} where a round trip takes under {} % of a request",
+                score.poll_ratio
+            )
         }
     };
     format!(
         "mean of {} reports, half-life {}; utilisation moves shares by up to {} % a second and {} x, held for {}; new at {} %, \
-         {} % off an answer; servers are {asked}",
+         {} % reward for a polled response; {polling}",
         score.smoothing,
         write_duration(score.half_life),
         score.gain,
@@ -106,16 +112,16 @@ fn score(score: &Score) -> String {
 }
 
 fn outliers(outliers: &Outliers) -> String {
-    let row = match outliers.consecutive {
-        0 => "no row".to_owned(),
-        n => format!("{n} failures in a row"),
+    let consecutive = match outliers.consecutive {
+        0 => "consecutive failures not counted".to_owned(),
+        n => format!("{n} consecutive failures"),
     };
-    let share = match outliers.failure_percent {
-        0 => "no share".to_owned(),
+    let rate = match outliers.failure_percent {
+        0 => "failure rate not compared".to_owned(),
         n => format!("{n} points above the others from {} responses on", outliers.min_samples),
     };
     format!(
-        "{row}, {share}; avoided for {} to {}; none of them above {} % of the endpoints",
+        "{consecutive}, {rate}; avoided for {} to {}; none of them above {} % of the endpoints",
         write_duration(outliers.first),
         write_duration(outliers.longest),
         outliers.most_percent

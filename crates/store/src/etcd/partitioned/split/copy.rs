@@ -15,7 +15,7 @@ use super::{
         cluster::Cluster,
         conditional_write,
         convert::MAX_BYTES_PER_TXN,
-        sweep::{MAX_KEYS_PER_TXN, write_keys},
+        garbage_collection::{MAX_KEYS_PER_TXN, write_keys},
     },
     PartitionMove, SplitEvent,
 };

@@ -1,4 +1,5 @@
-//! Load for a build to learn from: what proxies do most, without peers and without a figure.
+//! The workload of profile-guided optimisation (scripts/release.sh): the most frequent work of proxies, without peers and
+//! figures.
 
 use std::{error::Error, path::Path, time::Duration};
 
@@ -14,14 +15,14 @@ pub(crate) fn run(ours: &Ours) -> Result<(), Box<dyn Error>> {
     let dir = tempfile::tempdir()?;
     runtime.block_on(async {
         for spoken in [WireProtocol::Http1, WireProtocol::Http2, WireProtocol::Grpc] {
-            let calls = train((dir.path(), &program), spoken).await?;
+            let calls = load_one((dir.path(), &program), spoken).await?;
             eprintln!("{spoken}: {calls} calls");
         }
         Ok(())
     })
 }
 
-async fn train(places: (&Path, &Path), spoken: WireProtocol) -> Result<u64, String> {
+async fn load_one(places: (&Path, &Path), spoken: WireProtocol) -> Result<u64, String> {
     let mut sides = Contenders::start(places, spoken, &[Contender::Fairmesh]).await?;
     let is_multiplexed = spoken != WireProtocol::Http1;
     let (connections, at_once) = if is_multiplexed { MULTIPLEXED } else { (1, MANY) };

@@ -1,4 +1,4 @@
-//! Commands that run a process of the mesh until it is stopped.
+//! Commands of the processes of the mesh: they run them until stopped, inspect and configure them.
 
 pub(crate) mod agent;
 pub(crate) mod control;

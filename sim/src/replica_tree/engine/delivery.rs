@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use fairmesh_rib::{Update, Woken, server::encoded_len};
 
 use super::{Engine, Event, ROOT};
-use crate::tree::process::{Message, ProcessId};
+use crate::replica_tree::process::{Message, ProcessId};
 
 impl Engine<'_> {
     /// Watchers of a process may have something to pull.

@@ -6,8 +6,8 @@ use tonic::transport::Channel;
 
 use super::index::LeaseIndex;
 
-/// FollowerState that all lease sets of one lookaside share.
-pub(super) struct LookasideState {
+/// The connection that all lease sets of one lookaside share.
+pub(super) struct LookasideConnection {
     pub(super) channel: Channel,
     index: Mutex<LeaseIndex>,
     pub(super) connection: watch::Sender<FollowerState>,
@@ -15,7 +15,7 @@ pub(super) struct LookasideState {
     pub(super) client_id: String,
 }
 
-impl LookasideState {
+impl LookasideConnection {
     pub(super) fn new(channel: Channel, connection: FollowerState, client_id: String) -> Self {
         Self { channel, index: Mutex::default(), connection: watch::Sender::new(connection), client_id }
     }

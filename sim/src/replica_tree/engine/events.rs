@@ -3,7 +3,7 @@
 use fairmesh_rib::{MAX_BATCH_BYTES, MAX_OPS};
 
 use super::{Engine, Event, ROOT};
-use crate::tree::{process::ProcessId, scenario::Action};
+use crate::replica_tree::{process::ProcessId, scenario::Action};
 
 impl Engine<'_> {
     pub(super) fn begin_event(&mut self, index: usize) {

@@ -8,7 +8,7 @@ use super::{Probe, RegisterArgs};
 use crate::failure::Failure;
 
 /// Validated and completed arguments.
-pub(super) struct Plan {
+pub(super) struct ValidArguments {
     pub(super) registration: Registration,
     pub(super) addresses: Vec<Address>,
     pub(super) probe: Probe,
@@ -18,7 +18,7 @@ pub(super) struct Plan {
     pub(super) command: Vec<OsString>,
 }
 
-impl Plan {
+impl ValidArguments {
     pub(super) fn new(args: RegisterArgs) -> Result<Self, Failure> {
         let refused = |e: Invalid| Failure::refused(format!("{}: {}", e.field, e.problem), e.hint);
         let given: Vec<Address> = args.agent.into_iter().chain(args.control).collect();
@@ -30,7 +30,7 @@ impl Plan {
             None => default_instance(args.address).map_err(refused)?,
         };
         let location = environment::location(args.region.map(Location::in_region)).map_err(refused)?;
-        let location = on_hardware(location, args.host_type).map_err(refused)?;
+        let location = with_host_type(location, args.host_type).map_err(refused)?;
         let declaration =
             Service { kind: ServiceKind::Replicated, protocol: args.protocol, virtual_address: None };
         let registration = Registration {
@@ -57,7 +57,10 @@ impl Plan {
 }
 
 /// Adds the host type to the location. Without a region the agent provides both.
-fn on_hardware(location: Option<Location>, host_type: Option<HostType>) -> Result<Option<Location>, Invalid> {
+fn with_host_type(
+    location: Option<Location>,
+    host_type: Option<HostType>,
+) -> Result<Option<Location>, Invalid> {
     match (location, host_type) {
         (Some(location), Some(host_type)) => Ok(Some(Location { host_type: Some(host_type), ..location })),
         (None, Some(host_type)) => Err(Invalid::new(
@@ -109,9 +112,9 @@ mod tests {
     fn a_host_type_comes_with_a_region_or_from_the_agent() {
         let host_type = || HostType::new("milan-64").unwrap();
         let eu = || Location::in_region(Region::new("eu").unwrap());
-        let both = on_hardware(Some(eu()), Some(host_type())).unwrap().unwrap();
+        let both = with_host_type(Some(eu()), Some(host_type())).unwrap().unwrap();
         assert_eq!(both, Location { host_type: Some(host_type()), ..eu() });
-        assert_eq!(on_hardware(None, None).unwrap(), None);
-        assert!(on_hardware(None, Some(host_type())).unwrap_err().hint.contains("region"));
+        assert_eq!(with_host_type(None, None).unwrap(), None);
+        assert!(with_host_type(None, Some(host_type())).unwrap_err().hint.contains("region"));
     }
 }

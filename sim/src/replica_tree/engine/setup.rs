@@ -8,14 +8,14 @@ use fairmesh_rib::{DEFAULT_LOG_LEN, Entry, NodeCore, Table};
 use super::{Disconnections, Engine, Event, ROOT, SECOND, STORE};
 use crate::{
     event_queue::EventQueue,
-    scenario::SimTime,
-    tree::{
+    replica_tree::{
         catalogue::{Catalogue, INITIAL_REVISION, distinct_services},
         meter::{LayerMeter, histogram},
         process::{Process, ProcessId},
         scenario::{Link, Machine, Scenario},
         write_workload::WriteWorkload,
     },
+    scenario::SimTime,
 };
 
 type Entries = Vec<(Arc<str>, Entry)>;

@@ -4,7 +4,7 @@ use std::process::Command;
 
 #[test]
 fn every_protocol_is_called_through_a_proxy_that_ends_by_itself() {
-    let trained = Command::new(env!("CARGO_BIN_EXE_fairmesh-bench")).arg("train").output().unwrap();
+    let trained = Command::new(env!("CARGO_BIN_EXE_fairmesh-bench")).arg("pgo-workload").output().unwrap();
     let said = String::from_utf8_lossy(&trained.stderr);
     assert!(trained.status.success(), "{said}");
     for protocol in ["http1", "http2", "grpc"] {

@@ -4,26 +4,26 @@ use std::{env, fs, io, net::SocketAddr, path::Path, process::Stdio};
 
 use tokio::{process::Command, time::timeout};
 
-use super::{CALL_TIMEOUT, Probe, picks, picks::Picks};
+use super::{CALL_TIMEOUT, ComparedCall, picks, picks::Picks};
 
 /// A program that makes calls and prints response headers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Caller {
+pub(super) struct HttpClient {
     /// Name for people and the shell.
     pub(super) name: &'static str,
     /// Name and text of its script, for an interpreter.
     script: Option<(&'static str, &'static str)>,
 }
 
-pub(super) const CALLERS: [Caller; 3] = [
-    Caller { name: "curl", script: None },
-    Caller { name: "python3", script: Some(("caller.py", include_str!("caller.py"))) },
-    Caller { name: "node", script: Some(("caller.js", include_str!("caller.js"))) },
+pub(super) const HTTP_CLIENTS: [HttpClient; 3] = [
+    HttpClient { name: "curl", script: None },
+    HttpClient { name: "python3", script: Some(("caller.py", include_str!("caller.py"))) },
+    HttpClient { name: "node", script: Some(("caller.js", include_str!("caller.js"))) },
 ];
 
-impl Caller {
+impl HttpClient {
     /// Whether it is installed.
-    pub(super) fn is_here(&self) -> bool {
+    pub(super) fn is_installed(&self) -> bool {
         let path = env::var_os("PATH").unwrap_or_default();
         env::split_paths(&path).any(|folder| folder.join(self.name).is_file())
     }
@@ -34,7 +34,7 @@ impl Caller {
     }
 
     /// Runs its calls through a proxy.
-    pub(super) async fn call(&self, folder: &Path, proxy: SocketAddr, probe: &Probe) -> Picks {
+    pub(super) async fn call(&self, folder: &Path, proxy: SocketAddr, probe: &ComparedCall) -> Picks {
         let mut command = self.command(folder, probe);
         command.env("http_proxy", format!("http://{proxy}"));
         for exception in ["no_proxy", "NO_PROXY"] {
@@ -51,7 +51,7 @@ impl Caller {
         picks::read(&heads, probe.calls()).map_err(|problem| format!("{}: {problem}", self.name))
     }
 
-    fn command(&self, folder: &Path, probe: &Probe) -> Command {
+    fn command(&self, folder: &Path, probe: &ComparedCall) -> Command {
         let mut command = Command::new(self.name);
         let (url, headers, calls) = (probe.url(), probe.headers(), probe.calls());
         match self.script {

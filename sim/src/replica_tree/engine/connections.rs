@@ -4,7 +4,7 @@ use fairmesh_model::{Cursor, Revision};
 use fairmesh_rib::follower::Backoff;
 
 use super::{Engine, Event, ROOT, STORE};
-use crate::tree::process::ProcessId;
+use crate::replica_tree::process::ProcessId;
 
 /// Round trips until a connection serves: one for TCP, one for the handshake.
 const ROUND_TRIPS: u64 = 2;

@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use super::{BoxError, orders};
 use crate::meter;
 
-/// The service that all is about.
+/// The sharded service of the benchmark.
 fn service() -> Result<ServiceName, BoxError> {
     Ok(ServiceName::new("bench/shards")?)
 }
@@ -109,7 +109,7 @@ pub(super) async fn source(shard_count: usize, servers: usize) -> Result<(), Box
     Ok(())
 }
 
-/// Keys with what is to stand there; `None` for nothing.
+/// New values by key; `None` deletes.
 type Changes = Vec<(Arc<str>, Option<Bytes>)>;
 
 fn declare(name: &ServiceName, servers: usize) -> Result<Changes, BoxError> {

@@ -26,10 +26,10 @@ pub(super) const MAX_KEYS_PER_TXN: usize = 100;
 
 impl PartitionedState {
     /// Runs once after the store was opened, with retries.
-    pub(super) async fn sweep(&self) {
+    pub(super) async fn collect_garbage(&self) {
         let _lock = self.move_lock.lock().await;
         let mut failures = 0;
-        while let Err(failure) = self.sweep_once().await {
+        while let Err(failure) = self.collect_garbage_once().await {
             failures += 1;
             tracing::debug!(
                 problem = failure.message(),
@@ -39,7 +39,7 @@ impl PartitionedState {
         }
     }
 
-    async fn sweep_once(&self) -> Result<(), CallError> {
+    async fn collect_garbage_once(&self) -> Result<(), CallError> {
         let partitions = self.partitions();
         for (part, cluster) in partitions.clusters.iter().enumerate() {
             let keep = |key: &str| partitions.map.partition_of(key) == part;

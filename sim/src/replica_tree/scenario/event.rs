@@ -3,8 +3,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Scenario;
 use crate::{
+    replica_tree::Report,
     scenario::{SimTime, within_range},
-    tree::Report,
 };
 
 /// An event of a scenario.

@@ -3,7 +3,7 @@
 use fairmesh_rib::Table;
 
 use super::{Disconnections, Engine, ROOT, SECOND};
-use crate::tree::{
+use crate::replica_tree::{
     meter::{Flow, Sample},
     process::{Process, ProcessId},
     report::{Layer, Propagation, Recovery, Report, Traffic, Written},

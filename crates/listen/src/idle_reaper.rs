@@ -8,7 +8,7 @@ use crate::acceptor::AcceptorState;
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Closes connections that exceed a time limit, until the acceptor and its connections are dropped.
-pub(crate) async fn sweep(shared: Weak<AcceptorState>) {
+pub(crate) async fn reap(shared: Weak<AcceptorState>) {
     let mut ticks = interval(SWEEP_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {

@@ -114,7 +114,7 @@ mod tests {
     use fairmesh_test_support::endpoint;
 
     use super::*;
-    use crate::checks::{CheckIndex, Woken};
+    use crate::health_checks::{CheckIndex, Woken};
 
     fn entry(key: &RecordKey, record: &Record) -> (Arc<str>, Entry) {
         (key.to_string().into(), Entry { value: records::encode(record), revision: 1 })

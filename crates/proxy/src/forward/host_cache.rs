@@ -6,7 +6,7 @@ use crate::forward::{host_name::HostError, target::Target};
 
 /// Each connection has its own lock, whereas the table of services is shared.
 #[derive(Debug, Default)]
-pub(crate) struct LastTarget(Mutex<Option<CachedTarget>>);
+pub(crate) struct HostCache(Mutex<Option<CachedTarget>>);
 
 #[derive(Debug)]
 struct CachedTarget {
@@ -15,7 +15,7 @@ struct CachedTarget {
     target: Weak<Target>,
 }
 
-impl LastTarget {
+impl HostCache {
     /// The cached target of this host; calls `look_up` for another host, or if the target was evicted.
     pub(crate) fn get(
         &self,
@@ -50,7 +50,7 @@ mod tests {
         let nowhere = "127.0.0.1:1".parse().unwrap();
         let mesh = Mesh::builder().agent(nowhere).client_id("test").connect().await.unwrap();
         let (services, recent, looked_up) =
-            (Services::new(mesh, Limits::default()), LastTarget::default(), Cell::new(0));
+            (Services::new(mesh, Limits::default()), HostCache::default(), Cell::new(0));
         let get = || {
             let look_up = || {
                 looked_up.set(looked_up.get() + 1);

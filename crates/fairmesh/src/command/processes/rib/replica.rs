@@ -9,8 +9,8 @@ use fairmesh_wire::transport::Address;
 
 use crate::{
     command::{
-        daemon::daemon_args::{MetricsAddress, host_name},
-        daemon::default_paths,
+        processes::daemon_args::{MetricsAddress, host_name},
+        processes::default_paths,
     },
     failure::Failure,
     logging::Logging,

@@ -14,7 +14,11 @@ pub(crate) struct OpenStore {
 }
 
 /// Opens the existing store, partitioned or not, and waits for its writer lease.
-pub(crate) async fn open(etcd: &EtcdConfig, holder: &str, ttl: Duration) -> Result<OpenStore, StoreError> {
+pub(crate) async fn open_as_writer(
+    etcd: &EtcdConfig,
+    holder: &str,
+    ttl: Duration,
+) -> Result<OpenStore, StoreError> {
     if is_partitioned(etcd).await? == Some(true) {
         let store = Arc::new(PartitionedStore::open(etcd, holder, ttl).await?);
         return Ok(OpenStore { store: store.clone(), partitions: Some(store) });
@@ -25,9 +29,9 @@ pub(crate) async fn open(etcd: &EtcdConfig, holder: &str, ttl: Duration) -> Resu
 }
 
 /// Gives the existing store a new id.
-pub(crate) async fn renew_id(etcd: &EtcdConfig) -> Result<StoreId, StoreError> {
+pub(crate) async fn regenerate_id(etcd: &EtcdConfig) -> Result<StoreId, StoreError> {
     match is_partitioned(etcd).await? {
-        Some(true) => PartitionedStore::renew_id(etcd).await,
-        _ => EtcdStore::renew_id(etcd).await,
+        Some(true) => PartitionedStore::regenerate_id(etcd).await,
+        _ => EtcdStore::regenerate_id(etcd).await,
     }
 }
