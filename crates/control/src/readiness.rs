@@ -14,6 +14,8 @@ use crate::imbalance::Imbalance;
 
 /// Lifetime of a probe's result: it bounds the writes that readers of `/readyz` cause.
 const PROBE_TTL: Duration = Duration::from_secs(1);
+/// The same while no write has failed: a control plane without writers reports a full disk after this time.
+const IDLE_PROBE_TTL: Duration = Duration::from_secs(60);
 /// File that the probe writes and removes in the data directory; as large as a growth step of the store's file.
 const PROBE_FILE: &str = ".readyz";
 const PROBE_BYTES: usize = 1 << 20;
@@ -62,7 +64,8 @@ impl Integrity {
     }
 }
 
-/// Probes the disk after a failed write: otherwise a control plane without writers would never become ready again.
+/// Probes the disk after a failed write and now and then: otherwise a control plane without writers would not notice that its disk
+/// is full, nor become ready again.
 #[derive(Debug)]
 pub(crate) struct Readiness {
     /// Known damage of the store's file.
@@ -82,14 +85,22 @@ impl Readiness {
         if let Some(reason) = store.fatal_error() {
             return Some(format!("store: {reason}"));
         }
-        let reason = store.write_failure()?;
-        if self.takes_writes().await { None } else { Some(format!("the last write failed: {reason}")) }
+        let failure = store.write_failure();
+        let ttl = if failure.is_some() { PROBE_TTL } else { IDLE_PROBE_TTL };
+        if self.takes_writes(ttl).await {
+            return None;
+        }
+        let folder = self.data_dir.display();
+        Some(failure.map_or_else(
+            || format!("the disk of {folder} takes no writes; free space on it"),
+            |reason| format!("the last write failed: {reason}"),
+        ))
     }
 
-    async fn takes_writes(&self) -> bool {
+    async fn takes_writes(&self, ttl: Duration) -> bool {
         let mut probed = self.probed.lock().await;
         if let Some((at, result)) = *probed
-            && at.elapsed() < PROBE_TTL
+            && at.elapsed() < ttl
         {
             return result;
         }

@@ -164,6 +164,16 @@ async fn nonsense_of_a_checker_is_ignored_and_reports_of_others_are_refused() {
     assert_eq!(later.unwrap_err().code(), Code::FailedPrecondition);
     let elsewhere = report(&connection, ("us", term), &[("eu", 5000)]).await;
     assert_eq!(elsewhere.unwrap_err().code(), Code::FailedPrecondition);
+    let mut invented = campaign(&connection, "mars").await;
+    let elected = targets_become(&mut invented, &["eu 1", "us 2"]).await;
+    let unknown = report(&connection, ("mars", elected), &[("us", 5000)]).await;
+    assert_eq!(unknown.unwrap_err().code(), Code::InvalidArgument);
+    assert_eq!(
+        recorded(&connection).await,
+        (BTreeMap::new(), before),
+        "a region that only its checker names"
+    );
+    drop(invented);
     report(&connection, eu, &[("us", 0), ("us", 5000)]).await.unwrap();
     assert_eq!(recorded(&connection).await.0, of(&[("eu us", 5000)]), "the plausible one counts");
     drop((leadership, connection));

@@ -43,7 +43,12 @@ impl Store for MemoryStore {
     }
 
     fn write(&self, batch: Batch) -> BoxFuture<'_, Result<Revision, WriteError>> {
-        Box::pin(async move { self.commit(batch) })
+        Box::pin(async move {
+            let committed = self.commit(batch);
+            // As a store that waits for its disk: a caller may go away in between.
+            tokio::task::yield_now().await;
+            committed
+        })
     }
 
     fn load(&self) -> BoxFuture<'_, Result<StoreSnapshot, StoreError>> {

@@ -147,6 +147,21 @@ impl Node {
         (inner.revision(), inner.table.read(prefixes))
     }
 
+    /// The same, unless it exceeds `max_bytes` of keys and values with 32 bytes each beside them: then `None`.
+    pub fn read_at_most(
+        &self,
+        prefixes: &[Prefix],
+        max_bytes: usize,
+    ) -> (Revision, Option<Vec<(Arc<str>, Entry)>>) {
+        let inner = self.lock();
+        let mut bytes = 0;
+        let entries = inner.table.entries_below(prefixes).map(|(key, entry)| {
+            bytes += key.len() + entry.value.len() + 32;
+            (bytes <= max_bytes).then(|| (key.clone(), entry.clone()))
+        });
+        (inner.revision(), entries.collect())
+    }
+
     /// The earliest number from which a watcher can resume.
     pub fn floor(&self) -> u64 {
         self.lock().table.floor()

@@ -219,13 +219,11 @@ impl<B: ServedRib> RibServer<B> {
         let node = self.backend.node();
         node.wait_applied(at_least.unwrap_or_default()).await;
         waits.room().await;
-        let (revision, entries) = node.read(&prefixes);
-        let bytes: usize = entries.iter().map(|(key, entry)| key.len() + entry.value.len() + 32).sum();
-        if bytes > MAX_READ_BYTES {
+        let (revision, Some(entries)) = node.read_at_most(&prefixes, MAX_READ_BYTES) else {
             return Err(Status::resource_exhausted(format!(
-                "{bytes} bytes exceed the {MAX_READ_BYTES} of one response; read smaller prefixes, or watch"
+                "the records exceed the {MAX_READ_BYTES} bytes of one response; read smaller prefixes, or watch"
             )));
-        }
+        };
         let entries = entries.into_iter().map(messages::entry).collect();
         Ok(v1::ReadResponse { at: Some(Cursor::at(revision).into()), entries })
     }

@@ -6,7 +6,7 @@ use std::{
 
 use fairmesh_model::Prefix;
 
-use crate::{Batch, Commit, Conflict, Entry, Expect};
+use crate::{Batch, Commit, Conflict, Entry, Expect, covering};
 
 mod apply_update;
 mod previous_values;
@@ -109,14 +109,21 @@ impl Table {
 
     /// Everything below the prefixes in the order of keys, each key once though prefixes overlap.
     pub fn read(&self, prefixes: &[Prefix]) -> Vec<(Arc<str>, Entry)> {
-        let clone = |(key, entry): (&Arc<str>, &Entry)| (key.clone(), entry.clone());
-        match prefixes {
-            [prefix] => self.below(prefix).map(clone).collect(),
-            _ => {
-                let all: BTreeMap<_, _> = prefixes.iter().flat_map(|prefix| self.below(prefix)).collect();
-                all.into_iter().map(clone).collect()
-            }
-        }
+        self.entries_below(prefixes).map(|(key, entry)| (key.clone(), entry.clone())).collect()
+    }
+
+    /// The entries that [`read`](Self::read) copies. Each is visited once, so that a request for thousands of prefixes
+    /// that cover each other costs no more than one for all records.
+    pub(crate) fn entries_below<'a>(
+        &'a self,
+        prefixes: &'a [Prefix],
+    ) -> impl Iterator<Item = (&'a Arc<str>, &'a Entry)> {
+        let sorted: BTreeMap<&str, &Prefix> =
+            prefixes.iter().map(|prefix| (prefix.as_str(), prefix)).collect();
+        let is_covered = |text: &str| covering(text).any(|above| above != text && sorted.contains_key(above));
+        let outermost: Vec<_> =
+            sorted.iter().filter(|(text, _)| !is_covered(text)).map(|(_, prefix)| *prefix).collect();
+        outermost.into_iter().flat_map(|prefix| self.below(prefix))
     }
 
     /// Every key that changed after `cursor`, in order and as often as it changed, with the number of the change;
@@ -270,5 +277,7 @@ mod tests {
         let prefixes = ["/a/", "/a/b/", "/ab"].map(|text| Prefix::new(text).unwrap());
         let keys: Vec<_> = table.read(&prefixes).into_iter().map(|(key, _)| key).collect();
         assert_eq!(keys, ["/a/b/c".into(), "/a/d".into(), "/ab".into()] as [Arc<str>; 3]);
+        let many = vec![Prefix::new("/").unwrap(); 4096];
+        assert_eq!(table.entries_below(&many).count(), 3, "no entry is visited twice");
     }
 }

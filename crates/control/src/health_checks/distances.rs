@@ -56,6 +56,12 @@ impl Checks {
             tracing::warn!(region = %from, implausible, left_out, "ignoring distances of 0 or above 10 s");
         }
         let targets = Arc::clone(&self.targets.borrow());
+        if !targets.contains_key(from) && !self.declares_region(from) {
+            return Err(Status::invalid_argument(format!(
+                "region {from} has no endpoints for calls from other regions; declare it with 'kind: Topology' to have \
+                 its distances measured"
+            )));
+        }
         let (recorded, _) = self.recorded_distances(from);
         let changed = self.filters.observe(from, reported, &recorded, &targets);
         if changed.is_empty() {
@@ -66,6 +72,16 @@ impl Checks {
         }
         let at_ms = now_ms();
         self.write(|| vec![self.record_op(from, &changed, at_ms)]).await
+    }
+
+    /// Whether a topology declares the region. A region that only a checker names would otherwise be recorded for good.
+    fn declares_region(&self, region: &Region) -> bool {
+        let key = RecordKey::Regions;
+        let entry = self.node.get(&key.to_string());
+        match entry.map(|entry| records::decode(&key, &entry.value)) {
+            Some(Ok(Record::Regions(regions))) => regions.regions.contains_key(region),
+            _ => false,
+        }
     }
 
     /// The write that records changed distances beside the others of the region.

@@ -8,6 +8,9 @@ use std::{
 use fairmesh_model::Region;
 use tokio::{sync::OwnedMutexGuard, time::Instant};
 
+/// Regions whose elections are remembered, beyond those with a leader or a candidate: a peer can name any.
+const MAX_REGIONS: usize = 1024;
+
 /// The election of a checker in every region.
 #[derive(Debug)]
 pub(super) struct Elections {
@@ -49,13 +52,12 @@ impl Default for Elections {
 impl Elections {
     /// Waits until this candidate is elected.
     pub(super) async fn campaign(self: Arc<Self>, region: Region) -> LeaderGuard {
-        let queue = Arc::clone(
-            &self
-                .lock()
-                .entry(region.clone())
-                .or_insert_with(|| RegionElection::leaderless(self.began))
-                .queue,
-        );
+        let queue = {
+            let mut elections = self.lock();
+            make_room(&mut elections);
+            let election = elections.entry(region.clone());
+            Arc::clone(&election.or_insert_with(|| RegionElection::leaderless(self.began)).queue)
+        };
         let first = queue.lock_owned().await;
         let mut elections = self.lock();
         let election =
@@ -91,6 +93,19 @@ impl Elections {
     }
 }
 
+/// Forgets the region that has been without leader and candidates longest, where there are too many.
+fn make_room(elections: &mut HashMap<Region, RegionElection>) {
+    if elections.len() < MAX_REGIONS {
+        return;
+    }
+    let unused = elections.iter().filter(|(_, election)| Arc::strong_count(&election.queue) == 1);
+    let oldest =
+        unused.min_by_key(|(_, election)| election.leaderless_since).map(|(region, _)| region.clone());
+    if let Some(region) = oldest {
+        elections.remove(&region);
+    }
+}
+
 impl RegionElection {
     fn leaderless(since: Instant) -> Self {
         Self { queue: Arc::default(), term: None, elections: 0, leaderless_since: since }
@@ -112,6 +127,17 @@ mod tests {
 
     fn region(name: &str) -> Region {
         Region::new(name).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn regions_without_leader_and_candidate_are_forgotten() {
+        let elections = Arc::<Elections>::default();
+        let kept = elections.clone().campaign(region("eu")).await;
+        for i in 0..2 * MAX_REGIONS {
+            drop(elections.clone().campaign(region(&format!("r{i}"))).await);
+        }
+        assert_eq!(elections.lock().len(), MAX_REGIONS);
+        assert!(elections.holds(&region("eu"), kept.term));
     }
 
     #[tokio::test(start_paused = true)]

@@ -27,6 +27,21 @@ impl Registry {
         for (i, registration) in registrations.iter().enumerate() {
             registration.validate().map_err(|e| e.within(format!("registrations[{i}].endpoint")))?;
         }
+        // A task of its own: a caller that goes away in between would otherwise leave an endpoint without a lease, and
+        // a declared service that no limit counts.
+        let (registry, registrations) = (self.clone(), registrations.to_vec());
+        let registering = tokio::spawn(async move { registry.write_and_grant(&registrations).await });
+        match registering.await {
+            Ok(registered) => registered,
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Err(_) => {
+                let problem = "the control plane is shutting down".to_owned();
+                Err(RegistryError::Unavailable(Invalid::new("registrations", problem, "register again")))
+            }
+        }
+    }
+
+    async fn write_and_grant(&self, registrations: &[Registration]) -> Result<u64, RegistryError> {
         let _registering = self.shared.registering.read().await;
         let changed = self.change(|| self.register_ops(registrations)).await?;
         changed.output.into_iter().for_each(|service| self.declarations().add(service));

@@ -1,4 +1,9 @@
-use std::{sync::atomic::Ordering, time::Duration};
+use std::{
+    future::Future as _,
+    sync::atomic::Ordering,
+    task::{Context, Waker},
+    time::Duration,
+};
 
 use fairmesh_model::{Cursor, EndpointState, Identity, Prefix, Protocol, Service, ServiceKind};
 
@@ -85,6 +90,22 @@ async fn a_lease_that_runs_out_marks_the_endpoint_and_a_renewal_brings_it_back()
     assert_eq!(test.revision(), before + 1, "one write for all that return");
     assert_eq!(test.state("a"), Some(EndpointState::Serving));
     assert_eq!(test.state("b"), Some(EndpointState::Starting));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_registration_whose_caller_goes_away_has_its_lease_and_counts() {
+    let test = TestRegistry::running();
+    // The expiry has granted leases to all that were there at its start.
+    tokio::task::yield_now().await;
+    let registrations = [leased("a")];
+    {
+        let mut call = std::pin::pin!(test.registry.register(&registrations));
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(call.as_mut().poll(&mut context).is_pending());
+    }
+    test.until(|r| state(r, "a") == Some(EndpointState::Serving)).await;
+    test.until(|r| state(r, "a") == Some(EndpointState::Lost)).await;
+    assert_eq!(test.registry.declarations().len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
