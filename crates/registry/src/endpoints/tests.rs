@@ -97,6 +97,7 @@ async fn a_registration_whose_caller_goes_away_has_its_lease_and_counts() {
     let test = TestRegistry::running();
     // The expiry has granted leases to all that were there at its start.
     tokio::task::yield_now().await;
+    test.store.slow.store(true, Ordering::Relaxed);
     let registrations = [leased("a")];
     {
         let mut call = std::pin::pin!(test.registry.register(&registrations));
