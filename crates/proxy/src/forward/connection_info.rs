@@ -5,8 +5,8 @@ use std::{net::SocketAddr, sync::Arc};
 use fairmesh_client::ServiceName;
 
 use crate::{
-    forward::last_target::LastTarget, listen::connection_permit::ConnectionPermit,
-    passthrough::http2::CapturedConnection,
+    forward::last_target::LastTarget, kernel::caller::KernelCaller,
+    listen::connection_permit::ConnectionPermit, passthrough::http2::CapturedConnection,
 };
 
 /// A client connection, as its requests need it.
@@ -23,6 +23,8 @@ pub(crate) struct ConnectionInfo {
     pub(crate) allows_connect: bool,
     /// Set if the connection was captured.
     pub(crate) captured: Option<CapturedConnection>,
+    /// Set if eBPF programs redirected it.
+    pub(crate) kernel: Option<KernelCaller>,
     pub(crate) last_target: LastTarget,
 }
 
@@ -33,12 +35,26 @@ impl ConnectionInfo {
         permit: Arc<ConnectionPermit>,
     ) -> Self {
         let last_target = LastTarget::default();
-        Self { caller, service, permit, over_tls: false, allows_connect: false, captured: None, last_target }
+        Self {
+            caller,
+            service,
+            permit,
+            over_tls: false,
+            allows_connect: false,
+            captured: None,
+            kernel: None,
+            last_target,
+        }
     }
 
     /// Sets [`over_tls`](Self::over_tls).
     pub(crate) fn over_tls(self, over_tls: bool) -> Self {
         Self { over_tls, ..self }
+    }
+
+    /// Sets [`kernel`](Self::kernel).
+    pub(crate) fn from_kernel(self, kernel: Option<KernelCaller>) -> Self {
+        Self { kernel, ..self }
     }
 
     /// Sets [`allows_connect`](Self::allows_connect).

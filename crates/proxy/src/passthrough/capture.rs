@@ -31,12 +31,13 @@ impl ConnectionServer {
         permit: Arc<ConnectionPermit>,
     ) {
         let (forwarder, counts) = (&self.forwarder, &self.forwarder.metrics.capture);
-        let (only_services, original) = match listen.kind {
+        let (only_services, original, kernel) = match listen.kind {
             ListenerKind::Captured { only_services, transparent } => {
-                (only_services, original_dst(&stream, transparent.then_some(listen.address)))
+                (only_services, original_dst(&stream, transparent.then_some(listen.address)), None)
             }
             ListenerKind::Kernel { only_services, .. } => {
-                (only_services, self.redirected.original_dst(caller))
+                let (original, kernel) = self.redirected.original_dst(caller).unzip();
+                (only_services, original, kernel)
             }
             ListenerKind::Http { .. } | ListenerKind::Tcp { .. } => return,
         };
@@ -70,8 +71,9 @@ impl ConnectionServer {
             increment(&counts.served);
             socket::set_user_timeout(&stream, self.limits.idle_timeout);
             let captured = CapturedConnection::new(original, only_services);
-            let client_info =
-                ConnectionInfo::captured(caller, permit, captured).allow_connect(listen.connect);
+            let client_info = ConnectionInfo::captured(caller, permit, captured)
+                .allow_connect(listen.connect)
+                .from_kernel(kernel);
             self.serve_http(stream, client_info).await;
         } else if only_services {
             increment(&counts.refused);
