@@ -13,7 +13,7 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::Ordering::{AcqRel, Acquire, Relaxed, Release},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use aya::maps::{Map, MapData, SockHash};
@@ -49,7 +49,8 @@ struct Uses {
 enum Use {
     Free,
     Used,
-    FreeSince(Instant),
+    /// Since this time of the programs' clock.
+    FreeSince(Duration),
 }
 
 // SAFETY: the memory is mapped until the table is dropped, and its fields are atomic except for requests, which `Slot::take` alone
@@ -178,7 +179,7 @@ impl EndpointSlots {
         let is_free = |at: &u32| match uses.slots[*at as usize] {
             Use::Free => true,
             Use::Used => false,
-            Use::FreeSince(since) => since.elapsed() >= QUARANTINE,
+            Use::FreeSince(since) => monotonic().saturating_sub(since) >= QUARANTINE,
         };
         let at = self.range().find(is_free)?;
         uses.slots[at as usize] = Use::Used;
@@ -239,16 +240,20 @@ impl Drop for Slot {
         // The kernel has removed it if the connection is closed.
         let _ = table.sockets.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.at);
         let mut uses = table.uses.lock().unwrap_or_else(PoisonError::into_inner);
-        uses.slots[self.at as usize] = Use::FreeSince(Instant::now());
+        uses.slots[self.at as usize] = Use::FreeSince(monotonic());
     }
 }
 
 impl SlotValue {
     /// The time since the kernel claimed it.
     fn age(&self) -> Duration {
-        // The clock of the programs, which counts from the start of the machine, so that neither part is negative.
-        let now = clock_gettime(ClockId::Monotonic);
-        let now = Duration::new(now.tv_sec as u64, now.tv_nsec as u32);
-        now.saturating_sub(Duration::from_nanos(self.claimed_ns.load(Relaxed)))
+        monotonic().saturating_sub(Duration::from_nanos(self.claimed_ns.load(Relaxed)))
     }
+}
+
+/// The clock of the programs, from the start of the machine.
+fn monotonic() -> Duration {
+    let now = clock_gettime(ClockId::Monotonic);
+    // Neither part is negative.
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }

@@ -53,7 +53,7 @@ impl ConnectionInfo {
     }
 
     /// Sets [`kernel`](Self::kernel).
-    pub(crate) fn from_kernel(self, kernel: Option<KernelCaller>) -> Self {
+    pub(crate) fn with_kernel(self, kernel: Option<KernelCaller>) -> Self {
         Self { kernel, ..self }
     }
 

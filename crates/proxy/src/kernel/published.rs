@@ -22,9 +22,9 @@ use tokio_util::sync::CancellationToken;
 use crate::kernel::{attached::Attached, pooled::PooledConnection};
 
 /// How long a request may wait until its service is published: an endpoint that takes longer to connect to is published later.
-const PUBLISH_WAIT: Duration = Duration::from_millis(20);
+const PUBLISH_WAIT: Duration = Duration::from_millis(250);
 /// How long a service that could not be published is left alone.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
+const RETRY_AFTER: Duration = Duration::from_secs(10);
 
 /// The entry of a service.
 #[derive(Clone, Debug)]

@@ -86,6 +86,15 @@ where
                 Poll::Pending => break,
             }
         }
+        self.poll_idle(shutdown, context)
+    }
+
+    /// Ends a connection that waits for a client for too long.
+    fn poll_idle(
+        &mut self,
+        shutdown: &Shutdown,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<NextRequest, ConnectionError>> {
         let is_empty = self.input().is_empty();
         if is_empty && shutdown.is_idle_grace_over() && self.may_close() {
             return Poll::Ready(Ok(NextRequest::Idle));
