@@ -77,7 +77,7 @@ struct {
 	MAP_TYPE(value, struct destination);
 } destinations SEC(".maps");
 
-/* By cookie: bytes of a connection whose requests the proxy has responded to, written by it while nothing is in flight there. */
+/* By cookie: bytes of a connection whose requests the proxy has responded to, or is about to. */
 struct {
 	MAP_UINT(type, MAP_HASH);
 	MAP_UINT(max_entries, CALLERS);
