@@ -199,7 +199,12 @@ fn only_a_service_whose_calls_need_no_decision_has_a_sole_endpoint() {
         change(&mut fleet);
         sole(&fleet)
     };
-    assert_eq!(changed(&|fleet| fleet.endpoints[0].state = EndpointState::Draining), None);
+    assert_eq!(changed(&|fleet| fleet.endpoints[0].state = EndpointState::Starting), None);
+    assert_eq!(
+        changed(&|fleet| fleet.endpoints[0].state = EndpointState::Draining),
+        Some(0),
+        "a last resort"
+    );
     assert_eq!(changed(&|fleet| fleet.policy.locality.local_only = true), None);
     assert_eq!(changed(&|fleet| fleet.policy.routes = vec![Route::new(Label::new("any").unwrap())]), None);
     let timeouts = Timeouts { total: Some(Duration::from_secs(1)), ..Timeouts::default() };
