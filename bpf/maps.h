@@ -22,7 +22,7 @@ struct parser {
 	u32 refused;
 };
 
-/* Of a socket whose connect was redirected. The head lies here, not in memory of the CPU: sk_msg programs are preempted. */
+/* Of a socket whose connect was redirected. The request lies here, not in memory of the CPU: sk_msg programs are preempted. */
 struct caller {
 	u64 cookie;
 	u64 passed; /* bytes left to the proxy */
@@ -31,7 +31,7 @@ struct caller {
 	struct host host;
 	/* Here and not on the stack, where the verifier would follow each value that it may have. */
 	struct parser parser;
-	u8 head[HEAD_BYTES + HOST_BYTES];
+	u8 request[REQUEST_BYTES + HOST_BYTES];
 };
 
 struct {
@@ -77,7 +77,7 @@ struct {
 	MAP_TYPE(value, struct destination);
 } destinations SEC(".maps");
 
-/* By cookie: bytes of a connection whose requests the proxy has responded to, written by it while nothing is in flight there. */
+/* By cookie: bytes of a connection whose requests the proxy has responded to, or is about to. */
 struct {
 	MAP_UINT(type, MAP_HASH);
 	MAP_UINT(max_entries, CALLERS);
@@ -97,7 +97,7 @@ struct {
 	MAP_TYPE(value, u64);
 } sent SEC(".maps");
 
-/* Services that the proxy has published. An update replaces a value as a whole. */
+/* By host: services that the proxy has published. An update replaces a value as a whole. */
 struct {
 	MAP_UINT(type, MAP_HASH);
 	MAP_UINT(max_entries, SERVICES);

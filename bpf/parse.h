@@ -153,7 +153,7 @@ static long parse_byte(u32 at, struct parsed *parsed)
 
 	if (at >= parser->available || parser->refused)
 		return 1;
-	u8 byte = caller->head[at % HEAD_BYTES];
+	u8 byte = caller->request[at % REQUEST_BYTES];
 	u32 state = parser->state;
 
 	if (state <= VERSION) {

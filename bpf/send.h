@@ -13,19 +13,19 @@ INLINE int leave(struct caller *caller, struct sk_msg_md *message, u32 why)
 	return SK_PASS;
 }
 
-/* Copies what is sent, as far as a head may be long; how much that is, or 0 if it cannot be read. */
-INLINE u32 copy_head(struct caller *caller, struct sk_msg_md *message)
+/* Copies what is sent, as far as a request may be long; how much that is, or 0 if it cannot be read. */
+INLINE u32 copy_request(struct caller *caller, struct sk_msg_md *message)
 {
 	u32 length = message->size;
 
-	if (length > HEAD_BYTES)
-		length = HEAD_BYTES;
+	if (length > REQUEST_BYTES)
+		length = REQUEST_BYTES;
 	/* The first part alone is mapped where what is sent lies on two pages. */
 	if ((u64)message->data_end - (u64)message->data < length && msg_pull_data(message, 0, length, 0))
 		return 0;
 	if ((u64)message->data_end - (u64)message->data < length)
 		return 0;
-	if (!length || length > HEAD_BYTES || probe_read_kernel(caller->head, length, message->data))
+	if (!length || length > REQUEST_BYTES || probe_read_kernel(caller->request, length, message->data))
 		return 0;
 	return length;
 }
@@ -40,7 +40,7 @@ INLINE struct service *find_service(struct caller *caller)
 		return 0;
 #pragma unroll
 	for (u32 i = 0; i < HOST_BYTES / 8; i++) {
-		u64 word = *(u64 *)(caller->head + (parser->host_at + i * 8) % HEAD_BYTES);
+		u64 word = *(u64 *)(caller->request + (parser->host_at + i * 8) % REQUEST_BYTES);
 		if (length <= i * 8)
 			word = 0;
 		else if (length < i * 8 + 8)
@@ -55,6 +55,7 @@ struct claim {
 	u32 endpoint, found, slot;
 };
 
+/* Claims the connection of one slot, and ends the loop with 1, if it is idle. */
 static long claim_slot(u32 at, struct claim *claim)
 {
 	u32 key = claim->endpoint * ENDPOINT_SLOTS + at;
@@ -64,27 +65,21 @@ static long claim_slot(u32 at, struct claim *claim)
 		return 1;
 	if (slot->owner != SLOT_IDLE || __sync_val_compare_and_swap(&slot->owner, SLOT_IDLE, claim->cookie) != SLOT_IDLE)
 		return 0;
-	slot->began_ns = time_ns();
 	claim->found = 1;
 	claim->slot = key;
 	return 1;
 }
 
-/* Claims an idle connection: endpoints in turn, and the next one where the first has none. */
-INLINE int claim_connection(struct service *service, struct claim *claim)
+/* Leaves a copy of the request to the proxy, which repeats it where the library would. */
+INLINE int keep_request(struct caller *caller, struct slot *slot, u32 length)
 {
-	u32 endpoints = service->endpoints, turn = __sync_fetch_and_add(&service->turn, 1);
-
-	if (!endpoints)
+	/* In one register from its check to its use, for the verifier. */
+	asm volatile("" : "+r"(length));
+	if (!length || length > REQUEST_BYTES || probe_read_kernel(slot->request, length, caller->request))
 		return 0;
-#pragma unroll
-	for (u32 i = 0; i < 2; i++) {
-		claim->endpoint = service->endpoint[(turn + i) % endpoints % SERVICE_ENDPOINTS];
-		loop(ENDPOINT_SLOTS, claim_slot, claim, 0);
-		if (claim->found)
-			return 1;
-	}
-	return 0;
+	slot->claimed_ns = time_ns();
+	__sync_lock_test_and_set(&slot->length, length);
+	return 1;
 }
 
 /* Whether the response to a request that the kernel sent has not been received. */
@@ -96,6 +91,35 @@ INLINE int holds_slot(struct caller *caller)
 	return slot && slot->owner == caller->cookie;
 }
 
+/* Sends the request on an idle connection to the service's endpoint. `requests` counts it before it leaves: the proxy compares
+ * that with the requests that it has taken. */
+INLINE int redirect_request(struct caller *caller, struct sk_msg_md *message, struct service *service, u64 *requests)
+{
+	struct claim claim = { .cookie = caller->cookie, .endpoint = service->endpoint };
+
+	loop(ENDPOINT_SLOTS, claim_slot, &claim, 0);
+	if (!claim.found)
+		return leave(caller, message, NO_IDLE_CONNECTION);
+	u32 key = claim.slot;
+	struct slot *slot = map_lookup(&slots, &key);
+	if (!slot)
+		return leave(caller, message, REDIRECT_FAILED);
+	if (!keep_request(caller, slot, message->size)) {
+		slot->owner = SLOT_IDLE;
+		return leave(caller, message, REDIRECT_FAILED);
+	}
+	caller->slot = key;
+	__sync_fetch_and_add(requests, 1);
+	if (msg_redirect_hash(message, &pooled_sockets, &key, 0) == SK_PASS) {
+		count(SENT_BY_KERNEL);
+		return SK_PASS;
+	}
+	__sync_fetch_and_add(requests, -1);
+	slot->length = 0;
+	slot->owner = SLOT_ABSENT;
+	return leave(caller, message, REDIRECT_FAILED);
+}
+
 SEC("sk_msg") int send(struct sk_msg_md *message)
 {
 	if (!message->sk)
@@ -105,16 +129,14 @@ SEC("sk_msg") int send(struct sk_msg_md *message)
 		return SK_PASS;
 	u64 cookie = caller->cookie;
 	u64 *done = map_lookup(&served, &cookie), *requests = map_lookup(&sent, &cookie);
-	if (!done || !requests)
-		return leave(caller, message, NOT_REGISTERED);
-	if (*done != caller->passed || holds_slot(caller))
+	if (done && requests && (*done != caller->passed || holds_slot(caller)))
 		return leave(caller, message, IN_FLIGHT);
 
 	struct parser *parser = &caller->parser;
 	struct parsed parsed = { .caller = caller };
 	__builtin_memset(parser, 0, sizeof(*parser));
-	parser->available = copy_head(caller, message);
-	loop(HEAD_BYTES, parse_byte, &parsed, 0);
+	parser->available = copy_request(caller, message);
+	loop(REQUEST_BYTES, parse_byte, &parsed, 0);
 	if (!parser->end || parser->refused || !parser->host_length)
 		return leave(caller, message, NOT_PLAIN);
 	u32 whole = parser->end + parser->content_length;
@@ -125,23 +147,9 @@ SEC("sk_msg") int send(struct sk_msg_md *message)
 	struct service *service = find_service(caller);
 	if (!service)
 		return leave(caller, message, SERVICE_UNKNOWN);
-	struct claim claim = { .cookie = cookie };
-	if (!claim_connection(service, &claim))
-		return leave(caller, message, NO_IDLE_CONNECTION);
-
-	/* Before the request leaves: the proxy compares it with the responses that it has written. */
-	__sync_fetch_and_add(requests, 1);
-	u32 key = claim.slot;
-	caller->slot = key;
-	if (msg_redirect_hash(message, &pooled_sockets, &key, 0) == SK_PASS) {
-		count(SENT_BY_KERNEL);
-		return SK_PASS;
-	}
-	__sync_fetch_and_add(requests, -1);
-	struct slot *slot = map_lookup(&slots, &key);
-	if (slot)
-		slot->owner = SLOT_ABSENT;
-	return leave(caller, message, REDIRECT_FAILED);
+	if (!done || !requests)
+		return leave(caller, message, NOT_REGISTERED);
+	return redirect_request(caller, message, service, requests);
 }
 
 #endif

@@ -6,14 +6,12 @@
 #include "kernel_abi.h"
 
 enum {
-	HEAD_BYTES = 2048,
+	REQUEST_BYTES = 2048,
 	HOST_BYTES = 64,
-	REQUEST_BYTES = 65536,
 	SELECTED = 8,
 	SERVICES = 1024,
-	SERVICE_ENDPOINTS = 16,
 	ENDPOINT_SLOTS = 16,
-	SLOTS = 8192,
+	SLOTS = 4096,
 	CALLERS = 65536,
 	ATTACHMENTS = 64,
 	PATH_BYTES = 256,
@@ -24,7 +22,7 @@ enum counter {
 	CONNECT_REDIRECTED,
 	CONNECT_NO_PROXY,
 	SENT_BY_KERNEL,
-	NOT_REGISTERED, /* the proxy has not accepted the connection yet */
+	NOT_REGISTERED, /* the proxy does not serve the connection yet */
 	IN_FLIGHT,      /* an earlier request of the connection is not done */
 	NOT_PLAIN,      /* not a plain HTTP/1.1 request in one send */
 	TOO_LARGE,
@@ -70,15 +68,18 @@ struct host {
 	u64 word[HOST_BYTES / 8];
 };
 
+/* The only endpoint of a service: pooled connections to it have the slots from endpoint * ENDPOINT_SLOTS on. */
 struct service {
-	u32 endpoints;
-	u32 turn;
-	u32 endpoint[SERVICE_ENDPOINTS];
+	u32 endpoint;
 };
 
+/* The state of a pooled connection. The kernel claims an idle one for a caller; the proxy makes it idle again. */
 struct slot {
-	u64 owner;
-	u64 began_ns;
+	u64 owner; /* the caller's cookie, SLOT_ABSENT or SLOT_IDLE */
+	u64 claimed_ns;
+	u32 length; /* of the request, written after it; 0 where there is none for the proxy to take */
+	u32 unused;
+	u8 request[REQUEST_BYTES];
 };
 
 #endif

@@ -5,6 +5,7 @@
 set -euo pipefail
 
 rust_needed=1.95
+clang_needed=14
 deny_version=0.20.2
 fuzz_version=0.13.2
 ghz_version=0.121.0
@@ -33,6 +34,15 @@ apt_install() {
 # Whether version $1 is at least version $2.
 at_least() { [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]; }
 
+# Whether a clang that is new enough is on the path, under its own name or one with its version.
+has_clang() {
+    local name version
+    for name in $(compgen -c clang | grep -Ex 'clang(-[0-9]+)?' | sort -u); do
+        version=$("$name" -dumpversion) && at_least "$version" "$clang_needed" && return
+    done
+    return 1
+}
+
 setup_build() {
     if ! command -v cargo >/dev/null && [ -x "$HOME/.cargo/bin/cargo" ]; then
         die "cargo is installed but not on the path. Run: . \"\$HOME/.cargo/env\""
@@ -42,7 +52,8 @@ setup_build() {
     rust=$(rustc --version | cut -d ' ' -f 2)
     at_least "$rust" "$rust_needed" || die "Rust $rust is too old, $rust_needed is needed. Run: rustup update stable"
     command -v cc >/dev/null || apt_install "a C compiler and linker are needed to build" build-essential
-    compgen -c clang | grep -Eqx 'clang(-[0-9]+)?' || apt_install "the programs of the kernel form are compiled from C by clang" clang
+    has_clang || apt_install "the programs of the kernel form are compiled from C by clang" clang
+    has_clang || die "the system's clang is older than $clang_needed. Install a newer one as https://apt.llvm.org says, then run this again"
 }
 
 setup_demo() {

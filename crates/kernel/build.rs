@@ -2,44 +2,40 @@
 
 use std::{env, path::PathBuf, process::Command};
 
-/// Oldest and newest version that is looked for under its own name.
-const CLANG_VERSIONS: std::ops::RangeInclusive<u32> = 14..=25;
+/// The oldest version that compiles them, and the newest that is looked for under a name with its version.
+const OLDEST: u32 = 14;
+const NEWEST: u32 = 25;
 
 fn main() {
     println!("cargo:rerun-if-changed=../../bpf");
     println!("cargo:rustc-check-cfg=cfg(has_programs)");
     let Some(out) = env::var_os("OUT_DIR") else { return };
     let object = PathBuf::from(out).join("fairmesh.bpf.o");
-    let names = ["clang".to_owned()]
-        .into_iter()
-        .chain(CLANG_VERSIONS.rev().map(|version| format!("clang-{version}")));
-    let Some(clang) = names.into_iter().find(|name| runs(name)) else {
-        println!("cargo:warning=no clang: the kernel form is left out; run scripts/setup.sh build");
+    let names = (OLDEST..=NEWEST).rev().map(|version| format!("clang-{version}"));
+    let mut names = ["clang".to_owned()].into_iter().chain(names);
+    let Some(clang) = names.find(|name| is_suitable(name)) else {
+        println!(
+            "cargo:warning=the kernel form is left out: no clang of version {OLDEST} or newer for target bpf; run scripts/setup.sh build"
+        );
         return;
     };
-    let compiled = Command::new(clang)
-        .args([
-            "-target",
-            "bpf",
-            "-mcpu=v3",
-            "-O2",
-            "-g",
-            "-Wall",
-            "-Werror",
-            "-c",
-            "../../bpf/fairmesh.bpf.c",
-            "-o",
-        ])
-        .arg(&object)
-        .status();
-    assert!(compiled.is_ok_and(|status| status.success()), "clang does not compile bpf/fairmesh.bpf.c");
+    let flags = ["-target", "bpf", "-mcpu=v3", "-O2", "-g", "-Wall", "-Werror", "-c"];
+    let compiled =
+        Command::new(&clang).args(flags).arg("../../bpf/fairmesh.bpf.c").arg("-o").arg(&object).status();
+    assert!(
+        compiled.is_ok_and(|status| status.success()),
+        "{clang} does not compile bpf/fairmesh.bpf.c; its errors are above"
+    );
     println!("cargo:rustc-cfg=has_programs");
 }
 
-fn runs(name: &str) -> bool {
-    // `-print-targets` lists the architectures that this clang compiles for.
-    let output = Command::new(name).arg("-print-targets").output();
-    output.is_ok_and(|output| {
-        output.status.success() && String::from_utf8_lossy(&output.stdout).contains("bpf")
-    })
+/// Whether this program is a clang that is new enough and compiles for eBPF.
+fn is_suitable(name: &str) -> bool {
+    let run = |argument| {
+        let output = Command::new(name).arg(argument).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let version = run("-dumpversion").and_then(|text| text.split('.').next()?.trim().parse::<u32>().ok());
+    version.is_some_and(|version| version >= OLDEST)
+        && run("-print-targets").is_some_and(|targets| targets.contains("bpf"))
 }

@@ -18,6 +18,7 @@ mod request;
 mod retry;
 mod route;
 mod route_actions;
+mod sent;
 mod tunnel;
 
 use std::sync::Arc;
@@ -32,6 +33,7 @@ pub(crate) use self::{
 };
 pub use self::{
     fast_path::{FastCall, SlowCall},
+    sent::SentRequest,
     tunnel::ConnectResult,
 };
 use crate::{

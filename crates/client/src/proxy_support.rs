@@ -1,7 +1,9 @@
 //! Types that only the proxy uses: no part of the public API.
 
 pub use crate::{
-    dispatch::{ConnectResult, FastCall, SlowCall},
+    dispatch::{ConnectResult, FastCall, SentRequest, SlowCall},
     event_loops::set_event_loop,
     response_body::{BodyEnd, BodyObserver},
+    service::sole_endpoint::SoleEndpoint,
+    transport::{ConnectionOwner, EndpointConnection},
 };

@@ -1,5 +1,6 @@
 mod explain;
 pub(crate) mod handle;
+pub(crate) mod sole_endpoint;
 
 use std::{
     fmt,

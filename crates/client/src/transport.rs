@@ -4,6 +4,7 @@
 //! writes and reads, or the calls that share a connection do so together.
 
 mod connector;
+mod endpoint_connection;
 mod endpoint_pool;
 mod error;
 mod h1;
@@ -17,8 +18,10 @@ mod response;
 mod timer;
 mod wait;
 
+pub use self::endpoint_connection::{ConnectionOwner, EndpointConnection};
 pub(crate) use self::{
     connector::TransportContext,
+    endpoint_connection::OwnedConnection,
     endpoint_pool::EndpointPool,
     error::{SendError, violates_protocol},
     h1::{BorrowedExchange, BorrowedOutcome, ResponseBody as H1Body, call_over},

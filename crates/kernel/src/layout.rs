@@ -2,8 +2,10 @@
 #![allow(unsafe_code, reason = "values of maps are read and written as bytes")]
 
 use std::{
+    cell::UnsafeCell,
     net::{Ipv4Addr, SocketAddrV4},
     str,
+    sync::atomic::{AtomicU32, AtomicU64},
 };
 
 use aya::Pod;
@@ -11,6 +13,16 @@ use aya::Pod;
 /// Networks and ports of one selection at most.
 pub(crate) const SELECTED: usize = 8;
 pub(crate) const PATH_BYTES: usize = 256;
+/// The longest request that the kernel sends, head and body.
+pub const MAX_REQUEST: usize = 2048;
+/// The longest host of a published service.
+pub(crate) const HOST_BYTES: usize = 64;
+/// Pooled connections to one endpoint, and to all.
+pub(crate) const ENDPOINT_SLOTS: u32 = 16;
+pub(crate) const SLOTS: u32 = 4096;
+/// Owners of a slot that are no cookie.
+pub(crate) const SLOT_ABSENT: u64 = 0;
+pub(crate) const SLOT_IDLE: u64 = u64::MAX;
 
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
@@ -52,6 +64,28 @@ pub(crate) struct DestinationValue {
     port: u32,
 }
 
+/// The host by which requests name a service; zeros follow it.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(8))]
+pub(crate) struct HostKey([u8; HOST_BYTES]);
+
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct ServiceValue {
+    pub(crate) endpoint: u32,
+}
+
+/// The state of a pooled connection, in memory that the programs share.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct SlotValue {
+    pub(crate) owner: AtomicU64,
+    pub(crate) claimed_ns: AtomicU64,
+    pub(crate) length: AtomicU32,
+    pub(crate) unused: u32,
+    pub(crate) request: UnsafeCell<[u8; MAX_REQUEST]>,
+}
+
 // SAFETY: each is `repr(C)`, consists of integers alone, has no padding, and is valid whatever its bytes are.
 unsafe impl Pod for SelectionValue {}
 // SAFETY: as above.
@@ -62,6 +96,10 @@ unsafe impl Pod for ProxyConfig {}
 unsafe impl Pod for CallerAddress {}
 // SAFETY: as above.
 unsafe impl Pod for DestinationValue {}
+// SAFETY: as above.
+unsafe impl Pod for HostKey {}
+// SAFETY: as above.
+unsafe impl Pod for ServiceValue {}
 
 /// An IPv4 address as it lies in memory, in network byte order.
 pub(crate) fn network_order(ip: Ipv4Addr) -> u32 {
@@ -79,6 +117,15 @@ impl DestinationValue {
     pub(crate) fn address(&self) -> SocketAddrV4 {
         // The program stores a port, which has 16 bits.
         SocketAddrV4::new(Ipv4Addr::from(self.ip.to_ne_bytes()), self.port as u16)
+    }
+}
+
+impl HostKey {
+    /// `None` if the host is too long.
+    pub(crate) fn new(host: &str) -> Option<Self> {
+        let mut bytes = [0; HOST_BYTES];
+        bytes.get_mut(..host.len())?.copy_from_slice(host.as_bytes());
+        Some(Self(bytes))
     }
 }
 
@@ -105,7 +152,7 @@ pub enum Counter {
     NoProxy,
     /// Requests sent by the kernel.
     SentByKernel,
-    /// Sends left to the proxy, which had not accepted the connection yet.
+    /// Requests left to the proxy, which did not serve the connection yet.
     NotRegistered,
     /// Sends left to the proxy while an earlier request of the connection was in flight.
     InFlight,
@@ -113,7 +160,7 @@ pub enum Counter {
     NotPlain,
     /// Requests that are too large.
     TooLarge,
-    /// Requests of services that the proxy had not published.
+    /// Requests to services that the proxy had not published.
     ServiceUnknown,
     /// Requests for which no pooled connection was idle.
     NoIdleConnection,
@@ -150,5 +197,18 @@ impl Counter {
             Self::NoIdleConnection => "no-idle-connection",
             Self::RedirectFailed => "redirect-failed",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_lie_in_shared_memory_as_the_programs_declare_them() {
+        assert_eq!(size_of::<SlotValue>(), 24 + MAX_REQUEST);
+        assert_eq!(std::mem::offset_of!(SlotValue, length), 16);
+        assert_eq!(size_of::<HostKey>(), HOST_BYTES);
+        assert!(HostKey::new(&"a".repeat(HOST_BYTES + 1)).is_none());
     }
 }

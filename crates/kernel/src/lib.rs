@@ -14,13 +14,17 @@ mod layout;
 mod object;
 mod pins;
 mod probe;
+mod sender;
+mod slots;
 mod status;
 
 pub use attach::{Selection, attach, detach};
 pub use cgroup::{enter_cgroup, own_cgroup};
 pub use destinations::{Destination, ProxyMaps};
 pub use error::KernelError;
-pub use layout::Counter;
+pub use layout::{Counter, MAX_REQUEST};
 pub use pins::DEFAULT_PINS;
 pub use probe::{Check, probe};
+pub use sender::KernelSender;
+pub use slots::{EndpointSlots, SentRequest, Slot};
 pub use status::{Attachment, Status, status};

@@ -339,6 +339,19 @@ impl ServiceTable {
         })
     }
 
+    /// The endpoint that gets every request, whatever it contains: the only one of a replicated service without routes, limits
+    /// and a total timeout. `None` for other services, whose requests need a decision each.
+    pub fn sole_endpoint(&self) -> Option<u32> {
+        let is_uniform = self.routes.len() == 0 && self.bucket.is_none() && self.timeouts.total.is_none();
+        let Selection::Replicated { nearest, .. } = &self.selection else { return None };
+        if !is_uniform || nearest.candidates.as_candidates().len() != 1 {
+            return None;
+        }
+        let mut candidates = self.candidates();
+        let only = candidates.next()?;
+        candidates.next().is_none().then_some(only.index)
+    }
+
     /// Decides as [`route`](Self::route) and [`pick`](Self::pick) do, and records the reasons.
     pub fn explain<H: Headers + ?Sized>(
         &self,

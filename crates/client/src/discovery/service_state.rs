@@ -68,6 +68,13 @@ impl<T: EndpointTransport> ReadyService<T> {
         }
     }
 
+    /// The transport to the endpoint that gets every request, where there is such a one.
+    pub(crate) fn sole_transport(&self, context: &T::Context) -> Option<T> {
+        let index = self.upstream.sole_endpoint()?;
+        let is_direct = self.lookaside.is_none() && !self.upstream.protocol().is_multiplexed();
+        is_direct.then(|| self.transport(index, context))
+    }
+
     /// Another service that a route of this one sends calls to.
     pub fn split(&self, name: &ServiceName) -> Option<&Arc<Subscription<T>>> {
         self.splits.iter().find(|split| split.name() == name)

@@ -12,6 +12,7 @@ use super::{
     retry::execute_attempts,
     route::{Routed, route},
     route_actions,
+    sent::{SentRequest, execute_sent},
 };
 use crate::{
     call::{Call, CallStart},
@@ -27,7 +28,9 @@ pub(super) async fn execute(
     parts: &mut Parts,
     body: &mut RequestBody,
 ) -> Result<Response<Body>, Fault> {
-    let now = handle.mesh.clock.now();
+    let clock = handle.mesh.clock;
+    let sent = parts.extensions.remove::<SentRequest>().and_then(SentRequest::take);
+    let now = sent.as_ref().map_or_else(|| clock.now(), |sent| clock.at(sent.began));
     let options = handle.call_options(parts)?;
     let start = CallStart { now, limit: options.limit, seed: handle.mesh.seed() };
     let trace = parts.extensions.get::<Trace>().cloned();
@@ -39,6 +42,10 @@ pub(super) async fn execute(
     let mut pending = Some(Request::new(Head::take(handle, parts)?, body));
     let mut call = Call::new(&handle.subscription);
     let routed = route(dispatch, &mut call, &pending_request(&mut pending)?.head).await?;
+    if let Some(sent) = sent {
+        // Boxed, as everything rare: each future around it is moved.
+        return Box::pin(execute_sent(dispatch, routed, &mut call, &mut pending, sent)).await;
+    }
     execute_routed(dispatch, &mut call, routed, &mut pending).await
 }
 

@@ -5,11 +5,12 @@ use std::sync::{
 
 use fairmesh_balancer::poll::{PollState, PollTarget};
 use fairmesh_router::{EndpointRef, EndpointTarget};
-use http::response;
+use http::{Method, response};
 use tokio::time::Instant;
 
 use super::{
     connector::{Connector, TransportContext},
+    endpoint_connection::{EndpointConnection, OwnedConnection},
     error::SendError,
     h1::{self, BorrowedExchange},
     h2,
@@ -44,6 +45,22 @@ impl EndpointPool {
             return sent.map(EndpointResponse::H1);
         }
         self.h2.here().send(self, pending, timeouts).await.map(EndpointResponse::H2)
+    }
+
+    /// Opens an HTTP/1.1 connection for another component.
+    pub(crate) async fn open(&self) -> Result<EndpointConnection, SendError> {
+        let stream = self.connector.connect().await?;
+        Ok(EndpointConnection { stream, open: Some(self.connector.counters.open_connection()) })
+    }
+
+    /// Waits for the head of the response to a request that another component sent over HTTP/1.1.
+    pub(crate) async fn receive(
+        &self,
+        connection: OwnedConnection,
+        method: &Method,
+        timeouts: AttemptTimeouts,
+    ) -> SendResult {
+        h1::receive(connection, method, timeouts).await.map(EndpointResponse::H1)
     }
 
     /// A connection for any protocol, whichever is declared; `connected_by` as for [`send`](Self::send).

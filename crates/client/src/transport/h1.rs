@@ -13,7 +13,7 @@ mod upload;
 #[cfg(test)]
 mod tests;
 
-pub(super) use self::pool::Pool;
+pub(super) use self::pool::{Pool, receive};
 pub(crate) use self::{
     borrowed::{BorrowedExchange, BorrowedOutcome},
     pool::call_over,

@@ -1,4 +1,6 @@
-//! Unmodified programs in a cgroup whose connections eBPF programs redirect to a proxy.
+//! Unmodified programs in a cgroup whose connections eBPF programs redirect to a proxy, and whose requests the kernel sends.
+
+mod requests;
 
 use std::{path::PathBuf, process::id, time::Duration};
 
@@ -8,7 +10,7 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::harness::{Proxy, Run, Spec, World, beside_others, free_port, run, skipped};
+use crate::harness::{Proxy, Run, Spec, World, beside_others, free_port, run, skipped, until};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -48,11 +50,23 @@ impl Attached {
         self.kernel(&["attach", "--cgroup", &self.cgroup, "--to", "127.96.0.0/16"]).await.ok();
     }
 
+    /// Runs a program in the cgroup.
+    async fn run(&self, program: &[&str]) -> Run {
+        let run_in = ["kernel", "run", "--cgroup", &self.cgroup, "--"];
+        run(fairmesh(&[&run_in, program].concat()), "", PATIENCE).await
+    }
+
     /// Runs curl in the cgroup, with a host of the mesh at a virtual address.
     async fn curl(&self, arguments: &[&str]) -> Run {
-        let curl = ["kernel", "run", "--cgroup", &self.cgroup, "--", "curl", "--silent", "--include"];
-        let resolve = ["--max-time", "20", "--resolve", "hello.shop:80:127.96.0.1"];
-        run(fairmesh(&[&curl[..], &resolve, arguments].concat()), "", PATIENCE).await
+        let curl = ["curl", "--silent", "--include", "--max-time", "20"];
+        let resolve = ["--resolve", "hello.shop:80:127.96.0.1"];
+        self.run(&[&curl[..], &resolve, arguments].concat()).await
+    }
+
+    /// A proxy with a listener for the cgroup.
+    async fn proxy(&self, world: &World) -> Proxy {
+        let listen = format!("--listen kernel:127.0.0.1:{}+bpffs={}", free_port(), self.pins().display());
+        Proxy::with(world, &listen).await
     }
 
     async fn counter(&self, name: &str) -> u64 {
@@ -74,15 +88,30 @@ async fn a_program_in_the_cgroup_calls_services_through_the_proxy_until_it_dies(
     let Some(attached) = Attached::new("curl").await else { return };
     let world = World::start("").await;
     let _server = Spec::new("shop/hello", "hello-1", Protocol::Http1).here(&world).await;
-    let listen = format!("--listen kernel:127.0.0.1:{}+bpffs={}", free_port(), attached.pins().display());
-    let proxy = Proxy::with(&world, &listen).await;
+    let proxy = attached.proxy(&world).await;
     attached.attach().await;
 
     let said = attached.curl(&["http://hello.shop/", "http://hello.shop/"]).await.ok();
     assert_eq!(said.matches("HTTP/1.1 200").count(), 2, "{said}");
     assert_eq!(said.to_lowercase().matches("x-instance: hello-1").count(), 2, "{said}");
-    assert_eq!(attached.counter("redirected").await, 1, "curl keeps its connection");
+    let status = attached.kernel(&["status"]).await.ok();
+    for line in ["connections to the proxy", "requests by the kernel", "by the sidecar: service unknown"] {
+        let is_one =
+            |found: &str| found.trim_start().strip_prefix(line).is_some_and(|rest| rest.trim() == "1");
+        assert!(status.lines().any(is_one), "{line} in {status}");
+    }
     proxy.reaches("captured_connections_served_total", 1.0).await;
+    let page = proxy.page("/metrics").await;
+    let counted = "fairmesh_proxy_responses_total{service=\"shop/hello\",class=\"2xx\"";
+    assert!(page.lines().any(|line| line.starts_with(counted) && line.ends_with(" 2")), "{page}");
+
+    let _second = Spec::new("shop/hello", "hello-2", Protocol::Http1).here(&world).await;
+    until("requests need a decision", async || {
+        let before = attached.counter("sent-by-kernel").await;
+        attached.curl(&["http://hello.shop/", "http://hello.shop/"]).await.ok();
+        attached.counter("sent-by-kernel").await == before
+    })
+    .await;
 
     drop(proxy);
     let failed = attached.curl(&["http://hello.shop/"]).await;

@@ -5,8 +5,8 @@ use std::{net::SocketAddr, sync::Arc};
 use fairmesh_client::ServiceName;
 
 use crate::{
-    forward::host_cache::HostCache, listen::connection_permit::ConnectionPermit,
-    passthrough::http2::CapturedConnection,
+    forward::host_cache::HostCache, kernel::caller::KernelCaller,
+    listen::connection_permit::ConnectionPermit, passthrough::http2::CapturedConnection,
 };
 
 /// A client connection, as its requests need it.
@@ -23,6 +23,8 @@ pub(crate) struct ConnectionInfo {
     pub(crate) allows_connect: bool,
     /// Set if the connection was captured.
     pub(crate) captured: Option<CapturedConnection>,
+    /// Set if eBPF programs redirected it.
+    pub(crate) kernel: Option<KernelCaller>,
     pub(crate) host_cache: HostCache,
 }
 
@@ -33,12 +35,26 @@ impl ConnectionInfo {
         permit: Arc<ConnectionPermit>,
     ) -> Self {
         let host_cache = HostCache::default();
-        Self { caller, service, permit, over_tls: false, allows_connect: false, captured: None, host_cache }
+        Self {
+            caller,
+            service,
+            permit,
+            over_tls: false,
+            allows_connect: false,
+            captured: None,
+            kernel: None,
+            host_cache,
+        }
     }
 
     /// Sets [`over_tls`](Self::over_tls).
     pub(crate) fn over_tls(self, over_tls: bool) -> Self {
         Self { over_tls, ..self }
+    }
+
+    /// Sets [`kernel`](Self::kernel).
+    pub(crate) fn with_kernel(self, kernel: Option<KernelCaller>) -> Self {
+        Self { kernel, ..self }
     }
 
     /// Sets [`allows_connect`](Self::allows_connect).

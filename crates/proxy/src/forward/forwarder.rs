@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use fairmesh_client::{Body, BoxError, Fault, FaultKind, proxy_support::BodyObserver};
+use fairmesh_client::{
+    Body, BoxError, Fault, FaultKind,
+    proxy_support::{BodyObserver, SentRequest},
+};
 use fairmesh_headers::{grpc_content_type, is_grpc};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
 use tokio::time::Instant;
@@ -120,7 +123,7 @@ impl Forwarder {
     where
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
     {
-        let began = Instant::now();
+        let began = request.extensions().get().map_or_else(Instant::now, SentRequest::began);
         let _in_flight = GaugeGuard::new(&target.metrics.in_flight);
         let (mut parts, body) = request.into_parts();
         let (is_grpc, kind) = (is_grpc(&parts.headers), grpc_content_type(&parts.headers));

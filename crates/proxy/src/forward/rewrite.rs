@@ -1,6 +1,6 @@
 //! Rewrites headers of requests and responses.
 
-use fairmesh_client::{Body, Region};
+use fairmesh_client::{Body, Region, proxy_support::SentRequest};
 use fairmesh_http::path::RawPath;
 use http::{Response, Uri, Version, header, request::Parts};
 
@@ -12,10 +12,11 @@ pub(crate) fn prepare_request(parts: &mut Parts, client_info: &ConnectionInfo) {
     hop_by_hop::strip_request(&mut parts.headers);
     hop_by_hop::set_forwarded_proto(&mut parts.headers, client_info.over_tls);
     loops::mark(&mut parts.headers);
-    // Extensions belong to the client's connection, except the raw path.
-    let raw = parts.extensions.remove::<RawPath>();
+    // Extensions belong to the client's connection, except the raw path and the connection of a request that was sent.
+    let (raw, sent) = (parts.extensions.remove::<RawPath>(), parts.extensions.remove::<SentRequest>());
     parts.extensions.clear();
     raw.map(|raw| parts.extensions.insert(raw));
+    sent.map(|sent| parts.extensions.insert(sent));
 }
 
 /// Prepares a response for the client: hop-by-hop headers and version.

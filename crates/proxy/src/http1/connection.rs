@@ -2,6 +2,7 @@
 
 mod close;
 mod exchange;
+mod kernel_requests;
 mod read_request;
 mod response;
 
@@ -15,9 +16,12 @@ use tokio::{
     time::{Instant, Sleep, sleep},
 };
 
-use crate::http1::{
-    date::Date, outcome::ConnectionError, read_side::ReadSide, request_body::BodyReader,
-    upgrade::PendingUpgrade,
+use crate::{
+    http1::{
+        date::Date, outcome::ConnectionError, read_side::ReadSide, request_body::BodyReader,
+        upgrade::PendingUpgrade,
+    },
+    kernel::caller::CallerLink,
 };
 
 /// Capacity beyond which the write buffer is released.
@@ -44,6 +48,8 @@ pub(crate) struct Connection<R, W> {
     pub(crate) may_switch: bool,
     /// Receives the connection after the response in progress.
     pub(crate) pending_upgrade: Option<PendingUpgrade>,
+    /// Requests that the kernel sends of this client.
+    pub(crate) kernel: Option<Box<CallerLink>>,
     pub(crate) date: Date,
     pub(crate) idle_timeout: Duration,
     /// Deadline of the client's next read or write.
@@ -106,6 +112,7 @@ where
             output: WriteBuffer::default(),
             may_switch: false,
             pending_upgrade: None,
+            kernel: None,
             date: Date::new(),
             idle_timeout,
             deadline: Instant::now() + idle_timeout,
@@ -113,6 +120,11 @@ where
             #[cfg(test)]
             mutation: None,
         }
+    }
+
+    /// Sets [`kernel`](Self::kernel).
+    pub(crate) fn with_kernel(self, kernel: Option<Box<CallerLink>>) -> Self {
+        Self { kernel, ..self }
     }
 
     #[cfg(test)]

@@ -19,6 +19,8 @@ pub(crate) struct ReadSide<R> {
     pub(crate) io: R,
     /// Bytes read and not yet parsed.
     pub(crate) input: ReadBuffer,
+    /// Bytes read so far.
+    pub(crate) read_bytes: u64,
     /// Length of the last request if it was large, as an estimate for the next one.
     pub(crate) expected_len: usize,
     /// Length of the first request while its rest is awaited.
@@ -29,7 +31,14 @@ pub(crate) struct ReadSide<R> {
 
 impl<R> ReadSide<R> {
     pub(crate) fn new(io: R) -> Self {
-        Self { io, input: ReadBuffer::default(), expected_len: 0, request_len: None, discarded: 0 }
+        Self {
+            io,
+            input: ReadBuffer::default(),
+            read_bytes: 0,
+            expected_len: 0,
+            request_len: None,
+            discarded: 0,
+        }
     }
 }
 
@@ -39,8 +48,18 @@ impl<R: AsyncRead + Unpin> ReadSide<R> {
         match ready!(self.input.poll_read(&mut self.io, due, context)) {
             // TLS without close_notify: HTTP/1.1 delimits messages itself.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Poll::Ready(Ok(0)),
-            read => Poll::Ready(read),
+            read => {
+                self.read_bytes += read.as_ref().map_or(0, |read| *read as u64);
+                Poll::Ready(read)
+            }
         }
+    }
+
+    /// Puts bytes that were not read from here before those that were.
+    pub(crate) fn prepend(&mut self, bytes: &[u8]) {
+        let read = self.input.split();
+        self.input.append(bytes);
+        self.input.append(&read);
     }
 
     /// Reads request headers. The buffer of a new request has room for the largest headers, which usually fits the

@@ -3,20 +3,23 @@ use std::{
     net::SocketAddr,
     os::unix::fs::MetadataExt as _,
     path::Path,
-    sync::{PoisonError, RwLock},
+    sync::{Arc, PoisonError, RwLock},
     time::Duration,
 };
 
-use fairmesh_kernel::{KernelError, ProxyMaps};
+use fairmesh_kernel::KernelError;
 use tokio::{net::TcpListener, time::sleep};
 
-/// Interval at which the pins are looked for: `fairmesh kernel attach` and `detach` come and go while the proxy runs.
-const POLL_INTERVAL: Duration = Duration::from_millis(200);
+use crate::kernel::{attached::Attached, caller::KernelCaller};
+
+/// Interval at which the pins are looked for, since `fairmesh kernel attach` and `detach` come and go while the proxy runs, and at
+/// which requests without a response are.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The maps shared with the eBPF programs, while these are attached.
 #[derive(Debug, Default)]
 pub(crate) struct RedirectedConnections {
-    maps: RwLock<Option<ProxyMaps>>,
+    attached: RwLock<Option<Arc<Attached>>>,
 }
 
 impl RedirectedConnections {
@@ -28,10 +31,10 @@ impl RedirectedConnections {
             if found != registered {
                 self.set(None);
                 registered = None;
-                match found.map(|_| ProxyMaps::register(pins, listener)) {
-                    Some(Ok(maps)) => {
+                match found.map(|_| Attached::register(pins, listener)) {
+                    Some(Ok(attached)) => {
                         tracing::info!(pins = %pins.display(), "connections are redirected here");
-                        self.set(Some(maps));
+                        self.set(Some(attached));
                         registered = found;
                     }
                     // In the middle of an `attach` as well; then the next attempt succeeds.
@@ -39,18 +42,36 @@ impl RedirectedConnections {
                     None => {}
                 }
             }
+            if let Some(attached) = self.attached() {
+                attached.open_sender(pins).unwrap_or_else(|error| report(&error, &mut reported));
+                attached.wake_overdue();
+            }
             sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// The original destination of a connection from this address. `None` if it was not redirected.
-    pub(crate) fn original_dst(&self, caller: SocketAddr) -> Option<SocketAddr> {
-        let maps = self.maps.read().unwrap_or_else(PoisonError::into_inner);
-        Some(maps.as_ref()?.take(caller)?.address.into())
+    /// The original destination of a connection from this address, and its caller. `None` if it was not redirected.
+    pub(crate) fn original_dst(&self, caller: SocketAddr) -> Option<(SocketAddr, KernelCaller)> {
+        let attached = self.attached()?;
+        let destination = attached.take(caller)?;
+        Some((destination.address.into(), KernelCaller::new(attached, destination.cookie)))
     }
 
-    fn set(&self, maps: Option<ProxyMaps>) {
-        *self.maps.write().unwrap_or_else(PoisonError::into_inner) = maps;
+    /// Has the kernel send no further requests, since the proxy stops.
+    pub(crate) fn stop(&self) {
+        self.set(None);
+    }
+
+    fn attached(&self) -> Option<Arc<Attached>> {
+        self.attached.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, attached: Option<Attached>) {
+        let mut current = self.attached.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(before) = current.take() {
+            before.stop();
+        }
+        *current = attached.map(Arc::new);
     }
 }
 

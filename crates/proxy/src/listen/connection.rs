@@ -23,6 +23,7 @@ use crate::{
         outcome::{ConnectionEnd, ConnectionParts},
         serve,
     },
+    kernel::caller::KernelCaller,
     listen::{
         client_stream::ClientStream,
         connection_permit::ConnectionPermit,
@@ -135,11 +136,9 @@ impl ConnectionServer {
         async move {
             let ended = {
                 let handler = Http1Handler::new(&self.forwarder, &client_info);
-                let served = pin!(serve::serve(
-                    Connection::new(reader, writer, self.limits.idle_timeout),
-                    &self.shutdown,
-                    &handler
-                ));
+                let link = client_info.kernel.as_ref().and_then(KernelCaller::link);
+                let connection = Connection::new(reader, writer, self.limits.idle_timeout).with_kernel(link);
+                let served = pin!(serve::serve(connection, &self.shutdown, &handler));
                 self.until_drain_deadline(served).await
             };
             let Some(ended) = ended else { return increment(&metrics.connections.drain_timeouts) };

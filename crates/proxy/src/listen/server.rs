@@ -101,7 +101,7 @@ impl ConnectionServer {
             let accepted = tokio::select! {
                 accepted = serving.next_connection(&bound.listener) => accepted,
                 () = &mut redirects => return,
-                () = serving.shutdown.started().cancelled() => return,
+                () = serving.shutdown.started().cancelled() => return serving.redirected.stop(),
             };
             let Some((stream, caller, permit)) = accepted else { continue };
             let (own, listen) = (Arc::clone(&serving), Arc::clone(&listen));

@@ -55,6 +55,11 @@ impl RequestObserver {
         })
     }
 
+    /// Whether servers receive headers of the proxy's spans.
+    pub(crate) fn adds_headers(&self) -> bool {
+        self.tracer.is_some()
+    }
+
     /// Begins the observation of a request; `None` if it need not be observed. If it is traced, its headers then refer
     /// to the proxy's span.
     #[inline]

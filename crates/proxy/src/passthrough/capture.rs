@@ -7,6 +7,7 @@ use tokio::net::TcpStream;
 
 use crate::{
     forward::connection_info::ConnectionInfo,
+    kernel::caller::KernelCaller,
     listen::{
         connection_permit::ConnectionPermit,
         listener_config::{ListenerConfig, ListenerKind},
@@ -31,14 +32,8 @@ impl ConnectionServer {
         permit: Arc<ConnectionPermit>,
     ) {
         let (forwarder, counts) = (&self.forwarder, &self.forwarder.metrics.capture);
-        let (only_services, original) = match listen.kind {
-            ListenerKind::Captured { only_services, transparent } => {
-                (only_services, original_dst(&stream, transparent.then_some(listen.address)))
-            }
-            ListenerKind::Kernel { only_services, .. } => {
-                (only_services, self.redirected.original_dst(caller))
-            }
-            ListenerKind::Http { .. } | ListenerKind::Tcp { .. } => return,
+        let Some((only_services, original, kernel)) = self.destination(&stream, caller, listen) else {
+            return;
         };
         let Some(original) = original else {
             increment(&counts.loops);
@@ -70,14 +65,35 @@ impl ConnectionServer {
             increment(&counts.served);
             socket::set_user_timeout(&stream, self.limits.idle_timeout);
             let captured = CapturedConnection::new(original, only_services);
-            let client_info =
-                ConnectionInfo::captured(caller, permit, captured).allow_connect(listen.connect);
+            let client_info = ConnectionInfo::captured(caller, permit, captured)
+                .allow_connect(listen.connect)
+                .with_kernel(kernel);
             self.serve_http(stream, client_info).await;
         } else if only_services {
             increment(&counts.refused);
             socket::reset(stream);
         } else {
             self.pass_through(stream, original, server).await;
+        }
+    }
+
+    /// Whether the listener serves services alone, and the original destination of a connection, where it was redirected; `None`
+    /// for other listeners.
+    fn destination(
+        &self,
+        stream: &TcpStream,
+        caller: SocketAddr,
+        listen: &ListenerConfig,
+    ) -> Option<(bool, Option<SocketAddr>, Option<KernelCaller>)> {
+        match listen.kind {
+            ListenerKind::Captured { only_services, transparent } => {
+                Some((only_services, original_dst(stream, transparent.then_some(listen.address)), None))
+            }
+            ListenerKind::Kernel { only_services, .. } => {
+                let (original, kernel) = self.redirected.original_dst(caller).unzip();
+                Some((only_services, original, kernel))
+            }
+            ListenerKind::Http { .. } | ListenerKind::Tcp { .. } => None,
         }
     }
 

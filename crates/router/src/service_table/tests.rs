@@ -188,6 +188,31 @@ fn an_instance_in_two_records_counts_once_and_where_it_serves() {
 }
 
 #[test]
+fn only_a_service_whose_calls_need_no_decision_has_a_sole_endpoint() {
+    let sole = |fleet: &Fleet| fleet.compile(None).sole_endpoint();
+    let one = || Fleet::replicated(&[("a", "us")]);
+    assert_eq!(sole(&one()), Some(0));
+    assert_eq!(sole(&Fleet::replicated(&[])), None);
+    assert_eq!(sole(&Fleet::replicated(&[("a", "us"), ("b", "eu")])), None, "b may fail");
+    let changed = |change: &dyn Fn(&mut Fleet)| {
+        let mut fleet = one();
+        change(&mut fleet);
+        sole(&fleet)
+    };
+    assert_eq!(changed(&|fleet| fleet.endpoints[0].state = EndpointState::Starting), None);
+    assert_eq!(
+        changed(&|fleet| fleet.endpoints[0].state = EndpointState::Draining),
+        Some(0),
+        "a last resort"
+    );
+    assert_eq!(changed(&|fleet| fleet.policy.locality.local_only = true), None);
+    assert_eq!(changed(&|fleet| fleet.policy.routes = vec![Route::new(Label::new("any").unwrap())]), None);
+    let timeouts = Timeouts { total: Some(Duration::from_secs(1)), ..Timeouts::default() };
+    assert_eq!(changed(&|fleet| fleet.policy.timeouts = timeouts), None, "servers get the deadline");
+    assert_eq!(changed(&|fleet| fleet.service.kind = ServiceKind::ConsistentHash), None);
+}
+
+#[test]
 fn routes_set_target_class_timeout_and_idempotence() {
     let mut fleet = Fleet::replicated(&[("a", "eu")]);
     let seconds = |secs| Timeouts { total: Some(Duration::from_secs(secs)), ..Timeouts::default() };

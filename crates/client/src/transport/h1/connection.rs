@@ -6,7 +6,7 @@ use std::{
 };
 
 use bytes::BytesMut;
-use http::{Response, StatusCode};
+use http::{Method, Response, StatusCode};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadHalf},
     net::TcpStream,
@@ -21,6 +21,7 @@ use super::{
 use crate::{
     observe::OpenConnection,
     transport::{
+        endpoint_connection::{ConnectionOwner, EndpointConnection, OwnedConnection},
         error::SendError,
         raw_connection::RawConnection,
         request::{PendingRequest, Request},
@@ -54,6 +55,8 @@ pub(in crate::transport) struct Connection<I = TcpStream> {
     pub(super) persistent: bool,
     pub(super) timer: DeadlineTimer,
     open: Option<OpenConnection>,
+    /// Takes it back after the response; the pool otherwise.
+    owner: Option<Box<dyn ConnectionOwner>>,
 }
 
 pub(super) enum Io<I> {
@@ -70,7 +73,7 @@ where
     pub(super) fn new(io: I, open: Option<OpenConnection>) -> Self {
         let (input, output, timer) =
             (ReadBuffer::default(), WriteBuffer::default(), DeadlineTimer::default());
-        Self { io: Io::Whole(io), input, output, expected: 0, persistent: true, timer, open }
+        Self { io: Io::Whole(io), input, output, expected: 0, persistent: true, timer, open, owner: None }
     }
 
     /// Sends the pending request and waits for the head of the response, within `timeouts`; it may arrive before all of
@@ -81,8 +84,17 @@ where
         timeouts: Option<AttemptTimeouts>,
     ) -> Result<Response<ResponseBody<I>>, SendError> {
         let mut wait = timeouts.map(ResponseWait::new);
-        let (mut reader, upload) = self.begin(pending, wait.as_mut()).await?;
-        let mut upload = Some(upload);
+        let (reader, upload) = self.begin(pending, wait.as_mut()).await?;
+        self.receive(reader, Some(upload), wait).await
+    }
+
+    /// Waits for the head of the response, and sends the rest of the request meanwhile.
+    pub(super) async fn receive(
+        mut self: Box<Self>,
+        mut reader: ResponseReader,
+        mut upload: Option<Upload>,
+        mut wait: Option<ResponseWait>,
+    ) -> Result<Response<ResponseBody<I>>, SendError> {
         let response = poll_fn(|context| {
             let polled = self.poll_exchange(&mut upload, &mut reader, context);
             let Some(wait) = &mut wait else { return polled };
@@ -144,8 +156,8 @@ where
         let chunk = body.buffered.pop().filter(|_| !copied);
         self.output.keep_unsent(chunk, tail, written);
         self.persistent = !h1::has_connection_close(&head.headers);
-        let reader = ResponseReader::new(&head.method).switching(h1::requests_upgrade(&head.headers));
-        Ok((reader.informing(informational::deliver), Upload::new(body, encoder)))
+        let reader = response_reader(&head.method).switching(h1::requests_upgrade(&head.headers));
+        Ok((reader, Upload::new(body, encoder)))
     }
 
     /// Sends and reads until the head of the response has arrived. `upload` stays where a part of the request is still
@@ -189,7 +201,7 @@ where
     /// Spawns a task that sends the rest of the request, since the caller may not read the response before it has been
     /// sent.
     pub(super) fn finish_later(self, upload: Upload) -> Self {
-        let Self { io, input, output, expected, timer, open, .. } = self;
+        let Self { io, input, output, expected, timer, open, owner, .. } = self;
         let io = match io {
             Io::Whole(io) => {
                 let (reading, writing) = tokio::io::split(io);
@@ -199,7 +211,8 @@ where
             }
             reading => reading,
         };
-        Self { io, input, output: WriteBuffer::default(), expected, persistent: false, timer, open }
+        let output = WriteBuffer::default();
+        Self { io, input, output, expected, persistent: false, timer, open, owner }
     }
 
     /// Reads available bytes, which may be more than `due`; 0 where the server closed the connection.
@@ -256,6 +269,20 @@ impl<I> Connection<I> {
 }
 
 impl Connection {
+    /// A connection on which its owner has sent a request.
+    pub(super) fn owned(OwnedConnection { connection, owner }: OwnedConnection) -> Self {
+        Self { owner: Some(owner), ..Self::new(connection.stream, connection.open) }
+    }
+
+    /// Returns it to its owner; `Some` where it has none.
+    pub(super) fn into_unowned(mut self: Box<Self>) -> Option<Box<Self>> {
+        let Some(owner) = self.owner.take() else { return Some(self) };
+        if let Io::Whole(stream) = self.io {
+            owner.take_back(EndpointConnection { stream, open: self.open });
+        }
+        None
+    }
+
     /// Whether nothing has arrived since the last response, neither bytes nor the end. A system call only where the
     /// runtime has seen an event.
     pub(super) fn is_quiet(&self) -> bool {
@@ -266,6 +293,11 @@ impl Connection {
             Io::Reading(..) => false,
         }
     }
+}
+
+/// Reads the response to a request with this method that may not switch protocols.
+pub(super) fn response_reader(method: &Method) -> ResponseReader {
+    ResponseReader::new(method).informing(informational::deliver)
 }
 
 /// Writes the head of a request; returns the framing of its body.

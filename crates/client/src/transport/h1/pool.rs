@@ -6,18 +6,22 @@ use std::{
     },
 };
 
-use http::{Response, response};
+use http::{Method, Response, response};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::Instant,
 };
 
-use super::{connection::Connection, response_body::ResponseBody};
+use super::{
+    connection::{Connection, response_reader},
+    response_body::ResponseBody,
+};
 use crate::transport::{
     connector::{Connector, connect_by},
+    endpoint_connection::OwnedConnection,
     error::SendError,
     request::PendingRequest,
-    wait::AttemptTimeouts,
+    wait::{AttemptTimeouts, ResponseWait},
 };
 
 /// After this number of idle checks without a call a connection is closed. The resolver checks every 30 s, so: 90 s.
@@ -112,6 +116,7 @@ impl Pool {
 
     /// Keeps a connection that a call has used.
     pub(in crate::transport) fn put_used(&self, connection: Box<Connection>) {
+        let Some(connection) = connection.into_unowned() else { return };
         self.put(Idle { connection, since: self.idle_checks.load(Relaxed) });
     }
 
@@ -147,6 +152,16 @@ where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     Box::new(Connection::new(stream, None)).exchange(pending, None).await
+}
+
+/// Waits for the head of the response to a request that the owner of the connection sent.
+pub(in crate::transport) async fn receive(
+    connection: OwnedConnection,
+    method: &Method,
+    timeouts: AttemptTimeouts,
+) -> Result<Response<ResponseBody>, SendError> {
+    let wait = Some(ResponseWait::new(timeouts));
+    Box::new(Connection::owned(connection)).receive(response_reader(method), None, wait).await
 }
 
 async fn open(connector: &Connector) -> Result<Box<Connection>, SendError> {

@@ -65,6 +65,9 @@ where
         let continue_wanted = expects_continue.then(Arc::<AtomicBool>::default);
         let upload = self.take_body(body, continue_wanted.clone());
         let mut request = head.map(|()| upload);
+        if let Some(sent) = self.kernel.as_mut().and_then(|kernel| kernel.current.take()) {
+            request.extensions_mut().insert(sent);
+        }
         self.may_switch = may_switch;
         let pending_upgrade = may_switch.then(|| OnUpgrade::offer(request.extensions_mut()));
         let response = {
@@ -84,6 +87,9 @@ where
         self.set_upgrade(pending_upgrade, asked, response.status());
         let is_unframed = matches!(self.source, ReadState::Unframed(_));
         let persistent = persistent && !is_unframed && !shutdown.is_started();
+        if persistent {
+            self.note_served();
+        }
         Ok(self.respond(response, asked, persistent).await? && self.drain_body().await)
     }
 

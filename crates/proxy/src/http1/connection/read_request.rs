@@ -45,8 +45,13 @@ where
         context: &mut Context<'_>,
     ) -> Poll<Result<NextRequest, ConnectionError>> {
         let rest_is_late = has_fast_path && self.rest_timed_out(context);
-        let ReadState::Owned(read_side) = &mut self.source else { return Poll::Ready(Ok(NextRequest::Idle)) };
         loop {
+            if self.unparsed && self.poll_kernel_request(context).is_pending() {
+                break;
+            }
+            let ReadState::Owned(read_side) = &mut self.source else {
+                return Poll::Ready(Ok(NextRequest::Idle));
+            };
             let waits = has_fast_path && !rest_is_late && self.unparsed && read_side.is_nearly_complete();
             if !read_side.input.is_empty() && !waits && mem::replace(&mut self.unparsed, false) {
                 read_side.started();
@@ -81,15 +86,29 @@ where
                 Poll::Pending => break,
             }
         }
-        if read_side.input.is_empty() && shutdown.is_idle_grace_over() {
+        self.poll_idle(shutdown, context)
+    }
+
+    /// Ends a connection that waits for a client for too long.
+    fn poll_idle(
+        &mut self,
+        shutdown: &Shutdown,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<NextRequest, ConnectionError>> {
+        let is_empty = self.input().is_empty();
+        if is_empty && shutdown.is_idle_grace_over() && self.may_close() {
             return Poll::Ready(Ok(NextRequest::Idle));
         }
-        let begun = !read_side.input.is_empty() || !self.requests.has_begun();
-        match (self.timed_out(context), begun) {
-            (false, _) => Poll::Pending,
-            (true, false) => Poll::Ready(Ok(NextRequest::Idle)),
-            (true, true) => Poll::Ready(Err(ConnectionError::Timeout)),
+        let begun = !is_empty || !self.requests.has_begun();
+        while self.timed_out(context) {
+            match begun {
+                false if self.may_close() => return Poll::Ready(Ok(NextRequest::Idle)),
+                // The timer is polled again, for the moved deadline.
+                false => {}
+                true => return Poll::Ready(Err(ConnectionError::Timeout)),
+            }
         }
+        Poll::Pending
     }
 
     /// Whether the client has exceeded its deadline.

@@ -109,6 +109,11 @@ impl<R: AsyncRead + Unpin + Send + 'static> RequestHandler<R> for Http1Handler<'
     type Body = Body;
 
     async fn handle(&self, request: Request<IncomingBody<R>>) -> Response<Body> {
+        if let Some(caller) = &self.client_info.kernel
+            && let Some(target) = caller.target(&request, self.forwarder, self.client_info)
+        {
+            caller.publish(&target).await;
+        }
         self.forwarder.handle(request, self.client_info).await
     }
 

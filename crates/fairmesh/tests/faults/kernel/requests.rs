@@ -1,0 +1,133 @@
+//! Requests of one connection, some of which the kernel sends, at a server that the test itself is.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    time::sleep,
+};
+
+use super::Attached;
+use crate::harness::{RawServer, World, beside_others, read_head, skipped, tool, until};
+
+/// Longer than a request may wait before the connection of its caller applies timeouts to it.
+const SLOW: Duration = Duration::from_millis(400);
+
+/// What the callers below have in common: requests on one connection, each sent at once.
+const CALLER: &str = r#"
+import socket, sys
+connection = socket.create_connection(("127.96.0.1", 80))
+connection.settimeout(20)
+file = connection.makefile("rb")
+
+def send(path, body=b""):
+    method = b"POST" if body else b"GET"
+    head = b"%s /%s HTTP/1.1\r\nhost: raw.shop\r\n" % (method, path)
+    if body:
+        head += b"content-length: %d\r\n" % len(body)
+    connection.sendall(head + b"\r\n" + body)
+
+def receive():
+    status, length = file.readline(), 0
+    while True:
+        name, _, value = file.readline().partition(b":")
+        if not value:
+            break
+        if name.lower() == b"content-length":
+            length = int(value)
+    print(status.split()[1].decode(), file.read(length).decode(), flush=True)
+
+def call(path, body=b""):
+    send(path, body)
+    receive()
+"#;
+
+/// What a server received.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<String>>>);
+
+impl Log {
+    fn add(&self, text: String) {
+        self.0.lock().unwrap().push(text);
+    }
+
+    fn count(&self, text: &str) -> usize {
+        self.0.lock().unwrap().iter().filter(|one| one.contains(text)).count()
+    }
+
+    /// Responds to the requests of a connection with their paths.
+    async fn serve(self, mut stream: TcpStream) {
+        loop {
+            let mut first = [0];
+            if !matches!(stream.peek(&mut first).await, Ok(1..)) {
+                return;
+            }
+            let head = read_head(&mut stream).await;
+            let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+            let mut body = vec![0; length.map_or(0, |length| length.parse().unwrap())];
+            stream.read_exact(&mut body).await.unwrap();
+            let path = head.split(' ').nth(1).unwrap()[1..].to_owned();
+            self.add(head);
+            match path.as_str() {
+                "slow" => sleep(SLOW).await,
+                // Once: the second attempt gets a response.
+                "reset" if self.count("/reset ") == 1 => return,
+                "never" => {
+                    let _ = stream.read(&mut first).await;
+                    return self.add("the caller is gone".to_owned());
+                }
+                _ => {}
+            }
+            let response = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{path}", path.len());
+            stream.write_all(response.as_bytes()).await.unwrap();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_by_the_kernel_keep_their_order_and_are_repeated_and_cancelled_as_by_the_sidecar() {
+    let _machine = beside_others().await;
+    if tool("python3").is_none() {
+        return skipped("the caller is a Python program", "python3 is missing");
+    }
+    let Some(attached) = Attached::new("requests").await else { return };
+    let world = World::start("").await;
+    let server = RawServer::start(&world, "shop/raw", "raw-1").await;
+    let log = Log::default();
+    let (listener, _registered) = server.into_parts();
+    let serving = tokio::spawn({
+        let log = log.clone();
+        async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(log.clone().serve(stream));
+            }
+        }
+    });
+    let _proxy = attached.proxy(&world).await;
+    attached.attach().await;
+    let call = async |script: &str| attached.run(&["python3", "-c", &format!("{CALLER}{script}")]).await.ok();
+
+    let said = call(
+        "call(b'first'); send(b'slow'); send(b'second'); receive(); receive(); call(b'third', b'x' * 900)\n\
+         call(b'large', b'x' * 3000); call(b'fourth'); call(b'reset')",
+    )
+    .await;
+    assert_eq!(said.replace("200 ", ""), "first\nslow\nsecond\nthird\nlarge\nfourth\nreset\n");
+    for (counter, expected) in
+        [("service-unknown", 1), ("in-flight", 1), ("too-large", 1), ("sent-by-kernel", 4)]
+    {
+        assert_eq!(attached.counter(counter).await, expected, "{counter}: {:?}", log.0.lock().unwrap());
+    }
+    // The kernel sends the caller's own bytes.
+    assert_eq!(log.count("x-fairmesh-loop"), 4, "first, second, large, and the second attempt of reset");
+
+    call("call(b'first'); send(b'never')").await;
+    until("the request of a caller that is gone is cancelled", async || log.count("the caller is gone") == 1)
+        .await;
+    assert_eq!(call("call(b'first'); call(b'last')").await, "200 first\n200 last\n");
+    serving.abort();
+}
