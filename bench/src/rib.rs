@@ -258,7 +258,7 @@ impl Mesh {
                 Part::start(dir, &["replica", "--upstream", &address, "--name", &name]).await?;
             replicas.push(Replica { part, address });
         }
-        let connection = handshake::connect(&Address::Tcp(address), "bench").await;
+        let connection = handshake::connect(&Default::default(), &Address::Tcp(address), "bench").await;
         Ok(Self { root, replicas, connection: connection.map_err(|e| e.to_string())? })
     }
 

@@ -201,6 +201,7 @@ fn split_one(map: &mut ShardMap) {
 
 pub(super) async fn agent(dir: &Path, upstream: Address) -> Result<(), BoxError> {
     let config = AgentConfig {
+        transport: Default::default(),
         upstreams: vec![upstream],
         listen: Address::Unix(dir.join("agent.sock")),
         state_dir: dir.join("agent"),
@@ -222,6 +223,7 @@ pub(super) async fn agent(dir: &Path, upstream: Address) -> Result<(), BoxError>
 pub(super) async fn caller(dir: &Path, name: &str) -> Result<(), BoxError> {
     let resolver = Resolver::<()>::start(ResolverConfig {
         upstream: FollowerConfig {
+            transport: Default::default(),
             addresses: vec![Address::Unix(dir.join("agent.sock"))],
             software: format!("client {name}"),
             backoff: Backoff::default(),

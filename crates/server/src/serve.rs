@@ -83,6 +83,10 @@ where
     B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
     socket::configure(stream.get_ref());
+    let stream = match server.inner.transport.accept(stream).await {
+        Ok(stream) => stream,
+        Err(error) => return tracing::debug!(%error, "a connection ended before it began"),
+    };
     let service = GuardedService::new(service, stream.connection().cloned());
     let (interval, patience) = KEEP_ALIVE;
     let mut builder = auto::Builder::new(TokioExecutor::new());

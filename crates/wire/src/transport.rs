@@ -1,8 +1,8 @@
 //! Connections between processes: opened, accepted and, in future, secured here.
 //!
-//! TCP between machines, Unix sockets within one, where the kernel authenticates the peer's user. [`Transport`] is the
-//! interface for TLS, both for the mesh's own connections and for those of calls and probes; so far [`Plaintext`] is
-//! its only implementation, and TCP peers are anonymous.
+//! TCP between machines, Unix sockets within one, where the kernel authenticates the peer's user. A [`Transport`] is
+//! passed to all code that opens or accepts connections, both the mesh's own and those of calls and probes. So far it
+//! has no options: connections are plaintext, and TCP peers are anonymous.
 
 mod address;
 mod calls;
@@ -10,10 +10,10 @@ mod channel;
 mod listener;
 mod serve;
 mod socket;
+mod stream;
 mod waits;
 
 use std::{
-    future::Future,
     io,
     net::{IpAddr, SocketAddr},
 };
@@ -21,50 +21,61 @@ use std::{
 pub use address::Address;
 pub use calls::{CallGuard, GuardedCalls};
 pub use channel::{CONNECT_TIMEOUT, connect_channel, connect_channel_lazy};
+use fairmesh_listen::GuardedStream;
 use fairmesh_model::Identity;
 pub use listener::{BindError, Listener};
 pub use serve::{Services, serve};
 pub use socket::{Peer, Socket};
-use tokio::net::{TcpSocket, TcpStream};
+pub use stream::Stream;
+use tokio::net::{TcpSocket, TcpStream, UnixStream};
 pub use waits::Waits;
 
-/// How connections are opened and accepted, and peers authenticated.
-pub trait Transport: Clone + Send + Sync + 'static {
-    /// Opens a connection. The caller applies a timeout.
-    fn dial(&self, address: &Address) -> impl Future<Output = io::Result<Socket>> + Send;
+/// How connections are opened and accepted, and peers authenticated. A process has one, from its configuration; cheap to
+/// clone. The default is plaintext.
+#[derive(Clone, Debug, Default)]
+pub struct Transport {}
 
-    /// Opens a connection to an endpoint, for calls or probes, from `from` if that is given and of the same address
-    /// family. Separate from [`dial`](Self::dial), since calls use the socket without a layer.
-    fn connect_endpoint(
-        &self,
-        endpoint: SocketAddr,
-        from: Option<IpAddr>,
-    ) -> impl Future<Output = io::Result<TcpStream>> + Send;
-
-    /// Starts to listen.
-    fn bind(&self, address: &Address) -> impl Future<Output = Result<Listener, BindError>> + Send;
-}
-
-/// Neither encryption nor authentication.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Plaintext;
-
-impl Transport for Plaintext {
-    async fn dial(&self, address: &Address) -> io::Result<Socket> {
-        Socket::dial(address).await
+impl Transport {
+    /// Opens a connection to a process of the mesh. The caller applies a timeout.
+    ///
+    /// # Errors
+    /// When there is no connection.
+    pub async fn dial(&self, address: &Address) -> io::Result<Socket> {
+        let stream = match address {
+            Address::Tcp(address) => Stream::Tcp(TcpStream::connect(address).await?),
+            Address::Unix(path) => Stream::Unix(UnixStream::connect(path).await?),
+        };
+        Socket::outgoing(stream)
     }
 
-    async fn connect_endpoint(&self, endpoint: SocketAddr, from: Option<IpAddr>) -> io::Result<TcpStream> {
+    /// Opens a connection to an endpoint, for calls or probes, from `from` if that is given and of the same address
+    /// family. The caller applies a timeout.
+    ///
+    /// # Errors
+    /// When there is no connection.
+    pub async fn connect_endpoint(&self, endpoint: SocketAddr, from: Option<IpAddr>) -> io::Result<Stream> {
         let Some(from) = from.filter(|from| from.is_ipv4() == endpoint.is_ipv4()) else {
-            return TcpStream::connect(endpoint).await;
+            return TcpStream::connect(endpoint).await.map(Stream::Tcp);
         };
         let socket = if from.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
         socket.bind(SocketAddr::new(from, 0))?;
-        socket.connect(endpoint).await
+        socket.connect(endpoint).await.map(Stream::Tcp)
     }
 
-    async fn bind(&self, address: &Address) -> Result<Listener, BindError> {
+    /// Starts to listen for processes of the mesh.
+    ///
+    /// # Errors
+    /// [`BindError`] with the address.
+    pub async fn bind(&self, address: &Address) -> Result<Listener, BindError> {
         Listener::bind(address).await
+    }
+
+    /// The stream of a connection for calls that a server has accepted.
+    ///
+    /// # Errors
+    /// When a limit of the listener closed the connection.
+    pub async fn accept(&self, stream: GuardedStream<TcpStream>) -> io::Result<GuardedStream<Stream>> {
+        stream.establish(async |stream| Ok(Stream::Tcp(stream))).await
     }
 }
 

@@ -171,6 +171,7 @@ mod tests {
         let eu = Region::new("eu").unwrap();
         let name = ServiceName::new("shop/cart").unwrap();
         let upstream = FollowerConfig {
+            transport: Default::default(),
             addresses: vec![Address::Unix("/nowhere/control.sock".into())],
             software: "test".to_owned(),
             backoff: Backoff::default(),

@@ -8,6 +8,7 @@ use std::{
 use fairmesh_model::{DistanceRounds, Region};
 use fairmesh_wire::{
     handshake::Connection,
+    transport::Transport,
     v1::{self, ReportDistancesRequest, ReportedDistance},
 };
 use tokio::{
@@ -101,7 +102,8 @@ impl DistanceProber {
                 && let Some((target, kept)) = waiting.next()
             {
                 self.counts.distance_probes.fetch_add(1, Relaxed);
-                probes.spawn(probe(target, kept, self.local_address));
+                let transport = self.connection.transport().clone();
+                probes.spawn(probe(transport, target, kept, self.local_address));
             }
             match probes.join_next().await {
                 None => return samples,
@@ -136,6 +138,7 @@ impl DistanceProber {
 
 /// Times a few round trips to a target, on its connection if it still has one.
 async fn probe(
+    transport: Transport,
     target: DistanceTarget,
     kept: Option<KeptConnection>,
     from: Option<IpAddr>,
@@ -145,7 +148,7 @@ async fn probe(
     for _ in 0..SAMPLES {
         let mut open = match connection.take() {
             Some(open) => open,
-            None => match KeptConnection::open(target.address, target.http2, from).await {
+            None => match KeptConnection::open(&transport, target.address, target.http2, from).await {
                 Ok(open) => open,
                 Err(_) => break,
             },
@@ -181,7 +184,7 @@ mod tests {
     async fn an_unreachable_target_has_no_samples() {
         let free = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
         let target = DistanceTarget { region: Region::new("us").unwrap(), address: free, http2: false };
-        let (_, kept, samples) = probe(target, None, None).await;
+        let (_, kept, samples) = probe(Transport::default(), target, None, None).await;
         assert!(kept.is_none() && samples.is_empty());
     }
 }

@@ -168,9 +168,10 @@ impl ProbeScheduler {
         let (number, address) = (target.begun, target.address);
         let (probe, patience) = (target.check.probe.clone(), target.check.timeout);
         self.counts.probes.fetch_add(1, Relaxed);
+        let transport = self.connection.transport().clone();
         self.probes.spawn(async move {
             let began = Instant::now();
-            let outcome = probe_once(&probe, address, patience).await;
+            let outcome = probe_once(&transport, &probe, address, patience).await;
             ProbeResult { id, number, began, outcome }
         });
     }

@@ -160,6 +160,7 @@ impl Fixture {
 
     pub(crate) fn agent(&self) -> RunningServer<Result<(), AgentError>> {
         let config = AgentConfig {
+            transport: Default::default(),
             upstreams: vec![self.upstream()],
             listen: self.socket(),
             state_dir: self.folder.path().join("state"),
@@ -177,6 +178,7 @@ impl Fixture {
     pub(crate) fn program_at(&self, name: &str, address: Address) -> Program {
         let resolver = Resolver::start(ResolverConfig {
             upstream: FollowerConfig {
+                transport: Default::default(),
                 addresses: vec![address],
                 software: name.to_owned(),
                 backoff: Backoff::default(),

@@ -150,6 +150,7 @@ impl EndpointTransport for Arc<EndpointPool> {
         let multiplexed = target.protocol.is_multiplexed();
         Self::new(EndpointPool {
             connector: Connector {
+                transport: context.transport.clone(),
                 address: target.address,
                 local: context.local,
                 multiplexed,

@@ -263,7 +263,7 @@ impl Mesh {
 
     async fn connect(&self) -> handshake::Connection {
         let address: Address = self.address().parse().unwrap();
-        handshake::connect(&address, "test").await.unwrap()
+        handshake::connect(&Default::default(), &address, "test").await.unwrap()
     }
 }
 

@@ -122,6 +122,7 @@ impl Reader {
     pub(crate) fn start(addresses: &[&Address], refuse_lagging: bool) -> Self {
         let ((calls, got), (ages, age_updates)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
         let config = FollowerConfig {
+            transport: Default::default(),
             addresses: addresses.iter().map(|address| (*address).clone()).collect(),
             software: "reader".into(),
             backoff: Backoff { first: Duration::from_millis(5), longest: Duration::from_millis(20) },

@@ -9,7 +9,10 @@ use std::{
 use fairmesh_listen::{Acceptor, Limits, Memory};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 
-use super::{Address, Socket, socket::Stream};
+use super::{
+    Address, Stream,
+    socket::{Socket, configure},
+};
 
 /// Any user of the machine may connect; access is restricted by the folder, and permissions depend on the identity.
 const SOCKET_MODE: u32 = 0o666;
@@ -88,11 +91,19 @@ impl Listener {
 
     /// Waits for a free place and the next connection. Errors of the system are logged and retried after a pause.
     pub async fn accept(&self) -> Socket {
-        let accept = |cx: &mut Context<'_>| match &self.inner {
-            Inner::Tcp(listener) => listener.poll_accept(cx).map(|accepted| Stream::tcp(accepted?.0)),
-            Inner::Unix(listener, _) => listener.poll_accept(cx).map(|accepted| Stream::unix(accepted?.0)),
-        };
-        self.acceptor.accept(accept).await.into()
+        loop {
+            let accept = |cx: &mut Context<'_>| match &self.inner {
+                Inner::Tcp(listener) => listener.poll_accept(cx).map_ok(|(stream, _)| Stream::Tcp(stream)),
+                Inner::Unix(listener, _) => {
+                    listener.poll_accept(cx).map_ok(|(stream, _)| Stream::Unix(stream))
+                }
+            };
+            let stream = self.acceptor.accept(accept).await;
+            match configure(stream.get_ref()).and_then(|()| Socket::new(stream)) {
+                Ok(socket) => return socket,
+                Err(error) => tracing::debug!(%error, "a connection ended before it was accepted"),
+            }
+        }
     }
 }
 

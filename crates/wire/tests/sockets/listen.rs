@@ -3,7 +3,7 @@
 use std::{fs, os::unix::fs::PermissionsExt, os::unix::net::UnixListener};
 
 use crate::support::*;
-use fairmesh_wire::transport::{Address, BindError, Listener, Plaintext, Transport};
+use fairmesh_wire::transport::{Address, BindError, Listener, Transport};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 #[tokio::test]
@@ -13,9 +13,9 @@ async fn a_stale_socket_file_is_replaced() {
     drop(UnixListener::bind(&path).unwrap());
     assert!(path.exists(), "the standard library leaves the file behind, as a crash does");
     let address = Address::Unix(path.clone());
-    let listener = Plaintext.bind(&address).await.unwrap();
+    let listener = Transport::default().bind(&address).await.unwrap();
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o666);
-    let mut dialled = Plaintext.dial(&address).await.unwrap();
+    let mut dialled = Transport::default().dial(&address).await.unwrap();
     let mut accepted = soon(listener.accept()).await;
     assert_eq!(accepted.identity(), &own_uid());
     dialled.write_all(b"hello").await.unwrap();

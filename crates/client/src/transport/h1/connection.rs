@@ -6,10 +6,10 @@ use std::{
 };
 
 use bytes::BytesMut;
+use fairmesh_wire::transport::Stream;
 use http::{Response, StatusCode};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadHalf},
-    net::TcpStream,
     time::Instant,
 };
 use tokio_util::task::AbortOnDropHandle;
@@ -44,7 +44,7 @@ const HEAD: usize = 1024;
 const UNBEGUN: SendProgress = SendProgress { pieces: 0, unsent: usize::MAX };
 
 /// A connection to a server, used by one call at a time. Dropping it closes it.
-pub(in crate::transport) struct Connection<I = TcpStream> {
+pub(in crate::transport) struct Connection<I = Stream> {
     pub(super) io: Io<I>,
     /// Bytes read and not yet parsed.
     pub(super) input: ReadBuffer,
@@ -256,13 +256,10 @@ impl<I> Connection<I> {
 }
 
 impl Connection {
-    /// Whether nothing has arrived since the last response, neither bytes nor the end. A system call only where the
-    /// runtime has seen an event.
+    /// Whether nothing has arrived since the last response, neither bytes nor the end.
     pub(super) fn is_quiet(&self) -> bool {
         match &self.io {
-            Io::Whole(io) => {
-                matches!(io.try_read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)
-            }
+            Io::Whole(io) => io.is_quiet(),
             Io::Reading(..) => false,
         }
     }

@@ -65,6 +65,7 @@ fn rig_at(location: Option<Location>) -> Rig {
     let folder = TempDir::new().unwrap();
     let (events, received) = mpsc::unbounded_channel();
     let upstream = FollowerConfig {
+        transport: Default::default(),
         addresses: vec![Address::Unix(folder.path().join("absent"))],
         software: "test".into(),
         backoff: Backoff::default(),
