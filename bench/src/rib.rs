@@ -258,7 +258,7 @@ impl Mesh {
                 RoleProcess::start(dir, &["replica", "--upstream", &address, "--name", &name]).await?;
             replicas.push(Replica { part, address });
         }
-        let connection = handshake::connect(&Address::Tcp(address), "bench").await;
+        let connection = handshake::connect(&Default::default(), &Address::Tcp(address), "bench").await;
         Ok(Self { root, replicas, connection: connection.map_err(|e| e.to_string())? })
     }
 
@@ -292,6 +292,7 @@ fn endpoint(service: &str, number: usize) -> (String, bytes::Bytes) {
     );
     let port = 1024 + (number % 60_000) as u16;
     let endpoint = Endpoint {
+        mtls: false,
         instance: instance.clone(),
         address: ([10, 0, 0, 1], port).into(),
         location: Location::in_region(region.clone()),

@@ -164,7 +164,7 @@ async fn prefer_least_request(control: &Address) -> Result<(), String> {
     let request = ApplyRequest { ops: vec![op], dry_run: false };
     let until = Instant::now() + Duration::from_secs(10);
     loop {
-        let problem = match handshake::connect(control, "fairmesh-bench").await {
+        let problem = match handshake::connect(&Default::default(), control, "fairmesh-bench").await {
             Ok(connection) => match connection.admin().apply(request.clone()).await {
                 Ok(_) => return Ok(()),
                 Err(status) => status.to_string(),

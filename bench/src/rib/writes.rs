@@ -171,7 +171,7 @@ async fn ours(dir: &Path, plan: Plan) -> Result<Ours, String> {
 async fn connect(address: &Address) -> Result<Connection, String> {
     let until = Instant::now() + START;
     loop {
-        match handshake::connect(address, "bench").await {
+        match handshake::connect(&Default::default(), address, "bench").await {
             Ok(connection) => return Ok(connection),
             Err(error) if Instant::now() > until => return Err(error.to_string()),
             Err(_) => sleep(LOOK).await,

@@ -12,6 +12,7 @@ use super::{BoxError, orders, own_cpu_ns};
 /// Runs a control plane until its input ends; prints where it is reached. Its store is a file, or lies in etcd.
 pub(super) async fn root(dir: &Path, etcd: Option<EtcdAddress>) -> Result<(), BoxError> {
     let control = Control::start(ControlConfig {
+        transport: Default::default(),
         data_dir: dir.join("control"),
         grpc: vec![anywhere()],
         http: (Ipv4Addr::LOCALHOST, 0).into(),
@@ -31,6 +32,7 @@ pub(super) async fn root(dir: &Path, etcd: Option<EtcdAddress>) -> Result<(), Bo
 /// Runs a replica until its input ends; prints where it is reached.
 pub(super) async fn replica(dir: &Path, upstream: Address, name: String) -> Result<(), BoxError> {
     let replica = Replica::start(ReplicaConfig {
+        transport: Default::default(),
         upstreams: vec![upstream],
         listen: vec![anywhere()],
         state_dir: dir.join(&name),

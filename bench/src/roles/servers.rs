@@ -34,6 +34,7 @@ const COUNT: usize = 10;
 pub(super) async fn mesh(dir: &Path, agent: Address) -> Result<(), BoxError> {
     let grpc = free_port()?;
     let control = ControlConfig {
+        transport: Default::default(),
         data_dir: dir.join("control"),
         etcd: None,
         grpc: vec![Address::Tcp(grpc.to_string())],
@@ -41,6 +42,7 @@ pub(super) async fn mesh(dir: &Path, agent: Address) -> Result<(), BoxError> {
         sources: Vec::new(),
     };
     let agent = AgentConfig {
+        transport: Default::default(),
         upstreams: control.grpc.clone(),
         listen: agent,
         state_dir: dir.join("agent"),

@@ -19,7 +19,7 @@ use fairmesh_rib::{
 use fairmesh_router::ShardTable;
 use fairmesh_wire::{
     records, shards,
-    transport::{Address, Listener, serve},
+    transport::{Address, Transport, serve},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -82,7 +82,7 @@ pub(super) async fn source(shard_count: usize, servers: usize) -> Result<(), Box
         source.put_map(&entries, &after);
         entries = after;
     }
-    let listener = Listener::bind(&Address::Tcp(format!("{}:0", Ipv4Addr::LOCALHOST))).await?;
+    let listener = Transport::default().bind(&Address::Tcp(format!("{}:0", Ipv4Addr::LOCALHOST))).await?;
     println!("{}", listener.address()?);
     let closing = CancellationToken::new();
     let services =
@@ -121,6 +121,7 @@ fn declare(name: &ServiceName, servers: usize) -> Result<Changes, BoxError> {
     ];
     for i in 0..servers {
         let endpoint = Endpoint {
+            mtls: false,
             instance: instance(i)?,
             address: (Ipv4Addr::from(0x0a00_0000 + i as u32), 80).into(),
             location: Location::in_region(region()?),
@@ -201,6 +202,7 @@ fn split_one(map: &mut ShardMap) {
 
 pub(super) async fn agent(dir: &Path, upstream: Address) -> Result<(), BoxError> {
     let config = AgentConfig {
+        transport: Default::default(),
         upstreams: vec![upstream],
         listen: Address::Unix(dir.join("agent.sock")),
         state_dir: dir.join("agent"),
@@ -222,6 +224,7 @@ pub(super) async fn agent(dir: &Path, upstream: Address) -> Result<(), BoxError>
 pub(super) async fn caller(dir: &Path, name: &str) -> Result<(), BoxError> {
     let resolver = Resolver::<()>::start(ResolverConfig {
         upstream: FollowerConfig {
+            transport: Default::default(),
             addresses: vec![Address::Unix(dir.join("agent.sock"))],
             software: format!("client {name}"),
             backoff: Backoff::default(),

@@ -45,9 +45,11 @@ impl Mesh {
 
         let args = format!("control --grpc {grpc} --http {http} --data-dir {}", folder("control"));
         let mut control = start("control", &words(args))?;
-        let is_there = async || handshake::connect(&Address::Tcp(grpc.to_string()), "bench").await.is_ok();
+        let is_there = async || {
+            handshake::connect(&Default::default(), &Address::Tcp(grpc.to_string()), "bench").await.is_ok()
+        };
         control.ready(is_there).await.map_err(|e| format!("the control plane {e}"))?;
-        let writer = handshake::connect(&Address::Tcp(grpc.to_string()), "bench").await;
+        let writer = handshake::connect(&Default::default(), &Address::Tcp(grpc.to_string()), "bench").await;
         let writer = writer.map_err(|e| e.to_string())?;
 
         let state = folder("agent");
@@ -195,6 +197,7 @@ fn endpoint(service: usize, address: SocketAddr) -> Result<v1::Op, String> {
     let (region, instance) = (Region::new(REGION), InstanceId::new(format!("s{service}-0")));
     let (region, instance) = (region.map_err(|e| e.to_string())?, instance.map_err(|e| e.to_string())?);
     let endpoint = Endpoint {
+        mtls: false,
         instance: instance.clone(),
         address,
         location: Location::in_region(region.clone()),

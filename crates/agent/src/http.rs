@@ -7,7 +7,7 @@ use axum::{
     response::IntoResponse,
     routing::get,
 };
-use fairmesh_listen::{Limits, Listeners, PageListener};
+use fairmesh_listen::{Limits, Listeners, PageListener, table};
 use fairmesh_model::Probe;
 use tokio_util::sync::CancellationToken;
 
@@ -31,7 +31,8 @@ pub(crate) async fn bind(
     match address {
         None => Ok(None),
         Some(address) => {
-            let bound = PageListener::bind(address, listeners.acceptor("http", Limits::pages())).await;
+            let bound =
+                PageListener::bind(address, listeners.acceptor(&table::AGENT_HTTP, Limits::pages())).await;
             bound.map(Some).map_err(|source| AgentError::Metrics { address, source })
         }
     }

@@ -31,7 +31,7 @@ use std::{
 pub use checker::probe_once as probe;
 use disk::Disk;
 pub use error::AgentError;
-use fairmesh_listen::{Limits, Listeners};
+use fairmesh_listen::{Limits, Listeners, table};
 use fairmesh_model::Location;
 use fairmesh_rib::{
     Forwarder, Node, PeerInfo, PeerKind,
@@ -41,7 +41,7 @@ use fairmesh_rib::{
 };
 use fairmesh_wire::{
     rpc,
-    transport::{Address, BindError, Listener, Plaintext, Transport, serve},
+    transport::{Address, BindError, Listener, Transport, serve},
 };
 use served_rib::AgentRib;
 use state::{AgentState, UpstreamSink};
@@ -57,6 +57,8 @@ const DRAIN: Duration = Duration::from_secs(5);
 pub struct AgentConfig {
     /// Control planes or replicas, attempted in this order; at least one.
     pub upstreams: Vec<Address>,
+    /// How connections are opened and accepted.
+    pub transport: Transport,
     /// Listening address for the machine's programs.
     pub listen: Address,
     /// Directory for copies of subscriptions; one agent each.
@@ -82,9 +84,9 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     }
     let (disk, saved) = Disk::open(config.state_dir.clone(), config.location.clone()).await?;
     let listeners = Listeners::default();
-    let calls = listeners.acceptor("grpc", Limits::calls());
-    let listener = Plaintext.bind(&config.listen).await?.within(calls);
-    let maps = bind_maps(&config.listen, &listeners).await?;
+    let calls = listeners.acceptor(&table::AGENT_GRPC, Limits::calls());
+    let listener = config.transport.bind(&config.listen).await?.within(calls);
+    let maps = bind_maps(&config, &listeners).await?;
     let http = http::bind(config.metrics, &listeners).await?;
     let node = Node::replica();
     let shared = Arc::new(AgentState::new(node.clone(), disk));
@@ -139,10 +141,10 @@ fn candidate(config: &AgentConfig, counts: Arc<checker::Counts>) -> checker::Can
 }
 
 /// Listens for shard map sessions beside a Unix socket; a TCP listener has none.
-async fn bind_maps(listen: &Address, listeners: &Listeners) -> Result<Option<Listener>, BindError> {
-    let Some(address) = listen.maps() else { return Ok(None) };
-    let maps = listeners.acceptor("maps", shard_maps::limits());
-    Ok(Some(Plaintext.bind(&address).await?.within(maps)))
+async fn bind_maps(config: &AgentConfig, listeners: &Listeners) -> Result<Option<Listener>, BindError> {
+    let Some(address) = config.listen.maps() else { return Ok(None) };
+    let maps = listeners.acceptor(&table::AGENT_MAPS, shard_maps::limits());
+    Ok(Some(config.transport.bind(&address).await?.within(maps)))
 }
 
 /// Restores the saved copies and follows the upstream.
@@ -150,6 +152,7 @@ fn follow(config: &AgentConfig, shared: &Arc<AgentState>, saved: Vec<SavedCopy>)
     let held: Vec<_> = saved.iter().map(|saved| (saved.prefix.clone(), saved.revision)).collect();
     shared.restore(saved);
     let upstream = FollowerConfig {
+        transport: config.transport.clone(),
         addresses: config.upstreams.clone(),
         software: format!("agent {}", config.name),
         backoff: Backoff::default(),

@@ -273,6 +273,7 @@ mod tests {
         let absent = Address::Unix(folder.path().join("absent"));
         let location = Location::in_region(Region::new("eu").unwrap());
         let config = AgentConfig {
+            transport: Default::default(),
             upstreams: vec![absent.clone()],
             listen: absent.clone(),
             state_dir: folder.path().into(),
@@ -284,6 +285,7 @@ mod tests {
         let (disk, _) = Disk::open(folder.path().into(), location).await.unwrap();
         let shared = Arc::new(AgentState::new(Node::replica(), disk));
         let upstream = FollowerConfig {
+            transport: Default::default(),
             addresses: vec![absent],
             software: "test".into(),
             backoff: Backoff::default(),

@@ -37,7 +37,7 @@ pub use fairmesh_headers::Deadline;
 pub use fairmesh_http::BoxError;
 pub use fairmesh_model::{InstanceId, Invalid, Location, Protocol, Region, ServiceName, ShardId, ShardKey};
 pub use fairmesh_router::{EndpointTarget, Step};
-pub use fairmesh_wire::transport::Address;
+pub use fairmesh_wire::transport::{Address, Transport};
 pub use fault::{Fault, FaultKind, Origin, Retry};
 pub use mesh::{Mesh, MeshBuilder};
 pub use observe::{Stats, Trace};

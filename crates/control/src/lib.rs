@@ -26,7 +26,7 @@ mod store_applier;
 
 use std::{future::Future, net::SocketAddr, path::PathBuf, pin::pin};
 
-use fairmesh_wire::transport::Address;
+use fairmesh_wire::transport::{Address, Transport};
 
 pub use admin::HISTORY_KEPT;
 pub use error::ControlError;
@@ -36,6 +36,8 @@ pub use server::{Control, partition_store, renew_store_id};
 /// Configuration of a control plane.
 #[derive(Clone, Debug)]
 pub struct ControlConfig {
+    /// How connections are opened and accepted.
+    pub transport: Transport,
     /// Directory of the store (unless it is in etcd) and of the imbalance indicator; created if missing.
     pub data_dir: PathBuf,
     /// The etcd store, if the store is not in the data directory.

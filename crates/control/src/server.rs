@@ -7,14 +7,14 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_listen::{Limits, Listeners, PageListener};
+use fairmesh_listen::{Limits, Listeners, PageListener, table};
 use fairmesh_model::StoreId;
 use fairmesh_registry::{FileSource, Registry, RegistryService};
 use fairmesh_rib::{Node, server::RibServer};
 use fairmesh_store::{PartitionedStore, RedbStore, Store, StoreError, StoreLocation};
 use fairmesh_wire::{
     rpc,
-    transport::{self, Address, Listener, Plaintext, Services, Transport},
+    transport::{self, Address, Listener, Services},
 };
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio_util::sync::CancellationToken;
@@ -82,12 +82,12 @@ impl Control {
         let node = Node::load(store.id(), revision, entries);
         check_index.wake(Woken::ALL);
         let listeners = Listeners::default();
-        let calls = listeners.acceptor("grpc", Limits::calls());
+        let calls = listeners.acceptor(&table::CONTROL_GRPC, Limits::calls());
         let mut grpc = Vec::new();
         for address in &config.grpc {
-            grpc.push(Plaintext.bind(address).await?.within(calls.clone()));
+            grpc.push(config.transport.bind(address).await?.within(calls.clone()));
         }
-        let http = http::bind(config.http, listeners.acceptor("http", Limits::pages())).await?;
+        let http = http::bind(config.http, listeners.acceptor(&table::CONTROL_HTTP, Limits::pages())).await?;
         let imbalance = Arc::new(Imbalance::start(&config.data_dir.join(IMBALANCE_FILE)).await);
         for address in grpc.iter().filter_map(|listener| listener.address().ok()) {
             tracing::info!(%address, "serving gRPC");

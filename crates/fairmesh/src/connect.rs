@@ -2,7 +2,7 @@
 
 use fairmesh_wire::{
     handshake::{self, ConnectError, Connection},
-    transport::Address,
+    transport::{Address, Transport},
 };
 
 use crate::{cli::TargetArgs, failure::Failure};
@@ -13,9 +13,16 @@ pub(crate) const SOFTWARE: &str = concat!("fairmesh command line ", env!("CARGO_
 /// Hint on how to give another address.
 const ADDRESS_HINT: &str = "give another address with --control ADDRESS or FAIRMESH_CONTROL";
 
+/// How this program connects, and accepts connections of the mesh.
+pub(crate) fn transport() -> Transport {
+    Transport::default()
+}
+
 /// Connects to the given control plane.
 pub(crate) async fn connect(target: &TargetArgs) -> Result<Connection, Failure> {
-    handshake::connect(&target.control, SOFTWARE).await.map_err(|error| unreachable(&target.control, &error))
+    handshake::connect(&transport(), &target.control, SOFTWARE)
+        .await
+        .map_err(|error| unreachable(&target.control, &error))
 }
 
 fn unreachable(address: &Address, error: &ConnectError) -> Failure {

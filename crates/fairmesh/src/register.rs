@@ -21,7 +21,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use crate::{failure::Failure, signals};
+use crate::{connect::transport, failure::Failure, signals};
 use arguments::ValidArguments;
 pub(crate) use arguments::protocol;
 use child::Child;
@@ -172,7 +172,7 @@ impl Supervisor {
     fn announce(&mut self) {
         let registration = self.plan.registration.clone();
         let software = format!("register {} {}", registration.service, registration.instance);
-        let link = Arc::new(RegistryClient::new(self.plan.addresses.clone(), software));
+        let link = Arc::new(RegistryClient::new(self.plan.addresses.clone(), software, transport()));
         if let Some(pid) = self.child.as_ref().and_then(Child::pid) {
             let cpu = Cpu::of(pid);
             cpu.read();

@@ -1,6 +1,7 @@
 use std::{
+    future::poll_fn,
     io::{self, IoSlice},
-    pin::Pin,
+    pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll},
 };
@@ -29,16 +30,18 @@ pub struct GuardedStream<S> {
     slot: Option<ConnectionSlot>,
     /// Bytes of the HTTP/2 preface received so far; `None` once the protocol is known.
     preface: Option<usize>,
+    /// Whether the connection is exempted once its protocol is known.
+    exempts: bool,
 }
 
 impl<S> GuardedStream<S> {
     pub(crate) fn new(stream: S, connection: Arc<Connection>) -> Self {
-        Self { stream, slot: Some(ConnectionSlot(connection)), preface: Some(0) }
+        Self { stream, slot: Some(ConnectionSlot(connection)), preface: Some(0), exempts: false }
     }
 
     /// An outgoing connection, without limits.
     pub const fn outgoing(stream: S) -> Self {
-        Self { stream, slot: None, preface: None }
+        Self { stream, slot: None, preface: None, exempts: false }
     }
 
     /// State of the connection; `None` for an outgoing one.
@@ -56,6 +59,33 @@ impl<S> GuardedStream<S> {
         (self.stream, self.slot)
     }
 
+    /// The stream that `establish` makes of this one, such as by a handshake; the listener's time limits apply meanwhile.
+    /// Called before anything is read.
+    ///
+    /// # Errors
+    /// That of `establish`, or if a limit closed the connection.
+    pub async fn establish<T>(
+        self,
+        establish: impl AsyncFnOnce(S) -> io::Result<T>,
+    ) -> io::Result<GuardedStream<T>> {
+        let Self { stream, slot, preface, exempts } = self;
+        let mut establishing = pin!(establish(stream));
+        let stream = poll_fn(|cx| match establishing.as_mut().poll(cx) {
+            Poll::Pending if slot.as_ref().is_some_and(|slot| slot.0.poll_closed(cx)) => {
+                Poll::Ready(Err(Self::aborted()))
+            }
+            established => established,
+        });
+        Ok(GuardedStream { stream: stream.await?, slot, preface, exempts })
+    }
+
+    /// Exempts the connection from further time limits once its protocol is known: for servers which do not report
+    /// their requests.
+    #[must_use]
+    pub fn exempt_once_begun(self) -> Self {
+        Self { exempts: true, ..self }
+    }
+
     /// Tracks received bytes.
     fn received(&mut self, bytes: &[u8]) {
         let Some(ConnectionSlot(connection)) = &self.slot else { return };
@@ -69,6 +99,9 @@ impl<S> GuardedStream<S> {
             connection.set_http2();
         } else {
             self.preface = Some(seen + some);
+        }
+        if self.exempts && self.preface.is_none() {
+            connection.exempt();
         }
     }
 
@@ -138,4 +171,46 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for GuardedStream<S> {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
     }
+}
+
+/// Implements `AsyncWrite` for a type by one of its fields.
+#[macro_export]
+macro_rules! forward_async_write {
+    ($type:ty, $field:tt) => {
+        impl ::tokio::io::AsyncWrite for $type {
+            fn poll_write(
+                mut self: ::std::pin::Pin<&mut Self>,
+                cx: &mut ::std::task::Context<'_>,
+                buf: &[u8],
+            ) -> ::std::task::Poll<::std::io::Result<usize>> {
+                ::std::pin::Pin::new(&mut self.$field).poll_write(cx, buf)
+            }
+
+            fn poll_write_vectored(
+                mut self: ::std::pin::Pin<&mut Self>,
+                cx: &mut ::std::task::Context<'_>,
+                bufs: &[::std::io::IoSlice<'_>],
+            ) -> ::std::task::Poll<::std::io::Result<usize>> {
+                ::std::pin::Pin::new(&mut self.$field).poll_write_vectored(cx, bufs)
+            }
+
+            fn is_write_vectored(&self) -> bool {
+                ::tokio::io::AsyncWrite::is_write_vectored(&self.$field)
+            }
+
+            fn poll_flush(
+                mut self: ::std::pin::Pin<&mut Self>,
+                cx: &mut ::std::task::Context<'_>,
+            ) -> ::std::task::Poll<::std::io::Result<()>> {
+                ::std::pin::Pin::new(&mut self.$field).poll_flush(cx)
+            }
+
+            fn poll_shutdown(
+                mut self: ::std::pin::Pin<&mut Self>,
+                cx: &mut ::std::task::Context<'_>,
+            ) -> ::std::task::Poll<::std::io::Result<()>> {
+                ::std::pin::Pin::new(&mut self.$field).poll_shutdown(cx)
+            }
+        }
+    };
 }

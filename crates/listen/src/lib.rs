@@ -4,6 +4,7 @@
 //! It is independent of the mesh. `wire`'s transport serves gRPC on it, [`PageListener`] the pages for operators, and
 //! the library's server the services of programs.
 //!
+//! * [`table`] has a row for every listener.
 //! * [`Listeners`] are the listeners of one process. They share the [`Memory`] for incomplete requests.
 //! * An [`Acceptor`] accepts for the listeners of one purpose. It returns [`GuardedStream`]s, which stay in its table until
 //!   they are dropped. Once a second it closes connections that exceed a time limit; at its limit it closes quiet ones
@@ -28,6 +29,7 @@ mod metrics;
 mod pages;
 mod request;
 mod response_body;
+pub mod table;
 mod unread_responses;
 mod wait;
 

@@ -1,6 +1,6 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::{Acceptor, Limits, Memory};
+use crate::{Acceptor, Limits, Memory, table::ListenerInfo};
 
 /// The listeners of one process. Cheap to clone.
 #[derive(Clone, Debug, Default)]
@@ -10,9 +10,9 @@ pub struct Listeners {
 }
 
 impl Listeners {
-    /// An acceptor for the listeners of one purpose. `name` labels its metrics; `docs/limits.md` lists all names.
-    pub fn acceptor(&self, name: &'static str, limits: Limits) -> Acceptor {
-        let acceptor = Acceptor::new(name, limits, self.memory.clone());
+    /// An acceptor for the listeners of a row of the [table](crate::table).
+    pub fn acceptor(&self, listener: &ListenerInfo, limits: Limits) -> Acceptor {
+        let acceptor = Acceptor::new(listener.name, limits, self.memory.clone());
         // No code that holds the lock panics.
         self.acceptors.lock().unwrap_or_else(PoisonError::into_inner).push(acceptor.clone());
         acceptor

@@ -8,7 +8,7 @@ use std::{
 };
 
 use axum::{Router, extract, http::header, response::IntoResponse, routing::get};
-use fairmesh_listen::{Limits, Listeners, PageListener};
+use fairmesh_listen::{Limits, Listeners, PageListener, table};
 use fairmesh_model::Probe;
 use http::StatusCode;
 use tokio::{task::JoinHandle, time::timeout};
@@ -38,7 +38,7 @@ pub(crate) struct AdminServer {
 
 impl AdminServer {
     pub(crate) async fn start(address: SocketAddr, state: PageState) -> Result<Self, LookasideError> {
-        let acceptor = state.listeners.acceptor("http", Limits::pages());
+        let acceptor = state.listeners.acceptor(&table::LOOKASIDE_HTTP, Limits::pages());
         let listener = PageListener::bind(address, acceptor)
             .await
             .map_err(|source| LookasideError::Pages { address, source })?;

@@ -21,12 +21,14 @@ mod service;
 use std::{net::SocketAddr, time::Duration};
 
 pub use error::LookasideError;
-use fairmesh_wire::transport::Address;
+use fairmesh_wire::transport::{Address, Transport};
 pub use run::run;
 
 /// The configuration of a lookaside.
 #[derive(Clone, Debug)]
 pub struct LookasideConfig {
+    /// How connections are accepted.
+    pub transport: Transport,
     /// The address for callers.
     pub listen: Address,
     /// The address of `/metrics`, `/healthz` and `/readyz`.

@@ -9,7 +9,6 @@ use fairmesh_listen::{self as listen, Listeners};
 use fairmesh_wire::{
     grpc_lookup::route_lookup_service_server::RouteLookupServiceServer,
     lookaside::v1::lookaside_server::LookasideServer,
-    transport::{Plaintext, Transport},
 };
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
@@ -42,10 +41,13 @@ pub async fn run(
     mesh: Mesh,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), LookasideError> {
-    let LookasideConfig { listen, admin, lease_terms, limits } = config;
+    let LookasideConfig { transport, listen, admin, lease_terms, limits } = config;
     let picker = Arc::new(Picker::new(mesh, lease_terms, limits));
     let listeners = Listeners::default();
-    let calls_of = listeners.acceptor("grpc", listen::Limits::calls().with_connections(limits.connections));
+    let calls_of = listeners.acceptor(
+        &listen::table::LOOKASIDE_GRPC,
+        listen::Limits::calls().with_connections(limits.connections),
+    );
     let state = PageState { picker: Arc::clone(&picker), ready: Arc::default(), listeners };
     let ready = Arc::clone(&state.ready);
     let pages = match admin {
@@ -57,7 +59,7 @@ pub async fn run(
         if stopping.run_until_cancelled(picker.first_snapshot()).await.is_none() {
             return Ok(());
         }
-        let listener = Plaintext.bind(&listen).await?.within(calls_of);
+        let listener = transport.bind(&listen).await?.within(calls_of);
         tracing::info!(address = %listen, "listening");
         ready.store(true, Relaxed);
         serve(listener, calls(&picker), &picker, limits.drain, &stopping).await;

@@ -7,7 +7,7 @@ use axum::{
     response::IntoResponse,
     routing::get,
 };
-use fairmesh_listen::{Limits, Listeners, PageListener};
+use fairmesh_listen::{Limits, Listeners, PageListener, table};
 use fairmesh_model::Probe;
 use tokio_util::sync::CancellationToken;
 
@@ -30,7 +30,8 @@ pub(crate) async fn bind(
     match address {
         None => Ok(None),
         Some(address) => {
-            let bound = PageListener::bind(address, listeners.acceptor("http", Limits::pages())).await;
+            let bound =
+                PageListener::bind(address, listeners.acceptor(&table::REPLICA_HTTP, Limits::pages())).await;
             bound.map(Some).map_err(|source| ReplicaError::Metrics { address, source })
         }
     }

@@ -21,7 +21,7 @@ use std::{future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Durat
 
 use disk::Disk;
 pub use error::ReplicaError;
-use fairmesh_listen::{Limits, Listeners, PageListener};
+use fairmesh_listen::{Limits, Listeners, PageListener, table};
 use fairmesh_model::{Prefix, Region};
 use fairmesh_rib::{
     Forwarder, PeerInfo, PeerKind,
@@ -31,7 +31,7 @@ use fairmesh_rib::{
 use fairmesh_store::ReplicaContents;
 use fairmesh_wire::{
     rpc,
-    transport::{Address, Listener, Plaintext, Services, Transport, serve},
+    transport::{Address, Listener, Services, Transport, serve},
 };
 use served_rib::ReplicaRib;
 use tokio::task::JoinSet;
@@ -48,6 +48,8 @@ const COPY_FILE: &str = "copy.redb";
 /// The configuration of a replica.
 #[derive(Clone, Debug)]
 pub struct ReplicaConfig {
+    /// How connections are opened and accepted.
+    pub transport: Transport,
     /// Control planes or other replicas, attempted in turn; at least one.
     pub upstreams: Vec<Address>,
     /// The addresses for agents and further replicas; at least one.
@@ -89,10 +91,10 @@ impl Replica {
         }
         let (disk, held) = Disk::open(config.state_dir.join(COPY_FILE)).await?;
         let bounded = Listeners::default();
-        let calls = bounded.acceptor("grpc", Limits::calls());
+        let calls = bounded.acceptor(&table::REPLICA_GRPC, Limits::calls());
         let mut listeners = Vec::new();
         for address in &config.listen {
-            listeners.push(Plaintext.bind(address).await?.within(calls.clone()));
+            listeners.push(config.transport.bind(address).await?.within(calls.clone()));
         }
         let http = http::bind(config.metrics, &bounded).await?;
         Ok(Self { config, shared: Arc::new(ReplicaState::new(disk)), held, listeners, http, bounded })
@@ -173,6 +175,7 @@ fn follow(
         shared.restore(held);
     }
     let upstream = FollowerConfig {
+        transport: config.transport.clone(),
         addresses: config.upstreams.clone(),
         software: format!("replica {}", config.name),
         backoff: Backoff::default(),

@@ -62,6 +62,7 @@ fn upstream(folder: &Path) -> Address {
 /// Runs a replica until it is killed.
 async fn child(folder: &Path) {
     let config = ReplicaConfig {
+        transport: Default::default(),
         upstreams: vec![upstream(folder)],
         listen: vec![Address::Unix(folder.join("replica.sock"))],
         state_dir: folder.join("state"),

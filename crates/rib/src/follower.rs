@@ -17,7 +17,10 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_model::{Location, Prefix, Revision, StoreId, arith::mix64};
-use fairmesh_wire::{handshake::Connection, transport::Address};
+use fairmesh_wire::{
+    handshake::Connection,
+    transport::{Address, Transport},
+};
 use task::FollowerTask;
 use tokio::{
     sync::{Notify, watch},
@@ -37,6 +40,8 @@ pub struct FollowerConfig {
     /// The addresses of upstreams, attempted in turn; at least one. With several, an upstream that is itself stale is
     /// left after some seconds.
     pub addresses: Vec<Address>,
+    /// How they are connected to.
+    pub transport: Transport,
     /// The name of this process, for operators: `agent host-7`.
     pub software: String,
     /// How long to wait between attempts.

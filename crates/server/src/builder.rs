@@ -6,7 +6,10 @@ use fairmesh_model::{
     EndpointState, FULL_WEIGHT, InstanceId, Invalid, KeyRange, Location, Protocol, Service, ServiceKind,
     ServiceName, ShardId, arith::hash_text,
 };
-use fairmesh_wire::{environment, transport::Address};
+use fairmesh_wire::{
+    environment,
+    transport::{Address, Transport},
+};
 use tokio::{
     sync::watch,
     time::{Instant, timeout_at},
@@ -48,6 +51,7 @@ pub struct ServerBuilder {
     finishes_late: bool,
     at_most: Option<u32>,
     adaptive: bool,
+    transport: Transport,
 }
 
 impl ServerBuilder {
@@ -69,6 +73,7 @@ impl ServerBuilder {
             finishes_late: false,
             at_most: None,
             adaptive: false,
+            transport: Transport::default(),
         }
     }
 
@@ -81,6 +86,13 @@ impl ServerBuilder {
     /// The address for callers; there is no default.
     pub fn address(mut self, address: SocketAddr) -> Self {
         self.address = Some(address);
+        self
+    }
+
+    /// How connections are accepted, and opened to the registry; the default is plaintext. With TLS, the endpoint is
+    /// registered as one that accepts mutual TLS only.
+    pub fn transport(mut self, transport: Transport) -> Self {
+        self.transport = transport;
         self
     }
 
@@ -201,7 +213,7 @@ impl ServerBuilder {
         let drain_deadline = drain_deadline(self.drain_deadline)?;
         let addresses = registry_addresses(&self.addresses)?;
         let software = format!("server {} {}", registration.service, registration.instance);
-        let registry = Arc::new(RegistryClient::new(addresses, software));
+        let registry = Arc::new(RegistryClient::new(addresses, software, self.transport.clone()));
         let started = Instant::now() + START_TIMEOUT;
         if registration.location.is_none() && !self.knows_agent {
             check_location(&registry, started).await?;
@@ -238,6 +250,7 @@ impl ServerBuilder {
                 lease,
                 phase,
                 drain_deadline,
+                transport: self.transport,
                 _shards: shards,
                 _usage: usage,
                 _shard_load: shard_load,
@@ -279,6 +292,7 @@ impl ServerBuilder {
             location: environment::location(self.location.take())?,
             weight: self.weight,
             lease: self.lease,
+            mtls: self.transport.is_tls(),
             labels: std::mem::take(&mut self.labels),
             declaration,
         };

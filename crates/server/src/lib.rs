@@ -59,6 +59,7 @@ pub use builder::{ServerBuilder, default_instance};
 pub use cpu::{Cpu, CpuTime, usage_reports::UsageReports};
 pub use drain::{drain_deadline, terminated};
 pub use fairmesh_model::{Location, Protocol, Region};
+pub use fairmesh_wire::transport::{Stream, Transport};
 pub use layer::{
     ServerBody, ServerFuture, ServerLayer, ServerService,
     server_load::{Admission, Outstanding},
@@ -91,6 +92,7 @@ struct Inner {
     lease: Arc<Lease>,
     phase: watch::Sender<Phase>,
     drain_deadline: Duration,
+    transport: Transport,
     _shards: AbortOnDropHandle<()>,
     _usage: UsageReports,
     _shard_load: shards::shard_load::ShardLoadReports,

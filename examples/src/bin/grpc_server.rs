@@ -51,7 +51,7 @@ async fn serve() -> Result<(), Box<dyn Error>> {
         .layer(member.layer()) // New: counts calls and reports load with each answer.
         .add_service(GreeterServer::new(Polite))
         // New: ends once callers have moved and calls are done.
-        .serve_with_incoming_shutdown(incoming(listener), member.draining());
+        .serve_with_incoming_shutdown(incoming(listener, &member), member.draining());
     tokio::select! {
         ended = serving => ended?,
         () = member.gone() => {} // New: endless streams do not delay it beyond the drain deadline.

@@ -32,6 +32,7 @@ impl Machine {
         let folder = TempDir::new().unwrap();
         let stopping = CancellationToken::new();
         let config = ControlConfig {
+            transport: Default::default(),
             data_dir: folder.path().join("control"),
             etcd: None,
             grpc: vec!["127.0.0.1:0".parse().unwrap()],
@@ -45,6 +46,7 @@ impl Machine {
 
         let agent = Address::Unix(folder.path().join("agent.sock"));
         let config = AgentConfig {
+            transport: Default::default(),
             upstreams: vec![control.clone()],
             listen: agent.clone(),
             state_dir: folder.path().join("agent"),

@@ -69,6 +69,7 @@ impl WriteWatcher {
         let seen = Arc::<Mutex<Seen>>::default();
         let (tell, at) = watch::channel(0);
         let config = FollowerConfig {
+            transport: Default::default(),
             addresses: vec![address],
             software: "bench".into(),
             backoff: Backoff::default(),

@@ -6,7 +6,7 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_model::{
-    EndpointState, HealthCheck, InstanceId, Prefix, Record, RecordKey, Region, ServiceName,
+    Endpoint, EndpointState, HealthCheck, InstanceId, Prefix, Record, RecordKey, Region, ServiceName,
 };
 use fairmesh_rib::{
     Mirror, Snapshot, Update,
@@ -29,7 +29,14 @@ pub(super) struct CheckedEndpoints {
 #[derive(Debug, Default)]
 struct Checked {
     check: Option<HealthCheck>,
-    endpoints: BTreeMap<InstanceId, SocketAddr>,
+    endpoints: BTreeMap<InstanceId, CheckedAddress>,
+}
+
+/// How an endpoint is connected to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CheckedAddress {
+    pub(super) address: SocketAddr,
+    pub(super) mtls: bool,
 }
 
 /// Forwards updates from the upstream to the checker's loop.
@@ -79,7 +86,7 @@ impl CheckedEndpoints {
     }
 
     /// Every endpoint to probe, with its address and health check.
-    pub(super) fn wanted(&self) -> impl Iterator<Item = (EndpointId, SocketAddr, &HealthCheck)> {
+    pub(super) fn wanted(&self) -> impl Iterator<Item = (EndpointId, CheckedAddress, &HealthCheck)> {
         self.services.iter().flat_map(|(name, checked)| {
             let check = checked.check.as_ref();
             let endpoints = checked.endpoints.iter();
@@ -114,7 +121,8 @@ impl Mirror for CheckedEndpoints {
                 checked.endpoints.remove(&endpoint.instance);
             }
             Ok(Record::Endpoint(endpoint)) => {
-                checked.endpoints.insert(endpoint.instance, endpoint.address);
+                let Endpoint { instance, address, mtls, .. } = endpoint;
+                checked.endpoints.insert(instance, CheckedAddress { address, mtls });
             }
             Ok(_) => {}
             Err(problem) => {
@@ -165,6 +173,7 @@ mod tests {
         let eu = Region::new("eu").unwrap();
         let name = ServiceName::new("shop/cart").unwrap();
         let upstream = FollowerConfig {
+            transport: Default::default(),
             addresses: vec![Address::Unix("/nowhere/control.sock".into())],
             software: "test".to_owned(),
             backoff: Backoff::default(),

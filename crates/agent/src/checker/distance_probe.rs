@@ -1,19 +1,14 @@
-use std::{
-    io,
-    net::{IpAddr, SocketAddr},
-    time::Duration,
-};
+use std::{io, time::Duration};
 
 use bytes::Bytes;
 use fairmesh_model::Probe;
-use fairmesh_wire::transport::{Plaintext, Transport};
+use fairmesh_wire::transport::{EndpointAddress, Stream, Transport};
 use http::{Request, header};
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::TcpStream,
     task::AbortHandle,
     time::{Instant, timeout},
 };
@@ -44,15 +39,19 @@ const MAX_FRAMES: usize = 100;
 /// well, but gRPC servers close connections whose clients send several without a call.
 pub(super) enum KeptConnection {
     Http1 { sender: SendRequest<Empty<Bytes>>, host: String, driver: AbortHandle },
-    Http2(TcpStream),
+    Http2(Stream),
 }
 
 impl KeptConnection {
-    /// Connects, from `from` if given.
-    pub(super) async fn open(address: SocketAddr, http2: bool, from: Option<IpAddr>) -> io::Result<Self> {
+    /// Connects.
+    pub(super) async fn open(
+        transport: &Transport,
+        endpoint: EndpointAddress<'_>,
+        http2: bool,
+    ) -> io::Result<Self> {
         let open = async {
-            let mut stream = Plaintext.connect_endpoint(address, from).await?;
-            stream.set_nodelay(true)?;
+            let mut stream = transport.connect_endpoint(endpoint).await?;
+            stream.tcp().map_or(Ok(()), |socket| socket.set_nodelay(true))?;
             if http2 {
                 stream.write_all(PREFACE).await?;
                 await_ack(&mut stream).await?;
@@ -61,7 +60,7 @@ impl KeptConnection {
             let (sender, connection) =
                 http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
             let driver = tokio::spawn(connection).abort_handle();
-            Ok(Self::Http1 { sender, host: address.to_string(), driver })
+            Ok(Self::Http1 { sender, host: endpoint.address.to_string(), driver })
         };
         timeout(TIMEOUT, open).await?
     }
@@ -107,7 +106,7 @@ async fn options(sender: &mut SendRequest<Empty<Bytes>>, host: &str) -> io::Resu
 }
 
 /// Reads frames up to the acknowledgement of SETTINGS, and acknowledges those of the server.
-async fn await_ack(stream: &mut TcpStream) -> io::Result<()> {
+async fn await_ack(stream: &mut Stream) -> io::Result<()> {
     let mut payload = [0; MAX_FRAME];
     for _ in 0..MAX_FRAMES {
         let mut head = [0; 9];
@@ -134,9 +133,12 @@ async fn await_ack(stream: &mut TcpStream) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+    use std::{
+        net::SocketAddr,
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering::Relaxed},
+        },
     };
 
     use http_body_util::Full;
@@ -145,6 +147,10 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
+
+    fn plaintext(address: SocketAddr) -> EndpointAddress<'static> {
+        EndpointAddress { address, service: None, from: None }
+    }
 
     /// A server of both versions, and the number of its connections so far.
     async fn server() -> (SocketAddr, Arc<AtomicUsize>) {
@@ -175,7 +181,8 @@ mod tests {
     async fn round_trips_share_a_connection_in_both_versions() {
         for http2 in [false, true] {
             let (address, connections) = server().await;
-            let mut connection = KeptConnection::open(address, http2, None).await.unwrap();
+            let mut connection =
+                KeptConnection::open(&Transport::default(), plaintext(address), http2).await.unwrap();
             for _ in 0..3 {
                 let elapsed = connection.round_trip().await.unwrap();
                 // Only HTTP/1.1 needs the program behind the server.
@@ -194,7 +201,10 @@ mod tests {
                 let (mut stream, _) = listener.accept().await.unwrap();
                 stream.write_all(response).await.unwrap();
             };
-            let (opened, ()) = tokio::join!(KeptConnection::open(address, true, None), serve);
+            let (opened, ()) = {
+                let transport = Transport::default();
+                tokio::join!(KeptConnection::open(&transport, plaintext(address), true), serve)
+            };
             assert!(opened.is_err());
         }
     }

@@ -82,6 +82,7 @@ impl Candidate {
         };
         let (inbox, updates) = mpsc::unbounded_channel();
         let follower = FollowerConfig {
+            transport: connection.transport().clone(),
             addresses: self.upstreams.clone(),
             software: format!("agent {} (health checker)", self.name),
             backoff: Backoff::default(),

@@ -1,13 +1,14 @@
-use std::{net::SocketAddr, pin::pin, time::Duration};
+use std::{future::ready, io, net::SocketAddr, pin::pin, time::Duration};
 
 use bytes::Bytes;
 use fairmesh_model::Probe;
-use fairmesh_wire::transport::{Plaintext, Transport};
+use fairmesh_wire::transport::{EndpointAddress, Stream, Transport};
 use http::{Request, StatusCode, Uri, uri::PathAndQuery};
 use http_body_util::Empty;
 use hyper_util::rt::TokioIo;
-use tokio::{net::TcpStream, time::timeout};
+use tokio::time::timeout;
 use tonic::transport::Endpoint;
+use tower::service_fn;
 
 /// The method of gRPC health checks.
 const CHECK: PathAndQuery = PathAndQuery::from_static("/grpc.health.v1.Health/Check");
@@ -32,22 +33,28 @@ struct HealthResponse {
 ///
 /// # Errors
 /// When the expected response does not arrive within `patience`.
-pub async fn probe_once(probe: &Probe, address: SocketAddr, patience: Duration) -> Result<(), String> {
+pub async fn probe_once(
+    transport: &Transport,
+    probe: &Probe,
+    endpoint: EndpointAddress<'_>,
+    patience: Duration,
+) -> Result<(), String> {
+    let address = endpoint.address;
     let probe_once = async {
+        let connecting = transport.connect_endpoint(endpoint).await;
+        let stream = connecting.map_err(|error| format!("cannot connect: {error}"))?;
+        // Fails only on a broken socket, which the first read reports.
+        let _ = stream.tcp().map(|socket| socket.set_nodelay(true));
         match probe {
-            Probe::Tcp => connect(address).await.map(drop),
-            Probe::Http { path, status } => get(connect(address).await?, address, path, *status).await,
-            Probe::Grpc { service } => grpc(address, service).await,
+            Probe::Tcp => Ok(()),
+            Probe::Http { path, status } => get(stream, address, path, *status).await,
+            Probe::Grpc { service } => grpc(stream, address, service).await,
         }
     };
     timeout(patience, probe_once).await.unwrap_or_else(|_| Err(format!("no response within {patience:?}")))
 }
 
-async fn connect(address: SocketAddr) -> Result<TcpStream, String> {
-    Plaintext.connect_endpoint(address, None).await.map_err(|error| format!("cannot connect: {error}"))
-}
-
-async fn get(stream: TcpStream, address: SocketAddr, path: &str, wanted: Option<u16>) -> Result<(), String> {
+async fn get(stream: Stream, address: SocketAddr, path: &str, wanted: Option<u16>) -> Result<(), String> {
     let shown = |error: hyper::Error| format!("no response: {error}");
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(shown)?;
@@ -74,10 +81,16 @@ fn passes(status: StatusCode, wanted: Option<u16>) -> bool {
     wanted.map_or(status.is_success() || status.is_redirection(), |wanted| status.as_u16() == wanted)
 }
 
-async fn grpc(address: SocketAddr, service: &str) -> Result<(), String> {
+async fn grpc(stream: Stream, address: SocketAddr, service: &str) -> Result<(), String> {
     let uri = Uri::builder().scheme("http").authority(address.to_string()).path_and_query("/").build();
     let uri = uri.map_err(|error| error.to_string())?;
-    let channel = Endpoint::from(uri).connect().await.map_err(|error| format!("cannot connect: {error}"))?;
+    // Connects once: a probe is over when its connection is.
+    let mut stream = Some(TokioIo::new(stream));
+    let connector = service_fn(move |_: Uri| {
+        ready(stream.take().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)))
+    });
+    let channel = Endpoint::from(uri).connect_with_connector(connector).await;
+    let channel = channel.map_err(|error| format!("cannot connect: {error}"))?;
     let mut client = tonic::client::Grpc::new(channel);
     client.ready().await.map_err(|error| error.to_string())?;
     let request = tonic::Request::new(HealthRequest { service: service.to_owned() });
@@ -94,6 +107,10 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
+
+    fn plaintext(address: SocketAddr) -> EndpointAddress<'static> {
+        EndpointAddress { address, service: None, from: None }
+    }
 
     const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -117,7 +134,13 @@ mod tests {
             let router = axum::Router::new().route(CHECK.path(), axum::routing::post(response));
             let serving = Server::builder().add_routes(router.into());
             let serving = tokio::spawn(serving.serve_with_incoming(TcpIncoming::from(listener)));
-            let result = probe_once(&Probe::Grpc { service: String::new() }, address, PATIENCE).await;
+            let result = probe_once(
+                &Transport::default(),
+                &Probe::Grpc { service: String::new() },
+                plaintext(address),
+                PATIENCE,
+            )
+            .await;
             assert_eq!(result.is_ok(), passes, "{result:?}");
             serving.abort();
         }
@@ -143,14 +166,25 @@ mod tests {
                 assert!(request[..length].starts_with(b"GET /healthz HTTP/1.1\r\n"));
                 stream.write_all(format!("HTTP/1.0 {status_line}\r\n\r\nhello").as_bytes()).await.unwrap();
             };
-            let (result, ()) = tokio::join!(probe_once(&probe, address, PATIENCE), response);
+            let transport = Transport::default();
+            let probing = probe_once(&transport, &probe, plaintext(address), PATIENCE);
+            let (result, ()) = tokio::join!(probing, response);
             assert_eq!(result.is_ok(), passes, "{status_line}: {result:?}");
         }
-        assert_eq!(probe_once(&Probe::Tcp, address, PATIENCE).await, Ok(()));
+        assert_eq!(
+            probe_once(&Transport::default(), &Probe::Tcp, plaintext(address), PATIENCE).await,
+            Ok(())
+        );
         let silent = Probe::Http { path: "/".into(), status: None };
-        let late = probe_once(&silent, address, Duration::from_millis(50)).await;
+        let late =
+            probe_once(&Transport::default(), &silent, plaintext(address), Duration::from_millis(50)).await;
         assert!(late.unwrap_err().contains("no response within 50ms"));
         drop(listener);
-        assert!(probe_once(&Probe::Tcp, address, PATIENCE).await.unwrap_err().contains("cannot connect"));
+        assert!(
+            probe_once(&Transport::default(), &Probe::Tcp, plaintext(address), PATIENCE)
+                .await
+                .unwrap_err()
+                .contains("cannot connect")
+        );
     }
 }

@@ -42,6 +42,7 @@ impl Sink for DiscardUpdates {
 
 fn usages() -> UsageForwarder {
     let config = FollowerConfig {
+        transport: Default::default(),
         addresses: vec![Address::Unix("/nowhere/control.sock".into())],
         software: "test".to_owned(),
         backoff: Backoff::default(),

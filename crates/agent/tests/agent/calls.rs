@@ -21,7 +21,7 @@ use crate::{
 async fn connect(fixture: &AgentFixture) -> Connection {
     let connecting = async {
         loop {
-            match handshake::connect(&fixture.socket, "test").await {
+            match handshake::connect(&Default::default(), &fixture.socket, "test").await {
                 Ok(connection) => return connection,
                 Err(_) => tokio::task::yield_now().await,
             }

@@ -39,6 +39,7 @@ impl AgentFixture {
 
     pub(crate) fn agent(&self) -> Agent {
         let config = AgentConfig {
+            transport: Default::default(),
             upstreams: vec![self.control_address()],
             listen: self.socket.clone(),
             state_dir: self.state(),

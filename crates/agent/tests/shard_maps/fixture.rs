@@ -18,7 +18,7 @@ use fairmesh_rib::{
 use fairmesh_router::ShardTable;
 use fairmesh_wire::{
     records, shards,
-    transport::{Address, Listener, serve},
+    transport::{Address, Transport, serve},
 };
 use tokio::{
     task::JoinHandle,
@@ -151,7 +151,7 @@ impl Fixture {
         let stop = CancellationToken::new();
         let server = RibServer::new(self.source.clone(), stop.clone());
         let services = server.with_services(tonic::service::Routes::default());
-        let listener = Listener::bind(address).await.unwrap();
+        let listener = Transport::default().bind(address).await.unwrap();
         let stopped = stop.clone().cancelled_owned();
         let task =
             tokio::spawn(async move { serve(services, listener, stopped, Duration::ZERO).await.unwrap() });
@@ -160,6 +160,7 @@ impl Fixture {
 
     pub(crate) fn agent(&self) -> RunningServer<Result<(), AgentError>> {
         let config = AgentConfig {
+            transport: Default::default(),
             upstreams: vec![self.upstream()],
             listen: self.socket(),
             state_dir: self.folder.path().join("state"),
@@ -177,6 +178,7 @@ impl Fixture {
     pub(crate) fn program_at(&self, name: &str, address: Address) -> Program {
         let resolver = Resolver::start(ResolverConfig {
             upstream: FollowerConfig {
+                transport: Default::default(),
                 addresses: vec![address],
                 software: name.to_owned(),
                 backoff: Backoff::default(),

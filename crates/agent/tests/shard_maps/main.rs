@@ -10,7 +10,7 @@ use fairmesh_shared_memory::{DescriptorChannel, SealedMemory};
 use fairmesh_wire::{
     handshake,
     shards::decode_map,
-    transport::{Listener, Plaintext, Transport},
+    transport::Transport,
     v1::{self, map_response::Kind},
 };
 use fixture::{BOUND, Fixture, cart, mapped_segments, replica, wait_for_mapped_segments};
@@ -193,7 +193,7 @@ async fn a_watcher_of_the_raw_records_gets_them_beside_programs_that_share_the_m
     let program = fixture.program("a");
     program.wait_for_map(&fixture.map).await;
     let read = async || {
-        let connection = handshake::connect(&fixture.socket(), "reader").await.unwrap();
+        let connection = handshake::connect(&Default::default(), &fixture.socket(), "reader").await.unwrap();
         let prefixes = vec![Prefix::shards(&cart(), None).to_string()];
         let response = connection.rib().read(v1::ReadRequest { prefixes, at_least: None }).await.unwrap();
         let entries = response.into_inner().entries.into_iter();
@@ -215,7 +215,8 @@ async fn a_session_that_follows_no_map_is_closed() {
     let agent = fixture.agent();
     let program = fixture.program("a");
     program.wait_for_map(&fixture.map).await;
-    let stream = Plaintext.dial(&fixture.socket().maps().unwrap()).await.unwrap().into_unix().unwrap().0;
+    let stream =
+        Transport::default().dial(&fixture.socket().maps().unwrap()).await.unwrap().into_unix().unwrap().0;
     let mut channel = DescriptorChannel::new(stream);
     let version = *handshake::PROTOCOL.end();
     let hello =
@@ -236,12 +237,14 @@ async fn untrusted_memory_is_not_read() {
     let _alone = EXCLUSIVE.lock().await;
     let fixture = Fixture::new(ONE_SEGMENT);
     let served = fixture.serve(&fixture.socket()).await;
-    let listener = Listener::bind(&fixture.socket().maps().unwrap()).await.unwrap();
+    let listener = Transport::default().bind(&fixture.socket().maps().unwrap()).await.unwrap();
     let words = SealedMemory::seal_words("fairmesh-test", &[7; 1000]).unwrap();
     let open = std::fs::File::open("/proc/self/exe").unwrap();
     let hostile = tokio::spawn(async move {
         for attempt in 0.. {
-            let mut channel = DescriptorChannel::new(listener.accept().await.into_unix().unwrap().0);
+            let mut channel = DescriptorChannel::new(
+                listener.accept().await.handshake().await.unwrap().into_unix().unwrap().0,
+            );
             let send = async |kind, handles: &[_]| {
                 let response = v1::MapResponse { kind: Some(kind) };
                 let _ = channel.send(&response.encode_to_vec(), handles).await;

@@ -68,6 +68,7 @@ impl<T: EndpointTransport> Resolver<T> {
         let maps = shard_maps::address(&config.upstream.addresses).map(|address| {
             let (commands, received) = mpsc::unbounded_channel();
             let follower = MapFollower {
+                transport: config.upstream.transport.clone(),
                 address,
                 software: config.upstream.software.clone(),
                 // Fails only when the worker has ended.

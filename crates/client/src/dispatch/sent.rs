@@ -19,7 +19,7 @@ use crate::{
     call::{Call, DecisionContext},
     discovery::ServiceState,
     fault::Fault,
-    response::Body,
+    response_body::Body,
     transport::{EndpointPool, OwnedConnection, PendingRequest},
 };
 

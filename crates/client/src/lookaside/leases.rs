@@ -2,7 +2,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use fairmesh_model::ServiceName;
 use fairmesh_rib::follower::FollowerState;
-use fairmesh_wire::transport::{Address, connect_channel_lazy};
+use fairmesh_wire::transport::{Address, Transport, connect_channel_lazy};
 use tokio::{sync::watch, time::Instant};
 use tonic::transport::Error;
 
@@ -18,7 +18,7 @@ pub(crate) struct Leases(Arc<LookasideConnection>);
 
 impl Leases {
     /// Of the lookaside at this address, which is connected to by the first call.
-    pub(crate) fn new(address: Address, client_id: String) -> Result<Self, Error> {
+    pub(crate) fn new(transport: &Transport, address: Address, client_id: String) -> Result<Self, Error> {
         let state = FollowerState {
             connected: false,
             since: Instant::now(),
@@ -28,7 +28,7 @@ impl Leases {
             address: Some(address.clone()),
             error: None,
         };
-        let channel = connect_channel_lazy(&address)?;
+        let channel = connect_channel_lazy(transport, &address)?;
         Ok(Self(Arc::new(LookasideConnection::new(channel, state, client_id))))
     }
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use fairmesh_model::{ServiceName, ShardKey};
-use fairmesh_wire::transport::Address;
+use fairmesh_wire::transport::{Address, Transport};
 
 use super::{lease_set::LeaseSet, leases::Leases};
 use crate::{call::CallContext, discovery::ServiceState};
@@ -22,12 +22,13 @@ const MAX_LOOKASIDES: usize = 64;
 pub(crate) struct ServiceLookasides {
     by_address: Mutex<HashMap<Arc<str>, Option<Arc<Leases>>>>,
     client_id: String,
+    transport: Transport,
 }
 
 impl ServiceLookasides {
     /// For a caller with this id.
-    pub(crate) fn new(client_id: String) -> Self {
-        Self { by_address: Mutex::default(), client_id }
+    pub(crate) fn new(client_id: String, transport: Transport) -> Self {
+        Self { by_address: Mutex::default(), client_id, transport }
     }
 
     /// The leases for a call that begins now, of the service, for the caller's key or `policy_key`. `None` where there
@@ -66,8 +67,10 @@ impl ServiceLookasides {
             by_address.clear();
         }
         let read = address.parse::<Address>().map_err(|e| e.to_string());
-        let leases =
-            read.and_then(|read| Leases::new(read, self.client_id.clone()).map_err(|e| e.to_string()));
+        let leases = read.and_then(|read| {
+            let leases = Leases::new(&self.transport, read, self.client_id.clone());
+            leases.map_err(|e| e.to_string())
+        });
         let leases = leases.inspect_err(|error| {
             tracing::warn!(%error, %address, "invalid lookaside address; fix `lookaside` in the policy of the service");
         });

@@ -2,7 +2,10 @@ use std::{env, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use fairmesh_model::{Invalid, Location};
 use fairmesh_rib::follower::{Backoff, FollowerConfig};
-use fairmesh_wire::{environment, transport::Address};
+use fairmesh_wire::{
+    environment,
+    transport::{Address, Transport},
+};
 
 use super::{Mesh, source::Source, state::MeshState};
 use crate::{
@@ -18,6 +21,7 @@ const CONNECT_WAIT: Duration = Duration::from_secs(1);
 /// How to connect; see [`Mesh::builder`]. Unset values come from the environment.
 #[derive(Clone, Debug, Default)]
 pub struct MeshBuilder {
+    transport: Transport,
     agent: Option<Address>,
     control: Vec<Address>,
     lookaside: Option<Address>,
@@ -31,6 +35,13 @@ pub struct MeshBuilder {
 }
 
 impl MeshBuilder {
+    /// How connections are opened; the default is plaintext.
+    #[must_use]
+    pub fn transport(mut self, transport: Transport) -> Self {
+        self.transport = transport;
+        self
+    }
+
     /// The agent's address; the default is `FAIRMESH_AGENT`, else the default socket.
     #[must_use]
     pub fn agent(mut self, address: Address) -> Self {
@@ -120,10 +131,11 @@ impl MeshBuilder {
     pub async fn connect(self) -> Result<Mesh, Invalid> {
         let client_id = self.client_id.clone().unwrap_or_else(default_client_id);
         let source = match &self.lookaside {
-            Some(address) => Source::Leases(leases(address, &client_id)?),
+            Some(address) => Source::Leases(self.leases(address, &client_id)?),
             None => Source::Records(self.follow(client_id.clone()).await?),
         };
         let transport = TransportContext {
+            transport: self.transport,
             counters: Arc::default(),
             local: self.local_address,
             own_addresses: Default::default(),
@@ -142,6 +154,7 @@ impl MeshBuilder {
             false => (self.location.clone(), region),
         };
         let upstream = FollowerConfig {
+            transport: self.transport.clone(),
             addresses: self.addresses()?,
             software: format!("client {client_id}"),
             backoff: Backoff::default(),
@@ -183,16 +196,16 @@ impl MeshBuilder {
         };
         Ok([vec![agent], self.control.clone()].concat())
     }
-}
 
-fn leases(address: &Address, client_id: &str) -> Result<Leases, Invalid> {
-    Leases::new(address.clone(), client_id.to_owned()).map_err(|error| {
-        Invalid::new(
-            "lookaside",
-            format!("{address} cannot be called: {error}"),
-            "write host:port, or unix:/path",
-        )
-    })
+    fn leases(&self, address: &Address, client_id: &str) -> Result<Leases, Invalid> {
+        Leases::new(&self.transport, address.clone(), client_id.to_owned()).map_err(|error| {
+            Invalid::new(
+                "lookaside",
+                format!("{address} cannot be called: {error}"),
+                "write host:port, or unix:/path",
+            )
+        })
+    }
 }
 
 fn default_client_id() -> String {

@@ -45,7 +45,7 @@ impl MeshState {
         Self {
             source,
             seed: AtomicU64::new(hash_text(&client_id) ^ u64::from(std::process::id())),
-            service_lookasides: ServiceLookasides::new(client_id),
+            service_lookasides: ServiceLookasides::new(client_id, transport.transport.clone()),
             counters: Arc::clone(&transport.counters),
             transport,
             clock: Clock::start(),

@@ -6,10 +6,8 @@ use std::{
 
 use bytes::{Buf as _, BytesMut};
 use fairmesh_router::EndpointTarget;
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::TcpStream,
-};
+use fairmesh_wire::transport::Stream;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::attempt_guard::AttemptGuard;
 use crate::{observe::OpenConnection, transport::RawConnection};
@@ -19,7 +17,7 @@ use crate::{observe::OpenConnection, transport::RawConnection};
 /// Until it is dropped it counts as a stream at its endpoint, which is another kind of load than a call (Uber, assisted
 /// balancing).
 pub struct Tunnel {
-    io: TcpStream,
+    io: Stream,
     /// Bytes that the server sent along with its response.
     input: BytesMut,
     attempt: AttemptGuard,

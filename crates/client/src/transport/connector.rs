@@ -9,11 +9,9 @@ use std::{
 
 use bytes::BytesMut;
 use fairmesh_http::socket;
-use fairmesh_wire::transport::{Plaintext, Transport};
-use tokio::{
-    net::TcpStream,
-    time::{Instant, timeout, timeout_at},
-};
+use fairmesh_model::ServiceName;
+use fairmesh_wire::transport::{EndpointAddress, Stream, Transport};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{error::SendError, own_addresses::OwnAddresses, raw_connection::RawConnection};
 use crate::observe::Counters;
@@ -28,6 +26,7 @@ const CONCLUSIVE_WAIT: Duration = Duration::from_millis(250);
 /// Configuration that all endpoint pools of a mesh share.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TransportContext {
+    pub(crate) transport: Transport,
     pub(crate) counters: Arc<Counters>,
     /// The address that connections are made from; the system's choice where none is given.
     pub(crate) local: Option<IpAddr>,
@@ -39,7 +38,10 @@ pub(crate) struct TransportContext {
 
 /// Opens connections to one endpoint.
 pub(crate) struct Connector {
+    pub(super) transport: Transport,
     pub(super) address: SocketAddr,
+    /// The service whose identity the endpoint proves by mutual TLS; `None` for plaintext.
+    pub(super) identity: Option<ServiceName>,
     pub(super) local: Option<IpAddr>,
     pub(super) multiplexed: bool,
     pub(super) counters: Arc<Counters>,
@@ -48,10 +50,10 @@ pub(crate) struct Connector {
 
 impl Connector {
     /// Opens a connection for the declared protocol.
-    pub(super) async fn connect(&self) -> Result<TcpStream, SendError> {
+    pub(super) async fn connect(&self) -> Result<Stream, SendError> {
         let stream = self.dial().await?;
-        if self.multiplexed {
-            socket::limit_unacknowledged(&stream);
+        if let Some(socket) = stream.tcp().filter(|_| self.multiplexed) {
+            socket::limit_unacknowledged(socket);
         }
         Ok(stream)
     }
@@ -62,15 +64,20 @@ impl Connector {
         Ok(RawConnection { io, input: BytesMut::new(), open: Some(self.counters.open_connection()) })
     }
 
-    async fn dial(&self) -> Result<TcpStream, SendError> {
+    async fn dial(&self) -> Result<Stream, SendError> {
         if self.own_addresses.contains(self.address) {
             let own = format!("{} is an address of this process itself", self.address);
             return Err(SendError::Unreachable(io::Error::other(own)));
         }
-        let connected = timeout(CONNECT_TIMEOUT, Plaintext.connect_endpoint(self.address, self.local)).await;
+        let endpoint =
+            EndpointAddress { address: self.address, service: self.identity.as_ref(), from: self.local };
+        let connected = self.transport.connect_endpoint(endpoint);
+        let connected = timeout(CONNECT_TIMEOUT, connected).await;
         let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection within 2 s");
         let stream = connected.unwrap_or_else(|_| Err(late())).map_err(SendError::from_connect)?;
-        socket::configure(&stream);
+        if let Some(socket) = stream.tcp() {
+            socket::configure(socket);
+        }
         Ok(stream)
     }
 }

@@ -1,10 +1,14 @@
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering::Relaxed},
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use fairmesh_balancer::poll::{PollState, PollTarget};
 use fairmesh_router::{EndpointRef, EndpointTarget};
+use fairmesh_wire::transport::Stream;
 use http::{Method, response};
 use tokio::time::Instant;
 
@@ -47,9 +51,11 @@ impl EndpointPool {
         self.h2.here().send(self, pending, timeouts).await.map(EndpointResponse::H2)
     }
 
-    /// Opens an HTTP/1.1 connection for another component.
+    /// Opens a plaintext HTTP/1.1 connection for another component.
     pub(crate) async fn open(&self) -> Result<EndpointConnection, SendError> {
-        let stream = self.connector.connect().await?;
+        let Stream::Tcp(stream) = self.connector.connect().await? else {
+            return Err(SendError::Unreachable(io::Error::other("the endpoint requires TLS")));
+        };
         Ok(EndpointConnection { stream, open: Some(self.connector.counters.open_connection()) })
     }
 
@@ -167,7 +173,9 @@ impl EndpointTransport for Arc<EndpointPool> {
         let multiplexed = target.protocol.is_multiplexed();
         Self::new(EndpointPool {
             connector: Connector {
+                transport: context.transport.clone(),
                 address: target.address,
+                identity: target.identity.clone(),
                 local: context.local,
                 multiplexed,
                 counters: Arc::clone(&context.counters),

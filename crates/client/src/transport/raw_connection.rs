@@ -1,10 +1,10 @@
 use bytes::BytesMut;
-use tokio::net::TcpStream;
+use fairmesh_wire::transport::Stream;
 
 use crate::observe::OpenConnection;
 
 /// A connection that carries no messages any more.
-pub(crate) struct RawConnection<I = TcpStream> {
+pub(crate) struct RawConnection<I = Stream> {
     pub(crate) io: I,
     /// Bytes read that belong to no message.
     pub(crate) input: BytesMut,

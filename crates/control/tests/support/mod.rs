@@ -24,6 +24,7 @@ pub(crate) const BOUND: Duration = Duration::from_secs(20);
 
 pub(crate) fn config(data_dir: PathBuf) -> ControlConfig {
     ControlConfig {
+        transport: Default::default(),
         data_dir,
         etcd: None,
         grpc: vec![Address::Tcp("127.0.0.1:0".into())],
@@ -61,7 +62,7 @@ impl TestControl {
     }
 
     pub(crate) async fn connect_at(&self, address: usize) -> Connection {
-        handshake::connect(&self.grpc[address], "test").await.unwrap()
+        handshake::connect(&Default::default(), &self.grpc[address], "test").await.unwrap()
     }
 
     /// Status line and body of a request, with a JSON body where one is given.

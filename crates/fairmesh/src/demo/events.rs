@@ -6,6 +6,8 @@ use fairmesh_model::EndpointState;
 use fairmesh_wire::{handshake, transport::Address, v1};
 use tokio::time::Instant;
 
+use crate::connect::transport;
+
 use super::{
     DemoError,
     call_stats::{CallStats, Phase},
@@ -81,8 +83,9 @@ async fn kill(fleet: &mut Fleet, pace: Pace) -> Result<String, DemoError> {
 /// Moves the primary of shard 5 from one server to another.
 async fn shard_move(fleet: &mut Fleet) -> Result<String, DemoError> {
     let address = Address::Tcp(fleet.control_address.to_string());
-    let connection =
-        handshake::connect(&address, "demo").await.map_err(|e| DemoError::Fleet(e.to_string()))?;
+    let connection = handshake::connect(&transport(), &address, "demo")
+        .await
+        .map_err(|e| DemoError::Fleet(e.to_string()))?;
     let mut registry = v1::registry_client::RegistryClient::new(connection.channel);
     let wanted =
         v1::ShardMove { shard: 5, role: "primary".into(), from: "cart-ap-1".into(), to: "cart-ap-0".into() };

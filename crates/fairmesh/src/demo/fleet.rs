@@ -17,6 +17,8 @@ use tokio::{
     time::Instant,
 };
 
+use crate::connect::transport;
+
 use super::{
     DemoError,
     process::{Process, Program},
@@ -147,7 +149,7 @@ impl Fleet {
         let address = Address::Tcp(self.control_address.to_string());
         let deadline = Instant::now() + START_TIMEOUT;
         loop {
-            let answer = handshake::connect(&address, "demo").await;
+            let answer = handshake::connect(&transport(), &address, "demo").await;
             match answer {
                 Ok(_) => return Ok(()),
                 Err(e) => still_up(&mut self.control, deadline, &e.to_string())?,
@@ -188,9 +190,10 @@ impl Fleet {
 
     /// The records below a prefix of the control plane.
     pub(super) async fn records(&self, prefix: Prefix) -> Result<Vec<(RecordKey, Record)>, DemoError> {
-        let connection = handshake::connect(&Address::Tcp(self.control_address.to_string()), "demo")
-            .await
-            .map_err(|e| DemoError::Fleet(e.to_string()))?;
+        let connection =
+            handshake::connect(&transport(), &Address::Tcp(self.control_address.to_string()), "demo")
+                .await
+                .map_err(|e| DemoError::Fleet(e.to_string()))?;
         let mut rib = v1::rib_client::RibClient::new(connection.channel);
         let request = v1::ReadRequest { prefixes: vec![prefix.to_string()], at_least: None };
         let answer =

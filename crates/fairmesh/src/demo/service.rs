@@ -15,6 +15,8 @@ use fairmesh_server::{Server, serve_http};
 use fairmesh_wire::transport::Address;
 use tokio::net::TcpListener;
 
+use crate::connect::transport;
+
 use super::{DemoError, relay, topology::DemoRegion};
 
 /// Response header with the region of the server.
@@ -70,6 +72,7 @@ pub(super) async fn serve(args: ServeArgs) -> Result<(), DemoError> {
     let mesh = mesh(args.agent.clone(), place, &args.instance).await?;
 
     let mut server = Server::builder(args.service.name())
+        .transport(transport())
         .instance(&args.instance)
         .address(public)
         .protocol(args.service.protocol())
@@ -92,6 +95,7 @@ pub(super) async fn serve(args: ServeArgs) -> Result<(), DemoError> {
 pub(super) async fn mesh(agent: Address, place: DemoRegion, client: &str) -> Result<Mesh, DemoError> {
     let region = Region::new(place.name).map_err(|e| DemoError::Fleet(e.to_string()))?;
     let mesh = Mesh::builder()
+        .transport(transport())
         .agent(agent)
         .client_id(client)
         .location(Location::in_region(region))

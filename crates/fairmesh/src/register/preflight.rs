@@ -7,7 +7,12 @@ use fairmesh_wire::handshake;
 use tokio::{net::TcpStream, time::timeout};
 
 use super::{arguments::ValidArguments, print_status};
-use crate::{command::service_words, connect::SOFTWARE, failure::Failure, rib_reader};
+use crate::{
+    command::service_words,
+    connect::{SOFTWARE, transport},
+    failure::Failure,
+    rib_reader,
+};
 
 /// Time limit of the connection attempt to the address; a listener on this machine accepts at once.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
@@ -46,7 +51,7 @@ pub(super) async fn announce_declaration(plan: &ValidArguments) {
 async fn is_declared(plan: &ValidArguments) -> Option<bool> {
     let key = RecordKey::Service(plan.registration.service.clone());
     for address in &plan.addresses {
-        if let Ok(connection) = handshake::connect(address, SOFTWARE).await {
+        if let Ok(connection) = handshake::connect(&transport(), address, SOFTWARE).await {
             let found = rib_reader::read(&connection, &[Prefix::from(&key)]).await.ok()?;
             return Some(found.iter().any(|stored| stored.key == key));
         }

@@ -1,6 +1,7 @@
 use std::{net::SocketAddr, str::FromStr, time::Duration};
 
 use fairmesh_model::{Invalid, Probe as Model};
+use fairmesh_wire::transport::{EndpointAddress, Transport};
 
 /// Time limit of a probe.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -27,7 +28,9 @@ impl FromStr for Probe {
 impl Probe {
     /// Probes once, for at most 2 s; the error has the reason.
     pub(super) async fn probe(&self, address: SocketAddr) -> Result<(), String> {
-        fairmesh_agent::probe(&self.0, address, TIMEOUT).await
+        // The program is on this machine, and speaks plaintext.
+        let endpoint = EndpointAddress { address, service: None, from: None };
+        fairmesh_agent::probe(&Transport::default(), &self.0, endpoint, TIMEOUT).await
     }
 }
 

@@ -32,6 +32,7 @@ impl Bench {
     async fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let config = ControlConfig {
+            transport: Default::default(),
             data_dir: folder.path().join("control"),
             etcd: None,
             grpc: vec!["127.0.0.1:0".parse().unwrap()],
@@ -66,7 +67,7 @@ impl Bench {
 
     /// The endpoints of the service, as routers read them.
     async fn endpoints(&self) -> Vec<Endpoint> {
-        let connection = handshake::connect(&self.control, "test").await.unwrap();
+        let connection = handshake::connect(&Default::default(), &self.control, "test").await.unwrap();
         let prefixes = vec!["/t/shop/endpoints/recommend/".to_owned()];
         let read = connection.rib().read(v1::ReadRequest { prefixes, at_least: None }).await.unwrap();
         let values = read.into_inner().entries.into_iter().map(|entry| entry.value);

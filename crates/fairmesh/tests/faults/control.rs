@@ -75,7 +75,7 @@ impl Writers {
 /// Writes one batch; `None` when it was not acknowledged.
 async fn write(connection: &mut Option<Connection>, control: &Address, name: &str) -> Option<()> {
     if connection.is_none() {
-        *connection = handshake::connect(control, "writer").await.ok();
+        *connection = handshake::connect(&Default::default(), control, "writer").await.ok();
     }
     let Some(connection) = connection else {
         tokio::time::sleep(Duration::from_millis(5)).await;

@@ -66,7 +66,7 @@ async fn a_control_plane_whose_disk_is_full_is_not_ready_until_there_is_room() {
     let control = start(folder.path(), port);
     until("it is ready", async || ready(port).await.starts_with("HTTP/1.1 200 ")).await;
     let address = Address::Unix(folder.path().join("control.sock"));
-    let connection = handshake::connect(&address, "test").await.unwrap();
+    let connection = handshake::connect(&Default::default(), &address, "test").await.unwrap();
     let mut refusal = None;
     for number in 0..200 {
         let request = ApplyRequest { ops: vec![large(number)], dry_run: false };

@@ -69,7 +69,7 @@ impl Lookaside {
     }
 
     async fn channel(&self) -> Channel {
-        connect_channel(&self.address).await.unwrap()
+        connect_channel(&Default::default(), &self.address).await.unwrap()
     }
 
     async fn caller(&self) -> LookasideClient<Channel> {
@@ -249,7 +249,7 @@ async fn a_lookaside_that_knows_nothing_takes_nobody_and_one_that_stops_tells_th
     world.agent.kill().await;
     let mut lookaside = Lookaside::begin(&world, "");
     until("its pages are there", async || lookaside.page("/readyz").await.contains("503")).await;
-    assert!(connect_channel(&lookaside.address).await.is_err());
+    assert!(connect_channel(&Default::default(), &lookaside.address).await.is_err());
     world.agent.restart();
     until("it is ready", async || lookaside.page("/readyz").await.contains("200 OK")).await;
     let mut caller = lookaside.caller().await;

@@ -32,7 +32,7 @@ fn registration() -> Registration {
 
 /// The error of a registration through the agent.
 async fn register(world: &World) -> String {
-    let link = RegistryClient::new(vec![world.agent_address()], "test");
+    let link = RegistryClient::new(vec![world.agent_address()], "test", Default::default());
     link.register(registration()).await.unwrap_err().to_string()
 }
 
@@ -122,7 +122,7 @@ async fn agent_alone(world: &mut World, load: &Load, mesh: &Mesh) {
     grows("the age that an older caller tells", async || mesh.stats().data_age.as_secs_f64()).await;
     let complaint = register(world).await;
     assert!(complaint.contains("no control plane answers this agent"), "{complaint}");
-    let agent = handshake::connect(&world.agent_address(), "test").await.unwrap();
+    let agent = handshake::connect(&Default::default(), &world.agent_address(), "test").await.unwrap();
     let op = Op { key: "/t/shop/services/new".into(), value: None, condition: None };
     let refused = agent.rib().write(WriteRequest { ops: vec![op] }).await.unwrap_err();
     assert!(refused.message().contains("an agent takes no writes"), "{refused}");

@@ -93,7 +93,7 @@ impl Drop for Group {
 async fn pester(agent: Address, stop: Arc<AtomicBool>) {
     while !stop.load(Relaxed) {
         // The test does not depend on a response in time.
-        let _ = tokio::time::timeout(PATIENCE, handshake::connect(&agent, "pest")).await;
+        let _ = tokio::time::timeout(PATIENCE, handshake::connect(&Default::default(), &agent, "pest")).await;
     }
 }
 

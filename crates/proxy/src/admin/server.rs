@@ -3,7 +3,7 @@
 use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
 use axum::{Router, extract, http::header, response::IntoResponse, routing::get};
-use fairmesh_listen::{Limits, PageListener};
+use fairmesh_listen::{Limits, PageListener, table};
 use fairmesh_model::Probe;
 use http::StatusCode;
 use tokio::{net::TcpListener, task::JoinHandle, time::timeout};
@@ -35,7 +35,8 @@ impl AdminServer {
 
 /// Starts the admin server.
 pub(crate) fn start(listener: TcpListener, state: AdminState) -> AdminServer {
-    let listener = PageListener::new(listener, state.listeners.acceptor("admin", Limits::pages()));
+    let listener =
+        PageListener::new(listener, state.listeners.acceptor(&table::PROXY_ADMIN, Limits::pages()));
     let router = Router::new()
         .route("/metrics", get(metrics_page))
         .route("/healthz", get(|| async { "ok\n" }))

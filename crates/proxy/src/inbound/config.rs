@@ -2,7 +2,7 @@
 
 use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
 
-use fairmesh_client::{Address, Location, Protocol, ServiceName};
+use fairmesh_client::{Address, Location, Protocol, ServiceName, Transport};
 use fairmesh_model::Invalid;
 
 /// The service, the address for callers, and the address of the program.
@@ -19,6 +19,8 @@ pub struct InboundEndpoint {
 /// Configuration of an [`InboundServer`](crate::InboundServer).
 #[derive(Clone, Debug)]
 pub struct InboundConfig {
+    /// How connections of callers are accepted.
+    pub transport: Transport,
     /// Service and addresses.
     pub inbound: InboundEndpoint,
     /// Protocol of the program.

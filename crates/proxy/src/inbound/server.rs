@@ -63,9 +63,20 @@ impl InboundServer {
 }
 
 fn server_builder(config: InboundConfig) -> fairmesh_server::ServerBuilder {
-    let InboundConfig { inbound, protocol, instance, location, requests, adaptive, drain, agent, control } =
-        config;
+    let InboundConfig {
+        transport,
+        inbound,
+        protocol,
+        instance,
+        location,
+        requests,
+        adaptive,
+        drain,
+        agent,
+        control,
+    } = config;
     let mut builder = Server::builder(inbound.service.to_string())
+        .transport(transport)
         .address(inbound.address)
         .protocol(protocol)
         .at_most(requests)

@@ -65,6 +65,7 @@ impl Processes {
         let address = self.socket(name);
         let metrics = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().ok();
         let config = ReplicaConfig {
+            transport: Default::default(),
             upstreams: upstreams.to_vec(),
             listen: vec![address.clone()],
             state_dir: self.state(name),
@@ -82,6 +83,7 @@ impl Processes {
     pub(crate) fn agent(&self, name: &str, upstream: &Address) -> Running<fairmesh_agent::AgentError> {
         let address = self.socket(name);
         let config = AgentConfig {
+            transport: Default::default(),
             upstreams: vec![upstream.clone()],
             listen: address.clone(),
             state_dir: self.state(name),
@@ -105,7 +107,7 @@ impl<E: std::fmt::Debug> Running<E> {
     pub(crate) async fn connect(&self) -> Connection {
         let connecting = async {
             loop {
-                match handshake::connect(&self.address, "test").await {
+                match handshake::connect(&Default::default(), &self.address, "test").await {
                     Ok(connection) => return connection,
                     Err(_) => tokio::task::yield_now().await,
                 }

@@ -63,6 +63,7 @@ impl Reader {
     /// With the backoff of production.
     fn start(address: &fairmesh_wire::transport::Address, number: usize) -> Self {
         let config = FollowerConfig {
+            transport: Default::default(),
             addresses: vec![address.clone()],
             software: format!("agent {number}"),
             backoff: Backoff::default(),

@@ -23,6 +23,7 @@ impl Root {
     async fn start(processes: &Processes) -> Self {
         let address = processes.socket("control");
         let config = ControlConfig {
+            transport: Default::default(),
             data_dir: processes.state("control"),
             grpc: vec![address.clone()],
             http: ([127, 0, 0, 1], 0).into(),

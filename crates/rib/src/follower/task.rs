@@ -137,9 +137,10 @@ impl<S: Sink> FollowerTask<S> {
         state: &watch::Sender<FollowerState>,
         connection: &watch::Sender<Option<Connection>>,
     ) -> DisconnectReason {
-        let opened = Watch::open(address, &self.config.software).await;
+        let FollowerConfig { transport, software, .. } = &self.config;
+        let opened = Watch::open(transport, address, software).await;
         let beside = |watch: Watch| {
-            let connection = Connection::lazy(watch.hello().clone(), address, &self.config.software)?;
+            let connection = Connection::lazy(watch.hello().clone(), transport, address, software)?;
             Ok::<_, ConnectError>((watch, connection))
         };
         let (watch, beside) = match opened.and_then(beside) {

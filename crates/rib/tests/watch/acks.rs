@@ -171,6 +171,7 @@ async fn a_requested_acknowledgement_is_requested_of_downstream_watchers() {
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
     let between = Memory { node: Node::replica() };
     let config = FollowerConfig {
+        transport: Default::default(),
         addresses: vec![server.address.clone()],
         software: "between".into(),
         backoff: Backoff::default(),
@@ -182,7 +183,7 @@ async fn a_requested_acknowledgement_is_requested_of_downstream_watchers() {
     tokio::spawn(relay_acks(between.node.clone(), upstream, stop.clone()));
     let replica = Server::start(between, "127.0.0.1:0").await;
 
-    let mut last = Watch::open(&replica.address, "last").await.unwrap();
+    let mut last = Watch::open(&Default::default(), &replica.address, "last").await.unwrap();
     let subscribe = v1::Subscribe { prefix: "/a/".into(), ..Default::default() };
     last.send(&v1::WatchRequest { kind: Some(watch_request::Kind::Subscribe(subscribe)) });
     let first = timeout(BOUND, last.next()).await.unwrap().unwrap().kind;

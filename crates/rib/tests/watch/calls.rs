@@ -19,7 +19,7 @@ async fn writes_are_checked_before_they_reach_the_backend() {
     let memory = Memory::new(1);
     memory.put(&[("/t/shop/services/cart", "x")]);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
-    let mut rib = handshake::connect(&server.address, "test").await.unwrap().rib();
+    let mut rib = handshake::connect(&Default::default(), &server.address, "test").await.unwrap().rib();
     let wrong = rib.write(delete("/nonsense", None)).await.unwrap_err();
     assert_eq!(wrong.code(), Code::InvalidArgument);
     assert!(wrong.message().starts_with("ops[0].key"), "{}", wrong.message());
@@ -41,7 +41,7 @@ fn at(store: u128, partition: u32, number: u64) -> v1::Cursor {
 async fn a_read_refuses_at_once_a_revision_that_cannot_arrive() {
     let memory = Memory::new(1);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
-    let mut rib = handshake::connect(&server.address, "test").await.unwrap().rib();
+    let mut rib = handshake::connect(&Default::default(), &server.address, "test").await.unwrap().rib();
     for (from, code, why) in [
         (at(2, 0, 1), Code::FailedPrecondition, "another store"),
         (at(1, 1, 1), Code::InvalidArgument, "partition 1"),
@@ -59,7 +59,7 @@ async fn a_read_refuses_at_once_a_revision_that_cannot_arrive() {
 async fn a_read_waits_for_the_revision_that_it_asks_for() {
     let memory = Memory::new(1);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
-    let mut rib = handshake::connect(&server.address, "test").await.unwrap().rib();
+    let mut rib = handshake::connect(&Default::default(), &server.address, "test").await.unwrap().rib();
     let request = v1::ReadRequest { prefixes: vec!["/a/".into()], at_least: Some(at(1, 0, 2)) };
     let mut short = Request::new(request.clone());
     short.set_timeout(Duration::from_millis(50));
@@ -100,7 +100,7 @@ async fn a_snapshot_larger_than_a_message_arrives_as_one_change() {
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
     let reader = Reader::following(&[&server.address], &["/a/"]).await;
     assert_eq!(reader.copy.len(), 100, "10 MB at once");
-    let mut rib = handshake::connect(&server.address, "test").await.unwrap().rib();
+    let mut rib = handshake::connect(&Default::default(), &server.address, "test").await.unwrap().rib();
     let all = rib.read(v1::ReadRequest { prefixes: vec!["/a/".into()], at_least: None }).await.unwrap_err();
     assert_eq!(all.code(), Code::ResourceExhausted);
     assert!(all.message().contains("watch"));

@@ -198,6 +198,7 @@ struct FollowingNode {
 impl FollowingNode {
     async fn start(address: &Address, prefixes: &[Prefix], wrong_bases: usize) -> Self {
         let config = FollowerConfig {
+            transport: Default::default(),
             addresses: vec![address.clone()],
             software: "follower".into(),
             backoff: Backoff::default(),
@@ -268,7 +269,7 @@ proptest! {
 
 /// A watch of everything, after its snapshot.
 async fn watch(server: &Server, patches: bool) -> Watch {
-    let mut watch = Watch::open(&server.address, "raw").await.unwrap();
+    let mut watch = Watch::open(&Default::default(), &server.address, "raw").await.unwrap();
     let subscribe = v1::Subscribe { prefix: "/".into(), patches, ..Default::default() };
     watch.send(&v1::WatchRequest { kind: Some(watch_request::Kind::Subscribe(subscribe)) });
     while next(&mut watch).await.more {}

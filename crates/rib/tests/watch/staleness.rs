@@ -107,7 +107,7 @@ async fn a_backend_that_cannot_serve_linearizable_reads_refuses_them() {
     let edge = Edge::new();
     edge.memory.put(&[("/a/1", "x")]);
     let server = Server::start(edge.clone(), "127.0.0.1:0").await;
-    let mut rib = handshake::connect(&server.address, "test").await.unwrap().rib();
+    let mut rib = handshake::connect(&Default::default(), &server.address, "test").await.unwrap().rib();
     let request = v1::ReadRequest { prefixes: vec!["/a/".into()], at_least: None };
     assert_eq!(rib.read(request.clone()).await.unwrap().into_inner().entries.len(), 1);
     edge.ages(Duration::from_secs(1));
@@ -165,7 +165,7 @@ async fn with_stale_upstreams_only_a_reader_cycles_through_them_unless_it_has_on
 async fn a_watcher_without_age_updates_is_sent_none() {
     let edge = Edge::new();
     let server = Server::start(edge.clone(), "127.0.0.1:0").await;
-    let mut watch = Watch::open(&server.address, "of an earlier release").await.unwrap();
+    let mut watch = Watch::open(&Default::default(), &server.address, "of an earlier release").await.unwrap();
     let subscribe = v1::Subscribe { prefix: "/a/".into(), ..Default::default() };
     watch.send(&v1::WatchRequest { kind: Some(watch_request::Kind::Subscribe(subscribe)) });
     let mut response = async || timeout(BOUND, watch.next()).await.unwrap().unwrap().kind;

@@ -94,7 +94,7 @@ async fn a_slow_reader_gets_the_last_values_and_no_queue() {
     const WRITES: u64 = 200;
     let memory = Memory::new(1);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
-    let mut watch = Watch::open(&server.address, "sleeper").await.unwrap();
+    let mut watch = Watch::open(&Default::default(), &server.address, "sleeper").await.unwrap();
     let subscribe = v1::Subscribe { prefix: "/a/".into(), ..Default::default() };
     watch.send(&v1::WatchRequest { kind: Some(watch_request::Kind::Subscribe(subscribe)) });
     let first = timeout(BOUND, watch.next()).await.unwrap().unwrap();

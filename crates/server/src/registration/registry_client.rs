@@ -8,7 +8,7 @@ use std::{
 use fairmesh_model::{Endpoint, InstanceId, Location, ServiceName, ShardId};
 use fairmesh_wire::{
     handshake::{ConnectError, Connection, connect, is_version_refusal},
-    transport::Address,
+    transport::{Address, Transport},
     v1,
 };
 use tokio::{sync::Mutex, time::timeout};
@@ -78,6 +78,7 @@ impl RegistryError {
 #[derive(Debug)]
 pub struct RegistryClient {
     addresses: Vec<Address>,
+    transport: Transport,
     software: String,
     /// Distinguishes this process from earlier and later ones of the same name.
     incarnation: u64,
@@ -88,8 +89,14 @@ type Current = (Address, Connection);
 
 impl RegistryClient {
     /// A client for the first of `addresses` that responds; `software` describes this program.
-    pub fn new(addresses: Vec<Address>, software: impl Into<String>) -> Self {
-        Self { addresses, software: software.into(), incarnation: incarnation(), current: Mutex::new(None) }
+    pub fn new(addresses: Vec<Address>, software: impl Into<String>, transport: Transport) -> Self {
+        let (software, incarnation) = (software.into(), incarnation());
+        Self { addresses, transport, software, incarnation, current: Mutex::new(None) }
+    }
+
+    /// How it connects.
+    pub fn transport(&self) -> &Transport {
+        &self.transport
     }
 
     /// The addresses, in order.
@@ -203,7 +210,7 @@ impl RegistryClient {
         }
         let mut first_error = None;
         for address in &self.addresses {
-            match connect(address, &self.software).await {
+            match connect(&self.transport, address, &self.software).await {
                 Ok(connection) => return Ok(current.insert((address.clone(), connection)).clone()),
                 Err(error) => first_error = first_error.or(Some(error)),
             }

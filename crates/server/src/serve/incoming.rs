@@ -1,47 +1,85 @@
 use std::{
     io,
     pin::Pin,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
 };
 
-use fairmesh_listen::{Acceptor, GuardedStream, Limits, Memory};
-use futures_util::{Stream, stream::unfold};
+use fairmesh_http::socket;
+use fairmesh_listen::{Acceptor, GuardedStream, Limits, Memory, forward_async_write};
+use fairmesh_wire::transport::{Stream, Transport};
+use futures_util::stream::{self, unfold};
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::{TcpListener, TcpStream},
+    io::{AsyncRead, ReadBuf},
+    net::TcpListener,
+    task::JoinSet,
 };
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
-use fairmesh_http::socket;
+use crate::Server;
 
-/// The connections of a listener for tonic's `serve_with_incoming` and the like: a connection that does not send the
-/// HTTP/2 preface within 10 s is closed, and a failing accept, as when file descriptors run out, is logged and retried
-/// after a pause (`docs/limits.md`).
+/// The connections of a listener of `server`, for tonic's `serve_with_incoming` and the like: a connection
+/// that does not send the HTTP/2 preface within 10 s is closed, and a failing accept, as when file descriptors run out,
+/// is logged and retried after a pause (`docs/limits.md`).
 ///
 /// After the preface, the connection is managed by its server, whose keep-alive
 /// (`Server::builder().http2_keepalive_interval`) detects vanished peers.
-pub fn incoming(listener: TcpListener) -> impl Stream<Item = io::Result<IncomingStream>> + Send {
+pub fn incoming(
+    listener: TcpListener,
+    server: &Server,
+) -> impl stream::Stream<Item = io::Result<IncomingStream>> + Send {
     let acceptor = Acceptor::new("program", Limits::program(), Memory::default());
-    unfold((listener, acceptor), |(listener, acceptor)| async move {
-        let accept = |cx: &mut Context<'_>| listener.poll_accept(cx).map_ok(|(stream, _)| stream);
-        let stream = acceptor.accept(accept).await;
-        socket::configure(stream.get_ref());
-        Some((Ok(IncomingStream { stream, is_exempt: false }), (listener, acceptor)))
-    })
+    let incoming = Incoming {
+        listener,
+        acceptor,
+        transport: server.inner.transport.clone(),
+        establishing: JoinSet::new(),
+    };
+    unfold(incoming, |mut incoming| async { Some((Ok(incoming.next().await), incoming)) })
+}
+
+/// Accepts connections for a server of the program's own.
+struct Incoming {
+    listener: TcpListener,
+    acceptor: Acceptor,
+    transport: Transport,
+    /// Accepted connections that are not ready for their server.
+    establishing: JoinSet<io::Result<GuardedStream<Stream>>>,
+}
+
+impl Incoming {
+    async fn next(&mut self) -> IncomingStream {
+        let Self { listener, acceptor, transport, establishing } = self;
+        let accept =
+            |cx: &mut Context<'_>| listener.poll_accept(cx).map_ok(|(stream, _)| Stream::Tcp(stream));
+        loop {
+            tokio::select! {
+                stream = acceptor.accept(accept) => {
+                    stream.get_ref().tcp().into_iter().for_each(socket::configure);
+                    let transport = transport.clone();
+                    establishing.spawn(async move { transport.accept(stream).await });
+                }
+                Some(established) = establishing.join_next() => match established {
+                    // The ends of its requests are not visible here.
+                    Ok(Ok(stream)) => return IncomingStream(stream.exempt_once_begun()),
+                    Ok(Err(error)) => tracing::debug!(%error, "a connection ended before it began"),
+                    // The runtime has reported the panic.
+                    Err(_) => {}
+                }
+            }
+        }
+    }
 }
 
 /// A connection accepted by [`incoming`].
 #[derive(Debug)]
-pub struct IncomingStream {
-    stream: GuardedStream<TcpStream>,
-    is_exempt: bool,
-}
+pub struct IncomingStream(GuardedStream<Stream>);
 
 impl Connected for IncomingStream {
     type ConnectInfo = TcpConnectInfo;
 
     fn connect_info(&self) -> TcpConnectInfo {
-        self.stream.get_ref().connect_info()
+        let socket = self.0.get_ref().tcp();
+        socket.map_or(TcpConnectInfo { local_addr: None, remote_addr: None }, Connected::connect_info)
     }
 }
 
@@ -51,40 +89,8 @@ impl AsyncRead for IncomingStream {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
-        if !self.is_exempt
-            && let Some(connection) = self.stream.connection().filter(|connection| connection.has_begun())
-        {
-            // The ends of its requests are not visible here.
-            connection.exempt();
-            self.is_exempt = true;
-        }
-        Poll::Ready(Ok(()))
+        Pin::new(&mut self.0).poll_read(cx, buf)
     }
 }
 
-impl AsyncWrite for IncomingStream {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
-}
+forward_async_write!(IncomingStream, 0);

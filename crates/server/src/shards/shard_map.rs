@@ -41,6 +41,7 @@ pub(super) fn follow(
     publisher: watch::Sender<MapState>,
 ) -> MapSubscription {
     let config = FollowerConfig {
+        transport: registry.transport().clone(),
         addresses: registry.addresses().to_vec(),
         software: registry.software().to_owned(),
         backoff: Backoff::default(),

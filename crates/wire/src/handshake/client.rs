@@ -11,7 +11,7 @@ use tonic::{
 use super::{Hello, PROTOCOL, SOFTWARE_KEY, VERSION_KEY, is_version_refusal};
 use crate::{
     rpc,
-    transport::{Address, connect_channel, connect_channel_lazy},
+    transport::{Address, Transport, connect_channel, connect_channel_lazy},
     v1::{
         HelloRequest, HelloResponse, admin_client::AdminClient, checker_client::CheckerClient,
         imbalance_client::ImbalanceClient, quota_client::QuotaClient, registry_client::RegistryClient,
@@ -69,6 +69,7 @@ pub struct Connection {
     pub channel: VersionedChannel,
     /// The server's response to the handshake.
     pub hello: Hello,
+    transport: Transport,
     address: Address,
     software: String,
 }
@@ -79,16 +80,36 @@ impl Connection {
     ///
     /// # Errors
     /// If the address is not valid for gRPC.
-    pub fn lazy(hello: Hello, address: &Address, software: &str) -> Result<Self, ConnectError> {
-        let channel =
-            connect_channel_lazy(address).map_err(|source| ConnectError::unreachable(address, source))?;
-        Ok(Self::new(channel, hello, address, software))
+    pub fn lazy(
+        hello: Hello,
+        transport: &Transport,
+        address: &Address,
+        software: &str,
+    ) -> Result<Self, ConnectError> {
+        let channel = connect_channel_lazy(transport, address)
+            .map_err(|source| ConnectError::unreachable(address, source))?;
+        Ok(Self::stamped(channel, hello, (transport, address), software))
     }
 
-    fn new(channel: Channel, hello: Hello, address: &Address, software: &str) -> Self {
+    fn stamped(
+        channel: Channel,
+        hello: Hello,
+        (transport, address): (&Transport, &Address),
+        software: &str,
+    ) -> Self {
         let stamp = SendVersion::new(hello.version, software);
-        let channel = InterceptedService::new(channel, stamp);
-        Self { channel, hello, address: address.clone(), software: software.to_owned() }
+        Self {
+            channel: InterceptedService::new(channel, stamp),
+            hello,
+            transport: transport.clone(),
+            address: address.clone(),
+            software: software.to_owned(),
+        }
+    }
+
+    /// How its process opens connections.
+    pub fn transport(&self) -> &Transport {
+        &self.transport
     }
 
     /// Watches the RIB of the process at this address now, over a connection of its own.
@@ -96,7 +117,7 @@ impl Connection {
     /// # Errors
     /// As [`Watch::open`].
     pub async fn watch(&self) -> Result<Watch, ConnectError> {
-        Watch::open(&self.address, &self.software).await
+        Watch::open(&self.transport, &self.address, &self.software).await
     }
 
     /// Client of the server's RIB.
@@ -199,10 +220,15 @@ fn describe_no_hello(status: &Status) -> String {
 
 /// Connects to a control plane or an agent and negotiates a version. `software` describes the client for display, such
 /// as `agent host-7`. Takes at most [`crate::transport::CONNECT_TIMEOUT`] and 2 s more for the response.
-pub async fn connect(address: &Address, software: &str) -> Result<Connection, ConnectError> {
+pub async fn connect(
+    transport: &Transport,
+    address: &Address,
+    software: &str,
+) -> Result<Connection, ConnectError> {
     let at = || address.clone();
-    let channel =
-        connect_channel(address).await.map_err(|source| ConnectError::unreachable(address, source))?;
+    let channel = connect_channel(transport, address)
+        .await
+        .map_err(|source| ConnectError::unreachable(address, source))?;
     let mut request = Request::new(HelloRequest {
         oldest_version: *PROTOCOL.start(),
         newest_version: *PROTOCOL.end(),
@@ -216,5 +242,5 @@ pub async fn connect(address: &Address, software: &str) -> Result<Connection, Co
         }
     })?;
     let hello = Hello::from_response(response.into_inner(), address)?;
-    Ok(Connection::new(channel, hello, address, software))
+    Ok(Connection::stamped(channel, hello, (transport, address), software))
 }

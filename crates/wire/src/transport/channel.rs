@@ -4,7 +4,7 @@ use hyper_util::rt::TokioIo;
 use tonic::transport::{Channel, Endpoint, Error};
 use tower::service_fn;
 
-use super::{Address, Plaintext, Transport};
+use super::{Address, Transport};
 
 /// Timeout of connection establishment.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -17,14 +17,14 @@ pub(super) const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(10), Du
 const WINDOW: u32 = 2 * 1024 * 1024;
 
 /// Connects now, and reconnects by itself.
-pub async fn connect_channel(address: &Address) -> Result<Channel, Error> {
+pub async fn connect_channel(transport: &Transport, address: &Address) -> Result<Channel, Error> {
     let endpoint = endpoint(address)?;
-    endpoint.connect_with_connector(connector(address)).await
+    endpoint.connect_with_connector(connector(transport, address)).await
 }
 
 /// Connects with the first call.
-pub fn connect_channel_lazy(address: &Address) -> Result<Channel, Error> {
-    Ok(endpoint(address)?.connect_with_connector_lazy(connector(address)))
+pub fn connect_channel_lazy(transport: &Transport, address: &Address) -> Result<Channel, Error> {
+    Ok(endpoint(address)?.connect_with_connector_lazy(connector(transport, address)))
 }
 
 fn endpoint(address: &Address) -> Result<Endpoint, Error> {
@@ -44,6 +44,7 @@ fn endpoint(address: &Address) -> Result<Endpoint, Error> {
 }
 
 fn connector(
+    transport: &Transport,
     address: &Address,
 ) -> impl tower::Service<
     http::Uri,
@@ -52,9 +53,9 @@ fn connector(
     Future = impl Future<Output = std::io::Result<TokioIo<super::Socket>>> + Send,
 > + Send
 + 'static {
-    let address = address.clone();
+    let (transport, address) = (transport.clone(), address.clone());
     service_fn(move |_| {
-        let address = address.clone();
-        async move { Plaintext.dial(&address).await.map(TokioIo::new) }
+        let (transport, address) = (transport.clone(), address.clone());
+        async move { transport.dial(&address).await.map(TokioIo::new) }
     })
 }

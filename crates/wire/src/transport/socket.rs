@@ -7,17 +7,17 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_listen::{Connection, ConnectionSlot, GuardedStream};
+use fairmesh_listen::{Connection, ConnectionSlot, GuardedStream, forward_async_write};
 use fairmesh_model::Identity;
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf},
-    net::{TcpStream, UnixStream},
+    io::{AsyncRead, AsyncReadExt, ReadBuf},
+    net::UnixStream,
     time::timeout,
 };
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::Connected;
 
-use super::Address;
+use super::{Stream, Transport};
 
 /// Timeout of the first bytes, which distinguish watches from calls. Clients of both send them at once.
 const PREAMBLE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -33,13 +33,6 @@ pub struct Socket {
     abort: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
 }
 
-#[derive(Debug)]
-pub(super) enum Stream {
-    Tcp(TcpStream),
-    /// With the user id of the peer.
-    Unix(UnixStream, u32),
-}
-
 /// The peer of an accepted connection, as seen by handlers of its calls.
 #[derive(Clone, Debug)]
 pub struct Peer {
@@ -49,36 +42,18 @@ pub struct Peer {
     pub connection: Arc<Connection>,
 }
 
-impl Stream {
-    pub(super) fn tcp(stream: TcpStream) -> io::Result<Self> {
-        // Calls are small and latency-sensitive: Nagle's algorithm would delay each by a round trip.
-        stream.set_nodelay(true)?;
-        Ok(Self::Tcp(stream))
-    }
-
-    pub(super) fn unix(stream: UnixStream) -> io::Result<Self> {
-        let uid = stream.peer_cred()?.uid();
-        Ok(Self::Unix(stream, uid))
-    }
-}
-
-impl From<GuardedStream<Stream>> for Socket {
-    fn from(stream: GuardedStream<Stream>) -> Self {
-        let identity = match stream.get_ref() {
-            Stream::Tcp(_) => Identity::Anonymous,
-            Stream::Unix(_, uid) => Identity::Local { uid: *uid },
-        };
-        Self { stream, identity, peeked: Bytes::new(), abort: None }
-    }
-}
-
 impl Socket {
-    pub(super) async fn dial(address: &Address) -> io::Result<Self> {
-        let stream = match address {
-            Address::Tcp(address) => Stream::tcp(TcpStream::connect(address).await?)?,
-            Address::Unix(path) => Stream::unix(UnixStream::connect(path).await?)?,
+    /// A connection, whose peer `transport` identifies.
+    ///
+    /// # Errors
+    /// When the system does not report the user of the peer.
+    pub(super) fn new(stream: GuardedStream<Stream>, transport: &Transport) -> io::Result<Self> {
+        let identity = match (stream.get_ref(), &transport.identity) {
+            (Stream::Unix(stream), _) => Identity::Local { uid: stream.peer_cred()?.uid() },
+            (Stream::Tls(stream), Some(identity)) => identity.identify(stream.peer_certificates()),
+            (Stream::Tls(_), None) | (Stream::Tcp(_), _) => Identity::Anonymous,
         };
-        Ok(GuardedStream::outgoing(stream).into())
+        Ok(Self { stream, identity, peeked: Bytes::new(), abort: None })
     }
 
     /// Aborts the connection and all that is in flight on it once `abort` fires.
@@ -113,8 +88,8 @@ impl Socket {
     /// longer aborted.
     pub fn into_unix(self) -> Option<(UnixStream, Option<ConnectionSlot>)> {
         match self.stream.into_parts() {
-            (Stream::Unix(stream, _), place) => Some((stream, place)),
-            (Stream::Tcp(_), _) => None,
+            (Stream::Unix(stream), place) => Some((stream, place)),
+            (Stream::Tcp(_) | Stream::Tls(_), _) => None,
         }
     }
 
@@ -145,54 +120,6 @@ impl Connected for Socket {
     }
 }
 
-/// Calls a method of the underlying stream.
-macro_rules! on_stream {
-    ($streams:expr, $stream:ident => $call:expr) => {
-        match $streams.get_mut() {
-            Stream::Tcp(stream) => {
-                let $stream = Pin::new(stream);
-                $call
-            }
-            Stream::Unix(stream, _) => {
-                let $stream = Pin::new(stream);
-                $call
-            }
-        }
-    };
-}
-
-impl AsyncRead for Stream {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        on_stream!(self, stream => stream.poll_read(cx, buf))
-    }
-}
-
-impl AsyncWrite for Stream {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        on_stream!(self, stream => stream.poll_write(cx, buf))
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        on_stream!(self, stream => stream.poll_write_vectored(cx, bufs))
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        on_stream!(self, stream => stream.poll_flush(cx))
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        on_stream!(self, stream => stream.poll_shutdown(cx))
-    }
-}
-
 impl AsyncRead for Socket {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -209,28 +136,4 @@ impl AsyncRead for Socket {
     }
 }
 
-impl AsyncWrite for Socket {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
-}
+forward_async_write!(Socket, stream);

@@ -17,7 +17,7 @@ use super::{KEEP_ALIVE, PREAMBLE, encode_frame, framed_socket::FramedSocket};
 use crate::{
     handshake::{ConnectError, HELLO_TIMEOUT, Hello, PROTOCOL},
     rpc::MAX_MESSAGE,
-    transport::{Address, CONNECT_TIMEOUT, Plaintext, Socket, Transport},
+    transport::{Address, CONNECT_TIMEOUT, Socket, Transport},
     v1::{HelloRequest, WatchRequest, WatchResponse, watch_request, watch_response::Kind},
 };
 
@@ -35,8 +35,12 @@ impl Watch {
     ///
     /// # Errors
     /// If there is no server, or none with a common version.
-    pub async fn open(address: &Address, software: &str) -> Result<Self, ConnectError> {
-        let dialled = timeout(CONNECT_TIMEOUT, Plaintext.dial(address)).await;
+    pub async fn open(
+        transport: &Transport,
+        address: &Address,
+        software: &str,
+    ) -> Result<Self, ConnectError> {
+        let dialled = timeout(CONNECT_TIMEOUT, transport.dial(address)).await;
         let socket = dialled.unwrap_or_else(|late| Err(late.into()));
         let socket = socket.map_err(|source| ConnectError::unreachable(address, source))?;
         Self::handshake(socket, address, software).await

@@ -6,7 +6,7 @@ use crate::support::*;
 use fairmesh_model::Identity;
 use fairmesh_wire::{
     handshake::{ConnectError, connect, is_version_refusal, negotiate},
-    transport::{Address, Listener, connect_channel, serve},
+    transport::{Address, Transport, connect_channel, serve},
     v1::{HelloRequest, ReadRequest, WatchersRequest, rib_client::RibClient, watch_response},
     watch::Watch,
 };
@@ -16,7 +16,7 @@ use tonic::{Code, Request, Status, service::Routes};
 const NEVER: Duration = Duration::from_secs(3600);
 
 async fn caller_seen_at(address: &Address) -> (String, String) {
-    let connection = connect(address, "tester\n7 é").await.unwrap();
+    let connection = connect(&Default::default(), address, "tester\n7 é").await.unwrap();
     assert_eq!(connection.hello, hello(1));
     let response = connection.rib().watchers(WatchersRequest::default()).await.unwrap().into_inner();
     let caller = response.watchers[0].clone();
@@ -44,7 +44,7 @@ async fn a_call_over_a_unix_socket_carries_the_callers_uid() {
 #[tokio::test]
 async fn a_call_without_a_supported_version_is_rejected_with_a_hint() {
     let served = serve_stub(Stub::default(), &free_port(), NEVER).await;
-    let channel = soon(connect_channel(&served.address)).await.unwrap();
+    let channel = soon(connect_channel(&Default::default(), &served.address)).await.unwrap();
     let mut client = RibClient::new(channel);
     for (version, hint) in [
         (None, "Rib/Hello first"),
@@ -86,7 +86,7 @@ fn the_newest_common_version_is_chosen() {
 async fn a_peer_that_chooses_an_unknown_version_is_refused() {
     let stub = Stub { version: Some(9), ..Stub::default() };
     let served = serve_stub(stub, &free_port(), NEVER).await;
-    let error = soon(connect(&served.address, "tester")).await.unwrap_err();
+    let error = soon(connect(&Default::default(), &served.address, "tester")).await.unwrap_err();
     assert!(matches!(error, ConnectError::Version { .. }), "{error}");
     assert!(error.to_string().contains("version 9"), "{error}");
 }
@@ -96,12 +96,12 @@ async fn an_unreachable_server_is_distinguished_from_a_foreign_one() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("agent.sock");
     let address = Address::Unix(path.clone());
-    let error = soon(connect(&address, "tester")).await.unwrap_err();
+    let error = soon(connect(&Default::default(), &address, "tester")).await.unwrap_err();
     assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
     assert!(error.to_string().contains("agent.sock"), "{error}");
     // Accepts connections, by its backlog, and never responds.
     let _silent = std::os::unix::net::UnixListener::bind(&path).unwrap();
-    let error = soon(connect(&address, "tester")).await.unwrap_err();
+    let error = soon(connect(&Default::default(), &address, "tester")).await.unwrap_err();
     assert!(matches!(error, ConnectError::NoHello { .. }), "{error}");
 }
 
@@ -109,14 +109,14 @@ async fn an_unreachable_server_is_distinguished_from_a_foreign_one() {
 async fn a_call_in_flight_finishes_while_the_server_drains() {
     let stub = Stub::default();
     let served = serve_stub(stub.clone(), &free_port(), NEVER).await;
-    let connection = soon(connect(&served.address, "tester")).await.unwrap();
+    let connection = soon(connect(&Default::default(), &served.address, "tester")).await.unwrap();
     let mut rib = connection.rib();
     let call = tokio::spawn(async move { rib.read(ReadRequest::default()).await });
     soon(stub.reading.acquire()).await.unwrap().forget();
     let address = served.address.clone();
     let stopped = served.stop();
     // A stop closes the port first.
-    soon(async { while connect_channel(&address).await.is_ok() {} }).await;
+    soon(async { while connect_channel(&Default::default(), &address).await.is_ok() {} }).await;
     assert!(!stopped.is_finished());
     stub.reads.add_permits(1);
     assert!(soon(call).await.unwrap().is_ok());
@@ -126,7 +126,7 @@ async fn a_call_in_flight_finishes_while_the_server_drains() {
 #[tokio::test]
 async fn an_open_watch_does_not_hold_a_stop_past_its_drain() {
     let served = serve_stub(Stub::default(), &free_port(), Duration::from_millis(50)).await;
-    let connection = soon(connect(&served.address, "tester")).await.unwrap();
+    let connection = soon(connect(&Default::default(), &served.address, "tester")).await.unwrap();
     let mut watch = soon(connection.watch()).await.unwrap();
     assert!(soon(watch.next()).await.is_ok());
     soon(served.stop()).await.unwrap().unwrap();
@@ -138,7 +138,7 @@ async fn both_sides_of_a_watch_know_each_other() {
     let folder = tempfile::tempdir().unwrap();
     let address = Address::Unix(folder.path().join("agent.sock"));
     let served = serve_stub(Stub::default(), &address, Duration::ZERO).await;
-    let mut watch = soon(Watch::open(&address, "tester\n7 é")).await.unwrap();
+    let mut watch = soon(Watch::open(&Default::default(), &address, "tester\n7 é")).await.unwrap();
     assert_eq!(watch.hello(), &hello(1));
     let said = soon(watch.next()).await.unwrap().kind;
     let Some(watch_response::Kind::Refused(said)) = said else { panic!("{said:?}") };
@@ -163,16 +163,19 @@ async fn connections_without_a_preamble_go_to_the_grpc_server() {
         let _ = soon(stranger.read_to_end(&mut response)).await;
         assert!(!response.windows(4).any(|bytes| bytes == b"stub"), "no hello for {first}");
     }
-    assert!(soon(connect(&served.address, "tester")).await.is_ok(), "the server keeps serving");
+    assert!(
+        soon(connect(&Default::default(), &served.address, "tester")).await.is_ok(),
+        "the server keeps serving"
+    );
     soon(served.stop()).await.unwrap().unwrap();
 }
 
 #[tokio::test]
 async fn a_process_without_a_rib_closes_watches() {
-    let listener = Listener::bind(&free_port()).await.unwrap();
+    let listener = Transport::default().bind(&free_port()).await.unwrap();
     let address = listener.address().unwrap();
     let serving = tokio::spawn(serve(Routes::default(), listener, std::future::pending(), Duration::ZERO));
-    let error = soon(Watch::open(&address, "tester")).await.unwrap_err();
+    let error = soon(Watch::open(&Default::default(), &address, "tester")).await.unwrap_err();
     assert!(matches!(error, ConnectError::NoHello { .. }), "{error}");
     serving.abort();
 }

@@ -17,7 +17,7 @@ use fairmesh_shared_memory::{DescriptorChannel, SealedMemory};
 use fairmesh_wire::{
     convert,
     handshake::PROTOCOL,
-    transport::{Address, Plaintext, Transport},
+    transport::{Address, Transport},
     v1::{self, map_request, map_response},
 };
 use prost::Message;
@@ -66,6 +66,7 @@ struct Table {
 
 /// Follows maps until the worker ends.
 pub(super) struct MapFollower<F> {
+    pub(super) transport: Transport,
     pub(super) address: Address,
     pub(super) software: String,
     pub(super) publish: F,
@@ -126,7 +127,7 @@ impl<F: Fn(MapEvent) + Send> MapFollower<F> {
     }
 
     async fn connect(&self) -> io::Result<DescriptorChannel> {
-        let socket = Plaintext.dial(&self.address).await?;
+        let socket = self.transport.dial(&self.address).await?;
         let (stream, _) = socket.into_unix().ok_or(io::ErrorKind::Unsupported)?;
         let mut channel = DescriptorChannel::new(stream);
         let hello = v1::HelloRequest {

@@ -2,7 +2,7 @@
 //! response that arrives whole is handed out as it lies in the read buffer. The transport of `dispatch::fast_path`.
 
 use std::{
-    io::{self, ErrorKind, IoSlice},
+    io::{self, ErrorKind},
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use super::{
-    connection::{Connection, Io, broken, closed},
+    connection::{Connection, Io, broken, closed, unread},
     pool::Pool,
     response_body::ResponseBody,
     upload::Upload,
@@ -112,7 +112,7 @@ impl BorrowedExchange {
             } else {
                 connection.poll_large(read, context)
             };
-            match result.map_err(broken)? {
+            match result.map_err(unread)? {
                 Poll::Ready(Some(result)) => return Poll::Ready(Ok(BorrowedOutcome::Borrowed(result))),
                 Poll::Ready(None) => {}
                 Poll::Pending if !self.rest_timed_out(context) => return Poll::Pending,
@@ -127,7 +127,7 @@ impl BorrowedExchange {
                 return Poll::Ready(Ok(BorrowedOutcome::Owned(response)));
             }
             let due = self.connection.expected;
-            if ready!(self.connection.poll_read(due, context)).map_err(broken)? == 0 {
+            if ready!(self.connection.poll_read(due, context)).map_err(unread)? == 0 {
                 return Poll::Ready(Err(broken(closed("before it responded"))));
             }
         }
@@ -167,11 +167,7 @@ impl Connection {
     /// Sends a head and its body as far as one write goes, and buffers the rest; an error where nothing was sent.
     fn send_borrowed(&mut self, text: &[u8], rest: &[u8]) -> io::Result<()> {
         let Io::Whole(io) = &mut self.io else { return Err(ErrorKind::NotConnected.into()) };
-        let wrote = match rest {
-            [] => io.try_write(text),
-            rest => io.try_write_vectored(&[IoSlice::new(text), IoSlice::new(rest)]),
-        };
-        let written = match wrote {
+        let written = match io.try_write(text, rest) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
             wrote => wrote?,
         };
@@ -247,6 +243,7 @@ impl Connection {
 mod tests {
     use std::{future::poll_fn, time::Duration};
 
+    use fairmesh_wire::transport::Stream;
     use http_body_util::BodyExt as _;
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -275,7 +272,7 @@ mod tests {
         let listener = server.listen(1).unwrap();
         let connecting = client.connect(listener.local_addr().unwrap());
         let (stream, accepted) = tokio::join!(connecting, listener.accept());
-        (Box::new(Connection::new(stream.unwrap(), None)), accepted.unwrap().0)
+        (Box::new(Connection::new(Stream::Tcp(stream.unwrap()), None)), accepted.unwrap().0)
     }
 
     const HEAD: &[u8] = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 65536\r\n\r\n";

@@ -6,10 +6,10 @@ use std::{
 };
 
 use bytes::BytesMut;
+use fairmesh_wire::transport::Stream;
 use http::{Method, Response, StatusCode};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadHalf},
-    net::TcpStream,
     time::Instant,
 };
 use tokio_util::task::AbortOnDropHandle;
@@ -45,7 +45,7 @@ const HEAD: usize = 1024;
 const UNBEGUN: SendProgress = SendProgress { pieces: 0, unsent: usize::MAX };
 
 /// A connection to a server, used by one call at a time. Dropping it closes it.
-pub(in crate::transport) struct Connection<I = TcpStream> {
+pub(in crate::transport) struct Connection<I = Stream> {
     pub(super) io: Io<I>,
     /// Bytes read and not yet parsed.
     pub(super) input: ReadBuffer,
@@ -187,7 +187,7 @@ where
             if let Some(response) = reader.read(&mut self.input).map_err(broken)? {
                 return Poll::Ready(Ok(response));
             }
-            if ready!(self.poll_read(self.expected, context)).map_err(broken)? == 0 {
+            if ready!(self.poll_read(self.expected, context)).map_err(unread)? == 0 {
                 return Poll::Ready(Err(broken(closed("before it responded"))));
             }
         }
@@ -271,25 +271,23 @@ impl<I> Connection<I> {
 impl Connection {
     /// A connection on which its owner has sent a request.
     pub(super) fn owned(OwnedConnection { connection, owner }: OwnedConnection) -> Self {
-        Self { owner: Some(owner), ..Self::new(connection.stream, connection.open) }
+        Self { owner: Some(owner), ..Self::new(Stream::Tcp(connection.stream), connection.open) }
     }
 
     /// Returns it to its owner; `Some` where it has none.
     pub(super) fn into_unowned(mut self: Box<Self>) -> Option<Box<Self>> {
         let Some(owner) = self.owner.take() else { return Some(self) };
-        if let Io::Whole(stream) = self.io {
+        // An owner's connection was plain TCP when it came.
+        if let Io::Whole(Stream::Tcp(stream)) = self.io {
             owner.take_back(EndpointConnection { stream, open: self.open });
         }
         None
     }
 
-    /// Whether nothing has arrived since the last response, neither bytes nor the end. A system call only where the
-    /// runtime has seen an event.
-    pub(super) fn is_quiet(&self) -> bool {
-        match &self.io {
-            Io::Whole(io) => {
-                matches!(io.try_read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)
-            }
+    /// Whether nothing has arrived since the last response, neither bytes nor the end.
+    pub(super) fn is_quiet(&mut self) -> bool {
+        match &mut self.io {
+            Io::Whole(io) => io.is_quiet(),
             Io::Reading(..) => false,
         }
     }
@@ -325,6 +323,15 @@ pub(super) fn closed(when: &str) -> io::Error {
 /// The server switched protocols before the request was sent, whose rest would be ambiguous.
 fn early_switch() -> io::Error {
     io::Error::new(ErrorKind::InvalidData, "the server switched protocols before the request was sent")
+}
+
+/// The response cannot be read. The kind of the error is that of a failed connect where the server rejected this program
+/// before it read the request.
+pub(super) fn unread(error: io::Error) -> SendError {
+    match error.kind() {
+        ErrorKind::ConnectionRefused => SendError::Refused(error.into()),
+        _ => broken(error),
+    }
 }
 
 pub(super) fn broken(error: impl Into<BoxError>) -> SendError {

@@ -5,10 +5,10 @@ use std::{
 };
 
 use bytes::Bytes;
+use fairmesh_wire::transport::Stream;
 use http_body::{Body, Frame, SizeHint};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::TcpStream,
     time::Instant,
 };
 
@@ -24,7 +24,7 @@ const MAX_DISCARDED_PIECES: usize = 4;
 
 /// The body of a response, read from the connection on demand. Dropping it before its end closes the
 /// connection: bytes of the response may be on it.
-pub(crate) struct ResponseBody<I = TcpStream> {
+pub(crate) struct ResponseBody<I = Stream> {
     /// Until it is reused.
     connection: Option<Box<Connection<I>>>,
     decoder: Decoder,

@@ -7,7 +7,7 @@ use fairmesh_agent::AgentConfig;
 use fairmesh_model::{Cluster, HostType, Location, Region, Zone};
 use fairmesh_wire::transport::Address;
 
-use crate::{failure::Failure, logging::Logging, signals};
+use crate::{connect::transport, failure::Failure, logging::Logging, signals};
 
 use super::{
     daemon_args::{MetricsAddress, host_name},
@@ -64,6 +64,7 @@ pub(crate) async fn run(args: AgentArgs) -> Result<ExitCode, Failure> {
     args.logging.start()?;
     let AgentArgs { region, zone, cluster, host_type, .. } = args;
     let config = AgentConfig {
+        transport: transport(),
         upstreams: args.control,
         listen: args.listen.unwrap_or_else(|| Address::Unix(default_paths::agent_socket())),
         state_dir: args.state_dir.map_or_else(|| default_paths::state("agent"), Ok)?,

@@ -6,7 +6,7 @@ use clap::Args;
 use fairmesh_control::{ControlConfig, EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls};
 use fairmesh_wire::transport::Address;
 
-use crate::{failure::Failure, logging::Logging, signals};
+use crate::{connect::transport, failure::Failure, logging::Logging, signals};
 
 use super::default_paths;
 
@@ -84,6 +84,7 @@ pub(crate) async fn run(args: ControlArgs) -> Result<ExitCode, Failure> {
     args.logging.start()?;
     let data_dir = args.data_dir.map_or_else(|| default_paths::state("control"), Ok)?;
     let config = ControlConfig {
+        transport: transport(),
         data_dir,
         etcd: args.etcd.config()?,
         grpc: args.grpc,

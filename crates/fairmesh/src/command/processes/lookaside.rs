@@ -11,7 +11,7 @@ use fairmesh_model::{Location, Region, spec};
 use fairmesh_wire::transport::Address;
 
 use super::daemon_args::MetricsAddress;
-use crate::{failure::Failure, logging::Logging, signals};
+use crate::{connect::transport, failure::Failure, logging::Logging, signals};
 
 /// Arguments of `fairmesh lookaside`.
 #[derive(Debug, Args)]
@@ -82,6 +82,7 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
     args.logging.start()?;
     let shutdown = signals::shutdown()?;
     let config = LookasideConfig {
+        transport: transport(),
         listen: args.listen,
         admin: args.admin.0,
         lease_terms: LeaseTerms { ttl: args.lease, calls: args.lease_calls },
@@ -91,7 +92,7 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
             drain: args.drain_deadline,
         },
     };
-    let mut mesh = Mesh::builder();
+    let mut mesh = Mesh::builder().transport(transport());
     if let Some(agent) = args.agent {
         mesh = mesh.agent(agent);
     }

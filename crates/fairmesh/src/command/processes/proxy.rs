@@ -15,7 +15,7 @@ use fairmesh_proxy::{
 use fairmesh_wire::transport::Address;
 
 use super::daemon_args::{MetricsAddress, host_name};
-use crate::{failure::Failure, logging::Logging, register, signals};
+use crate::{connect::transport, failure::Failure, logging::Logging, register, signals};
 
 /// Arguments of `fairmesh proxy`.
 #[derive(Debug, Args)]
@@ -178,6 +178,7 @@ fn cores(args: &ServeArgs) -> usize {
 /// The inbound program.
 fn inbound(args: &ServeArgs) -> Option<InboundConfig> {
     args.inbound.clone().map(|inbound| InboundConfig {
+        transport: transport(),
         inbound,
         protocol: args.inbound_protocol,
         instance: args.inbound_instance.clone(),
@@ -271,7 +272,10 @@ fn client_settings(args: &ServeArgs) -> BTreeMap<&'static str, String> {
 
 async fn mesh(args: &ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> Result<Mesh, Failure> {
     // The proxy holds handles to the services that are called, and so decides how long each is followed.
-    let mut mesh = Mesh::builder().event_loops(cores(args)).idle_timeout(args.service_idle_timeout / 10);
+    let mut mesh = Mesh::builder()
+        .transport(transport())
+        .event_loops(cores(args))
+        .idle_timeout(args.service_idle_timeout / 10);
     if let Some(agent) = &args.agent {
         mesh = mesh.agent(agent.clone());
     }

@@ -49,17 +49,22 @@ impl World {
     pub(crate) async fn another_agent(&self, name: &str) -> (Process, Address) {
         let agent = Process::start(agent_program(&self.folder, name, "none"));
         let address = Address::Unix(self.path(&format!("{name}.sock")));
-        until("the other agent is up", async || handshake::connect(&address, "test").await.is_ok()).await;
+        until("the other agent is up", async || {
+            handshake::connect(&Default::default(), &address, "test").await.is_ok()
+        })
+        .await;
         (agent, address)
     }
 
     pub(crate) async fn control_is_up(&self) {
-        let up = async || handshake::connect(&self.control_address(), "test").await.is_ok();
+        let up =
+            async || handshake::connect(&Default::default(), &self.control_address(), "test").await.is_ok();
         until("the control plane is up", up).await;
     }
 
     pub(crate) async fn agent_is_up(&self) {
-        let up = async || handshake::connect(&self.agent_address(), "test").await.is_ok();
+        let up =
+            async || handshake::connect(&Default::default(), &self.agent_address(), "test").await.is_ok();
         until("the agent is up", up).await;
     }
 
@@ -110,7 +115,7 @@ impl World {
 
     /// A connection to the control plane.
     pub(crate) async fn connection(&self) -> Connection {
-        handshake::connect(&self.control_address(), "test").await.unwrap()
+        handshake::connect(&Default::default(), &self.control_address(), "test").await.unwrap()
     }
 
     /// What the control plane holds of an endpoint.

@@ -123,7 +123,7 @@ pub(super) async fn metric(http: &str, series: &str) -> f64 {
 /// A connection of an honest caller.
 pub(super) async fn connection(address: &str) -> Connection {
     let address: Address = address.parse().unwrap();
-    handshake::connect(&address, "honest").await.unwrap()
+    handshake::connect(&Default::default(), &address, "honest").await.unwrap()
 }
 
 /// A small read.

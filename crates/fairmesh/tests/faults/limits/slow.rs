@@ -98,7 +98,9 @@ async fn one_listener_takes_no_descriptors_of_another_and_new_connections_displa
         for _ in 0..5 {
             // With new connections, since those that are open have their descriptors.
             let address = fleet.control_grpc.parse().unwrap();
-            let fresh = timeout(Duration::from_secs(5), handshake::connect(&address, "honest")).await;
+            let fresh =
+                timeout(Duration::from_secs(5), handshake::connect(&Default::default(), &address, "honest"))
+                    .await;
             read(&fresh.expect("gRPC does not accept").unwrap()).await.unwrap();
             let page = timeout(Duration::from_secs(5), get(&fleet.control_http, "/healthz")).await;
             assert!(page.expect("HTTP does not accept").unwrap().starts_with("HTTP/1.1 200"));

@@ -1,10 +1,11 @@
-//! Every listener stands in `docs/limits.md`.
+//! Every listener is in the table of `fairmesh_listen`, and in `docs/limits.md`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
 };
 
+use fairmesh_listen::table::LISTENERS;
 use rustix::process::Pid;
 
 use super::fleet::{Fleet, get, program};
@@ -12,19 +13,29 @@ use crate::harness::{Process, beside_others, free_port, until};
 
 const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/limits.md");
 
-/// A row of the table of listeners: its name in metrics, empty where it is counted otherwise.
-type Rows = BTreeMap<String, Vec<String>>;
+/// The names in metrics of the listeners of each process, empty where they are counted otherwise.
+type Rows = BTreeMap<&'static str, Vec<&'static str>>;
 
-/// The listeners of each process as the document has them.
-fn documented() -> Rows {
-    let text = fs::read_to_string(DOCUMENT).unwrap();
-    let section = text.split("\n## Listeners\n").nth(1).unwrap().split("\n## ").next().unwrap();
+fn rows() -> Rows {
     let mut rows = Rows::new();
-    for row in section.lines().filter(|line| line.starts_with("| ")).skip(1) {
-        let cells: Vec<_> = row.trim_matches('|').split('|').map(str::trim).collect();
-        rows.entry(cells[0].into()).or_default().push(cells[1].trim_matches('`').into());
+    for listener in LISTENERS {
+        rows.entry(listener.process).or_default().push(listener.name);
     }
     rows
+}
+
+#[test]
+fn the_document_has_the_rows_of_the_table() {
+    let text = fs::read_to_string(DOCUMENT).unwrap();
+    let section = text.split("\n## Listeners\n").nth(1).unwrap().split("\n\n").nth(1).unwrap();
+    let documented = section.lines().skip(2).map(|row| {
+        let cells: Vec<_> =
+            row.trim_matches('|').split('|').map(|cell| cell.trim().trim_matches('`')).collect();
+        [cells[0], cells[1], cells[2]]
+    });
+    let documented: BTreeSet<_> = documented.collect();
+    let table = LISTENERS.iter().map(|listener| [listener.process, listener.name, listener.peers.as_str()]);
+    assert_eq!(documented, table.collect());
 }
 
 /// Sockets of a process that others can connect to.
@@ -67,7 +78,7 @@ async fn every_listener_of_every_process_is_in_the_table() {
     );
     let proxy = Process::start(program(fleet.path("proxy.log"), &args, None));
     until("the proxy has pages", async || get(&admin, "/healthz").await.is_some()).await;
-    let mut rows = documented();
+    let mut rows = rows();
     for (name, kind, process, http) in [
         ("control plane", "control", &fleet.control, &fleet.control_http),
         ("replica", "replica", &fleet.replica, &fleet.replica_http),
@@ -75,18 +86,19 @@ async fn every_listener_of_every_process_is_in_the_table() {
         ("lookaside", "lookaside", &fleet.lookaside, &fleet.lookaside_http),
         ("proxy", "proxy", &proxy, &admin),
     ] {
-        let documented = rows.remove(name).unwrap_or_default();
-        let labels: BTreeSet<_> = documented.iter().filter(|label| !label.is_empty()).cloned().collect();
+        let listed = rows.remove(name).unwrap_or_default();
+        let labels: BTreeSet<_> =
+            listed.iter().filter(|label| !label.is_empty()).map(|label| label.to_string()).collect();
         assert_eq!(
             counted(http, kind).await,
             labels,
-            "listeners that the {name} counts, and those in docs/limits.md"
+            "listeners that the {name} counts, and those of the table"
         );
         let sockets = listening(process.pid());
         assert_eq!(
             sockets,
-            documented.len(),
-            "the {name} listens on {sockets} sockets; docs/limits.md has {documented:?}"
+            listed.len(),
+            "the {name} listens on {sockets} sockets; the table has {listed:?}"
         );
     }
     assert_eq!(

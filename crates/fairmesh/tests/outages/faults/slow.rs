@@ -84,14 +84,15 @@ pub(super) fn watcher(suite: &Suite) -> String {
         current: current.clone(),
         snapshots: snapshots.clone(),
     };
-    // A thread of its own, since it is the thread that sleeps.
-    let runtime = suite.fleet.desk.runtime();
     let config = FollowerConfig {
+        transport: Default::default(),
         addresses: vec![root.address()],
         software: "a slow watcher".into(),
         backoff: Backoff::default(),
         refuse_lagging: true,
     };
+    // A thread of its own, since it is the thread that sleeps.
+    let runtime = suite.fleet.desk.runtime();
     let within = runtime.handle.enter();
     let handle = Follower::spawn(config, sleeper);
     drop(within);
@@ -101,8 +102,7 @@ pub(super) fn watcher(suite: &Suite) -> String {
     *wake.0.0.lock().unwrap() = true;
     suite.bulk(0..BATCHES, KEYS, (0, BYTES));
     // What any replica needs for this is not the watcher's doing.
-    let other = &suite.fleet.us;
-    let memory = || [root, other].map(|replica| replica.daemon.memory());
+    let memory = || [root, &suite.fleet.us].map(|replica| replica.daemon.memory());
     let before = memory();
     for round in 1..=ROUNDS {
         suite.bulk(0..BATCHES, KEYS, (round, BYTES));

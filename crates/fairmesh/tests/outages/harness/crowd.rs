@@ -46,6 +46,7 @@ impl Crowd {
         let _within = self.runtime.handle.enter();
         for _ in 0..count {
             let config = FollowerConfig {
+                transport: Default::default(),
                 addresses: vec![self.upstream.clone()],
                 software: format!("agent {}", self.seen.len()),
                 backoff: Backoff::default(),

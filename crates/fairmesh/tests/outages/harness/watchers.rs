@@ -45,6 +45,7 @@ impl Watcher {
         addresses: &[Address],
     ) -> Self {
         let config = FollowerConfig {
+            transport: Default::default(),
             addresses: addresses.to_vec(),
             software: format!("test {name}"),
             backoff: Backoff { longest: Duration::from_millis(500), ..Backoff::default() },

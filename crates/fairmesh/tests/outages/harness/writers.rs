@@ -43,7 +43,7 @@ impl Line {
     pub(crate) async fn get(&mut self) -> Option<Connection> {
         if self.connection.is_none() {
             let address = &self.addresses[self.next % self.addresses.len()];
-            match handshake::connect(address, "writer").await {
+            match handshake::connect(&Default::default(), address, "writer").await {
                 Ok(connection) => self.connection = Some(connection),
                 Err(_) => {
                     self.next += 1;

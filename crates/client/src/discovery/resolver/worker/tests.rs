@@ -65,6 +65,7 @@ fn rig_at(location: Option<Location>) -> Rig {
     let folder = TempDir::new().unwrap();
     let (events, received) = mpsc::unbounded_channel();
     let upstream = FollowerConfig {
+        transport: Default::default(),
         addresses: vec![Address::Unix(folder.path().join("absent"))],
         software: "test".into(),
         backoff: Backoff::default(),
@@ -107,6 +108,7 @@ fn revision() -> Revision {
 
 fn endpoint(instance: &str) -> Endpoint {
     Endpoint {
+        mtls: false,
         instance: InstanceId::new(instance).unwrap(),
         address: ([127, 0, 0, 1], 1).into(),
         location: here(),

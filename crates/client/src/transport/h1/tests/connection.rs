@@ -3,6 +3,7 @@
 use std::{convert::Infallible, time::Duration};
 
 use bytes::Bytes;
+use fairmesh_wire::transport::Stream;
 use futures_util::{FutureExt as _, stream};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, uri::PathAndQuery};
 use http_body::{Body, Frame};
@@ -291,7 +292,7 @@ async fn used(response: &'static [u8]) -> (ResponseBody, TcpStream) {
     let (near, far) = tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), listener.accept());
     let mut far = far.unwrap().0;
     far.write_all(response).await.unwrap();
-    let connection = Box::new(Connection::new(near.unwrap(), None));
+    let connection = Box::new(Connection::new(Stream::Tcp(near.unwrap()), None));
     let mut pending = Some(request(&Method::GET, &[], ""));
     let mut body = connection.exchange(&mut pending, None).await.unwrap().into_body();
     while body.frame().await.is_some() {}

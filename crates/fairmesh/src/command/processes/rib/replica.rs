@@ -12,6 +12,7 @@ use crate::{
         processes::daemon_args::{MetricsAddress, host_name},
         processes::default_paths,
     },
+    connect::transport,
     failure::Failure,
     logging::Logging,
     signals,
@@ -51,6 +52,7 @@ pub(crate) struct ReplicaArgs {
 pub(super) async fn run(args: ReplicaArgs) -> Result<ExitCode, Failure> {
     args.logging.start()?;
     let config = ReplicaConfig {
+        transport: transport(),
         upstreams: args.upstream,
         advertise: match args.advertise.is_empty() {
             true => args.listen.iter().map(reachable).collect(),

@@ -13,7 +13,10 @@ use futures_util::{StreamExt, stream};
 use serde::Serialize;
 use tokio::time::timeout;
 
-use crate::{connect::SOFTWARE, failure::Failure};
+use crate::{
+    connect::{SOFTWARE, transport},
+    failure::Failure,
+};
 
 /// Replicas queried concurrently.
 const MAX_CONCURRENT_QUERIES: usize = 32;
@@ -128,8 +131,9 @@ async fn query(addresses: &[Address]) -> Result<WatchersResponse, String> {
     let mut problem = "it advertises no address".to_owned();
     for address in addresses {
         let asking = async {
-            let connection =
-                handshake::connect(address, SOFTWARE).await.map_err(|error| error.to_string())?;
+            let connection = handshake::connect(&transport(), address, SOFTWARE)
+                .await
+                .map_err(|error| error.to_string())?;
             watchers(&connection).await.map_err(|status| status.message().to_owned())
         };
         match timeout(QUERY_TIMEOUT, asking).await {

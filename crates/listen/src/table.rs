@@ -1,0 +1,86 @@
+//! The table of all listeners. `docs/limits.md` has the same rows, and a test compares both with the sockets of running
+//! processes.
+
+/// A row: a listener of a process. Listeners of one purpose, at several addresses, share a row.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ListenerInfo {
+    /// The process.
+    pub process: &'static str,
+    /// Its name in metrics; empty if `fairmesh_listen` does not count its connections.
+    pub name: &'static str,
+    /// Its peers, which determine how connections are secured.
+    pub peers: Peers,
+}
+
+/// The peers of a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peers {
+    /// Processes of the mesh and callers of services: the transport of the process secures their connections.
+    Mesh,
+    /// Processes of this machine, over a Unix socket: the kernel authenticates their user.
+    Machine,
+    /// Operators and monitoring: plaintext, without authentication.
+    Operators,
+    /// Clients that are not part of the mesh: as the options of the listener say.
+    Clients,
+}
+
+impl Peers {
+    /// As `docs/limits.md` names them.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Mesh => "mesh",
+            Self::Machine => "machine",
+            Self::Operators => "operators",
+            Self::Clients => "clients",
+        }
+    }
+}
+
+const fn row(process: &'static str, name: &'static str, peers: Peers) -> ListenerInfo {
+    ListenerInfo { process, name, peers }
+}
+
+/// gRPC of the control plane.
+pub static CONTROL_GRPC: ListenerInfo = row("control plane", "grpc", Peers::Mesh);
+/// HTTP of the control plane.
+pub static CONTROL_HTTP: ListenerInfo = row("control plane", "http", Peers::Operators);
+/// gRPC of a replica.
+pub static REPLICA_GRPC: ListenerInfo = row("replica", "grpc", Peers::Mesh);
+/// HTTP of a replica.
+pub static REPLICA_HTTP: ListenerInfo = row("replica", "http", Peers::Operators);
+/// gRPC of an agent; over TCP, where that is configured, as for the mesh.
+pub static AGENT_GRPC: ListenerInfo = row("agent", "grpc", Peers::Machine);
+/// Shard maps of an agent.
+pub static AGENT_MAPS: ListenerInfo = row("agent", "maps", Peers::Machine);
+/// HTTP of an agent.
+pub static AGENT_HTTP: ListenerInfo = row("agent", "http", Peers::Operators);
+/// gRPC of a lookaside.
+pub static LOOKASIDE_GRPC: ListenerInfo = row("lookaside", "grpc", Peers::Mesh);
+/// HTTP of a lookaside.
+pub static LOOKASIDE_HTTP: ListenerInfo = row("lookaside", "http", Peers::Operators);
+/// Pages of a proxy.
+pub static PROXY_ADMIN: ListenerInfo = row("proxy", "admin", Peers::Operators);
+/// Requests and connections for a proxy to forward.
+pub static PROXY_TRAFFIC: ListenerInfo = row("proxy", "", Peers::Clients);
+/// The process that takes over from a proxy.
+pub static PROXY_HANDOVER: ListenerInfo = row("proxy", "", Peers::Machine);
+/// The server of a program, or of a proxy in front of one.
+pub static PROGRAM: ListenerInfo = row("a program's server", "", Peers::Mesh);
+
+/// All rows.
+pub static LISTENERS: &[&ListenerInfo] = &[
+    &CONTROL_GRPC,
+    &CONTROL_HTTP,
+    &REPLICA_GRPC,
+    &REPLICA_HTTP,
+    &AGENT_GRPC,
+    &AGENT_MAPS,
+    &AGENT_HTTP,
+    &LOOKASIDE_GRPC,
+    &LOOKASIDE_HTTP,
+    &PROXY_ADMIN,
+    &PROXY_TRAFFIC,
+    &PROXY_HANDOVER,
+    &PROGRAM,
+];
