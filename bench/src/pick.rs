@@ -226,6 +226,7 @@ fn place() -> Location {
 
 fn endpoints(prefix: &str, n: usize) -> Vec<Endpoint> {
     let endpoint = |i: usize| Endpoint {
+        mtls: false,
         instance: name(prefix, i),
         address: SocketAddr::from(([10, (i >> 16) as u8, (i >> 8) as u8, i as u8], 80)),
         location: place(),

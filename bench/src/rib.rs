@@ -292,6 +292,7 @@ fn endpoint(service: &str, number: usize) -> (String, bytes::Bytes) {
     );
     let port = 1024 + (number % 60_000) as u16;
     let endpoint = Endpoint {
+        mtls: false,
         instance: instance.clone(),
         address: ([10, 0, 0, 1], port).into(),
         location: Location::in_region(region.clone()),

@@ -90,6 +90,7 @@ impl Registry {
         let host_type = new.host.map(HostType::new).transpose()?;
         let [_, a, b, c] = number.to_be_bytes();
         let endpoint = Endpoint {
+            mtls: false,
             instance,
             address: SocketAddr::from(([10, a, b, c], 80)),
             location: Location { host_type, ..Location::in_region(new.location.clone()) },

@@ -19,7 +19,7 @@ use fairmesh_rib::{
 use fairmesh_router::ShardTable;
 use fairmesh_wire::{
     records, shards,
-    transport::{Address, Listener, serve},
+    transport::{Address, Transport, serve},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -82,7 +82,7 @@ pub(super) async fn source(shard_count: usize, servers: usize) -> Result<(), Box
         source.put_map(&entries, &after);
         entries = after;
     }
-    let listener = Listener::bind(&Address::Tcp(format!("{}:0", Ipv4Addr::LOCALHOST))).await?;
+    let listener = Transport::default().bind(&Address::Tcp(format!("{}:0", Ipv4Addr::LOCALHOST))).await?;
     println!("{}", listener.address()?);
     let closing = CancellationToken::new();
     let services =
@@ -121,6 +121,7 @@ fn declare(name: &ServiceName, servers: usize) -> Result<Changes, BoxError> {
     ];
     for i in 0..servers {
         let endpoint = Endpoint {
+            mtls: false,
             instance: instance(i)?,
             address: (Ipv4Addr::from(0x0a00_0000 + i as u32), 80).into(),
             location: Location::in_region(region()?),

@@ -197,6 +197,7 @@ fn endpoint(service: usize, address: SocketAddr) -> Result<v1::Op, String> {
     let (region, instance) = (Region::new(REGION), InstanceId::new(format!("s{service}-0")));
     let (region, instance) = (region.map_err(|e| e.to_string())?, instance.map_err(|e| e.to_string())?);
     let endpoint = Endpoint {
+        mtls: false,
         instance: instance.clone(),
         address,
         location: Location::in_region(region.clone()),

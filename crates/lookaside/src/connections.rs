@@ -3,7 +3,7 @@
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use fairmesh_listen::Http2Settings;
-use fairmesh_wire::transport::{CallGuard, Listener, Socket};
+use fairmesh_wire::transport::{Accepted, CallGuard, Listener};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo},
     server::conn::auto,
@@ -28,10 +28,10 @@ pub(crate) async fn serve(
     stopping: &CancellationToken,
 ) {
     let connections = TaskTracker::new();
-    while let Some(socket) = stopping.run_until_cancelled(listener.accept()).await {
+    while let Some(accepted) = stopping.run_until_cancelled(listener.accept()).await {
         add(&picker.metrics.connections, 1);
         let (calls, picker, stopping) = (calls.clone(), Arc::clone(picker), stopping.clone());
-        connections.spawn(connection(socket, calls, drain, picker, stopping));
+        connections.spawn(connection(accepted, calls, drain, picker, stopping));
     }
     drop(listener);
     connections.close();
@@ -39,12 +39,18 @@ pub(crate) async fn serve(
 }
 
 async fn connection(
-    socket: Socket,
+    accepted: Accepted,
     calls: Routes,
     drain: Duration,
     picker: Arc<Picker>,
     stopping: CancellationToken,
 ) {
+    // It ends with the lookaside, as a connection without calls does.
+    let socket = match stopping.run_until_cancelled(accepted.handshake()).await {
+        Some(Ok(socket)) => socket,
+        Some(Err(error)) => return tracing::debug!(%error, "a connection ended before it began"),
+        None => return,
+    };
     let peer = socket.connect_info();
     let mut builder = auto::Builder::new(TokioExecutor::new()).http2_only();
     Http2Settings { streams: MAX_CONCURRENT_STREAMS }.apply(&mut builder);

@@ -59,6 +59,7 @@ impl LookasideService {
             address: target.address.to_string(),
             location: Some(target.location.clone().into()),
             power: target.power,
+            mtls: target.identity.is_some(),
         };
         let lease_terms = self.0.lease_terms;
         PickResponse {

@@ -79,6 +79,7 @@ mod tests {
         location.zone = Some(Zone::new(place.1).unwrap());
         location.host_type = Some(HostType::new(host_type).unwrap());
         Endpoint {
+            mtls: false,
             instance: InstanceId::new(id).unwrap(),
             address: "10.0.0.1:80".parse().unwrap(),
             location,

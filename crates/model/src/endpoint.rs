@@ -28,6 +28,8 @@ pub struct Endpoint {
     pub weight: u32,
     /// Time for which it stays live without renewal; `None` if another source controls its lifetime.
     pub lease: Option<Duration>,
+    /// Whether it accepts mutual TLS only, and proves to be an endpoint of its service.
+    pub mtls: bool,
     /// Labels given by the owner; at most 32.
     pub labels: BTreeMap<String, String>,
 }

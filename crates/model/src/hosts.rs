@@ -200,6 +200,7 @@ pub(crate) mod tests {
         let mut location = Location::in_region(Region::new("eu").unwrap());
         location.host_type = host_type.map(|name| HostType::new(name).unwrap());
         Endpoint {
+            mtls: false,
             instance: InstanceId::new("a").unwrap(),
             address: address.parse().unwrap(),
             location,

@@ -127,6 +127,7 @@ pub(crate) fn any_process(instance: &str) -> InstanceClaim {
 /// A serving endpoint of `shop/cart` in `eu`, without a lease.
 pub(crate) fn endpoint(instance: &str) -> Registration {
     let endpoint = Endpoint {
+        mtls: false,
         address: "10.0.0.7:80".parse().unwrap(),
         ..fairmesh_test_support::endpoint(instance, "eu")
     };

@@ -56,6 +56,8 @@ pub struct EndpointTarget {
     pub power: u32,
     /// Its application protocol.
     pub protocol: Protocol,
+    /// The service whose identity it proves by mutual TLS; `None` for plaintext.
+    pub identity: Option<ServiceName>,
     /// The metric of its load reports that the service is balanced by, if any.
     pub metric: Option<Arc<str>>,
     /// Whether the balancing policy uses latencies, so that they have to be
@@ -66,6 +68,7 @@ pub struct EndpointTarget {
 impl EndpointTarget {
     pub(crate) fn new(
         (endpoint, hosts): (&Endpoint, &Hosts),
+        service: &ServiceName,
         protocol: Protocol,
         metric: Option<&Arc<str>>,
         by_latency: bool,
@@ -79,6 +82,7 @@ impl EndpointTarget {
             speed: hosts.speed(endpoint),
             power: hosts.power(endpoint),
             protocol,
+            identity: endpoint.mtls.then(|| service.clone()),
             metric: metric.cloned(),
             by_latency,
         }

@@ -89,7 +89,8 @@ impl ServerBuilder {
         self
     }
 
-    /// How connections are accepted, and opened to the registry; the default is plaintext.
+    /// How connections are accepted, and opened to the registry; the default is plaintext. With TLS, the endpoint is
+    /// registered as one that accepts mutual TLS only.
     pub fn transport(mut self, transport: Transport) -> Self {
         self.transport = transport;
         self
@@ -291,6 +292,7 @@ impl ServerBuilder {
             location: environment::location(self.location.take())?,
             weight: self.weight,
             lease: self.lease,
+            mtls: self.transport.is_tls(),
             labels: std::mem::take(&mut self.labels),
             declaration,
         };

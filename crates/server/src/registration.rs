@@ -33,6 +33,8 @@ pub struct Registration {
     pub weight: u32,
     /// How long it stays live without renewal; 1 s to 1 h.
     pub lease: Duration,
+    /// Whether it accepts mutual TLS only.
+    pub mtls: bool,
     /// Labels.
     pub labels: BTreeMap<String, String>,
     /// The declaration of the service, used if there is none yet.
@@ -61,6 +63,7 @@ impl Registration {
             state,
             weight: self.weight,
             lease: Some(self.lease),
+            mtls: self.mtls,
             labels: self.labels.clone(),
         }
     }

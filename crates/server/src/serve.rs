@@ -7,6 +7,7 @@ use std::{error::Error, io, pin::pin, task::Context, time::Duration};
 
 use bytes::Bytes;
 use fairmesh_listen::{Acceptor, GuardedStream, Limits, Memory};
+use fairmesh_wire::transport::Stream;
 use http::{Request, Response};
 use http_body::Body;
 use hyper::body::Incoming;
@@ -16,7 +17,7 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use tokio::{
-    net::{TcpListener, TcpStream},
+    net::TcpListener,
     time::{timeout, timeout_at},
 };
 use tokio_util::task::TaskTracker;
@@ -60,7 +61,8 @@ where
     let mut draining = pin!(server.draining());
     let acceptor = Acceptor::new("program", Limits::program(), Memory::default());
     loop {
-        let accept = |cx: &mut Context<'_>| listener.poll_accept(cx).map_ok(|(stream, _)| stream);
+        let accept =
+            |cx: &mut Context<'_>| listener.poll_accept(cx).map_ok(|(stream, _)| Stream::Tcp(stream));
         let stream = tokio::select! {
             stream = acceptor.accept(accept) => stream,
             () = &mut draining => break,
@@ -74,7 +76,7 @@ where
     Ok(())
 }
 
-async fn serve_connection<S, B>(stream: GuardedStream<TcpStream>, service: S, server: Server)
+async fn serve_connection<S, B>(stream: GuardedStream<Stream>, service: S, server: Server)
 where
     S: Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
     S::Future: Send,
@@ -82,7 +84,7 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
-    socket::configure(stream.get_ref());
+    stream.get_ref().tcp().into_iter().for_each(socket::configure);
     let stream = match server.inner.transport.accept(stream).await {
         Ok(stream) => stream,
         Err(error) => return tracing::debug!(%error, "a connection ended before it began"),

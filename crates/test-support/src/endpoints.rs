@@ -8,6 +8,7 @@ use fairmesh_model::{Endpoint, EndpointState, FULL_WEIGHT, InstanceId, Location,
 /// When a name is not valid.
 pub fn endpoint(instance: &str, region: &str) -> Endpoint {
     Endpoint {
+        mtls: false,
         instance: InstanceId::new(instance).unwrap(),
         address: ([127, 0, 0, 1], 1).into(),
         location: Location::in_region(Region::new(region).unwrap()),

@@ -1,4 +1,4 @@
-//! What the tests of several crates need: waiting for conditions, sharing the machine, ports, processes, a real etcd, network
+//! What the tests of several crates need: waiting for conditions, sharing the machine, ports, processes, certificates, a real etcd, network
 //! namespaces.
 //!
 //! Only tests depend on it. It knows the model and nothing above it, so that every crate but `model` can use it: a helper that
@@ -6,6 +6,7 @@
 //! which would compile every crate twice.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod authority;
 mod endpoints;
 mod etcd;
 mod eventually;
@@ -14,6 +15,7 @@ pub mod namespaces;
 mod ports;
 mod processes;
 
+pub use authority::{Authority, Certificate};
 pub use endpoints::endpoint;
 pub use etcd::{Etcd, call as call_etcd};
 pub use eventually::{PATIENCE, eventually, eventually_async, eventually_blocking, eventually_within};

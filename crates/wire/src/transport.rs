@@ -1,8 +1,11 @@
-//! Connections between processes: opened, accepted and, in future, secured here.
+//! Connections between processes: opened, accepted and secured here.
 //!
 //! TCP between machines, Unix sockets within one, where the kernel authenticates the peer's user. A [`Transport`] is
-//! passed to all code that opens or accepts connections, both the mesh's own and those of calls and probes. So far it
-//! has no options: connections are plaintext, and TCP peers are anonymous.
+//! passed to all code that opens or accepts connections, both the mesh's own and those of calls and probes. By default
+//! connections over TCP are plaintext, and their peers anonymous; with a [`TlsIdentity`] both sides prove theirs.
+//!
+//! The configurations of rustls come from the caller, since keys, certificates and the verification of names are not
+//! this crate's subject.
 
 mod address;
 mod calls;
@@ -11,55 +14,95 @@ mod listener;
 mod serve;
 mod socket;
 mod stream;
+mod tls;
 mod waits;
 
 use std::{
     io,
     net::{IpAddr, SocketAddr},
+    sync::Arc,
 };
 
 pub use address::Address;
 pub use calls::{CallGuard, GuardedCalls};
 pub use channel::{CONNECT_TIMEOUT, connect_channel, connect_channel_lazy};
 use fairmesh_listen::GuardedStream;
-use fairmesh_model::Identity;
-pub use listener::{BindError, Listener};
+use fairmesh_model::{Identity, ServiceName};
+pub use listener::{Accepted, BindError, Listener};
 pub use serve::{Services, serve};
 pub use socket::{Peer, Socket};
 pub use stream::Stream;
+pub use tls::{ExpectedPeer, NoIdentity, TlsIdentity, TlsStream};
 use tokio::net::{TcpSocket, TcpStream, UnixStream};
+pub use tokio_rustls::rustls;
+use tokio_rustls::rustls::ClientConfig;
 pub use waits::Waits;
 
 /// How connections are opened and accepted, and peers authenticated. A process has one, from its configuration; cheap to
 /// clone. The default is plaintext.
 #[derive(Clone, Debug, Default)]
-pub struct Transport {}
+pub struct Transport {
+    identity: Option<Arc<dyn TlsIdentity>>,
+}
 
 impl Transport {
+    /// Mutual TLS by `identity`: with processes of the mesh over TCP, with endpoints that speak it, and on every
+    /// listener for these. Unix sockets stay as they are.
+    pub fn tls(identity: Arc<dyn TlsIdentity>) -> Self {
+        Self { identity: Some(identity) }
+    }
+
+    /// Whether connections over TCP are accepted with mutual TLS only.
+    pub fn is_tls(&self) -> bool {
+        self.identity.is_some()
+    }
+
     /// Opens a connection to a process of the mesh. The caller applies a timeout.
     ///
     /// # Errors
     /// When there is no connection.
     pub async fn dial(&self, address: &Address) -> io::Result<Socket> {
         let stream = match address {
-            Address::Tcp(address) => Stream::Tcp(TcpStream::connect(address).await?),
+            Address::Tcp(address) => {
+                let stream = TcpStream::connect(address).await?;
+                configure(&stream)?;
+                match &self.identity {
+                    Some(identity) => secure(identity.client(ExpectedPeer::Mesh), stream).await?,
+                    None => Stream::Tcp(stream),
+                }
+            }
             Address::Unix(path) => Stream::Unix(UnixStream::connect(path).await?),
         };
-        Socket::outgoing(stream)
+        Socket::new(GuardedStream::outgoing(stream), self)
     }
 
-    /// Opens a connection to an endpoint, for calls or probes, from `from` if that is given and of the same address
-    /// family. The caller applies a timeout.
+    /// Opens a connection to an endpoint, for calls or probes. The caller applies a timeout.
     ///
     /// # Errors
-    /// When there is no connection.
-    pub async fn connect_endpoint(&self, endpoint: SocketAddr, from: Option<IpAddr>) -> io::Result<Stream> {
-        let Some(from) = from.filter(|from| from.is_ipv4() == endpoint.is_ipv4()) else {
-            return TcpStream::connect(endpoint).await.map(Stream::Tcp);
+    /// When there is no connection: with [`NoIdentity`] as its source if the endpoint speaks mutual TLS and this
+    /// process has no identity.
+    pub async fn connect_endpoint(&self, endpoint: EndpointAddress<'_>) -> io::Result<Stream> {
+        let EndpointAddress { address, service, from } = endpoint;
+        let config = match (service, &self.identity) {
+            (None, _) => None,
+            (Some(service), Some(identity)) => Some(identity.client(ExpectedPeer::Service(service))),
+            (Some(_), None) => return Err(io::Error::other(NoIdentity)),
         };
-        let socket = if from.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-        socket.bind(SocketAddr::new(from, 0))?;
-        socket.connect(endpoint).await.map(Stream::Tcp)
+        let stream = match from.filter(|from| from.is_ipv4() == address.is_ipv4()) {
+            None => TcpStream::connect(address).await?,
+            Some(from) => {
+                let socket = if from.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+                socket.bind(SocketAddr::new(from, 0))?;
+                socket.connect(address).await?
+            }
+        };
+        match config {
+            None => Ok(Stream::Tcp(stream)),
+            Some(config) => {
+                configure(&stream)?;
+                secure(config, stream).await
+            }
+        }
     }
 
     /// Starts to listen for processes of the mesh.
@@ -67,16 +110,44 @@ impl Transport {
     /// # Errors
     /// [`BindError`] with the address.
     pub async fn bind(&self, address: &Address) -> Result<Listener, BindError> {
-        Listener::bind(address).await
+        Listener::bind(address, self.clone()).await
     }
 
-    /// The stream of a connection for calls that a server has accepted.
+    /// Performs the server's handshake on an accepted connection. For a task of its own, since the peer may be slow. A
+    /// failed handshake closes the connection.
     ///
     /// # Errors
-    /// When a limit of the listener closed the connection.
-    pub async fn accept(&self, stream: GuardedStream<TcpStream>) -> io::Result<GuardedStream<Stream>> {
-        stream.establish(async |stream| Ok(Stream::Tcp(stream))).await
+    /// When the handshake fails, or a limit of the listener closed the connection.
+    pub async fn accept(&self, stream: GuardedStream<Stream>) -> io::Result<GuardedStream<Stream>> {
+        let Some(identity) = &self.identity else { return Ok(stream) };
+        let config = identity.server();
+        let handshake = async |stream| match stream {
+            Stream::Tcp(stream) => Ok(Stream::Tls(Box::new(TlsStream::accept(config, stream).await?))),
+            other => Ok(other),
+        };
+        stream.establish(handshake).await
     }
+}
+
+/// An endpoint, for a connection to it.
+#[derive(Clone, Copy, Debug)]
+pub struct EndpointAddress<'a> {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// The service whose identity it proves by mutual TLS; `None` for plaintext.
+    pub service: Option<&'a ServiceName>,
+    /// The address to connect from, if that is given and of the same address family.
+    pub from: Option<IpAddr>,
+}
+
+async fn secure(config: Arc<ClientConfig>, stream: TcpStream) -> io::Result<Stream> {
+    TlsStream::connect(config, stream).await.map(|stream| Stream::Tls(Box::new(stream)))
+}
+
+/// Prepares a socket for calls, which are small and latency-sensitive: Nagle's algorithm would delay each by a round
+/// trip.
+fn configure(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)
 }
 
 /// The metadata key by which a forwarding process names the original caller.

@@ -208,6 +208,7 @@ fn endpoints(service: &ServiceName, which: Range<usize>, version: u64) -> Vec<Op
     let endpoint = |i: usize| {
         let instance = InstanceId::new(format!("instance-{i}")).expect("letters and digits make an id");
         let endpoint = Endpoint {
+            mtls: false,
             instance: instance.clone(),
             address: ([10, 0, (i >> 8) as u8, i as u8], 1024 + (version % 60_000) as u16).into(),
             location: Location::in_region(region.clone()),

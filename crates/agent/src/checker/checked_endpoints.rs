@@ -2,7 +2,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use fairmesh_model::{
-    EndpointState, HealthCheck, InstanceId, Prefix, Record, RecordKey, Region, Revision, ServiceName,
+    Endpoint, EndpointState, HealthCheck, InstanceId, Prefix, Record, RecordKey, Region, Revision,
+    ServiceName,
 };
 use fairmesh_rib::{
     Snapshot, Update,
@@ -26,7 +27,14 @@ pub(super) struct CheckedEndpoints {
 #[derive(Debug, Default)]
 struct Checked {
     check: Option<HealthCheck>,
-    endpoints: BTreeMap<InstanceId, SocketAddr>,
+    endpoints: BTreeMap<InstanceId, CheckedAddress>,
+}
+
+/// How an endpoint is connected to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CheckedAddress {
+    pub(super) address: SocketAddr,
+    pub(super) mtls: bool,
 }
 
 /// Forwards updates from the upstream to the checker's loop.
@@ -110,7 +118,8 @@ impl CheckedEndpoints {
                 checked.endpoints.remove(&endpoint.instance);
             }
             Ok(Record::Endpoint(endpoint)) => {
-                checked.endpoints.insert(endpoint.instance, endpoint.address);
+                let Endpoint { instance, address, mtls, .. } = endpoint;
+                checked.endpoints.insert(instance, CheckedAddress { address, mtls });
             }
             Ok(_) => {}
             Err(problem) => {
@@ -130,7 +139,7 @@ impl CheckedEndpoints {
     }
 
     /// Every endpoint to probe, with its address and health check.
-    pub(super) fn wanted(&self) -> impl Iterator<Item = (EndpointId, SocketAddr, &HealthCheck)> {
+    pub(super) fn wanted(&self) -> impl Iterator<Item = (EndpointId, CheckedAddress, &HealthCheck)> {
         self.services.iter().flat_map(|(name, checked)| {
             let check = checked.check.as_ref();
             let endpoints = checked.endpoints.iter();

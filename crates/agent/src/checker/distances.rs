@@ -5,10 +5,10 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{DistanceRounds, Region};
+use fairmesh_model::{DistanceRounds, Region, ServiceName};
 use fairmesh_wire::{
     handshake::Connection,
-    transport::Transport,
+    transport::{EndpointAddress, Transport},
     v1::{self, ReportDistancesRequest, ReportedDistance},
 };
 use tokio::{
@@ -37,6 +37,8 @@ pub(super) struct DistanceTarget {
     region: Region,
     address: SocketAddr,
     http2: bool,
+    /// The service whose identity it proves by mutual TLS; `None` for plaintext.
+    service: Option<ServiceName>,
 }
 
 impl DistanceTarget {
@@ -44,7 +46,11 @@ impl DistanceTarget {
     pub(super) fn of_all(messages: &[v1::DistanceTarget]) -> BTreeSet<Self> {
         let target = |message: &v1::DistanceTarget| {
             let region = Region::new(&message.region).ok()?;
-            Some(Self { region, address: message.address.parse().ok()?, http2: message.http2 })
+            let service = match message.service.as_str() {
+                "" => None,
+                name => Some(ServiceName::new(name).ok()?),
+            };
+            Some(Self { region, address: message.address.parse().ok()?, http2: message.http2, service })
         };
         messages.iter().filter_map(target).take(MAX_TARGETS).collect()
     }
@@ -145,10 +151,11 @@ async fn probe(
 ) -> (DistanceTarget, Option<KeptConnection>, Vec<Duration>) {
     let mut samples = Vec::with_capacity(SAMPLES);
     let mut connection = kept;
+    let endpoint = EndpointAddress { address: target.address, service: target.service.as_ref(), from };
     for _ in 0..SAMPLES {
         let mut open = match connection.take() {
             Some(open) => open,
-            None => match KeptConnection::open(&transport, target.address, target.http2, from).await {
+            None => match KeptConnection::open(&transport, endpoint, target.http2).await {
                 Ok(open) => open,
                 Err(_) => break,
             },
@@ -171,6 +178,7 @@ mod tests {
             region: region.into(),
             address: address.into(),
             http2: true,
+            service: String::new(),
         };
         let of = DistanceTarget::of_all(&[
             target("us", "127.0.0.1:80"),
@@ -183,7 +191,8 @@ mod tests {
     #[tokio::test]
     async fn an_unreachable_target_has_no_samples() {
         let free = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-        let target = DistanceTarget { region: Region::new("us").unwrap(), address: free, http2: false };
+        let target =
+            DistanceTarget { region: Region::new("us").unwrap(), address: free, http2: false, service: None };
         let (_, kept, samples) = probe(Transport::default(), target, None, None).await;
         assert!(kept.is_none() && samples.is_empty());
     }

@@ -2,7 +2,7 @@ use std::{future::ready, io, net::SocketAddr, pin::pin, time::Duration};
 
 use bytes::Bytes;
 use fairmesh_model::Probe;
-use fairmesh_wire::transport::{Stream, Transport};
+use fairmesh_wire::transport::{EndpointAddress, Stream, Transport};
 use http::{Request, StatusCode, Uri, uri::PathAndQuery};
 use http_body_util::Empty;
 use hyper_util::rt::TokioIo;
@@ -36,11 +36,12 @@ struct HealthResponse {
 pub async fn probe_once(
     transport: &Transport,
     probe: &Probe,
-    address: SocketAddr,
+    endpoint: EndpointAddress<'_>,
     patience: Duration,
 ) -> Result<(), String> {
+    let address = endpoint.address;
     let probe_once = async {
-        let connecting = transport.connect_endpoint(address, None).await;
+        let connecting = transport.connect_endpoint(endpoint).await;
         let stream = connecting.map_err(|error| format!("cannot connect: {error}"))?;
         // Fails only on a broken socket, which the first read reports.
         let _ = stream.tcp().map(|socket| socket.set_nodelay(true));
@@ -107,6 +108,10 @@ mod tests {
 
     use super::*;
 
+    fn plaintext(address: SocketAddr) -> EndpointAddress<'static> {
+        EndpointAddress { address, service: None, from: None }
+    }
+
     const PATIENCE: Duration = Duration::from_secs(5);
 
     #[tokio::test]
@@ -129,9 +134,13 @@ mod tests {
             let router = axum::Router::new().route(CHECK.path(), axum::routing::post(response));
             let serving = Server::builder().add_routes(router.into());
             let serving = tokio::spawn(serving.serve_with_incoming(TcpIncoming::from(listener)));
-            let result =
-                probe_once(&Transport::default(), &Probe::Grpc { service: String::new() }, address, PATIENCE)
-                    .await;
+            let result = probe_once(
+                &Transport::default(),
+                &Probe::Grpc { service: String::new() },
+                plaintext(address),
+                PATIENCE,
+            )
+            .await;
             assert_eq!(result.is_ok(), passes, "{result:?}");
             serving.abort();
         }
@@ -158,17 +167,21 @@ mod tests {
                 stream.write_all(format!("HTTP/1.0 {status_line}\r\n\r\nhello").as_bytes()).await.unwrap();
             };
             let transport = Transport::default();
-            let probing = probe_once(&transport, &probe, address, PATIENCE);
+            let probing = probe_once(&transport, &probe, plaintext(address), PATIENCE);
             let (result, ()) = tokio::join!(probing, response);
             assert_eq!(result.is_ok(), passes, "{status_line}: {result:?}");
         }
-        assert_eq!(probe_once(&Transport::default(), &Probe::Tcp, address, PATIENCE).await, Ok(()));
+        assert_eq!(
+            probe_once(&Transport::default(), &Probe::Tcp, plaintext(address), PATIENCE).await,
+            Ok(())
+        );
         let silent = Probe::Http { path: "/".into(), status: None };
-        let late = probe_once(&Transport::default(), &silent, address, Duration::from_millis(50)).await;
+        let late =
+            probe_once(&Transport::default(), &silent, plaintext(address), Duration::from_millis(50)).await;
         assert!(late.unwrap_err().contains("no response within 50ms"));
         drop(listener);
         assert!(
-            probe_once(&Transport::default(), &Probe::Tcp, address, PATIENCE)
+            probe_once(&Transport::default(), &Probe::Tcp, plaintext(address), PATIENCE)
                 .await
                 .unwrap_err()
                 .contains("cannot connect")

@@ -1,6 +1,5 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    net::SocketAddr,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, UNIX_EPOCH},
 };
@@ -13,6 +12,7 @@ use fairmesh_model::{
 use fairmesh_rib::Update;
 use fairmesh_wire::{
     handshake::Connection,
+    transport::EndpointAddress,
     v1::{JudgeRequest, Judgement},
 };
 use tokio::{
@@ -24,7 +24,7 @@ use tonic::{Code, Status};
 
 use super::{
     Counts,
-    checked_endpoints::{CheckedEndpoints, EndpointId},
+    checked_endpoints::{CheckedAddress, CheckedEndpoints, EndpointId},
     probe::probe_once,
     verdict_tracker::{Finding, VerdictTracker},
 };
@@ -56,7 +56,7 @@ pub(super) struct ProbeScheduler {
 }
 
 struct Target {
-    address: SocketAddr,
+    address: CheckedAddress,
     check: HealthCheck,
     judge: VerdictTracker,
     /// Probes begun; with the endpoint's name it seeds the jitter.
@@ -134,7 +134,7 @@ impl ProbeScheduler {
     /// Makes the targets match the records. A new target's first probe is at a random time within its interval.
     fn refresh(&mut self) {
         let now = Instant::now();
-        let wanted: HashMap<EndpointId, (SocketAddr, HealthCheck)> = self
+        let wanted: HashMap<EndpointId, (CheckedAddress, HealthCheck)> = self
             .checked_endpoints
             .wanted()
             .map(|(id, address, check)| (id, (address, check.clone())))
@@ -171,7 +171,9 @@ impl ProbeScheduler {
         let transport = self.connection.transport().clone();
         self.probes.spawn(async move {
             let began = Instant::now();
-            let outcome = probe_once(&transport, &probe, address, patience).await;
+            let CheckedAddress { address, mtls } = address;
+            let endpoint = EndpointAddress { address, service: mtls.then_some(&id.0), from: None };
+            let outcome = probe_once(&transport, &probe, endpoint, patience).await;
             ProbeResult { id, number, began, outcome }
         });
     }

@@ -1,12 +1,8 @@
-use std::{
-    io,
-    net::{IpAddr, SocketAddr},
-    time::Duration,
-};
+use std::{io, time::Duration};
 
 use bytes::Bytes;
 use fairmesh_model::Probe;
-use fairmesh_wire::transport::{Stream, Transport};
+use fairmesh_wire::transport::{EndpointAddress, Stream, Transport};
 use http::{Request, header};
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::client::conn::http1::{self, SendRequest};
@@ -47,15 +43,14 @@ pub(super) enum KeptConnection {
 }
 
 impl KeptConnection {
-    /// Connects, from `from` if given.
+    /// Connects.
     pub(super) async fn open(
         transport: &Transport,
-        address: SocketAddr,
+        endpoint: EndpointAddress<'_>,
         http2: bool,
-        from: Option<IpAddr>,
     ) -> io::Result<Self> {
         let open = async {
-            let mut stream = transport.connect_endpoint(address, from).await?;
+            let mut stream = transport.connect_endpoint(endpoint).await?;
             stream.tcp().map_or(Ok(()), |socket| socket.set_nodelay(true))?;
             if http2 {
                 stream.write_all(PREFACE).await?;
@@ -65,7 +60,7 @@ impl KeptConnection {
             let (sender, connection) =
                 http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
             let driver = tokio::spawn(connection).abort_handle();
-            Ok(Self::Http1 { sender, host: address.to_string(), driver })
+            Ok(Self::Http1 { sender, host: endpoint.address.to_string(), driver })
         };
         timeout(TIMEOUT, open).await?
     }
@@ -138,9 +133,12 @@ async fn await_ack(stream: &mut Stream) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+    use std::{
+        net::SocketAddr,
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering::Relaxed},
+        },
     };
 
     use http_body_util::Full;
@@ -149,6 +147,10 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
+
+    fn plaintext(address: SocketAddr) -> EndpointAddress<'static> {
+        EndpointAddress { address, service: None, from: None }
+    }
 
     /// A server of both versions, and the number of its connections so far.
     async fn server() -> (SocketAddr, Arc<AtomicUsize>) {
@@ -180,7 +182,7 @@ mod tests {
         for http2 in [false, true] {
             let (address, connections) = server().await;
             let mut connection =
-                KeptConnection::open(&Transport::default(), address, http2, None).await.unwrap();
+                KeptConnection::open(&Transport::default(), plaintext(address), http2).await.unwrap();
             for _ in 0..3 {
                 let elapsed = connection.round_trip().await.unwrap();
                 // Only HTTP/1.1 needs the program behind the server.
@@ -201,7 +203,7 @@ mod tests {
             };
             let (opened, ()) = {
                 let transport = Transport::default();
-                tokio::join!(KeptConnection::open(&transport, address, true, None), serve)
+                tokio::join!(KeptConnection::open(&transport, plaintext(address), true), serve)
             };
             assert!(opened.is_err());
         }

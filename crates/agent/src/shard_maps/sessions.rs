@@ -48,7 +48,9 @@ pub(crate) const fn limits() -> Limits {
 pub(crate) async fn serve(listener: Listener, backend: AgentRib, stopping: CancellationToken) {
     let mut users = UserLimits::default();
     loop {
-        let Some(socket) = stopping.run_until_cancelled(listener.accept()).await else { return };
+        let Some(accepted) = stopping.run_until_cancelled(listener.accept()).await else { return };
+        // Immediate on a Unix socket.
+        let Ok(socket) = accepted.handshake().await else { continue };
         // Sessions have time limits of their own.
         if let Some(connection) = socket.connection() {
             connection.exempt();

@@ -18,7 +18,7 @@ use fairmesh_rib::{
 use fairmesh_router::ShardTable;
 use fairmesh_wire::{
     records, shards,
-    transport::{Address, Listener, serve},
+    transport::{Address, Transport, serve},
 };
 use tokio::{
     task::JoinHandle,
@@ -151,7 +151,7 @@ impl Fixture {
         let stop = CancellationToken::new();
         let server = RibServer::new(self.source.clone(), stop.clone());
         let services = server.with_services(tonic::service::Routes::default());
-        let listener = Listener::bind(address).await.unwrap();
+        let listener = Transport::default().bind(address).await.unwrap();
         let stopped = stop.clone().cancelled_owned();
         let task =
             tokio::spawn(async move { serve(services, listener, stopped, Duration::ZERO).await.unwrap() });

@@ -10,7 +10,7 @@ use fairmesh_shared_memory::{DescriptorChannel, SealedMemory};
 use fairmesh_wire::{
     handshake,
     shards::decode_map,
-    transport::{Listener, Transport},
+    transport::Transport,
     v1::{self, map_response::Kind},
 };
 use fixture::{BOUND, Fixture, cart, mapped_segments, replica, wait_for_mapped_segments};
@@ -237,12 +237,14 @@ async fn untrusted_memory_is_not_read() {
     let _alone = EXCLUSIVE.lock().await;
     let fixture = Fixture::new(ONE_SEGMENT);
     let served = fixture.serve(&fixture.socket()).await;
-    let listener = Listener::bind(&fixture.socket().maps().unwrap()).await.unwrap();
+    let listener = Transport::default().bind(&fixture.socket().maps().unwrap()).await.unwrap();
     let words = SealedMemory::seal_words("fairmesh-test", &[7; 1000]).unwrap();
     let open = std::fs::File::open("/proc/self/exe").unwrap();
     let hostile = tokio::spawn(async move {
         for attempt in 0.. {
-            let mut channel = DescriptorChannel::new(listener.accept().await.into_unix().unwrap().0);
+            let mut channel = DescriptorChannel::new(
+                listener.accept().await.handshake().await.unwrap().into_unix().unwrap().0,
+            );
             let send = async |kind, handles: &[_]| {
                 let response = v1::MapResponse { kind: Some(kind) };
                 let _ = channel.send(&response.encode_to_vec(), handles).await;

@@ -81,6 +81,9 @@ fn error_class(error: &SendError) -> ErrorClass {
         SendError::Unreachable(_) => {
             (AttemptOutcome::Unreachable, FaultKind::Unreachable, "cannot be reached")
         }
+        SendError::NoIdentity(_) => {
+            (AttemptOutcome::Unreachable, FaultKind::Unreachable, "cannot be called by this program")
+        }
         SendError::LocalResources(_) => {
             (AttemptOutcome::CallerFailed, FaultKind::Unreachable, "cannot be connected to from here")
         }

@@ -112,6 +112,7 @@ fn endpoint(lease: &Lease) -> Result<Endpoint, Invalid> {
         state: EndpointState::Serving,
         weight: lease.power.clamp(1, MAX_WEIGHT),
         lease: None,
+        mtls: lease.mtls,
         labels: BTreeMap::new(),
     })
 }

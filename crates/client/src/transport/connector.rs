@@ -9,7 +9,8 @@ use std::{
 
 use bytes::BytesMut;
 use fairmesh_http::socket;
-use fairmesh_wire::transport::{Stream, Transport};
+use fairmesh_model::ServiceName;
+use fairmesh_wire::transport::{EndpointAddress, Stream, Transport};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{error::SendError, own_addresses::OwnAddresses, raw_connection::RawConnection};
@@ -39,6 +40,8 @@ pub(crate) struct TransportContext {
 pub(crate) struct Connector {
     pub(super) transport: Transport,
     pub(super) address: SocketAddr,
+    /// The service whose identity the endpoint proves by mutual TLS; `None` for plaintext.
+    pub(super) identity: Option<ServiceName>,
     pub(super) local: Option<IpAddr>,
     pub(super) multiplexed: bool,
     pub(super) counters: Arc<Counters>,
@@ -66,7 +69,9 @@ impl Connector {
             let own = format!("{} is an address of this process itself", self.address);
             return Err(SendError::Unreachable(io::Error::other(own)));
         }
-        let connected = self.transport.connect_endpoint(self.address, self.local);
+        let endpoint =
+            EndpointAddress { address: self.address, service: self.identity.as_ref(), from: self.local };
+        let connected = self.transport.connect_endpoint(endpoint);
         let connected = timeout(CONNECT_TIMEOUT, connected).await;
         let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection within 2 s");
         let stream = connected.unwrap_or_else(|_| Err(late())).map_err(SendError::from_connect)?;

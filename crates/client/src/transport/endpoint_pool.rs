@@ -152,6 +152,7 @@ impl EndpointTransport for Arc<EndpointPool> {
             connector: Connector {
                 transport: context.transport.clone(),
                 address: target.address,
+                identity: target.identity.clone(),
                 local: context.local,
                 multiplexed,
                 counters: Arc::clone(&context.counters),

@@ -1,6 +1,7 @@
 use std::io;
 
 use fairmesh_http::{BoxError, h1::Malformed, h2::StreamError};
+use fairmesh_wire::transport::NoIdentity;
 
 use super::wait::IdleTimeout;
 
@@ -14,6 +15,9 @@ pub(crate) enum SendError {
     /// No connection.
     #[error("no connection")]
     Unreachable(#[source] io::Error),
+    /// The endpoint accepts mutual TLS only, and this program has no identity.
+    #[error(transparent)]
+    NoIdentity(NoIdentity),
     /// No connection within the little time that the call could wait for one.
     #[error("no connection in the time that was left")]
     ConnectTimedOut,
@@ -48,6 +52,9 @@ pub(crate) enum SendError {
 impl SendError {
     /// A failed connect, attributed to the server or to this machine.
     pub(super) fn from_connect(error: io::Error) -> Self {
+        if let Some(missing) = error.get_ref().and_then(|source| source.downcast_ref::<NoIdentity>()) {
+            return Self::NoIdentity(*missing);
+        }
         let no_port = error.kind() == io::ErrorKind::AddrNotAvailable;
         let no_descriptor = error.raw_os_error().is_some_and(|code| NO_DESCRIPTOR.contains(&code));
         match no_port || no_descriptor {

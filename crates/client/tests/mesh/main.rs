@@ -27,6 +27,8 @@ mod server;
 #[cfg(test)]
 mod timeouts;
 #[cfg(test)]
+mod tls;
+#[cfg(test)]
 mod tunnels;
 #[cfg(test)]
 mod wiring;

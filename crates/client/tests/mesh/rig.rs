@@ -22,7 +22,7 @@ use fairmesh_test_support::endpoint;
 pub(crate) use fairmesh_test_support::{PATIENCE, eventually as until};
 use fairmesh_wire::{
     records, shards,
-    transport::{Address, Listener},
+    transport::{Address, Transport},
 };
 use http_body_util::BodyExt as _;
 use tempfile::TempDir;
@@ -81,7 +81,7 @@ impl Rig {
         let stop = CancellationToken::new();
         let agent = Agent { node: self.node.clone(), refusal: self.refusal.clone() };
         let services = RibServer::new(agent, stop.clone()).with_services(tonic::service::Routes::default());
-        let listener = Listener::bind(&self.address()).await.unwrap();
+        let listener = Transport::default().bind(&self.address()).await.unwrap();
         let stopped = stop.clone().cancelled_owned();
         let task = tokio::spawn(async move {
             fairmesh_wire::transport::serve(services, listener, stopped, Duration::ZERO).await.unwrap();
@@ -131,8 +131,12 @@ impl Rig {
     }
 
     pub(crate) fn endpoint(&self, name: &str, instance: &str, address: SocketAddr, state: EndpointState) {
-        let endpoint = Endpoint { address, state, ..endpoint(instance, "eu") };
-        self.write([(endpoint_key(name, instance), Some(records::encode(&endpoint.into())))]);
+        self.write_endpoint(name, Endpoint { address, state, ..endpoint(instance, "eu") });
+    }
+
+    pub(crate) fn write_endpoint(&self, name: &str, endpoint: Endpoint) {
+        let key = endpoint_key(name, endpoint.instance.as_str());
+        self.write([(key, Some(records::encode(&endpoint.into())))]);
     }
 
     /// The checker of the region is sure that an endpoint is not healthy.

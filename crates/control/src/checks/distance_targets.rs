@@ -6,7 +6,9 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{MAX_MEASURED_REGIONS, Prefix, Protocol, Record, RecordKey, Region, ServiceName};
+use fairmesh_model::{
+    Endpoint, MAX_MEASURED_REGIONS, Prefix, Protocol, Record, RecordKey, Region, ServiceName,
+};
 use fairmesh_rib::Node;
 use fairmesh_wire::records;
 
@@ -20,10 +22,12 @@ const MAX_SERVICES: usize = 64;
 const CHOICE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// An endpoint to which checkers of other regions time round trips.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DistanceTarget {
     pub(super) address: SocketAddr,
     pub(super) http2: bool,
+    /// The service whose identity it proves by mutual TLS; `None` for plaintext.
+    pub(super) service: Option<ServiceName>,
 }
 
 /// The targets by region.
@@ -74,7 +78,10 @@ fn choose_in(keys: &BTreeSet<Arc<str>>, node: &Node) -> Vec<DistanceTarget> {
         if let Some(http2) = protocol(&service, node) {
             let here = keys.range::<str, _>((Bound::Included(folder.as_str()), Bound::Unbounded));
             let here = here.take_while(|key| folder.covers(key)).take(MAX_TARGETS);
-            let targets = here.filter_map(|key| Some(DistanceTarget { address: address(key, node)?, http2 }));
+            let targets = here.filter_map(|key| {
+                let Endpoint { address, mtls, .. } = endpoint(key, node)?;
+                Some(DistanceTarget { address, http2, service: mtls.then(|| service.clone()) })
+            });
             candidates.extend(targets.enumerate());
         }
         if candidates.iter().filter(|(rank, _)| *rank == 0).count() >= MAX_TARGETS {
@@ -103,9 +110,9 @@ fn protocol(service: &ServiceName, node: &Node) -> Option<bool> {
     }
 }
 
-fn address(key: &str, node: &Node) -> Option<SocketAddr> {
+fn endpoint(key: &str, node: &Node) -> Option<Endpoint> {
     match records::decode(&RecordKey::parse(key).ok()?, &node.get(key)?.value) {
-        Ok(Record::Endpoint(endpoint)) => Some(endpoint.address),
+        Ok(Record::Endpoint(endpoint)) => Some(endpoint),
         _ => None,
     }
 }

@@ -149,6 +149,7 @@ fn targets_from(own: &Region, targets: &DistanceTargets) -> Vec<v1::DistanceTarg
         region: region.to_string(),
         address: target.address.to_string(),
         http2: target.http2,
+        service: target.service.as_ref().map(ToString::to_string).unwrap_or_default(),
     };
     others.flat_map(|(region, targets)| targets.iter().map(move |target| message(region, target))).collect()
 }

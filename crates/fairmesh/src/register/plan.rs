@@ -40,6 +40,7 @@ impl Plan {
             location,
             weight: args.weight,
             lease: args.lease,
+            mtls: false,
             labels: args.labels.into_iter().collect(),
             declaration: Some(declaration),
         };

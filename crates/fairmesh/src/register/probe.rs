@@ -1,7 +1,7 @@
 use std::{net::SocketAddr, str::FromStr, time::Duration};
 
 use fairmesh_model::{Invalid, Probe as Model};
-use fairmesh_wire::transport::Transport;
+use fairmesh_wire::transport::{EndpointAddress, Transport};
 
 /// Time limit of a probe.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -29,7 +29,8 @@ impl Probe {
     /// Probes once, for at most 2 s; the error has the reason.
     pub(super) async fn probe(&self, address: SocketAddr) -> Result<(), String> {
         // The program is on this machine, and speaks plaintext.
-        fairmesh_agent::probe(&Transport::default(), &self.0, address, TIMEOUT).await
+        let endpoint = EndpointAddress { address, service: None, from: None };
+        fairmesh_agent::probe(&Transport::default(), &self.0, endpoint, TIMEOUT).await
     }
 }
 

@@ -17,6 +17,7 @@ prefixes:
 fn catalog(instance: &str, zone: &str, host_type: &str) -> Endpoint {
     let (zone, host_type) = (zone.into(), host_type.into());
     Endpoint {
+        mtls: false,
         instance: instance.into(),
         address: "127.0.0.1:7000".into(),
         location: Some(Location { region: "eu".into(), zone, host_type, ..Location::default() }),

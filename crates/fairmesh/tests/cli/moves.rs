@@ -34,6 +34,7 @@ fn a_move_that_is_undone_says_what_it_waited_for_and_why_it_failed() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/cart", "cart-1", "us", 7001);
     let endpoint = Endpoint {
+        mtls: false,
         instance: "cart-2".into(),
         address: "127.0.0.1:7002".into(),
         location: Some(Location { region: "us".into(), ..Location::default() }),

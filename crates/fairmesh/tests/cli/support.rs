@@ -230,6 +230,7 @@ impl Mesh {
     /// Registers an endpoint without a lease, as a server that never dies.
     pub(crate) fn register(&self, service: &str, instance: &str, region: &str, port: u16) {
         let endpoint = Endpoint {
+            mtls: false,
             instance: instance.into(),
             address: format!("127.0.0.1:{port}"),
             location: Some(Location { region: region.into(), ..Location::default() }),

@@ -43,6 +43,9 @@ pub struct EndpointSpec {
     /// Time for which it stays live without renewal, such as `10s`; without a lease it stays until it is removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<String>,
+    /// Whether it accepts mutual TLS only; by default it speaks plaintext.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub mtls: bool,
     /// Labels given by the owner.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
@@ -96,6 +99,7 @@ impl EndpointSpec {
             state: self.state.unwrap_or_default(),
             weight: self.weight,
             lease: read_duration_option("lease", self.lease.as_ref())?,
+            mtls: self.mtls,
             labels: self.labels.clone(),
         };
         endpoint.validate()?;
@@ -115,6 +119,7 @@ impl EndpointSpec {
             state: Some(endpoint.state).filter(|state| *state != EndpointState::Serving),
             weight: endpoint.weight,
             lease: endpoint.lease.map(write_duration),
+            mtls: endpoint.mtls,
             labels: endpoint.labels.clone(),
         }
     }

@@ -192,6 +192,7 @@ fn full_hosts() -> Hosts {
 
 fn full_endpoint() -> Endpoint {
     Endpoint {
+        mtls: false,
         instance: InstanceId::new("Cart-0:80").unwrap(),
         address: "[fd00::7]:80".parse().unwrap(),
         location: Location {

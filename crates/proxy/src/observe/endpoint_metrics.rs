@@ -169,6 +169,7 @@ mod tests {
             speed: 1000,
             power: 1000,
             protocol: Protocol::Http1,
+            identity: None,
             metric: None,
             by_latency: false,
         }

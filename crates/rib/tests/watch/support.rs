@@ -7,7 +7,7 @@ use fairmesh_rib::{
     follower::{Backoff, Follower, FollowerConfig, FollowerHandle, FollowerState, Sink},
     server::{RibServer, ServedRib, WriteError},
 };
-use fairmesh_wire::transport::{Address, Listener, serve};
+use fairmesh_wire::transport::{Address, Transport, serve};
 use tokio::{sync::mpsc, task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
@@ -72,7 +72,7 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) async fn start(backend: impl ServedRib, address: &str) -> Self {
-        let listener = Listener::bind(&address.parse().unwrap()).await.unwrap();
+        let listener = Transport::default().bind(&address.parse().unwrap()).await.unwrap();
         let address = listener.address().unwrap();
         let stop = CancellationToken::new();
         let services = RibServer::new(backend, stop.clone()).with_services(Routes::default());

@@ -215,6 +215,7 @@ impl Compiler<'_> {
         for (endpoint, &index) in self.endpoints.iter().zip(indices) {
             let target = EndpointTarget::new(
                 (endpoint, self.input.hosts),
+                self.input.name,
                 self.input.service.protocol,
                 metric.as_ref(),
                 by_latency,

@@ -49,11 +49,12 @@ struct Incoming {
 impl Incoming {
     async fn next(&mut self) -> IncomingStream {
         let Self { listener, acceptor, transport, establishing } = self;
-        let accept = |cx: &mut Context<'_>| listener.poll_accept(cx).map_ok(|(stream, _)| stream);
+        let accept =
+            |cx: &mut Context<'_>| listener.poll_accept(cx).map_ok(|(stream, _)| Stream::Tcp(stream));
         loop {
             tokio::select! {
                 stream = acceptor.accept(accept) => {
-                    socket::configure(stream.get_ref());
+                    stream.get_ref().tcp().into_iter().for_each(socket::configure);
                     let transport = transport.clone();
                     establishing.spawn(async move { transport.accept(stream).await });
                 }

@@ -21,7 +21,7 @@ use fairmesh_rib::{
 use fairmesh_wire::{
     rpc,
     shards::encode_map,
-    transport::{Address, Listener, serve},
+    transport::{Address, Transport, serve},
     v1::{self, registry_server::Registry},
 };
 use tokio::sync::watch;
@@ -34,7 +34,7 @@ pub(super) const BOUND: Duration = Duration::from_secs(20);
 /// Requests to the registry, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum RegistryRequest {
-    Register { state: v1::endpoint::State, region: String },
+    Register { state: v1::endpoint::State, region: String, mtls: bool },
     Renew,
     Report(v1::endpoint::State),
     Drain,
@@ -79,7 +79,7 @@ impl FakeRegistry {
     /// Serves on a free port, or on that of an earlier server.
     pub(super) async fn serve(self, at: Option<&Address>) -> Control {
         let anywhere = Address::Tcp("127.0.0.1:0".into());
-        let listener = Listener::bind(at.unwrap_or(&anywhere)).await.unwrap();
+        let listener = Transport::default().bind(at.unwrap_or(&anywhere)).await.unwrap();
         let address = listener.address().unwrap();
         let registry = Routes::new(rpc::registry_server(self.clone()));
         let services = RibServer::new(self.clone(), CancellationToken::new()).with_services(registry);
@@ -161,7 +161,7 @@ impl Registry for FakeRegistry {
             let region = endpoint.location.as_ref().unwrap().region.clone();
             self.spoke.lock().unwrap().insert(endpoint.labels["fairmesh.incarnation"].parse().unwrap());
             self.forgets.store(false, Ordering::Relaxed);
-            self.note(RegistryRequest::Register { state: endpoint.state(), region });
+            self.note(RegistryRequest::Register { state: endpoint.state(), region, mtls: endpoint.mtls });
         }
         Ok(Response::new(v1::RegisterResponse { revision: None }))
     }

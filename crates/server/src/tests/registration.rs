@@ -22,7 +22,7 @@ fn fails_because(server: &Server, reason: &str) -> bool {
 }
 
 fn registered(state: State) -> RegistryRequest {
-    RegistryRequest::Register { state, region: "eu".into() }
+    RegistryRequest::Register { state, region: "eu".into(), mtls: false }
 }
 
 #[tokio::test]

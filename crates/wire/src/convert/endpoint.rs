@@ -75,7 +75,7 @@ impl From<v1::endpoint::State> for EndpointState {
 
 impl From<Endpoint> for v1::Endpoint {
     fn from(endpoint: Endpoint) -> Self {
-        let Endpoint { instance, address, location, state, weight, lease, labels } = endpoint;
+        let Endpoint { instance, address, location, state, weight, lease, mtls, labels } = endpoint;
         Self {
             instance: instance.into(),
             address: address.to_string(),
@@ -84,6 +84,7 @@ impl From<Endpoint> for v1::Endpoint {
             weight,
             lease_ms: lease.map_or(0, |lease| u32::try_from(lease.as_millis()).unwrap_or(u32::MAX)),
             labels,
+            mtls,
         }
     }
 }
@@ -101,6 +102,7 @@ impl TryFrom<v1::Endpoint> for Endpoint {
             state: state.into(),
             weight: if message.weight == 0 { FULL_WEIGHT } else { message.weight },
             lease: (message.lease_ms > 0).then(|| Duration::from_millis(message.lease_ms.into())),
+            mtls: message.mtls,
             labels: message.labels,
         };
         endpoint.validate()?;

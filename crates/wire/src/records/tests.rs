@@ -42,14 +42,15 @@ fn endpoint() -> impl Strategy<Value = Endpoint> {
     let labels = collection::btree_map("[a-z]{1,8}", ".{0,8}", 0..4);
     let lease = option::of((1000..=3_600_000_u64).prop_map(Duration::from_millis));
     let state = select(vec![Starting, Serving, Draining, Lost]);
-    (name(), address(), location(), state, 1..=MAX_WEIGHT, lease, labels).prop_map(
-        |(instance, address, location, state, weight, lease, labels)| Endpoint {
+    (name(), address(), location(), state, 1..=MAX_WEIGHT, lease, any::<bool>(), labels).prop_map(
+        |(instance, address, location, state, weight, lease, mtls, labels)| Endpoint {
             instance,
             address,
             location,
             state,
             weight,
             lease,
+            mtls,
             labels,
         },
     )

@@ -6,13 +6,10 @@ use std::{
     task::Context,
 };
 
-use fairmesh_listen::{Acceptor, Limits, Memory};
+use fairmesh_listen::{Acceptor, GuardedStream, Limits, Memory};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 
-use super::{
-    Address, Stream,
-    socket::{Socket, configure},
-};
+use super::{Address, Socket, Stream, Transport, configure};
 
 /// Any user of the machine may connect; access is restricted by the folder, and permissions depend on the identity.
 const SOCKET_MODE: u32 = 0o666;
@@ -47,6 +44,7 @@ pub enum BindError {
 pub struct Listener {
     inner: Inner,
     acceptor: Acceptor,
+    transport: Transport,
 }
 
 #[derive(Debug)]
@@ -57,7 +55,7 @@ enum Inner {
 
 impl Listener {
     /// Listens on `address`. A stale socket file is replaced; missing folders are created.
-    pub async fn bind(address: &Address) -> Result<Self, BindError> {
+    pub(super) async fn bind(address: &Address, transport: Transport) -> Result<Self, BindError> {
         let failed = |source: io::Error| match source.kind() {
             io::ErrorKind::AddrInUse => BindError::InUse { address: address.clone() },
             _ => BindError::Failed { address: address.clone(), source },
@@ -72,7 +70,8 @@ impl Listener {
                 Inner::Unix(listener, SocketFile::new(path, lock).map_err(failed)?)
             }
         };
-        Ok(Self { inner, acceptor: Acceptor::new("calls", Limits::calls(), Memory::default()) })
+        let acceptor = Acceptor::new("calls", Limits::calls(), Memory::default());
+        Ok(Self { inner, acceptor, transport })
     }
 
     /// Shares the limits of `acceptor` with other listeners of the process, instead of its own.
@@ -90,20 +89,33 @@ impl Listener {
     }
 
     /// Waits for a free place and the next connection. Errors of the system are logged and retried after a pause.
-    pub async fn accept(&self) -> Socket {
-        loop {
-            let accept = |cx: &mut Context<'_>| match &self.inner {
-                Inner::Tcp(listener) => listener.poll_accept(cx).map_ok(|(stream, _)| Stream::Tcp(stream)),
-                Inner::Unix(listener, _) => {
-                    listener.poll_accept(cx).map_ok(|(stream, _)| Stream::Unix(stream))
-                }
-            };
-            let stream = self.acceptor.accept(accept).await;
-            match configure(stream.get_ref()).and_then(|()| Socket::new(stream)) {
-                Ok(socket) => return socket,
-                Err(error) => tracing::debug!(%error, "a connection ended before it was accepted"),
-            }
+    pub async fn accept(&self) -> Accepted {
+        let accept = |cx: &mut Context<'_>| match &self.inner {
+            Inner::Tcp(listener) => listener.poll_accept(cx).map_ok(|(stream, _)| Stream::Tcp(stream)),
+            Inner::Unix(listener, _) => listener.poll_accept(cx).map_ok(|(stream, _)| Stream::Unix(stream)),
+        };
+        Accepted { stream: self.acceptor.accept(accept).await, transport: self.transport.clone() }
+    }
+}
+
+/// A connection before its handshake.
+#[derive(Debug)]
+pub struct Accepted {
+    stream: GuardedStream<Stream>,
+    transport: Transport,
+}
+
+impl Accepted {
+    /// Performs the handshake, as [`Transport::accept`] does.
+    ///
+    /// # Errors
+    /// When the handshake fails, or a limit of the listener closed the connection.
+    pub async fn handshake(self) -> io::Result<Socket> {
+        let Self { stream, transport } = self;
+        if let Some(socket) = stream.get_ref().tcp() {
+            configure(socket)?;
         }
+        Socket::new(transport.accept(stream).await?, &transport)
     }
 }
 

@@ -20,7 +20,7 @@ use tonic::{
     transport::{Error, Server},
 };
 
-use super::{Listener, Socket, calls::CallGuard};
+use super::{Accepted, Listener, Socket, calls::CallGuard};
 use crate::{handshake::VersionCheck, watch};
 
 /// Accepted connections that wait for the gRPC server.
@@ -135,11 +135,11 @@ async fn dispatch(
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
-            socket = listener.accept() => {
+            accepted = listener.accept() => {
                 let (watch_handler, calls) = (watch_handler.clone(), calls.clone());
                 let (closing, abort) = (closing.clone(), abort.clone());
                 connections.spawn(async move {
-                    let sorted = closing.run_until_cancelled(classify(socket, calls, abort)).await;
+                    let sorted = closing.run_until_cancelled(classify(accepted, calls, abort)).await;
                     if let (Some(Some(socket)), Some(watch)) = (sorted, watch_handler) {
                         watch(socket).await;
                     }
@@ -157,10 +157,17 @@ async fn dispatch(
 
 /// Passes on a connection for calls; returns one that is a watch.
 async fn classify(
-    mut socket: Socket,
+    accepted: Accepted,
     calls: mpsc::Sender<io::Result<Socket>>,
     abort: CancellationToken,
 ) -> Option<Socket> {
+    let mut socket = match accepted.handshake().await {
+        Ok(socket) => socket,
+        Err(error) => {
+            tracing::debug!(%error, "a connection ended before it began");
+            return None;
+        }
+    };
     match socket.strip_preamble(&watch::PREAMBLE).await {
         Ok(true) => {
             if let Some(connection) = socket.connection() {

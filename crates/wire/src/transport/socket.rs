@@ -17,7 +17,7 @@ use tokio::{
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::Connected;
 
-use super::Stream;
+use super::{Stream, Transport};
 
 /// Timeout of the first bytes, which distinguish watches from calls. Clients of both send them at once.
 const PREAMBLE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -43,18 +43,15 @@ pub struct Peer {
 }
 
 impl Socket {
-    /// A connection that this side opened.
-    pub(super) fn outgoing(stream: Stream) -> io::Result<Self> {
-        configure(&stream)?;
-        Self::new(GuardedStream::outgoing(stream))
-    }
-
+    /// A connection, whose peer `transport` identifies.
+    ///
     /// # Errors
     /// When the system does not report the user of the peer.
-    pub(super) fn new(stream: GuardedStream<Stream>) -> io::Result<Self> {
-        let identity = match stream.get_ref() {
-            Stream::Tcp(_) => Identity::Anonymous,
-            Stream::Unix(stream) => Identity::Local { uid: stream.peer_cred()?.uid() },
+    pub(super) fn new(stream: GuardedStream<Stream>, transport: &Transport) -> io::Result<Self> {
+        let identity = match (stream.get_ref(), &transport.identity) {
+            (Stream::Unix(stream), _) => Identity::Local { uid: stream.peer_cred()?.uid() },
+            (Stream::Tls(stream), Some(identity)) => identity.identify(stream.peer_certificates()),
+            (Stream::Tls(_), None) | (Stream::Tcp(_), _) => Identity::Anonymous,
         };
         Ok(Self { stream, identity, peeked: Bytes::new(), abort: None })
     }
@@ -92,7 +89,7 @@ impl Socket {
     pub fn into_unix(self) -> Option<(UnixStream, Option<ConnectionSlot>)> {
         match self.stream.into_parts() {
             (Stream::Unix(stream), place) => Some((stream, place)),
-            (Stream::Tcp(_), _) => None,
+            (Stream::Tcp(_) | Stream::Tls(_), _) => None,
         }
     }
 
@@ -112,12 +109,6 @@ impl Socket {
             Some(Poll::Pending) | None => Ok(()),
         }
     }
-}
-
-/// Prepares a stream for calls, which are small and latency-sensitive: Nagle's algorithm would delay each by a round
-/// trip.
-pub(super) fn configure(stream: &Stream) -> io::Result<()> {
-    stream.tcp().map_or(Ok(()), |socket| socket.set_nodelay(true))
 }
 
 impl Connected for Socket {

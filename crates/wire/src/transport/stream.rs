@@ -1,7 +1,7 @@
 use std::{
     io::{self, ErrorKind, IoSlice},
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
 };
 
 use tokio::{
@@ -9,15 +9,19 @@ use tokio::{
     net::{TcpStream, UnixStream},
 };
 
+use super::TlsStream;
+
 /// The bytes of a connection.
 ///
-/// An enum and not a trait object, so that reads and writes of plaintext cost a branch, and no allocation.
+/// An enum and not a trait object, so that reads and writes of plaintext cost a branch and no allocation.
 #[derive(Debug)]
 pub enum Stream {
     /// Plaintext over TCP.
     Tcp(TcpStream),
     /// A socket of this machine.
     Unix(UnixStream),
+    /// TLS over TCP.
+    Tls(Box<TlsStream>),
 }
 
 /// Calls a method of the variant.
@@ -32,6 +36,10 @@ macro_rules! on_stream {
                 let $stream = Pin::new(stream);
                 $call
             }
+            Stream::Tls(stream) => {
+                let $stream = Pin::new(&mut **stream);
+                $call
+            }
         }
     };
 }
@@ -41,30 +49,47 @@ impl Stream {
     pub fn tcp(&self) -> Option<&TcpStream> {
         match self {
             Self::Tcp(stream) => Some(stream),
+            Self::Tls(stream) => Some(stream.socket()),
             Self::Unix(_) => None,
         }
     }
 
     /// Whether neither data nor the end has arrived. A connection that is not quiet must be closed, since a byte may
     /// be lost. A system call only where the runtime has seen an event.
-    pub fn is_quiet(&self) -> bool {
+    #[inline]
+    pub fn is_quiet(&mut self) -> bool {
         let read = match self {
             Self::Tcp(stream) => stream.try_read(&mut [0]),
             Self::Unix(stream) => stream.try_read(&mut [0]),
+            // Reads records that carry no data, such as tickets of sessions.
+            Self::Tls(stream) => {
+                let (mut byte, mut context) = ([0], Context::from_waker(Waker::noop()));
+                return Pin::new(&mut **stream)
+                    .poll_read(&mut context, &mut ReadBuf::new(&mut byte))
+                    .is_pending();
+            }
         };
         matches!(read, Err(error) if error.kind() == ErrorKind::WouldBlock)
     }
 
-    /// Writes what the connection accepts at once, at most both parts, without waking a task later.
+    /// Writes what the connection accepts at once, at most both parts. The next read sends what is buffered.
     ///
     /// # Errors
     /// [`ErrorKind::WouldBlock`] when it accepts nothing now.
+    #[inline]
     pub fn try_write(&mut self, first: &[u8], second: &[u8]) -> io::Result<usize> {
         let parts = [IoSlice::new(first), IoSlice::new(second)];
         match self {
             Self::Tcp(stream) if second.is_empty() => stream.try_write(first),
             Self::Tcp(stream) => stream.try_write_vectored(&parts),
             Self::Unix(stream) => stream.try_write_vectored(&parts),
+            Self::Tls(stream) => {
+                let mut context = Context::from_waker(Waker::noop());
+                match Pin::new(&mut **stream).poll_write_vectored(&mut context, &parts) {
+                    Poll::Ready(written) => written,
+                    Poll::Pending => Err(ErrorKind::WouldBlock.into()),
+                }
+            }
         }
     }
 }
@@ -92,7 +117,10 @@ impl AsyncWrite for Stream {
     }
 
     fn is_write_vectored(&self) -> bool {
-        true
+        match self {
+            Self::Tcp(_) | Self::Unix(_) => true,
+            Self::Tls(stream) => stream.is_write_vectored(),
+        }
     }
 
     #[inline]

@@ -6,7 +6,7 @@ use crate::support::*;
 use fairmesh_model::Identity;
 use fairmesh_wire::{
     handshake::{ConnectError, connect, is_version_refusal, negotiate},
-    transport::{Address, Listener, connect_channel, serve},
+    transport::{Address, Transport, connect_channel, serve},
     v1::{HelloRequest, ReadRequest, WatchersRequest, rib_client::RibClient, watch_response},
     watch::Watch,
 };
@@ -172,7 +172,7 @@ async fn connections_without_a_preamble_go_to_the_grpc_server() {
 
 #[tokio::test]
 async fn a_process_without_a_rib_closes_watches() {
-    let listener = Listener::bind(&free_port()).await.unwrap();
+    let listener = Transport::default().bind(&free_port()).await.unwrap();
     let address = listener.address().unwrap();
     let serving = tokio::spawn(serve(Routes::default(), listener, std::future::pending(), Duration::ZERO));
     let error = soon(Watch::open(&Default::default(), &address, "tester")).await.unwrap_err();

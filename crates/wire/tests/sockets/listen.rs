@@ -3,7 +3,7 @@
 use std::{fs, os::unix::fs::PermissionsExt, os::unix::net::UnixListener};
 
 use crate::support::*;
-use fairmesh_wire::transport::{Address, BindError, Listener, Transport};
+use fairmesh_wire::transport::{Address, BindError, Transport};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 #[tokio::test]
@@ -16,7 +16,7 @@ async fn a_stale_socket_file_is_replaced() {
     let listener = Transport::default().bind(&address).await.unwrap();
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o666);
     let mut dialled = Transport::default().dial(&address).await.unwrap();
-    let mut accepted = soon(listener.accept()).await;
+    let mut accepted = soon(listener.accept()).await.handshake().await.unwrap();
     assert_eq!(accepted.identity(), &own_uid());
     dialled.write_all(b"hello").await.unwrap();
     let mut read = [0; 5];
@@ -30,16 +30,16 @@ async fn a_live_socket_is_rejected_and_kept() {
     let path = folder.path().join("agent.sock");
     let address = Address::Unix(path.clone());
     let stranger = UnixListener::bind(&path).unwrap();
-    assert!(matches!(Listener::bind(&address).await, Err(BindError::InUse { .. })));
+    assert!(matches!(Transport::default().bind(&address).await, Err(BindError::InUse { .. })));
     assert!(std::os::unix::net::UnixStream::connect(&path).is_ok(), "the other process still listens");
     drop(stranger);
-    let first = Listener::bind(&address).await.unwrap();
-    let error = Listener::bind(&address).await.unwrap_err();
+    let first = Transport::default().bind(&address).await.unwrap();
+    let error = Transport::default().bind(&address).await.unwrap_err();
     assert!(matches!(error, BindError::InUse { .. }), "{error}");
     assert!(error.to_string().contains("agent.sock"), "{error}");
     drop(first);
     assert!(!path.exists(), "the file goes with its listener");
-    assert!(Listener::bind(&address).await.is_ok());
+    assert!(Transport::default().bind(&address).await.is_ok());
 }
 
 #[tokio::test]
@@ -47,7 +47,7 @@ async fn files_other_than_sockets_are_never_deleted() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("agent.sock");
     fs::write(&path, "precious").unwrap();
-    let error = Listener::bind(&Address::Unix(path.clone())).await.unwrap_err();
+    let error = Transport::default().bind(&Address::Unix(path.clone())).await.unwrap_err();
     assert!(matches!(error, BindError::NotASocket { .. }), "{error}");
     assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
 }
@@ -56,7 +56,7 @@ async fn files_other_than_sockets_are_never_deleted() {
 async fn a_successors_socket_file_outlives_its_predecessor() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("agent.sock");
-    let first = Listener::bind(&Address::Unix(path.clone())).await.unwrap();
+    let first = Transport::default().bind(&Address::Unix(path.clone())).await.unwrap();
     fs::remove_file(&path).unwrap();
     let _successor = UnixListener::bind(&path).unwrap();
     drop(first);
@@ -65,9 +65,9 @@ async fn a_successors_socket_file_outlives_its_predecessor() {
 
 #[tokio::test]
 async fn a_port_in_use_is_refused() {
-    let first = Listener::bind(&free_port()).await.unwrap();
-    let error = Listener::bind(&first.address().unwrap()).await.unwrap_err();
+    let first = Transport::default().bind(&free_port()).await.unwrap();
+    let error = Transport::default().bind(&first.address().unwrap()).await.unwrap_err();
     assert!(matches!(error, BindError::InUse { .. }), "{error}");
-    let error = Listener::bind(&"192.0.2.1:1".parse().unwrap()).await.unwrap_err();
+    let error = Transport::default().bind(&"192.0.2.1:1".parse().unwrap()).await.unwrap_err();
     assert!(matches!(error, BindError::Failed { .. }), "{error}");
 }

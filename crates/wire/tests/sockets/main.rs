@@ -6,3 +6,4 @@
 mod connect;
 mod listen;
 mod support;
+mod tls;

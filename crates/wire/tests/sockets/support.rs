@@ -10,7 +10,7 @@ use fairmesh_model::{Identity, Location, Region, StoreId};
 use fairmesh_wire::{
     handshake::{Hello, negotiate},
     identity_of, rpc, software_of,
-    transport::{Address, Listener, Services, Socket, serve},
+    transport::{Address, Services, Socket, Transport, serve},
     v1::{rib_server::Rib, *},
     watch::{WatchServer, frame},
 };
@@ -97,7 +97,7 @@ pub(crate) struct Served {
 }
 
 pub(crate) async fn serve_stub(stub: Stub, address: &Address, drain: Duration) -> Served {
-    let listener = Listener::bind(address).await.unwrap();
+    let listener = Transport::default().bind(address).await.unwrap();
     let address = listener.address().unwrap();
     let (stop, stopped) = oneshot::channel();
     let watched = stub.clone();

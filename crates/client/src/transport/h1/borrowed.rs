@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use super::{
-    connection::{Connection, Io, broken, closed},
+    connection::{Connection, Io, broken, closed, unread},
     pool::Pool,
     response_body::ResponseBody,
     upload::Upload,
@@ -112,7 +112,7 @@ impl BorrowedExchange {
             } else {
                 connection.poll_large(read, context)
             };
-            match result.map_err(broken)? {
+            match result.map_err(unread)? {
                 Poll::Ready(Some(result)) => return Poll::Ready(Ok(BorrowedOutcome::Borrowed(result))),
                 Poll::Ready(None) => {}
                 Poll::Pending if !self.rest_timed_out(context) => return Poll::Pending,
@@ -127,7 +127,7 @@ impl BorrowedExchange {
                 return Poll::Ready(Ok(BorrowedOutcome::Owned(response)));
             }
             let due = self.connection.expected;
-            if ready!(self.connection.poll_read(due, context)).map_err(broken)? == 0 {
+            if ready!(self.connection.poll_read(due, context)).map_err(unread)? == 0 {
                 return Poll::Ready(Err(broken(closed("before it responded"))));
             }
         }

@@ -175,7 +175,7 @@ where
             if let Some(response) = reader.read(&mut self.input).map_err(broken)? {
                 return Poll::Ready(Ok(response));
             }
-            if ready!(self.poll_read(self.expected, context)).map_err(broken)? == 0 {
+            if ready!(self.poll_read(self.expected, context)).map_err(unread)? == 0 {
                 return Poll::Ready(Err(broken(closed("before it responded"))));
             }
         }
@@ -257,8 +257,8 @@ impl<I> Connection<I> {
 
 impl Connection {
     /// Whether nothing has arrived since the last response, neither bytes nor the end.
-    pub(super) fn is_quiet(&self) -> bool {
-        match &self.io {
+    pub(super) fn is_quiet(&mut self) -> bool {
+        match &mut self.io {
             Io::Whole(io) => io.is_quiet(),
             Io::Reading(..) => false,
         }
@@ -290,6 +290,15 @@ pub(super) fn closed(when: &str) -> io::Error {
 /// The server switched protocols before the request was sent, whose rest would be ambiguous.
 fn early_switch() -> io::Error {
     io::Error::new(ErrorKind::InvalidData, "the server switched protocols before the request was sent")
+}
+
+/// The response cannot be read. The kind of the error is that of a failed connect where the server rejected this program
+/// before it read the request.
+pub(super) fn unread(error: io::Error) -> SendError {
+    match error.kind() {
+        ErrorKind::ConnectionRefused => SendError::Refused(error.into()),
+        _ => broken(error),
+    }
 }
 
 pub(super) fn broken(error: impl Into<BoxError>) -> SendError {

@@ -103,7 +103,7 @@ impl Pool {
 
     fn take(&self) -> Option<Idle> {
         loop {
-            let last = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop_back()?;
+            let mut last = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop_back()?;
             if last.connection.is_quiet() {
                 return Some(last);
             }
@@ -128,7 +128,9 @@ impl Pool {
     pub(in crate::transport) fn close_idle(&self) {
         let checks = self.idle_checks.fetch_add(1, Relaxed) + 1;
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        idle.retain(|idle| checks.wrapping_sub(idle.since) < MAX_IDLE_CHECKS && idle.connection.is_quiet());
+        idle.retain_mut(|idle| {
+            checks.wrapping_sub(idle.since) < MAX_IDLE_CHECKS && idle.connection.is_quiet()
+        });
         idle.iter_mut().for_each(|idle| idle.connection.shrink());
     }
 

@@ -1,5 +1,6 @@
 use std::{
     future::poll_fn,
+    io::ErrorKind,
     pin::Pin,
     sync::{
         Arc,
@@ -219,6 +220,8 @@ fn send_error(why: CallError<BoxError>) -> SendError {
             StreamError::Unprocessed(Reason::NO_ERROR) => SendError::Stale(lost.into()),
             // Not a graceful shutdown, but an error of its clients, such as ENHANCE_YOUR_CALM.
             StreamError::Unprocessed(_) => SendError::Refused(lost.into()),
+            // The server rejected the certificate of this program before it read the request.
+            StreamError::Io(ErrorKind::ConnectionRefused) => SendError::Refused(lost.into()),
             _ => SendError::Broken(lost.into()),
         },
     }

@@ -108,6 +108,7 @@ fn revision() -> Revision {
 
 fn endpoint(instance: &str) -> Endpoint {
     Endpoint {
+        mtls: false,
         instance: InstanceId::new(instance).unwrap(),
         address: ([127, 0, 0, 1], 1).into(),
         location: here(),
