@@ -4,6 +4,7 @@ mod decode_batch;
 mod delta_cache;
 mod followed;
 mod messages;
+mod outbox;
 mod session;
 mod terminated;
 

@@ -29,6 +29,8 @@ pub(super) struct FramedSocket<S> {
     last_received: Instant,
     /// Start of an incomplete frame.
     partial_since: Option<Instant>,
+    /// Time since which the socket has accepted nothing of the queue.
+    blocked_since: Option<Instant>,
     /// The longest frame that the peer may send, in bytes.
     max_frame: usize,
 }
@@ -42,6 +44,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> FramedSocket<S> {
             write_queue,
             last_received: Instant::now(),
             partial_since: None,
+            blocked_since: None,
             max_frame,
         }
     }
@@ -58,6 +61,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> FramedSocket<S> {
     /// Start of the frame whose rest is outstanding, if any.
     pub(super) fn partial_since(&self) -> Option<Instant> {
         self.partial_since
+    }
+
+    /// Time since which the socket has accepted nothing, if there is something to write.
+    pub(super) fn blocked_since(&self) -> Option<Instant> {
+        self.blocked_since
     }
 
     /// Queues bytes for sending.
@@ -78,7 +86,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> FramedSocket<S> {
                 slices.iter_mut().zip(&self.write_queue).map(|(slice, bytes)| *slice = IoSlice::new(bytes));
             let queued = queued.count();
             let socket = Pin::new(&mut self.socket);
-            let written = ready!(socket.poll_write_vectored(cx, &slices[..queued]))?;
+            let Poll::Ready(written) = socket.poll_write_vectored(cx, &slices[..queued]) else {
+                self.blocked_since.get_or_insert_with(Instant::now);
+                return Poll::Pending;
+            };
+            self.blocked_since = None;
+            let written = written?;
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }

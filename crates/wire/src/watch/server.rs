@@ -11,11 +11,13 @@ use fairmesh_model::Identity;
 use prost::Message;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    time::{Instant, Sleep, sleep, timeout},
+    time::{Instant, Sleep, sleep, sleep_until, timeout},
 };
 use tonic::Status;
 
-use super::{FRAME_TIMEOUT, MAX_REQUEST, PEER_TIMEOUT, encode_frame, frame, framed_socket::FramedSocket};
+use super::{
+    FRAME_TIMEOUT, MAX_REQUEST, PEER_TIMEOUT, WRITE_TIMEOUT, encode_frame, frame, framed_socket::FramedSocket,
+};
 use crate::{
     handshake::{HELLO_TIMEOUT, Hello, sanitize},
     transport::Socket,
@@ -30,6 +32,8 @@ const END_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct WatchServer<S = Socket> {
     framed: FramedSocket<S>,
     timer: Pin<Box<Sleep>>,
+    /// Wakes the task when a write times out; `None` while no write is blocked.
+    write_timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl WatchServer {
@@ -45,8 +49,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> WatchServer<S> {
     /// # Errors
     /// If there is no hello.
     pub async fn accept(socket: S) -> Result<(Self, HelloRequest), Status> {
-        let mut watched =
-            Self { framed: FramedSocket::new(socket, MAX_REQUEST), timer: Box::pin(sleep(PEER_TIMEOUT)) };
+        let (framed, timer) = (FramedSocket::new(socket, MAX_REQUEST), Box::pin(sleep(PEER_TIMEOUT)));
+        let mut watched = Self { framed, timer, write_timer: None };
         let greeting = timeout(HELLO_TIMEOUT, poll_fn(|cx| watched.poll_request(cx))).await;
         match greeting.map_err(|_| Status::deadline_exceeded("it did not send a hello"))?? {
             WatchRequest { kind: Some(Kind::Hello(hello)) } => {
@@ -70,8 +74,26 @@ impl<S: AsyncRead + AsyncWrite + Unpin> WatchServer<S> {
     }
 
     /// Writes as much as possible; ready once everything is written.
-    pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.framed.poll_flush(cx)
+    ///
+    /// # Errors
+    /// If the connection is lost, or has accepted nothing for 30 s.
+    pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        if let Poll::Ready(flushed) = self.framed.poll_flush(cx) {
+            self.write_timer = None;
+            return Poll::Ready(flushed.map_err(|error| gone(&error.to_string())));
+        }
+        let Some(blocked) = self.framed.blocked_since() else { return Poll::Pending };
+        let due = blocked + WRITE_TIMEOUT;
+        let timer = self.write_timer.get_or_insert_with(|| Box::pin(sleep_until(due)));
+        if timer.deadline() != due {
+            timer.as_mut().reset(due);
+        }
+        // The clock as well: a task that uses up its budget by reading finds its timers pending.
+        if timer.as_mut().poll(cx).is_pending() && Instant::now() < due {
+            return Poll::Pending;
+        }
+        let why = format!("the watcher read nothing for {WRITE_TIMEOUT:?}");
+        Poll::Ready(Err(Status::deadline_exceeded(why)))
     }
 
     /// The next request of the watcher. Call it again with the same waker until it is pending.

@@ -186,3 +186,31 @@ async fn a_trickling_request_ends_the_watch() {
     let waited = began.elapsed();
     assert!(waited >= FRAME_TIMEOUT && waited <= FRAME_TIMEOUT + PEER_TIMEOUT, "{waited:?}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_watcher_that_only_sends_ends_the_watch() {
+    let (mut near, far) = duplex(1024);
+    near.write_all(&PREAMBLE).await.unwrap();
+    let hello = v1::HelloRequest { oldest_version: 1, newest_version: 1, software: String::new() };
+    let hello = v1::WatchRequest { kind: Some(watch_request::Kind::Hello(hello)) };
+    near.write_all(&encode_frame(&hello)).await.unwrap();
+    let mut server = accept(far).await;
+    let began = Instant::now();
+    server.send(frame(&delta(10_000)));
+    let probes = async {
+        loop {
+            near.write_all(&encode_frame(&())).await.unwrap();
+            tokio::time::sleep(KEEP_ALIVE.0).await;
+        }
+    };
+    let serving = poll_fn(|cx| {
+        assert!(server.poll_request(cx).is_pending(), "it sends probes");
+        server.poll_flush(cx)
+    });
+    let why = tokio::select! {
+        flushed = timeout(2 * WRITE_TIMEOUT, serving) => flushed.expect("it ends").unwrap_err(),
+        () = probes => unreachable!("it probes without end"),
+    };
+    assert_eq!(why.code(), Code::DeadlineExceeded, "{why}");
+    assert!(began.elapsed() >= WRITE_TIMEOUT);
+}
