@@ -43,4 +43,4 @@ pub use memory::Memory;
 pub use pages::PageListener;
 pub use request::{GuardedCall, RequestGuard, guard_request};
 pub use response_body::ResponseBody;
-pub use wait::WaitRefused;
+pub use wait::{QueuePlace, WaitRefused};

@@ -260,10 +260,10 @@ impl<B: ServedRib> v1::rib_server::Rib for RibServer<B> {
     }
 
     async fn write(&self, request: Request<v1::WriteRequest>) -> Result<Response<v1::WriteResponse>, Status> {
-        let identity = identity_of(&request);
+        let (identity, waits) = (identity_of(&request), Waits::of(&request));
         let request = request.into_inner();
         let batch = match request.ops.iter().any(|op| records::is_costly(&op.key)) {
-            true => run_blocking(|| decode_batch(request)).await?,
+            true => run_blocking(&waits, || decode_batch(request)).await?,
             false => decode_batch(request),
         };
         let batch = batch.map_err(refused)?;
