@@ -8,8 +8,8 @@ mod outbox;
 mod session;
 mod terminated;
 
-pub(crate) use followed::FollowedPrefix;
-pub use followed::{FollowedPrefixes, MAX_FOLLOWED};
+pub(crate) use followed::{FollowedPrefix, WatchPrefixes};
+pub use followed::{FollowedPrefixes, MAX_FOLLOWED_BYTES};
 pub use messages::encoded_len;
 pub use terminated::TerminatedWatches;
 

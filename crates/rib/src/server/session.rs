@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use super::{
-    FollowedPrefix, MAX_FOLLOWED, MAX_PREFIXES, PrefixGuard, ServedRib,
+    FollowedPrefix, MAX_FOLLOWED_BYTES, MAX_PREFIXES, PrefixGuard, ServedRib, WatchPrefixes,
     delta_cache::DeltaCache,
     messages::{self, Messages},
     outbox::Outbox,
@@ -37,6 +37,7 @@ pub(super) struct Session<B: ServedRib> {
     watched: WatchServer,
     delta_cache: Arc<DeltaCache>,
     subscriptions: BTreeMap<Prefix, Subscription<B>>,
+    followed: WatchPrefixes,
     /// Prefixes that the backend is preparing.
     preparing: FuturesUnordered<Preparation>,
     /// The rest of the last pull. Nothing more is pulled before it is sent, so that a slow caller gets later values and
@@ -65,8 +66,9 @@ struct Subscription<B: ServedRib> {
 /// Why a prefix is refused that others have no place left for.
 fn too_many_followed() -> String {
     format!(
-        "RESOURCE_EXHAUSTED: all watches here follow nearly {MAX_FOLLOWED} prefixes together, and one that follows as many as this gets \
-         no more; watch at another replica, or follow less"
+        "RESOURCE_EXHAUSTED: the prefixes that all watches here follow use nearly {} MB, and one that follows as many as \
+         this gets no more; watch at another replica, or follow less",
+        MAX_FOLLOWED_BYTES >> 20
     )
 }
 
@@ -77,6 +79,7 @@ impl<B: ServedRib> Session<B> {
         watched: WatchServer,
         delta_cache: Arc<DeltaCache>,
     ) -> Self {
+        let followed = backend.node().followed().watch();
         let ages = backend.age_changes().map(WatchStream::from_changes);
         Self {
             backend,
@@ -84,6 +87,7 @@ impl<B: ServedRib> Session<B> {
             watched,
             delta_cache,
             subscriptions: BTreeMap::new(),
+            followed,
             preparing: FuturesUnordered::new(),
             outbox: Outbox::default(),
             pull_due: false,
@@ -285,7 +289,7 @@ impl<B: ServedRib> Session<B> {
         if self.subscriptions.len() >= MAX_PREFIXES || self.preparing.len() >= MAX_PREFIXES {
             return Err(too_many_prefixes(MAX_PREFIXES));
         }
-        let Some(followed) = self.backend.node().followed().admit(self.subscriptions.len()) else {
+        let Some(followed) = self.followed.admit(&prefix) else {
             self.outbox.refuse(&prefix, too_many_followed());
             return Ok(());
         };
