@@ -23,6 +23,7 @@ mod idle_reaper;
 mod limits;
 mod listeners;
 mod memory;
+mod message_claim;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod pages;
@@ -40,6 +41,7 @@ pub use guarded::{ConnectionSlot, GuardedStream};
 pub use limits::{Http2Settings, Limits};
 pub use listeners::Listeners;
 pub use memory::Memory;
+pub use message_claim::MessageClaim;
 pub use pages::PageListener;
 pub use request::{GuardedCall, RequestGuard, guard_request};
 pub use response_body::ResponseBody;

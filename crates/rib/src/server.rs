@@ -167,7 +167,8 @@ impl<B: ServedRib> RibServer<B> {
     /// Serves one watch.
     async fn watch(self, socket: Socket) {
         let terminated = self.backend.node().terminated_watches().clone();
-        let (mut watched, greeting) = match WatchServer::accept(socket).await {
+        let connection = socket.connection().cloned();
+        let (mut watched, greeting) = match WatchServer::accept(socket, connection).await {
             Ok(accepted) => accepted,
             Err(error) => {
                 terminated.count(&error);

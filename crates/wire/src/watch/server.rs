@@ -2,11 +2,13 @@ use std::{
     future::poll_fn,
     io,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
 use bytes::Bytes;
+use fairmesh_listen::Connection;
 use fairmesh_model::Identity;
 use prost::Message;
 use tokio::{
@@ -45,11 +47,16 @@ impl WatchServer {
 
 impl<S: AsyncRead + AsyncWrite + Unpin> WatchServer<S> {
     /// Accepts a connection whose preamble was read, and waits for the hello. Respond with [`WatchServer::send_hello`].
+    /// The memory of large requests is claimed from the listener of `connection`.
     ///
     /// # Errors
     /// If there is no hello.
-    pub async fn accept(socket: S) -> Result<(Self, HelloRequest), Status> {
-        let (framed, timer) = (FramedSocket::new(socket, MAX_REQUEST), Box::pin(sleep(PEER_TIMEOUT)));
+    pub async fn accept(
+        socket: S,
+        connection: Option<Arc<Connection>>,
+    ) -> Result<(Self, HelloRequest), Status> {
+        let framed = FramedSocket::new(socket, MAX_REQUEST, connection);
+        let timer = Box::pin(sleep(PEER_TIMEOUT));
         let mut watched = Self { framed, timer, write_timer: None };
         let greeting = timeout(HELLO_TIMEOUT, poll_fn(|cx| watched.poll_request(cx))).await;
         match greeting.map_err(|_| Status::deadline_exceeded("it did not send a hello"))?? {
@@ -117,6 +124,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> WatchServer<S> {
                 Poll::Ready(Ok(None)) => return Poll::Ready(Err(gone("the watcher closed the connection"))),
                 Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::InvalidData => {
                     return Poll::Ready(Err(Status::invalid_argument(error.to_string())));
+                }
+                Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::OutOfMemory => {
+                    return Poll::Ready(Err(Status::resource_exhausted(error.to_string())));
                 }
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(gone(&error.to_string()))),
                 Poll::Pending => {
