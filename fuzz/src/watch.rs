@@ -58,7 +58,7 @@ fn ends(message: &WatchResponse) -> bool {
 type Read = Vec<Vec<u8>>;
 
 async fn watched(stream: DuplexStream) -> Read {
-    let (mut watched, _) = WatchServer::accept(stream).await.expect("it is greeted");
+    let (mut watched, _) = WatchServer::accept(stream, None).await.expect("it is greeted");
     let mut read = Vec::new();
     while let Ok(message) = poll_fn(|context| {
         // Responses to PINGs.

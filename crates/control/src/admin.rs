@@ -9,7 +9,7 @@ use std::{sync::Arc, time::UNIX_EPOCH};
 use fairmesh_model::{Invalid, RecordKey, Revision, ServiceName};
 use fairmesh_rib::{Node, server::WriteError};
 use fairmesh_store::{PartitionedStore, Store};
-use fairmesh_wire::{identity_of, run_blocking, software_of, v1};
+use fairmesh_wire::{identity_of, run_blocking, software_of, transport::Waits, v1};
 use tonic::{Request, Response, Status};
 
 use crate::served_rib::write_error;
@@ -61,9 +61,9 @@ impl v1::admin_server::Admin for AdminService {
     }
 
     async fn apply(&self, request: Request<v1::ApplyRequest>) -> Result<Response<v1::ApplyResponse>, Status> {
-        let author = author(&request);
+        let (author, waits) = (author(&request), Waits::of(&request));
         let v1::ApplyRequest { ops, dry_run } = request.into_inner();
-        let desired = run_blocking(move || plan::parse_ops(ops)).await?.map_err(invalid)?;
+        let desired = run_blocking(&waits, move || plan::parse_ops(ops)).await?.map_err(invalid)?;
         let plan = plan::plan(&self.node, desired, &author)?;
         self.execute(plan, dry_run).await.map(Response::new)
     }
@@ -72,10 +72,11 @@ impl v1::admin_server::Admin for AdminService {
         &self,
         request: Request<v1::GetHistoryRequest>,
     ) -> Result<Response<v1::GetHistoryResponse>, Status> {
+        let waits = Waits::of(&request);
         let v1::GetHistoryRequest { kind, service } = request.into_inner();
         let key = history_key(&kind, &service).map_err(invalid)?;
         let (node, of) = (self.node.clone(), key.clone());
-        let changes = run_blocking(move || history::changes(&node, &of)).await?;
+        let changes = run_blocking(&waits, move || history::changes(&node, &of)).await?;
         if changes.is_empty() {
             return Err(Status::not_found(format!(
                 "{} never existed; check the name with 'fairmesh get {kind}'",
@@ -89,11 +90,11 @@ impl v1::admin_server::Admin for AdminService {
         &self,
         request: Request<v1::RollbackRequest>,
     ) -> Result<Response<v1::ApplyResponse>, Status> {
-        let author = author(&request);
+        let (author, waits) = (author(&request), Waits::of(&request));
         let v1::RollbackRequest { kind, service, revision } = request.into_inner();
         let key = history_key(&kind, &service).map_err(invalid)?;
         let (node, of) = (self.node.clone(), key.clone());
-        let value = run_blocking(move || history::value_at(&node, &of, revision))
+        let value = run_blocking(&waits, move || history::value_at(&node, &of, revision))
             .await?
             .map_err(Status::not_found)?;
         let plan = plan::plan(&self.node, vec![DesiredRecord::new(key, value)], &author)?;

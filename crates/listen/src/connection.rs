@@ -63,6 +63,8 @@ pub struct Connection {
     shared: Arc<AcceptorState>,
     protocol: AtomicU8,
     in_flight: AtomicU32,
+    /// Requests in a queue for a shared resource.
+    queued: AtomicU32,
     /// Whether a request was received.
     served: AtomicBool,
     /// Whether a preface or headers are incomplete.
@@ -85,6 +87,7 @@ impl Connection {
             shared,
             protocol: AtomicU8::new(Protocol::Unknown as u8),
             in_flight: AtomicU32::new(0),
+            queued: AtomicU32::new(0),
             served: AtomicBool::new(false),
             incomplete: AtomicBool::new(true),
             since,
@@ -114,6 +117,11 @@ impl Connection {
         self.served.store(true, Relaxed);
         self.incomplete.store(false, Relaxed);
         InFlight(Arc::clone(self))
+    }
+
+    /// The number of its requests in queues.
+    pub(crate) fn queued(&self) -> &AtomicU32 {
+        &self.queued
     }
 
     /// Lifts the time limits, for a stream with limits of its own: a watch, a tunnel.

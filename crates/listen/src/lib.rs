@@ -24,6 +24,7 @@ mod idle_reaper;
 mod limits;
 mod listeners;
 mod memory;
+mod message_claim;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod pages;
@@ -42,7 +43,8 @@ pub use guarded::{ConnectionSlot, GuardedStream};
 pub use limits::{Http2Settings, Limits};
 pub use listeners::Listeners;
 pub use memory::Memory;
+pub use message_claim::MessageClaim;
 pub use pages::PageListener;
 pub use request::{GuardedCall, RequestGuard, guard_request};
 pub use response_body::ResponseBody;
-pub use wait::WaitRefused;
+pub use wait::{QueuePlace, WaitRefused};

@@ -4,11 +4,21 @@ use std::{
     fmt,
     future::{Future, poll_fn},
     pin::pin,
-    sync::atomic::Ordering::Relaxed,
+    sync::{Arc, atomic::Ordering::Relaxed},
     task::Poll,
 };
 
-use crate::RequestGuard;
+use crate::{Connection, RequestGuard};
+
+/// A request in a queue for a resource that all connections share, counted until this is dropped.
+#[derive(Debug)]
+pub struct QueuePlace(Arc<Connection>);
+
+impl Drop for QueuePlace {
+    fn drop(&mut self) {
+        self.0.queued().fetch_sub(1, Relaxed);
+    }
+}
 
 /// The request may not wait any longer: its memory is needed for others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +33,21 @@ impl fmt::Display for WaitRefused {
 impl std::error::Error for WaitRefused {}
 
 impl RequestGuard {
+    /// Counts the request among those of its connection that queue.
+    ///
+    /// # Errors
+    /// When `max` of them queue already.
+    pub fn queue(&self, max: u32) -> Result<QueuePlace, WaitRefused> {
+        let connection = self.connection();
+        let others = connection.queued().fetch_add(1, Relaxed);
+        let place = QueuePlace(Arc::clone(connection));
+        if others < max {
+            return Ok(place);
+        }
+        connection.shared().counts.wait_refusals.fetch_add(1, Relaxed);
+        Err(WaitRefused)
+    }
+
     /// Waits until the peer has read enough of earlier responses for another one.
     pub async fn room(&self) {
         if self.connection().bounds_responses() {

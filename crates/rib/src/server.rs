@@ -4,11 +4,12 @@ mod decode_batch;
 mod delta_cache;
 mod followed;
 mod messages;
+mod outbox;
 mod session;
 mod terminated;
 
-pub(crate) use followed::FollowedPrefix;
-pub use followed::{FollowedPrefixes, MAX_FOLLOWED};
+pub(crate) use followed::{FollowedPrefix, WatchPrefixes};
+pub use followed::{FollowedPrefixes, MAX_FOLLOWED_BYTES};
 pub use messages::encoded_len;
 pub use terminated::TerminatedWatches;
 
@@ -166,7 +167,8 @@ impl<B: ServedRib> RibServer<B> {
     /// Serves one watch.
     async fn watch(self, socket: Socket) {
         let terminated = self.backend.node().terminated_watches().clone();
-        let (mut watched, greeting) = match WatchServer::accept(socket).await {
+        let connection = socket.connection().cloned();
+        let (mut watched, greeting) = match WatchServer::accept(socket, connection).await {
             Ok(accepted) => accepted,
             Err(error) => {
                 terminated.count(&error);
@@ -257,10 +259,10 @@ impl<B: ServedRib> v1::rib_server::Rib for RibServer<B> {
     }
 
     async fn write(&self, request: Request<v1::WriteRequest>) -> Result<Response<v1::WriteResponse>, Status> {
-        let identity = identity_of(&request);
+        let (identity, waits) = (identity_of(&request), Waits::of(&request));
         let request = request.into_inner();
         let batch = match request.ops.iter().any(|op| records::is_costly(&op.key)) {
-            true => run_blocking(|| decode_batch(request)).await?,
+            true => run_blocking(&waits, || decode_batch(request)).await?,
             false => decode_batch(request),
         };
         let batch = batch.map_err(refused)?;

@@ -1,22 +1,91 @@
 //! Expensive work, off the event loops that serve connections.
 
-use tokio::{sync::Semaphore, task::spawn_blocking};
+use std::time::Duration;
+
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    task::spawn_blocking,
+    time::timeout,
+};
 use tonic::Status;
+
+use crate::transport::Waits;
 
 /// Concurrent work: the process keeps serving meanwhile, and its memory stays bounded.
 static BLOCKING: Semaphore = Semaphore::const_new(2);
 
-/// Runs `work`, such as compiling a policy, on a blocking thread; further work waits for a permit.
+/// The most requests of one connection that wait for a permit: the queue is in order of arrival, and one connection
+/// must not fill it for all others.
+const MAX_QUEUED: u32 = 16;
+
+/// The longest wait for a permit.
+const MAX_WAIT: Duration = Duration::from_secs(30);
+
+/// Runs `work` of a request, such as compiling a policy, on a blocking thread; further work waits for a permit.
 ///
 /// # Errors
-/// If the process stops meanwhile.
-pub async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Status> {
-    let stopped = || Status::unavailable("the process is stopping; retry");
-    let permit = BLOCKING.acquire().await.map_err(|_| stopped())?;
+/// `RESOURCE_EXHAUSTED` if too many requests wait, `DEADLINE_EXCEEDED` after 30 s, and `UNAVAILABLE` if the process
+/// stops meanwhile.
+pub async fn run_blocking<T: Send + 'static>(
+    waits: &Waits,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Status> {
+    let permit = match BLOCKING.try_acquire() {
+        Ok(permit) => permit,
+        Err(_) => wait_for_permit(waits).await?,
+    };
     // The work continues if its caller is dropped, and holds its permit until it ends.
     let work = move || {
         let _permit = permit;
         work()
     };
     spawn_blocking(work).await.map_err(|_| stopped())
+}
+
+async fn wait_for_permit(waits: &Waits) -> Result<SemaphorePermit<'static>, Status> {
+    let _place = waits.queue(MAX_QUEUED)?;
+    match waits.run(timeout(MAX_WAIT, BLOCKING.acquire())).await? {
+        Ok(permit) => permit.map_err(|_| stopped()),
+        Err(_) => Err(Status::deadline_exceeded(format!(
+            "this process validates costly requests of others and did not begin with this one within {MAX_WAIT:?}; \
+             retry later"
+        ))),
+    }
+}
+
+fn stopped() -> Status {
+    Status::unavailable("the process is stopping; retry")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Poll;
+
+    use fairmesh_listen::{Acceptor, Limits, Memory, RequestGuard};
+    use futures_util::future::join_all;
+    use http::Extensions;
+    use tokio::{io::duplex, time::Instant};
+    use tonic::Code;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_queues_a_few_requests_for_a_limited_time() {
+        let acceptor = Acceptor::new("test", Limits::calls(), Memory::default());
+        let stream = acceptor.accept(|_| Poll::Ready(Ok(duplex(1).0))).await;
+        let mut extensions = Extensions::new();
+        extensions.insert(RequestGuard::new(stream.connection().unwrap()));
+        let waits = Waits::of_http(&extensions);
+
+        let busy = BLOCKING.acquire_many(2).await.unwrap();
+        let began = Instant::now();
+        let requests = (0..=MAX_QUEUED).map(|_| run_blocking(&waits, || ()));
+        let codes = join_all(requests).await.into_iter().map(|ran| ran.unwrap_err().code());
+        let mut expected = vec![Code::DeadlineExceeded; MAX_QUEUED as usize];
+        expected.push(Code::ResourceExhausted);
+        assert_eq!(codes.collect::<Vec<_>>(), expected);
+        assert_eq!(began.elapsed(), MAX_WAIT);
+        drop(busy);
+        assert!(run_blocking(&waits, || ()).await.is_ok(), "its places are free again");
+    }
 }

@@ -30,6 +30,10 @@ const PEER_TIMEOUT: Duration = Duration::from_secs(20);
 /// take up to [`PEER_TIMEOUT`] longer.
 const FRAME_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Time without any progress of a write after which the server closes the watch: its watcher does not read, and what it
+/// was to be sent occupies memory.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// The longest request, in bytes: prefixes, cursors and addresses are far shorter.
 const MAX_REQUEST: usize = 64 * 1024;
 

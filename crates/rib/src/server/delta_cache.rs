@@ -1,20 +1,22 @@
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
 };
 
 use bytes::Bytes;
 use fairmesh_wire::{shards, watch};
 
-use super::messages;
+use super::messages::{self, Messages};
 use crate::{Entry, PendingUpdate, Update};
 
 /// Watchers of one change are served together, and few changes are in flight at one time.
 const MAX_CACHED: usize = 4;
 
-/// Updates of up to so many messages are searched for differences.
-const MAX_PATCHED_MESSAGES: usize = 8;
+/// The most bytes of a delta that is encoded once for all its watchers.
+const MAX_SHARED_BYTES: usize = 1024 * 1024;
+
+/// The same of deltas that are searched for differences.
+const MAX_PATCHED_BYTES: usize = 8 * MAX_SHARED_BYTES;
 
 /// The last encoded deltas: one change is encoded once, however many watchers it has.
 ///
@@ -27,10 +29,11 @@ pub(super) struct DeltaCache {
 
 impl DeltaCache {
     /// Whether other watchers may be sent the same. Snapshots and resumptions belong to one watcher, and have ages;
-    /// several messages belong to one that fell behind, unless they are sent as patches.
+    /// a large delta belongs to one that fell behind, unless it is sent as patches.
     pub(super) fn is_shareable(PendingUpdate { update, bases }: &PendingUpdate) -> bool {
         let begins = !update.snapshots.is_empty() || !update.resumed.is_empty();
-        !begins && messages::fits(update, if bases.is_empty() { 1 } else { MAX_PATCHED_MESSAGES })
+        let max = if bases.is_empty() { MAX_SHARED_BYTES } else { MAX_PATCHED_BYTES };
+        !begins && messages::delta_bytes(update) <= max
     }
 
     /// The frame of a shareable update.
@@ -41,8 +44,8 @@ impl DeltaCache {
             return frame.clone();
         }
         let (rest, patches) = extract_patches(pending.clone());
-        let messages = messages::split(rest, patches, |_| Duration::ZERO);
-        let frame = Bytes::from(messages.iter().map(watch::frame).collect::<Vec<_>>().concat());
+        let frames = Messages::new(rest, patches).map(|message| watch::frame(&message));
+        let frame = Bytes::from(frames.collect::<Vec<_>>().concat());
         last.truncate(MAX_CACHED - 1);
         last.push_front((pending, frame.clone()));
         frame

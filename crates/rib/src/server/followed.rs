@@ -5,21 +5,22 @@ use std::sync::{
     atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
 };
 
-use super::MAX_PREFIXES;
+use fairmesh_model::Prefix;
 
-/// One watch may follow this part of the prefixes that are still free.
-const DIVISOR: usize = 16;
-/// Maximum of prefixes of all watches, at about 0.5 KB each. A single watch can reach its own maximum.
-pub const MAX_FOLLOWED: usize = (DIVISOR + 1) * MAX_PREFIXES;
+/// Memory of one followed prefix besides its text: its entries in the session, the hub and the backend.
+const PREFIX_BYTES: usize = 448;
+/// Maximum of memory of the prefixes of all watches, in bytes.
+pub const MAX_FOLLOWED_BYTES: usize = 512 << 20;
+/// Memory that a watch may use for prefixes regardless of most others: about twenty services.
+const MIN_PER_WATCH: usize = 32 << 10;
+/// This part of the maximum is reserved for watches that use no more than the minimum.
+const RESERVED: usize = 4;
 
-/// Prefixes that every watch may follow, regardless of the others: about twenty services.
-const MIN_PER_WATCH: usize = 64;
-
-/// Counts followed prefixes, and refuses more than the maximum. Cheap to clone.
+/// Counts the memory of followed prefixes, and refuses more than the maximum. Cheap to clone.
 ///
-/// A watch may follow up to a sixteenth of the free prefixes (a dynamic threshold, as in shared switch buffers), and a few in any
-/// case: so however many watches take their share, some is left for watches that follow less. First come, first served was
-/// rejected: sixteen watches would exclude all others.
+/// A watch may use as much of the shared part as it leaves free (a dynamic threshold, as in shared switch buffers), and
+/// a little of the reserved part: so however many watches take their share, some is left for watches that follow less.
+/// First come, first served was rejected: a few watches would exclude all others.
 #[derive(Clone, Debug)]
 pub struct FollowedPrefixes(Arc<Counts>);
 
@@ -28,28 +29,41 @@ struct Counts {
     max: usize,
     min_per_watch: usize,
     followed: AtomicUsize,
+    bytes: AtomicUsize,
     refused: AtomicU64,
+}
+
+/// The prefixes of one watch.
+#[derive(Clone, Debug)]
+pub(crate) struct WatchPrefixes {
+    all: FollowedPrefixes,
+    bytes: Arc<AtomicUsize>,
 }
 
 /// One followed prefix, counted until this is dropped.
 #[derive(Debug)]
-pub(crate) struct FollowedPrefix(FollowedPrefixes);
+pub(crate) struct FollowedPrefix {
+    watch: WatchPrefixes,
+    bytes: usize,
+}
 
 impl Default for FollowedPrefixes {
     fn default() -> Self {
-        Self::at_most(MAX_FOLLOWED, MIN_PER_WATCH)
+        Self::at_most(MAX_FOLLOWED_BYTES, MIN_PER_WATCH)
     }
 }
 
 impl FollowedPrefixes {
-    /// Other bounds: the maximum of all watches, and the prefixes that each watch may follow in any case.
+    /// Other bounds, in bytes: the maximum of all watches, and what each watch may use while others leave it.
     pub fn at_most(max: usize, min_per_watch: usize) -> Self {
-        Self(Arc::new(Counts {
+        let counts = Counts {
             max,
             min_per_watch,
             followed: AtomicUsize::new(0),
+            bytes: AtomicUsize::new(0),
             refused: AtomicU64::new(0),
-        }))
+        };
+        Self(Arc::new(counts))
     }
 
     /// Number of followed prefixes.
@@ -57,26 +71,45 @@ impl FollowedPrefixes {
         self.0.followed.load(Relaxed)
     }
 
+    /// Their memory, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.0.bytes.load(Relaxed)
+    }
+
     /// Number of refused prefixes.
     pub fn refused(&self) -> u64 {
         self.0.refused.load(Relaxed)
     }
 
-    /// Admits one more prefix of a watch that follows `own`; `None` if that is refused.
-    pub(crate) fn admit(&self, own: usize) -> Option<FollowedPrefix> {
-        let others = self.0.followed.fetch_add(1, Relaxed);
-        let prefix = FollowedPrefix(self.clone());
-        if own < self.0.min_per_watch || own < self.0.max.saturating_sub(others).div_ceil(DIVISOR) {
-            return Some(prefix);
+    /// The prefixes of another watch.
+    pub(crate) fn watch(&self) -> WatchPrefixes {
+        WatchPrefixes { all: self.clone(), bytes: Arc::default() }
+    }
+}
+
+impl WatchPrefixes {
+    /// Admits one more prefix; `None` if that is refused.
+    pub(crate) fn admit(&self, prefix: &Prefix) -> Option<FollowedPrefix> {
+        let (counts, bytes) = (&self.all.0, PREFIX_BYTES + prefix.as_str().len());
+        counts.followed.fetch_add(1, Relaxed);
+        let all = counts.bytes.fetch_add(bytes, Relaxed) + bytes;
+        let own = self.bytes.fetch_add(bytes, Relaxed) + bytes;
+        let followed = FollowedPrefix { watch: self.clone(), bytes };
+        let shared = counts.max - counts.max / RESERVED;
+        if own <= shared.saturating_sub(all) || own <= counts.min_per_watch && all <= counts.max {
+            return Some(followed);
         }
-        self.0.refused.fetch_add(1, Relaxed);
+        counts.refused.fetch_add(1, Relaxed);
         None
     }
 }
 
 impl Drop for FollowedPrefix {
     fn drop(&mut self) {
-        self.0.0.followed.fetch_sub(1, Relaxed);
+        let Self { watch: WatchPrefixes { all, bytes }, bytes: released } = self;
+        bytes.fetch_sub(*released, Relaxed);
+        all.0.bytes.fetch_sub(*released, Relaxed);
+        all.0.followed.fetch_sub(1, Relaxed);
     }
 }
 
@@ -84,27 +117,24 @@ impl Drop for FollowedPrefix {
 mod tests {
     use super::*;
 
-    /// Takes as many as it gets.
-    fn fill(followed: &FollowedPrefixes, own: &mut Vec<FollowedPrefix>) {
-        while let Some(place) = followed.admit(own.len()) {
-            own.push(place);
-        }
-    }
-
     #[test]
-    fn watches_that_take_all_they_get_leave_places_to_others() {
-        let followed = FollowedPrefixes::at_most(17 * 1000, MIN_PER_WATCH);
-        let mut greedy: Vec<Vec<FollowedPrefix>> = (0..100).map(|_| Vec::new()).collect();
-        fill(&followed, &mut greedy[0]);
-        assert_eq!(greedy[0].len(), 1000, "one alone gets a part");
-        for own in &mut greedy {
-            fill(&followed, own);
+    fn watches_that_take_all_they_get_leave_memory_to_others() {
+        const MAX: usize = 16 << 20;
+        let followed = FollowedPrefixes::at_most(MAX, 8 << 10);
+        let long = Prefix::new(format!("/{}/", "a".repeat(500))).unwrap();
+        let fill = || {
+            let watch = followed.watch();
+            std::iter::from_fn(|| watch.admit(&long)).collect::<Vec<_>>()
+        };
+        let mut greedy = fill();
+        assert!((MAX * 3 / 8 - 2048..=MAX * 3 / 8).contains(&followed.bytes()), "half of the shared part");
+        for _ in 0..300 {
+            greedy.extend(fill());
         }
-        assert!(followed.count() < 17_000 + 100 * MIN_PER_WATCH && followed.refused() >= 100);
-        let mut modest = Vec::new();
-        fill(&followed, &mut modest);
-        assert!(modest.len() >= MIN_PER_WATCH);
+        assert!(followed.bytes() <= MAX && followed.refused() > 300);
+        let modest = fill();
+        assert_eq!(modest.len(), 8, "8 KB");
         drop((greedy, modest));
-        assert_eq!(followed.count(), 0);
+        assert_eq!((followed.count(), followed.bytes()), (0, 0));
     }
 }

@@ -1,4 +1,4 @@
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration, vec};
 
 use fairmesh_model::{Prefix, Revision, StoreId};
 use fairmesh_wire::v1::{self, watch_response::Kind};
@@ -8,45 +8,132 @@ use bytes::Bytes;
 
 use crate::{Entry, Resumed, Snapshot, Update};
 
-/// The most bytes of entries in one part of a snapshot or of a delta; a part has at least one entry.
-const PART_BYTES: usize = 1024 * 1024;
+/// The most bytes of entries in one part of a snapshot or of a delta; a part has at least one entry. A watch that reads
+/// slowly holds one encoded part.
+const PART_BYTES: usize = 64 * 1024;
 
-/// Splits an update into messages: all but the last set `more`, so that the reader applies them as one change.
-pub(super) fn split(
-    update: Update,
-    patches: Vec<Bytes>,
-    mut age: impl FnMut(&Prefix) -> Duration,
-) -> VecDeque<v1::WatchResponse> {
-    let Update { revision, resumed, snapshots, puts, deletes } = update;
-    let mut kinds: Vec<Kind> = Vec::new();
-    for Resumed { prefix, .. } in resumed {
-        let age_ms = milliseconds(age(&prefix));
-        kinds.push(Kind::Resumed(v1::Resumed {
-            prefix: prefix.to_string(),
-            revision: Some(revision.into()),
-            age_ms,
-        }));
-    }
-    for snapshot in snapshots {
-        let age = age(&snapshot.prefix);
-        snapshot_parts(snapshot, revision, age, &mut kinds);
-    }
-    if kinds.is_empty() || !puts.is_empty() || !deletes.is_empty() {
-        delta_parts(puts, &deletes, patches, revision, &mut kinds);
-    }
-    let last = kinds.len() - 1;
-    kinds
-        .into_iter()
-        .enumerate()
-        .map(|(i, kind)| v1::WatchResponse { kind: Some(kind), more: i < last })
-        .collect()
+type Entries = vec::IntoIter<(Arc<str>, Entry)>;
+
+/// The messages of an update, with the ages that it states: all but the last set `more`, so that the reader applies
+/// them as one change.
+///
+/// Each is made when the connection is ready for it. Until then the entries are those of the table: a watch that does
+/// not read holds references to them, and no copies.
+#[derive(Debug)]
+pub(super) struct Messages {
+    revision: Revision,
+    resumed: vec::IntoIter<Resumed>,
+    snapshots: VecDeque<SnapshotRest>,
+    puts: Entries,
+    deletes: vec::IntoIter<Arc<str>>,
+    patches: vec::IntoIter<Bytes>,
+    /// Whether a delta follows, which may be empty.
+    delta_follows: bool,
 }
 
-/// Whether an update without snapshots and resumptions fits into about so many messages.
-pub(super) fn fits(update: &Update, messages: usize) -> bool {
-    let puts = update.puts.iter().map(|(key, entry)| key.len() + entry.value.len());
+#[derive(Debug)]
+struct SnapshotRest {
+    prefix: Prefix,
+    age: Duration,
+    entries: Entries,
+}
+
+impl Messages {
+    /// The messages of `update`, and of `patches` that belong to its delta.
+    pub(super) fn new(update: Update, patches: Vec<Bytes>) -> Self {
+        let Update { revision, resumed, snapshots, puts, deletes } = update;
+        let begins = !resumed.is_empty() || !snapshots.is_empty();
+        let rest =
+            |Snapshot { prefix, entries, age }| SnapshotRest { prefix, age, entries: entries.into_iter() };
+        Self {
+            revision,
+            resumed: resumed.into_iter(),
+            snapshots: snapshots.into_iter().map(rest).collect(),
+            delta_follows: !begins || !puts.is_empty() || !deletes.is_empty() || !patches.is_empty(),
+            puts: puts.into_iter(),
+            deletes: deletes.into_iter(),
+            patches: patches.into_iter(),
+        }
+    }
+
+    fn next_kind(&mut self) -> Option<Kind> {
+        if let Some(Resumed { prefix, age }) = self.resumed.next() {
+            return Some(Kind::Resumed(v1::Resumed {
+                prefix: prefix.to_string(),
+                revision: Some(self.revision.into()),
+                age_ms: milliseconds(age),
+            }));
+        }
+        if let Some(snapshot) = self.snapshots.front_mut() {
+            let part = snapshot.next_part(self.revision);
+            if part.last {
+                self.snapshots.pop_front();
+            }
+            return Some(Kind::Snapshot(part));
+        }
+        std::mem::take(&mut self.delta_follows).then(|| Kind::Delta(self.next_delta()))
+    }
+
+    /// The next part of the delta: keys in the order of puts, deletes and patches.
+    fn next_delta(&mut self) -> v1::Delta {
+        let mut delta = v1::Delta { revision: Some(self.revision.into()), ..v1::Delta::default() };
+        let mut bytes = 0;
+        delta.puts = fill(&mut self.puts, &mut bytes, entry_size, entry);
+        if self.puts.as_slice().is_empty() {
+            delta.deletes = fill(&mut self.deletes, &mut bytes, |key| key.len(), |key| key.to_string());
+        }
+        if self.puts.len() + self.deletes.len() == 0 {
+            delta.patches = fill(&mut self.patches, &mut bytes, Bytes::len, |patch| patch);
+        }
+        self.delta_follows = self.puts.len() + self.deletes.len() + self.patches.len() > 0;
+        delta
+    }
+}
+
+impl Iterator for Messages {
+    type Item = v1::WatchResponse;
+
+    fn next(&mut self) -> Option<v1::WatchResponse> {
+        let kind = self.next_kind()?;
+        let more = self.resumed.len() + self.snapshots.len() > 0 || self.delta_follows;
+        Some(v1::WatchResponse { kind: Some(kind), more })
+    }
+}
+
+impl SnapshotRest {
+    fn next_part(&mut self, revision: Revision) -> v1::Snapshot {
+        let entries = fill(&mut self.entries, &mut 0, entry_size, entry);
+        v1::Snapshot {
+            prefix: self.prefix.to_string(),
+            revision: Some(revision.into()),
+            entries,
+            last: self.entries.as_slice().is_empty(),
+            age_ms: milliseconds(self.age),
+        }
+    }
+}
+
+/// Takes items into a part that has `bytes`, until it is full.
+fn fill<T, U>(
+    items: &mut vec::IntoIter<T>,
+    bytes: &mut usize,
+    size: impl Fn(&T) -> usize,
+    encode: impl Fn(T) -> U,
+) -> Vec<U> {
+    let mut part = Vec::new();
+    while let Some(size) = items.as_slice().first().map(&size)
+        && (*bytes == 0 || *bytes + size <= PART_BYTES)
+    {
+        *bytes += size;
+        part.extend(items.next().map(&encode));
+    }
+    part
+}
+
+/// The bytes of keys and values of an update without snapshots and resumptions.
+pub(super) fn delta_bytes(update: &Update) -> usize {
     let deletes = update.deletes.iter().map(|key| key.len());
-    puts.chain(deletes).sum::<usize>() <= messages * PART_BYTES
+    update.puts.iter().map(entry_size).chain(deletes).sum()
 }
 
 pub(super) fn ack_request(store: StoreId, number: u64) -> v1::WatchResponse {
@@ -74,64 +161,62 @@ pub(super) fn entry((key, entry): (Arc<str>, Entry)) -> v1::Entry {
     v1::Entry { key: key.to_string(), value: entry.value, revision: entry.revision }
 }
 
+fn entry_size((key, entry): &(Arc<str>, Entry)) -> usize {
+    key.len() + entry.value.len()
+}
+
 /// The bytes of an update on a connection: its messages, each with a length of four bytes.
 pub fn encoded_len(update: &Update) -> u64 {
-    split(update.clone(), Vec::new(), |_| Duration::ZERO)
-        .iter()
-        .map(|message| 4 + message.encoded_len() as u64)
-        .sum()
+    Messages::new(update.clone(), Vec::new()).map(|message| 4 + message.encoded_len() as u64).sum()
 }
 
-fn delta_parts(
-    puts: Vec<(Arc<str>, Entry)>,
-    deletes: &[Arc<str>],
-    patches: Vec<Bytes>,
-    revision: Revision,
-    kinds: &mut Vec<Kind>,
-) {
-    let empty = || v1::Delta { revision: Some(revision.into()), ..v1::Delta::default() };
-    let (mut part, mut bytes) = (empty(), 0);
-    // A full part is sent, and the next one begins.
-    let mut reserve = |part: &mut v1::Delta, size: usize| {
-        if bytes + size > PART_BYTES && bytes > 0 {
-            kinds.push(Kind::Delta(std::mem::replace(part, empty())));
-            bytes = 0;
-        }
-        bytes += size;
-    };
-    for (key, value) in puts {
-        reserve(&mut part, key.len() + value.value.len());
-        part.puts.push(entry((key, value)));
-    }
-    for key in deletes {
-        reserve(&mut part, key.len());
-        part.deletes.push(key.to_string());
-    }
-    for patch in patches {
-        reserve(&mut part, patch.len());
-        part.patches.push(patch);
-    }
-    kinds.push(Kind::Delta(part));
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn snapshot_parts(snapshot: Snapshot, revision: Revision, age: Duration, kinds: &mut Vec<Kind>) {
-    let empty = || v1::Snapshot {
-        prefix: snapshot.prefix.to_string(),
-        revision: Some(revision.into()),
-        entries: Vec::new(),
-        last: false,
-        age_ms: milliseconds(age),
-    };
-    let (mut part, mut bytes) = (empty(), 0);
-    for (key, value) in snapshot.entries {
-        let size = key.len() + value.value.len();
-        if bytes + size > PART_BYTES && !part.entries.is_empty() {
-            kinds.push(Kind::Snapshot(std::mem::replace(&mut part, empty())));
-            bytes = 0;
-        }
-        bytes += size;
-        part.entries.push(entry((key, value)));
+    fn entries(keys: std::ops::Range<usize>, bytes: usize) -> Vec<(Arc<str>, Entry)> {
+        let entry = |_| Entry { value: vec![7; bytes].into(), revision: 1 };
+        keys.map(|i| (Arc::from(format!("/a/{i:04}")), entry(i))).collect()
     }
-    part.last = true;
-    kinds.push(Kind::Snapshot(part));
+
+    #[test]
+    fn parts_of_an_update_are_made_one_at_a_time_and_only_the_last_has_no_more() {
+        let revision = Revision { store: StoreId(1), partition: 0, number: 3 };
+        let (prefix, age) = (Prefix::new("/a/").unwrap(), Duration::from_micros(1500));
+        let snapshot = Snapshot { prefix, entries: entries(0..10, PART_BYTES / 4), age };
+        let deletes: Vec<Arc<str>> = (0..3).map(|i| Arc::from(format!("/b/{i}"))).collect();
+        let key = snapshot.entries[9].0.clone();
+        let update = Update {
+            snapshots: vec![snapshot],
+            puts: entries(10..12, 2 * PART_BYTES),
+            deletes: deletes.clone(),
+            ..Update::empty(revision)
+        };
+        let mut messages = Messages::new(update, Vec::new());
+        let (mut parts, mut puts, mut deleted) = (Vec::new(), Vec::new(), Vec::new());
+        while let Some(message) = messages.next() {
+            assert_eq!(message.more, messages.delta_follows || !messages.snapshots.is_empty());
+            match message.kind {
+                Some(Kind::Snapshot(part)) => {
+                    assert_eq!((part.age_ms, part.last), (2, messages.snapshots.is_empty()));
+                    assert_eq!(Arc::strong_count(&key), if part.last { 1 } else { 2 }, "still a reference");
+                    parts.push(part.entries.len());
+                }
+                Some(Kind::Delta(delta)) => {
+                    puts.push(delta.puts.len());
+                    deleted.extend(delta.deletes);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!((parts, puts), (vec![3, 3, 3, 1], vec![1, 1, 0]));
+        assert_eq!(deleted, deletes.iter().map(ToString::to_string).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn an_update_without_changes_is_one_empty_delta() {
+        let update = Update::empty(Revision { store: StoreId(1), partition: 0, number: 3 });
+        let messages: Vec<_> = Messages::new(update, Vec::new()).collect();
+        assert!(matches!(&messages[..], [v1::WatchResponse { kind: Some(Kind::Delta(_)), more: false }]));
+    }
 }

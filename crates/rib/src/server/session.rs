@@ -1,9 +1,9 @@
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::BTreeMap,
     future::poll_fn,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use fairmesh_model::{Cursor, Prefix};
@@ -17,10 +17,13 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use super::{
-    FollowedPrefix, MAX_FOLLOWED, MAX_PREFIXES, PrefixGuard, ServedRib, delta_cache::DeltaCache, messages,
+    FollowedPrefix, MAX_FOLLOWED_BYTES, MAX_PREFIXES, PrefixGuard, ServedRib, WatchPrefixes,
+    delta_cache::DeltaCache,
+    messages::{self, Messages},
+    outbox::Outbox,
     refused, too_many_prefixes,
 };
-use crate::{PeerInfo, Watcher};
+use crate::{PeerInfo, Update, Watcher};
 
 /// About how many bytes one write to the socket takes: a write for each of many small messages would be costly.
 const WRITE_BATCH_BYTES: usize = 64 * 1024;
@@ -34,14 +37,12 @@ pub(super) struct Session<B: ServedRib> {
     watched: WatchServer,
     delta_cache: Arc<DeltaCache>,
     subscriptions: BTreeMap<Prefix, Subscription<B>>,
+    followed: WatchPrefixes,
     /// Prefixes that the backend is preparing.
     preparing: FuturesUnordered<Preparation>,
     /// The rest of the last pull. Nothing more is pulled before it is sent, so that a slow caller gets later values and
     /// not a queue of all.
-    outbox: VecDeque<v1::WatchResponse>,
-    /// Refusals since the outbox was last empty: a refused prefix is no subscription, so the limit of those does not
-    /// bound it.
-    refusals: usize,
+    outbox: Outbox,
     /// Whether changes may be pending.
     pull_due: bool,
     /// Whether the caller announced more subscriptions to be served together.
@@ -65,8 +66,9 @@ struct Subscription<B: ServedRib> {
 /// Why a prefix is refused that others have no place left for.
 fn too_many_followed() -> String {
     format!(
-        "RESOURCE_EXHAUSTED: all watches here follow nearly {MAX_FOLLOWED} prefixes together, and one that follows as many as this gets \
-         no more; watch at another replica, or follow less"
+        "RESOURCE_EXHAUSTED: the prefixes that all watches here follow use nearly {} MB, and one that follows as many as \
+         this gets no more; watch at another replica, or follow less",
+        MAX_FOLLOWED_BYTES >> 20
     )
 }
 
@@ -77,6 +79,7 @@ impl<B: ServedRib> Session<B> {
         watched: WatchServer,
         delta_cache: Arc<DeltaCache>,
     ) -> Self {
+        let followed = backend.node().followed().watch();
         let ages = backend.age_changes().map(WatchStream::from_changes);
         Self {
             backend,
@@ -84,9 +87,9 @@ impl<B: ServedRib> Session<B> {
             watched,
             delta_cache,
             subscriptions: BTreeMap::new(),
+            followed,
             preparing: FuturesUnordered::new(),
-            outbox: VecDeque::new(),
-            refusals: 0,
+            outbox: Outbox::default(),
             pull_due: false,
             more_follows: false,
             ages,
@@ -115,25 +118,44 @@ impl<B: ServedRib> Session<B> {
 
     /// Ready with the final status when the watch is over.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
-        while let Poll::Ready(request) = self.watched.poll_request(cx) {
-            if let Err(status) = request.and_then(|message| self.handle_request(message)) {
+        loop {
+            if let Err(status) = self.receive(cx) {
                 return Poll::Ready(status);
             }
+            let paused = self.outbox.is_full();
+            match self.poll_send(cx) {
+                // Requests were left over, and there is room for their refusals now.
+                Poll::Ready(Ok(())) if paused => {}
+                Poll::Ready(Ok(())) | Poll::Pending => return Poll::Pending,
+                Poll::Ready(Err(status)) => return Poll::Ready(status),
+            }
         }
-        while let Poll::Ready(Some((prefix, ready))) = self.preparing.poll_next_unpin(cx) {
+    }
+
+    /// Takes requests, prepared prefixes and wake-ups, as long as there is room for refusals.
+    fn receive(&mut self, cx: &mut Context<'_>) -> Result<(), Status> {
+        while !self.outbox.is_full()
+            && let Poll::Ready(request) = self.watched.poll_request(cx)
+        {
+            self.handle_request(request?)?;
+        }
+        while !self.outbox.is_full()
+            && let Poll::Ready(Some((prefix, ready))) = self.preparing.poll_next_unpin(cx)
+        {
             self.prepared(&prefix, ready);
         }
         while self.watcher.poll_woken(cx).is_ready() || self.poll_ticked(cx).is_ready() {
             self.pull_due = true;
         }
+        Ok(())
+    }
+
+    /// Ready when all is sent.
+    fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
         loop {
-            match self.watched.poll_flush(cx) {
-                Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(error)) => return Poll::Ready(Status::cancelled(error.to_string())),
-                Poll::Pending => return Poll::Pending,
-            }
+            ready!(self.watched.poll_flush(cx))?;
             if !self.send_next() {
-                return Poll::Pending;
+                return Poll::Ready(Ok(()));
             }
         }
     }
@@ -158,14 +180,11 @@ impl<B: ServedRib> Session<B> {
         }
         let mut bytes = 0;
         while bytes < WRITE_BATCH_BYTES
-            && let Some(message) = self.outbox.pop_front()
+            && let Some(message) = self.outbox.pop()
         {
             let frame = watch::frame(&message);
             bytes += frame.len();
             self.watched.send(frame);
-        }
-        if bytes == 0 {
-            self.refusals = 0;
         }
         bytes > 0
     }
@@ -179,21 +198,30 @@ impl<B: ServedRib> Session<B> {
                 self.watched.send(self.delta_cache.frame(pending));
                 sent = true;
             } else {
-                let (backend, reported_current) = (&self.backend, &mut self.reported_current);
-                self.outbox = messages::split(pending.update, Vec::new(), |prefix| {
-                    let age = backend.age(prefix);
-                    *reported_current &= age.is_zero();
-                    age
-                });
+                let update = self.with_ages(pending.update);
+                self.outbox.set_update(Messages::new(update, Vec::new()));
             }
         }
         // After the data: the caller is current only once it has what it missed, and can acknowledge only what it was
         // sent.
-        let update = self.age_update();
-        self.outbox.extend(update);
-        let request = self.ack_request();
-        self.outbox.extend(request);
+        if let Some(update) = self.age_update() {
+            self.outbox.notify(update);
+        }
+        if let Some(request) = self.ack_request() {
+            self.outbox.notify(request);
+        }
         sent
+    }
+
+    /// States how old the copies are that the update brings.
+    fn with_ages(&mut self, mut update: Update) -> Update {
+        let resumed = update.resumed.iter_mut().map(|resumed| (&resumed.prefix, &mut resumed.age));
+        let snapshots = update.snapshots.iter_mut().map(|snapshot| (&snapshot.prefix, &mut snapshot.age));
+        for (prefix, age) in resumed.chain(snapshots) {
+            *age = self.backend.age(prefix);
+            self.reported_current &= age.is_zero();
+        }
+        update
     }
 
     /// The age update that is due; `None` where the caller has it.
@@ -258,14 +286,11 @@ impl<B: ServedRib> Session<B> {
             }
             return Ok(());
         }
-        if self.subscriptions.len() >= MAX_PREFIXES
-            || self.preparing.len() >= MAX_PREFIXES
-            || self.refusals >= MAX_PREFIXES
-        {
+        if self.subscriptions.len() >= MAX_PREFIXES || self.preparing.len() >= MAX_PREFIXES {
             return Err(too_many_prefixes(MAX_PREFIXES));
         }
-        let Some(followed) = self.backend.node().followed().admit(self.subscriptions.len()) else {
-            self.refuse(&prefix, too_many_followed());
+        let Some(followed) = self.followed.admit(&prefix) else {
+            self.outbox.refuse(&prefix, too_many_followed());
             return Ok(());
         };
         let guard = PrefixGuard::new(&self.backend, &prefix);
@@ -298,13 +323,8 @@ impl<B: ServedRib> Session<B> {
             Err(reason) => {
                 // Removed, so that a repeated request is served again.
                 self.subscriptions.remove(prefix);
-                self.refuse(prefix, reason);
+                self.outbox.refuse(prefix, reason);
             }
         }
-    }
-
-    fn refuse(&mut self, prefix: &Prefix, reason: String) {
-        self.refusals += 1;
-        self.outbox.push_back(messages::refused(prefix, reason));
     }
 }

@@ -2,7 +2,11 @@ use std::time::Duration;
 
 use fairmesh_model::{Cursor, Revision, StoreId};
 use fairmesh_rib::{Node, Table, server::FollowedPrefixes};
-use fairmesh_wire::{handshake, v1};
+use fairmesh_wire::{
+    handshake,
+    v1::{self, watch_request, watch_response},
+    watch::Watch,
+};
 use tokio::time::timeout;
 use tonic::{Code, Request};
 
@@ -114,7 +118,8 @@ async fn a_snapshot_larger_than_a_message_arrives_as_one_change() {
 
 #[tokio::test]
 async fn prefixes_beyond_the_bound_of_all_watches_are_refused_one_by_one() {
-    let node = Node::bounded(StoreId(1), Table::default(), FollowedPrefixes::at_most(20, 1));
+    // A watch gets half of three quarters: two prefixes.
+    let node = Node::bounded(StoreId(1), Table::default(), FollowedPrefixes::at_most(2800, 0));
     let server = Server::start(Memory { node: node.clone() }, "127.0.0.1:0").await;
     let mut greedy = Reader::following(&[&server.address], &["/a/"]).await;
     greedy.handle.subscribe(prefix("/b/"));
@@ -132,5 +137,28 @@ async fn prefixes_beyond_the_bound_of_all_watches_are_refused_one_by_one() {
         }
     };
     timeout(BOUND, gone).await.expect("places are free again when a watch ends");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn requests_wait_until_earlier_refusals_are_read() {
+    const PREFIXES: usize = 20_000;
+    let (_folder, path) = crate::socket();
+    let node = Node::bounded(StoreId(1), Table::default(), FollowedPrefixes::at_most(0, 0));
+    let server = Server::start(Memory { node: node.clone() }, &path).await;
+    let mut watch = Watch::open(&server.address, "refused").await.unwrap();
+    for i in 0..PREFIXES {
+        let subscribe = v1::Subscribe { prefix: format!("/a/{i}/"), ..v1::Subscribe::default() };
+        watch.send(&v1::WatchRequest { kind: Some(watch_request::Kind::Subscribe(subscribe)) });
+    }
+    let mut refused = 0;
+    while refused < PREFIXES {
+        let response = timeout(BOUND, watch.next()).await.unwrap().unwrap();
+        assert!(matches!(response.kind, Some(watch_response::Kind::Refused(_))), "{response:?}");
+        refused += 1;
+        // The bytes of at most 64 KB of refusals, and those that the socket and this reader hold.
+        let unread = node.followed().refused() - refused as u64;
+        assert!(unread < 4_000, "{unread} refusals wait to be read");
+    }
     server.stop().await;
 }

@@ -1,4 +1,4 @@
-use fairmesh_listen::RequestGuard;
+use fairmesh_listen::{QueuePlace, RequestGuard, WaitRefused};
 use http::Extensions;
 use prost::Message;
 use tonic::{Request, Status};
@@ -39,8 +39,20 @@ impl Waits {
             None => Ok(handler.await),
             Some(guard) => {
                 let waited = guard.wait(self.bytes, handler).await;
-                waited.map_err(|refused| Status::resource_exhausted(refused.to_string()))
+                waited.map_err(exhausted)
             }
         }
     }
+
+    /// Counts the request among those of its connection that queue, until the result is dropped.
+    ///
+    /// # Errors
+    /// `RESOURCE_EXHAUSTED` when `max` of them queue already.
+    pub(crate) fn queue(&self, max: u32) -> Result<Option<QueuePlace>, Status> {
+        self.guard.as_ref().map(|guard| guard.queue(max)).transpose().map_err(exhausted)
+    }
+}
+
+fn exhausted(refused: WaitRefused) -> Status {
+    Status::resource_exhausted(refused.to_string())
 }

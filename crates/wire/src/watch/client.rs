@@ -58,7 +58,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Watch<S> {
             newest_version: *PROTOCOL.end(),
             software: software.to_owned(),
         };
-        let mut framed = FramedSocket::new(socket, MAX_MESSAGE);
+        let mut framed = FramedSocket::new(socket, MAX_MESSAGE, None);
         framed.queue(Bytes::from_static(&PREAMBLE));
         framed.queue(encode_frame(&WatchRequest { kind: Some(watch_request::Kind::Hello(hello)) }));
         let unheard = Hello { version: 0, store: None, location: None, software: String::new() };

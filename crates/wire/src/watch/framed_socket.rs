@@ -2,10 +2,12 @@ use std::{
     collections::VecDeque,
     io::{self, IoSlice},
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
 use bytes::{Buf, Bytes, BytesMut};
+use fairmesh_listen::{Connection, MessageClaim};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::Instant,
@@ -15,6 +17,9 @@ use super::LENGTH_BYTES;
 
 /// Bytes per read: more than an acknowledgement, and small enough for the stack.
 const READ_BYTES: usize = 8 * 1024;
+
+/// Bytes of a frame above which its memory is claimed while it is incomplete.
+const MIN_CLAIMED: usize = 4 * 1024;
 
 /// Messages per write call.
 const SLICES: usize = 64;
@@ -29,12 +34,18 @@ pub(super) struct FramedSocket<S> {
     last_received: Instant,
     /// Start of an incomplete frame.
     partial_since: Option<Instant>,
+    /// Time since which the socket has accepted nothing of the queue.
+    blocked_since: Option<Instant>,
     /// The longest frame that the peer may send, in bytes.
     max_frame: usize,
+    /// The listener's state of an accepted connection, from whose memory large frames are claimed.
+    connection: Option<Arc<Connection>>,
+    /// The memory of a large incomplete frame.
+    claim: Option<MessageClaim>,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> FramedSocket<S> {
-    pub(super) fn new(socket: S, max_frame: usize) -> Self {
+    pub(super) fn new(socket: S, max_frame: usize, connection: Option<Arc<Connection>>) -> Self {
         let (read_buffer, write_queue) = (BytesMut::new(), VecDeque::new());
         Self {
             socket,
@@ -42,7 +53,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> FramedSocket<S> {
             write_queue,
             last_received: Instant::now(),
             partial_since: None,
+            blocked_since: None,
             max_frame,
+            connection,
+            claim: None,
         }
     }
 
@@ -58,6 +72,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> FramedSocket<S> {
     /// Start of the frame whose rest is outstanding, if any.
     pub(super) fn partial_since(&self) -> Option<Instant> {
         self.partial_since
+    }
+
+    /// Time since which the socket has accepted nothing, if there is something to write.
+    pub(super) fn blocked_since(&self) -> Option<Instant> {
+        self.blocked_since
     }
 
     /// Queues bytes for sending.
@@ -78,7 +97,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> FramedSocket<S> {
                 slices.iter_mut().zip(&self.write_queue).map(|(slice, bytes)| *slice = IoSlice::new(bytes));
             let queued = queued.count();
             let socket = Pin::new(&mut self.socket);
-            let written = ready!(socket.poll_write_vectored(cx, &slices[..queued]))?;
+            let Poll::Ready(written) = socket.poll_write_vectored(cx, &slices[..queued]) else {
+                self.blocked_since.get_or_insert_with(Instant::now);
+                return Poll::Pending;
+            };
+            self.blocked_since = None;
+            let written = written?;
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
@@ -107,6 +131,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> FramedSocket<S> {
                 self.partial_since = (!self.read_buffer.is_empty()).then_some(self.last_received);
                 return Poll::Ready(Ok(Some(frame)));
             }
+            if self.claim.as_ref().is_some_and(|claim| claim.poll_revoked(cx)) {
+                return Poll::Ready(Err(no_memory()));
+            }
             let mut room = [const { std::mem::MaybeUninit::uninit() }; READ_BYTES];
             let mut room = ReadBuf::uninit(&mut room);
             ready!(Pin::new(&mut self.socket).poll_read(cx, &mut room))?;
@@ -127,9 +154,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> FramedSocket<S> {
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }
         if self.read_buffer.len() < LENGTH_BYTES + length {
+            if length > MIN_CLAIMED
+                && self.claim.is_none()
+                && let Some(connection) = &self.connection
+            {
+                self.claim = Some(connection.claim_message(length).ok_or_else(no_memory)?);
+            }
             self.read_buffer.reserve(LENGTH_BYTES + length - self.read_buffer.len());
             return Ok(None);
         }
+        self.claim = None;
         self.read_buffer.advance(LENGTH_BYTES);
         let frame = self.read_buffer.split_to(length).freeze();
         if self.read_buffer.is_empty() {
@@ -137,4 +171,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> FramedSocket<S> {
         }
         Ok(Some(frame))
     }
+}
+
+fn no_memory() -> io::Error {
+    let why = "the memory for incomplete requests is used up; connect again later";
+    io::Error::new(io::ErrorKind::OutOfMemory, why)
 }

@@ -2,20 +2,24 @@ use std::{
     future::poll_fn,
     io,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
 use bytes::Bytes;
+use fairmesh_listen::Connection;
 use fairmesh_model::Identity;
 use prost::Message;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    time::{Instant, Sleep, sleep, timeout},
+    time::{Instant, Sleep, sleep, sleep_until, timeout},
 };
 use tonic::Status;
 
-use super::{FRAME_TIMEOUT, MAX_REQUEST, PEER_TIMEOUT, encode_frame, frame, framed_socket::FramedSocket};
+use super::{
+    FRAME_TIMEOUT, MAX_REQUEST, PEER_TIMEOUT, WRITE_TIMEOUT, encode_frame, frame, framed_socket::FramedSocket,
+};
 use crate::{
     handshake::{HELLO_TIMEOUT, Hello, sanitize},
     transport::Socket,
@@ -30,6 +34,8 @@ const END_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct WatchServer<S = Socket> {
     framed: FramedSocket<S>,
     timer: Pin<Box<Sleep>>,
+    /// Wakes the task when a write times out; `None` while no write is blocked.
+    write_timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl WatchServer {
@@ -41,12 +47,17 @@ impl WatchServer {
 
 impl<S: AsyncRead + AsyncWrite + Unpin> WatchServer<S> {
     /// Accepts a connection whose preamble was read, and waits for the hello. Respond with [`WatchServer::send_hello`].
+    /// The memory of large requests is claimed from the listener of `connection`.
     ///
     /// # Errors
     /// If there is no hello.
-    pub async fn accept(socket: S) -> Result<(Self, HelloRequest), Status> {
-        let mut watched =
-            Self { framed: FramedSocket::new(socket, MAX_REQUEST), timer: Box::pin(sleep(PEER_TIMEOUT)) };
+    pub async fn accept(
+        socket: S,
+        connection: Option<Arc<Connection>>,
+    ) -> Result<(Self, HelloRequest), Status> {
+        let framed = FramedSocket::new(socket, MAX_REQUEST, connection);
+        let timer = Box::pin(sleep(PEER_TIMEOUT));
+        let mut watched = Self { framed, timer, write_timer: None };
         let greeting = timeout(HELLO_TIMEOUT, poll_fn(|cx| watched.poll_request(cx))).await;
         match greeting.map_err(|_| Status::deadline_exceeded("it did not send a hello"))?? {
             WatchRequest { kind: Some(Kind::Hello(hello)) } => {
@@ -70,8 +81,26 @@ impl<S: AsyncRead + AsyncWrite + Unpin> WatchServer<S> {
     }
 
     /// Writes as much as possible; ready once everything is written.
-    pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.framed.poll_flush(cx)
+    ///
+    /// # Errors
+    /// If the connection is lost, or has accepted nothing for 30 s.
+    pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        if let Poll::Ready(flushed) = self.framed.poll_flush(cx) {
+            self.write_timer = None;
+            return Poll::Ready(flushed.map_err(|error| gone(&error.to_string())));
+        }
+        let Some(blocked) = self.framed.blocked_since() else { return Poll::Pending };
+        let due = blocked + WRITE_TIMEOUT;
+        let timer = self.write_timer.get_or_insert_with(|| Box::pin(sleep_until(due)));
+        if timer.deadline() != due {
+            timer.as_mut().reset(due);
+        }
+        // The clock as well: a task that uses up its budget by reading finds its timers pending.
+        if timer.as_mut().poll(cx).is_pending() && Instant::now() < due {
+            return Poll::Pending;
+        }
+        let why = format!("the watcher read nothing for {WRITE_TIMEOUT:?}");
+        Poll::Ready(Err(Status::deadline_exceeded(why)))
     }
 
     /// The next request of the watcher. Call it again with the same waker until it is pending.
@@ -95,6 +124,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> WatchServer<S> {
                 Poll::Ready(Ok(None)) => return Poll::Ready(Err(gone("the watcher closed the connection"))),
                 Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::InvalidData => {
                     return Poll::Ready(Err(Status::invalid_argument(error.to_string())));
+                }
+                Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::OutOfMemory => {
+                    return Poll::Ready(Err(Status::resource_exhausted(error.to_string())));
                 }
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(gone(&error.to_string()))),
                 Poll::Pending => {

@@ -1,5 +1,6 @@
-use std::{future::poll_fn, time::Duration};
+use std::{future::poll_fn, task::Poll, time::Duration};
 
+use fairmesh_listen::{Acceptor, Limits, Memory};
 use fairmesh_model::StoreId;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex},
@@ -29,7 +30,7 @@ async fn accept(mut socket: DuplexStream) -> WatchServer<DuplexStream> {
     let mut preamble = [0; 8];
     socket.read_exact(&mut preamble).await.unwrap();
     assert_eq!(preamble, PREAMBLE);
-    WatchServer::accept(socket).await.unwrap().0
+    WatchServer::accept(socket, None).await.unwrap().0
 }
 
 /// Both sides of a watch with a negotiated version.
@@ -119,7 +120,7 @@ async fn an_unsupported_version_is_distinguished_from_a_foreign_server() {
 #[tokio::test]
 async fn an_oversized_frame_ends_the_watch_before_allocation() {
     let (mut near, far) = duplex(64);
-    let accepting = tokio::spawn(WatchServer::accept(far));
+    let accepting = tokio::spawn(WatchServer::accept(far, None));
     near.write_all(&u32::MAX.to_be_bytes()).await.unwrap();
     let refused = timeout(BOUND, accepting).await.unwrap().unwrap().unwrap_err();
     assert!(refused.message().contains("4294967295 bytes"), "{refused}");
@@ -136,7 +137,7 @@ async fn an_idle_watch_stays_open_and_either_side_detects_a_vanished_peer() {
                 poll_fn(|cx| {
                     assert!(server.poll_request(cx).is_pending(), "there is no request");
                     let _ = server.poll_flush(cx);
-                    std::task::Poll::<()>::Pending
+                    Poll::<()>::Pending
                 }).await;
             } } => {}
         }
@@ -185,4 +186,58 @@ async fn a_trickling_request_ends_the_watch() {
     assert_eq!(why.code(), Code::DeadlineExceeded, "{why}");
     let waited = began.elapsed();
     assert!(waited >= FRAME_TIMEOUT && waited <= FRAME_TIMEOUT + PEER_TIMEOUT, "{waited:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watcher_that_only_sends_ends_the_watch() {
+    let (mut near, far) = duplex(1024);
+    near.write_all(&PREAMBLE).await.unwrap();
+    let hello = v1::HelloRequest { oldest_version: 1, newest_version: 1, software: String::new() };
+    let hello = v1::WatchRequest { kind: Some(watch_request::Kind::Hello(hello)) };
+    near.write_all(&encode_frame(&hello)).await.unwrap();
+    let mut server = accept(far).await;
+    let began = Instant::now();
+    server.send(frame(&delta(10_000)));
+    let probes = async {
+        loop {
+            near.write_all(&encode_frame(&())).await.unwrap();
+            tokio::time::sleep(KEEP_ALIVE.0).await;
+        }
+    };
+    let serving = poll_fn(|cx| {
+        assert!(server.poll_request(cx).is_pending(), "it sends probes");
+        server.poll_flush(cx)
+    });
+    let why = tokio::select! {
+        flushed = timeout(2 * WRITE_TIMEOUT, serving) => flushed.expect("it ends").unwrap_err(),
+        () = probes => unreachable!("it probes without end"),
+    };
+    assert_eq!(why.code(), Code::DeadlineExceeded, "{why}");
+    assert!(began.elapsed() >= WRITE_TIMEOUT);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_large_request_claims_memory_of_its_connection_until_it_is_complete() {
+    const MAX: usize = 16 << 20;
+    let acceptor = Acceptor::new("test", Limits::calls(), Memory::default());
+    let stream = acceptor.accept(|_| Poll::Ready(Ok(duplex(1).0))).await;
+    let connection = stream.connection().unwrap();
+    let request = v1::WatchRequest { kind: Some(watch_request::Kind::Unsubscribe("a".repeat(60_000))) };
+    let request = encode_frame(&request);
+    let hello = v1::HelloRequest { oldest_version: 1, newest_version: 1, software: String::new() };
+    let hello = encode_frame(&v1::WatchRequest { kind: Some(watch_request::Kind::Hello(hello)) });
+
+    let (mut near, far) = duplex(64 * 1024);
+    near.write_all(&hello).await.unwrap();
+    let (mut server, _) = WatchServer::accept(far, Some(connection.clone())).await.unwrap();
+    near.write_all(&request[..100]).await.unwrap();
+    assert!(poll_fn(|cx| Poll::Ready(server.poll_request(cx).is_pending())).await);
+    assert!(connection.claim_message(MAX).is_none(), "the request holds some");
+    near.write_all(&request[100..]).await.unwrap();
+    assert!(poll_fn(|cx| server.poll_request(cx)).await.is_ok());
+
+    let _all = connection.claim_message(MAX).expect("it is complete");
+    near.write_all(&request[..100]).await.unwrap();
+    let why = poll_fn(|cx| server.poll_request(cx)).await.unwrap_err();
+    assert_eq!(why.code(), Code::ResourceExhausted, "{why}");
 }

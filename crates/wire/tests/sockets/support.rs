@@ -81,7 +81,7 @@ impl Rib for Stub {
 
 /// Accepts the hello, reports the watcher, and stays open and idle.
 async fn watch(stub: Stub, socket: Socket) {
-    let (mut watched, greeting) = WatchServer::accept(socket).await.unwrap();
+    let (mut watched, greeting) = WatchServer::accept(socket, None).await.unwrap();
     watched.send_hello(hello(stub.version.unwrap_or_else(|| negotiate(&greeting).unwrap())));
     let refused = Refused { prefix: greeting.software, reason: watched.identity().to_string() };
     watched.send(frame(&WatchResponse { kind: Some(watch_response::Kind::Refused(refused)), more: false }));
