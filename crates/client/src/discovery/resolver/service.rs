@@ -108,6 +108,7 @@ impl<T: EndpointTransport> TrackedService<T> {
         };
         if let Some(ready) = self.compile(topology, registry, revision, before) {
             self.subscription.publish(ServiceState::Ready(ready));
+            self.records.policy_published();
         }
     }
 

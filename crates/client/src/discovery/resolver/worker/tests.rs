@@ -1,4 +1,5 @@
 use std::{
+    borrow::Cow,
     pin::pin,
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
     task::{Context, Poll, Waker},
@@ -6,8 +7,8 @@ use std::{
 };
 
 use fairmesh_model::{
-    Endpoint, EndpointState, FULL_WEIGHT, Hosts, InstanceId, KeyRange, Location, Policy, Protocol, Region,
-    Regions, RoundTrips, Service, ServiceKind, Shard, ShardId, ShardKey, ShardMap, ShardPart, StoreId,
+    Endpoint, EndpointState, FULL_WEIGHT, Hosts, InstanceId, KeyRange, Label, Location, Match, PathMatch,
+    Pattern, Policy, Protocol, Region, Regions, RoundTrips, Route, Service, ServiceKind, Shard, ShardId, ShardKey, ShardMap, ShardPart, StoreId,
 };
 use fairmesh_rib::{
     Entry, Snapshot,
@@ -254,14 +255,36 @@ async fn an_invalid_record_of_a_snapshot_leaves_the_previous_one_in_use() {
     ])));
     assert_eq!(rig.worker.topology.regions, regions);
     let records = &rig.worker.services[&name()].records;
-    assert_eq!(records.policy(), strict, "and not the default one");
+    assert_eq!(*records.policy(), strict, "and not the default one");
     let left: Vec<_> = records.endpoints.list().iter().map(|endpoint| endpoint.instance.clone()).collect();
     assert_eq!(left, [instance("a")], "records that the snapshot does not hold are removed");
     assert!(matches!(*subscription.state(), ServiceState::Ready(_)));
     // A snapshot without the record removes it.
     rig.handle(Event::Update(update([(Prefix::topology(), vec![]), (Prefix::from(&policy), vec![])])));
     let records = &rig.worker.services[&name()].records;
-    assert_eq!((&records.policy(), &rig.worker.topology.regions), (&Policy::default(), &Regions::default()));
+    assert_eq!((&*records.policy(), &rig.worker.topology.regions), (&Policy::default(), &Regions::default()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_policy_stays_decoded_until_its_snapshot_is_published() {
+    let mut rig = rig();
+    let _subscription = rig.follow();
+    rig.deliver();
+    let mut policy = Policy::default();
+    let path = PathMatch::Regex(Pattern::new("/published/[0-9]+").unwrap());
+    let matches = Match { path: Some(path), ..Match::default() };
+    policy.routes = vec![Route { matches, ..Route::new(Label::new("numbers").unwrap()) }];
+    let key = RecordKey::Policy(name());
+    let event = Event::Update(update([(Prefix::from(&key), vec![entry(&key, policy.clone())])]));
+    rig.worker.handle_precompiled(event).await;
+    let is_decoded = |rig: &Rig| {
+        let records = &rig.worker.services[&name()].records;
+        assert_eq!(*records.policy(), policy);
+        matches!(records.policy(), Cow::Borrowed(_))
+    };
+    assert!(is_decoded(&rig), "publishing does not decode and compile it again");
+    run_ready(rig.worker.settle());
+    assert!(!is_decoded(&rig), "the snapshot alone keeps it in memory");
 }
 
 #[tokio::test(start_paused = true)]
