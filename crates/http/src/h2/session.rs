@@ -81,6 +81,8 @@ pub struct Session {
     encoder: Encoder,
     /// A header block whose CONTINUATION frames are still to come.
     partial_headers: Option<PartialHeaders>,
+    /// Header blocks begun by the peer.
+    header_blocks: u64,
     /// Initial send window of a stream.
     initial_send_window: i64,
     /// Send window and receive window of the connection.
@@ -176,6 +178,7 @@ impl Session {
             decoder: Decoder::default(),
             encoder: Encoder::default(),
             partial_headers: None,
+            header_blocks: 0,
             initial_send_window: DEFAULT_WINDOW.into(),
             send_window: DEFAULT_WINDOW.into(),
             receive_window: role.window().into(),
@@ -315,6 +318,21 @@ impl Session {
     /// Whether something was received since the last call.
     pub fn take_activity(&mut self) -> bool {
         mem::take(&mut self.has_activity)
+    }
+
+    /// The number of header blocks that the peer has begun.
+    pub fn header_blocks(&self) -> u64 {
+        self.header_blocks
+    }
+
+    /// Whether the last header block is incomplete.
+    pub fn is_in_header_block(&self) -> bool {
+        self.partial_headers.is_some()
+    }
+
+    /// Whether no stream is open.
+    pub fn has_no_streams(&self) -> bool {
+        self.open == 0
     }
 
     /// Sends a PING to test the connection.
