@@ -68,6 +68,11 @@ impl<T: EndpointTransport> ReadyService<T> {
         }
     }
 
+    /// All other services that its routes send calls to.
+    pub(crate) fn splits(&self) -> &[Arc<Subscription<T>>] {
+        &self.splits
+    }
+
     /// Another service that a route of this one sends calls to.
     pub fn split(&self, name: &ServiceName) -> Option<&Arc<Subscription<T>>> {
         self.splits.iter().find(|split| split.name() == name)

@@ -36,10 +36,10 @@ pub(super) struct PrefixChanges {
 
 /// A policy as its record, and the parts of it that decide which prefixes are needed. It is not kept decoded once it is
 /// published, which takes many times as much memory.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct PolicyRecord {
     value: Option<Bytes>,
-    /// The decoded policy until it is published: it keeps compiled regular expressions in use, which would otherwise be
+    /// The decoded policy, the default one where there is none, until it is published: it keeps compiled regular expressions in use, which would otherwise be
     /// compiled again, on the event loop. Boxed, since most services have none most of the time.
     unpublished: Option<Box<Policy>>,
     local_only: bool,
@@ -50,6 +50,12 @@ impl PolicyRecord {
     fn new(policy: Policy, value: Bytes) -> Self {
         let (local_only, has_checks) = (policy.locality.local_only, policy.health_check.is_some());
         Self { value: Some(value), unpublished: Some(Box::new(policy)), local_only, has_checks }
+    }
+}
+
+impl Default for PolicyRecord {
+    fn default() -> Self {
+        Self { value: None, unpublished: Some(Box::default()), local_only: false, has_checks: false }
     }
 }
 
@@ -79,6 +85,11 @@ impl ServiceRecords {
             Some(Record::Policy(policy)) => Cow::Owned(policy),
             _ => Cow::Owned(Policy::default()),
         }
+    }
+
+    /// Whether the last published snapshot has this policy.
+    pub(super) fn is_policy_published(&self) -> bool {
+        self.policy.unpublished.is_none()
     }
 
     /// The policy is part of the published snapshot, which keeps its expressions in use from now on.
@@ -220,6 +231,10 @@ impl ServiceRecords {
     pub(super) fn put(&mut self, text: &Arc<str>, key: &RecordKey, value: &Bytes) -> Result<(), Invalid> {
         if matches!(key, RecordKey::ShardManifest(..) | RecordKey::ShardChunk(..)) {
             return self.shards.put(key, value);
+        }
+        // As in every snapshot after a reconnect.
+        if matches!(key, RecordKey::Policy(_)) && self.policy.value.as_ref() == Some(value) {
+            return Ok(());
         }
         match records::decode(key, value)? {
             Record::Service(service) => self.service = Some(service),
