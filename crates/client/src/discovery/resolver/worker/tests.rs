@@ -8,7 +8,8 @@ use std::{
 
 use fairmesh_model::{
     Endpoint, EndpointState, FULL_WEIGHT, Hosts, InstanceId, KeyRange, Label, Location, Match, PathMatch,
-    Pattern, Policy, Protocol, Region, Regions, RoundTrips, Route, Service, ServiceKind, Shard, ShardId, ShardKey, ShardMap, ShardPart, StoreId,
+    Pattern, Policy, Protocol, Region, Regions, RoundTrips, Route, Service, ServiceKind, Shard, ShardId,
+    ShardKey, ShardMap, ShardPart, StoreId,
 };
 use fairmesh_rib::{
     Entry, Snapshot,
@@ -285,6 +286,48 @@ async fn a_policy_stays_decoded_until_its_snapshot_is_published() {
     assert!(is_decoded(&rig), "publishing does not decode and compile it again");
     run_ready(rig.worker.settle());
     assert!(!is_decoded(&rig), "the snapshot alone keeps it in memory");
+}
+
+/// Counts log lines.
+struct LineCounter(Arc<AtomicUsize>);
+
+impl tracing::Subscriber for LineCounter {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        if *event.metadata().level() == tracing::Level::WARN {
+            self.0.fetch_add(1, Relaxed);
+        }
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_burst_of_refused_prefixes_writes_a_few_lines() {
+    let mut rig = rig();
+    let _subscription = rig.follow();
+    let lines = Arc::default();
+    let _guard = tracing::subscriber::set_default(LineCounter(Arc::clone(&lines)));
+    for number in 0..50 {
+        let prefix = Prefix::health(&name(), Some(&Region::new(format!("r{number}")).unwrap()));
+        rig.worker.prefix_owners.insert(prefix.clone(), name());
+        rig.worker.handle_refusal(prefix, "overloaded");
+    }
+    assert_eq!(rig.worker.refused.len(), 50);
+    assert!(lines.load(Relaxed) <= 10, "{lines:?} lines");
 }
 
 #[tokio::test(start_paused = true)]
