@@ -27,7 +27,7 @@ pub use endpoint_ref::EndpointRef;
 pub struct ServiceTable {
     endpoint_stats: Arc<EndpointStats>,
     pick_config: PickConfig,
-    routes: Routes,
+    routes: Arc<Routes>,
     /// The rate limit of the service.
     bucket: Option<Arc<TokenBucket>>,
     timeouts: Timeouts,
@@ -145,7 +145,16 @@ impl ServiceTable {
         endpoint_stats: &Arc<EndpointStats>,
         previous: Option<&Self>,
     ) -> Self {
-        compile::compile(input, endpoint_stats, previous)
+        let before = previous.map(|previous| &*previous.routes);
+        let routes = Routes::compile(&input.policy.routes, input.client_id, before);
+        compile::compile(input, endpoint_stats, previous, Arc::new(routes))
+    }
+
+    /// As [`compile`](Self::compile), after changes of other records than the policy: it shares the compiled routes of
+    /// `previous`. `input.policy` is the policy of that snapshot, and its routes are not read, so that
+    /// [`policy`](Self::policy) will do.
+    pub fn recompile(input: &CompileInput<'_>, endpoint_stats: &Arc<EndpointStats>, previous: &Self) -> Self {
+        compile::compile(input, endpoint_stats, Some(previous), Arc::clone(&previous.routes))
     }
 
     /// The service.

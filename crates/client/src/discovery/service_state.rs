@@ -75,6 +75,11 @@ impl<T: EndpointTransport> ReadyService<T> {
         is_direct.then(|| self.transport(index, context))
     }
 
+    /// All other services that its routes send calls to.
+    pub(crate) fn splits(&self) -> &[Arc<Subscription<T>>] {
+        &self.splits
+    }
+
     /// Another service that a route of this one sends calls to.
     pub fn split(&self, name: &ServiceName) -> Option<&Arc<Subscription<T>>> {
         self.splits.iter().find(|split| split.name() == name)

@@ -37,6 +37,8 @@ pub(crate) struct AttemptGuard {
     /// When the response becomes a stream, until it does.
     stream_at: Option<Instant>,
     is_stream: bool,
+    /// Whether a frame was delivered.
+    is_started: bool,
     /// Whether the attempt is over, and this is kept for its properties.
     ended: bool,
     attempts: usize,
@@ -80,6 +82,7 @@ impl AttemptGuard {
             timer: None,
             stream_at: None,
             is_stream: false,
+            is_started: false,
             ended: false,
             attempts,
         })
@@ -117,6 +120,14 @@ impl AttemptGuard {
     #[inline]
     pub(super) fn record_progress(&mut self) {
         self.waiting_since = None;
+        self.is_started = true;
+    }
+
+    /// Whether the deadline has passed, also where the reader is slower than the server and never waits for it. Not
+    /// before the first frame, which usually arrives with the headers: most responses end with it, and need no clock.
+    #[inline]
+    pub(super) fn is_late(&self) -> bool {
+        self.is_started && !self.ended && self.deadline <= Instant::now()
     }
 
     /// Counts as a stream from now on, since its duration is unbounded.

@@ -111,6 +111,9 @@ impl Body {
 
     #[inline]
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Fault>>> {
+        if self.attempt.as_ref().is_some_and(AttemptGuard::is_late) {
+            return Poll::Ready(Some(self.time_out(&BodyTimeout::Deadline)));
+        }
         match self.source.poll_frame(context) {
             Poll::Ready(Some(Ok(frame))) => {
                 self.conclusion.track(&frame);

@@ -23,6 +23,8 @@ const IDLE: Duration = Duration::from_millis(400);
 const OFTEN: Duration = Duration::from_millis(40);
 /// and so many do: together they take much longer.
 const PIECES: usize = 30;
+/// Bytes of a body in several frames that fits into buffers, so that its server never keeps the reader waiting.
+const LARGE: usize = 200_000;
 
 type AnyBody = UnsyncBoxBody<Bytes, BoxError>;
 
@@ -50,6 +52,7 @@ async fn server() -> SocketAddr {
             "/silent" => std::future::pending().await,
             "/stalls" => pieces(1, false),
             "/streams" => pieces(PIECES, true),
+            "/large" => whole(".".repeat(LARGE)),
             "/takes" => whole(body.collect().await.map_or(0, |body| body.to_bytes().len()).to_string()),
             // The response begins before the request has ended, and goes on after it.
             "/takes-late" => {
@@ -176,6 +179,21 @@ async fn a_total_timeout_ends_a_moving_call_and_the_shortest_applies() {
             assert_eq!(fault.kind(), FaultKind::Deadline);
             assert!(fault.to_string().contains("the call timed out"), "{fault}");
         }
+    }
+}
+
+#[tokio::test]
+async fn a_total_timeout_cuts_a_response_that_is_read_slower_than_its_server_sends() {
+    let (_rig, mesh) = services(Some(timeouts(Some(IDLE)))).await;
+    for protocol in ALL {
+        let service = mesh.service(name(protocol)).unwrap();
+        let began = Instant::now();
+        let mut body = service.send(get("/large")).await.unwrap().into_body();
+        let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
+        assert!(!first.is_empty() && first.len() < LARGE, "{protocol:?}");
+        tokio::time::sleep_until(began + 2 * IDLE).await;
+        let fault = body.collect().await.unwrap_err();
+        assert_eq!(fault.kind(), FaultKind::Deadline, "{protocol:?}: {fault}");
     }
 }
 

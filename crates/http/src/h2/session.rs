@@ -17,6 +17,7 @@ use std::{
     collections::{HashMap, VecDeque},
     fmt, mem,
     task::Waker,
+    time::Duration,
 };
 
 use bytes::{Buf as _, BytesMut};
@@ -48,9 +49,11 @@ pub(super) use stream::{Piece, StreamEnd};
 const MAX_STREAMS: u32 = 256;
 /// Most streams in memory, open or closed and still in use.
 const MAX_TRACKED_STREAMS: usize = 2 * MAX_STREAMS as usize;
-/// Stream errors that a client may cause before the connection ends: each reset stream counts against no other limit
-/// (CVE-2025-8671).
+/// Stream errors that a client may cause in a [`STREAM_ERROR_PERIOD`] before the connection ends: each reset stream
+/// counts against no other limit (CVE-2025-8671).
 const MAX_STREAM_ERRORS: u32 = 1024;
+/// After this time stream errors are counted anew, so that a connection of days does not end for rare ones.
+const STREAM_ERROR_PERIOD: Duration = Duration::from_secs(60);
 /// Requests of one read that may be reset before they are dispatched (CVE-2023-44487).
 const MAX_EARLY_RESETS: u32 = 64;
 /// Receive window of a stream, in bytes: with the default of 64 KB, a response over 100 ms gets 640 KB/s.
@@ -81,6 +84,8 @@ pub struct Session {
     encoder: Encoder,
     /// A header block whose CONTINUATION frames are still to come.
     partial_headers: Option<PartialHeaders>,
+    /// Header blocks begun by the peer.
+    header_blocks: u64,
     /// Initial send window of a stream.
     initial_send_window: i64,
     /// Send window and receive window of the connection.
@@ -98,11 +103,14 @@ pub struct Session {
     /// Concurrent streams that the server allows.
     stream_limit: u32,
     recently_ended: VecDeque<(u32, StreamEnd)>,
+    /// The last stream whose end is no longer remembered; 0 before the first.
+    last_forgotten: u32,
     /// Requests received and not yet dispatched.
     pending_requests: VecDeque<(u32, Request<()>)>,
     early_resets: u32,
-    /// Stream errors caused by the peer.
+    /// Stream errors caused by the peer in this period, and the start of the period.
     stream_errors: u32,
+    stream_errors_since: Instant,
     /// Streams that wait for the window or send buffer of the connection, or did.
     waiting: VecDeque<u32>,
     driver: Option<Waker>,
@@ -176,6 +184,7 @@ impl Session {
             decoder: Decoder::default(),
             encoder: Encoder::default(),
             partial_headers: None,
+            header_blocks: 0,
             initial_send_window: DEFAULT_WINDOW.into(),
             send_window: DEFAULT_WINDOW.into(),
             receive_window: role.window().into(),
@@ -186,9 +195,11 @@ impl Session {
             last_stream: 0,
             stream_limit: control_frames::INITIAL_MAX_STREAMS,
             recently_ended: VecDeque::new(),
+            last_forgotten: 0,
             pending_requests: VecDeque::new(),
             early_resets: 0,
             stream_errors: 0,
+            stream_errors_since: now,
             waiting: VecDeque::new(),
             driver: None,
             is_driven: false,
@@ -204,7 +215,8 @@ impl Session {
         }
     }
 
-    /// Parses the complete frames of `input`. `now` is called only where the flood limit is reached.
+    /// Parses the complete frames of `input`. `now` is called only where the flood limit is reached, or at a stream
+    /// error.
     ///
     /// # Errors
     /// The peer violated the protocol: GOAWAY is buffered, after which nothing is sent.
@@ -244,13 +256,21 @@ impl Session {
             Err(FrameError::Connection(violation)) => Err(violation),
             Err(FrameError::Stream(stream, reason)) => {
                 self.refuse(stream, reason);
-                self.stream_errors += u32::from(reason != Reason::REFUSED_STREAM);
-                match self.role == Role::Server && self.stream_errors > MAX_STREAM_ERRORS {
+                match reason != Reason::REFUSED_STREAM && self.exceeds_stream_errors(now()) {
                     true => Err(Violation::new(Reason::ENHANCE_YOUR_CALM, "too many stream errors")),
                     false => Ok(()),
                 }
             }
         }
+    }
+
+    /// Counts a stream error; whether a client has caused too many in this period.
+    fn exceeds_stream_errors(&mut self, now: Instant) -> bool {
+        if now.saturating_duration_since(self.stream_errors_since) >= STREAM_ERROR_PERIOD {
+            (self.stream_errors, self.stream_errors_since) = (0, now);
+        }
+        self.stream_errors = self.stream_errors.saturating_add(1);
+        self.role == Role::Server && self.stream_errors > MAX_STREAM_ERRORS
     }
 
     /// Handles a frame whose payload begins `input`, and removes it.
@@ -315,6 +335,21 @@ impl Session {
     /// Whether something was received since the last call.
     pub fn take_activity(&mut self) -> bool {
         mem::take(&mut self.has_activity)
+    }
+
+    /// The number of header blocks that the peer has begun.
+    pub fn header_blocks(&self) -> u64 {
+        self.header_blocks
+    }
+
+    /// Whether the last header block is incomplete.
+    pub fn is_in_header_block(&self) -> bool {
+        self.partial_headers.is_some()
+    }
+
+    /// Whether no stream is open.
+    pub fn has_no_streams(&self) -> bool {
+        self.open == 0
     }
 
     /// Sends a PING to test the connection.

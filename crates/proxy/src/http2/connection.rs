@@ -1,14 +1,6 @@
 //! Serves an HTTP/2 connection.
 
-use std::{
-    error::Error,
-    future::pending,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use std::{error::Error, sync::Arc, time::Duration};
 
 use bytes::BytesMut;
 use fairmesh_http::h2::{ConnectionError, RequestBody, ServerConnection, Shared, Violation, lock};
@@ -37,14 +29,15 @@ use crate::{
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Checks for activity in an idle timeout: a connection ends at most one interval after it.
+const IDLE_CHECKS: u32 = 5;
+
 /// Time limit of GOAWAY.
 const GOAWAY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Shared by the requests of a connection.
 struct ConnectionState {
     client_info: ConnectionInfo,
-    /// Whether any request has arrived.
-    has_requests: AtomicBool,
     drain_notice: Arc<DrainNotice>,
     rapid_reset: Arc<RapidResetGuard>,
     responses: StallMonitor<DrainableBody>,
@@ -52,8 +45,10 @@ struct ConnectionState {
 
 /// Why the proxy closes a connection.
 enum CloseReason {
-    /// No request within the idle timeout.
+    /// No request, or an incomplete header block, for the idle timeout.
     NoRequest,
+    /// It had requests, and the client did not end it after GOAWAY.
+    Idle,
     /// No response to a keepalive ping.
     Unresponsive,
     /// The client reset most of its requests.
@@ -70,7 +65,6 @@ impl ConnectionServer {
         let (metrics, caller) = (&self.forwarder.metrics, client_info.caller);
         let state = Arc::new(ConnectionState {
             client_info,
-            has_requests: AtomicBool::new(false),
             drain_notice: Arc::default(),
             rapid_reset: Arc::default(),
             responses: StallMonitor::default(),
@@ -86,6 +80,7 @@ impl ConnectionServer {
                 CloseReason::NoRequest | CloseReason::Unresponsive => {
                     return increment(&metrics.connections.failed);
                 }
+                CloseReason::Idle => return,
                 CloseReason::DrainDeadline => return increment(&metrics.connections.drain_timeouts),
                 CloseReason::RapidReset => {
                     increment(&metrics.connections.rapid_resets);
@@ -107,7 +102,7 @@ impl ConnectionServer {
     async fn close_reason(&self, state: &ConnectionState, session: &Shared) -> CloseReason {
         let (idle_timeout, metrics) = (self.limits.idle_timeout, &self.forwarder.metrics.connections);
         tokio::select! {
-            () = no_request(state, idle_timeout) => CloseReason::NoRequest,
+            reason = close_idle(session, idle_timeout) => reason,
             never = state.responses.close_stalled(idle_timeout, metrics) => match never {},
             () = state.rapid_reset.tripped() => CloseReason::RapidReset,
             () = unresponsive(session) => CloseReason::Unresponsive,
@@ -131,7 +126,6 @@ impl ConnectionServer {
     ) -> impl FnMut(Request<RequestBody>) -> PooledFuture + use<> {
         let (forwarder, state) = (Arc::clone(&self.forwarder), Arc::clone(state));
         move |request| {
-            state.has_requests.store(true, Relaxed);
             let (forwarder, state) = (Arc::clone(&forwarder), Arc::clone(&state));
             let pending = state.rapid_reset.start_request();
             PooledFuture::new(async move {
@@ -144,11 +138,33 @@ impl ConnectionServer {
     }
 }
 
-/// Completes if no request arrives in time, and otherwise never.
-async fn no_request(state: &ConnectionState, idle_timeout: Duration) {
-    sleep(idle_timeout).await;
-    if state.has_requests.load(Relaxed) {
-        pending::<()>().await;
+/// Completes when an idle connection must be closed. One that had requests ends by GOAWAY, so that no request is lost
+/// that the client sends at the same time.
+async fn close_idle(session: &Shared, idle_timeout: Duration) -> CloseReason {
+    idle(session, idle_timeout).await;
+    let had_requests = {
+        let session = lock(session);
+        session.header_blocks() > 0 && !session.is_in_header_block()
+    };
+    if !had_requests {
+        return CloseReason::NoRequest;
+    }
+    lock(session).go_away();
+    idle(session, GOAWAY_TIMEOUT).await;
+    CloseReason::Idle
+}
+
+/// Completes when the connection made no progress in any check for `period`: no stream was open, or a header block was
+/// incomplete, which blocks the streams as well.
+async fn idle(session: &Shared, period: Duration) {
+    let (mut checks, mut before) = (0, lock(session).header_blocks());
+    while checks < IDLE_CHECKS {
+        sleep(period / IDLE_CHECKS).await;
+        let session = lock(session);
+        let blocks = session.header_blocks();
+        let is_idle = blocks == before && (session.has_no_streams() || session.is_in_header_block());
+        checks = if is_idle { checks + 1 } else { 0 };
+        before = blocks;
     }
 }
 
@@ -163,6 +179,93 @@ async fn unresponsive(session: &Shared) {
         sleep(KEEPALIVE_TIMEOUT).await;
         if !lock(session).take_activity() {
             return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use fairmesh_http::h2::Session;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    const IDLE: Duration = Duration::from_secs(75);
+    const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
+    /// `GET /` for `a`, from the static table and one literal.
+    const BLOCK: &[u8] = &[0x82, 0x86, 0x84, 0x41, 1, b'a'];
+
+    /// A frame of type `kind`.
+    fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+        [&[0, 0, payload.len() as u8, kind, flags, 0, 0, 0, stream], payload].concat()
+    }
+
+    fn session(frames: &[u8]) -> Shared {
+        let session = Arc::new(Mutex::new(Session::server(Instant::now())));
+        receive(&session, SETTINGS);
+        receive(&session, frames);
+        session
+    }
+
+    fn receive(session: &Shared, frames: &[u8]) {
+        lock(session).receive(&mut BytesMut::from(frames), Instant::now).unwrap();
+    }
+
+    /// When it closes, at the latest after 100 idle timeouts, and why.
+    async fn closed(session: &Shared) -> Option<(CloseReason, Duration)> {
+        let begun = Instant::now();
+        let reason = timeout(100 * IDLE, close_idle(session, IDLE)).await.ok()?;
+        Some((reason, begun.elapsed()))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_without_open_streams_ends_after_the_idle_timeout() {
+        let session = session(&frame(1, 0x5, 1, BLOCK));
+        assert!(closed(&session).await.is_none(), "a stream is open");
+        // RST_STREAM by the client.
+        receive(&session, &frame(3, 0, 1, &[0, 0, 0, 8]));
+        let Some((CloseReason::Idle, after)) = closed(&session).await else { panic!("it stays open") };
+        let most = IDLE + IDLE / IDLE_CHECKS + GOAWAY_TIMEOUT + Duration::from_secs(1);
+        assert!((IDLE..most).contains(&after), "{after:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_incomplete_header_block_ends_the_connection_beside_open_streams() {
+        let open = frame(1, 0x5, 1, BLOCK);
+        // HEADERS without END_HEADERS, and empty CONTINUATION frames at intervals.
+        let session = session(&[open, frame(1, 0x1, 3, &BLOCK[..2])].concat());
+        let trickle = async {
+            loop {
+                sleep(Duration::from_secs(20)).await;
+                receive(&session, &frame(9, 0, 3, &[]));
+            }
+        };
+        tokio::select! {
+            () = trickle => unreachable!(),
+            closed = closed(&session) => match closed {
+                Some((CloseReason::NoRequest, after)) => assert!(after <= 2 * IDLE, "{after:?}"),
+                _ => panic!("it stays open"),
+            },
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_with_a_request_now_and_then_stays_open() {
+        let session = session(&[]);
+        let requests = async {
+            for stream in (1..100).step_by(2) {
+                sleep(IDLE / 2).await;
+                receive(
+                    &session,
+                    &[frame(1, 0x5, stream, BLOCK), frame(3, 0, stream, &[0, 0, 0, 8])].concat(),
+                );
+            }
+        };
+        tokio::select! {
+            () = requests => {}
+            _ = closed(&session) => panic!("it was closed"),
         }
     }
 }

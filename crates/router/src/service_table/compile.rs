@@ -22,6 +22,7 @@ pub(super) fn compile(
     input: &CompileInput<'_>,
     endpoint_stats: &Arc<EndpointStats>,
     previous: Option<&ServiceTable>,
+    routes: Arc<Routes>,
 ) -> ServiceTable {
     let locality = RegionRanks::new(input);
     let client_hash = mix_pair(input.client, hash_text(&input.name.to_string()));
@@ -51,11 +52,7 @@ pub(super) fn compile(
     ServiceTable {
         endpoint_stats: Arc::clone(endpoint_stats),
         pick_config: config.pick_config(),
-        routes: Routes::compile(
-            &input.policy.routes,
-            input.client_id,
-            previous.map(|previous| &previous.routes),
-        ),
+        routes,
         bucket: carry_over(input.policy.limit, previous.and_then(|previous| previous.bucket.as_ref())),
         timeouts: input.policy.timeouts,
         last_resort: locality.last_resort(),

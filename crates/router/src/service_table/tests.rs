@@ -74,10 +74,20 @@ impl Fleet {
     }
 
     fn compile(&self, previous: Option<&ServiceTable>) -> ServiceTable {
-        let input = CompileInput {
+        let endpoint_stats =
+            previous.map(|previous| Arc::clone(&previous.endpoint_stats)).unwrap_or_default();
+        ServiceTable::compile(&self.input(&self.policy), &endpoint_stats, previous)
+    }
+
+    fn recompile(&self, previous: &ServiceTable) -> ServiceTable {
+        ServiceTable::recompile(&self.input(previous.policy()), &previous.endpoint_stats, previous)
+    }
+
+    fn input<'a>(&'a self, policy: &'a Policy) -> CompileInput<'a> {
+        CompileInput {
             name: &self.name,
             service: &self.service,
-            policy: &self.policy,
+            policy,
             endpoints: &self.endpoints,
             shards: self.shards.as_ref(),
             location: &self.location,
@@ -87,10 +97,7 @@ impl Fleet {
             health: &self.health,
             client_id: "web-1",
             client: self.client,
-        };
-        let endpoint_stats =
-            previous.map(|previous| Arc::clone(&previous.endpoint_stats)).unwrap_or_default();
-        ServiceTable::compile(&input, &endpoint_stats, previous)
+        }
     }
 }
 
@@ -118,6 +125,22 @@ fn a_client_keeps_to_its_subset_of_20() {
     let mut other = Fleet::many(ServiceKind::Replicated, 300);
     other.client = 43;
     assert_ne!(reached(&other.compile(None)), kept, "another client has another subset");
+}
+
+#[test]
+fn other_records_than_the_policy_change_without_compiling_its_routes() {
+    let mut fleet = Fleet::replicated(&[("a", "eu")]);
+    let route = |number| Route::new(Label::new(format!("r{number}")).unwrap());
+    fleet.policy.routes = (0..20).map(route).collect();
+    fleet.policy.timeouts.total = Some(Duration::from_secs(3));
+    let first = fleet.compile(None);
+    fleet.endpoints.push(endpoint("b", "eu"));
+    let second = fleet.recompile(&first);
+    assert!(Arc::ptr_eq(&first.routes, &second.routes));
+    assert_eq!(second.routes.len(), 20);
+    assert_eq!(second.policy(), first.policy());
+    assert_eq!(reached(&second), names(&["a", "b"]));
+    assert!(!Arc::ptr_eq(&first.routes, &fleet.compile(Some(&second)).routes), "of another policy");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The records of one service as they arrive, and the prefixes that they call for.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
@@ -33,19 +34,28 @@ pub(super) struct PrefixChanges {
     pub(super) removed: Vec<Prefix>,
 }
 
-/// A policy as its record, and the parts of it that decide which prefixes are needed. It is decoded when it is
-/// compiled, and not kept decoded, which takes many times as much memory.
-#[derive(Debug, Default)]
+/// A policy as its record, and the parts of it that decide which prefixes are needed. It is not kept decoded once it is
+/// published, which takes many times as much memory.
+#[derive(Debug)]
 struct PolicyRecord {
     value: Option<Bytes>,
+    /// The decoded policy, the default one where there is none, until it is published: it keeps compiled regular expressions in use, which would otherwise be
+    /// compiled again, on the event loop. Boxed, since most services have none most of the time.
+    unpublished: Option<Box<Policy>>,
     local_only: bool,
     has_checks: bool,
 }
 
 impl PolicyRecord {
-    fn new(policy: &Policy, value: Bytes) -> Self {
+    fn new(policy: Policy, value: Bytes) -> Self {
         let (local_only, has_checks) = (policy.locality.local_only, policy.health_check.is_some());
-        Self { value: Some(value), local_only, has_checks }
+        Self { value: Some(value), unpublished: Some(Box::new(policy)), local_only, has_checks }
+    }
+}
+
+impl Default for PolicyRecord {
+    fn default() -> Self {
+        Self { value: None, unpublished: Some(Box::default()), local_only: false, has_checks: false }
     }
 }
 
@@ -64,14 +74,27 @@ impl ServiceRecords {
     }
 
     /// The policy; the default where there is none.
-    pub(super) fn policy(&self) -> Policy {
+    pub(super) fn policy(&self) -> Cow<'_, Policy> {
+        if let Some(policy) = &self.policy.unpublished {
+            return Cow::Borrowed(policy);
+        }
         let key = RecordKey::Policy(self.name.clone());
         // It was decoded when it arrived.
         let read = self.policy.value.as_ref().and_then(|value| records::decode(&key, value).ok());
         match read {
-            Some(Record::Policy(policy)) => policy,
-            _ => Policy::default(),
+            Some(Record::Policy(policy)) => Cow::Owned(policy),
+            _ => Cow::Owned(Policy::default()),
         }
+    }
+
+    /// Whether the last published snapshot has this policy.
+    pub(super) fn is_policy_published(&self) -> bool {
+        self.policy.unpublished.is_none()
+    }
+
+    /// The policy is part of the published snapshot, which keeps its expressions in use from now on.
+    pub(super) fn policy_published(&mut self) {
+        self.policy.unpublished = None;
     }
 
     /// The prefixes that a decision about this service needs, as far as is known now.
@@ -209,9 +232,13 @@ impl ServiceRecords {
         if matches!(key, RecordKey::ShardManifest(..) | RecordKey::ShardChunk(..)) {
             return self.shards.put(key, value);
         }
+        // As in every snapshot after a reconnect.
+        if matches!(key, RecordKey::Policy(_)) && self.policy.value.as_ref() == Some(value) {
+            return Ok(());
+        }
         match records::decode(key, value)? {
             Record::Service(service) => self.service = Some(service),
-            Record::Policy(policy) => self.policy = PolicyRecord::new(&policy, value.clone()),
+            Record::Policy(policy) => self.policy = PolicyRecord::new(policy, value.clone()),
             Record::Endpoint(endpoint) => self.endpoints.put(text, endpoint),
             Record::Verdict(verdict) => {
                 if let RecordKey::Health(_, region, instance) = key {

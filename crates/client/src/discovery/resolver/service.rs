@@ -1,4 +1,4 @@
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{borrow::Cow, collections::BTreeSet, sync::Arc, time::Duration};
 
 use fairmesh_model::{Location, Policy, ServiceName};
 use fairmesh_router::{CompileInput, ServiceTable};
@@ -108,6 +108,7 @@ impl<T: EndpointTransport> TrackedService<T> {
         };
         if let Some(ready) = self.compile(topology, registry, revision, before) {
             self.subscription.publish(ServiceState::Ready(ready));
+            self.records.policy_published();
         }
     }
 
@@ -118,27 +119,39 @@ impl<T: EndpointTransport> TrackedService<T> {
         revision: u64,
         before: Option<&ReadyService<T>>,
     ) -> Option<ReadyService<T>> {
-        let policy = self.records.policy();
-        let upstream = ServiceTable::compile(
-            &CompileInput {
-                name: &self.records.name,
-                service: self.records.service.as_ref()?,
-                policy: &policy,
-                endpoints: self.records.endpoints.list(),
-                shards: self.records.shards.last(),
-                location: &topology.location_or_unknown(),
-                regions: &topology.regions,
-                round_trips: &topology.round_trips,
-                hosts: &topology.hosts,
-                health: &self.records.health,
-                client_id: &topology.client_id,
-                client: topology.client,
-            },
-            self.subscription.endpoint_stats(),
-            before.map(|ready| &ready.upstream),
-        );
-        let targets = split_targets(&self.records.name, &policy).into_iter();
-        let splits = targets.map(|name| registry.get_or_track(name)).collect();
+        let unchanged = before.filter(|_| self.records.is_policy_published());
+        // An unchanged policy is not decoded again: its routes are compiled, and the rest of it is in the snapshot.
+        let policy = match unchanged {
+            Some(before) => Cow::Borrowed(before.upstream.policy()),
+            None => self.records.policy(),
+        };
+        let location = topology.location_or_unknown();
+        let input = CompileInput {
+            name: &self.records.name,
+            service: self.records.service.as_ref()?,
+            policy: &policy,
+            endpoints: self.records.endpoints.list(),
+            shards: self.records.shards.last(),
+            location: &location,
+            regions: &topology.regions,
+            round_trips: &topology.round_trips,
+            hosts: &topology.hosts,
+            health: &self.records.health,
+            client_id: &topology.client_id,
+            client: topology.client,
+        };
+        let endpoint_stats = self.subscription.endpoint_stats();
+        let (upstream, splits) = match unchanged {
+            Some(before) => {
+                (ServiceTable::recompile(&input, endpoint_stats, &before.upstream), before.splits().to_vec())
+            }
+            None => {
+                let targets = split_targets(&self.records.name, &policy).into_iter();
+                let splits = targets.map(|name| registry.get_or_track(name)).collect();
+                let before = before.map(|ready| &ready.upstream);
+                (ServiceTable::compile(&input, endpoint_stats, before), splits)
+            }
+        };
         Some(ReadyService::new(upstream, splits, revision, before))
     }
 }

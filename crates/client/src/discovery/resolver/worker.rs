@@ -168,7 +168,8 @@ impl<T: EndpointTransport> Worker<T> {
             false => spawn_blocking(move || decode_policies(&policies)).await.ok(),
         };
         self.handle_event(event);
-        // Kept until here, so that the compiled expressions are found in use.
+        // Kept until here, so that the compiled expressions are found in use. From here on, the records keep them until
+        // they are published.
         drop(compiled);
     }
 

@@ -273,14 +273,19 @@ impl Session {
     }
 
     pub(super) fn record_end(&mut self, stream: u32, how: StreamEnd) {
-        if self.recently_ended.len() >= MAX_REMEMBERED_ENDS {
-            self.recently_ended.pop_front();
+        if self.recently_ended.len() >= MAX_REMEMBERED_ENDS
+            && let Some((forgotten, _)) = self.recently_ended.pop_front()
+        {
+            self.last_forgotten = self.last_forgotten.max(forgotten);
         }
         self.recently_ended.push_back((stream, how));
     }
 
-    /// How a recently closed stream ended.
+    /// How a closed stream ended; `None` of a stream that was never opened. One that is no longer remembered may have
+    /// been reset here, and its peer may have sent frames before it received that (RFC 9113 5.1): they are ignored.
     pub(super) fn how_ended(&self, stream: u32) -> Option<StreamEnd> {
-        self.recently_ended.iter().rev().find(|(id, _)| *id == stream).map(|(_, how)| *how)
+        let remembered = self.recently_ended.iter().rev().find(|(id, _)| *id == stream);
+        let forgotten = (stream <= self.last_forgotten).then_some(StreamEnd::ResetLocally);
+        remembered.map(|(_, how)| *how).or(forgotten)
     }
 }

@@ -44,6 +44,7 @@ impl Session {
         if head.stream.is_multiple_of(2) {
             return Err(Violation::protocol("a stream identifier of a client is even").into());
         }
+        self.header_blocks += 1;
         let block =
             unpadded(&head, payload).ok_or(Violation::protocol("the padding exceeds the HEADERS frame"))?;
         let (depends_on_itself, block) = without_priority(head, block)?;

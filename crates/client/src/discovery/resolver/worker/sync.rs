@@ -1,10 +1,13 @@
 //! Subscribing, publishing, and acknowledging what is published.
 
 use fairmesh_model::{Prefix, Revision, ServiceName};
+use fairmesh_wire::LogLimiter;
 use tokio::{task::yield_now, time::Instant};
 
 use super::{MAX_UNKNOWN, RESUBSCRIBE_INTERVAL, Worker};
 use crate::discovery::{endpoint_transport::EndpointTransport, resolver::records::PrefixChanges};
+
+static REFUSED: LogLimiter = LogLimiter::new();
 
 impl<T: EndpointTransport> Worker<T> {
     /// Subscribes to missing prefixes, publishes complete services, and only then acknowledges the revision: decisions
@@ -66,8 +69,10 @@ impl<T: EndpointTransport> Worker<T> {
             // Unsubscribed meanwhile.
             None => return,
         }
-        if self.refused.insert(prefix.clone(), Instant::now()).is_none() {
-            tracing::warn!(%prefix, reason, "the agent cannot serve this prefix now; it is subscribed to again");
+        if self.refused.insert(prefix.clone(), Instant::now()).is_none()
+            && let Some(suppressed) = REFUSED.next()
+        {
+            tracing::warn!(%prefix, reason, suppressed, "the agent cannot serve this prefix now; it is subscribed to again");
         }
     }
 

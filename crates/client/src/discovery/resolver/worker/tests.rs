@@ -1,4 +1,5 @@
 use std::{
+    borrow::Cow,
     pin::pin,
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
     task::{Context, Poll, Waker},
@@ -6,8 +7,9 @@ use std::{
 };
 
 use fairmesh_model::{
-    Endpoint, EndpointState, FULL_WEIGHT, Hosts, InstanceId, KeyRange, Location, Policy, Protocol, Region,
-    Regions, RoundTrips, Service, ServiceKind, Shard, ShardId, ShardKey, ShardMap, ShardPart, StoreId,
+    Endpoint, EndpointState, FULL_WEIGHT, Hosts, InstanceId, KeyRange, Label, Location, Match, PathMatch,
+    Pattern, Policy, Protocol, Region, Regions, RoundTrips, Route, Service, ServiceKind, Shard, ShardId,
+    ShardKey, ShardMap, ShardPart, StoreId,
 };
 use fairmesh_rib::{
     Entry, Snapshot,
@@ -256,14 +258,78 @@ async fn an_invalid_record_of_a_snapshot_leaves_the_previous_one_in_use() {
     ])));
     assert_eq!(rig.worker.topology.regions, regions);
     let records = &rig.worker.services[&name()].records;
-    assert_eq!(records.policy(), strict, "and not the default one");
+    assert_eq!(*records.policy(), strict, "and not the default one");
     let left: Vec<_> = records.endpoints.list().iter().map(|endpoint| endpoint.instance.clone()).collect();
     assert_eq!(left, [instance("a")], "records that the snapshot does not hold are removed");
     assert!(matches!(*subscription.state(), ServiceState::Ready(_)));
     // A snapshot without the record removes it.
     rig.handle(Event::Update(update([(Prefix::topology(), vec![]), (Prefix::from(&policy), vec![])])));
     let records = &rig.worker.services[&name()].records;
-    assert_eq!((&records.policy(), &rig.worker.topology.regions), (&Policy::default(), &Regions::default()));
+    assert_eq!((&*records.policy(), &rig.worker.topology.regions), (&Policy::default(), &Regions::default()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_policy_stays_decoded_until_its_snapshot_is_published() {
+    let mut rig = rig();
+    let _subscription = rig.follow();
+    rig.deliver();
+    let mut policy = Policy::default();
+    let path = PathMatch::Regex(Pattern::new("/published/[0-9]+").unwrap());
+    let matches = Match { path: Some(path), ..Match::default() };
+    policy.routes = vec![Route { matches, ..Route::new(Label::new("numbers").unwrap()) }];
+    let key = RecordKey::Policy(name());
+    let event = Event::Update(update([(Prefix::from(&key), vec![entry(&key, policy.clone())])]));
+    rig.worker.handle_precompiled(event).await;
+    let is_decoded = |rig: &Rig| {
+        let records = &rig.worker.services[&name()].records;
+        assert_eq!(*records.policy(), policy);
+        matches!(records.policy(), Cow::Borrowed(_))
+    };
+    assert!(is_decoded(&rig), "publishing does not decode and compile it again");
+    run_ready(rig.worker.settle());
+    assert!(!is_decoded(&rig), "the snapshot alone keeps it in memory");
+}
+
+/// Counts log lines.
+struct LineCounter(Arc<AtomicUsize>);
+
+impl tracing::Subscriber for LineCounter {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        if *event.metadata().level() == tracing::Level::WARN {
+            self.0.fetch_add(1, Relaxed);
+        }
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_burst_of_refused_prefixes_writes_a_few_lines() {
+    let mut rig = rig();
+    let _subscription = rig.follow();
+    let lines = Arc::default();
+    let _guard = tracing::subscriber::set_default(LineCounter(Arc::clone(&lines)));
+    for number in 0..50 {
+        let prefix = Prefix::health(&name(), Some(&Region::new(format!("r{number}")).unwrap()));
+        rig.worker.prefix_owners.insert(prefix.clone(), name());
+        rig.worker.handle_refusal(prefix, "overloaded");
+    }
+    assert_eq!(rig.worker.refused.len(), 50);
+    assert!(lines.load(Relaxed) <= 10, "{lines:?} lines");
 }
 
 #[tokio::test(start_paused = true)]

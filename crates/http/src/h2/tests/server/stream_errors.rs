@@ -204,6 +204,37 @@ async fn too_many_stream_errors_end_the_connection() {
     client.expect([rst_stream, Event::GoAway(2051, Reason::ENHANCE_YOUR_CALM), Event::Closed]).await;
 }
 
+/// A request without its method, path and authority: a stream error.
+fn malformed(flags: u8, stream: u32) -> Vec<u8> {
+    raw_frame(HEADERS, END_HEADERS | flags, stream, header_block(&[(":method", "GET")]))
+}
+
+#[tokio::test(start_paused = true)]
+async fn rare_stream_errors_never_end_the_connection() {
+    let mut client = Client::new().await;
+    for number in 0..1500 {
+        let stream = 2 * number + 1;
+        client.send(&malformed(END_STREAM, stream)).await;
+        client.expect([Event::Reset(stream, Reason::PROTOCOL_ERROR)]).await;
+        tokio::time::advance(Duration::from_millis(100)).await;
+    }
+    client.expect_alive(3001).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn late_frames_on_a_stream_that_was_reset_long_ago_are_ignored() {
+    let mut client = Client::new().await;
+    client.send(&malformed(0, 1)).await;
+    client.expect([Event::Reset(1, Reason::PROTOCOL_ERROR)]).await;
+    let later = (1..400).map(|number| 2 * number + 1);
+    for stream in later {
+        client.expect_alive(stream).await;
+    }
+    let trailers = raw_frame(HEADERS, END_HEADERS | END_STREAM, 1, header_block(&[("x-sum", "1")]));
+    client.send(&[raw_frame(DATA, 0, 1, "tea"), trailers].concat()).await;
+    client.expect_alive(801).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_length_is_forwarded_as_one_number() {
     let mut client = Client::new().await;
