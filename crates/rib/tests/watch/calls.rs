@@ -146,7 +146,7 @@ async fn requests_wait_until_earlier_refusals_are_read() {
     let (_folder, path) = crate::socket();
     let node = Node::bounded(StoreId(1), Table::default(), FollowedPrefixes::at_most(0, 0));
     let server = Server::start(Memory { node: node.clone() }, &path).await;
-    let mut watch = Watch::open(&Transport::default(), &server.address, "refused").await.unwrap();
+    let mut watch = Watch::open(&Default::default(), &server.address, "refused").await.unwrap();
     for i in 0..PREFIXES {
         let subscribe = v1::Subscribe { prefix: format!("/a/{i}/"), ..v1::Subscribe::default() };
         watch.send(&v1::WatchRequest { kind: Some(watch_request::Kind::Subscribe(subscribe)) });
