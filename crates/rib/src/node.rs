@@ -54,6 +54,9 @@ struct NodeInner {
     progress: ProgressSchedule,
 }
 
+/// Records in the order of keys.
+pub type Entries = Vec<(Arc<str>, Entry)>;
+
 /// Keys with their entries; `None` where there is none.
 pub type Values = Vec<(Arc<str>, Option<Entry>)>;
 
@@ -142,17 +145,13 @@ impl Node {
     }
 
     /// Everything below the prefixes at one revision, in the order of keys.
-    pub fn read(&self, prefixes: &[Prefix]) -> (Revision, Vec<(Arc<str>, Entry)>) {
+    pub fn read(&self, prefixes: &[Prefix]) -> (Revision, Entries) {
         let inner = self.lock();
         (inner.revision(), inner.table.read(prefixes))
     }
 
     /// The same, unless it exceeds `max_bytes` of keys and values with 32 bytes each beside them: then `None`.
-    pub fn read_at_most(
-        &self,
-        prefixes: &[Prefix],
-        max_bytes: usize,
-    ) -> (Revision, Option<Vec<(Arc<str>, Entry)>>) {
+    pub fn read_at_most(&self, prefixes: &[Prefix], max_bytes: usize) -> (Revision, Option<Entries>) {
         let inner = self.lock();
         let mut bytes = 0;
         let entries = inner.table.entries_below(prefixes).map(|(key, entry)| {
