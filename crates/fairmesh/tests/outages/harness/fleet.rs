@@ -12,10 +12,12 @@ use tempfile::TempDir;
 
 use super::{Daemon, Host, Network, Place, Plan, etcd::Etcd, until};
 
-/// The regions and services of the fleet.
+/// The regions and services of the fleet. The distance is declared, since the measured one would be that of one machine, at which both regions are
+/// in one ring and calls cross them.
 const TOPOLOGY: &str = "\
 kind: Topology
 regions: [{name: eu, neighbours: [us]}, {name: us, neighbours: [eu]}]
+roundTrips: [{between: [eu, us], rtt: 50ms}]
 ---
 kind: Service
 name: shop/front
