@@ -22,11 +22,13 @@ const SCAN_UP_TO: usize = 6;
 ///
 /// The index only excludes routes that cannot match; the others are checked in full, in order. So an error in the
 /// index could skip a route (the tests compare with an oracle), but never match a wrong one.
-#[derive(Debug)]
+/// Clones share the rules: snapshots of a service hold the same while its policy is unchanged. Each part is shared by itself and not the
+/// whole, which every call would have to load from memory of its own before the rules.
+#[derive(Clone, Debug)]
 pub(crate) struct Routes {
-    rules: Box<[Rule]>,
-    /// Boxed, since most services have few routes and every call reads this struct.
-    index: Option<Box<Index>>,
+    rules: Arc<[Rule]>,
+    /// Behind a pointer, since most services have few routes and every call reads this struct.
+    index: Option<Arc<Index>>,
 }
 
 /// One route of the policy without its actions, which are in [`RouteActions`]: most routes have none, and they would
@@ -51,8 +53,8 @@ impl Routes {
     /// Compiles the routes of a valid policy; rate limits that are unchanged since `before` keep their state.
     pub(crate) fn compile(routes: &[Route], client: &str, before: Option<&Self>) -> Self {
         let same = |route: &Route| before?.rules.iter().find(|rule| rule.name == route.name);
-        let rules: Box<[Rule]> = routes.iter().map(|route| Rule::new(route, client, same(route))).collect();
-        let index = (rules.len() > SCAN_UP_TO).then(|| Box::new(Index::new(routes)));
+        let rules: Arc<[Rule]> = routes.iter().map(|route| Rule::new(route, client, same(route))).collect();
+        let index = (rules.len() > SCAN_UP_TO).then(|| Arc::new(Index::new(routes)));
         Self { rules, index }
     }
 
@@ -90,6 +92,11 @@ impl Routes {
 
     pub(crate) fn len(&self) -> usize {
         self.rules.len()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn shares_rules(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.rules, &other.rules)
     }
 }
 

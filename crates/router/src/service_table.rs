@@ -27,7 +27,7 @@ pub use endpoint_ref::EndpointRef;
 pub struct ServiceTable {
     endpoint_stats: Arc<EndpointStats>,
     pick_config: PickConfig,
-    routes: Arc<Routes>,
+    routes: Routes,
     /// The rate limit of the service.
     bucket: Option<Arc<TokenBucket>>,
     timeouts: Timeouts,
@@ -145,16 +145,16 @@ impl ServiceTable {
         endpoint_stats: &Arc<EndpointStats>,
         previous: Option<&Self>,
     ) -> Self {
-        let before = previous.map(|previous| &*previous.routes);
+        let before = previous.map(|previous| &previous.routes);
         let routes = Routes::compile(&input.policy.routes, input.client_id, before);
-        compile::compile(input, endpoint_stats, previous, Arc::new(routes))
+        compile::compile(input, endpoint_stats, previous, routes)
     }
 
     /// As [`compile`](Self::compile), after changes of other records than the policy: it shares the compiled routes of
     /// `previous`. `input.policy` is the policy of that snapshot, and its routes are not read, so that
     /// [`policy`](Self::policy) will do.
     pub fn recompile(input: &CompileInput<'_>, endpoint_stats: &Arc<EndpointStats>, previous: &Self) -> Self {
-        compile::compile(input, endpoint_stats, Some(previous), Arc::clone(&previous.routes))
+        compile::compile(input, endpoint_stats, Some(previous), previous.routes.clone())
     }
 
     /// The service.

@@ -22,7 +22,7 @@ pub(super) fn compile(
     input: &CompileInput<'_>,
     endpoint_stats: &Arc<EndpointStats>,
     previous: Option<&ServiceTable>,
-    routes: Arc<Routes>,
+    routes: Routes,
 ) -> ServiceTable {
     let locality = RegionRanks::new(input);
     let client_hash = mix_pair(input.client, hash_text(&input.name.to_string()));
