@@ -12,9 +12,11 @@ pub mod h2;
 pub mod hpack;
 pub mod informational;
 pub mod path;
+mod response_deadline;
 pub mod socket;
 
 pub use path::{Path, RawPath};
+pub use response_deadline::ResponseDeadline;
 
 /// An error of any kind, as in bodies and tower services.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

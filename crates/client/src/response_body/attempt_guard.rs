@@ -27,6 +27,7 @@ pub(crate) struct AttemptGuard {
     clock: Clock,
     outcome: Outcome,
     deadline: Instant,
+    has_deadline: bool,
     /// How long nothing may move.
     idle_timeout: Duration,
     /// Since when the reader waits, while it does.
@@ -77,6 +78,7 @@ impl AttemptGuard {
             clock,
             outcome,
             deadline: clock.instant(call.ends()),
+            has_deadline: call.ends() != u64::MAX,
             idle_timeout,
             waiting_since: None,
             timer: None,
@@ -128,6 +130,11 @@ impl AttemptGuard {
     #[inline]
     pub(super) fn is_late(&self) -> bool {
         self.is_started && !self.ended && self.deadline <= Instant::now()
+    }
+
+    /// When the response is cut off; `None` of a call without a deadline.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.has_deadline.then_some(self.deadline)
     }
 
     /// Counts as a stream from now on, since its duration is unbounded.

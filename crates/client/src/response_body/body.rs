@@ -7,7 +7,7 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_headers::{CallerProtocol, WEB_TEXT};
-use fairmesh_http::BoxError;
+use fairmesh_http::{BoxError, ResponseDeadline};
 use fairmesh_router::EndpointTarget;
 use http::{Response, header::CONTENT_LENGTH};
 use http_body::{Frame, SizeHint};
@@ -64,6 +64,8 @@ impl Body {
         // After 101 the attempt continues with the connection's other protocol.
         if response.body().source.is_end() && !response.body().source.is_switched() {
             response.body_mut().end();
+        } else if let Some(deadline) = response.body().attempt.as_ref().and_then(AttemptGuard::deadline) {
+            response.extensions_mut().insert(ResponseDeadline(deadline));
         }
         response
     }

@@ -3,6 +3,7 @@
 mod foreign;
 mod long;
 mod server;
+mod unread;
 
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ const HTTP2: &str = "--http2-prior-knowledge";
 struct Mesh {
     world: World,
     proxy: Proxy,
-    _servers: Vec<Slow>,
+    servers: Vec<Slow>,
 }
 
 impl Mesh {
@@ -40,7 +41,7 @@ impl Mesh {
             }
         }
         let proxy = Proxy::with(&world, "--idle-timeout 75s").await;
-        Self { world, proxy, _servers: servers }
+        Self { world, proxy, servers }
     }
 
     /// What curl gets, with headers and trailers, and what it says.

@@ -9,12 +9,12 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, header};
 use http_body::Body;
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Sleep, sleep, sleep_until};
 
-use crate::informational;
+use crate::{ResponseDeadline, informational};
 
 use super::{
-    IncomingRequest, RequestBody, ResetReason, Responder,
+    IncomingRequest, Reason, RequestBody, ResetReason, Responder,
     body_sender::BodySender,
     session::RequestRemainder,
     tunnel::{PendingTunnel, TunnelStart},
@@ -22,6 +22,9 @@ use super::{
 
 /// How long the unread rest of a request may take after the response.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long after the deadline a response is cut whose body could not be polled: one that can, ends by itself, with the
+/// status of its protocol.
+const CUT_AFTER: Duration = Duration::from_millis(50);
 
 /// Calls the service, and sends its response as flow control allows. Ready when the stream is closed.
 #[derive(Debug)]
@@ -35,7 +38,8 @@ pub(super) struct Exchange<F, B> {
 #[derive(Debug)]
 enum State<F, B> {
     Responding(F),
-    Sending(BodySender<B>),
+    /// With the time at which it is cut.
+    Sending(BodySender<B>, Option<Pin<Box<Sleep>>>),
     /// The response is sent, and the request may be incomplete.
     Sent,
     /// The rest of the request is discarded.
@@ -59,6 +63,8 @@ where
         let (mut head, body) = response.into_parts();
         let tunnel = self.tunnel.take().filter(|tunnel| head.status.is_success() && tunnel.is_wanted());
         let is_tunnel = tunnel.is_some();
+        let deadline = head.extensions.get::<ResponseDeadline>();
+        let cut_at = deadline.map(|deadline| Box::pin(sleep_until(deadline.0 + CUT_AFTER)));
         let ends = !is_tunnel && body.is_end_stream();
         if !ends
             && !is_tunnel
@@ -74,7 +80,7 @@ where
         }
         match ends {
             true => State::Sent,
-            false => State::Sending(BodySender::new(body)),
+            false => State::Sending(BodySender::new(body), cut_at),
         }
     }
 }
@@ -102,15 +108,23 @@ where
                     let response = ready!(response);
                     this.send_head(response)
                 }
-                State::Sending(sender) => {
+                State::Sending(sender, cut_at) => {
                     if responder.poll_reset(context).is_ready() {
                         return Poll::Ready(());
                     }
-                    if let Err(error) = ready!(responder.poll_send_body(sender, context)) {
-                        responder.reset(error.reset_reason());
-                        return Poll::Ready(());
+                    match responder.poll_send_body(sender, context) {
+                        Poll::Ready(Ok(())) => State::Sent,
+                        Poll::Ready(Err(error)) => {
+                            responder.reset(error.reset_reason());
+                            return Poll::Ready(());
+                        }
+                        Poll::Pending => {
+                            let Some(cut_at) = cut_at else { return Poll::Pending };
+                            ready!(cut_at.as_mut().poll(context));
+                            responder.reset(Reason::CANCEL);
+                            return Poll::Ready(());
+                        }
                     }
-                    State::Sent
                 }
                 State::Sent => match ready!(responder.poll_remainder(context)) {
                     RequestRemainder::Done => return Poll::Ready(()),

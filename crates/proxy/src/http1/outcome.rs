@@ -38,7 +38,7 @@ pub(crate) enum ConnectionError {
     UnexpectedEof,
     #[error("client disconnected before the response")]
     Disconnected,
-    #[error("client exceeded the time limit for request headers or for reading a response")]
+    #[error("client exceeded the time limit for request headers, or did not read its response in time")]
     Timeout,
     #[error("connection failed")]
     Io(#[from] io::Error),

@@ -1,6 +1,14 @@
 //! A server that takes its time, as the path of each request says; it knows nothing of deadlines unless it is asked to keep one.
 
-use std::{convert::Infallible, net::SocketAddr, time::Duration};
+use std::{
+    convert::Infallible,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
 use fairmesh_client::BoxError;
@@ -29,6 +37,17 @@ pub(super) const MESSAGE: &[u8] = b"\x00\x00\x00\x00\x03tea";
 pub(super) struct Slow {
     _registered: Server,
     serving: JoinHandle<()>,
+    /// Floods that have ended, whether sent or dropped.
+    pub(super) ended_floods: Arc<AtomicUsize>,
+}
+
+/// Counts the end of a flood.
+struct Flood(Arc<AtomicUsize>);
+
+impl Drop for Flood {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, SeqCst);
+    }
 }
 
 impl Slow {
@@ -38,19 +57,22 @@ impl Slow {
         let address: SocketAddr = listener.local_addr().unwrap();
         let builder = Server::builder(service).instance("slow").address(address).protocol(protocol);
         let _registered = builder.agent(world.agent_address()).start().await.unwrap();
+        let ended_floods = Arc::<AtomicUsize>::default();
+        let floods = Arc::clone(&ended_floods);
         let serving = tokio::spawn(async move {
             loop {
                 let stream = TokioIo::new(listener.accept().await.unwrap().0);
-                let builder = auto::Builder::new(TokioExecutor::new());
+                let (builder, floods) = (auto::Builder::new(TokioExecutor::new()), Arc::clone(&floods));
                 tokio::spawn(async move {
-                    let served = builder.serve_connection(stream, service_fn(answer)).await;
+                    let respond = service_fn(|request| answer(request, Arc::clone(&floods)));
+                    let served = builder.serve_connection(stream, respond).await;
                     // Those that break off do so on purpose.
                     drop(served);
                 });
             }
         });
         world.serves(service, "slow").await;
-        Self { _registered, serving }
+        Self { _registered, serving, ended_floods }
     }
 }
 
@@ -81,6 +103,14 @@ pub(super) fn drip(count: u64, every: Duration, end: Option<HeaderMap>) -> AnyBo
     StreamBody::new(Box::pin(stream::unfold(0, message))).boxed_unsync()
 }
 
+/// More than any buffer holds, as fast as it is taken, without an end.
+fn flood(ended: Arc<AtomicUsize>) -> AnyBody {
+    let pieces = stream::unfold(Flood(ended), |flood| async move {
+        Some((Ok::<_, BoxError>(Frame::data(Bytes::from_static(&[b'x'; 16 * 1024]))), flood))
+    });
+    StreamBody::new(Box::pin(pieces)).boxed_unsync()
+}
+
 /// One message, and the end.
 fn text(text: &str, trailers: HeaderMap) -> AnyBody {
     let mut message = vec![0];
@@ -98,7 +128,10 @@ fn status(code: u32, words: &'static str) -> HeaderMap {
 }
 
 /// `/any/drip-20-50` are 20 messages, one each 50 ms.
-async fn answer(request: Request<Incoming>) -> Result<Response<AnyBody>, Infallible> {
+async fn answer(
+    request: Request<Incoming>,
+    ended_floods: Arc<AtomicUsize>,
+) -> Result<Response<AnyBody>, Infallible> {
     let (head, body) = request.into_parts();
     let mut words = head.uri.path().rsplit('/').next().unwrap().split('-');
     let what = words.next().unwrap();
@@ -109,6 +142,7 @@ async fn answer(request: Request<Incoming>) -> Result<Response<AnyBody>, Infalli
     let told = |name: &str| head.headers.get(name).map_or("-", |value| value.to_str().unwrap());
     let body = match what {
         "drip" => drip(number(), Duration::from_millis(number()), Some(done())),
+        "flood" => flood(ended_floods),
         "stall" => drip(1, Duration::ZERO, None),
         "silent" => std::future::pending().await,
         "late" => {

@@ -9,7 +9,10 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_client::BoxError;
-use fairmesh_http::h1::{Encoder, Framing, ResponseContext, write_response};
+use fairmesh_http::{
+    ResponseDeadline,
+    h1::{Encoder, Framing, ResponseContext, write_response},
+};
 use http::{HeaderMap, Response, StatusCode};
 use http_body::{Body, Frame};
 use tokio::{
@@ -55,7 +58,8 @@ where
             Some(Mutation::NoChunks) if framing == Framing::Chunked => Framing::UntilClose,
             _ => framing,
         };
-        self.send_body(pin!(body), Encoder::new(framing), asked).await?;
+        let deadline = head.extensions.get::<ResponseDeadline>().map(|deadline| deadline.0);
+        self.send_body(pin!(body), Encoder::new(framing), asked, deadline).await?;
         self.output.shrink(KEEP_CAPACITY);
         Ok(persistent && framing != Framing::UntilClose)
     }
@@ -66,6 +70,7 @@ where
         mut body: Pin<&mut B>,
         mut encoder: Encoder,
         asked: ResponseContext,
+        deadline: Option<Instant>,
     ) -> Result<(), ConnectionError>
     where
         B: Body<Data = Bytes, Error: Into<BoxError>>,
@@ -75,7 +80,7 @@ where
             let frame = match poll_fn(|context| Poll::Ready(body.as_mut().poll_frame(context))).await {
                 Poll::Ready(frame) => frame,
                 Poll::Pending => {
-                    self.flush().await?;
+                    self.flush_by(deadline).await?;
                     poll_fn(|context| self.poll_frame(body.as_mut(), context)).await?
                 }
             };
@@ -87,7 +92,7 @@ where
                     #[cfg(test)]
                     let tail = if self.mutation == Some(Mutation::NoTail) { b"" } else { tail };
                     self.output.append(chunk, tail);
-                    self.flush().await?;
+                    self.flush_by(deadline).await?;
                 }
                 Some(Err(frame)) => {
                     let trailers = frame.into_trailers().ok().filter(|_| asked.accepts_trailers());
@@ -96,7 +101,7 @@ where
                 None => encoder.end(&HeaderMap::new(), self.output.text())?,
             }
         }
-        self.flush().await
+        self.flush_by(deadline).await
     }
 
     /// Waits for more of the body, and detects disconnects.
@@ -115,13 +120,22 @@ where
 
     /// Sends the write buffer.
     pub(crate) async fn flush(&mut self) -> Result<(), ConnectionError> {
+        self.flush_by(None).await
+    }
+
+    /// Sends the write buffer; fails after the idle timeout, or at the deadline of the response.
+    async fn flush_by(&mut self, deadline: Option<Instant>) -> Result<(), ConnectionError> {
         let mut waited = false;
         poll_fn(|context| {
             if let Poll::Ready(sent) = self.output.poll_flush(&mut self.writer, context) {
                 return Poll::Ready(sent.map_err(ConnectionError::Io));
             }
             if !mem::replace(&mut waited, true) {
-                self.deadline = Instant::now() + self.idle_timeout;
+                let idle_at = Instant::now() + self.idle_timeout;
+                self.deadline = deadline.map_or(idle_at, |deadline| deadline.min(idle_at));
+                if self.timer.deadline() > self.deadline {
+                    self.timer.as_mut().reset(self.deadline);
+                }
             }
             if self.timed_out(context) { Poll::Ready(Err(ConnectionError::Timeout)) } else { Poll::Pending }
         })
