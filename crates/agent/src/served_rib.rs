@@ -110,7 +110,7 @@ impl AgentRib {
         drop(subscriptions);
         shard_maps::follow(&self.shared, &self.upstream, name);
         if held.len() < wanted {
-            let reason = format!("this agent already follows {MAX_PREFIXES} prefixes, all in use");
+            let reason = limit_reached();
             name.prefixes().iter().for_each(|prefix| self.shared.maps.refused(prefix, &reason));
         }
         held
@@ -156,12 +156,8 @@ impl AgentRib {
             }
             Some(Freshness::Held { .. } | Freshness::Missing) => {}
             Some(Freshness::Refused(reason)) => return Err(reason.clone()),
-            None => {
-                return Err(format!(
-                    "this agent follows {MAX_PREFIXES} prefixes, its maximum, all in use; run another agent \
-                     for some of the machine's programs"
-                ));
-            }
+            // In use, it would not have been removed.
+            None => return Err("this agent no longer follows this prefix; subscribe again".to_owned()),
         }
         // The lock is held, so no change is missed.
         Ok(Some(subscriptions.changes(prefix).notified_owned()))
@@ -195,21 +191,18 @@ impl ServedRib for AgentRib {
         )))
     }
 
-    fn acquire(&self, prefix: &Prefix) -> bool {
+    fn acquire(&self, prefix: &Prefix, held: usize) -> Result<(), String> {
         let mut subscriptions = self.shared.subscriptions();
-        match subscriptions.claim(prefix) {
-            Claimed::Known => true,
-            Claimed::MapsOnly => {
-                self.shared.hold_in_node(&mut subscriptions, prefix, &self.upstream);
-                true
-            }
+        match subscriptions.claim(prefix, held) {
+            Claimed::Known => {}
+            Claimed::MapsOnly => self.shared.hold_in_node(&mut subscriptions, prefix, &self.upstream),
             Claimed::New { evicted } => {
                 evicted.iter().for_each(|prefix| self.unfollow(&mut subscriptions, prefix));
                 self.upstream.subscribe(prefix.clone());
-                true
             }
-            Claimed::LimitReached => false,
+            Claimed::LimitReached => return Err(limit_reached()),
         }
+        Ok(())
     }
 
     /// Returns when the prefix has arrived from the upstream. With a saved copy, returns at the latest when the
@@ -258,6 +251,14 @@ impl ServedRib for AgentRib {
     }
 }
 
+/// Why a prefix is refused, and the remedy.
+fn limit_reached() -> String {
+    format!(
+        "RESOURCE_EXHAUSTED: of the {MAX_PREFIXES} prefixes that an agent follows too few are left, and a program that \
+         uses as many as this gets no more; run another agent for some of the machine's programs, or follow less"
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use fairmesh_model::{Region, ServiceName};
@@ -294,7 +295,7 @@ mod tests {
         let upstream = Follower::spawn(upstream, UpstreamSink::new(shared.clone()));
         let backend = AgentRib::new(shared, upstream, Arc::default(), &config);
         let other = |i| Prefix::new(format!("/{i}/")).unwrap();
-        (0..MAX_PREFIXES).for_each(|i| assert!(backend.acquire(&other(i))));
+        (0..MAX_PREFIXES).for_each(|i| assert!(backend.acquire(&other(i), 0).is_ok()));
         let name = MapName { service: ServiceName::new("shop/cart").unwrap(), region: None };
         let early = backend.join_map(&name);
         assert!(early.is_empty(), "the limit is reached");

@@ -242,7 +242,7 @@ mod tests {
         let shared = AgentState::new(Node::replica(), disk);
         let (kept, given_up) = (Prefix::new("/a/").unwrap(), Prefix::new("/b/").unwrap());
         for prefix in [&kept, &given_up] {
-            shared.subscriptions().claim(prefix);
+            shared.subscriptions().claim(prefix, 0);
         }
         shared.forget(&mut shared.subscriptions(), &given_up);
         shared.update(snapshot(&kept));

@@ -12,6 +12,14 @@ const LINGER: Duration = Duration::from_secs(600);
 /// At the limit, one in so many idle subscriptions is evicted.
 const EVICTION_DIVISOR: usize = 64;
 
+/// A caller may use this many times the prefixes that are left to others: alone four fifths of them, which is three for
+/// each of the 65,536 services of a proxy. A dynamic threshold, as in shared switch buffers: first come, first served
+/// would let one caller take all from the others.
+const SHARE: usize = 4;
+/// Prefixes that are left to callers that use at most [`MIN_OF_CALLER`].
+const RESERVED: usize = MAX_PREFIXES / 16;
+const MIN_OF_CALLER: usize = 64;
+
 /// All subscriptions of the agent.
 #[derive(Debug, Default)]
 pub(crate) struct Subscriptions {
@@ -45,12 +53,17 @@ pub(crate) enum Claimed {
     MapsOnly,
     /// The caller subscribes to it, and drops the evicted prefixes.
     New { evicted: Vec<Prefix> },
-    /// [`MAX_PREFIXES`] are subscribed, all in use.
+    /// [`MAX_PREFIXES`] are in use, or the caller's share of them.
     LimitReached,
 }
 
 impl Subscriptions {
-    pub(crate) fn claim(&mut self, prefix: &Prefix) -> Claimed {
+    /// Claims a prefix for a caller that uses `held` others.
+    pub(crate) fn claim(&mut self, prefix: &Prefix, held: usize) -> Claimed {
+        let is_used = self.all.get(prefix).is_some_and(|known| known.idle.is_none());
+        if !is_used && !self.may_use_another(held) {
+            return Claimed::LimitReached;
+        }
         if let Some(known) = self.all.get_mut(prefix) {
             known.users += 1;
             self.idle -= usize::from(known.idle.take().is_some());
@@ -59,6 +72,12 @@ impl Subscriptions {
         }
         let new = Subscription { users: 1, in_node: true, ..Subscription::default() };
         self.claim_new(prefix, new)
+    }
+
+    /// Whether a caller that uses `held` prefixes may use one that is not in use.
+    fn may_use_another(&self, held: usize) -> bool {
+        let left = MAX_PREFIXES.saturating_sub(self.all.len() - self.idle);
+        held < SHARE * left.saturating_sub(RESERVED) || held < MIN_OF_CALLER && left > 0
     }
 
     /// Claims a prefix to build a shard map from.
@@ -249,15 +268,15 @@ mod tests {
     #[test]
     fn a_prefix_expires_only_after_its_last_user_left() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
-        assert_eq!(all.claim(&prefix(1)), Claimed::New { evicted: Vec::new() });
-        assert_eq!(all.claim(&prefix(1)), Claimed::Known);
+        assert_eq!(all.claim(&prefix(1), 0), Claimed::New { evicted: Vec::new() });
+        assert_eq!(all.claim(&prefix(1), 0), Claimed::Known);
         all.release(&prefix(1), start);
         let expired = |all: &Subscriptions, now| all.expired(now, Some(start));
         assert!(expired(&all, start + 2 * LINGER).is_empty(), "one user is left");
         all.release(&prefix(1), start);
         assert!(expired(&all, start + LINGER / 2).is_empty());
         assert_eq!(expired(&all, start + LINGER), [prefix(1)]);
-        all.claim(&prefix(1));
+        all.claim(&prefix(1), 0);
         assert!(expired(&all, start + 2 * LINGER).is_empty(), "used again");
     }
 
@@ -265,7 +284,7 @@ mod tests {
     fn a_copy_does_not_expire_while_the_upstream_is_disconnected() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
         all.restore(prefix(1), start, LINGER, true);
-        all.claim(&prefix(2));
+        all.claim(&prefix(2), 0);
         all.release(&prefix(2), start);
         assert_eq!(all.expired(start + 2 * LINGER, None), [prefix(2)], "it has no copy");
         all.remove(&prefix(2));
@@ -279,7 +298,7 @@ mod tests {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
         assert_eq!(all.claim_for_map(&prefix(1)), Claimed::New { evicted: Vec::new() });
         assert!(!all.in_node("/1/key"));
-        assert_eq!(all.claim(&prefix(1)), Claimed::MapsOnly);
+        assert_eq!(all.claim(&prefix(1), 0), Claimed::MapsOnly);
         assert!(all.in_node("/1/key"));
         assert_eq!(all.claim_for_map(&prefix(1)), Claimed::Known);
         assert!(all.release(&prefix(1), start), "only maps are left");
@@ -291,21 +310,44 @@ mod tests {
     }
 
     #[test]
+    fn a_caller_that_takes_all_it_gets_leaves_prefixes_to_others() {
+        let mut all = Subscriptions::default();
+        let mut fill = |first: usize| {
+            let claim = |held: &usize| all.claim(&prefix(first + held), *held) != Claimed::LimitReached;
+            (0..MAX_PREFIXES).take_while(claim).count()
+        };
+        let services_of_a_proxy = 65_536;
+        let greedy = fill(0);
+        assert!(greedy >= 3 * services_of_a_proxy && greedy < MAX_PREFIXES * 7 / 8, "{greedy}");
+        let mut used = greedy;
+        for _ in 0..100 {
+            used += fill(used);
+        }
+        assert!(used < MAX_PREFIXES);
+        assert_eq!(fill(used), MIN_OF_CALLER);
+        let known = prefix(0);
+        assert_eq!(all.claim(&known, MAX_PREFIXES), Claimed::Known, "one in use costs nothing");
+        all.release(&known, Instant::now());
+        all.release(&known, Instant::now());
+        assert_eq!(all.claim(&known, MAX_PREFIXES), Claimed::LimitReached, "an idle one does");
+    }
+
+    #[test]
     fn the_longest_idle_is_evicted_and_never_one_in_use() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
         (0..MAX_PREFIXES)
-            .for_each(|i| assert_eq!(all.claim(&prefix(i)), Claimed::New { evicted: Vec::new() }));
+            .for_each(|i| assert_eq!(all.claim(&prefix(i), 0), Claimed::New { evicted: Vec::new() }));
         let another = prefix(MAX_PREFIXES);
-        assert_eq!(all.claim(&another), Claimed::LimitReached);
+        assert_eq!(all.claim(&another, 0), Claimed::LimitReached);
         assert_eq!(all.freshness(&another), None);
         all.release(&prefix(7), start);
         all.release(&prefix(3), start + LINGER);
-        assert_eq!(all.claim(&another), Claimed::New { evicted: vec![prefix(7)] });
+        assert_eq!(all.claim(&another, 0), Claimed::New { evicted: vec![prefix(7)] });
         all.remove(&prefix(7));
         all.set(&prefix(3), Freshness::Held { at: start, age: LINGER });
         all.release(&another, start + 2 * LINGER);
         let evicted = vec![another];
-        assert_eq!(all.claim(&prefix(7)), Claimed::New { evicted }, "one with a copy is evicted last");
+        assert_eq!(all.claim(&prefix(7), 0), Claimed::New { evicted }, "one with a copy is evicted last");
     }
 
     #[test]
@@ -325,8 +367,8 @@ mod tests {
     fn data_ages_while_the_upstream_is_disconnected_from_its_own() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
         let second = Duration::from_secs(1);
-        all.claim(&prefix(1));
-        all.claim(&prefix(2));
+        all.claim(&prefix(1), 0);
+        all.claim(&prefix(2), 0);
         all.set(&prefix(1), Freshness::Followed { at: start, age: Duration::ZERO });
         all.contact(second, start);
         assert_eq!(all.age(&prefix(1), start + 2 * second), 3 * second);

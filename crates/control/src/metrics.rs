@@ -32,6 +32,7 @@ pub(crate) struct Metrics {
     endpoints: Family<Label, Gauge>,
     invalid_files: Gauge,
     checkers: Gauge,
+    checker_candidates: Gauge,
     unchecked_regions: Gauge,
     panics: Gauge,
     load_servers: Family<Label, Gauge>,
@@ -92,6 +93,7 @@ impl Metrics {
         let invalid_files = sources.files.iter().map(|file| file.status().errors.len() as u64).sum();
         self.invalid_files.set(signed(invalid_files));
         self.checkers.set(signed(sources.checks.checkers() as u64));
+        self.checker_candidates.set(signed(sources.checks.checker_candidates() as u64));
         let fleet = sources.checks.check_health();
         self.unchecked_regions.set(signed(fleet.unchecked_regions as u64));
         self.panics.set(signed(fleet.panics as u64));
@@ -132,6 +134,8 @@ impl Metrics {
         control.register("endpoints", "Endpoints by state", self.endpoints.clone());
         let invalid_files = self.invalid_files.clone();
         control.register("checkers", "Regions with an elected health checker", self.checkers.clone());
+        let help = "Agents that stand for election as health checkers, the elected included";
+        control.register("checker_candidates", help, self.checker_candidates.clone());
         let unchecked = self.unchecked_regions.clone();
         control.register(
             "unchecked_regions",

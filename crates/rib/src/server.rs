@@ -51,10 +51,13 @@ pub trait ServedRib: Clone + Send + Sync + 'static {
         identity: Identity,
     ) -> impl Future<Output = Result<Revision, WriteError>> + Send;
 
-    /// A caller starts to use a prefix. Each call that returns true is followed by one of [`ServedRib::release`]; false
-    /// means that a limit is reached.
-    fn acquire(&self, _prefix: &Prefix) -> bool {
-        true
+    /// A caller that uses `held` other prefixes starts to use this one. Each successful call is followed by one of
+    /// [`ServedRib::release`].
+    ///
+    /// # Errors
+    /// The limit that is reached, for the caller.
+    fn acquire(&self, _prefix: &Prefix, _held: usize) -> Result<(), String> {
+        Ok(())
     }
 
     /// Returns when the node holds an acquired prefix; at once at nodes that hold everything.
@@ -213,7 +216,9 @@ impl<B: ServedRib> RibServer<B> {
         let prefixes = request.prefixes.into_iter().map(Prefix::new).collect::<Result<Vec<_>, _>>();
         let prefixes = prefixes.map_err(refused)?;
         let at_least = request.at_least.map(|at_least| self.number(at_least)).transpose()?;
-        let _guards: Vec<_> = prefixes.iter().map(|prefix| PrefixGuard::new(&self.backend, prefix)).collect();
+        let guards = prefixes.iter().enumerate();
+        let guards = guards.map(|(held, prefix)| PrefixGuard::new(&self.backend, prefix, held));
+        let _guards = guards.collect::<Result<Vec<_>, _>>().map_err(Status::resource_exhausted)?;
         for prefix in &prefixes {
             self.backend.ready(prefix).await.map_err(Status::unavailable)?;
         }
@@ -312,22 +317,19 @@ impl<B: ServedRib> v1::rib_server::Rib for RibServer<B> {
 struct PrefixGuard<B: ServedRib> {
     backend: B,
     prefix: Prefix,
-    /// Whether it was acquired; otherwise it must not be released.
-    acquired: bool,
 }
 
 impl<B: ServedRib> PrefixGuard<B> {
-    fn new(backend: &B, prefix: &Prefix) -> Self {
-        let acquired = backend.acquire(prefix);
-        Self { backend: backend.clone(), prefix: prefix.clone(), acquired }
+    /// For a caller that uses `held` other prefixes.
+    fn new(backend: &B, prefix: &Prefix, held: usize) -> Result<Self, String> {
+        backend.acquire(prefix, held)?;
+        Ok(Self { backend: backend.clone(), prefix: prefix.clone() })
     }
 }
 
 impl<B: ServedRib> Drop for PrefixGuard<B> {
     fn drop(&mut self) {
-        if self.acquired {
-            self.backend.release(&self.prefix);
-        }
+        self.backend.release(&self.prefix);
     }
 }
 
@@ -373,8 +375,9 @@ mod tests {
             Err(WriteError::Failed(String::new()))
         }
 
-        fn acquire(&self, _: &Prefix) -> bool {
-            self.used.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        fn acquire(&self, _: &Prefix, _: usize) -> Result<(), String> {
+            let acquired = self.used.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed);
+            acquired.map(drop).map_err(|_| "in use".to_owned())
         }
 
         fn release(&self, _: &Prefix) {
@@ -386,8 +389,8 @@ mod tests {
     fn a_guard_that_acquired_nothing_releases_nothing() {
         let backend = OnePrefix { node: Node::new(StoreId(1)), used: Arc::default() };
         let prefix = Prefix::new("/a/").unwrap();
-        let first = PrefixGuard::new(&backend, &prefix);
-        drop(PrefixGuard::new(&backend, &prefix));
+        let first = PrefixGuard::new(&backend, &prefix, 0);
+        assert!(PrefixGuard::new(&backend, &prefix, 0).is_err());
         assert_eq!(backend.used.load(Ordering::Relaxed), 1, "the first is still there");
         drop(first);
         assert_eq!(backend.used.load(Ordering::Relaxed), 0);

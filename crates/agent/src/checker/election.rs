@@ -27,8 +27,8 @@ use super::{
 
 /// Pause before this agent stands for election again.
 const CAMPAIGN_RETRY: Duration = Duration::from_millis(500);
-/// The same at a control plane without this election.
-const UNIMPLEMENTED_RETRY: Duration = Duration::from_secs(60);
+/// The same at a control plane without this election, or with too many candidates.
+const REFUSED_RETRY: Duration = Duration::from_secs(60);
 
 /// This agent as a candidate, and the upstreams from which it would follow the checked endpoints.
 #[derive(Clone, Debug)]
@@ -52,7 +52,9 @@ pub(crate) async fn campaign(candidate: Candidate, upstream: FollowerHandle, sto
         candidate.counts.endpoints.store(0, Relaxed);
         candidate.counts.distance_targets.store(0, Relaxed);
         let pause = match ended {
-            Err(status) if status.code() == Code::Unimplemented => UNIMPLEMENTED_RETRY,
+            Err(status) if matches!(status.code(), Code::Unimplemented | Code::ResourceExhausted) => {
+                REFUSED_RETRY
+            }
             _ => CAMPAIGN_RETRY,
         };
         tokio::select! {

@@ -6,15 +6,21 @@ use std::{
 };
 
 use fairmesh_model::Region;
-use tokio::{sync::OwnedMutexGuard, time::Instant};
+use tokio::{
+    sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore},
+    time::Instant,
+};
 
 /// Regions whose elections are remembered, beyond those with a leader or a candidate: a peer can name any.
 const MAX_REGIONS: usize = 1024;
+/// Candidates of all regions: each holds a call open.
+pub(super) const MAX_CANDIDATES: usize = 65_536;
 
 /// The election of a checker in every region.
 #[derive(Debug)]
 pub(super) struct Elections {
     by_region: Mutex<HashMap<Region, RegionElection>>,
+    places: Arc<Semaphore>,
     /// Terms count from here. It is random, so that a report to a previous process is not accepted by this one; a
     /// process id would not do, since every process in a container may have the same. The standard library's hash seeds
     /// are random enough.
@@ -45,11 +51,22 @@ pub(super) struct LeaderGuard {
 impl Default for Elections {
     fn default() -> Self {
         let first_term = RandomState::new().hash_one(());
-        Self { by_region: Mutex::default(), first_term, began: Instant::now() }
+        let places = Arc::new(Semaphore::new(MAX_CANDIDATES));
+        Self { by_region: Mutex::default(), places, first_term, began: Instant::now() }
     }
 }
 
 impl Elections {
+    /// Admits another candidate, for as long as it holds this; `None` if there are [`MAX_CANDIDATES`].
+    pub(super) fn admit(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.places).try_acquire_owned().ok()
+    }
+
+    /// Number of candidates, elected or not.
+    pub(super) fn candidates(&self) -> usize {
+        MAX_CANDIDATES - self.places.available_permits()
+    }
+
     /// Waits until this candidate is elected.
     pub(super) async fn campaign(self: Arc<Self>, region: Region) -> LeaderGuard {
         let queue = {
@@ -127,6 +144,16 @@ mod tests {
 
     fn region(name: &str) -> Region {
         Region::new(name).unwrap()
+    }
+
+    #[test]
+    fn candidates_are_bounded() {
+        let elections = Elections::default();
+        let admitted: Vec<_> = std::iter::from_fn(|| elections.admit()).collect();
+        assert_eq!((admitted.len(), elections.candidates()), (MAX_CANDIDATES, MAX_CANDIDATES));
+        drop(admitted);
+        assert_eq!(elections.candidates(), 0);
+        assert!(elections.admit().is_some());
     }
 
     #[tokio::test(start_paused = true)]

@@ -67,6 +67,11 @@ impl Checks {
         self.elections.leaders()
     }
 
+    /// Number of agents that stand for election as checkers.
+    pub(crate) fn checker_candidates(&self) -> usize {
+        self.elections.candidates()
+    }
+
     /// Examines every checked service.
     pub(crate) fn check_health(&self) -> CheckHealth {
         let services = Arc::clone(&self.check_index.services().borrow());

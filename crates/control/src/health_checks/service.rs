@@ -10,7 +10,7 @@ use tonic::{Request, Response, Status};
 use super::{
     Checks,
     distance_targets::{DistanceTarget, DistanceTargets},
-    election::LeaderGuard,
+    election::{LeaderGuard, MAX_CANDIDATES},
 };
 
 /// The most judgements in one call.
@@ -43,9 +43,15 @@ impl v1::checker_server::Checker for CheckerService {
     ) -> Result<Response<Self::CampaignStream>, Status> {
         let v1::CampaignRequest { region, name } = request.into_inner();
         let region = region_of(region)?;
+        let place = self.checks.elections.admit().ok_or_else(|| {
+            Status::resource_exhausted(format!(
+                "{MAX_CANDIDATES} checkers stand for election at this control plane, its limit; try again later"
+            ))
+        })?;
         let (send, responses) = mpsc::channel(1);
         let (checks, closing) = (self.checks.clone(), self.closing.clone());
         tokio::spawn(async move {
+            let _place = place;
             tokio::select! {
                 () = closing.cancelled() => {}
                 () = send.closed() => {}

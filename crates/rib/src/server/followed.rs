@@ -99,8 +99,13 @@ impl WatchPrefixes {
         if own <= shared.saturating_sub(all) || own <= counts.min_per_watch && all <= counts.max {
             return Some(followed);
         }
-        counts.refused.fetch_add(1, Relaxed);
+        self.count_refusal();
         None
+    }
+
+    /// Counts a refused prefix.
+    pub(crate) fn count_refusal(&self) {
+        self.all.0.refused.fetch_add(1, Relaxed);
     }
 }
 

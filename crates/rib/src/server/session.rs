@@ -293,7 +293,14 @@ impl<B: ServedRib> Session<B> {
             self.outbox.refuse(&prefix, too_many_followed());
             return Ok(());
         };
-        let guard = PrefixGuard::new(&self.backend, &prefix);
+        let guard = match PrefixGuard::new(&self.backend, &prefix, self.subscriptions.len()) {
+            Ok(guard) => guard,
+            Err(reason) => {
+                self.followed.count_refusal();
+                self.outbox.refuse(&prefix, reason);
+                return Ok(());
+            }
+        };
         let subscription = Subscription { _guard: guard, _followed: followed, from, served: false };
         self.subscriptions.insert(prefix.clone(), subscription);
         let (backend, requested) = (self.backend.clone(), prefix.clone());
