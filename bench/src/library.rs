@@ -67,7 +67,7 @@ impl std::fmt::Display for Case {
 
 /// How long things take.
 #[derive(Clone, Copy, Debug)]
-struct Plan {
+struct Scale {
     /// Rounds of closed-loop load.
     rounds: usize,
     /// How long each side is called in one of them.
@@ -76,7 +76,7 @@ struct Plan {
     turns: usize,
 }
 
-impl Plan {
+impl Scale {
     fn new(quick: bool) -> Self {
         let ms = Duration::from_millis;
         if quick {
@@ -118,7 +118,7 @@ pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
 }
 
 async fn measure(quick: bool) -> Result<Vec<Case>, String> {
-    let plan = Plan::new(quick);
+    let scale = Scale::new(quick);
     let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
     let (_mesh, _) = RoleProcess::start(dir.path(), &["mesh"]).await?;
     let mut cases = Vec::new();
@@ -128,7 +128,7 @@ async fn measure(quick: bool) -> Result<Vec<Case>, String> {
         let mut servers = [candidate, peer];
         for payload in PAYLOADS {
             eprintln!("{protocol}, {payload} bytes");
-            cases.push(case(dir.path(), protocol, payload, &mut servers, plan).await?);
+            cases.push(case(dir.path(), protocol, payload, &mut servers, scale).await?);
         }
     }
     Ok(cases)
@@ -171,9 +171,9 @@ struct Side<'a> {
 
 impl Side<'_> {
     /// CPU time per call of client and servers, in nanoseconds, and calls a second.
-    async fn cost(&mut self, plan: Plan) -> Result<Cost, String> {
+    async fn cost(&mut self, scale: Scale) -> Result<Cost, String> {
         let before = self.servers.cpu_ns().await?;
-        let run = self.client.closed(TASKS, plan.closed).await?;
+        let run = self.client.closed(TASKS, scale.closed).await?;
         let servers = self.servers.cpu_ns().await? - before;
         let calls = run.calls.max(1) as f64;
         let per_call = [run.cpu_ns as f64 / calls, servers as f64 / calls];
@@ -186,7 +186,7 @@ async fn case(
     protocol: &'static str,
     payload: usize,
     servers: &mut [Servers; 2],
-    plan: Plan,
+    scale: Scale,
 ) -> Result<Case, String> {
     let [ours, theirs] = servers;
     let size = payload.to_string();
@@ -199,22 +199,22 @@ async fn case(
     // The first round warms both up and is not counted.
     let mut costs = Vec::new();
     let mut peak = f64::INFINITY;
-    for round in 0..=plan.rounds {
+    for round in 0..=scale.rounds {
         // Who goes first alternates, so that a machine that slows down favours neither.
         let (a, b);
         if round % 2 == 0 {
-            a = ours.cost(plan).await?;
-            b = theirs.cost(plan).await?;
+            a = ours.cost(scale).await?;
+            b = theirs.cost(scale).await?;
         } else {
-            b = theirs.cost(plan).await?;
-            a = ours.cost(plan).await?;
+            b = theirs.cost(scale).await?;
+            a = ours.cost(scale).await?;
         }
         if round > 0 {
             costs.push((a, b));
             peak = peak.min(a.rate).min(b.rate);
         }
     }
-    let latency = latency(&mut ours.client, &mut theirs.client, (peak / 2.0) as u64, plan).await?;
+    let latency = latency(&mut ours.client, &mut theirs.client, (peak / 2.0) as u64, scale).await?;
     Ok(summary(protocol, payload, &costs, &latency))
 }
 
@@ -229,10 +229,10 @@ async fn latency(
     ours: &mut RoleProcess,
     theirs: &mut RoleProcess,
     rate: u64,
-    plan: Plan,
+    scale: Scale,
 ) -> Result<Vec<Turns>, String> {
     let mut rounds = Vec::new();
-    for _ in 0..plan.turns {
+    for _ in 0..scale.turns {
         ours.open(rate, TURN / 3).await?;
         let before = theirs.open(rate, TURN).await?;
         let candidate = ours.open(rate, TURN).await?;

@@ -8,9 +8,9 @@ mod contenders;
 mod ghz;
 mod idle;
 mod pgo_workload;
-mod plan;
 pub(crate) mod process;
 mod results;
+mod scale;
 mod summary;
 
 use std::{
@@ -32,8 +32,8 @@ use crate::{
 use contenders::{Contender, PEERS, Proxy, WireProtocol, YARDSTICKS};
 use ghz::Ghz;
 pub(crate) use pgo_workload::run as run_pgo_workload;
-use plan::{BODIES, CONNECTIONS, FLOOR, MANY, MULTIPLEXED, Plan, SMALL, TURN, USUAL};
 use results::{Cell, Results, Runs, median};
+use scale::{BODIES, CONNECTIONS, FLOOR, MANY, MULTIPLEXED, SMALL, Scale, TURN, USUAL};
 
 /// What `proxy` takes.
 #[derive(Debug, Args)]
@@ -93,13 +93,13 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<Report, Box<dyn Error>> {
             Err(why) => missing.push((peer, why)),
         }
     }
-    let bench = Bench { plan: Plan::new(args.common.quick), part: args.part, program, missing };
+    let bench = Bench { scale: Scale::new(args.common.quick), part: args.part, program, missing };
     runtime.block_on(bench.measure(&mut report))?;
     Ok(report)
 }
 
 struct Bench {
-    plan: Plan,
+    scale: Scale,
     part: Option<Measured>,
     /// Ours.
     program: PathBuf,
@@ -119,12 +119,12 @@ impl Bench {
             }
             let mut side = Contenders::start((dir.path(), &self.program), WireProtocol::Http1, &who).await?;
             if wanted(Measured::Http1) {
-                let found = side.http1(self.plan).await?;
+                let found = side.http1(self.scale).await?;
                 self.report_http1(report, &found);
                 side.proxies.retain(|(who, _)| !YARDSTICKS.contains(who));
             }
             if wanted(Measured::Latency) {
-                let turns = side.latency(self.plan).await?;
+                let turns = side.latency(self.scale).await?;
                 self.report_latency(report, &turns);
             }
         }
@@ -141,7 +141,7 @@ impl Bench {
                 let mut side =
                     Contenders::start((dir.path(), &self.program), spoken, &self.with(&[Contender::Envoy]))
                         .await?;
-                let found = side.multiplexed(self.plan).await?;
+                let found = side.multiplexed(self.scale).await?;
                 let name = if part == Measured::Grpc { "grpc_cpu_vs_envoy" } else { "h2_cpu_vs_envoy" };
                 self.ratio(report, (name, Some(0.5)), (&found, Contender::Envoy), |_| true);
             }
@@ -163,7 +163,7 @@ impl Bench {
         let mut side =
             Contenders::start((dir, &self.program), WireProtocol::Grpc, &self.with(&[Contender::Envoy]))
                 .await?;
-        let found = side.called_by(ghz, self.plan).await?;
+        let found = side.called_by(ghz, self.scale).await?;
         self.ratio(report, ("ghz_cpu_vs_envoy", Some(0.5)), (&found, Contender::Envoy), |_| true);
         Ok(())
     }
@@ -224,35 +224,35 @@ impl Contenders {
         self.ends.run(format!("open {side} {} {rate}", length.as_millis()), length).await
     }
 
-    async fn http1(&mut self, plan: Plan) -> Result<Results, String> {
+    async fn http1(&mut self, scale: Scale) -> Result<Results, String> {
         let pass = async |all: &mut Self, found: &mut Results| {
             for body in [FLOOR.1].into_iter().chain(BODIES) {
                 all.callers(body, 1).await?;
-                for &connections in plan.connections(body) {
-                    all.closed_rounds(found.cell((connections, body)), connections, plan).await?;
+                for &connections in scale.connections(body) {
+                    all.closed_rounds(found.cell((connections, body)), connections, scale).await?;
                 }
             }
             Ok(())
         };
-        let mut found = self.passes(&self.spoken.to_string(), plan.passes, pass).await?;
+        let mut found = self.passes(&self.spoken.to_string(), scale.passes, pass).await?;
         found.rss = self.proxies.iter().map(|(who, proxy)| (*who, proxy.process.rss_bytes())).collect();
         Ok(found)
     }
 
-    async fn multiplexed(&mut self, plan: Plan) -> Result<Results, String> {
+    async fn multiplexed(&mut self, scale: Scale) -> Result<Results, String> {
         let (connections, callers_at_once) = MULTIPLEXED;
         let pass = async |all: &mut Self, found: &mut Results| {
             for body in [0, USUAL, SMALL] {
                 all.callers(body, connections).await?;
-                all.closed_rounds(found.cell((connections, body)), callers_at_once, plan).await?;
+                all.closed_rounds(found.cell((connections, body)), callers_at_once, scale).await?;
             }
             Ok(())
         };
-        self.passes(&self.spoken.to_string(), plan.passes, pass).await
+        self.passes(&self.spoken.to_string(), scale.passes, pass).await
     }
 
-    async fn called_by(&mut self, ghz: &Ghz, plan: Plan) -> Result<Results, String> {
-        let (passes, rounds, calls) = plan.ghz;
+    async fn called_by(&mut self, ghz: &Ghz, scale: Scale) -> Result<Results, String> {
+        let (passes, rounds, calls) = scale.ghz;
         let pass = async |all: &mut Self, found: &mut Results| {
             for body in [0, USUAL, SMALL] {
                 let call = async |all: &mut Self, side: usize| {
@@ -286,8 +286,8 @@ impl Contenders {
     }
 
     /// Calls with so many callers at a time.
-    async fn closed_rounds(&mut self, cell: &mut Cell, at_once: usize, plan: Plan) -> Result<(), String> {
-        self.rounds(cell, plan.rounds, async |all, side| all.closed(side, at_once, plan.slice).await).await
+    async fn closed_rounds(&mut self, cell: &mut Cell, at_once: usize, scale: Scale) -> Result<(), String> {
+        self.rounds(cell, scale.rounds, async |all, side| all.closed(side, at_once, scale.slice).await).await
     }
 
     /// Calls every side in turn, round by round, and adds what was found to what was found before.
@@ -319,14 +319,14 @@ impl Contenders {
     }
 
     /// The p99 of all sides at half of what the slowest can do.
-    async fn latency(&mut self, plan: Plan) -> Result<(u64, Vec<Turns>), String> {
+    async fn latency(&mut self, scale: Scale) -> Result<(u64, Vec<Turns>), String> {
         self.callers(USUAL, 1).await?;
         let mut peak = Cell::new();
-        self.closed_rounds(&mut peak, MANY, Plan { rounds: 5, ..plan }).await?;
+        self.closed_rounds(&mut peak, MANY, Scale { rounds: 5, ..scale }).await?;
         let slowest = peak.iter().map(|(_, runs)| median(&runs.rate)).fold(f64::INFINITY, f64::min);
         let rate = (slowest / 2.0) as u64;
         let mut rounds = Vec::new();
-        for round in 0..plan.turns {
+        for round in 0..scale.turns {
             let mut turns = Vec::new();
             // Ours comes first in what is kept, wherever it was in the round; and once more, for what a ratio of 1
             // looks like.

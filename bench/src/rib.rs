@@ -60,7 +60,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// How much is done.
 #[derive(Clone, Copy, Debug)]
-struct Plan {
+struct Scale {
     subscribers: usize,
     /// How many of them care about the first service.
     few: usize,
@@ -72,7 +72,7 @@ struct Plan {
     idle: Duration,
 }
 
-impl Plan {
+impl Scale {
     fn new(quick: bool) -> Self {
         let idle = Duration::from_secs(if quick { 3 } else { 20 });
         match quick {
@@ -114,11 +114,11 @@ pub(crate) fn run(args: &RibArgs) -> Result<Report, Box<dyn Error>> {
 
 /// Measures deliveries on both sides.
 async fn fanout(quick: bool, report: &mut Report) -> Result<(), String> {
-    let plan = Plan::new(quick);
-    let (ours, theirs, version) = measure(plan).await?;
+    let scale = Scale::new(quick);
+    let (ours, theirs, version) = measure(scale).await?;
     let scaled = if quick { "; --quick takes a tenth of them" } else { "" };
     let layers = format!("one connection each, over {REPLICAS} replicas of one control plane{scaled}");
-    report.figure("subscribers", plan.subscribers as f64, None, layers);
+    report.figure("subscribers", scale.subscribers as f64, None, layers);
     let about = |theirs: &Deliveries, quantile| {
         format!("ms from acknowledged to delivered; etcd {:.2}", ms(theirs, quantile))
     };
@@ -140,36 +140,36 @@ async fn fanout(quick: bool, report: &mut Report) -> Result<(), String> {
     Ok(())
 }
 
-async fn measure(plan: Plan) -> Result<(Results, Results, String), String> {
+async fn measure(scale: Scale) -> Result<(Results, Results, String), String> {
     let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
     let mut mesh = Mesh::start(dir.path()).await?;
-    let ours = side(&mut Writer::Fairmesh(&mut mesh), plan).await?;
+    let ours = side(&mut Writer::Fairmesh(&mut mesh), scale).await?;
     drop(mesh);
     let mut etcd = Etcd::start(&dir.path().join("etcd"), &[]).await?;
-    let theirs = side(&mut Writer::Etcd(&mut etcd), plan).await?;
+    let theirs = side(&mut Writer::Etcd(&mut etcd), scale).await?;
     Ok((ours, theirs, etcd.version.clone()))
 }
 
-async fn side(writer: &mut Writer<'_>, plan: Plan) -> Result<Results, String> {
-    eprintln!("{}: {} subscribers connect", writer.name(), plan.subscribers);
+async fn side(writer: &mut Writer<'_>, scale: Scale) -> Result<Results, String> {
+    eprintln!("{}: {} subscribers connect", writer.name(), scale.subscribers);
     let few = prefix("few");
     let all = prefix("all");
-    let watchers = (0..plan.subscribers).map(|number| {
-        let prefixes = if number < plan.few { vec![all.clone(), few.clone()] } else { vec![all.clone()] };
+    let watchers = (0..scale.subscribers).map(|number| {
+        let prefixes = if number < scale.few { vec![all.clone(), few.clone()] } else { vec![all.clone()] };
         (writer.server(number), prefixes)
     });
     let mut crowd = Watchers::gather(watchers.collect()).await?;
     eprintln!("{}: writes", writer.name());
-    let few = deliver(writer, &mut crowd, "few", plan.few, plan.few_writes).await?;
+    let few = deliver(writer, &mut crowd, "few", scale.few, scale.few_writes).await?;
     let before = writer.cpu_ns().await?;
-    let all = deliver(writer, &mut crowd, "all", plan.subscribers, plan.all_writes).await?;
+    let all = deliver(writer, &mut crowd, "all", scale.subscribers, scale.all_writes).await?;
     let cpu = (writer.cpu_ns().await? - before) as f64 / 1e9;
-    let per_cpu_second = (plan.subscribers * plan.all_writes) as f64 / cpu;
+    let per_cpu_second = (scale.subscribers * scale.all_writes) as f64 / cpu;
     // What the last write set off comes to rest first.
     sleep(Duration::from_secs(1)).await;
     let quiet = crowd.traffic();
-    sleep(plan.idle).await;
-    let idle_bytes = (crowd.traffic() - quiet) as f64 / plan.idle.as_secs_f64();
+    sleep(scale.idle).await;
+    let idle_bytes = (crowd.traffic() - quiet) as f64 / scale.idle.as_secs_f64();
     Ok(Results { few, all, per_cpu_second, idle_bytes })
 }
 

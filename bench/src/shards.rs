@@ -30,13 +30,13 @@ const REST: Duration = Duration::from_secs(3);
 
 /// How much is done.
 #[derive(Clone, Copy, Debug)]
-struct Plan {
+struct Scale {
     shards: usize,
     moves: usize,
     lookups: usize,
 }
 
-impl Plan {
+impl Scale {
     fn new(quick: bool) -> Self {
         match quick {
             true => Self { shards: 150_000, moves: 10, lookups: 1_000_000 },
@@ -67,14 +67,14 @@ struct Results {
 
 /// Measures.
 pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
-    let plan = Plan::new(quick);
+    let scale = Scale::new(quick);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let found = runtime.block_on(measure(plan))?;
+    let found = runtime.block_on(measure(scale))?;
     let mut report = Report::new("shards");
     let scaled =
         if quick { "; --quick takes a tenth of the shards, so that goals of memory say little" } else { "" };
     let note = format!("two copies each, over {SERVERS} servers{scaled}");
-    report.figure("shards", plan.shards as f64, None, note);
+    report.figure("shards", scale.shards as f64, None, note);
     let mb = |bytes: u64| bytes as f64 / 1e6;
     let above = |bytes: u64| mb(bytes.saturating_sub(found.baseline));
     let note = format!(
@@ -87,7 +87,7 @@ pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
     report.figure("swap_peak_mb", above(found.peak), Some(PEAK_MB), note);
     let (moved, said) = (middle(&found.moved), middle(&found.said));
     let note =
-        format!("bytes from the upstream to the agent, in the middle of {} moves; {said} back", plan.moves);
+        format!("bytes from the upstream to the agent, in the middle of {} moves; {said} back", scale.moves);
     report.figure("bytes_per_move", moved as f64, Some(MOVE_BYTES), note);
     let mut times = found.lookup_ns.clone();
     times.sort_by(f64::total_cmp);
@@ -109,21 +109,21 @@ fn middle(counts: &[u64]) -> u64 {
     counts.get(counts.len() / 2).copied().unwrap_or_default()
 }
 
-async fn measure(plan: Plan) -> Result<Results, String> {
+async fn measure(scale: Scale) -> Result<Results, String> {
     let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
     let mut unloaded = Machine::start(&dir.path().join("unloaded"), 0).await?;
     let (_, baseline) = unloaded.at_rest().await?;
     drop(unloaded);
     let began = Instant::now();
-    let mut machine = Machine::start(&dir.path().join("full"), plan.shards).await?;
+    let mut machine = Machine::start(&dir.path().join("full"), scale.shards).await?;
     let settled = began.elapsed();
     let (agent, rest) = machine.at_rest().await?;
     let mut lookup_ns = Vec::new();
     for caller in &mut machine.callers {
-        lookup_ns.push(number(&caller.order(format!("look {}", plan.lookups), PATIENCE).await?)?);
+        lookup_ns.push(number(&caller.order(format!("look {}", scale.lookups), PATIENCE).await?)?);
     }
     let (mut moved, mut said, mut peak) = (Vec::new(), Vec::new(), rest);
-    for number in 0..plan.moves {
+    for number in 0..scale.moves {
         let before = machine.relay.counts();
         machine.change(&format!("move {number}"), &mut peak).await?;
         let after = machine.relay.counts();

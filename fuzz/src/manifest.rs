@@ -1,7 +1,7 @@
 //! Parsing a manifest never panics, an error names a place in the text, and an accepted manifest is accepted again with the
 //! same meaning as `fairmesh get -o yaml` prints it.
 
-use fairmesh_model::spec::{Document, Plan};
+use fairmesh_model::spec::{Document, Resource};
 use fairmesh_registry::manifest;
 
 /// What must hold of these bytes.
@@ -18,15 +18,15 @@ pub fn run(data: &[u8]) {
         }
     };
     for document in documents {
-        let mut plan = document.plan;
-        let printed = serde_saphyr::to_string(&Document::from(&plan)).expect("a plan can be printed");
+        let mut resource = document.resource;
+        let printed = serde_saphyr::to_string(&Document::from(&resource)).expect("a resource can be printed");
         let again =
             manifest::parse("printed.yaml", &printed).unwrap_or_else(|error| panic!("{error}\n{printed}"));
         // The version is the store's and is not printed.
-        if let Plan::ShardMap(_, map) = &mut plan {
+        if let Resource::ShardMap(_, map) = &mut resource {
             map.version = 0;
         }
         assert_eq!(again.len(), 1, "{printed}");
-        assert_eq!(again[0].plan, plan, "{printed}");
+        assert_eq!(again[0].resource, resource, "{printed}");
     }
 }

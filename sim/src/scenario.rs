@@ -280,7 +280,7 @@ fn propagation() -> [SimTime; 2] {
 
 impl PolicyUnderTest {
     /// The policy, as production validates it.
-    pub fn plan(&self) -> Result<Policy, Invalid> {
+    pub fn validate(&self) -> Result<Policy, Invalid> {
         let spec = PolicySpec {
             service: crate::SERVICE.into(),
             locality: self.locality.clone(),
@@ -289,7 +289,7 @@ impl PolicyUnderTest {
             retries: self.retries.clone(),
             ..PolicySpec::default()
         };
-        spec.plan().map(|(_, policy)| policy)
+        spec.validate().map(|(_, policy)| policy)
     }
 }
 
@@ -303,7 +303,7 @@ impl Network {
             regions: names.iter().map(region).collect(),
             round_trips: self.round_trips.clone(),
         };
-        spec.plan().map(|(_, trips)| trips)
+        spec.validate().map(|(_, trips)| trips)
     }
 }
 
@@ -320,7 +320,7 @@ impl Scenario {
         if self.window < SimTime::seconds(1) {
             return Err(Invalid::new("window", format!("{} is short", self.window), "write 1s or more"));
         }
-        self.policy.plan().map_err(|e| e.within("policy"))?;
+        self.policy.validate().map_err(|e| e.within("policy"))?;
         self.network.validate().map_err(|e| e.within("network"))?;
         for (name, host) in &self.hosts {
             within_range("speed", host.speed, 0.01, 100.0).map_err(|e| e.within(format!("hosts.{name}")))?;

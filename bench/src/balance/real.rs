@@ -42,7 +42,7 @@ const SERVICES: [&str; 2] = ["bench/default", "bench/least-request"];
 
 /// How long things take.
 #[derive(Clone, Copy, Debug)]
-struct Plan {
+struct Scale {
     /// Until the default policy has learnt how much each server may use: its slow loop needs about 10 s for two thirds
     /// of the way.
     settle: Duration,
@@ -50,7 +50,7 @@ struct Plan {
     round: Duration,
 }
 
-impl Plan {
+impl Scale {
     fn new(quick: bool) -> Self {
         let seconds = Duration::from_secs_f64;
         if quick {
@@ -110,7 +110,7 @@ pub(super) fn run(quick: bool, report: &mut Report) -> Result<(), Box<dyn Error>
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let measured = runtime.block_on(async {
         tokio::select! {
-            measured = measure(Plan::new(quick)) => measured,
+            measured = measure(Scale::new(quick)) => measured,
             () = terminated() => Err("it was interrupted".into()),
         }
     });
@@ -122,7 +122,7 @@ pub(super) fn run(quick: bool, report: &mut Report) -> Result<(), Box<dyn Error>
 }
 
 /// Rounds, each of ours and of theirs at the same time.
-async fn measure(plan: Plan) -> Result<Vec<[Round; 2]>, String> {
+async fn measure(scale: Scale) -> Result<Vec<[Round; 2]>, String> {
     // Dropped in reverse: the groups are removed once they have no processes.
     let mut groups = Groups::new()?;
     let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
@@ -132,11 +132,11 @@ async fn measure(plan: Plan) -> Result<Vec<[Round; 2]>, String> {
     let mut ours = Side::start(dir.path(), SERVICES[0], rounds, &mut groups).await?;
     let mut theirs = Side::start(dir.path(), SERVICES[1], rounds, &mut groups).await?;
     let mut all = Vec::new();
-    for number in 0..=plan.rounds {
+    for number in 0..=scale.rounds {
         let (name, length) = if number == 0 {
-            ("settling".into(), plan.settle)
+            ("settling".into(), scale.settle)
         } else {
-            (format!("round {number}"), plan.round)
+            (format!("round {number}"), scale.round)
         };
         let (ours, theirs) = tokio::try_join!(ours.round(length), theirs.round(length))?;
         eprintln!("{name}\n  default       {ours}\n  least request {theirs}");

@@ -48,7 +48,7 @@ const ETCD: [&str; 2] = ["--max-txn-ops=10001", "--quota-backend-bytes=858993459
 
 /// How much is done.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Plan {
+pub(super) struct Scale {
     /// Bytes of all records.
     store: u64,
     /// The same of plain etcd, and of both sides of the ratio: etcd keeps what is written over until it is compacted,
@@ -62,7 +62,7 @@ pub(super) struct Plan {
     turn: Duration,
 }
 
-impl Plan {
+impl Scale {
     fn new(quick: bool) -> Self {
         match quick {
             true => Self {
@@ -122,23 +122,23 @@ struct Ours {
 
 /// Measures ours, then plain etcd, then the two stores of ours.
 pub(super) async fn run(quick: bool, report: &mut Report) -> Result<(), String> {
-    let plan = Plan::new(quick);
-    disk_space::remember(plan.memory())?;
-    let room = DiskSpace::take(plan.disk())?;
-    let ours = ours(&room.path().join("large"), plan).await?;
-    let (etcd, version) = etcd(&room.path().join("etcd"), plan).await?;
-    figures::add(plan, quick, &ours, etcd, report);
-    let ratio = ratio::measure(&room.path().join("ratio"), plan).await?;
+    let scale = Scale::new(quick);
+    disk_space::remember(scale.memory())?;
+    let room = DiskSpace::take(scale.disk())?;
+    let ours = ours(&room.path().join("large"), scale).await?;
+    let (etcd, version) = etcd(&room.path().join("etcd"), scale).await?;
+    figures::add(scale, quick, &ours, etcd, report);
+    let ratio = ratio::measure(&room.path().join("ratio"), scale).await?;
     ratio.report(report);
     report.peer("etcd", version);
     Ok(())
 }
 
 /// A control plane with a file of its own, filled before it opens it.
-async fn ours(dir: &Path, plan: Plan) -> Result<Ours, String> {
-    let mut fleet = Fleet::of(plan.store);
+async fn ours(dir: &Path, scale: Scale) -> Result<Ours, String> {
+    let mut fleet = Fleet::of(scale.store);
     let file = dir.join("control").join("rib.redb");
-    eprintln!("fairmesh: {:.1} GB are written to the file of its store", plan.store as f64 / 1e9);
+    eprintln!("fairmesh: {:.1} GB are written to the file of its store", scale.store as f64 / 1e9);
     let (revision, store) = fill_file(&file, &mut fleet).await?;
     eprintln!("fairmesh: starts");
     let start = Instant::now();
@@ -153,7 +153,7 @@ async fn ours(dir: &Path, plan: Plan) -> Result<Ours, String> {
     eprintln!("fairmesh: writes");
     let before = root.cpu_ns().await?;
     let pace = tokio::select! {
-        pace = pace(&writer, plan) => pace?,
+        pace = pace(&writer, scale) => pace?,
         () = watch.acknowledge() => return Err("the watcher ended".into()),
     };
     let written = std::mem::take(&mut *writer.written());
@@ -192,14 +192,14 @@ async fn fill_file(file: &Path, fleet: &mut Fleet) -> Result<(Revision, u64), St
 }
 
 /// Plain etcd with the same batches.
-async fn etcd(dir: &Path, plan: Plan) -> Result<(Pace, String), String> {
+async fn etcd(dir: &Path, scale: Scale) -> Result<(Pace, String), String> {
     let etcd = Etcd::start(dir, &ETCD).await?;
     let target = Target::Etcd(etcd.channel.clone());
-    let mut fleet = Fleet::of(plan.etcd);
-    eprintln!("etcd: {:.1} GB are written", plan.etcd as f64 / 1e9);
+    let mut fleet = Fleet::of(scale.etcd);
+    eprintln!("etcd: {:.1} GB are written", scale.etcd as f64 / 1e9);
     fill(&mut fleet, async |batch| target.write(batch).await.map(drop)).await?;
     eprintln!("etcd: writes");
-    let pace = pace(&Writer::new(target, fleet), plan).await?;
+    let pace = pace(&Writer::new(target, fleet), scale).await?;
     let version = etcd.version.clone();
     drop(etcd);
     fs::remove_dir_all(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
@@ -207,9 +207,9 @@ async fn etcd(dir: &Path, plan: Plan) -> Result<(Pace, String), String> {
 }
 
 /// Writes at the rate of the goal for a while, and then as fast as it goes.
-async fn pace(writer: &Writer, plan: Plan) -> Result<Pace, String> {
-    let paced = Seen::of(&load::open(writer, WRITES, plan.paced).await?);
-    let (writes_per_s, mb_per_s) = full_speed(writer, plan.length).await?;
+async fn pace(writer: &Writer, scale: Scale) -> Result<Pace, String> {
+    let paced = Seen::of(&load::open(writer, WRITES, scale.paced).await?);
+    let (writes_per_s, mb_per_s) = full_speed(writer, scale.length).await?;
     Ok(Pace { writes_per_s, mb_per_s, paced })
 }
 

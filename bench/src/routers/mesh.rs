@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::Path, process::Command, time::Duration};
 use bytes::Bytes;
 use fairmesh_model::{
     Endpoint, EndpointState, FULL_WEIGHT, InstanceId, Location, Record, RecordKey, Region, ServiceName,
-    spec::{Document, Plan},
+    spec::{Document, Resource},
 };
 use fairmesh_wire::{
     handshake::{self, Connection as Control},
@@ -185,9 +185,9 @@ fn policy(service: usize, status: u16) -> serde_json::Value {
 /// The write of what a document says.
 fn op(document: &serde_json::Value) -> Result<v1::Op, String> {
     let document: Document = serde_json::from_value(document.clone()).map_err(|e| e.to_string())?;
-    let (key, record) = match document.plan().map_err(|e| e.to_string())? {
-        Plan::Service(name, service) => (RecordKey::Service(name), Record::from(service)),
-        Plan::Policy(name, policy) => (RecordKey::Policy(name), Record::from(policy)),
+    let (key, record) = match document.validate().map_err(|e| e.to_string())? {
+        Resource::Service(name, service) => (RecordKey::Service(name), Record::from(service)),
+        Resource::Policy(name, policy) => (RecordKey::Policy(name), Record::from(policy)),
         _ => return Err("neither a service nor a policy".into()),
     };
     Ok(put(&key, records::encode(&record)))

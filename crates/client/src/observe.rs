@@ -6,7 +6,7 @@ mod observer;
 mod stats;
 mod trace;
 
-pub use explain::{Decision, Question, Report};
+pub use explain::{CallExplanation, Decision, Question};
 pub use freshness::Freshness;
 pub use observer::{AttemptEnd, Observer};
 pub use stats::Stats;

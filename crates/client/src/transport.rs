@@ -4,11 +4,11 @@
 //! writes and reads, or the calls that share a connection do so together.
 
 mod connector;
-mod endpoint_connection;
 mod endpoint_pool;
 mod error;
 mod h1;
 mod h2;
+mod lent_connection;
 mod load_report;
 mod own_addresses;
 mod raw_connection;
@@ -18,14 +18,14 @@ mod response;
 mod timer;
 mod wait;
 
-pub use self::endpoint_connection::{ConnectionOwner, EndpointConnection};
+pub use self::lent_connection::{ConnectionOwner, EndpointConnection};
 pub(crate) use self::{
     connector::TransportContext,
-    endpoint_connection::OwnedConnection,
     endpoint_pool::EndpointPool,
     error::{SendError, violates_protocol},
     h1::{BorrowedExchange, BorrowedOutcome, ResponseBody as H1Body, call_over},
     h2::{ResponseBody as H2Body, SharedConnection, start},
+    lent_connection::OwnedConnection,
     load_report::LoadRecorder,
     raw_connection::RawConnection,
     request::{Head, PendingRequest, Request},

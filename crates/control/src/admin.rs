@@ -1,7 +1,7 @@
 //! The gRPC service of operators: apply configuration, read its history, roll back.
 
 mod history;
-mod plan;
+mod planned_write;
 mod split;
 
 use std::{sync::Arc, time::UNIX_EPOCH};
@@ -14,7 +14,7 @@ use tonic::{Request, Response, Status};
 
 use crate::served_rib::write_error;
 pub use history::HISTORY_KEPT;
-use plan::{Author, DesiredRecord, Plan};
+use planned_write::{Author, DesiredRecord, PlannedWrite};
 
 /// The gRPC service `Admin`.
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ pub(crate) struct AdminService {
 
 impl AdminService {
     /// Executes a plan. Its writes are conditional on the records read, so a concurrent change wins.
-    async fn execute(&self, plan: Plan, dry_run: bool) -> Result<v1::ApplyResponse, Status> {
+    async fn execute(&self, plan: PlannedWrite, dry_run: bool) -> Result<v1::ApplyResponse, Status> {
         let revision = match dry_run || plan.batch.ops.is_empty() {
             true => {
                 self.node.check(&plan.batch).map_err(WriteError::from)?;
@@ -63,8 +63,8 @@ impl v1::admin_server::Admin for AdminService {
     async fn apply(&self, request: Request<v1::ApplyRequest>) -> Result<Response<v1::ApplyResponse>, Status> {
         let (author, waits) = (author(&request), Waits::of(&request));
         let v1::ApplyRequest { ops, dry_run } = request.into_inner();
-        let desired = run_blocking(&waits, move || plan::parse_ops(ops)).await?.map_err(invalid)?;
-        let plan = plan::plan(&self.node, desired, &author)?;
+        let desired = run_blocking(&waits, move || planned_write::parse_ops(ops)).await?.map_err(invalid)?;
+        let plan = planned_write::plan(&self.node, desired, &author)?;
         self.execute(plan, dry_run).await.map(Response::new)
     }
 
@@ -97,7 +97,7 @@ impl v1::admin_server::Admin for AdminService {
         let value = run_blocking(&waits, move || history::value_at(&node, &of, revision))
             .await?
             .map_err(Status::not_found)?;
-        let plan = plan::plan(&self.node, vec![DesiredRecord::new(key, value)], &author)?;
+        let plan = planned_write::plan(&self.node, vec![DesiredRecord::new(key, value)], &author)?;
         self.execute(plan, false).await.map(Response::new)
     }
 }

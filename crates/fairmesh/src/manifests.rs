@@ -1,4 +1,4 @@
-//! Reads YAML files into validated plans, or refuses them with the line.
+//! Reads YAML files into validated resources, or refuses them with the line.
 
 use std::{
     collections::BTreeMap,
@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use fairmesh_model::{Invalid, spec::Plan};
+use fairmesh_model::{Invalid, spec::Resource};
 use fairmesh_registry::manifest::{self, ManifestError};
 use miette::{Diagnostic, NamedSource, SourceSpan};
 use serde::de::DeserializeOwned;
@@ -18,7 +18,7 @@ use crate::{cli::Files, failure::Failure};
 #[derive(Debug)]
 pub(crate) struct ManifestDocument {
     /// The validated document.
-    pub(crate) plan: Plan,
+    pub(crate) resource: Resource,
     /// Position such as `shop.yaml:12`.
     pub(crate) place: String,
 }
@@ -44,10 +44,10 @@ pub(crate) fn load(files: &Files) -> Result<Vec<ManifestDocument>, Failure> {
         let documents = manifest::parse(&name, &text).map_err(|error| refusal(error, &text))?;
         for document in documents {
             let place = format!("{name}:{}", document.line);
-            if let Plan::Endpoints(service, _) = &document.plan {
+            if let Resource::Endpoints(service, _) = &document.resource {
                 return Err(endpoints(&place, &service.to_string()));
             }
-            documents_read.push(ManifestDocument { plan: document.plan, place });
+            documents_read.push(ManifestDocument { resource: document.resource, place });
         }
     }
     if documents_read.is_empty() {
@@ -72,15 +72,15 @@ pub(crate) fn kind_of(path: &Path, known: &[&str]) -> Result<Option<String>, Fai
     manifest::kind_of(&name, &text, known).map_err(|error| refusal(error, &text))
 }
 
-/// Kind and name of a plan.
-pub(crate) fn kind_and_name(plan: &Plan) -> (&'static str, String) {
-    match plan {
-        Plan::Service(name, _) => ("Service", name.to_string()),
-        Plan::Policy(name, _) => ("Policy", name.to_string()),
-        Plan::Topology(..) => ("Topology", String::new()),
-        Plan::Hosts(_) => ("Hosts", String::new()),
-        Plan::ShardMap(name, _) => ("ShardMap", name.to_string()),
-        Plan::Endpoints(name, _) => ("Endpoints", name.to_string()),
+/// Kind and name of a resource.
+pub(crate) fn kind_and_name(resource: &Resource) -> (&'static str, String) {
+    match resource {
+        Resource::Service(name, _) => ("Service", name.to_string()),
+        Resource::Policy(name, _) => ("Policy", name.to_string()),
+        Resource::Topology(..) => ("Topology", String::new()),
+        Resource::Hosts(_) => ("Hosts", String::new()),
+        Resource::ShardMap(name, _) => ("ShardMap", name.to_string()),
+        Resource::Endpoints(name, _) => ("Endpoints", name.to_string()),
     }
 }
 
@@ -147,7 +147,7 @@ fn endpoints(place: &str, service: &str) -> Failure {
 fn refuse_duplicates(documents_read: &[ManifestDocument]) -> Result<(), Failure> {
     let mut seen = BTreeMap::new();
     for one in documents_read {
-        let key = kind_and_name(&one.plan);
+        let key = kind_and_name(&one.resource);
         if let Some(first) = seen.insert(key.clone(), &one.place) {
             let message = format!("{} {} is written twice: {first} and {}", key.0, key.1, one.place);
             return Err(Failure::refused(message, "keep one of the two"));

@@ -24,7 +24,7 @@ pub use area::Area;
 pub use open_minutes::{AddOutcome, MAX_INSTANCES, MAX_LATENESS, MAX_WRITE_DELAY, OpenMinutes};
 pub use outliers::{Measure, Member, Outlier, outliers};
 pub use percentile::{median, p99};
-pub use report::{Breakdown, CauseView, Figures, Line, OutlierView, Report, ServiceOutlier, View};
+pub use report::{Breakdown, CauseView, Figures, ImbalanceReport, Line, OutlierView, ServiceOutlier, View};
 pub use row::{Causes, Dimension, NO_NAME, OTHERS, Row, Slice};
 pub use tier::{Tier, read_window};
 pub use usage::{ImplausibleUsage, MIN_COVERED_MS, Minute, Usage};

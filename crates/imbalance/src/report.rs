@@ -45,12 +45,12 @@ pub struct ServiceOutlier {
 
 /// The waste of some services over some minutes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct ImbalanceReport {
     /// The breakdown of the lines.
     pub by: Breakdown,
     /// Number of minutes: those of the service that has most.
     pub minutes: u64,
-    /// The most wasteful first, times in chronological order; empty by cause, which [`Report::causes`] has.
+    /// The most wasteful first, times in chronological order; empty by cause, which [`ImbalanceReport::causes`] has.
     pub lines: Vec<Line>,
     /// The sum of all lines.
     pub total: Area,
@@ -100,7 +100,7 @@ impl Breakdown {
     }
 }
 
-impl Report {
+impl ImbalanceReport {
     /// Builds a report; each row is one service over the whole time, or over the period that begins with its minute
     /// ([`Breakdown::time`]).
     pub fn of(
@@ -317,7 +317,7 @@ impl Figures {
 }
 
 impl CauseView {
-    fn of(name: &'static str, wasted: i64, report: &Report) -> Self {
+    fn of(name: &'static str, wasted: i64, report: &ImbalanceReport) -> Self {
         let all = report.causes.total();
         let share = (all != 0).then(|| cores(wasted, 1) / cores(all, 1));
         let wasted_cores = cores(wasted, report.minutes);

@@ -1,6 +1,6 @@
 //! Documents as written by users: one per object, distinguished by `kind`, in YAML or JSON.
 //!
-//! A spec keeps strings as they were written, so that every error names its field; `plan` makes the validated value
+//! A spec keeps strings as they were written, so that every error names its field; `validate` makes the validated value
 //! that routers read, and `of` converts back, omitting defaults. Validation during deserialisation was rejected: serde
 //! errors have neither the path of a field nor a hint apart from the message.
 
@@ -59,7 +59,7 @@ pub enum Document {
 /// The validated form of a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(clippy::large_enum_variant, reason = "a file has few, and nothing stores them")]
-pub enum Plan {
+pub enum Resource {
     /// The declaration of a service.
     Service(ServiceName, Service),
     /// How calls to a service are routed and protected.
@@ -91,43 +91,45 @@ impl Document {
     }
 
     /// Validates the document; the field of an error is a path within it, such as `routes[0].match.path`.
-    pub fn plan(&self) -> Result<Plan, Invalid> {
+    pub fn validate(&self) -> Result<Resource, Invalid> {
         Ok(match self {
             Self::Service(spec) => {
-                let (name, service) = spec.plan()?;
-                Plan::Service(name, service)
+                let (name, service) = spec.validate()?;
+                Resource::Service(name, service)
             }
             Self::Policy(spec) => {
-                let (name, policy) = spec.plan()?;
-                Plan::Policy(name, policy)
+                let (name, policy) = spec.validate()?;
+                Resource::Policy(name, policy)
             }
             Self::Topology(spec) => {
-                let (regions, round_trips) = spec.plan()?;
-                Plan::Topology(regions, round_trips)
+                let (regions, round_trips) = spec.validate()?;
+                Resource::Topology(regions, round_trips)
             }
-            Self::Hosts(spec) => Plan::Hosts(spec.plan()?),
+            Self::Hosts(spec) => Resource::Hosts(spec.validate()?),
             Self::ShardMap(spec) => {
-                let (name, map) = spec.plan()?;
-                Plan::ShardMap(name, map)
+                let (name, map) = spec.validate()?;
+                Resource::ShardMap(name, map)
             }
             Self::Endpoints(spec) => {
-                let (name, endpoints) = spec.plan()?;
-                Plan::Endpoints(name, endpoints)
+                let (name, endpoints) = spec.validate()?;
+                Resource::Endpoints(name, endpoints)
             }
         })
     }
 }
 
-impl From<&Plan> for Document {
-    /// The document of which `plan` makes this value.
-    fn from(plan: &Plan) -> Self {
-        match plan {
-            Plan::Service(name, service) => Self::Service(ServiceSpec::of(name, service)),
-            Plan::Policy(name, policy) => Self::Policy(PolicySpec::of(name, policy)),
-            Plan::Topology(regions, round_trips) => Self::Topology(TopologySpec::of(regions, round_trips)),
-            Plan::Hosts(hosts) => Self::Hosts(HostsSpec::of(hosts)),
-            Plan::ShardMap(name, map) => Self::ShardMap(ShardMapSpec::of(name, map)),
-            Plan::Endpoints(name, endpoints) => Self::Endpoints(EndpointsSpec::of(name, endpoints)),
+impl From<&Resource> for Document {
+    /// The document of which `validate` makes this value.
+    fn from(resource: &Resource) -> Self {
+        match resource {
+            Resource::Service(name, service) => Self::Service(ServiceSpec::of(name, service)),
+            Resource::Policy(name, policy) => Self::Policy(PolicySpec::of(name, policy)),
+            Resource::Topology(regions, round_trips) => {
+                Self::Topology(TopologySpec::of(regions, round_trips))
+            }
+            Resource::Hosts(hosts) => Self::Hosts(HostsSpec::of(hosts)),
+            Resource::ShardMap(name, map) => Self::ShardMap(ShardMapSpec::of(name, map)),
+            Resource::Endpoints(name, endpoints) => Self::Endpoints(EndpointsSpec::of(name, endpoints)),
         }
     }
 }

@@ -23,7 +23,7 @@ use fairmesh_wire::records;
 pub(crate) use load_window::LoadWindows;
 pub use load_window::{LoadReport, ReportOutcome, ShardWork};
 use load_window::{LoadWindow, SILENT_MS};
-pub use plan::{Forecast, Plan, PlanInput, PlanNote, PlanOptions, plan};
+pub use plan::{Forecast, MovePlan, PlanInput, PlanNote, PlanOptions, plan};
 pub use region_pool::{Server, Work, WorkByShard};
 
 use crate::{InstanceClaim, Registry, RegistryError};
@@ -124,7 +124,7 @@ impl Registry {
     ///
     /// # Errors
     /// `NotFound` when the service has no shard map, `Refused` without sufficient load reports.
-    pub fn propose(&self, service: &ServiceName, options: &PlanOptions) -> Result<Plan, RegistryError> {
+    pub fn propose(&self, service: &ServiceName, options: &PlanOptions) -> Result<MovePlan, RegistryError> {
         let loads = self.loads(service)?;
         let held = self.map_of(service)?;
         check_coverage(service, &loads)?;

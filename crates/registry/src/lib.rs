@@ -27,7 +27,7 @@ mod testing;
 
 pub use auto_declarations::{DECLARATION_GRACE, MAX_AUTO_DECLARED, adopt_declaration};
 pub use balance::{
-    Forecast, LoadReport, Plan, PlanInput, PlanNote, PlanOptions, ReportOutcome, Server, ServerLoad,
+    Forecast, LoadReport, MovePlan, PlanInput, PlanNote, PlanOptions, ReportOutcome, Server, ServerLoad,
     ShardWork, Work, WorkByShard, plan,
 };
 pub use endpoints::{DrainOutcome, InstanceClaim, InstanceRef, MAX_BATCH, Registration, StateReport};

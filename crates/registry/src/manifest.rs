@@ -9,7 +9,7 @@ mod locate;
 
 use fairmesh_model::{
     Invalid,
-    spec::{self, EndpointsSpec, HostsSpec, Plan, PolicySpec, ServiceSpec, ShardMapSpec, TopologySpec},
+    spec::{self, EndpointsSpec, HostsSpec, PolicySpec, Resource, ServiceSpec, ShardMapSpec, TopologySpec},
     suggestion,
 };
 use serde::{Deserialize, de::DeserializeOwned};
@@ -24,8 +24,8 @@ use error::{Diagnostic, parse_error};
 pub struct Document {
     /// The parsed spec.
     pub spec: spec::Document,
-    /// The validated plan.
-    pub plan: Plan,
+    /// The validated resource.
+    pub resource: Resource,
     /// The line in the file where it starts, from 1.
     pub line: usize,
 }
@@ -111,8 +111,8 @@ fn document(piece: &DocumentText<'_>) -> Result<Document, Diagnostic> {
             return Err(Diagnostic::at(kind.referenced, format!("there is no kind '{unknown}'"), hint));
         }
     };
-    let plan = spec.plan().map_err(|invalid| locate::locate(piece.text, invalid))?;
-    Ok(Document { spec, plan, line: piece.first_line })
+    let resource = spec.validate().map_err(|invalid| locate::locate(piece.text, invalid))?;
+    Ok(Document { spec, resource, line: piece.first_line })
 }
 
 /// Reads all fields but `kind`.

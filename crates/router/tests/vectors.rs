@@ -43,19 +43,19 @@ impl Fleet {
 
     fn compile(&self) -> ServiceTable {
         let service = json!({"name": "shop/cart", "type": self.kind, "protocol": "http1"});
-        let (name, service) = read::<ServiceSpec>(&service).plan().unwrap();
-        let (_, policy) = read::<PolicySpec>(&self.policy).plan().unwrap();
-        let (_, endpoints) = read::<EndpointsSpec>(&self.endpoints).plan().unwrap();
+        let (name, service) = read::<ServiceSpec>(&service).validate().unwrap();
+        let (_, policy) = read::<PolicySpec>(&self.policy).validate().unwrap();
+        let (_, endpoints) = read::<EndpointsSpec>(&self.endpoints).validate().unwrap();
         let (regions, round_trips) = match &self.topology {
             Value::Null => (Regions::default(), RoundTrips::default()),
-            topology => read::<TopologySpec>(topology).plan().unwrap(),
+            topology => read::<TopologySpec>(topology).validate().unwrap(),
         };
         let hosts = match &self.hosts {
             Value::Null => Hosts::default(),
-            hosts => read::<HostsSpec>(hosts).plan().unwrap(),
+            hosts => read::<HostsSpec>(hosts).validate().unwrap(),
         };
         let shards = (!self.shard_map.is_null()).then(|| {
-            let (_, map) = read::<ShardMapSpec>(&self.shard_map).plan().unwrap();
+            let (_, map) = read::<ShardMapSpec>(&self.shard_map).validate().unwrap();
             Arc::new(ShardTable::compile(&map))
         });
         let location = Location::in_region(Region::new("eu").unwrap());
@@ -263,7 +263,7 @@ fn shards() {
             starts.iter().zip(0..).map(|(start, id)| json!({"id": id, "start": start.to_string()})).collect();
         let end = end.map_or("max".to_owned(), |end| end.to_string());
         let map = json!({"service": "shop/cart", "interval": {"start": 0, "end": end}, "shards": shards});
-        let compiled = ShardTable::compile(&read::<ShardMapSpec>(&map).plan().unwrap().1);
+        let compiled = ShardTable::compile(&read::<ShardMapSpec>(&map).validate().unwrap().1);
         let around = starts.iter().flat_map(|&start| [start.saturating_sub(1), start, start + 1]);
         let look_ups = around.chain([618, 899, 900, u128::MAX]).map(|key| {
             let shard = compiled.locate(ShardKey(key)).map(|located| located.shard.0);

@@ -12,20 +12,20 @@
 //! Records of the RIB are protobuf, as the calls are: one schema language, and readers skip fields that newer writers
 //! added. Serialising the model with serde was rejected: renames in the model would change the format.
 
-mod blocking;
 pub mod convert;
 pub mod environment;
 pub mod handshake;
 mod log_limiter;
+mod offload;
 pub mod records;
 pub mod rpc;
 pub mod shards;
 pub mod transport;
 pub mod watch;
 
-pub use blocking::run_blocking;
 pub use handshake::software_of;
 pub use log_limiter::LogLimiter;
+pub use offload::run_blocking;
 pub use transport::{identity_of, on_behalf_of, set_on_behalf_of};
 
 /// Picks for callers without records: the generated types of `proto/fairmesh/lookaside`, documented there.

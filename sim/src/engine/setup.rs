@@ -33,7 +33,7 @@ const EVENTS_PER_REQUEST: f64 = 4.5;
 pub(crate) fn build(scenario: &Scenario) -> Result<Engine, Invalid> {
     scenario.validate()?;
     let draft = Draft::new(scenario)?;
-    let mut registry = Registry::new(scenario.policy.plan()?, scenario.network.round_trips()?)?;
+    let mut registry = Registry::new(scenario.policy.validate()?, scenario.network.round_trips()?)?;
     let servers = draft.servers(&mut registry)?;
     registry.publish();
     let caller_groups = draft.caller_groups();

@@ -1,21 +1,21 @@
 //! The figures that the report shows of the writes.
 
-use super::{MEGABYTES, Ours, Pace, Plan, WRITES};
+use super::{MEGABYTES, Ours, Pace, Scale, WRITES};
 use crate::report::Report;
 
 /// Ours beside plain etcd.
-pub(super) fn add(plan: Plan, quick: bool, ours: &Ours, etcd: Pace, report: &mut Report) {
+pub(super) fn add(scale: Scale, quick: bool, ours: &Ours, etcd: Pace, report: &mut Report) {
     let gb = |bytes: u64| bytes as f64 / 1e9;
     let ms = |nanoseconds: u64| nanoseconds as f64 / 1e6;
     let scaled = if quick { " (--quick; 12 GB without)" } else { "" };
     let note = format!(
         "batches for {} s, durable, on {:.1} GB{scaled}; at {WRITES} a second p50 {:.1} ms, p99 {:.1} ms; etcd on {:.1} GB {:.0}, \
          p50 {:.1} ms, p99 {:.1} ms",
-        plan.length.as_secs(),
+        scale.length.as_secs(),
         gb(ours.store),
         ms(ours.pace.paced.p50),
         ms(ours.pace.paced.p99),
-        gb(plan.etcd),
+        gb(scale.etcd),
         etcd.writes_per_s,
         ms(etcd.paced.p50),
         ms(etcd.paced.p99),

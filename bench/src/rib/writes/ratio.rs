@@ -4,7 +4,7 @@ use std::{path::Path, time::Duration};
 
 use fairmesh_wire::transport::Address;
 
-use super::{ETCD, Plan, START, connect, full_speed};
+use super::{ETCD, START, Scale, connect, full_speed};
 use crate::{
     report::Report,
     rib::{
@@ -40,18 +40,18 @@ impl Ratio {
 }
 
 /// Measures both, in turns.
-pub(super) async fn measure(dir: &Path, plan: Plan) -> Result<Ratio, String> {
+pub(super) async fn measure(dir: &Path, scale: Scale) -> Result<Ratio, String> {
     let etcd = Etcd::start(&dir.join("data"), &ETCD).await?;
     let address = format!("etcd://{}/bench", etcd.address);
     let (_on_etcd, in_etcd) =
-        start(&dir.join("on-etcd"), &["control-plane", "--etcd", &address], plan.etcd).await?;
-    let (_on_redb, in_redb) = start(&dir.join("on-redb"), &["control-plane"], plan.etcd).await?;
+        start(&dir.join("on-etcd"), &["control-plane", "--etcd", &address], scale.etcd).await?;
+    let (_on_redb, in_redb) = start(&dir.join("on-redb"), &["control-plane"], scale.etcd).await?;
     let (mut of_etcd, mut of_redb) = (Vec::new(), Vec::new());
-    for _ in 0..plan.turns {
-        of_etcd.push(full_speed(&in_etcd, plan.turn).await?.0);
-        of_redb.push(full_speed(&in_redb, plan.turn).await?.0);
+    for _ in 0..scale.turns {
+        of_etcd.push(full_speed(&in_etcd, scale.turn).await?.0);
+        of_redb.push(full_speed(&in_redb, scale.turn).await?.0);
     }
-    Ok(Ratio { etcd: middle(of_etcd), redb: middle(of_redb), store: plan.etcd, turn: plan.turn })
+    Ok(Ratio { etcd: middle(of_etcd), redb: middle(of_redb), store: scale.etcd, turn: scale.turn })
 }
 
 /// A control plane whose store is filled.

@@ -5,7 +5,7 @@ use fairmesh_router::{EndpointPick, Outcome, PickParams, Step};
 use super::{
     context::{CallContext, DecisionContext},
     route::{Unresolved, unresolved, unroutable},
-    state::{Attempt, Call, SnapshotGuard},
+    state::{Call, PendingAttempt, SnapshotGuard},
 };
 use crate::discovery::{EndpointTransport, ReadyService, ServiceState};
 
@@ -58,7 +58,7 @@ impl<T: EndpointTransport> Call<'_, T> {
                     *index = picked.index;
                     self.attempts += 1;
                 }
-                self.attempt = Some(Attempt { picked, clock: at.clock, outcome: Outcome::Unknown });
+                self.attempt = Some(PendingAttempt { picked, clock: at.clock, outcome: Outcome::Unknown });
                 Ok(Pick { index: picked.index, by: state })
             }
             Err(why) => Err(unroutable(self.target(), &why)),

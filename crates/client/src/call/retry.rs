@@ -9,7 +9,7 @@ use super::{
     clock::nanos,
     context::CallContext,
     outcome::{AttemptOutcome, RetryDecision},
-    state::{Attempt, Call},
+    state::{Call, PendingAttempt},
 };
 use crate::discovery::{EndpointTransport, ServiceState};
 
@@ -46,7 +46,7 @@ impl<T: EndpointTransport> Call<'_, T> {
 
     #[cold]
     fn retry(&mut self, outcome: AttemptOutcome, seed: u64) -> RetryDecision {
-        let Some(Attempt { picked, clock, .. }) = &self.attempt else { return RetryDecision::Done };
+        let Some(PendingAttempt { picked, clock, .. }) = &self.attempt else { return RetryDecision::Done };
         let (picked, now) = (*picked, clock.now());
         let decision = self.retry_decision(outcome, &picked, now, seed);
         if matches!(decision, RetryDecision::Retry { .. } | RetryDecision::AwaitMap { .. }) {

@@ -20,7 +20,7 @@ pub struct Call<'a, T: EndpointTransport> {
     pub(super) service: &'a Arc<Subscription<T>>,
     /// The service that gets the call instead: a backend of its route's split.
     pub(super) target_override: Option<Arc<Subscription<T>>>,
-    pub(super) attempt: Option<Attempt>,
+    pub(super) attempt: Option<PendingAttempt>,
     pub(super) timeouts: CallTimeouts,
     /// Whether the caller expects a stream, although the headers are not those of a gRPC call.
     pub(super) is_stream: bool,
@@ -36,7 +36,7 @@ pub struct Call<'a, T: EndpointTransport> {
 
 /// An attempt in flight: it counts as outstanding at its endpoint.
 #[derive(Debug)]
-pub(super) struct Attempt {
+pub(super) struct PendingAttempt {
     pub(super) picked: EndpointPick,
     pub(super) clock: Clock,
     pub(super) outcome: Outcome,
@@ -127,7 +127,7 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
     /// Counts the end of the attempt in flight.
     #[inline]
     pub(super) fn release(&mut self) {
-        if let Some(Attempt { picked, clock, outcome }) = self.attempt.take() {
+        if let Some(PendingAttempt { picked, clock, outcome }) = self.attempt.take() {
             // Only a penalty has a time, and reading the clock costs as much as the rest.
             let now = match outcome {
                 Outcome::Ok | Outcome::Unknown => 0,

@@ -2,7 +2,7 @@
 //!
 //! `ServiceHandle::explain` reports by the state of this very program, its snapshot, subset and
 //! counts, for an admin page or a log. `fairmesh explain` reports for a hypothetical caller, from records that it has
-//! just read, with the same [`Report`].
+//! just read, with the same [`CallExplanation`].
 
 use std::{fmt, sync::Arc};
 
@@ -14,7 +14,7 @@ use crate::fault::FaultKind;
 
 /// One decision with its reasons and the data that it is based on.
 #[derive(Clone, Debug, Default)]
-pub struct Report {
+pub struct CallExplanation {
     /// The decision of the called service and, where its route sends the call to another service, of that one.
     pub decisions: Vec<Decision>,
     /// The endpoint, or `None` where there is none; the last decision says why.
@@ -49,7 +49,7 @@ pub struct Decision {
     pub policy: BalancingPolicy,
 }
 
-impl Report {
+impl CallExplanation {
     /// Adds the decision of a snapshot: first that of the called service, then, where its route
     /// [sends](Self::next_service) the call to another one, that of the other service.
     pub fn decide<H: Headers + ?Sized>(
@@ -82,7 +82,7 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for CallExplanation {
     /// One line per step, then the endpoint of the call or the failure, and the data that the decision is based on.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let steps = self.decisions.iter().flat_map(|decision| &decision.explanation.steps);

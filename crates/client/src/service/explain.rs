@@ -8,7 +8,7 @@ use crate::{
     discovery::{DEFAULT_READY_TIMEOUT, ServiceState, wait_ready},
     dispatch::{HeaderMapView, request_authority},
     fault::Fault,
-    observe::{Question, Report},
+    observe::{CallExplanation, Question},
 };
 
 impl ServiceHandle {
@@ -17,7 +17,7 @@ impl ServiceHandle {
     ///
     /// # Errors
     /// Where `send` would fail before a decision: see [`FaultKind`](crate::FaultKind).
-    pub async fn explain<B>(&self, request: &Request<B>, seed: u64) -> Result<Report, Fault> {
+    pub async fn explain<B>(&self, request: &Request<B>, seed: u64) -> Result<CallExplanation, Fault> {
         let context = self.inner.context(request.headers())?;
         let timeout = context.timeout.unwrap_or(DEFAULT_READY_TIMEOUT);
         let headers = HeaderMapView(request.headers());
@@ -33,7 +33,8 @@ impl ServiceHandle {
         };
         let ask = PickParams { key: context.key, role: context.role.as_ref(), avoid: &[] };
         let question = Question { request, ask, now: self.inner.mesh.clock.now(), seed };
-        let mut report = Report { freshness: Some(self.inner.mesh.freshness()), ..Report::default() };
+        let mut report =
+            CallExplanation { freshness: Some(self.inner.mesh.freshness()), ..CallExplanation::default() };
         let state = wait_ready(&self.inner.subscription, timeout).await?;
         if let ServiceState::Ready(ready) = &*state {
             report.decide(&ready.upstream, ready.revision, &question);

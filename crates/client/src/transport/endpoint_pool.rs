@@ -14,10 +14,10 @@ use tokio::time::Instant;
 
 use super::{
     connector::{Connector, TransportContext},
-    endpoint_connection::{EndpointConnection, OwnedConnection},
     error::SendError,
     h1::{self, BorrowedExchange},
     h2,
+    lent_connection::{EndpointConnection, OwnedConnection},
     raw_connection::RawConnection,
     request::{PendingRequest, Request},
     response::{EndpointResponse, SendResult},

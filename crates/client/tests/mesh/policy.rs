@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fairmesh_client::{Body, FaultKind, Mesh, Retry, ServiceHandle, observe::Report};
+use fairmesh_client::{Body, FaultKind, Mesh, Retry, ServiceHandle, observe::CallExplanation};
 use fairmesh_model::{
     Abort, Actions, Delay, HeaderEdits, KeySource, Label, Match, Mirror, PathMatch, PathRewrite, Policy,
     Protocol, RateLimit, Redirect, Retries, Rewrite, Route, Scope, ServiceKind, Share,
@@ -39,7 +39,7 @@ async fn service(rig: &Rig, protocol: Protocol, server: &Server, policy: Policy)
     (mesh, service)
 }
 
-async fn report(service: &ServiceHandle, request: &Request<Body>) -> Report {
+async fn report(service: &ServiceHandle, request: &Request<Body>) -> CallExplanation {
     service.explain(request, 0).await.unwrap()
 }
 

@@ -14,7 +14,7 @@ use fairmesh_wire::{
     v1,
 };
 
-use super::plan::Author;
+use super::planned_write::Author;
 
 /// Number of earlier values kept for a record.
 pub const HISTORY_KEPT: usize = 20;

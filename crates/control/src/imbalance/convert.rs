@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use fairmesh_imbalance::{Area, Breakdown, Causes, Measure, Report, Row, ServiceOutlier, Slice, Usage};
+use fairmesh_imbalance::{
+    Area, Breakdown, Causes, ImbalanceReport, Measure, Row, ServiceOutlier, Slice, Usage,
+};
 use fairmesh_model::{InstanceId, Location};
 use fairmesh_wire::v1;
 use prost::Message as _;
@@ -87,7 +89,7 @@ pub(super) fn usage(usage: v1::MinuteUsage) -> Usage {
     }
 }
 
-pub(super) fn report(report: &Report) -> v1::ReadImbalanceResponse {
+pub(super) fn report(report: &ImbalanceReport) -> v1::ReadImbalanceResponse {
     v1::ReadImbalanceResponse {
         by: report.by.name().into(),
         minutes: report.minutes,

@@ -1,6 +1,6 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use fairmesh_imbalance::{Breakdown, Figures, Minute, Report};
+use fairmesh_imbalance::{Breakdown, Figures, ImbalanceReport, Minute};
 use prometheus_client::{
     metrics::{
         counter::{ConstCounter, Counter},
@@ -33,7 +33,7 @@ impl Imbalance {
     pub(crate) fn register(&self, all: &mut Registry) {
         let rows = self.last_minute(now());
         let rows = rows.into_iter().map(|(service, row)| ((Minute(0), service), row)).collect();
-        let view = Report::of(Breakdown::Service, &rows, Vec::new()).view();
+        let view = ImbalanceReport::of(Breakdown::Service, &rows, Vec::new()).view();
         let gauges = Gauges::of(&view.lines);
         let help = "Instances that reported CPU usage for the last minute, by service";
         all.register("containers", help, gauges.containers);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use fairmesh_imbalance::{
-    Breakdown, Dimension, Minute, Report, Row, ServiceOutlier, Tier, outliers, read_window,
+    Breakdown, Dimension, ImbalanceReport, Minute, Row, ServiceOutlier, Tier, outliers, read_window,
 };
 use fairmesh_model::{Invalid, ServiceName};
 
@@ -64,7 +64,11 @@ impl ReportQuery {
 
 impl Imbalance {
     /// The waste of the window up to `now`, which starts with a whole hour or day where only those are kept.
-    pub(super) async fn report(&self, query: &ReportQuery, now: Minute) -> Result<Report, HistoryError> {
+    pub(super) async fn report(
+        &self,
+        query: &ReportQuery,
+        now: Minute,
+    ) -> Result<ImbalanceReport, HistoryError> {
         let tier = Tier::for_window(query.window);
         let from = tier.bucket(now.before(query.window - 1));
         let mut rows: BTreeMap<(Minute, ServiceName), Row> = BTreeMap::new();
@@ -92,7 +96,7 @@ impl Imbalance {
             Breakdown::Slice(Dimension::HostType) => self.outliers(query.service.as_ref()),
             _ => Vec::new(),
         };
-        Ok(Report::of(query.by, &rows, outliers))
+        Ok(ImbalanceReport::of(query.by, &rows, outliers))
     }
 
     /// Outliers among instances of one service and host type, over the open minutes.

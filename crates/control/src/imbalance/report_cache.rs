@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use fairmesh_imbalance::Report;
+use fairmesh_imbalance::ImbalanceReport;
 use tokio::{runtime::Handle, sync::Mutex, task::spawn_blocking, time::Instant};
 
 use super::{Imbalance, now, query::ReportQuery};
@@ -16,14 +16,17 @@ const MAX_CACHED: usize = 64;
 #[derive(Debug, Default)]
 pub(super) struct ReportCache(Arc<Mutex<Reports>>);
 
-type Reports = HashMap<ReportQuery, (Instant, Arc<Report>)>;
+type Reports = HashMap<ReportQuery, (Instant, Arc<ImbalanceReport>)>;
 
 impl Imbalance {
     /// A report that is at most [`MAX_REPORT_AGE`] old, computed on a thread of its own if there is none.
     ///
     /// # Errors
     /// Why it could not be computed.
-    pub(super) async fn cached_report(self: &Arc<Self>, query: ReportQuery) -> Result<Arc<Report>, String> {
+    pub(super) async fn cached_report(
+        self: &Arc<Self>,
+        query: ReportQuery,
+    ) -> Result<Arc<ImbalanceReport>, String> {
         let mut cache = self.report_cache.0.clone().lock_owned().await;
         cache.retain(|_, (computed, _)| computed.elapsed() < MAX_REPORT_AGE);
         if let Some((_, report)) = cache.get(&query) {

@@ -12,7 +12,7 @@ use std::{process::ExitCode, thread, time::Duration};
 use clap::Args;
 use fairmesh_model::{
     FULL_SPEED, HostType, Hosts, Record, RecordKey,
-    spec::{Document, Plan},
+    spec::{Document, Resource},
 };
 use fairmesh_wire::{
     records,
@@ -91,7 +91,7 @@ pub(crate) async fn run(args: CalibrateArgs) -> Result<ExitCode, Failure> {
     if args.apply {
         write(&args.target, &stored, &hosts).await?;
     }
-    let proposal = output::yaml(&Document::from(&Plan::Hosts(hosts)))?;
+    let proposal = output::yaml(&Document::from(&Resource::Hosts(hosts)))?;
     let text = format!(
         "processor  {model}\ncore       {}, {} % idle before\nrounds     {ROUNDS}, fastest {:?}, median {:?} of processor time\n\
          speed      {speed} ({FULL_SPEED} is the reference)\n\n{}\n{proposal}# {}\n",

@@ -5,7 +5,7 @@ use std::{process::ExitCode, sync::Arc};
 use clap::Args;
 use fairmesh_client::{
     FaultKind,
-    observe::{Question, Report},
+    observe::{CallExplanation, Question},
 };
 use fairmesh_model::{Endpoint, Location, Region, Role, Service, ServiceKind, ServiceName, ShardKey, arith};
 use fairmesh_router::{CompileInput, DirectResponse, PickParams, RequestView, ServiceTable, ShardTable};
@@ -88,7 +88,7 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
     };
     let ask = PickParams { key: args.key, role: args.role.as_ref(), avoid: &[] };
     let question = Question { request, ask, now: 0, seed: args.seed };
-    let mut report = Report::default();
+    let mut report = CallExplanation::default();
     report.decide(&upstream, revision, &question);
     if let Some(name) = report.next_service() {
         let (upstream, revision, of_target) = compile(&connection, name, &caller).await?;
@@ -143,7 +143,7 @@ async fn compile(
     Ok((ServiceTable::compile(&facts, &Arc::default(), None), revision, service.kind))
 }
 
-fn as_json(report: &Report) -> Value {
+fn as_json(report: &CallExplanation) -> Value {
     let steps = report.decisions.iter().flat_map(|decision| &decision.explanation.steps);
     let steps: Vec<_> = steps.map(|step| json!({ "step": step.title, "detail": step.detail })).collect();
     let last = report.decisions.last().map(|decision| &decision.explanation);

@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use clap::Args;
 use fairmesh_imbalance::{
-    Area, Breakdown, Causes, Figures, Line, Measure, Outlier, OutlierView, Report, ServiceOutlier, View,
-    read_window,
+    Area, Breakdown, Causes, Figures, ImbalanceReport, Line, Measure, Outlier, OutlierView, ServiceOutlier,
+    View, read_window,
 };
 use fairmesh_model::{HostType, InstanceId, Invalid, ServiceName};
 use fairmesh_wire::v1;
@@ -71,7 +71,7 @@ pub(crate) async fn run(args: ImbalanceArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn report(by: Breakdown, answer: v1::ReadImbalanceResponse) -> Result<Report, Invalid> {
+fn report(by: Breakdown, answer: v1::ReadImbalanceResponse) -> Result<ImbalanceReport, Invalid> {
     let lines = answer.lines.into_iter().map(|line| Line {
         name: line.name,
         minutes: if line.minutes == 0 { answer.minutes } else { line.minutes },
@@ -79,7 +79,7 @@ fn report(by: Breakdown, answer: v1::ReadImbalanceResponse) -> Result<Report, In
         own_peak: line.own_peak_millicore_minutes,
     });
     let causes = answer.causes.unwrap_or_default();
-    Ok(Report {
+    Ok(ImbalanceReport {
         by,
         minutes: answer.minutes,
         lines: lines.collect(),

@@ -17,7 +17,7 @@ fn rows() -> BTreeMap<(Minute, ServiceName), Row> {
 #[test]
 fn lines_add_up_to_the_total_in_every_breakdown() {
     for by in Breakdown::ALL {
-        let report = Report::of(by, &rows(), Vec::new());
+        let report = ImbalanceReport::of(by, &rows(), Vec::new());
         assert_eq!((report.minutes, report.total.wasted()), (2, 2_000 + 2_000 + 8_000));
         assert_eq!(report.causes.total(), report.total.wasted());
         if by != Breakdown::Cause {
@@ -30,7 +30,7 @@ fn lines_add_up_to_the_total_in_every_breakdown() {
 
 #[test]
 fn the_most_wasteful_comes_first_and_cores_are_averages_over_the_minutes() {
-    let view = Report::of(Breakdown::Service, &rows(), Vec::new()).view();
+    let view = ImbalanceReport::of(Breakdown::Service, &rows(), Vec::new()).view();
     let names: Vec<_> = view.lines.iter().map(|line| line.name.as_str()).collect();
     assert_eq!(names, ["shop/admin", "shop/cart"]);
     let cart = &view.lines[1];
@@ -52,7 +52,7 @@ fn a_line_of_an_hour_or_a_day_is_an_average_over_its_own_minutes() {
         for (minute, row) in [(late, &row("eu", &[1_000])), (next, &busy)] {
             rows.entry(at(minute)).or_insert_with(Row::default).add(row);
         }
-        Report::of(by, &rows, Vec::new()).view()
+        ImbalanceReport::of(by, &rows, Vec::new()).view()
     };
     let hours = of(Breakdown::Time(Tier::Hour));
     let lines: Vec<_> = hours.lines.iter().map(|line| (&*line.name, line.minutes, line.used_cores)).collect();

@@ -171,17 +171,17 @@ pub struct MirrorSpec {
 impl RouteSpec {
     pub(super) fn plan_actions(&self) -> Result<Actions, Invalid> {
         Ok(Actions {
-            limit: plan_option("limit", self.limit.as_ref(), LimitSpec::plan)?,
-            redirect: plan_option("redirect", self.redirect.as_ref(), RedirectSpec::plan)?,
-            abort: plan_option("fault.abort", self.fault.abort.as_ref(), AbortSpec::plan)?,
-            delay: plan_option("fault.delay", self.fault.delay.as_ref(), DelaySpec::plan)?,
-            rewrite: self.rewrite.plan().map_err(|e| e.within("rewrite"))?,
-            request_headers: self.headers.request.plan(),
-            response_headers: self.headers.response.plan(),
+            limit: validate_option("limit", self.limit.as_ref(), LimitSpec::validate)?,
+            redirect: validate_option("redirect", self.redirect.as_ref(), RedirectSpec::validate)?,
+            abort: validate_option("fault.abort", self.fault.abort.as_ref(), AbortSpec::validate)?,
+            delay: validate_option("fault.delay", self.fault.delay.as_ref(), DelaySpec::validate)?,
+            rewrite: self.rewrite.validate().map_err(|e| e.within("rewrite"))?,
+            request_headers: self.headers.request.validate(),
+            response_headers: self.headers.response.validate(),
             attempt_timeout: read_duration_option("attemptTimeout", self.attempt_timeout.as_ref())?,
             server_timeout: read_duration_option("serverTimeout", self.server_timeout.as_ref())?,
             hedge_after: read_duration_option("hedge.after", self.hedge.as_ref().map(|hedge| &hedge.after))?,
-            mirror: plan_option("mirror", self.mirror.as_ref(), MirrorSpec::plan)?,
+            mirror: validate_option("mirror", self.mirror.as_ref(), MirrorSpec::validate)?,
         })
     }
 
@@ -215,16 +215,16 @@ impl RouteSpec {
     }
 }
 
-fn plan_option<S, P>(
+fn validate_option<S, P>(
     field: &str,
     spec: Option<&S>,
-    plan: impl FnOnce(&S) -> Result<P, Invalid>,
+    validate: impl FnOnce(&S) -> Result<P, Invalid>,
 ) -> Result<Option<P>, Invalid> {
-    spec.map(plan).transpose().map_err(|e| e.within(field))
+    spec.map(validate).transpose().map_err(|e| e.within(field))
 }
 
 impl LimitSpec {
-    pub(super) fn plan(&self) -> Result<RateLimit, Invalid> {
+    pub(super) fn validate(&self) -> Result<RateLimit, Invalid> {
         let per = read_duration(&self.per).map_err(|e| e.within("per"))?;
         let scope = match self.scope {
             ScopeSpec::Caller => Scope::Caller,
@@ -244,7 +244,7 @@ impl LimitSpec {
 }
 
 impl RedirectSpec {
-    fn plan(&self) -> Result<Redirect, Invalid> {
+    fn validate(&self) -> Result<Redirect, Invalid> {
         let https = match self.scheme.as_deref() {
             None => None,
             Some("https") => Some(true),
@@ -261,7 +261,7 @@ impl RedirectSpec {
             https,
             host: self.host.clone(),
             port: self.port,
-            path: plan_option("path", self.path.as_ref(), PathRewriteSpec::plan)?,
+            path: validate_option("path", self.path.as_ref(), PathRewriteSpec::validate)?,
             status: self.status.unwrap_or(302),
         })
     }
@@ -278,7 +278,7 @@ impl RedirectSpec {
 }
 
 impl PathRewriteSpec {
-    fn plan(&self) -> Result<PathRewrite, Invalid> {
+    fn validate(&self) -> Result<PathRewrite, Invalid> {
         match (&self.full, &self.prefix) {
             (Some(path), None) => Ok(PathRewrite::Full(path.clone())),
             (None, Some(path)) => Ok(PathRewrite::Prefix(path.strip_suffix('/').unwrap_or(path).to_owned())),
@@ -296,33 +296,33 @@ impl PathRewriteSpec {
 }
 
 impl RewriteSpec {
-    fn plan(&self) -> Result<Rewrite, Invalid> {
-        let path = plan_option("path", self.path.as_ref(), PathRewriteSpec::plan)?;
+    fn validate(&self) -> Result<Rewrite, Invalid> {
+        let path = validate_option("path", self.path.as_ref(), PathRewriteSpec::validate)?;
         Ok(Rewrite { host: self.host.clone(), path })
     }
 }
 
 impl AbortSpec {
-    fn plan(&self) -> Result<Abort, Invalid> {
+    fn validate(&self) -> Result<Abort, Invalid> {
         Ok(Abort { share: read("share", &self.share)?, status: self.status })
     }
 }
 
 impl DelaySpec {
-    fn plan(&self) -> Result<Delay, Invalid> {
+    fn validate(&self) -> Result<Delay, Invalid> {
         let time = read_duration(&self.time).map_err(|e| e.within("time"))?;
         Ok(Delay { share: read("share", &self.share)?, time })
     }
 }
 
 impl MirrorSpec {
-    fn plan(&self) -> Result<Mirror, Invalid> {
+    fn validate(&self) -> Result<Mirror, Invalid> {
         Ok(Mirror { service: read("service", &self.service)?, share: read("share", &self.share)? })
     }
 }
 
 impl EditsSpec {
-    fn plan(&self) -> HeaderEdits {
+    fn validate(&self) -> HeaderEdits {
         let lower = |edits: &BTreeMap<String, String>| {
             edits.iter().map(|(name, value)| (name.to_ascii_lowercase(), value.clone())).collect()
         };

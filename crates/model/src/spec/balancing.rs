@@ -91,14 +91,14 @@ pub struct OutliersSpec {
 }
 
 impl BalancingSpec {
-    pub(super) fn plan(&self) -> Result<Balancing, Invalid> {
+    pub(super) fn validate(&self) -> Result<Balancing, Invalid> {
         let default = Balancing::default();
         Ok(Balancing {
             policy: read_option("policy", self.policy.as_ref())?.unwrap_or(default.policy),
             subset: self.subset.unwrap_or(default.subset),
             signal: read_option("signal", self.signal.as_ref())?.unwrap_or(default.signal),
-            score: self.score.plan().map_err(|e| e.within("score"))?,
-            outliers: self.outliers.plan().map_err(|e| e.within("outliers"))?,
+            score: self.score.validate().map_err(|e| e.within("score"))?,
+            outliers: self.outliers.validate().map_err(|e| e.within("outliers"))?,
             load_factor: self.load_factor.unwrap_or(default.load_factor),
         })
     }
@@ -119,7 +119,7 @@ impl BalancingSpec {
 }
 
 impl ScoreSpec {
-    fn plan(&self) -> Result<Score, Invalid> {
+    fn validate(&self) -> Result<Score, Invalid> {
         let default = Score::default();
         Ok(Score {
             smoothing: self.smoothing.unwrap_or(default.smoothing),
@@ -154,7 +154,7 @@ impl ScoreSpec {
 }
 
 impl OutliersSpec {
-    fn plan(&self) -> Result<Outliers, Invalid> {
+    fn validate(&self) -> Result<Outliers, Invalid> {
         let default = Outliers::default();
         Ok(Outliers {
             consecutive: self.consecutive.unwrap_or(default.consecutive),

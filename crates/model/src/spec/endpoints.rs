@@ -62,13 +62,13 @@ fn is_full(weight: &u32) -> bool {
 
 impl EndpointsSpec {
     /// Validates; every instance must be unique.
-    pub fn plan(&self) -> Result<(ServiceName, Vec<Endpoint>), Invalid> {
+    pub fn validate(&self) -> Result<(ServiceName, Vec<Endpoint>), Invalid> {
         let service = read("service", &self.service)?;
         let mut instances = BTreeSet::new();
         let mut endpoints = Vec::with_capacity(self.endpoints.len());
         for (i, spec) in self.endpoints.iter().enumerate() {
             let at = |e: Invalid| e.within(format!("endpoints[{i}]"));
-            let endpoint = spec.plan().map_err(at)?;
+            let endpoint = spec.validate().map_err(at)?;
             if !instances.insert(endpoint.instance.clone()) {
                 let problem = format!("'{}' is listed twice", endpoint.instance);
                 return Err(at(Invalid::new("instance", problem, "give every endpoint its own instance id")));
@@ -78,7 +78,7 @@ impl EndpointsSpec {
         Ok((service, endpoints))
     }
 
-    /// The inverse of [`plan`](Self::plan).
+    /// The inverse of [`validate`](Self::validate).
     pub fn of(service: &ServiceName, endpoints: &[Endpoint]) -> Self {
         Self { service: service.to_string(), endpoints: endpoints.iter().map(EndpointSpec::of).collect() }
     }
@@ -86,7 +86,7 @@ impl EndpointsSpec {
 
 impl EndpointSpec {
     /// Validates.
-    pub fn plan(&self) -> Result<Endpoint, Invalid> {
+    pub fn validate(&self) -> Result<Endpoint, Invalid> {
         let endpoint = Endpoint {
             instance: read("instance", &self.instance)?,
             address: read_address("address", &self.address)?,
@@ -106,7 +106,7 @@ impl EndpointSpec {
         Ok(endpoint)
     }
 
-    /// The inverse of [`plan`](Self::plan).
+    /// The inverse of [`validate`](Self::validate).
     pub fn of(endpoint: &Endpoint) -> Self {
         let Location { region, zone, cluster, host_type } = &endpoint.location;
         Self {

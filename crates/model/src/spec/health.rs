@@ -62,7 +62,7 @@ pub struct GrpcProbeSpec {
 }
 
 impl HealthCheckSpec {
-    pub(super) fn plan(&self) -> Result<HealthCheck, Invalid> {
+    pub(super) fn validate(&self) -> Result<HealthCheck, Invalid> {
         let default = HealthCheck::new(self.probe()?);
         Ok(HealthCheck {
             interval: read_duration_option("interval", self.interval.as_ref())?.unwrap_or(default.interval),

@@ -38,7 +38,7 @@ pub struct HostPrefixSpec {
 
 impl HostsSpec {
     /// Validates; prefixes may only name declared types.
-    pub fn plan(&self) -> Result<Hosts, Invalid> {
+    pub fn validate(&self) -> Result<Hosts, Invalid> {
         let mut speeds = BTreeMap::new();
         for (i, HostTypeSpec { name, speed }) in self.types.iter().enumerate() {
             let at = |e: Invalid| e.within(format!("types[{i}]"));
@@ -56,7 +56,7 @@ impl HostsSpec {
         Hosts::new(speeds, self.prefixes.iter().enumerate().map(prefix).collect::<Result<_, _>>()?)
     }
 
-    /// The inverse of [`plan`](Self::plan).
+    /// The inverse of [`validate`](Self::validate).
     pub fn of(hosts: &Hosts) -> Self {
         let types = hosts.speeds().iter();
         let types = types.map(|(name, speed)| HostTypeSpec { name: name.to_string(), speed: *speed });

@@ -83,7 +83,7 @@ impl MatchSpec {
         *self == Self::default()
     }
 
-    pub(super) fn plan(&self) -> Result<Match, Invalid> {
+    pub(super) fn validate(&self) -> Result<Match, Invalid> {
         let clients = self.clients.iter().enumerate();
         let clients =
             clients.map(|(i, text)| ClientMatch::new(text).map_err(|e| e.within(format!("clients[{i}]"))));
@@ -103,11 +103,11 @@ impl MatchSpec {
         Ok(Match {
             clients: clients.collect::<Result<_, _>>()?,
             hosts: hosts.collect::<Result<_, _>>()?,
-            path: self.path.as_ref().map(PathSpec::plan).transpose().map_err(|e| e.within("path"))?,
+            path: self.path.as_ref().map(PathSpec::validate).transpose().map_err(|e| e.within("path"))?,
             methods: methods.collect::<Result<_, Invalid>>()?,
             headers: headers.collect::<Result<_, _>>()?,
             query: query.collect::<Result<_, _>>()?,
-            grpc: self.grpc.as_ref().map(GrpcSpec::plan).transpose().map_err(|e| e.within("grpc"))?,
+            grpc: self.grpc.as_ref().map(GrpcSpec::validate).transpose().map_err(|e| e.within("grpc"))?,
         })
     }
 
@@ -161,7 +161,7 @@ fn check_token(what: &str, text: &str) -> Result<(), Invalid> {
 }
 
 impl PathSpec {
-    fn plan(&self) -> Result<PathMatch, Invalid> {
+    fn validate(&self) -> Result<PathMatch, Invalid> {
         let rooted = |field: &str, path: &str| match path.starts_with('/') && !path.contains(['?', '#']) {
             true => Ok(()),
             false => Err(Invalid::new(
@@ -245,7 +245,7 @@ impl TextSpec {
 }
 
 impl GrpcSpec {
-    fn plan(&self) -> Result<GrpcMatch, Invalid> {
+    fn validate(&self) -> Result<GrpcMatch, Invalid> {
         let well_formed = |text: &str| {
             !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.'))
         };

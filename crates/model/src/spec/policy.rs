@@ -100,21 +100,21 @@ pub(super) fn non_default<T: PartialEq + Copy>(value: T, default: T) -> Option<T
 
 impl PolicySpec {
     /// Validates.
-    pub fn plan(&self) -> Result<(ServiceName, Policy), Invalid> {
+    pub fn validate(&self) -> Result<(ServiceName, Policy), Invalid> {
         let routes = self.routes.iter().enumerate();
-        let routes = routes.map(|(i, spec)| spec.plan().map_err(|e| e.within(format!("routes[{i}]"))));
+        let routes = routes.map(|(i, spec)| spec.validate().map_err(|e| e.within(format!("routes[{i}]"))));
         let policy = Policy {
             routes: within_bounds(routes)?,
-            locality: self.locality.plan().map_err(|e| e.within("locality"))?,
-            balancing: self.balancing.plan().map_err(|e| e.within("balancing"))?,
+            locality: self.locality.validate().map_err(|e| e.within("locality"))?,
+            balancing: self.balancing.validate().map_err(|e| e.within("balancing"))?,
             timeouts: read_timeouts(&self.timeout, &self.response_header_timeout, &self.idle_timeout)?,
-            retries: self.retries.plan(),
-            limit: self.limit.as_ref().map(LimitSpec::plan).transpose().map_err(|e| e.within("limit"))?,
-            key: self.key.as_ref().map(KeySpec::plan).transpose().map_err(|e| e.within("key"))?,
+            retries: self.retries.validate(),
+            limit: self.limit.as_ref().map(LimitSpec::validate).transpose().map_err(|e| e.within("limit"))?,
+            key: self.key.as_ref().map(KeySpec::validate).transpose().map_err(|e| e.within("key"))?,
             health_check: self
                 .health_check
                 .as_ref()
-                .map(HealthCheckSpec::plan)
+                .map(HealthCheckSpec::validate)
                 .transpose()
                 .map_err(|e| e.within("healthCheck"))?,
             lookaside: self.lookaside.clone(),
@@ -123,7 +123,7 @@ impl PolicySpec {
         Ok((read("service", &self.service)?, policy))
     }
 
-    /// The inverse of [`plan`](Self::plan).
+    /// The inverse of [`validate`](Self::validate).
     pub fn of(service: &ServiceName, policy: &Policy) -> Self {
         let Timeouts { total, response_header, idle } = policy.timeouts;
         Self {
@@ -144,7 +144,7 @@ impl PolicySpec {
 }
 
 impl LocalitySpec {
-    fn plan(&self) -> Result<Locality, Invalid> {
+    fn validate(&self) -> Result<Locality, Invalid> {
         let rings = self.rings.iter().enumerate().map(|(i, text)| {
             Ok(match text.as_str() {
                 "region" => Ring::Region,
@@ -178,7 +178,7 @@ fn ring_hint(mut refusal: Invalid) -> Invalid {
 }
 
 impl KeySpec {
-    fn plan(&self) -> Result<KeySource, Invalid> {
+    fn validate(&self) -> Result<KeySource, Invalid> {
         match (&self.header, &self.cookie, &self.query) {
             (Some(name), None, None) => Ok(KeySource::Header(name.to_ascii_lowercase())),
             (None, Some(name), None) => Ok(KeySource::Cookie(name.clone())),
@@ -202,7 +202,7 @@ impl KeySpec {
 }
 
 impl RetriesSpec {
-    fn plan(&self) -> Retries {
+    fn validate(&self) -> Retries {
         let default = Retries::default();
         Retries {
             attempts: self.attempts.unwrap_or(default.attempts),

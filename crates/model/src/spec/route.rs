@@ -74,14 +74,14 @@ pub struct BackendSpec {
 }
 
 impl RouteSpec {
-    pub(super) fn plan(&self) -> Result<Route, Invalid> {
+    pub(super) fn validate(&self) -> Result<Route, Invalid> {
         let split = self.split.iter().enumerate().map(|(i, target)| {
             let service = read(&format!("split[{i}].service"), &target.service)?;
             Ok(Backend { service, weight: target.weight })
         });
         Ok(Route {
             name: read("name", &self.name)?,
-            matches: self.matches.plan().map_err(|e| e.within("match"))?,
+            matches: self.matches.validate().map_err(|e| e.within("match"))?,
             split: split.collect::<Result<_, Invalid>>()?,
             class: read_option("class", self.class.as_ref())?,
             timeouts: read_timeouts(&self.timeout, &self.response_header_timeout, &self.idle_timeout)?,

@@ -22,7 +22,7 @@ pub struct ServiceSpec {
 
 impl ServiceSpec {
     /// Validates.
-    pub fn plan(&self) -> Result<(ServiceName, Service), Invalid> {
+    pub fn validate(&self) -> Result<(ServiceName, Service), Invalid> {
         let virtual_address =
             self.virtual_address.as_ref().map(|text| read_address("virtualAddress", text)).transpose()?;
         let service = Service { kind: self.kind, protocol: self.protocol, virtual_address };
@@ -30,7 +30,7 @@ impl ServiceSpec {
         Ok((read("name", &self.name)?, service))
     }
 
-    /// The inverse of [`plan`](Self::plan).
+    /// The inverse of [`validate`](Self::validate).
     pub fn of(name: &ServiceName, service: &Service) -> Self {
         Self {
             name: name.to_string(),

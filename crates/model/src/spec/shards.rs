@@ -66,11 +66,11 @@ fn is_serving(state: &ReplicaState) -> bool {
 
 impl ShardMapSpec {
     /// Validates; the version is 0 if there is none.
-    pub fn plan(&self) -> Result<(ServiceName, ShardMap), Invalid> {
+    pub fn validate(&self) -> Result<(ServiceName, ShardMap), Invalid> {
         let service = read("service", &self.service)?;
-        let interval = self.interval.plan().map_err(|e| e.within("interval"))?;
+        let interval = self.interval.validate().map_err(|e| e.within("interval"))?;
         let shards = self.shards.iter().enumerate();
-        let shards = shards.map(|(i, spec)| spec.plan().map_err(|e| e.within(format!("shards[{i}]"))));
+        let shards = shards.map(|(i, spec)| spec.validate().map_err(|e| e.within(format!("shards[{i}]"))));
         let map = ShardMap {
             version: self.version.unwrap_or_default(),
             interval,
@@ -80,7 +80,7 @@ impl ShardMapSpec {
         Ok((service, map))
     }
 
-    /// The inverse of [`plan`](Self::plan), without the version: it belongs to the store, not to the writer.
+    /// The inverse of [`validate`](Self::validate), without the version: it belongs to the store, not to the writer.
     pub fn of(service: &ServiceName, map: &ShardMap) -> Self {
         Self {
             service: service.to_string(),
@@ -97,7 +97,7 @@ impl IntervalSpec {
     }
 
     /// Validates.
-    pub fn plan(&self) -> Result<KeyRange, Invalid> {
+    pub fn validate(&self) -> Result<KeyRange, Invalid> {
         let start = self.start.as_ref().map_or(Ok(ShardKey(0)), |key| read("start", &key.0))?;
         let end =
             self.end.as_ref().filter(|end| end.0 != "max").map(|key| read("end", &key.0)).transpose()?;
@@ -113,9 +113,10 @@ impl IntervalSpec {
 }
 
 impl ShardSpec {
-    fn plan(&self) -> Result<Shard, Invalid> {
+    fn validate(&self) -> Result<Shard, Invalid> {
         let replicas = self.replicas.iter().enumerate();
-        let replicas = replicas.map(|(i, spec)| spec.plan().map_err(|e| e.within(format!("replicas[{i}]"))));
+        let replicas =
+            replicas.map(|(i, spec)| spec.validate().map_err(|e| e.within(format!("replicas[{i}]"))));
         Ok(Shard {
             id: ShardId(self.id),
             start: read("start", &self.start.0)?,
@@ -135,7 +136,7 @@ impl ShardSpec {
 }
 
 impl ReplicaSpec {
-    fn plan(&self) -> Result<Replica, Invalid> {
+    fn validate(&self) -> Result<Replica, Invalid> {
         Ok(Replica {
             instance: read("instance", &self.instance)?,
             region: read("region", &self.region)?,

@@ -106,7 +106,7 @@ fn timeouts(ms: u64) -> Timeouts {
     Timeouts { total: after(0), response_header: after(1), idle: after(2) }
 }
 
-/// A plan in which no field has its default.
+/// A resource in which no field has its default.
 fn full_policy() -> Policy {
     let route = Route {
         name: Label::new("read").unwrap(),
@@ -216,36 +216,36 @@ fn every_plan_survives_its_document() {
         virtual_address: Some("10.1.2.3:80".parse().unwrap()),
     };
     let (regions, round_trips) = full_topology();
-    let plans = [
-        Plan::Service(cart(), service),
-        Plan::Policy(cart(), full_policy()),
-        Plan::Policy(cart(), Policy::default()),
-        Plan::Policy(cart(), checked(Probe::Tcp)),
-        Plan::Policy(cart(), checked(Probe::Grpc { service: "shop.v1.Cart".into() })),
-        Plan::Topology(regions, round_trips),
-        Plan::Hosts(full_hosts()),
-        Plan::ShardMap(cart(), full_map()),
-        Plan::ShardMap(
+    let resources = [
+        Resource::Service(cart(), service),
+        Resource::Policy(cart(), full_policy()),
+        Resource::Policy(cart(), Policy::default()),
+        Resource::Policy(cart(), checked(Probe::Tcp)),
+        Resource::Policy(cart(), checked(Probe::Grpc { service: "shop.v1.Cart".into() })),
+        Resource::Topology(regions, round_trips),
+        Resource::Hosts(full_hosts()),
+        Resource::ShardMap(cart(), full_map()),
+        Resource::ShardMap(
             cart(),
             ShardMap { interval: KeyRange { first: ShardKey(500), ..KeyRange::ALL }, ..full_map() },
         ),
-        Plan::Endpoints(cart(), vec![full_endpoint()]),
+        Resource::Endpoints(cart(), vec![full_endpoint()]),
     ];
-    for plan in plans {
-        assert_eq!(Document::from(&plan).plan(), Ok(plan));
+    for resource in resources {
+        assert_eq!(Document::from(&resource).validate(), Ok(resource));
     }
 }
 
 #[test]
 fn omitted_fields_have_defaults() {
     let spec = PolicySpec { service: "shop/cart".into(), ..PolicySpec::default() };
-    assert_eq!(spec.plan(), Ok((cart(), Policy::default())));
+    assert_eq!(spec.validate(), Ok((cart(), Policy::default())));
     assert_eq!(PolicySpec::of(&cart(), &Policy::default()), spec);
 }
 
 /// The field of the error of a spec.
-fn refused<T: std::fmt::Debug>(plan: Result<T, Invalid>) -> String {
-    let refusal = plan.unwrap_err();
+fn refused<T: std::fmt::Debug>(resource: Result<T, Invalid>) -> String {
+    let refusal = resource.unwrap_err();
     assert!(!refusal.hint.is_empty(), "{refusal}");
     refusal.field
 }
@@ -254,7 +254,7 @@ fn refused<T: std::fmt::Debug>(plan: Result<T, Invalid>) -> String {
 fn policy(edit: fn(&mut PolicySpec)) -> String {
     let mut spec = PolicySpec::of(&cart(), &full_policy());
     edit(&mut spec);
-    refused(spec.plan())
+    refused(spec.validate())
 }
 
 #[test]
@@ -273,7 +273,7 @@ fn an_error_names_the_field_as_written() {
             rings: rings.iter().map(|ring| (*ring).to_owned()).collect(),
             ..LocalitySpec::default()
         };
-        refused(PolicySpec { service: "shop/cart".into(), locality, ..PolicySpec::default() }.plan())
+        refused(PolicySpec { service: "shop/cart".into(), locality, ..PolicySpec::default() }.validate())
     };
     assert_eq!(rings(&["5ms", "region"]), "locality.rings[1]");
     assert_eq!(rings(&["region", "any", "continent"]), "locality.rings[2]");
@@ -292,17 +292,17 @@ fn an_error_names_the_field_of_an_action() {
     let regex = |text: &str| PathSpec { regex: Some(text.into()), ..PathSpec::default() };
     let mut spec = PolicySpec::of(&cart(), &full_policy());
     path(&mut spec, regex("/("));
-    assert_eq!(refused(spec.plan()), "routes[0].match.path.regex");
+    assert_eq!(refused(spec.validate()), "routes[0].match.path.regex");
     path(&mut spec, regex("/.*"));
-    assert_eq!(refused(spec.plan()), "routes[0].rewrite.path.prefix", "there is no prefix to replace");
+    assert_eq!(refused(spec.validate()), "routes[0].rewrite.path.prefix", "there is no prefix to replace");
     path(&mut spec, PathSpec { template: Some("/users".into()), ..PathSpec::default() });
-    assert_eq!(refused(spec.plan()), "routes[0].match.path.template");
+    assert_eq!(refused(spec.validate()), "routes[0].match.path.template");
     assert_eq!(policy(|p| p.routes[0].matches.clients[0] = "*".into()), "routes[0].match.clients[0]");
     assert_eq!(policy(|p| p.routes[0].matches.query[0].name.clear()), "routes[0].match.query[0].name");
     let set = |name: &str| [(name.to_owned(), "1".to_owned())].into();
     let mut spec = PolicySpec::of(&cart(), &full_policy());
     spec.routes[0].headers.request.set = set("Content-Length");
-    assert_eq!(refused(spec.plan()), "routes[0].headers.request.set");
+    assert_eq!(refused(spec.validate()), "routes[0].headers.request.set");
     assert_eq!(
         policy(|p| p.routes[0].headers.response.remove.push("Transfer-Encoding".into())),
         "routes[0].headers.response.remove"
@@ -338,7 +338,7 @@ fn an_error_names_the_field_of_a_health_check() {
     let check = |edit: fn(&mut HealthCheckSpec)| {
         let mut spec = PolicySpec::of(&cart(), &full_policy());
         edit(spec.health_check.as_mut().unwrap());
-        refused(spec.plan())
+        refused(spec.validate())
     };
     assert_eq!(check(|c| c.tcp = Some(TcpProbeSpec {})), "healthCheck");
     assert_eq!(check(|c| c.http = None), "healthCheck");
@@ -375,7 +375,7 @@ fn a_topology_names_only_its_own_regions() {
         let (regions, round_trips) = full_topology();
         let mut spec = TopologySpec::of(&regions, &round_trips);
         edit(&mut spec);
-        refused(spec.plan())
+        refused(spec.validate())
     };
     assert_eq!(topology(|t| t.round_trips[0].between[1] = "asia".into()), "roundTrips[0].between[1]");
     assert_eq!(topology(|t| t.round_trips[0].between[1] = "eu".into()), "roundTrips[0].between");
@@ -390,7 +390,7 @@ fn hosts_name_types_that_have_a_speed() {
     let hosts = |edit: fn(&mut HostsSpec)| {
         let mut spec = HostsSpec::of(&full_hosts());
         edit(&mut spec);
-        refused(spec.plan())
+        refused(spec.validate())
     };
     assert_eq!(hosts(|h| h.types[0].speed = 99), "types[0].speed");
     assert_eq!(hosts(|h| h.types[0].name = "Milan".into()), "types[0].name");

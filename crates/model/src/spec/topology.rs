@@ -43,11 +43,11 @@ pub struct RoundTripSpec {
 
 impl TopologySpec {
     /// Validates; round trips may only name declared regions.
-    pub fn plan(&self) -> Result<(Regions, RoundTrips), Invalid> {
+    pub fn validate(&self) -> Result<(Regions, RoundTrips), Invalid> {
         let mut regions = Regions::default();
         for (i, spec) in self.regions.iter().enumerate() {
             let at = |e: Invalid| e.within(format!("regions[{i}]"));
-            let (region, info) = spec.plan().map_err(at)?;
+            let (region, info) = spec.validate().map_err(at)?;
             if regions.regions.insert(region, info).is_some() {
                 let problem = format!("'{}' is declared twice", spec.name);
                 return Err(at(Invalid::new("name", problem, "declare every region once")));
@@ -61,7 +61,7 @@ impl TopologySpec {
         Ok((regions, round_trips))
     }
 
-    /// The inverse of [`plan`](Self::plan).
+    /// The inverse of [`validate`](Self::validate).
     pub fn of(regions: &Regions, round_trips: &RoundTrips) -> Self {
         let regions = regions.regions.iter().map(|(region, info)| RegionSpec {
             name: region.to_string(),
@@ -78,7 +78,7 @@ impl TopologySpec {
 }
 
 impl RegionSpec {
-    fn plan(&self) -> Result<(Region, RegionInfo), Invalid> {
+    fn validate(&self) -> Result<(Region, RegionInfo), Invalid> {
         let neighbours =
             self.neighbours.iter().enumerate().map(|(i, name)| read(&format!("neighbours[{i}]"), name));
         let info = RegionInfo {

@@ -70,7 +70,7 @@ impl PlanOptions {
 
 /// Moves in order, and the loads that they lead to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct MovePlan {
     /// The moves, the most urgent first. Those of one shard follow one another.
     pub moves: Vec<ShardMove>,
     /// Every server with a known load, by region and instance id.
@@ -148,7 +148,7 @@ impl fmt::Display for PlanNote {
 }
 
 /// Plans region by region, the one with the most overloaded server first.
-pub fn plan(input: &PlanInput<'_>, options: &PlanOptions) -> Plan {
+pub fn plan(input: &PlanInput<'_>, options: &PlanOptions) -> MovePlan {
     let regions: BTreeSet<_> = input.servers.iter().map(|server| &server.region).collect();
     let pool = |region| RegionPool::new(region, input.map, &input.servers, &input.works, &input.moving);
     let mut pools: Vec<_> = regions.into_iter().map(|region| Planner::new(pool(region), options)).collect();
@@ -160,7 +160,7 @@ pub fn plan(input: &PlanInput<'_>, options: &PlanOptions) -> Plan {
         notes.append(&mut pools[at].notes);
     }
     let members = pools.into_iter().flat_map(|planner| planner.pool.members);
-    Plan { moves, servers: members.map(Forecast::of).collect(), notes: notes.into_iter().collect() }
+    MovePlan { moves, servers: members.map(Forecast::of).collect(), notes: notes.into_iter().collect() }
 }
 
 impl Forecast {

@@ -50,7 +50,7 @@ fn options() -> PlanOptions {
     PlanOptions::new(0, 0, BTreeSet::new()).unwrap()
 }
 
-fn before(plan: &Plan) -> Vec<Work> {
+fn before(plan: &MovePlan) -> Vec<Work> {
     plan.servers.iter().map(|server| server.before).collect()
 }
 

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use fairmesh_model::spec::Plan;
+use fairmesh_model::spec::Resource;
 
 use super::SOURCE_LABEL;
 use crate::{Registration, manifest};
@@ -137,7 +137,7 @@ fn registrations(file: &str, text: &str) -> Result<Vec<Registration>, String> {
     }
     for document in documents {
         let line = document.line;
-        let Plan::Endpoints(service, endpoints) = document.plan else {
+        let Resource::Endpoints(service, endpoints) = document.resource else {
             let kind = document.spec.kind();
             return Err(format!(
                 "{file}:{line}: kind {kind} is not read from this source; keep Endpoints here, and apply the rest \

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use fairmesh_model::{Invalid, Role, ShardId};
 use fairmesh_wire::v1;
 
-use crate::{LoadReport, Plan, PlanOptions, ServerLoad, ShardWork};
+use crate::{LoadReport, MovePlan, PlanOptions, ServerLoad, ShardWork};
 
 pub(super) fn report(message: v1::ReportShardLoadRequest) -> Result<LoadReport, Invalid> {
     let shards = message.shards.into_iter().enumerate().map(|(i, work)| {
@@ -48,7 +48,7 @@ pub(super) fn options(message: v1::ProposeMovesRequest) -> Result<PlanOptions, I
     PlanOptions::new(message.threshold, message.max_moves, roles.map_err(|e| e.within("replicate"))?)
 }
 
-pub(super) fn plan(plan: Plan) -> v1::ProposeMovesResponse {
+pub(super) fn plan(plan: MovePlan) -> v1::ProposeMovesResponse {
     let servers = plan.servers.into_iter().map(|server| v1::propose_moves_response::Server {
         instance: server.instance.into(),
         region: server.region.into(),

@@ -52,7 +52,7 @@ pub(super) async fn register(
     State(registry): State<Registry>,
     Spec(spec): Spec<EndpointsSpec>,
 ) -> Result<Json<RevisionResponse>, Failure> {
-    let (service, endpoints) = spec.plan()?;
+    let (service, endpoints) = spec.validate()?;
     let registrations = endpoints.into_iter().zip(&spec.endpoints).map(|(endpoint, written)| Registration {
         service: service.clone(),
         endpoint,
@@ -80,21 +80,21 @@ pub(super) async fn renew(
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(super) struct Reports {
+pub(super) struct EndpointStateReports {
     service: String,
-    reports: Vec<Report>,
+    reports: Vec<EndpointStateReport>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Report {
+struct EndpointStateReport {
     instance: String,
     state: EndpointState,
 }
 
 pub(super) async fn report(
     State(registry): State<Registry>,
-    Spec(body): Spec<Reports>,
+    Spec(body): Spec<EndpointStateReports>,
 ) -> Result<Json<RevisionResponse>, Failure> {
     let service = service(&body.service)?;
     let reports = body.reports.iter().enumerate().map(|(i, report)| {

@@ -37,7 +37,7 @@ pub(super) async fn put(
     Spec(spec): Spec<ShardMapSpec>,
 ) -> Result<Json<Version>, Failure> {
     let addressed = service(name)?;
-    let (named, map) = spec.plan()?;
+    let (named, map) = spec.validate()?;
     if named != addressed {
         let problem = format!("'{named}' is not the service of the path");
         return Err(Invalid::new("service", problem, format!("write {addressed}, or another path")).into());

@@ -49,7 +49,9 @@ fn a_file_of_every_kind_is_read() {
     let documents = parse("shop.yaml", GOOD).unwrap();
     let kinds: Vec<_> = documents.iter().map(|d| (d.spec.kind(), d.line)).collect();
     assert_eq!(kinds, [("Service", 2), ("Policy", 7), ("ShardMap", 19), ("Topology", 29), ("Endpoints", 36)]);
-    let Plan::ShardMap(service, map) = &documents[2].plan else { panic!("{:?}", documents[2].plan) };
+    let Resource::ShardMap(service, map) = &documents[2].resource else {
+        panic!("{:?}", documents[2].resource)
+    };
     assert_eq!(*service, ServiceName::new("shop/cart").unwrap());
     assert_eq!(map.shards[1].start, ShardKey(255));
     assert_eq!(map.shards[2].start, ShardKey::MAX);
@@ -58,11 +60,15 @@ fn a_file_of_every_kind_is_read() {
 #[test]
 fn printed_documents_are_accepted() {
     for document in parse("shop.yaml", GOOD).unwrap() {
-        let printed = serde_saphyr::to_string(&Spec::from(&document.plan)).unwrap();
+        let printed = serde_saphyr::to_string(&Spec::from(&document.resource)).unwrap();
         let again = parse("printed", &printed).unwrap_or_else(|e| panic!("{e}\n{printed}"));
-        assert_eq!(again[0].plan, document.plan, "{printed}");
+        assert_eq!(again[0].resource, document.resource, "{printed}");
         let json = serde_json::to_string(&document.spec).unwrap();
-        assert_eq!(serde_json::from_str::<Spec>(&json).unwrap().plan().unwrap(), document.plan, "{json}");
+        assert_eq!(
+            serde_json::from_str::<Spec>(&json).unwrap().validate().unwrap(),
+            document.resource,
+            "{json}"
+        );
     }
 }
 

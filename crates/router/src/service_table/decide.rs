@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// One attempt to be decided.
-struct Attempt<'a> {
+struct AttemptParams<'a> {
     params: &'a PickParams<'a>,
     context: PickContext<'a>,
     random: Generator,
@@ -89,7 +89,7 @@ impl ServiceTable {
         tracer: &mut W,
     ) -> Result<EndpointPick, Box<PickError>> {
         let context = PickContext::new(&self.endpoint_stats, self.pick_config, params.avoid, now);
-        let mut attempt = Attempt { params, context, random: Generator::new(seed) };
+        let mut attempt = AttemptParams { params, context, random: Generator::new(seed) };
         match self.pick_nearest(&mut attempt, tracer) {
             Ok(picked) => Ok(picked),
             Err(best) => {
@@ -106,7 +106,7 @@ impl ServiceTable {
     #[allow(clippy::inline_always, reason = "as for `decide`")]
     fn pick_nearest<W: DecisionTracer>(
         &self,
-        attempt: &mut Attempt<'_>,
+        attempt: &mut AttemptParams<'_>,
         tracer: &mut W,
     ) -> Result<EndpointPick, Option<BestCandidate>> {
         let Selection::Replicated { nearest, .. } = &self.selection else { return Err(None) };
@@ -126,7 +126,7 @@ impl ServiceTable {
     fn pick_slow<W: DecisionTracer>(
         &self,
         best: Option<BestCandidate>,
-        attempt: Attempt<'_>,
+        attempt: AttemptParams<'_>,
         tracer: &mut W,
     ) -> Result<EndpointPick, Box<PickError>> {
         match &self.selection {
@@ -142,7 +142,7 @@ impl ServiceTable {
         &self,
         further: &[Tier<CandidateSet>],
         mut best: Option<BestCandidate>,
-        Attempt { context, mut random, .. }: Attempt<'_>,
+        AttemptParams { context, mut random, .. }: AttemptParams<'_>,
         tracer: &mut W,
     ) -> Result<EndpointPick, Box<PickError>> {
         for tier in further {
@@ -162,7 +162,7 @@ impl ServiceTable {
     fn pick_by_hash<W: DecisionTracer>(
         &self,
         tiers: &[Tier<Hashed>],
-        Attempt { params, context, .. }: &Attempt<'_>,
+        AttemptParams { params, context, .. }: &AttemptParams<'_>,
         tracer: &mut W,
     ) -> Result<EndpointPick, Box<PickError>> {
         let key = params.key.ok_or(PickError::KeyMissing)?;
@@ -191,7 +191,7 @@ impl ServiceTable {
     fn pick_by_shard<W: DecisionTracer>(
         &self,
         sharding: &Sharding,
-        Attempt { params, context, mut random }: Attempt<'_>,
+        AttemptParams { params, context, mut random }: AttemptParams<'_>,
         tracer: &mut W,
     ) -> Result<EndpointPick, Box<PickError>> {
         let shards = &sharding.shards;

@@ -21,8 +21,8 @@ use super::{
 use crate::{
     observe::OpenConnection,
     transport::{
-        endpoint_connection::{ConnectionOwner, EndpointConnection, OwnedConnection},
         error::SendError,
+        lent_connection::{ConnectionOwner, EndpointConnection, OwnedConnection},
         raw_connection::RawConnection,
         request::{PendingRequest, Request},
         timer::DeadlineTimer,

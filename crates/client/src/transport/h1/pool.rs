@@ -18,8 +18,8 @@ use super::{
 };
 use crate::transport::{
     connector::{Connector, connect_by},
-    endpoint_connection::OwnedConnection,
     error::SendError,
+    lent_connection::OwnedConnection,
     request::PendingRequest,
     wait::{AttemptTimeouts, ResponseWait},
 };

@@ -6,7 +6,7 @@ pub(crate) mod warnings;
 use std::process::ExitCode;
 
 use clap::Args;
-use fairmesh_model::{ServiceName, ShardMap, spec::Plan};
+use fairmesh_model::{ServiceName, ShardMap, spec::Resource};
 use fairmesh_wire::{
     handshake::Connection,
     v1::{ApplyRequest, GetShardsRequest, PutShardsRequest, outcome},
@@ -60,16 +60,18 @@ pub(crate) async fn run(args: ApplyArgs) -> Result<ExitCode, Failure> {
     let wanted = manifests::load(&args.files)?;
     let connection = connect::connect(&args.target).await?;
     let breaking_changes =
-        warnings::print_warnings(&connection, &wanted.iter().map(|one| &one.plan).collect::<Vec<_>>())
+        warnings::print_warnings(&connection, &wanted.iter().map(|one| &one.resource).collect::<Vec<_>>())
             .await?;
     if !args.force && !breaking_changes.is_empty() {
         return Err(Failure::failed_with(breaking_changes.join("; "), HINT));
     }
-    let (maps, records): (Vec<_>, Vec<_>) =
-        wanted.into_iter().map(|one| one.plan).partition(|plan| matches!(plan, Plan::ShardMap(..)));
+    let (maps, records): (Vec<_>, Vec<_>) = wanted
+        .into_iter()
+        .map(|one| one.resource)
+        .partition(|resource| matches!(resource, Resource::ShardMap(..)));
     let mut done = apply_records(&connection, &records, args.dry_run).await?;
-    for plan in &maps {
-        if let Plan::ShardMap(name, map) = plan {
+    for resource in &maps {
+        if let Resource::ShardMap(name, map) = resource {
             let outcome = apply_map(&connection, name, map, args.dry_run).await?;
             done.push(DocumentResult { kind: "ShardMap", name: name.to_string(), outcome });
         }
@@ -80,13 +82,13 @@ pub(crate) async fn run(args: ApplyArgs) -> Result<ExitCode, Failure> {
 
 async fn apply_records(
     connection: &Connection,
-    plans: &[Plan],
+    resources: &[Resource],
     dry_run: bool,
 ) -> Result<Vec<DocumentResult>, Failure> {
-    if plans.is_empty() {
+    if resources.is_empty() {
         return Ok(Vec::new());
     }
-    let changes = changes::of(plans);
+    let changes = changes::of(resources);
     let request = ApplyRequest { ops: changes::ops(&changes), dry_run };
     let answer = connection.admin().apply(request).await?.into_inner();
     let done = answer.outcomes.into_iter().filter_map(|outcome| {

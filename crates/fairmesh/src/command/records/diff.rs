@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Args;
 use fairmesh_model::{
     ServiceName, ShardMap,
-    spec::{Document, Plan},
+    spec::{Document, Resource},
 };
 use serde_json::json;
 
@@ -46,43 +46,45 @@ struct Difference {
 pub(crate) async fn run(args: DiffArgs) -> Result<ExitCode, Failure> {
     let wanted = manifests::load(&args.files)?;
     let connection = connect::connect(&args.target).await?;
-    let plans: Vec<_> = wanted.iter().map(|one| &one.plan).collect();
-    for damage in apply::warnings::print_warnings(&connection, &plans).await? {
+    let resources: Vec<_> = wanted.iter().map(|one| &one.resource).collect();
+    for damage in apply::warnings::print_warnings(&connection, &resources).await? {
         eprintln!("warning: {damage}; 'apply' requires --force");
     }
     let mut differences = Vec::new();
     for one in &wanted {
-        let scope = match &one.plan {
-            Plan::Service(name, _)
-            | Plan::Policy(name, _)
-            | Plan::ShardMap(name, _)
-            | Plan::Endpoints(name, _) => Some(name.clone()),
-            Plan::Topology(..) | Plan::Hosts(_) => None,
+        let scope = match &one.resource {
+            Resource::Service(name, _)
+            | Resource::Policy(name, _)
+            | Resource::ShardMap(name, _)
+            | Resource::Endpoints(name, _) => Some(name.clone()),
+            Resource::Topology(..) | Resource::Hosts(_) => None,
         };
         let view = match scope {
             Some(name) => View::read(&connection, &Scope::Service(name), EVERY_KIND).await?,
             None => View::topology(&connection).await?,
         };
-        differences.extend(difference(one, stored(&one.plan, &view).as_ref())?);
+        differences.extend(difference(one, stored(&one.resource, &view).as_ref())?);
     }
     report(&differences, args.output_args.format())?;
     Ok(if differences.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_DIFFERENT) })
 }
 
-/// The stored record that a plan would replace.
-fn stored(plan: &Plan, view: &View) -> Option<Plan> {
+/// The stored record that a resource would replace.
+fn stored(resource: &Resource, view: &View) -> Option<Resource> {
     let of = |name: &ServiceName| view.services.get(name);
-    match plan {
-        Plan::Service(name, _) => Some(Plan::Service(name.clone(), of(name)?.service.clone()?.value)),
-        Plan::Policy(name, _) => Some(Plan::Policy(name.clone(), of(name)?.policy.clone()?.value)),
-        Plan::ShardMap(name, wanted) => {
-            Some(Plan::ShardMap(name.clone(), ordered_as(of(name)?.shards.as_ref()?, wanted)))
+    match resource {
+        Resource::Service(name, _) => Some(Resource::Service(name.clone(), of(name)?.service.clone()?.value)),
+        Resource::Policy(name, _) => Some(Resource::Policy(name.clone(), of(name)?.policy.clone()?.value)),
+        Resource::ShardMap(name, wanted) => {
+            Some(Resource::ShardMap(name.clone(), ordered_as(of(name)?.shards.as_ref()?, wanted)))
         }
-        Plan::Topology(..) if view.regions.value.regions.is_empty() => None,
-        Plan::Topology(..) => Some(Plan::Topology(view.regions.value.clone(), view.round_trips.clone())),
-        Plan::Hosts(_) if view.hosts.value.is_empty() => None,
-        Plan::Hosts(_) => Some(Plan::Hosts(view.hosts.value.clone())),
-        Plan::Endpoints(..) => None,
+        Resource::Topology(..) if view.regions.value.regions.is_empty() => None,
+        Resource::Topology(..) => {
+            Some(Resource::Topology(view.regions.value.clone(), view.round_trips.clone()))
+        }
+        Resource::Hosts(_) if view.hosts.value.is_empty() => None,
+        Resource::Hosts(_) => Some(Resource::Hosts(view.hosts.value.clone())),
+        Resource::Endpoints(..) => None,
     }
 }
 
@@ -91,13 +93,13 @@ fn ordered_as(stored: &ShardMap, wanted: &ShardMap) -> ShardMap {
     if apply::same_map(stored, wanted) { wanted.clone() } else { stored.clone() }
 }
 
-fn difference(wanted: &ManifestDocument, stored: Option<&Plan>) -> Result<Option<Difference>, Failure> {
-    let new = output::yaml(&Document::from(&wanted.plan))?;
-    let old = stored.map(|plan| output::yaml(&Document::from(plan))).transpose()?.unwrap_or_default();
+fn difference(wanted: &ManifestDocument, stored: Option<&Resource>) -> Result<Option<Difference>, Failure> {
+    let new = output::yaml(&Document::from(&wanted.resource))?;
+    let old = stored.map(|resource| output::yaml(&Document::from(resource))).transpose()?.unwrap_or_default();
     if old == new {
         return Ok(None);
     }
-    let (kind, name) = manifests::kind_and_name(&wanted.plan);
+    let (kind, name) = manifests::kind_and_name(&wanted.resource);
     let before = if stored.is_some() { format!("stored {kind} {name}") } else { "/dev/null".into() };
     let text = yaml_diff::unified(&old, &new, (before.trim_end(), &wanted.place));
     Ok(Some(Difference { kind, name, text }))

@@ -3,7 +3,7 @@
 use clap::{Args, ValueEnum};
 use fairmesh_model::{
     Record, RecordKey, Service, ServiceName,
-    spec::{Document, Plan},
+    spec::{Document, Resource},
 };
 use fairmesh_wire::{
     handshake::Connection,
@@ -73,8 +73,8 @@ impl HistoryKey {
     pub(super) fn document(&self, value: &[u8]) -> Result<Option<Document>, Failure> {
         let name = self.service.clone();
         Ok(match records::decode(&self.key(), value)? {
-            Record::Service(service) => Some(Document::from(&Plan::Service(name, service))),
-            Record::Policy(policy) => Some(Document::from(&Plan::Policy(name, policy))),
+            Record::Service(service) => Some(Document::from(&Resource::Service(name, service))),
+            Record::Policy(policy) => Some(Document::from(&Resource::Policy(name, policy))),
             Record::Endpoint(_)
             | Record::Verdict(_)
             | Record::Move(_)

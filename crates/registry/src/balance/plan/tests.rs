@@ -50,7 +50,7 @@ impl Fleet {
         }
     }
 
-    fn plan(&self, options: &PlanOptions) -> Plan {
+    fn plan(&self, options: &PlanOptions) -> MovePlan {
         let input = PlanInput {
             map: &self.map,
             servers: self.servers.clone(),
@@ -95,7 +95,7 @@ fn replicating() -> PlanOptions {
     PlanOptions::new(0, 0, BTreeSet::from([role()])).unwrap()
 }
 
-fn texts(plan: &Plan) -> Vec<String> {
+fn texts(plan: &MovePlan) -> Vec<String> {
     plan.moves.iter().map(ToString::to_string).collect()
 }
 
@@ -192,8 +192,9 @@ fn copies_of_a_shard_keep_apart_and_in_their_roles_and_zones() {
     assert!(!moves.is_empty() && moves.iter().all(|shard_move| shard_move.shard != ShardId(0)), "{moves:?}");
     // A server that serves only in another role does not receive this one.
     fleet.map.shards[5].replicas = vec![Replica { role: "log".parse().unwrap(), ..copy(2) }];
-    let to =
-        |plan: Plan| plan.moves.into_iter().filter_map(|shard_move| shard_move.to).collect::<BTreeSet<_>>();
+    let to = |plan: MovePlan| {
+        plan.moves.into_iter().filter_map(|shard_move| shard_move.to).collect::<BTreeSet<_>>()
+    };
     assert_eq!(to(fleet.plan(&options())), BTreeSet::from([name(1)]));
     // A draining server receives nothing either.
     fleet.servers[1].accepts = false;

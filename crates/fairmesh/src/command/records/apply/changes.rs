@@ -1,7 +1,7 @@
-//! Converts plans to writes.
+//! Converts resources to writes.
 
 use bytes::Bytes;
-use fairmesh_model::{Record, RecordKey, Replica, Shard, ShardMap, spec::Plan};
+use fairmesh_model::{Record, RecordKey, Replica, Shard, ShardMap, spec::Resource};
 use fairmesh_wire::{records, v1::Op};
 
 /// One record to write.
@@ -18,13 +18,13 @@ impl Change {
     }
 }
 
-/// The records of plans: topology first, so that references to regions resolve, then services and policies. Shard maps
+/// The records of resources: topology first, so that references to regions resolve, then services and policies. Shard maps
 /// and endpoints are not written by the admin API.
-pub(super) fn of(plans: &[Plan]) -> Vec<Change> {
+pub(super) fn of(resources: &[Resource]) -> Vec<Change> {
     let mut changes: Vec<(u8, Change)> = Vec::new();
-    for plan in plans {
-        match plan {
-            Plan::Topology(regions, round_trips) => {
+    for resource in resources {
+        match resource {
+            Resource::Topology(regions, round_trips) => {
                 let regions = Record::Regions(regions.clone());
                 changes.push((0, Change::new("Topology", "regions".into(), &RecordKey::Regions, &regions)));
                 let round_trips = Record::RoundTrips(round_trips.clone());
@@ -32,19 +32,19 @@ pub(super) fn of(plans: &[Plan]) -> Vec<Change> {
                     Change::new("Topology", "round trips".into(), &RecordKey::RoundTrips, &round_trips);
                 changes.push((0, change));
             }
-            Plan::Hosts(hosts) => {
+            Resource::Hosts(hosts) => {
                 let hosts = Record::Hosts(hosts.clone());
                 changes.push((0, Change::new("Hosts", "hosts".into(), &RecordKey::Hosts, &hosts)));
             }
-            Plan::Service(name, service) => {
+            Resource::Service(name, service) => {
                 let key = RecordKey::Service(name.clone());
                 changes.push((1, Change::new("Service", name.to_string(), &key, &service.clone().into())));
             }
-            Plan::Policy(name, policy) => {
+            Resource::Policy(name, policy) => {
                 let key = RecordKey::Policy(name.clone());
                 changes.push((2, Change::new("Policy", name.to_string(), &key, &policy.clone().into())));
             }
-            Plan::ShardMap(..) | Plan::Endpoints(..) => {}
+            Resource::ShardMap(..) | Resource::Endpoints(..) => {}
         }
     }
     changes.sort_by_key(|(order, _)| *order);
@@ -86,7 +86,7 @@ mod tests {
         );
         let Document::ShardMap(spec) = serde_json::from_str(&text).unwrap() else { panic!("{text}") };
         let _: &ShardMapSpec = &spec;
-        spec.plan().unwrap().1
+        spec.validate().unwrap().1
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fairmesh_model::{
-    BalancingPolicy, InstanceId, Policy, Region, Service, ServiceKind, ServiceName, ShardMap, spec::Plan,
+    BalancingPolicy, InstanceId, Policy, Region, Service, ServiceKind, ServiceName, ShardMap, spec::Resource,
 };
 use fairmesh_wire::handshake::Connection;
 
@@ -23,32 +23,35 @@ const MAX_NAMED: usize = 5;
 /// Kinds of records that warnings depend on.
 const KINDS: &[&str] = &["services", "endpoints", "policies", "shards"];
 
-/// Prints warnings about calls that would fail once the plans are written to standard error; returns those about calls
+/// Prints warnings about calls that would fail once the resources are written to standard error; returns those about calls
 /// that work now, which need confirmation.
 ///
 /// # Errors
 /// When a shard map is of a service that is not sharded: it would be refused after the rest is written.
-pub(crate) async fn print_warnings(connection: &Connection, plans: &[&Plan]) -> Result<Vec<String>, Failure> {
+pub(crate) async fn print_warnings(
+    connection: &Connection,
+    resources: &[&Resource],
+) -> Result<Vec<String>, Failure> {
     let mut known = View::default();
     let mut names: BTreeSet<ServiceName> =
-        plans.iter().flat_map(|plan| mentioned(plan)).map(|(name, _)| name).collect();
-    names.extend(declared(plans).map(|(name, _)| name.clone()));
+        resources.iter().flat_map(|resource| mentioned(resource)).map(|(name, _)| name).collect();
+    names.extend(declared(resources).map(|(name, _)| name.clone()));
     for name in names {
         let view = View::read(connection, &Scope::Service(name), KINDS).await?;
         known.services.extend(view.services);
     }
-    check_maps(&known, plans)?;
-    for warning in warnings(&known, plans) {
+    check_maps(&known, resources)?;
+    for warning in warnings(&known, resources) {
         eprintln!("warning: {warning}");
     }
-    Ok(breaking_changes(&known, plans))
+    Ok(breaking_changes(&known, resources))
 }
 
-/// Checks that every shard map is of a service that is sharded once the plans are written.
-fn check_maps(known: &View, plans: &[&Plan]) -> Result<(), Failure> {
-    for plan in plans {
-        let Plan::ShardMap(name, _) = plan else { continue };
-        let written = declared(plans).find_map(|(n, service)| (n == name).then_some(service));
+/// Checks that every shard map is of a service that is sharded once the resources are written.
+fn check_maps(known: &View, resources: &[&Resource]) -> Result<(), Failure> {
+    for resource in resources {
+        let Resource::ShardMap(name, _) = resource else { continue };
+        let written = declared(resources).find_map(|(n, service)| (n == name).then_some(service));
         let stored = || known.services.get(name)?.service.as_ref().map(|at| &at.value);
         let problem = match written.or_else(stored).map(|service| service.kind) {
             Some(ServiceKind::Sharded) => continue,
@@ -61,77 +64,81 @@ fn check_maps(known: &View, plans: &[&Plan]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Effects of the plans on calls that work now.
-fn breaking_changes(known: &View, plans: &[&Plan]) -> Vec<String> {
-    let mapped =
-        |name: &ServiceName| plans.iter().any(|plan| matches!(plan, Plan::ShardMap(n, _) if n == name));
+/// Effects of the resources on calls that work now.
+fn breaking_changes(known: &View, resources: &[&Resource]) -> Vec<String> {
+    let mapped = |name: &ServiceName| {
+        resources.iter().any(|resource| matches!(resource, Resource::ShardMap(n, _) if n == name))
+    };
     let damage = |(name, to)| {
         let change = Change { name, to: Some(to), mapped: mapped(name) };
         breaking_change::consequences(known.services.get(name)?, &change)
     };
-    declared(plans).filter_map(damage).collect()
+    declared(resources).filter_map(damage).collect()
 }
 
-/// The declarations among plans.
-fn declared<'a>(plans: &[&'a Plan]) -> impl Iterator<Item = (&'a ServiceName, &'a Service)> {
-    plans.iter().filter_map(|plan| match plan {
-        Plan::Service(name, service) => Some((name, service)),
+/// The declarations among resources.
+fn declared<'a>(resources: &[&'a Resource]) -> impl Iterator<Item = (&'a ServiceName, &'a Service)> {
+    resources.iter().filter_map(|resource| match resource {
+        Resource::Service(name, service) => Some((name, service)),
         _ => None,
     })
 }
 
-/// The services that a plan refers to, each with the reference in words.
-fn mentioned(plan: &Plan) -> Vec<(ServiceName, String)> {
-    match plan {
-        Plan::Policy(of, policy) => {
+/// The services that a resource refers to, each with the reference in words.
+fn mentioned(resource: &Resource) -> Vec<(ServiceName, String)> {
+    match resource {
+        Resource::Policy(of, policy) => {
             let targets = policy.routes.iter().flat_map(|route| {
                 let reference = format!("route '{}' of the policy of {of}", route.name);
                 route.targets().map(move |target| (target.clone(), reference.clone()))
             });
             std::iter::once((of.clone(), format!("the policy of {of}"))).chain(targets).collect()
         }
-        Plan::ShardMap(of, _) => vec![(of.clone(), format!("the shard map of {of}"))],
-        Plan::Service(..) | Plan::Topology(..) | Plan::Hosts(_) | Plan::Endpoints(..) => Vec::new(),
+        Resource::ShardMap(of, _) => vec![(of.clone(), format!("the shard map of {of}"))],
+        Resource::Service(..) | Resource::Topology(..) | Resource::Hosts(_) | Resource::Endpoints(..) => {
+            Vec::new()
+        }
     }
 }
 
-fn warnings(known: &View, plans: &[&Plan]) -> Vec<String> {
-    let written =
-        |name: &ServiceName| plans.iter().any(|plan| matches!(plan, Plan::Service(n, _) if n == name));
+fn warnings(known: &View, resources: &[&Resource]) -> Vec<String> {
+    let written = |name: &ServiceName| {
+        resources.iter().any(|resource| matches!(resource, Resource::Service(n, _) if n == name))
+    };
     let stored = |name: &ServiceName| known.services.get(name).is_some_and(|of| of.service.is_some());
     let mut warnings = Vec::new();
-    for plan in plans {
-        for (name, reference) in mentioned(plan) {
+    for resource in resources {
+        for (name, reference) in mentioned(resource) {
             if !written(&name) && !stored(&name) {
                 warnings.push(format!(
                     "{reference} names {name}, which is not declared: calls to it fail until it is"
                 ));
             }
         }
-        if let Plan::ShardMap(name, map) = plan {
+        if let Resource::ShardMap(name, map) = resource {
             warnings.extend(of_map(name, map, known.services.get(name)));
         }
     }
-    warnings.extend(unhashed(known, plans));
+    warnings.extend(unhashed(known, resources));
     warnings.dedup();
     warnings
 }
 
 /// Policies that balance by a hash which their services do not compute.
-fn unhashed(known: &View, plans: &[&Plan]) -> Vec<String> {
-    let subjects: BTreeSet<&ServiceName> = plans
+fn unhashed(known: &View, resources: &[&Resource]) -> Vec<String> {
+    let subjects: BTreeSet<&ServiceName> = resources
         .iter()
-        .filter_map(|plan| match plan {
-            Plan::Service(name, _) | Plan::Policy(name, _) => Some(name),
+        .filter_map(|resource| match resource {
+            Resource::Service(name, _) | Resource::Policy(name, _) => Some(name),
             _ => None,
         })
         .collect();
     let warning = |name: &ServiceName| {
         let stored = known.services.get(name);
-        let written = declared(plans).find_map(|(n, service)| (n == name).then_some(service));
+        let written = declared(resources).find_map(|(n, service)| (n == name).then_some(service));
         let service = written.or_else(|| stored?.service.as_ref().map(|at| &at.value))?;
-        let written = plans.iter().find_map(|plan| match plan {
-            Plan::Policy(n, policy) if n == name => Some(policy),
+        let written = resources.iter().find_map(|resource| match resource {
+            Resource::Policy(n, policy) if n == name => Some(policy),
             _ => None,
         });
         let policy: &Policy = written.or_else(|| stored?.policy.as_ref().map(|at| &at.value))?;

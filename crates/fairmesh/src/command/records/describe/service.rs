@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use fairmesh_model::{
     Capacities, Capacity, Hosts, Region, ServiceName,
-    spec::{Document, Plan, PolicySpec, ShardMapSpec},
+    spec::{Document, PolicySpec, Resource, ShardMapSpec},
 };
 use serde_json::{Value, json};
 
@@ -60,7 +60,7 @@ fn value(name: &ServiceName, one: &ServiceView, capacity: &Listing, health: &Lis
     json!({
         "name": name.to_string(),
         "service": one.service.as_ref().map(|service| {
-            Document::from(&Plan::Service(name.clone(), service.value.clone()))
+            Document::from(&Resource::Service(name.clone(), service.value.clone()))
         }),
         "policy": PolicySpec::of(name, &one.effective_policy()),
         "policyRevision": one.policy.as_ref().map(|policy| policy.revision),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use fairmesh_model::{
     FULL_SPEED, HostType,
-    spec::{Document, Plan},
+    spec::{Document, Resource},
 };
 use serde_json::json;
 
@@ -40,7 +40,7 @@ pub(super) fn hosts(view: &View) -> Listing {
         );
     }
     if !view.hosts.value.is_empty() {
-        listing.documents.push(Document::from(&Plan::Hosts(view.hosts.value.clone())));
+        listing.documents.push(Document::from(&Resource::Hosts(view.hosts.value.clone())));
     }
     listing
 }

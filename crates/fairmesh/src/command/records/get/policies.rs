@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fairmesh_model::{
     Balancing, BalancingPolicy, CallKind, HealthCheck, Locality, Outliers, Policy, Probe, Score, ServiceKind,
-    spec::{Document, Plan, PolicySpec, write_duration},
+    spec::{Document, PolicySpec, Resource, write_duration},
 };
 use serde_json::json;
 
@@ -31,7 +31,7 @@ pub(super) fn policies(view: &View) -> Listing {
             ],
             item,
         );
-        listing.documents.push(Document::from(&Plan::Policy(name.clone(), value.clone())));
+        listing.documents.push(Document::from(&Resource::Policy(name.clone(), value.clone())));
     }
     listing
 }

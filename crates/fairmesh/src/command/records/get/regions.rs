@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fairmesh_model::{
     DistanceSource, MeasuredDistance, Region,
-    spec::{Document, Plan},
+    spec::{Document, Resource},
 };
 use serde_json::{Value, json};
 
@@ -26,8 +26,8 @@ pub(super) fn regions(view: &View) -> Listing {
     }
     listing.second = Some((DISTANCES, rows));
     if !view.regions.value.regions.is_empty() {
-        let plan = Plan::Topology(view.regions.value.clone(), view.round_trips.clone());
-        listing.documents.push(Document::from(&plan));
+        let resource = Resource::Topology(view.regions.value.clone(), view.round_trips.clone());
+        listing.documents.push(Document::from(&resource));
     }
     listing
 }

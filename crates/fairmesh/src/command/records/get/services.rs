@@ -2,7 +2,7 @@
 
 use fairmesh_model::{
     Endpoint, EndpointState, Service, ServiceName,
-    spec::{Document, Plan},
+    spec::{Document, Resource},
 };
 use serde_json::{Value, json};
 
@@ -32,7 +32,7 @@ pub(super) fn services(view: &View) -> Listing {
             item(name, one, serving),
         );
         if let Some(service) = &one.service {
-            listing.documents.push(Document::from(&Plan::Service(name.clone(), service.value.clone())));
+            listing.documents.push(Document::from(&Resource::Service(name.clone(), service.value.clone())));
         }
     }
     listing
@@ -93,7 +93,7 @@ pub(crate) fn endpoints(name: &ServiceName, one: &ServiceView) -> Listing {
 
 fn endpoints_document(name: &ServiceName, one: &ServiceView) -> Document {
     let endpoints = one.endpoints.iter().map(|endpoint| endpoint.value.clone()).collect();
-    Document::from(&Plan::Endpoints(name.clone(), endpoints))
+    Document::from(&Resource::Endpoints(name.clone(), endpoints))
 }
 
 fn endpoint_row(endpoint: &Endpoint) -> Vec<String> {

@@ -2,7 +2,7 @@
 
 use fairmesh_model::{
     Replica, ReplicaState, ServiceName, ShardMap,
-    spec::{Document, Plan, ShardMapSpec},
+    spec::{Document, Resource, ShardMapSpec},
 };
 use serde_json::json;
 
@@ -31,7 +31,7 @@ pub(super) fn maps(view: &View) -> Listing {
                 "replicas": replicas,
             }),
         );
-        listing.documents.push(Document::from(&Plan::ShardMap(name.clone(), map.clone())));
+        listing.documents.push(Document::from(&Resource::ShardMap(name.clone(), map.clone())));
     }
     listing
 }
@@ -59,7 +59,7 @@ pub(crate) fn one_map(name: &ServiceName, map: &ShardMap) -> Listing {
     let mut item = json!(ShardMapSpec::of(name, map));
     item["version"] = json!(map.version);
     listing.items.push(item);
-    listing.documents.push(Document::from(&Plan::ShardMap(name.clone(), map.clone())));
+    listing.documents.push(Document::from(&Resource::ShardMap(name.clone(), map.clone())));
     listing
 }
 

@@ -32,7 +32,7 @@ pub(super) struct Author {
 
 /// The batch to write, and the outcome for each requested record.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct PlannedWrite {
     pub(super) batch: Batch,
     pub(super) outcomes: Vec<v1::Outcome>,
 }
@@ -97,9 +97,13 @@ fn expect(condition: Option<v1::Condition>) -> Result<Expect, Invalid> {
 }
 
 /// Compares the desired records with the node, and plans the writes.
-pub(super) fn plan(node: &Node, desired: Vec<DesiredRecord>, author: &Author) -> Result<Plan, WriteError> {
+pub(super) fn plan(
+    node: &Node,
+    desired: Vec<DesiredRecord>,
+    author: &Author,
+) -> Result<PlannedWrite, WriteError> {
     let read_at = node.revision().number;
-    let mut plan = Plan { batch: Batch::default(), outcomes: Vec::with_capacity(desired.len()) };
+    let mut plan = PlannedWrite { batch: Batch::default(), outcomes: Vec::with_capacity(desired.len()) };
     for wanted in desired {
         let key = wanted.key.to_string();
         let current = node.get(&key);

@@ -20,7 +20,7 @@ pub(super) const TURN: Duration = Duration::from_millis(150);
 
 /// How much is done.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Plan {
+pub(super) struct Scale {
     /// How often closed-loop load goes through all settings: a machine has moods that last for seconds, and no setting is to have
     /// one to itself.
     pub(super) passes: usize,
@@ -35,7 +35,7 @@ pub(super) struct Plan {
     pub(super) quick: bool,
 }
 
-impl Plan {
+impl Scale {
     pub(super) fn new(quick: bool) -> Self {
         let ms = Duration::from_millis;
         match quick {
