@@ -57,7 +57,8 @@ impl Failure {
     pub(crate) fn from_status(status: &Status) -> Self {
         let code = if status.code() == Code::InvalidArgument { INVALID } else { FAILED };
         let report = match status.code() {
-            Code::Unavailable => miette!(
+            // A status without a cause was sent by the control plane, such as that its disk takes no writes.
+            Code::Unavailable if std::error::Error::source(status).is_some() => miette!(
                 help = "check whether it still runs; the call may or may not have been applied",
                 "the connection to the control plane was lost: {}",
                 status.message()
