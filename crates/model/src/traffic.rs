@@ -69,8 +69,8 @@ impl Traffic {
             let hint = format!("write at most {MAX_TABLE_REGIONS}");
             return Err(Invalid::new("shares", "have too many regions", hint));
         }
-        self.shares.iter().try_for_each(|(from, shares)| {
-            shares.validate().map_err(|e| e.within(format!("shares of callers in {from}")))
-        })
+        self.shares
+            .iter()
+            .try_for_each(|(from, shares)| shares.validate().map_err(|e| e.within(format!("shares.{from}"))))
     }
 }

@@ -14,6 +14,7 @@ use crate::{
 
 mod compile;
 mod decide;
+mod eligible_copies;
 mod endpoint_ref;
 mod explain;
 mod pick_by_table;

@@ -11,7 +11,6 @@ use fairmesh_model::{
     Role, ServiceKind, VerdictEffect,
     arith::{hash_text, mix_pair},
 };
-
 use tables::UsableTable;
 
 use super::{EndpointStatus, Hashed, Holder, Node, Selection, ServiceTable, Sharding, Tier};
