@@ -99,7 +99,7 @@ async fn calls_follow_shares_that_a_person_writes_and_drains_come_before_them() 
     let request = b"GET / HTTP/1.1\r\nhost: cart.shop\r\nconnection: close\r\n\r\n";
     stream.write_all(request).await.unwrap();
     let refused = read_head(&mut stream).await;
-    assert!(refused.starts_with("HTTP/1.1 429 "), "{refused}");
+    assert!(refused.starts_with("http/1.1 429 "), "{refused}");
     proxy.reaches("dropped_calls_total", f64::from(CALLS)).await;
 
     // In shadow mode the table is shown, and no router follows it.

@@ -117,7 +117,7 @@ impl TrafficShares {
         }
         self.iter().try_for_each(|(class, shares)| match class {
             None => shares.validate(),
-            Some(class) => shares.validate().map_err(|e| e.within(class.to_string())),
+            Some(class) => shares.validate().map_err(|e| e.within(class)),
         })
     }
 }

@@ -52,11 +52,7 @@ pub(super) fn compile(
     let targets = compiler.targets(&indices, previous);
     let statuses = compiler.statuses(&indices, &preferred);
     let no_endpoint_error = compiler.no_endpoint_error();
-    let members = match &table {
-        Some(table) => table.members().into_iter().collect(),
-        None => tiers.first().map(|tier| tier.candidates.clone()).unwrap_or_default(),
-    };
-    compiler.admit(endpoint_stats, &config, &indices, &members);
+    compiler.admit(endpoint_stats, &config, &indices, &members(table.as_ref(), &tiers));
     let region_table = table.as_ref().map(|table| Box::new(compiler.compiled_table(table, &indices)));
     let selection = compiler.selection(&indices, tiers);
     ServiceTable {
@@ -78,6 +74,14 @@ pub(super) fn compile(
         locality,
         panicking_regions: panicking_regions.into_boxed_slice(),
         _index_pin: index_pin,
+    }
+}
+
+/// The endpoints that share this client's calls: those of the table, or of the lowest rank.
+fn members(table: Option<&UsableTable<'_>>, tiers: &[Positions]) -> Vec<usize> {
+    match table {
+        Some(table) => table.members().into_iter().collect(),
+        None => tiers.first().map(|tier| tier.candidates.clone()).unwrap_or_default(),
     }
 }
 
