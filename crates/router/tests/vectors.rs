@@ -421,8 +421,8 @@ fn traffic() -> Value {
     ]}})
 }
 
-#[test]
-fn region_tables() {
+/// Fleets whose calls a table divides, and the keys of the calls.
+fn divided_fleets() -> [(Fleet, &'static [Option<u128>]); 10] {
     let list = [
         ("a", "eu", "serving", 1000),
         ("b", "eu", "serving", 3000),
@@ -448,8 +448,8 @@ fn region_tables() {
     local["locality"] = json!({"localOnly": true});
     let mut near = traffic();
     near["locality"] = json!({"rings": ["35ms"]});
-    let none: &[Option<u128>] = &[None];
-    let cases = [
+    let none: &'static [Option<u128>] = &[None];
+    [
         (divided.clone(), none),
         // `us` drains.
         (Fleet { topology: topology(), ..divided.clone() }, none),
@@ -465,9 +465,13 @@ fn region_tables() {
             &[Some(1), Some(2), Some(3), Some(4), Some(5), Some(6), None],
         ),
         (keyed("sharded", map), &[Some(3), Some(618), Some(900), None]),
-    ];
+    ]
+}
+
+#[test]
+fn region_tables() {
     let bulk = Label::new("bulk").unwrap();
-    let cases = cases.map(|(fleet, keys)| {
+    let cases = divided_fleets().map(|(fleet, keys)| {
         let table = fleet.compile();
         let calls = keys.iter().flat_map(|key| [None, Some(&bulk)].map(|class| (*key, class)));
         let calls = calls.map(|(key, class)| {
