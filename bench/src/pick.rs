@@ -23,11 +23,11 @@ use fairmesh_client::{
 };
 use fairmesh_model::{
     Balancing, Endpoint, EndpointState, Hosts, InstanceId, KeyRange, Location, Policy, Protocol, Region,
-    Regions, Replica, ReplicaState, Role, RoundTrips, Service, ServiceKind, ServiceName, Shard, ShardId,
-    ShardKey, ShardMap, Verdicts,
+    RegionShares, RegionTable, Regions, Replica, ReplicaState, Role, RoundTrips, Service, ServiceKind,
+    ServiceName, Shard, ShardId, ShardKey, ShardMap, Share, TableOrigin, TrafficShares, Verdicts,
     arith::{Generator, mix64},
 };
-use fairmesh_router::{CompileInput, RequestView, ServiceTable, ShardTable};
+use fairmesh_router::{CompileInput, RequestView, ServiceTable, ShardTable, TableInput};
 
 use crate::report::Report;
 
@@ -114,6 +114,12 @@ pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
         allocations += series.report(&mut report, name, Some(CALL_NS), &about);
         fleets.push(fleet);
     }
+    let divided: Vec<_> = (0..SERVICES).map(known).collect();
+    divided.iter().enumerate().for_each(|(i, known)| learn_divided(known, i, 1000));
+    let series = Series::measure(effort, |calls, seed| call_in_turn(&divided, calls, seed));
+    let about =
+        format!("cycling through {SERVICES} services of 1000 endpoints in two regions, with a region table");
+    allocations += series.report(&mut report, "ns_1000_table", Some(1.5 * CALL_NS), &about);
     let (sharded, shards, map_notes) = sharded()?;
     let series = Series::measure(effort, |calls, seed| look_up(&shards, calls, seed));
     allocations += series.report(&mut report, "shard_ns", Some(SHARD_NS), &map_notes);
@@ -220,8 +226,8 @@ fn name(prefix: &str, i: usize) -> InstanceId {
     InstanceId::new(format!("{prefix}-{i}")).expect("letters and digits make an id")
 }
 
-fn place() -> Location {
-    Location::in_region(Region::new("eu").expect("letters make a region"))
+fn place(region: &str) -> Location {
+    Location::in_region(Region::new(region).expect("letters make a region"))
 }
 
 fn endpoints(prefix: &str, n: usize) -> Vec<Endpoint> {
@@ -229,7 +235,7 @@ fn endpoints(prefix: &str, n: usize) -> Vec<Endpoint> {
         mtls: false,
         instance: name(prefix, i),
         address: SocketAddr::from(([10, (i >> 16) as u8, (i >> 8) as u8, i as u8], 80)),
-        location: place(),
+        location: place("eu"),
         state: EndpointState::Serving,
         weight: 1000,
         lease: None,
@@ -244,23 +250,28 @@ fn known(service: usize) -> Known {
     Arc::new(Subscription::new(name))
 }
 
-/// Compiles and publishes a snapshot, as the library's resolver does.
-fn publish(
-    known: &Known,
+/// The records of a service.
+struct Records<'a> {
     kind: ServiceKind,
-    endpoints: &[Endpoint],
+    endpoints: &'a [Endpoint],
     subset: u32,
-    shards: Option<&Arc<ShardTable>>,
-) {
+    shards: Option<&'a Arc<ShardTable>>,
+    table: Option<&'a RegionTable>,
+}
+
+/// Compiles and publishes a snapshot, as the library's resolver does.
+fn publish(known: &Known, records: &Records<'_>) {
+    let &Records { kind, endpoints, subset, shards, table } = records;
     let facts = CompileInput {
         name: known.name(),
         service: &Service { kind, protocol: Protocol::Http1, virtual_address: None },
         policy: &Policy { balancing: Balancing { subset, ..Balancing::default() }, ..Policy::default() },
         endpoints,
         shards,
-        location: &place(),
+        location: &place("eu"),
         regions: &Regions::default(),
         round_trips: &RoundTrips::default(),
+        table: table.map(|table| TableInput { table, age: Duration::ZERO }),
         hosts: &Hosts::default(),
         health: &Verdicts::default(),
         client_id: "bench",
@@ -272,7 +283,28 @@ fn publish(
 
 /// Makes the endpoints of a service known, with calls in flight, so that a pick finds the loads of a busy client.
 fn learn(known: &Known, service: usize, n: usize, subset: u32) {
-    publish(known, ServiceKind::Replicated, &endpoints(&format!("s{service}"), n), subset, None);
+    let endpoints = endpoints(&format!("s{service}"), n);
+    let kind = ServiceKind::Replicated;
+    publish(known, &Records { kind, endpoints: &endpoints, subset, shards: None, table: None });
+    keep_busy(known);
+}
+
+/// The same with half of the endpoints in another region, and a table that divides calls between the two.
+fn learn_divided(known: &Known, service: usize, n: usize) {
+    let mut endpoints = endpoints(&format!("s{service}"), n);
+    endpoints.iter_mut().step_by(2).for_each(|endpoint| endpoint.location = place("us"));
+    let share = |percent: u32| Share::of_millionths(percent * 10_000).expect("at most 100 %");
+    let to = [("eu", 70), ("us", 30)].map(|(name, percent)| (place(name).region, share(percent)));
+    let default = Some(RegionShares { to: to.into(), dropped: Share::NONE });
+    let shares = TrafficShares { default, ..TrafficShares::default() };
+    let table = RegionTable { shares, origin: TableOrigin::ByHand };
+    let kind = ServiceKind::Replicated;
+    publish(known, &Records { kind, endpoints: &endpoints, subset: 20, shards: None, table: Some(&table) });
+    keep_busy(known);
+}
+
+/// Puts calls in flight.
+fn keep_busy(known: &Known) {
     if let ServiceState::Ready(ReadyService { upstream, .. }) = &*known.state() {
         let busy = upstream.candidates().filter(|candidate| candidate.in_subset).map(|c| c.index);
         busy.for_each(|index| (0..mix64(u64::from(index)) % 4).for_each(|_| upstream.begin(index)));
@@ -309,7 +341,8 @@ fn sharded() -> Result<(Known, Arc<ShardTable>, String), Box<dyn Error>> {
     let shards = Arc::new(ShardTable::compile(&map));
     let compiled = now() - start;
     let known = known(0);
-    publish(&known, ServiceKind::Sharded, &endpoints, 20, Some(&shards));
+    let kind = ServiceKind::Sharded;
+    publish(&known, &Records { kind, endpoints: &endpoints, subset: 20, shards: Some(&shards), table: None });
     let mut random = Generator::new(3);
     for found in 0..20_000 {
         let key = key(&mut random, found);

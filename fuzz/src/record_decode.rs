@@ -4,7 +4,7 @@
 use fairmesh_model::RecordKey;
 use fairmesh_wire::records;
 
-const KEYS: [&str; 10] = [
+const KEYS: [&str; 11] = [
     "/t/shop/services/cart",
     "/t/shop/endpoints/cart/eu/cart-0",
     "/t/shop/policies/cart",
@@ -15,6 +15,7 @@ const KEYS: [&str; 10] = [
     "/t/shop/health/cart/eu/cart-0",
     "/t/shop/history/services/cart/00000000000000000042",
     "/t/shop/history/policies/cart/00000000000000000042",
+    "/t/shop/tables/cart/eu",
 ];
 
 /// What must hold of these bytes.

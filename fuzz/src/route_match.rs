@@ -133,6 +133,7 @@ pub fn run(data: &[u8]) {
         location: &Location::in_region(Region::new("eu").expect("the name is well formed")),
         regions: &Regions::default(),
         round_trips: &RoundTrips::default(),
+        table: None,
         hosts: &Hosts::default(),
         health: &Verdicts::default(),
         client_id: "",

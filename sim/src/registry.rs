@@ -180,6 +180,7 @@ impl Registry {
             location,
             regions: &self.regions,
             round_trips: &self.round_trips,
+            table: None,
             hosts: &self.hosts,
             health: &self.health,
             // Simulated policies have no routes.

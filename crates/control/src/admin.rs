@@ -3,6 +3,7 @@
 mod history;
 mod planned_write;
 mod split;
+mod tables;
 
 use std::{sync::Arc, time::UNIX_EPOCH};
 

@@ -1,11 +1,11 @@
 //! Records of the RIB, decoded and grouped by service, for display.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
 use fairmesh_model::{
-    Endpoint, Hosts, Invalid, Policy, Prefix, Record, RecordKey, Region, Regions, RoundTrips, Service,
-    ServiceName, ShardMap, ShardMove, Tenant, Verdicts,
+    Endpoint, Hosts, Invalid, Policy, Prefix, Record, RecordKey, Region, RegionTable, Regions, RoundTrips,
+    Service, ServiceName, ShardMap, ShardMove, TableOrigin, Tenant, Verdicts,
 };
 use fairmesh_wire::{handshake::Connection, records, shards};
 
@@ -27,6 +27,8 @@ pub(crate) struct ServiceView {
     pub(crate) health: Verdicts,
     pub(crate) shards: Option<ShardMap>,
     pub(crate) moves: Vec<ShardMove>,
+    /// By the region of the callers.
+    pub(crate) tables: BTreeMap<Region, At<RegionTable>>,
 }
 
 /// A part of the RIB.
@@ -44,6 +46,21 @@ impl<T: Default> Default for At<T> {
     }
 }
 
+/// Time since a moment in milliseconds since 1970, for display; zero if this machine's clock is behind.
+pub(crate) fn age_of(at_ms: u64) -> Duration {
+    #[allow(clippy::disallowed_methods, reason = "ages of records are shown by the wall clock")]
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    now.saturating_sub(Duration::from_millis(at_ms))
+}
+
+/// The age of a table by the clock of this machine; routers go by the age of their data.
+pub(crate) fn table_age(table: &RegionTable) -> Duration {
+    match table.origin {
+        TableOrigin::ByHand => Duration::ZERO,
+        TableOrigin::Planned(confirmed) => age_of(confirmed.at_ms),
+    }
+}
+
 /// The services that a command reads.
 #[derive(Clone, Debug)]
 pub(crate) enum Scope {
@@ -53,7 +70,8 @@ pub(crate) enum Scope {
 }
 
 /// Kinds of records, as key segments below a tenant.
-pub(crate) const EVERY_KIND: &[&str] = &["services", "policies", "endpoints", "health", "shards", "moves"];
+pub(crate) const EVERY_KIND: &[&str] =
+    &["services", "policies", "endpoints", "health", "shards", "moves", "tables"];
 
 impl Scope {
     fn prefixes(&self, kinds: &[&str]) -> Vec<Prefix> {
@@ -73,6 +91,7 @@ fn of_service(name: &ServiceName, kind: &str) -> Prefix {
         "endpoints" => Prefix::endpoints(name, None),
         "health" => Prefix::health(name, None),
         "shards" => Prefix::shards(name, None),
+        "tables" => Prefix::tables(name),
         _ => Prefix::moves(name),
     }
 }
@@ -127,6 +146,11 @@ impl View {
                 }
             }
             (Record::Move(value), Some(of)) => of.moves.push(value),
+            (Record::RegionTable(value), Some(of)) => {
+                if let RecordKey::RegionTable(_, from) = key {
+                    of.tables.insert(from, At { value, revision });
+                }
+            }
             (Record::Regions(value), _) => self.regions = At { value, revision },
             (Record::RoundTrips(value), _) => self.round_trips.set_declared(value),
             (Record::MeasuredDistances(value), _) => {

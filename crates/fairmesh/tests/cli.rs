@@ -17,4 +17,5 @@ mod cli {
     pub(crate) mod routes;
     pub(crate) mod sim;
     pub(crate) mod support;
+    pub(crate) mod tables;
 }

@@ -162,6 +162,7 @@ impl Picker {
                 locality: Locality::default(),
                 health_check: None,
                 lookaside: None,
+                traffic: None,
                 ..policy
             },
             revision,
@@ -268,10 +269,18 @@ fn choose(
         true => Vec::new(),
         false => failed_indexes(upstream, &query.avoid),
     };
+    let (_, call_seed) = now_and_seed();
     let mut chosen: Vec<EndpointPick> = Vec::new();
     while chosen.len() < limit {
         let (now, seed) = now_and_seed();
-        let ask = PickParams { key: query.key, role: query.role.as_ref(), avoid: &avoid };
+        let ask = PickParams {
+            key: query.key,
+            role: query.role.as_ref(),
+            avoid: &avoid,
+            class: None,
+            call_seed,
+            admitted: !chosen.is_empty(),
+        };
         let picked = match upstream.pick(&ask, now, seed) {
             Ok(picked) => picked,
             Err(why) if chosen.is_empty() => {
@@ -289,11 +298,15 @@ fn choose(
     Ok(chosen)
 }
 
-/// Whether a further pick is another endpoint in the same ring and state as the first.
+/// Whether a further pick is another endpoint in the same ring and state as the first; with a region table also in the
+/// same region, since callers would divide their calls evenly.
 fn is_equivalent(upstream: &ServiceTable, first: &EndpointPick, picked: &EndpointPick) -> bool {
     let reach = |index| {
         let found = upstream.candidates().find(|candidate| candidate.index == index);
-        found.map(|candidate| (candidate.distance.ring, candidate.distance.draining))
+        found.map(|candidate| {
+            let region = upstream.has_region_table().then_some(&candidate.target.location.region);
+            (candidate.distance.ring, candidate.distance.draining, region)
+        })
     };
     first.index != picked.index
         && first.last_resort == picked.last_resort

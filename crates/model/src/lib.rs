@@ -22,6 +22,7 @@ mod shard;
 pub mod spec;
 pub mod suggestion;
 mod topology;
+mod traffic;
 
 pub use authority::{HostPort, host_name};
 pub use counted::{Counted, counted};
@@ -55,3 +56,8 @@ pub use topology::{
     MeasuredDistances, is_plausible,
 };
 pub use topology::{DistanceSource, RegionInfo, Regions, RoundTrips};
+pub use traffic::{
+    Confirmation, MAX_TABLE_CLASSES, MAX_TABLE_REGIONS, RegionShares, RegionTable, SMALLEST_SHARE,
+    TableForce, TableOrigin, TrafficShares,
+};
+pub use traffic::{Traffic, TrafficMode, TrafficPlanner};

@@ -5,7 +5,7 @@ mod timeouts;
 
 use std::{fmt, time::Duration};
 
-use crate::{HealthCheck, Invalid, RateLimit, Route, route::is_token, spec::write_duration};
+use crate::{HealthCheck, Invalid, RateLimit, Route, Traffic, route::is_token, spec::write_duration};
 
 pub use balancing::{Balancing, BalancingPolicy, LoadSignal, Outliers, Score};
 pub use timeouts::{CallKind, Timeouts};
@@ -32,6 +32,8 @@ pub struct Policy {
     pub health_check: Option<HealthCheck>,
     /// The address of the service's own lookaside, which leases endpoints to callers: `host:port`, or `unix:/path`.
     pub lookaside: Option<String>,
+    /// How calls are divided among regions; `None` leaves it to the rings. Boxed, since few policies have it.
+    pub traffic: Option<Box<Traffic>>,
 }
 
 /// Regions that calls may go to, in order of preference (ServiceRouter §3.4.1).
@@ -137,6 +139,10 @@ impl Policy {
             .as_ref()
             .map_or(Ok(()), HealthCheck::validate)
             .map_err(|e| e.within("healthCheck"))?;
+        self.traffic
+            .as_ref()
+            .map_or(Ok(()), |traffic| traffic.validate())
+            .map_err(|e| e.within("traffic"))?;
         self.lookaside.as_deref().map_or(Ok(()), check_lookaside)
     }
 }

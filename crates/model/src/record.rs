@@ -1,7 +1,9 @@
 mod revision;
 mod rib_key;
 
-use crate::{Endpoint, Hosts, MeasuredDistances, Policy, Regions, RoundTrips, Service, ShardMove, Verdict};
+use crate::{
+    Endpoint, Hosts, MeasuredDistances, Policy, RegionTable, Regions, RoundTrips, Service, ShardMove, Verdict,
+};
 
 pub use revision::{Cursor, Revision, StoreId};
 pub use rib_key::{ChunkHash, HistoryKind, Prefix, RecordKey, ShardPart};
@@ -23,6 +25,8 @@ pub enum Record {
     Verdict(Verdict),
     /// At `moves/`.
     Move(ShardMove),
+    /// At `tables/`.
+    RegionTable(RegionTable),
     /// At `topology/regions`.
     Regions(Regions),
     /// At `topology/rtt`.

@@ -16,6 +16,7 @@ mod service;
 mod shards;
 mod text;
 mod topology;
+mod traffic;
 
 use serde::{Deserialize, Serialize};
 
@@ -34,6 +35,7 @@ pub use service::ServiceSpec;
 pub use shards::{IntervalSpec, ReplicaSpec, ShardMapSpec, ShardSpec};
 pub use text::{KeyText, read_duration, write_duration};
 pub use topology::{RegionSpec, RoundTripSpec, TopologySpec};
+pub use traffic::{SharesSpec, TrafficSpec};
 
 use crate::{Endpoint, Hosts, Invalid, Policy, Regions, RoundTrips, Service, ServiceName, ShardMap};
 

@@ -1,8 +1,8 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use fairmesh_model::{
-    DistanceSource, Endpoint, EndpointState, Hosts, InstanceId, Location, Policy, Protocol, Regions,
-    RoundTrips, Service, ServiceName, Verdict, Verdicts,
+    DistanceSource, Endpoint, EndpointState, Hosts, InstanceId, Location, Policy, Protocol, RegionTable,
+    Regions, RoundTrips, Service, ServiceName, Verdict, Verdicts,
 };
 
 use crate::{ReceivedReport, ShardTable};
@@ -26,6 +26,8 @@ pub struct CompileInput<'a> {
     pub regions: &'a Regions,
     /// Round trips between them, declared and measured.
     pub round_trips: &'a RoundTrips,
+    /// The region table of the caller's region, if it has one.
+    pub table: Option<TableInput<'a>>,
     /// Speeds of the machines of endpoints.
     pub hosts: &'a Hosts,
     /// Verdicts of active health checks.
@@ -34,6 +36,16 @@ pub struct CompileInput<'a> {
     pub client_id: &'a str,
     /// The caller's id, hashed by [`fairmesh_model::arith::hash_text`]; the same after a restart.
     pub client: u64,
+}
+
+/// A region table and how old it is.
+#[derive(Clone, Copy, Debug)]
+pub struct TableInput<'a> {
+    /// The table of the caller's region.
+    pub table: &'a RegionTable,
+    /// Time since its planner confirmed it, by the age of the data. Compile it again when it
+    /// [weakens](RegionTable::weakens_at).
+    pub age: Duration,
 }
 
 /// An endpoint, with all that a caller needs to connect. Shared between snapshots (the same `Arc`) while it is

@@ -1,7 +1,7 @@
 //! Routing decisions: compiles the records of one service into an immutable [`ServiceTable`], and picks an endpoint
 //! for each call.
 //!
-//! The order is fixed: route, shard, ring, subset, pick. Every step is a function of (snapshot, counts, request, now,
+//! The order is fixed: route, shard, region, subset, pick. Every step is a function of (snapshot, counts, request, now,
 //! seed) in integers, without allocation, lock or clock; [`ServiceTable::explain`] runs the same code with a tracer
 //! that records the reasons. One mutable table updated in place was rejected: a call could observe half of a change,
 //! and readers would need a lock.
@@ -17,7 +17,7 @@ mod shard_table;
 mod token_bucket;
 mod trace;
 
-pub use compile_input::{Candidate, CompileInput, EndpointTarget, RegionDistance};
+pub use compile_input::{Candidate, CompileInput, EndpointTarget, RegionDistance, TableInput};
 pub use fairmesh_balancer::{EndpointStats, LoadReport, Outcome, ReceivedReport};
 pub use request::{EndpointPick, Headers, PickError, PickParams, RequestView, RouteDecision};
 pub use route_actions::{DirectResponse, RouteActions};

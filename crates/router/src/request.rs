@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use fairmesh_model::{KeyRange, Label, Region, Role, ServiceName, ShardId, ShardKey, Timeouts};
+use fairmesh_model::{KeyRange, Label, Region, Role, ServiceName, ShardId, ShardKey, Share, Timeouts};
 
 use crate::RouteActions;
 
@@ -77,6 +77,12 @@ pub struct PickParams<'a> {
     pub role: Option<&'a Role>,
     /// Indices of earlier attempts of this call; one is picked again only if no other endpoint is left.
     pub avoid: &'a [u32],
+    /// The traffic class of the call, which selects the shares of a region table.
+    pub class: Option<&'a Label>,
+    /// Random, and the same for all attempts of a call: a region table draws its region from it.
+    pub call_seed: u64,
+    /// Whether an attempt of the call was made, so that no region table drops it any more.
+    pub admitted: bool,
 }
 
 /// The result of a pick.
@@ -128,6 +134,16 @@ pub enum PickError {
         shard: ShardId,
         /// The requested role.
         role: Option<Role>,
+    },
+    /// The region table drops a share of these calls, and this is one of them.
+    #[error(
+        "calls from {region} are more than can be served: {share} of them are dropped, and this is one; retry later"
+    )]
+    Dropped {
+        /// The caller's region.
+        region: Region,
+        /// The share of calls that are dropped.
+        share: Share,
     },
     /// The service is sharded and its shard map does not exist yet.
     #[error("the service is sharded and has no shard map yet; apply one")]

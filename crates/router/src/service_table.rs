@@ -2,7 +2,7 @@ use std::{sync::Arc, time::Duration};
 
 use fairmesh_balancer::{CandidateSet, EndpointStats, IndexPin, Outcome, PickConfig};
 use fairmesh_model::{
-    BalancingPolicy, KeyRange, Policy, Protocol, Region, Role, Scope, ServiceName, ShardKey, Timeouts,
+    BalancingPolicy, KeyRange, Label, Policy, Protocol, Region, Role, Scope, ServiceName, ShardKey, Timeouts,
     Verdict,
 };
 
@@ -14,10 +14,14 @@ use crate::{
 
 mod compile;
 mod decide;
+mod eligible_copies;
 mod endpoint_ref;
 mod explain;
+mod pick_by_table;
+mod region_table;
 
 pub use endpoint_ref::EndpointRef;
+use region_table::CompiledTable;
 
 /// The compiled routing table of one service for one caller: immutable except for the counters.
 ///
@@ -33,6 +37,8 @@ pub struct ServiceTable {
     timeouts: Timeouts,
     /// Ranks from this one on should not be called.
     last_resort: u32,
+    /// How calls are divided among regions, before rings decide.
+    region_table: Option<Box<CompiledTable>>,
     selection: Selection,
     name: ServiceName,
     /// The caller's hash, salted with the service.
@@ -130,6 +136,8 @@ pub struct Explanation {
     pub target: ServiceName,
     /// The key of the call: given by the caller, or read from the request as the policy says.
     pub key: Option<ShardKey>,
+    /// The traffic class of the call, if its route sets one.
+    pub class: Option<Label>,
     /// The direct response, if no endpoint is picked because of one.
     pub direct_response: Option<DirectResponse>,
     /// The pick or its error; `None` if there is a [direct response](Self::direct_response), or if the call goes to
@@ -167,7 +175,7 @@ impl ServiceTable {
         self.locality.home()
     }
 
-    /// Its policy without the routes.
+    /// Its policy without the routes and the shares of regions, which are compiled.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
@@ -315,14 +323,22 @@ impl ServiceTable {
         self.targets.get(index as usize)?.as_ref()
     }
 
-    /// Indices of the endpoints that share calls by load while all are healthy: those of the lowest rank; empty where
-    /// only the key decides.
+    /// Indices of the endpoints that share calls by load while all are healthy: those of the lowest rank, or of the
+    /// regions of the region table; empty where only the key decides.
     pub fn nearest(&self) -> &[u32] {
+        if let Some(table) = &self.region_table {
+            return &table.members;
+        }
         match &self.selection {
             Selection::Replicated { nearest, .. } => nearest.candidates.as_candidates().indices(),
             Selection::Sharded(Some(sharding)) => &sharding.nearest,
             Selection::Hashed(_) | Selection::Sharded(None) => &[],
         }
+    }
+
+    /// Whether a region table divides its calls among regions.
+    pub fn has_region_table(&self) -> bool {
+        self.region_table.is_some()
     }
 
     /// The regions in panic mode: verdicts against more than half of the capacity that serves there are ignored.
@@ -351,7 +367,10 @@ impl ServiceTable {
     /// The endpoint that gets every request, whatever it contains: the only one of a replicated service without routes, limits
     /// and a total timeout. `None` for other services, whose requests need a decision each.
     pub fn sole_endpoint(&self) -> Option<u32> {
-        let is_uniform = self.routes.len() == 0 && self.bucket.is_none() && self.timeouts.total.is_none();
+        let is_uniform = self.routes.len() == 0
+            && self.bucket.is_none()
+            && self.timeouts.total.is_none()
+            && self.region_table.is_none();
         let Selection::Replicated { nearest, .. } = &self.selection else { return None };
         if !is_uniform || nearest.candidates.as_candidates().len() != 1 {
             return None;

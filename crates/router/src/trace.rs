@@ -8,7 +8,8 @@ use crate::{EndpointTarget, ServiceTable};
 /// One step of a decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// The kind of step: `route`, `action`, `key`, `shard`, `region`, `health`, `subset`, `pick`.
+    /// The kind of step: `route`, `action`, `key`, `region`, `health`, `table`, `draw`, `shard`,
+    /// `subset`, `pick`.
     pub title: &'static str,
     /// The decision and its inputs.
     pub detail: String,

@@ -1,10 +1,11 @@
-//! Memory of a compiled service: a shared proxy holds tens of thousands.
+//! Memory of a compiled service, of which a shared proxy holds tens of thousands, and of decisions, which need none.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 #![allow(unsafe_code, reason = "implements a counting global allocator")]
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
+    cell::Cell,
     sync::{
         Arc,
         atomic::{AtomicI64, Ordering::Relaxed},
@@ -13,10 +14,13 @@ use std::{
 };
 
 use fairmesh_model::{
-    Hosts, Label, Location, PathMatch, Policy, Protocol, Region, Regions, RoundTrips, Route, Service,
-    ServiceKind, ServiceName, Verdicts,
+    Hosts, KeyRange, Label, Location, PathMatch, Policy, Protocol, Region, RegionShares, RegionTable,
+    Regions, Replica, ReplicaState, RoundTrips, Route, Service, ServiceKind, ServiceName, Shard, ShardId,
+    ShardKey, ShardMap, TableOrigin, TrafficShares, Verdicts,
 };
-use fairmesh_router::{CompileInput, EndpointStats, ServiceTable};
+use fairmesh_router::{
+    CompileInput, EndpointStats, PickError, PickParams, ServiceTable, ShardTable, TableInput,
+};
 use fairmesh_test_support::endpoint;
 
 /// The most bytes of one service with two routes and one endpoint.
@@ -28,6 +32,11 @@ struct Counting;
 
 static IN_USE: AtomicI64 = AtomicI64::new(0);
 
+thread_local! {
+    /// Allocations of this thread: tests may run side by side.
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
@@ -35,6 +44,7 @@ static ALLOCATOR: Counting = Counting;
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         IN_USE.fetch_add(layout.size() as i64, Relaxed);
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
         // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
@@ -66,6 +76,7 @@ fn compiled(name: &str) -> (Arc<EndpointStats>, Box<ServiceTable>) {
         location: &here,
         regions: &Regions::default(),
         round_trips: &RoundTrips::default(),
+        table: None,
         hosts: &Hosts::default(),
         health: &Verdicts::default(),
         client_id: "proxy",
@@ -83,4 +94,68 @@ fn a_service_with_two_routes_and_one_endpoint_fits_into_5000_bytes() {
     let each = (IN_USE.load(Relaxed) - before) / SERVICES;
     assert!(each <= MOST, "{each} bytes");
     drop(services);
+}
+
+/// 70 % to `eu`, 20 % to `us`, 10 % dropped.
+fn table() -> RegionTable {
+    let share = |text: &str| text.parse().unwrap();
+    let to = [("eu", "70%"), ("us", "20%")].map(|(name, text)| (Region::new(name).unwrap(), share(text)));
+    let shares = RegionShares { to: to.into(), dropped: share("10%") };
+    let shares = TrafficShares { default: Some(shares), ..TrafficShares::default() };
+    RegionTable { shares, origin: TableOrigin::ByHand }
+}
+
+fn with_table(kind: ServiceKind) -> ServiceTable {
+    let endpoints = [endpoint("a", "eu"), endpoint("b", "eu"), endpoint("c", "us")];
+    let replicas = endpoints.iter().map(|endpoint| Replica {
+        instance: endpoint.instance.clone(),
+        region: endpoint.location.region.clone(),
+        role: "primary".parse().unwrap(),
+        state: ReplicaState::Serving,
+    });
+    let shard = Shard { id: ShardId(0), start: ShardKey(0), replicas: replicas.collect() };
+    let map = ShardMap { version: 1, interval: KeyRange::ALL, shards: vec![shard] };
+    let input = CompileInput {
+        name: &ServiceName::new("shop/cart").unwrap(),
+        service: &Service { kind, protocol: Protocol::Http1, virtual_address: None },
+        policy: &Policy::default(),
+        endpoints: &endpoints,
+        shards: Some(&Arc::new(ShardTable::compile(&map))),
+        location: &Location::in_region(Region::new("eu").unwrap()),
+        regions: &Regions::default(),
+        round_trips: &RoundTrips::default(),
+        table: Some(TableInput { table: &table(), age: Duration::ZERO }),
+        hosts: &Hosts::default(),
+        health: &Verdicts::default(),
+        client_id: "proxy",
+        client: 1,
+    };
+    ServiceTable::compile(&input, &Arc::default(), None)
+}
+
+#[test]
+fn a_decision_by_a_region_table_allocates_nothing() {
+    for kind in [ServiceKind::Replicated, ServiceKind::ConsistentHash, ServiceKind::Sharded] {
+        let compiled = with_table(kind);
+        let (mut picked, mut dropped) = (0, 0);
+        for call in 0..10_000 {
+            let key = Some(ShardKey(u128::from(call)));
+            let ask = PickParams { key, call_seed: call, ..PickParams::default() };
+            let before = ALLOCATIONS.get();
+            let result = compiled.pick(&ask, 0, call);
+            let allocations = ALLOCATIONS.get() - before;
+            match result {
+                Ok(_) => {
+                    assert_eq!(allocations, 0, "{kind:?}");
+                    picked += 1;
+                }
+                // Its error is boxed, as all are.
+                Err(why) => {
+                    assert!(matches!(*why, PickError::Dropped { .. }) && allocations <= 1, "{why}");
+                    dropped += 1;
+                }
+            }
+        }
+        assert!(picked > 8_000 && dropped > 500, "{kind:?}: {picked} picked, {dropped} dropped");
+    }
 }

@@ -2,14 +2,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use fairmesh_model::{
-    Hosts, Location, Region, Regions, Role, RoundTrips, ShardKey, Verdicts,
+    Confirmation, Hosts, Label, Location, Region, RegionTable, Regions, Role, RoundTrips, ShardKey,
+    TableOrigin, Verdicts,
     arith::Generator,
     spec::{EndpointsSpec, HostsSpec, PolicySpec, ServiceSpec, ShardMapSpec, TopologySpec},
 };
-use fairmesh_router::{CompileInput, DirectResponse, PickParams, RequestView, ServiceTable, ShardTable};
+use fairmesh_router::{
+    CompileInput, DirectResponse, PickParams, RequestView, ServiceTable, ShardTable, TableInput,
+};
 use serde_json::{Value, json};
 
 #[path = "../../../vectors/support.rs"]
@@ -33,12 +36,14 @@ struct Fleet {
     topology: Value,
     hosts: Value,
     shard_map: Value,
+    /// Of a table with the shares of the policy, if a planner wrote it: seconds since it was confirmed.
+    confirmed: Option<u64>,
 }
 
 impl Fleet {
     fn replicated(policy: Value, endpoints: Value) -> Self {
         let [topology, hosts, shard_map] = [Value::Null, Value::Null, Value::Null];
-        Self { kind: "replicated", policy, endpoints, topology, hosts, shard_map }
+        Self { kind: "replicated", policy, endpoints, topology, hosts, shard_map, confirmed: None }
     }
 
     fn compile(&self) -> ServiceTable {
@@ -59,6 +64,14 @@ impl Fleet {
             Arc::new(ShardTable::compile(&map))
         });
         let location = Location::in_region(Region::new("eu").unwrap());
+        let tables = policy.traffic.iter().flat_map(|traffic| traffic.tables());
+        let table = tables.filter(|(from, _)| **from == location.region).map(|(_, table)| table).next();
+        let planned = TableOrigin::Planned(Confirmation { round: 1, at_ms: 0 });
+        let table = table.map(|table| match self.confirmed {
+            None => table,
+            Some(_) => RegionTable { origin: planned, ..table },
+        });
+        let age = Duration::from_secs(self.confirmed.unwrap_or_default());
         let input = CompileInput {
             name: &name,
             service: &service,
@@ -68,6 +81,7 @@ impl Fleet {
             location: &location,
             regions: &regions,
             round_trips: &round_trips,
+            table: table.as_ref().map(|table| TableInput { table, age }),
             hosts: &hosts,
             health: &Verdicts::default(),
             client_id: CLIENT_ID,
@@ -377,13 +391,14 @@ fn calls_by_key() {
         topology: topology(),
         hosts: Value::Null,
         shard_map: map,
+        confirmed: None,
     };
     let hashed = Fleet { kind: "consistent-hash", shard_map: Value::Null, ..sharded.clone() };
     let calls = |fleet: &Fleet, keys: &[Option<u128>], roles: &[Option<&str>]| {
         let table = fleet.compile();
         let case = |(key, role): (Option<u128>, Option<&str>)| {
             let role = role.map(|role| Role::new(role).unwrap());
-            let params = PickParams { key: key.map(ShardKey), role: role.as_ref(), avoid: &[] };
+            let params = PickParams { key: key.map(ShardKey), role: role.as_ref(), ..PickParams::default() };
             let picks: Vec<_> = (0..8).map(|seed| picked(&table, &params, seed)).collect();
             json!({"key": key.map(|key| key.to_string()), "role": role, "picked_by_seed_0_to_7": picks})
         };
@@ -395,4 +410,82 @@ fn calls_by_key() {
     let cases =
         vec![calls(&sharded, &[Some(618), Some(3), Some(900), None], &roles), calls(&hashed, &keys, &[None])];
     check("keys.json", &[("cases", cases)]);
+}
+
+/// Shares of callers in `eu`; all of class `bulk` go to `asia`.
+fn traffic() -> Value {
+    json!({"service": "shop/cart", "traffic": {"shares": [
+        {"from": "eu", "to": {"eu": "50%", "near": "20%", "us": "15%", "asia": "5%"}, "dropped": "10%"},
+        {"from": "eu", "class": "bulk", "to": {"asia": "100%"}},
+        {"from": "us", "to": {"us": "100%"}},
+    ]}})
+}
+
+/// Fleets whose calls a table divides, and the keys of the calls.
+fn divided_fleets() -> [(Fleet, &'static [Option<u128>]); 10] {
+    let list = [
+        ("a", "eu", "serving", 1000),
+        ("b", "eu", "serving", 3000),
+        ("c", "near", "serving", 1000),
+        ("d", "us", "serving", 1000),
+        ("e", "asia", "serving", 1000),
+    ];
+    let without = |instance: &str| -> Vec<_> {
+        list.into_iter()
+            .map(|one| if one.0 == instance { (one.0, one.1, "draining", one.3) } else { one })
+            .collect()
+    };
+    let mut undrained = topology();
+    undrained["regions"][2] = json!({"name": "us"});
+    let divided = Fleet { topology: undrained.clone(), ..Fleet::replicated(traffic(), endpoints(&list)) };
+    let replica = |instance: &str, region: &str| json!({"instance": instance, "region": region, "role": "primary", "state": "serving"});
+    let map = json!({"service": "shop/cart", "version": 3, "interval": {"start": 0, "end": 900}, "shards": [
+        {"id": 4, "start": 0, "replicas": [replica("a", "eu"), replica("d", "us")]},
+        {"id": 5, "start": 500, "replicas": [replica("d", "us"), replica("e", "asia")]},
+    ]});
+    let keyed = |kind, shard_map| Fleet { kind, shard_map, ..divided.clone() };
+    let mut local = traffic();
+    local["locality"] = json!({"localOnly": true});
+    let mut near = traffic();
+    near["locality"] = json!({"rings": ["35ms"]});
+    let none: &'static [Option<u128>] = &[None];
+    [
+        (divided.clone(), none),
+        // `us` drains.
+        (Fleet { topology: topology(), ..divided.clone() }, none),
+        // Nobody serves in `near`, so that rings decide the calls that are drawn there.
+        (Fleet { endpoints: endpoints(&without("c")), ..divided.clone() }, none),
+        (Fleet { policy: local, ..divided.clone() }, none),
+        (Fleet { policy: near, ..divided.clone() }, none),
+        (Fleet { confirmed: Some(59), ..divided.clone() }, none),
+        (Fleet { confirmed: Some(60), ..divided.clone() }, none),
+        (Fleet { confirmed: Some(900), ..divided.clone() }, none),
+        (
+            keyed("consistent-hash", Value::Null),
+            &[Some(1), Some(2), Some(3), Some(4), Some(5), Some(6), None],
+        ),
+        (keyed("sharded", map), &[Some(3), Some(618), Some(900), None]),
+    ]
+}
+
+#[test]
+fn region_tables() {
+    let bulk = Label::new("bulk").unwrap();
+    let cases = divided_fleets().map(|(fleet, keys)| {
+        let table = fleet.compile();
+        let calls = keys.iter().flat_map(|key| [None, Some(&bulk)].map(|class| (*key, class)));
+        let calls = calls.map(|(key, class)| {
+            let pick = |seed| {
+                let key = key.map(ShardKey);
+                let params = PickParams { key, class, call_seed: seed, ..PickParams::default() };
+                picked(&table, &params, seed)
+            };
+            let picks: Vec<_> = (0..64).map(pick).collect();
+            json!({"key": key.map(|key| key.to_string()), "class": class, "picked_by_seed_0_to_63": picks})
+        });
+        let mut written = fleet.write();
+        written["confirmedSecondsAgo"] = json!(fleet.confirmed);
+        json!({"fleet": written, "calls": calls.collect::<Vec<_>>()})
+    });
+    check("tables.json", &[("cases", cases.into_iter().collect())]);
 }

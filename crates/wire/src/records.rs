@@ -5,7 +5,7 @@
 //! router.
 
 use bytes::Bytes;
-use fairmesh_model::{HistoryKind, Invalid, Record, RecordKey};
+use fairmesh_model::{HistoryKind, Invalid, Record, RecordKey, Traffic};
 use prost::Message;
 
 use crate::{shards, v1};
@@ -42,6 +42,7 @@ pub fn encode(record: &Record) -> Bytes {
         Record::Policy(record) => bytes(&v1::Policy::from(record)),
         Record::Verdict(record) => bytes(&v1::Verdict::from(record)),
         Record::Move(record) => bytes(&v1::ShardMove::from(record)),
+        Record::RegionTable(record) => bytes(&v1::RegionTable::from(record)),
         Record::Regions(record) => bytes(&v1::Regions::from(record)),
         Record::RoundTrips(record) => bytes(&v1::RoundTrips::from(record)),
         Record::MeasuredDistances(record) => bytes(&v1::MeasuredDistances::from(record)),
@@ -61,6 +62,7 @@ pub fn decode(key: &RecordKey, value: &[u8]) -> Result<Record, Invalid> {
         RecordKey::Health(..) => Record::Verdict(message::<v1::Verdict>(value)?.try_into()?),
         RecordKey::Policy(_) => Record::Policy(message::<v1::Policy>(value)?.try_into()?),
         RecordKey::Move(..) => Record::Move(message::<v1::ShardMove>(value)?.try_into()?),
+        RecordKey::RegionTable(..) => Record::RegionTable(message::<v1::RegionTable>(value)?.try_into()?),
         RecordKey::Regions => Record::Regions(message::<v1::Regions>(value)?.try_into()?),
         RecordKey::RoundTrips => Record::RoundTrips(message::<v1::RoundTrips>(value)?.try_into()?),
         RecordKey::MeasuredDistances(_) => {
@@ -138,6 +140,12 @@ pub fn is_costly(key: &str) -> bool {
 /// Whether a policy keeps calls within the caller's region, without compiling its expressions.
 pub fn is_local_only(policy: &[u8]) -> bool {
     v1::Policy::decode(policy).unwrap_or_default().local_only
+}
+
+/// How a policy divides calls among regions, without compiling its expressions; `None` also if that is invalid.
+pub fn traffic(policy: &[u8]) -> Option<Traffic> {
+    let traffic = Traffic::try_from(v1::Policy::decode(policy).ok()?.traffic?).ok()?;
+    traffic.validate().is_ok().then_some(traffic)
 }
 
 /// Whether a policy has expressions, without compiling them.

@@ -1,6 +1,6 @@
 //! The callers: pick, send, learn, each as the client library does it.
 
-use fairmesh_model::BalancingPolicy;
+use fairmesh_model::{BalancingPolicy, arith::mix_pair};
 use fairmesh_router::{Outcome, PickParams, RequestView};
 
 use super::{Engine, EventKind};
@@ -37,7 +37,13 @@ impl Engine {
         let upstream = &caller.service.upstream;
         let view = RequestView { host: "", path: "/", method: "POST", headers: &(), grpc: false };
         let _ = upstream.route(&view, seed);
-        let ask = PickParams { avoid: request.attempted(), ..PickParams::default() };
+        let ask = PickParams {
+            avoid: request.attempted(),
+            // No two calls in flight have the same entry.
+            call_seed: mix_pair(request.began, id.into()),
+            admitted: request.attempts() > 0,
+            ..PickParams::default()
+        };
         let Ok(picked) = upstream.pick(&ask, now, seed) else {
             self.metrics.record_unroutable(self.now);
             return self.in_flight.remove(id);

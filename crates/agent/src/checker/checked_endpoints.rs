@@ -1,15 +1,13 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
-    sync::Arc,
 };
 
-use bytes::Bytes;
 use fairmesh_model::{
     Endpoint, EndpointState, HealthCheck, InstanceId, Prefix, Record, RecordKey, Region, ServiceName,
 };
 use fairmesh_rib::{
-    Mirror, Snapshot, Update,
+    ArrivedRecord, Mirror, Snapshot, Update,
     follower::{FollowerHandle, Sink},
 };
 use fairmesh_wire::records;
@@ -112,7 +110,7 @@ impl Mirror for CheckedEndpoints {
         }
     }
 
-    fn put(&mut self, text: &Arc<str>, key: RecordKey, value: &Bytes) {
+    fn put(&mut self, key: RecordKey, ArrivedRecord { text, value, .. }: ArrivedRecord<'_>) {
         let Some(checked) = key.service().and_then(|name| self.services.get_mut(name)) else { return };
         match records::decode(&key, value) {
             Ok(Record::Policy(policy)) => checked.check = policy.health_check,
@@ -147,6 +145,7 @@ impl Mirror for CheckedEndpoints {
 mod tests {
     use std::{sync::Arc, time::Duration};
 
+    use bytes::Bytes;
     use fairmesh_model::{Policy, Probe, Revision, StoreId};
     use fairmesh_rib::{
         Entry,

@@ -69,7 +69,14 @@ impl<T: EndpointTransport> Call<'_, T> {
     #[inline]
     fn params<'b>(&'b self, context: &'b CallContext) -> PickParams<'b> {
         let avoid = &self.attempted[..self.attempts];
-        PickParams { key: context.key.or(self.policy_key), role: context.role.as_ref(), avoid }
+        PickParams {
+            key: context.key.or(self.policy_key),
+            role: context.role.as_ref(),
+            avoid,
+            class: self.class.as_ref(),
+            call_seed: self.seed,
+            admitted: self.attempts > 0,
+        }
     }
 
     /// The reasons of the next [`pick`](Self::pick); evaluated before it counts its choice.

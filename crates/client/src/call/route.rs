@@ -54,6 +54,8 @@ impl<T: EndpointTransport> Call<'_, T> {
         });
         self.idempotent = context.idempotent || routed.idempotent || is_idempotent(request);
         self.actions = routed.actions.cloned();
+        self.class = routed.class.cloned();
+        self.seed = start.seed;
         self.service.retry_budget.deposit();
         if context.key.is_none() {
             self.policy_key = ready.upstream.key(request);
@@ -76,7 +78,8 @@ impl<T: EndpointTransport> Call<'_, T> {
     ) -> Vec<Step> {
         match &**self.service.borrow_state() {
             ServiceState::Ready(ReadyService { upstream, .. }) => {
-                let ask = PickParams { key: context.key, role: context.role.as_ref(), avoid: &[] };
+                let ask =
+                    PickParams { key: context.key, role: context.role.as_ref(), ..PickParams::default() };
                 upstream.explain_route(request, &ask, start.now, start.seed).steps
             }
             _ => Vec::new(),

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use fairmesh_model::ShardKey;
+use fairmesh_model::{Label, ShardKey};
 use fairmesh_router::{EndpointPick, Outcome, RouteActions};
 use hazarc::ArcBorrow;
 
@@ -28,6 +28,10 @@ pub struct Call<'a, T: EndpointTransport> {
     pub(super) actions: Option<Arc<RouteActions>>,
     /// The key that the policy reads in the request, where the caller gives none.
     pub(super) policy_key: Option<ShardKey>,
+    /// The traffic class that its route sets.
+    pub(super) class: Option<Label>,
+    /// Random, from its start.
+    pub(super) seed: u64,
     pub(super) idempotent: bool,
     pub(super) wrong_shard_attempts: u32,
     pub(super) attempts: usize,
@@ -58,6 +62,8 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
             is_stream: false,
             actions: None,
             policy_key: None,
+            class: None,
+            seed: 0,
             idempotent: false,
             wrong_shard_attempts: 0,
             attempts: 0,
@@ -76,6 +82,8 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
             is_stream: self.is_stream,
             actions: self.actions.clone(),
             policy_key: self.policy_key,
+            class: self.class.clone(),
+            seed: self.seed,
             idempotent: self.idempotent,
             wrong_shard_attempts: self.wrong_shard_attempts,
             attempts: self.attempts,

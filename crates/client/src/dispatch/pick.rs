@@ -6,7 +6,7 @@ use super::context::{DispatchContext, MAYBE_PROCESSED};
 use crate::{
     call::{Call, DecisionContext, Pick, SnapshotGuard, Unresolved},
     discovery::unknown_state_fault,
-    fault::Fault,
+    fault::{Fault, FaultKind},
     mesh::state::MeshState,
     observe::count,
     transport::EndpointPool,
@@ -33,7 +33,11 @@ pub(super) async fn pick_endpoint(
         };
         match unresolved {
             Unresolved::Fault(fault) => {
-                count(&mesh.counters.attempts_without_endpoint);
+                let counters = &mesh.counters;
+                count(match fault.kind() {
+                    FaultKind::Dropped => &counters.dropped_calls,
+                    _ => &counters.attempts_without_endpoint,
+                });
                 return Err(fault);
             }
             Unresolved::Waiting(subscription, seen) => {

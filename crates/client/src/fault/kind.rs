@@ -20,6 +20,8 @@ pub enum FaultKind {
     NoReplica,
     /// A rate limit of the policy refused the call.
     RateLimited,
+    /// The region table drops a share of these calls, and this was one of them.
+    Dropped,
     /// The call timed out.
     Deadline,
     /// No connection to the chosen endpoints could be made; nothing was sent.
@@ -65,6 +67,7 @@ impl FaultKind {
             Self::KeyOutside => "key_outside",
             Self::NoReplica => "no_replica",
             Self::RateLimited => "rate_limited",
+            Self::Dropped => "dropped",
             Self::Deadline => "deadline",
             Self::Unreachable => "unreachable",
             Self::Reset => "reset",
@@ -81,7 +84,7 @@ impl FaultKind {
                 StatusCode::SERVICE_UNAVAILABLE
             }
             Self::KeyMissing | Self::KeyOutside | Self::Invalid => StatusCode::BAD_REQUEST,
-            Self::RateLimited => StatusCode::TOO_MANY_REQUESTS,
+            Self::RateLimited | Self::Dropped => StatusCode::TOO_MANY_REQUESTS,
             Self::Deadline => StatusCode::GATEWAY_TIMEOUT,
             Self::Reset | Self::Protocol => StatusCode::BAD_GATEWAY,
         }
@@ -96,7 +99,7 @@ impl FaultKind {
             }
             Self::KeyMissing | Self::Invalid => Code::InvalidArgument,
             Self::KeyOutside => Code::OutOfRange,
-            Self::RateLimited => Code::ResourceExhausted,
+            Self::RateLimited | Self::Dropped => Code::ResourceExhausted,
             Self::Deadline => Code::DeadlineExceeded,
             Self::Protocol => Code::Internal,
         }
@@ -105,9 +108,12 @@ impl FaultKind {
     pub(super) fn origin(self) -> Origin {
         match self {
             Self::KeyMissing | Self::KeyOutside | Self::Invalid | Self::UnknownService => Origin::Caller,
-            Self::Unavailable | Self::NoEndpoints | Self::NoReplica | Self::RateLimited | Self::Deadline => {
-                Origin::Mesh
-            }
+            Self::Unavailable
+            | Self::NoEndpoints
+            | Self::NoReplica
+            | Self::RateLimited
+            | Self::Dropped
+            | Self::Deadline => Origin::Mesh,
             Self::Unreachable | Self::Reset | Self::Protocol => Origin::Server,
         }
     }
@@ -120,7 +126,10 @@ impl FaultKind {
             | Self::NoReplica
             | Self::RateLimited => Retry::Unsent,
             Self::Deadline | Self::Reset | Self::Protocol => Retry::MaybeSent,
-            Self::UnknownService | Self::KeyMissing | Self::KeyOutside | Self::Invalid => Retry::Never,
+            // A retry would bring back the load that is dropped.
+            Self::Dropped | Self::UnknownService | Self::KeyMissing | Self::KeyOutside | Self::Invalid => {
+                Retry::Never
+            }
         }
     }
 }
@@ -141,6 +150,7 @@ impl From<&PickError> for FaultKind {
     fn from(why: &PickError) -> Self {
         match why {
             PickError::NoEndpoints | PickError::NoneInRegion { .. } => Self::NoEndpoints,
+            PickError::Dropped { .. } => Self::Dropped,
             PickError::KeyMissing => Self::KeyMissing,
             PickError::KeyOutside { .. } => Self::KeyOutside,
             PickError::NoReplica { .. } | PickError::NoShardMap => Self::NoReplica,

@@ -52,6 +52,7 @@ impl LeaseTable {
             // The lookaside has applied its own.
             policy: Policy {
                 lookaside: None,
+                traffic: None,
                 ..response.policy.map(Policy::try_from).transpose()?.unwrap_or_default()
             },
             revision: response.revision,
@@ -76,6 +77,7 @@ impl LeaseTable {
             location: &unknown_location(),
             regions: &Regions::default(),
             round_trips: &RoundTrips::default(),
+            table: None,
             hosts: &Hosts::default(),
             health: &Verdicts::default(),
             client_id,

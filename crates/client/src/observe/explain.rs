@@ -61,10 +61,10 @@ impl CallExplanation {
         let Question { request, ask, now, seed } = question;
         let explanation = match self.decisions.is_empty() {
             true => upstream.explain(request, ask, *now, *seed),
-            // The key that the policy of the called service read in the request is kept.
+            // The key that the policy of the called service read in the request is kept, and the class that it set.
             false => {
-                let key = self.decisions[0].explanation.key;
-                upstream.explain_pick(&PickParams { key, ..*ask }, *now, *seed)
+                let Explanation { key, class, .. } = &self.decisions[0].explanation;
+                upstream.explain_pick(&PickParams { key: *key, class: class.as_ref(), ..*ask }, *now, *seed)
             }
         };
         if let Some(Ok(picked)) = &explanation.picked {

@@ -26,6 +26,8 @@ pub struct Stats {
     pub hedges: u64,
     /// Calls that a rate limit of a policy refused.
     pub rate_limited_calls: u64,
+    /// Calls that a region table dropped.
+    pub dropped_calls: u64,
     /// Calls that a policy aborted by fault injection (`fault.abort`).
     pub injected_aborts: u64,
     /// Calls mirrored to another service (`mirror`).
@@ -78,6 +80,7 @@ pub(crate) struct Counters {
     pub(crate) retry_budget_exhausted: AtomicU64,
     pub(crate) hedges: AtomicU64,
     pub(crate) rate_limited_calls: AtomicU64,
+    pub(crate) dropped_calls: AtomicU64,
     pub(crate) injected_aborts: AtomicU64,
     pub(crate) mirrored_calls: AtomicU64,
     pub(crate) mirrors_failed: AtomicU64,
@@ -128,6 +131,7 @@ impl Counters {
             retry_budget_exhausted: of(&self.retry_budget_exhausted),
             hedges: of(&self.hedges),
             rate_limited_calls: of(&self.rate_limited_calls),
+            dropped_calls: of(&self.dropped_calls),
             injected_aborts: of(&self.injected_aborts),
             mirrored_calls: of(&self.mirrored_calls),
             mirrors_failed: of(&self.mirrors_failed),

@@ -31,7 +31,12 @@ impl ServiceHandle {
             headers: &headers,
             grpc: is_grpc(request.headers()),
         };
-        let ask = PickParams { key: context.key, role: context.role.as_ref(), avoid: &[] };
+        let ask = PickParams {
+            key: context.key,
+            role: context.role.as_ref(),
+            call_seed: seed,
+            ..PickParams::default()
+        };
         let question = Question { request, ask, now: self.inner.mesh.clock.now(), seed };
         let mut report =
             CallExplanation { freshness: Some(self.inner.mesh.freshness()), ..CallExplanation::default() };

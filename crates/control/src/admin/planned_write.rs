@@ -11,7 +11,7 @@ use fairmesh_wire::{
     v1::{self, condition, outcome::Kind},
 };
 
-use super::history;
+use super::{history, tables};
 
 /// Desired value of one record.
 #[derive(Debug)]
@@ -118,6 +118,9 @@ pub(super) fn plan(
         plan.outcomes.push(v1::Outcome { key: key.clone(), kind: kind.into() });
         if let (Kind::Unchanged, Some(_), RecordKey::Service(service)) = (kind, &wanted.value, &wanted.key) {
             plan.batch.ops.extend(adopt_declaration(node, service));
+        }
+        if let RecordKey::Policy(service) = &wanted.key {
+            plan.batch.ops.extend(tables::ops(node, service, wanted.value.as_deref()));
         }
         if kind != Kind::Unchanged {
             let expect = current.as_ref().map_or(Expect::Absent, |entry| Expect::Revision(entry.revision));

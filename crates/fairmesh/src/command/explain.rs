@@ -8,7 +8,9 @@ use fairmesh_client::{
     observe::{CallExplanation, Question},
 };
 use fairmesh_model::{Endpoint, Location, Region, Role, Service, ServiceKind, ServiceName, ShardKey, arith};
-use fairmesh_router::{CompileInput, DirectResponse, PickParams, RequestView, ServiceTable, ShardTable};
+use fairmesh_router::{
+    CompileInput, DirectResponse, PickParams, RequestView, ServiceTable, ShardTable, TableInput,
+};
 use fairmesh_wire::handshake::Connection;
 use serde_json::{Value, json};
 
@@ -17,7 +19,7 @@ use crate::{
     connect,
     failure::Failure,
     output,
-    view::{EVERY_KIND, Scope, View},
+    view::{EVERY_KIND, Scope, View, table_age},
 };
 
 use super::{caller_region, request_args};
@@ -86,7 +88,8 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
         headers: &args.headers,
         grpc,
     };
-    let ask = PickParams { key: args.key, role: args.role.as_ref(), avoid: &[] };
+    let ask =
+        PickParams { key: args.key, role: args.role.as_ref(), call_seed: args.seed, ..PickParams::default() };
     let question = Question { request, ask, now: 0, seed: args.seed };
     let mut report = CallExplanation::default();
     report.decide(&upstream, revision, &question);
@@ -131,6 +134,10 @@ async fn compile(
         location: &caller.location,
         regions: &view.regions.value,
         round_trips: &view.round_trips,
+        table: one
+            .tables
+            .get(&caller.location.region)
+            .map(|table| TableInput { table: &table.value, age: table_age(&table.value) }),
         hosts: &view.hosts.value,
         health: &one.health,
         client_id: &caller.name,
@@ -138,8 +145,9 @@ async fn compile(
     };
     let revisions = one.endpoints.iter().map(|endpoint| endpoint.revision);
     let policy = one.policy.as_ref().map(|policy| policy.revision);
+    let table = one.tables.get(&caller.location.region).map(|table| table.revision);
     let declared = one.service.as_ref().map(|service| service.revision);
-    let revision = revisions.chain(policy).chain(declared).max().unwrap_or_default();
+    let revision = revisions.chain(policy).chain(table).chain(declared).max().unwrap_or_default();
     Ok((ServiceTable::compile(&facts, &Arc::default(), None), revision, service.kind))
 }
 

@@ -36,14 +36,14 @@ shards:
 ";
 
 /// A lookaside as a process.
-struct Lookaside {
+pub(crate) struct Lookaside {
     process: Process,
     address: Address,
     admin: String,
 }
 
 impl Lookaside {
-    async fn start(world: &World, more: &str) -> Self {
+    pub(crate) async fn start(world: &World, more: &str) -> Self {
         let this = Self::begin(world, more);
         until("the lookaside is ready", async || this.page("/readyz").await.contains("200 OK")).await;
         this
@@ -72,7 +72,7 @@ impl Lookaside {
         connect_channel(&Default::default(), &self.address).await.unwrap()
     }
 
-    async fn caller(&self) -> LookasideClient<Channel> {
+    pub(crate) async fn caller(&self) -> LookasideClient<Channel> {
         LookasideClient::new(self.channel().await)
     }
 

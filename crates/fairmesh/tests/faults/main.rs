@@ -33,6 +33,7 @@ mod services;
 mod shards;
 mod starved;
 mod stop;
+mod tables;
 mod targets;
 mod timeouts;
 mod tls;

@@ -13,7 +13,7 @@ use tokio::{
 use crate::harness::{Proxy, World, beside_others, read_head, until};
 
 /// Responds to requests without bodies for any endpoint.
-async fn answer(listener: TcpListener) {
+pub(crate) async fn answer(listener: TcpListener) {
     loop {
         let (mut stream, _) = listener.accept().await.unwrap();
         tokio::spawn(async move {
@@ -30,7 +30,7 @@ async fn answer(listener: TcpListener) {
 }
 
 /// The documents of a fleet. Callers follow endpoints by region, so a map has to name that of each replica.
-fn documents(fleet: &Value) -> String {
+pub(crate) fn documents(fleet: &Value) -> String {
     let of = |kind: &str, mut document: Value| {
         document["kind"] = json!(kind);
         document.to_string()
@@ -58,7 +58,7 @@ fn documents(fleet: &Value) -> String {
 }
 
 /// Registers the fleet's endpoints, all at one address.
-async fn register(world: &World, fleet: &Value, address: SocketAddr) -> Vec<Server> {
+pub(crate) async fn register(world: &World, fleet: &Value, address: SocketAddr) -> Vec<Server> {
     let mut servers = Vec::new();
     for endpoint in fleet["endpoints"]["endpoints"].as_array().unwrap() {
         assert_eq!(endpoint["state"], "serving", "what registers serves");
@@ -78,7 +78,7 @@ async fn register(world: &World, fleet: &Value, address: SocketAddr) -> Vec<Serv
 }
 
 /// The instance that responds to a call, or the reason for the error.
-async fn pick(proxy: &Proxy, call: &Value) -> String {
+pub(crate) async fn pick(proxy: &Proxy, call: &Value) -> String {
     let header = |name: &str, value: &Value| match value.as_str() {
         Some(value) => format!("x-fairmesh-{name}: {value}\r\n"),
         None => String::new(),

@@ -21,6 +21,8 @@ pub enum RecordKey {
     ShardChunk(ServiceName, ShardPart, ChunkHash),
     /// `/t/{tenant}/moves/{service}/{shard}`: outside `shards/`, since routers do not need it.
     Move(ServiceName, ShardId),
+    /// `/t/{tenant}/tables/{service}/{region}`: the shares by region of calls from this one.
+    RegionTable(ServiceName, Region),
     /// `/t/{tenant}/history/{kind}/{service}/{revision}`: an earlier value; outside the prefixes that routers read.
     History(HistoryKind, ServiceName, u64),
     /// `/g/topology/regions`
@@ -129,6 +131,11 @@ impl Prefix {
         Self(format!("/t/{}/moves/{}/", service.tenant, service.service).into())
     }
 
+    /// The region tables of a service, of all regions.
+    pub fn tables(service: &ServiceName) -> Self {
+        Self(format!("/t/{}/tables/{}/", service.tenant, service.service).into())
+    }
+
     /// The earlier values of one record, oldest first.
     pub fn history(kind: HistoryKind, service: &ServiceName) -> Self {
         Self(format!("/t/{}/history/{kind}/{}/", service.tenant, service.service).into())
@@ -209,6 +216,7 @@ impl RecordKey {
             | Self::ShardManifest(service, _)
             | Self::ShardChunk(service, ..)
             | Self::Move(service, _)
+            | Self::RegionTable(service, _)
             | Self::History(_, service, _) => Some(service),
             Self::Regions | Self::RoundTrips | Self::MeasuredDistances(_) | Self::Hosts => None,
         }
@@ -258,6 +266,9 @@ impl RecordKey {
             ["t", tenant, "moves", service, shard] => {
                 Self::Move(named(tenant, service)?, ShardId(shard.parse().ok()?))
             }
+            ["t", tenant, "tables", service, region] => {
+                Self::RegionTable(named(tenant, service)?, Region::new(region).ok()?)
+            }
             ["t", tenant, "history", kind, service, revision] => {
                 let kind = match kind {
                     "services" => HistoryKind::Services,
@@ -300,6 +311,7 @@ impl fmt::Display for RecordKey {
             Self::ShardManifest(_, part) => write!(f, "/t/{tenant}/shards/{service}/{part}/manifest"),
             Self::ShardChunk(_, part, hash) => write!(f, "/t/{tenant}/shards/{service}/{part}/chunks/{hash}"),
             Self::Move(_, shard) => write!(f, "/t/{tenant}/moves/{service}/{shard}"),
+            Self::RegionTable(_, region) => write!(f, "/t/{tenant}/tables/{service}/{region}"),
             // Padded, so that keys sort by revision.
             Self::History(kind, _, revision) => {
                 write!(f, "/t/{tenant}/history/{kind}/{service}/{revision:020}")
@@ -326,6 +338,7 @@ mod tests {
             RecordKey::MeasuredDistances(eu.clone()),
             RecordKey::ShardChunk(cart.clone(), ShardPart::Region(eu), ChunkHash(7)),
             RecordKey::Move(cart.clone(), ShardId(5)),
+            RecordKey::RegionTable(cart.clone(), Region::new("eu").unwrap()),
             RecordKey::History(HistoryKind::Policies, cart, 42),
             RecordKey::Regions,
             RecordKey::RoundTrips,

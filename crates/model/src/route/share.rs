@@ -7,6 +7,9 @@ use crate::Invalid;
 pub struct Share(u32);
 
 impl Share {
+    /// No call.
+    pub const NONE: Self = Self(0);
+
     /// Every call.
     pub const ALL: Self = Self(1_000_000);
 

@@ -1,7 +1,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BalancingSpec, HealthCheckSpec, LimitSpec, RouteSpec,
+    BalancingSpec, HealthCheckSpec, LimitSpec, RouteSpec, TrafficSpec,
     text::{read, read_duration, read_timeouts, write_duration},
 };
 use crate::{Invalid, KeySource, Locality, Policy, Retries, Ring, ServiceName, Timeouts, within_bounds};
@@ -45,6 +45,9 @@ pub struct PolicySpec {
     /// The address of the service's own lookaside.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lookaside: Option<String>,
+    /// How calls are divided among regions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traffic: Option<TrafficSpec>,
 }
 
 /// Regions that calls may go to, in order of preference.
@@ -118,6 +121,12 @@ impl PolicySpec {
                 .transpose()
                 .map_err(|e| e.within("healthCheck"))?,
             lookaside: self.lookaside.clone(),
+            traffic: self
+                .traffic
+                .as_ref()
+                .map(|spec| spec.validate().map(Box::new))
+                .transpose()
+                .map_err(|e| e.within("traffic"))?,
         };
         policy.validate()?;
         Ok((read("service", &self.service)?, policy))
@@ -139,6 +148,7 @@ impl PolicySpec {
             key: policy.key.as_ref().map(KeySpec::of),
             health_check: policy.health_check.as_ref().map(HealthCheckSpec::of),
             lookaside: policy.lookaside.clone(),
+            traffic: policy.traffic.as_deref().map(TrafficSpec::of),
         }
     }
 }

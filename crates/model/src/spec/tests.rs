@@ -5,9 +5,9 @@ use crate::{
     Abort, Actions, Backend, Balancing, BalancingPolicy, ClientMatch, Delay, EndpointState, GrpcMatch,
     HeaderEdits, HeaderMatch, HealthCheck, HostMatch, HostType, InstanceId, KeyRange, KeySource, Label,
     LoadSignal, Locality, Location, Match, Mirror, Outliers, PathMatch, PathRewrite, Pattern, Probe,
-    Protocol, QueryMatch, RateLimit, Redirect, Region, RegionInfo, Replica, ReplicaState, Retries, Rewrite,
-    Ring, Role, Route, Scope, Score, ServiceKind, Shard, ShardId, ShardKey, Share, Template, TextMatch,
-    Timeouts,
+    Protocol, QueryMatch, RateLimit, Redirect, Region, RegionInfo, RegionShares, Replica, ReplicaState,
+    Retries, Rewrite, Ring, Role, Route, Scope, Score, ServiceKind, Shard, ShardId, ShardKey, Share,
+    Template, TextMatch, Timeouts, Traffic, TrafficMode, TrafficShares,
 };
 
 fn cart() -> ServiceName {
@@ -147,7 +147,20 @@ fn full_policy() -> Policy {
         key: Some(KeySource::Cookie("sid".into())),
         health_check: Some(full_health_check()),
         lookaside: Some("picks.shop:7420".into()),
+        traffic: Some(Box::new(full_traffic())),
     }
+}
+
+fn full_traffic() -> Traffic {
+    let shares = |to: &[(&str, &str)], dropped: &str| RegionShares {
+        to: to.iter().map(|(name, share)| (region(name), share.parse().unwrap())).collect(),
+        dropped: dropped.parse().unwrap(),
+    };
+    let eu = TrafficShares {
+        default: Some(shares(&[("eu", "70%"), ("us", "30%")], "0%")),
+        classes: [(Label::new("bulk").unwrap(), shares(&[("us", "87.5%")], "12.5%"))].into(),
+    };
+    Traffic { planner: None, mode: TrafficMode::Shadow, shares: [(region("eu"), eu)].into() }
 }
 
 fn checked(probe: Probe) -> Policy {

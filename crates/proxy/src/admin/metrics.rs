@@ -34,6 +34,7 @@ fn calls(registry: &mut Registry, stats: &Stats) {
         ("retry_budget_exhausted", "Retries refused by the retry budget", stats.retry_budget_exhausted),
         ("hedges", "Hedged attempts", stats.hedges),
         ("rate_limited_calls", "Calls rejected by a rate limit of a policy", stats.rate_limited_calls),
+        ("dropped_calls", "Calls dropped by the region table of their service", stats.dropped_calls),
         ("injected_aborts", "Calls aborted by fault injection of a policy", stats.injected_aborts),
         ("mirrored_calls", "Calls mirrored to another service", stats.mirrored_calls),
         ("mirrors_failed", "Mirrored calls without a response", stats.mirrors_failed),

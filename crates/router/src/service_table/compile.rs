@@ -1,3 +1,5 @@
+mod tables;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
@@ -9,6 +11,7 @@ use fairmesh_model::{
     Role, ServiceKind, VerdictEffect,
     arith::{hash_text, mix_pair},
 };
+use tables::UsableTable;
 
 use super::{EndpointStatus, Hashed, Holder, Node, Selection, ServiceTable, Sharding, Tier};
 use crate::{
@@ -38,16 +41,19 @@ pub(super) fn compile(
         effects: &effects,
     };
     let tiers = compiler.tiers();
+    let table = compiler.usable_table();
+    let preferred: Vec<&Positions> = table.iter().flat_map(UsableTable::tiers).chain(&tiers).collect();
     if previous.is_none() {
         // Each client starts the rotation at its own position, or all would be in step.
         endpoint_stats.start_round_robin_at(client_hash as u32);
     }
     let config = BalancerConfig::new(&input.policy.balancing);
-    let (indices, index_pin) = compiler.assign(endpoint_stats, &tiers);
+    let (indices, index_pin) = compiler.assign(endpoint_stats, &preferred);
     let targets = compiler.targets(&indices, previous);
-    let statuses = compiler.statuses(&indices, &tiers);
+    let statuses = compiler.statuses(&indices, &preferred);
     let no_endpoint_error = compiler.no_endpoint_error();
-    compiler.admit(endpoint_stats, &config, &indices, &tiers);
+    compiler.admit(endpoint_stats, &config, &indices, &members(table.as_ref(), &tiers));
+    let region_table = table.as_ref().map(|table| Box::new(compiler.compiled_table(table, &indices)));
     let selection = compiler.selection(&indices, tiers);
     ServiceTable {
         endpoint_stats: Arc::clone(endpoint_stats),
@@ -56,6 +62,7 @@ pub(super) fn compile(
         bucket: carry_over(input.policy.limit, previous.and_then(|previous| previous.bucket.as_ref())),
         timeouts: input.policy.timeouts,
         last_resort: locality.last_resort(),
+        region_table,
         selection,
         name: input.name.clone(),
         policy: without_routes(input.policy),
@@ -70,10 +77,29 @@ pub(super) fn compile(
     }
 }
 
+/// The endpoints that share this client's calls: those of the table, or of the lowest rank.
+fn members(table: Option<&UsableTable<'_>>, tiers: &[Positions]) -> Vec<usize> {
+    match table {
+        Some(table) => table.members().into_iter().collect(),
+        None => tiers.first().map(|tier| tier.candidates.clone()).unwrap_or_default(),
+    }
+}
+
 /// The policy without its routes, which are compiled: in services with few endpoints, routes take most of the memory.
+/// And without shares of regions, which arrive as tables.
 fn without_routes(policy: &Policy) -> Policy {
-    let Policy { routes: _, locality, balancing, timeouts, retries, limit, key, health_check, lookaside } =
-        policy;
+    let Policy {
+        routes: _,
+        locality,
+        balancing,
+        timeouts,
+        retries,
+        limit,
+        key,
+        health_check,
+        lookaside,
+        traffic: _,
+    } = policy;
     Policy {
         routes: Vec::new(),
         locality: locality.clone(),
@@ -84,6 +110,7 @@ fn without_routes(policy: &Policy) -> Policy {
         key: key.clone(),
         health_check: health_check.clone(),
         lookaside: lookaside.clone(),
+        traffic: None,
     }
 }
 
@@ -166,7 +193,7 @@ impl Compiler<'_> {
     fn assign(
         &self,
         endpoint_stats: &EndpointStats,
-        tiers: &[Positions],
+        tiers: &[&Positions],
     ) -> (Vec<u32>, fairmesh_balancer::IndexPin) {
         let mut seen = vec![false; self.endpoints.len()];
         let mut order: Vec<usize> = Vec::with_capacity(self.endpoints.len());
@@ -185,17 +212,16 @@ impl Compiler<'_> {
         (indices, index_pin)
     }
 
-    /// Tells the statistics which endpoints share this client's calls: those of the lowest rank.
+    /// Tells the statistics which endpoints share this client's calls.
     fn admit(
         &self,
         endpoint_stats: &EndpointStats,
         config: &BalancerConfig,
         indices: &[u32],
-        tiers: &[Positions],
+        members: &[usize],
     ) {
-        let nearest = tiers.first().map_or(&[][..], |tier| &tier.candidates);
         let member = |&position: &usize| (indices[position], self.powers[position]);
-        endpoint_stats.set_members(&nearest.iter().map(member).collect::<Vec<_>>(), config);
+        endpoint_stats.set_members(&members.iter().map(member).collect::<Vec<_>>(), config);
     }
 
     fn targets(
@@ -225,7 +251,7 @@ impl Compiler<'_> {
         targets.into_boxed_slice()
     }
 
-    fn statuses(&self, indices: &[u32], tiers: &[Positions]) -> Box<[EndpointStatus]> {
+    fn statuses(&self, indices: &[u32], tiers: &[&Positions]) -> Box<[EndpointStatus]> {
         let mut statuses =
             vec![
                 EndpointStatus { distance: RegionRanks::UNREACHABLE, in_subset: false, verdict: None };
@@ -266,22 +292,23 @@ impl Compiler<'_> {
                 Selection::Replicated { nearest, further: tiers.into_boxed_slice() }
             }
             ServiceKind::ConsistentHash => Selection::Hashed(
-                map_tiers(tiers, |positions: &[usize]| {
-                    let node = |&position: &usize| {
-                        let weight = self.powers[position];
-                        Node { hash: self.hash(position), weight, index: indices[position] }
-                    };
-                    let nodes: Box<[Node]> = positions.iter().map(node).collect();
-                    let equal = nodes.windows(2).all(|pair| pair[0].weight == pair[1].weight);
-                    Hashed { nodes, equal }
-                })
-                .into_boxed_slice(),
+                map_tiers(tiers, |positions: &[usize]| self.hashed(positions, indices)).into_boxed_slice(),
             ),
             ServiceKind::Sharded => {
                 let nearest = tiers.first().map_or(&[][..], |tier| &tier.candidates);
                 Selection::Sharded(self.input.shards.map(|shards| self.sharding(shards, indices, nearest)))
             }
         }
+    }
+
+    fn hashed(&self, positions: &[usize], indices: &[u32]) -> Hashed {
+        let node = |&position: &usize| {
+            let weight = self.powers[position];
+            Node { hash: self.hash(position), weight, index: indices[position] }
+        };
+        let nodes: Box<[Node]> = positions.iter().map(node).collect();
+        let equal = nodes.windows(2).all(|pair| pair[0].weight == pair[1].weight);
+        Hashed { nodes, equal }
     }
 
     fn sharding(&self, shards: &Arc<ShardTable>, indices: &[u32], nearest: &[usize]) -> Sharding {

@@ -1,4 +1,4 @@
-use std::ops::Range;
+use std::iter::once;
 
 use fairmesh_balancer::{Exclusion, InlineCandidates, PickContext, ScoredEndpoint, pick, rendezvous::Rank};
 use fairmesh_model::{
@@ -7,30 +7,29 @@ use fairmesh_model::{
     counted,
 };
 
-use super::{CandidateSet, Hashed, Holder, Selection, ServiceTable, Sharding, Tier};
+use super::{CandidateSet, Hashed, Selection, ServiceTable, Sharding, Tier, eligible_copies::EligibleCopies};
 use crate::{
-    EndpointPick, Headers, PickError, PickParams, RequestView, RouteDecision, ShardLocation,
-    trace::DecisionTracer,
+    EndpointPick, Headers, PickError, PickParams, RequestView, RouteDecision, trace::DecisionTracer,
 };
 
 /// One attempt to be decided.
-struct AttemptParams<'a> {
-    params: &'a PickParams<'a>,
-    context: PickContext<'a>,
-    random: Generator,
+pub(super) struct AttemptParams<'a> {
+    pub(super) params: &'a PickParams<'a>,
+    pub(super) context: PickContext<'a>,
+    pub(super) random: Generator,
 }
 
 /// The best candidate found while ranks are searched in ascending order.
-struct BestCandidate {
-    scored: ScoredEndpoint,
-    rank: u32,
+pub(super) struct BestCandidate {
+    pub(super) scored: ScoredEndpoint,
+    pub(super) rank: u32,
 }
 
 impl BestCandidate {
     /// Considers the candidate of a rank; returns whether it has no exclusion, so that no further rank needs to be
     /// searched.
     #[inline]
-    fn offer(kept: &mut Option<Self>, scored: Option<ScoredEndpoint>, rank: u32) -> bool {
+    pub(super) fn offer(kept: &mut Option<Self>, scored: Option<ScoredEndpoint>, rank: u32) -> bool {
         let Some(scored) = scored else { return false };
         if kept.as_ref().is_none_or(|best| scored.exclusion < best.scored.exclusion) {
             *kept = Some(Self { scored, rank });
@@ -90,6 +89,10 @@ impl ServiceTable {
     ) -> Result<EndpointPick, Box<PickError>> {
         let context = PickContext::new(&self.endpoint_stats, self.pick_config, params.avoid, now);
         let mut attempt = AttemptParams { params, context, random: Generator::new(seed) };
+        if let Some(table) = &self.region_table {
+            let picked = self.pick_by_table(table, attempt, tracer)?;
+            return Ok(picked);
+        }
         match self.pick_nearest(&mut attempt, tracer) {
             Ok(picked) => Ok(picked),
             Err(best) => {
@@ -129,23 +132,39 @@ impl ServiceTable {
         attempt: AttemptParams<'_>,
         tracer: &mut W,
     ) -> Result<EndpointPick, Box<PickError>> {
+        if let Selection::Replicated { further, .. } = &self.selection {
+            return self.pick_from_ranks(further.iter(), best, attempt, tracer);
+        }
+        self.trace_regions(tracer);
+        self.pick_by_rings(best, attempt, tracer)
+    }
+
+    /// Searches all ranks, where `best` is the best candidate so far.
+    pub(super) fn pick_by_rings<W: DecisionTracer>(
+        &self,
+        best: Option<BestCandidate>,
+        attempt: AttemptParams<'_>,
+        tracer: &mut W,
+    ) -> Result<EndpointPick, Box<PickError>> {
         match &self.selection {
-            Selection::Replicated { further, .. } => self.pick_further_ranks(further, best, attempt, tracer),
-            Selection::Hashed(tiers) => self.pick_by_hash(tiers, &attempt, tracer),
-            Selection::Sharded(Some(sharding)) => self.pick_by_shard(sharding, attempt, tracer),
+            Selection::Replicated { nearest, further } => {
+                self.pick_from_ranks(once(nearest).chain(further), best, attempt, tracer)
+            }
+            Selection::Hashed(tiers) => self.pick_by_hash(tiers, best, &attempt, tracer),
+            Selection::Sharded(Some(sharding)) => self.pick_by_shard(sharding, best, attempt, tracer),
             Selection::Sharded(None) => Err(PickError::NoShardMap.into()),
         }
     }
 
     #[cold]
-    fn pick_further_ranks<W: DecisionTracer>(
+    fn pick_from_ranks<'t, W: DecisionTracer>(
         &self,
-        further: &[Tier<CandidateSet>],
+        ranks: impl Iterator<Item = &'t Tier<CandidateSet>>,
         mut best: Option<BestCandidate>,
         AttemptParams { context, mut random, .. }: AttemptParams<'_>,
         tracer: &mut W,
     ) -> Result<EndpointPick, Box<PickError>> {
-        for tier in further {
+        for tier in ranks {
             if self.stops_before(&best, tier.rank) {
                 break;
             }
@@ -162,25 +181,19 @@ impl ServiceTable {
     fn pick_by_hash<W: DecisionTracer>(
         &self,
         tiers: &[Tier<Hashed>],
-        AttemptParams { params, context, .. }: &AttemptParams<'_>,
+        mut best: Option<BestCandidate>,
+        attempt: &AttemptParams<'_>,
         tracer: &mut W,
     ) -> Result<EndpointPick, Box<PickError>> {
-        let key = params.key.ok_or(PickError::KeyMissing)?;
-        let hash = hash_key(key.0);
-        self.trace_regions(tracer);
-        let mut best = None;
+        if attempt.params.key.is_none() {
+            return Err(PickError::KeyMissing.into());
+        }
         for tier in tiers {
             if self.stops_before(&best, tier.rank) {
                 break;
             }
             self.trace_rank(tier.rank, tracer);
-            let first = self.first_choice(&tier.candidates, hash, context);
-            if let Some(scored) = &first {
-                tracer.record_step("subset", || {
-                    format!("key {key} hashed over {} of that rank", counted(tier.total as usize, "endpoint"))
-                });
-                tracer.record_candidate(scored);
-            }
+            let first = self.pick_hashed(tier, attempt, tracer);
             if BestCandidate::offer(&mut best, first, tier.rank) {
                 break;
             }
@@ -188,34 +201,36 @@ impl ServiceTable {
         self.best_pick(best, None, tracer).ok_or_else(|| self.no_endpoint_error.clone().into())
     }
 
+    /// The first choice of the call's key, if it has one.
+    pub(super) fn pick_hashed<W: DecisionTracer>(
+        &self,
+        tier: &Tier<Hashed>,
+        AttemptParams { params, context, .. }: &AttemptParams<'_>,
+        tracer: &mut W,
+    ) -> Option<ScoredEndpoint> {
+        let key = params.key?;
+        let scored = self.first_choice(&tier.candidates, hash_key(key.0), context)?;
+        tracer.record_step("subset", || {
+            format!("key {key} hashed over {} of that rank", counted(tier.total as usize, "endpoint"))
+        });
+        tracer.record_candidate(&scored);
+        Some(scored)
+    }
+
     fn pick_by_shard<W: DecisionTracer>(
         &self,
         sharding: &Sharding,
+        mut best: Option<BestCandidate>,
         AttemptParams { params, context, mut random }: AttemptParams<'_>,
         tracer: &mut W,
     ) -> Result<EndpointPick, Box<PickError>> {
-        let shards = &sharding.shards;
-        let key = params.key.ok_or(PickError::KeyMissing)?;
-        let located =
-            shards.locate(key).ok_or_else(|| PickError::KeyOutside { key, interval: shards.interval() })?;
-        tracer.record_step("shard", || {
-            let copies = counted(located.copies(), "copy");
-            format!("key {key} is in shard {} of map version {}, {copies}", located.shard, shards.version())
-        });
-        self.trace_regions(tracer);
-        let no_replica =
-            || Box::new(PickError::NoReplica { shard: located.shard, role: params.role.cloned() });
-        let role = match params.role {
-            None => None,
-            Some(role) => Some(sharding.roles.binary_search(role).map_err(|_| no_replica())? as u32),
-        };
-        let eligible = EligibleCopies { located, role, client_hash: self.client_hash };
-        let (mut best, mut inline, mut floor) = (None, InlineCandidates::new(), 0);
+        let eligible = self.locate(sharding, params, tracer)?;
+        let (mut inline, mut floor) = (InlineCandidates::new(), 0);
         while let Some(rank) = eligible.lowest_rank(sharding, floor) {
             if self.stops_before(&best, rank) {
                 break;
             }
-            eligible.collect_rank(sharding, rank, &mut inline);
+            eligible.collect(sharding, &mut inline, |holder| holder.rank == rank);
             self.trace_rank(rank, tracer);
             tracer.record_step("subset", || format!("{} of that rank", counted(inline.len(), "copy")));
             if BestCandidate::offer(
@@ -227,11 +242,40 @@ impl ServiceTable {
             }
             floor = rank + 1;
         }
-        self.best_pick(best, Some((located.shard, shards.version())), tracer).ok_or_else(no_replica)
+        let shard = (eligible.located.shard, sharding.shards.version());
+        self.best_pick(best, Some(shard), tracer)
+            .ok_or_else(|| Box::new(PickError::NoReplica { shard: shard.0, role: params.role.cloned() }))
+    }
+
+    /// The copies of the shard of the call's key.
+    pub(super) fn locate<W: DecisionTracer>(
+        &self,
+        sharding: &Sharding,
+        params: &PickParams<'_>,
+        tracer: &mut W,
+    ) -> Result<EligibleCopies, Box<PickError>> {
+        let shards = &sharding.shards;
+        let key = params.key.ok_or(PickError::KeyMissing)?;
+        let located =
+            shards.locate(key).ok_or_else(|| PickError::KeyOutside { key, interval: shards.interval() })?;
+        tracer.record_step("shard", || {
+            let copies = counted(located.copies(), "copy");
+            format!("key {key} is in shard {} of map version {}, {copies}", located.shard, shards.version())
+        });
+        let no_replica = || PickError::NoReplica { shard: located.shard, role: params.role.cloned() };
+        let role = match params.role {
+            None => None,
+            Some(role) => Some(sharding.roles.binary_search(role).map_err(|_| no_replica())? as u32),
+        };
+        Ok(EligibleCopies { located, role, client_hash: self.client_hash })
     }
 
     fn trace_tier<W: DecisionTracer>(&self, tier: &Tier<CandidateSet>, tracer: &mut W) {
         self.trace_rank(tier.rank, tracer);
+        self.trace_subset(tier, tracer);
+    }
+
+    pub(super) fn trace_subset<W: DecisionTracer>(&self, tier: &Tier<CandidateSet>, tracer: &mut W) {
         tracer.record_step("subset", || {
             format!(
                 "{} of {} of that rank",
@@ -258,7 +302,7 @@ impl ServiceTable {
     }
 
     #[inline]
-    fn to_pick<W: DecisionTracer>(
+    pub(super) fn to_pick<W: DecisionTracer>(
         &self,
         scored: &ScoredEndpoint,
         rank: u32,
@@ -332,49 +376,5 @@ impl Bound {
     fn is_full(&self, scored: &ScoredEndpoint) -> bool {
         let share = (self.calls + 1) * u64::from(scored.weight) * self.percent;
         u64::from(scored.outstanding) >= share.div_ceil(self.weight.max(1) * 100)
-    }
-}
-
-/// The copies that a call may use.
-struct EligibleCopies {
-    located: ShardLocation,
-    role: Option<u32>,
-    client_hash: u64,
-}
-
-impl EligibleCopies {
-    /// The lowest rank from `floor` up that has a copy.
-    #[inline]
-    fn lowest_rank(&self, sharding: &Sharding, floor: u32) -> Option<u32> {
-        self.holders(sharding, 0..self.located.copies())
-            .map(|holder| holder.rank)
-            .filter(|&rank| rank >= floor)
-            .min()
-    }
-
-    /// Collects the copies of this rank. If there are more than fit, those from a position of this client's own on: a
-    /// subset that is stable while the map is.
-    #[inline]
-    fn collect_rank(&self, sharding: &Sharding, rank: u32, inline: &mut InlineCandidates) {
-        inline.clear();
-        let copies = self.located.copies();
-        let skip =
-            if copies > InlineCandidates::CAPACITY { (self.client_hash % copies as u64) as usize } else { 0 };
-        let rotated = self.holders(sharding, skip..copies).chain(self.holders(sharding, 0..skip));
-        for holder in rotated.filter(|holder| holder.rank == rank) {
-            inline.push(holder.index, holder.weight);
-        }
-    }
-
-    #[inline]
-    fn holders<'a>(
-        &'a self,
-        sharding: &'a Sharding,
-        copies: Range<usize>,
-    ) -> impl Iterator<Item = Holder> + 'a {
-        let holders = copies.map(|i| sharding.holders[sharding.shards.copy(&self.located, i) as usize]);
-        holders
-            .filter(|holder| holder.rank != u32::MAX)
-            .filter(move |holder| self.role.is_none_or(|role| holder.role == role))
     }
 }

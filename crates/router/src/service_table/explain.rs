@@ -19,7 +19,8 @@ pub(super) fn explain<H: Headers + ?Sized>(
 ) -> Explanation {
     let mut explanation = explain_route(table, request, params, now, seed);
     if explanation.direct_response.is_none() && explanation.target == table.name {
-        let params = PickParams { key: explanation.key, ..*params };
+        let class = explanation.class.clone();
+        let params = PickParams { key: explanation.key, class: class.as_ref(), ..*params };
         let pick = explain_pick(table, &params, now, seed);
         explanation.steps.extend(pick.steps);
         explanation.picked = pick.picked;
@@ -36,7 +37,7 @@ pub(super) fn explain_route<H: Headers + ?Sized>(
 ) -> Explanation {
     let mut recorder = StepRecorder { table, now, steps: Vec::new() };
     let routed = table.decide_route(request, seed, &mut recorder);
-    let (target, actions) = (routed.target.clone(), routed.actions);
+    let (target, class, actions) = (routed.target.clone(), routed.class.cloned(), routed.actions);
     if let Some(bucket) = table.bucket.as_deref() {
         recorder.record_step("action", || describe_limit("the service", bucket, now));
     }
@@ -50,7 +51,7 @@ pub(super) fn explain_route<H: Headers + ?Sized>(
     {
         recorder.record_step("key", || format!("the policy reads key {key} from the request"));
     }
-    Explanation { steps: recorder.steps, target, key, direct_response, picked: None }
+    Explanation { steps: recorder.steps, target, key, class, direct_response, picked: None }
 }
 
 pub(super) fn explain_pick(
@@ -66,6 +67,7 @@ pub(super) fn explain_pick(
         steps: recorder.steps,
         target,
         key: params.key,
+        class: params.class.cloned(),
         direct_response: None,
         picked: Some(picked),
     }

@@ -16,6 +16,7 @@ mod capacity;
 mod health;
 mod order;
 mod sharded;
+mod tables;
 
 /// The records of one service, for a caller in `eu`: `us` is 80 ms away, `asia` 200 ms; the distance of `moon` is
 /// unknown.
@@ -93,6 +94,7 @@ impl Fleet {
             location: &self.location,
             regions: &self.regions,
             round_trips: &self.round_trips,
+            table: None,
             hosts: &self.hosts,
             health: &self.health,
             client_id: "web-1",
@@ -338,7 +340,7 @@ proptest! {
             }
         }
         let role = role.map(sharded::role);
-        let params = PickParams { key: Some(ShardKey(key)), role: role.as_ref(), avoid: &avoid };
+        let params = PickParams { key: Some(ShardKey(key)), role: role.as_ref(), avoid: &avoid, ..PickParams::default() };
         let picked = table.pick(&params, 7, seed);
         let request = RequestView { host: "", path: "/", method: "GET", headers: &(), grpc: false };
         let explained = table.explain(&request, &params, 7, seed);

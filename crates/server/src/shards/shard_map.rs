@@ -8,7 +8,7 @@ use std::{
 use bytes::Bytes;
 use fairmesh_model::{Prefix, RecordKey, Region, Revision, ServiceName, ShardMap, ShardPart, StoreId};
 use fairmesh_rib::{
-    Mirror, Snapshot, Update,
+    ArrivedRecord, Mirror, Snapshot, Update,
     follower::{Backoff, Follower, FollowerConfig, FollowerHandle, Sink},
 };
 use fairmesh_wire::shards::decode_map;
@@ -112,8 +112,8 @@ impl Mirror for MapRecords {
         });
     }
 
-    fn put(&mut self, _text: &Arc<str>, key: RecordKey, value: &Bytes) {
-        self.entries.insert(key, value.clone());
+    fn put(&mut self, key: RecordKey, record: ArrivedRecord<'_>) {
+        self.entries.insert(key, record.value.clone());
     }
 
     fn delete(&mut self, _text: &str, key: &RecordKey) {

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use fairmesh_model::{
-    Backend, HealthCheck, Invalid, Locality, Policy, Retries, Route, ServiceName, within_bounds,
+    Backend, HealthCheck, Invalid, Locality, Policy, Retries, Route, ServiceName, Traffic, within_bounds,
 };
 
 use crate::v1;
@@ -35,6 +35,7 @@ impl From<Policy> for v1::Policy {
             routes: policy.routes.into_iter().map(Into::into).collect(),
             health_check: policy.health_check.map(Into::into),
             lookaside: policy.lookaside.unwrap_or_default(),
+            traffic: policy.traffic.map(|traffic| (*traffic).into()),
         }
     }
 }
@@ -69,6 +70,11 @@ impl TryFrom<v1::Policy> for Policy {
                 .transpose()
                 .map_err(|e| e.within("health_check"))?,
             lookaside: Some(message.lookaside).filter(|address| !address.is_empty()),
+            traffic: message
+                .traffic
+                .map(|traffic| Traffic::try_from(traffic).map(Box::new))
+                .transpose()
+                .map_err(|e| e.within("traffic"))?,
         };
         policy.validate()?;
         Ok(policy)

@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use fairmesh_model::*;
 use proptest::{collection, option, prelude::*, sample::select};
@@ -217,7 +217,7 @@ fn policy() -> impl Strategy<Value = Policy> {
         ".{1,8}".prop_map(|name| Some(KeySource::Query(name))),
     ];
     let lookaside = option::of("[a-z]{1,8}:[1-9][0-9]{1,3}");
-    let rest = (option::of(health_check()), lookaside);
+    let rest = (option::of(health_check()), lookaside, option::of(traffic()));
     (routes, locality, balancing, timeouts(), (retries, option::of(limit()), key), rest).prop_map(
         |(
             routes,
@@ -225,7 +225,7 @@ fn policy() -> impl Strategy<Value = Policy> {
             (subset, balancing),
             timeouts,
             (retries, limit, key),
-            (health_check, lookaside),
+            (health_check, lookaside, traffic),
         )| {
             Policy {
                 routes,
@@ -237,9 +237,43 @@ fn policy() -> impl Strategy<Value = Policy> {
                 key,
                 health_check,
                 lookaside,
+                traffic: traffic.map(Box::new),
             }
         },
     )
+}
+
+fn traffic() -> impl Strategy<Value = Traffic> {
+    let shares = collection::btree_map(name::<Region>(), traffic_shares(), 1..4);
+    (shares, any::<bool>(), any::<bool>()).prop_map(|(shares, is_planned, is_shadow)| {
+        let planner = is_planned.then_some(TrafficPlanner::Rings);
+        let mode = if is_shadow { TrafficMode::Shadow } else { TrafficMode::Active };
+        Traffic { planner, mode, shares: if is_planned { BTreeMap::new() } else { shares } }
+    })
+}
+
+fn traffic_shares() -> impl Strategy<Value = TrafficShares> {
+    let classes = collection::btree_map(name::<Label>(), region_shares(), 1..4);
+    (option::of(region_shares()), classes).prop_map(|(default, classes)| TrafficShares { default, classes })
+}
+
+fn region_shares() -> impl Strategy<Value = RegionShares> {
+    collection::btree_map(name::<Region>(), 10_000..200_000_u32, 0..5).prop_map(|to| {
+        let dropped = 1_000_000 - to.values().sum::<u32>();
+        let share = |millionths| Share::of_millionths(millionths).unwrap();
+        RegionShares {
+            to: to.into_iter().map(|(region, millionths)| (region, share(millionths))).collect(),
+            dropped: share(dropped),
+        }
+    })
+}
+
+fn region_table() -> impl Strategy<Value = RegionTable> {
+    let confirmed = option::of((any::<u64>(), any::<u64>()));
+    (traffic_shares(), confirmed).prop_map(|(shares, confirmed)| {
+        let planned = confirmed.map(|(round, at_ms)| TableOrigin::Planned(Confirmation { round, at_ms }));
+        RegionTable { shares, origin: planned.unwrap_or(TableOrigin::ByHand) }
+    })
 }
 
 fn health_check() -> impl Strategy<Value = HealthCheck> {
@@ -381,6 +415,10 @@ fn entry() -> impl Strategy<Value = (RecordKey, Record)> {
             Record::MeasuredDistances(distances)
         )),
         hosts().prop_map(|hosts| (RecordKey::Hosts, Record::Hosts(hosts))),
+        (service_name(), name(), region_table()).prop_map(|(name, region, table)| (
+            RecordKey::RegionTable(name, region),
+            Record::RegionTable(table)
+        )),
     ]
 }
 
@@ -399,6 +437,7 @@ fn keys() -> Vec<RecordKey> {
         RecordKey::ShardManifest(cart(), ShardPart::Ranges),
         RecordKey::ShardChunk(cart(), ShardPart::Region(eu), ChunkHash(1)),
         RecordKey::Move(cart(), ShardId(0)),
+        RecordKey::RegionTable(cart(), Region::new("us").unwrap()),
         RecordKey::History(HistoryKind::Services, cart(), 1),
         RecordKey::Regions,
         RecordKey::RoundTrips,

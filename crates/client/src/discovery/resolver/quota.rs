@@ -167,6 +167,7 @@ mod tests {
             location: &Location::in_region(Region::new("eu").unwrap()),
             regions: &Regions::default(),
             round_trips: &RoundTrips::default(),
+            table: None,
             hosts: &Hosts::default(),
             health: &Verdicts::default(),
             client_id: "web-1",

@@ -3,7 +3,6 @@
 use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
 };
 
 use bytes::Bytes;
@@ -11,9 +10,12 @@ use fairmesh_model::{
     Invalid, Location, Policy, Prefix, Record, RecordKey, Region, Service, ServiceKind, ServiceName,
     ShardPart, Verdicts,
 };
+use fairmesh_rib::ArrivedRecord;
 use fairmesh_wire::records;
 
-use super::{endpoint_list::EndpointList, shard_maps::MapName, shard_parts::ShardParts};
+use super::{
+    endpoint_list::EndpointList, received_table::ReceivedTable, shard_maps::MapName, shard_parts::ShardParts,
+};
 
 /// The records of one service.
 #[derive(Debug)]
@@ -24,6 +26,8 @@ pub(super) struct ServiceRecords {
     pub(super) endpoints: EndpointList,
     pub(super) health: Verdicts,
     pub(super) shards: ShardParts,
+    /// The region table of the caller's region.
+    pub(super) table: Option<ReceivedTable>,
     /// The subscribed prefixes, and whether each has arrived at least once.
     subscribed: BTreeMap<Prefix, bool>,
 }
@@ -44,18 +48,27 @@ struct PolicyRecord {
     unpublished: Option<Box<Policy>>,
     local_only: bool,
     has_checks: bool,
+    /// Whether the service may have region tables; the others pay nothing for them.
+    has_tables: bool,
 }
 
 impl PolicyRecord {
     fn new(policy: Policy, value: Bytes) -> Self {
         let (local_only, has_checks) = (policy.locality.local_only, policy.health_check.is_some());
-        Self { value: Some(value), unpublished: Some(Box::new(policy)), local_only, has_checks }
+        let has_tables = policy.traffic.as_ref().is_some_and(|traffic| traffic.publishes()) && !local_only;
+        Self { value: Some(value), unpublished: Some(Box::new(policy)), local_only, has_checks, has_tables }
     }
 }
 
 impl Default for PolicyRecord {
     fn default() -> Self {
-        Self { value: None, unpublished: Some(Box::default()), local_only: false, has_checks: false }
+        Self {
+            value: None,
+            unpublished: Some(Box::default()),
+            local_only: false,
+            has_checks: false,
+            has_tables: false,
+        }
     }
 }
 
@@ -69,6 +82,7 @@ impl ServiceRecords {
             endpoints: EndpointList::default(),
             health: Verdicts::default(),
             shards: ShardParts::new(maps_offered),
+            table: None,
             subscribed: BTreeMap::new(),
         }
     }
@@ -122,6 +136,9 @@ impl ServiceRecords {
         if self.policy.has_checks {
             needed.insert(Prefix::health(&self.name, only));
         }
+        if let Some(location) = location.filter(|_| self.policy.has_tables) {
+            needed.insert(Prefix::from(&self.table_key(&location.region)));
+        }
         match (service.kind, only) {
             (ServiceKind::Sharded, _) if self.shards.is_version_enough() => {
                 needed.insert(self.version_key());
@@ -134,6 +151,10 @@ impl ServiceRecords {
             _ => {}
         }
         needed
+    }
+
+    fn table_key(&self, region: &Region) -> RecordKey {
+        RecordKey::RegionTable(self.name.clone(), region.clone())
     }
 
     /// The region whose endpoints suffice, where the policy restricts calls to the caller's own.
@@ -174,14 +195,14 @@ impl ServiceRecords {
         self.subscribed.iter().filter(|(_, arrived)| !**arrived).map(|(prefix, _)| prefix.clone()).collect()
     }
 
-    /// Whether all subscribed prefixes have arrived. Verdicts may come later: calls do not wait for them.
+    /// Whether all subscribed prefixes have arrived. Verdicts and tables may come later: calls do not wait for them.
     pub(super) fn complete(&self) -> bool {
         let has_map = self.shards.last().is_some();
         if self.subscribed.contains_key(&self.version_key()) && !has_map {
             return false;
         }
-        let health = Prefix::health(&self.name, None);
-        let is_optional = |prefix: &Prefix| health.covers(prefix.as_str());
+        let optional = [Prefix::health(&self.name, None), Prefix::tables(&self.name)];
+        let is_optional = |prefix: &Prefix| optional.iter().any(|folder| folder.covers(prefix.as_str()));
         self.subscribed.iter().all(|(prefix, arrived)| *arrived || is_optional(prefix))
     }
 
@@ -210,6 +231,9 @@ impl ServiceRecords {
         if gone(&RecordKey::Policy(self.name.clone()).to_string()) {
             self.policy = PolicyRecord::default();
         }
+        if self.table.as_ref().is_some_and(|table| gone(&self.table_key(&table.region).to_string())) {
+            self.table = None;
+        }
         self.endpoints.remove_all(gone);
         // A prefix names a region or lies above all of them.
         let name = &self.name;
@@ -228,12 +252,20 @@ impl ServiceRecords {
     }
 
     /// Takes a record in. An invalid one leaves the previous one in place.
-    pub(super) fn put(&mut self, text: &Arc<str>, key: &RecordKey, value: &Bytes) -> Result<(), Invalid> {
+    pub(super) fn put(&mut self, key: &RecordKey, record: ArrivedRecord<'_>) -> Result<(), Invalid> {
+        let ArrivedRecord { text, value, age } = record;
         if matches!(key, RecordKey::ShardManifest(..) | RecordKey::ShardChunk(..)) {
             return self.shards.put(key, value);
         }
         // As in every snapshot after a reconnect.
-        if matches!(key, RecordKey::Policy(_)) && self.policy.value.as_ref() == Some(value) {
+        let is_known = match key {
+            RecordKey::Policy(_) => self.policy.value.as_ref() == Some(value),
+            RecordKey::RegionTable(_, region) => {
+                self.table.as_ref().is_some_and(|table| table.is(region, value))
+            }
+            _ => false,
+        };
+        if is_known {
             return Ok(());
         }
         match records::decode(key, value)? {
@@ -243,6 +275,11 @@ impl ServiceRecords {
             Record::Verdict(verdict) => {
                 if let RecordKey::Health(_, region, instance) = key {
                     self.health.put(region.clone(), instance.clone(), verdict);
+                }
+            }
+            Record::RegionTable(table) => {
+                if let RecordKey::RegionTable(_, region) = key {
+                    self.table = Some(ReceivedTable::new(region, table, (value, age)));
                 }
             }
             Record::Move(_)
@@ -262,6 +299,9 @@ impl ServiceRecords {
             RecordKey::Health(_, region, instance) => self.health.remove(region, instance),
             RecordKey::ShardManifest(..) | RecordKey::ShardChunk(..) => {
                 self.shards.delete(key);
+            }
+            RecordKey::RegionTable(_, region) => {
+                self.table = self.table.take().filter(|table| table.region != *region);
             }
             _ => {}
         }

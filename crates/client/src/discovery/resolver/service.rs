@@ -135,6 +135,7 @@ impl<T: EndpointTransport> TrackedService<T> {
             location: &location,
             regions: &topology.regions,
             round_trips: &topology.round_trips,
+            table: self.records.table.as_ref().map(|table| table.at(Instant::now())),
             hosts: &topology.hosts,
             health: &self.records.health,
             client_id: &topology.client_id,

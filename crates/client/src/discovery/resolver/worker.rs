@@ -5,6 +5,7 @@ mod idle;
 mod location;
 mod sync;
 mod updates;
+mod weakening;
 
 #[cfg(test)]
 mod tests;
@@ -80,6 +81,8 @@ pub(super) struct Worker<T> {
     sharded: HashSet<ServiceName>,
     /// Names that are not declared, in the order in which that was found out.
     unknown: VecDeque<ServiceName>,
+    /// When the region tables of services weaken next.
+    weakening: BTreeMap<ServiceName, Instant>,
     /// The service of each subscribed prefix.
     prefix_owners: HashMap<Prefix, ServiceName>,
     /// Whether regions, round trips and hosts have arrived, or never will.
@@ -115,6 +118,7 @@ impl<T: EndpointTransport> Worker<T> {
             services: HashMap::new(),
             stale: HashSet::new(),
             waiting: BTreeSet::new(),
+            weakening: BTreeMap::new(),
             sharded: HashSet::new(),
             unknown: VecDeque::new(),
             prefix_owners: HashMap::new(),
@@ -138,6 +142,7 @@ impl<T: EndpointTransport> Worker<T> {
             // Counted from the last check, and not from the last event, so that a steady stream of events cannot delay
             // it.
             let interval = if self.unsettled() { FAST_CHECK_INTERVAL } else { self.idle_check_interval() };
+            let weakens = self.next_weakening();
             tokio::select! {
                 () = stop.cancelled() => return,
                 Some(event) = events.recv() => {
@@ -148,6 +153,7 @@ impl<T: EndpointTransport> Worker<T> {
                     }
                 }
                 Ok(()) = state.changed() => self.update_location(),
+                () = sleep_until(weakens.unwrap_or(checked)), if weakens.is_some() => self.weaken_tables(),
                 () = sleep_until(checked + interval) => {
                     checked = Instant::now();
                     self.check().await;

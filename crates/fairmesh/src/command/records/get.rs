@@ -7,6 +7,7 @@ mod policies;
 mod regions;
 mod services;
 mod shards;
+mod tables;
 
 use std::{collections::BTreeSet, process::ExitCode};
 
@@ -72,6 +73,9 @@ pub(crate) enum Kind {
     /// Shard moves in progress.
     #[value(alias = "move")]
     Moves,
+    /// Region tables: the shares by region of the calls to services.
+    #[value(alias = "table")]
+    Tables,
     /// Watchers of the endpoints of services, and the revision that each has applied.
     #[value(alias = "watcher")]
     Watchers,
@@ -88,6 +92,7 @@ impl Kind {
             Self::Policies => &["policies"],
             Self::Shards => &["shards"],
             Self::Moves => &["moves"],
+            Self::Tables => &["policies", "tables"],
         }
     }
 }
@@ -126,6 +131,7 @@ async fn list(connection: &Connection, args: &GetArgs) -> Result<Listing, Failur
         Kind::Regions => regions::regions(&view),
         Kind::Hosts => hosts::hosts(&view),
         Kind::Moves => fleet::moves(connection, &view).await?,
+        Kind::Tables => tables::tables(&view),
         Kind::Watchers => fleet::watchers(connection, &view).await?,
     };
     listing.why_empty = match &args.service {
@@ -141,6 +147,7 @@ fn why_empty(kind: Kind, name: &ServiceName, one: &ServiceView) -> Option<String
         Kind::Policies => Some(format!(
             "{name} has no policy of its own and runs on the defaults; 'fairmesh describe service {name}' lists them"
         )),
+        Kind::Tables => tables::why_empty(name, one),
         Kind::Health if one.effective_policy().health_check.is_none() => {
             Some(format!("{name} is not checked; add a healthCheck to its policy"))
         }

@@ -78,6 +78,7 @@ impl HistoryKey {
             Record::Endpoint(_)
             | Record::Verdict(_)
             | Record::Move(_)
+            | Record::RegionTable(_)
             | Record::Regions(_)
             | Record::RoundTrips(_)
             | Record::MeasuredDistances(_)

@@ -201,7 +201,10 @@ fn a_key_has_one_endpoint_for_all_callers_until_it_is_removed() {
 fn a_hashed_key_fails_over_to_the_same_next_endpoint() {
     let table = Fleet::many(ServiceKind::ConsistentHash, 50).compile(None);
     let at = |avoid: &[u32], seed| {
-        table.pick(&PickParams { key: Some(ShardKey(9)), role: None, avoid }, 0, seed).unwrap().index
+        table
+            .pick(&PickParams { key: Some(ShardKey(9)), avoid, ..PickParams::default() }, 0, seed)
+            .unwrap()
+            .index
     };
     let first = at(&[], 1);
     let next = at(&[first], 1);

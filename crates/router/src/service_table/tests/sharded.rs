@@ -62,7 +62,7 @@ fn fleet(endpoints: &[(&str, &str)], copies: &[(u32, &str, &str, ReplicaState)])
 
 fn holders(table: &ServiceTable, key: u128, role: Option<&str>) -> Result<BTreeSet<String>, Box<PickError>> {
     let role = role.map(|role| Role::new(role).unwrap());
-    let params = PickParams { key: Some(ShardKey(key)), role: role.as_ref(), avoid: &[] };
+    let params = PickParams { key: Some(ShardKey(key)), role: role.as_ref(), ..PickParams::default() };
     (0..100).map(|seed| table.pick(&params, 0, seed).map(|picked| id(table, &picked))).collect()
 }
 

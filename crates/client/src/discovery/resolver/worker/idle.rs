@@ -36,6 +36,7 @@ impl<T: EndpointTransport> Worker<T> {
     pub(super) fn stop_following(&mut self, name: &ServiceName) {
         let Some(mut service) = self.services.remove(name) else { return };
         self.sharded.remove(name);
+        self.weakening.remove(name);
         self.registry.rate_limited().remove(name);
         self.unsubscribe(service.records.subscribe(BTreeSet::new()).removed);
         if let Some((maps, map)) = self.maps.as_ref().zip(service.map.take()) {

@@ -1,3 +1,5 @@
+mod region_tables;
+
 use std::{
     borrow::Cow,
     pin::pin,

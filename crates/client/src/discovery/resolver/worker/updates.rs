@@ -1,10 +1,8 @@
 //! Applying updates of the RIB.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use fairmesh_model::{Hosts, Invalid, Prefix, Record, RecordKey, Regions, RoundTrips};
-use fairmesh_rib::{Mirror, Snapshot, Update};
+use fairmesh_rib::{ArrivedRecord, Mirror, Snapshot, Update};
 use fairmesh_wire::records;
 use tokio::time::Instant;
 
@@ -97,7 +95,8 @@ impl<T: EndpointTransport> Mirror for Worker<T> {
         }
     }
 
-    fn put(&mut self, text: &Arc<str>, key: RecordKey, value: &Bytes) {
+    fn put(&mut self, key: RecordKey, record: ArrivedRecord<'_>) {
+        let ArrivedRecord { text, value, .. } = record;
         let result = match key.service() {
             None => self.put_topology(&key, value),
             Some(name) => match self.services.get_mut(name) {
@@ -106,7 +105,7 @@ impl<T: EndpointTransport> Mirror for Worker<T> {
                     if matches!(key, RecordKey::ShardManifest(..) | RecordKey::ShardChunk(..)) {
                         self.sharded.insert(name.clone());
                     }
-                    service.records.put(text, &key, value)
+                    service.records.put(&key, record)
                 }
                 None => Ok(()),
             },

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use fairmesh_model::{
     Balancing, BalancingPolicy, CallKind, HealthCheck, Locality, Outliers, Policy, Probe, Score, ServiceKind,
+    Traffic, TrafficPlanner, counted,
     spec::{Document, PolicySpec, Resource, write_duration},
 };
 use serde_json::json;
@@ -49,6 +50,7 @@ pub(crate) fn summary(policy: &Policy, kind: Option<ServiceKind>) -> Vec<(&'stat
             ),
         ),
         ("Rings", rings(&policy.locality)),
+        ("Tables", traffic(policy.traffic.as_deref())),
         ("Subset", subset(policy.balancing.subset)),
         ("Balancing", balancing(&policy.balancing, kind)),
         ("Score", score(&policy.balancing.score)),
@@ -136,6 +138,16 @@ fn health(check: Option<&HealthCheck>) -> String {
         Probe::Grpc { service } => format!("grpc {service}"),
     };
     format!("{} every {}", probe.trim_end(), write_duration(check.interval))
+}
+
+fn traffic(traffic: Option<&Traffic>) -> String {
+    let Some(traffic) = traffic else { return "none: rings decide".into() };
+    let source = match traffic.planner {
+        Some(TrafficPlanner::Rings) => "of the planner 'rings', which this release does not run".to_owned(),
+        None => format!("written by hand for callers in {}", counted(traffic.shares.len(), "region")),
+    };
+    let shadow = if traffic.publishes() { "" } else { ", in shadow mode: not published" };
+    format!("{source}{shadow}")
 }
 
 fn subset(subset: u32) -> String {

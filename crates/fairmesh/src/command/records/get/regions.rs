@@ -3,12 +3,15 @@
 use std::time::Duration;
 
 use fairmesh_model::{
-    DistanceSource, MeasuredDistance, Region,
+    DistanceSource, Region,
     spec::{Document, Resource},
 };
 use serde_json::{Value, json};
 
-use crate::{output::Listing, view::View};
+use crate::{
+    output::Listing,
+    view::{View, age_of},
+};
 
 /// The columns of distances.
 const DISTANCES: &[&str] = &["FROM", "TO", "DISTANCE", "SOURCE", "DECLARED", "MEASURED", "MEASURED AT"];
@@ -85,15 +88,8 @@ pub(crate) fn distance(view: &View, from: &Region, to: &Region) -> Option<Distan
         used,
         source,
         declared: view.round_trips.declared(from, to),
-        measured: measured.map(|distance| (distance.round_trip, age(distance))),
+        measured: measured.map(|distance| (distance.round_trip, age_of(distance.measured_at_ms))),
     })
-}
-
-/// Time since a distance was recorded; zero if this machine's clock is behind.
-fn age(MeasuredDistance { measured_at_ms, .. }: MeasuredDistance) -> Duration {
-    #[allow(clippy::disallowed_methods, reason = "ages of records are shown by the wall clock")]
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    now.saturating_sub(Duration::from_millis(measured_at_ms))
 }
 
 impl DistanceRow {
@@ -140,7 +136,7 @@ fn micros(round_trip: Duration) -> u64 {
 }
 
 /// `40 s`, `12 min`, `5 h` or `9 d`.
-fn rough(age: Duration) -> String {
+pub(super) fn rough(age: Duration) -> String {
     match age.as_secs() {
         seconds @ ..120 => format!("{seconds} s"),
         seconds @ ..7200 => format!("{} min", seconds / 60),

@@ -1,0 +1,117 @@
+//! The region tables that a policy writes by hand: they change in the batch that changes the policy.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use fairmesh_model::{Prefix, Record, RecordKey, ServiceName, TableOrigin, Traffic};
+use fairmesh_rib::{Node, Op};
+use fairmesh_wire::records;
+
+/// The writes that leave a service with the tables of its policy, whose value this is; `None` is no policy.
+///
+/// They are unconditional: the policy decides about its tables, whatever a planner has written meanwhile.
+pub(super) fn ops(node: &Node, service: &ServiceName, policy: Option<&[u8]>) -> Vec<Op> {
+    let traffic = policy.and_then(records::traffic);
+    let wanted = traffic.iter().flat_map(Traffic::tables).map(|(from, table)| {
+        let key = RecordKey::RegionTable(service.clone(), from.clone());
+        (key.to_string(), records::encode(&Record::RegionTable(table)))
+    });
+    let mut wanted: BTreeMap<String, Bytes> = wanted.collect();
+    let keeps_planned = traffic.is_some_and(|traffic| traffic.publishes() && traffic.planner.is_some());
+    let mut ops = Vec::new();
+    for (key, entry) in node.read(&[Prefix::tables(service)]).1 {
+        match wanted.remove(&*key) {
+            Some(value) if value == entry.value => {}
+            Some(value) => ops.push(Op::put(key, value)),
+            None if keeps_planned && is_planned(&key, &entry.value) => {}
+            None => ops.push(Op::delete(key)),
+        }
+    }
+    ops.extend(wanted.into_iter().map(|(key, value)| Op::put(key, value)));
+    ops
+}
+
+fn is_planned(key: &str, value: &[u8]) -> bool {
+    let record = RecordKey::parse(key).and_then(|key| records::decode(&key, value));
+    matches!(record, Ok(Record::RegionTable(table)) if table.origin != TableOrigin::ByHand)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use fairmesh_model::{
+        Confirmation, Policy, Region, RegionShares, RegionTable, Share, StoreId, TrafficMode, TrafficPlanner,
+        TrafficShares,
+    };
+    use fairmesh_rib::Entry;
+
+    use super::*;
+
+    fn cart() -> ServiceName {
+        ServiceName::new("shop/cart").unwrap()
+    }
+
+    fn key(from: &str) -> Arc<str> {
+        RecordKey::RegionTable(cart(), Region::new(from).unwrap()).to_string().into()
+    }
+
+    fn shares(to: &str) -> TrafficShares {
+        let to = [(Region::new(to).unwrap(), Share::ALL)].into();
+        TrafficShares { default: Some(RegionShares { to, dropped: Share::NONE }), ..TrafficShares::default() }
+    }
+
+    fn table(to: &str, origin: TableOrigin) -> Bytes {
+        records::encode(&Record::RegionTable(RegionTable { shares: shares(to), origin }))
+    }
+
+    fn planned(to: &str) -> Bytes {
+        table(to, TableOrigin::Planned(Confirmation { round: 1, at_ms: 2 }))
+    }
+
+    fn node(tables: &[(&str, Bytes)]) -> Node {
+        let entries =
+            tables.iter().map(|(from, value)| (key(from), Entry { value: value.clone(), revision: 1 }));
+        Node::load(StoreId(1), 1, entries)
+    }
+
+    fn policy(traffic: Option<Traffic>) -> Bytes {
+        let traffic = traffic.map(Box::new);
+        records::encode(&Record::Policy(Policy { traffic, ..Policy::default() }))
+    }
+
+    fn by_hand(from: &[(&str, &str)]) -> Traffic {
+        let shares = from.iter().map(|(from, to)| (Region::new(*from).unwrap(), shares(to)));
+        Traffic { shares: shares.collect(), ..Traffic::default() }
+    }
+
+    #[test]
+    fn a_policy_writes_its_tables_and_removes_the_others() {
+        let before = node(&[("eu", table("us", TableOrigin::ByHand)), ("us", planned("eu"))]);
+        let wanted = policy(Some(by_hand(&[("eu", "eu"), ("ap", "eu")])));
+        let hand = |to| table(to, TableOrigin::ByHand);
+        let written = ops(&before, &cart(), Some(&wanted));
+        assert_eq!(
+            written,
+            [Op::put(key("eu"), hand("eu")), Op::delete(key("us")), Op::put(key("ap"), hand("eu"))]
+        );
+        let after = node(&[("eu", hand("eu")), ("ap", hand("eu"))]);
+        assert_eq!(ops(&after, &cart(), Some(&wanted)), [], "nothing changes");
+        let shadow = Traffic { mode: TrafficMode::Shadow, ..by_hand(&[("eu", "eu")]) };
+        for none in [Some(policy(None)), Some(policy(Some(shadow))), None] {
+            let written = ops(&after, &cart(), none.as_deref());
+            assert_eq!(written, [Op::delete(key("ap")), Op::delete(key("eu"))]);
+        }
+    }
+
+    #[test]
+    fn a_policy_with_a_planner_keeps_what_it_planned() {
+        let before = node(&[("eu", table("us", TableOrigin::ByHand)), ("us", planned("eu"))]);
+        let of =
+            |mode| policy(Some(Traffic { planner: Some(TrafficPlanner::Rings), mode, ..Traffic::default() }));
+        let written = ops(&before, &cart(), Some(&of(TrafficMode::Active)));
+        assert_eq!(written, [Op::delete(key("eu"))]);
+        let written = ops(&before, &cart(), Some(&of(TrafficMode::Shadow)));
+        assert_eq!(written, [Op::delete(key("eu")), Op::delete(key("us"))]);
+    }
+}

@@ -1,0 +1,76 @@
+//! Shares of calls by region: as a policy asks for them, and as tables that routers follow.
+
+mod region_table;
+
+use std::collections::BTreeMap;
+
+use crate::{Invalid, Region};
+
+pub use region_table::{
+    Confirmation, MAX_TABLE_CLASSES, MAX_TABLE_REGIONS, RegionShares, RegionTable, SMALLEST_SHARE,
+    TableForce, TableOrigin, TrafficShares,
+};
+
+/// Who divides the calls to a service among regions: a planner, or shares written by hand.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// The planner that computes tables; not together with `shares`.
+    pub planner: Option<TrafficPlanner>,
+    /// Whether tables are published.
+    pub mode: TrafficMode,
+    /// Shares written by hand, by the region of the caller.
+    pub shares: BTreeMap<Region, TrafficShares>,
+}
+
+/// A planner of tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TrafficPlanner {
+    /// From rings with load thresholds (ServiceRouter §3.4.1).
+    Rings,
+}
+
+/// Whether tables are published.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TrafficMode {
+    /// Routers follow them.
+    #[default]
+    Active,
+    /// They are computed and shown, and no router gets them.
+    Shadow,
+}
+
+impl Traffic {
+    /// Whether the service may have tables that routers follow.
+    pub fn publishes(&self) -> bool {
+        self.mode == TrafficMode::Active
+    }
+
+    /// The tables to publish of shares written by hand, by the region of the caller.
+    pub fn tables(&self) -> impl Iterator<Item = (&Region, RegionTable)> {
+        let published = self.shares.iter().filter(|_| self.publishes());
+        published
+            .map(|(from, shares)| (from, RegionTable { shares: shares.clone(), origin: TableOrigin::ByHand }))
+    }
+
+    /// Checks that there is one source of tables, and the shares.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        match (self.planner, self.shares.is_empty()) {
+            (Some(_), false) => {
+                let hint = "let the planner compute the shares, or write all of them and no planner";
+                return Err(Invalid::new("", "has a planner and shares", hint));
+            }
+            (None, true) => {
+                let hint = "write 'planner: rings', or shares";
+                return Err(Invalid::new("", "has neither a planner nor shares", hint));
+            }
+            _ => {}
+        }
+        if self.shares.len() > MAX_TABLE_REGIONS {
+            let hint = format!("write at most {MAX_TABLE_REGIONS}");
+            return Err(Invalid::new("shares", "have too many regions", hint));
+        }
+        self.shares
+            .iter()
+            .try_for_each(|(from, shares)| shares.validate().map_err(|e| e.within(format!("shares.{from}"))))
+    }
+}

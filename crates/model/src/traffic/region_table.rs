@@ -1,0 +1,213 @@
+//! The table of one service for the callers of one region: the value of one record.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use crate::{Invalid, Label, Region, Share};
+
+/// The most regions among which the calls of a class are divided.
+pub const MAX_TABLE_REGIONS: usize = 64;
+/// The most traffic classes with shares of their own.
+pub const MAX_TABLE_CLASSES: usize = 16;
+/// The smallest share of a region: a smaller one would cost connections for hardly any calls.
+pub const SMALLEST_SHARE: u32 = 10_000;
+
+/// How calls from one region to one service are divided among regions. Routers follow the tables of their own region.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegionTable {
+    /// The shares.
+    pub shares: TrafficShares,
+    /// Who wrote it, and when it was last confirmed.
+    pub origin: TableOrigin,
+}
+
+/// Who wrote a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TableOrigin {
+    /// A person, in a policy. It applies until it is changed.
+    ByHand,
+    /// A planner, which writes it again while it stands by it. It loses its force when that ends.
+    Planned(Confirmation),
+}
+
+/// A planner's last confirmation of a table. Each is another value of the record, by which followers know that it is new.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Confirmation {
+    /// The number of the planning round, which grows.
+    pub round: u64,
+    /// Its time, in milliseconds since 1970, for display: no decision depends on it.
+    pub at_ms: u64,
+}
+
+/// Shares by traffic class.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TrafficShares {
+    /// Of calls without a class, and of classes that are not listed. Without it, rings decide these calls.
+    pub default: Option<RegionShares>,
+    /// Of the calls of these classes; at most [`MAX_TABLE_CLASSES`].
+    pub classes: BTreeMap<Label, RegionShares>,
+}
+
+/// How the calls of one class are divided. All shares together are 100 %.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegionShares {
+    /// By the region that they go to: at least [`SMALLEST_SHARE`] millionths each, and at most [`MAX_TABLE_REGIONS`]
+    /// regions.
+    pub to: BTreeMap<Region, Share>,
+    /// Calls that fail at once, so that the others can be served.
+    pub dropped: Share,
+}
+
+/// What is left of the force of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TableForce {
+    /// It was confirmed lately, or does not have to be.
+    Full,
+    /// Not for a minute: nothing is dropped any more, and the other shares divide all calls.
+    WithoutDrops,
+    /// Not for a quarter of an hour: rings decide.
+    Lapsed,
+}
+
+impl RegionTable {
+    /// The age from which on nothing is dropped: what is dropped may be served by now.
+    pub const DROPS_LAST: Duration = Duration::from_secs(60);
+    /// The age from which on it has no force.
+    pub const LASTS: Duration = Duration::from_secs(15 * 60);
+
+    /// Its force where it was last confirmed this long ago.
+    pub fn force(&self, age: Duration) -> TableForce {
+        match self.origin {
+            TableOrigin::ByHand => TableForce::Full,
+            TableOrigin::Planned(_) if age < Self::DROPS_LAST => TableForce::Full,
+            TableOrigin::Planned(_) if age < Self::LASTS => TableForce::WithoutDrops,
+            TableOrigin::Planned(_) => TableForce::Lapsed,
+        }
+    }
+
+    /// The age at which its force changes next.
+    pub fn weakens_at(&self, age: Duration) -> Option<Duration> {
+        match self.force(age) {
+            _ if self.origin == TableOrigin::ByHand => None,
+            TableForce::Full => Some(Self::DROPS_LAST),
+            TableForce::WithoutDrops => Some(Self::LASTS),
+            TableForce::Lapsed => None,
+        }
+    }
+
+    /// Checks shares and bounds.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        self.shares.validate()
+    }
+}
+
+impl TrafficShares {
+    /// The shares of each class, first those of calls without one.
+    pub fn iter(&self) -> impl Iterator<Item = (Option<&Label>, &RegionShares)> {
+        let default = self.default.iter().map(|shares| (None, shares));
+        default.chain(self.classes.iter().map(|(class, shares)| (Some(class), shares)))
+    }
+
+    pub(super) fn validate(&self) -> Result<(), Invalid> {
+        if self.classes.len() > MAX_TABLE_CLASSES {
+            let hint = format!("write at most {MAX_TABLE_CLASSES}");
+            return Err(Invalid::new("", "have too many classes", hint));
+        }
+        if self.iter().next().is_none() {
+            return Err(Invalid::new("", "are empty", "write the shares of at least one class"));
+        }
+        self.iter().try_for_each(|(class, shares)| match class {
+            None => shares.validate(),
+            Some(class) => shares.validate().map_err(|e| e.within(class)),
+        })
+    }
+}
+
+impl RegionShares {
+    fn validate(&self) -> Result<(), Invalid> {
+        if self.to.len() > MAX_TABLE_REGIONS {
+            let hint = format!("write at most {MAX_TABLE_REGIONS}");
+            return Err(Invalid::new("to", "has too many regions", hint));
+        }
+        if let Some((region, share)) = self.to.iter().find(|(_, share)| share.millionths() < SMALLEST_SHARE) {
+            let hint = "write at least 1%, or leave the region out";
+            return Err(Invalid::new(format!("to.{region}"), format!("{share} is too small"), hint));
+        }
+        let shares = self.to.values().chain([&self.dropped]);
+        // At most 65 numbers up to a million.
+        let sum: u32 = shares.map(|share| share.millionths()).sum();
+        match Share::of_millionths(sum) {
+            Ok(Share::ALL) => Ok(()),
+            Ok(sum) => Err(Invalid::new("", format!("the shares are {sum} together"), SUM_HINT)),
+            Err(_) => Err(Invalid::new("", "the shares are more than 100% together", SUM_HINT)),
+        }
+    }
+}
+
+const SUM_HINT: &str = "let the shares of regions and 'dropped' be 100% together";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shares(to: &[(&str, &str)], dropped: &str) -> RegionShares {
+        let to = to.iter().map(|(region, share)| (Region::new(*region).unwrap(), share.parse().unwrap()));
+        RegionShares { to: to.collect(), dropped: dropped.parse().unwrap() }
+    }
+
+    #[test]
+    fn shares_are_all_calls_together_and_none_is_tiny() {
+        for right in [
+            shares(&[("eu", "70%"), ("us", "30%")], "0%"),
+            shares(&[("eu", "99%"), ("us", "1%")], "0%"),
+            shares(&[("eu", "99.99%")], "0.01%"),
+            shares(&[], "100%"),
+        ] {
+            assert_eq!(right.validate(), Ok(()));
+        }
+        for (wrong, problem) in [
+            (shares(&[("eu", "70%"), ("us", "29.9999%")], "0%"), "99.9999% together"),
+            (shares(&[("eu", "70%"), ("us", "30%")], "1%"), "more than 100%"),
+            (shares(&[("eu", "99.1%"), ("us", "0.9%")], "0%"), "0.9% is too small"),
+            (shares(&[], "0%"), "0% together"),
+        ] {
+            let refusal = wrong.validate().unwrap_err().to_string();
+            assert!(refusal.contains(problem), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn a_table_that_is_not_confirmed_loses_its_drops_and_then_its_force() {
+        let with = |origin| {
+            let shares =
+                TrafficShares { default: Some(shares(&[("eu", "90%")], "10%")), ..Default::default() };
+            RegionTable { shares, origin }
+        };
+        let planned = with(TableOrigin::Planned(Confirmation { round: 1, at_ms: 2 }));
+        let seconds = Duration::from_secs;
+        for (age, force, next) in [
+            (0, TableForce::Full, Some(60)),
+            (59, TableForce::Full, Some(60)),
+            (60, TableForce::WithoutDrops, Some(900)),
+            (899, TableForce::WithoutDrops, Some(900)),
+            (900, TableForce::Lapsed, None),
+        ] {
+            assert_eq!(planned.force(seconds(age)), force, "{age} s");
+            assert_eq!(planned.weakens_at(seconds(age)), next.map(seconds), "{age} s");
+        }
+        let by_hand = with(TableOrigin::ByHand);
+        assert_eq!(
+            (by_hand.force(seconds(1 << 40)), by_hand.weakens_at(seconds(0))),
+            (TableForce::Full, None)
+        );
+    }
+
+    #[test]
+    fn the_number_of_classes_is_bounded() {
+        let all = shares(&[("eu", "100%")], "0%");
+        let class = |n| (Label::new(format!("class-{n}")).unwrap(), all.clone());
+        let of = |classes| TrafficShares { default: None, classes: (0..classes).map(class).collect() };
+        assert!(of(0).validate().is_err(), "no shares at all");
+        assert_eq!(of(MAX_TABLE_CLASSES).validate(), Ok(()));
+        assert!(of(MAX_TABLE_CLASSES + 1).validate().is_err());
+    }
+}

@@ -1,0 +1,154 @@
+//! Compiling the region table of the caller's region.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fairmesh_balancer::CandidateSet;
+use fairmesh_model::{
+    Label, Region, RegionShares, ServiceKind, Share, TableForce, TableOrigin, arith::hash_text,
+};
+
+use super::{Compiler, Positions, len};
+use crate::{
+    TableInput,
+    locality::PreferenceClass,
+    service_table::{
+        Tier,
+        region_table::{ClassShares, CompiledTable, RegionEndpoints, TableRegion},
+    },
+};
+
+/// The least endpoints of a region that are kept, so that a loaded one can be avoided.
+const LEAST_SUBSET: usize = 2;
+
+/// A table that has force, and the regions that its calls may go to, each with this client's endpoints there.
+pub(super) struct UsableTable<'a> {
+    input: TableInput<'a>,
+    force: TableForce,
+    regions: BTreeMap<&'a Region, Positions>,
+}
+
+impl Compiler<'_> {
+    /// The table, if calls are decided by it. `localOnly` comes before it.
+    pub(super) fn usable_table(&self) -> Option<UsableTable<'_>> {
+        let input = self.input.table.filter(|_| !self.input.policy.locality.local_only)?;
+        let force = input.table.force(input.age);
+        if force == TableForce::Lapsed {
+            return None;
+        }
+        // The greatest share of each region over all classes: it decides how many connections are kept.
+        let mut greatest: BTreeMap<&Region, Share> = BTreeMap::new();
+        for (region, share) in input.table.shares.iter().flat_map(|(_, shares)| &shares.to) {
+            let kept = greatest.entry(region).or_insert(*share);
+            *kept = (*kept).max(*share);
+        }
+        let usable = greatest.into_iter().filter(|(region, _)| self.may_go_to(region));
+        let regions = usable.map(|(region, share)| (region, self.table_region(region, share))).collect();
+        Some(UsableTable { input, force, regions })
+    }
+
+    /// Whether rings and drains leave a region to tables. Callers inside a draining region keep using it.
+    fn may_go_to(&self, region: &Region) -> bool {
+        let topology = &self.input.regions.regions;
+        let is_draining =
+            *region != self.input.location.region && topology.get(region).is_some_and(|info| info.draining);
+        let is_excluded =
+            self.locality.regions().any(|(known, distance)| known == region && distance.ring.is_none());
+        !is_draining && !is_excluded
+    }
+
+    /// The serving endpoints of a region; of replicated services this client's subset, which is as large as the share.
+    fn table_region(&self, region: &Region, share: Share) -> Positions {
+        let serves = |position: &usize| {
+            self.endpoints[*position].location.region == *region
+                && self.class(*position) == Some(PreferenceClass::Serving)
+        };
+        let positions: Vec<usize> = (0..self.endpoints.len()).filter(serves).collect();
+        let rank = self.locality.rank(PreferenceClass::Serving, self.locality.distance(region));
+        let keep = match (self.input.service.kind, self.input.policy.balancing.subset as usize) {
+            (ServiceKind::Sharded | ServiceKind::ConsistentHash, _) | (_, 0) => 0,
+            (ServiceKind::Replicated, whole) => {
+                let part = whole as u64 * u64::from(share.millionths());
+                let part = part.div_ceil(Share::ALL.millionths().into()) as usize;
+                part.max(LEAST_SUBSET).min(whole)
+            }
+        };
+        let candidates = self.subset(&positions, keep);
+        Tier { rank: rank.unwrap_or(u32::MAX), total: positions.len() as u32, candidates }
+    }
+
+    /// The compiled table.
+    pub(super) fn compiled_table(&self, table: &UsableTable<'_>, indices: &[u32]) -> CompiledTable {
+        let names: Vec<&Region> = table.regions.keys().copied().collect();
+        let shares = |shares: &RegionShares| {
+            let position = |region: &Region| names.binary_search(&region).ok();
+            // At most 64 regions.
+            let regions = shares
+                .to
+                .iter()
+                .filter_map(|(region, share)| Some((position(region)? as u8, share.millionths())));
+            let dropped = if table.force == TableForce::Full { shares.dropped } else { Share::NONE };
+            ClassShares { dropped, regions: regions.collect() }
+        };
+        let source = &table.input.table.shares;
+        let classes = source.classes.iter().map(|(class, of): (&Label, _)| (class.clone(), shares(of)));
+        CompiledTable {
+            default: source.default.as_ref().map(shares),
+            classes: classes.collect(),
+            regions: table
+                .regions
+                .iter()
+                .map(|(name, tier)| self.compiled_region(name, tier, indices))
+                .collect(),
+            region_of: self.region_of(&names, indices),
+            members: table.members().into_iter().map(|position| indices[position]).collect(),
+            origin: match (table.input.table.origin, table.force) {
+                (TableOrigin::ByHand, _) => "written by hand",
+                (TableOrigin::Planned(_), TableForce::Full) => "planned",
+                (TableOrigin::Planned(_), _) => "planned, not confirmed lately, so that nothing is dropped",
+            },
+        }
+    }
+
+    fn compiled_region(&self, name: &Region, tier: &Positions, indices: &[u32]) -> TableRegion {
+        let Tier { rank, total, candidates } = tier;
+        let (rank, total) = (*rank, *total);
+        let endpoints = match self.input.service.kind {
+            ServiceKind::Replicated => {
+                let member = |&position: &usize| (indices[position], self.powers[position]);
+                let candidates = CandidateSet::new(&candidates.iter().map(member).collect::<Vec<_>>());
+                RegionEndpoints::Replicated(Tier { rank, total, candidates })
+            }
+            ServiceKind::ConsistentHash => {
+                RegionEndpoints::Hashed(Tier { rank, total, candidates: self.hashed(candidates, indices) })
+            }
+            ServiceKind::Sharded => RegionEndpoints::Sharded,
+        };
+        TableRegion { name: name.clone(), hash: hash_text(name.as_str()), rank, endpoints }
+    }
+
+    /// The position of each endpoint's region, by index.
+    fn region_of(&self, names: &[&Region], indices: &[u32]) -> Box<[u8]> {
+        if self.input.service.kind != ServiceKind::Sharded {
+            return Box::default();
+        }
+        let mut region_of = vec![CompiledTable::NO_REGION; len(indices)];
+        for (endpoint, &index) in self.endpoints.iter().zip(indices) {
+            if let Ok(position) = names.binary_search(&&endpoint.location.region) {
+                region_of[index as usize] = position as u8;
+            }
+        }
+        region_of.into_boxed_slice()
+    }
+}
+
+impl UsableTable<'_> {
+    /// This client's endpoints in each region.
+    pub(super) fn tiers(&self) -> impl Iterator<Item = &Positions> {
+        self.regions.values()
+    }
+
+    /// The endpoints that share calls, each once.
+    pub(super) fn members(&self) -> BTreeSet<usize> {
+        self.tiers().flat_map(|tier| &tier.candidates).copied().collect()
+    }
+}

@@ -1,0 +1,133 @@
+use fairmesh_balancer::{InlineCandidates, pick};
+use fairmesh_model::arith::hash_key;
+
+use super::{
+    ServiceTable, Sharding,
+    decide::{AttemptParams, BestCandidate},
+    region_table::{CallDraws, ClassShares, CompiledTable, RegionEndpoints, TableRegion},
+};
+use crate::{EndpointPick, PickError, service_table::Selection, trace::DecisionTracer};
+
+/// What the table decided.
+enum TableChoice {
+    /// An endpoint without an exclusion.
+    Picked(EndpointPick),
+    /// Nobody in the region of the call can serve, unless this one does in spite of its exclusion: rings decide.
+    Rings(Option<BestCandidate>),
+}
+
+impl ServiceTable {
+    /// Draws the region of the call, and picks there; where nobody can serve there, rings decide.
+    #[inline(never)]
+    pub(super) fn pick_by_table<W: DecisionTracer>(
+        &self,
+        table: &CompiledTable,
+        mut attempt: AttemptParams<'_>,
+        tracer: &mut W,
+    ) -> Result<EndpointPick, Box<PickError>> {
+        self.trace_regions(tracer);
+        let class = attempt.params.class;
+        let Some(shares) = table.shares(class) else {
+            tracer.record_step("table", || table.describe_absence(class));
+            return self.pick_by_rings(None, attempt, tracer);
+        };
+        tracer.record_step("table", || table.describe(class, shares));
+        let mut draws = CallDraws::new(attempt.params.call_seed);
+        let is_dropped = draws.is_dropped(shares);
+        // A call of which an attempt was made is not dropped any more: what it cost would be lost.
+        if is_dropped && !attempt.params.admitted {
+            tracer.record_step("draw", || format!("in the {} that are dropped", shares.dropped));
+            let region = self.home().clone();
+            return Err(Box::new(PickError::Dropped { share: shares.dropped, region }));
+        }
+        let choice = match &self.selection {
+            Selection::Replicated { .. } => {
+                self.pick_drawn(table, draws.region(shares, |_| true), &mut attempt, tracer)
+            }
+            Selection::Hashed(_) => {
+                let key = attempt.params.key.ok_or(PickError::KeyMissing)?;
+                let region = table.region_of_key(shares, hash_key(key.0));
+                self.pick_drawn(table, region, &mut attempt, tracer)
+            }
+            Selection::Sharded(Some(sharding)) => {
+                self.pick_drawn_copy((table, shares, sharding), &mut draws, &mut attempt, tracer)?
+            }
+            Selection::Sharded(None) => return Err(PickError::NoShardMap.into()),
+        };
+        match choice {
+            TableChoice::Picked(picked) => Ok(picked),
+            TableChoice::Rings(best) => {
+                tracer.record_step("draw", || "nobody can serve there: rings decide".to_owned());
+                self.pick_by_rings(best, attempt, tracer)
+            }
+        }
+    }
+
+    /// Picks in the region that was drawn.
+    #[inline]
+    fn pick_drawn<W: DecisionTracer>(
+        &self,
+        table: &CompiledTable,
+        region: Option<u8>,
+        attempt: &mut AttemptParams<'_>,
+        tracer: &mut W,
+    ) -> TableChoice {
+        let Some(region) = region.map(|region| &table.regions[usize::from(region)]) else {
+            tracer.record_step("draw", || "no region of the table may be used".to_owned());
+            return TableChoice::Rings(None);
+        };
+        tracer.record_step("draw", || format!("to {}", region.name));
+        let scored = match &region.endpoints {
+            RegionEndpoints::Replicated(tier) => {
+                self.trace_subset(tier, tracer);
+                pick(&tier.candidates.as_candidates(), &attempt.context, &mut attempt.random, tracer)
+            }
+            RegionEndpoints::Hashed(tier) => self.pick_hashed(tier, attempt, tracer),
+            RegionEndpoints::Sharded => None,
+        };
+        let mut best = None;
+        if BestCandidate::offer(&mut best, scored, region.rank)
+            && let Some(picked) = &best
+        {
+            return TableChoice::Picked(self.to_pick(&picked.scored, picked.rank, None, tracer));
+        }
+        TableChoice::Rings(best)
+    }
+
+    /// Picks a copy of the key's shard in a region that is drawn among those that hold one.
+    fn pick_drawn_copy<W: DecisionTracer>(
+        &self,
+        (table, shares, sharding): (&CompiledTable, &ClassShares, &Sharding),
+        draws: &mut CallDraws,
+        attempt: &mut AttemptParams<'_>,
+        tracer: &mut W,
+    ) -> Result<TableChoice, Box<PickError>> {
+        let copies = self.locate(sharding, attempt.params, tracer)?;
+        let region_of = |index, rank| {
+            let region = table.region_of(index)?;
+            (table.regions[usize::from(region)].rank == rank).then_some(region)
+        };
+        let mut holding: u64 = 0;
+        copies.visit(sharding, |holder| {
+            // Tables have at most 64 regions.
+            holding |= region_of(holder.index, holder.rank).map_or(0, |region| 1 << region);
+        });
+        let Some(region) = draws.region(shares, |region| holding >> region & 1 == 1) else {
+            tracer.record_step("draw", || "no region of the table holds a copy".to_owned());
+            return Ok(TableChoice::Rings(None));
+        };
+        let TableRegion { name, rank, .. } = &table.regions[usize::from(region)];
+        tracer.record_step("draw", || format!("to {name}, among the regions that hold a copy"));
+        let mut inline = InlineCandidates::new();
+        copies.collect(sharding, &mut inline, |holder| region_of(holder.index, holder.rank) == Some(region));
+        let scored = pick(&inline.as_candidates(), &attempt.context, &mut attempt.random, tracer);
+        let mut best = None;
+        if BestCandidate::offer(&mut best, scored, *rank)
+            && let Some(BestCandidate { scored, rank }) = &best
+        {
+            let shard = Some((copies.shard(), sharding.shards.version()));
+            return Ok(TableChoice::Picked(self.to_pick(scored, *rank, shard, tracer)));
+        }
+        Ok(TableChoice::Rings(best))
+    }
+}

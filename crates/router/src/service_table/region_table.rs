@@ -1,0 +1,160 @@
+use fairmesh_balancer::{CandidateSet, rendezvous::Rank};
+use fairmesh_model::{
+    Label, Region, Share,
+    arith::{Generator, mix_pair},
+};
+
+use super::{Hashed, Tier};
+
+/// Makes the draws of a region independent of the other uses of a call's seed: the bytes of `region`.
+const DRAW_SALT: u64 = 0x7265_6769_6f6e;
+
+/// The table of the caller's region, compiled: the regions among which calls are divided, and their endpoints.
+///
+/// Regions that the policy does not allow, and draining ones, are left out, so that the others share their calls.
+#[derive(Debug)]
+pub(super) struct CompiledTable {
+    /// The shares of calls without a class, and of classes that are not listed.
+    pub(super) default: Option<ClassShares>,
+    /// Sorted by class.
+    pub(super) classes: Box<[(Label, ClassShares)]>,
+    /// In the order of names; at most [`MAX_TABLE_REGIONS`](fairmesh_model::MAX_TABLE_REGIONS).
+    pub(super) regions: Box<[TableRegion]>,
+    /// By index of the endpoint, the position of its region or [`Self::NO_REGION`]; empty unless the service is sharded.
+    pub(super) region_of: Box<[u8]>,
+    /// The endpoints that share this client's calls.
+    pub(super) members: Box<[u32]>,
+    /// Who wrote it and its force, for explanations.
+    pub(super) origin: &'static str,
+}
+
+/// A region of a table.
+#[derive(Debug)]
+pub(super) struct TableRegion {
+    pub(super) name: Region,
+    /// The hash of the name.
+    pub(super) hash: u64,
+    /// The rank of its serving endpoints; `u32::MAX` if it has no endpoint.
+    pub(super) rank: u32,
+    pub(super) endpoints: RegionEndpoints,
+}
+
+/// The serving endpoints of a region.
+#[derive(Debug)]
+pub(super) enum RegionEndpoints {
+    /// This client's subset of them.
+    Replicated(Tier<CandidateSet>),
+    /// All of them.
+    Hashed(Tier<Hashed>),
+    /// The shard map has them.
+    Sharded,
+}
+
+/// The shares of one class.
+#[derive(Debug)]
+pub(super) struct ClassShares {
+    /// Calls that are dropped, in millionths of all.
+    pub(super) dropped: Share,
+    /// Position of the region and its share in millionths, in the order of positions.
+    pub(super) regions: Box<[(u8, u32)]>,
+}
+
+/// The draws of one call from its table: the same for all its attempts.
+pub(super) struct CallDraws(Generator);
+
+impl CompiledTable {
+    /// The region of endpoints that are in none of the table.
+    pub(super) const NO_REGION: u8 = u8::MAX;
+
+    /// The shares of calls of a class; `None` leaves them to the rings.
+    #[inline]
+    pub(super) fn shares(&self, class: Option<&Label>) -> Option<&ClassShares> {
+        let own = class.filter(|_| !self.classes.is_empty()).and_then(|class| {
+            let found = self.classes.binary_search_by(|(known, _)| known.cmp(class)).ok()?;
+            Some(&self.classes[found].1)
+        });
+        own.or(self.default.as_ref())
+    }
+
+    /// The position of the region of an endpoint; `None` if that is not in the table.
+    #[inline]
+    pub(super) fn region_of(&self, index: u32) -> Option<u8> {
+        self.region_of.get(index as usize).copied().filter(|region| *region != Self::NO_REGION)
+    }
+
+    /// The first choice of a key among the regions: weighted rendezvous hashing, so that a changed share moves as few
+    /// keys as possible.
+    pub(super) fn region_of_key(&self, shares: &ClassShares, key: u64) -> Option<u8> {
+        let ranked = shares
+            .regions
+            .iter()
+            .map(|&(region, share)| (Rank::new(key, self.regions[usize::from(region)].hash, share), region));
+        ranked.min().map(|(_, region)| region)
+    }
+}
+
+impl CallDraws {
+    #[inline]
+    pub(super) fn new(call_seed: u64) -> Self {
+        Self(Generator::new(mix_pair(call_seed, DRAW_SALT)))
+    }
+
+    /// Whether the call is dropped. Drawn first, from the seed also where the key determines the region: the same keys
+    /// would otherwise always fail.
+    #[inline]
+    pub(super) fn is_dropped(&mut self, shares: &ClassShares) -> bool {
+        let all = u64::from(Share::ALL.millionths());
+        self.0.below(all) < u64::from(shares.dropped.millionths())
+    }
+
+    /// The region of the call among those that are `eligible`, by their shares; `None` where none is.
+    #[inline]
+    pub(super) fn region(&mut self, shares: &ClassShares, eligible: impl Fn(u8) -> bool) -> Option<u8> {
+        let eligible = || shares.regions.iter().filter(|(region, _)| eligible(*region));
+        let total = eligible().map(|&(_, share)| u64::from(share)).sum();
+        let mut point = self.0.below(total);
+        for &(region, share) in eligible() {
+            match point.checked_sub(share.into()) {
+                Some(rest) => point = rest,
+                None => return Some(region),
+            }
+        }
+        None
+    }
+}
+
+impl CompiledTable {
+    /// `written by hand; bulk calls: eu 70%, us 20%, dropped 10%`.
+    pub(super) fn describe(&self, class: Option<&Label>, shares: &ClassShares) -> String {
+        let ClassShares { dropped, regions } = shares;
+        let mut parts: Vec<String> = regions
+            .iter()
+            .map(|&(region, share)| {
+                // A part of a validated share.
+                let share = Share::of_millionths(share).unwrap_or(Share::ALL);
+                format!("{} {share}", self.regions[usize::from(region)].name)
+            })
+            .collect();
+        if *dropped != Share::NONE {
+            parts.push(format!("dropped {dropped}"));
+        }
+        let of = match class.filter(|class| self.has_class(class)) {
+            Some(class) => format!("calls of class {class}"),
+            None => "calls without a class of its own".to_owned(),
+        };
+        let parts = if parts.is_empty() { "no region may be used".to_owned() } else { parts.join(", ") };
+        format!("{}; {of}: {parts}", self.origin)
+    }
+
+    /// Why rings decide instead.
+    pub(super) fn describe_absence(&self, class: Option<&Label>) -> String {
+        match class {
+            Some(class) => format!("{}; it has no shares for class {class}: rings decide", self.origin),
+            None => format!("{}; it has no shares for calls without a class: rings decide", self.origin),
+        }
+    }
+
+    fn has_class(&self, class: &Label) -> bool {
+        self.classes.binary_search_by(|(known, _)| known.cmp(class)).is_ok()
+    }
+}

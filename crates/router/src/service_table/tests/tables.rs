@@ -1,0 +1,239 @@
+use std::collections::BTreeMap;
+
+use fairmesh_model::{Confirmation, RegionShares, RegionTable, Share, TableOrigin, TrafficShares};
+
+use super::*;
+use crate::TableInput;
+
+fn shares(to: &[(&str, &str)], dropped: &str) -> RegionShares {
+    let to = to.iter().map(|(name, share)| (region(name), share.parse().unwrap()));
+    RegionShares { to: to.collect(), dropped: dropped.parse().unwrap() }
+}
+
+fn by_hand(to: &[(&str, &str)], dropped: &str) -> RegionTable {
+    let shares = TrafficShares { default: Some(shares(to, dropped)), ..TrafficShares::default() };
+    RegionTable { shares, origin: TableOrigin::ByHand }
+}
+
+fn planned(to: &[(&str, &str)], dropped: &str) -> RegionTable {
+    let origin = TableOrigin::Planned(Confirmation { round: 1, at_ms: 0 });
+    RegionTable { origin, ..by_hand(to, dropped) }
+}
+
+impl Fleet {
+    fn compile_with(&self, table: &RegionTable, age: u64) -> ServiceTable {
+        let table = Some(TableInput { table, age: Duration::from_secs(age) });
+        ServiceTable::compile(&CompileInput { table, ..self.input(&self.policy) }, &Arc::default(), None)
+    }
+}
+
+/// Where this many calls in 10,000 go, by region; `dropped` for those that are.
+fn distribution(table: &ServiceTable, ask: &PickParams<'_>) -> BTreeMap<String, u32> {
+    let mut counts = BTreeMap::new();
+    for call in 0..10_000 {
+        let ask = PickParams { call_seed: mix64(call), ..*ask };
+        let to = match table.pick(&ask, 0, mix64(call + 77)) {
+            Ok(picked) => table.target(picked.index).location.region.to_string(),
+            Err(why) => {
+                assert!(matches!(*why, PickError::Dropped { .. }), "{why}");
+                "dropped".to_owned()
+            }
+        };
+        *counts.entry(to).or_default() += 1;
+    }
+    counts
+}
+
+#[track_caller]
+fn assert_near(counts: &BTreeMap<String, u32>, expected: &[(&str, u32)]) {
+    assert_eq!(counts.len(), expected.len(), "{counts:?}");
+    for (name, percent) in expected {
+        let found = counts.get(*name).copied().unwrap_or_default();
+        assert!(found.abs_diff(percent * 100) < 200, "{name}: {counts:?}");
+    }
+}
+
+fn fleet() -> Fleet {
+    Fleet::replicated(&[("a", "eu"), ("b", "eu"), ("c", "us"), ("d", "us"), ("e", "asia")])
+}
+
+#[test]
+fn calls_are_divided_by_the_shares_of_their_class() {
+    let mut table = by_hand(&[("eu", "70%"), ("us", "20%")], "10%");
+    table.shares.classes.insert(Label::new("bulk").unwrap(), shares(&[("asia", "100%")], "0%"));
+    let compiled = fleet().compile_with(&table, 0);
+    let ask = PickParams::default();
+    assert_near(&distribution(&compiled, &ask), &[("eu", 70), ("us", 20), ("dropped", 10)]);
+    let [bulk, other] = ["bulk", "other"].map(|class| Label::new(class).unwrap());
+    assert_near(&distribution(&compiled, &PickParams { class: Some(&bulk), ..ask }), &[("asia", 100)]);
+    let other = distribution(&compiled, &PickParams { class: Some(&other), ..ask });
+    assert_near(&other, &[("eu", 70), ("us", 20), ("dropped", 10)]);
+    table.shares.default = None;
+    let compiled = fleet().compile_with(&table, 0);
+    assert_near(&distribution(&compiled, &ask), &[("eu", 100)]);
+}
+
+#[test]
+fn all_attempts_of_a_call_go_to_its_region_and_an_admitted_one_is_not_dropped() {
+    let compiled = fleet().compile_with(&by_hand(&[("eu", "40%"), ("us", "10%")], "50%"), 0);
+    let mut retried_drops = 0;
+    for call in 0..1000 {
+        let first = PickParams { call_seed: mix64(call), ..PickParams::default() };
+        let Ok(picked) = compiled.pick(&first, 0, call) else {
+            let later = PickParams { admitted: true, ..first };
+            assert!(compiled.pick(&later, 0, call).is_ok());
+            retried_drops += 1;
+            continue;
+        };
+        let avoid = [picked.index];
+        let second = PickParams { avoid: &avoid, admitted: true, ..first };
+        let other = compiled.pick(&second, 0, call + 7).unwrap();
+        assert_ne!(other.index, picked.index);
+        let region_of = |index| compiled.target(index).location.region.clone();
+        assert_eq!(region_of(other.index), region_of(picked.index));
+    }
+    assert!((400..600).contains(&retried_drops), "{retried_drops}");
+}
+
+#[test]
+fn where_nobody_can_serve_in_the_region_rings_decide() {
+    let table = by_hand(&[("us", "100%")], "0%");
+    let mut fleet = fleet();
+    for endpoint in fleet.endpoints.iter_mut().filter(|endpoint| endpoint.location.region == region("us")) {
+        endpoint.state = EndpointState::Draining;
+    }
+    let ask = PickParams::default();
+    assert_near(&distribution(&fleet.compile_with(&table, 0), &ask), &[("eu", 100)]);
+    fleet.endpoints.retain(|endpoint| endpoint.location.region != region("us"));
+    assert_near(&distribution(&fleet.compile_with(&table, 0), &ask), &[("eu", 100)]);
+    // The only endpoint there failed this call.
+    let fleet = Fleet::replicated(&[("a", "eu"), ("c", "us")]);
+    let compiled = fleet.compile_with(&table, 0);
+    let first = compiled.pick(&ask, 0, 1).unwrap();
+    assert_eq!(id(&compiled, &first), "c");
+    let avoid = [first.index];
+    let second = compiled.pick(&PickParams { avoid: &avoid, admitted: true, ..ask }, 0, 2).unwrap();
+    assert_eq!(id(&compiled, &second), "a");
+}
+
+#[test]
+fn drains_and_the_policy_come_before_the_table() {
+    let table = by_hand(&[("eu", "40%"), ("us", "40%"), ("asia", "20%")], "0%");
+    let ask = PickParams::default();
+    let mut fleet = fleet();
+    let draining = RegionInfo { draining: true, ..RegionInfo::default() };
+    fleet.regions.regions.insert(region("us"), draining.clone());
+    assert_near(&distribution(&fleet.compile_with(&table, 0), &ask), &[("eu", 67), ("asia", 33)]);
+    fleet.regions.regions.insert(region("eu"), draining);
+    let counts = distribution(&fleet.compile_with(&table, 0), &ask);
+    assert_near(&counts, &[("eu", 67), ("asia", 33)]);
+    fleet.regions.regions.clear();
+    fleet.policy.locality.rings = vec![Ring::Within(Duration::from_millis(100)), Ring::Region];
+    fleet.policy.locality.rings = vec![Ring::Region];
+    assert_near(&distribution(&fleet.compile_with(&table, 0), &ask), &[("eu", 100)]);
+    fleet.policy.locality.local_only = true;
+    let compiled = fleet.compile_with(&by_hand(&[("us", "50%")], "50%"), 0);
+    assert!(!compiled.has_region_table());
+    assert_near(&distribution(&compiled, &ask), &[("eu", 100)]);
+}
+
+#[test]
+fn an_unconfirmed_table_stops_dropping_and_then_ends() {
+    let ask = PickParams::default();
+    let (to, dropped) = (&[("eu", "40%"), ("us", "40%")], "20%");
+    for (age, expected) in [
+        (59, &[("eu", 40), ("us", 40), ("dropped", 20)][..]),
+        (60, &[("eu", 50), ("us", 50)]),
+        (899, &[("eu", 50), ("us", 50)]),
+        (900, &[("eu", 100)]),
+    ] {
+        assert_near(&distribution(&fleet().compile_with(&planned(to, dropped), age), &ask), expected);
+    }
+    let by_hand = fleet().compile_with(&by_hand(to, dropped), 1_000_000);
+    assert_near(&distribution(&by_hand, &ask), &[("eu", 40), ("us", 40), ("dropped", 20)]);
+}
+
+#[test]
+fn small_shares_keep_few_connections() {
+    let many = |place: &str| (0..100).map(|i| endpoint(&format!("{place}-{i}"), place)).collect::<Vec<_>>();
+    let fleet = Fleet::new(ServiceKind::Replicated, [many("eu"), many("us"), many("asia")].concat());
+    let compiled = fleet.compile_with(&by_hand(&[("eu", "69%"), ("us", "30%"), ("asia", "1%")], "0%"), 0);
+    let of = |place: &str| {
+        let members = compiled.nearest().iter().map(|index| compiled.target(*index));
+        members.filter(|target| target.location.region == region(place)).count()
+    };
+    assert_eq!(["eu", "us", "asia"].map(of), [14, 6, 2], "of a subset of 20");
+    assert!(compiled.sole_endpoint().is_none());
+}
+
+#[test]
+fn a_key_stays_in_its_region_and_few_move_with_the_shares() {
+    let endpoints = ["eu", "us", "asia"].map(|place| endpoint(&format!("in-{place}"), place));
+    let fleet = Fleet::new(ServiceKind::ConsistentHash, endpoints.to_vec());
+    let regions = |table: &RegionTable| -> Vec<String> {
+        let compiled = fleet.compile_with(table, 0);
+        let region_of = |key: u64| {
+            let pick = |call_seed| {
+                let ask = PickParams { key: Some(ShardKey(key.into())), call_seed, ..PickParams::default() };
+                compiled.target(compiled.pick(&ask, 0, call_seed).unwrap().index).location.region.to_string()
+            };
+            assert_eq!(pick(1), pick(2), "the seed does not matter");
+            pick(1)
+        };
+        (0..10_000).map(region_of).collect()
+    };
+    let before = regions(&by_hand(&[("asia", "20%"), ("eu", "50%"), ("us", "30%")], "0%"));
+    let count = |name: &str| before.iter().filter(|region| *region == name).count();
+    assert!(count("eu").abs_diff(5000) < 200 && count("us").abs_diff(3000) < 200, "{}", count("eu"));
+    let after = regions(&by_hand(&[("asia", "20%"), ("eu", "40%"), ("us", "40%")], "0%"));
+    let moved = before.iter().zip(&after).filter(|(before, after)| before != after).count();
+    assert!(moved.abs_diff(1000) < 400, "{moved}: a tenth has to move");
+}
+
+#[test]
+fn shares_of_sharded_services_are_divided_among_the_regions_that_hold_a_copy() {
+    let endpoints = ["eu", "us", "asia"].map(|place| endpoint(&format!("in-{place}"), place));
+    let mut fleet = Fleet::new(ServiceKind::Sharded, endpoints.to_vec());
+    let copy = |place: &str| Replica {
+        instance: InstanceId::new(format!("in-{place}")).unwrap(),
+        region: region(place),
+        role: "primary".parse().unwrap(),
+        state: ReplicaState::Serving,
+    };
+    let shard = |id, start, places: &[&str]| Shard {
+        id: ShardId(id),
+        start: ShardKey(start),
+        replicas: places.iter().map(|place| copy(place)).collect(),
+    };
+    let shards =
+        vec![shard(0, 0, &["eu", "us", "asia"]), shard(1, 100, &["us", "asia"]), shard(2, 200, &["asia"])];
+    let map = ShardMap { version: 1, interval: KeyRange::ALL, shards };
+    fleet.shards = Some(Arc::new(ShardTable::compile(&map)));
+    let compiled = fleet.compile_with(&by_hand(&[("asia", "10%"), ("eu", "60%"), ("us", "30%")], "0%"), 0);
+    let of = |key| distribution(&compiled, &PickParams { key: Some(ShardKey(key)), ..PickParams::default() });
+    assert_near(&of(5), &[("asia", 10), ("eu", 60), ("us", 30)]);
+    assert_near(&of(105), &[("asia", 25), ("us", 75)]);
+    assert_near(&of(205), &[("asia", 100)]);
+    let elsewhere = fleet.compile_with(&by_hand(&[("eu", "100%")], "0%"), 0);
+    let ask = PickParams { key: Some(ShardKey(105)), ..PickParams::default() };
+    assert_near(&distribution(&elsewhere, &ask), &[("us", 100)]);
+}
+
+#[test]
+fn an_explanation_shows_table_share_and_draw() {
+    let compiled = fleet().compile_with(&by_hand(&[("eu", "70%"), ("us", "20%")], "10%"), 0);
+    let steps = |call_seed| {
+        let explained = compiled.explain_pick(&PickParams { call_seed, ..PickParams::default() }, 0, 1);
+        let shown = explained.steps.into_iter().filter(|step| ["table", "draw"].contains(&step.title));
+        shown.map(|step| step.detail).collect::<Vec<_>>()
+    };
+    let all: BTreeSet<_> = (0..100).flat_map(|call| steps(mix64(call))).collect();
+    let expected = [
+        "in the 10% that are dropped",
+        "to eu",
+        "to us",
+        "written by hand; calls without a class of its own: eu 70%, us 20%, dropped 10%",
+    ];
+    assert_eq!(all, names(&expected));
+    assert_eq!(Share::ALL.to_string(), "100%");
+}

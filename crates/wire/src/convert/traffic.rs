@@ -1,0 +1,128 @@
+use std::collections::BTreeMap;
+
+use fairmesh_model::{
+    Confirmation, Invalid, Label, Region, RegionShares, RegionTable, Share, TableOrigin, Traffic,
+    TrafficMode, TrafficPlanner, TrafficShares,
+};
+
+use super::read_enum;
+use crate::v1::{
+    self,
+    traffic::{Mode, Planner},
+};
+
+impl From<Traffic> for v1::Traffic {
+    fn from(traffic: Traffic) -> Self {
+        let planner = match traffic.planner {
+            None => Planner::None,
+            Some(TrafficPlanner::Rings) => Planner::Rings,
+        };
+        let mode = match traffic.mode {
+            TrafficMode::Active => Mode::Active,
+            TrafficMode::Shadow => Mode::Shadow,
+        };
+        let source = |(from, shares): (Region, TrafficShares)| v1::SourceShares {
+            from: from.into(),
+            shares: write_shares(shares),
+        };
+        Self {
+            planner: planner.into(),
+            mode: mode.into(),
+            shares: traffic.shares.into_iter().map(source).collect(),
+        }
+    }
+}
+
+impl TryFrom<v1::Traffic> for Traffic {
+    type Error = Invalid;
+
+    fn try_from(message: v1::Traffic) -> Result<Self, Invalid> {
+        let planner = match read_enum("planner", message.planner)? {
+            Planner::None => None,
+            Planner::Rings => Some(TrafficPlanner::Rings),
+        };
+        let mode = match read_enum("mode", message.mode)? {
+            Mode::Active => TrafficMode::Active,
+            Mode::Shadow => TrafficMode::Shadow,
+        };
+        let mut shares = BTreeMap::new();
+        for (i, source) in message.shares.into_iter().enumerate() {
+            let at = |e: Invalid| e.within(format!("shares[{i}]"));
+            let from = Region::try_from(source.from).map_err(|e| at(e.within("from")))?;
+            let of_region = read_shares(source.shares).map_err(at)?;
+            if shares.insert(from, of_region).is_some() {
+                return Err(at(Invalid::new("from", "is repeated", "give every region once")));
+            }
+        }
+        // Validated with its policy.
+        Ok(Self { planner, mode, shares })
+    }
+}
+
+impl From<RegionTable> for v1::RegionTable {
+    fn from(table: RegionTable) -> Self {
+        let confirmed = match table.origin {
+            TableOrigin::ByHand => None,
+            TableOrigin::Planned(Confirmation { round, at_ms }) => Some(v1::Confirmation { round, at_ms }),
+        };
+        Self { shares: write_shares(table.shares), confirmed }
+    }
+}
+
+impl TryFrom<v1::RegionTable> for RegionTable {
+    type Error = Invalid;
+
+    fn try_from(message: v1::RegionTable) -> Result<Self, Invalid> {
+        let origin = match message.confirmed {
+            None => TableOrigin::ByHand,
+            Some(v1::Confirmation { round, at_ms }) => TableOrigin::Planned(Confirmation { round, at_ms }),
+        };
+        let table = Self { shares: read_shares(message.shares)?, origin };
+        table.validate()?;
+        Ok(table)
+    }
+}
+
+fn write_shares(shares: TrafficShares) -> Vec<v1::RegionShares> {
+    let one = |(class, shares): (String, RegionShares)| v1::RegionShares {
+        class,
+        to: shares
+            .to
+            .into_iter()
+            .map(|(region, share)| v1::RegionShare { region: region.into(), share: share.millionths() })
+            .collect(),
+        dropped: shares.dropped.millionths(),
+    };
+    let default = shares.default.map(|shares| (String::new(), shares));
+    let classes = shares.classes.into_iter().map(|(class, shares)| (class.into(), shares));
+    default.into_iter().chain(classes).map(one).collect()
+}
+
+fn read_shares(message: Vec<v1::RegionShares>) -> Result<TrafficShares, Invalid> {
+    let mut shares = TrafficShares::default();
+    for (i, v1::RegionShares { class, to, dropped }) in message.into_iter().enumerate() {
+        let at = |e: Invalid| e.within(format!("shares[{i}]"));
+        let one = read_class(to, dropped).map_err(at)?;
+        let before = match class.as_str() {
+            "" => shares.default.replace(one),
+            class => shares.classes.insert(Label::new(class).map_err(|e| at(e.within("class")))?, one),
+        };
+        if before.is_some() {
+            return Err(at(Invalid::new("class", "is repeated", "give every class once")));
+        }
+    }
+    Ok(shares)
+}
+
+fn read_class(message: Vec<v1::RegionShare>, dropped: u32) -> Result<RegionShares, Invalid> {
+    let mut to = BTreeMap::new();
+    for (i, v1::RegionShare { region, share }) in message.into_iter().enumerate() {
+        let at = |e: Invalid| e.within(format!("to[{i}]"));
+        let region = Region::try_from(region).map_err(|e| at(e.within("region")))?;
+        let share = Share::of_millionths(share).map_err(|e| at(e.within("share")))?;
+        if to.insert(region, share).is_some() {
+            return Err(at(Invalid::new("region", "is repeated", "give every region once")));
+        }
+    }
+    Ok(RegionShares { to, dropped: Share::of_millionths(dropped).map_err(|e| e.within("dropped"))? })
+}
