@@ -1,7 +1,10 @@
 mod revision;
 mod rib_key;
 
-use crate::{Endpoint, Hosts, MeasuredDistances, Policy, Regions, RoundTrips, Service, ShardMove, Verdict};
+use crate::{
+    Endpoint, Hosts, JoinedAgent, MeasuredDistances, Policy, Regions, RoundTrips, Service, ShardMove,
+    TrustBundle, Verdict,
+};
 
 pub use revision::{Cursor, Revision, StoreId};
 pub use rib_key::{ChunkHash, HistoryKind, Prefix, RecordKey, ShardPart};
@@ -31,6 +34,10 @@ pub enum Record {
     MeasuredDistances(MeasuredDistances),
     /// At `topology/hosts`.
     Hosts(Hosts),
+    /// At `identity/bundle`.
+    TrustBundle(TrustBundle),
+    /// At `identity/agents/`.
+    JoinedAgent(JoinedAgent),
 }
 
 impl From<Service> for Record {

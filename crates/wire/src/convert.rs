@@ -10,6 +10,7 @@ mod policy;
 mod revision;
 mod shard;
 mod topology;
+mod trust;
 
 use bytes::Bytes;
 use fairmesh_model::{HistoryKind, Invalid, ShardKey, StoreId};
