@@ -13,6 +13,7 @@ mod checker;
 mod disk;
 mod error;
 mod http;
+mod identity;
 mod metrics;
 mod served_rib;
 mod shard_maps;
@@ -31,6 +32,7 @@ use std::{
 pub use checker::probe_once as probe;
 use disk::Disk;
 pub use error::AgentError;
+use fairmesh_identity::JoinToken;
 use fairmesh_listen::{Limits, Listeners, table};
 use fairmesh_model::Location;
 use fairmesh_rib::{
@@ -43,6 +45,7 @@ use fairmesh_wire::{
     rpc,
     transport::{Address, BindError, Listener, Transport, serve},
 };
+use identity::{AgentIdentity, WorkloadService};
 use served_rib::AgentRib;
 use state::{AgentState, UpstreamSink};
 use tokio_util::sync::CancellationToken;
@@ -69,6 +72,8 @@ pub struct AgentConfig {
     pub local_address: Option<IpAddr>,
     /// Display name of this agent, usually the machine's name.
     pub name: String,
+    /// The token with which this agent joins the trust domain, if it has not joined yet.
+    pub join_token: Option<JoinToken>,
     /// Listening address of `/metrics`, `/healthz` and `/readyz`, if any.
     pub metrics: Option<SocketAddr>,
 }
@@ -91,6 +96,8 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let node = Node::replica();
     let shared = Arc::new(AgentState::new(node.clone(), disk));
     let upstream = follow(&config, &shared, saved);
+    let (name, token) = (&config.name, config.join_token.clone());
+    let identity = AgentIdentity::open(name, &config.state_dir, token, upstream.clone())?;
     let checks = Arc::<checker::Counts>::default();
     let backend = AgentRib::new(shared.clone(), upstream.clone(), checks.clone(), &config);
     let usages = UsageForwarder::new(upstream.clone(), backend.upstreams().into());
@@ -101,9 +108,17 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     tokio::spawn(follower::relay_acks(node, upstream.clone(), stopping.clone()));
     tokio::spawn(checker::campaign(candidate(&config, checks), upstream.clone(), stopping.clone()));
     tokio::spawn(usages.clone().run(stopping.clone()));
+    if let Some(identity) = identity.clone() {
+        tokio::spawn(identity.run(stopping.clone()));
+    }
     let maps =
         maps.map(|listener| tokio::spawn(shard_maps::serve(listener, backend.clone(), stopping.clone())));
-    let pages = http::Pages { backend: backend.clone(), usages: usages.clone(), listeners };
+    let pages = http::Pages {
+        backend: backend.clone(),
+        usages: usages.clone(),
+        listeners,
+        identity: identity.clone(),
+    };
     let http = http.map(|listener| tokio::spawn(http::serve(listener, pages, stopping.clone())));
     let saving = tokio::spawn(shared.clone().save_all(upstream.state(), stopping.clone()));
 
@@ -112,6 +127,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     routes.add_service(rpc::quota_server(forward.clone()));
     routes.add_service(rpc::registry_server(forward));
     routes.add_service(rpc::imbalance_server(usages));
+    routes.add_service(rpc::workload_server(WorkloadService { identity }));
     tracing::info!(listen = %config.listen, region = %config.location.region, "agent is serving");
     let stopped = async {
         shutdown.await;

@@ -26,6 +26,7 @@ use crate::{
     endpoint_counts::EndpointCounts,
     health_checks::{CheckIndex, CheckerService, Checks, Woken},
     http,
+    identity::{self, AuthorityService, IdentityService, Issuing, recorded_bundle},
     imbalance::{self, Imbalance, ImbalanceService},
     metrics::{MetricSources, Metrics},
     open_store::{self, OpenStore},
@@ -40,6 +41,8 @@ use crate::{
 const STORE_FILE: &str = "rib.redb";
 /// The file of the imbalance indicator within the data directory.
 const IMBALANCE_FILE: &str = "imbalance.redb";
+/// The socket for users of this machine within the data directory, if the mesh has a trust domain.
+const SOCKET_FILE: &str = "control.sock";
 /// TTL of the writer lease: time after which another control plane takes over a store in etcd.
 const LEASE_TTL: Duration = Duration::from_secs(5);
 /// Time for calls in flight to finish after a stop request.
@@ -55,6 +58,7 @@ pub struct Control {
     check_index: Arc<CheckIndex>,
     metrics: Arc<Metrics>,
     imbalance: Arc<Imbalance>,
+    issuing: Option<Arc<Issuing>>,
     grpc: Vec<Listener>,
     http: PageListener,
     listeners: Listeners,
@@ -81,11 +85,17 @@ impl Control {
         check_index.load(&entries);
         let node = Node::load(store.id(), revision, entries);
         check_index.wake(Woken::ALL);
+        let recorded = recorded_bundle(&node);
+        let issuing = Issuing::open(&config.data_dir, config.trust_domain.as_ref(), recorded.as_ref())?;
+        let issuing = issuing.map(Arc::new);
         let listeners = Listeners::default();
         let calls = listeners.acceptor(&table::CONTROL_GRPC, Limits::calls());
         let mut grpc = Vec::new();
         for address in &config.grpc {
             grpc.push(config.transport.bind(address).await?.within(calls.clone()));
+        }
+        if issuing.is_some() {
+            grpc.push(config.transport.bind(&own_socket(&config)).await?.within(calls));
         }
         let http = http::bind(config.http, listeners.acceptor(&table::CONTROL_HTTP, Limits::pages())).await?;
         let imbalance = Arc::new(Imbalance::start(&config.data_dir.join(IMBALANCE_FILE)).await);
@@ -105,6 +115,7 @@ impl Control {
             check_index,
             metrics,
             imbalance,
+            issuing,
             grpc,
             http,
             listeners,
@@ -169,6 +180,7 @@ impl Control {
             check_index,
             metrics,
             imbalance,
+            issuing,
             grpc,
             http,
             listeners,
@@ -180,12 +192,25 @@ impl Control {
         let checks = Checks::new(node.clone(), applied.clone(), check_index.clone());
         let quotas = Quotas::new(node.clone());
         let admin = AdminService { node: node.clone(), store: applied.clone(), partitions };
+        let identity =
+            IdentityService { issuing: issuing.clone(), node: node.clone(), store: applied.clone() };
+        let authority =
+            AuthorityService { issuing: issuing.clone(), node: node.clone(), store: applied.clone() };
         let imbalance_service = ImbalanceService { imbalance: imbalance.clone(), node: node.clone() };
         let other_services = routes(&registry, &checks, closing)
             .add_service(rpc::admin_server(admin))
             .add_service(rpc::imbalance_server(imbalance_service))
-            .add_service(rpc::quota_server(quotas.clone()));
+            .add_service(rpc::quota_server(quotas.clone()))
+            .add_service(rpc::identity_server(identity))
+            .add_service(rpc::authority_server(authority));
         let read_lease = store.lease_expiry().map(ReadLease::new);
+        if let Some(issuing) = issuing {
+            spawn_cancellable(
+                store_tasks,
+                writes_ended,
+                identity::run(issuing, node.clone(), applied.clone()),
+            );
+        }
         let backend =
             ControlRib { node: node.clone(), store: applied.clone(), read_lease: read_lease.clone() };
         let services = RibServer::new(backend, closing.clone()).with_services(other_services);
@@ -304,6 +329,13 @@ async fn open(config: &ControlConfig) -> Result<OpenStore, StoreError> {
             Ok(OpenStore { store: Arc::new(store), partitions: None })
         }
     }
+}
+
+/// The socket for users of this machine.
+fn own_socket(config: &ControlConfig) -> Address {
+    let path = config.data_dir.join(SOCKET_FILE);
+    // Without a current directory the path remains as it was given.
+    Address::Unix(std::path::absolute(&path).unwrap_or(path))
 }
 
 /// Name of this process as holder of a store, for messages.

@@ -31,14 +31,17 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("store", &["model", "wire", "rib"]),
     ("registry", &["model", "wire", "rib", "store"]),
     ("replica", &["model", "listen", "wire", "rib", "store"]),
-    ("agent", &["model", "listen", "wire", "rib", "router", "shared-memory", "imbalance"]),
-    ("server", &["model", "listen", "wire", "rib", "balancer", "imbalance", "http", "headers"]),
-    ("client", &["model", "wire", "rib", "balancer", "router", "shared-memory", "http", "headers"]),
+    ("agent", &["model", "listen", "wire", "identity", "rib", "router", "shared-memory", "imbalance"]),
+    ("server", &["model", "listen", "wire", "identity", "rib", "balancer", "imbalance", "http", "headers"]),
+    (
+        "client",
+        &["model", "wire", "identity", "rib", "balancer", "router", "shared-memory", "http", "headers"],
+    ),
     // Says what it saw to a collector, and knows nothing of the mesh.
     ("otlp", &[]),
     ("proxy", &["model", "listen", "kernel", "shared-memory", "http", "headers", "client", "server", "otlp"]),
     ("lookaside", &["model", "listen", "wire", "router", "client"]),
-    ("control", &["model", "listen", "wire", "rib", "store", "registry", "imbalance"]),
+    ("control", &["model", "listen", "wire", "identity", "rib", "store", "registry", "imbalance"]),
     // What tests share, and what runs them.
     ("test-support", &["model"]),
     ("test-runner", &["test-support"]),

@@ -42,21 +42,28 @@ pub trait Source: Send + Sync {
     }
 }
 
-/// Gets and installs a certificate for a new key.
-///
-/// # Errors
-/// A message for people: the source refused, or responded with something that does not verify.
-pub async fn renew(workload: &Workload, source: &impl Source) -> Result<(), String> {
-    let key = PrivateKey::generate().map_err(|error| error.to_string())?;
-    let request = key.signing_request().map_err(|error| error.to_string())?;
-    let Certified { chain, bundle } = source.certify(request).await?;
-    let credentials =
-        Credentials::new(key, chain, bundle, workload.now()).map_err(|error| error.to_string())?;
-    if let Err(error) = source.save(&credentials) {
+/// Gets a certificate for a new key from `certify`, and installs it.
+pub(crate) async fn renew_from<E: From<String>>(
+    workload: &Workload,
+    certify: impl AsyncFnOnce(Vec<u8>) -> Result<Certified, E>,
+) -> Result<(), E> {
+    install(workload, certify, |_| Ok(())).await
+}
+
+async fn install<E: From<String>>(
+    workload: &Workload,
+    certify: impl AsyncFnOnce(Vec<u8>) -> Result<Certified, E>,
+    save: impl FnOnce(&Credentials) -> Result<(), IdentityError>,
+) -> Result<(), E> {
+    let failed = |error: IdentityError| E::from(error.to_string());
+    let key = PrivateKey::generate().map_err(failed)?;
+    let Certified { chain, bundle } = certify(key.signing_request().map_err(failed)?).await?;
+    let credentials = Credentials::new(key, chain, bundle, workload.now()).map_err(failed)?;
+    if let Err(error) = save(&credentials) {
         tracing::error!(%error, "the new certificate cannot be kept on disk");
     }
     let (id, (_, expires)) = (credentials.id().clone(), credentials.validity());
-    workload.install(credentials).map_err(|error| error.to_string())?;
+    workload.install(credentials).map_err(failed)?;
     tracing::info!(%id, expires = expires.as_secs(), "a certificate was issued");
     Ok(())
 }
@@ -67,9 +74,12 @@ pub async fn keep_fresh(workload: Arc<Workload>, source: impl Source, stop: Canc
         let mut backoff = BACKOFF.0;
         loop {
             wait_until_due(&workload).await;
-            match renew(&workload, &source).await {
+            let renewed =
+                install(&workload, |request| source.certify(request), |made| source.save(made)).await;
+            match renewed {
                 Ok(()) => backoff = BACKOFF.0,
                 Err(error) => {
+                    let error: String = error;
                     report(&workload, &error);
                     tokio::time::sleep(backoff + jitter(&workload, backoff / 2)).await;
                     backoff = (backoff * 2).min(BACKOFF.1);

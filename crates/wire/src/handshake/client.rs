@@ -113,6 +113,11 @@ impl Connection {
         &self.transport
     }
 
+    /// The address of the process.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
     /// Watches the RIB of the process at this address now, over a connection of its own.
     ///
     /// # Errors
