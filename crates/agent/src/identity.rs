@@ -53,7 +53,7 @@ impl AgentIdentity {
         name: &str,
         state_dir: &Path,
         token: Option<JoinToken>,
-        upstream: FollowerHandle,
+        (workload, upstream): (Arc<Workload>, FollowerHandle),
     ) -> Result<Option<Self>, Invalid> {
         let name = match Label::new(name.to_ascii_lowercase()) {
             Ok(name) => name,
@@ -63,7 +63,7 @@ impl AgentIdentity {
                 return Ok(None);
             }
         };
-        let (workload, folder) = (Arc::new(Workload::default()), state_dir.join(FOLDER));
+        let folder = state_dir.join(FOLDER);
         let kept = Credentials::load(&folder, workload.now()).unwrap_or_else(|error| {
             tracing::warn!(%error, "the certificate of this agent on disk cannot be used");
             None

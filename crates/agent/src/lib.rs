@@ -32,7 +32,7 @@ use std::{
 pub use checker::probe_once as probe;
 use disk::Disk;
 pub use error::AgentError;
-use fairmesh_identity::JoinToken;
+use fairmesh_identity::{JoinToken, Workload};
 use fairmesh_listen::{Limits, Listeners, table};
 use fairmesh_model::Location;
 use fairmesh_rib::{
@@ -95,9 +95,10 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let http = http::bind(config.metrics, &listeners).await?;
     let node = Node::replica();
     let shared = Arc::new(AgentState::new(node.clone(), disk));
-    let upstream = follow(&config, &shared, saved);
+    let workload = Arc::<Workload>::default();
+    let upstream = follow(&config, services_transport(&config, &workload), &shared, saved);
     let (name, token) = (&config.name, config.join_token.clone());
-    let identity = AgentIdentity::open(name, &config.state_dir, token, upstream.clone())?;
+    let identity = AgentIdentity::open(name, &config.state_dir, token, (workload, upstream.clone()))?;
     let checks = Arc::<checker::Counts>::default();
     let backend = AgentRib::new(shared.clone(), upstream.clone(), checks.clone(), &config);
     let usages = UsageForwarder::new(upstream.clone(), backend.upstreams().into());
@@ -163,12 +164,25 @@ async fn bind_maps(config: &AgentConfig, listeners: &Listeners) -> Result<Option
     Ok(Some(config.transport.bind(&address).await?.within(maps)))
 }
 
+/// How this agent opens connections: its own identity is for probes of endpoints.
+fn services_transport(config: &AgentConfig, workload: &Arc<Workload>) -> Transport {
+    match config.transport.is_tls() {
+        true => config.transport.clone(),
+        false => Transport::tls_of_services(Arc::clone(workload) as _),
+    }
+}
+
 /// Restores the saved copies and follows the upstream.
-fn follow(config: &AgentConfig, shared: &Arc<AgentState>, saved: Vec<SavedCopy>) -> FollowerHandle {
+fn follow(
+    config: &AgentConfig,
+    transport: Transport,
+    shared: &Arc<AgentState>,
+    saved: Vec<SavedCopy>,
+) -> FollowerHandle {
     let held: Vec<_> = saved.iter().map(|saved| (saved.prefix.clone(), saved.revision)).collect();
     shared.restore(saved);
     let upstream = FollowerConfig {
-        transport: config.transport.clone(),
+        transport,
         addresses: config.upstreams.clone(),
         software: format!("agent {}", config.name),
         backoff: Backoff::default(),

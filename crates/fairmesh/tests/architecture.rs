@@ -124,6 +124,8 @@ const LISTENS: &[&str] = &[
     "proxy/src/listen/bind.rs",
     "proxy/src/inbound/server.rs",
     "proxy/src/lifecycle/handover.rs",
+    // In front of a program.
+    "fairmesh/src/register/terminator.rs",
     "fairmesh/src/demo/fleet.rs",
     "fairmesh/src/demo/service.rs",
     // Only finds out that a port is free.

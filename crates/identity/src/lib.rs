@@ -35,7 +35,7 @@ pub use credentials::Credentials;
 pub use error::IdentityError;
 pub use info::CertificateInfo;
 pub use key::PrivateKey;
-pub use program::ProgramIdentity;
+pub use program::{IdentityRequest, ProgramIdentity};
 pub use token::{JoinToken, MAX_TOKEN_TTL};
 pub use tokens::{TokenGrant, TokenRefused, Tokens};
 pub use trust::{CLOCK_SKEW, Refused, Trust, Usage};

@@ -20,6 +20,10 @@ use crate::{
 /// How long one request may take.
 const TIMEOUT: Duration = Duration::from_secs(12);
 
+/// Pauses of a program that has no identity yet: while there is no agent, and while there is no trust domain.
+const NO_AGENT_INTERVAL: Duration = Duration::from_secs(5);
+const NO_DOMAIN_INTERVAL: Duration = Duration::from_secs(60);
+
 /// Issues by the agent at an address.
 #[derive(Debug)]
 struct AgentSource {
@@ -27,13 +31,14 @@ struct AgentSource {
     /// Empty: an operator, as the agent names it.
     path: String,
     software: String,
+    workload: Arc<Workload>,
 }
 
 /// Why an agent issued nothing.
 enum NotIssued {
-    /// The mesh has no trust domain.
+    /// The mesh has no trust domain, or the agent knows none.
     NoDomain,
-    /// There is no such agent, or it knows no identities.
+    /// There is no such agent.
     NoAgent(String),
     /// It will, or refused to.
     Failed(String),
@@ -46,48 +51,80 @@ pub struct ProgramIdentity {
     _renewal: Arc<AbortOnDropHandle<()>>,
 }
 
+/// What a program asks its agent for.
+#[derive(Clone, Debug)]
+pub struct IdentityRequest {
+    /// The agent, at a Unix socket: only there it knows the user.
+    pub agent: Address,
+    /// The identity; `None` is an operator, named after machine and user.
+    pub path: Option<SpiffePath>,
+    /// The description of the program, for display.
+    pub software: String,
+    /// How long to wait for the first certificate.
+    pub patience: Duration,
+}
+
 impl ProgramIdentity {
-    /// Asks the agent for an identity, of a service or otherwise of the user, for at most `patience`. `None` if the mesh
-    /// has no trust domain, or there is no agent at a Unix socket. If the agent is a member of a trust domain and cannot
-    /// issue a certificate now, it comes later: until then connections fail.
-    pub async fn from_agent(
-        agent: &Address,
-        path: Option<SpiffePath>,
-        software: &str,
-        patience: Duration,
-    ) -> Option<Self> {
-        // Only there the agent knows the user.
-        let Address::Unix(_) = agent else { return None };
-        let path = path.map(|path| path.to_string()).unwrap_or_default();
-        let source = AgentSource { agent: agent.clone(), path, software: software.to_owned() };
-        let workload = Arc::new(Workload::default());
-        match timeout(patience, renewal::renew_from(&workload, |request| source.request(request))).await {
-            Ok(Ok(())) => {}
-            Ok(Err(NotIssued::NoDomain)) => return None,
-            Ok(Err(NotIssued::NoAgent(error))) => {
-                tracing::debug!(error, "no agent gives this program an identity");
+    /// The identity of a caller. It comes later if there is no certificate within the patience: until then, endpoints
+    /// that accept only mutual TLS are not called. `None` if no agent can give one.
+    pub async fn of_caller(request: IdentityRequest) -> Option<Self> {
+        let source = request.source()?;
+        let _ = source.first(request.patience).await;
+        Some(Self::keep(source))
+    }
+
+    /// The identity of a server, which decides once whether it accepts only mutual TLS: if the agent is a member of a
+    /// trust domain. `None` otherwise. Without a certificate within the patience, it comes later, and connections fail
+    /// until then.
+    pub async fn of_server(request: IdentityRequest) -> Option<Self> {
+        let source = request.source()?;
+        match source.first(request.patience).await {
+            Ok(()) => {}
+            Err(NotIssued::NoDomain) => return None,
+            Err(NotIssued::NoAgent(error)) => {
+                tracing::debug!(error, "no agent gives this server an identity");
                 return None;
             }
-            Ok(Err(NotIssued::Failed(error))) => tracing::warn!(error, "there is no certificate yet"),
-            Err(_) => tracing::warn!(%agent, "the agent has not issued a certificate yet"),
+            Err(NotIssued::Failed(error)) => {
+                tracing::warn!(error, "this server has no certificate yet, and accepts no calls until then");
+            }
         }
+        Some(Self::keep(source))
+    }
+
+    fn keep(source: AgentSource) -> Self {
+        let workload = Arc::clone(&source.workload);
         let renewing = renewal::keep_fresh(Arc::clone(&workload), source, CancellationToken::new());
         let renewal = Arc::new(AbortOnDropHandle::new(tokio::spawn(renewing)));
-        Some(Self { workload, _renewal: renewal })
+        Self { workload, _renewal: renewal }
     }
 
     /// Secures calls of services, and keeps the identity renewed as long as a clone of this transport lives.
     pub fn transport(self) -> Transport {
         Transport::tls_of_services(Arc::new(self))
     }
+}
 
-    /// The identity.
-    pub fn workload(&self) -> &Workload {
-        &self.workload
+impl IdentityRequest {
+    fn source(&self) -> Option<AgentSource> {
+        let Address::Unix(_) = &self.agent else { return None };
+        Some(AgentSource {
+            agent: self.agent.clone(),
+            path: self.path.as_ref().map(ToString::to_string).unwrap_or_default(),
+            software: self.software.clone(),
+            workload: Arc::default(),
+        })
     }
 }
 
 impl AgentSource {
+    /// The first certificate, if the agent issues one at once.
+    async fn first(&self, patience: Duration) -> Result<(), NotIssued> {
+        let issuing = renewal::renew_from(&self.workload, |request| self.request(request));
+        let late = || NotIssued::Failed(format!("the agent at {} has not responded yet", self.agent));
+        timeout(patience, issuing).await.unwrap_or_else(|_| Err(late()))
+    }
+
     async fn connect(&self) -> Result<Connection, NotIssued> {
         handshake::connect(&Transport::default(), &self.agent, &self.software)
             .await
@@ -99,9 +136,7 @@ impl AgentSource {
         let response = self.connect().await?.workload().issue_workload(request).await;
         let response = match response {
             Ok(response) => response.into_inner(),
-            Err(status) if status.code() == Code::Unimplemented => {
-                return Err(NotIssued::NoAgent(status.message().to_owned()));
-            }
+            Err(status) if status.code() == Code::Unimplemented => return Err(NotIssued::NoDomain),
             Err(status) => return Err(NotIssued::Failed(status.message().to_owned())),
         };
         if response.chain.is_empty() {
@@ -122,13 +157,19 @@ impl From<String> for NotIssued {
 
 impl Source for AgentSource {
     async fn certify(&self, request: Vec<u8>) -> Result<Certified, String> {
-        let late = || Err(NotIssued::Failed(format!("no response within {} s", TIMEOUT.as_secs())));
-        timeout(TIMEOUT, self.request(request)).await.unwrap_or_else(|_| late()).map_err(
-            |error| match error {
-                NotIssued::NoDomain => "the agent has left the trust domain".to_owned(),
-                NotIssued::NoAgent(error) | NotIssued::Failed(error) => error,
-            },
-        )
+        loop {
+            let late = || Err(NotIssued::Failed(format!("no response within {} s", TIMEOUT.as_secs())));
+            let issued = timeout(TIMEOUT, self.request(request.clone())).await.unwrap_or_else(|_| late());
+            let is_new = !self.workload.is_ready();
+            let pause = match issued {
+                Ok(certified) => return Ok(certified),
+                Err(NotIssued::NoDomain) if is_new => NO_DOMAIN_INTERVAL,
+                Err(NotIssued::NoAgent(_)) if is_new => NO_AGENT_INTERVAL,
+                Err(NotIssued::NoDomain) => return Err("the agent has left the trust domain".into()),
+                Err(NotIssued::NoAgent(error) | NotIssued::Failed(error)) => return Err(error),
+            };
+            tokio::time::sleep(pause).await;
+        }
     }
 }
 
