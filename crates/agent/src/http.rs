@@ -28,6 +28,15 @@ pub(crate) struct Pages {
     pub(crate) identity: Option<AgentIdentity>,
 }
 
+impl Pages {
+    pub(crate) fn new(
+        backend: AgentRib,
+        (usages, listeners, identity): (UsageForwarder, Listeners, Option<AgentIdentity>),
+    ) -> Self {
+        Self { backend, usages, listeners, identity }
+    }
+}
+
 pub(crate) async fn bind(
     address: Option<SocketAddr>,
     listeners: &Listeners,

@@ -97,8 +97,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let shared = Arc::new(AgentState::new(node.clone(), disk));
     let workload = Arc::<Workload>::default();
     let upstream = follow(&config, services_transport(&config, &workload), &shared, saved);
-    let (name, token) = (&config.name, config.join_token.clone());
-    let identity = AgentIdentity::open(name, &config.state_dir, token, (workload, upstream.clone()))?;
+    let identity = AgentIdentity::open(&config, workload, upstream.clone())?;
     let checks = Arc::<checker::Counts>::default();
     let backend = AgentRib::new(shared.clone(), upstream.clone(), checks.clone(), &config);
     let usages = UsageForwarder::new(upstream.clone(), backend.upstreams().into());
@@ -109,32 +108,21 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     tokio::spawn(follower::relay_acks(node, upstream.clone(), stopping.clone()));
     tokio::spawn(checker::campaign(candidate(&config, checks), upstream.clone(), stopping.clone()));
     tokio::spawn(usages.clone().run(stopping.clone()));
-    if let Some(identity) = identity.clone() {
-        tokio::spawn(identity.run(stopping.clone()));
-    }
+    tokio::spawn(identity::keep_fresh(identity.clone(), stopping.clone()));
     let maps =
         maps.map(|listener| tokio::spawn(shard_maps::serve(listener, backend.clone(), stopping.clone())));
-    let pages = http::Pages {
-        backend: backend.clone(),
-        usages: usages.clone(),
-        listeners,
-        identity: identity.clone(),
-    };
+    let metrics = (usages.clone(), listeners, identity.clone());
+    let pages = http::Pages::new(backend.clone(), metrics);
     let http = http.map(|listener| tokio::spawn(http::serve(listener, pages, stopping.clone())));
     let saving = tokio::spawn(shared.clone().save_all(upstream.state(), stopping.clone()));
 
-    let mut routes = Routes::builder();
-    let forward = Forwarder::new(upstream, "agent", stopping.clone());
-    routes.add_service(rpc::quota_server(forward.clone()));
-    routes.add_service(rpc::registry_server(forward));
-    routes.add_service(rpc::imbalance_server(usages));
-    routes.add_service(rpc::workload_server(WorkloadService { identity }));
+    let routes = routes(Forwarder::new(upstream, "agent", stopping.clone()), usages, identity);
     tracing::info!(listen = %config.listen, region = %config.location.region, "agent is serving");
     let stopped = async {
         shutdown.await;
         stopping.cancel();
     };
-    let services = RibServer::new(backend, stopping.clone()).with_services(routes.routes());
+    let services = RibServer::new(backend, stopping.clone()).with_services(routes);
     let served = serve(services, listener, stopped, DRAIN).await;
     stopping.cancel();
     // The runtime has already reported a panic of one of these tasks.
@@ -144,6 +132,14 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     }
     shared.maps.wait_stopped().await;
     served.map_err(AgentError::Serve)
+}
+
+/// The services beside the RIB.
+fn routes(forward: Forwarder, usages: UsageForwarder, identity: Option<AgentIdentity>) -> Routes {
+    Routes::new(rpc::quota_server(forward.clone()))
+        .add_service(rpc::registry_server(forward))
+        .add_service(rpc::imbalance_server(usages))
+        .add_service(rpc::workload_server(WorkloadService { identity }))
 }
 
 /// This agent as a candidate for the region's checker.

@@ -19,8 +19,7 @@ use fairmesh_store::Store;
 use fairmesh_wire::records;
 use tonic::Status;
 
-pub(crate) use operate::AuthorityService;
-pub(crate) use service::IdentityService;
+pub(crate) use service::{IdentityService, is_own};
 
 use crate::{ControlError, served_rib::write_error};
 
@@ -125,19 +124,21 @@ impl Issuing {
     }
 }
 
-/// Publishes the roots, and renews the intermediate in time while the root's key is there.
-pub(crate) async fn run(issuing: Arc<Issuing>, node: Node, store: Arc<dyn Store>) {
-    loop {
-        match issuing.publish(&node, &*store).await {
-            Ok(()) => tokio::time::sleep(CHECK_INTERVAL).await,
-            Err(error) => {
-                tracing::warn!(%error, "the trust bundle is not published yet");
-                tokio::time::sleep(RETRY_INTERVAL).await;
+impl IdentityService {
+    /// Publishes the roots, and renews the intermediate in time while the root's key is there.
+    pub(crate) async fn run(self) {
+        let Some(issuing) = self.issuing else { return std::future::pending().await };
+        loop {
+            match issuing.publish(&self.node, &*self.store).await {
+                Ok(()) => tokio::time::sleep(CHECK_INTERVAL).await,
+                Err(error) => {
+                    tracing::warn!(%error, "the trust bundle is not published yet");
+                    tokio::time::sleep(RETRY_INTERVAL).await;
+                }
             }
-        }
-        match issuing.authority.renew_issuer_if_due(issuing.clock.now()) {
-            Ok(()) => {}
-            Err(error) => tracing::error!(%error, "the intermediate of this control plane expires soon"),
+            if let Err(error) = issuing.authority.renew_issuer_if_due(issuing.clock.now()) {
+                tracing::error!(%error, "the intermediate of this control plane expires soon");
+            }
         }
     }
 }

@@ -24,6 +24,7 @@ mod readiness;
 mod served_rib;
 mod server;
 mod store_applier;
+mod tasks;
 
 use std::{future::Future, net::SocketAddr, path::PathBuf, pin::pin};
 

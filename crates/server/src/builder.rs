@@ -214,13 +214,8 @@ impl ServerBuilder {
         let mut registration = self.registration()?;
         let drain_deadline = drain_deadline(self.drain_deadline)?;
         let addresses = registry_addresses(&self.addresses)?;
-        let transport = match self.transport.take() {
-            Some(transport) => transport,
-            None => transport_of_agent(&addresses, &registration).await,
-        };
-        registration.mtls = transport.is_tls();
-        let software = software(&registration);
-        let registry = Arc::new(RegistryClient::new(addresses, software, transport.clone()));
+        let transport = self.open_transport(&addresses, &mut registration).await;
+        let registry = Arc::new(RegistryClient::new(addresses, software(&registration), transport.clone()));
         let started = Instant::now() + START_TIMEOUT;
         if registration.location.is_none() && !self.knows_agent {
             check_location(&registry, started).await?;
@@ -264,6 +259,16 @@ impl ServerBuilder {
                 _cpu_sampler: cpu_sampler,
             }),
         })
+    }
+
+    /// How connections are accepted, which the registration tells callers.
+    async fn open_transport(&mut self, addresses: &[Address], registration: &mut Registration) -> Transport {
+        let transport = match self.transport.take() {
+            Some(transport) => transport,
+            None => transport_of_agent(addresses, registration).await,
+        };
+        registration.mtls = transport.is_tls();
+        transport
     }
 
     fn shared(&self, registration: &Registration) -> LayerState {

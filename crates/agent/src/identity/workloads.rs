@@ -23,10 +23,11 @@ impl workload_server::Workload for WorkloadService {
         &self,
         request: Request<v1::IssueWorkloadRequest>,
     ) -> Result<Response<v1::IssueWorkloadResponse>, Status> {
-        let member = self.identity.as_ref().filter(|identity| identity.shared.is_member());
-        let Some(AgentIdentity { shared }) = member else {
-            return Ok(Response::new(v1::IssueWorkloadResponse::default()));
-        };
+        let no_domain = || Ok(Response::new(v1::IssueWorkloadResponse::default()));
+        let Some(AgentIdentity { shared }) = &self.identity else { return no_domain() };
+        if !shared.is_member().await {
+            return no_domain();
+        }
         let uid = permitted_user(&identity_of(&request))?;
         let v1::IssueWorkloadRequest { path, csr } = request.into_inner();
         let path = requested_path(&path, &shared.name, uid)

@@ -1,27 +1,17 @@
-//! Operation of the certificate authority, by users of its machine.
+//! The service `Authority`: operation of the certificate authority, by users of its machine.
 
 use std::sync::Arc;
 
 use fairmesh_identity::{IdentityError, TokenGrant};
 use fairmesh_model::{Invalid, Label, MAX_TENANTS, Tenant};
-use fairmesh_rib::Node;
-use fairmesh_store::Store;
 use fairmesh_wire::v1::{self, authority_server};
 use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
 
-use super::{Issuing, failed, no_domain, recorded_bundle, service::is_own_user};
-
-/// The service `Authority`.
-#[derive(Clone, Debug)]
-pub(crate) struct AuthorityService {
-    pub(crate) issuing: Option<Arc<Issuing>>,
-    pub(crate) node: Node,
-    pub(crate) store: Arc<dyn Store>,
-}
+use super::{IdentityService, Issuing, failed, no_domain, recorded_bundle, service::is_own_user};
 
 #[tonic::async_trait]
-impl authority_server::Authority for AuthorityService {
+impl authority_server::Authority for IdentityService {
     async fn describe_authority(
         &self,
         _: Request<v1::DescribeAuthorityRequest>,
@@ -74,7 +64,7 @@ impl authority_server::Authority for AuthorityService {
     }
 }
 
-impl AuthorityService {
+impl IdentityService {
     fn permitted<T>(&self, request: &Request<T>) -> Result<Arc<Issuing>, Status> {
         if !is_own_user(request) {
             return Err(Status::permission_denied(

@@ -25,7 +25,7 @@ use crate::served_rib::write_error;
 /// How old a signed request may be, beside the skew of clocks.
 const MAX_AGE: Duration = Duration::from_secs(60);
 
-/// The service `Identity`.
+/// The services `Identity` and `Authority`.
 #[derive(Clone, Debug)]
 pub(crate) struct IdentityService {
     pub(crate) issuing: Option<Arc<Issuing>>,
@@ -146,7 +146,11 @@ fn redeem(
 /// Whether a call comes over a Unix socket from the user of this process, or from root, and was not forwarded by
 /// another process.
 pub(super) fn is_own_user<T>(request: &Request<T>) -> bool {
+    is_own(&identity_of(request)) && on_behalf_of(request).is_empty()
+}
+
+/// Whether a peer is the user of this process, or root.
+pub(crate) fn is_own(peer: &Identity) -> bool {
     let own = rustix::process::geteuid().as_raw();
-    let is_own = matches!(identity_of(request), Identity::Local { uid } if uid == own || uid == 0);
-    is_own && on_behalf_of(request).is_empty()
+    matches!(peer, Identity::Local { uid } if *uid == own || *uid == 0)
 }

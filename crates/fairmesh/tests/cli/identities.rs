@@ -10,8 +10,13 @@ use std::{
     time::Duration,
 };
 
+use fairmesh_identity::PrivateKey;
 use fairmesh_test_support::free_port;
-use fairmesh_wire::v1::{Endpoint, Location, endpoint::State};
+use fairmesh_wire::{
+    handshake,
+    v1::{Endpoint, IssueWorkloadRequest, Location, Op, WriteRequest, endpoint::State},
+};
+use tokio::runtime::{Builder, Runtime};
 
 use super::{
     calls::echo,
@@ -94,6 +99,24 @@ fn the_authority_is_shown_and_rotated_by_its_user() {
 }
 
 #[test]
+fn nobody_writes_roots_or_agents_over_the_network() {
+    let (mesh, tcp) = domain();
+    let error = runtime().block_on(async {
+        let connection =
+            handshake::connect(&Default::default(), &tcp.parse().unwrap(), "test").await.unwrap();
+        let op =
+            Op { key: "/g/identity/agents/evil".into(), value: Some(Vec::new().into()), ..Op::default() };
+        connection.rib().write(WriteRequest { ops: vec![op] }).await.unwrap_err()
+    });
+    assert!(error.message().contains("only the user of the control plane"), "{error}");
+    assert!(joined(&mesh).is_empty());
+}
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+#[test]
 fn a_mesh_without_a_trust_domain_says_so() {
     let mesh = Mesh::start();
     assert!(mesh.run(&["identity", "show"]).ok().contains("has no trust domain"));
@@ -125,15 +148,11 @@ fn a_token_lets_one_agent_join_once() {
 
 /// Asks an agent for a certificate; the reason if it refuses.
 fn request_certificate(agent: &str, path: &str) -> String {
-    let request = fairmesh_wire::v1::IssueWorkloadRequest {
-        path: path.into(),
-        csr: fairmesh_identity::PrivateKey::generate().unwrap().signing_request().unwrap().into(),
-    };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let address = agent.parse().unwrap();
+    let csr = PrivateKey::generate().unwrap().signing_request().unwrap().into();
+    let request = IssueWorkloadRequest { path: path.into(), csr };
+    runtime().block_on(async {
         let connection =
-            fairmesh_wire::handshake::connect(&Default::default(), &address, "test").await.unwrap();
+            handshake::connect(&Default::default(), &agent.parse().unwrap(), "test").await.unwrap();
         let issued = connection.workload().issue_workload(request).await;
         issued.err().map(|status| status.message().to_owned()).unwrap_or_default()
     })
