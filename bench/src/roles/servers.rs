@@ -35,6 +35,7 @@ pub(super) async fn mesh(dir: &Path, agent: Address) -> Result<(), BoxError> {
     let grpc = free_port()?;
     let control = ControlConfig {
         transport: Default::default(),
+        trust_domain: None,
         data_dir: dir.join("control"),
         etcd: None,
         grpc: vec![Address::Tcp(grpc.to_string())],
@@ -47,6 +48,7 @@ pub(super) async fn mesh(dir: &Path, agent: Address) -> Result<(), BoxError> {
         listen: agent,
         state_dir: dir.join("agent"),
         location: Location::in_region(Region::new("bench")?),
+        join_token: None,
         local_address: None,
         name: "bench".into(),
         metrics: None,

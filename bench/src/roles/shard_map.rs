@@ -207,6 +207,7 @@ pub(super) async fn agent(dir: &Path, upstream: Address) -> Result<(), BoxError>
         listen: Address::Unix(dir.join("agent.sock")),
         state_dir: dir.join("agent"),
         location: Location::in_region(region()?),
+        join_token: None,
         local_address: None,
         name: "bench".into(),
         metrics: None,

@@ -1,5 +1,6 @@
 use std::net::SocketAddr;
 
+use fairmesh_model::Invalid;
 use fairmesh_rib::cache::CacheError;
 use fairmesh_wire::transport::BindError;
 
@@ -12,6 +13,9 @@ pub enum AgentError {
     /// The state directory cannot be used.
     #[error("state directory: {0}")]
     State(#[from] CacheError),
+    /// The agent cannot join with this name.
+    #[error("{0}; give a name with --name")]
+    Name(#[from] Invalid),
     /// The socket cannot be listened on.
     #[error(transparent)]
     Listen(#[from] BindError),

@@ -11,7 +11,10 @@ use fairmesh_listen::{Limits, Listeners, PageListener, table};
 use fairmesh_model::Probe;
 use tokio_util::sync::CancellationToken;
 
-use crate::{error::AgentError, metrics, served_rib::AgentRib, usage_forwarder::UsageForwarder};
+use crate::{
+    error::AgentError, identity::AgentIdentity, metrics, served_rib::AgentRib,
+    usage_forwarder::UsageForwarder,
+};
 
 /// Media type of the OpenMetrics text format.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -22,6 +25,16 @@ pub(crate) struct Pages {
     pub(crate) backend: AgentRib,
     pub(crate) usages: UsageForwarder,
     pub(crate) listeners: Listeners,
+    pub(crate) identity: Option<AgentIdentity>,
+}
+
+impl Pages {
+    pub(crate) fn new(
+        backend: AgentRib,
+        (usages, listeners, identity): (UsageForwarder, Listeners, Option<AgentIdentity>),
+    ) -> Self {
+        Self { backend, usages, listeners, identity }
+    }
 }
 
 pub(crate) async fn bind(

@@ -13,6 +13,7 @@ mod checker;
 mod disk;
 mod error;
 mod http;
+mod identity;
 mod metrics;
 mod served_rib;
 mod shard_maps;
@@ -31,6 +32,7 @@ use std::{
 pub use checker::probe_once as probe;
 use disk::Disk;
 pub use error::AgentError;
+use fairmesh_identity::{JoinToken, Workload};
 use fairmesh_listen::{Limits, Listeners, table};
 use fairmesh_model::Location;
 use fairmesh_rib::{
@@ -43,6 +45,7 @@ use fairmesh_wire::{
     rpc,
     transport::{Address, BindError, Listener, Transport, serve},
 };
+use identity::{AgentIdentity, WorkloadService};
 use served_rib::AgentRib;
 use state::{AgentState, UpstreamSink};
 use tokio_util::sync::CancellationToken;
@@ -69,6 +72,8 @@ pub struct AgentConfig {
     pub local_address: Option<IpAddr>,
     /// Display name of this agent, usually the machine's name.
     pub name: String,
+    /// The token with which this agent joins the trust domain, if it has not joined yet.
+    pub join_token: Option<JoinToken>,
     /// Listening address of `/metrics`, `/healthz` and `/readyz`, if any.
     pub metrics: Option<SocketAddr>,
 }
@@ -90,7 +95,9 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let http = http::bind(config.metrics, &listeners).await?;
     let node = Node::replica();
     let shared = Arc::new(AgentState::new(node.clone(), disk));
-    let upstream = follow(&config, &shared, saved);
+    let workload = Arc::<Workload>::default();
+    let upstream = follow(&config, services_transport(&config, &workload), &shared, saved);
+    let identity = AgentIdentity::open(&config, workload, upstream.clone())?;
     let checks = Arc::<checker::Counts>::default();
     let backend = AgentRib::new(shared.clone(), upstream.clone(), checks.clone(), &config);
     let usages = UsageForwarder::new(upstream.clone(), backend.upstreams().into());
@@ -101,23 +108,21 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     tokio::spawn(follower::relay_acks(node, upstream.clone(), stopping.clone()));
     tokio::spawn(checker::campaign(candidate(&config, checks), upstream.clone(), stopping.clone()));
     tokio::spawn(usages.clone().run(stopping.clone()));
+    tokio::spawn(identity::keep_fresh(identity.clone(), stopping.clone()));
     let maps =
         maps.map(|listener| tokio::spawn(shard_maps::serve(listener, backend.clone(), stopping.clone())));
-    let pages = http::Pages { backend: backend.clone(), usages: usages.clone(), listeners };
+    let metrics = (usages.clone(), listeners, identity.clone());
+    let pages = http::Pages::new(backend.clone(), metrics);
     let http = http.map(|listener| tokio::spawn(http::serve(listener, pages, stopping.clone())));
     let saving = tokio::spawn(shared.clone().save_all(upstream.state(), stopping.clone()));
 
-    let mut routes = Routes::builder();
-    let forward = Forwarder::new(upstream, "agent", stopping.clone());
-    routes.add_service(rpc::quota_server(forward.clone()));
-    routes.add_service(rpc::registry_server(forward));
-    routes.add_service(rpc::imbalance_server(usages));
+    let routes = routes(Forwarder::new(upstream, "agent", stopping.clone()), usages, identity);
     tracing::info!(listen = %config.listen, region = %config.location.region, "agent is serving");
     let stopped = async {
         shutdown.await;
         stopping.cancel();
     };
-    let services = RibServer::new(backend, stopping.clone()).with_services(routes.routes());
+    let services = RibServer::new(backend, stopping.clone()).with_services(routes);
     let served = serve(services, listener, stopped, DRAIN).await;
     stopping.cancel();
     // The runtime has already reported a panic of one of these tasks.
@@ -127,6 +132,14 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     }
     shared.maps.wait_stopped().await;
     served.map_err(AgentError::Serve)
+}
+
+/// The services beside the RIB.
+fn routes(forward: Forwarder, usages: UsageForwarder, identity: Option<AgentIdentity>) -> Routes {
+    Routes::new(rpc::quota_server(forward.clone()))
+        .add_service(rpc::registry_server(forward))
+        .add_service(rpc::imbalance_server(usages))
+        .add_service(rpc::workload_server(WorkloadService { identity }))
 }
 
 /// This agent as a candidate for the region's checker.
@@ -147,12 +160,25 @@ async fn bind_maps(config: &AgentConfig, listeners: &Listeners) -> Result<Option
     Ok(Some(config.transport.bind(&address).await?.within(maps)))
 }
 
+/// How this agent opens connections: its own identity is for probes of endpoints.
+fn services_transport(config: &AgentConfig, workload: &Arc<Workload>) -> Transport {
+    match config.transport.is_tls() {
+        true => config.transport.clone(),
+        false => Transport::tls_of_services(Arc::clone(workload) as _),
+    }
+}
+
 /// Restores the saved copies and follows the upstream.
-fn follow(config: &AgentConfig, shared: &Arc<AgentState>, saved: Vec<SavedCopy>) -> FollowerHandle {
+fn follow(
+    config: &AgentConfig,
+    transport: Transport,
+    shared: &Arc<AgentState>,
+    saved: Vec<SavedCopy>,
+) -> FollowerHandle {
     let held: Vec<_> = saved.iter().map(|saved| (saved.prefix.clone(), saved.revision)).collect();
     shared.restore(saved);
     let upstream = FollowerConfig {
-        transport: config.transport.clone(),
+        transport,
         addresses: config.upstreams.clone(),
         software: format!("agent {}", config.name),
         backoff: Backoff::default(),

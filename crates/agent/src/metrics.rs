@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use crate::{checker::Counts, http::Pages};
 
 /// The agent's metrics now, in the OpenMetrics text format.
-pub(crate) fn text(Pages { backend, usages, listeners }: &Pages) -> String {
+pub(crate) fn text(Pages { backend, usages, listeners, identity }: &Pages) -> String {
     let mut registry = Registry::with_prefix("fairmesh_agent");
     let shared = &backend.shared;
     let state = backend.upstream.state().borrow().clone();
@@ -42,6 +42,9 @@ pub(crate) fn text(Pages { backend, usages, listeners }: &Pages) -> String {
     gauge(&mut registry, "shared_shard_maps", "Shard maps in shared memory", maps);
     gauge(&mut registry, "shared_shard_map_bytes", "Size of the shard maps in shared memory", bytes);
     checker_metrics(&mut registry, &backend.checks);
+    let expires = identity.as_ref().map_or(0, |identity| identity.expires_at().as_secs());
+    let help = "When the certificate of this agent expires, in seconds since 1970; 0 without one";
+    registry.register("certificate_expiry_timestamp_seconds", help, ConstGauge::new(expires));
     listeners.register(&mut registry);
     let mut text = String::new();
     // Writing to a string cannot fail.

@@ -279,6 +279,7 @@ mod tests {
             listen: absent.clone(),
             state_dir: folder.path().into(),
             location: location.clone(),
+            join_token: None,
             local_address: None,
             name: "test".into(),
             metrics: None,

@@ -1,5 +1,7 @@
-use std::{io, net::SocketAddr};
+use std::{io, net::SocketAddr, path::PathBuf};
 
+use fairmesh_identity::IdentityError;
+use fairmesh_model::TrustDomain;
 use fairmesh_store::StoreError;
 use fairmesh_wire::transport::BindError;
 
@@ -30,6 +32,30 @@ pub enum ControlError {
         address: SocketAddr,
         /// The system's error.
         source: io::Error,
+    },
+    /// The certificate authority cannot be opened.
+    #[error("certificate authority: {0}")]
+    Identity(#[from] IdentityError),
+    /// The store belongs to another trust domain.
+    #[error(
+        "the store belongs to the trust domain {recorded}, not {told}; omit --trust-domain, or give that one"
+    )]
+    OtherTrustDomain {
+        /// The domain in the configuration.
+        told: TrustDomain,
+        /// The domain of the records.
+        recorded: TrustDomain,
+    },
+    /// Another control plane of the store has the root.
+    #[error(
+        "the trust domain {domain} has a root that is not in {}; copy bundle.pem and root.key from the control plane \
+         that began it, and remove root.key afterwards", folder.display()
+    )]
+    NoIntermediate {
+        /// The trust domain.
+        domain: TrustDomain,
+        /// Where the files belong.
+        folder: PathBuf,
     },
     /// A task of the server ended unexpectedly.
     #[error("{part} ended: {reason}; start the control plane again, nothing acknowledged is lost")]

@@ -14,6 +14,7 @@ mod endpoint_counts;
 mod error;
 mod health_checks;
 mod http;
+mod identity;
 mod imbalance;
 mod metrics;
 mod open_store;
@@ -23,9 +24,11 @@ mod readiness;
 mod served_rib;
 mod server;
 mod store_applier;
+mod tasks;
 
 use std::{future::Future, net::SocketAddr, path::PathBuf, pin::pin};
 
+use fairmesh_model::TrustDomain;
 use fairmesh_wire::transport::{Address, Transport};
 
 pub use admin::HISTORY_KEPT;
@@ -42,6 +45,8 @@ pub struct ControlConfig {
     pub data_dir: PathBuf,
     /// The etcd store, if the store is not in the data directory.
     pub etcd: Option<EtcdConfig>,
+    /// The trust domain whose certificates this control plane issues. One that a store has is kept without it.
+    pub trust_domain: Option<TrustDomain>,
     /// Listening addresses of gRPC: TCP, Unix sockets, or both. At least one.
     pub grpc: Vec<Address>,
     /// Listening address of HTTP.

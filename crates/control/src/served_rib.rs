@@ -8,7 +8,7 @@ use fairmesh_rib::{
 use fairmesh_store::{Store, WriteError as StoreWriteError};
 use tokio::sync::watch;
 
-use crate::read_lease::ReadLease;
+use crate::{identity::is_own, read_lease::ReadLease};
 
 /// Software name in the handshake.
 pub(crate) const SOFTWARE: &str = concat!("control plane ", env!("CARGO_PKG_VERSION"));
@@ -37,6 +37,13 @@ impl ServedRib for ControlRib {
 
     async fn write(&self, batch: Batch, identity: Identity) -> Result<Revision, WriteError> {
         tracing::debug!(%identity, ops = batch.ops.len(), "writing a batch");
+        let identities = Prefix::identity();
+        if batch.ops.iter().any(|op| identities.covers(&op.key)) && !is_own(&identity) {
+            return Err(WriteError::NotWritable(format!(
+                "records below {identities} say whom the mesh trusts: only the user of the control plane may write them, over \
+                 its Unix socket"
+            )));
+        }
         self.store.write(batch).await.map_err(write_error)
     }
 

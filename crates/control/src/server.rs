@@ -16,7 +16,7 @@ use fairmesh_wire::{
     rpc,
     transport::{self, Address, Listener, Services},
 };
-use tokio::task::{JoinSet, spawn_blocking};
+use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
@@ -26,6 +26,7 @@ use crate::{
     endpoint_counts::EndpointCounts,
     health_checks::{CheckIndex, CheckerService, Checks, Woken},
     http,
+    identity::{IdentityService, Issuing, recorded_bundle},
     imbalance::{self, Imbalance, ImbalanceService},
     metrics::{MetricSources, Metrics},
     open_store::{self, OpenStore},
@@ -34,12 +35,15 @@ use crate::{
     readiness::Readiness,
     served_rib::ControlRib,
     store_applier::{AppliedStore, apply_commits},
+    tasks::{Tasks, join_next, spawn_cancellable, spawn_stoppable, task_ended},
 };
 
 /// The store file within the data directory.
 const STORE_FILE: &str = "rib.redb";
 /// The file of the imbalance indicator within the data directory.
 const IMBALANCE_FILE: &str = "imbalance.redb";
+/// The socket for users of this machine within the data directory, if the mesh has a trust domain.
+const SOCKET_FILE: &str = "control.sock";
 /// TTL of the writer lease: time after which another control plane takes over a store in etcd.
 const LEASE_TTL: Duration = Duration::from_secs(5);
 /// Time for calls in flight to finish after a stop request.
@@ -55,14 +59,12 @@ pub struct Control {
     check_index: Arc<CheckIndex>,
     metrics: Arc<Metrics>,
     imbalance: Arc<Imbalance>,
+    issuing: Option<Arc<Issuing>>,
     grpc: Vec<Listener>,
     http: PageListener,
     listeners: Listeners,
     config: ControlConfig,
 }
-
-/// Tasks of a running control plane; each returns an error unless it was stopped.
-type Tasks = JoinSet<Result<(), ControlError>>;
 
 impl Control {
     /// Opens the store and binds every address. A store in etcd has one control plane at a time: others wait here.
@@ -81,11 +83,17 @@ impl Control {
         check_index.load(&entries);
         let node = Node::load(store.id(), revision, entries);
         check_index.wake(Woken::ALL);
+        let recorded = recorded_bundle(&node);
+        let issuing = Issuing::open(&config.data_dir, config.trust_domain.as_ref(), recorded.as_ref())?;
+        let issuing = issuing.map(Arc::new);
         let listeners = Listeners::default();
         let calls = listeners.acceptor(&table::CONTROL_GRPC, Limits::calls());
         let mut grpc = Vec::new();
         for address in &config.grpc {
             grpc.push(config.transport.bind(address).await?.within(calls.clone()));
+        }
+        if issuing.is_some() {
+            grpc.push(config.transport.bind(&own_socket(&config)).await?.within(calls));
         }
         let http = http::bind(config.http, listeners.acceptor(&table::CONTROL_HTTP, Limits::pages())).await?;
         let imbalance = Arc::new(Imbalance::start(&config.data_dir.join(IMBALANCE_FILE)).await);
@@ -105,6 +113,7 @@ impl Control {
             check_index,
             metrics,
             imbalance,
+            issuing,
             grpc,
             http,
             listeners,
@@ -169,6 +178,7 @@ impl Control {
             check_index,
             metrics,
             imbalance,
+            issuing,
             grpc,
             http,
             listeners,
@@ -179,12 +189,10 @@ impl Control {
         let registry = Registry::new(applied.clone(), node.clone());
         let checks = Checks::new(node.clone(), applied.clone(), check_index.clone());
         let quotas = Quotas::new(node.clone());
-        let admin = AdminService { node: node.clone(), store: applied.clone(), partitions };
-        let imbalance_service = ImbalanceService { imbalance: imbalance.clone(), node: node.clone() };
-        let other_services = routes(&registry, &checks, closing)
-            .add_service(rpc::admin_server(admin))
-            .add_service(rpc::imbalance_server(imbalance_service))
-            .add_service(rpc::quota_server(quotas.clone()));
+        let identity = IdentityService { issuing, node: node.clone(), store: applied.clone() };
+        let other_services =
+            routes(&registry, &checks, closing).add_service(rpc::quota_server(quotas.clone()));
+        let other_services = operator_services(other_services, &identity, partitions, &imbalance);
         let read_lease = store.lease_expiry().map(ReadLease::new);
         let backend =
             ControlRib { node: node.clone(), store: applied.clone(), read_lease: read_lease.clone() };
@@ -211,7 +219,8 @@ impl Control {
         spawn_stoppable(tasks, serving);
 
         store_tasks.spawn(apply_until(store, node, (endpoint_counts, check_index), writes_ended.clone()));
-        Controllers { read_lease, checks, quotas, imbalance, registry }.spawn(store_tasks, writes_ended);
+        Controllers { read_lease, checks, quotas, imbalance, registry, identity }
+            .spawn(store_tasks, writes_ended);
     }
 }
 
@@ -222,11 +231,12 @@ struct Controllers {
     quotas: Quotas,
     imbalance: Arc<Imbalance>,
     registry: Registry,
+    identity: IdentityService,
 }
 
 impl Controllers {
     fn spawn(self, store_tasks: &mut Tasks, writes_ended: &CancellationToken) {
-        let Self { read_lease, checks, quotas, imbalance, registry } = self;
+        let Self { read_lease, checks, quotas, imbalance, registry, identity } = self;
         if let Some(read_lease) = read_lease {
             spawn_cancellable(store_tasks, writes_ended, read_lease.watch_expiry());
         }
@@ -234,6 +244,7 @@ impl Controllers {
         spawn_cancellable(store_tasks, writes_ended, async move { distances.choose_targets().await });
         spawn_cancellable(store_tasks, writes_ended, async move { checks.clean_up_verdicts().await });
         spawn_cancellable(store_tasks, writes_ended, quotas.sweep());
+        spawn_cancellable(store_tasks, writes_ended, identity.run());
         let stop = writes_ended.clone();
         spawn_stoppable(store_tasks, async move { imbalance.run(stop).await });
         let stop = writes_ended.clone();
@@ -255,27 +266,6 @@ async fn apply_until(
             Err(task_ended("the store", store.fatal_error().unwrap_or("closed")))
         }
     }
-}
-
-/// Spawns a task that ends by itself when it is stopped.
-fn spawn_stoppable(store_tasks: &mut Tasks, task: impl Future<Output = ()> + Send + 'static) {
-    store_tasks.spawn(async move {
-        task.await;
-        Ok(())
-    });
-}
-
-/// Spawns a task that may be cancelled at any await, once calls in flight no longer write.
-fn spawn_cancellable(
-    store_tasks: &mut Tasks,
-    writes_ended: &CancellationToken,
-    task: impl Future<Output = ()> + Send + 'static,
-) {
-    let stop = writes_ended.clone();
-    store_tasks.spawn(async move {
-        stop.run_until_cancelled(task).await;
-        Ok(())
-    });
 }
 
 /// Spawns a task for each file with endpoints.
@@ -304,6 +294,13 @@ async fn open(config: &ControlConfig) -> Result<OpenStore, StoreError> {
             Ok(OpenStore { store: Arc::new(store), partitions: None })
         }
     }
+}
+
+/// The socket for users of this machine.
+fn own_socket(config: &ControlConfig) -> Address {
+    let path = config.data_dir.join(SOCKET_FILE);
+    // Without a current directory the path remains as it was given.
+    Address::Unix(std::path::absolute(&path).unwrap_or(path))
 }
 
 /// Name of this process as holder of a store, for messages.
@@ -364,22 +361,25 @@ fn serve_grpc(tasks: &mut Tasks, listeners: Vec<Listener>, services: &Services, 
     }
 }
 
+/// Adds `Admin`, `Imbalance`, `Identity` and `Authority`.
+fn operator_services(
+    routes: Routes,
+    identity: &IdentityService,
+    partitions: Option<Arc<PartitionedStore>>,
+    imbalance: &Arc<Imbalance>,
+) -> Routes {
+    let (node, store) = (identity.node.clone(), identity.store.clone());
+    let imbalance = ImbalanceService { imbalance: Arc::clone(imbalance), node: node.clone() };
+    routes
+        .add_service(rpc::admin_server(AdminService { node, store, partitions }))
+        .add_service(rpc::imbalance_server(imbalance))
+        .add_service(rpc::identity_server(identity.clone()))
+        .add_service(rpc::authority_server(identity.clone()))
+}
+
 /// The services `Registry` and `Checker`.
 fn routes(registry: &Registry, checks: &Checks, closing: &CancellationToken) -> Routes {
     let checker = CheckerService { checks: checks.clone(), closing: closing.clone() };
     Routes::new(rpc::registry_server(RegistryService::new(registry.clone())))
         .add_service(rpc::checker_server(checker))
-}
-
-/// The result of the first task that ends; a panic counts as an error.
-async fn join_next(tasks: &mut Tasks) -> Result<(), ControlError> {
-    match tasks.join_next().await {
-        None => Ok(()),
-        Some(Ok(stopped)) => stopped,
-        Some(Err(panicked)) => Err(task_ended("a task of the control plane", panicked)),
-    }
-}
-
-fn task_ended(part: &'static str, reason: impl ToString) -> ControlError {
-    ControlError::Ended { part, reason: reason.to_string() }
 }

@@ -89,6 +89,9 @@ pub(crate) enum Command {
     Shards(command::shards::ShardsCommand),
     /// Explain, step by step, how a request is routed.
     Explain(command::explain::ExplainArgs),
+    /// Show the trust domain, let agents join it, and rotate its keys.
+    #[command(subcommand)]
+    Identity(command::identity::IdentityCommand),
     /// Report the cores wasted by uneven load, with their causes.
     Imbalance(command::imbalance::ImbalanceArgs),
     /// Call a service by name through the library.

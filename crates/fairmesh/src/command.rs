@@ -5,6 +5,7 @@ pub(crate) mod call;
 mod caller_region;
 pub(crate) mod drain;
 pub(crate) mod explain;
+pub(crate) mod identity;
 pub(crate) mod imbalance;
 pub(crate) mod kernel;
 pub(crate) mod processes;
@@ -50,6 +51,7 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Undrain(args) => drain::undrain(args).await,
         Command::Shards(command) => shards::run(command).await,
         Command::Explain(args) => explain::run(args).await,
+        Command::Identity(command) => identity::run(command).await,
         Command::Imbalance(args) => imbalance::run(args).await,
         Command::Sim(command) => sim::run(command),
         Command::Call(args) => call::run(args).await,

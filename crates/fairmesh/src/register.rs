@@ -8,13 +8,16 @@ mod child;
 mod health;
 mod preflight;
 mod probe;
+mod terminator;
 #[cfg(test)]
 mod tests;
 
 use std::{ffi::OsString, future::pending, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
 use fairmesh_model::{EndpointState, HostType, InstanceId, Protocol, Region, ServiceName, spec};
-use fairmesh_server::{Cpu, Drained, Lease, RegistrationState, RegistryClient, UsageReports};
+use fairmesh_server::{
+    Cpu, Drained, Lease, RegistrationState, RegistryClient, UsageReports, transport_of_agent,
+};
 use fairmesh_wire::transport::Address;
 use tokio::{
     sync::watch,
@@ -27,6 +30,7 @@ pub(crate) use arguments::protocol;
 use child::Child;
 use health::{Change, Health};
 use probe::Probe;
+use terminator::Terminator;
 
 /// Interval of reminders while a program does not respond yet.
 const REMINDER_INTERVAL: Duration = Duration::from_secs(10);
@@ -43,6 +47,10 @@ pub(crate) struct RegisterArgs {
     /// The address at which callers reach the program: an IP address and a port.
     #[arg(long, value_name = "IP:PORT", value_parser = arguments::address)]
     address: SocketAddr,
+    /// The address at which the program itself listens, if callers do not reach it directly: this command then listens at
+    /// --address in front of it, with mutual TLS if the mesh has a trust domain.
+    #[arg(long, value_name = "IP:PORT", value_parser = arguments::address)]
+    program: Option<SocketAddr>,
     /// The instance id within the service, stable across restarts [default: host name and port].
     #[arg(long, value_name = "ID")]
     instance: Option<InstanceId>,
@@ -89,13 +97,29 @@ pub(crate) struct RegisterArgs {
 
 /// Registers a program, keeps its lease, and ends with it.
 pub(crate) async fn run(args: RegisterArgs) -> Result<ExitCode, Failure> {
-    let plan = ValidArguments::new(args)?;
+    let mut plan = ValidArguments::new(args)?;
     // Installed before the program starts, so that a signal in between does not orphan it.
     let terminated = signals::shutdown()?;
     preflight::refuse_address_in_use(&plan).await?;
+    let _terminator = terminate(&mut plan).await?;
     let child = Child::start(&plan.command)?;
     preflight::announce_declaration(&plan).await;
     Supervisor::new(plan, child).run(terminated).await.map(ExitCode::from)
+}
+
+/// Listens in front of the program, if it has an address of its own.
+async fn terminate(plan: &mut ValidArguments) -> Result<Option<Terminator>, Failure> {
+    let transport = transport_of_agent(&plan.addresses, &plan.registration).await;
+    let Some(program) = plan.program else {
+        if transport.is_tls() {
+            print_status(
+                "callers reach the program in plaintext; give --program its own address to change that",
+            );
+        }
+        return Ok(None);
+    };
+    plan.registration.mtls = transport.is_tls();
+    Terminator::start(plan.registration.address, program, transport).await.map(Some)
 }
 
 /// Prints a status line for people.
@@ -122,7 +146,7 @@ impl Supervisor {
 
     async fn run(mut self, terminated: impl Future<Output = ()>) -> Result<u8, Failure> {
         tokio::pin!(terminated);
-        print_status(format_args!("waiting for {} to respond", self.plan.registration.address));
+        print_status(format_args!("waiting for {} to respond", self.plan.program_address()));
         let mut remind_at = Instant::now() + REMINDER_INTERVAL;
         let mut look_at = Instant::now();
         let mut pause = FIRST_PROBE_INTERVAL.min(self.plan.interval);
@@ -145,7 +169,7 @@ impl Supervisor {
 
     /// Probes the program once, and acts on a change.
     async fn probe(&mut self, remind_at: &mut Instant) {
-        let answer = self.plan.probe.probe(self.plan.registration.address).await;
+        let answer = self.plan.probe.probe(self.plan.program_address()).await;
         let change = self.health.observe(answer.is_ok());
         let lost = answer.err().unwrap_or_default();
         match (change, &self.lease) {
@@ -159,7 +183,7 @@ impl Supervisor {
             }
             (Some(Change::Responds), None) => self.announce(),
             (_, None) if Instant::now() >= *remind_at => {
-                let address = self.plan.registration.address;
+                let address = self.plan.program_address();
                 print_status(format_args!(
                     "still waiting for the program at {address} ({lost}); is that its address?"
                 ));

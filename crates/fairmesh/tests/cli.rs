@@ -9,6 +9,7 @@ mod cli {
     pub(crate) mod endpoints;
     pub(crate) mod etcd;
     pub(crate) mod hosts;
+    pub(crate) mod identities;
     pub(crate) mod moves;
     pub(crate) mod refusals;
     pub(crate) mod replicas;

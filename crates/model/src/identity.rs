@@ -1,5 +1,7 @@
 use std::fmt;
 
+use crate::SpiffeId;
+
 /// Identity of a caller of the control plane or an agent, as established by the transport.
 ///
 /// Every handler receives one, so that authorisation can be added without changing handlers.
@@ -13,6 +15,8 @@ pub enum Identity {
         /// Effective user id of the peer when it connected.
         uid: u32,
     },
+    /// The SPIFFE id of a verified certificate.
+    Spiffe(SpiffeId),
 }
 
 impl fmt::Display for Identity {
@@ -20,6 +24,7 @@ impl fmt::Display for Identity {
         match self {
             Self::Anonymous => f.write_str("anonymous"),
             Self::Local { uid } => write!(f, "local uid {uid}"),
+            Self::Spiffe(id) => id.fmt(f),
         }
     }
 }

@@ -20,9 +20,11 @@ mod route;
 mod service;
 mod shard;
 pub mod spec;
+mod spiffe;
 pub mod suggestion;
 mod topology;
 mod traffic;
+mod trust;
 
 pub use authority::{HostPort, host_name};
 pub use counted::{Counted, counted};
@@ -34,7 +36,7 @@ pub use health::{
     HealthCheck, JudgedVerdicts, MAX_CAUSE, Probe, Verdict, VerdictEffect, Verdicts, bounded_cause,
 };
 pub use identity::Identity;
-pub use name::{Cluster, HostType, InstanceId, Label, Region, Role, ServiceName, Tenant, Zone};
+pub use name::{Cluster, HostType, InstanceId, Label, Region, Role, ServiceName, Tenant, TrustDomain, Zone};
 pub use policy::{Balancing, BalancingPolicy, LoadSignal, Outliers, Score};
 pub use policy::{CallKind, Timeouts};
 pub use policy::{KeySource, Locality, Policy, Retries, Ring};
@@ -50,6 +52,7 @@ pub use route::{
 pub use service::{Protocol, Service, ServiceKind};
 pub use shard::{KeyRange, ShardKey};
 pub use shard::{MAX_REPORTED_SHARDS, Replica, ReplicaState, Shard, ShardId, ShardMap, ShardMove};
+pub use spiffe::{MeshRole, SpiffeId, SpiffePath};
 pub use topology::Location;
 pub use topology::{
     DistanceFilter, DistanceRounds, MAX_MEASURED_REGIONS, MAX_ROUND_TRIP, MeasuredDistance,
@@ -61,3 +64,4 @@ pub use traffic::{
     TableForce, TableOrigin, TrafficShares,
 };
 pub use traffic::{Traffic, TrafficMode, TrafficPlanner};
+pub use trust::{JoinedAgent, MAX_CERTIFICATE, MAX_ROOTS, MAX_TENANTS, TrustBundle};

@@ -111,8 +111,13 @@ macro_rules! name {
 }
 
 name!(
-    /// An owner of services: the first part of `shop/cart`.
-    Tenant, "tenant name", 63, Lower
+    /// An owner of services: the first part of `shop/cart`. `fairmesh` is reserved for the identities of the mesh's own
+    /// processes.
+    Tenant, "tenant name", 63, Lower, but "fairmesh"
+);
+name!(
+    /// A trust domain: all identities that the roots of one trust bundle vouch for (SPIFFE, §2.1).
+    TrustDomain, "trust domain", 127, Lower
 );
 name!(
     /// The name of a service within its tenant, also of traffic classes and gates: the second part of `shop/cart`.

@@ -2,7 +2,8 @@ mod revision;
 mod rib_key;
 
 use crate::{
-    Endpoint, Hosts, MeasuredDistances, Policy, RegionTable, Regions, RoundTrips, Service, ShardMove, Verdict,
+    Endpoint, Hosts, JoinedAgent, MeasuredDistances, Policy, RegionTable, Regions, RoundTrips, Service,
+    ShardMove, TrustBundle, Verdict,
 };
 
 pub use revision::{Cursor, Revision, StoreId};
@@ -35,6 +36,10 @@ pub enum Record {
     MeasuredDistances(MeasuredDistances),
     /// At `topology/hosts`.
     Hosts(Hosts),
+    /// At `identity/bundle`.
+    TrustBundle(TrustBundle),
+    /// At `identity/agents/`.
+    JoinedAgent(JoinedAgent),
 }
 
 impl From<Service> for Record {

@@ -193,6 +193,7 @@ fn services(backend: ReplicaRib, forward: Forwarder, stopping: &CancellationToke
     let others = Routes::new(rpc::registry_server(forward.clone()))
         .add_service(rpc::imbalance_server(forward.clone()))
         .add_service(rpc::quota_server(forward.clone()))
+        .add_service(rpc::identity_server(forward.clone()))
         .add_service(rpc::checker_server(forward));
     RibServer::new(backend, stopping.clone()).with_services(others)
 }

@@ -7,8 +7,8 @@ use fairmesh_wire::{
     identity_of, set_on_behalf_of,
     transport::Waits,
     v1::{
-        self, checker_server::Checker, imbalance_server::Imbalance, quota_server::Quota,
-        registry_server::Registry,
+        self, checker_server::Checker, identity_server::Identity, imbalance_server::Imbalance,
+        quota_server::Quota, registry_server::Registry,
     },
 };
 use futures_util::{Stream, StreamExt};
@@ -129,6 +129,12 @@ forward! {
     Imbalance by imbalance:
     report: ReportUsageRequest => ReportUsageResponse;
     read: ReadImbalanceRequest => ReadImbalanceResponse;
+}
+
+forward! {
+    Identity by identity:
+    join: JoinRequest => SignedMessage;
+    issue: SignedMessage => SignedMessage;
 }
 
 forward! {

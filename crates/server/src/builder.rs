@@ -2,9 +2,10 @@
 
 use std::{collections::BTreeMap, fs, future::Future, net::SocketAddr, sync::Arc, time::Duration};
 
+use fairmesh_identity::{IdentityRequest, ProgramIdentity};
 use fairmesh_model::{
     EndpointState, FULL_WEIGHT, InstanceId, Invalid, KeyRange, Location, Protocol, Service, ServiceKind,
-    ServiceName, ShardId, arith::hash_text,
+    ServiceName, ShardId, SpiffePath, arith::hash_text,
 };
 use fairmesh_wire::{
     environment,
@@ -51,7 +52,7 @@ pub struct ServerBuilder {
     finishes_late: bool,
     at_most: Option<u32>,
     adaptive: bool,
-    transport: Transport,
+    transport: Option<Transport>,
 }
 
 impl ServerBuilder {
@@ -73,7 +74,7 @@ impl ServerBuilder {
             finishes_late: false,
             at_most: None,
             adaptive: false,
-            transport: Transport::default(),
+            transport: None,
         }
     }
 
@@ -89,10 +90,11 @@ impl ServerBuilder {
         self
     }
 
-    /// How connections are accepted, and opened to the registry; the default is plaintext. With TLS, the endpoint is
-    /// registered as one that accepts mutual TLS only.
+    /// How connections are accepted, and opened to the registry. With TLS, the endpoint is registered as one that accepts
+    /// mutual TLS only. By default that is with the identity of the service that the agent gives, if the mesh has a trust
+    /// domain, and plaintext otherwise.
     pub fn transport(mut self, transport: Transport) -> Self {
-        self.transport = transport;
+        self.transport = Some(transport);
         self
     }
 
@@ -209,11 +211,11 @@ impl ServerBuilder {
     /// Invalid configuration, here or in the environment; or no region, where neither an agent nor the control plane
     /// knows one: the program could never be registered.
     pub async fn start(mut self) -> Result<Server, Invalid> {
-        let registration = self.registration()?;
+        let mut registration = self.registration()?;
         let drain_deadline = drain_deadline(self.drain_deadline)?;
         let addresses = registry_addresses(&self.addresses)?;
-        let software = format!("server {} {}", registration.service, registration.instance);
-        let registry = Arc::new(RegistryClient::new(addresses, software, self.transport.clone()));
+        let transport = self.open_transport(&addresses, &mut registration).await;
+        let registry = Arc::new(RegistryClient::new(addresses, software(&registration), transport.clone()));
         let started = Instant::now() + START_TIMEOUT;
         if registration.location.is_none() && !self.knows_agent {
             check_location(&registry, started).await?;
@@ -250,13 +252,23 @@ impl ServerBuilder {
                 lease,
                 phase,
                 drain_deadline,
-                transport: self.transport,
+                transport,
                 _shards: shards,
                 _usage: usage,
                 _shard_load: shard_load,
                 _cpu_sampler: cpu_sampler,
             }),
         })
+    }
+
+    /// How connections are accepted, which the registration tells callers.
+    async fn open_transport(&mut self, addresses: &[Address], registration: &mut Registration) -> Transport {
+        let transport = match self.transport.take() {
+            Some(transport) => transport,
+            None => transport_of_agent(addresses, registration).await,
+        };
+        registration.mtls = transport.is_tls();
+        transport
     }
 
     fn shared(&self, registration: &Registration) -> LayerState {
@@ -292,13 +304,31 @@ impl ServerBuilder {
             location: environment::location(self.location.take())?,
             weight: self.weight,
             lease: self.lease,
-            mtls: self.transport.is_tls(),
+            mtls: false,
             labels: std::mem::take(&mut self.labels),
             declaration,
         };
         registration.validate()?;
         Ok(registration)
     }
+}
+
+fn software(registration: &Registration) -> String {
+    format!("server {} {}", registration.service, registration.instance)
+}
+
+/// How a server of the endpoint accepts connections: with the identity of its service, if the agent among the addresses
+/// of the registry is a member of a trust domain.
+pub async fn transport_of_agent(addresses: &[Address], registration: &Registration) -> Transport {
+    let agent = addresses.iter().find(|address| matches!(address, Address::Unix(_)));
+    let Some(agent) = agent else { return Transport::default() };
+    let request = IdentityRequest {
+        agent: agent.clone(),
+        path: Some(SpiffePath::Service(registration.service.clone())),
+        software: software(registration),
+        patience: START_TIMEOUT,
+    };
+    ProgramIdentity::of_server(request).await.map(ProgramIdentity::transport).unwrap_or_default()
 }
 
 /// Fails where the registry that responds within `deadline` does not know the location of this program; no response is

@@ -6,7 +6,6 @@
 //! which would compile every crate twice.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-mod authority;
 mod endpoints;
 mod etcd;
 mod eventually;
@@ -15,7 +14,6 @@ pub mod namespaces;
 mod ports;
 mod processes;
 
-pub use authority::{Authority, Certificate};
 pub use endpoints::endpoint;
 pub use etcd::{Etcd, call as call_etcd};
 pub use eventually::{PATIENCE, eventually, eventually_async, eventually_blocking, eventually_within};

@@ -11,6 +11,7 @@ mod revision;
 mod shard;
 mod topology;
 mod traffic;
+mod trust;
 
 use bytes::Bytes;
 use fairmesh_model::{HistoryKind, Invalid, ShardKey, StoreId};

@@ -47,6 +47,8 @@ pub fn encode(record: &Record) -> Bytes {
         Record::RoundTrips(record) => bytes(&v1::RoundTrips::from(record)),
         Record::MeasuredDistances(record) => bytes(&v1::MeasuredDistances::from(record)),
         Record::Hosts(record) => bytes(&v1::Hosts::from(record)),
+        Record::TrustBundle(record) => bytes(&v1::TrustBundle::from(record)),
+        Record::JoinedAgent(record) => bytes(&v1::JoinedAgent::from(record)),
     }
 }
 
@@ -69,6 +71,8 @@ pub fn decode(key: &RecordKey, value: &[u8]) -> Result<Record, Invalid> {
             Record::MeasuredDistances(message::<v1::MeasuredDistances>(value)?.try_into()?)
         }
         RecordKey::Hosts => Record::Hosts(message::<v1::Hosts>(value)?.try_into()?),
+        RecordKey::TrustBundle => Record::TrustBundle(message::<v1::TrustBundle>(value)?.try_into()?),
+        RecordKey::JoinedAgent(_) => Record::JoinedAgent(message::<v1::JoinedAgent>(value)?.try_into()?),
         RecordKey::ShardManifest(..) | RecordKey::ShardChunk(..) | RecordKey::History(..) => {
             let problem = format!("{key} holds no record of its own");
             return Err(Invalid::new("key", problem, "read shard maps and history as a whole"));

@@ -5,8 +5,12 @@ use crate::{
     v1::{
         admin_client::AdminClient,
         admin_server::{Admin, AdminServer},
+        authority_client::AuthorityClient,
+        authority_server::{Authority, AuthorityServer},
         checker_client::CheckerClient,
         checker_server::{Checker, CheckerServer},
+        identity_client::IdentityClient,
+        identity_server::{Identity, IdentityServer},
         imbalance_client::ImbalanceClient,
         imbalance_server::{Imbalance, ImbalanceServer},
         quota_client::QuotaClient,
@@ -15,6 +19,8 @@ use crate::{
         registry_server::{Registry, RegistryServer},
         rib_client::RibClient,
         rib_server::{Rib, RibServer},
+        workload_client::WorkloadClient,
+        workload_server::{Workload, WorkloadServer},
     },
 };
 
@@ -49,4 +55,10 @@ limited! {
     imbalance_server, imbalance_client: Imbalance, ImbalanceServer, ImbalanceClient;
     /// Limits of a whole mesh with [`MAX_MESSAGE`] both ways.
     quota_server, quota_client: Quota, QuotaServer, QuotaClient;
+    /// Issuance of certificates with [`MAX_MESSAGE`] both ways.
+    identity_server, identity_client: Identity, IdentityServer, IdentityClient;
+    /// Operation of the certificate authority with [`MAX_MESSAGE`] both ways.
+    authority_server, authority_client: Authority, AuthorityServer, AuthorityClient;
+    /// Certificates of local programs with [`MAX_MESSAGE`] both ways.
+    workload_server, workload_client: Workload, WorkloadServer, WorkloadClient;
 }

@@ -4,17 +4,16 @@
 //! passed to all code that opens or accepts connections, both the mesh's own and those of calls and probes. By default
 //! connections over TCP are plaintext, and their peers anonymous; with a [`TlsIdentity`] both sides prove theirs.
 //!
-//! The configurations of rustls come from the caller, since keys, certificates and the verification of names are not
-//! this crate's subject.
+//! TLS itself is the identity's: keys, certificates and the verification of names are not this crate's subject.
 
 mod address;
 mod calls;
 mod channel;
+mod identity;
 mod listener;
 mod serve;
 mod socket;
 mod stream;
-mod tls;
 mod waits;
 
 use std::{
@@ -28,14 +27,12 @@ pub use calls::{CallGuard, GuardedCalls};
 pub use channel::{CONNECT_TIMEOUT, connect_channel, connect_channel_lazy};
 use fairmesh_listen::GuardedStream;
 use fairmesh_model::{Identity, ServiceName};
+pub use identity::{ExpectedPeer, Handshake, NoIdentity, SecureStream, TlsIdentity};
 pub use listener::{Accepted, BindError, Listener};
 pub use serve::{Services, serve};
 pub use socket::{Peer, Socket};
 pub use stream::Stream;
-pub use tls::{ExpectedPeer, NoIdentity, TlsIdentity, TlsStream};
 use tokio::net::{TcpSocket, TcpStream, UnixStream};
-pub use tokio_rustls::rustls;
-use tokio_rustls::rustls::ClientConfig;
 pub use waits::Waits;
 
 /// How connections are opened and accepted, and peers authenticated. A process has one, from its configuration; cheap to
@@ -43,18 +40,31 @@ pub use waits::Waits;
 #[derive(Clone, Debug, Default)]
 pub struct Transport {
     identity: Option<Arc<dyn TlsIdentity>>,
+    /// Whether the identity is for calls of services only, and processes of the mesh are reached in plaintext.
+    services_only: bool,
 }
 
 impl Transport {
     /// Mutual TLS by `identity`: with processes of the mesh over TCP, with endpoints that speak it, and on every
     /// listener for these. Unix sockets stay as they are.
     pub fn tls(identity: Arc<dyn TlsIdentity>) -> Self {
-        Self { identity: Some(identity) }
+        Self { identity: Some(identity), services_only: false }
     }
 
-    /// Whether connections over TCP are accepted with mutual TLS only.
+    /// Mutual TLS by `identity` with endpoints that speak it and, as a server, with callers. Processes of the mesh are
+    /// reached in plaintext.
+    pub fn tls_of_services(identity: Arc<dyn TlsIdentity>) -> Self {
+        Self { identity: Some(identity), services_only: true }
+    }
+
+    /// Whether callers are accepted with mutual TLS only.
     pub fn is_tls(&self) -> bool {
         self.identity.is_some()
+    }
+
+    /// For connections with processes of the mesh.
+    fn of_mesh(&self) -> Option<&Arc<dyn TlsIdentity>> {
+        self.identity.as_ref().filter(|_| !self.services_only)
     }
 
     /// Opens a connection to a process of the mesh. The caller applies a timeout.
@@ -66,14 +76,14 @@ impl Transport {
             Address::Tcp(address) => {
                 let stream = TcpStream::connect(address).await?;
                 configure(&stream)?;
-                match &self.identity {
-                    Some(identity) => secure(identity.client(ExpectedPeer::Mesh), stream).await?,
+                match self.of_mesh() {
+                    Some(identity) => Stream::Tls(identity.connect(ExpectedPeer::Mesh, stream).await?),
                     None => Stream::Tcp(stream),
                 }
             }
             Address::Unix(path) => Stream::Unix(UnixStream::connect(path).await?),
         };
-        Socket::new(GuardedStream::outgoing(stream), self)
+        Socket::new(GuardedStream::outgoing(stream))
     }
 
     /// Opens a connection to an endpoint, for calls or probes. The caller applies a timeout.
@@ -83,9 +93,10 @@ impl Transport {
     /// process has no identity.
     pub async fn connect_endpoint(&self, endpoint: EndpointAddress<'_>) -> io::Result<Stream> {
         let EndpointAddress { address, service, from } = endpoint;
-        let config = match (service, &self.identity) {
+        let identity = self.identity.as_ref().filter(|identity| identity.is_ready());
+        let secured = match (service, identity) {
             (None, _) => None,
-            (Some(service), Some(identity)) => Some(identity.client(ExpectedPeer::Service(service))),
+            (Some(service), Some(identity)) => Some((service, identity)),
             (Some(_), None) => return Err(io::Error::other(NoIdentity)),
         };
         let stream = match from.filter(|from| from.is_ipv4() == address.is_ipv4()) {
@@ -96,11 +107,11 @@ impl Transport {
                 socket.connect(address).await?
             }
         };
-        match config {
+        match secured {
             None => Ok(Stream::Tcp(stream)),
-            Some(config) => {
+            Some((service, identity)) => {
                 configure(&stream)?;
-                secure(config, stream).await
+                identity.connect(ExpectedPeer::Service(service), stream).await.map(Stream::Tls)
             }
         }
     }
@@ -110,19 +121,18 @@ impl Transport {
     /// # Errors
     /// [`BindError`] with the address.
     pub async fn bind(&self, address: &Address) -> Result<Listener, BindError> {
-        Listener::bind(address, self.clone()).await
+        Listener::bind(address, Self { identity: self.of_mesh().cloned(), ..*self }).await
     }
 
-    /// Performs the server's handshake on an accepted connection. For a task of its own, since the peer may be slow. A
-    /// failed handshake closes the connection.
+    /// Performs the server's handshake on an accepted connection of a caller. For a task of its own, since the peer may
+    /// be slow. A failed handshake closes the connection.
     ///
     /// # Errors
     /// When the handshake fails, or a limit of the listener closed the connection.
     pub async fn accept(&self, stream: GuardedStream<Stream>) -> io::Result<GuardedStream<Stream>> {
         let Some(identity) = &self.identity else { return Ok(stream) };
-        let config = identity.server();
         let handshake = async |stream| match stream {
-            Stream::Tcp(stream) => Ok(Stream::Tls(Box::new(TlsStream::accept(config, stream).await?))),
+            Stream::Tcp(stream) => identity.accept(stream).await.map(Stream::Tls),
             other => Ok(other),
         };
         stream.establish(handshake).await
@@ -138,10 +148,6 @@ pub struct EndpointAddress<'a> {
     pub service: Option<&'a ServiceName>,
     /// The address to connect from, if that is given and of the same address family.
     pub from: Option<IpAddr>,
-}
-
-async fn secure(config: Arc<ClientConfig>, stream: TcpStream) -> io::Result<Stream> {
-    TlsStream::connect(config, stream).await.map(|stream| Stream::Tls(Box::new(stream)))
 }
 
 /// Prepares a socket for calls, which are small and latency-sensitive: Nagle's algorithm would delay each by a round

@@ -33,6 +33,7 @@ impl Machine {
         let stopping = CancellationToken::new();
         let config = ControlConfig {
             transport: Default::default(),
+            trust_domain: None,
             data_dir: folder.path().join("control"),
             etcd: None,
             grpc: vec!["127.0.0.1:0".parse().unwrap()],
@@ -51,6 +52,7 @@ impl Machine {
             listen: agent.clone(),
             state_dir: folder.path().join("agent"),
             location: Location::in_region(Region::new("local").unwrap()),
+            join_token: None,
             local_address: None,
             name: "test".into(),
             metrics: None,

@@ -44,6 +44,7 @@ impl AgentFixture {
             listen: self.socket.clone(),
             state_dir: self.state(),
             location: Location::in_region(Region::new("eu").unwrap()),
+            join_token: None,
             local_address: None,
             name: "test".into(),
             metrics: self.metrics,

@@ -165,6 +165,7 @@ impl Fixture {
             listen: self.socket(),
             state_dir: self.folder.path().join("state"),
             location: Location::in_region(Region::new("eu").unwrap()),
+            join_token: None,
             local_address: None,
             name: "test".into(),
             metrics: None,

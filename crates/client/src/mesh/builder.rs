@@ -1,6 +1,7 @@
 use std::{env, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use fairmesh_model::{Invalid, Location};
+use fairmesh_identity::{IdentityRequest, ProgramIdentity};
+use fairmesh_model::{Invalid, Location, SpiffePath};
 use fairmesh_rib::follower::{Backoff, FollowerConfig};
 use fairmesh_wire::{
     environment,
@@ -21,7 +22,8 @@ const CONNECT_WAIT: Duration = Duration::from_secs(1);
 /// How to connect; see [`Mesh::builder`]. Unset values come from the environment.
 #[derive(Clone, Debug, Default)]
 pub struct MeshBuilder {
-    transport: Transport,
+    transport: Option<Transport>,
+    identity: Option<SpiffePath>,
     agent: Option<Address>,
     control: Vec<Address>,
     lookaside: Option<Address>,
@@ -35,10 +37,19 @@ pub struct MeshBuilder {
 }
 
 impl MeshBuilder {
-    /// How connections are opened; the default is plaintext.
+    /// How connections are opened. By default services are called with the identity that the agent gives this program, if
+    /// the mesh has a trust domain, and all else is plaintext.
     #[must_use]
     pub fn transport(mut self, transport: Transport) -> Self {
-        self.transport = transport;
+        self.transport = Some(transport);
+        self
+    }
+
+    /// The identity to ask the agent for, such as that of the service that this program is part of; the default is an
+    /// operator, named after the machine and the user.
+    #[must_use]
+    pub fn identity(mut self, path: SpiffePath) -> Self {
+        self.identity = Some(path);
         self
     }
 
@@ -128,14 +139,18 @@ impl MeshBuilder {
     ///
     /// # Errors
     /// When a variable of the environment is malformed.
-    pub async fn connect(self) -> Result<Mesh, Invalid> {
+    pub async fn connect(mut self) -> Result<Mesh, Invalid> {
         let client_id = self.client_id.clone().unwrap_or_else(default_client_id);
+        let transport = match self.transport.take() {
+            Some(transport) => transport,
+            None => self.transport_of_agent(&client_id).await?,
+        };
         let source = match &self.lookaside {
-            Some(address) => Source::Leases(self.leases(address, &client_id)?),
-            None => Source::Records(self.follow(client_id.clone()).await?),
+            Some(address) => Source::Leases(leases(&transport, address, &client_id)?),
+            None => Source::Records(self.follow(client_id.clone(), transport.clone()).await?),
         };
         let transport = TransportContext {
-            transport: self.transport,
+            transport,
             counters: Arc::default(),
             local: self.local_address,
             own_addresses: Default::default(),
@@ -145,8 +160,26 @@ impl MeshBuilder {
         Ok(Mesh { state: Arc::new(state) })
     }
 
+    /// Calls with the identity that the agent gives; plaintext where there is no agent.
+    async fn transport_of_agent(&self, client_id: &str) -> Result<Transport, Invalid> {
+        if self.is_direct() || self.lookaside.is_some() {
+            return Ok(Transport::default());
+        }
+        let request = IdentityRequest {
+            agent: self.agent_address()?,
+            path: self.identity.clone(),
+            software: format!("client {client_id}"),
+            patience: CONNECT_WAIT,
+        };
+        Ok(ProgramIdentity::of_caller(request).await.map(ProgramIdentity::transport).unwrap_or_default())
+    }
+
     /// Follows records.
-    async fn follow(&self, client_id: String) -> Result<Resolver<Arc<EndpointPool>>, Invalid> {
+    async fn follow(
+        &self,
+        client_id: String,
+        transport: Transport,
+    ) -> Result<Resolver<Arc<EndpointPool>>, Invalid> {
         let region = environment::location(None)?;
         let (location, fallback_location) = match self.is_direct() {
             // Control planes do not report a location, so that there is nothing to wait for.
@@ -154,7 +187,7 @@ impl MeshBuilder {
             false => (self.location.clone(), region),
         };
         let upstream = FollowerConfig {
-            transport: self.transport.clone(),
+            transport,
             addresses: self.addresses()?,
             software: format!("client {client_id}"),
             backoff: Backoff::default(),
@@ -189,23 +222,26 @@ impl MeshBuilder {
         if self.is_direct() {
             return Ok(self.control.clone());
         }
-        let agent = match (&self.agent, env::var("FAIRMESH_AGENT")) {
-            (Some(agent), _) => agent.clone(),
-            (None, Ok(text)) => text.parse().map_err(|e: Invalid| e.within("FAIRMESH_AGENT"))?,
-            (None, Err(_)) => environment::agent(),
-        };
-        Ok([vec![agent], self.control.clone()].concat())
+        Ok([vec![self.agent_address()?], self.control.clone()].concat())
     }
 
-    fn leases(&self, address: &Address, client_id: &str) -> Result<Leases, Invalid> {
-        Leases::new(&self.transport, address.clone(), client_id.to_owned()).map_err(|error| {
-            Invalid::new(
-                "lookaside",
-                format!("{address} cannot be called: {error}"),
-                "write host:port, or unix:/path",
-            )
-        })
+    fn agent_address(&self) -> Result<Address, Invalid> {
+        match (&self.agent, env::var("FAIRMESH_AGENT")) {
+            (Some(agent), _) => Ok(agent.clone()),
+            (None, Ok(text)) => text.parse().map_err(|e: Invalid| e.within("FAIRMESH_AGENT")),
+            (None, Err(_)) => Ok(environment::agent()),
+        }
     }
+}
+
+fn leases(transport: &Transport, address: &Address, client_id: &str) -> Result<Leases, Invalid> {
+    Leases::new(transport, address.clone(), client_id.to_owned()).map_err(|error| {
+        Invalid::new(
+            "lookaside",
+            format!("{address} cannot be called: {error}"),
+            "write host:port, or unix:/path",
+        )
+    })
 }
 
 fn default_client_id() -> String {

@@ -1,7 +1,6 @@
 //! Calls of the client library to the server library, over mutual TLS.
 
 use std::{
-    collections::HashMap,
     convert::Infallible,
     net::SocketAddr,
     sync::Arc,
@@ -10,13 +9,10 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_client::{Body, FaultKind, Mesh, Retry, Transport};
-use fairmesh_model::{Endpoint, EndpointState, Identity, Location, Protocol, ServiceKind};
+use fairmesh_identity::{Authority, Clock as _, Credentials, PrivateKey, SystemClock, Workload};
+use fairmesh_model::{Endpoint, EndpointState, Location, Protocol, ServiceKind, SpiffePath, TrustDomain};
 use fairmesh_server::{Server, serve_http};
-use fairmesh_test_support::{Authority, Certificate, endpoint, eventually_async};
-use fairmesh_wire::transport::{
-    ExpectedPeer, TlsIdentity,
-    rustls::{ClientConfig, ServerConfig, pki_types::CertificateDer},
-};
+use fairmesh_test_support::{endpoint, eventually_async};
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use tokio::{
@@ -28,32 +24,40 @@ use crate::rig::*;
 
 const PROTOCOLS: [Protocol; 2] = [Protocol::Http1, Protocol::Http2];
 
-/// Services prove their identities by certificates of an authority of their own.
-#[derive(Debug)]
-struct Identified {
-    services: HashMap<&'static str, Arc<ClientConfig>>,
-    server: Arc<ServerConfig>,
+/// A trust domain of a test.
+struct Domain {
+    authority: Authority,
+    _folder: tempfile::TempDir,
 }
 
-impl TlsIdentity for Identified {
-    fn client(&self, peer: ExpectedPeer<'_>) -> Arc<ClientConfig> {
-        let ExpectedPeer::Service(service) = peer else { panic!("agents have Unix sockets here") };
-        Arc::clone(&self.services[service.to_string().as_str()])
-    }
-
-    fn server(&self) -> Arc<ServerConfig> {
-        Arc::clone(&self.server)
-    }
-
-    fn identify(&self, _: &[CertificateDer<'_>]) -> Identity {
-        Identity::Anonymous
+impl Default for Domain {
+    fn default() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let domain = TrustDomain::new("test").unwrap();
+        Self {
+            authority: Authority::open(folder.path(), &domain, SystemClock.now()).unwrap(),
+            _folder: folder,
+        }
     }
 }
 
-/// A process with a certificate. It accepts clients of `callers`, and servers of `shop/one` of the other authority.
-fn process(callers: &Authority, shop_one: &Authority, own: &Certificate) -> Transport {
-    let services = HashMap::from([("shop/one", shop_one.client(own))]);
-    Transport::tls(Arc::new(Identified { services, server: callers.server(own) }))
+impl Domain {
+    /// A process with this identity.
+    fn process(&self, path: &str) -> Transport {
+        self.process_that_trusts(path, self)
+    }
+
+    /// A process with this identity, which trusts another authority too.
+    fn process_that_trusts(&self, path: &str, other: &Self) -> Transport {
+        let (key, now) = (PrivateKey::generate().unwrap(), SystemClock.now());
+        let mut bundle = self.authority.bundle();
+        bundle.roots.extend(other.authority.bundle().roots);
+        let id = path.parse::<SpiffePath>().unwrap().within(&bundle.domain);
+        let issued = self.authority.issue(&key.signing_request().unwrap(), &id, now).unwrap();
+        let workload = Workload::default();
+        workload.install(Credentials::new(key, issued.chain, bundle, now).unwrap()).unwrap();
+        Transport::tls(Arc::new(workload))
+    }
 }
 
 /// A server that responds with its name and the length of the request.
@@ -99,13 +103,13 @@ async fn send(mesh: &Mesh, length: usize) -> String {
 
 #[tokio::test]
 async fn calls_over_tls_keep_their_connections() {
-    let (callers, shop) = (Authority::default(), Authority::default());
-    let one = serve("one", process(&callers, &shop, &shop.issue())).await;
+    let domain = Domain::default();
+    let one = serve("one", domain.process("shop/one")).await;
     for protocol in PROTOCOLS {
         let rig = Rig::start().await;
         rig.service("shop/one", ServiceKind::Replicated, protocol);
         write(&rig, "i0", one);
-        let mesh = mesh(&rig, process(&callers, &shop, &callers.issue())).await;
+        let mesh = mesh(&rig, domain.process("shop/caller")).await;
         for length in [0, 5, 100_000, 5, 4 << 20, 5, 5] {
             assert_eq!(send(&mesh, length).await, format!("one {length} "), "{protocol:?}");
         }
@@ -116,19 +120,18 @@ async fn calls_over_tls_keep_their_connections() {
 
 #[tokio::test]
 async fn a_server_with_another_identity_gets_no_request() {
-    let (callers, shop, other) = (Authority::default(), Authority::default(), Authority::default());
-    let (wrong, right) = tokio::join!(
-        serve("wrong", process(&callers, &shop, &other.issue())),
-        serve("right", process(&callers, &shop, &shop.issue())),
-    );
+    let domain = Domain::default();
+    let (wrong, right) =
+        tokio::join!(serve("wrong", domain.process("shop/two")), serve("right", domain.process("shop/one")),);
     for protocol in PROTOCOLS {
         let rig = Rig::start().await;
         rig.service("shop/one", ServiceKind::Replicated, protocol);
         write(&rig, "i0", wrong);
-        let mesh = mesh(&rig, process(&callers, &shop, &callers.issue())).await;
+        let mesh = mesh(&rig, domain.process("shop/caller")).await;
         let fault = ask(&mesh.service("shop/one").unwrap(), post("/", "tea")).await.unwrap_err();
         assert_eq!(fault.kind(), FaultKind::Unreachable, "{protocol:?}: {fault}");
-        assert!(fault.to_string().contains("the TLS handshake failed"), "{protocol:?}: {fault}");
+        let reason = "the peer is spiffe://test/shop/two, not shop/one";
+        assert!(fault.to_string().contains(reason), "{protocol:?}: {fault}");
         write(&rig, "i1", right);
         let follows = async || ask(&mesh.service("shop/one").unwrap(), post("/", "tea")).await.is_ok();
         eventually_async("the other endpoint is known", follows).await;
@@ -140,13 +143,14 @@ async fn a_server_with_another_identity_gets_no_request() {
 
 #[tokio::test]
 async fn a_call_that_a_server_rejects_for_its_certificate_is_known_to_be_unsent() {
-    let (callers, shop, other) = (Authority::default(), Authority::default(), Authority::default());
-    let address = serve("one", process(&other, &shop, &shop.issue())).await;
+    let domain = Domain::default();
+    let address = serve("one", domain.process("shop/one")).await;
+    let other = Domain::default();
     for protocol in PROTOCOLS {
         let rig = Rig::start().await;
         rig.service("shop/one", ServiceKind::Replicated, protocol);
         write(&rig, "i0", address);
-        let mesh = mesh(&rig, process(&callers, &shop, &callers.issue())).await;
+        let mesh = mesh(&rig, other.process_that_trusts("shop/caller", &domain)).await;
         let fault = ask(&mesh.service("shop/one").unwrap(), post("/", "tea")).await.unwrap_err();
         assert_eq!(
             (fault.kind(), fault.retry()),
@@ -175,8 +179,8 @@ async fn a_caller_without_an_identity_does_not_connect() {
 
 #[tokio::test]
 async fn a_tls_server_responds_to_no_plaintext() {
-    let (callers, shop) = (Authority::default(), Authority::default());
-    let one = serve("one", process(&callers, &shop, &shop.issue())).await;
+    let domain = Domain::default();
+    let one = serve("one", domain.process("shop/one")).await;
     let mut stream = TcpStream::connect(one).await.unwrap();
     stream.write_all(b"GET / HTTP/1.1\r\nhost: one.shop\r\n\r\n").await.unwrap();
     let mut read = Vec::new();

@@ -15,7 +15,7 @@ use http::{HeaderName, HeaderValue, Method, Request, Response};
 use http_body_util::BodyExt as _;
 use tokio::time::Instant;
 
-use crate::{cli::AgentTarget, connect::transport, failure::Failure, output};
+use crate::{cli::AgentTarget, failure::Failure, output};
 
 use super::request_args;
 
@@ -103,7 +103,7 @@ pub(crate) async fn run(args: CallArgs) -> Result<ExitCode, Failure> {
 }
 
 async fn connect(args: &CallArgs) -> Result<Mesh, Invalid> {
-    let mesh = Mesh::builder().transport(transport()).client_id("fairmesh call");
+    let mesh = Mesh::builder().client_id("fairmesh call");
     let mesh = match (&args.control, &args.lookaside) {
         (Some(control), _) => {
             mesh.control(control.clone()).location(Location::in_region(args.region.clone()))

@@ -10,6 +10,8 @@ use crate::failure::Failure;
 /// Validated and completed arguments.
 pub(super) struct ValidArguments {
     pub(super) registration: Registration,
+    /// Where the program listens, if this command listens in front of it.
+    pub(super) program: Option<SocketAddr>,
     pub(super) addresses: Vec<Address>,
     pub(super) probe: Probe,
     pub(super) interval: Duration,
@@ -47,6 +49,7 @@ impl ValidArguments {
         registration.validate().map_err(refused)?;
         Ok(Self {
             registration,
+            program: args.program,
             addresses: registry_addresses(&given).map_err(refused)?,
             probe: args.probe,
             interval: args.interval,
@@ -54,6 +57,13 @@ impl ValidArguments {
             grace: args.grace,
             command: args.command,
         })
+    }
+}
+
+impl ValidArguments {
+    /// Where the program listens.
+    pub(super) fn program_address(&self) -> SocketAddr {
+        self.program.unwrap_or(self.registration.address)
     }
 }
 

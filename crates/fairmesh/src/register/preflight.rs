@@ -22,7 +22,7 @@ const DECLARATION_TIMEOUT: Duration = Duration::from_secs(1);
 /// Refuses to start a program whose address is in use: calls would go to the other listener, and its probes would
 /// succeed.
 pub(super) async fn refuse_address_in_use(plan: &ValidArguments) -> Result<(), Failure> {
-    let address = plan.registration.address;
+    let address = plan.program_address();
     let connects = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await;
     if plan.command.is_empty() || !matches!(connects, Ok(Ok(_))) {
         return Ok(());

@@ -9,7 +9,7 @@ use std::{
 use super::support::Mesh;
 
 /// A server that answers each request with what it was asked; `/gone` is not found. Its port.
-fn echo() -> u16 {
+pub(crate) fn echo() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     thread::spawn(move || {

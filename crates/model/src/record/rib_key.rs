@@ -33,6 +33,10 @@ pub enum RecordKey {
     MeasuredDistances(Region),
     /// `/g/topology/hosts`
     Hosts,
+    /// `/g/identity/bundle`: the roots of the trust domain.
+    TrustBundle,
+    /// `/g/identity/agents/{name}`: an agent that joined the trust domain.
+    JoinedAgent(Label),
 }
 
 /// The kind of record in a history entry.
@@ -146,6 +150,11 @@ impl Prefix {
         Self("/g/topology/".into())
     }
 
+    /// The trust bundle and the agents that joined.
+    pub fn identity() -> Self {
+        Self("/g/identity/".into())
+    }
+
     /// Whether it is a folder rather than one key.
     pub fn is_folder(&self) -> bool {
         self.0.ends_with('/')
@@ -218,7 +227,12 @@ impl RecordKey {
             | Self::Move(service, _)
             | Self::RegionTable(service, _)
             | Self::History(_, service, _) => Some(service),
-            Self::Regions | Self::RoundTrips | Self::MeasuredDistances(_) | Self::Hosts => None,
+            Self::Regions
+            | Self::RoundTrips
+            | Self::MeasuredDistances(_)
+            | Self::Hosts
+            | Self::TrustBundle
+            | Self::JoinedAgent(_) => None,
         }
     }
 
@@ -243,6 +257,8 @@ impl RecordKey {
             ["g", "topology", "rtt"] => Self::RoundTrips,
             ["g", "topology", "measured", region] => Self::MeasuredDistances(Region::new(region).ok()?),
             ["g", "topology", "hosts"] => Self::Hosts,
+            ["g", "identity", "bundle"] => Self::TrustBundle,
+            ["g", "identity", "agents", name] => Self::JoinedAgent(Label::new(name).ok()?),
             ["t", tenant, "services", service] => Self::Service(named(tenant, service)?),
             ["t", tenant, "policies", service] => Self::Policy(named(tenant, service)?),
             ["t", tenant, "endpoints", service, region, instance] => Self::Endpoint(
@@ -296,6 +312,8 @@ impl fmt::Display for RecordKey {
                 Self::Regions => f.write_str("/g/topology/regions"),
                 Self::Hosts => f.write_str("/g/topology/hosts"),
                 Self::MeasuredDistances(region) => write!(f, "/g/topology/measured/{region}"),
+                Self::TrustBundle => f.write_str("/g/identity/bundle"),
+                Self::JoinedAgent(name) => write!(f, "/g/identity/agents/{name}"),
                 _ => f.write_str("/g/topology/rtt"),
             };
         };
@@ -316,7 +334,12 @@ impl fmt::Display for RecordKey {
             Self::History(kind, _, revision) => {
                 write!(f, "/t/{tenant}/history/{kind}/{service}/{revision:020}")
             }
-            Self::Regions | Self::RoundTrips | Self::MeasuredDistances(_) | Self::Hosts => Ok(()),
+            Self::Regions
+            | Self::RoundTrips
+            | Self::MeasuredDistances(_)
+            | Self::Hosts
+            | Self::TrustBundle
+            | Self::JoinedAgent(_) => Ok(()),
         }
     }
 }
@@ -343,6 +366,8 @@ mod tests {
             RecordKey::Regions,
             RecordKey::RoundTrips,
             RecordKey::Hosts,
+            RecordKey::TrustBundle,
+            RecordKey::JoinedAgent(Label::new("web-1").unwrap()),
         ];
         for key in keys {
             assert_eq!(RecordKey::parse(&key.to_string()), Ok(key));

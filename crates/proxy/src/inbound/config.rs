@@ -20,7 +20,7 @@ pub struct InboundEndpoint {
 #[derive(Clone, Debug)]
 pub struct InboundConfig {
     /// How connections of callers are accepted.
-    pub transport: Transport,
+    pub transport: Option<Transport>,
     /// Service and addresses.
     pub inbound: InboundEndpoint,
     /// Protocol of the program.

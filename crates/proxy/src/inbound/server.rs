@@ -76,11 +76,13 @@ fn server_builder(config: InboundConfig) -> fairmesh_server::ServerBuilder {
         control,
     } = config;
     let mut builder = Server::builder(inbound.service.to_string())
-        .transport(transport)
         .address(inbound.address)
         .protocol(protocol)
         .at_most(requests)
         .drain_deadline(drain);
+    if let Some(transport) = transport {
+        builder = builder.transport(transport);
+    }
     if adaptive {
         builder = builder.adaptive();
     }

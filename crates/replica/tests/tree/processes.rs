@@ -88,6 +88,7 @@ impl Processes {
             listen: address.clone(),
             state_dir: self.state(name),
             location: Location::in_region(Region::new("eu").unwrap()),
+            join_token: None,
             local_address: None,
             name: name.into(),
             metrics: None,

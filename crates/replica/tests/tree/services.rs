@@ -24,6 +24,7 @@ impl Root {
         let address = processes.socket("control");
         let config = ControlConfig {
             transport: Default::default(),
+            trust_domain: None,
             data_dir: processes.state("control"),
             grpc: vec![address.clone()],
             http: ([127, 0, 0, 1], 0).into(),

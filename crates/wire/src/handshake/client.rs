@@ -13,9 +13,10 @@ use crate::{
     rpc,
     transport::{Address, Transport, connect_channel, connect_channel_lazy},
     v1::{
-        HelloRequest, HelloResponse, admin_client::AdminClient, checker_client::CheckerClient,
-        imbalance_client::ImbalanceClient, quota_client::QuotaClient, registry_client::RegistryClient,
-        rib_client::RibClient,
+        HelloRequest, HelloResponse, admin_client::AdminClient, authority_client::AuthorityClient,
+        checker_client::CheckerClient, identity_client::IdentityClient, imbalance_client::ImbalanceClient,
+        quota_client::QuotaClient, registry_client::RegistryClient, rib_client::RibClient,
+        workload_client::WorkloadClient,
     },
     watch::Watch,
 };
@@ -112,6 +113,11 @@ impl Connection {
         &self.transport
     }
 
+    /// The address of the process.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
     /// Watches the RIB of the process at this address now, over a connection of its own.
     ///
     /// # Errors
@@ -143,6 +149,21 @@ impl Connection {
     /// Client for the division of mesh-wide limits; agents forward it.
     pub fn quota(&self) -> QuotaClient<VersionedChannel> {
         rpc::quota_client(self.channel.clone())
+    }
+
+    /// Client for certificates; replicas forward it, and agents do not serve it.
+    pub fn identity(&self) -> IdentityClient<VersionedChannel> {
+        rpc::identity_client(self.channel.clone())
+    }
+
+    /// Client for the operation of the certificate authority; only control planes serve it.
+    pub fn authority(&self) -> AuthorityClient<VersionedChannel> {
+        rpc::authority_client(self.channel.clone())
+    }
+
+    /// Client for certificates of local programs; only agents serve it.
+    pub fn workload(&self) -> WorkloadClient<VersionedChannel> {
+        rpc::workload_client(self.channel.clone())
     }
 
     /// Client for usage reports; agents forward them.

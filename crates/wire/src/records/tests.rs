@@ -389,6 +389,16 @@ fn hosts() -> impl Strategy<Value = Hosts> {
     })
 }
 
+fn trust_bundle() -> impl Strategy<Value = TrustBundle> {
+    let root = collection::vec(any::<u8>(), 1..MAX_CERTIFICATE);
+    (name(), collection::vec(root, 1..=MAX_ROOTS)).prop_map(|(domain, roots)| TrustBundle { domain, roots })
+}
+
+fn joined_agent() -> impl Strategy<Value = JoinedAgent> {
+    (collection::vec(name(), 0..5), any::<u64>())
+        .prop_map(|(tenants, joined)| JoinedAgent { tenants, joined })
+}
+
 /// Any record, at one of its valid keys.
 fn entry() -> impl Strategy<Value = (RecordKey, Record)> {
     let endpoint = (service_name(), endpoint()).prop_map(|(name, endpoint)| {
@@ -419,6 +429,9 @@ fn entry() -> impl Strategy<Value = (RecordKey, Record)> {
             RecordKey::RegionTable(name, region),
             Record::RegionTable(table)
         )),
+        trust_bundle().prop_map(|bundle| (RecordKey::TrustBundle, Record::TrustBundle(bundle))),
+        (name(), joined_agent())
+            .prop_map(|(name, agent)| (RecordKey::JoinedAgent(name), Record::JoinedAgent(agent))),
     ]
 }
 
@@ -443,6 +456,8 @@ fn keys() -> Vec<RecordKey> {
         RecordKey::RoundTrips,
         RecordKey::MeasuredDistances(Region::new("eu").unwrap()),
         RecordKey::Hosts,
+        RecordKey::TrustBundle,
+        RecordKey::JoinedAgent(Label::new("web-1").unwrap()),
     ]
 }
 

@@ -115,7 +115,7 @@ impl Accepted {
         if let Some(socket) = stream.get_ref().tcp() {
             configure(socket)?;
         }
-        Socket::new(transport.accept(stream).await?, &transport)
+        Socket::new(transport.accept(stream).await?)
     }
 }
 

@@ -17,7 +17,7 @@ use tokio::{
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::Connected;
 
-use super::{Stream, Transport};
+use super::Stream;
 
 /// Timeout of the first bytes, which distinguish watches from calls. Clients of both send them at once.
 const PREAMBLE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -43,15 +43,15 @@ pub struct Peer {
 }
 
 impl Socket {
-    /// A connection, whose peer `transport` identifies.
+    /// A connection, whose peer the kernel or TLS has identified.
     ///
     /// # Errors
     /// When the system does not report the user of the peer.
-    pub(super) fn new(stream: GuardedStream<Stream>, transport: &Transport) -> io::Result<Self> {
-        let identity = match (stream.get_ref(), &transport.identity) {
-            (Stream::Unix(stream), _) => Identity::Local { uid: stream.peer_cred()?.uid() },
-            (Stream::Tls(stream), Some(identity)) => identity.identify(stream.peer_certificates()),
-            (Stream::Tls(_), None) | (Stream::Tcp(_), _) => Identity::Anonymous,
+    pub(super) fn new(stream: GuardedStream<Stream>) -> io::Result<Self> {
+        let identity = match stream.get_ref() {
+            Stream::Unix(stream) => Identity::Local { uid: stream.peer_cred()?.uid() },
+            Stream::Tls(stream) => stream.peer(),
+            Stream::Tcp(_) => Identity::Anonymous,
         };
         Ok(Self { stream, identity, peeked: Bytes::new(), abort: None })
     }

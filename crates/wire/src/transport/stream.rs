@@ -9,7 +9,7 @@ use tokio::{
     net::{TcpStream, UnixStream},
 };
 
-use super::TlsStream;
+use super::SecureStream;
 
 /// The bytes of a connection.
 ///
@@ -21,7 +21,7 @@ pub enum Stream {
     /// A socket of this machine.
     Unix(UnixStream),
     /// TLS over TCP.
-    Tls(Box<TlsStream>),
+    Tls(Box<dyn SecureStream>),
 }
 
 /// Calls a method of the variant.

@@ -6,4 +6,3 @@
 mod connect;
 mod listen;
 mod support;
-mod tls;

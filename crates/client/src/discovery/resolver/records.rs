@@ -286,7 +286,9 @@ impl ServiceRecords {
             | Record::Regions(_)
             | Record::RoundTrips(_)
             | Record::MeasuredDistances(_)
-            | Record::Hosts(_) => {}
+            | Record::Hosts(_)
+            | Record::TrustBundle(_)
+            | Record::JoinedAgent(_) => {}
         }
         Ok(())
     }

@@ -1,9 +1,15 @@
 //! `fairmesh agent`.
 
-use std::{net::IpAddr, path::PathBuf, process::ExitCode};
+use std::{
+    env, fs,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use clap::Args;
 use fairmesh_agent::AgentConfig;
+use fairmesh_identity::JoinToken;
 use fairmesh_model::{Cluster, HostType, Location, Region, Zone};
 use fairmesh_wire::transport::Address;
 
@@ -52,6 +58,10 @@ pub(crate) struct AgentArgs {
     /// Name of this agent, for people [default: the host's name].
     #[arg(long)]
     name: Option<String>,
+    /// A file with the token of `fairmesh identity token` [default: FAIRMESH_JOIN_TOKEN]. Not needed again once the agent has
+    /// joined, nor with the control plane at a Unix socket.
+    #[arg(long, value_name = "FILE")]
+    join_token_file: Option<PathBuf>,
     /// Address of /metrics, or 'none'.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7402")]
     metrics: MetricsAddress,
@@ -62,6 +72,7 @@ pub(crate) struct AgentArgs {
 /// Runs until SIGTERM or SIGINT.
 pub(crate) async fn run(args: AgentArgs) -> Result<ExitCode, Failure> {
     args.logging.start()?;
+    let join_token = join_token(args.join_token_file.as_deref())?;
     let AgentArgs { region, zone, cluster, host_type, .. } = args;
     let config = AgentConfig {
         transport: transport(),
@@ -71,8 +82,23 @@ pub(crate) async fn run(args: AgentArgs) -> Result<ExitCode, Failure> {
         location: Location { region, zone, cluster, host_type },
         local_address: args.local_address,
         name: args.name.unwrap_or_else(host_name),
+        join_token,
         metrics: args.metrics.0,
     };
     fairmesh_agent::run(config, signals::shutdown()?).await.map_err(|error| Failure::stopped(&error))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The variable of the token, which no process list shows.
+const TOKEN: &str = "FAIRMESH_JOIN_TOKEN";
+
+fn join_token(file: Option<&Path>) -> Result<Option<JoinToken>, Failure> {
+    let text = match file {
+        Some(file) => Some(fs::read_to_string(file).map_err(|error| {
+            Failure::refused(format!("{}: {error}", file.display()), "give the file with the token")
+        })?),
+        None => env::var(TOKEN).ok().filter(|text| !text.is_empty()),
+    };
+    let invalid = |error| Failure::refused(error, "make one with 'fairmesh identity token NAME'");
+    text.map(|text| text.parse()).transpose().map_err(invalid)
 }

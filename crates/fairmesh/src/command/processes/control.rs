@@ -4,6 +4,7 @@ use std::{env, net::SocketAddr, path::PathBuf, process::ExitCode};
 
 use clap::Args;
 use fairmesh_control::{ControlConfig, EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls};
+use fairmesh_model::TrustDomain;
 use fairmesh_wire::transport::Address;
 
 use crate::{connect::transport, failure::Failure, logging::Logging, signals};
@@ -28,6 +29,10 @@ pub(crate) struct ControlArgs {
     /// A YAML file of 'kind: Endpoints', or a folder of them, to watch; may be repeated.
     #[arg(long = "source", value_name = "PATH")]
     sources: Vec<PathBuf>,
+    /// Issue certificates of this trust domain, so that services are called over mutual TLS: once, the store remembers
+    /// it. The authority is made in the data directory.
+    #[arg(long, value_name = "NAME")]
+    trust_domain: Option<TrustDomain>,
     /// Convert the store in etcd to a partitioned one, for 'fairmesh rib split': once, while no other control plane
     /// runs on it.
     #[arg(long, requires = "store")]
@@ -87,6 +92,7 @@ pub(crate) async fn run(args: ControlArgs) -> Result<ExitCode, Failure> {
         transport: transport(),
         data_dir,
         etcd: args.etcd.config()?,
+        trust_domain: args.trust_domain,
         grpc: args.grpc,
         http: args.http,
         sources: args.sources,

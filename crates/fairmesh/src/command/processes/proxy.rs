@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, path::PathBuf, process::ExitCode, sync::Arc, th
 
 use clap::{Args, Subcommand, ValueEnum};
 use fairmesh_client::Mesh;
-use fairmesh_model::{Location, Protocol, Region, spec};
+use fairmesh_model::{Label, Location, MeshRole, Protocol, Region, SpiffePath, spec};
 use fairmesh_proxy::{
     AccessLogConfig, AccessLogFormat, Collector, EndpointMetrics, InboundConfig, InboundEndpoint,
     InboundServer, Limits, ListenerConfig, ProxyConfig, TlsFiles, TraceConfig, check_tls,
@@ -15,7 +15,7 @@ use fairmesh_proxy::{
 use fairmesh_wire::transport::Address;
 
 use super::daemon_args::{MetricsAddress, host_name};
-use crate::{connect::transport, failure::Failure, logging::Logging, register, signals};
+use crate::{failure::Failure, logging::Logging, register, signals};
 
 /// Arguments of `fairmesh proxy`.
 #[derive(Debug, Args)]
@@ -178,7 +178,7 @@ fn cores(args: &ServeArgs) -> usize {
 /// The inbound program.
 fn inbound(args: &ServeArgs) -> Option<InboundConfig> {
     args.inbound.clone().map(|inbound| InboundConfig {
-        transport: transport(),
+        transport: None,
         inbound,
         protocol: args.inbound_protocol,
         instance: args.inbound_instance.clone(),
@@ -270,10 +270,18 @@ fn client_settings(args: &ServeArgs) -> BTreeMap<&'static str, String> {
     told.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
+/// The identity of the proxy's calls: that of the program that it serves, or its own.
+fn identity(args: &ServeArgs) -> SpiffePath {
+    match &args.inbound {
+        Some(inbound) => SpiffePath::Service(inbound.service.clone()),
+        None => SpiffePath::Mesh(MeshRole::Proxy, Label::new("proxy").expect("it is a name")),
+    }
+}
+
 async fn mesh(args: &ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> Result<Mesh, Failure> {
     // The proxy holds handles to the services that are called, and so decides how long each is followed.
     let mut mesh = Mesh::builder()
-        .transport(transport())
+        .identity(identity(args))
         .event_loops(cores(args))
         .idle_timeout(args.service_idle_timeout / 10);
     if let Some(agent) = &args.agent {

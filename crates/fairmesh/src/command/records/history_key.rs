@@ -82,7 +82,9 @@ impl HistoryKey {
             | Record::Regions(_)
             | Record::RoundTrips(_)
             | Record::MeasuredDistances(_)
-            | Record::Hosts(_) => None,
+            | Record::Hosts(_)
+            | Record::TrustBundle(_)
+            | Record::JoinedAgent(_) => None,
         })
     }
 }

@@ -1,5 +1,4 @@
 use std::{
-    fmt,
     io::{self, ErrorKind, IoSlice},
     pin::Pin,
     sync::Arc,
@@ -7,7 +6,8 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{Identity, ServiceName};
+use fairmesh_model::Identity;
+use fairmesh_wire::transport::SecureStream;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf, copy, sink},
     net::TcpStream,
@@ -15,43 +15,10 @@ use tokio::{
 };
 use tokio_rustls::{
     TlsAcceptor, TlsConnector,
-    rustls::{
-        self, AlertDescription, ClientConfig, ServerConfig,
-        pki_types::{CertificateDer, ServerName},
-    },
+    rustls::{self, AlertDescription, CertificateError, ClientConfig, ServerConfig, pki_types::ServerName},
 };
 
-/// The peer that a connection is opened to, whose identity is verified.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExpectedPeer<'a> {
-    /// An endpoint of this service.
-    Service(&'a ServiceName),
-    /// A control plane, a replica, an agent or a lookaside.
-    Mesh,
-}
-
-/// The identity of a process, and the identities that it trusts. Configurations are requested for each connection, so
-/// that renewed certificates and trust bundles are used at once; implementations keep them, since sessions are resumed
-/// by the stores in them.
-pub trait TlsIdentity: fmt::Debug + Send + Sync {
-    /// For connections to a peer that must prove to be the given one. The configuration verifies that, and ignores the
-    /// server name, which is the address of the peer.
-    fn client(&self, peer: ExpectedPeer<'_>) -> Arc<ClientConfig>;
-
-    /// For accepted connections. The configuration requires and verifies client certificates.
-    fn server(&self) -> Arc<ServerConfig>;
-
-    /// The identity in a verified certificate chain, the peer's own certificate first.
-    fn identify(&self, chain: &[CertificateDer<'_>]) -> Identity;
-}
-
-/// The connection needs an identity that this process does not have.
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error(
-    "the endpoint accepts only mutual TLS, and this program has no identity; give it one, or change `mtls` of the \
-     endpoint"
-)]
-pub struct NoIdentity;
+use crate::{Usage, trust};
 
 /// How long, and for how many bytes, a server reads a connection whose handshake failed.
 const LINGER: Duration = Duration::from_secs(1);
@@ -59,18 +26,18 @@ const MAX_DISCARDED: u64 = 64 * 1024;
 
 /// TLS over TCP.
 #[derive(Debug)]
-pub struct TlsStream(tokio_rustls::TlsStream<TcpStream>);
+pub(crate) struct TlsStream(tokio_rustls::TlsStream<TcpStream>);
 
 impl TlsStream {
     /// Performs the handshake of a client.
-    pub(super) async fn connect(config: Arc<ClientConfig>, stream: TcpStream) -> io::Result<Self> {
+    pub(crate) async fn connect(config: Arc<ClientConfig>, stream: TcpStream) -> io::Result<Self> {
         let name = ServerName::IpAddress(stream.peer_addr()?.ip().into());
         let handshake = TlsConnector::from(config).connect(name, stream).await;
         Ok(Self(handshake.map_err(failed_handshake)?.into()))
     }
 
     /// Performs the handshake of a server.
-    pub(super) async fn accept(config: Arc<ServerConfig>, stream: TcpStream) -> io::Result<Self> {
+    pub(crate) async fn accept(config: Arc<ServerConfig>, stream: TcpStream) -> io::Result<Self> {
         match TlsAcceptor::from(config).accept(stream).into_fallible().await {
             Ok(stream) => Ok(Self(stream.into())),
             Err((error, stream)) => {
@@ -80,15 +47,22 @@ impl TlsStream {
             }
         }
     }
+}
 
-    /// The socket.
-    pub(super) fn socket(&self) -> &TcpStream {
+impl SecureStream for TlsStream {
+    fn socket(&self) -> &TcpStream {
         self.0.get_ref().0
     }
 
-    /// The verified certificates of the peer.
-    pub(super) fn peer_certificates(&self) -> &[CertificateDer<'static>] {
-        self.0.get_ref().1.peer_certificates().unwrap_or_default()
+    fn peer(&self) -> Identity {
+        let (_, session) = self.0.get_ref();
+        let usage = match &self.0 {
+            tokio_rustls::TlsStream::Client(_) => Usage::Server,
+            tokio_rustls::TlsStream::Server(_) => Usage::Client,
+        };
+        // The handshake has verified the certificate.
+        let id = session.peer_certificates().and_then(|chain| trust::id_of(chain.first()?, usage).ok());
+        id.map_or(Identity::Anonymous, Identity::Spiffe)
     }
 }
 
@@ -99,7 +73,13 @@ async fn discard(mut stream: TcpStream) -> io::Result<()> {
 }
 
 fn failed_handshake(error: io::Error) -> io::Error {
-    io::Error::new(error.kind(), format!("the TLS handshake failed: {error}"))
+    let source = error.get_ref().and_then(|source| source.downcast_ref());
+    let reason = match source {
+        // Its own display is that of `Debug`.
+        Some(rustls::Error::InvalidCertificate(CertificateError::Other(refused))) => refused.0.to_string(),
+        _ => error.to_string(),
+    };
+    io::Error::new(error.kind(), format!("the TLS handshake failed: {reason}"))
 }
 
 /// In TLS 1.3 a client sends requests before it learns that the server rejects its certificate, which the server does

@@ -1,0 +1,128 @@
+//! Certificates from a control plane, through whatever lies in between.
+
+use std::{sync::Arc, time::Duration};
+
+use fairmesh_identity::{
+    Credentials, IdentityError, Trust,
+    renewal::{Certified, Source},
+    signed::{self, Purpose},
+};
+use fairmesh_model::{MeshRole, SpiffePath, TrustBundle};
+use fairmesh_wire::{
+    handshake::Connection,
+    transport::Address,
+    v1::{self, SignedMessage},
+};
+use prost::Message as _;
+use tokio::time::timeout;
+use tonic::{Code, Status};
+
+use super::{Shared, own_path};
+
+/// How long one request for a certificate may take.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// How long an agent that cannot join waits before it looks whether it can by now.
+const OUTSIDE_INTERVAL: Duration = Duration::from_secs(30);
+
+/// Certificates of this agent itself.
+#[derive(Debug)]
+pub(super) struct ControlSource {
+    pub(super) shared: Arc<Shared>,
+}
+
+impl Source for ControlSource {
+    async fn certify(&self, request: Vec<u8>) -> Result<Certified, String> {
+        if self.shared.valid_credentials().is_some() {
+            let issued = self.shared.issue(own_path(&self.shared.name), request).await;
+            return issued.map_err(|status| status.message().to_owned());
+        }
+        loop {
+            let connection = self.shared.upstream.connected().await;
+            if self.shared.token.is_some() || matches!(connection.address(), Address::Unix(_)) {
+                match self.shared.join(&connection, request.clone()).await {
+                    Err(status) if self.shared.token.is_none() && is_no_domain(status.code()) => {}
+                    joined => {
+                        self.shared.set_member(true);
+                        return joined.map_err(|status| status.message().to_owned());
+                    }
+                }
+            }
+            self.shared.set_member(false);
+            tokio::time::sleep(OUTSIDE_INTERVAL).await;
+        }
+    }
+
+    fn save(&self, credentials: &Credentials) -> Result<(), IdentityError> {
+        self.shared.save(credentials)
+    }
+}
+
+/// Whether a control plane issues no certificates, at all or to this user.
+fn is_no_domain(code: Code) -> bool {
+    matches!(code, Code::FailedPrecondition | Code::Unimplemented | Code::PermissionDenied)
+}
+
+impl Shared {
+    /// The first certificate of this agent.
+    async fn join(&self, connection: &Connection, csr: Vec<u8>) -> Result<Certified, Status> {
+        let agent = self.name.to_string();
+        let (token, proof) = match &self.token {
+            Some(token) => (token.id().to_vec(), token.proof(&agent, &csr)),
+            None => (Vec::new(), Vec::new()),
+        };
+        let request =
+            v1::JoinRequest { agent, csr: csr.clone().into(), token: token.into(), proof: proof.into() };
+        let mut client = connection.identity();
+        let response = within(client.join(request)).await?.into_inner();
+        let bundle = bundle_of(&response)?;
+        let trust = match &self.token {
+            Some(token) => Trust::pinned(&bundle, token),
+            // The kernel vouches for the other end of the socket.
+            None => Trust::new(bundle),
+        };
+        self.read(&trust.map_err(refused)?, &csr, &response)
+    }
+
+    /// A certificate for this agent, or for a program.
+    pub(super) async fn issue(&self, path: SpiffePath, csr: Vec<u8>) -> Result<Certified, Status> {
+        let Some(own) = self.valid_credentials() else {
+            return Err(Status::unavailable("this agent has no valid certificate yet; see its log"));
+        };
+        let signed_at = self.workload.now().as_secs();
+        let request = v1::IssueRequest { path: path.to_string(), csr: csr.clone().into(), signed_at };
+        let message = signed::sign(&own, Purpose::IssueRequest, b"", request.encode_to_vec());
+        let connection = self.upstream.connection().ok_or_else(|| {
+            Status::unavailable("no control plane can be reached to issue a certificate; retry when one can")
+        })?;
+        let mut client = connection.identity();
+        let response = within(client.issue(message.map_err(refused)?)).await?.into_inner();
+        self.read(own.trust(), &csr, &response)
+    }
+
+    /// Verifies that a response is that of a control plane to this request.
+    fn read(&self, trust: &Trust, csr: &[u8], response: &SignedMessage) -> Result<Certified, Status> {
+        let signer = signed::verify(trust, Purpose::IssueResponse, csr, response, self.workload.now());
+        let signer = signer.map_err(refused)?;
+        if !matches!(signer.path, SpiffePath::Mesh(MeshRole::Control, _)) {
+            return Err(refused(format!("{signer} is no control plane")));
+        }
+        let decoded = v1::IssueResponse::decode(response.payload.clone()).map_err(refused)?;
+        let chain = decoded.chain.iter().map(|one| one.to_vec().into()).collect();
+        Ok(Certified { chain, bundle: bundle_of(response)? })
+    }
+}
+
+/// The roots in a response that is not verified yet.
+fn bundle_of(response: &SignedMessage) -> Result<TrustBundle, Status> {
+    let decoded = v1::IssueResponse::decode(response.payload.clone()).map_err(refused)?;
+    decoded.bundle.unwrap_or_default().try_into().map_err(refused)
+}
+
+fn refused(error: impl ToString) -> Status {
+    Status::unauthenticated(format!("the response of the control plane is refused: {}", error.to_string()))
+}
+
+async fn within<T>(call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+    let late = || Status::unavailable(format!("no response within {} s", TIMEOUT.as_secs()));
+    timeout(TIMEOUT, call).await.unwrap_or_else(|_| Err(late()))
+}

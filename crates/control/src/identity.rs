@@ -1,0 +1,180 @@
+//! The certificate authority of the mesh: who may have which certificate.
+//!
+//! Keys are in files of this control plane and never in the store. The roots, and the agents that joined, are records,
+//! so that every control plane of a store decides alike.
+
+mod operate;
+mod service;
+
+use std::{
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use fairmesh_identity::{Authority, Clock, Credentials, IdentityError, PrivateKey, SystemClock, Tokens};
+use fairmesh_model::{Label, MAX_ROOTS, MeshRole, Record, RecordKey, SpiffePath, TrustBundle, TrustDomain};
+use fairmesh_rib::{Batch, Node, Op};
+use fairmesh_store::Store;
+use fairmesh_wire::records;
+use tonic::Status;
+
+pub(crate) use service::{IdentityService, is_own};
+
+use crate::{ControlError, served_rib::write_error};
+
+/// The folder of the authority within the data directory, and of the tokens within that.
+const CA_FOLDER: &str = "ca";
+const TOKEN_FOLDER: &str = "tokens";
+
+/// Age at which the certificate of this control plane is replaced.
+const OWN_RENEWAL: Duration = Duration::from_secs(8 * 3600);
+
+/// How often the intermediate is checked, and a failed publication retried.
+const CHECK_INTERVAL: Duration = Duration::from_secs(3600);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What this control plane issues certificates with.
+#[derive(Debug)]
+pub(crate) struct Issuing {
+    authority: Authority,
+    tokens: Tokens,
+    /// Signs responses.
+    own: Mutex<Option<Arc<Credentials>>>,
+    clock: Arc<dyn Clock>,
+}
+
+impl Issuing {
+    /// Opens the authority. `None` if the mesh has no trust domain, or this control plane has no intermediate of it.
+    pub(crate) fn open(
+        data_dir: &Path,
+        told: Option<&TrustDomain>,
+        recorded: Option<&TrustBundle>,
+    ) -> Result<Option<Self>, ControlError> {
+        let folder = data_dir.join(CA_FOLDER);
+        let domain = match (told, recorded) {
+            (Some(told), Some(recorded)) if *told != recorded.domain => {
+                return Err(ControlError::OtherTrustDomain {
+                    told: told.clone(),
+                    recorded: recorded.domain.clone(),
+                });
+            }
+            (Some(domain), _) => domain,
+            (None, Some(recorded)) if Authority::exists(&folder) => &recorded.domain,
+            (None, _) => return Ok(None),
+        };
+        if recorded.is_some() && !Authority::exists(&folder) {
+            return Err(ControlError::NoIntermediate { domain: domain.clone(), folder });
+        }
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let authority = Authority::open(&folder, domain, clock.now())?;
+        let knows =
+            |bundle: &TrustBundle| bundle.roots.iter().any(|root| authority.bundle().roots.contains(root));
+        if recorded.is_some_and(|recorded| !knows(recorded)) {
+            return Err(ControlError::NoIntermediate { domain: domain.clone(), folder });
+        }
+        let tokens = Tokens::open(&folder.join(TOKEN_FOLDER))?;
+        Ok(Some(Self { authority, tokens, own: Mutex::default(), clock }))
+    }
+
+    /// The roots of the domain: those of this control plane, and others that are recorded.
+    fn bundle(&self, node: &Node) -> TrustBundle {
+        let mut bundle = recorded_bundle(node).unwrap_or_else(|| self.authority.bundle());
+        for root in self.authority.bundle().roots {
+            if !bundle.roots.contains(&root) {
+                bundle.roots.push(root);
+            }
+        }
+        let surplus = bundle.roots.len().saturating_sub(MAX_ROOTS);
+        bundle.roots.drain(..surplus);
+        bundle
+    }
+
+    /// Records the roots that are not recorded yet.
+    pub(crate) async fn publish(&self, node: &Node, store: &dyn Store) -> Result<(), Status> {
+        let bundle = self.bundle(node);
+        if recorded_bundle(node).as_ref() == Some(&bundle) {
+            return Ok(());
+        }
+        let value = records::encode(&Record::TrustBundle(bundle));
+        let op = Op::put(RecordKey::TrustBundle.to_string(), value);
+        store.write(Batch { ops: vec![op] }).await.map_err(write_error)?;
+        Ok(())
+    }
+
+    /// The certificate by which this control plane signs responses.
+    fn own(&self, node: &Node) -> Result<Arc<Credentials>, IdentityError> {
+        let now = self.clock.now();
+        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = own.as_ref().filter(|own| own.validity().0 + OWN_RENEWAL > now) {
+            return Ok(Arc::clone(own));
+        }
+        let bundle = self.bundle(node);
+        let id = SpiffePath::Mesh(MeshRole::Control, own_name()).within(&bundle.domain);
+        let key = PrivateKey::generate()?;
+        let issued = self.authority.issue(&key.signing_request()?, &id, now)?;
+        let made = Arc::new(Credentials::new(key, issued.chain, bundle, now)?);
+        *own = Some(Arc::clone(&made));
+        Ok(made)
+    }
+
+    /// Makes the next response be signed under the newest intermediate.
+    fn forget_own(&self) {
+        *self.own.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+impl IdentityService {
+    /// Publishes the roots, and renews the intermediate in time while the root's key is there.
+    pub(crate) async fn run(self) {
+        let Some(issuing) = self.issuing else { return std::future::pending().await };
+        loop {
+            match issuing.publish(&self.node, &*self.store).await {
+                Ok(()) => tokio::time::sleep(CHECK_INTERVAL).await,
+                Err(error) => {
+                    tracing::warn!(%error, "the trust bundle is not published yet");
+                    tokio::time::sleep(RETRY_INTERVAL).await;
+                }
+            }
+            if let Err(error) = issuing.authority.renew_issuer_if_due(issuing.clock.now()) {
+                tracing::error!(%error, "the intermediate of this control plane expires soon");
+            }
+        }
+    }
+}
+
+/// The trust bundle in the records.
+pub(crate) fn recorded_bundle(node: &Node) -> Option<TrustBundle> {
+    let entry = node.get(&RecordKey::TrustBundle.to_string())?;
+    match records::decode(&RecordKey::TrustBundle, &entry.value) {
+        Ok(Record::TrustBundle(bundle)) => Some(bundle),
+        _ => None,
+    }
+}
+
+/// The name of this control plane: that of its machine, as far as it is a name.
+fn own_name() -> Label {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let fallback = || Label::new("control").expect("it is a name");
+    Label::new(host.trim().to_ascii_lowercase()).unwrap_or_else(|_| fallback())
+}
+
+/// Why there is no certificate, to those who ask for one.
+fn no_domain() -> Status {
+    Status::failed_precondition(
+        "this control plane issues no certificates; start one of the mesh with --trust-domain NAME",
+    )
+}
+
+fn failed(error: &IdentityError) -> Status {
+    match error {
+        IdentityError::InvalidRequest(_) => Status::invalid_argument(error.to_string()),
+        IdentityError::RootKeyAbsent { .. } | IdentityError::TooManyRoots(_) => {
+            Status::failed_precondition(error.to_string())
+        }
+        _ => {
+            tracing::error!(%error, "a certificate was not issued");
+            Status::internal(error.to_string())
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! The service `Authority`: operation of the certificate authority, by users of its machine.
+
+use std::sync::Arc;
+
+use fairmesh_identity::{IdentityError, TokenGrant};
+use fairmesh_model::{Invalid, Label, MAX_TENANTS, Tenant};
+use fairmesh_wire::v1::{self, authority_server};
+use tokio::task::spawn_blocking;
+use tonic::{Request, Response, Status};
+
+use super::{IdentityService, Issuing, failed, no_domain, recorded_bundle, service::is_own_user};
+
+#[tonic::async_trait]
+impl authority_server::Authority for IdentityService {
+    async fn describe_authority(
+        &self,
+        _: Request<v1::DescribeAuthorityRequest>,
+    ) -> Result<Response<v1::DescribeAuthorityResponse>, Status> {
+        self.describe().map(Response::new)
+    }
+
+    async fn create_token(
+        &self,
+        request: Request<v1::CreateTokenRequest>,
+    ) -> Result<Response<v1::CreateTokenResponse>, Status> {
+        let issuing = self.permitted(&request)?;
+        let v1::CreateTokenRequest { agent, tenants, ttl_seconds } = request.into_inner();
+        let invalid = |error: Invalid| Status::invalid_argument(error.to_string());
+        if tenants.len() > MAX_TENANTS {
+            return Err(Status::invalid_argument(format!(
+                "give at most {MAX_TENANTS} tenants, or none for all"
+            )));
+        }
+        let tenants: Result<Vec<Tenant>, _> = tenants.into_iter().map(Tenant::new).collect();
+        let grant = TokenGrant {
+            agent: Label::new(agent).map_err(invalid)?,
+            tenants: tenants.map_err(invalid)?,
+            expires_at: issuing.clock.now().as_secs().saturating_add(ttl_seconds),
+        };
+        let made = on_disk(move || {
+            let root = issuing.authority.signing_root();
+            issuing.tokens.create(grant, &root, issuing.clock.now())
+        });
+        let (token, expires_at) = made.await?;
+        Ok(Response::new(v1::CreateTokenResponse { token: token.reveal(), expires_at }))
+    }
+
+    async fn rotate_authority(
+        &self,
+        request: Request<v1::RotateAuthorityRequest>,
+    ) -> Result<Response<v1::DescribeAuthorityResponse>, Status> {
+        let issuing = self.permitted(&request)?;
+        let with_root = request.into_inner().root;
+        let rotating = Arc::clone(&issuing);
+        on_disk(move || {
+            let now = rotating.clock.now();
+            if with_root { rotating.authority.begin_root(now) } else { rotating.authority.rotate_issuer(now) }
+        })
+        .await?;
+        issuing.publish(&self.node, &*self.store).await?;
+        issuing.forget_own();
+        tracing::warn!(root = with_root, "the key of the certificate authority was rotated");
+        self.describe().map(Response::new)
+    }
+}
+
+impl IdentityService {
+    fn permitted<T>(&self, request: &Request<T>) -> Result<Arc<Issuing>, Status> {
+        if !is_own_user(request) {
+            return Err(Status::permission_denied(
+                "only the user of the control plane may do this, over its Unix socket: give --control unix:/path, the \
+                 control.sock in its data directory",
+            ));
+        }
+        self.issuing.clone().ok_or_else(no_domain)
+    }
+
+    fn describe(&self) -> Result<v1::DescribeAuthorityResponse, Status> {
+        let Some(issuing) = &self.issuing else {
+            let bundle = recorded_bundle(&self.node).map(Into::into);
+            return Ok(v1::DescribeAuthorityResponse { bundle, ..Default::default() });
+        };
+        let open_tokens = issuing.tokens.count(issuing.clock.now()).map_err(|error| failed(&error))?;
+        Ok(v1::DescribeAuthorityResponse {
+            bundle: Some(issuing.bundle(&self.node).into()),
+            issuer: issuing.authority.issuer().to_vec().into(),
+            root_key_present: issuing.authority.root_key_present(),
+            open_tokens: open_tokens as u64,
+        })
+    }
+}
+
+/// Runs a call that writes files.
+async fn on_disk<T: Send + 'static>(
+    call: impl FnOnce() -> Result<T, IdentityError> + Send + 'static,
+) -> Result<T, Status> {
+    let done = spawn_blocking(call).await.map_err(|stopped| Status::internal(stopped.to_string()))?;
+    done.map_err(|error| failed(&error))
+}

@@ -1,0 +1,156 @@
+//! Issues certificates to agents, and to programs for which agents vouch.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use fairmesh_identity::{
+    CLOCK_SKEW, TokenGrant, TokenRefused, Trust,
+    signed::{self, Purpose},
+};
+use fairmesh_model::{
+    Identity, JoinedAgent, Label, MeshRole, Record, RecordKey, SpiffeId, SpiffePath, Tenant,
+};
+use fairmesh_rib::{Batch, Node, Op};
+use fairmesh_store::Store;
+use fairmesh_wire::{
+    identity_of, on_behalf_of, records,
+    v1::{self, identity_server},
+};
+use prost::Message as _;
+use tonic::{Request, Response, Status};
+
+use super::{Issuing, failed, no_domain};
+use crate::served_rib::write_error;
+
+/// How old a signed request may be, beside the skew of clocks.
+const MAX_AGE: Duration = Duration::from_secs(60);
+
+/// The services `Identity` and `Authority`.
+#[derive(Clone, Debug)]
+pub(crate) struct IdentityService {
+    pub(crate) issuing: Option<Arc<Issuing>>,
+    pub(crate) node: Node,
+    pub(crate) store: Arc<dyn Store>,
+}
+
+#[tonic::async_trait]
+impl identity_server::Identity for IdentityService {
+    async fn join(&self, request: Request<v1::JoinRequest>) -> Result<Response<v1::SignedMessage>, Status> {
+        let issuing = self.issuing.as_ref().ok_or_else(no_domain)?;
+        let is_local = is_own_user(&request);
+        let v1::JoinRequest { agent, csr, token, proof } = request.into_inner();
+        let agent = Label::new(agent).map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let tenants = if token.is_empty() {
+            if !is_local {
+                return Err(Status::permission_denied(
+                    "an agent joins with a token, or over the Unix socket of its control plane as the same user; make a \
+                     token with `fairmesh identity token` on the control plane's machine",
+                ));
+            }
+            Vec::new()
+        } else {
+            redeem(issuing, &token, (&agent, &csr), &proof)?.tenants
+        };
+        tracing::info!(%agent, "an agent joins");
+        self.record(&agent, tenants).await?;
+        self.certify(&csr, SpiffePath::Mesh(MeshRole::Agent, agent)).map(Response::new)
+    }
+
+    async fn issue(
+        &self,
+        request: Request<v1::SignedMessage>,
+    ) -> Result<Response<v1::SignedMessage>, Status> {
+        let issuing = self.issuing.as_ref().ok_or_else(no_domain)?;
+        let message = request.into_inner();
+        let trust = Trust::new(issuing.bundle(&self.node)).map_err(|error| failed(&error))?;
+        let now = issuing.clock.now();
+        let signer = signed::verify(&trust, Purpose::IssueRequest, b"", &message, now)
+            .map_err(|refused| Status::unauthenticated(refused.to_string()))?;
+        let v1::IssueRequest { path, csr, signed_at } = v1::IssueRequest::decode(message.payload)
+            .map_err(|error| Status::invalid_argument(error.to_string()))?;
+        if now.abs_diff(Duration::from_secs(signed_at)) > CLOCK_SKEW + MAX_AGE {
+            return Err(Status::unauthenticated(
+                "the request was signed at another time; check the clocks of both machines",
+            ));
+        }
+        let path: SpiffePath = path
+            .parse()
+            .map_err(|error: fairmesh_model::Invalid| Status::invalid_argument(error.to_string()))?;
+        self.check_vouches(&signer, &path)?;
+        tracing::debug!(%signer, %path, "issuing a certificate");
+        self.certify(&csr, path).map(Response::new)
+    }
+}
+
+impl IdentityService {
+    /// Records an agent, which is what permits it to ask for certificates.
+    async fn record(&self, agent: &Label, tenants: Vec<Tenant>) -> Result<(), Status> {
+        let joined = self.issuing.as_ref().map_or(0, |issuing| issuing.clock.now().as_secs());
+        let record = Record::JoinedAgent(JoinedAgent { tenants, joined });
+        let op = Op::put(RecordKey::JoinedAgent(agent.clone()).to_string(), records::encode(&record));
+        self.store.write(Batch { ops: vec![op] }).await.map_err(write_error)?;
+        Ok(())
+    }
+
+    /// Whether an agent may have this certificate: its own, one of a service of its tenants, or of a proxy or an
+    /// operator on its machine.
+    fn check_vouches(&self, signer: &SpiffeId, path: &SpiffePath) -> Result<(), Status> {
+        let refused =
+            || Err(Status::permission_denied(format!("{signer} may not have a certificate for {path}")));
+        let SpiffePath::Mesh(MeshRole::Agent, agent) = &signer.path else { return refused() };
+        let key = RecordKey::JoinedAgent(agent.clone());
+        let joined = self.node.get(&key.to_string()).map(|entry| records::decode(&key, &entry.value));
+        let Some(Ok(Record::JoinedAgent(joined))) = joined else { return refused() };
+        let may = match path {
+            SpiffePath::Service(service) => joined.vouches_for(&service.tenant),
+            SpiffePath::Mesh(MeshRole::Agent, name) => name == agent,
+            SpiffePath::Mesh(MeshRole::Proxy | MeshRole::Operator, name) => {
+                let rest = name.as_str().strip_prefix(agent.as_str());
+                rest.is_some_and(|rest| rest.starts_with('.'))
+            }
+            SpiffePath::Mesh(MeshRole::Control | MeshRole::Replica, _) => false,
+        };
+        if may { Ok(()) } else { refused() }
+    }
+
+    /// A signed response with a certificate.
+    fn certify(&self, csr: &[u8], path: SpiffePath) -> Result<v1::SignedMessage, Status> {
+        let issuing = self.issuing.as_ref().ok_or_else(no_domain)?;
+        let bundle = issuing.bundle(&self.node);
+        let id = path.within(&bundle.domain);
+        let issued =
+            issuing.authority.issue(csr, &id, issuing.clock.now()).map_err(|error| failed(&error))?;
+        let chain = issued.chain.iter().map(|one| Bytes::copy_from_slice(one)).collect();
+        let response = v1::IssueResponse { chain, bundle: Some(bundle.into()) };
+        let own = issuing.own(&self.node).map_err(|error| failed(&error))?;
+        signed::sign(&own, Purpose::IssueResponse, csr, response.encode_to_vec())
+            .map_err(|error| failed(&error))
+    }
+}
+
+fn redeem(
+    issuing: &Issuing,
+    token: &[u8],
+    joining: (&Label, &[u8]),
+    proof: &[u8],
+) -> Result<TokenGrant, Status> {
+    issuing.tokens.redeem(token, joining, proof, issuing.clock.now()).map_err(|refused| match refused {
+        TokenRefused::Failed(error) => failed(&error),
+        refused => {
+            tracing::warn!(agent = %joining.0, %refused, "a join token was refused");
+            Status::permission_denied(refused.to_string())
+        }
+    })
+}
+
+/// Whether a call comes over a Unix socket from the user of this process, or from root, and was not forwarded by
+/// another process.
+pub(super) fn is_own_user<T>(request: &Request<T>) -> bool {
+    is_own(&identity_of(request)) && on_behalf_of(request).is_empty()
+}
+
+/// Whether a peer is the user of this process, or root.
+pub(crate) fn is_own(peer: &Identity) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    matches!(peer, Identity::Local { uid } if *uid == own || *uid == 0)
+}

@@ -1,0 +1,53 @@
+//! `fairmesh identity`: the trust domain, its agents and its keys.
+
+mod agents;
+mod authority;
+mod token;
+
+use std::process::ExitCode;
+
+use clap::Subcommand;
+
+use crate::{
+    cli::{OutputArgs, TargetArgs},
+    failure::Failure,
+};
+
+/// Subcommands of `fairmesh identity`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum IdentityCommand {
+    /// List the agents that joined the trust domain.
+    List(ReadArgs),
+    /// Show the trust domain: its roots, and the key that signs certificates.
+    Show(ReadArgs),
+    /// Make a token with which one agent joins, once: on the control plane's machine, as its user.
+    Token(token::TokenArgs),
+    /// Replace the key that signs certificates: on the control plane's machine, as its user.
+    Rotate(authority::RotateArgs),
+}
+
+/// Arguments of a command that reads.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ReadArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Runs the subcommand.
+pub(crate) async fn run(command: IdentityCommand) -> Result<ExitCode, Failure> {
+    match command {
+        IdentityCommand::List(args) => agents::list(args).await,
+        IdentityCommand::Show(args) => authority::show(args).await,
+        IdentityCommand::Token(args) => token::run(args).await,
+        IdentityCommand::Rotate(args) => authority::rotate(args).await,
+    }?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A time since 1970, for people.
+fn timestamp(seconds: u64) -> String {
+    let time = i64::try_from(seconds).ok().and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
+    time.map_or_else(|| "unknown".into(), |time| time.to_string())
+}

@@ -1,0 +1,82 @@
+//! The certificate authority.
+
+use clap::Args;
+use fairmesh_identity::CertificateInfo;
+use fairmesh_model::{Invalid, TrustBundle};
+use fairmesh_wire::v1::{DescribeAuthorityRequest, DescribeAuthorityResponse, RotateAuthorityRequest};
+use serde_json::json;
+
+use super::{ReadArgs, timestamp};
+use crate::{
+    cli::{Format, OutputArgs, TargetArgs},
+    connect,
+    failure::Failure,
+    output,
+};
+
+/// Arguments of `fairmesh identity rotate`.
+#[derive(Debug, Args)]
+pub(crate) struct RotateArgs {
+    /// Begin a new root too. Both are trusted from then on; rotate again once all agents have renewed, after 8 hours, to
+    /// sign with the new one.
+    #[arg(long)]
+    root: bool,
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Prints the authority.
+pub(super) async fn show(args: ReadArgs) -> Result<(), Failure> {
+    let connection = connect::connect(&args.target).await?;
+    let described = connection.authority().describe_authority(DescribeAuthorityRequest {}).await;
+    let described = described.map_err(|status| Failure::from_status(&status))?.into_inner();
+    print(described, args.output.format())
+}
+
+/// Rotates the intermediate, or begins a root, and prints the authority.
+pub(super) async fn rotate(args: RotateArgs) -> Result<(), Failure> {
+    let connection = connect::connect(&args.target).await?;
+    let request = RotateAuthorityRequest { root: args.root };
+    let described = connection.authority().rotate_authority(request).await;
+    let described = described.map_err(|status| Failure::from_status(&status))?.into_inner();
+    print(described, args.output.format())
+}
+
+fn print(described: DescribeAuthorityResponse, format: Format) -> Result<(), Failure> {
+    let Some(bundle) = described.bundle else {
+        let text = "the mesh has no trust domain; start a control plane with --trust-domain NAME\n";
+        return output::print_one(format, &json!({ "domain": null }), text);
+    };
+    let invalid = |error: Invalid| Failure::failed(error);
+    let bundle = TrustBundle::try_from(bundle).map_err(invalid)?;
+    let mut rows = Vec::new();
+    let mut roots = Vec::new();
+    for root in &bundle.roots {
+        let info = CertificateInfo::of(root).map_err(Failure::failed)?;
+        rows.push(vec!["root".to_owned(), info.digest.clone(), timestamp(info.expires_at)]);
+        roots.push(json!({ "sha256": info.digest, "expires": info.expires_at }));
+    }
+    let mut issuer = serde_json::Value::Null;
+    if !described.issuer.is_empty() {
+        let info = CertificateInfo::of(&described.issuer).map_err(Failure::failed)?;
+        rows.push(vec!["intermediate".to_owned(), info.digest.clone(), timestamp(info.expires_at)]);
+        issuer = json!({ "sha256": info.digest, "expires": info.expires_at });
+    }
+    let value = json!({
+        "domain": bundle.domain,
+        "roots": roots,
+        "issuer": issuer,
+        "rootKeyPresent": described.root_key_present,
+        "openTokens": described.open_tokens,
+    });
+    let key = if described.root_key_present { "on this control plane's machine" } else { "elsewhere" };
+    let text = format!(
+        "trust domain {}\nroot key     {key}\nopen tokens  {}\n\n{}",
+        bundle.domain,
+        described.open_tokens,
+        output::table(&["CERTIFICATE", "SHA-256", "EXPIRES"], &rows)
+    );
+    output::print_one(format, &value, &text)
+}

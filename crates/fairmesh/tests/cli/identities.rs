@@ -1,0 +1,244 @@
+//! A trust domain, from its beginning to calls over mutual TLS.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{Shutdown, TcpListener, TcpStream},
+    os::unix::fs::PermissionsExt as _,
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex},
+    thread,
+    time::Duration,
+};
+
+use fairmesh_identity::PrivateKey;
+use fairmesh_test_support::free_port;
+use fairmesh_wire::{
+    handshake,
+    v1::{Endpoint, IssueWorkloadRequest, Location, Op, WriteRequest, endpoint::State},
+};
+use tokio::runtime::{Builder, Runtime};
+
+use super::{
+    calls::echo,
+    support::{Mesh, Run, fairmesh, wait_until},
+};
+
+/// A control plane with the trust domain `prod`, also at a TCP port.
+fn domain() -> (Mesh, String) {
+    let tcp = format!("127.0.0.1:{}", free_port());
+    let mut mesh = Mesh::empty();
+    mesh.arguments = ["--trust-domain", "prod", "--grpc", &tcp].map(String::from).to_vec();
+    mesh.start_control();
+    (mesh, tcp)
+}
+
+/// A process that ends with the test.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start(args: &[&str], token: Option<&str>) -> Killed {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+    command.args(args).env_clear().stdout(Stdio::null()).stderr(Stdio::null());
+    if let Some(token) = token {
+        command.env("FAIRMESH_JOIN_TOKEN", token);
+    }
+    Killed(command.spawn().unwrap())
+}
+
+/// An agent that joins over TCP with a token. Its address.
+fn agent(mesh: &Mesh, name: &str, upstream: &str, token: Option<&str>) -> (Killed, String) {
+    let address = format!("unix:{}", mesh.path(&format!("{name}.sock")).display());
+    let state = mesh.path(name);
+    let (who, where_to) = (["agent", "--name", name, "--region", "eu"], ["--control", upstream]);
+    let listen = ["--metrics", "none", "--listen", &address, "--state-dir", state.to_str().unwrap()];
+    let args = [&who[..], &where_to, &listen].concat();
+    let agent = start(&args, token);
+    wait_until("the agent listens", || mesh.path(&format!("{name}.sock")).exists());
+    (agent, address)
+}
+
+fn joined(mesh: &Mesh) -> Vec<String> {
+    let listed = mesh.run(&["identity", "list", "--json"]).json();
+    listed.as_array().unwrap().iter().map(|agent| agent["id"].as_str().unwrap().to_owned()).collect()
+}
+
+fn has_certificate(mesh: &Mesh, agent: &str) -> bool {
+    mesh.path(agent).join("identity/identity.key").exists()
+}
+
+fn token(mesh: &Mesh, args: &[&str]) -> String {
+    mesh.run(&[&["identity", "token"], args].concat()).ok().trim().to_owned()
+}
+
+#[test]
+fn the_authority_is_shown_and_rotated_by_its_user() {
+    let (mesh, tcp) = domain();
+    let shown = mesh.run(&["identity", "show", "--json"]).json();
+    assert_eq!(shown["domain"], "prod");
+    assert_eq!((shown["roots"].as_array().unwrap().len(), &shown["rootKeyPresent"]), (1, &true.into()));
+    for file in ["data/ca/root.key", "data/ca/issuer.key"] {
+        let mode = std::fs::metadata(mesh.path(file)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{file}");
+    }
+    let rotated = mesh.run(&["identity", "rotate", "--root", "--json"]).json();
+    assert_eq!((rotated["roots"].as_array().unwrap().len(), &rotated["issuer"]), (2, &shown["issuer"]));
+    let rotated = mesh.run(&["identity", "rotate", "--json"]).json();
+    assert_ne!(rotated["issuer"], shown["issuer"]);
+    // Over TCP everyone may look, and nobody may do more.
+    fairmesh(&tcp, &["identity", "show"], "").ok();
+    for command in [&["identity", "token", "web-1"][..], &["identity", "rotate"]] {
+        let error = fairmesh(&tcp, command, "").fails(1);
+        assert!(error.contains("only the user of the control plane"), "{error}");
+    }
+}
+
+#[test]
+fn nobody_writes_roots_or_agents_over_the_network() {
+    let (mesh, tcp) = domain();
+    let error = runtime().block_on(async {
+        let connection =
+            handshake::connect(&Default::default(), &tcp.parse().unwrap(), "test").await.unwrap();
+        let op =
+            Op { key: "/g/identity/agents/evil".into(), value: Some(Vec::new().into()), ..Op::default() };
+        connection.rib().write(WriteRequest { ops: vec![op] }).await.unwrap_err()
+    });
+    assert!(error.message().contains("only the user of the control plane"), "{error}");
+    assert!(joined(&mesh).is_empty());
+}
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+#[test]
+fn a_mesh_without_a_trust_domain_says_so() {
+    let mesh = Mesh::start();
+    assert!(mesh.run(&["identity", "show"]).ok().contains("has no trust domain"));
+    assert!(mesh.run(&["identity", "list"]).err.contains("has no trust domain"));
+    let error = mesh.run(&["identity", "token", "web-1"]).fails(1);
+    assert!(error.contains("--trust-domain"), "{error}");
+}
+
+#[test]
+fn a_token_lets_one_agent_join_once() {
+    let (mesh, tcp) = domain();
+    let token = token(&mesh, &["web-1", "--tenant", "shop"]);
+    // Of another name, and without a token.
+    let (_other, _) = agent(&mesh, "web-2", &tcp, Some(&token));
+    let (_stranger, _) = agent(&mesh, "web-3", &tcp, None);
+    let (_first, _) = agent(&mesh, "web-1", &tcp, Some(&token));
+    wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
+    assert_eq!(joined(&mesh), ["spiffe://prod/fairmesh/agent/web-1"]);
+    // The same name on another machine.
+    let (_second, _) = agent(&mesh, "twice", &tcp, Some(&token));
+    assert!(!["web-2", "web-3", "twice"].into_iter().any(|name| has_certificate(&mesh, name)));
+    assert_eq!(mesh.run(&["identity", "show", "--json"]).json()["openTokens"], 0);
+    // Its tenants are a limit.
+    let agent = format!("unix:{}", mesh.path("web-1.sock").display());
+    let refused = request_certificate(&agent, "bank/vault");
+    assert!(refused.contains("may not have a certificate for bank/vault"), "{refused}");
+    assert_eq!(request_certificate(&agent, "shop/cart"), "");
+}
+
+/// Asks an agent for a certificate; the reason if it refuses.
+fn request_certificate(agent: &str, path: &str) -> String {
+    let csr = PrivateKey::generate().unwrap().signing_request().unwrap().into();
+    let request = IssueWorkloadRequest { path: path.into(), csr };
+    runtime().block_on(async {
+        let connection =
+            handshake::connect(&Default::default(), &agent.parse().unwrap(), "test").await.unwrap();
+        let issued = connection.workload().issue_workload(request).await;
+        issued.err().map(|status| status.message().to_owned()).unwrap_or_default()
+    })
+}
+
+/// Relays connections, and keeps every byte.
+fn sniffer(target: u16) -> (u16, Arc<Mutex<Vec<u8>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (port, seen) = (listener.local_addr().unwrap().port(), Arc::<Mutex<Vec<u8>>>::default());
+    let kept = Arc::clone(&seen);
+    thread::spawn(move || {
+        for near in listener.incoming() {
+            let (near, far) = (near.unwrap(), TcpStream::connect(("127.0.0.1", target)).unwrap());
+            for (mut from, mut to) in [(near.try_clone().unwrap(), far.try_clone().unwrap()), (far, near)] {
+                let kept = Arc::clone(&kept);
+                thread::spawn(move || {
+                    let mut buffer = [0; 4096];
+                    while let Ok(read @ 1..) = from.read(&mut buffer) {
+                        kept.lock().unwrap().extend(&buffer[..read]);
+                        if to.write_all(&buffer[..read]).is_err() {
+                            break;
+                        }
+                    }
+                    let _ = to.shutdown(Shutdown::Write);
+                });
+            }
+        }
+    });
+    (port, seen)
+}
+
+/// What a plaintext client reads.
+fn plaintext(port: u16, host: &str) -> String {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    write!(stream, "GET /items HTTP/1.1\r\nhost: {host}\r\nx-secret: tea\r\nconnection: close\r\n\r\n")
+        .unwrap();
+    let mut read = Vec::new();
+    let _ = stream.read_to_end(&mut read);
+    String::from_utf8_lossy(&read).into_owned()
+}
+
+#[test]
+fn services_are_called_over_mutual_tls_only() {
+    let (mesh, tcp) = domain();
+    mesh.apply("kind: Service\nname: shop/catalog\n").ok();
+    let token = token(&mesh, &["web-1"]);
+    let (_agent, agent) = agent(&mesh, "web-1", &tcp, Some(&token));
+    wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
+    let (port, program) = (free_port(), format!("127.0.0.1:{}", echo()));
+    let address = format!("127.0.0.1:{port}");
+    let register = ["register", "shop/catalog", "--agent", &agent, "--address", &address];
+    let _register = start(&[&register[..], &["--program", &program]].concat(), None);
+    let call =
+        || -> Run { mesh.run(&["call", "shop/catalog", "--agent", &agent, "/items", "-H", "x-secret: tea"]) };
+    wait_until("the service is called", || call().code == Some(0));
+    assert!(call().ok().contains("x-secret: tea"));
+    let endpoints = mesh.run(&["get", "endpoints", "shop/catalog", "--json"]).json();
+    assert_eq!(endpoints[0]["mtls"], true, "{endpoints}");
+    assert!(!plaintext(port, "catalog.shop").contains("HTTP/1.1"), "plaintext is refused");
+
+    let listen = free_port();
+    let listener = format!("127.0.0.1:{listen}");
+    let _proxy = start(&["proxy", "--agent", &agent, "--admin", "none", "--listen", &listener], None);
+    wait_until("the proxy calls the service", || {
+        TcpStream::connect(("127.0.0.1", listen)).is_ok()
+            && plaintext(listen, "catalog.shop").contains("x-secret: tea")
+    });
+
+    let (relay, seen) = sniffer(port);
+    let relayed = Endpoint {
+        mtls: true,
+        instance: "relayed".into(),
+        address: format!("127.0.0.1:{relay}"),
+        location: Some(Location { region: "eu".into(), ..Location::default() }),
+        state: State::Serving.into(),
+        ..Endpoint::default()
+    };
+    mesh.announce("shop/catalog", relayed);
+    wait_until("a call goes through the relay", || {
+        call().ok();
+        !seen.lock().unwrap().is_empty()
+    });
+    let seen = seen.lock().unwrap();
+    assert_eq!(seen[0], 22, "a TLS handshake");
+    for word in ["HTTP/1.1", "x-secret", "tea", "/items"] {
+        assert!(!seen.windows(word.len()).any(|window| window == word.as_bytes()), "{word}");
+    }
+}

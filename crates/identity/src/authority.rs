@@ -1,0 +1,303 @@
+//! The certificate authority of a control plane.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use fairmesh_model::{MAX_ROOTS, SpiffeId, TrustBundle, TrustDomain};
+use rcgen::{
+    BasicConstraints, Certificate, CertificateParams, CertificateSigningRequestParams, DistinguishedName,
+    DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, SanType,
+};
+use time::OffsetDateTime;
+use tokio_rustls::rustls::pki_types::{CertificateDer, CertificateSigningRequestDer};
+
+use crate::{IdentityError, PrivateKey, files, trust};
+
+/// How long certificates of processes are valid.
+pub const LIFETIME: Duration = Duration::from_secs(24 * 3600);
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+/// How long a root is valid.
+const ROOT_LIFETIME: Duration = Duration::from_secs(3650 * 24 * 3600);
+/// How long an intermediate is valid: longer than most outages of those who keep the root.
+const ISSUER_LIFETIME: Duration = Duration::from_secs(180 * 24 * 3600);
+/// An intermediate with less left is replaced, if the root's key is there.
+const ISSUER_RENEWAL: Duration = Duration::from_secs(60 * 24 * 3600);
+
+/// All roots, the newest last; not secret.
+const BUNDLE_FILE: &str = "bundle.pem";
+/// The newest root and its key. May be moved away, and is needed only to make intermediates.
+const ROOT_FILE: &str = "root.key";
+/// The intermediate of this control plane and its key.
+const ISSUER_FILE: &str = "issuer.key";
+
+/// Issues certificates of one trust domain, from a folder.
+pub struct Authority {
+    domain: TrustDomain,
+    folder: PathBuf,
+    state: Mutex<State>,
+}
+
+struct State {
+    roots: Vec<CertificateDer<'static>>,
+    issuer: CertificateDer<'static>,
+    signer: Issuer<'static, KeyPair>,
+}
+
+/// A certificate and that of its issuer.
+#[derive(Clone, Debug)]
+pub struct Issued {
+    /// In the order of TLS: the new certificate first.
+    pub chain: Vec<CertificateDer<'static>>,
+}
+
+impl fmt::Debug for Authority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Authority").field("domain", &self.domain).finish_non_exhaustive()
+    }
+}
+
+impl Authority {
+    /// The authority in `folder`: as it is, with an intermediate made of a root that was put there, or all new. `now` is
+    /// the time since 1970.
+    ///
+    /// # Errors
+    /// When the folder cannot be used, or belongs to another trust domain.
+    pub fn open(folder: &Path, domain: &TrustDomain, now: Duration) -> Result<Self, IdentityError> {
+        files::secret_folder(folder)?;
+        let bundle = folder.join(BUNDLE_FILE);
+        let roots = match files::read(&bundle)? {
+            Some(content) => files::certificates_of(&bundle, &content)?,
+            None => vec![new_root(folder, domain, now)?],
+        };
+        for root in &roots {
+            check_domain(folder, domain, root)?;
+        }
+        files::write_public(&bundle, &files::pem(None, &roots))?;
+        let (issuer, signer) = match read_issuer(folder)? {
+            Some((issuer, key)) if !is_due(&issuer, now)? || root_key(folder)?.is_none() => {
+                let signer = signer(&issuer, key)?;
+                (issuer, signer)
+            }
+            _ => new_issuer(folder, domain, now)?,
+        };
+        let state = Mutex::new(State { roots, issuer, signer });
+        Ok(Self { domain: domain.clone(), folder: folder.to_owned(), state })
+    }
+
+    /// Whether a folder holds an authority, or the root for one.
+    pub fn exists(folder: &Path) -> bool {
+        folder.join(BUNDLE_FILE).exists()
+    }
+
+    /// The roots of the domain.
+    pub fn bundle(&self) -> TrustBundle {
+        let roots = self.state().roots.iter().map(|root| root.to_vec()).collect();
+        TrustBundle { domain: self.domain.clone(), roots }
+    }
+
+    /// The root of the intermediate, which is not the newest one while roots are rotated.
+    pub fn signing_root(&self) -> Vec<u8> {
+        let state = self.state();
+        let above = trust::parse(&state.issuer).map(|issuer| issuer.issuer().as_raw().to_vec());
+        let signed = |root: &&CertificateDer<'_>| {
+            trust::parse(root).is_ok_and(|root| Ok(root.subject().as_raw()) == above.as_deref())
+        };
+        let newest = state.roots.last();
+        state.roots.iter().find(signed).or(newest).map(|root| root.to_vec()).unwrap_or_default()
+    }
+
+    /// The certificate that signs others.
+    pub fn issuer(&self) -> CertificateDer<'static> {
+        self.state().issuer.clone()
+    }
+
+    /// Whether the root's key is on this machine.
+    pub fn root_key_present(&self) -> bool {
+        self.folder.join(ROOT_FILE).exists()
+    }
+
+    /// Issues a certificate with `id` for the key of a signing request. Nothing else in the request counts.
+    ///
+    /// # Errors
+    /// [`IdentityError::InvalidRequest`] if its signature is not by its key.
+    pub fn issue(&self, request: &[u8], id: &SpiffeId, now: Duration) -> Result<Issued, IdentityError> {
+        let invalid = |error: rcgen::Error| IdentityError::InvalidRequest(error.to_string());
+        let request = CertificateSigningRequestParams::from_der(&CertificateSigningRequestDer::from(request));
+        let key = request.map_err(invalid)?.public_key;
+        let state = self.state();
+        let params = leaf(id, now, trust::validity(&state.issuer)?.1)?;
+        let certificate = params.signed_by(&key, &state.signer).map_err(IdentityError::crypto)?;
+        Ok(Issued { chain: vec![certificate.der().clone(), state.issuer.clone()] })
+    }
+
+    /// Replaces the intermediate. What the one before issued stays valid.
+    ///
+    /// # Errors
+    /// When the root's key is not there, or the disk is full; then nothing has changed.
+    pub fn rotate_issuer(&self, now: Duration) -> Result<(), IdentityError> {
+        let mut state = self.state();
+        (state.issuer, state.signer) = new_issuer(&self.folder, &self.domain, now)?;
+        Ok(())
+    }
+
+    /// Replaces the intermediate if little of its time is left.
+    ///
+    /// # Errors
+    /// As [`rotate_issuer`](Self::rotate_issuer).
+    pub fn renew_issuer_if_due(&self, now: Duration) -> Result<(), IdentityError> {
+        if is_due(&self.issuer(), now)? { self.rotate_issuer(now) } else { Ok(()) }
+    }
+
+    /// Begins a new root. Certificates are still issued under the one before, until the next
+    /// [`rotate_issuer`](Self::rotate_issuer): by then all have to know the new one. Roots that have expired are
+    /// dropped.
+    ///
+    /// # Errors
+    /// When there are too many roots, or the disk is full.
+    pub fn begin_root(&self, now: Duration) -> Result<(), IdentityError> {
+        let mut state = self.state();
+        let mut roots = state.roots.clone();
+        roots.retain(|root| trust::validity(root).is_ok_and(|(_, end)| end > now));
+        if roots.len() >= MAX_ROOTS {
+            return Err(IdentityError::TooManyRoots(MAX_ROOTS));
+        }
+        roots.push(new_root(&self.folder, &self.domain, now)?);
+        files::write_public(&self.folder.join(BUNDLE_FILE), &files::pem(None, &roots))?;
+        state.roots = roots;
+        Ok(())
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        // Every change is a single assignment.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The name that a certificate of an authority has for its domain.
+fn common_name(domain: &TrustDomain) -> String {
+    format!("spiffe://{domain}")
+}
+
+fn check_domain(folder: &Path, domain: &TrustDomain, root: &CertificateDer<'_>) -> Result<(), IdentityError> {
+    let parsed = trust::parse(root)?;
+    let mut names = parsed.subject().iter_organization();
+    let found = names.next().and_then(|name| name.as_str().ok()).and_then(|name| TrustDomain::new(name).ok());
+    match found {
+        Some(found) if found == *domain => Ok(()),
+        Some(found) => {
+            Err(IdentityError::OtherDomain { path: folder.to_owned(), found, expected: domain.clone() })
+        }
+        None => Err(IdentityError::InvalidFile {
+            path: folder.join(BUNDLE_FILE),
+            problem: "names no trust domain as the organization of a root".into(),
+        }),
+    }
+}
+
+fn is_due(issuer: &CertificateDer<'_>, now: Duration) -> Result<bool, IdentityError> {
+    Ok(trust::validity(issuer)?.1 < now + ISSUER_RENEWAL)
+}
+
+fn signer(
+    certificate: &CertificateDer<'_>,
+    key: PrivateKey,
+) -> Result<Issuer<'static, KeyPair>, IdentityError> {
+    Issuer::from_ca_cert_der(certificate, key.into_rcgen()).map_err(IdentityError::crypto)
+}
+
+type KeyAndCertificate = (CertificateDer<'static>, PrivateKey);
+
+fn read_issuer(folder: &Path) -> Result<Option<KeyAndCertificate>, IdentityError> {
+    read_pair(&folder.join(ISSUER_FILE))
+}
+
+fn root_key(folder: &Path) -> Result<Option<KeyAndCertificate>, IdentityError> {
+    read_pair(&folder.join(ROOT_FILE))
+}
+
+fn read_pair(path: &Path) -> Result<Option<KeyAndCertificate>, IdentityError> {
+    let Some(content) = files::read(path)? else { return Ok(None) };
+    let certificate = files::certificates_of(path, &content)?.swap_remove(0);
+    Ok(Some((certificate, files::key_of(path, &content)?)))
+}
+
+fn new_root(
+    folder: &Path,
+    domain: &TrustDomain,
+    now: Duration,
+) -> Result<CertificateDer<'static>, IdentityError> {
+    let key = PrivateKey::generate()?;
+    let params = authority(domain, "root", BasicConstraints::Constrained(1), (now, now + ROOT_LIFETIME))?;
+    let root = params.self_signed(key.rcgen()).map_err(IdentityError::crypto)?;
+    write_pair(&folder.join(ROOT_FILE), &key, &root)?;
+    Ok(root.der().clone())
+}
+
+fn new_issuer(
+    folder: &Path,
+    domain: &TrustDomain,
+    now: Duration,
+) -> Result<(CertificateDer<'static>, Issuer<'static, KeyPair>), IdentityError> {
+    let Some((root, root_key)) = root_key(folder)? else {
+        return Err(IdentityError::RootKeyAbsent { path: folder.join(ROOT_FILE) });
+    };
+    let end = (now + ISSUER_LIFETIME).min(trust::validity(&root)?.1);
+    let key = PrivateKey::generate()?;
+    let params = authority(domain, "intermediate", BasicConstraints::Constrained(0), (now, end))?;
+    let issuer = params.signed_by(key.rcgen(), &signer(&root, root_key)?).map_err(IdentityError::crypto)?;
+    write_pair(&folder.join(ISSUER_FILE), &key, &issuer)?;
+    let issuer = issuer.der().clone();
+    let signer = signer(&issuer, key)?;
+    Ok((issuer, signer))
+}
+
+fn write_pair(path: &Path, key: &PrivateKey, certificate: &Certificate) -> Result<(), IdentityError> {
+    files::write_secret(path, &files::pem(Some(key), std::slice::from_ref(certificate.der())))
+}
+
+/// A certificate of an authority. Begins a day early, so that clocks that differ do not delay a new domain.
+fn authority(
+    domain: &TrustDomain,
+    what: &str,
+    below: BasicConstraints,
+    (begin, end): (Duration, Duration),
+) -> Result<CertificateParams, IdentityError> {
+    let mut name = DistinguishedName::new();
+    name.push(DnType::OrganizationName, domain.as_str());
+    // Different by time, since issuers are found by name.
+    name.push(DnType::CommonName, format!("{} {what} {}", common_name(domain), begin.as_secs()));
+    let mut params = CertificateParams::default();
+    params.not_before = date(begin.saturating_sub(DAY))?;
+    params.not_after = date(end)?;
+    params.distinguished_name = name;
+    params.is_ca = IsCa::Ca(below);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params.use_authority_key_identifier_extension = true;
+    Ok(params)
+}
+
+/// A certificate of a process.
+fn leaf(id: &SpiffeId, now: Duration, latest: Duration) -> Result<CertificateParams, IdentityError> {
+    let uri = id.to_string().try_into().map_err(IdentityError::crypto)?;
+    let mut params = CertificateParams::default();
+    params.not_before = date(now)?;
+    params.not_after = date((now + LIFETIME).min(latest))?;
+    params.subject_alt_names = vec![SanType::URI(uri)];
+    params.distinguished_name = DistinguishedName::new();
+    params.is_ca = IsCa::ExplicitNoCa;
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages =
+        vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
+    params.use_authority_key_identifier_extension = true;
+    Ok(params)
+}
+
+fn date(since_1970: Duration) -> Result<OffsetDateTime, IdentityError> {
+    let seconds = i64::try_from(since_1970.as_secs()).map_err(IdentityError::crypto)?;
+    OffsetDateTime::from_unix_timestamp(seconds).map_err(IdentityError::crypto)
+}

@@ -1,0 +1,92 @@
+use std::{path::Path, time::Duration};
+
+use fairmesh_model::{SpiffeId, TrustBundle};
+use tokio_rustls::rustls::pki_types::CertificateDer;
+
+use crate::{IdentityError, PrivateKey, Trust, Usage, files, trust};
+
+/// The files of an identity that is kept on disk.
+const KEY_FILE: &str = "identity.key";
+const BUNDLE_FILE: &str = "bundle.pem";
+
+/// A key, its certificate, and the roots that the process trusts.
+#[derive(Debug)]
+pub struct Credentials {
+    pub(crate) key: PrivateKey,
+    pub(crate) chain: Vec<CertificateDer<'static>>,
+    pub(crate) trust: Trust,
+    id: SpiffeId,
+    valid: (Duration, Duration),
+}
+
+impl Credentials {
+    /// Checks a certificate that was issued for a key.
+    ///
+    /// # Errors
+    /// When its peers would refuse it now, or it is for another key.
+    pub fn new(
+        key: PrivateKey,
+        chain: Vec<CertificateDer<'static>>,
+        bundle: TrustBundle,
+        now: Duration,
+    ) -> Result<Self, IdentityError> {
+        let trust = Trust::new(bundle)?;
+        let id = trust.verify(&chain, Usage::Server, now)?;
+        trust.verify(&chain, Usage::Client, now)?;
+        let valid = trust::validity(&chain[0])?;
+        let parsed = trust::parse(&chain[0])?;
+        let certified: &[u8] = &parsed.public_key().subject_public_key.data;
+        if certified != key.rcgen().public_key_raw() {
+            return Err(IdentityError::Crypto("the certificate is for another key".into()));
+        }
+        Ok(Self { key, chain, trust, id, valid })
+    }
+
+    /// The identity.
+    pub fn id(&self) -> &SpiffeId {
+        &self.id
+    }
+
+    /// What verifies peers.
+    pub fn trust(&self) -> &Trust {
+        &self.trust
+    }
+
+    /// When the certificate begins and ends to be valid, since 1970.
+    pub fn validity(&self) -> (Duration, Duration) {
+        self.valid
+    }
+
+    /// The certificate, followed by that of its issuer, in DER.
+    pub fn chain(&self) -> &[CertificateDer<'static>] {
+        &self.chain
+    }
+
+    /// Keeps the identity in `folder`, readable by this user alone.
+    ///
+    /// # Errors
+    /// When the files cannot be written; the ones before remain.
+    pub fn save(&self, folder: &Path) -> Result<(), IdentityError> {
+        files::secret_folder(folder)?;
+        let roots: Vec<_> =
+            self.trust.bundle().roots.iter().map(|root| CertificateDer::from(root.as_slice())).collect();
+        files::write_public(&folder.join(BUNDLE_FILE), &files::pem(None, &roots))?;
+        files::write_secret(&folder.join(KEY_FILE), &files::pem(Some(&self.key), &self.chain))
+    }
+
+    /// The identity in `folder`; `None` if there is none.
+    ///
+    /// # Errors
+    /// When it cannot be read, or is not valid now.
+    pub fn load(folder: &Path, now: Duration) -> Result<Option<Self>, IdentityError> {
+        let (own, bundle) = (folder.join(KEY_FILE), folder.join(BUNDLE_FILE));
+        let (Some(content), Some(roots)) = (files::read(&own)?, files::read(&bundle)?) else {
+            return Ok(None);
+        };
+        let chain = files::certificates_of(&own, &content)?;
+        let roots = files::certificates_of(&bundle, &roots)?;
+        let domain = trust::id_of(&chain[0], Usage::Client)?.domain;
+        let roots = roots.iter().map(|root| root.to_vec()).collect();
+        Self::new(files::key_of(&own, &content)?, chain, TrustBundle { domain, roots }, now).map(Some)
+    }
+}

@@ -1,0 +1,188 @@
+//! The identity of a program, from the agent of its machine.
+
+use std::{sync::Arc, time::Duration};
+
+use fairmesh_model::{SpiffePath, TrustBundle};
+use fairmesh_wire::{
+    handshake::{self, Connection},
+    transport::{Address, ExpectedPeer, Handshake, TlsIdentity, Transport},
+    v1::IssueWorkloadRequest,
+};
+use tokio::{net::TcpStream, time::timeout};
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use tonic::Code;
+
+use crate::{
+    Workload,
+    renewal::{self, Certified, Source},
+};
+
+/// How long one request may take.
+const TIMEOUT: Duration = Duration::from_secs(12);
+
+/// Pauses of a program that has no identity yet: while there is no agent, and while there is no trust domain.
+const NO_AGENT_INTERVAL: Duration = Duration::from_secs(5);
+const NO_DOMAIN_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Issues by the agent at an address.
+#[derive(Debug)]
+struct AgentSource {
+    agent: Address,
+    /// Empty: an operator, as the agent names it.
+    path: String,
+    software: String,
+    workload: Arc<Workload>,
+}
+
+/// Why an agent issued nothing.
+enum NotIssued {
+    /// The mesh has no trust domain, or the agent knows none.
+    NoDomain,
+    /// There is no such agent.
+    NoAgent(String),
+    /// It will, or refused to.
+    Failed(String),
+}
+
+/// The identity of this program. It is renewed until this is dropped.
+#[derive(Clone, Debug)]
+pub struct ProgramIdentity {
+    workload: Arc<Workload>,
+    _renewal: Arc<AbortOnDropHandle<()>>,
+}
+
+/// What a program asks its agent for.
+#[derive(Clone, Debug)]
+pub struct IdentityRequest {
+    /// The agent, at a Unix socket: only there it knows the user.
+    pub agent: Address,
+    /// The identity; `None` is an operator, named after machine and user.
+    pub path: Option<SpiffePath>,
+    /// The description of the program, for display.
+    pub software: String,
+    /// How long to wait for the first certificate.
+    pub patience: Duration,
+}
+
+impl ProgramIdentity {
+    /// The identity of a caller. It comes later if there is no certificate within the patience: until then, endpoints
+    /// that accept only mutual TLS are not called. `None` if no agent can give one.
+    pub async fn of_caller(request: IdentityRequest) -> Option<Self> {
+        let source = request.source()?;
+        let _ = source.first(request.patience).await;
+        Some(Self::keep(source))
+    }
+
+    /// The identity of a server, which decides once whether it accepts only mutual TLS: if the agent is a member of a
+    /// trust domain. `None` otherwise. Without a certificate within the patience, it comes later, and connections fail
+    /// until then.
+    pub async fn of_server(request: IdentityRequest) -> Option<Self> {
+        let source = request.source()?;
+        match source.first(request.patience).await {
+            Ok(()) => {}
+            Err(NotIssued::NoDomain) => return None,
+            Err(NotIssued::NoAgent(error)) => {
+                tracing::debug!(error, "no agent gives this server an identity");
+                return None;
+            }
+            Err(NotIssued::Failed(error)) => {
+                tracing::warn!(error, "this server has no certificate yet, and accepts no calls until then");
+            }
+        }
+        Some(Self::keep(source))
+    }
+
+    fn keep(source: AgentSource) -> Self {
+        let workload = Arc::clone(&source.workload);
+        let renewing = renewal::keep_fresh(Arc::clone(&workload), source, CancellationToken::new());
+        let renewal = Arc::new(AbortOnDropHandle::new(tokio::spawn(renewing)));
+        Self { workload, _renewal: renewal }
+    }
+
+    /// Secures calls of services, and keeps the identity renewed as long as a clone of this transport lives.
+    pub fn transport(self) -> Transport {
+        Transport::tls_of_services(Arc::new(self))
+    }
+}
+
+impl IdentityRequest {
+    fn source(&self) -> Option<AgentSource> {
+        let Address::Unix(_) = &self.agent else { return None };
+        Some(AgentSource {
+            agent: self.agent.clone(),
+            path: self.path.as_ref().map(ToString::to_string).unwrap_or_default(),
+            software: self.software.clone(),
+            workload: Arc::default(),
+        })
+    }
+}
+
+impl AgentSource {
+    /// The first certificate, if the agent issues one at once.
+    async fn first(&self, patience: Duration) -> Result<(), NotIssued> {
+        let issuing = renewal::renew_from(&self.workload, |request| self.request(request));
+        let late = || NotIssued::Failed(format!("the agent at {} has not responded yet", self.agent));
+        timeout(patience, issuing).await.unwrap_or_else(|_| Err(late()))
+    }
+
+    async fn connect(&self) -> Result<Connection, NotIssued> {
+        handshake::connect(&Transport::default(), &self.agent, &self.software)
+            .await
+            .map_err(|error| NotIssued::NoAgent(error.to_string()))
+    }
+
+    async fn request(&self, csr: Vec<u8>) -> Result<Certified, NotIssued> {
+        let request = IssueWorkloadRequest { path: self.path.clone(), csr: csr.into() };
+        let response = self.connect().await?.workload().issue_workload(request).await;
+        let response = match response {
+            Ok(response) => response.into_inner(),
+            Err(status) if status.code() == Code::Unimplemented => return Err(NotIssued::NoDomain),
+            Err(status) => return Err(NotIssued::Failed(status.message().to_owned())),
+        };
+        if response.chain.is_empty() {
+            return Err(NotIssued::NoDomain);
+        }
+        let bundle: Result<TrustBundle, _> = response.bundle.unwrap_or_default().try_into();
+        let bundle = bundle.map_err(|error| NotIssued::Failed(error.to_string()))?;
+        let chain = response.chain.iter().map(|one| one.to_vec().into()).collect();
+        Ok(Certified { chain, bundle })
+    }
+}
+
+impl From<String> for NotIssued {
+    fn from(error: String) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl Source for AgentSource {
+    async fn certify(&self, request: Vec<u8>) -> Result<Certified, String> {
+        loop {
+            let late = || Err(NotIssued::Failed(format!("no response within {} s", TIMEOUT.as_secs())));
+            let issued = timeout(TIMEOUT, self.request(request.clone())).await.unwrap_or_else(|_| late());
+            let is_new = !self.workload.is_ready();
+            let pause = match issued {
+                Ok(certified) => return Ok(certified),
+                Err(NotIssued::NoDomain) if is_new => NO_DOMAIN_INTERVAL,
+                Err(NotIssued::NoAgent(_)) if is_new => NO_AGENT_INTERVAL,
+                Err(NotIssued::NoDomain) => return Err("the agent has left the trust domain".into()),
+                Err(NotIssued::NoAgent(error) | NotIssued::Failed(error)) => return Err(error),
+            };
+            tokio::time::sleep(pause).await;
+        }
+    }
+}
+
+impl TlsIdentity for ProgramIdentity {
+    fn is_ready(&self) -> bool {
+        self.workload.is_ready()
+    }
+
+    fn connect(&self, peer: ExpectedPeer<'_>, stream: TcpStream) -> Handshake {
+        self.workload.connect(peer, stream)
+    }
+
+    fn accept(&self, stream: TcpStream) -> Handshake {
+        self.workload.accept(stream)
+    }
+}

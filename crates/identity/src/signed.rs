@@ -1,0 +1,75 @@
+//! Messages that are signed by the key of a certificate, so that they can pass through processes that are not trusted.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use fairmesh_model::SpiffeId;
+use fairmesh_wire::v1::SignedMessage;
+use tokio_rustls::rustls::pki_types::CertificateDer;
+use webpki::EndEntityCert;
+
+use crate::{Credentials, IdentityError, Refused, Trust, Usage};
+
+/// What a signature is for. A signature for one purpose is not valid for another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// An `IssueRequest`.
+    IssueRequest,
+    /// An `IssueResponse` for the signing request with these bytes: an older response does not fit a newer request.
+    IssueResponse,
+}
+
+impl Purpose {
+    const fn label(self) -> &'static [u8] {
+        match self {
+            Self::IssueRequest => b"fairmesh issue request 1\0",
+            Self::IssueResponse => b"fairmesh issue response 1\0",
+        }
+    }
+}
+
+/// Signs a message. `bound` is not sent: both sides know it, such as the request that a response is for.
+///
+/// # Errors
+/// When signing fails.
+pub fn sign(
+    credentials: &Credentials,
+    purpose: Purpose,
+    bound: &[u8],
+    payload: Vec<u8>,
+) -> Result<SignedMessage, IdentityError> {
+    let signature = credentials.key.sign(&signed(purpose, bound, &payload))?;
+    let chain = credentials.chain.iter().map(|one| Bytes::copy_from_slice(one)).collect();
+    Ok(SignedMessage { chain, payload: payload.into(), signature: signature.into() })
+}
+
+/// The verified signer of a message.
+///
+/// # Errors
+/// [`Refused`] when the chain or the signature is not valid.
+pub fn verify(
+    trust: &Trust,
+    purpose: Purpose,
+    bound: &[u8],
+    message: &SignedMessage,
+    now: Duration,
+) -> Result<SpiffeId, Refused> {
+    let chain: Vec<_> = message.chain.iter().map(|one| CertificateDer::from(&one[..])).collect();
+    let usage = match purpose {
+        Purpose::IssueRequest => Usage::Client,
+        Purpose::IssueResponse => Usage::Server,
+    };
+    let id = trust.verify(&chain, usage, now)?;
+    let signer = EndEntityCert::try_from(&chain[0]).map_err(|_| Refused::Malformed)?;
+    let text = signed(purpose, bound, &message.payload);
+    signer
+        .verify_signature(webpki::aws_lc_rs::ECDSA_P256_SHA256, &text, &message.signature)
+        .map_err(|_| Refused::BadSignature)?;
+    Ok(id)
+}
+
+/// What is signed: lengths first, so that no part can pass for another.
+fn signed(purpose: Purpose, bound: &[u8], payload: &[u8]) -> Vec<u8> {
+    let length = (bound.len() as u64).to_be_bytes();
+    [purpose.label(), &length, bound, payload].concat()
+}

@@ -1,0 +1,181 @@
+//! Configurations of rustls that verify SPIFFE ids.
+
+use std::{fmt, sync::Arc};
+
+use fairmesh_model::{MeshRole, ServiceName, SpiffeId, SpiffePath};
+use fairmesh_wire::transport::ExpectedPeer;
+use tokio_rustls::rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, OtherError,
+    ServerConfig, SignatureScheme,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::{CryptoProvider, aws_lc_rs, verify_tls13_signature},
+    pki_types::{CertificateDer, ServerName, UnixTime},
+    server::danger::{ClientCertVerified, ClientCertVerifier},
+    version::TLS13,
+};
+
+use crate::{Clock, Credentials, IdentityError, Refused, Trust, Usage, trust::algorithms};
+
+/// The peer that a client expects.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Expected {
+    Service(ServiceName),
+    Mesh,
+}
+
+impl From<ExpectedPeer<'_>> for Expected {
+    fn from(peer: ExpectedPeer<'_>) -> Self {
+        match peer {
+            ExpectedPeer::Service(service) => Self::Service(service.clone()),
+            ExpectedPeer::Mesh => Self::Mesh,
+        }
+    }
+}
+
+impl Expected {
+    fn check(&self, found: SpiffeId) -> Result<(), Refused> {
+        let fits = match (self, &found.path) {
+            (Self::Service(service), SpiffePath::Service(found)) => service == found,
+            (Self::Mesh, SpiffePath::Mesh(role, _)) => *role != MeshRole::Operator,
+            _ => false,
+        };
+        if fits { Ok(()) } else { Err(Refused::Unexpected { found, expected: self.to_string() }) }
+    }
+}
+
+impl fmt::Display for Expected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Service(service) => service.fmt(f),
+            Self::Mesh => f.write_str("a process of the mesh"),
+        }
+    }
+}
+
+/// Verifies peers. The certificate alone counts: names and addresses of the connection do not.
+#[derive(Debug)]
+struct Verifier {
+    trust: Trust,
+    clock: Arc<dyn Clock>,
+    /// Of a server; any client of the domain may connect.
+    expected: Option<Expected>,
+}
+
+impl Verifier {
+    fn verify(&self, chain: &[&CertificateDer<'_>], usage: Usage) -> Result<(), Error> {
+        let chain: Vec<_> = chain.iter().map(|one| CertificateDer::from(one.as_ref())).collect();
+        let verified = self.trust.verify(&chain, usage, self.clock.now());
+        let checked = verified.and_then(|found| self.expected.as_ref().map_or(Ok(()), |it| it.check(found)));
+        checked.map_err(|refused| {
+            Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(refused))))
+        })
+    }
+}
+
+fn tls13_only() -> Result<HandshakeSignatureValid, Error> {
+    Err(Error::General("TLS 1.2 is not spoken here".into()))
+}
+
+impl ServerCertVerifier for Verifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let chain: Vec<_> = std::iter::once(end_entity).chain(intermediates).collect();
+        self.verify(&chain, Usage::Server).map(|()| ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        tls13_only()
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, certificate, signature, &algorithms())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        algorithms().supported_schemes()
+    }
+}
+
+impl ClientCertVerifier for Verifier {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        let chain: Vec<_> = std::iter::once(end_entity).chain(intermediates).collect();
+        self.verify(&chain, Usage::Client).map(|()| ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        tls13_only()
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, certificate, signature, &algorithms())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        algorithms().supported_schemes()
+    }
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(aws_lc_rs::default_provider())
+}
+
+/// Of a client that expects this peer. Sessions are resumed only with servers that proved to be it, since each
+/// configuration has its own store.
+pub(crate) fn client(
+    own: &Credentials,
+    expected: Expected,
+    clock: &Arc<dyn Clock>,
+) -> Result<Arc<ClientConfig>, IdentityError> {
+    let (trust, clock) = (own.trust.clone(), Arc::clone(clock));
+    let verifier = Arc::new(Verifier { trust, clock, expected: Some(expected) });
+    let config = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
+    let config = config.map_err(IdentityError::crypto)?;
+    let config = config.dangerous().with_custom_certificate_verifier(verifier);
+    let config = config.with_client_auth_cert(own.chain.clone(), own.key.rustls());
+    config.map(Arc::new).map_err(IdentityError::crypto)
+}
+
+/// Of a server that accepts every identity of its domain.
+pub(crate) fn server(own: &Credentials, clock: &Arc<dyn Clock>) -> Result<Arc<ServerConfig>, IdentityError> {
+    let (trust, clock) = (own.trust.clone(), Arc::clone(clock));
+    let verifier = Arc::new(Verifier { trust, clock, expected: None });
+    let config = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
+    let config = config.map_err(IdentityError::crypto)?.with_client_cert_verifier(verifier);
+    let config = config.with_single_cert(own.chain.clone(), own.key.rustls());
+    config.map(Arc::new).map_err(IdentityError::crypto)
+}

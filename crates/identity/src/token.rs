@@ -1,0 +1,100 @@
+//! One-time tokens with which agents join.
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use aws_lc_rs::{
+    digest, hmac,
+    rand::{SecureRandom as _, SystemRandom},
+};
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+
+use crate::IdentityError;
+
+/// Upper bound of the time for which a token can be used.
+pub const MAX_TOKEN_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// Begins every token, so that scanners for secrets find it.
+const PREFIX: &str = "fairmesh-join-";
+const ID: usize = 8;
+const SECRET: usize = 32;
+const DIGEST: usize = 32;
+
+/// A token: its id, a secret that is never sent, and the digest of the root that the joining agent trusts.
+#[derive(Clone)]
+pub struct JoinToken {
+    pub(crate) id: [u8; ID],
+    pub(crate) secret: [u8; SECRET],
+    pub(crate) root: [u8; DIGEST],
+}
+
+impl fmt::Debug for JoinToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JoinToken").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+impl JoinToken {
+    /// A new token, of which agents that join trust this root.
+    ///
+    /// # Errors
+    /// When the system has no randomness.
+    pub(crate) fn generate(root: &[u8]) -> Result<Self, IdentityError> {
+        let mut token = Self { id: [0; ID], secret: [0; SECRET], root: digest(root) };
+        let random = SystemRandom::new();
+        random.fill(&mut token.id).map_err(IdentityError::crypto)?;
+        random.fill(&mut token.secret).map_err(IdentityError::crypto)?;
+        Ok(token)
+    }
+
+    /// Sent instead of the secret.
+    pub fn id(&self) -> &[u8] {
+        &self.id
+    }
+
+    /// Proves knowledge of the secret, for this name and key only.
+    pub fn proof(&self, agent: &str, request: &[u8]) -> Vec<u8> {
+        hmac::sign(&key(&self.secret), &proved(agent, request)).as_ref().to_vec()
+    }
+
+    /// The text to copy. It is secret: [`fmt::Display`] would be too easy to log.
+    pub fn reveal(&self) -> String {
+        let bytes = [&self.id[..], &self.secret, &self.root].concat();
+        format!("{PREFIX}{}", BASE64_URL_SAFE_NO_PAD.encode(bytes))
+    }
+}
+
+/// Whether a proof was made with this secret.
+pub(crate) fn is_proved(secret: &[u8], agent: &str, request: &[u8], proof: &[u8]) -> bool {
+    hmac::verify(&key(secret), &proved(agent, request), proof).is_ok()
+}
+
+fn key(secret: &[u8]) -> hmac::Key {
+    hmac::Key::new(hmac::HMAC_SHA256, secret)
+}
+
+/// Names contain no zero byte.
+fn proved(agent: &str, request: &[u8]) -> Vec<u8> {
+    [b"fairmesh join\0", agent.as_bytes(), b"\0", request].concat()
+}
+
+/// SHA-256.
+pub(crate) fn digest(bytes: &[u8]) -> [u8; DIGEST] {
+    let mut out = [0; DIGEST];
+    out.copy_from_slice(digest::digest(&digest::SHA256, bytes).as_ref());
+    out
+}
+
+impl FromStr for JoinToken {
+    type Err = IdentityError;
+
+    fn from_str(text: &str) -> Result<Self, IdentityError> {
+        let encoded = text.trim().strip_prefix(PREFIX).ok_or(IdentityError::InvalidToken)?;
+        let bytes = BASE64_URL_SAFE_NO_PAD.decode(encoded).map_err(|_| IdentityError::InvalidToken)?;
+        let bytes: [u8; ID + SECRET + DIGEST] = bytes.try_into().map_err(|_| IdentityError::InvalidToken)?;
+        let mut token = Self { id: [0; ID], secret: [0; SECRET], root: [0; DIGEST] };
+        token.id.copy_from_slice(&bytes[..ID]);
+        token.secret.copy_from_slice(&bytes[ID..ID + SECRET]);
+        token.root.copy_from_slice(&bytes[ID + SECRET..]);
+        Ok(token)
+    }
+}

@@ -1,0 +1,157 @@
+//! Tokens that nobody used yet, one file each, so that the system decides who is the first to use one.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use fairmesh_model::{Label, Tenant};
+use serde::{Deserialize, Serialize};
+
+use crate::{IdentityError, JoinToken, MAX_TOKEN_TTL, files, token};
+
+/// Upper bound of tokens at a time.
+const MAX_TOKENS: usize = 10_000;
+const EXTENSION: &str = "token";
+
+/// The folder of tokens of a control plane.
+#[derive(Debug)]
+pub struct Tokens {
+    folder: PathBuf,
+}
+
+/// What a token permits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenGrant {
+    /// The name of the agent that may use it.
+    pub agent: Label,
+    /// The tenants whose services the agent may vouch for; empty: all.
+    pub tenants: Vec<Tenant>,
+    /// Until when, in seconds since 1970.
+    pub expires_at: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct TokenFile {
+    secret: Vec<u8>,
+    grant: TokenGrant,
+}
+
+/// Why a token does not work.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenRefused {
+    /// The id or the proof is wrong, it was used already, or it is of another control plane.
+    #[error(
+        "the token was used already, has expired, or was made by another control plane; make a new one with `fairmesh \
+         identity token`"
+    )]
+    Unknown,
+    /// It is for another name.
+    #[error("the token is for another agent; give --name the name for which it was made")]
+    OtherAgent,
+    /// The disk failed.
+    #[error(transparent)]
+    Failed(#[from] IdentityError),
+}
+
+impl Tokens {
+    /// The tokens in `folder`, which is made if missing.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn open(folder: &Path) -> Result<Self, IdentityError> {
+        files::secret_folder(folder)?;
+        Ok(Self { folder: folder.to_owned() })
+    }
+
+    /// Makes a token for an agent that then trusts `root`. Returns it, and until when it can be used, in seconds since
+    /// 1970.
+    ///
+    /// # Errors
+    /// When there are too many, or the disk is full.
+    pub fn create(
+        &self,
+        grant: TokenGrant,
+        root: &[u8],
+        now: Duration,
+    ) -> Result<(JoinToken, u64), IdentityError> {
+        let latest = now + MAX_TOKEN_TTL;
+        let grant = TokenGrant { expires_at: grant.expires_at.min(latest.as_secs()), ..grant };
+        if self.count(now)? >= MAX_TOKENS {
+            return Err(IdentityError::Crypto(format!(
+                "{MAX_TOKENS} tokens wait to be used; let some expire"
+            )));
+        }
+        let made = JoinToken::generate(root)?;
+        let expires_at = grant.expires_at;
+        let content = serde_json::to_vec(&TokenFile { secret: made.secret.to_vec(), grant });
+        files::write_secret(&self.path(&made.id), &content.map_err(IdentityError::crypto)?)?;
+        Ok((made, expires_at))
+    }
+
+    /// Uses up a token.
+    ///
+    /// # Errors
+    /// [`TokenRefused`]; the token stays usable unless it was used or has expired.
+    pub fn redeem(
+        &self,
+        id: &[u8],
+        (agent, request): (&Label, &[u8]),
+        proof: &[u8],
+        now: Duration,
+    ) -> Result<TokenGrant, TokenRefused> {
+        let path = self.path(id);
+        let TokenFile { secret, grant } = self.read(&path)?.ok_or(TokenRefused::Unknown)?;
+        if !token::is_proved(&secret, agent.as_str(), request, proof) {
+            return Err(TokenRefused::Unknown);
+        }
+        if grant.agent != *agent {
+            return Err(TokenRefused::OtherAgent);
+        }
+        // The one that removes the file has used the token.
+        let used = fs::remove_file(&path).and_then(|()| files::sync_folder_of(&path));
+        match used {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(TokenRefused::Unknown),
+            Err(source) => Err(IdentityError::Io { path, source }.into()),
+            Ok(()) if grant.expires_at <= now.as_secs() => Err(TokenRefused::Unknown),
+            Ok(()) => Ok(grant),
+        }
+    }
+
+    /// The number of tokens that can be used; removes others.
+    ///
+    /// # Errors
+    /// When the folder cannot be read.
+    pub fn count(&self, now: Duration) -> Result<usize, IdentityError> {
+        let failed = |source| IdentityError::Io { path: self.folder.clone(), source };
+        let mut count = 0;
+        for entry in fs::read_dir(&self.folder).map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            // Others are being written.
+            if path.extension().is_none_or(|kind| kind != EXTENSION) {
+                continue;
+            }
+            match self.read(&path) {
+                Ok(Some(token)) if token.grant.expires_at > now.as_secs() => count += 1,
+                _ => drop(fs::remove_file(&path)),
+            }
+        }
+        Ok(count)
+    }
+
+    fn path(&self, id: &[u8]) -> PathBuf {
+        // Ids of other lengths name no file that is ever written.
+        let name: String = id.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+        self.folder.join(name).with_extension(EXTENSION)
+    }
+
+    fn read(&self, path: &Path) -> Result<Option<TokenFile>, IdentityError> {
+        let Some(content) = files::read(path)? else { return Ok(None) };
+        let invalid = |error: serde_json::Error| IdentityError::InvalidFile {
+            path: path.to_owned(),
+            problem: error.to_string(),
+        };
+        serde_json::from_slice(&content).map(Some).map_err(invalid)
+    }
+}

@@ -1,0 +1,216 @@
+//! Verification of certificate chains.
+
+use std::time::Duration;
+
+use fairmesh_model::{SpiffeId, TrustBundle, TrustDomain};
+use tokio_rustls::rustls::{
+    crypto::{WebPkiSupportedAlgorithms, aws_lc_rs},
+    pki_types::{CertificateDer, TrustAnchor, UnixTime},
+};
+use webpki::{EndEntityCert, KeyUsage, anchor_from_trusted_cert};
+use x509_parser::{certificate::X509Certificate, extensions::GeneralName, prelude::FromDer as _};
+
+use crate::{IdentityError, JoinToken};
+
+/// How far the clocks of two machines may differ.
+pub const CLOCK_SKEW: Duration = Duration::from_secs(300);
+
+/// Upper bound of the certificates that a peer may send.
+const MAX_CHAIN: usize = 4;
+
+/// What a certificate has to be good for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Usage {
+    /// Opening connections.
+    Client,
+    /// Accepting connections.
+    Server,
+}
+
+/// Why a chain is not accepted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// The peer sent none, or too many certificates.
+    #[error("the peer sent {0} certificates, not 1 to {MAX_CHAIN}")]
+    ChainLength(usize),
+    /// It is not X.509.
+    #[error("the certificate is not well-formed")]
+    Malformed,
+    /// Its time has ended.
+    #[error(
+        "the certificate has expired; check the clocks of both machines, and whether the peer's agent reaches a control plane"
+    )]
+    Expired,
+    /// Its time has not begun.
+    #[error("the certificate is not valid yet; check the clocks of both machines")]
+    NotYetValid,
+    /// No root of the bundle leads to it.
+    #[error("the certificate was not issued by the trust domain {0}")]
+    UnknownIssuer(TrustDomain),
+    /// It is for other purposes, or an authority's own.
+    #[error("the certificate is not for this use")]
+    WrongUsage,
+    /// There is not exactly one name, a SPIFFE id.
+    #[error("the certificate does not have exactly one name, a SPIFFE id")]
+    NotOneId,
+    /// The id is of another domain.
+    #[error("the peer is {0}, of another trust domain")]
+    OtherDomain(SpiffeId),
+    /// The peer is another.
+    #[error("the peer is {found}, not {expected}")]
+    Unexpected {
+        /// The id of its certificate.
+        found: SpiffeId,
+        /// What it had to prove.
+        expected: String,
+    },
+    /// Anything else that is wrong with the chain.
+    #[error("the certificate is refused: {0}")]
+    Other(String),
+    /// A signature is not by the key of the certificate.
+    #[error("the signature does not belong to the certificate")]
+    BadSignature,
+}
+
+/// The roots of a trust domain, ready to verify with.
+#[derive(Clone, Debug)]
+pub struct Trust {
+    bundle: TrustBundle,
+    anchors: Vec<TrustAnchor<'static>>,
+}
+
+impl Trust {
+    /// Reads the roots of a bundle.
+    ///
+    /// # Errors
+    /// When one is no certificate.
+    pub fn new(bundle: TrustBundle) -> Result<Self, IdentityError> {
+        let anchor = |root: &Vec<u8>| {
+            let certificate = CertificateDer::from(root.as_slice());
+            anchor_from_trusted_cert(&certificate).map(|anchor| anchor.to_owned())
+        };
+        let anchors = bundle.roots.iter().map(anchor).collect::<Result<_, _>>();
+        Ok(Self { anchors: anchors.map_err(IdentityError::crypto)?, bundle })
+    }
+
+    /// The trust domain.
+    pub fn domain(&self) -> &TrustDomain {
+        &self.bundle.domain
+    }
+
+    /// The roots.
+    pub fn bundle(&self) -> &TrustBundle {
+        &self.bundle
+    }
+
+    /// The root of a bundle that has the digest in a token, for the first message to a process that knows no root yet.
+    ///
+    /// # Errors
+    /// When a root is no certificate.
+    pub fn pinned(bundle: &TrustBundle, token: &JoinToken) -> Result<Self, IdentityError> {
+        let roots: Vec<_> =
+            bundle.roots.iter().filter(|root| crate::token::digest(root) == token.root).cloned().collect();
+        Self::new(TrustBundle { domain: bundle.domain.clone(), roots })
+    }
+
+    /// Verifies a chain, the peer's own certificate first, and returns its identity.
+    ///
+    /// # Errors
+    /// [`Refused`].
+    pub fn verify(
+        &self,
+        chain: &[CertificateDer<'_>],
+        usage: Usage,
+        now: Duration,
+    ) -> Result<SpiffeId, Refused> {
+        let (leaf, intermediates) = match chain {
+            [leaf, rest @ ..] if chain.len() <= MAX_CHAIN => (leaf, rest),
+            _ => return Err(Refused::ChainLength(chain.len())),
+        };
+        let id = id_of(leaf, usage)?;
+        self.verify_path(leaf, intermediates, usage, now)?;
+        if id.domain == self.bundle.domain { Ok(id) } else { Err(Refused::OtherDomain(id)) }
+    }
+
+    /// Verifies the signatures, times and constraints of a chain, at the time of a peer whose clock may differ.
+    fn verify_path(
+        &self,
+        leaf: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        usage: Usage,
+        now: Duration,
+    ) -> Result<(), Refused> {
+        let leaf = EndEntityCert::try_from(leaf).map_err(|_| Refused::Malformed)?;
+        let verify = |now| {
+            let usage = match usage {
+                Usage::Client => KeyUsage::client_auth(),
+                Usage::Server => KeyUsage::server_auth(),
+            };
+            let at = UnixTime::since_unix_epoch(now);
+            let path =
+                leaf.verify_for_usage(algorithms().all, &self.anchors, intermediates, at, usage, None, None);
+            path.map(drop)
+        };
+        let verified = match verify(now) {
+            Err(webpki::Error::CertExpired { .. }) => verify(now.saturating_sub(CLOCK_SKEW)),
+            Err(webpki::Error::CertNotValidYet { .. }) => verify(now + CLOCK_SKEW),
+            verified => verified,
+        };
+        verified.map_err(|error| self.refusal(&error))
+    }
+
+    fn refusal(&self, error: &webpki::Error) -> Refused {
+        use webpki::Error as E;
+        match error {
+            E::CertExpired { .. } => Refused::Expired,
+            E::CertNotValidYet { .. } => Refused::NotYetValid,
+            E::UnknownIssuer | E::InvalidSignatureForPublicKey => {
+                Refused::UnknownIssuer(self.bundle.domain.clone())
+            }
+            E::CaUsedAsEndEntity | E::EndEntityUsedAsCa | E::RequiredEkuNotFoundContext(_) => {
+                Refused::WrongUsage
+            }
+            E::BadDer | E::BadDerTime => Refused::Malformed,
+            other => Refused::Other(other.to_string()),
+        }
+    }
+}
+
+/// The signature algorithms that are accepted.
+pub(crate) fn algorithms() -> WebPkiSupportedAlgorithms {
+    aws_lc_rs::default_provider().signature_verification_algorithms
+}
+
+/// The one id in a certificate that is for this use.
+pub(crate) fn id_of(certificate: &CertificateDer<'_>, usage: Usage) -> Result<SpiffeId, Refused> {
+    let parsed = parse(certificate)?;
+    let extended = parsed.extended_key_usage().map_err(|_| Refused::Malformed)?;
+    let fits = extended.is_some_and(|extended| match usage {
+        Usage::Client => extended.value.client_auth,
+        Usage::Server => extended.value.server_auth,
+    });
+    if !fits {
+        return Err(Refused::WrongUsage);
+    }
+    let names =
+        parsed.subject_alternative_name().map_err(|_| Refused::Malformed)?.ok_or(Refused::NotOneId)?;
+    match names.value.general_names[..] {
+        [GeneralName::URI(uri)] => uri.parse().map_err(|_| Refused::NotOneId),
+        _ => Err(Refused::NotOneId),
+    }
+}
+
+pub(crate) fn parse<'a>(certificate: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, Refused> {
+    match X509Certificate::from_der(certificate) {
+        Ok(([], parsed)) => Ok(parsed),
+        _ => Err(Refused::Malformed),
+    }
+}
+
+/// When a certificate begins and ends to be valid, since 1970.
+pub(crate) fn validity(certificate: &CertificateDer<'_>) -> Result<(Duration, Duration), Refused> {
+    let validity = parse(certificate)?.tbs_certificate.validity;
+    let seconds =
+        |time: x509_parser::time::ASN1Time| Duration::from_secs(time.timestamp().try_into().unwrap_or(0));
+    Ok((seconds(validity.not_before), seconds(validity.not_after)))
+}

@@ -1,0 +1,134 @@
+use std::{
+    collections::HashMap,
+    fmt, io,
+    sync::{Arc, Mutex, PoisonError, RwLock},
+    time::Duration,
+};
+
+use fairmesh_model::SpiffeId;
+use fairmesh_wire::transport::{ExpectedPeer, Handshake, NoIdentity, TlsIdentity};
+use tokio::{net::TcpStream, sync::watch};
+use tokio_rustls::rustls::{ClientConfig, ServerConfig};
+
+use crate::{
+    Clock, Credentials, IdentityError, SystemClock,
+    tls_config::{self, Expected},
+    tls_stream::TlsStream,
+};
+
+/// Upper bound of the services whose sessions can be resumed. With more, all begin anew.
+const MAX_EXPECTED: usize = 1024;
+
+/// The identity of a process, which may come later and changes with each renewal.
+pub struct Workload {
+    clock: Arc<dyn Clock>,
+    held: RwLock<Option<Arc<Held>>>,
+    ready: watch::Sender<bool>,
+}
+
+/// One certificate, and configurations with it.
+struct Held {
+    credentials: Arc<Credentials>,
+    server: Arc<ServerConfig>,
+    clients: Mutex<HashMap<Expected, Arc<ClientConfig>>>,
+}
+
+impl fmt::Debug for Workload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Workload").field("id", &self.id()).finish_non_exhaustive()
+    }
+}
+
+impl Default for Workload {
+    fn default() -> Self {
+        Self::new(Arc::new(SystemClock))
+    }
+}
+
+impl Workload {
+    /// Without a certificate yet.
+    pub fn new(clock: Arc<dyn Clock>) -> Self {
+        Self { clock, held: RwLock::default(), ready: watch::Sender::new(false) }
+    }
+
+    /// Replaces the certificate, for connections from now on.
+    ///
+    /// # Errors
+    /// When it cannot be used; the one before remains.
+    pub fn install(&self, credentials: Credentials) -> Result<(), IdentityError> {
+        let server = tls_config::server(&credentials, &self.clock)?;
+        let held = Held { credentials: Arc::new(credentials), server, clients: Mutex::default() };
+        *self.held.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(held));
+        self.ready.send_replace(true);
+        Ok(())
+    }
+
+    /// The identity; `None` before there is a certificate.
+    pub fn id(&self) -> Option<SpiffeId> {
+        self.held().map(|held| held.credentials.id().clone())
+    }
+
+    /// The certificate and its key.
+    pub fn credentials(&self) -> Option<Arc<Credentials>> {
+        self.held().map(|held| Arc::clone(&held.credentials))
+    }
+
+    /// What certificates are verified by.
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        &self.clock
+    }
+
+    /// Time since 1970.
+    pub fn now(&self) -> Duration {
+        self.clock.now()
+    }
+
+    /// Waits for the first certificate.
+    pub async fn ready(&self) {
+        // The sender lives as long as this borrow.
+        let _ = self.ready.subscribe().wait_for(|ready| *ready).await;
+    }
+
+    fn held(&self) -> Option<Arc<Held>> {
+        self.held.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn client(&self, peer: ExpectedPeer<'_>) -> io::Result<Arc<ClientConfig>> {
+        let held = self.held().ok_or_else(no_identity)?;
+        let mut clients = held.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        let expected = Expected::from(peer);
+        if let Some(config) = clients.get(&expected) {
+            return Ok(Arc::clone(config));
+        }
+        if clients.len() >= MAX_EXPECTED {
+            clients.clear();
+        }
+        let config =
+            tls_config::client(&held.credentials, expected.clone(), &self.clock).map_err(io::Error::other)?;
+        clients.insert(expected, Arc::clone(&config));
+        Ok(config)
+    }
+}
+
+fn no_identity() -> io::Error {
+    io::Error::other(NoIdentity)
+}
+
+impl TlsIdentity for Workload {
+    fn is_ready(&self) -> bool {
+        self.held().is_some()
+    }
+
+    fn connect(&self, peer: ExpectedPeer<'_>, stream: TcpStream) -> Handshake {
+        let config = self.client(peer);
+        Box::pin(async move { Ok(Box::new(TlsStream::connect(config?, stream).await?) as Box<_>) })
+    }
+
+    fn accept(&self, stream: TcpStream) -> Handshake {
+        let config = self.held().map(|held| Arc::clone(&held.server));
+        Box::pin(async move {
+            let config = config.ok_or_else(no_identity)?;
+            Ok(Box::new(TlsStream::accept(config, stream).await?) as Box<_>)
+        })
+    }
+}

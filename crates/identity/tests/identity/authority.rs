@@ -1,0 +1,112 @@
+//! The authority in its folder.
+
+use std::{fs, os::unix::fs::PermissionsExt as _};
+
+use fairmesh_identity::{Authority, IdentityError, PrivateKey, Trust, Usage};
+use fairmesh_model::TrustDomain;
+use tokio_rustls::rustls::pki_types::CertificateDer;
+
+use crate::support::*;
+
+#[test]
+fn keys_are_readable_by_their_owner_alone_and_survive_a_restart() {
+    let ca = Ca::default();
+    let folder = ca.folder.path().join("ca");
+    for (file, mode) in [("", 0o700), ("root.key", 0o600), ("issuer.key", 0o600), ("bundle.pem", 0o644)] {
+        let found = fs::metadata(folder.join(file)).unwrap().permissions().mode() & 0o777;
+        assert_eq!(found, mode, "{file}");
+    }
+    let again = Authority::open(&folder, &domain(), now()).unwrap();
+    assert_eq!(again.bundle(), ca.authority.bundle());
+    assert_eq!(again.issuer(), ca.authority.issuer());
+}
+
+#[test]
+fn the_root_may_be_kept_elsewhere() {
+    let ca = Ca::default();
+    let folder = ca.folder.path().join("ca");
+    let vault = ca.folder.path().join("vault");
+    fs::rename(folder.join("root.key"), &vault).unwrap();
+    let again = Authority::open(&folder, &domain(), now()).unwrap();
+    let issuer = again.issuer();
+    let key = PrivateKey::generate().unwrap();
+    again.issue(&key.signing_request().unwrap(), &id("shop/cart"), now()).unwrap();
+    assert!(matches!(again.rotate_issuer(now()), Err(IdentityError::RootKeyAbsent { .. })));
+    assert_eq!(again.issuer(), issuer, "nothing has changed");
+    fs::rename(vault, folder.join("root.key")).unwrap();
+    again.rotate_issuer(now()).unwrap();
+    assert_ne!(again.issuer(), issuer);
+}
+
+#[test]
+fn another_control_plane_makes_its_own_intermediate_of_the_same_root() {
+    let ca = Ca::default();
+    let (first, second) = (ca.folder.path().join("ca"), ca.folder.path().join("second"));
+    fs::create_dir(&second).unwrap();
+    for file in ["root.key", "bundle.pem"] {
+        fs::copy(first.join(file), second.join(file)).unwrap();
+    }
+    let other = Authority::open(&second, &domain(), now()).unwrap();
+    assert_eq!(other.bundle(), ca.authority.bundle());
+    assert_ne!(other.issuer(), ca.authority.issuer());
+}
+
+#[test]
+fn a_folder_of_another_domain_is_refused() {
+    let ca = Ca::default();
+    let other = TrustDomain::new("test").unwrap();
+    let error = Authority::open(&ca.folder.path().join("ca"), &other, now()).unwrap_err();
+    assert!(matches!(error, IdentityError::OtherDomain { .. }), "{error}");
+}
+
+#[test]
+fn a_request_that_its_key_did_not_sign_is_refused() {
+    let ca = Ca::default();
+    let mut request = PrivateKey::generate().unwrap().signing_request().unwrap();
+    *request.last_mut().unwrap() ^= 1;
+    let error = ca.authority.issue(&request, &id("shop/cart"), now()).unwrap_err();
+    assert!(matches!(error, IdentityError::InvalidRequest(_)), "{error}");
+    assert!(ca.authority.issue(b"nonsense", &id("shop/cart"), now()).is_err());
+}
+
+#[test]
+fn certificates_of_an_old_and_a_new_root_are_valid_at_the_same_time() {
+    let ca = Ca::default();
+    let before = ca.credentials("shop/cart", now());
+    ca.authority.begin_root(now()).unwrap();
+    let between = ca.credentials("shop/cart", now());
+    ca.authority.rotate_issuer(now()).unwrap();
+    let after = ca.credentials("shop/cart", now());
+    let (both, old) = (Trust::new(ca.authority.bundle()).unwrap(), before.trust());
+    for one in [&before, &between, &after] {
+        both.verify(one.chain(), Usage::Client, now()).unwrap();
+    }
+    old.verify(between.chain(), Usage::Client, now()).unwrap();
+    old.verify(after.chain(), Usage::Client, now()).unwrap_err();
+}
+
+#[test]
+fn a_kept_identity_is_loaded_until_it_expires() {
+    let ca = Ca::default();
+    let folder = ca.folder.path().join("kept");
+    assert!(fairmesh_identity::Credentials::load(&folder, now()).unwrap().is_none());
+    ca.credentials("shop/cart", now()).save(&folder).unwrap();
+    let mode = fs::metadata(folder.join("identity.key")).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode, 0o600);
+    let kept = fairmesh_identity::Credentials::load(&folder, now() + 23 * HOUR).unwrap().unwrap();
+    assert_eq!(kept.id(), &id("shop/cart"));
+    fairmesh_identity::Credentials::load(&folder, now() + 25 * HOUR).unwrap_err();
+}
+
+#[test]
+fn a_certificate_for_another_key_is_not_used() {
+    let ca = Ca::default();
+    let chain: Vec<CertificateDer<'static>> = ca.credentials("shop/cart", now()).chain().to_vec();
+    let stolen = fairmesh_identity::Credentials::new(
+        PrivateKey::generate().unwrap(),
+        chain,
+        ca.authority.bundle(),
+        now(),
+    );
+    assert!(stolen.unwrap_err().to_string().contains("another key"));
+}

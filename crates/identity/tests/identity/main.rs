@@ -1,0 +1,12 @@
+//! Certificates that are accepted and that are not, over real connections, and their renewal.
+
+// Clippy treats test helpers as production code.
+#![allow(clippy::unwrap_used)]
+
+mod authority;
+mod mesh_connections;
+mod refused;
+mod renewal;
+mod signed;
+mod support;
+mod tokens;

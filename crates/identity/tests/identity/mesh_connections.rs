@@ -1,0 +1,125 @@
+//! Mutual TLS between processes of the mesh.
+
+use std::{future::poll_fn, io::ErrorKind, pin::Pin};
+
+use fairmesh_model::Identity;
+use fairmesh_wire::transport::{Address, ExpectedPeer, Stream, TlsIdentity as _, Transport};
+use tokio::{
+    io::{AsyncRead as _, AsyncReadExt as _, AsyncWriteExt as _, ReadBuf},
+    net::TcpStream,
+};
+
+use crate::support::*;
+
+fn free_port() -> Address {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+#[tokio::test]
+async fn both_sides_of_a_mesh_connection_are_authenticated() {
+    let ca = Ca::default();
+    let listener = ca.transport("fairmesh/control/one").bind(&free_port()).await.unwrap();
+    let address = listener.address().unwrap();
+    let agent = ca.transport("fairmesh/agent/web-1");
+    let accept = async || listener.accept().await.handshake().await;
+    let (dialled, accepted) = soon(async { tokio::join!(agent.dial(&address), accept()) }).await;
+    let (mut dialled, mut accepted) = (dialled.unwrap(), accepted.unwrap());
+    assert_eq!(dialled.identity(), &Identity::Spiffe(id("fairmesh/control/one")));
+    assert_eq!(accepted.identity(), &Identity::Spiffe(id("fairmesh/agent/web-1")));
+    dialled.write_all(b"hello").await.unwrap();
+    dialled.flush().await.unwrap();
+    let mut read = [0; 5];
+    soon(accepted.read_exact(&mut read)).await.unwrap();
+    assert_eq!(&read, b"hello");
+}
+
+#[tokio::test]
+async fn a_service_or_an_operator_is_no_process_of_the_mesh() {
+    let ca = Ca::default();
+    for impostor in ["shop/cart", "fairmesh/operator/alice"] {
+        let listener = ca.transport(impostor).bind(&free_port()).await.unwrap();
+        let address = listener.address().unwrap();
+        let agent = ca.transport("fairmesh/agent/web-1");
+        let accept = async || listener.accept().await.handshake().await.map(drop);
+        let (dialled, accepted) = soon(async { tokio::join!(agent.dial(&address), accept()) }).await;
+        let error = dialled.unwrap_err().to_string();
+        assert!(error.contains(impostor) && error.contains("a process of the mesh"), "{error}");
+        accepted.unwrap_err();
+    }
+}
+
+#[tokio::test]
+async fn an_identity_for_services_leaves_connections_of_the_mesh_plain() {
+    let ca = Ca::default();
+    let transport = Transport::tls_of_services(ca.workload("shop/cart"));
+    let listener = transport.bind(&free_port()).await.unwrap();
+    let address = listener.address().unwrap();
+    let accept = async || listener.accept().await.handshake().await;
+    let (dialled, accepted) = soon(async { tokio::join!(transport.dial(&address), accept()) }).await;
+    assert_eq!(dialled.unwrap().identity(), &Identity::Anonymous);
+    assert_eq!(accepted.unwrap().identity(), &Identity::Anonymous);
+}
+
+#[tokio::test]
+async fn plaintext_and_strangers_fail_the_handshake() {
+    let (ca, other) = (Ca::default(), Ca::default());
+    let listener = ca.transport("fairmesh/control/one").bind(&free_port()).await.unwrap();
+    let address = listener.address().unwrap();
+    let accept = async || listener.accept().await.handshake().await.map(drop);
+    let plaintext = async {
+        let mut socket = Transport::default().dial(&address).await.unwrap();
+        socket.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+        let mut read = Vec::new();
+        let _ = socket.read_to_end(&mut read).await;
+        assert!(read.first() != Some(&0), "an alert, and no frame of HTTP/2: {read:?}");
+    };
+    let (accepted, ()) = soon(async { tokio::join!(accept(), plaintext) }).await;
+    accepted.unwrap_err();
+    let stranger = async { other.transport("fairmesh/agent/web-1").dial(&address).await };
+    let (accepted, dialled) = soon(async { tokio::join!(accept(), stranger) }).await;
+    accepted.unwrap_err();
+    let error = dialled.unwrap_err().to_string();
+    assert!(error.contains("was not issued by the trust domain prod"), "{error}");
+}
+
+#[tokio::test]
+async fn a_read_sends_what_an_earlier_write_buffered() {
+    const SIZE: usize = 8 << 20;
+    let ca = Ca::default();
+    let server = ca.transport("shop/cart");
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let cart = "shop/cart".parse().unwrap();
+    let client = ca.workload("shop/checkout");
+    let connecting = client.connect(ExpectedPeer::Service(&cart), stream);
+    let accepting = async {
+        let stream =
+            fairmesh_listen::GuardedStream::outgoing(Stream::Tcp(listener.accept().await.unwrap().0));
+        server.accept(stream).await.unwrap().into_parts().0
+    };
+    let (far, mut near) = soon(async { tokio::join!(connecting, accepting) }).await;
+    let mut written = 0;
+    while written < SIZE {
+        match near.try_write(&[1; 1 << 16], &[2; 100]) {
+            Ok(some) => written += some,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                break;
+            }
+        }
+    }
+    assert!(written > 0 && written < SIZE, "the socket accepts less at once");
+    let mut far = far.unwrap();
+    let receiving = async {
+        let mut read = vec![0; written];
+        far.read_exact(&mut read).await.unwrap();
+        far.write_all(b"x").await.unwrap();
+        far.flush().await.unwrap();
+    };
+    let reading = poll_fn(|context| {
+        let mut byte = [0];
+        Pin::new(&mut near).poll_read(context, &mut ReadBuf::new(&mut byte))
+    });
+    let (read, ()) = soon(async { tokio::join!(reading, receiving) }).await;
+    read.unwrap();
+}

@@ -1,0 +1,92 @@
+//! Authorities, identities and clocks of tests.
+
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use fairmesh_identity::{Authority, Clock, Credentials, PrivateKey, Workload};
+use fairmesh_model::{SpiffeId, TrustDomain};
+use fairmesh_wire::transport::Transport;
+use tempfile::TempDir;
+use tokio::time::Instant;
+
+pub(crate) const HOUR: Duration = Duration::from_secs(3600);
+
+pub(crate) fn domain() -> TrustDomain {
+    TrustDomain::new("prod").unwrap()
+}
+
+pub(crate) fn id(path: &str) -> SpiffeId {
+    format!("spiffe://prod/{path}").parse().unwrap()
+}
+
+/// Wall-clock time that moves with the paused clock of the runtime.
+pub(crate) struct TestClock {
+    begin: Duration,
+    since: Instant,
+}
+
+impl fmt::Debug for TestClock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TestClock")
+    }
+}
+
+impl TestClock {
+    pub(crate) fn at(begin: Duration) -> Arc<Self> {
+        Arc::new(Self { begin, since: Instant::now() })
+    }
+}
+
+impl Clock for TestClock {
+    fn now(&self) -> Duration {
+        self.begin + self.since.elapsed()
+    }
+}
+
+#[allow(clippy::disallowed_methods)]
+pub(crate) fn now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
+}
+
+/// An authority in a folder of its own.
+pub(crate) struct Ca {
+    pub(crate) authority: Authority,
+    pub(crate) folder: TempDir,
+}
+
+impl Default for Ca {
+    fn default() -> Self {
+        Self::of(&domain(), now())
+    }
+}
+
+impl Ca {
+    pub(crate) fn of(domain: &TrustDomain, now: Duration) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        Self { authority: Authority::open(&folder.path().join("ca"), domain, now).unwrap(), folder }
+    }
+
+    pub(crate) fn credentials(&self, path: &str, now: Duration) -> Credentials {
+        let key = PrivateKey::generate().unwrap();
+        let id = path.parse::<fairmesh_model::SpiffePath>().unwrap().within(&self.authority.bundle().domain);
+        let issued = self.authority.issue(&key.signing_request().unwrap(), &id, now).unwrap();
+        Credentials::new(key, issued.chain, self.authority.bundle(), now).unwrap()
+    }
+
+    pub(crate) fn workload(&self, path: &str) -> Arc<Workload> {
+        let workload = Workload::default();
+        workload.install(self.credentials(path, now())).unwrap();
+        Arc::new(workload)
+    }
+
+    pub(crate) fn transport(&self, path: &str) -> Transport {
+        Transport::tls(self.workload(path))
+    }
+}
+
+pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(20), future).await.expect("it takes too long")
+}

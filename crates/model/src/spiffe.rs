@@ -1,0 +1,159 @@
+//! SPIFFE ids: the names in certificates.
+
+use std::{fmt, str::FromStr};
+
+use crate::{Invalid, Label, ServiceName, Tenant, TrustDomain};
+
+/// The scheme, and the tenant that no service can have.
+const SCHEME: &str = "spiffe://";
+const RESERVED: &str = "fairmesh";
+
+/// An identity: `spiffe://DOMAIN/TENANT/SERVICE` of a service, `spiffe://DOMAIN/fairmesh/ROLE/NAME` of a process of the
+/// mesh.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SpiffeId {
+    /// The trust domain.
+    pub domain: TrustDomain,
+    /// The identity within the domain.
+    pub path: SpiffePath,
+}
+
+/// An identity within a trust domain.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum SpiffePath {
+    /// Each instance of a service.
+    Service(ServiceName),
+    /// A process of the mesh, or a person who operates it.
+    Mesh(MeshRole, Label),
+}
+
+/// The role of a process of the mesh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum MeshRole {
+    /// The agent of a machine.
+    Agent,
+    /// A control plane.
+    Control,
+    /// A replica of the routing information base.
+    Replica,
+    /// A proxy or a lookaside that many programs share.
+    Proxy,
+    /// A person, and programs that call services without being one.
+    Operator,
+}
+
+impl MeshRole {
+    const ALL: [Self; 5] = [Self::Agent, Self::Control, Self::Replica, Self::Proxy, Self::Operator];
+
+    /// The role in ids.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Agent => "agent",
+            Self::Control => "control",
+            Self::Replica => "replica",
+            Self::Proxy => "proxy",
+            Self::Operator => "operator",
+        }
+    }
+}
+
+impl SpiffePath {
+    /// The identity with this path in a trust domain.
+    pub fn within(self, domain: &TrustDomain) -> SpiffeId {
+        SpiffeId { domain: domain.clone(), path: self }
+    }
+}
+
+impl fmt::Display for SpiffePath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Service(service) => service.fmt(f),
+            Self::Mesh(role, name) => write!(f, "{RESERVED}/{}/{name}", role.as_str()),
+        }
+    }
+}
+
+impl fmt::Display for SpiffeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{SCHEME}{}/{}", self.domain, self.path)
+    }
+}
+
+impl FromStr for SpiffePath {
+    type Err = Invalid;
+
+    /// Parses `TENANT/SERVICE` or `fairmesh/ROLE/NAME`.
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        let refuse = || {
+            let hint = "write TENANT/SERVICE, such as shop/cart, or fairmesh/ROLE/NAME";
+            Invalid::new("identity", format!("'{text}' is no identity"), hint)
+        };
+        match text.split('/').collect::<Vec<_>>()[..] {
+            [RESERVED, role, name] => {
+                let role = MeshRole::ALL.into_iter().find(|known| known.as_str() == role);
+                Ok(Self::Mesh(role.ok_or_else(refuse)?, Label::new(name)?))
+            }
+            [tenant, service] => {
+                Ok(Self::Service(ServiceName { tenant: Tenant::new(tenant)?, service: Label::new(service)? }))
+            }
+            _ => Err(refuse()),
+        }
+    }
+}
+
+impl FromStr for SpiffeId {
+    type Err = Invalid;
+
+    /// Parses an id as displayed, and no other spelling of it.
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        let parts = text.strip_prefix(SCHEME).and_then(|rest| rest.split_once('/'));
+        let (domain, path) = parts.ok_or_else(|| {
+            let hint = "write spiffe://DOMAIN/TENANT/SERVICE, such as spiffe://example.org/shop/cart";
+            Invalid::new("identity", format!("'{text}' is no SPIFFE id"), hint)
+        })?;
+        Ok(Self { domain: TrustDomain::new(domain)?, path: path.parse()? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_id_parses_as_displayed() {
+        for text in [
+            "spiffe://example.org/shop/cart",
+            "spiffe://prod/fairmesh/agent/web-1",
+            "spiffe://prod/fairmesh/control/a.b",
+            "spiffe://prod/fairmesh/operator/alice",
+        ] {
+            assert_eq!(text.parse::<SpiffeId>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn other_spellings_and_reserved_names_are_no_ids() {
+        for text in [
+            "",
+            "spiffe://",
+            "spiffe://prod",
+            "spiffe://prod/",
+            "spiffe://prod/cart",
+            "spiffe://prod/shop/cart/",
+            "spiffe://prod//shop/cart",
+            "spiffe://prod/fairmesh/cart",
+            "spiffe://prod/fairmesh/root/x",
+            "spiffe://prod/shop/agent/x",
+            "spiffe://prod/shop/../cart",
+            "spiffe://prod:80/shop/cart",
+            "spiffe://user@prod/shop/cart",
+            "spiffe://Prod/shop/cart",
+            "SPIFFE://prod/shop/cart",
+            "spiffe://prod/shop/cart?x",
+            "spiffe://prod/shop/ca%72t",
+            "https://prod/shop/cart",
+        ] {
+            assert!(text.parse::<SpiffeId>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,52 @@
+use std::{fmt, io, pin::Pin};
+
+use fairmesh_model::{Identity, ServiceName};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+};
+
+/// The peer that a connection is opened to, whose identity is verified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpectedPeer<'a> {
+    /// An endpoint of this service.
+    Service(&'a ServiceName),
+    /// A control plane, a replica, an agent or a lookaside.
+    Mesh,
+}
+
+/// A connection on which both sides have proved their identities.
+pub trait SecureStream: AsyncRead + AsyncWrite + fmt::Debug + Send + Sync + Unpin {
+    /// The socket, for its options and addresses.
+    fn socket(&self) -> &TcpStream;
+
+    /// The verified identity of the peer.
+    fn peer(&self) -> Identity;
+}
+
+/// A handshake in progress.
+pub type Handshake = Pin<Box<dyn Future<Output = io::Result<Box<dyn SecureStream>>> + Send>>;
+
+/// The identity of a process, and the identities that it trusts. Asked for each connection, so that renewed
+/// certificates and trust bundles are used at once.
+///
+/// TLS is behind a trait object, at the cost of an indirect call for each read and write of a record, so that this crate
+/// knows no implementation of it.
+pub trait TlsIdentity: fmt::Debug + Send + Sync {
+    /// Whether there is a certificate. One may come later, from an agent that is not there yet.
+    fn is_ready(&self) -> bool;
+
+    /// The handshake of a client, with a peer that must prove to be the given one.
+    fn connect(&self, peer: ExpectedPeer<'_>, stream: TcpStream) -> Handshake;
+
+    /// The handshake of a server, which requires and verifies a client certificate.
+    fn accept(&self, stream: TcpStream) -> Handshake;
+}
+
+/// The connection needs an identity that this process does not have.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error(
+    "the endpoint accepts only mutual TLS, and this program has no identity; give it one, or change `mtls` of the \
+     endpoint"
+)]
+pub struct NoIdentity;
