@@ -29,6 +29,8 @@ pub(crate) struct Registry {
     version: u64,
     /// Listed endpoints, by state and region.
     groups: Vec<EndpointGroup>,
+    /// The regions for which callers compile a table each; empty unless calls are drawn to regions.
+    regions_of_tables: Vec<Region>,
 }
 
 #[derive(Debug)]
@@ -76,11 +78,28 @@ impl Registry {
             entries: Vec::new(),
             version: 0,
             groups: Vec::new(),
+            regions_of_tables: Vec::new(),
         })
     }
 
     pub(crate) fn policy(&self) -> &Policy {
         &self.policy
+    }
+
+    /// From now on callers compile a table for each of these regions.
+    pub(crate) fn compile_by_region(&mut self, regions: &[Region]) {
+        self.regions_of_tables = regions.to_vec();
+    }
+
+    /// The power of the serving endpoints of each region.
+    pub(crate) fn powers(&self, regions: usize) -> Vec<f64> {
+        let mut powers = vec![0.0; regions];
+        for entry in &self.entries {
+            if entry.listed && entry.endpoint.state == EndpointState::Serving {
+                powers[usize::from(entry.region)] += f64::from(entry.endpoint.weight);
+            }
+        }
+        powers
     }
 
     /// Adds the next server.
@@ -196,6 +215,9 @@ pub(crate) struct DiscoveredService {
     pub(crate) upstream: ServiceTable,
     /// Stats of the endpoints, shared by all snapshots.
     pub(crate) endpoint_stats: Arc<EndpointStats>,
+    /// Snapshots that prefer one region each, for calls that a table sends there; `None` where nothing serves. They
+    /// have the same endpoints as the first, and so the same indices.
+    by_region: Vec<Option<ServiceTable>>,
     /// Servers by the upstream's indices.
     servers: Vec<u32>,
     /// Connections to endpoints that were called, by the same indices.
@@ -216,6 +238,7 @@ impl DiscoveredService {
         );
         let servers = servers_of(&upstream);
         Self {
+            by_region: tables_by_region(registry, &endpoints, client, &endpoint_stats),
             upstream,
             endpoint_stats,
             servers,
@@ -238,8 +261,16 @@ impl DiscoveredService {
             self.close_removed(&upstream);
             self.upstream = upstream;
             self.servers = servers_of(&self.upstream);
+            self.by_region = tables_by_region(registry, &endpoints, client, &self.endpoint_stats);
             self.endpoints = endpoints;
         }
+    }
+
+    /// The snapshot for a call that a table sends to this region. Where nothing serves there, rings decide.
+    #[inline]
+    pub(crate) fn table(&self, region: Option<u16>) -> &ServiceTable {
+        let of_region = region.and_then(|region| self.by_region.get(usize::from(region))?.as_ref());
+        of_region.unwrap_or(&self.upstream)
     }
 
     /// Drops the connections to endpoints that the next snapshot does not contain.
@@ -286,6 +317,24 @@ impl DiscoveredService {
     pub(crate) fn server(&self, index: u32) -> u32 {
         self.servers[index as usize]
     }
+}
+
+/// For each region a snapshot as of a caller in that region, which prefers the endpoints there.
+fn tables_by_region(
+    registry: &Registry,
+    endpoints: &[Endpoint],
+    client: u64,
+    endpoint_stats: &Arc<EndpointStats>,
+) -> Vec<Option<ServiceTable>> {
+    let serves = |region: &Region| {
+        let mut of_region = endpoints.iter().filter(|endpoint| endpoint.location.region == *region);
+        of_region.any(|endpoint| endpoint.state == EndpointState::Serving)
+    };
+    let table = |region: &Region| {
+        let location = Location::in_region(region.clone());
+        ServiceTable::compile(&registry.compile_input(endpoints, &location, client), endpoint_stats, None)
+    };
+    registry.regions_of_tables.iter().map(|region| serves(region).then(|| table(region))).collect()
 }
 
 fn relevant_endpoints(registry: &Registry, client: u64) -> Vec<Endpoint> {
