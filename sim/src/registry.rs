@@ -1,5 +1,7 @@
 //! The simulated registry: the endpoints, and which of them a caller needs to know.
 
+mod by_region;
+
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
 use fairmesh_balancer::rendezvous;
@@ -10,6 +12,7 @@ use fairmesh_model::{
 };
 use fairmesh_router::{CompileInput, EndpointStats, ServiceTable};
 
+use self::by_region::tables_by_region;
 use crate::endpoint_connection::EndpointConnection;
 
 /// The records of the simulated service.
@@ -84,22 +87,6 @@ impl Registry {
 
     pub(crate) fn policy(&self) -> &Policy {
         &self.policy
-    }
-
-    /// From now on callers compile a table for each of these regions.
-    pub(crate) fn compile_by_region(&mut self, regions: &[Region]) {
-        self.regions_of_tables = regions.to_vec();
-    }
-
-    /// The power of the serving endpoints of each region.
-    pub(crate) fn powers(&self, regions: usize) -> Vec<f64> {
-        let mut powers = vec![0.0; regions];
-        for entry in &self.entries {
-            if entry.listed && entry.endpoint.state == EndpointState::Serving {
-                powers[usize::from(entry.region)] += f64::from(entry.endpoint.weight);
-            }
-        }
-        powers
     }
 
     /// Adds the next server.
@@ -317,24 +304,6 @@ impl DiscoveredService {
     pub(crate) fn server(&self, index: u32) -> u32 {
         self.servers[index as usize]
     }
-}
-
-/// For each region a snapshot as of a caller in that region, which prefers the endpoints there.
-fn tables_by_region(
-    registry: &Registry,
-    endpoints: &[Endpoint],
-    client: u64,
-    endpoint_stats: &Arc<EndpointStats>,
-) -> Vec<Option<ServiceTable>> {
-    let serves = |region: &Region| {
-        let mut of_region = endpoints.iter().filter(|endpoint| endpoint.location.region == *region);
-        of_region.any(|endpoint| endpoint.state == EndpointState::Serving)
-    };
-    let table = |region: &Region| {
-        let location = Location::in_region(region.clone());
-        ServiceTable::compile(&registry.compile_input(endpoints, &location, client), endpoint_stats, None)
-    };
-    registry.regions_of_tables.iter().map(|region| serves(region).then(|| table(region))).collect()
 }
 
 fn relevant_endpoints(registry: &Registry, client: u64) -> Vec<Endpoint> {

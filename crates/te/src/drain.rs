@@ -45,7 +45,8 @@ pub fn forecast(
     let mut state = state.clone();
     state.learn(input.observation);
     let mut problem = Problem::new(input.policy, input.rings, input.observation, &state);
-    let thresholds = input.policy.thresholds(0.0);
+    // As a plan aims: a drain up to the thresholds themselves would make the planner drop calls.
+    let thresholds = input.policy.thresholds(input.policy.margin);
     let before = fill(&problem, &thresholds);
     // A region without servers has nothing to keep.
     problem.keep[region] = problem.keep[region].min(keep);
@@ -58,7 +59,7 @@ pub fn forecast(
     let sum = |dropped: &[f64]| dropped.iter().sum::<f64>();
     let dropped = (sum(&after.dropped) - sum(&before.dropped)).max(0.0);
     let is_full = |at: &usize| {
-        let ceiling = input.policy.ceiling();
+        let ceiling = input.policy.ceiling() - input.policy.margin;
         loads[*at] > ceiling + 1e-9 || (dropped > 1e-6 * offered && loads[*at] > ceiling - 1e-6)
     };
     let full = (0..loads.len()).filter(|at| *at != region).filter(is_full).collect();
@@ -110,7 +111,8 @@ pub fn step(drain: &Drain, input: PlanInput<'_>, state: &PlannerState) -> Step {
     let due = drain.due(input.observation.now_ms);
     let change = (drain.goal - drain.keep).clamp(-STEP, STEP);
     let next = drain.keep + change;
-    let next = if (next - drain.goal).abs() < 1e-9 { drain.goal } else { next };
+    // Whole steps, without the rounding errors of their sum.
+    let next = (next * 1e6).round() / 1e6;
     let is_due = if change < 0.0 { due <= next + 1e-9 } else { due >= next - 1e-9 };
     if !is_due {
         return Step::Wait;

@@ -34,6 +34,11 @@ impl Pid {
         raw.max(MIN_CHANGE).min(bound)
     }
 
+    /// Whether a change is under way.
+    pub(crate) fn is_active(&self) -> bool {
+        self.last > 0.0
+    }
+
     /// Nothing has to move.
     pub(crate) fn rest(&mut self) {
         *self = Self::default();

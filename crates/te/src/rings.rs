@@ -19,6 +19,8 @@ const LEAVE_PER_SECOND: f64 = 0.2;
 const RETURN_PER_SECOND: f64 = 0.01;
 /// Differences of shares below this cause no change.
 const DEAD_BAND: f64 = 0.005;
+/// Differences of shares below this come from sums in another order.
+const ROUNDING: f64 = 1e-6;
 /// The interval that a first round counts as, in seconds.
 const FIRST_INTERVAL: f64 = 1.0;
 
@@ -130,7 +132,7 @@ impl Round<'_> {
         let mut flows = current.clone();
         let mut slowest: f64 = 1.0;
         for source in 0..self.problem.regions {
-            let direction = self.direction(source, &current, &loads);
+            let direction = self.direction(source, next.pids[source].is_active(), &current, &loads);
             let (target, per_second) = match direction {
                 Direction::Stay => {
                     next.pids[source].rest();
@@ -167,7 +169,7 @@ impl Round<'_> {
         slow
     }
 
-    fn direction(&self, source: usize, current: &Flows, loads: &[f64]) -> Direction {
+    fn direction(&self, source: usize, is_leaving: bool, current: &Flows, loads: &[f64]) -> Direction {
         let Targets { least, aim, back } = self.targets;
         let (away, dropped) = self.away(source, current);
         let (least_away, least_dropped) = self.away(source, least);
@@ -178,7 +180,10 @@ impl Round<'_> {
             to != source && excess > 2.0 * DEAD_BAND && (is_full || !self.problem.accepts(to))
         };
         let uses_hot = (0..self.problem.regions).any(is_hot);
-        if away < least_away - DEAD_BAND || dropped < least_dropped - DEAD_BAND || uses_hot {
+        // A change that has begun is made up to its aim, beyond the threshold.
+        let is_short = is_leaving && away < self.away(source, aim).0 - DEAD_BAND;
+        let is_above = away < least_away - ROUNDING || dropped < least_dropped - ROUNDING;
+        if is_above || is_short || uses_hot {
             Direction::Leave
         } else if away > back_away + DEAD_BAND || dropped > back_dropped + DEAD_BAND {
             Direction::Return

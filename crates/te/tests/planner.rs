@@ -218,8 +218,8 @@ fn a_drain_without_room_is_held_and_drops_nothing() {
         world.keep[1] = drain.keep;
         world.round();
     }
-    // Three regions have room for 10 calls each up to 90 %, of the 80 of this one.
-    assert!((0.59..0.71).contains(&drain.keep), "{}", drain.keep);
+    // Three regions have room for 7 calls each up to 3 % below 90 %, of the 80 of this one.
+    assert!((0.75..0.85).contains(&drain.keep), "{}", drain.keep);
     assert!((0..4).all(|source| world.state.tables().of(source, 0).dropped == 0));
     assert!(greatest(&world.loads(world.state.tables())) <= 0.9 + 1e-3);
 }
