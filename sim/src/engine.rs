@@ -5,6 +5,7 @@ mod events;
 mod polls;
 mod servers;
 mod setup;
+mod traffic;
 
 use std::sync::Arc;
 
@@ -18,6 +19,7 @@ use crate::{
     registry::Registry,
     scenario::{Action, Scenario, SimTime},
     server::Server,
+    traffic::Traffic,
 };
 
 pub(crate) use setup::build;
@@ -52,9 +54,15 @@ enum EventKind {
     Second,
     /// Calls past their deadline are to be expired.
     DeadlineSweep,
+    /// An interval of the reports of regions ends.
+    IntervalEnds,
+    /// The planner plans.
+    PlanDue,
+    /// A caller learns of region tables.
+    TablesUpdate,
 }
 
-const EVENT_KINDS: [EventKind; 13] = [
+const EVENT_KINDS: [EventKind; 16] = [
     EventKind::Call,
     EventKind::RequestArrives,
     EventKind::WorkDone,
@@ -68,6 +76,9 @@ const EVENT_KINDS: [EventKind; 13] = [
     EventKind::Neighbours,
     EventKind::Second,
     EventKind::DeadlineSweep,
+    EventKind::IntervalEnds,
+    EventKind::PlanDue,
+    EventKind::TablesUpdate,
 ];
 
 /// A running simulation.
@@ -92,6 +103,8 @@ pub(crate) struct Engine {
     neighbours: Vec<Option<crate::scenario::Neighbours>>,
     /// Draws noise of neighbours and failures, which belong to no caller.
     random: fairmesh_model::arith::Generator,
+    /// Reports, planner and tables of regions, if the scenario has them.
+    pub(crate) traffic: Option<Box<Traffic>>,
     pub(crate) metrics: Metrics,
 }
 
@@ -145,6 +158,9 @@ impl Engine {
                 EventKind::StepEnds => self.end_step(id),
                 EventKind::Neighbours => self.change_neighbours(id),
                 EventKind::DeadlineSweep => self.expire_deadlines(),
+                EventKind::IntervalEnds => self.end_interval(),
+                EventKind::PlanDue => self.plan_regions(id),
+                EventKind::TablesUpdate => self.update_tables(id),
                 kind => {
                     if self.in_flight.get(id).generation == generation {
                         self.handle_request_event(kind, id);

@@ -79,6 +79,7 @@ pub fn fleet(seed: u64) -> Scenario {
         servers: (0..).zip(groups).map(|(i, n)| group(i, n, cores, drift, neighbours)).collect(),
         callers,
         network: Network::default(),
+        traffic: None,
         events: Vec::new(),
         expect: Expect::default(),
     };

@@ -22,12 +22,14 @@ mod sampling;
 pub mod scenario;
 mod server;
 pub mod sweep;
+mod traffic;
 
 pub use comparison::{Contender, Ratio, ReportPair, Summary, compare};
 pub use engine::run;
 pub use metrics::{CallOutcomes, EstimateCounts, Recovery, Window, WorstSecond};
 pub use report::{Latency, Report, ServerGroupShare, SimulationResult};
 pub use scenario::Scenario;
+pub use traffic::{Round, TrafficReport};
 
 /// Name of the simulated service.
 const SERVICE: &str = "sim/service";

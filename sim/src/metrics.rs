@@ -36,12 +36,20 @@ pub struct CallOutcomes {
     pub timed_out: u64,
     /// No endpoint to pick.
     pub unroutable: u64,
+    /// Dropped by a region table.
+    pub dropped: u64,
 }
 
 impl CallOutcomes {
     /// Failed calls.
     pub fn failed(&self) -> u64 {
-        self.errors + self.busy + self.broken + self.unreachable + self.timed_out + self.unroutable
+        self.errors
+            + self.busy
+            + self.broken
+            + self.unreachable
+            + self.timed_out
+            + self.unroutable
+            + self.dropped
     }
 }
 
@@ -127,6 +135,15 @@ impl Metrics {
         if now >= self.measured_from {
             self.outcomes.calls += 1;
             self.outcomes.unroutable += 1;
+        }
+    }
+
+    /// A region table drops a call.
+    pub(crate) fn record_dropped(&mut self, now: u64) {
+        self.all_calls += 1;
+        if now >= self.measured_from {
+            self.outcomes.calls += 1;
+            self.outcomes.dropped += 1;
         }
     }
 

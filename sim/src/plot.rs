@@ -2,11 +2,13 @@
 
 mod intervals;
 mod propagation;
+mod regions;
 
 use std::fmt::Write as _;
 
 pub use intervals::intervals;
 pub use propagation::propagation;
+pub use regions::regions;
 
 use crate::{Scenario, SimulationResult};
 

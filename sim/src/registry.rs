@@ -1,5 +1,7 @@
 //! The simulated registry: the endpoints, and which of them a caller needs to know.
 
+mod by_region;
+
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
 use fairmesh_balancer::rendezvous;
@@ -10,6 +12,7 @@ use fairmesh_model::{
 };
 use fairmesh_router::{CompileInput, EndpointStats, ServiceTable};
 
+use self::by_region::tables_by_region;
 use crate::endpoint_connection::EndpointConnection;
 
 /// The records of the simulated service.
@@ -29,6 +32,8 @@ pub(crate) struct Registry {
     version: u64,
     /// Listed endpoints, by state and region.
     groups: Vec<EndpointGroup>,
+    /// The regions for which callers compile a table each; empty unless calls are drawn to regions.
+    regions_of_tables: Vec<Region>,
 }
 
 #[derive(Debug)]
@@ -76,6 +81,7 @@ impl Registry {
             entries: Vec::new(),
             version: 0,
             groups: Vec::new(),
+            regions_of_tables: Vec::new(),
         })
     }
 
@@ -197,6 +203,9 @@ pub(crate) struct DiscoveredService {
     pub(crate) upstream: ServiceTable,
     /// Stats of the endpoints, shared by all snapshots.
     pub(crate) endpoint_stats: Arc<EndpointStats>,
+    /// Snapshots that prefer one region each, for calls that a table sends there; `None` where nothing serves. They
+    /// have the same endpoints as the first, and so the same indices.
+    by_region: Vec<Option<ServiceTable>>,
     /// Servers by the upstream's indices.
     servers: Vec<u32>,
     /// Connections to endpoints that were called, by the same indices.
@@ -217,6 +226,7 @@ impl DiscoveredService {
         );
         let servers = servers_of(&upstream);
         Self {
+            by_region: tables_by_region(registry, &endpoints, client, &endpoint_stats),
             upstream,
             endpoint_stats,
             servers,
@@ -239,8 +249,16 @@ impl DiscoveredService {
             self.close_removed(&upstream);
             self.upstream = upstream;
             self.servers = servers_of(&self.upstream);
+            self.by_region = tables_by_region(registry, &endpoints, client, &self.endpoint_stats);
             self.endpoints = endpoints;
         }
+    }
+
+    /// The snapshot for a call that a table sends to this region. Where nothing serves there, rings decide.
+    #[inline]
+    pub(crate) fn table(&self, region: Option<u16>) -> &ServiceTable {
+        let of_region = region.and_then(|region| self.by_region.get(usize::from(region))?.as_ref());
+        of_region.unwrap_or(&self.upstream)
     }
 
     /// Drops the connections to endpoints that the next snapshot does not contain.

@@ -7,6 +7,7 @@ use crate::{
     engine::Engine,
     metrics::{CallOutcomes, EstimateCounts, Recovery, Window, WorstSecond},
     scenario::Scenario,
+    traffic::TrafficReport,
 };
 
 /// A completed simulation.
@@ -61,6 +62,9 @@ pub struct Report {
     pub groups: Vec<ServerGroupShare>,
     /// The windows.
     pub windows: Vec<Window>,
+    /// Calls across regions, if the scenario has `traffic`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub traffic: Option<TrafficReport>,
     /// Expectations that were not met.
     pub missed: Vec<String>,
 }
@@ -141,6 +145,7 @@ pub(crate) fn summarize(scenario: &Scenario, engine: Engine) -> SimulationResult
         recoveries: metrics.shares.recoveries_and_open(),
         groups: groups.collect(),
         windows,
+        traffic: engine.traffic.map(|traffic| traffic.report(scenario.warmup.nanos())),
         missed: Vec::new(),
     };
     report.missed = scenario.expect.missed(&report);

@@ -6,6 +6,7 @@ mod action;
 mod distribution;
 mod expect;
 mod sim_time;
+mod traffic;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,6 +20,9 @@ pub use action::{Action, FailureResponse, ReportFault, ScenarioEvent};
 pub use distribution::Distribution;
 pub use expect::Expect;
 pub use sim_time::SimTime;
+pub use traffic::{
+    PlannerKind, RegionDrain, RegionFault, RegionReportFault, ThresholdRing, Traffic, TrafficClass,
+};
 
 /// Maximum number of servers or callers in a group.
 const MAX_INSTANCES: u32 = 100_000;
@@ -59,6 +63,9 @@ pub struct Scenario {
     /// Round trips between regions, and propagation of registry changes.
     #[serde(default)]
     pub network: Network,
+    /// How calls are shared among regions; without it the router's rings decide and nothing is recorded.
+    #[serde(default)]
+    pub traffic: Option<Traffic>,
     /// Scenario events.
     #[serde(default)]
     pub events: Vec<ScenarioEvent>,
@@ -340,6 +347,9 @@ impl Scenario {
         }
         for (i, callers) in self.callers.iter().enumerate() {
             callers.validate().map_err(|e| e.within(format!("callers[{i}]")))?;
+        }
+        if let Some(traffic) = &self.traffic {
+            traffic.validate(self).map_err(|e| e.within("traffic"))?;
         }
         for (i, event) in self.events.iter().enumerate() {
             event.validate(self).map_err(|e| e.within(format!("events[{i}]")))?;

@@ -27,7 +27,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // eBPF programs and their maps: no word of HTTP.
     ("kernel", &[]),
     ("rib", &["model", "wire"]),
-    ("sim", &["model", "balancer", "router", "rib"]),
+    ("te", &["model"]),
+    ("sim", &["model", "balancer", "router", "rib", "te"]),
     ("store", &["model", "wire", "rib"]),
     ("registry", &["model", "wire", "rib", "store"]),
     ("replica", &["model", "listen", "wire", "rib", "store"]),
@@ -53,7 +54,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
 const MAY_USE_ALL: &[&str] = &["fairmesh", "bench", "fuzz"];
 
 /// Crates that hold no clock, no chance and no I/O, so that simulation and production run the same code.
-const PURE: &[&str] = &["model", "balancer", "router", "imbalance"];
+const PURE: &[&str] = &["model", "balancer", "router", "imbalance", "te"];
 
 /// Files that are as pure within a crate that is not: the core of the RIB, and what decides on shards.
 const PURE_FILES: &[(&str, &[&str])] = &[

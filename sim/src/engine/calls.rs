@@ -20,7 +20,9 @@ impl Engine {
         for _ in 0..self.callers[id as usize].burst(group) {
             let demand = self.callers[id as usize].draw_demand(group);
             let request = self.in_flight.add(id, demand, self.now);
-            self.send(request);
+            if self.assign_region(request) {
+                self.send(request);
+            }
         }
         if let Some(at) = self.callers[id as usize].next_call(group, self.now) {
             self.schedule(at, EventKind::Call, id);
@@ -34,7 +36,7 @@ impl Engine {
         let caller = &mut self.callers[request.caller as usize];
         let seed = caller.seeds.next();
         let now = caller.now(self.now);
-        let upstream = &caller.service.upstream;
+        let upstream = caller.service.table(request.region);
         let view = RequestView { host: "", path: "/", method: "POST", headers: &(), grpc: false };
         let _ = upstream.route(&view, seed);
         let ask = PickParams {
@@ -57,6 +59,7 @@ impl Engine {
         }
         let from = request.caller;
         self.metrics.record_sent(server, picked.last_resort);
+        self.count_sent(from, server);
         let delay = self.one_way_delay(from, server);
         self.schedule_request(self.now + delay, EventKind::RequestArrives, id);
     }

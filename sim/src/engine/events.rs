@@ -89,6 +89,7 @@ impl Engine {
             self.registry.list(server_id, state);
         }
         self.registry.publish();
+        self.plan_after_change();
         for id in 0..self.callers.len() {
             let at = self.now + self.callers[id].propagation_delay;
             self.schedule(at, EventKind::RegistryUpdate, id as u32);

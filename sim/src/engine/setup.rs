@@ -18,6 +18,7 @@ use crate::{
     sampling::{exponential, unit},
     scenario::{Action, Scenario, ScenarioEvent, Servers},
     server::Server,
+    traffic::Traffic,
 };
 
 /// After how long the registry detects a crashed process, in nanoseconds.
@@ -33,8 +34,19 @@ const EVENTS_PER_REQUEST: f64 = 4.5;
 pub(crate) fn build(scenario: &Scenario) -> Result<Engine, Invalid> {
     scenario.validate()?;
     let draft = Draft::new(scenario)?;
-    let mut registry = Registry::new(scenario.policy.validate()?, scenario.network.round_trips()?)?;
+    let mut policy = scenario.policy.validate()?;
+    let traffic = match &scenario.traffic {
+        Some(spec) => {
+            policy.locality.rings = spec.router_rings()?;
+            Some(Box::new(Traffic::new(spec, &draft.regions, &draft.trips)?))
+        }
+        None => None,
+    };
+    let mut registry = Registry::new(policy, scenario.network.round_trips()?)?;
     let servers = draft.servers(&mut registry)?;
+    if scenario.traffic.is_some() {
+        registry.compile_by_region(&draft.regions);
+    }
     registry.publish();
     let caller_groups = draft.caller_groups();
     let callers = draft.callers(&caller_groups, &registry)?;
@@ -58,10 +70,12 @@ pub(crate) fn build(scenario: &Scenario) -> Result<Engine, Invalid> {
         attempts,
         polling,
         neighbours: draft.neighbours(),
+        traffic,
         random: Generator::new(mix_pair(scenario.seed, 1)),
     };
     engine.begin_calls();
     engine.begin_neighbours();
+    engine.begin_traffic();
     for event in &scenario.events {
         draft.schedule_event(event, &mut engine);
     }

@@ -1,0 +1,143 @@
+//! Draining a region: what it would do, and how far it may have gone by now.
+
+use crate::{
+    check::{Refusal, check},
+    fill::fill,
+    problem::Problem,
+    rings::PlanInput,
+    state::PlannerState,
+};
+
+/// The share of a region's calls that one step moves.
+pub const STEP: f64 = 0.1;
+
+/// What a drain would lead to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Forecast {
+    /// Predicted utilisation by region as it is planned now.
+    pub before: Vec<f64>,
+    /// Predicted utilisation by region after the drain.
+    pub after: Vec<f64>,
+    /// Calls per second of the region that leave it.
+    pub leaving: f64,
+    /// Calls per second of the region that cannot leave: `localOnly`, shards without a copy elsewhere.
+    pub staying: f64,
+    /// Calls per second, of all regions, that would have to be dropped in addition.
+    pub dropped: f64,
+    /// Regions that would be above their last threshold, or just at it with calls dropped.
+    pub full: Vec<usize>,
+}
+
+/// Forecasts the plan with a region that keeps this share of its calls.
+///
+/// # Errors
+/// If the input could not be planned from.
+pub fn forecast(
+    input: PlanInput<'_>,
+    state: &PlannerState,
+    region: usize,
+    keep: f64,
+) -> Result<Forecast, Refusal> {
+    check(input.policy, input.rings, input.observation, state)?;
+    if region >= input.observation.regions.len() || !(0.0..=1.0).contains(&keep) {
+        return Err(Refusal::Mismatch);
+    }
+    let mut state = state.clone();
+    state.learn(input.observation);
+    let mut problem = Problem::new(input.policy, input.rings, input.observation, &state);
+    // As a plan aims: a drain up to the thresholds themselves would make the planner drop calls.
+    let thresholds = input.policy.thresholds(input.policy.margin);
+    let before = fill(&problem, &thresholds);
+    // A region without servers has nothing to keep.
+    problem.keep[region] = problem.keep[region].min(keep);
+    let after = fill(&problem, &thresholds);
+    let loads = problem.loads(&after);
+    let offered = problem.offered(region);
+    let classes = 0..problem.classes;
+    let home: f64 = classes.clone().map(|class| after.get(region, class, region)).sum();
+    let pinned: f64 = classes.map(|class| problem.pinned(region, class)).sum();
+    let sum = |dropped: &[f64]| dropped.iter().sum::<f64>();
+    let dropped = (sum(&after.dropped) - sum(&before.dropped)).max(0.0);
+    let is_full = |at: &usize| {
+        let ceiling = input.policy.ceiling() - input.policy.margin;
+        loads[*at] > ceiling + 1e-9 || (dropped > 1e-6 * offered && loads[*at] > ceiling - 1e-6)
+    };
+    let full = (0..loads.len()).filter(|at| *at != region).filter(is_full).collect();
+    Ok(Forecast {
+        before: problem.loads(&before),
+        leaving: offered - home,
+        staying: pinned,
+        dropped,
+        full,
+        after: loads,
+    })
+}
+
+/// A drain, or its reversal, in progress. It is data, so that whoever continues it needs nothing else.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Drain {
+    /// The region.
+    pub region: usize,
+    /// When it began, in milliseconds.
+    pub from_ms: u64,
+    /// How long it should take, in milliseconds; 0 is at once.
+    pub over_ms: u64,
+    /// The share of its calls that the region keeps by now.
+    pub keep: f64,
+    /// The share that it should keep at the end: 0, or 1 to end a drain.
+    pub goal: f64,
+}
+
+/// What a drain does next.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Step {
+    /// The region keeps this share from now on.
+    Advance(f64),
+    /// The next step is not due yet.
+    Wait,
+    /// The next step would bring this region to its last threshold, or calls would be dropped.
+    HoldFor(usize),
+    /// The step cannot be judged.
+    HoldSince(Refusal),
+    /// The goal is reached.
+    Done,
+}
+
+/// The next step of a drain, of at most [`STEP`]. The caller takes it after the step before is seen in the reports.
+pub fn step(drain: &Drain, input: PlanInput<'_>, state: &PlannerState) -> Step {
+    if (drain.keep - drain.goal).abs() < 1e-9 {
+        return Step::Done;
+    }
+    let due = drain.due(input.observation.now_ms);
+    let change = (drain.goal - drain.keep).clamp(-STEP, STEP);
+    let next = drain.keep + change;
+    // Whole steps, without the rounding errors of their sum.
+    let next = (next * 1e6).round() / 1e6;
+    let is_due = if change < 0.0 { due <= next + 1e-9 } else { due >= next - 1e-9 };
+    if !is_due {
+        return Step::Wait;
+    }
+    // Calls that come home relieve the others; where they bring too many, the planner sends them away again.
+    if change > 0.0 {
+        return Step::Advance(next);
+    }
+    match forecast(input, state, drain.region, next) {
+        Err(refusal) => Step::HoldSince(refusal),
+        Ok(forecast) => match forecast.full.first() {
+            Some(region) => Step::HoldFor(*region),
+            None => Step::Advance(next),
+        },
+    }
+}
+
+impl Drain {
+    /// The share that the region should keep at a time if nothing held the drain.
+    fn due(&self, now_ms: u64) -> f64 {
+        let start = 1.0 - self.goal;
+        if self.over_ms == 0 {
+            return self.goal;
+        }
+        let part = now_ms.saturating_sub(self.from_ms) as f64 / self.over_ms as f64;
+        start + (self.goal - start) * part.min(1.0)
+    }
+}

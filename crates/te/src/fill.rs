@@ -1,0 +1,188 @@
+//! The target of a plan: all calls at home, then from the most loaded region to the least loaded one of the opened
+//! rings, until no region is above its threshold or no opened ring has room (ServiceRouter §3.4.1).
+
+use crate::{flows::Flows, problem::Problem};
+
+/// A step moves this part of a source's calls, the least share that is published. Smaller steps would end in shares
+/// that are rounded away.
+const STEP: f64 = 0.01;
+/// Loads within this of a threshold are at it.
+const TOLERANCE: f64 = 1e-9;
+/// Maximum number of steps of one pass for each region: a source moves all of its calls in 100.
+const STEPS_PER_REGION: usize = 400;
+
+/// Fills regions up to these thresholds, one for each ring.
+///
+/// Pass `r` moves calls of regions above threshold `r`, to regions of rings up to `r + 1` that are below it. So a farther
+/// ring gets calls only after all regions of the nearer ones are at the threshold, and no region is filled above a
+/// threshold while an opened ring has another one below it.
+pub(crate) fn fill(problem: &Problem<'_>, thresholds: &[f64]) -> Flows {
+    let mut fill = Fill::new(problem);
+    for (ring, threshold) in thresholds.iter().enumerate() {
+        fill.place_homeless(ring + 1, *threshold);
+        fill.relieve(ring + 1, *threshold);
+    }
+    let ceiling = thresholds.last().copied().unwrap_or(1.0);
+    fill.place_homeless(thresholds.len(), f64::INFINITY);
+    fill.level(thresholds.len(), ceiling);
+    fill.shed(ceiling);
+    fill.flows
+}
+
+struct Fill<'a> {
+    problem: &'a Problem<'a>,
+    flows: Flows,
+    loads: Vec<f64>,
+    /// Calls per second, by source and class, that have to leave and have no destination yet.
+    homeless: Vec<f64>,
+}
+
+impl<'a> Fill<'a> {
+    fn new(problem: &'a Problem<'a>) -> Self {
+        let (regions, classes) = (problem.regions, problem.classes);
+        let mut flows = Flows::new(regions, classes);
+        let mut homeless = vec![0.0; regions * classes];
+        for source in 0..regions {
+            for class in 0..classes {
+                let demand = problem.demand(source, class);
+                let kept = (demand * problem.keep[source]).max(problem.pinned(source, class));
+                flows.add(source, class, source, kept);
+                homeless[source * classes + class] = demand - kept;
+            }
+        }
+        let loads = problem.loads(&flows);
+        Self { problem, flows, loads, homeless }
+    }
+
+    /// The least loaded region of the rings up to `ring` around `from` that is below `limit`, with the first of equals.
+    fn least_loaded(&self, from: usize, ring: usize, limit: f64) -> Option<usize> {
+        let within = |to: &usize| self.problem.rings.ring(from, *to).is_some_and(|found| found <= ring);
+        (0..self.problem.regions)
+            .filter(|to| *to != from && self.problem.accepts(*to))
+            .filter(|to| self.loads[*to] < limit - TOLERANCE)
+            .filter(within)
+            .min_by(|a, b| self.loads[*a].total_cmp(&self.loads[*b]))
+    }
+
+    /// Adds calls to a destination.
+    fn send(&mut self, (source, class): (usize, usize), to: usize, rate: f64) {
+        self.flows.add(source, class, to, rate);
+        self.loads[to] += rate * self.problem.cost[to];
+    }
+
+    /// How many calls per second a region takes up to a limit.
+    fn room(&self, to: usize, limit: f64) -> f64 {
+        ((limit - self.loads[to]) / self.problem.cost[to]).max(0.0)
+    }
+
+    /// Places calls that have no region of their own, the most important class first. Sources take turns, so that one
+    /// of them does not fill the regions of the others.
+    fn place_homeless(&mut self, ring: usize, limit: f64) {
+        for class in 0..self.problem.classes {
+            let mut is_placing = true;
+            while is_placing {
+                is_placing = false;
+                for source in 0..self.problem.regions {
+                    is_placing |= self.place_step((source, class), ring, limit);
+                }
+            }
+        }
+    }
+
+    fn place_step(&mut self, (source, class): (usize, usize), ring: usize, limit: f64) -> bool {
+        let at = self.flows.row(source, class);
+        let left = self.homeless[at];
+        if left <= 0.0 {
+            return false;
+        }
+        let Some(to) = self.least_loaded(source, ring, limit) else { return false };
+        let step = self.problem.demand(source, class) * STEP;
+        let rate = left.min(step).min(self.room(to, limit));
+        self.send((source, class), to, rate);
+        // What is left after the last whole step is a rounding error.
+        self.homeless[at] = if left - rate < step * TOLERANCE { 0.0 } else { left - rate };
+        rate > 0.0
+    }
+
+    /// Moves calls of regions above the threshold, the most loaded first.
+    fn relieve(&mut self, ring: usize, threshold: f64) {
+        let mut is_stuck = vec![false; self.problem.regions];
+        for _ in 0..self.problem.regions * STEPS_PER_REGION {
+            let above = |region: &usize| !is_stuck[*region] && self.loads[*region] > threshold + TOLERANCE;
+            let most = (0..self.problem.regions)
+                .filter(above)
+                .max_by(|a, b| self.loads[*a].total_cmp(&self.loads[*b]).then(b.cmp(a)));
+            let Some(from) = most else { return };
+            is_stuck[from] = !self.relieve_step(from, ring, threshold);
+        }
+    }
+
+    fn relieve_step(&mut self, from: usize, ring: usize, threshold: f64) -> bool {
+        let Some(to) = self.least_loaded(from, ring, threshold) else { return false };
+        let excess = (self.loads[from] - threshold) / self.problem.cost[from];
+        let rate = excess.min(self.problem.offered(from) * STEP).min(self.room(to, threshold));
+        self.move_home_calls(from, to, rate)
+    }
+
+    /// Moves calls that a region serves for itself, the lowest class first.
+    fn move_home_calls(&mut self, from: usize, to: usize, rate: f64) -> bool {
+        for class in (0..self.problem.classes).rev() {
+            let movable = self.flows.get(from, class, from) - self.problem.pinned(from, class);
+            let rate = rate.min(movable);
+            if rate > 0.0 {
+                self.send((from, class), from, -rate);
+                self.send((from, class), to, rate);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Where capacity is short, levels the loads above the ceiling.
+    fn level(&mut self, ring: usize, ceiling: f64) {
+        let mut is_stuck = vec![false; self.problem.regions];
+        for _ in 0..self.problem.regions * STEPS_PER_REGION {
+            let above = |region: &usize| !is_stuck[*region] && self.loads[*region] > ceiling + TOLERANCE;
+            let most = (0..self.problem.regions)
+                .filter(above)
+                .max_by(|a, b| self.loads[*a].total_cmp(&self.loads[*b]).then(b.cmp(a)));
+            let Some(from) = most else { return };
+            is_stuck[from] = !self.level_step(from, ring);
+        }
+    }
+
+    fn level_step(&mut self, from: usize, ring: usize) -> bool {
+        let Some(to) = self.least_loaded(from, ring, self.loads[from]) else { return false };
+        let costs = self.problem.cost[from] + self.problem.cost[to];
+        let even = (self.loads[from] - self.loads[to]) / costs;
+        let step = self.problem.offered(from) * STEP;
+        // Less than a step would go back and forth.
+        even >= step && self.move_home_calls(from, to, step)
+    }
+
+    /// Drops calls of the lowest class at regions above the ceiling, and those that have no region at all.
+    fn shed(&mut self, ceiling: f64) {
+        let lowest = self.problem.classes - 1;
+        for (dropped, homeless) in self.flows.dropped.iter_mut().zip(&self.homeless) {
+            *dropped += homeless;
+        }
+        for region in 0..self.problem.regions {
+            if self.loads[region] <= ceiling + TOLERANCE {
+                continue;
+            }
+            let excess = (self.loads[region] - ceiling) / self.problem.cost[region];
+            let rates: Vec<f64> =
+                (0..self.problem.regions).map(|source| self.flows.get(source, lowest, region)).collect();
+            let total: f64 = rates.iter().sum();
+            if total <= 0.0 {
+                continue;
+            }
+            let part = (excess / total).min(1.0);
+            for (source, rate) in rates.into_iter().enumerate() {
+                self.send((source, lowest), region, -rate * part);
+                let at = self.flows.row(source, lowest);
+                self.flows.dropped[at] += rate * part;
+            }
+        }
+    }
+}

@@ -1,0 +1,53 @@
+/// Calls per second by source region, class and destination region; those without a destination are dropped.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Flows {
+    pub(crate) regions: usize,
+    pub(crate) classes: usize,
+    rates: Vec<f64>,
+    /// By source and class.
+    pub(crate) dropped: Vec<f64>,
+}
+
+impl Flows {
+    pub(crate) fn new(regions: usize, classes: usize) -> Self {
+        let rows = regions * classes;
+        Self { regions, classes, rates: vec![0.0; rows * regions], dropped: vec![0.0; rows] }
+    }
+
+    pub(crate) fn row(&self, source: usize, class: usize) -> usize {
+        source * self.classes + class
+    }
+
+    pub(crate) fn get(&self, source: usize, class: usize, to: usize) -> f64 {
+        self.rates[self.row(source, class) * self.regions + to]
+    }
+
+    pub(crate) fn add(&mut self, source: usize, class: usize, to: usize, rate: f64) {
+        let at = self.row(source, class) * self.regions + to;
+        // Subtracting what was added before may leave a tiny negative rest.
+        self.rates[at] = (self.rates[at] + rate).max(0.0);
+    }
+
+    /// Calls per second that arrive at each region.
+    pub(crate) fn arrivals(&self) -> Vec<f64> {
+        let mut arrivals = vec![0.0; self.regions];
+        for row in self.rates.chunks(self.regions) {
+            for (sum, rate) in arrivals.iter_mut().zip(row) {
+                *sum += rate;
+            }
+        }
+        arrivals
+    }
+
+    /// The shares of one source and class, and the dropped share; they sum to 1. Without demand all stay at home.
+    pub(crate) fn shares(&self, source: usize, class: usize) -> (Vec<f64>, f64) {
+        let row = self.row(source, class);
+        let rates = &self.rates[row * self.regions..][..self.regions];
+        let total: f64 = rates.iter().sum::<f64>() + self.dropped[row];
+        if total <= 0.0 {
+            let home = |to| if to == source { 1.0 } else { 0.0 };
+            return ((0..self.regions).map(home).collect(), 0.0);
+        }
+        (rates.iter().map(|rate| rate / total).collect(), self.dropped[row] / total)
+    }
+}

@@ -1,0 +1,54 @@
+/// What the control plane knows of one service at one time.
+///
+/// Regions are positions in one list, which [`crate::RingMatrix`] and [`crate::Tables`] use too.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Observation {
+    /// The present, in milliseconds of a clock that only advances.
+    pub now_ms: u64,
+    /// By region.
+    pub regions: Vec<RegionObservation>,
+}
+
+/// What is known of one region.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RegionObservation {
+    /// Power of its serving endpoints: weight times speed of the host, summed. From the routing information base, not
+    /// from reports; 0 without serving endpoints.
+    pub power: f64,
+    /// The share of its calls that the region may keep: 1, and less while it is drained.
+    pub keep: f64,
+    /// The report of its servers; `None` if there has been none.
+    pub servers: Option<ServerReport>,
+    /// The report of its callers; `None` if there has been none.
+    pub callers: Option<CallerReport>,
+}
+
+/// The sum of the reports of a region's servers over one interval.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ServerReport {
+    /// End of the interval.
+    pub at_ms: u64,
+    /// Mean utilisation, weighted by power; 1 is full.
+    pub load: f64,
+    /// Calls that arrived per second, with those that were shed.
+    pub received: f64,
+}
+
+/// The sum of the reports of a region's callers over one interval.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CallerReport {
+    /// End of the interval.
+    pub at_ms: u64,
+    /// Calls offered per second by class, with those that were dropped.
+    pub offered: Vec<f64>,
+    /// Attempts sent per second by destination region.
+    pub sent: Vec<f64>,
+    /// The share of each class that must stay in its region: `localOnly`, shards without a copy elsewhere.
+    pub pinned: f64,
+}
+
+impl Default for ServerReport {
+    fn default() -> Self {
+        Self { at_ms: 0, load: 0.0, received: 0.0 }
+    }
+}

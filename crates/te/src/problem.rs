@@ -1,0 +1,134 @@
+use crate::{
+    distances::RingMatrix,
+    flows::Flows,
+    observation::Observation,
+    policy::RingsPolicy,
+    state::PlannerState,
+    table::{ClassShares, RegionTable, Tables},
+};
+
+/// The numbers of one planning round, checked and complete.
+#[derive(Clone, Debug)]
+pub(crate) struct Problem<'a> {
+    pub(crate) rings: &'a RingMatrix,
+    pub(crate) regions: usize,
+    pub(crate) classes: usize,
+    /// Calls per second by source and class.
+    demand: Vec<f64>,
+    /// The share of its own calls that a region keeps; 0 where nothing serves.
+    pub(crate) keep: Vec<f64>,
+    /// The share of its own calls that cannot leave, where anything serves.
+    pinned: Vec<f64>,
+    /// Utilisation by one call per second (ServiceRouter §3.4.1, RPS cost); infinite where nothing serves.
+    pub(crate) cost: Vec<f64>,
+}
+
+impl<'a> Problem<'a> {
+    /// The problem of an observation that was checked, with the work per call that the state has learned.
+    pub(crate) fn new(
+        policy: &RingsPolicy,
+        rings: &'a RingMatrix,
+        observation: &Observation,
+        state: &PlannerState,
+    ) -> Self {
+        let powers = state.usable_powers(observation);
+        let demand = (0..observation.regions.len())
+            .flat_map(|source| (0..policy.classes).map(move |class| state.demand(source, class)))
+            .collect();
+        let regions = observation.regions.iter().zip(&powers);
+        Self {
+            rings,
+            regions: powers.len(),
+            classes: policy.classes,
+            demand,
+            keep: regions
+                .clone()
+                .map(|(region, power)| if *power > 0.0 { region.keep } else { 0.0 })
+                .collect(),
+            pinned: regions
+                .map(|(region, power)| match &region.callers {
+                    Some(callers) if *power > 0.0 => callers.pinned,
+                    _ => 0.0,
+                })
+                .collect(),
+            cost: (0..powers.len()).map(|region| state.cost(region, powers[region])).collect(),
+        }
+    }
+
+    pub(crate) fn demand(&self, source: usize, class: usize) -> f64 {
+        self.demand[source * self.classes + class]
+    }
+
+    /// The part of the calls of a class that stays even while the region is drained or overloaded.
+    pub(crate) fn pinned(&self, source: usize, class: usize) -> f64 {
+        self.demand(source, class) * self.pinned[source]
+    }
+
+    /// Calls of all classes of a source.
+    pub(crate) fn offered(&self, source: usize) -> f64 {
+        self.demand[source * self.classes..][..self.classes].iter().sum()
+    }
+
+    /// Whether calls of other regions may be sent to a region.
+    pub(crate) fn accepts(&self, region: usize) -> bool {
+        self.cost[region].is_finite() && self.keep[region] >= 1.0
+    }
+
+    /// Whether the region's servers can be called at all.
+    pub(crate) fn serves(&self, region: usize) -> bool {
+        self.cost[region].is_finite()
+    }
+
+    /// Predicted utilisation of each region; 0 where nothing serves.
+    pub(crate) fn loads(&self, flows: &Flows) -> Vec<f64> {
+        let arrivals = flows.arrivals();
+        let load = |(rate, cost): (&f64, &f64)| if cost.is_finite() { rate * cost } else { 0.0 };
+        arrivals.iter().zip(&self.cost).map(load).collect()
+    }
+
+    /// The flows of tables at the present demand. Shares of regions that serve nothing go where `target` sends them,
+    /// since routers cannot obey them.
+    pub(crate) fn flows_of(&self, tables: &Tables, target: &Flows) -> Flows {
+        let mut flows = Flows::new(self.regions, self.classes);
+        for source in 0..self.regions {
+            for class in 0..self.classes {
+                self.add_row(&mut flows, tables, (source, class), target);
+            }
+        }
+        flows
+    }
+
+    fn add_row(&self, flows: &mut Flows, tables: &Tables, (source, class): (usize, usize), target: &Flows) {
+        let demand = self.demand(source, class);
+        let row = tables.of(source, class);
+        let mut homeless = 0.0;
+        for (to, share) in row.shares.iter().enumerate().filter(|(_, share)| **share > 0) {
+            let rate = demand * f64::from(*share) / f64::from(crate::WHOLE);
+            match self.serves(to) {
+                true => flows.add(source, class, to, rate),
+                false => homeless += rate,
+            }
+        }
+        let at = flows.row(source, class);
+        flows.dropped[at] += demand * f64::from(row.dropped) / f64::from(crate::WHOLE);
+        if homeless > 0.0 {
+            let (shares, dropped) = target.shares(source, class);
+            shares.iter().enumerate().for_each(|(to, share)| flows.add(source, class, to, homeless * share));
+            flows.dropped[at] += homeless * dropped;
+        }
+    }
+
+    /// The tables of flows, rounded. What rounding leaves stays at home where the region serves.
+    pub(crate) fn tables_of(&self, flows: &Flows) -> Tables {
+        let row = |source: usize, class: usize| {
+            let (shares, dropped) = flows.shares(source, class);
+            let at_home = self.serves(source) && self.keep[source] > 0.0;
+            let greatest = (0..shares.len()).rev().max_by(|a, b| shares[*a].total_cmp(&shares[*b]));
+            let fallback = if at_home { source } else { greatest.unwrap_or(source) };
+            ClassShares::round(&shares, dropped, fallback)
+        };
+        let table =
+            |source| RegionTable { classes: (0..self.classes).map(|class| row(source, class)).collect() };
+        Tables { sources: (0..self.regions).map(table).collect() }
+    }
+}

@@ -1,0 +1,246 @@
+//! The rings planner (ServiceRouter §3.4.1): one round.
+
+use crate::{
+    check::{Refusal, check},
+    distances::RingMatrix,
+    fill::fill,
+    flows::Flows,
+    observation::Observation,
+    policy::RingsPolicy,
+    problem::Problem,
+    shift::{Shift, explain},
+    state::PlannerState,
+    table::{MIN_SHARE, Tables, WHOLE},
+};
+
+/// Share of a source's calls per second of time that may leave their region, or change it.
+const LEAVE_PER_SECOND: f64 = 0.2;
+/// Share of a source's calls per second of time that may come back, to caches that may be cold.
+const RETURN_PER_SECOND: f64 = 0.01;
+/// Differences of shares below this cause no change.
+const DEAD_BAND: f64 = 0.005;
+/// Differences of shares below this come from sums in another order.
+const ROUNDING: f64 = 1e-6;
+/// The interval that a first round counts as, in seconds.
+const FIRST_INTERVAL: f64 = 1.0;
+
+/// What a plan is made from, besides the state.
+#[derive(Clone, Copy, Debug)]
+pub struct PlanInput<'a> {
+    /// Rings, thresholds and classes.
+    pub policy: &'a RingsPolicy,
+    /// The ring of each region as seen from each other one.
+    pub rings: &'a RingMatrix,
+    /// Reports and power.
+    pub observation: &'a Observation,
+}
+
+/// The result of one round.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// The state for the next round, with the tables to be put into force.
+    pub state: PlannerState,
+    /// Why the tables are those of the round before, if the input could not be planned from.
+    pub refusal: Option<Refusal>,
+    /// The changes against the tables of the round before.
+    pub shifts: Vec<Shift>,
+    /// Predicted utilisation by region with the new tables; empty if the planner refused.
+    pub predicted: Vec<f64>,
+}
+
+/// Plans one round. Input that is missing, stale or absurd leaves the tables as they are.
+pub fn plan(input: PlanInput<'_>, state: &PlannerState) -> Plan {
+    let PlanInput { policy, rings, observation } = input;
+    if let Err(refusal) = check(policy, rings, observation, state) {
+        let state = state.clone();
+        return Plan { state, refusal: Some(refusal), shifts: Vec::new(), predicted: Vec::new() };
+    }
+    let mut next = state.clone();
+    next.learn(observation);
+    let problem = Problem::new(policy, rings, observation, &next);
+    let targets = Targets::new(policy, &problem);
+    let round = Round { policy, problem: &problem, targets: &targets, before: &state.tables };
+    let seconds =
+        state.planned_at_ms.map_or(FIRST_INTERVAL, |at| observation.now_ms.saturating_sub(at) as f64 / 1e3);
+    let flows = round.flows(&mut next, seconds);
+    next.tables = without_noise(problem.tables_of(&flows), &state.tables);
+    next.planned_at_ms = Some(observation.now_ms);
+    let shifts = explain(policy, &problem, &state.tables, &next.tables);
+    let predicted = problem.loads(&problem.flows_of(&next.tables, &targets.aim));
+    Plan { state: next, refusal: None, shifts, predicted }
+}
+
+/// A source whose shares all changed by less than the least share keeps its table.
+fn without_noise(mut tables: Tables, before: &Tables) -> Tables {
+    for (new, old) in tables.sources.iter_mut().zip(&before.sources) {
+        let rows = || new.classes.iter().zip(&old.classes);
+        let mut shares = rows().flat_map(|(new, old)| new.shares.iter().zip(&old.shares));
+        let is_same = shares.all(|(new, old)| new.abs_diff(*old) < MIN_SHARE)
+            && rows().all(|(new, old)| new.dropped.abs_diff(old.dropped) < MIN_SHARE);
+        if is_same {
+            new.classes.clone_from(&old.classes);
+        }
+    }
+    tables
+}
+
+/// Where calls go if thresholds are exactly met, where a shift aims, and what would have to stay away for calls to
+/// return.
+struct Targets {
+    least: Flows,
+    aim: Flows,
+    back: Flows,
+}
+
+impl Targets {
+    fn new(policy: &RingsPolicy, problem: &Problem<'_>) -> Self {
+        let filled = |by| fill(problem, &policy.thresholds(by));
+        let aim = filled(policy.margin);
+        Self { least: filled(0.0), aim, back: filled(policy.margin + policy.hysteresis) }
+    }
+}
+
+/// What a source does in a round.
+#[derive(Clone, Copy, PartialEq)]
+enum Direction {
+    /// Calls stay where they are.
+    Stay,
+    /// More calls leave, or go elsewhere.
+    Leave,
+    /// Calls come back.
+    Return,
+}
+
+struct Round<'a> {
+    policy: &'a RingsPolicy,
+    problem: &'a Problem<'a>,
+    targets: &'a Targets,
+    before: &'a Tables,
+}
+
+impl Round<'_> {
+    /// The flows after this round.
+    fn flows(&self, next: &mut PlannerState, seconds: f64) -> Flows {
+        let aim = &self.targets.aim;
+        let current = self.problem.flows_of(self.before, aim);
+        let loads = self.problem.loads(&current);
+        // Above the last threshold, waiting is worse than a reaction that is too strong.
+        if loads.iter().any(|load| *load > self.policy.ceiling()) {
+            next.pids.iter_mut().for_each(crate::pace::Pid::rest);
+            return aim.clone();
+        }
+        let mut flows = current.clone();
+        let mut slowest: f64 = 1.0;
+        for source in 0..self.problem.regions {
+            let direction = self.direction(source, next.pids[source].is_active(), &current, &loads);
+            let (target, per_second) = match direction {
+                Direction::Stay => {
+                    next.pids[source].rest();
+                    slowest = 0.0;
+                    continue;
+                }
+                Direction::Leave => (aim, LEAVE_PER_SECOND),
+                Direction::Return => (&self.targets.back, RETURN_PER_SECOND),
+            };
+            let error = self.distance(source, &current, target);
+            let moved = next.pids[source].step(error, seconds, per_second * seconds);
+            let part = if error > 0.0 { moved / error } else { 0.0 };
+            slowest = slowest.min(part);
+            self.blend(source, &mut flows, target, part);
+        }
+        self.guarded(flows, &current, &loads, slowest)
+    }
+
+    /// The flows, unless sources at different paces meet in a region that one of them has yet to leave: then all move
+    /// to the aim at the slowest pace, which keeps every load between its present one and that of the aim.
+    fn guarded(&self, flows: Flows, current: &Flows, loads: &[f64], slowest: f64) -> Flows {
+        let aim_loads = self.problem.loads(&self.targets.aim);
+        let first = self.policy.rings.first().map_or(1.0, |ring| ring.load);
+        let bounds = loads.iter().zip(&aim_loads).map(|(now, aim)| now.max(*aim).max(first));
+        let is_safe =
+            self.problem.loads(&flows).iter().zip(bounds).all(|(load, bound)| *load <= bound + 1e-9);
+        if is_safe {
+            return flows;
+        }
+        let mut slow = current.clone();
+        for source in 0..self.problem.regions {
+            self.blend(source, &mut slow, &self.targets.aim, slowest);
+        }
+        slow
+    }
+
+    fn direction(&self, source: usize, is_leaving: bool, current: &Flows, loads: &[f64]) -> Direction {
+        let Targets { least, aim, back } = self.targets;
+        let (away, dropped) = self.away(source, current);
+        let (least_away, least_dropped) = self.away(source, least);
+        let (back_away, back_dropped) = self.away(source, back);
+        let is_hot = |to: usize| {
+            let excess = self.sent(source, to, current) - self.sent(source, to, aim);
+            let is_full = loads[to] > self.policy.rings[0].load;
+            to != source && excess > 2.0 * DEAD_BAND && (is_full || !self.problem.accepts(to))
+        };
+        let uses_hot = (0..self.problem.regions).any(is_hot);
+        // A change that has begun is made up to its aim, beyond the threshold.
+        let is_short = is_leaving && away < self.away(source, aim).0 - DEAD_BAND;
+        let is_above = away < least_away - ROUNDING || dropped < least_dropped - ROUNDING;
+        if is_above || is_short || uses_hot {
+            Direction::Leave
+        } else if away > back_away + DEAD_BAND || dropped > back_dropped + DEAD_BAND {
+            Direction::Return
+        } else {
+            Direction::Stay
+        }
+    }
+
+    /// The share of a source's calls at one destination.
+    fn sent(&self, source: usize, to: usize, flows: &Flows) -> f64 {
+        let offered = self.problem.offered(source);
+        if offered <= 0.0 {
+            return 0.0;
+        }
+        (0..self.problem.classes).map(|class| flows.get(source, class, to)).sum::<f64>() / offered
+    }
+
+    /// The shares of a source's calls that are not served at home, and that are dropped.
+    fn away(&self, source: usize, flows: &Flows) -> (f64, f64) {
+        let offered = self.problem.offered(source);
+        if offered <= 0.0 {
+            return (0.0, 0.0);
+        }
+        let dropped: f64 =
+            (0..self.problem.classes).map(|class| flows.dropped[flows.row(source, class)]).sum();
+        (1.0 - self.sent(source, source, flows), dropped / offered)
+    }
+
+    /// The share of a source's calls that have another destination in the other flows.
+    fn distance(&self, source: usize, a: &Flows, b: &Flows) -> f64 {
+        let offered = self.problem.offered(source);
+        let mut sum = 0.0;
+        for class in 0..self.problem.classes {
+            for to in 0..self.problem.regions {
+                sum += (a.get(source, class, to) - b.get(source, class, to)).abs();
+            }
+            let row = a.row(source, class);
+            sum += (a.dropped[row] - b.dropped[row]).abs();
+        }
+        if offered > 0.0 { (sum / 2.0 / offered).min(1.0) } else { 0.0 }
+    }
+
+    /// Moves this part of the way from the flows of a source to the target.
+    fn blend(&self, source: usize, flows: &mut Flows, target: &Flows, part: f64) {
+        for class in 0..self.problem.classes {
+            for to in 0..self.problem.regions {
+                let change = target.get(source, class, to) - flows.get(source, class, to);
+                flows.add(source, class, to, change * part);
+            }
+            let row = flows.row(source, class);
+            let change = target.dropped[row] - flows.dropped[row];
+            flows.dropped[row] += change * part;
+        }
+    }
+}
+
+/// The share as a number from 0 to 1.
+pub(crate) fn share(of_whole: u32) -> f64 {
+    f64::from(of_whole) / f64::from(WHOLE)
+}

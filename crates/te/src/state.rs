@@ -1,0 +1,134 @@
+use crate::{
+    check::{FULL, work},
+    observation::Observation,
+    pace::Pid,
+    table::{Tables, WHOLE},
+};
+
+/// Weight of the newest work per call in its mean.
+const WORK_WEIGHT: f64 = 0.3;
+/// Work per call before any was seen: so little that no region seems loaded, and greater regions seem less so.
+const NO_WORK: f64 = 1e-9;
+/// A region whose servers come back gets calls only after they have stayed for this long, so that a region that flaps
+/// does not make calls of others flap.
+const SETTLING_MS: u64 = 60_000;
+
+/// What a planner remembers from one round to the next.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlannerState {
+    pub(crate) tables: Tables,
+    pub(crate) pids: Vec<Pid>,
+    /// When a plan was last made.
+    pub(crate) planned_at_ms: Option<u64>,
+    classes: usize,
+    /// Mean work per call, by region.
+    work: Vec<Option<f64>>,
+    /// The last demand, by source and class.
+    demand: Vec<f64>,
+    has_demand: Vec<bool>,
+    /// By region: whether servers were there, once it is known, and until when they have to stay to be used.
+    presence: Vec<(Option<bool>, u64)>,
+}
+
+impl PlannerState {
+    /// The state before the first plan: all calls are local.
+    pub fn new(regions: usize, classes: usize) -> Self {
+        Self::resumed(Tables::local(regions, classes), classes)
+    }
+
+    /// The state of a planner that takes over tables that are in force.
+    pub fn resumed(tables: Tables, classes: usize) -> Self {
+        let regions = tables.sources.len();
+        Self {
+            tables,
+            pids: vec![Pid::default(); regions],
+            planned_at_ms: None,
+            classes,
+            work: vec![None; regions],
+            demand: vec![0.0; regions * classes],
+            has_demand: vec![false; regions],
+            presence: vec![(None, 0); regions],
+        }
+    }
+
+    /// The tables in force.
+    pub fn tables(&self) -> &Tables {
+        &self.tables
+    }
+
+    pub(crate) fn fits(&self, regions: usize, classes: usize) -> bool {
+        let is_whole = |shares: &[u32], dropped| {
+            shares.len() == regions
+                && shares.iter().map(|s| u64::from(*s)).sum::<u64>() + dropped == u64::from(WHOLE)
+        };
+        let mut rows = self.tables.sources.iter().flat_map(|source| &source.classes);
+        self.classes == classes
+            && self.tables.sources.len() == regions
+            && self.tables.sources.iter().all(|source| source.classes.len() == classes)
+            && rows.all(|row| is_whole(&row.shares, u64::from(row.dropped)))
+    }
+
+    pub(crate) fn has_demand(&self, source: usize) -> bool {
+        self.has_demand[source]
+    }
+
+    pub(crate) fn demand(&self, source: usize, class: usize) -> f64 {
+        self.demand[source * self.classes + class]
+    }
+
+    pub(crate) fn known_work(&self, region: usize) -> Option<f64> {
+        self.work[region]
+    }
+
+    /// Utilisation by one call per second at a region of this power.
+    pub(crate) fn cost(&self, region: usize, power: f64) -> f64 {
+        if power <= 0.0 {
+            return f64::INFINITY;
+        }
+        self.work[region].or_else(|| self.median_work()).unwrap_or(NO_WORK) / power
+    }
+
+    fn median_work(&self) -> Option<f64> {
+        let mut known: Vec<f64> = self.work.iter().flatten().copied().collect();
+        known.sort_by(f64::total_cmp);
+        known.get(known.len() / 2).copied()
+    }
+
+    /// Takes over an observation that was checked.
+    pub(crate) fn learn(&mut self, observation: &Observation) {
+        for (at, region) in observation.regions.iter().enumerate() {
+            self.learn_presence(at, region.power > 0.0, observation.now_ms);
+            if let Some(callers) = &region.callers {
+                self.demand[at * self.classes..][..self.classes].copy_from_slice(&callers.offered);
+                self.has_demand[at] = true;
+            }
+            let load = region.servers.map_or(0.0, |servers| servers.load);
+            let Some(new) = work(region) else { continue };
+            self.work[at] = Some(match self.work[at] {
+                None => new,
+                Some(known) if load >= FULL && new < known => known,
+                Some(known) => known + WORK_WEIGHT * (new - known),
+            });
+        }
+    }
+
+    fn learn_presence(&mut self, region: usize, is_present: bool, now_ms: u64) {
+        let (was_present, until) = &mut self.presence[region];
+        if is_present && *was_present == Some(false) {
+            *until = now_ms.saturating_add(SETTLING_MS);
+        }
+        *was_present = Some(is_present);
+    }
+
+    /// Power by region without that of servers that have just come back, unless there is no other.
+    pub(crate) fn usable_powers(&self, observation: &Observation) -> Vec<f64> {
+        let settled = |(region, (_, until)): (&crate::RegionObservation, &(Option<bool>, u64))| {
+            if observation.now_ms < *until { 0.0 } else { region.power }
+        };
+        let powers: Vec<f64> = observation.regions.iter().zip(&self.presence).map(settled).collect();
+        match powers.iter().all(|power| *power == 0.0) {
+            true => observation.regions.iter().map(|region| region.power).collect(),
+            false => powers,
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! What holds for every plan, in worlds drawn at random.
+
+#![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
+
+mod common;
+
+use common::World;
+use fairmesh_te::{MIN_SHARE, Observation, PlannerState, WHOLE, plan};
+use proptest::prelude::*;
+
+/// Worlds of two to seven regions and one to three classes, from idle to twice their capacity.
+fn worlds() -> impl Strategy<Value = World> {
+    (2_usize..=7, 1_usize..=3).prop_flat_map(|(regions, classes)| {
+        let power = prop::collection::vec(prop_oneof![6 => 20.0..500.0_f64, 1 => Just(0.0)], regions);
+        let load = prop_oneof![4 => 0.0..0.9_f64, 1 => 0.0..2.0_f64];
+        let demand = prop::collection::vec(prop::collection::vec(load, classes), regions);
+        (power, demand).prop_map(move |(power, loads)| {
+            let rate = |load: &f64, power: f64| load * power.max(50.0) / classes as f64;
+            let demand = loads.iter().zip(&power);
+            let demand = demand.map(|(loads, power)| loads.iter().map(|load| rate(load, *power)).collect());
+            World::new(power.clone(), demand.collect())
+        })
+    })
+}
+
+/// A world, and one with other power and demand in the same regions.
+fn changing_worlds() -> impl Strategy<Value = (World, World)> {
+    (worlds(), 0.2..3.0_f64, any::<prop::sample::Index>(), 0.0..1.0_f64).prop_map(
+        |(world, times, at, kind)| {
+            let mut later = world.clone();
+            let at = at.index(world.power.len());
+            match kind {
+                kind if kind < 0.5 => later.demand[at].iter_mut().for_each(|rate| *rate *= times),
+                kind if kind < 0.7 => later.power[at] = 0.0,
+                _ => later.power[at] *= times,
+            }
+            (world, later)
+        },
+    )
+}
+
+/// Plays some rounds of the first world, then some of the second, and checks each.
+fn play((first, second): (World, World)) -> Result<(), TestCaseError> {
+    let mut world = first;
+    for round in 0..12 {
+        if round == 4 {
+            (world.power, world.demand) = (second.power.clone(), second.demand.clone());
+        }
+        check_round(&mut world)?;
+    }
+    Ok(())
+}
+
+fn check_round(world: &mut World) -> Result<(), TestCaseError> {
+    let observation = world.observation();
+    let before = world.state.tables().clone();
+    let again = plan(world.input(&observation), &world.state);
+    let plan = world.plan(&observation);
+    prop_assert_eq!(&plan, &again, "the same input gives the same plan");
+    for row in plan.state.tables().sources.iter().flat_map(|source| &source.classes) {
+        prop_assert_eq!(row.shares.iter().sum::<u32>() + row.dropped, WHOLE);
+        prop_assert!(row.shares.iter().chain([&row.dropped]).all(|share| *share == 0 || *share >= MIN_SHARE));
+    }
+    let lowest = world.policy.classes - 1;
+    let important = plan.state.tables().sources.iter().flat_map(|source| &source.classes[..lowest]);
+    prop_assert!(important.into_iter().all(|row| row.dropped == 0) || world.power.iter().all(|p| *p == 0.0));
+    if plan.refusal.is_some() {
+        prop_assert_eq!(plan.state.tables(), &before);
+        return Ok(());
+    }
+    check_safety(world, &before, &plan.predicted)
+}
+
+/// No region is pushed above its first threshold unless one of the sources that push it has no other region with room in
+/// its first two rings. Not where a region is lost: its calls are placed at once, while shifts that make room are paced.
+fn check_safety(world: &World, before: &fairmesh_te::Tables, predicted: &[f64]) -> Result<(), TestCaseError> {
+    if world.power.contains(&0.0) {
+        return Ok(());
+    }
+    let loads = world.loads(before);
+    let first = world.policy.rings[0].load;
+    // What rounding may add: less than the least share of each source and class.
+    let slack = |to: usize| {
+        let all: f64 = world.demand.iter().flatten().sum();
+        0.011 * all / world.power[to]
+    };
+    for to in (0..predicted.len()).filter(|to| world.power[*to] > 0.0) {
+        let was = loads[to];
+        let grew = predicted[to] > was.max(first) + slack(to);
+        if !grew {
+            continue;
+        }
+        let after = world.state.tables();
+        let pushes = |source: &usize| {
+            let row =
+                |class: usize| after.of(*source, class).shares[to] > before.of(*source, class).shares[to];
+            *source != to && (0..world.policy.classes).any(row)
+        };
+        let has_room = |source: usize, other: usize| {
+            let is_open = world.rings.ring(source, other).is_some_and(|ring| ring <= 1);
+            let is_full = predicted[other] >= first - world.policy.margin - slack(other);
+            is_open && other != source && world.power[other] > 0.0 && !is_full
+        };
+        let could_spare = |source: usize| (0..predicted.len()).any(|other| has_room(source, other));
+        let mut pushing = (0..predicted.len()).filter(pushes).peekable();
+        let is_needless = pushing.peek().is_some() && pushing.all(could_spare);
+        prop_assert!(!is_needless, "{to} is pushed while others have room: {predicted:?}");
+    }
+    Ok(())
+}
+
+/// Numbers of reports that cannot be true, with some that can.
+fn hostile() -> impl Strategy<Value = f64> {
+    let special = [f64::NAN, f64::INFINITY, -1.0, 0.0, 1e300, f64::MIN_POSITIVE, 1e12, 0.5, 50.0];
+    prop_oneof![4 => prop::sample::select(special.to_vec()), 1 => any::<f64>()]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn plans_are_whole_deterministic_and_safe(worlds in changing_worlds()) {
+        play(worlds)?;
+    }
+
+    #[test]
+    fn hostile_reports_never_break_a_table(
+        world in worlds(),
+        numbers in prop::collection::vec(hostile(), 40),
+        times in prop::collection::vec(any::<u64>(), 14),
+    ) {
+        let mut world = world;
+        world.round();
+        let mut observation = world.observation();
+        overwrite(&mut observation, &numbers, &times);
+        let before = world.state.tables().clone();
+        let plan = world.plan(&observation);
+        for row in plan.state.tables().sources.iter().flat_map(|source| &source.classes) {
+            prop_assert_eq!(row.shares.iter().sum::<u32>() + row.dropped, WHOLE);
+        }
+        if observation.regions.iter().any(|region| !region.power.is_finite()) {
+            prop_assert!(plan.refusal.is_some());
+            prop_assert_eq!(plan.state.tables(), &before);
+        }
+        prop_assert!(plan.predicted.iter().all(|load| load.is_finite()));
+    }
+
+    #[test]
+    fn a_state_of_other_size_is_refused(world in worlds()) {
+        let mut world = world;
+        world.state = PlannerState::new(world.power.len() + 1, world.policy.classes);
+        let observation = world.observation_of_another_size();
+        prop_assert!(world.plan(&observation).refusal.is_some());
+    }
+}
+
+impl World {
+    fn observation_of_another_size(&self) -> Observation {
+        let mut world = self.clone();
+        world.state = PlannerState::new(self.power.len(), self.policy.classes);
+        world.observation()
+    }
+}
+
+fn overwrite(observation: &mut Observation, numbers: &[f64], times: &[u64]) {
+    let mut numbers = numbers.iter().copied().cycle();
+    let mut next = || numbers.next().unwrap();
+    for (region, at) in observation.regions.iter_mut().zip(times.iter().cycle()) {
+        if next() > 0.4 {
+            region.power = next();
+        }
+        let servers = region.servers.as_mut().unwrap();
+        (servers.load, servers.received) = (next(), next());
+        servers.at_ms = if at % 3 == 0 { *at } else { servers.at_ms };
+        let callers = region.callers.as_mut().unwrap();
+        callers.offered.iter_mut().for_each(|rate| *rate = next());
+    }
+}

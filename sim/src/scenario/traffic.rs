@@ -1,0 +1,170 @@
+use fairmesh_model::{
+    Invalid, Region, Ring,
+    spec::{LocalitySpec, PolicySpec},
+};
+use fairmesh_te::{LoadRing, RingsPolicy};
+use serde::{Deserialize, Serialize};
+
+use super::{Scenario, SimTime, within_range};
+
+/// How calls are shared among regions, and what is reported to the planner.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Traffic {
+    /// Who decides on regions.
+    pub planner: PlannerKind,
+    /// Rings with thresholds; the first is `region`. With `planner: none` the first threshold is only measured against.
+    pub rings: Vec<ThresholdRing>,
+    /// Traffic classes, the most important first.
+    #[serde(default = "one_class")]
+    pub classes: Vec<TrafficClass>,
+    /// Length of the interval over which regions report: one planning round.
+    #[serde(default = "interval")]
+    pub every: SimTime,
+    /// From the end of an interval to the arrival of its reports at the planner.
+    #[serde(default = "report_delay")]
+    pub report_delay: SimTime,
+    /// Faults of the reports of regions.
+    #[serde(default)]
+    pub faults: Vec<RegionFault>,
+    /// A region to drain.
+    #[serde(default)]
+    pub drain: Option<RegionDrain>,
+}
+
+/// Who decides on regions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum PlannerKind {
+    /// The rings of the router alone.
+    None,
+    /// The rings planner.
+    Rings,
+}
+
+/// A ring with its threshold.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ThresholdRing {
+    /// As in a policy: `region`, a round trip, or `any`.
+    pub within: String,
+    /// Utilisation from 0 to 1.
+    pub load: f64,
+}
+
+/// A traffic class.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct TrafficClass {
+    /// Its name.
+    pub name: String,
+    /// Its share of all calls, relative to the other classes.
+    pub share: f64,
+}
+
+/// A fault of all reports of one region.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RegionFault {
+    /// When it begins.
+    pub at: SimTime,
+    /// The region.
+    pub region: String,
+    /// The fault.
+    pub are: RegionReportFault,
+    /// How long it lasts.
+    #[serde(rename = "for")]
+    pub duration: SimTime,
+}
+
+/// What is wrong with the reports of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum RegionReportFault {
+    /// They do not arrive.
+    Missing,
+    /// The load is ten times the true one.
+    Tenfold,
+    /// The load is a tenth of the true one.
+    Tenth,
+    /// The load is 0.
+    Zero,
+    /// The load is not a number.
+    Nan,
+    /// Servers count ten times the calls that callers sent.
+    Disagreeing,
+}
+
+/// A drain of a region at a pace.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RegionDrain {
+    /// When it begins.
+    pub at: SimTime,
+    /// The region.
+    pub region: String,
+    /// How long it should take.
+    pub over: SimTime,
+}
+
+fn one_class() -> Vec<TrafficClass> {
+    vec![TrafficClass { name: "default".into(), share: 1.0 }]
+}
+
+fn interval() -> SimTime {
+    SimTime::seconds(5)
+}
+
+fn report_delay() -> SimTime {
+    SimTime::seconds(1)
+}
+
+impl Traffic {
+    /// The rings and thresholds, as the planner needs them.
+    pub fn policy(&self) -> Result<RingsPolicy, Invalid> {
+        let loads = self.rings.iter().map(|ring| ring.load);
+        let rings = self.router_rings()?.into_iter().zip(loads);
+        let rings = rings.map(|(ring, load)| LoadRing { ring, load }).collect();
+        let policy = RingsPolicy::new(rings, self.classes.len());
+        policy.validate()?;
+        Ok(policy)
+    }
+
+    /// The rings as production validates them.
+    pub(crate) fn router_rings(&self) -> Result<Vec<Ring>, Invalid> {
+        let spec = PolicySpec {
+            service: crate::SERVICE.into(),
+            locality: LocalitySpec {
+                rings: self.rings.iter().map(|ring| ring.within.clone()).collect(),
+                ..LocalitySpec::default()
+            },
+            ..PolicySpec::default()
+        };
+        Ok(spec.validate()?.1.locality.rings)
+    }
+
+    pub(super) fn validate(&self, scenario: &Scenario) -> Result<(), Invalid> {
+        let policy = self.policy()?;
+        if policy.rings[0].ring != Ring::Region {
+            let hint = "write 'region' first: a table gives each region its own share";
+            return Err(Invalid::new("rings[0]", "includes several regions", hint));
+        }
+        for (i, class) in self.classes.iter().enumerate() {
+            within_range(&format!("classes[{i}].share"), class.share, 1e-6, 1e6)?;
+        }
+        if self.every < SimTime::seconds(1) || self.report_delay > self.every {
+            let hint = "write 1s or more, and a delay of at most one interval";
+            return Err(Invalid::new("every", "is too short", hint));
+        }
+        let regions = || scenario.servers.iter().map(|servers| &servers.region);
+        let named = self.faults.iter().map(|fault| &fault.region).chain(self.drain.iter().map(|d| &d.region));
+        for name in named {
+            name.parse::<Region>().map_err(|e| e.within("region"))?;
+            if !regions().any(|region| region == name) {
+                let hint = "name a region that has servers";
+                return Err(Invalid::new("region", format!("there are no servers in '{name}'"), hint));
+            }
+        }
+        Ok(())
+    }
+}
