@@ -1,6 +1,7 @@
 //! `fairmesh sim`: simulated fleets, as a table for people, JSON for programs, and a picture for both.
 
 mod show;
+mod show_traffic;
 mod sweep;
 mod tree;
 
@@ -42,7 +43,8 @@ pub(crate) struct RunArgs {
     /// Write the figures to this file as a JSON list with one object per scenario.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draw the utilisation of every server over time into this file, or the propagation delay of a tree; of several
+    /// Draw the utilisation of every server over time into this file, of every region with `traffic`, or the propagation
+    /// delay of a tree; of several
     /// scenarios, into FILE-NAME.svg each.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -98,9 +100,16 @@ fn load(file: &Path, args: &RunArgs) -> Result<Loaded, Failure> {
 fn play_fleet(scenario: &Scenario, args: &RunArgs) -> Result<(serde_json::Value, bool), Failure> {
     let (result, took) = play(scenario)?;
     output::write(&show::report(scenario, &result.report, took))?;
+    if let Some(traffic) = &result.report.traffic {
+        output::write(&show_traffic::traffic(traffic))?;
+    }
     if let Some(path) = &args.svg {
         let path = picture_path(path, &scenario.name, args.files.len());
-        write_file(&path, &plot::utilisation(scenario, &result))?;
+        let picture = match &result.report.traffic {
+            Some(traffic) => plot::regions(&scenario.name, traffic),
+            None => plot::utilisation(scenario, &result),
+        };
+        write_file(&path, &picture)?;
     }
     let report = serde_json::to_value(&result.report).map_err(Failure::failed)?;
     Ok((report, !result.report.missed.is_empty()))

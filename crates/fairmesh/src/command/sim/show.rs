@@ -93,6 +93,7 @@ fn endings(report: &Report) -> String {
         ("unreachable", endings.unreachable),
         ("late", endings.timed_out),
         ("nowhere to go", endings.unroutable),
+        ("dropped by a table", endings.dropped),
     ];
     let told: Vec<String> =
         kinds.iter().filter(|(_, n)| *n > 0).map(|(name, n)| format!("{n} {name}")).collect();
