@@ -151,7 +151,7 @@ impl Traffic {
         let class = &self.spec.classes[shift.class].name;
         let ring = shift.ring.map_or_else(String::new, |ring| format!(", ring {}", ring + 1));
         format!(
-            "{} {class}: {:.2} % from {} to {}{ring}: {:?}",
+            "{} {class}: {:.2} % from {} to {}{ring}: {}",
             self.names[shift.source],
             shift.share * 100.0,
             name(shift.from),

@@ -1,3 +1,5 @@
+use std::fmt;
+
 use crate::{policy::RingsPolicy, problem::Problem, rings::share, table::Tables};
 
 /// A change of one share, with its reason.
@@ -48,6 +50,21 @@ pub enum Cause {
     Short,
     /// There is room again.
     Return,
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoServers => write!(f, "it has no servers"),
+            Self::Drained => write!(f, "it is drained"),
+            Self::Loaded { load, threshold } => {
+                write!(f, "its load would be {:.1} %, above {:.1} %", load * 100.0, threshold * 100.0)
+            }
+            Self::Relieved => write!(f, "the former destination has no room"),
+            Self::Short => write!(f, "no region has room"),
+            Self::Return => write!(f, "there is room again"),
+        }
+    }
 }
 
 /// The reasons of all differences between two tables.
