@@ -92,12 +92,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> FramedSocket<S> {
     /// Writes as much as possible; ready once everything is written.
     pub(super) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.write_queue.is_empty() {
-            let mut slices = [IoSlice::new(&[]); SLICES];
-            let queued =
-                slices.iter_mut().zip(&self.write_queue).map(|(slice, bytes)| *slice = IoSlice::new(bytes));
-            let queued = queued.count();
-            let socket = Pin::new(&mut self.socket);
-            let Poll::Ready(written) = socket.poll_write_vectored(cx, &slices[..queued]) else {
+            let Poll::Ready(written) = self.poll_write_queue(cx) else {
                 self.blocked_since.get_or_insert_with(Instant::now);
                 return Poll::Pending;
             };
@@ -109,6 +104,20 @@ impl<S: AsyncRead + AsyncWrite + Unpin> FramedSocket<S> {
             self.advance(written);
         }
         Poll::Ready(Ok(()))
+    }
+
+    /// Writes some of the queue, which is not empty.
+    fn poll_write_queue(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let socket = Pin::new(&mut self.socket);
+        // One message is the usual queue, that of every watcher of a change, and a plain write of it takes less CPU.
+        if let ([only], []) = self.write_queue.as_slices() {
+            return socket.poll_write(cx, only);
+        }
+        let mut slices = [IoSlice::new(&[]); SLICES];
+        let queued =
+            slices.iter_mut().zip(&self.write_queue).map(|(slice, bytes)| *slice = IoSlice::new(bytes));
+        let queued = queued.count();
+        socket.poll_write_vectored(cx, &slices[..queued])
     }
 
     /// Advances the queue by the bytes written.
