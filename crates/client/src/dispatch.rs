@@ -9,6 +9,7 @@ mod classify;
 mod context;
 mod execute;
 mod fast_path;
+mod fault_response;
 mod hedge;
 mod load_poll;
 mod lookaside;

@@ -12,7 +12,7 @@ use tonic::Status;
 pub(crate) use self::kind::grpc_code_of;
 pub use self::kind::{FaultKind, Origin, Retry};
 
-/// Why a call got no response. Responses of servers, good or bad, are not faults.
+/// Why a call got no response of its service. Responses of services, good or bad, are not faults.
 ///
 /// For tonic clients the fault carries a [`Status`] as its source, so that they get the right gRPC code.
 pub struct Fault(Box<FaultState>);
@@ -147,6 +147,15 @@ impl StdError for Fault {
     }
 }
 
+/// For handlers of gRPC that pass the failure of a call on by `?`.
+impl From<Fault> for Status {
+    fn from(fault: Fault) -> Self {
+        let mut status = Self::new(fault.kind().grpc_code(), fault.message());
+        status.set_source(std::sync::Arc::new(fault));
+        status
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io;
@@ -171,5 +180,8 @@ mod tests {
         let fault = Fault::new(FaultKind::KeyOutside, "no shard holds key 5").caused_by("the map ends at 4");
         let status = Status::from_error(Box::new(fault));
         assert_eq!((status.code(), status.message()), (Code::OutOfRange, "no shard holds key 5"));
+        let status = Status::from(Fault::new(FaultKind::Loop, "it came back"));
+        assert_eq!((status.code(), status.message()), (Code::FailedPrecondition, "it came back"));
+        assert!(status.source().is_some_and(|source| source.is::<Fault>()));
     }
 }

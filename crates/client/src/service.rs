@@ -104,6 +104,14 @@ impl ServiceHandle {
         self
     }
 
+    /// The same service, whose calls return responses that carry a fault of the mesh (`x-fairmesh-fault`) as they are,
+    /// in place of the [`Fault`]: for programs that relay them.
+    #[must_use]
+    pub fn keep_fault_responses(mut self) -> Self {
+        Arc::make_mut(&mut self.inner).keeps_fault_responses = true;
+        self
+    }
+
     /// The current state of the service, for tools that display it.
     pub fn state(&self) -> Arc<ServiceState<impl EndpointTransport>> {
         self.inner.subscription.state()
@@ -145,8 +153,9 @@ impl ServiceHandle {
     /// [`Trace`](crate::Trace) there records its attempts. Dropping the future, or the response's body, cancels the call.
     ///
     /// # Errors
-    /// When no server responded; see [`FaultKind`](crate::FaultKind). Responses of servers are no errors, whatever
-    /// their status.
+    /// When no server responded, or Fairmesh responded on the way, such as with an overload or a deadline that passed at
+    /// the server; see [`FaultKind`](crate::FaultKind). Responses of the service are no errors, whatever their status,
+    /// nor are aborts that a policy injects, which stand for them.
     pub async fn send<B>(&self, request: Request<B>) -> Result<Response<Body>, Fault>
     where
         B: http_body::Body<Data = Bytes> + Send + 'static,

@@ -6,8 +6,9 @@ use http::Response;
 
 use super::{
     attempt::Attempt,
-    classify::{AttemptInput, classify},
+    classify::{AttemptInput, classify, endpoint_name},
     context::DispatchContext,
+    fault_response::{carried_fault, fault_of},
     hedge::{self, HedgedSend},
     pick::pick_endpoint,
     request::{RequestCopy, pending_request},
@@ -18,7 +19,7 @@ use crate::{
     fault::Fault,
     observe::count,
     response_body::{AttemptGuard, Body},
-    transport::{EndpointPool, PendingRequest, SendResult},
+    transport::{EndpointPool, EndpointResponse, PendingRequest, SendResult},
 };
 
 /// The first attempt of a call, as far as it has come.
@@ -104,10 +105,7 @@ pub(super) async fn retry_loop(
                 if decision == RetryDecision::BudgetExhausted {
                     count(&mesh.counters.retry_budget_exhausted);
                 }
-                return response.map(|response| {
-                    let guard = AttemptGuard::of(call, attempt.pool, &response, mesh.clock);
-                    Body::from_response(response, guard)
-                });
+                return conclude(dispatch, call, attempt.pool, response?, outcome);
             }
             retry => {
                 drop((attempt, response));
@@ -121,6 +119,27 @@ pub(super) async fn retry_loop(
         }
         let pool = pick_endpoint(dispatch, call, call.snapshot(), &mut now).await?;
         attempt = Attempt::begin(mesh, call, pool, now);
+    }
+}
+
+/// The result of a call by its last response.
+fn conclude(
+    dispatch: DispatchContext<'_>,
+    call: &mut Call<'_, Arc<EndpointPool>>,
+    pool: Arc<EndpointPool>,
+    response: EndpointResponse,
+    outcome: AttemptOutcome,
+) -> Result<Response<Body>, Fault> {
+    let fault = match dispatch.handle.keeps_fault_responses {
+        true => None,
+        false => carried_fault(response.headers()),
+    };
+    let fault = fault.map(|kind| (kind, endpoint_name(call, &pool)));
+    let guard = AttemptGuard::of(call, pool, &response, dispatch.handle.mesh.clock);
+    let response = Body::from_response(response, guard);
+    match fault {
+        None => Ok(response),
+        Some((kind, endpoint)) => Err(fault_of(kind, &endpoint, response, outcome)),
     }
 }
 

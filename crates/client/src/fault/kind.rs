@@ -1,3 +1,4 @@
+use fairmesh_headers::{DEADLINE_EXCEEDED, OVERLOADED};
 use fairmesh_router::PickError;
 use http::StatusCode;
 use tonic::Code;
@@ -32,6 +33,12 @@ pub enum FaultKind {
     Invalid,
     /// The server violated the protocol.
     Protocol,
+    /// The server has reached its concurrency limit and did not start the call.
+    Overloaded,
+    /// A proxy on the way refused the body of the request as too large.
+    TooLarge,
+    /// The request came back to a proxy that had forwarded it.
+    Loop,
 }
 
 /// The cause of a fault.
@@ -57,7 +64,32 @@ pub enum Retry {
 }
 
 impl FaultKind {
-    /// A stable name for metrics and logs.
+    /// Every kind.
+    pub const ALL: [Self; 16] = [
+        Self::UnknownService,
+        Self::Unavailable,
+        Self::NoEndpoints,
+        Self::KeyMissing,
+        Self::KeyOutside,
+        Self::NoReplica,
+        Self::RateLimited,
+        Self::Dropped,
+        Self::Deadline,
+        Self::Unreachable,
+        Self::Reset,
+        Self::Invalid,
+        Self::Protocol,
+        Self::Overloaded,
+        Self::TooLarge,
+        Self::Loop,
+    ];
+
+    /// The kind with this [`label`](Self::label).
+    pub fn from_label(label: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.label() == label)
+    }
+
+    /// A stable name for metrics, logs and the header `x-fairmesh-fault`.
     pub fn label(self) -> &'static str {
         match self {
             Self::UnknownService => "unknown_service",
@@ -68,11 +100,14 @@ impl FaultKind {
             Self::NoReplica => "no_replica",
             Self::RateLimited => "rate_limited",
             Self::Dropped => "dropped",
-            Self::Deadline => "deadline",
+            Self::Deadline => DEADLINE_EXCEEDED,
             Self::Unreachable => "unreachable",
             Self::Reset => "reset",
             Self::Invalid => "invalid",
             Self::Protocol => "protocol",
+            Self::Overloaded => OVERLOADED,
+            Self::TooLarge => "too_large",
+            Self::Loop => "loop",
         }
     }
 
@@ -80,13 +115,18 @@ impl FaultKind {
     pub fn http_status(self) -> StatusCode {
         match self {
             Self::UnknownService => StatusCode::NOT_FOUND,
-            Self::Unavailable | Self::NoEndpoints | Self::NoReplica | Self::Unreachable => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
+            Self::Unavailable
+            | Self::NoEndpoints
+            | Self::NoReplica
+            | Self::Unreachable
+            | Self::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
             Self::KeyMissing | Self::KeyOutside | Self::Invalid => StatusCode::BAD_REQUEST,
             Self::RateLimited | Self::Dropped => StatusCode::TOO_MANY_REQUESTS,
             Self::Deadline => StatusCode::GATEWAY_TIMEOUT,
             Self::Reset | Self::Protocol => StatusCode::BAD_GATEWAY,
+            Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            // RFC 5842 §7.2.
+            Self::Loop => StatusCode::LOOP_DETECTED,
         }
     }
 
@@ -94,42 +134,55 @@ impl FaultKind {
     pub fn grpc_code(self) -> Code {
         match self {
             Self::UnknownService => Code::NotFound,
-            Self::Unavailable | Self::NoEndpoints | Self::NoReplica | Self::Unreachable | Self::Reset => {
-                Code::Unavailable
-            }
+            Self::Unavailable
+            | Self::NoEndpoints
+            | Self::NoReplica
+            | Self::Unreachable
+            | Self::Reset
+            | Self::Overloaded => Code::Unavailable,
             Self::KeyMissing | Self::Invalid => Code::InvalidArgument,
             Self::KeyOutside => Code::OutOfRange,
-            Self::RateLimited | Self::Dropped => Code::ResourceExhausted,
+            Self::RateLimited | Self::Dropped | Self::TooLarge => Code::ResourceExhausted,
             Self::Deadline => Code::DeadlineExceeded,
             Self::Protocol => Code::Internal,
+            // It persists until an operator has changed something.
+            Self::Loop => Code::FailedPrecondition,
         }
     }
 
     pub(super) fn origin(self) -> Origin {
         match self {
-            Self::KeyMissing | Self::KeyOutside | Self::Invalid | Self::UnknownService => Origin::Caller,
+            Self::KeyMissing | Self::KeyOutside | Self::Invalid | Self::UnknownService | Self::TooLarge => {
+                Origin::Caller
+            }
             Self::Unavailable
             | Self::NoEndpoints
             | Self::NoReplica
             | Self::RateLimited
             | Self::Dropped
-            | Self::Deadline => Origin::Mesh,
-            Self::Unreachable | Self::Reset | Self::Protocol => Origin::Server,
+            | Self::Deadline
+            | Self::Loop => Origin::Mesh,
+            Self::Unreachable | Self::Reset | Self::Protocol | Self::Overloaded => Origin::Server,
         }
     }
 
-    pub(super) fn retry(self) -> Retry {
+    pub(crate) fn retry(self) -> Retry {
         match self {
             Self::Unreachable
             | Self::Unavailable
             | Self::NoEndpoints
             | Self::NoReplica
-            | Self::RateLimited => Retry::Unsent,
+            | Self::RateLimited
+            | Self::Overloaded => Retry::Unsent,
             Self::Deadline | Self::Reset | Self::Protocol => Retry::MaybeSent,
             // A retry would bring back the load that is dropped.
-            Self::Dropped | Self::UnknownService | Self::KeyMissing | Self::KeyOutside | Self::Invalid => {
-                Retry::Never
-            }
+            Self::Dropped
+            | Self::UnknownService
+            | Self::KeyMissing
+            | Self::KeyOutside
+            | Self::Invalid
+            | Self::TooLarge
+            | Self::Loop => Retry::Never,
         }
     }
 }

@@ -19,6 +19,8 @@ pub(crate) struct Handle {
     pub(crate) subscription: Arc<Subscription<Arc<EndpointPool>>>,
     pub(crate) context: CallContext,
     pub(crate) deadline: Option<Deadline>,
+    /// Whether responses that carry a fault are returned as they are.
+    pub(crate) keeps_fault_responses: bool,
     pub(crate) default_headers: DefaultHeaders,
 }
 
@@ -42,7 +44,14 @@ impl Handle {
     pub(crate) fn new(mesh: Arc<MeshState>, subscription: Arc<Subscription<Arc<EndpointPool>>>) -> Self {
         let authority = service_authority(subscription.name());
         let default_headers = DefaultHeaders { authority, key: None, role: None };
-        Self { mesh, subscription, context: CallContext::default(), deadline: None, default_headers }
+        Self {
+            mesh,
+            subscription,
+            context: CallContext::default(),
+            deadline: None,
+            keeps_fault_responses: false,
+            default_headers,
+        }
     }
 
     /// The options of the handle and the request together.

@@ -3,6 +3,7 @@
 use std::{convert::Infallible, time::Duration};
 
 use bytes::Bytes;
+use fairmesh_client::{FaultKind, Retry};
 use fairmesh_model::{Actions, Label, Policy, Protocol, Route};
 use fairmesh_server::ServerLayer;
 use http::{Request, Response};
@@ -37,8 +38,10 @@ async fn a_call_that_one_server_has_no_room_for_goes_to_another_and_nothing_is_h
     // knew.
     let mut lost = 0;
     for _ in 0..200 {
-        let (status, _) = ask(&service, post("/", "body")).await.unwrap();
-        lost += u32::from(status == 503);
+        if let Err(fault) = ask(&service, post("/", "body")).await {
+            assert_eq!((fault.kind(), fault.retry()), (FaultKind::Overloaded, Retry::Unsent), "{fault}");
+            lost += 1;
+        }
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     assert!(lost <= 1, "{lost}");
@@ -59,8 +62,14 @@ async fn a_refusal_that_a_server_hands_on_does_not_have_its_own_call_repeated() 
         let service = mesh.service("shop/cart").unwrap();
         let mut failed = 0;
         for _ in 0..50 {
-            let (status, _) = ask(&service, post("/", "body")).await.unwrap();
-            failed += usize::from(status == 503);
+            if let Err(fault) = ask(&service, post("/", "body")).await {
+                assert_eq!(
+                    (fault.kind(), fault.retry()),
+                    (FaultKind::Overloaded, Retry::MaybeSent),
+                    "{fault}"
+                );
+                failed += 1;
+            }
         }
         assert!(failed > 0, "it was never called");
         assert_eq!((relay.requests(), echo.requests()), (failed, 50 - failed), "{who}");
@@ -82,9 +91,59 @@ async fn a_server_gives_up_a_call_once_the_time_that_its_route_gives_it_has_pass
         let route = Route { actions, ..Route::new(Label::new("short").unwrap()) };
         rig.policy(name, Policy { routes: vec![route], ..Policy::default() });
         let mesh = rig.mesh().await;
-        let (status, words) = ask(&mesh.service(name).unwrap(), get("/")).await.unwrap();
+        let service = mesh.service(name).unwrap();
+        let fault = ask(&service, get("/")).await.unwrap_err();
+        assert_eq!((fault.kind(), fault.retry()), (FaultKind::Deadline, Retry::MaybeSent), "{fault}");
+        assert!(fault.to_string().contains("responded 504"), "{fault}");
+        let (status, words) = ask(&service.keep_fault_responses(), get("/")).await.unwrap();
         assert_eq!(status, 504, "{words}");
         assert!(words.contains("the caller's deadline has passed"), "{words}");
     }
-    assert_eq!((layer.admission().late, layer.outstanding().calls), (2, 0));
+    assert_eq!((layer.admission().late, layer.outstanding().calls), (4, 0));
+}
+
+/// Timers of both sides fire at about the same time, and which is first must not matter.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_timeout_on_both_sides_has_one_outcome() {
+    let layer = ServerLayer::default();
+    let address = serve(layer.layer(service_fn(async |_: Request<Incoming>| {
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        Ok::<_, Infallible>(Response::new(Full::new(Bytes::new())))
+    })))
+    .await;
+    let rig = Rig::start().await;
+    rig.replicated("shop/one", Protocol::Http1, &[address]);
+    let mesh = rig.mesh().await;
+    let service = mesh.service("shop/one").unwrap().timeout(Duration::from_millis(50));
+    for _ in 0..16 {
+        let fault = ask(&service, get("/")).await.unwrap_err();
+        assert_eq!((fault.kind(), fault.retry()), (FaultKind::Deadline, Retry::MaybeSent), "{fault}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_response_with_a_fault_is_that_fault_and_one_with_an_unknown_fault_is_a_response() {
+    let faulty = Server::start(async |request| {
+        let mut answer = text(429, "made on the way");
+        let label = request.uri().path().trim_start_matches('/').to_owned();
+        answer.headers_mut().insert("x-fairmesh-fault", label.parse().unwrap());
+        answer.headers_mut().insert("retry-after", "7".parse().unwrap());
+        answer
+    })
+    .await;
+    let rig = Rig::start().await;
+    rig.replicated("shop/cart", Protocol::Http1, &[faulty.address]);
+    let mesh = rig.mesh().await;
+    let service = mesh.service("shop/cart").unwrap();
+    for kind in FaultKind::ALL {
+        let fault = ask(&service, get(&format!("/{}", kind.label()))).await.unwrap_err();
+        assert_eq!((fault.kind(), fault.retry_after()), (kind, Some(Duration::from_secs(7))), "{fault}");
+        assert!(fault.to_string().ends_with("made on the way"), "{fault}");
+        assert_ne!(fault.retry(), Retry::Unsent, "the server may have processed it: {fault}");
+    }
+    for label in ["injected", "of-a-later-release"] {
+        assert_eq!(ask(&service, get(&format!("/{label}"))).await.unwrap().0, 429);
+    }
+    assert_eq!(mesh.stats().faults, FaultKind::ALL.len() as u64);
+    assert_eq!(faulty.connections(), 1);
 }

@@ -2,14 +2,9 @@
 
 use std::fmt::Write as _;
 
-use fairmesh_client::{Body, Fault};
+use fairmesh_client::{Body, Fault, FaultKind};
 use fairmesh_headers::{FAULT, GRPC_STATUS};
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
-
-/// gRPC status for messages that are too large.
-const RESOURCE_EXHAUSTED: i32 = 8;
-/// gRPC status for failures that persist until an operator has changed something.
-const FAILED_PRECONDITION: i32 = 9;
 
 /// The response for a fault. `grpc` is the content type of a gRPC request: its response has a gRPC status, any other an
 /// HTTP status, and both have the message.
@@ -31,15 +26,10 @@ pub(crate) fn from_fault(fault: &Fault, grpc: Option<HeaderValue>) -> Response<B
 /// The response to a request whose body exceeds `max` bytes.
 pub(crate) fn body_too_large(max: u64, grpc: Option<HeaderValue>) -> Response<Body> {
     let message = format!("the request body exceeds {max} bytes, the proxy's maximum (--max-body)");
-    let mut response = match grpc {
-        Some(grpc) => grpc_trailers_only(grpc, RESOURCE_EXHAUSTED, &message),
-        None => plain_text(StatusCode::PAYLOAD_TOO_LARGE, format!("{message}\n")),
-    };
-    response.headers_mut().insert(FAULT, HeaderValue::from_static("too_large"));
-    response
+    from_fault(&Fault::new(FaultKind::TooLarge, message), grpc)
 }
 
-/// The response to a request that the proxy forwarded to itself (RFC 5842 7.2).
+/// The response to a request that the proxy forwarded to itself.
 pub(crate) fn loop_detected(is_captured: bool, grpc: Option<HeaderValue>) -> Response<Body> {
     let message = match is_captured {
         true => "the proxy's own call was redirected to it; except the proxy from what is captured",
@@ -47,12 +37,7 @@ pub(crate) fn loop_detected(is_captured: bool, grpc: Option<HeaderValue>) -> Res
             "the proxy forwarded this request to itself; remove the proxy's address from the endpoints of the service"
         }
     };
-    let mut response = match grpc {
-        Some(grpc) => grpc_trailers_only(grpc, FAILED_PRECONDITION, message),
-        None => plain_text(StatusCode::LOOP_DETECTED, format!("{message}\n")),
-    };
-    response.headers_mut().insert(FAULT, HeaderValue::from_static("loop"));
-    response
+    from_fault(&Fault::new(FaultKind::Loop, message), grpc)
 }
 
 /// A plain-text response.
@@ -93,8 +78,6 @@ fn percent_encoded(message: &str) -> String {
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
-
-    use fairmesh_client::FaultKind;
 
     use super::*;
 

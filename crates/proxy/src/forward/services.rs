@@ -98,6 +98,7 @@ impl Services {
         // A parsed name is valid.
         let handle =
             self.mesh.service(name.to_string()).map_err(|_| HostError::NotAService(name.to_string()))?;
+        let handle = handle.keep_fault_responses();
         let is_labelled = index.labelled < MAX_LABELLED;
         index.labelled += usize::from(is_labelled);
         let target = Arc::new(Target::new(handle, is_labelled));
