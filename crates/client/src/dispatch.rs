@@ -79,7 +79,12 @@ async fn call_by_leases(
 async fn counted<T>(handle: &Handle, call: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
     let counters = &handle.mesh.counters;
     count(&counters.calls);
-    let result = call.await;
+    let injected =
+        handle.mesh.injected_faults.as_ref().and_then(|faults| faults.of(handle.subscription.name()));
+    let result = match injected {
+        None => call.await,
+        Some(fault) => Err(fault),
+    };
     if result.is_err() {
         count(&counters.faults);
     }

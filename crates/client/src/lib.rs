@@ -39,7 +39,7 @@ pub use fairmesh_model::{InstanceId, Invalid, Location, Protocol, Region, Servic
 pub use fairmesh_router::{EndpointTarget, Step};
 pub use fairmesh_wire::transport::{Address, Transport};
 pub use fault::{Fault, FaultKind, Origin, Retry};
-pub use mesh::{Mesh, MeshBuilder};
+pub use mesh::{FixedMesh, Injection, Mesh, MeshBuilder};
 pub use observe::{Stats, Trace};
 pub use response_body::{Body, Tunnel};
 pub use service::ServiceHandle;

@@ -1,4 +1,5 @@
 mod builder;
+mod fixed;
 mod source;
 pub(crate) mod state;
 
@@ -6,8 +7,12 @@ use std::{net::SocketAddr, sync::Arc};
 
 use fairmesh_model::{Invalid, ServiceName};
 
-pub use self::builder::MeshBuilder;
+pub(crate) use self::fixed::InjectedFaults;
 use self::state::MeshState;
+pub use self::{
+    builder::MeshBuilder,
+    fixed::{FixedMesh, Injection},
+};
 use crate::{
     observe::{Freshness, Stats},
     service::ServiceHandle,

@@ -1,9 +1,11 @@
-//! Follows the routing information base of another process: a control plane, a replica or an agent.
+//! Follows the routing information base of another process: a control plane, a replica or an agent; or one in this
+//! process.
 
 mod ack_batcher;
 mod assembler;
 mod failover;
 mod freshness;
+mod node_follower;
 mod relay_acks;
 mod subscriptions;
 mod task;
@@ -21,6 +23,7 @@ use fairmesh_wire::{
     handshake::Connection,
     transport::{Address, Transport},
 };
+use node_follower::NodeFollower;
 use task::FollowerTask;
 use tokio::{
     sync::{Notify, watch},
@@ -32,7 +35,7 @@ pub use ack_batcher::AckBatcher;
 pub use freshness::Freshness;
 pub use relay_acks::relay_acks;
 
-use crate::{PeerInfo, Update};
+use crate::{Node, PeerInfo, Update};
 
 /// Which upstreams to follow, and how.
 #[derive(Clone, Debug)]
@@ -171,6 +174,26 @@ impl Follower {
             state: watched,
             connection: connected,
             ack_requested,
+            _alive: Arc::new(alive.drop_guard()),
+        }
+    }
+
+    /// Follows a node of this process, which counts as an upstream that is always connected.
+    pub fn spawn_local(node: &Node, software: &str, sink: impl Sink) -> FollowerHandle {
+        // As after the first reconciliation: there is no other state to compare with.
+        let subscriptions =
+            DesiredSubscriptions { changed: Some(BTreeSet::new()), ..DesiredSubscriptions::default() };
+        let desired = Arc::new(Desired { subscriptions: Mutex::new(subscriptions), changed: Notify::new() });
+        let alive = CancellationToken::new();
+        let (state, watched) =
+            watch::channel(FollowerState { connected: true, store: node.store(), ..FollowerState::new() });
+        let follower = NodeFollower::new(node, software, sink, desired.clone());
+        tokio::spawn(follower.run(state, alive.clone()));
+        FollowerHandle {
+            desired,
+            state: watched,
+            connection: watch::channel(None).1,
+            ack_requested: watch::channel(None).1,
             _alive: Arc::new(alive.drop_guard()),
         }
     }

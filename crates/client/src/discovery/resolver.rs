@@ -22,7 +22,10 @@ use std::{
 };
 
 use fairmesh_model::{ServiceName, arith::hash_text};
-use fairmesh_rib::follower::{Follower, FollowerState};
+use fairmesh_rib::{
+    Node,
+    follower::{Follower, FollowerHandle, FollowerState},
+};
 use tokio::{
     sync::{mpsc, watch},
     time::Instant,
@@ -52,9 +55,21 @@ pub struct Resolver<T> {
 impl<T: EndpointTransport> Resolver<T> {
     /// Starts to follow; must be called within a tokio runtime. Runs until it is dropped.
     pub fn start(config: ResolverConfig) -> Self {
+        Self::start_with(config, |config, sink| Follower::spawn(config.upstream.clone(), sink))
+    }
+
+    /// Starts to follow a node of this process; must be called within a tokio runtime. Runs until it is dropped.
+    pub fn start_local(config: ResolverConfig, node: &Node) -> Self {
+        Self::start_with(config, |config, sink| Follower::spawn_local(node, &config.upstream.software, sink))
+    }
+
+    fn start_with(
+        config: ResolverConfig,
+        follow: impl FnOnce(&ResolverConfig, EventSink<T>) -> FollowerHandle,
+    ) -> Self {
         let (events, received) = mpsc::unbounded_channel();
         let registry = Arc::new(SubscriptionRegistry::new(events.clone()));
-        let handle = Follower::spawn(config.upstream.clone(), EventSink(events.clone()));
+        let handle = follow(&config, EventSink(events.clone()));
         let state = handle.state();
         let (age_sender, age) = watch::channel(DataAge::default());
         let stop = CancellationToken::new();

@@ -9,7 +9,7 @@ use std::{
 use fairmesh_model::arith::{hash_text, mix64};
 use tokio::sync::Semaphore;
 
-use super::source::Source;
+use super::{InjectedFaults, source::Source};
 use crate::{
     call::Clock,
     lookaside::ServiceLookasides,
@@ -30,6 +30,8 @@ pub(crate) struct MeshState {
     pub(crate) clock: Clock,
     /// Receives every attempt.
     pub(crate) observer: Option<Arc<dyn Observer>>,
+    /// Those of a mesh for tests; `None` in production.
+    pub(crate) injected_faults: Option<Arc<InjectedFaults>>,
     /// Permits for mirrored calls.
     pub(crate) mirror_permits: Arc<Semaphore>,
     seed: AtomicU64,
@@ -50,6 +52,7 @@ impl MeshState {
             transport,
             clock: Clock::start(),
             observer,
+            injected_faults: None,
             mirror_permits: Arc::new(Semaphore::new(MAX_MIRRORED_CALLS)),
         }
     }

@@ -4,6 +4,7 @@
 mod basics;
 #[cfg(test)]
 mod failures;
+mod fixed;
 #[cfg(test)]
 mod grpc;
 #[cfg(test)]
