@@ -1,6 +1,6 @@
 //! Configuration of an endpoint.
 
-use std::{collections::BTreeMap, fs, future::Future, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fs, future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use fairmesh_identity::{IdentityRequest, ProgramIdentity};
 use fairmesh_model::{
@@ -12,6 +12,7 @@ use fairmesh_wire::{
     transport::{Address, Transport},
 };
 use tokio::{
+    net::TcpListener,
     sync::watch,
     time::{Instant, timeout_at},
 };
@@ -84,7 +85,16 @@ impl ServerBuilder {
         self
     }
 
-    /// The address for callers; there is no default.
+    /// The address for callers is that of a listener. It is bound before anything is registered, so that a second copy of
+    /// a program fails without taking the place of the first.
+    ///
+    /// # Errors
+    /// When the system does not report the address.
+    pub fn listener(self, listener: &TcpListener) -> io::Result<Self> {
+        Ok(self.address(listener.local_addr()?))
+    }
+
+    /// The address for callers, where it differs from that of the listener; there is no default.
     pub fn address(mut self, address: SocketAddr) -> Self {
         self.address = Some(address);
         self
@@ -285,7 +295,7 @@ impl ServerBuilder {
             return Err(Invalid::new(
                 "address",
                 "is missing",
-                "call .address(..) with the address for callers",
+                "call .listener(..) with the listener, or .address(..) with the address for callers",
             ));
         };
         let instance = match &self.instance {

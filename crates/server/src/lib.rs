@@ -7,7 +7,7 @@
 //!
 //! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
 //! let listener = tokio::net::TcpListener::bind("127.0.0.1:8080").await?;
-//! let server = Server::builder("shop/cart").address(listener.local_addr()?).start().await?;
+//! let server = Server::builder("shop/cart").listener(&listener)?.start().await?;
 //! let service = tower::service_fn(async |_: Request<hyper::body::Incoming>| {
 //!     Ok::<_, Infallible>(Response::new(String::from("hello\n")))
 //! });

@@ -42,7 +42,7 @@ async fn serve() -> Result<(), Box<dyn Error>> {
     let address = listener.local_addr()?;
 
     // New: be found as examples/greeter, and leave in good order at SIGTERM.
-    let member = Member::builder("examples/greeter").protocol(Protocol::Grpc).address(address);
+    let member = Member::builder("examples/greeter").protocol(Protocol::Grpc).listener(&listener)?;
     let member = member.start().await?;
     member.drain_on(terminated());
     println!("serving on {address}");

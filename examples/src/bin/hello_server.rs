@@ -24,7 +24,8 @@ async fn serve() -> Result<(), Box<dyn Error>> {
 
     // Registers through this machine's agent and renews the lease from now on. Naming the protocol declares the service,
     // in case `fairmesh apply` has not done so.
-    let server = Server::builder("examples/hello").protocol(Protocol::Http1).address(address).start().await?;
+    let server =
+        Server::builder("examples/hello").protocol(Protocol::Http1).listener(&listener)?.start().await?;
     println!("serving on {address}");
 
     let app = Router::new().route("/", get(move || async move { format!("hello from {address}\n") }));

@@ -30,7 +30,7 @@ async fn serve() -> Result<(), Box<dyn Error>> {
     let server = Server::builder("examples/cart")
         .protocol(Protocol::Http1)
         .instance(&instance)
-        .address(address)
+        .listener(&listener)?
         // Here a real server reads the shard's data. No call for it comes before this has returned, also when a shard is
         // moved here while calls run.
         .on_shard_start(|shard, keys| async move {
