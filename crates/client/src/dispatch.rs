@@ -26,6 +26,7 @@ use std::sync::Arc;
 
 use fairmesh_headers::WRONG_SHARD;
 use http::{Response, request::Parts};
+use tracing::{Instrument as _, Span};
 
 pub(crate) use self::{
     fast_path::try_fast,
@@ -38,7 +39,11 @@ pub use self::{
     tunnel::ConnectResult,
 };
 use crate::{
-    fault::Fault, lookaside::Leases, observe::count, response_body::Body, service::handle::Handle,
+    fault::Fault,
+    lookaside::Leases,
+    observe::{count, span},
+    response_body::Body,
+    service::handle::Handle,
     transport::RequestBody,
 };
 
@@ -51,10 +56,22 @@ pub(crate) async fn call(
     parts: &mut Parts,
     body: &mut RequestBody,
 ) -> Result<Response<Body>, Fault> {
+    let span = span::of_call(handle.subscription.name(), parts, handle.default_headers.parent);
     match handle.mesh.source.leases() {
-        None => counted(handle, execute::execute(handle, parts, body)).await,
-        Some(leases) => Box::pin(call_by_leases(leases, handle, parts, body)).await,
+        None if span.is_disabled() => counted(handle, execute::execute(handle, parts, body)).await,
+        None => Box::pin(traced(span, counted(handle, execute::execute(handle, parts, body)))).await,
+        Some(leases) => Box::pin(traced(span, call_by_leases(leases, handle, parts, body))).await,
     }
+}
+
+/// Makes a call within its span.
+async fn traced(
+    span: Span,
+    call: impl Future<Output = Result<Response<Body>, Fault>>,
+) -> Result<Response<Body>, Fault> {
+    let result = call.instrument(span.clone()).await;
+    span::record(&span, result.as_ref().map(Response::status).map_err(Fault::kind));
+    result
 }
 
 /// Makes a call by the leases for its key and role. A server that no longer holds its shard reports that they are

@@ -33,7 +33,7 @@ mod service;
 mod transport;
 
 pub use call::CallContext;
-pub use fairmesh_headers::Deadline;
+pub use fairmesh_headers::{Deadline, SpanContext};
 pub use fairmesh_http::BoxError;
 pub use fairmesh_model::{InstanceId, Invalid, Location, Protocol, Region, ServiceName, ShardId, ShardKey};
 pub use fairmesh_router::{EndpointTarget, Step};

@@ -3,13 +3,14 @@
 mod explain;
 mod freshness;
 mod observer;
+pub(crate) mod span;
 mod stats;
 mod trace;
 
 pub use explain::{CallExplanation, Decision, Question};
 pub use freshness::Freshness;
 pub use observer::{AttemptEnd, Observer};
-pub use stats::Stats;
 pub(crate) use stats::{Counters, OpenConnection, count};
+pub use stats::{Metric, Stats};
 pub(crate) use trace::AttemptStart;
 pub use trace::{AttemptRecord, Trace};

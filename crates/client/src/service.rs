@@ -25,7 +25,7 @@ use crate::{
     response_body::{Body, Tunnel},
     transport::{EndpointPool, RequestBody},
 };
-use fairmesh_headers::Deadline;
+use fairmesh_headers::{Deadline, SpanContext};
 use fairmesh_http::{BoxError, h1::BorrowedRequest};
 
 /// A service to call: cheap to clone, and a `tower::Service` that is always ready.
@@ -101,6 +101,24 @@ impl ServiceHandle {
     #[must_use]
     pub fn deadline(mut self, deadline: impl Into<Deadline>) -> Self {
         Arc::make_mut(&mut self.inner).deadline = Some(deadline.into());
+        self
+    }
+
+    /// The same service, whose calls belong to the trace of this span: such as that of the request in whose course they are
+    /// made. It is sent as `traceparent` with requests that have none.
+    ///
+    /// ```no_run
+    /// # use fairmesh_client::{Body, ServiceHandle, SpanContext};
+    /// # fn handle(request: http::Request<Body>, stock: ServiceHandle) -> ServiceHandle {
+    /// match SpanContext::read(request.headers()) {
+    ///     Some(parent) => stock.within(parent),
+    ///     None => stock,
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn within(mut self, parent: SpanContext) -> Self {
+        Arc::make_mut(&mut self.inner).default_headers.parent = Some(parent);
         self
     }
 

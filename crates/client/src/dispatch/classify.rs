@@ -75,6 +75,11 @@ struct ErrorClass {
     what: &'static str,
 }
 
+/// The kind of the fault by which an attempt failed.
+pub(super) fn fault_kind(error: &SendError) -> FaultKind {
+    error_class(error).kind
+}
+
 #[cold]
 fn error_class(error: &SendError) -> ErrorClass {
     let (outcome, kind, what) = match error {

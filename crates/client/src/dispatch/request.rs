@@ -11,7 +11,7 @@ use crate::{
     service::handle::{DefaultHeaders, Handle},
     transport::{Head, PendingRequest, Replay, Request},
 };
-use fairmesh_headers::{KEY, ROLE, is_grpc, is_grpc_web};
+use fairmesh_headers::{KEY, ROLE, TRACEPARENT, is_grpc, is_grpc_web};
 use fairmesh_http::{
     BoxError,
     path::{Path, RawPath},
@@ -87,6 +87,11 @@ impl Head {
         }
         if let Some(role) = &defaults.role {
             headers.insert(ROLE, role.clone());
+        }
+        if let Some(parent) = &defaults.parent
+            && !headers.contains_key(TRACEPARENT)
+        {
+            headers.insert(TRACEPARENT, parent.header());
         }
         let path = Path::of(uri.path_and_query, raw.as_ref());
         let grpc = is_grpc(&headers);

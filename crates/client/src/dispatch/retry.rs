@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use http::Response;
+use tracing::Instrument as _;
 
 use super::{
     attempt::Attempt,
-    classify::{AttemptInput, classify, endpoint_name},
+    classify::{AttemptInput, classify, endpoint_name, fault_kind},
     context::DispatchContext,
     fault_response::{carried_fault, fault_of},
     hedge::{self, HedgedSend},
@@ -17,7 +18,7 @@ use super::{
 use crate::{
     call::{AttemptOutcome, Call, RetryDecision},
     fault::Fault,
-    observe::count,
+    observe::{count, span},
     response_body::{AttemptGuard, Body},
     transport::{EndpointPool, EndpointResponse, PendingRequest, SendResult},
 };
@@ -83,7 +84,7 @@ pub(super) async fn retry_loop(
     loop {
         let result = match completed.take() {
             Some(result) => *result,
-            None => send_attempt(dispatch, call, &mut attempt, pending, copy).await,
+            None => send_traced(dispatch, call, &mut attempt, pending, copy).await,
         };
         attempt.record_latency(mesh, result.is_ok());
         let input = AttemptInput { call, pool: &attempt.pool, unsent: pending.is_some() };
@@ -141,6 +142,25 @@ fn conclude(
         None => Ok(response),
         Some((kind, endpoint)) => Err(fault_of(kind, &endpoint, response, outcome)),
     }
+}
+
+/// Sends the request of an attempt, within its span where spans are recorded.
+async fn send_traced(
+    dispatch: DispatchContext<'_>,
+    call: &mut Call<'_, Arc<EndpointPool>>,
+    attempt: &mut Attempt,
+    pending: &mut PendingRequest,
+    copy: Option<&RequestCopy>,
+) -> SendResult {
+    let span = span::of_attempt(call.target().name(), attempt.pool.target(), call.attempts());
+    if span.is_disabled() {
+        return send_attempt(dispatch, call, attempt, pending, copy).await;
+    }
+    let sending = send_attempt(dispatch, call, attempt, pending, copy).instrument(span.clone());
+    let result = Box::pin(sending).await;
+    let status = result.as_ref().map(EndpointResponse::status);
+    span::record(&span, status.map_err(fault_kind));
+    result
 }
 
 /// Sends the request of an attempt, and a hedged one beside it where the route enables that: `attempt` is then

@@ -70,6 +70,66 @@ pub struct Stats {
     pub data_age: Duration,
 }
 
+/// One number of [`Stats`], for an exporter.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Metric {
+    /// Its name by the conventions of Prometheus; those of counters end in `_total`.
+    pub name: &'static str,
+    /// Its value; in seconds where the name says so.
+    pub value: f64,
+}
+
+impl Metric {
+    /// Whether it only grows.
+    pub fn is_counter(&self) -> bool {
+        self.name.ends_with("_total")
+    }
+}
+
+impl Stats {
+    /// Every number with its name, for the exporter of a program, such as the crate `metrics`:
+    ///
+    /// ```
+    /// # fn export(mesh: &fairmesh_client::Mesh, set: impl Fn(&'static str, f64)) {
+    /// for metric in mesh.stats().metrics() {
+    ///     set(metric.name, metric.value);     // such as metrics::gauge!(metric.name).set(metric.value)
+    /// }
+    /// # }
+    /// ```
+    pub fn metrics(&self) -> impl Iterator<Item = Metric> {
+        let counts = [
+            ("fairmesh_client_calls_total", self.calls),
+            ("fairmesh_client_faults_total", self.faults),
+            ("fairmesh_client_attempts_total", self.attempts),
+            ("fairmesh_client_retries_total", self.retries),
+            ("fairmesh_client_retry_budget_exhausted_total", self.retry_budget_exhausted),
+            ("fairmesh_client_hedges_total", self.hedges),
+            ("fairmesh_client_rate_limited_calls_total", self.rate_limited_calls),
+            ("fairmesh_client_dropped_calls_total", self.dropped_calls),
+            ("fairmesh_client_injected_aborts_total", self.injected_aborts),
+            ("fairmesh_client_mirrored_calls_total", self.mirrored_calls),
+            ("fairmesh_client_mirrors_failed_total", self.mirrors_failed),
+            ("fairmesh_client_mirrors_skipped_total", self.mirrors_skipped),
+            ("fairmesh_client_wrong_shard_total", self.wrong_shard),
+            ("fairmesh_client_attempts_without_endpoint_total", self.attempts_without_endpoint),
+            ("fairmesh_client_lookaside_fallbacks_total", self.lookaside_fallbacks),
+            ("fairmesh_client_last_resort_total", self.last_resort),
+            ("fairmesh_client_panic_picks_total", self.panic_picks),
+            ("fairmesh_client_health_panics", self.health_panics),
+            ("fairmesh_client_reports_ignored_total", self.reports_ignored),
+            ("fairmesh_client_estimates_cached_total", self.estimates_cached),
+            ("fairmesh_client_estimates_polled_total", self.estimates_polled),
+            ("fairmesh_client_estimates_random_total", self.estimates_random),
+            ("fairmesh_client_connections_opened_total", self.connections_opened),
+            ("fairmesh_client_connections_open", self.connections_open),
+            ("fairmesh_client_connection_reuses_total", self.connection_reuses),
+        ];
+        let age = Metric { name: "fairmesh_client_data_age_seconds", value: self.data_age.as_secs_f64() };
+        counts.into_iter().map(|(name, count)| Metric { name, value: count as f64 }).chain([age])
+    }
+}
+
 /// The counters behind [`Stats`].
 #[derive(Debug, Default)]
 pub(crate) struct Counters {

@@ -1,6 +1,6 @@
 use std::{borrow::Cow, str::FromStr, sync::Arc, time::Duration};
 
-use fairmesh_headers::{Deadline, IDEMPOTENT, KEY, ROLE, has_call_options, read_deadline};
+use fairmesh_headers::{Deadline, IDEMPOTENT, KEY, ROLE, SpanContext, has_call_options, read_deadline};
 use fairmesh_model::{Invalid, ServiceName};
 use http::{HeaderMap, HeaderName, HeaderValue, request::Parts, uri::Authority};
 
@@ -31,6 +31,8 @@ pub(crate) struct DefaultHeaders {
     pub(crate) authority: Authority,
     pub(crate) key: Option<HeaderValue>,
     pub(crate) role: Option<HeaderValue>,
+    /// The span of the program in whose course calls are made, for requests without one.
+    pub(crate) parent: Option<SpanContext>,
 }
 
 /// The options of one call.
@@ -43,7 +45,7 @@ pub(crate) struct CallOptions<'a> {
 impl Handle {
     pub(crate) fn new(mesh: Arc<MeshState>, subscription: Arc<Subscription<Arc<EndpointPool>>>) -> Self {
         let authority = service_authority(subscription.name());
-        let default_headers = DefaultHeaders { authority, key: None, role: None };
+        let default_headers = DefaultHeaders { authority, key: None, role: None, parent: None };
         Self {
             mesh,
             subscription,

@@ -25,6 +25,7 @@ mod poll;
 mod rig;
 #[cfg(test)]
 mod server;
+mod spans;
 #[cfg(test)]
 mod timeouts;
 #[cfg(test)]
