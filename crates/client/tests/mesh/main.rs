@@ -4,6 +4,7 @@
 mod basics;
 #[cfg(test)]
 mod failures;
+#[cfg(test)]
 mod fixed;
 #[cfg(test)]
 mod grpc;
@@ -25,6 +26,7 @@ mod poll;
 mod rig;
 #[cfg(test)]
 mod server;
+#[cfg(test)]
 mod spans;
 #[cfg(test)]
 mod timeouts;
