@@ -2,8 +2,20 @@
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=../../proto");
-    let files = ["rib", "records", "registry", "checker", "admin", "imbalance", "maps", "quota", "identity"]
-        .map(|name| format!("fairmesh/v1/{name}.proto"));
+    let files = [
+        "rib",
+        "records",
+        "registry",
+        "checker",
+        "admin",
+        "imbalance",
+        "maps",
+        "quota",
+        "identity",
+        "signals",
+        "traffic",
+    ]
+    .map(|name| format!("fairmesh/v1/{name}.proto"));
     let lookaside = ["fairmesh/lookaside/v1/lookaside.proto", "grpc/lookup/v1/rls.proto"].map(String::from);
     let files = files.into_iter().chain(lookaside);
     let descriptors = protox::compile(files, ["../../proto"])?;

@@ -232,6 +232,7 @@ pub(super) async fn caller(dir: &Path, name: &str) -> Result<(), BoxError> {
             refuse_lagging: false,
         },
         client_id: name.to_owned(),
+        caller: None,
         location: None,
         fallback_location: None,
         cache_dir: None,

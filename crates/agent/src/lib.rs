@@ -100,7 +100,8 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let identity = AgentIdentity::open(&config, workload, upstream.clone())?;
     let checks = Arc::<checker::Counts>::default();
     let backend = AgentRib::new(shared.clone(), upstream.clone(), checks.clone(), &config);
-    let usages = UsageForwarder::new(upstream.clone(), backend.upstreams().into());
+    let region = config.location.region.clone();
+    let usages = UsageForwarder::new(upstream.clone(), backend.upstreams().into(), region);
 
     let stopping = CancellationToken::new();
     let _stop_with_me = stopping.clone().drop_guard();
@@ -108,6 +109,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     tokio::spawn(follower::relay_acks(node, upstream.clone(), stopping.clone()));
     tokio::spawn(checker::campaign(candidate(&config, checks), upstream.clone(), stopping.clone()));
     tokio::spawn(usages.clone().run(stopping.clone()));
+    tokio::spawn(usages.traffic().clone().run(stopping.clone()));
     tokio::spawn(identity::keep_fresh(identity.clone(), stopping.clone()));
     let maps =
         maps.map(|listener| tokio::spawn(shard_maps::serve(listener, backend.clone(), stopping.clone())));

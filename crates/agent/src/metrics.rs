@@ -38,6 +38,10 @@ pub(crate) fn text(Pages { backend, usages, listeners, identity }: &Pages) -> St
     gauge(&mut registry, "usage_reports_queued", "Usage reports in the queue", usages.queued());
     counter(&mut registry, "usage_reports_dropped", "Usage reports dropped, queue full", usages.dropped());
     counter(&mut registry, "usage_reports_rejected", "Usage reports rejected as invalid", usages.refused());
+    let traffic = usages.traffic();
+    gauge(&mut registry, "traffic_reporters", "Programs whose traffic is added up", traffic.reporters());
+    let help = "Traffic reports left out, since there were too many";
+    counter(&mut registry, "traffic_reports_left_out", help, traffic.left_out());
     let (maps, bytes) = shared.maps.size();
     gauge(&mut registry, "shared_shard_maps", "Shard maps in shared memory", maps);
     gauge(&mut registry, "shared_shard_map_bytes", "Size of the shard maps in shared memory", bytes);

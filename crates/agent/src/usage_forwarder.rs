@@ -1,5 +1,5 @@
 //! Queues CPU usage reports of local programs and forwards them in batches: the control plane has one client per
-//! machine, and a restart of it loses no reports.
+//! machine, and a restart of it loses no reports. Traffic is not queued but added up, since only its last report counts.
 
 use std::{
     collections::{BTreeMap, btree_map},
@@ -12,8 +12,9 @@ use std::{
 };
 
 use fairmesh_imbalance::{Minute, Usage};
-use fairmesh_model::{InstanceId, Invalid, Location, ServiceName};
-use fairmesh_rib::follower::FollowerHandle;
+use fairmesh_model::{InstanceId, Invalid, Location, Region, ServiceName};
+use fairmesh_rib::{ReportRelay, follower::FollowerHandle};
+use fairmesh_signals::SumLimits;
 use fairmesh_wire::v1::{self, imbalance_server::Imbalance};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
@@ -49,6 +50,8 @@ struct ForwarderState {
     upstream: FollowerHandle,
     /// Addresses of the control plane, for messages.
     upstreams: String,
+    /// Adds up reports of traffic.
+    traffic: ReportRelay,
     queue: Mutex<UsageQueue>,
     /// Dropped because the queue was full.
     dropped: AtomicU64,
@@ -88,11 +91,18 @@ impl UsageQueue {
 }
 
 impl UsageForwarder {
-    /// Forwards to `upstream`, which messages call `upstreams`.
-    pub(crate) fn new(upstream: FollowerHandle, upstreams: String) -> Self {
+    /// Forwards to `upstream`, which messages call `upstreams`, for programs in `region`.
+    pub(crate) fn new(upstream: FollowerHandle, upstreams: String, region: Region) -> Self {
         let (dropped, refused) = (AtomicU64::default(), AtomicU64::default());
-        let shared = ForwarderState { upstream, upstreams, queue: Mutex::default(), dropped, refused };
+        let traffic = ReportRelay::new(upstream.clone(), Some(region), SumLimits::AGENT);
+        let shared =
+            ForwarderState { upstream, upstreams, traffic, queue: Mutex::default(), dropped, refused };
         Self { shared: Arc::new(shared) }
+    }
+
+    /// The sum of traffic reports.
+    pub(crate) fn traffic(&self) -> &ReportRelay {
+        &self.shared.traffic
     }
 
     /// Number of queued instance-minutes.
@@ -219,7 +229,7 @@ fn request(batch: &[Entry]) -> v1::ReportUsageRequest {
         location: Some(location.clone().into()),
         minutes: vec![*usage],
     });
-    v1::ReportUsageRequest { usages: usages.collect() }
+    v1::ReportUsageRequest { usages: usages.collect(), traffic: None }
 }
 
 #[tonic::async_trait]
@@ -228,11 +238,13 @@ impl Imbalance for UsageForwarder {
         &self,
         request: Request<v1::ReportUsageRequest>,
     ) -> Result<Response<v1::ReportUsageResponse>, Status> {
-        for (i, usage) in request.into_inner().usages.into_iter().enumerate() {
-            let put = self.put(usage).map_err(|e| e.within(format!("usages[{i}]")));
-            put.map_err(|e| Status::invalid_argument(e.to_string()))?;
+        let invalid = |e: Invalid| Status::invalid_argument(e.to_string());
+        let v1::ReportUsageRequest { usages, traffic } = request.into_inner();
+        for (i, usage) in usages.into_iter().enumerate() {
+            self.put(usage).map_err(|e| invalid(e.within(format!("usages[{i}]"))))?;
         }
-        Ok(Response::new(v1::ReportUsageResponse { dropped: 0 }))
+        let next = traffic.map(|report| self.shared.traffic.record(report)).transpose().map_err(invalid)?;
+        Ok(Response::new(v1::ReportUsageResponse { dropped: 0, next_traffic_ms: next.unwrap_or_default() }))
     }
 
     async fn read(

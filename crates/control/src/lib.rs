@@ -16,6 +16,7 @@ mod health_checks;
 mod http;
 mod identity;
 mod imbalance;
+mod indices;
 mod metrics;
 mod open_store;
 mod quotas;
@@ -25,6 +26,7 @@ mod served_rib;
 mod server;
 mod store_applier;
 mod tasks;
+mod traffic;
 
 use std::{future::Future, net::SocketAddr, path::PathBuf, pin::pin};
 

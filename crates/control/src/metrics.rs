@@ -16,6 +16,7 @@ use crate::{
     health_checks::Checks,
     imbalance::Imbalance,
     quotas::Quotas,
+    traffic::TrafficController,
 };
 
 type Label = [(&'static str, &'static str); 1];
@@ -48,6 +49,7 @@ pub(crate) struct MetricSources {
     pub(crate) imbalance: Arc<Imbalance>,
     pub(crate) registry: fairmesh_registry::Registry,
     pub(crate) quotas: Quotas,
+    pub(crate) traffic: Arc<TrafficController>,
     pub(crate) listeners: Listeners,
 }
 
@@ -80,6 +82,7 @@ impl Metrics {
         register_declarations(&sources.registry, all.sub_registry_with_prefix("control"));
         register_watches(&sources.node, all.sub_registry_with_prefix("control"));
         register_quotas(&sources.quotas, all.sub_registry_with_prefix("control"));
+        sources.traffic.register(all.sub_registry_with_prefix("traffic"));
         sources.listeners.register(all.sub_registry_with_prefix("control"));
         encode(&mut text, &all)?;
         Ok(text)

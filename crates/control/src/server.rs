@@ -23,11 +23,11 @@ use tonic::service::Routes;
 use crate::{
     ControlConfig, ControlError,
     admin::AdminService,
-    endpoint_counts::EndpointCounts,
-    health_checks::{CheckIndex, CheckerService, Checks, Woken},
+    health_checks::{CheckerService, Checks, Woken},
     http,
     identity::{IdentityService, Issuing, recorded_bundle},
     imbalance::{self, Imbalance, ImbalanceService},
+    indices::Indices,
     metrics::{MetricSources, Metrics},
     open_store::{self, OpenStore},
     quotas::Quotas,
@@ -36,6 +36,7 @@ use crate::{
     served_rib::ControlRib,
     store_applier::{AppliedStore, apply_commits},
     tasks::{Tasks, join_next, spawn_cancellable, spawn_stoppable, task_ended},
+    traffic::{TrafficController, TrafficService},
 };
 
 /// The store file within the data directory.
@@ -55,8 +56,7 @@ pub struct Control {
     store: Arc<dyn Store>,
     partitions: Option<Arc<PartitionedStore>>,
     node: Node,
-    endpoint_counts: Arc<EndpointCounts>,
-    check_index: Arc<CheckIndex>,
+    indices: Indices,
     metrics: Arc<Metrics>,
     imbalance: Arc<Imbalance>,
     issuing: Option<Arc<Issuing>>,
@@ -77,12 +77,10 @@ impl Control {
         }
         let OpenStore { store, partitions } = open(&config).await?;
         let (revision, entries) = store.load().await?;
-        let endpoint_counts = Arc::new(EndpointCounts::default());
-        endpoint_counts.load(&entries);
-        let check_index = Arc::new(CheckIndex::default());
-        check_index.load(&entries);
+        let indices = Indices::default();
+        indices.load(&entries);
         let node = Node::load(store.id(), revision, entries);
-        check_index.wake(Woken::ALL);
+        indices.checks.wake(Woken::ALL);
         let recorded = recorded_bundle(&node);
         let issuing = Issuing::open(&config.data_dir, config.trust_domain.as_ref(), recorded.as_ref())?;
         let issuing = issuing.map(Arc::new);
@@ -109,8 +107,7 @@ impl Control {
             store,
             partitions,
             node,
-            endpoint_counts,
-            check_index,
+            indices,
             metrics,
             imbalance,
             issuing,
@@ -174,8 +171,7 @@ impl Control {
             store,
             partitions,
             node,
-            endpoint_counts,
-            check_index,
+            indices,
             metrics,
             imbalance,
             issuing,
@@ -187,12 +183,14 @@ impl Control {
         let applied: Arc<dyn Store> =
             Arc::new(AppliedStore::new(store.clone(), node.clone(), metrics.clone()));
         let registry = Registry::new(applied.clone(), node.clone());
-        let checks = Checks::new(node.clone(), applied.clone(), check_index.clone());
+        let checks = Checks::new(node.clone(), applied.clone(), indices.checks.clone());
         let quotas = Quotas::new(node.clone());
+        let traffic =
+            Arc::new(TrafficController::new(node.clone(), applied.clone(), indices.planned.clone()));
         let identity = IdentityService { issuing, node: node.clone(), store: applied.clone() };
         let other_services =
             routes(&registry, &checks, closing).add_service(rpc::quota_server(quotas.clone()));
-        let other_services = operator_services(other_services, &identity, partitions, &imbalance);
+        let other_services = operator_services(other_services, &identity, partitions, (&imbalance, &traffic));
         let read_lease = store.lease_expiry().map(ReadLease::new);
         let backend =
             ControlRib { node: node.clone(), store: applied.clone(), read_lease: read_lease.clone() };
@@ -202,24 +200,21 @@ impl Control {
         let sources = MetricSources {
             store: store.clone(),
             node: node.clone(),
-            endpoint_counts: endpoint_counts.clone(),
+            endpoint_counts: indices.endpoint_counts.clone(),
             checks: checks.clone(),
             files,
             imbalance: imbalance.clone(),
             registry: registry.clone(),
             quotas: quotas.clone(),
+            traffic: traffic.clone(),
             listeners,
         };
         let readiness = Readiness::of(&config.data_dir);
         let verification = readiness.integrity.clone().watch(store.clone(), imbalance.clone());
         spawn_cancellable(store_tasks, writes_ended, verification);
-        let shared = Arc::new(http::HttpState { metrics, sources, readiness, closing: closing.clone() });
-        let pages = http::router(shared, registry.router()).merge(imbalance::router(imbalance.clone()));
-        let serving = http::serve(pages, http, closing.clone(), DRAIN);
-        spawn_stoppable(tasks, serving);
-
-        store_tasks.spawn(apply_until(store, node, (endpoint_counts, check_index), writes_ended.clone()));
-        Controllers { read_lease, checks, quotas, imbalance, registry, identity }
+        serve_pages(tasks, http, http::HttpState { metrics, sources, readiness, closing: closing.clone() });
+        store_tasks.spawn(apply_until(store, node, indices, writes_ended.clone()));
+        Controllers { read_lease, checks, quotas, imbalance, registry, identity, traffic }
             .spawn(store_tasks, writes_ended);
     }
 }
@@ -232,11 +227,12 @@ struct Controllers {
     imbalance: Arc<Imbalance>,
     registry: Registry,
     identity: IdentityService,
+    traffic: Arc<TrafficController>,
 }
 
 impl Controllers {
     fn spawn(self, store_tasks: &mut Tasks, writes_ended: &CancellationToken) {
-        let Self { read_lease, checks, quotas, imbalance, registry, identity } = self;
+        let Self { read_lease, checks, quotas, imbalance, registry, identity, traffic } = self;
         if let Some(read_lease) = read_lease {
             spawn_cancellable(store_tasks, writes_ended, read_lease.watch_expiry());
         }
@@ -245,6 +241,7 @@ impl Controllers {
         spawn_cancellable(store_tasks, writes_ended, async move { checks.clean_up_verdicts().await });
         spawn_cancellable(store_tasks, writes_ended, quotas.sweep());
         spawn_cancellable(store_tasks, writes_ended, identity.run());
+        spawn_cancellable(store_tasks, writes_ended, traffic.run());
         let stop = writes_ended.clone();
         spawn_stoppable(store_tasks, async move { imbalance.run(stop).await });
         let stop = writes_ended.clone();
@@ -256,13 +253,13 @@ impl Controllers {
 async fn apply_until(
     store: Arc<dyn Store>,
     node: Node,
-    (endpoint_counts, check_index): (Arc<EndpointCounts>, Arc<CheckIndex>),
+    indices: Indices,
     stop: CancellationToken,
 ) -> Result<(), ControlError> {
     tokio::select! {
         () = stop.cancelled() => Ok(()),
         // A new process verifies the file and continues; this one could only refuse writes.
-        () = apply_commits(store.clone(), node, endpoint_counts, check_index) => {
+        () = apply_commits(store.clone(), node, indices) => {
             Err(task_ended("the store", store.fatal_error().unwrap_or("closed")))
         }
     }
@@ -361,18 +358,28 @@ fn serve_grpc(tasks: &mut Tasks, listeners: Vec<Listener>, services: &Services, 
     }
 }
 
-/// Adds `Admin`, `Imbalance`, `Identity` and `Authority`.
+fn serve_pages(tasks: &mut Tasks, listener: PageListener, state: http::HttpState) {
+    let (registry, closing) = (state.sources.registry.router(), state.closing.clone());
+    let imbalance = imbalance::router(state.sources.imbalance.clone());
+    let pages = http::router(Arc::new(state), registry).merge(imbalance);
+    spawn_stoppable(tasks, http::serve(pages, listener, closing, DRAIN));
+}
+
+/// Adds `Admin`, `Imbalance`, `TrafficPlanner`, `Identity` and `Authority`.
 fn operator_services(
     routes: Routes,
     identity: &IdentityService,
     partitions: Option<Arc<PartitionedStore>>,
-    imbalance: &Arc<Imbalance>,
+    (imbalance, traffic): (&Arc<Imbalance>, &Arc<TrafficController>),
 ) -> Routes {
     let (node, store) = (identity.node.clone(), identity.store.clone());
-    let imbalance = ImbalanceService { imbalance: Arc::clone(imbalance), node: node.clone() };
+    let traffic = Arc::clone(traffic);
+    let planner = TrafficService { traffic: traffic.clone() };
+    let imbalance = ImbalanceService { imbalance: Arc::clone(imbalance), node: node.clone(), traffic };
     routes
         .add_service(rpc::admin_server(AdminService { node, store, partitions }))
         .add_service(rpc::imbalance_server(imbalance))
+        .add_service(rpc::traffic_planner_server(planner))
         .add_service(rpc::identity_server(identity.clone()))
         .add_service(rpc::authority_server(identity.clone()))
 }

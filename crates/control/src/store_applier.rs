@@ -6,11 +6,7 @@ use fairmesh_model::{Prefix, Revision, StoreId};
 use fairmesh_rib::{Batch, Node};
 use fairmesh_store::{BoxFuture, Commits, Store, StoreError, StoreSnapshot, WriteError};
 
-use crate::{
-    endpoint_counts::EndpointCounts,
-    health_checks::{CheckIndex, Woken},
-    metrics::Metrics,
-};
+use crate::{health_checks::Woken, indices::Indices, metrics::Metrics};
 
 /// Pause after a failed load.
 const LOAD_RETRY: Duration = Duration::from_secs(1);
@@ -61,49 +57,36 @@ impl Store for AppliedStore {
 }
 
 /// Applies every commit of the store to the node, in order, until it is dropped.
-pub(crate) async fn apply_commits(
-    store: Arc<dyn Store>,
-    node: Node,
-    endpoint_counts: Arc<EndpointCounts>,
-    check_index: Arc<CheckIndex>,
-) {
+pub(crate) async fn apply_commits(store: Arc<dyn Store>, node: Node, indices: Indices) {
     loop {
         let mut commits = store.commits(node.revision().number);
         let behind = loop {
             match commits.next().await {
                 Ok(Some(commit)) => {
-                    endpoint_counts.apply(&commit);
-                    let woken = check_index.apply(&commit, &node);
+                    let woken = indices.apply(&commit, &node);
                     node.apply(commit);
-                    // Only now, since the woken tasks read the node.
-                    check_index.wake(woken);
+                    indices.checks.wake(woken);
                 }
                 Ok(None) => return,
                 Err(behind) => break behind,
             }
         };
         tracing::warn!(%behind, "node fell behind the store; reloading");
-        if let Err(error) = reload(&*store, &node, &endpoint_counts, &check_index).await {
+        if let Err(error) = reload(&*store, &node, &indices).await {
             tracing::error!(%error, "cannot load the store; readers see older records");
             tokio::time::sleep(LOAD_RETRY).await;
         }
     }
 }
 
-async fn reload(
-    store: &dyn Store,
-    node: &Node,
-    endpoint_counts: &EndpointCounts,
-    check_index: &CheckIndex,
-) -> Result<(), StoreError> {
+async fn reload(store: &dyn Store, node: &Node, indices: &Indices) -> Result<(), StoreError> {
     let (number, entries) = store.load().await?;
-    endpoint_counts.load(&entries);
-    check_index.load(&entries);
+    indices.load(&entries);
     let revision = Revision { store: store.id(), partition: 0, number };
     if let Err(behind) = node.replace(Prefix::everything(), entries, revision) {
         // Only this task applies commits, and its revision is below every commit that the store keeps.
         tracing::error!(%behind, "store returned an older state than the node has");
     }
-    check_index.wake(Woken::ALL);
+    indices.checks.wake(Woken::ALL);
     Ok(())
 }

@@ -56,7 +56,8 @@ async fn usage_of_unknown_services_and_instances_is_dropped_and_counted() {
     let mut usages: Vec<_> = invented.chain(instances).collect();
     usages.push(usage("shop/cart".into(), "a"));
     let mut client = connection.imbalance();
-    let dropped = client.report(v1::ReportUsageRequest { usages }).await.unwrap().into_inner().dropped;
+    let dropped =
+        client.report(v1::ReportUsageRequest { usages, traffic: None }).await.unwrap().into_inner().dropped;
     assert_eq!(dropped, 6_000);
     let request = v1::ReadImbalanceRequest { by: "service".into(), ..v1::ReadImbalanceRequest::default() };
     let report = client.read(request).await.unwrap().into_inner();
@@ -68,7 +69,7 @@ async fn usage_of_unknown_services_and_instances_is_dropped_and_counted() {
         assert!(metrics.contains(&line), "{line} is not in {metrics}");
     }
     let many = (0..10_001).map(|_| usage("shop/cart".into(), "a")).collect();
-    let refused = client.report(v1::ReportUsageRequest { usages: many }).await.unwrap_err();
+    let refused = client.report(v1::ReportUsageRequest { usages: many, traffic: None }).await.unwrap_err();
     assert!(
         refused.code() == Code::InvalidArgument && refused.message().contains("at most 10000"),
         "{refused}"

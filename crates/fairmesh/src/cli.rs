@@ -92,6 +92,9 @@ pub(crate) enum Command {
     /// Show the trust domain, let agents join it, and rotate its keys.
     #[command(subcommand)]
     Identity(command::identity::IdentityCommand),
+    /// Show what the planner of region tables knows and decides, and hold it.
+    #[command(subcommand)]
+    Traffic(command::traffic::TrafficCommand),
     /// Report the cores wasted by uneven load, with their causes.
     Imbalance(command::imbalance::ImbalanceArgs),
     /// Call a service by name through the library.

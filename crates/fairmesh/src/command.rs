@@ -13,6 +13,7 @@ pub(crate) mod records;
 mod request_args;
 pub(crate) mod shards;
 pub(crate) mod sim;
+pub(crate) mod traffic;
 mod version;
 
 use std::process::ExitCode;
@@ -52,6 +53,7 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Shards(command) => shards::run(command).await,
         Command::Explain(args) => explain::run(args).await,
         Command::Identity(command) => identity::run(command).await,
+        Command::Traffic(command) => traffic::run(command).await,
         Command::Imbalance(args) => imbalance::run(args).await,
         Command::Sim(command) => sim::run(command),
         Command::Call(args) => call::run(args).await,

@@ -26,23 +26,55 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("shared-memory", &[]),
     // eBPF programs and their maps: no word of HTTP.
     ("kernel", &[]),
-    ("rib", &["model", "wire"]),
+    ("signals", &["model"]),
+    ("rib", &["model", "wire", "signals"]),
     ("te", &["model"]),
     ("sim", &["model", "balancer", "router", "rib", "te"]),
     ("store", &["model", "wire", "rib"]),
     ("registry", &["model", "wire", "rib", "store"]),
-    ("replica", &["model", "listen", "wire", "rib", "store"]),
-    ("agent", &["model", "listen", "wire", "identity", "rib", "router", "shared-memory", "imbalance"]),
-    ("server", &["model", "listen", "wire", "identity", "rib", "balancer", "imbalance", "http", "headers"]),
+    ("replica", &["model", "listen", "wire", "rib", "signals", "store"]),
+    (
+        "agent",
+        &["model", "listen", "wire", "identity", "rib", "router", "shared-memory", "imbalance", "signals"],
+    ),
+    (
+        "server",
+        &[
+            "model",
+            "listen",
+            "wire",
+            "identity",
+            "rib",
+            "balancer",
+            "imbalance",
+            "signals",
+            "http",
+            "headers",
+        ],
+    ),
     (
         "client",
-        &["model", "wire", "identity", "rib", "balancer", "router", "shared-memory", "http", "headers"],
+        &[
+            "model",
+            "wire",
+            "identity",
+            "rib",
+            "balancer",
+            "router",
+            "signals",
+            "shared-memory",
+            "http",
+            "headers",
+        ],
     ),
     // Says what it saw to a collector, and knows nothing of the mesh.
     ("otlp", &[]),
     ("proxy", &["model", "listen", "kernel", "shared-memory", "http", "headers", "client", "server", "otlp"]),
     ("lookaside", &["model", "listen", "wire", "router", "client"]),
-    ("control", &["model", "listen", "wire", "identity", "rib", "store", "registry", "imbalance"]),
+    (
+        "control",
+        &["model", "listen", "wire", "identity", "rib", "signals", "te", "store", "registry", "imbalance"],
+    ),
     // What tests share, and what runs them.
     ("test-support", &["model"]),
     ("test-runner", &["test-support"]),
@@ -54,7 +86,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
 const MAY_USE_ALL: &[&str] = &["fairmesh", "bench", "fuzz"];
 
 /// Crates that hold no clock, no chance and no I/O, so that simulation and production run the same code.
-const PURE: &[&str] = &["model", "balancer", "router", "imbalance", "te"];
+const PURE: &[&str] = &["model", "balancer", "router", "imbalance", "signals", "te"];
 
 /// Files that are as pure within a crate that is not: the core of the RIB, and what decides on shards.
 const PURE_FILES: &[(&str, &[&str])] = &[
@@ -76,6 +108,7 @@ const PURE_FILES: &[(&str, &[&str])] = &[
             "hub/watcher.rs",
         ],
     ),
+    ("control", &["traffic/facts.rs", "traffic/planner.rs", "traffic/tables.rs"]),
     (
         "registry",
         &[

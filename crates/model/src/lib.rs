@@ -60,8 +60,12 @@ pub use topology::{
 };
 pub use topology::{DistanceSource, RegionInfo, Regions, RoundTrips};
 pub use traffic::{
+    CallPath, CallRates, MAX_CALL_PATHS, MAX_REPORTED_REGIONS, MAX_SERVER_GROUPS, MetricSum, ServerRates,
+    TrafficReport,
+};
+pub use traffic::{
     Confirmation, MAX_TABLE_CLASSES, MAX_TABLE_REGIONS, RegionShares, RegionTable, SMALLEST_SHARE,
     TableForce, TableOrigin, TrafficShares,
 };
-pub use traffic::{Traffic, TrafficMode, TrafficPlanner};
+pub use traffic::{LoadMetric, LoadRing, MAX_PLANNED_CLASSES, Traffic, TrafficMode, TrafficPlanner};
 pub use trust::{JoinedAgent, MAX_CERTIFICATE, MAX_ROOTS, MAX_TENANTS, TrustBundle};

@@ -35,7 +35,7 @@ pub use service::ServiceSpec;
 pub use shards::{IntervalSpec, ReplicaSpec, ShardMapSpec, ShardSpec};
 pub use text::{KeyText, read_duration, write_duration};
 pub use topology::{RegionSpec, RoundTripSpec, TopologySpec};
-pub use traffic::{SharesSpec, TrafficSpec};
+pub use traffic::{LoadRingSpec, LoadSpec, SharesSpec, TrafficSpec};
 
 use crate::{Endpoint, Hosts, Invalid, Policy, Regions, RoundTrips, Service, ServiceName, ShardMap};
 

@@ -1,10 +1,18 @@
 //! Shares of calls by region: as a policy asks for them, and as tables that routers follow.
 
+mod load_rings;
 mod region_table;
+mod report;
 
 use std::collections::BTreeMap;
 
-use crate::{Invalid, Region};
+use crate::{Invalid, Label, Region};
+
+pub use load_rings::{LoadMetric, LoadRing, MAX_PLANNED_CLASSES};
+pub use report::{
+    CallPath, CallRates, MAX_CALL_PATHS, MAX_REPORTED_REGIONS, MAX_SERVER_GROUPS, MetricSum, ServerRates,
+    TrafficReport,
+};
 
 pub use region_table::{
     Confirmation, MAX_TABLE_CLASSES, MAX_TABLE_REGIONS, RegionShares, RegionTable, SMALLEST_SHARE,
@@ -20,6 +28,12 @@ pub struct Traffic {
     pub mode: TrafficMode,
     /// Shares written by hand, by the region of the caller.
     pub shares: BTreeMap<Region, TrafficShares>,
+    /// Rings with the load up to which the planner uses each; empty means the default rings.
+    pub rings: Vec<LoadRing>,
+    /// Classes that the planner moves and drops before all others, the most important first.
+    pub classes: Vec<Label>,
+    /// What the planner takes for the load of servers; `None` is CPU.
+    pub load: Option<LoadMetric>,
 }
 
 /// A planner of tables.
@@ -37,12 +51,19 @@ pub enum TrafficMode {
     Active,
     /// They are computed and shown, and no router gets them.
     Shadow,
+    /// The planner changes none of them, and keeps confirming those in force.
+    Hold,
 }
 
 impl Traffic {
     /// Whether the service may have tables that routers follow.
     pub fn publishes(&self) -> bool {
-        self.mode == TrafficMode::Active
+        self.mode != TrafficMode::Shadow
+    }
+
+    /// Whether a planner needs reports of calls and servers.
+    pub fn is_planned(&self) -> bool {
+        self.planner.is_some()
     }
 
     /// The tables to publish of shares written by hand, by the region of the caller.
@@ -65,6 +86,7 @@ impl Traffic {
             }
             _ => {}
         }
+        self.validate_planning()?;
         if self.shares.len() > MAX_TABLE_REGIONS {
             let hint = format!("write at most {MAX_TABLE_REGIONS}");
             return Err(Invalid::new("shares", "have too many regions", hint));

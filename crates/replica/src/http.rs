@@ -9,6 +9,7 @@ use axum::{
 };
 use fairmesh_listen::{Limits, Listeners, PageListener, table};
 use fairmesh_model::Probe;
+use fairmesh_rib::ReportRelay;
 use tokio_util::sync::CancellationToken;
 
 use crate::{error::ReplicaError, metrics, served_rib::ReplicaRib};
@@ -20,6 +21,7 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 #[derive(Clone)]
 pub(crate) struct Pages {
     pub(crate) backend: ReplicaRib,
+    pub(crate) traffic: ReportRelay,
     pub(crate) listeners: Listeners,
 }
 

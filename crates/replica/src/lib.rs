@@ -14,6 +14,7 @@ mod disk;
 mod error;
 mod http;
 mod metrics;
+mod reports;
 mod served_rib;
 mod upstream_sink;
 
@@ -24,15 +25,17 @@ pub use error::ReplicaError;
 use fairmesh_listen::{Limits, Listeners, PageListener, table};
 use fairmesh_model::{Prefix, Region};
 use fairmesh_rib::{
-    Forwarder, PeerInfo, PeerKind,
+    Forwarder, PeerInfo, PeerKind, ReportRelay,
     follower::{self, Backoff, Follower, FollowerConfig, FollowerHandle},
     server::RibServer,
 };
+use fairmesh_signals::SumLimits;
 use fairmesh_store::ReplicaContents;
 use fairmesh_wire::{
     rpc,
     transport::{Address, Listener, Services, Transport, serve},
 };
+use reports::Reports;
 use served_rib::ReplicaRib;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -126,11 +129,15 @@ impl Replica {
         let acks = follower::relay_acks(shared.node.clone(), upstream.clone(), stopping.clone());
         tokio::spawn(acks);
         let backend = ReplicaRib::new(shared.clone(), upstream.clone(), &config);
-        let pages = http::Pages { backend: backend.clone(), listeners: bounded };
+        let traffic = ReportRelay::new(upstream.clone(), None, SumLimits::TREE);
+        tokio::spawn(traffic.clone().run(stopping.clone()));
+        let forward = Forwarder::new(upstream, "replica", stopping.clone());
+        let pages = http::Pages { backend: backend.clone(), traffic: traffic.clone(), listeners: bounded };
+        let reports = Reports { forward, traffic };
         let http = http.map(|listener| tokio::spawn(http::serve(listener, pages.clone(), stopping.clone())));
         let saving = tokio::spawn(shared.save_all(stopping.clone()));
         let mut serving = JoinSet::new();
-        let services = services(backend, Forwarder::new(upstream, "replica", stopping.clone()), &stopping);
+        let services = services(backend, reports, &stopping);
         for listener in listeners {
             if let Ok(address) = listener.address() {
                 tracing::info!(%address, name = config.name, "the replica serves");
@@ -189,9 +196,10 @@ fn follow(
     upstream
 }
 
-fn services(backend: ReplicaRib, forward: Forwarder, stopping: &CancellationToken) -> Services {
+fn services(backend: ReplicaRib, reports: Reports, stopping: &CancellationToken) -> Services {
+    let forward = reports.forward.clone();
     let others = Routes::new(rpc::registry_server(forward.clone()))
-        .add_service(rpc::imbalance_server(forward.clone()))
+        .add_service(rpc::imbalance_server(reports))
         .add_service(rpc::quota_server(forward.clone()))
         .add_service(rpc::identity_server(forward.clone()))
         .add_service(rpc::checker_server(forward));

@@ -13,7 +13,7 @@ use prometheus_client::{
 use crate::http::Pages;
 
 /// The replica's metrics in the OpenMetrics text format.
-pub(crate) fn text(Pages { backend, listeners }: &Pages) -> String {
+pub(crate) fn text(Pages { backend, traffic, listeners }: &Pages) -> String {
     let mut registry = Registry::with_prefix("fairmesh_replica");
     let shared = &backend.shared;
     let connected = backend.upstream.state().borrow().connected;
@@ -52,6 +52,10 @@ pub(crate) fn text(Pages { backend, listeners }: &Pages) -> String {
     counter(&mut registry, "deltas", "Deltas received from the upstream", &shared.deltas);
     counter(&mut registry, "snapshots", "Snapshots received from the upstream", &shared.snapshots);
     counter(&mut registry, "save_failures", "Failed writes of the copy to disk", &shared.disk.failures);
+    let reporters = traffic.reporters() as u64;
+    gauge(&mut registry, "traffic_reporters", "Agents and replicas whose traffic is added up", reporters);
+    let help = "Traffic reports left out, since there were too many";
+    counter(&mut registry, "traffic_reports_left_out", help, traffic.left_out());
     listeners.register(&mut registry);
     let mut text = String::new();
     // Writing to a string cannot fail.

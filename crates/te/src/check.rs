@@ -55,6 +55,39 @@ pub enum Refusal {
     NoCapacity,
 }
 
+impl Refusal {
+    /// The reason in one word, for metrics.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Mismatch => "mismatch",
+            Self::ServersMissing(_) => "servers_missing",
+            Self::ServersStale(_) => "servers_stale",
+            Self::CallersMissing(_) => "callers_missing",
+            Self::CallersStale(_) => "callers_stale",
+            Self::Absurd(_) => "absurd",
+            Self::Contradiction(_) => "contradiction",
+            Self::WorkPerCall(_) => "work_per_call",
+            Self::Disagreement(_) => "disagreement",
+            Self::NoCapacity => "no_capacity",
+        }
+    }
+
+    /// The region whose reports are at fault.
+    pub fn region(&self) -> Option<usize> {
+        match self {
+            Self::Mismatch | Self::NoCapacity => None,
+            Self::ServersMissing(region)
+            | Self::ServersStale(region)
+            | Self::CallersMissing(region)
+            | Self::CallersStale(region)
+            | Self::Absurd(region)
+            | Self::Contradiction(region)
+            | Self::WorkPerCall(region)
+            | Self::Disagreement(region) => Some(*region),
+        }
+    }
+}
+
 /// Checks that a plan can be made.
 pub(crate) fn check(
     policy: &RingsPolicy,

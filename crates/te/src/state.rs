@@ -2,7 +2,7 @@ use crate::{
     check::{FULL, work},
     observation::Observation,
     pace::Pid,
-    table::{Tables, WHOLE},
+    table::{ClassShares, Tables, WHOLE},
 };
 
 /// Weight of the newest work per call in its mean.
@@ -49,6 +49,29 @@ impl PlannerState {
             has_demand: vec![false; regions],
             presence: vec![(None, 0); regions],
         }
+    }
+
+    /// The state for another list of regions; `from` has the position that each of them had before, `None` of a new one.
+    /// Shares of regions that are no longer in the list go home.
+    #[must_use]
+    pub fn remapped(&self, from: &[Option<usize>]) -> Self {
+        let mut next = Self::new(from.len(), self.classes);
+        next.planned_at_ms = self.planned_at_ms;
+        for (at, before) in from.iter().enumerate() {
+            let Some(before) = *before else { continue };
+            next.pids[at] = self.pids[before];
+            next.work[at] = self.work[before];
+            next.has_demand[at] = self.has_demand[before];
+            next.presence[at] = self.presence[before];
+            for class in 0..self.classes {
+                next.demand[at * self.classes + class] = self.demand(before, class);
+                let old = self.tables.of(before, class);
+                let mut shares: Vec<u32> = from.iter().map(|to| to.map_or(0, |to| old.shares[to])).collect();
+                shares[at] += WHOLE.saturating_sub(old.dropped + shares.iter().sum::<u32>());
+                next.tables.sources[at].classes[class] = ClassShares { shares, dropped: old.dropped };
+            }
+        }
+        next
     }
 
     /// The tables in force.
@@ -130,5 +153,24 @@ impl PlannerState {
             true => observation.regions.iter().map(|region| region.power).collect(),
             false => powers,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_keeps_what_it_knows_of_regions_that_stay() {
+        let mut state = PlannerState::new(3, 1);
+        state.tables.sources[0].classes[0] = ClassShares { shares: vec![6_000, 3_000, 500], dropped: 500 };
+        (state.work[2], state.demand[2], state.has_demand[2]) = (Some(0.5), 70.0, true);
+        // The second region goes, and a new one comes first.
+        let next = state.remapped(&[None, Some(0), Some(2)]);
+        assert!(next.fits(3, 1));
+        assert_eq!(next.tables.of(1, 0), &ClassShares { shares: vec![0, 9_000, 500], dropped: 500 });
+        assert_eq!(next.tables.of(0, 0).shares, [WHOLE, 0, 0]);
+        assert_eq!((next.known_work(2), next.demand(2, 0), next.has_demand(2)), (Some(0.5), 70.0, true));
+        assert_eq!((next.known_work(0), next.has_demand(0)), (None, false));
     }
 }

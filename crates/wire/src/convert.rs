@@ -9,6 +9,7 @@ mod hosts;
 mod policy;
 mod revision;
 mod shard;
+mod signals;
 mod topology;
 mod traffic;
 mod trust;
@@ -16,6 +17,7 @@ mod trust;
 use bytes::Bytes;
 use fairmesh_model::{HistoryKind, Invalid, ShardKey, StoreId};
 pub use shard::interval;
+pub use traffic::{read_shares, write_shares};
 
 /// The 16 bytes, big endian, of a store id.
 pub fn store_id_bytes(id: StoreId) -> Bytes {

@@ -19,6 +19,8 @@ use crate::{
         registry_server::{Registry, RegistryServer},
         rib_client::RibClient,
         rib_server::{Rib, RibServer},
+        traffic_planner_client::TrafficPlannerClient,
+        traffic_planner_server::{TrafficPlanner, TrafficPlannerServer},
         workload_client::WorkloadClient,
         workload_server::{Workload, WorkloadServer},
     },
@@ -55,6 +57,8 @@ limited! {
     imbalance_server, imbalance_client: Imbalance, ImbalanceServer, ImbalanceClient;
     /// Limits of a whole mesh with [`MAX_MESSAGE`] both ways.
     quota_server, quota_client: Quota, QuotaServer, QuotaClient;
+    /// The planner of region tables with [`MAX_MESSAGE`] both ways.
+    traffic_planner_server, traffic_planner_client: TrafficPlanner, TrafficPlannerServer, TrafficPlannerClient;
     /// Issuance of certificates with [`MAX_MESSAGE`] both ways.
     identity_server, identity_client: Identity, IdentityServer, IdentityClient;
     /// Operation of the certificate authority with [`MAX_MESSAGE`] both ways.

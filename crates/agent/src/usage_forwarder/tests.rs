@@ -48,7 +48,7 @@ fn usages() -> UsageForwarder {
         backoff: Backoff::default(),
         refuse_lagging: true,
     };
-    UsageForwarder::new(Follower::spawn(config, DiscardUpdates), "nowhere".to_owned())
+    UsageForwarder::new(Follower::spawn(config, DiscardUpdates), "nowhere".to_owned(), eu().region)
 }
 
 #[tokio::test]

@@ -186,6 +186,7 @@ impl Fixture {
                 refuse_lagging: false,
             },
             client_id: name.to_owned(),
+            caller: None,
             location: None,
             fallback_location: None,
             cache_dir: Some(self.folder.path().join("state")),

@@ -1,11 +1,14 @@
 //! Picking the endpoint of an attempt.
 
-use fairmesh_router::{EndpointPick, Outcome, PickParams, Step};
+use std::sync::Arc;
+
+use fairmesh_router::{EndpointPick, Outcome, PickError, PickParams, Step};
+use fairmesh_signals::ReportedPaths;
 
 use super::{
     context::{CallContext, DecisionContext},
     route::{Unresolved, unresolved, unroutable},
-    state::{Call, PendingAttempt, SnapshotGuard},
+    state::{Call, PendingAttempt, ReportedAttempt, SnapshotGuard},
 };
 use crate::discovery::{EndpointTransport, ReadyService, ServiceState};
 
@@ -58,10 +61,35 @@ impl<T: EndpointTransport> Call<'_, T> {
                     *index = picked.index;
                     self.attempts += 1;
                 }
-                self.attempt = Some(PendingAttempt { picked, clock: at.clock, outcome: Outcome::Unknown });
+                let reported = ready.reported.as_deref();
+                let reported = reported.and_then(|paths| self.report_attempt(paths, picked.index, at.now));
+                let (clock, outcome) = (at.clock, Outcome::Unknown);
+                self.attempt = Some(PendingAttempt { picked, clock, outcome, reported });
                 Ok(Pick { index: picked.index, by: state })
             }
-            Err(why) => Err(unroutable(self.target(), &why)),
+            Err(why) => {
+                if let Some(paths) = ready.reported.as_deref() {
+                    self.report_unsent(paths, &why);
+                }
+                Err(unroutable(self.target(), &why))
+            }
+        }
+    }
+
+    /// Counts an attempt for reports.
+    #[cold]
+    fn report_attempt(&mut self, paths: &ReportedPaths, index: u32, now: u64) -> Option<ReportedAttempt> {
+        let counters = paths.to_endpoint(self.class.as_ref(), index)?;
+        counters.record_attempt(!std::mem::replace(&mut self.is_reported, true));
+        Some(ReportedAttempt { counters: Arc::clone(counters), began: now })
+    }
+
+    /// Counts a call that no endpoint gets for reports: once, however often it is decided.
+    #[cold]
+    fn report_unsent(&mut self, paths: &ReportedPaths, why: &PickError) {
+        if !std::mem::replace(&mut self.is_reported, true) {
+            let is_dropped = matches!(why, PickError::Dropped { .. });
+            paths.to_nowhere(self.class.as_ref()).record_unsent(is_dropped);
         }
     }
 

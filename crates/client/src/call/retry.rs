@@ -9,7 +9,7 @@ use super::{
     clock::nanos,
     context::CallContext,
     outcome::{AttemptOutcome, RetryDecision},
-    state::{Call, PendingAttempt},
+    state::{Call, PendingAttempt, ReportedAttempt},
 };
 use crate::discovery::{EndpointTransport, ServiceState};
 
@@ -38,6 +38,9 @@ impl<T: EndpointTransport> Call<'_, T> {
     pub fn end(&mut self, outcome: AttemptOutcome) {
         if let Some(attempt) = &mut self.attempt {
             attempt.outcome = outcome.for_endpoint();
+            if let Some(reported) = attempt.reported.take() {
+                report_end(&reported, outcome, attempt.clock.now());
+            }
         }
         if outcome == AttemptOutcome::Overloaded {
             self.target().has_refused.store(true, Relaxed);
@@ -133,6 +136,19 @@ impl<T: EndpointTransport> Call<'_, T> {
         };
         context.key.or(self.policy_key).is_some()
             || (self.service.retry_budget.attempts() > 1 && (self.idempotent || refusable))
+    }
+}
+
+/// Counts the end of an attempt for reports.
+#[cold]
+fn report_end(ReportedAttempt { counters, began }: &ReportedAttempt, outcome: AttemptOutcome, now: u64) {
+    match outcome {
+        AttemptOutcome::Responded
+        | AttemptOutcome::ServerError
+        | AttemptOutcome::Unavailable
+        | AttemptOutcome::WrongShard { .. } => counters.record_answer(now.saturating_sub(*began) / 1_000),
+        AttemptOutcome::Overloaded => counters.record_shed(),
+        _ => {}
     }
 }
 

@@ -2,6 +2,7 @@ use std::sync::Arc;
 
 use fairmesh_model::{Label, ShardKey};
 use fairmesh_router::{EndpointPick, Outcome, RouteActions};
+use fairmesh_signals::CallCounters;
 use hazarc::ArcBorrow;
 
 use super::{clock::Clock, timeouts::CallTimeouts};
@@ -33,6 +34,8 @@ pub struct Call<'a, T: EndpointTransport> {
     /// Random, from its start.
     pub(super) seed: u64,
     pub(super) idempotent: bool,
+    /// Whether it was counted for reports, with its first attempt or the lack of one.
+    pub(super) is_reported: bool,
     pub(super) wrong_shard_attempts: u32,
     pub(super) attempts: usize,
     pub(super) attempted: [u32; MAX_ATTEMPTS],
@@ -44,6 +47,16 @@ pub(super) struct PendingAttempt {
     pub(super) picked: EndpointPick,
     pub(super) clock: Clock,
     pub(super) outcome: Outcome,
+    /// Where its end is counted for reports.
+    pub(super) reported: Option<ReportedAttempt>,
+}
+
+/// An attempt whose end is reported to a planner.
+#[derive(Debug)]
+pub(super) struct ReportedAttempt {
+    pub(super) counters: Arc<CallCounters>,
+    /// When it was decided, in nanoseconds of the clock.
+    pub(super) began: u64,
 }
 
 /// A borrowed snapshot of the service that gets the call: handed from step to step and never kept in the
@@ -65,6 +78,7 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
             class: None,
             seed: 0,
             idempotent: false,
+            is_reported: false,
             wrong_shard_attempts: 0,
             attempts: 0,
             attempted: [0; MAX_ATTEMPTS],
@@ -85,6 +99,7 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
             class: self.class.clone(),
             seed: self.seed,
             idempotent: self.idempotent,
+            is_reported: self.is_reported,
             wrong_shard_attempts: self.wrong_shard_attempts,
             attempts: self.attempts,
             attempted: self.attempted,
@@ -135,7 +150,7 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
     /// Counts the end of the attempt in flight.
     #[inline]
     pub(super) fn release(&mut self) {
-        if let Some(PendingAttempt { picked, clock, outcome }) = self.attempt.take() {
+        if let Some(PendingAttempt { picked, clock, outcome, .. }) = self.attempt.take() {
             // Only a penalty has a time, and reading the clock costs as much as the rest.
             let now = match outcome {
                 Outcome::Ok | Outcome::Unknown => 0,

@@ -1,5 +1,6 @@
 //! From records to snapshots, off the request path.
 
+mod call_reports;
 mod config;
 mod data_age;
 mod endpoint_list;
@@ -80,6 +81,7 @@ impl<T: EndpointTransport> Resolver<T> {
             location: config.location.clone(),
             client_id: config.client_id.clone(),
             client: hash_text(&config.client_id),
+            caller: config.caller.clone(),
         };
         let maps = shard_maps::address(&config.upstream.addresses).map(|address| {
             let (commands, received) = mpsc::unbounded_channel();
@@ -100,6 +102,7 @@ impl<T: EndpointTransport> Resolver<T> {
             caller_id(&config),
             stop.clone(),
         ));
+        tokio::spawn(call_reports::report_periodically(Arc::clone(&registry), handle.clone(), stop.clone()));
         let worker = Worker::new(WorkerParams {
             config,
             handle,

@@ -5,6 +5,7 @@ use std::{
 
 use fairmesh_model::ServiceName;
 use fairmesh_router::ServiceTable;
+use fairmesh_signals::{Destinations, ReportedPaths};
 
 use super::{endpoint_transport::EndpointTransport, subscription::Subscription};
 
@@ -37,6 +38,8 @@ pub struct ReadyService<T> {
     pub map_version: u64,
     /// The address of the lookaside that picks in place of this client, where the policy names one.
     pub lookaside: Option<Arc<str>>,
+    /// Counters of its calls, where a planner needs them.
+    pub(crate) reported: Option<Box<ReportedPaths>>,
 }
 
 impl<T: EndpointTransport> ReadyService<T> {
@@ -54,7 +57,21 @@ impl<T: EndpointTransport> ReadyService<T> {
         let transports = Self::take_over_transports(&upstream, before);
         let map_version = upstream.shards().map_or(0, |shards| shards.version());
         let lookaside = upstream.policy().lookaside.as_deref().map(Into::into);
-        Self { upstream, splits, transports, revision, map_version, lookaside }
+        Self { upstream, splits, transports, revision, map_version, lookaside, reported: None }
+    }
+
+    /// The same with counters of its calls, if the policy has a planner, for reports of callers in its home region.
+    pub(crate) fn with_reports(mut self, caller: Option<&ServiceName>, before: Option<&Self>) -> Self {
+        let policy = self.upstream.policy();
+        if let Some(traffic) = policy.traffic.as_deref().filter(|traffic| traffic.is_planned()) {
+            let (service, from) = (self.upstream.name(), self.upstream.home());
+            let to = Destinations { service, from, caller, traffic };
+            let candidates: Vec<_> = self.upstream.candidates().collect();
+            let endpoints = candidates.iter().map(|one| (one.index, &one.target.location.region));
+            let before = before.and_then(|before| before.reported.as_deref());
+            self.reported = Some(Box::new(ReportedPaths::new(&to, endpoints, before)));
+        }
+        self
     }
 
     /// The transport to an endpoint of this snapshot, opened on first use.

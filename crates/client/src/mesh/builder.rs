@@ -1,7 +1,7 @@
 use std::{env, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use fairmesh_identity::{IdentityRequest, ProgramIdentity};
-use fairmesh_model::{Invalid, Location, SpiffePath};
+use fairmesh_model::{Invalid, Location, ServiceName, SpiffePath};
 use fairmesh_rib::follower::{Backoff, FollowerConfig};
 use fairmesh_wire::{
     environment,
@@ -200,6 +200,7 @@ impl MeshBuilder {
         let resolver = Resolver::start(ResolverConfig {
             upstream,
             client_id,
+            caller: self.service(),
             location,
             fallback_location,
             cache_dir,
@@ -211,6 +212,14 @@ impl MeshBuilder {
             tokio::time::timeout(CONNECT_WAIT, state.wait_for(|state| state.connected || state.failures > 0))
                 .await;
         Ok(resolver)
+    }
+
+    /// The service that this program is, if its identity is that of one.
+    fn service(&self) -> Option<ServiceName> {
+        match &self.identity {
+            Some(SpiffePath::Service(service)) => Some(service.clone()),
+            _ => None,
+        }
     }
 
     /// Whether only control planes are followed.

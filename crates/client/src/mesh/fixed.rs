@@ -261,6 +261,7 @@ fn resolver_config(client_id: &str, location: Location) -> ResolverConfig {
             refuse_lagging: false,
         },
         client_id: client_id.to_owned(),
+        caller: None,
         location: Some(location),
         fallback_location: None,
         cache_dir: None,

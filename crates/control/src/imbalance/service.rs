@@ -10,6 +10,7 @@ use fairmesh_wire::v1::{self, imbalance_server::Imbalance as Service};
 use tonic::{Request, Response, Status};
 
 use super::{Imbalance, convert, now, query::ReportQuery};
+use crate::traffic::TrafficController;
 
 /// Maximum of instance-minutes in one request; agents send at most 2,000.
 const MAX_MINUTES: usize = 10_000;
@@ -20,6 +21,8 @@ pub(crate) struct ImbalanceService {
     pub(crate) imbalance: Arc<Imbalance>,
     /// Existing services and endpoints: reports of others are refused.
     pub(crate) node: Node,
+    /// Takes reports of calls and load.
+    pub(crate) traffic: Arc<TrafficController>,
 }
 
 #[tonic::async_trait]
@@ -28,7 +31,8 @@ impl Service for ImbalanceService {
         &self,
         request: Request<v1::ReportUsageRequest>,
     ) -> Result<Response<v1::ReportUsageResponse>, Status> {
-        let usages = request.into_inner().usages;
+        let v1::ReportUsageRequest { usages, traffic } = request.into_inner();
+        let next = traffic.map(|report| self.traffic.record(report)).transpose().map_err(|e| invalid(&e))?;
         let minutes: usize = usages.iter().map(|usage| usage.minutes.len()).sum();
         if minutes > MAX_MINUTES || usages.len() > MAX_MINUTES {
             let problem = format!("has {} minutes of {} instances", minutes, usages.len());
@@ -38,7 +42,7 @@ impl Service for ImbalanceService {
         for (i, usage) in usages.into_iter().enumerate() {
             dropped += self.record(usage).map_err(|e| invalid(&e.within(format!("usages[{i}]"))))?;
         }
-        Ok(Response::new(v1::ReportUsageResponse { dropped }))
+        Ok(Response::new(v1::ReportUsageResponse { dropped, next_traffic_ms: next.unwrap_or_default() }))
     }
 
     async fn read(

@@ -37,6 +37,7 @@ mod tables;
 mod targets;
 mod timeouts;
 mod tls;
+mod traffic;
 mod translation;
 mod tunnels;
 mod upgrade;

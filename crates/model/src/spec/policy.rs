@@ -155,18 +155,8 @@ impl PolicySpec {
 
 impl LocalitySpec {
     fn validate(&self) -> Result<Locality, Invalid> {
-        let rings = self.rings.iter().enumerate().map(|(i, text)| {
-            Ok(match text.as_str() {
-                "region" => Ring::Region,
-                "neighbours" => Ring::Neighbours,
-                "continent" => Ring::Continent,
-                "any" => Ring::Any,
-                text => {
-                    let bound = read_duration(text).map_err(ring_hint);
-                    Ring::Within(bound.map_err(|e| e.within(format!("rings[{i}]")))?)
-                }
-            })
-        });
+        let rings = self.rings.iter().enumerate();
+        let rings = rings.map(|(i, text)| read_ring(text).map_err(|e| e.within(format!("rings[{i}]"))));
         let mut rings = rings.collect::<Result<Vec<_>, Invalid>>()?;
         if rings.is_empty() {
             rings = Locality::default_rings();
@@ -180,6 +170,17 @@ impl LocalitySpec {
         let rings = written.map(ToString::to_string);
         Self { rings: rings.collect(), local_only: locality.local_only }
     }
+}
+
+/// Parses a ring: a name, or the greatest round trip.
+pub(super) fn read_ring(text: &str) -> Result<Ring, Invalid> {
+    Ok(match text {
+        "region" => Ring::Region,
+        "neighbours" => Ring::Neighbours,
+        "continent" => Ring::Continent,
+        "any" => Ring::Any,
+        text => Ring::Within(read_duration(text).map_err(ring_hint)?),
+    })
 }
 
 fn ring_hint(mut refusal: Invalid) -> Invalid {

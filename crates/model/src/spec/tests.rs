@@ -160,7 +160,12 @@ fn full_traffic() -> Traffic {
         default: Some(shares(&[("eu", "70%"), ("us", "30%")], "0%")),
         classes: [(Label::new("bulk").unwrap(), shares(&[("us", "87.5%")], "12.5%"))].into(),
     };
-    Traffic { planner: None, mode: TrafficMode::Shadow, shares: [(region("eu"), eu)].into() }
+    Traffic {
+        planner: None,
+        mode: TrafficMode::Shadow,
+        shares: [(region("eu"), eu)].into(),
+        ..Traffic::default()
+    }
 }
 
 fn checked(probe: Probe) -> Policy {

@@ -2,9 +2,13 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::text::{read, read_option};
+use super::{
+    policy::read_ring,
+    text::{read, read_option},
+};
 use crate::{
-    Invalid, Label, Region, RegionShares, Share, Traffic, TrafficMode, TrafficPlanner, TrafficShares,
+    Invalid, Label, LoadMetric, LoadRing, Region, RegionShares, Share, Traffic, TrafficMode, TrafficPlanner,
+    TrafficShares,
 };
 
 /// Who divides the calls to a service among regions.
@@ -14,12 +18,41 @@ pub struct TrafficSpec {
     /// The planner: `rings`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub planner: Option<String>,
-    /// `active`, or `shadow`, which publishes no tables.
+    /// `active`; `shadow`, which publishes no tables; or `hold`, which changes none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
     /// Shares written by hand.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shares: Vec<SharesSpec>,
+    /// Rings of the planner, with the load up to which each is used.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rings: Vec<LoadRingSpec>,
+    /// Classes that are moved and dropped before all others, the most important first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub classes: Vec<String>,
+    /// What the load of servers is; CPU by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load: Option<LoadSpec>,
+}
+
+/// A ring with a threshold.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct LoadRingSpec {
+    /// A round trip such as `35ms`, or `region`, `neighbours`, `continent`, `any`.
+    pub within: String,
+    /// The utilisation, such as `75%`.
+    pub load: String,
+}
+
+/// A metric of servers as their load.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct LoadSpec {
+    /// Its name in load reports.
+    pub metric: String,
+    /// Its value at a full server.
+    pub full_scale: u32,
 }
 
 /// How the calls of one region and class are divided.
@@ -51,12 +84,28 @@ impl TrafficSpec {
         let mode = match self.mode.as_deref() {
             None | Some("active") => TrafficMode::Active,
             Some("shadow") => TrafficMode::Shadow,
+            Some("hold") => TrafficMode::Hold,
             Some(other) => {
-                let hint = "write 'active' or 'shadow'";
+                let hint = "write 'active', 'shadow' or 'hold'";
                 return Err(Invalid::new("mode", format!("'{other}' is no mode"), hint));
             }
         };
-        let mut traffic = Traffic { planner, mode, shares: BTreeMap::new() };
+        let rings = self.rings.iter().enumerate();
+        let rings = rings.map(|(i, ring)| ring.validate().map_err(|e| e.within(format!("rings[{i}]"))));
+        let classes = self.classes.iter().map(|class| read("classes", class));
+        let load = self.load.as_ref();
+        let load = load.map(|LoadSpec { metric, full_scale }| LoadMetric {
+            name: metric.clone(),
+            full_scale: *full_scale,
+        });
+        let mut traffic = Traffic {
+            planner,
+            mode,
+            shares: BTreeMap::new(),
+            rings: rings.collect::<Result<_, Invalid>>()?,
+            classes: classes.collect::<Result<_, Invalid>>()?,
+            load,
+        };
         for (i, spec) in self.shares.iter().enumerate() {
             spec.add(&mut traffic).map_err(|e| e.within(format!("shares[{i}]")))?;
         }
@@ -67,11 +116,33 @@ impl TrafficSpec {
         let shares = traffic.shares.iter().flat_map(|(from, shares)| {
             shares.iter().map(|(class, shares)| SharesSpec::of(from, class, shares))
         });
+        let mode = match traffic.mode {
+            TrafficMode::Active => None,
+            TrafficMode::Shadow => Some("shadow"),
+            TrafficMode::Hold => Some("hold"),
+        };
         Self {
             planner: traffic.planner.map(|TrafficPlanner::Rings| "rings".to_owned()),
-            mode: (traffic.mode == TrafficMode::Shadow).then(|| "shadow".to_owned()),
+            mode: mode.map(str::to_owned),
             shares: shares.collect(),
+            rings: traffic.rings.iter().map(LoadRingSpec::of).collect(),
+            classes: traffic.classes.iter().map(ToString::to_string).collect(),
+            load: traffic
+                .load
+                .as_ref()
+                .map(|load| LoadSpec { metric: load.name.clone(), full_scale: load.full_scale }),
         }
+    }
+}
+
+impl LoadRingSpec {
+    fn validate(&self) -> Result<LoadRing, Invalid> {
+        let ring = read_ring(&self.within).map_err(|e| e.within("within"))?;
+        Ok(LoadRing { ring, load: read("load", &self.load)? })
+    }
+
+    fn of(ring: &LoadRing) -> Self {
+        Self { within: ring.ring.to_string(), load: ring.load.to_string() }
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 use fairmesh_balancer::{BalancerConfig, CandidateSet, EndpointStats, rendezvous};
 use fairmesh_model::{
     BalancingPolicy, Endpoint, EndpointState, FULL_WEIGHT, InstanceId, JudgedVerdicts, LoadSignal, Policy,
-    Role, ServiceKind, VerdictEffect,
+    Role, ServiceKind, Traffic, VerdictEffect,
     arith::{hash_text, mix_pair},
 };
 use tables::UsableTable;
@@ -98,7 +98,7 @@ fn without_routes(policy: &Policy) -> Policy {
         key,
         health_check,
         lookaside,
-        traffic: _,
+        traffic,
     } = policy;
     Policy {
         routes: Vec::new(),
@@ -110,7 +110,16 @@ fn without_routes(policy: &Policy) -> Policy {
         key: key.clone(),
         health_check: health_check.clone(),
         lookaside: lookaside.clone(),
-        traffic: None,
+        traffic: traffic.as_ref().map(|traffic| {
+            Box::new(Traffic {
+                planner: traffic.planner,
+                mode: traffic.mode,
+                shares: BTreeMap::new(),
+                rings: traffic.rings.clone(),
+                classes: traffic.classes.clone(),
+                load: traffic.load.clone(),
+            })
+        }),
     }
 }
 

@@ -1,12 +1,14 @@
-//! Reports CPU usage of an endpoint for the imbalance indicator.
+//! Reports CPU usage of an endpoint for the imbalance indicator, and its load for planners.
 
 use std::{
+    hash::{BuildHasher as _, RandomState},
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use fairmesh_imbalance::{CounterReading, Minute, Moment, Usage, UsageRecorder};
-use fairmesh_model::Location;
+use fairmesh_model::{Location, TrafficReport};
+use fairmesh_signals::{CpuReading, REPORT_INTERVAL_MS, ServerMeter, ServerReading};
 use fairmesh_wire::v1;
 use tokio::{
     task::spawn_blocking,
@@ -15,11 +17,13 @@ use tokio::{
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Code;
 
-use super::Cpu;
+use super::{Cpu, CpuTime};
 use crate::{Registration, RegistryClient, RegistryError, layer::server_load::ServerLoad};
 
-/// How often the counters are read and new minutes are sent.
-const INTERVAL: Duration = Duration::from_secs(10);
+/// How often the counters are read where a planner needs the load.
+const TRAFFIC_INTERVAL: Duration = Duration::from_millis(REPORT_INTERVAL_MS);
+/// How often new minutes are sent.
+const USAGE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A task that measures a program and reports its usage, minute by minute, until it is dropped.
 ///
@@ -38,9 +42,17 @@ struct Reporter {
     epoch: Option<u32>,
     calls: Option<Calls>,
     minutes: UsageRecorder,
+    /// When minutes were last sent.
+    minutes_at: Option<Instant>,
+    /// The number of this process in reports of traffic.
+    id: u64,
+    meter: ServerMeter,
     began: Instant,
     /// Its location, once known.
     location: Option<Location>,
+    /// The interval of reports that the receiver asked for, and when the next one is due.
+    interval: Duration,
+    next: Instant,
 }
 
 /// Calls ever begun, from a counter that wraps around.
@@ -74,31 +86,50 @@ impl UsageReports {
         cpu: Cpu,
         calls: Option<Calls>,
     ) -> Self {
-        let (location, minutes) = (registration.location.clone(), UsageRecorder::default());
-        let began = Instant::now();
-        let reporter = Reporter { registry, registration, cpu, epoch: None, calls, minutes, began, location };
+        let (location, began) = (registration.location.clone(), Instant::now());
+        let reporter = Reporter {
+            registry,
+            registration,
+            cpu,
+            epoch: None,
+            calls,
+            minutes: UsageRecorder::default(),
+            minutes_at: None,
+            id: RandomState::new().hash_one(began),
+            meter: ServerMeter::default(),
+            began,
+            location,
+            interval: TRAFFIC_INTERVAL,
+            next: began,
+        };
         Self { _task: AbortOnDropHandle::new(tokio::spawn(reporter.run())) }
     }
 }
 
 impl Reporter {
     async fn run(mut self) {
-        let mut ticks = interval(INTERVAL);
+        let mut ticks = interval(TRAFFIC_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
+            if Instant::now() < self.next {
+                continue;
+            }
+            let cpu = self.cpu.clone();
             // Kernel files, which rarely block.
-            let Ok(read) = spawn_blocking(move || self.read()).await else { return };
-            self = read;
-            if let Err(error) = self.send().await {
+            let Ok(time) = spawn_blocking(move || cpu.read()).await else { return };
+            if let Some(time) = time {
+                self.record_usage(time);
+            }
+            let traffic = self.traffic(time);
+            if let Err(error) = self.send(traffic).await {
                 let service = &self.registration.service;
                 tracing::debug!(%service, %error, "CPU usage could not be reported; it is kept for later");
             }
         }
     }
 
-    fn read(mut self) -> Self {
-        let Some(time) = self.cpu.read() else { return self };
+    fn record_usage(&mut self, time: CpuTime) {
         if self.epoch.replace(time.epoch) != Some(time.epoch) {
             self.minutes.restart();
         }
@@ -109,24 +140,62 @@ impl Reporter {
         };
         let elapsed_ms = millis(time.at.duration_since(self.began));
         self.minutes.record(Moment { elapsed_ms, clock_ms: clock_ms() }, reading);
-        self
     }
 
-    async fn send(&mut self) -> Result<(), RegistryError> {
-        let unsent = self.minutes.unsent();
-        if unsent.is_empty() {
-            return Ok(());
-        }
+    /// The report of the time since the last one; `None` of the first.
+    fn traffic(&mut self, time: Option<CpuTime>) -> Option<TrafficReport> {
+        let cpu = time.map(|time| CpuReading {
+            used_us: time.used_us,
+            limit_millicores: time.limit_millicores,
+            epoch: time.epoch,
+        });
+        let at = time.map_or_else(Instant::now, |time| time.at);
+        let reading = ServerReading {
+            at_ms: millis(at.duration_since(self.began)),
+            calls: self.calls.as_mut().map(|calls| (calls.total(), calls.load.refusals().overloaded())),
+            cpu,
+            metrics: self.calls.as_ref().map(Calls::metrics).unwrap_or_default(),
+        };
+        let rates = self.meter.read(reading)?;
+        let region = self.location.as_ref()?.region.clone();
+        Some(TrafficReport {
+            reporter: self.id,
+            interval: self.interval,
+            regions: [region.clone()].into(),
+            calls: Default::default(),
+            servers: [((self.registration.service.clone(), region), rates)].into(),
+        })
+    }
+
+    async fn send(&mut self, traffic: Option<TrafficReport>) -> Result<(), RegistryError> {
+        let is_due = self.minutes_at.is_none_or(|at| at.elapsed() + TRAFFIC_INTERVAL / 2 >= USAGE_INTERVAL);
+        let unsent = if is_due { self.minutes.unsent() } else { Vec::new() };
         let location = match &self.location {
             Some(location) => location.clone(),
             None => self.registry.location().await?.ok_or(RegistryError::NoRegion)?,
         };
-        match self.registry.report_usage(self.message(&location, &unsent)).await {
-            // The peer is of a release without usage reports.
-            Err(RegistryError::Refused { status, .. }) if status.code() == Code::Unimplemented => {}
-            result => result?,
+        self.location = Some(location.clone());
+        if unsent.is_empty() && traffic.is_none() {
+            return Ok(());
         }
-        self.location = Some(location);
+        let usages = (!unsent.is_empty()).then(|| self.message(&location, &unsent));
+        let request =
+            v1::ReportUsageRequest { usages: usages.into_iter().collect(), traffic: traffic.map(Into::into) };
+        let response = match self.registry.report_usage(request).await {
+            // The peer is of a release without usage reports.
+            Err(RegistryError::Refused { status, .. }) if status.code() == Code::Unimplemented => {
+                v1::ReportUsageResponse::default()
+            }
+            result => result?,
+        };
+        self.interval = match response.next_traffic_ms {
+            0 => USAGE_INTERVAL,
+            asked => Duration::from_millis(asked.into()).clamp(TRAFFIC_INTERVAL, USAGE_INTERVAL),
+        };
+        self.next = Instant::now() + self.interval - TRAFFIC_INTERVAL / 2;
+        if is_due {
+            self.minutes_at = Some(Instant::now());
+        }
         self.minutes.mark_sent(&unsent);
         Ok(())
     }
@@ -149,6 +218,11 @@ impl Reporter {
 }
 
 impl Calls {
+    /// Metrics of the program.
+    fn metrics(&self) -> Vec<(String, f64)> {
+        self.load.metrics().values().map(|(name, value)| (name.to_owned(), value)).collect()
+    }
+
     fn total(&mut self) -> u64 {
         let now = self.load.begun();
         self.total += u64::from(now.wrapping_sub(self.seen));

@@ -190,12 +190,14 @@ impl RegistryClient {
         self.call(address, CALL_TIMEOUT, service.report_shard_load(report)).await.map(drop)
     }
 
-    /// Reports CPU usage of an instance, minute by minute.
-    pub async fn report_usage(&self, usage: v1::InstanceUsage) -> Result<(), RegistryError> {
-        let request = v1::ReportUsageRequest { usages: vec![usage] };
+    /// Reports CPU usage of an instance, minute by minute, and traffic.
+    pub async fn report_usage(
+        &self,
+        request: v1::ReportUsageRequest,
+    ) -> Result<v1::ReportUsageResponse, RegistryError> {
         let (address, connection) = self.connection().await?;
         let mut imbalance = connection.imbalance();
-        self.call(address, CALL_TIMEOUT, imbalance.report(request)).await.map(drop)
+        self.call(address, CALL_TIMEOUT, imbalance.report(request)).await
     }
 
     /// The instance with the incarnation of this process.

@@ -9,7 +9,7 @@ use crate::v1;
 mod actions;
 mod balancing;
 mod matches;
-mod rings;
+pub(super) mod rings;
 mod timeouts;
 
 /// Whole microseconds, saturating at 64 bits (584,000 years).

@@ -1,11 +1,11 @@
 use std::collections::BTreeMap;
 
 use fairmesh_model::{
-    Confirmation, Invalid, Label, Region, RegionShares, RegionTable, Share, TableOrigin, Traffic,
-    TrafficMode, TrafficPlanner, TrafficShares,
+    Confirmation, Invalid, Label, LoadMetric, LoadRing, Region, RegionShares, RegionTable, Share,
+    TableOrigin, Traffic, TrafficMode, TrafficPlanner, TrafficShares,
 };
 
-use super::read_enum;
+use super::{policy::rings, read_enum, required};
 use crate::v1::{
     self,
     traffic::{Mode, Planner},
@@ -20,6 +20,11 @@ impl From<Traffic> for v1::Traffic {
         let mode = match traffic.mode {
             TrafficMode::Active => Mode::Active,
             TrafficMode::Shadow => Mode::Shadow,
+            TrafficMode::Hold => Mode::Hold,
+        };
+        let ring = |LoadRing { ring, load }: &LoadRing| v1::LoadRing {
+            ring: Some(rings::message(ring)),
+            load: load.millionths(),
         };
         let source = |(from, shares): (Region, TrafficShares)| v1::SourceShares {
             from: from.into(),
@@ -29,6 +34,9 @@ impl From<Traffic> for v1::Traffic {
             planner: planner.into(),
             mode: mode.into(),
             shares: traffic.shares.into_iter().map(source).collect(),
+            rings: traffic.rings.iter().map(ring).collect(),
+            classes: traffic.classes.into_iter().map(String::from).collect(),
+            load: traffic.load.map(|LoadMetric { name, full_scale }| v1::LoadMetric { name, full_scale }),
         }
     }
 }
@@ -44,7 +52,11 @@ impl TryFrom<v1::Traffic> for Traffic {
         let mode = match read_enum("mode", message.mode)? {
             Mode::Active => TrafficMode::Active,
             Mode::Shadow => TrafficMode::Shadow,
+            Mode::Hold => TrafficMode::Hold,
         };
+        let rings = message.rings.into_iter().enumerate();
+        let rings = rings.map(|(i, ring)| read_load_ring(&ring).map_err(|e| e.within(format!("rings[{i}]"))));
+        let classes = message.classes.into_iter().map(Label::new);
         let mut shares = BTreeMap::new();
         for (i, source) in message.shares.into_iter().enumerate() {
             let at = |e: Invalid| e.within(format!("shares[{i}]"));
@@ -55,8 +67,21 @@ impl TryFrom<v1::Traffic> for Traffic {
             }
         }
         // Validated with its policy.
-        Ok(Self { planner, mode, shares })
+        Ok(Self {
+            planner,
+            mode,
+            shares,
+            rings: rings.collect::<Result<_, Invalid>>()?,
+            classes: classes.collect::<Result<_, Invalid>>().map_err(|e| e.within("classes"))?,
+            load: message.load.map(|load| LoadMetric { name: load.name, full_scale: load.full_scale }),
+        })
     }
+}
+
+fn read_load_ring(message: &v1::LoadRing) -> Result<LoadRing, Invalid> {
+    let ring = required("ring", message.ring.as_ref())?;
+    let load = Share::of_millionths(message.load).map_err(|e| e.within("load"))?;
+    Ok(LoadRing { ring: rings::read_ring(ring)?, load })
 }
 
 impl From<RegionTable> for v1::RegionTable {
@@ -83,7 +108,8 @@ impl TryFrom<v1::RegionTable> for RegionTable {
     }
 }
 
-fn write_shares(shares: TrafficShares) -> Vec<v1::RegionShares> {
+/// Shares by class as messages.
+pub fn write_shares(shares: TrafficShares) -> Vec<v1::RegionShares> {
     let one = |(class, shares): (String, RegionShares)| v1::RegionShares {
         class,
         to: shares
@@ -98,7 +124,8 @@ fn write_shares(shares: TrafficShares) -> Vec<v1::RegionShares> {
     default.into_iter().chain(classes).map(one).collect()
 }
 
-fn read_shares(message: Vec<v1::RegionShares>) -> Result<TrafficShares, Invalid> {
+/// Parses shares by class.
+pub fn read_shares(message: Vec<v1::RegionShares>) -> Result<TrafficShares, Invalid> {
     let mut shares = TrafficShares::default();
     for (i, v1::RegionShares { class, to, dropped }) in message.into_iter().enumerate() {
         let at = |e: Invalid| e.within(format!("shares[{i}]"));

@@ -16,7 +16,7 @@ use crate::{
         HelloRequest, HelloResponse, admin_client::AdminClient, authority_client::AuthorityClient,
         checker_client::CheckerClient, identity_client::IdentityClient, imbalance_client::ImbalanceClient,
         quota_client::QuotaClient, registry_client::RegistryClient, rib_client::RibClient,
-        workload_client::WorkloadClient,
+        traffic_planner_client::TrafficPlannerClient, workload_client::WorkloadClient,
     },
     watch::Watch,
 };
@@ -169,6 +169,11 @@ impl Connection {
     /// Client for usage reports; agents forward them.
     pub fn imbalance(&self) -> ImbalanceClient<VersionedChannel> {
         rpc::imbalance_client(self.channel.clone())
+    }
+
+    /// Client for the planner of region tables; agents and replicas do not serve it.
+    pub fn traffic_planner(&self) -> TrafficPlannerClient<VersionedChannel> {
+        rpc::traffic_planner_client(self.channel.clone())
     }
 }
 

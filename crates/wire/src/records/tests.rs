@@ -1,4 +1,4 @@
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use fairmesh_model::*;
 use proptest::{collection, option, prelude::*, sample::select};
@@ -245,10 +245,30 @@ fn policy() -> impl Strategy<Value = Policy> {
 
 fn traffic() -> impl Strategy<Value = Traffic> {
     let shares = collection::btree_map(name::<Region>(), traffic_shares(), 1..4);
-    (shares, any::<bool>(), any::<bool>()).prop_map(|(shares, is_planned, is_shadow)| {
-        let planner = is_planned.then_some(TrafficPlanner::Rings);
+    let by_hand = (shares, any::<bool>()).prop_map(|(shares, is_shadow)| {
         let mode = if is_shadow { TrafficMode::Shadow } else { TrafficMode::Active };
-        Traffic { planner, mode, shares: if is_planned { BTreeMap::new() } else { shares } }
+        Traffic { mode, shares, ..Traffic::default() }
+    });
+    prop_oneof![by_hand, planned_traffic()]
+}
+
+fn planned_traffic() -> impl Strategy<Value = Traffic> {
+    let load = |percent: u32| Share::of_millionths(percent * 10_000).unwrap();
+    let rings = option::of((10..50_u32, 50..=100_u32)).prop_map(move |loads| {
+        let ring = |(ring, percent)| LoadRing { ring, load: load(percent) };
+        let rings = |(near, far)| [(Ring::Region, near), (Ring::Any, far)].map(ring).to_vec();
+        loads.map(rings).unwrap_or_default()
+    });
+    let classes = collection::btree_set(name::<Label>(), 0..4);
+    let metric = option::of(("[a-z]{1,8}", 1..1_000_u32));
+    let mode = prop_oneof![Just(TrafficMode::Active), Just(TrafficMode::Shadow), Just(TrafficMode::Hold)];
+    (rings, classes, metric, mode).prop_map(|(rings, classes, metric, mode)| Traffic {
+        planner: Some(TrafficPlanner::Rings),
+        mode,
+        rings,
+        classes: classes.into_iter().collect(),
+        load: metric.map(|(name, full_scale)| LoadMetric { name, full_scale }),
+        ..Traffic::default()
     })
 }
 

@@ -1,6 +1,6 @@
 use std::{path::PathBuf, time::Duration};
 
-use fairmesh_model::Location;
+use fairmesh_model::{Location, ServiceName};
 use fairmesh_rib::follower::FollowerConfig;
 
 /// The identity of the caller, and the sources of its records.
@@ -10,6 +10,8 @@ pub struct ResolverConfig {
     pub upstream: FollowerConfig,
     /// The caller's id, the same after its restart.
     pub client_id: String,
+    /// The service that the caller is, if it is one, for reports of its calls.
+    pub caller: Option<ServiceName>,
     /// Where the caller runs; `None` takes the location that the agent reports, and stores beside its copy on disk.
     pub location: Option<Location>,
     /// Where the caller runs if neither `location` nor the agent says so.

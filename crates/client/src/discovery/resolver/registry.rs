@@ -14,6 +14,8 @@ pub(super) struct SubscriptionRegistry<T> {
     pub(super) by_name: Mutex<HashMap<ServiceName, RegisteredService<T>>>,
     /// The services whose policies have mesh-wide limits: few, and read often.
     rate_limited: Mutex<HashSet<ServiceName>>,
+    /// The services whose calls are reported to a planner.
+    reported: Mutex<HashSet<ServiceName>>,
     events: mpsc::UnboundedSender<Event<T>>,
     /// Whether a snapshot of the topology, which always exists, has arrived from the agent or from its copy on disk.
     pub(super) first_snapshot: watch::Sender<bool>,
@@ -41,6 +43,7 @@ impl<T> SubscriptionRegistry<T> {
         Self {
             by_name: Mutex::default(),
             rate_limited: Mutex::default(),
+            reported: Mutex::default(),
             events,
             first_snapshot: watch::Sender::new(false),
         }
@@ -69,18 +72,18 @@ impl<T> SubscriptionRegistry<T> {
         self.rate_limited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records whether the published snapshot of a service has mesh-wide limits.
+    pub(super) fn reported(&self) -> MutexGuard<'_, HashSet<ServiceName>> {
+        self.reported.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records whether the published snapshot of a service has mesh-wide limits, and whether its calls are reported.
     pub(super) fn note_published(&self, subscription: &Subscription<T>) {
         let state = subscription.state();
         let is_limited =
             matches!(&*state, ServiceState::Ready(ready) if ready.upstream.mesh_limits().next().is_some());
-        let mut rate_limited = self.rate_limited();
-        // Names are cloned only for the few that have limits.
-        if is_limited {
-            rate_limited.insert(subscription.name().clone());
-        } else {
-            rate_limited.remove(subscription.name());
-        }
+        let is_reported = matches!(&*state, ServiceState::Ready(ready) if ready.reported.is_some());
+        note(&mut self.rate_limited(), subscription.name(), is_limited);
+        note(&mut self.reported(), subscription.name(), is_reported);
     }
 
     /// Whether a service has a handle, or was requested since the last call of this.
@@ -119,5 +122,14 @@ impl<T> SubscriptionRegistry<T> {
             _ => 0,
         });
         panics.sum()
+    }
+}
+
+/// Adds or removes a name. Names are cloned only for the few that are added.
+fn note(names: &mut HashSet<ServiceName>, name: &ServiceName, is_noted: bool) {
+    match is_noted {
+        true if names.contains(name) => {}
+        true => drop(names.insert(name.clone())),
+        false => drop(names.remove(name)),
     }
 }

@@ -153,7 +153,12 @@ impl<T: EndpointTransport> TrackedService<T> {
                 (ServiceTable::compile(&input, endpoint_stats, before), splits)
             }
         };
-        Some(ReadyService::new(upstream, splits, revision, before))
+        let ready = ReadyService::new(upstream, splits, revision, before);
+        // Without a location its calls come from nowhere, and nobody can plan for them.
+        match topology.location {
+            Some(_) => Some(ready.with_reports(topology.caller.as_ref(), before)),
+            None => Some(ready),
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-use fairmesh_model::{Hosts, Location, MeasuredDistances, Region, Regions, RoundTrips};
+use fairmesh_model::{Hosts, Location, MeasuredDistances, Region, Regions, RoundTrips, ServiceName};
 
 /// The topology and the caller's place in it, which all services are compiled with.
 #[derive(Debug)]
@@ -11,6 +11,8 @@ pub(super) struct Topology {
     pub(super) client_id: String,
     /// The hash of `client_id`.
     pub(super) client: u64,
+    /// The service that the caller is, if it is one.
+    pub(super) caller: Option<ServiceName>,
 }
 
 impl Topology {
@@ -47,8 +49,15 @@ mod tests {
     fn only_distances_of_the_callers_region_make_services_compile_anew() {
         let location = Some(Location::in_region(region("eu")));
         let (regions, round_trips, hosts) = Default::default();
-        let mut topology =
-            Topology { regions, round_trips, hosts, location, client_id: String::new(), client: 0 };
+        let mut topology = Topology {
+            regions,
+            round_trips,
+            hosts,
+            location,
+            client_id: String::new(),
+            client: 0,
+            caller: None,
+        };
         let to = |pairs: &[(&str, u64)]| {
             let pair = |(name, ms): &(&str, u64)| {
                 let round_trip = Duration::from_millis(*ms);

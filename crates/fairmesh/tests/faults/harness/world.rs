@@ -35,7 +35,7 @@ impl World {
             format!("control --http 127.0.0.1:0 --grpc unix:{dir}/control.sock --data-dir {dir}/data");
         let control = Program::fairmesh(folder.path().join("control.log"), &control);
         let metrics = format!("127.0.0.1:{}", free_port());
-        let agent = agent_program(&folder, "agent", &metrics);
+        let agent = agent_program(&folder, ("eu", "agent"), &metrics);
         let world = Self { control: Process::start(control), agent: Process::start(agent), metrics, folder };
         world.control_is_up().await;
         world.agent_is_up().await;
@@ -47,7 +47,12 @@ impl World {
 
     /// Another agent in the same region.
     pub(crate) async fn another_agent(&self, name: &str) -> (Process, Address) {
-        let agent = Process::start(agent_program(&self.folder, name, "none"));
+        self.another_agent_in("eu", name).await
+    }
+
+    /// Another agent in this region.
+    pub(crate) async fn another_agent_in(&self, region: &str, name: &str) -> (Process, Address) {
+        let agent = Process::start(agent_program(&self.folder, (region, name), "none"));
         let address = Address::Unix(self.path(&format!("{name}.sock")));
         until("the other agent is up", async || {
             handshake::connect(&Default::default(), &address, "test").await.is_ok()
@@ -175,10 +180,10 @@ impl World {
     }
 }
 
-fn agent_program(folder: &TempDir, name: &str, metrics: &str) -> Program {
+fn agent_program(folder: &TempDir, (region, name): (&str, &str), metrics: &str) -> Program {
     let dir = folder.path().display();
     let args = format!(
-        "agent --region eu --name {name} --metrics {metrics} --control unix:{dir}/control.sock \
+        "agent --region {region} --name {name} --metrics {metrics} --control unix:{dir}/control.sock \
          --listen unix:{dir}/{name}.sock --state-dir {dir}/{name}-state"
     );
     Program::fairmesh(folder.path().join(format!("{name}.log")), &args)

@@ -20,17 +20,19 @@ pub(super) fn named(rings: &[Ring]) -> Vec<v1::Ring> {
     if bounds(rings).len() == rings.len() {
         return Vec::new();
     }
-    let message = |ring: &Ring| {
-        let (kind, within_us) = match ring {
-            Ring::Within(bound) => (Kind::Within, micros(*bound).max(1)),
-            Ring::Region => (Kind::Region, 0),
-            Ring::Neighbours => (Kind::Neighbours, 0),
-            Ring::Continent => (Kind::Continent, 0),
-            Ring::Any => (Kind::Any, 0),
-        };
-        v1::Ring { kind: kind.into(), within_us }
-    };
     rings.iter().map(message).collect()
+}
+
+/// One ring.
+pub(in crate::convert) fn message(ring: &Ring) -> v1::Ring {
+    let (kind, within_us) = match ring {
+        Ring::Within(bound) => (Kind::Within, micros(*bound).max(1)),
+        Ring::Region => (Kind::Region, 0),
+        Ring::Neighbours => (Kind::Neighbours, 0),
+        Ring::Continent => (Kind::Continent, 0),
+        Ring::Any => (Kind::Any, 0),
+    };
+    v1::Ring { kind: kind.into(), within_us }
 }
 
 /// The rings of a policy.
@@ -39,16 +41,21 @@ pub(super) fn read(bounds: &[u64], named: &[v1::Ring]) -> Result<Vec<Ring>, Inva
     if named.is_empty() {
         return Ok(bounds.iter().map(|us| if *us == 0 { Ring::Any } else { within(*us) }).collect());
     }
-    let ring = |(i, ring): (usize, &v1::Ring)| match Kind::try_from(ring.kind) {
-        Ok(Kind::Within) => Ok(within(ring.within_us)),
+    let ring = |(i, ring)| read_ring(ring).map_err(|e| e.within(format!("rings[{i}]")));
+    named.iter().enumerate().map(ring).collect()
+}
+
+/// Parses a ring.
+pub(in crate::convert) fn read_ring(ring: &v1::Ring) -> Result<Ring, Invalid> {
+    match Kind::try_from(ring.kind) {
+        Ok(Kind::Within) => Ok(Ring::Within(Duration::from_micros(ring.within_us))),
         Ok(Kind::Region) => Ok(Ring::Region),
         Ok(Kind::Neighbours) => Ok(Ring::Neighbours),
         Ok(Kind::Continent) => Ok(Ring::Continent),
         Ok(Kind::Any) => Ok(Ring::Any),
         Err(_) => {
             let problem = format!("has the kind {}, which this release does not know", ring.kind);
-            Err(Invalid::new(format!("rings[{i}]"), problem, "upgrade this process, or use other rings"))
+            Err(Invalid::new("", problem, "upgrade this process, or use other rings"))
         }
-    };
-    named.iter().enumerate().map(ring).collect()
+    }
 }

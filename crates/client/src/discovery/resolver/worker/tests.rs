@@ -82,12 +82,14 @@ fn rig_at(location: Option<Location>) -> Rig {
         location: location.clone(),
         client_id: String::new(),
         client: 1,
+        caller: None,
     };
     let registry = Arc::new(SubscriptionRegistry::new(events.clone()));
     let handle = Follower::spawn(upstream.clone(), EventSink(events.clone()));
     let config = ResolverConfig {
         upstream,
         client_id: "test".into(),
+        caller: None,
         location: location.clone(),
         fallback_location: Some(Location::in_region(Region::new("us").unwrap())),
         cache_dir: Some(folder.path().join("cache")),

@@ -33,7 +33,9 @@ pub(super) fn why_empty(name: &ServiceName, one: &ServiceView) -> Option<String>
         return Some(format!("{name} has no tables: rings decide; write shares in 'traffic' of its policy"));
     };
     traffic.planner.map(|_| {
-        format!("{name} has no tables: this release stores 'planner' and runs none, so that rings decide")
+        format!(
+            "{name} has no tables: its planner has published none yet; see 'fairmesh traffic status {name}'"
+        )
     })
 }
 

@@ -1,0 +1,35 @@
+use std::sync::Arc;
+
+use fairmesh_rib::{Commit, Entry, Node};
+
+use crate::{
+    endpoint_counts::EndpointCounts,
+    health_checks::{CheckIndex, Woken},
+    traffic::PlannedServices,
+};
+
+/// What is kept up to date beside the node, commit by commit, for parts that would have to search all records for it.
+/// Clones share their state.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Indices {
+    pub(crate) endpoint_counts: Arc<EndpointCounts>,
+    pub(crate) checks: Arc<CheckIndex>,
+    pub(crate) planned: Arc<PlannedServices>,
+}
+
+impl Indices {
+    /// Starts from all records.
+    pub(crate) fn load(&self, entries: &[(Arc<str>, Entry)]) {
+        self.endpoint_counts.load(entries);
+        self.checks.load(entries);
+        self.planned.load(entries);
+    }
+
+    /// Takes a commit that the node does not have yet. The tasks that it wakes are to be woken once the node has it, which
+    /// they read.
+    pub(crate) fn apply(&self, commit: &Commit, node: &Node) -> Woken {
+        self.endpoint_counts.apply(commit);
+        self.planned.apply(commit);
+        self.checks.apply(commit, node)
+    }
+}

@@ -1,0 +1,285 @@
+//! Plans region tables from reports: the controller of the rings planner (ServiceRouter §3.4.1).
+//!
+//! Reports of calls and servers arrive as sums; once a second, and only after a report or a record has changed, each
+//! service whose policy asks for a planner is planned anew, and its tables are written in one batch. Input that is
+//! missing, stale or absurd leaves the tables as they are. No call ever waits for this: without it, tables lose their force
+//! by and by, and routers decide by rings.
+//!
+//! Only the control plane that serves the store plans. Its writes are conditional on the tables that it read: an operator,
+//! or another control plane, that was faster wins, and the next round starts from what it wrote. Conditions on the
+//! policy's record were rejected, since a batch can only check records that it writes.
+
+mod facts;
+mod metrics;
+mod planned;
+mod planner;
+mod service;
+mod tables;
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use fairmesh_model::{Invalid, Prefix, Record, RecordKey, ServiceName, TableOrigin, TrafficReport};
+use fairmesh_rib::{Batch, Expect, Node, Op};
+use fairmesh_signals::{IDLE_INTERVAL_MS, REPORT_INTERVAL_MS, ReportSums, SumLimits, Taken};
+use fairmesh_store::Store;
+use fairmesh_wire::{records, v1};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+
+use crate::admin::now_ms;
+use facts::{ServiceFacts, ServiceReports, StoredTable, TopologyFacts};
+pub(crate) use planned::PlannedServices;
+use planner::{Now, ServicePlanner, TableWrite};
+pub(crate) use service::TrafficService;
+
+/// The shortest time between two rounds.
+const ROUND_INTERVAL: Duration = Duration::from_secs(1);
+/// How long a write may take before the next round goes on without it.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The controller of a control plane.
+#[derive(Debug)]
+pub(crate) struct TrafficController {
+    node: Node,
+    store: Arc<dyn Store>,
+    planned: Arc<PlannedServices>,
+    began: Instant,
+    sums: Mutex<ReportSums>,
+    planners: Mutex<BTreeMap<ServiceName, ServicePlanner>>,
+    counts: Counts,
+}
+
+/// Totals of all services.
+#[derive(Debug, Default)]
+struct Counts {
+    planned: AtomicU64,
+    refused: Mutex<BTreeMap<&'static str, u64>>,
+    written: AtomicU64,
+    write_failures: AtomicU64,
+    reports: AtomicU64,
+    reports_full: AtomicU64,
+}
+
+/// What the last round started from.
+#[derive(Debug, Default, PartialEq)]
+struct Seen {
+    reports: u64,
+    revision: u64,
+}
+
+impl TrafficController {
+    /// A controller that is yet to [run](Self::run).
+    pub(crate) fn new(node: Node, store: Arc<dyn Store>, planned: Arc<PlannedServices>) -> Self {
+        Self {
+            node,
+            store,
+            planned,
+            began: Instant::now(),
+            sums: Mutex::new(ReportSums::new(SumLimits::TREE)),
+            planners: Mutex::default(),
+            counts: Counts::default(),
+        }
+    }
+
+    /// Takes a report; when its sender should report again, in milliseconds.
+    ///
+    /// # Errors
+    /// If it is invalid.
+    pub(crate) fn record(&self, report: v1::TrafficReport) -> Result<u32, Invalid> {
+        let report = TrafficReport::try_from(report).map_err(|e| e.within("traffic"))?;
+        let planned = self.planned.all();
+        let called = report.calls.keys().map(|path| &path.service);
+        let is_planned = called
+            .chain(report.servers.keys().map(|(service, _)| service))
+            .any(|service| planned.contains(service));
+        let taken = lock(&self.sums).record(report, self.elapsed_ms());
+        self.counts.reports.fetch_add(1, Relaxed);
+        if taken == Taken::Full {
+            self.counts.reports_full.fetch_add(1, Relaxed);
+        }
+        Ok(if is_planned { REPORT_INTERVAL_MS as u32 } else { IDLE_INTERVAL_MS as u32 })
+    }
+
+    /// Plans forever.
+    pub(crate) async fn run(self: Arc<Self>) {
+        let started_ms = self.elapsed_ms();
+        let mut ticks = interval(ROUND_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut last = Seen::default();
+        loop {
+            ticks.tick().await;
+            let seen =
+                Seen { reports: self.counts.reports.load(Relaxed), revision: self.node.revision().number };
+            let planned = self.planned.all();
+            let has_planners = !lock(&self.planners).is_empty();
+            if seen != last && (has_planners || !planned.is_empty()) {
+                last = seen;
+                self.round(&planned, Now { ms: self.elapsed_ms(), started_ms, wall_ms: now_ms() }).await;
+            }
+        }
+    }
+
+    async fn round(&self, planned: &std::collections::BTreeSet<ServiceName>, now: Now) {
+        let sum = lock(&self.sums).sum(now.ms);
+        let topology = self.topology();
+        let former: Vec<ServiceName> = {
+            let mut planners = lock(&self.planners);
+            let former = planners.keys().filter(|service| !planned.contains(service)).cloned().collect();
+            planners.retain(|service, _| planned.contains(service));
+            former
+        };
+        for service in former {
+            self.write(&service, &self.planned_tables(&service)).await;
+        }
+        for service in planned {
+            let Some(facts) = self.facts(service, &sum, &topology) else { continue };
+            let writes = self.plan(service, &facts, &topology, now);
+            if self.write(service, &writes).await
+                && let Some(planner) = lock(&self.planners).get_mut(service)
+            {
+                planner.written(&writes, now);
+            }
+        }
+    }
+
+    fn plan(
+        &self,
+        service: &ServiceName,
+        facts: &ServiceFacts,
+        topology: &TopologyFacts,
+        now: Now,
+    ) -> Vec<TableWrite> {
+        let mut planners = lock(&self.planners);
+        let planner = planners.entry(service.clone()).or_insert_with(ServicePlanner::new);
+        let before = planner.refused.clone();
+        let writes = planner.round(facts, topology, now);
+        match &planner.refused {
+            None => drop(self.counts.planned.fetch_add(1, Relaxed)),
+            Some(refused) => *lock(&self.counts.refused).entry(refused.reason).or_default() += 1,
+        }
+        match (&before, &planner.refused) {
+            (before, Some(refused)) if before.as_ref() != Some(refused) => {
+                tracing::warn!(%service, reason = refused.text, "region tables are kept as they are");
+            }
+            (Some(_), None) => tracing::info!(%service, "region tables are planned again"),
+            _ => {}
+        }
+        writes
+    }
+
+    /// Writes tables in one batch; whether they are written.
+    async fn write(&self, service: &ServiceName, writes: &[TableWrite]) -> bool {
+        if writes.is_empty() {
+            return false;
+        }
+        let op = |write: &TableWrite| {
+            let key = RecordKey::RegionTable(service.clone(), write.from.clone()).to_string();
+            let op = match &write.table {
+                Some(table) => Op::put(key, records::encode(&Record::RegionTable(table.clone()))),
+                None => Op::delete(key),
+            };
+            op.expecting(write.replaces.map_or(Expect::Absent, Expect::Revision))
+        };
+        let batch = Batch { ops: writes.iter().map(op).collect() };
+        let problem = match timeout(WRITE_TIMEOUT, self.store.write(batch)).await {
+            Ok(Ok(_)) => {
+                self.counts.written.fetch_add(1, Relaxed);
+                return true;
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "the store did not respond in time".to_owned(),
+        };
+        self.counts.write_failures.fetch_add(1, Relaxed);
+        tracing::warn!(%service, problem, "region tables are not written; the next round plans again");
+        false
+    }
+
+    /// What leaves a service without planned tables: its policy may have changed while some were being written.
+    fn planned_tables(&self, service: &ServiceName) -> Vec<TableWrite> {
+        let tables = self.tables(service).into_iter();
+        let planned = tables.filter(|(_, stored)| stored.table.origin != TableOrigin::ByHand);
+        let delete = |(from, stored): (_, StoredTable)| TableWrite {
+            from,
+            table: None,
+            replaces: Some(stored.revision),
+        };
+        planned.map(delete).collect()
+    }
+
+    /// What a round of a service starts from; `None` if its policy no longer asks for a planner.
+    fn facts(
+        &self,
+        service: &ServiceName,
+        sum: &TrafficReport,
+        topology: &TopologyFacts,
+    ) -> Option<ServiceFacts> {
+        let policy = self.node.get(&RecordKey::Policy(service.clone()).to_string())?;
+        let traffic = records::traffic(&policy.value).filter(|traffic| traffic.is_planned())?;
+        let mut facts = ServiceFacts {
+            traffic,
+            local_only: records::is_local_only(&policy.value),
+            reports: ServiceReports::of(sum, service),
+            tables: self.tables(service),
+            ..ServiceFacts::default()
+        };
+        for (key, entry) in self.node.read(&[Prefix::endpoints(service, None)]).1 {
+            let endpoint = RecordKey::parse(&key).and_then(|key| records::decode(&key, &entry.value));
+            if let Ok(Record::Endpoint(endpoint)) = endpoint {
+                facts.add_endpoint(&endpoint, &topology.hosts);
+            }
+        }
+        Some(facts)
+    }
+
+    fn tables(&self, service: &ServiceName) -> BTreeMap<fairmesh_model::Region, StoredTable> {
+        let tables = self.node.read(&[Prefix::tables(service)]).1.into_iter();
+        let tables = tables.filter_map(|(key, entry)| {
+            let key = RecordKey::parse(&key).ok()?;
+            let (Record::RegionTable(table), RecordKey::RegionTable(_, from)) =
+                (records::decode(&key, &entry.value).ok()?, key)
+            else {
+                return None;
+            };
+            Some((from, StoredTable { table, revision: entry.revision }))
+        });
+        tables.collect()
+    }
+
+    fn topology(&self) -> TopologyFacts {
+        let mut topology = TopologyFacts::default();
+        let mut measured = Vec::new();
+        for (key, entry) in self.node.read(&[Prefix::topology()]).1 {
+            let Ok(key) = RecordKey::parse(&key) else { continue };
+            match records::decode(&key, &entry.value) {
+                Ok(Record::Regions(regions)) => topology.regions = regions,
+                Ok(Record::RoundTrips(trips)) => topology.round_trips = trips,
+                Ok(Record::Hosts(hosts)) => topology.hosts = hosts,
+                Ok(Record::MeasuredDistances(distances)) => {
+                    if let RecordKey::MeasuredDistances(from) = key {
+                        measured.push((from, distances));
+                    }
+                }
+                _ => {}
+            }
+        }
+        for (from, distances) in measured {
+            topology.round_trips.set_measured(from, Some(distances));
+        }
+        topology
+    }
+
+    fn elapsed_ms(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+/// Each of the values is consistent at any time.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

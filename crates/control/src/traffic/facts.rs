@@ -1,0 +1,141 @@
+//! What a planning round of one service starts from, without anything of the process that collected it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fairmesh_model::{
+    CallPath, CallRates, Endpoint, EndpointState, Hosts, Region, RegionTable, Regions, RoundTrips,
+    ServerRates, ServiceName, Traffic, TrafficReport,
+};
+
+/// Thousandths in one.
+const MILLI: f64 = 1_000.0;
+
+/// Facts of one service.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ServiceFacts {
+    /// The part of its policy that asks for a planner.
+    pub(super) traffic: Traffic,
+    /// Whether its calls may not leave their region.
+    pub(super) local_only: bool,
+    /// Its endpoints.
+    pub(super) endpoints: BTreeMap<Region, RegionEndpoints>,
+    /// Reports of callers and servers.
+    pub(super) reports: ServiceReports,
+    /// Its tables, by the region of the callers.
+    pub(super) tables: BTreeMap<Region, StoredTable>,
+}
+
+/// The endpoints of a service in one region.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct RegionEndpoints {
+    /// Number of those that serve.
+    pub(super) serving: u32,
+    /// Their power: weight times speed, 1 for an ordinary host.
+    pub(super) power: f64,
+}
+
+/// A table as it stands in the routing information base.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct StoredTable {
+    pub(super) table: RegionTable,
+    pub(super) revision: u64,
+}
+
+/// Regions and their distances.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct TopologyFacts {
+    pub(super) regions: Regions,
+    pub(super) round_trips: RoundTrips,
+    pub(super) hosts: Hosts,
+}
+
+/// The last reports on one service.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct ServiceReports {
+    /// Regions of which any process reports: callers there that are not named make no calls.
+    pub(super) heard: BTreeSet<Region>,
+    pub(super) calls: Vec<(CallPath, CallRates)>,
+    pub(super) servers: BTreeMap<Region, ServerRates>,
+}
+
+/// Calls per second of the callers of one region.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct CallerRates {
+    /// By class.
+    pub(super) offered: Vec<f64>,
+    /// Attempts by destination.
+    pub(super) sent: BTreeMap<Region, f64>,
+}
+
+impl ServiceFacts {
+    /// Adds endpoints up by region. Regions without a serving one are kept.
+    pub(super) fn add_endpoint(&mut self, endpoint: &Endpoint, hosts: &Hosts) {
+        let region = self.endpoints.entry(endpoint.location.region.clone()).or_default();
+        if endpoint.state == EndpointState::Serving {
+            region.serving += 1;
+            region.power += f64::from(hosts.power(endpoint)) / MILLI;
+        }
+    }
+
+    /// The endpoints of a region.
+    pub(super) fn endpoints_in(&self, region: &Region) -> RegionEndpoints {
+        self.endpoints.get(region).copied().unwrap_or_default()
+    }
+
+    /// The calls of callers in a region; `None` if nothing is heard of it.
+    pub(super) fn callers_in(&self, region: &Region) -> Option<CallerRates> {
+        self.reports.heard.contains(region).then(|| {
+            let mut rates =
+                CallerRates { offered: vec![0.0; self.traffic.classes.len() + 1], sent: BTreeMap::new() };
+            for (path, calls) in self.reports.calls.iter().filter(|(path, _)| path.from == *region) {
+                let class = path.class.as_ref();
+                let class = class.and_then(|class| self.traffic.classes.iter().position(|c| c == class));
+                rates.offered[class.map_or(0, |at| at + 1)] += calls.offered as f64 / MILLI;
+                if let Some(to) = &path.to {
+                    *rates.sent.entry(to.clone()).or_default() += calls.attempts as f64 / MILLI;
+                }
+            }
+            rates
+        })
+    }
+
+    /// Utilisation of the servers of a region, and the calls per second that arrive there; `None` while fewer than half
+    /// of them have reported.
+    pub(super) fn servers_in(&self, region: &Region) -> Option<(f64, f64)> {
+        let rates = self.reports.servers.get(region)?;
+        let serving = self.endpoints_in(region).serving;
+        let load = match &self.traffic.load {
+            None if rates.limit_millicores == 0 => return None,
+            None => rates.cpu_millicores as f64 / rates.limit_millicores as f64,
+            Some(metric) => {
+                let sum = rates.metrics.get(&metric.name).filter(|sum| sum.servers > 0)?;
+                sum.sum / (f64::from(sum.servers) * f64::from(metric.full_scale))
+            }
+        };
+        // The others are taken for the same. Those that do not count get what their callers say they send.
+        let missing = |reported: u32| (f64::from(serving) / f64::from(reported.max(1))).max(1.0);
+        let received = match rates.counting {
+            0 => self.sent_to(region),
+            counting => rates.received as f64 / MILLI * missing(counting),
+        };
+        (rates.servers.saturating_mul(2) >= serving).then_some((load, received))
+    }
+
+    fn sent_to(&self, region: &Region) -> f64 {
+        let calls = self.reports.calls.iter().filter(|(path, _)| path.to.as_ref() == Some(region));
+        calls.map(|(_, rates)| rates.attempts as f64 / MILLI).sum()
+    }
+}
+
+impl ServiceReports {
+    /// The part of a sum of reports that is of one service.
+    pub(super) fn of(sum: &TrafficReport, service: &ServiceName) -> Self {
+        let calls = sum.calls.iter().filter(|(path, _)| path.service == *service);
+        let servers = sum.servers.iter().filter(|((name, _), _)| name == service);
+        Self {
+            heard: sum.regions.clone(),
+            calls: calls.map(|(path, rates)| (path.clone(), *rates)).collect(),
+            servers: servers.map(|((_, region), rates)| (region.clone(), rates.clone())).collect(),
+        }
+    }
+}

@@ -1,0 +1,48 @@
+use std::sync::atomic::Ordering::Relaxed;
+
+use prometheus_client::{
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
+    registry::Registry,
+};
+
+use super::{TrafficController, lock};
+
+impl TrafficController {
+    /// Registers the metrics of planning.
+    pub(crate) fn register(&self, control: &mut Registry) {
+        let (services, refusing) = {
+            let planners = lock(&self.planners);
+            let refusing = planners.values().filter(|planner| planner.refused.is_some()).count();
+            (planners.len(), refusing)
+        };
+        gauge(control, "planned_services", "Services whose region tables are planned", services);
+        gauge(control, "refused_services", "Services whose region tables are kept as they are now", refusing);
+        let reporters = lock(&self.sums).reporters();
+        gauge(control, "reporters", "Processes that report calls and load", reporters);
+        counter(control, "rounds", "Rounds that made a plan", self.counts.planned.load(Relaxed));
+        let refusals = Family::<[(&str, &str); 1], Counter>::default();
+        for (reason, count) in lock(&self.counts.refused).iter() {
+            refusals.get_or_create(&[("reason", *reason)]).inc_by(*count);
+        }
+        control.register("refusals", "Rounds that kept the tables, by reason", refusals);
+        let help = "Batches of region tables written";
+        counter(control, "table_writes", help, self.counts.written.load(Relaxed));
+        let help = "Batches of region tables that could not be written";
+        counter(control, "table_write_failures", help, self.counts.write_failures.load(Relaxed));
+        counter(control, "reports", "Reports of calls and load", self.counts.reports.load(Relaxed));
+        let help = "Reports left out, since there were too many";
+        counter(control, "reports_left_out", help, self.counts.reports_full.load(Relaxed));
+    }
+}
+
+fn gauge(registry: &mut Registry, name: &str, help: &str, value: usize) {
+    let gauge = Gauge::<i64>::default();
+    gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+    registry.register(name, help, gauge);
+}
+
+fn counter(registry: &mut Registry, name: &str, help: &str, value: u64) {
+    let counter = Counter::<u64>::default();
+    counter.inc_by(value);
+    registry.register(name, help, counter);
+}

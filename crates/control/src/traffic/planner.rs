@@ -1,0 +1,347 @@
+//! The rounds of one service: from facts to the tables that are to be written. No clock, no I/O.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use fairmesh_model::{
+    Confirmation, Label, MAX_TABLE_REGIONS, Region, RegionTable, TableOrigin, TrafficMode, TrafficShares,
+};
+use fairmesh_te::{
+    CallerReport, Destination, LoadRing, Observation, PlanInput, PlannerState, RegionObservation, RingMatrix,
+    RingsPolicy, ServerReport, Shift, plan,
+};
+
+use super::{
+    facts::{CallerRates, ServiceFacts, TopologyFacts},
+    tables::{from_stored, to_shares},
+};
+
+/// Time after a start within which a round waits for reports of all regions.
+const MAX_START_MS: u64 = 10_000;
+/// The least of it: the first report of a region may be that of one of its many agents.
+const MIN_START_MS: u64 = 3_000;
+/// How often tables are confirmed: routers stop to obey their dropped shares after 60 s without it.
+const CONFIRM_INTERVAL_MS: u64 = 20_000;
+/// How long a region stays in the tables that has neither endpoints nor callers: as long as a table has force.
+const FORGET_MS: u64 = 15 * 60_000;
+/// What a region that a topology declares as draining keeps: its own callers, and no others.
+const KEEPS_OWN: f64 = 1.0 - 1e-6;
+/// The most changes that are remembered.
+const MAX_SHIFTS: usize = 50;
+
+/// The present.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Now {
+    /// In milliseconds of a clock that only advances.
+    pub(super) ms: u64,
+    /// When the control plane started to plan, by the same clock.
+    pub(super) started_ms: u64,
+    /// In milliseconds since 1970, for display.
+    pub(super) wall_ms: u64,
+}
+
+/// Why the tables were not planned anew.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Refused {
+    /// In one word, for metrics.
+    pub(super) reason: &'static str,
+    /// For operators.
+    pub(super) text: String,
+}
+
+/// A table to be written; `None` deletes it.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct TableWrite {
+    pub(super) from: Region,
+    pub(super) table: Option<RegionTable>,
+    /// The revision that it replaces; `None` if there is none.
+    pub(super) replaces: Option<u64>,
+}
+
+/// A change of a table, for operators.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct ShiftNote {
+    pub(super) at_ms: u64,
+    pub(super) from: Region,
+    pub(super) class: Option<Label>,
+    pub(super) text: String,
+}
+
+/// The last that is known of a region.
+#[derive(Clone, Debug, Default)]
+pub(super) struct KnownRegion {
+    pub(super) servers: Option<ServerReport>,
+    pub(super) callers: Option<(u64, CallerRates)>,
+    /// When it last had endpoints or calls.
+    used_ms: u64,
+}
+
+/// The planner of one service.
+#[derive(Clone, Debug)]
+pub(super) struct ServicePlanner {
+    pub(super) classes: Vec<Label>,
+    /// In the order of names.
+    pub(super) regions: Vec<Region>,
+    pub(super) known: BTreeMap<Region, KnownRegion>,
+    pub(super) state: PlannerState,
+    pub(super) round: u64,
+    pub(super) planned_at_ms: Option<u64>,
+    pub(super) confirmed_at_ms: Option<u64>,
+    pub(super) refused: Option<Refused>,
+    pub(super) planned_rounds: u64,
+    pub(super) refused_rounds: u64,
+    /// By region; empty before the first plan.
+    pub(super) predicted: Vec<f64>,
+    /// The newest first.
+    pub(super) shifts: VecDeque<ShiftNote>,
+}
+
+impl ServicePlanner {
+    /// A planner that has seen nothing yet.
+    pub(super) fn new() -> Self {
+        Self {
+            classes: Vec::new(),
+            regions: Vec::new(),
+            known: BTreeMap::new(),
+            state: PlannerState::new(0, 1),
+            round: 0,
+            planned_at_ms: None,
+            confirmed_at_ms: None,
+            refused: None,
+            planned_rounds: 0,
+            refused_rounds: 0,
+            predicted: Vec::new(),
+            shifts: VecDeque::new(),
+        }
+    }
+
+    /// Plans, and returns the tables to be written, all in one batch.
+    pub(super) fn round(
+        &mut self,
+        facts: &ServiceFacts,
+        topology: &TopologyFacts,
+        now: Now,
+    ) -> Vec<TableWrite> {
+        self.learn(facts, now.ms);
+        self.adopt_regions(facts);
+        let outcome = self.plan(facts, topology, now);
+        match &outcome {
+            Ok(()) => self.planned_rounds += 1,
+            Err(_) => self.refused_rounds += 1,
+        }
+        self.refused = outcome.err();
+        match (facts.traffic.mode, &self.refused) {
+            (TrafficMode::Active, None) => self.publish(facts, now),
+            (TrafficMode::Hold, _) => self.confirm_held(facts, now),
+            // Unconfirmed tables lose their force by and by: nobody knows any more whether they are right.
+            _ => Vec::new(),
+        }
+    }
+
+    /// Notes that the last writes were made.
+    pub(super) fn written(&mut self, writes: &[TableWrite], now: Now) {
+        let tables = writes.iter().filter(|write| write.table.is_some()).count();
+        if tables > 0 && tables >= self.regions.len() {
+            self.confirmed_at_ms = Some(now.ms);
+        }
+    }
+
+    fn learn(&mut self, facts: &ServiceFacts, now_ms: u64) {
+        let calling = facts.reports.calls.iter().map(|(path, _)| &path.from);
+        let serving = facts.endpoints.iter().filter(|(_, endpoints)| endpoints.serving > 0);
+        let regions: BTreeSet<&Region> = serving.map(|(region, _)| region).chain(calling).collect();
+        for region in regions {
+            self.known.entry(region.clone()).or_default().used_ms = now_ms;
+        }
+        self.known.retain(|_, known| now_ms.saturating_sub(known.used_ms) < FORGET_MS);
+        for (region, known) in &mut self.known {
+            if let Some((load, received)) = facts.servers_in(region) {
+                known.servers = Some(ServerReport { at_ms: now_ms, load, received });
+            }
+            if let Some(callers) = facts.callers_in(region) {
+                known.callers = Some((now_ms, callers));
+            }
+        }
+    }
+
+    /// Takes over the present regions and classes, and what is known of those that stay.
+    fn adopt_regions(&mut self, facts: &ServiceFacts) {
+        let regions: Vec<Region> = self.known.keys().cloned().collect();
+        let classes = &facts.traffic.classes;
+        if self.planned_at_ms.is_none() || self.classes != *classes {
+            // Rounds continue where a control plane before this one, or this one with other classes, has stopped.
+            let rounds = facts.tables.values().filter_map(|stored| match stored.table.origin {
+                TableOrigin::Planned(Confirmation { round, .. }) => Some(round),
+                TableOrigin::ByHand => None,
+            });
+            self.round = self.round.max(rounds.max().unwrap_or_default());
+            self.state =
+                PlannerState::resumed(from_stored(&facts.tables, &regions, classes), classes.len() + 1);
+            self.classes.clone_from(classes);
+        } else if self.regions != regions {
+            let position = |region: &Region| self.regions.iter().position(|known| known == region);
+            let from: Vec<Option<usize>> = regions.iter().map(position).collect();
+            self.state = self.state.remapped(&from);
+        }
+        if self.regions != regions {
+            self.predicted.clear();
+        }
+        self.regions = regions;
+    }
+
+    fn plan(&mut self, facts: &ServiceFacts, topology: &TopologyFacts, now: Now) -> Result<(), Refused> {
+        self.check_settings(facts)?;
+        let observation = self.observe(facts, topology, now.ms);
+        self.check_start(&observation, now)?;
+        let policy = rings_policy(facts);
+        let rings = RingMatrix::new(&policy, &self.regions, &topology.regions, &topology.round_trips);
+        let input = PlanInput { policy: &policy, rings: &rings, observation: &observation };
+        let planned = plan(input, &self.state);
+        if let Some(refusal) = planned.refusal {
+            let mut text = refusal.to_string();
+            if let Some(region) = refusal.region() {
+                text = text.replace(&format!("region {region}"), &format!("region {}", self.regions[region]));
+            }
+            return Err(Refused { reason: refusal.reason(), text });
+        }
+        self.state = planned.state;
+        self.predicted = planned.predicted;
+        self.planned_at_ms = Some(now.ms);
+        self.round += 1;
+        for shift in &planned.shifts {
+            self.shifts.push_front(self.note(shift, now.ms));
+        }
+        self.shifts.truncate(MAX_SHIFTS);
+        Ok(())
+    }
+
+    fn check_settings(&self, facts: &ServiceFacts) -> Result<(), Refused> {
+        let refused = |reason, text: String| Err(Refused { reason, text });
+        if facts.traffic.mode == TrafficMode::Hold {
+            return refused("held", "the policy holds the tables".to_owned());
+        }
+        if facts.local_only {
+            return refused("local_only", "the policy keeps calls in their region (localOnly)".to_owned());
+        }
+        match self.regions.len() {
+            0 => refused("no_capacity", "no region has serving endpoints".to_owned()),
+            count if count > MAX_TABLE_REGIONS => {
+                refused("mismatch", format!("{count} regions are more than a table has"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits after a start: the first reports of a region may be few of many.
+    fn check_start(&self, observation: &Observation, now: Now) -> Result<(), Refused> {
+        let elapsed = now.ms.saturating_sub(now.started_ms);
+        let is_missing = |(_, region): &(&Region, &RegionObservation)| {
+            region.callers.is_none() || (region.power > 0.0 && region.servers.is_none())
+        };
+        let missing = self.regions.iter().zip(&observation.regions).find(is_missing);
+        let refused = |text| Err(Refused { reason: "starting", text });
+        match missing {
+            Some((region, _)) if elapsed < MAX_START_MS => {
+                refused(format!("the control plane has started, and waits for reports of region {region}"))
+            }
+            None if elapsed < MIN_START_MS => {
+                refused("the control plane has started, and waits for further reports".to_owned())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn observe(&self, facts: &ServiceFacts, topology: &TopologyFacts, now_ms: u64) -> Observation {
+        let region = |region: &Region| {
+            let known = &self.known[region];
+            let drains = topology.regions.regions.get(region).is_some_and(|info| info.draining);
+            let callers = known.callers.as_ref().map(|(at_ms, rates)| CallerReport {
+                at_ms: *at_ms,
+                offered: rates.offered.clone(),
+                sent: self.regions.iter().map(|to| rates.sent.get(to).copied().unwrap_or_default()).collect(),
+                pinned: 0.0,
+            });
+            RegionObservation {
+                power: facts.endpoints_in(region).power,
+                keep: if drains { KEEPS_OWN } else { 1.0 },
+                servers: known.servers,
+                callers,
+            }
+        };
+        Observation { now_ms, regions: self.regions.iter().map(region).collect() }
+    }
+
+    fn note(&self, shift: &Shift, at_ms: u64) -> ShiftNote {
+        let name = |destination: Destination| match destination {
+            Destination::Region(region) => self.regions[region].to_string(),
+            Destination::Dropped => "dropped".to_owned(),
+        };
+        let (from, to, cause) = (name(shift.from), name(shift.to), shift.cause);
+        ShiftNote {
+            at_ms,
+            from: self.regions[shift.source].clone(),
+            class: shift.class.checked_sub(1).and_then(|class| self.classes.get(class)).cloned(),
+            text: format!("{from} to {to}, {:.1} % of calls: {cause}", shift.share * 100.0),
+        }
+    }
+
+    /// The shares of the last plan, by the region of the callers.
+    pub(super) fn shares(&self) -> impl Iterator<Item = (&Region, TrafficShares)> {
+        let tables = self.regions.iter().zip(&self.state.tables().sources);
+        tables.map(|(region, table)| (region, to_shares(table, &self.regions, &self.classes)))
+    }
+
+    /// The tables that differ from those in force, or all of them when they are to be confirmed.
+    fn publish(&self, facts: &ServiceFacts, now: Now) -> Vec<TableWrite> {
+        let is_due = self.is_confirmation_due(now);
+        let confirmation = Confirmation { round: self.round, at_ms: now.wall_ms };
+        let wanted = self.shares().filter_map(|(from, shares)| {
+            let stored = facts.tables.get(from);
+            let is_same = stored.is_some_and(|stored| {
+                stored.table.shares == shares && stored.table.origin != TableOrigin::ByHand
+            });
+            let table = RegionTable { shares, origin: TableOrigin::Planned(confirmation) };
+            let replaces = stored.map(|stored| stored.revision);
+            (is_due || !is_same).then(|| TableWrite { from: from.clone(), table: Some(table), replaces })
+        });
+        let gone = facts.tables.iter().filter(|(from, _)| !self.regions.contains(from));
+        let gone = gone.map(|(from, stored)| TableWrite {
+            from: from.clone(),
+            table: None,
+            replaces: Some(stored.revision),
+        });
+        wanted.chain(gone).collect()
+    }
+
+    /// Confirms the planned tables in force as they are: a person stands by them.
+    fn confirm_held(&mut self, facts: &ServiceFacts, now: Now) -> Vec<TableWrite> {
+        if !self.is_confirmation_due(now) {
+            return Vec::new();
+        }
+        self.confirmed_at_ms = Some(now.ms);
+        self.round += 1;
+        let origin = TableOrigin::Planned(Confirmation { round: self.round, at_ms: now.wall_ms });
+        let planned = facts.tables.iter().filter(|(_, stored)| stored.table.origin != TableOrigin::ByHand);
+        let confirmed = planned.map(|(from, stored)| TableWrite {
+            from: from.clone(),
+            table: Some(RegionTable { shares: stored.table.shares.clone(), origin }),
+            replaces: Some(stored.revision),
+        });
+        confirmed.collect()
+    }
+
+    fn is_confirmation_due(&self, now: Now) -> bool {
+        self.confirmed_at_ms.is_none_or(|at| now.ms.saturating_sub(at) >= CONFIRM_INTERVAL_MS)
+    }
+}
+
+fn rings_policy(facts: &ServiceFacts) -> RingsPolicy {
+    let ring = |ring: fairmesh_model::LoadRing| LoadRing {
+        ring: ring.ring,
+        load: f64::from(ring.load.millionths()) / 1e6,
+    };
+    let rings = facts.traffic.load_rings().into_iter().map(ring).collect();
+    RingsPolicy::new(rings, facts.traffic.classes.len() + 1)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,433 @@
+use std::time::Duration;
+
+use fairmesh_model::{
+    CallPath, CallRates, LoadMetric, MetricSum, RegionInfo, ServerRates, ServiceName, Share, Traffic,
+    TrafficPlanner,
+};
+
+use super::*;
+use crate::traffic::facts::{RegionEndpoints, StoredTable};
+
+/// Calls per second that fill a region.
+const FULL: f64 = 1_000.0;
+
+fn region(name: &str) -> Region {
+    Region::new(name).unwrap()
+}
+
+/// Two regions of the same power, and whatever a test makes of them.
+struct World {
+    facts: ServiceFacts,
+    topology: TopologyFacts,
+    planner: ServicePlanner,
+    now: Now,
+    revision: u64,
+    /// Calls per second offered in `eu` and in `us`.
+    offered: [f64; 2],
+}
+
+impl World {
+    fn new() -> Self {
+        let mut topology = TopologyFacts::default();
+        topology.round_trips.set(region("eu"), region("us"), Duration::from_millis(20));
+        let load = Some(LoadMetric { name: "busy".to_owned(), full_scale: 100 });
+        let traffic = Traffic { planner: Some(TrafficPlanner::Rings), load, ..Traffic::default() };
+        let mut world = Self {
+            facts: ServiceFacts { traffic, ..ServiceFacts::default() },
+            topology,
+            planner: ServicePlanner::new(),
+            now: Now { ms: 0, started_ms: 0, wall_ms: 1_000_000 },
+            revision: 1,
+            offered: [500.0, 300.0],
+        };
+        for name in ["eu", "us"] {
+            let endpoints = RegionEndpoints { serving: 4, power: 4.0 };
+            world.facts.endpoints.insert(region(name), endpoints);
+        }
+        world.report();
+        world
+    }
+
+    /// A world whose planner has made its first plans.
+    fn started() -> Self {
+        let mut world = Self::new();
+        world.seconds(5);
+        assert_eq!(world.planner.refused, None);
+        world
+    }
+
+    /// The share of `from`'s calls that the tables in force send to `to`.
+    fn share(&self, from: &str, to: &str) -> f64 {
+        let Some(stored) = self.facts.tables.get(&region(from)) else {
+            return f64::from(u8::from(from == to));
+        };
+        let shares = stored.table.shares.default.as_ref().unwrap();
+        shares.to.get(&region(to)).map_or(0.0, |share| f64::from(share.millionths()) / 1e6)
+    }
+
+    /// The rounds of the tables in force.
+    fn rounds(&self) -> BTreeSet<u64> {
+        let round = |stored: &StoredTable| match stored.table.origin {
+            TableOrigin::Planned(confirmed) => confirmed.round,
+            TableOrigin::ByHand => 0,
+        };
+        self.facts.tables.values().map(round).collect()
+    }
+
+    /// The last round that was written.
+    fn last_round(&self) -> u64 {
+        self.rounds().last().copied().unwrap_or_default()
+    }
+
+    /// What callers and servers report while the tables in force are obeyed.
+    fn report(&mut self) {
+        let names = ["eu", "us"];
+        let reports = &mut self.facts.reports;
+        reports.heard = names.map(region).into();
+        reports.calls.clear();
+        let mut received = [0.0; 2];
+        for (from, offered) in names.iter().zip(self.offered) {
+            for (to, received) in names.iter().zip(&mut received) {
+                let rate = offered * self.share(from, to);
+                *received += rate;
+                self.facts.reports.calls.push((path(from, Some(to)), rates(rate)));
+            }
+        }
+        for (name, received) in names.iter().zip(received) {
+            let servers = servers(4, received / FULL * 100.0, received);
+            self.facts.reports.servers.insert(region(name), servers);
+        }
+    }
+
+    /// A second later, with a round; returns what it writes. The writes succeed.
+    fn second(&mut self) -> Vec<TableWrite> {
+        self.now.ms += 1_000;
+        self.now.wall_ms += 1_000;
+        let writes = self.planner.round(&self.facts, &self.topology, self.now);
+        self.apply(&writes);
+        self.planner.written(&writes, self.now);
+        writes
+    }
+
+    fn apply(&mut self, writes: &[TableWrite]) {
+        self.revision += 1;
+        for write in writes {
+            let stored = self.facts.tables.get(&write.from).map(|stored| stored.revision);
+            assert_eq!(write.replaces, stored, "the condition holds");
+            match &write.table {
+                Some(table) => {
+                    table.validate().unwrap();
+                    let stored = StoredTable { table: table.clone(), revision: self.revision };
+                    self.facts.tables.insert(write.from.clone(), stored);
+                }
+                None => drop(self.facts.tables.remove(&write.from)),
+            }
+        }
+    }
+
+    fn seconds(&mut self, seconds: u64) {
+        for _ in 0..seconds {
+            self.second();
+            self.report();
+        }
+    }
+
+    fn reason(&self) -> Option<&'static str> {
+        self.planner.refused.as_ref().map(|refused| refused.reason)
+    }
+
+    /// Rounds that are refused for this reason leave all tables as they are; afterwards planning goes on.
+    fn keeps_its_tables(&mut self, reason: &str, rounds: u64, spoil: impl Fn(&mut Self)) {
+        let before = self.facts.tables.clone();
+        for round in 0..rounds {
+            self.report();
+            spoil(self);
+            assert_eq!(self.second(), [], "{reason}, round {round}");
+        }
+        assert_eq!(self.reason(), Some(reason));
+        assert!(self.planner.refused.as_ref().unwrap().text.contains("region us"));
+        assert_eq!(self.facts.tables, before);
+    }
+}
+
+fn path(from: &str, to: Option<&str>) -> CallPath {
+    let service = ServiceName::new("shop/cart").unwrap();
+    CallPath { service, from: region(from), to: to.map(region), class: None, caller: None }
+}
+
+fn rates(per_second: f64) -> CallRates {
+    let milli = (per_second * 1_000.0) as u64;
+    CallRates { offered: milli, attempts: milli, answered: milli, ..CallRates::default() }
+}
+
+fn servers(count: u32, busy: f64, received: f64) -> ServerRates {
+    let sum = MetricSum { sum: busy * f64::from(count), servers: count };
+    ServerRates {
+        servers: count,
+        counting: count,
+        received: (received * 1_000.0) as u64,
+        metrics: [("busy".to_owned(), sum)].into(),
+        ..ServerRates::default()
+    }
+}
+
+#[test]
+fn a_spike_moves_calls_to_the_other_region_and_back() {
+    let mut world = World::started();
+    assert_eq!((world.share("eu", "eu"), world.share("us", "us")), (1.0, 1.0), "all are local");
+    world.offered[0] = 900.0;
+    world.seconds(3);
+    let away = world.share("eu", "us");
+    assert!(away > 0.05, "{away} within three seconds");
+    world.seconds(20);
+    let load = world.offered[0] * world.share("eu", "eu") / FULL;
+    assert!((0.68..=0.75).contains(&load), "{load} is at the aim below 75 %");
+    assert!(world.planner.shifts.iter().any(|shift| shift.text.starts_with("eu to us, ")));
+    world.offered[0] = 300.0;
+    world.seconds(120);
+    assert!(world.share("eu", "eu") > 0.99, "{}", world.share("eu", "eu"));
+    assert!(world.planner.shifts[0].text.contains("there is room again"));
+}
+
+#[test]
+fn a_start_waits_for_all_regions_and_for_more_than_their_first_reports() {
+    let mut world = World::new();
+    world.facts.reports.heard.remove(&region("us"));
+    for second in 1..10 {
+        assert_eq!(world.second(), []);
+        assert_eq!(world.reason(), Some("starting"), "{second}");
+    }
+    world.report();
+    assert_eq!(world.second().len(), 2, "all tables in one batch");
+    let mut complete = World::new();
+    assert_eq!((complete.second(), complete.second()), (vec![], vec![]));
+    assert_eq!(complete.second().len(), 2, "three seconds are enough where all have reported");
+    let mut silent = World::new();
+    silent.facts.reports.heard.remove(&region("us"));
+    silent.seconds_as_they_are(10);
+    assert_eq!(silent.reason(), Some("callers_missing"));
+}
+
+impl World {
+    fn seconds_as_they_are(&mut self, seconds: u64) {
+        (0..seconds).for_each(|_| drop(self.second()));
+    }
+}
+
+#[test]
+fn reports_that_stop_or_lie_leave_the_tables_as_they_are() {
+    let mut world = World::started();
+    world.offered[0] = 900.0;
+    world.seconds(20);
+    let us = || region("us");
+    let servers = |world: &mut World, change: fn(&mut ServerRates)| {
+        change(world.facts.reports.servers.get_mut(&region("us")).unwrap());
+    };
+    // Younger than 10 s, the last report is still planned from.
+    world.seconds_without(&us(), 10);
+    assert_eq!(world.reason(), None);
+    world.keeps_its_tables("servers_stale", 3, |world| {
+        drop(world.facts.reports.servers.remove(&region("us")))
+    });
+    world.seconds(2);
+    assert_eq!(world.reason(), None, "it goes on");
+    world.keeps_its_tables("absurd", 2, |world| {
+        servers(world, |rates| rates.metrics.get_mut("busy").unwrap().sum = f64::NAN);
+    });
+    world.keeps_its_tables("absurd", 2, |world| {
+        servers(world, |rates| rates.metrics.get_mut("busy").unwrap().sum *= 10.0);
+    });
+    world.keeps_its_tables("contradiction", 2, |world| {
+        servers(world, |rates| rates.metrics.get_mut("busy").unwrap().sum = 0.0);
+    });
+    world.keeps_its_tables("disagreement", 2, |world| servers(world, |rates| rates.received *= 10));
+    world.keeps_its_tables("work_per_call", 2, |world| {
+        servers(world, |rates| rates.metrics.get_mut("busy").unwrap().sum /= 10.0);
+    });
+    world.seconds(2);
+    assert_eq!(world.reason(), None);
+}
+
+impl World {
+    /// Seconds in which the servers of a region do not report.
+    fn seconds_without(&mut self, silent: &Region, seconds: u64) {
+        for _ in 0..seconds {
+            self.facts.reports.servers.remove(silent);
+            self.second();
+            self.report();
+        }
+    }
+}
+
+#[test]
+fn callers_whose_reports_stop_are_missed_and_servers_too_few_to_count_are_not_believed() {
+    let mut world = World::started();
+    for _ in 0..11 {
+        world.report();
+        world.facts.reports.heard.remove(&region("us"));
+        world.second();
+    }
+    assert_eq!(world.reason(), Some("callers_stale"));
+    let mut world = World::started();
+    for _ in 0..11 {
+        world.report();
+        world.facts.reports.servers.insert(region("us"), servers(1, 30.0, 75.0));
+        world.second();
+    }
+    assert_eq!(world.reason(), Some("servers_stale"), "one of four servers");
+    world.report();
+    world.facts.reports.servers.insert(region("us"), servers(2, 30.0, 150.0));
+    world.second();
+    assert_eq!(world.reason(), None, "half of them stand for all");
+}
+
+#[test]
+fn tables_are_confirmed_while_they_are_planned_and_not_while_planning_is_refused() {
+    let mut world = World::started();
+    let written: Vec<usize> = (0..60)
+        .map(|_| {
+            world.report();
+            world.second().len()
+        })
+        .collect();
+    assert_eq!(written.iter().sum::<usize>(), 6, "both tables every 20 s: {written:?}");
+    let rounds = world.rounds();
+    assert!(rounds.len() == 1 && rounds.first().is_some_and(|round| *round > 40), "{rounds:?}");
+    let stopped = (0..60).map(|_| {
+        world.report();
+        world.facts.reports.servers.clear();
+        world.second().len()
+    });
+    assert_eq!(stopped.skip(11).sum::<usize>(), 0);
+}
+
+#[test]
+fn a_control_plane_continues_where_the_one_before_it_stopped() {
+    let mut world = World::started();
+    world.offered[0] = 900.0;
+    world.seconds(20);
+    let (before, round) = (world.share("eu", "us"), world.last_round());
+    // It died between its plan and the write of it.
+    world.offered[0] = 910.0;
+    world.report();
+    world.now.ms += 1_000;
+    let _lost = world.planner.round(&world.facts, &world.topology, world.now);
+    world.planner = ServicePlanner::new();
+    world.now.started_ms = world.now.ms;
+    world.seconds(3);
+    assert!((world.share("eu", "us") - before).abs() < 0.03, "{} after {before}", world.share("eu", "us"));
+    assert!(world.planner.round > round);
+    assert_eq!(world.reason(), None);
+}
+
+#[test]
+fn another_writer_that_was_faster_wins_and_is_continued_from() {
+    let mut world = World::started();
+    world.offered[0] = 900.0;
+    world.report();
+    world.now.ms += 1_000;
+    let late = world.planner.round(&world.facts, &world.topology, world.now);
+    assert!(late.iter().all(|write| write.replaces.is_some()));
+    // The other one has written by now: the batch fails, and nothing is noted.
+    world.revision += 1;
+    world.facts.tables.values_mut().for_each(|stored| stored.revision = world.revision);
+    world.report();
+    assert!(!world.second().is_empty(), "with the conditions of what is in force now");
+    world.seconds(20);
+    assert!(world.share("eu", "us") > 0.15);
+}
+
+#[test]
+fn a_region_that_vanishes_and_returns_gets_calls_again_after_it_has_stayed() {
+    let mut world = World::started();
+    let gone = world.facts.endpoints.insert(region("us"), RegionEndpoints::default()).unwrap();
+    for _ in 0..30 {
+        world.report();
+        world.facts.reports.servers.remove(&region("us"));
+        // Its callers are gone with it.
+        world.facts.reports.heard.remove(&region("us"));
+        world.facts.reports.calls.retain(|(path, _)| path.from != region("us"));
+        world.facts.reports.servers.insert(region("eu"), servers(4, 50.0, 500.0));
+        for (path, calls) in &mut world.facts.reports.calls {
+            *calls = if path.to == Some(region("eu")) { rates(500.0) } else { rates(0.0) };
+        }
+        world.second();
+    }
+    assert_eq!(world.reason(), None, "a region without servers needs no reports");
+    assert_eq!(world.share("us", "eu"), 1.0);
+    world.facts.endpoints.insert(region("us"), gone);
+    world.seconds(50);
+    assert_eq!(world.share("us", "us"), 0.0, "it may vanish again");
+    world.seconds(180);
+    assert!(world.share("us", "us") > 0.9, "{}", world.share("us", "us"));
+}
+
+#[test]
+fn shadow_writes_nothing_and_hold_changes_nothing() {
+    let mut world = World::started();
+    world.facts.traffic.mode = TrafficMode::Hold;
+    world.offered[0] = 900.0;
+    let mut written = 0;
+    for _ in 0..60 {
+        world.report();
+        written += world.second().len();
+    }
+    assert_eq!((world.share("eu", "eu"), world.reason()), (1.0, Some("held")));
+    assert_eq!(written, 6, "they are confirmed: a person stands by them");
+    world.facts.traffic.mode = TrafficMode::Shadow;
+    world.facts.tables.clear();
+    for _ in 0..20 {
+        world.report();
+        assert_eq!(world.second(), []);
+    }
+    let planned = world.planner.shares().find(|(from, _)| **from == region("eu")).unwrap().1;
+    let share = planned.default.unwrap().to[&region("us")];
+    assert!(share > Share::NONE, "and yet it is planned");
+}
+
+#[test]
+fn a_draining_region_keeps_its_own_callers_and_gets_no_others() {
+    let mut world = World::started();
+    let drains = RegionInfo { draining: true, ..RegionInfo::default() };
+    world.topology.regions.regions.insert(region("us"), drains);
+    world.offered = [900.0, 300.0];
+    world.seconds(30);
+    assert_eq!((world.share("eu", "us"), world.share("us", "us")), (0.0, 1.0));
+}
+
+#[test]
+fn local_services_and_regions_beyond_a_table_are_refused() {
+    let mut world = World::started();
+    world.facts.local_only = true;
+    assert_eq!(world.second(), []);
+    assert_eq!(world.reason(), Some("local_only"));
+    world.facts.local_only = false;
+    for n in 0..MAX_TABLE_REGIONS {
+        world.facts.endpoints.insert(region(&format!("r{n}")), RegionEndpoints { serving: 1, power: 1.0 });
+    }
+    world.second();
+    assert_eq!(world.reason(), Some("mismatch"));
+}
+
+#[test]
+fn classes_are_dropped_from_the_last_one_where_nothing_has_room() {
+    let mut world = World::new();
+    let bulk = Label::new("bulk").unwrap();
+    world.facts.traffic.classes = vec![bulk.clone()];
+    world.offered = [1_300.0, 1_000.0];
+    for _ in 0..30 {
+        world.report();
+        // Half of the calls of each region are bulk, and what is dropped is not served.
+        let calls = std::mem::take(&mut world.facts.reports.calls);
+        for (path, rates) in calls {
+            let half = CallRates { offered: rates.offered / 2, attempts: rates.attempts / 2, ..rates };
+            let class = Some(bulk.clone());
+            world.facts.reports.calls.push((CallPath { class, ..path.clone() }, half));
+            world.facts.reports.calls.push((path, half));
+        }
+        world.second();
+    }
+    let eu = &world.facts.tables[&region("eu")].table.shares;
+    assert_eq!(eu.default.as_ref().unwrap().dropped, Share::NONE);
+    assert!(eu.classes[&bulk].dropped > Share::NONE, "{eu:?}");
+}

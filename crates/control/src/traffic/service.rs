@@ -1,0 +1,113 @@
+use std::sync::Arc;
+
+use fairmesh_model::{Invalid, ServiceName, TrafficMode};
+use fairmesh_wire::{
+    convert::write_shares,
+    v1::{self, traffic::Mode, traffic_planner_server::TrafficPlanner},
+};
+use tonic::{Request, Response, Status};
+
+use super::{TrafficController, facts::ServiceFacts, lock, planner::ServicePlanner};
+
+/// The gRPC service `TrafficPlanner`.
+#[derive(Clone, Debug)]
+pub(crate) struct TrafficService {
+    pub(crate) traffic: Arc<TrafficController>,
+}
+
+#[tonic::async_trait]
+impl TrafficPlanner for TrafficService {
+    async fn status(
+        &self,
+        request: Request<v1::TrafficStatusRequest>,
+    ) -> Result<Response<v1::TrafficStatusResponse>, Status> {
+        let name = request.into_inner().service;
+        let wanted = match name.as_str() {
+            "" => None,
+            name => {
+                let invalid = |e: Invalid| Status::invalid_argument(e.within("service").to_string());
+                Some(ServiceName::new(name).map_err(invalid)?)
+            }
+        };
+        let services = self.traffic.planned.all();
+        let services =
+            services.iter().filter(|service| wanted.as_ref().is_none_or(|wanted| wanted == *service));
+        let services = services.filter_map(|service| self.traffic.status(service)).collect();
+        Ok(Response::new(v1::TrafficStatusResponse { services }))
+    }
+}
+
+impl TrafficController {
+    fn status(&self, service: &ServiceName) -> Option<v1::ServiceTraffic> {
+        let (now_ms, topology) = (self.elapsed_ms(), self.topology());
+        let facts = self.facts(service, &Default::default(), &topology)?;
+        let planners = lock(&self.planners);
+        let fresh = ServicePlanner::new();
+        let planner = planners.get(service).unwrap_or(&fresh);
+        let mode = match facts.traffic.mode {
+            TrafficMode::Active => Mode::Active,
+            TrafficMode::Shadow => Mode::Shadow,
+            TrafficMode::Hold => Mode::Hold,
+        };
+        let ago = |at_ms: u64| now_ms.saturating_sub(at_ms);
+        let classes = std::iter::once(String::new()).chain(planner.classes.iter().map(ToString::to_string));
+        let refusal = match &planner.refused {
+            Some(refused) => refused.text.clone(),
+            None if planner.planned_at_ms.is_none() => "no round was made yet".to_owned(),
+            None => String::new(),
+        };
+        Some(v1::ServiceTraffic {
+            service: service.to_string(),
+            mode: mode.into(),
+            round: planner.round,
+            planned_ago_ms: planner.planned_at_ms.map(ago),
+            confirmed_ago_ms: planner.confirmed_at_ms.map(ago),
+            refusal,
+            planned_rounds: planner.planned_rounds,
+            refused_rounds: planner.refused_rounds,
+            classes: classes.collect(),
+            regions: regions(planner, &facts, now_ms),
+            tables: tables(planner),
+            shifts: shifts(planner, now_ms),
+        })
+    }
+}
+
+fn regions(planner: &ServicePlanner, facts: &ServiceFacts, now_ms: u64) -> Vec<v1::RegionTraffic> {
+    let region = |(position, region)| {
+        let known = planner.known.get(region).cloned().unwrap_or_default();
+        let endpoints = facts.endpoints_in(region);
+        v1::RegionTraffic {
+            region: region.to_string(),
+            endpoints: endpoints.serving,
+            power: endpoints.power,
+            load: known.servers.map(|servers| servers.load),
+            predicted: planner.predicted.get(position).copied(),
+            offered: known.callers.as_ref().map(|(_, rates)| rates.offered.clone()).unwrap_or_default(),
+            received: known.servers.map(|servers| servers.received).unwrap_or_default(),
+            servers_ago_ms: known.servers.map(|servers| now_ms.saturating_sub(servers.at_ms)),
+            callers_ago_ms: known.callers.map(|(at_ms, _)| now_ms.saturating_sub(at_ms)),
+        }
+    };
+    planner.regions.iter().enumerate().map(region).collect()
+}
+
+/// The tables of the last plan; none before the first one.
+fn tables(planner: &ServicePlanner) -> Vec<v1::SourceShares> {
+    let shares = planner.shares().filter(|_| planner.planned_at_ms.is_some());
+    let table = |(from, shares): (&fairmesh_model::Region, _)| v1::SourceShares {
+        from: from.to_string(),
+        shares: write_shares(shares),
+    };
+    shares.map(table).collect()
+}
+
+fn shifts(planner: &ServicePlanner, now_ms: u64) -> Vec<v1::TrafficShift> {
+    let shift = |note: &super::planner::ShiftNote| v1::TrafficShift {
+        ago_ms: now_ms.saturating_sub(note.at_ms),
+        from: note.from.to_string(),
+        class: note.class.as_ref().map(ToString::to_string).unwrap_or_default(),
+        text: note.text.clone(),
+    };
+    planner.shifts.iter().map(shift).collect()
+}

@@ -1,0 +1,92 @@
+//! `fairmesh traffic`: the planner of region tables.
+
+mod hold;
+mod status;
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use fairmesh_model::{Region, ServiceName};
+use fairmesh_wire::{handshake::Connection, v1};
+
+use crate::{
+    cli::{OutputArgs, TargetArgs},
+    failure::Failure,
+};
+
+/// Subcommands of `fairmesh traffic`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum TrafficCommand {
+    /// Show loads, calls and tables of the services that are planned for, and why tables are kept as they are.
+    Status(StatusArgs),
+    /// Explain the latest changes of a service's tables, one by one.
+    Explain(ExplainArgs),
+    /// Keep a service's tables as they are, until 'resume'.
+    Hold(HoldArgs),
+    /// Let the planner change a service's tables again.
+    Resume(HoldArgs),
+}
+
+/// Arguments of `fairmesh traffic status`.
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    /// Only this service, as tenant/service [default: all that are planned for].
+    service: Option<ServiceName>,
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Arguments of `fairmesh traffic explain`.
+#[derive(Debug, Args)]
+pub(crate) struct ExplainArgs {
+    /// The service, as tenant/service.
+    service: ServiceName,
+    /// Only changes for the callers of this region.
+    #[arg(long)]
+    region: Option<Region>,
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Arguments of `fairmesh traffic hold` and `resume`.
+#[derive(Debug, Args)]
+pub(crate) struct HoldArgs {
+    /// The service, as tenant/service.
+    service: ServiceName,
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Runs the subcommand.
+pub(crate) async fn run(command: TrafficCommand) -> Result<ExitCode, Failure> {
+    match command {
+        TrafficCommand::Status(args) => status::status(args).await,
+        TrafficCommand::Explain(args) => status::explain(args).await,
+        TrafficCommand::Hold(args) => hold::hold(args).await,
+        TrafficCommand::Resume(args) => hold::resume(args).await,
+    }?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What the planner knows of one service, or of all.
+async fn read(
+    connection: &Connection,
+    service: Option<&ServiceName>,
+) -> Result<Vec<v1::ServiceTraffic>, Failure> {
+    let service = service.map(ToString::to_string).unwrap_or_default();
+    let request = v1::TrafficStatusRequest { service };
+    Ok(connection.traffic_planner().status(request).await?.into_inner().services)
+}
+
+fn not_planned(service: &ServiceName) -> Failure {
+    Failure::failed_with(
+        format!("no planner plans for {service}"),
+        "write 'traffic: {planner: rings}' in its policy (see docs/regions.md)",
+    )
+}

@@ -1,0 +1,204 @@
+//! `fairmesh traffic status` and `fairmesh traffic explain`.
+
+use std::{fmt::Write as _, time::Duration};
+
+use fairmesh_wire::v1::{self, traffic::Mode};
+use serde_json::{Value, json};
+
+use super::{ExplainArgs, StatusArgs, not_planned, read};
+use crate::{
+    cli::Format,
+    connect,
+    failure::Failure,
+    output::{self, Listing},
+};
+
+/// Changes that `status` shows.
+const MAX_SHIFTS: usize = 5;
+/// Millionths in a percent.
+const PERCENT: f64 = 10_000.0;
+
+/// Shows what the planner knows and decides.
+pub(super) async fn status(args: StatusArgs) -> Result<(), Failure> {
+    let connection = connect::connect(&args.target).await?;
+    let services = read(&connection, args.service.as_ref()).await?;
+    if let (Some(name), true) = (&args.service, services.is_empty()) {
+        return Err(not_planned(name));
+    }
+    if services.is_empty() && args.output.format() == Format::Table {
+        eprintln!(
+            "no service is planned for: write 'traffic: {{planner: rings}}' in a policy (see docs/regions.md)"
+        );
+        return Ok(());
+    }
+    let items: Vec<Value> = services.iter().map(item).collect();
+    let text: Vec<String> = services.iter().map(text).collect();
+    output::print_one(args.output.format(), &items, &text.join("\n"))
+}
+
+/// Explains the latest changes.
+pub(super) async fn explain(args: ExplainArgs) -> Result<(), Failure> {
+    let connection = connect::connect(&args.target).await?;
+    let services = read(&connection, Some(&args.service)).await?;
+    let service = services.first().ok_or_else(|| not_planned(&args.service))?;
+    let mut listing = Listing::new(&["AGO", "CALLERS", "CLASS", "CHANGE"]);
+    let region = args.region.as_ref().map(ToString::to_string);
+    for shift in service.shifts.iter().filter(|shift| region.as_ref().is_none_or(|it| *it == shift.from)) {
+        let row = vec![ago(shift.ago_ms), shift.from.clone(), class(&shift.class), shift.text.clone()];
+        listing.add(row, shift_item(shift));
+    }
+    listing.why_empty = Some(match service.refusal.as_str() {
+        "" => {
+            "no table was changed since the control plane started: no region is above a threshold".to_owned()
+        }
+        refusal => format!("no table was changed since the control plane started: {refusal}"),
+    });
+    listing.print(args.output.format())
+}
+
+fn text(service: &v1::ServiceTraffic) -> String {
+    let mut text = format!("{}: {}\n", service.service, headline(service));
+    let load = |load: Option<f64>| load.map_or_else(|| "-".into(), |load| format!("{:.1} %", load * 100.0));
+    let rows: Vec<Vec<String>> = service
+        .regions
+        .iter()
+        .map(|region| {
+            vec![
+                region.region.clone(),
+                region.endpoints.to_string(),
+                load(region.load),
+                load(region.predicted),
+                format!("{:.1}", region.offered.iter().sum::<f64>()),
+                format!("{:.1}", region.received),
+                region.servers_ago_ms.map_or_else(|| "never".into(), ago),
+                region.callers_ago_ms.map_or_else(|| "never".into(), ago),
+            ]
+        })
+        .collect();
+    let head = [
+        "REGION",
+        "ENDPOINTS",
+        "LOAD",
+        "PREDICTED",
+        "OFFERED/S",
+        "RECEIVED/S",
+        "SERVERS HEARD",
+        "CALLERS HEARD",
+    ];
+    // Writing to a string cannot fail.
+    let _ = write!(text, "\n{}", output::table(&head, &rows));
+    if !service.tables.is_empty() {
+        let _ = write!(
+            text,
+            "\n{}",
+            output::table(&["CALLERS", "CLASS", "SHARES", "DROPPED"], &table_rows(service))
+        );
+    }
+    for shift in service.shifts.iter().take(MAX_SHIFTS) {
+        let _ = write!(text, "\n{} ago, callers of {}: {}", ago(shift.ago_ms), shift.from, shift.text);
+    }
+    if !service.shifts.is_empty() {
+        text.push('\n');
+    }
+    text
+}
+
+/// The state in one line.
+fn headline(service: &v1::ServiceTraffic) -> String {
+    let planned = match service.planned_ago_ms {
+        Some(planned) => format!("round {}, planned {} ago", service.round, ago(planned)),
+        None => "no plan yet".to_owned(),
+    };
+    let kept = match service.refusal.as_str() {
+        "" => String::new(),
+        refusal => format!("; tables are kept as they are: {refusal}"),
+    };
+    format!("{}; {planned}{kept}", mode(service))
+}
+
+fn mode(service: &v1::ServiceTraffic) -> &'static str {
+    match service.mode() {
+        Mode::Active => "active",
+        Mode::Shadow => "shadow, no router follows the tables",
+        Mode::Hold => "held",
+    }
+}
+
+fn table_rows(service: &v1::ServiceTraffic) -> Vec<Vec<String>> {
+    let rows =
+        service.tables.iter().flat_map(|table| table.shares.iter().map(|shares| (&table.from, shares)));
+    rows.map(|(from, shares)| {
+        let to = shares.to.iter().map(|to| format!("{} {}", to.region, percent(to.share)));
+        vec![from.clone(), class(&shares.class), to.collect::<Vec<_>>().join(", "), percent(shares.dropped)]
+    })
+    .collect()
+}
+
+fn percent(millionths: u32) -> String {
+    format!("{}%", f64::from(millionths) / PERCENT)
+}
+
+fn class(name: &str) -> String {
+    if name.is_empty() { "-".to_owned() } else { name.to_owned() }
+}
+
+fn ago(ms: u64) -> String {
+    let time = Duration::from_millis(ms);
+    match time.as_secs() {
+        ..10 => format!("{:.1} s", time.as_secs_f64()),
+        seconds @ ..120 => format!("{seconds} s"),
+        seconds => format!("{} min", seconds / 60),
+    }
+}
+
+fn item(service: &v1::ServiceTraffic) -> Value {
+    let region = |region: &v1::RegionTraffic| {
+        json!({
+            "region": region.region,
+            "endpoints": region.endpoints,
+            "power": region.power,
+            "load": region.load,
+            "predictedLoad": region.predicted,
+            "offeredPerSecond": region.offered,
+            "receivedPerSecond": region.received,
+            "serversAgoMs": region.servers_ago_ms,
+            "callersAgoMs": region.callers_ago_ms,
+        })
+    };
+    let shares = |shares: &v1::RegionShares| {
+        let to = shares.to.iter().map(|to| (to.region.clone(), json!(f64::from(to.share) / PERCENT)));
+        json!({
+            "class": (!shares.class.is_empty()).then_some(&shares.class),
+            "toPercent": to.collect::<serde_json::Map<_, _>>(),
+            "droppedPercent": f64::from(shares.dropped) / PERCENT,
+        })
+    };
+    let table = |table: &v1::SourceShares| json!({ "from": table.from, "shares": table.shares.iter().map(shares).collect::<Vec<_>>() });
+    json!({
+        "service": service.service,
+        "mode": match service.mode() {
+            Mode::Active => "active",
+            Mode::Shadow => "shadow",
+            Mode::Hold => "hold",
+        },
+        "round": service.round,
+        "plannedAgoMs": service.planned_ago_ms,
+        "confirmedAgoMs": service.confirmed_ago_ms,
+        "refusal": (!service.refusal.is_empty()).then_some(&service.refusal),
+        "plannedRounds": service.planned_rounds,
+        "refusedRounds": service.refused_rounds,
+        "classes": service.classes,
+        "regions": service.regions.iter().map(region).collect::<Vec<_>>(),
+        "tables": service.tables.iter().map(table).collect::<Vec<_>>(),
+        "shifts": service.shifts.iter().map(shift_item).collect::<Vec<_>>(),
+    })
+}
+
+fn shift_item(shift: &v1::TrafficShift) -> Value {
+    json!({
+        "agoMs": shift.ago_ms,
+        "from": shift.from,
+        "class": (!shift.class.is_empty()).then_some(&shift.class),
+        "change": shift.text,
+    })
+}

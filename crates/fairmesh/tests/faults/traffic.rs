@@ -1,0 +1,178 @@
+//! The planner of region tables: from what programs report to calls that land in another region.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use fairmesh_client::ServiceHandle;
+use fairmesh_model::Protocol;
+use fairmesh_server::Server;
+use serde_json::Value;
+use tokio::{
+    task::JoinSet,
+    time::{Instant, interval, sleep},
+};
+
+use crate::harness::{Caller, Kind, Spec, World, beside_others, until};
+
+/// Calls per second that fill a region.
+const FULL: f64 = 100.0;
+/// Calls per second of an ordinary day, and of the spike.
+const ORDINARY: u64 = 55;
+const SPIKE: u64 = 95;
+
+const YAML: &str = "{kind: Service, name: shop/cart, type: replicated, protocol: http1}\n---\n\
+    {kind: Topology, regions: [{name: eu}, {name: us}], roundTrips: [{between: [eu, us], rtt: 20ms}]}\n---\n\
+    kind: Policy\nservice: shop/cart\ntraffic: {planner: rings, load: {metric: busy, fullScale: 100}}\n";
+
+/// Callers in `eu`, and what became of their calls.
+#[derive(Default)]
+struct Calls {
+    per_second: AtomicU64,
+    answers: Mutex<BTreeMap<String, u64>>,
+    failures: Mutex<Vec<String>>,
+    /// Whether the servers of `eu` claim ten times their load.
+    lies: AtomicBool,
+}
+
+impl Calls {
+    fn answered_by(&self, instance: &str) -> u64 {
+        self.answers.lock().unwrap().get(instance).copied().unwrap_or_default()
+    }
+
+    /// Calls at the rate that is asked for, whether earlier ones have ended or not.
+    async fn make(self: Arc<Self>, service: ServiceHandle) {
+        let caller = Caller::new(&service, Kind::Get);
+        let mut calls = JoinSet::new();
+        for number in 0.. {
+            sleep(Duration::from_secs_f64(1.0 / self.per_second.load(Relaxed) as f64)).await;
+            while calls.try_join_next().is_some() {}
+            let (this, caller) = (Arc::clone(&self), caller.clone());
+            calls.spawn(async move {
+                match caller.call(number).await {
+                    Ok(instance) => *this.answers.lock().unwrap().entry(instance).or_default() += 1,
+                    Err((_, failure)) => this.failures.lock().unwrap().push(failure),
+                }
+            });
+        }
+    }
+
+    /// Reports the load of a server: what arrives there.
+    async fn measure(self: Arc<Self>, server: Server, instance: &'static str) {
+        let mut ticks = interval(Duration::from_millis(500));
+        let (mut before, mut at) = (0, Instant::now());
+        loop {
+            ticks.tick().await;
+            let (now, count) = (Instant::now(), self.answered_by(instance));
+            let elapsed = (now - at).as_secs_f64().max(0.001);
+            let busy = (count - before) as f64 / elapsed / FULL * 100.0;
+            let factor = if self.lies.load(Relaxed) && instance == "here" { 10.0 } else { 1.0 };
+            server.layer().metric("busy", busy * factor).unwrap();
+            (before, at) = (count, now);
+        }
+    }
+
+    /// The percentage of the next calls that land in `eu`.
+    async fn percent_here(&self) -> f64 {
+        let of = || (self.answered_by("here"), self.answered_by("there"));
+        let before = of();
+        until("calls go on", async || {
+            let now = of();
+            now.0 + now.1 >= before.0 + before.1 + 150
+        })
+        .await;
+        let now = of();
+        let (here, there) = ((now.0 - before.0) as f64, (now.1 - before.1) as f64);
+        here / (here + there) * 100.0
+    }
+}
+
+async fn status(world: &World) -> Value {
+    world.cli(&["traffic", "status", "shop/cart", "--json"]).await.json()[0].clone()
+}
+
+/// Waits until the planner plans, in a round after this one.
+async fn plans_after(world: &World, round: u64) {
+    until("the planner plans", async || {
+        let status = status(world).await;
+        status["refusal"].is_null() && status["round"].as_u64().is_some_and(|now| now > round)
+    })
+    .await;
+}
+
+/// A person stops the planner, and lets it go on.
+async fn hold_and_resume(world: &World) {
+    let told = world.cli(&["traffic", "hold", "shop/cart"]).await.ok();
+    assert!(told.contains("is now held"), "{told}");
+    until("the planner holds", async || {
+        let status = status(world).await;
+        status["mode"] == "hold" && status["refusal"] == "the policy holds the tables"
+    })
+    .await;
+    let round = status(world).await["round"].as_u64().unwrap();
+    world.cli(&["traffic", "resume", "shop/cart"]).await.ok();
+    plans_after(world, round).await;
+    let unplanned = world.cli(&["traffic", "hold", "shop/stock"]).await;
+    assert!(unplanned.code == Some(1) && unplanned.err.contains("no service shop/stock"), "{unplanned:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_spike_moves_calls_to_the_other_region_and_no_call_fails_for_the_planner() {
+    let _machine = beside_others().await;
+    let mut world = World::start(YAML).await;
+    let (_agent, there) = world.another_agent_in("us", "there").await;
+    let here = Spec::new("shop/cart", "here", Protocol::Http1).here(&world).await;
+    let far = Spec::new("shop/cart", "there", Protocol::Http1).serve(there).await;
+    let calls = Arc::new(Calls { per_second: ORDINARY.into(), ..Calls::default() });
+    let mesh = world.mesh().await;
+    let mut tasks = JoinSet::new();
+    tasks.spawn(Arc::clone(&calls).make(mesh.service("shop/cart").unwrap()));
+    tasks.spawn(Arc::clone(&calls).measure(here.server.clone(), "here"));
+    tasks.spawn(Arc::clone(&calls).measure(far.server.clone(), "there"));
+
+    plans_after(&world, 0).await;
+    assert_eq!(calls.percent_here().await, 100.0, "no region is above a threshold");
+
+    calls.per_second.store(SPIKE, Relaxed);
+    until("the region is below the threshold of the next ring", async || {
+        let percent = calls.percent_here().await;
+        percent > 50.0 && percent * SPIKE as f64 / FULL < 80.0
+    })
+    .await;
+    let told = world.cli(&["traffic", "explain", "shop/cart", "--region", "eu"]).await.ok();
+    assert!(told.contains("eu to us") && told.contains("above 75.0 %"), "{told}");
+    let shown = world.cli(&["traffic", "status"]).await.ok();
+    assert!(shown.contains("shop/cart: active; round ") && shown.contains("eu to us"), "{shown}");
+
+    // A lie is refused, and the tables stay.
+    calls.lies.store(true, Relaxed);
+    until("the lie is refused", async || {
+        status(&world).await["refusal"].as_str().is_some_and(|why| why.contains("region eu"))
+    })
+    .await;
+    assert!(calls.percent_here().await < 90.0, "the tables stay");
+    calls.lies.store(false, Relaxed);
+
+    // Without a control plane the tables stay, and the next one goes on.
+    let round = status(&world).await["round"].as_u64().unwrap();
+    world.control.kill().await;
+    assert!(calls.percent_here().await < 90.0, "the tables stay");
+    world.control.restart();
+    world.control_is_up().await;
+    plans_after(&world, 0).await;
+    let stored = world.cli(&["get", "tables", "shop/cart", "--json"]).await.json();
+    let confirmed = stored.as_array().unwrap().iter().map(|table| table["confirmedRound"].as_u64().unwrap());
+    assert!(confirmed.max().unwrap() + 30 > round, "rounds are not begun anew: {stored}");
+    assert!(calls.percent_here().await < 90.0, "the next control plane continues");
+
+    hold_and_resume(&world).await;
+    tasks.abort_all();
+    assert_eq!(*calls.failures.lock().unwrap(), Vec::<String>::new());
+    far.stop().await;
+    here.stop().await;
+}

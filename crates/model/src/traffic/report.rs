@@ -1,0 +1,131 @@
+//! Reports of calls and servers, as one process sends them for itself or as the sum of those below it.
+//!
+//! All numbers are rates over the interval of whoever counted. Rates of processes add up whenever each of them began and
+//! ended its interval, and a report that is lost or sent twice changes nothing once the next one arrives. Growing
+//! counters and counts of an interval were rejected: each loss, repetition and restart on the way becomes a spike.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::AddAssign,
+    time::Duration,
+};
+
+use crate::{Label, Region, ServiceName};
+
+/// The most paths of calls in a report.
+pub const MAX_CALL_PATHS: usize = 4_096;
+/// The most groups of servers in a report.
+pub const MAX_SERVER_GROUPS: usize = 1_024;
+/// The most regions of a report.
+pub const MAX_REPORTED_REGIONS: usize = 256;
+
+/// What one process reports.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TrafficReport {
+    /// A random number of the process, the same in all its reports.
+    pub reporter: u64,
+    /// The time until its next report: this one is void after a few of them.
+    pub interval: Duration,
+    /// The regions of all processes that it is of. One that is named and has no calls has none.
+    pub regions: BTreeSet<Region>,
+    /// Calls of services that are planned for.
+    pub calls: BTreeMap<CallPath, CallRates>,
+    /// Servers, by service and region.
+    pub servers: BTreeMap<(ServiceName, Region), ServerRates>,
+}
+
+/// Where calls come from and go to.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CallPath {
+    /// The called service.
+    pub service: ServiceName,
+    /// The region of the callers.
+    pub from: Region,
+    /// The region of the servers; `None` of calls for which no server was picked.
+    pub to: Option<Region>,
+    /// The traffic class that the route of the call sets.
+    pub class: Option<Label>,
+    /// The calling service, if the callers are one.
+    pub caller: Option<ServiceName>,
+}
+
+/// Calls of one path: thousandths per second, unless stated otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CallRates {
+    /// Calls by their first attempt, or without any.
+    pub offered: u64,
+    /// Attempts, retries and hedges included.
+    pub attempts: u64,
+    /// Attempts with a response.
+    pub answered: u64,
+    /// Attempts that servers refused because of overload; without a destination, calls that a table dropped.
+    pub shed: u64,
+    /// Time until responses began, in microseconds per second.
+    pub time_us: u64,
+    /// Bytes of bodies in both directions, per second.
+    pub bytes: u64,
+}
+
+/// The servers of one service and region.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ServerRates {
+    /// Number of servers.
+    pub servers: u32,
+    /// Those of them that count calls.
+    pub counting: u32,
+    /// Calls that arrived, in thousandths per second, with those that were refused.
+    pub received: u64,
+    /// Calls refused because of overload, in thousandths per second.
+    pub refused: u64,
+    /// CPU in use, in thousandths of a core, of those whose limit is known.
+    pub cpu_millicores: u64,
+    /// Their limits.
+    pub limit_millicores: u64,
+    /// Metrics of the program, by name.
+    pub metrics: BTreeMap<String, MetricSum>,
+}
+
+/// The sum of one metric.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct MetricSum {
+    /// The sum; not necessarily a sensible number.
+    pub sum: f64,
+    /// The servers that report it.
+    pub servers: u32,
+}
+
+impl ServerRates {
+    /// The most metrics of a program.
+    pub const MAX_METRICS: usize = 8;
+}
+
+impl AddAssign for CallRates {
+    fn add_assign(&mut self, other: Self) {
+        let add = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more);
+        add(&mut self.offered, other.offered);
+        add(&mut self.attempts, other.attempts);
+        add(&mut self.answered, other.answered);
+        add(&mut self.shed, other.shed);
+        add(&mut self.time_us, other.time_us);
+        add(&mut self.bytes, other.bytes);
+    }
+}
+
+impl AddAssign<&Self> for ServerRates {
+    fn add_assign(&mut self, other: &Self) {
+        let add = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more);
+        self.servers = self.servers.saturating_add(other.servers);
+        self.counting = self.counting.saturating_add(other.counting);
+        add(&mut self.received, other.received);
+        add(&mut self.refused, other.refused);
+        add(&mut self.cpu_millicores, other.cpu_millicores);
+        add(&mut self.limit_millicores, other.limit_millicores);
+        for (name, more) in &other.metrics {
+            if self.metrics.len() < Self::MAX_METRICS || self.metrics.contains_key(name) {
+                let sum = self.metrics.entry(name.clone()).or_default();
+                sum.sum += more.sum;
+                sum.servers = sum.servers.saturating_add(more.servers);
+            }
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Adds up the traffic reports of the processes below, and reports their sum to the one above.
+
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use fairmesh_model::{Invalid, Region, TrafficReport};
+use fairmesh_signals::{IDLE_INTERVAL_MS, REPORT_INTERVAL_MS, ReportSums, SumLimits, Taken};
+use fairmesh_wire::v1;
+use tokio::time::{Instant, MissedTickBehavior, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::follower::FollowerHandle;
+
+/// Where planning is done, a relay reports twice in the interval of programs: each level would otherwise add an interval
+/// of delay.
+const RELAY_INTERVAL: Duration = Duration::from_millis(REPORT_INTERVAL_MS / 2);
+/// How long a report may take.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The reports of the processes below an agent or a replica. Clones share their state.
+#[derive(Clone, Debug)]
+pub struct ReportRelay {
+    shared: Arc<RelayState>,
+}
+
+#[derive(Debug)]
+struct RelayState {
+    upstream: FollowerHandle,
+    /// The region that this process itself stands for.
+    region: Option<Region>,
+    /// The number of this process in its reports.
+    id: u64,
+    began: Instant,
+    sums: Mutex<ReportSums>,
+    /// The interval that the process above asked for, in milliseconds.
+    interval_ms: AtomicU32,
+    /// Reports that were left out, since there were too many.
+    full: AtomicU64,
+}
+
+impl ReportRelay {
+    /// Reports to `upstream`. An agent gives its `region`, of which a planner then knows that it has no other calls.
+    pub fn new(upstream: FollowerHandle, region: Option<Region>, limits: SumLimits) -> Self {
+        let began = Instant::now();
+        let shared = RelayState {
+            upstream,
+            region,
+            id: RandomState::new().hash_one(began),
+            began,
+            sums: Mutex::new(ReportSums::new(limits)),
+            interval_ms: AtomicU32::new(IDLE_INTERVAL_MS as u32),
+            full: AtomicU64::default(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// The number of processes whose reports are added up.
+    pub fn reporters(&self) -> usize {
+        self.sums().reporters()
+    }
+
+    /// Reports that were left out, since there were too many.
+    pub fn left_out(&self) -> &AtomicU64 {
+        &self.shared.full
+    }
+
+    /// Takes a report; when its sender should report again, in milliseconds.
+    ///
+    /// # Errors
+    /// If it is invalid.
+    pub fn record(&self, report: v1::TrafficReport) -> Result<u32, Invalid> {
+        let report = TrafficReport::try_from(report).map_err(|e| e.within("traffic"))?;
+        let now_ms = self.now_ms();
+        if self.sums().record(report, now_ms) == Taken::Full {
+            self.shared.full.fetch_add(1, Relaxed);
+        }
+        Ok(self.shared.interval_ms.load(Relaxed))
+    }
+
+    /// Reports the sum until `stopping`. A report that fails is not repeated: the next one says more.
+    pub async fn run(self, stopping: CancellationToken) {
+        let mut ticks = tokio::time::interval(RELAY_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut sent_at: Option<Instant> = None;
+        loop {
+            tokio::select! {
+                () = stopping.cancelled() => return,
+                _ = ticks.tick() => {}
+            }
+            let is_due = sent_at.is_none_or(|at| at.elapsed() + RELAY_INTERVAL / 2 >= self.send_interval());
+            if is_due && self.send().await {
+                sent_at = Some(Instant::now());
+            }
+        }
+    }
+
+    fn send_interval(&self) -> Duration {
+        let asked = u64::from(self.shared.interval_ms.load(Relaxed));
+        match asked <= REPORT_INTERVAL_MS {
+            true => RELAY_INTERVAL,
+            false => Duration::from_millis(asked),
+        }
+    }
+
+    /// Sends the sum; whether it was sent.
+    async fn send(&self) -> bool {
+        let Some(connection) = self.shared.upstream.connection() else { return false };
+        let mut report = self.sums().sum(self.now_ms());
+        report.reporter = self.shared.id;
+        report.interval = self.send_interval();
+        report.regions.extend(self.shared.region.clone());
+        if report.regions.is_empty() && report.servers.is_empty() {
+            return false;
+        }
+        let mut client = connection.imbalance();
+        let request = v1::ReportUsageRequest { usages: Vec::new(), traffic: Some(report.into()) };
+        match timeout(REPORT_TIMEOUT, client.report(request)).await {
+            Ok(Ok(response)) => {
+                let asked = response.into_inner().next_traffic_ms;
+                // A control plane of a release before has no wish.
+                let asked = if asked == 0 { IDLE_INTERVAL_MS as u32 } else { asked };
+                self.shared.interval_ms.store(asked, Relaxed);
+            }
+            Ok(Err(status)) => tracing::debug!(reason = status.message(), "traffic could not be reported"),
+            Err(_) => tracing::debug!("the process above did not take the traffic report in time"),
+        }
+        true
+    }
+
+    fn sums(&self) -> MutexGuard<'_, ReportSums> {
+        self.shared.sums.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.shared.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}

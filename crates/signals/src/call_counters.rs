@@ -1,0 +1,175 @@
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use fairmesh_model::{CallPath, CallRates};
+
+/// Counts of the calls of one path since the process began. Exact, and of any number of threads.
+#[derive(Debug, Default)]
+pub struct CallCounters {
+    offered: AtomicU64,
+    attempts: AtomicU64,
+    answered: AtomicU64,
+    shed: AtomicU64,
+    time_us: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// Counts at one moment, in the units of [`CallCounters`]: calls, microseconds and bytes.
+type Counts = CallRates;
+
+impl CallCounters {
+    /// Counts an attempt, and with the first one its call.
+    #[inline]
+    pub fn record_attempt(&self, is_first: bool) {
+        if is_first {
+            self.offered.fetch_add(1, Relaxed);
+        }
+        self.attempts.fetch_add(1, Relaxed);
+    }
+
+    /// Counts a call for which no server was picked; `is_dropped` by a table.
+    pub fn record_unsent(&self, is_dropped: bool) {
+        self.offered.fetch_add(1, Relaxed);
+        self.shed.fetch_add(u64::from(is_dropped), Relaxed);
+    }
+
+    /// Counts the response of an attempt that took this long until it began.
+    #[inline]
+    pub fn record_answer(&self, time_us: u64) {
+        self.answered.fetch_add(1, Relaxed);
+        self.time_us.fetch_add(time_us, Relaxed);
+    }
+
+    /// Counts an attempt that its server refused because of overload.
+    pub fn record_shed(&self) {
+        self.shed.fetch_add(1, Relaxed);
+    }
+
+    /// Counts bytes of bodies.
+    #[inline]
+    pub fn record_bytes(&self, bytes: u64) {
+        self.bytes.fetch_add(bytes, Relaxed);
+    }
+
+    fn read(&self) -> Counts {
+        let of = |counter: &AtomicU64| counter.load(Relaxed);
+        Counts {
+            offered: of(&self.offered),
+            attempts: of(&self.attempts),
+            answered: of(&self.answered),
+            shed: of(&self.shed),
+            time_us: of(&self.time_us),
+            bytes: of(&self.bytes),
+        }
+    }
+}
+
+/// Turns counters into rates, from one reading to the next.
+#[derive(Debug, Default)]
+pub struct CallMeter {
+    read_at_ms: Option<u64>,
+    last: BTreeMap<CallPath, Counts>,
+}
+
+impl CallMeter {
+    /// The rates since the last reading of all `paths`, and `None` of the first reading. `now_ms` is of a clock that only
+    /// advances. Paths that are left out are forgotten.
+    pub fn read<'a>(
+        &mut self,
+        paths: impl IntoIterator<Item = (CallPath, &'a CallCounters)>,
+        now_ms: u64,
+    ) -> Option<BTreeMap<CallPath, CallRates>> {
+        let before = std::mem::take(&mut self.last);
+        let elapsed = self.read_at_ms.replace(now_ms).map(|at| now_ms.saturating_sub(at));
+        let mut rates = BTreeMap::new();
+        for (path, counters) in paths {
+            let now = counters.read();
+            let since = before.get(&path).copied().unwrap_or_default();
+            if let Some(elapsed_ms) = elapsed.filter(|elapsed| *elapsed > 0) {
+                let rate = per_second(now, since, elapsed_ms);
+                if rate != CallRates::default() {
+                    rates.insert(path.clone(), rate);
+                }
+            }
+            self.last.insert(path, now);
+        }
+        elapsed.filter(|elapsed| *elapsed > 0).map(|_| rates)
+    }
+}
+
+/// Calls in thousandths per second, the others per second. Counters that are smaller than before were made anew.
+fn per_second(now: Counts, since: Counts, elapsed_ms: u64) -> CallRates {
+    let change = |now: u64, since: u64| now.checked_sub(since).unwrap_or(now);
+    let calls = |now, since| rate(change(now, since), 1_000_000, elapsed_ms);
+    let amount = |now, since| rate(change(now, since), 1_000, elapsed_ms);
+    CallRates {
+        offered: calls(now.offered, since.offered),
+        attempts: calls(now.attempts, since.attempts),
+        answered: calls(now.answered, since.answered),
+        shed: calls(now.shed, since.shed),
+        time_us: amount(now.time_us, since.time_us),
+        bytes: amount(now.bytes, since.bytes),
+    }
+}
+
+/// `count` × `scale` ÷ `elapsed_ms`, rounded.
+pub(crate) fn rate(count: u64, scale: u64, elapsed_ms: u64) -> u64 {
+    let elapsed = u128::from(elapsed_ms.max(1));
+    let rate = (u128::from(count) * u128::from(scale) + elapsed / 2) / elapsed;
+    u64::try_from(rate).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::{Region, ServiceName};
+
+    use super::*;
+
+    fn path(to: Option<&str>) -> CallPath {
+        CallPath {
+            service: ServiceName::new("shop/cart").unwrap(),
+            from: Region::new("eu").unwrap(),
+            to: to.map(|to| Region::new(to).unwrap()),
+            class: None,
+            caller: None,
+        }
+    }
+
+    #[test]
+    fn counts_become_rates_of_the_time_between_readings() {
+        let counters = CallCounters::default();
+        let mut meter = CallMeter::default();
+        assert_eq!(meter.read([(path(None), &counters)], 5_000), None);
+        for call in 0..300 {
+            counters.record_attempt(call < 200);
+            counters.record_answer(4_000);
+            counters.record_bytes(10);
+        }
+        counters.record_shed();
+        let rates = meter.read([(path(None), &counters)], 7_000).unwrap()[&path(None)];
+        let expected = CallRates {
+            offered: 100_000,
+            attempts: 150_000,
+            answered: 150_000,
+            shed: 500,
+            time_us: 600_000,
+            bytes: 1_500,
+        };
+        assert_eq!(rates, expected);
+        assert!(meter.read([(path(None), &counters)], 8_000).unwrap().is_empty(), "nothing happened");
+    }
+
+    #[test]
+    fn counters_that_are_made_anew_count_from_zero() {
+        let (old, new) = (CallCounters::default(), CallCounters::default());
+        let mut meter = CallMeter::default();
+        (0..9).for_each(|_| old.record_attempt(true));
+        meter.read([(path(Some("us")), &old)], 0);
+        new.record_unsent(true);
+        let rates = meter.read([(path(Some("us")), &new), (path(None), &old)], 1_000).unwrap();
+        assert_eq!((rates[&path(Some("us"))].offered, rates[&path(Some("us"))].shed), (1_000, 1_000));
+        assert_eq!(rates[&path(None)].attempts, 9_000, "a new path has all of its counts");
+    }
+}

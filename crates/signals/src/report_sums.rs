@@ -1,0 +1,203 @@
+use std::collections::HashMap;
+
+use fairmesh_model::{MAX_CALL_PATHS, MAX_REPORTED_REGIONS, MAX_SERVER_GROUPS, TrafficReport};
+
+/// Intervals after which a report is void.
+const MISSED_INTERVALS: u64 = 3;
+/// What is added to them, for delays on the way.
+const GRACE_MS: u64 = 500;
+/// Bounds of what a reporter may claim as its interval.
+const MIN_INTERVAL_MS: u64 = 100;
+const MAX_INTERVAL_MS: u64 = 20_000;
+
+/// Bounds of what is kept.
+#[derive(Clone, Copy, Debug)]
+pub struct SumLimits {
+    /// Reporters.
+    pub reporters: usize,
+    /// Paths and groups of servers, of all reporters together.
+    pub rows: usize,
+}
+
+impl SumLimits {
+    /// Of an agent: the programs of one machine.
+    pub const AGENT: Self = Self { reporters: 2_000, rows: 20_000 };
+    /// Of a replica, or of a control plane: agents and replicas.
+    pub const TREE: Self = Self { reporters: 20_000, rows: 200_000 };
+}
+
+/// What became of a report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// It replaces the last one of its reporter.
+    Kept,
+    /// There are too many reporters, or too many rows.
+    Full,
+}
+
+/// The last report of each reporter, and their sum.
+#[derive(Debug)]
+pub struct ReportSums {
+    limits: SumLimits,
+    by_reporter: HashMap<u64, LiveReport>,
+    rows: usize,
+}
+
+#[derive(Debug)]
+struct LiveReport {
+    report: TrafficReport,
+    void_at_ms: u64,
+}
+
+impl ReportSums {
+    /// No reports.
+    pub fn new(limits: SumLimits) -> Self {
+        Self { limits, by_reporter: HashMap::new(), rows: 0 }
+    }
+
+    /// The number of reporters.
+    pub fn reporters(&self) -> usize {
+        self.by_reporter.len()
+    }
+
+    /// Takes a report. `now_ms` is of a clock that only advances.
+    pub fn record(&mut self, report: TrafficReport, now_ms: u64) -> Taken {
+        let new = rows(&report);
+        let old = self.by_reporter.get(&report.reporter).map_or(0, |live| rows(&live.report));
+        if !self.fits(&report, new, old) {
+            self.expire(now_ms);
+            let old = self.by_reporter.get(&report.reporter).map_or(0, |live| rows(&live.report));
+            if !self.fits(&report, new, old) {
+                return Taken::Full;
+            }
+        }
+        let interval = u64::try_from(report.interval.as_millis()).unwrap_or(u64::MAX);
+        let interval = interval.clamp(MIN_INTERVAL_MS, MAX_INTERVAL_MS);
+        let void_at_ms = now_ms.saturating_add(interval * MISSED_INTERVALS + GRACE_MS);
+        let before = self.by_reporter.insert(report.reporter, LiveReport { report, void_at_ms });
+        self.rows = (self.rows + new).saturating_sub(before.map_or(0, |live| rows(&live.report)));
+        Taken::Kept
+    }
+
+    /// The sum of all reports that are not void: `reporter` and `interval` are the caller's to set. Rows beyond the bounds
+    /// of a report are left out.
+    pub fn sum(&mut self, now_ms: u64) -> TrafficReport {
+        self.expire(now_ms);
+        let mut sum = TrafficReport::default();
+        for LiveReport { report, .. } in self.by_reporter.values() {
+            for region in &report.regions {
+                if sum.regions.len() < MAX_REPORTED_REGIONS || sum.regions.contains(region) {
+                    sum.regions.insert(region.clone());
+                }
+            }
+            for (path, rates) in &report.calls {
+                if sum.calls.len() < MAX_CALL_PATHS || sum.calls.contains_key(path) {
+                    *sum.calls.entry(path.clone()).or_default() += *rates;
+                }
+            }
+            for (group, rates) in &report.servers {
+                if sum.servers.len() < MAX_SERVER_GROUPS || sum.servers.contains_key(group) {
+                    *sum.servers.entry(group.clone()).or_default() += rates;
+                }
+            }
+        }
+        sum
+    }
+
+    fn fits(&self, report: &TrafficReport, new: usize, old: usize) -> bool {
+        let is_known = self.by_reporter.contains_key(&report.reporter);
+        (is_known || self.by_reporter.len() < self.limits.reporters)
+            && (self.rows + new).saturating_sub(old) <= self.limits.rows
+    }
+
+    fn expire(&mut self, now_ms: u64) {
+        let rows_left = &mut self.rows;
+        self.by_reporter.retain(|_, live| {
+            let is_live = now_ms < live.void_at_ms;
+            if !is_live {
+                *rows_left = rows_left.saturating_sub(rows(&live.report));
+            }
+            is_live
+        });
+    }
+}
+
+fn rows(report: &TrafficReport) -> usize {
+    report.calls.len() + report.servers.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use fairmesh_model::{CallPath, CallRates, Region, ServerRates, ServiceName};
+
+    use super::*;
+
+    fn report(reporter: u64, region: &str, calls: u64) -> TrafficReport {
+        let region = Region::new(region).unwrap();
+        let service = ServiceName::new("shop/cart").unwrap();
+        let path = CallPath {
+            service: service.clone(),
+            from: region.clone(),
+            to: Some(region.clone()),
+            class: None,
+            caller: None,
+        };
+        let rates = CallRates { offered: calls, ..CallRates::default() };
+        let servers = ServerRates { servers: 1, received: calls, ..ServerRates::default() };
+        TrafficReport {
+            reporter,
+            interval: Duration::from_secs(1),
+            regions: [region.clone()].into(),
+            calls: [(path, rates)].into(),
+            servers: [((service, region), servers)].into(),
+        }
+    }
+
+    fn sums(reporters: usize, rows: usize) -> ReportSums {
+        ReportSums::new(SumLimits { reporters, rows })
+    }
+
+    fn offered(sums: &mut ReportSums, now_ms: u64) -> u64 {
+        sums.sum(now_ms).calls.values().map(|rates| rates.offered).sum()
+    }
+
+    #[test]
+    fn a_report_replaces_the_last_one_of_its_reporter_and_others_add_up() {
+        let mut sums = sums(10, 100);
+        for (reporter, region, calls) in
+            [(1, "eu", 10), (2, "eu", 5), (3, "us", 7), (1, "eu", 20), (1, "eu", 20)]
+        {
+            assert_eq!(sums.record(report(reporter, region, calls), 0), Taken::Kept);
+        }
+        let sum = sums.sum(0);
+        assert_eq!((sum.calls.len(), sum.servers.len(), sum.regions.len()), (2, 2, 2));
+        assert_eq!(offered(&mut sums, 0), 32);
+        assert_eq!(sum.servers.values().map(|rates| rates.servers).sum::<u32>(), 3);
+    }
+
+    #[test]
+    fn a_report_is_void_after_three_intervals() {
+        let mut sums = sums(10, 100);
+        sums.record(report(1, "eu", 10), 0);
+        sums.record(TrafficReport { interval: Duration::MAX, ..report(2, "us", 5) }, 0);
+        assert_eq!(offered(&mut sums, 3_400), 15);
+        assert_eq!(offered(&mut sums, 3_500), 5);
+        assert_eq!(offered(&mut sums, 60_500), 0, "an absurd interval is bounded");
+        assert_eq!((sums.reporters(), sums.rows), (0, 0));
+    }
+
+    #[test]
+    fn reporters_and_rows_are_bounded() {
+        let mut few = sums(2, 100);
+        assert_eq!(
+            [1, 2, 3, 2].map(|reporter| few.record(report(reporter, "eu", 1), 0)),
+            [Taken::Kept, Taken::Kept, Taken::Full, Taken::Kept]
+        );
+        assert_eq!(few.record(report(3, "eu", 1), 5_000), Taken::Kept, "the others are void");
+        let mut small = sums(10, 3);
+        assert_eq!(small.record(report(1, "eu", 1), 0), Taken::Kept);
+        assert_eq!(small.record(report(2, "eu", 1), 0), Taken::Full, "four rows");
+    }
+}

@@ -1,0 +1,182 @@
+use std::{collections::BTreeMap, time::Duration};
+
+use fairmesh_model::{
+    CallPath, CallRates, Invalid, LoadSignal, MAX_CALL_PATHS, MAX_REPORTED_REGIONS, MAX_SERVER_GROUPS,
+    MetricSum, Region, ServerRates, ServiceName, TrafficReport,
+};
+
+use crate::v1;
+
+impl From<TrafficReport> for v1::TrafficReport {
+    fn from(report: TrafficReport) -> Self {
+        let calls = report.calls.into_iter().map(|(path, rates)| write_calls(path, rates));
+        let servers = report.servers.into_iter().map(|(group, rates)| write_servers(group, rates));
+        Self {
+            reporter: report.reporter,
+            interval_ms: u32::try_from(report.interval.as_millis()).unwrap_or(u32::MAX),
+            regions: report.regions.into_iter().map(String::from).collect(),
+            calls: calls.collect(),
+            servers: servers.collect(),
+        }
+    }
+}
+
+impl TryFrom<v1::TrafficReport> for TrafficReport {
+    type Error = Invalid;
+
+    fn try_from(message: v1::TrafficReport) -> Result<Self, Invalid> {
+        bounded("regions", message.regions.len(), MAX_REPORTED_REGIONS)?;
+        bounded("calls", message.calls.len(), MAX_CALL_PATHS)?;
+        bounded("servers", message.servers.len(), MAX_SERVER_GROUPS)?;
+        let regions = message.regions.into_iter().map(Region::try_from);
+        let mut report = Self {
+            reporter: message.reporter,
+            interval: Duration::from_millis(message.interval_ms.into()),
+            regions: regions.collect::<Result<_, Invalid>>().map_err(|e| e.within("regions"))?,
+            ..Self::default()
+        };
+        for (i, calls) in message.calls.into_iter().enumerate() {
+            let (path, rates) = read_calls(calls).map_err(|e| e.within(format!("calls[{i}]")))?;
+            *report.calls.entry(path).or_default() += rates;
+        }
+        for (i, servers) in message.servers.into_iter().enumerate() {
+            let (group, rates) = read_servers(servers).map_err(|e| e.within(format!("servers[{i}]")))?;
+            *report.servers.entry(group).or_default() += &rates;
+        }
+        Ok(report)
+    }
+}
+
+fn bounded(field: &str, count: usize, most: usize) -> Result<(), Invalid> {
+    match count <= most {
+        true => Ok(()),
+        false => Err(Invalid::new(field, format!("has {count} entries"), format!("send at most {most}"))),
+    }
+}
+
+fn write_calls(path: CallPath, rates: CallRates) -> v1::CallRates {
+    let CallPath { service, from, to, class, caller } = path;
+    let CallRates { offered, attempts, answered, shed, time_us, bytes } = rates;
+    v1::CallRates {
+        service: service.to_string(),
+        from: from.into(),
+        to: to.map(String::from).unwrap_or_default(),
+        class: class.map(String::from).unwrap_or_default(),
+        caller: caller.map(|caller| caller.to_string()).unwrap_or_default(),
+        offered,
+        attempts,
+        answered,
+        shed,
+        time_us,
+        bytes,
+    }
+}
+
+fn read_calls(message: v1::CallRates) -> Result<(CallPath, CallRates), Invalid> {
+    let path = CallPath {
+        service: ServiceName::new(&message.service).map_err(|e| e.within("service"))?,
+        from: Region::try_from(message.from).map_err(|e| e.within("from"))?,
+        to: optional("to", message.to)?,
+        class: optional("class", message.class)?,
+        caller: optional("caller", message.caller)?,
+    };
+    let rates = CallRates {
+        offered: message.offered,
+        attempts: message.attempts,
+        answered: message.answered,
+        shed: message.shed,
+        time_us: message.time_us,
+        bytes: message.bytes,
+    };
+    Ok((path, rates))
+}
+
+fn optional<N: TryFrom<String, Error = Invalid>>(field: &str, text: String) -> Result<Option<N>, Invalid> {
+    (!text.is_empty()).then(|| N::try_from(text).map_err(|e| e.within(field))).transpose()
+}
+
+fn write_servers((service, region): (ServiceName, Region), rates: ServerRates) -> v1::ServerRates {
+    let metric = |(name, MetricSum { sum, servers })| v1::MetricSum { name, sum, servers };
+    v1::ServerRates {
+        service: service.to_string(),
+        region: region.into(),
+        servers: rates.servers,
+        counting: rates.counting,
+        received: rates.received,
+        refused: rates.refused,
+        cpu_millicores: rates.cpu_millicores,
+        limit_millicores: rates.limit_millicores,
+        metrics: rates.metrics.into_iter().map(metric).collect(),
+    }
+}
+
+fn read_servers(message: v1::ServerRates) -> Result<((ServiceName, Region), ServerRates), Invalid> {
+    bounded("metrics", message.metrics.len(), ServerRates::MAX_METRICS)?;
+    let mut metrics = BTreeMap::new();
+    for v1::MetricSum { name, sum, servers } in message.metrics {
+        LoadSignal::Metric(name.clone()).validate().map_err(|e| e.within("metrics"))?;
+        metrics.insert(name, MetricSum { sum, servers });
+    }
+    let group = (
+        ServiceName::new(&message.service).map_err(|e| e.within("service"))?,
+        Region::try_from(message.region).map_err(|e| e.within("region"))?,
+    );
+    let rates = ServerRates {
+        servers: message.servers,
+        counting: message.counting,
+        received: message.received,
+        refused: message.refused,
+        cpu_millicores: message.cpu_millicores,
+        limit_millicores: message.limit_millicores,
+        metrics,
+    };
+    Ok((group, rates))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> TrafficReport {
+        let [eu, us] = ["eu", "us"].map(|name| Region::new(name).unwrap());
+        let service = ServiceName::new("shop/cart").unwrap();
+        let path = |to: Option<&Region>, class: Option<&str>| CallPath {
+            service: service.clone(),
+            from: eu.clone(),
+            to: to.cloned(),
+            class: class.map(|class| class.parse().unwrap()),
+            caller: None,
+        };
+        let rates = |n| CallRates { offered: n, attempts: n + 1, answered: n, shed: 1, time_us: 7, bytes: 9 };
+        let metrics = [("queue".to_owned(), MetricSum { sum: 1.5, servers: 2 })];
+        let servers = ServerRates { servers: 2, counting: 1, metrics: metrics.into(), ..Default::default() };
+        TrafficReport {
+            reporter: 7,
+            interval: Duration::from_secs(1),
+            regions: [eu.clone(), us.clone()].into(),
+            calls: [(path(Some(&us), None), rates(1_000)), (path(None, Some("bulk")), rates(2))].into(),
+            servers: [((service.clone(), us.clone()), servers)].into(),
+        }
+    }
+
+    #[test]
+    fn reports_round_trip() {
+        let message = v1::TrafficReport::from(report());
+        assert_eq!(TrafficReport::try_from(message), Ok(report()));
+    }
+
+    #[test]
+    fn reports_are_bounded_and_have_valid_names() {
+        let read = |change: fn(&mut v1::TrafficReport)| {
+            let mut message = v1::TrafficReport::from(report());
+            change(&mut message);
+            TrafficReport::try_from(message).unwrap_err().to_string()
+        };
+        let refusal = read(|message| message.calls = vec![message.calls[0].clone(); MAX_CALL_PATHS + 1]);
+        assert!(refusal.contains("at most 4096"), "{refusal}");
+        assert!(read(|message| message.calls[0].service = "cart".into()).contains("calls[0].service"));
+        assert!(read(|message| message.regions.push("a region".into())).contains("regions"));
+        let metric = |message: &mut v1::TrafficReport| message.servers[0].metrics[0].name = "a b".into();
+        assert!(read(metric).contains("metrics"));
+    }
+}
