@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_identity::PrivateKey;
+use fairmesh_identity::{IdentityRequest, PrivateKey, ProgramIdentity};
 use fairmesh_test_support::free_port;
 use fairmesh_wire::{
     handshake,
@@ -90,26 +90,49 @@ fn the_authority_is_shown_and_rotated_by_its_user() {
     assert_eq!((rotated["roots"].as_array().unwrap().len(), &rotated["issuer"]), (2, &shown["issuer"]));
     let rotated = mesh.run(&["identity", "rotate", "--json"]).json();
     assert_ne!(rotated["issuer"], shown["issuer"]);
-    // Over TCP everyone may look, and nobody may do more.
-    fairmesh(&tcp, &["identity", "show"], "").ok();
+    // Over TCP members may look, and nobody may do more.
+    let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
+    wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
+    over_tcp(&tcp, &agent, &["identity", "show"]).ok();
     for command in [&["identity", "token", "web-1"][..], &["identity", "rotate"]] {
-        let error = fairmesh(&tcp, command, "").fails(1);
+        let error = over_tcp(&tcp, &agent, command).fails(1);
         assert!(error.contains("only the user of the control plane"), "{error}");
     }
+    // Plaintext is refused.
+    let error = fairmesh(&tcp, &["identity", "show"], "").fails(1);
+    assert!(error.contains("accepts only processes with a certificate"), "{error}");
 }
 
 #[test]
 fn nobody_writes_roots_or_agents_over_the_network() {
     let (mesh, tcp) = domain();
+    let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
+    wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
     let error = runtime().block_on(async {
-        let connection =
-            handshake::connect(&Default::default(), &tcp.parse().unwrap(), "test").await.unwrap();
+        let request = IdentityRequest {
+            agent: agent.parse().unwrap(),
+            path: None,
+            software: "test".into(),
+            patience: Duration::from_secs(5),
+        };
+        let transport = ProgramIdentity::of_caller(request).await.unwrap().transport();
+        let connection = handshake::connect(&transport, &tcp.parse().unwrap(), "test").await.unwrap();
         let op =
             Op { key: "/g/identity/agents/evil".into(), value: Some(Vec::new().into()), ..Op::default() };
         connection.rib().write(WriteRequest { ops: vec![op] }).await.unwrap_err()
     });
     assert!(error.message().contains("only the user of the control plane"), "{error}");
-    assert!(joined(&mesh).is_empty());
+    assert_eq!(joined(&mesh), ["spiffe://prod/fairmesh/agent/web-1"]);
+}
+
+/// Runs a command against a control plane over TCP, as a program of an agent's machine.
+fn over_tcp(control: &str, agent: &str, args: &[&str]) -> Run {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+    let command =
+        command.args(args).env_clear().env("FAIRMESH_CONTROL", control).env("FAIRMESH_AGENT", agent);
+    let output = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Run { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
 fn runtime() -> Runtime {
