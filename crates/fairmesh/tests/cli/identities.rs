@@ -24,7 +24,7 @@ use super::{
 };
 
 /// A control plane with the trust domain `prod`, also at a TCP port.
-fn domain() -> (Mesh, String) {
+pub(crate) fn domain() -> (Mesh, String) {
     let tcp = format!("127.0.0.1:{}", free_port());
     let mut mesh = Mesh::empty();
     mesh.arguments = ["--trust-domain", "prod", "--grpc", &tcp].map(String::from).to_vec();
@@ -33,7 +33,7 @@ fn domain() -> (Mesh, String) {
 }
 
 /// A process that ends with the test.
-struct Killed(Child);
+pub(crate) struct Killed(Child);
 
 impl Drop for Killed {
     fn drop(&mut self) {
@@ -42,7 +42,7 @@ impl Drop for Killed {
     }
 }
 
-fn start(args: &[&str], token: Option<&str>) -> Killed {
+pub(crate) fn start(args: &[&str], token: Option<&str>) -> Killed {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
     command.args(args).env_clear().stdout(Stdio::null()).stderr(Stdio::null());
     if let Some(token) = token {
@@ -52,7 +52,7 @@ fn start(args: &[&str], token: Option<&str>) -> Killed {
 }
 
 /// An agent that joins over TCP with a token. Its address.
-fn agent(mesh: &Mesh, name: &str, upstream: &str, token: Option<&str>) -> (Killed, String) {
+pub(crate) fn agent(mesh: &Mesh, name: &str, upstream: &str, token: Option<&str>) -> (Killed, String) {
     let address = format!("unix:{}", mesh.path(&format!("{name}.sock")).display());
     let state = mesh.path(name);
     let (who, where_to) = (["agent", "--name", name, "--region", "eu"], ["--control", upstream]);
@@ -68,11 +68,11 @@ fn joined(mesh: &Mesh) -> Vec<String> {
     listed.as_array().unwrap().iter().map(|agent| agent["id"].as_str().unwrap().to_owned()).collect()
 }
 
-fn has_certificate(mesh: &Mesh, agent: &str) -> bool {
+pub(crate) fn has_certificate(mesh: &Mesh, agent: &str) -> bool {
     mesh.path(agent).join("identity/identity.key").exists()
 }
 
-fn token(mesh: &Mesh, args: &[&str]) -> String {
+pub(crate) fn token(mesh: &Mesh, args: &[&str]) -> String {
     mesh.run(&[&["identity", "token"], args].concat()).ok().trim().to_owned()
 }
 
@@ -135,7 +135,7 @@ fn over_tcp(control: &str, agent: &str, args: &[&str]) -> Run {
     Run { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
-fn runtime() -> Runtime {
+pub(crate) fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
