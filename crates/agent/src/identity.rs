@@ -11,7 +11,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use fairmesh_identity::{Credentials, IdentityError, JoinToken, Workload, renewal};
 use fairmesh_model::{Invalid, Label, MeshRole, SpiffePath};
 use fairmesh_rib::follower::FollowerHandle;
-use fairmesh_wire::transport::{Address, TlsIdentity as _};
+use fairmesh_wire::transport::{Address, TlsIdentity as _, Transport};
 use tokio::{sync::watch, time::timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -37,40 +37,48 @@ struct Shared {
     name: Label,
     upstream: FollowerHandle,
     token: Option<JoinToken>,
+    /// Where to join with the token, and how.
+    control_planes: (Transport, Vec<Address>),
     folder: PathBuf,
     /// Whether this agent is, or is about to become, a member; not while there is no way in. `None` before a control plane
     /// on this machine has said whether there is one.
     is_member: watch::Sender<Option<bool>>,
 }
 
-impl AgentIdentity {
-    /// Reads the certificate that was kept.
-    ///
-    /// # Errors
-    /// When a token is given and the name of the agent cannot be in an id.
-    pub(crate) fn open(
-        config: &AgentConfig,
-        workload: Arc<Workload>,
-        upstream: FollowerHandle,
-    ) -> Result<Option<Self>, Invalid> {
-        let token = config.join_token.clone();
-        let name = match Label::new(config.name.to_ascii_lowercase()) {
-            Ok(name) => name,
-            Err(error) if token.is_some() => return Err(error.within("name")),
-            Err(error) => {
-                tracing::debug!(%error, "this agent cannot have an identity");
-                return Ok(None);
-            }
-        };
-        let folder = config.state_dir.join(FOLDER);
-        let kept = Credentials::load(&folder, workload.now()).unwrap_or_else(|error| {
-            tracing::warn!(%error, "the certificate of this agent on disk cannot be used");
-            None
-        });
-        let kept = kept.filter(|kept| kept.id().path == own_path(&name)).map(|kept| workload.install(kept));
-        if let Some(Err(error)) = kept {
-            tracing::warn!(%error, "the certificate of this agent on disk cannot be used");
+/// Reads the certificate that was kept. The name of this agent in ids, if it can have one.
+///
+/// # Errors
+/// When a token is given and the name of the agent cannot be in an id.
+pub(crate) fn load(config: &AgentConfig, workload: &Workload) -> Result<Option<Label>, Invalid> {
+    let name = match Label::new(config.name.to_ascii_lowercase()) {
+        Ok(name) => name,
+        Err(error) if config.join_token.is_some() => return Err(error.within("name")),
+        Err(error) => {
+            tracing::debug!(%error, "this agent cannot have an identity");
+            return Ok(None);
         }
+    };
+    let kept = Credentials::load(&config.state_dir.join(FOLDER), workload.now()).unwrap_or_else(|error| {
+        tracing::warn!(%error, "the certificate of this agent on disk cannot be used");
+        None
+    });
+    let kept = kept.filter(|kept| kept.id().path == own_path(&name)).map(|kept| workload.install(kept));
+    if let Some(Err(error)) = kept {
+        tracing::warn!(%error, "the certificate of this agent on disk cannot be used");
+    }
+    Ok(Some(name))
+}
+
+impl AgentIdentity {
+    /// The identity of an agent with this name, whose certificate is in `workload` if it was kept.
+    pub(crate) fn new(
+        config: &AgentConfig,
+        name: Label,
+        workload: Arc<Workload>,
+        (upstream, transport): (FollowerHandle, Transport),
+    ) -> Self {
+        let token = config.join_token.clone();
+        let folder = config.state_dir.join(FOLDER);
         let can_ask = config.upstreams.iter().any(|upstream| matches!(upstream, Address::Unix(_)));
         let is_member = match token.is_some() || workload.is_ready() {
             true => Some(true),
@@ -78,7 +86,9 @@ impl AgentIdentity {
             false => Some(false),
         };
         let is_member = watch::Sender::new(is_member);
-        Ok(Some(Self { shared: Arc::new(Shared { workload, name, upstream, token, folder, is_member }) }))
+        let control_planes = (transport, config.upstreams.clone());
+        let shared = Shared { workload, name, upstream, token, control_planes, folder, is_member };
+        Self { shared: Arc::new(shared) }
     }
 
     /// When the certificate expires, since 1970; zero without one.

@@ -32,7 +32,7 @@ use std::{
 pub use checker::probe_once as probe;
 use disk::Disk;
 pub use error::AgentError;
-use fairmesh_identity::{JoinToken, Workload};
+use fairmesh_identity::{JoinToken, Member, Workload};
 use fairmesh_listen::{Limits, Listeners, table};
 use fairmesh_model::Location;
 use fairmesh_rib::{
@@ -90,14 +90,17 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let (disk, saved) = Disk::open(config.state_dir.clone(), config.location.clone()).await?;
     let listeners = Listeners::default();
     let calls = listeners.acceptor(&table::AGENT_GRPC, Limits::calls());
-    let listener = config.transport.bind(&config.listen).await?.within(calls);
+    let workload = Arc::<Workload>::default();
+    let transport = mesh_transport(&config, &workload);
+    let listener = transport.bind(&config.listen).await?.within(calls);
     let maps = bind_maps(&config, &listeners).await?;
     let http = http::bind(config.metrics, &listeners).await?;
     let node = Node::replica();
     let shared = Arc::new(AgentState::new(node.clone(), disk));
-    let workload = Arc::<Workload>::default();
-    let upstream = follow(&config, services_transport(&config, &workload), &shared, saved);
-    let identity = AgentIdentity::open(&config, workload, upstream.clone())?;
+    let kept = identity::load(&config, &workload)?;
+    let upstream = follow(&config, transport.clone(), &shared, saved);
+    let identity =
+        kept.map(|name| AgentIdentity::new(&config, name, workload, (upstream.clone(), transport)));
     let checks = Arc::<checker::Counts>::default();
     let backend = AgentRib::new(shared.clone(), upstream.clone(), checks.clone(), &config);
     let region = config.location.region.clone();
@@ -162,11 +165,11 @@ async fn bind_maps(config: &AgentConfig, listeners: &Listeners) -> Result<Option
     Ok(Some(config.transport.bind(&address).await?.within(maps)))
 }
 
-/// How this agent opens connections: its own identity is for probes of endpoints.
-fn services_transport(config: &AgentConfig, workload: &Arc<Workload>) -> Transport {
+/// How this agent opens and accepts connections: with its own identity, for probes of endpoints too.
+fn mesh_transport(config: &AgentConfig, workload: &Arc<Workload>) -> Transport {
     match config.transport.is_tls() {
         true => config.transport.clone(),
-        false => Transport::tls_of_services(Arc::clone(workload) as _),
+        false => Transport::tls(Arc::new(Member::new(Arc::clone(workload), config.join_token.clone()))),
     }
 }
 

@@ -6,17 +6,15 @@
 mod operate;
 mod service;
 
-use std::{
-    path::Path,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{path::Path, sync::Arc, time::Duration};
 
-use fairmesh_identity::{Authority, Clock, Credentials, IdentityError, PrivateKey, SystemClock, Tokens};
+use fairmesh_identity::{
+    Authority, Clock, Credentials, IdentityError, PrivateKey, SystemClock, Tokens, Workload,
+};
 use fairmesh_model::{Label, MAX_ROOTS, MeshRole, Record, RecordKey, SpiffePath, TrustBundle, TrustDomain};
 use fairmesh_rib::{Batch, Node, Op};
 use fairmesh_store::Store;
-use fairmesh_wire::records;
+use fairmesh_wire::{records, transport::Transport};
 use tonic::Status;
 
 pub(crate) use service::{IdentityService, is_own};
@@ -39,8 +37,8 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 pub(crate) struct Issuing {
     authority: Authority,
     tokens: Tokens,
-    /// Signs responses.
-    own: Mutex<Option<Arc<Credentials>>>,
+    /// Secures connections, and signs responses.
+    workload: Arc<Workload>,
     clock: Arc<dyn Clock>,
 }
 
@@ -74,7 +72,7 @@ impl Issuing {
             return Err(ControlError::NoIntermediate { domain: domain.clone(), folder });
         }
         let tokens = Tokens::open(&folder.join(TOKEN_FOLDER))?;
-        Ok(Some(Self { authority, tokens, own: Mutex::default(), clock }))
+        Ok(Some(Self { authority, tokens, workload: Arc::default(), clock }))
     }
 
     /// The roots of the domain: those of this control plane, and others that are recorded.
@@ -102,25 +100,32 @@ impl Issuing {
         Ok(())
     }
 
+    /// How this control plane accepts connections of the mesh.
+    ///
+    /// # Errors
+    /// When it cannot issue itself a certificate.
+    pub(crate) fn transport(&self, node: &Node) -> Result<Transport, IdentityError> {
+        self.renew_own(node)?;
+        Ok(Transport::tls(Arc::clone(&self.workload) as _))
+    }
+
     /// The certificate by which this control plane signs responses.
     fn own(&self, node: &Node) -> Result<Arc<Credentials>, IdentityError> {
-        let now = self.clock.now();
-        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(own) = own.as_ref().filter(|own| own.validity().0 + OWN_RENEWAL > now) {
-            return Ok(Arc::clone(own));
+        let is_fresh = |own: &Arc<Credentials>| own.validity().0 + OWN_RENEWAL > self.clock.now();
+        match self.workload.credentials().filter(is_fresh) {
+            Some(own) => Ok(own),
+            None => self.renew_own(node),
         }
-        let bundle = self.bundle(node);
+    }
+
+    /// Issues a certificate to this control plane, under the newest intermediate and with all roots.
+    fn renew_own(&self, node: &Node) -> Result<Arc<Credentials>, IdentityError> {
+        let (now, bundle) = (self.clock.now(), self.bundle(node));
         let id = SpiffePath::Mesh(MeshRole::Control, own_name()).within(&bundle.domain);
         let key = PrivateKey::generate()?;
         let issued = self.authority.issue(&key.signing_request()?, &id, now)?;
-        let made = Arc::new(Credentials::new(key, issued.chain, bundle, now)?);
-        *own = Some(Arc::clone(&made));
-        Ok(made)
-    }
-
-    /// Makes the next response be signed under the newest intermediate.
-    fn forget_own(&self) {
-        *self.own.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.workload.install(Credentials::new(key, issued.chain, bundle, now)?)?;
+        self.workload.credentials().ok_or_else(|| IdentityError::Crypto("no certificate was made".into()))
     }
 }
 
@@ -138,6 +143,9 @@ impl IdentityService {
             }
             if let Err(error) = issuing.authority.renew_issuer_if_due(issuing.clock.now()) {
                 tracing::error!(%error, "the intermediate of this control plane expires soon");
+            }
+            if let Err(error) = issuing.renew_own(&self.node) {
+                tracing::error!(%error, "the certificate of this control plane cannot be renewed");
             }
         }
     }

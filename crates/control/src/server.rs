@@ -87,11 +87,12 @@ impl Control {
         let listeners = Listeners::default();
         let calls = listeners.acceptor(&table::CONTROL_GRPC, Limits::calls());
         let mut grpc = Vec::new();
-        for address in &config.grpc {
-            grpc.push(config.transport.bind(address).await?.within(calls.clone()));
-        }
-        if issuing.is_some() {
-            grpc.push(config.transport.bind(&own_socket(&config)).await?.within(calls));
+        let (transport, addresses) = match &issuing {
+            Some(issuing) => (issuing.transport(&node)?, [&config.grpc[..], &[own_socket(&config)]].concat()),
+            None => (config.transport.clone(), config.grpc.clone()),
+        };
+        for address in &addresses {
+            grpc.push(transport.bind(address).await?.with_joining().within(calls.clone()));
         }
         let http = http::bind(config.http, listeners.acceptor(&table::CONTROL_HTTP, Limits::pages())).await?;
         let imbalance = Arc::new(Imbalance::start(&config.data_dir.join(IMBALANCE_FILE)).await);

@@ -1,6 +1,11 @@
 //! Connects to the control plane.
 
+use std::{env, time::Duration};
+
+use fairmesh_identity::{IdentityRequest, ProgramIdentity};
+use fairmesh_model::SpiffePath;
 use fairmesh_wire::{
+    environment,
     handshake::{self, ConnectError, Connection},
     transport::{Address, Transport},
 };
@@ -13,14 +18,43 @@ pub(crate) const SOFTWARE: &str = concat!("fairmesh command line ", env!("CARGO_
 /// Hint on how to give another address.
 const ADDRESS_HINT: &str = "give another address with --control ADDRESS or FAIRMESH_CONTROL";
 
-/// How this program connects, and accepts connections of the mesh.
+/// How long a command waits for its identity.
+const IDENTITY_WAIT: Duration = Duration::from_secs(2);
+
+/// How a program connects that has no identity.
 pub(crate) fn transport() -> Transport {
     Transport::default()
 }
 
+/// How a command connects to a process of the mesh: over TCP with the identity that the agent of this machine gives, if it
+/// is a member of a trust domain. A Unix socket needs none.
+pub(crate) async fn transport_to(address: &Address) -> Transport {
+    match address {
+        Address::Unix(_) => transport(),
+        Address::Tcp(_) => transport_of_agent(agent(), None, SOFTWARE).await,
+    }
+}
+
+/// How a process of this machine connects, and accepts connections of the mesh: with an identity from its agent, which may
+/// come later.
+pub(crate) async fn transport_of_agent(
+    agent: Address,
+    path: Option<SpiffePath>,
+    software: impl Into<String>,
+) -> Transport {
+    let request = IdentityRequest { agent, path, software: software.into(), patience: IDENTITY_WAIT };
+    ProgramIdentity::of_caller(request).await.map(ProgramIdentity::transport).unwrap_or_default()
+}
+
+/// The agent of this machine.
+pub(crate) fn agent() -> Address {
+    let given = env::var("FAIRMESH_AGENT").ok().and_then(|text| text.parse().ok());
+    given.unwrap_or_else(environment::agent)
+}
+
 /// Connects to the given control plane.
 pub(crate) async fn connect(target: &TargetArgs) -> Result<Connection, Failure> {
-    handshake::connect(&transport(), &target.control, SOFTWARE)
+    handshake::connect(&transport_to(&target.control).await, &target.control, SOFTWARE)
         .await
         .map_err(|error| unreachable(&target.control, &error))
 }
@@ -29,7 +63,10 @@ fn unreachable(address: &Address, error: &ConnectError) -> Failure {
     match error {
         ConnectError::Unreachable { .. } => Failure::failed_with(
             format!("cannot reach the control plane at {address}"),
-            format!("start it with 'fairmesh control', or {ADDRESS_HINT}"),
+            format!(
+                "start it with 'fairmesh control', or {ADDRESS_HINT}; over TCP, a mesh with a trust domain accepts only \
+                 programs of a machine whose agent has joined: else give the Unix socket of the control plane"
+            ),
         ),
         ConnectError::NoHello { .. } => Failure::failed_with(
             error,

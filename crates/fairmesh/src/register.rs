@@ -18,13 +18,13 @@ use fairmesh_model::{EndpointState, HostType, InstanceId, Protocol, Region, Serv
 use fairmesh_server::{
     Cpu, Drained, Lease, RegistrationState, RegistryClient, UsageReports, transport_of_agent,
 };
-use fairmesh_wire::transport::Address;
+use fairmesh_wire::transport::{Address, Transport};
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until},
 };
 
-use crate::{connect::transport, failure::Failure, signals};
+use crate::{failure::Failure, signals};
 use arguments::ValidArguments;
 pub(crate) use arguments::protocol;
 use child::Child;
@@ -101,15 +101,15 @@ pub(crate) async fn run(args: RegisterArgs) -> Result<ExitCode, Failure> {
     // Installed before the program starts, so that a signal in between does not orphan it.
     let terminated = signals::shutdown()?;
     preflight::refuse_address_in_use(&plan).await?;
-    let _terminator = terminate(&mut plan).await?;
+    let transport = transport_of_agent(&plan.addresses, &plan.registration).await;
+    let _terminator = terminate(&mut plan, &transport).await?;
     let child = Child::start(&plan.command)?;
     preflight::announce_declaration(&plan).await;
-    Supervisor::new(plan, child).run(terminated).await.map(ExitCode::from)
+    Supervisor::new(plan, transport, child).run(terminated).await.map(ExitCode::from)
 }
 
 /// Listens in front of the program, if it has an address of its own.
-async fn terminate(plan: &mut ValidArguments) -> Result<Option<Terminator>, Failure> {
-    let transport = transport_of_agent(&plan.addresses, &plan.registration).await;
+async fn terminate(plan: &mut ValidArguments, transport: &Transport) -> Result<Option<Terminator>, Failure> {
     let Some(program) = plan.program else {
         if transport.is_tls() {
             print_status(
@@ -119,7 +119,7 @@ async fn terminate(plan: &mut ValidArguments) -> Result<Option<Terminator>, Fail
         return Ok(None);
     };
     plan.registration.mtls = transport.is_tls();
-    Terminator::start(plan.registration.address, program, transport).await.map(Some)
+    Terminator::start(plan.registration.address, program, transport.clone()).await.map(Some)
 }
 
 /// Prints a status line for people.
@@ -130,6 +130,7 @@ fn print_status(what: impl std::fmt::Display) {
 /// The observed program and its registration.
 struct Supervisor {
     plan: ValidArguments,
+    transport: Transport,
     child: Option<Child>,
     health: Health,
     /// Set after the first response of the program.
@@ -140,8 +141,8 @@ struct Supervisor {
 }
 
 impl Supervisor {
-    fn new(plan: ValidArguments, child: Option<Child>) -> Self {
-        Self { plan, child, health: Health::default(), lease: None, standing: None, usage: None }
+    fn new(plan: ValidArguments, transport: Transport, child: Option<Child>) -> Self {
+        Self { plan, transport, child, health: Health::default(), lease: None, standing: None, usage: None }
     }
 
     async fn run(mut self, terminated: impl Future<Output = ()>) -> Result<u8, Failure> {
@@ -196,7 +197,8 @@ impl Supervisor {
     fn announce(&mut self) {
         let registration = self.plan.registration.clone();
         let software = format!("register {} {}", registration.service, registration.instance);
-        let link = Arc::new(RegistryClient::new(self.plan.addresses.clone(), software, transport()));
+        let link =
+            Arc::new(RegistryClient::new(self.plan.addresses.clone(), software, self.transport.clone()));
         if let Some(pid) = self.child.as_ref().and_then(Child::pid) {
             let cpu = Cpu::of(pid);
             cpu.read();

@@ -10,6 +10,7 @@ mod cli {
     pub(crate) mod etcd;
     pub(crate) mod hosts;
     pub(crate) mod identities;
+    pub(crate) mod listeners;
     pub(crate) mod moves;
     pub(crate) mod refusals;
     pub(crate) mod replicas;

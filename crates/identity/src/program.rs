@@ -99,9 +99,10 @@ impl ProgramIdentity {
         Self { workload, _renewal: renewal }
     }
 
-    /// Secures calls of services, and keeps the identity renewed as long as a clone of this transport lives.
+    /// Secures calls of services and connections with processes of the mesh, and keeps the identity renewed as long as a
+    /// clone of this transport lives.
     pub fn transport(self) -> Transport {
-        Transport::tls_of_services(Arc::new(self))
+        Transport::tls(Arc::new(self))
     }
 }
 
@@ -184,5 +185,9 @@ impl TlsIdentity for ProgramIdentity {
 
     fn accept(&self, stream: TcpStream) -> Handshake {
         self.workload.accept(stream)
+    }
+
+    fn accept_joining(&self, stream: TcpStream) -> Handshake {
+        self.workload.accept_joining(stream)
     }
 }

@@ -14,7 +14,7 @@ use tokio_rustls::rustls::{
     version::TLS13,
 };
 
-use crate::{Clock, Credentials, IdentityError, Refused, Trust, Usage, trust::algorithms};
+use crate::{Clock, Credentials, IdentityError, JoinToken, Refused, Trust, Usage, trust::algorithms};
 
 /// The peer that a client expects.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -59,6 +59,8 @@ struct Verifier {
     clock: Arc<dyn Clock>,
     /// Of a server; any client of the domain may connect.
     expected: Option<Expected>,
+    /// Whether clients without a certificate are accepted too.
+    with_joining: bool,
 }
 
 impl Verifier {
@@ -113,6 +115,10 @@ impl ServerCertVerifier for Verifier {
 }
 
 impl ClientCertVerifier for Verifier {
+    fn client_auth_mandatory(&self) -> bool {
+        !self.with_joining
+    }
+
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -150,6 +156,54 @@ impl ClientCertVerifier for Verifier {
     }
 }
 
+/// Verifies a server by the digest of its root.
+#[derive(Debug)]
+struct PinnedVerifier {
+    token: JoinToken,
+    clock: Arc<dyn Clock>,
+}
+
+impl ServerCertVerifier for PinnedVerifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let refuse = |refused: Refused| {
+            Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(refused))))
+        };
+        let chain: Vec<_> = std::iter::once(end_entity).chain(intermediates).cloned().collect();
+        let verified = Trust::verify_pinned(&chain, &self.token, self.clock.now());
+        verified.and_then(|found| Expected::Mesh.check(found)).map_err(refuse)?;
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        tls13_only()
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, certificate, signature, &algorithms())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        algorithms().supported_schemes()
+    }
+}
+
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
 }
@@ -162,7 +216,7 @@ pub(crate) fn client(
     clock: &Arc<dyn Clock>,
 ) -> Result<Arc<ClientConfig>, IdentityError> {
     let (trust, clock) = (own.trust.clone(), Arc::clone(clock));
-    let verifier = Arc::new(Verifier { trust, clock, expected: Some(expected) });
+    let verifier = Arc::new(Verifier { trust, clock, expected: Some(expected), with_joining: false });
     let config = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
     let config = config.map_err(IdentityError::crypto)?;
     let config = config.dangerous().with_custom_certificate_verifier(verifier);
@@ -170,12 +224,31 @@ pub(crate) fn client(
     config.map(Arc::new).map_err(IdentityError::crypto)
 }
 
-/// Of a server that accepts every identity of its domain.
-pub(crate) fn server(own: &Credentials, clock: &Arc<dyn Clock>) -> Result<Arc<ServerConfig>, IdentityError> {
+/// Of a client without a certificate, which joins by a token: the server proves to be a process of the mesh under the root
+/// that the token pins, which it sends.
+pub(crate) fn joining(token: &JoinToken, clock: &Arc<dyn Clock>) -> Result<Arc<ClientConfig>, IdentityError> {
+    let verifier = Arc::new(PinnedVerifier { token: token.clone(), clock: Arc::clone(clock) });
+    let config = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
+    let config =
+        config.map_err(IdentityError::crypto)?.dangerous().with_custom_certificate_verifier(verifier);
+    Ok(Arc::new(config.with_no_client_auth()))
+}
+
+/// Of a server that accepts every identity of its domain; `with_joining` also clients without one, to which it shows its
+/// root too, since they know only its digest.
+pub(crate) fn server(
+    own: &Credentials,
+    clock: &Arc<dyn Clock>,
+    with_joining: bool,
+) -> Result<Arc<ServerConfig>, IdentityError> {
     let (trust, clock) = (own.trust.clone(), Arc::clone(clock));
-    let verifier = Arc::new(Verifier { trust, clock, expected: None });
+    let mut chain = own.chain.clone();
+    if with_joining {
+        chain.extend(trust.root_of(&own.chain));
+    }
+    let verifier = Arc::new(Verifier { trust, clock, expected: None, with_joining });
     let config = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
     let config = config.map_err(IdentityError::crypto)?.with_client_cert_verifier(verifier);
-    let config = config.with_single_cert(own.chain.clone(), own.key.rustls());
+    let config = config.with_single_cert(chain, own.key.rustls());
     config.map(Arc::new).map_err(IdentityError::crypto)
 }

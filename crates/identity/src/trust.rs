@@ -113,6 +113,28 @@ impl Trust {
         Self::new(TrustBundle { domain: bundle.domain.clone(), roots })
     }
 
+    /// Verifies the chain of a server that sends its root as well, by the digest of the root in a token.
+    pub(crate) fn verify_pinned(
+        chain: &[CertificateDer<'_>],
+        token: &JoinToken,
+        now: Duration,
+    ) -> Result<SpiffeId, Refused> {
+        let leaf = chain.first().ok_or(Refused::ChainLength(0))?;
+        let domain = id_of(leaf, Usage::Server)?.domain;
+        let roots = chain.iter().take(MAX_CHAIN).map(|one| one.to_vec()).collect();
+        let trust = Self::pinned(&TrustBundle { domain, roots }, token).map_err(|_| Refused::Malformed)?;
+        trust.verify(chain, Usage::Server, now)
+    }
+
+    /// The root above a chain.
+    pub(crate) fn root_of(&self, chain: &[CertificateDer<'_>]) -> Option<CertificateDer<'static>> {
+        let above = parse(chain.last()?).ok()?.issuer().as_raw().to_vec();
+        let signed = |root: &&Vec<u8>| {
+            parse(&CertificateDer::from(root.as_slice())).is_ok_and(|root| root.subject().as_raw() == above)
+        };
+        self.bundle.roots.iter().find(signed).map(|root| root.clone().into())
+    }
+
     /// Verifies a chain, the peer's own certificate first, and returns its identity.
     ///
     /// # Errors

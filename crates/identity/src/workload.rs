@@ -30,6 +30,8 @@ pub struct Workload {
 struct Held {
     credentials: Arc<Credentials>,
     server: Arc<ServerConfig>,
+    /// For clients without a certificate too, which join.
+    joining_server: Arc<ServerConfig>,
     clients: Mutex<HashMap<Expected, Arc<ClientConfig>>>,
 }
 
@@ -56,8 +58,10 @@ impl Workload {
     /// # Errors
     /// When it cannot be used; the one before remains.
     pub fn install(&self, credentials: Credentials) -> Result<(), IdentityError> {
-        let server = tls_config::server(&credentials, &self.clock)?;
-        let held = Held { credentials: Arc::new(credentials), server, clients: Mutex::default() };
+        let server = tls_config::server(&credentials, &self.clock, false)?;
+        let joining_server = tls_config::server(&credentials, &self.clock, true)?;
+        let credentials = Arc::new(credentials);
+        let held = Held { credentials, server, joining_server, clients: Mutex::default() };
         *self.held.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(held));
         self.ready.send_replace(true);
         Ok(())
@@ -81,6 +85,11 @@ impl Workload {
     /// Time since 1970.
     pub fn now(&self) -> Duration {
         self.clock.now()
+    }
+
+    /// Whether there is a certificate that peers accept.
+    pub(crate) fn is_valid(&self) -> bool {
+        self.held().is_some_and(|held| held.credentials.validity().1 > self.now())
     }
 
     /// Waits for the first certificate.
@@ -110,6 +119,13 @@ impl Workload {
     }
 }
 
+fn accept(config: Option<Arc<ServerConfig>>, stream: TcpStream) -> Handshake {
+    Box::pin(async move {
+        let config = config.ok_or_else(no_identity)?;
+        Ok(Box::new(TlsStream::accept(config, stream).await?) as Box<_>)
+    })
+}
+
 fn no_identity() -> io::Error {
     io::Error::other(NoIdentity)
 }
@@ -125,10 +141,10 @@ impl TlsIdentity for Workload {
     }
 
     fn accept(&self, stream: TcpStream) -> Handshake {
-        let config = self.held().map(|held| Arc::clone(&held.server));
-        Box::pin(async move {
-            let config = config.ok_or_else(no_identity)?;
-            Ok(Box::new(TlsStream::accept(config, stream).await?) as Box<_>)
-        })
+        accept(self.held().map(|held| Arc::clone(&held.server)), stream)
+    }
+
+    fn accept_joining(&self, stream: TcpStream) -> Handshake {
+        accept(self.held().map(|held| Arc::clone(&held.joining_server)), stream)
     }
 }

@@ -97,7 +97,7 @@ impl Replica {
         let calls = bounded.acceptor(&table::REPLICA_GRPC, Limits::calls());
         let mut listeners = Vec::new();
         for address in &config.listen {
-            listeners.push(config.transport.bind(address).await?.within(calls.clone()));
+            listeners.push(config.transport.bind(address).await?.with_joining().within(calls.clone()));
         }
         let http = http::bind(config.metrics, &bounded).await?;
         Ok(Self { config, shared: Arc::new(ReplicaState::new(disk)), held, listeners, http, bounded })

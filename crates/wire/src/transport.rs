@@ -10,6 +10,7 @@ mod address;
 mod calls;
 mod channel;
 mod identity;
+mod joining;
 mod listener;
 mod serve;
 mod socket;
@@ -40,21 +41,13 @@ pub use waits::Waits;
 #[derive(Clone, Debug, Default)]
 pub struct Transport {
     identity: Option<Arc<dyn TlsIdentity>>,
-    /// Whether the identity is for calls of services only, and processes of the mesh are reached in plaintext.
-    services_only: bool,
 }
 
 impl Transport {
-    /// Mutual TLS by `identity`: with processes of the mesh over TCP, with endpoints that speak it, and on every
-    /// listener for these. Unix sockets stay as they are.
+    /// Mutual TLS by `identity`: with endpoints that speak it, as a server with callers, and over TCP with processes of
+    /// the mesh once they are [secured](TlsIdentity::secures_mesh). Unix sockets stay as they are.
     pub fn tls(identity: Arc<dyn TlsIdentity>) -> Self {
-        Self { identity: Some(identity), services_only: false }
-    }
-
-    /// Mutual TLS by `identity` with endpoints that speak it and, as a server, with callers. Processes of the mesh are
-    /// reached in plaintext.
-    pub fn tls_of_services(identity: Arc<dyn TlsIdentity>) -> Self {
-        Self { identity: Some(identity), services_only: true }
+        Self { identity: Some(identity) }
     }
 
     /// Whether callers are accepted with mutual TLS only.
@@ -64,7 +57,7 @@ impl Transport {
 
     /// For connections with processes of the mesh.
     fn of_mesh(&self) -> Option<&Arc<dyn TlsIdentity>> {
-        self.identity.as_ref().filter(|_| !self.services_only)
+        self.identity.as_ref().filter(|identity| identity.secures_mesh())
     }
 
     /// Opens a connection to a process of the mesh. The caller applies a timeout.
@@ -121,7 +114,7 @@ impl Transport {
     /// # Errors
     /// [`BindError`] with the address.
     pub async fn bind(&self, address: &Address) -> Result<Listener, BindError> {
-        Listener::bind(address, Self { identity: self.of_mesh().cloned(), ..*self }).await
+        Listener::bind(address, self.clone()).await
     }
 
     /// Performs the server's handshake on an accepted connection of a caller. For a task of its own, since the peer may
@@ -131,11 +124,20 @@ impl Transport {
     /// When the handshake fails, or a limit of the listener closed the connection.
     pub async fn accept(&self, stream: GuardedStream<Stream>) -> io::Result<GuardedStream<Stream>> {
         let Some(identity) = &self.identity else { return Ok(stream) };
-        let handshake = async |stream| match stream {
-            Stream::Tcp(stream) => identity.accept(stream).await.map(Stream::Tls),
-            other => Ok(other),
-        };
-        stream.establish(handshake).await
+        establish(stream, |stream| identity.accept(stream)).await
+    }
+
+    /// Performs the server's handshake on an accepted connection of a process of the mesh.
+    async fn accept_mesh(
+        &self,
+        stream: GuardedStream<Stream>,
+        with_joining: bool,
+    ) -> io::Result<GuardedStream<Stream>> {
+        let Some(identity) = self.of_mesh() else { return Ok(stream) };
+        match with_joining {
+            true => establish(stream, |stream| identity.accept_joining(stream)).await,
+            false => establish(stream, |stream| identity.accept(stream)).await,
+        }
     }
 }
 
@@ -148,6 +150,18 @@ pub struct EndpointAddress<'a> {
     pub service: Option<&'a ServiceName>,
     /// The address to connect from, if that is given and of the same address family.
     pub from: Option<IpAddr>,
+}
+
+/// Secures a connection over TCP.
+async fn establish(
+    stream: GuardedStream<Stream>,
+    accept: impl Fn(TcpStream) -> Handshake,
+) -> io::Result<GuardedStream<Stream>> {
+    let handshake = async |stream| match stream {
+        Stream::Tcp(stream) => accept(stream).await.map(Stream::Tls),
+        other => Ok(other),
+    };
+    stream.establish(handshake).await
 }
 
 /// Prepares a socket for calls, which are small and latency-sensitive: Nagle's algorithm would delay each by a round

@@ -1,6 +1,6 @@
 //! Certificates from a control plane, through whatever lies in between.
 
-use std::{sync::Arc, time::Duration};
+use std::{error::Error, sync::Arc, time::Duration};
 
 use fairmesh_identity::{
     Credentials, IdentityError, Trust,
@@ -9,7 +9,7 @@ use fairmesh_identity::{
 };
 use fairmesh_model::{MeshRole, SpiffePath, TrustBundle};
 use fairmesh_wire::{
-    handshake::Connection,
+    handshake::{self, Connection},
     transport::Address,
     v1::{self, SignedMessage},
 };
@@ -21,6 +21,8 @@ use super::{Shared, own_path};
 
 /// How long one request for a certificate may take.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a program waits for its agent to reach a control plane.
+const RECONNECT_WAIT: Duration = Duration::from_secs(2);
 /// How long an agent that cannot join waits before it looks whether it can by now.
 const OUTSIDE_INTERVAL: Duration = Duration::from_secs(30);
 
@@ -37,7 +39,7 @@ impl Source for ControlSource {
             return issued.map_err(|status| status.message().to_owned());
         }
         loop {
-            let connection = self.shared.upstream.connected().await;
+            let connection = self.shared.connect_to_join().await?;
             if self.shared.token.is_some() || matches!(connection.address(), Address::Unix(_)) {
                 match self.shared.join(&connection, request.clone()).await {
                     Err(status) if self.shared.token.is_none() && is_no_domain(status.code()) => {}
@@ -63,6 +65,23 @@ fn is_no_domain(code: Code) -> bool {
 }
 
 impl Shared {
+    /// A connection on which to join. Without a certificate there are no watches, so that a joining agent does not follow
+    /// anything yet.
+    async fn connect_to_join(&self) -> Result<Connection, String> {
+        if self.token.is_none() {
+            return Ok(self.upstream.connected().await);
+        }
+        let (transport, addresses) = &self.control_planes;
+        let mut failed = String::new();
+        for address in addresses {
+            match handshake::connect(transport, address, &format!("agent {}", self.name)).await {
+                Ok(connection) => return Ok(connection),
+                Err(error) => failed = describe(&error),
+            }
+        }
+        Err(failed)
+    }
+
     /// The first certificate of this agent.
     async fn join(&self, connection: &Connection, csr: Vec<u8>) -> Result<Certified, Status> {
         let agent = self.name.to_string();
@@ -91,7 +110,8 @@ impl Shared {
         let signed_at = self.workload.now().as_secs();
         let request = v1::IssueRequest { path: path.to_string(), csr: csr.clone().into(), signed_at };
         let message = signed::sign(&own, Purpose::IssueRequest, b"", request.encode_to_vec());
-        let connection = self.upstream.connection().ok_or_else(|| {
+        // An agent that just joined connects again.
+        let connection = timeout(RECONNECT_WAIT, self.upstream.connected()).await.map_err(|_| {
             Status::unavailable("no control plane can be reached to issue a certificate; retry when one can")
         })?;
         let mut client = connection.identity();
@@ -110,6 +130,17 @@ impl Shared {
         let chain = decoded.chain.iter().map(|one| one.to_vec().into()).collect();
         Ok(Certified { chain, bundle: bundle_of(response)? })
     }
+}
+
+/// An error with its causes.
+fn describe(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(one) = cause {
+        text = format!("{text}: {one}");
+        cause = one.source();
+    }
+    text
 }
 
 /// The roots in a response that is not verified yet.

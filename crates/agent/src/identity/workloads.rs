@@ -51,14 +51,14 @@ fn permitted_user(peer: &Identity) -> Result<u32, Status> {
     }
 }
 
-/// The identity that a program asks for. One that names none is an operator, named after machine and user. Proxies and
-/// operators are named after the machine.
+/// The identity that a program asks for. One that names none is an operator, named after machine and user. Proxies,
+/// replicas and operators are named after the machine.
 fn requested_path(path: &str, agent: &Label, uid: u32) -> Result<SpiffePath, Invalid> {
     if path.is_empty() {
         return Ok(SpiffePath::Mesh(MeshRole::Operator, Label::new(format!("{agent}.uid-{uid}"))?));
     }
     match path.parse()? {
-        SpiffePath::Mesh(role @ (MeshRole::Proxy | MeshRole::Operator), name) => {
+        SpiffePath::Mesh(role @ (MeshRole::Proxy | MeshRole::Operator | MeshRole::Replica), name) => {
             Ok(SpiffePath::Mesh(role, Label::new(format!("{agent}.{name}"))?))
         }
         path => Ok(path),
@@ -75,6 +75,7 @@ mod tests {
         for (asked, path) in [
             ("", "fairmesh/operator/web-1.uid-7"),
             ("fairmesh/proxy/edge", "fairmesh/proxy/web-1.edge"),
+            ("fairmesh/replica/eu", "fairmesh/replica/web-1.eu"),
             ("shop/cart", "shop/cart"),
             ("fairmesh/control/x", "fairmesh/control/x"),
         ] {

@@ -162,7 +162,7 @@ impl MeshBuilder {
 
     /// Calls with the identity that the agent gives; plaintext where there is no agent.
     async fn transport_of_agent(&self, client_id: &str) -> Result<Transport, Invalid> {
-        if self.is_direct() || self.lookaside.is_some() {
+        if self.is_direct() {
             return Ok(Transport::default());
         }
         let request = IdentityRequest {

@@ -58,7 +58,7 @@ impl authority_server::Authority for IdentityService {
         })
         .await?;
         issuing.publish(&self.node, &*self.store).await?;
-        issuing.forget_own();
+        issuing.renew_own(&self.node).map_err(|error| failed(&error))?;
         tracing::warn!(root = with_root, "the key of the certificate authority was rotated");
         self.describe().map(Response::new)
     }

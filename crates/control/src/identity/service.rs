@@ -92,8 +92,8 @@ impl IdentityService {
         Ok(())
     }
 
-    /// Whether an agent may have this certificate: its own, one of a service of its tenants, or of a proxy or an
-    /// operator on its machine.
+    /// Whether an agent may have this certificate: its own, one of a service of its tenants, or of a proxy, a
+    /// replica or an operator on its machine.
     fn check_vouches(&self, signer: &SpiffeId, path: &SpiffePath) -> Result<(), Status> {
         let refused =
             || Err(Status::permission_denied(format!("{signer} may not have a certificate for {path}")));
@@ -104,11 +104,11 @@ impl IdentityService {
         let may = match path {
             SpiffePath::Service(service) => joined.vouches_for(&service.tenant),
             SpiffePath::Mesh(MeshRole::Agent, name) => name == agent,
-            SpiffePath::Mesh(MeshRole::Proxy | MeshRole::Operator, name) => {
+            SpiffePath::Mesh(MeshRole::Proxy | MeshRole::Operator | MeshRole::Replica, name) => {
                 let rest = name.as_str().strip_prefix(agent.as_str());
                 rest.is_some_and(|rest| rest.starts_with('.'))
             }
-            SpiffePath::Mesh(MeshRole::Control | MeshRole::Replica, _) => false,
+            SpiffePath::Mesh(MeshRole::Control, _) => false,
         };
         if may { Ok(()) } else { refused() }
     }

@@ -8,7 +8,7 @@ use fairmesh_wire::{
 
 use crate::{
     cli::AgentTarget,
-    connect::{SOFTWARE, transport},
+    connect::{SOFTWARE, transport_to},
     failure::Failure,
     view::{Scope, View},
 };
@@ -52,7 +52,7 @@ async fn assumed(agent: &AgentTarget) -> Result<Region, Invalid> {
 
 /// Region of the agent at `address`; `None` if it does not respond.
 async fn agent_region(address: &Address) -> Option<Region> {
-    let connection = handshake::connect(&transport(), address, SOFTWARE).await.ok()?;
+    let connection = handshake::connect(&transport_to(address).await, address, SOFTWARE).await.ok()?;
     connection.hello.location.map(|location| location.region)
 }
 

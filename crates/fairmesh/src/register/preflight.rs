@@ -9,7 +9,7 @@ use tokio::{net::TcpStream, time::timeout};
 use super::{arguments::ValidArguments, print_status};
 use crate::{
     command::service_words,
-    connect::{SOFTWARE, transport},
+    connect::{SOFTWARE, transport_to},
     failure::Failure,
     rib_reader,
 };
@@ -51,7 +51,7 @@ pub(super) async fn announce_declaration(plan: &ValidArguments) {
 async fn is_declared(plan: &ValidArguments) -> Option<bool> {
     let key = RecordKey::Service(plan.registration.service.clone());
     for address in &plan.addresses {
-        if let Ok(connection) = handshake::connect(&transport(), address, SOFTWARE).await {
+        if let Ok(connection) = handshake::connect(&transport_to(address).await, address, SOFTWARE).await {
             let found = rib_reader::read(&connection, &[Prefix::from(&key)]).await.ok()?;
             return Some(found.iter().any(|stored| stored.key == key));
         }

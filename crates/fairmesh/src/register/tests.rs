@@ -58,7 +58,7 @@ impl Bench {
         let plan = ValidArguments::new(CommandLine::try_parse_from(typed).unwrap().args).unwrap();
         let child = Child::start(&plan.command).unwrap();
         let (terminate, terminated) = oneshot::channel();
-        let watch = Supervisor::new(plan, child);
+        let watch = Supervisor::new(plan, Default::default(), child);
         (terminate, tokio::spawn(watch.run(async { drop(terminated.await) })))
     }
 

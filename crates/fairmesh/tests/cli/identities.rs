@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_identity::PrivateKey;
+use fairmesh_identity::{IdentityRequest, PrivateKey, ProgramIdentity};
 use fairmesh_test_support::free_port;
 use fairmesh_wire::{
     handshake,
@@ -24,7 +24,7 @@ use super::{
 };
 
 /// A control plane with the trust domain `prod`, also at a TCP port.
-fn domain() -> (Mesh, String) {
+pub(crate) fn domain() -> (Mesh, String) {
     let tcp = format!("127.0.0.1:{}", free_port());
     let mut mesh = Mesh::empty();
     mesh.arguments = ["--trust-domain", "prod", "--grpc", &tcp].map(String::from).to_vec();
@@ -33,7 +33,7 @@ fn domain() -> (Mesh, String) {
 }
 
 /// A process that ends with the test.
-struct Killed(Child);
+pub(crate) struct Killed(Child);
 
 impl Drop for Killed {
     fn drop(&mut self) {
@@ -42,7 +42,7 @@ impl Drop for Killed {
     }
 }
 
-fn start(args: &[&str], token: Option<&str>) -> Killed {
+pub(crate) fn start(args: &[&str], token: Option<&str>) -> Killed {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
     command.args(args).env_clear().stdout(Stdio::null()).stderr(Stdio::null());
     if let Some(token) = token {
@@ -52,7 +52,7 @@ fn start(args: &[&str], token: Option<&str>) -> Killed {
 }
 
 /// An agent that joins over TCP with a token. Its address.
-fn agent(mesh: &Mesh, name: &str, upstream: &str, token: Option<&str>) -> (Killed, String) {
+pub(crate) fn agent(mesh: &Mesh, name: &str, upstream: &str, token: Option<&str>) -> (Killed, String) {
     let address = format!("unix:{}", mesh.path(&format!("{name}.sock")).display());
     let state = mesh.path(name);
     let (who, where_to) = (["agent", "--name", name, "--region", "eu"], ["--control", upstream]);
@@ -68,11 +68,11 @@ fn joined(mesh: &Mesh) -> Vec<String> {
     listed.as_array().unwrap().iter().map(|agent| agent["id"].as_str().unwrap().to_owned()).collect()
 }
 
-fn has_certificate(mesh: &Mesh, agent: &str) -> bool {
+pub(crate) fn has_certificate(mesh: &Mesh, agent: &str) -> bool {
     mesh.path(agent).join("identity/identity.key").exists()
 }
 
-fn token(mesh: &Mesh, args: &[&str]) -> String {
+pub(crate) fn token(mesh: &Mesh, args: &[&str]) -> String {
     mesh.run(&[&["identity", "token"], args].concat()).ok().trim().to_owned()
 }
 
@@ -90,29 +90,52 @@ fn the_authority_is_shown_and_rotated_by_its_user() {
     assert_eq!((rotated["roots"].as_array().unwrap().len(), &rotated["issuer"]), (2, &shown["issuer"]));
     let rotated = mesh.run(&["identity", "rotate", "--json"]).json();
     assert_ne!(rotated["issuer"], shown["issuer"]);
-    // Over TCP everyone may look, and nobody may do more.
-    fairmesh(&tcp, &["identity", "show"], "").ok();
+    // Over TCP members may look, and nobody may do more.
+    let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
+    wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
+    over_tcp(&tcp, &agent, &["identity", "show"]).ok();
     for command in [&["identity", "token", "web-1"][..], &["identity", "rotate"]] {
-        let error = fairmesh(&tcp, command, "").fails(1);
+        let error = over_tcp(&tcp, &agent, command).fails(1);
         assert!(error.contains("only the user of the control plane"), "{error}");
     }
+    // Plaintext is refused.
+    let error = fairmesh(&tcp, &["identity", "show"], "").fails(1);
+    assert!(error.contains("accepts only processes with a certificate"), "{error}");
 }
 
 #[test]
 fn nobody_writes_roots_or_agents_over_the_network() {
     let (mesh, tcp) = domain();
+    let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
+    wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
     let error = runtime().block_on(async {
-        let connection =
-            handshake::connect(&Default::default(), &tcp.parse().unwrap(), "test").await.unwrap();
+        let request = IdentityRequest {
+            agent: agent.parse().unwrap(),
+            path: None,
+            software: "test".into(),
+            patience: Duration::from_secs(5),
+        };
+        let transport = ProgramIdentity::of_caller(request).await.unwrap().transport();
+        let connection = handshake::connect(&transport, &tcp.parse().unwrap(), "test").await.unwrap();
         let op =
             Op { key: "/g/identity/agents/evil".into(), value: Some(Vec::new().into()), ..Op::default() };
         connection.rib().write(WriteRequest { ops: vec![op] }).await.unwrap_err()
     });
     assert!(error.message().contains("only the user of the control plane"), "{error}");
-    assert!(joined(&mesh).is_empty());
+    assert_eq!(joined(&mesh), ["spiffe://prod/fairmesh/agent/web-1"]);
 }
 
-fn runtime() -> Runtime {
+/// Runs a command against a control plane over TCP, as a program of an agent's machine.
+fn over_tcp(control: &str, agent: &str, args: &[&str]) -> Run {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+    let command =
+        command.args(args).env_clear().env("FAIRMESH_CONTROL", control).env("FAIRMESH_AGENT", agent);
+    let output = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Run { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+pub(crate) fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 

@@ -1,7 +1,8 @@
 //! Mutual TLS between processes of the mesh.
 
-use std::{future::poll_fn, io::ErrorKind, pin::Pin};
+use std::{future::poll_fn, io::ErrorKind, pin::Pin, sync::Arc};
 
+use fairmesh_identity::{Member, Workload};
 use fairmesh_model::Identity;
 use fairmesh_wire::transport::{Address, ExpectedPeer, Stream, TlsIdentity as _, Transport};
 use tokio::{
@@ -49,15 +50,64 @@ async fn a_service_or_an_operator_is_no_process_of_the_mesh() {
 }
 
 #[tokio::test]
-async fn an_identity_for_services_leaves_connections_of_the_mesh_plain() {
+async fn connections_of_the_mesh_are_plain_until_there_is_an_identity() {
     let ca = Ca::default();
-    let transport = Transport::tls_of_services(ca.workload("shop/cart"));
+    let workload = Arc::<Workload>::default();
+    let transport = Transport::tls(Arc::clone(&workload) as _);
     let listener = transport.bind(&free_port()).await.unwrap();
     let address = listener.address().unwrap();
     let accept = async || listener.accept().await.handshake().await;
     let (dialled, accepted) = soon(async { tokio::join!(transport.dial(&address), accept()) }).await;
     assert_eq!(dialled.unwrap().identity(), &Identity::Anonymous);
     assert_eq!(accepted.unwrap().identity(), &Identity::Anonymous);
+    workload.install(ca.credentials("fairmesh/agent/web-1", now())).unwrap();
+    let (dialled, accepted) = soon(async { tokio::join!(transport.dial(&address), accept()) }).await;
+    assert_eq!(dialled.unwrap().identity(), &Identity::Spiffe(id("fairmesh/agent/web-1")));
+    assert_eq!(accepted.unwrap().identity(), &Identity::Spiffe(id("fairmesh/agent/web-1")));
+}
+
+#[tokio::test]
+async fn a_token_pins_the_root_of_the_server_before_there_is_an_identity() {
+    let (ca, other) = (Ca::default(), Ca::default());
+    let token = token_of(&ca);
+    let joining = Transport::tls(Arc::new(Member::new(Arc::default(), Some(token))));
+    for (path, authority, fits) in [
+        ("fairmesh/control/one", &ca, true),
+        ("fairmesh/replica/web-1.eu", &ca, true),
+        ("shop/cart", &ca, false),
+        ("fairmesh/control/one", &other, false),
+    ] {
+        for with_joining in [true, false] {
+            let listener = authority.transport(path).bind(&free_port()).await.unwrap();
+            let listener = if with_joining { listener.with_joining() } else { listener };
+            let address = listener.address().unwrap();
+            let accept = async || {
+                let mut socket = listener.accept().await.handshake().await?;
+                socket.write_all(b"x").await?;
+                socket.flush().await?;
+                Ok::<_, std::io::Error>(socket)
+            };
+            let dial = async {
+                let mut socket = joining.dial(&address).await?;
+                socket.read_u8().await?;
+                Ok::<_, std::io::Error>(socket)
+            };
+            let (dialled, accepted) = soon(async { tokio::join!(dial, accept()) }).await;
+            assert_eq!(dialled.is_ok(), fits && with_joining, "{path}: {dialled:?}");
+            assert_eq!(accepted.is_ok(), fits && with_joining, "{path}: {accepted:?}");
+            if let Ok(accepted) = accepted {
+                assert_eq!(accepted.identity(), &Identity::Anonymous);
+            }
+        }
+    }
+}
+
+fn token_of(ca: &Ca) -> fairmesh_identity::JoinToken {
+    let tokens = fairmesh_identity::Tokens::open(&ca.folder.path().join("tokens")).unwrap();
+    let agent = fairmesh_model::Label::new("web-1").unwrap();
+    let expires_at = (now() + HOUR).as_secs();
+    let grant = fairmesh_identity::TokenGrant { agent, tenants: Vec::new(), expires_at };
+    tokens.create(grant, &ca.authority.signing_root(), now()).unwrap().0
 }
 
 #[tokio::test]

@@ -236,12 +236,16 @@ impl Hello {
 
 /// Why there was no hello, for display: the status itself quotes the library that made it.
 fn describe_no_hello(status: &Status) -> String {
+    const TLS: &str = "over TCP, a mesh with a trust domain accepts only processes with a certificate, which the agent of a \
+                       machine gives";
     if matches!(status.code(), Code::Cancelled | Code::DeadlineExceeded) {
         let waited = HELLO_TIMEOUT.as_secs();
-        return format!("did not respond within {waited} s; it may be overloaded or stopped");
+        return format!("did not respond within {waited} s; it may be overloaded or stopped ({TLS})");
     }
     let why = status.message();
-    format!("did not respond to the handshake ({why}); check that it is a Fairmesh control plane or agent")
+    format!(
+        "did not respond to the handshake ({why}); check that it is a Fairmesh control plane or agent ({TLS})"
+    )
 }
 
 /// Connects to a control plane or an agent and negotiates a version. `software` describes the client for display, such

@@ -8,7 +8,7 @@ use tonic::{Code, Status, body::Body};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::Peer;
+use super::{Peer, joining::Joining};
 use crate::rpc::MAX_MESSAGE;
 
 /// Prefixes of the messages by which tonic and prost report requests that they cannot decode.
@@ -54,8 +54,11 @@ where
         let peer = request.extensions_mut().remove::<Option<Peer>>().flatten();
         let (request, guard) = match peer {
             None => (request, None),
-            Some(Peer { identity, connection }) => {
+            Some(Peer { identity, connection, is_joining }) => {
                 request.extensions_mut().insert(identity);
+                if is_joining {
+                    request.extensions_mut().insert(Joining);
+                }
                 let (mut request, guard) = guard_request(&connection, request, Framing::message(MAX_MESSAGE));
                 request.extensions_mut().insert(guard.clone());
                 (request.map(|body| Body::new(body.map_err(refused))), Some(guard))

@@ -36,11 +36,21 @@ pub trait TlsIdentity: fmt::Debug + Send + Sync {
     /// Whether there is a certificate. One may come later, from an agent that is not there yet.
     fn is_ready(&self) -> bool;
 
+    /// Whether connections with processes of the mesh over TCP are secured, as both sides. Asked for each of them, since a
+    /// process may learn only from its agent that the mesh has a trust domain; from then on it never returns to plaintext.
+    fn secures_mesh(&self) -> bool {
+        self.is_ready()
+    }
+
     /// The handshake of a client, with a peer that must prove to be the given one.
     fn connect(&self, peer: ExpectedPeer<'_>, stream: TcpStream) -> Handshake;
 
     /// The handshake of a server, which requires and verifies a client certificate.
     fn accept(&self, stream: TcpStream) -> Handshake;
+
+    /// As [`accept`](Self::accept), and clients without a certificate are accepted as
+    /// [`Anonymous`](Identity::Anonymous): they can only [join](super::Listener::with_joining).
+    fn accept_joining(&self, stream: TcpStream) -> Handshake;
 }
 
 /// The connection needs an identity that this process does not have.

@@ -45,6 +45,7 @@ pub struct Listener {
     inner: Inner,
     acceptor: Acceptor,
     transport: Transport,
+    with_joining: bool,
 }
 
 #[derive(Debug)]
@@ -71,13 +72,20 @@ impl Listener {
             }
         };
         let acceptor = Acceptor::new("calls", Limits::calls(), Memory::default());
-        Ok(Self { inner, acceptor, transport })
+        Ok(Self { inner, acceptor, transport, with_joining: false })
     }
 
     /// Shares the limits of `acceptor` with other listeners of the process, instead of its own.
     #[must_use]
     pub fn within(self, acceptor: Acceptor) -> Self {
         Self { acceptor, ..self }
+    }
+
+    /// Accepts peers without a certificate too, for the calls by which they get one. Only [`serve`](super::serve) refuses
+    /// them all others.
+    #[must_use]
+    pub fn with_joining(self) -> Self {
+        Self { with_joining: true, ..self }
     }
 
     /// The address, with the port that the system assigned for port 0.
@@ -94,7 +102,11 @@ impl Listener {
             Inner::Tcp(listener) => listener.poll_accept(cx).map_ok(|(stream, _)| Stream::Tcp(stream)),
             Inner::Unix(listener, _) => listener.poll_accept(cx).map_ok(|(stream, _)| Stream::Unix(stream)),
         };
-        Accepted { stream: self.acceptor.accept(accept).await, transport: self.transport.clone() }
+        Accepted {
+            stream: self.acceptor.accept(accept).await,
+            transport: self.transport.clone(),
+            with_joining: self.with_joining,
+        }
     }
 }
 
@@ -103,19 +115,20 @@ impl Listener {
 pub struct Accepted {
     stream: GuardedStream<Stream>,
     transport: Transport,
+    with_joining: bool,
 }
 
 impl Accepted {
-    /// Performs the handshake, as [`Transport::accept`] does.
+    /// Performs the handshake.
     ///
     /// # Errors
     /// When the handshake fails, or a limit of the listener closed the connection.
     pub async fn handshake(self) -> io::Result<Socket> {
-        let Self { stream, transport } = self;
+        let Self { stream, transport, with_joining } = self;
         if let Some(socket) = stream.get_ref().tcp() {
             configure(socket)?;
         }
-        Socket::new(transport.accept(stream).await?)
+        Socket::new(transport.accept_mesh(stream, with_joining).await?)
     }
 }
 

@@ -20,7 +20,7 @@ use tonic::{
     transport::{Error, Server},
 };
 
-use super::{Accepted, Listener, Socket, calls::CallGuard};
+use super::{Accepted, Listener, Socket, calls::CallGuard, joining::JoinCheck};
 use crate::{handshake::VersionCheck, watch};
 
 /// Accepted connections that wait for the gRPC server.
@@ -94,6 +94,7 @@ pub async fn serve(
         let (interval, timeout) = Http2Settings::KEEP_ALIVE;
         let served = Server::builder()
             .layer(CallGuard)
+            .layer(JoinCheck)
             .layer(VersionCheck)
             .http2_keepalive_interval(Some(interval))
             .http2_keepalive_timeout(Some(timeout))
@@ -169,6 +170,10 @@ async fn classify(
         }
     };
     match socket.strip_preamble(&watch::PREAMBLE).await {
+        Ok(true) if socket.is_joining() => {
+            tracing::debug!("a watch without a certificate was refused");
+            return None;
+        }
         Ok(true) => {
             if let Some(connection) = socket.connection() {
                 connection.exempt();

@@ -40,6 +40,8 @@ pub struct Peer {
     pub identity: Identity,
     /// The connection.
     pub connection: Arc<Connection>,
+    /// Whether it has shown no certificate on a connection that is secured: it may only join.
+    pub is_joining: bool,
 }
 
 impl Socket {
@@ -93,6 +95,11 @@ impl Socket {
         }
     }
 
+    /// Whether the peer has shown no certificate on a connection that is secured: it may only join.
+    pub(super) fn is_joining(&self) -> bool {
+        matches!(self.stream.get_ref(), Stream::Tls(_)) && self.identity == Identity::Anonymous
+    }
+
     /// The listener's state of the connection; `None` if this side opened it.
     pub fn connection(&self) -> Option<&Arc<Connection>> {
         self.stream.connection()
@@ -116,7 +123,7 @@ impl Connected for Socket {
 
     fn connect_info(&self) -> Option<Peer> {
         let connection = Arc::clone(self.connection()?);
-        Some(Peer { identity: self.identity.clone(), connection })
+        Some(Peer { identity: self.identity.clone(), connection, is_joining: self.is_joining() })
     }
 }
 

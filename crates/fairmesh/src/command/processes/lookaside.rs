@@ -7,11 +7,11 @@ use std::{process::ExitCode, time::Duration};
 use clap::{Args, Subcommand};
 use fairmesh_client::Mesh;
 use fairmesh_lookaside::{LeaseTerms, Limits, LookasideConfig};
-use fairmesh_model::{Location, Region, spec};
+use fairmesh_model::{Label, Location, MeshRole, Region, SpiffePath, spec};
 use fairmesh_wire::transport::Address;
 
 use super::daemon_args::MetricsAddress;
-use crate::{connect::transport, failure::Failure, logging::Logging, signals};
+use crate::{connect, failure::Failure, logging::Logging, signals};
 
 /// Arguments of `fairmesh lookaside`.
 #[derive(Debug, Args)]
@@ -81,8 +81,12 @@ pub(crate) async fn run(args: LookasideArgs) -> Result<ExitCode, Failure> {
 async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
     args.logging.start()?;
     let shutdown = signals::shutdown()?;
+    let agent = args.agent.clone().unwrap_or_else(connect::agent);
+    let name = Label::new("lookaside").map_err(|error| Failure::refused(error, "report this"))?;
+    let path = SpiffePath::Mesh(MeshRole::Proxy, name);
+    let transport = connect::transport_of_agent(agent, Some(path), "lookaside").await;
     let config = LookasideConfig {
-        transport: transport(),
+        transport: transport.clone(),
         listen: args.listen,
         admin: args.admin.0,
         lease_terms: LeaseTerms { ttl: args.lease, calls: args.lease_calls },
@@ -92,7 +96,7 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
             drain: args.drain_deadline,
         },
     };
-    let mut mesh = Mesh::builder().transport(transport());
+    let mut mesh = Mesh::builder().transport(transport);
     if let Some(agent) = args.agent {
         mesh = mesh.agent(agent);
     }

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::{
     cli::OutputArgs,
-    connect::transport,
+    connect::transport_to,
     failure::Failure,
     output::{self, Listing},
 };
@@ -39,7 +39,7 @@ pub(super) struct PickArgs {
 }
 
 pub(super) async fn run(args: PickArgs) -> Result<ExitCode, Failure> {
-    let channel = connect_channel(&transport(), &args.at).await.map_err(|_| {
+    let channel = connect_channel(&transport_to(&args.at).await, &args.at).await.map_err(|_| {
         let hint =
             "start it with 'fairmesh lookaside', or give another with --at ADDRESS or FAIRMESH_LOOKASIDE";
         Failure::failed_with(format!("cannot reach a lookaside at {}", args.at), hint)

@@ -3,16 +3,16 @@
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
 
 use clap::Args;
-use fairmesh_model::Region;
+use fairmesh_model::{Label, MeshRole, Region, SpiffePath};
 use fairmesh_replica::ReplicaConfig;
-use fairmesh_wire::transport::Address;
+use fairmesh_wire::transport::{Address, Transport};
 
 use crate::{
     command::{
         processes::daemon_args::{MetricsAddress, host_name},
         processes::default_paths,
     },
-    connect::transport,
+    connect,
     failure::Failure,
     logging::Logging,
     signals,
@@ -34,6 +34,10 @@ pub(crate) struct ReplicaArgs {
     /// Name of this replica, for people [default: the host's name].
     #[arg(long)]
     name: Option<String>,
+    /// The agent of this machine, which gives the replica its identity if the mesh has a trust domain; it follows another
+    /// control plane or replica [default: FAIRMESH_AGENT, else the agent's default socket].
+    #[arg(long, value_name = "ADDRESS")]
+    agent: Option<Address>,
     /// The region of this replica, for 'fairmesh rib status'.
     #[arg(long, env = "FAIRMESH_REGION")]
     region: Option<Region>,
@@ -51,8 +55,9 @@ pub(crate) struct ReplicaArgs {
 /// Runs until SIGTERM or SIGINT.
 pub(super) async fn run(args: ReplicaArgs) -> Result<ExitCode, Failure> {
     args.logging.start()?;
+    let name = args.name.unwrap_or_else(host_name);
     let config = ReplicaConfig {
-        transport: transport(),
+        transport: mesh_transport(args.agent.unwrap_or_else(connect::agent), &name).await?,
         upstreams: args.upstream,
         advertise: match args.advertise.is_empty() {
             true => args.listen.iter().map(reachable).collect(),
@@ -60,12 +65,20 @@ pub(super) async fn run(args: ReplicaArgs) -> Result<ExitCode, Failure> {
         },
         listen: args.listen,
         state_dir: args.state_dir.map_or_else(|| default_paths::state("replica"), Ok)?,
-        name: args.name.unwrap_or_else(host_name),
+        name,
         region: args.region,
         metrics: args.metrics.0,
     };
     fairmesh_replica::run(config, signals::shutdown()?).await.map_err(|error| Failure::stopped(&error))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// How the replica connects and accepts connections.
+async fn mesh_transport(agent: Address, name: &str) -> Result<Transport, Failure> {
+    let label = Label::new(name.to_ascii_lowercase());
+    let label = label.map_err(|error| Failure::refused(error, "give another name with --name"))?;
+    let path = SpiffePath::Mesh(MeshRole::Replica, label);
+    Ok(connect::transport_of_agent(agent, Some(path), format!("replica {name}")).await)
 }
 
 /// The address at which others reach a listener.

@@ -14,7 +14,7 @@ use serde::Serialize;
 use tokio::time::timeout;
 
 use crate::{
-    connect::{SOFTWARE, transport},
+    connect::{SOFTWARE, transport_to},
     failure::Failure,
 };
 
@@ -131,7 +131,7 @@ async fn query(addresses: &[Address]) -> Result<WatchersResponse, String> {
     let mut problem = "it advertises no address".to_owned();
     for address in addresses {
         let asking = async {
-            let connection = handshake::connect(&transport(), address, SOFTWARE)
+            let connection = handshake::connect(&transport_to(address).await, address, SOFTWARE)
                 .await
                 .map_err(|error| error.to_string())?;
             watchers(&connection).await.map_err(|status| status.message().to_owned())

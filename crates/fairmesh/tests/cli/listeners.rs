@@ -1,0 +1,271 @@
+//! Bad certificates at every listener of a mesh with a trust domain: none is accepted.
+
+use std::{
+    fs,
+    io::{self, Read as _, Write as _},
+    net::TcpStream,
+    path::Path,
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use fairmesh_identity::{JoinToken, Member};
+use fairmesh_listen::table::{self, ListenerInfo, Peers};
+use fairmesh_test_support::free_port;
+use fairmesh_wire::{handshake, transport::Transport, v1::ReadRequest};
+use rcgen::{
+    CertificateParams, DistinguishedName, ExtendedKeyUsagePurpose as Eku, Issuer, KeyPair,
+    PKCS_ECDSA_P256_SHA256, SanType,
+};
+use time::OffsetDateTime;
+use tokio_rustls::rustls::{
+    ClientConfig, ClientConnection, DigitallySignedStruct, Error, SignatureScheme, StreamOwned,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::aws_lc_rs::default_provider,
+    pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, UnixTime, pem::PemObject as _},
+};
+
+use super::{
+    calls::echo,
+    identities::{Killed, agent, domain, has_certificate, runtime, start, token},
+    support::{Mesh, wait_until},
+};
+
+/// The beginning of HTTP/2, to which a server responds at once.
+const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+const HTTP1: &[u8] = b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+
+/// A listener as a row of the table.
+struct Tested {
+    row: &'static ListenerInfo,
+    address: String,
+    /// What a client says first.
+    greeting: &'static [u8],
+    /// Whether clients without a certificate may join there.
+    joins: bool,
+}
+
+/// A mesh with every listener of its processes.
+struct Fleet {
+    mesh: Mesh,
+    tested: Vec<Tested>,
+    _processes: Vec<Killed>,
+}
+
+fn port() -> String {
+    format!("127.0.0.1:{}", free_port())
+}
+
+fn fleet() -> Fleet {
+    let (mesh, control) = domain();
+    let [replica, agent_tcp, lookaside, program] = [(); 4].map(|()| port());
+    let (first, agent) = agent(&mesh, "web-1", &mesh.address(), None);
+    wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
+    mesh.apply("kind: Service\nname: shop/catalog\n").ok();
+    let text = |path: std::path::PathBuf| path.to_str().unwrap().to_owned();
+    let (replica_state, agent_state) = (text(mesh.path("replica")), text(mesh.path("web-2")));
+    let behind = format!("127.0.0.1:{}", echo());
+    let replicating = ["rib", "replica", "--name", "eu", "--metrics", "none", "--upstream", &control];
+    let replicating = [&replicating[..], &["--agent", &agent, "--listen", &replica]].concat();
+    let upstream = mesh.address();
+    let following = ["agent", "--name", "web-2", "--metrics", "none", "--control"];
+    let following = [&following[..], &[&upstream, "--listen", &agent_tcp]].concat();
+    let picking = ["lookaside", "--listen", &lookaside, "--admin", "none", "--agent", &agent];
+    let registering = ["register", "shop/catalog", "--agent", &agent, "--address", &program];
+    let processes = vec![
+        first,
+        start(&[&replicating[..], &["--state-dir", &replica_state]].concat(), None),
+        start(&[&following[..], &["--state-dir", &agent_state]].concat(), None),
+        start(&picking, None),
+        start(&[&registering[..], &["--program", &behind]].concat(), None),
+    ];
+    let row = |row, address, greeting, joins| Tested { row, address, greeting, joins };
+    let tested = vec![
+        row(&table::CONTROL_GRPC, control, HTTP2, true),
+        row(&table::REPLICA_GRPC, replica, HTTP2, true),
+        row(&table::AGENT_GRPC, agent_tcp, HTTP2, false),
+        row(&table::LOOKASIDE_GRPC, lookaside, HTTP2, false),
+        row(&table::PROGRAM, program, HTTP1, false),
+    ];
+    Fleet { mesh, tested, _processes: processes }
+}
+
+/// What a client shows.
+struct Shown {
+    chain: Vec<CertificateDer<'static>>,
+    key: KeyPair,
+}
+
+fn at(minutes: i64) -> OffsetDateTime {
+    #[allow(clippy::disallowed_methods, reason = "certificates of real processes are valid now")]
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    OffsetDateTime::from_unix_timestamp(i64::try_from(now).unwrap() + minutes * 60).unwrap()
+}
+
+fn params(id: &str, (begin, end): (i64, i64), usage: Eku) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    (params.not_before, params.not_after) = (at(begin), at(end));
+    params.subject_alt_names = vec![SanType::URI(id.try_into().unwrap())];
+    params.extended_key_usages = vec![usage];
+    params
+}
+
+/// Signed by the intermediate in the data directory of a control plane.
+fn signed(authority: &Path, params: &CertificateParams) -> Shown {
+    let pem = fs::read(authority.join("issuer.key")).unwrap();
+    let der = PrivatePkcs8KeyDer::from_pem_slice(&pem).unwrap();
+    let signer = KeyPair::from_pkcs8_der_and_sign_algo(&der, &PKCS_ECDSA_P256_SHA256).unwrap();
+    let above = CertificateDer::from_pem_slice(&pem).unwrap();
+    let issuer = Issuer::from_ca_cert_der(&above, signer).unwrap();
+    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
+    Shown { chain: vec![params.signed_by(&key, &issuer).unwrap().der().clone(), above.clone()], key }
+}
+
+fn bad(authority: &Path, other: &Path) -> Vec<(&'static str, Shown)> {
+    const VALID: (i64, i64) = (-10, 60);
+    const ID: &str = "spiffe://prod/fairmesh/agent/web-1";
+    let own = |id, validity, usage| signed(authority, &params(id, validity, usage));
+    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
+    let self_signed = params(ID, VALID, Eku::ClientAuth).self_signed(&key).unwrap().der().clone();
+    let stolen = own(ID, VALID, Eku::ClientAuth);
+    vec![
+        ("expired", own(ID, (-60, -6), Eku::ClientAuth)),
+        ("not valid yet", own(ID, (6, 60), Eku::ClientAuth)),
+        ("of another domain", own("spiffe://test/fairmesh/agent/web-1", VALID, Eku::ClientAuth)),
+        ("of a reserved tenant's unknown role", own("spiffe://prod/fairmesh/root/x", VALID, Eku::ClientAuth)),
+        ("without a tenant", own("spiffe://prod/cart", VALID, Eku::ClientAuth)),
+        ("for servers only", own(ID, VALID, Eku::ServerAuth)),
+        ("of another authority of this name", signed(other, &params(ID, VALID, Eku::ClientAuth))),
+        ("self-signed", Shown { chain: vec![self_signed], key }),
+        ("stolen", Shown { key: KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap(), ..stolen }),
+    ]
+}
+
+/// Accepts every server.
+#[derive(Debug)]
+struct Anyone;
+
+impl ServerCertVerifier for Anyone {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        default_provider().signature_verification_algorithms.supported_schemes()
+    }
+}
+
+fn connect(address: &str) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    Ok(stream)
+}
+
+/// Whether the listener responds to a client with this certificate.
+fn accepts(tested: &Tested, shown: Option<&Shown>) -> io::Result<()> {
+    let config = ClientConfig::builder_with_provider(default_provider().into());
+    let config = config.with_safe_default_protocol_versions().unwrap();
+    let config = config.dangerous().with_custom_certificate_verifier(Arc::new(Anyone));
+    let config = match shown {
+        None => config.with_no_client_auth(),
+        Some(Shown { chain, key }) => {
+            let key = PrivatePkcs8KeyDer::from(key.serialized_der().to_vec());
+            let provider = default_provider();
+            let key = provider.key_provider.load_private_key(key.into()).unwrap();
+            let certified = tokio_rustls::rustls::sign::CertifiedKey::new(chain.clone(), key);
+            let resolver = tokio_rustls::rustls::sign::SingleCertAndKey::from(certified);
+            config.with_client_cert_resolver(Arc::new(resolver))
+        }
+    };
+    let session = ClientConnection::new(Arc::new(config), "127.0.0.1".try_into().unwrap()).unwrap();
+    let mut stream = StreamOwned::new(session, connect(&tested.address)?);
+    stream.write_all(tested.greeting)?;
+    stream.read_exact(&mut [0])
+}
+
+/// Whether the listener responds in plaintext.
+fn accepts_plaintext(tested: &Tested) -> bool {
+    let mut stream = connect(&tested.address).unwrap();
+    stream.write_all(tested.greeting).unwrap();
+    let mut first = [0];
+    // An alert of TLS begins with 21.
+    matches!(stream.read(&mut first), Ok(1)) && first != [21]
+}
+
+#[test]
+fn no_listener_accepts_a_bad_certificate() {
+    let fleet = fleet();
+    let mesh = &fleet.mesh;
+    let other = domain().0;
+    let (authority, other) = (mesh.path("data/ca"), other.path("data/ca"));
+    let good = signed(&authority, &params("spiffe://prod/shop/cart", (-10, 60), Eku::ClientAuth));
+    for row in table::LISTENERS {
+        // The others are Unix sockets, operators' pages, and listeners for clients that are not part of the mesh.
+        let is_tested = row.peers != Peers::Mesh || fleet.tested.iter().any(|tested| tested.row == *row);
+        assert!(is_tested, "no bad certificate is tried at {row:?}; add it to the fleet");
+    }
+    let mut refused = 0;
+    for tested in &fleet.tested {
+        let name = format!("{} {}", tested.row.process, tested.row.name);
+        wait_until(&format!("{name} accepts a good certificate"), || accepts(tested, Some(&good)).is_ok());
+        for (case, shown) in bad(&authority, &other) {
+            assert!(accepts(tested, Some(&shown)).is_err(), "{name} accepts one that is {case}");
+            refused += 1;
+        }
+        assert!(!accepts_plaintext(tested), "{name} accepts plaintext");
+        assert_eq!(accepts(tested, None).is_ok(), tested.joins, "{name}, without a certificate");
+    }
+    assert_eq!(refused, 9 * fleet.tested.len());
+}
+
+#[test]
+fn a_client_without_a_certificate_can_only_join() {
+    let fleet = fleet();
+    let token: JoinToken = token(&fleet.mesh, &["web-9"]).parse().unwrap();
+    let transport = Transport::tls(Arc::new(Member::new(Arc::default(), Some(token))));
+    for tested in fleet.tested.iter().filter(|tested| tested.joins) {
+        let address = tested.address.parse().unwrap();
+        runtime().block_on(async {
+            let connection = loop {
+                match handshake::connect(&transport, &address, "test").await {
+                    Ok(connection) => break connection,
+                    // A replica waits for its agent.
+                    Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+                }
+            };
+            let request = ReadRequest { prefixes: vec!["/".into()], at_least: None };
+            let refused = connection.rib().read(request).await.unwrap_err();
+            assert_eq!(refused.code(), tonic::Code::Unauthenticated, "{refused}");
+            connection.watch().await.unwrap_err();
+            let joining = fairmesh_wire::v1::JoinRequest { agent: "web-9".into(), ..Default::default() };
+            let refused = connection.identity().join(joining).await.unwrap_err();
+            assert_eq!(refused.code(), tonic::Code::PermissionDenied, "the request is read: {refused}");
+        });
+    }
+}

@@ -1,0 +1,53 @@
+//! The identity of a process that joins a trust domain by itself.
+
+use std::{io, sync::Arc};
+
+use fairmesh_wire::transport::{ExpectedPeer, Handshake, TlsIdentity};
+use tokio::net::TcpStream;
+
+use crate::{JoinToken, Workload, tls_config, tls_stream::TlsStream};
+
+/// The identity of an agent: its certificate, and before it has one, the token that it joins with.
+#[derive(Debug)]
+pub struct Member {
+    workload: Arc<Workload>,
+    token: Option<JoinToken>,
+}
+
+impl Member {
+    /// Of a process that keeps its certificate in `workload`.
+    pub fn new(workload: Arc<Workload>, token: Option<JoinToken>) -> Self {
+        Self { workload, token }
+    }
+}
+
+impl TlsIdentity for Member {
+    fn is_ready(&self) -> bool {
+        self.workload.is_ready()
+    }
+
+    fn secures_mesh(&self) -> bool {
+        self.token.is_some() || self.workload.is_ready()
+    }
+
+    fn connect(&self, peer: ExpectedPeer<'_>, stream: TcpStream) -> Handshake {
+        match (&self.token, peer) {
+            (Some(token), ExpectedPeer::Mesh) if !self.workload.is_valid() => {
+                let config = tls_config::joining(token, self.workload.clock());
+                Box::pin(async move {
+                    let config = config.map_err(io::Error::other)?;
+                    Ok(Box::new(TlsStream::connect(config, stream).await?) as Box<_>)
+                })
+            }
+            _ => self.workload.connect(peer, stream),
+        }
+    }
+
+    fn accept(&self, stream: TcpStream) -> Handshake {
+        self.workload.accept(stream)
+    }
+
+    fn accept_joining(&self, stream: TcpStream) -> Handshake {
+        self.workload.accept_joining(stream)
+    }
+}
