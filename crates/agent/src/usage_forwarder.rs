@@ -146,8 +146,13 @@ impl UsageForwarder {
         Ok(())
     }
 
-    /// Forwards queued reports, until `stopping`.
+    /// Forwards reports until `stopping`.
     pub(crate) async fn run(self, stopping: CancellationToken) {
+        let traffic = self.traffic().clone();
+        tokio::join!(self.forward_usages(stopping.clone()), traffic.run(stopping));
+    }
+
+    async fn forward_usages(&self, stopping: CancellationToken) {
         let mut ticks = interval(FORWARD_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
