@@ -26,13 +26,15 @@ pub(super) enum Phase {
     ControlOutage,
     /// An agent is down.
     AgentRestart,
+    /// The authority gets a new key.
+    CaRotation,
 }
 
 impl Phase {
     /// The phases that are events, in the order of the report.
-    pub(super) const EVENTS: [Self; 5] =
-        [Self::Drain, Self::Kill, Self::ShardMove, Self::ControlOutage, Self::AgentRestart];
-    const COUNT: usize = 6;
+    pub(super) const EVENTS: [Self; 6] =
+        [Self::Drain, Self::Kill, Self::ShardMove, Self::ControlOutage, Self::AgentRestart, Self::CaRotation];
+    const COUNT: usize = 7;
 
     /// Its name in the report.
     pub(super) fn name(self) -> &'static str {
@@ -43,6 +45,7 @@ impl Phase {
             Self::ShardMove => "shard_move",
             Self::ControlOutage => "control_outage",
             Self::AgentRestart => "agent_restart",
+            Self::CaRotation => "ca_rotation",
         }
     }
 }
