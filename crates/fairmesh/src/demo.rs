@@ -1,4 +1,4 @@
-//! `fairmesh demo`: a shop over three regions on this machine under load, with six injected events; then unmodified
+//! `fairmesh demo`: a shop over three regions on this machine under load, with seven injected events; then unmodified
 //! programs through a sidecar.
 //!
 //! Every component is a real process of this binary (and one plain Python program), so that the demo shows production
@@ -12,6 +12,7 @@ mod identities;
 mod load;
 mod process;
 mod programs;
+mod region_drain;
 mod relay;
 mod report;
 mod service;

@@ -28,13 +28,22 @@ pub(super) enum Phase {
     AgentRestart,
     /// The authority gets a new key.
     CaRotation,
+    /// A region is drained.
+    RegionDrain,
 }
 
 impl Phase {
     /// The phases that are events, in the order of the report.
-    pub(super) const EVENTS: [Self; 6] =
-        [Self::Drain, Self::Kill, Self::ShardMove, Self::ControlOutage, Self::AgentRestart, Self::CaRotation];
-    const COUNT: usize = 7;
+    pub(super) const EVENTS: [Self; 7] = [
+        Self::Drain,
+        Self::Kill,
+        Self::ShardMove,
+        Self::ControlOutage,
+        Self::AgentRestart,
+        Self::CaRotation,
+        Self::RegionDrain,
+    ];
+    const COUNT: usize = 8;
 
     /// Its name in the report.
     pub(super) fn name(self) -> &'static str {
@@ -46,6 +55,7 @@ impl Phase {
             Self::ControlOutage => "control_outage",
             Self::AgentRestart => "agent_restart",
             Self::CaRotation => "ca_rotation",
+            Self::RegionDrain => "region_drain",
         }
     }
 }
@@ -169,6 +179,14 @@ impl CallStats {
     /// By kind of call.
     pub(super) fn rows(&self) -> Vec<(&'static str, Row)> {
         self.lock().rows.iter().map(|(name, row)| (*name, row.clone())).collect()
+    }
+
+    /// Responses to calls of one kind from a region, by the region of the server.
+    pub(super) fn answers(&self, call: &str, from: &str) -> BTreeMap<String, u64> {
+        let inner = self.lock();
+        let regions = inner.rows.get(call).map(|row| row.regions.iter());
+        let own = regions.into_iter().flatten().filter(|((of, _), _)| of == from);
+        own.map(|((_, to), count)| (to.clone(), *count)).collect()
     }
 
     /// Failures by phase, call and reason.

@@ -1,4 +1,4 @@
-//! The six events injected while load runs.
+//! The seven events injected while load runs.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::{
     DemoError,
     call_stats::{CallStats, Phase},
     fleet::{Fleet, STOP_TIMEOUT},
-    identities,
+    identities, region_drain,
 };
 
 /// Time limit of a shard move: callers that do not acknowledge the new map are waited for up to a minute.
@@ -48,6 +48,7 @@ pub(super) async fn run(
             Phase::ControlOutage => control_outage(fleet, pace).await?,
             Phase::AgentRestart => agent_restart(fleet, pace).await?,
             Phase::CaRotation => ca_rotation(fleet).await?,
+            Phase::RegionDrain => region_drain::run(fleet, tally).await?,
             Phase::Calm => String::new(),
         };
         tokio::time::sleep(pace.settle).await;

@@ -86,7 +86,11 @@ pub(super) async fn serve(args: ServeArgs) -> Result<(), DemoError> {
     }
     let server = server.start().await.map_err(|e| DemoError::Fleet(e.to_string()))?;
     let routes = match args.service {
-        Kind::Catalog => shop::catalog(place),
+        Kind::Catalog => {
+            let requests = Arc::default();
+            tokio::spawn(shop::report_rate(server.clone(), Arc::clone(&requests)));
+            shop::catalog(place, requests)
+        }
         Kind::Payment => shop::payment(place),
         Kind::Checkout => shop::checkout(place, &mesh)?,
         Kind::Cart => cart::routes(carts),

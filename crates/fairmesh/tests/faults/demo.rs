@@ -48,7 +48,7 @@ async fn the_demo_fails_no_call_but_those_under_way_on_the_server_that_it_kills(
     command.arg(format!("PATH={}", env::var("PATH").unwrap_or_default()));
     command.args([env!("CARGO_BIN_EXE_fairmesh"), "demo", "--quick", "--json"]).arg(&file);
     command.arg("--dir").arg(&fleet);
-    let told = run(command, "", Duration::from_secs(150)).await.ok();
+    let told = run(command, "", Duration::from_secs(240)).await.ok();
 
     let figures: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
     let calls = figures["calls"].as_u64().unwrap();
@@ -58,7 +58,15 @@ async fn the_demo_fails_no_call_but_those_under_way_on_the_server_that_it_kills(
     let names: BTreeSet<_> = events.iter().map(|event| event["name"].as_str().unwrap()).collect();
     assert_eq!(
         names,
-        BTreeSet::from(["drain", "kill", "shard_move", "control_outage", "agent_restart", "ca_rotation"])
+        BTreeSet::from([
+            "drain",
+            "kill",
+            "shard_move",
+            "control_outage",
+            "agent_restart",
+            "ca_rotation",
+            "region_drain"
+        ])
     );
     let count = |event: &Value, what: &str| event[what].as_u64().unwrap();
     for event in events {
