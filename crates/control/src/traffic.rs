@@ -9,6 +9,7 @@
 //! or another control plane, that was faster wins, and the next round starts from what it wrote. Conditions on the
 //! policy's record were rejected, since a batch can only check records that it writes.
 
+mod drains;
 mod facts;
 mod metrics;
 mod planned;
@@ -25,7 +26,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{Invalid, Prefix, Record, RecordKey, ServiceName, TableOrigin, TrafficReport};
+use fairmesh_model::{Invalid, Prefix, Record, RecordKey, Region, ServiceName, TableOrigin, TrafficReport};
 use fairmesh_rib::{Batch, Expect, Node, Op};
 use fairmesh_signals::{IDLE_INTERVAL_MS, REPORT_INTERVAL_MS, ReportSums, SumLimits, Taken};
 use fairmesh_store::Store;
@@ -33,7 +34,8 @@ use fairmesh_wire::{records, v1};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use crate::admin::now_ms;
-use facts::{ServiceFacts, ServiceReports, StoredTable, TopologyFacts};
+use drains::DrainState;
+use facts::{ServiceFacts, ServiceReports, StoredDrain, StoredTable, TopologyFacts};
 pub(crate) use planned::PlannedServices;
 use planner::{Now, ServicePlanner, TableWrite};
 pub(crate) use service::TrafficService;
@@ -42,6 +44,9 @@ pub(crate) use service::TrafficService;
 const ROUND_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a write may take before the next round goes on without it.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The start of the controller in its own time: drains that began up to a day earlier have a time as well.
+const EPOCH_MS: u64 = 2 * 24 * 3_600 * 1_000;
 
 /// The controller of a control plane.
 #[derive(Debug)]
@@ -52,6 +57,7 @@ pub(crate) struct TrafficController {
     began: Instant,
     sums: Mutex<ReportSums>,
     planners: Mutex<BTreeMap<ServiceName, ServicePlanner>>,
+    drain_states: Mutex<BTreeMap<Region, DrainState>>,
     counts: Counts,
 }
 
@@ -83,6 +89,7 @@ impl TrafficController {
             began: Instant::now(),
             sums: Mutex::new(ReportSums::new(SumLimits::TREE)),
             planners: Mutex::default(),
+            drain_states: Mutex::default(),
             counts: Counts::default(),
         }
     }
@@ -118,7 +125,7 @@ impl TrafficController {
                 Seen { reports: self.counts.reports.load(Relaxed), revision: self.node.revision().number };
             let planned = self.planned.all();
             let has_planners = !lock(&self.planners).is_empty();
-            if seen != last && (has_planners || !planned.is_empty()) {
+            if seen != last && (has_planners || !planned.is_empty() || self.has_drains()) {
                 last = seen;
                 self.round(&planned, Now { ms: self.elapsed_ms(), started_ms, wall_ms: now_ms() }).await;
             }
@@ -137,6 +144,7 @@ impl TrafficController {
         for service in former {
             self.write(&service, &self.planned_tables(&service)).await;
         }
+        let mut services = BTreeMap::new();
         for service in planned {
             let Some(facts) = self.facts(service, &sum, &topology) else { continue };
             let writes = self.plan(service, &facts, &topology, now);
@@ -145,7 +153,11 @@ impl TrafficController {
             {
                 planner.written(&writes, now);
             }
+            if !topology.drains.is_empty() {
+                services.insert(service.clone(), facts);
+            }
         }
+        self.step_drains(&services, &topology, now).await;
     }
 
     fn plan(
@@ -237,7 +249,7 @@ impl TrafficController {
         Some(facts)
     }
 
-    fn tables(&self, service: &ServiceName) -> BTreeMap<fairmesh_model::Region, StoredTable> {
+    fn tables(&self, service: &ServiceName) -> BTreeMap<Region, StoredTable> {
         let tables = self.node.read(&[Prefix::tables(service)]).1.into_iter();
         let tables = tables.filter_map(|(key, entry)| {
             let key = RecordKey::parse(&key).ok()?;
@@ -249,6 +261,10 @@ impl TrafficController {
             Some((from, StoredTable { table, revision: entry.revision }))
         });
         tables.collect()
+    }
+
+    fn has_drains(&self) -> bool {
+        !self.node.read(&[Prefix::drains()]).1.is_empty()
     }
 
     fn topology(&self) -> TopologyFacts {
@@ -268,6 +284,14 @@ impl TrafficController {
                 _ => {}
             }
         }
+        for (key, entry) in self.node.read(&[Prefix::drains()]).1 {
+            let Ok(key) = RecordKey::parse(&key) else { continue };
+            if let (Ok(Record::RegionDrain(drain)), RecordKey::RegionDrain(region)) =
+                (records::decode(&key, &entry.value), key)
+            {
+                topology.drains.insert(region, StoredDrain { drain, revision: entry.revision });
+            }
+        }
         for (from, distances) in measured {
             topology.round_trips.set_measured(from, Some(distances));
         }
@@ -275,7 +299,7 @@ impl TrafficController {
     }
 
     fn elapsed_ms(&self) -> u64 {
-        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+        EPOCH_MS.saturating_add(u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX))
     }
 }
 

@@ -61,7 +61,7 @@ pub(crate) enum Command {
     /// Run replicas of the routing information base, move it from one store to another, and show its state.
     #[command(subcommand)]
     Rib(command::processes::rib::RibCommand),
-    /// Run a small shop on this machine, inject five failures under load, and report the calls.
+    /// Run a small shop on this machine, inject failures under load, and report the calls.
     Demo(demo::DemoArgs),
     /// Run a program, or observe a running one, and keep it registered.
     Register(register::RegisterArgs),

@@ -1,4 +1,4 @@
-//! `fairmesh demo`: a shop over three regions on this machine under load, with five injected failures; then unmodified
+//! `fairmesh demo`: a shop over three regions on this machine under load, with seven injected events; then unmodified
 //! programs through a sidecar.
 //!
 //! Every component is a real process of this binary (and one plain Python program), so that the demo shows production
@@ -8,12 +8,15 @@ mod call_stats;
 mod distances;
 mod events;
 mod fleet;
+mod identities;
 mod load;
 mod process;
 mod programs;
+mod region_drain;
 mod relay;
 mod report;
 mod service;
+mod tls_records;
 mod topology;
 
 use std::{
@@ -92,6 +95,9 @@ pub(crate) enum DemoError {
         "{0} calls of programs failed or reached other endpoints than 'fairmesh explain' predicts; see the last table"
     )]
     ProgramsDiffer(u64),
+    /// Something was plaintext, or did not prove its identity.
+    #[error("the mesh is not secure: {0}")]
+    NotSecure(String),
 }
 
 /// Runs the demo, or one component of it.
@@ -170,11 +176,18 @@ async fn show(fleet: &mut Fleet, args: &DemoArgs) -> Result<(), DemoError> {
     println!("{}\n", distances.table());
     let second = programs::play(fleet).await?;
     println!("{}", second.text());
+    let identities = identities::prove(fleet).await?;
+    println!("{}", identities.text());
     if let Some(file) = &args.json {
         let mut figures = report::json(&tally, &story, totals);
         figures["distances"] = distances.json();
         figures["programs"] = second.json();
+        figures["identities"] = identities.json();
         std::fs::write(file, format!("{figures:#}\n"))?;
+    }
+    let problems = identities.problems();
+    if !problems.is_empty() {
+        return Err(DemoError::NotSecure(problems.join("; ")));
     }
     let total = tally.total();
     match (total.failed - total.in_flight, second.differing()) {
@@ -212,7 +225,7 @@ fn print_kept(fleet: &Fleet, dir: &Path, stays: bool) {
     let agent = fleet.agent_socket(topology::REGIONS[0]);
     let binary = fleet.binary.display();
     println!("The load has stopped; the shop runs until Ctrl-C. In another terminal:\n");
-    println!("  export FAIRMESH_CONTROL={} FAIRMESH_AGENT={agent}", fleet.control_address);
+    println!("  export FAIRMESH_CONTROL={} FAIRMESH_AGENT={agent}", fleet.control_socket());
     println!("  {binary} get endpoints");
     println!(
         "  {binary} explain shop/cart --key 618 --role secondary --region {}",

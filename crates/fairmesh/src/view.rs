@@ -160,7 +160,7 @@ impl View {
             }
             (Record::Hosts(value), _) => self.hosts = At { value, revision },
             // Not part of routing.
-            (Record::TrustBundle(_) | Record::JoinedAgent(_), _) => {}
+            (Record::RegionDrain(_) | Record::TrustBundle(_) | Record::JoinedAgent(_), _) => {}
             // Keys of services contain one, and `decode` returns the record that belongs to the key.
             (_, None) => {}
         }

@@ -64,8 +64,8 @@ pub use traffic::{
     TrafficReport,
 };
 pub use traffic::{
-    Confirmation, MAX_TABLE_CLASSES, MAX_TABLE_REGIONS, RegionShares, RegionTable, SMALLEST_SHARE,
-    TableForce, TableOrigin, TrafficShares,
+    Confirmation, MAX_TABLE_CLASSES, MAX_TABLE_REGIONS, RegionDrain, RegionShares, RegionTable,
+    SMALLEST_SHARE, TableForce, TableOrigin, TrafficShares,
 };
 pub use traffic::{LoadMetric, LoadRing, MAX_PLANNED_CLASSES, Traffic, TrafficMode, TrafficPlanner};
 pub use trust::{JoinedAgent, MAX_CERTIFICATE, MAX_ROOTS, MAX_TENANTS, TrustBundle};

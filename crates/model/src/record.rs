@@ -2,8 +2,8 @@ mod revision;
 mod rib_key;
 
 use crate::{
-    Endpoint, Hosts, JoinedAgent, MeasuredDistances, Policy, RegionTable, Regions, RoundTrips, Service,
-    ShardMove, TrustBundle, Verdict,
+    Endpoint, Hosts, JoinedAgent, MeasuredDistances, Policy, RegionDrain, RegionTable, Regions, RoundTrips,
+    Service, ShardMove, TrustBundle, Verdict,
 };
 
 pub use revision::{Cursor, Revision, StoreId};
@@ -28,6 +28,8 @@ pub enum Record {
     Move(ShardMove),
     /// At `tables/`.
     RegionTable(RegionTable),
+    /// At `drains/`.
+    RegionDrain(RegionDrain),
     /// At `topology/regions`.
     Regions(Regions),
     /// At `topology/rtt`.

@@ -1,6 +1,7 @@
 //! Shares of calls by region: as a policy asks for them, and as tables that routers follow.
 
 mod load_rings;
+mod region_drain;
 mod region_table;
 mod report;
 
@@ -9,6 +10,7 @@ use std::collections::BTreeMap;
 use crate::{Invalid, Label, Region};
 
 pub use load_rings::{LoadMetric, LoadRing, MAX_PLANNED_CLASSES};
+pub use region_drain::RegionDrain;
 pub use report::{
     CallPath, CallRates, MAX_CALL_PATHS, MAX_REPORTED_REGIONS, MAX_SERVER_GROUPS, MetricSum, ServerRates,
     TrafficReport,

@@ -24,6 +24,8 @@ pub struct Forecast {
     pub staying: f64,
     /// Calls per second, of all regions, that would have to be dropped in addition.
     pub dropped: f64,
+    /// Calls per second of the region's callers by their destination after the drain.
+    pub to: Vec<f64>,
     /// Regions that would be above their last threshold, or just at it with calls dropped.
     pub full: Vec<usize>,
 }
@@ -54,7 +56,8 @@ pub fn forecast(
     let loads = problem.loads(&after);
     let offered = problem.offered(region);
     let classes = 0..problem.classes;
-    let home: f64 = classes.clone().map(|class| after.get(region, class, region)).sum();
+    let to = |to: usize| classes.clone().map(|class| after.get(region, class, to)).sum::<f64>();
+    let to: Vec<f64> = (0..loads.len()).map(to).collect();
     let pinned: f64 = classes.map(|class| problem.pinned(region, class)).sum();
     let sum = |dropped: &[f64]| dropped.iter().sum::<f64>();
     let dropped = (sum(&after.dropped) - sum(&before.dropped)).max(0.0);
@@ -65,7 +68,8 @@ pub fn forecast(
     let full = (0..loads.len()).filter(|at| *at != region).filter(is_full).collect();
     Ok(Forecast {
         before: problem.loads(&before),
-        leaving: offered - home,
+        leaving: offered - to[region],
+        to,
         staying: pinned,
         dropped,
         full,

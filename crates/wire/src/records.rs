@@ -43,6 +43,7 @@ pub fn encode(record: &Record) -> Bytes {
         Record::Verdict(record) => bytes(&v1::Verdict::from(record)),
         Record::Move(record) => bytes(&v1::ShardMove::from(record)),
         Record::RegionTable(record) => bytes(&v1::RegionTable::from(record)),
+        Record::RegionDrain(record) => bytes(&v1::RegionDrain::from(record)),
         Record::Regions(record) => bytes(&v1::Regions::from(record)),
         Record::RoundTrips(record) => bytes(&v1::RoundTrips::from(record)),
         Record::MeasuredDistances(record) => bytes(&v1::MeasuredDistances::from(record)),
@@ -65,6 +66,7 @@ pub fn decode(key: &RecordKey, value: &[u8]) -> Result<Record, Invalid> {
         RecordKey::Policy(_) => Record::Policy(message::<v1::Policy>(value)?.try_into()?),
         RecordKey::Move(..) => Record::Move(message::<v1::ShardMove>(value)?.try_into()?),
         RecordKey::RegionTable(..) => Record::RegionTable(message::<v1::RegionTable>(value)?.try_into()?),
+        RecordKey::RegionDrain(_) => Record::RegionDrain(message::<v1::RegionDrain>(value)?.try_into()?),
         RecordKey::Regions => Record::Regions(message::<v1::Regions>(value)?.try_into()?),
         RecordKey::RoundTrips => Record::RoundTrips(message::<v1::RoundTrips>(value)?.try_into()?),
         RecordKey::MeasuredDistances(_) => {

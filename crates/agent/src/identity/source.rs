@@ -104,6 +104,8 @@ impl Shared {
 
     /// A certificate for this agent, or for a program.
     pub(super) async fn issue(&self, path: SpiffePath, csr: Vec<u8>) -> Result<Certified, Status> {
+        // One that is about to join gets its own first.
+        let _ = timeout(RECONNECT_WAIT, self.workload.ready()).await;
         let Some(own) = self.valid_credentials() else {
             return Err(Status::unavailable("this agent has no valid certificate yet; see its log"));
         };

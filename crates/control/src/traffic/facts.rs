@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fairmesh_model::{
-    CallPath, CallRates, Endpoint, EndpointState, Hosts, Region, RegionTable, Regions, RoundTrips,
-    ServerRates, ServiceName, Traffic, TrafficReport,
+    CallPath, CallRates, Endpoint, EndpointState, Hosts, Region, RegionDrain, RegionTable, Regions,
+    RoundTrips, ServerRates, ServiceName, Traffic, TrafficReport,
 };
 
+/// What a region that a topology declares as draining keeps: its own callers, and no others.
+const KEEPS_OWN: f64 = 1.0 - 1e-6;
 /// Thousandths in one.
 const MILLI: f64 = 1_000.0;
 
@@ -47,6 +49,25 @@ pub(super) struct TopologyFacts {
     pub(super) regions: Regions,
     pub(super) round_trips: RoundTrips,
     pub(super) hosts: Hosts,
+    /// Drains of whole regions.
+    pub(super) drains: BTreeMap<Region, StoredDrain>,
+}
+
+/// A drain as it stands in the routing information base.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct StoredDrain {
+    pub(super) drain: RegionDrain,
+    pub(super) revision: u64,
+}
+
+impl TopologyFacts {
+    /// The share of its own calls that a region may keep; below 1 it gets none of others.
+    pub(super) fn keep(&self, region: &Region) -> f64 {
+        let drains = self.regions.regions.get(region).is_some_and(|info| info.draining);
+        let declared = if drains { KEEPS_OWN } else { 1.0 };
+        let drained = self.drains.get(region).map(|stored| f64::from(stored.drain.keep.millionths()) / 1e6);
+        drained.map_or(declared, |keep| keep.min(declared))
+    }
 }
 
 /// The last reports on one service.
@@ -97,6 +118,15 @@ impl ServiceFacts {
             }
             rates
         })
+    }
+
+    /// Bytes per call of callers in a region.
+    pub(super) fn bytes_per_call(&self, region: &Region) -> f64 {
+        let calls = self.reports.calls.iter().filter(|(path, _)| path.from == *region);
+        let (bytes, offered) = calls.fold((0, 0), |(bytes, offered): (u64, u64), (_, rates)| {
+            (bytes.saturating_add(rates.bytes), offered.saturating_add(rates.offered))
+        });
+        if offered == 0 { 0.0 } else { bytes as f64 / (offered as f64 / MILLI) }
     }
 
     /// Utilisation of the servers of a region, and the calls per second that arrive there; `None` while fewer than half

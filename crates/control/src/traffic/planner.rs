@@ -1,14 +1,18 @@
 //! The rounds of one service: from facts to the tables that are to be written. No clock, no I/O.
 
+mod drain;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fairmesh_model::{
     Confirmation, Label, MAX_TABLE_REGIONS, Region, RegionTable, TableOrigin, TrafficMode, TrafficShares,
 };
 use fairmesh_te::{
-    CallerReport, Destination, LoadRing, Observation, PlanInput, PlannerState, RegionObservation, RingMatrix,
-    RingsPolicy, ServerReport, Shift, plan,
+    CallerReport, Destination, LoadRing, Observation, PlanInput, PlannerState, Refusal, RegionObservation,
+    RingMatrix, RingsPolicy, ServerReport, Shift, plan,
 };
+
+pub(super) use drain::DrainStep;
 
 use super::{
     facts::{CallerRates, ServiceFacts, TopologyFacts},
@@ -23,8 +27,6 @@ const MIN_START_MS: u64 = 3_000;
 const CONFIRM_INTERVAL_MS: u64 = 20_000;
 /// How long a region stays in the tables that has neither endpoints nor callers: as long as a table has force.
 const FORGET_MS: u64 = 15 * 60_000;
-/// What a region that a topology declares as draining keeps: its own callers, and no others.
-const KEEPS_OWN: f64 = 1.0 - 1e-6;
 /// The most changes that are remembered.
 const MAX_SHIFTS: usize = 50;
 
@@ -190,18 +192,12 @@ impl ServicePlanner {
 
     fn plan(&mut self, facts: &ServiceFacts, topology: &TopologyFacts, now: Now) -> Result<(), Refused> {
         self.check_settings(facts)?;
-        let observation = self.observe(facts, topology, now.ms);
-        self.check_start(&observation, now)?;
-        let policy = rings_policy(facts);
-        let rings = RingMatrix::new(&policy, &self.regions, &topology.regions, &topology.round_trips);
-        let input = PlanInput { policy: &policy, rings: &rings, observation: &observation };
-        let planned = plan(input, &self.state);
+        let planned = self.with_input(facts, topology, now.ms, |input| {
+            self.check_start(input.observation, now)?;
+            Ok(plan(input, &self.state))
+        })?;
         if let Some(refusal) = planned.refusal {
-            let mut text = refusal.to_string();
-            if let Some(region) = refusal.region() {
-                text = text.replace(&format!("region {region}"), &format!("region {}", self.regions[region]));
-            }
-            return Err(Refused { reason: refusal.reason(), text });
+            return Err(Refused { reason: refusal.reason(), text: self.refusal_text(&refusal) });
         }
         self.state = planned.state;
         self.predicted = planned.predicted;
@@ -250,10 +246,34 @@ impl ServicePlanner {
         }
     }
 
+    /// Calls a function of the planner with the present input.
+    fn with_input<T>(
+        &self,
+        facts: &ServiceFacts,
+        topology: &TopologyFacts,
+        now_ms: u64,
+        decide: impl FnOnce(PlanInput<'_>) -> T,
+    ) -> T {
+        let observation = self.observe(facts, topology, now_ms);
+        let policy = rings_policy(facts);
+        let rings = RingMatrix::new(&policy, &self.regions, &topology.regions, &topology.round_trips);
+        decide(PlanInput { policy: &policy, rings: &rings, observation: &observation })
+    }
+
+    /// A refusal with the name of its region.
+    fn refusal_text(&self, refusal: &Refusal) -> String {
+        let text = refusal.to_string();
+        match refusal.region() {
+            Some(region) => {
+                text.replace(&format!("region {region}"), &format!("region {}", self.regions[region]))
+            }
+            None => text,
+        }
+    }
+
     fn observe(&self, facts: &ServiceFacts, topology: &TopologyFacts, now_ms: u64) -> Observation {
         let region = |region: &Region| {
             let known = &self.known[region];
-            let drains = topology.regions.regions.get(region).is_some_and(|info| info.draining);
             let callers = known.callers.as_ref().map(|(at_ms, rates)| CallerReport {
                 at_ms: *at_ms,
                 offered: rates.offered.clone(),
@@ -262,7 +282,7 @@ impl ServicePlanner {
             });
             RegionObservation {
                 power: facts.endpoints_in(region).power,
-                keep: if drains { KEEPS_OWN } else { 1.0 },
+                keep: topology.keep(region),
                 servers: known.servers,
                 callers,
             }

@@ -1,6 +1,6 @@
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use fairmesh_model::{Invalid, ServiceName, TrafficMode};
+use fairmesh_model::{Invalid, Region, ServiceName, TrafficMode};
 use fairmesh_wire::{
     convert::write_shares,
     v1::{self, traffic::Mode, traffic_planner_server::TrafficPlanner},
@@ -35,6 +35,33 @@ impl TrafficPlanner for TrafficService {
         let services = services.filter_map(|service| self.traffic.status(service)).collect();
         Ok(Response::new(v1::TrafficStatusResponse { services }))
     }
+
+    async fn forecast_drain(
+        &self,
+        request: Request<v1::ForecastDrainRequest>,
+    ) -> Result<Response<v1::ForecastDrainResponse>, Status> {
+        let region = region(request.into_inner().region)?;
+        Ok(Response::new(self.traffic.forecast(&region)))
+    }
+
+    async fn drain_region(
+        &self,
+        request: Request<v1::DrainRegionRequest>,
+    ) -> Result<Response<v1::DrainRegionResponse>, Status> {
+        let v1::DrainRegionRequest { region: name, undrain, over_ms } = request.into_inner();
+        let region = region(name)?;
+        let begun = self.traffic.begin_drain(&region, undrain, Duration::from_millis(over_ms)).await;
+        begun.map_err(|e| Status::failed_precondition(e.to_string()))?;
+        Ok(Response::new(v1::DrainRegionResponse {}))
+    }
+
+    async fn drains(&self, _: Request<v1::DrainsRequest>) -> Result<Response<v1::DrainsResponse>, Status> {
+        Ok(Response::new(v1::DrainsResponse { drains: self.traffic.drains() }))
+    }
+}
+
+fn region(name: String) -> Result<Region, Status> {
+    Region::try_from(name).map_err(|e| Status::invalid_argument(e.within("region").to_string()))
 }
 
 impl TrafficController {

@@ -1,10 +1,12 @@
-//! `fairmesh drain` and `fairmesh undrain`.
+//! `fairmesh drain` and `fairmesh undrain`: instances, or a whole region.
+
+mod region;
 
 use std::{process::ExitCode, time::Duration};
 
 use clap::Args;
 use fairmesh_model::{
-    EndpointState, InstanceId, Invalid, ServiceName,
+    EndpointState, InstanceId, Invalid, Region, ServiceName,
     spec::{read_duration, write_duration},
 };
 use fairmesh_wire::{
@@ -33,10 +35,26 @@ const EXIT_CALLERS_REMAIN: u8 = 4;
 #[derive(Debug, Args)]
 pub(crate) struct DrainArgs {
     /// The service, as tenant/service.
-    service: ServiceName,
+    #[arg(required_unless_present = "region")]
+    service: Option<ServiceName>,
     /// The instances to drain.
-    #[arg(required = true)]
+    #[arg(required_unless_present = "region")]
     instances: Vec<InstanceId>,
+    /// A whole region: services that the planner of region tables plans for leave it step by step.
+    #[arg(long, conflicts_with_all = ["service", "instances", "deadline"])]
+    region: Option<Region>,
+    /// How long the drain of the region takes if nothing holds it, at most 24h; 0s is as fast as its steps are seen.
+    #[arg(long, requires = "region", default_value = "10m", value_parser = read_over, value_name = "DURATION")]
+    over: Duration,
+    /// Do not ask whether to drain the region.
+    #[arg(long, requires = "region")]
+    yes: bool,
+    /// Only print what a drain of the region would lead to.
+    #[arg(long, requires = "region")]
+    dry_run: bool,
+    /// Do not wait until the region is drained; the drain goes on.
+    #[arg(long, requires = "region")]
+    detach: bool,
     /// How long to wait for callers to move, such as 30s.
     #[arg(long, default_value = "30s", value_parser = read_deadline, value_name = "DURATION")]
     deadline: Duration,
@@ -50,10 +68,20 @@ pub(crate) struct DrainArgs {
 #[derive(Debug, Args)]
 pub(crate) struct UndrainArgs {
     /// The service, as tenant/service.
-    service: ServiceName,
+    #[arg(required_unless_present = "region")]
+    service: Option<ServiceName>,
     /// The instances to put back.
-    #[arg(required = true)]
+    #[arg(required_unless_present = "region")]
     instances: Vec<InstanceId>,
+    /// A whole region that is drained, or being drained.
+    #[arg(long, conflicts_with_all = ["service", "instances"])]
+    region: Option<Region>,
+    /// How long it takes until the region has its calls back, at most 24h.
+    #[arg(long, requires = "region", default_value = "10m", value_parser = read_over, value_name = "DURATION")]
+    over: Duration,
+    /// Do not wait until the region has its calls back; it goes on.
+    #[arg(long, requires = "region")]
+    detach: bool,
     #[command(flatten)]
     target: TargetArgs,
     #[command(flatten)]
@@ -69,20 +97,49 @@ fn read_deadline(text: &str) -> Result<Duration, Invalid> {
     Err(Invalid::new("deadline", format!("'{text}' is out of range"), "write 1ms to 1h"))
 }
 
+/// Parses the duration of a drain of a region.
+fn read_over(text: &str) -> Result<Duration, Invalid> {
+    let over = if text == "0s" { Duration::ZERO } else { read_duration(text)? };
+    match over <= Duration::from_secs(24 * 3600) {
+        true => Ok(over),
+        false => Err(Invalid::new("over", format!("'{text}' is longer than a day"), "write 0s to 24h")),
+    }
+}
+
 /// Drains; the instances continue to run, and complete calls in flight.
 pub(crate) async fn run(args: DrainArgs) -> Result<ExitCode, Failure> {
+    if let Some(region) = &args.region {
+        return region::run(region::RegionArgs {
+            region,
+            undrain: false,
+            over: args.over,
+            yes: args.yes,
+            dry_run: args.dry_run,
+            detach: args.detach,
+            target: &args.target,
+            output: &args.output_args,
+        })
+        .await;
+    }
+    // One of both is required.
+    match args.service.clone() {
+        Some(service) => drain_instances(args, &service).await,
+        None => Ok(ExitCode::SUCCESS),
+    }
+}
+
+async fn drain_instances(args: DrainArgs, service: &ServiceName) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.target).await?;
     let request = DrainRequest {
-        instances: args.instances.iter().map(|instance| instance_ref(&args.service, instance)).collect(),
+        instances: args.instances.iter().map(|instance| instance_ref(service, instance)).collect(),
         // At most an hour, which fits.
         deadline_ms: u32::try_from(args.deadline.as_millis()).unwrap_or(u32::MAX),
     };
-    let waiting = tokio::spawn(report_waiting(connection.clone(), args.service.clone(), args.deadline));
+    let waiting = tokio::spawn(report_waiting(connection.clone(), service.clone(), args.deadline));
     let answer = connection.registry().drain(request).await;
     waiting.abort();
     let answer = answer?.into_inner();
-    let last = !serving(&connection, &args.service).await?;
-    let service = &args.service;
+    let last = !serving(&connection, service).await?;
     let text = match (answer.callers_moved, last) {
         (true, false) => "drained: every caller has moved\n".to_owned(),
         (true, true) => {
@@ -123,9 +180,24 @@ async fn report_waiting(connection: Connection, service: ServiceName, deadline: 
 
 /// Puts drained instances that still run back into service.
 pub(crate) async fn undrain(args: UndrainArgs) -> Result<ExitCode, Failure> {
+    if let Some(region) = &args.region {
+        return region::run(region::RegionArgs {
+            region,
+            undrain: true,
+            over: args.over,
+            yes: true,
+            dry_run: false,
+            detach: args.detach,
+            target: &args.target,
+            output: &args.output_args,
+        })
+        .await;
+    }
+    // One of both is required.
+    let Some(service) = &args.service else { return Ok(ExitCode::SUCCESS) };
     let connection = connect::connect(&args.target).await?;
     let report = |instance: &InstanceId| StateReport {
-        instance: Some(instance_ref(&args.service, instance)),
+        instance: Some(instance_ref(service, instance)),
         state: State::Serving.into(),
     };
     let request = ReportRequest { reports: args.instances.iter().map(report).collect() };

@@ -26,13 +26,24 @@ pub(super) enum Phase {
     ControlOutage,
     /// An agent is down.
     AgentRestart,
+    /// The authority gets a new key.
+    CaRotation,
+    /// A region is drained.
+    RegionDrain,
 }
 
 impl Phase {
     /// The phases that are events, in the order of the report.
-    pub(super) const EVENTS: [Self; 5] =
-        [Self::Drain, Self::Kill, Self::ShardMove, Self::ControlOutage, Self::AgentRestart];
-    const COUNT: usize = 6;
+    pub(super) const EVENTS: [Self; 7] = [
+        Self::Drain,
+        Self::Kill,
+        Self::ShardMove,
+        Self::ControlOutage,
+        Self::AgentRestart,
+        Self::CaRotation,
+        Self::RegionDrain,
+    ];
+    const COUNT: usize = 8;
 
     /// Its name in the report.
     pub(super) fn name(self) -> &'static str {
@@ -43,6 +54,8 @@ impl Phase {
             Self::ShardMove => "shard_move",
             Self::ControlOutage => "control_outage",
             Self::AgentRestart => "agent_restart",
+            Self::CaRotation => "ca_rotation",
+            Self::RegionDrain => "region_drain",
         }
     }
 }
@@ -166,6 +179,14 @@ impl CallStats {
     /// By kind of call.
     pub(super) fn rows(&self) -> Vec<(&'static str, Row)> {
         self.lock().rows.iter().map(|(name, row)| (*name, row.clone())).collect()
+    }
+
+    /// Responses to calls of one kind from a region, by the region of the server.
+    pub(super) fn answers(&self, call: &str, from: &str) -> BTreeMap<String, u64> {
+        let inner = self.lock();
+        let regions = inner.rows.get(call).map(|row| row.regions.iter());
+        let own = regions.into_iter().flatten().filter(|((of, _), _)| of == from);
+        own.map(|((_, to), count)| (to.clone(), *count)).collect()
     }
 
     /// Failures by phase, call and reason.

@@ -1,9 +1,9 @@
-//! The five events injected while load runs.
+//! The seven events injected while load runs.
 
 use std::time::Duration;
 
 use fairmesh_model::EndpointState;
-use fairmesh_wire::{handshake, transport::Address, v1};
+use fairmesh_wire::{handshake, v1};
 use tokio::time::Instant;
 
 use crate::connect::transport;
@@ -12,6 +12,7 @@ use super::{
     DemoError,
     call_stats::{CallStats, Phase},
     fleet::{Fleet, STOP_TIMEOUT},
+    identities, region_drain,
 };
 
 /// Time limit of a shard move: callers that do not acknowledge the new map are waited for up to a minute.
@@ -46,6 +47,8 @@ pub(super) async fn run(
             Phase::ShardMove => shard_move(fleet).await?,
             Phase::ControlOutage => control_outage(fleet, pace).await?,
             Phase::AgentRestart => agent_restart(fleet, pace).await?,
+            Phase::CaRotation => ca_rotation(fleet).await?,
+            Phase::RegionDrain => region_drain::run(fleet, tally).await?,
             Phase::Calm => String::new(),
         };
         tokio::time::sleep(pace.settle).await;
@@ -82,8 +85,7 @@ async fn kill(fleet: &mut Fleet, pace: Pace) -> Result<String, DemoError> {
 
 /// Moves the primary of shard 5 from one server to another.
 async fn shard_move(fleet: &mut Fleet) -> Result<String, DemoError> {
-    let address = Address::Tcp(fleet.control_address.to_string());
-    let connection = handshake::connect(&transport(), &address, "demo")
+    let connection = handshake::connect(&transport(), &fleet.control_socket(), "demo")
         .await
         .map_err(|e| DemoError::Fleet(e.to_string()))?;
     let mut registry = v1::registry_client::RegistryClient::new(connection.channel);
@@ -131,6 +133,20 @@ async fn agent_restart(fleet: &mut Fleet, pace: Pace) -> Result<String, DemoErro
     tokio::time::sleep(pace.outage / 2).await;
     agent.restart()?;
     Ok(format!("agent of us got SIGKILL, came back {:.1} s later", pace.outage.as_secs_f64() / 2.0))
+}
+
+/// Replaces the key that signs certificates, and restarts a server, which gets one of the new key: its callers still have
+/// those of the key before.
+async fn ca_rotation(fleet: &mut Fleet) -> Result<String, DemoError> {
+    identities::rotate(fleet).await?;
+    let server = fleet.server("catalog-us-0")?;
+    let status = server.stop(STOP_TIMEOUT).await?;
+    if !status.success() {
+        return Err(DemoError::Fleet(format!("catalog-us-0 stopped with {status}:\n{}", server.log_tail())));
+    }
+    server.restart()?;
+    serving(fleet, "catalog-us-0").await?;
+    Ok("the authority has a new intermediate, catalog-us-0 came back with a certificate of it".into())
 }
 
 /// Waits until an instance serves again.

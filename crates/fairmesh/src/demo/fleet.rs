@@ -20,9 +20,10 @@ use tokio::{
 use crate::connect::transport;
 
 use super::{
-    DemoError,
+    DemoError, identities,
     process::{Process, Program},
     relay,
+    tls_records::RelayCounts,
     topology::{self, DemoRegion, REGIONS},
 };
 
@@ -51,6 +52,8 @@ pub(super) struct Fleet {
     sidecar: Option<(Process, SocketAddr)>,
     /// Relays between agents of other regions and the control plane.
     relays: Vec<JoinHandle<()>>,
+    /// What these have seen.
+    pub relay_counts: Arc<RelayCounts>,
 }
 
 impl Fleet {
@@ -70,6 +73,7 @@ impl Fleet {
             servers: Vec::new(),
             sidecar: None,
             relays: Vec::new(),
+            relay_counts: Arc::default(),
         })
     }
 
@@ -90,6 +94,11 @@ impl Fleet {
             self.start_recommend(place)?;
         }
         self.servers_up().await
+    }
+
+    /// The control plane, for this demo as its user.
+    pub(super) fn control_socket(&self) -> Address {
+        Address::Unix(self.dir.join("control/control.sock"))
     }
 
     /// The socket of a region's agent.
@@ -146,7 +155,7 @@ impl Fleet {
 
     /// Waits until the control plane responds.
     pub(super) async fn control_up(&mut self) -> Result<(), DemoError> {
-        let address = Address::Tcp(self.control_address.to_string());
+        let address = self.control_socket();
         let deadline = Instant::now() + START_TIMEOUT;
         loop {
             let answer = handshake::connect(&transport(), &address, "demo").await;
@@ -179,8 +188,7 @@ impl Fleet {
 
     /// Every endpoint of the shop and its state.
     pub(super) async fn endpoints(&self) -> Result<Vec<(String, EndpointState)>, DemoError> {
-        let shop = ServiceName::new("shop/cart").map_err(|e| DemoError::Fleet(e.to_string()))?;
-        let records = self.records(Prefix::tenant(&shop.tenant, "endpoints")).await?;
+        let records = self.shop("endpoints").await?;
         let endpoint = |(_, record)| match record {
             Record::Endpoint(endpoint) => Some((endpoint.instance.to_string(), endpoint.state)),
             _ => None,
@@ -188,12 +196,17 @@ impl Fleet {
         Ok(records.into_iter().filter_map(endpoint).collect())
     }
 
+    /// The records of one kind of the shop.
+    pub(super) async fn shop(&self, kind: &str) -> Result<Vec<(RecordKey, Record)>, DemoError> {
+        let shop = ServiceName::new("shop/cart").map_err(|e| DemoError::Fleet(e.to_string()))?;
+        self.records(Prefix::tenant(&shop.tenant, kind)).await
+    }
+
     /// The records below a prefix of the control plane.
     pub(super) async fn records(&self, prefix: Prefix) -> Result<Vec<(RecordKey, Record)>, DemoError> {
-        let connection =
-            handshake::connect(&transport(), &Address::Tcp(self.control_address.to_string()), "demo")
-                .await
-                .map_err(|e| DemoError::Fleet(e.to_string()))?;
+        let connection = handshake::connect(&transport(), &self.control_socket(), "demo")
+            .await
+            .map_err(|e| DemoError::Fleet(e.to_string()))?;
         let mut rib = v1::rib_client::RibClient::new(connection.channel);
         let request = v1::ReadRequest { prefixes: vec![prefix.to_string()], at_least: None };
         let answer =
@@ -230,7 +243,7 @@ impl Fleet {
         let file = self.dir.join("shop.yaml");
         std::fs::write(&file, topology::DECLARATIONS)?;
         let output = tokio::process::Command::new(&self.binary)
-            .args(["apply", "--control", &self.control_address.to_string(), "-f"])
+            .args(["apply", "--control", &self.control_socket().to_string(), "-f"])
             .arg(&file)
             .output()
             .await?;
@@ -242,6 +255,8 @@ impl Fleet {
 
     async fn start_agent(&mut self, place: DemoRegion) -> Result<(), DemoError> {
         let upstream = self.relay_to_control(place).await?;
+        let token = self.dir.join(format!("agent-{}.token", place.name));
+        std::fs::write(&token, identities::token(self, place).await?)?;
         let program = Program {
             name: format!("agent-{}", place.name),
             binary: self.binary.clone(),
@@ -249,6 +264,8 @@ impl Fleet {
                 "agent".into(),
                 "--control".into(),
                 upstream.to_string().into(),
+                "--join-token-file".into(),
+                token.into(),
                 "--listen".into(),
                 self.agent_socket(place).to_string().into(),
                 "--state-dir".into(),
@@ -275,7 +292,8 @@ impl Fleet {
         }
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
-        let border = relay::serve(listener, self.control_address, Arc::new(move |_| delay));
+        let counts = Arc::clone(&self.relay_counts);
+        let border = relay::serve(listener, self.control_address, Arc::new(move |_| delay), counts);
         self.relays.push(tokio::spawn(border));
         Ok(address)
     }
@@ -294,17 +312,19 @@ impl Fleet {
                 place.name.into(),
                 "--agent".into(),
                 self.agent_socket(place).to_string().into(),
+                "--relay-counts".into(),
+                self.dir.join(format!("relay-{instance}.json")).into(),
             ]),
         };
         self.servers.push(Process::start(program, &self.dir)?);
         Ok(())
     }
 
-    /// A plain Python program, registered by `fairmesh register`.
+    /// A plain Python program behind `fairmesh register`, which speaks TLS for it.
     fn start_recommend(&mut self, place: DemoRegion) -> Result<(), DemoError> {
         let script = self.dir.join("recommend.py");
         std::fs::write(&script, include_str!("recommend.py"))?;
-        let address = free_port()?;
+        let (address, behind) = (free_port()?, free_port()?);
         let instance = format!("recommend-{}-0", place.name);
         let program = Program {
             name: instance.clone(),
@@ -316,12 +336,14 @@ impl Fleet {
                 instance.into(),
                 "--address".into(),
                 address.to_string().into(),
+                "--program".into(),
+                behind.to_string().into(),
                 "--agent".into(),
                 self.agent_socket(place).to_string().into(),
                 "--".into(),
                 "python3".into(),
                 script.into(),
-                address.port().to_string().into(),
+                behind.port().to_string().into(),
             ]),
         };
         self.servers.push(Process::start(program, &self.dir)?);
@@ -341,6 +363,8 @@ fn control_program(binary: &Path, dir: &Path, address: SocketAddr, http: SocketA
             address.to_string().into(),
             "--http".into(),
             http.to_string().into(),
+            "--trust-domain".into(),
+            identities::DOMAIN.into(),
         ]),
     }
 }

@@ -157,7 +157,7 @@ fn stuck(shoppers: &Shoppers, act: Action, phase: Phase) -> CallRecord {
 impl Shoppers {
     async fn new(fleet: &Fleet, place: DemoRegion) -> Result<Self, DemoError> {
         let mesh =
-            super::service::mesh(fleet.agent_socket(place), place, &format!("shoppers-{}", place.name))
+            super::service::mesh(fleet.agent_socket(place), place, &format!("shoppers-{}", place.name), None)
                 .await?;
         let service = |name: &str| mesh.service(name).map_err(|e| DemoError::Fleet(e.to_string()));
         Ok(Self {

@@ -95,7 +95,7 @@ pub(super) async fn play(fleet: &mut Fleet) -> Result<Action, DemoError> {
     }
     let (here, absent): (Vec<HttpClient>, Vec<HttpClient>) =
         HTTP_CLIENTS.into_iter().partition(|caller| caller.is_installed());
-    let mesh = service::mesh(fleet.agent_socket(REGION), REGION, CLIENT).await?;
+    let mesh = service::mesh(fleet.agent_socket(REGION), REGION, CLIENT, None).await?;
     let (fleet, mesh, here) = (&*fleet, &mesh, &here);
     let rows = PROBES.iter().map(async |probe| {
         let prediction = predict(fleet, probe);
@@ -121,7 +121,7 @@ async fn predict_with_seed(fleet: &Fleet, probe: &ComparedCall, seed: u64) -> Re
     let mut command = Command::new(&fleet.binary);
     command.args(["explain", probe.service, "--json", "--region", REGION.name, "--client-id", CLIENT]);
     command.args(["--path", probe.path, "--seed", &seed.to_string()]);
-    command.args(["--control", &fleet.control_address.to_string()]);
+    command.args(["--control", &fleet.control_socket().to_string()]);
     if let Some((key, role)) = probe.shard {
         command.args(["--key", &key.to_string(), "--role", role]);
     }

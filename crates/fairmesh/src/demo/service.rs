@@ -5,19 +5,18 @@ mod shop;
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
+    path::PathBuf,
     sync::Arc,
 };
 
 use clap::{Args, ValueEnum};
 use fairmesh_client::Mesh;
-use fairmesh_model::{Location, Protocol, Region};
+use fairmesh_model::{Location, Protocol, Region, ServiceName, SpiffePath};
 use fairmesh_server::{Server, serve_http};
 use fairmesh_wire::transport::Address;
 use tokio::net::TcpListener;
 
-use crate::connect::transport;
-
-use super::{DemoError, relay, topology::DemoRegion};
+use super::{DemoError, relay, tls_records::RelayCounts, topology::DemoRegion};
 
 /// Response header with the region of the server.
 pub(super) const REGION_HEADER: &str = "x-shop-region";
@@ -32,6 +31,9 @@ pub(super) struct ServeArgs {
     region: String,
     #[arg(long)]
     agent: Address,
+    /// A file for what the relay in front of it has seen.
+    #[arg(long)]
+    relay_counts: PathBuf,
 }
 
 /// The services of the shop that use the library.
@@ -68,11 +70,12 @@ pub(super) async fn serve(args: ServeArgs) -> Result<(), DemoError> {
     let place = DemoRegion::named(&args.region)
         .ok_or_else(|| DemoError::Fleet(format!("there is no region {} in the shop", args.region)))?;
     let inner = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-    let public = delayed_listener(place, inner.local_addr()?).await?;
-    let mesh = mesh(args.agent.clone(), place, &args.instance).await?;
+    let public = delayed_listener(place, inner.local_addr()?, args.relay_counts).await?;
+    let service = ServiceName::new(args.service.name()).map_err(|e| DemoError::Fleet(e.to_string()))?;
+    let identity = SpiffePath::Service(service);
+    let mesh = mesh(args.agent.clone(), place, &args.instance, Some(identity)).await?;
 
     let mut server = Server::builder(args.service.name())
-        .transport(transport())
         .instance(&args.instance)
         .address(public)
         .protocol(args.service.protocol())
@@ -83,7 +86,11 @@ pub(super) async fn serve(args: ServeArgs) -> Result<(), DemoError> {
     }
     let server = server.start().await.map_err(|e| DemoError::Fleet(e.to_string()))?;
     let routes = match args.service {
-        Kind::Catalog => shop::catalog(place),
+        Kind::Catalog => {
+            let requests = Arc::default();
+            tokio::spawn(shop::report_rate(server.clone(), Arc::clone(&requests)));
+            shop::catalog(place, requests)
+        }
         Kind::Payment => shop::payment(place),
         Kind::Checkout => shop::checkout(place, &mesh)?,
         Kind::Cart => cart::routes(carts),
@@ -92,10 +99,18 @@ pub(super) async fn serve(args: ServeArgs) -> Result<(), DemoError> {
 }
 
 /// The library as configured for programs of a region.
-pub(super) async fn mesh(agent: Address, place: DemoRegion, client: &str) -> Result<Mesh, DemoError> {
+pub(super) async fn mesh(
+    agent: Address,
+    place: DemoRegion,
+    client: &str,
+    identity: Option<SpiffePath>,
+) -> Result<Mesh, DemoError> {
     let region = Region::new(place.name).map_err(|e| DemoError::Fleet(e.to_string()))?;
-    let mesh = Mesh::builder()
-        .transport(transport())
+    let mut mesh = Mesh::builder();
+    if let Some(identity) = identity {
+        mesh = mesh.identity(identity);
+    }
+    let mesh = mesh
         .agent(agent)
         .client_id(client)
         .location(Location::in_region(region))
@@ -104,9 +119,16 @@ pub(super) async fn mesh(agent: Address, place: DemoRegion, client: &str) -> Res
 }
 
 /// Opens the address for callers, delayed for each by its distance.
-async fn delayed_listener(place: DemoRegion, target: SocketAddr) -> Result<SocketAddr, DemoError> {
+async fn delayed_listener(
+    place: DemoRegion,
+    target: SocketAddr,
+    file: PathBuf,
+) -> Result<SocketAddr, DemoError> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
     let address = listener.local_addr()?;
-    tokio::spawn(relay::serve(listener, target, Arc::new(move |caller| place.one_way_from(caller))));
+    let counts = Arc::<RelayCounts>::default();
+    let delay = Arc::new(move |caller| place.one_way_from(caller));
+    tokio::spawn(relay::serve(listener, target, delay, Arc::clone(&counts)));
+    tokio::spawn(async move { counts.write_to(&file).await });
     Ok(address)
 }

@@ -48,7 +48,7 @@ async fn the_demo_fails_no_call_but_those_under_way_on_the_server_that_it_kills(
     command.arg(format!("PATH={}", env::var("PATH").unwrap_or_default()));
     command.args([env!("CARGO_BIN_EXE_fairmesh"), "demo", "--quick", "--json"]).arg(&file);
     command.arg("--dir").arg(&fleet);
-    let told = run(command, "", Duration::from_secs(150)).await.ok();
+    let told = run(command, "", Duration::from_secs(240)).await.ok();
 
     let figures: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
     let calls = figures["calls"].as_u64().unwrap();
@@ -56,7 +56,18 @@ async fn the_demo_fails_no_call_but_those_under_way_on_the_server_that_it_kills(
     assert!(figures["reuse"].as_f64().unwrap() >= 0.99, "{told}");
     let events = figures["events"].as_array().unwrap();
     let names: BTreeSet<_> = events.iter().map(|event| event["name"].as_str().unwrap()).collect();
-    assert_eq!(names, BTreeSet::from(["drain", "kill", "shard_move", "control_outage", "agent_restart"]));
+    assert_eq!(
+        names,
+        BTreeSet::from([
+            "drain",
+            "kill",
+            "shard_move",
+            "control_outage",
+            "agent_restart",
+            "ca_rotation",
+            "region_drain"
+        ])
+    );
     let count = |event: &Value, what: &str| event[what].as_u64().unwrap();
     for event in events {
         assert!(count(event, "calls") > 0, "{event}");
@@ -66,6 +77,7 @@ async fn the_demo_fails_no_call_but_those_under_way_on_the_server_that_it_kills(
     let failed: u64 = events.iter().map(|event| count(event, "failed")).sum();
     assert_eq!(figures["failed"].as_u64(), Some(failed), "calls failed between the events: {told}");
     distances_are_those_of_the_relay(&figures["distances"]);
+    every_process_proved_its_identity(&figures["identities"]);
     let programs = &figures["programs"];
     assert_eq!(programs["differing"], 0, "{told}");
     let calls = programs["calls"].as_array().unwrap();
@@ -85,6 +97,20 @@ async fn the_demo_fails_no_call_but_those_under_way_on_the_server_that_it_kills(
     for log in fs::read_dir(&fleet).unwrap().map(|entry| entry.unwrap().path()) {
         let Ok(text) = fs::read_to_string(&log) else { continue };
         assert!(!text.contains("Behind("), "{}: callers did not acknowledge a drain:\n{text}", log.display());
+    }
+}
+
+fn every_process_proved_its_identity(identities: &Value) {
+    assert_eq!(identities["problems"], Value::Array(Vec::new()));
+    let proved = identities["proved"].as_object().unwrap();
+    let services: u64 =
+        proved.iter().filter(|(id, _)| id.contains("/shop/")).filter_map(|(_, n)| n.as_u64()).sum();
+    assert_eq!(services, 23, "twenty servers of the library and three of Python: {proved:?}");
+    let agents = proved.keys().filter(|id| id.starts_with("spiffe://shop.demo/fairmesh/agent/agent-"));
+    assert_eq!(agents.count(), 3);
+    for connection in identities["connections"].as_array().unwrap() {
+        assert_eq!(connection["plaintext"], 0, "{connection}");
+        assert!(connection["records"].as_u64().unwrap() > 10, "{connection}");
     }
 }
 

@@ -176,3 +176,55 @@ async fn a_spike_moves_calls_to_the_other_region_and_no_call_fails_for_the_plann
     far.stop().await;
     here.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_region_is_drained_of_its_own_callers_step_by_step_across_a_restart() {
+    let _machine = beside_others().await;
+    let mut world = World::start(YAML).await;
+    let (_agent, there) = world.another_agent_in("us", "there").await;
+    let here = Spec::new("shop/cart", "here", Protocol::Http1).here(&world).await;
+    let far = Spec::new("shop/cart", "there", Protocol::Http1).serve(there).await;
+    let calls = Arc::new(Calls { per_second: 40.into(), ..Calls::default() });
+    let mesh = world.mesh().await;
+    let mut tasks = JoinSet::new();
+    tasks.spawn(Arc::clone(&calls).make(mesh.service("shop/cart").unwrap()));
+    tasks.spawn(Arc::clone(&calls).measure(here.server.clone(), "here"));
+    tasks.spawn(Arc::clone(&calls).measure(far.server.clone(), "there"));
+    plans_after(&world, 3).await;
+
+    let drain = ["drain", "--region", "eu", "--over", "0s"];
+    let unconfirmed = world.cli(&drain).await;
+    assert!(unconfirmed.code == Some(2) && unconfirmed.err.contains("add --yes"), "{unconfirmed:?}");
+    let forecast = world.cli(&[&drain[..], &["--dry-run", "--json"]].concat()).await.json();
+    let service = &forecast["forecast"]["services"][0];
+    let leaving = service["leavingPerSecond"].as_f64().unwrap();
+    assert!((leaving - 40.0).abs() < 6.0 && service["droppedPerSecond"] == 0.0, "{forecast}");
+    let us = service["regions"].as_array().unwrap().iter().find(|region| region["region"] == "us").unwrap();
+    let after = us["loadAfter"].as_f64().unwrap();
+    assert!((0.3..0.5).contains(&after) && us["roundTripMicros"] == 20_000 && us["full"] == false, "{us}");
+    assert_eq!(calls.percent_here().await, 100.0, "a forecast changes nothing");
+
+    world.cli(&[&drain[..], &["--yes", "--detach"]].concat()).await.ok();
+    until("a few steps are made", async || {
+        let shown = world.cli(&["traffic", "status"]).await.ok();
+        ["70", "60", "50"]
+            .iter()
+            .any(|keep| shown.contains(&format!("region eu is drained and keeps {keep} %")))
+    })
+    .await;
+    world.control.kill().await;
+    world.control.restart();
+    world.control_is_up().await;
+    // It finds the drain under way, and waits for its end.
+    world.cli(&[&drain[..], &["--yes"]].concat()).await.ok();
+    assert!(calls.percent_here().await < 10.0, "its own callers have left");
+    let listed = world.cli(&["get", "tables", "shop/cart", "--json"]).await.json();
+    assert!(listed.as_array().unwrap().iter().any(|table| table["toPercent"]["us"] == 100.0), "{listed}");
+
+    world.cli(&["undrain", "--region", "eu", "--over", "0s", "--detach"]).await.ok();
+    until("calls come back", async || calls.percent_here().await > 10.0).await;
+    tasks.abort_all();
+    assert_eq!(*calls.failures.lock().unwrap(), Vec::<String>::new());
+    far.stop().await;
+    here.stop().await;
+}

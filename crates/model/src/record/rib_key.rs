@@ -31,6 +31,8 @@ pub enum RecordKey {
     RoundTrips,
     /// `/g/topology/measured/{region}`: distances that this region measured.
     MeasuredDistances(Region),
+    /// `/g/drains/{region}`: a drain of a whole region; outside `topology/`, since routers do not need it.
+    RegionDrain(Region),
     /// `/g/topology/hosts`
     Hosts,
     /// `/g/identity/bundle`: the roots of the trust domain.
@@ -96,6 +98,11 @@ impl Prefix {
     /// Everything in the RIB.
     pub fn everything() -> Self {
         Self("/".into())
+    }
+
+    /// The drains of regions.
+    pub fn drains() -> Self {
+        Self("/g/drains/".into())
     }
 
     /// All records of one kind of a tenant, such as `services`.
@@ -230,6 +237,7 @@ impl RecordKey {
             Self::Regions
             | Self::RoundTrips
             | Self::MeasuredDistances(_)
+            | Self::RegionDrain(_)
             | Self::Hosts
             | Self::TrustBundle
             | Self::JoinedAgent(_) => None,
@@ -256,6 +264,7 @@ impl RecordKey {
             ["g", "topology", "regions"] => Self::Regions,
             ["g", "topology", "rtt"] => Self::RoundTrips,
             ["g", "topology", "measured", region] => Self::MeasuredDistances(Region::new(region).ok()?),
+            ["g", "drains", region] => Self::RegionDrain(Region::new(region).ok()?),
             ["g", "topology", "hosts"] => Self::Hosts,
             ["g", "identity", "bundle"] => Self::TrustBundle,
             ["g", "identity", "agents", name] => Self::JoinedAgent(Label::new(name).ok()?),
@@ -312,6 +321,7 @@ impl fmt::Display for RecordKey {
                 Self::Regions => f.write_str("/g/topology/regions"),
                 Self::Hosts => f.write_str("/g/topology/hosts"),
                 Self::MeasuredDistances(region) => write!(f, "/g/topology/measured/{region}"),
+                Self::RegionDrain(region) => write!(f, "/g/drains/{region}"),
                 Self::TrustBundle => f.write_str("/g/identity/bundle"),
                 Self::JoinedAgent(name) => write!(f, "/g/identity/agents/{name}"),
                 _ => f.write_str("/g/topology/rtt"),
@@ -337,6 +347,7 @@ impl fmt::Display for RecordKey {
             Self::Regions
             | Self::RoundTrips
             | Self::MeasuredDistances(_)
+            | Self::RegionDrain(_)
             | Self::Hosts
             | Self::TrustBundle
             | Self::JoinedAgent(_) => Ok(()),
@@ -359,6 +370,7 @@ mod tests {
             RecordKey::Policy(cart.clone()),
             RecordKey::ShardManifest(cart.clone(), ShardPart::Ranges),
             RecordKey::MeasuredDistances(eu.clone()),
+            RecordKey::RegionDrain(eu.clone()),
             RecordKey::ShardChunk(cart.clone(), ShardPart::Region(eu), ChunkHash(7)),
             RecordKey::Move(cart.clone(), ShardId(5)),
             RecordKey::RegionTable(cart.clone(), Region::new("eu").unwrap()),

@@ -1,8 +1,8 @@
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use fairmesh_model::{
-    Confirmation, Invalid, Label, LoadMetric, LoadRing, Region, RegionShares, RegionTable, Share,
-    TableOrigin, Traffic, TrafficMode, TrafficPlanner, TrafficShares,
+    Confirmation, Invalid, Label, LoadMetric, LoadRing, Region, RegionDrain, RegionShares, RegionTable,
+    Share, TableOrigin, Traffic, TrafficMode, TrafficPlanner, TrafficShares,
 };
 
 use super::{policy::rings, read_enum, required};
@@ -10,6 +10,32 @@ use crate::v1::{
     self,
     traffic::{Mode, Planner},
 };
+
+impl From<RegionDrain> for v1::RegionDrain {
+    fn from(drain: RegionDrain) -> Self {
+        Self {
+            keep: drain.keep.millionths(),
+            returns: drain.returns,
+            over_ms: u64::try_from(drain.over.as_millis()).unwrap_or(u64::MAX),
+            began_at_ms: drain.began_at_ms,
+        }
+    }
+}
+
+impl TryFrom<v1::RegionDrain> for RegionDrain {
+    type Error = Invalid;
+
+    fn try_from(message: v1::RegionDrain) -> Result<Self, Invalid> {
+        let drain = Self {
+            keep: Share::of_millionths(message.keep).map_err(|e| e.within("keep"))?,
+            returns: message.returns,
+            over: Duration::from_millis(message.over_ms),
+            began_at_ms: message.began_at_ms,
+        };
+        drain.validate()?;
+        Ok(drain)
+    }
+}
 
 impl From<Traffic> for v1::Traffic {
     fn from(traffic: Traffic) -> Self {

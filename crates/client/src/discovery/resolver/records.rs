@@ -286,6 +286,7 @@ impl ServiceRecords {
             | Record::Regions(_)
             | Record::RoundTrips(_)
             | Record::MeasuredDistances(_)
+            | Record::RegionDrain(_)
             | Record::Hosts(_)
             | Record::TrustBundle(_)
             | Record::JoinedAgent(_) => {}

@@ -79,6 +79,7 @@ impl HistoryKey {
             | Record::Verdict(_)
             | Record::Move(_)
             | Record::RegionTable(_)
+            | Record::RegionDrain(_)
             | Record::Regions(_)
             | Record::RoundTrips(_)
             | Record::MeasuredDistances(_)

@@ -2,7 +2,10 @@
 
 use std::{fmt::Write as _, time::Duration};
 
-use fairmesh_wire::v1::{self, traffic::Mode};
+use fairmesh_wire::{
+    handshake::Connection,
+    v1::{self, traffic::Mode},
+};
 use serde_json::{Value, json};
 
 use super::{ExplainArgs, StatusArgs, not_planned, read};
@@ -32,8 +35,24 @@ pub(super) async fn status(args: StatusArgs) -> Result<(), Failure> {
         return Ok(());
     }
     let items: Vec<Value> = services.iter().map(item).collect();
-    let text: Vec<String> = services.iter().map(text).collect();
+    let mut text: Vec<String> = services.iter().map(text).collect();
+    text.extend(drains(&connection).await?);
     output::print_one(args.output.format(), &items, &text.join("\n"))
+}
+
+/// The drains of regions, a line each.
+async fn drains(connection: &Connection) -> Result<Option<String>, Failure> {
+    let drains = connection.traffic_planner().drains(v1::DrainsRequest {}).await?.into_inner().drains;
+    let line = |one: &v1::RegionDrainStatus| {
+        let keep = one.drain.map(|drain| drain.keep).unwrap_or_default();
+        format!(
+            "region {} is drained and keeps {} % of its calls; {}\n",
+            one.region,
+            keep / 10_000,
+            one.state
+        )
+    };
+    Ok((!drains.is_empty()).then(|| drains.iter().map(line).collect()))
 }
 
 /// Explains the latest changes.

@@ -1,5 +1,13 @@
 //! The stateless services: catalog, payment, and the checkout that calls two others.
 
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
 use axum::{
     Router,
     extract::{Path, State},
@@ -8,17 +16,34 @@ use axum::{
     routing::{get, post},
 };
 use fairmesh_client::{Body, Mesh, ServiceHandle};
+use fairmesh_server::Server;
 use http_body_util::BodyExt;
+use tokio::time::{Instant, interval};
 
 use super::{DemoError, DemoRegion, REGION_HEADER};
 use crate::demo::v1::{GetRequest, cart_client::CartClient};
 
-/// The catalog.
-pub(super) fn catalog(place: DemoRegion) -> Router {
-    let item = move |Path(item): Path<u64>| async move {
-        answer(place, format!("{{\"item\": {item}, \"price\": {}}}", 100 + item % 900))
+/// The catalog, which counts its requests.
+pub(super) fn catalog(place: DemoRegion, requests: Arc<AtomicU64>) -> Router {
+    let item = move |Path(item): Path<u64>| {
+        requests.fetch_add(1, Relaxed);
+        async move { answer(place, format!("{{\"item\": {item}, \"price\": {}}}", 100 + item % 900)) }
     };
     Router::new().route("/items/{item}", get(item))
+}
+
+/// Reports requests per second as the load of a server, for the planner of region tables.
+pub(super) async fn report_rate(server: Server, requests: Arc<AtomicU64>) {
+    let mut ticks = interval(Duration::from_millis(500));
+    let (mut before, mut at) = (0, Instant::now());
+    loop {
+        ticks.tick().await;
+        let (count, now) = (requests.load(Relaxed), Instant::now());
+        let rate = (count - before) as f64 / (now - at).as_secs_f64().max(0.001);
+        // The name is valid, and no rate here is too large.
+        let _ = server.layer().metric("requests_per_second", rate);
+        (before, at) = (count, now);
+    }
 }
 
 /// Takes payments: POSTs that must not happen twice.

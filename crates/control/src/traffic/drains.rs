@@ -1,0 +1,267 @@
+//! Drains of whole regions: forecast, and step by step.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use fairmesh_model::{Invalid, Prefix, Record, RecordKey, Region, RegionDrain, ServiceName, Share};
+use fairmesh_rib::{Batch, Expect, Op};
+use fairmesh_te::drain::Forecast;
+use fairmesh_wire::{records, v1};
+use tokio::time::{Instant, timeout};
+
+use super::{
+    TrafficController, WRITE_TIMEOUT,
+    facts::{ServiceFacts, StoredDrain, TopologyFacts},
+    lock,
+    planner::{DrainStep, Now, ServicePlanner},
+};
+use crate::admin::now_ms;
+
+/// The most services that a forecast names of those that it does not move.
+const MAX_UNMOVED: usize = 100;
+
+/// What a drain does, for operators.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct DrainState {
+    pub(super) text: String,
+    pub(super) is_held: bool,
+}
+
+impl TrafficController {
+    /// Makes the next step of each drain that may make one.
+    pub(super) async fn step_drains(
+        &self,
+        services: &BTreeMap<ServiceName, ServiceFacts>,
+        topology: &TopologyFacts,
+        now: Now,
+    ) {
+        let mut states = BTreeMap::new();
+        for (region, stored) in &topology.drains {
+            states.insert(region.clone(), self.step_drain(services, topology, (region, stored), now).await);
+        }
+        *lock(&self.drain_states) = states;
+    }
+
+    async fn step_drain(
+        &self,
+        services: &BTreeMap<ServiceName, ServiceFacts>,
+        topology: &TopologyFacts,
+        (region, stored): (&Region, &StoredDrain),
+        now: Now,
+    ) -> DrainState {
+        let drain = &stored.drain;
+        if drain.is_done() {
+            if drain.returns {
+                self.write_drain(region, None, Some(stored.revision)).await;
+            }
+            return DrainState { text: "done".to_owned(), is_held: false };
+        }
+        let steps = {
+            let planners = lock(&self.planners);
+            let step = |(name, facts): (&ServiceName, &ServiceFacts)| {
+                let planner = planners.get(name)?;
+                Some((name.clone(), planner.drain_step(facts, topology, (region, drain), now)?))
+            };
+            services.iter().filter_map(step).collect::<Vec<_>>()
+        };
+        match next_step(drain, &steps) {
+            Err(state) => state,
+            Ok(keep) => {
+                if let Some(behind) = self.unacknowledged(&steps).await {
+                    return DrainState {
+                        text: format!("waits for {behind} to apply the tables"),
+                        is_held: false,
+                    };
+                }
+                let next = RegionDrain { keep, ..*drain };
+                self.write_drain(region, Some(next), Some(stored.revision)).await;
+                DrainState { text: "makes a step".to_owned(), is_held: false }
+            }
+        }
+    }
+
+    /// A program that does not follow the tables in force yet.
+    async fn unacknowledged(&self, steps: &[(ServiceName, DrainStep)]) -> Option<String> {
+        for (service, _) in steps {
+            let revision = self.tables(service).values().map(|stored| stored.revision).max();
+            let prefix = Prefix::tables(service);
+            let status = self.node.wait_acked(&prefix, revision.unwrap_or_default(), Instant::now()).await;
+            if !status.all {
+                return Some(status.behind.first().cloned().unwrap_or_else(|| "a program".to_owned()));
+            }
+        }
+        None
+    }
+
+    /// Writes a drain, unless another writer was faster; whether it is written.
+    async fn write_drain(&self, region: &Region, drain: Option<RegionDrain>, replaces: Option<u64>) -> bool {
+        let key = RecordKey::RegionDrain(region.clone()).to_string();
+        let op = match drain {
+            Some(drain) => Op::put(key, records::encode(&Record::RegionDrain(drain))),
+            None => Op::delete(key),
+        };
+        let op = op.expecting(replaces.map_or(Expect::Absent, Expect::Revision));
+        let written = timeout(WRITE_TIMEOUT, self.store.write(Batch { ops: vec![op] })).await;
+        let is_written = matches!(written, Ok(Ok(_)));
+        if !is_written {
+            tracing::warn!(%region, "a step of the drain is not written; the next round tries again");
+        }
+        is_written
+    }
+
+    /// Begins a drain or its way back.
+    ///
+    /// # Errors
+    /// If it would take too long, or another writer was faster.
+    pub(super) async fn begin_drain(
+        &self,
+        region: &Region,
+        returns: bool,
+        over: Duration,
+    ) -> Result<(), Invalid> {
+        let drains = self.topology().drains;
+        let before = drains.get(region);
+        if returns && before.is_none() {
+            let hint = "see 'fairmesh traffic status' for drains in progress";
+            return Err(Invalid::new("region", format!("'{region}' is not drained"), hint));
+        }
+        let drain = RegionDrain::begin(before.map(|stored| stored.drain), returns, over, now_ms());
+        drain.validate()?;
+        match self.write_drain(region, Some(drain), before.map(|stored| stored.revision)).await {
+            true => Ok(()),
+            false => Err(Invalid::new("region", "was changed by another writer meanwhile", "try again")),
+        }
+    }
+
+    /// The drains in progress.
+    pub(super) fn drains(&self) -> Vec<v1::RegionDrainStatus> {
+        let (drains, states) = (self.topology().drains, lock(&self.drain_states).clone());
+        let status = |(region, stored): (Region, StoredDrain)| {
+            let state = states.get(&region).cloned().unwrap_or_default();
+            v1::RegionDrainStatus {
+                region: region.to_string(),
+                drain: Some(stored.drain.into()),
+                state: state.text,
+                is_held: state.is_held,
+            }
+        };
+        drains.into_iter().map(status).collect()
+    }
+
+    /// What a drain of a region would lead to.
+    pub(super) fn forecast(&self, region: &Region) -> v1::ForecastDrainResponse {
+        let (now_ms, topology) = (self.elapsed_ms(), self.topology());
+        let sum = lock(&self.sums).sum(now_ms);
+        let planners = lock(&self.planners);
+        let mut response = v1::ForecastDrainResponse::default();
+        let mut moved = Vec::new();
+        for (service, planner) in planners.iter() {
+            let Some(facts) = self.facts(service, &sum, &topology) else { continue };
+            let Some(forecast) = planner.forecast(&facts, &topology, region, now_ms) else { continue };
+            moved.push(service.clone());
+            response.services.push(match forecast {
+                Ok(forecast) => message(service, planner, &forecast, (region, &facts, &topology)),
+                Err(refusal) => {
+                    v1::ServiceForecast { service: service.to_string(), refusal, ..Default::default() }
+                }
+            });
+        }
+        drop(planners);
+        response.unmoved = self.unmoved(region, &moved);
+        response
+    }
+
+    /// Services with serving endpoints in the region that are not moved.
+    fn unmoved(&self, region: &Region, moved: &[ServiceName]) -> Vec<String> {
+        // All endpoints are read: an operator asks for it, seldom.
+        let Ok(all) = Prefix::new("/t/") else { return Vec::new() };
+        let mut names: Vec<String> = Vec::new();
+        for (key, _) in self.node.read(&[all]).1 {
+            if let Ok(RecordKey::Endpoint(service, of, _)) = RecordKey::parse(&key)
+                && of == *region
+                && !moved.contains(&service)
+                && names.last() != Some(&service.to_string())
+            {
+                names.push(service.to_string());
+            }
+        }
+        let more = names.len().saturating_sub(MAX_UNMOVED);
+        names.truncate(MAX_UNMOVED);
+        names.extend((more > 0).then(|| format!("and {more} more")));
+        names
+    }
+}
+
+/// What the region keeps from now on, or why that does not change yet.
+fn next_step(drain: &RegionDrain, steps: &[(ServiceName, DrainStep)]) -> Result<Share, DrainState> {
+    let held = steps.iter().find_map(|(service, step)| match step {
+        DrainStep::Hold(why) => Some(format!("held: {service}: {why}")),
+        _ => None,
+    });
+    if let Some(text) = held {
+        return Err(DrainState { text, is_held: true });
+    }
+    let waits = steps.iter().find_map(|(service, step)| match step {
+        DrainStep::Wait(what) => Some(format!("waits for {what} ({service})")),
+        _ => None,
+    });
+    if let Some(text) = waits {
+        return Err(DrainState { text, is_held: false });
+    }
+    let advanced = steps.iter().find_map(|(_, step)| match step {
+        DrainStep::Advance(keep) => Some(*keep),
+        _ => None,
+    });
+    // Without anything to move there is nothing to wait for.
+    Ok(advanced.unwrap_or(if drain.returns { Share::ALL } else { Share::NONE }))
+}
+
+fn message(
+    service: &ServiceName,
+    planner: &ServicePlanner,
+    forecast: &Forecast,
+    (drained, facts, topology): (&Region, &ServiceFacts, &TopologyFacts),
+) -> v1::ServiceForecast {
+    let bytes_per_call = facts.bytes_per_call(drained);
+    let region = |(at, region): (usize, &Region)| v1::RegionForecast {
+        region: region.to_string(),
+        before: forecast.before[at],
+        after: forecast.after[at],
+        calls: forecast.to[at],
+        bytes: forecast.to[at] * bytes_per_call,
+        round_trip_us: topology
+            .round_trips
+            .get(drained, region)
+            .map(|round_trip| u64::try_from(round_trip.as_micros()).unwrap_or(u64::MAX)),
+        is_full: forecast.full.contains(&at),
+    };
+    v1::ServiceForecast {
+        service: service.to_string(),
+        refusal: String::new(),
+        regions: planner.regions.iter().enumerate().map(region).collect(),
+        leaving: forecast.leaving,
+        staying: forecast.staying,
+        dropped: forecast.dropped,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_is_made_when_every_service_may_make_it() {
+        let name = |name: &str| ServiceName::new(name).unwrap();
+        let share = |millionths| Share::of_millionths(millionths).unwrap();
+        let drain = RegionDrain::begin(None, false, Duration::from_secs(10), 0);
+        let advance = (name("shop/a"), DrainStep::Advance(share(900_000)));
+        let wait = (name("shop/b"), DrainStep::Wait("reports"));
+        let hold = (name("shop/c"), DrainStep::Hold("full".to_owned()));
+        assert_eq!(next_step(&drain, &[advance.clone()]), Ok(share(900_000)));
+        let waits = next_step(&drain, &[advance.clone(), wait.clone()]).unwrap_err();
+        assert_eq!((waits.text.as_str(), waits.is_held), ("waits for reports (shop/b)", false));
+        let held = next_step(&drain, &[advance, wait, hold]).unwrap_err();
+        assert_eq!((held.text.as_str(), held.is_held), ("held: shop/c: full", true));
+        assert_eq!(next_step(&drain, &[]), Ok(Share::NONE), "nothing to move");
+        assert_eq!(next_step(&RegionDrain { returns: true, ..drain }, &[]), Ok(Share::ALL));
+    }
+}

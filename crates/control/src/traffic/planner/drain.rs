@@ -1,0 +1,123 @@
+//! Drains of whole regions, as far as one service takes part in them.
+
+use fairmesh_model::{Region, RegionDrain, Share, TrafficMode};
+use fairmesh_te::{
+    WHOLE,
+    drain::{self, Drain, Forecast, Step},
+};
+
+use super::{Now, ServicePlanner};
+use crate::traffic::facts::{ServiceFacts, TopologyFacts};
+
+/// What may be left at home of a step that is made, in the tables: shares are rounded.
+const TABLE_TOLERANCE: f64 = 0.015;
+/// The same in reports, which are of another second than the tables.
+const REPORT_TOLERANCE: f64 = 0.1;
+/// Below this number of calls per second a share of them says nothing.
+const FEW_CALLS: f64 = 1.0;
+
+/// Whether the next step of a drain may be made.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::traffic) enum DrainStep {
+    /// The region keeps this share from now on.
+    Advance(Share),
+    /// It is too early.
+    Wait(&'static str),
+    /// It may never be made by itself.
+    Hold(String),
+}
+
+impl ServicePlanner {
+    /// The next step as far as this service is concerned; `None` if it has nothing in the region, or nothing that a table
+    /// moves.
+    pub(in crate::traffic) fn drain_step(
+        &self,
+        facts: &ServiceFacts,
+        topology: &TopologyFacts,
+        (region, drained): (&Region, &RegionDrain),
+        now: Now,
+    ) -> Option<DrainStep> {
+        let at = self.drained_region(facts, region)?;
+        if facts.traffic.mode == TrafficMode::Hold {
+            return Some(DrainStep::Hold("its policy holds the tables".to_owned()));
+        }
+        if let Some(refused) = &self.refused {
+            return Some(DrainStep::Hold(refused.text.clone()));
+        }
+        let keep = f64::from(drained.keep.millionths()) / 1e6;
+        if !drained.returns && !self.is_in_tables(facts, at, keep) {
+            return Some(DrainStep::Wait("tables to reach the present step"));
+        }
+        if !drained.returns && !self.is_in_reports(region, keep) {
+            return Some(DrainStep::Wait("reports to show the present step"));
+        }
+        let elapsed = now.wall_ms.saturating_sub(drained.began_at_ms);
+        let drain = Drain {
+            region: at,
+            from_ms: now.ms.saturating_sub(elapsed),
+            over_ms: u64::try_from(drained.over.as_millis()).unwrap_or(u64::MAX),
+            keep,
+            goal: if drained.returns { 1.0 } else { 0.0 },
+        };
+        let step = self.with_input(facts, topology, now.ms, |input| drain::step(&drain, input, &self.state));
+        Some(match step {
+            Step::Advance(keep) => DrainStep::Advance(share(keep)),
+            Step::Done => DrainStep::Advance(drained.keep),
+            Step::Wait => DrainStep::Wait("the time of the next step"),
+            Step::HoldFor(full) => DrainStep::Hold(format!(
+                "region {} would come to its last threshold, or calls would be dropped",
+                self.regions[full]
+            )),
+            Step::HoldSince(refusal) => DrainStep::Hold(self.refusal_text(&refusal)),
+        })
+    }
+
+    /// What a drain of a region would lead to, by the positions of `regions`; `None` as for [`Self::drain_step`].
+    ///
+    /// # Errors
+    /// Why nothing can be foretold.
+    pub(in crate::traffic) fn forecast(
+        &self,
+        facts: &ServiceFacts,
+        topology: &TopologyFacts,
+        region: &Region,
+        now_ms: u64,
+    ) -> Option<Result<Forecast, String>> {
+        let at = self.drained_region(facts, region)?;
+        let forecast =
+            self.with_input(facts, topology, now_ms, |input| drain::forecast(input, &self.state, at, 0.0));
+        Some(forecast.map_err(|refusal| self.refusal_text(&refusal)))
+    }
+
+    /// The position of a region from which tables move calls.
+    fn drained_region(&self, facts: &ServiceFacts, region: &Region) -> Option<usize> {
+        let moves = !facts.local_only && facts.traffic.mode != TrafficMode::Shadow;
+        self.regions.iter().position(|known| known == region).filter(|_| moves)
+    }
+
+    /// Whether the tables in force keep no more of the region's calls at home.
+    fn is_in_tables(&self, facts: &ServiceFacts, at: usize, keep: f64) -> bool {
+        let table = &self.state.tables().sources[at];
+        let home = table.classes.iter().map(|class| f64::from(class.shares[at]) / f64::from(WHOLE));
+        let is_written = self.shares().nth(at).is_some_and(|(from, shares)| {
+            facts.tables.get(from).is_some_and(|stored| stored.table.shares == shares)
+        });
+        is_written && home.fold(0.0, f64::max) <= keep + TABLE_TOLERANCE
+    }
+
+    /// Whether callers report that no more of their calls stay.
+    fn is_in_reports(&self, region: &Region, keep: f64) -> bool {
+        let callers = self.known.get(region).and_then(|known| known.callers.as_ref());
+        callers.is_none_or(|(_, rates)| {
+            let all: f64 = rates.sent.values().sum();
+            let home = rates.sent.get(region).copied().unwrap_or_default();
+            all < FEW_CALLS || home / all <= keep + REPORT_TOLERANCE
+        })
+    }
+}
+
+/// A part of one as a share.
+fn share(part: f64) -> Share {
+    // In bounds, since it is clamped.
+    Share::of_millionths((part.clamp(0.0, 1.0) * 1e6).round() as u32).unwrap_or(Share::ALL)
+}

@@ -1,0 +1,200 @@
+//! `fairmesh drain --region` and `fairmesh undrain --region`: a whole region, at a pace, with a forecast.
+
+use std::{
+    io::{self, IsTerminal as _, Write as _},
+    process::ExitCode,
+    time::Duration,
+};
+
+use fairmesh_model::{Region, Share, spec::write_duration};
+use fairmesh_wire::{handshake::Connection, v1};
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use crate::{
+    cli::{Format, OutputArgs, TargetArgs},
+    connect,
+    failure::Failure,
+    output,
+};
+
+/// How often the progress is read.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// What is asked for.
+#[derive(Debug)]
+pub(super) struct RegionArgs<'a> {
+    pub(super) region: &'a Region,
+    pub(super) undrain: bool,
+    pub(super) over: Duration,
+    pub(super) yes: bool,
+    pub(super) dry_run: bool,
+    pub(super) detach: bool,
+    pub(super) target: &'a TargetArgs,
+    pub(super) output: &'a OutputArgs,
+}
+
+/// Forecasts, asks, begins, and waits until the region has arrived.
+pub(super) async fn run(args: RegionArgs<'_>) -> Result<ExitCode, Failure> {
+    let connection = connect::connect(args.target).await?;
+    let is_table = args.output.format() == Format::Table;
+    let mut item = json!({ "region": args.region.to_string(), "overMs": millis(args.over) });
+    if !args.undrain {
+        let request = v1::ForecastDrainRequest { region: args.region.to_string() };
+        let forecast = connection.traffic_planner().forecast_drain(request).await?.into_inner();
+        if is_table {
+            output::write(&text(args.region, &forecast))?;
+        }
+        item["forecast"] = forecast_item(&forecast);
+        if args.dry_run {
+            return finish(&args, &item);
+        }
+        confirm(&args, &forecast)?;
+    }
+    let request = v1::DrainRegionRequest {
+        region: args.region.to_string(),
+        undrain: args.undrain,
+        over_ms: millis(args.over),
+    };
+    connection.traffic_planner().drain_region(request).await?;
+    if args.detach {
+        eprintln!("it goes on by itself; see 'fairmesh traffic status'");
+    } else {
+        follow(&connection, args.region).await?;
+        let done = if args.undrain { "has its calls back" } else { "is drained" };
+        if is_table {
+            output::write(&format!("region {} {done}\n", args.region))?;
+        }
+    }
+    item["done"] = json!(!args.detach);
+    finish(&args, &item)
+}
+
+fn finish(args: &RegionArgs<'_>, item: &Value) -> Result<ExitCode, Failure> {
+    if args.output.format() != Format::Table {
+        output::print_one(args.output.format(), item, "")?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Asks a person; without one, `--yes` is needed.
+fn confirm(args: &RegionArgs<'_>, forecast: &v1::ForecastDrainResponse) -> Result<(), Failure> {
+    if args.yes {
+        return Ok(());
+    }
+    let refused =
+        || Failure::refused("the drain is not confirmed", "add --yes, or --dry-run for the forecast alone");
+    if !io::stdin().is_terminal() {
+        return Err(refused());
+    }
+    let holds = forecast.services.iter().any(|service| service.regions.iter().any(|region| region.is_full));
+    let warning = if holds { " It will be held where a region is full." } else { "" };
+    eprint!("Drain region {} over {}?{warning} [y/N] ", args.region, write_duration(args.over));
+    let _ = io::stderr().flush();
+    let mut answer = String::new();
+    let read = io::stdin().read_line(&mut answer);
+    match read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes") {
+        true => Ok(()),
+        false => Err(refused()),
+    }
+}
+
+/// Prints what the drain does whenever that changes, until it has arrived. Interrupted, the drain goes on.
+async fn follow(connection: &Connection, region: &Region) -> Result<(), Failure> {
+    let mut last = String::new();
+    loop {
+        let drains = connection.traffic_planner().drains(v1::DrainsRequest {}).await?.into_inner().drains;
+        let status = drains.into_iter().find(|drain| drain.region == region.as_str());
+        // The record of a region that has all calls back is deleted.
+        let Some(v1::RegionDrainStatus { drain: Some(drain), state, .. }) = status else { return Ok(()) };
+        let is_done = drain.keep == if drain.returns { Share::ALL } else { Share::NONE }.millionths();
+        let line = format!("region {region} keeps {} % of its calls; {state}", drain.keep / 10_000);
+        if line != last {
+            eprintln!("{line}");
+            last = line;
+        }
+        if is_done && !drain.returns && state == "done" {
+            return Ok(());
+        }
+        sleep(POLL_INTERVAL).await;
+    }
+}
+
+fn text(region: &Region, forecast: &v1::ForecastDrainResponse) -> String {
+    let mut text = String::new();
+    let mut rows = Vec::new();
+    for service in &forecast.services {
+        if !service.refusal.is_empty() {
+            text.push_str(&format!("{}: no forecast: {}\n", service.service, service.refusal));
+        }
+        rows.extend(service.regions.iter().map(|one| row(&service.service, one)));
+    }
+    let head =
+        ["SERVICE", "REGION", "LOAD NOW", "LOAD AFTER", "CALLS/S FROM HERE", "BYTES/S", "FARTHER BY", ""];
+    if !rows.is_empty() {
+        text = format!("{}{text}", output::table(&head, &rows));
+    }
+    for service in &forecast.services {
+        for (rate, what) in [(service.staying, "cannot leave"), (service.dropped, "would be dropped")] {
+            if rate > 0.0 {
+                text.push_str(&format!("{}: {rate:.1} calls/s {what}\n", service.service));
+            }
+        }
+    }
+    if !forecast.unmoved.is_empty() {
+        text.push_str(&format!(
+            "not moved, since no planner plans for them or they stay in their region: {}\n",
+            forecast.unmoved.join(", ")
+        ));
+    }
+    if forecast.services.is_empty() {
+        text.push_str(&format!("no planner plans for a service in region {region} (see docs/regions.md)\n"));
+    }
+    text
+}
+
+fn row(service: &str, region: &v1::RegionForecast) -> Vec<String> {
+    let farther = region.round_trip_us.map(|us| format!("{:.1} ms", us as f64 / 1_000.0));
+    vec![
+        service.to_owned(),
+        region.region.clone(),
+        format!("{:.1} %", region.before * 100.0),
+        format!("{:.1} %", region.after * 100.0),
+        format!("{:.1}", region.calls),
+        format!("{:.0}", region.bytes),
+        farther.unwrap_or_else(|| "-".to_owned()),
+        if region.is_full { "full: the drain will be held".to_owned() } else { String::new() },
+    ]
+}
+
+fn forecast_item(forecast: &v1::ForecastDrainResponse) -> Value {
+    let region = |region: &v1::RegionForecast| {
+        json!({
+            "region": region.region,
+            "loadBefore": region.before,
+            "loadAfter": region.after,
+            "callsPerSecond": region.calls,
+            "bytesPerSecond": region.bytes,
+            "roundTripMicros": region.round_trip_us,
+            "full": region.is_full,
+        })
+    };
+    let service = |service: &v1::ServiceForecast| {
+        json!({
+            "service": service.service,
+            "refusal": (!service.refusal.is_empty()).then_some(&service.refusal),
+            "leavingPerSecond": service.leaving,
+            "stayingPerSecond": service.staying,
+            "droppedPerSecond": service.dropped,
+            "regions": service.regions.iter().map(region).collect::<Vec<_>>(),
+        })
+    };
+    json!({
+        "services": forecast.services.iter().map(service).collect::<Vec<_>>(),
+        "unmoved": forecast.unmoved,
+    })
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
