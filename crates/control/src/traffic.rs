@@ -100,11 +100,8 @@ impl TrafficController {
     /// If it is invalid.
     pub(crate) fn record(&self, report: v1::TrafficReport) -> Result<u32, Invalid> {
         let report = TrafficReport::try_from(report).map_err(|e| e.within("traffic"))?;
-        let planned = self.planned.all();
-        let called = report.calls.keys().map(|path| &path.service);
-        let is_planned = called
-            .chain(report.servers.keys().map(|(service, _)| service))
-            .any(|service| planned.contains(service));
+        // Whoever reports nothing of a planned service says by it that there is nothing in its region.
+        let is_planned = !self.planned.all().is_empty();
         let taken = lock(&self.sums).record(report, self.elapsed_ms());
         self.counts.reports.fetch_add(1, Relaxed);
         if taken == Taken::Full {
@@ -133,16 +130,17 @@ impl TrafficController {
     }
 
     async fn round(&self, planned: &std::collections::BTreeSet<ServiceName>, now: Now) {
-        let sum = lock(&self.sums).sum(now.ms);
+        let sum = lock(&self.sums).sum_of_all(now.ms);
         let topology = self.topology();
         let former: Vec<ServiceName> = {
-            let mut planners = lock(&self.planners);
-            let former = planners.keys().filter(|service| !planned.contains(service)).cloned().collect();
-            planners.retain(|service, _| planned.contains(service));
-            former
+            let planners = lock(&self.planners);
+            planners.keys().filter(|service| !planned.contains(*service)).cloned().collect()
         };
         for service in former {
-            self.write(&service, &self.planned_tables(&service)).await;
+            let leftover = self.planned_tables(&service);
+            if leftover.is_empty() || self.write(&service, &leftover).await {
+                lock(&self.planners).remove(&service);
+            }
         }
         let mut services = BTreeMap::new();
         for service in planned {

@@ -54,7 +54,8 @@ impl ReportRelay {
             id: RandomState::new().hash_one(began),
             began,
             sums: Mutex::new(ReportSums::new(limits)),
-            interval_ms: AtomicU32::new(IDLE_INTERVAL_MS as u32),
+            // Until the process above has asked for less: a planned service is seen at once.
+            interval_ms: AtomicU32::new(REPORT_INTERVAL_MS as u32),
             full: AtomicU64::default(),
         };
         Self { shared: Arc::new(shared) }

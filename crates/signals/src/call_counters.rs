@@ -47,7 +47,7 @@ impl CallCounters {
         self.shed.fetch_add(1, Relaxed);
     }
 
-    /// Counts bytes of bodies.
+    /// Counts bytes of the body of a response.
     #[inline]
     pub fn record_bytes(&self, bytes: u64) {
         self.bytes.fetch_add(bytes, Relaxed);

@@ -1,6 +1,8 @@
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
-use fairmesh_model::{MAX_CALL_PATHS, MAX_REPORTED_REGIONS, MAX_SERVER_GROUPS, TrafficReport};
+use fairmesh_model::{
+    CallPath, CallRates, MAX_CALL_PATHS, MAX_REPORTED_REGIONS, MAX_SERVER_GROUPS, TrafficReport,
+};
 
 /// Intervals after which a report is void.
 const MISSED_INTERVALS: u64 = 3;
@@ -79,28 +81,36 @@ impl ReportSums {
         Taken::Kept
     }
 
-    /// The sum of all reports that are not void: `reporter` and `interval` are the caller's to set. Rows beyond the bounds
-    /// of a report are left out.
-    pub fn sum(&mut self, now_ms: u64) -> TrafficReport {
+    /// The sum of all reports that are not void, of any size: `reporter` and `interval` are the caller's to set.
+    pub fn sum_of_all(&mut self, now_ms: u64) -> TrafficReport {
         self.expire(now_ms);
         let mut sum = TrafficReport::default();
         for LiveReport { report, .. } in self.by_reporter.values() {
-            for region in &report.regions {
-                if sum.regions.len() < MAX_REPORTED_REGIONS || sum.regions.contains(region) {
-                    sum.regions.insert(region.clone());
-                }
-            }
+            sum.regions.extend(report.regions.iter().cloned());
             for (path, rates) in &report.calls {
-                if sum.calls.len() < MAX_CALL_PATHS || sum.calls.contains_key(path) {
-                    *sum.calls.entry(path.clone()).or_default() += *rates;
-                }
+                *sum.calls.entry(path.clone()).or_default() += *rates;
             }
             for (group, rates) in &report.servers {
-                if sum.servers.len() < MAX_SERVER_GROUPS || sum.servers.contains_key(group) {
-                    *sum.servers.entry(group.clone()).or_default() += rates;
-                }
+                *sum.servers.entry(group.clone()).or_default() += rates;
             }
         }
+        sum
+    }
+
+    /// The same as one report: where there are too many paths, callers are no longer told apart. What is still beyond the
+    /// bounds of a report is left out, the last by name.
+    pub fn sum(&mut self, now_ms: u64) -> TrafficReport {
+        let mut sum = self.sum_of_all(now_ms);
+        if sum.calls.len() > MAX_CALL_PATHS {
+            let mut merged = BTreeMap::<CallPath, CallRates>::new();
+            for (path, rates) in std::mem::take(&mut sum.calls) {
+                *merged.entry(CallPath { caller: None, ..path }).or_default() += rates;
+            }
+            sum.calls = merged;
+        }
+        sum.regions = sum.regions.into_iter().take(MAX_REPORTED_REGIONS).collect();
+        sum.calls = sum.calls.into_iter().take(MAX_CALL_PATHS).collect();
+        sum.servers = sum.servers.into_iter().take(MAX_SERVER_GROUPS).collect();
         sum
     }
 

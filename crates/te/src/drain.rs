@@ -99,8 +99,10 @@ pub enum Step {
     Advance(f64),
     /// The next step is not due yet.
     Wait,
-    /// The next step would bring this region to its last threshold, or calls would be dropped.
+    /// The next step would bring this region to its last threshold.
     HoldFor(usize),
+    /// Calls would be dropped, since no other region may take them.
+    HoldDropping,
     /// The step cannot be judged.
     HoldSince(Refusal),
     /// The goal is reached.
@@ -129,6 +131,7 @@ pub fn step(drain: &Drain, input: PlanInput<'_>, state: &PlannerState) -> Step {
         Err(refusal) => Step::HoldSince(refusal),
         Ok(forecast) => match forecast.full.first() {
             Some(region) => Step::HoldFor(*region),
+            None if forecast.dropped > 1e-6 * (forecast.leaving + forecast.staying) => Step::HoldDropping,
             None => Step::Advance(next),
         },
     }

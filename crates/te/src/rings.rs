@@ -23,6 +23,8 @@ const DEAD_BAND: f64 = 0.005;
 const ROUNDING: f64 = 1e-6;
 /// The interval that a first round counts as, in seconds.
 const FIRST_INTERVAL: f64 = 1.0;
+/// The longest time for which a round moves calls, in seconds.
+const LONGEST_INTERVAL: f64 = 10.0;
 
 /// What a plan is made from, besides the state.
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +64,8 @@ pub fn plan(input: PlanInput<'_>, state: &PlannerState) -> Plan {
     let round = Round { policy, problem: &problem, targets: &targets, before: &state.tables };
     let seconds =
         state.planned_at_ms.map_or(FIRST_INTERVAL, |at| observation.now_ms.saturating_sub(at) as f64 / 1e3);
+    // After a pause nothing is caught up on: the pace of a minute in one step is none.
+    let seconds = seconds.min(LONGEST_INTERVAL);
     let flows = round.flows(&mut next, seconds);
     next.tables = without_noise(problem.tables_of(&flows), &state.tables);
     next.planned_at_ms = Some(observation.now_ms);

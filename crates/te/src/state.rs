@@ -74,6 +74,17 @@ impl PlannerState {
         next
     }
 
+    /// The same state with other tables in force, of the same regions and classes: those that another writer made.
+    #[must_use]
+    pub fn with_tables(self, tables: Tables) -> Self {
+        Self { tables, ..self }
+    }
+
+    /// Whether callers of a region make calls of a class.
+    pub fn has_calls(&self, region: usize, class: usize) -> bool {
+        self.demand(region, class) > 0.0
+    }
+
     /// The tables in force.
     pub fn tables(&self) -> &Tables {
         &self.tables

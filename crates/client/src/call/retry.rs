@@ -38,8 +38,8 @@ impl<T: EndpointTransport> Call<'_, T> {
     pub fn end(&mut self, outcome: AttemptOutcome) {
         if let Some(attempt) = &mut self.attempt {
             attempt.outcome = outcome.for_endpoint();
-            if let Some(reported) = attempt.reported.take() {
-                report_end(&reported, outcome, attempt.clock.now());
+            if let Some(reported) = &attempt.reported {
+                report_end(reported, outcome, attempt.clock.now());
             }
         }
         if outcome == AttemptOutcome::Overloaded {

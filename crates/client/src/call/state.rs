@@ -143,8 +143,17 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
     /// [`EndpointRef`] that its transport was opened with.
     ///
     /// [`EndpointRef`]: fairmesh_router::EndpointRef
-    pub fn hand_over(&mut self) -> Option<Outcome> {
-        self.attempt.take().map(|attempt| attempt.outcome)
+    pub(crate) fn hand_over(&mut self) -> Option<(Outcome, Option<Arc<CallCounters>>)> {
+        let attempt = self.attempt.take()?;
+        Some((attempt.outcome, attempt.reported.map(|reported| reported.counters)))
+    }
+
+    /// Counts bytes of the response's body for reports.
+    #[inline]
+    pub(crate) fn record_bytes(&self, bytes: usize) {
+        if let Some(reported) = self.attempt.as_ref().and_then(|attempt| attempt.reported.as_ref()) {
+            reported.counters.record_bytes(bytes as u64);
+        }
     }
 
     /// Counts the end of the attempt in flight.

@@ -2,6 +2,7 @@ use std::{mem, sync::Arc, task::Context, time::Duration};
 
 use fairmesh_headers::{GRPC_STATUS, is_event_stream, is_server_error};
 use fairmesh_router::Outcome;
+use fairmesh_signals::CallCounters;
 use http::HeaderMap;
 use tokio::time::Instant;
 
@@ -43,6 +44,8 @@ pub(crate) struct AttemptGuard {
     /// Whether the attempt is over, and this is kept for its properties.
     ended: bool,
     attempts: usize,
+    /// Where the bytes of the body are counted, for a service that is planned for.
+    reported: Option<Arc<CallCounters>>,
 }
 
 impl AttemptGuard {
@@ -72,7 +75,7 @@ impl AttemptGuard {
         idle_timeout: Duration,
         clock: Clock,
     ) -> Option<Self> {
-        let (outcome, attempts) = (call.hand_over()?, call.attempts());
+        let ((outcome, reported), attempts) = (call.hand_over()?, call.attempts());
         Some(Self {
             pool,
             clock,
@@ -87,6 +90,7 @@ impl AttemptGuard {
             is_started: false,
             ended: false,
             attempts,
+            reported,
         })
     }
 
@@ -123,6 +127,14 @@ impl AttemptGuard {
     pub(super) fn record_progress(&mut self) {
         self.waiting_since = None;
         self.is_started = true;
+    }
+
+    /// Counts bytes of the body for reports.
+    #[inline]
+    pub(super) fn record_bytes(&self, bytes: usize) {
+        if let Some(counters) = &self.reported {
+            counters.record_bytes(bytes as u64);
+        }
     }
 
     /// Whether the deadline has passed, also where the reader is slower than the server and never waits for it. Not

@@ -121,6 +121,7 @@ impl Body {
                 self.conclusion.track(&frame);
                 if let Some(attempt) = &mut self.attempt {
                     attempt.record_progress();
+                    attempt.record_bytes(frame.data_ref().map_or(0, Bytes::len));
                     if let Some(trailers) = frame.trailers_ref() {
                         attempt.record_trailers(trailers);
                     }

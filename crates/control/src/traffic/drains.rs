@@ -49,10 +49,8 @@ impl TrafficController {
         now: Now,
     ) -> DrainState {
         let drain = &stored.drain;
-        if drain.is_done() {
-            if drain.returns {
-                self.write_drain(region, None, Some(stored.revision)).await;
-            }
+        if drain.is_done() && drain.returns {
+            self.write_drain(region, None, Some(stored.revision)).await;
             return DrainState { text: "done".to_owned(), is_held: false };
         }
         let steps = {
@@ -71,6 +69,9 @@ impl TrafficController {
                         text: format!("waits for {behind} to apply the tables"),
                         is_held: false,
                     };
+                }
+                if drain.is_done() {
+                    return DrainState { text: "done".to_owned(), is_held: false };
                 }
                 let next = RegionDrain { keep, ..*drain };
                 self.write_drain(region, Some(next), Some(stored.revision)).await;
@@ -150,8 +151,9 @@ impl TrafficController {
     /// What a drain of a region would lead to.
     pub(super) fn forecast(&self, region: &Region) -> v1::ForecastDrainResponse {
         let (now_ms, topology) = (self.elapsed_ms(), self.topology());
-        let sum = lock(&self.sums).sum(now_ms);
-        let planners = lock(&self.planners);
+        let sum = lock(&self.sums).sum_of_all(now_ms);
+        // A copy: rounds go on meanwhile.
+        let planners = lock(&self.planners).clone();
         let mut response = v1::ForecastDrainResponse::default();
         let mut moved = Vec::new();
         for (service, planner) in planners.iter() {
@@ -165,7 +167,6 @@ impl TrafficController {
                 }
             });
         }
-        drop(planners);
         response.unmoved = self.unmoved(region, &moved);
         response
     }

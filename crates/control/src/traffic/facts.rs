@@ -138,7 +138,10 @@ impl ServiceFacts {
             None if rates.limit_millicores == 0 => return None,
             None => rates.cpu_millicores as f64 / rates.limit_millicores as f64,
             Some(metric) => {
-                let sum = rates.metrics.get(&metric.name).filter(|sum| sum.servers > 0)?;
+                let sum = rates.metrics.get(&metric.name)?;
+                if sum.servers == 0 || sum.servers.saturating_mul(2) < serving {
+                    return None;
+                }
                 sum.sum / (f64::from(sum.servers) * f64::from(metric.full_scale))
             }
         };

@@ -188,6 +188,19 @@ impl ServicePlanner {
             self.predicted.clear();
         }
         self.regions = regions;
+        self.adopt_tables(facts);
+    }
+
+    /// Continues from the tables in force, if they are others than this planner made: its write failed, or another writer
+    /// was faster. In shadow mode there are none.
+    fn adopt_tables(&mut self, facts: &ServiceFacts) {
+        if facts.traffic.mode == TrafficMode::Shadow {
+            return;
+        }
+        let in_force = from_stored(&facts.tables, &self.regions, &self.classes);
+        if *self.state.tables() != in_force {
+            self.state = std::mem::replace(&mut self.state, PlannerState::new(0, 1)).with_tables(in_force);
+        }
     }
 
     fn plan(&mut self, facts: &ServiceFacts, topology: &TopologyFacts, now: Now) -> Result<(), Refused> {

@@ -8,6 +8,10 @@ use tokio::{process::Command, time::timeout};
 
 use crate::harness::{alone, beside_others, run, until};
 
+/// The events of the report.
+const EVENTS: [&str; 7] =
+    ["drain", "kill", "shard_move", "control_outage", "agent_restart", "ca_rotation", "region_drain"];
+
 /// How many processes run whose command line names the folder.
 fn running_for(folder: &Path) -> usize {
     let lines = fs::read_dir("/proc")
@@ -56,18 +60,7 @@ async fn the_demo_fails_no_call_but_those_under_way_on_the_server_that_it_kills(
     assert!(figures["reuse"].as_f64().unwrap() >= 0.99, "{told}");
     let events = figures["events"].as_array().unwrap();
     let names: BTreeSet<_> = events.iter().map(|event| event["name"].as_str().unwrap()).collect();
-    assert_eq!(
-        names,
-        BTreeSet::from([
-            "drain",
-            "kill",
-            "shard_move",
-            "control_outage",
-            "agent_restart",
-            "ca_rotation",
-            "region_drain"
-        ])
-    );
+    assert_eq!(names, BTreeSet::from(EVENTS));
     let count = |event: &Value, what: &str| event[what].as_u64().unwrap();
     for event in events {
         assert!(count(event, "calls") > 0, "{event}");

@@ -202,6 +202,7 @@ async fn a_region_is_drained_of_its_own_callers_step_by_step_across_a_restart() 
     let us = service["regions"].as_array().unwrap().iter().find(|region| region["region"] == "us").unwrap();
     let after = us["loadAfter"].as_f64().unwrap();
     assert!((0.3..0.5).contains(&after) && us["roundTripMicros"] == 20_000 && us["full"] == false, "{us}");
+    assert!(us["bytesPerSecond"].as_f64().unwrap() > 40.0, "responses have a body: {us}");
     assert_eq!(calls.percent_here().await, 100.0, "a forecast changes nothing");
 
     world.cli(&[&drain[..], &["--yes", "--detach"]].concat()).await.ok();

@@ -73,6 +73,8 @@ fn write_calls(path: CallPath, rates: CallRates) -> v1::CallRates {
 }
 
 fn read_calls(message: v1::CallRates) -> Result<(CallPath, CallRates), Invalid> {
+    let rates = [message.offered, message.attempts, message.answered, message.shed];
+    plausible("rates", rates.into_iter().max().unwrap_or_default(), MAX_RATE)?;
     let path = CallPath {
         service: ServiceName::new(&message.service).map_err(|e| e.within("service"))?,
         from: Region::try_from(message.from).map_err(|e| e.within("from"))?,
@@ -89,6 +91,16 @@ fn read_calls(message: v1::CallRates) -> Result<(CallPath, CallRates), Invalid> 
         bytes: message.bytes,
     };
     Ok((path, rates))
+}
+
+/// The largest rate that a report may have: a billion calls per second, in thousandths.
+const MAX_RATE: u64 = 1_000_000_000_000;
+
+fn plausible(field: &str, value: u64, most: u64) -> Result<(), Invalid> {
+    match value <= most {
+        true => Ok(()),
+        false => Err(Invalid::new(field, format!("{value} is more than {most}"), "report what was counted")),
+    }
 }
 
 fn optional<N: TryFrom<String, Error = Invalid>>(field: &str, text: String) -> Result<Option<N>, Invalid> {
@@ -115,8 +127,14 @@ fn read_servers(message: v1::ServerRates) -> Result<((ServiceName, Region), Serv
     let mut metrics = BTreeMap::new();
     for v1::MetricSum { name, sum, servers } in message.metrics {
         LoadSignal::Metric(name.clone()).validate().map_err(|e| e.within("metrics"))?;
+        if !sum.is_finite() || sum < 0.0 {
+            let problem = format!("'{name}' is {sum}");
+            return Err(Invalid::new("metrics", problem, "report finite numbers of 0 and above"));
+        }
         metrics.insert(name, MetricSum { sum, servers });
     }
+    plausible("received", message.received.max(message.refused), MAX_RATE)?;
+    plausible("limitMillicores", message.limit_millicores.max(message.cpu_millicores), MAX_RATE)?;
     let group = (
         ServiceName::new(&message.service).map_err(|e| e.within("service"))?,
         Region::try_from(message.region).map_err(|e| e.within("region"))?,
@@ -178,5 +196,8 @@ mod tests {
         assert!(read(|message| message.regions.push("a region".into())).contains("regions"));
         let metric = |message: &mut v1::TrafficReport| message.servers[0].metrics[0].name = "a b".into();
         assert!(read(metric).contains("metrics"));
+        assert!(read(|message| message.servers[0].metrics[0].sum = f64::NAN).contains("metrics"));
+        assert!(read(|message| message.calls[0].offered = u64::MAX).contains("rates"));
+        assert!(read(|message| message.servers[0].limit_millicores = u64::MAX).contains("limitMillicores"));
     }
 }

@@ -22,7 +22,11 @@ pub(super) async fn report_periodically<T>(
     stop: CancellationToken,
 ) {
     let began = Instant::now();
-    let mut reporter = CallReporter { id: RandomState::new().hash_one(began), meter: CallMeter::default() };
+    let mut reporter = CallReporter {
+        id: RandomState::new().hash_one(began),
+        interval: INTERVAL,
+        meter: CallMeter::default(),
+    };
     let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut next = began;
@@ -39,12 +43,15 @@ pub(super) async fn report_periodically<T>(
         let Some(report) = reporter.report(&registry, elapsed_ms) else { continue };
         // Of what there is to report, a control plane may want less.
         let wait = send(&upstream, report).await.unwrap_or(INTERVAL).max(INTERVAL);
+        reporter.interval = wait;
         next = now + wait - INTERVAL / 2;
     }
 }
 
 struct CallReporter {
     id: u64,
+    /// The time until the next report, as the receiver last asked for.
+    interval: Duration,
     meter: CallMeter,
 }
 
@@ -66,7 +73,7 @@ impl CallReporter {
             reported.map(|reported| reported.from().clone()).collect();
         (!regions.is_empty()).then(|| TrafficReport {
             reporter: self.id,
-            interval: INTERVAL,
+            interval: self.interval,
             regions,
             calls,
             servers: Default::default(),

@@ -50,8 +50,9 @@ impl<'a> FastCall<'a> {
         read: impl FnOnce(&BorrowedResponse<'_>, &EndpointTarget, &mut Context<'_>) -> T,
         context: &mut Context<'_>,
     ) -> Poll<Option<T>> {
-        let (pool, clock) = (&*self.attempt.pool, self.handle.mesh.clock);
+        let (call, pool, clock) = (&self.call, &*self.attempt.pool, self.handle.mesh.clock);
         let read = |response: &BorrowedResponse<'_>, context: &mut Context<'_>| {
+            call.record_bytes(response.body.len());
             LoadRecorder { pool, clock }.record_borrowed(response);
             read(response, pool.target(), context)
         };

@@ -51,6 +51,9 @@ impl ServicePlanner {
         if !drained.returns && !self.is_in_reports(region, keep) {
             return Some(DrainStep::Wait("reports to show the present step"));
         }
+        if drained.is_done() {
+            return Some(DrainStep::Advance(drained.keep));
+        }
         let elapsed = now.wall_ms.saturating_sub(drained.began_at_ms);
         let drain = Drain {
             region: at,
@@ -64,10 +67,10 @@ impl ServicePlanner {
             Step::Advance(keep) => DrainStep::Advance(share(keep)),
             Step::Done => DrainStep::Advance(drained.keep),
             Step::Wait => DrainStep::Wait("the time of the next step"),
-            Step::HoldFor(full) => DrainStep::Hold(format!(
-                "region {} would come to its last threshold, or calls would be dropped",
-                self.regions[full]
-            )),
+            Step::HoldFor(full) => {
+                DrainStep::Hold(format!("region {} would come to its last threshold", self.regions[full]))
+            }
+            Step::HoldDropping => DrainStep::Hold("no other region may take its calls".to_owned()),
             Step::HoldSince(refusal) => DrainStep::Hold(self.refusal_text(&refusal)),
         })
     }
@@ -97,8 +100,10 @@ impl ServicePlanner {
 
     /// Whether the tables in force keep no more of the region's calls at home.
     fn is_in_tables(&self, facts: &ServiceFacts, at: usize, keep: f64) -> bool {
-        let table = &self.state.tables().sources[at];
-        let home = table.classes.iter().map(|class| f64::from(class.shares[at]) / f64::from(WHOLE));
+        // Of a class without calls there is nothing to move.
+        let table = self.state.tables().sources[at].classes.iter().enumerate();
+        let called = table.filter(|(class, _)| self.state.has_calls(at, *class));
+        let home = called.map(|(_, class)| f64::from(class.shares[at]) / f64::from(WHOLE));
         let is_written = self.shares().nth(at).is_some_and(|(from, shares)| {
             facts.tables.get(from).is_some_and(|stored| stored.table.shares == shares)
         });

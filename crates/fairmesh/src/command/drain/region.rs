@@ -60,7 +60,7 @@ pub(super) async fn run(args: RegionArgs<'_>) -> Result<ExitCode, Failure> {
     if args.detach {
         eprintln!("it goes on by itself; see 'fairmesh traffic status'");
     } else {
-        follow(&connection, args.region).await?;
+        follow(&connection, args.region, args.undrain).await?;
         let done = if args.undrain { "has its calls back" } else { "is drained" };
         if is_table {
             output::write(&format!("region {} {done}\n", args.region))?;
@@ -87,7 +87,10 @@ fn confirm(args: &RegionArgs<'_>, forecast: &v1::ForecastDrainResponse) -> Resul
     if !io::stdin().is_terminal() {
         return Err(refused());
     }
-    let holds = forecast.services.iter().any(|service| service.regions.iter().any(|region| region.is_full));
+    let holds = forecast
+        .services
+        .iter()
+        .any(|service| service.dropped > 0.0 || service.regions.iter().any(|region| region.is_full));
     let warning = if holds { " It will be held where a region is full." } else { "" };
     eprint!("Drain region {} over {}?{warning} [y/N] ", args.region, write_duration(args.over));
     let _ = io::stderr().flush();
@@ -100,20 +103,30 @@ fn confirm(args: &RegionArgs<'_>, forecast: &v1::ForecastDrainResponse) -> Resul
 }
 
 /// Prints what the drain does whenever that changes, until it has arrived. Interrupted, the drain goes on.
-async fn follow(connection: &Connection, region: &Region) -> Result<(), Failure> {
+async fn follow(connection: &Connection, region: &Region, returns: bool) -> Result<(), Failure> {
     let mut last = String::new();
     loop {
         let drains = connection.traffic_planner().drains(v1::DrainsRequest {}).await?.into_inner().drains;
         let status = drains.into_iter().find(|drain| drain.region == region.as_str());
-        // The record of a region that has all calls back is deleted.
-        let Some(v1::RegionDrainStatus { drain: Some(drain), state, .. }) = status else { return Ok(()) };
-        let is_done = drain.keep == if drain.returns { Share::ALL } else { Share::NONE }.millionths();
+        let drain = status.and_then(|status| Some((status.drain?, status.state)));
+        let (drain, state) = match drain {
+            Some((drain, state)) if drain.returns == returns => (drain, state),
+            // The record of a region that has all calls back is deleted.
+            None if returns => return Ok(()),
+            _ => {
+                let hint = "see 'fairmesh traffic status'";
+                return Err(Failure::failed_with(
+                    format!("the drain of region {region} was turned meanwhile"),
+                    hint,
+                ));
+            }
+        };
         let line = format!("region {region} keeps {} % of its calls; {state}", drain.keep / 10_000);
         if line != last {
             eprintln!("{line}");
             last = line;
         }
-        if is_done && !drain.returns && state == "done" {
+        if drain.keep == Share::NONE.millionths() && state == "done" {
             return Ok(());
         }
         sleep(POLL_INTERVAL).await;
