@@ -148,6 +148,53 @@ fn a_mesh_without_a_trust_domain_says_so() {
     assert!(error.contains("--trust-domain"), "{error}");
 }
 
+fn shown_domain(mesh: &Mesh) -> serde_json::Value {
+    mesh.run(&["identity", "show", "--json"]).json()["domain"].clone()
+}
+
+#[test]
+fn a_new_store_has_a_trust_domain_and_one_of_before_has_none_until_told() {
+    let mut new = Mesh::empty();
+    new.arguments.clear();
+    new.start_control();
+    assert_eq!(shown_domain(&new), "mesh.local");
+    let mut old = Mesh::start();
+    old.apply("kind: Service\nname: shop/catalog\n").ok();
+    old.stop_control("TERM");
+    old.arguments.clear();
+    old.start_control();
+    assert!(old.run(&["identity", "show"]).ok().contains("has no trust domain"));
+    old.stop_control("TERM");
+    old.arguments = ["--trust-domain", "prod"].map(String::from).to_vec();
+    old.start_control();
+    assert_eq!(shown_domain(&old), "prod");
+    old.stop_control("TERM");
+    old.arguments = ["--trust-domain", "none"].map(String::from).to_vec();
+    old.start_control();
+    assert_eq!(shown_domain(&old), "prod", "there is no way back");
+}
+
+#[test]
+fn everything_on_one_machine_finds_the_control_plane_by_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let home = folder.path().to_str().unwrap();
+    let (data, state) = (format!("{home}/.local/state/fairmesh/control"), format!("{home}/agent"));
+    let (socket, tcp) = (format!("unix:{home}/agent.sock"), format!("127.0.0.1:{}", free_port()));
+    let run = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+        command.args(args).env_clear().env("HOME", home).stdout(Stdio::piped()).stderr(Stdio::null());
+        command
+    };
+    let control = ["control", "--data-dir", &data, "--grpc", &tcp, "--http", "127.0.0.1:0"];
+    let _control = Killed(run(&control).spawn().unwrap());
+    let agent = ["agent", "--name", "web-1", "--listen", &socket, "--state-dir", &state, "--metrics", "none"];
+    let _agent = Killed(run(&agent).spawn().unwrap());
+    wait_until("the agent joins", || {
+        let listed = run(&["identity", "list", "--json"]).output().unwrap();
+        String::from_utf8(listed.stdout).unwrap().contains("spiffe://mesh.local/fairmesh/agent/web-1")
+    });
+}
+
 #[test]
 fn a_token_lets_one_agent_join_once() {
     let (mesh, tcp) = domain();
