@@ -196,6 +196,31 @@ fn everything_on_one_machine_finds_the_control_plane_by_itself() {
 }
 
 #[test]
+fn a_server_that_started_without_its_agent_is_not_registered_as_plaintext() {
+    let (mesh, _) = domain();
+    mesh.apply("kind: Service\nname: shop/catalog\n").ok();
+    let address = format!("unix:{}", mesh.path("web-1.sock").display());
+    let [listen, program] = [free_port(), echo()].map(|port| format!("127.0.0.1:{port}"));
+    let arguments = ["register", "shop/catalog", "--region", "eu", "--agent", &address, "--address", &listen];
+    let arguments = [&arguments[..], &["--program", &program]].concat();
+    let log = mesh.path("register.log");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+    command.args(&arguments).env_clear().stderr(std::fs::File::create(&log).unwrap());
+    let said = |what: &str| std::fs::read_to_string(&log).unwrap().contains(what);
+    let early = Killed(command.spawn().unwrap());
+    wait_until("it looks for the agent", || said("could not be registered"));
+    let (_agent, _) = agent(&mesh, "web-1", &mesh.address(), None);
+    wait_until("it says what to do", || {
+        said("the mesh has a trust domain: it is not registered; restart it")
+    });
+    let endpoints = || mesh.run(&["get", "endpoints", "shop/catalog", "--json"]).json();
+    assert_eq!(endpoints(), serde_json::json!([]));
+    drop(early);
+    let _restarted = start(&arguments, None);
+    wait_until("it is registered", || endpoints()[0]["mtls"] == true);
+}
+
+#[test]
 fn a_token_lets_one_agent_join_once() {
     let (mesh, tcp) = domain();
     let token = token(&mesh, &["web-1", "--tenant", "shop"]);
