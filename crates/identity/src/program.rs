@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use fairmesh_model::{SpiffePath, TrustBundle};
+use fairmesh_model::{SpiffeId, SpiffePath, TrustBundle};
 use fairmesh_wire::{
     handshake::{self, Connection},
     transport::{Address, ExpectedPeer, Handshake, TlsIdentity, Transport},
@@ -197,6 +197,10 @@ impl Source for AgentSource {
 impl TlsIdentity for ProgramIdentity {
     fn is_ready(&self) -> bool {
         self.workload.is_ready()
+    }
+
+    fn id(&self) -> Option<SpiffeId> {
+        self.workload.id()
     }
 
     fn connect(&self, peer: ExpectedPeer<'_>, stream: TcpStream) -> Handshake {

@@ -307,15 +307,27 @@ fn services_are_called_over_mutual_tls_only() {
     assert!(call().ok().contains("x-secret: tea"));
     let endpoints = mesh.run(&["get", "endpoints", "shop/catalog", "--json"]).json();
     assert_eq!(endpoints[0]["mtls"], true, "{endpoints}");
+    let id = "spiffe://prod/shop/catalog";
+    let instance = format!("shop/catalog/{}", endpoints[0]["instance"].as_str().unwrap());
+    assert_eq!(mesh.run(&["describe", "endpoint", &instance, "--json"]).json()["identity"], id);
+    let explain = ["explain", "shop/catalog", "--region", "eu"];
+    assert_eq!(mesh.run(&[&explain[..], &["--json"]].concat()).json()["goesTo"]["identity"], id);
+    assert!(mesh.run(&explain).ok().contains(&format!("proves   {id}, by mutual TLS")));
     assert!(!plaintext(port, "catalog.shop").contains("HTTP/1.1"), "plaintext is refused");
 
     let listen = free_port();
     let listener = format!("127.0.0.1:{listen}");
-    let _proxy = start(&["proxy", "--agent", &agent, "--admin", "none", "--listen", &listener], None);
+    let admin = format!("127.0.0.1:{}", free_port());
+    let _proxy = start(&["proxy", "--agent", &agent, "--admin", &admin, "--listen", &listener], None);
     wait_until("the proxy calls the service", || {
         TcpStream::connect(("127.0.0.1", listen)).is_ok()
             && plaintext(listen, "catalog.shop").contains("x-secret: tea")
     });
+
+    let status = mesh.run(&["proxy", "status", "--admin", &admin, "--json"]).json();
+    assert_eq!(status["routing"]["identity"], "spiffe://prod/fairmesh/proxy/web-1.proxy");
+    let text = mesh.run(&["proxy", "status", "--admin", &admin]).ok();
+    assert!(text.contains("spiffe://prod/fairmesh/proxy/web-1.proxy"), "{text}");
 
     let (relay, seen) = sniffer(port);
     let relayed = Endpoint {
