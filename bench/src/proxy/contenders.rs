@@ -196,7 +196,17 @@ async fn fairmesh(
     let source = write(dir, "endpoints.yaml", &endpoints)?;
     let policy = write(dir, "policy.yaml", &policy)?;
     let mut control = Command::new(program);
-    control.args(["control", "--grpc", &grpc, "--http", &http, "--source", &source]);
+    control.args([
+        "control",
+        "--trust-domain",
+        "none",
+        "--grpc",
+        &grpc,
+        "--http",
+        &http,
+        "--source",
+        &source,
+    ]);
     control.arg("--data-dir").arg(dir.join("control"));
     let mut control = Process::start(dir, "control", control)?;
     let apply = || Command::new(program).args(["apply", "-f", &policy, "--control", &grpc]).output();

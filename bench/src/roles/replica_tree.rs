@@ -13,7 +13,7 @@ use super::{BoxError, orders, own_cpu_ns};
 pub(super) async fn root(dir: &Path, etcd: Option<EtcdAddress>) -> Result<(), BoxError> {
     let control = Control::start(ControlConfig {
         transport: Default::default(),
-        trust_domain: None,
+        trust_domain: Default::default(),
         data_dir: dir.join("control"),
         grpc: vec![anywhere()],
         http: (Ipv4Addr::LOCALHOST, 0).into(),

@@ -35,7 +35,7 @@ pub(super) async fn mesh(dir: &Path, agent: Address) -> Result<(), BoxError> {
     let grpc = free_port()?;
     let control = ControlConfig {
         transport: Default::default(),
-        trust_domain: None,
+        trust_domain: Default::default(),
         data_dir: dir.join("control"),
         etcd: None,
         grpc: vec![Address::Tcp(grpc.to_string())],

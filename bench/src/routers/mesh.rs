@@ -43,7 +43,10 @@ impl Mesh {
         let start = |name: &str, args: &[String]| Process::start(dir, name, fairmesh(args)?);
         let words = |text: String| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
 
-        let args = format!("control --grpc {grpc} --http {http} --data-dir {}", folder("control"));
+        let args = format!(
+            "control --trust-domain none --grpc {grpc} --http {http} --data-dir {}",
+            folder("control")
+        );
         let mut control = start("control", &words(args))?;
         let is_there = async || {
             handshake::connect(&Default::default(), &Address::Tcp(grpc.to_string()), "bench").await.is_ok()

@@ -5,7 +5,7 @@ pub(crate) mod state;
 
 use std::{net::SocketAddr, sync::Arc};
 
-use fairmesh_model::{Invalid, ServiceName};
+use fairmesh_model::{Invalid, ServiceName, SpiffeId};
 
 pub(crate) use self::fixed::InjectedFaults;
 use self::state::MeshState;
@@ -64,6 +64,11 @@ impl Mesh {
     /// The age and the source of the records.
     pub fn freshness(&self) -> Freshness {
         self.state.freshness()
+    }
+
+    /// The identity by which services know this program, once its agent has given it one.
+    pub fn identity(&self) -> Option<SpiffeId> {
+        self.state.transport.transport.id()
     }
 
     /// Counters since the mesh was connected.

@@ -38,6 +38,29 @@ pub use error::ControlError;
 pub use fairmesh_store::{EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls};
 pub use server::{Control, partition_store, renew_store_id};
 
+/// Which trust domain the mesh of a store has. One that the store has already is kept.
+#[derive(Clone, Debug, Default)]
+pub enum TrustDomainChoice {
+    /// That of the store, if it has one.
+    #[default]
+    Stored,
+    /// This one, if the store is new.
+    OfNewStore(TrustDomain),
+    /// This one.
+    Given(TrustDomain),
+}
+
+impl TrustDomainChoice {
+    /// The domain to have from now on, beside that of the store.
+    pub(crate) fn told(&self, is_new: bool, recorded: Option<&TrustDomain>) -> Option<TrustDomain> {
+        match self {
+            Self::Given(domain) => Some(domain.clone()),
+            Self::OfNewStore(domain) if is_new && recorded.is_none() => Some(domain.clone()),
+            Self::OfNewStore(_) | Self::Stored => None,
+        }
+    }
+}
+
 /// Configuration of a control plane.
 #[derive(Clone, Debug)]
 pub struct ControlConfig {
@@ -47,8 +70,8 @@ pub struct ControlConfig {
     pub data_dir: PathBuf,
     /// The etcd store, if the store is not in the data directory.
     pub etcd: Option<EtcdConfig>,
-    /// The trust domain whose certificates this control plane issues. One that a store has is kept without it.
-    pub trust_domain: Option<TrustDomain>,
+    /// The trust domain whose certificates this control plane issues.
+    pub trust_domain: TrustDomainChoice,
     /// Listening addresses of gRPC: TCP, Unix sockets, or both. At least one.
     pub grpc: Vec<Address>,
     /// Listening address of HTTP.

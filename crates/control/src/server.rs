@@ -13,6 +13,7 @@ use fairmesh_registry::{FileSource, Registry, RegistryService};
 use fairmesh_rib::{Node, server::RibServer};
 use fairmesh_store::{PartitionedStore, RedbStore, Store, StoreError, StoreLocation};
 use fairmesh_wire::{
+    environment::CONTROL_SOCKET,
     rpc,
     transport::{self, Address, Listener, Services},
 };
@@ -43,8 +44,6 @@ use crate::{
 const STORE_FILE: &str = "rib.redb";
 /// The file of the imbalance indicator within the data directory.
 const IMBALANCE_FILE: &str = "imbalance.redb";
-/// The socket for users of this machine within the data directory, if the mesh has a trust domain.
-const SOCKET_FILE: &str = "control.sock";
 /// TTL of the writer lease: time after which another control plane takes over a store in etcd.
 const LEASE_TTL: Duration = Duration::from_secs(5);
 /// Time for calls in flight to finish after a stop request.
@@ -77,18 +76,19 @@ impl Control {
         }
         let OpenStore { store, partitions } = open(&config).await?;
         let (revision, entries) = store.load().await?;
+        let is_new = entries.is_empty();
         let indices = Indices::default();
         indices.load(&entries);
         let node = Node::load(store.id(), revision, entries);
         indices.checks.wake(Woken::ALL);
         let recorded = recorded_bundle(&node);
-        let issuing = Issuing::open(&config.data_dir, config.trust_domain.as_ref(), recorded.as_ref())?;
-        let issuing = issuing.map(Arc::new);
+        let told = config.trust_domain.told(is_new, recorded.as_ref().map(|bundle| &bundle.domain));
+        let issuing = Issuing::open(&config.data_dir, told.as_ref(), recorded.as_ref())?.map(Arc::new);
         let listeners = Listeners::default();
         let calls = listeners.acceptor(&table::CONTROL_GRPC, Limits::calls());
         let mut grpc = Vec::new();
         let (transport, addresses) = match &issuing {
-            Some(issuing) => (issuing.transport(&node)?, [&config.grpc[..], &[own_socket(&config)]].concat()),
+            Some(issuing) => (issuing.transport(&node)?, with_own_socket(&config)),
             None => (config.transport.clone(), config.grpc.clone()),
         };
         for address in &addresses {
@@ -294,11 +294,13 @@ async fn open(config: &ControlConfig) -> Result<OpenStore, StoreError> {
     }
 }
 
-/// The socket for users of this machine.
-fn own_socket(config: &ControlConfig) -> Address {
-    let path = config.data_dir.join(SOCKET_FILE);
+/// The addresses of gRPC, and the socket for users of this machine.
+fn with_own_socket(config: &ControlConfig) -> Vec<Address> {
+    let path = config.data_dir.join(CONTROL_SOCKET);
     // Without a current directory the path remains as it was given.
-    Address::Unix(std::path::absolute(&path).unwrap_or(path))
+    let own = Address::Unix(std::path::absolute(&path).unwrap_or(path));
+    let others = config.grpc.iter().filter(|address| **address != own);
+    others.cloned().chain([own.clone()]).collect()
 }
 
 /// Name of this process as holder of a store, for messages.

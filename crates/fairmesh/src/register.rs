@@ -16,9 +16,9 @@ use std::{ffi::OsString, future::pending, net::SocketAddr, process::ExitCode, sy
 
 use fairmesh_model::{EndpointState, HostType, InstanceId, Protocol, Region, ServiceName, spec};
 use fairmesh_server::{
-    Cpu, Drained, Lease, RegistrationState, RegistryClient, UsageReports, transport_of_agent,
+    Cpu, Drained, Lease, RegistrationState, RegistryClient, ServerTransport, UsageReports, transport_of_agent,
 };
-use fairmesh_wire::transport::{Address, Transport};
+use fairmesh_wire::transport::Address;
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until},
@@ -101,21 +101,27 @@ pub(crate) async fn run(args: RegisterArgs) -> Result<ExitCode, Failure> {
     // Installed before the program starts, so that a signal in between does not orphan it.
     let terminated = signals::shutdown()?;
     preflight::refuse_address_in_use(&plan).await?;
-    let transport = transport_of_agent(&plan.addresses, &plan.registration).await;
-    let _terminator = terminate(&mut plan, &transport).await?;
+    let mut opened = transport_of_agent(&plan.addresses, &plan.registration).await;
+    let _terminator = terminate(&mut plan, &mut opened).await?;
     let child = Child::start(&plan.command)?;
     preflight::announce_declaration(&plan).await;
-    Supervisor::new(plan, transport, child).run(terminated).await.map(ExitCode::from)
+    Supervisor::new(plan, opened, child).run(terminated).await.map(ExitCode::from)
 }
 
 /// Listens in front of the program, if it has an address of its own.
-async fn terminate(plan: &mut ValidArguments, transport: &Transport) -> Result<Option<Terminator>, Failure> {
+async fn terminate(
+    plan: &mut ValidArguments,
+    opened: &mut ServerTransport,
+) -> Result<Option<Terminator>, Failure> {
+    let transport = &opened.transport;
     let Some(program) = plan.program else {
         if transport.is_tls() {
             print_status(
                 "callers reach the program in plaintext; give --program its own address to change that",
             );
         }
+        // Plaintext is what was asked for.
+        opened.undecided = None;
         return Ok(None);
     };
     plan.registration.mtls = transport.is_tls();
@@ -130,7 +136,7 @@ fn print_status(what: impl std::fmt::Display) {
 /// The observed program and its registration.
 struct Supervisor {
     plan: ValidArguments,
-    transport: Transport,
+    transport: ServerTransport,
     child: Option<Child>,
     health: Health,
     /// Set after the first response of the program.
@@ -141,7 +147,7 @@ struct Supervisor {
 }
 
 impl Supervisor {
-    fn new(plan: ValidArguments, transport: Transport, child: Option<Child>) -> Self {
+    fn new(plan: ValidArguments, transport: ServerTransport, child: Option<Child>) -> Self {
         Self { plan, transport, child, health: Health::default(), lease: None, standing: None, usage: None }
     }
 
@@ -197,8 +203,9 @@ impl Supervisor {
     fn announce(&mut self) {
         let registration = self.plan.registration.clone();
         let software = format!("register {} {}", registration.service, registration.instance);
-        let link =
-            Arc::new(RegistryClient::new(self.plan.addresses.clone(), software, self.transport.clone()));
+        let ServerTransport { transport, undecided } = self.transport.clone();
+        let link = RegistryClient::new(self.plan.addresses.clone(), software, transport);
+        let link = Arc::new(link.undecided(undecided));
         if let Some(pid) = self.child.as_ref().and_then(Child::pid) {
             let cpu = Cpu::of(pid);
             cpu.read();

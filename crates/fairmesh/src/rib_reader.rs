@@ -6,9 +6,10 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use fairmesh_model::{Prefix, RecordKey, Revision};
+use fairmesh_model::{Prefix, Record, RecordKey, Revision, ServiceName, SpiffeId, SpiffePath};
 use fairmesh_wire::{
     handshake::Connection,
+    records,
     v1::{self, Entry, Subscribe, WatchRequest, watch_request, watch_response},
     watch::Watch,
 };
@@ -43,6 +44,20 @@ pub(crate) async fn read(connection: &Connection, prefixes: &[Prefix]) -> Result
         Some(StoredRecord { key, value: entry.value, revision: entry.revision })
     };
     Ok(entries.into_iter().filter_map(stored).collect())
+}
+
+/// The identity that endpoints of a service prove; `None` if the mesh has no trust domain.
+pub(crate) async fn identity_of_service(
+    connection: &Connection,
+    service: &ServiceName,
+) -> Result<Option<SpiffeId>, Failure> {
+    let key = RecordKey::TrustBundle;
+    for stored in read(connection, &[Prefix::from(&key)]).await? {
+        if let Record::TrustBundle(bundle) = records::decode(&key, &stored.value)? {
+            return Ok(Some(SpiffePath::Service(service.clone()).within(&bundle.domain)));
+        }
+    }
+    Ok(None)
 }
 
 /// Reads everything at one revision, without a time limit as long as parts arrive; `seen` is called with the number of

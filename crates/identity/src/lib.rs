@@ -37,7 +37,7 @@ pub use error::IdentityError;
 pub use info::CertificateInfo;
 pub use key::PrivateKey;
 pub use member::Member;
-pub use program::{IdentityRequest, ProgramIdentity};
+pub use program::{IdentityRequest, ProgramIdentity, ServerIdentity};
 pub use token::{JoinToken, MAX_TOKEN_TTL};
 pub use tokens::{TokenGrant, TokenRefused, Tokens};
 pub use trust::{CLOCK_SKEW, Refused, Trust, Usage};

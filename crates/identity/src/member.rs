@@ -2,6 +2,7 @@
 
 use std::{io, sync::Arc};
 
+use fairmesh_model::SpiffeId;
 use fairmesh_wire::transport::{ExpectedPeer, Handshake, TlsIdentity};
 use tokio::net::TcpStream;
 
@@ -28,6 +29,10 @@ impl TlsIdentity for Member {
 
     fn secures_mesh(&self) -> bool {
         self.token.is_some() || self.workload.is_ready()
+    }
+
+    fn id(&self) -> Option<SpiffeId> {
+        self.workload.id()
     }
 
     fn connect(&self, peer: ExpectedPeer<'_>, stream: TcpStream) -> Handshake {

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use fairmesh_model::{SpiffePath, TrustBundle};
+use fairmesh_model::{SpiffeId, SpiffePath, TrustBundle};
 use fairmesh_wire::{
     handshake::{self, Connection},
     transport::{Address, ExpectedPeer, Handshake, TlsIdentity, Transport},
@@ -51,6 +51,18 @@ pub struct ProgramIdentity {
     _renewal: Arc<AbortOnDropHandle<()>>,
 }
 
+/// How a server accepts connections.
+#[derive(Clone, Debug)]
+pub enum ServerIdentity {
+    /// By mutual TLS only.
+    Secured(ProgramIdentity),
+    /// In plaintext: the mesh has no trust domain.
+    Plaintext,
+    /// In plaintext, since the agent does not respond. It may turn out that the mesh has a trust domain, and then the
+    /// server must not be called: ask with this request before it is registered.
+    Undecided(IdentityRequest),
+}
+
 /// What a program asks its agent for.
 #[derive(Clone, Debug)]
 pub struct IdentityRequest {
@@ -74,22 +86,21 @@ impl ProgramIdentity {
     }
 
     /// The identity of a server, which decides once whether it accepts only mutual TLS: if the agent is a member of a
-    /// trust domain. `None` otherwise. Without a certificate within the patience, it comes later, and connections fail
-    /// until then.
-    pub async fn of_server(request: IdentityRequest) -> Option<Self> {
-        let source = request.source()?;
+    /// trust domain. Without a certificate within the patience, it comes later, and connections fail until then.
+    pub async fn of_server(request: IdentityRequest) -> ServerIdentity {
+        let Some(source) = request.source() else { return ServerIdentity::Plaintext };
         match source.first(request.patience).await {
             Ok(()) => {}
-            Err(NotIssued::NoDomain) => return None,
+            Err(NotIssued::NoDomain) => return ServerIdentity::Plaintext,
             Err(NotIssued::NoAgent(error)) => {
                 tracing::debug!(error, "no agent gives this server an identity");
-                return None;
+                return ServerIdentity::Undecided(request);
             }
             Err(NotIssued::Failed(error)) => {
                 tracing::warn!(error, "this server has no certificate yet, and accepts no calls until then");
             }
         }
-        Some(Self::keep(source))
+        ServerIdentity::Secured(Self::keep(source))
     }
 
     fn keep(source: AgentSource) -> Self {
@@ -107,6 +118,15 @@ impl ProgramIdentity {
 }
 
 impl IdentityRequest {
+    /// Whether the agent is a member of a trust domain; `None` if it does not respond.
+    pub async fn is_member(&self) -> Option<bool> {
+        match self.source()?.first(self.patience).await {
+            Ok(()) | Err(NotIssued::Failed(_)) => Some(true),
+            Err(NotIssued::NoDomain) => Some(false),
+            Err(NotIssued::NoAgent(_)) => None,
+        }
+    }
+
     fn source(&self) -> Option<AgentSource> {
         let Address::Unix(_) = &self.agent else { return None };
         Some(AgentSource {
@@ -177,6 +197,10 @@ impl Source for AgentSource {
 impl TlsIdentity for ProgramIdentity {
     fn is_ready(&self) -> bool {
         self.workload.is_ready()
+    }
+
+    fn id(&self) -> Option<SpiffeId> {
+        self.workload.id()
     }
 
     fn connect(&self, peer: ExpectedPeer<'_>, stream: TcpStream) -> Handshake {

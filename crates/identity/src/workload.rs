@@ -135,6 +135,10 @@ impl TlsIdentity for Workload {
         self.held().is_some()
     }
 
+    fn id(&self) -> Option<SpiffeId> {
+        Workload::id(self)
+    }
+
     fn connect(&self, peer: ExpectedPeer<'_>, stream: TcpStream) -> Handshake {
         let config = self.client(peer);
         Box::pin(async move { Ok(Box::new(TlsStream::connect(config?, stream).await?) as Box<_>) })

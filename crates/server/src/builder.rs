@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fs, future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
 
-use fairmesh_identity::{IdentityRequest, ProgramIdentity};
+use fairmesh_identity::{IdentityRequest, ProgramIdentity, ServerIdentity};
 use fairmesh_model::{
     EndpointState, FULL_WEIGHT, InstanceId, Invalid, KeyRange, Location, Protocol, Service, ServiceKind,
     ServiceName, ShardId, SpiffePath, arith::hash_text,
@@ -224,8 +224,10 @@ impl ServerBuilder {
         let mut registration = self.registration()?;
         let drain_deadline = drain_deadline(self.drain_deadline)?;
         let addresses = registry_addresses(&self.addresses)?;
-        let transport = self.open_transport(&addresses, &mut registration).await;
-        let registry = Arc::new(RegistryClient::new(addresses, software(&registration), transport.clone()));
+        let ServerTransport { transport, undecided } =
+            self.open_transport(&addresses, &mut registration).await;
+        let registry = RegistryClient::new(addresses, software(&registration), transport.clone());
+        let registry = Arc::new(registry.undecided(undecided));
         let started = Instant::now() + START_TIMEOUT;
         if registration.location.is_none() && !self.knows_agent {
             check_location(&registry, started).await?;
@@ -272,13 +274,17 @@ impl ServerBuilder {
     }
 
     /// How connections are accepted, which the registration tells callers.
-    async fn open_transport(&mut self, addresses: &[Address], registration: &mut Registration) -> Transport {
-        let transport = match self.transport.take() {
-            Some(transport) => transport,
+    async fn open_transport(
+        &mut self,
+        addresses: &[Address],
+        registration: &mut Registration,
+    ) -> ServerTransport {
+        let opened = match self.transport.take() {
+            Some(transport) => ServerTransport { transport, undecided: None },
             None => transport_of_agent(addresses, registration).await,
         };
-        registration.mtls = transport.is_tls();
-        transport
+        registration.mtls = opened.transport.is_tls();
+        opened
     }
 
     fn shared(&self, registration: &Registration) -> LayerState {
@@ -327,18 +333,36 @@ fn software(registration: &Registration) -> String {
     format!("server {} {}", registration.service, registration.instance)
 }
 
+/// How a server accepts connections.
+#[derive(Clone, Debug, Default)]
+pub struct ServerTransport {
+    /// Accepts connections, and opens those to the registry.
+    pub transport: Transport,
+    /// What to ask the agent before the server is registered as one that speaks plaintext; see
+    /// [`RegistryClient::undecided`].
+    pub undecided: Option<IdentityRequest>,
+}
+
 /// How a server of the endpoint accepts connections: with the identity of its service, if the agent among the addresses
 /// of the registry is a member of a trust domain.
-pub async fn transport_of_agent(addresses: &[Address], registration: &Registration) -> Transport {
+pub async fn transport_of_agent(addresses: &[Address], registration: &Registration) -> ServerTransport {
     let agent = addresses.iter().find(|address| matches!(address, Address::Unix(_)));
-    let Some(agent) = agent else { return Transport::default() };
+    let Some(agent) = agent else { return ServerTransport::default() };
     let request = IdentityRequest {
         agent: agent.clone(),
         path: Some(SpiffePath::Service(registration.service.clone())),
         software: software(registration),
         patience: START_TIMEOUT,
     };
-    ProgramIdentity::of_server(request).await.map(ProgramIdentity::transport).unwrap_or_default()
+    match ProgramIdentity::of_server(request).await {
+        ServerIdentity::Secured(identity) => {
+            ServerTransport { transport: identity.transport(), undecided: None }
+        }
+        ServerIdentity::Plaintext => ServerTransport::default(),
+        ServerIdentity::Undecided(request) => {
+            ServerTransport { undecided: Some(request), ..ServerTransport::default() }
+        }
+    }
 }
 
 /// Fails where the registry that responds within `deadline` does not know the location of this program; no response is

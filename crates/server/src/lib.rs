@@ -55,7 +55,7 @@ use fairmesh_model::{EndpointState, Invalid};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
-pub use builder::{ServerBuilder, default_instance, transport_of_agent};
+pub use builder::{ServerBuilder, ServerTransport, default_instance, transport_of_agent};
 pub use cpu::{Cpu, CpuTime, usage_reports::UsageReports};
 pub use drain::{drain_deadline, terminated};
 pub use fairmesh_model::{Location, Protocol, Region};

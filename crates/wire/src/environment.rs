@@ -41,6 +41,25 @@ pub fn agent() -> Address {
     Address::Unix(own.unwrap_or(system))
 }
 
+/// The sockets of a control plane on this machine with the default data directory, for its user: the user's own, and the
+/// system's.
+pub fn control_sockets() -> impl Iterator<Item = Address> {
+    let folders = [own_state("control"), Some(system_state("control"))];
+    folders.into_iter().flatten().map(|folder| Address::Unix(folder.join(CONTROL_SOCKET)))
+}
+
+/// Where a control plane listens over TCP by default.
+pub const CONTROL_ADDRESS: &str = "127.0.0.1:7400";
+
+/// The socket for users of the machine within the data directory of a control plane, if the mesh has a trust domain.
+pub const CONTROL_SOCKET: &str = "control.sock";
+
+/// Where a command finds a control plane: at its socket, if it can be seen, else over TCP.
+pub fn control() -> Address {
+    let is_there = |address: &Address| matches!(address, Address::Unix(path) if path.exists());
+    control_sockets().find(is_there).unwrap_or_else(|| Address::Tcp(CONTROL_ADDRESS.to_owned()))
+}
+
 /// The copy that an agent left: the machine's or the user's own, whichever can be read and was written last.
 pub fn agent_copy() -> PathBuf {
     last_written([Some(system_state("agent")), own_state("agent")]).unwrap_or_else(|| system_state("agent"))

@@ -27,7 +27,7 @@ pub use address::Address;
 pub use calls::{CallGuard, GuardedCalls};
 pub use channel::{CONNECT_TIMEOUT, connect_channel, connect_channel_lazy};
 use fairmesh_listen::GuardedStream;
-use fairmesh_model::{Identity, ServiceName};
+use fairmesh_model::{Identity, ServiceName, SpiffeId};
 pub use identity::{ExpectedPeer, Handshake, NoIdentity, SecureStream, TlsIdentity};
 pub use listener::{Accepted, BindError, Listener};
 pub use serve::{Services, serve};
@@ -53,6 +53,11 @@ impl Transport {
     /// Whether callers are accepted with mutual TLS only.
     pub fn is_tls(&self) -> bool {
         self.identity.is_some()
+    }
+
+    /// The identity of this process, once it has a certificate.
+    pub fn id(&self) -> Option<SpiffeId> {
+        self.identity.as_ref().and_then(|identity| identity.id())
     }
 
     /// For connections with processes of the mesh.

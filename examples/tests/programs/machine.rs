@@ -33,7 +33,7 @@ impl Machine {
         let stopping = CancellationToken::new();
         let config = ControlConfig {
             transport: Default::default(),
-            trust_domain: None,
+            trust_domain: Default::default(),
             data_dir: folder.path().join("control"),
             etcd: None,
             grpc: vec!["127.0.0.1:0".parse().unwrap()],

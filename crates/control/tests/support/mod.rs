@@ -25,7 +25,7 @@ pub(crate) const BOUND: Duration = Duration::from_secs(20);
 pub(crate) fn config(data_dir: PathBuf) -> ControlConfig {
     ControlConfig {
         transport: Default::default(),
-        trust_domain: None,
+        trust_domain: Default::default(),
         data_dir,
         etcd: None,
         grpc: vec![Address::Tcp("127.0.0.1:0".into())],

@@ -7,8 +7,14 @@ use fairmesh_wire::transport::Address;
 /// Address of the control plane.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct TargetArgs {
-    /// The control plane: host:port or unix:/path.
-    #[arg(long, env = "FAIRMESH_CONTROL", default_value = "127.0.0.1:7400", value_name = "ADDRESS")]
+    /// The control plane: host:port or unix:/path [default: its socket on this machine, else 127.0.0.1:7400].
+    #[arg(
+        long,
+        env = "FAIRMESH_CONTROL",
+        default_value_t = environment::control(),
+        hide_default_value = true,
+        value_name = "ADDRESS"
+    )]
     pub(crate) control: Address,
 }
 

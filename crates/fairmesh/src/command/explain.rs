@@ -18,7 +18,7 @@ use crate::{
     cli::{AgentTarget, OutputArgs, TargetArgs},
     connect,
     failure::Failure,
-    output,
+    output, rib_reader,
     view::{EVERY_KIND, Scope, View, table_age},
 };
 
@@ -101,7 +101,17 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
     if kind == ServiceKind::Replicated && (args.key.is_some() || args.role.is_some()) {
         eprintln!("note: any endpoint of a replicated service serves any call; key and role are ignored");
     }
-    output::print_one(args.output_args.format(), &as_json(&report), &report.to_string())?;
+    let expected = report.endpoint.as_ref().and_then(|endpoint| endpoint.identity.clone());
+    let id = match expected {
+        Some(service) => rib_reader::identity_of_service(&connection, &service).await?,
+        None => None,
+    };
+    let (mut whole, mut text) = (as_json(&report), report.to_string());
+    if let Some(id) = id {
+        whole["goesTo"]["identity"] = json!(id.to_string());
+        text += &format!("{:<8} {id}, by mutual TLS\n", "proves");
+    }
+    output::print_one(args.output_args.format(), &whole, &text)?;
     let answered = report.decisions.iter().any(|decision| decision.explanation.direct_response.is_some());
     Ok(if report.endpoint.is_some() || answered { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

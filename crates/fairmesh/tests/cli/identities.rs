@@ -148,6 +148,78 @@ fn a_mesh_without_a_trust_domain_says_so() {
     assert!(error.contains("--trust-domain"), "{error}");
 }
 
+fn shown_domain(mesh: &Mesh) -> serde_json::Value {
+    mesh.run(&["identity", "show", "--json"]).json()["domain"].clone()
+}
+
+#[test]
+fn a_new_store_has_a_trust_domain_and_one_of_before_has_none_until_told() {
+    let mut new = Mesh::empty();
+    new.arguments.clear();
+    new.start_control();
+    assert_eq!(shown_domain(&new), "mesh.local");
+    let mut old = Mesh::start();
+    old.apply("kind: Service\nname: shop/catalog\n").ok();
+    old.stop_control("TERM");
+    old.arguments.clear();
+    old.start_control();
+    assert!(old.run(&["identity", "show"]).ok().contains("has no trust domain"));
+    old.stop_control("TERM");
+    old.arguments = ["--trust-domain", "prod"].map(String::from).to_vec();
+    old.start_control();
+    assert_eq!(shown_domain(&old), "prod");
+    old.stop_control("TERM");
+    old.arguments = ["--trust-domain", "none"].map(String::from).to_vec();
+    old.start_control();
+    assert_eq!(shown_domain(&old), "prod", "there is no way back");
+}
+
+#[test]
+fn everything_on_one_machine_finds_the_control_plane_by_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let home = folder.path().to_str().unwrap();
+    let (data, state) = (format!("{home}/.local/state/fairmesh/control"), format!("{home}/agent"));
+    let (socket, tcp) = (format!("unix:{home}/agent.sock"), format!("127.0.0.1:{}", free_port()));
+    let run = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+        command.args(args).env_clear().env("HOME", home).stdout(Stdio::piped()).stderr(Stdio::null());
+        command
+    };
+    let control = ["control", "--data-dir", &data, "--grpc", &tcp, "--http", "127.0.0.1:0"];
+    let _control = Killed(run(&control).spawn().unwrap());
+    let agent = ["agent", "--name", "web-1", "--listen", &socket, "--state-dir", &state, "--metrics", "none"];
+    let _agent = Killed(run(&agent).spawn().unwrap());
+    wait_until("the agent joins", || {
+        let listed = run(&["identity", "list", "--json"]).output().unwrap();
+        String::from_utf8(listed.stdout).unwrap().contains("spiffe://mesh.local/fairmesh/agent/web-1")
+    });
+}
+
+#[test]
+fn a_server_that_started_without_its_agent_is_not_registered_as_plaintext() {
+    let (mesh, _) = domain();
+    mesh.apply("kind: Service\nname: shop/catalog\n").ok();
+    let address = format!("unix:{}", mesh.path("web-1.sock").display());
+    let [listen, program] = [free_port(), echo()].map(|port| format!("127.0.0.1:{port}"));
+    let arguments = ["register", "shop/catalog", "--region", "eu", "--agent", &address, "--address", &listen];
+    let arguments = [&arguments[..], &["--program", &program]].concat();
+    let log = mesh.path("register.log");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+    command.args(&arguments).env_clear().stderr(std::fs::File::create(&log).unwrap());
+    let said = |what: &str| std::fs::read_to_string(&log).unwrap().contains(what);
+    let early = Killed(command.spawn().unwrap());
+    wait_until("it looks for the agent", || said("could not be registered"));
+    let (_agent, _) = agent(&mesh, "web-1", &mesh.address(), None);
+    wait_until("it says what to do", || {
+        said("the mesh has a trust domain: it is not registered; restart it")
+    });
+    let endpoints = || mesh.run(&["get", "endpoints", "shop/catalog", "--json"]).json();
+    assert_eq!(endpoints(), serde_json::json!([]));
+    drop(early);
+    let _restarted = start(&arguments, None);
+    wait_until("it is registered", || endpoints()[0]["mtls"] == true);
+}
+
 #[test]
 fn a_token_lets_one_agent_join_once() {
     let (mesh, tcp) = domain();
@@ -235,15 +307,27 @@ fn services_are_called_over_mutual_tls_only() {
     assert!(call().ok().contains("x-secret: tea"));
     let endpoints = mesh.run(&["get", "endpoints", "shop/catalog", "--json"]).json();
     assert_eq!(endpoints[0]["mtls"], true, "{endpoints}");
+    let id = "spiffe://prod/shop/catalog";
+    let instance = format!("shop/catalog/{}", endpoints[0]["instance"].as_str().unwrap());
+    assert_eq!(mesh.run(&["describe", "endpoint", &instance, "--json"]).json()["identity"], id);
+    let explain = ["explain", "shop/catalog", "--region", "eu"];
+    assert_eq!(mesh.run(&[&explain[..], &["--json"]].concat()).json()["goesTo"]["identity"], id);
+    assert!(mesh.run(&explain).ok().contains(&format!("proves   {id}, by mutual TLS")));
     assert!(!plaintext(port, "catalog.shop").contains("HTTP/1.1"), "plaintext is refused");
 
     let listen = free_port();
     let listener = format!("127.0.0.1:{listen}");
-    let _proxy = start(&["proxy", "--agent", &agent, "--admin", "none", "--listen", &listener], None);
+    let admin = format!("127.0.0.1:{}", free_port());
+    let _proxy = start(&["proxy", "--agent", &agent, "--admin", &admin, "--listen", &listener], None);
     wait_until("the proxy calls the service", || {
         TcpStream::connect(("127.0.0.1", listen)).is_ok()
             && plaintext(listen, "catalog.shop").contains("x-secret: tea")
     });
+
+    let status = mesh.run(&["proxy", "status", "--admin", &admin, "--json"]).json();
+    assert_eq!(status["routing"]["identity"], "spiffe://prod/fairmesh/proxy/web-1.proxy");
+    let text = mesh.run(&["proxy", "status", "--admin", &admin]).ok();
+    assert!(text.contains("spiffe://prod/fairmesh/proxy/web-1.proxy"), "{text}");
 
     let (relay, seen) = sniffer(port);
     let relayed = Endpoint {

@@ -96,14 +96,18 @@ pub(crate) fn fairmesh(control: &str, args: &[&str], input: &str) -> Run {
 pub(crate) struct Mesh {
     folder: TempDir,
     control: Option<Child>,
-    /// Further arguments of the control plane.
+    /// Further arguments of the control plane; by default, its store has no trust domain.
     pub(crate) arguments: Vec<String>,
 }
 
 impl Mesh {
     /// A folder in which nothing runs.
     pub(crate) fn empty() -> Self {
-        Self { folder: tempfile::tempdir().unwrap(), control: None, arguments: Vec::new() }
+        Self {
+            folder: tempfile::tempdir().unwrap(),
+            control: None,
+            arguments: ["--trust-domain", "none"].map(String::from).to_vec(),
+        }
     }
 
     /// A control plane with an empty store, ready for calls.

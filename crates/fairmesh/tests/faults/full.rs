@@ -26,7 +26,7 @@ fn start(folder: &Path, port: u16) -> Process {
     let dir = folder.display();
     let binary = env!("CARGO_BIN_EXE_fairmesh");
     let script = format!(
-        "mount -t tmpfs -o size=6m tmpfs {dir}/data && exec {binary} control --http 127.0.0.1:{port} \
+        "mount -t tmpfs -o size=6m tmpfs {dir}/data && exec {binary} control --trust-domain none --http 127.0.0.1:{port} \
          --grpc unix:{dir}/control.sock --data-dir {dir}/data"
     );
     let args = ["--mount", "--propagation", "private", "sh", "-c", &script].map(OsString::from);

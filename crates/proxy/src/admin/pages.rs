@@ -92,6 +92,8 @@ struct RoutingStatus {
     connected: bool,
     from: Option<String>,
     region: Option<String>,
+    /// The identity by which services know this proxy.
+    identity: Option<String>,
     data_age_seconds: f64,
     /// Highest revision of all services.
     revision: u64,
@@ -148,6 +150,7 @@ fn routing(state: &AdminState, revision: u64) -> RoutingStatus {
         connected: fresh.connected,
         from: fresh.address.map(|address| address.to_string()),
         region: region.map(|region| region.to_string()),
+        identity: state.mesh.identity().map(|id| id.to_string()),
         data_age_seconds: fresh.age.as_secs_f64(),
         revision,
         problem: fresh.error,
@@ -260,6 +263,9 @@ impl ConfigPage<'_> {
         let _ = writeln!(text, "{:<22} {}", "ready", if *ready { "yes" } else { "no" });
         let _ = writeln!(text, "{:<22} {from}: {state}; {age:.1} s old, revision {revision}", "routing");
         let _ = writeln!(text, "{:<22} {region}", "region");
+        if let Some(identity) = &routing.identity {
+            let _ = writeln!(text, "{:<22} {identity}", "identity");
+        }
         for row in services {
             let ServiceStatus { state, revision, endpoints, nearest, .. } = &row.status;
             let _ = writeln!(

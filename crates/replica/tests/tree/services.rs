@@ -24,7 +24,7 @@ impl Root {
         let address = processes.socket("control");
         let config = ControlConfig {
             transport: Default::default(),
-            trust_domain: None,
+            trust_domain: Default::default(),
             data_dir: processes.state("control"),
             grpc: vec![address.clone()],
             http: ([127, 0, 0, 1], 0).into(),

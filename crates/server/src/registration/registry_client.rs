@@ -5,6 +5,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use fairmesh_identity::IdentityRequest;
 use fairmesh_model::{Endpoint, InstanceId, Location, ServiceName, ShardId};
 use fairmesh_wire::{
     handshake::{ConnectError, Connection, connect, is_version_refusal},
@@ -40,6 +41,15 @@ pub enum RegistryError {
         address: Address,
         /// The error.
         status: Box<Status>,
+    },
+    /// The server began without its agent, and accepts plaintext in a mesh with a trust domain.
+    #[error(
+        "this server started while its agent at {agent} was away and so serves plaintext, but the mesh has a trust domain: \
+         it is not registered; restart it, now that the agent responds"
+    )]
+    Plaintext {
+        /// The agent.
+        agent: Address,
     },
     /// Neither the program nor an agent knows its location.
     #[error(
@@ -80,6 +90,7 @@ pub struct RegistryClient {
     addresses: Vec<Address>,
     transport: Transport,
     software: String,
+    undecided: Option<IdentityRequest>,
     /// Distinguishes this process from earlier and later ones of the same name.
     incarnation: u64,
     current: Mutex<Option<(Address, Connection)>>,
@@ -91,7 +102,14 @@ impl RegistryClient {
     /// A client for the first of `addresses` that responds; `software` describes this program.
     pub fn new(addresses: Vec<Address>, software: impl Into<String>, transport: Transport) -> Self {
         let (software, incarnation) = (software.into(), incarnation());
-        Self { addresses, transport, software, incarnation, current: Mutex::new(None) }
+        Self { addresses, transport, software, undecided: None, incarnation, current: Mutex::new(None) }
+    }
+
+    /// Of a server that began to accept plaintext without knowing whether the mesh has a trust domain: nothing is
+    /// registered once its agent responds to this request that it has one.
+    #[must_use]
+    pub fn undecided(self, request: Option<IdentityRequest>) -> Self {
+        Self { undecided: request, ..self }
     }
 
     /// How it connects.
@@ -116,6 +134,11 @@ impl RegistryClient {
 
     /// Registers an endpoint of this process.
     pub async fn register(&self, mut registration: v1::Registration) -> Result<(), RegistryError> {
+        if let Some(request) = &self.undecided
+            && request.is_member().await == Some(true)
+        {
+            return Err(RegistryError::Plaintext { agent: request.agent.clone() });
+        }
         if let Some(endpoint) = &mut registration.endpoint {
             endpoint.labels.insert(Endpoint::INCARNATION.into(), self.incarnation.to_string());
         }

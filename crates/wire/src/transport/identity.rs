@@ -1,6 +1,6 @@
 use std::{fmt, io, pin::Pin};
 
-use fairmesh_model::{Identity, ServiceName};
+use fairmesh_model::{Identity, ServiceName, SpiffeId};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
@@ -35,6 +35,9 @@ pub type Handshake = Pin<Box<dyn Future<Output = io::Result<Box<dyn SecureStream
 pub trait TlsIdentity: fmt::Debug + Send + Sync {
     /// Whether there is a certificate. One may come later, from an agent that is not there yet.
     fn is_ready(&self) -> bool;
+
+    /// The identity in the certificate.
+    fn id(&self) -> Option<SpiffeId>;
 
     /// Whether connections with processes of the mesh over TCP are secured, as both sides. Asked for each of them, since a
     /// process may learn only from its agent that the mesh has a trust domain; from then on it never returns to plaintext.

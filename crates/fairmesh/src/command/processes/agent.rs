@@ -11,7 +11,7 @@ use clap::Args;
 use fairmesh_agent::AgentConfig;
 use fairmesh_identity::JoinToken;
 use fairmesh_model::{Cluster, HostType, Location, Region, Zone};
-use fairmesh_wire::transport::Address;
+use fairmesh_wire::{environment, transport::Address};
 
 use crate::{connect::transport, failure::Failure, logging::Logging, signals};
 
@@ -23,11 +23,13 @@ use super::{
 /// Arguments of `fairmesh agent`.
 #[derive(Debug, Args)]
 pub(crate) struct AgentArgs {
-    /// The control plane: host:port or unix:/path; several are attempted in order.
+    /// The control plane: host:port or unix:/path; several are attempted in order [default: its socket on this machine,
+    /// then 127.0.0.1:7400].
     #[arg(
         long,
         env = "FAIRMESH_CONTROL",
-        default_value = "127.0.0.1:7400",
+        default_values_t = default_control(),
+        hide_default_value = true,
         value_name = "ADDRESS",
         value_delimiter = ','
     )]
@@ -87,6 +89,11 @@ pub(crate) async fn run(args: AgentArgs) -> Result<ExitCode, Failure> {
     };
     fairmesh_agent::run(config, signals::shutdown()?).await.map_err(|error| Failure::stopped(&error))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The control plane on this machine.
+fn default_control() -> Vec<Address> {
+    environment::control_sockets().chain([Address::Tcp(environment::CONTROL_ADDRESS.to_owned())]).collect()
 }
 
 /// The variable of the token, which no process list shows.

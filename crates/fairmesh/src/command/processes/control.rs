@@ -3,7 +3,7 @@
 use std::{env, net::SocketAddr, path::PathBuf, process::ExitCode};
 
 use clap::Args;
-use fairmesh_control::{ControlConfig, EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls};
+use fairmesh_control::{ControlConfig, EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls, TrustDomainChoice};
 use fairmesh_model::TrustDomain;
 use fairmesh_wire::transport::Address;
 
@@ -29,10 +29,11 @@ pub(crate) struct ControlArgs {
     /// A YAML file of 'kind: Endpoints', or a folder of them, to watch; may be repeated.
     #[arg(long = "source", value_name = "PATH")]
     sources: Vec<PathBuf>,
-    /// Issue certificates of this trust domain, so that services are called over mutual TLS: once, the store remembers
-    /// it. The authority is made in the data directory.
-    #[arg(long, value_name = "NAME")]
-    trust_domain: Option<TrustDomain>,
+    /// Issue certificates of this trust domain, so that processes connect and services are called over mutual TLS: once,
+    /// the store remembers it. The authority is made in the data directory. 'none' for a new store without one [default:
+    /// that of the store; mesh.local for a new store in the data directory].
+    #[arg(long, value_name = "NAME|none")]
+    trust_domain: Option<String>,
     /// Convert the store in etcd to a partitioned one, for 'fairmesh rib split': once, while no other control plane
     /// runs on it.
     #[arg(long, requires = "store")]
@@ -84,6 +85,24 @@ impl EtcdArgs {
     }
 }
 
+/// The trust domain of a new store that is given none.
+const DEFAULT_DOMAIN: &str = "mesh.local";
+
+/// The trust domain. A store in etcd has one only if it is given: each of its control planes needs the root.
+fn trust_domain(given: Option<&str>, is_shared: bool) -> Result<TrustDomainChoice, Failure> {
+    let domain = |name: &str| {
+        TrustDomain::new(name).map_err(|error| {
+            Failure::refused(error, "give --trust-domain a name such as prod.example, or none")
+        })
+    };
+    Ok(match given {
+        Some("none") => TrustDomainChoice::Stored,
+        Some(name) => TrustDomainChoice::Given(domain(name)?),
+        None if is_shared => TrustDomainChoice::Stored,
+        None => TrustDomainChoice::OfNewStore(domain(DEFAULT_DOMAIN)?),
+    })
+}
+
 /// Runs until SIGTERM or SIGINT.
 pub(crate) async fn run(args: ControlArgs) -> Result<ExitCode, Failure> {
     args.logging.start()?;
@@ -91,8 +110,8 @@ pub(crate) async fn run(args: ControlArgs) -> Result<ExitCode, Failure> {
     let config = ControlConfig {
         transport: transport(),
         data_dir,
+        trust_domain: trust_domain(args.trust_domain.as_deref(), args.etcd.store.is_some())?,
         etcd: args.etcd.config()?,
-        trust_domain: args.trust_domain,
         grpc: args.grpc,
         http: args.http,
         sources: args.sources,

@@ -6,7 +6,7 @@ mod service;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
-use fairmesh_model::{InstanceId, Region, ServiceName};
+use fairmesh_model::{InstanceId, Region, ServiceName, SpiffeId};
 use serde_json::json;
 
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
     command::records::get::DistanceRow,
     connect,
     failure::Failure,
-    output,
+    output, rib_reader,
     view::{At, EVERY_KIND, Scope, View},
 };
 
@@ -60,8 +60,10 @@ pub(crate) async fn run(args: DescribeArgs) -> Result<ExitCode, Failure> {
         }
         Kind::Endpoint => {
             let (service, instance) = instance(&args.name)?;
-            let view = read(&args.target, Scope::Service(service.clone())).await?;
-            endpoint(&service, &instance, &view, format)?;
+            let connection = connect::connect(&args.target).await?;
+            let view = View::read(&connection, &Scope::Service(service.clone()), EVERY_KIND).await?;
+            let id = rib_reader::identity_of_service(&connection, &service).await?;
+            endpoint((&service, &instance), &view, id, format)?;
         }
         Kind::Region => {
             let region: Region = parse_name(args.name.parse())?;
@@ -98,9 +100,9 @@ fn instance(name: &str) -> Result<(ServiceName, InstanceId), Failure> {
 }
 
 fn endpoint(
-    service: &ServiceName,
-    instance: &InstanceId,
+    (service, instance): (&ServiceName, &InstanceId),
     view: &View,
+    id: Option<SpiffeId>,
     format: Format,
 ) -> Result<(), Failure> {
     let endpoints = &view.service(service)?.endpoints;
@@ -111,6 +113,7 @@ fn endpoint(
     };
     let mut item = json!(fairmesh_model::spec::EndpointSpec::of(value));
     item["service"] = json!(service.to_string());
+    item["identity"] = json!(id.filter(|_| value.mtls).map(|id| id.to_string()));
     item["state"] = json!(value.state);
     item["weight"] = json!(value.weight);
     item["hostType"] = json!(view.hosts.value.host_type(value));

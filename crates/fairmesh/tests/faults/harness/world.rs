@@ -31,8 +31,9 @@ impl World {
     pub(crate) async fn start(yaml: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let dir = folder.path().display();
-        let control =
-            format!("control --http 127.0.0.1:0 --grpc unix:{dir}/control.sock --data-dir {dir}/data");
+        let control = format!(
+            "control --trust-domain none --http 127.0.0.1:0 --grpc unix:{dir}/control.sock --data-dir {dir}/data"
+        );
         let control = Program::fairmesh(folder.path().join("control.log"), &control);
         let metrics = format!("127.0.0.1:{}", free_port());
         let agent = agent_program(&folder, ("eu", "agent"), &metrics);

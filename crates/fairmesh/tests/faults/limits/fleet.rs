@@ -41,7 +41,9 @@ impl Fleet {
         let start = |name: &str, args: String| {
             Process::start(program(folder.path().join(format!("{name}.log")), &args, descriptors))
         };
-        let control = format!("control --http {control_http} --grpc {control_grpc} --data-dir {dir}/data");
+        let control = format!(
+            "control --trust-domain none --http {control_http} --grpc {control_grpc} --data-dir {dir}/data"
+        );
         let replica = format!(
             "rib replica --upstream {control_grpc} --listen {replica_grpc} --metrics {replica_http} \
              --state-dir {dir}/replica --name replica"

@@ -140,7 +140,7 @@ impl Fleet {
 fn control(folder: &Path, number: usize, host: &Host, etcd: &str) -> Daemon {
     let name = format!("control-{}", number + 1);
     let arguments = format!(
-        "control --grpc {}:7400 --http {}:7401 --data-dir {} --store etcd://{etcd}/mesh",
+        "control --trust-domain none --grpc {}:7400 --http {}:7401 --data-dir {} --store etcd://{etcd}/mesh",
         host.address,
         host.address,
         folder.join(&name).display()
@@ -152,7 +152,7 @@ impl Lone {
     fn start(host: Host, folder: &Path) -> Self {
         let data = folder.join("lone");
         let arguments = format!(
-            "control --grpc {}:7400 --http {}:7401 --data-dir {}",
+            "control --trust-domain none --grpc {}:7400 --http {}:7401 --data-dir {}",
             host.address,
             host.address,
             data.display()

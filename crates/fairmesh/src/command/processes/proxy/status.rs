@@ -74,6 +74,7 @@ fn text(config: &Value, last: &Value) -> String {
         vec!["revision".into(), word(&routing["revision"])],
         vec!["data age".into(), format!("{:.1} s", routing["data_age_seconds"].as_f64().unwrap_or(0.0))],
         vec!["region".into(), word(&routing["region"])],
+        vec!["identity".into(), word(&routing["identity"])],
     ];
     let each = |value: &Value| value.as_array().cloned().unwrap_or_default();
     rows.extend(each(&config["listen"]).iter().map(|listen| vec!["listen".into(), word(listen)]));
