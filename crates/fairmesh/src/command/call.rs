@@ -68,8 +68,14 @@ fn method(text: &str) -> Result<Method, String> {
 /// Calls; the response body goes to standard output unchanged. A status of 400 and above counts as failed.
 pub(crate) async fn run(args: CallArgs) -> Result<ExitCode, Failure> {
     let mesh = connect(&args).await.map_err(refused)?;
-    let service = handle(&mesh, &args).map_err(refused)?;
-    let (mut request, trace) = (request(&args)?, Trace::new());
+    let ended = call(&mesh, &args).await;
+    mesh.close().await;
+    ended
+}
+
+async fn call(mesh: &Mesh, args: &CallArgs) -> Result<ExitCode, Failure> {
+    let service = handle(mesh, args).map_err(refused)?;
+    let (mut request, trace) = (request(args)?, Trace::new());
     request.extensions_mut().insert(trace.clone());
     service.ready().await.map_err(fault)?;
     if let ServiceState::Ready(ready) = &*service.state()

@@ -87,3 +87,18 @@ fn a_call_that_nobody_answers_says_why_and_who_was_tried() {
     assert!(refused.contains("* try 1: catalog-0 at 127.0.0.1:"), "{refused}");
     assert!(refused.to_lowercase().contains("connection refused"), "every cause is said: {refused}");
 }
+
+#[test]
+fn a_drain_does_not_wait_for_a_finished_call() {
+    let mesh = Mesh::with_shop();
+    for instance in ["catalog-0", "catalog-1"] {
+        mesh.register("shop/catalog", instance, "us", echo());
+    }
+    let agent = mesh.agent("us");
+    mesh.run(&["call", "shop/catalog", "--agent", &agent.address()]).ok();
+    mesh.run(&["call", "shop/catalog", "--control", &mesh.address()]).ok();
+    // Shorter than the time that a lost connection is given to come back.
+    let drained = mesh.run(&["drain", "shop/catalog", "catalog-0", "--deadline", "3s"]);
+    assert!(drained.err.is_empty(), "{drained:?}");
+    assert!(drained.ok().contains("every caller has moved"));
+}

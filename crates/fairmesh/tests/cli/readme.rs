@@ -59,7 +59,9 @@ fn try_it_by_hand_works_when_pasted() {
     let block = block("## Try it by hand");
     let (build, rest) = block.split_once('\n').unwrap();
     assert!(build.starts_with("cargo build "), "the binary under test is built already: {build}");
-    let Some(out) = paste(rest) else { return };
+    // The server ends at once, though a program has just called it; the mesh after it, as README says.
+    let whole = format!("{rest}kill %2; wait %2 || true; kill %1; wait %1\n");
+    let Some(out) = paste(&whole) else { return };
     called_twice(&out);
 }
 
