@@ -69,8 +69,19 @@ fn method(text: &str) -> Result<Method, String> {
 pub(crate) async fn run(args: CallArgs) -> Result<ExitCode, Failure> {
     let mesh = connect(&args).await.map_err(refused)?;
     let ended = call(&mesh, &args).await;
+    if ended.is_ok() && args.lookaside.is_none() {
+        warn_of_copy(&mesh);
+    }
     mesh.close().await;
     ended
+}
+
+/// Warns if the records are those of the agent's copy on disk.
+fn warn_of_copy(mesh: &Mesh) {
+    let freshness = mesh.freshness();
+    if !freshness.connected {
+        eprintln!("warning: this call was routed by the agent's copy of the records: {freshness}");
+    }
 }
 
 async fn call(mesh: &Mesh, args: &CallArgs) -> Result<ExitCode, Failure> {

@@ -82,7 +82,7 @@ fn one_process_takes_a_registration_a_call_by_name_and_a_request_to_its_proxy() 
     let program = format!("127.0.0.1:{}", echo());
     let mut register = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
     register.args(["register", "shop/hello", "--address", &program, "--agent", &agent]).env_clear();
-    let register = register.stderr(Stdio::null()).spawn().unwrap();
+    let mut register = register.stderr(Stdio::null()).spawn().unwrap();
     dev.run(&["wait", "shop/hello"]).ok();
     assert!(dev.run(&["call", "shop/hello", "/a", "--agent", &agent]).ok().starts_with("GET /a HTTP/1.1"));
     let mut client = TcpStream::connect(&dev.proxy).unwrap();
@@ -90,7 +90,8 @@ fn one_process_takes_a_registration_a_call_by_name_and_a_request_to_its_proxy() 
     let mut response = String::new();
     client.read_to_string(&mut response).unwrap();
     assert!(response.starts_with("HTTP/1.1 200 OK") && response.contains("GET /b HTTP/1.1"), "{response}");
-    send(&register, "KILL");
+    register.kill().unwrap();
+    register.wait().unwrap();
     let (folder, _) = dev.stop();
     assert_eq!(fs::read_dir(folder.path().join("tmp")).unwrap().count(), 0, "its data is deleted");
 }

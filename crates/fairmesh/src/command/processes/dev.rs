@@ -17,9 +17,9 @@ use fairmesh_control::{Control, ControlConfig};
 use fairmesh_model::{Location, Region};
 use fairmesh_proxy::{AccessLogConfig, AccessLogFormat, Limits, ListenerConfig, ProxyConfig};
 use fairmesh_wire::transport::Address;
-use futures_util::FutureExt as _;
+use futures_util::{FutureExt as _, TryFutureExt as _};
 use tempfile::TempDir;
-use tokio::time::Instant;
+use tokio::{sync::oneshot, time::Instant};
 
 use super::{
     daemon_args::{MetricsAddress, host_name},
@@ -81,7 +81,9 @@ pub(crate) async fn run(mut args: DevArgs) -> Result<ExitCode, Failure> {
     let started = Instant::now();
     args.logging.start_quiet()?;
     // As `fairmesh agent` chooses it, which need not be where a program would look first.
-    args.agent.agent.get_or_insert_with(|| Address::Unix(default_paths::agent_socket()));
+    if args.agent.agent.is_none() {
+        args.agent.agent = Some(Address::Unix(default_paths::agent_socket()?));
+    }
     let stop = signals::shutdown()?.shared();
     // A mistake in the folder is reported before anything is started.
     let mut config = args.config.clone().map(ConfigFolder::new);
@@ -92,12 +94,14 @@ pub(crate) async fn run(mut args: DevArgs) -> Result<ExitCode, Failure> {
     let control =
         Control::start(control_config(&args, &data)).await.map_err(|error| Failure::stopped(&error))?;
     let serving = async {
-        let control = async { control.run(stop.clone()).await.map_err(|error| Failure::stopped(&error)) };
-        let agent = async {
-            let ended = fairmesh_agent::run(agent_config(&args, &data), stop.clone()).await;
-            ended.map_err(|error| Failure::stopped(&error))
-        };
-        tokio::try_join!(control, agent, serve_proxy(&args, stop.clone())).map(drop)
+        // Each stops after the one that follows it, which would otherwise warn of a lost connection.
+        let (proxy_ended, after_proxy) = oneshot::channel::<()>();
+        let (agent_ended, after_agent) = oneshot::channel::<()>();
+        let proxy = serve_proxy(&args, stop.clone()).inspect(|_| drop(proxy_ended));
+        let agent = fairmesh_agent::run(agent_config(&args, &data), after_proxy.map(drop));
+        let agent = agent.inspect(|_| drop(agent_ended)).map_err(|error| Failure::stopped(&error));
+        let control = control.run(after_agent.map(drop)).map_err(|error| Failure::stopped(&error));
+        tokio::try_join!(control, agent, proxy).map(drop)
     };
     let ready = async {
         let deadline = started + START_TIMEOUT;
