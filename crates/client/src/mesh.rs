@@ -54,6 +54,12 @@ impl Mesh {
         self.state.source.first_snapshot().await;
     }
 
+    /// Tells the agent, within a second, that this program makes no more calls, so that drains do not wait for it to reconnect.
+    /// For programs that end soon after a few calls; services of this mesh are not followed any more.
+    pub async fn close(self) {
+        self.state.source.close().await;
+    }
+
     /// Excludes the addresses of listeners of this process, whose requests it forwards: an endpoint at one of them counts as
     /// unreachable.
     #[doc(hidden)]

@@ -61,6 +61,8 @@ pub(crate) enum Command {
     /// Run replicas of the routing information base, move it from one store to another, and show its state.
     #[command(subcommand)]
     Rib(command::processes::rib::RibCommand),
+    /// Run control plane, agent and proxy in one process, to develop with.
+    Dev(command::processes::dev::DevArgs),
     /// Run a small shop on this machine, inject failures under load, and report the calls.
     Demo(demo::DemoArgs),
     /// Run a program, or observe a running one, and keep it registered.
@@ -72,6 +74,8 @@ pub(crate) enum Command {
     Diff(command::records::diff::DiffArgs),
     /// List records.
     Get(command::records::get::GetArgs),
+    /// Wait until processes and services are ready.
+    Wait(command::wait::WaitArgs),
     /// Show all details of one record.
     Describe(command::records::describe::DescribeArgs),
     /// List the changes of a service's declaration or policy.

@@ -15,6 +15,7 @@ pub(crate) mod shards;
 pub(crate) mod sim;
 pub(crate) mod traffic;
 mod version;
+pub(crate) mod wait;
 
 use std::process::ExitCode;
 
@@ -39,6 +40,7 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Kernel(command) => kernel::run(command).await,
         Command::Lookaside(args) => processes::lookaside::run(args).await,
         Command::Rib(command) => processes::rib::run(command).await,
+        Command::Dev(args) => processes::dev::run(args).await,
         Command::Demo(args) => demo::run(args).await.map(|()| ExitCode::SUCCESS).map_err(Failure::failed),
         Command::Register(args) => register::run(args).await,
         Command::Apply(args) => records::apply::run(args).await,
@@ -64,6 +66,7 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
             clap_complete::generate(shell, &mut Cli::command(), "fairmesh", &mut script);
             output::write_bytes(&script).map(|()| ExitCode::SUCCESS)
         }
+        Command::Wait(args) => wait::run(args).await,
         Command::Version(output_args) => version::run(output_args),
     }
 }

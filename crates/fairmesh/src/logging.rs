@@ -10,9 +10,10 @@ use crate::failure::Failure;
 /// Logging options.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Logging {
-    /// Log level: error, warn, info, debug or trace, also by component, such as info,fairmesh_rib=debug.
-    #[arg(long, env = "FAIRMESH_LOG", default_value = "info", value_name = "FILTER")]
-    log: String,
+    /// Log level: error, warn, info, debug or trace, also by component, such as info,fairmesh_rib=debug
+    /// [default: info; of dev: warn].
+    #[arg(long, env = "FAIRMESH_LOG", value_name = "FILTER")]
+    log: Option<String>,
     /// Format of log lines.
     #[arg(long, env = "FAIRMESH_LOG_FORMAT", value_enum, default_value_t, value_name = "FORM")]
     log_format: LogFormat,
@@ -30,9 +31,19 @@ enum LogFormat {
 impl Logging {
     /// Starts logging for the whole process.
     pub(crate) fn start(&self) -> Result<(), Failure> {
-        let filter = EnvFilter::try_new(&self.log).map_err(|error| {
+        self.start_at("info")
+    }
+
+    /// The same for a command whose output is for a person: by default only warnings.
+    pub(crate) fn start_quiet(&self) -> Result<(), Failure> {
+        self.start_at("warn")
+    }
+
+    fn start_at(&self, default: &str) -> Result<(), Failure> {
+        let log = self.log.as_deref().unwrap_or(default);
+        let filter = EnvFilter::try_new(log).map_err(|error| {
             Failure::refused(
-                format!("'{}' is not a log filter: {error}", self.log),
+                format!("'{log}' is not a log filter: {error}"),
                 "write a level such as info, or levels by component such as info,fairmesh_rib=debug",
             )
         })?;

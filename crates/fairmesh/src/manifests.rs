@@ -87,13 +87,14 @@ pub(crate) fn kind_and_name(resource: &Resource) -> (&'static str, String) {
 fn paths(files: &Files) -> Result<Vec<PathBuf>, Failure> {
     let mut found = Vec::new();
     for path in &files.files {
-        if path.is_dir() {
-            found.extend(in_folder(path)?);
-        } else {
-            found.push(path.clone());
-        }
+        found.extend(yaml_files(path)?);
     }
     Ok(found)
+}
+
+/// A file itself, or the YAML files of a folder by name.
+pub(crate) fn yaml_files(path: &Path) -> Result<Vec<PathBuf>, Failure> {
+    if path.is_dir() { in_folder(path) } else { Ok(vec![path.to_owned()]) }
 }
 
 fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, Failure> {

@@ -6,12 +6,14 @@
 mod cli {
     pub(crate) mod calls;
     pub(crate) mod changes;
+    pub(crate) mod dev;
     pub(crate) mod endpoints;
     pub(crate) mod etcd;
     pub(crate) mod hosts;
     pub(crate) mod identities;
     pub(crate) mod listeners;
     pub(crate) mod moves;
+    pub(crate) mod readme;
     pub(crate) mod refusals;
     pub(crate) mod replicas;
     pub(crate) mod restarts;
@@ -20,4 +22,5 @@ mod cli {
     pub(crate) mod sim;
     pub(crate) mod support;
     pub(crate) mod tables;
+    pub(crate) mod wait;
 }

@@ -98,6 +98,9 @@ pub trait Sink: Send + 'static {
     }
 }
 
+/// Time limit of [`FollowerHandle::close`].
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// The state of the connection to the upstream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FollowerState {
@@ -124,6 +127,7 @@ pub struct FollowerHandle {
     state: watch::Receiver<FollowerState>,
     connection: watch::Receiver<Option<Connection>>,
     ack_requested: watch::Receiver<Option<Revision>>,
+    closing: CancellationToken,
     _alive: Arc<DropGuard>,
 }
 
@@ -167,13 +171,15 @@ impl Follower {
         let (state, watched) = watch::channel(FollowerState::new());
         let (connection, connected) = watch::channel(None);
         let (ack_request, ack_requested) = watch::channel(None);
-        let task = FollowerTask::new(config, sink, desired.clone(), ack_request);
+        let closing = CancellationToken::new();
+        let task = FollowerTask::new(config, sink, desired.clone(), ack_request, closing.clone());
         tokio::spawn(task.run(state, connection, alive.clone()));
         FollowerHandle {
             desired,
             state: watched,
             connection: connected,
             ack_requested,
+            closing,
             _alive: Arc::new(alive.drop_guard()),
         }
     }
@@ -237,6 +243,17 @@ impl FollowerHandle {
     pub fn ack(&self, revision: Revision) {
         self.desired.lock().ack = Some(revision);
         self.desired.changed.notify_one();
+    }
+
+    /// Ends the connection for good, and tells the upstream that no decision rests on its records any more, so that it
+    /// does not wait for this follower to reconnect. Only for a process that passes its copy on to no other. Returns within
+    /// a second, whether the upstream could be told or not.
+    pub async fn close(&self) {
+        self.closing.cancel();
+        let mut state = self.state.clone();
+        // It fails once the task has ended.
+        let ended = async { while state.changed().await.is_ok() {} };
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, ended).await;
     }
 
     /// The revision whose acknowledgement the upstream requested.

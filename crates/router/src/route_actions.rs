@@ -3,7 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use fairmesh_model::{
-    Actions, HeaderEdits, Match, PathMatch, PathRewrite, RateLimit, Redirect, Scope, ServiceName, Share,
+    Abort, Actions, Delay, HeaderEdits, Match, Mirror, PathMatch, PathRewrite, RateLimit, Redirect, Scope,
+    ServiceName, Share,
     arith::{Generator, mix64},
     host_name,
     quota::ALL_PARTS,
@@ -149,6 +150,7 @@ impl RouteActions {
         if let Some(bucket) = self.bucket() {
             words.push(describe_limit("the route", bucket, now));
         }
+        words.extend(self.describe_shares());
         match self.direct_response(request, seed) {
             Some(DirectResponse::Redirect { status, location }) => {
                 words.push(format!("redirects with {status} to {location}"));
@@ -174,6 +176,21 @@ impl RouteActions {
         let hedge = self.hedge_after().map(|after| format!("hedges with a second attempt after {after:?}"));
         words.extend(hedge);
         words
+    }
+}
+
+impl RouteActions {
+    /// What the route does to a share of its calls, whether to this one or not.
+    fn describe_shares(&self) -> impl Iterator<Item = String> {
+        let Actions { abort, delay, mirror, .. } = &self.actions;
+        let abort =
+            abort.map(|Abort { share, status }| format!("fault: {share} of calls are aborted with {status}"));
+        let delay =
+            delay.map(|Delay { share, time }| format!("fault: {share} of calls are delayed by {time:?}"));
+        let mirror = mirror.as_ref();
+        let mirror = mirror
+            .map(|Mirror { service, share }| format!("mirror: {share} of calls are copied to {service}"));
+        abort.into_iter().chain(delay).chain(mirror)
     }
 }
 
@@ -240,8 +257,6 @@ fn describe_edits(edits: &HeaderEdits) -> String {
 
 #[cfg(test)]
 mod tests {
-    use fairmesh_model::{Abort, Delay};
-
     use super::*;
 
     fn route_actions(actions: Actions, prefix: &str) -> RouteActions {

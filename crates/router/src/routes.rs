@@ -145,6 +145,20 @@ impl Rule {
         };
         Some(&target.service)
     }
+
+    /// `splits calls: 90.0 % to shop/cart, 10.0 % to shop/canary`; `None` without a choice.
+    pub(crate) fn describe_split(&self) -> Option<String> {
+        let total = *self.cumulative_weights.last().filter(|total| **total > 0)?;
+        if self.split.len() < 2 {
+            return None;
+        }
+        let share = |Backend { service, weight }: &Backend| {
+            let tenths = u64::from(*weight) * 1_000 / total;
+            format!("{}.{} % to {service}", tenths / 10, tenths % 10)
+        };
+        let shares: Vec<_> = self.split.iter().map(share).collect();
+        Some(format!("splits calls: {}", shares.join(", ")))
+    }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 
 use std::{
     env, fs,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
@@ -29,16 +30,36 @@ pub fn system_socket() -> PathBuf {
     "/run/fairmesh/agent.sock".into()
 }
 
-/// The socket of an agent that runs as this user, below `XDG_RUNTIME_DIR`; `None` where that is not set.
+/// The socket of an agent that runs as this user: below `XDG_RUNTIME_DIR`, else beside its state, as in a session of cron
+/// or `su`. `None` of a user without a home. A folder in `/tmp` was rejected: any user can make it first.
 pub fn own_socket() -> Option<PathBuf> {
-    folder("XDG_RUNTIME_DIR").map(|folder| folder.join("fairmesh/agent.sock"))
+    own_sockets().into_iter().flatten().next()
 }
 
-/// Where a program finds an agent: at the machine's socket, unless only the user's own can be there.
+/// The same in every session of this user, in order of preference.
+fn own_sockets() -> [Option<PathBuf>; 2] {
+    [folder("XDG_RUNTIME_DIR").map(|folder| folder.join("fairmesh/agent.sock")), own_state("run/agent.sock")]
+}
+
+/// Where a program finds an agent: at the machine's socket, or one of the user's own if that exists and the machine's does
+/// not. While there is none, where one that this user starts will be.
 pub fn agent() -> Address {
-    let system = system_socket();
-    let own = if system.exists() { None } else { own_socket() };
-    Address::Unix(own.unwrap_or(system))
+    let own = own_sockets();
+    let usual = if is_root() { own[0].clone() } else { own_socket() };
+    Address::Unix(
+        first_existing([Some(system_socket())].into_iter().chain(own))
+            .or(usual)
+            .unwrap_or_else(system_socket),
+    )
+}
+
+fn first_existing(sockets: impl IntoIterator<Item = Option<PathBuf>>) -> Option<PathBuf> {
+    sockets.into_iter().flatten().find(|socket| socket.exists())
+}
+
+/// By the owner of the process; false where `/proc` is not mounted.
+fn is_root() -> bool {
+    fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
 }
 
 /// The sockets of a control plane on this machine with the default data directory, for its user: the user's own, and the
@@ -98,6 +119,23 @@ mod tests {
     };
 
     use super::*;
+
+    #[test]
+    fn the_first_socket_that_exists_is_used() {
+        let root = tempfile::tempdir().unwrap();
+        let [system, session, state] = ["system", "session", "state"].map(|name| root.path().join(name));
+        let found =
+            || first_existing([Some(system.clone()), Some(session.clone()), None, Some(state.clone())]);
+        assert_eq!(found(), None);
+        File::create(&state).unwrap();
+        assert_eq!(
+            found(),
+            Some(state.clone()),
+            "the agent was started in a session without a runtime folder"
+        );
+        File::create(&system).unwrap();
+        assert_eq!(found(), Some(system.clone()));
+    }
 
     #[test]
     fn the_copy_written_last_is_read() {

@@ -48,6 +48,7 @@ use super::{endpoint_transport::EndpointTransport, subscription::Subscription};
 pub struct Resolver<T> {
     registry: Arc<SubscriptionRegistry<T>>,
     state: watch::Receiver<FollowerState>,
+    upstream: FollowerHandle,
     /// The age of the data, where it is not followed to its source.
     age: watch::Receiver<DataAge>,
     _worker: DropGuard,
@@ -71,7 +72,7 @@ impl<T: EndpointTransport> Resolver<T> {
         let (events, received) = mpsc::unbounded_channel();
         let registry = Arc::new(SubscriptionRegistry::new(events.clone()));
         let handle = follow(&config, EventSink(events.clone()));
-        let state = handle.state();
+        let (state, upstream) = (handle.state(), handle.clone());
         let (age_sender, age) = watch::channel(DataAge::default());
         let stop = CancellationToken::new();
         let topology = Topology {
@@ -112,12 +113,17 @@ impl<T: EndpointTransport> Resolver<T> {
             maps,
         });
         tokio::spawn(worker.run(received, stop.clone()));
-        Self { registry, state, age, _worker: stop.drop_guard() }
+        Self { registry, state, upstream, age, _worker: stop.drop_guard() }
     }
 
     /// The subscription of a service; the first use of a service starts to follow it.
     pub fn subscription(&self, name: &ServiceName) -> Arc<Subscription<T>> {
         self.registry.get_or_track(name)
+    }
+
+    /// As [`FollowerHandle::close`].
+    pub async fn close(&self) {
+        self.upstream.close().await;
     }
 
     /// Waits without a bound until the first snapshot has arrived, from the agent or from its copy on disk.

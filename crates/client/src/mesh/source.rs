@@ -45,6 +45,14 @@ impl Source {
         }
     }
 
+    /// As [`Resolver::close`]; leases end by themselves.
+    pub(crate) async fn close(&self) {
+        match self {
+            Self::Records(resolver) => resolver.close().await,
+            Self::Leases(_) => {}
+        }
+    }
+
     /// As [`Resolver::health_panics`]; a lookaside applies verdicts itself.
     pub(crate) fn health_panics(&self) -> u64 {
         match self {

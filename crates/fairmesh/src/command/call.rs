@@ -68,8 +68,25 @@ fn method(text: &str) -> Result<Method, String> {
 /// Calls; the response body goes to standard output unchanged. A status of 400 and above counts as failed.
 pub(crate) async fn run(args: CallArgs) -> Result<ExitCode, Failure> {
     let mesh = connect(&args).await.map_err(refused)?;
-    let service = handle(&mesh, &args).map_err(refused)?;
-    let (mut request, trace) = (request(&args)?, Trace::new());
+    let ended = call(&mesh, &args).await;
+    if ended.is_ok() && args.lookaside.is_none() {
+        warn_of_copy(&mesh);
+    }
+    mesh.close().await;
+    ended
+}
+
+/// Warns if the records are those of the agent's copy on disk.
+fn warn_of_copy(mesh: &Mesh) {
+    let freshness = mesh.freshness();
+    if !freshness.connected {
+        eprintln!("warning: this call was routed by the agent's copy of the records: {freshness}");
+    }
+}
+
+async fn call(mesh: &Mesh, args: &CallArgs) -> Result<ExitCode, Failure> {
+    let service = handle(mesh, args).map_err(refused)?;
+    let (mut request, trace) = (request(args)?, Trace::new());
     request.extensions_mut().insert(trace.clone());
     service.ready().await.map_err(fault)?;
     if let ServiceState::Ready(ready) = &*service.state()

@@ -4,6 +4,7 @@ pub(crate) mod agent;
 pub(crate) mod control;
 mod daemon_args;
 mod default_paths;
+pub(crate) mod dev;
 pub(crate) mod lookaside;
 pub(crate) mod proxy;
 pub(crate) mod rib;

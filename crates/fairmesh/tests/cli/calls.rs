@@ -1,12 +1,15 @@
 //! `fairmesh call`, against a server that knows nothing of Fairmesh.
 
 use std::{
+    fs,
     io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
+    os::unix::fs::symlink,
+    process::Command,
     thread,
 };
 
-use super::support::Mesh;
+use super::support::{Mesh, send};
 
 /// A server that answers each request with what it was asked; `/gone` is not found. Its port.
 pub(crate) fn echo() -> u16 {
@@ -86,4 +89,41 @@ fn a_call_that_nobody_answers_says_why_and_who_was_tried() {
     let refused = call(&["shop/catalog", "-v"]).fails(1);
     assert!(refused.contains("* try 1: catalog-0 at 127.0.0.1:"), "{refused}");
     assert!(refused.to_lowercase().contains("connection refused"), "every cause is said: {refused}");
+}
+
+#[test]
+fn a_drain_does_not_wait_for_a_finished_call() {
+    let mesh = Mesh::with_shop();
+    for instance in ["catalog-0", "catalog-1"] {
+        mesh.register("shop/catalog", instance, "us", echo());
+    }
+    let agent = mesh.agent("us");
+    mesh.run(&["call", "shop/catalog", "--agent", &agent.address()]).ok();
+    mesh.run(&["call", "shop/catalog", "--control", &mesh.address()]).ok();
+    // Shorter than the time that a lost connection is given to come back.
+    let drained = mesh.run(&["drain", "shop/catalog", "catalog-0", "--deadline", "3s"]);
+    assert!(drained.err.is_empty(), "{drained:?}");
+    assert!(drained.ok().contains("every caller has moved"));
+}
+
+#[test]
+fn a_call_by_the_copy_on_disk_says_so() {
+    let mesh = Mesh::with_shop();
+    mesh.register("shop/catalog", "catalog-0", "us", echo());
+    let mut agent = mesh.agent("us");
+    assert!(mesh.run(&["call", "shop/catalog", "--agent", &agent.address()]).err.is_empty());
+    send(&agent.child, "TERM");
+    agent.child.wait().unwrap();
+    fs::create_dir_all(mesh.path("state/fairmesh")).unwrap();
+    symlink(mesh.path("agent-us"), mesh.path("state/fairmesh/agent")).unwrap();
+    let mut call = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+    call.args(["call", "shop/catalog", "--agent", "unix:/nowhere/agent.sock"]);
+    let called = call.env_clear().env("XDG_STATE_HOME", mesh.path("state")).output().unwrap();
+    let warning = String::from_utf8(called.stderr).unwrap();
+    assert!(called.status.success(), "{warning}");
+    assert!(
+        warning.contains("warning: this call was routed by the agent's copy of the records"),
+        "{warning}"
+    );
+    assert!(warning.contains("unix:/nowhere/agent.sock"), "{warning}");
 }

@@ -47,6 +47,44 @@ fn explain_names_the_route_and_what_it_does() {
 }
 
 #[test]
+fn explain_shows_what_the_route_does_to_other_calls() {
+    let mesh = Mesh::with_shop();
+    mesh.apply(
+        "
+kind: Service
+name: shop/tea
+---
+kind: Service
+name: shop/canary
+---
+kind: Policy
+service: shop/tea
+timeout: 5s
+routes:
+  - name: release
+    split: [{service: shop/tea, weight: 9}, {service: shop/canary, weight: 1}]
+    fault: {abort: {share: 50%, status: 503}, delay: {share: 0.5%, time: 100ms}}
+    mirror: {service: shop/catalog, share: 5%}
+    limit: {calls: 10, per: 1s}
+",
+    )
+    .ok();
+    for seed in ["0", "1", "2", "3"] {
+        let told = mesh.run(&["explain", "shop/tea", "--region", "eu", "--seed", seed]).out;
+        for part in [
+            "splits calls: 90.0 % to shop/tea, 10.0 % to shop/canary",
+            "50% of calls are aborted with 503",
+            "0.5% of calls are delayed by 100ms",
+            "5% of calls are copied to shop/catalog",
+            "at most 10 calls in 1s",
+            "timeouts: 5s for the whole call",
+        ] {
+            assert!(told.contains(part), "{part} in {told}");
+        }
+    }
+}
+
+#[test]
 fn a_route_that_cannot_be_is_refused_with_what_to_write() {
     let mesh = Mesh::with_shop();
     for (route, field, hint) in [

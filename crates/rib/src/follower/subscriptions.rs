@@ -148,6 +148,11 @@ impl Subscriptions {
         Some(from)
     }
 
+    /// Requests that end every subscription of the present connection.
+    pub(super) fn unsubscribe_all(&self) -> impl Iterator<Item = v1::WatchRequest> + '_ {
+        self.subscriptions.keys().map(|prefix| request(Kind::Unsubscribe(prefix.to_string())))
+    }
+
     /// Whether the present connection sends the changes of a key.
     pub(super) fn is_live(&self, key: &str) -> bool {
         covering(key)

@@ -37,6 +37,8 @@ pub(super) struct FollowerTask<S> {
     ack_requested: watch::Sender<Option<Revision>>,
     /// Failed attempts in a row: a connection that is refused before its first update counts as failed.
     failures: u32,
+    /// Unsubscribe and end.
+    closing: CancellationToken,
 }
 
 /// Why a connection ended, or could not be established.
@@ -54,6 +56,8 @@ enum DisconnectReason {
     StaleUpstream(#[from] StaleUpstream),
     #[error("it is disconnected from its own upstream; trying another address")]
     Stale,
+    #[error("this process closed it")]
+    Closed,
 }
 
 impl From<Status> for DisconnectReason {
@@ -68,9 +72,10 @@ impl<S: Sink> FollowerTask<S> {
         sink: S,
         desired: Arc<Desired>,
         ack_requested: watch::Sender<Option<Revision>>,
+        closing: CancellationToken,
     ) -> Self {
         let (subscriptions, acks, failover) = Default::default();
-        Self { config, sink, desired, subscriptions, acks, failover, ack_requested, failures: 0 }
+        Self { config, sink, desired, subscriptions, acks, failover, ack_requested, failures: 0, closing }
     }
 
     /// Follows upstreams until `stop`.
@@ -86,6 +91,9 @@ impl<S: Sink> FollowerTask<S> {
                 ended = self.follow(address, &state, &connection) => ended,
                 () = stop.cancelled() => return,
             };
+            if self.closing.is_cancelled() {
+                return;
+            }
             self.desired.lock().changed = None;
             if connection.send_replace(None).is_some() {
                 self.sink.disconnected();
@@ -94,6 +102,7 @@ impl<S: Sink> FollowerTask<S> {
             tokio::select! {
                 () = tokio::time::sleep(delay) => {}
                 () = stop.cancelled() => return,
+                () = self.closing.cancelled() => return,
             }
         }
     }
@@ -182,6 +191,12 @@ impl<S: Sink> FollowerTask<S> {
                     }
                 }
                 () = self.desired.changed.notified() => {}
+                () = self.closing.cancelled() => {
+                    self.subscriptions.unsubscribe_all().for_each(|request| watch.send(&request));
+                    // The connection may be lost; the upstream then waits for this follower as for any other.
+                    let _ = watch.close().await;
+                    return Err(DisconnectReason::Closed);
+                }
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
                 () = sleep_until(leave.unwrap_or_else(Instant::now)), if leave.is_some() => {
                     self.failover.left();

@@ -71,6 +71,22 @@ async fn a_disconnected_watcher_is_waited_for_until_it_reconnects() {
     server.stop().await;
 }
 
+#[tokio::test]
+async fn a_closed_watcher_is_not_waited_for() {
+    let (_folder, path) = crate::socket();
+    let memory = Memory::new(1);
+    memory.put(&[("/a/1", "x")]);
+    let server = Server::start(memory.clone(), &path).await;
+    let reader = Reader::following(&[&server.address], &["/a/"]).await;
+    reader.handle.ack(memory.node.revision());
+    assert!(memory.node.wait_acked(&prefix("/a/"), 1, later()).await.all);
+    reader.handle.close().await;
+    let revision = memory.put(&[("/a/1", "y")]);
+    let at_once = memory.node.wait_acked(&prefix("/a/"), revision, Instant::now()).await;
+    assert!(at_once.all, "{at_once:?}");
+    server.stop().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn after_a_restart_earlier_watchers_are_given_time_to_reconnect() {
     let node = Node::load(StoreId(1), 5, []);

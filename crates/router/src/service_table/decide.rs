@@ -68,6 +68,9 @@ impl ServiceTable {
             let n = self.routes.len();
             format!("'{}', number {} of {n}, is the first match: to {target}", rule.name, position + 1)
         });
+        if W::ENABLED {
+            rule.describe_split().into_iter().for_each(|split| tracer.record_step("route", || split));
+        }
         RouteDecision {
             target,
             route: Some(&rule.name),

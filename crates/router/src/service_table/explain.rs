@@ -1,4 +1,4 @@
-use fairmesh_model::{Capacities, DistanceSource, EndpointState, Region, Verdict};
+use fairmesh_model::{Capacities, DistanceSource, EndpointState, Region, Timeouts, Verdict};
 
 use super::{Explanation, ServiceTable};
 use crate::{
@@ -38,6 +38,9 @@ pub(super) fn explain_route<H: Headers + ?Sized>(
     let mut recorder = StepRecorder { table, now, steps: Vec::new() };
     let routed = table.decide_route(request, seed, &mut recorder);
     let (target, class, actions) = (routed.target.clone(), routed.class.cloned(), routed.actions);
+    if let Some(timeouts) = describe_timeouts(&routed.timeouts) {
+        recorder.record_step("route", || timeouts);
+    }
     if let Some(bucket) = table.bucket.as_deref() {
         recorder.record_step("action", || describe_limit("the service", bucket, now));
     }
@@ -133,6 +136,18 @@ impl ServiceTable {
         }
         capacities
     }
+}
+
+/// `timeouts: 5s for the whole call, 1s without progress`; `None` if all are the defaults of the call.
+fn describe_timeouts(timeouts: &Timeouts) -> Option<String> {
+    let Timeouts { total, response_header, idle } = timeouts;
+    let each = [
+        total.map(|time| format!("{time:?} for the whole call")),
+        response_header.map(|time| format!("{time:?} until the response headers")),
+        idle.map(|time| format!("{time:?} without progress")),
+    ];
+    let each: Vec<_> = each.into_iter().flatten().collect();
+    (!each.is_empty()).then(|| format!("timeouts: {}", each.join(", ")))
 }
 
 /// `cart-1 is unhealthy (75.0 % sure): status 503`.

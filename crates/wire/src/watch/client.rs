@@ -101,6 +101,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Watch<S> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
+    /// Sends queued requests, and waits until the server has read them and ended the watch. Responses are discarded.
+    ///
+    /// # Errors
+    /// When the connection is lost before.
+    pub async fn close(mut self) -> Result<(), Status> {
+        poll_fn(|cx| self.framed.poll_flush(cx)).await.map_err(|error| broken(&error))?;
+        poll_fn(|cx| self.framed.poll_shutdown(cx)).await.map_err(|error| broken(&error))?;
+        while self.next().await.is_ok() {}
+        Ok(())
+    }
+
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<WatchResponse, Status>> {
         loop {
             if let Poll::Ready(Err(error)) = self.framed.poll_flush(cx) {

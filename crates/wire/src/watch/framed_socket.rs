@@ -121,6 +121,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> FramedSocket<S> {
     }
 
     /// Advances the queue by the bytes written.
+    /// Ends the sending direction.
+    pub(super) fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(cx)
+    }
+
     fn advance(&mut self, mut written: usize) {
         while let Some(first) = self.write_queue.front_mut() {
             let some = written.min(first.len());

@@ -34,7 +34,8 @@ pub(crate) struct AgentArgs {
         value_delimiter = ','
     )]
     control: Vec<Address>,
-    /// Address for local programs [default: unix:/run/fairmesh/agent.sock, or in $XDG_RUNTIME_DIR when not root].
+    /// Address for local programs [default: unix:/run/fairmesh/agent.sock, or when not root in $XDG_RUNTIME_DIR, else
+    /// in ~/.local/state/fairmesh/run].
     #[arg(long, env = "FAIRMESH_AGENT", value_name = "ADDRESS")]
     listen: Option<Address>,
     /// Directory of the copy of the routing information [default: /var/lib/fairmesh/agent, or below
@@ -79,7 +80,7 @@ pub(crate) async fn run(args: AgentArgs) -> Result<ExitCode, Failure> {
     let config = AgentConfig {
         transport: transport(),
         upstreams: args.control,
-        listen: args.listen.unwrap_or_else(|| Address::Unix(default_paths::agent_socket())),
+        listen: args.listen.map_or_else(|| default_paths::agent_socket().map(Address::Unix), Ok)?,
         state_dir: args.state_dir.map_or_else(|| default_paths::state("agent"), Ok)?,
         location: Location { region, zone, cluster, host_type },
         local_address: args.local_address,

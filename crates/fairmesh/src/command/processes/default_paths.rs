@@ -1,6 +1,10 @@
 //! Default paths: in system directories for root, in the user's own otherwise.
 
-use std::path::PathBuf;
+use std::{
+    fs::DirBuilder,
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+};
 
 use fairmesh_wire::environment;
 
@@ -18,9 +22,29 @@ pub(crate) fn state(part: &str) -> Result<PathBuf, Failure> {
 }
 
 /// The default socket of the agent of this machine, or of this user.
-pub(crate) fn agent_socket() -> PathBuf {
-    let own = if is_root() { None } else { environment::own_socket() };
-    own.unwrap_or_else(environment::system_socket)
+pub(crate) fn agent_socket() -> Result<PathBuf, Failure> {
+    let socket = if is_root() { Some(environment::system_socket()) } else { environment::own_socket() };
+    let socket = socket.ok_or_else(|| {
+        Failure::refused(
+            "there is no place for the agent's socket: this user is not root and has no home directory",
+            "give one with --listen (of 'dev', --agent), or set XDG_RUNTIME_DIR, HOME or XDG_STATE_HOME",
+        )
+    })?;
+    if let Some(folder) = socket.parent().filter(|_| !is_root()) {
+        make_private(folder)?;
+    }
+    Ok(socket)
+}
+
+/// Makes the folder of this user's socket, for this user alone: any user may connect to a socket in a folder that all can
+/// enter. A folder that exists keeps its permissions.
+fn make_private(folder: &Path) -> Result<(), Failure> {
+    DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(|error| {
+        Failure::refused(
+            format!("cannot make {} for the agent's socket: {error}", folder.display()),
+            "give another address with --listen (of 'dev', --agent)",
+        )
+    })
 }
 
 fn is_root() -> bool {

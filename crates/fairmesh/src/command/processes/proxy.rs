@@ -14,6 +14,8 @@ use fairmesh_proxy::{
 };
 use fairmesh_wire::transport::Address;
 
+pub(crate) use status::ready;
+
 use super::daemon_args::{MetricsAddress, host_name};
 use crate::{failure::Failure, logging::Logging, register, signals};
 
@@ -274,8 +276,13 @@ fn client_settings(args: &ServeArgs) -> BTreeMap<&'static str, String> {
 fn identity(args: &ServeArgs) -> SpiffePath {
     match &args.inbound {
         Some(inbound) => SpiffePath::Service(inbound.service.clone()),
-        None => SpiffePath::Mesh(MeshRole::Proxy, Label::new("proxy").expect("it is a name")),
+        None => own_identity(),
     }
+}
+
+/// The identity of a proxy for any program.
+pub(crate) fn own_identity() -> SpiffePath {
+    SpiffePath::Mesh(MeshRole::Proxy, Label::new("proxy").expect("it is a name"))
 }
 
 async fn mesh(args: &ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> Result<Mesh, Failure> {

@@ -18,8 +18,8 @@ use crate::{
     cli::{Files, Format, OutputArgs, TargetArgs},
     connect,
     failure::Failure,
-    manifests,
-    output::Listing,
+    manifests::{self, ManifestDocument},
+    output::{self, Listing},
 };
 
 pub(crate) use changes::same_map;
@@ -59,25 +59,52 @@ struct DocumentResult {
 pub(crate) async fn run(args: ApplyArgs) -> Result<ExitCode, Failure> {
     let wanted = manifests::load(&args.files)?;
     let connection = connect::connect(&args.target).await?;
+    let done = apply(&connection, wanted, Mode { force: args.force, dry_run: args.dry_run }).await?;
+    report(&done, &args)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Applies documents and prints one line for each that changed something.
+pub(crate) async fn apply_and_print(
+    connection: &Connection,
+    wanted: Vec<ManifestDocument>,
+) -> Result<(), Failure> {
+    let done = apply(connection, wanted, Mode { force: false, dry_run: false }).await?;
+    let changed = done.iter().filter(|one| one.outcome != word(outcome::Kind::Unchanged));
+    let lines = changed.map(|one| format!("{} {} {}\n", one.kind, one.name, one.outcome));
+    output::write(&lines.collect::<String>())
+}
+
+/// How documents are applied.
+#[derive(Clone, Copy)]
+struct Mode {
+    force: bool,
+    dry_run: bool,
+}
+
+async fn apply(
+    connection: &Connection,
+    wanted: Vec<ManifestDocument>,
+    mode: Mode,
+) -> Result<Vec<DocumentResult>, Failure> {
     let breaking_changes =
-        warnings::print_warnings(&connection, &wanted.iter().map(|one| &one.resource).collect::<Vec<_>>())
+        warnings::print_warnings(connection, &wanted.iter().map(|one| &one.resource).collect::<Vec<_>>())
             .await?;
-    if !args.force && !breaking_changes.is_empty() {
+    if !mode.force && !breaking_changes.is_empty() {
         return Err(Failure::failed_with(breaking_changes.join("; "), HINT));
     }
     let (maps, records): (Vec<_>, Vec<_>) = wanted
         .into_iter()
         .map(|one| one.resource)
         .partition(|resource| matches!(resource, Resource::ShardMap(..)));
-    let mut done = apply_records(&connection, &records, args.dry_run).await?;
+    let mut done = apply_records(connection, &records, mode.dry_run).await?;
     for resource in &maps {
         if let Resource::ShardMap(name, map) = resource {
-            let outcome = apply_map(&connection, name, map, args.dry_run).await?;
+            let outcome = apply_map(connection, name, map, mode.dry_run).await?;
             done.push(DocumentResult { kind: "ShardMap", name: name.to_string(), outcome });
         }
     }
-    report(&done, &args)?;
-    Ok(ExitCode::SUCCESS)
+    Ok(done)
 }
 
 async fn apply_records(

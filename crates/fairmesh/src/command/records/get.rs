@@ -8,11 +8,12 @@ mod regions;
 mod services;
 mod shards;
 mod tables;
+mod wait;
 
-use std::{collections::BTreeSet, process::ExitCode};
+use std::{collections::BTreeSet, process::ExitCode, time::Duration};
 
 use clap::{Args, ValueEnum};
-use fairmesh_model::{ServiceName, Tenant};
+use fairmesh_model::{ServiceName, Tenant, spec::read_duration};
 use fairmesh_wire::handshake::Connection;
 
 use crate::{
@@ -29,6 +30,7 @@ pub(crate) use policies::summary as policy_summary;
 pub(crate) use regions::{DistanceRow, distance};
 pub(crate) use services::{endpoints as endpoint_rows, words as service_words};
 pub(crate) use shards::one_map;
+pub(crate) use wait::serving_endpoint;
 
 /// Arguments of `fairmesh get`.
 #[derive(Debug, Args)]
@@ -41,6 +43,17 @@ pub(crate) struct GetArgs {
     /// Only objects of this tenant.
     #[arg(short, long, conflicts_with = "service")]
     tenant: Option<Tenant>,
+    /// Wait until there is something to list, and of services and endpoints, something that is serving; 30s at most unless
+    /// given as --wait=DURATION.
+    #[arg(
+        long,
+        value_name = "DURATION",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "30s",
+        value_parser = read_duration
+    )]
+    wait: Option<Duration>,
     #[command(flatten)]
     target: TargetArgs,
     #[command(flatten)]
@@ -97,48 +110,60 @@ impl Kind {
     }
 }
 
+impl GetArgs {
+    fn scope(&self) -> Scope {
+        match (&self.service, &self.tenant) {
+            (Some(service), _) => Scope::Service(service.clone()),
+            (None, Some(tenant)) => Scope::Tenant(tenant.clone()),
+            (None, None) => Scope::All,
+        }
+    }
+}
+
 /// Lists objects.
 pub(crate) async fn run(args: GetArgs) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.target).await?;
+    if let Some(limit) = args.wait {
+        wait::wait(&connection, &args, limit).await?;
+    }
     let listing = list(&connection, &args).await?;
     listing.print(args.output_args.format())?;
     Ok(ExitCode::SUCCESS)
 }
 
 async fn list(connection: &Connection, args: &GetArgs) -> Result<Listing, Failure> {
-    let scope = match (&args.service, &args.tenant) {
-        (Some(service), _) => Scope::Service(service.clone()),
-        (None, Some(tenant)) => Scope::Tenant(tenant.clone()),
-        (None, None) => Scope::All,
-    };
     let folders: BTreeSet<_> = args.kind.folders().iter().copied().chain(["services"]).collect();
     let folders: Vec<_> = folders.into_iter().collect();
-    let view = View::read(connection, &scope, &folders).await?;
+    let view = View::read(connection, &args.scope(), &folders).await?;
     if let Some(name) = &args.service
         && view.service(name)?.service.is_none()
     {
         eprintln!("{name} is not declared, so that callers cannot find it; apply a 'kind: Service' for it");
     }
-    let mut listing = match args.kind {
-        Kind::Services => services::services(&view),
-        Kind::Endpoints => services::all_endpoints(&view),
-        Kind::Health => health::all(&view),
-        Kind::Policies => policies::policies(&view),
-        Kind::Shards => match &args.service {
-            Some(name) => shards::one(&view, name)?,
-            None => shards::maps(&view),
-        },
-        Kind::Regions => regions::regions(&view),
-        Kind::Hosts => hosts::hosts(&view),
-        Kind::Moves => fleet::moves(connection, &view).await?,
-        Kind::Tables => tables::tables(&view),
-        Kind::Watchers => fleet::watchers(connection, &view).await?,
-    };
+    let mut listing = listing(connection, args, &view).await?;
     listing.why_empty = match &args.service {
         Some(name) => view.service(name).ok().and_then(|one| why_empty(args.kind, name, one)),
         None => why_all_empty(args.kind, &view),
     };
     Ok(listing)
+}
+
+async fn listing(connection: &Connection, args: &GetArgs, view: &View) -> Result<Listing, Failure> {
+    Ok(match args.kind {
+        Kind::Services => services::services(view),
+        Kind::Endpoints => services::all_endpoints(view),
+        Kind::Health => health::all(view),
+        Kind::Policies => policies::policies(view),
+        Kind::Shards => match &args.service {
+            Some(name) => shards::one(view, name)?,
+            None => shards::maps(view),
+        },
+        Kind::Regions => regions::regions(view),
+        Kind::Hosts => hosts::hosts(view),
+        Kind::Moves => fleet::moves(connection, view).await?,
+        Kind::Tables => tables::tables(view),
+        Kind::Watchers => fleet::watchers(connection, view).await?,
+    })
 }
 
 /// Why the list of a service may be empty, if known.

@@ -36,8 +36,13 @@ impl<T: EndpointTransport> Worker<T> {
                 }
                 self.settle().await;
             }
-            if let Some(service) = self.services.get(&name).filter(|service| service.is_waiting()) {
-                service.publish_unavailable(&self.unreachable_message());
+            match self.services.get(&name) {
+                Some(service) if service.is_waiting() => {
+                    service.publish_unavailable(&self.unreachable_message());
+                }
+                _ => {
+                    tracing::warn!(service = %name, "the agent does not respond; calls are routed by its copy on disk")
+                }
             }
         }
     }

@@ -36,6 +36,20 @@ pub(super) async fn run(args: StatusArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Succeeds if the proxy is ready for requests.
+pub(crate) async fn ready(admin: SocketAddr) -> Result<(), Failure> {
+    let config = page(admin, "/config?json").await?;
+    if config["ready"] == json!(true) {
+        return Ok(());
+    }
+    Err(Failure::failed_with(
+        format!("the proxy at {admin} is not ready: {}", config["ready"]),
+        format!(
+            "see http://{admin}/readyz; a proxy is ready once it has records, from its agent or control plane"
+        ),
+    ))
+}
+
 async fn page(admin: SocketAddr, path: &str) -> Result<Value, Failure> {
     let hint = "check that a proxy runs, and its --admin address";
     let failed = |why: &dyn std::fmt::Display| {

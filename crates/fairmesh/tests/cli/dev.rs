@@ -1,0 +1,142 @@
+//! `fairmesh dev`: control plane, agent and proxy in one process.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    path::PathBuf,
+    process::{Child, ChildStdout, Command, Stdio},
+};
+
+use fairmesh_test_support::free_port;
+use tempfile::TempDir;
+
+use super::{
+    calls::echo,
+    support::{Run, fairmesh, send, wait_until},
+};
+
+/// A running `fairmesh dev`, on sockets and ports of its own.
+struct Dev {
+    folder: TempDir,
+    child: Child,
+    out: BufReader<ChildStdout>,
+    proxy: String,
+}
+
+impl Dev {
+    /// Starts it in a folder, with its configuration in `config`, and waits until it says that it is ready.
+    fn start(folder: TempDir, further: &[&str]) -> Self {
+        let proxy = format!("127.0.0.1:{}", free_port());
+        let mut child = command(&folder, &proxy).args(further).spawn().unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        while !line.starts_with("fairmesh dev is ready after ") {
+            line.clear();
+            assert_ne!(out.read_line(&mut line).unwrap(), 0, "it ended: {:?}", child.wait());
+        }
+        Self { folder, child, out, proxy }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn run(&self, args: &[&str]) -> Run {
+        fairmesh(&format!("unix:{}", self.path("control.sock").display()), args, "")
+    }
+
+    /// Ends it as Ctrl-C does; the rest of what it printed.
+    fn stop(mut self) -> (TempDir, String) {
+        send(&self.child, "INT");
+        let mut rest = String::new();
+        self.out.read_to_string(&mut rest).unwrap();
+        assert!(self.child.wait().unwrap().success());
+        (self.folder, rest)
+    }
+}
+
+fn command(folder: &TempDir, proxy: &str) -> Command {
+    let path = |name: &str| folder.path().join(name);
+    fs::create_dir_all(path("tmp")).unwrap();
+    let [http, admin] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+    command
+        .args(["dev", "--metrics", "none", "--http", &http, "--proxy", proxy, "--admin", &admin])
+        .env_clear()
+        .env("TMPDIR", path("tmp"))
+        .env("FAIRMESH_CONTROL", format!("unix:{}", path("control.sock").display()))
+        .env("FAIRMESH_AGENT", format!("unix:{}", path("agent.sock").display()))
+        .stdout(Stdio::piped());
+    command
+}
+
+fn service(name: &str) -> String {
+    format!("kind: Service\nname: shop/{name}\n")
+}
+
+#[test]
+fn one_process_takes_a_registration_a_call_by_name_and_a_request_to_its_proxy() {
+    let dev = Dev::start(tempfile::tempdir().unwrap(), &[]);
+    let agent = format!("unix:{}", dev.path("agent.sock").display());
+    let program = format!("127.0.0.1:{}", echo());
+    let mut register = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+    register.args(["register", "shop/hello", "--address", &program, "--agent", &agent]).env_clear();
+    let mut register = register.stderr(Stdio::null()).spawn().unwrap();
+    dev.run(&["wait", "shop/hello"]).ok();
+    assert!(dev.run(&["call", "shop/hello", "/a", "--agent", &agent]).ok().starts_with("GET /a HTTP/1.1"));
+    let mut client = TcpStream::connect(&dev.proxy).unwrap();
+    client.write_all(b"GET /b HTTP/1.1\r\nhost: hello.shop\r\nconnection: close\r\n\r\n").unwrap();
+    let mut response = String::new();
+    client.read_to_string(&mut response).unwrap();
+    assert!(response.starts_with("HTTP/1.1 200 OK") && response.contains("GET /b HTTP/1.1"), "{response}");
+    register.kill().unwrap();
+    register.wait().unwrap();
+    let (folder, _) = dev.stop();
+    assert_eq!(fs::read_dir(folder.path().join("tmp")).unwrap().count(), 0, "its data is deleted");
+}
+
+#[test]
+fn a_folder_is_applied_and_followed_and_a_mistake_in_it_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("config");
+    fs::create_dir(&config).unwrap();
+    fs::write(config.join("shop.yaml"), service("one")).unwrap();
+    let dev = Dev::start(folder, &["--config", config.to_str().unwrap()]);
+    let declared = |name: &str| dev.run(&["get", "services"]).ok().contains(name);
+    assert!(declared("shop/one"), "it is applied before it is ready");
+    fs::write(config.join("shop.yaml"), "kind: Servise\n").unwrap();
+    fs::write(config.join("more.yaml"), service("two")).unwrap();
+    assert!(declared("shop/one") && !declared("shop/two"), "all or nothing");
+    fs::write(config.join("shop.yaml"), service("three")).unwrap();
+    wait_until("the change is applied", || declared("shop/three"));
+    assert!(declared("shop/one") && declared("shop/two"));
+    let (_, printed) = dev.stop();
+    assert!(printed.contains("Service shop/three created\n"), "{printed}");
+}
+
+#[test]
+fn data_in_a_folder_of_ones_own_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let (data, config) = (folder.path().join("data"), folder.path().join("shop.yaml"));
+    fs::write(&config, service("one")).unwrap();
+    let data = data.to_str().unwrap();
+    let (folder, _) = Dev::start(folder, &["--data-dir", data, "--config", config.to_str().unwrap()]).stop();
+    let dev = Dev::start(folder, &["--data-dir", data]);
+    assert!(dev.run(&["get", "services"]).ok().contains("shop/one"));
+    dev.stop();
+}
+
+#[test]
+fn a_mistake_in_the_folder_and_a_port_in_use_are_reported_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("shop.yaml");
+    fs::write(&config, "kind: Servise\n").unwrap();
+    let proxy = format!("127.0.0.1:{}", free_port());
+    let refused = command(&folder, &proxy).arg("--config").arg(&config).output().unwrap();
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+    let refused = command(&folder, &format!("127.0.0.1:{}", echo())).output().unwrap();
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.contains("cannot listen on"), "{said}");
+}

@@ -1,0 +1,81 @@
+//! README's shell blocks, as they are printed. They use the default ports and folders, so each runs in namespaces of its own.
+
+use std::{
+    env, fs,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use fairmesh_test_support::skipped;
+
+/// Namespaces in which the user is root, with a loopback interface, empty system folders, and processes that end with the
+/// first of them.
+const NAMESPACES: [&str; 7] =
+    ["--map-root-user", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"];
+const MACHINE: &str = "ip link set lo up && mount -t tmpfs none /run && mount -t tmpfs none /var/lib";
+
+/// The first shell block of README below this heading.
+fn block(heading: &str) -> String {
+    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
+    let readme = fs::read_to_string(readme).unwrap();
+    let (_, section) = readme.split_once(&format!("\n{heading}\n")).unwrap();
+    let (_, block) = section.split_once("```sh\n").unwrap();
+    block.split_once("```").unwrap().0.to_owned()
+}
+
+/// Runs a script in bash, with job control as a terminal has it, and ends with the first command that fails. What it
+/// printed, or `None` where namespaces cannot be made.
+fn paste(script: &str) -> Option<String> {
+    let namespaces = |shell: &str| {
+        let mut command = Command::new("unshare");
+        command.args(NAMESPACES).args(["bash", "-c", shell]).stdin(Stdio::null());
+        for (name, _) in env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("FAIRMESH")) {
+            command.env_remove(name);
+        }
+        command
+    };
+    match namespaces(MACHINE).output() {
+        Ok(output) if output.status.success() => {}
+        Ok(output) => {
+            skipped("namespaces cannot be made", String::from_utf8_lossy(&output.stderr));
+            return None;
+        }
+        Err(error) => {
+            skipped("namespaces cannot be made", error);
+            return None;
+        }
+    }
+    let binaries = Path::new(env!("CARGO_BIN_EXE_fairmesh")).parent().unwrap().display();
+    let whole = format!("set -me\n{MACHINE}\nexport PATH={binaries}:$PATH\n{script}");
+    let output = namespaces(&whole).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{}\n{out}\n{err}", output.status);
+    Some(out)
+}
+
+#[test]
+fn try_it_by_hand_works_when_pasted() {
+    let block = block("## Try it by hand");
+    let (build, rest) = block.split_once('\n').unwrap();
+    assert!(build.starts_with("cargo build "), "the binary under test is built already: {build}");
+    // The server ends at once, though a program has just called it; the mesh after it, as README says.
+    let whole = format!("{rest}kill %2; wait %2 || true; kill %1; wait %1\n");
+    let Some(out) = paste(&whole) else { return };
+    called_twice(&out);
+}
+
+#[test]
+fn each_process_by_itself_works_when_pasted() {
+    let Some(out) = paste(&block("### Each process by itself")) else { return };
+    for part in ["shop/hello", "127.0.0.1:8000", "serving"] {
+        assert!(out.contains(part), "{part} in {out}");
+    }
+    called_twice(&out);
+}
+
+/// Through the library, and through the proxy.
+fn called_twice(out: &str) {
+    let listings = out.matches("<title>Directory listing for /</title>").count();
+    assert_eq!(listings, 2, "{out}");
+}

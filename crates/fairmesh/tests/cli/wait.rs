@@ -1,0 +1,64 @@
+//! `fairmesh wait` and `fairmesh get --wait`.
+
+use std::{net::TcpListener, thread};
+
+use fairmesh_test_support::free_port;
+
+use super::support::{Mesh, fairmesh};
+
+#[test]
+fn a_wait_ends_with_the_first_serving_endpoint() {
+    let mesh = Mesh::start();
+    thread::scope(|scope| {
+        let listed = scope.spawn(|| mesh.run(&["get", "endpoints", "shop/hello", "--wait=60s"]));
+        let waited = scope.spawn(|| mesh.run(&["wait", "control", "shop/hello"]));
+        mesh.apply("kind: Service\nname: shop/hello\n").ok();
+        mesh.register("shop/hello", "hello-0", "eu", 8000);
+        assert!(listed.join().unwrap().ok().contains("hello-0"));
+        waited.join().unwrap().ok();
+    });
+}
+
+#[test]
+fn a_wait_for_a_policy_ends_when_it_is_applied() {
+    let mesh = Mesh::start();
+    thread::scope(|scope| {
+        let listed = scope.spawn(|| mesh.run(&["get", "policies", "shop/hello", "--wait"]));
+        mesh.apply("kind: Service\nname: shop/hello\n---\nkind: Policy\nservice: shop/hello\ntimeout: 5s\n")
+            .ok();
+        assert!(listed.join().unwrap().ok().contains("shop/hello"));
+    });
+}
+
+#[test]
+fn a_control_plane_that_starts_later_is_waited_for() {
+    let mut mesh = Mesh::empty();
+    let address = mesh.address();
+    let waiting = thread::spawn(move || fairmesh(&address, &["wait", "control"], ""));
+    mesh.start_control();
+    waiting.join().unwrap().ok();
+}
+
+#[test]
+fn a_wait_in_vain_fails_and_names_what_is_missing() {
+    let mesh = Mesh::with_shop();
+    let in_vain = |args: &[&str]| mesh.run(args).fails(1);
+    let listed = in_vain(&["get", "endpoints", "shop/catalog", "--wait=100ms"]);
+    assert!(listed.contains("no endpoint of shop/catalog is serving after 100ms"), "{listed}");
+    let waited = in_vain(&["wait", "shop/catalog", "--timeout", "100ms"]);
+    assert!(waited.contains("no endpoint of shop/catalog is serving after 100ms"), "{waited}");
+    let agent = in_vain(&["wait", "agent", "--agent", "unix:/nowhere/agent.sock", "--timeout", "100ms"]);
+    assert!(agent.contains("the agent at unix:/nowhere/agent.sock is not ready"), "{agent}");
+    let nobody = format!("127.0.0.1:{}", free_port());
+    let proxy = in_vain(&["wait", "proxy", "--admin", &nobody, "--timeout", "100ms"]);
+    assert!(proxy.contains("no proxy responds at"), "{proxy}");
+    assert!(mesh.run(&["wait", "agnet"]).fails(2).contains("'agnet' is neither a process nor a service"));
+}
+
+#[test]
+fn a_control_plane_that_does_not_respond_is_not_waited_for_longer_than_asked() {
+    // It accepts connections, and says nothing.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    fairmesh(&address, &["wait", "control", "--timeout", "200ms"], "").fails(1);
+}
