@@ -13,12 +13,14 @@ use crate::{
     report::ReportCell,
 };
 
+mod hot_block;
 mod hot_stats;
 
+pub use hot_block::{BLOCK_ENDPOINTS, HotBlock, SharedBlock};
 pub(crate) use hot_stats::{HotStats, LoadEstimate, decay};
 
 /// Length of the first segment; each further segment doubles the total.
-const FIRST_SEGMENT: usize = 32;
+const FIRST_SEGMENT: usize = BLOCK_ENDPOINTS;
 /// Segments after the first, enough for more than 2^31 endpoints.
 const FURTHER_SEGMENTS: usize = 26;
 /// Latencies are stored in units of 2^8 ns, so that 32 bits hold minutes.
@@ -41,9 +43,9 @@ const LATENCY_SHIFT: u32 = 8;
 #[repr(C, align(64))]
 pub struct EndpointStats {
     /// At the start, so that each four lie in one cache line.
-    first: [HotStats; FIRST_SEGMENT],
-    /// Number of round-robin calls begun.
-    round_robin: AtomicU32,
+    first: HotBlock,
+    /// What is used instead of `first` once it is shared.
+    shared: OnceLock<Box<dyn SharedBlock>>,
     /// Number of endpoints whose outlier state is not neutral, so that no pick consults it while there is none.
     suspects: AtomicU32,
     /// Allocated with the first endpoint beyond the first segment.
@@ -215,7 +217,23 @@ impl EndpointStats {
 
     /// Sets the first round-robin counter, which should differ between callers.
     pub fn start_round_robin_at(&self, counter: u32) {
-        self.round_robin.store(counter, Relaxed);
+        self.block().round_robin.store(counter, Relaxed);
+    }
+
+    /// Counts in this memory from now on, together with others, unless it shares other memory already; returns what it shares.
+    /// `None` if it cannot be had.
+    pub fn share(&self, memory: impl FnOnce() -> Option<Box<dyn SharedBlock>>) -> Option<&dyn SharedBlock> {
+        if self.shared.get().is_none() {
+            let memory = memory()?;
+            let copied = memory.block().copy(&self.first);
+            if let Err(unused) = self.shared.set(memory) {
+                // Another thread shared it just now.
+                drop(unused);
+            } else {
+                self.block().add_missed(&self.first, &copied);
+            }
+        }
+        self.shared.get().map(|shared| &**shared)
     }
 
     /// The configuration of the newest snapshot.
@@ -260,13 +278,13 @@ impl EndpointStats {
     /// The round-robin counter of the next call.
     #[inline]
     pub(crate) fn round_robin_counter(&self) -> u32 {
-        self.round_robin.load(Relaxed)
+        self.block().round_robin.load(Relaxed)
     }
 
     /// Counts a call that was picked by round robin.
     #[inline]
     pub fn advance_round_robin(&self) {
-        self.round_robin.fetch_add(1, Relaxed);
+        self.block().round_robin.fetch_add(1, Relaxed);
     }
 
     /// The last load report of the server at `index`, and when it arrived.
@@ -340,9 +358,14 @@ impl EndpointStats {
     }
 
     #[inline]
+    fn block(&self) -> &HotBlock {
+        self.shared.get().map_or(&self.first, |shared| shared.block())
+    }
+
+    #[inline]
     pub(crate) fn hot(&self, index: u32) -> Option<&HotStats> {
         // First without arithmetic: the endpoints of a usual subset are there, and every pick waits for this.
-        self.first.get(index as usize).or_else(|| {
+        self.block().hot.get(index as usize).or_else(|| {
             let (segment, offset) = segment_of(index);
             self.further.get()?.get(segment.checked_sub(1)?)?.get()?.get(offset)
         })

@@ -3,6 +3,7 @@
 use fairmesh_router::{EndpointPick, Outcome, PickParams, Step};
 
 use super::{
+    clock::Clock,
     context::{CallContext, DecisionContext},
     route::{Unresolved, unresolved, unroutable},
     state::{Call, PendingAttempt, SnapshotGuard},
@@ -54,15 +55,28 @@ impl<T: EndpointTransport> Call<'_, T> {
         match ready.upstream.pick(&self.params(context), at.now, at.seed) {
             Ok(picked) => {
                 ready.upstream.begin(picked.index);
-                if let Some(index) = self.attempted.get_mut(self.attempts) {
-                    *index = picked.index;
-                    self.attempts += 1;
-                }
-                self.attempt = Some(PendingAttempt { picked, clock: at.clock, outcome: Outcome::Unknown });
-                Ok(Pick { index: picked.index, by: state })
+                let index = picked.index;
+                self.note(picked, at.clock);
+                Ok(Pick { index, by: state })
             }
             Err(why) => Err(unroutable(self.target(), &why)),
         }
+    }
+
+    /// Makes an attempt that another component began and counted at this endpoint of the snapshot one of this call.
+    pub(crate) fn take_over(&mut self, state: SnapshotGuard<T>, index: u32, clock: Clock) -> Pick<T> {
+        let picked = EndpointPick { index, shard: None, map_version: 0, last_resort: false, panic: false };
+        self.note(picked, clock);
+        Pick { index, by: state }
+    }
+
+    #[inline]
+    fn note(&mut self, picked: EndpointPick, clock: Clock) {
+        if let Some(index) = self.attempted.get_mut(self.attempts) {
+            *index = picked.index;
+            self.attempts += 1;
+        }
+        self.attempt = Some(PendingAttempt { picked, clock, outcome: Outcome::Unknown });
     }
 
     /// The inputs of the next pick.
