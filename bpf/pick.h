@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /* Picks an endpoint as crates/balancer does, from the numbers of crates/router: the same integers in the same order, so that the
- * same seed gives the same endpoint. Where an endpoint that failed recently would be compared, nothing is picked: penalties are
- * the proxy's to judge. */
+ * same seed gives the same endpoint. Where an ejected endpoint is compared, the pick is the proxy's: it may be panic, and other
+ * ranks may be better. */
 #ifndef FAIRMESH_PICK_H
 #define FAIRMESH_PICK_H
 
@@ -29,8 +29,9 @@ struct pick {
 	struct policy *policy;
 	struct hot_block *block;
 	u64 random; /* state of the generator, at first the seed */
+	u64 now;
 	u32 tick;
-	u32 suspect; /* set when a candidate that may be ejected was compared */
+	u32 ejected; /* set when a candidate that is ejected was compared */
 };
 
 INLINE u64 mix64(u64 x)
@@ -111,18 +112,35 @@ INLINE s64 load_score(struct pick *pick, struct hot *hot, u32 counts, u64 load)
 	return (s64)own + (s64)((u64)decay(excess, age) << COST_BITS);
 }
 
+/* By how much the score is raised of an endpoint that ramps up after an ejection: at first by one request. */
+INLINE s64 ramp(struct penalty *penalty, u64 now)
+{
+	u64 end = penalty->ramp_end, from = penalty->failing_until;
+
+	if (end <= now || end <= from)
+		return 0;
+	u64 left = end - now, duration = end - from;
+	return (s64)(((left < duration ? left : duration) << 8) / duration << (SCORE_BITS - 8));
+}
+
 INLINE void score_position(struct pick *pick, u32 position, struct scored *scored)
 {
 	struct candidate *candidate = &pick->policy->candidates[position % BLOCK_ENDPOINTS];
-	struct hot *hot = &pick->block->hot[candidate->index % BLOCK_ENDPOINTS];
+	u32 index = candidate->index % BLOCK_ENDPOINTS;
+	struct hot *hot = &pick->block->hot[index];
+	struct penalty *penalty = &pick->block->penalties[index];
 	u32 counts = *(volatile u32 *)&hot->counts;
 	u64 load = *(volatile u64 *)&hot->load;
 
-	pick->suspect |= load >> 31 & 1;
 	scored->position = position;
 	scored->outstanding = counts & CALLS_MASK;
 	scored->weight = candidate->weight;
 	scored->score = pick->policy->policy == POLICY_SCORE ? load_score(pick, hot, counts, load) : 0;
+	if (load >> 31 & 1) {
+		pick->ejected |= penalty->ejected_until > pick->now;
+		if (pick->policy->policy == POLICY_SCORE)
+			scored->score += ramp(penalty, pick->now);
+	}
 }
 
 /* The position whose interval of the cumulative weights holds the point. Sums without branches, which the verifier would follow

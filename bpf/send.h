@@ -126,14 +126,15 @@ INLINE int pick_target(struct service *service, struct target *target)
 		return POLICY_CHANGED;
 	struct pick pick = { .policy = policy, .block = block };
 	pick.random = (u64)prandom_u32() << 32 | prandom_u32();
-	pick.tick = pick_tick(policy, time_ns() - policy->origin);
+	pick.now = time_ns() - policy->origin;
+	pick.tick = pick_tick(policy, pick.now);
 	u32 picked = pick_position(&pick);
 	u32 index = policy->candidates[picked % BLOCK_ENDPOINTS].index % BLOCK_ENDPOINTS;
 	u32 turns = policy->policy == POLICY_ROUND_ROBIN;
 	if (__sync_fetch_and_add(&buffers->generation, 0) != generation)
 		return POLICY_CHANGED;
-	if (pick.suspect)
-		return ENDPOINT_SUSPECT;
+	if (pick.ejected)
+		return ENDPOINT_EJECTED;
 	target->endpoint = block_key * BLOCK_ENDPOINTS + index;
 	target->hot = &block->hot[index];
 	target->round_robin = &block->round_robin;

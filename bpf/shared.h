@@ -31,7 +31,7 @@ enum counter {
 	SERVICE_UNKNOWN,
 	NO_IDLE_CONNECTION,
 	REDIRECT_FAILED,
-	ENDPOINT_SUSPECT, /* an endpoint that may be ejected was drawn */
+	ENDPOINT_EJECTED, /* an endpoint that is ejected was drawn */
 	POLICY_CHANGED,   /* while an endpoint was picked */
 	COUNTERS,
 };
@@ -113,9 +113,15 @@ struct hot {
 	u64 load; /* excess: 32 bits; suspect: 1; cost: 15; weight ratio: 16 */
 };
 
+/* Of endpoints that failed, in nanoseconds of the clock of the picks. */
+struct penalty {
+	u64 ejected_until, failing_until, ramp_end;
+};
+
 struct hot_block {
 	struct hot hot[BLOCK_ENDPOINTS];
 	u32 round_robin, unused[3];
+	struct penalty penalties[BLOCK_ENDPOINTS];
 };
 
 /* Pooled connections to endpoint I of block B, at B * BLOCK_ENDPOINTS + I. */

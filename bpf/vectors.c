@@ -12,7 +12,7 @@ struct input {
 };
 
 struct output {
-	u32 position, suspect;
+	u32 position, ejected;
 	s64 scores[BLOCK_ENDPOINTS];
 };
 
@@ -25,9 +25,10 @@ int main(void)
 		struct output output = {};
 		struct scored scored;
 
-		pick.tick = pick_tick(&input.policy, input.now - input.policy.origin);
+		pick.now = input.now - input.policy.origin;
+		pick.tick = pick_tick(&input.policy, pick.now);
 		output.position = pick_position(&pick);
-		output.suspect = pick.suspect;
+		output.ejected = pick.ejected;
 		for (u32 i = 0; i < input.policy.length; i++) {
 			score_position(&pick, i, &scored);
 			output.scores[i] = scored.score;

@@ -16,7 +16,8 @@ use crate::{
 mod hot_block;
 mod hot_stats;
 
-pub use hot_block::{BLOCK_ENDPOINTS, HotBlock, SharedBlock};
+use hot_block::HotBlock;
+pub use hot_block::{BLOCK_ENDPOINTS, SharedBlock, SharedStats};
 pub(crate) use hot_stats::{HotStats, LoadEstimate, decay};
 
 /// Length of the first segment; each further segment doubles the total.
@@ -220,22 +221,6 @@ impl EndpointStats {
         self.block().round_robin.store(counter, Relaxed);
     }
 
-    /// Counts in this memory from now on, together with others, unless it shares other memory already; returns what it shares.
-    /// `None` if it cannot be had.
-    pub fn share(&self, memory: impl FnOnce() -> Option<Box<dyn SharedBlock>>) -> Option<&dyn SharedBlock> {
-        if self.shared.get().is_none() {
-            let memory = memory()?;
-            let copied = memory.block().copy(&self.first);
-            if let Err(unused) = self.shared.set(memory) {
-                // Another thread shared it just now.
-                drop(unused);
-            } else {
-                self.block().add_missed(&self.first, &copied);
-            }
-        }
-        self.shared.get().map(|shared| &**shared)
-    }
-
     /// The configuration of the newest snapshot.
     pub fn config(&self) -> BalancerConfig {
         *self.config.read().unwrap_or_else(PoisonError::into_inner)
@@ -315,6 +300,7 @@ impl EndpointStats {
     pub(crate) fn clear_failures(&self, index: u32) {
         let (Some(hot), Some(outlier)) = (self.hot(index), self.outlier(index)) else { return };
         outlier.reset();
+        self.share_penalty(index);
         if hot.set_suspect(false) {
             self.suspects.fetch_sub(1, Relaxed);
         }
@@ -327,6 +313,7 @@ impl EndpointStats {
         if self.outlier(index).is_some_and(|outlier| outlier.record_success(&config)) {
             self.clear_failures(index);
         }
+        self.share_penalty(index);
     }
 
     #[cold]
@@ -345,6 +332,7 @@ impl EndpointStats {
             let others = u64::from(self.pool_means.members()).saturating_sub(1);
             outlier.compare_failure_rate(rate, (rates - rate.min(rates), others), now, config);
         }
+        self.share_penalty(index);
     }
 
     /// Ejects an overloaded endpoint briefly. Otherwise a server that refuses at once would look idle.
@@ -355,11 +343,7 @@ impl EndpointStats {
             self.suspects.fetch_add(1, Relaxed);
         }
         outlier.record_overload(now);
-    }
-
-    #[inline]
-    fn block(&self) -> &HotBlock {
-        self.shared.get().map_or(&self.first, |shared| shared.block())
+        self.share_penalty(index);
     }
 
     #[inline]

@@ -9,7 +9,7 @@ use std::{
 };
 
 use aya::maps::Map;
-use fairmesh_balancer::{HotBlock, SharedBlock};
+use fairmesh_balancer::{SharedBlock, SharedStats};
 
 use crate::{
     KernelError,
@@ -18,11 +18,11 @@ use crate::{
 };
 
 // SAFETY: it consists of atomics alone.
-unsafe impl SharedValue for HotBlock {}
+unsafe impl SharedValue for SharedStats {}
 
 /// All blocks. They stay mapped until the last service that counts in one of them is gone, also when the maps are removed.
 pub(crate) struct BlockTable {
-    blocks: Mapped<HotBlock>,
+    blocks: Mapped<SharedStats>,
     /// The block that was used last comes last: a program may still count in it.
     free: Mutex<VecDeque<u32>>,
     /// Another process would count its own calls in the same memory.
@@ -49,13 +49,13 @@ impl BlockTable {
     }
 
     /// Whether this memory is one of these blocks.
-    pub(crate) fn contains(&self, block: &HotBlock) -> bool {
-        self.blocks.as_ptr_range().contains(&std::ptr::from_ref(block))
+    pub(crate) fn contains(&self, stats: &SharedStats) -> bool {
+        self.blocks.as_ptr_range().contains(&std::ptr::from_ref(stats))
     }
 }
 
 impl SharedBlock for Block {
-    fn block(&self) -> &HotBlock {
+    fn stats(&self) -> &SharedStats {
         &self.table.blocks[self.position as usize]
     }
 

@@ -210,8 +210,8 @@ pub enum Counter {
     NoIdleConnection,
     /// Requests that could not be moved to a pooled connection.
     RedirectFailed,
-    /// Requests for which an endpoint was drawn that may be ejected.
-    EndpointSuspect,
+    /// Requests for which an endpoint was drawn that is ejected.
+    EndpointEjected,
     /// Requests whose service changed while its endpoint was picked.
     PolicyChanged,
 }
@@ -229,7 +229,7 @@ impl Counter {
         Self::ServiceUnknown,
         Self::NoIdleConnection,
         Self::RedirectFailed,
-        Self::EndpointSuspect,
+        Self::EndpointEjected,
         Self::PolicyChanged,
     ];
 
@@ -246,7 +246,7 @@ impl Counter {
             Self::ServiceUnknown => "service-unknown",
             Self::NoIdleConnection => "no-idle-connection",
             Self::RedirectFailed => "redirect-failed",
-            Self::EndpointSuspect => "endpoint-suspect",
+            Self::EndpointEjected => "endpoint-ejected",
             Self::PolicyChanged => "policy-changed",
         }
     }

@@ -64,7 +64,7 @@ impl KernelSender {
 
     /// Whether the kernel counts in this memory, and not in that of maps that were removed.
     pub fn counts_in(&self, block: &dyn SharedBlock) -> bool {
-        self.blocks.contains(block.block())
+        self.blocks.contains(block.stats())
     }
 
     /// Slots for connections to the endpoint with this index in a block. `None` if there is no such one.

@@ -12,7 +12,7 @@ use std::{
 };
 
 use fairmesh_balancer::{
-    BLOCK_ENDPOINTS, BalancerConfig, EndpointStats, HotBlock, LoadReport, Outcome, SharedBlock,
+    BLOCK_ENDPOINTS, BalancerConfig, EndpointStats, LoadReport, Outcome, SharedBlock, SharedStats,
 };
 use fairmesh_model::{Balancing, BalancingPolicy, InstanceId, Score};
 use fairmesh_test_support::skipped;
@@ -34,10 +34,10 @@ struct Decision {
 }
 
 #[derive(Debug)]
-struct Memory(Arc<HotBlock>);
+struct Memory(Arc<SharedStats>);
 
 impl SharedBlock for Memory {
-    fn block(&self) -> &HotBlock {
+    fn stats(&self) -> &SharedStats {
         &self.0
     }
 
@@ -51,7 +51,7 @@ struct Case {
     config: BalancerConfig,
     weights: Vec<u32>,
     stats: EndpointStats,
-    block: Arc<HotBlock>,
+    block: Arc<SharedStats>,
 }
 
 impl Decider {
@@ -96,7 +96,7 @@ impl Case {
     fn new(case: &Value, balancing: &Balancing) -> Self {
         let config = BalancerConfig::new(balancing);
         let weights: Vec<u32> = numbers(&case["weights"]);
-        let (stats, block) = (EndpointStats::default(), Arc::new(HotBlock::default()));
+        let (stats, block) = (EndpointStats::default(), Arc::new(SharedStats::default()));
         stats.share(|| Some(Box::new(Memory(block.clone())))).unwrap();
         let ids: Vec<_> = (0..weights.len()).map(|i| InstanceId::new(format!("i{i}")).unwrap()).collect();
         let (indices, _pin) = stats.assign_indices(&ids);
@@ -140,7 +140,7 @@ impl Case {
         }
         // SAFETY: the block consists of integers without padding, and nothing changes them meanwhile.
         bytes.extend(unsafe {
-            slice::from_raw_parts(Arc::as_ptr(&self.block).cast::<u8>(), size_of::<HotBlock>())
+            slice::from_raw_parts(Arc::as_ptr(&self.block).cast::<u8>(), size_of::<SharedStats>())
         });
         bytes.extend(now.to_ne_bytes());
         bytes.extend(seed.to_ne_bytes());

@@ -71,7 +71,7 @@ fn words(counter: Counter) -> &'static str {
         Counter::TooLarge => "by the sidecar: too large",
         Counter::ServiceUnknown => "by the sidecar: service unknown",
         Counter::NoIdleConnection => "by the sidecar: no idle connection",
-        Counter::EndpointSuspect => "by the sidecar: the endpoint failed recently",
+        Counter::EndpointEjected => "by the sidecar: the endpoint is ejected",
         Counter::PolicyChanged => "by the sidecar: the service changed meanwhile",
         Counter::RedirectFailed => "by the sidecar: refused by the kernel",
     }
