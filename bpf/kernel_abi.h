@@ -8,6 +8,8 @@ typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
+typedef int s32;
+typedef long long s64;
 
 #define SEC(name) __attribute__((section(name), used))
 #define INLINE static inline __attribute__((always_inline))
@@ -93,6 +95,7 @@ struct sk_msg_md {
 static void *(*map_lookup)(void *map, const void *key) = (void *)1;
 static long (*map_update)(void *map, const void *key, const void *value, u64 flags) = (void *)2;
 static u64 (*time_ns)(void) = (void *)5;
+static u32 (*prandom_u32)(void) = (void *)7;
 static u64 (*socket_cookie)(void *context) = (void *)46;
 static long (*sock_hash_update)(struct bpf_sock_ops *ops, void *map, void *key, u64 flags) = (void *)70;
 static long (*msg_redirect_hash)(struct sk_msg_md *message, void *map, void *key, u64 flags) = (void *)71;

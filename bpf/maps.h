@@ -97,7 +97,7 @@ struct {
 	MAP_TYPE(value, u64);
 } sent SEC(".maps");
 
-/* By host: services that the proxy has published. An update replaces a value as a whole. */
+/* By host: services that the proxy has published. */
 struct {
 	MAP_UINT(type, MAP_HASH);
 	MAP_UINT(max_entries, SERVICES);
@@ -107,7 +107,35 @@ struct {
 	MAP_TYPE(value, struct service);
 } services SEC(".maps");
 
-/* The state of pooled connections: those of endpoint E are E * ENDPOINT_SLOTS and the following. */
+struct {
+	MAP_UINT(type, MAP_ARRAY);
+	MAP_UINT(max_entries, SERVICES);
+	MAP_UINT(map_flags, F_MMAPABLE);
+	MAP_UINT(pinning, PIN_BY_NAME);
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, struct policy_buffers);
+} policies SEC(".maps");
+
+/* Statistics of endpoints: the proxy's balancer uses them in place. */
+struct {
+	MAP_UINT(type, MAP_ARRAY);
+	MAP_UINT(max_entries, SERVICES);
+	MAP_UINT(map_flags, F_MMAPABLE);
+	MAP_UINT(pinning, PIN_BY_NAME);
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, struct hot_block);
+} blocks SEC(".maps");
+
+struct {
+	MAP_UINT(type, MAP_ARRAY);
+	MAP_UINT(max_entries, ENDPOINTS);
+	MAP_UINT(map_flags, F_MMAPABLE);
+	MAP_UINT(pinning, PIN_BY_NAME);
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, struct endpoint);
+} endpoints SEC(".maps");
+
+/* The state of pooled connections. */
 struct {
 	MAP_UINT(type, MAP_ARRAY);
 	MAP_UINT(max_entries, SLOTS);

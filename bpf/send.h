@@ -4,6 +4,7 @@
 #define FAIRMESH_SEND_H
 
 #include "parse.h"
+#include "pick.h"
 
 /* Leaves what is sent to the proxy, which receives it over the caller's connection. */
 INLINE int leave(struct caller *caller, struct sk_msg_md *message, u32 why)
@@ -55,16 +56,25 @@ struct claim {
 	u32 endpoint, found, slot;
 };
 
-/* Claims the connection of one slot, and ends the loop with 1, if it is idle. */
+/* Claims the connection of one entry of the endpoint, and ends the loop with 1, if it is idle. */
 static long claim_slot(u32 at, struct claim *claim)
 {
-	u32 key = claim->endpoint * ENDPOINT_SLOTS + at;
-	struct slot *slot = map_lookup(&slots, &key);
+	struct endpoint *endpoint = map_lookup(&endpoints, &claim->endpoint);
+	u32 key = endpoint ? *(volatile u32 *)&endpoint->slot[at % ENDPOINT_SLOTS] : 0;
 
+	if (!key)
+		return 0;
+	key--;
+	struct slot *slot = map_lookup(&slots, &key);
 	if (!slot)
-		return 1;
+		return 0;
 	if (slot->owner != SLOT_IDLE || __sync_val_compare_and_swap(&slot->owner, SLOT_IDLE, claim->cookie) != SLOT_IDLE)
 		return 0;
+	if (slot->endpoint != claim->endpoint) {
+		/* It has come to lead elsewhere since the entry was read. */
+		slot->owner = SLOT_IDLE;
+		return 0;
+	}
 	claim->found = 1;
 	claim->slot = key;
 	return 1;
@@ -91,30 +101,86 @@ INLINE int holds_slot(struct caller *caller)
 	return slot && slot->owner == caller->cookie;
 }
 
-/* Sends the request on an idle connection to the service's endpoint. `requests` counts it before it leaves: the proxy compares
- * that with the requests that it has taken. */
-INLINE int redirect_request(struct caller *caller, struct sk_msg_md *message, struct service *service, u64 *requests)
+/* The endpoint that was picked, and where the request counts. */
+struct target {
+	u32 endpoint;
+	struct hot *hot;
+	u32 *round_robin;
+	u32 turns; /* 1 where the policy rotates */
+};
+
+/* Picks the endpoint of a request; returns 0, or why that is left to the proxy. */
+INLINE int pick_target(struct service *service, struct target *target)
 {
-	struct claim claim = { .cookie = caller->cookie, .endpoint = service->endpoint };
+	u32 position = service->position;
+	u64 id = service->id;
+	struct policy_buffers *buffers = map_lookup(&policies, &position);
+
+	if (!buffers)
+		return POLICY_CHANGED;
+	u64 generation = __sync_fetch_and_add(&buffers->generation, 0);
+	struct policy *policy = &buffers->buffer[generation & 1];
+	u32 block_key = policy->block;
+	struct hot_block *block = map_lookup(&blocks, &block_key);
+	if (policy->id != id || !block)
+		return POLICY_CHANGED;
+	struct pick pick = { .policy = policy, .block = block };
+	pick.random = (u64)prandom_u32() << 32 | prandom_u32();
+	pick.now = time_ns() - policy->origin;
+	pick.tick = pick_tick(policy, pick.now);
+	u32 picked = pick_position(&pick);
+	u32 index = policy->candidates[picked % BLOCK_ENDPOINTS].index % BLOCK_ENDPOINTS;
+	u32 turns = policy->policy == POLICY_ROUND_ROBIN;
+	if (__sync_fetch_and_add(&buffers->generation, 0) != generation)
+		return POLICY_CHANGED;
+	if (pick.ejected)
+		return ENDPOINT_EJECTED;
+	target->endpoint = block_key * BLOCK_ENDPOINTS + index;
+	target->hot = &block->hot[index];
+	target->round_robin = &block->round_robin;
+	target->turns = turns;
+	return 0;
+}
+
+/* An idle connection to the endpoint; returns 0, or why there is none. */
+INLINE int claim_connection(struct caller *caller, u32 endpoint_key)
+{
+	struct claim claim = { .cookie = caller->cookie, .endpoint = endpoint_key };
 
 	loop(ENDPOINT_SLOTS, claim_slot, &claim, 0);
-	if (!claim.found)
-		return leave(caller, message, NO_IDLE_CONNECTION);
-	u32 key = claim.slot;
+	if (claim.found) {
+		caller->slot = claim.slot;
+		return 0;
+	}
+	struct endpoint *endpoint = map_lookup(&endpoints, &endpoint_key);
+	if (endpoint)
+		endpoint->wanted = 1;
+	return NO_IDLE_CONNECTION;
+}
+
+/* Sends the request on the connection that was claimed. `requests` counts it before it leaves: the proxy compares that with the
+ * requests that it has taken. */
+INLINE int redirect_request(struct caller *caller, struct sk_msg_md *message, struct target *target, u64 *requests)
+{
+	u32 key = caller->slot;
 	struct slot *slot = map_lookup(&slots, &key);
+
 	if (!slot)
 		return leave(caller, message, REDIRECT_FAILED);
+	__sync_fetch_and_add(&target->hot->counts, 1);
 	if (!keep_request(caller, slot, message->size)) {
+		__sync_fetch_and_add(&target->hot->counts, -1);
 		slot->owner = SLOT_IDLE;
 		return leave(caller, message, REDIRECT_FAILED);
 	}
-	caller->slot = key;
 	__sync_fetch_and_add(requests, 1);
 	if (msg_redirect_hash(message, &pooled_sockets, &key, 0) == SK_PASS) {
+		__sync_fetch_and_add(target->round_robin, target->turns);
 		count(SENT_BY_KERNEL);
 		return SK_PASS;
 	}
 	__sync_fetch_and_add(requests, -1);
+	__sync_fetch_and_add(&target->hot->counts, -1);
 	slot->length = 0;
 	slot->owner = SLOT_ABSENT;
 	return leave(caller, message, REDIRECT_FAILED);
@@ -149,7 +215,13 @@ SEC("sk_msg") int send(struct sk_msg_md *message)
 		return leave(caller, message, SERVICE_UNKNOWN);
 	if (!done || !requests)
 		return leave(caller, message, NOT_REGISTERED);
-	return redirect_request(caller, message, service, requests);
+	struct target target = {};
+	int why = pick_target(service, &target);
+	if (!why)
+		why = claim_connection(caller, target.endpoint);
+	if (why)
+		return leave(caller, message, why);
+	return redirect_request(caller, message, &target, requests);
 }
 
 #endif

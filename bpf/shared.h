@@ -10,8 +10,10 @@ enum {
 	HOST_BYTES = 64,
 	SELECTED = 8,
 	SERVICES = 1024,
+	BLOCK_ENDPOINTS = 32,
+	ENDPOINTS = SERVICES * BLOCK_ENDPOINTS,
 	ENDPOINT_SLOTS = 16,
-	SLOTS = 4096,
+	SLOTS = 8192,
 	CALLERS = 65536,
 	ATTACHMENTS = 64,
 	PATH_BYTES = 256,
@@ -29,6 +31,8 @@ enum counter {
 	SERVICE_UNKNOWN,
 	NO_IDLE_CONNECTION,
 	REDIRECT_FAILED,
+	ENDPOINT_EJECTED, /* an endpoint that is ejected was drawn */
+	POLICY_CHANGED,   /* while an endpoint was picked */
 	COUNTERS,
 };
 
@@ -68,9 +72,63 @@ struct host {
 	u64 word[HOST_BYTES / 8];
 };
 
-/* The only endpoint of a service: pooled connections to it have the slots from endpoint * ENDPOINT_SLOTS on. */
+/* Where the policy of a service lies. The id is of this policy alone, also when the position is used again. */
 struct service {
-	u32 endpoint;
+	u64 id;
+	u32 position, unused;
+};
+
+enum {
+	POLICY_SCORE,
+	POLICY_LEAST_REQUEST,
+	POLICY_ROUND_ROBIN,
+	POLICY_RANDOM,
+};
+
+/* crates/router/src/service_table/service_numbers.rs describes these. */
+struct candidate {
+	u32 index, weight;
+	u64 cumulative_weight;
+};
+
+struct policy {
+	u64 id;
+	u64 origin; /* when the clock of the picks was 0 */
+	u32 block, unused;
+	u64 ticks_per_nano;
+	u32 memory, policy, length, equal_weight;
+	struct candidate candidates[BLOCK_ENDPOINTS];
+};
+
+/* The policy of generation N lies in buffer N mod 2. What was read is discarded if the generation has changed meanwhile. */
+struct policy_buffers {
+	u64 generation;
+	struct policy buffer[2];
+};
+
+/* What a pick reads of an endpoint, as crates/balancer/src/endpoint_stats/hot_stats.rs packs it. */
+struct hot {
+	u32 counts; /* calls in the low 20 bits, streams above */
+	u32 updated_tick;
+	u64 load; /* excess: 32 bits; suspect: 1; cost: 15; weight ratio: 16 */
+};
+
+/* Of endpoints that failed, in nanoseconds of the clock of the picks. */
+struct penalty {
+	u64 ejected_until, failing_until, ramp_end;
+};
+
+struct hot_block {
+	struct hot hot[BLOCK_ENDPOINTS];
+	u32 round_robin, unused[3];
+	struct penalty penalties[BLOCK_ENDPOINTS];
+};
+
+/* Pooled connections to endpoint I of block B, at B * BLOCK_ENDPOINTS + I. */
+struct endpoint {
+	u32 slot[ENDPOINT_SLOTS]; /* plus 1; 0 where there is none */
+	u32 wanted;               /* set when none was idle */
+	u32 unused;
 };
 
 /* The state of a pooled connection. The kernel claims an idle one for a caller; the proxy makes it idle again. */
@@ -78,7 +136,7 @@ struct slot {
 	u64 owner; /* the caller's cookie, SLOT_ABSENT or SLOT_IDLE */
 	u64 claimed_ns;
 	u32 length; /* of the request, written after it; 0 where there is none for the proxy to take */
-	u32 unused;
+	u32 endpoint; /* to which it leads */
 	u8 request[REQUEST_BYTES];
 };
 

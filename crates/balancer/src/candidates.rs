@@ -129,6 +129,11 @@ impl<'a> Candidates<'a> {
         self.indices
     }
 
+    /// The weight of each endpoint if they are drawn as of equal weights, else 0.
+    pub fn equal_weight(&self) -> u32 {
+        self.equal_weight
+    }
+
     /// Number of endpoints.
     #[inline]
     pub fn len(&self) -> usize {

@@ -125,6 +125,16 @@ impl PickConfig {
         self.policy
     }
 
+    /// Ticks per nanosecond, times 2^64.
+    pub fn ticks_per_nano(&self) -> u64 {
+        self.ticks_per_nano
+    }
+
+    /// For how many ticks the cost of an endpoint holds without reports.
+    pub fn memory(&self) -> u32 {
+        self.memory
+    }
+
     /// The time in ticks, never 0, which stands for "no report yet". It wraps around after 2^32 ticks: 2.6 years at the
     /// default half-life and 19 days at the shortest. A report of that age would count as fresh, once.
     #[inline]

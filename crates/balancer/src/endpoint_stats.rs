@@ -13,12 +13,15 @@ use crate::{
     report::ReportCell,
 };
 
+mod hot_block;
 mod hot_stats;
 
+use hot_block::HotBlock;
+pub use hot_block::{BLOCK_ENDPOINTS, SharedBlock, SharedStats};
 pub(crate) use hot_stats::{HotStats, LoadEstimate, decay};
 
 /// Length of the first segment; each further segment doubles the total.
-const FIRST_SEGMENT: usize = 32;
+const FIRST_SEGMENT: usize = BLOCK_ENDPOINTS;
 /// Segments after the first, enough for more than 2^31 endpoints.
 const FURTHER_SEGMENTS: usize = 26;
 /// Latencies are stored in units of 2^8 ns, so that 32 bits hold minutes.
@@ -41,9 +44,9 @@ const LATENCY_SHIFT: u32 = 8;
 #[repr(C, align(64))]
 pub struct EndpointStats {
     /// At the start, so that each four lie in one cache line.
-    first: [HotStats; FIRST_SEGMENT],
-    /// Number of round-robin calls begun.
-    round_robin: AtomicU32,
+    first: HotBlock,
+    /// What is used instead of `first` once it is shared.
+    shared: OnceLock<Box<dyn SharedBlock>>,
     /// Number of endpoints whose outlier state is not neutral, so that no pick consults it while there is none.
     suspects: AtomicU32,
     /// Allocated with the first endpoint beyond the first segment.
@@ -215,7 +218,7 @@ impl EndpointStats {
 
     /// Sets the first round-robin counter, which should differ between callers.
     pub fn start_round_robin_at(&self, counter: u32) {
-        self.round_robin.store(counter, Relaxed);
+        self.block().round_robin.store(counter, Relaxed);
     }
 
     /// The configuration of the newest snapshot.
@@ -260,13 +263,13 @@ impl EndpointStats {
     /// The round-robin counter of the next call.
     #[inline]
     pub(crate) fn round_robin_counter(&self) -> u32 {
-        self.round_robin.load(Relaxed)
+        self.block().round_robin.load(Relaxed)
     }
 
     /// Counts a call that was picked by round robin.
     #[inline]
     pub fn advance_round_robin(&self) {
-        self.round_robin.fetch_add(1, Relaxed);
+        self.block().round_robin.fetch_add(1, Relaxed);
     }
 
     /// The last load report of the server at `index`, and when it arrived.
@@ -297,6 +300,7 @@ impl EndpointStats {
     pub(crate) fn clear_failures(&self, index: u32) {
         let (Some(hot), Some(outlier)) = (self.hot(index), self.outlier(index)) else { return };
         outlier.reset();
+        self.share_penalty(index);
         if hot.set_suspect(false) {
             self.suspects.fetch_sub(1, Relaxed);
         }
@@ -309,6 +313,7 @@ impl EndpointStats {
         if self.outlier(index).is_some_and(|outlier| outlier.record_success(&config)) {
             self.clear_failures(index);
         }
+        self.share_penalty(index);
     }
 
     #[cold]
@@ -327,6 +332,7 @@ impl EndpointStats {
             let others = u64::from(self.pool_means.members()).saturating_sub(1);
             outlier.compare_failure_rate(rate, (rates - rate.min(rates), others), now, config);
         }
+        self.share_penalty(index);
     }
 
     /// Ejects an overloaded endpoint briefly. Otherwise a server that refuses at once would look idle.
@@ -337,12 +343,13 @@ impl EndpointStats {
             self.suspects.fetch_add(1, Relaxed);
         }
         outlier.record_overload(now);
+        self.share_penalty(index);
     }
 
     #[inline]
     pub(crate) fn hot(&self, index: u32) -> Option<&HotStats> {
         // First without arithmetic: the endpoints of a usual subset are there, and every pick waits for this.
-        self.first.get(index as usize).or_else(|| {
+        self.block().hot.get(index as usize).or_else(|| {
             let (segment, offset) = segment_of(index);
             self.further.get()?.get(segment.checked_sub(1)?)?.get()?.get(offset)
         })

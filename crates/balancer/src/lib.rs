@@ -23,7 +23,7 @@ mod report;
 pub use adaptive_concurrency::{AdaptiveConcurrency, CompletedRequest, ConcurrencyConfig};
 pub use candidates::{CandidateSet, Candidates, InlineCandidates};
 pub use config::{BalancerConfig, PickConfig};
-pub use endpoint_stats::EndpointStats;
+pub use endpoint_stats::{BLOCK_ENDPOINTS, EndpointStats, SharedBlock, SharedStats};
 pub use index_allocator::IndexPin;
 pub use outcome::Outcome;
 pub use pick::{Exclusion, FULL_SCAN_MAX, PickContext, PickTracer, SCORE_BITS, ScoredEndpoint, pick};

@@ -61,6 +61,16 @@ impl OutlierState {
         self.consecutive_failures.load(Relaxed)
     }
 
+    /// Until when the endpoint is ejected because of its responses.
+    pub(crate) fn failing_until(&self) -> u64 {
+        self.failing_until.load(Relaxed)
+    }
+
+    /// When it is to have its full share again.
+    pub(crate) fn ramp_end(&self) -> u64 {
+        self.ramp_end.load(Relaxed)
+    }
+
     /// Until when the endpoint is ejected; in panic, only unreachability counts.
     pub(crate) fn ejected_until(&self, panic: bool) -> u64 {
         let unreachable_until = self.unreachable_until.load(Relaxed);

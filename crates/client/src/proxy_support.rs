@@ -4,6 +4,7 @@ pub use crate::{
     dispatch::{ConnectResult, FastCall, SentRequest, SlowCall},
     event_loops::set_event_loop,
     response_body::{BodyEnd, BodyObserver},
-    service::sole_endpoint::SoleEndpoint,
+    service::exported_service::{ExportedEndpoint, ExportedService},
     transport::{ConnectionOwner, EndpointConnection},
 };
+pub use fairmesh_router::ServiceNumbers;

@@ -1,6 +1,6 @@
 mod explain;
+pub(crate) mod exported_service;
 pub(crate) mod handle;
-pub(crate) mod sole_endpoint;
 
 use std::{
     fmt,

@@ -24,8 +24,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("router", &["model", "balancer"]),
     ("headers", &["model", "router"]),
     ("shared-memory", &[]),
-    // eBPF programs and their maps: no word of HTTP.
-    ("kernel", &[]),
+    // eBPF programs and their maps: no word of HTTP. They decide from what these two lay out.
+    ("kernel", &["balancer", "router"]),
     ("signals", &["model"]),
     ("rib", &["model", "wire", "signals"]),
     ("te", &["model"]),

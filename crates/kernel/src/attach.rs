@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// What the names of pinned links begin with; the id of the cgroup follows.
-const LINK: &str = "link-";
+pub(crate) const LINK: &str = "link-";
 
 /// Links always allow other programs beside theirs; the kernel refuses a mode that says so.
 const LINK_MODE: CgroupAttachMode = CgroupAttachMode::Single;

@@ -9,6 +9,8 @@ use std::{
 };
 
 use aya::Pod;
+use fairmesh_balancer::BLOCK_ENDPOINTS;
+use fairmesh_router::ServiceNumbers;
 
 /// Networks and ports of one selection at most.
 pub(crate) const SELECTED: usize = 8;
@@ -17,9 +19,13 @@ pub(crate) const PATH_BYTES: usize = 256;
 pub const MAX_REQUEST: usize = 2048;
 /// The longest host of a published service.
 pub(crate) const HOST_BYTES: usize = 64;
+/// Services that are published at most.
+pub(crate) const SERVICES: u32 = 1024;
+/// Endpoints of all services: those of block B of statistics are B * BLOCK_ENDPOINTS and the following.
+pub(crate) const ENDPOINTS: u32 = SERVICES * BLOCK_ENDPOINTS as u32;
 /// Pooled connections to one endpoint, and to all.
-pub(crate) const ENDPOINT_SLOTS: u32 = 16;
-pub(crate) const SLOTS: u32 = 4096;
+pub(crate) const ENDPOINT_SLOTS: usize = 16;
+pub(crate) const SLOTS: u32 = 8192;
 /// Owners of a slot that are no cookie.
 pub(crate) const SLOT_ABSENT: u64 = 0;
 pub(crate) const SLOT_IDLE: u64 = u64::MAX;
@@ -69,10 +75,47 @@ pub(crate) struct DestinationValue {
 #[repr(C, align(8))]
 pub(crate) struct HostKey([u8; HOST_BYTES]);
 
+/// Where the policy of a service lies. The id is of this policy alone, also when the position is used again.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct ServiceValue {
-    pub(crate) endpoint: u32,
+    pub(crate) id: u64,
+    pub(crate) position: u32,
+    pub(crate) unused: u32,
+}
+
+/// A service that the programs pick endpoints of.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct PolicyValue {
+    /// That of the [`ServiceValue`]; 0 while there is none.
+    pub(crate) id: u64,
+    /// When the clock of the picks was 0, by the clock of the programs.
+    pub(crate) origin: u64,
+    /// Where the counts of its endpoints lie.
+    pub(crate) block: u32,
+    pub(crate) unused: u32,
+    pub(crate) numbers: ServiceNumbers,
+}
+
+/// The policy of generation N lies in buffer N mod 2, in memory that the programs share. They discard what they decided if the
+/// generation has changed meanwhile, so that a buffer that is read is never written.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct PolicyBuffers {
+    pub(crate) generation: AtomicU64,
+    pub(crate) buffers: UnsafeCell<[PolicyValue; 2]>,
+}
+
+/// Pooled connections to an endpoint.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct EndpointValue {
+    /// Positions of their slots plus 1; 0 where there is none.
+    pub(crate) slots: [AtomicU32; ENDPOINT_SLOTS],
+    /// Set by the programs when none was idle.
+    pub(crate) wanted: AtomicU32,
+    pub(crate) unused: u32,
 }
 
 /// The state of a pooled connection, in memory that the programs share.
@@ -82,7 +125,8 @@ pub(crate) struct SlotValue {
     pub(crate) owner: AtomicU64,
     pub(crate) claimed_ns: AtomicU64,
     pub(crate) length: AtomicU32,
-    pub(crate) unused: u32,
+    /// To which it leads. Programs may have found the slot when it led to another one.
+    pub(crate) endpoint: AtomicU32,
     pub(crate) request: UnsafeCell<[u8; MAX_REQUEST]>,
 }
 
@@ -166,11 +210,15 @@ pub enum Counter {
     NoIdleConnection,
     /// Requests that could not be moved to a pooled connection.
     RedirectFailed,
+    /// Requests for which an endpoint was drawn that is ejected.
+    EndpointEjected,
+    /// Requests whose service changed while its endpoint was picked.
+    PolicyChanged,
 }
 
 impl Counter {
     /// All, in the order of the map.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::Redirected,
         Self::NoProxy,
         Self::SentByKernel,
@@ -181,6 +229,8 @@ impl Counter {
         Self::ServiceUnknown,
         Self::NoIdleConnection,
         Self::RedirectFailed,
+        Self::EndpointEjected,
+        Self::PolicyChanged,
     ];
 
     /// Its name for programs.
@@ -196,6 +246,8 @@ impl Counter {
             Self::ServiceUnknown => "service-unknown",
             Self::NoIdleConnection => "no-idle-connection",
             Self::RedirectFailed => "redirect-failed",
+            Self::EndpointEjected => "endpoint-ejected",
+            Self::PolicyChanged => "policy-changed",
         }
     }
 }
@@ -208,6 +260,8 @@ mod tests {
     fn slots_lie_in_shared_memory_as_the_programs_declare_them() {
         assert_eq!(size_of::<SlotValue>(), 24 + MAX_REQUEST);
         assert_eq!(std::mem::offset_of!(SlotValue, length), 16);
+        assert_eq!(size_of::<PolicyBuffers>(), 8 + 2 * (48 + 16 * BLOCK_ENDPOINTS));
+        assert_eq!(size_of::<EndpointValue>(), 72);
         assert_eq!(size_of::<HostKey>(), HOST_BYTES);
         assert!(HostKey::new(&"a".repeat(HOST_BYTES + 1)).is_none());
     }

@@ -1,18 +1,21 @@
 //! Requests sent by the kernel: the eBPF programs of `bpf/`, how they are attached to a cgroup, and the maps by which they and the
 //! proxy share connections.
 //!
-//! It lies beneath `proxy` and contains nothing of HTTP or of the mesh. The programs are compiled by clang when this crate is built
+//! It lies beneath `proxy` and contains nothing of HTTP; of the mesh it shares the numbers that a pick is decided from. The programs are compiled by clang when this crate is built
 //! and lie in the binary; they and their maps are pinned in a BPF file system, so that neither the command that attached them nor the
 //! proxy has to run for as long as they are attached. libbpf was rejected: it brings libelf (LGPL) and zlib along, for which aya needs
 //! no C library.
 
 mod attach;
+mod blocks;
 mod cgroup;
 mod destinations;
 mod error;
 mod layout;
+mod mapped;
 mod object;
 mod pins;
+mod policies;
 mod probe;
 mod sender;
 mod slots;
@@ -24,7 +27,8 @@ pub use destinations::{Destination, ProxyMaps};
 pub use error::KernelError;
 pub use layout::{Counter, MAX_REQUEST};
 pub use pins::DEFAULT_PINS;
+pub use policies::{Policy, PublishedPolicy};
 pub use probe::{Check, probe};
 pub use sender::KernelSender;
-pub use slots::{EndpointSlots, SentRequest, Slot};
+pub use slots::{EndpointSlots, SentRequest, Slot, program_clock};
 pub use status::{Attachment, Status, status};

@@ -7,15 +7,18 @@ use std::{
 };
 
 use aya::maps::{HashMap, MapData};
+use fairmesh_balancer::{BLOCK_ENDPOINTS, SharedBlock};
 use rustix::{
     fs::{FlockOperation, flock},
     io::Errno,
 };
 
 use crate::{
-    KernelError,
-    layout::{HostKey, ServiceValue},
+    KernelError, Policy, PublishedPolicy,
+    blocks::BlockTable,
+    layout::ENDPOINTS,
     pins,
+    policies::PolicyTable,
     slots::{EndpointSlots, SlotTable},
 };
 
@@ -23,10 +26,10 @@ use crate::{
 #[derive(Debug)]
 pub struct KernelSender {
     slots: Arc<SlotTable>,
-    services: Mutex<HashMap<MapData, HostKey, ServiceValue>>,
+    policies: Arc<PolicyTable>,
+    blocks: Arc<BlockTable>,
     served: Mutex<HashMap<MapData, u64, u64>>,
     sent: Mutex<HashMap<MapData, u64, u64>>,
-    _lock: File,
 }
 
 impl KernelSender {
@@ -42,40 +45,37 @@ impl KernelSender {
             Err(error) => return Err(KernelError::file(pins)(error.into())),
         }
         let refused = |error| KernelError::refused("a map", &error);
-        let mut services: HashMap<_, HostKey, ServiceValue> =
-            pins::map(pins, "services")?.try_into().map_err(refused)?;
-        let left: Vec<_> = services.keys().collect::<Result<_, _>>().map_err(refused)?;
-        for host in left {
-            services.remove(&host).map_err(refused)?;
-        }
-        let slots = SlotTable::open(&pins::map(pins, "slots")?, pins::map(pins, "pooled_sockets")?)?;
+        let map = |name| pins::map(pins, name);
+        let policies = PolicyTable::open(map("services")?, &map("policies")?)?;
+        let slots = SlotTable::open(&map("slots")?, &map("endpoints")?, map("pooled_sockets")?)?;
         Ok(Some(Self {
             slots: Arc::new(slots),
-            services: Mutex::new(services),
-            served: Mutex::new(pins::map(pins, "served")?.try_into().map_err(refused)?),
-            sent: Mutex::new(pins::map(pins, "sent")?.try_into().map_err(refused)?),
-            _lock: lock,
+            policies: Arc::new(policies),
+            blocks: Arc::new(BlockTable::open(&map("blocks")?, lock)?),
+            served: Mutex::new(map("served")?.try_into().map_err(refused)?),
+            sent: Mutex::new(map("sent")?.try_into().map_err(refused)?),
         }))
     }
 
-    /// Slots for connections to an endpoint. `None` while all are in use.
-    pub fn reserve(&self) -> Option<EndpointSlots> {
-        self.slots.reserve()
+    /// Memory for the statistics of a service, in which the kernel counts too. `None` while all is in use.
+    pub fn take_block(&self) -> Option<Box<dyn SharedBlock>> {
+        self.blocks.take()
     }
 
-    /// Has the kernel send requests with this host to the endpoint; whether it does.
-    pub fn publish(&self, host: &str, endpoint: &EndpointSlots) -> bool {
-        let Some(key) = HostKey::new(host) else { return false };
-        let value = ServiceValue { endpoint: endpoint.endpoint };
-        self.services.lock().unwrap_or_else(PoisonError::into_inner).insert(key, value, 0).is_ok()
+    /// Whether the kernel counts in this memory, and not in that of maps that were removed.
+    pub fn counts_in(&self, block: &dyn SharedBlock) -> bool {
+        self.blocks.contains(block.stats())
     }
 
-    /// Leaves requests with this host to the proxy.
-    pub fn unpublish(&self, host: &str) {
-        if let Some(key) = HostKey::new(host) {
-            // Fails only if it is not there.
-            let _ = self.services.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
-        }
+    /// Slots for connections to the endpoint with this index in a block. `None` if there is no such one.
+    pub fn endpoint(&self, block: u32, index: u32) -> Option<EndpointSlots> {
+        let endpoint = block.checked_mul(BLOCK_ENDPOINTS as u32)?.checked_add(index)?;
+        (endpoint < ENDPOINTS).then(|| self.slots.endpoint(endpoint))
+    }
+
+    /// Has the kernel send requests with this host, until the returned value is dropped. `None` if it cannot.
+    pub fn publish(&self, host: &str, policy: &Policy) -> Option<PublishedPolicy> {
+        self.policies.publish(host, policy)
     }
 
     /// Has the kernel send requests of this caller, once the proxy has [served](Self::set_served) what it sent before; whether it

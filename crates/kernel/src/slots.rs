@@ -5,44 +5,42 @@
 #![allow(unsafe_code, reason = "the slots are shared memory")]
 
 use std::{
-    fmt, io,
+    fmt,
     os::fd::AsFd,
-    ptr::{self, NonNull},
-    slice,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::Ordering::{AcqRel, Acquire, Relaxed, Release},
+        atomic::{
+            AtomicU32,
+            Ordering::{AcqRel, Acquire, Relaxed, Release},
+        },
     },
     time::Duration,
 };
 
 use aya::maps::{Map, MapData, SockHash};
-use rustix::{
-    mm::{MapFlags, ProtFlags, mmap, munmap},
-    time::{ClockId, clock_gettime},
-};
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::{
     KernelError,
-    layout::{ENDPOINT_SLOTS, MAX_REQUEST, SLOT_ABSENT, SLOT_IDLE, SLOTS, SlotValue},
+    layout::{ENDPOINTS, EndpointValue, MAX_REQUEST, SLOT_ABSENT, SLOT_IDLE, SLOTS, SlotValue},
+    mapped::{Mapped, SharedValue},
 };
+
+// SAFETY: atomics, and a cell that the kernel writes while the slot is claimed and `Slot::take_request` reads afterwards.
+unsafe impl SharedValue for SlotValue {}
+// SAFETY: atomics alone, and an integer that is not used.
+unsafe impl SharedValue for EndpointValue {}
 
 /// How long a slot stays unused after its connection: a program that claimed it may not have sent the request yet.
 const QUARANTINE: Duration = Duration::from_secs(1);
 
 /// The state of all pooled connections.
 pub(crate) struct SlotTable {
-    values: NonNull<SlotValue>,
-    bytes: usize,
+    slots: Mapped<SlotValue>,
+    endpoints: Mapped<EndpointValue>,
     sockets: Mutex<SockHash<MapData, u32>>,
-    uses: Mutex<Uses>,
-}
-
-/// Which slots this process uses.
-#[derive(Debug)]
-struct Uses {
-    endpoints: Vec<bool>,
-    slots: Vec<Use>,
+    /// Which slots this process uses.
+    uses: Mutex<Vec<Use>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -53,17 +51,11 @@ enum Use {
     FreeSince(Duration),
 }
 
-// SAFETY: the memory is mapped until the table is dropped, and its fields are atomic except for requests, which `Slot::take` alone
-// reads, after the kernel has written them.
-unsafe impl Send for SlotTable {}
-// SAFETY: as above.
-unsafe impl Sync for SlotTable {}
-
 /// The slots of one endpoint, until it is dropped.
 #[derive(Debug)]
 pub struct EndpointSlots {
     table: Arc<SlotTable>,
-    pub(crate) endpoint: u32,
+    endpoint: u32,
 }
 
 /// The slot of a connection, which is absent again when it is dropped.
@@ -72,6 +64,8 @@ pub struct Slot {
     /// Keeps the endpoint's slots from being given to another one.
     endpoint: Arc<EndpointSlots>,
     at: u32,
+    /// Where the programs find it among those of the endpoint.
+    entry: usize,
 }
 
 /// A request that the kernel sent.
@@ -87,43 +81,26 @@ pub struct SentRequest {
 
 impl SlotTable {
     /// Maps the slots, all of which become absent.
-    pub(crate) fn open(slots: &Map, sockets: Map) -> Result<Self, KernelError> {
-        let refused = |error: &dyn std::error::Error| KernelError::refused("map slots", error);
-        let Map::Array(slots) = slots else { return Err(KernelError::NoPrograms) };
-        let bytes = SLOTS as usize * size_of::<SlotValue>();
-        // SAFETY: no address is asked for, so that no other mapping is replaced.
-        let mapped = unsafe {
-            mmap(ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, slots.fd(), 0)
-        };
-        let mapped = mapped.map_err(|error| refused(&io::Error::from(error)))?;
-        let values =
-            NonNull::new(mapped.cast()).ok_or_else(|| refused(&io::Error::from(io::ErrorKind::Other)))?;
-        let uses = Uses {
-            endpoints: vec![false; (SLOTS / ENDPOINT_SLOTS) as usize],
-            slots: vec![Use::Free; SLOTS as usize],
-        };
-        let sockets = sockets.try_into().map_err(|error| refused(&error))?;
-        let table = Self { values, bytes, sockets: Mutex::new(sockets), uses: Mutex::new(uses) };
-        for slot in table.values() {
+    pub(crate) fn open(slots: &Map, endpoints: &Map, sockets: Map) -> Result<Self, KernelError> {
+        let slots: Mapped<SlotValue> = Mapped::open(slots, SLOTS as usize)?;
+        let endpoints: Mapped<EndpointValue> = Mapped::open(endpoints, ENDPOINTS as usize)?;
+        for endpoint in endpoints.iter() {
+            endpoint.slots.iter().for_each(|slot| slot.store(0, Relaxed));
+            endpoint.wanted.store(0, Relaxed);
+        }
+        for slot in slots.iter() {
             slot.length.store(0, Relaxed);
             slot.owner.store(SLOT_ABSENT, Release);
         }
-        Ok(table)
+        let sockets =
+            sockets.try_into().map_err(|error| KernelError::refused("map pooled_sockets", &error))?;
+        let uses = Mutex::new(vec![Use::Free; SLOTS as usize]);
+        Ok(Self { slots, endpoints, sockets: Mutex::new(sockets), uses })
     }
 
-    fn values(&self) -> &[SlotValue] {
-        // SAFETY: so many values are mapped, are valid whatever their bytes are, and stay until `self` is dropped. They are changed
-        // through atomics, and requests through a cell.
-        unsafe { slice::from_raw_parts(self.values.as_ptr(), SLOTS as usize) }
-    }
-
-    /// Reserves the slots of an endpoint. `None` while all are in use.
-    pub(crate) fn reserve(self: &Arc<Self>) -> Option<EndpointSlots> {
-        let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
-        let endpoint = uses.endpoints.iter().position(|used| !used)?;
-        uses.endpoints[endpoint] = true;
-        // There are fewer than 2^32.
-        Some(EndpointSlots { table: Arc::clone(self), endpoint: endpoint as u32 })
+    /// The slots of an endpoint, below [`ENDPOINTS`].
+    pub(crate) fn endpoint(self: &Arc<Self>, endpoint: u32) -> EndpointSlots {
+        EndpointSlots { table: Arc::clone(self), endpoint }
     }
 }
 
@@ -133,21 +110,15 @@ impl fmt::Debug for SlotTable {
     }
 }
 
-impl Drop for SlotTable {
-    fn drop(&mut self) {
-        // SAFETY: mapped with this length, and no reference is left. An error would leave it mapped.
-        let _ = unsafe { munmap(self.values.as_ptr().cast(), self.bytes) };
-    }
-}
-
 impl EndpointSlots {
-    /// Has the kernel send requests on this connection. `None` while the endpoint has no free slot.
+    /// Has the kernel send requests on this connection. `None` while the endpoint, or all together, have no free slot.
     ///
     /// # Errors
     /// When the kernel refuses the socket, as one that is closed.
     pub fn add(self: &Arc<Self>, socket: impl AsFd) -> Result<Option<Slot>, KernelError> {
-        let Some(at) = self.take_free() else { return Ok(None) };
-        let slot = Slot { endpoint: Arc::clone(self), at };
+        let Some((at, entry)) = self.take_free() else { return Ok(None) };
+        let slot = Slot { endpoint: Arc::clone(self), at, entry };
+        slot.value().endpoint.store(self.endpoint, Relaxed);
         let mut sockets = self.table.sockets.lock().unwrap_or_else(PoisonError::into_inner);
         let added = sockets.insert(at, socket.as_fd(), 0);
         drop(sockets);
@@ -158,45 +129,50 @@ impl EndpointSlots {
 
     /// Whether the kernel finds an idle connection here.
     pub fn has_idle(&self) -> bool {
-        self.range().any(|at| self.table.values()[at as usize].owner.load(Acquire) == SLOT_IDLE)
+        self.slots().any(|slot| slot.owner.load(Acquire) == SLOT_IDLE)
+    }
+
+    /// Whether the kernel has found no idle connection here since the last time.
+    pub fn take_wanted(&self) -> bool {
+        self.value().wanted.swap(0, Relaxed) != 0
     }
 
     /// Whether a request has been waiting for its response for this long, and has not been taken.
     pub fn has_waiting(&self, at_least: Duration) -> bool {
-        self.range().any(|at| {
-            let value = &self.table.values()[at as usize];
-            value.length.load(Acquire) > 0 && value.age() >= at_least
-        })
+        self.slots().any(|slot| slot.length.load(Acquire) > 0 && slot.age() >= at_least)
     }
 
-    fn range(&self) -> std::ops::Range<u32> {
-        let first = self.endpoint * ENDPOINT_SLOTS;
-        first..first + ENDPOINT_SLOTS
+    fn value(&self) -> &EndpointValue {
+        &self.table.endpoints[self.endpoint as usize]
     }
 
-    fn take_free(&self) -> Option<u32> {
+    fn slots(&self) -> impl Iterator<Item = &SlotValue> {
+        let entries = self.value().slots.iter().filter_map(|slot| slot.load(Acquire).checked_sub(1));
+        entries.filter_map(|at| self.table.slots.get(at as usize))
+    }
+
+    /// A free slot, and a free entry of the endpoint, which becomes that of the slot.
+    fn take_free(&self) -> Option<(u32, usize)> {
         let mut uses = self.table.uses.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_free = |at: &u32| match uses.slots[*at as usize] {
+        let is_free = |slot: &Use| match *slot {
             Use::Free => true,
             Use::Used => false,
-            Use::FreeSince(since) => monotonic().saturating_sub(since) >= QUARANTINE,
+            Use::FreeSince(since) => program_clock().saturating_sub(since) >= QUARANTINE,
         };
-        let at = self.range().find(is_free)?;
-        uses.slots[at as usize] = Use::Used;
-        Some(at)
-    }
-}
-
-impl Drop for EndpointSlots {
-    fn drop(&mut self) {
-        let mut uses = self.table.uses.lock().unwrap_or_else(PoisonError::into_inner);
-        uses.endpoints[self.endpoint as usize] = false;
+        let at = uses.iter().position(is_free)?;
+        let entries = &self.value().slots;
+        let entry = entries.iter().position(|entry: &AtomicU32| entry.load(Relaxed) == 0)?;
+        uses[at] = Use::Used;
+        // There are fewer than 2^32.
+        let at = at as u32;
+        entries[entry].store(at + 1, Release);
+        Some((at, entry))
     }
 }
 
 impl Slot {
     fn value(&self) -> &SlotValue {
-        &self.endpoint.table.values()[self.at as usize]
+        &self.endpoint.table.slots[self.at as usize]
     }
 
     /// Takes the request that the kernel sent on this connection, once.
@@ -237,22 +213,23 @@ impl Drop for Slot {
         value.length.store(0, Relaxed);
         value.owner.store(SLOT_ABSENT, Release);
         let table = &self.endpoint.table;
+        self.endpoint.value().slots[self.entry].store(0, Release);
         // The kernel has removed it if the connection is closed.
         let _ = table.sockets.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.at);
         let mut uses = table.uses.lock().unwrap_or_else(PoisonError::into_inner);
-        uses.slots[self.at as usize] = Use::FreeSince(monotonic());
+        uses[self.at as usize] = Use::FreeSince(program_clock());
     }
 }
 
 impl SlotValue {
     /// The time since the kernel claimed it.
     fn age(&self) -> Duration {
-        monotonic().saturating_sub(Duration::from_nanos(self.claimed_ns.load(Relaxed)))
+        program_clock().saturating_sub(Duration::from_nanos(self.claimed_ns.load(Relaxed)))
     }
 }
 
-/// The clock of the programs, from the start of the machine.
-fn monotonic() -> Duration {
+/// The time of the clock of the programs, from the start of the machine.
+pub fn program_clock() -> Duration {
     let now = clock_gettime(ClockId::Monotonic);
     // Neither part is negative.
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)

@@ -1,11 +1,16 @@
 //! What is attached, whether a proxy listens, and what the programs counted.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs,
+    os::fd::{AsFd as _, AsRawFd as _},
+    path::{Path, PathBuf},
+};
 
-use aya::maps::{Array, HashMap, PerCpuArray, SockHash};
+use aya::maps::{Array, HashMap, MapData, PerCpuArray, SockHash};
 
 use crate::{
     Counter, KernelError,
+    attach::LINK,
     layout::{AttachmentValue, ProxyConfig},
     pins,
 };
@@ -21,6 +26,8 @@ pub struct Status {
     pub proxy: Option<u32>,
     /// What was counted since the first attachment.
     pub counters: Vec<(Counter, u64)>,
+    /// The bytes of each map, as the kernel counts them.
+    pub memory: Vec<(String, u64)>,
 }
 
 /// A cgroup to which the programs are attached.
@@ -41,7 +48,28 @@ pub fn status(pins: &Path) -> Result<Status, KernelError> {
     let attachments =
         attachments.map(|(id, entry)| Attachment { cgroup: entry.path().to_owned(), id }).collect();
     let counters = counters(pins)?;
-    Ok(Status { pins: pins.to_owned(), attachments, proxy: proxy_process(pins), counters })
+    let memory = memory(pins)?;
+    Ok(Status { pins: pins.to_owned(), attachments, proxy: proxy_process(pins), counters, memory })
+}
+
+/// The memory of each pinned map, by name.
+fn memory(pins: &Path) -> Result<Vec<(String, u64)>, KernelError> {
+    let mut memory = Vec::new();
+    for pin in pins::list(pins) {
+        let name = pin.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        // Links are pinned beside them.
+        if name.starts_with(LINK) {
+            continue;
+        }
+        let map =
+            MapData::from_pin(&pin).map_err(|error| KernelError::refused(format!("map {name}"), &error))?;
+        let info = format!("/proc/self/fdinfo/{}", map.fd().as_fd().as_raw_fd());
+        let text = fs::read_to_string(&info).map_err(KernelError::file(info))?;
+        let bytes = text.lines().find_map(|line| line.strip_prefix("memlock:")?.trim().parse().ok());
+        memory.push((name, bytes.unwrap_or(0)));
+    }
+    memory.sort();
+    Ok(memory)
 }
 
 /// Cgroups by id, as they are recorded.

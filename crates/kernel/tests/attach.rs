@@ -9,7 +9,10 @@ use std::{
     thread,
 };
 
-use fairmesh_kernel::{Counter, KernelError, ProxyMaps, Selection, attach, detach, probe, status};
+use fairmesh_kernel::{
+    Counter, KernelError, KernelSender, Policy, ProxyMaps, Selection, attach, detach, probe, status,
+};
+use fairmesh_router::{CandidateNumbers, ServiceNumbers};
 use fairmesh_test_support::skipped;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
@@ -117,4 +120,28 @@ fn the_root_cgroup_and_the_proxys_own_are_refused() {
     let refused = attach(&place.pins(), "/", &Selection::default());
     assert!(matches!(refused, Err(KernelError::Cgroup { .. })), "{refused:?}");
     assert!(!place.pins().exists(), "nothing was made");
+}
+
+#[test]
+fn a_thousand_services_of_twenty_endpoints_fit_into_64_mib() {
+    let Some(place) = Place::new("memory") else { return };
+    attach(&place.pins(), &place.cgroup, &Selection { ports: vec![1], ..Selection::default() }).unwrap();
+    let sender = KernelSender::open(&place.pins()).unwrap().unwrap();
+    let candidate =
+        |index: u32| CandidateNumbers { index, weight: 1, cumulative_weight: u64::from(index) + 1 };
+    let candidates = std::array::from_fn(|index| candidate(index as u32));
+    let numbers =
+        ServiceNumbers { ticks_per_nano: 1, memory: 1, policy: 0, len: 20, equal_weight: 1, candidates };
+    let services: Vec<_> = (0..1000)
+        .map(|service| {
+            let block = sender.take_block().unwrap();
+            let policy = Policy { origin: 0, block: block.position(), numbers };
+            assert!((0..20).all(|index| sender.endpoint(block.position(), index).is_some()));
+            (sender.publish(&format!("service-{service}.shop"), &policy).unwrap(), block)
+        })
+        .collect();
+    let memory = status(&place.pins()).unwrap().memory;
+    let bytes: u64 = memory.iter().map(|(_, bytes)| bytes).sum();
+    assert!((1 << 20..64 << 20).contains(&bytes), "{bytes} in {memory:?}");
+    drop(services);
 }

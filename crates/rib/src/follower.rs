@@ -194,9 +194,11 @@ impl Follower {
         let (state, watched) =
             watch::channel(FollowerState { connected: true, store: node.store(), ..FollowerState::new() });
         let follower = NodeFollower::new(node, software, sink, desired.clone());
-        tokio::spawn(follower.run(state, alive.clone()));
+        let closing = CancellationToken::new();
+        tokio::spawn(follower.run(state, alive.clone(), closing.clone()));
         FollowerHandle {
             desired,
+            closing,
             state: watched,
             connection: watch::channel(None).1,
             ack_requested: watch::channel(None).1,

@@ -19,9 +19,11 @@ mod endpoint_ref;
 mod explain;
 mod pick_by_table;
 mod region_table;
+mod service_numbers;
 
 pub use endpoint_ref::EndpointRef;
 use region_table::CompiledTable;
+pub use service_numbers::{CandidateNumbers, ServiceNumbers};
 
 /// The compiled routing table of one service for one caller: immutable except for the counters.
 ///
@@ -362,22 +364,6 @@ impl ServiceTable {
                 report: self.endpoint_stats.last_report(index),
             })
         })
-    }
-
-    /// The endpoint that gets every request, whatever it contains: the only one of a replicated service without routes, limits
-    /// and a total timeout. `None` for other services, whose requests need a decision each.
-    pub fn sole_endpoint(&self) -> Option<u32> {
-        let is_uniform = self.routes.len() == 0
-            && self.bucket.is_none()
-            && self.timeouts.total.is_none()
-            && self.region_table.is_none();
-        let Selection::Replicated { nearest, .. } = &self.selection else { return None };
-        if !is_uniform || nearest.candidates.as_candidates().len() != 1 {
-            return None;
-        }
-        let mut candidates = self.candidates();
-        let only = candidates.next()?;
-        candidates.next().is_none().then_some(only.index)
     }
 
     /// Decides as [`route`](Self::route) and [`pick`](Self::pick) do, and records the reasons.

@@ -85,6 +85,20 @@ impl Default for HotStats {
 }
 
 impl HotStats {
+    /// Copies another endpoint's state; returns its counts.
+    pub(super) fn copy(&self, from: &Self) -> u32 {
+        let counts = from.counts.load(Relaxed);
+        self.counts.store(counts, Relaxed);
+        self.load.store(from.load.load(Relaxed), Relaxed);
+        self.updated_tick.store(from.updated_tick.load(Acquire), Release);
+        counts
+    }
+
+    /// Adds by how much the other endpoint's counts differ from these by now.
+    pub(super) fn add_missed(&self, from: &Self, counts: u32) {
+        self.counts.fetch_add(from.counts.load(Relaxed).wrapping_sub(counts), Relaxed);
+    }
+
     #[inline]
     pub(crate) fn begin(&self) {
         self.counts.fetch_add(1, Relaxed);

@@ -156,3 +156,36 @@ fn an_overloaded_endpoint_is_ejected_briefly_without_counting_failures() {
     stats.finish(0, Outcome::Ok, 20);
     assert_eq!((stats.ejected_until(0), stats.suspects()), (0, 0), "a call that finishes ends the ejection");
 }
+
+#[derive(Debug, Default)]
+struct Memory(std::sync::Arc<SharedStats>);
+
+impl SharedBlock for Memory {
+    fn stats(&self) -> &SharedStats {
+        &self.0
+    }
+
+    fn position(&self) -> u32 {
+        7
+    }
+}
+
+#[test]
+fn counts_move_to_shared_memory_and_are_changed_there_by_both() {
+    let stats = stats(2);
+    stats.begin(1);
+    stats.advance_round_robin();
+    let memory = std::sync::Arc::new(SharedStats::default());
+    let share = || stats.share(|| Some(Box::new(Memory(memory.clone())))).map(SharedBlock::position);
+    assert_eq!(stats.share(|| None).map(SharedBlock::position), None);
+    assert_eq!((share(), share()), (Some(7), Some(7)));
+    assert_eq!((stats.outstanding(1), stats.round_robin_counter()), (1, 1));
+    // As a program does.
+    memory.block.hot[0].begin();
+    memory.block.round_robin.fetch_add(1, Relaxed);
+    assert_eq!((stats.outstanding(0), stats.round_robin_counter()), (1, 2));
+    stats.finish(0, Outcome::Ok, 0);
+    stats.finish(1, Outcome::Ok, 0);
+    assert!(memory.block.hot.iter().all(HotStats::is_idle));
+    assert_eq!(std::mem::size_of::<SharedStats>(), (16 + 24) * BLOCK_ENDPOINTS + 16);
+}

@@ -6,6 +6,7 @@ use fairmesh_router::{EndpointPick, Outcome, PickError, PickParams, Step};
 use fairmesh_signals::ReportedPaths;
 
 use super::{
+    clock::Clock,
     context::{CallContext, DecisionContext},
     route::{Unresolved, unresolved, unroutable},
     state::{Call, PendingAttempt, ReportedAttempt, SnapshotGuard},
@@ -57,15 +58,11 @@ impl<T: EndpointTransport> Call<'_, T> {
         match ready.upstream.pick(&self.params(context), at.now, at.seed) {
             Ok(picked) => {
                 ready.upstream.begin(picked.index);
-                if let Some(index) = self.attempted.get_mut(self.attempts) {
-                    *index = picked.index;
-                    self.attempts += 1;
-                }
                 let reported = ready.reported.as_deref();
                 let reported = reported.and_then(|paths| self.report_attempt(paths, picked.index, at.now));
-                let (clock, outcome) = (at.clock, Outcome::Unknown);
-                self.attempt = Some(PendingAttempt { picked, clock, outcome, reported });
-                Ok(Pick { index: picked.index, by: state })
+                let index = picked.index;
+                self.note(picked, at.clock, reported);
+                Ok(Pick { index, by: state })
             }
             Err(why) => {
                 if let Some(paths) = ready.reported.as_deref() {
@@ -91,6 +88,27 @@ impl<T: EndpointTransport> Call<'_, T> {
             let is_dropped = matches!(why, PickError::Dropped { .. });
             paths.to_nowhere(self.class.as_ref()).record_unsent(is_dropped);
         }
+    }
+
+    /// Makes an attempt that another component began and counted at this endpoint of the snapshot one of this call.
+    pub(crate) fn take_over(&mut self, state: SnapshotGuard<T>, index: u32, clock: Clock) -> Pick<T> {
+        let picked = EndpointPick { index, shard: None, map_version: 0, last_resort: false, panic: false };
+        let reported = match &**state {
+            ServiceState::Ready(ready) => ready.reported.as_deref(),
+            _ => None,
+        };
+        let reported = reported.and_then(|paths| self.report_attempt(paths, index, clock.now()));
+        self.note(picked, clock, reported);
+        Pick { index, by: state }
+    }
+
+    #[inline]
+    fn note(&mut self, picked: EndpointPick, clock: Clock, reported: Option<ReportedAttempt>) {
+        if let Some(index) = self.attempted.get_mut(self.attempts) {
+            *index = picked.index;
+            self.attempts += 1;
+        }
+        self.attempt = Some(PendingAttempt { picked, clock, outcome: Outcome::Unknown, reported });
     }
 
     /// The inputs of the next pick.

@@ -4,7 +4,7 @@ use std::{
 };
 
 use fairmesh_model::ServiceName;
-use fairmesh_router::ServiceTable;
+use fairmesh_router::{ServiceNumbers, ServiceTable};
 use fairmesh_signals::{Destinations, ReportedPaths};
 
 use super::{endpoint_transport::EndpointTransport, subscription::Subscription};
@@ -85,11 +85,10 @@ impl<T: EndpointTransport> ReadyService<T> {
         }
     }
 
-    /// The transport to the endpoint that gets every request, where there is such a one.
-    pub(crate) fn sole_transport(&self, context: &T::Context) -> Option<T> {
-        let index = self.upstream.sole_endpoint()?;
+    /// The service as numbers, if another component may pick its endpoints and send requests to them.
+    pub(crate) fn numbers(&self) -> Option<ServiceNumbers> {
         let is_direct = self.lookaside.is_none() && !self.upstream.protocol().is_multiplexed();
-        is_direct.then(|| self.transport(index, context))
+        is_direct.then(|| self.upstream.numbers())?
     }
 
     /// All other services that its routes send calls to.

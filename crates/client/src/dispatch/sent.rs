@@ -16,10 +16,11 @@ use super::{
     route::Routed,
 };
 use crate::{
-    call::{Call, DecisionContext},
+    call::Call,
     discovery::ServiceState,
     fault::Fault,
     response_body::Body,
+    service::exported_service::CountedCall,
     transport::{EndpointPool, OwnedConnection, PendingRequest},
 };
 
@@ -33,13 +34,13 @@ pub struct SentRequest {
 /// The attempt that was sent.
 pub(super) struct SentAttempt {
     pub(super) began: Instant,
-    pool: Arc<EndpointPool>,
+    counted: CountedCall,
     connection: OwnedConnection,
 }
 
 impl SentRequest {
-    pub(crate) fn new(pool: Arc<EndpointPool>, connection: OwnedConnection, began: Instant) -> Self {
-        let sent = SentAttempt { began, pool, connection };
+    pub(crate) fn new(counted: CountedCall, connection: OwnedConnection, began: Instant) -> Self {
+        let sent = SentAttempt { began, counted, connection };
         Self { began, sent: Arc::new(Mutex::new(Some(sent))) }
     }
 
@@ -65,7 +66,7 @@ pub(super) async fn execute_sent(
     routed: Routed,
     call: &mut Call<'_, Arc<EndpointPool>>,
     pending: &mut PendingRequest,
-    SentAttempt { pool, connection, .. }: SentAttempt,
+    SentAttempt { counted, connection, .. }: SentAttempt,
 ) -> Result<Response<Body>, Fault> {
     let mesh = &dispatch.handle.mesh;
     let needs_copy = call.may_be_sent_twice(&routed.snapshot, dispatch.options);
@@ -73,7 +74,8 @@ pub(super) async fn execute_sent(
     let (copy, method) = (RequestCopy::of(request, needs_copy), request.head.method.clone());
     *pending = None;
     let now = routed.now;
-    count_pick(dispatch, routed, call, &pool);
+    let pool = Arc::clone(counted.pool());
+    take_over(dispatch, routed, call, counted);
     let attempt = Attempt::begin(mesh, call, pool, now);
     let timeouts = attempt.timeouts(mesh, call);
     let result = attempt.pool.receive(connection, &method, timeouts).await;
@@ -82,21 +84,19 @@ pub(super) async fn execute_sent(
     result.map_err(|fault| fault.after(call.attempts()))
 }
 
-/// Counts the attempt at its endpoint, unless that is no longer the only one: the pick could be another one then.
-fn count_pick(
+/// Makes the counted call the attempt of this one, unless its endpoint is no longer one of the service.
+fn take_over(
     dispatch: DispatchContext<'_>,
-    Routed { now, snapshot }: Routed,
+    Routed { snapshot, .. }: Routed,
     call: &mut Call<'_, Arc<EndpointPool>>,
-    pool: &Arc<EndpointPool>,
+    counted: CountedCall,
 ) {
     let mesh = &dispatch.handle.mesh;
     let ServiceState::Ready(ready) = &**snapshot else { return };
-    if !ready.sole_transport(&mesh.transport).is_some_and(|sole| Arc::ptr_eq(&sole, pool)) {
-        return;
-    }
-    let at = DecisionContext { clock: mesh.clock, now, seed: mesh.seed() };
-    dispatch.trace_pick(call, &snapshot, at);
-    if let Ok(picked) = call.pick(snapshot, dispatch.options, at) {
-        dispatch.trace_attempt(call, pool, &picked);
+    if ready.opened_transport(counted.index()).is_some_and(|pool| Arc::ptr_eq(pool, counted.pool())) {
+        let (pool, index) = (Arc::clone(counted.pool()), counted.index());
+        counted.hand_over();
+        let picked = call.take_over(snapshot, index, mesh.clock);
+        dispatch.trace_attempt(call, &pool, &picked);
     }
 }

@@ -1,5 +1,6 @@
 //! Unmodified programs in a cgroup whose connections eBPF programs redirect to a proxy, and whose requests the kernel sends.
 
+mod balance;
 mod requests;
 
 use std::{path::PathBuf, process::id, time::Duration};
@@ -105,7 +106,7 @@ async fn a_program_in_the_cgroup_calls_services_through_the_proxy_until_it_dies(
     let counted = "fairmesh_proxy_responses_total{service=\"shop/hello\",class=\"2xx\"";
     assert!(page.lines().any(|line| line.starts_with(counted) && line.ends_with(" 2")), "{page}");
 
-    let _second = Spec::new("shop/hello", "hello-2", Protocol::Http1).here(&world).await;
+    world.apply("{kind: Policy, service: shop/hello, timeout: 9s}").await.ok();
     until("requests need a decision", async || {
         let before = attached.counter("sent-by-kernel").await;
         attached.curl(&["http://hello.shop/", "http://hello.shop/"]).await.ok();

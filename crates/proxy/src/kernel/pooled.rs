@@ -12,17 +12,17 @@ use tokio::{
 
 use crate::kernel::{
     attached::{Attached, KernelRequest},
-    published::PublishedService,
+    endpoint::PublishedEndpoint,
 };
 
 /// How long a connection stays without a request.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A pooled connection while no response is read from it.
 #[derive(Debug)]
 pub(super) struct PooledConnection {
     attached: Arc<Attached>,
-    service: Arc<PublishedService>,
+    endpoint: Arc<PublishedEndpoint>,
     slot: Slot,
     connection: EndpointConnection,
 }
@@ -57,21 +57,21 @@ impl ConnectionOwner for Lease {
 impl PooledConnection {
     pub(super) fn new(
         attached: Arc<Attached>,
-        service: Arc<PublishedService>,
+        endpoint: Arc<PublishedEndpoint>,
         slot: Slot,
         connection: EndpointConnection,
     ) -> Self {
-        Self { attached, service, slot, connection }
+        Self { attached, endpoint, slot, connection }
     }
 
     /// Hands requests over to the connections of their callers until it is closed or not needed any more.
     pub(super) async fn run(self) {
-        let service = Arc::clone(&self.service);
+        let endpoint = Arc::clone(&self.endpoint);
         let mut kept = Some(self);
         while let Some(connection) = kept {
             kept = connection.wait_request().await;
         }
-        service.closed();
+        endpoint.closed();
     }
 
     /// Waits for one request; `None` when the connection has ended.
@@ -81,7 +81,7 @@ impl PooledConnection {
             let event = tokio::select! {
                 _ = self.connection.stream.peek(&mut byte) => Event::Readable,
                 () = self.attached.overdue.notified() => Event::Overdue,
-                () = self.service.withdrawn.cancelled() => Event::Unneeded,
+                () = self.endpoint.withdrawn.cancelled() => Event::Unneeded,
                 () = sleep_until(idle_at) => Event::Unneeded,
             };
             if let Some(request) = self.slot.take_request() {
@@ -97,15 +97,15 @@ impl PooledConnection {
 
     /// Hands a request over to the connection of its caller, and waits until the response has been read.
     async fn hand_over(self, SentRequest { cookie, age, bytes }: SentRequest) -> Option<Self> {
-        let Self { attached, service, slot, connection } = self;
+        let Self { attached, endpoint, slot, connection } = self;
         let (returned, wait) = oneshot::channel();
         let now = Instant::now();
         let began = now.checked_sub(age).unwrap_or(now);
-        let sent = service.endpoint.sent(connection, Box::new(Lease { slot, returned }), began);
+        let sent = endpoint.endpoint.sent(connection, Box::new(Lease { slot, returned }), began);
         let caller = attached.callers().get(&cookie).cloned();
         // Without its caller, or with the wrong one, the connection is closed, as when a caller of the sidecar disconnects.
         caller?.try_send(KernelRequest { bytes, sent }).ok()?;
         let (slot, connection) = wait.await.ok()?;
-        Some(Self { attached, service, slot, connection })
+        Some(Self { attached, endpoint, slot, connection })
     }
 }

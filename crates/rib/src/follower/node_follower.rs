@@ -22,8 +22,13 @@ impl<S: Sink> NodeFollower<S> {
         Self { watcher, sink, desired, subscribed: BTreeMap::new() }
     }
 
-    /// Follows until `stop`. The state never changes, and is kept so that its receivers can wait.
-    pub(super) async fn run(mut self, _state: watch::Sender<FollowerState>, stop: CancellationToken) {
+    /// Follows until `stop` or `closing`. The state never changes, and is kept so that its receivers can wait.
+    pub(super) async fn run(
+        mut self,
+        _state: watch::Sender<FollowerState>,
+        stop: CancellationToken,
+        closing: CancellationToken,
+    ) {
         loop {
             self.reconcile();
             tokio::select! {
@@ -34,6 +39,7 @@ impl<S: Sink> NodeFollower<S> {
                     }
                 }
                 () = stop.cancelled() => return,
+                () = closing.cancelled() => return,
             }
         }
     }

@@ -213,25 +213,26 @@ fn an_instance_in_two_records_counts_once_and_where_it_serves() {
 }
 
 #[test]
-fn only_a_service_whose_calls_need_no_decision_has_a_sole_endpoint() {
-    let sole = |fleet: &Fleet| fleet.compile(None).sole_endpoint();
+fn a_service_whose_calls_need_only_a_pick_has_numbers() {
+    let numbers = |fleet: &Fleet| fleet.compile(None).numbers();
     let one = || Fleet::replicated(&[("a", "us")]);
-    assert_eq!(sole(&one()), Some(0));
-    assert_eq!(sole(&Fleet::replicated(&[])), None);
-    assert_eq!(sole(&Fleet::replicated(&[("a", "us"), ("b", "eu")])), None, "b may fail");
+    assert_eq!(numbers(&Fleet::replicated(&[])), None);
+    let both = numbers(&Fleet::replicated(&[("a", "eu"), ("b", "eu"), ("c", "us")])).unwrap();
+    assert_eq!(both.indices().collect::<Vec<_>>(), [0, 1], "c is further away");
+    let last = both.candidates[1];
+    assert_eq!(last.cumulative_weight, u64::from(both.candidates[0].weight + last.weight));
+    assert_eq!((both.policy, both.equal_weight), (0, last.weight));
     let changed = |change: &dyn Fn(&mut Fleet)| {
         let mut fleet = one();
         change(&mut fleet);
-        sole(&fleet)
+        numbers(&fleet).map(|numbers| numbers.indices().collect::<Vec<_>>())
     };
+    assert_eq!(changed(&|_| {}), Some(vec![0]));
     assert_eq!(changed(&|fleet| fleet.endpoints[0].state = EndpointState::Starting), None);
-    assert_eq!(
-        changed(&|fleet| fleet.endpoints[0].state = EndpointState::Draining),
-        Some(0),
-        "a last resort"
-    );
+    assert_eq!(changed(&|fleet| fleet.endpoints[0].state = EndpointState::Draining), None, "a last resort");
     assert_eq!(changed(&|fleet| fleet.policy.locality.local_only = true), None);
     assert_eq!(changed(&|fleet| fleet.policy.routes = vec![Route::new(Label::new("any").unwrap())]), None);
+    assert_eq!(changed(&|fleet| fleet.policy.balancing.policy = BalancingPolicy::PeakEwma), None);
     let timeouts = Timeouts { total: Some(Duration::from_secs(1)), ..Timeouts::default() };
     assert_eq!(changed(&|fleet| fleet.policy.timeouts = timeouts), None, "servers get the deadline");
     assert_eq!(changed(&|fleet| fleet.service.kind = ServiceKind::ConsistentHash), None);

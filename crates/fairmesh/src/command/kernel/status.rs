@@ -36,11 +36,13 @@ fn state(status: &Status) -> Value {
     let attachments = status.attachments.iter().map(|one| json!({ "cgroup": one.cgroup, "id": one.id }));
     let counters: Map<_, _> =
         status.counters.iter().map(|(counter, value)| (counter.name().to_owned(), json!(value))).collect();
+    let memory: Map<_, _> = status.memory.iter().map(|(map, bytes)| (map.clone(), json!(bytes))).collect();
     json!({
         "pins": status.pins,
         "attachments": attachments.collect::<Vec<_>>(),
         "proxy": status.proxy,
         "counters": counters,
+        "memory": memory,
     })
 }
 
@@ -51,7 +53,10 @@ fn text(status: &Status) -> String {
     let counters =
         status.counters.iter().filter(|(counter, value)| *value > 0 || *counter == Counter::SentByKernel);
     let counters = counters.map(|(counter, value)| vec![words(*counter).to_owned(), value.to_string()]);
-    let rows: Vec<_> = cgroups.chain([vec!["proxy".to_owned(), proxy]]).chain(counters).collect();
+    let bytes: u64 = status.memory.iter().map(|(_, bytes)| bytes).sum();
+    let memory = vec!["memory of maps".to_owned(), format!("{} KiB", bytes / 1024)];
+    let rows: Vec<_> =
+        cgroups.chain([vec!["proxy".to_owned(), proxy]]).chain(counters).chain([memory]).collect();
     output::table(&["", ""], &rows).trim_start().to_owned()
 }
 
@@ -66,6 +71,8 @@ fn words(counter: Counter) -> &'static str {
         Counter::TooLarge => "by the sidecar: too large",
         Counter::ServiceUnknown => "by the sidecar: service unknown",
         Counter::NoIdleConnection => "by the sidecar: no idle connection",
+        Counter::EndpointEjected => "by the sidecar: the endpoint is ejected",
+        Counter::PolicyChanged => "by the sidecar: the service changed meanwhile",
         Counter::RedirectFailed => "by the sidecar: refused by the kernel",
     }
 }

@@ -1,0 +1,109 @@
+use std::{
+    fmt::Debug,
+    sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+};
+
+use super::{EndpointStats, HotStats};
+use crate::outlier::OutlierState;
+
+/// Endpoints of one block.
+pub const BLOCK_ENDPOINTS: usize = 32;
+
+/// What a pick reads of the first endpoints of a service, in a layout that programs in the kernel share: for each endpoint a count of
+/// calls and streams (`u32`), a tick (`u32`) and a packed load (`u64`); then the round-robin counter.
+#[derive(Debug, Default)]
+#[repr(C, align(16))]
+pub(crate) struct HotBlock {
+    pub(crate) hot: [HotStats; BLOCK_ENDPOINTS],
+    /// Number of round-robin calls begun.
+    pub(crate) round_robin: AtomicU32,
+    unused: [u32; 3],
+}
+
+/// A block that others read and change too, with what they have to know of endpoints that failed.
+#[derive(Debug, Default)]
+#[repr(C, align(16))]
+pub struct SharedStats {
+    pub(crate) block: HotBlock,
+    penalties: [Penalty; BLOCK_ENDPOINTS],
+}
+
+/// The times of an outlier state that a pick reads.
+#[derive(Debug, Default)]
+#[repr(C)]
+struct Penalty {
+    /// Until when the endpoint is ejected, for whatever reason.
+    ejected_until: AtomicU64,
+    /// Until when it is, or was, ejected because of its responses.
+    failing_until: AtomicU64,
+    /// When it is to have its full share again.
+    ramp_end: AtomicU64,
+}
+
+/// Memory in which others count calls too.
+pub trait SharedBlock: Debug + Send + Sync {
+    /// The memory, the same each time.
+    fn stats(&self) -> &SharedStats;
+    /// Its position among other such memory.
+    fn position(&self) -> u32;
+}
+
+impl SharedStats {
+    /// Copies the penalty of an endpoint, for those that read only this memory.
+    pub(super) fn set_penalty(&self, index: u32, outlier: &OutlierState) {
+        let Some(penalty) = self.penalties.get(index as usize) else { return };
+        penalty.failing_until.store(outlier.failing_until(), Relaxed);
+        penalty.ramp_end.store(outlier.ramp_end(), Relaxed);
+        penalty.ejected_until.store(outlier.ejected_until(false), Relaxed);
+    }
+}
+
+impl HotBlock {
+    /// Copies everything from a block that is in use; returns the counts that were copied.
+    pub(super) fn copy(&self, from: &Self) -> [u32; BLOCK_ENDPOINTS] {
+        self.round_robin.store(from.round_robin.load(Relaxed), Relaxed);
+        let mut counts = [0; BLOCK_ENDPOINTS];
+        for (count, (new, old)) in counts.iter_mut().zip(self.hot.iter().zip(&from.hot)) {
+            *count = new.copy(old);
+        }
+        counts
+    }
+
+    /// Adds calls that began or ended in the other block since these counts were copied.
+    pub(super) fn add_missed(&self, from: &Self, copied: &[u32; BLOCK_ENDPOINTS]) {
+        for (count, (new, old)) in copied.iter().zip(self.hot.iter().zip(&from.hot)) {
+            new.add_missed(old, *count);
+        }
+    }
+}
+
+impl EndpointStats {
+    /// Counts in this memory from now on, together with others, unless it shares other memory already; returns what it shares.
+    /// `None` if it cannot be had.
+    pub fn share(&self, memory: impl FnOnce() -> Option<Box<dyn SharedBlock>>) -> Option<&dyn SharedBlock> {
+        if self.shared.get().is_none() {
+            let memory = memory()?;
+            let copied = memory.stats().block.copy(&self.first);
+            if let Err(unused) = self.shared.set(memory) {
+                // Another thread shared it just now.
+                drop(unused);
+            } else {
+                self.block().add_missed(&self.first, &copied);
+                (0..BLOCK_ENDPOINTS as u32).for_each(|index| self.share_penalty(index));
+            }
+        }
+        self.shared.get().map(|shared| &**shared)
+    }
+
+    /// Tells those that share memory of a penalty that has changed.
+    pub(super) fn share_penalty(&self, index: u32) {
+        if let (Some(shared), Some(outlier)) = (self.shared.get(), self.outlier(index)) {
+            shared.stats().set_penalty(index, outlier);
+        }
+    }
+
+    #[inline]
+    pub(super) fn block(&self) -> &HotBlock {
+        self.shared.get().map_or(&self.first, |shared| &shared.stats().block)
+    }
+}

@@ -1,0 +1,150 @@
+//! A service as numbers, so that another component may pick its endpoints and send requests to them.
+
+use std::{fmt, io, sync::Arc};
+
+use fairmesh_balancer::SharedBlock;
+use fairmesh_router::{EndpointStats, Outcome, ServiceNumbers};
+use tokio::time::Instant;
+
+use crate::{
+    discovery::ServiceState,
+    dispatch::SentRequest,
+    service::{ServiceHandle, handle::Handle},
+    transport::{ConnectionOwner, EndpointConnection, EndpointPool},
+};
+
+/// A service whose requests need nothing but a pick, by the records of one moment.
+pub struct ExportedService {
+    handle: Arc<Handle>,
+    state: Arc<ServiceState<Arc<EndpointPool>>>,
+    /// What the pick is decided from.
+    pub numbers: ServiceNumbers,
+}
+
+/// An endpoint that the numbers name.
+#[derive(Clone)]
+pub struct ExportedEndpoint {
+    pool: Arc<EndpointPool>,
+    stats: Arc<EndpointStats>,
+    index: u32,
+}
+
+/// A call that another component has counted at its endpoint; ends with the value, unless the call that it becomes ends it.
+pub(crate) struct CountedCall {
+    endpoint: ExportedEndpoint,
+    is_counted: bool,
+}
+
+impl ServiceHandle {
+    /// The service as numbers; `None` while requests need more than a pick.
+    #[doc(hidden)]
+    pub fn exported(&self) -> Option<ExportedService> {
+        if self.inner.mesh.source.leases().is_some() {
+            return None;
+        }
+        let state = self.inner.subscription.state();
+        let ServiceState::Ready(ready) = &*state else { return None };
+        let numbers = ready.numbers()?;
+        Some(ExportedService { handle: Arc::clone(&self.inner), state, numbers })
+    }
+}
+
+impl ExportedService {
+    /// The host that the library sends to endpoints.
+    pub fn authority(&self) -> &str {
+        self.handle.default_headers.authority.as_str()
+    }
+
+    /// The time of the clock of picks, in nanoseconds.
+    pub fn now(&self) -> u64 {
+        self.handle.mesh.clock.now()
+    }
+
+    /// Counts calls in this memory from now on, unless it shares other memory already; what it shares.
+    pub fn share_counts(
+        &self,
+        memory: impl FnOnce() -> Option<Box<dyn SharedBlock>>,
+    ) -> Option<&dyn SharedBlock> {
+        self.handle.subscription.endpoint_stats().share(memory)
+    }
+
+    /// Waits until the records have changed.
+    pub async fn outdated(&self) {
+        self.handle.subscription.changed(&self.state).await;
+    }
+
+    /// An endpoint of the numbers.
+    pub fn endpoint(&self, index: u32) -> Option<ExportedEndpoint> {
+        let ServiceState::Ready(ready) = &*self.state else { return None };
+        let pool = ready.transport(index, &self.handle.mesh.transport);
+        let stats = Arc::clone(self.handle.subscription.endpoint_stats());
+        self.numbers.indices().any(|one| one == index).then_some(ExportedEndpoint { pool, stats, index })
+    }
+}
+
+impl ExportedEndpoint {
+    /// Its index in the numbers.
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// Whether it is the same endpoint.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.pool, &other.pool)
+    }
+
+    /// Opens a connection.
+    ///
+    /// # Errors
+    /// When the endpoint cannot be reached.
+    pub async fn connect(&self) -> io::Result<EndpointConnection> {
+        self.pool.open().await.map_err(io::Error::other)
+    }
+
+    /// A request that was counted at the endpoint and sent over this connection, which returns to its owner after the response.
+    pub fn sent(
+        &self,
+        connection: EndpointConnection,
+        owner: Box<dyn ConnectionOwner>,
+        began: Instant,
+    ) -> SentRequest {
+        let counted = CountedCall { endpoint: self.clone(), is_counted: true };
+        SentRequest::new(counted, connection.owned_by(owner), began)
+    }
+}
+
+impl CountedCall {
+    pub(crate) fn pool(&self) -> &Arc<EndpointPool> {
+        &self.endpoint.pool
+    }
+
+    pub(crate) fn index(&self) -> u32 {
+        self.endpoint.index
+    }
+
+    /// Leaves it to a call to end it.
+    pub(crate) fn hand_over(mut self) {
+        self.is_counted = false;
+    }
+}
+
+impl Drop for CountedCall {
+    fn drop(&mut self) {
+        if self.is_counted {
+            // Without a penalty the time does not matter.
+            self.endpoint.stats.finish(self.endpoint.index, Outcome::Unknown, 0);
+        }
+    }
+}
+
+impl fmt::Debug for ExportedService {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExportedService").field("numbers", &self.numbers).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for ExportedEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExportedEndpoint").field("endpoint", self.pool.target()).finish_non_exhaustive()
+    }
+}

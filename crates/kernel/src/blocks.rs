@@ -1,0 +1,77 @@
+//! Blocks of the balancer's statistics, in which the programs count too.
+#![allow(unsafe_code, reason = "the programs share this memory")]
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    fs::File,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use aya::maps::Map;
+use fairmesh_balancer::{SharedBlock, SharedStats};
+
+use crate::{
+    KernelError,
+    layout::SERVICES,
+    mapped::{Mapped, SharedValue},
+};
+
+// SAFETY: it consists of atomics alone.
+unsafe impl SharedValue for SharedStats {}
+
+/// All blocks. They stay mapped until the last service that counts in one of them is gone, also when the maps are removed.
+pub(crate) struct BlockTable {
+    blocks: Mapped<SharedStats>,
+    /// The block that was used last comes last: a program may still count in it.
+    free: Mutex<VecDeque<u32>>,
+    /// Another process would count its own calls in the same memory.
+    _lock: File,
+}
+
+/// A block in use.
+#[derive(Debug)]
+struct Block {
+    table: Arc<BlockTable>,
+    position: u32,
+}
+
+impl BlockTable {
+    pub(crate) fn open(map: &Map, lock: File) -> Result<Self, KernelError> {
+        let blocks = Mapped::open(map, SERVICES as usize)?;
+        Ok(Self { blocks, free: Mutex::new((0..SERVICES).collect()), _lock: lock })
+    }
+
+    /// `None` while all are in use.
+    pub(crate) fn take(self: &Arc<Self>) -> Option<Box<dyn SharedBlock>> {
+        let position = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop_front()?;
+        Some(Box::new(Block { table: Arc::clone(self), position }))
+    }
+
+    /// Whether this memory is one of these blocks.
+    pub(crate) fn contains(&self, stats: &SharedStats) -> bool {
+        self.blocks.as_ptr_range().contains(&std::ptr::from_ref(stats))
+    }
+}
+
+impl SharedBlock for Block {
+    fn stats(&self) -> &SharedStats {
+        &self.table.blocks[self.position as usize]
+    }
+
+    fn position(&self) -> u32 {
+        self.position
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        self.table.free.lock().unwrap_or_else(PoisonError::into_inner).push_back(self.position);
+    }
+}
+
+impl fmt::Debug for BlockTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BlockTable").finish_non_exhaustive()
+    }
+}

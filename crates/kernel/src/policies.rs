@@ -1,0 +1,138 @@
+//! Services that the programs pick endpoints of.
+//!
+//! Programs find a service by its host, and its policy by position. They may be preempted at any point, and the kernel uses the memory
+//! of removed map entries again at once, so all that they have read is discarded unless the id of the entry and of the policy agree
+//! and the generation is still the same.
+#![allow(unsafe_code, reason = "the programs share this memory")]
+
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::Ordering::{Relaxed, Release},
+    },
+};
+
+use aya::maps::{HashMap, Map, MapData};
+use fairmesh_router::ServiceNumbers;
+
+use crate::{
+    KernelError,
+    layout::{HostKey, PolicyBuffers, PolicyValue, SERVICES, ServiceValue},
+    mapped::{Mapped, SharedValue},
+};
+
+// SAFETY: an atomic, and a cell of integers that the functions below write alone, one at a time.
+unsafe impl SharedValue for PolicyBuffers {}
+
+/// All policies.
+pub(crate) struct PolicyTable {
+    hosts: Mutex<HashMap<MapData, HostKey, ServiceValue>>,
+    policies: Mapped<PolicyBuffers>,
+    writer: Mutex<Writer>,
+}
+
+#[derive(Debug)]
+struct Writer {
+    used: Vec<bool>,
+    last_id: u64,
+}
+
+/// A service that is published until it is dropped.
+#[derive(Debug)]
+pub struct PublishedPolicy {
+    table: Arc<PolicyTable>,
+    host: HostKey,
+    position: u32,
+    id: u64,
+}
+
+impl PolicyTable {
+    /// Maps the policies, and removes those of an earlier proxy.
+    pub(crate) fn open(hosts: Map, policies: &Map) -> Result<Self, KernelError> {
+        let refused = |error| KernelError::refused("a map", &error);
+        let mut hosts: HashMap<_, HostKey, ServiceValue> = hosts.try_into().map_err(refused)?;
+        let left: Vec<_> = hosts.keys().collect::<Result<_, _>>().map_err(refused)?;
+        for host in left {
+            hosts.remove(&host).map_err(refused)?;
+        }
+        let policies: Mapped<PolicyBuffers> = Mapped::open(policies, SERVICES as usize)?;
+        // Ids continue where an earlier proxy ended: a program may still read its policies.
+        let ids = policies.iter().map(|policy| {
+            // SAFETY: nothing writes policies before this returns.
+            let buffers = unsafe { &*policy.buffers.get() };
+            buffers[0].id.max(buffers[1].id)
+        });
+        let last_id = ids.max().unwrap_or(0);
+        let writer = Mutex::new(Writer { used: vec![false; SERVICES as usize], last_id });
+        Ok(Self { hosts: Mutex::new(hosts), policies, writer })
+    }
+
+    /// Publishes a service by the host that requests name. `None` if that is too long, or there are too many.
+    pub(crate) fn publish(self: &Arc<Self>, host: &str, policy: &Policy) -> Option<PublishedPolicy> {
+        let host = HostKey::new(host)?;
+        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let position = writer.used.iter().position(|used| !used)? as u32;
+        writer.last_id += 1;
+        let id = writer.last_id;
+        self.write(position, id, policy);
+        let entry = ServiceValue { id, position, unused: 0 };
+        self.hosts.lock().unwrap_or_else(PoisonError::into_inner).insert(host, entry, 0).ok()?;
+        writer.used[position as usize] = true;
+        Some(PublishedPolicy { table: Arc::clone(self), host, position, id })
+    }
+
+    /// Writes the next generation; the caller holds the writer's lock.
+    fn write(&self, position: u32, id: u64, policy: &Policy) {
+        let policies = &self.policies[position as usize];
+        let next = policies.generation.load(Relaxed).wrapping_add(1);
+        let value = PolicyValue {
+            id,
+            origin: policy.origin,
+            block: policy.block,
+            unused: 0,
+            numbers: policy.numbers,
+        };
+        // SAFETY: this process alone writes, one thread at a time, and makes no reference into the cell meanwhile; programs discard
+        // what they read of a buffer that is not the current one.
+        unsafe {
+            policies.buffers.get().cast::<PolicyValue>().add((next & 1) as usize).write_volatile(value)
+        };
+        policies.generation.store(next, Release);
+    }
+}
+
+/// What a pick is decided from.
+#[derive(Clone, Copy, Debug)]
+pub struct Policy {
+    /// When the clock of the picks was 0, in nanoseconds of [`program_clock`](crate::program_clock).
+    pub origin: u64,
+    /// The block of statistics that the candidates are counted in.
+    pub block: u32,
+    /// The service.
+    pub numbers: ServiceNumbers,
+}
+
+impl PublishedPolicy {
+    /// Replaces the policy.
+    pub fn update(&self, policy: &Policy) {
+        let _writer = self.table.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        self.table.write(self.position, self.id, policy);
+    }
+}
+
+impl Drop for PublishedPolicy {
+    fn drop(&mut self) {
+        let table = &self.table;
+        let mut writer = table.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        // Fails only if it is not there.
+        let _ = table.hosts.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.host);
+        writer.used[self.position as usize] = false;
+    }
+}
+
+impl fmt::Debug for PolicyTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PolicyTable").finish_non_exhaustive()
+    }
+}
