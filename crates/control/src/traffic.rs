@@ -42,6 +42,8 @@ pub(crate) use service::TrafficService;
 
 /// The shortest time between two rounds.
 const ROUND_INTERVAL: Duration = Duration::from_secs(1);
+/// A round is made after this time without any change: reports that stop are a change as well.
+const SILENCE: Duration = Duration::from_secs(5);
 /// How long a write may take before the next round goes on without it.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -115,15 +117,16 @@ impl TrafficController {
         let started_ms = self.elapsed_ms();
         let mut ticks = interval(ROUND_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut last = Seen::default();
+        let (mut last, mut rounds_at) = (Seen::default(), Instant::now());
         loop {
             ticks.tick().await;
             let seen =
                 Seen { reports: self.counts.reports.load(Relaxed), revision: self.node.revision().number };
             let planned = self.planned.all();
             let has_planners = !lock(&self.planners).is_empty();
-            if seen != last && (has_planners || !planned.is_empty() || self.has_drains()) {
-                last = seen;
+            let is_due = seen != last || rounds_at.elapsed() >= SILENCE;
+            if is_due && (has_planners || !planned.is_empty() || self.has_drains()) {
+                (last, rounds_at) = (seen, Instant::now());
                 self.round(&planned, Now { ms: self.elapsed_ms(), started_ms, wall_ms: now_ms() }).await;
             }
         }

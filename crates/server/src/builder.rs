@@ -232,11 +232,8 @@ impl ServerBuilder {
         if registration.location.is_none() && !self.knows_agent {
             check_location(&registry, started).await?;
         }
-        let state = match self.starting || self.hooks.is_some() {
-            true => EndpointState::Starting,
-            false => EndpointState::Serving,
-        };
-        let lease = Arc::new(Lease::keep(Arc::clone(&registry), registration.clone(), state));
+        let lease = Lease::keep(Arc::clone(&registry), registration.clone(), self.first_state());
+        let lease = Arc::new(lease);
         let layer = ServerLayer { shared: Arc::new(self.shared(&registration)) };
         let (cpu, load) = (Cpu::of_this_program(), &layer.shared.load);
         let cpu_sampler = CpuSampler::start(cpu.clone(), Arc::clone(load));
@@ -271,6 +268,14 @@ impl ServerBuilder {
                 _cpu_sampler: cpu_sampler,
             }),
         })
+    }
+
+    /// The state that it registers with.
+    fn first_state(&self) -> EndpointState {
+        match self.starting || self.hooks.is_some() {
+            true => EndpointState::Starting,
+            false => EndpointState::Serving,
+        }
     }
 
     /// How connections are accepted, which the registration tells callers.

@@ -43,7 +43,8 @@ pub(crate) struct AttemptGuard {
     is_started: bool,
     /// Whether the attempt is over, and this is kept for its properties.
     ended: bool,
-    attempts: usize,
+    /// Of the call; small, since bodies are moved.
+    attempts: u16,
     /// Where the bytes of the body are counted, for a service that is planned for.
     reported: Option<Arc<CallCounters>>,
 }
@@ -75,7 +76,8 @@ impl AttemptGuard {
         idle_timeout: Duration,
         clock: Clock,
     ) -> Option<Self> {
-        let ((outcome, reported), attempts) = (call.hand_over()?, call.attempts());
+        let (outcome, reported) = call.hand_over()?;
+        let attempts = u16::try_from(call.attempts()).unwrap_or(u16::MAX);
         Some(Self {
             pool,
             clock,
@@ -162,7 +164,7 @@ impl AttemptGuard {
 
     /// The number of attempts of the call.
     pub(super) fn attempts(&self) -> usize {
-        self.attempts
+        self.attempts.into()
     }
 
     /// Records the load and the status in the trailers of a gRPC response.

@@ -257,7 +257,7 @@ mod tests {
         let advance = (name("shop/a"), DrainStep::Advance(share(900_000)));
         let wait = (name("shop/b"), DrainStep::Wait("reports"));
         let hold = (name("shop/c"), DrainStep::Hold("full".to_owned()));
-        assert_eq!(next_step(&drain, &[advance.clone()]), Ok(share(900_000)));
+        assert_eq!(next_step(&drain, std::slice::from_ref(&advance)), Ok(share(900_000)));
         let waits = next_step(&drain, &[advance.clone(), wait.clone()]).unwrap_err();
         assert_eq!((waits.text.as_str(), waits.is_held), ("waits for reports (shop/b)", false));
         let held = next_step(&drain, &[advance, wait, hold]).unwrap_err();

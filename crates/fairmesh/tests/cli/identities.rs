@@ -290,6 +290,16 @@ fn plaintext(port: u16, host: &str) -> String {
     String::from_utf8_lossy(&read).into_owned()
 }
 
+/// Commands show the identity that an endpoint of the catalog proves.
+fn shows_the_identity(mesh: &Mesh, instance: &str) {
+    let id = "spiffe://prod/shop/catalog";
+    let instance = format!("shop/catalog/{instance}");
+    assert_eq!(mesh.run(&["describe", "endpoint", &instance, "--json"]).json()["identity"], id);
+    let explain = ["explain", "shop/catalog", "--region", "eu"];
+    assert_eq!(mesh.run(&[&explain[..], &["--json"]].concat()).json()["goesTo"]["identity"], id);
+    assert!(mesh.run(&explain).ok().contains(&format!("proves   {id}, by mutual TLS")));
+}
+
 #[test]
 fn services_are_called_over_mutual_tls_only() {
     let (mesh, tcp) = domain();
@@ -307,12 +317,7 @@ fn services_are_called_over_mutual_tls_only() {
     assert!(call().ok().contains("x-secret: tea"));
     let endpoints = mesh.run(&["get", "endpoints", "shop/catalog", "--json"]).json();
     assert_eq!(endpoints[0]["mtls"], true, "{endpoints}");
-    let id = "spiffe://prod/shop/catalog";
-    let instance = format!("shop/catalog/{}", endpoints[0]["instance"].as_str().unwrap());
-    assert_eq!(mesh.run(&["describe", "endpoint", &instance, "--json"]).json()["identity"], id);
-    let explain = ["explain", "shop/catalog", "--region", "eu"];
-    assert_eq!(mesh.run(&[&explain[..], &["--json"]].concat()).json()["goesTo"]["identity"], id);
-    assert!(mesh.run(&explain).ok().contains(&format!("proves   {id}, by mutual TLS")));
+    shows_the_identity(&mesh, endpoints[0]["instance"].as_str().unwrap());
     assert!(!plaintext(port, "catalog.shop").contains("HTTP/1.1"), "plaintext is refused");
 
     let listen = free_port();

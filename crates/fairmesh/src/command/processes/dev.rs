@@ -13,7 +13,7 @@ use std::{
 use clap::Args;
 use fairmesh_agent::AgentConfig;
 use fairmesh_client::Mesh;
-use fairmesh_control::{Control, ControlConfig};
+use fairmesh_control::{Control, ControlConfig, TrustDomainChoice};
 use fairmesh_model::{Location, Region};
 use fairmesh_proxy::{AccessLogConfig, AccessLogFormat, Limits, ListenerConfig, ProxyConfig};
 use fairmesh_wire::transport::Address;
@@ -150,7 +150,8 @@ fn control_config(args: &DevArgs, data: &DataFolder) -> ControlConfig {
         transport: transport(),
         data_dir: data.path.join("control"),
         etcd: None,
-        trust_domain: None,
+        // All of it is one process of one user, on loopback.
+        trust_domain: TrustDomainChoice::Stored,
         grpc: vec![args.control.clone()],
         http: args.http,
         sources: Vec::new(),
