@@ -70,7 +70,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // Says what it saw to a collector, and knows nothing of the mesh.
     ("otlp", &[]),
     ("proxy", &["model", "listen", "kernel", "shared-memory", "http", "headers", "client", "server", "otlp"]),
-    ("lookaside", &["model", "listen", "wire", "router", "client"]),
+    ("lookaside", &["model", "listen", "wire", "router", "signals", "client"]),
     (
         "control",
         &["model", "listen", "wire", "identity", "rib", "signals", "te", "store", "registry", "imbalance"],

@@ -13,7 +13,7 @@ use std::{
 use fairmesh_client::{
     Fault, FaultKind, Mesh, ServiceHandle,
     call::{Clock, nanos},
-    discovery::ServiceState,
+    discovery::{EndpointTransport, ReadyService, ServiceState},
 };
 use fairmesh_listen::Listeners;
 use fairmesh_model::{
@@ -22,6 +22,7 @@ use fairmesh_model::{
 use fairmesh_router::{
     EndpointPick, EndpointRef, EndpointTarget, LoadReport, Outcome, PickParams, RequestView, ServiceTable,
 };
+use fairmesh_signals::CallCounters;
 
 use crate::{
     LeaseTerms, Limits,
@@ -37,6 +38,14 @@ const MAX_SERVICES: usize = 4096;
 pub(crate) const MAX_ENDPOINTS: usize = 32;
 /// Further failures in a row have no further effect.
 const MAX_FAILURES: u32 = 16;
+
+/// An endpoint that a caller may call.
+#[derive(Debug)]
+struct Lease {
+    held: EndpointRef,
+    /// Where its calls are counted, if a planner needs them.
+    counters: Option<Arc<CallCounters>>,
+}
 
 /// The request of a caller.
 #[derive(Clone, Debug)]
@@ -75,7 +84,7 @@ pub(crate) struct LeaseReport {
 pub(crate) struct Picker {
     mesh: Mesh,
     services: Mutex<HashMap<ServiceName, ServiceHandle>>,
-    leases: Mutex<LeaseTable<EndpointRef>>,
+    leases: Mutex<LeaseTable<Lease>>,
     clock: Clock,
     seeds: AtomicU64,
     pub(crate) lease_terms: LeaseTerms,
@@ -117,7 +126,7 @@ impl Picker {
         };
         let routed = if target == query.service { requested } else { self.ready(&target).await? };
         match &*routed.state() {
-            ServiceState::Ready(ready) => self.lease(&ready.upstream, ready.revision, query),
+            ServiceState::Ready(ready) => self.lease(ready, query),
             _ => Err(changing(&target)),
         }
     }
@@ -129,21 +138,28 @@ impl Picker {
         upstream.route(&request, self.next_seed()).target
     }
 
-    fn lease(&self, upstream: &ServiceTable, revision: u64, query: &PickQuery) -> Result<PickResult, Fault> {
+    fn lease<T: EndpointTransport>(
+        &self,
+        ready: &ReadyService<T>,
+        query: &PickQuery,
+    ) -> Result<PickResult, Fault> {
+        let (upstream, revision) = (&ready.upstream, ready.revision);
         let keys = query.key.map_or(KeyRange::ALL, |key| upstream.equivalent_keys(key));
         let now = self.clock.now();
         // Where the key alone determines the endpoint, the others are for its failure only.
         let is_hashed = query.key.is_some() && keys != KeyRange::ALL && upstream.shards().is_none();
         let limit = if is_hashed { 1 } else { query.endpoints.clamp(1, MAX_ENDPOINTS) };
-        let picked = choose(upstream, query, limit, || (now, self.next_seed()))?;
+        let picked = choose(upstream, query, limit, || (now, self.next_seed()));
+        let picked = picked.inspect_err(|fault| ready.count_unsent(fault.kind() == FaultKind::Dropped))?;
         let ends = now.saturating_add(nanos(self.lease_terms.ttl));
         let mut table = self.lease_table();
         let leases = picked.into_iter().map(|picked| {
             let (id, held) = (self.next_seed(), upstream.endpoint_ref(picked.index));
             let target = Arc::clone(held.target());
-            if let Some(evicted) = table.insert(id, held, ends) {
+            let lease = Lease { held, counters: ready.call_counters(picked.index) };
+            if let Some(evicted) = table.insert(id, lease, ends) {
                 add(&self.metrics.evicted, 1);
-                evicted.finish(Outcome::Unknown, now);
+                evicted.held.finish(Outcome::Unknown, now);
             }
             (id, target)
         });
@@ -175,12 +191,16 @@ impl Picker {
     pub(crate) fn record(&self, id: u64, report: LeaseReport) -> bool {
         let now = self.clock.now();
         let mut leases = self.lease_table();
-        let Some(held) = leases.get(id) else {
+        let Some(Lease { held, counters }) = leases.get(id) else {
             add(&self.metrics.unknown, 1);
             return false;
         };
         add(&self.metrics.reports, 1);
         add(&self.metrics.failures, report.failures.into());
+        if let Some(counters) = counters {
+            let calls = u64::from(report.calls.max(report.failures));
+            counters.record_calls(calls, calls - u64::from(report.failures));
+        }
         let failures = report.failures.min(MAX_FAILURES);
         let good = report.failures == 0 && report.calls > 0;
         let outcomes = (0..failures).map(|_| Outcome::Failed).chain(good.then_some(Outcome::Ok));
@@ -192,9 +212,9 @@ impl Picker {
             held.record_unrewarded_report(load, now);
         }
         if report.done
-            && let Some(held) = leases.remove(id)
+            && let Some(lease) = leases.remove(id)
         {
-            held.finish(Outcome::Unknown, now);
+            lease.held.finish(Outcome::Unknown, now);
         }
         true
     }
@@ -203,8 +223,8 @@ impl Picker {
     pub(crate) fn expire_leases(&self) {
         let now = self.clock.now();
         let mut leases = self.lease_table();
-        while let Some(held) = leases.pop_expired(now) {
-            held.finish(Outcome::Unknown, now);
+        while let Some(lease) = leases.pop_expired(now) {
+            lease.held.finish(Outcome::Unknown, now);
         }
     }
 
@@ -248,7 +268,7 @@ impl Picker {
         Ok(service)
     }
 
-    fn lease_table(&self) -> MutexGuard<'_, LeaseTable<EndpointRef>> {
+    fn lease_table(&self) -> MutexGuard<'_, LeaseTable<Lease>> {
         self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -47,6 +47,13 @@ impl CallCounters {
         self.shed.fetch_add(1, Relaxed);
     }
 
+    /// Counts calls that another program made by a pick of this one; so many of them had a response.
+    pub fn record_calls(&self, calls: u64, answered: u64) {
+        self.offered.fetch_add(calls, Relaxed);
+        self.attempts.fetch_add(calls, Relaxed);
+        self.answered.fetch_add(answered, Relaxed);
+    }
+
     /// Counts bytes of the body of a response.
     #[inline]
     pub fn record_bytes(&self, bytes: u64) {

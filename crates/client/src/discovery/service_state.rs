@@ -5,7 +5,7 @@ use std::{
 
 use fairmesh_model::ServiceName;
 use fairmesh_router::{ServiceNumbers, ServiceTable};
-use fairmesh_signals::{Destinations, ReportedPaths};
+use fairmesh_signals::{CallCounters, Destinations, ReportedPaths};
 
 use super::{endpoint_transport::EndpointTransport, subscription::Subscription};
 
@@ -72,6 +72,18 @@ impl<T: EndpointTransport> ReadyService<T> {
             self.reported = Some(Box::new(ReportedPaths::new(&to, endpoints, before)));
         }
         self
+    }
+
+    /// Where calls that other programs make to an endpoint of this snapshot are counted, if a planner needs them.
+    pub fn call_counters(&self, index: u32) -> Option<Arc<CallCounters>> {
+        self.reported.as_deref()?.to_endpoint(None, index).cloned()
+    }
+
+    /// Counts a call of another program that no endpoint gets; `is_dropped` by a region table.
+    pub fn count_unsent(&self, is_dropped: bool) {
+        if let Some(paths) = self.reported.as_deref() {
+            paths.to_nowhere(None).record_unsent(is_dropped);
+        }
     }
 
     /// The transport to an endpoint of this snapshot, opened on first use.

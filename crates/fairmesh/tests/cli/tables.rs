@@ -27,7 +27,10 @@ fn tables_are_listed_and_change_with_their_policy() {
 
     mesh.apply("{kind: Policy, service: shop/catalog, traffic: {planner: rings}}").ok();
     let planned = listed(&mesh);
-    assert!(planned.err.contains("runs none") && planned.out.is_empty(), "{planned:?}");
+    assert!(
+        planned.err.contains("fairmesh traffic status shop/catalog") && planned.out.is_empty(),
+        "{planned:?}"
+    );
     mesh.apply(POLICY).ok();
     mesh.run(&["delete", "policy", "shop/catalog"]).ok();
     assert!(listed(&mesh).out.is_empty(), "a table goes with its policy");

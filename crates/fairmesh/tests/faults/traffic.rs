@@ -12,13 +12,17 @@ use std::{
 use fairmesh_client::ServiceHandle;
 use fairmesh_model::Protocol;
 use fairmesh_server::Server;
+use fairmesh_wire::lookaside::v1::{PickRequest, ReportRequest, Result as CallResult};
 use serde_json::Value;
 use tokio::{
     task::JoinSet,
     time::{Instant, interval, sleep},
 };
 
-use crate::harness::{Caller, Kind, Spec, World, beside_others, until};
+use crate::{
+    harness::{Caller, Kind, Spec, World, beside_others, until},
+    lookaside::Lookaside,
+};
 
 /// Calls per second that fill a region.
 const FULL: f64 = 100.0;
@@ -228,4 +232,24 @@ async fn a_region_is_drained_of_its_own_callers_step_by_step_across_a_restart() 
     assert_eq!(*calls.failures.lock().unwrap(), Vec::<String>::new());
     far.stop().await;
     here.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_by_leases_of_a_lookaside_are_counted() {
+    let _machine = beside_others().await;
+    let world = World::start(YAML).await;
+    let server = Spec::new("shop/cart", "here", Protocol::Http1).here(&world).await;
+    world.serves("shop/cart", "here").await;
+    let lookaside = Lookaside::start(&world, "").await;
+    until("its calls are counted", async || {
+        let mut caller = lookaside.caller().await;
+        let request = PickRequest { service: "shop/cart".into(), endpoints: 1, ..PickRequest::default() };
+        let lease = caller.pick(request).await.unwrap().into_inner().leases[0].id;
+        let result = CallResult { lease, calls: 50, done: true, ..CallResult::default() };
+        caller.report(ReportRequest { results: vec![result] }).await.unwrap();
+        let status = status(&world).await;
+        status["regions"][0]["offeredPerSecond"][0].as_f64().is_some_and(|rate| rate > 1.0)
+    })
+    .await;
+    server.stop().await;
 }
