@@ -94,7 +94,8 @@ impl UsageReports {
             epoch: None,
             calls,
             minutes: UsageRecorder::default(),
-            minutes_at: None,
+            // A first report of a second would say next to nothing.
+            minutes_at: Some(began),
             id: RandomState::new().hash_one(began),
             meter: ServerMeter::default(),
             began,
