@@ -1,7 +1,7 @@
 //! The state machine of one call, without a transport: every form of Fairmesh runs it around each attempt.
 //!
 //! A [`Call`] is routed once; then `pick` chooses an endpoint for each attempt and `finish` decides what follows it. An
-//! attempt counts as outstanding until the call is dropped or the response that it was [handed over](Call::hand_over)
+//! attempt counts as outstanding until the call is dropped or the response that it was handed over
 //! to ends, so that no exit, cancellation included, can leak a count.
 
 mod clock;
