@@ -102,7 +102,7 @@ impl TrafficController {
     /// If it is invalid.
     pub(crate) fn record(&self, report: v1::TrafficReport) -> Result<u32, Invalid> {
         let report = TrafficReport::try_from(report).map_err(|e| e.within("traffic"))?;
-        // Whoever reports nothing of a planned service says by it that there is nothing in its region.
+        // A report without a planned service says that its region has no part in one, which the planner needs as well.
         let is_planned = !self.planned.all().is_empty();
         let taken = lock(&self.sums).record(report, self.elapsed_ms());
         self.counts.reports.fetch_add(1, Relaxed);

@@ -134,7 +134,7 @@ impl ServicePlanner {
         match (facts.traffic.mode, &self.refused) {
             (TrafficMode::Active, None) => self.publish(facts, now),
             (TrafficMode::Hold, _) => self.confirm_held(facts, now),
-            // Unconfirmed tables lose their force by and by: nobody knows any more whether they are right.
+            // Unconfirmed tables lose their force by and by: their input is no longer known to hold.
             _ => Vec::new(),
         }
     }

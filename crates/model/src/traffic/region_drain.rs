@@ -5,7 +5,7 @@ use crate::{Invalid, Share};
 /// The longest drain.
 const MAX_DRAIN: Duration = Duration::from_secs(24 * 3_600);
 
-/// A drain of a whole region, or its way back, as far as it has come: whoever continues it needs nothing else.
+/// A drain of a whole region, or its way back, as far as it has come. A control plane continues it from this alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionDrain {
     /// The share of the calls of its own callers that the region keeps by now. Below all, it gets no calls of others.

@@ -154,7 +154,7 @@ impl<T: EndpointTransport> TrackedService<T> {
             }
         };
         let ready = ReadyService::new(upstream, splits, revision, before);
-        // Without a location its calls come from nowhere, and nobody can plan for them.
+        // Without a location its calls have no source region, and no planner can use them.
         match topology.location {
             Some(_) => Some(ready.with_reports(topology.caller.as_ref(), before)),
             None => Some(ready),
