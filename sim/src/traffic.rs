@@ -11,7 +11,7 @@ use std::sync::Arc;
 use fairmesh_model::{Invalid, Region, RoundTrips};
 use fairmesh_te::{
     Destination, Observation, PlanInput, PlannerState, RegionObservation, RingMatrix, RingsPolicy, Shift,
-    Tables, drain, plan,
+    Tables, ZoneState, drain, plan,
 };
 
 use crate::scenario::{PlannerKind, RegionDrain, Traffic as TrafficSpec};
@@ -28,6 +28,7 @@ pub(crate) struct Traffic {
     rings: RingMatrix,
     names: Vec<Region>,
     state: PlannerState,
+    zones: ZoneState,
     observation: Observation,
     drain: Option<drain::Drain>,
     /// Reports on their way to the planner.
@@ -49,6 +50,7 @@ impl Traffic {
             policy,
             names: names.to_vec(),
             state: PlannerState::new(regions, classes),
+            zones: ZoneState::default(),
             observation: Observation { now_ms: 0, regions: vec![unknown; regions] },
             drain: spec.drain.as_ref().map(|drain| begin_drain(drain, names)),
             pending: Vec::new(),
@@ -72,7 +74,7 @@ impl Traffic {
 
     /// Whether there is a planner.
     pub(crate) fn is_planned(&self) -> bool {
-        self.spec.planner == PlannerKind::Rings
+        self.spec.planner != PlannerKind::None
     }
 
     /// When the planner last planned, in nanoseconds.
@@ -113,6 +115,9 @@ impl Traffic {
         for (region, power) in self.observation.regions.iter_mut().zip(powers) {
             region.power = *power;
         }
+        if self.spec.planner == PlannerKind::Zones {
+            return self.plan_zones();
+        }
         self.advance_drain();
         let input = PlanInput { policy: &self.policy, rings: &self.rings, observation: &self.observation };
         let plan = plan(input, &self.state);
@@ -127,6 +132,26 @@ impl Traffic {
         let has_changed = *self.tables != *self.state.tables();
         if has_changed {
             self.tables = Arc::new(self.state.tables().clone());
+        }
+        has_changed
+    }
+
+    /// Plans zones as production does, from calls and power alone; a zone without calls keeps its row.
+    fn plan_zones(&mut self) -> bool {
+        let offered = |region: &RegionObservation| {
+            region.callers.as_ref().map_or(0.0, |callers| callers.offered.iter().sum())
+        };
+        let demand: Vec<f64> = self.observation.regions.iter().map(offered).collect();
+        let power: Vec<f64> = self.observation.regions.iter().map(|region| region.power).collect();
+        let mut tables = (*self.tables).clone();
+        for (source, row) in tables.sources.iter_mut().zip(self.zones.plan(&demand, &power)) {
+            for class in source.classes.iter_mut().filter(|_| !row.is_empty()) {
+                class.shares.clone_from(row);
+            }
+        }
+        let has_changed = *self.tables != tables;
+        if has_changed {
+            self.tables = Arc::new(tables);
         }
         has_changed
     }

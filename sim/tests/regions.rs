@@ -51,3 +51,22 @@ fn no_table_changes_while_reports_are_wrong() {
     assert!(wrong.clone().count() > 25);
     assert!(wrong.clone().all(|round| round.shifts.is_empty()));
 }
+
+#[test]
+fn no_zone_is_loaded_above_the_others_and_as_many_calls_stay_as_that_allows() {
+    let report = play("region-zones");
+    // Of 35 callers 10, 20 and 5; of 12 servers 6, 3 and 3.
+    let (calls, power) = ([10.0, 20.0, 5.0].map(|n| n / 35.0), [0.5, 0.25, 0.25]);
+    let most: f64 = calls.iter().zip(power).map(|(calls, power)| f64::min(*calls, 1.1 * power)).sum();
+    let settled = report.rounds.iter().filter(|round| round.at > 60.0);
+    assert!(settled.clone().count() > 20);
+    let mean =
+        |of: &dyn Fn(&Round) -> f64| settled.clone().map(of).sum::<f64>() / settled.clone().count() as f64;
+    let mean_load = mean(&|round| round.loads.iter().zip(power).map(|(load, power)| load * power).sum());
+    for zone in 0..3 {
+        let load = mean(&|round| round.loads[zone]);
+        assert!(load < 1.1 * mean_load, "zone {zone}: {load} of {mean_load}");
+    }
+    let stays = mean(&|round| round.all_local);
+    assert!(stays > 0.95 * most, "{stays} of {most}");
+}

@@ -237,6 +237,7 @@ impl TrafficController {
         let mut facts = ServiceFacts {
             traffic,
             local_only: records::is_local_only(&policy.value),
+            zone_first: records::is_zone_first(&policy.value),
             reports: ServiceReports::of(sum, service),
             tables: self.tables(service),
             ..ServiceFacts::default()

@@ -39,7 +39,7 @@ pub use identity::Identity;
 pub use name::{Cluster, HostType, InstanceId, Label, Region, Role, ServiceName, Tenant, TrustDomain, Zone};
 pub use policy::{Balancing, BalancingPolicy, LoadSignal, Outliers, Score};
 pub use policy::{CallKind, Timeouts};
-pub use policy::{KeySource, Locality, Policy, Retries, Ring};
+pub use policy::{KeySource, Locality, MAX_KEY_SOURCES, Policy, Retries, Ring};
 pub use record::Record;
 pub use record::{ChunkHash, HistoryKind, Prefix, RecordKey, ShardPart};
 pub use record::{Cursor, Revision, StoreId};
@@ -64,8 +64,8 @@ pub use traffic::{
     TrafficReport,
 };
 pub use traffic::{
-    Confirmation, MAX_TABLE_CLASSES, MAX_TABLE_REGIONS, RegionDrain, RegionShares, RegionTable,
-    SMALLEST_SHARE, TableForce, TableOrigin, TrafficShares,
+    Confirmation, MAX_TABLE_CLASSES, MAX_TABLE_REGIONS, MAX_TABLE_ZONES, RegionDrain, RegionShares,
+    RegionTable, SMALLEST_SHARE, TableForce, TableOrigin, TrafficShares, ZoneShares,
 };
 pub use traffic::{LoadMetric, LoadRing, MAX_PLANNED_CLASSES, Traffic, TrafficMode, TrafficPlanner};
 pub use trust::{JoinedAgent, MAX_CERTIFICATE, MAX_ROOTS, MAX_TENANTS, TrustBundle};

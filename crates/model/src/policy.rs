@@ -26,8 +26,8 @@ pub struct Policy {
     /// The rate limit of all calls to the service; routes may have limits of their own in addition.
     pub limit: Option<RateLimit>,
     /// Where the key is read from calls without an explicit key, for services called by key, so that sessions stay
-    /// with their endpoint.
-    pub key: Option<KeySource>,
+    /// with their endpoint. The first source that has one; at most [`MAX_KEY_SOURCES`].
+    pub key: Vec<KeySource>,
     /// Active health checks of endpoints; `None` disables them, so that only passive detection remains.
     pub health_check: Option<HealthCheck>,
     /// The address of the service's own lookaside, which leases endpoints to callers: `host:port`, or `unix:/path`.
@@ -42,6 +42,9 @@ pub struct Locality {
     /// Rings in the order of preference; a call goes to the first that has a candidate. A region belongs to the first
     /// ring that includes it. Empty means the default rings.
     pub rings: Vec<Ring>,
+    /// Whether calls prefer the zone of their caller, as far as the table of its region says: the ring `zone`. Distances
+    /// do not tell zones apart, so that no other part of the decision knows this ring.
+    pub zone_first: bool,
     /// Whether calls fail instead of leaving their region; callers then subscribe to their own region only
     /// (ServiceRouter §3.2).
     pub local_only: bool,
@@ -85,9 +88,12 @@ impl Locality {
 
 impl Default for Locality {
     fn default() -> Self {
-        Self { rings: Self::default_rings(), local_only: false }
+        Self { rings: Self::default_rings(), zone_first: false, local_only: false }
     }
 }
+
+/// The most sources of a key.
+pub const MAX_KEY_SOURCES: usize = 8;
 
 /// Where the key of a call is read. A numeric value is the key itself; any other is hashed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -134,7 +140,8 @@ impl Policy {
         self.timeouts.validate()?;
         self.retries.validate().map_err(|e| e.within("retries"))?;
         self.limit.as_ref().map_or(Ok(()), RateLimit::validate).map_err(|e| e.within("limit"))?;
-        self.key.as_ref().map_or(Ok(()), KeySource::validate).map_err(|e| e.within("key"))?;
+        KeySource::validate_all(&self.key).map_err(|e| e.within("key"))?;
+        self.validate_zone_first()?;
         self.health_check
             .as_ref()
             .map_or(Ok(()), HealthCheck::validate)
@@ -144,6 +151,18 @@ impl Policy {
             .map_or(Ok(()), |traffic| traffic.validate())
             .map_err(|e| e.within("traffic"))?;
         self.lookaside.as_deref().map_or(Ok(()), check_lookaside)
+    }
+}
+
+impl Policy {
+    /// Only a planner knows how much of its calls a zone can keep.
+    fn validate_zone_first(&self) -> Result<(), Invalid> {
+        let is_planned = self.traffic.as_ref().is_some_and(|traffic| traffic.is_planned());
+        if !self.locality.zone_first || is_planned {
+            return Ok(());
+        }
+        let problem = "has the ring 'zone', but no planner bounds what a zone keeps";
+        Err(Invalid::new("locality.rings", problem, "add 'traffic: {planner: rings}'"))
     }
 }
 
@@ -173,6 +192,15 @@ pub(crate) fn check_timeout(field: &str, timeout: Duration) -> Result<(), Invali
 }
 
 impl KeySource {
+    /// Checks the sources of a key.
+    pub(crate) fn validate_all(sources: &[Self]) -> Result<(), Invalid> {
+        if sources.len() > MAX_KEY_SOURCES {
+            let problem = format!("has {} sources", sources.len());
+            return Err(Invalid::new("", problem, format!("write at most {MAX_KEY_SOURCES}")));
+        }
+        sources.iter().try_for_each(Self::validate)
+    }
+
     fn validate(&self) -> Result<(), Invalid> {
         let (Self::Header(name) | Self::Cookie(name)) = self else { return Ok(()) };
         match is_token(name) {

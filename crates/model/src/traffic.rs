@@ -17,8 +17,8 @@ pub use report::{
 };
 
 pub use region_table::{
-    Confirmation, MAX_TABLE_CLASSES, MAX_TABLE_REGIONS, RegionShares, RegionTable, SMALLEST_SHARE,
-    TableForce, TableOrigin, TrafficShares,
+    Confirmation, MAX_TABLE_CLASSES, MAX_TABLE_REGIONS, MAX_TABLE_ZONES, RegionShares, RegionTable,
+    SMALLEST_SHARE, TableForce, TableOrigin, TrafficShares, ZoneShares,
 };
 
 /// Who divides the calls to a service among regions: a planner, or shares written by hand.
@@ -71,8 +71,12 @@ impl Traffic {
     /// The tables to publish of shares written by hand, by the region of the caller.
     pub fn tables(&self) -> impl Iterator<Item = (&Region, RegionTable)> {
         let published = self.shares.iter().filter(|_| self.publishes());
-        published
-            .map(|(from, shares)| (from, RegionTable { shares: shares.clone(), origin: TableOrigin::ByHand }))
+        published.map(|(from, shares)| {
+            (
+                from,
+                RegionTable { shares: shares.clone(), zones: BTreeMap::new(), origin: TableOrigin::ByHand },
+            )
+        })
     }
 
     /// Checks that there is one source of tables, and the shares.

@@ -1,6 +1,6 @@
 use std::{collections::BTreeMap, time::Duration};
 
-use fairmesh_model::{EndpointState, Locality, Region, Regions, ReplicaState, Ring, VerdictEffect};
+use fairmesh_model::{EndpointState, Locality, Region, Regions, ReplicaState, Ring, VerdictEffect, Zone};
 
 use crate::{CompileInput, RegionDistance};
 
@@ -11,6 +11,8 @@ use crate::{CompileInput, RegionDistance};
 #[derive(Debug)]
 pub(crate) struct RegionRanks {
     home: Region,
+    /// The zone of the caller, if calls prefer it.
+    zone: Option<Zone>,
     rings: Vec<Ring>,
     /// Sorted by name.
     regions: Box<[(Region, RegionDistance)]>,
@@ -62,7 +64,7 @@ impl RegionRanks {
         RegionDistance { ring: None, round_trip: None, source: None, draining: false };
 
     pub(crate) fn new(input: &CompileInput<'_>) -> Self {
-        let Locality { rings, local_only } = &input.policy.locality;
+        let Locality { rings, zone_first, local_only } = &input.policy.locality;
         let rings = if rings.is_empty() { Locality::default_rings() } else { rings.clone() };
         let mut regions = BTreeMap::new();
         for endpoint in input.endpoints {
@@ -72,7 +74,8 @@ impl RegionRanks {
             }
         }
         // A `BTreeMap` takes as much memory for one region as for ten, and most services have one.
-        Self { home: input.location.region.clone(), rings, regions: regions.into_iter().collect() }
+        let zone = input.location.zone.clone().filter(|_| *zone_first);
+        Self { home: input.location.region.clone(), zone, rings, regions: regions.into_iter().collect() }
     }
 
     /// Every region that has an endpoint.
@@ -83,6 +86,11 @@ impl RegionRanks {
     /// The caller's own region.
     pub(crate) fn home(&self) -> &Region {
         &self.home
+    }
+
+    /// The caller's own zone, if calls prefer it.
+    pub(crate) fn zone(&self) -> Option<&Zone> {
+        self.zone.as_ref()
     }
 
     /// The distance of a region that has an endpoint.

@@ -5,12 +5,17 @@ use crate::{
     routes::{cookie, decoded, parameter},
 };
 
-/// The key of a request, from the place that the policy names: a number is the key itself, any other text is hashed,
-/// so that a session stays with its endpoint. An empty text is no key.
-pub(crate) fn read<H: Headers + ?Sized>(
-    source: &KeySource,
+/// The key of a request, from the first of the sources that has one.
+pub(crate) fn read_first<H: Headers + ?Sized>(
+    sources: &[KeySource],
     request: &RequestView<'_, H>,
 ) -> Option<ShardKey> {
+    sources.iter().find_map(|source| read(source, request))
+}
+
+/// The key of a request, from the place that the policy names: a number is the key itself, any other text is hashed,
+/// so that a session stays with its endpoint. An empty text is no key.
+fn read<H: Headers + ?Sized>(source: &KeySource, request: &RequestView<'_, H>) -> Option<ShardKey> {
     match source {
         KeySource::Header(name) => request.headers.get(name).and_then(key_from_text),
         KeySource::Cookie(name) => {
@@ -60,5 +65,9 @@ mod tests {
         {
             assert_eq!(read(none), None);
         }
+        let several =
+            [KeySource::Header("x".into()), KeySource::Cookie("sid".into()), KeySource::Query("user".into())];
+        assert_eq!(read_first(&several, &request), Some(tea), "the first that has one");
+        assert_eq!(read_first(&several[..1], &request), None);
     }
 }

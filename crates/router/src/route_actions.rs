@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use fairmesh_model::{
-    Abort, Actions, Delay, HeaderEdits, Match, Mirror, PathMatch, PathRewrite, RateLimit, Redirect, Scope,
-    ServiceName, Share,
+    Abort, Actions, Delay, HeaderEdits, KeySource, Match, Mirror, PathMatch, PathRewrite, RateLimit,
+    Redirect, Scope, ServiceName, Share,
     arith::{Generator, mix64},
     host_name,
     quota::ALL_PARTS,
@@ -85,6 +85,11 @@ impl RouteActions {
     pub fn mirror(&self, seed: u64) -> Option<&ServiceName> {
         let mirror = self.actions.mirror.as_ref();
         mirror.filter(|mirror| is_sampled(mirror.share, seed, MIRROR)).map(|mirror| &mirror.service)
+    }
+
+    /// Where the key is read that keeps its backend of the split.
+    pub(crate) fn split_key(&self) -> &[KeySource] {
+        &self.actions.split_key
     }
 
     /// The rewritten path and query, if they are rewritten.

@@ -2,10 +2,10 @@ use std::sync::Arc;
 
 use fairmesh_model::{
     Backend, Label, Match, Route, ServiceName, Timeouts,
-    arith::{Generator, mix64},
+    arith::{Generator, hash_key, mix_pair, mix64},
 };
 
-use crate::{Headers, RequestView, RouteActions, TokenBucket};
+use crate::{Headers, RequestView, RouteActions, TokenBucket, request_key};
 
 mod condition;
 mod index;
@@ -17,6 +17,9 @@ pub(crate) use parameters::{cookie, decoded, parameter};
 
 /// Up to this number, routes are checked in order: an index would cost more than it saves.
 const SCAN_UP_TO: usize = 6;
+
+/// Makes the backend of a key independent of its other uses: the bytes of `split`.
+const SPLIT_SALT: u64 = 0x73_706c_6974;
 
 /// The routes of a policy, compiled so that a call checks few of them.
 ///
@@ -130,20 +133,34 @@ impl Rule {
         }
     }
 
-    /// The backend of the split for this seed; `None` if the route has no split. It is the backend whose interval of
-    /// the cumulative weights contains `below(total)` of the generator seeded with `mix64(seed)`, which is independent
-    /// of the pick's.
+    /// The backend of the split for this request and seed; `None` if the route has no split. It is the backend whose
+    /// interval of the cumulative weights contains `below(total)` of the generator seeded with `mix64(seed)`, which is
+    /// independent of the pick's. Where the route asks for a key and the request has one, the key takes the place of the
+    /// seed: changed weights then move only the keys between the old and the new ends of intervals.
     #[inline]
-    pub(crate) fn backend(&self, seed: u64) -> Option<&ServiceName> {
+    pub(crate) fn backend<H: Headers + ?Sized>(
+        &self,
+        request: &RequestView<'_, H>,
+        seed: u64,
+    ) -> Option<&ServiceName> {
         let target = match &*self.split {
             [] => return None,
             [only] => only,
             split => {
+                let seed = self.key_seed(request).unwrap_or(seed);
                 let point = Generator::new(mix64(seed)).below(*self.cumulative_weights.last()?);
                 &split[self.cumulative_weights.partition_point(|&end| end <= point)]
             }
         };
         Some(&target.service)
+    }
+
+    /// The seed of a key, of routes that ask for one.
+    #[inline]
+    pub(crate) fn key_seed<H: Headers + ?Sized>(&self, request: &RequestView<'_, H>) -> Option<u64> {
+        let sources = self.actions.as_ref()?.split_key();
+        // Salted, or the backends would be those of the same keys in all splits and in the draws of regions.
+        request_key::read_first(sources, request).map(|key| mix_pair(hash_key(key.0), SPLIT_SALT))
     }
 
     /// `splits calls: 90.0 % to shop/cart, 10.0 % to shop/canary`; `None` without a choice.

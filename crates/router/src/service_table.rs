@@ -20,6 +20,7 @@ mod explain;
 mod pick_by_table;
 mod region_table;
 mod service_numbers;
+mod zones;
 
 pub use endpoint_ref::EndpointRef;
 use region_table::CompiledTable;
@@ -254,7 +255,7 @@ impl ServiceTable {
         match &self.selection {
             Selection::Replicated { .. } => None,
             Selection::Hashed(_) | Selection::Sharded(_) => {
-                request_key::read(self.policy.key.as_ref()?, request)
+                request_key::read_first(&self.policy.key, request)
             }
         }
     }

@@ -141,6 +141,8 @@ mod tests {
             to: to.map(|to| Region::new(to).unwrap()),
             class: None,
             caller: None,
+            from_zone: None,
+            to_zone: None,
         }
     }
 

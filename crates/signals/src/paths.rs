@@ -1,27 +1,31 @@
 use std::{collections::BTreeSet, sync::Arc};
 
-use fairmesh_model::{CallPath, Label, MAX_TABLE_REGIONS, Region, ServiceName, Traffic};
+use fairmesh_model::{CallPath, Label, Location, MAX_TABLE_REGIONS, Region, ServiceName, Traffic, Zone};
 
 use crate::CallCounters;
 
 /// The counters of one service's calls in one snapshot of its records: one for each class and destination.
 ///
-/// Bounded by the classes of the policy and [`MAX_TABLE_REGIONS`] regions. A snapshot takes over the counters of the one
+/// Bounded by the classes of the policy and [`MAX_TABLE_REGIONS`] regions and zones. A snapshot takes over the counters of the one
 /// before it.
 #[derive(Debug)]
 pub struct ReportedPaths {
     service: ServiceName,
     from: Region,
     caller: Option<ServiceName>,
+    from_zone: Option<Zone>,
     /// Those with counters of their own; calls of all others are counted together.
     classes: Box<[Label]>,
-    /// In the order of names.
-    regions: Box<[Region]>,
-    /// By index of the endpoint, the position of its region; [`Self::NOWHERE`] if that has none.
-    region_of: Box<[u8]>,
+    /// Sorted.
+    destinations: Box<[Destination]>,
+    /// By index of the endpoint, the position of its destination; [`Self::NOWHERE`] if that has none.
+    destination_of: Box<[u8]>,
     /// By class, then destination; the last destination is none.
     counters: Box<[Arc<CallCounters>]>,
 }
+
+/// The region of a server, and its zone where that is told apart.
+type Destination = (Region, Option<Zone>);
 
 /// What the paths of a service depend on.
 #[derive(Debug)]
@@ -32,6 +36,8 @@ pub struct Destinations<'a> {
     pub from: &'a Region,
     /// The calling service, if it is known.
     pub caller: Option<&'a ServiceName>,
+    /// The zone of the callers, if calls prefer it: then the zones of their region are told apart.
+    pub zone: Option<&'a Zone>,
     /// The part of its policy that asks for reports.
     pub traffic: &'a Traffic,
 }
@@ -39,33 +45,41 @@ pub struct Destinations<'a> {
 impl ReportedPaths {
     const NOWHERE: u8 = u8::MAX;
 
-    /// The paths to these endpoints, each with its index and region.
+    /// The paths to these endpoints, each with its index and location.
     pub fn new<'a>(
         to: &Destinations<'_>,
-        endpoints: impl Iterator<Item = (u32, &'a Region)> + Clone,
+        endpoints: impl Iterator<Item = (u32, &'a Location)> + Clone,
         before: Option<&Self>,
     ) -> Self {
-        let names: BTreeSet<&Region> = endpoints.clone().map(|(_, region)| region).collect();
-        let regions: Box<[Region]> = names.into_iter().take(MAX_TABLE_REGIONS).cloned().collect();
+        let destination = |location: &Location| {
+            let zone = location.zone.as_ref().filter(|_| to.zone.is_some() && location.region == *to.from);
+            (location.region.clone(), zone.cloned())
+        };
+        let all: BTreeSet<Destination> =
+            endpoints.clone().map(|(_, location)| destination(location)).collect();
+        let destinations: Box<[Destination]> = all.into_iter().take(MAX_TABLE_REGIONS).collect();
         let most = endpoints.clone().map(|(index, _)| index as usize + 1).max().unwrap_or_default();
-        let mut region_of = vec![Self::NOWHERE; most];
-        for (index, region) in endpoints {
-            let position = regions.binary_search(region).ok().and_then(|at| u8::try_from(at).ok());
-            region_of[index as usize] = position.unwrap_or(Self::NOWHERE);
+        let mut destination_of = vec![Self::NOWHERE; most];
+        for (index, location) in endpoints {
+            let position = destinations.binary_search(&destination(location)).ok();
+            let position = position.and_then(|at| u8::try_from(at).ok());
+            destination_of[index as usize] = position.unwrap_or(Self::NOWHERE);
         }
+        let before = before.filter(|before| before.from_zone.as_ref() == to.zone);
         let classes: Box<[Label]> = to.traffic.classes.clone().into();
         let counters = std::iter::once(None).chain(classes.iter().map(Some)).flat_map(|class| {
-            let destinations = regions.iter().map(Some).chain([None]);
-            destinations.map(move |region| before.and_then(|before| before.find(class, region)))
+            let destinations = destinations.iter().map(Some).chain([None]);
+            destinations.map(move |one| before.and_then(|before| before.find(class, one)))
         });
         Self {
             service: to.service.clone(),
             from: to.from.clone(),
             caller: to.caller.cloned(),
+            from_zone: to.zone.cloned(),
             counters: counters.map(Option::unwrap_or_default).collect(),
             classes,
-            regions,
-            region_of: region_of.into(),
+            destinations,
+            destination_of: destination_of.into(),
         }
     }
 
@@ -74,24 +88,24 @@ impl ReportedPaths {
         &self.from
     }
 
-    /// The counters of calls of a class to an endpoint; `None` if its region has none.
+    /// The counters of calls of a class to an endpoint; `None` if its destination has none.
     #[inline]
     pub fn to_endpoint(&self, class: Option<&Label>, index: u32) -> Option<&Arc<CallCounters>> {
-        let region = self.region_of.get(index as usize).copied().filter(|at| *at != Self::NOWHERE)?;
-        self.counters.get(self.row(class) + usize::from(region))
+        let position = self.destination_of.get(index as usize).copied().filter(|at| *at != Self::NOWHERE)?;
+        self.counters.get(self.row(class) + usize::from(position))
     }
 
     /// The counters of calls of a class that go nowhere.
     pub fn to_nowhere(&self, class: Option<&Label>) -> &Arc<CallCounters> {
         // Every class has one, the last of its row.
-        &self.counters[self.row(class) + self.regions.len()]
+        &self.counters[self.row(class) + self.destinations.len()]
     }
 
     /// All paths with their counters.
     pub fn iter(&self) -> impl Iterator<Item = (CallPath, &CallCounters)> {
         let classes = std::iter::once(None).chain(self.classes.iter().map(Some));
         let paths = classes.flat_map(move |class| {
-            self.regions.iter().map(Some).chain([None]).map(move |region| self.path(class, region))
+            self.destinations.iter().map(Some).chain([None]).map(move |to| self.path(class, to))
         });
         paths.zip(self.counters.iter().map(|counters| &**counters))
     }
@@ -99,27 +113,29 @@ impl ReportedPaths {
     #[inline]
     fn row(&self, class: Option<&Label>) -> usize {
         let class = class.and_then(|class| self.classes.iter().position(|known| known == class));
-        class.map_or(0, |position| position + 1) * (self.regions.len() + 1)
+        class.map_or(0, |position| position + 1) * (self.destinations.len() + 1)
     }
 
-    fn find(&self, class: Option<&Label>, region: Option<&Region>) -> Option<Arc<CallCounters>> {
+    fn find(&self, class: Option<&Label>, to: Option<&Destination>) -> Option<Arc<CallCounters>> {
         if class.is_some_and(|class| !self.classes.contains(class)) {
             return None;
         }
-        let destination = match region {
-            Some(region) => self.regions.binary_search(region).ok()?,
-            None => self.regions.len(),
+        let destination = match to {
+            Some(to) => self.destinations.binary_search(to).ok()?,
+            None => self.destinations.len(),
         };
         self.counters.get(self.row(class) + destination).cloned()
     }
 
-    fn path(&self, class: Option<&Label>, to: Option<&Region>) -> CallPath {
+    fn path(&self, class: Option<&Label>, to: Option<&Destination>) -> CallPath {
         CallPath {
             service: self.service.clone(),
             from: self.from.clone(),
-            to: to.cloned(),
+            to: to.map(|(region, _)| region.clone()),
             class: class.cloned(),
             caller: self.caller.clone(),
+            from_zone: self.from_zone.clone(),
+            to_zone: to.and_then(|(_, zone)| zone.clone()),
         }
     }
 }
@@ -132,21 +148,30 @@ mod tests {
         Region::new(name).unwrap()
     }
 
-    fn paths(endpoints: &[(u32, Region)], classes: &[&str], before: Option<&ReportedPaths>) -> ReportedPaths {
+    fn at(name: &str) -> Location {
+        Location::in_region(region(name))
+    }
+
+    fn paths(
+        endpoints: &[(u32, Location)],
+        classes: &[&str],
+        before: Option<&ReportedPaths>,
+    ) -> ReportedPaths {
         let classes = classes.iter().map(|class| Label::new(*class).unwrap()).collect();
         let to = Destinations {
             service: &ServiceName::new("shop/cart").unwrap(),
             from: &region("eu"),
             caller: None,
+            zone: None,
             traffic: &Traffic { classes, ..Traffic::default() },
         };
-        ReportedPaths::new(&to, endpoints.iter().map(|(index, region)| (*index, region)), before)
+        ReportedPaths::new(&to, endpoints.iter().map(|(index, location)| (*index, location)), before)
     }
 
     #[test]
     fn each_class_and_region_has_counters_that_later_snapshots_keep() {
         let [bulk, other] = ["bulk", "other"].map(|class| Label::new(class).unwrap());
-        let first = paths(&[(0, region("eu")), (4, region("us"))], &["bulk"], None);
+        let first = paths(&[(0, at("eu")), (4, at("us"))], &["bulk"], None);
         first.to_endpoint(Some(&bulk), 4).unwrap().record_attempt(true);
         assert!(Arc::ptr_eq(
             first.to_endpoint(Some(&other), 4).unwrap(),
@@ -154,8 +179,7 @@ mod tests {
         ));
         assert!(first.to_endpoint(None, 2).is_none(), "no endpoint");
         assert_eq!(first.iter().count(), 6);
-        let second =
-            paths(&[(0, region("eu")), (1, region("ap")), (4, region("us"))], &["bulk"], Some(&first));
+        let second = paths(&[(0, at("eu")), (1, at("ap")), (4, at("us"))], &["bulk"], Some(&first));
         for class in [None, Some(&bulk)] {
             assert!(Arc::ptr_eq(first.to_nowhere(class), second.to_nowhere(class)));
             for index in [0, 4] {
@@ -168,8 +192,35 @@ mod tests {
     }
 
     #[test]
+    fn zones_of_the_callers_region_are_told_apart_where_calls_prefer_them() {
+        let zoned =
+            |region: &str, zone: &str| Location { zone: Some(Zone::new(zone).unwrap()), ..at(region) };
+        let endpoints =
+            [(0, zoned("eu", "a")), (1, zoned("eu", "b")), (2, zoned("us", "c")), (3, zoned("us", "d"))];
+        let names = |zone: Option<&Zone>| {
+            let to = Destinations {
+                service: &ServiceName::new("shop/cart").unwrap(),
+                from: &region("eu"),
+                caller: None,
+                zone,
+                traffic: &Traffic::default(),
+            };
+            let paths = ReportedPaths::new(&to, endpoints.iter().map(|(index, at)| (*index, at)), None);
+            let text = |path: CallPath| {
+                (path.from_zone.map(String::from), path.to.map(String::from), path.to_zone.map(String::from))
+            };
+            paths.iter().map(|(path, _)| text(path)).collect::<Vec<_>>()
+        };
+        assert_eq!(names(None).len(), 3, "two regions, and nowhere");
+        let own = || Some("b".to_owned());
+        let to = |region: &str, zone: Option<&str>| (own(), Some(region.to_owned()), zone.map(str::to_owned));
+        let expected = [to("eu", Some("a")), to("eu", Some("b")), to("us", None), (own(), None, None)];
+        assert_eq!(names(Some(&Zone::new("b").unwrap())), expected);
+    }
+
+    #[test]
     fn regions_are_bounded() {
-        let many: Vec<_> = (0..100).map(|i| (i, region(&format!("r{i:03}")))).collect();
+        let many: Vec<_> = (0..100).map(|i| (i, at(&format!("r{i:03}")))).collect();
         let paths = paths(&many, &[], None);
         assert_eq!(paths.iter().count(), MAX_TABLE_REGIONS + 1);
         assert!(paths.to_endpoint(None, 99).is_none() && paths.to_endpoint(None, 63).is_some());

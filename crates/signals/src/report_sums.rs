@@ -153,6 +153,8 @@ mod tests {
             to: Some(region.clone()),
             class: None,
             caller: None,
+            from_zone: None,
+            to_zone: None,
         };
         let rates = CallRates { offered: calls, ..CallRates::default() };
         let servers = ServerRates { servers: 1, received: calls, ..ServerRates::default() };

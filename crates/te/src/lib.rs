@@ -23,6 +23,7 @@ mod rings;
 mod shift;
 mod state;
 mod table;
+mod zones;
 
 pub use check::Refusal;
 pub use distances::RingMatrix;
@@ -32,3 +33,4 @@ pub use rings::{Plan, PlanInput, plan};
 pub use shift::{Cause, Destination, Shift};
 pub use state::PlannerState;
 pub use table::{ClassShares, MIN_SHARE, RegionTable, Tables, WHOLE};
+pub use zones::ZoneState;

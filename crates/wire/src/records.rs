@@ -148,6 +148,11 @@ pub fn is_local_only(policy: &[u8]) -> bool {
     v1::Policy::decode(policy).unwrap_or_default().local_only
 }
 
+/// Whether a policy prefers the zone of the caller, without compiling its expressions.
+pub fn is_zone_first(policy: &[u8]) -> bool {
+    v1::Policy::decode(policy).unwrap_or_default().zone_first
+}
+
 /// How a policy divides calls among regions, without compiling its expressions; `None` also if that is invalid.
 pub fn traffic(policy: &[u8]) -> Option<Traffic> {
     let traffic = Traffic::try_from(v1::Policy::decode(policy).ok()?.traffic?).ok()?;

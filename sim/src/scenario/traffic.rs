@@ -40,6 +40,8 @@ pub enum PlannerKind {
     None,
     /// The rings planner.
     Rings,
+    /// The planner of zones: the regions of the scenario stand for the zones of one region.
+    Zones,
 }
 
 /// A ring with its threshold.

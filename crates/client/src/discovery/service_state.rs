@@ -65,9 +65,10 @@ impl<T: EndpointTransport> ReadyService<T> {
         let policy = self.upstream.policy();
         if let Some(traffic) = policy.traffic.as_deref().filter(|traffic| traffic.is_planned()) {
             let (service, from) = (self.upstream.name(), self.upstream.home());
-            let to = Destinations { service, from, caller, traffic };
+            let zone = self.upstream.zone_first();
+            let to = Destinations { service, from, caller, zone, traffic };
             let candidates: Vec<_> = self.upstream.candidates().collect();
-            let endpoints = candidates.iter().map(|one| (one.index, &one.target.location.region));
+            let endpoints = candidates.iter().map(|one| (one.index, &one.target.location));
             let before = before.and_then(|before| before.reported.as_deref());
             self.reported = Some(Box::new(ReportedPaths::new(&to, endpoints, before)));
         }

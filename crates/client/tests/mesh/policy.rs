@@ -330,7 +330,7 @@ async fn long_bodies_are_not_mirrored_and_unknown_mirrors_are_harmless() {
 async fn a_session_stays_with_its_endpoint() {
     let rig = Rig::start().await;
     let servers = [Server::echo("a").await, Server::echo("b").await, Server::echo("c").await];
-    let policy = Policy { key: Some(KeySource::Cookie("sid".into())), ..Policy::default() };
+    let policy = Policy { key: vec![KeySource::Cookie("sid".into())], ..Policy::default() };
     rig.policy("shop/one", policy);
     rig.replicated("shop/one", Protocol::Http1, &servers.each_ref().map(|server| server.address));
     rig.service("shop/one", ServiceKind::ConsistentHash, Protocol::Http1);

@@ -62,7 +62,11 @@ mod tests {
     }
 
     fn table(to: &str, origin: TableOrigin) -> Bytes {
-        records::encode(&Record::RegionTable(RegionTable { shares: shares(to), origin }))
+        records::encode(&Record::RegionTable(RegionTable {
+            shares: shares(to),
+            zones: BTreeMap::new(),
+            origin,
+        }))
     }
 
     fn planned(to: &str) -> Bytes {

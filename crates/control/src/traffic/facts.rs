@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fairmesh_model::{
     CallPath, CallRates, Endpoint, EndpointState, Hosts, Region, RegionDrain, RegionTable, Regions,
-    RoundTrips, ServerRates, ServiceName, Traffic, TrafficReport,
+    RoundTrips, ServerRates, ServiceName, Traffic, TrafficReport, Zone,
 };
 
 /// What a region that a topology declares as draining keeps: its own callers, and no others.
@@ -19,6 +19,8 @@ pub(super) struct ServiceFacts {
     pub(super) traffic: Traffic,
     /// Whether its calls may not leave their region.
     pub(super) local_only: bool,
+    /// Whether its calls prefer the zone of their caller.
+    pub(super) zone_first: bool,
     /// Its endpoints.
     pub(super) endpoints: BTreeMap<Region, RegionEndpoints>,
     /// Reports of callers and servers.
@@ -28,12 +30,23 @@ pub(super) struct ServiceFacts {
 }
 
 /// The endpoints of a service in one region.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct RegionEndpoints {
     /// Number of those that serve.
     pub(super) serving: u32,
     /// Their power: weight times speed, 1 for an ordinary host.
     pub(super) power: f64,
+    /// The same by zone; `None` is those without one.
+    pub(super) zones: BTreeMap<Option<Zone>, f64>,
+}
+
+/// What callers of one zone send to another.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct ZoneRates {
+    /// Attempts per second.
+    pub(super) attempts: f64,
+    /// Bytes of responses per second.
+    pub(super) bytes: f64,
 }
 
 /// A table as it stands in the routing information base.
@@ -94,13 +107,15 @@ impl ServiceFacts {
         let region = self.endpoints.entry(endpoint.location.region.clone()).or_default();
         if endpoint.state == EndpointState::Serving {
             region.serving += 1;
-            region.power += f64::from(hosts.power(endpoint)) / MILLI;
+            let power = f64::from(hosts.power(endpoint)) / MILLI;
+            region.power += power;
+            *region.zones.entry(endpoint.location.zone.clone()).or_default() += power;
         }
     }
 
     /// The endpoints of a region.
     pub(super) fn endpoints_in(&self, region: &Region) -> RegionEndpoints {
-        self.endpoints.get(region).copied().unwrap_or_default()
+        self.endpoints.get(region).cloned().unwrap_or_default()
     }
 
     /// The calls of callers in a region; `None` if nothing is heard of it.
@@ -118,6 +133,30 @@ impl ServiceFacts {
             }
             rates
         })
+    }
+
+    /// Calls per second that callers in a region offer, by their zone. Each zone sends the same part of them to other regions.
+    pub(super) fn zone_demand(&self, region: &Region) -> BTreeMap<Zone, f64> {
+        let mut demand = BTreeMap::new();
+        for (path, calls) in self.reports.calls.iter().filter(|(path, _)| path.from == *region) {
+            if let Some(zone) = &path.from_zone {
+                *demand.entry(zone.clone()).or_default() += calls.offered as f64 / MILLI;
+            }
+        }
+        demand
+    }
+
+    /// What is sent between zones of a region.
+    pub(super) fn zone_rates(&self, region: &Region) -> BTreeMap<(Zone, Zone), ZoneRates> {
+        let mut rates = BTreeMap::<_, ZoneRates>::new();
+        for (path, calls) in self.reports.calls.iter().filter(|(path, _)| path.from == *region) {
+            if let (Some(from), Some(to)) = (&path.from_zone, &path.to_zone) {
+                let sent = rates.entry((from.clone(), to.clone())).or_default();
+                sent.attempts += calls.attempts as f64 / MILLI;
+                sent.bytes += calls.bytes as f64;
+            }
+        }
+        rates
     }
 
     /// Bytes per call of callers in a region.

@@ -1,6 +1,7 @@
 //! The rounds of one service: from facts to the tables that are to be written. No clock, no I/O.
 
 mod drain;
+mod zones;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -13,6 +14,7 @@ use fairmesh_te::{
 };
 
 pub(super) use drain::DrainStep;
+use zones::RegionZones;
 
 use super::{
     facts::{CallerRates, ServiceFacts, TopologyFacts},
@@ -95,6 +97,8 @@ pub(super) struct ServicePlanner {
     pub(super) predicted: Vec<f64>,
     /// The newest first.
     pub(super) shifts: VecDeque<ShiftNote>,
+    /// By region; empty unless calls prefer the zone of their caller.
+    pub(super) zones: BTreeMap<Region, RegionZones>,
 }
 
 impl ServicePlanner {
@@ -113,6 +117,7 @@ impl ServicePlanner {
             refused_rounds: 0,
             predicted: Vec::new(),
             shifts: VecDeque::new(),
+            zones: BTreeMap::new(),
         }
     }
 
@@ -220,6 +225,7 @@ impl ServicePlanner {
             self.shifts.push_front(self.note(shift, now.ms));
         }
         self.shifts.truncate(MAX_SHIFTS);
+        self.plan_zones(facts);
         Ok(())
     }
 
@@ -329,10 +335,13 @@ impl ServicePlanner {
         let confirmation = Confirmation { round: self.round, at_ms: now.wall_ms };
         let wanted = self.shares().filter_map(|(from, shares)| {
             let stored = facts.tables.get(from);
+            let zones = self.zone_shares(from);
             let is_same = stored.is_some_and(|stored| {
-                stored.table.shares == shares && stored.table.origin != TableOrigin::ByHand
+                stored.table.shares == shares
+                    && stored.table.zones == zones
+                    && stored.table.origin != TableOrigin::ByHand
             });
-            let table = RegionTable { shares, origin: TableOrigin::Planned(confirmation) };
+            let table = RegionTable { shares, zones, origin: TableOrigin::Planned(confirmation) };
             let replaces = stored.map(|stored| stored.revision);
             (is_due || !is_same).then(|| TableWrite { from: from.clone(), table: Some(table), replaces })
         });
@@ -356,7 +365,7 @@ impl ServicePlanner {
         let planned = facts.tables.iter().filter(|(_, stored)| stored.table.origin != TableOrigin::ByHand);
         let confirmed = planned.map(|(from, stored)| TableWrite {
             from: from.clone(),
-            table: Some(RegionTable { shares: stored.table.shares.clone(), origin }),
+            table: Some(RegionTable { origin, ..stored.table.clone() }),
             replaces: Some(stored.revision),
         });
         confirmed.collect()

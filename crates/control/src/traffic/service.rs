@@ -1,6 +1,6 @@
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use fairmesh_model::{Invalid, Region, ServiceName, TrafficMode};
+use fairmesh_model::{Invalid, Region, ServiceName, TrafficMode, Zone};
 use fairmesh_wire::{
     convert::write_shares,
     v1::{self, traffic::Mode, traffic_planner_server::TrafficPlanner},
@@ -114,9 +114,36 @@ fn regions(planner: &ServicePlanner, facts: &ServiceFacts, now_ms: u64) -> Vec<v
             received: known.servers.map(|servers| servers.received).unwrap_or_default(),
             servers_ago_ms: known.servers.map(|servers| now_ms.saturating_sub(servers.at_ms)),
             callers_ago_ms: known.callers.map(|(at_ms, _)| now_ms.saturating_sub(at_ms)),
+            zones: zones(planner, facts, region),
+            zone_refusal: planner
+                .zones
+                .get(region)
+                .and_then(|zones| zones.refusal.clone())
+                .unwrap_or_default(),
         }
     };
     planner.regions.iter().enumerate().map(region).collect()
+}
+
+/// What is sent between zones of a region, and what is planned.
+fn zones(planner: &ServicePlanner, facts: &ServiceFacts, region: &Region) -> Vec<v1::ZoneTraffic> {
+    let Some(planned) = planner.zones.get(region) else { return Vec::new() };
+    let mut rows = BTreeMap::<(Zone, Zone), v1::ZoneTraffic>::new();
+    for (pair, rates) in facts.zone_rates(region) {
+        let row = rows.entry(pair).or_default();
+        (row.attempts, row.bytes) = (rates.attempts, rates.bytes);
+    }
+    for (from, to) in &planned.shares {
+        for (zone, share) in to {
+            rows.entry((from.clone(), zone.clone())).or_default().share = share.millionths();
+        }
+    }
+    let name = |((from, to), row): ((Zone, Zone), v1::ZoneTraffic)| v1::ZoneTraffic {
+        from: from.into(),
+        to: to.into(),
+        ..row
+    };
+    rows.into_iter().map(name).collect()
 }
 
 /// The tables of the last plan; none before the first one.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{HeaderEdits, Match, PathMatch, PathRewrite, Redirect, Rewrite, Share};
-use crate::{Invalid, ServiceName, policy::check_timeout};
+use crate::{Invalid, KeySource, ServiceName, policy::check_timeout};
 
 /// Actions on calls, in this order: limit, redirect, fault, then the request is edited, mirrored and attempted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,6 +30,9 @@ pub struct Actions {
     pub hedge_after: Option<Duration>,
     /// The service that receives copies of calls.
     pub mirror: Option<Mirror>,
+    /// Where the key is read that keeps its backend of the split; the first source that has one. Calls without a key, and
+    /// all calls of a route without sources, draw a backend each.
+    pub split_key: Vec<KeySource>,
 }
 
 /// A rate limit.
@@ -87,6 +90,7 @@ impl Actions {
         self.limit.as_ref().map_or(Ok(()), RateLimit::validate).map_err(|e| e.within("limit"))?;
         self.redirect.as_ref().map_or(Ok(()), Redirect::validate).map_err(|e| e.within("redirect"))?;
         self.rewrite.validate().map_err(|e| e.within("rewrite"))?;
+        KeySource::validate_all(&self.split_key).map_err(|e| e.within("splitKey"))?;
         let of_redirect = self.redirect.as_ref().and_then(|redirect| redirect.path.as_ref());
         for (path, field) in [(of_redirect, "redirect"), (self.rewrite.path.as_ref(), "rewrite")] {
             check_prefix(path, matches).map_err(|e| e.within(field))?;

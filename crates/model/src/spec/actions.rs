@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    RouteSpec,
+    KeySpecs, RouteSpec,
     policy::is_default,
     text::{read, read_duration, read_duration_option, write_duration},
 };
@@ -182,6 +182,7 @@ impl RouteSpec {
             server_timeout: read_duration_option("serverTimeout", self.server_timeout.as_ref())?,
             hedge_after: read_duration_option("hedge.after", self.hedge.as_ref().map(|hedge| &hedge.after))?,
             mirror: validate_option("mirror", self.mirror.as_ref(), MirrorSpec::validate)?,
+            split_key: self.split_key.validate().map_err(|e| e.within("splitKey"))?,
         })
     }
 
@@ -210,6 +211,7 @@ impl RouteSpec {
                 service: mirror.service.to_string(),
                 share: mirror.share.to_string(),
             }),
+            split_key: KeySpecs::of(&actions.split_key),
             ..self
         }
     }

@@ -1,10 +1,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BalancingSpec, HealthCheckSpec, LimitSpec, RouteSpec, TrafficSpec,
+    BalancingSpec, HealthCheckSpec, KeySpecs, LimitSpec, RouteSpec, TrafficSpec,
     text::{read, read_duration, read_timeouts, write_duration},
 };
-use crate::{Invalid, KeySource, Locality, Policy, Retries, Ring, ServiceName, Timeouts, within_bounds};
+use crate::{Invalid, Locality, Policy, Retries, Ring, ServiceName, Timeouts, within_bounds};
 
 /// How calls to a service are routed and protected. Fields that are left out have defaults.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,8 +37,8 @@ pub struct PolicySpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<LimitSpec>,
     /// Where the key is read from calls without an explicit key.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub key: Option<KeySpec>,
+    #[serde(default, skip_serializing_if = "KeySpecs::is_empty")]
+    pub key: KeySpecs,
     /// How endpoints are probed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health_check: Option<HealthCheckSpec>,
@@ -54,27 +54,13 @@ pub struct PolicySpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LocalitySpec {
-    /// Rings in the order of preference: round trips, ascending, and names, such as `[region, 35ms, continent, any]`.
+    /// Rings in the order of preference: round trips, ascending, and names, such as `[region, 35ms, continent, any]`;
+    /// before them `zone`, so that calls prefer the zone of their caller.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rings: Vec<String>,
     /// Whether calls fail instead of leaving their region.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub local_only: bool,
-}
-
-/// Where the key of a call is read: one of the three.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct KeySpec {
-    /// In a header.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub header: Option<String>,
-    /// In a cookie.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cookie: Option<String>,
-    /// In a query parameter.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub query: Option<String>,
 }
 
 /// When failed attempts are retried.
@@ -113,7 +99,7 @@ impl PolicySpec {
             timeouts: read_timeouts(&self.timeout, &self.response_header_timeout, &self.idle_timeout)?,
             retries: self.retries.validate(),
             limit: self.limit.as_ref().map(LimitSpec::validate).transpose().map_err(|e| e.within("limit"))?,
-            key: self.key.as_ref().map(KeySpec::validate).transpose().map_err(|e| e.within("key"))?,
+            key: self.key.validate().map_err(|e| e.within("key"))?,
             health_check: self
                 .health_check
                 .as_ref()
@@ -145,7 +131,7 @@ impl PolicySpec {
             idle_timeout: idle.map(write_duration),
             retries: RetriesSpec::of(&policy.retries),
             limit: policy.limit.as_ref().map(LimitSpec::of),
-            key: policy.key.as_ref().map(KeySpec::of),
+            key: KeySpecs::of(&policy.key),
             health_check: policy.health_check.as_ref().map(HealthCheckSpec::of),
             lookaside: policy.lookaside.clone(),
             traffic: policy.traffic.as_deref().map(TrafficSpec::of),
@@ -155,22 +141,27 @@ impl PolicySpec {
 
 impl LocalitySpec {
     fn validate(&self) -> Result<Locality, Invalid> {
-        let rings = self.rings.iter().enumerate();
+        let zone_first = self.rings.first().is_some_and(|ring| ring == ZONE);
+        let rings = self.rings.iter().enumerate().skip(usize::from(zone_first));
         let rings = rings.map(|(i, text)| read_ring(text).map_err(|e| e.within(format!("rings[{i}]"))));
         let mut rings = rings.collect::<Result<Vec<_>, Invalid>>()?;
         if rings.is_empty() {
             rings = Locality::default_rings();
         }
-        Ok(Locality { rings, local_only: self.local_only })
+        Ok(Locality { rings, zone_first, local_only: self.local_only })
     }
 
     fn of(locality: &Locality) -> Self {
         let usual = locality.rings.is_empty() || locality.rings == Locality::default_rings();
         let written = locality.rings.iter().filter(|_| !usual);
-        let rings = written.map(ToString::to_string);
+        let zone = locality.zone_first.then(|| ZONE.to_owned());
+        let rings = zone.into_iter().chain(written.map(ToString::to_string));
         Self { rings: rings.collect(), local_only: locality.local_only }
     }
 }
+
+/// The ring of the caller's own zone.
+const ZONE: &str = "zone";
 
 /// Parses a ring: a name, or the greatest round trip.
 pub(super) fn read_ring(text: &str) -> Result<Ring, Invalid> {
@@ -179,6 +170,9 @@ pub(super) fn read_ring(text: &str) -> Result<Ring, Invalid> {
         "neighbours" => Ring::Neighbours,
         "continent" => Ring::Continent,
         "any" => Ring::Any,
+        ZONE => {
+            return Err(Invalid::new("", "is not the first ring", "write 'zone' first in 'locality.rings'"));
+        }
         text => Ring::Within(read_duration(text).map_err(ring_hint)?),
     })
 }
@@ -186,30 +180,6 @@ pub(super) fn read_ring(text: &str) -> Result<Ring, Invalid> {
 fn ring_hint(mut refusal: Invalid) -> Invalid {
     refusal.hint.push_str(", or one of 'region', 'neighbours', 'continent' and 'any'");
     refusal
-}
-
-impl KeySpec {
-    fn validate(&self) -> Result<KeySource, Invalid> {
-        match (&self.header, &self.cookie, &self.query) {
-            (Some(name), None, None) => Ok(KeySource::Header(name.to_ascii_lowercase())),
-            (None, Some(name), None) => Ok(KeySource::Cookie(name.clone())),
-            (None, None, Some(name)) => Ok(KeySource::Query(name.clone())),
-            _ => {
-                let problem = "needs exactly one of 'header', 'cookie' and 'query'";
-                Err(Invalid::new("", problem, "write one of them, such as header: x-user"))
-            }
-        }
-    }
-
-    fn of(source: &KeySource) -> Self {
-        let mut spec = Self::default();
-        match source {
-            KeySource::Header(name) => spec.header = Some(name.clone()),
-            KeySource::Cookie(name) => spec.cookie = Some(name.clone()),
-            KeySource::Query(name) => spec.query = Some(name.clone()),
-        }
-        spec
-    }
 }
 
 impl RetriesSpec {

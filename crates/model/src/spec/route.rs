@@ -1,7 +1,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    FaultInjectionSpec, HeadersSpec, HedgeSpec, LimitSpec, MatchSpec, MirrorSpec, RedirectSpec, RewriteSpec,
+    FaultInjectionSpec, HeadersSpec, HedgeSpec, KeySpecs, LimitSpec, MatchSpec, MirrorSpec, RedirectSpec,
+    RewriteSpec,
     policy::is_default,
     text::{read, read_option, read_timeouts, write_duration},
 };
@@ -61,6 +62,9 @@ pub struct RouteSpec {
     /// A service that receives copies of calls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mirror: Option<MirrorSpec>,
+    /// Where the key is read that keeps its backend of the split.
+    #[serde(default, skip_serializing_if = "KeySpecs::is_empty")]
+    pub split_key: KeySpecs,
 }
 
 /// A backend of a split.

@@ -144,7 +144,7 @@ fn full_policy() -> Policy {
         timeouts: timeouts(90_000),
         retries: Retries { attempts: 1, budget_percent: 0, budget_floor: 3 },
         limit: Some(RateLimit { calls: 10, per: Duration::from_secs(2), burst: 30, scope: Scope::Mesh }),
-        key: Some(KeySource::Cookie("sid".into())),
+        key: vec![KeySource::Header("x-user".into()), KeySource::Cookie("sid".into())],
         health_check: Some(full_health_check()),
         lookaside: Some("picks.shop:7420".into()),
         traffic: Some(Box::new(full_traffic())),

@@ -2,10 +2,12 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use crate::{Invalid, Label, Region, Share};
+use crate::{Invalid, Label, Region, Share, Zone};
 
 /// The most regions among which the calls of a class are divided.
 pub const MAX_TABLE_REGIONS: usize = 64;
+/// The most zones of a region among which calls are divided.
+pub const MAX_TABLE_ZONES: usize = 16;
 /// The most traffic classes with shares of their own.
 pub const MAX_TABLE_CLASSES: usize = 16;
 /// The smallest share of a region: a smaller one would cost connections for hardly any calls.
@@ -16,9 +18,15 @@ pub const SMALLEST_SHARE: u32 = 10_000;
 pub struct RegionTable {
     /// The shares.
     pub shares: TrafficShares,
+    /// How calls that stay in the region are divided among its zones, by the zone of the caller. Callers of zones that are
+    /// not listed use all of the region. At most [`MAX_TABLE_ZONES`], with as many shares each.
+    pub zones: BTreeMap<Zone, ZoneShares>,
     /// Who wrote it, and when it was last confirmed.
     pub origin: TableOrigin,
 }
+
+/// The zones that callers of one zone use, with their shares: at least [`SMALLEST_SHARE`] millionths each, 100 % together.
+pub type ZoneShares = BTreeMap<Zone, Share>;
 
 /// Who wrote a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,7 +104,28 @@ impl RegionTable {
 
     /// Checks shares and bounds.
     pub fn validate(&self) -> Result<(), Invalid> {
-        self.shares.validate()
+        self.shares.validate()?;
+        if self.zones.len() > MAX_TABLE_ZONES {
+            let hint = format!("write at most {MAX_TABLE_ZONES}");
+            return Err(Invalid::new("zones", "are too many", hint));
+        }
+        let zones = self.zones.iter();
+        zones.map(|(zone, to)| validate_zone(to).map_err(|e| e.within(format!("zones.{zone}")))).collect()
+    }
+}
+
+fn validate_zone(to: &ZoneShares) -> Result<(), Invalid> {
+    let total: u64 = to.values().map(|share| u64::from(share.millionths())).sum();
+    let smallest = to.values().map(|share| share.millionths()).min().unwrap_or_default();
+    match total == u64::from(Share::ALL.millionths())
+        && smallest >= SMALLEST_SHARE
+        && to.len() <= MAX_TABLE_ZONES
+    {
+        true => Ok(()),
+        false => {
+            let problem = "is not divided into shares of at least 1% that are 100% together";
+            Err(Invalid::new("", problem, format!("write 1 to {MAX_TABLE_ZONES} zones")))
+        }
     }
 }
 

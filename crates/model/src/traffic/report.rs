@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{Label, Region, ServiceName};
+use crate::{Label, Region, ServiceName, Zone};
 
 /// The most paths of calls in a report.
 pub const MAX_CALL_PATHS: usize = 4_096;
@@ -47,6 +47,10 @@ pub struct CallPath {
     pub class: Option<Label>,
     /// The calling service, if the callers are one.
     pub caller: Option<ServiceName>,
+    /// The zone of the callers, of services that prefer it.
+    pub from_zone: Option<Zone>,
+    /// The zone of the servers, of such services and where the servers are of the callers' region.
+    pub to_zone: Option<Zone>,
 }
 
 /// Calls of one path: thousandths per second, unless stated otherwise.

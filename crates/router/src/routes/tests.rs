@@ -1,8 +1,8 @@
 mod oracle;
 
 use fairmesh_model::{
-    Backend, ClientMatch, GrpcMatch, HeaderMatch, HostMatch, Label, Match, PathMatch, Pattern, QueryMatch,
-    Template, TextMatch,
+    Backend, ClientMatch, GrpcMatch, HeaderMatch, HostMatch, KeySource, Label, Match, PathMatch, Pattern,
+    QueryMatch, Template, TextMatch,
 };
 use proptest::{collection::vec, option, prelude::*, sample::select};
 
@@ -165,9 +165,46 @@ fn a_split_shares_by_weight_and_sends_nothing_to_weight_0() {
         vec![backend("shop/off", 0), backend("shop/old", 90), backend("shop/no", 0), backend("shop/new", 10)];
     let rule = Rule::new(&route(0, Match::default(), split), "", None);
     let mut counts = std::collections::BTreeMap::new();
+    let anything =
+        RequestView::<[(String, String)]> { host: "", path: "/", method: "GET", headers: &[], grpc: false };
     for seed in 0..100_000 {
-        *counts.entry(rule.backend(seed).unwrap().service.to_string()).or_insert(0_u32) += 1;
+        *counts.entry(rule.backend(&anything, seed).unwrap().service.to_string()).or_insert(0_u32) += 1;
     }
     assert_eq!(counts.len(), 2);
     assert!((9_500..10_500).contains(&counts["new"]), "{counts:?}");
+}
+
+#[test]
+fn a_split_stays_with_a_key_and_changed_weights_move_few_keys() {
+    let backend = |name, weight| Backend { service: ServiceName::new(name).unwrap(), weight };
+    let rule = |old, new| {
+        let mut route = route(0, Match::default(), vec![backend("shop/old", old), backend("shop/new", new)]);
+        route.actions.split_key = vec![KeySource::Header("x-user".into()), KeySource::Query("user".into())];
+        Rule::new(&route, "", None)
+    };
+    let of = |rule: &Rule, user: usize, seed: u64| {
+        let headers = [("x-user".to_owned(), user.to_string())];
+        let request = RequestView { host: "", path: "/", method: "GET", headers: &headers[..], grpc: false };
+        rule.backend(&request, seed).unwrap().service.to_string()
+    };
+    let (before, after) = (rule(90, 10), rule(80, 20));
+    let (mut new, mut moved) = (0, 0);
+    for user in 0..10_000 {
+        let first = of(&before, user, 1);
+        assert_eq!(first, of(&before, user, 2), "whatever the seed");
+        let by_query = format!("/?user={user}");
+        let request = RequestView::<[(String, String)]> {
+            host: "",
+            path: &by_query,
+            method: "GET",
+            headers: &[],
+            grpc: false,
+        };
+        assert_eq!(before.backend(&request, 7).unwrap().service.to_string(), first, "from the second source");
+        new += usize::from(first == "new");
+        let second = of(&after, user, 1);
+        moved += usize::from(first != second);
+        assert!(first != "new" || second == "new", "none goes back");
+    }
+    assert!((850..1_150).contains(&new) && (850..1_150).contains(&moved), "{new} {moved}");
 }

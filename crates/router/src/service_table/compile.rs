@@ -8,7 +8,7 @@ use std::{
 use fairmesh_balancer::{BalancerConfig, CandidateSet, EndpointStats, rendezvous};
 use fairmesh_model::{
     BalancingPolicy, Endpoint, EndpointState, FULL_WEIGHT, InstanceId, JudgedVerdicts, LoadSignal, Policy,
-    Role, ServiceKind, Traffic, VerdictEffect,
+    Region, Role, ServiceKind, Traffic, VerdictEffect,
     arith::{hash_text, mix_pair},
 };
 use tables::UsableTable;
@@ -52,7 +52,7 @@ pub(super) fn compile(
     let targets = compiler.targets(&indices, previous);
     let statuses = compiler.statuses(&indices, &preferred);
     let no_endpoint_error = compiler.no_endpoint_error();
-    compiler.admit(endpoint_stats, &config, &indices, &members(table.as_ref(), &tiers));
+    compiler.admit(endpoint_stats, &config, &indices, &members(table.as_ref(), &tiers, locality.home()));
     let region_table = table.as_ref().map(|table| Box::new(compiler.compiled_table(table, &indices)));
     let selection = compiler.selection(&indices, tiers);
     ServiceTable {
@@ -78,9 +78,9 @@ pub(super) fn compile(
 }
 
 /// The endpoints that share this client's calls: those of the table, or of the lowest rank.
-fn members(table: Option<&UsableTable<'_>>, tiers: &[Positions]) -> Vec<usize> {
+fn members(table: Option<&UsableTable<'_>>, tiers: &[Positions], home: &Region) -> Vec<usize> {
     match table {
-        Some(table) => table.members().into_iter().collect(),
+        Some(table) => table.members(home).into_iter().collect(),
         None => tiers.first().map(|tier| tier.candidates.clone()).unwrap_or_default(),
     }
 }

@@ -63,7 +63,7 @@ impl ServiceTable {
                 actions: None,
             };
         };
-        let target = rule.backend(seed).unwrap_or(&self.name);
+        let target = rule.backend(request, seed).unwrap_or(&self.name);
         tracer.record_step("route", || {
             let n = self.routes.len();
             format!("'{}', number {} of {n}, is the first match: to {target}", rule.name, position + 1)

@@ -42,7 +42,14 @@ impl ServiceTable {
         }
         let choice = match &self.selection {
             Selection::Replicated { .. } => {
-                self.pick_drawn(table, draws.region(shares, |_| true), &mut attempt, tracer)
+                let region = draws.region(shares, |_| true);
+                let zones = table.zones.as_deref().filter(|zones| region == Some(zones.region));
+                if let Some(zones) = zones
+                    && let Some(picked) = self.pick_in_zone(zones, &mut draws, &mut attempt, tracer)
+                {
+                    return Ok(picked);
+                }
+                self.pick_drawn(table, region, &mut attempt, tracer)
             }
             Selection::Hashed(_) => {
                 let key = attempt.params.key.ok_or(PickError::KeyMissing)?;

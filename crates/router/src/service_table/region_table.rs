@@ -4,7 +4,7 @@ use fairmesh_model::{
     arith::{Generator, mix_pair},
 };
 
-use super::{Hashed, Tier};
+use super::{Hashed, Tier, zones::CompiledZones};
 
 /// Makes the draws of a region independent of the other uses of a call's seed: the bytes of `region`.
 const DRAW_SALT: u64 = 0x7265_6769_6f6e;
@@ -24,6 +24,8 @@ pub(super) struct CompiledTable {
     pub(super) region_of: Box<[u8]>,
     /// The endpoints that share this client's calls.
     pub(super) members: Box<[u32]>,
+    /// The zones of the caller's region, if calls are divided among them.
+    pub(super) zones: Option<Box<CompiledZones>>,
     /// Who wrote it and its force, for explanations.
     pub(super) origin: &'static str,
 }
@@ -110,13 +112,19 @@ impl CallDraws {
     /// The region of the call among those that are `eligible`, by their shares; `None` where none is.
     #[inline]
     pub(super) fn region(&mut self, shares: &ClassShares, eligible: impl Fn(u8) -> bool) -> Option<u8> {
-        let eligible = || shares.regions.iter().filter(|(region, _)| eligible(*region));
+        self.position(&shares.regions, eligible)
+    }
+
+    /// One of the eligible positions, by their shares; `None` where there is none.
+    #[inline]
+    pub(super) fn position(&mut self, shares: &[(u8, u32)], eligible: impl Fn(u8) -> bool) -> Option<u8> {
+        let eligible = || shares.iter().filter(|(position, _)| eligible(*position));
         let total = eligible().map(|&(_, share)| u64::from(share)).sum();
         let mut point = self.0.below(total);
-        for &(region, share) in eligible() {
+        for &(position, share) in eligible() {
             match point.checked_sub(share.into()) {
                 Some(rest) => point = rest,
-                None => return Some(region),
+                None => return Some(position),
             }
         }
         None

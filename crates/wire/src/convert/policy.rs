@@ -19,6 +19,7 @@ pub(super) fn micros(duration: Duration) -> u64 {
 
 impl From<Policy> for v1::Policy {
     fn from(policy: Policy) -> Self {
+        let mut key = policy.key.into_iter();
         Self {
             ring_bounds_us: rings::bounds(&policy.locality.rings),
             rings: rings::named(&policy.locality.rings),
@@ -31,7 +32,9 @@ impl From<Policy> for v1::Policy {
             retry_budget_percent: policy.retries.budget_percent,
             retry_budget_floor: policy.retries.budget_floor,
             limit: policy.limit.map(actions::write_limit),
-            key: policy.key.map(Into::into),
+            key: key.next().map(Into::into),
+            further_keys: key.map(Into::into).collect(),
+            zone_first: policy.locality.zone_first,
             routes: policy.routes.into_iter().map(Into::into).collect(),
             health_check: policy.health_check.map(Into::into),
             lookaside: policy.lookaside.unwrap_or_default(),
@@ -52,6 +55,7 @@ impl TryFrom<v1::Policy> for Policy {
             locality: Locality {
                 rings: rings::read(&message.ring_bounds_us, &message.rings)
                     .map_err(|e| e.within("locality"))?,
+                zone_first: message.zone_first,
                 local_only: message.local_only,
             },
             balancing: balancing::read(message.subset, message.balancing)
@@ -63,7 +67,7 @@ impl TryFrom<v1::Policy> for Policy {
                 budget_floor: message.retry_budget_floor,
             },
             limit: message.limit.map(actions::read_limit),
-            key: message.key.map(TryInto::try_into).transpose()?,
+            key: actions::read_sources(message.key.into_iter().chain(message.further_keys).collect())?,
             health_check: message
                 .health_check
                 .map(HealthCheck::try_from)

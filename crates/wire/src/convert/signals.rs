@@ -55,7 +55,7 @@ fn bounded(field: &str, count: usize, most: usize) -> Result<(), Invalid> {
 }
 
 fn write_calls(path: CallPath, rates: CallRates) -> v1::CallRates {
-    let CallPath { service, from, to, class, caller } = path;
+    let CallPath { service, from, to, class, caller, from_zone, to_zone } = path;
     let CallRates { offered, attempts, answered, shed, time_us, bytes } = rates;
     v1::CallRates {
         service: service.to_string(),
@@ -69,6 +69,8 @@ fn write_calls(path: CallPath, rates: CallRates) -> v1::CallRates {
         shed,
         time_us,
         bytes,
+        from_zone: from_zone.map(String::from).unwrap_or_default(),
+        to_zone: to_zone.map(String::from).unwrap_or_default(),
     }
 }
 
@@ -81,6 +83,8 @@ fn read_calls(message: v1::CallRates) -> Result<(CallPath, CallRates), Invalid> 
         to: optional("to", message.to)?,
         class: optional("class", message.class)?,
         caller: optional("caller", message.caller)?,
+        from_zone: optional("from_zone", message.from_zone)?,
+        to_zone: optional("to_zone", message.to_zone)?,
     };
     let rates = CallRates {
         offered: message.offered,
@@ -164,6 +168,8 @@ mod tests {
             to: to.cloned(),
             class: class.map(|class| class.parse().unwrap()),
             caller: None,
+            from_zone: None,
+            to_zone: None,
         };
         let rates = |n| CallRates { offered: n, attempts: n + 1, answered: n, shed: 1, time_us: 7, bytes: 9 };
         let metrics = [("queue".to_owned(), MetricSum { sum: 1.5, servers: 2 })];

@@ -2,7 +2,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use fairmesh_model::{
     Confirmation, Invalid, Label, LoadMetric, LoadRing, Region, RegionDrain, RegionShares, RegionTable,
-    Share, TableOrigin, Traffic, TrafficMode, TrafficPlanner, TrafficShares,
+    Share, TableOrigin, Traffic, TrafficMode, TrafficPlanner, TrafficShares, Zone, ZoneShares,
 };
 
 use super::{policy::rings, read_enum, required};
@@ -116,7 +116,15 @@ impl From<RegionTable> for v1::RegionTable {
             TableOrigin::ByHand => None,
             TableOrigin::Planned(Confirmation { round, at_ms }) => Some(v1::Confirmation { round, at_ms }),
         };
-        Self { shares: write_shares(table.shares), confirmed }
+        let zone = |(from, to): (Zone, ZoneShares)| v1::ZoneShares {
+            from: from.into(),
+            to: to
+                .into_iter()
+                .map(|(zone, share)| v1::ZoneShare { zone: zone.into(), share: share.millionths() })
+                .collect(),
+        };
+        let zones = table.zones.into_iter().map(zone).collect();
+        Self { shares: write_shares(table.shares), zones, confirmed }
     }
 }
 
@@ -128,10 +136,24 @@ impl TryFrom<v1::RegionTable> for RegionTable {
             None => TableOrigin::ByHand,
             Some(v1::Confirmation { round, at_ms }) => TableOrigin::Planned(Confirmation { round, at_ms }),
         };
-        let table = Self { shares: read_shares(message.shares)?, origin };
+        let zones = read_zones(message.zones)?;
+        let table = Self { shares: read_shares(message.shares)?, zones, origin };
         table.validate()?;
         Ok(table)
     }
+}
+
+fn read_zones(message: Vec<v1::ZoneShares>) -> Result<BTreeMap<Zone, ZoneShares>, Invalid> {
+    let mut zones = BTreeMap::new();
+    for (i, v1::ZoneShares { from, to }) in message.into_iter().enumerate() {
+        let at = |e: Invalid| e.within(format!("zones[{i}]"));
+        let share = |v1::ZoneShare { zone, share }| {
+            Ok((Zone::try_from(zone)?, Share::of_millionths(share).map_err(|e| e.within("share"))?))
+        };
+        let to = to.into_iter().map(share).collect::<Result<ZoneShares, Invalid>>().map_err(at)?;
+        zones.insert(Zone::try_from(from).map_err(|e| at(e.within("from")))?, to);
+    }
+    Ok(zones)
 }
 
 /// Shares by class as messages.

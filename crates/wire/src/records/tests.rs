@@ -152,22 +152,34 @@ fn actions() -> impl Strategy<Value = Actions> {
         (option::of("[a-z]{1,8}"), option::of(full_path())).prop_map(|(host, path)| Rewrite { host, path });
     let times = (option::of(time()), option::of(time()), option::of(time()));
     let faults = (option::of(limit()), option::of(abort), option::of(delay), option::of(mirror));
-    let sent = (faults, rewrite, edits(), edits(), times).prop_map(
-        |((limit, abort, delay, mirror), rewrite, request_headers, response_headers, times)| Actions {
-            limit,
-            redirect: None,
-            abort,
-            delay,
-            rewrite,
-            request_headers,
-            response_headers,
-            attempt_timeout: times.0,
-            server_timeout: times.1,
-            hedge_after: times.2,
-            mirror,
+    let keys = collection::vec(key_source(), 0..3);
+    let sent = (faults, rewrite, edits(), edits(), times, keys).prop_map(
+        |((limit, abort, delay, mirror), rewrite, request_headers, response_headers, times, split_key)| {
+            Actions {
+                limit,
+                redirect: None,
+                abort,
+                delay,
+                rewrite,
+                request_headers,
+                response_headers,
+                attempt_timeout: times.0,
+                server_timeout: times.1,
+                hedge_after: times.2,
+                mirror,
+                split_key,
+            }
         },
     );
     prop_oneof![Just(Actions::default()), redirected, sent]
+}
+
+fn key_source() -> impl Strategy<Value = KeySource> {
+    prop_oneof![
+        "[a-z-]{1,8}".prop_map(KeySource::Header),
+        "[A-Za-z]{1,8}".prop_map(KeySource::Cookie),
+        ".{1,8}".prop_map(KeySource::Query),
+    ]
 }
 
 fn timeouts() -> impl Strategy<Value = Timeouts> {
@@ -199,7 +211,11 @@ fn policy() -> impl Strategy<Value = Policy> {
         let named = named.filter_map(|(ring, used)| used.then_some(ring));
         region.then_some(Ring::Region).into_iter().chain(bounded).chain(named).collect()
     });
-    let locality = (rings, any::<bool>()).prop_map(|(rings, local_only)| Locality { rings, local_only });
+    let locality = (rings, any::<bool>()).prop_map(|(rings, local_only)| Locality {
+        rings,
+        zone_first: false,
+        local_only,
+    });
     let retries =
         (1..=10_u32, 0..=100_u32, any::<u32>()).prop_map(|(attempts, budget_percent, budget_floor)| {
             Retries { attempts, budget_percent, budget_floor }
@@ -210,12 +226,7 @@ fn policy() -> impl Strategy<Value = Policy> {
     };
     let routes = collection::vec(route(), 0..4).prop_filter("routes have unique names", unique);
     let balancing = (any::<u32>(), balancing());
-    let key = prop_oneof![
-        Just(None),
-        "[a-z-]{1,8}".prop_map(|name| Some(KeySource::Header(name))),
-        "[A-Za-z]{1,8}".prop_map(|name| Some(KeySource::Cookie(name))),
-        ".{1,8}".prop_map(|name| Some(KeySource::Query(name))),
-    ];
+    let key = collection::vec(key_source(), 0..3);
     let lookaside = option::of("[a-z]{1,8}:[1-9][0-9]{1,3}");
     let rest = (option::of(health_check()), lookaside, option::of(traffic()));
     (routes, locality, balancing, timeouts(), (retries, option::of(limit()), key), rest).prop_map(
@@ -290,10 +301,13 @@ fn region_shares() -> impl Strategy<Value = RegionShares> {
 
 fn region_table() -> impl Strategy<Value = RegionTable> {
     let confirmed = option::of((any::<u64>(), any::<u64>()));
-    (traffic_shares(), confirmed).prop_map(|(shares, confirmed)| {
-        let planned = confirmed.map(|(round, at_ms)| TableOrigin::Planned(Confirmation { round, at_ms }));
-        RegionTable { shares, origin: planned.unwrap_or(TableOrigin::ByHand) }
-    })
+    (traffic_shares(), collection::btree_set(name::<Zone>(), 0..4), confirmed).prop_map(
+        |(shares, zones, confirmed)| {
+            let planned = confirmed.map(|(round, at_ms)| TableOrigin::Planned(Confirmation { round, at_ms }));
+            let zones = zones.into_iter().map(|zone| (zone.clone(), [(zone, Share::ALL)].into())).collect();
+            RegionTable { shares, zones, origin: planned.unwrap_or(TableOrigin::ByHand) }
+        },
+    )
 }
 
 fn health_check() -> impl Strategy<Value = HealthCheck> {

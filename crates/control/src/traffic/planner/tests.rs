@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use fairmesh_model::{
     CallPath, CallRates, LoadMetric, MetricSum, RegionInfo, ServerRates, ServiceName, Share, Traffic,
-    TrafficPlanner,
+    TrafficPlanner, Zone,
 };
 
 use super::*;
@@ -41,7 +41,7 @@ impl World {
             offered: [500.0, 300.0],
         };
         for name in ["eu", "us"] {
-            let endpoints = RegionEndpoints { serving: 4, power: 4.0 };
+            let endpoints = RegionEndpoints { serving: 4, power: 4.0, ..RegionEndpoints::default() };
             world.facts.endpoints.insert(region(name), endpoints);
         }
         world.report();
@@ -152,7 +152,15 @@ impl World {
 
 fn path(from: &str, to: Option<&str>) -> CallPath {
     let service = ServiceName::new("shop/cart").unwrap();
-    CallPath { service, from: region(from), to: to.map(region), class: None, caller: None }
+    CallPath {
+        service,
+        from: region(from),
+        to: to.map(region),
+        class: None,
+        caller: None,
+        from_zone: None,
+        to_zone: None,
+    }
 }
 
 fn rates(per_second: f64) -> CallRates {
@@ -430,4 +438,46 @@ fn classes_are_dropped_from_the_last_one_where_nothing_has_room() {
     let eu = &world.facts.tables[&region("eu")].table.shares;
     assert_eq!(eu.default.as_ref().unwrap().dropped, Share::NONE);
     assert!(eu.classes[&bulk].dropped > Share::NONE, "{eu:?}");
+}
+
+fn zone(name: &str) -> Zone {
+    Zone::new(name).unwrap()
+}
+
+/// Reports that say which zone the callers in `eu` are in, all of whose calls come from `a`.
+fn zoned(world: &mut World) {
+    for (path, _) in &mut world.facts.reports.calls {
+        path.from_zone = (path.from == region("eu")).then(|| zone("a"));
+    }
+}
+
+#[test]
+fn a_zone_keeps_no_more_than_its_power_allows_and_nothing_is_preferred_without_reports() {
+    let mut world = World::new();
+    world.facts.zone_first = true;
+    let zones = [("a", 1.0), ("b", 3.0)].map(|(name, power)| (Some(zone(name)), power));
+    world.facts.endpoints.get_mut(&region("eu")).unwrap().zones = zones.into();
+    world.seconds(5);
+    assert!(world.facts.tables[&region("eu")].table.zones.is_empty());
+    let refusal = |world: &World| world.planner.zones[&region("eu")].refusal.clone();
+    assert_eq!(refusal(&world).as_deref(), Some("no caller in eu reports its zone"));
+    for _ in 0..3 {
+        zoned(&mut world);
+        world.seconds(1);
+    }
+    zoned(&mut world);
+    world.second();
+    let shares = world.facts.tables[&region("eu")].table.zones[&zone("a")].clone();
+    let expected = [("a", 262_500), ("b", 737_500)]
+        .map(|(name, share)| (zone(name), Share::of_millionths(share).unwrap()));
+    assert_eq!((shares, refusal(&world)), (expected.into(), None));
+    world.report();
+    zoned(&mut world);
+    world.facts.endpoints.get_mut(&region("eu")).unwrap().zones.insert(None, 1.0);
+    world.second();
+    assert!(
+        world.facts.tables[&region("eu")].table.zones.is_empty(),
+        "endpoints without a zone would get nothing"
+    );
+    assert!(refusal(&world).unwrap().contains("--zone"));
 }

@@ -113,11 +113,38 @@ fn text(service: &v1::ServiceTraffic) -> String {
             output::table(&["CALLERS", "CLASS", "SHARES", "DROPPED"], &table_rows(service))
         );
     }
+    text.push_str(&zones(service));
     for shift in service.shifts.iter().take(MAX_SHIFTS) {
         let _ = write!(text, "\n{} ago, callers of {}: {}", ago(shift.ago_ms), shift.from, shift.text);
     }
     if !service.shifts.is_empty() {
         text.push('\n');
+    }
+    text
+}
+
+/// What is sent between zones, and why no zone is preferred.
+fn zones(service: &v1::ServiceTraffic) -> String {
+    let rows =
+        service.regions.iter().flat_map(|region| region.zones.iter().map(|zone| (&region.region, zone)));
+    let row = |(region, zone): (&String, &v1::ZoneTraffic)| {
+        vec![
+            format!("{region}/{}", zone.from),
+            zone.to.clone(),
+            percent(zone.share),
+            format!("{:.1}", zone.attempts),
+            format!("{:.0}", zone.bytes),
+        ]
+    };
+    let rows: Vec<Vec<String>> = rows.map(row).collect();
+    let mut text = match rows.is_empty() {
+        true => String::new(),
+        false => {
+            format!("\n{}", output::table(&["CALLERS IN", "TO ZONE", "SHARE", "CALLS/S", "BYTES/S"], &rows))
+        }
+    };
+    for region in service.regions.iter().filter(|region| !region.zone_refusal.is_empty()) {
+        text.push_str(&format!("\nno zone is preferred: {}\n", region.zone_refusal));
     }
     text
 }
@@ -182,6 +209,8 @@ fn item(service: &v1::ServiceTraffic) -> Value {
             "receivedPerSecond": region.received,
             "serversAgoMs": region.servers_ago_ms,
             "callersAgoMs": region.callers_ago_ms,
+            "zones": region.zones.iter().map(zone_item).collect::<Vec<_>>(),
+            "zoneRefusal": (!region.zone_refusal.is_empty()).then_some(&region.zone_refusal),
         })
     };
     let shares = |shares: &v1::RegionShares| {
@@ -210,6 +239,16 @@ fn item(service: &v1::ServiceTraffic) -> Value {
         "regions": service.regions.iter().map(region).collect::<Vec<_>>(),
         "tables": service.tables.iter().map(table).collect::<Vec<_>>(),
         "shifts": service.shifts.iter().map(shift_item).collect::<Vec<_>>(),
+    })
+}
+
+fn zone_item(zone: &v1::ZoneTraffic) -> Value {
+    json!({
+        "from": zone.from,
+        "to": zone.to,
+        "sharePercent": f64::from(zone.share) / PERCENT,
+        "callsPerSecond": zone.attempts,
+        "bytesPerSecond": zone.bytes,
     })
 }
 

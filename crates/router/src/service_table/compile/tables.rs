@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fairmesh_balancer::CandidateSet;
 use fairmesh_model::{
-    Label, Region, RegionShares, ServiceKind, Share, TableForce, TableOrigin, arith::hash_text,
+    Label, Region, RegionShares, ServiceKind, Share, TableForce, TableOrigin, Zone, arith::hash_text,
 };
 
 use super::{Compiler, Positions, len};
@@ -14,6 +14,7 @@ use crate::{
     service_table::{
         Tier,
         region_table::{ClassShares, CompiledTable, RegionEndpoints, TableRegion},
+        zones::CompiledZones,
     },
 };
 
@@ -25,6 +26,8 @@ pub(super) struct UsableTable<'a> {
     input: TableInput<'a>,
     force: TableForce,
     regions: BTreeMap<&'a Region, Positions>,
+    /// The zones of the caller's region that its zone uses, with their shares; empty where calls do not prefer zones.
+    zones: BTreeMap<&'a Zone, (Share, Positions)>,
 }
 
 impl Compiler<'_> {
@@ -42,8 +45,25 @@ impl Compiler<'_> {
             *kept = (*kept).max(*share);
         }
         let usable = greatest.into_iter().filter(|(region, _)| self.may_go_to(region));
-        let regions = usable.map(|(region, share)| (region, self.table_region(region, share))).collect();
-        Some(UsableTable { input, force, regions })
+        let regions: BTreeMap<&Region, Positions> =
+            usable.map(|(region, share)| (region, self.table_region(region, None, share))).collect();
+        let zones = if regions.contains_key(self.locality.home()) {
+            self.usable_zones(input)
+        } else {
+            BTreeMap::new()
+        };
+        Some(UsableTable { input, force, regions, zones })
+    }
+
+    /// The zones that callers of this zone use, without those where nobody serves. A key or a shard map chooses
+    /// endpoints by itself.
+    fn usable_zones<'t>(&self, input: TableInput<'t>) -> BTreeMap<&'t Zone, (Share, Positions)> {
+        let own = self.locality.zone().filter(|_| self.input.service.kind == ServiceKind::Replicated);
+        let shares = own.and_then(|zone| input.table.zones.get(zone));
+        let zones = shares.into_iter().flatten().map(|(zone, share)| {
+            (zone, (*share, self.table_region(self.locality.home(), Some(zone), *share)))
+        });
+        zones.filter(|(_, (_, tier))| tier.total > 0).collect()
     }
 
     /// Whether rings and drains leave a region to tables. Callers inside a draining region keep using it.
@@ -56,10 +76,12 @@ impl Compiler<'_> {
         !is_draining && !is_excluded
     }
 
-    /// The serving endpoints of a region; of replicated services this client's subset, which is as large as the share.
-    fn table_region(&self, region: &Region, share: Share) -> Positions {
+    /// The serving endpoints of a region, or of one of its zones; of replicated services this client's subset, which is as large as the share.
+    fn table_region(&self, region: &Region, zone: Option<&Zone>, share: Share) -> Positions {
         let serves = |position: &usize| {
-            self.endpoints[*position].location.region == *region
+            let location = &self.endpoints[*position].location;
+            location.region == *region
+                && zone.is_none_or(|zone| location.zone.as_ref() == Some(zone))
                 && self.class(*position) == Some(PreferenceClass::Serving)
         };
         let positions: Vec<usize> = (0..self.endpoints.len()).filter(serves).collect();
@@ -100,7 +122,12 @@ impl Compiler<'_> {
                 .map(|(name, tier)| self.compiled_region(name, tier, indices))
                 .collect(),
             region_of: self.region_of(&names, indices),
-            members: table.members().into_iter().map(|position| indices[position]).collect(),
+            zones: self.compiled_zones(table, indices),
+            members: table
+                .members(self.locality.home())
+                .into_iter()
+                .map(|position| indices[position])
+                .collect(),
             origin: match (table.input.table.origin, table.force) {
                 (TableOrigin::ByHand, _) => "written by hand",
                 (TableOrigin::Planned(_), TableForce::Full) => "planned",
@@ -109,15 +136,30 @@ impl Compiler<'_> {
         }
     }
 
+    fn compiled_zones(&self, table: &UsableTable<'_>, indices: &[u32]) -> Option<Box<CompiledZones>> {
+        let region = table.regions.keys().position(|region| *region == self.locality.home())? as u8;
+        let zone = |(zone, (_, tier)): (&&Zone, &(Share, Positions))| {
+            ((*zone).clone(), self.compiled_tier(tier, indices))
+        };
+        // At most 16 zones.
+        let shares =
+            (0_u8..).zip(table.zones.values()).map(|(position, (share, _))| (position, share.millionths()));
+        let zones =
+            CompiledZones { region, shares: shares.collect(), zones: table.zones.iter().map(zone).collect() };
+        (!zones.zones.is_empty()).then(|| Box::new(zones))
+    }
+
+    fn compiled_tier(&self, tier: &Positions, indices: &[u32]) -> Tier<CandidateSet> {
+        let member = |&position: &usize| (indices[position], self.powers[position]);
+        let candidates = CandidateSet::new(&tier.candidates.iter().map(member).collect::<Vec<_>>());
+        Tier { rank: tier.rank, total: tier.total, candidates }
+    }
+
     fn compiled_region(&self, name: &Region, tier: &Positions, indices: &[u32]) -> TableRegion {
         let Tier { rank, total, candidates } = tier;
         let (rank, total) = (*rank, *total);
         let endpoints = match self.input.service.kind {
-            ServiceKind::Replicated => {
-                let member = |&position: &usize| (indices[position], self.powers[position]);
-                let candidates = CandidateSet::new(&candidates.iter().map(member).collect::<Vec<_>>());
-                RegionEndpoints::Replicated(Tier { rank, total, candidates })
-            }
+            ServiceKind::Replicated => RegionEndpoints::Replicated(self.compiled_tier(tier, indices)),
             ServiceKind::ConsistentHash => {
                 RegionEndpoints::Hashed(Tier { rank, total, candidates: self.hashed(candidates, indices) })
             }
@@ -142,13 +184,17 @@ impl Compiler<'_> {
 }
 
 impl UsableTable<'_> {
-    /// This client's endpoints in each region.
+    /// This client's endpoints in each zone and region.
     pub(super) fn tiers(&self) -> impl Iterator<Item = &Positions> {
-        self.regions.values()
+        self.zones.values().map(|(_, tier)| tier).chain(self.regions.values())
     }
 
-    /// The endpoints that share calls, each once.
-    pub(super) fn members(&self) -> BTreeSet<usize> {
-        self.tiers().flat_map(|tier| &tier.candidates).copied().collect()
+    /// The endpoints that share calls, each once. Where zones divide the calls that stay, the others of the region get
+    /// none of them.
+    pub(super) fn members(&self, home: &Region) -> BTreeSet<usize> {
+        let divided = |region: &Region| region == home && !self.zones.is_empty();
+        let regions = self.regions.iter().filter(|(region, _)| !divided(region)).map(|(_, tier)| tier);
+        let tiers = self.zones.values().map(|(_, tier)| tier).chain(regions);
+        tiers.flat_map(|tier| &tier.candidates).copied().collect()
     }
 }

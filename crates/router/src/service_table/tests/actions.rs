@@ -59,7 +59,7 @@ fn a_call_rejected_by_the_service_limit_refunds_the_route_limit() {
 fn the_policy_reads_the_key_of_services_called_by_key() {
     let endpoints: Vec<_> = ["a", "b", "c"].into_iter().map(|id| endpoint(id, "eu")).collect();
     let mut fleet = Fleet::new(ServiceKind::ConsistentHash, endpoints.clone());
-    fleet.policy.key = Some(KeySource::Query("user".into()));
+    fleet.policy.key = vec![KeySource::Query("user".into())];
     let table = fleet.compile(None);
     let key = table.key(&request("/?user=ann"));
     assert_eq!(key, Some(ShardKey(hash_text("ann").into())));

@@ -12,7 +12,7 @@ fn shares(to: &[(&str, &str)], dropped: &str) -> RegionShares {
 
 fn by_hand(to: &[(&str, &str)], dropped: &str) -> RegionTable {
     let shares = TrafficShares { default: Some(shares(to, dropped)), ..TrafficShares::default() };
-    RegionTable { shares, origin: TableOrigin::ByHand }
+    RegionTable { shares, zones: BTreeMap::new(), origin: TableOrigin::ByHand }
 }
 
 fn planned(to: &[(&str, &str)], dropped: &str) -> RegionTable {
@@ -236,4 +236,38 @@ fn an_explanation_shows_table_share_and_draw() {
     ];
     assert_eq!(all, names(&expected));
     assert_eq!(Share::ALL.to_string(), "100%");
+}
+
+#[test]
+fn calls_that_stay_are_divided_among_zones_by_the_zone_of_the_caller() {
+    let mut fleet = fleet();
+    let zone = |name: &str| fairmesh_model::Zone::new(name).unwrap();
+    for (endpoint, name) in fleet.endpoints.iter_mut().zip(["a", "b", "a", "b", "a"]) {
+        endpoint.location.zone = Some(zone(name));
+    }
+    let mut table = planned(&[("eu", "80%"), ("us", "20%")], "0%");
+    let half = |share: &str| share.parse::<Share>().unwrap();
+    table.zones.insert(zone("a"), [(zone("a"), half("75%")), (zone("b"), half("25%"))].into());
+    let by_zone = |fleet: &Fleet| {
+        let compiled = fleet.compile_with(&table, 0);
+        let mut counts = BTreeMap::new();
+        for call in 0..10_000 {
+            let ask = PickParams { call_seed: mix64(call), ..PickParams::default() };
+            let picked = compiled.pick(&ask, 0, mix64(call + 77)).unwrap();
+            let location = &compiled.target(picked.index).location;
+            *counts.entry(format!("{}/{}", location.region, location.zone.as_ref().unwrap())).or_default() +=
+                1;
+        }
+        counts
+    };
+    fleet.location.zone = Some(zone("a"));
+    let alike = [("eu/a", 40), ("eu/b", 40), ("us/a", 10), ("us/b", 10)];
+    assert_near(&by_zone(&fleet), &alike);
+    fleet.policy.locality.zone_first = true;
+    assert_near(&by_zone(&fleet), &[("eu/a", 60), ("eu/b", 20), ("us/a", 10), ("us/b", 10)]);
+    fleet.location.zone = Some(zone("c"));
+    assert_near(&by_zone(&fleet), &alike);
+    fleet.location.zone = Some(zone("a"));
+    fleet.endpoints[0].state = EndpointState::Draining;
+    assert_near(&by_zone(&fleet), &[("eu/b", 80), ("us/a", 10), ("us/b", 10)]);
 }

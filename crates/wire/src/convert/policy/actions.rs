@@ -37,6 +37,7 @@ pub(super) fn write(actions: Actions) -> Option<v1::Actions> {
         server_timeout_us: time(actions.server_timeout),
         hedge_after_us: time(actions.hedge_after),
         mirror: actions.mirror.map(mirror),
+        split_key: actions.split_key.into_iter().map(Into::into).collect(),
     })
 }
 
@@ -67,7 +68,13 @@ pub(super) fn read(message: v1::Actions) -> Result<Actions, Invalid> {
         server_timeout: time(message.server_timeout_us),
         hedge_after: time(message.hedge_after_us),
         mirror: message.mirror.map(mirror).transpose().map_err(at("mirror"))?,
+        split_key: read_sources(message.split_key).map_err(at("split_key"))?,
     })
+}
+
+/// Parses the sources of a key.
+pub(super) fn read_sources(sources: Vec<v1::KeySource>) -> Result<Vec<KeySource>, Invalid> {
+    sources.into_iter().map(TryInto::try_into).collect()
 }
 
 pub(super) fn write_limit(limit: RateLimit) -> v1::RateLimit {

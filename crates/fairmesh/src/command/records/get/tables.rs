@@ -1,5 +1,7 @@
 //! List of region tables.
 
+use std::collections::BTreeMap;
+
 use fairmesh_model::{
     Label, Region, RegionShares, RegionTable, ServiceName, Share, TableForce, TableOrigin, TrafficMode,
 };
@@ -46,7 +48,9 @@ fn shadows(one: &ServiceView) -> Vec<(Region, RegionTable)> {
     let shares = traffic.map(|traffic| traffic.shares).unwrap_or_default();
     shares
         .into_iter()
-        .map(|(from, shares)| (from, RegionTable { shares, origin: TableOrigin::ByHand }))
+        .map(|(from, shares)| {
+            (from, RegionTable { shares, zones: BTreeMap::new(), origin: TableOrigin::ByHand })
+        })
         .collect()
 }
 

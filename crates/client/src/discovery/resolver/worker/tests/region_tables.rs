@@ -15,6 +15,7 @@ fn key(from: &str) -> RecordKey {
 fn drops_all(round: u64) -> Record {
     let shares = RegionShares { to: BTreeMap::new(), dropped: Share::ALL };
     Record::RegionTable(RegionTable {
+        zones: Default::default(),
         shares: TrafficShares { default: Some(shares), ..TrafficShares::default() },
         origin: TableOrigin::Planned(Confirmation { round, at_ms: 0 }),
     })

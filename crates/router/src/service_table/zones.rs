@@ -1,0 +1,51 @@
+//! Zones of the caller's region, among which a region table divides the calls that stay there.
+
+use fairmesh_balancer::{CandidateSet, pick};
+use fairmesh_model::Zone;
+
+use super::{
+    ServiceTable, Tier,
+    decide::{AttemptParams, BestCandidate},
+    region_table::CallDraws,
+};
+use crate::{EndpointPick, trace::DecisionTracer};
+
+/// The zones that callers of one zone use.
+#[derive(Debug)]
+pub(super) struct CompiledZones {
+    /// The position of the caller's region in its table.
+    pub(super) region: u8,
+    /// Position of the zone and its share in millionths.
+    pub(super) shares: Box<[(u8, u32)]>,
+    /// Zones with serving endpoints, each with this client's subset of them.
+    pub(super) zones: Box<[(Zone, Tier<CandidateSet>)]>,
+}
+
+impl ServiceTable {
+    /// The zone of the caller, if calls prefer it.
+    pub fn zone_first(&self) -> Option<&Zone> {
+        self.locality.zone()
+    }
+
+    /// Draws the zone of the call, and picks there; `None` where nobody there can serve, so that the whole region may.
+    pub(super) fn pick_in_zone<W: DecisionTracer>(
+        &self,
+        zones: &CompiledZones,
+        draws: &mut CallDraws,
+        attempt: &mut AttemptParams<'_>,
+        tracer: &mut W,
+    ) -> Option<EndpointPick> {
+        let (zone, tier) = &zones.zones[usize::from(draws.position(&zones.shares, |_| true)?)];
+        tracer.record_step("draw", || format!("to zone {zone}"));
+        self.trace_subset(tier, tracer);
+        let scored = pick(&tier.candidates.as_candidates(), &attempt.context, &mut attempt.random, tracer);
+        let mut best = None;
+        if BestCandidate::offer(&mut best, scored, tier.rank)
+            && let Some(picked) = &best
+        {
+            return Some(self.to_pick(&picked.scored, picked.rank, None, tracer));
+        }
+        tracer.record_step("draw", || "nobody can serve there: any zone of the region".to_owned());
+        None
+    }
+}
