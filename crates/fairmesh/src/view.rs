@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use bytes::Bytes;
 use fairmesh_model::{
     Endpoint, Hosts, Invalid, Policy, Prefix, Record, RecordKey, Region, RegionTable, Regions, RoundTrips,
-    Service, ServiceName, ShardMap, ShardMove, TableOrigin, Tenant, Verdicts,
+    Service, ServiceName, ShardMap, ShardMove, TableOrigin, Tenant, Verdicts, WorkloadEntry,
 };
 use fairmesh_wire::{handshake::Connection, records, shards};
 
@@ -29,6 +29,7 @@ pub(crate) struct ServiceView {
     pub(crate) moves: Vec<ShardMove>,
     /// By the region of the callers.
     pub(crate) tables: BTreeMap<Region, At<RegionTable>>,
+    pub(crate) workload: Option<At<WorkloadEntry>>,
 }
 
 /// A part of the RIB.
@@ -71,7 +72,7 @@ pub(crate) enum Scope {
 
 /// Kinds of records, as key segments below a tenant.
 pub(crate) const EVERY_KIND: &[&str] =
-    &["services", "policies", "endpoints", "health", "shards", "moves", "tables"];
+    &["services", "policies", "endpoints", "health", "shards", "moves", "tables", "workloads"];
 
 impl Scope {
     fn prefixes(&self, kinds: &[&str]) -> Vec<Prefix> {
@@ -92,6 +93,7 @@ fn of_service(name: &ServiceName, kind: &str) -> Prefix {
         "health" => Prefix::health(name, None),
         "shards" => Prefix::shards(name, None),
         "tables" => Prefix::tables(name),
+        "workloads" => Prefix::from(&RecordKey::Workload(name.clone())),
         _ => Prefix::moves(name),
     }
 }
@@ -139,6 +141,7 @@ impl View {
         match (record, of) {
             (Record::Service(value), Some(of)) => of.service = Some(At { value, revision }),
             (Record::Policy(value), Some(of)) => of.policy = Some(At { value, revision }),
+            (Record::Workload(value), Some(of)) => of.workload = Some(At { value, revision }),
             (Record::Endpoint(value), Some(of)) => of.endpoints.push(At { value, revision }),
             (Record::Verdict(value), Some(of)) => {
                 if let RecordKey::Health(_, region, instance) = key {

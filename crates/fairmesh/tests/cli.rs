@@ -12,6 +12,7 @@ mod cli {
     pub(crate) mod hosts;
     pub(crate) mod identities;
     pub(crate) mod listeners;
+    pub(crate) mod membership;
     pub(crate) mod moves;
     pub(crate) mod readme;
     pub(crate) mod refusals;
@@ -23,4 +24,5 @@ mod cli {
     pub(crate) mod support;
     pub(crate) mod tables;
     pub(crate) mod wait;
+    pub(crate) mod workloads;
 }

@@ -25,6 +25,7 @@ pub mod suggestion;
 mod topology;
 mod traffic;
 mod trust;
+mod workload;
 
 pub use authority::{HostPort, host_name};
 pub use counted::{Counted, counted};
@@ -69,3 +70,4 @@ pub use traffic::{
 };
 pub use traffic::{LoadMetric, LoadRing, MAX_PLANNED_CLASSES, Traffic, TrafficMode, TrafficPlanner};
 pub use trust::{JoinedAgent, MAX_CERTIFICATE, MAX_ROOTS, MAX_TENANTS, TrustBundle};
+pub use workload::{HOST_NAMESPACE, ProgramFacts, ProgramSelector, WorkloadEntry};

@@ -3,7 +3,7 @@ mod rib_key;
 
 use crate::{
     Endpoint, Hosts, JoinedAgent, MeasuredDistances, Policy, RegionDrain, RegionTable, Regions, RoundTrips,
-    Service, ShardMove, TrustBundle, Verdict,
+    Service, ShardMove, TrustBundle, Verdict, WorkloadEntry,
 };
 
 pub use revision::{Cursor, Revision, StoreId};
@@ -42,6 +42,8 @@ pub enum Record {
     TrustBundle(TrustBundle),
     /// At `identity/agents/`.
     JoinedAgent(JoinedAgent),
+    /// At `workloads/`.
+    Workload(WorkloadEntry),
 }
 
 impl From<Service> for Record {

@@ -17,6 +17,7 @@ mod shards;
 mod text;
 mod topology;
 mod traffic;
+mod workload;
 
 use serde::{Deserialize, Serialize};
 
@@ -36,8 +37,11 @@ pub use shards::{IntervalSpec, ReplicaSpec, ShardMapSpec, ShardSpec};
 pub use text::{KeyText, read_duration, write_duration};
 pub use topology::{RegionSpec, RoundTripSpec, TopologySpec};
 pub use traffic::{LoadRingSpec, LoadSpec, SharesSpec, TrafficSpec};
+pub use workload::{ProgramSpec, WorkloadSpec};
 
-use crate::{Endpoint, Hosts, Invalid, Policy, Regions, RoundTrips, Service, ServiceName, ShardMap};
+use crate::{
+    Endpoint, Hosts, Invalid, Policy, Regions, RoundTrips, Service, ServiceName, ShardMap, WorkloadEntry,
+};
 
 /// One document of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,6 +60,8 @@ pub enum Document {
     ShardMap(ShardMapSpec),
     /// Endpoints of a service.
     Endpoints(EndpointsSpec),
+    /// Which programs may have the identity of a service.
+    Workload(WorkloadSpec),
 }
 
 /// The validated form of a document.
@@ -74,11 +80,14 @@ pub enum Resource {
     ShardMap(ServiceName, ShardMap),
     /// Endpoints of a service.
     Endpoints(ServiceName, Vec<Endpoint>),
+    /// Which programs may have the identity of a service.
+    Workload(ServiceName, WorkloadEntry),
 }
 
 impl Document {
     /// Every value of `kind`.
-    pub const KINDS: [&str; 6] = ["Service", "Policy", "Topology", "Hosts", "ShardMap", "Endpoints"];
+    pub const KINDS: [&str; 7] =
+        ["Service", "Policy", "Topology", "Hosts", "ShardMap", "Endpoints", "Workload"];
 
     /// The value of `kind`.
     pub fn kind(&self) -> &'static str {
@@ -89,6 +98,7 @@ impl Document {
             Self::Hosts(_) => "Hosts",
             Self::ShardMap(_) => "ShardMap",
             Self::Endpoints(_) => "Endpoints",
+            Self::Workload(_) => "Workload",
         }
     }
 
@@ -116,6 +126,10 @@ impl Document {
                 let (name, endpoints) = spec.validate()?;
                 Resource::Endpoints(name, endpoints)
             }
+            Self::Workload(spec) => {
+                let (name, entry) = spec.validate()?;
+                Resource::Workload(name, entry)
+            }
         })
     }
 }
@@ -132,6 +146,7 @@ impl From<&Resource> for Document {
             Resource::Hosts(hosts) => Self::Hosts(HostsSpec::of(hosts)),
             Resource::ShardMap(name, map) => Self::ShardMap(ShardMapSpec::of(name, map)),
             Resource::Endpoints(name, endpoints) => Self::Endpoints(EndpointsSpec::of(name, endpoints)),
+            Resource::Workload(name, entry) => Self::Workload(WorkloadSpec::of(name, entry)),
         }
     }
 }

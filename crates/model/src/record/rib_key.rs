@@ -25,6 +25,8 @@ pub enum RecordKey {
     RegionTable(ServiceName, Region),
     /// `/t/{tenant}/history/{kind}/{service}/{revision}`: an earlier value; outside the prefixes that routers read.
     History(HistoryKind, ServiceName, u64),
+    /// `/t/{tenant}/workloads/{service}`: the programs that may have the identity of the service.
+    Workload(ServiceName),
     /// `/g/topology/regions`
     Regions,
     /// `/g/topology/rtt`
@@ -48,6 +50,8 @@ pub enum HistoryKind {
     Services,
     /// Of `policies/`.
     Policies,
+    /// Of `workloads/`.
+    Workloads,
 }
 
 /// A part of a shard map. Maps are stored in parts, so that a caller may read the copies of one region only
@@ -217,6 +221,7 @@ impl fmt::Display for HistoryKind {
         f.write_str(match self {
             Self::Services => "services",
             Self::Policies => "policies",
+            Self::Workloads => "workloads",
         })
     }
 }
@@ -233,6 +238,7 @@ impl RecordKey {
             | Self::ShardChunk(service, ..)
             | Self::Move(service, _)
             | Self::RegionTable(service, _)
+            | Self::Workload(service)
             | Self::History(_, service, _) => Some(service),
             Self::Regions
             | Self::RoundTrips
@@ -270,6 +276,7 @@ impl RecordKey {
             ["g", "identity", "agents", name] => Self::JoinedAgent(Label::new(name).ok()?),
             ["t", tenant, "services", service] => Self::Service(named(tenant, service)?),
             ["t", tenant, "policies", service] => Self::Policy(named(tenant, service)?),
+            ["t", tenant, "workloads", service] => Self::Workload(named(tenant, service)?),
             ["t", tenant, "endpoints", service, region, instance] => Self::Endpoint(
                 named(tenant, service)?,
                 Region::new(region).ok()?,
@@ -298,6 +305,7 @@ impl RecordKey {
                 let kind = match kind {
                     "services" => HistoryKind::Services,
                     "policies" => HistoryKind::Policies,
+                    "workloads" => HistoryKind::Workloads,
                     _ => return None,
                 };
                 Self::History(kind, named(tenant, service)?, revision.parse().ok()?)
@@ -330,6 +338,7 @@ impl fmt::Display for RecordKey {
         match self {
             Self::Service(_) => write!(f, "/t/{tenant}/services/{service}"),
             Self::Policy(_) => write!(f, "/t/{tenant}/policies/{service}"),
+            Self::Workload(_) => write!(f, "/t/{tenant}/workloads/{service}"),
             Self::Endpoint(_, region, instance) => {
                 write!(f, "/t/{tenant}/endpoints/{service}/{region}/{instance}")
             }
@@ -374,6 +383,8 @@ mod tests {
             RecordKey::ShardChunk(cart.clone(), ShardPart::Region(eu), ChunkHash(7)),
             RecordKey::Move(cart.clone(), ShardId(5)),
             RecordKey::RegionTable(cart.clone(), Region::new("eu").unwrap()),
+            RecordKey::Workload(cart.clone()),
+            RecordKey::History(HistoryKind::Workloads, cart.clone(), 7),
             RecordKey::History(HistoryKind::Policies, cart, 42),
             RecordKey::Regions,
             RecordKey::RoundTrips,

@@ -5,9 +5,9 @@ use crate::{
     Abort, Actions, Backend, Balancing, BalancingPolicy, ClientMatch, Delay, EndpointState, GrpcMatch,
     HeaderEdits, HeaderMatch, HealthCheck, HostMatch, HostType, InstanceId, KeyRange, KeySource, Label,
     LoadSignal, Locality, Location, Match, Mirror, Outliers, PathMatch, PathRewrite, Pattern, Probe,
-    Protocol, QueryMatch, RateLimit, Redirect, Region, RegionInfo, RegionShares, Replica, ReplicaState,
-    Retries, Rewrite, Ring, Role, Route, Scope, Score, ServiceKind, Shard, ShardId, ShardKey, Share,
-    Template, TextMatch, Timeouts, Traffic, TrafficMode, TrafficShares,
+    ProgramSelector, Protocol, QueryMatch, RateLimit, Redirect, Region, RegionInfo, RegionShares, Replica,
+    ReplicaState, Retries, Rewrite, Ring, Role, Route, Scope, Score, ServiceKind, Shard, ShardId, ShardKey,
+    Share, Template, TextMatch, Timeouts, Traffic, TrafficMode, TrafficShares,
 };
 
 fn cart() -> ServiceName {
@@ -226,6 +226,18 @@ fn full_endpoint() -> Endpoint {
     }
 }
 
+fn full_workload() -> WorkloadEntry {
+    let full = ProgramSelector {
+        uid: Some(1001),
+        gid: Some(1002),
+        executable: Some("/usr/bin/cart".into()),
+        cgroup: Some("/system.slice/cart.service".into()),
+        network_namespace: Some("blue".into()),
+    };
+    let user = ProgramSelector { uid: Some(0), ..ProgramSelector::default() };
+    WorkloadEntry { agents: vec![Label::new("web-1").unwrap()], programs: vec![full, user] }
+}
+
 #[test]
 fn every_plan_survives_its_document() {
     let service = Service {
@@ -248,6 +260,7 @@ fn every_plan_survives_its_document() {
             ShardMap { interval: KeyRange { first: ShardKey(500), ..KeyRange::ALL }, ..full_map() },
         ),
         Resource::Endpoints(cart(), vec![full_endpoint()]),
+        Resource::Workload(cart(), full_workload()),
     ];
     for resource in resources {
         assert_eq!(Document::from(&resource).validate(), Ok(resource));

@@ -419,6 +419,20 @@ fn joined_agent() -> impl Strategy<Value = JoinedAgent> {
         .prop_map(|(tenants, joined)| JoinedAgent { tenants, joined })
 }
 
+fn workload() -> impl Strategy<Value = WorkloadEntry> {
+    let path = || option::of("(/[a-z]{1,8}){1,4}");
+    let selector = (any::<u32>(), option::of(any::<u32>()), path(), path(), option::of("[a-z]{1,8}"));
+    let selector = selector.prop_map(|(uid, gid, executable, cgroup, network_namespace)| ProgramSelector {
+        uid: Some(uid),
+        gid,
+        executable,
+        cgroup,
+        network_namespace,
+    });
+    (collection::vec(name(), 0..3), collection::vec(selector, 1..4))
+        .prop_map(|(agents, programs)| WorkloadEntry { agents, programs })
+}
+
 /// Any record, at one of its valid keys.
 fn entry() -> impl Strategy<Value = (RecordKey, Record)> {
     let endpoint = (service_name(), endpoint()).prop_map(|(name, endpoint)| {
@@ -452,6 +466,8 @@ fn entry() -> impl Strategy<Value = (RecordKey, Record)> {
         trust_bundle().prop_map(|bundle| (RecordKey::TrustBundle, Record::TrustBundle(bundle))),
         (name(), joined_agent())
             .prop_map(|(name, agent)| (RecordKey::JoinedAgent(name), Record::JoinedAgent(agent))),
+        (service_name(), workload())
+            .prop_map(|(name, entry)| (RecordKey::Workload(name), Record::Workload(entry))),
     ]
 }
 
@@ -478,6 +494,7 @@ fn keys() -> Vec<RecordKey> {
         RecordKey::Hosts,
         RecordKey::TrustBundle,
         RecordKey::JoinedAgent(Label::new("web-1").unwrap()),
+        RecordKey::Workload(cart()),
     ]
 }
 

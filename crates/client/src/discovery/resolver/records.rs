@@ -289,7 +289,8 @@ impl ServiceRecords {
             | Record::RegionDrain(_)
             | Record::Hosts(_)
             | Record::TrustBundle(_)
-            | Record::JoinedAgent(_) => {}
+            | Record::JoinedAgent(_)
+            | Record::Workload(_) => {}
         }
         Ok(())
     }

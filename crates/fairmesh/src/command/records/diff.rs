@@ -56,6 +56,7 @@ pub(crate) async fn run(args: DiffArgs) -> Result<ExitCode, Failure> {
             Resource::Service(name, _)
             | Resource::Policy(name, _)
             | Resource::ShardMap(name, _)
+            | Resource::Workload(name, _)
             | Resource::Endpoints(name, _) => Some(name.clone()),
             Resource::Topology(..) | Resource::Hosts(_) => None,
         };
@@ -75,6 +76,9 @@ fn stored(resource: &Resource, view: &View) -> Option<Resource> {
     match resource {
         Resource::Service(name, _) => Some(Resource::Service(name.clone(), of(name)?.service.clone()?.value)),
         Resource::Policy(name, _) => Some(Resource::Policy(name.clone(), of(name)?.policy.clone()?.value)),
+        Resource::Workload(name, _) => {
+            Some(Resource::Workload(name.clone(), of(name)?.workload.clone()?.value))
+        }
         Resource::ShardMap(name, wanted) => {
             Some(Resource::ShardMap(name.clone(), ordered_as(of(name)?.shards.as_ref()?, wanted)))
         }
