@@ -4,8 +4,9 @@ use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
 use fairmesh_model::{
-    Endpoint, Hosts, Invalid, Policy, Prefix, Record, RecordKey, Region, RegionTable, Regions, RoundTrips,
-    Service, ServiceName, ShardMap, ShardMove, TableOrigin, Tenant, Verdicts, WorkloadEntry,
+    DefaultAuthorization, Endpoint, Hosts, Invalid, Policy, Prefix, Record, RecordKey, Region, RegionTable,
+    Regions, RoundTrips, Service, ServiceName, ShardMap, ShardMove, TableOrigin, Tenant, Verdicts,
+    WorkloadEntry,
 };
 use fairmesh_wire::{handshake::Connection, records, shards};
 
@@ -39,6 +40,7 @@ pub(crate) struct View {
     pub(crate) regions: At<Regions>,
     pub(crate) round_trips: RoundTrips,
     pub(crate) hosts: At<Hosts>,
+    pub(crate) authorization: Option<DefaultAuthorization>,
 }
 
 impl<T: Default> Default for At<T> {
@@ -107,12 +109,14 @@ impl View {
     ) -> Result<Self, Failure> {
         let mut prefixes = scope.prefixes(kinds);
         prefixes.push(Prefix::topology());
+        prefixes.push(Prefix::from(&RecordKey::DefaultAuthorization));
         Ok(Self::of(rib_reader::read(connection, &prefixes).await?)?)
     }
 
     /// Reads the topology alone.
     pub(crate) async fn topology(connection: &Connection) -> Result<Self, Failure> {
-        Ok(Self::of(rib_reader::read(connection, &[Prefix::topology()]).await?)?)
+        let prefixes = [Prefix::topology(), Prefix::from(&RecordKey::DefaultAuthorization)];
+        Ok(Self::of(rib_reader::read(connection, &prefixes).await?)?)
     }
 
     fn of(stored: Vec<rib_reader::StoredRecord>) -> Result<Self, Invalid> {
@@ -162,6 +166,7 @@ impl View {
                 }
             }
             (Record::Hosts(value), _) => self.hosts = At { value, revision },
+            (Record::DefaultAuthorization(value), _) => self.authorization = Some(value),
             // Not part of routing.
             (Record::RegionDrain(_) | Record::TrustBundle(_) | Record::JoinedAgent(_), _) => {}
             // Keys of services contain one, and `decode` returns the record that belongs to the key.

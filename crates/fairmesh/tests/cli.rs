@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
 mod cli {
+    pub(crate) mod authorization;
     pub(crate) mod calls;
     pub(crate) mod changes;
     pub(crate) mod dev;

@@ -38,6 +38,9 @@ pub use health::{
 };
 pub use identity::Identity;
 pub use name::{Cluster, HostType, InstanceId, Label, Region, Role, ServiceName, Tenant, TrustDomain, Zone};
+pub use policy::{
+    Authorization, AuthorizationMode, AuthorizationRule, CallerId, CallerMatch, DefaultAuthorization,
+};
 pub use policy::{Balancing, BalancingPolicy, LoadSignal, Outliers, Score};
 pub use policy::{CallKind, Timeouts};
 pub use policy::{KeySource, Locality, Policy, Retries, Ring};

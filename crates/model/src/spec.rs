@@ -5,6 +5,7 @@
 //! errors have neither the path of a field nor a hint apart from the message.
 
 mod actions;
+mod authorization;
 mod balancing;
 mod endpoints;
 mod health;
@@ -25,6 +26,7 @@ pub use actions::{
     AbortSpec, DelaySpec, EditsSpec, FaultInjectionSpec, HeadersSpec, HedgeSpec, LimitSpec, MirrorSpec,
     PathRewriteSpec, RedirectSpec, RewriteSpec,
 };
+pub use authorization::{AuthorizationSpec, DefaultAuthorizationSpec, RuleSpec};
 pub use balancing::{BalancingSpec, OutliersSpec, ScoreSpec};
 pub use endpoints::{EndpointSpec, EndpointsSpec};
 pub use health::{GrpcProbeSpec, HealthCheckSpec, HttpProbeSpec, TcpProbeSpec};
@@ -40,7 +42,8 @@ pub use traffic::{LoadRingSpec, LoadSpec, SharesSpec, TrafficSpec};
 pub use workload::{ProgramSpec, WorkloadSpec};
 
 use crate::{
-    Endpoint, Hosts, Invalid, Policy, Regions, RoundTrips, Service, ServiceName, ShardMap, WorkloadEntry,
+    DefaultAuthorization, Endpoint, Hosts, Invalid, Policy, Regions, RoundTrips, Service, ServiceName,
+    ShardMap, WorkloadEntry,
 };
 
 /// One document of a file.
@@ -62,6 +65,8 @@ pub enum Document {
     Endpoints(EndpointsSpec),
     /// Which programs may have the identity of a service.
     Workload(WorkloadSpec),
+    /// What applies to services whose policies have no authorization.
+    Authorization(DefaultAuthorizationSpec),
 }
 
 /// The validated form of a document.
@@ -82,12 +87,14 @@ pub enum Resource {
     Endpoints(ServiceName, Vec<Endpoint>),
     /// Which programs may have the identity of a service.
     Workload(ServiceName, WorkloadEntry),
+    /// What applies to services whose policies have no authorization.
+    Authorization(DefaultAuthorization),
 }
 
 impl Document {
     /// Every value of `kind`.
-    pub const KINDS: [&str; 7] =
-        ["Service", "Policy", "Topology", "Hosts", "ShardMap", "Endpoints", "Workload"];
+    pub const KINDS: [&str; 8] =
+        ["Service", "Policy", "Topology", "Hosts", "ShardMap", "Endpoints", "Workload", "Authorization"];
 
     /// The value of `kind`.
     pub fn kind(&self) -> &'static str {
@@ -99,6 +106,7 @@ impl Document {
             Self::ShardMap(_) => "ShardMap",
             Self::Endpoints(_) => "Endpoints",
             Self::Workload(_) => "Workload",
+            Self::Authorization(_) => "Authorization",
         }
     }
 
@@ -130,6 +138,7 @@ impl Document {
                 let (name, entry) = spec.validate()?;
                 Resource::Workload(name, entry)
             }
+            Self::Authorization(spec) => Resource::Authorization(spec.validate()?),
         })
     }
 }
@@ -147,6 +156,7 @@ impl From<&Resource> for Document {
             Resource::ShardMap(name, map) => Self::ShardMap(ShardMapSpec::of(name, map)),
             Resource::Endpoints(name, endpoints) => Self::Endpoints(EndpointsSpec::of(name, endpoints)),
             Resource::Workload(name, entry) => Self::Workload(WorkloadSpec::of(name, entry)),
+            Resource::Authorization(default) => Self::Authorization(DefaultAuthorizationSpec::of(*default)),
         }
     }
 }

@@ -37,6 +37,8 @@ pub enum RecordKey {
     RegionDrain(Region),
     /// `/g/topology/hosts`
     Hosts,
+    /// `/g/authorization`: what applies to services without rules.
+    DefaultAuthorization,
     /// `/g/identity/bundle`: the roots of the trust domain.
     TrustBundle,
     /// `/g/identity/agents/{name}`: an agent that joined the trust domain.
@@ -246,6 +248,7 @@ impl RecordKey {
             | Self::RegionDrain(_)
             | Self::Hosts
             | Self::TrustBundle
+            | Self::DefaultAuthorization
             | Self::JoinedAgent(_) => None,
         }
     }
@@ -272,6 +275,7 @@ impl RecordKey {
             ["g", "topology", "measured", region] => Self::MeasuredDistances(Region::new(region).ok()?),
             ["g", "drains", region] => Self::RegionDrain(Region::new(region).ok()?),
             ["g", "topology", "hosts"] => Self::Hosts,
+            ["g", "authorization"] => Self::DefaultAuthorization,
             ["g", "identity", "bundle"] => Self::TrustBundle,
             ["g", "identity", "agents", name] => Self::JoinedAgent(Label::new(name).ok()?),
             ["t", tenant, "services", service] => Self::Service(named(tenant, service)?),
@@ -331,6 +335,7 @@ impl fmt::Display for RecordKey {
                 Self::MeasuredDistances(region) => write!(f, "/g/topology/measured/{region}"),
                 Self::RegionDrain(region) => write!(f, "/g/drains/{region}"),
                 Self::TrustBundle => f.write_str("/g/identity/bundle"),
+                Self::DefaultAuthorization => f.write_str("/g/authorization"),
                 Self::JoinedAgent(name) => write!(f, "/g/identity/agents/{name}"),
                 _ => f.write_str("/g/topology/rtt"),
             };
@@ -359,6 +364,7 @@ impl fmt::Display for RecordKey {
             | Self::RegionDrain(_)
             | Self::Hosts
             | Self::TrustBundle
+            | Self::DefaultAuthorization
             | Self::JoinedAgent(_) => Ok(()),
         }
     }
@@ -390,6 +396,7 @@ mod tests {
             RecordKey::RoundTrips,
             RecordKey::Hosts,
             RecordKey::TrustBundle,
+            RecordKey::DefaultAuthorization,
             RecordKey::JoinedAgent(Label::new("web-1").unwrap()),
         ];
         for key in keys {

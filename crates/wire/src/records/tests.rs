@@ -217,7 +217,7 @@ fn policy() -> impl Strategy<Value = Policy> {
         ".{1,8}".prop_map(|name| Some(KeySource::Query(name))),
     ];
     let lookaside = option::of("[a-z]{1,8}:[1-9][0-9]{1,3}");
-    let rest = (option::of(health_check()), lookaside, option::of(traffic()));
+    let rest = (option::of(health_check()), lookaside, option::of(traffic()), option::of(authorization()));
     (routes, locality, balancing, timeouts(), (retries, option::of(limit()), key), rest).prop_map(
         |(
             routes,
@@ -225,7 +225,7 @@ fn policy() -> impl Strategy<Value = Policy> {
             (subset, balancing),
             timeouts,
             (retries, limit, key),
-            (health_check, lookaside, traffic),
+            (health_check, lookaside, traffic, authorization),
         )| {
             Policy {
                 routes,
@@ -238,7 +238,32 @@ fn policy() -> impl Strategy<Value = Policy> {
                 health_check,
                 lookaside,
                 traffic: traffic.map(Box::new),
+                authorization: authorization.map(Box::new),
             }
+        },
+    )
+}
+
+fn authorization() -> impl Strategy<Value = Authorization> {
+    let modes = select(vec![AuthorizationMode::Enforce, AuthorizationMode::Audit]);
+    let callers = || {
+        let caller = prop_oneof![Just("*".to_owned()), "[a-z]{1,5}/[a-z]{1,5}", "[a-z]{1,5}/[a-z]{0,5}[*]"];
+        collection::vec(caller.prop_map(|text| CallerMatch::new(text).unwrap()), 0..3)
+    };
+    let path = (any::<bool>(), "(/[a-z]{1,4}){1,3}")
+        .prop_map(|(exact, text)| if exact { PathMatch::Exact(text) } else { PathMatch::Prefix(text) });
+    let rest = (collection::vec("[A-Z]{1,6}", 0..3), collection::vec(path, 0..3));
+    let rule = (any::<bool>(), callers(), rest);
+    (modes, collection::btree_map(name::<Label>(), rule, 0..4), callers()).prop_map(
+        |(mode, rules, intermediaries)| {
+            let rule = |(name, (denies, from, (methods, paths)))| AuthorizationRule {
+                name,
+                denies,
+                from,
+                methods,
+                paths,
+            };
+            Authorization { mode, rules: rules.into_iter().map(rule).collect(), intermediaries }
         },
     )
 }
@@ -466,6 +491,8 @@ fn entry() -> impl Strategy<Value = (RecordKey, Record)> {
         trust_bundle().prop_map(|bundle| (RecordKey::TrustBundle, Record::TrustBundle(bundle))),
         (name(), joined_agent())
             .prop_map(|(name, agent)| (RecordKey::JoinedAgent(name), Record::JoinedAgent(agent))),
+        select(vec![DefaultAuthorization::Allow, DefaultAuthorization::Audit, DefaultAuthorization::Deny])
+            .prop_map(|default| (RecordKey::DefaultAuthorization, Record::DefaultAuthorization(default))),
         (service_name(), workload())
             .prop_map(|(name, entry)| (RecordKey::Workload(name), Record::Workload(entry))),
     ]
@@ -495,6 +522,7 @@ fn keys() -> Vec<RecordKey> {
         RecordKey::TrustBundle,
         RecordKey::JoinedAgent(Label::new("web-1").unwrap()),
         RecordKey::Workload(cart()),
+        RecordKey::DefaultAuthorization,
     ]
 }
 

@@ -290,7 +290,8 @@ impl ServiceRecords {
             | Record::Hosts(_)
             | Record::TrustBundle(_)
             | Record::JoinedAgent(_)
-            | Record::Workload(_) => {}
+            | Record::Workload(_)
+            | Record::DefaultAuthorization(_) => {}
         }
         Ok(())
     }

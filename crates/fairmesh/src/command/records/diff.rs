@@ -58,7 +58,7 @@ pub(crate) async fn run(args: DiffArgs) -> Result<ExitCode, Failure> {
             | Resource::ShardMap(name, _)
             | Resource::Workload(name, _)
             | Resource::Endpoints(name, _) => Some(name.clone()),
-            Resource::Topology(..) | Resource::Hosts(_) => None,
+            Resource::Topology(..) | Resource::Hosts(_) | Resource::Authorization(_) => None,
         };
         let view = match scope {
             Some(name) => View::read(&connection, &Scope::Service(name), EVERY_KIND).await?,
@@ -88,6 +88,7 @@ fn stored(resource: &Resource, view: &View) -> Option<Resource> {
         }
         Resource::Hosts(_) if view.hosts.value.is_empty() => None,
         Resource::Hosts(_) => Some(Resource::Hosts(view.hosts.value.clone())),
+        Resource::Authorization(_) => view.authorization.map(Resource::Authorization),
         Resource::Endpoints(..) => None,
     }
 }

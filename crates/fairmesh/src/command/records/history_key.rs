@@ -91,7 +91,8 @@ impl HistoryKey {
             | Record::MeasuredDistances(_)
             | Record::Hosts(_)
             | Record::TrustBundle(_)
-            | Record::JoinedAgent(_) => None,
+            | Record::JoinedAgent(_)
+            | Record::DefaultAuthorization(_) => None,
         })
     }
 }

@@ -32,6 +32,10 @@ pub(super) fn of(resources: &[Resource]) -> Vec<Change> {
                     Change::new("Topology", "round trips".into(), &RecordKey::RoundTrips, &round_trips);
                 changes.push((0, change));
             }
+            Resource::Authorization(default) => {
+                let (key, record) = (RecordKey::DefaultAuthorization, Record::DefaultAuthorization(*default));
+                changes.push((2, Change::new("Authorization", "authorization".into(), &key, &record)));
+            }
             Resource::Hosts(hosts) => {
                 let hosts = Record::Hosts(hosts.clone());
                 changes.push((0, Change::new("Hosts", "hosts".into(), &RecordKey::Hosts, &hosts)));

@@ -99,7 +99,8 @@ fn mentioned(resource: &Resource) -> Vec<(ServiceName, String)> {
         | Resource::Topology(..)
         | Resource::Hosts(_)
         | Resource::Endpoints(..)
-        | Resource::Workload(..) => Vec::new(),
+        | Resource::Workload(..)
+        | Resource::Authorization(_) => Vec::new(),
     }
 }
 
