@@ -4,7 +4,7 @@
 use fairmesh_model::RecordKey;
 use fairmesh_wire::records;
 
-const KEYS: [&str; 11] = [
+const KEYS: [&str; 13] = [
     "/t/shop/services/cart",
     "/t/shop/endpoints/cart/eu/cart-0",
     "/t/shop/policies/cart",
@@ -16,6 +16,8 @@ const KEYS: [&str; 11] = [
     "/t/shop/history/services/cart/00000000000000000042",
     "/t/shop/history/policies/cart/00000000000000000042",
     "/t/shop/tables/cart/eu",
+    "/t/shop/workloads/cart",
+    "/g/authorization",
 ];
 
 /// What must hold of these bytes.

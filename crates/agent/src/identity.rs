@@ -35,6 +35,8 @@ pub(crate) struct AgentIdentity {
 struct Shared {
     workload: Arc<Workload>,
     name: Label,
+    /// Why the certificate that was kept could not be used.
+    unusable: Option<String>,
     upstream: FollowerHandle,
     token: Option<JoinToken>,
     /// Where to join with the token, and how.
@@ -45,11 +47,29 @@ struct Shared {
     is_member: watch::Sender<Option<bool>>,
 }
 
-/// Reads the certificate that was kept. The name of this agent in ids, if it can have one.
+/// What an agent starts with.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    /// The name of the agent in ids.
+    name: Label,
+    /// Why the certificate on disk cannot be used, if there is one that cannot. The agent was a member of a trust domain,
+    /// and does not return to plaintext.
+    unusable: Option<String>,
+}
+
+impl Kept {
+    /// Whether connections have to be secured though there is no certificate.
+    pub(crate) fn is_unusable(&self) -> bool {
+        self.unusable.is_some()
+    }
+}
+
+/// Reads the certificate that was kept. `None` if the agent cannot have an identity.
+
 ///
 /// # Errors
 /// When a token is given and the name of the agent cannot be in an id.
-pub(crate) fn load(config: &AgentConfig, workload: &Workload) -> Result<Option<Label>, Invalid> {
+pub(crate) fn load(config: &AgentConfig, workload: &Workload) -> Result<Option<Kept>, Invalid> {
     let name = match Label::new(config.name.to_ascii_lowercase()) {
         Ok(name) => name,
         Err(error) if config.join_token.is_some() => return Err(error.within("name")),
@@ -58,36 +78,38 @@ pub(crate) fn load(config: &AgentConfig, workload: &Workload) -> Result<Option<L
             return Ok(None);
         }
     };
-    let kept = Credentials::load(&config.state_dir.join(FOLDER), workload.now()).unwrap_or_else(|error| {
-        tracing::warn!(%error, "the certificate of this agent on disk cannot be used");
-        None
-    });
-    let kept = kept.filter(|kept| kept.id().path == own_path(&name)).map(|kept| workload.install(kept));
-    if let Some(Err(error)) = kept {
-        tracing::warn!(%error, "the certificate of this agent on disk cannot be used");
+    let usable = match Credentials::load(&config.state_dir.join(FOLDER), workload.now()) {
+        Ok(None) => Ok(()),
+        Ok(Some(kept)) if kept.id().path != own_path(&name) => Err(format!("it is that of {}", kept.id())),
+        Ok(Some(kept)) => workload.install(kept).map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    if let Err(error) = &usable {
+        tracing::warn!(error, "the certificate of this agent on disk cannot be used; it has to join again");
     }
-    Ok(Some(name))
+    Ok(Some(Kept { name, unusable: usable.err() }))
 }
 
 impl AgentIdentity {
-    /// The identity of an agent with this name, whose certificate is in `workload` if it was kept.
+    /// The identity of an agent, whose certificate is in `workload` if it was kept and is valid.
     pub(crate) fn new(
         config: &AgentConfig,
-        name: Label,
+        kept: Kept,
         workload: Arc<Workload>,
         (upstream, transport): (FollowerHandle, Transport),
     ) -> Self {
         let token = config.join_token.clone();
         let folder = config.state_dir.join(FOLDER);
         let can_ask = config.upstreams.iter().any(|upstream| matches!(upstream, Address::Unix(_)));
-        let is_member = match token.is_some() || workload.is_ready() {
+        let Kept { name, unusable } = kept;
+        let is_member = match token.is_some() || workload.is_ready() || unusable.is_some() {
             true => Some(true),
             false if can_ask => None,
             false => Some(false),
         };
         let is_member = watch::Sender::new(is_member);
         let control_planes = (transport, config.upstreams.clone());
-        let shared = Shared { workload, name, upstream, token, control_planes, folder, is_member };
+        let shared = Shared { workload, name, unusable, upstream, token, control_planes, folder, is_member };
         Self { shared: Arc::new(shared) }
     }
 
@@ -115,6 +137,25 @@ impl Shared {
 
     fn set_member(&self, is_member: bool) {
         self.is_member.send_replace(Some(is_member));
+    }
+
+    /// Whether this agent has been a member of a trust domain, so that it never is without one again.
+    fn was_member(&self) -> bool {
+        self.unusable.is_some() || self.workload.is_ready()
+    }
+
+    /// What this agent lacks, and the way back.
+    fn no_certificate(&self) -> String {
+        let problem = match (&self.unusable, self.workload.is_ready()) {
+            (_, true) => "the certificate of this agent has expired",
+            (Some(problem), false) => problem,
+            (None, false) => return "this agent has no valid certificate yet; see its log".into(),
+        };
+        format!(
+            "the agent {name} has to join again: {problem}; make a token with `fairmesh identity token {name}` on the control \
+             plane's machine, and start the agent with --join-token-file",
+            name = self.name
+        )
     }
 
     /// The certificate, if it is still accepted.

@@ -91,16 +91,17 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let listeners = Listeners::default();
     let calls = listeners.acceptor(&table::AGENT_GRPC, Limits::calls());
     let workload = Arc::<Workload>::default();
-    let transport = mesh_transport(&config, &workload);
-    let listener = transport.bind(&config.listen).await?.within(calls);
+    let kept = identity::load(&config, &workload)?;
+    let was_member = kept.as_ref().is_some_and(identity::Kept::is_unusable);
+    let transport = mesh_transport(&config, &workload, was_member);
+    let listener = transport.bind(&config.listen).await?.within(calls).attesting();
     let maps = bind_maps(&config, &listeners).await?;
     let http = http::bind(config.metrics, &listeners).await?;
     let node = Node::replica();
     let shared = Arc::new(AgentState::new(node.clone(), disk));
-    let kept = identity::load(&config, &workload)?;
     let upstream = follow(&config, transport.clone(), &shared, saved);
     let identity =
-        kept.map(|name| AgentIdentity::new(&config, name, workload, (upstream.clone(), transport)));
+        kept.map(|kept| AgentIdentity::new(&config, kept, workload, (upstream.clone(), transport)));
     let checks = Arc::<checker::Counts>::default();
     let backend = AgentRib::new(shared.clone(), upstream.clone(), checks.clone(), &config);
     let region = config.location.region.clone();
@@ -164,10 +165,13 @@ async fn bind_maps(config: &AgentConfig, listeners: &Listeners) -> Result<Option
 }
 
 /// How this agent opens and accepts connections: with its own identity, for probes of endpoints too.
-fn mesh_transport(config: &AgentConfig, workload: &Arc<Workload>) -> Transport {
+fn mesh_transport(config: &AgentConfig, workload: &Arc<Workload>, was_member: bool) -> Transport {
     match config.transport.is_tls() {
         true => config.transport.clone(),
-        false => Transport::tls(Arc::new(Member::new(Arc::clone(workload), config.join_token.clone()))),
+        false => {
+            let member = Member::new(Arc::clone(workload), config.join_token.clone());
+            Transport::tls(Arc::new(if was_member { member.secured() } else { member }))
+        }
     }
 }
 

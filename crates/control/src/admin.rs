@@ -109,8 +109,10 @@ fn history_key(kind: &str, service: &str) -> Result<RecordKey, Invalid> {
     match kind {
         "services" => Ok(RecordKey::Service(service)),
         "policies" => Ok(RecordKey::Policy(service)),
+        "workloads" => Ok(RecordKey::Workload(service)),
         other => {
-            Err(Invalid::new("kind", format!("'{other}' has no history"), "write 'services' or 'policies'"))
+            let problem = format!("'{other}' has no history");
+            Err(Invalid::new("kind", problem, "write 'services', 'policies' or 'workloads'"))
         }
     }
 }

@@ -46,6 +46,16 @@ pub(crate) async fn transport_of_agent(
     ProgramIdentity::of_caller(request).await.map(ProgramIdentity::transport).unwrap_or_default()
 }
 
+/// Has a process use its identity only, before it has one too.
+pub(crate) fn require_identity(transport: &Transport) -> Result<(), Failure> {
+    if !transport.is_tls() {
+        let hint = "give the Unix socket of an agent of this machine with --agent";
+        return Err(Failure::refused("no agent can give this process an identity", hint));
+    }
+    transport.require_identity();
+    Ok(())
+}
+
 /// The agent of this machine.
 pub(crate) fn agent() -> Address {
     let given = env::var("FAIRMESH_AGENT").ok().and_then(|text| text.parse().ok());

@@ -81,6 +81,8 @@ pub(crate) fn kind_and_name(resource: &Resource) -> (&'static str, String) {
         Resource::Hosts(_) => ("Hosts", String::new()),
         Resource::ShardMap(name, _) => ("ShardMap", name.to_string()),
         Resource::Endpoints(name, _) => ("Endpoints", name.to_string()),
+        Resource::Workload(name, _) => ("Workload", name.to_string()),
+        Resource::Authorization(_) => ("Authorization", String::new()),
     }
 }
 

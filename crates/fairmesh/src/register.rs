@@ -16,7 +16,8 @@ use std::{ffi::OsString, future::pending, net::SocketAddr, process::ExitCode, sy
 
 use fairmesh_model::{EndpointState, HostType, InstanceId, Protocol, Region, ServiceName, spec};
 use fairmesh_server::{
-    Cpu, Drained, Lease, RegistrationState, RegistryClient, ServerTransport, UsageReports, transport_of_agent,
+    ConnectionAuthorizer, Cpu, Drained, Lease, RegistrationState, RegistryClient, ServerTransport,
+    UsageReports, transport_of_agent,
 };
 use fairmesh_wire::transport::Address;
 use tokio::{
@@ -125,7 +126,11 @@ async fn terminate(
         return Ok(None);
     };
     plan.registration.mtls = transport.is_tls();
-    Terminator::start(plan.registration.address, program, transport.clone()).await.map(Some)
+    let (service, transport) = (plan.registration.service.clone(), transport.clone());
+    let software = format!("register {service}");
+    let registry = RegistryClient::new(plan.addresses.clone(), software, transport.clone());
+    let authorizer = ConnectionAuthorizer::follow(service, &registry);
+    Terminator::start(plan.registration.address, program, transport, authorizer).await.map(Some)
 }
 
 /// Prints a status line for people.

@@ -4,8 +4,9 @@ use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
 use fairmesh_model::{
-    Endpoint, Hosts, Invalid, Policy, Prefix, Record, RecordKey, Region, RegionTable, Regions, RoundTrips,
-    Service, ServiceName, ShardMap, ShardMove, TableOrigin, Tenant, Verdicts,
+    DefaultAuthorization, Endpoint, Hosts, Invalid, Policy, Prefix, Record, RecordKey, Region, RegionTable,
+    Regions, RoundTrips, Service, ServiceName, ShardMap, ShardMove, TableOrigin, Tenant, Verdicts,
+    WorkloadEntry,
 };
 use fairmesh_wire::{handshake::Connection, records, shards};
 
@@ -29,6 +30,7 @@ pub(crate) struct ServiceView {
     pub(crate) moves: Vec<ShardMove>,
     /// By the region of the callers.
     pub(crate) tables: BTreeMap<Region, At<RegionTable>>,
+    pub(crate) workload: Option<At<WorkloadEntry>>,
 }
 
 /// A part of the RIB.
@@ -38,6 +40,7 @@ pub(crate) struct View {
     pub(crate) regions: At<Regions>,
     pub(crate) round_trips: RoundTrips,
     pub(crate) hosts: At<Hosts>,
+    pub(crate) authorization: Option<DefaultAuthorization>,
 }
 
 impl<T: Default> Default for At<T> {
@@ -71,7 +74,7 @@ pub(crate) enum Scope {
 
 /// Kinds of records, as key segments below a tenant.
 pub(crate) const EVERY_KIND: &[&str] =
-    &["services", "policies", "endpoints", "health", "shards", "moves", "tables"];
+    &["services", "policies", "endpoints", "health", "shards", "moves", "tables", "workloads"];
 
 impl Scope {
     fn prefixes(&self, kinds: &[&str]) -> Vec<Prefix> {
@@ -92,6 +95,7 @@ fn of_service(name: &ServiceName, kind: &str) -> Prefix {
         "health" => Prefix::health(name, None),
         "shards" => Prefix::shards(name, None),
         "tables" => Prefix::tables(name),
+        "workloads" => Prefix::from(&RecordKey::Workload(name.clone())),
         _ => Prefix::moves(name),
     }
 }
@@ -105,12 +109,14 @@ impl View {
     ) -> Result<Self, Failure> {
         let mut prefixes = scope.prefixes(kinds);
         prefixes.push(Prefix::topology());
+        prefixes.push(Prefix::from(&RecordKey::DefaultAuthorization));
         Ok(Self::of(rib_reader::read(connection, &prefixes).await?)?)
     }
 
     /// Reads the topology alone.
     pub(crate) async fn topology(connection: &Connection) -> Result<Self, Failure> {
-        Ok(Self::of(rib_reader::read(connection, &[Prefix::topology()]).await?)?)
+        let prefixes = [Prefix::topology(), Prefix::from(&RecordKey::DefaultAuthorization)];
+        Ok(Self::of(rib_reader::read(connection, &prefixes).await?)?)
     }
 
     fn of(stored: Vec<rib_reader::StoredRecord>) -> Result<Self, Invalid> {
@@ -139,6 +145,7 @@ impl View {
         match (record, of) {
             (Record::Service(value), Some(of)) => of.service = Some(At { value, revision }),
             (Record::Policy(value), Some(of)) => of.policy = Some(At { value, revision }),
+            (Record::Workload(value), Some(of)) => of.workload = Some(At { value, revision }),
             (Record::Endpoint(value), Some(of)) => of.endpoints.push(At { value, revision }),
             (Record::Verdict(value), Some(of)) => {
                 if let RecordKey::Health(_, region, instance) = key {
@@ -159,6 +166,7 @@ impl View {
                 }
             }
             (Record::Hosts(value), _) => self.hosts = At { value, revision },
+            (Record::DefaultAuthorization(value), _) => self.authorization = Some(value),
             // Not part of routing.
             (Record::RegionDrain(_) | Record::TrustBundle(_) | Record::JoinedAgent(_), _) => {}
             // Keys of services contain one, and `decode` returns the record that belongs to the key.

@@ -46,6 +46,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "identity",
             "rib",
             "balancer",
+            "router",
             "imbalance",
             "signals",
             "http",

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
 mod cli {
+    pub(crate) mod authorization;
     pub(crate) mod calls;
     pub(crate) mod changes;
     pub(crate) mod dev;
@@ -12,6 +13,7 @@ mod cli {
     pub(crate) mod hosts;
     pub(crate) mod identities;
     pub(crate) mod listeners;
+    pub(crate) mod membership;
     pub(crate) mod moves;
     pub(crate) mod readme;
     pub(crate) mod refusals;
@@ -23,4 +25,5 @@ mod cli {
     pub(crate) mod support;
     pub(crate) mod tables;
     pub(crate) mod wait;
+    pub(crate) mod workloads;
 }

@@ -24,6 +24,8 @@ pub use traceparent::{SpanContext, TRACEPARENT, TRACESTATE};
 
 /// Key of a call to a sharded service: decimal, or hexadecimal after `0x`.
 pub const KEY: HeaderName = HeaderName::from_static("x-fairmesh-key");
+/// The caller for whom an intermediary calls, a SPIFFE id. It counts only from those that the policy names.
+pub const CALLER: HeaderName = HeaderName::from_static("x-fairmesh-caller");
 /// The role that a replica must have, such as `primary`.
 pub const ROLE: HeaderName = HeaderName::from_static("x-fairmesh-role");
 /// The time left for the call, in whole milliseconds. Relative, since clocks of two machines differ.

@@ -13,12 +13,19 @@ use crate::{JoinToken, Workload, tls_config, tls_stream::TlsStream};
 pub struct Member {
     workload: Arc<Workload>,
     token: Option<JoinToken>,
+    is_secured: bool,
 }
 
 impl Member {
     /// Of a process that keeps its certificate in `workload`.
     pub fn new(workload: Arc<Workload>, token: Option<JoinToken>) -> Self {
-        Self { workload, token }
+        Self { workload, token, is_secured: false }
+    }
+
+    /// Of a process that was a member before, and uses no plaintext though it has no certificate.
+    #[must_use]
+    pub fn secured(self) -> Self {
+        Self { is_secured: true, ..self }
     }
 }
 
@@ -28,7 +35,7 @@ impl TlsIdentity for Member {
     }
 
     fn secures_mesh(&self) -> bool {
-        self.token.is_some() || self.workload.is_ready()
+        self.is_secured || self.token.is_some() || self.workload.is_ready()
     }
 
     fn id(&self) -> Option<SpiffeId> {

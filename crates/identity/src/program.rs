@@ -1,6 +1,12 @@
 //! The identity of a program, from the agent of its machine.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use fairmesh_model::{SpiffeId, SpiffePath, TrustBundle};
 use fairmesh_wire::{
@@ -32,6 +38,16 @@ struct AgentSource {
     path: String,
     software: String,
     workload: Arc<Workload>,
+    progress: Arc<Progress>,
+}
+
+/// What the agent has said.
+#[derive(Debug, Default)]
+struct Progress {
+    /// Whether the mesh has a trust domain.
+    is_required: AtomicBool,
+    /// Why it issued nothing at the last attempt.
+    problem: Mutex<Option<String>>,
 }
 
 /// Why an agent issued nothing.
@@ -48,6 +64,7 @@ enum NotIssued {
 #[derive(Clone, Debug)]
 pub struct ProgramIdentity {
     workload: Arc<Workload>,
+    progress: Arc<Progress>,
     _renewal: Arc<AbortOnDropHandle<()>>,
 }
 
@@ -104,10 +121,10 @@ impl ProgramIdentity {
     }
 
     fn keep(source: AgentSource) -> Self {
-        let workload = Arc::clone(&source.workload);
+        let (workload, progress) = (Arc::clone(&source.workload), Arc::clone(&source.progress));
         let renewing = renewal::keep_fresh(Arc::clone(&workload), source, CancellationToken::new());
         let renewal = Arc::new(AbortOnDropHandle::new(tokio::spawn(renewing)));
-        Self { workload, _renewal: renewal }
+        Self { workload, progress, _renewal: renewal }
     }
 
     /// Secures calls of services and connections with processes of the mesh, and keeps the identity renewed as long as a
@@ -134,6 +151,7 @@ impl IdentityRequest {
             path: self.path.as_ref().map(ToString::to_string).unwrap_or_default(),
             software: self.software.clone(),
             workload: Arc::default(),
+            progress: Arc::default(),
         })
     }
 }
@@ -143,7 +161,9 @@ impl AgentSource {
     async fn first(&self, patience: Duration) -> Result<(), NotIssued> {
         let issuing = renewal::renew_from(&self.workload, |request| self.request(request));
         let late = || NotIssued::Failed(format!("the agent at {} has not responded yet", self.agent));
-        timeout(patience, issuing).await.unwrap_or_else(|_| Err(late()))
+        let issued = timeout(patience, issuing).await.unwrap_or_else(|_| Err(late()));
+        self.progress.note(&issued);
+        issued
     }
 
     async fn connect(&self) -> Result<Connection, NotIssued> {
@@ -170,6 +190,20 @@ impl AgentSource {
     }
 }
 
+impl Progress {
+    /// An agent that issues, or fails to, is a member of a trust domain.
+    fn note<T>(&self, issued: &Result<T, NotIssued>) {
+        if matches!(issued, Ok(_) | Err(NotIssued::Failed(_))) {
+            self.is_required.store(true, Ordering::Relaxed);
+        }
+        let problem = match issued {
+            Err(NotIssued::Failed(problem) | NotIssued::NoAgent(problem)) => Some(problem.clone()),
+            Ok(_) | Err(NotIssued::NoDomain) => None,
+        };
+        *self.problem.lock().unwrap_or_else(PoisonError::into_inner) = problem;
+    }
+}
+
 impl From<String> for NotIssued {
     fn from(error: String) -> Self {
         Self::Failed(error)
@@ -181,6 +215,7 @@ impl Source for AgentSource {
         loop {
             let late = || Err(NotIssued::Failed(format!("no response within {} s", TIMEOUT.as_secs())));
             let issued = timeout(TIMEOUT, self.request(request.clone())).await.unwrap_or_else(|_| late());
+            self.progress.note(&issued);
             let is_new = !self.workload.is_ready();
             let pause = match issued {
                 Ok(certified) => return Ok(certified),
@@ -197,6 +232,18 @@ impl Source for AgentSource {
 impl TlsIdentity for ProgramIdentity {
     fn is_ready(&self) -> bool {
         self.workload.is_ready()
+    }
+
+    fn secures_mesh(&self) -> bool {
+        self.workload.is_ready() || self.progress.is_required.load(Ordering::Relaxed)
+    }
+
+    fn problem(&self) -> Option<String> {
+        self.progress.problem.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn require(&self) {
+        self.progress.is_required.store(true, Ordering::Relaxed);
     }
 
     fn id(&self) -> Option<SpiffeId> {

@@ -25,6 +25,7 @@ pub mod suggestion;
 mod topology;
 mod traffic;
 mod trust;
+mod workload;
 
 pub use authority::{HostPort, host_name};
 pub use counted::{Counted, counted};
@@ -37,6 +38,9 @@ pub use health::{
 };
 pub use identity::Identity;
 pub use name::{Cluster, HostType, InstanceId, Label, Region, Role, ServiceName, Tenant, TrustDomain, Zone};
+pub use policy::{
+    Authorization, AuthorizationMode, AuthorizationRule, CallerId, CallerMatch, DefaultAuthorization,
+};
 pub use policy::{Balancing, BalancingPolicy, LoadSignal, Outliers, Score};
 pub use policy::{CallKind, Timeouts};
 pub use policy::{KeySource, Locality, MAX_KEY_SOURCES, Policy, Retries, Ring};
@@ -69,3 +73,4 @@ pub use traffic::{
 };
 pub use traffic::{LoadMetric, LoadRing, MAX_PLANNED_CLASSES, Traffic, TrafficMode, TrafficPlanner};
 pub use trust::{JoinedAgent, MAX_CERTIFICATE, MAX_ROOTS, MAX_TENANTS, TrustBundle};
+pub use workload::{HOST_NAMESPACE, ProgramFacts, ProgramSelector, WorkloadEntry};

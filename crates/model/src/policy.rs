@@ -1,5 +1,6 @@
 //! The validated policy of a service (a plan). The document as written is in [`crate::spec`].
 
+mod authorization;
 mod balancing;
 mod timeouts;
 
@@ -7,6 +8,9 @@ use std::{fmt, time::Duration};
 
 use crate::{HealthCheck, Invalid, RateLimit, Route, Traffic, route::is_token, spec::write_duration};
 
+pub use authorization::{
+    Authorization, AuthorizationMode, AuthorizationRule, CallerId, CallerMatch, DefaultAuthorization,
+};
 pub use balancing::{Balancing, BalancingPolicy, LoadSignal, Outliers, Score};
 pub use timeouts::{CallKind, Timeouts};
 
@@ -34,6 +38,8 @@ pub struct Policy {
     pub lookaside: Option<String>,
     /// How calls are divided among regions; `None` leaves it to the rings. Boxed, since few policies have it.
     pub traffic: Option<Box<Traffic>>,
+    /// Which callers may use the service; `None` leaves it to the default of the mesh. Boxed likewise.
+    pub authorization: Option<Box<Authorization>>,
 }
 
 /// Regions that calls may go to, in order of preference (ServiceRouter §3.4.1).
@@ -150,6 +156,10 @@ impl Policy {
             .as_ref()
             .map_or(Ok(()), |traffic| traffic.validate())
             .map_err(|e| e.within("traffic"))?;
+        self.authorization
+            .as_ref()
+            .map_or(Ok(()), |authorization| authorization.validate())
+            .map_err(|e| e.within("authorization"))?;
         self.lookaside.as_deref().map_or(Ok(()), check_lookaside)
     }
 }

@@ -2,8 +2,8 @@ mod revision;
 mod rib_key;
 
 use crate::{
-    Endpoint, Hosts, JoinedAgent, MeasuredDistances, Policy, RegionDrain, RegionTable, Regions, RoundTrips,
-    Service, ShardMove, TrustBundle, Verdict,
+    DefaultAuthorization, Endpoint, Hosts, JoinedAgent, MeasuredDistances, Policy, RegionDrain, RegionTable,
+    Regions, RoundTrips, Service, ShardMove, TrustBundle, Verdict, WorkloadEntry,
 };
 
 pub use revision::{Cursor, Revision, StoreId};
@@ -42,6 +42,10 @@ pub enum Record {
     TrustBundle(TrustBundle),
     /// At `identity/agents/`.
     JoinedAgent(JoinedAgent),
+    /// At `workloads/`.
+    Workload(WorkloadEntry),
+    /// At `authorization`.
+    DefaultAuthorization(DefaultAuthorization),
 }
 
 impl From<Service> for Record {

@@ -5,6 +5,7 @@
 //! errors have neither the path of a field nor a hint apart from the message.
 
 mod actions;
+mod authorization;
 mod balancing;
 mod endpoints;
 mod health;
@@ -18,6 +19,7 @@ mod shards;
 mod text;
 mod topology;
 mod traffic;
+mod workload;
 
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +27,7 @@ pub use actions::{
     AbortSpec, DelaySpec, EditsSpec, FaultInjectionSpec, HeadersSpec, HedgeSpec, LimitSpec, MirrorSpec,
     PathRewriteSpec, RedirectSpec, RewriteSpec,
 };
+pub use authorization::{AuthorizationSpec, DefaultAuthorizationSpec, RuleSpec};
 pub use balancing::{BalancingSpec, OutliersSpec, ScoreSpec};
 pub use endpoints::{EndpointSpec, EndpointsSpec};
 pub use health::{GrpcProbeSpec, HealthCheckSpec, HttpProbeSpec, TcpProbeSpec};
@@ -38,8 +41,12 @@ pub use shards::{IntervalSpec, ReplicaSpec, ShardMapSpec, ShardSpec};
 pub use text::{KeyText, read_duration, write_duration};
 pub use topology::{RegionSpec, RoundTripSpec, TopologySpec};
 pub use traffic::{LoadRingSpec, LoadSpec, SharesSpec, TrafficSpec};
+pub use workload::{ProgramSpec, WorkloadSpec};
 
-use crate::{Endpoint, Hosts, Invalid, Policy, Regions, RoundTrips, Service, ServiceName, ShardMap};
+use crate::{
+    DefaultAuthorization, Endpoint, Hosts, Invalid, Policy, Regions, RoundTrips, Service, ServiceName,
+    ShardMap, WorkloadEntry,
+};
 
 /// One document of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,6 +65,10 @@ pub enum Document {
     ShardMap(ShardMapSpec),
     /// Endpoints of a service.
     Endpoints(EndpointsSpec),
+    /// Which programs may have the identity of a service.
+    Workload(WorkloadSpec),
+    /// What applies to services whose policies have no authorization.
+    Authorization(DefaultAuthorizationSpec),
 }
 
 /// The validated form of a document.
@@ -76,11 +87,16 @@ pub enum Resource {
     ShardMap(ServiceName, ShardMap),
     /// Endpoints of a service.
     Endpoints(ServiceName, Vec<Endpoint>),
+    /// Which programs may have the identity of a service.
+    Workload(ServiceName, WorkloadEntry),
+    /// What applies to services whose policies have no authorization.
+    Authorization(DefaultAuthorization),
 }
 
 impl Document {
     /// Every value of `kind`.
-    pub const KINDS: [&str; 6] = ["Service", "Policy", "Topology", "Hosts", "ShardMap", "Endpoints"];
+    pub const KINDS: [&str; 8] =
+        ["Service", "Policy", "Topology", "Hosts", "ShardMap", "Endpoints", "Workload", "Authorization"];
 
     /// The value of `kind`.
     pub fn kind(&self) -> &'static str {
@@ -91,6 +107,8 @@ impl Document {
             Self::Hosts(_) => "Hosts",
             Self::ShardMap(_) => "ShardMap",
             Self::Endpoints(_) => "Endpoints",
+            Self::Workload(_) => "Workload",
+            Self::Authorization(_) => "Authorization",
         }
     }
 
@@ -118,6 +136,11 @@ impl Document {
                 let (name, endpoints) = spec.validate()?;
                 Resource::Endpoints(name, endpoints)
             }
+            Self::Workload(spec) => {
+                let (name, entry) = spec.validate()?;
+                Resource::Workload(name, entry)
+            }
+            Self::Authorization(spec) => Resource::Authorization(spec.validate()?),
         })
     }
 }
@@ -134,6 +157,8 @@ impl From<&Resource> for Document {
             Resource::Hosts(hosts) => Self::Hosts(HostsSpec::of(hosts)),
             Resource::ShardMap(name, map) => Self::ShardMap(ShardMapSpec::of(name, map)),
             Resource::Endpoints(name, endpoints) => Self::Endpoints(EndpointsSpec::of(name, endpoints)),
+            Resource::Workload(name, entry) => Self::Workload(WorkloadSpec::of(name, entry)),
+            Resource::Authorization(default) => Self::Authorization(DefaultAuthorizationSpec::of(*default)),
         }
     }
 }

@@ -9,7 +9,10 @@ mod locate;
 
 use fairmesh_model::{
     Invalid,
-    spec::{self, EndpointsSpec, HostsSpec, PolicySpec, Resource, ServiceSpec, ShardMapSpec, TopologySpec},
+    spec::{
+        self, DefaultAuthorizationSpec, EndpointsSpec, HostsSpec, PolicySpec, Resource, ServiceSpec,
+        ShardMapSpec, TopologySpec, WorkloadSpec,
+    },
     suggestion,
 };
 use serde::{Deserialize, de::DeserializeOwned};
@@ -106,6 +109,8 @@ fn document(piece: &DocumentText<'_>) -> Result<Document, Diagnostic> {
         "Hosts" => spec::Document::Hosts(body::<HostsSpec>(piece)?),
         "ShardMap" => spec::Document::ShardMap(body::<ShardMapSpec>(piece)?),
         "Endpoints" => spec::Document::Endpoints(body::<EndpointsSpec>(piece)?),
+        "Authorization" => spec::Document::Authorization(body::<DefaultAuthorizationSpec>(piece)?),
+        "Workload" => spec::Document::Workload(body::<WorkloadSpec>(piece)?),
         unknown => {
             let hint = suggestion::hint(unknown, &spec::Document::KINDS);
             return Err(Diagnostic::at(kind.referenced, format!("there is no kind '{unknown}'"), hint));

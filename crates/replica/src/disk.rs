@@ -167,6 +167,7 @@ mod tests {
 
     use super::*;
     use crate::upstream_sink::UpstreamSink;
+    use fairmesh_wire::transport::Transport;
 
     const KEYS: u64 = 16;
     const REVISIONS: u64 = 20_000;
@@ -194,7 +195,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (disk, _) = Disk::open(folder.path().join("copy")).await.unwrap();
         let shared = Arc::new(ReplicaState::new(disk));
-        let mut sink = UpstreamSink::new(shared.clone());
+        let mut sink = UpstreamSink::new(shared.clone(), Transport::default());
         let updating =
             std::thread::spawn(move || (1..=REVISIONS).for_each(|number| sink.update(update(number))));
         let (mut copy, mut last) = (BTreeMap::new(), 0);

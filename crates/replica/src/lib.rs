@@ -181,6 +181,7 @@ fn follow(
     if let Some(held) = held {
         shared.restore(held);
     }
+    let sink = UpstreamSink::new(Arc::clone(shared), config.transport.clone());
     let upstream = FollowerConfig {
         transport: config.transport.clone(),
         addresses: config.upstreams.clone(),
@@ -188,7 +189,7 @@ fn follow(
         backoff: Backoff::default(),
         refuse_lagging: true,
     };
-    let upstream = Follower::spawn(upstream, UpstreamSink::new(shared.clone()));
+    let upstream = Follower::spawn(upstream, sink);
     match from {
         Some(revision) => upstream.subscribe_from([(everything, revision)]),
         None => upstream.subscribe(everything),

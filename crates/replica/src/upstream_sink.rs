@@ -9,12 +9,13 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_model::Prefix;
+use fairmesh_model::{Prefix, RecordKey};
 use fairmesh_rib::{
     Node, Update,
     follower::{Freshness, Sink},
 };
 use fairmesh_store::ReplicaContents;
+use fairmesh_wire::transport::Transport;
 use tokio::{sync::watch, time::Instant};
 
 use crate::disk::{Disk, wall_clock};
@@ -36,11 +37,27 @@ pub(crate) struct ReplicaState {
 #[derive(Debug)]
 pub(crate) struct UpstreamSink {
     shared: Arc<ReplicaState>,
+    transport: Transport,
+    /// The key of the trust bundle.
+    bundle: String,
+    is_secured: bool,
 }
 
 impl UpstreamSink {
-    pub(crate) fn new(shared: Arc<ReplicaState>) -> Self {
-        Self { shared }
+    /// Applies updates to `shared`, and tells `transport` that the mesh has a trust domain once that is among the records.
+    pub(crate) fn new(shared: Arc<ReplicaState>, transport: Transport) -> Self {
+        let mut sink =
+            Self { shared, transport, bundle: RecordKey::TrustBundle.to_string(), is_secured: false };
+        sink.secure();
+        sink
+    }
+
+    /// Where there is a trust domain, peers without a certificate are not those of before.
+    fn secure(&mut self) {
+        if !self.is_secured && self.shared.node.get(&self.bundle).is_some() {
+            self.is_secured = true;
+            self.transport.require_identity();
+        }
     }
 }
 
@@ -53,6 +70,7 @@ impl Sink for UpstreamSink {
 
     fn update(&mut self, update: Update) {
         self.shared.update(update);
+        self.secure();
     }
 
     fn refused(&mut self, _: &Prefix, reason: &str) {

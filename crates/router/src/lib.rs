@@ -6,6 +6,7 @@
 //! that records the reasons. One mutable table updated in place was rejected: a call could observe half of a change,
 //! and readers would need a lock.
 
+mod authorization;
 mod compile_input;
 mod locality;
 mod request;
@@ -17,6 +18,7 @@ mod shard_table;
 mod token_bucket;
 mod trace;
 
+pub use authorization::{AuthorizationDecision, AuthorizationRequest, AuthorizationTable, DecisionReason};
 pub use compile_input::{Candidate, CompileInput, EndpointTarget, RegionDistance, TableInput};
 pub use fairmesh_balancer::{EndpointStats, LoadReport, Outcome, ReceivedReport};
 pub use request::{EndpointPick, Headers, PickError, PickParams, RequestView, RouteDecision};

@@ -21,6 +21,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::{
     Cpu, DEFAULT_LEASE, HookResult, Inner, Lease, Registration, RegistrationState, RegistryClient,
     SHARDS_AWARE, SHARDS_LABEL, Server, ServerLayer, ShardHooks, UsageReports,
+    authorization::Authorizer,
     cpu::sampler::CpuSampler,
     drain::Phase,
     drain_deadline,
@@ -235,6 +236,7 @@ impl ServerBuilder {
         let lease = Lease::keep(Arc::clone(&registry), registration.clone(), self.first_state());
         let lease = Arc::new(lease);
         let layer = ServerLayer { shared: Arc::new(self.shared(&registration)) };
+        let policy = layer.shared.authorizer.follow(&registry);
         let (cpu, load) = (Cpu::of_this_program(), &layer.shared.load);
         let cpu_sampler = CpuSampler::start(cpu.clone(), Arc::clone(load));
         let usage =
@@ -266,6 +268,7 @@ impl ServerBuilder {
                 _usage: usage,
                 _shard_load: shard_load,
                 _cpu_sampler: cpu_sampler,
+                _policy: policy,
             }),
         })
     }
@@ -298,7 +301,14 @@ impl ServerBuilder {
         let concurrency_limit = ConcurrencyLimit::new(self.at_most, seed);
         let name = format!("{}/{}", registration.service, registration.instance);
         let load = Arc::new(ServerLoad::of(&name));
-        LayerState { load, finishes_late: self.finishes_late, concurrency_limit, ..LayerState::default() }
+        let authorizer = Arc::new(Authorizer::new(registration.service.clone(), registration.mtls));
+        LayerState {
+            load,
+            finishes_late: self.finishes_late,
+            concurrency_limit,
+            authorizer,
+            ..LayerState::default()
+        }
     }
 
     fn registration(&mut self) -> Result<Registration, Invalid> {

@@ -1,7 +1,7 @@
 //! The tower layer around a service.
 
 pub(crate) mod concurrency_limit;
-mod refusal;
+pub(crate) mod refusal;
 mod response_body;
 pub(crate) mod server_load;
 
@@ -30,7 +30,9 @@ use self::{
     server_load::{CallGuard, ServerLoad},
 };
 use crate::{
-    Admission, Outstanding, load_report,
+    Admission, Outstanding,
+    authorization::Authorizer,
+    load_report,
     shards::{ownership::Ownership, shard_load::KeyedCall},
 };
 use fairmesh_headers::{CallerProtocol, Deadline, GRPC_STATUS, KEY, LOAD_PATH, ROLE, read_deadline};
@@ -45,6 +47,7 @@ pub(crate) struct LayerState {
     /// Whether calls continue after their deadline.
     pub(crate) finishes_late: bool,
     pub(crate) concurrency_limit: ConcurrencyLimit,
+    pub(crate) authorizer: Arc<Authorizer>,
 }
 
 /// Wraps the service of a hyper, axum or tonic server; from [`Server::layer`](crate::Server::layer).
@@ -54,6 +57,9 @@ pub(crate) struct LayerState {
 /// `x-fairmesh-role` belong to another server: HTTP 421, or gRPC `FAILED_PRECONDITION`, with `fairmesh-wrong-shard:
 /// <map version>` (ServiceRouter §4.1). A call without a key, with a malformed one, or before any map is known,
 /// passes.
+///
+/// Calls that the policy of the service does not allow get 403, or gRPC `PERMISSION_DENIED`; the others have the
+/// [`Caller`](crate::Caller) in their extensions, if it proved an identity.
 ///
 /// The report holds the measurements of the layer and the metrics set by [`metric`](Self::metric), and the fields of a
 /// report that the service wrote itself, where that is well formed. A service that forwards responses of other servers
@@ -87,11 +93,14 @@ impl ServerLayer {
         let (LayerState { concurrency_limit, load, .. }, refusals) =
             (&*self.shared, self.shared.load.refusals());
         let outstanding = load.outstanding();
+        let (unauthorized, audited) = self.shared.authorizer.counts();
         Admission {
             limit: concurrency_limit.limit(),
             outstanding,
             refused: refusals.overloaded(),
             late: refusals.late(),
+            unauthorized,
+            audited,
         }
     }
 
@@ -140,6 +149,9 @@ where
             return ServerFuture { state: State::LoadQuery { load: Arc::clone(&self.shared.load) } };
         }
         let caller = CallerProtocol::of(request.headers());
+        if let Err(problem) = self.shared.authorizer.accept(&mut request) {
+            return self.refuse(problem.into(), caller);
+        }
         let key = key(request.headers());
         if let Some(version) = key.and_then(|key| self.shared.refuses(key, request.headers())) {
             return self.refuse(Refusal::WrongShard(version), caller);

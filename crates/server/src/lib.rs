@@ -38,6 +38,7 @@
 //! Decision: the program keeps its own lease, by the same task that `fairmesh register` uses for other programs.
 //! Rejected: the agent watches processes; it would have to know how each is started and stopped.
 
+mod authorization;
 mod builder;
 mod cpu;
 mod drain;
@@ -55,6 +56,7 @@ use fairmesh_model::{EndpointState, Invalid};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
+pub use authorization::{Caller, ConnectInfo, ConnectionAuthorizer, identity_of};
 pub use builder::{ServerBuilder, ServerTransport, default_instance, transport_of_agent};
 pub use cpu::{Cpu, CpuTime, usage_reports::UsageReports};
 pub use drain::{drain_deadline, terminated};
@@ -97,6 +99,7 @@ struct Inner {
     _usage: UsageReports,
     _shard_load: shards::shard_load::ShardLoadReports,
     _cpu_sampler: cpu::sampler::CpuSampler,
+    _policy: Option<AbortOnDropHandle<()>>,
 }
 
 impl Server {

@@ -25,7 +25,7 @@ use tower_layer::Layer as _;
 use tower_service::Service;
 
 use self::guarded_service::GuardedService;
-use crate::{Server, drain::Phase, terminated};
+use crate::{Caller, Server, drain::Phase, identity_of, terminated};
 use fairmesh_http::socket;
 
 /// Interval of HTTP/2 keep-alive PINGs and their timeout: connections of vanished callers are closed within the sum.
@@ -89,7 +89,8 @@ where
         Ok(stream) => stream,
         Err(error) => return tracing::debug!(%error, "a connection ended before it began"),
     };
-    let service = GuardedService::new(service, stream.connection().cloned());
+    let caller = Caller::of(&identity_of(&stream));
+    let service = GuardedService::new(service, stream.connection().cloned(), caller);
     let (interval, patience) = KEEP_ALIVE;
     let mut builder = auto::Builder::new(TokioExecutor::new());
     // The acceptor bounds the time of headers: hyper's limit also runs while a kept-alive connection is idle, and

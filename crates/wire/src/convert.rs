@@ -13,6 +13,7 @@ mod signals;
 mod topology;
 mod traffic;
 mod trust;
+mod workload;
 
 use bytes::Bytes;
 use fairmesh_model::{HistoryKind, Invalid, ShardKey, StoreId};
@@ -39,12 +40,17 @@ pub fn shard_key(bytes: &[u8]) -> Result<ShardKey, Invalid> {
     read_u128("", bytes).map(ShardKey)
 }
 
-/// Parses the kind of record of a history: `services` or `policies`; the inverse is [`ToString`].
+/// Parses the kind of record of a history: `services`, `policies` or `workloads`; the inverse is [`ToString`].
 pub fn history_kind(text: &str) -> Result<HistoryKind, Invalid> {
     match text {
         "services" => Ok(HistoryKind::Services),
         "policies" => Ok(HistoryKind::Policies),
-        _ => Err(Invalid::new("kind", format!("'{text}' has no history"), "write services or policies")),
+        "workloads" => Ok(HistoryKind::Workloads),
+        _ => Err(Invalid::new(
+            "kind",
+            format!("'{text}' has no history"),
+            "write services, policies or workloads",
+        )),
     }
 }
 

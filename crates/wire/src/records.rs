@@ -50,6 +50,8 @@ pub fn encode(record: &Record) -> Bytes {
         Record::Hosts(record) => bytes(&v1::Hosts::from(record)),
         Record::TrustBundle(record) => bytes(&v1::TrustBundle::from(record)),
         Record::JoinedAgent(record) => bytes(&v1::JoinedAgent::from(record)),
+        Record::Workload(record) => bytes(&v1::WorkloadEntry::from(record)),
+        Record::DefaultAuthorization(record) => bytes(&v1::DefaultAuthorization::from(record)),
     }
 }
 
@@ -75,6 +77,10 @@ pub fn decode(key: &RecordKey, value: &[u8]) -> Result<Record, Invalid> {
         RecordKey::Hosts => Record::Hosts(message::<v1::Hosts>(value)?.try_into()?),
         RecordKey::TrustBundle => Record::TrustBundle(message::<v1::TrustBundle>(value)?.try_into()?),
         RecordKey::JoinedAgent(_) => Record::JoinedAgent(message::<v1::JoinedAgent>(value)?.try_into()?),
+        RecordKey::DefaultAuthorization => {
+            Record::DefaultAuthorization(message::<v1::DefaultAuthorization>(value)?.try_into()?)
+        }
+        RecordKey::Workload(_) => Record::Workload(message::<v1::WorkloadEntry>(value)?.try_into()?),
         RecordKey::ShardManifest(..) | RecordKey::ShardChunk(..) | RecordKey::History(..) => {
             let problem = format!("{key} holds no record of its own");
             return Err(Invalid::new("key", problem, "read shard maps and history as a whole"));
@@ -121,7 +127,7 @@ pub fn decode_history(value: &[u8]) -> Result<History, Invalid> {
     let key = RecordKey::parse(&key)?;
     if history_kind(&key).is_none() {
         let problem = format!("{key} has no history");
-        return Err(Invalid::new("key", problem, "keep history of services and policies only"));
+        return Err(Invalid::new("key", problem, "keep history of services, policies and workloads only"));
     }
     if let Some(value) = &value {
         decode(&key, value).map_err(|e| e.within("value"))?;
@@ -133,6 +139,7 @@ fn history_kind(key: &RecordKey) -> Option<HistoryKind> {
     match key {
         RecordKey::Service(_) => Some(HistoryKind::Services),
         RecordKey::Policy(_) => Some(HistoryKind::Policies),
+        RecordKey::Workload(_) => Some(HistoryKind::Workloads),
         _ => None,
     }
 }

@@ -12,6 +12,7 @@ mod channel;
 mod identity;
 mod joining;
 mod listener;
+mod peer_program;
 mod serve;
 mod socket;
 mod stream;
@@ -27,7 +28,7 @@ pub use address::Address;
 pub use calls::{CallGuard, GuardedCalls};
 pub use channel::{CONNECT_TIMEOUT, connect_channel, connect_channel_lazy};
 use fairmesh_listen::GuardedStream;
-use fairmesh_model::{Identity, ServiceName, SpiffeId};
+use fairmesh_model::{Identity, ProgramFacts, ServiceName, SpiffeId};
 pub use identity::{ExpectedPeer, Handshake, NoIdentity, SecureStream, TlsIdentity};
 pub use listener::{Accepted, BindError, Listener};
 pub use serve::{Services, serve};
@@ -58,6 +59,20 @@ impl Transport {
     /// The identity of this process, once it has a certificate.
     pub fn id(&self) -> Option<SpiffeId> {
         self.identity.as_ref().and_then(|identity| identity.id())
+    }
+
+    /// Why this process does not have the certificate that its connections need; `None` if it has it, or needs none.
+    pub fn lacks_certificate(&self) -> Option<String> {
+        let identity = self.identity.as_ref().filter(|identity| !identity.is_ready())?;
+        Some(identity.problem().unwrap_or_else(|| "it has not been issued yet".to_owned()))
+    }
+
+    /// Neither opens nor accepts connections with processes of the mesh in plaintext from now on: it is known that the mesh
+    /// has a trust domain. Without effect on a transport that has no identity and cannot get one.
+    pub fn require_identity(&self) {
+        if let Some(identity) = &self.identity {
+            identity.require();
+        }
     }
 
     /// For connections with processes of the mesh.
@@ -195,4 +210,10 @@ pub fn set_on_behalf_of<T>(request: &mut tonic::Request<T>, identity: &Identity)
 /// The caller's identity, as established by the transport of its connection.
 pub fn identity_of<T>(request: &tonic::Request<T>) -> Identity {
     request.extensions().get::<Identity>().cloned().unwrap_or_default()
+}
+
+/// What the kernel says of the calling program; `None` unless the call came over a Unix socket of an
+/// [attesting](Listener::attesting) listener.
+pub fn program_of<T>(request: &tonic::Request<T>) -> Option<&ProgramFacts> {
+    request.extensions().get::<Arc<ProgramFacts>>().map(|facts| &**facts)
 }

@@ -7,7 +7,7 @@ use fairmesh_identity::{
     renewal::{Certified, Source},
     signed::{self, Purpose},
 };
-use fairmesh_model::{MeshRole, SpiffePath, TrustBundle};
+use fairmesh_model::{MeshRole, ServiceName, SpiffePath, TrustBundle, WorkloadEntry};
 use fairmesh_wire::{
     handshake::{self, Connection},
     transport::Address,
@@ -39,6 +39,9 @@ impl Source for ControlSource {
             return issued.map_err(|status| status.message().to_owned());
         }
         loop {
+            if self.shared.has_no_way_back() {
+                return Err(self.shared.no_certificate());
+            }
             let connection = self.shared.connect_to_join().await?;
             if self.shared.token.is_some() || matches!(connection.address(), Address::Unix(_)) {
                 match self.shared.join(&connection, request.clone()).await {
@@ -48,6 +51,9 @@ impl Source for ControlSource {
                         return joined.map_err(|status| status.message().to_owned());
                     }
                 }
+            }
+            if self.shared.was_member() {
+                return Err(self.shared.no_certificate());
             }
             self.shared.set_member(false);
             tokio::time::sleep(OUTSIDE_INTERVAL).await;
@@ -65,6 +71,13 @@ fn is_no_domain(code: Code) -> bool {
 }
 
 impl Shared {
+    /// Whether this agent was a member and can join neither with a token nor over a Unix socket.
+    fn has_no_way_back(&self) -> bool {
+        let (_, addresses) = &self.control_planes;
+        let local = addresses.iter().any(|address| matches!(address, Address::Unix(_)));
+        self.was_member() && self.token.is_none() && !local
+    }
+
     /// A connection on which to join. Without a certificate there are no watches, so that a joining agent does not follow
     /// anything yet.
     async fn connect_to_join(&self) -> Result<Connection, String> {
@@ -104,13 +117,36 @@ impl Shared {
 
     /// A certificate for this agent, or for a program.
     pub(super) async fn issue(&self, path: SpiffePath, csr: Vec<u8>) -> Result<Certified, Status> {
+        let request = v1::IssueRequest { path: path.to_string(), csr: csr.into(), ..Default::default() };
+        let csr = request.csr.clone();
+        let (own, response) = self.request(request).await?;
+        self.read(own.trust(), &csr, &response)
+    }
+
+    /// The record of the programs that may have the identity of a service, if there is one. It comes from a control plane,
+    /// signed: a replica can alter nothing.
+    pub(super) async fn workload_of(
+        &self,
+        service: &ServiceName,
+        csr: Vec<u8>,
+    ) -> Result<Option<WorkloadEntry>, Status> {
+        let path = SpiffePath::Service(service.clone()).to_string();
+        let request =
+            v1::IssueRequest { path, csr: csr.into(), describe_workload: true, ..Default::default() };
+        let csr = request.csr.clone();
+        let (own, response) = self.request(request).await?;
+        let decoded = self.verify(own.trust(), &csr, &response)?;
+        decoded.workload.map(WorkloadEntry::try_from).transpose().map_err(refused)
+    }
+
+    /// The response to a request that this agent signs.
+    async fn request(&self, request: v1::IssueRequest) -> Result<(Arc<Credentials>, SignedMessage), Status> {
         // One that is about to join gets its own first.
         let _ = timeout(RECONNECT_WAIT, self.workload.ready()).await;
         let Some(own) = self.valid_credentials() else {
-            return Err(Status::unavailable("this agent has no valid certificate yet; see its log"));
+            return Err(Status::unavailable(self.no_certificate()));
         };
-        let signed_at = self.workload.now().as_secs();
-        let request = v1::IssueRequest { path: path.to_string(), csr: csr.clone().into(), signed_at };
+        let request = v1::IssueRequest { signed_at: self.workload.now().as_secs(), ..request };
         let message = signed::sign(&own, Purpose::IssueRequest, b"", request.encode_to_vec());
         // An agent that just joined connects again.
         let connection = timeout(RECONNECT_WAIT, self.upstream.connected()).await.map_err(|_| {
@@ -118,19 +154,29 @@ impl Shared {
         })?;
         let mut client = connection.identity();
         let response = within(client.issue(message.map_err(refused)?)).await?.into_inner();
-        self.read(own.trust(), &csr, &response)
+        Ok((own, response))
+    }
+
+    /// The certificate in a response.
+    fn read(&self, trust: &Trust, csr: &[u8], response: &SignedMessage) -> Result<Certified, Status> {
+        let decoded = self.verify(trust, csr, response)?;
+        let chain = decoded.chain.iter().map(|one| one.to_vec().into()).collect();
+        Ok(Certified { chain, bundle: bundle_of(response)? })
     }
 
     /// Verifies that a response is that of a control plane to this request.
-    fn read(&self, trust: &Trust, csr: &[u8], response: &SignedMessage) -> Result<Certified, Status> {
+    fn verify(
+        &self,
+        trust: &Trust,
+        csr: &[u8],
+        response: &SignedMessage,
+    ) -> Result<v1::IssueResponse, Status> {
         let signer = signed::verify(trust, Purpose::IssueResponse, csr, response, self.workload.now());
         let signer = signer.map_err(refused)?;
         if !matches!(signer.path, SpiffePath::Mesh(MeshRole::Control, _)) {
             return Err(refused(format!("{signer} is no control plane")));
         }
-        let decoded = v1::IssueResponse::decode(response.payload.clone()).map_err(refused)?;
-        let chain = decoded.chain.iter().map(|one| one.to_vec().into()).collect();
-        Ok(Certified { chain, bundle: bundle_of(response)? })
+        v1::IssueResponse::decode(response.payload.clone()).map_err(refused)
     }
 }
 

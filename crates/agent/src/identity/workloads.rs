@@ -1,14 +1,14 @@
-//! Certificates for programs of this machine.
+//! Certificates for programs of this machine: to those of the agent's own user, and to those that a record selects.
 
 use bytes::Bytes;
-use fairmesh_model::{Identity, Invalid, Label, MeshRole, SpiffePath};
+use fairmesh_model::{Identity, Invalid, Label, MeshRole, ProgramFacts, SpiffePath};
 use fairmesh_wire::{
-    identity_of,
+    identity_of, program_of,
     v1::{self, workload_server},
 };
 use tonic::{Request, Response, Status};
 
-use super::AgentIdentity;
+use super::{AgentIdentity, Shared};
 
 /// The service `Workload`.
 #[derive(Clone, Debug)]
@@ -28,26 +28,71 @@ impl workload_server::Workload for WorkloadService {
         if !shared.is_member().await {
             return no_domain();
         }
-        let uid = permitted_user(&identity_of(&request))?;
+        let uid = local_user(&identity_of(&request))?;
+        let program = program_of(&request).cloned();
         let v1::IssueWorkloadRequest { path, csr } = request.into_inner();
         let path = requested_path(&path, &shared.name, uid)
             .map_err(|error| Status::invalid_argument(error.to_string()))?;
         tracing::debug!(%path, uid, "a program asks for a certificate");
-        let certified = shared.issue(path, csr.into()).await?;
+        if !is_own_user(uid) {
+            shared.check_selected(&path, program, &csr).await?;
+        }
+        let certified = shared.issue(path, csr.to_vec()).await?;
         let chain = certified.chain.iter().map(|one| Bytes::copy_from_slice(one)).collect();
         Ok(Response::new(v1::IssueWorkloadResponse { chain, bundle: Some(certified.bundle.into()) }))
     }
 }
 
-/// The user of a program for which this agent vouches: its own, and root.
-fn permitted_user(peer: &Identity) -> Result<u32, Status> {
-    let own = rustix::process::geteuid().as_raw();
+/// The user of a program of this machine.
+fn local_user(peer: &Identity) -> Result<u32, Status> {
     match peer {
-        Identity::Local { uid } if *uid == own || *uid == 0 => Ok(*uid),
+        Identity::Local { uid } => Ok(*uid),
         peer => Err(Status::permission_denied(format!(
-            "this agent issues certificates to programs of the user {own} on its machine, not to {peer}; run an agent as \
-             the program's user"
+            "this agent issues certificates over its Unix socket only, not to {peer}"
         ))),
+    }
+}
+
+/// Whether this agent vouches for every program of a user: its own, and root.
+fn is_own_user(uid: u32) -> bool {
+    uid == 0 || uid == rustix::process::geteuid().as_raw()
+}
+
+impl Shared {
+    /// Whether a record selects this program of another user.
+    async fn check_selected(
+        &self,
+        path: &SpiffePath,
+        program: Option<ProgramFacts>,
+        csr: &[u8],
+    ) -> Result<(), Status> {
+        let refused = |problem: String| {
+            tracing::warn!(%path, problem, "a program is refused a certificate");
+            Err(Status::permission_denied(problem))
+        };
+        let Some(program) = program else {
+            return refused("the kernel does not say which program this is".into());
+        };
+        let SpiffePath::Service(service) = path else {
+            return refused(format!(
+                "the agent {} gives {path} only to programs of its own user and of root; name the service that this \
+                 program ({program}) is",
+                self.name
+            ));
+        };
+        let kind = "kind: Workload";
+        let Some(entry) = self.workload_of(service, csr.to_vec()).await? else {
+            let ProgramFacts { uid, .. } = program;
+            return refused(format!(
+                "no {kind} says which programs of other users than the agent's may be {service}; apply one, such as \
+                 {{{kind}, service: {service}, programs: [{{uid: {uid}}}]}}"
+            ));
+        };
+        entry.check(&program).or_else(|problem| {
+            refused(format!(
+                "the {kind} of {service} does not select this program ({program}): {problem}; apply one that does"
+            ))
+        })
     }
 }
 
@@ -85,10 +130,10 @@ mod tests {
     }
 
     #[test]
-    fn other_users_and_other_machines_get_no_certificate() {
+    fn programs_are_known_by_the_unix_socket_only() {
         let own = rustix::process::geteuid().as_raw();
-        assert!(permitted_user(&Identity::Local { uid: own }).is_ok());
-        assert!(permitted_user(&Identity::Local { uid: own + 1 }).is_err());
-        assert!(permitted_user(&Identity::Anonymous).is_err());
+        assert!(is_own_user(own) && is_own_user(0) && !is_own_user(own + 1));
+        assert_eq!(local_user(&Identity::Local { uid: 7 }).unwrap(), 7);
+        assert!(local_user(&Identity::Anonymous).is_err());
     }
 }

@@ -97,6 +97,7 @@ pub(super) fn describe(key: &RecordKey) -> String {
     match history_key(key) {
         Some((HistoryKind::Services, service)) => format!("the declaration of {service}"),
         Some((HistoryKind::Policies, service)) => format!("a policy of {service}"),
+        Some((HistoryKind::Workloads, service)) => format!("a workload of {service}"),
         None => key.to_string(),
     }
 }
@@ -121,6 +122,7 @@ fn history_key(key: &RecordKey) -> Option<(HistoryKind, &ServiceName)> {
     match key {
         RecordKey::Service(service) => Some((HistoryKind::Services, service)),
         RecordKey::Policy(service) => Some((HistoryKind::Policies, service)),
+        RecordKey::Workload(service) => Some((HistoryKind::Workloads, service)),
         _ => None,
     }
 }

@@ -8,7 +8,8 @@ use fairmesh_identity::{
     signed::{self, Purpose},
 };
 use fairmesh_model::{
-    Identity, JoinedAgent, Label, MeshRole, Record, RecordKey, SpiffeId, SpiffePath, Tenant,
+    Identity, JoinedAgent, Label, MeshRole, Record, RecordKey, ServiceName, SpiffeId, SpiffePath, Tenant,
+    WorkloadEntry,
 };
 use fairmesh_rib::{Batch, Node, Op};
 use fairmesh_store::Store;
@@ -66,8 +67,9 @@ impl identity_server::Identity for IdentityService {
         let now = issuing.clock.now();
         let signer = signed::verify(&trust, Purpose::IssueRequest, b"", &message, now)
             .map_err(|refused| Status::unauthenticated(refused.to_string()))?;
-        let v1::IssueRequest { path, csr, signed_at } = v1::IssueRequest::decode(message.payload)
-            .map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let v1::IssueRequest { path, csr, signed_at, describe_workload } =
+            v1::IssueRequest::decode(message.payload)
+                .map_err(|error| Status::invalid_argument(error.to_string()))?;
         if now.abs_diff(Duration::from_secs(signed_at)) > CLOCK_SKEW + MAX_AGE {
             return Err(Status::unauthenticated(
                 "the request was signed at another time; check the clocks of both machines",
@@ -77,6 +79,9 @@ impl identity_server::Identity for IdentityService {
             .parse()
             .map_err(|error: fairmesh_model::Invalid| Status::invalid_argument(error.to_string()))?;
         self.check_vouches(&signer, &path)?;
+        if describe_workload {
+            return self.describe_workload(&csr, &path).map(Response::new);
+        }
         tracing::debug!(%signer, %path, "issuing a certificate");
         self.certify(&csr, path).map(Response::new)
     }
@@ -102,7 +107,16 @@ impl IdentityService {
         let joined = self.node.get(&key.to_string()).map(|entry| records::decode(&key, &entry.value));
         let Some(Ok(Record::JoinedAgent(joined))) = joined else { return refused() };
         let may = match path {
-            SpiffePath::Service(service) => joined.vouches_for(&service.tenant),
+            SpiffePath::Service(service) => {
+                if let Some(entry) = self.workload(service)
+                    && !entry.permits_agent(agent)
+                {
+                    return Err(Status::permission_denied(format!(
+                        "the workload of {service} names other agents than {agent}; add it to its agents with `fairmesh apply`"
+                    )));
+                }
+                joined.vouches_for(&service.tenant)
+            }
             SpiffePath::Mesh(MeshRole::Agent, name) => name == agent,
             SpiffePath::Mesh(MeshRole::Proxy | MeshRole::Operator | MeshRole::Replica, name) => {
                 let rest = name.as_str().strip_prefix(agent.as_str());
@@ -121,7 +135,30 @@ impl IdentityService {
         let issued =
             issuing.authority.issue(csr, &id, issuing.clock.now()).map_err(|error| failed(&error))?;
         let chain = issued.chain.iter().map(|one| Bytes::copy_from_slice(one)).collect();
-        let response = v1::IssueResponse { chain, bundle: Some(bundle.into()) };
+        self.sign(csr, v1::IssueResponse { chain, bundle: Some(bundle.into()), workload: None })
+    }
+
+    /// A signed response with the programs that may have an identity.
+    fn describe_workload(&self, csr: &[u8], path: &SpiffePath) -> Result<v1::SignedMessage, Status> {
+        let entry = match path {
+            SpiffePath::Service(service) => self.workload(service),
+            SpiffePath::Mesh(..) => None,
+        };
+        self.sign(csr, v1::IssueResponse { workload: entry.map(Into::into), ..Default::default() })
+    }
+
+    fn workload(&self, service: &ServiceName) -> Option<WorkloadEntry> {
+        let key = RecordKey::Workload(service.clone());
+        let entry = self.node.get(&key.to_string())?;
+        match records::decode(&key, &entry.value) {
+            Ok(Record::Workload(entry)) => Some(entry),
+            _ => None,
+        }
+    }
+
+    /// The response to the request with this `csr`.
+    fn sign(&self, csr: &[u8], response: v1::IssueResponse) -> Result<v1::SignedMessage, Status> {
+        let issuing = self.issuing.as_ref().ok_or_else(no_domain)?;
         let own = issuing.own(&self.node).map_err(|error| failed(&error))?;
         signed::sign(&own, Purpose::IssueResponse, csr, response.encode_to_vec())
             .map_err(|error| failed(&error))

@@ -9,7 +9,7 @@ use std::{
 
 use clap::Args;
 use fairmesh_client::{Body, Fault, Mesh, ServiceHandle, Trace, discovery::ServiceState};
-use fairmesh_model::{Invalid, Location, Protocol, Region, Role, ServiceName, ShardKey, spec};
+use fairmesh_model::{Invalid, Location, Protocol, Region, Role, ServiceName, ShardKey, SpiffePath, spec};
 use fairmesh_wire::transport::Address;
 use http::{HeaderName, HeaderValue, Method, Request, Response};
 use http_body_util::BodyExt as _;
@@ -36,6 +36,10 @@ pub(crate) struct CallArgs {
     /// The method [default: GET, or POST with a body].
     #[arg(short = 'X', long, value_parser = method)]
     method: Option<Method>,
+    /// The identity to call with, as tenant/service; the agent gives it to programs of its own user and of root [default: an
+    /// operator].
+    #[arg(long = "as", value_name = "ID", conflicts_with = "lookaside")]
+    identity: Option<SpiffePath>,
     /// The body; @FILE reads a file, and @- standard input.
     #[arg(short = 'd', long = "data", value_name = "BODY")]
     body: Option<String>,
@@ -120,7 +124,10 @@ async fn call(mesh: &Mesh, args: &CallArgs) -> Result<ExitCode, Failure> {
 }
 
 async fn connect(args: &CallArgs) -> Result<Mesh, Invalid> {
-    let mesh = Mesh::builder().client_id("fairmesh call");
+    let mut mesh = Mesh::builder().client_id("fairmesh call");
+    if let Some(identity) = &args.identity {
+        mesh = mesh.identity(identity.clone());
+    }
     let mesh = match (&args.control, &args.lookaside) {
         (Some(control), _) => {
             mesh.control(control.clone()).location(Location::in_region(args.region.clone()))

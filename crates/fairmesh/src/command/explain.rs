@@ -1,5 +1,7 @@
 //! `fairmesh explain`: the decision of a caller, made here by the library's code on the same records.
 
+mod authorization;
+
 use std::{process::ExitCode, sync::Arc};
 
 use clap::Args;
@@ -53,6 +55,9 @@ pub(crate) struct ExplainArgs {
     /// The id of the caller, which determines its subset of endpoints.
     #[arg(long, default_value = "explain")]
     client_id: String,
+    /// The caller, as tenant/service or a SPIFFE id: whether the policy allows it the call, and which rule decides.
+    #[arg(long = "as", value_name = "ID", value_parser = authorization::caller)]
+    caller: Option<authorization::CallerArgument>,
     /// The random seed of the call, for splits and picks.
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -111,9 +116,21 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
         whole["goesTo"]["identity"] = json!(id.to_string());
         text += &format!("{:<8} {id}, by mutual TLS\n", "proves");
     }
+    let mut is_refused = false;
+    if let (Some(caller), Some(last)) = (&args.caller, report.decisions.last()) {
+        let target = (&last.explanation.target, question.request.method, args.path.as_str());
+        let decided = authorization::decide(&connection, caller, target).await?;
+        is_refused = !decided.is_made;
+        text += &format!("{:<8} {}\n", "may", decided.words);
+        whole["authorization"] = decided.json;
+    }
     output::print_one(args.output_args.format(), &whole, &text)?;
     let answered = report.decisions.iter().any(|decision| decision.explanation.direct_response.is_some());
-    Ok(if report.endpoint.is_some() || answered { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if !is_refused && (report.endpoint.is_some() || answered) {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// The caller's snapshot, the revision of its newest record, and the type of the service.

@@ -3,6 +3,7 @@
 use std::{io, net::SocketAddr, task::Context, time::Duration};
 
 use fairmesh_listen::{Acceptor, GuardedStream, Limits, Memory};
+use fairmesh_server::{ConnectionAuthorizer, identity_of};
 use fairmesh_wire::transport::{Stream, Transport};
 use tokio::{
     io::copy_bidirectional,
@@ -28,6 +29,7 @@ impl Terminator {
         address: SocketAddr,
         program: SocketAddr,
         transport: Transport,
+        authorizer: ConnectionAuthorizer,
     ) -> Result<Self, Failure> {
         let listener = TcpListener::bind(address).await.map_err(|error| {
             Failure::failed_with(
@@ -36,12 +38,21 @@ impl Terminator {
             )
         })?;
         let mut serving = JoinSet::new();
-        serving.spawn(serve(listener, program, transport));
+        let front = Front { program, transport, authorizer };
+        serving.spawn(serve(listener, front));
         Ok(Self { _serving: serving })
     }
 }
 
-async fn serve(listener: TcpListener, program: SocketAddr, transport: Transport) {
+/// What is done with connections.
+#[derive(Clone, Debug)]
+struct Front {
+    program: SocketAddr,
+    transport: Transport,
+    authorizer: ConnectionAuthorizer,
+}
+
+async fn serve(listener: TcpListener, front: Front) {
     let acceptor = Acceptor::new("program", Limits::program(), Memory::default());
     let mut connections = JoinSet::new();
     loop {
@@ -49,9 +60,9 @@ async fn serve(listener: TcpListener, program: SocketAddr, transport: Transport)
             |cx: &mut Context<'_>| listener.poll_accept(cx).map_ok(|(stream, _)| Stream::Tcp(stream));
         tokio::select! {
             stream = acceptor.accept(accept) => {
-                let transport = transport.clone();
+                let front = front.clone();
                 connections.spawn(async move {
-                    if let Err(error) = forward(stream, program, &transport).await {
+                    if let Err(error) = front.forward(stream).await {
                         tracing::debug!(%error, "a connection ended early");
                     }
                 });
@@ -61,17 +72,21 @@ async fn serve(listener: TcpListener, program: SocketAddr, transport: Transport)
     }
 }
 
-async fn forward(
-    stream: GuardedStream<Stream>,
-    program: SocketAddr,
-    transport: &Transport,
-) -> io::Result<()> {
-    if let Some(socket) = stream.get_ref().tcp() {
-        socket.set_nodelay(true)?;
+impl Front {
+    async fn forward(&self, stream: GuardedStream<Stream>) -> io::Result<()> {
+        if let Some(socket) = stream.get_ref().tcp() {
+            socket.set_nodelay(true)?;
+        }
+        let stream = self.transport.accept(stream).await?;
+        let peer = identity_of(&stream);
+        let Some(stream) = self.authorizer.accept(stream).await else { return Ok(()) };
+        // The ends of requests are not visible here.
+        let mut caller = stream.exempt_once_begun();
+        let mut program = timeout(CONNECT_TIMEOUT, TcpStream::connect(self.program)).await??;
+        program.set_nodelay(true)?;
+        tokio::select! {
+            ended = copy_bidirectional(&mut caller, &mut program) => ended.map(drop),
+            () = self.authorizer.revoked(&peer) => Err(io::ErrorKind::PermissionDenied.into()),
+        }
     }
-    // The ends of requests are not visible here.
-    let mut caller = transport.accept(stream).await?.exempt_once_begun();
-    let mut program = timeout(CONNECT_TIMEOUT, TcpStream::connect(program)).await??;
-    program.set_nodelay(true)?;
-    copy_bidirectional(&mut caller, &mut program).await.map(drop)
 }

@@ -33,7 +33,7 @@ pub(crate) fn domain() -> (Mesh, String) {
 }
 
 /// A process that ends with the test.
-pub(crate) struct Killed(Child);
+pub(crate) struct Killed(pub(crate) Child);
 
 impl Drop for Killed {
     fn drop(&mut self) {
@@ -242,7 +242,7 @@ fn a_token_lets_one_agent_join_once() {
 }
 
 /// Asks an agent for a certificate; the reason if it refuses.
-fn request_certificate(agent: &str, path: &str) -> String {
+pub(crate) fn request_certificate(agent: &str, path: &str) -> String {
     let csr = PrivateKey::generate().unwrap().signing_request().unwrap().into();
     let request = IssueWorkloadRequest { path: path.into(), csr };
     runtime().block_on(async {

@@ -25,6 +25,8 @@ pub enum RecordKey {
     RegionTable(ServiceName, Region),
     /// `/t/{tenant}/history/{kind}/{service}/{revision}`: an earlier value; outside the prefixes that routers read.
     History(HistoryKind, ServiceName, u64),
+    /// `/t/{tenant}/workloads/{service}`: the programs that may have the identity of the service.
+    Workload(ServiceName),
     /// `/g/topology/regions`
     Regions,
     /// `/g/topology/rtt`
@@ -35,6 +37,8 @@ pub enum RecordKey {
     RegionDrain(Region),
     /// `/g/topology/hosts`
     Hosts,
+    /// `/g/authorization`: what applies to services without rules.
+    DefaultAuthorization,
     /// `/g/identity/bundle`: the roots of the trust domain.
     TrustBundle,
     /// `/g/identity/agents/{name}`: an agent that joined the trust domain.
@@ -48,6 +52,8 @@ pub enum HistoryKind {
     Services,
     /// Of `policies/`.
     Policies,
+    /// Of `workloads/`.
+    Workloads,
 }
 
 /// A part of a shard map. Maps are stored in parts, so that a caller may read the copies of one region only
@@ -217,6 +223,7 @@ impl fmt::Display for HistoryKind {
         f.write_str(match self {
             Self::Services => "services",
             Self::Policies => "policies",
+            Self::Workloads => "workloads",
         })
     }
 }
@@ -233,6 +240,7 @@ impl RecordKey {
             | Self::ShardChunk(service, ..)
             | Self::Move(service, _)
             | Self::RegionTable(service, _)
+            | Self::Workload(service)
             | Self::History(_, service, _) => Some(service),
             Self::Regions
             | Self::RoundTrips
@@ -240,6 +248,7 @@ impl RecordKey {
             | Self::RegionDrain(_)
             | Self::Hosts
             | Self::TrustBundle
+            | Self::DefaultAuthorization
             | Self::JoinedAgent(_) => None,
         }
     }
@@ -266,10 +275,12 @@ impl RecordKey {
             ["g", "topology", "measured", region] => Self::MeasuredDistances(Region::new(region).ok()?),
             ["g", "drains", region] => Self::RegionDrain(Region::new(region).ok()?),
             ["g", "topology", "hosts"] => Self::Hosts,
+            ["g", "authorization"] => Self::DefaultAuthorization,
             ["g", "identity", "bundle"] => Self::TrustBundle,
             ["g", "identity", "agents", name] => Self::JoinedAgent(Label::new(name).ok()?),
             ["t", tenant, "services", service] => Self::Service(named(tenant, service)?),
             ["t", tenant, "policies", service] => Self::Policy(named(tenant, service)?),
+            ["t", tenant, "workloads", service] => Self::Workload(named(tenant, service)?),
             ["t", tenant, "endpoints", service, region, instance] => Self::Endpoint(
                 named(tenant, service)?,
                 Region::new(region).ok()?,
@@ -298,6 +309,7 @@ impl RecordKey {
                 let kind = match kind {
                     "services" => HistoryKind::Services,
                     "policies" => HistoryKind::Policies,
+                    "workloads" => HistoryKind::Workloads,
                     _ => return None,
                 };
                 Self::History(kind, named(tenant, service)?, revision.parse().ok()?)
@@ -323,6 +335,7 @@ impl fmt::Display for RecordKey {
                 Self::MeasuredDistances(region) => write!(f, "/g/topology/measured/{region}"),
                 Self::RegionDrain(region) => write!(f, "/g/drains/{region}"),
                 Self::TrustBundle => f.write_str("/g/identity/bundle"),
+                Self::DefaultAuthorization => f.write_str("/g/authorization"),
                 Self::JoinedAgent(name) => write!(f, "/g/identity/agents/{name}"),
                 _ => f.write_str("/g/topology/rtt"),
             };
@@ -330,6 +343,7 @@ impl fmt::Display for RecordKey {
         match self {
             Self::Service(_) => write!(f, "/t/{tenant}/services/{service}"),
             Self::Policy(_) => write!(f, "/t/{tenant}/policies/{service}"),
+            Self::Workload(_) => write!(f, "/t/{tenant}/workloads/{service}"),
             Self::Endpoint(_, region, instance) => {
                 write!(f, "/t/{tenant}/endpoints/{service}/{region}/{instance}")
             }
@@ -350,6 +364,7 @@ impl fmt::Display for RecordKey {
             | Self::RegionDrain(_)
             | Self::Hosts
             | Self::TrustBundle
+            | Self::DefaultAuthorization
             | Self::JoinedAgent(_) => Ok(()),
         }
     }
@@ -374,11 +389,14 @@ mod tests {
             RecordKey::ShardChunk(cart.clone(), ShardPart::Region(eu), ChunkHash(7)),
             RecordKey::Move(cart.clone(), ShardId(5)),
             RecordKey::RegionTable(cart.clone(), Region::new("eu").unwrap()),
+            RecordKey::Workload(cart.clone()),
+            RecordKey::History(HistoryKind::Workloads, cart.clone(), 7),
             RecordKey::History(HistoryKind::Policies, cart, 42),
             RecordKey::Regions,
             RecordKey::RoundTrips,
             RecordKey::Hosts,
             RecordKey::TrustBundle,
+            RecordKey::DefaultAuthorization,
             RecordKey::JoinedAgent(Label::new("web-1").unwrap()),
         ];
         for key in keys {

@@ -161,7 +161,7 @@ fn check_token(what: &str, text: &str) -> Result<(), Invalid> {
 }
 
 impl PathSpec {
-    fn validate(&self) -> Result<PathMatch, Invalid> {
+    pub(super) fn validate(&self) -> Result<PathMatch, Invalid> {
         let rooted = |field: &str, path: &str| match path.starts_with('/') && !path.contains(['?', '#']) {
             true => Ok(()),
             false => Err(Invalid::new(
@@ -189,7 +189,7 @@ impl PathSpec {
         }
     }
 
-    fn of(path: &PathMatch) -> Self {
+    pub(super) fn of(path: &PathMatch) -> Self {
         let mut spec = Self::default();
         match path {
             PathMatch::Exact(path) => spec.exact = Some(path.clone()),

@@ -1,7 +1,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BalancingSpec, HealthCheckSpec, KeySpecs, LimitSpec, RouteSpec, TrafficSpec,
+    AuthorizationSpec, BalancingSpec, HealthCheckSpec, KeySpecs, LimitSpec, RouteSpec, TrafficSpec,
     text::{read, read_duration, read_timeouts, write_duration},
 };
 use crate::{Invalid, Locality, Policy, Retries, Ring, ServiceName, Timeouts, within_bounds};
@@ -48,6 +48,9 @@ pub struct PolicySpec {
     /// How calls are divided among regions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traffic: Option<TrafficSpec>,
+    /// Which callers may use the service.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub authorization: Option<AuthorizationSpec>,
 }
 
 /// Regions that calls may go to, in order of preference.
@@ -113,6 +116,12 @@ impl PolicySpec {
                 .map(|spec| spec.validate().map(Box::new))
                 .transpose()
                 .map_err(|e| e.within("traffic"))?,
+            authorization: self
+                .authorization
+                .as_ref()
+                .map(|spec| spec.validate().map(Box::new))
+                .transpose()
+                .map_err(|e| e.within("authorization"))?,
         };
         policy.validate()?;
         Ok((read("service", &self.service)?, policy))
@@ -135,6 +144,7 @@ impl PolicySpec {
             health_check: policy.health_check.as_ref().map(HealthCheckSpec::of),
             lookaside: policy.lookaside.clone(),
             traffic: policy.traffic.as_deref().map(TrafficSpec::of),
+            authorization: policy.authorization.as_deref().map(AuthorizationSpec::of),
         }
     }
 }

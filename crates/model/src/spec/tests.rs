@@ -2,12 +2,13 @@ use std::time::Duration;
 
 use super::*;
 use crate::{
-    Abort, Actions, Backend, Balancing, BalancingPolicy, ClientMatch, Delay, EndpointState, GrpcMatch,
-    HeaderEdits, HeaderMatch, HealthCheck, HostMatch, HostType, InstanceId, KeyRange, KeySource, Label,
-    LoadSignal, Locality, Location, Match, Mirror, Outliers, PathMatch, PathRewrite, Pattern, Probe,
-    Protocol, QueryMatch, RateLimit, Redirect, Region, RegionInfo, RegionShares, Replica, ReplicaState,
-    Retries, Rewrite, Ring, Role, Route, Scope, Score, ServiceKind, Shard, ShardId, ShardKey, Share,
-    Template, TextMatch, Timeouts, Traffic, TrafficMode, TrafficShares,
+    Abort, Actions, Authorization, AuthorizationMode, AuthorizationRule, Backend, Balancing, BalancingPolicy,
+    CallerMatch, ClientMatch, Delay, EndpointState, GrpcMatch, HeaderEdits, HeaderMatch, HealthCheck,
+    HostMatch, HostType, InstanceId, KeyRange, KeySource, Label, LoadSignal, Locality, Location, Match,
+    Mirror, Outliers, PathMatch, PathRewrite, Pattern, Probe, ProgramSelector, Protocol, QueryMatch,
+    RateLimit, Redirect, Region, RegionInfo, RegionShares, Replica, ReplicaState, Retries, Rewrite, Ring,
+    Role, Route, Scope, Score, ServiceKind, Shard, ShardId, ShardKey, Share, Template, TextMatch, Timeouts,
+    Traffic, TrafficMode, TrafficShares,
 };
 
 fn cart() -> ServiceName {
@@ -148,6 +149,7 @@ fn full_policy() -> Policy {
         health_check: Some(full_health_check()),
         lookaside: Some("picks.shop:7420".into()),
         traffic: Some(Box::new(full_traffic())),
+        authorization: Some(Box::new(full_authorization())),
     }
 }
 
@@ -226,6 +228,40 @@ fn full_endpoint() -> Endpoint {
     }
 }
 
+fn full_authorization() -> Authorization {
+    let rule = |name: &str, denies| AuthorizationRule {
+        name: Label::new(name).unwrap(),
+        denies,
+        from: ["shop/web", "shop/*", "spiffe://prod/*"].map(|text| CallerMatch::new(text).unwrap()).to_vec(),
+        methods: vec!["GET".into()],
+        paths: vec![PathMatch::Exact("/a".into()), PathMatch::Prefix("/b".into())],
+    };
+    let everyone = AuthorizationRule {
+        name: Label::new("everyone").unwrap(),
+        denies: false,
+        from: Vec::new(),
+        methods: Vec::new(),
+        paths: Vec::new(),
+    };
+    Authorization {
+        mode: AuthorizationMode::Audit,
+        rules: vec![rule("some", false), rule("not", true), everyone],
+        intermediaries: vec![CallerMatch::new("fairmesh/proxy/*").unwrap()],
+    }
+}
+
+fn full_workload() -> WorkloadEntry {
+    let full = ProgramSelector {
+        uid: Some(1001),
+        gid: Some(1002),
+        executable: Some("/usr/bin/cart".into()),
+        cgroup: Some("/system.slice/cart.service".into()),
+        network_namespace: Some("blue".into()),
+    };
+    let user = ProgramSelector { uid: Some(0), ..ProgramSelector::default() };
+    WorkloadEntry { agents: vec![Label::new("web-1").unwrap()], programs: vec![full, user] }
+}
+
 #[test]
 fn every_plan_survives_its_document() {
     let service = Service {
@@ -248,6 +284,8 @@ fn every_plan_survives_its_document() {
             ShardMap { interval: KeyRange { first: ShardKey(500), ..KeyRange::ALL }, ..full_map() },
         ),
         Resource::Endpoints(cart(), vec![full_endpoint()]),
+        Resource::Workload(cart(), full_workload()),
+        Resource::Authorization(DefaultAuthorization::Deny),
     ];
     for resource in resources {
         assert_eq!(Document::from(&resource).validate(), Ok(resource));

@@ -18,6 +18,16 @@ pub(crate) fn register(registry: &mut Registry, admission: &Admission) {
     );
     let counters = [
         ("inbound_requests_rejected", "Requests rejected by the concurrency limit", admission.refused),
+        (
+            "inbound_requests_unauthorized",
+            "Requests refused by the policy of the service",
+            admission.unauthorized,
+        ),
+        (
+            "inbound_requests_audited",
+            "Requests that the policy of the service would refuse, but for its mode audit",
+            admission.audited,
+        ),
         ("inbound_deadline_exceeded", "Requests cancelled because their deadline had passed", admission.late),
     ];
     for (name, help, value) in counters {

@@ -86,7 +86,7 @@ fn members(table: Option<&UsableTable<'_>>, tiers: &[Positions], home: &Region) 
 }
 
 /// The policy without its routes, which are compiled: in services with few endpoints, routes take most of the memory.
-/// And without shares of regions, which arrive as tables.
+/// And without shares of regions, which arrive as tables, and the authorization, by which servers decide.
 fn without_routes(policy: &Policy) -> Policy {
     let Policy {
         routes: _,
@@ -99,6 +99,7 @@ fn without_routes(policy: &Policy) -> Policy {
         health_check,
         lookaside,
         traffic,
+        authorization: _,
     } = policy;
     Policy {
         routes: Vec::new(),
@@ -120,6 +121,7 @@ fn without_routes(policy: &Policy) -> Policy {
                 load: traffic.load.clone(),
             })
         }),
+        authorization: None,
     }
 }
 

@@ -20,6 +20,10 @@ pub(crate) enum Refusal {
     Overloaded,
     /// The caller's deadline has passed.
     Late,
+    /// The policy of the service does not allow the call.
+    Unauthorized,
+    /// Who may call is not known yet.
+    Unready,
 }
 
 /// Counts of these.
@@ -32,7 +36,7 @@ pub(crate) struct Refusals {
 impl Refusals {
     pub(crate) fn count(&self, refusal: Refusal) {
         match refusal {
-            Refusal::WrongShard(_) => {}
+            Refusal::WrongShard(_) | Refusal::Unauthorized | Refusal::Unready => {}
             Refusal::Overloaded => drop(self.overloaded.fetch_add(1, Relaxed)),
             Refusal::Late => drop(self.late.fetch_add(1, Relaxed)),
         }
@@ -65,6 +69,16 @@ impl Refusal {
                 "this server has reached its concurrency limit; the call was not started, and may be sent to another \
                  server",
             ),
+            Self::Unauthorized => (
+                StatusCode::FORBIDDEN,
+                Code::PermissionDenied,
+                "the policy of this service does not allow this caller this call; `fairmesh explain SERVICE --as CALLER` says why",
+            ),
+            Self::Unready => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                Code::Unavailable,
+                "this server does not know yet who may call it; the call was not started, and may be sent to another server",
+            ),
             Self::Late => (
                 StatusCode::GATEWAY_TIMEOUT,
                 Code::DeadlineExceeded,
@@ -87,7 +101,8 @@ impl Refusal {
     fn mark(self, headers: &mut HeaderMap, name: Option<&HeaderValue>) {
         match self {
             Self::WrongShard(version) => headers.insert(WRONG_SHARD, HeaderValue::from(version)),
-            Self::Overloaded => {
+            Self::Unauthorized => None,
+            Self::Overloaded | Self::Unready => {
                 name.and_then(|name| headers.insert(OVERLOADED_SERVER, name.clone()));
                 headers.insert(FAULT, HeaderValue::from_static(OVERLOADED))
             }

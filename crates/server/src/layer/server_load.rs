@@ -49,6 +49,10 @@ pub struct Admission {
     pub refused: u64,
     /// Calls cancelled at the caller's deadline; total.
     pub late: u64,
+    /// Calls that the policy did not allow and that were refused; total.
+    pub unauthorized: u64,
+    /// Calls that the policy did not allow, and that were made since its mode is audit; total.
+    pub audited: u64,
 }
 
 /// The load in a response.

@@ -51,6 +51,9 @@ pub enum RegistryError {
         /// The agent.
         agent: Address,
     },
+    /// The server accepts mutual TLS only, and has no certificate yet.
+    #[error("this server has no certificate yet, and is registered once it has: {0}")]
+    NoCertificate(String),
     /// Neither the program nor an agent knows its location.
     #[error(
         "no region is known for this program; set FAIRMESH_REGION, give `fairmesh register` one with --region, or \
@@ -138,6 +141,9 @@ impl RegistryClient {
             && request.is_member().await == Some(true)
         {
             return Err(RegistryError::Plaintext { agent: request.agent.clone() });
+        }
+        if let Some(problem) = self.transport.lacks_certificate() {
+            return Err(RegistryError::NoCertificate(problem));
         }
         if let Some(endpoint) = &mut registration.endpoint {
             endpoint.labels.insert(Endpoint::INCARNATION.into(), self.incarnation.to_string());

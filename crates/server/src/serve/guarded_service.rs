@@ -9,16 +9,19 @@ use http::{Method, Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
-/// A service whose requests mark their connection as active for the acceptor.
+use crate::Caller;
+
+/// A service whose requests mark their connection as active for the acceptor, and say who calls.
 #[derive(Clone, Debug)]
 pub(crate) struct GuardedService<S> {
     inner: S,
     connection: Option<Arc<Connection>>,
+    caller: Option<Caller>,
 }
 
 impl<S> GuardedService<S> {
-    pub(crate) const fn new(inner: S, connection: Option<Arc<Connection>>) -> Self {
-        Self { inner, connection }
+    pub(crate) const fn new(inner: S, connection: Option<Arc<Connection>>, caller: Option<Caller>) -> Self {
+        Self { inner, connection, caller }
     }
 }
 
@@ -35,9 +38,12 @@ where
         self.inner.poll_ready(cx)
     }
 
-    fn call(&mut self, request: Request<A>) -> Self::Future {
+    fn call(&mut self, mut request: Request<A>) -> Self::Future {
         if let Some(connection) = self.connection.as_ref().filter(|_| request.method() == Method::CONNECT) {
             connection.exempt();
+        }
+        if let Some(caller) = &self.caller {
+            request.extensions_mut().insert(caller.clone());
         }
         let guard = self.connection.as_ref().map(RequestGuard::new);
         GuardedCall::new(self.inner.call(request), guard)

@@ -15,11 +15,12 @@ use tokio::{
 };
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
-use crate::Server;
+use crate::{Caller, ConnectInfo, Server, identity_of};
 
 /// The connections of a listener of `server`, for tonic's `serve_with_incoming` and the like: a connection
 /// that does not send the HTTP/2 preface within 10 s is closed, and a failing accept, as when file descriptors run out,
-/// is logged and retried after a pause (`docs/limits.md`).
+/// is logged and retried after a pause (`docs/limits.md`). The server needs the [layer](Server::layer), which decides who may
+/// call, and gives requests their addresses and their [`Caller`].
 ///
 /// After the preface, the connection is managed by its server, whose keep-alive
 /// (`Server::builder().http2_keepalive_interval`) detects vanished peers.
@@ -75,11 +76,13 @@ impl Incoming {
 pub struct IncomingStream(GuardedStream<Stream>);
 
 impl Connected for IncomingStream {
-    type ConnectInfo = TcpConnectInfo;
+    type ConnectInfo = ConnectInfo;
 
-    fn connect_info(&self) -> TcpConnectInfo {
+    fn connect_info(&self) -> ConnectInfo {
         let socket = self.0.get_ref().tcp();
-        socket.map_or(TcpConnectInfo { local_addr: None, remote_addr: None }, Connected::connect_info)
+        let tcp =
+            socket.map_or(TcpConnectInfo { local_addr: None, remote_addr: None }, Connected::connect_info);
+        ConnectInfo { tcp, caller: Caller::of(&identity_of(&self.0)) }
     }
 }
 

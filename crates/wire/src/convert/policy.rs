@@ -1,12 +1,14 @@
 use std::time::Duration;
 
 use fairmesh_model::{
-    Backend, HealthCheck, Invalid, Locality, Policy, Retries, Route, ServiceName, Traffic, within_bounds,
+    Authorization, Backend, HealthCheck, Invalid, Locality, Policy, Retries, Route, ServiceName, Traffic,
+    within_bounds,
 };
 
 use crate::v1;
 
 mod actions;
+mod authorization;
 mod balancing;
 mod matches;
 pub(super) mod rings;
@@ -39,6 +41,7 @@ impl From<Policy> for v1::Policy {
             health_check: policy.health_check.map(Into::into),
             lookaside: policy.lookaside.unwrap_or_default(),
             traffic: policy.traffic.map(|traffic| (*traffic).into()),
+            authorization: policy.authorization.map(|authorization| (*authorization).into()),
         }
     }
 }
@@ -79,6 +82,11 @@ impl TryFrom<v1::Policy> for Policy {
                 .map(|traffic| Traffic::try_from(traffic).map(Box::new))
                 .transpose()
                 .map_err(|e| e.within("traffic"))?,
+            authorization: message
+                .authorization
+                .map(|authorization| Authorization::try_from(authorization).map(Box::new))
+                .transpose()
+                .map_err(|e| e.within("authorization"))?,
         };
         policy.validate()?;
         Ok(policy)

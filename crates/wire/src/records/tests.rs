@@ -228,7 +228,7 @@ fn policy() -> impl Strategy<Value = Policy> {
     let balancing = (any::<u32>(), balancing());
     let key = collection::vec(key_source(), 0..3);
     let lookaside = option::of("[a-z]{1,8}:[1-9][0-9]{1,3}");
-    let rest = (option::of(health_check()), lookaside, option::of(traffic()));
+    let rest = (option::of(health_check()), lookaside, option::of(traffic()), option::of(authorization()));
     (routes, locality, balancing, timeouts(), (retries, option::of(limit()), key), rest).prop_map(
         |(
             routes,
@@ -236,7 +236,7 @@ fn policy() -> impl Strategy<Value = Policy> {
             (subset, balancing),
             timeouts,
             (retries, limit, key),
-            (health_check, lookaside, traffic),
+            (health_check, lookaside, traffic, authorization),
         )| {
             Policy {
                 routes,
@@ -249,7 +249,32 @@ fn policy() -> impl Strategy<Value = Policy> {
                 health_check,
                 lookaside,
                 traffic: traffic.map(Box::new),
+                authorization: authorization.map(Box::new),
             }
+        },
+    )
+}
+
+fn authorization() -> impl Strategy<Value = Authorization> {
+    let modes = select(vec![AuthorizationMode::Enforce, AuthorizationMode::Audit]);
+    let callers = || {
+        let caller = prop_oneof![Just("*".to_owned()), "[a-z]{1,5}/[a-z]{1,5}", "[a-z]{1,5}/[a-z]{0,5}[*]"];
+        collection::vec(caller.prop_map(|text| CallerMatch::new(text).unwrap()), 0..3)
+    };
+    let path = (any::<bool>(), "(/[a-z]{1,4}){1,3}")
+        .prop_map(|(exact, text)| if exact { PathMatch::Exact(text) } else { PathMatch::Prefix(text) });
+    let rest = (collection::vec("[A-Z]{1,6}", 0..3), collection::vec(path, 0..3));
+    let rule = (any::<bool>(), callers(), rest);
+    (modes, collection::btree_map(name::<Label>(), rule, 0..4), callers()).prop_map(
+        |(mode, rules, intermediaries)| {
+            let rule = |(name, (denies, from, (methods, paths)))| AuthorizationRule {
+                name,
+                denies,
+                from,
+                methods,
+                paths,
+            };
+            Authorization { mode, rules: rules.into_iter().map(rule).collect(), intermediaries }
         },
     )
 }
@@ -433,6 +458,20 @@ fn joined_agent() -> impl Strategy<Value = JoinedAgent> {
         .prop_map(|(tenants, joined)| JoinedAgent { tenants, joined })
 }
 
+fn workload() -> impl Strategy<Value = WorkloadEntry> {
+    let path = || option::of("(/[a-z]{1,8}){1,4}");
+    let selector = (any::<u32>(), option::of(any::<u32>()), path(), path(), option::of("[a-z]{1,8}"));
+    let selector = selector.prop_map(|(uid, gid, executable, cgroup, network_namespace)| ProgramSelector {
+        uid: Some(uid),
+        gid,
+        executable,
+        cgroup,
+        network_namespace,
+    });
+    (collection::vec(name(), 0..3), collection::vec(selector, 1..4))
+        .prop_map(|(agents, programs)| WorkloadEntry { agents, programs })
+}
+
 /// Any record, at one of its valid keys.
 fn entry() -> impl Strategy<Value = (RecordKey, Record)> {
     let endpoint = (service_name(), endpoint()).prop_map(|(name, endpoint)| {
@@ -466,6 +505,10 @@ fn entry() -> impl Strategy<Value = (RecordKey, Record)> {
         trust_bundle().prop_map(|bundle| (RecordKey::TrustBundle, Record::TrustBundle(bundle))),
         (name(), joined_agent())
             .prop_map(|(name, agent)| (RecordKey::JoinedAgent(name), Record::JoinedAgent(agent))),
+        select(vec![DefaultAuthorization::Allow, DefaultAuthorization::Audit, DefaultAuthorization::Deny])
+            .prop_map(|default| (RecordKey::DefaultAuthorization, Record::DefaultAuthorization(default))),
+        (service_name(), workload())
+            .prop_map(|(name, entry)| (RecordKey::Workload(name), Record::Workload(entry))),
     ]
 }
 
@@ -492,6 +535,8 @@ fn keys() -> Vec<RecordKey> {
         RecordKey::Hosts,
         RecordKey::TrustBundle,
         RecordKey::JoinedAgent(Label::new("web-1").unwrap()),
+        RecordKey::Workload(cart()),
+        RecordKey::DefaultAuthorization,
     ]
 }
 

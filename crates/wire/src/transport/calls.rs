@@ -54,8 +54,11 @@ where
         let peer = request.extensions_mut().remove::<Option<Peer>>().flatten();
         let (request, guard) = match peer {
             None => (request, None),
-            Some(Peer { identity, connection, is_joining }) => {
+            Some(Peer { identity, program, connection, is_joining }) => {
                 request.extensions_mut().insert(identity);
+                if let Some(program) = program {
+                    request.extensions_mut().insert(program);
+                }
                 if is_joining {
                     request.extensions_mut().insert(Joining);
                 }

@@ -45,6 +45,15 @@ pub trait TlsIdentity: fmt::Debug + Send + Sync {
         self.is_ready()
     }
 
+    /// Why there is no certificate yet, if that is known.
+    fn problem(&self) -> Option<String> {
+        None
+    }
+
+    /// Has connections with processes of the mesh secured from now on, before there is a certificate too: until then, none
+    /// is opened or accepted over TCP.
+    fn require(&self) {}
+
     /// The handshake of a client, with a peer that must prove to be the given one.
     fn connect(&self, peer: ExpectedPeer<'_>, stream: TcpStream) -> Handshake;
 

@@ -46,6 +46,7 @@ pub struct Listener {
     acceptor: Acceptor,
     transport: Transport,
     with_joining: bool,
+    attests: bool,
 }
 
 #[derive(Debug)]
@@ -72,7 +73,7 @@ impl Listener {
             }
         };
         let acceptor = Acceptor::new("calls", Limits::calls(), Memory::default());
-        Ok(Self { inner, acceptor, transport, with_joining: false })
+        Ok(Self { inner, acceptor, transport, with_joining: false, attests: false })
     }
 
     /// Shares the limits of `acceptor` with other listeners of the process, instead of its own.
@@ -86,6 +87,12 @@ impl Listener {
     #[must_use]
     pub fn with_joining(self) -> Self {
         Self { with_joining: true, ..self }
+    }
+
+    /// Asks the kernel about each program that connects over a Unix socket, for [`program_of`](super::program_of).
+    #[must_use]
+    pub fn attesting(self) -> Self {
+        Self { attests: true, ..self }
     }
 
     /// The address, with the port that the system assigned for port 0.
@@ -106,6 +113,7 @@ impl Listener {
             stream: self.acceptor.accept(accept).await,
             transport: self.transport.clone(),
             with_joining: self.with_joining,
+            attests: self.attests,
         }
     }
 }
@@ -116,6 +124,7 @@ pub struct Accepted {
     stream: GuardedStream<Stream>,
     transport: Transport,
     with_joining: bool,
+    attests: bool,
 }
 
 impl Accepted {
@@ -124,11 +133,12 @@ impl Accepted {
     /// # Errors
     /// When the handshake fails, or a limit of the listener closed the connection.
     pub async fn handshake(self) -> io::Result<Socket> {
-        let Self { stream, transport, with_joining } = self;
+        let Self { stream, transport, with_joining, attests } = self;
         if let Some(socket) = stream.get_ref().tcp() {
             configure(socket)?;
         }
-        Socket::new(transport.accept_mesh(stream, with_joining).await?)
+        let socket = Socket::new(transport.accept_mesh(stream, with_joining).await?)?;
+        if attests { socket.attest() } else { Ok(socket) }
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_listen::{Connection, ConnectionSlot, GuardedStream, forward_async_write};
-use fairmesh_model::Identity;
+use fairmesh_model::{Identity, ProgramFacts};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, ReadBuf},
     net::UnixStream,
@@ -17,7 +17,7 @@ use tokio::{
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::Connected;
 
-use super::Stream;
+use super::{Stream, peer_program};
 
 /// Timeout of the first bytes, which distinguish watches from calls. Clients of both send them at once.
 const PREAMBLE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -27,6 +27,7 @@ const PREAMBLE_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Socket {
     stream: GuardedStream<Stream>,
     identity: Identity,
+    program: Option<Arc<ProgramFacts>>,
     /// Bytes that were read to classify the connection and have to be delivered to its reader.
     peeked: Bytes,
     /// Fails reads once it fires; set if the connection may have to be aborted.
@@ -38,6 +39,8 @@ pub struct Socket {
 pub struct Peer {
     /// The identity of the peer.
     pub identity: Identity,
+    /// What the kernel says of it, if the listener asks.
+    pub program: Option<Arc<ProgramFacts>>,
     /// The connection.
     pub connection: Arc<Connection>,
     /// Whether it has shown no certificate on a connection that is secured: it may only join.
@@ -55,7 +58,18 @@ impl Socket {
             Stream::Tls(stream) => stream.peer(),
             Stream::Tcp(_) => Identity::Anonymous,
         };
-        Ok(Self { stream, identity, peeked: Bytes::new(), abort: None })
+        Ok(Self { stream, identity, program: None, peeked: Bytes::new(), abort: None })
+    }
+
+    /// Reads what the kernel says of the peer of a Unix socket.
+    ///
+    /// # Errors
+    /// When the system does not report the user of the peer.
+    pub(super) fn attest(mut self) -> io::Result<Self> {
+        if let Stream::Unix(stream) = self.stream.get_ref() {
+            self.program = Some(Arc::new(peer_program::facts(stream)?));
+        }
+        Ok(self)
     }
 
     /// Aborts the connection and all that is in flight on it once `abort` fires.
@@ -123,7 +137,12 @@ impl Connected for Socket {
 
     fn connect_info(&self) -> Option<Peer> {
         let connection = Arc::clone(self.connection()?);
-        Some(Peer { identity: self.identity.clone(), connection, is_joining: self.is_joining() })
+        Some(Peer {
+            identity: self.identity.clone(),
+            program: self.program.clone(),
+            connection,
+            is_joining: self.is_joining(),
+        })
     }
 }
 

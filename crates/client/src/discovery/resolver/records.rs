@@ -289,7 +289,9 @@ impl ServiceRecords {
             | Record::RegionDrain(_)
             | Record::Hosts(_)
             | Record::TrustBundle(_)
-            | Record::JoinedAgent(_) => {}
+            | Record::JoinedAgent(_)
+            | Record::Workload(_)
+            | Record::DefaultAuthorization(_) => {}
         }
         Ok(())
     }

@@ -41,6 +41,10 @@ struct ServeArgs {
     /// The agent to follow [default: FAIRMESH_AGENT, else the agent's default socket].
     #[arg(long, value_name = "ADDRESS")]
     agent: Option<Address>,
+    /// Accept and open connections over TCP only with an identity, from the start on: for a mesh with a trust domain.
+    /// Without it, a process that starts before its agent responds uses plaintext until it learns of the trust domain.
+    #[arg(long)]
+    require_identity: bool,
     /// A control plane to follow, where there is no agent.
     #[arg(long, value_name = "ADDRESS", conflicts_with = "agent")]
     control: Option<Address>,
@@ -85,6 +89,9 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
     let name = Label::new("lookaside").map_err(|error| Failure::refused(error, "report this"))?;
     let path = SpiffePath::Mesh(MeshRole::Proxy, name);
     let transport = connect::transport_of_agent(agent, Some(path), "lookaside").await;
+    if args.require_identity {
+        connect::require_identity(&transport)?;
+    }
     let config = LookasideConfig {
         transport: transport.clone(),
         listen: args.listen,

@@ -56,8 +56,9 @@ pub(crate) async fn run(args: DiffArgs) -> Result<ExitCode, Failure> {
             Resource::Service(name, _)
             | Resource::Policy(name, _)
             | Resource::ShardMap(name, _)
+            | Resource::Workload(name, _)
             | Resource::Endpoints(name, _) => Some(name.clone()),
-            Resource::Topology(..) | Resource::Hosts(_) => None,
+            Resource::Topology(..) | Resource::Hosts(_) | Resource::Authorization(_) => None,
         };
         let view = match scope {
             Some(name) => View::read(&connection, &Scope::Service(name), EVERY_KIND).await?,
@@ -75,6 +76,9 @@ fn stored(resource: &Resource, view: &View) -> Option<Resource> {
     match resource {
         Resource::Service(name, _) => Some(Resource::Service(name.clone(), of(name)?.service.clone()?.value)),
         Resource::Policy(name, _) => Some(Resource::Policy(name.clone(), of(name)?.policy.clone()?.value)),
+        Resource::Workload(name, _) => {
+            Some(Resource::Workload(name.clone(), of(name)?.workload.clone()?.value))
+        }
         Resource::ShardMap(name, wanted) => {
             Some(Resource::ShardMap(name.clone(), ordered_as(of(name)?.shards.as_ref()?, wanted)))
         }
@@ -84,6 +88,7 @@ fn stored(resource: &Resource, view: &View) -> Option<Resource> {
         }
         Resource::Hosts(_) if view.hosts.value.is_empty() => None,
         Resource::Hosts(_) => Some(Resource::Hosts(view.hosts.value.clone())),
+        Resource::Authorization(_) => view.authorization.map(Resource::Authorization),
         Resource::Endpoints(..) => None,
     }
 }

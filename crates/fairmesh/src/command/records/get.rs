@@ -9,6 +9,7 @@ mod services;
 mod shards;
 mod tables;
 mod wait;
+mod workloads;
 
 use std::{collections::BTreeSet, process::ExitCode, time::Duration};
 
@@ -92,6 +93,9 @@ pub(crate) enum Kind {
     /// Watchers of the endpoints of services, and the revision that each has applied.
     #[value(alias = "watcher")]
     Watchers,
+    /// Which programs may have the identity of a service.
+    #[value(alias = "workload")]
+    Workloads,
 }
 
 impl Kind {
@@ -106,6 +110,7 @@ impl Kind {
             Self::Shards => &["shards"],
             Self::Moves => &["moves"],
             Self::Tables => &["policies", "tables"],
+            Self::Workloads => &["workloads"],
         }
     }
 }
@@ -163,6 +168,7 @@ async fn listing(connection: &Connection, args: &GetArgs, view: &View) -> Result
         Kind::Moves => fleet::moves(connection, view).await?,
         Kind::Tables => tables::tables(view),
         Kind::Watchers => fleet::watchers(connection, view).await?,
+        Kind::Workloads => workloads::workloads(view),
     })
 }
 
@@ -173,6 +179,9 @@ fn why_empty(kind: Kind, name: &ServiceName, one: &ServiceView) -> Option<String
             "{name} has no policy of its own and runs on the defaults; 'fairmesh describe service {name}' lists them"
         )),
         Kind::Tables => tables::why_empty(name, one),
+        Kind::Workloads => {
+            Some(format!("only programs of the agents' users may be {name}, on every machine"))
+        }
         Kind::Health if one.effective_policy().health_check.is_none() => {
             Some(format!("{name} is not checked; add a healthCheck to its policy"))
         }

@@ -34,6 +34,9 @@ pub(super) enum Kind {
     /// The routing policy of the service.
     #[value(alias = "policies")]
     Policy,
+    /// The programs that may have the identity of the service.
+    #[value(alias = "workloads")]
+    Workload,
 }
 
 impl HistoryKey {
@@ -52,6 +55,7 @@ impl HistoryKey {
         match self.kind {
             Kind::Service => "services".into(),
             Kind::Policy => "policies".into(),
+            Kind::Workload => "workloads".into(),
         }
     }
 
@@ -59,10 +63,11 @@ impl HistoryKey {
         match self.kind {
             Kind::Service => RecordKey::Service(self.service.clone()),
             Kind::Policy => RecordKey::Policy(self.service.clone()),
+            Kind::Workload => RecordKey::Workload(self.service.clone()),
         }
     }
 
-    /// Decodes the declaration in a value of this record; `None` if the record is a policy.
+    /// Decodes the declaration in a value of this record; `None` if the record is of another kind.
     pub(super) fn declaration(&self, value: &[u8]) -> Result<Option<Service>, Failure> {
         Ok(match records::decode(&self.key(), value)? {
             Record::Service(service) => Some(service),
@@ -75,6 +80,7 @@ impl HistoryKey {
         Ok(match records::decode(&self.key(), value)? {
             Record::Service(service) => Some(Document::from(&Resource::Service(name, service))),
             Record::Policy(policy) => Some(Document::from(&Resource::Policy(name, policy))),
+            Record::Workload(entry) => Some(Document::from(&Resource::Workload(name, entry))),
             Record::Endpoint(_)
             | Record::Verdict(_)
             | Record::Move(_)
@@ -85,7 +91,8 @@ impl HistoryKey {
             | Record::MeasuredDistances(_)
             | Record::Hosts(_)
             | Record::TrustBundle(_)
-            | Record::JoinedAgent(_) => None,
+            | Record::JoinedAgent(_)
+            | Record::DefaultAuthorization(_) => None,
         })
     }
 }
@@ -97,7 +104,7 @@ pub(super) async fn changes(connection: &Connection, of: &HistoryKey) -> Result<
         Ok(answer) => Ok(answer.into_inner().changes),
         Err(status) if status.code() == Code::NotFound => {
             let more = match of.kind {
-                Kind::Service => "",
+                Kind::Service | Kind::Workload => "",
                 Kind::Policy => "; a service without one has the defaults",
             };
             let hint = format!("check the name with 'fairmesh get {}'{more}", of.kind());

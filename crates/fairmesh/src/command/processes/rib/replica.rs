@@ -38,6 +38,10 @@ pub(crate) struct ReplicaArgs {
     /// control plane or replica [default: FAIRMESH_AGENT, else the agent's default socket].
     #[arg(long, value_name = "ADDRESS")]
     agent: Option<Address>,
+    /// Accept and open connections over TCP only with an identity, from the start on: for a mesh with a trust domain.
+    /// Without it, a process that starts before its agent responds uses plaintext until it learns of the trust domain.
+    #[arg(long)]
+    require_identity: bool,
     /// The region of this replica, for 'fairmesh rib status'.
     #[arg(long, env = "FAIRMESH_REGION")]
     region: Option<Region>,
@@ -56,8 +60,12 @@ pub(crate) struct ReplicaArgs {
 pub(super) async fn run(args: ReplicaArgs) -> Result<ExitCode, Failure> {
     args.logging.start()?;
     let name = args.name.unwrap_or_else(host_name);
+    let transport = mesh_transport(args.agent.unwrap_or_else(connect::agent), &name).await?;
+    if args.require_identity {
+        connect::require_identity(&transport)?;
+    }
     let config = ReplicaConfig {
-        transport: mesh_transport(args.agent.unwrap_or_else(connect::agent), &name).await?,
+        transport,
         upstreams: args.upstream,
         advertise: match args.advertise.is_empty() {
             true => args.listen.iter().map(reachable).collect(),

@@ -18,7 +18,7 @@ impl Change {
     }
 }
 
-/// The records of resources: topology first, so that references to regions resolve, then services and policies. Shard maps
+/// The records of resources: topology first, so that references to regions resolve, then services, policies and workloads. Shard maps
 /// and endpoints are not written by the admin API.
 pub(super) fn of(resources: &[Resource]) -> Vec<Change> {
     let mut changes: Vec<(u8, Change)> = Vec::new();
@@ -32,6 +32,10 @@ pub(super) fn of(resources: &[Resource]) -> Vec<Change> {
                     Change::new("Topology", "round trips".into(), &RecordKey::RoundTrips, &round_trips);
                 changes.push((0, change));
             }
+            Resource::Authorization(default) => {
+                let (key, record) = (RecordKey::DefaultAuthorization, Record::DefaultAuthorization(*default));
+                changes.push((2, Change::new("Authorization", "authorization".into(), &key, &record)));
+            }
             Resource::Hosts(hosts) => {
                 let hosts = Record::Hosts(hosts.clone());
                 changes.push((0, Change::new("Hosts", "hosts".into(), &RecordKey::Hosts, &hosts)));
@@ -43,6 +47,11 @@ pub(super) fn of(resources: &[Resource]) -> Vec<Change> {
             Resource::Policy(name, policy) => {
                 let key = RecordKey::Policy(name.clone());
                 changes.push((2, Change::new("Policy", name.to_string(), &key, &policy.clone().into())));
+            }
+            Resource::Workload(name, entry) => {
+                let key = RecordKey::Workload(name.clone());
+                let record = Record::Workload(entry.clone());
+                changes.push((2, Change::new("Workload", name.to_string(), &key, &record)));
             }
             Resource::ShardMap(..) | Resource::Endpoints(..) => {}
         }

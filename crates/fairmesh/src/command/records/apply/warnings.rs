@@ -95,9 +95,12 @@ fn mentioned(resource: &Resource) -> Vec<(ServiceName, String)> {
             std::iter::once((of.clone(), format!("the policy of {of}"))).chain(targets).collect()
         }
         Resource::ShardMap(of, _) => vec![(of.clone(), format!("the shard map of {of}"))],
-        Resource::Service(..) | Resource::Topology(..) | Resource::Hosts(_) | Resource::Endpoints(..) => {
-            Vec::new()
-        }
+        Resource::Service(..)
+        | Resource::Topology(..)
+        | Resource::Hosts(_)
+        | Resource::Endpoints(..)
+        | Resource::Workload(..)
+        | Resource::Authorization(_) => Vec::new(),
     }
 }
 

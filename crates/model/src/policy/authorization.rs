@@ -1,0 +1,218 @@
+//! Which callers may use a service.
+
+use crate::{Invalid, Label, PathMatch, SpiffeId, SpiffePath, route::is_token};
+
+/// Upper bound of the rules of a policy.
+const MAX_RULES: usize = 200;
+/// Upper bound of the callers, methods or paths of a rule, and of intermediaries.
+const MAX_CONDITIONS: usize = 256;
+/// Upper bound of a text in a rule, in bytes.
+const MAX_TEXT: usize = 1024;
+/// The scheme of whole ids.
+const SCHEME: &str = "spiffe://";
+
+/// Which callers may use a service, decided where its connections end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Authorization {
+    /// What becomes of calls that are not allowed.
+    pub mode: AuthorizationMode,
+    /// A call that a `deny` rule matches is refused; else one `allow` rule has to match it. With `deny` rules only, other calls
+    /// are as those of services without rules; without any rule, no call is allowed.
+    pub rules: Vec<AuthorizationRule>,
+    /// Callers whose header `x-fairmesh-caller` names the caller that they call for.
+    pub intermediaries: Vec<CallerMatch>,
+}
+
+/// What becomes of calls that are not allowed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AuthorizationMode {
+    /// They are refused.
+    #[default]
+    Enforce,
+    /// They are counted and logged.
+    Audit,
+}
+
+/// What applies to services without rules.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DefaultAuthorization {
+    /// All calls are allowed.
+    #[default]
+    Allow,
+    /// All calls are allowed, counted and logged.
+    Audit,
+    /// No call is allowed.
+    Deny,
+}
+
+/// Conditions on calls, all of which have to hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AuthorizationRule {
+    /// Its name, unique within the policy.
+    pub name: Label,
+    /// Whether calls that match are refused, instead of allowed.
+    pub denies: bool,
+    /// Any of these callers; empty: all, those without an identity too.
+    pub from: Vec<CallerMatch>,
+    /// Any of these methods, upper case; empty: all.
+    pub methods: Vec<String>,
+    /// Any of these paths, exact or by prefix; empty: all.
+    pub paths: Vec<PathMatch>,
+}
+
+/// A caller, as its certificate proves it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallerId {
+    id: SpiffeId,
+    /// As displayed.
+    text: Box<str>,
+    /// The start of the path in the text.
+    path_at: usize,
+}
+
+impl CallerId {
+    /// A verified id.
+    pub fn new(id: SpiffeId) -> Self {
+        let text = id.to_string().into_boxed_str();
+        let path_at = SCHEME.len() + id.domain.as_str().len() + 1;
+        Self { id, text, path_at }
+    }
+
+    /// The id.
+    pub const fn id(&self) -> &SpiffeId {
+        &self.id
+    }
+
+    /// The id as displayed.
+    pub const fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// The id without scheme and trust domain, such as `shop/cart`.
+    pub fn path(&self) -> &str {
+        &self.text[self.path_at..]
+    }
+}
+
+/// Callers: `shop/cart`, `shop/*`, `fairmesh/agent/*`, `spiffe://prod/shop/cart`, or `*`, all with an identity.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallerMatch(String);
+
+impl CallerMatch {
+    /// Parses an id, or the beginning of some followed by `*`.
+    pub fn new(text: impl Into<String>) -> Result<Self, Invalid> {
+        let text = text.into();
+        let known = match text.strip_suffix('*') {
+            Some("") => true,
+            Some(start) => {
+                let path = match start.strip_prefix(SCHEME) {
+                    Some(rest) => rest.split_once('/').map(|(_, path)| path),
+                    None => Some(start),
+                };
+                // The tenant is whole, so that no other begins alike.
+                path.is_some_and(|path| path.contains('/') || start.starts_with(SCHEME))
+                    && !start.contains('*')
+                    && start.is_ascii()
+            }
+            None if text.starts_with(SCHEME) => text.parse::<SpiffeId>().is_ok(),
+            None => text.parse::<SpiffePath>().is_ok(),
+        };
+        if known && text.len() <= MAX_TEXT {
+            return Ok(Self(text));
+        }
+        let hint = "write TENANT/SERVICE, a SPIFFE id, the beginning of some with '*' at its end, such as shop/*, or *";
+        Err(Invalid::new("", format!("'{text}' is no caller"), hint))
+    }
+
+    /// The text as written.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether a caller is one of these.
+    pub fn matches(&self, caller: &CallerId) -> bool {
+        let subject = if self.0.starts_with(SCHEME) { caller.as_str() } else { caller.path() };
+        match self.0.strip_suffix('*') {
+            Some(start) => subject.starts_with(start),
+            None => subject == self.0,
+        }
+    }
+}
+
+impl Authorization {
+    /// Checks bounds, names and conditions.
+    pub(crate) fn validate(&self) -> Result<(), Invalid> {
+        at_most("rules", self.rules.len(), MAX_RULES)?;
+        at_most("intermediaries", self.intermediaries.len(), MAX_CONDITIONS)?;
+        let mut names = std::collections::BTreeSet::new();
+        for (i, rule) in self.rules.iter().enumerate() {
+            let at = |e: Invalid| e.within(format!("rules[{i}]"));
+            rule.validate().map_err(at)?;
+            if !names.insert(&rule.name) {
+                let problem = format!("'{}' is used twice", rule.name);
+                return Err(at(Invalid::new("name", problem, "give every rule its own name")));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl AuthorizationRule {
+    fn validate(&self) -> Result<(), Invalid> {
+        at_most("from", self.from.len(), MAX_CONDITIONS)?;
+        at_most("methods", self.methods.len(), MAX_CONDITIONS)?;
+        at_most("paths", self.paths.len(), MAX_CONDITIONS)?;
+        for (i, method) in self.methods.iter().enumerate() {
+            if !is_token(method) || method.bytes().any(|byte| byte.is_ascii_lowercase()) {
+                let problem = format!("'{method}' is not a method");
+                return Err(Invalid::new(format!("methods[{i}]"), problem, "write it in upper case, as GET"));
+            }
+        }
+        for (i, path) in self.paths.iter().enumerate() {
+            let (PathMatch::Exact(text) | PathMatch::Prefix(text)) = path else {
+                let hint = "write exact or prefix: what a rule allows has to be plain";
+                return Err(Invalid::new(format!("paths[{i}]"), "is a template or an expression", hint));
+            };
+            if text.len() > MAX_TEXT {
+                let problem = format!("has {} bytes", text.len());
+                return Err(Invalid::new(format!("paths[{i}]"), problem, format!("give at most {MAX_TEXT}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn at_most(field: &str, length: usize, most: usize) -> Result<(), Invalid> {
+    match length <= most {
+        true => Ok(()),
+        false => Err(Invalid::new(field, format!("has {length}"), format!("give at most {most}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn callers_match_by_name_by_beginning_and_by_whole_id() {
+        let caller = CallerId::new("spiffe://prod/shop/cart".parse().unwrap());
+        assert_eq!(caller.path(), "shop/cart");
+        for (text, matches) in [
+            ("shop/cart", true),
+            ("shop/*", true),
+            ("shop/ca*", true),
+            ("*", true),
+            ("spiffe://prod/shop/cart", true),
+            ("spiffe://prod/*", true),
+            ("spiffe://other/shop/cart", false),
+            ("shop/car", false),
+            ("shopping/*", false),
+            ("fairmesh/agent/*", false),
+        ] {
+            assert_eq!(CallerMatch::new(text).unwrap().matches(&caller), matches, "{text}");
+        }
+        for wrong in ["", "cart", "sh*", "shop/*/x", "shop/**", "spiffe://prod", "*/cart", "Shop/cart"] {
+            assert!(CallerMatch::new(wrong).is_err(), "{wrong}");
+        }
+    }
+}

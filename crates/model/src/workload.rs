@@ -1,0 +1,247 @@
+//! Which programs of a machine may have the identity of a service: selectors, and what the kernel says of a program.
+
+use std::fmt;
+
+use crate::{Invalid, Label};
+
+/// Upper bound of selectors of a service.
+pub(crate) const MAX_PROGRAMS: usize = 64;
+/// Upper bound of the agents to which the identity of a service is restricted.
+pub(crate) const MAX_AGENTS: usize = 1000;
+/// Upper bound of a path or a name in a selector, in bytes.
+const MAX_TEXT: usize = 1024;
+/// The network namespace of the agent itself, in selectors.
+pub const HOST_NAMESPACE: &str = "host";
+
+/// Where the identity of a service is given out, beside the programs of an agent's own user.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WorkloadEntry {
+    /// The agents that may vouch for the service, of those that may vouch for its tenant; empty: all of them.
+    pub agents: Vec<Label>,
+    /// A program of another user than the agent's needs to match one of these.
+    pub programs: Vec<ProgramSelector>,
+}
+
+/// Conditions on a program, all of which have to hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProgramSelector {
+    /// Its effective user.
+    pub uid: Option<u32>,
+    /// Its effective group.
+    pub gid: Option<u32>,
+    /// The path of its executable.
+    pub executable: Option<String>,
+    /// Its control group (version 2), or one above it, such as `/system.slice/cart.service`.
+    pub cgroup: Option<String>,
+    /// Its network namespace: a name in `/run/netns`, or `host`, that of the agent.
+    pub network_namespace: Option<String>,
+}
+
+/// What the kernel says of a program. What cannot be read is the reason why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramFacts {
+    /// Its effective user.
+    pub uid: u32,
+    /// Its effective group.
+    pub gid: u32,
+    /// The path of its executable.
+    pub executable: Result<String, String>,
+    /// Its control group.
+    pub cgroup: Result<String, String>,
+    /// The name of its network namespace.
+    pub network_namespace: Result<String, String>,
+}
+
+impl WorkloadEntry {
+    /// Whether an agent may vouch for the service.
+    pub fn permits_agent(&self, agent: &Label) -> bool {
+        self.agents.is_empty() || self.agents.contains(agent)
+    }
+
+    /// Whether a program may have the identity.
+    ///
+    /// # Errors
+    /// What the selector that is closest to the program requires and does not find.
+    pub fn check(&self, program: &ProgramFacts) -> Result<(), String> {
+        let mut closest: Option<(usize, Vec<String>)> = None;
+        for (i, selector) in self.programs.iter().enumerate() {
+            let failed = selector.failed_conditions(program);
+            if failed.is_empty() {
+                return Ok(());
+            }
+            if closest.as_ref().is_none_or(|(_, fewest)| failed.len() < fewest.len()) {
+                closest = Some((i, failed));
+            }
+        }
+        Err(match closest {
+            None => "it lists no programs".into(),
+            Some((i, failed)) => format!("programs[{i}] does not match: {}", failed.join(", and ")),
+        })
+    }
+
+    /// Checks bounds and that every selector tells users or units apart.
+    ///
+    /// # Errors
+    /// [`Invalid`] with the field.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        for (field, length, most) in
+            [("agents", self.agents.len(), MAX_AGENTS), ("programs", self.programs.len(), MAX_PROGRAMS)]
+        {
+            if length > most {
+                return Err(Invalid::new(field, format!("has {length}"), format!("give at most {most}")));
+            }
+        }
+        if self.agents.is_empty() && self.programs.is_empty() {
+            let hint = "list the programs that may have this identity, such as programs: [{uid: 1001}]";
+            return Err(Invalid::new("programs", "is empty, and so is agents", hint));
+        }
+        for (i, selector) in self.programs.iter().enumerate() {
+            selector.validate().map_err(|e| e.within(format!("programs[{i}]")))?;
+        }
+        Ok(())
+    }
+}
+
+impl ProgramSelector {
+    fn validate(&self) -> Result<(), Invalid> {
+        if self.uid.is_none() && self.gid.is_none() && self.cgroup.is_none() {
+            // Every user can run an executable, with libraries of its own.
+            let problem = "has neither uid, gid nor cgroup, so that every user could match";
+            return Err(Invalid::new(
+                "",
+                problem,
+                "add uid, such as {uid: 1001}; other conditions narrow it",
+            ));
+        }
+        for (field, path) in [("executable", &self.executable), ("cgroup", &self.cgroup)] {
+            let Some(path) = path else { continue };
+            let plain = path.starts_with('/') && path.len() <= MAX_TEXT && !path.ends_with('/');
+            if !plain || path.split('/').any(|part| part == "..") {
+                let problem = format!("'{path}' is no absolute path");
+                return Err(Invalid::new(field, problem, "write it from /, without a slash at its end"));
+            }
+        }
+        match &self.network_namespace {
+            Some(name) if name.is_empty() || name.len() > MAX_TEXT || name.contains('/') => {
+                let problem = format!("'{name}' is no name of a network namespace");
+                let hint = format!("write a name that 'ip netns' lists, or {HOST_NAMESPACE}");
+                Err(Invalid::new("networkNamespace", problem, hint))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn failed_conditions(&self, program: &ProgramFacts) -> Vec<String> {
+        let same = |wanted: &str, found: &str| wanted == found;
+        let within = |wanted: &str, found: &str| {
+            found.strip_prefix(wanted).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        let texts = [
+            text("executable", self.executable.as_deref(), &program.executable, same),
+            text("cgroup", self.cgroup.as_deref(), &program.cgroup, within),
+            text("networkNamespace", self.network_namespace.as_deref(), &program.network_namespace, same),
+        ];
+        let numbers = [number("uid", self.uid, program.uid), number("gid", self.gid, program.gid)];
+        numbers.into_iter().chain(texts).flatten().collect()
+    }
+}
+
+fn number(field: &str, wanted: Option<u32>, found: u32) -> Option<String> {
+    let wanted = wanted.filter(|wanted| *wanted != found)?;
+    Some(format!("{field} is {found}, not {wanted}"))
+}
+
+fn text(
+    field: &str,
+    wanted: Option<&str>,
+    found: &Result<String, String>,
+    matches: impl Fn(&str, &str) -> bool,
+) -> Option<String> {
+    let wanted = wanted?;
+    match found {
+        Ok(found) if matches(wanted, found) => None,
+        Ok(found) => Some(format!("{field} is {found}, not {wanted}")),
+        Err(reason) => Some(format!("{field} is to be {wanted}, and cannot be read: {reason}")),
+    }
+}
+
+impl fmt::Display for ProgramFacts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "uid {}, gid {}", self.uid, self.gid)?;
+        for (name, fact) in [("executable", &self.executable), ("cgroup", &self.cgroup)] {
+            if let Ok(fact) = fact {
+                write!(f, ", {name} {fact}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn program() -> ProgramFacts {
+        ProgramFacts {
+            uid: 1001,
+            gid: 1002,
+            executable: Ok("/usr/bin/cart".into()),
+            cgroup: Ok("/system.slice/cart.service/worker".into()),
+            network_namespace: Err("permission denied".into()),
+        }
+    }
+
+    fn entry(selector: ProgramSelector) -> WorkloadEntry {
+        WorkloadEntry { programs: vec![selector], agents: Vec::new() }
+    }
+
+    #[test]
+    fn all_conditions_of_one_selector_have_to_hold() {
+        let cart = ProgramSelector {
+            uid: Some(1001),
+            gid: Some(1002),
+            executable: Some("/usr/bin/cart".into()),
+            cgroup: Some("/system.slice/cart.service".into()),
+            network_namespace: None,
+        };
+        assert_eq!(entry(cart.clone()).check(&program()), Ok(()));
+        let other = ProgramSelector { uid: Some(1), ..cart.clone() };
+        let two = WorkloadEntry { programs: vec![other.clone(), cart], agents: Vec::new() };
+        assert_eq!(two.check(&program()), Ok(()));
+        assert_eq!(
+            entry(other).check(&program()).unwrap_err(),
+            "programs[0] does not match: uid is 1001, not 1"
+        );
+        for (selector, problem) in [
+            (ProgramSelector { gid: Some(7), ..ProgramSelector::default() }, "gid is 1002, not 7"),
+            (
+                ProgramSelector { cgroup: Some("/system.slice/cart".into()), ..ProgramSelector::default() },
+                "cgroup is /system.slice/cart.service/worker, not /system.slice/cart",
+            ),
+            (
+                ProgramSelector { executable: Some("/bin/cart".into()), ..ProgramSelector::default() },
+                "executable is /usr/bin/cart, not /bin/cart",
+            ),
+            (
+                ProgramSelector { network_namespace: Some("host".into()), ..ProgramSelector::default() },
+                "networkNamespace is to be host, and cannot be read: permission denied",
+            ),
+        ] {
+            let error = entry(selector).check(&program()).unwrap_err();
+            assert_eq!(error, format!("programs[0] does not match: {problem}"));
+        }
+    }
+
+    #[test]
+    fn a_selector_that_every_user_could_match_is_refused() {
+        let executable =
+            ProgramSelector { executable: Some("/bin/cart".into()), ..ProgramSelector::default() };
+        assert!(entry(executable.clone()).validate().is_err());
+        assert!(entry(ProgramSelector { uid: Some(0), ..executable }).validate().is_ok());
+        assert!(WorkloadEntry::default().validate().is_err());
+        for wrong in ["", "cart", "/cart/", "/a/../b"] {
+            let selector = ProgramSelector { cgroup: Some(wrong.into()), ..ProgramSelector::default() };
+            assert!(entry(selector).validate().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Whether a caller may make a call: decided where mutual TLS ends, and by `fairmesh explain --as`.
+
+use std::fmt;
+
+use fairmesh_model::{
+    Authorization, AuthorizationMode, AuthorizationRule, CallerId, DefaultAuthorization, Label, MeshRole,
+    PathMatch, Policy, Probe, SpiffePath,
+};
+
+/// The compiled authorization of a service.
+#[derive(Clone, Debug, Default)]
+pub struct AuthorizationTable {
+    /// `None`: the default of the mesh applies.
+    policy: Option<Authorization>,
+    default: DefaultAuthorization,
+    /// What agents may call to find out whether an endpoint is healthy.
+    probed_path: Option<String>,
+}
+
+/// A call, as far as rules see it.
+#[derive(Clone, Copy, Debug)]
+pub struct AuthorizationRequest<'a> {
+    /// The caller; `None` without an identity.
+    pub caller: Option<&'a CallerId>,
+    /// The method, upper case.
+    pub method: &'a str,
+    /// The path, with or without a query.
+    pub path: &'a str,
+}
+
+/// Whether a call may be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AuthorizationDecision<'a> {
+    /// Whether it is allowed.
+    pub is_allowed: bool,
+    /// Whether a call that is not allowed is made nevertheless, to find out what would be refused.
+    pub is_audit: bool,
+    /// What decided.
+    pub reason: DecisionReason<'a>,
+}
+
+/// What decided on a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecisionReason<'a> {
+    /// This rule of the policy.
+    Rule(&'a Label),
+    /// The policy has rules, and none allows it.
+    NoRule,
+    /// It is the health check that the policy asks for, by an agent.
+    HealthCheck,
+    /// The policy has nothing for this call, so that the default of the mesh applies.
+    Default,
+}
+
+impl AuthorizationTable {
+    /// Compiles the authorization of a service with this policy.
+    pub fn compile(policy: &Policy, default: DefaultAuthorization) -> Self {
+        let probed_path = policy.health_check.as_ref().and_then(|check| match &check.probe {
+            Probe::Tcp => None,
+            Probe::Http { path, .. } => Some(path.clone()),
+            Probe::Grpc { .. } => Some("/grpc.health.v1.Health/Check".to_owned()),
+        });
+        Self { policy: policy.authorization.as_deref().cloned(), default, probed_path }
+    }
+
+    /// Whether a caller's statement of whom it calls for counts.
+    pub fn is_intermediary(&self, caller: &CallerId) -> bool {
+        let named = self.policy.iter().flat_map(|policy| &policy.intermediaries);
+        named.into_iter().any(|one| one.matches(caller))
+    }
+
+    /// Decides on a call.
+    pub fn decide(&self, request: &AuthorizationRequest<'_>) -> AuthorizationDecision<'_> {
+        let path = request.path.split_once('?').map_or(request.path, |(path, _)| path);
+        if self.is_probe(request.caller, path) {
+            return self.decided(true, DecisionReason::HealthCheck);
+        }
+        let is_plain = is_plain(path);
+        self.by_rules(|rule| {
+            matches_caller(rule, request.caller)
+                && (rule.methods.is_empty() || rule.methods.iter().any(|method| method == request.method))
+                && matches_path(rule, path, is_plain)
+        })
+    }
+
+    /// Decides on all calls of a connection whose requests are not read: a rule for some methods or paths allows none of
+    /// them, and denies all.
+    pub fn decide_connection(&self, caller: Option<&CallerId>) -> AuthorizationDecision<'_> {
+        self.by_rules(|rule| {
+            let is_for_all = rule.methods.is_empty() && rule.paths.is_empty();
+            matches_caller(rule, caller) && (rule.denies || is_for_all)
+        })
+    }
+
+    fn by_rules(&self, matches: impl Fn(&AuthorizationRule) -> bool) -> AuthorizationDecision<'_> {
+        let Some(policy) = &self.policy else { return self.by_default() };
+        let (mut allowed_by, mut allows_any) = (None, policy.rules.is_empty());
+        for rule in &policy.rules {
+            allows_any |= !rule.denies;
+            match rule.denies {
+                true if matches(rule) => return self.decided(false, DecisionReason::Rule(&rule.name)),
+                false if allowed_by.is_none() && matches(rule) => allowed_by = Some(&rule.name),
+                _ => {}
+            }
+        }
+        match (allowed_by, allows_any) {
+            (Some(name), _) => self.decided(true, DecisionReason::Rule(name)),
+            (None, true) => self.decided(false, DecisionReason::NoRule),
+            (None, false) => self.by_default(),
+        }
+    }
+
+    fn by_default(&self) -> AuthorizationDecision<'_> {
+        AuthorizationDecision {
+            is_allowed: self.default == DefaultAuthorization::Allow,
+            is_audit: self.default == DefaultAuthorization::Audit,
+            reason: DecisionReason::Default,
+        }
+    }
+
+    fn decided<'a>(&self, is_allowed: bool, reason: DecisionReason<'a>) -> AuthorizationDecision<'a> {
+        let is_audit = self.policy.as_ref().is_some_and(|policy| policy.mode == AuthorizationMode::Audit);
+        AuthorizationDecision { is_allowed, is_audit: is_audit && !is_allowed, reason }
+    }
+
+    fn is_probe(&self, caller: Option<&CallerId>, path: &str) -> bool {
+        let is_agent = |caller: &CallerId| matches!(caller.id().path, SpiffePath::Mesh(MeshRole::Agent, _));
+        self.probed_path.as_deref() == Some(path) && caller.is_some_and(is_agent)
+    }
+}
+
+impl AuthorizationDecision<'_> {
+    /// Whether the call is made.
+    pub const fn permits(&self) -> bool {
+        self.is_allowed || self.is_audit
+    }
+}
+
+impl fmt::Display for AuthorizationDecision<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verb = match (self.is_allowed, self.is_audit) {
+            (true, _) => "allowed",
+            (false, true) => "not allowed, and made nevertheless, since the mode is audit",
+            (false, false) => "refused",
+        };
+        match self.reason {
+            DecisionReason::Rule(name) => write!(f, "{verb}: rule '{name}' of the policy"),
+            DecisionReason::NoRule => write!(f, "{verb}: no rule of the policy allows it"),
+            DecisionReason::HealthCheck => write!(f, "{verb}: the health check of the policy"),
+            DecisionReason::Default => write!(f, "{verb}: the default of the mesh, since no rule decides"),
+        }
+    }
+}
+
+fn matches_caller(rule: &AuthorizationRule, caller: Option<&CallerId>) -> bool {
+    rule.from.is_empty() || caller.is_some_and(|caller| rule.from.iter().any(|from| from.matches(caller)))
+}
+
+/// Servers may read a path that is not plain as another one: it is in no path that is allowed, and in every one that is
+/// denied.
+fn matches_path(rule: &AuthorizationRule, path: &str, is_plain: bool) -> bool {
+    match (rule.paths.is_empty(), is_plain) {
+        (true, _) => true,
+        (false, false) => rule.denies,
+        (false, true) => rule.paths.iter().any(|wanted| match wanted {
+            PathMatch::Exact(exact) => path == exact,
+            PathMatch::Prefix(prefix) => path
+                .strip_prefix(prefix.as_str())
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/')),
+            // Validated policies have none.
+            PathMatch::Template(_) | PathMatch::Regex(_) => false,
+        }),
+    }
+}
+
+/// Whether every server reads the path as these segments: it has no empty or dot segments, no backslash, no path
+/// parameters, and encodes only what has to be.
+fn is_plain(path: &str) -> bool {
+    let bytes = path.as_bytes();
+    let is_unambiguous = bytes.iter().enumerate().all(|(at, byte)| match byte {
+        b'%' => bytes.get(at + 1..at + 3).and_then(decode_hex).is_some_and(has_to_be_encoded),
+        b'\\' | b';' => false,
+        byte => byte.is_ascii_graphic(),
+    });
+    let Some(segments) = path.strip_prefix('/') else { return false };
+    let segments = segments.strip_suffix('/').unwrap_or(segments);
+    let has_odd_segment = segments.split('/').any(|segment| matches!(segment, "" | "." | ".."));
+    is_unambiguous && (segments.is_empty() && path == "/" || !has_odd_segment)
+}
+
+fn decode_hex(digits: &[u8]) -> Option<u8> {
+    let digit = |byte: &u8| char::from(*byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    let [high, low] = digits else { return None };
+    Some(digit(high)? << 4 | digit(low)?)
+}
+
+fn has_to_be_encoded(byte: u8) -> bool {
+    !(byte.is_ascii_alphanumeric() || byte.is_ascii_control() || b"-._~/\\;%".contains(&byte))
+}

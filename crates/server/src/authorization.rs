@@ -1,0 +1,186 @@
+//! Who may call this server: decided for each request by the policy of its service, which the server follows.
+
+mod caller;
+mod connection;
+mod policy_watch;
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use fairmesh_headers::CALLER;
+use fairmesh_model::{CallerId, Identity, ServiceName};
+use fairmesh_router::{AuthorizationDecision, AuthorizationRequest, AuthorizationTable};
+use hazarc::AtomicOptionArc;
+use http::{HeaderMap, Request};
+use tokio::{sync::watch, time::Instant};
+use tokio_util::task::AbortOnDropHandle;
+
+pub use caller::{Caller, ConnectInfo};
+pub use connection::{ConnectionAuthorizer, identity_of};
+
+use crate::RegistryClient;
+
+/// Log lines for calls that are not allowed, in this time; the counts have all.
+const MAX_LINES: u64 = 5;
+const LOG_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Decides which calls a server accepts. Without records of its own, it accepts all.
+#[derive(Debug, Default)]
+pub(crate) struct Authorizer {
+    service: Option<ServiceName>,
+    /// Whether callers prove identities, so that none is accepted before the policy is known. In plaintext there is nothing that a
+    /// policy could tell apart, and a server without its agent goes on.
+    waits_for_policy: bool,
+    table: AtomicOptionArc<AuthorizationTable>,
+    /// Changes with the table.
+    changes: watch::Sender<u64>,
+    refused: AtomicU64,
+    audited: AtomicU64,
+    log_limit: LogLimit,
+}
+
+/// Why a call is not accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotAccepted {
+    /// The policy does not allow it.
+    Refused,
+    /// The policy is not known yet.
+    Unknown,
+}
+
+impl Authorizer {
+    /// For a server of this service.
+    pub(crate) fn new(service: ServiceName, waits_for_policy: bool) -> Self {
+        Self { service: Some(service), waits_for_policy, ..Self::default() }
+    }
+
+    /// Follows the policy until the handle is dropped.
+    pub(crate) fn follow(self: &Arc<Self>, registry: &RegistryClient) -> Option<AbortOnDropHandle<()>> {
+        let service = self.service.clone()?;
+        Some(policy_watch::follow(registry, service, Arc::clone(self)))
+    }
+
+    fn set(&self, table: AuthorizationTable) {
+        self.table.store(Some(Arc::new(table)));
+        self.changes.send_modify(|changes| *changes += 1);
+    }
+
+    /// Decides on a request, and tells its handler who calls.
+    pub(crate) fn accept<B>(&self, request: &mut Request<B>) -> Result<(), NotAccepted> {
+        let peer = caller::peer_of(request.extensions_mut());
+        let table = self.table.load();
+        let Some(table) = table.as_ref() else {
+            request.headers_mut().remove(CALLER);
+            return if self.waits_for_policy { Err(NotAccepted::Unknown) } else { Ok(()) };
+        };
+        let stated = peer.as_ref().filter(|peer| table.is_intermediary(peer.caller()));
+        let caller = match stated {
+            None => {
+                // Nobody else may state it, to handlers either.
+                request.headers_mut().remove(CALLER);
+                peer
+            }
+            Some(peer) => match stated_caller(request.headers(), peer) {
+                Ok(caller) => Some(caller),
+                Err(NotStated) => {
+                    self.refused.fetch_add(1, Relaxed);
+                    return Err(NotAccepted::Refused);
+                }
+            },
+        };
+        let decided = AuthorizationRequest {
+            caller: caller.as_ref().map(Caller::caller),
+            method: request.method().as_str(),
+            path: request.uri().path(),
+        };
+        let decision = table.decide(&decided);
+        self.note(&decision, &decided);
+        let permits = decision.permits();
+        if let Some(caller) = caller {
+            request.extensions_mut().insert(caller);
+        }
+        if permits { Ok(()) } else { Err(NotAccepted::Refused) }
+    }
+
+    /// Decides on a connection whose requests are not read.
+    pub(crate) fn accept_connection(&self, peer: &Identity) -> Result<(), NotAccepted> {
+        self.decide_connection(peer, |decision, call| self.note(decision, call))
+    }
+
+    /// Whether a connection that was accepted still would be.
+    pub(crate) fn still_accepts(&self, peer: &Identity) -> bool {
+        self.decide_connection(peer, |_, _| {}).is_ok()
+    }
+
+    fn decide_connection(
+        &self,
+        peer: &Identity,
+        note: impl FnOnce(&AuthorizationDecision<'_>, &AuthorizationRequest<'_>),
+    ) -> Result<(), NotAccepted> {
+        let caller = Caller::of(peer);
+        let table = self.table.load();
+        let Some(table) = table.as_ref() else {
+            return if self.waits_for_policy { Err(NotAccepted::Unknown) } else { Ok(()) };
+        };
+        let caller = caller.as_ref().map(Caller::caller);
+        let decision = table.decide_connection(caller);
+        note(&decision, &AuthorizationRequest { caller, method: "", path: "" });
+        if decision.permits() { Ok(()) } else { Err(NotAccepted::Refused) }
+    }
+
+    /// Wakes up when the policy changes.
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// Calls that were refused, and those that were not allowed and made nevertheless; total.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        (self.refused.load(Relaxed), self.audited.load(Relaxed))
+    }
+
+    fn note(&self, decision: &AuthorizationDecision<'_>, call: &AuthorizationRequest<'_>) {
+        if decision.is_allowed {
+            return;
+        }
+        let count = if decision.is_audit { &self.audited } else { &self.refused };
+        count.fetch_add(1, Relaxed);
+        if self.log_limit.permits() {
+            let caller = call.caller.map_or("a caller without an identity", CallerId::as_str);
+            let (method, path) = (call.method, call.path);
+            tracing::info!(caller, method, path, "a call is {decision}");
+        }
+    }
+}
+
+/// An intermediary did not state one caller of its trust domain.
+struct NotStated;
+
+/// The caller for whom an intermediary calls; itself, if it states none.
+fn stated_caller(headers: &HeaderMap, peer: &Caller) -> Result<Caller, NotStated> {
+    let mut stated = headers.get_all(CALLER).iter();
+    let Some(first) = stated.next() else { return Ok(peer.clone()) };
+    let id = first.to_str().ok().and_then(|text| text.parse::<fairmesh_model::SpiffeId>().ok());
+    match (id, stated.next()) {
+        (Some(id), None) if id.domain == peer.id().domain => Ok(Caller::through(id, peer)),
+        _ => Err(NotStated),
+    }
+}
+
+/// Bounds log lines by second.
+#[derive(Debug, Default)]
+struct LogLimit(Mutex<Option<(Instant, u64)>>);
+
+impl LogLimit {
+    fn permits(&self) -> bool {
+        let now = Instant::now();
+        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (since, lines) = held.filter(|(since, _)| now - *since < LOG_INTERVAL).unwrap_or((now, 0));
+        *held = Some((since, lines + 1));
+        lines < MAX_LINES
+    }
+}

@@ -1,0 +1,109 @@
+//! Follows the policy of the service, and the default of the mesh.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use fairmesh_model::{DefaultAuthorization, Policy, Prefix, Record, RecordKey, Revision, ServiceName};
+use fairmesh_rib::{
+    ArrivedRecord, Mirror, Snapshot, Update,
+    follower::{Backoff, Follower, FollowerConfig, Sink},
+};
+use fairmesh_router::AuthorizationTable;
+use fairmesh_wire::records;
+use tokio::sync::watch;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::Authorizer;
+use crate::RegistryClient;
+
+/// Follows until the handle is dropped.
+pub(super) fn follow(
+    registry: &RegistryClient,
+    service: ServiceName,
+    authorizer: Arc<Authorizer>,
+) -> AbortOnDropHandle<()> {
+    let config = FollowerConfig {
+        transport: registry.transport().clone(),
+        addresses: registry.addresses().to_vec(),
+        software: registry.software().to_owned(),
+        backoff: Backoff::default(),
+        refuse_lagging: false,
+    };
+    let prefixes =
+        [RecordKey::Policy(service), RecordKey::DefaultAuthorization].map(|key| Prefix::from(&key));
+    let (applied, mut revisions) = watch::channel(None);
+    let records = PolicyRecords {
+        wanted: prefixes.iter().cloned().collect(),
+        complete: BTreeSet::new(),
+        policy: Policy::default(),
+        default: DefaultAuthorization::default(),
+        authorizer,
+        applied,
+    };
+    let handle = Follower::spawn(config, records);
+    prefixes.into_iter().for_each(|prefix| handle.subscribe(prefix));
+    AbortOnDropHandle::new(tokio::spawn(async move {
+        while revisions.changed().await.is_ok() {
+            let revision: Option<Revision> = *revisions.borrow_and_update();
+            revision.into_iter().for_each(|revision| handle.ack(revision));
+        }
+    }))
+}
+
+/// The records, compiled once both are known.
+struct PolicyRecords {
+    wanted: BTreeSet<Prefix>,
+    complete: BTreeSet<Prefix>,
+    policy: Policy,
+    default: DefaultAuthorization,
+    authorizer: Arc<Authorizer>,
+    applied: watch::Sender<Option<Revision>>,
+}
+
+impl Sink for PolicyRecords {
+    fn update(&mut self, update: Update) {
+        self.apply(&update);
+        if self.wanted.is_subset(&self.complete) {
+            self.authorizer.set(AuthorizationTable::compile(&self.policy, self.default));
+        }
+        self.applied.send_replace(Some(update.revision));
+    }
+
+    fn refused(&mut self, prefix: &Prefix, reason: &str) {
+        tracing::error!(%prefix, reason, "the policy cannot be followed, so that who may call is not known");
+    }
+}
+
+impl Mirror for PolicyRecords {
+    fn retain(&mut self, snapshot: &Snapshot) {
+        for key in &self.wanted {
+            if *key == snapshot.prefix && !snapshot.holds(key.as_str()) {
+                match key.as_str().starts_with("/g/") {
+                    true => self.default = DefaultAuthorization::default(),
+                    false => self.policy = Policy::default(),
+                }
+            }
+        }
+    }
+
+    fn put(&mut self, key: RecordKey, record: ArrivedRecord<'_>) {
+        match records::decode(&key, record.value) {
+            Ok(Record::Policy(policy)) => self.policy = policy,
+            Ok(Record::DefaultAuthorization(default)) => self.default = default,
+            Ok(_) => {}
+            // The last one stays in force: an invalid record opens nothing.
+            Err(error) => tracing::error!(%key, %error, "the record is not understood; keeping the last one"),
+        }
+    }
+
+    fn delete(&mut self, _text: &str, key: &RecordKey) {
+        match key {
+            RecordKey::Policy(_) => self.policy = Policy::default(),
+            RecordKey::DefaultAuthorization => self.default = DefaultAuthorization::default(),
+            _ => {}
+        }
+    }
+
+    fn mark_current(&mut self, prefix: &Prefix) {
+        self.complete.insert(prefix.clone());
+    }
+}
