@@ -5,7 +5,7 @@ mod timeouts;
 
 use std::{fmt, time::Duration};
 
-use crate::{HealthCheck, Invalid, RateLimit, Route, Traffic, route::is_token, spec::write_duration};
+use crate::{HealthCheck, Invalid, RateLimit, Route, Traffic, duration::write_duration, route::is_token};
 
 pub use balancing::{Balancing, BalancingPolicy, LoadSignal, Outliers, Score};
 pub use timeouts::{CallKind, Timeouts};

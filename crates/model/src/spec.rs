@@ -20,6 +20,7 @@ mod traffic;
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::duration::{read_duration, write_duration};
 pub use actions::{
     AbortSpec, DelaySpec, EditsSpec, FaultInjectionSpec, HeadersSpec, HedgeSpec, LimitSpec, MirrorSpec,
     PathRewriteSpec, RedirectSpec, RewriteSpec,
@@ -33,7 +34,7 @@ pub use policy::{KeySpec, LocalitySpec, PolicySpec, RetriesSpec};
 pub use route::{BackendSpec, RouteSpec};
 pub use service::ServiceSpec;
 pub use shards::{IntervalSpec, ReplicaSpec, ShardMapSpec, ShardSpec};
-pub use text::{KeyText, read_duration, write_duration};
+pub use text::KeyText;
 pub use topology::{RegionSpec, RoundTripSpec, TopologySpec};
 pub use traffic::{LoadRingSpec, LoadSpec, SharesSpec, TrafficSpec};
 

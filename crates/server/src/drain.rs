@@ -2,7 +2,7 @@
 
 use std::{env, future, sync::Arc, time::Duration};
 
-use fairmesh_model::{Invalid, spec};
+use fairmesh_model::{Invalid, read_duration};
 use tokio::{
     signal::unix::{SignalKind, signal},
     time::{Instant, sleep},
@@ -115,7 +115,7 @@ pub fn drain_deadline(given: Option<Duration>) -> Result<Duration, Invalid> {
     const NAME: &str = "FAIRMESH_DRAIN_DEADLINE";
     match (given, env::var(NAME)) {
         (Some(given), _) => Ok(given),
-        (None, Ok(text)) => spec::read_duration(&text).map_err(|e| e.within(NAME)),
+        (None, Ok(text)) => read_duration(&text).map_err(|e| e.within(NAME)),
         (None, Err(_)) => Ok(DEFAULT_DEADLINE),
     }
 }

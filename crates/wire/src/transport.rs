@@ -7,11 +7,15 @@
 //! TLS itself is the identity's: keys, certificates and the verification of names are not this crate's subject.
 
 mod address;
+#[cfg(feature = "server")]
 mod calls;
 mod channel;
 mod identity;
+#[cfg(feature = "server")]
 mod joining;
+#[cfg(feature = "server")]
 mod listener;
+#[cfg(feature = "server")]
 mod serve;
 mod socket;
 mod stream;
@@ -24,14 +28,19 @@ use std::{
 };
 
 pub use address::Address;
+#[cfg(feature = "server")]
 pub use calls::{CallGuard, GuardedCalls};
-pub use channel::{CONNECT_TIMEOUT, connect_channel, connect_channel_lazy};
+pub use channel::{CONNECT_TIMEOUT, Channel, connect_channel, connect_channel_lazy};
 use fairmesh_listen::GuardedStream;
 use fairmesh_model::{Identity, ServiceName, SpiffeId};
 pub use identity::{ExpectedPeer, Handshake, NoIdentity, SecureStream, TlsIdentity};
+#[cfg(feature = "server")]
 pub use listener::{Accepted, BindError, Listener};
+#[cfg(feature = "server")]
 pub use serve::{Services, serve};
-pub use socket::{Peer, Socket};
+#[cfg(feature = "server")]
+pub use socket::Peer;
+pub use socket::Socket;
 pub use stream::Stream;
 use tokio::net::{TcpSocket, TcpStream, UnixStream};
 pub use waits::Waits;
@@ -118,6 +127,7 @@ impl Transport {
     ///
     /// # Errors
     /// [`BindError`] with the address.
+    #[cfg(feature = "server")]
     pub async fn bind(&self, address: &Address) -> Result<Listener, BindError> {
         Listener::bind(address, self.clone()).await
     }
@@ -133,6 +143,7 @@ impl Transport {
     }
 
     /// Performs the server's handshake on an accepted connection of a process of the mesh.
+    #[cfg(feature = "server")]
     async fn accept_mesh(
         &self,
         stream: GuardedStream<Stream>,

@@ -1,6 +1,5 @@
 use std::{env, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use fairmesh_identity::{IdentityRequest, ProgramIdentity};
 use fairmesh_model::{Invalid, Location, ServiceName, SpiffePath};
 use fairmesh_rib::follower::{Backoff, FollowerConfig};
 use fairmesh_wire::{
@@ -146,7 +145,7 @@ impl MeshBuilder {
             None => self.transport_of_agent(&client_id).await?,
         };
         let source = match &self.lookaside {
-            Some(address) => Source::Leases(leases(&transport, address, &client_id)?),
+            Some(address) => Source::Leases(Leases::new(&transport, address.clone(), client_id.clone())),
             None => Source::Records(self.follow(client_id.clone(), transport.clone()).await?),
         };
         let transport = TransportContext {
@@ -161,17 +160,25 @@ impl MeshBuilder {
     }
 
     /// Calls with the identity that the agent gives; plaintext where there is no agent.
+    #[cfg(feature = "tls")]
     async fn transport_of_agent(&self, client_id: &str) -> Result<Transport, Invalid> {
         if self.is_direct() {
             return Ok(Transport::default());
         }
-        let request = IdentityRequest {
+        let request = fairmesh_identity::IdentityRequest {
             agent: self.agent_address()?,
             path: self.identity.clone(),
             software: format!("client {client_id}"),
             patience: CONNECT_WAIT,
         };
-        Ok(ProgramIdentity::of_caller(request).await.map(ProgramIdentity::transport).unwrap_or_default())
+        let identity = fairmesh_identity::ProgramIdentity::of_caller(request).await;
+        Ok(identity.map(fairmesh_identity::ProgramIdentity::transport).unwrap_or_default())
+    }
+
+    /// Without the feature `tls` this program has no identity.
+    #[cfg(not(feature = "tls"))]
+    async fn transport_of_agent(&self, _client_id: &str) -> Result<Transport, Invalid> {
+        Ok(Transport::default())
     }
 
     /// Follows records.
@@ -241,16 +248,6 @@ impl MeshBuilder {
             (None, Err(_)) => Ok(environment::agent()),
         }
     }
-}
-
-fn leases(transport: &Transport, address: &Address, client_id: &str) -> Result<Leases, Invalid> {
-    Leases::new(transport, address.clone(), client_id.to_owned()).map_err(|error| {
-        Invalid::new(
-            "lookaside",
-            format!("{address} cannot be called: {error}"),
-            "write host:port, or unix:/path",
-        )
-    })
 }
 
 fn default_client_id() -> String {

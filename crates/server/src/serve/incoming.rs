@@ -13,6 +13,7 @@ use tokio::{
     net::TcpListener,
     task::JoinSet,
 };
+#[cfg(feature = "grpc")]
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
 use crate::Server;
@@ -74,6 +75,7 @@ impl Incoming {
 #[derive(Debug)]
 pub struct IncomingStream(GuardedStream<Stream>);
 
+#[cfg(feature = "grpc")]
 impl Connected for IncomingStream {
     type ConnectInfo = TcpConnectInfo;
 
