@@ -27,7 +27,7 @@ soak: ## Cause outages, replace all there is under full load, stream, for 10 min
 	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test faults -- --nocapture streams_polls_and_transfers
 	SOAK_MINUTES=1 cargo test --release --workspace --test faults -- --nocapture --include-ignored limits::
 
-check: ## Check format, clippy, documentation, and the dependencies' licences and sources
+check: ## Check format, clippy, documentation, how many crates a caller builds, and the dependencies' licences and sources
 	@scripts/setup.sh build deny
 	@scripts/check.sh
 

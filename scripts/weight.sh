@@ -10,7 +10,7 @@ max_bytes=3670016                 # 3.5 MB
 max_crates_default=115
 
 root=$PWD
-folder=$root/target/weight
+folder=$(realpath -m "${CARGO_TARGET_DIR:-target}")/weight
 mkdir -p "$folder/src"
 # The versions of the workspace, and no look-up.
 cp Cargo.lock "$folder/Cargo.lock"

@@ -254,7 +254,11 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let this = self.clone();
-        Box::pin(async move { this.send(request).await })
+        Box::pin(async move {
+            // Of a tonic client, maybe.
+            let response = this.send(request).await.map_err(Fault::for_tonic)?;
+            Ok(response.map(Body::for_tonic))
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 use std::{
     fmt, mem,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Mutex},
     task::{Context, Poll},
 };
 
@@ -33,6 +33,8 @@ pub struct Body {
     attempt: Option<AttemptGuard>,
     observer: PendingObserver,
     conclusion: TimeoutConclusion,
+    /// Whether its reader may be a tonic client.
+    is_for_tonic: bool,
 }
 
 impl Body {
@@ -43,7 +45,17 @@ impl Body {
 
     fn new(source: BodySource, attempt: Option<AttemptGuard>) -> Self {
         let (observer, conclusion) = (PendingObserver::default(), TimeoutConclusion::default());
-        Self { source, attempt, observer, conclusion }
+        Self { source, attempt, observer, conclusion, is_for_tonic: false }
+    }
+
+    /// The same body, whose faults have the status that a tonic client looks for.
+    pub(crate) fn for_tonic(mut self) -> Self {
+        self.is_for_tonic = true;
+        self
+    }
+
+    fn addressed(&self, fault: Fault) -> Fault {
+        if self.is_for_tonic { fault.for_tonic() } else { fault }
     }
 
     /// The body of a response that did not come from a call.
@@ -52,7 +64,7 @@ impl Body {
     where
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
-        Self::new(BodySource::Foreign(body.map_err(Into::into).boxed_unsync()), None)
+        Self::new(BodySource::Foreign(Mutex::new(body.map_err(Into::into).boxed_unsync())), None)
     }
 
     /// The response as the caller gets it.
@@ -163,7 +175,7 @@ impl Body {
             ),
         };
         self.fail();
-        Fault::new(kind, message).caused_by(cause)
+        self.addressed(Fault::new(kind, message).caused_by(cause))
     }
 
     /// Records a failure of the endpoint and closes the connection.
@@ -192,7 +204,7 @@ impl Body {
         };
         let conclusion = mem::take(&mut self.conclusion);
         self.fail();
-        let fault = Fault::new(FaultKind::Deadline, message);
+        let fault = self.addressed(Fault::new(FaultKind::Deadline, message));
         conclusion.frame(&fault).ok_or(fault)
     }
 }
@@ -262,3 +274,9 @@ impl fmt::Debug for Body {
             .finish_non_exhaustive()
     }
 }
+
+// As `reqwest::Body::wrap` and others demand.
+const _: () = {
+    const fn is_shareable<T: Send + Sync + Unpin + 'static>() {}
+    is_shareable::<Body>();
+};
