@@ -34,7 +34,7 @@ struct FaultState {
 impl Fault {
     /// A fault; the message says what happened and what to do.
     pub fn new(kind: FaultKind, message: impl Into<String>) -> Self {
-        let status = Status::new(kind.grpc_code(), message);
+        let status = Status::new(kind.code(), message);
         let (origin, retry) = (kind.origin(), kind.retry());
         Self(Box::new(FaultState {
             kind,
@@ -175,7 +175,7 @@ impl StdError for Fault {
 /// For handlers of gRPC that pass the failure of a call on by `?`.
 impl From<Fault> for Status {
     fn from(fault: Fault) -> Self {
-        let mut status = Self::new(fault.kind().grpc_code(), fault.message());
+        let mut status = Self::new(fault.kind().code(), fault.message());
         status.set_source(std::sync::Arc::new(fault));
         status
     }

@@ -5,12 +5,12 @@ use std::{error::Error, marker::PhantomData};
 use prost::Message;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 
-pub(crate) use http;
 #[cfg(feature = "server")]
 pub(crate) use tonic::codegen::*;
 #[cfg(not(feature = "server"))]
 pub(crate) use {
     bytes::Bytes,
+    http,
     http_body::Body,
     tonic::{GrpcMethod, codec::CompressionEncoding, service::interceptor::InterceptedService},
     tower_service::Service,

@@ -33,8 +33,6 @@ pub struct Body {
     attempt: Option<AttemptGuard>,
     observer: PendingObserver,
     conclusion: TimeoutConclusion,
-    /// Whether its reader may be a tonic client.
-    is_for_tonic: bool,
 }
 
 impl Body {
@@ -45,17 +43,20 @@ impl Body {
 
     fn new(source: BodySource, attempt: Option<AttemptGuard>) -> Self {
         let (observer, conclusion) = (PendingObserver::default(), TimeoutConclusion::default());
-        Self { source, attempt, observer, conclusion, is_for_tonic: false }
+        Self { source, attempt, observer, conclusion }
     }
 
     /// The same body, whose faults have the status that a tonic client looks for.
     pub(crate) fn for_tonic(mut self) -> Self {
-        self.is_for_tonic = true;
+        self.conclusion = TimeoutConclusion::FaultForTonic;
         self
     }
 
     fn addressed(&self, fault: Fault) -> Fault {
-        if self.is_for_tonic { fault.for_tonic() } else { fault }
+        match self.conclusion {
+            TimeoutConclusion::FaultForTonic => fault.for_tonic(),
+            _ => fault,
+        }
     }
 
     /// The body of a response that did not come from a call.
@@ -202,9 +203,9 @@ impl Body {
                  of its route, allows more"
             ),
         };
+        let fault = self.addressed(Fault::new(FaultKind::Deadline, message));
         let conclusion = mem::take(&mut self.conclusion);
         self.fail();
-        let fault = self.addressed(Fault::new(FaultKind::Deadline, message));
         conclusion.frame(&fault).ok_or(fault)
     }
 }

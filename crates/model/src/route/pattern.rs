@@ -141,6 +141,7 @@ mod tests {
         assert!(refused.problem.contains("memory"), "{refused}");
     }
 
+    #[allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
     fn compiled(text: String) -> Compiled {
         Compiled { regex: compile(&text).unwrap(), text }
     }
