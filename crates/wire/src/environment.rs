@@ -105,11 +105,15 @@ pub fn upstream() -> Result<Upstream, Invalid> {
 }
 
 fn addresses(name: &str) -> Result<Option<Vec<Address>>, Invalid> {
-    let Some(text) = env::var(name).ok().filter(|text| !text.trim().is_empty()) else {
-        return Ok(None);
-    };
-    let read = |part: &str| part.trim().parse().map_err(|e: Invalid| e.within(name));
-    text.split(',').map(read).collect::<Result<_, _>>().map(Some)
+    read_addresses(&env::var(name).unwrap_or_default()).map_err(|e| e.within(name))
+}
+
+/// Addresses separated by commas; `None` of an empty text.
+fn read_addresses(text: &str) -> Result<Option<Vec<Address>>, Invalid> {
+    match text.trim() {
+        "" => Ok(None),
+        text => text.split(',').map(|part| part.trim().parse()).collect::<Result<_, _>>().map(Some),
+    }
 }
 
 /// The folder with the copy of records that an agent keeps on disk: `FAIRMESH_STATE_DIR`, else by [`agent_copy`].
@@ -155,6 +159,15 @@ mod tests {
     };
 
     use super::*;
+
+    #[test]
+    fn a_variable_holds_addresses_separated_by_commas() {
+        let read = |text| read_addresses(text).map(|found| found.map(|all| all.len()));
+        assert_eq!((read(""), read(" ")), (Ok(None), Ok(None)));
+        assert_eq!(read("127.0.0.1:7400"), Ok(Some(1)));
+        assert_eq!(read("unix:/run/a.sock, control:7400"), Ok(Some(2)));
+        assert!(read("control").is_err() && read("a:1,").is_err());
+    }
 
     #[test]
     fn the_first_socket_that_exists_is_used() {
