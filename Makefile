@@ -27,8 +27,8 @@ soak: ## Cause outages, replace all there is under full load, stream, for 10 min
 	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test faults -- --nocapture streams_polls_and_transfers
 	SOAK_MINUTES=1 cargo test --release --workspace --test faults -- --nocapture --include-ignored limits::
 
-check: ## Check format, clippy, documentation, and the dependencies' licences and sources
-	@scripts/setup.sh build deny
+check: ## Check format, clippy, documentation, the library's API and its number of crates, and the dependencies' licences and sources
+	@scripts/setup.sh build demo deny
 	@scripts/check.sh
 
 bench: ## Run the benchmarks: pick and library

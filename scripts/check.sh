@@ -17,6 +17,11 @@ check() {
 check format cargo fmt --all --check
 check clippy cargo clippy --quiet --workspace --all-targets -- -D warnings
 check docs env RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps
+# Other builds have every feature of the library.
+check lean cargo check --quiet -p fairmesh-client --no-default-features
+# Crates alone: `scripts/weight.sh --build` measures the time of a cold build and the size too.
+check weight scripts/weight.sh
+check api scripts/public-api.sh
 # Advisories are left out: their database cannot be fetched from every machine. `cargo deny check advisories` asks it.
 check deny cargo deny --log-level error check bans licenses sources
 
@@ -24,4 +29,4 @@ if [ ${#failed[@]} -gt 0 ]; then
     printf '\ncheck: failed: %s\n' "${failed[*]}"
     exit 1
 fi
-printf '\ncheck: all four passed\n'
+printf '\ncheck: all seven passed\n'

@@ -1,3 +1,5 @@
+#[cfg(feature = "axum")]
+mod into_response;
 mod kind;
 
 use std::{error::Error as StdError, fmt, time::Duration};
@@ -14,7 +16,8 @@ pub use self::kind::{FaultKind, Origin, Retry};
 
 /// Why a call got no response of its service. Responses of services, good or bad, are not faults.
 ///
-/// For tonic clients the fault carries a [`Status`] as its source, so that they get the right gRPC code.
+/// Its text has the message and every cause, in one line, so that its [`source`](StdError::source) repeats none: see
+/// [`cause`](Self::cause). Only over tower, where the caller may be a tonic client, the source is the [`Status`] from which it takes the code.
 pub struct Fault(Box<FaultState>);
 
 struct FaultState {
@@ -24,14 +27,24 @@ struct FaultState {
     status: Status,
     retry_after: Option<Duration>,
     attempts: usize,
+    /// Whether a tonic client may look for its status.
+    is_status_source: bool,
 }
 
 impl Fault {
     /// A fault; the message says what happened and what to do.
     pub fn new(kind: FaultKind, message: impl Into<String>) -> Self {
-        let status = Status::new(kind.grpc_code(), message);
+        let status = Status::new(kind.code(), message);
         let (origin, retry) = (kind.origin(), kind.retry());
-        Self(Box::new(FaultState { kind, origin, retry, status, retry_after: None, attempts: 0 }))
+        Self(Box::new(FaultState {
+            kind,
+            origin,
+            retry,
+            status,
+            retry_after: None,
+            attempts: 0,
+            is_status_source: false,
+        }))
     }
 
     /// The same fault with its cause.
@@ -39,6 +52,18 @@ impl Fault {
     pub fn caused_by(mut self, source: impl Into<BoxError>) -> Self {
         self.0.status.set_source(source.into().into());
         self
+    }
+
+    /// The same fault for a caller that may be a tonic client.
+    #[must_use]
+    pub(crate) fn for_tonic(mut self) -> Self {
+        self.0.is_status_source = true;
+        self
+    }
+
+    /// The error that caused it, if there was one.
+    pub fn cause(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.status.source()
     }
 
     /// The same fault, known to be safe or unsafe to retry.
@@ -143,14 +168,14 @@ impl ResetReason for Fault {
 
 impl StdError for Fault {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        Some(&self.0.status)
+        self.0.is_status_source.then_some(&self.0.status as _)
     }
 }
 
 /// For handlers of gRPC that pass the failure of a call on by `?`.
 impl From<Fault> for Status {
     fn from(fault: Fault) -> Self {
-        let mut status = Self::new(fault.kind().grpc_code(), fault.message());
+        let mut status = Self::new(fault.kind().code(), fault.message());
         status.set_source(std::sync::Arc::new(fault));
         status
     }
@@ -177,8 +202,11 @@ mod tests {
 
     #[test]
     fn a_grpc_client_sees_the_code_of_the_fault() {
-        let fault = Fault::new(FaultKind::KeyOutside, "no shard holds key 5").caused_by("the map ends at 4");
-        let status = Status::from_error(Box::new(fault));
+        let fault =
+            || Fault::new(FaultKind::KeyOutside, "no shard holds key 5").caused_by("the map ends at 4");
+        assert!(fault().source().is_none(), "its text has all, which reports of errors would repeat");
+        assert_eq!(fault().cause().unwrap().to_string(), "the map ends at 4");
+        let status = Status::from_error(Box::new(fault().for_tonic()));
         assert_eq!((status.code(), status.message()), (Code::OutOfRange, "no shard holds key 5"));
         let status = Status::from(Fault::new(FaultKind::Loop, "it came back"));
         assert_eq!((status.code(), status.message()), (Code::FailedPrecondition, "it came back"));

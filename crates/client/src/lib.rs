@@ -2,9 +2,9 @@
 //!
 //! It is built on `rib` (records from the agent), `router` (routing and balancing) and [`fairmesh_http`] (HTTP as
 //! bytes). [`Mesh`] is the entry point; a [`ServiceHandle`] is a `tower::Service` over `http` requests that hyper
-//! HTTP/1.1 and HTTP/2 servers and every generated tonic client accept. [`call`] is the state machine that every form
-//! of Fairmesh runs around an attempt, without a transport, and [`discovery`] the source of its snapshots;
-//! `fairmesh-server` is the other end.
+//! HTTP/1.1 and HTTP/2 servers and every generated tonic client accept. `fairmesh-server` is the other end. `call` is the
+//! state machine that every form of Fairmesh runs around an attempt, without a transport, and `discovery` the source of its
+//! snapshots.
 //!
 //! ```no_run
 //! # async fn call() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
@@ -16,7 +16,12 @@
 //! # Ok(()) }
 //! ```
 
+#![warn(clippy::missing_errors_doc)]
+
+// What the mesh's own programs are built on, beside the public API: no promise is made for it.
+#[doc(hidden)]
 pub mod call;
+#[doc(hidden)]
 pub mod discovery;
 mod dispatch;
 mod event_loops;
@@ -32,14 +37,20 @@ mod response_body;
 mod service;
 mod transport;
 
+#[doc(hidden)]
 pub use call::CallContext;
 pub use fairmesh_headers::{Deadline, SpanContext};
 pub use fairmesh_http::BoxError;
-pub use fairmesh_model::{InstanceId, Invalid, Location, Protocol, Region, ServiceName, ShardId, ShardKey};
-pub use fairmesh_router::{EndpointTarget, Step};
+pub use fairmesh_model::{
+    EndpointState, InstanceId, Invalid, KeyRange, Location, Protocol, Region, Role, ServiceName, ShardId,
+    ShardKey,
+};
+pub use fairmesh_router::EndpointTarget;
+#[doc(hidden)]
+pub use fairmesh_router::Step;
 pub use fairmesh_wire::transport::{Address, Transport};
 pub use fault::{Fault, FaultKind, Origin, Retry};
-pub use mesh::{FixedMesh, Injection, Mesh, MeshBuilder};
+pub use mesh::{FixedMesh, Injection, IntoServiceName, Mesh, MeshBuilder};
 pub use observe::{Stats, Trace};
 pub use response_body::{Body, Tunnel};
 pub use service::ServiceHandle;

@@ -1,19 +1,22 @@
 mod builder;
 mod fixed;
+mod service_name;
 mod source;
 pub(crate) mod state;
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use fairmesh_model::{Invalid, ServiceName, SpiffeId};
+use fairmesh_model::{Invalid, SpiffeId};
 
 pub(crate) use self::fixed::InjectedFaults;
 use self::state::MeshState;
 pub use self::{
     builder::MeshBuilder,
     fixed::{FixedMesh, Injection},
+    service_name::IntoServiceName,
 };
 use crate::{
+    fault::Fault,
     observe::{Freshness, Stats},
     service::ServiceHandle,
 };
@@ -25,12 +28,21 @@ pub struct Mesh {
 }
 
 impl Mesh {
-    /// Connects as the environment configures: to the agent at `FAIRMESH_AGENT`, or at its default socket.
+    /// Connects as the environment configures: by the agent at `FAIRMESH_AGENT`, else the control plane at `FAIRMESH_CONTROL`, else
+    /// the agent at its default socket.
     ///
     /// # Errors
     /// When a variable is malformed. A missing agent is no error: see [`MeshBuilder::connect`].
     pub async fn connect() -> Result<Self, Invalid> {
         Self::builder().connect().await
+    }
+
+    /// As [`connect`](Self::connect), and waits until there are records to decide calls by.
+    ///
+    /// # Errors
+    /// As [`MeshBuilder::connect_ready`]: there are none within `timeout`.
+    pub async fn connect_ready(timeout: Duration) -> Result<Self, Fault> {
+        Self::builder().connect_ready(timeout).await
     }
 
     /// Configures what the environment does not.
@@ -43,8 +55,8 @@ impl Mesh {
     ///
     /// # Errors
     /// When the name is malformed. Whether the service is declared, the first call reports.
-    pub fn service(&self, name: impl AsRef<str>) -> Result<ServiceHandle, Invalid> {
-        let subscription = self.state.source.subscription(&ServiceName::new(name)?);
+    pub fn service(&self, name: impl IntoServiceName) -> Result<ServiceHandle, Invalid> {
+        let subscription = self.state.source.subscription(&name.into_service_name()?);
         Ok(ServiceHandle::new(Arc::clone(&self.state), subscription))
     }
 

@@ -7,7 +7,9 @@ pub(crate) mod span;
 mod stats;
 mod trace;
 
-pub use explain::{CallExplanation, Decision, Question};
+#[doc(hidden)]
+pub use explain::Question;
+pub use explain::{CallExplanation, Decision};
 pub use freshness::Freshness;
 pub use observer::{AttemptEnd, Observer};
 pub(crate) use stats::{Counters, OpenConnection, count};

@@ -59,7 +59,10 @@ impl ServiceHandle {
         self
     }
 
-    /// The same service, calling only replicas of this role. The error reports a malformed role only.
+    /// The same service, calling only replicas of this role.
+    ///
+    /// # Errors
+    /// When the role is malformed.
     pub fn role(mut self, role: impl AsRef<str>) -> Result<Self, Invalid> {
         let role = Role::new(role)?;
         let inner = Arc::make_mut(&mut self.inner);
@@ -131,12 +134,16 @@ impl ServiceHandle {
     }
 
     /// The current state of the service, for tools that display it.
+    #[doc(hidden)]
     pub fn state(&self) -> Arc<ServiceState<impl EndpointTransport>> {
         self.inner.subscription.state()
     }
 
-    /// Waits until calls can be decided, so that the first one does not wait; fails as a call would.
-    pub async fn ready(&self) -> Result<(), Fault> {
+    /// Waits until calls can be decided, so that the first one does not wait.
+    ///
+    /// # Errors
+    /// As a call would fail: the service is not declared, or its records do not arrive in time.
+    pub async fn prepare(&self) -> Result<(), Fault> {
         let timeout = self.inner.context.timeout.unwrap_or(DEFAULT_READY_TIMEOUT);
         wait_ready(&self.called_subscription(), timeout).await.map(|_| ())
     }
@@ -222,7 +229,7 @@ impl ServiceHandle {
     ///
     /// # Errors
     /// When no server could be connected to; see [`FaultKind`](crate::FaultKind).
-    pub async fn connect(&self, request: Request<()>) -> Result<Tunnel, Fault> {
+    pub async fn open_connection(&self, request: Request<()>) -> Result<Tunnel, Fault> {
         dispatch::connect(&self.inner, request.into_parts().0).await
     }
 
@@ -232,7 +239,7 @@ impl ServiceHandle {
     /// It has to be `allowed`, or its route has to name CONNECT among its methods: no route sees the bytes in a tunnel.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect).
+    /// As [`open_connection`](Self::open_connection).
     #[doc(hidden)]
     pub async fn open_tunnel(&self, request: Request<()>, allowed: bool) -> Result<ConnectResult, Fault> {
         dispatch::open_tunnel(&self.inner, request.into_parts().0, allowed).await
@@ -254,7 +261,11 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let this = self.clone();
-        Box::pin(async move { this.send(request).await })
+        Box::pin(async move {
+            // Of a tonic client, maybe.
+            let response = this.send(request).await.map_err(Fault::for_tonic)?;
+            Ok(response.map(Body::for_tonic))
+        })
     }
 }
 

@@ -3,6 +3,7 @@
 //! Neither uses hyper, whose client wraps every connection in a task and every request in a channel: here a call itself
 //! writes and reads, or the calls that share a connection do so together.
 
+mod abort_on_drop;
 mod connector;
 mod endpoint_pool;
 mod error;

@@ -225,7 +225,6 @@ impl Supervisor {
     fn print_registration(&self, standing: &RegistrationState) {
         let (service, instance) = (&self.plan.registration.service, &self.plan.registration.instance);
         match standing {
-            RegistrationState::Registering => {}
             RegistrationState::Registered(state) => {
                 let address = self.plan.registration.address;
                 print_status(format_args!(
@@ -237,6 +236,8 @@ impl Supervisor {
                 "{service} {instance} could not be registered or renewed: {problem}; trying again (--agent or FAIRMESH_AGENT \
                  names another agent)"
             )),
+            // The first attempt is in flight.
+            _ => {}
         }
     }
 

@@ -17,7 +17,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("listen", &[]),
     // Messages as bytes: no word of the mesh.
     ("http", &[]),
-    ("wire", &["model", "listen"]),
+    ("wire", &["model", "listen", "http"]),
     ("identity", &["model", "wire"]),
     ("balancer", &["model"]),
     ("imbalance", &["model"]),

@@ -39,6 +39,12 @@ impl From<Instant> for Deadline {
     }
 }
 
+impl From<std::time::Instant> for Deadline {
+    fn from(instant: std::time::Instant) -> Self {
+        Self(Instant::from_std(instant))
+    }
+}
+
 /// The time left for an incoming call, the shorter of `x-fairmesh-deadline` and `grpc-timeout`; `None` where neither
 /// is present and valid, since a malformed deadline must not fail a call.
 pub fn read_deadline(headers: &HeaderMap) -> Option<Duration> {

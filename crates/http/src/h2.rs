@@ -8,6 +8,7 @@
 mod body_sender;
 mod call;
 mod client_connection;
+mod drain_read;
 mod error_code;
 mod exchange;
 mod flood_limit;
@@ -29,6 +30,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use call::{Call, CallError, CallResponse, Upload};
 pub use client_connection::ClientConnection;
+pub use drain_read::DrainRead;
 pub use error_code::{Reason, ResetReason, Violation};
 pub use frame::PREFACE;
 pub use message::keep_allowed;

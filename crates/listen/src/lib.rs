@@ -27,6 +27,7 @@ mod memory;
 mod message_claim;
 #[cfg(feature = "metrics")]
 mod metrics;
+#[cfg(feature = "http")]
 mod pages;
 mod request;
 mod response_body;
@@ -44,6 +45,7 @@ pub use limits::{Http2Settings, Limits};
 pub use listeners::Listeners;
 pub use memory::Memory;
 pub use message_claim::MessageClaim;
+#[cfg(feature = "http")]
 pub use pages::PageListener;
 pub use request::{GuardedCall, RequestGuard, guard_request};
 pub use response_body::ResponseBody;

@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+#[cfg(feature = "http")]
 use hyper_util::{rt::TokioTimer, server::conn::auto};
 
 use crate::descriptor_limit;
@@ -96,6 +97,7 @@ impl Http2Settings {
     pub const RESETS: usize = 64;
 
     /// Applies all settings.
+    #[cfg(feature = "http")]
     pub fn apply<E>(self, builder: &mut auto::Builder<E>) {
         let (interval, timeout) = Self::KEEP_ALIVE;
         builder

@@ -5,6 +5,7 @@ use std::{
 };
 
 use bytes::Bytes;
+#[cfg(feature = "http")]
 use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
@@ -48,6 +49,7 @@ impl<B> ResponseBody<B> {
     }
 
     /// The response to health checks.
+    #[cfg(feature = "http")]
     pub(crate) fn forbidden() -> Response<Self> {
         let mut response = Response::new(Self::text("health checks do not reach the mesh's own ports\n"));
         *response.status_mut() = StatusCode::FORBIDDEN;

@@ -242,7 +242,7 @@ impl Picker {
     /// The handle of a service whose records have arrived.
     async fn ready(&self, name: &ServiceName) -> Result<ServiceHandle, Fault> {
         let service = self.service(name)?;
-        match service.clone().timeout(FIRST_PICK_TIMEOUT).ready().await {
+        match service.clone().timeout(FIRST_PICK_TIMEOUT).prepare().await {
             Ok(()) => Ok(service),
             Err(fault) => {
                 // Made-up names must not fill the table.

@@ -8,6 +8,7 @@
 pub mod arith;
 mod authority;
 mod counted;
+mod duration;
 mod endpoint;
 mod error;
 mod health;
@@ -19,6 +20,7 @@ mod record;
 mod route;
 mod service;
 mod shard;
+#[cfg(feature = "spec")]
 pub mod spec;
 mod spiffe;
 pub mod suggestion;
@@ -29,6 +31,7 @@ mod workload;
 
 pub use authority::{HostPort, host_name};
 pub use counted::{Counted, counted};
+pub use duration::{read_duration, write_duration};
 pub use endpoint::{AddressPrefix, FULL_SPEED, Hosts};
 pub use endpoint::{Capacities, Capacity};
 pub use endpoint::{Endpoint, EndpointState, FULL_WEIGHT, MAX_WEIGHT};

@@ -42,8 +42,9 @@ fn check(what: &str, text: &str, longest: usize, alphabet: Alphabet) -> Result<(
 macro_rules! name {
     ($(#[$doc:meta])* $name:ident, $what:literal, $longest:literal, $alphabet:ident $(, but $taken:literal)?) => {
         $(#[$doc])*
-        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
-        #[serde(try_from = "String", into = "String")]
+        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[cfg_attr(feature = "spec", derive(serde::Serialize, serde::Deserialize))]
+        #[cfg_attr(feature = "spec", serde(try_from = "String", into = "String"))]
         pub struct $name(Arc<str>);
 
         impl $name {
@@ -151,8 +152,9 @@ name!(
 );
 
 /// The full name of a service: `tenant/service`.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "spec", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "spec", serde(try_from = "String", into = "String"))]
 pub struct ServiceName {
     /// The owner of the service.
     pub tenant: Tenant,

@@ -6,7 +6,7 @@ mod timeouts;
 
 use std::{fmt, time::Duration};
 
-use crate::{HealthCheck, Invalid, RateLimit, Route, Traffic, route::is_token, spec::write_duration};
+use crate::{HealthCheck, Invalid, RateLimit, Route, Traffic, duration::write_duration, route::is_token};
 
 pub use authorization::{
     Authorization, AuthorizationMode, AuthorizationRule, CallerId, CallerMatch, DefaultAuthorization,

@@ -23,6 +23,7 @@ mod workload;
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::duration::{read_duration, write_duration};
 pub use actions::{
     AbortSpec, DelaySpec, EditsSpec, FaultInjectionSpec, HeadersSpec, HedgeSpec, LimitSpec, MirrorSpec,
     PathRewriteSpec, RedirectSpec, RewriteSpec,
@@ -38,7 +39,7 @@ pub use policy::{LocalitySpec, PolicySpec, RetriesSpec};
 pub use route::{BackendSpec, RouteSpec};
 pub use service::ServiceSpec;
 pub use shards::{IntervalSpec, ReplicaSpec, ShardMapSpec, ShardSpec};
-pub use text::{KeyText, read_duration, write_duration};
+pub use text::KeyText;
 pub use topology::{RegionSpec, RoundTripSpec, TopologySpec};
 pub use traffic::{LoadRingSpec, LoadSpec, SharesSpec, TrafficSpec};
 pub use workload::{ProgramSpec, WorkloadSpec};

@@ -10,9 +10,14 @@
 //! set of keys. A queue of changes for each watcher was rejected: it grows with the slowest reader and delivers
 //! outdated values.
 
+// What only serving uses is small.
+#![cfg_attr(not(feature = "server"), allow(dead_code, unreachable_pub))]
+
 mod batch;
 pub mod cache;
+mod followed_prefixes;
 pub mod follower;
+#[cfg(feature = "server")]
 mod forwarder;
 mod hub;
 mod mirror;
@@ -22,13 +27,16 @@ mod peer_info;
 mod prefixes;
 mod progress;
 mod report_relay;
+#[cfg(feature = "server")]
 pub mod server;
 mod table;
+mod terminated_watches;
 mod update;
 
 pub use batch::{
     Batch, Commit, Conflict, Entry, Expect, MAX_BATCH_BYTES, MAX_KEY_BYTES, MAX_OPS, MAX_VALUE_BYTES, Op,
 };
+#[cfg(feature = "server")]
 pub use forwarder::Forwarder;
 pub use hub::{MAX_DIRTY, PendingUpdate, WatcherId, WatcherInfo};
 pub use mirror::{ArrivedRecord, Mirror};

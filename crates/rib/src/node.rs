@@ -8,9 +8,10 @@ use tokio::{sync::watch, time::Instant};
 
 use crate::{
     Batch, Commit, Conflict, Entry, PeerInfo, PendingUpdate, Table, WatcherInfo,
+    followed_prefixes::FollowedPrefixes,
     hub::{Hub, WatcherId},
     progress::ProgressSchedule,
-    server::{FollowedPrefixes, TerminatedWatches},
+    terminated_watches::TerminatedWatches,
 };
 
 mod disconnected;

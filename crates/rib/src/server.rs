@@ -2,16 +2,16 @@
 
 mod decode_batch;
 mod delta_cache;
-mod followed;
 mod messages;
 mod outbox;
 mod session;
-mod terminated;
 
-pub(crate) use followed::{FollowedPrefix, WatchPrefixes};
-pub use followed::{FollowedPrefixes, MAX_FOLLOWED_BYTES};
+pub(crate) use crate::followed_prefixes::{FollowedPrefix, WatchPrefixes};
+pub use crate::{
+    followed_prefixes::{FollowedPrefixes, MAX_FOLLOWED_BYTES, MAX_PREFIXES},
+    terminated_watches::TerminatedWatches,
+};
 pub use messages::encoded_len;
-pub use terminated::TerminatedWatches;
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -134,9 +134,6 @@ impl From<WriteError> for Status {
     }
 }
 
-/// The most prefixes of one watch: a shared proxy follows three for each of 50,000 services and more, and its agent
-/// those of several. Each costs about 0.5 KB here.
-pub const MAX_PREFIXES: usize = 262_144;
 /// The most prefixes of one read.
 const MAX_READ_PREFIXES: usize = 4096;
 /// The most concurrent watches: each costs a task and its dirty keys.

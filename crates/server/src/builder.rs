@@ -394,6 +394,9 @@ async fn check_location(registry: &RegistryClient, deadline: Instant) -> Result<
 }
 
 /// The default identity: host name and port, which a restart keeps.
+///
+/// # Errors
+/// When the host name is no valid identity.
 pub fn default_instance(address: SocketAddr) -> Result<InstanceId, Invalid> {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = match host.trim() {

@@ -2,7 +2,7 @@
 
 use std::{env, future, sync::Arc, time::Duration};
 
-use fairmesh_model::{Invalid, spec};
+use fairmesh_model::{Invalid, read_duration};
 use tokio::{
     signal::unix::{SignalKind, signal},
     time::{Instant, sleep},
@@ -63,7 +63,20 @@ async fn drain(server: Arc<Inner>) {
     if !matches!(drained, Drained::Unreported(_)) {
         quiet(load, begin + total * 8 / 10, QUIET.min(total / 10)).await;
     }
-    tracing::info!(?drained, outstanding = ?load.outstanding(), "callers have moved; closing connections");
+    let outstanding = load.outstanding();
+    match &drained {
+        Drained::CallersMoved => tracing::info!(?outstanding, "callers have moved; closing connections"),
+        Drained::Behind(callers) => {
+            tracing::warn!(
+                ?callers,
+                ?outstanding,
+                "some callers have not moved in time; closing connections"
+            );
+        }
+        Drained::Unreported(why) => {
+            tracing::warn!(why, ?outstanding, "callers were not asked to move; closing connections");
+        }
+    }
     let end = begin + total;
     server.phase.send_replace(Phase::Closing(end));
     // Streams end when their connections are asked to close.
@@ -111,11 +124,14 @@ pub async fn terminated() {
 }
 
 /// Time for a graceful stop: `given`, else `FAIRMESH_DRAIN_DEADLINE` (such as `25s`), else 25 s.
+///
+/// # Errors
+/// When `FAIRMESH_DRAIN_DEADLINE` is malformed.
 pub fn drain_deadline(given: Option<Duration>) -> Result<Duration, Invalid> {
     const NAME: &str = "FAIRMESH_DRAIN_DEADLINE";
     match (given, env::var(NAME)) {
         (Some(given), _) => Ok(given),
-        (None, Ok(text)) => spec::read_duration(&text).map_err(|e| e.within(NAME)),
+        (None, Ok(text)) => read_duration(&text).map_err(|e| e.within(NAME)),
         (None, Err(_)) => Ok(DEFAULT_DEADLINE),
     }
 }

@@ -38,6 +38,8 @@
 //! Decision: the program keeps its own lease, by the same task that `fairmesh register` uses for other programs.
 //! Rejected: the agent watches processes; it would have to know how each is started and stopped.
 
+#![warn(clippy::missing_errors_doc)]
+
 mod authorization;
 mod builder;
 mod cpu;
@@ -52,31 +54,43 @@ mod tests;
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use fairmesh_model::{EndpointState, Invalid};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
-pub use authorization::{Caller, ConnectInfo, ConnectionAuthorizer, identity_of};
-pub use builder::{ServerBuilder, ServerTransport, default_instance, transport_of_agent};
-pub use cpu::{Cpu, CpuTime, usage_reports::UsageReports};
-pub use drain::{drain_deadline, terminated};
-pub use fairmesh_model::{Location, Protocol, Region};
-pub use fairmesh_wire::transport::{Stream, Transport};
+pub use authorization::{Caller, ConnectInfo, identity_of};
+pub use builder::ServerBuilder;
+pub use drain::terminated;
+pub use fairmesh_model::{
+    EndpointState, InstanceId, Invalid, KeyRange, Location, Protocol, Region, ServiceName, ShardId,
+};
+pub use fairmesh_wire::transport::{Address, Transport};
 pub use layer::{
     ServerBody, ServerFuture, ServerLayer, ServerService,
     server_load::{Admission, Outstanding},
 };
-pub use registration::{
-    DEFAULT_LEASE, Registration, SHARDS_AWARE, SHARDS_LABEL,
-    lease::{Drained, Lease, RegistrationState},
-    registry_addresses::registry_addresses,
-    registry_client::{RegistryClient, RegistryError},
-};
+pub use registration::lease::{Drained, RegistrationState};
 pub use serve::{
     incoming::{IncomingStream, incoming},
     serve_http,
 };
-pub use shards::{HookResult, ShardHooks};
+pub use shards::HookResult;
+
+// What `fairmesh register` and the proxy are built on, beside the public API: no promise is made for it.
+#[doc(hidden)]
+pub use {
+    authorization::ConnectionAuthorizer,
+    builder::{ServerTransport, default_instance, transport_of_agent},
+    cpu::{Cpu, CpuTime, usage_reports::UsageReports},
+    drain::drain_deadline,
+    fairmesh_wire::transport::Stream,
+    registration::{
+        DEFAULT_LEASE, Registration, SHARDS_AWARE, SHARDS_LABEL,
+        lease::Lease,
+        registry_addresses::registry_addresses,
+        registry_client::{RegistryClient, RegistryError},
+    },
+    shards::ShardHooks,
+};
 
 use drain::Phase;
 

@@ -43,6 +43,9 @@ pub struct Registration {
 
 impl Registration {
     /// Checks what the types do not, such as that callers can use the address.
+    ///
+    /// # Errors
+    /// The first field that is not valid.
     pub fn validate(&self) -> Result<(), Invalid> {
         if self.address.ip().is_unspecified() {
             return Err(Invalid::new(

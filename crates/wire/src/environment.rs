@@ -81,6 +81,46 @@ pub fn control() -> Address {
     control_sockets().find(is_there).unwrap_or_else(|| Address::Tcp(CONTROL_ADDRESS.to_owned()))
 }
 
+/// Where a program gets records and registers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Upstream {
+    /// By agents, tried in this order; at least one.
+    Agents(Vec<Address>),
+    /// By control planes, where there is no agent; at least one.
+    ControlPlanes(Vec<Address>),
+}
+
+/// What the environment names, for callers and servers alike: agents in `FAIRMESH_AGENT`, else control planes in
+/// `FAIRMESH_CONTROL`, several separated by commas; else the [agent](agent()) of this machine. An empty variable counts as
+/// one that is not set.
+///
+/// # Errors
+/// Where a variable holds no address.
+pub fn upstream() -> Result<Upstream, Invalid> {
+    if let Some(agents) = addresses("FAIRMESH_AGENT")? {
+        return Ok(Upstream::Agents(agents));
+    }
+    let control_planes = addresses("FAIRMESH_CONTROL")?.map(Upstream::ControlPlanes);
+    Ok(control_planes.unwrap_or_else(|| Upstream::Agents(vec![agent()])))
+}
+
+fn addresses(name: &str) -> Result<Option<Vec<Address>>, Invalid> {
+    read_addresses(&env::var(name).unwrap_or_default()).map_err(|e| e.within(name))
+}
+
+/// Addresses separated by commas; `None` of an empty text.
+fn read_addresses(text: &str) -> Result<Option<Vec<Address>>, Invalid> {
+    match text.trim() {
+        "" => Ok(None),
+        text => text.split(',').map(|part| part.trim().parse()).collect::<Result<_, _>>().map(Some),
+    }
+}
+
+/// The folder with the copy of records that an agent keeps on disk: `FAIRMESH_STATE_DIR`, else by [`agent_copy`].
+pub fn copy_on_disk() -> PathBuf {
+    folder("FAIRMESH_STATE_DIR").unwrap_or_else(agent_copy)
+}
+
 /// The copy that an agent left: the machine's or the user's own, whichever can be read and was written last.
 pub fn agent_copy() -> PathBuf {
     last_written([Some(system_state("agent")), own_state("agent")]).unwrap_or_else(|| system_state("agent"))
@@ -119,6 +159,15 @@ mod tests {
     };
 
     use super::*;
+
+    #[test]
+    fn a_variable_holds_addresses_separated_by_commas() {
+        let read = |text| read_addresses(text).map(|found| found.map(|all| all.len()));
+        assert_eq!((read(""), read(" ")), (Ok(None), Ok(None)));
+        assert_eq!(read("127.0.0.1:7400"), Ok(Some(1)));
+        assert_eq!(read("unix:/run/a.sock, control:7400"), Ok(Some(2)));
+        assert!(read("control").is_err() && read("a:1,").is_err());
+    }
 
     #[test]
     fn the_first_socket_that_exists_is_used() {

@@ -12,6 +12,7 @@
 //! Records of the RIB are protobuf, as the calls are: one schema language, and readers skip fields that newer writers
 //! added. Serialising the model with serde was rejected: renames in the model would change the format.
 
+mod codegen;
 pub mod convert;
 pub mod environment;
 pub mod handshake;
@@ -34,7 +35,7 @@ pub use transport::{identity_of, on_behalf_of, program_of, set_on_behalf_of};
 #[allow(clippy::all, clippy::too_many_lines, clippy::cognitive_complexity, clippy::disallowed_methods)]
 pub mod lookaside {
     pub mod v1 {
-        tonic::include_proto!("fairmesh.lookaside.v1");
+        include!("generated/fairmesh.lookaside.v1.rs");
     }
 }
 
@@ -42,7 +43,7 @@ pub mod lookaside {
 #[allow(missing_docs, missing_debug_implementations, unreachable_pub)]
 #[allow(clippy::all, clippy::too_many_lines, clippy::cognitive_complexity, clippy::disallowed_methods)]
 pub mod grpc_lookup {
-    tonic::include_proto!("grpc.lookup.v1");
+    include!("generated/grpc.lookup.v1.rs");
 }
 
 /// The generated protobuf and gRPC types of `proto/fairmesh/v1`, documented there.
@@ -50,5 +51,5 @@ pub mod grpc_lookup {
 #[allow(missing_docs, missing_debug_implementations, unreachable_pub)]
 #[allow(clippy::all, clippy::too_many_lines, clippy::cognitive_complexity, clippy::disallowed_methods)]
 pub mod v1 {
-    tonic::include_proto!("fairmesh.v1");
+    include!("generated/fairmesh.v1.rs");
 }

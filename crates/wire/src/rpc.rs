@@ -1,28 +1,25 @@
 //! Clients and services, with their message limits.
 
+#[cfg(feature = "server")]
+use crate::v1::{
+    admin_server::{Admin, AdminServer},
+    authority_server::{Authority, AuthorityServer},
+    checker_server::{Checker, CheckerServer},
+    identity_server::{Identity, IdentityServer},
+    imbalance_server::{Imbalance, ImbalanceServer},
+    quota_server::{Quota, QuotaServer},
+    registry_server::{Registry, RegistryServer},
+    rib_server::{Rib, RibServer},
+    traffic_planner_server::{TrafficPlanner, TrafficPlannerServer},
+    workload_server::{Workload, WorkloadServer},
+};
 use crate::{
     handshake::VersionedChannel,
     v1::{
-        admin_client::AdminClient,
-        admin_server::{Admin, AdminServer},
-        authority_client::AuthorityClient,
-        authority_server::{Authority, AuthorityServer},
-        checker_client::CheckerClient,
-        checker_server::{Checker, CheckerServer},
-        identity_client::IdentityClient,
-        identity_server::{Identity, IdentityServer},
-        imbalance_client::ImbalanceClient,
-        imbalance_server::{Imbalance, ImbalanceServer},
-        quota_client::QuotaClient,
-        quota_server::{Quota, QuotaServer},
-        registry_client::RegistryClient,
-        registry_server::{Registry, RegistryServer},
-        rib_client::RibClient,
-        rib_server::{Rib, RibServer},
-        traffic_planner_client::TrafficPlannerClient,
-        traffic_planner_server::{TrafficPlanner, TrafficPlannerServer},
+        admin_client::AdminClient, authority_client::AuthorityClient, checker_client::CheckerClient,
+        identity_client::IdentityClient, imbalance_client::ImbalanceClient, quota_client::QuotaClient,
+        registry_client::RegistryClient, rib_client::RibClient, traffic_planner_client::TrafficPlannerClient,
         workload_client::WorkloadClient,
-        workload_server::{Workload, WorkloadServer},
     },
 };
 
@@ -33,6 +30,7 @@ pub const MAX_MESSAGE: usize = 4 * 1024 * 1024;
 macro_rules! limited {
     ($($(#[$doc:meta])* $server:ident, $client:ident: $trait:ident, $service:ident, $stub:ident;)*) => {$(
         $(#[$doc])*
+        #[cfg(feature = "server")]
         pub fn $server<T: $trait>(service: T) -> $service<T> {
             $service::new(service).max_decoding_message_size(MAX_MESSAGE).max_encoding_message_size(MAX_MESSAGE)
         }

@@ -7,12 +7,17 @@
 //! TLS itself is the identity's: keys, certificates and the verification of names are not this crate's subject.
 
 mod address;
+#[cfg(feature = "server")]
 mod calls;
 mod channel;
 mod identity;
+#[cfg(feature = "server")]
 mod joining;
+#[cfg(feature = "server")]
 mod listener;
+#[cfg(feature = "server")]
 mod peer_program;
+#[cfg(feature = "server")]
 mod serve;
 mod socket;
 mod stream;
@@ -25,14 +30,21 @@ use std::{
 };
 
 pub use address::Address;
+#[cfg(feature = "server")]
 pub use calls::{CallGuard, GuardedCalls};
-pub use channel::{CONNECT_TIMEOUT, connect_channel, connect_channel_lazy};
+pub use channel::{CONNECT_TIMEOUT, Channel, connect_channel, connect_channel_lazy};
 use fairmesh_listen::GuardedStream;
-use fairmesh_model::{Identity, ProgramFacts, ServiceName, SpiffeId};
+#[cfg(feature = "server")]
+use fairmesh_model::ProgramFacts;
+use fairmesh_model::{Identity, ServiceName, SpiffeId};
 pub use identity::{ExpectedPeer, Handshake, NoIdentity, SecureStream, TlsIdentity};
+#[cfg(feature = "server")]
 pub use listener::{Accepted, BindError, Listener};
+#[cfg(feature = "server")]
 pub use serve::{Services, serve};
-pub use socket::{Peer, Socket};
+#[cfg(feature = "server")]
+pub use socket::Peer;
+pub use socket::Socket;
 pub use stream::Stream;
 use tokio::net::{TcpSocket, TcpStream, UnixStream};
 pub use waits::Waits;
@@ -133,6 +145,7 @@ impl Transport {
     ///
     /// # Errors
     /// [`BindError`] with the address.
+    #[cfg(feature = "server")]
     pub async fn bind(&self, address: &Address) -> Result<Listener, BindError> {
         Listener::bind(address, self.clone()).await
     }
@@ -148,6 +161,7 @@ impl Transport {
     }
 
     /// Performs the server's handshake on an accepted connection of a process of the mesh.
+    #[cfg(feature = "server")]
     async fn accept_mesh(
         &self,
         stream: GuardedStream<Stream>,
@@ -214,6 +228,7 @@ pub fn identity_of<T>(request: &tonic::Request<T>) -> Identity {
 
 /// What the kernel says of the calling program; `None` unless the call came over a Unix socket of an
 /// [attesting](Listener::attesting) listener.
+#[cfg(feature = "server")]
 pub fn program_of<T>(request: &tonic::Request<T>) -> Option<&ProgramFacts> {
     request.extensions().get::<Arc<ProgramFacts>>().map(|facts| &**facts)
 }

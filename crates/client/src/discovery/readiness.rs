@@ -56,6 +56,6 @@ pub fn state_fault<T>(service: &Subscription<T>, state: &ServiceState<T>) -> Opt
 pub(crate) fn unknown_state_fault<T>(subscription: &Subscription<T>) -> Fault {
     let name = subscription.name();
     let message =
-        format!("{name}: the agent did not send its endpoints in time; see `fairmesh agent` and its log");
+        format!("{name}: the mesh did not send its endpoints in time; see `fairmesh agent` and its log");
     Fault::new(FaultKind::Unavailable, message)
 }

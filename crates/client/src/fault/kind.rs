@@ -43,6 +43,7 @@ pub enum FaultKind {
 
 /// The cause of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Origin {
     /// The program that made the call.
     Caller,
@@ -54,6 +55,7 @@ pub enum Origin {
 
 /// Whether a retry of the call is safe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Retry {
     /// It was never sent: a retry is safe.
     Unsent,
@@ -130,8 +132,12 @@ impl FaultKind {
         }
     }
 
-    /// The code that a gRPC caller gets.
-    pub fn grpc_code(self) -> Code {
+    /// The code that a gRPC caller gets, as a number: 14 is `UNAVAILABLE`.
+    pub fn grpc_code(self) -> i32 {
+        self.code() as i32
+    }
+
+    pub(crate) fn code(self) -> Code {
         match self {
             Self::UnknownService => Code::NotFound,
             Self::Unavailable

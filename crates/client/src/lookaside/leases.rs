@@ -4,7 +4,6 @@ use fairmesh_model::ServiceName;
 use fairmesh_rib::follower::FollowerState;
 use fairmesh_wire::transport::{Address, Transport, connect_channel_lazy};
 use tokio::{sync::watch, time::Instant};
-use tonic::transport::Error;
 
 use super::{
     lease_set::{LeaseKey, LeaseSet},
@@ -18,7 +17,7 @@ pub(crate) struct Leases(Arc<LookasideConnection>);
 
 impl Leases {
     /// Of the lookaside at this address, which is connected to by the first call.
-    pub(crate) fn new(transport: &Transport, address: Address, client_id: String) -> Result<Self, Error> {
+    pub(crate) fn new(transport: &Transport, address: Address, client_id: String) -> Self {
         let state = FollowerState {
             connected: false,
             since: Instant::now(),
@@ -28,8 +27,8 @@ impl Leases {
             address: Some(address.clone()),
             error: None,
         };
-        let channel = connect_channel_lazy(transport, &address)?;
-        Ok(Self(Arc::new(LookasideConnection::new(channel, state, client_id))))
+        let channel = connect_channel_lazy(transport, &address);
+        Self(Arc::new(LookasideConnection::new(channel, state, client_id)))
     }
 
     /// The leases for calls of a service without a key.

@@ -1,8 +1,8 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fairmesh_rib::follower::FollowerState;
+use fairmesh_wire::transport::Channel;
 use tokio::{sync::watch, time::Instant};
-use tonic::transport::Channel;
 
 use super::index::LeaseIndex;
 

@@ -66,15 +66,11 @@ impl ServiceLookasides {
         if by_address.len() >= MAX_LOOKASIDES {
             by_address.clear();
         }
-        let read = address.parse::<Address>().map_err(|e| e.to_string());
-        let leases = read.and_then(|read| {
-            let leases = Leases::new(&self.transport, read, self.client_id.clone());
-            leases.map_err(|e| e.to_string())
-        });
-        let leases = leases.inspect_err(|error| {
+        let read = address.parse::<Address>().inspect_err(|error| {
             tracing::warn!(%error, %address, "invalid lookaside address; fix `lookaside` in the policy of the service");
         });
-        let leases = leases.ok().map(Arc::new);
+        let of = |address| Arc::new(Leases::new(&self.transport, address, self.client_id.clone()));
+        let leases = read.ok().map(of);
         by_address.insert(Arc::clone(address), leases.clone());
         leases
     }

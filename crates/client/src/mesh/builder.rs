@@ -1,16 +1,16 @@
 use std::{env, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use fairmesh_identity::{IdentityRequest, ProgramIdentity};
 use fairmesh_model::{Invalid, Location, ServiceName, SpiffePath};
 use fairmesh_rib::follower::{Backoff, FollowerConfig};
 use fairmesh_wire::{
-    environment,
+    environment::{self, Upstream},
     transport::{Address, Transport},
 };
 
 use super::{Mesh, source::Source, state::MeshState};
 use crate::{
     discovery::{DEFAULT_IDLE_TIMEOUT, Resolver, ResolverConfig},
+    fault::{Fault, FaultKind},
     lookaside::Leases,
     observe::Observer,
     transport::{EndpointPool, TransportContext},
@@ -24,7 +24,8 @@ const CONNECT_WAIT: Duration = Duration::from_secs(1);
 pub struct MeshBuilder {
     transport: Option<Transport>,
     identity: Option<SpiffePath>,
-    agent: Option<Address>,
+    /// Tried in this order; empty where only control planes are followed.
+    agents: Vec<Address>,
     control: Vec<Address>,
     lookaside: Option<Address>,
     client_id: Option<String>,
@@ -53,10 +54,11 @@ impl MeshBuilder {
         self
     }
 
-    /// The agent's address; the default is `FAIRMESH_AGENT`, else the default socket.
+    /// The agent's address; several are tried in turn. Without agents and control planes, those that the environment names: agents
+    /// in `FAIRMESH_AGENT`, else control planes in `FAIRMESH_CONTROL`; without either, the agent at the default socket.
     #[must_use]
     pub fn agent(mut self, address: Address) -> Self {
-        self.agent = Some(address);
+        self.agents.push(address);
         self
     }
 
@@ -92,7 +94,7 @@ impl MeshBuilder {
         self
     }
 
-    /// The agent's copy on disk, read when the agent cannot be reached at start. The default is the
+    /// The agent's copy on disk, read when the agent cannot be reached at start. The default is `FAIRMESH_STATE_DIR`, else the
     /// agent's default folder, that of an agent which runs as root or as this user, whichever was written last; or none
     /// where only control planes are followed.
     #[must_use]
@@ -140,13 +142,14 @@ impl MeshBuilder {
     /// # Errors
     /// When a variable of the environment is malformed.
     pub async fn connect(mut self) -> Result<Mesh, Invalid> {
+        self.read_environment()?;
         let client_id = self.client_id.clone().unwrap_or_else(default_client_id);
         let transport = match self.transport.take() {
             Some(transport) => transport,
             None => self.transport_of_agent(&client_id).await?,
         };
         let source = match &self.lookaside {
-            Some(address) => Source::Leases(leases(&transport, address, &client_id)?),
+            Some(address) => Source::Leases(Leases::new(&transport, address.clone(), client_id.clone())),
             None => Source::Records(self.follow(client_id.clone(), transport.clone()).await?),
         };
         let transport = TransportContext {
@@ -160,18 +163,55 @@ impl MeshBuilder {
         Ok(Mesh { state: Arc::new(state) })
     }
 
-    /// Calls with the identity that the agent gives; plaintext where there is no agent.
-    async fn transport_of_agent(&self, client_id: &str) -> Result<Transport, Invalid> {
-        if self.is_direct() {
-            return Ok(Transport::default());
+    /// As [`connect`](Self::connect), and waits until there are records to decide calls by: from the agent, a control plane, or the
+    /// copy on disk. For programs that call at once, such as jobs, whose calls would else fail before the first contact.
+    ///
+    /// # Errors
+    /// [`FaultKind::Unavailable`] where there are none within `timeout`, with the reason; [`FaultKind::Invalid`] when a
+    /// variable of the environment is malformed.
+    pub async fn connect_ready(self, timeout: Duration) -> Result<Mesh, Fault> {
+        let invalid = |error| Fault::new(FaultKind::Invalid, "the mesh cannot be connected").caused_by(error);
+        let mesh = self.connect().await.map_err(invalid)?;
+        match tokio::time::timeout(timeout, mesh.first_snapshot()).await {
+            Ok(()) => Ok(mesh),
+            Err(_) => Err(Fault::new(
+                FaultKind::Unavailable,
+                format!("the mesh was not reached within {timeout:?}: {}", mesh.freshness()),
+            )),
         }
-        let request = IdentityRequest {
-            agent: self.agent_address()?,
+    }
+
+    /// Sets what neither the program nor an option names.
+    fn read_environment(&mut self) -> Result<(), Invalid> {
+        if self.agents.is_empty() && self.control.is_empty() && self.lookaside.is_none() {
+            match environment::upstream()? {
+                Upstream::Agents(agents) => self.agents = agents,
+                Upstream::ControlPlanes(control_planes) => self.control = control_planes,
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls with the identity that the agent gives; plaintext where there is no agent.
+    #[cfg(feature = "tls")]
+    async fn transport_of_agent(&self, client_id: &str) -> Result<Transport, Invalid> {
+        let Some(agent) = self.agents.first() else {
+            return Ok(Transport::default());
+        };
+        let request = fairmesh_identity::IdentityRequest {
+            agent: agent.clone(),
             path: self.identity.clone(),
             software: format!("client {client_id}"),
             patience: CONNECT_WAIT,
         };
-        Ok(ProgramIdentity::of_caller(request).await.map(ProgramIdentity::transport).unwrap_or_default())
+        let identity = fairmesh_identity::ProgramIdentity::of_caller(request).await;
+        Ok(identity.map(fairmesh_identity::ProgramIdentity::transport).unwrap_or_default())
+    }
+
+    /// Without the feature `tls` this program has no identity.
+    #[cfg(not(feature = "tls"))]
+    async fn transport_of_agent(&self, _client_id: &str) -> Result<Transport, Invalid> {
+        Ok(Transport::default())
     }
 
     /// Follows records.
@@ -188,13 +228,13 @@ impl MeshBuilder {
         };
         let upstream = FollowerConfig {
             transport,
-            addresses: self.addresses()?,
+            addresses: [self.agents.clone(), self.control.clone()].concat(),
             software: format!("client {client_id}"),
             backoff: Backoff::default(),
             refuse_lagging: false,
         };
         // A program that follows control planes has no agent, and must not use the copy of a former one.
-        let usual = || (!self.is_direct()).then(environment::agent_copy);
+        let usual = || (!self.is_direct()).then(environment::copy_on_disk);
         let cache_dir = self.cache_dir.clone().or_else(usual);
         let idle_timeout = self.idle_timeout.unwrap_or(DEFAULT_IDLE_TIMEOUT);
         let resolver = Resolver::start(ResolverConfig {
@@ -224,33 +264,8 @@ impl MeshBuilder {
 
     /// Whether only control planes are followed.
     fn is_direct(&self) -> bool {
-        self.agent.is_none() && !self.control.is_empty()
+        self.agents.is_empty() && !self.control.is_empty()
     }
-
-    fn addresses(&self) -> Result<Vec<Address>, Invalid> {
-        if self.is_direct() {
-            return Ok(self.control.clone());
-        }
-        Ok([vec![self.agent_address()?], self.control.clone()].concat())
-    }
-
-    fn agent_address(&self) -> Result<Address, Invalid> {
-        match (&self.agent, env::var("FAIRMESH_AGENT")) {
-            (Some(agent), _) => Ok(agent.clone()),
-            (None, Ok(text)) => text.parse().map_err(|e: Invalid| e.within("FAIRMESH_AGENT")),
-            (None, Err(_)) => Ok(environment::agent()),
-        }
-    }
-}
-
-fn leases(transport: &Transport, address: &Address, client_id: &str) -> Result<Leases, Invalid> {
-    Leases::new(transport, address.clone(), client_id.to_owned()).map_err(|error| {
-        Invalid::new(
-            "lookaside",
-            format!("{address} cannot be called: {error}"),
-            "write host:port, or unix:/path",
-        )
-    })
 }
 
 fn default_client_id() -> String {

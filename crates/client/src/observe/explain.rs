@@ -14,6 +14,7 @@ use crate::fault::FaultKind;
 
 /// One decision with its reasons and the data that it is based on.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct CallExplanation {
     /// The decision of the called service and, where its route sends the call to another service, of that one.
     pub decisions: Vec<Decision>,
@@ -38,6 +39,7 @@ pub struct Question<'a, H: Headers + ?Sized> {
 
 /// The decision of one service's snapshot.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Decision {
     /// The reasons.
     pub explanation: Explanation,

@@ -5,6 +5,7 @@ use fairmesh_wire::transport::Address;
 
 /// The age and the source of the records.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Freshness {
     /// Whether the agent is connected.
     pub connected: bool,

@@ -50,6 +50,7 @@ pub(crate) struct AttemptStart<'a> {
 
 /// One attempt that has ended.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct AttemptRecord {
     /// The endpoint that was called.
     pub endpoint: EndpointTarget,
@@ -75,11 +76,15 @@ impl Trace {
         Self::default()
     }
 
-    /// A trace that also records the [reasons](Self::take_reasons) of each decision, and sends each server a span of
-    /// its own within `parent`, where there is one: the header `traceparent` of the request is replaced.
+    /// A trace that sends each server a span of its own within `parent`: the header `traceparent` of the request is replaced.
+    pub fn within(parent: SpanContext) -> Self {
+        Self(Arc::new(TraceState { parent: Some(parent), ..TraceState::default() }))
+    }
+
+    /// An empty trace within `parent`, where there is one, that also records the [reasons](Self::take_reasons) of each decision.
     #[doc(hidden)]
-    pub fn within(parent: Option<SpanContext>, reasons: bool) -> Self {
-        Self(Arc::new(TraceState { reasons, parent, recorded: Mutex::default() }))
+    pub fn with_reasons(parent: Option<SpanContext>) -> Self {
+        Self(Arc::new(TraceState { reasons: true, parent, recorded: Mutex::default() }))
     }
 
     /// Takes the attempts recorded so far, in their order.

@@ -1,7 +1,7 @@
 use std::{
     fmt, mem,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Mutex},
     task::{Context, Poll},
 };
 
@@ -46,13 +46,26 @@ impl Body {
         Self { source, attempt, observer, conclusion }
     }
 
+    /// The same body, whose faults have the status that a tonic client looks for.
+    pub(crate) fn for_tonic(mut self) -> Self {
+        self.conclusion = TimeoutConclusion::FaultForTonic;
+        self
+    }
+
+    fn addressed(&self, fault: Fault) -> Fault {
+        match self.conclusion {
+            TimeoutConclusion::FaultForTonic => fault.for_tonic(),
+            _ => fault,
+        }
+    }
+
     /// The body of a response that did not come from a call.
     #[doc(hidden)]
     pub fn foreign<B>(body: B) -> Self
     where
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
-        Self::new(BodySource::Foreign(body.map_err(Into::into).boxed_unsync()), None)
+        Self::new(BodySource::Foreign(Mutex::new(body.map_err(Into::into).boxed_unsync())), None)
     }
 
     /// The response as the caller gets it.
@@ -163,7 +176,7 @@ impl Body {
             ),
         };
         self.fail();
-        Fault::new(kind, message).caused_by(cause)
+        self.addressed(Fault::new(kind, message).caused_by(cause))
     }
 
     /// Records a failure of the endpoint and closes the connection.
@@ -190,9 +203,9 @@ impl Body {
                  of its route, allows more"
             ),
         };
+        let fault = self.addressed(Fault::new(FaultKind::Deadline, message));
         let conclusion = mem::take(&mut self.conclusion);
         self.fail();
-        let fault = Fault::new(FaultKind::Deadline, message);
         conclusion.frame(&fault).ok_or(fault)
     }
 }
@@ -262,3 +275,9 @@ impl fmt::Debug for Body {
             .finish_non_exhaustive()
     }
 }
+
+// As `reqwest::Body::wrap` and others demand.
+const _: () = {
+    const fn is_shareable<T: Send + Sync + Unpin + 'static>() {}
+    is_shareable::<Body>();
+};

@@ -1,5 +1,6 @@
 use std::{
     pin::Pin,
+    sync::{Mutex, MutexGuard, PoisonError},
     task::{Context, Poll},
 };
 
@@ -17,7 +18,8 @@ pub(super) enum BodySource {
     Full(Option<Bytes>),
     H1(H1Body),
     H2(H2Body),
-    Foreign(UnsyncBoxBody<Bytes, BoxError>),
+    /// Locked, so that a body can be shared as HTTP libraries demand; polled without.
+    Foreign(Mutex<UnsyncBoxBody<Bytes, BoxError>>),
 }
 
 impl BodySource {
@@ -26,7 +28,7 @@ impl BodySource {
             Self::Full(bytes) => bytes.is_none(),
             Self::H1(body) => body.is_end_stream(),
             Self::H2(body) => body.is_end_stream(),
-            Self::Foreign(body) => body.is_end_stream(),
+            Self::Foreign(body) => lock(body).is_end_stream(),
         }
     }
 
@@ -51,7 +53,9 @@ impl BodySource {
             Self::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Self::H1(body) => Pin::new(body).poll_frame(context),
             Self::H2(body) => Pin::new(body).poll_frame(context),
-            Self::Foreign(body) => Pin::new(body).poll_frame(context),
+            Self::Foreign(body) => {
+                Pin::new(body.get_mut().unwrap_or_else(PoisonError::into_inner)).poll_frame(context)
+            }
         }
     }
 
@@ -60,7 +64,7 @@ impl BodySource {
             Self::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
             Self::H1(body) => body.size_hint(),
             Self::H2(_) => SizeHint::new(),
-            Self::Foreign(body) => body.size_hint(),
+            Self::Foreign(body) => lock(body).size_hint(),
         }
     }
 
@@ -73,4 +77,8 @@ impl BodySource {
             Self::Foreign(_) => "foreign",
         }
     }
+}
+
+fn lock(body: &Mutex<UnsyncBoxBody<Bytes, BoxError>>) -> MutexGuard<'_, UnsyncBoxBody<Bytes, BoxError>> {
+    body.lock().unwrap_or_else(PoisonError::into_inner)
 }

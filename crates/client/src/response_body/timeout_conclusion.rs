@@ -22,6 +22,8 @@ pub(super) enum TimeoutConclusion {
     /// With the fault.
     #[default]
     Fault,
+    /// With the fault, which a tonic client may look for a status in.
+    FaultForTonic,
     /// With trailers that hold its status.
     Trailers,
     /// With a trailers frame in the body, between two messages. Boxed, since it is rare.
@@ -54,7 +56,7 @@ impl TimeoutConclusion {
     /// The last frame of the body, with the status of the fault; `None` where the protocol has none.
     pub(super) fn frame(self, fault: &Fault) -> Option<Frame<Bytes>> {
         match self {
-            Self::Fault => None,
+            Self::Fault | Self::FaultForTonic => None,
             Self::Trailers => Some(Frame::trailers(fault.grpc_headers())),
             Self::Web(frames) => frames.trailers_frame(&fault.grpc_headers()).map(Frame::data),
         }

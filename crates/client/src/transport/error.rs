@@ -9,6 +9,12 @@ use super::wait::IdleTimeout;
 /// (`EMFILE`), for which the standard library has no kind.
 const NO_DESCRIPTOR: [i32; 2] = [23, 24];
 
+/// What a program lacks that has no identity because of how it was built.
+const NO_TLS: &str = match cfg!(feature = "tls") {
+    true => "",
+    false => " (this program is built without the feature `tls` of fairmesh-client)",
+};
+
 /// Why there is no response.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SendError {
@@ -16,7 +22,7 @@ pub(crate) enum SendError {
     #[error("no connection")]
     Unreachable(#[source] io::Error),
     /// The endpoint accepts mutual TLS only, and this program has no identity.
-    #[error(transparent)]
+    #[error("{0}{NO_TLS}")]
     NoIdentity(NoIdentity),
     /// No connection within the little time that the call could wait for one.
     #[error("no connection in the time that was left")]

@@ -1,7 +1,6 @@
 //! HTTP/2: calls share a connection, and another one is opened when the server allows no more streams on it.
 
 mod connection;
-mod drain_read;
 mod pool;
 mod response_body;
 mod shared_connection;

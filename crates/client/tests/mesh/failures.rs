@@ -221,7 +221,7 @@ async fn calls_before_a_server_says_how_many_it_allows_are_not_too_many() {
     let retries = Retries { attempts: 1, ..Retries::default() };
     rig.policy("shop/one", Policy { retries, ..Policy::default() });
     let service = rig.mesh().await.service("shop/one").unwrap();
-    service.ready().await.unwrap();
+    service.prepare().await.unwrap();
     let calls = load(&service, 500, 1);
     until("all have begun", || outstanding(&service) == 500).await;
     let _server = Server::start_on(listener, async |_| text(200, "welcome"));
@@ -490,7 +490,7 @@ async fn a_wrong_shard_is_retried_once_the_map_is_updated() {
     );
     let mesh = rig.mesh().await;
     let service = mesh.service("shop/cart").unwrap().key(7);
-    service.ready().await.unwrap();
+    service.prepare().await.unwrap();
     let call = tokio::spawn({
         let service = service.clone();
         async move { ask(&service, post("/add", "tea")).await }

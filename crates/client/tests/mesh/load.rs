@@ -121,7 +121,7 @@ async fn what_servers_report_is_kept_and_shown() {
         rig.replicated(name, protocol, &[layered(layer.clone(), Arc::clone(&let_go)).await]);
         let mesh = rig.mesh().await;
         let service = mesh.service(name).unwrap();
-        service.ready().await.unwrap();
+        service.prepare().await.unwrap();
         assert_eq!(report(&service), None, "{name}: no report yet");
 
         let held: Vec<_> = (0..2)

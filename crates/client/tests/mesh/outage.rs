@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fairmesh_client::{FaultKind, discovery::ServiceState};
+use fairmesh_client::{FaultKind, Mesh, discovery::ServiceState};
 use fairmesh_model::{EndpointState, Location, Policy, Prefix, Protocol, RecordKey, Region};
 use fairmesh_rib::cache::{Cache, SavedCopy};
 use http::Request;
@@ -33,6 +33,26 @@ async fn calls_continue_without_the_agent_and_follow_it_when_it_is_back() {
     tokio::time::timeout(PATIENCE, moved).await.unwrap();
     assert_eq!(mesh.stats().data_age, Duration::ZERO);
     assert_eq!(mesh.stats().faults, 0);
+}
+
+#[tokio::test]
+async fn a_program_can_wait_for_the_mesh_and_is_told_that_it_was_not_reached() {
+    let mut rig = Rig::start().await;
+    let server = Server::echo("a").await;
+    rig.replicated("shop/one", Protocol::Http1, &[server.address]);
+    rig.stop_agent().await;
+    let builder = Mesh::builder().agent(rig.address()).client_id("test").cache_dir(rig.cache_dir());
+    let late = builder.clone().connect_ready(Duration::from_millis(10)).await.unwrap_err();
+    assert_eq!(late.kind(), FaultKind::Unavailable);
+    assert!(late.message().contains("was not reached within 10ms"), "{late}");
+    let mesh = builder.clone().connect().await.unwrap();
+    let early = ask(&mesh.service("shop/one").unwrap(), get("/")).await.unwrap_err();
+    assert!(early.message().contains("the mesh is not reached yet"), "{early}");
+
+    let waiting = tokio::spawn(builder.connect_ready(PATIENCE));
+    rig.start_agent().await;
+    let mesh = waiting.await.unwrap().unwrap();
+    assert_eq!(ask(&mesh.service("shop/one").unwrap(), get("/")).await.unwrap().1, "a GET / ");
 }
 
 #[tokio::test]

@@ -65,7 +65,7 @@ async fn a_lookaside_that_is_silent_takes_half_of_a_calls_time_at_most_and_later
     rig.replicated("shop/one", Protocol::Http1, &[server.address]);
     let mesh = rig.mesh().await;
     let service = mesh.service("shop/one").unwrap();
-    service.ready().await.unwrap();
+    service.prepare().await.unwrap();
 
     let (status, ..) = timed(&service, "/old").await;
     assert_eq!((status, accepted.load(Relaxed)), (302, 0), "no endpoint is to be chosen");

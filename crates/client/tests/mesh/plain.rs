@@ -228,7 +228,7 @@ async fn outcomes(counts: Option<&mut FastCounts>) -> Vec<Outcome> {
     rig.policy("shop/cart", Policy { retries, ..Policy::default() });
     let mesh = rig.mesh().await;
     let service = mesh.service("shop/cart").unwrap();
-    service.ready().await.unwrap();
+    service.prepare().await.unwrap();
     let (mut none, mut all) = (FastCounts::default(), Vec::new());
     let passes = counts.is_some();
     let counts = counts.unwrap_or(&mut none);
@@ -277,7 +277,7 @@ async fn a_rate_limit_counts_a_fast_call_once() {
     rig.policy("shop/cart", Policy { limit: Some(limit), ..Policy::default() });
     let mesh = rig.mesh().await;
     let service = mesh.service("shop/cart").unwrap();
-    service.ready().await.unwrap();
+    service.prepare().await.unwrap();
     let text = "GET /plain HTTP/1.1\r\nhost: cart.shop\r\nx-id: 1\r\n\r\n";
     let mut counts = FastCounts::default();
     let mut call = async || fast_call(&service, text, &mut counts).await.map(|(status, ..)| status);
@@ -296,7 +296,7 @@ async fn a_large_response_is_borrowed_when_its_last_part_has_arrived() {
     rig.replicated("shop/cart", Protocol::Http1, &[server(Arc::clone(&log)).await]);
     let mesh = rig.mesh().await;
     let service = mesh.service("shop/cart").unwrap();
-    service.ready().await.unwrap();
+    service.prepare().await.unwrap();
     let body = Some("t".repeat(40_000) + &"e".repeat(20_000));
     let mut counts = FastCounts::default();
     for id in 0..4 {

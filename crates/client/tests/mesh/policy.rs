@@ -35,7 +35,7 @@ async fn service(rig: &Rig, protocol: Protocol, server: &Server, policy: Policy)
     rig.replicated("shop/one", protocol, &[server.address]);
     let mesh = rig.mesh().await;
     let service = mesh.service("shop/one").unwrap();
-    service.ready().await.unwrap();
+    service.prepare().await.unwrap();
     (mesh, service)
 }
 
@@ -277,7 +277,7 @@ async fn hedges_are_paid_for_by_the_retry_budget() {
     rig.replicated("shop/one", Protocol::Http1, &[one.address, two.address]);
     let mesh = rig.mesh().await;
     let service = mesh.service("shop/one").unwrap();
-    service.ready().await.unwrap();
+    service.prepare().await.unwrap();
     let service = service.timeout(Duration::from_millis(300));
     assert_eq!(ask(&service, get("/")).await.unwrap_err().kind(), FaultKind::Deadline);
     let stats = mesh.stats();

@@ -120,7 +120,7 @@ async fn who_connects_is_taken_to_a_server_that_can_be_reached() {
     rig.replicated("shop/db", Protocol::Http2, &[nobody().await, nobody().await, there]);
     let service = rig.mesh().await.service("shop/db").unwrap();
     for _ in 0..8 {
-        let mut tunnel = service.connect(Request::new(())).await.unwrap();
+        let mut tunnel = service.open_connection(Request::new(())).await.unwrap();
         assert_eq!((in_flight(&service), tunnel.endpoint().address), ((0, 1), there));
         tunnel.write_all(b"hello\r\n\r\n and more").await.unwrap();
         tunnel.shutdown().await.unwrap();
@@ -133,6 +133,6 @@ async fn who_connects_is_taken_to_a_server_that_can_be_reached() {
     rig.replicated("shop/gone", Protocol::Http1, &[]);
     rig.endpoint("shop/gone", "i0", nobody().await, EndpointState::Serving);
     let service = rig.mesh().await.service("shop/gone").unwrap();
-    let fault = service.connect(Request::new(())).await.unwrap_err();
+    let fault = service.open_connection(Request::new(())).await.unwrap_err();
     assert_eq!((fault.kind(), in_flight(&service)), (FaultKind::Unreachable, (0, 0)));
 }

@@ -92,7 +92,7 @@ async fn call(mesh: &Mesh, args: &CallArgs) -> Result<ExitCode, Failure> {
     let service = handle(mesh, args).map_err(refused)?;
     let (mut request, trace) = (request(args)?, Trace::new());
     request.extensions_mut().insert(trace.clone());
-    service.ready().await.map_err(fault)?;
+    service.prepare().await.map_err(fault)?;
     if let ServiceState::Ready(ready) = &*service.state()
         && ready.upstream.protocol() == Protocol::Grpc
     {

@@ -12,14 +12,14 @@ use fairmesh_wire::{
     lookaside::v1::{
         Lease, PickRequest, PickResponse, ReportRequest, Result as Told, lookaside_client::LookasideClient,
     },
-    transport::{Address, connect_channel},
+    transport::{Address, Channel, connect_channel},
 };
 use rustix::process::Signal;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
-use tonic::{Code, transport::Channel};
+use tonic::Code;
 
 use crate::harness::{Caller, Kind, Load, Process, Program, Spec, World, beside_others, free_port, until};
 

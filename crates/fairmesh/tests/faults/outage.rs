@@ -75,7 +75,7 @@ async fn calls_go_on_while_control_plane_and_agent_are_away_and_all_converge_aft
     let _new = Spec::new("shop/one", "b", Protocol::Http1).here(&world).await;
     load.reaches("b").await;
     let late = mesh.service("shop/late").unwrap();
-    until("what was refused is known", async || late.ready().await.is_ok()).await;
+    until("what was refused is known", async || late.prepare().await.is_ok()).await;
     until("the caller is in touch", async || mesh.stats().data_age.is_zero()).await;
     load.stop_unharmed().await;
 }
@@ -86,7 +86,7 @@ async fn control_away(world: &mut World, load: &Load, mesh: &Mesh) {
     grows("the age that the agent tells", async || world.agent_data_age().await).await;
     grows("the age that a connected caller tells", async || mesh.stats().data_age.as_secs_f64()).await;
     let begun = Instant::now();
-    let complaint = mesh.service("shop/late").unwrap().ready().await.unwrap_err().to_string();
+    let complaint = mesh.service("shop/late").unwrap().prepare().await.unwrap_err().to_string();
     assert!(complaint.contains("no control plane answers this agent"), "{complaint}");
     assert!(begun.elapsed() < Duration::from_secs(10), "and not when the time to wait has run out");
     let complaint = world.apply(YAML).await.fails();

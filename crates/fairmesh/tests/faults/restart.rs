@@ -20,7 +20,7 @@ async fn every_caller_acknowledges_a_drain_that_follows_a_restart_of_its_agent()
     let mut world = World::start("{kind: Service, name: shop/quiet}").await;
     let (mesh, bystander) = (world.mesh().await, world.mesh().await);
     let quiet = bystander.service("shop/quiet").unwrap();
-    quiet.ready().await.unwrap();
+    quiet.prepare().await.unwrap();
     let stays = Spec::new("shop/one", "stays", Protocol::Http1).here(&world).await;
     let load = Load::start(Load::of(&mesh.service("shop/one").unwrap(), &[(Kind::Get, 1), (Kind::Post, 2)]));
     for round in 0..4 {

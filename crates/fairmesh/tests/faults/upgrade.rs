@@ -381,7 +381,7 @@ async fn a_proxy_that_finds_no_agent_serves_from_what_the_agent_left_on_disk() {
     let mut world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
     let one = world.mesh().await.service("shop/one").unwrap();
-    until("the agent has heard of it", async || one.ready().await.is_ok()).await;
+    until("the agent has heard of it", async || one.prepare().await.is_ok()).await;
     world.is_saved("shop/one", 0).await;
     world.agent.kill().await;
     world.control.kill().await;

@@ -280,7 +280,7 @@ fn number(field: &str, value: u32, least: u32, most: u32) -> Result<(), Invalid>
 
 fn duration(field: &str, value: Duration, least: &str, most: &str) -> Result<(), Invalid> {
     // Both bounds are constants that the tests parse.
-    let bound = |text| crate::spec::read_duration(text).unwrap_or_default();
+    let bound = |text| crate::duration::read_duration(text).unwrap_or_default();
     if (bound(least)..=bound(most)).contains(&value) {
         return Ok(());
     }

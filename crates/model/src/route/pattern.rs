@@ -1,24 +1,22 @@
 //! Regular expressions, compiled once per process.
 
+#[cfg(feature = "regex")]
+mod engine;
+#[cfg(not(feature = "regex"))]
+#[path = "pattern/no_engine.rs"]
+mod engine;
+
 use std::{
     collections::BTreeMap,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
-use regex_automata::{
-    meta::{BuildError, Config, Regex},
-    nfa::thompson::WhichCaptures,
-    util::syntax,
-};
-
+use self::engine::{Regex, compile};
 use crate::Invalid;
 
 /// The longest expression, in bytes.
 const MAX_TEXT_BYTES: usize = 1024;
-/// The memory limit of each automaton of a compiled expression, in bytes; the cache of a search may take as much
-/// again.
-const MAX_AUTOMATON_BYTES: usize = 256 * 1024;
 
 /// A regular expression that must match a whole text, over bytes: `\w`, `\d` and case are ASCII.
 ///
@@ -64,28 +62,20 @@ fn cache() -> MutexGuard<'static, PatternCache> {
 
 impl Pattern {
     /// Compiles an expression, which need not be anchored; costly ones take milliseconds.
+    ///
+    /// # Errors
+    /// When it is no expression, or too costly, or this program is built without the feature `regex`.
     pub fn new(text: impl Into<String>) -> Result<Self, Invalid> {
         let text = text.into();
-        let refused = |problem: String, hint: &str| Invalid::new("", problem, hint);
         if text.is_empty() || text.len() > MAX_TEXT_BYTES {
             let problem = format!("an expression of {} bytes is too short or too long", text.len());
-            return Err(refused(problem, "write 1 to 1024 bytes"));
+            return Err(Invalid::new("", problem, "write 1 to 1024 bytes"));
         }
         if let Some(known) = cache().find(&text) {
             return Ok(known);
         }
-        match compile(&text) {
-            Ok(regex) => Ok(cache().add(Compiled { text, regex })),
-            Err(error) if error.size_limit().is_some() => {
-                Err(refused(format!("'{text}' takes too much memory"), "write smaller repetition counts"))
-            }
-            Err(error) => {
-                let error = error.syntax_error().map_or_else(|| error.to_string(), ToString::to_string);
-                let reason = error.lines().last().unwrap_or_default().trim_start_matches("error: ");
-                let hint = "write an expression of the regex crate, such as /users/[0-9]+";
-                Err(refused(format!("'{text}' is not an expression: {reason}"), hint))
-            }
-        }
+        let regex = compile(&text)?;
+        Ok(cache().add(Compiled { text, regex }))
     }
 
     /// The text as written.
@@ -104,24 +94,6 @@ impl Pattern {
     }
 }
 
-fn compile(text: &str) -> Result<Regex, Box<BuildError>> {
-    let config = Config::new()
-        .nfa_size_limit(Some(MAX_AUTOMATON_BYTES))
-        // Only needed for captures, of which there are none.
-        .onepass(false)
-        .hybrid_cache_capacity(MAX_AUTOMATON_BYTES)
-        .which_captures(WhichCaptures::None)
-        .utf8_empty(false);
-    let syntax = syntax::Config::new().unicode(false).utf8(false);
-    let build =
-        |text: &str| Regex::builder().configure(config.clone()).syntax(syntax).build(text).map_err(Box::new);
-    // Compiled by itself first, so that an unbalanced group cannot escape the anchors.
-    if syntax::parse_with(text, &syntax).is_err() {
-        return build(text);
-    }
-    build(&format!(r"\A(?:{text})\z"))
-}
-
 impl PartialEq for Pattern {
     fn eq(&self, other: &Self) -> bool {
         self.0.text == other.0.text
@@ -136,7 +108,7 @@ impl fmt::Debug for Pattern {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "regex"))]
 mod tests {
     use super::*;
 
@@ -169,6 +141,7 @@ mod tests {
         assert!(refused.problem.contains("memory"), "{refused}");
     }
 
+    #[allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
     fn compiled(text: String) -> Compiled {
         Compiled { regex: compile(&text).unwrap(), text }
     }

@@ -11,7 +11,7 @@ use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 pub(crate) fn from_fault(fault: &Fault, grpc: Option<HeaderValue>) -> Response<Body> {
     let kind = fault.kind();
     let mut response = match grpc {
-        Some(grpc) => grpc_trailers_only(grpc, kind.grpc_code() as i32, &fault.to_string()),
+        Some(grpc) => grpc_trailers_only(grpc, kind.grpc_code(), &fault.to_string()),
         None => plain_text(kind.http_status(), format!("{fault}\n")),
     };
     response.headers_mut().insert(FAULT, HeaderValue::from_static(kind.label()));

@@ -79,7 +79,11 @@ impl RequestObserver {
             return None;
         }
         let parent = span.as_ref().map(|span| span.own);
-        let trace = (explain || is_recorded || parent.is_some()).then(|| Trace::within(parent, is_recorded));
+        let trace = match parent {
+            parent if is_recorded => Some(Trace::with_reasons(parent)),
+            Some(parent) => Some(Trace::within(parent)),
+            None => explain.then(Trace::new),
+        };
         let request = RequestInfo::new(parts, arrival, unix_time());
         let observed =
             ObservedRequest { observer: Arc::clone(self), target: Arc::clone(target), request, span };

@@ -35,7 +35,7 @@ async fn connect(
     let target = forwarder.services().by_name(service).map_err(|error| error.to_string())?;
     let mut request = Request::new(());
     *request.method_mut() = Method::CONNECT;
-    let connected = target.handle.connect(request).await;
+    let connected = target.handle.open_connection(request).await;
     let mut server = connected.map_err(|fault: Fault| {
         increment(&target.metrics.faults);
         fault.to_string()

@@ -4,7 +4,7 @@ use fairmesh_model::{Cursor, Prefix, Revision};
 use fairmesh_wire::v1::{self, watch_request::Kind};
 
 use super::{DesiredSubscription, DesiredSubscriptions};
-use crate::{Update, covering, server::MAX_PREFIXES};
+use crate::{Update, covering, followed_prefixes::MAX_PREFIXES};
 
 /// The requested subscriptions, and the revision of each. Outlives connections.
 #[derive(Debug)]

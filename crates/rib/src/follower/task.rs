@@ -23,7 +23,7 @@ use super::{
     random,
     subscriptions::{StaleUpstream, Subscriptions},
 };
-use crate::{Entry, Update, server::MAX_PREFIXES};
+use crate::{Entry, Update, followed_prefixes::MAX_PREFIXES};
 
 /// Follows one upstream after another.
 pub(super) struct FollowerTask<S> {
@@ -148,14 +148,11 @@ impl<S: Sink> FollowerTask<S> {
     ) -> DisconnectReason {
         let FollowerConfig { transport, software, .. } = &self.config;
         let opened = Watch::open(transport, address, software).await;
-        let beside = |watch: Watch| {
-            let connection = Connection::lazy(watch.hello().clone(), transport, address, software)?;
-            Ok::<_, ConnectError>((watch, connection))
-        };
-        let (watch, beside) = match opened.and_then(beside) {
-            Ok(opened) => opened,
+        let watch = match opened {
+            Ok(watch) => watch,
             Err(error) => return error.into(),
         };
+        let beside = Connection::lazy(watch.hello().clone(), transport, address, software);
         let hello = &beside.hello;
         tracing::info!(%address, upstream = hello.software, "following");
         state.send_replace(FollowerState {

@@ -30,6 +30,7 @@ const BEGIN: u64 = (1 << 32) + 1;
 
 /// Calls and streams in flight at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Outstanding {
     /// Calls whose response is not complete, without streams.
     pub calls: u32,

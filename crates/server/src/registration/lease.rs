@@ -20,6 +20,7 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// State of a registration.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum RegistrationState {
     /// The first attempt is in flight.
     Registering,
@@ -31,6 +32,7 @@ pub enum RegistrationState {
 
 /// Result of a drain.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Drained {
     /// All callers have applied the removal of this endpoint.
     CallersMoved,
@@ -116,6 +118,9 @@ impl Lease {
     }
 
     /// Stops renewing and deregisters the endpoint, retrying for at most 2 s. Further calls have no effect.
+    ///
+    /// # Errors
+    /// When the registry refuses it or is not reached; the lease then expires by itself.
     pub async fn leave(&self) -> Result<(), RegistryError> {
         self.stop.cancel();
         let Some(task) = self.task.lock().await.take() else {

@@ -131,11 +131,17 @@ impl RegistryClient {
     }
 
     /// The location of this machine according to the agent; `None` from a control plane.
+    ///
+    /// # Errors
+    /// When the registry refuses it or is not reached.
     pub async fn location(&self) -> Result<Option<Location>, RegistryError> {
         Ok(self.connection().await?.1.hello.location)
     }
 
     /// Registers an endpoint of this process.
+    ///
+    /// # Errors
+    /// When the registry refuses it or is not reached.
     pub async fn register(&self, mut registration: v1::Registration) -> Result<(), RegistryError> {
         if let Some(request) = &self.undecided
             && request.is_member().await == Some(true)
@@ -155,6 +161,9 @@ impl RegistryClient {
     }
 
     /// Renews the lease; `false` when the registry does not know the instance.
+    ///
+    /// # Errors
+    /// When the registry refuses it or is not reached.
     pub async fn renew(&self, instance: v1::InstanceRef) -> Result<bool, RegistryError> {
         let request = v1::RenewRequest { instances: vec![self.with_incarnation(instance)] };
         let (address, connection) = self.connection().await?;
@@ -164,6 +173,9 @@ impl RegistryClient {
     }
 
     /// Changes the state.
+    ///
+    /// # Errors
+    /// When the registry refuses it or is not reached.
     pub async fn report(&self, mut report: v1::StateReport) -> Result<(), RegistryError> {
         report.instance = report.instance.map(|instance| self.with_incarnation(instance));
         let request = v1::ReportRequest { reports: vec![report] };
@@ -173,6 +185,9 @@ impl RegistryClient {
     }
 
     /// Marks the instance as draining and waits for its callers, at most `within`.
+    ///
+    /// # Errors
+    /// When the registry refuses it or is not reached.
     pub async fn drain(
         &self,
         instance: v1::InstanceRef,
@@ -188,6 +203,9 @@ impl RegistryClient {
     }
 
     /// Deregisters the instance.
+    ///
+    /// # Errors
+    /// When the registry refuses it or is not reached.
     pub async fn deregister(&self, instance: v1::InstanceRef) -> Result<(), RegistryError> {
         let request = v1::DeregisterRequest { instances: vec![self.with_incarnation(instance)] };
         let (address, connection) = self.connection().await?;
@@ -196,6 +214,9 @@ impl RegistryClient {
     }
 
     /// Reports loaded shards.
+    ///
+    /// # Errors
+    /// When the registry refuses it or is not reached.
     pub async fn report_shards(
         &self,
         instance: v1::InstanceRef,
@@ -220,6 +241,9 @@ impl RegistryClient {
     }
 
     /// Reports CPU usage of an instance, minute by minute, and traffic.
+    ///
+    /// # Errors
+    /// When the registry refuses it or is not reached.
     pub async fn report_usage(
         &self,
         request: v1::ReportUsageRequest,

@@ -13,6 +13,7 @@ use tokio::{
     net::TcpListener,
     task::JoinSet,
 };
+#[cfg(feature = "grpc")]
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
 use crate::{Caller, ConnectInfo, Server, identity_of};
@@ -75,6 +76,7 @@ impl Incoming {
 #[derive(Debug)]
 pub struct IncomingStream(GuardedStream<Stream>);
 
+#[cfg(feature = "grpc")]
 impl Connected for IncomingStream {
     type ConnectInfo = ConnectInfo;
 

@@ -7,8 +7,9 @@ use fairmesh_model::{
     InstanceId, KeyRange, Region, Replica, ReplicaState, Role, Shard, ShardId, ShardKey, ShardMap,
 };
 use fairmesh_test_support::eventually;
-use fairmesh_wire::v1::{
-    self, checker_client::CheckerClient, checker_server, rib_client::RibClient, rib_server,
+use fairmesh_wire::{
+    transport::{Channel, Transport, connect_channel_lazy},
+    v1::{self, checker_client::CheckerClient, checker_server, rib_client::RibClient, rib_server},
 };
 use futures_util::{Stream, StreamExt as _, stream};
 use http::{Request, Response};
@@ -20,7 +21,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     sync::Notify,
 };
-use tonic::{Code, Status, metadata::MetadataMap, transport::Channel};
+use tonic::{Code, Status, metadata::MetadataMap};
 use tower::{Layer as _, ServiceExt as _, service_fn};
 
 use super::{
@@ -220,7 +221,7 @@ impl rib_server::Rib for App {
 /// The app behind the layer on tonic's own server.
 async fn grpc() -> (ServerLayer, Arc<Notify>, RibClient<Channel>, CheckerClient<Channel>) {
     let (layer, finish, address) = grpc_at().await;
-    let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
+    let channel = channel(address);
     (layer, finish, RibClient::new(channel.clone()), CheckerClient::new(channel))
 }
 
@@ -236,6 +237,10 @@ async fn grpc_at() -> (ServerLayer, Arc<Notify>, SocketAddr) {
         .add_service(checker_server::CheckerServer::new(app));
     tokio::spawn(router.serve_with_incoming(incoming));
     (layer, finish, address)
+}
+
+fn channel(address: SocketAddr) -> Channel {
+    connect_channel_lazy(&Transport::default(), &address.to_string().parse().unwrap())
 }
 
 /// Polls the load of a gRPC server as callers do, over HTTP/2.
@@ -255,14 +260,14 @@ fn reported_in(metadata: &MetadataMap) -> Option<u32> {
 #[tokio::test]
 async fn grpc_responses_carry_the_report_in_trailers() {
     let (layer, finish, address) = grpc_at().await;
-    let mut client = RibClient::connect(format!("http://{address}")).await.unwrap();
+    let mut client = RibClient::new(channel(address));
     let mut other = client.clone();
     let held = tokio::spawn(async move { other.write(v1::WriteRequest::default()).await });
     eventually("one call is in flight", || layer.outstanding().calls == 1).await;
 
     let unary = client.read(v1::ReadRequest::default()).await.unwrap();
     assert_eq!(reported_in(unary.metadata()), Some(1));
-    let mut streaming = CheckerClient::connect(format!("http://{address}")).await.unwrap();
+    let mut streaming = CheckerClient::new(channel(address));
     let mut stream = streaming.campaign(v1::CampaignRequest::default()).await.unwrap().into_inner();
     while stream.message().await.unwrap().is_some() {}
     assert_eq!(reported_in(&stream.trailers().await.unwrap().unwrap()), Some(1));

@@ -3,7 +3,7 @@ use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 use bytes::Bytes;
 use fairmesh_test_support::eventually;
 use fairmesh_wire::{
-    transport::Address,
+    transport::{Address, Transport, connect_channel_lazy},
     v1::{CampaignRequest, checker_client::CheckerClient, checker_server::CheckerServer},
 };
 use http::{Request, Response};
@@ -102,7 +102,8 @@ async fn an_endless_stream_does_not_delay_a_grpc_server_beyond_the_drain_deadlin
             () = gone => Ok("the deadline had passed"),
         }
     });
-    let mut client = CheckerClient::connect(format!("http://{address}")).await.unwrap();
+    let channel = connect_channel_lazy(&Transport::default(), &address.to_string().parse().unwrap());
+    let mut client = CheckerClient::new(channel);
     let mut call = tonic::Request::new(CampaignRequest::default());
     call.metadata_mut().insert("for-ever", "true".parse().unwrap());
     let mut open = client.campaign(call).await.unwrap().into_inner();

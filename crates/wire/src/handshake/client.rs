@@ -1,17 +1,17 @@
 use std::{error::Error, time::Duration};
 
 use fairmesh_model::Invalid;
+use tokio::time::timeout;
 use tonic::{
     Code, Request, Status,
     metadata::{Ascii, MetadataValue},
     service::{Interceptor, interceptor::InterceptedService},
-    transport::Channel,
 };
 
 use super::{Hello, PROTOCOL, SOFTWARE_KEY, VERSION_KEY, is_version_refusal};
 use crate::{
     rpc,
-    transport::{Address, Transport, connect_channel, connect_channel_lazy},
+    transport::{Address, Channel, Transport, connect_channel, connect_channel_lazy},
     v1::{
         HelloRequest, HelloResponse, admin_client::AdminClient, authority_client::AuthorityClient,
         checker_client::CheckerClient, identity_client::IdentityClient, imbalance_client::ImbalanceClient,
@@ -78,18 +78,9 @@ pub struct Connection {
 impl Connection {
     /// A connection for calls to a process with which a watch at `address` has negotiated a version. It is established
     /// with the first call: most watchers never make one.
-    ///
-    /// # Errors
-    /// If the address is not valid for gRPC.
-    pub fn lazy(
-        hello: Hello,
-        transport: &Transport,
-        address: &Address,
-        software: &str,
-    ) -> Result<Self, ConnectError> {
-        let channel = connect_channel_lazy(transport, address)
-            .map_err(|source| ConnectError::unreachable(address, source))?;
-        Ok(Self::stamped(channel, hello, (transport, address), software))
+    pub fn lazy(hello: Hello, transport: &Transport, address: &Address, software: &str) -> Self {
+        let channel = connect_channel_lazy(transport, address);
+        Self::stamped(channel, hello, (transport, address), software)
     }
 
     fn stamped(
@@ -185,7 +176,7 @@ pub enum ConnectError {
     Unreachable {
         /// The address.
         address: Address,
-        /// The error of the system or of HTTP/2.
+        /// The error of the system.
         source: Box<dyn Error + Send + Sync>,
     },
     /// The server accepted the connection and did not respond to Hello.
@@ -259,17 +250,17 @@ pub async fn connect(
     let channel = connect_channel(transport, address)
         .await
         .map_err(|source| ConnectError::unreachable(address, source))?;
-    let mut request = Request::new(HelloRequest {
+    let request = Request::new(HelloRequest {
         oldest_version: *PROTOCOL.start(),
         newest_version: *PROTOCOL.end(),
         software: software.to_owned(),
     });
-    request.set_timeout(HELLO_TIMEOUT);
-    let response = RibClient::new(channel.clone()).hello(request).await.map_err(|status| {
-        match is_version_refusal(&status) {
-            true => ConnectError::Version { address: at(), reason: status.message().to_owned() },
-            false => ConnectError::NoHello { address: at(), status: Box::new(status) },
-        }
+    let mut client = RibClient::new(channel.clone());
+    let late = |_| Err(Status::deadline_exceeded("it did not respond"));
+    let response = timeout(HELLO_TIMEOUT, client.hello(request)).await.unwrap_or_else(late);
+    let response = response.map_err(|status| match is_version_refusal(&status) {
+        true => ConnectError::Version { address: at(), reason: status.message().to_owned() },
+        false => ConnectError::NoHello { address: at(), status: Box::new(status) },
     })?;
     let hello = Hello::from_response(response.into_inner(), address)?;
     Ok(Connection::stamped(channel, hello, (transport, address), software))

@@ -3,23 +3,28 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
-    time::Duration,
 };
 
 use bytes::Bytes;
 use fairmesh_listen::{Connection, ConnectionSlot, GuardedStream, forward_async_write};
 use fairmesh_model::{Identity, ProgramFacts};
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, ReadBuf},
+    io::{AsyncRead, ReadBuf},
     net::UnixStream,
-    time::timeout,
 };
-use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
-use tonic::transport::server::Connected;
+use tokio_util::sync::WaitForCancellationFutureOwned;
+#[cfg(feature = "server")]
+use {
+    std::time::Duration,
+    tokio::{io::AsyncReadExt as _, time::timeout},
+    tokio_util::sync::CancellationToken,
+    tonic::transport::server::Connected,
+};
 
 use super::{Stream, peer_program};
 
 /// Timeout of the first bytes, which distinguish watches from calls. Clients of both send them at once.
+#[cfg(feature = "server")]
 const PREAMBLE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connection with the identity of its peer.
@@ -35,6 +40,7 @@ pub struct Socket {
 }
 
 /// The peer of an accepted connection, as seen by handlers of its calls.
+#[cfg(feature = "server")]
 #[derive(Clone, Debug)]
 pub struct Peer {
     /// The identity of the peer.
@@ -73,6 +79,7 @@ impl Socket {
     }
 
     /// Aborts the connection and all that is in flight on it once `abort` fires.
+    #[cfg(feature = "server")]
     #[must_use]
     pub(super) fn abort_on(mut self, abort: CancellationToken) -> Self {
         self.abort = Some(Box::pin(abort.cancelled_owned()));
@@ -80,6 +87,7 @@ impl Socket {
     }
 
     /// Whether the connection begins with `preamble`, which is then consumed; otherwise nothing is consumed.
+    #[cfg(feature = "server")]
     pub(super) async fn strip_preamble(&mut self, preamble: &[u8; 8]) -> io::Result<bool> {
         let mut first = [0; 8];
         let mut filled = 0;
@@ -110,6 +118,7 @@ impl Socket {
     }
 
     /// Whether the peer has shown no certificate on a connection that is secured: it may only join.
+    #[cfg(feature = "server")]
     pub(super) fn is_joining(&self) -> bool {
         matches!(self.stream.get_ref(), Stream::Tls(_)) && self.identity == Identity::Anonymous
     }
@@ -132,6 +141,7 @@ impl Socket {
     }
 }
 
+#[cfg(feature = "server")]
 impl Connected for Socket {
     type ConnectInfo = Option<Peer>;
 

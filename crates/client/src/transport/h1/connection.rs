@@ -12,7 +12,6 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, ReadHalf},
     time::Instant,
 };
-use tokio_util::task::AbortOnDropHandle;
 
 use super::{
     response_body::ResponseBody,
@@ -21,6 +20,7 @@ use super::{
 use crate::{
     observe::OpenConnection,
     transport::{
+        abort_on_drop::AbortOnDrop,
         error::SendError,
         lent_connection::{ConnectionOwner, EndpointConnection, OwnedConnection},
         raw_connection::RawConnection,
@@ -62,7 +62,7 @@ pub(in crate::transport) struct Connection<I = Stream> {
 pub(super) enum Io<I> {
     Whole(I),
     /// The response began before the request was sent; a task sends the rest of the request.
-    Reading(ReadHalf<I>, AbortOnDropHandle<()>, Arc<UploadActivity>),
+    Reading(ReadHalf<I>, AbortOnDrop, Arc<UploadActivity>),
 }
 
 impl<I> Connection<I>
@@ -207,7 +207,7 @@ where
                 let (reading, writing) = tokio::io::split(io);
                 let activity = Arc::new(UploadActivity::new());
                 let sending = tokio::spawn(upload.finish(output, writing, Arc::clone(&activity)));
-                Io::Reading(reading, AbortOnDropHandle::new(sending), activity)
+                Io::Reading(reading, AbortOnDrop(sending), activity)
             }
             reading => reading,
         };
@@ -237,7 +237,7 @@ impl<I> Connection<I> {
 
     /// Whether a task still sends the request.
     pub(super) fn is_sending(&self) -> bool {
-        matches!(&self.io, Io::Reading(_, sending, _) if !sending.is_finished())
+        matches!(&self.io, Io::Reading(_, sending, _) if !sending.0.is_finished())
     }
 
     /// When the request last moved, where a task sends the rest of it.

@@ -10,9 +10,9 @@ use tokio::{
     time::sleep,
 };
 
-use super::{drain_read::DrainRead, shared_connection::SharedConnection};
+use super::shared_connection::SharedConnection;
 use crate::transport::{connector::Connector, error::SendError};
-use fairmesh_http::h2::{self, ClientConnection, lock};
+use fairmesh_http::h2::{self, ClientConnection, DrainRead, lock};
 
 /// How often a connection with calls on it is probed by PING. gRPC servers tolerate one PING in 5 min on quiet streams,
 /// and close the connection of a client that sends more (gRFC A8). Lost hosts are detected by the socket, and much

@@ -8,10 +8,9 @@ use std::{
 use bytes::Bytes;
 use http_body::{Body, Frame};
 use tokio::time::Instant;
-use tokio_util::task::AbortOnDropHandle;
 
 use super::shared_connection::StreamPermit;
-use crate::transport::{request_body::RequestBody, wait::UploadActivity};
+use crate::transport::{abort_on_drop::AbortOnDrop, request_body::RequestBody, wait::UploadActivity};
 use fairmesh_http::{
     BoxError,
     h2::{ResponseBody as H2Body, Upload},
@@ -21,7 +20,7 @@ use fairmesh_http::{
 pub(crate) struct ResponseBody {
     body: H2Body,
     /// Sends the rest of the request while the response is read, in bidirectional streams.
-    upload: Option<(AbortOnDropHandle<()>, Arc<UploadActivity>)>,
+    upload: Option<(AbortOnDrop, Arc<UploadActivity>)>,
     _stream: StreamPermit,
 }
 
@@ -30,7 +29,7 @@ impl ResponseBody {
         let upload = upload.map(|upload| {
             let activity = Arc::new(UploadActivity::new());
             let sending = tokio::spawn(send(upload, Arc::clone(&activity)));
-            (AbortOnDropHandle::new(sending), activity)
+            (AbortOnDrop(sending), activity)
         });
         Self { body, upload, _stream: stream }
     }

@@ -40,7 +40,7 @@ pub(crate) struct AgentArgs {
     listen: Option<Address>,
     /// Directory of the copy of the routing information [default: /var/lib/fairmesh/agent, or below
     /// ~/.local/state/fairmesh when not root].
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, env = "FAIRMESH_STATE_DIR", value_name = "DIR")]
     state_dir: Option<PathBuf>,
     /// The region of this machine.
     #[arg(long, env = "FAIRMESH_REGION", default_value = "local")]

@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use fairmesh_client::Mesh;
 use fairmesh_lookaside::{LeaseTerms, Limits, LookasideConfig};
 use fairmesh_model::{Label, Location, MeshRole, Region, SpiffePath, spec};
-use fairmesh_wire::transport::Address;
+use fairmesh_wire::{environment, transport::Address};
 
 use super::daemon_args::MetricsAddress;
 use crate::{connect, failure::Failure, logging::Logging, signals};
@@ -104,7 +104,9 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
         },
     };
     let mut mesh = Mesh::builder().transport(transport);
-    if let Some(agent) = args.agent {
+    // `FAIRMESH_CONTROL` is for registering; a lookaside has its records from the agent, unless it is told otherwise.
+    let usual = args.control.is_none().then(environment::agent);
+    if let Some(agent) = args.agent.or(usual) {
         mesh = mesh.agent(agent);
     }
     if let Some(control) = args.control {

@@ -12,7 +12,7 @@ use fairmesh_proxy::{
     AccessLogConfig, AccessLogFormat, Collector, EndpointMetrics, InboundConfig, InboundEndpoint,
     InboundServer, Limits, ListenerConfig, ProxyConfig, TlsFiles, TraceConfig, check_tls,
 };
-use fairmesh_wire::transport::Address;
+use fairmesh_wire::{environment, transport::Address};
 
 pub(crate) use status::ready;
 
@@ -291,8 +291,10 @@ async fn mesh(args: &ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> Resu
         .identity(identity(args))
         .event_loops(cores(args))
         .idle_timeout(args.service_idle_timeout / 10);
-    if let Some(agent) = &args.agent {
-        mesh = mesh.agent(agent.clone());
+    // `FAIRMESH_CONTROL` is for registering; a proxy has its records from the agent, unless it is told otherwise.
+    let usual = args.control.is_none().then(environment::agent);
+    if let Some(agent) = args.agent.clone().or(usual) {
+        mesh = mesh.agent(agent);
     }
     if let Some(control) = &args.control {
         mesh = mesh.control(control.clone());

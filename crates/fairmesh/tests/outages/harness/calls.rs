@@ -58,7 +58,7 @@ impl Programs {
             runtime.handle.spawn(async move {
                 let mesh = builder.connect().await.unwrap();
                 let service = mesh.service(SERVICE).unwrap();
-                service.ready().await.unwrap();
+                service.prepare().await.unwrap();
                 tally.run(&service).await;
             });
         }

@@ -64,8 +64,9 @@ impl<T: EndpointTransport> Worker<T> {
         let addresses: Vec<_> = self.config.upstream.addresses.iter().map(ToString::to_string).collect();
         let error = self.handle.state().borrow().error.clone().unwrap_or_default();
         format!(
-            "no agent or control plane responds at {} and there is no copy on disk; start `fairmesh agent` there, \
-             or name the address of one (FAIRMESH_AGENT, --agent) or of a control plane (--control) ({error})",
+            "the mesh is not reached yet: no agent or control plane responds at {} and there is no copy on disk; start \
+             `fairmesh agent` there, or name the address of one (FAIRMESH_AGENT) or of a control plane \
+             (FAIRMESH_CONTROL) ({error})",
             addresses.join(", ")
         )
     }

@@ -7,6 +7,9 @@ use std::sync::{
 
 use fairmesh_model::Prefix;
 
+/// The most prefixes of one watch: a shared proxy follows three for each of 50,000 services and more, and its agent
+/// those of several. Each costs about 0.5 KB here.
+pub const MAX_PREFIXES: usize = 262_144;
 /// Memory of one followed prefix besides its text: its entries in the session, the hub and the backend.
 const PREFIX_BYTES: usize = 448;
 /// Maximum of memory of the prefixes of all watches, in bytes.

@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 /// GOAWAY: calls that were not processed would fail. So a failed write counts as done, and the reading side reports how
 /// the connection ended, immediately where it is broken.
 #[derive(Debug)]
-pub(super) struct DrainRead<I>(pub(super) I);
+pub struct DrainRead<I>(pub I);
 
 /// `done` where the peer accepts no more bytes.
 fn lenient<T>(result: Poll<io::Result<T>>, done: T) -> Poll<io::Result<T>> {

@@ -1,0 +1,41 @@
+//! Faults as responses of axum.
+
+use axum_core::response::{IntoResponse, Response};
+use http::{HeaderValue, header::RETRY_AFTER};
+
+use super::Fault;
+
+/// For handlers of axum that pass the failure of a call on by `?`: the status of [`http_status`](crate::FaultKind::http_status), and its message as
+/// text. The header `x-fairmesh-fault` is left out: the response is one of this program's service, and not of a proxy on the way.
+impl IntoResponse for Fault {
+    fn into_response(self) -> Response {
+        let mut response = (self.kind().http_status(), format!("{self}\n")).into_response();
+        if let Some(wait) = self.retry_after() {
+            let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use fairmesh_headers::FAULT;
+
+    use super::*;
+    use crate::FaultKind;
+
+    #[test]
+    fn a_handler_of_axum_passes_a_fault_on() {
+        let fault =
+            Fault::new(FaultKind::RateLimited, "too many").with_retry_after(Duration::from_millis(1200));
+        let response = fault.into_response();
+        assert_eq!(
+            (response.status().as_u16(), &response.headers()[RETRY_AFTER]),
+            (429, &HeaderValue::from(2))
+        );
+        assert!(!response.headers().contains_key(FAULT));
+    }
+}

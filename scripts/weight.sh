@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# What the library costs a program that calls services over HTTP/1.1: crates, and with --build seconds of a cold release build and bytes
+# of the stripped binary. Fails above its bounds. The program is the first one of the README.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+max_crates=60
+max_bytes=3670016                 # 3.5 MB
+# With the default features: identities and mutual TLS, and regular expressions.
+max_crates_default=115
+
+root=$PWD
+folder=$(realpath -m "${CARGO_TARGET_DIR:-target}")/weight
+mkdir -p "$folder/src"
+# The versions of the workspace, and no look-up.
+cp Cargo.lock "$folder/Cargo.lock"
+cat >"$folder/src/main.rs" <<'RUST'
+use fairmesh_client::{Body, Mesh};
+
+#[tokio::main]
+async fn main() {
+    if let Err(error) = call().await {
+        eprintln!("{error}");
+    }
+}
+
+async fn call() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let mesh = Mesh::connect().await?;
+    let hello = mesh.service("shop/hello")?;
+    let response = hello.send(http::Request::get("/").body(Body::empty())?).await?;
+    println!("{}", response.status());
+    Ok(())
+}
+RUST
+
+# manifest OPTIONS: the program with these options of its dependency.
+manifest() {
+    cat >"$folder/Cargo.toml" <<TOML
+[package]
+name = "caller"
+version = "0.0.0"
+edition = "2024"
+
+[workspace]
+
+[dependencies]
+fairmesh-client = { path = "$root/crates/client"$1 }
+http = "1"
+tokio = { version = "1", features = ["macros", "rt-multi-thread"] }
+
+[profile.release]
+strip = true
+TOML
+}
+
+# crates: how many are built, without the program itself.
+crates() {
+    local tree
+    tree=$(cargo tree --quiet --offline --manifest-path "$folder/Cargo.toml" --edges normal,build --prefix none)
+    printf '%s\n' "$tree" | sed 's/ (\*)$//; s/ (proc-macro)$//' | sort -u | grep -vc '^caller '
+}
+
+# weigh NAME OPTIONS BOUND BUILD: prints one line.
+weigh() {
+    local name=$1 bound=$3 count line
+    manifest "$2"
+    count=$(crates)
+    line="$name: $count crates (at most $bound)"
+    if [ "$4" = --build ]; then
+        local began bytes
+        rm -rf "$folder/target"
+        began=$(date +%s)
+        CARGO_TARGET_DIR="$folder/target" cargo build --quiet --offline --release --manifest-path "$folder/Cargo.toml"
+        bytes=$(stat -c %s "$folder/target/release/caller")
+        line="$line, $(($(date +%s) - began)) s, $bytes bytes"
+        [ "$name" != lean ] || [ "$bytes" -le "$max_bytes" ] || failed="$bytes bytes are more than $max_bytes"
+        rm -rf "$folder/target"
+    fi
+    printf 'weight: %s\n' "$line"
+    [ "$count" -le "$bound" ] || failed="$count crates are more than $bound; see the tree with: cargo tree --manifest-path $folder/Cargo.toml"
+}
+
+failed=
+weigh lean ', default-features = false' "$max_crates" "${1:-}"
+weigh default '' "$max_crates_default" "${1:-}"
+if [ -n "$failed" ]; then
+    printf 'weight: %s\n' "$failed" >&2
+    exit 1
+fi
