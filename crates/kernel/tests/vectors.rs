@@ -97,7 +97,7 @@ impl Case {
         let config = BalancerConfig::new(balancing);
         let weights: Vec<u32> = numbers(&case["weights"]);
         let (stats, block) = (EndpointStats::default(), Arc::new(SharedStats::default()));
-        stats.share(|| Some(Box::new(Memory(block.clone())))).unwrap();
+        stats.share(|_| true, || Some(Box::new(Memory(block.clone())))).unwrap();
         let ids: Vec<_> = (0..weights.len()).map(|i| InstanceId::new(format!("i{i}")).unwrap()).collect();
         let (indices, _pin) = stats.assign_indices(&ids);
         let members: Vec<_> = indices.into_iter().zip(weights.iter().copied()).collect();

@@ -60,12 +60,13 @@ impl ExportedService {
         self.handle.mesh.clock.now()
     }
 
-    /// Counts calls in this memory from now on, unless it shares other memory already; what it shares.
+    /// Counts calls in this memory from now on, unless what it shares already is still in use; what it shares.
     pub fn share_counts(
         &self,
+        is_in_use: impl Fn(&dyn SharedBlock) -> bool,
         memory: impl FnOnce() -> Option<Box<dyn SharedBlock>>,
     ) -> Option<&dyn SharedBlock> {
-        self.handle.subscription.endpoint_stats().share(memory)
+        self.handle.subscription.endpoint_stats().share(is_in_use, memory)
     }
 
     /// Waits until the records have changed.

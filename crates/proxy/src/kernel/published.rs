@@ -171,9 +171,9 @@ impl PublishedService {
     }
 }
 
-/// The policy by which the kernel picks. `None` if it does not count in the memory of this service, as after the maps were made anew.
+/// The policy by which the kernel picks. `None` if all memory for counts is in use.
 fn policy_of(sender: &KernelSender, exported: &ExportedService) -> Option<Policy> {
-    let block = exported.share_counts(|| sender.take_block()).filter(|block| sender.counts_in(*block))?;
+    let block = exported.share_counts(|block| sender.counts_in(block), || sender.take_block())?;
     let now = u64::try_from(program_clock().as_nanos()).unwrap_or(u64::MAX);
     let origin = now.wrapping_sub(exported.now());
     Some(Policy { origin, block: block.position(), numbers: exported.numbers })
