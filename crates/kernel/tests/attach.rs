@@ -12,7 +12,7 @@ use std::{
 use fairmesh_kernel::{
     Counter, KernelError, KernelSender, Policy, ProxyMaps, Selection, attach, detach, probe, status,
 };
-use fairmesh_router::{CandidateNumbers, ServiceNumbers};
+use fairmesh_router::{CandidateNumbers, RouteNumbers, ServiceNumbers};
 use fairmesh_test_support::skipped;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
@@ -125,7 +125,8 @@ fn the_root_cgroup_and_the_proxys_own_are_refused() {
 #[test]
 fn a_thousand_services_of_twenty_endpoints_fit_into_64_mib() {
     let Some(place) = Place::new("memory") else { return };
-    attach(&place.pins(), &place.cgroup, &Selection { ports: vec![1], ..Selection::default() }).unwrap();
+    attach(&place.pins(), &place.cgroup, &Selection { ports: vec![1], ..Selection::default() })
+        .unwrap();
     let sender = KernelSender::open(&place.pins()).unwrap().unwrap();
     let candidate =
         |index: u32| CandidateNumbers { index, weight: 1, cumulative_weight: u64::from(index) + 1 };
@@ -135,7 +136,9 @@ fn a_thousand_services_of_twenty_endpoints_fit_into_64_mib() {
     let services: Vec<_> = (0..1000)
         .map(|service| {
             let block = sender.take_block().unwrap();
-            let policy = Policy { origin: 0, block: block.position(), numbers };
+            let routes = RouteNumbers::default();
+            let policy =
+                Policy { origin: 0, block: block.position(), numbers, routes: &routes, arms: Vec::new() };
             assert!((0..20).all(|index| sender.endpoint(block.position(), index).is_some()));
             (sender.publish(&format!("service-{service}.shop"), &policy).unwrap(), block)
         })

@@ -54,6 +54,20 @@ pub(super) struct SharedMemory {
     later: OnceLock<Box<SharedMemory>>,
 }
 
+/// Memory of this process alone, to which counts move when others take over what was shared.
+#[derive(Debug, Default)]
+struct OwnMemory(SharedStats);
+
+impl SharedBlock for OwnMemory {
+    fn stats(&self) -> &SharedStats {
+        &self.0
+    }
+
+    fn position(&self) -> u32 {
+        u32::MAX
+    }
+}
+
 /// Memory in which others count calls too.
 pub trait SharedBlock: Debug + Send + Sync {
     /// The memory, the same each time.
@@ -114,6 +128,13 @@ impl EndpointStats {
             self.move_counts(has_room.then(memory)??);
         }
         self.shared().filter(|shared| is_in_use(*shared))
+    }
+
+    /// Counts in memory of its own from now on where this is what it shares, so that others may use that.
+    pub fn unshare(&self, is_shared: impl Fn(&dyn SharedBlock) -> bool) {
+        if self.shared().is_some_and(is_shared) {
+            self.move_counts(Box::new(OwnMemory::default()));
+        }
     }
 
     fn move_counts(&self, memory: Box<dyn SharedBlock>) {

@@ -176,9 +176,8 @@ fn counts_move_to_shared_memory_and_are_changed_there_by_both() {
     stats.begin(1);
     stats.advance_round_robin();
     let memory = std::sync::Arc::new(SharedStats::default());
-    let share = || {
-        stats.share(|_| true, || Some(Box::new(Memory(memory.clone())))).map(SharedBlock::position)
-    };
+    let share =
+        || stats.share(|_| true, || Some(Box::new(Memory(memory.clone())))).map(SharedBlock::position);
     assert_eq!(stats.share(|_| true, || None).map(SharedBlock::position), None);
     assert_eq!((share(), share()), (Some(7), Some(7)));
     assert_eq!((stats.outstanding(1), stats.round_robin_counter()), (1, 1));
@@ -210,4 +209,10 @@ fn counts_move_on_when_the_shared_memory_is_no_longer_in_use_and_not_for_ever() 
     assert!(memories[1].block.hot[0].is_idle());
     let moved = memories[2..].iter().take_while(|memory| share(memory)).count();
     assert!((8..30).contains(&moved), "{moved}");
+    stats.begin(0);
+    stats.unshare(|_| true);
+    memories.iter().for_each(|memory| {
+        memory.block.hot[0].begin();
+    });
+    assert_eq!(stats.outstanding(0), 1, "others count elsewhere");
 }
