@@ -13,6 +13,8 @@ typedef long long s64;
 
 #define SEC(name) __attribute__((section(name), used))
 #define INLINE static inline __attribute__((always_inline))
+/* A function with a stack frame of its own: all frames of a call may have 512 bytes together. */
+#define OWN_FRAME static __attribute__((noinline))
 #define MAP_UINT(name, value) int(*name)[value]
 #define MAP_TYPE(name, type) typeof(type) *name
 
@@ -102,8 +104,26 @@ static long (*msg_redirect_hash)(struct sk_msg_md *message, void *map, void *key
 static long (*msg_pull_data)(struct sk_msg_md *message, u32 start, u32 end, u64 flags) = (void *)63;
 static long (*sock_release)(void *sock) = (void *)86;
 static void *(*sk_storage_get)(void *map, void *sk, void *value, u64 flags) = (void *)107;
-static long (*probe_read_kernel)(void *to, u32 size, const void *from) = (void *)113;
 static u64 (*netns_cookie)(void *context) = (void *)122;
+#ifdef FAIRMESH_NATIVE
+typedef long (*loop_step)(u32 at, void *context);
+
+static long loop(u32 count, void *callback, void *context, u64 flags)
+{
+	for (u32 at = 0; at < count; at++)
+		if (((loop_step)callback)(at, context))
+			return at + 1;
+	return count;
+}
+
+static long probe_read_kernel(void *to, u32 size, const void *from)
+{
+	__builtin_memcpy(to, from, size);
+	return 0;
+}
+#else
+static long (*probe_read_kernel)(void *to, u32 size, const void *from) = (void *)113;
 static long (*loop)(u32 count, void *callback, void *context, u64 flags) = (void *)181;
+#endif
 
 #endif

@@ -7,6 +7,9 @@
 enum state { METHOD, TARGET, VERSION, LINE_END, LINE, NAME, VALUE_SPACE, VALUE, HEAD_END };
 enum field { FIELD_OTHER, FIELD_HOST, FIELD_LENGTH, FIELD_CONNECTION };
 
+/* Fields that are kept; a power of two, so that the verifier sees bounds. */
+enum { HEADERS = 32 };
+
 /* The largest part of a line that is compared: "transfer-encoding". */
 struct token {
 	u64 word0, word1, word2;
@@ -18,8 +21,19 @@ struct parser {
 	u32 available, state, field, at;
 	u32 host_at, host_length;
 	u32 has_length, content_length, digits;
+	u32 method; /* one bit */
+	u32 path_at, path_length, has_query;
+	u32 headers; /* fields, also those beyond the HEADERS that are kept */
 	u32 end; /* of the head; 0 until it is complete */
 	u32 refused;
+};
+
+/* A field of the head. */
+struct header {
+	u64 name[3];  /* in lower case */
+	u16 at, length; /* of its value */
+	u16 is_long;    /* the name does not fit */
+	u16 is_spaced;  /* the value begins or ends with white space */
 };
 
 /* Of a socket whose connect was redirected. The request lies here, not in memory of the CPU: sk_msg programs are preempted. */
@@ -31,6 +45,7 @@ struct caller {
 	struct host host;
 	/* Here and not on the stack, where the verifier would follow each value that it may have. */
 	struct parser parser;
+	struct header headers[HEADERS];
 	u8 request[REQUEST_BYTES + HOST_BYTES];
 };
 

@@ -46,14 +46,14 @@ INLINE int is_name_byte(u8 byte)
 	return (byte >= 'a' && byte <= 'z') || (byte >= '0' && byte <= '9') || byte == '-' || byte == '_';
 }
 
-/* Methods whose responses have bodies like any other. */
-INLINE int is_method(struct token *token)
+/* The bit of a method whose responses have bodies like any other; 0 of others. */
+INLINE u32 method_bit(struct token *token)
 {
-	return token_is(token, FOUR('G', 'E', 'T', 0), 0, 0) || token_is(token, FOUR('P', 'O', 'S', 'T'), 0, 0) ||
-	       token_is(token, FOUR('P', 'U', 'T', 0), 0, 0) ||
-	       token_is(token, EIGHT('P', 'A', 'T', 'C', 'H', 0, 0, 0), 0, 0) ||
-	       token_is(token, EIGHT('D', 'E', 'L', 'E', 'T', 'E', 0, 0), 0, 0) ||
-	       token_is(token, EIGHT('O', 'P', 'T', 'I', 'O', 'N', 'S', 0), 0, 0);
+	return token_is(token, FOUR('G', 'E', 'T', 0), 0, 0) | token_is(token, FOUR('P', 'O', 'S', 'T'), 0, 0) << 1 |
+	       token_is(token, FOUR('P', 'U', 'T', 0), 0, 0) << 2 |
+	       token_is(token, EIGHT('P', 'A', 'T', 'C', 'H', 0, 0, 0), 0, 0) << 3 |
+	       token_is(token, EIGHT('D', 'E', 'L', 'E', 'T', 'E', 0, 0), 0, 0) << 4 |
+	       token_is(token, EIGHT('O', 'P', 'T', 'I', 'O', 'N', 'S', 0), 0, 0) << 5;
 }
 
 /* Fields that belong to the connection, frame the message in another way, or are for Fairmesh. */
@@ -71,9 +71,19 @@ INLINE int is_refused_field(struct token *token)
 	       token_is(token, EIGHT('p', 'r', 'o', 'x', 'y', '-', 'a', 'u'), EIGHT('t', 'h', 'o', 'r', 'i', 'z', 'a', 't'), FOUR('i', 'o', 'n', 0));
 }
 
-INLINE void name_ends(struct parser *parser)
+INLINE void name_ends(struct caller *caller)
 {
+	struct parser *parser = &caller->parser;
 	struct token *name = &parser->token;
+	struct header *header = &caller->headers[parser->headers % HEADERS];
+
+	if (parser->headers < HEADERS) {
+		header->name[0] = name->word0;
+		header->name[1] = name->word1;
+		header->name[2] = name->word2;
+		header->is_long = name->length > 24;
+	}
+	parser->headers++;
 
 	parser->field = FIELD_OTHER;
 	if (!name->length || is_refused_field(name))
@@ -87,9 +97,24 @@ INLINE void name_ends(struct parser *parser)
 	token_clear(name);
 }
 
-INLINE void value_ends(struct parser *parser)
+INLINE int is_white(u8 byte)
 {
+	return byte == ' ' || byte == '\t';
+}
+
+INLINE void value_ends(struct caller *caller)
+{
+	struct parser *parser = &caller->parser;
 	struct token *value = &parser->token;
+	struct header *header = &caller->headers[(parser->headers - 1) % HEADERS];
+
+	if (parser->headers <= HEADERS) {
+		u32 last = parser->at + value->length - 1;
+		header->at = parser->at;
+		header->length = value->length;
+		header->is_spaced = value->length && (is_white(caller->request[parser->at % REQUEST_BYTES]) ||
+						      is_white(caller->request[last % REQUEST_BYTES]));
+	}
 
 	if (parser->field == FIELD_HOST) {
 		parser->refused |= parser->host_length || !value->length;
@@ -121,21 +146,32 @@ INLINE void request_line_byte(struct parser *parser, u32 at, u8 byte)
 	struct token *token = &parser->token;
 
 	if (parser->state == METHOD && byte == ' ') {
-		parser->refused |= !is_method(token);
+		parser->method = method_bit(token);
+		parser->refused |= !parser->method;
 		parser->state = TARGET;
 		token_clear(token);
 	} else if (parser->state == TARGET && byte == ' ') {
 		parser->refused |= !token->length;
+		if (!parser->has_query)
+			parser->path_length = token->length;
 		parser->state = VERSION;
 		token_clear(token);
 	} else if (parser->state == TARGET) {
 		parser->refused |= byte <= ' ' || byte >= 0x7f || byte == '#' || (!token->length && byte != '/');
+		if (!token->length)
+			parser->path_at = at;
+		if (byte == '?' && !parser->has_query) {
+			parser->path_length = token->length;
+			parser->has_query = 1;
+		}
 		token->length++;
 	} else if (parser->state == VERSION && byte == '\r') {
 		parser->refused |= !token_is(token, EIGHT('H', 'T', 'T', 'P', '/', '1', '.', '1'), 0, 0);
 		parser->state = LINE_END;
 		token_clear(token);
 	} else {
+		/* A token does not show it. */
+		parser->refused |= !byte;
 		token_push(token, byte);
 	}
 }
@@ -170,14 +206,14 @@ static long parse_byte(u32 at, struct parsed *parsed)
 	} else if (state == LINE || state == NAME) {
 		parser->state = NAME;
 		if (byte == ':') {
-			name_ends(parser);
+			name_ends(caller);
 			parser->state = VALUE_SPACE;
 		} else {
 			parser->refused |= !is_name_byte(lower(byte));
 			token_push(&parser->token, lower(byte));
 		}
 	} else if (byte == '\r') {
-		value_ends(parser);
+		value_ends(caller);
 		parser->state = LINE_END;
 	} else if (state == VALUE || byte != ' ') {
 		if (state == VALUE_SPACE)

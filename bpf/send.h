@@ -3,8 +3,7 @@
 #ifndef FAIRMESH_SEND_H
 #define FAIRMESH_SEND_H
 
-#include "parse.h"
-#include "pick.h"
+#include "route.h"
 
 /* Leaves what is sent to the proxy, which receives it over the caller's connection. */
 INLINE int leave(struct caller *caller, struct sk_msg_md *message, u32 why)
@@ -81,13 +80,14 @@ static long claim_slot(u32 at, struct claim *claim)
 }
 
 /* Leaves a copy of the request to the proxy, which repeats it where the library would. */
-INLINE int keep_request(struct caller *caller, struct slot *slot, u32 length)
+INLINE int keep_request(struct caller *caller, struct slot *slot, u32 length, u64 seed)
 {
 	/* In one register from its check to its use, for the verifier. */
 	asm volatile("" : "+r"(length));
 	if (!length || length > REQUEST_BYTES || probe_read_kernel(slot->request, length, caller->request))
 		return 0;
 	slot->claimed_ns = time_ns();
+	slot->seed = seed;
 	__sync_lock_test_and_set(&slot->length, length);
 	return 1;
 }
@@ -107,10 +107,11 @@ struct target {
 	struct hot *hot;
 	u32 *round_robin;
 	u32 turns; /* 1 where the policy rotates */
+	u64 seed;
 };
 
 /* Picks the endpoint of a request; returns 0, or why that is left to the proxy. */
-INLINE int pick_target(struct service *service, struct target *target)
+OWN_FRAME int pick_target(struct service *service, struct target *target)
 {
 	u32 position = service->position;
 	u64 id = service->id;
@@ -125,7 +126,7 @@ INLINE int pick_target(struct service *service, struct target *target)
 	if (policy->id != id || !block)
 		return POLICY_CHANGED;
 	struct pick pick = { .policy = policy, .block = block };
-	pick.random = (u64)prandom_u32() << 32 | prandom_u32();
+	pick.random = target->seed;
 	pick.now = time_ns() - policy->origin;
 	pick.tick = pick_tick(policy, pick.now);
 	u32 picked = pick_position(&pick);
@@ -140,6 +141,27 @@ INLINE int pick_target(struct service *service, struct target *target)
 	target->round_robin = &block->round_robin;
 	target->turns = turns;
 	return 0;
+}
+
+/* Routes a request, and picks its endpoint, by one policy of the service; returns 0, or why that is left to the proxy. */
+INLINE int decide(struct caller *caller, struct service *named, struct target *target)
+{
+	struct service service = { .id = named->id, .position = named->position };
+	u32 position = service.position;
+	u64 id = service.id;
+	struct policy_buffers *buffers = map_lookup(&policies, &position);
+
+	if (!buffers)
+		return POLICY_CHANGED;
+	u64 generation = __sync_fetch_and_add(&buffers->generation, 0);
+	struct policy *policy = &buffers->buffer[generation & 1];
+	if (policy->id != id)
+		return POLICY_CHANGED;
+	target->seed = (u64)prandom_u32() << 32 | prandom_u32();
+	int why = route_request(caller, policy, target->seed, &service);
+	if (!why)
+		why = pick_target(&service, target);
+	return __sync_fetch_and_add(&buffers->generation, 0) == generation ? why : POLICY_CHANGED;
 }
 
 /* An idle connection to the endpoint; returns 0, or why there is none. */
@@ -168,7 +190,7 @@ INLINE int redirect_request(struct caller *caller, struct sk_msg_md *message, st
 	if (!slot)
 		return leave(caller, message, REDIRECT_FAILED);
 	__sync_fetch_and_add(&target->hot->counts, 1);
-	if (!keep_request(caller, slot, message->size)) {
+	if (!keep_request(caller, slot, message->size, target->seed)) {
 		__sync_fetch_and_add(&target->hot->counts, -1);
 		slot->owner = SLOT_IDLE;
 		return leave(caller, message, REDIRECT_FAILED);
@@ -216,7 +238,7 @@ SEC("sk_msg") int send(struct sk_msg_md *message)
 	if (!done || !requests)
 		return leave(caller, message, NOT_REGISTERED);
 	struct target target = {};
-	int why = pick_target(service, &target);
+	int why = decide(caller, service, &target);
 	if (!why)
 		why = claim_connection(caller, target.endpoint);
 	if (why)

@@ -11,6 +11,10 @@ enum {
 	SELECTED = 8,
 	SERVICES = 1024,
 	BLOCK_ENDPOINTS = 32,
+	ROUTE_STEPS = 32,
+	ROUTE_ARMS = 8,
+	ROUTE_TEXT = 64,
+	ROUTE_NAME = 24,
 	ENDPOINTS = SERVICES * BLOCK_ENDPOINTS,
 	ENDPOINT_SLOTS = 16,
 	SLOTS = 8192,
@@ -33,6 +37,7 @@ enum counter {
 	REDIRECT_FAILED,
 	ENDPOINT_EJECTED, /* an endpoint that is ejected was drawn */
 	POLICY_CHANGED,   /* while an endpoint was picked */
+	ROUTE_LEFT,       /* a route may match that the kernel cannot judge or carry out */
 	COUNTERS,
 };
 
@@ -91,6 +96,33 @@ struct candidate {
 	u64 cumulative_weight;
 };
 
+/* crates/router/src/routes/route_numbers.rs describes these. The last ones end a route. */
+enum {
+	STEP_METHOD,
+	STEP_PATH_EXACT,
+	STEP_PATH_PREFIX,
+	STEP_HEADER_ABSENT,
+	STEP_HEADER_PRESENT,
+	STEP_HEADER_EXACT,
+	STEP_HEADER_PREFIX,
+	STEP_QUERY,
+	STEP_UNKNOWN,
+	STEP_TO_SERVICE,
+	STEP_TO_ARMS,
+	STEP_LEAVE,
+};
+
+struct route_step {
+	u32 kind, argument;
+	u64 name[ROUTE_NAME / 8], text[ROUTE_TEXT / 8];
+};
+
+/* A backend of a split. The id is 0 while its service is not published. */
+struct arm {
+	u64 cumulative_weight, id;
+	u32 position, unused;
+};
+
 struct policy {
 	u64 id;
 	u64 origin; /* when the clock of the picks was 0 */
@@ -98,6 +130,9 @@ struct policy {
 	u64 ticks_per_nano;
 	u32 memory, policy, length, equal_weight;
 	struct candidate candidates[BLOCK_ENDPOINTS];
+	u32 step_count, unused_count;
+	struct arm arms[ROUTE_ARMS];
+	struct route_step steps[ROUTE_STEPS];
 };
 
 /* The policy of generation N lies in buffer N mod 2. What was read is discarded if the generation has changed meanwhile. */
@@ -135,6 +170,7 @@ struct endpoint {
 struct slot {
 	u64 owner; /* the caller's cookie, SLOT_ABSENT or SLOT_IDLE */
 	u64 claimed_ns;
+	u64 seed; /* of the decision */
 	u32 length; /* of the request, written after it; 0 where there is none for the proxy to take */
 	u32 endpoint; /* to which it leads */
 	u8 request[REQUEST_BYTES];

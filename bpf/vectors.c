@@ -1,40 +1,48 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Decides natively, for crates/kernel/tests/vectors.rs: reads a policy, the statistics of its endpoints, a time and a seed, and
- * writes the position that is picked, whether it is left to the proxy instead, and the scores. Compiled by the test. */
+/* Decides natively: reads inputs of the kind that the argument names, and writes an output for each. Compiled by the tests. */
 #include <stdio.h>
+#include <string.h>
 
-#include "pick.h"
+#define FAIRMESH_NATIVE
+#include "vectors.h"
 
-struct input {
-	struct policy policy;
-	struct hot_block block;
-	u64 now, seed;
-};
+static struct caller caller;
 
-struct output {
-	u32 position, ejected;
-	s64 scores[BLOCK_ENDPOINTS];
-};
-
-int main(void)
+static void decide_route_natively(struct route_input *input, struct route_output *output)
 {
-	struct input input;
+	decide_route(&caller, input, output);
+}
 
-	while (fread(&input, sizeof(input), 1, stdin) == 1) {
-		struct pick pick = { .policy = &input.policy, .block = &input.block, .random = input.seed };
-		struct output output = {};
-		struct scored scored;
+static void decide_parse_natively(struct parse_input *input, struct parse_output *output)
+{
+	decide_parse(&caller, input, output);
+}
 
-		pick.now = input.now - input.policy.origin;
-		pick.tick = pick_tick(&input.policy, pick.now);
-		output.position = pick_position(&pick);
-		output.ejected = pick.ejected;
-		for (u32 i = 0; i < input.policy.length; i++) {
-			score_position(&pick, i, &scored);
-			output.scores[i] = scored.score;
-		}
-		if (fwrite(&output, sizeof(output), 1, stdout) != 1)
-			return 1;
-	}
+/* For each input on stdin, writes what `decide` makes of it. */
+#define DECIDE_ALL(kind, decide)                                             \
+	do {                                                                 \
+		static struct kind##_input input;                            \
+		while (fread(&input, sizeof(input), 1, stdin) == 1) {        \
+			struct kind##_output output = {};                    \
+			decide(&input, &output);                             \
+			if (fwrite(&output, sizeof(output), 1, stdout) != 1) \
+				return 1;                                    \
+		}                                                            \
+	} while (0)
+
+int main(int arguments, char **argument)
+{
+	if (arguments != 2)
+		return 2;
+	if (!strcmp(argument[1], "pick"))
+		DECIDE_ALL(pick, decide_pick);
+	else if (!strcmp(argument[1], "route"))
+		DECIDE_ALL(route, decide_route_natively);
+	else if (!strcmp(argument[1], "parse"))
+		DECIDE_ALL(parse, decide_parse_natively);
+	else if (!strcmp(argument[1], "arith"))
+		DECIDE_ALL(arith, decide_arith);
+	else
+		return 2;
 	return 0;
 }

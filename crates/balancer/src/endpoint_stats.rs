@@ -17,6 +17,7 @@ mod hot_block;
 mod hot_stats;
 
 use hot_block::HotBlock;
+use hot_block::SharedMemory;
 pub use hot_block::{BLOCK_ENDPOINTS, SharedBlock, SharedStats};
 pub(crate) use hot_stats::{HotStats, LoadEstimate, decay};
 
@@ -46,7 +47,7 @@ pub struct EndpointStats {
     /// At the start, so that each four lie in one cache line.
     first: HotBlock,
     /// What is used instead of `first` once it is shared.
-    shared: OnceLock<Box<dyn SharedBlock>>,
+    shared: OnceLock<SharedMemory>,
     /// Number of endpoints whose outlier state is not neutral, so that no pick consults it while there is none.
     suspects: AtomicU32,
     /// Allocated with the first endpoint beyond the first segment.

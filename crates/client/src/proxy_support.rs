@@ -7,4 +7,4 @@ pub use crate::{
     service::exported_service::{ExportedEndpoint, ExportedService},
     transport::{ConnectionOwner, EndpointConnection},
 };
-pub use fairmesh_router::ServiceNumbers;
+pub use fairmesh_router::{EndpointStats, ServiceNumbers};

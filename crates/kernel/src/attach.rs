@@ -4,6 +4,7 @@ use std::{
     fs::{self, File},
     mem,
     net::Ipv4Addr,
+    os::unix::fs::chown,
     path::Path,
 };
 
@@ -64,11 +65,12 @@ impl Selection {
     }
 }
 
-/// Attaches the programs to a cgroup, which is created if it is missing; programs attached to it before are replaced.
+/// Attaches the programs to a cgroup, which is created if it is missing; programs attached to it before are replaced. The maps belong
+/// to the user `owner`, as whom the proxy runs without capabilities; `None` leaves them to whom they belong.
 ///
 /// # Errors
 /// When the cgroup is the root or the proxy's, or the kernel refuses. Nothing is attached to it then.
-pub fn attach(pins: &Path, path: &str, selection: &Selection) -> Result<(), KernelError> {
+pub fn attach(pins: &Path, path: &str, selection: &Selection, owner: Option<u32>) -> Result<(), KernelError> {
     let wrong = |problem| KernelError::Cgroup { path: path.to_owned(), problem };
     let value = selection.value().ok_or_else(|| wrong("can have 8 networks and 8 ports"))?;
     if proxy_process(pins).is_some_and(|process| contains(path, process)) {
@@ -78,8 +80,9 @@ pub fn attach(pins: &Path, path: &str, selection: &Selection) -> Result<(), Kern
     let entry =
         AttachmentValue::new(&normal(path), cgroup.was_created).ok_or_else(|| wrong("is too long"))?;
     pins::create(pins)?;
-    let attached =
-        attach_all(pins, &cgroup, &value).and_then(|mut programs| record(&mut programs, &cgroup, entry));
+    let attached = attach_all(pins, &cgroup, &value)
+        .and_then(|mut programs| record(&mut programs, &cgroup, entry))
+        .and_then(|()| owner.map_or(Ok(()), |owner| give_maps(pins, owner)));
     if attached.is_err() {
         // The first error is the one to report.
         let _ = detach_one(pins, cgroup.id).and_then(|()| remove_unused(pins));
@@ -129,6 +132,12 @@ fn pin(pins: &Path, cgroup: &Cgroup, name: &str, link: Result<FdLink, LinkError>
     let link = link.map_err(|error| KernelError::refused(name, &error))?;
     let path = pins.join(format!("{LINK}{}-{name}", cgroup.id));
     link.pin(path).map(drop).map_err(|error| KernelError::refused(name, &error))
+}
+
+/// Leaves the links to root: who has them may detach.
+fn give_maps(pins: &Path, owner: u32) -> Result<(), KernelError> {
+    let maps = pins::list(pins).into_iter().filter(|pin| !is_link(pin, LINK));
+    maps.into_iter().try_for_each(|pin| chown(&pin, Some(owner), None).map_err(KernelError::file(pin)))
 }
 
 /// Keeps what `status` shows. An earlier attachment knows best whether the cgroup was created.

@@ -25,8 +25,8 @@ pub(crate) struct BlockTable {
     blocks: Mapped<SharedStats>,
     /// The block that was used last comes last: a program may still count in it.
     free: Mutex<VecDeque<u32>>,
-    /// Another process would count its own calls in the same memory.
-    _lock: File,
+    /// Another process would count its own calls in the same memory. `None` once this one counts in none of it.
+    lock: Mutex<Option<File>>,
 }
 
 /// A block in use.
@@ -39,7 +39,12 @@ struct Block {
 impl BlockTable {
     pub(crate) fn open(map: &Map, lock: File) -> Result<Self, KernelError> {
         let blocks = Mapped::open(map, SERVICES as usize)?;
-        Ok(Self { blocks, free: Mutex::new((0..SERVICES).collect()), _lock: lock })
+        Ok(Self { blocks, free: Mutex::new((0..SERVICES).collect()), lock: Mutex::new(Some(lock)) })
+    }
+
+    /// Lets another process have the maps. No service counts in a block any more, and none will.
+    pub(crate) fn release(&self) {
+        *self.lock.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// `None` while all are in use.

@@ -10,7 +10,7 @@ use std::{
 
 use aya::Pod;
 use fairmesh_balancer::BLOCK_ENDPOINTS;
-use fairmesh_router::ServiceNumbers;
+use fairmesh_router::{ROUTE_ARMS, ROUTE_STEPS, RouteStep, ServiceNumbers};
 
 /// Networks and ports of one selection at most.
 pub(crate) const SELECTED: usize = 8;
@@ -96,6 +96,20 @@ pub(crate) struct PolicyValue {
     pub(crate) block: u32,
     pub(crate) unused: u32,
     pub(crate) numbers: ServiceNumbers,
+    pub(crate) step_count: u32,
+    pub(crate) unused_count: u32,
+    pub(crate) arms: [ArmValue; ROUTE_ARMS],
+    pub(crate) steps: [RouteStep; ROUTE_STEPS],
+}
+
+/// A backend of a split. The id is 0 while its service is not published.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct ArmValue {
+    pub(crate) cumulative_weight: u64,
+    pub(crate) id: u64,
+    pub(crate) position: u32,
+    pub(crate) unused: u32,
 }
 
 /// The policy of generation N lies in buffer N mod 2, in memory that the programs share. They discard what they decided if the
@@ -124,6 +138,8 @@ pub(crate) struct EndpointValue {
 pub(crate) struct SlotValue {
     pub(crate) owner: AtomicU64,
     pub(crate) claimed_ns: AtomicU64,
+    /// Of the decision.
+    pub(crate) seed: AtomicU64,
     pub(crate) length: AtomicU32,
     /// To which it leads. Programs may have found the slot when it led to another one.
     pub(crate) endpoint: AtomicU32,
@@ -214,11 +230,13 @@ pub enum Counter {
     EndpointEjected,
     /// Requests whose service changed while its endpoint was picked.
     PolicyChanged,
+    /// Requests that a route may match which the kernel cannot judge or carry out.
+    RouteLeft,
 }
 
 impl Counter {
     /// All, in the order of the map.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Redirected,
         Self::NoProxy,
         Self::SentByKernel,
@@ -231,6 +249,7 @@ impl Counter {
         Self::RedirectFailed,
         Self::EndpointEjected,
         Self::PolicyChanged,
+        Self::RouteLeft,
     ];
 
     /// Its name for programs.
@@ -248,6 +267,7 @@ impl Counter {
             Self::RedirectFailed => "redirect-failed",
             Self::EndpointEjected => "endpoint-ejected",
             Self::PolicyChanged => "policy-changed",
+            Self::RouteLeft => "route",
         }
     }
 }
@@ -258,9 +278,12 @@ mod tests {
 
     #[test]
     fn slots_lie_in_shared_memory_as_the_programs_declare_them() {
-        assert_eq!(size_of::<SlotValue>(), 24 + MAX_REQUEST);
-        assert_eq!(std::mem::offset_of!(SlotValue, length), 16);
-        assert_eq!(size_of::<PolicyBuffers>(), 8 + 2 * (48 + 16 * BLOCK_ENDPOINTS));
+        assert_eq!(size_of::<SlotValue>(), 32 + MAX_REQUEST);
+        assert_eq!(std::mem::offset_of!(SlotValue, length), 24);
+        assert_eq!(
+            size_of::<PolicyBuffers>(),
+            8 + 2 * (56 + 16 * BLOCK_ENDPOINTS + 24 * ROUTE_ARMS + 96 * ROUTE_STEPS)
+        );
         assert_eq!(size_of::<EndpointValue>(), 72);
         assert_eq!(size_of::<HostKey>(), HOST_BYTES);
         assert!(HostKey::new(&"a".repeat(HOST_BYTES + 1)).is_none());

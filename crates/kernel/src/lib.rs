@@ -27,7 +27,7 @@ pub use destinations::{Destination, ProxyMaps};
 pub use error::KernelError;
 pub use layout::{Counter, MAX_REQUEST};
 pub use pins::DEFAULT_PINS;
-pub use policies::{Policy, PublishedPolicy};
+pub use policies::{ArmTarget, Policy, PolicyKey, PublishedPolicy};
 pub use probe::{Check, probe};
 pub use sender::KernelSender;
 pub use slots::{EndpointSlots, SentRequest, Slot, program_clock};

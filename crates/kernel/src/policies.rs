@@ -14,11 +14,11 @@ use std::{
 };
 
 use aya::maps::{HashMap, Map, MapData};
-use fairmesh_router::ServiceNumbers;
+use fairmesh_router::{ROUTE_ARMS, ROUTE_STEPS, RouteNumbers, RouteStep, ServiceNumbers};
 
 use crate::{
     KernelError,
-    layout::{HostKey, PolicyBuffers, PolicyValue, SERVICES, ServiceValue},
+    layout::{ArmValue, HostKey, PolicyBuffers, PolicyValue, SERVICES, ServiceValue},
     mapped::{Mapped, SharedValue},
 };
 
@@ -69,7 +69,7 @@ impl PolicyTable {
     }
 
     /// Publishes a service by the host that requests name. `None` if that is too long, or there are too many.
-    pub(crate) fn publish(self: &Arc<Self>, host: &str, policy: &Policy) -> Option<PublishedPolicy> {
+    pub(crate) fn publish(self: &Arc<Self>, host: &str, policy: &Policy<'_>) -> Option<PublishedPolicy> {
         let host = HostKey::new(host)?;
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let position = writer.used.iter().position(|used| !used)? as u32;
@@ -83,16 +83,10 @@ impl PolicyTable {
     }
 
     /// Writes the next generation; the caller holds the writer's lock.
-    fn write(&self, position: u32, id: u64, policy: &Policy) {
+    fn write(&self, position: u32, id: u64, policy: &Policy<'_>) {
         let policies = &self.policies[position as usize];
         let next = policies.generation.load(Relaxed).wrapping_add(1);
-        let value = PolicyValue {
-            id,
-            origin: policy.origin,
-            block: policy.block,
-            unused: 0,
-            numbers: policy.numbers,
-        };
+        let value = policy.value(PolicyKey { position, id });
         // SAFETY: this process alone writes, one thread at a time, and makes no reference into the cell meanwhile; programs discard
         // what they read of a buffer that is not the current one.
         unsafe {
@@ -102,20 +96,78 @@ impl PolicyTable {
     }
 }
 
-/// What a pick is decided from.
-#[derive(Clone, Copy, Debug)]
-pub struct Policy {
+/// Where a published policy lies. The id is of this policy alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PolicyKey {
+    position: u32,
+    id: u64,
+}
+
+/// The service of a backend of a split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ArmTarget {
+    /// The service itself.
+    Own,
+    /// Another one that is published.
+    Published(PolicyKey),
+    /// Another one that is not: its requests are left to the proxy.
+    Absent,
+}
+
+/// What a route and a pick are decided from.
+#[derive(Clone, Debug)]
+pub struct Policy<'a> {
     /// When the clock of the picks was 0, in nanoseconds of [`program_clock`](crate::program_clock).
     pub origin: u64,
     /// The block of statistics that the candidates are counted in.
     pub block: u32,
     /// The service.
     pub numbers: ServiceNumbers,
+    /// Its routes.
+    pub routes: &'a RouteNumbers,
+    /// The backends of their splits, in the order of the routes.
+    pub arms: Vec<ArmTarget>,
+}
+
+impl Policy<'_> {
+    fn value(&self, own: PolicyKey) -> PolicyValue {
+        let Self { origin, block, numbers, routes, arms: targets } = self;
+        let mut arms = [ArmValue::default(); ROUTE_ARMS];
+        for (arm, (from, target)) in arms.iter_mut().zip(routes.arms.iter().zip(targets)) {
+            let key = match target {
+                ArmTarget::Own => own,
+                ArmTarget::Published(key) => *key,
+                ArmTarget::Absent => PolicyKey { position: 0, id: 0 },
+            };
+            let cumulative_weight = from.cumulative_weight;
+            *arm = ArmValue { cumulative_weight, id: key.id, position: key.position, unused: 0 };
+        }
+        let mut steps = [RouteStep::NONE; ROUTE_STEPS];
+        let step_count = routes.steps.len().min(ROUTE_STEPS);
+        steps[..step_count].copy_from_slice(&routes.steps[..step_count]);
+        PolicyValue {
+            id: own.id,
+            origin: *origin,
+            block: *block,
+            unused: 0,
+            numbers: *numbers,
+            // 32 at most.
+            step_count: step_count as u32,
+            unused_count: 0,
+            arms,
+            steps,
+        }
+    }
 }
 
 impl PublishedPolicy {
+    /// Where it lies, for splits of other services.
+    pub fn key(&self) -> PolicyKey {
+        PolicyKey { position: self.position, id: self.id }
+    }
+
     /// Replaces the policy.
-    pub fn update(&self, policy: &Policy) {
+    pub fn update(&self, policy: &Policy<'_>) {
         let _writer = self.table.writer.lock().unwrap_or_else(PoisonError::into_inner);
         self.table.write(self.position, self.id, policy);
     }

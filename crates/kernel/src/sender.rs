@@ -57,6 +57,11 @@ impl KernelSender {
         }))
     }
 
+    /// Lets another proxy have the kernel send requests. Nothing is published, no slot is in use, and all services count elsewhere.
+    pub fn release(&self) {
+        self.blocks.release();
+    }
+
     /// Memory for the statistics of a service, in which the kernel counts too. `None` while all is in use.
     pub fn take_block(&self) -> Option<Box<dyn SharedBlock>> {
         self.blocks.take()
@@ -74,7 +79,7 @@ impl KernelSender {
     }
 
     /// Has the kernel send requests with this host, until the returned value is dropped. `None` if it cannot.
-    pub fn publish(&self, host: &str, policy: &Policy) -> Option<PublishedPolicy> {
+    pub fn publish(&self, host: &str, policy: &Policy<'_>) -> Option<PublishedPolicy> {
         self.policies.publish(host, policy)
     }
 

@@ -75,6 +75,8 @@ pub struct SentRequest {
     pub cookie: u64,
     /// The time since it was sent.
     pub age: Duration,
+    /// The seed of its route and its pick.
+    pub seed: u64,
     /// All of it, at most [`MAX_REQUEST`] bytes.
     pub bytes: Vec<u8>,
 }
@@ -186,9 +188,9 @@ impl Slot {
         // SAFETY: the kernel wrote the request before its length, and writes none until the slot is idle.
         let request = unsafe { &*value.request.get() };
         let bytes = request[..length.min(MAX_REQUEST)].to_vec();
-        let age = value.age();
+        let (age, seed) = (value.age(), value.seed.load(Relaxed));
         value.length.store(0, Release);
-        Some(SentRequest { cookie, age, bytes })
+        Some(SentRequest { cookie, age, seed, bytes })
     }
 
     /// Has the kernel send the next request: the response to the last one has been received.

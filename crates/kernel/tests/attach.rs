@@ -12,7 +12,7 @@ use std::{
 use fairmesh_kernel::{
     Counter, KernelError, KernelSender, Policy, ProxyMaps, Selection, attach, detach, probe, status,
 };
-use fairmesh_router::{CandidateNumbers, ServiceNumbers};
+use fairmesh_router::{CandidateNumbers, RouteNumbers, ServiceNumbers};
 use fairmesh_test_support::skipped;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
@@ -82,7 +82,7 @@ fn connections_are_redirected_while_the_proxy_listens_and_nothing_is_left_after_
     let server = TcpListener::bind("127.96.7.1:0").unwrap();
     let to = server.local_addr().unwrap();
     let selection = Selection { networks: vec![([127, 96, 0, 0].into(), 16)], ports: vec![to.port()] };
-    attach(&place.pins(), &place.cgroup, &selection).unwrap();
+    attach(&place.pins(), &place.cgroup, &selection, None).unwrap();
     let direct = || {
         thread::scope(|scope| {
             scope.spawn(|| greet(&server, "direct"));
@@ -117,7 +117,7 @@ fn connections_are_redirected_while_the_proxy_listens_and_nothing_is_left_after_
 #[test]
 fn the_root_cgroup_and_the_proxys_own_are_refused() {
     let Some(place) = Place::new("refused") else { return };
-    let refused = attach(&place.pins(), "/", &Selection::default());
+    let refused = attach(&place.pins(), "/", &Selection::default(), None);
     assert!(matches!(refused, Err(KernelError::Cgroup { .. })), "{refused:?}");
     assert!(!place.pins().exists(), "nothing was made");
 }
@@ -125,7 +125,8 @@ fn the_root_cgroup_and_the_proxys_own_are_refused() {
 #[test]
 fn a_thousand_services_of_twenty_endpoints_fit_into_64_mib() {
     let Some(place) = Place::new("memory") else { return };
-    attach(&place.pins(), &place.cgroup, &Selection { ports: vec![1], ..Selection::default() }).unwrap();
+    attach(&place.pins(), &place.cgroup, &Selection { ports: vec![1], ..Selection::default() }, None)
+        .unwrap();
     let sender = KernelSender::open(&place.pins()).unwrap().unwrap();
     let candidate =
         |index: u32| CandidateNumbers { index, weight: 1, cumulative_weight: u64::from(index) + 1 };
@@ -135,7 +136,9 @@ fn a_thousand_services_of_twenty_endpoints_fit_into_64_mib() {
     let services: Vec<_> = (0..1000)
         .map(|service| {
             let block = sender.take_block().unwrap();
-            let policy = Policy { origin: 0, block: block.position(), numbers };
+            let routes = RouteNumbers::default();
+            let policy =
+                Policy { origin: 0, block: block.position(), numbers, routes: &routes, arms: Vec::new() };
             assert!((0..20).all(|index| sender.endpoint(block.position(), index).is_some()));
             (sender.publish(&format!("service-{service}.shop"), &policy).unwrap(), block)
         })
@@ -144,4 +147,34 @@ fn a_thousand_services_of_twenty_endpoints_fit_into_64_mib() {
     let bytes: u64 = memory.iter().map(|(_, bytes)| bytes).sum();
     assert!((1 << 20..64 << 20).contains(&bytes), "{bytes} in {memory:?}");
     drop(services);
+}
+
+/// The variable that names the pins to the process of a user without capabilities.
+const PINS: &str = "FAIRMESH_TEST_PINS";
+/// The user nobody.
+const NOBODY: u32 = 65_534;
+
+#[test]
+fn the_owner_of_the_maps_needs_no_capability() {
+    if let Some(pins) = std::env::var_os(PINS).map(PathBuf::from) {
+        let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
+        let _maps = ProxyMaps::register(&pins, &proxy).unwrap();
+        let sender = KernelSender::open(&pins).unwrap().unwrap();
+        assert!(sender.add_caller(1) && sender.take_block().is_some());
+        assert!(detach(&pins).is_err(), "links are root's");
+        return assert_eq!(status(&pins).unwrap().proxy, Some(process::id()));
+    }
+    let Some(place) = Place::new("owner") else { return };
+    let selection = Selection { ports: vec![1], ..Selection::default() };
+    attach(&place.pins(), &place.cgroup, &selection, Some(NOBODY)).unwrap();
+    let nobody = format!("--reuid={NOBODY}");
+    let mut command = Command::new("setpriv");
+    command.args([&nobody, "--clear-groups", "--bounding-set=-all", "--inh-caps=-all"]);
+    command.arg(std::env::current_exe().unwrap());
+    command.args(["--exact", "the_owner_of_the_maps_needs_no_capability", "--nocapture"]);
+    let output = match command.env(PINS, place.pins()).output() {
+        Ok(output) => output,
+        Err(error) => return skipped("setpriv takes capabilities away", error),
+    };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

@@ -8,6 +8,7 @@
 pub(crate) mod attached;
 pub(crate) mod caller;
 mod endpoint;
+mod policy;
 mod pooled;
 mod published;
 pub(crate) mod redirected;

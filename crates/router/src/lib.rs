@@ -23,6 +23,7 @@ pub use compile_input::{Candidate, CompileInput, EndpointTarget, RegionDistance,
 pub use fairmesh_balancer::{EndpointStats, LoadReport, Outcome, ReceivedReport};
 pub use request::{EndpointPick, Headers, PickError, PickParams, RequestView, RouteDecision};
 pub use route_actions::{DirectResponse, RouteActions};
+pub use routes::{ROUTE_ARMS, ROUTE_STEPS, RouteArm, RouteNumbers, RouteStep};
 pub use service_table::{CandidateNumbers, EndpointRef, Explanation, ServiceNumbers, ServiceTable};
 pub use shard_table::{
     Holding, HoldingInterner, Holdings, InvalidTable, SEGMENT_SHARDS, Segment, SegmentBuilder, SegmentMemory,

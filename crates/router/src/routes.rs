@@ -10,10 +10,12 @@ use crate::{Headers, RequestView, RouteActions, TokenBucket, request_key};
 mod condition;
 mod index;
 mod parameters;
+mod route_numbers;
 
 use condition::{MatchInput, host_satisfies};
 use index::Index;
 pub(crate) use parameters::{cookie, decoded, parameter};
+pub use route_numbers::{ROUTE_ARMS, ROUTE_STEPS, RouteArm, RouteNumbers, RouteStep};
 
 /// Up to this number, routes are checked in order: an index would cost more than it saves.
 const SCAN_UP_TO: usize = 6;

@@ -1,6 +1,10 @@
 use std::{
     fmt::Debug,
-    sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+    iter,
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use super::{EndpointStats, HotStats};
@@ -40,6 +44,30 @@ struct Penalty {
     ramp_end: AtomicU64,
 }
 
+/// How often counts move to other memory. What they leave stays mapped, since readers take no lock.
+const MAX_MOVES: usize = 16;
+
+/// Memory that is shared, and what is shared instead of it later.
+#[derive(Debug)]
+pub(super) struct SharedMemory {
+    memory: Box<dyn SharedBlock>,
+    later: OnceLock<Box<SharedMemory>>,
+}
+
+/// Memory of this process alone, to which counts move when others take over what was shared.
+#[derive(Debug, Default)]
+struct OwnMemory(SharedStats);
+
+impl SharedBlock for OwnMemory {
+    fn stats(&self) -> &SharedStats {
+        &self.0
+    }
+
+    fn position(&self) -> u32 {
+        u32::MAX
+    }
+}
+
 /// Memory in which others count calls too.
 pub trait SharedBlock: Debug + Send + Sync {
     /// The memory, the same each time.
@@ -77,33 +105,66 @@ impl HotBlock {
     }
 }
 
+impl SharedMemory {
+    fn newest(&self) -> &Self {
+        iter::successors(Some(self), |one| one.later.get().map(|later| &**later)).last().unwrap_or(self)
+    }
+
+    fn moves(&self) -> usize {
+        iter::successors(Some(self), |one| one.later.get().map(|later| &**later)).count()
+    }
+}
+
 impl EndpointStats {
-    /// Counts in this memory from now on, together with others, unless it shares other memory already; returns what it shares.
-    /// `None` if it cannot be had.
-    pub fn share(&self, memory: impl FnOnce() -> Option<Box<dyn SharedBlock>>) -> Option<&dyn SharedBlock> {
-        if self.shared.get().is_none() {
-            let memory = memory()?;
-            let copied = memory.stats().block.copy(&self.first);
-            if let Err(unused) = self.shared.set(memory) {
-                // Another thread shared it just now.
-                drop(unused);
-            } else {
-                self.block().add_missed(&self.first, &copied);
-                (0..BLOCK_ENDPOINTS as u32).for_each(|index| self.share_penalty(index));
-            }
+    /// Counts in this memory from now on, together with others, unless what is shared already is still in use; returns what is
+    /// shared. `None` if it cannot be had, or counts have moved too often.
+    pub fn share(
+        &self,
+        is_in_use: impl Fn(&dyn SharedBlock) -> bool,
+        memory: impl FnOnce() -> Option<Box<dyn SharedBlock>>,
+    ) -> Option<&dyn SharedBlock> {
+        if self.shared().is_none_or(|shared| !is_in_use(shared)) {
+            let has_room = self.shared.get().is_none_or(|first| first.moves() <= MAX_MOVES);
+            self.move_counts(has_room.then(memory)??);
         }
-        self.shared.get().map(|shared| &**shared)
+        self.shared().filter(|shared| is_in_use(*shared))
+    }
+
+    /// Counts in memory of its own from now on where this is what it shares, so that others may use that.
+    pub fn unshare(&self, is_shared: impl Fn(&dyn SharedBlock) -> bool) {
+        if self.shared().is_some_and(is_shared) {
+            self.move_counts(Box::new(OwnMemory::default()));
+        }
+    }
+
+    fn move_counts(&self, memory: Box<dyn SharedBlock>) {
+        let before = self.block();
+        let copied = memory.stats().block.copy(before);
+        let next = SharedMemory { memory, later: OnceLock::new() };
+        let is_moved = match self.shared.get() {
+            None => self.shared.set(next).is_ok(),
+            Some(first) => first.newest().later.set(Box::new(next)).is_ok(),
+        };
+        // Else another thread moved them just now.
+        if is_moved {
+            self.block().add_missed(before, &copied);
+            (0..BLOCK_ENDPOINTS as u32).for_each(|index| self.share_penalty(index));
+        }
+    }
+
+    fn shared(&self) -> Option<&dyn SharedBlock> {
+        self.shared.get().map(|first| &*first.newest().memory)
     }
 
     /// Tells those that share memory of a penalty that has changed.
     pub(super) fn share_penalty(&self, index: u32) {
-        if let (Some(shared), Some(outlier)) = (self.shared.get(), self.outlier(index)) {
+        if let (Some(shared), Some(outlier)) = (self.shared(), self.outlier(index)) {
             shared.stats().set_penalty(index, outlier);
         }
     }
 
     #[inline]
     pub(super) fn block(&self) -> &HotBlock {
-        self.shared.get().map_or(&self.first, |shared| &shared.stats().block)
+        self.shared().map_or(&self.first, |shared| &shared.stats().block)
     }
 }

@@ -176,8 +176,9 @@ fn counts_move_to_shared_memory_and_are_changed_there_by_both() {
     stats.begin(1);
     stats.advance_round_robin();
     let memory = std::sync::Arc::new(SharedStats::default());
-    let share = || stats.share(|| Some(Box::new(Memory(memory.clone())))).map(SharedBlock::position);
-    assert_eq!(stats.share(|| None).map(SharedBlock::position), None);
+    let share =
+        || stats.share(|_| true, || Some(Box::new(Memory(memory.clone())))).map(SharedBlock::position);
+    assert_eq!(stats.share(|_| true, || None).map(SharedBlock::position), None);
     assert_eq!((share(), share()), (Some(7), Some(7)));
     assert_eq!((stats.outstanding(1), stats.round_robin_counter()), (1, 1));
     // As a program does.
@@ -188,4 +189,30 @@ fn counts_move_to_shared_memory_and_are_changed_there_by_both() {
     stats.finish(1, Outcome::Ok, 0);
     assert!(memory.block.hot.iter().all(HotStats::is_idle));
     assert_eq!(std::mem::size_of::<SharedStats>(), (16 + 24) * BLOCK_ENDPOINTS + 16);
+}
+
+#[test]
+fn counts_move_on_when_the_shared_memory_is_no_longer_in_use_and_not_for_ever() {
+    let stats = stats(1);
+    let share = |memory: &std::sync::Arc<SharedStats>| {
+        let is_in_use = |shared: &dyn SharedBlock| std::ptr::eq(shared.stats(), &raw const **memory);
+        stats.share(is_in_use, || Some(Box::new(Memory(memory.clone())))).is_some()
+    };
+    let memories: Vec<_> = (0..32).map(|_| std::sync::Arc::new(SharedStats::default())).collect();
+    assert!(share(&memories[0]) && share(&memories[0]));
+    stats.begin(0);
+    assert!(share(&memories[1]));
+    memories[1].block.hot[0].begin();
+    assert_eq!((stats.outstanding(0), memories[0].block.hot[0].calls()), (2, 1));
+    stats.finish(0, Outcome::Ok, 0);
+    stats.finish(0, Outcome::Ok, 0);
+    assert!(memories[1].block.hot[0].is_idle());
+    let moved = memories[2..].iter().take_while(|memory| share(memory)).count();
+    assert!((8..30).contains(&moved), "{moved}");
+    stats.begin(0);
+    stats.unshare(|_| true);
+    memories.iter().for_each(|memory| {
+        memory.block.hot[0].begin();
+    });
+    assert_eq!(stats.outstanding(0), 1, "others count elsewhere");
 }

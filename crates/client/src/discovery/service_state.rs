@@ -4,7 +4,7 @@ use std::{
 };
 
 use fairmesh_model::ServiceName;
-use fairmesh_router::{ServiceNumbers, ServiceTable};
+use fairmesh_router::{RouteNumbers, ServiceNumbers, ServiceTable};
 use fairmesh_signals::{CallCounters, Destinations, ReportedPaths};
 
 use super::{endpoint_transport::EndpointTransport, subscription::Subscription};
@@ -98,10 +98,11 @@ impl<T: EndpointTransport> ReadyService<T> {
         }
     }
 
-    /// The service as numbers, if another component may pick its endpoints and send requests to them.
-    pub(crate) fn numbers(&self) -> Option<ServiceNumbers> {
+    /// The service and its routes for requests to this host as numbers, if another component may pick its endpoints and send requests to them.
+    pub(crate) fn numbers(&self, host: &str) -> Option<(ServiceNumbers, RouteNumbers)> {
         let is_direct = self.lookaside.is_none() && !self.upstream.protocol().is_multiplexed();
-        is_direct.then(|| self.upstream.numbers())?
+        let numbers = is_direct.then(|| self.upstream.numbers())??;
+        Some((numbers, self.upstream.route_numbers(host)))
     }
 
     /// All other services that its routes send calls to.

@@ -32,7 +32,8 @@ pub(super) async fn execute(
     let sent = parts.extensions.remove::<SentRequest>().and_then(SentRequest::take);
     let now = sent.as_ref().map_or_else(|| clock.now(), |sent| clock.at(sent.began));
     let options = handle.call_options(parts)?;
-    let start = CallStart { now, limit: options.limit, seed: handle.mesh.seed() };
+    let seed = sent.as_ref().map_or_else(|| handle.mesh.seed(), |sent| sent.seed);
+    let start = CallStart { now, limit: options.limit, seed };
     let trace = parts.extensions.get::<Trace>().cloned();
     let dispatch = DispatchContext { handle, options: &options.context, start, trace: trace.as_ref() };
     if options.limit.is_some_and(|left| left.is_zero()) {

@@ -34,13 +34,15 @@ pub struct SentRequest {
 /// The attempt that was sent.
 pub(super) struct SentAttempt {
     pub(super) began: Instant,
+    /// Of the decision, so that the call is routed by the same one.
+    pub(super) seed: u64,
     counted: CountedCall,
     connection: OwnedConnection,
 }
 
 impl SentRequest {
-    pub(crate) fn new(counted: CountedCall, connection: OwnedConnection, began: Instant) -> Self {
-        let sent = SentAttempt { began, counted, connection };
+    pub(crate) fn new(counted: CountedCall, connection: OwnedConnection, began: Instant, seed: u64) -> Self {
+        let sent = SentAttempt { began, seed, counted, connection };
         Self { began, sent: Arc::new(Mutex::new(Some(sent))) }
     }
 

@@ -3,7 +3,8 @@
 use std::{fmt, io, sync::Arc};
 
 use fairmesh_balancer::SharedBlock;
-use fairmesh_router::{EndpointStats, Outcome, ServiceNumbers};
+use fairmesh_model::ServiceName;
+use fairmesh_router::{EndpointStats, Outcome, RouteNumbers, ServiceNumbers};
 use tokio::time::Instant;
 
 use crate::{
@@ -13,12 +14,14 @@ use crate::{
     transport::{ConnectionOwner, EndpointConnection, EndpointPool},
 };
 
-/// A service whose requests need nothing but a pick, by the records of one moment.
+/// A service whose requests need nothing but a route and a pick, by the records of one moment.
 pub struct ExportedService {
     handle: Arc<Handle>,
     state: Arc<ServiceState<Arc<EndpointPool>>>,
     /// What the pick is decided from.
     pub numbers: ServiceNumbers,
+    /// What the service that gets a request is decided from.
+    pub routes: RouteNumbers,
 }
 
 /// An endpoint that the numbers name.
@@ -36,7 +39,7 @@ pub(crate) struct CountedCall {
 }
 
 impl ServiceHandle {
-    /// The service as numbers; `None` while requests need more than a pick.
+    /// The service as numbers; `None` while requests need more than a route and a pick.
     #[doc(hidden)]
     pub fn exported(&self) -> Option<ExportedService> {
         if self.inner.mesh.source.leases().is_some() {
@@ -44,12 +47,17 @@ impl ServiceHandle {
         }
         let state = self.inner.subscription.state();
         let ServiceState::Ready(ready) = &*state else { return None };
-        let numbers = ready.numbers()?;
-        Some(ExportedService { handle: Arc::clone(&self.inner), state, numbers })
+        let (numbers, routes) = ready.numbers(self.inner.default_headers.authority.as_str())?;
+        Some(ExportedService { handle: Arc::clone(&self.inner), state, numbers, routes })
     }
 }
 
 impl ExportedService {
+    /// The service.
+    pub fn name(&self) -> &ServiceName {
+        self.handle.subscription.name()
+    }
+
     /// The host that the library sends to endpoints.
     pub fn authority(&self) -> &str {
         self.handle.default_headers.authority.as_str()
@@ -60,12 +68,18 @@ impl ExportedService {
         self.handle.mesh.clock.now()
     }
 
-    /// Counts calls in this memory from now on, unless it shares other memory already; what it shares.
+    /// Counts calls in this memory from now on, unless what it shares already is still in use; what it shares.
     pub fn share_counts(
         &self,
+        is_in_use: impl Fn(&dyn SharedBlock) -> bool,
         memory: impl FnOnce() -> Option<Box<dyn SharedBlock>>,
     ) -> Option<&dyn SharedBlock> {
-        self.handle.subscription.endpoint_stats().share(memory)
+        self.stats().share(is_in_use, memory)
+    }
+
+    /// Where its calls are counted.
+    pub fn stats(&self) -> &Arc<EndpointStats> {
+        self.handle.subscription.endpoint_stats()
     }
 
     /// Waits until the records have changed.
@@ -77,7 +91,7 @@ impl ExportedService {
     pub fn endpoint(&self, index: u32) -> Option<ExportedEndpoint> {
         let ServiceState::Ready(ready) = &*self.state else { return None };
         let pool = ready.transport(index, &self.handle.mesh.transport);
-        let stats = Arc::clone(self.handle.subscription.endpoint_stats());
+        let stats = Arc::clone(self.stats());
         self.numbers.indices().any(|one| one == index).then_some(ExportedEndpoint { pool, stats, index })
     }
 }
@@ -101,15 +115,17 @@ impl ExportedEndpoint {
         self.pool.open().await.map_err(io::Error::other)
     }
 
-    /// A request that was counted at the endpoint and sent over this connection, which returns to its owner after the response.
+    /// A request that was counted at the endpoint and sent over this connection, which returns to its owner after the response. The
+    /// seed is that of the decision.
     pub fn sent(
         &self,
         connection: EndpointConnection,
         owner: Box<dyn ConnectionOwner>,
         began: Instant,
+        seed: u64,
     ) -> SentRequest {
         let counted = CountedCall { endpoint: self.clone(), is_counted: true };
-        SentRequest::new(counted, connection.owned_by(owner), began)
+        SentRequest::new(counted, connection.owned_by(owner), began, seed)
     }
 }
 

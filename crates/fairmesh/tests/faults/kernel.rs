@@ -1,7 +1,10 @@
 //! Unmodified programs in a cgroup whose connections eBPF programs redirect to a proxy, and whose requests the kernel sends.
 
 mod balance;
+mod ejected;
 mod requests;
+mod routes;
+mod upgrade;
 
 use std::{path::PathBuf, process::id, time::Duration};
 

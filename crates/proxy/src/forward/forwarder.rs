@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use fairmesh_client::{
-    Body, BoxError, Fault, FaultKind,
+    Body, BoxError, Fault, FaultKind, ServiceName,
     proxy_support::{BodyObserver, SentRequest},
 };
 use fairmesh_headers::{grpc_content_type, is_grpc};
@@ -112,6 +112,11 @@ impl Forwarder {
             Some(service) => client_info.host_cache.get("", || self.services.by_name(service)),
             None => client_info.host_cache.get(host, || self.services.by_host(host)),
         }
+    }
+
+    /// The target of a service.
+    pub(crate) fn target_by_name(&self, name: &ServiceName) -> Result<Arc<Target>, HostError> {
+        self.services.by_name(name)
     }
 
     pub(crate) async fn forward<B>(

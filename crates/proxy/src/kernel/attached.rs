@@ -4,22 +4,29 @@ use std::{
     collections::HashMap,
     net::SocketAddr,
     path::Path,
-    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
     time::Duration,
 };
 
-use fairmesh_client::{ServiceName, proxy_support::SentRequest};
+use fairmesh_client::{
+    ServiceName,
+    proxy_support::{EndpointStats, SentRequest},
+};
 use fairmesh_kernel::{Destination, KernelError, KernelSender, ProxyMaps};
 use tokio::{
     net::TcpListener,
-    sync::{Notify, mpsc},
+    sync::{Notify, mpsc, watch},
+    time::sleep,
 };
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::kernel::published::Publication;
 
 /// How long a request waits for its response before its caller's connection applies timeouts to it.
 const OVERDUE: Duration = Duration::from_millis(100);
+
+/// How long the maps are kept after the last request: a program that was preempted may still use what it read of them.
+const RELEASE_AFTER: Duration = Duration::from_secs(1);
 
 /// A request that the kernel sent, for the connection of its caller.
 #[derive(Debug)]
@@ -39,8 +46,14 @@ pub(crate) struct Attached {
     sender: OnceLock<KernelSender>,
     callers: Mutex<Callers>,
     published: Mutex<HashMap<ServiceName, Publication>>,
+    /// Changes with every service that is published or withdrawn: splits of others may lead to it.
+    pub(super) services_changed: watch::Sender<()>,
     /// Wakes pooled connections with requests that wait for a response.
     pub(super) overdue: Notify,
+    /// Of services that count in shared memory.
+    sharing: Mutex<Vec<Weak<EndpointStats>>>,
+    /// Services that are published, and pooled connections.
+    pub(super) tasks: TaskTracker,
     stopped: CancellationToken,
 }
 
@@ -52,7 +65,10 @@ impl Attached {
             sender: OnceLock::new(),
             callers: Mutex::default(),
             published: Mutex::default(),
+            services_changed: watch::Sender::new(()),
             overdue: Notify::new(),
+            sharing: Mutex::default(),
+            tasks: TaskTracker::new(),
             stopped: CancellationToken::new(),
         })
     }
@@ -89,6 +105,33 @@ impl Attached {
     /// Has the kernel send no further requests. Those in flight get their responses.
     pub(super) fn stop(&self) {
         self.stopped.cancel();
+        if let Some(sender) = self.sender() {
+            self.callers().keys().for_each(|cookie| sender.withdraw_caller(*cookie));
+        }
+    }
+
+    /// Lets another proxy have the maps once the last request that the kernel sent has its response. To be called after
+    /// [`stop`](Self::stop).
+    pub(super) async fn release(self: Arc<Self>) {
+        let Some(sender) = self.sender() else { return };
+        self.tasks.close();
+        self.tasks.wait().await;
+        sleep(RELEASE_AFTER).await;
+        for stats in self.sharing().drain(..) {
+            stats.upgrade().iter().for_each(|stats| stats.unshare(|block| sender.counts_in(block)));
+        }
+        sender.release();
+    }
+
+    fn sharing(&self) -> MutexGuard<'_, Vec<Weak<EndpointStats>>> {
+        self.sharing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that a service counts in shared memory.
+    pub(super) fn note_sharing(&self, stats: &Arc<EndpointStats>) {
+        let mut sharing = self.sharing();
+        sharing.retain(|one| one.strong_count() > 0 && !std::ptr::eq(one.as_ptr(), Arc::as_ptr(stats)));
+        sharing.push(Arc::downgrade(stats));
     }
 
     pub(super) fn stopped(&self) -> &CancellationToken {

@@ -58,7 +58,11 @@ impl KernelCaller {
             current: None,
         };
         // Dropped, it is removed again.
-        link.attached.sender()?.add_caller(cookie).then(|| Box::new(link))
+        link.attached
+            .sender()
+            .filter(|_| !link.attached.stopped().is_cancelled())?
+            .add_caller(cookie)
+            .then(|| Box::new(link))
     }
 
     /// The service of a request that the kernel left to the proxy, if the kernel may send requests like it.
@@ -76,9 +80,14 @@ impl KernelCaller {
         forwarder.target_of(host, client_info).ok()
     }
 
-    /// Has the kernel send further requests to this service.
-    pub(crate) async fn publish(&self, target: &Target) {
+    /// Has the kernel send further requests to this service, and to the backends of its splits.
+    pub(crate) async fn publish(&self, target: &Target, forwarder: &Forwarder) {
         self.attached.publish(&target.handle).await;
+        for backend in self.attached.backends(target.handle.name()) {
+            if let Ok(target) = forwarder.target_by_name(&backend) {
+                self.attached.publish(&target.handle).await;
+            }
+        }
     }
 }
 
@@ -105,6 +114,10 @@ impl CallerLink {
     pub(crate) fn set_served(&mut self, bytes: u64) {
         if let Some(sender) = self.attached.sender().filter(|_| self.served != Some(bytes)) {
             sender.set_served(self.cookie, bytes);
+            // The other order would miss a stop in between.
+            if self.attached.stopped().is_cancelled() {
+                sender.withdraw_caller(self.cookie);
+            }
             (self.served, self.is_withdrawn) = (Some(bytes), false);
         }
     }

@@ -67,7 +67,7 @@ impl PublishedEndpoint {
         let slot = self.slots.add(&connection.stream).ok().flatten()?;
         self.connections.open.fetch_add(1, AcqRel);
         let pooled = PooledConnection::new(Arc::clone(attached), Arc::clone(self), slot, connection);
-        tokio::spawn(pooled.run());
+        attached.tasks.spawn(pooled.run());
         Some(())
     }
 

@@ -96,12 +96,12 @@ impl PooledConnection {
     }
 
     /// Hands a request over to the connection of its caller, and waits until the response has been read.
-    async fn hand_over(self, SentRequest { cookie, age, bytes }: SentRequest) -> Option<Self> {
+    async fn hand_over(self, SentRequest { cookie, age, seed, bytes }: SentRequest) -> Option<Self> {
         let Self { attached, endpoint, slot, connection } = self;
         let (returned, wait) = oneshot::channel();
         let now = Instant::now();
         let began = now.checked_sub(age).unwrap_or(now);
-        let sent = endpoint.endpoint.sent(connection, Box::new(Lease { slot, returned }), began);
+        let sent = endpoint.endpoint.sent(connection, Box::new(Lease { slot, returned }), began, seed);
         let caller = attached.callers().get(&cookie).cloned();
         // Without its caller, or with the wrong one, the connection is closed, as when a caller of the sidecar disconnects.
         caller?.try_send(KernelRequest { bytes, sent }).ok()?;

@@ -1,20 +1,22 @@
 //! Services whose requests the kernel sends.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
-use fairmesh_client::{ServiceHandle, proxy_support::ExportedService};
-use fairmesh_kernel::{KernelSender, Policy, PublishedPolicy, program_clock};
+use fairmesh_client::{ServiceHandle, ServiceName, proxy_support::ExportedService};
+use fairmesh_kernel::{KernelSender, Policy, PolicyKey, PublishedPolicy};
 use tokio::{
     sync::oneshot,
     time::{Instant, sleep, timeout},
 };
+use tokio_util::sync::CancellationToken;
 
 use crate::kernel::{
     attached::Attached,
     endpoint::{PublishedEndpoint, ServiceConnections},
+    policy::policy_of,
     pooled::IDLE_TIMEOUT,
 };
 
@@ -37,6 +39,10 @@ pub(super) enum Publication {
 pub(super) struct PublishedService {
     /// The candidates of its policy.
     endpoints: Mutex<Vec<Arc<PublishedEndpoint>>>,
+    /// Other services that its splits lead to.
+    backends: Mutex<Vec<ServiceName>>,
+    /// Where its policy lies, once it is published.
+    pub(super) key: OnceLock<PolicyKey>,
     connections: Arc<ServiceConnections>,
 }
 
@@ -68,26 +74,27 @@ impl Attached {
         let Some(sender) = self.sender() else { return };
         let Some(exported) = handle.exported() else { return };
         // All memory is in use by other services.
-        let Some(policy) = policy_of(sender, &exported) else { return };
-        let connections = Arc::new(ServiceConnections::new(self.stopped().child_token()));
-        let service = Arc::new(PublishedService { endpoints: Mutex::default(), connections });
-        service.set_endpoints(sender, &exported, &policy);
+        let Some(policy) = policy_of(self, sender, &exported) else { return };
+        let service = Arc::new(PublishedService::new(self.stopped().child_token()));
+        service.take_over(sender, &exported, &policy);
         if !self.claim(handle, &service) {
             return;
         }
         let (attached, handle) = (Arc::clone(self), handle.clone());
         let (published, wait) = oneshot::channel();
-        tokio::spawn(async move {
-            let Some(entry) = service.insert(&attached, &exported, &policy).await else {
+        self.tasks.spawn(async move {
+            let Some(entry) = service.insert(&attached, &exported).await else {
                 attached.published().insert(handle.name().clone(), Publication::Failed(Instant::now()));
                 return service.connections.withdrawn.cancel();
             };
+            attached.services_changed.send_replace(());
             // The request may not wait any more.
             let _ = published.send(());
             service.follow(&attached, &handle, exported, &entry).await;
             drop(entry);
             service.connections.withdrawn.cancel();
             attached.published().remove(handle.name());
+            attached.services_changed.send_replace(());
         });
         // It is published later if it takes longer.
         let _ = timeout(PUBLISH_WAIT, wait).await;
@@ -105,18 +112,27 @@ impl Attached {
 }
 
 impl PublishedService {
+    fn new(withdrawn: CancellationToken) -> Self {
+        Self {
+            endpoints: Mutex::default(),
+            backends: Mutex::default(),
+            key: OnceLock::new(),
+            connections: Arc::new(ServiceConnections::new(withdrawn)),
+        }
+    }
+
+    /// Other services that its splits lead to.
+    pub(super) fn backends(&self) -> MutexGuard<'_, Vec<ServiceName>> {
+        self.backends.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn endpoints(&self) -> MutexGuard<'_, Vec<Arc<PublishedEndpoint>>> {
         self.endpoints.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Connects to the only endpoint, if there is but one, and publishes the policy. Of several endpoints, each is connected to when
     /// the kernel has picked it.
-    async fn insert(
-        &self,
-        attached: &Arc<Attached>,
-        exported: &ExportedService,
-        policy: &Policy,
-    ) -> Option<PublishedPolicy> {
+    async fn insert(&self, attached: &Arc<Attached>, exported: &ExportedService) -> Option<PublishedPolicy> {
         let only = match &self.endpoints()[..] {
             [only] => Some(Arc::clone(only)),
             _ => None,
@@ -124,7 +140,11 @@ impl PublishedService {
         if let Some(only) = only {
             only.open(attached).await?;
         }
-        attached.sender()?.publish(exported.authority(), policy)
+        let sender = attached.sender()?;
+        let entry = sender.publish(exported.authority(), &policy_of(attached, sender, exported)?)?;
+        // Set by this task alone.
+        let _ = self.key.set(entry.key());
+        Some(entry)
     }
 
     /// Keeps the policy current, until requests need more than a pick, no connection is left, or the kernel is to send none.
@@ -135,15 +155,23 @@ impl PublishedService {
         mut exported: ExportedService,
         entry: &PublishedPolicy,
     ) {
+        let Some(sender) = attached.sender() else { return };
+        let mut services_changed = attached.services_changed.subscribe();
+        services_changed.mark_changed();
         loop {
             tokio::select! {
                 () = exported.outdated() => {
-                    let (Some(next), Some(sender)) = (handle.exported(), attached.sender()) else { return };
-                    let Some(policy) = policy_of(sender, &next) else { return };
-                    self.set_endpoints(sender, &next, &policy);
+                    let Some(next) = handle.exported() else { return };
+                    let Some(policy) = policy_of(attached, sender, &next) else { return };
+                    self.take_over(sender, &next, &policy);
                     entry.update(&policy);
+                    drop(policy);
                     exported = next;
                 }
+                Ok(()) = services_changed.changed() => if !exported.routes.arms.is_empty() {
+                    let Some(policy) = policy_of(attached, sender, &exported) else { return };
+                    entry.update(&policy);
+                },
                 () = self.connections.withdrawn.cancelled() => return,
                 () = sleep(IDLE_TIMEOUT) => if self.connections.is_empty() {
                     return;
@@ -152,8 +180,10 @@ impl PublishedService {
         }
     }
 
-    /// Takes the candidates over; connections to endpoints that are none any more are closed when they are idle.
-    fn set_endpoints(&self, sender: &KernelSender, exported: &ExportedService, policy: &Policy) {
+    /// Takes the candidates and backends over; connections to endpoints that are none any more are closed when they are idle.
+    fn take_over(&self, sender: &KernelSender, exported: &ExportedService, policy: &Policy<'_>) {
+        let backends = exported.routes.arms.iter().map(|arm| arm.backend.service.clone());
+        *self.backends() = backends.filter(|backend| backend != exported.name()).collect();
         let mut endpoints = self.endpoints();
         let before = std::mem::take(&mut *endpoints);
         for index in exported.numbers.indices() {
@@ -169,12 +199,4 @@ impl PublishedService {
             gone.withdrawn.cancel();
         }
     }
-}
-
-/// The policy by which the kernel picks. `None` if it does not count in the memory of this service, as after the maps were made anew.
-fn policy_of(sender: &KernelSender, exported: &ExportedService) -> Option<Policy> {
-    let block = exported.share_counts(|| sender.take_block()).filter(|block| sender.counts_in(*block))?;
-    let now = u64::try_from(program_clock().as_nanos()).unwrap_or(u64::MAX);
-    let origin = now.wrapping_sub(exported.now());
-    Some(Policy { origin, block: block.position(), numbers: exported.numbers })
 }

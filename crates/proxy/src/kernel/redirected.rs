@@ -57,9 +57,13 @@ impl RedirectedConnections {
         Some((destination.address.into(), KernelCaller::new(attached, destination.cookie)))
     }
 
-    /// Has the kernel send no further requests, since the proxy stops.
+    /// Has the kernel send no further requests, since the proxy stops, and lets its successor have the maps.
     pub(crate) fn stop(&self) {
+        let stopped = self.attached();
         self.set(None);
+        if let Some(attached) = stopped {
+            tokio::spawn(attached.release());
+        }
     }
 
     fn attached(&self) -> Option<Arc<Attached>> {

@@ -7,6 +7,7 @@ use fairmesh_balancer::BLOCK_ENDPOINTS;
 use fairmesh_model::BalancingPolicy;
 
 use super::{Selection, ServiceTable};
+use crate::RouteNumbers;
 
 /// A service with one rank of candidates and no choice before the pick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,13 +51,18 @@ impl ServiceNumbers {
 }
 
 impl ServiceTable {
-    /// The service as numbers. `None` if a call needs more than a pick among the candidates of the nearest rank: a route, a limit, a
+    /// The routes of the service, of which [`numbers`](Self::numbers) say nothing, for requests to this host, without port and
+    /// trailing dot.
+    pub fn route_numbers(&self, host: &str) -> RouteNumbers {
+        self.routes.numbers(host, &self.timeouts)
+    }
+
+    /// The service as numbers. `None` if a call needs more than a route and a pick among the candidates of the nearest rank: a limit, a
     /// total timeout (its deadline is sent to servers), a key, a region table; if the policy is another one, or there are too many
     /// candidates.
     pub fn numbers(&self) -> Option<ServiceNumbers> {
         let Selection::Replicated { nearest, .. } = &self.selection else { return None };
-        let needs_more = self.routes.len() > 0
-            || self.bucket.is_some()
+        let needs_more = self.bucket.is_some()
             || self.timeouts.total.is_some()
             || self.region_table.is_some()
             || nearest.rank >= self.last_resort;

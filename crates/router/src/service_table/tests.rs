@@ -231,7 +231,6 @@ fn a_service_whose_calls_need_only_a_pick_has_numbers() {
     assert_eq!(changed(&|fleet| fleet.endpoints[0].state = EndpointState::Starting), None);
     assert_eq!(changed(&|fleet| fleet.endpoints[0].state = EndpointState::Draining), None, "a last resort");
     assert_eq!(changed(&|fleet| fleet.policy.locality.local_only = true), None);
-    assert_eq!(changed(&|fleet| fleet.policy.routes = vec![Route::new(Label::new("any").unwrap())]), None);
     assert_eq!(changed(&|fleet| fleet.policy.balancing.policy = BalancingPolicy::PeakEwma), None);
     let timeouts = Timeouts { total: Some(Duration::from_secs(1)), ..Timeouts::default() };
     assert_eq!(changed(&|fleet| fleet.policy.timeouts = timeouts), None, "servers get the deadline");

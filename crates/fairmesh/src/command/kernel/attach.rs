@@ -9,7 +9,7 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use super::{PinArgs, failure};
-use crate::{cli::OutputArgs, failure::Failure, output};
+use crate::{cli::OutputArgs, command::processes::proxy::uids, failure::Failure, output};
 
 /// How often, and how many times, the command looks whether a proxy has found the maps.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -28,6 +28,9 @@ pub(crate) struct AttachArgs {
     /// Only connections to these IPv4 addresses; may be repeated, up to 8 times.
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     to: Vec<Network>,
+    /// The user as whom the proxy runs, by name or number: the maps become theirs, so that the proxy needs no capability.
+    #[arg(long, value_name = "USER")]
+    owner: Option<String>,
     #[command(flatten)]
     pins: PinArgs,
     #[command(flatten)]
@@ -67,7 +70,8 @@ pub(super) async fn attach(args: AttachArgs) -> Result<ExitCode, Failure> {
     let networks = args.to.iter().map(|Network(address, prefix)| (*address, *prefix)).collect();
     let selection = Selection { networks, ports: args.port };
     let pins = args.pins.bpffs;
-    attach_programs(&pins, &args.cgroup, &selection).map_err(failure)?;
+    let owner = uids(args.owner.as_slice())?.first().copied();
+    attach_programs(&pins, &args.cgroup, &selection, owner).map_err(failure)?;
     let mut proxy = None;
     for _ in 0..POLLS {
         proxy = status(&pins).map_err(failure)?.proxy;

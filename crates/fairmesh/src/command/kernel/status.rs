@@ -73,6 +73,7 @@ fn words(counter: Counter) -> &'static str {
         Counter::NoIdleConnection => "by the sidecar: no idle connection",
         Counter::EndpointEjected => "by the sidecar: the endpoint is ejected",
         Counter::PolicyChanged => "by the sidecar: the service changed meanwhile",
+        Counter::RouteLeft => "by the sidecar: a route that needs it",
         Counter::RedirectFailed => "by the sidecar: refused by the kernel",
     }
 }

@@ -14,6 +14,7 @@ use fairmesh_proxy::{
 };
 use fairmesh_wire::{environment, transport::Address};
 
+pub(crate) use capture::uids;
 pub(crate) use status::ready;
 
 use super::daemon_args::{MetricsAddress, host_name};

@@ -55,3 +55,21 @@ async fn the_kernel_balances_by_each_policy_over_the_endpoints_of_the_moment() {
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn services_are_published_again_after_detach_and_attach() {
+    let _machine = beside_others().await;
+    let Some(attached) = Attached::new("again").await else { return };
+    let world = World::start("").await;
+    let _server = Spec::new("shop/hello", "hello-1", Protocol::Http1).here(&world).await;
+    let _proxy = attached.proxy(&world).await;
+    for _ in 0..3 {
+        attached.attach().await;
+        until("the kernel sends requests", async || {
+            attached.curl(&["http://hello.shop/", "http://hello.shop/"]).await;
+            attached.counter("sent-by-kernel").await > 0
+        })
+        .await;
+        attached.kernel(&["detach"]).await.ok();
+    }
+}

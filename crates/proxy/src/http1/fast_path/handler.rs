@@ -112,7 +112,7 @@ impl<R: AsyncRead + Unpin + Send + 'static> RequestHandler<R> for Http1Handler<'
         if let Some(caller) = &self.client_info.kernel
             && let Some(target) = caller.target(&request, self.forwarder, self.client_info)
         {
-            caller.publish(&target).await;
+            caller.publish(&target, self.forwarder).await;
         }
         self.forwarder.handle(request, self.client_info).await
     }

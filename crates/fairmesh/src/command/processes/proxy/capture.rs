@@ -10,6 +10,8 @@ mod owners;
 mod route;
 mod rules;
 
+pub(crate) use owners::uids;
+
 use std::{net::SocketAddr, process::ExitCode, time::Duration};
 
 use clap::Args;

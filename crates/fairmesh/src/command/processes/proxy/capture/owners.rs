@@ -48,7 +48,7 @@ fn address_of(text: &str) -> Option<IpAddr> {
 }
 
 /// User ids.
-pub(super) fn uids(named: &[String]) -> Result<BTreeSet<u32>, Failure> {
+pub(crate) fn uids(named: &[String]) -> Result<BTreeSet<u32>, Failure> {
     let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
     named.iter().map(|name| uid(name, &users)).collect()
 }

@@ -1,30 +1,20 @@
-//! The C that the kernel picks by, compiled for this machine, decides the vectors as the balancer does.
-#![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
-#![allow(unsafe_code, reason = "statistics are passed to a program as bytes")]
-
-use std::{
-    io::Write as _,
-    path::{Path, PathBuf},
-    process::{Command, Stdio},
-    slice,
-    sync::Arc,
-    thread,
-};
+use std::{slice, sync::Arc};
 
 use fairmesh_balancer::{
     BLOCK_ENDPOINTS, BalancerConfig, EndpointStats, LoadReport, Outcome, SharedBlock, SharedStats,
 };
 use fairmesh_model::{Balancing, BalancingPolicy, InstanceId, Score};
-use fairmesh_test_support::skipped;
+use fairmesh_router::{ROUTE_ARMS, ROUTE_STEPS};
 use serde_json::Value;
 
-/// What `bpf/vectors.c` writes for each input.
-const OUTPUT_BYTES: usize = 8 + 8 * BLOCK_ENDPOINTS;
+use crate::decider::{Decider, vectors};
 
-/// The program, until it is dropped.
-struct Decider {
-    folder: tempfile::TempDir,
-}
+/// `struct pick_output` of `bpf/vectors.h`.
+pub(crate) const OUTPUT_BYTES: usize = 8 + 8 * BLOCK_ENDPOINTS;
+/// `struct policy` of `bpf/shared.h`.
+pub(crate) const POLICY_BYTES: usize = ROUTES_AT + 8 + 24 * ROUTE_ARMS + 96 * ROUTE_STEPS;
+/// Where its routes begin.
+pub(crate) const ROUTES_AT: usize = 48 + 16 * BLOCK_ENDPOINTS;
 
 /// One decision of the program.
 struct Decision {
@@ -54,36 +44,6 @@ struct Case {
     block: Arc<SharedStats>,
 }
 
-impl Decider {
-    fn new() -> Option<Self> {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bpf");
-        let compiled = ["clang", "clang-14"].into_iter().find_map(|clang| {
-            let flags = ["-O2", "-Wall", "-Werror", "-Wno-unused"];
-            let mut command = Command::new(clang);
-            command.args(flags).arg(root.join("vectors.c")).arg("-o").arg(folder.path().join("decide"));
-            command.status().ok()
-        });
-        let Some(compiled) = compiled else {
-            skipped("the C of the kernel is compiled by clang", "clang is missing");
-            return None;
-        };
-        assert!(compiled.success());
-        Some(Self { folder })
-    }
-
-    fn decide(&self, inputs: &[Vec<u8>]) -> Vec<Decision> {
-        let program: PathBuf = self.folder.path().join("decide");
-        let mut child = Command::new(program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let (mut stdin, bytes) = (child.stdin.take().unwrap(), inputs.concat());
-        let writing = thread::spawn(move || stdin.write_all(&bytes).unwrap());
-        let output = child.wait_with_output().unwrap();
-        writing.join().unwrap();
-        assert!(output.status.success() && output.stdout.len() == inputs.len() * OUTPUT_BYTES);
-        output.stdout.chunks(OUTPUT_BYTES).map(Decision::read).collect()
-    }
-}
-
 impl Decision {
     fn read(bytes: &[u8]) -> Self {
         let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
@@ -97,7 +57,7 @@ impl Case {
         let config = BalancerConfig::new(balancing);
         let weights: Vec<u32> = numbers(&case["weights"]);
         let (stats, block) = (EndpointStats::default(), Arc::new(SharedStats::default()));
-        stats.share(|| Some(Box::new(Memory(block.clone())))).unwrap();
+        stats.share(|_| true, || Some(Box::new(Memory(block.clone())))).unwrap();
         let ids: Vec<_> = (0..weights.len()).map(|i| InstanceId::new(format!("i{i}")).unwrap()).collect();
         let (indices, _pin) = stats.assign_indices(&ids);
         let members: Vec<_> = indices.into_iter().zip(weights.iter().copied()).collect();
@@ -112,7 +72,7 @@ impl Case {
         Self { config, weights, stats, block }
     }
 
-    /// The input of the program: `struct input` of `bpf/vectors.c`.
+    /// The input of the program: `struct pick_input` of `bpf/vectors.h`.
     fn input(&self, now: u64, seed: u64) -> Vec<u8> {
         let pick = self.config.pick_config();
         let policy = match pick.policy() {
@@ -138,6 +98,8 @@ impl Case {
             bytes.extend(weight.unwrap_or(0).to_ne_bytes());
             bytes.extend(weight.map_or(i64::MAX as u64, |_| total).to_ne_bytes());
         }
+        // No routes.
+        bytes.resize(POLICY_BYTES, 0);
         // SAFETY: the block consists of integers without padding, and nothing changes them meanwhile.
         bytes.extend(unsafe {
             slice::from_raw_parts(Arc::as_ptr(&self.block).cast::<u8>(), size_of::<SharedStats>())
@@ -155,8 +117,7 @@ fn numbers<T: TryFrom<u64, Error: std::fmt::Debug>>(list: &Value) -> Vec<T> {
 
 /// The cases of one list that the kernel may get: it sends first attempts alone, to a bounded number of candidates.
 fn cases(file: &str, list: &str) -> Vec<Value> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../vectors").join(file);
-    let all: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let all = vectors(file);
     let count = |case: &Value, field: &str| case[field].as_array().map_or(0, Vec::len);
     let cases = all[list].as_array().unwrap().iter();
     let cases: Vec<_> = cases
@@ -165,6 +126,10 @@ fn cases(file: &str, list: &str) -> Vec<Value> {
         .collect();
     assert!(!cases.is_empty(), "{file}");
     cases
+}
+
+fn decide(decider: &mut Decider, inputs: &[Vec<u8>]) -> Vec<Decision> {
+    decider.decide("pick", inputs, OUTPUT_BYTES).iter().map(|output| Decision::read(output)).collect()
 }
 
 fn balancing(policy: BalancingPolicy) -> Balancing {
@@ -185,7 +150,15 @@ fn compare(case: &Value, decisions: &[Decision], expected: &[u64]) {
 
 #[test]
 fn picks() {
-    let Some(decider) = Decider::new() else { return };
+    Decider::native().into_iter().for_each(compare_picks);
+}
+
+#[test]
+fn picks_in_the_kernel() {
+    Decider::in_kernel().into_iter().for_each(compare_picks);
+}
+
+fn compare_picks(mut decider: Decider) {
     let lists = [
         ("picks", BalancingPolicy::LeastRequest),
         ("random", BalancingPolicy::Random),
@@ -195,14 +168,22 @@ fn picks() {
         for case in cases("pick.json", list) {
             let service = Case::new(&case, &balancing(policy));
             let inputs: Vec<_> = (0..8).map(|seed| service.input(1, seed)).collect();
-            compare(&case, &decider.decide(&inputs), &numbers(&case["picked_by_seed_0_to_7"]));
+            compare(&case, &decide(&mut decider, &inputs), &numbers(&case["picked_by_seed_0_to_7"]));
         }
     }
 }
 
 #[test]
 fn turns() {
-    let Some(decider) = Decider::new() else { return };
+    Decider::native().into_iter().for_each(compare_turns);
+}
+
+#[test]
+fn turns_in_the_kernel() {
+    Decider::in_kernel().into_iter().for_each(compare_turns);
+}
+
+fn compare_turns(mut decider: Decider) {
     for case in cases("turns.json", "turns") {
         let service = Case::new(&case, &balancing(BalancingPolicy::RoundRobin));
         let turn = |_| {
@@ -211,13 +192,21 @@ fn turns() {
             input
         };
         let inputs: Vec<_> = (0..20).map(turn).collect();
-        compare(&case, &decider.decide(&inputs), &numbers(&case["picked_in_turns_0_to_19"]));
+        compare(&case, &decide(&mut decider, &inputs), &numbers(&case["picked_in_turns_0_to_19"]));
     }
 }
 
 #[test]
 fn reports() {
-    let Some(decider) = Decider::new() else { return };
+    Decider::native().into_iter().for_each(compare_reports);
+}
+
+#[test]
+fn reports_in_the_kernel() {
+    Decider::in_kernel().into_iter().for_each(compare_reports);
+}
+
+fn compare_reports(mut decider: Decider) {
     let rewarding = Balancing { score: Score { reward: 5, ..Score::default() }, ..Balancing::default() };
     let lists = [("reports", balancing(BalancingPolicy::Score)), ("rewarded_5_percent", rewarding)];
     for (list, balancing) in lists {
@@ -237,7 +226,7 @@ fn reports() {
             }
             let mut inputs: Vec<_> = (0..8).map(|seed| service.input(now, seed)).collect();
             inputs.push(service.input(now + 90_000_000_000, 0));
-            let decisions = decider.decide(&inputs);
+            let decisions = decide(&mut decider, &inputs);
             compare(&case, &decisions[..8], &numbers(&case["picked_by_seed_0_to_7"]));
             for (decision, list) in [(&decisions[0], "scores"), (&decisions[8], "scores_90s_later")] {
                 let expected: Vec<_> =

@@ -1,0 +1,59 @@
+//! Decisions by programs that the kernel has verified. `sk_msg` programs cannot be run by themselves (`BPF_PROG_TEST_RUN` refuses
+//! them), so that the same functions are called from a program of another type.
+
+use std::{error::Error, path::Path};
+
+use aya::{
+    Ebpf,
+    maps::Array,
+    programs::{SchedClassifier, TestRun as _, TestRunOptions},
+};
+use fairmesh_balancer::SharedStats;
+
+use crate::{
+    arith, pick,
+    pick::POLICY_BYTES,
+    route::{self, REQUEST_BYTES},
+};
+
+/// The least that a packet has.
+const PACKET: [u8; 64] = [0; 64];
+
+/// One program for each kind of decisions.
+pub(crate) struct Programs(Ebpf);
+
+impl Programs {
+    pub(crate) fn load(object: &Path) -> Result<Self, Box<dyn Error>> {
+        let mut programs = Ebpf::load_file(object)?;
+        for kind in ["pick", "route", "arith"] {
+            program(&mut programs, kind).load()?;
+        }
+        Ok(Self(programs))
+    }
+
+    pub(crate) fn decide(&mut self, kind: &str, inputs: &[Vec<u8>]) -> Vec<Vec<u8>> {
+        const PICK: usize = POLICY_BYTES + size_of::<SharedStats>() + 16;
+        const ROUTE: usize = POLICY_BYTES + 8 + REQUEST_BYTES;
+        let decide = |input: &Vec<u8>| match kind {
+            "pick" => self.decide_one::<PICK, { pick::OUTPUT_BYTES }>(kind, input),
+            "route" => self.decide_one::<ROUTE, { route::OUTPUT_BYTES }>(kind, input),
+            _ => self.decide_one::<{ arith::INPUT_BYTES }, { arith::OUTPUT_BYTES }>(kind, input),
+        };
+        inputs.iter().map(decide).collect()
+    }
+
+    fn decide_one<const INPUT: usize, const OUTPUT: usize>(&mut self, kind: &str, input: &[u8]) -> Vec<u8> {
+        let map = self.0.map_mut(&format!("{kind}_inputs")).unwrap();
+        let mut inputs: Array<_, [u8; INPUT]> = map.try_into().unwrap();
+        inputs.set(0, <[u8; INPUT]>::try_from(input).unwrap(), 0).unwrap();
+        let options = TestRunOptions { data_in: Some(&PACKET), ..TestRunOptions::new() };
+        program(&mut self.0, kind).test_run(options).unwrap();
+        let map = self.0.map(&format!("{kind}_outputs")).unwrap();
+        let outputs: Array<_, [u8; OUTPUT]> = map.try_into().unwrap();
+        outputs.get(&0, 0).unwrap().to_vec()
+    }
+}
+
+fn program<'a>(programs: &'a mut Ebpf, kind: &str) -> &'a mut SchedClassifier {
+    programs.program_mut(&format!("{kind}_vectors")).unwrap().try_into().unwrap()
+}

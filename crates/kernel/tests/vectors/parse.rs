@@ -1,0 +1,99 @@
+//! Whatever the C takes for a plain request, the proxy's parser understands in the same way.
+
+use bytes::BytesMut;
+use fairmesh_http::{h1::RequestReader, path::RawPath};
+use fairmesh_model::arith::Generator;
+use http::header::HOST;
+
+use crate::{decider::Decider, route::REQUEST_BYTES};
+
+const INPUTS: usize = 20_000;
+const METHODS: [&str; 6] = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
+const REQUESTS: [&str; 4] = [
+    "GET /a/b?c=d HTTP/1.1\r\nhost: cart.shop\r\nx-canary: yes\r\n\r\n",
+    "POST /cart HTTP/1.1\r\nHost: cart.shop\r\nContent-Length: 5\r\nContent-Type: text/plain\r\n\r\nhello",
+    "DELETE / HTTP/1.1\r\naccept: */*\r\nhost:cart.shop\r\nconnection: keep-alive\r\n\r\n",
+    "PUT /%2f HTTP/1.1\r\nhost: cart.shop:80\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+];
+/// What makes two readers differ.
+const WORDS: [&str; 20] = [
+    "\r\n",
+    "\n",
+    "\r",
+    "\0",
+    " ",
+    "\t",
+    ":",
+    ",",
+    "-1",
+    "+5",
+    "0",
+    "99999999",
+    "\r\n ",
+    "#",
+    "?",
+    "\u{ff}",
+    "host: other.shop\r\n",
+    "content-length: 3\r\n",
+    "transfer-encoding: chunked\r\n",
+    "\r\n\r\n",
+];
+
+/// A request with a few changes.
+fn mutated(dice: &mut Generator) -> Vec<u8> {
+    let mut bytes = REQUESTS[dice.below(REQUESTS.len() as u64) as usize].as_bytes().to_vec();
+    for _ in 0..dice.below(4) {
+        let at = dice.below(bytes.len() as u64) as usize;
+        let word = WORDS[dice.below(WORDS.len() as u64) as usize].as_bytes();
+        match dice.below(4) {
+            0 => bytes[at] ^= 1 << dice.below(8),
+            1 => drop(bytes.remove(at)),
+            2 => bytes[at] = dice.next() as u8,
+            _ => drop(bytes.splice(at..at, word.iter().copied())),
+        }
+    }
+    bytes
+}
+
+fn input(request: &[u8]) -> Vec<u8> {
+    let mut input = (request.len() as u64).to_ne_bytes().to_vec();
+    input.extend(request);
+    input.resize(8 + REQUEST_BYTES, 0);
+    input
+}
+
+/// Compares a request that the C accepts with what the proxy reads.
+fn compare(request: &[u8], words: &[usize]) {
+    let [end, content_length, method, path_at, path_length, host_at, host_length] = words else { panic!() };
+    let shown = String::from_utf8_lossy(request);
+    let mut rest = BytesMut::from(request);
+    let read = RequestReader::default().read(&mut rest);
+    let read = read.unwrap_or_else(|error| panic!("{error}: {shown}")).unwrap();
+    assert_eq!(request.len() - rest.len(), *end, "{shown}");
+    assert!(read.persistent && !read.expects_continue && !read.may_switch, "{shown}");
+    assert_eq!(read.body.left(), Some(*content_length as u64), "{shown}");
+    assert_eq!(read.head.method(), METHODS[method.ilog2() as usize], "{shown}");
+    if read.head.extensions().get::<RawPath>().is_none() {
+        assert_eq!(read.head.uri().path().as_bytes(), &request[*path_at..path_at + path_length], "{shown}");
+    }
+    let hosts: Vec<_> = read.head.headers().get_all(HOST).iter().map(|host| host.as_bytes()).collect();
+    assert_eq!(hosts, [request[*host_at..host_at + host_length].trim_ascii()], "{shown}");
+}
+
+#[test]
+fn requests_that_the_kernel_accepts_are_read_in_the_same_way_by_the_proxy() {
+    let Some(mut decider) = Decider::native() else { return };
+    let mut dice = Generator::new(7);
+    let requests: Vec<_> = (0..INPUTS).map(|_| mutated(&mut dice)).collect();
+    let inputs: Vec<_> = requests.iter().map(|request| input(request)).collect();
+    let mut accepted = 0;
+    for (request, output) in requests.iter().zip(decider.decide("parse", &inputs, 32)) {
+        let words = output.chunks(4).map(|word| u32::from_ne_bytes(word.try_into().unwrap()) as usize);
+        let words: Vec<_> = words.collect();
+        if words[0] != 0 {
+            accepted += 1;
+            compare(request, &words[1..]);
+        }
+    }
+    assert!(accepted > INPUTS / 10 && accepted < INPUTS, "{accepted}");
+}

@@ -1,0 +1,211 @@
+//! Routes as numbers, for readers that share memory with them and no types: programs in the kernel.
+//!
+//! A route is a sequence of conditions and a step that ends it. `bpf/route.h` judges them as [`Routes::find`] does. What it cannot
+//! judge is a condition of the kind `UNKNOWN`, and what it cannot carry out ends with `LEAVE`.
+
+use fairmesh_model::{Backend, GrpcMatch, HeaderMatch, Match, PathMatch, Segment, TextMatch, Timeouts};
+
+use super::{Routes, Rule, condition::host_satisfies};
+
+/// Steps of all routes of a service at most; routes beyond them are left to another component.
+pub const ROUTE_STEPS: usize = 32;
+/// Backends of all splits of a service at most.
+pub const ROUTE_ARMS: usize = 8;
+/// The longest text of a condition.
+const TEXT_BYTES: usize = 64;
+/// The longest name of a header in a condition.
+const NAME_BYTES: usize = 24;
+
+/// Methods that have a bit, in the order of `method_bit` in `bpf/parse.h`. The kernel sends no requests of others.
+const METHODS: [&str; 6] = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
+/// Headers that a proxy may add, change or remove before it routes, or that frame the request.
+const CHANGED_HEADERS: [&str; 5] =
+    ["host", "connection", "content-length", "x-forwarded-proto", "traceparent"];
+
+/// A condition of a route, or its end. All integers are in the byte order of the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C, align(8))]
+pub struct RouteStep {
+    kind: u32,
+    /// The length of `text`; of methods, their bits; of a query, 1 where all parameters
+    /// have to be absent; of a split, its first backend in the low half and the number of them above.
+    argument: u32,
+    /// Of a header; zeros follow it, and `text`.
+    name: [u8; NAME_BYTES],
+    text: [u8; TEXT_BYTES],
+}
+
+/// The routes of a service, for requests to one host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RouteNumbers {
+    /// At most [`ROUTE_STEPS`].
+    pub steps: Vec<RouteStep>,
+    /// The backends of all splits, at most [`ROUTE_ARMS`].
+    pub arms: Vec<RouteArm>,
+}
+
+/// A backend of a split.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RouteArm {
+    /// The backend.
+    pub backend: Backend,
+    /// The sum of the weights of its split up to this one.
+    pub cumulative_weight: u64,
+}
+
+#[derive(Clone, Copy)]
+enum StepKind {
+    Method,
+    PathExact,
+    PathPrefix,
+    HeaderAbsent,
+    HeaderPresent,
+    HeaderExact,
+    HeaderPrefix,
+    Query,
+    Unknown,
+    ToService,
+    ToArms,
+    Leave,
+}
+
+impl RouteStep {
+    /// All zero, to fill arrays with.
+    pub const NONE: Self = Self { kind: 0, argument: 0, name: [0; NAME_BYTES], text: [0; TEXT_BYTES] };
+
+    fn new(kind: StepKind, argument: u32) -> Self {
+        Self { kind: kind as u32, argument, ..Self::NONE }
+    }
+
+    /// `None` if a text is too long.
+    fn text(kind: StepKind, name: &str, text: &str) -> Option<Self> {
+        let mut step = Self::new(kind, u32::try_from(text.len()).ok()?);
+        step.name.get_mut(..name.len())?.copy_from_slice(name.as_bytes());
+        step.text.get_mut(..text.len())?.copy_from_slice(text.as_bytes());
+        Some(step)
+    }
+}
+
+impl Routes {
+    /// The routes of requests to this host, given without port and trailing dot. `timeouts` are those of the service.
+    pub(crate) fn numbers(&self, host: &str, timeouts: &Timeouts) -> RouteNumbers {
+        let mut numbers = RouteNumbers::default();
+        for rule in self.rules.iter().filter(|rule| rule.matches_client) {
+            let Some(mut steps) = conditions(&rule.matches, host) else { continue };
+            let end = numbers.end(rule, timeouts).unwrap_or(RouteStep::new(StepKind::Leave, 0));
+            steps.push(end);
+            // The last one is for what does not fit.
+            if numbers.steps.len() + steps.len() >= ROUTE_STEPS {
+                numbers.steps.push(RouteStep::new(StepKind::Leave, 0));
+                break;
+            }
+            numbers.steps.extend(steps);
+        }
+        numbers
+    }
+}
+
+impl RouteNumbers {
+    /// How a route ends; `None` if the kernel cannot carry it out.
+    fn end(&mut self, rule: &Rule, timeouts: &Timeouts) -> Option<RouteStep> {
+        // Names every field, so that what is added to routes is considered here. The class matters with a region table alone, and
+        // that service has no numbers.
+        let Rule {
+            name: _,
+            matches: _,
+            split,
+            class: _,
+            timeouts: own,
+            idempotent: _,
+            matches_client: _,
+            cumulative_weights: _,
+            actions,
+        } = rule;
+        // Servers are sent the deadline of a total timeout.
+        if actions.is_some() || own.or(timeouts).total.is_some() {
+            return None;
+        }
+        if split.is_empty() {
+            return Some(RouteStep::new(StepKind::ToService, 0));
+        }
+        let (first, mut total) = (self.arms.len(), 0);
+        let arms = split.iter().filter(|backend| backend.weight > 0).map(|backend| {
+            total += u64::from(backend.weight);
+            RouteArm { backend: backend.clone(), cumulative_weight: total }
+        });
+        let arms: Vec<_> = arms.collect();
+        if arms.is_empty() || first + arms.len() > ROUTE_ARMS {
+            return None;
+        }
+        // Both are at most 8.
+        let argument = first as u32 | (arms.len() as u32) << 16;
+        self.arms.extend(arms);
+        Some(RouteStep::new(StepKind::ToArms, argument))
+    }
+}
+
+/// The conditions of a route; `None` if no request that the kernel sends to this host meets them.
+fn conditions(matches: &Match, host: &str) -> Option<Vec<RouteStep>> {
+    // Clients are judged before.
+    let Match { clients: _, hosts, path, methods, headers, query, grpc } = matches;
+    if !hosts.is_empty() && !hosts.iter().any(|wanted| host_satisfies(host, wanted)) {
+        return None;
+    }
+    let mut steps = Vec::new();
+    if !methods.is_empty() {
+        let bits = (0..).zip(METHODS).filter(|(_, known)| methods.iter().any(|method| method == known));
+        let bits = bits.fold(0, |bits, (bit, _)| bits | 1_u32 << bit);
+        if bits == 0 {
+            return None;
+        }
+        steps.push(RouteStep::new(StepKind::Method, bits));
+    }
+    let unknown = RouteStep::new(StepKind::Unknown, 0);
+    path.iter().for_each(|path| push_path(&mut steps, path));
+    steps.extend(headers.iter().map(|header| header_step(header).unwrap_or(unknown)));
+    if !query.is_empty() {
+        let is_absent = query.iter().all(|query| query.value == TextMatch::Absent);
+        steps.push(RouteStep::new(StepKind::Query, is_absent.into()));
+    }
+    if let Some(GrpcMatch { service, method: _ }) = grpc {
+        // Only a request with a content type may be gRPC.
+        let prefix = RouteStep::text(StepKind::PathPrefix, "", &format!("/{service}"));
+        let has_type = RouteStep::text(StepKind::HeaderPresent, "content-type", "");
+        steps.extend(prefix.into_iter().chain(has_type).chain([unknown]));
+    }
+    Some(steps)
+}
+
+fn push_path(steps: &mut Vec<RouteStep>, path: &PathMatch) {
+    let unknown = RouteStep::new(StepKind::Unknown, 0);
+    match path {
+        PathMatch::Exact(path) => {
+            steps.push(RouteStep::text(StepKind::PathExact, "", path).unwrap_or(unknown));
+        }
+        PathMatch::Prefix(path) => {
+            steps.push(RouteStep::text(StepKind::PathPrefix, "", path).unwrap_or(unknown));
+        }
+        // Paths that do not begin with its literal segments do not match.
+        PathMatch::Template(template) => {
+            let literals = template.segments().iter().map_while(|segment| match segment {
+                Segment::Literal(literal) => Some(format!("/{literal}")),
+                Segment::Variable(_) => None,
+            });
+            steps.extend(RouteStep::text(StepKind::PathPrefix, "", &literals.collect::<String>()));
+            steps.push(unknown);
+        }
+        PathMatch::Regex(_) => steps.push(unknown),
+    }
+}
+
+fn header_step(HeaderMatch { name, value }: &HeaderMatch) -> Option<RouteStep> {
+    if CHANGED_HEADERS.contains(&name.as_str()) || name.starts_with("x-fairmesh-") {
+        return None;
+    }
+    match value {
+        TextMatch::Absent => RouteStep::text(StepKind::HeaderAbsent, name, ""),
+        TextMatch::Present => RouteStep::text(StepKind::HeaderPresent, name, ""),
+        TextMatch::Exact(text) => RouteStep::text(StepKind::HeaderExact, name, text),
+        TextMatch::Prefix(text) => RouteStep::text(StepKind::HeaderPrefix, name, text),
+    }
+}
