@@ -89,6 +89,11 @@ impl EndpointStats {
         self.outlier(index).map_or(0, |outlier| outlier.ejected_until(false))
     }
 
+    /// When the ejection in force at `now` began, and when it ends; `None` if the endpoint is not ejected.
+    pub fn ejection(&self, index: u32, now: u64) -> Option<(u64, u64)> {
+        self.outlier(index)?.ejection(now)
+    }
+
     /// Counts a call that begins at `index`.
     #[inline]
     pub fn begin(&self, index: u32) {
@@ -227,9 +232,9 @@ impl EndpointStats {
         *self.config.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Number of endpoints whose outlier state is not neutral.
+    /// Number of endpoints whose outlier state is not neutral: at least as many as are ejected.
     #[inline]
-    pub(crate) fn suspects(&self) -> u32 {
+    pub fn suspects(&self) -> u32 {
         self.suspects.load(Relaxed)
     }
 

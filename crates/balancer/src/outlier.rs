@@ -24,6 +24,8 @@ pub(crate) struct OutlierState {
     unreachable_until: AtomicU64,
     /// Until when it is ejected because of its responses, which may be the callers' fault.
     failing_until: AtomicU64,
+    /// When the ejection in force began; meaningless while there is none.
+    ejected_since: AtomicU64,
     /// Number of ejections by failure rate.
     rate_ejections: AtomicU32,
     /// When the endpoint is to have its full share again.
@@ -77,6 +79,19 @@ impl OutlierState {
         if panic { unreachable_until } else { unreachable_until.max(self.failing_until.load(Relaxed)) }
     }
 
+    /// When the ejection in force at `now` began, and when it ends.
+    pub(crate) fn ejection(&self, now: u64) -> Option<(u64, u64)> {
+        let until = self.ejected_until(false);
+        (until > now).then(|| (self.ejected_since.load(Relaxed).min(now), until))
+    }
+
+    /// Before a failure is counted: an ejection that it causes begins now, one in force began earlier.
+    fn note_start(&self, now: u64) {
+        if self.ejected_until(false) <= now {
+            self.ejected_since.store(now, Relaxed);
+        }
+    }
+
     /// The part of its share, in 1/256, that the endpoint still lacks while it ramps up after an ejection.
     pub(crate) fn ramp_remaining(&self, now: u64) -> u64 {
         let (ramp_end, until) = (self.ramp_end.load(Relaxed), self.failing_until.load(Relaxed));
@@ -101,6 +116,7 @@ impl OutlierState {
 
     /// Counts a failure.
     pub(crate) fn record_failure(&self, outcome: Outcome, now: u64, config: &BalancerConfig) {
+        self.note_start(now);
         let consecutive_failures = self.consecutive_failures.fetch_add(1, Relaxed).saturating_add(1);
         if outcome == Outcome::Unreachable {
             self.unreachable_until
@@ -115,6 +131,7 @@ impl OutlierState {
 
     /// Ejects an overloaded endpoint briefly; counts neither as a consecutive failure nor for the failure rate.
     pub(crate) fn record_overload(&self, now: u64) {
+        self.note_start(now);
         self.failing_until.fetch_max(now.saturating_add(OVERLOAD_EJECTION), Relaxed);
     }
 
@@ -153,6 +170,7 @@ impl OutlierState {
         self.consecutive_failures.store(0, Relaxed);
         self.unreachable_until.store(0, Relaxed);
         self.failing_until.store(0, Relaxed);
+        self.ejected_since.store(0, Relaxed);
         self.rate_ejections.store(0, Relaxed);
         self.ramp_end.store(0, Relaxed);
         self.window.clear();

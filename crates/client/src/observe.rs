@@ -1,5 +1,6 @@
 //! Observation of calls: counters, per-call traces, observers, and explanations of decisions.
 
+mod endpoint_status;
 mod explain;
 mod freshness;
 mod observer;
@@ -7,6 +8,7 @@ pub(crate) mod span;
 mod stats;
 mod trace;
 
+pub use endpoint_status::{Ejection, EndpointStatus};
 #[doc(hidden)]
 pub use explain::Question;
 pub use explain::{CallExplanation, Decision};

@@ -80,6 +80,7 @@ impl Metrics {
         sources.imbalance.register(all.sub_registry_with_prefix("imbalance"));
         register_load_reports(&sources.registry, all.sub_registry_with_prefix("control"));
         register_declarations(&sources.registry, all.sub_registry_with_prefix("control"));
+        register_unhealthy(&sources.checks, all.sub_registry_with_prefix("control"));
         register_watches(&sources.node, all.sub_registry_with_prefix("control"));
         register_quotas(&sources.quotas, all.sub_registry_with_prefix("control"));
         sources.traffic.register(all.sub_registry_with_prefix("traffic"));
@@ -179,6 +180,19 @@ fn register_declarations(registry: &fairmesh_registry::Registry, control: &mut R
     }
     let help = "Declarations by registrations refused at the maximum, or removed after their last endpoint";
     control.register("self_declarations", help, counts);
+}
+
+/// Endpoints with a verdict against them, by region.
+fn register_unhealthy(checks: &Checks, control: &mut Registry) {
+    let unhealthy = Family::<[(&'static str, String); 1], Gauge>::default();
+    for (region, count) in checks.unhealthy_endpoints() {
+        unhealthy.get_or_create(&[("region", region.to_string())]).set(signed(count as u64));
+    }
+    control.register(
+        "unhealthy_endpoints",
+        "Endpoints that health checks find unhealthy, by region",
+        unhealthy,
+    );
 }
 
 /// Prefixes of watches, and terminated watches.

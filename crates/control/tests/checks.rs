@@ -107,6 +107,8 @@ async fn only_changed_verdicts_are_written_and_those_of_removed_endpoints_delete
     assert_eq!((found.healthy, found.since_ms, found.confidence), (false, 3, 750));
     let revision = async || read_all(&connection).await.at.unwrap().numbers[&0];
     let before = revision().await;
+    let (_, body) = control.http("GET", "/metrics", "").await;
+    assert!(body.contains(r#"fairmesh_control_unhealthy_endpoints{region="eu"} 1"#), "{body}");
     judge(&connection, term, 4).await.unwrap();
     assert_eq!(revision().await, before, "same health and same force");
     judge(&connection, term, 9).await.unwrap();
@@ -128,6 +130,7 @@ async fn only_changed_verdicts_are_written_and_those_of_removed_endpoints_delete
     assert!(next_response(&mut leadership).await.services.is_empty(), "no service is checked any more");
     let (status, body) = control.http("GET", "/metrics", "").await;
     assert!(status.contains("200") && body.contains("fairmesh_control_checkers 1"), "{body}");
+    assert!(!body.contains("unhealthy_endpoints{"), "{body}");
     drop((leadership, connection));
     control.stop().await;
 }

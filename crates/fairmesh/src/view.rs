@@ -56,6 +56,12 @@ pub(crate) fn age_of(at_ms: u64) -> Duration {
     now.saturating_sub(Duration::from_millis(at_ms))
 }
 
+/// A time in milliseconds since 1970, as RFC 3339 writes it.
+pub(crate) fn instant(at_ms: u64) -> String {
+    let time = i64::try_from(at_ms).ok().and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok());
+    time.map(|time| time.to_string()).unwrap_or_default()
+}
+
 /// The age of a table by the clock of this machine; routers go by the age of their data.
 pub(crate) fn table_age(table: &RegionTable) -> Duration {
     match table.origin {

@@ -1,5 +1,6 @@
 //! The admin pages: configuration, readiness, metrics, and why requests went where they went.
 
+mod endpoints_page;
 mod metrics;
 mod pages;
 pub(crate) mod proxy_info;

@@ -367,6 +367,21 @@ impl ServiceTable {
         })
     }
 
+    /// When the ejection in force of the endpoint at `index` began, and when it ends, by the clock of `now`.
+    pub fn ejection(&self, index: u32, now: u64) -> Option<(u64, u64)> {
+        self.endpoint_stats.ejection(index, now)
+    }
+
+    /// Number of endpoints that are ejected at `now`.
+    pub fn ejected(&self, now: u64) -> usize {
+        // Most services have no suspects, and some have many endpoints.
+        if self.endpoint_stats.suspects() == 0 {
+            return 0;
+        }
+        let known = (0..).zip(self.targets.iter()).filter(|(_, target)| target.is_some());
+        known.filter(|(index, _)| self.ejection(*index, now).is_some()).count()
+    }
+
     /// Decides as [`route`](Self::route) and [`pick`](Self::pick) do, and records the reasons.
     pub fn explain<H: Headers + ?Sized>(
         &self,

@@ -62,3 +62,19 @@ fn in_panic_only_unreachable_endpoints_are_ejected() {
     outlier.record_failure(Outcome::Unreachable, 5, &config());
     assert!(outlier.ejected_until(true) > 5);
 }
+
+#[test]
+fn an_ejection_has_a_beginning_that_further_failures_do_not_move() {
+    let outlier = OutlierState::default();
+    outlier.record_failure(Outcome::Unreachable, SECOND, &config());
+    let (since, until) = outlier.ejection(SECOND).unwrap();
+    assert_eq!(since, SECOND);
+    outlier.record_failure(Outcome::Unreachable, until - 1, &config());
+    let (still, longer) = outlier.ejection(until - 1).unwrap();
+    assert_eq!((still, longer > until), (SECOND, true));
+    assert_eq!(outlier.ejection(longer), None);
+    outlier.record_failure(Outcome::Unreachable, longer + SECOND, &config());
+    assert_eq!(outlier.ejection(longer + SECOND).map(|(since, _)| since), Some(longer + SECOND));
+    outlier.record_success(&config());
+    assert_eq!(outlier.ejection(longer + SECOND), None);
+}

@@ -8,7 +8,7 @@ use crate::{
     discovery::{DEFAULT_READY_TIMEOUT, ServiceState, wait_ready},
     dispatch::{HeaderMapView, request_authority},
     fault::Fault,
-    observe::{CallExplanation, Question},
+    observe::{CallExplanation, EndpointStatus, Question},
 };
 
 impl ServiceHandle {
@@ -51,5 +51,22 @@ impl ServiceHandle {
             }
         }
         Ok(report)
+    }
+
+    /// The endpoints of the service as this client sees them, with its ejections; none until its records are known.
+    pub fn endpoint_status(&self) -> Vec<EndpointStatus> {
+        let now = self.inner.mesh.clock.now();
+        match &*self.inner.subscription.state() {
+            ServiceState::Ready(ready) => EndpointStatus::all(&ready.upstream, now),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Number of endpoints that this client avoids because of the outcomes of its calls.
+    pub fn ejected_endpoints(&self) -> usize {
+        match &*self.inner.subscription.state() {
+            ServiceState::Ready(ready) => ready.upstream.ejected(self.inner.mesh.clock.now()),
+            _ => 0,
+        }
     }
 }

@@ -35,6 +35,8 @@ pub(crate) struct Woken {
 struct IndexState {
     services: BTreeSet<ServiceName>,
     verdicts: BTreeMap<Region, BTreeSet<RecordKey>>,
+    /// Those of them that found their endpoint unhealthy.
+    unhealthy: BTreeMap<Region, BTreeSet<RecordKey>>,
     serving: ServingEndpoints,
 }
 
@@ -105,6 +107,12 @@ impl CheckIndex {
         self.state().verdicts.clone()
     }
 
+    /// Number of endpoints that health checks find unhealthy, by region of the endpoint.
+    pub(crate) fn unhealthy(&self) -> Vec<(Region, usize)> {
+        let state = self.state();
+        state.unhealthy.iter().map(|(region, keys)| (region.clone(), keys.len())).collect()
+    }
+
     fn publish(&self) {
         let services = Arc::new(self.state().services.clone());
         self.services.send_replace(services);
@@ -155,6 +163,17 @@ impl IndexState {
             }
             Ok(key @ RecordKey::Health(..)) => {
                 let RecordKey::Health(_, region, _) = &key else { return false };
+                let verdict = value.and_then(|value| v1::Verdict::decode(value).ok());
+                let unhealthy = self.unhealthy.entry(region.clone()).or_default();
+                // A stale verdict is outdated and has no effect.
+                match verdict.is_some_and(|verdict| !verdict.healthy && !verdict.stale) {
+                    true => unhealthy.insert(key.clone()),
+                    false => unhealthy.remove(&key),
+                };
+                // A region is a label of a metric as long as it has something to show.
+                if unhealthy.is_empty() {
+                    self.unhealthy.remove(region);
+                }
                 let here = self.verdicts.entry(region.clone()).or_default();
                 match value {
                     Some(_) => here.insert(key),

@@ -1,6 +1,6 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use fairmesh_model::{Endpoint, Hosts, Prefix, Record, RecordKey, ServiceName, Verdict, Verdicts};
+use fairmesh_model::{Endpoint, Hosts, Prefix, Record, RecordKey, Region, ServiceName, Verdict, Verdicts};
 use fairmesh_rib::{Expect, Op};
 use fairmesh_wire::records;
 use tokio::time::Instant;
@@ -92,6 +92,11 @@ impl Checks {
         let now = Instant::now();
         let unchecked = regions.iter().filter(|region| !self.elections.leaderless_for(region, now).is_zero());
         CheckHealth { unchecked_regions: unchecked.count(), panics }
+    }
+
+    /// Number of endpoints that health checks find unhealthy, by region of the endpoint.
+    pub(crate) fn unhealthy_endpoints(&self) -> Vec<(Region, usize)> {
+        self.check_index.unhealthy()
     }
 
     fn of_service(&self, service: &ServiceName) -> (Vec<Endpoint>, Verdicts) {

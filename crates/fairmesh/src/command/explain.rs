@@ -24,7 +24,10 @@ use crate::{
     view::{EVERY_KIND, Scope, View, table_age},
 };
 
-use super::{caller_region, request_args};
+use super::{caller_region, records::get, request_args};
+
+/// The most unhealthy endpoints that are listed.
+const MAX_LISTED: usize = 10;
 
 /// Arguments of `fairmesh explain`.
 #[derive(Debug, Args)]
@@ -84,7 +87,8 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
     let region = caller_region::resolve(&connection, args.region.as_ref(), &args.agent).await?;
     let id = arith::hash_text(&args.client_id);
     let caller = Caller { location: Location::in_region(region), name: args.client_id.clone(), id };
-    let (upstream, revision, mut kind) = compile(&connection, &args.service, &caller).await?;
+    let Compiled { upstream, revision, mut kind, mut avoided } =
+        compile(&connection, &args.service, &caller).await?;
     let grpc = upstream.protocol() == fairmesh_model::Protocol::Grpc;
     let request = RequestView {
         host: &args.host,
@@ -99,9 +103,9 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
     let mut report = CallExplanation::default();
     report.decide(&upstream, revision, &question);
     if let Some(name) = report.next_service() {
-        let (upstream, revision, of_target) = compile(&connection, name, &caller).await?;
-        report.decide(&upstream, revision, &question);
-        kind = of_target;
+        let target = compile(&connection, name, &caller).await?;
+        report.decide(&target.upstream, target.revision, &question);
+        (kind, avoided) = (target.kind, target.avoided);
     }
     if kind == ServiceKind::Replicated && (args.key.is_some() || args.role.is_some()) {
         eprintln!("note: any endpoint of a replicated service serves any call; key and role are ignored");
@@ -125,6 +129,11 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
         whole["authorization"] = decided.json;
     }
     output::print_one(args.output_args.format(), &whole, &text)?;
+    whole["unhealthy"] =
+        avoided.iter().map(|(instance, why)| json!({ "instance": instance, "why": why })).collect();
+    for (instance, why) in avoided.iter().take(MAX_LISTED) {
+        text += &format!("{:<8} {instance}, {why}\n", "avoided");
+    }
     let answered = report.decisions.iter().any(|decision| decision.explanation.direct_response.is_some());
     Ok(if !is_refused && (report.endpoint.is_some() || answered) {
         ExitCode::SUCCESS
@@ -133,12 +142,18 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
     })
 }
 
-/// The caller's snapshot, the revision of its newest record, and the type of the service.
-async fn compile(
-    connection: &Connection,
-    name: &ServiceName,
-    caller: &Caller,
-) -> Result<(ServiceTable, u64, ServiceKind), Failure> {
+/// A service as a caller in the region has it.
+struct Compiled {
+    upstream: ServiceTable,
+    /// The revision of its newest record.
+    revision: u64,
+    kind: ServiceKind,
+    /// Endpoints that health checks found unhealthy, with the checker and the time.
+    avoided: Vec<(String, String)>,
+}
+
+/// The caller's snapshot.
+async fn compile(connection: &Connection, name: &ServiceName, caller: &Caller) -> Result<Compiled, Failure> {
     let view = View::read(connection, &Scope::Service(name.clone()), EVERY_KIND).await?;
     let one = view.service(name)?;
     let service: &Service = match &one.service {
@@ -175,7 +190,15 @@ async fn compile(
     let table = one.tables.get(&caller.location.region).map(|table| table.revision);
     let declared = one.service.as_ref().map(|service| service.revision);
     let revision = revisions.chain(policy).chain(table).chain(declared).max().unwrap_or_default();
-    Ok((ServiceTable::compile(&facts, &Arc::default(), None), revision, service.kind))
+    let states = get::endpoint_states(one, &view.hosts.value).into_iter().zip(&endpoints);
+    let avoided = states.filter(|(state, _)| state.state == "unhealthy");
+    let avoided = avoided.map(|(state, endpoint)| (endpoint.instance.to_string(), state.reason()));
+    Ok(Compiled {
+        upstream: ServiceTable::compile(&facts, &Arc::default(), None),
+        revision,
+        kind: service.kind,
+        avoided: avoided.collect(),
+    })
 }
 
 fn as_json(report: &CallExplanation) -> Value {

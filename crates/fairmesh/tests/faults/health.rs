@@ -75,6 +75,27 @@ async fn verdict(world: &World, instance: &str) -> Option<(bool, String)> {
     Some((one["healthy"].as_bool().unwrap(), one["cause"].as_str().unwrap().to_owned()))
 }
 
+/// Lists, descriptions and explanations of an endpoint that health checks found unhealthy.
+async fn unhealthy_is_shown(world: &World) {
+    let endpoints = world.cli(&["get", "endpoints", "shop/one", "--json"]).await.json();
+    let states = endpoints.as_array().unwrap().iter().map(|one| (&one["instance"], &one["state"]));
+    let states: Vec<_> = states.map(|(name, state)| format!("{name} {state}")).collect();
+    assert_eq!(states, [r#""a" "serving""#, r#""b" "serving""#, r#""c" "unhealthy""#]);
+    assert_eq!(endpoints[2]["health"]["by"], "health checks of eu");
+    let services = world.cli(&["get", "services", "--json"]).await.json();
+    assert_eq!((&services[0]["serving"], &services[0]["unhealthy"]), (&2.into(), &1.into()), "{services}");
+    let why = "by health checks of eu since 20";
+    for command in [
+        &["get", "endpoints", "shop/one"][..],
+        &["describe", "service", "shop/one"],
+        &["describe", "endpoint", "shop/one/c"],
+        &["explain", "shop/one", "--region", "eu"],
+    ] {
+        let told = world.cli(command).await.ok();
+        assert!(told.contains(why), "{command:?}: {told}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_agent_probes_callers_heed_it_and_another_takes_over() {
     let _machine = beside_others().await;
@@ -108,6 +129,7 @@ async fn one_agent_probes_callers_heed_it_and_another_takes_over() {
         load.tally().answered_by("c") == before
     };
     until("callers have left c", left).await;
+    unhealthy_is_shown(&world).await;
 
     world.agent.kill().await;
     let (killed, before) = (Instant::now(), patients[0].probes.load(Relaxed));

@@ -164,6 +164,17 @@ async fn a_trace_begins_here_where_none_can_be_read_and_tells_of_failed_tries() 
         true
     };
     until("a call is tried twice", retried).await;
+    let ejected = async || {
+        call(false, &proxy.by_host, &[("host", "both.shop")]).await;
+        let page = proxy.page("/metrics").await;
+        let shown = Proxy::endpoints(&proxy.admin, "shop/both").await.json();
+        let gone = shown.as_array().unwrap().iter().find(|one| one["instance"] == "gone").unwrap();
+        gone["state"] == "ejected"
+            && gone["returnsInSeconds"].as_f64().unwrap() > 0.0
+            && gone["reason"].as_str().unwrap().starts_with("this proxy, after ")
+            && page.contains(r#"fairmesh_proxy_ejected_endpoints{service="shop/both"} 1"#)
+    };
+    until("the proxy shows what it ejected", ejected).await;
     until("they are counted", async || proxy.metric("spans_exported_total").await >= 5.0).await;
     assert_eq!(proxy.metric("spans_dropped_total").await, 0.0);
 }

@@ -19,7 +19,7 @@ use http::StatusCode;
 use serde::Serialize;
 
 use crate::{
-    admin::{proxy_info::ProxyInfoView, state::AdminState},
+    admin::{endpoints_page, proxy_info::ProxyInfoView, state::AdminState},
     forward::target::Target,
     observe::recent_requests::{RecentRequests, RequestRecord},
 };
@@ -29,6 +29,7 @@ const INDEX: &str = "\
 /services                    the services called so far (JSON)
 /last                        why the last request of each service went where it went
 /services/TENANT/NAME/last   why the last requests of one service did
+/services/TENANT/NAME/endpoints  the endpoints of one service as this proxy sees them, with its ejections (JSON)
 /metrics                     counters, as OpenMetrics
 /readyz, /healthz            readiness and liveness
 
@@ -117,6 +118,7 @@ pub(crate) fn router() -> Router<AdminState> {
         .route("/services", get(services))
         .route("/last", get(last_requests))
         .route("/services/{tenant}/{name}/last", get(last_requests_of))
+        .route("/services/{tenant}/{name}/endpoints", get(endpoints_page::endpoints))
 }
 
 async fn services(extract::State(state): extract::State<AdminState>) -> Json<Vec<ServiceRow>> {

@@ -49,6 +49,8 @@ pub(crate) fn register(registry: &mut Registry, services: &Arc<Services>, observ
         Unit::Seconds,
         times,
     );
+    let help = "Endpoints that the proxy avoids because of the outcomes of its calls, by service";
+    registry.register("ejected_endpoints", help, EjectedFamily { services: Arc::clone(services) });
     if let Some(endpoints) = &observer.endpoints {
         let of = |is_time| EndpointFamily { is_time, endpoints: Arc::clone(endpoints) };
         registry.register("endpoint_attempts", "Attempts by endpoint and outcome", of(false));
@@ -85,6 +87,26 @@ enum ServiceSeries {
     GrpcStatus,
     Faults,
     Durations,
+}
+
+/// The number of ejected endpoints of each service.
+#[derive(Debug)]
+struct EjectedFamily {
+    services: Arc<Services>,
+}
+
+impl EncodeMetric for EjectedFamily {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        for (name, target) in self.services.labelled().0 {
+            let ejected = target.handle.ejected_endpoints() as u64;
+            encoder.encode_family(&[("service", &*name.to_string())])?.encode_gauge(&ejected)?;
+        }
+        Ok(())
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Gauge
+    }
 }
 
 /// One metric family with a series for each endpoint.

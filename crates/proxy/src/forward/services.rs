@@ -106,6 +106,11 @@ impl Services {
         Ok(target)
     }
 
+    /// A service that was called through the proxy.
+    pub(crate) fn known(&self, name: &ServiceName) -> Option<Arc<Target>> {
+        self.index.read().unwrap_or_else(PoisonError::into_inner).by_name.get(name).cloned()
+    }
+
     /// Whether the host names a declared service. `false` if that cannot be learned in time, so that the caller can
     /// pass other traffic through while no agent is reachable.
     pub(crate) async fn is_declared(&self, host: &str) -> bool {

@@ -1,6 +1,8 @@
 //! `fairmesh proxy`.
 
+mod admin_page;
 mod capture;
+mod endpoints;
 mod status;
 
 use std::{collections::BTreeMap, path::PathBuf, process::ExitCode, sync::Arc, thread, time::Duration};
@@ -35,6 +37,8 @@ pub(crate) struct ProxyArgs {
 enum ProxyCommand {
     /// Redirect connections of unmodified programs to the proxy, with nftables, or stop that.
     Capture(Box<capture::CaptureArgs>),
+    /// Show the endpoints of a service as a running proxy sees them, with those that it ejected.
+    Endpoints(endpoints::EndpointsArgs),
     /// Show the configuration of a running proxy, the age of its records, and its services' requests.
     Status(status::StatusArgs),
 }
@@ -211,6 +215,7 @@ fn limits(args: &ServeArgs) -> Limits {
 pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Failure> {
     match args.command {
         Some(ProxyCommand::Capture(args)) => capture::run(*args).await,
+        Some(ProxyCommand::Endpoints(args)) => endpoints::run(args).await,
         Some(ProxyCommand::Status(args)) => status::run(args).await,
         None => serve(args.serve).await,
     }

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::{
     cli::{Format, OutputArgs, TargetArgs},
-    command::records::get::DistanceRow,
+    command::records::get::{self, DistanceRow},
     connect,
     failure::Failure,
     output, rib_reader,
@@ -105,8 +105,10 @@ fn endpoint(
     id: Option<SpiffeId>,
     format: Format,
 ) -> Result<(), Failure> {
-    let endpoints = &view.service(service)?.endpoints;
-    let Some(At { value, revision }) = endpoints.iter().find(|endpoint| endpoint.value.instance == *instance)
+    let one = view.service(service)?;
+    let states = get::endpoint_states(one, &view.hosts.value);
+    let mut endpoints = one.endpoints.iter().zip(&states);
+    let Some((At { value, revision }, state)) = endpoints.find(|(at, _)| at.value.instance == *instance)
     else {
         let hint = format!("list its endpoints with 'fairmesh get endpoints {service}'");
         return Err(Failure::failed_with(format!("{service} has no endpoint {instance}"), hint));
@@ -114,14 +116,14 @@ fn endpoint(
     let mut item = json!(fairmesh_model::spec::EndpointSpec::of(value));
     item["service"] = json!(service.to_string());
     item["identity"] = json!(id.filter(|_| value.mtls).map(|id| id.to_string()));
-    item["state"] = json!(value.state);
+    item["state"] = json!(state.state);
     item["weight"] = json!(value.weight);
     item["hostType"] = json!(view.hosts.value.host_type(value));
     item["hostSpeed"] = json!(view.hosts.value.speed(value));
     item["power"] = json!(view.hosts.value.power(value));
-    let health =
-        crate::command::records::get::health_rows(service, view.service(service)?, &view.hosts.value).items;
+    let health = get::health_rows(service, one, &view.hosts.value).items;
     item["health"] = health.into_iter().find(|one| one["instance"] == item["instance"]).into();
+    item["why"] = json!(Some(state.reason()).filter(|reason| !reason.is_empty()));
     item["revision"] = json!(revision);
     output::print_one(format, &item, &output::yaml(&item)?)
 }
@@ -135,8 +137,7 @@ fn describe_region(region: &Region, view: &View, format: Format) -> Result<(), F
     }
     let info = view.regions.value.regions.get(region).cloned().unwrap_or_default();
     let others = view.region_names().into_iter().filter(|other| other != region);
-    let distances: Vec<_> =
-        others.filter_map(|other| crate::command::records::get::distance(view, region, &other)).collect();
+    let distances: Vec<_> = others.filter_map(|other| get::distance(view, region, &other)).collect();
     let endpoints = view.services.iter().filter_map(|(name, one)| {
         let here = one.endpoints.iter().filter(|endpoint| endpoint.value.location.region == *region).count();
         (here > 0).then(|| (name.to_string(), json!(here)))

@@ -1,5 +1,6 @@
 //! `fairmesh get`.
 
+mod endpoint_state;
 mod fleet;
 mod health;
 mod hosts;
@@ -25,6 +26,7 @@ use crate::{
     view::{EVERY_KIND, Scope, ServiceView, View},
 };
 
+pub(crate) use endpoint_state::states as endpoint_states;
 pub(crate) use fleet::{MOVES_HEAD, add_moves, watching};
 pub(crate) use health::of_service as health_rows;
 pub(crate) use policies::summary as policy_summary;
@@ -103,7 +105,8 @@ impl Kind {
     fn folders(self) -> &'static [&'static str] {
         match self {
             Self::Services => EVERY_KIND,
-            Self::Endpoints | Self::Regions | Self::Hosts => &["endpoints"],
+            Self::Endpoints => &["endpoints", "health"],
+            Self::Regions | Self::Hosts => &["endpoints"],
             Self::Watchers => &["services"],
             Self::Health => &["endpoints", "health", "policies"],
             Self::Policies => &["policies"],

@@ -56,6 +56,12 @@ impl Proxy {
         run(command, "", PATIENCE).await
     }
 
+    /// What `fairmesh proxy endpoints` says, as JSON.
+    pub(crate) async fn endpoints(admin: &str, service: &str) -> Run {
+        let command = fairmesh(&["proxy", "endpoints", service, "--json", "--admin", admin]);
+        run(command, "", PATIENCE).await
+    }
+
     pub(crate) async fn page(&self, path: &str) -> String {
         let asked = Client::builder(TokioExecutor::new()).build_http::<Empty<bytes::Bytes>>();
         let answer = asked.get(format!("http://{}{path}", self.admin).parse().unwrap()).await.unwrap();

@@ -1,34 +1,25 @@
 //! `fairmesh proxy status`: the admin pages of a running proxy, as tables.
 
-use std::{net::SocketAddr, process::ExitCode, time::Duration};
+use std::{net::SocketAddr, process::ExitCode};
 
-use bytes::Bytes;
 use clap::Args;
-use http_body_util::{BodyExt as _, Empty, Limited};
-use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use serde_json::{Value, json};
-use tokio::time::timeout;
 
+use super::admin_page::{AdminArgs, page};
 use crate::{cli::OutputArgs, failure::Failure, output};
-
-/// Time limit of a page.
-const PAGE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum size of a page; those of thousands of services are smaller.
-const MAX_PAGE_BYTES: usize = 64 << 20;
 
 /// Arguments of `fairmesh proxy status`.
 #[derive(Debug, Args)]
 pub(super) struct StatusArgs {
-    /// The admin port of the proxy.
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7411")]
-    admin: SocketAddr,
+    #[command(flatten)]
+    admin: AdminArgs,
     #[command(flatten)]
     output_args: OutputArgs,
 }
 
 pub(super) async fn run(args: StatusArgs) -> Result<ExitCode, Failure> {
-    let config = page(args.admin, "/config?json").await?;
-    let last = page(args.admin, "/last?json").await?;
+    let config = page(args.admin.address, "/config?json").await?;
+    let last = page(args.admin.address, "/last?json").await?;
     let text = text(&config, &last);
     let mut whole = config;
     whole["last"] = last;
@@ -48,27 +39,6 @@ pub(crate) async fn ready(admin: SocketAddr) -> Result<(), Failure> {
             "see http://{admin}/readyz; a proxy is ready once it has records, from its agent or control plane"
         ),
     ))
-}
-
-async fn page(admin: SocketAddr, path: &str) -> Result<Value, Failure> {
-    let hint = "check that a proxy runs, and its --admin address";
-    let failed = |why: &dyn std::fmt::Display| {
-        Failure::failed_with(format!("no proxy responds at {admin}: {why}"), hint)
-    };
-    let uri = format!("http://{admin}{path}").parse().map_err(|error| failed(&error))?;
-    let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
-    let read = async {
-        let answer = client.get(uri).await.map_err(|error| failed(&error))?;
-        if !answer.status().is_success() {
-            return Err(failed(&answer.status()));
-        }
-        let body = Limited::new(answer.into_body(), MAX_PAGE_BYTES).collect().await;
-        Ok(body.map_err(|error| failed(&error))?.to_bytes())
-    };
-    let read = timeout(PAGE_TIMEOUT, read)
-        .await
-        .map_err(|_| failed(&format!("no response within {PAGE_TIMEOUT:?}")))?;
-    serde_json::from_slice(&read?).map_err(|error| failed(&error))
 }
 
 /// Its configuration, its services, and the target of the last request of each.

@@ -21,7 +21,15 @@ pub(super) fn describe(name: &ServiceName, view: &View, format: Format) -> Resul
     let one = view.service(name)?;
     let capacity = capacity(one, &view.hosts.value);
     let health = get::health_rows(name, one, &view.hosts.value);
-    output::print_one(format, &value(name, one, &capacity, &health), &text(name, one, &capacity, &health)?)
+    let lists = Lists { endpoints: get::endpoint_rows(name, one, &view.hosts.value), capacity, health };
+    output::print_one(format, &value(name, one, &lists), &text(name, one, &lists)?)
+}
+
+/// Its endpoints, their capacity, and the verdicts on them.
+struct Lists {
+    endpoints: Listing,
+    capacity: Listing,
+    health: Listing,
 }
 
 /// Capacity of its serving endpoints by region and zone, one row each.
@@ -56,7 +64,7 @@ fn capacity(one: &ServiceView, hosts: &Hosts) -> Listing {
     listing
 }
 
-fn value(name: &ServiceName, one: &ServiceView, capacity: &Listing, health: &Listing) -> Value {
+fn value(name: &ServiceName, one: &ServiceView, lists: &Lists) -> Value {
     json!({
         "name": name.to_string(),
         "service": one.service.as_ref().map(|service| {
@@ -64,21 +72,16 @@ fn value(name: &ServiceName, one: &ServiceView, capacity: &Listing, health: &Lis
         }),
         "policy": PolicySpec::of(name, &one.effective_policy()),
         "policyRevision": one.policy.as_ref().map(|policy| policy.revision),
-        "endpoints": get::endpoint_rows(name, one).items,
-        "capacity": capacity.items,
-        "health": health.items,
+        "endpoints": lists.endpoints.items,
+        "capacity": lists.capacity.items,
+        "health": lists.health.items,
         "shardMap": one.shards.as_ref().map(|map| ShardMapSpec::of(name, map)),
         "shardMapVersion": one.shards.as_ref().map(|map| map.version),
         "moves": one.moves.len(),
     })
 }
 
-fn text(
-    name: &ServiceName,
-    one: &ServiceView,
-    capacity: &Listing,
-    health: &Listing,
-) -> Result<String, Failure> {
+fn text(name: &ServiceName, one: &ServiceView, lists: &Lists) -> Result<String, Failure> {
     let mut lines = vec![("Service", name.to_string())];
     match &one.service {
         Some(At { value, revision }) => {
@@ -104,8 +107,8 @@ fn text(
     if !policy.routes.is_empty() {
         section(&mut text, "Routes", &output::yaml(&PolicySpec::of(name, &policy).routes)?);
     }
-    let endpoints = get::endpoint_rows(name, one);
-    section(&mut text, "Endpoints", &table_or_none(&endpoints));
+    let Lists { endpoints, capacity, health } = lists;
+    section(&mut text, "Endpoints", &table_or_none(endpoints));
     section(&mut text, "Capacity", &table_or_none(capacity));
     if !health.rows.is_empty() {
         section(&mut text, "Health", &table_or_none(health));

@@ -1,12 +1,11 @@
 //! Lists of active health check verdicts.
 
 use fairmesh_model::{Endpoint, Hosts, ServiceName, Verdict, VerdictEffect};
-use jiff::Timestamp;
 use serde_json::json;
 
 use crate::{
     output::Listing,
-    view::{ServiceView, View},
+    view::{ServiceView, View, instant},
 };
 
 /// One row per checked endpoint, of every service.
@@ -33,8 +32,7 @@ pub(crate) fn of_service(name: &ServiceName, one: &ServiceView, hosts: &Hosts) -
         let region = &endpoint.location.region;
         let effect = effect(verdict, force, judged.panicking_regions.contains(region));
         let Verdict { healthy, since_ms, confidence, cause, stale } = verdict;
-        let since = i64::try_from(*since_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
-        let since = since.map(|since| since.to_string()).unwrap_or_default();
+        let since = instant(*since_ms);
         listing.add(
             vec![
                 endpoint.instance.to_string(),
@@ -62,7 +60,7 @@ pub(crate) fn of_service(name: &ServiceName, one: &ServiceView, hosts: &Hosts) -
 }
 
 /// Effect of a verdict on callers.
-fn effect(verdict: &Verdict, force: VerdictEffect, panic: bool) -> &'static str {
+pub(super) fn effect(verdict: &Verdict, force: VerdictEffect, panic: bool) -> &'static str {
     match force {
         VerdictEffect::Exclusion => "last resort",
         VerdictEffect::Penalty => "after others",

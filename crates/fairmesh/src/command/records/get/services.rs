@@ -1,11 +1,12 @@
 //! Lists of services and endpoints.
 
 use fairmesh_model::{
-    Endpoint, EndpointState, Service, ServiceName,
+    Endpoint, Hosts, Service, ServiceName,
     spec::{Document, Resource},
 };
 use serde_json::{Value, json};
 
+use super::endpoint_state::{DisplayedState, states};
 use crate::{
     output::Listing,
     view::{At, ServiceView, View},
@@ -19,7 +20,9 @@ pub(super) fn services(view: &View) -> Listing {
             Some(At { value, .. }) => words(value),
             None => ("not declared".into(), String::new()),
         };
-        let serving = serving(&one.endpoints);
+        let states = states(one, &view.hosts.value);
+        let serving = states.iter().filter(|state| state.state == "serving").count();
+        let unhealthy = states.iter().filter(|state| state.state == "unhealthy").count();
         listing.add(
             vec![
                 name.to_string(),
@@ -29,7 +32,7 @@ pub(super) fn services(view: &View) -> Listing {
                 if one.policy.is_some() { "written" } else { "default" }.into(),
                 one.shards.as_ref().map_or_else(String::new, |map| map.shards.len().to_string()),
             ],
-            item(name, one, serving),
+            item(name, one, (serving, unhealthy)),
         );
         if let Some(service) = &one.service {
             listing.documents.push(Document::from(&Resource::Service(name.clone(), service.value.clone())));
@@ -38,7 +41,7 @@ pub(super) fn services(view: &View) -> Listing {
     listing
 }
 
-fn item(name: &ServiceName, one: &ServiceView, serving: usize) -> Value {
+fn item(name: &ServiceName, one: &ServiceView, (serving, unhealthy): (usize, usize)) -> Value {
     let declared = one.service.as_ref();
     json!({
         "name": name.to_string(),
@@ -49,6 +52,7 @@ fn item(name: &ServiceName, one: &ServiceView, serving: usize) -> Value {
         "revision": declared.map(|service| service.revision),
         "endpoints": one.endpoints.len(),
         "serving": serving,
+        "unhealthy": unhealthy,
         "policy": one.policy.is_some(),
         "shards": one.shards.as_ref().map(|map| map.shards.len()),
     })
@@ -61,19 +65,16 @@ pub(crate) fn words(service: &Service) -> (String, String) {
     (text(json!(service.kind)), text(json!(service.protocol)))
 }
 
-fn serving(endpoints: &[At<Endpoint>]) -> usize {
-    endpoints.iter().filter(|endpoint| endpoint.value.state == EndpointState::Serving).count()
-}
-
 /// One row per endpoint, of every service.
 pub(super) fn all_endpoints(view: &View) -> Listing {
-    let mut listing =
-        Listing::new(&["SERVICE", "INSTANCE", "ADDRESS", "REGION", "ZONE", "STATE", "WEIGHT", "LEASE"]);
+    let mut listing = Listing::new(&[
+        "SERVICE", "INSTANCE", "ADDRESS", "REGION", "ZONE", "STATE", "WEIGHT", "LEASE", "WHY",
+    ]);
     for (name, one) in &view.services {
-        for endpoint in &one.endpoints {
+        for (endpoint, state) in one.endpoints.iter().zip(states(one, &view.hosts.value)) {
             let mut row = vec![name.to_string()];
-            row.extend(endpoint_row(&endpoint.value));
-            listing.add(row, endpoint_item(name, endpoint));
+            row.extend(endpoint_row(&endpoint.value, &state));
+            listing.add(row, endpoint_item(name, endpoint, &state));
         }
         if !one.endpoints.is_empty() {
             listing.documents.push(endpoints_document(name, one));
@@ -83,10 +84,11 @@ pub(super) fn all_endpoints(view: &View) -> Listing {
 }
 
 /// The same for one service, without its name.
-pub(crate) fn endpoints(name: &ServiceName, one: &ServiceView) -> Listing {
-    let mut listing = Listing::new(&["INSTANCE", "ADDRESS", "REGION", "ZONE", "STATE", "WEIGHT", "LEASE"]);
-    for endpoint in &one.endpoints {
-        listing.add(endpoint_row(&endpoint.value), endpoint_item(name, endpoint));
+pub(crate) fn endpoints(name: &ServiceName, one: &ServiceView, hosts: &Hosts) -> Listing {
+    let mut listing =
+        Listing::new(&["INSTANCE", "ADDRESS", "REGION", "ZONE", "STATE", "WEIGHT", "LEASE", "WHY"]);
+    for (endpoint, state) in one.endpoints.iter().zip(states(one, hosts)) {
+        listing.add(endpoint_row(&endpoint.value, &state), endpoint_item(name, endpoint, &state));
     }
     listing
 }
@@ -96,23 +98,25 @@ fn endpoints_document(name: &ServiceName, one: &ServiceView) -> Document {
     Document::from(&Resource::Endpoints(name.clone(), endpoints))
 }
 
-fn endpoint_row(endpoint: &Endpoint) -> Vec<String> {
+fn endpoint_row(endpoint: &Endpoint, state: &DisplayedState<'_>) -> Vec<String> {
     vec![
         endpoint.instance.to_string(),
         endpoint.address.to_string(),
         endpoint.location.region.to_string(),
         endpoint.location.zone.as_ref().map(ToString::to_string).unwrap_or_default(),
-        endpoint.state.as_str().to_owned(),
+        state.state.to_owned(),
         endpoint.weight.to_string(),
         endpoint.lease.map_or_else(|| "none".into(), fairmesh_model::spec::write_duration),
+        state.reason(),
     ]
 }
 
-fn endpoint_item(service: &ServiceName, endpoint: &At<Endpoint>) -> Value {
+fn endpoint_item(service: &ServiceName, endpoint: &At<Endpoint>, state: &DisplayedState<'_>) -> Value {
     let mut item = json!(fairmesh_model::spec::EndpointSpec::of(&endpoint.value));
     item["service"] = json!(service.to_string());
     // Omitted in YAML if it is the default; programs get it explicitly.
-    item["state"] = json!(endpoint.value.state);
+    item["state"] = json!(state.state);
+    item["health"] = state.health();
     item["weight"] = json!(endpoint.value.weight);
     item["revision"] = json!(endpoint.revision);
     item

@@ -1,0 +1,66 @@
+//! The state of endpoints as callers see it: that of the registration, and what health checks found.
+//!
+//! Ejections are not here: each caller makes its own from the outcomes of its calls, and tells no one else.
+//! `fairmesh proxy endpoints` shows those of a proxy.
+
+use fairmesh_model::{Endpoint, EndpointState, Hosts, Verdict, VerdictEffect};
+use serde_json::{Value, json};
+
+use crate::view::{ServiceView, instant};
+
+/// The state of one endpoint, for display.
+#[derive(Clone, Debug)]
+pub(crate) struct DisplayedState<'a> {
+    /// `starting`, `serving`, `draining`, `lost`, or `unhealthy` of an endpoint that is registered as serving.
+    pub(crate) state: &'static str,
+    verdict: Option<(&'a Verdict, &'static str)>,
+    region: &'a fairmesh_model::Region,
+}
+
+/// The states of the endpoints of a service, in their order.
+pub(crate) fn states<'a>(one: &'a ServiceView, hosts: &Hosts) -> Vec<DisplayedState<'a>> {
+    let endpoints: Vec<&Endpoint> = one.endpoints.iter().map(|endpoint| &endpoint.value).collect();
+    let judged = one.health.judge(&endpoints, hosts);
+    let state = |(endpoint, force): (&'a Endpoint, VerdictEffect)| {
+        let region = &endpoint.location.region;
+        let panic = judged.panicking_regions.contains(region);
+        let verdict =
+            one.health.on(endpoint).map(|verdict| (verdict, super::health::effect(verdict, force, panic)));
+        let unhealthy = verdict.is_some_and(|(verdict, _)| !verdict.healthy && !verdict.stale);
+        let state = match endpoint.state {
+            EndpointState::Serving if unhealthy => "unhealthy",
+            state => state.as_str(),
+        };
+        DisplayedState { state, verdict, region }
+    };
+    endpoints.into_iter().zip(judged.effects.iter().copied()).map(state).collect()
+}
+
+impl DisplayedState<'_> {
+    /// Who found it unhealthy, since when, why, and what follows; empty unless it is.
+    pub(crate) fn reason(&self) -> String {
+        match self.verdict {
+            Some((verdict, effect)) if self.state == "unhealthy" => format!(
+                "by health checks of {} since {}: {}; to callers: {effect}",
+                self.region,
+                instant(verdict.since_ms),
+                verdict.cause
+            ),
+            _ => String::new(),
+        }
+    }
+
+    /// Likewise for programs: the last verdict, if any.
+    pub(crate) fn health(&self) -> Value {
+        self.verdict.map_or(Value::Null, |(verdict, effect)| {
+            json!({
+                "healthy": verdict.healthy,
+                "by": format!("health checks of {}", self.region),
+                "since": instant(verdict.since_ms),
+                "cause": verdict.cause,
+                "stale": verdict.stale,
+                "effect": effect,
+            })
+        })
+    }
+}
