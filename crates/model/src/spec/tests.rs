@@ -64,6 +64,7 @@ fn full_actions() -> Actions {
     let text = |name: &str, value: &str| [(name.to_owned(), value.to_owned())].into();
     let share = |text: &str| text.parse::<Share>().unwrap();
     Actions {
+        split_key: vec![KeySource::Header("x-user".into()), KeySource::Query("user".into())],
         limit: Some(RateLimit { calls: 5, per: Duration::from_secs(1), burst: 5, scope: Scope::Caller }),
         redirect: None,
         abort: Some(Abort { share: share("0.5%"), status: 503 }),
@@ -138,6 +139,7 @@ fn full_policy() -> Policy {
     Policy {
         routes: vec![route, moved, numbered],
         locality: Locality {
+            zone_first: false,
             rings: vec![Ring::Region, Ring::Within(Duration::from_micros(1500)), Ring::Continent, Ring::Any],
             local_only: true,
         },
@@ -386,7 +388,10 @@ fn an_error_names_the_field_of_an_action() {
     assert_eq!(policy(|p| p.routes[1].redirect = Some(RedirectSpec::default())), "routes[1].redirect");
     assert_eq!(policy(|p| p.routes[1].attempt_timeout = Some("1s".into())), "routes[1].redirect");
     assert_eq!(policy(|p| p.routes[1].split = p.routes[0].split.clone()), "routes[1].split");
-    assert_eq!(policy(|p| p.key = Some(KeySpec::default())), "key");
+    assert_eq!(policy(|p| p.key = KeySpecs(vec![KeySpec::default()])), "key");
+    assert_eq!(policy(|p| p.key = KeySpecs(vec![KeySpec::default(); 2])), "key.[0]");
+    assert_eq!(policy(|p| p.locality.rings = vec!["zone".into()]), "locality.rings");
+    assert_eq!(policy(|p| p.locality.rings = vec!["region".into(), "zone".into()]), "locality.rings[1]");
 }
 
 #[test]

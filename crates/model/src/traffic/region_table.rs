@@ -209,7 +209,7 @@ mod tests {
         let with = |origin| {
             let shares =
                 TrafficShares { default: Some(shares(&[("eu", "90%")], "10%")), ..Default::default() };
-            RegionTable { shares, origin }
+            RegionTable { shares, zones: BTreeMap::new(), origin }
         };
         let planned = with(TableOrigin::Planned(Confirmation { round: 1, at_ms: 2 }));
         let seconds = Duration::from_secs;

@@ -1057,6 +1057,15 @@ pub struct Policy {
     /// Absent: rings divide calls among regions.
     #[prost(message, optional, tag = "26")]
     pub traffic: ::core::option::Option<Traffic>,
+    /// Absent: the default of the mesh, at authorization.
+    #[prost(message, optional, tag = "27")]
+    pub authorization: ::core::option::Option<Authorization>,
+    /// Where the key is read from calls that `key` finds none in, in order.
+    #[prost(message, repeated, tag = "28")]
+    pub further_keys: ::prost::alloc::vec::Vec<KeySource>,
+    /// Calls prefer the zone of their caller, as far as the table of its region says.
+    #[prost(bool, tag = "29")]
+    pub zone_first: bool,
 }
 /// Who divides the calls to a service among regions: a planner, or shares written by hand.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -1502,6 +1511,9 @@ pub struct Actions {
     pub hedge_after_us: u64,
     #[prost(message, optional, tag = "12")]
     pub mirror: ::core::option::Option<Mirror>,
+    /// Where the key is read that keeps its backend of the split, in order; empty: every call draws a backend.
+    #[prost(message, repeated, tag = "13")]
+    pub split_key: ::prost::alloc::vec::Vec<KeySource>,
 }
 /// A rate limit.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1816,6 +1828,26 @@ pub struct RegionTable {
     /// Absent: written by hand, so that it applies until it is changed.
     #[prost(message, optional, tag = "2")]
     pub confirmed: ::core::option::Option<Confirmation>,
+    /// How calls that stay in the region are divided among its zones, by the zone of the caller.
+    #[prost(message, repeated, tag = "3")]
+    pub zones: ::prost::alloc::vec::Vec<ZoneShares>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ZoneShares {
+    /// The zone of the callers.
+    #[prost(string, tag = "1")]
+    pub from: ::prost::alloc::string::String,
+    /// All together 1000000.
+    #[prost(message, repeated, tag = "2")]
+    pub to: ::prost::alloc::vec::Vec<ZoneShare>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ZoneShare {
+    #[prost(string, tag = "1")]
+    pub zone: ::prost::alloc::string::String,
+    /// In millionths, at least 10000.
+    #[prost(uint32, tag = "2")]
+    pub share: u32,
 }
 /// A planner's last confirmation of a table.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1928,6 +1960,202 @@ pub struct JoinedAgent {
     /// When it joined, in seconds since 1970.
     #[prost(uint64, tag = "2")]
     pub joined: u64,
+}
+/// Which callers may use a service.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Authorization {
+    #[prost(enumeration = "authorization::Mode", tag = "1")]
+    pub mode: i32,
+    /// At most 200. A call needs one that allows it, and none that denies it.
+    #[prost(message, repeated, tag = "2")]
+    pub rules: ::prost::alloc::vec::Vec<AuthorizationRule>,
+    /// Callers whose header x-fairmesh-caller names the caller that they call for, at most 256.
+    #[prost(string, repeated, tag = "3")]
+    pub intermediaries: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+/// Nested message and enum types in `Authorization`.
+pub mod authorization {
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Mode {
+        Enforce = 0,
+        /// Calls that are not allowed are made, counted and logged.
+        Audit = 1,
+    }
+    impl Mode {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Enforce => "ENFORCE",
+                Self::Audit => "AUDIT",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "ENFORCE" => Some(Self::Enforce),
+                "AUDIT" => Some(Self::Audit),
+                _ => None,
+            }
+        }
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct AuthorizationRule {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(enumeration = "authorization_rule::Action", tag = "2")]
+    pub action: i32,
+    /// At most 256 each; empty: all.
+    #[prost(string, repeated, tag = "3")]
+    pub from: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(string, repeated, tag = "4")]
+    pub methods: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(message, repeated, tag = "5")]
+    pub paths: ::prost::alloc::vec::Vec<AuthorizedPath>,
+}
+/// Nested message and enum types in `AuthorizationRule`.
+pub mod authorization_rule {
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Action {
+        Allow = 0,
+        Deny = 1,
+    }
+    impl Action {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Allow => "ALLOW",
+                Self::Deny => "DENY",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "ALLOW" => Some(Self::Allow),
+                "DENY" => Some(Self::Deny),
+                _ => None,
+            }
+        }
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AuthorizedPath {
+    #[prost(oneof = "authorized_path::Path", tags = "1, 2")]
+    pub path: ::core::option::Option<authorized_path::Path>,
+}
+/// Nested message and enum types in `AuthorizedPath`.
+pub mod authorized_path {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Path {
+        #[prost(string, tag = "1")]
+        Exact(::prost::alloc::string::String),
+        /// Without a slash at its end.
+        #[prost(string, tag = "2")]
+        Prefix(::prost::alloc::string::String),
+    }
+}
+/// What applies to services without an authorization in their policies, at authorization.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DefaultAuthorization {
+    #[prost(enumeration = "default_authorization::Decision", tag = "1")]
+    pub decision: i32,
+}
+/// Nested message and enum types in `DefaultAuthorization`.
+pub mod default_authorization {
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Decision {
+        Allow = 0,
+        /// As ALLOW, and calls are counted and logged.
+        Audit = 1,
+        Deny = 2,
+    }
+    impl Decision {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Allow => "ALLOW",
+                Self::Audit => "AUDIT",
+                Self::Deny => "DENY",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "ALLOW" => Some(Self::Allow),
+                "AUDIT" => Some(Self::Audit),
+                "DENY" => Some(Self::Deny),
+                _ => None,
+            }
+        }
+    }
+}
+/// Which programs may have the identity of a service, at workloads/.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WorkloadEntry {
+    /// The agents that may vouch for it, at most 1000; empty: all that may vouch for its tenant.
+    #[prost(string, repeated, tag = "1")]
+    pub agents: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Programs of other users than the agent's, at most 64; each has to match one of these.
+    #[prost(message, repeated, tag = "2")]
+    pub programs: ::prost::alloc::vec::Vec<ProgramSelector>,
+}
+/// Conditions on a program, all of which have to hold; at least one of uid, gid and cgroup.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ProgramSelector {
+    #[prost(uint32, optional, tag = "1")]
+    pub uid: ::core::option::Option<u32>,
+    #[prost(uint32, optional, tag = "2")]
+    pub gid: ::core::option::Option<u32>,
+    #[prost(string, optional, tag = "3")]
+    pub executable: ::core::option::Option<::prost::alloc::string::String>,
+    /// Its control group (version 2), or one above it.
+    #[prost(string, optional, tag = "4")]
+    pub cgroup: ::core::option::Option<::prost::alloc::string::String>,
+    /// A name in /run/netns, or host.
+    #[prost(string, optional, tag = "5")]
+    pub network_namespace: ::core::option::Option<::prost::alloc::string::String>,
 }
 /// An earlier value of a record.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -4914,6 +5142,11 @@ pub struct CallRates {
     /// Of the bodies of responses, per second.
     #[prost(uint64, tag = "11")]
     pub bytes: u64,
+    /// Of services that prefer the zone of the caller: its zone, and that of the servers where these are of the same region.
+    #[prost(string, tag = "12")]
+    pub from_zone: ::prost::alloc::string::String,
+    #[prost(string, tag = "13")]
+    pub to_zone: ::prost::alloc::string::String,
 }
 /// The servers of one service and region.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -5929,14 +6162,20 @@ pub struct IssueRequest {
     /// When it was signed, in seconds since 1970.
     #[prost(uint64, tag = "3")]
     pub signed_at: u64,
+    /// Issue nothing yet: the response says which programs may have the identity, for the agent to decide.
+    #[prost(bool, tag = "4")]
+    pub describe_workload: bool,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct IssueResponse {
-    /// The certificate, followed by that of its issuer, in DER.
+    /// The certificate, followed by that of its issuer, in DER. Empty if only the workload was asked for.
     #[prost(bytes = "bytes", repeated, tag = "1")]
     pub chain: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
     #[prost(message, optional, tag = "2")]
     pub bundle: ::core::option::Option<TrustBundle>,
+    /// The record of the service, if it was asked for and there is one.
+    #[prost(message, optional, tag = "3")]
+    pub workload: ::core::option::Option<WorkloadEntry>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct IssueWorkloadRequest {
@@ -7247,6 +7486,27 @@ pub struct RegionTraffic {
     pub servers_ago_ms: ::core::option::Option<u64>,
     #[prost(uint64, optional, tag = "9")]
     pub callers_ago_ms: ::core::option::Option<u64>,
+    /// What callers here send between zones, of services that prefer the zone of the caller.
+    #[prost(message, repeated, tag = "10")]
+    pub zones: ::prost::alloc::vec::Vec<ZoneTraffic>,
+    /// Why no zone is preferred; empty: one is, or the policy does not ask for it.
+    #[prost(string, tag = "11")]
+    pub zone_refusal: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ZoneTraffic {
+    #[prost(string, tag = "1")]
+    pub from: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub to: ::prost::alloc::string::String,
+    /// Of the calls of this zone that stay in the region, in millionths, as planned.
+    #[prost(uint32, tag = "3")]
+    pub share: u32,
+    /// Attempts, and bytes of responses, per second.
+    #[prost(double, tag = "4")]
+    pub attempts: f64,
+    #[prost(double, tag = "5")]
+    pub bytes: f64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TrafficShift {
