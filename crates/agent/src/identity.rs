@@ -65,7 +65,6 @@ impl Kept {
 }
 
 /// Reads the certificate that was kept. `None` if the agent cannot have an identity.
-
 ///
 /// # Errors
 /// When a token is given and the name of the agent cannot be in an id.

@@ -92,8 +92,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let calls = listeners.acceptor(&table::AGENT_GRPC, Limits::calls());
     let workload = Arc::<Workload>::default();
     let kept = identity::load(&config, &workload)?;
-    let was_member = kept.as_ref().is_some_and(identity::Kept::is_unusable);
-    let transport = mesh_transport(&config, &workload, was_member);
+    let transport = mesh_transport(&config, &workload, kept.as_ref());
     let listener = transport.bind(&config.listen).await?.within(calls).attesting();
     let maps = bind_maps(&config, &listeners).await?;
     let http = http::bind(config.metrics, &listeners).await?;
@@ -165,7 +164,12 @@ async fn bind_maps(config: &AgentConfig, listeners: &Listeners) -> Result<Option
 }
 
 /// How this agent opens and accepts connections: with its own identity, for probes of endpoints too.
-fn mesh_transport(config: &AgentConfig, workload: &Arc<Workload>, was_member: bool) -> Transport {
+fn mesh_transport(
+    config: &AgentConfig,
+    workload: &Arc<Workload>,
+    kept: Option<&identity::Kept>,
+) -> Transport {
+    let was_member = kept.is_some_and(identity::Kept::is_unusable);
     match config.transport.is_tls() {
         true => config.transport.clone(),
         false => {

@@ -84,8 +84,11 @@ impl AuthorizationTable {
     }
 
     /// Decides on all calls of a connection whose requests are not read: a rule for some methods or paths allows none of
-    /// them, and denies all.
+    /// them, and denies all. Agents may probe, if the policy asks for more than a connection.
     pub fn decide_connection(&self, caller: Option<&CallerId>) -> AuthorizationDecision<'_> {
+        if self.probed_path.is_some() && caller.is_some_and(is_agent) {
+            return self.decided(true, DecisionReason::HealthCheck);
+        }
         self.by_rules(|rule| {
             let is_for_all = rule.methods.is_empty() && rule.paths.is_empty();
             matches_caller(rule, caller) && (rule.denies || is_for_all)
@@ -124,7 +127,6 @@ impl AuthorizationTable {
     }
 
     fn is_probe(&self, caller: Option<&CallerId>, path: &str) -> bool {
-        let is_agent = |caller: &CallerId| matches!(caller.id().path, SpiffePath::Mesh(MeshRole::Agent, _));
         self.probed_path.as_deref() == Some(path) && caller.is_some_and(is_agent)
     }
 }
@@ -150,6 +152,10 @@ impl fmt::Display for AuthorizationDecision<'_> {
             DecisionReason::Default => write!(f, "{verb}: the default of the mesh, since no rule decides"),
         }
     }
+}
+
+fn is_agent(caller: &CallerId) -> bool {
+    matches!(caller.id().path, SpiffePath::Mesh(MeshRole::Agent, _))
 }
 
 fn matches_caller(rule: &AuthorizationRule, caller: Option<&CallerId>) -> bool {

@@ -65,7 +65,7 @@ impl Authorizer {
         Some(policy_watch::follow(registry, service, Arc::clone(self)))
     }
 
-    fn set(&self, table: AuthorizationTable) {
+    pub(crate) fn set(&self, table: AuthorizationTable) {
         self.table.store(Some(Arc::new(table)));
         self.changes.send_modify(|changes| *changes += 1);
     }

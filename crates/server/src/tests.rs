@@ -1,3 +1,4 @@
+mod authorization;
 mod calls;
 mod concurrency_limit;
 mod control;

@@ -9,7 +9,9 @@ use fairmesh_client::{
     FaultKind,
     observe::{CallExplanation, Question},
 };
-use fairmesh_model::{Endpoint, Location, Region, Role, Service, ServiceKind, ServiceName, ShardKey, arith};
+use fairmesh_model::{
+    Endpoint, Location, Region, Role, Service, ServiceKind, ServiceName, ShardKey, SpiffeId, arith,
+};
 use fairmesh_router::{
     CompileInput, DirectResponse, PickParams, RequestView, ServiceTable, ShardTable, TableInput,
 };
@@ -110,13 +112,8 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
     if kind == ServiceKind::Replicated && (args.key.is_some() || args.role.is_some()) {
         eprintln!("note: any endpoint of a replicated service serves any call; key and role are ignored");
     }
-    let expected = report.endpoint.as_ref().and_then(|endpoint| endpoint.identity.clone());
-    let id = match expected {
-        Some(service) => rib_reader::identity_of_service(&connection, &service).await?,
-        None => None,
-    };
     let (mut whole, mut text) = (as_json(&report), report.to_string());
-    if let Some(id) = id {
+    if let Some(id) = expected_identity(&connection, &report).await? {
         whole["goesTo"]["identity"] = json!(id.to_string());
         text += &format!("{:<8} {id}, by mutual TLS\n", "proves");
     }
@@ -140,6 +137,17 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// The identity that the endpoint proves.
+async fn expected_identity(
+    connection: &Connection,
+    report: &CallExplanation,
+) -> Result<Option<SpiffeId>, Failure> {
+    match report.endpoint.as_ref().and_then(|endpoint| endpoint.identity.as_ref()) {
+        Some(service) => rib_reader::identity_of_service(connection, service).await,
+        None => Ok(None),
+    }
 }
 
 /// A service as a caller in the region has it.

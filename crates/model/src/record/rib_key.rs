@@ -264,20 +264,28 @@ impl RecordKey {
         })
     }
 
+    /// Parses the segments of a key below `/g/`.
+    fn read_global(segments: &[&str]) -> Option<Self> {
+        Some(match *segments {
+            ["topology", "regions"] => Self::Regions,
+            ["topology", "rtt"] => Self::RoundTrips,
+            ["topology", "measured", region] => Self::MeasuredDistances(Region::new(region).ok()?),
+            ["drains", region] => Self::RegionDrain(Region::new(region).ok()?),
+            ["topology", "hosts"] => Self::Hosts,
+            ["authorization"] => Self::DefaultAuthorization,
+            ["identity", "bundle"] => Self::TrustBundle,
+            ["identity", "agents", name] => Self::JoinedAgent(Label::new(name).ok()?),
+            _ => return None,
+        })
+    }
+
     fn read(text: &str) -> Option<Self> {
         let segments: Vec<&str> = text.strip_prefix('/')?.split('/').collect();
         let named = |tenant: &str, service: &str| -> Option<ServiceName> {
             Some(ServiceName { tenant: Tenant::new(tenant).ok()?, service: Label::new(service).ok()? })
         };
         Some(match segments[..] {
-            ["g", "topology", "regions"] => Self::Regions,
-            ["g", "topology", "rtt"] => Self::RoundTrips,
-            ["g", "topology", "measured", region] => Self::MeasuredDistances(Region::new(region).ok()?),
-            ["g", "drains", region] => Self::RegionDrain(Region::new(region).ok()?),
-            ["g", "topology", "hosts"] => Self::Hosts,
-            ["g", "authorization"] => Self::DefaultAuthorization,
-            ["g", "identity", "bundle"] => Self::TrustBundle,
-            ["g", "identity", "agents", name] => Self::JoinedAgent(Label::new(name).ok()?),
+            ["g", ref rest @ ..] => Self::read_global(rest)?,
             ["t", tenant, "services", service] => Self::Service(named(tenant, service)?),
             ["t", tenant, "policies", service] => Self::Policy(named(tenant, service)?),
             ["t", tenant, "workloads", service] => Self::Workload(named(tenant, service)?),

@@ -64,7 +64,8 @@ impl AuthorizationSpec {
         })
     }
 
-    pub(super) fn of(authorization: &Authorization) -> Self {
+    /// The inverse of validation.
+    pub fn of(authorization: &Authorization) -> Self {
         let is_audit = authorization.mode == AuthorizationMode::Audit;
         Self {
             mode: is_audit.then(|| "audit".to_owned()),

@@ -1,5 +1,6 @@
 //! `fairmesh get`.
 
+mod authorization;
 mod endpoint_state;
 mod fleet;
 mod health;
@@ -98,6 +99,8 @@ pub(crate) enum Kind {
     /// Which programs may have the identity of a service.
     #[value(alias = "workload")]
     Workloads,
+    /// Who may call which service.
+    Authorization,
 }
 
 impl Kind {
@@ -109,7 +112,7 @@ impl Kind {
             Self::Regions | Self::Hosts => &["endpoints"],
             Self::Watchers => &["services"],
             Self::Health => &["endpoints", "health", "policies"],
-            Self::Policies => &["policies"],
+            Self::Policies | Self::Authorization => &["policies"],
             Self::Shards => &["shards"],
             Self::Moves => &["moves"],
             Self::Tables => &["policies", "tables"],
@@ -172,6 +175,7 @@ async fn listing(connection: &Connection, args: &GetArgs, view: &View) -> Result
         Kind::Tables => tables::tables(view),
         Kind::Watchers => fleet::watchers(connection, view).await?,
         Kind::Workloads => workloads::workloads(view),
+        Kind::Authorization => authorization::authorization(view),
     })
 }
 
