@@ -19,7 +19,8 @@ async fn main() -> anyhow::Result<()> {
         anyhow::bail!("usage: shop-front front|cart ADDRESS");
     };
     // Bound before it is registered: a second copy must not take over the registration.
-    let listener = TcpListener::bind(&address).await.with_context(|| format!("cannot listen on {address}"))?;
+    let listener =
+        TcpListener::bind(&address).await.with_context(|| format!("cannot listen on {address}"))?;
     match program.as_str() {
         "front" => serve_front(listener).await,
         "cart" => serve_cart(listener).await,

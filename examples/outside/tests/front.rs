@@ -55,8 +55,7 @@ async fn calls_carry_the_trace_of_the_request() {
     let mesh = FixedMesh::new().unwrap();
     mesh.serve("shop/catalog", Protocol::Http1, [serve(catalog()).await]).await.unwrap();
     let trace = "4bf92f3577b34da6a3ce929d0e0e4736";
-    let request =
-        Request::get("/items/tea").header("traceparent", format!("00-{trace}-00f067aa0ba902b7-01"));
+    let request = Request::get("/items/tea").header("traceparent", format!("00-{trace}-00f067aa0ba902b7-01"));
     let (status, text) = call(&mesh, request, String::new()).await;
     assert!(status.is_success() && text.contains(trace), "{status} {text}");
 }
