@@ -115,12 +115,12 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
         whole["goesTo"]["identity"] = json!(id.to_string());
         text += &format!("{:<8} {id}, by mutual TLS\n", "proves");
     }
-    output::print_one(args.output_args.format(), &whole, &text)?;
     whole["unhealthy"] =
         avoided.iter().map(|(instance, why)| json!({ "instance": instance, "why": why })).collect();
     for (instance, why) in avoided.iter().take(MAX_LISTED) {
         text += &format!("{:<8} {instance}, {why}\n", "avoided");
     }
+    output::print_one(args.output_args.format(), &whole, &text)?;
     let answered = report.decisions.iter().any(|decision| decision.explanation.direct_response.is_some());
     Ok(if report.endpoint.is_some() || answered { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
