@@ -74,6 +74,8 @@ pub(crate) enum Command {
     Diff(command::records::diff::DiffArgs),
     /// List records.
     Get(command::records::get::GetArgs),
+    /// Find what is wrong with the mesh, as seen from this machine, and say what to do; exits 1 if something is.
+    Check(command::check::CheckArgs),
     /// Wait until processes and services are ready.
     Wait(command::wait::WaitArgs),
     /// Show all details of one record.

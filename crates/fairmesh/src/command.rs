@@ -3,6 +3,7 @@
 pub(crate) mod calibrate;
 pub(crate) mod call;
 mod caller_region;
+pub(crate) mod check;
 pub(crate) mod drain;
 pub(crate) mod explain;
 pub(crate) mod identity;
@@ -66,6 +67,7 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
             clap_complete::generate(shell, &mut Cli::command(), "fairmesh", &mut script);
             output::write_bytes(&script).map(|()| ExitCode::SUCCESS)
         }
+        Command::Check(args) => check::run(args).await,
         Command::Wait(args) => wait::run(args).await,
         Command::Version(output_args) => version::run(output_args),
     }

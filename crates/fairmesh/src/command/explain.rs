@@ -125,12 +125,12 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
         text += &format!("{:<8} {}\n", "may", decided.words);
         whole["authorization"] = decided.json;
     }
-    output::print_one(args.output_args.format(), &whole, &text)?;
     whole["unhealthy"] =
         avoided.iter().map(|(instance, why)| json!({ "instance": instance, "why": why })).collect();
     for (instance, why) in avoided.iter().take(MAX_LISTED) {
         text += &format!("{:<8} {instance}, {why}\n", "avoided");
     }
+    output::print_one(args.output_args.format(), &whole, &text)?;
     let answered = report.decisions.iter().any(|decision| decision.explanation.direct_response.is_some());
     Ok(if !is_refused && (report.endpoint.is_some() || answered) {
         ExitCode::SUCCESS

@@ -17,37 +17,43 @@ use super::{
 };
 
 /// A running `fairmesh dev`, on sockets and ports of its own.
-struct Dev {
+pub(crate) struct Dev {
     folder: TempDir,
     child: Child,
     out: BufReader<ChildStdout>,
     proxy: String,
+    /// The HTTP port of its control plane, and the admin port of its proxy.
+    pub(crate) http: String,
+    pub(crate) admin: String,
+    /// The HTTP port of its agent.
+    pub(crate) metrics: String,
 }
 
 impl Dev {
     /// Starts it in a folder, with its configuration in `config`, and waits until it says that it is ready.
-    fn start(folder: TempDir, further: &[&str]) -> Self {
-        let proxy = format!("127.0.0.1:{}", free_port());
-        let mut child = command(&folder, &proxy).args(further).spawn().unwrap();
+    pub(crate) fn start(folder: TempDir, further: &[&str]) -> Self {
+        let [proxy, http, admin, metrics] = [(); 4].map(|()| format!("127.0.0.1:{}", free_port()));
+        let pages = ["--http", &http, "--admin", &admin, "--metrics", &metrics];
+        let mut child = command(&folder, &proxy).args(pages).args(further).spawn().unwrap();
         let mut out = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         while !line.starts_with("fairmesh dev is ready after ") {
             line.clear();
             assert_ne!(out.read_line(&mut line).unwrap(), 0, "it ended: {:?}", child.wait());
         }
-        Self { folder, child, out, proxy }
+        Self { folder, child, out, proxy, http, admin, metrics }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    fn run(&self, args: &[&str]) -> Run {
+    pub(crate) fn run(&self, args: &[&str]) -> Run {
         fairmesh(&format!("unix:{}", self.path("control.sock").display()), args, "")
     }
 
     /// Ends it as Ctrl-C does; the rest of what it printed.
-    fn stop(mut self) -> (TempDir, String) {
+    pub(crate) fn stop(mut self) -> (TempDir, String) {
         send(&self.child, "INT");
         let mut rest = String::new();
         self.out.read_to_string(&mut rest).unwrap();
@@ -59,10 +65,9 @@ impl Dev {
 fn command(folder: &TempDir, proxy: &str) -> Command {
     let path = |name: &str| folder.path().join(name);
     fs::create_dir_all(path("tmp")).unwrap();
-    let [http, admin] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
     let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
     command
-        .args(["dev", "--metrics", "none", "--http", &http, "--proxy", proxy, "--admin", &admin])
+        .args(["dev", "--proxy", proxy])
         .env_clear()
         .env("TMPDIR", path("tmp"))
         .env("FAIRMESH_CONTROL", format!("unix:{}", path("control.sock").display()))
@@ -133,9 +138,11 @@ fn a_mistake_in_the_folder_and_a_port_in_use_are_reported_at_once() {
     let config = folder.path().join("shop.yaml");
     fs::write(&config, "kind: Servise\n").unwrap();
     let proxy = format!("127.0.0.1:{}", free_port());
-    let refused = command(&folder, &proxy).arg("--config").arg(&config).output().unwrap();
+    let [http, admin] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
+    let pages = ["--http", &http, "--admin", &admin, "--metrics", "none"];
+    let refused = command(&folder, &proxy).args(pages).arg("--config").arg(&config).output().unwrap();
     assert_eq!(refused.status.code(), Some(2), "{refused:?}");
-    let refused = command(&folder, &format!("127.0.0.1:{}", echo())).output().unwrap();
+    let refused = command(&folder, &format!("127.0.0.1:{}", echo())).args(pages).output().unwrap();
     let said = String::from_utf8(refused.stderr).unwrap();
     assert_eq!(refused.status.code(), Some(1), "{said}");
     assert!(said.contains("cannot listen on"), "{said}");

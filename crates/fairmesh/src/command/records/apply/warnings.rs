@@ -85,7 +85,7 @@ fn declared<'a>(resources: &[&'a Resource]) -> impl Iterator<Item = (&'a Service
 }
 
 /// The services that a resource refers to, each with the reference in words.
-fn mentioned(resource: &Resource) -> Vec<(ServiceName, String)> {
+pub(crate) fn mentioned(resource: &Resource) -> Vec<(ServiceName, String)> {
     match resource {
         Resource::Policy(of, policy) => {
             let targets = policy.routes.iter().flat_map(|route| {
@@ -119,7 +119,7 @@ fn warnings(known: &View, resources: &[&Resource]) -> Vec<String> {
             }
         }
         if let Resource::ShardMap(name, map) = resource {
-            warnings.extend(of_map(name, map, known.services.get(name)));
+            warnings.extend(replica_warnings(name, map, known.services.get(name)));
         }
     }
     warnings.extend(unhashed(known, resources));
@@ -159,7 +159,11 @@ fn unhashed(known: &View, resources: &[&Resource]) -> Vec<String> {
 }
 
 /// Replicas that callers would not find: they look up the instance among the endpoints of the replica's region.
-fn of_map(name: &ServiceName, map: &ShardMap, known: Option<&ServiceView>) -> Vec<String> {
+pub(crate) fn replica_warnings(
+    name: &ServiceName,
+    map: &ShardMap,
+    known: Option<&ServiceView>,
+) -> Vec<String> {
     let endpoints = known.into_iter().flat_map(|of| &of.endpoints);
     let regions: BTreeMap<&InstanceId, &Region> =
         endpoints.map(|endpoint| (&endpoint.value.instance, &endpoint.value.location.region)).collect();

@@ -1,0 +1,93 @@
+//! What was examined, and what was found.
+
+use std::fmt;
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum Level {
+    /// As it should be.
+    #[default]
+    Ok,
+    /// Something optional is absent.
+    Note,
+    /// Something will fail, or has no effect.
+    Warning,
+    /// Something fails.
+    Error,
+}
+
+/// One thing that was examined.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Finding {
+    /// A stable name for programs, such as `agent.unreachable`.
+    check: &'static str,
+    level: Level,
+    message: String,
+    /// What to do; empty if nothing is.
+    remedy: String,
+}
+
+/// Everything that was examined, in order.
+#[derive(Debug, Default)]
+pub(super) struct Report {
+    findings: Vec<Finding>,
+}
+
+impl Report {
+    /// Records that something is as it should be.
+    pub(super) fn ok(&mut self, check: &'static str, message: impl Into<String>) {
+        self.add(check, Level::Ok, message, "");
+    }
+
+    /// Records a finding of any level.
+    pub(super) fn add(
+        &mut self,
+        check: &'static str,
+        level: Level,
+        message: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        self.findings.push(Finding { check, level, message: message.into(), remedy: remedy.into() });
+    }
+
+    /// The worst level.
+    pub(super) fn worst(&self) -> Level {
+        self.findings.iter().map(|finding| finding.level).max().unwrap_or_default()
+    }
+
+    /// The same for programs.
+    pub(super) fn json(&self) -> Value {
+        json!({ "sound": self.worst() < Level::Warning, "checks": self.findings })
+    }
+
+    fn count(&self, level: Level) -> usize {
+        self.findings.iter().filter(|finding| finding.level == level).count()
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for Finding { check, level, message, remedy } in &self.findings {
+            let level = match level {
+                Level::Ok => "ok",
+                Level::Note => "note",
+                Level::Warning => "warning",
+                Level::Error => "error",
+            };
+            writeln!(f, "{level:<8} {check:<22} {message}")?;
+            if !remedy.is_empty() {
+                writeln!(f, "{:<31} -> {remedy}", "")?;
+            }
+        }
+        let (errors, warnings) = (self.count(Level::Error), self.count(Level::Warning));
+        match (errors, warnings) {
+            (0, 0) => writeln!(f, "\nnothing is wrong"),
+            _ => writeln!(f, "\nerrors: {errors}, warnings: {warnings}"),
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! Processes: whether they respond, which releases they are, and the age of their data.
+
+use std::time::Duration;
+
+use fairmesh_model::spec::write_duration;
+use fairmesh_wire::{
+    handshake::{self, ConnectError, Connection},
+    transport::Address,
+};
+use jiff::{Timestamp, fmt::rfc2822::DateTimeParser};
+
+use super::{
+    CheckArgs,
+    finding::{Level, Report},
+    page::{Fetched, Page, fetch},
+};
+use crate::{
+    connect::{SOFTWARE, transport, transport_to},
+    view::age_of,
+};
+
+/// Difference of clocks from which certificates and ages of records go wrong; the `date` of a page has whole seconds.
+const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_secs(5);
+/// Age of an agent's data from which it misses changes that callers need.
+const MAX_DATA_AGE: Duration = Duration::from_secs(10);
+
+/// Examines the control plane; returns the connection to it.
+pub(super) async fn control(args: &CheckArgs, report: &mut Report) -> Option<Connection> {
+    let address = &args.target.control;
+    let connected = handshake::connect(&transport_to(address).await, address, SOFTWARE).await;
+    let connection = match connected {
+        Ok(connection) => {
+            report.ok(
+                "control",
+                format!("the control plane responds at {address}: {}", connection.hello.software),
+            );
+            version("control.version", "the control plane", &connection.hello.software, report);
+            Some(connection)
+        }
+        Err(error) => {
+            unreachable(("control", "control.foreign"), "the control plane", (address, &error), report);
+            None
+        }
+    };
+    if let Some(http) = args.http.0 {
+        let what = format!("the HTTP port {http} of the control plane");
+        match fetch(http, "/readyz").await {
+            Fetched::Page(page) => {
+                clock(&page, report);
+                ready("control.ready", "the control plane", &page, report);
+            }
+            Fetched::Foreign => foreign("control.http", &what, "--http", report),
+            Fetched::Refused => report.add(
+                "control.http",
+                Level::Note,
+                format!("nothing listens at {what}: readiness, disk and clock were not examined"),
+                "give it with --http ADDRESS, or run this command on its machine",
+            ),
+        }
+    }
+    connection
+}
+
+/// Examines the agent of this machine.
+pub(super) async fn agent(args: &CheckArgs, control: Option<&Connection>, report: &mut Report) {
+    let address = args.agent.address();
+    let connection = match handshake::connect(&transport(), &address, SOFTWARE).await {
+        Ok(connection) => connection,
+        Err(error) => {
+            return unreachable(("agent", "agent.foreign"), "the agent", (&address, &error), report);
+        }
+    };
+    let hello = &connection.hello;
+    report.ok("agent", format!("the agent responds at {address}: {}", hello.software));
+    version("agent.version", "the agent", &hello.software, report);
+    match (hello.store, control.map(|control| control.hello.store)) {
+        // An agent takes its store from the first records that a program follows.
+        (None, _) => {
+            report.add(
+                "agent.store",
+                Level::Note,
+                "the agent holds no records: no program of this machine follows any",
+                "",
+            );
+        }
+        (Some(own), Some(Some(other))) if own != other => report.add(
+            "agent.store",
+            Level::Error,
+            format!("the agent follows store {own}, and the control plane at hand has store {other}"),
+            "they are of different meshes: give both the same --control, or FAIRMESH_CONTROL",
+        ),
+        _ => {}
+    }
+    agent_pages(args, report).await;
+}
+
+/// Examines whether the agent is connected, and the age of what it serves.
+async fn agent_pages(args: &CheckArgs, report: &mut Report) {
+    let Some(metrics) = args.metrics.0 else { return };
+    let page = match fetch(metrics, "/readyz").await {
+        Fetched::Page(page) => page,
+        Fetched::Foreign => {
+            let what = format!("the HTTP port {metrics} of the agent");
+            return foreign("agent.http", &what, "--metrics", report);
+        }
+        Fetched::Refused => {
+            let message =
+                format!("the agent has no HTTP port at {metrics}: the age of its data was not examined");
+            return report.add("agent.http", Level::Note, message, "give it with --metrics ADDRESS");
+        }
+    };
+    let remedy =
+        "check the log of 'fairmesh agent', and its --control; calls go on by the old records meanwhile";
+    match page.body.as_str() {
+        "ready" => report.ok("agent.connected", "the agent is connected to its control plane"),
+        why => report.add("agent.connected", Level::Error, format!("the agent says: {why}"), remedy),
+    }
+    let Fetched::Page(page) = fetch(metrics, "/metrics").await else { return };
+    let value = page.body.lines().find_map(|line| line.strip_prefix("fairmesh_agent_data_age_seconds "));
+    let Some(age) = value.and_then(|value| Duration::try_from_secs_f64(value.parse().ok()?).ok()) else {
+        return;
+    };
+    let shown = format!("the agent's data is {} old", write_duration(whole(age)));
+    match age <= MAX_DATA_AGE {
+        true => report.ok("agent.age", shown),
+        false => report.add("agent.age", Level::Error, shown, remedy),
+    }
+}
+
+fn whole(age: Duration) -> Duration {
+    Duration::from_secs(age.as_secs())
+}
+
+/// Examines a proxy.
+pub(super) async fn proxy(args: &CheckArgs, report: &mut Report) {
+    let Some(admin) = args.admin.0 else { return };
+    let page = match fetch(admin, "/config?json").await {
+        Fetched::Page(page) => page,
+        Fetched::Refused => {
+            return report.add("proxy", Level::Note, format!("no proxy has its admin port at {admin}"), "");
+        }
+        Fetched::Foreign => {
+            return foreign(
+                "proxy.foreign",
+                &format!("the admin port {admin} of a proxy"),
+                "--admin",
+                report,
+            );
+        }
+    };
+    let config: serde_json::Value = serde_json::from_str(&page.body).unwrap_or_default();
+    let Some(release) = config["version"].as_str() else {
+        return foreign("proxy.foreign", &format!("the admin port {admin} of a proxy"), "--admin", report);
+    };
+    report.ok("proxy", format!("a proxy responds at {admin}: proxy {release}"));
+    version("proxy.version", "the proxy", release, report);
+    if config["ready"] != serde_json::json!(true) {
+        let remedy = "it is ready once it has records: check its --agent or --control, and its log";
+        report.add("proxy.ready", Level::Error, "the proxy is not ready", remedy);
+    }
+}
+
+fn ready(check: &'static str, what: &str, page: &Page, report: &mut Report) {
+    match (page.status.is_success(), page.body.as_str()) {
+        (true, "ready") => report.ok(check, format!("{what} is ready")),
+        // A damaged store, while the process goes on from memory.
+        (true, why) => {
+            let remedy = "save all records now with 'fairmesh rib export', then restore them";
+            report.add(check, Level::Warning, format!("{what} says: {why}"), remedy);
+        }
+        (false, why) => {
+            let remedy = "see its log; a full disk needs space, and an etcd store a majority of its members";
+            report.add(check, Level::Error, format!("{what} is not ready: {why}"), remedy);
+        }
+    }
+}
+
+/// Compares the clock of another machine to this one's.
+fn clock(page: &Page, report: &mut Report) {
+    let parsed = page.date.as_deref().and_then(|date| DateTimeParser::new().parse_timestamp(date).ok());
+    let Some(theirs) = parsed.map(Timestamp::as_millisecond).and_then(|ms| u64::try_from(ms).ok()) else {
+        return;
+    };
+    let ours = u64::try_from(age_of(0).as_millis()).unwrap_or(u64::MAX);
+    let difference = Duration::from_millis(ours.abs_diff(theirs));
+    match difference <= MAX_CLOCK_DIFFERENCE {
+        true => report.ok("clock", "the clocks of this machine and of the control plane agree"),
+        false => report.add(
+            "clock",
+            Level::Error,
+            format!(
+                "the clocks of this machine and of the control plane differ by {}",
+                write_duration(whole(difference))
+            ),
+            "synchronize both with NTP: certificates and ages of records depend on it",
+        ),
+    }
+}
+
+/// Compares a release with that of this command.
+fn version(check: &'static str, what: &str, software: &str, report: &mut Report) {
+    let own = env!("CARGO_PKG_VERSION");
+    let theirs = software.rsplit(' ').next().unwrap_or(software);
+    if theirs != own {
+        report.add(
+            check,
+            Level::Warning,
+            format!("{what} is of release {theirs}, and this command of {own}"),
+            "upgrade to one release: control planes first, then replicas, agents and proxies; a release talks to the one before",
+        );
+    }
+}
+
+fn unreachable(
+    (check, other): (&'static str, &'static str),
+    what: &str,
+    (address, error): (&Address, &ConnectError),
+    report: &mut Report,
+) {
+    let option = if check == "agent" { "--agent or FAIRMESH_AGENT" } else { "--control or FAIRMESH_CONTROL" };
+    match (error, address) {
+        (ConnectError::Unreachable { .. }, Address::Unix(path)) if !path.exists() => report.add(
+            check,
+            Level::Error,
+            format!("{what} does not run: there is no socket {}", path.display()),
+            format!("start it with 'fairmesh {check}', or give its address with {option}"),
+        ),
+        (ConnectError::Unreachable { source, .. }, _) => report.add(
+            check,
+            Level::Error,
+            format!("{what} does not respond at {address}: {source}"),
+            format!(
+                "start it with 'fairmesh {check}', or give its address with {option}; the socket of an ended process stays \
+                 as a file, and one of another user may be closed to this one"
+            ),
+        ),
+        (ConnectError::NoHello { status, .. }, _) => report.add(
+            other,
+            Level::Error,
+            format!("what listens at {address} is not {what}: {}", status.message()),
+            format!("another program has taken the port (ss -ltnp shows it): end it, or give the address with {option}"),
+        ),
+        (error @ (ConnectError::Version { .. } | ConnectError::InvalidHello { .. }), _) => {
+            report.add(check, Level::Error, error.to_string(), "upgrade the older side");
+        }
+    }
+}
+
+fn foreign(check: &'static str, what: &str, option: &str, report: &mut Report) {
+    report.add(
+        check,
+        Level::Warning,
+        format!("another program listens at {what}"),
+        format!("end it (ss -ltnp shows it), or give the right address with {option}"),
+    );
+}

@@ -1,0 +1,159 @@
+//! Records: services without endpoints, endpoints without callers, and names of what does not exist.
+
+use std::collections::BTreeSet;
+
+use fairmesh_model::{EndpointState, ServiceKind, ServiceName, spec::Resource};
+use fairmesh_wire::handshake::Connection;
+
+use super::finding::{Level, Report};
+use crate::{
+    command::records::{
+        apply::warnings::{mentioned, replica_warnings},
+        get,
+    },
+    failure::Failure,
+    view::{EVERY_KIND, Scope, ServiceView, View},
+};
+
+/// Names listed in one finding.
+const MAX_NAMED: usize = 5;
+
+/// Examines all records.
+pub(super) async fn check(connection: &Connection, report: &mut Report) -> Result<(), Failure> {
+    let view = View::read(connection, &Scope::All, EVERY_KIND).await?;
+    for (name, one) in &view.services {
+        match &one.service {
+            None => undeclared(name, one, report),
+            Some(_) => endpoints(name, one, &view, report),
+        }
+        policy(name, one, &view, report);
+        shards(name, one, report);
+    }
+    regions(&view, report);
+    report.ok("records", format!("examined the records of {} services", view.services.len()));
+    Ok(())
+}
+
+fn undeclared(name: &ServiceName, one: &ServiceView, report: &mut Report) {
+    if !one.endpoints.is_empty() {
+        report.add(
+            "service.undeclared",
+            Level::Error,
+            format!("{name} has {} endpoints and is not declared: no caller finds them", one.endpoints.len()),
+            format!("apply a document 'kind: Service' named {name}, or stop its servers"),
+        );
+    }
+}
+
+/// Whether calls of a declared service have an endpoint.
+fn endpoints(name: &ServiceName, one: &ServiceView, view: &View, report: &mut Report) {
+    let states = get::endpoint_states(one, &view.hosts.value);
+    let serving = one.endpoints.iter().filter(|at| at.value.state == EndpointState::Serving).count();
+    let unhealthy: BTreeSet<String> = one
+        .endpoints
+        .iter()
+        .zip(&states)
+        .filter(|(_, state)| state.state == "unhealthy")
+        .map(|(at, _)| at.value.instance.to_string())
+        .collect();
+    let list = format!("see 'fairmesh get endpoints {name}'");
+    if one.endpoints.is_empty() {
+        let message = format!("{name} has no endpoint: calls to it fail");
+        let remedy = format!(
+            "start a server with 'fairmesh register {name} …', or delete it with 'fairmesh delete service {name}'"
+        );
+        report.add("service.noEndpoints", Level::Warning, message, remedy);
+    } else if serving == 0 {
+        let message = format!("none of the {} endpoints of {name} is serving", states.len());
+        report.add(
+            "service.notServing",
+            Level::Error,
+            message,
+            format!("{list}; 'fairmesh undrain' ends a drain"),
+        );
+    }
+    if !unhealthy.is_empty() {
+        let message = format!("health checks of {name} fail for {}", some(&unhealthy));
+        report.add("endpoint.unhealthy", Level::Warning, message, format!("{list} for the causes"));
+    }
+}
+
+/// Names in the policy of a service.
+fn policy(name: &ServiceName, one: &ServiceView, view: &View, report: &mut Report) {
+    let Some(policy) = &one.policy else { return };
+    let resource = Resource::Policy(name.clone(), policy.value.clone());
+    let is_declared = |name: &ServiceName| view.services.get(name).is_some_and(|one| one.service.is_some());
+    let mut named = BTreeSet::new();
+    for (target, reference) in mentioned(&resource) {
+        if !is_declared(&target) && named.insert(target.clone()) {
+            let check = if target == *name { "policy.undeclared" } else { "policy.unknownService" };
+            report.add(
+                check,
+                Level::Error,
+                format!("{reference} names {target}, which is not declared"),
+                format!("apply a document 'kind: Service' named {target}, or correct the policy ('fairmesh get policies {name} -o yaml')"),
+            );
+        }
+    }
+}
+
+/// Replicas that callers do not find, and servers that hold no shard.
+fn shards(name: &ServiceName, one: &ServiceView, report: &mut Report) {
+    let sharded = one.service.as_ref().is_some_and(|service| service.value.kind == ServiceKind::Sharded);
+    let Some(map) = &one.shards else {
+        if sharded {
+            let remedy = "apply a document 'kind: ShardMap' for it";
+            report.add(
+                "shards.missing",
+                Level::Error,
+                format!("{name} is sharded and has no shard map"),
+                remedy,
+            );
+        }
+        return;
+    };
+    for warning in replica_warnings(name, map, Some(one)) {
+        let remedy = format!("register these instances, or move their shards: 'fairmesh shards get {name}'");
+        report.add("shards.replicas", Level::Error, warning, remedy);
+    }
+    let holders: BTreeSet<_> =
+        map.shards.iter().flat_map(|shard| &shard.replicas).map(|copy| &copy.instance).collect();
+    let idle =
+        one.endpoints.iter().map(|at| &at.value.instance).filter(|instance| !holders.contains(instance));
+    let idle: BTreeSet<String> = idle.map(ToString::to_string).collect();
+    if !idle.is_empty() {
+        report.add(
+            "endpoint.unreachable",
+            Level::Warning,
+            format!("no call reaches endpoints of {name} that hold no shard: {}", some(&idle)),
+            format!("move or add shards to them: 'fairmesh shards move {name} …'"),
+        );
+    }
+}
+
+/// Regions of endpoints that a declared topology does not have.
+fn regions(view: &View, report: &mut Report) {
+    let declared = &view.regions.value.regions;
+    if declared.is_empty() {
+        return;
+    }
+    let used = view.services.values().flat_map(|one| &one.endpoints).map(|at| &at.value.location.region);
+    let unknown: BTreeSet<String> =
+        used.filter(|region| !declared.contains_key(*region)).map(ToString::to_string).collect();
+    if !unknown.is_empty() {
+        report.add(
+            "region.undeclared",
+            Level::Warning,
+            format!("endpoints are in regions that the topology does not declare: {}", some(&unknown)),
+            "add them to 'kind: Topology', or correct --region of their agents: undeclared regions have no neighbours",
+        );
+    }
+}
+
+fn some(names: &BTreeSet<String>) -> String {
+    let shown: Vec<&str> = names.iter().take(MAX_NAMED).map(String::as_str).collect();
+    match names.len().saturating_sub(MAX_NAMED) {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}

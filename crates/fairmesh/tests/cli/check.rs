@@ -1,0 +1,213 @@
+//! `fairmesh check`: nothing on a sound mesh, and every planted fault by name.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::TcpListener,
+    os::unix::fs::PermissionsExt as _,
+    process::{Child, Command, Stdio},
+    thread,
+};
+
+use serde_json::Value;
+
+use fairmesh_test_support::free_port;
+
+use super::{
+    calls::echo,
+    dev::Dev,
+    support::{Mesh, Run, fairmesh, wait_until},
+};
+
+/// Names of the findings that are warnings or errors.
+fn found(run: &Run) -> Vec<String> {
+    let report: Value = serde_json::from_str(&run.out).unwrap_or_else(|error| panic!("{error}: {run:?}"));
+    let bad = report["checks"].as_array().unwrap().iter().filter(|one| {
+        let bad = one["level"] == "warning" || one["level"] == "error";
+        assert!(!bad || !one["remedy"].as_str().unwrap().is_empty(), "a finding says what to do: {one}");
+        bad
+    });
+    let bad: Vec<String> = bad.map(|one| one["check"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(report["sound"], bad.is_empty());
+    assert_eq!(run.code, Some(i32::from(!bad.is_empty())), "{run:?}");
+    bad
+}
+
+/// A server that responds to every request with these headers and body, on a port of its own.
+fn page(headers: &'static str, body: &'static str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    thread::spawn(move || {
+        for connection in listener.incoming() {
+            let (mut connection, mut request) = (connection.unwrap(), [0; 4096]);
+            let _ = connection.read(&mut request);
+            let length = body.len();
+            let head =
+                format!("HTTP/1.1 200 OK\r\n{headers}content-length: {length}\r\nconnection: close\r\n\r\n");
+            let _ = connection.write_all((head + body).as_bytes());
+        }
+    });
+    address
+}
+
+/// A mesh in one process, with a server.
+struct Sound {
+    dev: Dev,
+    agent: String,
+    server: Child,
+}
+
+impl Sound {
+    fn start() -> Self {
+        let dev = Dev::start(tempfile::tempdir().unwrap(), &[]);
+        let agent = format!("unix:{}", dev.path("agent.sock").display());
+        let program = format!("127.0.0.1:{}", echo());
+        let mut register = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+        register.args(["register", "shop/hello", "--address", &program, "--agent", &agent]).env_clear();
+        let server = register.stderr(Stdio::null()).spawn().unwrap();
+        dev.run(&["wait", "shop/hello"]).ok();
+        Self { dev, agent, server }
+    }
+
+    /// Checks it with these pages.
+    fn check(&self, http: &str, admin: &str, further: &[&str]) -> Run {
+        let Self { dev, agent, .. } = self;
+        let args = ["check", "--http", http, "--admin", admin, "--agent", agent, "--metrics", &dev.metrics];
+        dev.run(&[&args[..], further].concat())
+    }
+
+    fn found(&self, http: &str, admin: &str) -> Vec<String> {
+        found(&self.check(http, admin, &["--json"]))
+    }
+
+    fn stop(mut self) {
+        self.server.kill().unwrap();
+        self.server.wait().unwrap();
+        self.dev.stop();
+    }
+}
+
+#[test]
+fn a_sound_mesh_has_no_findings() {
+    let mesh = Sound::start();
+    let (http, admin) = (mesh.dev.http.clone(), mesh.dev.admin.clone());
+    let sound = mesh.check(&http, &admin, &["--json"]);
+    assert_eq!(found(&sound), [""; 0], "{sound:?}");
+    for examined in ["control", "agent", "agent.connected", "agent.age", "proxy", "clock", "control.ready"] {
+        assert!(sound.out.contains(&format!(r#""check": "{examined}""#)), "{examined} in {}", sound.out);
+    }
+    let told = mesh.check(&http, &admin, &[]).ok();
+    assert!(told.ends_with("nothing is wrong\n"), "{told}");
+    assert_eq!(mesh.found("none", "none"), [""; 0]);
+    mesh.stop();
+}
+
+#[test]
+fn faults_of_processes_and_of_the_machine_are_found() {
+    let mesh = Sound::start();
+    let wrong_clock = page("date: Sat, 01 Jan 2022 00:00:00 GMT\r\n", "ready\n");
+    assert_eq!(mesh.found(&wrong_clock, "none"), ["clock"]);
+    let damaged = page("", "ready, serving from memory; the store's file is damaged\n");
+    assert_eq!(mesh.found(&damaged, "none"), ["control.ready"]);
+    let old = page("", r#"{"version":"0.0.1","ready":true}"#);
+    assert_eq!(mesh.found("none", &old), ["proxy.version"]);
+    assert_eq!(mesh.found("none", &page("", "hello")), ["proxy.foreign"]);
+
+    let open = mesh.dev.path("open");
+    fs::create_dir(&open).unwrap();
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
+    let run = mesh.check("none", "none", &["--json", "--state-dir", open.to_str().unwrap()]);
+    assert_eq!(found(&run), ["state.permissions"]);
+
+    let pages = ["check", "--json", "--http", "none", "--admin", "none", "--metrics", "none", "--agent"];
+    let none = format!("unix:{}", mesh.dev.path("none.sock").display());
+    let missing = mesh.dev.run(&[&pages[..], &[&none]].concat());
+    assert_eq!(found(&missing), ["agent"]);
+    assert!(missing.out.contains("there is no socket"), "{missing:?}");
+    let own = [&pages[..], &[&mesh.agent]].concat();
+    assert_eq!(found(&Mesh::start().run(&own)), ["agent.store"]);
+    let taken = found(&fairmesh(&page("", "hello"), &own, ""));
+    assert!(taken == ["control"] || taken == ["control.foreign"], "{taken:?}");
+    mesh.stop();
+}
+
+#[test]
+fn an_agent_that_lost_its_control_plane_is_found() {
+    let mut mesh = Mesh::with_shop();
+    let metrics = format!("127.0.0.1:{}", free_port());
+    let agent = format!("unix:{}", mesh.path("agent.sock").display());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+    command.args(["agent", "--region", "eu", "--metrics", &metrics, "--listen", &agent, "--state-dir"]);
+    command.arg(mesh.path("agent")).args(["--control", &mesh.address()]).env_clear().stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let args =
+        ["check", "--json", "--http", "none", "--admin", "none", "--metrics", &metrics, "--agent", &agent];
+    let connected = || mesh.run(&args).out.contains("the agent is connected");
+    wait_until("the agent is connected", connected);
+    mesh.stop_control("KILL");
+    let lost = || found(&mesh.run(&args));
+    wait_until("the agent notices", || lost().contains(&"agent.connected".to_owned()));
+    assert_eq!(lost(), ["control", "agent.connected"]);
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+/// Records with a fault each.
+const FAULTY: &str = "\
+kind: Service
+name: shop/empty
+---
+kind: Policy
+service: shop/catalog
+routes:
+  - {name: canary, split: [{service: shop/nowhere, weight: 10}, {service: shop/catalog, weight: 90}]}
+---
+kind: Policy
+service: shop/forgotten
+timeout: 5s
+";
+
+#[test]
+fn records_that_fail_calls_or_have_no_effect_are_found() {
+    let mesh = Mesh::with_shop();
+    mesh.register("shop/cart", "cart-0", "eu", 7000);
+    mesh.register("shop/cart", "cart-1", "us", 7001);
+    mesh.register("shop/catalog", "catalog-0", "us", 7010);
+    let agent = mesh.agent("eu");
+    let address = agent.address();
+    let check = || {
+        found(&mesh.run(&[
+            "check",
+            "--json",
+            "--http",
+            "none",
+            "--admin",
+            "none",
+            "--metrics",
+            "none",
+            "--agent",
+            &address,
+        ]))
+    };
+    // Its services have no record that is wrong, and its agent connects.
+    wait_until("the shop is sound", || check().is_empty());
+
+    mesh.apply(FAULTY).ok();
+    mesh.register("shop/cart", "cart-9", "mars", 7009);
+    mesh.register("shop/stray", "stray-0", "eu", 7020);
+    let mut found = check();
+    found.sort();
+    assert_eq!(
+        found,
+        [
+            "endpoint.unreachable",
+            "policy.undeclared",
+            "policy.unknownService",
+            "region.undeclared",
+            "service.noEndpoints",
+            "service.undeclared",
+        ]
+    );
+    mesh.run(&["drain", "shop/catalog", "catalog-0"]).ok();
+    assert!(check().contains(&"service.notServing".to_owned()));
+}
