@@ -125,11 +125,7 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
         text += &format!("{:<8} {}\n", "may", decided.words);
         whole["authorization"] = decided.json;
     }
-    whole["unhealthy"] =
-        avoided.iter().map(|(instance, why)| json!({ "instance": instance, "why": why })).collect();
-    for (instance, why) in avoided.iter().take(MAX_LISTED) {
-        text += &format!("{:<8} {instance}, {why}\n", "avoided");
-    }
+    add_avoided(&avoided, &mut whole, &mut text);
     output::print_one(args.output_args.format(), &whole, &text)?;
     let answered = report.decisions.iter().any(|decision| decision.explanation.direct_response.is_some());
     Ok(if !is_refused && (report.endpoint.is_some() || answered) {
@@ -137,6 +133,15 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// Adds the endpoints that health checks found unhealthy.
+fn add_avoided(avoided: &[(String, String)], whole: &mut serde_json::Value, text: &mut String) {
+    whole["unhealthy"] =
+        avoided.iter().map(|(instance, why)| json!({ "instance": instance, "why": why })).collect();
+    for (instance, why) in avoided.iter().take(MAX_LISTED) {
+        *text += &format!("{:<8} {instance}, {why}\n", "avoided");
+    }
 }
 
 /// The identity that the endpoint proves.

@@ -389,9 +389,6 @@ fn an_error_names_the_field_of_an_action() {
     assert_eq!(policy(|p| p.routes[1].attempt_timeout = Some("1s".into())), "routes[1].redirect");
     assert_eq!(policy(|p| p.routes[1].split = p.routes[0].split.clone()), "routes[1].split");
     assert_eq!(policy(|p| p.key = KeySpecs(vec![KeySpec::default()])), "key");
-    assert_eq!(policy(|p| p.key = KeySpecs(vec![KeySpec::default(); 2])), "key.[0]");
-    assert_eq!(policy(|p| p.locality.rings = vec!["zone".into()]), "locality.rings");
-    assert_eq!(policy(|p| p.locality.rings = vec!["region".into(), "zone".into()]), "locality.rings[1]");
 }
 
 #[test]
@@ -473,4 +470,11 @@ fn durations_parse_as_displayed_and_need_a_unit() {
         assert!(read_duration(wrong).is_err(), "{wrong}");
     }
     assert!(read_duration("35").unwrap_err().hint.contains("35s"));
+}
+
+#[test]
+fn an_error_names_the_source_of_a_key_and_the_ring() {
+    assert_eq!(policy(|p| p.key = KeySpecs(vec![KeySpec::default(); 2])), "key[0]");
+    assert_eq!(policy(|p| p.locality.rings = vec!["zone".into()]), "locality.rings");
+    assert_eq!(policy(|p| p.locality.rings = vec!["region".into(), "zone".into()]), "locality.rings[1]");
 }

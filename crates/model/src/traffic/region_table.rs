@@ -109,8 +109,8 @@ impl RegionTable {
             let hint = format!("write at most {MAX_TABLE_ZONES}");
             return Err(Invalid::new("zones", "are too many", hint));
         }
-        let zones = self.zones.iter();
-        zones.map(|(zone, to)| validate_zone(to).map_err(|e| e.within(format!("zones.{zone}")))).collect()
+        let mut zones = self.zones.iter();
+        zones.try_for_each(|(zone, to)| validate_zone(to).map_err(|e| e.within(format!("zones.{zone}"))))
     }
 }
 

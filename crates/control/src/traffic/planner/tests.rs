@@ -411,7 +411,10 @@ fn local_services_and_regions_beyond_a_table_are_refused() {
     assert_eq!(world.reason(), Some("local_only"));
     world.facts.local_only = false;
     for n in 0..MAX_TABLE_REGIONS {
-        world.facts.endpoints.insert(region(&format!("r{n}")), RegionEndpoints { serving: 1, power: 1.0 });
+        world.facts.endpoints.insert(
+            region(&format!("r{n}")),
+            RegionEndpoints { serving: 1, power: 1.0, ..RegionEndpoints::default() },
+        );
     }
     world.second();
     assert_eq!(world.reason(), Some("mismatch"));
