@@ -22,7 +22,7 @@ use fairmesh_server::{
 use fairmesh_wire::transport::Address;
 use tokio::{
     sync::watch,
-    time::{Instant, sleep_until},
+    time::{Instant, sleep_until, timeout},
 };
 
 use crate::{failure::Failure, signals};
@@ -33,6 +33,8 @@ use health::{Change, Health};
 use probe::Probe;
 use terminator::Terminator;
 
+/// How long an endpoint waits for its policy before it is registered.
+const POLICY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval of reminders while a program does not respond yet.
 const REMINDER_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -130,6 +132,8 @@ async fn terminate(
     let software = format!("register {service}");
     let registry = RegistryClient::new(plan.addresses.clone(), software, transport.clone());
     let authorizer = ConnectionAuthorizer::follow(service, &registry);
+    // Callers that find the endpoint before it knows who may call would be turned away.
+    let _ = timeout(POLICY_TIMEOUT, authorizer.ready()).await;
     Terminator::start(plan.registration.address, program, transport, authorizer).await.map(Some)
 }
 

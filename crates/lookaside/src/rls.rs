@@ -36,7 +36,7 @@ impl RouteLookupService for RouteLookups {
             return Err(Status::invalid_argument(message));
         }
         let query = pick_query(&request.key_map).map_err(|problem| invalid_argument(&problem))?;
-        let picked = self.0.pick(&query).await.map_err(|fault| Status::from_error(Box::new(fault)))?;
+        let picked = self.0.pick(&query).await.map_err(Status::from)?;
         add(&self.0.metrics.lookups, 1);
         Ok(Response::new(RouteLookupResponse {
             targets: picked.leases.iter().map(|(_, target)| target.address.to_string()).collect(),

@@ -29,7 +29,7 @@ pub(crate) struct LookasideService(pub(crate) Arc<Picker>);
 impl Lookaside for LookasideService {
     async fn pick(&self, request: Request<PickRequest>) -> Result<Response<PickResponse>, Status> {
         let query = pick_query(request.into_inner()).map_err(|problem| invalid_argument(&problem))?;
-        let picked = self.0.pick(&query).await.map_err(|fault| Status::from_error(Box::new(fault)))?;
+        let picked = self.0.pick(&query).await.map_err(Status::from)?;
         add(&self.0.metrics.picks, 1);
         Ok(Response::new(self.response(picked)))
     }

@@ -65,6 +65,14 @@ impl Authorizer {
         Some(policy_watch::follow(registry, service, Arc::clone(self)))
     }
 
+    /// Waits until calls can be decided on.
+    pub(crate) async fn ready(&self) {
+        if self.waits_for_policy {
+            // The sender lives as long as this.
+            let _ = self.changes.subscribe().wait_for(|changes| *changes > 0).await;
+        }
+    }
+
     pub(crate) fn set(&self, table: AuthorizationTable) {
         self.table.store(Some(Arc::new(table)));
         self.changes.send_modify(|changes| *changes += 1);

@@ -233,10 +233,12 @@ impl ServerBuilder {
         if registration.location.is_none() && !self.knows_agent {
             check_location(&registry, started).await?;
         }
-        let lease = Lease::keep(Arc::clone(&registry), registration.clone(), self.first_state());
-        let lease = Arc::new(lease);
         let layer = ServerLayer { shared: Arc::new(self.shared(&registration)) };
         let policy = layer.shared.authorizer.follow(&registry);
+        // Callers that find this server before it knows who may call would be turned away.
+        let _ = timeout_at(started, layer.shared.authorizer.ready()).await;
+        let lease = Lease::keep(Arc::clone(&registry), registration.clone(), self.first_state());
+        let lease = Arc::new(lease);
         let (cpu, load) = (Cpu::of_this_program(), &layer.shared.load);
         let cpu_sampler = CpuSampler::start(cpu.clone(), Arc::clone(load));
         let usage =

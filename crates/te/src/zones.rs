@@ -101,7 +101,7 @@ mod tests {
     fn a_zone_keeps_what_its_power_allows_and_the_excess_goes_where_power_is_free() {
         let mut zones = ZoneState::default();
         let shares = zones.plan(&[60.0, 30.0, 10.0], &[1.0, 1.0, 1.0]);
-        assert_eq!(shares, [vec![5834, 520, 3646], vec![0, WHOLE, 0], vec![0, 0, WHOLE]]);
+        assert_eq!(shares, [vec![5835, 520, 3645], vec![0, WHOLE, 0], vec![0, 0, WHOLE]]);
         let shares = ZoneState::default().plan(&[50.0, 0.0], &[0.0, 1.0]).to_vec();
         assert_eq!(
             shares,

@@ -27,7 +27,9 @@ pub mod watch;
 pub use handshake::software_of;
 pub use log_limiter::LogLimiter;
 pub use offload::run_blocking;
-pub use transport::{identity_of, on_behalf_of, program_of, set_on_behalf_of};
+#[cfg(feature = "server")]
+pub use transport::program_of;
+pub use transport::{identity_of, on_behalf_of, set_on_behalf_of};
 
 /// Picks for callers without records: the generated types of `proto/fairmesh/lookaside`, documented there.
 // The package name determines the path to `v1`.

@@ -64,11 +64,12 @@ impl Domain {
 async fn serve(name: &'static str, transport: Transport) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    // Not registered: the test writes the records.
+    // It reads its policy there and is not registered: the test writes the records.
+    let records = Rig::start().await;
     let server = Server::builder("shop/one")
         .address(address)
         .location(Location::in_region(region("eu")))
-        .control("127.0.0.1:1".parse().unwrap())
+        .control(records.address())
         .transport(transport);
     let server = server.start().await.unwrap();
     let service = tower::service_fn(move |request: Request<hyper::body::Incoming>| async move {
@@ -78,7 +79,10 @@ async fn serve(name: &'static str, transport: Transport) -> SocketAddr {
         text.resize(text.len() + length, b'x');
         Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(text))))
     });
-    tokio::spawn(async move { serve_http(listener, service, &server).await });
+    tokio::spawn(async move {
+        let _records = records;
+        serve_http(listener, service, &server).await
+    });
     address
 }
 

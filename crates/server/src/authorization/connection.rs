@@ -39,6 +39,11 @@ impl ConnectionAuthorizer {
         Self { authorizer, _following: Arc::new(following) }
     }
 
+    /// Waits until connections can be decided on.
+    pub async fn ready(&self) {
+        self.authorizer.ready().await;
+    }
+
     /// Whether the peer may use the service. A connection that it may not use is served by refusals of its requests,
     /// and `None` is returned once it ends.
     pub async fn accept(&self, stream: GuardedStream<Stream>) -> Option<GuardedStream<Stream>> {

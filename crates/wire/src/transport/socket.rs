@@ -7,7 +7,7 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_listen::{Connection, ConnectionSlot, GuardedStream, forward_async_write};
-use fairmesh_model::{Identity, ProgramFacts};
+use fairmesh_model::Identity;
 use tokio::{
     io::{AsyncRead, ReadBuf},
     net::UnixStream,
@@ -15,13 +15,15 @@ use tokio::{
 use tokio_util::sync::WaitForCancellationFutureOwned;
 #[cfg(feature = "server")]
 use {
+    super::peer_program,
+    fairmesh_model::ProgramFacts,
     std::time::Duration,
     tokio::{io::AsyncReadExt as _, time::timeout},
     tokio_util::sync::CancellationToken,
     tonic::transport::server::Connected,
 };
 
-use super::{Stream, peer_program};
+use super::Stream;
 
 /// Timeout of the first bytes, which distinguish watches from calls. Clients of both send them at once.
 #[cfg(feature = "server")]
@@ -32,6 +34,7 @@ const PREAMBLE_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Socket {
     stream: GuardedStream<Stream>,
     identity: Identity,
+    #[cfg(feature = "server")]
     program: Option<Arc<ProgramFacts>>,
     /// Bytes that were read to classify the connection and have to be delivered to its reader.
     peeked: Bytes,
@@ -64,13 +67,21 @@ impl Socket {
             Stream::Tls(stream) => stream.peer(),
             Stream::Tcp(_) => Identity::Anonymous,
         };
-        Ok(Self { stream, identity, program: None, peeked: Bytes::new(), abort: None })
+        Ok(Self {
+            stream,
+            identity,
+            #[cfg(feature = "server")]
+            program: None,
+            peeked: Bytes::new(),
+            abort: None,
+        })
     }
 
     /// Reads what the kernel says of the peer of a Unix socket.
     ///
     /// # Errors
     /// When the system does not report the user of the peer.
+    #[cfg(feature = "server")]
     pub(super) fn attest(mut self) -> io::Result<Self> {
         if let Stream::Unix(stream) = self.stream.get_ref() {
             self.program = Some(Arc::new(peer_program::facts(stream)?));
