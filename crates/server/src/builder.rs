@@ -237,8 +237,7 @@ impl ServerBuilder {
         let policy = layer.shared.authorizer.follow(&registry);
         // Callers that find this server before it knows who may call would be turned away.
         let _ = timeout_at(started, layer.shared.authorizer.ready()).await;
-        let lease = Lease::keep(Arc::clone(&registry), registration.clone(), self.first_state());
-        let lease = Arc::new(lease);
+        let lease = Arc::new(Lease::keep(Arc::clone(&registry), registration.clone(), self.first_state()));
         let (cpu, load) = (Cpu::of_this_program(), &layer.shared.load);
         let cpu_sampler = CpuSampler::start(cpu.clone(), Arc::clone(load));
         let usage =
@@ -254,10 +253,7 @@ impl ServerBuilder {
             serves_when_loaded: !self.starting,
         };
         let shards = AbortOnDropHandle::new(tokio::spawn(watching.run()));
-        let mut state = lease.registration_state();
-        let registered = state.wait_for(|now| matches!(now, RegistrationState::Registered(_)));
-        // The result is logged by the lease, which continues either way.
-        let _ = timeout_at(started, registered).await;
+        wait_registered(&lease, started).await;
         let phase = watch::Sender::new(Phase::Running);
         Ok(Server {
             inner: Arc::new(Inner {
@@ -380,6 +376,13 @@ pub async fn transport_of_agent(addresses: &[Address], registration: &Registrati
             ServerTransport { undecided: Some(request), ..ServerTransport::default() }
         }
     }
+}
+
+/// Waits for the registration. Its result is logged by the lease, which continues either way.
+async fn wait_registered(lease: &Lease, until: Instant) {
+    let mut state = lease.registration_state();
+    let registered = state.wait_for(|now| matches!(now, RegistrationState::Registered(_)));
+    let _ = timeout_at(until, registered).await;
 }
 
 /// Fails where the registry that responds within `deadline` does not know the location of this program; no response is
