@@ -89,7 +89,7 @@ impl Authorizer {
         let stated = peer.as_ref().filter(|peer| table.is_intermediary(peer.caller()));
         let caller = match stated {
             None => {
-                // Nobody else may state it, to handlers either.
+                // Other peers may not state it, to handlers either.
                 request.headers_mut().remove(CALLER);
                 peer
             }

@@ -27,7 +27,7 @@ impl ServiceTable {
         self.locality.zone()
     }
 
-    /// Draws the zone of the call, and picks there; `None` where nobody there can serve, so that the whole region may.
+    /// Draws the zone of the call, and picks there; `None` where no endpoint there can serve, so that all of the region is used.
     pub(super) fn pick_in_zone<W: DecisionTracer>(
         &self,
         zones: &CompiledZones,

@@ -47,7 +47,7 @@ fn read_alive(pidfd: &OwnedFd) -> Result<(Fact, Fact, Fact), String> {
     let cgroup = fs::read_to_string(proc.join("cgroup")).map_err(why);
     let cgroup = cgroup.and_then(|text| unified_cgroup(&text).ok_or("it is in none of version 2".into()));
     let namespace = identity(&proc.join("ns/net")).and_then(namespace_name).map_err(why);
-    // While the process lives, its pid is nobody else's.
+    // While the process lives, no other process has its pid.
     match pid_of(pidfd)? == pid {
         true => Ok((executable, cgroup, namespace)),
         false => Err("the program has ended".into()),

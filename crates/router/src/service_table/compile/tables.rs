@@ -55,7 +55,7 @@ impl Compiler<'_> {
         Some(UsableTable { input, force, regions, zones })
     }
 
-    /// The zones that callers of this zone use, without those where nobody serves. A key or a shard map chooses
+    /// The zones that callers of this zone use, without those that have no serving endpoint. A key or a shard map chooses
     /// endpoints by itself.
     fn usable_zones<'t>(&self, input: TableInput<'t>) -> BTreeMap<&'t Zone, (Share, Positions)> {
         let own = self.locality.zone().filter(|_| self.input.service.kind == ServiceKind::Replicated);
