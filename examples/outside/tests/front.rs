@@ -1,9 +1,6 @@
 //! The front against servers of the test, through a mesh without control plane and agent.
 
-use std::{
-    net::SocketAddr,
-    sync::{Arc, Mutex},
-};
+use std::net::SocketAddr;
 
 use axum::{Router, body::Body, routing::get};
 use fairmesh_client::{FaultKind, FixedMesh, Injection, Protocol};
@@ -16,7 +13,6 @@ use shop_front::{
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
 use tower::ServiceExt as _;
-use tracing_subscriber::{Layer, layer::SubscriberExt as _, registry::LookupSpan};
 
 /// A server of the test; it also stands for one outside the mesh.
 async fn serve(router: Router) -> SocketAddr {
@@ -109,32 +105,4 @@ async fn an_error_report_says_a_fault_once() {
     let (message, report) = (fault.message().to_owned(), format!("{:?}", anyhow::Error::from(fault)));
     assert_eq!(report.matches(&message).count(), 1, "{report}");
     assert!(report.contains("refused"), "with its cause: {report}");
-}
-
-/// Collects the names of spans.
-#[derive(Clone, Default)]
-struct SpanNames(Arc<Mutex<Vec<&'static str>>>);
-
-impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for SpanNames {
-    fn on_new_span(
-        &self,
-        span: &tracing::span::Attributes<'_>,
-        _: &tracing::span::Id,
-        _: tracing_subscriber::layer::Context<'_, S>,
-    ) {
-        self.0.lock().unwrap().push(span.metadata().name());
-    }
-}
-
-#[tokio::test]
-async fn each_call_and_attempt_is_a_span() {
-    let names = SpanNames::default();
-    let _subscriber = tracing::subscriber::set_default(tracing_subscriber::registry().with(names.clone()));
-    let mesh = FixedMesh::new().unwrap();
-    mesh.serve("shop/catalog", Protocol::Http1, [serve(catalog()).await]).await.unwrap();
-    let request = Request::get("/items").body(fairmesh_client::Body::empty()).unwrap();
-    mesh.mesh().service("shop/catalog").unwrap().send(request).await.unwrap();
-    let names = names.0.lock().unwrap().clone();
-    let count = |name| names.iter().filter(|one| **one == name).count();
-    assert_eq!((count("call"), count("attempt")), (1, 1), "{names:?}");
 }
