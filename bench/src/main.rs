@@ -7,10 +7,12 @@
 mod balance;
 mod library;
 mod load;
+mod mesh_processes;
 mod meter;
 mod pick;
 mod proxy;
 mod ratio;
+mod react;
 mod remote;
 mod report;
 mod rib;
@@ -45,6 +47,8 @@ enum Bench {
     Rib(rib::RibArgs),
     /// A request through the proxy: CPU, throughput and latency beside Envoy, HAProxy and nginx.
     Proxy(proxy::ProxyArgs),
+    /// From a spike of load to new region tables in every router.
+    React(Common),
     /// Rare calls to another region, with a connection each and through a shared proxy.
     Remote(Common),
     /// A shared proxy that follows up to 50,000 services: memory of each, first calls, from apply to effect.
@@ -76,6 +80,7 @@ fn main() -> ExitCode {
         Bench::Library(common) => library::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Rib(args) => rib::run(&args).and_then(|report| finish(&report, &args.common)),
         Bench::Proxy(args) => proxy::run(&args).and_then(|report| finish(&report, &args.common)),
+        Bench::React(common) => react::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Remote(common) => remote::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Routers(args) => routers::run(&args).and_then(|report| finish(&report, &args.common)),
         Bench::Shards(common) => shards::run(common.quick).and_then(|report| finish(&report, &common)),

@@ -1,23 +1,21 @@
 //! Control plane, agent and proxy as processes, and what is written to them.
 
-use std::{net::SocketAddr, path::Path, process::Command, time::Duration};
+use std::{net::SocketAddr, path::Path, time::Duration};
 
 use bytes::Bytes;
 use fairmesh_model::{
     Endpoint, EndpointState, FULL_WEIGHT, InstanceId, Location, Record, RecordKey, Region, ServiceName,
     spec::{Document, Resource},
 };
-use fairmesh_wire::{
-    handshake::{self, Connection as Control},
-    records,
-    transport::Address,
-    v1,
-};
+use fairmesh_wire::{records, v1};
 use serde_json::json;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
 use super::calls::{Calls, Connection, Endpoints};
-use crate::{proxy::process::Process, roles::free_port};
+use crate::{
+    mesh_processes::{ControlPlane, fairmesh, port, start_agent},
+    proxy::process::Process,
+};
 
 /// Services that are declared with one write, of three records each.
 const BATCH: usize = 500;
@@ -28,48 +26,24 @@ const REGION: &str = "bench";
 pub(super) struct Mesh {
     proxy: Process,
     agent: Process,
-    _control: Process,
-    writer: Control,
+    control: ControlPlane,
     at: SocketAddr,
 }
 
 impl Mesh {
     /// Starts the three, and waits until the proxy serves.
     pub(super) async fn start(dir: &Path) -> Result<Self, String> {
-        let port = || free_port().map_err(|e| format!("no port: {e}"));
-        let (grpc, http, at, admin) = (port()?, port()?, port()?, port()?);
-        let agent_at = format!("unix:{}", dir.join("agent.sock").display());
-        let folder = |name: &str| dir.join(name).display().to_string();
-        let start = |name: &str, args: &[String]| Process::start(dir, name, fairmesh(args)?);
-        let words = |text: String| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
-
-        let args = format!(
-            "control --trust-domain none --grpc {grpc} --http {http} --data-dir {}",
-            folder("control")
-        );
-        let mut control = start("control", &words(args))?;
-        let is_there = async || {
-            handshake::connect(&Default::default(), &Address::Tcp(grpc.to_string()), "bench").await.is_ok()
-        };
-        control.ready(is_there).await.map_err(|e| format!("the control plane {e}"))?;
-        let writer = handshake::connect(&Default::default(), &Address::Tcp(grpc.to_string()), "bench").await;
-        let writer = writer.map_err(|e| e.to_string())?;
-
-        let state = folder("agent");
-        let args = format!(
-            "agent --control {grpc} --listen {agent_at} --state-dir {state} --region {REGION} --metrics none"
-        );
-        let mut agent = start("agent", &words(args))?;
-        let socket = dir.join("agent.sock");
-        agent.ready(async || socket.exists()).await.map_err(|e| format!("the agent {e}"))?;
-
+        let control = ControlPlane::start(dir).await?;
+        let (agent, agent_at) = start_agent(dir, &control, REGION).await?;
+        let (at, admin) = (port()?, port()?);
         let args = format!("proxy --agent {agent_at} --listen {at} --admin {admin} --client-id bench");
-        let mut proxy = start("proxy", &words(args))?;
+        let args: Vec<String> = args.split(' ').map(str::to_owned).collect();
+        let mut proxy = Process::start(dir, "proxy", fairmesh(&args)?)?;
         proxy
             .ready(async || Connection::open(at).await.is_ok())
             .await
             .map_err(|e| format!("the proxy {e}"))?;
-        Ok(Self { proxy, agent, _control: control, writer, at })
+        Ok(Self { proxy, agent, control, at })
     }
 
     /// Where programs connect.
@@ -104,7 +78,7 @@ impl Mesh {
                 endpoint(service, endpoints.of(service))?,
             ]);
         }
-        let written = self.writer.rib().write(v1::WriteRequest { ops }).await;
+        let written = self.control.connection.rib().write(v1::WriteRequest { ops }).await;
         written.map(|_| ()).map_err(|status| format!("a write failed: {}", status.message()))
     }
 
@@ -142,7 +116,7 @@ impl Mesh {
         let status = 400 + u16::try_from(change % 100).unwrap_or_default();
         let ops = vec![op(&policy(service, status))?];
         let began = Instant::now();
-        let applied = self.writer.admin().apply(v1::ApplyRequest { ops, dry_run: false }).await;
+        let applied = self.control.connection.admin().apply(v1::ApplyRequest { ops, dry_run: false }).await;
         applied.map_err(|status| format!("apply failed: {}", status.message()))?;
         while began.elapsed() < EFFECT {
             if connection.call(service, "/fault").await?.0 == status {
@@ -151,13 +125,6 @@ impl Mesh {
         }
         Err(format!("a change of service {service} has no effect within {EFFECT:?}"))
     }
-}
-
-fn fairmesh(args: &[String]) -> Result<Command, String> {
-    let this = std::env::current_exe().map_err(|e| e.to_string())?;
-    let mut command = Command::new(this.with_file_name("fairmesh"));
-    command.args(args).env("FAIRMESH_LOG", "warn");
-    Ok(command)
 }
 
 fn name(service: usize) -> String {

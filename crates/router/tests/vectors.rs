@@ -5,8 +5,8 @@
 use std::{sync::Arc, time::Duration};
 
 use fairmesh_model::{
-    Confirmation, Hosts, Label, Location, Region, RegionTable, Regions, Role, RoundTrips, ShardKey,
-    TableOrigin, Verdicts,
+    Confirmation, Hosts, Label, Location, Region, RegionShares, RegionTable, Regions, Role, RoundTrips,
+    ShardKey, Share, TableOrigin, TrafficShares, Verdicts, Zone,
     arith::Generator,
     spec::{EndpointsSpec, HostsSpec, PolicySpec, ServiceSpec, ShardMapSpec, TopologySpec},
 };
@@ -21,10 +21,41 @@ mod support;
 use support::{check, hex};
 
 const CLIENT: u64 = 0x0123_4567_89ab_cdef;
+/// Whose age is 0 unless a fleet has another.
+const CONFIRMED: TableOrigin = TableOrigin::Planned(Confirmation { round: 1, at_ms: 0 });
 const CLIENT_ID: &str = "host-1/web";
 
 fn read<T: serde::de::DeserializeOwned>(document: &Value) -> T {
     serde_json::from_value(document.clone()).unwrap()
+}
+
+/// A table that a planner wrote, of a caller's region and of its zone.
+#[derive(Clone)]
+struct Planned {
+    regions: &'static [(&'static str, &'static str)],
+    zones: &'static [(&'static str, &'static str)],
+}
+
+impl Planned {
+    fn table(&self, zone: &str) -> RegionTable {
+        let share = |share: &str| share.parse().unwrap();
+        let to = self.regions.iter().map(|(region, part)| (Region::new(*region).unwrap(), share(part)));
+        let shares = RegionShares { to: to.collect(), dropped: Share::NONE };
+        let shares = TrafficShares { default: Some(shares), ..TrafficShares::default() };
+        let zones = self.zones.iter().map(|(zone, part)| (Zone::new(*zone).unwrap(), share(part)));
+        let zones = [(Zone::new(zone).unwrap(), zones.collect())].into();
+        RegionTable { shares, zones, origin: CONFIRMED }
+    }
+
+    fn write(&self) -> Value {
+        let shares = |list: &[(&str, &str)]| -> Value {
+            list.iter()
+                .map(|(name, part)| ((*name).to_owned(), json!(part)))
+                .collect::<serde_json::Map<_, _>>()
+                .into()
+        };
+        json!({"to": shares(self.regions), "zones": shares(self.zones)})
+    }
 }
 
 /// The fleet of a vector; parts that are `null` have their defaults.
@@ -38,12 +69,26 @@ struct Fleet {
     shard_map: Value,
     /// Of a table with the shares of the policy, if a planner wrote it: seconds since it was confirmed.
     confirmed: Option<u64>,
+    /// The zone of the caller.
+    zone: Option<&'static str>,
+    /// How a planner divides its calls among regions, and those that stay among zones.
+    planned: Option<Planned>,
 }
 
 impl Fleet {
     fn replicated(policy: Value, endpoints: Value) -> Self {
         let [topology, hosts, shard_map] = [Value::Null, Value::Null, Value::Null];
-        Self { kind: "replicated", policy, endpoints, topology, hosts, shard_map, confirmed: None }
+        Self {
+            kind: "replicated",
+            policy,
+            endpoints,
+            topology,
+            hosts,
+            shard_map,
+            confirmed: None,
+            zone: None,
+            planned: None,
+        }
     }
 
     fn compile(&self) -> ServiceTable {
@@ -63,14 +108,16 @@ impl Fleet {
             let (_, map) = read::<ShardMapSpec>(&self.shard_map).validate().unwrap();
             Arc::new(ShardTable::compile(&map))
         });
-        let location = Location::in_region(Region::new("eu").unwrap());
+        let zone = self.zone.map(|zone| Zone::new(zone).unwrap());
+        let location = Location { zone, ..Location::in_region(Region::new("eu").unwrap()) };
         let tables = policy.traffic.iter().flat_map(|traffic| traffic.tables());
         let table = tables.filter(|(from, _)| **from == location.region).map(|(_, table)| table).next();
-        let planned = TableOrigin::Planned(Confirmation { round: 1, at_ms: 0 });
         let table = table.map(|table| match self.confirmed {
             None => table,
-            Some(_) => RegionTable { origin: planned, ..table },
+            Some(_) => RegionTable { origin: CONFIRMED, ..table },
         });
+        let planned = self.planned.as_ref().map(|planned| planned.table(self.zone.unwrap()));
+        let table = planned.or(table);
         let age = Duration::from_secs(self.confirmed.unwrap_or_default());
         let input = CompileInput {
             name: &name,
@@ -91,8 +138,12 @@ impl Fleet {
     }
 
     fn write(&self) -> Value {
+        let mut caller = json!({"region": "eu", "client": hex(CLIENT)});
+        if let Some(zone) = self.zone {
+            caller["zone"] = json!(zone);
+        }
         json!({
-            "caller": {"region": "eu", "client": hex(CLIENT)}, "type": self.kind, "policy": self.policy,
+            "caller": caller, "type": self.kind, "policy": self.policy,
             "endpoints": self.endpoints, "topology": self.topology, "hosts": self.hosts, "shardMap": self.shard_map,
         })
     }
@@ -392,6 +443,8 @@ fn calls_by_key() {
         hosts: Value::Null,
         shard_map: map,
         confirmed: None,
+        zone: None,
+        planned: None,
     };
     let hashed = Fleet { kind: "consistent-hash", shard_map: Value::Null, ..sharded.clone() };
     let calls = |fleet: &Fleet, keys: &[Option<u128>], roles: &[Option<&str>]| {
@@ -422,7 +475,7 @@ fn traffic() -> Value {
 }
 
 /// Fleets whose calls a table divides, and the keys of the calls.
-fn divided_fleets() -> [(Fleet, &'static [Option<u128>]); 10] {
+fn divided_fleets() -> [(Fleet, &'static [Option<u128>]); 12] {
     let list = [
         ("a", "eu", "serving", 1000),
         ("b", "eu", "serving", 3000),
@@ -465,7 +518,39 @@ fn divided_fleets() -> [(Fleet, &'static [Option<u128>]); 10] {
             &[Some(1), Some(2), Some(3), Some(4), Some(5), Some(6), None],
         ),
         (keyed("sharded", map), &[Some(3), Some(618), Some(900), None]),
+        (by_zone("eu-a", &undrained), none),
+        // Nobody serves in the drawn zone, so that any zone of the region may.
+        (by_zone("eu-c", &undrained), none),
     ]
+}
+
+/// A fleet of three zones in `eu`, the last of which drains, and one region more; a planner divides the calls of a zone.
+fn by_zone(zone: &'static str, topology: &Value) -> Fleet {
+    let policy = json!({"service": "shop/cart", "traffic": {"planner": "rings"}, "locality": {"rings": ["zone", "any"]}});
+    let list = [
+        ("a", "eu", "serving", 1000),
+        ("b", "eu", "serving", 3000),
+        ("c", "eu", "draining", 1000),
+        ("d", "us", "serving", 1000),
+    ];
+    let mut endpoints = endpoints(&list);
+    for (endpoint, zone) in
+        endpoints["endpoints"].as_array_mut().unwrap().iter_mut().zip(["eu-a", "eu-b", "eu-c", "us-a"])
+    {
+        endpoint["zone"] = json!(zone);
+    }
+    let planned = match zone {
+        "eu-a" => {
+            Planned { regions: &[("eu", "80%"), ("us", "20%")], zones: &[("eu-a", "40%"), ("eu-b", "60%")] }
+        }
+        _ => Planned { regions: &[("eu", "100%")], zones: &[("eu-c", "100%")] },
+    };
+    Fleet {
+        topology: topology.clone(),
+        zone: Some(zone),
+        planned: Some(planned),
+        ..Fleet::replicated(policy, endpoints)
+    }
 }
 
 #[test]
@@ -485,6 +570,9 @@ fn region_tables() {
         });
         let mut written = fleet.write();
         written["confirmedSecondsAgo"] = json!(fleet.confirmed);
+        if let Some(planned) = &fleet.planned {
+            written["planned"] = planned.write();
+        }
         json!({"fleet": written, "calls": calls.collect::<Vec<_>>()})
     });
     check("tables.json", &[("cases", cases.into_iter().collect())]);

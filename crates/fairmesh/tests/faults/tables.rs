@@ -148,7 +148,8 @@ async fn the_proxy_and_the_lookaside_decide_by_tables_as_the_vectors_do() {
     let all_serve = |case: &Value| !case["fleet"]["endpoints"].to_string().contains("draining");
     // Hand-written tables whose endpoints can be registered as they are.
     let cases = vectors["cases"].as_array().unwrap().iter();
-    let cases = cases.filter(|case| case["fleet"]["confirmedSecondsAgo"].is_null() && all_serve(case));
+    let by_hand = |fleet: &Value| fleet["confirmedSecondsAgo"].is_null() && fleet["planned"].is_null();
+    let cases = cases.filter(|case| by_hand(&case["fleet"]) && all_serve(case));
     for case in cases {
         let world = World::start(&documents(&case["fleet"])).await;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -1,0 +1,68 @@
+//! The processes of a mesh as they are released: a control plane without identities, and agents.
+
+use std::{net::SocketAddr, path::Path, process::Command};
+
+use fairmesh_wire::{
+    handshake::{self, Connection},
+    transport::Address,
+};
+
+use crate::{proxy::process::Process, roles::free_port};
+
+/// A control plane with its data in a folder, and a connection to it.
+pub(crate) struct ControlPlane {
+    _process: Process,
+    pub(crate) grpc: SocketAddr,
+    pub(crate) connection: Connection,
+}
+
+impl ControlPlane {
+    /// Starts it, and waits until it serves.
+    pub(crate) async fn start(dir: &Path) -> Result<Self, String> {
+        let (grpc, http) = (port()?, port()?);
+        let data = dir.join("control").display().to_string();
+        let args = ["control", "--trust-domain", "none", "--data-dir", &data].map(str::to_owned);
+        let args =
+            [&args[..], &["--grpc", &grpc.to_string(), "--http", &http.to_string()].map(str::to_owned)];
+        let mut process = Process::start(dir, "control", fairmesh(&args.concat())?)?;
+        let connect =
+            async || handshake::connect(&Default::default(), &Address::Tcp(grpc.to_string()), "bench").await;
+        process
+            .ready(async || connect().await.is_ok())
+            .await
+            .map_err(|e| format!("the control plane {e}"))?;
+        let connection = connect().await.map_err(|e| e.to_string())?;
+        Ok(Self { _process: process, grpc, connection })
+    }
+}
+
+/// Starts the agent of a region, and waits until it listens; also where.
+pub(crate) async fn start_agent(
+    dir: &Path,
+    control: &ControlPlane,
+    region: &str,
+) -> Result<(Process, Address), String> {
+    let socket = dir.join(format!("{region}.sock"));
+    let listen = format!("unix:{}", socket.display());
+    let state = dir.join(format!("agent-{region}")).display().to_string();
+    let args = format!("agent --control {} --region {region} --name {region} --metrics none", control.grpc);
+    let mut args: Vec<String> = args.split(' ').map(str::to_owned).collect();
+    args.extend(["--listen".to_owned(), listen.clone(), "--state-dir".to_owned(), state]);
+    let mut agent = Process::start(dir, &format!("agent-{region}"), fairmesh(&args)?)?;
+    agent.ready(async || socket.exists()).await.map_err(|e| format!("the agent of {region} {e}"))?;
+    let address = listen.parse().map_err(|e| format!("the agent's address: {e}"))?;
+    Ok((agent, address))
+}
+
+/// The command beside this program.
+pub(crate) fn fairmesh(args: &[String]) -> Result<Command, String> {
+    let this = std::env::current_exe().map_err(|e| e.to_string())?;
+    let mut command = Command::new(this.with_file_name("fairmesh"));
+    command.args(args).env("FAIRMESH_LOG", "warn");
+    Ok(command)
+}
+
+/// A free port of loopback.
+pub(crate) fn port() -> Result<SocketAddr, String> {
+    free_port().map_err(|e| format!("no port: {e}"))
+}
