@@ -1,5 +1,9 @@
-use std::sync::atomic::Ordering::Relaxed;
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
 
+use fairmesh_model::Region;
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::Registry,
@@ -10,11 +14,21 @@ use super::{TrafficController, lock};
 impl TrafficController {
     /// Registers the metrics of planning.
     pub(crate) fn register(&self, control: &mut Registry) {
+        let mut crossing = BTreeMap::<Region, f64>::new();
         let (services, refusing) = {
             let planners = lock(&self.planners);
+            for (region, zones) in planners.values().flat_map(|planner| &planner.zones) {
+                *crossing.entry(region.clone()).or_default() += zones.crossing_bytes();
+            }
             let refusing = planners.values().filter(|planner| planner.refused.is_some()).count();
             (planners.len(), refusing)
         };
+        let bytes = Family::<[(&str, String); 1], Gauge<f64, AtomicU64>>::default();
+        for (region, crossing) in crossing {
+            bytes.get_or_create(&[("region", region.to_string())]).set(crossing);
+        }
+        let help = "Bytes of responses per second between zones of a region, of services that prefer the zone of their callers";
+        control.register("zone_bytes_per_second", help, bytes);
         gauge(control, "planned_services", "Services whose region tables are planned", services);
         gauge(control, "refused_services", "Services whose region tables are kept as they are now", refusing);
         let reporters = lock(&self.sums).reporters();

@@ -114,7 +114,7 @@ fn regions(planner: &ServicePlanner, facts: &ServiceFacts, now_ms: u64) -> Vec<v
             received: known.servers.map(|servers| servers.received).unwrap_or_default(),
             servers_ago_ms: known.servers.map(|servers| now_ms.saturating_sub(servers.at_ms)),
             callers_ago_ms: known.callers.map(|(at_ms, _)| now_ms.saturating_sub(at_ms)),
-            zones: zones(planner, facts, region),
+            zones: zones(planner, region),
             zone_refusal: planner
                 .zones
                 .get(region)
@@ -126,11 +126,11 @@ fn regions(planner: &ServicePlanner, facts: &ServiceFacts, now_ms: u64) -> Vec<v
 }
 
 /// What is sent between zones of a region, and what is planned.
-fn zones(planner: &ServicePlanner, facts: &ServiceFacts, region: &Region) -> Vec<v1::ZoneTraffic> {
+fn zones(planner: &ServicePlanner, region: &Region) -> Vec<v1::ZoneTraffic> {
     let Some(planned) = planner.zones.get(region) else { return Vec::new() };
     let mut rows = BTreeMap::<(Zone, Zone), v1::ZoneTraffic>::new();
-    for (pair, rates) in facts.zone_rates(region) {
-        let row = rows.entry(pair).or_default();
+    for (pair, rates) in &planned.rates {
+        let row = rows.entry(pair.clone()).or_default();
         (row.attempts, row.bytes) = (rates.attempts, rates.bytes);
     }
     for (from, to) in &planned.shares {

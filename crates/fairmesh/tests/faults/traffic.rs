@@ -1,5 +1,7 @@
 //! The planner of region tables: from what programs report to calls that land in another region.
 
+mod zones;
+
 use std::{
     collections::BTreeMap,
     sync::{

@@ -6,7 +6,7 @@ use fairmesh_model::{MAX_TABLE_ZONES, Region, Share, Zone, ZoneShares};
 use fairmesh_te::{WHOLE, ZoneState};
 
 use super::ServicePlanner;
-use crate::traffic::facts::ServiceFacts;
+use crate::traffic::facts::{ServiceFacts, ZoneRates};
 
 /// Zones of one region.
 #[derive(Clone, Debug, Default)]
@@ -18,6 +18,8 @@ pub(in crate::traffic) struct RegionZones {
     pub(in crate::traffic) shares: BTreeMap<Zone, ZoneShares>,
     /// Why no zone is preferred.
     pub(in crate::traffic) refusal: Option<String>,
+    /// What is sent from zone to zone.
+    pub(in crate::traffic) rates: BTreeMap<(Zone, Zone), ZoneRates>,
 }
 
 impl ServicePlanner {
@@ -45,6 +47,12 @@ impl RegionZones {
         let planned = self.divide(region, facts);
         self.refusal = planned.as_ref().err().cloned();
         self.shares = planned.unwrap_or_default();
+        self.rates = facts.zone_rates(region);
+    }
+
+    /// Bytes of responses per second from other zones than the caller's.
+    pub(in crate::traffic) fn crossing_bytes(&self) -> f64 {
+        self.rates.iter().filter(|((from, to), _)| from != to).map(|(_, rates)| rates.bytes).sum()
     }
 
     /// Without reports of callers with a zone, and where servers without one could not be used, nothing is preferred.

@@ -22,6 +22,8 @@ use super::{Process, Program, Run, free_port, run, until};
 pub(crate) struct World {
     pub(crate) control: Process,
     pub(crate) agent: Process,
+    /// The address of the control plane's pages, and that of the agent's metrics.
+    pages: String,
     metrics: String,
     folder: TempDir,
 }
@@ -31,13 +33,15 @@ impl World {
     pub(crate) async fn start(yaml: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let dir = folder.path().display();
+        let pages = format!("127.0.0.1:{}", free_port());
         let control = format!(
-            "control --trust-domain none --http 127.0.0.1:0 --grpc unix:{dir}/control.sock --data-dir {dir}/data"
+            "control --trust-domain none --http {pages} --grpc unix:{dir}/control.sock --data-dir {dir}/data"
         );
         let control = Program::fairmesh(folder.path().join("control.log"), &control);
         let metrics = format!("127.0.0.1:{}", free_port());
         let agent = agent_program(&folder, ("eu", "agent"), &metrics);
-        let world = Self { control: Process::start(control), agent: Process::start(agent), metrics, folder };
+        let (control, agent) = (Process::start(control), Process::start(agent));
+        let world = Self { control, agent, pages, metrics, folder };
         world.control_is_up().await;
         world.agent_is_up().await;
         if !yaml.is_empty() {
@@ -170,15 +174,24 @@ impl World {
         self.agent_metric("fairmesh_agent_data_age_seconds").await
     }
 
-    /// A metric of the agent that has no labels.
+    /// A metric of the agent, by its name with its labels.
     pub(crate) async fn agent_metric(&self, name: &str) -> f64 {
-        let mut stream = TcpStream::connect(&self.metrics).await.unwrap();
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: agent\r\nconnection: close\r\n\r\n").await.unwrap();
-        let mut text = String::new();
-        stream.read_to_string(&mut text).await.unwrap();
-        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        value.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
+        metric(&self.metrics, name).await
     }
+
+    /// A metric of the control plane, by its name with its labels.
+    pub(crate) async fn control_metric(&self, name: &str) -> f64 {
+        metric(&self.pages, name).await
+    }
+}
+
+async fn metric(address: &str, name: &str) -> f64 {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: mesh\r\nconnection: close\r\n\r\n").await.unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.unwrap();
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
 }
 
 fn agent_program(folder: &TempDir, (region, name): (&str, &str), metrics: &str) -> Program {
