@@ -2,9 +2,15 @@
 
 use std::{net::SocketAddr, path::Path, process::Command};
 
+use fairmesh_model::{
+    Record, RecordKey,
+    spec::{Document, Resource},
+};
 use fairmesh_wire::{
     handshake::{self, Connection},
+    records,
     transport::Address,
+    v1,
 };
 
 use crate::{proxy::process::Process, roles::free_port};
@@ -34,15 +40,43 @@ impl ControlPlane {
         let connection = connect().await.map_err(|e| e.to_string())?;
         Ok(Self { _process: process, grpc, connection })
     }
+
+    /// Writes what documents say.
+    pub(crate) async fn apply(&self, documents: &[serde_json::Value]) -> Result<(), String> {
+        let ops = documents.iter().map(ops).collect::<Result<Vec<_>, _>>()?.concat();
+        let applied = self.connection.admin().apply(v1::ApplyRequest { ops, dry_run: false }).await;
+        applied.map(|_| ()).map_err(|status| format!("apply failed: {}", status.message()))
+    }
 }
 
-/// Starts the agent of a region, and waits until it listens; also where.
+/// The writes of a document.
+pub(crate) fn ops(document: &serde_json::Value) -> Result<Vec<v1::Op>, String> {
+    let document: Document = serde_json::from_value(document.clone()).map_err(|e| e.to_string())?;
+    let records = match document.validate().map_err(|e| e.to_string())? {
+        Resource::Service(name, service) => vec![(RecordKey::Service(name), Record::from(service))],
+        Resource::Policy(name, policy) => vec![(RecordKey::Policy(name), Record::from(policy))],
+        Resource::Topology(regions, round_trips) => {
+            let round_trips = (RecordKey::RoundTrips, Record::RoundTrips(round_trips));
+            vec![(RecordKey::Regions, Record::Regions(regions)), round_trips]
+        }
+        _ => return Err("a kind of document that is not declared here".into()),
+    };
+    let op = |(key, record): (RecordKey, Record)| v1::Op {
+        key: key.to_string(),
+        value: Some(records::encode(&record)),
+        condition: None,
+    };
+    Ok(records.into_iter().map(op).collect())
+}
+
+/// Starts the agent of a region, and waits until it listens at this socket in the folder.
 pub(crate) async fn start_agent(
     dir: &Path,
     control: &ControlPlane,
     region: &str,
+    socket: &str,
 ) -> Result<(Process, Address), String> {
-    let socket = dir.join(format!("{region}.sock"));
+    let socket = dir.join(socket);
     let listen = format!("unix:{}", socket.display());
     let state = dir.join(format!("agent-{region}")).display().to_string();
     let args = format!("agent --control {} --region {region} --name {region} --metrics none", control.grpc);

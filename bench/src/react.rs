@@ -58,9 +58,9 @@ struct Found {
 
 async fn measure(dir: &Path, spikes: usize) -> Result<Found, String> {
     let control = ControlPlane::start(dir).await?;
-    declare(&control.connection, spikes).await?;
-    let (_here, here) = start_agent(dir, &control, REGIONS[0]).await?;
-    let (_there, there) = start_agent(dir, &control, REGIONS[1]).await?;
+    declare(&control, spikes).await?;
+    let (_here, here) = start_agent(dir, &control, REGIONS[0], "here.sock").await?;
+    let (_there, there) = start_agent(dir, &control, REGIONS[1], "there.sock").await?;
     let mut meshes = Vec::with_capacity(ROUTERS);
     for number in 0..ROUTERS {
         let mesh = Mesh::builder().agent(here.clone()).client_id(format!("react/{number}"));

@@ -11,12 +11,9 @@ use std::{
 
 use axum::{Router, routing::get};
 use fairmesh_client::{Body, BoxError, ServiceHandle};
-use fairmesh_model::{
-    Protocol, Record, RecordKey,
-    spec::{Document, Resource},
-};
+use fairmesh_model::Protocol;
 use fairmesh_server::{RegistrationState, Server, serve_http};
-use fairmesh_wire::{handshake::Connection, records, transport::Address, v1};
+use fairmesh_wire::transport::Address;
 use http::Request;
 use serde_json::json;
 use tokio::{
@@ -26,6 +23,7 @@ use tokio::{
 };
 
 use super::REGIONS;
+use crate::mesh_processes::ControlPlane;
 
 /// Calls a second to one service on an ordinary day, and of one that fills a region.
 const ORDINARY: u64 = 45;
@@ -40,7 +38,7 @@ pub(super) fn name(number: usize) -> String {
 }
 
 /// Declares services whose tables are planned.
-pub(super) async fn declare(control: &Connection, services: usize) -> Result<(), String> {
+pub(super) async fn declare(control: &ControlPlane, services: usize) -> Result<(), String> {
     let topology = json!({
         "kind": "Topology", "regions": REGIONS.map(|name| json!({"name": name})),
         "roundTrips": [{"between": REGIONS, "rtt": "20ms"}],
@@ -51,29 +49,7 @@ pub(super) async fn declare(control: &Connection, services: usize) -> Result<(),
         let traffic = json!({"planner": "rings", "load": {"metric": "busy", "fullScale": FULL}});
         documents.push(json!({"kind": "Policy", "service": name(number), "traffic": traffic}));
     }
-    let ops = documents.iter().map(ops).collect::<Result<Vec<_>, _>>()?.concat();
-    let applied = control.admin().apply(v1::ApplyRequest { ops, dry_run: false }).await;
-    applied.map(|_| ()).map_err(|status| format!("apply failed: {}", status.message()))
-}
-
-/// The writes of a document.
-fn ops(document: &serde_json::Value) -> Result<Vec<v1::Op>, String> {
-    let document: Document = serde_json::from_value(document.clone()).map_err(|e| e.to_string())?;
-    let records = match document.validate().map_err(|e| e.to_string())? {
-        Resource::Service(name, service) => vec![(RecordKey::Service(name), Record::from(service))],
-        Resource::Policy(name, policy) => vec![(RecordKey::Policy(name), Record::from(policy))],
-        Resource::Topology(regions, round_trips) => {
-            let round_trips = (RecordKey::RoundTrips, Record::RoundTrips(round_trips));
-            vec![(RecordKey::Regions, Record::Regions(regions)), round_trips]
-        }
-        _ => return Err("a kind of document that is not declared here".into()),
-    };
-    let op = |(key, record): (RecordKey, Record)| v1::Op {
-        key: key.to_string(),
-        value: Some(records::encode(&record)),
-        condition: None,
-    };
-    Ok(records.into_iter().map(op).collect())
+    control.apply(&documents).await
 }
 
 /// A service, its servers, and its calls.

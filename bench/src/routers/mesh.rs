@@ -5,7 +5,6 @@ use std::{net::SocketAddr, path::Path, time::Duration};
 use bytes::Bytes;
 use fairmesh_model::{
     Endpoint, EndpointState, FULL_WEIGHT, InstanceId, Location, Record, RecordKey, Region, ServiceName,
-    spec::{Document, Resource},
 };
 use fairmesh_wire::{records, v1};
 use serde_json::json;
@@ -13,7 +12,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
 use super::calls::{Calls, Connection, Endpoints};
 use crate::{
-    mesh_processes::{ControlPlane, fairmesh, port, start_agent},
+    mesh_processes::{self, ControlPlane, fairmesh, port, start_agent},
     proxy::process::Process,
 };
 
@@ -34,7 +33,7 @@ impl Mesh {
     /// Starts the three, and waits until the proxy serves.
     pub(super) async fn start(dir: &Path) -> Result<Self, String> {
         let control = ControlPlane::start(dir).await?;
-        let (agent, agent_at) = start_agent(dir, &control, REGION).await?;
+        let (agent, agent_at) = start_agent(dir, &control, REGION, "agent.sock").await?;
         let (at, admin) = (port()?, port()?);
         let args = format!("proxy --agent {agent_at} --listen {at} --admin {admin} --client-id bench");
         let args: Vec<String> = args.split(' ').map(str::to_owned).collect();
@@ -72,11 +71,9 @@ impl Mesh {
         let mut ops = Vec::new();
         for service in services {
             let declared = json!({ "kind": "Service", "name": name(service) });
-            ops.extend([
-                op(&declared)?,
-                op(&policy(service, 503))?,
-                endpoint(service, endpoints.of(service))?,
-            ]);
+            ops.extend(mesh_processes::ops(&declared)?);
+            ops.extend(mesh_processes::ops(&policy(service, 503))?);
+            ops.push(endpoint(service, endpoints.of(service))?);
         }
         let written = self.control.connection.rib().write(v1::WriteRequest { ops }).await;
         written.map(|_| ()).map_err(|status| format!("a write failed: {}", status.message()))
@@ -114,10 +111,9 @@ impl Mesh {
     ) -> Result<f64, String> {
         // Another status than before, whatever was applied to the service before.
         let status = 400 + u16::try_from(change % 100).unwrap_or_default();
-        let ops = vec![op(&policy(service, status))?];
+        let policy = policy(service, status);
         let began = Instant::now();
-        let applied = self.control.connection.admin().apply(v1::ApplyRequest { ops, dry_run: false }).await;
-        applied.map_err(|status| format!("apply failed: {}", status.message()))?;
+        self.control.apply(&[policy]).await?;
         while began.elapsed() < EFFECT {
             if connection.call(service, "/fault").await?.0 == status {
                 return Ok(began.elapsed().as_secs_f64() * 1e3);
@@ -150,17 +146,6 @@ fn policy(service: usize, status: u16) -> serde_json::Value {
             },
         ],
     })
-}
-
-/// The write of what a document says.
-fn op(document: &serde_json::Value) -> Result<v1::Op, String> {
-    let document: Document = serde_json::from_value(document.clone()).map_err(|e| e.to_string())?;
-    let (key, record) = match document.validate().map_err(|e| e.to_string())? {
-        Resource::Service(name, service) => (RecordKey::Service(name), Record::from(service)),
-        Resource::Policy(name, policy) => (RecordKey::Policy(name), Record::from(policy)),
-        _ => return Err("neither a service nor a policy".into()),
-    };
-    Ok(put(&key, records::encode(&record)))
 }
 
 fn endpoint(service: usize, address: SocketAddr) -> Result<v1::Op, String> {
