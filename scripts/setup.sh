@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes a machine ready for what its arguments name: `build` (compile and test), `demo`, `deny`, `etcd`, `fuzz`, `ghz`, `grpc-go`, `grpcio`,
-# `h2spec`, `hosts`, `peers` (the proxies that `bench/run proxy` measures beside ours), `profile` (builds guided by one), `systemd`.
+# `h2spec`, `hosts`, `peers` (the proxies that `bench/run proxy` measures beside ours), `profile` (builds guided by one), `promtool`, `systemd`.
 # Installs only what is missing, says what and why before it does, and changes nothing otherwise.
 set -euo pipefail
 
@@ -155,6 +155,20 @@ setup_profile() {
     rustup --quiet component add llvm-tools >&2
 }
 
+setup_promtool() {
+    local package
+    [ -x "$tools/bin/promtool" ] && return
+    command -v promtool >/dev/null && return
+    command -v apt-get >/dev/null || die "a test has promtool check metrics. Install Prometheus, which has it"
+    say "a test has promtool check metrics: fetching it from the package prometheus into $tools"
+    # The program alone: the package would start a server too.
+    package=$(mktemp -d)
+    (cd "$package" && apt-get download -qq prometheus && dpkg-deb -x prometheus_*.deb unpacked) >&2
+    mkdir -p "$tools/bin"
+    install -m 755 "$package/unpacked/usr/bin/promtool" "$tools/bin/promtool"
+    rm -rf "$package"
+}
+
 setup_systemd() {
     [ -x /lib/systemd/systemd ] || apt_install "a test runs the unit of the proxy under a real systemd" systemd
 }
@@ -173,7 +187,8 @@ for part in "$@"; do
         hosts) setup_hosts ;;
         peers) setup_peers ;;
         profile) setup_profile ;;
+        promtool) setup_promtool ;;
         systemd) setup_systemd ;;
-        *) die "there is no part '$part'; give build, demo, deny, etcd, fuzz, ghz, grpc-go, grpcio, h2spec, hosts, peers, profile or systemd" ;;
+        *) die "there is no part '$part'; give build, demo, deny, etcd, fuzz, ghz, grpc-go, grpcio, h2spec, hosts, peers, profile, promtool or systemd" ;;
     esac
 done

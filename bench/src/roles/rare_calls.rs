@@ -181,8 +181,17 @@ async fn kept(admin: SocketAddr) -> Result<Kept, String> {
     let page = ask(admin, request.map_err(|e| e.to_string())?).await?;
     let page = String::from_utf8_lossy(&page).into_owned();
     let value = |name: &str| {
-        let lines = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
-        lines.ok_or_else(|| format!("the proxy tells no {name}"))
+        // Without labels, or by service.
+        let of = |line: &str| {
+            let rest = line.strip_prefix(name)?;
+            let value =
+                rest.strip_prefix(' ').or_else(|| Some(rest.strip_prefix('{')?.rsplit_once("} ")?.1))?;
+            value.parse::<u64>().ok()
+        };
+        let values: Vec<_> = page.lines().filter_map(of).collect();
+        (!values.is_empty())
+            .then(|| values.iter().sum::<u64>() as f64)
+            .ok_or_else(|| format!("the proxy tells no {name}"))
     };
     Ok(Kept {
         tries: value("fairmesh_proxy_attempts_total")?,

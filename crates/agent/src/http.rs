@@ -3,7 +3,7 @@ use std::net::SocketAddr;
 use axum::{
     Router,
     extract::State,
-    http::{StatusCode, header},
+    http::{HeaderMap, StatusCode},
     response::IntoResponse,
     routing::get,
 };
@@ -15,9 +15,6 @@ use crate::{
     error::AgentError, identity::AgentIdentity, metrics, served_rib::AgentRib,
     usage_forwarder::UsageForwarder,
 };
-
-/// Media type of the OpenMetrics text format.
-const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// State that the HTTP handlers read.
 #[derive(Clone)]
@@ -61,8 +58,8 @@ pub(crate) async fn serve(listener: PageListener, pages: Pages, stopping: Cancel
     listener.refusing(Probe::USER_AGENT).serve(router, stopping).await;
 }
 
-async fn metrics_page(State(pages): State<Pages>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, OPEN_METRICS)], metrics::text(&pages))
+async fn metrics_page(State(pages): State<Pages>, headers: HeaderMap) -> impl IntoResponse {
+    fairmesh_exposition::page("agent", &headers, |registry| metrics::register(&pages, registry))
 }
 
 /// Ready when connected to an upstream, or when saved copies can be served.

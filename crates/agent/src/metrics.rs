@@ -2,7 +2,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fairmesh_rib::Node;
 use prometheus_client::{
-    encoding::text::encode,
     metrics::{
         counter::{ConstCounter, Counter},
         family::Family,
@@ -14,46 +13,41 @@ use tokio::time::Instant;
 
 use crate::{checker::Counts, http::Pages};
 
-/// The agent's metrics now, in the OpenMetrics text format.
-pub(crate) fn text(Pages { backend, usages, listeners, identity }: &Pages) -> String {
-    let mut registry = Registry::with_prefix("fairmesh_agent");
+/// Registers the agent's metrics as they are now.
+pub(crate) fn register(Pages { backend, usages, listeners, identity }: &Pages, registry: &mut Registry) {
     let shared = &backend.shared;
     let state = backend.upstream.state().borrow().clone();
     let (count, oldest) = {
         let subscriptions = shared.subscriptions();
         (subscriptions.len(), subscriptions.oldest(Instant::now()))
     };
-    gauge(&mut registry, "connected", "1 while connected to an upstream", usize::from(state.connected));
-    gauge(&mut registry, "subscriptions", "Prefixes subscribed to", count);
-    gauge(&mut registry, "watchers", "Programs that watch this agent", shared.node.watcher_count());
-    register_watches(&mut registry, &shared.node);
+    gauge(registry, "connected", "1 while connected to an upstream", usize::from(state.connected));
+    gauge(registry, "subscriptions", "Prefixes subscribed to", count);
+    gauge(registry, "watchers", "Programs that watch this agent", shared.node.watcher_count());
+    register_watches(registry, &shared.node);
     let age = Gauge::<f64, AtomicU64>::default();
     age.set(oldest.as_secs_f64());
     registry.register_with_unit("data_age", "Maximum age of the data; 0 while current", Unit::Seconds, age);
     let revision = shared.node.revision().number;
     registry.register("revision", "Last applied revision", ConstGauge::new(revision));
-    counter(&mut registry, "deltas", "Deltas received from the upstream", &shared.deltas);
-    counter(&mut registry, "snapshots", "Snapshots received from the upstream", &shared.snapshots);
-    counter(&mut registry, "save_failures", "Failed writes of copies to disk", &shared.disk.failures);
-    gauge(&mut registry, "usage_reports_queued", "Usage reports in the queue", usages.queued());
-    counter(&mut registry, "usage_reports_dropped", "Usage reports dropped, queue full", usages.dropped());
-    counter(&mut registry, "usage_reports_rejected", "Usage reports rejected as invalid", usages.refused());
+    counter(registry, "deltas", "Deltas received from the upstream", &shared.deltas);
+    counter(registry, "snapshots", "Snapshots received from the upstream", &shared.snapshots);
+    counter(registry, "save_failures", "Failed writes of copies to disk", &shared.disk.failures);
+    gauge(registry, "usage_reports_queued", "Usage reports in the queue", usages.queued());
+    counter(registry, "usage_reports_dropped", "Usage reports dropped, queue full", usages.dropped());
+    counter(registry, "usage_reports_rejected", "Usage reports rejected as invalid", usages.refused());
     let traffic = usages.traffic();
-    gauge(&mut registry, "traffic_reporters", "Programs whose traffic is added up", traffic.reporters());
+    gauge(registry, "traffic_reporters", "Programs whose traffic is added up", traffic.reporters());
     let help = "Traffic reports left out, since there were too many";
-    counter(&mut registry, "traffic_reports_left_out", help, traffic.left_out());
+    counter(registry, "traffic_reports_left_out", help, traffic.left_out());
     let (maps, bytes) = shared.maps.size();
-    gauge(&mut registry, "shared_shard_maps", "Shard maps in shared memory", maps);
-    gauge(&mut registry, "shared_shard_map_bytes", "Size of the shard maps in shared memory", bytes);
-    checker_metrics(&mut registry, &backend.checks);
+    gauge(registry, "shared_shard_maps", "Shard maps in shared memory", maps);
+    gauge(registry, "shared_shard_map_bytes", "Size of the shard maps in shared memory", bytes);
+    checker_metrics(registry, &backend.checks);
     let expires = identity.as_ref().map_or(0, |identity| identity.expires_at().as_secs());
     let help = "When the certificate of this agent expires, in seconds since 1970; 0 without one";
     registry.register("certificate_expiry_timestamp_seconds", help, ConstGauge::new(expires));
-    listeners.register(&mut registry);
-    let mut text = String::new();
-    // Writing to a string cannot fail.
-    let _ = encode(&mut text, &registry);
-    text
+    listeners.register(registry);
 }
 
 /// The metrics of this agent as a health checker.

@@ -3,6 +3,7 @@
 //! A [`Resolver`] keeps one [`Subscription`] per service: it follows the service's records and publishes a compiled
 //! [`ServiceState`] whenever they change.
 
+mod call_paths;
 mod endpoint_transport;
 mod readiness;
 mod resolver;
@@ -10,6 +11,7 @@ mod retry_budget;
 mod service_state;
 mod subscription;
 
+pub use call_paths::{PathName, PathNumber};
 pub use endpoint_transport::EndpointTransport;
 pub use readiness::state_fault;
 pub(crate) use readiness::{DEFAULT_READY_TIMEOUT, unknown_state_fault, wait_ready};

@@ -51,6 +51,6 @@ pub use fairmesh_router::Step;
 pub use fairmesh_wire::transport::{Address, Transport};
 pub use fault::{Fault, FaultKind, Origin, Retry};
 pub use mesh::{FixedMesh, Injection, IntoServiceName, Mesh, MeshBuilder};
-pub use observe::{Stats, Trace};
+pub use observe::{ServiceStats, Stats, Trace};
 pub use response_body::{Body, Tunnel};
 pub use service::ServiceHandle;

@@ -1,19 +1,25 @@
 //! Observation of calls: counters, per-call traces, observers, and explanations of decisions.
 
+mod call_notes;
 mod endpoint_status;
 mod explain;
 mod freshness;
 mod observer;
+mod service_stats;
 pub(crate) mod span;
 mod stats;
 mod trace;
 
+#[doc(hidden)]
+pub use call_notes::CallNotes;
 pub use endpoint_status::{Ejection, EndpointStatus};
 #[doc(hidden)]
 pub use explain::Question;
 pub use explain::{CallExplanation, Decision};
 pub use freshness::Freshness;
 pub use observer::{AttemptEnd, Observer};
+pub(crate) use service_stats::ServiceCounters;
+pub use service_stats::ServiceStats;
 pub(crate) use stats::{Counters, OpenConnection, count};
 pub use stats::{Metric, Stats};
 pub(crate) use trace::AttemptStart;

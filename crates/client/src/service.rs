@@ -18,10 +18,14 @@ use tokio::time::Instant;
 
 use self::handle::Handle;
 use crate::{
-    discovery::{DEFAULT_READY_TIMEOUT, EndpointTransport, ServiceState, Subscription, wait_ready},
+    discovery::{
+        DEFAULT_READY_TIMEOUT, EndpointTransport, PathName, PathNumber, ServiceState, Subscription,
+        wait_ready,
+    },
     dispatch::{self, ConnectResult, FastCall, SlowCall},
     fault::Fault,
     mesh::state::MeshState,
+    observe::{CallNotes, ServiceStats},
     response_body::{Body, Tunnel},
     transport::{EndpointPool, RequestBody},
 };
@@ -188,7 +192,7 @@ impl ServiceHandle {
     {
         let (mut parts, body) = request.into_parts();
         let mut body = RequestBody::take(body).await.map_err(dispatch::body_error)?;
-        dispatch::call(&self.inner, &mut parts, &mut body).await
+        dispatch::call(&self.inner, &mut parts, &mut body, &CallNotes::default()).await
     }
 
     /// The same for a body that is `Unpin`, which is not boxed where all of it is ready.
@@ -200,9 +204,33 @@ impl ServiceHandle {
         B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
         B::Error: Into<BoxError>,
     {
+        self.send_noted(request, &CallNotes::default()).await
+    }
+
+    /// The same, with notes of a call that fails too.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    #[doc(hidden)]
+    pub async fn send_noted<B>(&self, request: Request<B>, notes: &CallNotes) -> Result<Response<Body>, Fault>
+    where
+        B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
         let (mut parts, body) = request.into_parts();
         let mut body = RequestBody::take_unpin(body).await.map_err(dispatch::body_error)?;
-        dispatch::call(&self.inner, &mut parts, &mut body).await
+        dispatch::call(&self.inner, &mut parts, &mut body, notes).await
+    }
+
+    /// Counters of the calls of this handle and of its clones.
+    pub fn stats(&self) -> ServiceStats {
+        self.inner.counters.read()
+    }
+
+    /// The names of a route and backend of the service.
+    #[doc(hidden)]
+    pub fn path_name(&self, path: PathNumber) -> PathName {
+        self.inner.subscription.path_name(path)
     }
 
     /// Begins a call on the fast path, with a request that is sent from the buffer that it was read into, to its own
@@ -241,8 +269,13 @@ impl ServiceHandle {
     /// # Errors
     /// As [`open_connection`](Self::open_connection).
     #[doc(hidden)]
-    pub async fn open_tunnel(&self, request: Request<()>, allowed: bool) -> Result<ConnectResult, Fault> {
-        dispatch::open_tunnel(&self.inner, request.into_parts().0, allowed).await
+    pub async fn open_tunnel(
+        &self,
+        request: Request<()>,
+        allowed: bool,
+        notes: &CallNotes,
+    ) -> Result<ConnectResult, Fault> {
+        dispatch::open_tunnel(&self.inner, request.into_parts().0, allowed, notes).await
     }
 }
 

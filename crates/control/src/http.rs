@@ -5,8 +5,8 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 use axum::{
     Router,
     extract::State,
-    http::{StatusCode, header::CONTENT_TYPE},
-    response::{IntoResponse, Response},
+    http::{HeaderMap, StatusCode},
+    response::IntoResponse,
     routing::get,
 };
 use fairmesh_listen::{Acceptor, PageListener};
@@ -79,12 +79,9 @@ async fn ready(State(shared): State<Arc<HttpState>>) -> (StatusCode, String) {
     }
 }
 
-async fn metrics(State(shared): State<Arc<HttpState>>) -> Response {
-    match shared.metrics.encode(&shared.sources) {
-        Ok(text) => {
-            let form = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            ([(CONTENT_TYPE, form)], text).into_response()
-        }
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
-    }
+async fn metrics(State(shared): State<Arc<HttpState>>, headers: HeaderMap) -> impl IntoResponse {
+    // Some of its parts have names of their own, such as `fairmesh_traffic_`.
+    fairmesh_exposition::page_of_mesh("control", &headers, |registry| {
+        shared.metrics.register(&shared.sources, registry);
+    })
 }

@@ -1,4 +1,4 @@
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use fairmesh_listen::Listeners;
 use fairmesh_model::Revision;
@@ -6,8 +6,7 @@ use fairmesh_registry::FileSource;
 use fairmesh_rib::Node;
 use fairmesh_store::{Store, WriteError};
 use prometheus_client::{
-    encoding::text::encode,
-    metrics::{counter::Counter, family::Family, gauge::Gauge, info::Info},
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::{Registry, Unit},
 };
 
@@ -21,7 +20,7 @@ use crate::{
 
 type Label = [(&'static str, &'static str); 1];
 
-/// Metrics of the control plane, in the OpenMetrics text format.
+/// Metrics of the control plane.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
     writes: Family<Label, Counter>,
@@ -72,11 +71,10 @@ impl Metrics {
         }
     }
 
-    /// All metrics as text.
-    pub(crate) fn encode(&self, sources: &MetricSources) -> Result<String, fmt::Error> {
+    /// Registers all metrics as they are now.
+    pub(crate) fn register(&self, sources: &MetricSources, all: &mut Registry) {
         self.read(sources);
-        let mut text = String::new();
-        let mut all = self.registry();
+        self.register_own(all.sub_registry_with_prefix("control"));
         sources.imbalance.register(all.sub_registry_with_prefix("imbalance"));
         register_load_reports(&sources.registry, all.sub_registry_with_prefix("control"));
         register_declarations(&sources.registry, all.sub_registry_with_prefix("control"));
@@ -85,8 +83,6 @@ impl Metrics {
         register_quotas(&sources.quotas, all.sub_registry_with_prefix("control"));
         sources.traffic.register(all.sub_registry_with_prefix("traffic"));
         sources.listeners.register(all.sub_registry_with_prefix("control"));
-        encode(&mut text, &all)?;
-        Ok(text)
     }
 
     fn read(&self, sources: &MetricSources) {
@@ -111,14 +107,7 @@ impl Metrics {
     }
 
     /// Names and help texts; the metrics themselves are shared handles.
-    fn registry(&self) -> Registry {
-        let mut all = Registry::with_prefix("fairmesh");
-        all.register(
-            "build",
-            "Version of this release",
-            Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]),
-        );
-        let control = all.sub_registry_with_prefix("control");
+    fn register_own(&self, control: &mut Registry) {
         control.register("revision", "Last revision served to readers", self.revision.clone());
         control.register("writes", "Batches written, by outcome", self.writes.clone());
         control.register(
@@ -155,7 +144,6 @@ impl Metrics {
             "Servers that report load by shard, by state of the report",
             servers,
         );
-        all
     }
 }
 

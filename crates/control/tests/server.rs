@@ -87,7 +87,7 @@ async fn health_pages_and_metrics_reflect_writes() {
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
     }
-    assert!(text.contains("fairmesh_build_info{version="), "{text}");
+    assert!(text.contains("fairmesh_build_info{process=\"control\",version="), "{text}");
     assert!(!text.contains("fairmesh_control_store_bytes 0\n"), "{text}");
     control.stop().await;
 }

@@ -15,6 +15,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("model", &[]),
     // How connections are accepted knows nothing of what they carry.
     ("listen", &[]),
+    // The page of metrics: what is on it comes from the processes.
+    ("exposition", &[]),
     // Messages as bytes: no word of the mesh.
     ("http", &[]),
     ("wire", &["model", "listen", "http"]),
@@ -32,10 +34,21 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("sim", &["model", "balancer", "router", "rib", "te"]),
     ("store", &["model", "wire", "rib"]),
     ("registry", &["model", "wire", "rib", "store"]),
-    ("replica", &["model", "listen", "wire", "rib", "signals", "store"]),
+    ("replica", &["model", "listen", "exposition", "wire", "rib", "signals", "store"]),
     (
         "agent",
-        &["model", "listen", "wire", "identity", "rib", "router", "shared-memory", "imbalance", "signals"],
+        &[
+            "model",
+            "listen",
+            "exposition",
+            "wire",
+            "identity",
+            "rib",
+            "router",
+            "shared-memory",
+            "imbalance",
+            "signals",
+        ],
     ),
     (
         "server",
@@ -70,11 +83,37 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     // Says what it saw to a collector, and knows nothing of the mesh.
     ("otlp", &[]),
-    ("proxy", &["model", "listen", "kernel", "shared-memory", "http", "headers", "client", "server", "otlp"]),
-    ("lookaside", &["model", "listen", "wire", "router", "signals", "client"]),
+    (
+        "proxy",
+        &[
+            "model",
+            "listen",
+            "exposition",
+            "kernel",
+            "shared-memory",
+            "http",
+            "headers",
+            "client",
+            "server",
+            "otlp",
+        ],
+    ),
+    ("lookaside", &["model", "listen", "exposition", "wire", "router", "signals", "client"]),
     (
         "control",
-        &["model", "listen", "wire", "identity", "rib", "signals", "te", "store", "registry", "imbalance"],
+        &[
+            "model",
+            "listen",
+            "exposition",
+            "wire",
+            "identity",
+            "rib",
+            "signals",
+            "te",
+            "store",
+            "registry",
+            "imbalance",
+        ],
     ),
     // What tests share, and what runs them.
     ("test-support", &["model"]),

@@ -7,17 +7,15 @@ use std::{
     time::Duration,
 };
 
-use axum::{Router, extract, http::header, response::IntoResponse, routing::get};
+use axum::{Router, extract, response::IntoResponse, routing::get};
 use fairmesh_listen::{Limits, Listeners, PageListener, table};
 use fairmesh_model::Probe;
-use http::StatusCode;
+use http::{HeaderMap, StatusCode};
 use tokio::{task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::{LookasideError, picker::Picker};
 
-/// The content type of OpenMetrics text.
-const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// How long pages may take after the stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -60,8 +58,11 @@ impl AdminServer {
     }
 }
 
-async fn metrics(extract::State(state): extract::State<PageState>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, OPEN_METRICS)], state.picker.metrics_text(&state.listeners))
+async fn metrics(extract::State(state): extract::State<PageState>, headers: HeaderMap) -> impl IntoResponse {
+    fairmesh_exposition::page("lookaside", &headers, |registry| {
+        state.picker.register_metrics(registry);
+        state.listeners.register(registry);
+    })
 }
 
 async fn readiness(extract::State(state): extract::State<PageState>) -> (StatusCode, &'static str) {

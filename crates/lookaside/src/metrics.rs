@@ -2,9 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use fairmesh_listen::Listeners;
 use prometheus_client::{
-    encoding::text::encode,
     metrics::{counter::ConstCounter, gauge::ConstGauge},
     registry::{Registry, Unit},
 };
@@ -32,10 +30,8 @@ pub(crate) fn add(counter: &AtomicU64, more: u64) {
 }
 
 impl Metrics {
-    /// The counters in the OpenMetrics text format, with the number of live leases and the age of the routing
-    /// information.
-    pub(crate) fn text(&self, (active_leases, data_age): (usize, f64), listeners: &Listeners) -> String {
-        let mut registry = Registry::with_prefix("fairmesh_lookaside");
+    /// Registers the counters, with the number of live leases and the age of the routing information.
+    pub(crate) fn register(&self, (active_leases, data_age): (usize, f64), registry: &mut Registry) {
         let counters = [
             ("picks", "Picks served", &self.picks),
             ("route_lookups", "Route lookups served", &self.lookups),
@@ -59,10 +55,5 @@ impl Metrics {
             Unit::Seconds,
             age,
         );
-        listeners.register(&mut registry);
-        let mut text = String::new();
-        // Writing to a string cannot fail.
-        let _ = encode(&mut text, &registry);
-        text
     }
 }

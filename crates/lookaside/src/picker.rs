@@ -15,7 +15,6 @@ use fairmesh_client::{
     call::{Clock, nanos},
     discovery::{EndpointTransport, ReadyService, ServiceState},
 };
-use fairmesh_listen::Listeners;
 use fairmesh_model::{
     InstanceId, KeyRange, Locality, Policy, Protocol, Role, ServiceName, ShardKey, arith::mix64,
 };
@@ -23,6 +22,8 @@ use fairmesh_router::{
     EndpointPick, EndpointRef, EndpointTarget, LoadReport, Outcome, PickParams, RequestView, ServiceTable,
 };
 use fairmesh_signals::CallCounters;
+
+use prometheus_client::registry::Registry;
 
 use crate::{
     LeaseTerms, Limits,
@@ -233,10 +234,10 @@ impl Picker {
         self.mesh.first_snapshot().await;
     }
 
-    /// The metrics in the OpenMetrics text format.
-    pub(crate) fn metrics_text(&self, listeners: &Listeners) -> String {
+    /// Registers the metrics as they are now.
+    pub(crate) fn register_metrics(&self, registry: &mut Registry) {
         let active = self.lease_table().len();
-        self.metrics.text((active, self.mesh.stats().data_age.as_secs_f64()), listeners)
+        self.metrics.register((active, self.mesh.stats().data_age.as_secs_f64()), registry);
     }
 
     /// The handle of a service whose records have arrived.

@@ -1,14 +1,14 @@
 use std::{fmt, str::FromStr};
 
 use bytes::Bytes;
-use http::{Request, StatusCode, Uri, header, uri::Scheme};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, header, uri::Scheme};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::TokioExecutor,
 };
 use prost::Message as _;
-use tonic::{Code, transport::Channel};
+use tonic::{Code, Extensions, metadata::MetadataMap, transport::Channel};
 
 use crate::v1::{
     ExportTraceServiceRequest, ExportTraceServiceResponse, trace_service_client::TraceServiceClient,
@@ -24,6 +24,8 @@ const MAX_RESPONSE: usize = 64 * 1024;
 pub struct Collector {
     protocol: Protocol,
     uri: Uri,
+    /// Sent with every batch.
+    headers: HeaderMap,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,8 +41,8 @@ pub struct InvalidCollector(String);
 
 /// A client of a collector.
 pub(crate) enum ExportClient {
-    Http(Box<Client<HttpConnector, Full<Bytes>>>, Uri),
-    Grpc(Box<TraceServiceClient<Channel>>),
+    Http(Box<Client<HttpConnector, Full<Bytes>>>, Uri, HeaderMap),
+    Grpc(Box<TraceServiceClient<Channel>>, HeaderMap),
 }
 
 /// Why an export failed.
@@ -74,7 +76,16 @@ impl FromStr for Collector {
             (Protocol::Grpc, _) => return Err(wrong()),
         };
         let uri = Uri::builder().scheme(Scheme::HTTP).authority(authority).path_and_query(path);
-        Ok(Self { protocol, uri: uri.build().map_err(|_| wrong())? })
+        Ok(Self { protocol, uri: uri.build().map_err(|_| wrong())?, headers: HeaderMap::new() })
+    }
+}
+
+impl Collector {
+    /// The same, with headers for every batch: metadata over gRPC.
+    #[must_use]
+    pub fn with_headers(mut self, headers: impl IntoIterator<Item = (HeaderName, HeaderValue)>) -> Self {
+        self.headers.extend(headers);
+        self
     }
 }
 
@@ -91,12 +102,14 @@ impl fmt::Display for Collector {
 impl ExportClient {
     /// Connects on first use.
     pub(crate) fn new(collector: &Collector) -> Self {
-        let uri = collector.uri.clone();
+        let (uri, headers) = (collector.uri.clone(), collector.headers.clone());
         match collector.protocol {
-            Protocol::Http => Self::Http(Box::new(Client::builder(TokioExecutor::new()).build_http()), uri),
+            Protocol::Http => {
+                Self::Http(Box::new(Client::builder(TokioExecutor::new()).build_http()), uri, headers)
+            }
             Protocol::Grpc => {
                 let channel = Channel::builder(uri).connect_lazy();
-                Self::Grpc(Box::new(TraceServiceClient::new(channel)))
+                Self::Grpc(Box::new(TraceServiceClient::new(channel)), headers)
             }
         }
     }
@@ -104,8 +117,19 @@ impl ExportClient {
     /// Exports a batch; returns the number of rejected spans.
     pub(crate) async fn send(&mut self, batch: &ExportTraceServiceRequest) -> Result<u64, ExportError> {
         let response = match self {
-            Self::Http(client, uri) => post(client, uri, batch).await?,
-            Self::Grpc(client) => client.export(batch.clone()).await.map_err(of_status)?.into_inner(),
+            Self::Http(client, uri, headers) => {
+                let mut request = Request::new(Full::new(batch.encode_to_vec().into()));
+                (*request.method_mut(), *request.uri_mut()) = (Method::POST, uri.clone());
+                request.headers_mut().clone_from(headers);
+                let kind = HeaderValue::from_static("application/x-protobuf");
+                request.headers_mut().insert(header::CONTENT_TYPE, kind);
+                post(client, request).await?
+            }
+            Self::Grpc(client, headers) => {
+                let metadata = MetadataMap::from_headers(headers.clone());
+                let request = tonic::Request::from_parts(metadata, Extensions::default(), batch.clone());
+                client.export(request).await.map_err(of_status)?.into_inner()
+            }
         };
         let rejected = response.partial_success.map_or(0, |partial| partial.rejected_spans);
         Ok(u64::try_from(rejected).unwrap_or(0))
@@ -114,13 +138,8 @@ impl ExportClient {
 
 async fn post(
     client: &Client<HttpConnector, Full<Bytes>>,
-    uri: &Uri,
-    batch: &ExportTraceServiceRequest,
+    request: Request<Full<Bytes>>,
 ) -> Result<ExportTraceServiceResponse, ExportError> {
-    let request = Request::post(uri.clone())
-        .header(header::CONTENT_TYPE, "application/x-protobuf")
-        .body(Full::new(batch.encode_to_vec().into()))
-        .map_err(|error| ExportError::Permanent(error.to_string()))?;
     let response =
         client.request(request).await.map_err(|error| ExportError::Retryable(error_chain(&error)))?;
     let status = response.status();

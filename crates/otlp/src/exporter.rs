@@ -66,7 +66,7 @@ pub struct Counts {
 impl Exporter {
     /// Starts a task, so that it must be called within a tokio runtime. `resource` are the attributes of this process,
     /// such as `service.name`.
-    pub fn start(to: &Collector, resource: Vec<(&'static str, AttributeValue)>) -> Self {
+    pub fn start(to: &Collector, resource: Vec<(String, AttributeValue)>) -> Self {
         let (queue, spans) = channel(QUEUE_CAPACITY);
         let counters = Arc::<Counters>::default();
         let worker = Worker {

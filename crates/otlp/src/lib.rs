@@ -8,11 +8,15 @@
 //! runtime of processors and a second HTTP client, for one message a second.
 
 mod collector;
+mod environment;
 mod exporter;
+mod sampler;
 mod span;
 
 pub use collector::{Collector, InvalidCollector};
+pub use environment::Environment;
 pub use exporter::{Counts, Exporter};
+pub use sampler::{RootSampler, Sampler};
 pub use span::{AttributeValue, Span, SpanKind};
 
 /// Types generated from `proto/opentelemetry`, documented there.

@@ -70,13 +70,13 @@ impl From<Span> for v1::Span {
     }
 }
 
-pub(crate) fn attributes(attributes: Vec<(&'static str, AttributeValue)>) -> Vec<v1::KeyValue> {
-    let pair = |(key, value): (&str, AttributeValue)| {
+pub(crate) fn attributes<K: Into<String>>(attributes: Vec<(K, AttributeValue)>) -> Vec<v1::KeyValue> {
+    let pair = |(key, value): (K, AttributeValue)| {
         let value = match value {
             AttributeValue::Text(text) => v1::any_value::Value::StringValue(text),
             AttributeValue::Number(number) => v1::any_value::Value::IntValue(number),
         };
-        v1::KeyValue { key: key.to_owned(), value: Some(v1::AnyValue { value: Some(value) }) }
+        v1::KeyValue { key: key.into(), value: Some(v1::AnyValue { value: Some(value) }) }
     };
     attributes.into_iter().map(pair).collect()
 }

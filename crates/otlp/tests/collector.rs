@@ -65,7 +65,10 @@ impl TraceService for OverGrpc {
 }
 
 fn exporter(to: &str) -> Exporter {
-    Exporter::start(&to.parse::<Collector>().unwrap(), vec![("service.name", AttributeValue::from("test"))])
+    Exporter::start(
+        &to.parse::<Collector>().unwrap(),
+        vec![("service.name".to_owned(), AttributeValue::from("test"))],
+    )
 }
 
 async fn stop(exporter: &Exporter) -> Counts {

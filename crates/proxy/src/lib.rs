@@ -26,7 +26,7 @@ mod tunnel;
 
 pub use config::ProxyConfig;
 pub use error::ProxyError;
-pub use fairmesh_otlp::Collector;
+pub use fairmesh_otlp::{Collector, Environment, RootSampler, Sampler};
 pub use inbound::{
     config::{InboundConfig, InboundEndpoint},
     server::InboundServer,

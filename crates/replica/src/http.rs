@@ -3,7 +3,7 @@ use std::net::SocketAddr;
 use axum::{
     Router,
     extract::State,
-    http::{StatusCode, header},
+    http::{HeaderMap, StatusCode},
     response::IntoResponse,
     routing::get,
 };
@@ -13,9 +13,6 @@ use fairmesh_rib::ReportRelay;
 use tokio_util::sync::CancellationToken;
 
 use crate::{error::ReplicaError, metrics, served_rib::ReplicaRib};
-
-/// The content type of OpenMetrics text.
-const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// The state behind the pages.
 #[derive(Clone)]
@@ -49,8 +46,8 @@ pub(crate) async fn serve(listener: PageListener, pages: Pages, stopping: Cancel
     listener.refusing(Probe::USER_AGENT).serve(router, stopping).await;
 }
 
-async fn metrics_page(State(pages): State<Pages>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, OPEN_METRICS)], metrics::text(&pages))
+async fn metrics_page(State(pages): State<Pages>, headers: HeaderMap) -> impl IntoResponse {
+    fairmesh_exposition::page("replica", &headers, |registry| metrics::register(&pages, registry))
 }
 
 /// A replica is ready when it can serve: from its upstream, or from its copy on disk.

@@ -1,7 +1,6 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use prometheus_client::{
-    encoding::text::encode,
     metrics::{
         counter::{ConstCounter, Counter},
         family::Family,
@@ -12,16 +11,15 @@ use prometheus_client::{
 
 use crate::http::Pages;
 
-/// The replica's metrics in the OpenMetrics text format.
-pub(crate) fn text(Pages { backend, traffic, listeners }: &Pages) -> String {
-    let mut registry = Registry::with_prefix("fairmesh_replica");
+/// Registers the replica's metrics as they are now.
+pub(crate) fn register(Pages { backend, traffic, listeners }: &Pages, registry: &mut Registry) {
     let shared = &backend.shared;
     let connected = backend.upstream.state().borrow().connected;
-    gauge(&mut registry, "connected", "1 while connected to an upstream", u64::from(connected));
+    gauge(registry, "connected", "1 while connected to an upstream", u64::from(connected));
     let watchers = shared.node.watcher_count() as u64;
-    gauge(&mut registry, "watchers", "Agents, replicas and programs that watch this replica", watchers);
+    gauge(registry, "watchers", "Agents, replicas and programs that watch this replica", watchers);
     let followed = shared.node.followed();
-    gauge(&mut registry, "followed_prefixes", "Prefixes followed by all watches", followed.count() as u64);
+    gauge(registry, "followed_prefixes", "Prefixes followed by all watches", followed.count() as u64);
     let refused = ConstCounter::new(followed.refused());
     registry.register(
         "followed_prefixes_refused",
@@ -34,33 +32,24 @@ pub(crate) fn text(Pages { backend, traffic, listeners }: &Pages) -> String {
     }
     let help = "Watches terminated because their peers exceeded a limit or sent invalid data, by reason";
     registry.register("terminated_watches", help, terminated);
-    gauge(&mut registry, "revision", "Last applied revision", shared.node.revision().number);
+    gauge(registry, "revision", "Last applied revision", shared.node.revision().number);
     let saved = shared.disk.saved.load(Relaxed);
-    gauge(&mut registry, "saved_revision", "Revision of the copy on disk", saved);
+    gauge(registry, "saved_revision", "Revision of the copy on disk", saved);
     let acknowledged = shared.node.applied_by_all().number;
-    gauge(
-        &mut registry,
-        "acknowledged_revision",
-        "Last revision acknowledged by every watcher",
-        acknowledged,
-    );
+    gauge(registry, "acknowledged_revision", "Last revision acknowledged by every watcher", acknowledged);
     let age = Gauge::<f64, AtomicU64>::default();
     age.set(shared.age().as_secs_f64());
     registry.register_with_unit("data_age", "Maximum age of the data; 0 while current", Unit::Seconds, age);
     let on_disk = ConstGauge::new(shared.disk.bytes.load(Relaxed));
     registry.register_with_unit("disk_copy", "Size of the copy on disk", Unit::Bytes, on_disk);
-    counter(&mut registry, "deltas", "Deltas received from the upstream", &shared.deltas);
-    counter(&mut registry, "snapshots", "Snapshots received from the upstream", &shared.snapshots);
-    counter(&mut registry, "save_failures", "Failed writes of the copy to disk", &shared.disk.failures);
+    counter(registry, "deltas", "Deltas received from the upstream", &shared.deltas);
+    counter(registry, "snapshots", "Snapshots received from the upstream", &shared.snapshots);
+    counter(registry, "save_failures", "Failed writes of the copy to disk", &shared.disk.failures);
     let reporters = traffic.reporters() as u64;
-    gauge(&mut registry, "traffic_reporters", "Agents and replicas whose traffic is added up", reporters);
+    gauge(registry, "traffic_reporters", "Agents and replicas whose traffic is added up", reporters);
     let help = "Traffic reports left out, since there were too many";
-    counter(&mut registry, "traffic_reports_left_out", help, traffic.left_out());
-    listeners.register(&mut registry);
-    let mut text = String::new();
-    // Writing to a string cannot fail.
-    let _ = encode(&mut text, &registry);
-    text
+    counter(registry, "traffic_reports_left_out", help, traffic.left_out());
+    listeners.register(registry);
 }
 
 fn gauge(registry: &mut Registry, name: &str, help: &str, value: u64) {

@@ -43,6 +43,8 @@ pub(crate) struct Rule {
     pub(crate) name: Label,
     matches: Match,
     split: Box<[Backend]>,
+    /// The position of its first backend among those of all routes.
+    first_path: u32,
     pub(crate) class: Option<Label>,
     pub(crate) timeouts: Timeouts,
     pub(crate) idempotent: bool,
@@ -58,7 +60,13 @@ impl Routes {
     /// Compiles the routes of a valid policy; rate limits that are unchanged since `before` keep their state.
     pub(crate) fn compile(routes: &[Route], client: &str, before: Option<&Self>) -> Self {
         let same = |route: &Route| before?.rules.iter().find(|rule| rule.name == route.name);
-        let rules: Arc<[Rule]> = routes.iter().map(|route| Rule::new(route, client, same(route))).collect();
+        let mut first_path = 0;
+        let rule = |route: &Route| {
+            let rule = Rule { first_path, ..Rule::new(route, client, same(route)) };
+            first_path += rule.split.len().max(1) as u32;
+            rule
+        };
+        let rules: Arc<[Rule]> = routes.iter().map(rule).collect();
         let index = (rules.len() > SCAN_UP_TO).then(|| Arc::new(Index::new(routes)));
         Self { rules, index }
     }
@@ -80,6 +88,18 @@ impl Routes {
                 .find(&input, |i| self.rules[i].matches_client && input.satisfies(&self.rules[i].matches))
                 .map(|i| (i, &self.rules[i])),
         }
+    }
+
+    /// Every route with each of its backends, where it has none with the service itself.
+    pub(crate) fn paths<'a>(
+        &'a self,
+        own: &'a ServiceName,
+    ) -> impl Iterator<Item = (&'a Label, &'a ServiceName)> {
+        self.rules.iter().flat_map(move |rule| {
+            let own = rule.split.is_empty().then_some(own);
+            let backends = rule.split.iter().map(|backend| &backend.service).chain(own);
+            backends.map(|backend| (&rule.name, backend))
+        })
     }
 
     /// The rate limits of the routes for this caller, with the names of the routes.
@@ -127,6 +147,7 @@ impl Rule {
             name: name.clone(),
             matches: matches.clone(),
             split: split.as_slice().into(),
+            first_path: 0,
             class: class.clone(),
             timeouts: *timeouts,
             idempotent: *idempotent,
@@ -135,26 +156,28 @@ impl Rule {
         }
     }
 
-    /// The backend of the split for this request and seed; `None` if the route has no split. It is the backend whose
+    /// The backend for this request and seed, `own` if the route has no split, and its position among those of all routes plus one. With
+    /// several it is the backend whose
     /// interval of the cumulative weights contains `below(total)` of the generator seeded with `mix64(seed)`, which is
     /// independent of the pick's. Where the route asks for a key and the request has one, the key takes the place of the
     /// seed: changed weights then move only the keys between the old and the new ends of intervals.
     #[inline]
-    pub(crate) fn backend<H: Headers + ?Sized>(
-        &self,
+    pub(crate) fn backend<'a, H: Headers + ?Sized>(
+        &'a self,
         request: &RequestView<'_, H>,
         seed: u64,
-    ) -> Option<&ServiceName> {
-        let target = match &*self.split {
-            [] => return None,
-            [only] => only,
-            split => {
+        own: &'a ServiceName,
+    ) -> (&'a ServiceName, u32) {
+        let position = match (&*self.split, self.cumulative_weights.last()) {
+            ([_, _, ..], Some(total)) => {
                 let seed = self.key_seed(request).unwrap_or(seed);
-                let point = Generator::new(mix64(seed)).below(*self.cumulative_weights.last()?);
-                &split[self.cumulative_weights.partition_point(|&end| end <= point)]
+                let point = Generator::new(mix64(seed)).below(*total);
+                self.cumulative_weights.partition_point(|&end| end <= point)
             }
+            _ => 0,
         };
-        Some(&target.service)
+        let target = self.split.get(position).map_or(own, |backend| &backend.service);
+        (target, self.first_path + position as u32 + 1)
     }
 
     /// The seed of a key, of routes that ask for one.

@@ -214,6 +214,11 @@ impl ServiceTable {
         self.decide_route(request, seed, &mut ())
     }
 
+    /// Every route with each of its backends, in order: the pairs that decisions give the position of.
+    pub fn paths(&self) -> impl Iterator<Item = (&Label, &ServiceName)> {
+        self.routes.paths(&self.name)
+    }
+
     /// Whether the matching route names the method CONNECT, which allows tunnels; a route for any method does not.
     pub fn names_connect<H: Headers + ?Sized>(&self, request: &RequestView<'_, H>) -> bool {
         self.routes.find(request).is_some_and(|(_, rule)| rule.names_connect())

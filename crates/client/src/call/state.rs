@@ -6,7 +6,7 @@ use fairmesh_signals::CallCounters;
 use hazarc::ArcBorrow;
 
 use super::{clock::Clock, timeouts::CallTimeouts};
-use crate::discovery::{EndpointTransport, ServiceState, Subscription};
+use crate::discovery::{EndpointTransport, PathNumber, ServiceState, Subscription};
 
 /// Attempts of one call that are remembered: a policy allows ten, and two more may go to a wrong shard.
 pub(super) const MAX_ATTEMPTS: usize = 12;
@@ -31,6 +31,8 @@ pub struct Call<'a, T: EndpointTransport> {
     pub(super) policy_key: Option<ShardKey>,
     /// The traffic class that its route sets.
     pub(super) class: Option<Label>,
+    /// Its route and backend.
+    pub(super) path: PathNumber,
     /// Random, from its start.
     pub(super) seed: u64,
     pub(super) idempotent: bool,
@@ -76,6 +78,7 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
             actions: None,
             policy_key: None,
             class: None,
+            path: PathNumber::default(),
             seed: 0,
             idempotent: false,
             is_reported: false,
@@ -97,6 +100,7 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
             actions: self.actions.clone(),
             policy_key: self.policy_key,
             class: self.class.clone(),
+            path: self.path,
             seed: self.seed,
             idempotent: self.idempotent,
             is_reported: self.is_reported,
@@ -130,6 +134,12 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
     /// The key that the policy read in the request.
     pub fn policy_key(&self) -> Option<ShardKey> {
         self.policy_key
+    }
+
+    /// Its route and backend.
+    #[inline]
+    pub(crate) fn path(&self) -> PathNumber {
+        self.path
     }
 
     /// The number of attempts begun.

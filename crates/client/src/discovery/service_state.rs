@@ -7,7 +7,7 @@ use fairmesh_model::ServiceName;
 use fairmesh_router::{RouteNumbers, ServiceNumbers, ServiceTable};
 use fairmesh_signals::{CallCounters, Destinations, ReportedPaths};
 
-use super::{endpoint_transport::EndpointTransport, subscription::Subscription};
+use super::{call_paths::PathNumber, endpoint_transport::EndpointTransport, subscription::Subscription};
 
 /// The state of a service as far as it is known.
 #[derive(Debug)]
@@ -30,6 +30,8 @@ pub struct ReadyService<T> {
     pub upstream: ServiceTable,
     /// The other services that the policy's routes send calls to.
     splits: Vec<Arc<Subscription<T>>>,
+    /// By position of the route and backend; numbered when this is published.
+    pub(super) paths: Box<[PathNumber]>,
     /// By index of the endpoint.
     transports: Box<[OnceLock<T>]>,
     /// The RIB revision that this snapshot is based on.
@@ -57,7 +59,8 @@ impl<T: EndpointTransport> ReadyService<T> {
         let transports = Self::take_over_transports(&upstream, before);
         let map_version = upstream.shards().map_or(0, |shards| shards.version());
         let lookaside = upstream.policy().lookaside.as_deref().map(Into::into);
-        Self { upstream, splits, transports, revision, map_version, lookaside, reported: None }
+        let paths = Box::default();
+        Self { upstream, splits, paths, transports, revision, map_version, lookaside, reported: None }
     }
 
     /// The same with counters of its calls, if the policy has a planner, for reports of callers in its home region.
@@ -108,6 +111,12 @@ impl<T: EndpointTransport> ReadyService<T> {
     /// All other services that its routes send calls to.
     pub(crate) fn splits(&self) -> &[Arc<Subscription<T>>] {
         &self.splits
+    }
+
+    /// The number of the route and backend that a decision gives the position of.
+    #[inline]
+    pub(crate) fn path(&self, position: u32) -> PathNumber {
+        self.paths.get(position as usize).copied().unwrap_or_default()
     }
 
     /// Another service that a route of this one sends calls to.

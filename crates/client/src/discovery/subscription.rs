@@ -9,7 +9,11 @@ use fairmesh_router::EndpointStats;
 use hazarc::{ArcBorrow, AtomicArc};
 use tokio::sync::Notify;
 
-use super::{retry_budget::RetryBudget, service_state::ServiceState};
+use super::{
+    call_paths::{CallPaths, PathName, PathNumber},
+    retry_budget::RetryBudget,
+    service_state::ServiceState,
+};
 
 /// The current state of one service, shared by all handles of a mesh. Readers never wait for the task that writes it.
 ///
@@ -29,6 +33,7 @@ pub struct Subscription<T> {
     /// elsewhere.
     pub(crate) has_refused: AtomicBool,
     name: ServiceName,
+    paths: CallPaths,
     published: Notify,
 }
 
@@ -38,6 +43,7 @@ impl<T> Subscription<T> {
     pub fn new(name: ServiceName) -> Self {
         Self {
             name,
+            paths: CallPaths::default(),
             state: AtomicArc::from(ServiceState::Waiting),
             published: Notify::new(),
             retry_budget: RetryBudget::default(),
@@ -69,6 +75,11 @@ impl<T> Subscription<T> {
         self.state.load()
     }
 
+    /// The names of one of its routes and backends.
+    pub(crate) fn path_name(&self, path: PathNumber) -> PathName {
+        self.paths.name(path, &self.name)
+    }
+
     /// Waits until a state newer than `seen` is published.
     pub async fn changed(&self, seen: &Arc<ServiceState<T>>) {
         let published = self.published.notified();
@@ -90,9 +101,10 @@ impl<T> Subscription<T> {
     }
 
     /// Replaces the state. Attempts that were decided by the previous one end by it.
-    pub fn publish(&self, state: ServiceState<T>) {
-        if let ServiceState::Ready(ready) = &state {
+    pub fn publish(&self, mut state: ServiceState<T>) {
+        if let ServiceState::Ready(ready) = &mut state {
             self.retry_budget.configure(&ready.upstream.policy().retries);
+            ready.paths = self.paths.number(&ready.upstream);
         }
         self.state.store(Arc::new(state));
         self.published.notify_waiters();

@@ -6,7 +6,7 @@ use super::load_poll;
 use crate::{
     call::{Call, nanos},
     mesh::state::MeshState,
-    observe::count,
+    service::handle::Handle,
     transport::{AttemptTimeouts, EndpointPool},
 };
 
@@ -23,21 +23,21 @@ impl Attempt {
     /// Begins an attempt at an endpoint that was picked at `now`.
     #[inline]
     pub(super) fn begin(
-        mesh: &MeshState,
+        handle: &Handle,
         call: &Call<'_, Arc<EndpointPool>>,
         pool: Arc<EndpointPool>,
         now: u64,
     ) -> Self {
         // Claimed as it begins: claimed by the attempt that happens to end first, rounds would be biased to short ones.
         let polls_load_since = call.target().poll_limiter.claim_round(now).then_some(now);
-        count(&mesh.counters.attempts);
+        handle.count(|counters| &counters.attempts);
         Self { pool, began: now, polls_load_since }
     }
 
     /// Begins an attempt beside another one.
-    pub(super) fn begin_hedge(mesh: &MeshState, pool: Arc<EndpointPool>, now: u64) -> Self {
-        count(&mesh.counters.attempts);
-        count(&mesh.counters.hedges);
+    pub(super) fn begin_hedge(handle: &Handle, pool: Arc<EndpointPool>, now: u64) -> Self {
+        handle.count(|counters| &counters.attempts);
+        handle.count(|counters| &counters.hedges);
         Self { pool, began: now, polls_load_since: None }
     }
 

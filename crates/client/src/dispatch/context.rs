@@ -9,7 +9,7 @@ use crate::{
     call::{Call, CallContext, CallStart, DecisionContext, Pick, nanos},
     discovery::ServiceState,
     fault::{Fault, FaultKind},
-    observe::{AttemptEnd, AttemptStart, Trace},
+    observe::{AttemptEnd, AttemptStart, CallNotes, Trace},
     service::handle::Handle,
     transport::{EndpointPool, EndpointResponse, Head, PendingRequest},
 };
@@ -26,6 +26,8 @@ pub(super) struct DispatchContext<'a> {
     pub(super) start: CallStart,
     /// Records the attempts, where the caller displays them.
     pub(super) trace: Option<&'a Trace>,
+    /// For the proxy.
+    pub(super) notes: &'a CallNotes,
 }
 
 /// The shortest of the time limits of a call.

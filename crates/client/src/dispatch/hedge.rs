@@ -19,7 +19,6 @@ use super::{
 };
 use crate::{
     call::{Call, DecisionContext},
-    observe::count,
     transport::{AttemptTimeouts, EndpointPool, PendingRequest, Request, SendResult},
 };
 
@@ -96,11 +95,11 @@ impl<'c> SecondAttempt<'c> {
             return None;
         }
         if !fork.charge_retry(now) {
-            count(&mesh.counters.retry_budget_exhausted);
+            dispatch.handle.count(|counters| &counters.retry_budget_exhausted);
             return None;
         }
         dispatch.trace_attempt(&fork, &pool, &picked);
-        let attempt = Attempt::begin_hedge(mesh, pool, now);
+        let attempt = Attempt::begin_hedge(dispatch.handle, pool, now);
         let request = Request { left: fork.server_deadline(now), ..copy.to_request() };
         let mut pending = Some(request);
         dispatch.write_traceparent(&mut pending);

@@ -9,7 +9,6 @@ use crate::{
     call::Call,
     discovery::ServiceState,
     lookaside::LeaseSet,
-    observe::count,
     transport::{EndpointPool, Head},
 };
 
@@ -47,7 +46,7 @@ pub(super) async fn apply_lookaside(
     let leases = Box::pin(timeout(call.left_before_request(now) / 2, leases)).await.ok().flatten();
     match &leases {
         Some(leases) => call.redirect_to(Arc::clone(&leases.subscription)),
-        None => count(&mesh.counters.lookaside_fallbacks),
+        None => dispatch.handle.count(|counters| &counters.lookaside_fallbacks),
     }
     Decided { routed: Routed { now: mesh.clock.now(), snapshot: call.snapshot() }, leases }
 }

@@ -15,7 +15,7 @@ use crate::{
     call::{Call, CallContext, CallStart},
     discovery::ServiceState,
     fault::Fault,
-    observe::count,
+    observe::CallNotes,
     response_body::Body,
     service::handle::Handle,
     transport::{EndpointPool, Head, Request, RequestBody},
@@ -52,9 +52,9 @@ pub(super) fn send(
     let replay = body.replay().filter(|_| body.buffered_len() <= MAX_BODY);
     let permit = Arc::clone(&mesh.mirror_permits).try_acquire_owned();
     let (Some(replay), Ok(permit)) = (replay, permit) else {
-        return count(&mesh.counters.mirrors_skipped);
+        return dispatch.handle.count(|counters| &counters.mirrors_skipped);
     };
-    count(&mesh.counters.mirrored_calls);
+    dispatch.handle.count(|counters| &counters.mirrored_calls);
     let subscription = match &*dispatch.handle.subscription.state() {
         ServiceState::Ready(ready) => ready.split(service).cloned(),
         _ => None,
@@ -62,17 +62,21 @@ pub(super) fn send(
     let subscription = subscription.unwrap_or_else(|| mesh.source.subscription(service));
     let key = dispatch.options.key.or(call.policy_key());
     let mirrored = MirroredCall {
-        handle: Handle::new(Arc::clone(mesh), subscription),
+        // Counted by the service that was called.
+        handle: Handle {
+            counters: Arc::clone(&dispatch.handle.counters),
+            ..Handle::new(Arc::clone(mesh), subscription)
+        },
         context: CallContext { key, timeout: None, ..dispatch.options.clone() },
         head: head.clone(),
         body: replay.to_body(),
         _permit: permit,
     };
     tokio::spawn(async move {
-        let mesh = Arc::clone(&mirrored.handle.mesh);
+        let handle = mirrored.handle.clone();
         // The original is bounded by its own timeouts; a mirrored call holds one of a few permits.
         if timeout(CALL_TIMEOUT, mirrored.execute()).await.is_err() {
-            count(&mesh.counters.mirrors_failed);
+            handle.count(|counters| &counters.mirrors_failed);
         }
     });
 }
@@ -81,11 +85,13 @@ impl MirroredCall {
     async fn execute(self) {
         let Self { handle, context, head, body, _permit } = self;
         let start = CallStart { now: handle.mesh.clock.now(), limit: None, seed: handle.mesh.seed() };
-        let dispatch = DispatchContext { handle: &handle, options: &context, start, trace: None };
+        let notes = CallNotes::default();
+        let dispatch =
+            DispatchContext { handle: &handle, options: &context, start, trace: None, notes: &notes };
         match response(dispatch, head, body).await {
             Ok(body) => discard(body).await,
             Err(fault) => {
-                count(&handle.mesh.counters.mirrors_failed);
+                handle.count(|counters| &counters.mirrors_failed);
                 tracing::debug!(service = %handle.subscription.name(), %fault, "a mirrored call failed");
             }
         }

@@ -7,8 +7,8 @@ use crate::{
     call::{Call, DecisionContext, Pick, SnapshotGuard, Unresolved},
     discovery::unknown_state_fault,
     fault::{Fault, FaultKind},
-    mesh::state::MeshState,
     observe::count,
+    service::handle::Handle,
     transport::EndpointPool,
 };
 
@@ -25,7 +25,7 @@ pub(super) async fn pick_endpoint(
         dispatch.trace_pick(call, &snapshot, at);
         let unresolved = match call.pick(snapshot, dispatch.options, at) {
             Ok(picked) => {
-                let pool = picked_pool(mesh, call, &picked);
+                let pool = picked_pool(dispatch.handle, call, &picked);
                 dispatch.trace_attempt(call, &pool, &picked);
                 return Ok(pool);
             }
@@ -33,8 +33,7 @@ pub(super) async fn pick_endpoint(
         };
         match unresolved {
             Unresolved::Fault(fault) => {
-                let counters = &mesh.counters;
-                count(match fault.kind() {
+                dispatch.handle.count(|counters| match fault.kind() {
                     FaultKind::Dropped => &counters.dropped_calls,
                     _ => &counters.attempts_without_endpoint,
                 });
@@ -58,15 +57,15 @@ pub(super) async fn pick_endpoint(
 /// The pool of the picked endpoint; counts unusual picks.
 #[inline]
 pub(super) fn picked_pool(
-    mesh: &MeshState,
+    handle: &Handle,
     call: &Call<'_, Arc<EndpointPool>>,
     pick: &Pick<Arc<EndpointPool>>,
 ) -> Arc<EndpointPool> {
     if call.picked().is_some_and(|picked| picked.last_resort) {
-        count(&mesh.counters.last_resort);
+        count(&handle.mesh.counters.last_resort);
     }
     if call.picked().is_some_and(|picked| picked.panic) {
-        count(&mesh.counters.panic_picks);
+        handle.count(|counters| &counters.panic_picks);
     }
-    pick.transport(&mesh.transport)
+    pick.transport(&handle.mesh.transport)
 }

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     call::{AttemptOutcome, Call, RetryDecision},
     fault::Fault,
-    observe::{count, span},
+    observe::span,
     response_body::{AttemptGuard, Body},
     transport::{EndpointPool, EndpointResponse, PendingRequest, SendResult},
 };
@@ -45,13 +45,12 @@ impl FirstAttempt {
         dispatch: DispatchContext<'_>,
         call: &mut Call<'_, Arc<EndpointPool>>,
     ) -> Result<(Attempt, Option<Box<SendResult>>), Fault> {
-        let mesh = &dispatch.handle.mesh;
         Ok(match self {
             Self::Undecided(Routed { mut now, snapshot }) => {
                 let pool = pick_endpoint(dispatch, call, snapshot, &mut now).await?;
-                (Attempt::begin(mesh, call, pool, now), None)
+                (Attempt::begin(dispatch.handle, call, pool, now), None)
             }
-            Self::Picked(pool, now) => (Attempt::begin(mesh, call, pool, now), None),
+            Self::Picked(pool, now) => (Attempt::begin(dispatch.handle, call, pool, now), None),
             Self::Completed(attempt, result) => (attempt, Some(result)),
         })
     }
@@ -104,7 +103,7 @@ pub(super) async fn retry_loop(
         match decision {
             RetryDecision::Done | RetryDecision::BudgetExhausted => {
                 if decision == RetryDecision::BudgetExhausted {
-                    count(&mesh.counters.retry_budget_exhausted);
+                    dispatch.handle.count(|counters| &counters.retry_budget_exhausted);
                 }
                 return conclude(dispatch, call, attempt.pool, response?, outcome);
             }
@@ -113,13 +112,13 @@ pub(super) async fn retry_loop(
                 back_off(retry, call).await;
             }
         }
-        count(&mesh.counters.retries);
+        dispatch.handle.count(|counters| &counters.retries);
         let mut now = mesh.clock.now();
         if pending.is_none() {
             *pending = copy.map(RequestCopy::to_request);
         }
         let pool = pick_endpoint(dispatch, call, call.snapshot(), &mut now).await?;
-        attempt = Attempt::begin(mesh, call, pool, now);
+        attempt = Attempt::begin(dispatch.handle, call, pool, now);
     }
 }
 

@@ -7,7 +7,6 @@ use crate::{
     call::{Call, SnapshotGuard, Unresolved},
     discovery::{DEFAULT_READY_TIMEOUT, wait_ready},
     fault::{Fault, FaultKind},
-    observe::count,
     transport::{EndpointPool, Head},
 };
 
@@ -32,13 +31,15 @@ pub(super) async fn route(
     loop {
         match call.route(&head.view(&headers), options, start) {
             Ok(snapshot) => {
+                dispatch.notes.set_path(call.path());
                 dispatch.trace_route(call, head);
                 return Ok(Routed { now, snapshot });
             }
             Err(unresolved) => {
                 if let Unresolved::Fault(fault) = *unresolved {
                     if fault.kind() == FaultKind::RateLimited {
-                        count(&handle.mesh.counters.rate_limited_calls);
+                        handle.count(|counters| &counters.rate_limited_calls);
+                        dispatch.notes.set_path(call.path());
                         dispatch.trace_route(call, head);
                     }
                     return Err(fault);

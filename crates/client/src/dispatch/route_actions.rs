@@ -18,7 +18,6 @@ use super::{
 use crate::{
     call::Call,
     fault::{Fault, FaultKind, Retry, grpc_code_of},
-    observe::count,
     response_body::Body,
     transport::{EndpointPool, Head, PendingRequest, Request},
 };
@@ -54,7 +53,8 @@ pub(super) fn direct_response(
 ) -> Option<Response<Body>> {
     let direct = actions.direct_response(&head.view(&HeaderMapView(&head.headers)), dispatch.start.seed)?;
     if let DirectResponse::Abort { .. } = direct {
-        count(&dispatch.handle.mesh.counters.injected_aborts);
+        dispatch.handle.count(|counters| &counters.injected_aborts);
+        dispatch.notes.note_abort();
     }
     Some(response(direct, grpc_content_type(&head.headers)))
 }
@@ -66,6 +66,8 @@ pub(super) async fn inject_delay(
     call: &Call<'_, Arc<EndpointPool>>,
 ) -> Result<(), Fault> {
     let Some(delay) = actions.delay(dispatch.start.seed) else { return Ok(()) };
+    dispatch.handle.count(|counters| &counters.injected_delays);
+    dispatch.notes.note_delay();
     let left = call.left(dispatch.handle.mesh.clock.now());
     tokio::time::sleep(delay.min(left)).await;
     match delay < left {

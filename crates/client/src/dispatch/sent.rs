@@ -78,7 +78,7 @@ pub(super) async fn execute_sent(
     let now = routed.now;
     let pool = Arc::clone(counted.pool());
     take_over(dispatch, routed, call, counted);
-    let attempt = Attempt::begin(mesh, call, pool, now);
+    let attempt = Attempt::begin(dispatch.handle, call, pool, now);
     let timeouts = attempt.timeouts(mesh, call);
     let result = attempt.pool.receive(connection, &method, timeouts).await;
     let first = FirstAttempt::Completed(attempt, Box::new(result));

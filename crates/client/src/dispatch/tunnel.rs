@@ -19,7 +19,7 @@ use crate::{
     call::{AttemptOutcome, Call, CallStart, RetryDecision, nanos},
     discovery::{DEFAULT_READY_TIMEOUT, ServiceState, wait_ready},
     fault::{Fault, FaultKind, Retry},
-    observe::count,
+    observe::CallNotes,
     response_body::{AttemptGuard, Body, Tunnel},
     service::handle::{CallOptions, Handle},
     transport::{EndpointPool, Head, SendError},
@@ -39,8 +39,10 @@ pub enum ConnectResult {
 /// Connects to a server, and retries at another one where that fails. Of its route's actions only the limit is applied.
 pub(crate) async fn connect(handle: &Handle, mut parts: Parts) -> Result<Tunnel, Fault> {
     let connected = async {
-        let (options, start) = begin(handle, &parts)?;
-        let dispatch = DispatchContext { handle, options: &options.context, start, trace: None };
+        let notes = CallNotes::default();
+        let (options, start) = begin(handle, &parts, &notes)?;
+        let dispatch =
+            DispatchContext { handle, options: &options.context, start, trace: None, notes: &notes };
         let head = Head::take(handle, &mut parts)?;
         let mut call = Call::new(&handle.subscription);
         let routed = route(dispatch, &mut call, &head).await?;
@@ -55,10 +57,11 @@ pub(crate) async fn open_tunnel(
     handle: &Handle,
     mut parts: Parts,
     allowed: bool,
+    notes: &CallNotes,
 ) -> Result<ConnectResult, Fault> {
     let opened = async {
-        let (options, start) = begin(handle, &parts)?;
-        let dispatch = DispatchContext { handle, options: &options.context, start, trace: None };
+        let (options, start) = begin(handle, &parts, notes)?;
+        let dispatch = DispatchContext { handle, options: &options.context, start, trace: None, notes };
         let head = Head::take(handle, &mut parts)?;
         if !allowed && !route_names_connect(dispatch, &head).await? {
             return Ok(ConnectResult::NotAllowed);
@@ -79,12 +82,16 @@ pub(crate) async fn open_tunnel(
 }
 
 /// Reads the options of a tunnel; fails where its deadline has passed.
-fn begin<'a>(handle: &'a Handle, parts: &Parts) -> Result<(CallOptions<'a>, CallStart), Fault> {
+fn begin<'a>(
+    handle: &'a Handle,
+    parts: &Parts,
+    notes: &CallNotes,
+) -> Result<(CallOptions<'a>, CallStart), Fault> {
     let mesh = &handle.mesh;
     let options = handle.call_options(parts)?;
     let start = CallStart { now: mesh.clock.now(), limit: options.limit, seed: mesh.seed() };
     if options.limit.is_some_and(|left| left.is_zero()) {
-        let dispatch = DispatchContext { handle, options: &options.context, start, trace: None };
+        let dispatch = DispatchContext { handle, options: &options.context, start, trace: None, notes };
         return Err(dispatch.deadline_fault(start.now, NOTHING_SENT).with_retry(Retry::Unsent));
     }
     Ok((options, start))
@@ -110,7 +117,7 @@ async fn retry_loop(
     let Routed { mut now, mut snapshot } = apply_lookaside(dispatch, call, routed, None).await.routed;
     loop {
         let pool = pick_endpoint(dispatch, call, snapshot, &mut now).await?;
-        count(&mesh.counters.attempts);
+        dispatch.handle.count(|counters| &counters.attempts);
         // Half, as for a request: the rest is for another server.
         let half = now + nanos(call.left_before_request(now)) / 2;
         let connected_by = mesh.clock.instant(half.min(call.attempt_ends(now)));
@@ -129,13 +136,13 @@ async fn retry_loop(
             RetryDecision::Retry { after } if after.is_zero() => {}
             RetryDecision::Retry { after } => tokio::time::sleep(after).await,
             RetryDecision::BudgetExhausted => {
-                count(&mesh.counters.retry_budget_exhausted);
+                dispatch.handle.count(|counters| &counters.retry_budget_exhausted);
                 return Err(fault);
             }
             // A failed connect never refers to a shard map.
             RetryDecision::Done | RetryDecision::AwaitMap { .. } => return Err(fault),
         }
-        count(&mesh.counters.retries);
+        dispatch.handle.count(|counters| &counters.retries);
         now = mesh.clock.now();
         snapshot = call.snapshot();
     }

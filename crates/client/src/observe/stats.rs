@@ -8,6 +8,8 @@ use std::{
 
 use fairmesh_balancer::poll::EstimateCounters;
 
+use super::ServiceCounters;
+
 /// Counters of a mesh since it was connected, and the age of its data.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -30,6 +32,8 @@ pub struct Stats {
     pub dropped_calls: u64,
     /// Calls that a policy aborted by fault injection (`fault.abort`).
     pub injected_aborts: u64,
+    /// Calls that a policy delayed by fault injection (`fault.delay`).
+    pub injected_delays: u64,
     /// Calls mirrored to another service (`mirror`).
     pub mirrored_calls: u64,
     /// Mirrored calls without a response.
@@ -108,6 +112,7 @@ impl Stats {
             ("fairmesh_client_rate_limited_calls_total", self.rate_limited_calls),
             ("fairmesh_client_dropped_calls_total", self.dropped_calls),
             ("fairmesh_client_injected_aborts_total", self.injected_aborts),
+            ("fairmesh_client_injected_delays_total", self.injected_delays),
             ("fairmesh_client_mirrored_calls_total", self.mirrored_calls),
             ("fairmesh_client_mirrors_failed_total", self.mirrors_failed),
             ("fairmesh_client_mirrors_skipped_total", self.mirrors_skipped),
@@ -133,23 +138,12 @@ impl Stats {
 /// The counters behind [`Stats`].
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
+    /// Sums of the counters of services.
+    pub(crate) services: ServiceCounters,
     pub(crate) calls: AtomicU64,
     pub(crate) faults: AtomicU64,
-    pub(crate) attempts: AtomicU64,
-    pub(crate) retries: AtomicU64,
-    pub(crate) retry_budget_exhausted: AtomicU64,
-    pub(crate) hedges: AtomicU64,
-    pub(crate) rate_limited_calls: AtomicU64,
-    pub(crate) dropped_calls: AtomicU64,
-    pub(crate) injected_aborts: AtomicU64,
-    pub(crate) mirrored_calls: AtomicU64,
-    pub(crate) mirrors_failed: AtomicU64,
-    pub(crate) mirrors_skipped: AtomicU64,
     pub(crate) wrong_shard: AtomicU64,
-    pub(crate) attempts_without_endpoint: AtomicU64,
-    pub(crate) lookaside_fallbacks: AtomicU64,
     pub(crate) last_resort: AtomicU64,
-    pub(crate) panic_picks: AtomicU64,
     pub(crate) reports_ignored: AtomicU64,
     pub(crate) estimates: EstimateCounters,
     opened: AtomicU64,
@@ -179,6 +173,7 @@ impl Counters {
 
     pub(crate) fn read(&self, health_panics: u64, data_age: Duration) -> Stats {
         let of = |counter: &AtomicU64| counter.load(Relaxed);
+        let services = self.services.read();
         // Closed first: a connection opened and closed in between must not make the difference negative.
         let closed = of(&self.closed);
         let opened = of(&self.opened);
@@ -186,21 +181,22 @@ impl Counters {
         Stats {
             calls: of(&self.calls),
             faults: of(&self.faults),
-            attempts: of(&self.attempts),
-            retries: of(&self.retries),
-            retry_budget_exhausted: of(&self.retry_budget_exhausted),
-            hedges: of(&self.hedges),
-            rate_limited_calls: of(&self.rate_limited_calls),
-            dropped_calls: of(&self.dropped_calls),
-            injected_aborts: of(&self.injected_aborts),
-            mirrored_calls: of(&self.mirrored_calls),
-            mirrors_failed: of(&self.mirrors_failed),
-            mirrors_skipped: of(&self.mirrors_skipped),
+            attempts: services.attempts,
+            retries: services.retries,
+            retry_budget_exhausted: services.retry_budget_exhausted,
+            hedges: services.hedges,
+            rate_limited_calls: services.rate_limited_calls,
+            dropped_calls: services.dropped_calls,
+            injected_aborts: services.injected_aborts,
+            injected_delays: services.injected_delays,
+            mirrored_calls: services.mirrored_calls,
+            mirrors_failed: services.mirrors_failed,
+            mirrors_skipped: services.mirrors_skipped,
             wrong_shard: of(&self.wrong_shard),
-            attempts_without_endpoint: of(&self.attempts_without_endpoint),
-            lookaside_fallbacks: of(&self.lookaside_fallbacks),
+            attempts_without_endpoint: services.attempts_without_endpoint,
+            lookaside_fallbacks: services.lookaside_fallbacks,
             last_resort: of(&self.last_resort),
-            panic_picks: of(&self.panic_picks),
+            panic_picks: services.panic_picks,
             health_panics,
             reports_ignored: of(&self.reports_ignored),
             estimates_cached,

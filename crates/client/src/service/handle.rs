@@ -1,4 +1,9 @@
-use std::{borrow::Cow, str::FromStr, sync::Arc, time::Duration};
+use std::{
+    borrow::Cow,
+    str::FromStr,
+    sync::{Arc, atomic::AtomicU64},
+    time::Duration,
+};
 
 use fairmesh_headers::{Deadline, IDEMPOTENT, KEY, ROLE, SpanContext, has_call_options, read_deadline};
 use fairmesh_model::{Invalid, ServiceName};
@@ -9,6 +14,7 @@ use crate::{
     discovery::Subscription,
     fault::{Fault, FaultKind},
     mesh::state::MeshState,
+    observe::{ServiceCounters, count},
     transport::EndpointPool,
 };
 
@@ -17,6 +23,8 @@ use crate::{
 pub(crate) struct Handle {
     pub(crate) mesh: Arc<MeshState>,
     pub(crate) subscription: Arc<Subscription<Arc<EndpointPool>>>,
+    /// Of this handle and its clones.
+    pub(crate) counters: Arc<ServiceCounters>,
     pub(crate) context: CallContext,
     pub(crate) deadline: Option<Deadline>,
     /// Whether responses that carry a fault are returned as they are.
@@ -49,11 +57,19 @@ impl Handle {
         Self {
             mesh,
             subscription,
+            counters: Arc::default(),
             context: CallContext::default(),
             deadline: None,
             keeps_fault_responses: false,
             default_headers,
         }
+    }
+
+    /// Counts one for the service and for the mesh.
+    #[inline]
+    pub(crate) fn count(&self, counter: impl Fn(&ServiceCounters) -> &AtomicU64) {
+        count(counter(&self.counters));
+        count(counter(&self.mesh.counters.services));
     }
 
     /// The options of the handle and the request together.

@@ -52,7 +52,7 @@ async fn counters_are_told_by_service_class_and_regions_and_can_be_read() {
     let refused = call(false, &proxy.for_one, &[("x-fairmesh-key", "no number")]).await;
     assert_eq!(refused.status(), StatusCode::BAD_REQUEST);
 
-    let samples = openmetrics::read(&proxy.page("/metrics").await);
+    let samples = proxy.samples().await;
     let answers = "fairmesh_proxy_responses_total";
     let here = [("service", "shop/one"), ("class", "2xx"), ("from_region", "eu"), ("to_region", "eu")];
     assert_eq!(sum(&samples, answers, &here), 3.0, "{samples:#?}");
@@ -72,7 +72,7 @@ async fn counters_are_told_by_service_class_and_regions_and_can_be_read() {
 
     let plain = Proxy::start(&world).await;
     call(false, &plain.for_one, &[]).await;
-    let samples = openmetrics::read(&plain.page("/metrics").await);
+    let samples = plain.samples().await;
     assert_eq!(sum(&samples, answers, &here[..1]), 1.0);
     assert!(
         !samples.keys().any(|(name, _)| name.contains("endpoint_attempts")),

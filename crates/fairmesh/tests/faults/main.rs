@@ -31,6 +31,7 @@ mod restart;
 mod server;
 mod services;
 mod shards;
+mod signals;
 mod starved;
 mod stop;
 mod tables;

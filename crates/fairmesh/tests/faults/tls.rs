@@ -217,7 +217,7 @@ async fn who_does_not_speak_tls_is_not_kept_and_balancers_are_heard_before_it() 
     }
     secured.proxy.counts("tls_handshake_failures_total", 3.0).await;
     read_to_end(&mut say(&to, "\x16\x03\x01\x02\x00\x01\x00").await).await;
-    assert_eq!(secured.proxy.metric("proxy_protocol_errors_total").await, 1.0, "the head comes first");
+    assert_eq!(secured.proxy.metric("invalid_proxy_headers_total").await, 1.0, "the head comes first");
     assert_eq!(secured.get("--haproxy-protocol").await, "200 2 one 0");
     secured.proxy.counts("connections_open", 0.0).await;
     drop(one);

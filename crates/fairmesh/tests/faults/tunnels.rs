@@ -254,5 +254,5 @@ async fn balancers_in_front_and_servers_behind_are_told_who_connects() {
     }
     // One that says nothing is not waited for.
     assert!(read_to_end(&mut say(&tcp, "PROXY TCP4 ").await).await.is_empty());
-    proxy.counts("proxy_protocol_errors_total", 3.0).await;
+    proxy.counts("invalid_proxy_headers_total", 3.0).await;
 }

@@ -2,7 +2,6 @@
 
 use fairmesh_client::Stats;
 use prometheus_client::{
-    encoding::text::encode,
     metrics::{counter::ConstCounter, gauge::ConstGauge},
     registry::{Registry, Unit},
 };
@@ -12,48 +11,19 @@ use crate::{
     inbound,
 };
 
-pub(crate) fn text(state: &AdminState) -> String {
-    let mut registry = Registry::with_prefix("fairmesh_proxy");
-    state.metrics.register(&mut registry);
-    calls(&mut registry, &state.mesh.stats());
-    service_series::register(&mut registry, &state.services, &state.observer);
+/// Registers all metrics of the proxy as they are now.
+pub(crate) fn register(state: &AdminState, registry: &mut Registry) {
+    state.metrics.register(registry);
+    calls(registry, &state.mesh.stats());
+    service_series::register(registry, &state.services, &state.observer);
     if let Some(server) = &state.inbound {
-        inbound::metrics::register(&mut registry, &server.admission());
+        inbound::metrics::register(registry, &server.admission());
     }
-    state.listeners.register(&mut registry);
-    let mut text = String::new();
-    // Writing to a `String` cannot fail.
-    let _ = encode(&mut text, &registry);
-    text
+    state.listeners.register(registry);
 }
 
 fn calls(registry: &mut Registry, stats: &Stats) {
     let counters = [
-        ("attempts", "Attempts to send a request to an endpoint", stats.attempts),
-        ("retries", "Attempts after the first", stats.retries),
-        ("retry_budget_exhausted", "Retries refused by the retry budget", stats.retry_budget_exhausted),
-        ("hedges", "Hedged attempts", stats.hedges),
-        ("rate_limited_calls", "Calls rejected by a rate limit of a policy", stats.rate_limited_calls),
-        ("dropped_calls", "Calls dropped by the region table of their service", stats.dropped_calls),
-        ("injected_aborts", "Calls aborted by fault injection of a policy", stats.injected_aborts),
-        ("mirrored_calls", "Calls mirrored to another service", stats.mirrored_calls),
-        ("mirrors_failed", "Mirrored calls without a response", stats.mirrors_failed),
-        ("mirrors_skipped", "Mirrored calls that were not sent", stats.mirrors_skipped),
-        (
-            "attempts_without_endpoint",
-            "Attempts without an available endpoint",
-            stats.attempts_without_endpoint,
-        ),
-        (
-            "lookaside_fallbacks",
-            "Calls decided by the records because the service's own lookaside never responded",
-            stats.lookaside_fallbacks,
-        ),
-        (
-            "panic_picks",
-            "Attempts picked at the panic threshold, ignoring outliers and health",
-            stats.panic_picks,
-        ),
         ("upstream_connections_opened", "Connections opened to endpoints", stats.connections_opened),
         ("upstream_connection_reuses", "Attempts over a reused connection", stats.connection_reuses),
     ];

@@ -210,8 +210,8 @@ fn render(records: &[Arc<RequestRecord>], form: PageFormat) -> Response {
 impl ServiceRow {
     fn of(name: &ServiceName, target: &Target) -> Self {
         let metrics = &target.metrics;
-        let regions =
-            metrics.responses.iter().filter(|(_, region_metrics)| region_metrics.classes() != [0; 5]);
+        let total = metrics.responses.total();
+        let regions = total.iter().filter(|(_, region_metrics)| region_metrics.classes() != [0; 5]);
         Self {
             service: name.to_string(),
             responses: metrics.responses.classes(),

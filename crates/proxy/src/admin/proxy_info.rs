@@ -71,7 +71,7 @@ impl ProxyInfo {
             ("access-log", log.to_owned()),
             ("access-log-one-in", access_log.one_in.to_string()),
             ("trace-to", traces.as_ref().map_or_else(none, |traces| traces.to.to_string())),
-            ("trace-one-in", traces.as_ref().map_or_else(none, |traces| traces.one_in.to_string())),
+            ("trace-sampler", traces.as_ref().map_or_else(none, |traces| traces.sampler.to_string())),
             ("metrics-per-endpoint", endpoints.is_some().to_string()),
         ];
         Self {

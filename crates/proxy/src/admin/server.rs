@@ -2,17 +2,14 @@
 
 use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
-use axum::{Router, extract, http::header, response::IntoResponse, routing::get};
+use axum::{Router, extract, response::IntoResponse, routing::get};
 use fairmesh_listen::{Limits, PageListener, table};
 use fairmesh_model::Probe;
-use http::StatusCode;
+use http::{HeaderMap, StatusCode};
 use tokio::{net::TcpListener, task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::admin::{metrics, pages, state::AdminState};
-
-/// Content type of the OpenMetrics text format.
-const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Time for requests in flight when the server stops.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
@@ -55,6 +52,9 @@ async fn readiness(extract::State(state): extract::State<AdminState>) -> (Status
     }
 }
 
-async fn metrics_page(extract::State(state): extract::State<AdminState>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, OPEN_METRICS)], metrics::text(&state))
+async fn metrics_page(
+    extract::State(state): extract::State<AdminState>,
+    headers: HeaderMap,
+) -> impl IntoResponse {
+    fairmesh_exposition::page("proxy", &headers, |registry| metrics::register(&state, registry))
 }

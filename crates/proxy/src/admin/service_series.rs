@@ -1,10 +1,14 @@
-//! Metric series by service, region, status or endpoint.
+//! Metric series by service, route, backend, region, status or endpoint.
+
+mod call_counters;
+mod endpoints;
 
 use std::{
     fmt,
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
+use fairmesh_client::proxy_support::{PathName, PathNumber};
 use prometheus_client::{
     encoding::{EncodeMetric, MetricEncoder, NoLabelSet},
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
@@ -13,9 +17,7 @@ use prometheus_client::{
 
 use crate::{
     forward::{services::Services, target::Target},
-    observe::{
-        endpoint_metrics::EndpointMetrics, observer::RequestObserver, service_metrics::ServiceMetrics,
-    },
+    observe::{observer::RequestObserver, response_metrics::PathMetrics, service_metrics::ServiceMetrics},
 };
 
 /// `from_region` while the proxy's region is unknown.
@@ -33,7 +35,7 @@ pub(crate) fn register(registry: &mut Registry, services: &Arc<Services>, observ
     let of = |kind| ServiceFamily { kind, services: Arc::clone(services) };
     registry.register(
         "responses",
-        "Responses by service, status class and regions",
+        "Responses by service, route, backend, status class and regions",
         of(ServiceSeries::Responses),
     );
     registry.register(
@@ -51,11 +53,9 @@ pub(crate) fn register(registry: &mut Registry, services: &Arc<Services>, observ
     );
     let help = "Endpoints that the proxy avoids because of the outcomes of its calls, by service";
     registry.register("ejected_endpoints", help, EjectedFamily { services: Arc::clone(services) });
+    call_counters::register(registry, services);
     if let Some(endpoints) = &observer.endpoints {
-        let of = |is_time| EndpointFamily { is_time, endpoints: Arc::clone(endpoints) };
-        registry.register("endpoint_attempts", "Attempts by endpoint and outcome", of(false));
-        let help = "Duration of attempts by endpoint";
-        registry.register_with_unit("endpoint_attempt_duration", help, Unit::Seconds, of(true));
+        endpoints::register(registry, endpoints);
     }
     let dropped = ConstCounter::new(observer.access.dropped());
     registry.register(
@@ -89,6 +89,23 @@ enum ServiceSeries {
     Durations,
 }
 
+/// The metrics of one service, as called from its home region.
+struct ServiceView<'a> {
+    name: &'a str,
+    home: &'a str,
+    metrics: &'a ServiceMetrics,
+    /// The names of a route and backend.
+    path_name: &'a dyn Fn(PathNumber) -> PathName,
+}
+
+/// Those of one of its routes and backends.
+struct PathView<'a> {
+    service: &'a str,
+    home: &'a str,
+    path: PathName,
+    metrics: &'a PathMetrics,
+}
+
 /// The number of ejected endpoints of each service.
 #[derive(Debug)]
 struct EjectedFamily {
@@ -109,20 +126,20 @@ impl EncodeMetric for EjectedFamily {
     }
 }
 
-/// One metric family with a series for each endpoint.
-#[derive(Debug)]
-struct EndpointFamily {
-    is_time: bool,
-    endpoints: Arc<EndpointMetrics>,
-}
-
 impl EncodeMetric for ServiceFamily {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
         let (labelled, overflow) = self.services.labelled();
         for (name, target) in labelled {
-            self.series(&mut encoder, &name.to_string(), &home(&target), &target.metrics)?;
+            let (name, home, path_name) =
+                (name.to_string(), home(&target), |path| target.handle.path_name(path));
+            let metrics = &target.metrics;
+            let view = ServiceView { name: &name, home: &home, metrics, path_name: &path_name };
+            view.encode(self.kind, &mut encoder)?;
         }
-        overflow.map_or(Ok(()), |metrics| self.series(&mut encoder, OVERFLOW, UNKNOWN, &metrics))
+        let Some(overflow) = overflow else { return Ok(()) };
+        let (metrics, path_name) = (&overflow.metrics, |_| PathName::overflow());
+        let view = ServiceView { name: OVERFLOW, home: UNKNOWN, metrics, path_name: &path_name };
+        view.encode(self.kind, &mut encoder)
     }
 
     fn metric_type(&self) -> MetricType {
@@ -133,16 +150,10 @@ impl EncodeMetric for ServiceFamily {
     }
 }
 
-impl ServiceFamily {
-    /// Encodes the series of one service as called from region `from`.
-    fn series(
-        &self,
-        encoder: &mut MetricEncoder<'_>,
-        name: &str,
-        from: &str,
-        metrics: &ServiceMetrics,
-    ) -> fmt::Result {
-        match self.kind {
+impl ServiceView<'_> {
+    fn encode(&self, kind: ServiceSeries, encoder: &mut MetricEncoder<'_>) -> fmt::Result {
+        let Self { name, metrics, .. } = *self;
+        match kind {
             ServiceSeries::Faults => count(encoder, &[("service", name)], metrics.faults.load(Relaxed)),
             ServiceSeries::GrpcStatus => {
                 let mut statuses = metrics.grpc_statuses.iter();
@@ -150,40 +161,50 @@ impl ServiceFamily {
                     count(encoder, &[("service", name), ("code", code)], responses)
                 })
             }
-            ServiceSeries::Responses => responses(encoder, name, from, metrics),
-            ServiceSeries::Durations => durations(encoder, name, from, metrics),
+            ServiceSeries::Responses => self.paths().try_for_each(|path| path.responses(encoder)),
+            ServiceSeries::Durations => self.paths().try_for_each(|path| path.durations(encoder)),
         }
+    }
+
+    fn paths(&self) -> impl Iterator<Item = PathView<'_>> {
+        let Self { name: service, home, metrics, path_name } = *self;
+        let paths = metrics.responses.paths();
+        paths.map(move |(path, metrics)| PathView { service, home, path: path_name(path), metrics })
     }
 }
 
-fn responses(
-    encoder: &mut MetricEncoder<'_>,
-    name: &str,
-    from: &str,
-    metrics: &ServiceMetrics,
-) -> fmt::Result {
-    for (to, region) in metrics.responses.iter() {
-        for (class, responses) in ["1xx", "2xx", "3xx", "4xx", "5xx"].into_iter().zip(region.classes()) {
-            let labels = [("service", name), ("class", class), ("from_region", from), ("to_region", to)];
-            count(encoder, &labels, responses)?;
+impl PathView<'_> {
+    fn responses(&self, encoder: &mut MetricEncoder<'_>) -> fmt::Result {
+        for (to, region) in self.metrics.iter() {
+            for (class, responses) in ["1xx", "2xx", "3xx", "4xx", "5xx"].into_iter().zip(region.classes()) {
+                let [service, from, to, route, backend] = self.labels(to);
+                count(encoder, &[service, ("class", class), from, to, route, backend], responses)?;
+            }
         }
+        Ok(())
     }
-    Ok(())
-}
 
-fn durations(
-    encoder: &mut MetricEncoder<'_>,
-    name: &str,
-    from: &str,
-    metrics: &ServiceMetrics,
-) -> fmt::Result {
-    for (to, region) in metrics.responses.iter() {
-        let (buckets, sum) = region.durations();
-        let count = buckets.iter().map(|(_, count)| count).sum();
-        let labels = [("service", name), ("from_region", from), ("to_region", to)];
-        encoder.encode_family(&labels)?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
+    fn durations(&self, encoder: &mut MetricEncoder<'_>) -> fmt::Result {
+        for (to, region) in self.metrics.iter() {
+            let (buckets, sum) = region.durations();
+            let count = buckets.iter().map(|(_, count)| count).sum();
+            let labels = self.labels(to);
+            let mut series = encoder.encode_family(&labels)?;
+            series.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
+        }
+        Ok(())
     }
-    Ok(())
+
+    fn labels<'a>(&'a self, to: &'a str) -> [(&'static str, &'a str); 5] {
+        let Self { service, home, path: PathName { route, backend, .. }, .. } = self;
+        [
+            ("service", service),
+            ("from_region", home),
+            ("to_region", to),
+            ("route", route),
+            ("backend", backend),
+        ]
+    }
 }
 
 fn home(target: &Target) -> String {
@@ -196,27 +217,4 @@ fn count<const N: usize>(
     count: u64,
 ) -> fmt::Result {
     encoder.encode_family(labels)?.encode_counter::<NoLabelSet, _, u64>(&count, None)
-}
-
-impl EncodeMetric for EndpointFamily {
-    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
-        for row in self.endpoints.rows() {
-            // Not `instance`, which Prometheus sets to the scraped proxy.
-            let labels = [("service", &*row.service), ("endpoint", &*row.instance), ("region", &*row.region)];
-            if self.is_time {
-                let mut encoder = encoder.encode_family(&labels)?;
-                encoder.encode_counter::<NoLabelSet, _, u64>(&row.seconds, None)?;
-                continue;
-            }
-            for (outcome, attempts) in row.outcomes {
-                let [service, endpoint, region] = labels;
-                count(&mut encoder, &[service, endpoint, region, ("outcome", outcome)], attempts)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn metric_type(&self) -> MetricType {
-        MetricType::Counter
-    }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use fairmesh_client::{
     Body, BoxError, Fault, FaultKind, ServiceName,
-    proxy_support::{BodyObserver, SentRequest},
+    proxy_support::{BodyObserver, CallNotes, SentRequest},
 };
 use fairmesh_headers::{grpc_content_type, is_grpc};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
@@ -25,7 +25,7 @@ use crate::{
     metrics::ProxyMetrics,
     observe::{
         counter::{GaugeGuard, increment},
-        observation::Observation,
+        observation::CallEnd,
         observer::RequestObserver,
         request_info::Arrival,
     },
@@ -148,7 +148,8 @@ impl Forwarder {
         if let Some(trace) = observation.as_ref().and_then(|observation| observation.trace()) {
             parts.extensions.insert(trace.clone());
         }
-        let sent = target.handle.send_unpin(Request::from_parts(parts, body)).await;
+        let notes = CallNotes::default();
+        let sent = target.handle.send_noted(Request::from_parts(parts, body), &notes).await;
         let mut upgraded_region = None;
         let (mut response, fault) = match sent {
             Ok(mut response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
@@ -170,10 +171,17 @@ impl Forwarder {
             }
         };
         let region = upgraded_region.as_ref().or_else(|| server_region(&response));
-        target.metrics.responses.record(region, response.status(), began.elapsed());
+        target.metrics.responses.record(notes.path(), region, response.status(), began.elapsed());
         let awaits_grpc_status = is_grpc && !target.metrics.grpc_statuses.record(response.headers());
-        if observation.is_some() || awaits_grpc_status {
-            watch(observation, target, &mut response, fault.as_ref(), awaits_grpc_status);
+        match observation {
+            Some(observation) => {
+                let call = CallEnd { fault: fault.as_ref(), notes: &notes };
+                observation.response_started(&mut response, call, awaits_grpc_status);
+            }
+            None if awaits_grpc_status => {
+                response.body_mut().observe(Arc::clone(target) as Arc<dyn BodyObserver>);
+            }
+            None => {}
         }
         response
     }
@@ -216,19 +224,5 @@ impl Forwarder {
 
     pub(crate) fn tunnels(&self) -> &Tunnels {
         &self.tunnels
-    }
-}
-
-/// Registers the observation, or else the service's counter of gRPC statuses, on the response body.
-fn watch(
-    observation: Option<Box<Observation>>,
-    target: &Arc<Target>,
-    response: &mut Response<Body>,
-    fault: Option<&Fault>,
-    awaits_grpc_status: bool,
-) {
-    match observation {
-        Some(observation) => observation.response_started(response, fault, awaits_grpc_status),
-        None => response.body_mut().observe(Arc::clone(target) as Arc<dyn BodyObserver>),
     }
 }

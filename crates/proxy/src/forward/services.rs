@@ -5,7 +5,7 @@ mod eviction;
 use std::{
     collections::HashMap,
     sync::{
-        Arc, PoisonError, RwLock,
+        Arc, Mutex, PoisonError, RwLock,
         atomic::{
             AtomicU64,
             Ordering::{Acquire, Release},
@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::{Mesh, ServiceName, discovery::ServiceState};
+use fairmesh_client::{Mesh, ServiceName, ServiceStats, discovery::ServiceState};
 use tokio::time::{Instant, timeout};
 
 use crate::{
@@ -43,10 +43,19 @@ pub(crate) struct Services {
     pub(crate) index: RwLock<ServiceIndex>,
     /// Counters of evicted services.
     pub(crate) evicted: ServiceMetrics,
+    /// Likewise, those of the library.
+    pub(crate) evicted_calls: Mutex<ServiceStats>,
     /// Services evicted because they were not called.
     pub(crate) evictions: AtomicU64,
     /// Requests refused because the table was full.
     pub(crate) refused: AtomicU64,
+}
+
+/// The sum of several services.
+#[derive(Debug)]
+pub(crate) struct SummedServices {
+    pub(crate) metrics: ServiceMetrics,
+    pub(crate) calls: ServiceStats,
 }
 
 #[derive(Debug, Default)]
@@ -74,6 +83,7 @@ impl Services {
             limits,
             index: RwLock::default(),
             evicted: ServiceMetrics::default(),
+            evicted_calls: Mutex::default(),
             evictions: AtomicU64::new(0),
             refused: AtomicU64::new(0),
         }
@@ -148,14 +158,18 @@ impl Services {
     }
 
     /// The services with their own series, sorted by name, and the sum of all others if any of them was called.
-    pub(crate) fn labelled(&self) -> (Vec<(ServiceName, Arc<Target>)>, Option<ServiceMetrics>) {
+    pub(crate) fn labelled(&self) -> (Vec<(ServiceName, Arc<Target>)>, Option<SummedServices>) {
         let (labelled, others): (Vec<_>, Vec<_>) =
             self.all().into_iter().partition(|(_, target)| target.is_labelled);
-        let rest = ServiceMetrics::default();
-        rest.add(&self.evicted);
-        others.iter().for_each(|(_, target)| rest.add(&target.metrics));
-        let any = rest.responses.classes() != [0; 5];
-        (labelled, any.then_some(rest))
+        let metrics = ServiceMetrics::default();
+        metrics.add(&self.evicted);
+        let mut calls = *self.evicted_calls.lock().unwrap_or_else(PoisonError::into_inner);
+        for (_, target) in &others {
+            metrics.add(&target.metrics);
+            calls += target.handle.stats();
+        }
+        let any = metrics.responses.classes() != [0; 5];
+        (labelled, any.then_some(SummedServices { metrics, calls }))
     }
 
     /// Waits without a time limit until the proxy can serve these listeners.

@@ -56,7 +56,7 @@ impl ConnectionMetrics {
                 &self.stalled_responses,
             ),
             (
-                "proxy_protocol_errors",
+                "invalid_proxy_headers",
                 "Connections without a valid PROXY protocol header",
                 &self.proxy_protocol_errors,
             ),

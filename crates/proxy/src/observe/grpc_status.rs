@@ -33,6 +33,17 @@ const NAMES: [&str; 18] = [
 ];
 const NO_STATUS: usize = NAMES.len() - 1;
 
+/// The name of a code.
+pub(crate) fn status_name(code: u16) -> &'static str {
+    NAMES.get(usize::from(code)).copied().unwrap_or(NAMES[NO_STATUS])
+}
+
+/// Whether a status is a failure of the server, and not of the client (OpenTelemetry, semantic conventions of gRPC): UNKNOWN,
+/// DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE and DATA_LOSS.
+pub(crate) fn is_server_failure(code: u16) -> bool {
+    matches!(code, 2 | 4 | 12 | 13 | 14 | 15)
+}
+
 /// Number of calls by status; allocated by the first one, since most services do not use gRPC.
 #[derive(Debug, Default)]
 pub(crate) struct GrpcStatusCounts(OnceLock<Box<[AtomicU64; NAMES.len()]>>);

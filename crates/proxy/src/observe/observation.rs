@@ -5,14 +5,14 @@ use std::{sync::Arc, time::Duration};
 use fairmesh_client::{
     Body, Fault, Step, Trace,
     observe::AttemptRecord,
-    proxy_support::{BodyEnd, BodyObserver},
+    proxy_support::{BodyEnd, BodyObserver, CallNotes},
 };
 use http::{HeaderMap, Response, StatusCode};
 
 use crate::observe::{
     completion::{CompletionWatch, ObservedRequest},
     explain_header,
-    request_info::{RequestInfo, RequestOutcome},
+    request_info::RequestOutcome,
 };
 
 /// Status of requests whose client disconnected before the response, used only in logs and records, as in nginx.
@@ -31,6 +31,13 @@ pub(crate) struct Observation {
     pub(crate) is_recorded: bool,
 }
 
+/// What is known of a call besides its response.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CallEnd<'a> {
+    pub(crate) fault: Option<&'a Fault>,
+    pub(crate) notes: &'a CallNotes,
+}
+
 impl Observation {
     /// The trace in which the library stores the attempts.
     pub(crate) fn trace(&self) -> Option<&Trace> {
@@ -42,11 +49,11 @@ impl Observation {
     pub(crate) fn response_started(
         mut self: Box<Self>,
         http_response: &mut Response<Body>,
-        fault: Option<&Fault>,
+        call: CallEnd<'_>,
         awaits_grpc_status: bool,
     ) {
         let Some(observed) = self.observed.take() else { return };
-        let outcome = self.outcome_of(&observed.request, http_response, fault);
+        let outcome = self.outcome_of(&observed, http_response, call);
         if self.explain {
             let RequestOutcome { attempt_log, attempts, .. } = &outcome;
             explain_header::write(
@@ -79,17 +86,19 @@ impl Observation {
 
     fn outcome_of(
         &self,
-        request: &RequestInfo,
+        observed: &ObservedRequest,
         http_response: &Response<Body>,
-        fault: Option<&Fault>,
+        CallEnd { fault, notes }: CallEnd<'_>,
     ) -> RequestOutcome {
-        let took = request.began.elapsed();
+        let took = observed.request.began.elapsed();
         let (tried, reasons) = self.take_attempts(took);
         let server = http_response.body().responder();
         // The response of a tunnel has no server any more.
         let last = tried.last().filter(|tried| tried.outcome.is_ok()).map(|tried| &tried.endpoint);
         RequestOutcome {
             status: http_response.status(),
+            path: Some(observed.target.handle.path_name(notes.path())),
+            injected: notes.injected(),
             fault: fault.map(|fault| fault.kind().label()),
             message: fault.map(ToString::to_string),
             attempts: server.map(|(_, tries)| tries).or(fault.map(Fault::attempts)).unwrap_or(tried.len()),
@@ -115,6 +124,9 @@ impl Drop for Observation {
         let (tried, reasons) = self.take_attempts(took);
         let outcome = RequestOutcome {
             status: StatusCode::from_u16(CLIENT_CLOSED_REQUEST).unwrap_or_default(),
+            // The call is gone, and its notes with it.
+            path: None,
+            injected: None,
             fault: Some("given_up"),
             message: Some("the client disconnected before the response".into()),
             server: None,

@@ -2,10 +2,16 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use fairmesh_client::{EndpointTarget, Step, observe::AttemptRecord, proxy_support::BodyEnd};
+use fairmesh_client::{
+    EndpointTarget, Step,
+    observe::AttemptRecord,
+    proxy_support::{BodyEnd, PathName},
+};
 use fairmesh_headers::{SpanContext, is_grpc};
 use http::{HeaderValue, Method, StatusCode, Uri, Version, header, request::Parts};
 use tokio::time::Instant;
+
+use crate::observe::grpc_status::{is_server_failure, status_name};
 
 /// Maximum length of a path.
 const MAX_PATH: usize = 1024;
@@ -41,6 +47,10 @@ pub(crate) struct RequestInfo {
 #[derive(Debug)]
 pub(crate) struct RequestOutcome {
     pub(crate) status: StatusCode,
+    /// The route and backend; `None` if the client disconnected before the response.
+    pub(crate) path: Option<PathName>,
+    /// The faults that the route injected.
+    pub(crate) injected: Option<&'static str>,
     /// Kind of the fault if no server responded.
     pub(crate) fault: Option<&'static str>,
     pub(crate) message: Option<String>,
@@ -106,14 +116,20 @@ pub(crate) struct CompletedRequest<'a> {
 }
 
 impl CompletedRequest<'_> {
-    /// Kind and message of a failure; `None` if neither the server nor the proxy failed.
+    /// Kind and message of a failure by the semantic conventions of server spans; `None` if neither the server nor the proxy failed. A
+    /// request that was refused because of what the client did (4xx, and the statuses of gRPC that correspond) is no failure.
     pub(crate) fn error(&self) -> Option<(String, String)> {
         let outcome = self.outcome;
-        if let Some(fault) = outcome.fault {
-            return Some((fault.into(), outcome.message.clone().unwrap_or_default()));
+        let failed = match self.grpc_status {
+            Some(code) => is_server_failure(code).then(|| status_name(code).to_owned()),
+            None => outcome.status.is_server_error().then(|| outcome.status.as_u16().to_string()),
+        };
+        if let Some(kind) = failed {
+            let kind = outcome.fault.map_or(kind, ToOwned::to_owned);
+            return Some((kind, outcome.message.clone().unwrap_or_default()));
         }
-        if outcome.status.is_server_error() {
-            return Some((outcome.status.as_u16().to_string(), String::new()));
+        if outcome.fault.is_some() {
+            return None;
         }
         let words = match self.end {
             BodyEnd::Complete => return None,

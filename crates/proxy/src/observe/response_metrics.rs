@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::Region;
+use fairmesh_client::{Region, proxy_support::PathNumber};
 use http::StatusCode;
 
 use crate::observe::counter::increment;
@@ -35,9 +35,16 @@ pub(crate) struct RegionMetrics {
     sum_us: AtomicU64,
 }
 
+/// Responses by route and backend, and by region.
+#[derive(Debug)]
+pub(crate) struct ResponseMetrics {
+    /// By number of the route and backend.
+    paths: [OnceLock<Box<PathMetrics>>; PathNumber::COUNT],
+}
+
 /// Responses by region.
 #[derive(Debug, Default)]
-pub(crate) struct ResponseMetrics {
+pub(crate) struct PathMetrics {
     /// In the order of the first response; the nearest region usually is first, so that the search is short.
     regions: [OnceLock<Box<(Region, RegionMetrics)>>; MAX_REGIONS],
     overflow: OnceLock<Box<RegionMetrics>>,
@@ -76,13 +83,68 @@ impl RegionMetrics {
     }
 }
 
+impl Default for ResponseMetrics {
+    fn default() -> Self {
+        Self { paths: [const { OnceLock::new() }; PathNumber::COUNT] }
+    }
+}
+
 impl ResponseMetrics {
-    /// Counts a response of a server in region `from`, or of the proxy.
+    /// Counts a response of a server in region `from`, or of the proxy, to a call by this route and backend.
     #[inline]
-    pub(crate) fn record(&self, from: Option<&Region>, status: StatusCode, took: Duration) {
-        from.map_or(&self.no_server, |region| self.region(region)).record(status, took);
+    pub(crate) fn record(&self, path: PathNumber, from: Option<&Region>, status: StatusCode, took: Duration) {
+        let metrics = self.path(path);
+        from.map_or(&metrics.no_server, |region| metrics.region(region)).record(status, took);
     }
 
+    #[inline]
+    fn path(&self, path: PathNumber) -> &PathMetrics {
+        self.paths[path.index()].get_or_init(Box::default)
+    }
+
+    /// Adds the counts of another service, whose routes have other names.
+    pub(crate) fn add(&self, other: &Self) {
+        other.paths().for_each(|(_, metrics)| self.path(PathNumber::OTHER).add(metrics));
+    }
+
+    /// Each route and backend that had a response.
+    pub(crate) fn paths(&self) -> impl Iterator<Item = (PathNumber, &PathMetrics)> {
+        PathNumber::all().zip(&self.paths).filter_map(|(path, slot)| Some((path, &**slot.get()?)))
+    }
+
+    /// All of them by region.
+    fn regions(&self) -> impl Iterator<Item = &RegionMetrics> {
+        self.paths().flat_map(|(_, metrics)| metrics.iter().map(|(_, region)| region))
+    }
+
+    /// The sum of all routes and backends.
+    pub(crate) fn total(&self) -> PathMetrics {
+        let total = PathMetrics::default();
+        self.paths().for_each(|(_, metrics)| total.add(metrics));
+        total
+    }
+
+    /// Number of responses of each status class.
+    pub(crate) fn classes(&self) -> [u64; 5] {
+        self.regions().fold([0; 5], |sums, metrics| {
+            let more = metrics.classes();
+            std::array::from_fn(|class| sums[class] + more[class])
+        })
+    }
+
+    /// Mean time to the response headers in seconds; `None` before the first response.
+    pub(crate) fn mean_seconds(&self) -> Option<f64> {
+        let (mut count, mut seconds) = (0, 0.0);
+        for metrics in self.regions() {
+            let (buckets, sum) = metrics.durations();
+            count += buckets.iter().map(|(_, count)| count).sum::<u64>();
+            seconds += sum;
+        }
+        (count > 0).then(|| seconds / count as f64)
+    }
+}
+
+impl PathMetrics {
     #[inline]
     fn region(&self, region: &Region) -> &RegionMetrics {
         for slot in &self.regions {
@@ -95,8 +157,7 @@ impl ResponseMetrics {
         self.overflow.get_or_init(Box::default)
     }
 
-    /// Adds the counts of `other`.
-    pub(crate) fn add(&self, other: &Self) {
+    fn add(&self, other: &Self) {
         self.no_server.add(&other.no_server);
         let regions = other.regions.iter().filter_map(|slot| slot.get());
         regions.for_each(|known| self.region(&known.0).add(&known.1));
@@ -111,25 +172,6 @@ impl ResponseMetrics {
         let regions = regions.map(|known| (known.0.as_str(), &known.1));
         let overflow = self.overflow.get().map(|overflow| (OVERFLOW, &**overflow));
         std::iter::once((NO_SERVER, &self.no_server)).chain(regions).chain(overflow)
-    }
-
-    /// Number of responses of each status class.
-    pub(crate) fn classes(&self) -> [u64; 5] {
-        self.iter().fold([0; 5], |sums, (_, metrics)| {
-            let more = metrics.classes();
-            std::array::from_fn(|class| sums[class] + more[class])
-        })
-    }
-
-    /// Mean time to the response headers in seconds; `None` before the first response.
-    pub(crate) fn mean_seconds(&self) -> Option<f64> {
-        let (mut count, mut seconds) = (0, 0.0);
-        for (_, metrics) in self.iter() {
-            let (buckets, sum) = metrics.durations();
-            count += buckets.iter().map(|(_, count)| count).sum::<u64>();
-            seconds += sum;
-        }
-        (count > 0).then(|| seconds / count as f64)
     }
 }
 
@@ -157,13 +199,19 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for number in (0..MAX_REGIONS + 3).cycle().take(1_000 * (MAX_REGIONS + 3)) {
-                        responses.record(Some(&region(number)), StatusCode::OK, Duration::ZERO);
+                        responses.record(
+                            PathNumber::default(),
+                            Some(&region(number)),
+                            StatusCode::OK,
+                            Duration::ZERO,
+                        );
                     }
                 });
             }
         });
-        responses.record(None, StatusCode::SERVICE_UNAVAILABLE, Duration::ZERO);
-        let each: Vec<_> = responses.iter().map(|(name, metrics)| (name, metrics.classes()[1])).collect();
+        responses.record(PathNumber::default(), None, StatusCode::SERVICE_UNAVAILABLE, Duration::ZERO);
+        let total = responses.total();
+        let each: Vec<_> = total.iter().map(|(name, metrics)| (name, metrics.classes()[1])).collect();
         assert_eq!(each.len(), MAX_REGIONS + 2, "{each:?}");
         assert_eq!((each[0], each[MAX_REGIONS + 1]), (("(none)", 0), ("(other)", 12_000)));
         assert!(each[1..=MAX_REGIONS].iter().all(|(_, count)| *count == 4_000), "{each:?}");

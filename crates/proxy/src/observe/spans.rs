@@ -11,7 +11,7 @@ use std::{
 use fairmesh_client::observe::AttemptRecord;
 use fairmesh_headers::{SpanContext, TRACEPARENT, TRACESTATE};
 use fairmesh_model::arith::mix64;
-use fairmesh_otlp::{AttributeValue, Collector, Counts, Exporter, Span, SpanKind};
+use fairmesh_otlp::{AttributeValue, Collector, Counts, Exporter, RootSampler, Sampler, Span, SpanKind};
 use http::{HeaderMap, Method, Version};
 use tokio::time::Instant;
 
@@ -26,9 +26,10 @@ const MAX_TRACESTATE: usize = 512;
 pub struct TraceConfig {
     /// Receiver of the spans.
     pub to: Collector,
-    /// Starts a trace for one of this many requests without one; 0 for none. Requests with a trace are exported if it
-    /// is sampled.
-    pub one_in: u64,
+    /// Which requests are exported.
+    pub sampler: Sampler,
+    /// Further attributes of this process, which replace its own.
+    pub resource: Vec<(String, String)>,
     /// Identity of this proxy among others (`service.instance.id`).
     pub instance: String,
 }
@@ -37,7 +38,7 @@ pub struct TraceConfig {
 #[derive(Debug)]
 pub(crate) struct Tracer {
     exporter: Exporter,
-    one_in: u64,
+    sampler: Sampler,
     seen: AtomicU64,
     /// A random start and a counter: mixed numbers do not repeat.
     ids: AtomicU64,
@@ -55,16 +56,21 @@ pub(crate) struct ActiveSpan {
 
 impl Tracer {
     pub(crate) fn start(traces: &TraceConfig) -> Self {
-        let about = vec![
-            ("service.name", AttributeValue::from("fairmesh-proxy")),
-            ("service.version", env!("CARGO_PKG_VERSION").into()),
-            ("service.instance.id", traces.instance.as_str().into()),
+        let own = [
+            ("service.name", "fairmesh-proxy"),
+            ("service.version", env!("CARGO_PKG_VERSION")),
+            ("service.instance.id", &traces.instance),
         ];
+        let given = |key: &str| traces.resource.iter().any(|(name, _)| name == key);
+        let own =
+            own.into_iter().filter(|(key, _)| !given(key)).map(|(key, value)| (key.to_owned(), value.into()));
+        let resource = traces.resource.iter().map(|(key, value)| (key.clone(), value.as_str().into()));
+        let about = own.chain(resource).collect();
         // Hash keys are the standard library's source of randomness.
         let random = || RandomState::new().hash_one(0);
         Self {
             exporter: Exporter::start(&traces.to, about),
-            one_in: traces.one_in,
+            sampler: traces.sampler,
             seen: AtomicU64::new(0),
             ids: AtomicU64::new(random()),
             salt: random(),
@@ -77,14 +83,14 @@ impl Tracer {
             true => SpanContext::read(headers),
             false => None,
         };
-        if parent.map_or_else(|| !self.is_sampled(headers), |parent| !parent.sampled) {
-            return None;
-        }
+        let trace = match parent {
+            Some(parent) => self.is_sampled(parent).then_some(parent.trace)?,
+            None => self.root(headers)?,
+        };
         let state = headers.get(TRACESTATE).filter(|_| parent.is_some());
         let state = state.and_then(|state| state.to_str().ok()).filter(|state| state.len() <= MAX_TRACESTATE);
         let state = state.unwrap_or_default().to_owned();
         let span = self.id();
-        let trace = parent.map_or_else(|| u128::from(self.id()) << 64 | u128::from(self.id()), |p| p.trace);
         let own = SpanContext { trace, span, sampled: true };
         if parent.is_none() {
             // It belongs to a context that could not be parsed.
@@ -94,12 +100,25 @@ impl Tracer {
         Some(ActiveSpan { own, parent: parent.map_or(0, |parent| parent.span), state })
     }
 
-    /// Whether a request without a valid context starts a trace. Requests with a B3 context do not, since two traces
-    /// could not be correlated.
-    fn is_sampled(&self, headers: &HeaderMap) -> bool {
-        self.one_in > 0
-            && self.seen.fetch_add(1, Relaxed).is_multiple_of(self.one_in)
-            && !["b3", "x-b3-traceid", "x-b3-sampled"].iter().any(|name| headers.contains_key(*name))
+    /// Whether a request of another's trace is exported.
+    fn is_sampled(&self, parent: SpanContext) -> bool {
+        if self.sampler.follows_parent { parent.sampled } else { self.takes(parent.trace) }
+    }
+
+    /// The trace that a request without a valid context starts, if it is sampled. Requests with a B3 context start none, since two
+    /// traces could not be correlated.
+    fn root(&self, headers: &HeaderMap) -> Option<u128> {
+        if self.sampler.roots == RootSampler::OneIn(0) {
+            return None;
+        }
+        let trace = u128::from(self.id()) << 64 | u128::from(self.id());
+        let is_of_b3 =
+            || ["b3", "x-b3-traceid", "x-b3-sampled"].iter().any(|name| headers.contains_key(*name));
+        (self.takes(trace) && !is_of_b3()).then_some(trace)
+    }
+
+    fn takes(&self, trace: u128) -> bool {
+        self.sampler.roots.takes(trace, || self.seen.fetch_add(1, Relaxed))
     }
 
     fn id(&self) -> u64 {
@@ -141,6 +160,12 @@ fn request_span(span: &ActiveSpan, request: &RequestInfo, completed: &CompletedR
         .push(("http.response.body.size", i64::try_from(completed.bytes_out).unwrap_or(i64::MAX).into()));
     attributes.extend(grpc_attributes(request, completed.grpc_status));
     attributes.push(("fairmesh.service", completed.service.as_str().into()));
+    if let Some(path) = &outcome.path {
+        attributes.push(("fairmesh.route", path.route.as_str().into()));
+        attributes.push(("fairmesh.backend", path.backend.as_str().into()));
+    }
+    attributes.extend(outcome.fault.map(|fault| ("fairmesh.fault", fault.into())));
+    attributes.extend(outcome.injected.map(|injected| ("fairmesh.injected_fault", injected.into())));
     attributes.push(("fairmesh.attempts", i64::try_from(outcome.attempts).unwrap_or(i64::MAX).into()));
     let error = completed.error();
     attributes.extend(error.as_ref().map(|(kind, _)| ("error.type", kind.as_str().into())));

@@ -3,7 +3,9 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use fairmesh_client::{
-    Body, FaultKind, InstanceId, Region, Tunnel, discovery::ServiceState, proxy_support::ConnectResult,
+    Body, FaultKind, InstanceId, Region, Tunnel,
+    discovery::ServiceState,
+    proxy_support::{CallNotes, ConnectResult, PathName},
 };
 use fairmesh_model::HostPort;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
@@ -50,6 +52,7 @@ struct TunnelAttempt {
     status: StatusCode,
     fault: Option<FaultKind>,
     server: Option<(InstanceId, Region)>,
+    notes: CallNotes,
 }
 
 impl Forwarder {
@@ -99,8 +102,9 @@ impl Forwarder {
         let client = ClientUpgrade::take(&mut parts.extensions);
         rewrite::rewrite_host(&mut parts, client_info);
         parts.extensions.clear();
-        let opened =
-            target.handle.open_tunnel(Request::from_parts(parts, ()), client_info.allows_connect).await;
+        let notes = CallNotes::default();
+        let request = Request::from_parts(parts, ());
+        let opened = target.handle.open_tunnel(request, client_info.allows_connect, &notes).await;
         let mut server = None;
         let (response, fault) = match opened {
             Ok(ConnectResult::Tunnel(tunnel)) => {
@@ -120,8 +124,14 @@ impl Forwarder {
                 (error_response::from_fault(&fault, None), Some(fault.kind()))
             }
         };
-        let attempt =
-            TunnelAttempt { caller: client_info.caller, began, status: response.status(), fault, server };
+        let attempt = TunnelAttempt {
+            caller: client_info.caller,
+            began,
+            status: response.status(),
+            fault,
+            server,
+            notes,
+        };
         self.record_tunnel(&named, &target, attempt);
         response
     }
@@ -150,11 +160,15 @@ impl Forwarder {
 
     /// Counts and logs a request for a tunnel.
     fn record_tunnel(&self, named: &str, target: &Target, attempt: TunnelAttempt) {
-        let TunnelAttempt { caller, began, status, fault, server } = attempt;
+        let TunnelAttempt { caller, began, status, fault, server, notes } = attempt;
         let took = began.elapsed();
         let (instance, region) = server.unzip();
-        target.metrics.responses.record(region.as_ref(), status, took);
+        target.metrics.responses.record(notes.path(), region.as_ref(), status, took);
+        let PathName { route, backend, .. } = target.handle.path_name(notes.path());
         self.observer.log_tunnel(fault.is_some(), || AccessLogEntry {
+            route,
+            backend,
+            injected: notes.injected(),
             time: seconds(unix_time().saturating_sub(took)),
             service: target.handle.name().to_string(),
             method: Method::CONNECT.to_string(),

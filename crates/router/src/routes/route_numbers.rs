@@ -114,6 +114,7 @@ impl RouteNumbers {
             name: _,
             matches: _,
             split,
+            first_path: _,
             class: _,
             timeouts: own,
             idempotent: _,

@@ -164,11 +164,14 @@ fn a_split_shares_by_weight_and_sends_nothing_to_weight_0() {
     let split =
         vec![backend("shop/off", 0), backend("shop/old", 90), backend("shop/no", 0), backend("shop/new", 10)];
     let rule = Rule::new(&route(0, Match::default(), split), "", None);
+    let own = ServiceName::new("shop/own").unwrap();
     let mut counts = std::collections::BTreeMap::new();
     let anything =
         RequestView::<[(String, String)]> { host: "", path: "/", method: "GET", headers: &[], grpc: false };
     for seed in 0..100_000 {
-        *counts.entry(rule.backend(&anything, seed).unwrap().service.to_string()).or_insert(0_u32) += 1;
+        let (backend, path) = rule.backend(&anything, seed, &own);
+        assert_eq!(rule.split[path as usize - 1].service, *backend);
+        *counts.entry(backend.service.to_string()).or_insert(0_u32) += 1;
     }
     assert_eq!(counts.len(), 2);
     assert!((9_500..10_500).contains(&counts["new"]), "{counts:?}");
@@ -185,7 +188,7 @@ fn a_split_stays_with_a_key_and_changed_weights_move_few_keys() {
     let of = |rule: &Rule, user: usize, seed: u64| {
         let headers = [("x-user".to_owned(), user.to_string())];
         let request = RequestView { host: "", path: "/", method: "GET", headers: &headers[..], grpc: false };
-        rule.backend(&request, seed).unwrap().service.to_string()
+        rule.backend(&request, seed, &ServiceName::new("shop/own").unwrap()).0.service.to_string()
     };
     let (before, after) = (rule(90, 10), rule(80, 20));
     let (mut new, mut moved) = (0, 0);
@@ -200,7 +203,11 @@ fn a_split_stays_with_a_key_and_changed_weights_move_few_keys() {
             headers: &[],
             grpc: false,
         };
-        assert_eq!(before.backend(&request, 7).unwrap().service.to_string(), first, "from the second source");
+        assert_eq!(
+            before.backend(&request, 7, &ServiceName::new("shop/own").unwrap()).0.service.to_string(),
+            first,
+            "from the second source"
+        );
         new += usize::from(first == "new");
         let second = of(&after, user, 1);
         moved += usize::from(first != second);

@@ -69,7 +69,7 @@ pub(crate) fn try_fast<'a>(
         Err(unresolved) => match *unresolved {
             Unresolved::Fault(fault) if fault.kind() == FaultKind::RateLimited => {
                 count(&mesh.counters.calls);
-                count(&mesh.counters.rate_limited_calls);
+                handle.count(|counters| &counters.rate_limited_calls);
                 return slow(call, Stage::Refused(fault));
             }
             Unresolved::Fault(_) | Unresolved::Waiting(..) => return None,
@@ -84,7 +84,7 @@ pub(crate) fn try_fast<'a>(
     let Ok(picked) = call.pick(snapshot, options, at) else {
         return slow(call, Stage::Routed);
     };
-    let pool = picked_pool(mesh, &call, &picked);
+    let pool = picked_pool(handle, &call, &picked);
     drop(picked);
     let left = call.server_deadline(now).map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
     let name = DEADLINE;
@@ -92,7 +92,7 @@ pub(crate) fn try_fast<'a>(
     let Some(mut exchange) = pool.begin_borrowed(head, request.body) else {
         return slow(call, Stage::Begun(FirstAttempt::Picked(pool, now)));
     };
-    let attempt = Attempt::begin(mesh, &call, pool, now);
+    let attempt = Attempt::begin(handle, &call, pool, now);
     exchange.bound_unsent(|| attempt.timeouts(mesh, &call));
     // Its request is complete, and nearly always sent with one write.
     let response_by = now.saturating_add(nanos(call.response_header_timeout()));

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use super::slow_call::{SlowCall, Stage};
 use crate::{
     call::{AttemptOutcome, Call, CallStart},
+    discovery::PathNumber,
     dispatch::{attempt::Attempt, retry::FirstAttempt},
     service::handle::Handle,
     transport::{
@@ -63,6 +64,12 @@ impl<'a> FastCall<'a> {
         };
         self.owned = Some(Box::new(owned));
         Poll::Ready(None)
+    }
+
+    /// Its route and backend.
+    #[inline]
+    pub fn path(&self) -> PathNumber {
+        self.call.path()
     }
 
     /// Ends the call, whose response was read.

@@ -14,7 +14,7 @@ use crate::{
         route::Routed,
     },
     fault::Fault,
-    observe::count,
+    observe::{CallNotes, count},
     response_body::Body,
     service::handle::Handle,
     transport::{self, EndpointPool, Head, RequestBody},
@@ -48,25 +48,25 @@ impl<'a> SlowCall<'a> {
         Self { handle, call, start, stage, is_body_dropped: false }
     }
 
-    /// Continues as [`ServiceHandle::send`](crate::ServiceHandle::send); the request has no body where that was
+    /// Continues as [`ServiceHandle::send_noted`](crate::ServiceHandle::send_noted); the request has no body where that was
     /// dropped.
     ///
     /// # Errors
     /// As that.
-    pub async fn send<B>(self, request: Request<B>) -> Result<Response<Body>, Fault>
+    pub async fn send<B>(self, request: Request<B>, notes: &CallNotes) -> Result<Response<Body>, Fault>
     where
         B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
         B::Error: Into<BoxError>,
     {
         let mesh = &self.handle.mesh;
-        let result = self.execute(request).await;
+        let result = self.execute(request, notes).await;
         if result.is_err() {
             count(&mesh.counters.faults);
         }
         result
     }
 
-    async fn execute<B>(self, request: Request<B>) -> Result<Response<Body>, Fault>
+    async fn execute<B>(self, request: Request<B>, notes: &CallNotes) -> Result<Response<Body>, Fault>
     where
         B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
         B::Error: Into<BoxError>,
@@ -74,7 +74,8 @@ impl<'a> SlowCall<'a> {
         let Self { handle, mut call, start, stage, is_body_dropped } = self;
         let (mut parts, body) = request.into_parts();
         let body = RequestBody::take_unpin(body).await.map_err(body_error)?;
-        let dispatch = DispatchContext { handle, options: &handle.context, start, trace: None };
+        let dispatch = DispatchContext { handle, options: &handle.context, start, trace: None, notes };
+        notes.set_path(call.path());
         let mut pending = Some(transport::Request::new(Head::take(handle, &mut parts)?, body));
         let result = match stage {
             Stage::Refused(fault) => return Err(fault),

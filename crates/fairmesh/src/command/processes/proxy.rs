@@ -4,6 +4,7 @@ mod admin_page;
 mod capture;
 mod endpoints;
 mod status;
+mod traces;
 
 use std::{collections::BTreeMap, path::PathBuf, process::ExitCode, sync::Arc, thread, time::Duration};
 
@@ -12,7 +13,7 @@ use fairmesh_client::Mesh;
 use fairmesh_model::{Label, Location, MeshRole, Protocol, Region, SpiffePath, spec};
 use fairmesh_proxy::{
     AccessLogConfig, AccessLogFormat, Collector, EndpointMetrics, InboundConfig, InboundEndpoint,
-    InboundServer, Limits, ListenerConfig, ProxyConfig, TlsFiles, TraceConfig, check_tls,
+    InboundServer, Limits, ListenerConfig, ProxyConfig, TlsFiles, check_tls,
 };
 use fairmesh_wire::{environment, transport::Address};
 
@@ -111,12 +112,12 @@ struct ServeArgs {
     #[arg(long)]
     metrics_per_endpoint: bool,
     /// A trace collector: http://ip:4318 for OTLP over HTTP, grpc://ip:4317 for OTLP over gRPC. Requests whose
-    /// 'traceparent' is sampled are exported.
+    /// 'traceparent' is sampled are exported [default: OTEL_EXPORTER_OTLP_ENDPOINT].
     #[arg(long, value_name = "URL")]
     trace_to: Option<Collector>,
-    /// Start a trace for one of N requests that have none; 0 for none.
-    #[arg(long, default_value_t = 100, value_name = "N", requires = "trace_to")]
-    trace_one_in: u64,
+    /// Start a trace for one of N requests that have none; 0 for none [default: OTEL_TRACES_SAMPLER, else 100].
+    #[arg(long, value_name = "N")]
+    trace_one_in: Option<u64>,
     /// Time limit for requests in flight after SIGTERM.
     #[arg(long, value_parser = spec::read_duration, default_value = "25s")]
     drain_deadline: Duration,
@@ -249,12 +250,11 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
 fn config(args: ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> ProxyConfig {
     let (options, cores, limits) = (client_settings(&args), cores(&args), limits(&args));
     let instance = args.client_id.unwrap_or_else(host_name);
-    let one_in = args.trace_one_in;
     ProxyConfig {
         cores,
         limits,
         access_log: AccessLogConfig { form: args.access_log.into(), one_in: args.access_log_one_in },
-        traces: args.trace_to.map(|to| TraceConfig { to, one_in, instance }),
+        traces: traces::config(args.trace_to, args.trace_one_in, instance),
         endpoints,
         options,
         listen: args.listen,

@@ -8,8 +8,12 @@ type Series = (String, Vec<(String, String)>);
 pub(crate) type Samples = BTreeMap<Series, f64>;
 
 /// The kinds of metrics, and what the names of their samples may end in.
-const SUFFIXES: [(&str, &[&str]); 3] =
-    [("counter", &["_total"]), ("gauge", &[""]), ("histogram", &["_bucket", "_sum", "_count"])];
+const SUFFIXES: [(&str, &[&str]); 4] = [
+    ("info", &["_info"]),
+    ("counter", &["_total"]),
+    ("gauge", &[""]),
+    ("histogram", &["_bucket", "_sum", "_count"]),
+];
 
 /// Every sample.
 ///

@@ -45,6 +45,11 @@ impl TraceCollector {
         spans
     }
 
+    /// All spans that came.
+    pub(crate) fn all(&self) -> Vec<Span> {
+        self.spans.lock().unwrap().clone()
+    }
+
     /// How many spans came.
     pub(crate) fn count(&self) -> usize {
         self.spans.lock().unwrap().len()

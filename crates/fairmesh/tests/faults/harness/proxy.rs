@@ -1,9 +1,10 @@
+use http::Request;
 use http_body_util::{BodyExt as _, Empty};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 
 use fairmesh_test_support::fairmesh;
 
-use super::{PATIENCE, Process, Program, Run, World, free_port, run, until};
+use super::{PATIENCE, Process, Program, Run, World, free_port, openmetrics, run, until};
 
 /// A proxy as a process.
 pub(crate) struct Proxy {
@@ -32,10 +33,11 @@ impl Proxy {
         program: impl FnOnce(std::path::PathBuf, &str) -> Program,
     ) -> Self {
         let [by_host, for_one, admin] = [(); 3].map(|()| format!("127.0.0.1:{}", free_port()));
+        let log = if arguments.contains("--access-log") { "" } else { "--access-log json " };
         let idle = if arguments.contains("--idle-timeout") { "" } else { "--idle-timeout 2s " };
         let args = format!(
             "proxy --agent {} --listen {by_host} --listen {for_one}=shop/one --admin {admin} --client-id proxy \
-             --access-log json {idle}{arguments}",
+             {log}{idle}{arguments}",
             world.agent_address()
         );
         let process = Process::start(program(world.path("proxy.log"), args.trim()));
@@ -63,18 +65,32 @@ impl Proxy {
     }
 
     pub(crate) async fn page(&self, path: &str) -> String {
+        self.get(path, "*/*").await
+    }
+
+    /// Its metrics, as OpenMetrics.
+    pub(crate) async fn samples(&self) -> openmetrics::Samples {
+        openmetrics::read(&self.get("/metrics", "application/openmetrics-text").await)
+    }
+
+    async fn get(&self, path: &str, accept: &str) -> String {
         let asked = Client::builder(TokioExecutor::new()).build_http::<Empty<bytes::Bytes>>();
-        let answer = asked.get(format!("http://{}{path}", self.admin).parse().unwrap()).await.unwrap();
+        let request = Request::get(format!("http://{}{path}", self.admin)).header("accept", accept);
+        let answer = asked.request(request.body(Empty::new()).unwrap()).await.unwrap();
         String::from_utf8(answer.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap()
     }
 
-    /// A metric without labels, by its name behind `fairmesh_proxy_`.
+    /// A metric by its name behind `fairmesh_proxy_`: the sum of all its series.
     pub(crate) async fn metric(&self, name: &str) -> f64 {
         let page = self.page("/metrics").await;
-        let value = page
-            .lines()
-            .find_map(|line| line.strip_prefix("fairmesh_proxy_")?.strip_prefix(name)?.strip_prefix(' '));
-        value.unwrap_or_else(|| panic!("no {name} in {page}")).parse().unwrap()
+        assert!(page.contains(&format!("# TYPE fairmesh_proxy_{name} ")), "no {name} in {page}");
+        let value = |line: &str| {
+            let rest = line.strip_prefix("fairmesh_proxy_")?.strip_prefix(name)?;
+            let value =
+                rest.strip_prefix(' ').or_else(|| Some(rest.strip_prefix('{')?.rsplit_once("} ")?.1))?;
+            Some(value.parse::<f64>().unwrap())
+        };
+        page.lines().filter_map(value).sum()
     }
 
     /// Waits until a metric has at least this value. What ends a connection is counted on the loop of that connection, perhaps

@@ -62,6 +62,7 @@ impl Services {
         for name in due.collect::<Vec<ServiceName>>() {
             if let Some(target) = index.remove(&name) {
                 self.evicted.add(&target.metrics);
+                *self.evicted_calls.lock().unwrap_or_else(PoisonError::into_inner) += target.handle.stats();
                 increment(&self.evictions);
             }
         }

@@ -4,7 +4,7 @@ use std::{ops::Range, sync::Arc, task::Context};
 
 use fairmesh_client::{
     Body, EndpointTarget,
-    proxy_support::{FastCall, SlowCall},
+    proxy_support::{CallNotes, FastCall, SlowCall},
 };
 use fairmesh_headers::LOOP;
 use fairmesh_http::h1::{BorrowedRequest, BorrowedResponse, MIN_READ, header_storage};
@@ -142,13 +142,14 @@ impl<R: AsyncRead + Unpin + Send + 'static> RequestHandler<R> for Http1Handler<'
                 if worthwhile && passage.drop_body() {
                     connection.discard_body(body);
                 }
+                let path = passage.path();
                 let forwarded = connection.forward(length, |mut reply, context| {
                     let take = |response: &BorrowedResponse<'_>,
                                 server: &EndpointTarget,
                                 context: &mut Context<'_>| {
                         let closes = shutdown.is_started();
                         let region = Some(&server.location.region);
-                        target.metrics.responses.record(region, response.status, began.elapsed());
+                        target.metrics.responses.record(path, region, response.status, began.elapsed());
                         (!closes, reply.send(response, closes, context))
                     };
                     passage.poll(take, context)
@@ -186,7 +187,8 @@ impl Forwarder {
         let _in_flight = GaugeGuard::new(&target.metrics.in_flight);
         let (mut head, body) = request.into_parts();
         prepare_request(&mut head, client_info);
-        let response = match apart.send(Request::from_parts(head, body)).await {
+        let notes = CallNotes::default();
+        let response = match apart.send(Request::from_parts(head, body), &notes).await {
             Ok(mut response) => {
                 prepare_response(&mut response);
                 response
@@ -196,7 +198,8 @@ impl Forwarder {
                 error_response::from_fault(&fault, None)
             }
         };
-        target.metrics.responses.record(server_region(&response), response.status(), began.elapsed());
+        let region = server_region(&response);
+        target.metrics.responses.record(notes.path(), region, response.status(), began.elapsed());
         response
     }
 }

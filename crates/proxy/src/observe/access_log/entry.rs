@@ -8,12 +8,21 @@ use serde::Serialize;
 
 use crate::observe::request_info::{CompletedRequest, RequestInfo};
 
+/// The name of no route.
+const NO_ROUTE: &str = "(none)";
+
 /// The logged data of a request. Unknown values are left out.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct AccessLogEntry {
     /// Arrival in seconds since the Unix epoch, with milliseconds.
     pub(crate) time: f64,
     pub(crate) service: String,
+    /// The route of the service's policy; `(none)` without one.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) route: String,
+    /// The service that got the request: this one, or a backend of its route.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) backend: String,
     pub(crate) method: String,
     /// Without the query, which may contain secrets.
     pub(crate) path: String,
@@ -26,6 +35,9 @@ pub(crate) struct AccessLogEntry {
     /// Kind of the fault if no server responded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fault: Option<&'static str>,
+    /// The faults that the route injected.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) injected: Option<&'static str>,
     /// Set if the response did not end normally.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ended: Option<&'static str>,
@@ -54,9 +66,13 @@ impl AccessLogEntry {
         trace: Option<SpanContext>,
     ) -> Self {
         let outcome = completed.outcome;
+        let (route, backend) =
+            outcome.path.clone().map(|path| (path.route, path.backend)).unwrap_or_default();
         Self {
             time: seconds(request.time),
             service: completed.service.clone(),
+            route,
+            backend,
             method: request.method.to_string(),
             path: request.path().to_owned(),
             status: outcome.status.as_u16(),
@@ -64,6 +80,7 @@ impl AccessLogEntry {
             total_ms: millis(completed.took),
             caller: request.caller.to_string(),
             fault: outcome.fault,
+            injected: outcome.injected,
             ended: match completed.end {
                 BodyEnd::Complete => None,
                 BodyEnd::Failed => Some("broken"),
@@ -85,6 +102,13 @@ pub(crate) fn seconds(time: Duration) -> f64 {
     time.as_millis() as f64 / 1e3
 }
 
+/// A time of the Unix epoch by RFC 3339, in UTC and with milliseconds.
+fn timestamp(time: f64) -> String {
+    // Beyond the years that have four digits, which no clock shows.
+    jiff::Timestamp::from_millisecond((time * 1e3).round() as i64)
+        .map_or_else(|_| format!("{time:.3}"), |time| format!("{time:.3}"))
+}
+
 /// With microseconds.
 pub(crate) fn millis(time: Duration) -> f64 {
     time.as_micros() as f64 / 1e3
@@ -95,13 +119,19 @@ impl fmt::Display for AccessLogEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { time, service, method, path, status, ms, total_ms, caller, .. } = self;
         // Escaped, since a path may contain any characters.
-        write!(f, "{time:.3} {service} {method} {path:?} {status} {ms:.1} ms")?;
+        write!(f, "{} {service} {method} {path:?} {status} {ms:.1} ms", timestamp(*time))?;
         if total_ms - ms >= 0.1 {
             write!(f, " ({total_ms:.1} ms in all)")?;
         }
         write!(f, " {} B from {caller}", self.bytes_out)?;
         if let (Some(instance), Some(region)) = (&self.instance, &self.region) {
             write!(f, " by {instance} in {region}")?;
+        }
+        if !self.backend.is_empty() && self.backend != *service {
+            write!(f, " of {}", self.backend)?;
+        }
+        if !self.route.is_empty() && self.route != NO_ROUTE {
+            write!(f, " by route {}", self.route)?;
         }
         if self.attempts > 1 {
             write!(f, " after {} attempts", self.attempts)?;
@@ -111,6 +141,9 @@ impl fmt::Display for AccessLogEntry {
         }
         for problem in self.fault.iter().chain(&self.ended) {
             write!(f, " ({problem})")?;
+        }
+        if let Some(injected) = self.injected {
+            write!(f, " (injected {injected})")?;
         }
         self.trace_id.iter().try_for_each(|trace| write!(f, " trace {trace}"))
     }
@@ -138,8 +171,7 @@ mod tests {
     #[test]
     fn paths_are_escaped_in_both_formats() {
         let text = entry().to_string();
-        let expected =
-            r#"1.500 shop/cart GET "/a\n\u{1b}[31m\"" 503 2.2 ms 0 B from 127.0.0.1:1 (no_endpoints)"#;
+        let expected = r#"1970-01-01T00:00:01.500Z shop/cart GET "/a\n\u{1b}[31m\"" 503 2.2 ms 0 B from 127.0.0.1:1 (no_endpoints)"#;
         assert_eq!(text, expected);
         let json = serde_json::to_string(&entry()).unwrap();
         assert!(json.chars().all(|c| !c.is_control()), "{json}");
@@ -161,11 +193,14 @@ mod tests {
             bytes_out: 7,
             grpc_status: Some(14),
             trace_id: Some("4bf9".into()),
+            route: "checkout".into(),
+            backend: "shop/canary".into(),
+            injected: Some("delay"),
             path: "/".into(),
             ..entry()
         };
-        let expected = "1.500 shop/cart GET \"/\" 200 2.2 ms (12.0 ms in all) 7 B from 127.0.0.1:1 by cart-0 in eu \
-            after 2 attempts grpc-status 14 (broken) trace 4bf9";
+        let expected = "1970-01-01T00:00:01.500Z shop/cart GET \"/\" 200 2.2 ms (12.0 ms in all) 7 B from 127.0.0.1:1 by cart-0 in eu \
+            of shop/canary by route checkout after 2 attempts grpc-status 14 (broken) (injected delay) trace 4bf9";
         assert_eq!(entry.to_string(), expected);
     }
 }

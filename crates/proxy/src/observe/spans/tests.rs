@@ -4,7 +4,8 @@ const CALLERS: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
 fn tracer(one_in: u64) -> Tracer {
     let to = "http://127.0.0.1:9".parse().unwrap();
-    Tracer::start(&TraceConfig { to, one_in, instance: "test".into() })
+    let sampler = Sampler { follows_parent: true, roots: RootSampler::OneIn(one_in) };
+    Tracer::start(&TraceConfig { to, sampler, resource: Vec::new(), instance: "test".into() })
 }
 
 fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
@@ -53,6 +54,21 @@ async fn requests_without_a_valid_context_start_traces() {
         assert!(!headers_in.contains_key("tracestate"), "it belonged to an invalid context");
         assert!(seen.insert(begun.own.trace) && seen.insert(begun.own.span.into()));
     }
+}
+
+#[tokio::test]
+async fn a_sampler_that_follows_no_parent_decides_by_the_trace_id() {
+    let (mut all, mut none) = (tracer(0), tracer(0));
+    all.sampler = Sampler { follows_parent: false, roots: RootSampler::share(1.0) };
+    none.sampler = Sampler { follows_parent: false, roots: RootSampler::share(0.0) };
+    let unrecorded = CALLERS.replace("-01", "-00");
+    let begun = all.begin(&mut headers(&[("traceparent", &unrecorded)])).unwrap();
+    assert!(
+        begun.own.sampled
+            && begun.own.trace == SpanContext::read(&headers(&[("traceparent", CALLERS)])).unwrap().trace
+    );
+    assert!(none.begin(&mut headers(&[("traceparent", CALLERS)])).is_none());
+    assert!(all.begin(&mut headers(&[])).is_some() && none.begin(&mut headers(&[])).is_none());
 }
 
 #[test]

@@ -1,0 +1,139 @@
+use std::{
+    collections::HashMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use fairmesh_model::{Label, ServiceName};
+use fairmesh_router::ServiceTable;
+
+/// The most pairs of route and backend of a service that are told apart, so that a policy cannot make metrics grow.
+const MAX_PATHS: u8 = 32;
+/// The name of those beyond it, and of the route of calls without one; not valid names.
+const OVERFLOW: &str = "(other)";
+const NO_ROUTE: &str = "(none)";
+
+/// A route and backend of a service by number, for counters without a lookup. A number keeps its meaning as long as the service is
+/// followed, whatever its policy becomes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PathNumber(u8);
+
+/// The names behind a [`PathNumber`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PathName {
+    /// The route; `(none)` without one, `(other)` beyond the maximum.
+    pub route: String,
+    /// The service that gets the calls; `(other)` beyond the maximum.
+    pub backend: String,
+}
+
+/// The numbers of one service, given when its policy is compiled.
+#[derive(Debug, Default)]
+pub(super) struct CallPaths(Mutex<KnownPaths>);
+
+#[derive(Debug, Default)]
+struct KnownPaths {
+    numbers: HashMap<(Label, ServiceName), PathNumber>,
+    /// From number 1 on.
+    names: Vec<(Label, ServiceName)>,
+}
+
+impl PathName {
+    /// The names of calls beyond the maximum.
+    pub fn overflow() -> Self {
+        Self { route: OVERFLOW.to_owned(), backend: OVERFLOW.to_owned() }
+    }
+}
+
+impl PathNumber {
+    /// Calls beyond the maximum.
+    pub const OTHER: Self = Self(MAX_PATHS + 1);
+    /// How many numbers there are.
+    pub const COUNT: usize = MAX_PATHS as usize + 2;
+
+    /// All numbers.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..=Self::OTHER.0).map(Self)
+    }
+
+    /// Less than [`COUNT`](Self::COUNT).
+    #[inline]
+    pub fn index(self) -> usize {
+        self.0.into()
+    }
+
+    pub(crate) fn to_byte(self) -> u8 {
+        self.0
+    }
+
+    pub(crate) fn from_byte(byte: u8) -> Self {
+        Self(byte.min(Self::OTHER.0))
+    }
+}
+
+impl CallPaths {
+    /// The number of each of the table's paths, by position plus one; the first is that of calls without a route.
+    pub(super) fn number(&self, table: &ServiceTable) -> Box<[PathNumber]> {
+        let mut known = self.lock();
+        let numbers = table.paths().map(|(route, backend)| known.number(route, backend));
+        std::iter::once(PathNumber::default()).chain(numbers).collect()
+    }
+
+    /// The names of a number of `service`.
+    pub(super) fn name(&self, number: PathNumber, service: &ServiceName) -> PathName {
+        let known = self.lock();
+        let (route, backend) = match number.index().checked_sub(1) {
+            None => (NO_ROUTE.to_owned(), service.to_string()),
+            Some(position) => match known.names.get(position) {
+                Some((route, backend)) => (route.to_string(), backend.to_string()),
+                None => return PathName::overflow(),
+            },
+        };
+        PathName { route, backend }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, KnownPaths> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl KnownPaths {
+    fn number(&mut self, route: &Label, backend: &ServiceName) -> PathNumber {
+        let path = (route.clone(), backend.clone());
+        if let Some(number) = self.numbers.get(&path) {
+            return *number;
+        }
+        let next = match u8::try_from(self.names.len() + 1) {
+            Ok(next) if next <= MAX_PATHS => PathNumber(next),
+            _ => return PathNumber::OTHER,
+        };
+        self.names.push(path.clone());
+        self.numbers.insert(path, next);
+        next
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_keep_their_numbers_and_share_one_beyond_the_maximum() {
+        let (paths, service) = (CallPaths::default(), ServiceName::new("shop/web").unwrap());
+        let number = |route: &str| paths.lock().number(&Label::new(route).unwrap(), &service);
+        let first = number("canary");
+        let all: Vec<_> = (0..100).map(|n| number(&format!("route-{n}"))).collect();
+        assert_eq!(
+            (number("canary"), number("route-0"), number("route-99")),
+            (first, all[0], PathNumber::OTHER)
+        );
+        assert_eq!(all.iter().filter(|number| **number == PathNumber::OTHER).count(), 100 + 1 - 32);
+        let name = |number| paths.name(number, &service).route;
+        assert_eq!(name(first), "canary");
+        assert_eq!(
+            (name(PathNumber::default()), name(PathNumber::OTHER)),
+            ("(none)".into(), "(other)".into())
+        );
+        assert_eq!(PathNumber::all().last().map(PathNumber::index), Some(PathNumber::COUNT - 1));
+    }
+}

@@ -1,0 +1,42 @@
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
+use crate::discovery::PathNumber;
+
+const ABORT: u8 = 1;
+const DELAY: u8 = 2;
+
+/// What a call that failed tells as well as one that got a response: for the proxy, whose counters, access log and spans have it.
+#[derive(Debug, Default)]
+pub struct CallNotes {
+    path: AtomicU8,
+    injected: AtomicU8,
+}
+
+impl CallNotes {
+    /// The route and backend, once the call was routed.
+    pub fn path(&self) -> PathNumber {
+        PathNumber::from_byte(self.path.load(Relaxed))
+    }
+
+    /// The faults that its route injected.
+    pub fn injected(&self) -> Option<&'static str> {
+        match self.injected.load(Relaxed) {
+            0 => None,
+            ABORT => Some("abort"),
+            DELAY => Some("delay"),
+            _ => Some("delay,abort"),
+        }
+    }
+
+    pub(crate) fn set_path(&self, path: PathNumber) {
+        self.path.store(path.to_byte(), Relaxed);
+    }
+
+    pub(crate) fn note_abort(&self) {
+        self.injected.fetch_or(ABORT, Relaxed);
+    }
+
+    pub(crate) fn note_delay(&self) {
+        self.injected.fetch_or(DELAY, Relaxed);
+    }
+}

@@ -1,0 +1,235 @@
+//! The environment variables of OpenTelemetry (specification, SDK configuration by environment variables; OTLP exporter
+//! configuration), as far as they concern traces.
+
+use http::{HeaderName, HeaderValue};
+
+use crate::{Collector, RootSampler, Sampler};
+
+/// Values that are set. A variable that cannot be used is left out and named in the warnings, as the specification says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Environment {
+    /// `OTEL_SDK_DISABLED`, or `OTEL_TRACES_EXPORTER=none`.
+    pub disabled: bool,
+    /// `OTEL_EXPORTER_OTLP_ENDPOINT` with the protocol of `OTEL_EXPORTER_OTLP_PROTOCOL`, or those of traces alone.
+    pub collector: Option<Collector>,
+    /// `OTEL_EXPORTER_OTLP_HEADERS`, for every collector.
+    pub headers: Vec<(HeaderName, HeaderValue)>,
+    /// `OTEL_RESOURCE_ATTRIBUTES`, and `OTEL_SERVICE_NAME` as `service.name`.
+    pub resource: Vec<(String, String)>,
+    /// `OTEL_TRACES_SAMPLER` with `OTEL_TRACES_SAMPLER_ARG`.
+    pub sampler: Option<Sampler>,
+    /// What cannot be used, and why.
+    pub warnings: Vec<String>,
+}
+
+impl Environment {
+    /// Reads the variables. An empty one counts as unset.
+    pub fn read(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let get = |name: &str| {
+            variable(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
+        };
+        let of_traces = |name: &str| {
+            let [specific, general] = ["OTEL_EXPORTER_OTLP_TRACES_", "OTEL_EXPORTER_OTLP_"];
+            get(&format!("{specific}{name}")).or_else(|| get(&format!("{general}{name}")))
+        };
+        let mut this = Self {
+            disabled: get("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true")),
+            ..Self::default()
+        };
+        match get("OTEL_TRACES_EXPORTER").as_deref() {
+            Some("none") => this.disabled = true,
+            Some("otlp") | None => {}
+            Some(other) => {
+                this.warn(format!("OTEL_TRACES_EXPORTER={other}: spans are exported by OTLP alone"))
+            }
+        }
+        let is_specific = get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT").is_some();
+        if let Some(endpoint) = of_traces("ENDPOINT") {
+            this.read_endpoint(&endpoint, of_traces("PROTOCOL").as_deref(), is_specific);
+        }
+        if let Some(headers) = of_traces("HEADERS") {
+            this.read_headers(&headers);
+        }
+        if let Some(attributes) = get("OTEL_RESOURCE_ATTRIBUTES") {
+            this.read_resource(&attributes);
+        }
+        if let Some(name) = get("OTEL_SERVICE_NAME") {
+            this.resource.retain(|(key, _)| key != "service.name");
+            this.resource.push(("service.name".to_owned(), name));
+        }
+        if let Some(name) = get("OTEL_TRACES_SAMPLER") {
+            this.read_sampler(&name, get("OTEL_TRACES_SAMPLER_ARG").as_deref());
+        }
+        this
+    }
+
+    fn warn(&mut self, warning: String) {
+        self.warnings.push(warning);
+    }
+
+    /// The endpoint of all signals is a base, below which traces have a path of their own.
+    fn read_endpoint(&mut self, endpoint: &str, protocol: Option<&str>, is_specific: bool) {
+        let is_grpc = match protocol {
+            Some("grpc") => true,
+            Some("http/protobuf") | None => false,
+            Some(other) => {
+                self.warn(format!(
+                    "OTEL_EXPORTER_OTLP_PROTOCOL={other}: http/protobuf is used; grpc would be the other"
+                ));
+                false
+            }
+        };
+        let Some(rest) = endpoint.strip_prefix("http://") else {
+            let message = "only http:// is spoken; use an agent of the collector on this machine";
+            return self.warn(format!("OTEL_EXPORTER_OTLP_ENDPOINT={endpoint}: {message}"));
+        };
+        let base = rest.trim_end_matches('/');
+        let text = match (is_grpc, is_specific) {
+            (true, _) => format!("grpc://{base}"),
+            (false, true) => endpoint.to_owned(),
+            (false, false) => format!("http://{base}/v1/traces"),
+        };
+        match text.parse() {
+            Ok(collector) => self.collector = Some(collector),
+            Err(problem) => self.warn(format!("OTEL_EXPORTER_OTLP_ENDPOINT: {problem}")),
+        }
+    }
+
+    fn read_headers(&mut self, text: &str) {
+        for (name, value) in pairs(text) {
+            let header = name.parse().ok().zip(HeaderValue::from_str(&value).ok());
+            match header {
+                Some((name, mut value)) => {
+                    // It may be a password.
+                    value.set_sensitive(true);
+                    self.headers.push((name, value));
+                }
+                None => self.warn(format!("OTEL_EXPORTER_OTLP_HEADERS: '{name}' is not a header")),
+            }
+        }
+    }
+
+    fn read_resource(&mut self, text: &str) {
+        for (key, value) in pairs(text) {
+            self.resource.retain(|(known, _)| *known != key);
+            self.resource.push((key, value));
+        }
+    }
+
+    fn read_sampler(&mut self, name: &str, argument: Option<&str>) {
+        let (follows_parent, rest) = match name.strip_prefix("parentbased_") {
+            Some(rest) => (true, rest),
+            None => (false, name),
+        };
+        let roots = match rest {
+            "always_on" => RootSampler::OneIn(1),
+            "always_off" => RootSampler::OneIn(0),
+            "traceidratio" => match argument.map(str::parse) {
+                None => RootSampler::share(1.0),
+                Some(Ok(share)) if (0.0..=1.0).contains(&share) => RootSampler::share(share),
+                Some(_) => {
+                    self.warn("OTEL_TRACES_SAMPLER_ARG has to be from 0 to 1; all are sampled".to_owned());
+                    RootSampler::share(1.0)
+                }
+            },
+            _ => {
+                let known = "[parentbased_]always_on, always_off or traceidratio";
+                return self.warn(format!("OTEL_TRACES_SAMPLER={name} is not known; write {known}"));
+            }
+        };
+        self.sampler = Some(Sampler { follows_parent, roots });
+    }
+}
+
+/// `key=value` separated by commas, percent-encoded as in W3C Baggage.
+fn pairs(text: &str) -> impl Iterator<Item = (String, String)> {
+    let pairs = text.split(',').filter_map(|pair| pair.split_once('='));
+    pairs.map(|(key, value)| (decoded(key.trim()), decoded(value.trim())))
+}
+
+fn decoded(text: &str) -> String {
+    let (mut bytes, mut rest) = (Vec::with_capacity(text.len()), text.as_bytes());
+    while let Some((first, after)) = rest.split_first() {
+        let hex = after.get(..2).and_then(|hex| u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok());
+        match hex.filter(|_| *first == b'%') {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &after[2..];
+            }
+            None => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Environment {
+        Environment::read(|name| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn the_endpoint_of_all_signals_is_a_base_and_that_of_traces_is_whole() {
+        let to = |variables: &[(&str, &str)]| read(variables).collector.map(|to| to.to_string());
+        let base = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://otel:4318/");
+        assert_eq!(to(&[base]).as_deref(), Some("http://otel:4318/v1/traces"));
+        assert_eq!(
+            to(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://otel:4318/a")]).as_deref(),
+            Some("http://otel:4318/a/v1/traces")
+        );
+        let own = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://tempo:4318/own");
+        assert_eq!(to(&[base, own]).as_deref(), Some("http://tempo:4318/own"));
+        let grpc = ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
+        assert_eq!(
+            to(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://otel:4317"), grpc]).as_deref(),
+            Some("grpc://otel:4317")
+        );
+        for wrong in ["https://otel:4318", "otel:4318", "http://"] {
+            let read = read(&[("OTEL_EXPORTER_OTLP_ENDPOINT", wrong)]);
+            assert!(read.collector.is_none() && read.warnings.len() == 1, "{wrong}: {read:?}");
+        }
+        assert_eq!(read(&[]), Environment::default());
+        assert_eq!(read(&[("OTEL_SERVICE_NAME", " ")]), Environment::default(), "as unset");
+    }
+
+    #[test]
+    fn names_and_headers_are_decoded_and_the_name_of_the_service_wins() {
+        let read = read(&[
+            ("OTEL_RESOURCE_ATTRIBUTES", "service.name=no,deployment.environment.name=a%2Cb, x = y ,junk"),
+            ("OTEL_SERVICE_NAME", "edge"),
+            ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Basic%20YTpi,x-scope=shop,bad name=1"),
+        ]);
+        let resource: Vec<_> =
+            read.resource.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+        assert_eq!(resource, [("deployment.environment.name", "a,b"), ("x", "y"), ("service.name", "edge")]);
+        let headers: Vec<_> =
+            read.headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
+        assert_eq!(headers, [("authorization", &b"Basic YTpi"[..]), ("x-scope", b"shop")]);
+        assert!(!format!("{:?}", read.headers).contains("YTpi"), "secrets are not printed");
+        assert_eq!(read.warnings, ["OTEL_EXPORTER_OTLP_HEADERS: 'bad name' is not a header"]);
+    }
+
+    #[test]
+    fn samplers_are_those_of_the_specification() {
+        let sampler = |name, argument: &str| {
+            read(&[("OTEL_TRACES_SAMPLER", name), ("OTEL_TRACES_SAMPLER_ARG", argument)]).sampler
+        };
+        let of = |follows_parent, roots| Some(Sampler { follows_parent, roots });
+        assert_eq!(sampler("always_on", ""), of(false, RootSampler::OneIn(1)));
+        assert_eq!(sampler("parentbased_always_off", ""), of(true, RootSampler::OneIn(0)));
+        assert_eq!(sampler("traceidratio", "0.25"), of(false, RootSampler::share(0.25)));
+        assert_eq!(sampler("parentbased_traceidratio", "2"), of(true, RootSampler::share(1.0)));
+        assert_eq!(sampler("jaeger_remote", ""), None);
+        assert!(
+            read(&[("OTEL_SDK_DISABLED", "TRUE")]).disabled && !read(&[("OTEL_SDK_DISABLED", "1")]).disabled
+        );
+        assert!(read(&[("OTEL_TRACES_EXPORTER", "none")]).disabled);
+    }
+}

@@ -1,0 +1,64 @@
+use std::fmt;
+
+/// Which traces are exported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sampler {
+    /// Whether the parent's `sampled` flag decides where there is a parent.
+    pub follows_parent: bool,
+    /// Decides otherwise.
+    pub roots: RootSampler,
+}
+
+/// Which traces are exported that no parent decides on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RootSampler {
+    /// One of this many; 0 for none.
+    OneIn(u64),
+    /// Those whose trace id is below a bound, so that all processes of one share choose the same traces.
+    Share {
+        /// Compared with the low 63 bits of the id.
+        below: u64,
+    },
+}
+
+impl RootSampler {
+    /// The sampler `traceidratio` of OpenTelemetry for this share, from 0 to 1.
+    pub fn share(share: f64) -> Self {
+        Self::Share { below: (share.clamp(0.0, 1.0) * (1_u64 << 63) as f64) as u64 }
+    }
+
+    /// Whether a trace is exported, which is the `number`th.
+    #[inline]
+    pub fn takes(self, trace: u128, number: impl FnOnce() -> u64) -> bool {
+        match self {
+            Self::OneIn(0) => false,
+            Self::OneIn(n) => number().is_multiple_of(n),
+            Self::Share { below } => (trace as u64) >> 1 < below,
+        }
+    }
+}
+
+impl fmt::Display for Sampler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.roots {
+            RootSampler::OneIn(n) => write!(f, "one in {n}")?,
+            RootSampler::Share { below } => write!(f, "{} by trace id", below as f64 / (1_u64 << 63) as f64)?,
+        }
+        f.write_str(if self.follows_parent { ", or as the parent" } else { "" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_is_taken_by_the_trace_id() {
+        let taken = |share| {
+            let ids = (0..1_000_u128).map(|n| n * (u128::from(u64::MAX) / 1_000));
+            ids.filter(|id| RootSampler::share(share).takes(*id, || 0)).count()
+        };
+        assert_eq!((taken(0.0), taken(0.25), taken(1.0)), (0, 250, 1_000));
+        assert!(!RootSampler::OneIn(0).takes(0, || 0) && RootSampler::OneIn(2).takes(0, || 4));
+    }
+}
