@@ -3,6 +3,7 @@
 pub(crate) mod calibrate;
 pub(crate) mod call;
 mod caller_region;
+mod callers_behind;
 pub(crate) mod check;
 pub(crate) mod drain;
 pub(crate) mod explain;

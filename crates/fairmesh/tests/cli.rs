@@ -8,6 +8,7 @@ mod cli {
     pub(crate) mod calls;
     pub(crate) mod changes;
     pub(crate) mod check;
+    pub(crate) mod conventions;
     pub(crate) mod dev;
     pub(crate) mod endpoints;
     pub(crate) mod etcd;

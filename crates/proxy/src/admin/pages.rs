@@ -57,6 +57,7 @@ impl<S: Sync> FromRequestParts<S> for PageFormat {
 
 /// One service.
 #[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 struct ServiceRow {
     service: String,
     /// Responses by status class, 1xx to 5xx.
@@ -74,6 +75,7 @@ struct ServiceRow {
 
 /// State of the routing information of a service.
 #[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
 struct ServiceStatus {
     /// `ready`, `waiting`, `unknown` or `unavailable`.
     state: &'static str,
@@ -89,6 +91,7 @@ struct ServiceStatus {
 
 /// Source and age of the routing information.
 #[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 struct RoutingStatus {
     connected: bool,
     from: Option<String>,
@@ -103,6 +106,7 @@ struct RoutingStatus {
 }
 
 #[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 struct ConfigPage<'a> {
     #[serde(flatten)]
     about: ProxyInfoView<'a>,
