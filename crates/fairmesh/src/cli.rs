@@ -118,6 +118,8 @@ pub(crate) enum Command {
     Imbalance(command::imbalance::ImbalanceArgs),
     /// Call a service by name through the library.
     Call(command::call::CallArgs),
+    /// Print requests of a service as proxies complete them.
+    Tap(command::tap::TapArgs),
     /// Measure the speed of this machine, and propose its host type.
     Calibrate(command::calibrate::CalibrateArgs),
 
@@ -130,8 +132,8 @@ pub(crate) enum Command {
         /// The shell.
         shell: clap_complete::Shell,
     },
-    /// Print the version of this binary and its protocol versions.
-    Version(OutputArgs),
+    /// Print the version of this binary, and of the processes that it reaches.
+    Version(command::version::VersionArgs),
 }
 
 impl Command {
@@ -237,8 +239,7 @@ mod tests {
                 // An operator names the identities of agents.
                 let named = argument.get_env().map(|env| env.to_string_lossy().into_owned());
                 assert!(
-                    named.as_deref() == Some(variable)
-                        || ["agent", "control"].contains(&command_name.as_str()),
+                    named.as_deref() == Some(variable) || WITHOUT_FORMAT.contains(&command_name.as_str()),
                     "{command_name} --{name}: {named:?}"
                 );
             }

@@ -17,6 +17,7 @@ mod cli {
     pub(crate) mod listeners;
     pub(crate) mod membership;
     pub(crate) mod moves;
+    pub(crate) mod proxies;
     pub(crate) mod readme;
     pub(crate) mod refusals;
     pub(crate) mod replicas;

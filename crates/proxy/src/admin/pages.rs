@@ -19,7 +19,7 @@ use http::StatusCode;
 use serde::Serialize;
 
 use crate::{
-    admin::{endpoints_page, proxy_info::ProxyInfoView, state::AdminState},
+    admin::{endpoints_page, proxy_info::ProxyInfoView, routes_page, state::AdminState, tap_page},
     forward::target::Target,
     observe::recent_requests::{RecentRequests, RequestRecord},
 };
@@ -30,6 +30,9 @@ const INDEX: &str = "\
 /last                        why the last request of each service went where it went
 /services/TENANT/NAME/last   why the last requests of one service did
 /services/TENANT/NAME/endpoints  the endpoints of one service as this proxy sees them, with its ejections (JSON)
+/services/TENANT/NAME/routes     the policy by which this proxy routes calls of one service (JSON)
+/tap?service=TENANT/NAME     requests of one service as they complete, a line of JSON each; path=, method=, status=, failed=true,
+                             minMs= and oneIn= select
 /metrics                     counters, as OpenMetrics
 /readyz, /healthz            readiness and liveness
 
@@ -123,6 +126,8 @@ pub(crate) fn router() -> Router<AdminState> {
         .route("/last", get(last_requests))
         .route("/services/{tenant}/{name}/last", get(last_requests_of))
         .route("/services/{tenant}/{name}/endpoints", get(endpoints_page::endpoints))
+        .route("/services/{tenant}/{name}/routes", get(routes_page::routes))
+        .route("/tap", get(tap_page::tap))
 }
 
 async fn services(extract::State(state): extract::State<AdminState>) -> Json<Vec<ServiceRow>> {
