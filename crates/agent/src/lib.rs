@@ -197,7 +197,8 @@ fn follow(
     };
     let upstream = Follower::spawn(upstream, UpstreamSink::new(shared.clone()));
     let region = Some(config.location.region.clone());
-    upstream.set_peer_info(PeerInfo { kind: PeerKind::Agent, region, addresses: Vec::new() });
+    let version = Some(env!("CARGO_PKG_VERSION").to_owned());
+    upstream.set_peer_info(PeerInfo { kind: PeerKind::Agent, region, addresses: Vec::new(), version });
     upstream.subscribe_from(held);
     upstream
 }

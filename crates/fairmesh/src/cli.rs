@@ -12,7 +12,7 @@ use fairmesh_model::Invalid;
 
 pub(crate) use target_args::{AgentTarget, Format, OutputArgs, TargetArgs};
 
-use crate::{command, demo, failure::Failure, register};
+use crate::{command, demo, failure::Failure, output, register};
 
 /// A service mesh: programs call services by name, and every call goes straight to the right server.
 #[derive(Debug, Parser)]
@@ -26,7 +26,10 @@ pub(crate) struct Cli {
 impl Cli {
     /// Parses the arguments. Help, the version, and errors of clap itself are printed by clap, which ends the process.
     pub(crate) fn read() -> Result<Self, Failure> {
-        Self::try_parse().map_err(|error| refused(&error).unwrap_or_else(|| error.exit()))
+        let arguments: Vec<_> = std::env::args_os().collect();
+        output::select_messages(arguments.iter().filter_map(|argument| argument.to_str()));
+        Self::try_parse_from(arguments)
+            .map_err(|error| refused(&error).or_else(|| usage(&error)).unwrap_or_else(|| error.exit()))
     }
 }
 
@@ -39,6 +42,16 @@ fn refused(error: &clap::Error) -> Option<Failure> {
     };
     let argument = text(ContextKind::InvalidArg);
     Some(Failure::refused(format!("{argument}: {}", invalid.problem), invalid.hint.as_str()))
+}
+
+/// An error of usage, where messages are JSON; `None` if clap prints it, or help.
+fn usage(error: &clap::Error) -> Option<Failure> {
+    if !output::has_json_messages() || !error.use_stderr() {
+        return None;
+    }
+    let text = error.to_string();
+    let (message, rest) = text.split_once("\n\n").unwrap_or((&text, ""));
+    Some(Failure::refused(message.trim_start_matches("error: ").trim(), rest.trim()))
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 failed, or refused by the other side; 2 wrong usage or invalid input, \
@@ -105,6 +118,8 @@ pub(crate) enum Command {
     Imbalance(command::imbalance::ImbalanceArgs),
     /// Call a service by name through the library.
     Call(command::call::CallArgs),
+    /// Print requests of a service as proxies complete them.
+    Tap(command::tap::TapArgs),
     /// Measure the speed of this machine, and propose its host type.
     Calibrate(command::calibrate::CalibrateArgs),
 
@@ -117,8 +132,8 @@ pub(crate) enum Command {
         /// The shell.
         shell: clap_complete::Shell,
     },
-    /// Print the version of this binary and its protocol versions.
-    Version(OutputArgs),
+    /// Print the version of this binary, and of the processes that it reaches.
+    Version(command::version::VersionArgs),
 }
 
 impl Command {
@@ -138,10 +153,96 @@ pub(crate) struct Files {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use clap::{Arg, Command, CommandFactory};
 
     #[test]
     fn the_tree_of_commands_is_sound() {
         super::Cli::command().debug_assert();
+    }
+
+    /// All visible commands below this one, with their names.
+    fn walk(command: &Command, name: &str, found: &mut Vec<(String, Command)>) {
+        for below in command.get_subcommands().filter(|one| !one.is_hide_set() && one.get_name() != "help") {
+            let name = format!("{name}{} ", below.get_name());
+            walk(below, &name, found);
+            found.push((name.trim().to_owned(), below.clone()));
+        }
+    }
+
+    fn option<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
+        command.get_arguments().find(|argument| argument.get_long() == Some(name))
+    }
+
+    /// Commands whose output is not an object: processes, and those that print what another program said or reads.
+    const WITHOUT_FORMAT: &[&str] = &[
+        "control",
+        "agent",
+        "proxy",
+        "lookaside",
+        "rib replica",
+        "dev",
+        "register",
+        "kernel",
+        "call",
+        "wait",
+        "completions",
+        "rib",
+        "rib export",
+        "shards",
+        "identity",
+        "traffic",
+        "sim",
+        "traffic hold",
+        "traffic resume",
+        "kernel detach",
+    ];
+
+    #[test]
+    fn every_command_has_the_same_output_options() {
+        let (mut found, mut wrong) = (Vec::new(), Vec::new());
+        walk(&super::Cli::command(), "", &mut found);
+        for (name, command) in &found {
+            let (json, output) = (option(command, "json"), option(command, "output"));
+            let is_flag = json.is_some_and(|json| !json.get_action().takes_values());
+            let forms: Vec<_> = output.into_iter().flat_map(Arg::get_possible_values).collect();
+            let has = |form: &str| forms.iter().any(|value| value.get_name() == form);
+            let complete = is_flag
+                && output.is_some_and(|output| output.get_short() == Some('o'))
+                && ["table", "json", "yaml"].iter().all(|form| has(form));
+            let without = json.is_none() && output.is_none() && WITHOUT_FORMAT.contains(&name.as_str());
+            if !complete && !without {
+                wrong.push(name);
+            }
+        }
+        assert!(wrong.is_empty(), "these print something, and lack --json or -o, or have others: {wrong:?}");
+    }
+
+    #[test]
+    fn options_of_one_name_mean_the_same_everywhere() {
+        let mut found = Vec::new();
+        walk(&super::Cli::command(), "", &mut found);
+        // Option, and what names it in the environment.
+        let common = [("control", "FAIRMESH_CONTROL"), ("agent", "FAIRMESH_AGENT")];
+        for (command_name, command) in &found {
+            for argument in command.get_arguments().filter_map(Arg::get_long) {
+                assert!(
+                    argument.chars().all(|c| c.is_ascii_lowercase() || c == '-'),
+                    "{command_name} --{argument}"
+                );
+            }
+            for (name, variable) in common {
+                let Some(argument) =
+                    option(command, name).filter(|argument| argument.get_action().takes_values())
+                else {
+                    continue;
+                };
+                // An operator names the identities of agents.
+                let named = argument.get_env().map(|env| env.to_string_lossy().into_owned());
+                assert!(
+                    named.as_deref() == Some(variable) || WITHOUT_FORMAT.contains(&command_name.as_str()),
+                    "{command_name} --{name}: {named:?}"
+                );
+            }
+        }
     }
 }

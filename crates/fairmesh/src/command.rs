@@ -3,6 +3,7 @@
 pub(crate) mod calibrate;
 pub(crate) mod call;
 mod caller_region;
+mod callers_behind;
 pub(crate) mod check;
 pub(crate) mod drain;
 pub(crate) mod explain;
@@ -14,8 +15,9 @@ pub(crate) mod records;
 mod request_args;
 pub(crate) mod shards;
 pub(crate) mod sim;
+pub(crate) mod tap;
 pub(crate) mod traffic;
-mod version;
+pub(crate) mod version;
 pub(crate) mod wait;
 
 use std::process::ExitCode;
@@ -69,6 +71,7 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         }
         Command::Check(args) => check::run(args).await,
         Command::Wait(args) => wait::run(args).await,
-        Command::Version(output_args) => version::run(output_args),
+        Command::Version(args) => version::run(args).await,
+        Command::Tap(args) => tap::run(args).await,
     }
 }

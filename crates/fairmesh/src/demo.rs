@@ -31,7 +31,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio::time::Instant;
 
 use self::{call_stats::CallStats, events::Pace, fleet::Fleet, load::Load, report::Totals};
-use crate::signals;
+use crate::{cli::OutputArgs, output, signals};
 
 /// The generated types of the demo's own protocol.
 #[allow(
@@ -59,13 +59,15 @@ pub(crate) struct DemoArgs {
     keep: bool,
     /// Write the figures to this file as JSON.
     #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    report: Option<PathBuf>,
     /// Keep sockets, data and logs of the fleet here instead of in a temporary folder.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Calls a second, over all regions.
     #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u32).range(3..=20_000))]
     rate: u32,
+    #[command(flatten)]
+    output_args: OutputArgs,
     #[command(subcommand)]
     part: Option<Part>,
 }
@@ -171,20 +173,22 @@ async fn show(fleet: &mut Fleet, args: &DemoArgs) -> Result<(), DemoError> {
     progress.finish_and_clear();
     let (attempts, reuse) = load.stop().await;
     let totals = Totals { attempts, reuse, seconds: start.elapsed().as_secs_f64() };
-    print!("{}", report::text(&tally, &story, totals));
+    let shows = |text: &str| match args.output_args.is_table() {
+        true => print!("{text}"),
+        false => eprint!("{text}"),
+    };
+    shows(&report::text(&tally, &story, totals));
     let distances = distances::measured(fleet).await?;
-    println!("{}\n", distances.table());
+    shows(&format!("{}\n\n", distances.table()));
     let second = programs::play(fleet).await?;
-    println!("{}", second.text());
+    shows(&format!("{}\n", second.text()));
     let identities = identities::prove(fleet).await?;
-    println!("{}", identities.text());
-    if let Some(file) = &args.json {
-        let mut figures = report::json(&tally, &story, totals);
-        figures["distances"] = distances.json();
-        figures["programs"] = second.json();
-        figures["identities"] = identities.json();
-        std::fs::write(file, format!("{figures:#}\n"))?;
-    }
+    shows(&format!("{}\n", identities.text()));
+    let mut figures = report::json(&tally, &story, totals);
+    figures["distances"] = distances.json();
+    figures["programs"] = second.json();
+    figures["identities"] = identities.json();
+    print_figures(&figures, args)?;
     let problems = identities.problems();
     if !problems.is_empty() {
         return Err(DemoError::NotSecure(problems.join("; ")));
@@ -195,6 +199,15 @@ async fn show(fleet: &mut Fleet, args: &DemoArgs) -> Result<(), DemoError> {
         (0, differing) => Err(DemoError::ProgramsDiffer(differing)),
         (failed, _) => Err(DemoError::CallsFailed(failed)),
     }
+}
+
+/// Writes the figures where the arguments select them.
+fn print_figures(figures: &serde_json::Value, args: &DemoArgs) -> Result<(), DemoError> {
+    if let Some(file) = &args.report {
+        std::fs::write(file, format!("{figures:#}\n"))?;
+    }
+    let printed = output::print_one(args.output_args.format(), figures, "");
+    printed.map_err(|failure| io::Error::other(format!("{failure:?}")).into())
 }
 
 fn pace(quick: bool) -> Pace {

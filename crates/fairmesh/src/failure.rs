@@ -4,7 +4,10 @@ use std::{fmt, io::IsTerminal, process::ExitCode};
 
 use fairmesh_model::Invalid;
 use miette::{Diagnostic, MietteHandlerOpts, Report, miette};
+use serde_json::{Value, json};
 use tonic::{Code, Status};
+
+use crate::output;
 
 /// A failure on this or the other side.
 const FAILED: u8 = 1;
@@ -76,8 +79,24 @@ impl Failure {
 
     /// Prints the report to standard error; returns the exit code of the process.
     pub(crate) fn report(self) -> ExitCode {
-        eprintln!("{:?}", self.report);
+        match output::has_json_messages() {
+            true => eprintln!("{}", self.json()),
+            false => eprintln!("{:?}", self.report),
+        }
         ExitCode::from(self.code)
+    }
+
+    /// For programs. A report that points at places in files has them in `report`.
+    fn json(&self) -> Value {
+        let mut error = json!({
+            "message": self.report.to_string(),
+            "hint": self.report.help().map(|hint| hint.to_string()),
+            "exitCode": self.code,
+        });
+        if self.report.labels().is_some_and(|mut labels| labels.next().is_some()) {
+            error["report"] = json!(format!("{:?}", self.report));
+        }
+        json!({ "error": error })
     }
 }
 

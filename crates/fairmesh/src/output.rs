@@ -1,6 +1,10 @@
 //! Output: tables for people, JSON and YAML for programs.
 
-use std::io::{self, Write};
+use std::{
+    fmt,
+    io::{self, Write},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+};
 
 use comfy_table::{Table, presets};
 use fairmesh_model::spec::Document;
@@ -12,7 +16,7 @@ use crate::{cli::Format, failure::Failure};
 #[derive(Debug, Default)]
 pub(crate) struct Listing {
     /// Column headings.
-    pub(crate) head: &'static [&'static str],
+    pub(crate) head: Vec<&'static str>,
     /// One row per object.
     pub(crate) rows: Vec<Vec<String>>,
     /// One JSON value per object.
@@ -27,8 +31,8 @@ pub(crate) struct Listing {
 
 impl Listing {
     /// An empty list with these columns.
-    pub(crate) fn new(head: &'static [&'static str]) -> Self {
-        Self { head, ..Self::default() }
+    pub(crate) fn new(head: &[&'static str]) -> Self {
+        Self { head: head.to_vec(), ..Self::default() }
     }
 
     /// Adds an object: its row, and its JSON.
@@ -41,11 +45,11 @@ impl Listing {
     pub(crate) fn print(&self, format: Format) -> Result<(), Failure> {
         match format {
             Format::Table if self.rows.is_empty() => {
-                eprintln!("{}", self.why_empty.as_deref().unwrap_or("nothing found"));
+                note(self.why_empty.as_deref().unwrap_or("nothing found"));
                 Ok(())
             }
             Format::Table => {
-                let first = table(self.head, &self.rows);
+                let first = table(&self.head, &self.rows);
                 let second = self.second.as_ref().filter(|(_, rows)| !rows.is_empty());
                 let second = second.map(|(head, rows)| format!("\n{}", table(head, rows)));
                 write(&(first + &second.unwrap_or_default()))
@@ -80,6 +84,38 @@ pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     lines.collect()
 }
 
+/// Columns of a table that is printed row by row.
+#[derive(Debug)]
+pub(crate) struct Columns {
+    head: Vec<String>,
+    widths: Vec<usize>,
+}
+
+impl Columns {
+    /// Columns that are as wide as these rows need.
+    pub(crate) fn new(head: &[&str], rows: &[Vec<String>]) -> Self {
+        let width = |cell: &str| cell.chars().count();
+        let mut widths: Vec<usize> = head.iter().map(|title| width(title)).collect();
+        for row in rows {
+            for (widest, cell) in widths.iter_mut().zip(row) {
+                *widest = (*widest).max(width(cell));
+            }
+        }
+        Self { head: head.iter().map(|title| (*title).to_owned()).collect(), widths }
+    }
+
+    /// The line of titles.
+    pub(crate) fn header(&self) -> String {
+        self.line(&self.head)
+    }
+
+    /// The line of one row.
+    pub(crate) fn line(&self, row: &[String]) -> String {
+        let cells = row.iter().zip(&self.widths).map(|(cell, width)| format!("{cell:<width$}  "));
+        cells.collect::<String>().trim_end().to_owned() + "\n"
+    }
+}
+
 /// YAML of documents, one after the other, as `apply` reads them.
 pub(crate) fn documents(documents: &[Document]) -> Result<String, Failure> {
     let texts = documents.iter().map(yaml).collect::<Result<Vec<_>, _>>()?;
@@ -102,11 +138,70 @@ pub(crate) fn write(text: &str) -> Result<(), Failure> {
 
 /// The same for bytes.
 pub(crate) fn write_bytes(bytes: &[u8]) -> Result<(), Failure> {
+    write_while_open(bytes).map(drop)
+}
+
+/// The same for output without an end; returns whether the reader still reads.
+pub(crate) fn write_while_open(bytes: &[u8]) -> Result<bool, Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(bytes).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Failure::failed(format!("cannot write to standard output: {error}")))
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Failure::failed(format!("cannot write to standard output: {error}"))),
+    }
+}
+
+/// Whether errors, warnings and notes on standard error are JSON objects, one per line.
+static JSON_MESSAGES: AtomicBool = AtomicBool::new(false);
+
+/// Prints messages as JSON if these arguments of the process select JSON: before they are parsed, since that may fail.
+pub(crate) fn select_messages<'a>(arguments: impl Iterator<Item = &'a str>) {
+    let own: Vec<&str> = arguments.take_while(|argument| *argument != "--").collect();
+    let single = ["--json", "--output=json", "-ojson", "-o=json"];
+    let json = own.iter().any(|argument| single.contains(argument))
+        || own.windows(2).any(|pair| matches!(pair, ["-o" | "--output", "json"]));
+    JSON_MESSAGES.store(json, Relaxed);
+}
+
+/// Whether messages are JSON.
+pub(crate) fn has_json_messages() -> bool {
+    JSON_MESSAGES.load(Relaxed)
+}
+
+/// Prints a warning to standard error.
+pub(crate) fn warn(text: impl fmt::Display) {
+    message("warning", "warning: ", &text);
+}
+
+/// Prints a note to standard error.
+pub(crate) fn note(text: impl fmt::Display) {
+    message("note", "", &text);
+}
+
+fn message(kind: &str, title: &str, text: &dyn fmt::Display) {
+    match has_json_messages() {
+        true => eprintln!("{}", serde_json::json!({ kind: text.to_string() })),
+        false => eprintln!("{title}{text}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_json_where_the_output_is() {
+        let selects = |line: &str| {
+            select_messages(line.split(' '));
+            has_json_messages()
+        };
+        for line in
+            ["get services --json", "get services -o json", "get services --output=json", "get -ojson x"]
+        {
+            assert!(selects(line), "{line}");
         }
-        _ => Ok(()),
+        for line in ["get services", "get services -o yaml", "register shop/x -- program --json"] {
+            assert!(!selects(line), "{line}");
+        }
     }
 }

@@ -3,6 +3,8 @@
 //! Through a watch that ends with its first snapshot, and not through `Read`: a snapshot has parts and so may be of any
 //! size.
 
+mod follow;
+
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -15,6 +17,7 @@ use fairmesh_wire::{
 };
 
 use crate::failure::Failure;
+pub(crate) use follow::FollowedRecords;
 
 /// Time limit for a whole snapshot.
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(30);

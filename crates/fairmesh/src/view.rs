@@ -113,10 +113,15 @@ impl View {
         scope: &Scope,
         kinds: &[&str],
     ) -> Result<Self, Failure> {
+        Ok(Self::of(rib_reader::read(connection, &Self::prefixes(scope, kinds)).await?)?)
+    }
+
+    /// The prefixes of what [`View::read`] reads.
+    pub(crate) fn prefixes(scope: &Scope, kinds: &[&str]) -> Vec<Prefix> {
         let mut prefixes = scope.prefixes(kinds);
         prefixes.push(Prefix::topology());
         prefixes.push(Prefix::from(&RecordKey::DefaultAuthorization));
-        Ok(Self::of(rib_reader::read(connection, &prefixes).await?)?)
+        prefixes
     }
 
     /// Reads the topology alone.
@@ -125,7 +130,8 @@ impl View {
         Ok(Self::of(rib_reader::read(connection, &prefixes).await?)?)
     }
 
-    fn of(stored: Vec<rib_reader::StoredRecord>) -> Result<Self, Invalid> {
+    /// Decodes records.
+    pub(crate) fn of(stored: Vec<rib_reader::StoredRecord>) -> Result<Self, Invalid> {
         let mut view = Self::default();
         let mut parts: BTreeMap<ServiceName, Vec<(RecordKey, Bytes)>> = BTreeMap::new();
         for one in stored {

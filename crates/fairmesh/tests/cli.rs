@@ -8,6 +8,7 @@ mod cli {
     pub(crate) mod calls;
     pub(crate) mod changes;
     pub(crate) mod check;
+    pub(crate) mod conventions;
     pub(crate) mod dev;
     pub(crate) mod endpoints;
     pub(crate) mod etcd;
@@ -16,6 +17,7 @@ mod cli {
     pub(crate) mod listeners;
     pub(crate) mod membership;
     pub(crate) mod moves;
+    pub(crate) mod proxies;
     pub(crate) mod readme;
     pub(crate) mod refusals;
     pub(crate) mod replicas;

@@ -4,6 +4,8 @@ mod endpoints_page;
 mod metrics;
 mod pages;
 pub(crate) mod proxy_info;
+mod routes_page;
 pub(crate) mod server;
 mod service_series;
 pub(crate) mod state;
+mod tap_page;

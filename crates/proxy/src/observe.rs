@@ -13,3 +13,4 @@ pub(crate) mod request_info;
 pub(crate) mod response_metrics;
 pub(crate) mod service_metrics;
 pub(crate) mod spans;
+pub(crate) mod tap;

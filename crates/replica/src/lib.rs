@@ -123,6 +123,7 @@ impl Replica {
             kind: PeerKind::Replica,
             region: config.region.clone(),
             addresses,
+            version: Some(env!("CARGO_PKG_VERSION").to_owned()),
         });
         let stopping = CancellationToken::new();
         let _stop_with_me = stopping.clone().drop_guard();

@@ -3,6 +3,8 @@ use fairmesh_wire::{transport::Address, v1};
 
 /// The most addresses that are kept of a watcher.
 const MAX_ADDRESSES: usize = 8;
+/// The most characters that are kept of a version.
+const MAX_VERSION: usize = 64;
 
 /// Description of a watcher, for operators. It influences no decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,6 +15,8 @@ pub struct PeerInfo {
     pub region: Option<Region>,
     /// The addresses that list its own watchers.
     pub addresses: Vec<Address>,
+    /// Its release; `None` of releases that do not say.
+    pub version: Option<String>,
 }
 
 /// The processes that hold a part or all of the routing information base for others.
@@ -34,6 +38,7 @@ impl From<&PeerInfo> for v1::PeerInfo {
             kind: kind.into(),
             region: info.region.as_ref().map(ToString::to_string).unwrap_or_default(),
             addresses: info.addresses.iter().map(ToString::to_string).collect(),
+            version: info.version.clone().unwrap_or_default(),
         }
     }
 }
@@ -54,7 +59,13 @@ impl TryFrom<v1::PeerInfo> for PeerInfo {
         // An unreadable address has a newer form, and is of no use here.
         let addresses = message.addresses.iter().take(MAX_ADDRESSES);
         let addresses = addresses.filter_map(|address| address.parse().ok()).collect();
-        Ok(Self { kind, region, addresses })
+        let version = message.version.chars().take(MAX_VERSION).collect();
+        Ok(Self {
+            kind,
+            region,
+            addresses,
+            version: Some(version).filter(|version: &String| !version.is_empty()),
+        })
     }
 }
 
@@ -65,8 +76,8 @@ mod tests {
     #[test]
     fn peer_info_round_trips_and_bounds_its_addresses() {
         let region = Some(Region::new("eu").unwrap());
-        let sent =
-            PeerInfo { kind: PeerKind::Replica, region, addresses: vec!["10.0.0.1:7403".parse().unwrap()] };
+        let addresses = vec!["10.0.0.1:7403".parse().unwrap()];
+        let sent = PeerInfo { kind: PeerKind::Replica, region, addresses, version: Some("0.1.0".into()) };
         assert_eq!(PeerInfo::try_from(v1::PeerInfo::from(&sent)).unwrap(), sent);
         let mut message = v1::PeerInfo::from(&sent);
         message.addresses = vec!["unix:/x".into(); 1000];

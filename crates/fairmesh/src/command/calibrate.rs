@@ -77,7 +77,7 @@ pub(crate) async fn run(args: CalibrateArgs) -> Result<ExitCode, Failure> {
     let measured = tokio::task::spawn_blocking(measure).await.map_err(Failure::failed)??;
     let doubts = measured.doubts();
     for doubt in &doubts {
-        eprintln!("warning: {doubt}");
+        output::warn(doubt);
     }
     if args.apply && !doubts.is_empty() {
         return Err(Failure::failed_with(
@@ -200,10 +200,10 @@ async fn stored(args: &CalibrateArgs) -> Result<At<Hosts>, Failure> {
         Ok(connection) => Ok(View::topology(&connection).await?.hosts),
         Err(failure) if args.apply => Err(failure),
         Err(_) => {
-            eprintln!(
-                "warning: no control plane responds at {}, so that this record has no other host types; applying it removes them",
+            output::warn(format!(
+                "no control plane responds at {}, so that this record has no other host types; applying it removes them",
                 args.target.control
-            );
+            ));
             Ok(At::default())
         }
     }

@@ -84,7 +84,7 @@ pub(crate) async fn run(args: CallArgs) -> Result<ExitCode, Failure> {
 fn warn_of_copy(mesh: &Mesh) {
     let freshness = mesh.freshness();
     if !freshness.connected {
-        eprintln!("warning: this call was routed by the agent's copy of the records: {freshness}");
+        output::warn(format!("this call was routed by the agent's copy of the records: {freshness}"));
     }
 }
 

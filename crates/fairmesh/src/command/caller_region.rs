@@ -10,6 +10,7 @@ use crate::{
     cli::AgentTarget,
     connect::{SOFTWARE, transport_to},
     failure::Failure,
+    output,
     view::{Scope, View},
 };
 
@@ -41,12 +42,12 @@ pub(crate) async fn resolve(
 async fn assumed(agent: &AgentTarget) -> Result<Region, Invalid> {
     let address = agent.address();
     if let Some(region) = agent_region(&address).await {
-        eprintln!("as a caller in region {region}, where the agent at {address} is");
+        output::note(format!("as a caller in region {region}, where the agent at {address} is"));
         return Ok(region);
     }
-    eprintln!(
+    output::note(format!(
         "as a caller in region {DEFAULT_REGION}: no agent responds at {address}; give another with --region"
-    );
+    ));
     Region::new(DEFAULT_REGION)
 }
 

@@ -6,7 +6,7 @@ use std::{process::ExitCode, time::Duration};
 
 use clap::Args;
 use fairmesh_model::{
-    EndpointState, InstanceId, Invalid, Region, ServiceName,
+    EndpointState, InstanceId, Invalid, Prefix, Region, ServiceName,
     spec::{read_duration, write_duration},
 };
 use fairmesh_wire::{
@@ -14,6 +14,7 @@ use fairmesh_wire::{
     v1::{DrainRequest, InstanceRef, ReportRequest, StateReport, endpoint::State},
 };
 use serde_json::json;
+use tokio::time::{Instant, sleep};
 
 use crate::{
     cli::{OutputArgs, TargetArgs},
@@ -23,10 +24,10 @@ use crate::{
     view::{Scope, View},
 };
 
-use super::records::get;
+use super::callers_behind;
 
-/// Duration of a drain after which the awaited callers are printed.
-const REPORT_AFTER: Duration = Duration::from_secs(1);
+/// Interval at which the awaited callers are printed, if they have changed.
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Exit code when callers have not moved.
 const EXIT_CALLERS_REMAIN: u8 = 4;
@@ -150,9 +151,9 @@ async fn drain_instances(args: DrainArgs, service: &ServiceName) -> Result<ExitC
         }
     };
     if last {
-        eprintln!(
+        output::note(format!(
             "no other endpoint of {service} is serving: callers continue to use these as a last resort"
-        );
+        ));
     }
     let item = json!({
         "revision": answer.revision.map(|revision| revision.number),
@@ -166,16 +167,22 @@ async fn drain_instances(args: DrainArgs, service: &ServiceName) -> Result<ExitC
 
 /// Prints the callers that a long drain waits for, to standard error.
 async fn report_waiting(connection: Connection, service: ServiceName, deadline: Duration) {
-    tokio::time::sleep(REPORT_AFTER).await;
-    let named = match get::watching(&connection, &service).await {
-        Ok(callers) if !callers.is_empty() => callers.into_iter().collect::<Vec<_>>().join(", "),
+    let end = Instant::now() + deadline;
+    let mut told = Vec::new();
+    loop {
+        sleep(REPORT_INTERVAL).await;
         // The drain itself reports the error.
-        _ => "callers".to_owned(),
-    };
-    eprintln!(
-        "waiting for {named} to move, up to {} (see 'fairmesh get watchers {service}')",
-        write_duration(deadline)
-    );
+        let Ok(callers) = callers_behind::behind(&connection, &Prefix::endpoints(&service, None)).await
+        else {
+            return;
+        };
+        let left =
+            write_duration(Duration::from_secs(end.saturating_duration_since(Instant::now()).as_secs()));
+        if callers != told && !callers.is_empty() {
+            output::note(format!("waiting for {} to move, up to {left} more", callers.join(", ")));
+        }
+        told = callers;
+    }
 }
 
 /// Puts drained instances that still run back into service.

@@ -110,7 +110,7 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
         (kind, avoided) = (target.kind, target.avoided);
     }
     if kind == ServiceKind::Replicated && (args.key.is_some() || args.role.is_some()) {
-        eprintln!("note: any endpoint of a replicated service serves any call; key and role are ignored");
+        output::note("any endpoint of a replicated service serves any call; key and role are ignored");
     }
     let (mut whole, mut text) = (as_json(&report), report.to_string());
     if let Some(id) = expected_identity(&connection, &report).await? {

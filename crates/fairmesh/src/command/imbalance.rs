@@ -62,8 +62,8 @@ pub(crate) async fn run(args: ImbalanceArgs) -> Result<ExitCode, Failure> {
     }
     let format = args.output_args.format();
     if format == Format::Table && view.minutes == 0 {
-        eprintln!(
-            "there are no figures for this time: servers report through their agents within half a minute"
+        output::note(
+            "there are no figures for this time: servers report through their agents within half a minute",
         );
         return Ok(ExitCode::SUCCESS);
     }

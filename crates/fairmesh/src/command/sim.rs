@@ -15,9 +15,10 @@ use std::{
 use clap::{Args, Subcommand};
 use fairmesh_sim::{Scenario, SimulationResult, plot, scenario::SimTime};
 use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
 use tokio::time::Instant;
 
-use crate::{failure::Failure, manifests, output};
+use crate::{cli::OutputArgs, failure::Failure, manifests, output};
 
 /// Commands on simulated fleets.
 #[derive(Debug, Subcommand)]
@@ -42,12 +43,14 @@ pub(crate) struct RunArgs {
     factor: Option<f64>,
     /// Write the figures to this file as a JSON list with one object per scenario.
     #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    report: Option<PathBuf>,
     /// Draw the utilisation of every server over time into this file, of every region with `traffic`, or the propagation
     /// delay of a tree; of several
     /// scenarios, into FILE-NAME.svg each.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    #[command(flatten)]
+    output_args: OutputArgs,
 }
 
 /// Runs the command.
@@ -80,11 +83,21 @@ fn play_all(args: &RunArgs) -> Result<ExitCode, Failure> {
         reports.push(report);
         met &= !missed;
     }
-    if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&reports).map_err(Failure::failed)?;
+    write_figures(&reports, args.report.as_deref(), args.output_args)?;
+    Ok(if met { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Writes figures to a file, and prints them where the output is for programs.
+fn write_figures<T: Serialize>(
+    figures: &T,
+    file: Option<&Path>,
+    output_args: OutputArgs,
+) -> Result<(), Failure> {
+    if let Some(path) = file {
+        let text = serde_json::to_string_pretty(figures).map_err(Failure::failed)?;
         write_file(path, &(text + "\n"))?;
     }
-    Ok(if met { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    output::print_one(output_args.format(), figures, "")
 }
 
 fn load(file: &Path, args: &RunArgs) -> Result<Loaded, Failure> {
@@ -99,9 +112,11 @@ fn load(file: &Path, args: &RunArgs) -> Result<Loaded, Failure> {
 /// Figures as JSON, and whether expectations are missed.
 fn play_fleet(scenario: &Scenario, args: &RunArgs) -> Result<(serde_json::Value, bool), Failure> {
     let (result, took) = play(scenario)?;
-    output::write(&show::report(scenario, &result.report, took))?;
-    if let Some(traffic) = &result.report.traffic {
-        output::write(&show_traffic::traffic(traffic))?;
+    if args.output_args.is_table() {
+        output::write(&show::report(scenario, &result.report, took))?;
+        if let Some(traffic) = &result.report.traffic {
+            output::write(&show_traffic::traffic(traffic))?;
+        }
     }
     if let Some(path) = &args.svg {
         let path = picture_path(path, &scenario.name, args.files.len());

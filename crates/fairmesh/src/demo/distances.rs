@@ -77,7 +77,7 @@ impl Distances {
     pub(super) fn json(&self) -> Value {
         let row = |Distance { from, to, relay, measured }: &Distance| {
             let micros = |round_trip: &Duration| u64::try_from(round_trip.as_micros()).unwrap_or(u64::MAX);
-            json!({"from": from, "to": to, "relay_us": micros(relay), "measured_us": micros(measured)})
+            json!({"from": from, "to": to, "relayUs": micros(relay), "measuredUs": micros(measured)})
         };
         self.0.iter().map(row).collect()
     }

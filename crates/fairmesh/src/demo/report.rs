@@ -51,20 +51,20 @@ pub(super) fn json(tally: &CallStats, story: &[(Phase, String)], totals: Totals)
         .map(|(name, row)| {
             json!({
                 "name": name, "calls": row.calls, "failed": row.failed,
-                "p50_us": row.latency.value_at_quantile(0.5), "p99_us": row.latency.value_at_quantile(0.99),
+                "p50Us": row.latency.value_at_quantile(0.5), "p99Us": row.latency.value_at_quantile(0.99),
             })
         })
         .collect();
     json!({
         "calls": total.calls, "failed": total.failed, "attempts": totals.attempts, "reuse": totals.reuse,
-        "events": events, "by_call": by_call,
+        "events": events, "byCall": by_call,
     })
 }
 
 fn event(phase: Phase, what: &str, count: Count) -> Value {
     json!({
         "name": phase.name(), "calls": count.calls, "failed": count.failed,
-        "failed_in_flight": count.in_flight, "what": what,
+        "failedInFlight": count.in_flight, "what": what,
     })
 }
 

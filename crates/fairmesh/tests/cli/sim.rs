@@ -33,7 +33,7 @@ fn a_scenario_is_played_drawn_and_judged() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (json, svg) = (path("out.json"), path("out.svg"));
-    let table = sim(&folder, "run", FLEET, &["--json", &json, "--svg", &svg, "--seed", "7"]).ok();
+    let table = sim(&folder, "run", FLEET, &["--report", &json, "--svg", &svg, "--seed", "7"]).ok();
     assert!(table.contains("tiny:") && table.contains("seed 7") && table.contains("cv"), "{table}");
     let reports: serde_json::Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
     assert_eq!(reports[0]["seed"], 7);
@@ -99,7 +99,7 @@ fn a_tree_is_played_drawn_and_judged() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (json, svg) = (path("out.json"), path("out.svg"));
-    let table = sim(&folder, "run", TREE, &["--json", &json, "--svg", &svg, "--factor", "0.5"]).ok();
+    let table = sim(&folder, "run", TREE, &["--report", &json, "--svg", &svg, "--factor", "0.5"]).ok();
     assert!(
         table.contains("little: 20 routers") && table.contains("leaf") && table.contains("programs"),
         "{table}"

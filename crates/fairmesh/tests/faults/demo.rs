@@ -50,7 +50,7 @@ async fn the_demo_fails_no_call_but_those_under_way_on_the_server_that_it_kills(
     // Its plain Python server is found by PATH; a small shell keeps that while the rest is cleared.
     let mut command = Command::new("/usr/bin/env");
     command.arg(format!("PATH={}", env::var("PATH").unwrap_or_default()));
-    command.args([env!("CARGO_BIN_EXE_fairmesh"), "demo", "--quick", "--json"]).arg(&file);
+    command.args([env!("CARGO_BIN_EXE_fairmesh"), "demo", "--quick", "--report"]).arg(&file);
     command.arg("--dir").arg(&fleet);
     let told = run(command, "", Duration::from_secs(240)).await.ok();
 
@@ -64,7 +64,7 @@ async fn the_demo_fails_no_call_but_those_under_way_on_the_server_that_it_kills(
     let count = |event: &Value, what: &str| event[what].as_u64().unwrap();
     for event in events {
         assert!(count(event, "calls") > 0, "{event}");
-        assert_eq!(count(event, "failed"), count(event, "failed_in_flight"), "{told}");
+        assert_eq!(count(event, "failed"), count(event, "failedInFlight"), "{told}");
         assert!(event["name"] == "kill" || count(event, "failed") == 0, "{event}");
     }
     let failed: u64 = events.iter().map(|event| count(event, "failed")).sum();
@@ -111,7 +111,7 @@ fn distances_are_those_of_the_relay(distances: &Value) {
     let distances = distances.as_array().unwrap();
     assert_eq!(distances.len(), 6, "each of three regions measures two: {distances:?}");
     for distance in distances {
-        let [relay, measured] = ["relay_us", "measured_us"].map(|name| distance[name].as_u64().unwrap());
+        let [relay, measured] = ["relayUs", "measuredUs"].map(|name| distance[name].as_u64().unwrap());
         assert!(measured.abs_diff(relay) <= relay / 5 + 2000, "{distance}");
     }
 }

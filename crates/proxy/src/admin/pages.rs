@@ -19,7 +19,7 @@ use http::StatusCode;
 use serde::Serialize;
 
 use crate::{
-    admin::{endpoints_page, proxy_info::ProxyInfoView, state::AdminState},
+    admin::{endpoints_page, proxy_info::ProxyInfoView, routes_page, state::AdminState, tap_page},
     forward::target::Target,
     observe::recent_requests::{RecentRequests, RequestRecord},
 };
@@ -30,6 +30,9 @@ const INDEX: &str = "\
 /last                        why the last request of each service went where it went
 /services/TENANT/NAME/last   why the last requests of one service did
 /services/TENANT/NAME/endpoints  the endpoints of one service as this proxy sees them, with its ejections (JSON)
+/services/TENANT/NAME/routes     the policy by which this proxy routes calls of one service (JSON)
+/tap?service=TENANT/NAME     requests of one service as they complete, a line of JSON each; path=, method=, status=, failed=true,
+                             minMs= and oneIn= select
 /metrics                     counters, as OpenMetrics
 /readyz, /healthz            readiness and liveness
 
@@ -57,6 +60,7 @@ impl<S: Sync> FromRequestParts<S> for PageFormat {
 
 /// One service.
 #[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 struct ServiceRow {
     service: String,
     /// Responses by status class, 1xx to 5xx.
@@ -74,6 +78,7 @@ struct ServiceRow {
 
 /// State of the routing information of a service.
 #[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
 struct ServiceStatus {
     /// `ready`, `waiting`, `unknown` or `unavailable`.
     state: &'static str,
@@ -89,6 +94,7 @@ struct ServiceStatus {
 
 /// Source and age of the routing information.
 #[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 struct RoutingStatus {
     connected: bool,
     from: Option<String>,
@@ -103,6 +109,7 @@ struct RoutingStatus {
 }
 
 #[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 struct ConfigPage<'a> {
     #[serde(flatten)]
     about: ProxyInfoView<'a>,
@@ -119,6 +126,8 @@ pub(crate) fn router() -> Router<AdminState> {
         .route("/last", get(last_requests))
         .route("/services/{tenant}/{name}/last", get(last_requests_of))
         .route("/services/{tenant}/{name}/endpoints", get(endpoints_page::endpoints))
+        .route("/services/{tenant}/{name}/routes", get(routes_page::routes))
+        .route("/tap", get(tap_page::tap))
 }
 
 async fn services(extract::State(state): extract::State<AdminState>) -> Json<Vec<ServiceRow>> {

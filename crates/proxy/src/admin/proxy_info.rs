@@ -23,6 +23,7 @@ pub(crate) struct ProxyInfo {
 
 /// Serialized form of [`ProxyInfo`].
 #[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct ProxyInfoView<'a> {
     version: &'static str,
     pid: u32,

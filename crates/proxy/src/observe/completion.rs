@@ -106,8 +106,16 @@ impl BodyObserver for CompletionWatch {
             took: observed.request.began.elapsed(),
         };
         let trace = observed.span.as_ref().map(|span| span.own).or(observed.request.context);
-        if self.is_logged {
-            observed.observer.log(AccessLogEntry::of(&observed.request, &completed, trace));
+        let (observer, name) = (&observed.observer, observed.target.handle.name());
+        let is_tapped = observer.taps.wants(name);
+        if self.is_logged || is_tapped {
+            let entry = AccessLogEntry::of(&observed.request, &completed, trace);
+            if is_tapped {
+                observer.taps.offer(name, &entry);
+            }
+            if self.is_logged {
+                observer.log(entry);
+            }
         }
         if let (Some(span), Some(tracer)) = (&observed.span, &observed.observer.tracer) {
             tracer.export(span, &observed.request, &completed);

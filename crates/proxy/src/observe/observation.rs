@@ -70,7 +70,8 @@ impl Observation {
             recent_requests.insert(target.handle.name(), last, &observed.request, &outcome);
         }
         let is_logged = observed.observer.access.selects(outcome.failed());
-        let watch: Arc<dyn BodyObserver> = match is_logged || observed.span.is_some() {
+        let is_tapped = observed.observer.taps.wants(observed.target.handle.name());
+        let watch: Arc<dyn BodyObserver> = match is_logged || is_tapped || observed.span.is_some() {
             true => Arc::new(CompletionWatch::new(
                 observed,
                 outcome,

@@ -22,6 +22,7 @@ use crate::{
         recent_requests::RecentRequests,
         request_info::{Arrival, RequestInfo},
         spans::{TraceConfig, Tracer},
+        tap::Taps,
     },
 };
 
@@ -32,6 +33,7 @@ pub(crate) struct RequestObserver {
     pub(crate) tracer: Option<Tracer>,
     pub(crate) recent_requests: Option<RecentRequests>,
     pub(crate) endpoints: Option<Arc<EndpointMetrics>>,
+    pub(crate) taps: Arc<Taps>,
 }
 
 /// Configuration of the observer.
@@ -52,6 +54,7 @@ impl RequestObserver {
             tracer: config.traces.as_ref().map(Tracer::start),
             recent_requests: config.pages.then(RecentRequests::new),
             endpoints: config.endpoints,
+            taps: Arc::default(),
         })
     }
 
@@ -75,7 +78,8 @@ impl RequestObserver {
             .as_ref()
             .is_some_and(|recent_requests| recent_requests.is_due(&target.last, arrival.began));
         let span = self.tracer.as_ref().and_then(|tracer| tracer.begin(&mut parts.headers));
-        if !explain && !is_recorded && span.is_none() && !self.access.is_enabled() {
+        let is_tapped = self.taps.wants(target.handle.name());
+        if !explain && !is_recorded && span.is_none() && !is_tapped && !self.access.is_enabled() {
             return None;
         }
         let parent = span.as_ref().map(|span| span.own);
@@ -100,6 +104,7 @@ impl RequestObserver {
     #[inline]
     pub(crate) fn may_observe(&self, target: &Target, now: Instant) -> bool {
         self.observes_all()
+            || self.taps.wants(target.handle.name())
             || self
                 .recent_requests
                 .as_ref()

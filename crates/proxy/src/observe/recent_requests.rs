@@ -44,6 +44,7 @@ pub(crate) struct RecentRequests {
 
 /// A request, its routing decision and its outcome.
 #[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct RequestRecord {
     /// Seconds since the Unix epoch, with milliseconds.
     pub(crate) time: f64,
@@ -61,6 +62,7 @@ pub(crate) struct RequestRecord {
 
 /// A step of the routing decision.
 #[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 struct DecisionStep {
     step: &'static str,
     detail: String,
@@ -68,6 +70,7 @@ struct DecisionStep {
 
 /// An attempt.
 #[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 struct AttemptEntry {
     service: String,
     instance: String,

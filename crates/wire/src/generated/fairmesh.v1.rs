@@ -154,6 +154,9 @@ pub struct PeerInfo {
     /// The addresses that list its own watchers, as host:port or unix:/path; sent by replicas.
     #[prost(string, repeated, tag = "3")]
     pub addresses: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Its release.
+    #[prost(string, tag = "4")]
+    pub version: ::prost::alloc::string::String,
 }
 /// Nested message and enum types in `PeerInfo`.
 pub mod peer_info {

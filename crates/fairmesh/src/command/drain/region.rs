@@ -58,7 +58,7 @@ pub(super) async fn run(args: RegionArgs<'_>) -> Result<ExitCode, Failure> {
     };
     connection.traffic_planner().drain_region(request).await?;
     if args.detach {
-        eprintln!("it goes on by itself; see 'fairmesh traffic status'");
+        output::note("it goes on by itself; see 'fairmesh traffic status'");
     } else {
         follow(&connection, args.region, args.undrain).await?;
         let done = if args.undrain { "has its calls back" } else { "is drained" };
@@ -123,7 +123,7 @@ async fn follow(connection: &Connection, region: &Region, returns: bool) -> Resu
         };
         let line = format!("region {region} keeps {} % of its calls; {state}", drain.keep / 10_000);
         if line != last {
-            eprintln!("{line}");
+            output::note(&line);
             last = line;
         }
         if drain.keep == Share::NONE.millionths() && state == "done" {

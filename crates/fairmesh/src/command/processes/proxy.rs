@@ -1,8 +1,9 @@
 //! `fairmesh proxy`.
 
-mod admin_page;
+pub(crate) mod admin_page;
 mod capture;
 mod endpoints;
+mod routes;
 mod status;
 mod traces;
 
@@ -40,6 +41,8 @@ enum ProxyCommand {
     Capture(Box<capture::CaptureArgs>),
     /// Show the endpoints of a service as a running proxy sees them, with those that it ejected.
     Endpoints(endpoints::EndpointsArgs),
+    /// Show how a running proxy routes calls of its services: backends with their shares, faults, limits, timeouts.
+    Routes(routes::RoutesArgs),
     /// Show the configuration of a running proxy, the age of its records, and its services' requests.
     Status(status::StatusArgs),
 }
@@ -217,6 +220,7 @@ pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Failure> {
     match args.command {
         Some(ProxyCommand::Capture(args)) => capture::run(*args).await,
         Some(ProxyCommand::Endpoints(args)) => endpoints::run(args).await,
+        Some(ProxyCommand::Routes(args)) => routes::run(args).await,
         Some(ProxyCommand::Status(args)) => status::run(args).await,
         None => serve(args.serve).await,
     }

@@ -9,6 +9,8 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
+pub(crate) use status::followers;
+
 use crate::failure::Failure;
 
 /// Commands on the whole routing information base.

@@ -21,11 +21,11 @@ use crate::{
 /// Arguments of `fairmesh describe`.
 #[derive(Debug, Args)]
 pub(crate) struct DescribeArgs {
-    /// The kind.
-    #[arg(value_enum)]
-    kind: Kind,
+    /// The kind: service, endpoint, region or host; of a service and of an endpoint the name is enough.
+    #[arg(value_name = "KIND", value_parser = subject)]
+    subject: Subject,
     /// Its name: tenant/service, tenant/service/instance for an endpoint, a region, or a host type.
-    name: String,
+    name: Option<String>,
     #[command(flatten)]
     target: TargetArgs,
     #[command(flatten)]
@@ -49,29 +49,65 @@ enum Kind {
     Host,
 }
 
+/// What the first argument says: the kind, or the name of something whose kind it shows.
+#[derive(Clone, Debug)]
+enum Subject {
+    Kind(Kind),
+    Name(Kind, String),
+}
+
+fn subject(text: &str) -> Result<Subject, String> {
+    if let Ok(kind) = Kind::from_str(text, false) {
+        return Ok(Subject::Kind(kind));
+    }
+    match text.matches('/').count() {
+        1 => Ok(Subject::Name(Kind::Service, text.to_owned())),
+        2 => Ok(Subject::Name(Kind::Endpoint, text.to_owned())),
+        _ => Err("write service, endpoint, region or host and a name, or tenant/service alone".to_owned()),
+    }
+}
+
+impl DescribeArgs {
+    fn kind_and_name(&self) -> Result<(Kind, &str), Failure> {
+        match (&self.subject, &self.name) {
+            (Subject::Kind(kind), Some(name)) => Ok((*kind, name)),
+            (Subject::Name(kind, name), None) => Ok((*kind, name)),
+            (Subject::Kind(_), None) => Err(Failure::refused(
+                "the name of the object is missing",
+                "write it after the kind, such as 'fairmesh describe region eu'",
+            )),
+            (Subject::Name(_, name), Some(second)) => Err(Failure::refused(
+                format!("'{name}' is a name, and so is '{second}'"),
+                "write a kind and a name, or one name: service, endpoint, region and host are kinds",
+            )),
+        }
+    }
+}
+
 /// Prints all details of one object.
 pub(crate) async fn run(args: DescribeArgs) -> Result<ExitCode, Failure> {
     let format = args.output_args.format();
-    match args.kind {
+    let (kind, name) = args.kind_and_name()?;
+    match kind {
         Kind::Service => {
-            let name: ServiceName = parse_name(args.name.parse())?;
+            let name: ServiceName = parse_name(name.parse())?;
             let view = read(&args.target, Scope::Service(name.clone())).await?;
             service::describe(&name, &view, format)?;
         }
         Kind::Endpoint => {
-            let (service, instance) = instance(&args.name)?;
+            let (service, instance) = instance(name)?;
             let connection = connect::connect(&args.target).await?;
             let view = View::read(&connection, &Scope::Service(service.clone()), EVERY_KIND).await?;
             let id = rib_reader::identity_of_service(&connection, &service).await?;
             endpoint((&service, &instance), &view, id, format)?;
         }
         Kind::Region => {
-            let region: Region = parse_name(args.name.parse())?;
+            let region: Region = parse_name(name.parse())?;
             let view = read(&args.target, Scope::All).await?;
             describe_region(&region, &view, format)?;
         }
         Kind::Host => {
-            let host_type = parse_name(args.name.parse())?;
+            let host_type = parse_name(name.parse())?;
             let view = read(&args.target, Scope::All).await?;
             host::describe(&host_type, &view, format)?;
         }

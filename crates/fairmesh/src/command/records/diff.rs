@@ -48,7 +48,7 @@ pub(crate) async fn run(args: DiffArgs) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.target).await?;
     let resources: Vec<_> = wanted.iter().map(|one| &one.resource).collect();
     for damage in apply::warnings::print_warnings(&connection, &resources).await? {
-        eprintln!("warning: {damage}; 'apply' requires --force");
+        output::warn(format!("{damage}; 'apply' requires --force"));
     }
     let mut differences = Vec::new();
     for one in &wanted {

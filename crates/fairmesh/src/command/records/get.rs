@@ -5,12 +5,14 @@ mod endpoint_state;
 mod fleet;
 mod health;
 mod hosts;
+mod list_output;
 mod policies;
 mod regions;
 mod services;
 mod shards;
 mod tables;
 mod wait;
+mod watch;
 mod workloads;
 
 use std::{collections::BTreeSet, process::ExitCode, time::Duration};
@@ -20,15 +22,17 @@ use fairmesh_model::{ServiceName, Tenant, spec::read_duration};
 use fairmesh_wire::handshake::Connection;
 
 use crate::{
-    cli::{OutputArgs, TargetArgs},
+    cli::TargetArgs,
     connect,
     failure::Failure,
-    output::Listing,
+    output::{self, Listing},
     view::{EVERY_KIND, Scope, ServiceView, View},
 };
 
+use list_output::ListOutputArgs;
+
 pub(crate) use endpoint_state::states as endpoint_states;
-pub(crate) use fleet::{MOVES_HEAD, add_moves, watching};
+pub(crate) use fleet::{MOVES_HEAD, add_moves};
 pub(crate) use health::of_service as health_rows;
 pub(crate) use policies::summary as policy_summary;
 pub(crate) use regions::{DistanceRow, distance};
@@ -58,10 +62,13 @@ pub(crate) struct GetArgs {
         value_parser = read_duration
     )]
     wait: Option<Duration>,
+    /// Print the list, then its rows as they change, until it is interrupted.
+    #[arg(short, long, conflicts_with = "wait")]
+    watch: bool,
     #[command(flatten)]
     target: TargetArgs,
     #[command(flatten)]
-    output_args: OutputArgs,
+    output_args: ListOutputArgs,
 }
 
 /// A kind of object.
@@ -137,19 +144,29 @@ pub(crate) async fn run(args: GetArgs) -> Result<ExitCode, Failure> {
     if let Some(limit) = args.wait {
         wait::wait(&connection, &args, limit).await?;
     }
+    if args.watch {
+        watch::watch(&connection, &args).await?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let listing = list(&connection, &args).await?;
-    listing.print(args.output_args.format())?;
+    list_output::print(listing, args.kind, args.output_args.format())?;
     Ok(ExitCode::SUCCESS)
 }
 
+/// Kinds of records that are read for a list.
+fn read_folders(kind: Kind) -> Vec<&'static str> {
+    let folders: BTreeSet<_> = kind.folders().iter().copied().chain(["services"]).collect();
+    folders.into_iter().collect()
+}
+
 async fn list(connection: &Connection, args: &GetArgs) -> Result<Listing, Failure> {
-    let folders: BTreeSet<_> = args.kind.folders().iter().copied().chain(["services"]).collect();
-    let folders: Vec<_> = folders.into_iter().collect();
-    let view = View::read(connection, &args.scope(), &folders).await?;
+    let view = View::read(connection, &args.scope(), &read_folders(args.kind)).await?;
     if let Some(name) = &args.service
         && view.service(name)?.service.is_none()
     {
-        eprintln!("{name} is not declared, so that callers cannot find it; apply a 'kind: Service' for it");
+        output::note(format!(
+            "{name} is not declared, so that callers cannot find it; apply a 'kind: Service' for it"
+        ));
     }
     let mut listing = listing(connection, args, &view).await?;
     listing.why_empty = match &args.service {

@@ -140,10 +140,10 @@ impl BalanceRound {
         let all = self.moves.len();
         for (number, move_request) in (1..).zip(self.moves.clone()) {
             let began = Instant::now();
-            eprintln!("{number} of {all}: {move_request}");
+            output::note(format!("{number} of {all}: {move_request}"));
             execute(connection, args, &move_request, stop).await?;
             self.done += 1;
-            eprintln!("{number} of {all}: done in {:.1} s", began.elapsed().as_secs_f64());
+            output::note(format!("{number} of {all}: done in {:.1} s", began.elapsed().as_secs_f64()));
             if stop.heard || (self.done < all && !stop.sleep_unless_stopped(began + pause).await) {
                 break;
             }
@@ -214,7 +214,7 @@ async fn execute(
             moved = &mut moved => return moved,
             () = &mut stop.signal => stop.heard = true,
         }
-        eprintln!("stopping after this move; the control plane completes it in any case");
+        output::note("stopping after this move; the control plane completes it in any case");
     }
     let again = signals::shutdown()?;
     tokio::select! {

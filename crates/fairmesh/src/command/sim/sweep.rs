@@ -7,8 +7,8 @@ use fairmesh_sim::{
 };
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::write_file;
-use crate::{failure::Failure, manifests, output};
+use super::{write_figures, write_file};
+use crate::{cli::OutputArgs, failure::Failure, manifests, output};
 
 /// Play a grid of constants, or one constant at a time, on many fleets.
 #[derive(Args, Debug)]
@@ -18,7 +18,7 @@ pub(crate) struct SweepArgs {
     grid: PathBuf,
     /// Write the summaries to this file as JSON.
     #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    report: Option<PathBuf>,
     /// Write a line per fleet and combination to this file, for spreadsheets.
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
@@ -28,6 +28,8 @@ pub(crate) struct SweepArgs {
     /// Number of threads [default: one per core].
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
+    #[command(flatten)]
+    output_args: OutputArgs,
 }
 
 pub(super) fn run(args: &SweepArgs) -> Result<ExitCode, Failure> {
@@ -40,11 +42,10 @@ pub(super) fn run(args: &SweepArgs) -> Result<ExitCode, Failure> {
     bar.set_prefix(grid.name.clone());
     let result = sweep(&grid, threads, || bar.inc(1))?;
     bar.finish_and_clear();
-    output::write(&table(&result))?;
-    if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&result).map_err(Failure::failed)?;
-        write_file(path, &(text + "\n"))?;
+    if args.output_args.is_table() {
+        output::write(&table(&result))?;
     }
+    write_figures(&result, args.report.as_deref(), args.output_args)?;
     if let Some(path) = &args.csv {
         write_file(path, &result.csv())?;
     }

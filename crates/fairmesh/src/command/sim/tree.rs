@@ -27,7 +27,9 @@ pub(super) fn play(scenario: &Scenario, args: &RunArgs) -> Result<(serde_json::V
     let began = Instant::now();
     let report = run(scenario, |now| bar.set_position(now.nanos() / 1_000_000_000))?;
     bar.finish_and_clear();
-    output::write(&show(&report, began.elapsed()))?;
+    if args.output_args.is_table() {
+        output::write(&show(&report, began.elapsed()))?;
+    }
     if let Some(path) = &args.svg {
         write_file(&picture_path(path, &scenario.name, args.files.len()), &plot::propagation(&report))?;
     }

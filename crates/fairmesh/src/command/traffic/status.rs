@@ -29,8 +29,8 @@ pub(super) async fn status(args: StatusArgs) -> Result<(), Failure> {
         return Err(not_planned(name));
     }
     if services.is_empty() && args.output.format() == Format::Table {
-        eprintln!(
-            "no service is planned for: write 'traffic: {{planner: rings}}' in a policy (see docs/regions.md)"
+        output::note(
+            "no service is planned for: write 'traffic: {planner: rings}' in a policy (see docs/regions.md)",
         );
         return Ok(());
     }

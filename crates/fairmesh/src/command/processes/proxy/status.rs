@@ -56,7 +56,7 @@ fn text(config: &Value, last: &Value) -> String {
         vec!["ready".into(), word(&config["ready"])],
         vec!["routing".into(), format!("{} ({connected})", word(&routing["from"]))],
         vec!["revision".into(), word(&routing["revision"])],
-        vec!["data age".into(), format!("{:.1} s", routing["data_age_seconds"].as_f64().unwrap_or(0.0))],
+        vec!["data age".into(), format!("{:.1} s", routing["dataAgeSeconds"].as_f64().unwrap_or(0.0))],
         vec!["region".into(), word(&routing["region"])],
         vec!["identity".into(), word(&routing["identity"])],
     ];
@@ -92,7 +92,7 @@ fn text(config: &Value, last: &Value) -> String {
 
 fn service(row: &Value, word: &dyn Fn(&Value) -> String) -> Vec<String> {
     let answers = &row["responses"];
-    let mean = row["mean_ms"].as_f64().map_or_else(|| "-".into(), |mean| format!("{mean:.2} ms"));
+    let mean = row["meanMs"].as_f64().map_or_else(|| "-".into(), |mean| format!("{mean:.2} ms"));
     let regions = row["regions"].as_array().cloned().unwrap_or_default();
     let regions = regions.iter().map(|region| {
         let answers: u64 = region[1].as_array().into_iter().flatten().filter_map(Value::as_u64).sum();
@@ -103,7 +103,7 @@ fn service(row: &Value, word: &dyn Fn(&Value) -> String) -> Vec<String> {
         word(&row["state"]),
         word(&row["revision"]),
         format!("{} ({} near)", row["endpoints"], row["nearest"]),
-        word(&row["in_flight"]),
+        word(&row["inFlight"]),
         word(&answers[1]),
         word(&answers[3]),
         word(&answers[4]),

@@ -6,6 +6,7 @@ mod walk;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
+use fairmesh_wire::handshake::Connection;
 
 use crate::{
     cli::{OutputArgs, TargetArgs},
@@ -39,6 +40,15 @@ pub(super) enum By {
     Replica,
     /// The watchers of each region.
     Region,
+}
+
+/// Agents and replicas that follow this control plane, in any number of layers: kind, name and release.
+pub(crate) async fn followers(
+    connection: Connection,
+) -> Result<Vec<(&'static str, String, Option<String>)>, Failure> {
+    let tree = walk::walk(connection).await?;
+    let known = tree.watchers.into_iter().filter(|watcher| watcher.kind != "program");
+    Ok(known.map(|watcher| (watcher.kind, watcher.name, watcher.version)).collect())
 }
 
 pub(super) async fn run(args: StatusArgs) -> Result<ExitCode, Failure> {

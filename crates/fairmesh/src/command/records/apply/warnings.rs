@@ -14,6 +14,7 @@ use crate::{
         records::get,
     },
     failure::Failure,
+    output,
     view::{Scope, ServiceView, View},
 };
 
@@ -42,7 +43,7 @@ pub(crate) async fn print_warnings(
     }
     check_maps(&known, resources)?;
     for warning in warnings(&known, resources) {
-        eprintln!("warning: {warning}");
+        output::warn(warning);
     }
     Ok(breaking_changes(&known, resources))
 }

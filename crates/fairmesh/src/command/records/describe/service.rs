@@ -125,7 +125,7 @@ fn text(name: &ServiceName, one: &ServiceView, lists: &Lists) -> Result<String, 
 }
 
 fn table_or_none(listing: &Listing) -> String {
-    if listing.rows.is_empty() { "none\n".into() } else { output::table(listing.head, &listing.rows) }
+    if listing.rows.is_empty() { "none\n".into() } else { output::table(&listing.head, &listing.rows) }
 }
 
 fn section(text: &mut String, title: &str, body: &str) {

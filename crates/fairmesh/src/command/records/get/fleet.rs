@@ -1,6 +1,6 @@
 //! Lists across services: moves, watchers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use fairmesh_model::{Cursor, InstanceId, Prefix, ServiceName, ShardMove};
 use fairmesh_wire::{
@@ -57,14 +57,6 @@ pub(crate) async fn add_moves(
         );
     }
     Ok(())
-}
-
-/// The names of the watchers of a service's endpoints.
-pub(crate) async fn watching(
-    connection: &Connection,
-    name: &ServiceName,
-) -> Result<BTreeSet<String>, Failure> {
-    Ok(watchers_of(connection, name).await?.into_iter().map(|watcher| watcher.software).collect())
 }
 
 async fn watchers_of(connection: &Connection, name: &ServiceName) -> Result<Vec<Watcher>, Failure> {

@@ -126,7 +126,8 @@ mod tests {
     fn one(name: &str, kind: &'static str, region: Option<&str>, lag: Option<u64>) -> WatcherInfo {
         let applied = lag.map(|lag| 100 - lag);
         let (name, identity, follows) = (name.into(), "anonymous".into(), "root".into());
-        WatcherInfo { name, identity, kind, region: region.map(Into::into), follows, applied, lag }
+        let region = region.map(Into::into);
+        WatcherInfo { name, identity, kind, region, version: None, follows, applied, lag }
     }
 
     fn server(name: &str, age_ms: u64, problem: Option<&str>) -> Server {

@@ -65,6 +65,8 @@ pub(super) struct WatcherInfo {
     /// `replica`, `agent` or `program`.
     pub(super) kind: &'static str,
     pub(super) region: Option<String>,
+    /// Its release, if it says so: programs and older releases do not.
+    pub(super) version: Option<String>,
     pub(super) follows: String,
     /// The revision that it and everything below it have applied; absent for another store.
     pub(super) applied: Option<u64>,
@@ -197,6 +199,7 @@ impl Tree {
                 None => "program",
             },
             region: region.clone(),
+            version: peer.as_ref().and_then(|peer| peer.version.clone()),
             follows: follows.to_owned(),
             applied,
             lag: applied.map(|applied| mark.lag(applied)),

@@ -1,0 +1,169 @@
+//! What a running proxy tells: its routes, its requests as they complete, and its version.
+
+use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    process::{Child, Command, Stdio},
+    thread,
+};
+
+use fairmesh_test_support::free_port;
+use serde_json::{Value, json};
+
+use super::support::{Mesh, wait_until};
+
+const SERVICES: &str = "\
+kind: Service
+name: shop/web
+---
+kind: Service
+name: shop/canary
+---
+kind: Policy
+service: shop/web
+timeout: 5s
+routes:
+  - name: canary
+    match: {path: {prefix: /new}}
+    split: [{service: shop/web, weight: 9}, {service: shop/canary, weight: 1}]
+";
+
+/// A proxy of its own ports.
+struct Proxy {
+    child: Child,
+    listen: String,
+    admin: String,
+}
+
+impl Proxy {
+    fn start(mesh: &Mesh) -> Self {
+        let [listen, admin] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
+        let child = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
+            .args([
+                "proxy",
+                "--region",
+                "eu",
+                "--listen",
+                &listen,
+                "--admin",
+                &admin,
+                "--control",
+                &mesh.address(),
+            ])
+            .env_clear()
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let proxy = Self { child, listen, admin };
+        mesh.run(&["wait", "proxy", "--admin", &proxy.admin]).ok();
+        proxy
+    }
+
+    /// Sends a request for `web.shop`; returns the status line.
+    fn get(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(&self.listen).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nhost: web.shop\r\nconnection: close\r\n\r\n").unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        response.lines().next().unwrap_or_default().to_owned()
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A server that answers 200, and 503 below `/broken`; its port.
+fn serve() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            thread::spawn(move || {
+                let mut buffer = [0; 4096];
+                while let Ok(n @ 1..) = stream.read(&mut buffer) {
+                    let status = if buffer[..n].starts_with(b"GET /broken") { "503 x" } else { "200 OK" };
+                    let _ = write!(stream, "HTTP/1.1 {status}\r\ncontent-length: 2\r\n\r\nok");
+                }
+            });
+        }
+    });
+    port
+}
+
+fn mesh_with_web() -> Mesh {
+    let mesh = Mesh::start();
+    mesh.apply(SERVICES).ok();
+    mesh.register("shop/web", "web-0", "eu", serve());
+    mesh.register("shop/canary", "canary-0", "eu", serve());
+    mesh
+}
+
+#[test]
+fn a_tap_prints_the_requests_that_it_selects() {
+    let mesh = mesh_with_web();
+    let proxy = Proxy::start(&mesh);
+    let tap = |args: &'static [&'static str]| {
+        let (control, admin) = (mesh.address(), proxy.admin.clone());
+        thread::spawn(move || {
+            let all = [&["tap", "shop/web", "--admin", &admin, "-n", "1"][..], args].concat();
+            super::support::fairmesh(&control, &all, "")
+        })
+    };
+    let (broken, items) = (tap(&["--status", "5xx", "--json"]), tap(&["--path", "/items"]));
+    wait_until("both have seen a request", || {
+        assert!(proxy.get("/").ends_with("200 OK"));
+        let (_, _) = (proxy.get("/broken"), proxy.get("/items/7?secret=1"));
+        broken.is_finished() && items.is_finished()
+    });
+    let broken: Value = serde_json::from_str(&broken.join().unwrap().ok()).unwrap();
+    assert_eq!((&broken["path"], &broken["status"]), (&json!("/broken"), &json!(503)));
+    assert_eq!((&broken["instance"], &broken["region"]), (&json!("web-0"), &json!("eu")));
+    assert!(broken["totalMs"].is_number(), "{broken}");
+    let items = items.join().unwrap().ok();
+    assert!(items.contains("GET    \"/items/7\" 200") && !items.contains("secret"), "{items}");
+    assert!(mesh.run(&["tap", "shop/web", "--status", "6xx"]).fails(2).contains("write a status"));
+}
+
+#[test]
+fn routes_of_a_proxy_show_shares_and_what_the_rest_gets() {
+    let mesh = mesh_with_web();
+    let proxy = Proxy::start(&mesh);
+    let routes = |args: &[&str]| mesh.run(&[&["proxy", "routes", "--admin", &proxy.admin], args].concat());
+    assert!(routes(&[]).err.contains("no service was called through the proxy"));
+    assert!(routes(&["shop/web"]).fails(1).contains("was not called through this proxy"));
+    assert!(proxy.get("/").ends_with("200 OK"));
+    let table = routes(&[]).ok();
+    for part in
+        ["canary", "{path: {prefix: /new}}", "shop/web 90 %, shop/canary 10 %", "(default)", "timeout: 5s"]
+    {
+        assert!(table.contains(part), "{part} in {table}");
+    }
+    let page = routes(&["shop/web", "--json"]).json();
+    assert_eq!(page[0]["policy"]["routes"][0]["name"], "canary");
+}
+
+#[test]
+fn the_version_is_that_of_everything_that_responds() {
+    let mesh = mesh_with_web();
+    let agent = mesh.agent("eu");
+    let proxy = Proxy::start(&mesh);
+    let own = env!("CARGO_PKG_VERSION");
+    let version = || {
+        mesh.run(&["version", "--json", "--agent", &agent.address(), "--admin", &proxy.admin]).json()["processes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| (one["kind"].as_str().unwrap().to_owned(), one["version"].as_str().unwrap_or("-").to_owned()))
+            .collect::<Vec<_>>()
+    };
+    let expected = ["control plane", "agent", "agent of this machine", "proxy"];
+    let expected: Vec<_> = expected.iter().map(|kind| ((*kind).to_owned(), own.to_owned())).collect();
+    // The agent is a watcher once a program has followed something through it, or it has said who it is.
+    wait_until("every version is known", || version() == expected);
+    assert_eq!(mesh.run(&["version", "--client"]).ok().lines().count(), 1);
+}
