@@ -152,7 +152,7 @@ impl TrafficController {
             if self.write(service, &writes).await
                 && let Some(planner) = lock(&self.planners).get_mut(service)
             {
-                planner.written(&writes, now);
+                planner.written(&facts, &writes, now);
             }
             if !topology.drains.is_empty() {
                 services.insert(service.clone(), facts);

@@ -24,6 +24,14 @@ const MAX_UNMOVED: usize = 100;
 pub(super) struct DrainState {
     pub(super) text: String,
     pub(super) is_held: bool,
+    /// Whether the last round changed its record.
+    has_stepped: bool,
+}
+
+impl DrainState {
+    fn waiting(text: impl Into<String>) -> Self {
+        Self { text: text.into(), ..Self::default() }
+    }
 }
 
 impl TrafficController {
@@ -36,7 +44,17 @@ impl TrafficController {
     ) {
         let mut states = BTreeMap::new();
         for (region, stored) in &topology.drains {
-            states.insert(region.clone(), self.step_drain(services, topology, (region, stored), now).await);
+            let state = self.step_drain(services, topology, (region, stored), now).await;
+            let has_stepped = state.has_stepped;
+            states.insert(region.clone(), state);
+            // The next is judged by what this one leaves, in the next round.
+            if has_stepped {
+                let others = topology.drains.keys().filter(|other| !states.contains_key(*other));
+                let waits = |other: &Region| (other.clone(), DrainState::waiting("waits for the step of another drain"));
+                let waiting: Vec<_> = others.map(waits).collect();
+                states.extend(waiting);
+                break;
+            }
         }
         *lock(&self.drain_states) = states;
     }
@@ -51,7 +69,7 @@ impl TrafficController {
         let drain = &stored.drain;
         if drain.is_done() && drain.returns {
             self.write_drain(region, None, Some(stored.revision)).await;
-            return DrainState { text: "done".to_owned(), is_held: false };
+            return DrainState::waiting("done");
         }
         let steps = {
             let planners = lock(&self.planners);
@@ -65,17 +83,14 @@ impl TrafficController {
             Err(state) => state,
             Ok(keep) => {
                 if let Some(behind) = self.unacknowledged(&steps).await {
-                    return DrainState {
-                        text: format!("waits for {behind} to apply the tables"),
-                        is_held: false,
-                    };
+                    return DrainState::waiting(format!("waits for {behind} to apply the tables"));
                 }
                 if drain.is_done() {
-                    return DrainState { text: "done".to_owned(), is_held: false };
+                    return DrainState::waiting("done");
                 }
                 let next = RegionDrain { keep, ..*drain };
-                self.write_drain(region, Some(next), Some(stored.revision)).await;
-                DrainState { text: "makes a step".to_owned(), is_held: false }
+                let has_stepped = self.write_drain(region, Some(next), Some(stored.revision)).await;
+                DrainState { has_stepped, ..DrainState::waiting("makes a step") }
             }
         }
     }

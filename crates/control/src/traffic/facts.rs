@@ -123,13 +123,20 @@ impl ServiceFacts {
         self.reports.heard.contains(region).then(|| {
             let mut rates =
                 CallerRates { offered: vec![0.0; self.traffic.classes.len() + 1], sent: BTreeMap::new() };
+            let mut attempts = rates.offered.clone();
             for (path, calls) in self.reports.calls.iter().filter(|(path, _)| path.from == *region) {
                 let class = path.class.as_ref();
                 let class = class.and_then(|class| self.traffic.classes.iter().position(|c| c == class));
-                rates.offered[class.map_or(0, |at| at + 1)] += calls.offered as f64 / MILLI;
+                let class = class.map_or(0, |at| at + 1);
+                rates.offered[class] += calls.offered as f64 / MILLI;
+                attempts[class] += calls.attempts as f64 / MILLI;
                 if let Some(to) = &path.to {
                     *rates.sent.entry(to.clone()).or_default() += calls.attempts as f64 / MILLI;
                 }
+            }
+            // Servers work on attempts, of which hedges and retries make more than one a call.
+            for (offered, attempts) in rates.offered.iter_mut().zip(attempts) {
+                *offered = offered.max(attempts);
             }
             rates
         })

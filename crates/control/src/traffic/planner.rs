@@ -145,9 +145,14 @@ impl ServicePlanner {
     }
 
     /// Notes that the last writes were made.
-    pub(super) fn written(&mut self, writes: &[TableWrite], now: Now) {
+    pub(super) fn written(&mut self, facts: &ServiceFacts, writes: &[TableWrite], now: Now) {
         let tables = writes.iter().filter(|write| write.table.is_some()).count();
-        if tables > 0 && tables >= self.regions.len() {
+        let all = match facts.traffic.mode {
+            // All that there are, whatever the regions are by now.
+            TrafficMode::Hold => 1,
+            _ => self.regions.len(),
+        };
+        if tables > 0 && tables >= all {
             self.confirmed_at_ms = Some(now.ms);
         }
     }
@@ -359,7 +364,6 @@ impl ServicePlanner {
         if !self.is_confirmation_due(now) {
             return Vec::new();
         }
-        self.confirmed_at_ms = Some(now.ms);
         self.round += 1;
         let origin = TableOrigin::Planned(Confirmation { round: self.round, at_ms: now.wall_ms });
         let planned = facts.tables.iter().filter(|(_, stored)| stored.table.origin != TableOrigin::ByHand);

@@ -1,6 +1,9 @@
 //! The table of one service for the callers of one region: the value of one record.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use crate::{Invalid, Label, Region, Share, Zone};
 
@@ -51,7 +54,7 @@ pub struct Confirmation {
 pub struct TrafficShares {
     /// Of calls without a class, and of classes that are not listed. Without it, rings decide these calls.
     pub default: Option<RegionShares>,
-    /// Of the calls of these classes; at most [`MAX_TABLE_CLASSES`].
+    /// Of the calls of these classes; at most [`MAX_TABLE_CLASSES`]. All classes together have at most [`MAX_TABLE_REGIONS`].
     pub classes: BTreeMap<Label, RegionShares>,
 }
 
@@ -143,6 +146,11 @@ impl TrafficShares {
         }
         if self.iter().next().is_none() {
             return Err(Invalid::new("", "are empty", "write the shares of at least one class"));
+        }
+        let regions: BTreeSet<&Region> = self.iter().flat_map(|(_, shares)| shares.to.keys()).collect();
+        if regions.len() > MAX_TABLE_REGIONS {
+            let hint = format!("name at most {MAX_TABLE_REGIONS} in all classes together");
+            return Err(Invalid::new("", "have too many regions", hint));
         }
         self.iter().try_for_each(|(class, shares)| match class {
             None => shares.validate(),

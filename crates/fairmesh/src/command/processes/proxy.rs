@@ -302,7 +302,7 @@ async fn mesh(args: &ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> Resu
         .event_loops(cores(args))
         .idle_timeout(args.service_idle_timeout / 10);
     // `FAIRMESH_CONTROL` is for registering; a proxy has its records from the agent, unless it is told otherwise.
-    let usual = args.control.is_none().then(environment::agent);
+    let usual = args.control.is_none().then(connect::agent);
     if let Some(agent) = args.agent.clone().or(usual) {
         mesh = mesh.agent(agent);
     }
