@@ -24,6 +24,7 @@ use fairmesh_client::proxy_support::set_event_loop;
 use tokio::runtime::{Builder, Runtime};
 
 fn main() -> ExitCode {
+    cli::completion::complete_if_asked();
     failure::configure_reports();
     fairmesh_listen::raise_descriptor_limit();
     let cli = match cli::Cli::read() {
