@@ -142,7 +142,8 @@ impl Mesh {
         let status = 400 + u16::try_from(change % 100).unwrap_or_default();
         let ops = vec![op(&policy(service, status))?];
         let began = Instant::now();
-        let applied = self.writer.admin().apply(v1::ApplyRequest { ops, dry_run: false }).await;
+        let applied =
+            self.writer.admin().apply(v1::ApplyRequest { ops, dry_run: false, ..Default::default() }).await;
         applied.map_err(|status| format!("apply failed: {}", status.message()))?;
         while began.elapsed() < EFFECT {
             if connection.call(service, "/fault").await?.0 == status {

@@ -32,7 +32,8 @@ impl Cli {
         output::select_messages(arguments.iter().filter_map(|argument| argument.to_str()));
         let mut command = command();
         let arguments = config_file::expand(&command, arguments)?;
-        let parsed = command.try_get_matches_from_mut(arguments).and_then(|matches| Self::from_arg_matches(&matches));
+        let parsed =
+            command.try_get_matches_from_mut(arguments).and_then(|matches| Self::from_arg_matches(&matches));
         parsed.map_err(|error| refused(&error).or_else(|| usage(&error)).unwrap_or_else(|| error.exit()))
     }
 }
@@ -102,11 +103,11 @@ pub(crate) enum Command {
     Wait(command::wait::WaitArgs),
     /// Show all details of one record.
     Describe(command::records::describe::DescribeArgs),
-    /// List the changes of a service's declaration or policy.
+    /// List the changes of configuration: declarations, policies, workloads, topology, hosts, authorization.
     History(command::records::history::HistoryArgs),
-    /// Restore an earlier value of a service's declaration or policy.
+    /// Restore an earlier value of configuration.
     Rollback(command::records::rollback::RollbackArgs),
-    /// Delete a service's declaration or policy; its history stays.
+    /// Delete configuration; its history stays.
     Delete(command::records::delete::DeleteArgs),
     /// Take instances out of service, and wait until every caller has moved.
     Drain(command::drain::DrainArgs),
@@ -197,6 +198,7 @@ mod tests {
         "dev",
         "register",
         "kernel",
+        "kernel run",
         "call",
         "wait",
         "completions",

@@ -7,6 +7,7 @@ mod cli;
 mod command;
 mod connect;
 mod demo;
+mod document_diff;
 mod failure;
 mod logging;
 mod manifests;

@@ -20,7 +20,8 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 fn packages() -> Option<&'static Path> {
     static BUILT: OnceLock<Option<TempDir>> = OnceLock::new();
     let built = BUILT.get_or_init(|| {
-        let missing = ["dpkg-deb", "objcopy", "gzip"].into_iter().find(|tool| run(tool, &["--version"]).is_err());
+        let missing =
+            ["dpkg-deb", "objcopy", "gzip"].into_iter().find(|tool| run(tool, &["--version"]).is_err());
         if let Some(tool) = missing {
             skipped("a tool that makes packages is missing", tool);
             return None;
@@ -69,7 +70,8 @@ fn assert_complete(root: &Path) {
     let version = run(binary.to_str().unwrap(), &["version", "--client"]).unwrap();
     assert!(version.starts_with(&format!("fairmesh {VERSION}")), "{version}");
     for unit in ["control", "agent", "proxy", "replica"] {
-        let text = fs::read_to_string(root.join(format!("usr/lib/systemd/system/fairmesh-{unit}.service"))).unwrap();
+        let text =
+            fs::read_to_string(root.join(format!("usr/lib/systemd/system/fairmesh-{unit}.service"))).unwrap();
         assert!(text.contains("ExecStart=/usr/bin/fairmesh ") && !text.contains("/usr/local"), "{text}");
     }
     for file in [
@@ -108,7 +110,10 @@ fn the_deb(folder: &Path) {
     let deb = deb.to_str().unwrap();
     let root = tempfile::tempdir().unwrap();
     let fields = run("dpkg-deb", &["--field", deb, "Package", "Version", "Depends"]).unwrap();
-    assert!(fields.contains("Package: fairmesh") && fields.contains(VERSION) && fields.contains("libc6"), "{fields}");
+    assert!(
+        fields.contains("Package: fairmesh") && fields.contains(VERSION) && fields.contains("libc6"),
+        "{fields}"
+    );
     // Into a root of its own, as an installer of images does.
     let database = root.path().join("var/lib/dpkg");
     for below in ["info", "updates", "triggers"] {
@@ -117,7 +122,8 @@ fn the_deb(folder: &Path) {
     fs::write(database.join("status"), "").unwrap();
     let into = format!("--root={}", root.path().display());
     let log = format!("--log={}", root.path().join("dpkg.log").display());
-    let install = [&into, &log, "--force-script-chrootless", "--force-depends", "--force-not-root", "--install", deb];
+    let install =
+        [&into, &log, "--force-script-chrootless", "--force-depends", "--force-not-root", "--install", deb];
     match run("dpkg", &install) {
         Ok(_) => {
             let status = fs::read_to_string(database.join("status")).unwrap();
@@ -138,7 +144,8 @@ fn the_symbols(folder: &Path) {
     let symbols = binary.lines().find(|path| path.ends_with(".debug")).unwrap();
     assert!(run("readelf", &["--sections", "--wide", symbols]).unwrap().contains("debug_line"));
     let tarball = unpack(&package(folder, &format!("{}.tar.gz", std::env::consts::ARCH)));
-    let stripped = tarball.path().join(format!("fairmesh-{VERSION}-{}/usr/bin/fairmesh", std::env::consts::ARCH));
+    let stripped =
+        tarball.path().join(format!("fairmesh-{VERSION}-{}/usr/bin/fairmesh", std::env::consts::ARCH));
     let stripped = stripped.to_str().unwrap();
     let sections = run("readelf", &["--sections", "--wide", stripped]).unwrap();
     assert!(!sections.contains("debug_line") && sections.contains("gnu_debuglink"), "{sections}");

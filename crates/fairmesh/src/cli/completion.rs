@@ -44,17 +44,21 @@ pub(crate) fn script(shell: &str) -> Option<Vec<u8>> {
 /// Has every argument that is a service offer those that exist.
 fn with_services(command: Command) -> Command {
     let names: Vec<String> = command.get_subcommands().map(|below| below.get_name().to_owned()).collect();
-    let command = names.into_iter().fold(command, |command, name| command.mut_subcommand(name, with_services));
-    command.mut_args(|argument: Arg| match argument.get_value_parser().type_id() == TypeId::of::<ServiceName>() {
-        true => argument.add(ArgValueCompleter::new(services)),
-        false => argument,
+    let command =
+        names.into_iter().fold(command, |command, name| command.mut_subcommand(name, with_services));
+    command.mut_args(|argument: Arg| {
+        match argument.get_value_parser().type_id() == TypeId::of::<ServiceName>() {
+            true => argument.add(ArgValueCompleter::new(services)),
+            false => argument,
+        }
     })
 }
 
 fn services(current: &OsStr) -> Vec<CompletionCandidate> {
     let begun = current.to_string_lossy();
     let found = Builder::new_current_thread().enable_all().build().ok();
-    let found = found.and_then(|runtime| runtime.block_on(async { timeout(LOOKUP_TIMEOUT, names()).await.ok()? }));
+    let found =
+        found.and_then(|runtime| runtime.block_on(async { timeout(LOOKUP_TIMEOUT, names()).await.ok()? }));
     let names = found.unwrap_or_default().into_iter().filter(|name| name.starts_with(&*begun));
     names.map(CompletionCandidate::new).collect()
 }

@@ -66,7 +66,8 @@ pub(super) fn expand(command: &Command, arguments: Vec<OsString>) -> Result<Vec<
 }
 
 fn begins_with(arguments: &[OsString], words: &[&str]) -> bool {
-    arguments.len() > words.len() && words.iter().zip(&arguments[1..]).all(|(word, argument)| argument == word)
+    arguments.len() > words.len()
+        && words.iter().zip(&arguments[1..]).all(|(word, argument)| argument == word)
 }
 
 /// The file of `--config FILE` or `--config=FILE`.
@@ -87,7 +88,10 @@ fn named_file(arguments: &[OsString]) -> Option<PathBuf> {
 fn read(path: &Path) -> Result<Map<String, Value>, Failure> {
     let shown = path.display();
     let text = fs::read_to_string(path).map_err(|error| {
-        Failure::refused(format!("cannot read {shown}: {error}"), "name a YAML file with options after --config")
+        Failure::refused(
+            format!("cannot read {shown}: {error}"),
+            "name a YAML file with options after --config",
+        )
     })?;
     if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
         return Ok(Map::new());
@@ -115,11 +119,12 @@ fn find<'a>(process: &'a Command, name: &str, path: &Path) -> Result<&'a Arg, Fa
 /// Whether the command line has the option.
 fn is_given(arguments: &[OsString], option: &Arg) -> bool {
     let Some(long) = option.get_long() else { return false };
-    let is_long = |text: &str| {
-        text.strip_prefix("--").is_some_and(|text| text.split('=').next() == Some(long))
-    };
-    let is_short = |text: &str| option.get_short().is_some_and(|short| text.starts_with(&format!("-{short}")));
-    let mut own = arguments.iter().take_while(|argument| *argument != "--").filter_map(|argument| argument.to_str());
+    let is_long =
+        |text: &str| text.strip_prefix("--").is_some_and(|text| text.split('=').next() == Some(long));
+    let is_short =
+        |text: &str| option.get_short().is_some_and(|short| text.starts_with(&format!("-{short}")));
+    let mut own =
+        arguments.iter().take_while(|argument| *argument != "--").filter_map(|argument| argument.to_str());
     own.any(|text| is_long(text) || is_short(text))
 }
 
@@ -144,11 +149,15 @@ fn as_arguments(option: &Arg, value: &Value, path: &Path) -> Result<Vec<OsString
     };
     let values: Option<Vec<_>> = match value {
         Value::Null => Some(Vec::new()),
-        Value::Array(values) if matches!(option.get_action(), ArgAction::Append) => values.iter().map(single).collect(),
+        Value::Array(values) if matches!(option.get_action(), ArgAction::Append) => {
+            values.iter().map(single).collect()
+        }
         value => single(value).map(|text| vec![text]),
     };
     match values {
-        Some(values) => Ok(values.iter().map(|text| OsStr::new(&format!("--{name}={text}")).to_owned()).collect()),
+        Some(values) => {
+            Ok(values.iter().map(|text| OsStr::new(&format!("--{name}={text}")).to_owned()).collect())
+        }
         None => wrong("write a text or a number; an option that may be repeated takes a list of them"),
     }
 }
@@ -171,9 +180,11 @@ mod tests {
 
     #[test]
     fn options_of_the_file_come_after_those_of_the_command_line() {
-        let yaml = "region: eu\nlisten: [127.0.0.1:1, 127.0.0.1:2]\nmetrics-per-endpoint: true\nadmin: none\n";
+        let yaml =
+            "region: eu\nlisten: [127.0.0.1:1, 127.0.0.1:2]\nmetrics-per-endpoint: true\nadmin: none\n";
         let line = expanded(yaml, "fairmesh proxy --config FILE --region=us").unwrap().join(" ");
-        for part in ["--listen=127.0.0.1:1", "--listen=127.0.0.1:2", "--metrics-per-endpoint", "--admin=none"] {
+        for part in ["--listen=127.0.0.1:1", "--listen=127.0.0.1:2", "--metrics-per-endpoint", "--admin=none"]
+        {
             assert!(line.contains(part), "{part} in {line}");
         }
         assert!(line.ends_with("--config FILE --region=us") && !line.contains("--region=eu"), "{line}");
@@ -185,10 +196,18 @@ mod tests {
     #[test]
     fn unknown_options_and_values_are_refused_with_what_to_write() {
         let refused = |yaml, line| expanded(yaml, line).unwrap_err();
-        assert!(refused("regoin: eu\n", "fairmesh agent --config FILE").contains("there is no option 'regoin'"));
-        assert!(refused("region: {a: b}\n", "fairmesh agent --config FILE").contains("'region' does not take"));
-        assert!(refused("region: [eu, us]\n", "fairmesh agent --config FILE").contains("'region' does not take"));
-        assert!(refused("metrics-per-endpoint: 1\n", "fairmesh proxy --config FILE").contains("true or false"));
+        assert!(
+            refused("regoin: eu\n", "fairmesh agent --config FILE").contains("there is no option 'regoin'")
+        );
+        assert!(
+            refused("region: {a: b}\n", "fairmesh agent --config FILE").contains("'region' does not take")
+        );
+        assert!(
+            refused("region: [eu, us]\n", "fairmesh agent --config FILE").contains("'region' does not take")
+        );
+        assert!(
+            refused("metrics-per-endpoint: 1\n", "fairmesh proxy --config FILE").contains("true or false")
+        );
         assert!(refused("- a\n", "fairmesh proxy --config FILE").contains("one option a line"));
     }
 

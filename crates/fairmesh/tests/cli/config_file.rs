@@ -25,9 +25,15 @@ fn a_control_plane_and_an_agent_run_on_their_files() {
         ),
     );
     let start = |args: &[&str]| {
-        Command::new(env!("CARGO_BIN_EXE_fairmesh")).args(args).env_clear().stderr(Stdio::null()).spawn().unwrap()
+        Command::new(env!("CARGO_BIN_EXE_fairmesh"))
+            .args(args)
+            .env_clear()
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap()
     };
-    let mut children = [start(&["control", "--config", &control]), start(&["agent", "--config", &agent, "--region", "us"])];
+    let mut children =
+        [start(&["control", "--config", &control]), start(&["agent", "--config", &agent, "--region", "us"])];
     wait_until("both are ready", || {
         mesh.run(&["wait", "control", "agent", "--agent", &agent_socket, "--timeout", "1s"]).code == Some(0)
     });
@@ -45,7 +51,8 @@ fn a_control_plane_and_an_agent_run_on_their_files() {
 fn a_file_with_a_mistake_is_refused_before_anything_runs() {
     let mesh = Mesh::empty();
     let file = |text: &str| mesh.file("wrong.yaml", text);
-    let refused = |text: &str| fairmesh("unix:/nobody.sock", &["agent", "--config", &file(text)], "").fails(2);
+    let refused =
+        |text: &str| fairmesh("unix:/nobody.sock", &["agent", "--config", &file(text)], "").fails(2);
     assert!(refused("regoin: eu\n").contains("there is no option 'regoin' of 'fairmesh agent'"));
     assert!(refused("region: 'e u'\n").contains("--region"));
     assert!(refused("region: eu\nmetrics: 12\n").contains("--metrics"));

@@ -78,7 +78,8 @@ impl schemars::JsonSchema for KeySpecs {
     }
 
     fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        let (one, several) = (generator.subschema_for::<KeySpec>(), generator.subschema_for::<Vec<KeySpec>>());
+        let (one, several) =
+            (generator.subschema_for::<KeySpec>(), generator.subschema_for::<Vec<KeySpec>>());
         schemars::json_schema!({ "description": "Sources of a key, in order.", "anyOf": [one, several] })
     }
 }
