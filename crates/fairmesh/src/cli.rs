@@ -2,6 +2,8 @@
 
 pub(crate) mod completion;
 mod config_file;
+#[cfg(test)]
+mod documented;
 mod target_args;
 
 use std::{error::Error as _, path::PathBuf};

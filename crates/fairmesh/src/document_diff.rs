@@ -115,7 +115,7 @@ mod tests {
         ] });
         assert_eq!(
             summary(&old, &new),
-            "timeout: 5s -> 6s; subset: removed (3); routes: added c; routes: removed b; and 2 more"
+            "routes: added c; routes: removed b; routes[a].split[shop/x].weight: 1 -> 9; subset: removed (3); and 2 more"
         );
         assert_eq!(summary(&old, &old), "unchanged");
     }

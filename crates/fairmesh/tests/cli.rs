@@ -20,6 +20,7 @@ mod cli {
     pub(crate) mod moves;
     pub(crate) mod proxies;
     pub(crate) mod readme;
+    pub(crate) mod reference;
     pub(crate) mod refusals;
     pub(crate) mod replicas;
     pub(crate) mod restarts;

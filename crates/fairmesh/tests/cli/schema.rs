@@ -9,7 +9,7 @@ use super::support::{Mesh, fairmesh};
 /// Pages whose examples are of something else than documents.
 const OTHER_PAGES: &[&str] = &["simulator.md"];
 /// What examples of shards and splits refer to.
-const BASE: &str = "kind: Service\nname: shop/cart\n---\nkind: Service\nname: shop/cart-next\n";
+const BASE: &str = "kind: Service\nname: shop/cart\ntype: KIND\n---\nkind: Service\nname: shop/cart-next\n";
 
 fn validator() -> jsonschema::Validator {
     let schema = fairmesh("unix:/nobody.sock", &["schema"], "").json();
@@ -65,7 +65,9 @@ fn every_example_is_valid_and_is_applied() {
             continue;
         }
         let mesh = Mesh::start();
-        mesh.apply(BASE).ok();
+        let is_sharded = documents.iter().any(|document| document["kind"] == "ShardMap");
+        let kind = if is_sharded { "sharded" } else { "replicated" };
+        mesh.apply(&BASE.replace("KIND", kind)).ok();
         let run = fairmesh(&mesh.address(), &["apply", "--force", "-f", "-"], &text);
         if run.code != Some(0) {
             wrong.push(format!("{place}: {}", run.err));
