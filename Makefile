@@ -1,7 +1,7 @@
 # What one does with a checkout. `make` lists the targets.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo release test soak check bench fuzz fmt clean
+.PHONY: help demo release package test soak check bench fuzz fmt clean
 
 help: ## List these targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -13,6 +13,9 @@ demo: ## Run the shop on this machine, break it in six ways under load, and prin
 
 release: ## Build the binary for production, guided by a profile of what runs most, and say where it is
 	@scripts/release.sh
+
+package: ## Package the binary: a tarball, a deb, an OCI image, and debug symbols; BINARY= is one that is built already
+	@scripts/package.sh
 
 test: ## Run every test, or those of ARGS= (make test ARGS=--help), and print how many passed
 	@scripts/setup.sh build demo etcd hosts systemd
@@ -27,6 +30,7 @@ soak: ## Cause outages, replace all there is under full load, stream, for 10 min
 	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test faults -- --nocapture no_request_fails_under_full_load
 	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test faults -- --nocapture streams_polls_and_transfers
 	SOAK_MINUTES=1 cargo test --release --workspace --test faults -- --nocapture --include-ignored limits::
+	cargo test --release --workspace --test packages -- --nocapture
 
 check: ## Check format, clippy, documentation, the library's API and its number of crates, and the dependencies' licences and sources
 	@scripts/setup.sh build demo deny

@@ -44,7 +44,7 @@ impl ControlPlane {
     /// Writes what documents say.
     pub(crate) async fn apply(&self, documents: &[serde_json::Value]) -> Result<(), String> {
         let ops = documents.iter().map(ops).collect::<Result<Vec<_>, _>>()?.concat();
-        let applied = self.connection.admin().apply(v1::ApplyRequest { ops, dry_run: false }).await;
+        let applied = self.connection.admin().apply(v1::ApplyRequest { ops, ..Default::default() }).await;
         applied.map(|_| ()).map_err(|status| format!("apply failed: {}", status.message()))
     }
 }

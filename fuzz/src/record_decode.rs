@@ -26,7 +26,7 @@ pub fn run(data: &[u8]) {
     let text = KEYS[usize::from(*chosen) % KEYS.len()];
     let key = RecordKey::parse(text).expect("the keys above are well formed");
     let checked = records::check(text, value);
-    if let RecordKey::History(..) = key {
+    if matches!(key, RecordKey::History(..) | RecordKey::MeshHistory(..)) {
         if let Ok(history) = records::decode_history(value) {
             let encoded = records::encode_history(&history);
             assert_eq!(records::decode_history(&encoded), Ok(history));

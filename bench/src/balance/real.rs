@@ -161,7 +161,7 @@ async fn prefer_least_request(control: &Address) -> Result<(), String> {
         value: Some(records::encode(&policy.into())),
         condition: None,
     };
-    let request = ApplyRequest { ops: vec![op], dry_run: false };
+    let request = ApplyRequest { ops: vec![op], dry_run: false, ..Default::default() };
     let until = Instant::now() + Duration::from_secs(10);
     loop {
         let problem = match handshake::connect(&Default::default(), control, "fairmesh-bench").await {

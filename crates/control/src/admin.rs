@@ -7,7 +7,7 @@ mod tables;
 
 use std::{sync::Arc, time::UNIX_EPOCH};
 
-use fairmesh_model::{Invalid, RecordKey, Revision, ServiceName};
+use fairmesh_model::{Invalid, MeshHistoryKind, RecordKey, Revision, ServiceName};
 use fairmesh_rib::{Node, server::WriteError};
 use fairmesh_store::{PartitionedStore, Store};
 use fairmesh_wire::{identity_of, run_blocking, software_of, transport::Waits, v1};
@@ -63,7 +63,8 @@ impl v1::admin_server::Admin for AdminService {
 
     async fn apply(&self, request: Request<v1::ApplyRequest>) -> Result<Response<v1::ApplyResponse>, Status> {
         let (author, waits) = (author(&request), Waits::of(&request));
-        let v1::ApplyRequest { ops, dry_run } = request.into_inner();
+        let v1::ApplyRequest { ops, dry_run, message } = request.into_inner();
+        let author = Author { message: read_message(message).map_err(invalid)?, ..author };
         let desired = run_blocking(&waits, move || planned_write::parse_ops(ops)).await?.map_err(invalid)?;
         let plan = planned_write::plan(&self.node, desired, &author)?;
         self.execute(plan, dry_run).await.map(Response::new)
@@ -92,7 +93,8 @@ impl v1::admin_server::Admin for AdminService {
         request: Request<v1::RollbackRequest>,
     ) -> Result<Response<v1::ApplyResponse>, Status> {
         let (author, waits) = (author(&request), Waits::of(&request));
-        let v1::RollbackRequest { kind, service, revision } = request.into_inner();
+        let v1::RollbackRequest { kind, service, revision, message } = request.into_inner();
+        let author = Author { message: read_message(message).map_err(invalid)?, ..author };
         let key = history_key(&kind, &service).map_err(invalid)?;
         let (node, of) = (self.node.clone(), key.clone());
         let value = run_blocking(&waits, move || history::value_at(&node, &of, revision))
@@ -105,6 +107,9 @@ impl v1::admin_server::Admin for AdminService {
 
 /// The key of a record with history.
 fn history_key(kind: &str, service: &str) -> Result<RecordKey, Invalid> {
+    if let Some(kind) = MeshHistoryKind::ALL.into_iter().find(|one| one.as_str() == kind) {
+        return Ok(kind.key());
+    }
     let service: ServiceName = service.parse().map_err(|e: Invalid| e.within("service"))?;
     match kind {
         "services" => Ok(RecordKey::Service(service)),
@@ -112,7 +117,21 @@ fn history_key(kind: &str, service: &str) -> Result<RecordKey, Invalid> {
         "workloads" => Ok(RecordKey::Workload(service)),
         other => {
             let problem = format!("'{other}' has no history");
-            Err(Invalid::new("kind", problem, "write 'services', 'policies' or 'workloads'"))
+            let hint = "write services, policies, workloads, regions, roundTrips, hosts or authorization";
+            Err(Invalid::new("kind", problem, hint))
+        }
+    }
+}
+
+/// The longest message of a change, in bytes: a history entry has room for it.
+const MAX_MESSAGE: usize = 1024;
+
+fn read_message(message: String) -> Result<String, Invalid> {
+    match message.len() <= MAX_MESSAGE {
+        true => Ok(message),
+        false => {
+            let problem = format!("has {} bytes", message.len());
+            Err(Invalid::new("message", problem, format!("keep it to {MAX_MESSAGE}")))
         }
     }
 }
@@ -120,7 +139,7 @@ fn history_key(kind: &str, service: &str) -> Result<RecordKey, Invalid> {
 fn author<T>(request: &Request<T>) -> Author {
     let (identity, software) = (identity_of(request), software_of(request));
     let by = if software.is_empty() { identity.to_string() } else { format!("{software} ({identity})") };
-    Author { by, at_ms: now_ms() }
+    Author { by, at_ms: now_ms(), message: String::new() }
 }
 
 /// Milliseconds since 1970, for display in the history; no decision depends on it.

@@ -29,7 +29,11 @@ fn applied(response: tonic::Response<v1::ApplyResponse>) -> Applied {
 }
 
 async fn apply(connection: &Connection, ops: Vec<v1::Op>) -> Result<Applied, Status> {
-    connection.admin().apply(v1::ApplyRequest { ops, dry_run: false }).await.map(applied)
+    connection
+        .admin()
+        .apply(v1::ApplyRequest { ops, dry_run: false, ..Default::default() })
+        .await
+        .map(applied)
 }
 
 async fn history(connection: &Connection, kind: &str) -> Result<Vec<v1::Change>, Status> {
@@ -38,7 +42,12 @@ async fn history(connection: &Connection, kind: &str) -> Result<Vec<v1::Change>,
 }
 
 async fn rollback(connection: &Connection, kind: &str, revision: u64) -> Result<Applied, Status> {
-    let request = v1::RollbackRequest { kind: kind.into(), service: "shop/cart".into(), revision };
+    let request = v1::RollbackRequest {
+        kind: kind.into(),
+        service: "shop/cart".into(),
+        revision,
+        ..Default::default()
+    };
     connection.admin().rollback(request).await.map(applied)
 }
 
@@ -56,7 +65,7 @@ async fn apply_reports_the_outcome_of_each_record_and_writes_only_changes() {
     let (cart, web) = (service_key("shop/cart"), policy_key("shop/web"));
     let first = || vec![put(&cart, service(Protocol::Grpc)), put(&web, policy(1))];
 
-    let dry = v1::ApplyRequest { ops: first(), dry_run: true };
+    let dry = v1::ApplyRequest { ops: first(), dry_run: true, ..Default::default() };
     let dry = applied(connection.admin().apply(dry).await.unwrap());
     assert_eq!((dry.kinds, dry.revision), (vec![Kind::Created, Kind::Created], 0));
     assert!(read_all(&connection).await.entries.is_empty(), "a dry run writes nothing");
@@ -109,7 +118,11 @@ async fn a_conditional_write_on_an_old_revision_is_refused_with_both_revisions()
             put(service_key("shop/cart"), service(Protocol::Grpc)),
             at_revision(put(&key, policy(3)), 1),
         ];
-        let refused = connection.admin().apply(v1::ApplyRequest { ops, dry_run }).await.unwrap_err();
+        let refused = connection
+            .admin()
+            .apply(v1::ApplyRequest { ops, dry_run, ..Default::default() })
+            .await
+            .unwrap_err();
         assert_eq!(refused.code(), Code::Aborted);
         let text = refused.message();
         assert!(text.contains("revision 1") && text.contains("revision 2"), "{text}");

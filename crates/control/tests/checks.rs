@@ -52,7 +52,7 @@ async fn verdict(connection: &Connection) -> Option<Verdict> {
 }
 
 async fn write(connection: &Connection, op: v1::Op) {
-    let request = v1::ApplyRequest { ops: vec![op], dry_run: false };
+    let request = v1::ApplyRequest { ops: vec![op], dry_run: false, ..Default::default() };
     connection.admin().apply(request).await.unwrap();
 }
 

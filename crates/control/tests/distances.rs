@@ -34,7 +34,7 @@ async fn targets_become(leadership: &mut Streaming<v1::CampaignResponse>, wanted
 }
 
 async fn write(connection: &Connection, ops: Vec<v1::Op>) {
-    connection.admin().apply(v1::ApplyRequest { ops, dry_run: false }).await.unwrap();
+    connection.admin().apply(v1::ApplyRequest { ops, dry_run: false, ..Default::default() }).await.unwrap();
 }
 
 async fn register(connection: &Connection, of: &str, region: &str, port: u16) {

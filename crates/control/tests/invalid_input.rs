@@ -90,7 +90,11 @@ async fn applying_a_declaration_takes_it_over_from_its_registration() {
     };
     assert!(history().await.iter().any(|change| change.replaced_by == "its first registration"));
     let ops = vec![put(service_key("shop/cart"), service(Protocol::Http1))];
-    let outcomes = connection.admin().apply(v1::ApplyRequest { ops, dry_run: false }).await.unwrap();
+    let outcomes = connection
+        .admin()
+        .apply(v1::ApplyRequest { ops, dry_run: false, ..Default::default() })
+        .await
+        .unwrap();
     assert_eq!(outcomes.into_inner().outcomes[0].kind(), v1::outcome::Kind::Unchanged);
     assert_eq!(history().await.len(), 1, "the history no longer names a registration");
     control.stop().await;
@@ -141,7 +145,7 @@ async fn a_policy_of_costly_expressions_is_refused_while_others_read() {
     let (operator, reader) = (control.connect().await, control.connect().await);
     let applying = tokio::spawn(async move {
         let ops = vec![put(policy_key("shop/cart"), costly(2_000))];
-        operator.admin().apply(v1::ApplyRequest { ops, dry_run: false }).await
+        operator.admin().apply(v1::ApplyRequest { ops, dry_run: false, ..Default::default() }).await
     });
     let mut slowest = Duration::ZERO;
     while !applying.is_finished() {

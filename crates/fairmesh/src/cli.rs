@@ -1,11 +1,15 @@
 //! The command line: commands and their arguments. Their implementations are in [`crate::command`].
 
+pub(crate) mod completion;
+mod config_file;
+#[cfg(test)]
+mod documented;
 mod target_args;
 
 use std::{error::Error as _, path::PathBuf};
 
 use clap::{
-    Parser, Subcommand,
+    CommandFactory, FromArgMatches, Parser, Subcommand,
     error::{ContextKind, ContextValue},
 };
 use fairmesh_model::Invalid;
@@ -28,9 +32,17 @@ impl Cli {
     pub(crate) fn read() -> Result<Self, Failure> {
         let arguments: Vec<_> = std::env::args_os().collect();
         output::select_messages(arguments.iter().filter_map(|argument| argument.to_str()));
-        Self::try_parse_from(arguments)
-            .map_err(|error| refused(&error).or_else(|| usage(&error)).unwrap_or_else(|| error.exit()))
+        let mut command = command();
+        let arguments = config_file::expand(&command, arguments)?;
+        let parsed =
+            command.try_get_matches_from_mut(arguments).and_then(|matches| Self::from_arg_matches(&matches));
+        parsed.map_err(|error| refused(&error).or_else(|| usage(&error)).unwrap_or_else(|| error.exit()))
     }
+}
+
+/// The tree of commands, for the parser, completions and man pages.
+pub(crate) fn command() -> clap::Command {
+    config_file::add_option(Cli::command())
 }
 
 /// An argument that one of our types rejects, reported like every other error: clap would join problem and hint.
@@ -93,11 +105,11 @@ pub(crate) enum Command {
     Wait(command::wait::WaitArgs),
     /// Show all details of one record.
     Describe(command::records::describe::DescribeArgs),
-    /// List the changes of a service's declaration or policy.
+    /// List the changes of configuration: declarations, policies, workloads, topology, hosts, authorization.
     History(command::records::history::HistoryArgs),
-    /// Restore an earlier value of a service's declaration or policy.
+    /// Restore an earlier value of configuration.
     Rollback(command::records::rollback::RollbackArgs),
-    /// Delete a service's declaration or policy; its history stays.
+    /// Delete configuration; its history stays.
     Delete(command::records::delete::DeleteArgs),
     /// Take instances out of service, and wait until every caller has moved.
     Drain(command::drain::DrainArgs),
@@ -127,11 +139,16 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Sim(command::sim::SimCommand),
 
-    /// Print the completion script of a shell.
+    /// Print the JSON Schema of the documents that 'apply' reads, for editors.
+    Schema,
+    /// Print the completion script of a shell. It completes the names of services too.
     Completions {
         /// The shell.
-        shell: clap_complete::Shell,
+        #[arg(value_parser = ["bash", "elvish", "fish", "powershell", "zsh"])]
+        shell: String,
     },
+    /// Write the manual pages of all commands into a folder.
+    Man(command::man::ManArgs),
     /// Print the version of this binary, and of the processes that it reaches.
     Version(command::version::VersionArgs),
 }
@@ -153,11 +170,11 @@ pub(crate) struct Files {
 
 #[cfg(test)]
 mod tests {
-    use clap::{Arg, Command, CommandFactory};
+    use clap::{Arg, Command};
 
     #[test]
     fn the_tree_of_commands_is_sound() {
-        super::Cli::command().debug_assert();
+        super::command().debug_assert();
     }
 
     /// All visible commands below this one, with their names.
@@ -183,9 +200,12 @@ mod tests {
         "dev",
         "register",
         "kernel",
+        "kernel run",
         "call",
         "wait",
         "completions",
+        "schema",
+        "man",
         "rib",
         "rib export",
         "shards",
@@ -200,7 +220,7 @@ mod tests {
     #[test]
     fn every_command_has_the_same_output_options() {
         let (mut found, mut wrong) = (Vec::new(), Vec::new());
-        walk(&super::Cli::command(), "", &mut found);
+        walk(&super::command(), "", &mut found);
         for (name, command) in &found {
             let (json, output) = (option(command, "json"), option(command, "output"));
             let is_flag = json.is_some_and(|json| !json.get_action().takes_values());
@@ -220,7 +240,7 @@ mod tests {
     #[test]
     fn options_of_one_name_mean_the_same_everywhere() {
         let mut found = Vec::new();
-        walk(&super::Cli::command(), "", &mut found);
+        walk(&super::command(), "", &mut found);
         // Option, and what names it in the environment.
         let common = [("control", "FAIRMESH_CONTROL"), ("agent", "FAIRMESH_AGENT")];
         for (command_name, command) in &found {

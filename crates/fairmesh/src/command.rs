@@ -10,9 +10,11 @@ pub(crate) mod explain;
 pub(crate) mod identity;
 pub(crate) mod imbalance;
 pub(crate) mod kernel;
+pub(crate) mod man;
 pub(crate) mod processes;
 pub(crate) mod records;
 mod request_args;
+mod schema;
 pub(crate) mod shards;
 pub(crate) mod sim;
 pub(crate) mod tap;
@@ -22,10 +24,8 @@ pub(crate) mod wait;
 
 use std::process::ExitCode;
 
-use clap::CommandFactory;
-
 use crate::{
-    cli::{Cli, Command},
+    cli::{self, Cli, Command},
     demo,
     failure::Failure,
     output, register,
@@ -63,10 +63,11 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Sim(command) => sim::run(command),
         Command::Call(args) => call::run(args).await,
         Command::Calibrate(args) => calibrate::run(args).await,
+        Command::Man(args) => man::run(&args),
+        Command::Schema => schema::run(),
         Command::Completions { shell } => {
-            // Buffered: clap_complete panics when the reader closes the pipe.
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "fairmesh", &mut script);
+            // The parser accepts the shells that have one.
+            let script = cli::completion::script(&shell).unwrap_or_default();
             output::write_bytes(&script).map(|()| ExitCode::SUCCESS)
         }
         Command::Check(args) => check::run(args).await,

@@ -7,6 +7,7 @@ mod cli;
 mod command;
 mod connect;
 mod demo;
+mod document_diff;
 mod failure;
 mod logging;
 mod manifests;
@@ -24,6 +25,7 @@ use fairmesh_client::proxy_support::set_event_loop;
 use tokio::runtime::{Builder, Runtime};
 
 fn main() -> ExitCode {
+    cli::completion::complete_if_asked();
     failure::configure_reports();
     fairmesh_listen::raise_descriptor_limit();
     let cli = match cli::Cli::read() {

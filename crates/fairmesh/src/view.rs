@@ -139,7 +139,7 @@ impl View {
                 RecordKey::ShardManifest(name, _) | RecordKey::ShardChunk(name, ..) => {
                     parts.entry(name.clone()).or_default().push((one.key, one.value));
                 }
-                RecordKey::History(..) => {}
+                RecordKey::History(..) | RecordKey::MeshHistory(..) => {}
                 _ => view.take(one)?,
             }
         }

@@ -8,6 +8,7 @@ mod cli {
     pub(crate) mod calls;
     pub(crate) mod changes;
     pub(crate) mod check;
+    pub(crate) mod config_file;
     pub(crate) mod conventions;
     pub(crate) mod dev;
     pub(crate) mod endpoints;
@@ -19,11 +20,14 @@ mod cli {
     pub(crate) mod moves;
     pub(crate) mod proxies;
     pub(crate) mod readme;
+    pub(crate) mod reference;
     pub(crate) mod refusals;
     pub(crate) mod replicas;
     pub(crate) mod restarts;
     pub(crate) mod rib;
     pub(crate) mod routes;
+    pub(crate) mod schema;
+    pub(crate) mod shells;
     pub(crate) mod sim;
     pub(crate) mod support;
     pub(crate) mod tables;

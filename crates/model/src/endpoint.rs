@@ -105,6 +105,7 @@ pub(crate) fn check_address(field: &str, address: SocketAddr) -> Result<(), Inva
 /// The lifecycle state of an endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "spec", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "spec", serde(rename_all = "lowercase"))]
 pub enum EndpointState {
     /// It is running and not ready: no calls.

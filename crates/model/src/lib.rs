@@ -48,7 +48,7 @@ pub use policy::{Balancing, BalancingPolicy, LoadSignal, Outliers, Score};
 pub use policy::{CallKind, Timeouts};
 pub use policy::{KeySource, Locality, MAX_KEY_SOURCES, Policy, Retries, Ring};
 pub use record::Record;
-pub use record::{ChunkHash, HistoryKind, Prefix, RecordKey, ShardPart};
+pub use record::{ChunkHash, HistoryKind, MeshHistoryKind, Prefix, RecordKey, ShardPart};
 pub use record::{Cursor, Revision, StoreId};
 pub use route::{
     Abort, Actions, Backend, ClientMatch, Delay, GrpcMatch, HeaderEdits, HeaderMatch, HostMatch,

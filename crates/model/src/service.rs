@@ -23,6 +23,7 @@ impl Service {
 /// How candidates of a call are found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "spec", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "spec", serde(rename_all = "kebab-case"))]
 pub enum ServiceKind {
     /// Any endpoint serves any call.
@@ -37,6 +38,7 @@ pub enum ServiceKind {
 /// The protocol of endpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "spec", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "spec", serde(rename_all = "kebab-case"))]
 pub enum Protocol {
     /// HTTP/1.1: one call at a time on a connection.

@@ -60,6 +60,7 @@ pub struct Replica {
 /// State of a copy in a make-before-break move (ServiceRouter §4.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "spec", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "spec", serde(rename_all = "lowercase"))]
 pub enum ReplicaState {
     /// It is loading the shard: no calls yet.

@@ -51,6 +51,7 @@ use crate::{
 
 /// One document of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "kind")]
 #[allow(clippy::large_enum_variant, reason = "a file has few, and nothing stores them")]
 pub enum Document {

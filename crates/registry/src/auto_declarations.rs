@@ -68,6 +68,7 @@ impl Registry {
             value: None,
             replaced_at_ms: now_ms(),
             replaced_by: DECLARED_BY.to_owned(),
+            replaced_message: String::new(),
             revision: 0,
         };
         let key = RecordKey::History(HistoryKind::Services, service.clone(), at);

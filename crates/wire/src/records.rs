@@ -5,7 +5,7 @@
 //! router.
 
 use bytes::Bytes;
-use fairmesh_model::{HistoryKind, Invalid, Record, RecordKey, Traffic};
+use fairmesh_model::{HistoryKind, Invalid, MeshHistoryKind, Record, RecordKey, Traffic};
 use prost::Message;
 
 use crate::{shards, v1};
@@ -22,7 +22,7 @@ const HISTORY_OVERHEAD: usize = 4 * 1024;
 /// An earlier value of a record, as stored at [`RecordKey::History`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct History {
-    /// The key of the record: a service or a policy.
+    /// The key of the record.
     pub key: RecordKey,
     /// The value; `None` if the record did not exist.
     pub value: Option<Bytes>,
@@ -30,6 +30,8 @@ pub struct History {
     pub replaced_at_ms: u64,
     /// The user of the write that replaced it.
     pub replaced_by: String,
+    /// Why it was replaced, as the user said.
+    pub replaced_message: String,
     /// The revision that wrote it; 0 if the record did not exist.
     pub revision: u64,
 }
@@ -81,7 +83,10 @@ pub fn decode(key: &RecordKey, value: &[u8]) -> Result<Record, Invalid> {
             Record::DefaultAuthorization(message::<v1::DefaultAuthorization>(value)?.try_into()?)
         }
         RecordKey::Workload(_) => Record::Workload(message::<v1::WorkloadEntry>(value)?.try_into()?),
-        RecordKey::ShardManifest(..) | RecordKey::ShardChunk(..) | RecordKey::History(..) => {
+        RecordKey::ShardManifest(..)
+        | RecordKey::ShardChunk(..)
+        | RecordKey::History(..)
+        | RecordKey::MeshHistory(..) => {
             let problem = format!("{key} holds no record of its own");
             return Err(Invalid::new("key", problem, "read shard maps and history as a whole"));
         }
@@ -114,8 +119,15 @@ fn check_key_fields(key: &RecordKey, record: &Record) -> Result<(), Invalid> {
 
 /// Encodes an earlier value.
 pub fn encode_history(history: &History) -> Bytes {
-    let History { key, value, replaced_at_ms, replaced_by, revision } = history.clone();
-    bytes(&v1::History { key: key.to_string(), value, replaced_at_ms, replaced_by, revision })
+    let History { key, value, replaced_at_ms, replaced_by, replaced_message, revision } = history.clone();
+    bytes(&v1::History {
+        key: key.to_string(),
+        value,
+        replaced_at_ms,
+        replaced_by,
+        revision,
+        replaced_message,
+    })
 }
 
 /// Decodes an earlier value, including the record in it.
@@ -123,16 +135,16 @@ pub fn encode_history(history: &History) -> Bytes {
 /// # Errors
 /// [`Invalid`] if the bytes are not a history entry, or if the record has no history.
 pub fn decode_history(value: &[u8]) -> Result<History, Invalid> {
-    let v1::History { key, value, replaced_at_ms, replaced_by, revision } = message(value)?;
+    let v1::History { key, value, replaced_at_ms, replaced_by, revision, replaced_message } = message(value)?;
     let key = RecordKey::parse(&key)?;
-    if history_kind(&key).is_none() {
+    if history_kind(&key).is_none() && MeshHistoryKind::of(&key).is_none() {
         let problem = format!("{key} has no history");
-        return Err(Invalid::new("key", problem, "keep history of services, policies and workloads only"));
+        return Err(Invalid::new("key", problem, "keep history of configuration only"));
     }
     if let Some(value) = &value {
         decode(&key, value).map_err(|e| e.within("value"))?;
     }
-    Ok(History { key, value, replaced_at_ms, replaced_by, revision })
+    Ok(History { key, value, replaced_at_ms, replaced_by, replaced_message, revision })
 }
 
 fn history_kind(key: &RecordKey) -> Option<HistoryKind> {
@@ -188,7 +200,7 @@ pub fn check(key: &str, value: &[u8]) -> Result<RecordKey, Invalid> {
         ));
     }
     let longest = match parsed {
-        RecordKey::History(..) => MAX_VALUE,
+        RecordKey::History(..) | RecordKey::MeshHistory(..) => MAX_VALUE,
         _ => MAX_VALUE - HISTORY_OVERHEAD,
     };
     if value.len() > longest {
@@ -207,9 +219,16 @@ fn check_value(key: &RecordKey, value: &[u8]) -> Result<(), Invalid> {
     match key {
         RecordKey::ShardManifest(_, part) => shards::check_manifest(part, value),
         RecordKey::ShardChunk(_, part, hash) => shards::check_chunk(part, *hash, value),
-        RecordKey::History(kind, service, _) => {
+        RecordKey::History(..) | RecordKey::MeshHistory(..) => {
             let history = decode_history(value)?;
-            if history_kind(&history.key) == Some(*kind) && history.key.service() == Some(service) {
+            let is_own = match key {
+                RecordKey::History(kind, service, _) => {
+                    history_kind(&history.key) == Some(*kind) && history.key.service() == Some(service)
+                }
+                RecordKey::MeshHistory(kind, _) => history.key == kind.key(),
+                _ => false,
+            };
+            if is_own {
                 return Ok(());
             }
             let problem = format!("{} is another record's key", history.key);

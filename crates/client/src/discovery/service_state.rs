@@ -3,9 +3,11 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use fairmesh_model::ServiceName;
+use bytes::Bytes;
+use fairmesh_model::{Policy, Record, RecordKey, ServiceName};
 use fairmesh_router::{RouteNumbers, ServiceNumbers, ServiceTable};
 use fairmesh_signals::{CallCounters, Destinations, ReportedPaths};
+use fairmesh_wire::records;
 
 use super::{call_paths::PathNumber, endpoint_transport::EndpointTransport, subscription::Subscription};
 
@@ -42,6 +44,8 @@ pub struct ReadyService<T> {
     pub lookaside: Option<Arc<str>>,
     /// Counters of its calls, where a planner needs them.
     pub(crate) reported: Option<Box<ReportedPaths>>,
+    /// The record of the policy that it was compiled from, which the compiled routes cannot be read from.
+    policy_record: Option<Bytes>,
 }
 
 impl<T: EndpointTransport> ReadyService<T> {
@@ -59,8 +63,32 @@ impl<T: EndpointTransport> ReadyService<T> {
         let transports = Self::take_over_transports(&upstream, before);
         let map_version = upstream.shards().map_or(0, |shards| shards.version());
         let lookaside = upstream.policy().lookaside.as_deref().map(Into::into);
-        let paths = Box::default();
-        Self { upstream, splits, paths, transports, revision, map_version, lookaside, reported: None }
+        Self {
+            upstream,
+            splits,
+            paths: Box::default(),
+            transports,
+            revision,
+            map_version,
+            lookaside,
+            reported: None,
+            policy_record: None,
+        }
+    }
+
+    /// The same with the record of its policy.
+    pub(crate) fn with_policy_record(self, policy_record: Option<Bytes>) -> Self {
+        Self { policy_record, ..self }
+    }
+
+    /// The policy with its routes, for operators: decoded for each call of this function. `None` if there is none.
+    #[doc(hidden)]
+    pub fn read_policy(&self) -> Option<Policy> {
+        let key = RecordKey::Policy(self.upstream.name().clone());
+        match records::decode(&key, self.policy_record.as_ref()?) {
+            Ok(Record::Policy(policy)) => Some(policy),
+            _ => None,
+        }
     }
 
     /// The same with counters of its calls, if the policy has a planner, for reports of callers in its home region.

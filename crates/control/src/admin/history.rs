@@ -1,4 +1,4 @@
-//! Earlier values of services and policies, stored in the RIB under keys that routers do not read.
+//! Earlier values of configuration, stored in the RIB under keys that routers do not read.
 //!
 //! A value is stored under the revision that wrote it. A period without the record is stored too, so that a rollback
 //! over a creation deletes; it has no revision of its own, and is stored under the store's revision at which it ended,
@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use fairmesh_model::{HistoryKind, Prefix, RecordKey, ServiceName};
+use fairmesh_model::{HistoryKind, MeshHistoryKind, Prefix, RecordKey, ServiceName};
 use fairmesh_rib::{Entry, Node, Op};
 use fairmesh_wire::{
     records::{self, History},
@@ -27,7 +27,7 @@ pub(super) fn save_ops(
     read_at: u64,
     author: &Author,
 ) -> Vec<Op> {
-    let Some((kind, service)) = history_key(key) else { return Vec::new() };
+    let Some(folder) = Folder::of(key) else { return Vec::new() };
     let at = current.as_ref().map_or(read_at, |entry| entry.revision);
     let earlier = History {
         key: key.clone(),
@@ -35,9 +35,10 @@ pub(super) fn save_ops(
         value: current.map(|entry| entry.value),
         replaced_at_ms: author.at_ms,
         replaced_by: author.by.clone(),
+        replaced_message: author.message.clone(),
     };
-    let history_record_key: Arc<str> = RecordKey::History(kind, service.clone(), at).to_string().into();
-    let mut kept: Vec<_> = rows(node, kind, service).into_iter().map(|(key, _)| key).collect();
+    let history_record_key: Arc<str> = folder.key(at).to_string().into();
+    let mut kept: Vec<_> = rows(node, &folder).into_iter().map(|(key, _)| key).collect();
     kept.retain(|key| *key != history_record_key);
     let surplus = (kept.len() + 1).saturating_sub(HISTORY_KEPT);
     let dropped = kept.into_iter().take(surplus).map(Op::delete);
@@ -54,14 +55,14 @@ pub(super) fn changes(node: &Node, key: &RecordKey) -> Vec<v1::Change> {
     let now = v1::Change {
         revision: current.as_ref().map_or(0, |entry| entry.revision),
         value: current.map(|entry| entry.value),
-        replaced_at_ms: 0,
-        replaced_by: String::new(),
+        ..v1::Change::default()
     };
     let then = earlier.into_iter().rev().map(|(revision, history)| v1::Change {
         revision,
         value: history.value,
         replaced_at_ms: history.replaced_at_ms,
         replaced_by: history.replaced_by,
+        replaced_message: history.replaced_message,
     });
     [now].into_iter().chain(then).collect()
 }
@@ -94,35 +95,59 @@ pub(super) fn value_at(node: &Node, key: &RecordKey, revision: u64) -> Result<Op
 
 /// The record in words, for messages.
 pub(super) fn describe(key: &RecordKey) -> String {
-    match history_key(key) {
-        Some((HistoryKind::Services, service)) => format!("the declaration of {service}"),
-        Some((HistoryKind::Policies, service)) => format!("a policy of {service}"),
-        Some((HistoryKind::Workloads, service)) => format!("a workload of {service}"),
+    match Folder::of(key) {
+        Some(Folder::Service(HistoryKind::Services, service)) => format!("the declaration of {service}"),
+        Some(Folder::Service(HistoryKind::Policies, service)) => format!("a policy of {service}"),
+        Some(Folder::Service(HistoryKind::Workloads, service)) => format!("a workload of {service}"),
+        Some(Folder::Mesh(kind)) => format!("the record {} of the mesh", kind.as_str()),
         None => key.to_string(),
+    }
+}
+
+/// Where the earlier values of a record are.
+enum Folder<'a> {
+    Service(HistoryKind, &'a ServiceName),
+    Mesh(MeshHistoryKind),
+}
+
+impl<'a> Folder<'a> {
+    /// The folder of a record; `None` if it has no history.
+    fn of(key: &'a RecordKey) -> Option<Self> {
+        match key {
+            RecordKey::Service(service) => Some(Self::Service(HistoryKind::Services, service)),
+            RecordKey::Policy(service) => Some(Self::Service(HistoryKind::Policies, service)),
+            RecordKey::Workload(service) => Some(Self::Service(HistoryKind::Workloads, service)),
+            _ => MeshHistoryKind::of(key).map(Self::Mesh),
+        }
+    }
+
+    fn key(&self, at: u64) -> RecordKey {
+        match self {
+            Self::Service(kind, service) => RecordKey::History(*kind, (*service).clone(), at),
+            Self::Mesh(kind) => RecordKey::MeshHistory(*kind, at),
+        }
+    }
+
+    fn prefix(&self) -> Prefix {
+        match self {
+            Self::Service(kind, service) => Prefix::history(*kind, service),
+            Self::Mesh(kind) => Prefix::mesh_history(*kind),
+        }
     }
 }
 
 /// Earlier values with their revisions, oldest first. Values that cannot be decoded are skipped.
 fn earlier(node: &Node, key: &RecordKey) -> Vec<(u64, History)> {
-    let Some((kind, service)) = history_key(key) else { return Vec::new() };
+    let Some(folder) = Folder::of(key) else { return Vec::new() };
     let read = |(history_record_key, entry): (Arc<str>, Entry)| match RecordKey::parse(&history_record_key) {
-        Ok(RecordKey::History(_, _, at)) => {
+        Ok(RecordKey::History(_, _, at) | RecordKey::MeshHistory(_, at)) => {
             records::decode_history(&entry.value).ok().map(|history| (at, history))
         }
         _ => None,
     };
-    rows(node, kind, service).into_iter().filter_map(read).collect()
+    rows(node, &folder).into_iter().filter_map(read).collect()
 }
 
-fn rows(node: &Node, kind: HistoryKind, service: &ServiceName) -> Vec<(Arc<str>, Entry)> {
-    node.read(&[Prefix::history(kind, service)]).1
-}
-
-fn history_key(key: &RecordKey) -> Option<(HistoryKind, &ServiceName)> {
-    match key {
-        RecordKey::Service(service) => Some((HistoryKind::Services, service)),
-        RecordKey::Policy(service) => Some((HistoryKind::Policies, service)),
-        RecordKey::Workload(service) => Some((HistoryKind::Workloads, service)),
-        _ => None,
-    }
+fn rows(node: &Node, folder: &Folder<'_>) -> Vec<(Arc<str>, Entry)> {
+    node.read(&[folder.prefix()]).1
 }

@@ -28,6 +28,8 @@ pub(super) struct Author {
     pub(super) by: String,
     /// Milliseconds since 1970.
     pub(super) at_ms: u64,
+    /// Why, as the author said.
+    pub(super) message: String,
 }
 
 /// The batch to write, and the outcome for each requested record.

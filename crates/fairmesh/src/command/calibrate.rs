@@ -228,7 +228,7 @@ async fn write(target: &TargetArgs, stored: &At<Hosts>, hosts: &Hosts) -> Result
         condition: Some(Condition { kind: Some(condition) }),
     };
     let connection = connect::connect(target).await?;
-    connection.admin().apply(ApplyRequest { ops: vec![op], dry_run: false }).await?;
+    connection.admin().apply(ApplyRequest { ops: vec![op], dry_run: false, ..Default::default() }).await?;
     Ok(())
 }
 

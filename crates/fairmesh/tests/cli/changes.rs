@@ -105,6 +105,52 @@ fn history_says_what_each_version_changed() {
 }
 
 #[test]
+fn history_tells_why_and_a_rollback_names_both_revisions() {
+    let mesh = Mesh::with_shop();
+    let slower = mesh.file("slower.yaml", &SHOP.replace("timeout: 5s", "timeout: 6s"));
+    mesh.run(&["apply", "-f", &slower, "--message", "the catalog is slow today"]).ok();
+    let history = mesh.run(&["history", "policy", "shop/catalog", "--json"]).json();
+    assert_eq!(history[0]["message"], "the catalog is slow today");
+    let (old, now) = (history[1]["revision"].as_u64().unwrap(), history[0]["revision"].as_u64().unwrap());
+    let said = mesh.run(&["rollback", "policy", "shop/catalog", "-m", "it is fast again"]).ok();
+    assert!(
+        said.contains(&format!("has the value of revision {old} again, as revision {}", now + 1)),
+        "{said}"
+    );
+    let table = mesh.run(&["history", "policy", "shop/catalog"]).ok();
+    let newest = table.lines().nth(1).unwrap();
+    assert!(newest.contains("timeout: 6s -> 5s ") && newest.ends_with("it is fast again"), "{table}");
+    let long = "x".repeat(1025);
+    assert!(mesh.run(&["delete", "policy", "shop/catalog", "-m", &long]).fails(2).contains("1025 bytes"));
+}
+
+#[test]
+fn what_belongs_to_no_service_has_a_history_too() {
+    let mesh = Mesh::with_shop();
+    mesh.apply(&SHOP.replace("rtt: 20ms", "rtt: 30ms").replace("speed: 1250", "speed: 1300")).ok();
+    mesh.apply(&SHOP.replace("{name: us}", "{name: us}, {name: ap}").replace("rtt: 20ms", "rtt: 30ms")).ok();
+    let history = mesh.run(&["history", "topology", "--json"]).json();
+    let changes: Vec<_> =
+        history.as_array().unwrap().iter().map(|one| one["change"].as_str().unwrap()).collect();
+    assert_eq!(changes[0], "regions: added ap", "{history}");
+    assert!(changes[1].starts_with("roundTrips") && changes[1].contains("20ms"), "{history}");
+    assert_eq!(history[1]["document"]["roundTrips"][0]["rtt"], "30ms");
+    // Both of its records at once.
+    let first = history[2]["revision"].to_string();
+    mesh.run(&["rollback", "topology", "--to", &first]).ok();
+    let yaml = mesh.run(&["get", "regions", "-o", "yaml"]).ok();
+    assert!(yaml.contains("20ms") && !yaml.contains("ap"), "{yaml}");
+    assert!(mesh.run(&["history", "hosts"]).ok().contains("types[milan-64].speed: 1250 -> 1300"));
+    mesh.run(&["delete", "hosts", "-m", "measured anew"]).ok();
+    mesh.run(&["rollback", "hosts"]).ok();
+    assert!(mesh.run(&["get", "hosts"]).ok().contains("1250"));
+    mesh.apply("kind: Authorization\ndefault: deny\n").ok();
+    assert!(mesh.run(&["history", "authorization"]).ok().contains("created: {\"default\":\"deny\"}"));
+    assert!(mesh.run(&["history", "policy"]).fails(2).contains("the service of the policy is missing"));
+    assert!(mesh.run(&["history", "hosts", "shop/web"]).fails(2).contains("belongs to no service"));
+}
+
+#[test]
 fn a_service_that_its_first_server_declared_says_so_in_its_history() {
     let mesh = Mesh::start();
     mesh.register("shop/new", "new-0", "eu", 7000);

@@ -36,20 +36,11 @@ struct Proxy {
 }
 
 impl Proxy {
-    fn start(mesh: &Mesh) -> Self {
+    /// It follows the control plane, or an agent.
+    fn start(mesh: &Mesh, (option, from): (&str, &str)) -> Self {
         let [listen, admin] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
         let child = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
-            .args([
-                "proxy",
-                "--region",
-                "eu",
-                "--listen",
-                &listen,
-                "--admin",
-                &admin,
-                "--control",
-                &mesh.address(),
-            ])
+            .args(["proxy", "--region", "eu", "--listen", &listen, "--admin", &admin, option, from])
             .env_clear()
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -106,7 +97,7 @@ fn mesh_with_web() -> Mesh {
 #[test]
 fn a_tap_prints_the_requests_that_it_selects() {
     let mesh = mesh_with_web();
-    let proxy = Proxy::start(&mesh);
+    let proxy = Proxy::start(&mesh, ("--control", &mesh.address()));
     let tap = |args: &'static [&'static str]| {
         let (control, admin) = (mesh.address(), proxy.admin.clone());
         thread::spawn(move || {
@@ -132,7 +123,7 @@ fn a_tap_prints_the_requests_that_it_selects() {
 #[test]
 fn routes_of_a_proxy_show_shares_and_what_the_rest_gets() {
     let mesh = mesh_with_web();
-    let proxy = Proxy::start(&mesh);
+    let proxy = Proxy::start(&mesh, ("--control", &mesh.address()));
     let routes = |args: &[&str]| mesh.run(&[&["proxy", "routes", "--admin", &proxy.admin], args].concat());
     assert!(routes(&[]).err.contains("no service was called through the proxy"));
     assert!(routes(&["shop/web"]).fails(1).contains("was not called through this proxy"));
@@ -151,7 +142,9 @@ fn routes_of_a_proxy_show_shares_and_what_the_rest_gets() {
 fn the_version_is_that_of_everything_that_responds() {
     let mesh = mesh_with_web();
     let agent = mesh.agent("eu");
-    let proxy = Proxy::start(&mesh);
+    let proxy = Proxy::start(&mesh, ("--agent", &agent.address()));
+    // An agent follows what programs ask for.
+    assert!(proxy.get("/").ends_with("200 OK"));
     let own = env!("CARGO_PKG_VERSION");
     let version = || {
         mesh.run(&["version", "--json", "--agent", &agent.address(), "--admin", &proxy.admin]).json()["processes"]
@@ -163,7 +156,6 @@ fn the_version_is_that_of_everything_that_responds() {
     };
     let expected = ["control plane", "agent", "agent of this machine", "proxy"];
     let expected: Vec<_> = expected.iter().map(|kind| ((*kind).to_owned(), own.to_owned())).collect();
-    // The agent is a watcher once a program has followed something through it, or it has said who it is.
     wait_until("every version is known", || version() == expected);
     assert_eq!(mesh.run(&["version", "--client"]).ok().lines().count(), 1);
 }

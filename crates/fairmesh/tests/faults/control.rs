@@ -87,7 +87,7 @@ async fn write(connection: &mut Option<Connection>, control: &Address, name: &st
         let value = Some(records::encode(&service.clone().into()));
         Op { key: RecordKey::Service(name).to_string(), value, condition: None }
     });
-    let request = ApplyRequest { ops: ops.into(), dry_run: false };
+    let request = ApplyRequest { ops: ops.into(), dry_run: false, ..Default::default() };
     connection.admin().apply(request).await.ok().map(drop)
 }
 

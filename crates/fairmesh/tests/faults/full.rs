@@ -69,7 +69,7 @@ async fn a_control_plane_whose_disk_is_full_is_not_ready_until_there_is_room() {
     let connection = handshake::connect(&Default::default(), &address, "test").await.unwrap();
     let mut refusal = None;
     for number in 0..200 {
-        let request = ApplyRequest { ops: vec![large(number)], dry_run: false };
+        let request = ApplyRequest { ops: vec![large(number)], dry_run: false, ..Default::default() };
         if let Err(status) = connection.admin().apply(request).await {
             refusal = Some(status.message().to_owned());
             break;
@@ -83,5 +83,9 @@ async fn a_control_plane_whose_disk_is_full_is_not_ready_until_there_is_room() {
     run("nsenter", &["--mount", "--target", &pid, "mount", "-o", "remount,size=64m", &data]).unwrap();
     until("it is ready again, without a write", async || ready(port).await.starts_with("HTTP/1.1 200 "))
         .await;
-    connection.admin().apply(ApplyRequest { ops: vec![large(0)], dry_run: false }).await.unwrap();
+    connection
+        .admin()
+        .apply(ApplyRequest { ops: vec![large(0)], dry_run: false, ..Default::default() })
+        .await
+        .unwrap();
 }

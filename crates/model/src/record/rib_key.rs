@@ -25,6 +25,8 @@ pub enum RecordKey {
     RegionTable(ServiceName, Region),
     /// `/t/{tenant}/history/{kind}/{service}/{revision}`: an earlier value; outside the prefixes that routers read.
     History(HistoryKind, ServiceName, u64),
+    /// `/g/history/{kind}/{revision}`: an earlier value of a record that belongs to no service.
+    MeshHistory(MeshHistoryKind, u64),
     /// `/t/{tenant}/workloads/{service}`: the programs that may have the identity of the service.
     Workload(ServiceName),
     /// `/g/topology/regions`
@@ -54,6 +56,53 @@ pub enum HistoryKind {
     Policies,
     /// Of `workloads/`.
     Workloads,
+}
+
+/// The kind of record in a history entry of the mesh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum MeshHistoryKind {
+    /// Of `topology/regions`.
+    Regions,
+    /// Of `topology/rtt`.
+    RoundTrips,
+    /// Of `topology/hosts`.
+    Hosts,
+    /// Of `authorization`.
+    Authorization,
+}
+
+impl MeshHistoryKind {
+    /// All kinds.
+    pub const ALL: [Self; 4] = [Self::Regions, Self::RoundTrips, Self::Hosts, Self::Authorization];
+
+    /// The kind as keys and the admin API name it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Regions => "regions",
+            Self::RoundTrips => "roundTrips",
+            Self::Hosts => "hosts",
+            Self::Authorization => "authorization",
+        }
+    }
+
+    /// The key of the record itself.
+    pub fn key(self) -> RecordKey {
+        match self {
+            Self::Regions => RecordKey::Regions,
+            Self::RoundTrips => RecordKey::RoundTrips,
+            Self::Hosts => RecordKey::Hosts,
+            Self::Authorization => RecordKey::DefaultAuthorization,
+        }
+    }
+
+    /// The kind of a record; `None` of records without such a history.
+    pub fn of(key: &RecordKey) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.key() == *key)
+    }
+
+    fn read(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == text)
+    }
 }
 
 /// A part of a shard map. Maps are stored in parts, so that a caller may read the copies of one region only
@@ -158,6 +207,11 @@ impl Prefix {
         Self(format!("/t/{}/history/{kind}/{}/", service.tenant, service.service).into())
     }
 
+    /// The earlier values of one record of the mesh, oldest first.
+    pub fn mesh_history(kind: MeshHistoryKind) -> Self {
+        Self(format!("/g/history/{}/", kind.as_str()).into())
+    }
+
     /// Regions, round trips, measured distances and hosts.
     pub fn topology() -> Self {
         Self("/g/topology/".into())
@@ -249,6 +303,7 @@ impl RecordKey {
             | Self::Hosts
             | Self::TrustBundle
             | Self::DefaultAuthorization
+            | Self::MeshHistory(..)
             | Self::JoinedAgent(_) => None,
         }
     }
@@ -273,6 +328,9 @@ impl RecordKey {
             ["drains", region] => Self::RegionDrain(Region::new(region).ok()?),
             ["topology", "hosts"] => Self::Hosts,
             ["authorization"] => Self::DefaultAuthorization,
+            ["history", kind, revision] => {
+                Self::MeshHistory(MeshHistoryKind::read(kind)?, revision.parse().ok()?)
+            }
             ["identity", "bundle"] => Self::TrustBundle,
             ["identity", "agents", name] => Self::JoinedAgent(Label::new(name).ok()?),
             _ => return None,
@@ -340,6 +398,7 @@ impl fmt::Display for RecordKey {
             return match self {
                 Self::Regions => f.write_str("/g/topology/regions"),
                 Self::Hosts => f.write_str("/g/topology/hosts"),
+                Self::MeshHistory(kind, revision) => write!(f, "/g/history/{}/{revision:020}", kind.as_str()),
                 Self::MeasuredDistances(region) => write!(f, "/g/topology/measured/{region}"),
                 Self::RegionDrain(region) => write!(f, "/g/drains/{region}"),
                 Self::TrustBundle => f.write_str("/g/identity/bundle"),
@@ -373,6 +432,7 @@ impl fmt::Display for RecordKey {
             | Self::Hosts
             | Self::TrustBundle
             | Self::DefaultAuthorization
+            | Self::MeshHistory(..)
             | Self::JoinedAgent(_) => Ok(()),
         }
     }
@@ -400,6 +460,7 @@ mod tests {
             RecordKey::Workload(cart.clone()),
             RecordKey::History(HistoryKind::Workloads, cart.clone(), 7),
             RecordKey::History(HistoryKind::Policies, cart, 42),
+            RecordKey::MeshHistory(MeshHistoryKind::RoundTrips, 42),
             RecordKey::Regions,
             RecordKey::RoundTrips,
             RecordKey::Hosts,

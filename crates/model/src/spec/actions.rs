@@ -15,6 +15,7 @@ use crate::{
 
 /// A rate limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LimitSpec {
     /// Number of calls.
@@ -31,6 +32,7 @@ pub struct LimitSpec {
 
 /// The callers that share a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum ScopeSpec {
     /// Each caller separately.
@@ -48,6 +50,7 @@ impl ScopeSpec {
 
 /// A redirect response. Parts that are left out stay as in the request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RedirectSpec {
     /// `http` or `https`.
@@ -69,6 +72,7 @@ pub struct RedirectSpec {
 
 /// A new path: one of the two.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PathRewriteSpec {
     /// The whole path.
@@ -81,6 +85,7 @@ pub struct PathRewriteSpec {
 
 /// Injected failures and delays.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FaultInjectionSpec {
     /// Calls that fail without being sent.
@@ -93,6 +98,7 @@ pub struct FaultInjectionSpec {
 
 /// Calls that fail without being sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct AbortSpec {
     /// The share of calls, such as `5%`.
@@ -103,6 +109,7 @@ pub struct AbortSpec {
 
 /// Calls that are delayed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DelaySpec {
     /// The share of calls, such as `5%`.
@@ -113,6 +120,7 @@ pub struct DelaySpec {
 
 /// A rewrite of host and path.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RewriteSpec {
     /// The host that is sent to servers.
@@ -125,6 +133,7 @@ pub struct RewriteSpec {
 
 /// Edits of headers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct HeadersSpec {
     /// Of requests.
@@ -137,6 +146,7 @@ pub struct HeadersSpec {
 
 /// Edits of the headers of one direction.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EditsSpec {
     /// Headers that are replaced.
@@ -152,6 +162,7 @@ pub struct EditsSpec {
 
 /// A second attempt beside a slow one (hedging).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct HedgeSpec {
     /// The time without a response.
@@ -160,6 +171,7 @@ pub struct HedgeSpec {
 
 /// A service that receives copies of calls.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MirrorSpec {
     /// `tenant/service`.

@@ -7,6 +7,7 @@ use crate::{
 
 /// Which callers may use a service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct AuthorizationSpec {
     /// `enforce` or `audit`.
@@ -22,6 +23,7 @@ pub struct AuthorizationSpec {
 
 /// Conditions on calls, all of which have to hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RuleSpec {
     /// Its name.
@@ -42,6 +44,7 @@ pub struct RuleSpec {
 
 /// What applies to services without rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DefaultAuthorizationSpec {
     /// `allow`, `audit` or `deny`.

@@ -8,6 +8,7 @@ use crate::{Balancing, BalancingPolicy, Invalid, LoadSignal, Outliers, Score};
 
 /// How an endpoint is picked among the candidates.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct BalancingSpec {
     /// `score`, `leastRequest`, `peakEwma`, `roundRobin`, `random` or `boundedHash`.
@@ -32,6 +33,7 @@ pub struct BalancingSpec {
 
 /// Constants of the score.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ScoreSpec {
     /// Reports over which the load of others is averaged.
@@ -68,6 +70,7 @@ pub struct ScoreSpec {
 
 /// When a failing endpoint is ejected.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct OutliersSpec {
     /// Consecutive failures; 0 disables this check.

@@ -7,6 +7,7 @@ use crate::{Endpoint, EndpointState, FULL_WEIGHT, Invalid, Location, ServiceName
 
 /// Endpoints of a service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EndpointsSpec {
     /// `tenant/service`.
@@ -17,6 +18,7 @@ pub struct EndpointsSpec {
 
 /// One running instance of a service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EndpointSpec {
     /// The stable identity; unique within the service.

@@ -5,6 +5,7 @@ use crate::{HealthCheck, Invalid, Probe};
 
 /// How the endpoints of a service are probed. One of `tcp`, `http`, `grpc`; the other fields have defaults.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct HealthCheckSpec {
     /// A probe by connecting; written `{}`.
@@ -38,11 +39,13 @@ pub struct HealthCheckSpec {
 
 /// A probe by connecting; it has no fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TcpProbeSpec {}
 
 /// A probe by GET.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct HttpProbeSpec {
     /// Such as `/healthz`.
@@ -54,6 +57,7 @@ pub struct HttpProbeSpec {
 
 /// A probe by `grpc.health.v1`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct GrpcProbeSpec {
     /// The service to check; the whole server by default.

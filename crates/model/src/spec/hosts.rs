@@ -7,6 +7,7 @@ use crate::{Hosts, Invalid, endpoint::hosts::check_speed};
 
 /// Speeds of the fleet's machines.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct HostsSpec {
     /// Every host type with its speed.
@@ -18,6 +19,7 @@ pub struct HostsSpec {
 
 /// One host type.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct HostTypeSpec {
     /// Its name, as endpoints give it.
@@ -28,6 +30,7 @@ pub struct HostTypeSpec {
 
 /// One block of addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct HostPrefixSpec {
     /// Such as `10.1.0.0/16`; the longest that contains an address counts.

@@ -9,6 +9,7 @@ use crate::{Invalid, KeySource};
 
 /// Where the key of a call is read: one of the three.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct KeySpec {
     /// In a header.
@@ -67,6 +68,19 @@ impl KeySpecs {
 
     pub(super) fn of(sources: &[KeySource]) -> Self {
         Self(sources.iter().map(KeySpec::of).collect())
+    }
+}
+
+#[cfg(feature = "schema")]
+impl schemars::JsonSchema for KeySpecs {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "KeySpecs".into()
+    }
+
+    fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        let (one, several) =
+            (generator.subschema_for::<KeySpec>(), generator.subschema_for::<Vec<KeySpec>>());
+        schemars::json_schema!({ "description": "Sources of a key, in order.", "anyOf": [one, several] })
     }
 }
 

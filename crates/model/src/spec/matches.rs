@@ -7,6 +7,7 @@ use crate::{
 
 /// Match conditions of a route: all must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MatchSpec {
     /// Any of these clients, by their ids, such as `batch-*`.
@@ -34,6 +35,7 @@ pub struct MatchSpec {
 
 /// A path condition: one of the four.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PathSpec {
     /// This path.
@@ -52,6 +54,7 @@ pub struct PathSpec {
 
 /// A condition on a header or query parameter: its name and one of the four.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TextSpec {
     /// Its name; case-insensitive for headers.
@@ -69,6 +72,7 @@ pub struct TextSpec {
 
 /// A gRPC method.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct GrpcSpec {
     /// The full service name, such as `shop.v1.Cart`.

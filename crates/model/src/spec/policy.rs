@@ -8,6 +8,7 @@ use crate::{Invalid, Locality, Policy, Retries, Ring, ServiceName, Timeouts, wit
 
 /// How calls to a service are routed and protected. Fields that are left out have defaults.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PolicySpec {
     /// `tenant/service`.
@@ -55,6 +56,7 @@ pub struct PolicySpec {
 
 /// Regions that calls may go to, in order of preference.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LocalitySpec {
     /// Rings in the order of preference: round trips, ascending, and names, such as `[region, 35ms, continent, any]`;
@@ -68,6 +70,7 @@ pub struct LocalitySpec {
 
 /// When failed attempts are retried.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RetriesSpec {
     /// Attempts in total, including the first; 1 to 10.

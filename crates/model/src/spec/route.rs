@@ -10,6 +10,7 @@ use crate::{Backend, Invalid, Route};
 
 /// One route.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RouteSpec {
     /// Its name; unique within the policy.
@@ -69,6 +70,7 @@ pub struct RouteSpec {
 
 /// A backend of a split.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct BackendSpec {
     /// `tenant/service`.

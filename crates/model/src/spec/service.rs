@@ -5,6 +5,7 @@ use crate::{Invalid, Protocol, Service, ServiceKind, ServiceName};
 
 /// The declaration of a service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ServiceSpec {
     /// `tenant/service`.

@@ -5,6 +5,7 @@ use crate::{Invalid, KeyRange, Replica, ReplicaState, ServiceName, Shard, ShardI
 
 /// The assignment of keys of a service to replicas.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ShardMapSpec {
     /// `tenant/service`.
@@ -21,6 +22,7 @@ pub struct ShardMapSpec {
 
 /// An interval of keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct IntervalSpec {
     /// The first key; 0 by default.
@@ -33,6 +35,7 @@ pub struct IntervalSpec {
 
 /// One range of keys and its replicas.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ShardSpec {
     /// Its identity.
@@ -46,6 +49,7 @@ pub struct ShardSpec {
 
 /// One copy of a shard.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ReplicaSpec {
     /// The endpoint that holds it.

@@ -17,6 +17,20 @@ impl<K: Into<u128>> From<K> for KeyText {
     }
 }
 
+#[cfg(feature = "schema")]
+impl schemars::JsonSchema for KeyText {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "KeyText".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({
+            "description": "A key from 0 to 2^128-1; in quotes above 2^64.",
+            "anyOf": [{ "type": "integer", "minimum": 0 }, { "type": "string" }]
+        })
+    }
+}
+
 impl Serialize for KeyText {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         // Readers that store numbers as 64-bit floats represent whole numbers exactly up to 2^53.

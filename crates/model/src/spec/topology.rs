@@ -5,6 +5,7 @@ use crate::{Invalid, MAX_ROUND_TRIP, Region, RegionInfo, Regions, RoundTrips};
 
 /// Regions and the round trips between them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TopologySpec {
     /// Every region of the fleet.
@@ -16,6 +17,7 @@ pub struct TopologySpec {
 
 /// One region.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RegionSpec {
     /// Its name.
@@ -33,6 +35,7 @@ pub struct RegionSpec {
 
 /// The round trip between two regions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RoundTripSpec {
     /// The two regions.

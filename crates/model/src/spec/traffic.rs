@@ -13,6 +13,7 @@ use crate::{
 
 /// Who divides the calls to a service among regions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TrafficSpec {
     /// The planner: `rings`.
@@ -37,6 +38,7 @@ pub struct TrafficSpec {
 
 /// A ring with a threshold.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LoadRingSpec {
     /// A round trip such as `35ms`, or `region`, `neighbours`, `continent`, `any`.
@@ -47,6 +49,7 @@ pub struct LoadRingSpec {
 
 /// A metric of servers as their load.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LoadSpec {
     /// Its name in load reports.
@@ -57,6 +60,7 @@ pub struct LoadSpec {
 
 /// How the calls of one region and class are divided.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct SharesSpec {
     /// The region of the caller.

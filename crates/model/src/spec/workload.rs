@@ -5,6 +5,7 @@ use crate::{Invalid, ProgramSelector, ServiceName, WorkloadEntry};
 
 /// Which programs may have the identity of a service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WorkloadSpec {
     /// `tenant/service`.
@@ -19,6 +20,7 @@ pub struct WorkloadSpec {
 
 /// Conditions on a program, all of which have to hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ProgramSpec {
     /// Its effective user.

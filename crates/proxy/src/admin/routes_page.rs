@@ -35,7 +35,7 @@ pub(super) async fn routes(
     };
     match &*target.handle.state() {
         ServiceState::Ready(ready) => {
-            let policy = PolicySpec::of(&name, ready.upstream.policy());
+            let policy = PolicySpec::of(&name, &ready.read_policy().unwrap_or_default());
             Json(RoutesPage { service: name.to_string(), revision: ready.revision, policy }).into_response()
         }
         _ => (StatusCode::NOT_FOUND, "the records of this service are not known yet\n").into_response(),

@@ -2177,6 +2177,9 @@ pub struct History {
     /// The revision that wrote it; 0 if it did not exist.
     #[prost(uint64, tag = "5")]
     pub revision: u64,
+    /// Why it was replaced, as the user said.
+    #[prost(string, tag = "6")]
+    pub replaced_message: ::prost::alloc::string::String,
 }
 /// Unspecified: serving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
@@ -4484,6 +4487,9 @@ pub struct ApplyRequest {
     /// Report the outcomes without writing.
     #[prost(bool, tag = "2")]
     pub dry_run: bool,
+    /// Why, for the history; at most 1024 bytes.
+    #[prost(string, tag = "3")]
+    pub message: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ApplyResponse {
@@ -4546,9 +4552,10 @@ pub mod outcome {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetHistoryRequest {
-    /// services or policies
+    /// services, policies or workloads of a service; regions, roundTrips, hosts or authorization of the mesh
     #[prost(string, tag = "1")]
     pub kind: ::prost::alloc::string::String,
+    /// Empty for what belongs to no service.
     #[prost(string, tag = "2")]
     pub service: ::prost::alloc::string::String,
 }
@@ -4570,6 +4577,9 @@ pub struct Change {
     pub replaced_at_ms: u64,
     #[prost(string, tag = "4")]
     pub replaced_by: ::prost::alloc::string::String,
+    /// Why it was replaced, as the author said.
+    #[prost(string, tag = "5")]
+    pub replaced_message: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RollbackRequest {
@@ -4580,6 +4590,9 @@ pub struct RollbackRequest {
     /// The revision of the value to restore; 0 means the value before the current one.
     #[prost(uint64, tag = "3")]
     pub revision: u64,
+    /// Why, for the history; at most 1024 bytes.
+    #[prost(string, tag = "4")]
+    pub message: ::prost::alloc::string::String,
 }
 /// Generated client implementations.
 pub mod admin_client {

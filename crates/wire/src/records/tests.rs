@@ -577,6 +577,7 @@ proptest! {
             value: (revision > 0).then(|| encode(&Record::Service(service))),
             replaced_at_ms: 1_792_000_000_000,
             replaced_by: user,
+            replaced_message: String::new(),
             revision,
         };
         let value = encode_history(&history);
@@ -602,6 +603,7 @@ fn a_record_is_valid_only_at_its_own_key() {
         value: None,
         replaced_at_ms: 0,
         replaced_by: String::new(),
+        replaced_message: String::new(),
         revision: 0,
     };
     let key = RecordKey::History(HistoryKind::Services, cart(), 1).to_string();
@@ -645,8 +647,14 @@ fn a_long_value_is_rejected_so_that_its_history_fits() {
     let value = policy_of(longest);
     assert_eq!(check(&key.to_string(), &value), Ok(key.clone()));
     let replaced_by = "x".repeat(255);
-    let history =
-        History { key, value: Some(value), replaced_at_ms: u64::MAX, replaced_by, revision: u64::MAX };
+    let history = History {
+        key,
+        value: Some(value),
+        replaced_at_ms: u64::MAX,
+        replaced_by,
+        replaced_message: "x".repeat(1024),
+        revision: u64::MAX,
+    };
     let key = RecordKey::History(HistoryKind::Policies, cart(), u64::MAX).to_string();
     assert!(check(&key, &encode_history(&history)).is_ok());
 }

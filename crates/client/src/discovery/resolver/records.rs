@@ -101,6 +101,11 @@ impl ServiceRecords {
         }
     }
 
+    /// The record of the policy, if there is one.
+    pub(super) fn policy_record(&self) -> Option<Bytes> {
+        self.policy.value.clone()
+    }
+
     /// Whether the last published snapshot has this policy.
     pub(super) fn is_policy_published(&self) -> bool {
         self.policy.unpublished.is_none()

@@ -154,6 +154,7 @@ impl<T: EndpointTransport> TrackedService<T> {
             }
         };
         let ready = ReadyService::new(upstream, splits, revision, before);
+        let ready = ready.with_policy_record(self.records.policy_record());
         // Without a location its calls have no source region, and no planner can use them.
         match topology.location {
             Some(_) => Some(ready.with_reports(topology.caller.as_ref(), before)),

@@ -33,6 +33,9 @@ const HINT: &str = "write a shard map along with 'type: sharded', and the protoc
 pub(crate) struct ApplyArgs {
     #[command(flatten)]
     files: Files,
+    /// Why, for the history; shard maps have none.
+    #[arg(short, long, value_name = "TEXT")]
+    message: Option<String>,
     /// Only report the changes.
     #[arg(long)]
     dry_run: bool,
@@ -59,7 +62,8 @@ struct DocumentResult {
 pub(crate) async fn run(args: ApplyArgs) -> Result<ExitCode, Failure> {
     let wanted = manifests::load(&args.files)?;
     let connection = connect::connect(&args.target).await?;
-    let done = apply(&connection, wanted, Mode { force: args.force, dry_run: args.dry_run }).await?;
+    let message = args.message.as_deref().unwrap_or_default();
+    let done = apply(&connection, wanted, Mode { force: args.force, dry_run: args.dry_run, message }).await?;
     report(&done, &args)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -69,7 +73,7 @@ pub(crate) async fn apply_and_print(
     connection: &Connection,
     wanted: Vec<ManifestDocument>,
 ) -> Result<(), Failure> {
-    let done = apply(connection, wanted, Mode { force: false, dry_run: false }).await?;
+    let done = apply(connection, wanted, Mode { force: false, dry_run: false, message: "" }).await?;
     let changed = done.iter().filter(|one| one.outcome != word(outcome::Kind::Unchanged));
     let lines = changed.map(|one| format!("{} {} {}\n", one.kind, one.name, one.outcome));
     output::write(&lines.collect::<String>())
@@ -77,15 +81,16 @@ pub(crate) async fn apply_and_print(
 
 /// How documents are applied.
 #[derive(Clone, Copy)]
-struct Mode {
+struct Mode<'a> {
     force: bool,
     dry_run: bool,
+    message: &'a str,
 }
 
 async fn apply(
     connection: &Connection,
     wanted: Vec<ManifestDocument>,
-    mode: Mode,
+    mode: Mode<'_>,
 ) -> Result<Vec<DocumentResult>, Failure> {
     let breaking_changes =
         warnings::print_warnings(connection, &wanted.iter().map(|one| &one.resource).collect::<Vec<_>>())
@@ -97,7 +102,7 @@ async fn apply(
         .into_iter()
         .map(|one| one.resource)
         .partition(|resource| matches!(resource, Resource::ShardMap(..)));
-    let mut done = apply_records(connection, &records, mode.dry_run).await?;
+    let mut done = apply_records(connection, &records, mode).await?;
     for resource in &maps {
         if let Resource::ShardMap(name, map) = resource {
             let outcome = apply_map(connection, name, map, mode.dry_run).await?;
@@ -110,13 +115,14 @@ async fn apply(
 async fn apply_records(
     connection: &Connection,
     resources: &[Resource],
-    dry_run: bool,
+    mode: Mode<'_>,
 ) -> Result<Vec<DocumentResult>, Failure> {
     if resources.is_empty() {
         return Ok(Vec::new());
     }
     let changes = changes::of(resources);
-    let request = ApplyRequest { ops: changes::ops(&changes), dry_run };
+    let ops = changes::ops(&changes);
+    let request = ApplyRequest { ops, dry_run: mode.dry_run, message: mode.message.to_owned() };
     let answer = connection.admin().apply(request).await?.into_inner();
     let done = answer.outcomes.into_iter().filter_map(|outcome| {
         let outcome_kind = outcome.kind();

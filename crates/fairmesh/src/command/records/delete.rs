@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use fairmesh_wire::v1::{ApplyRequest, Condition, Op, condition, outcome};
+use fairmesh_wire::v1::{ApplyRequest, outcome};
 use serde_json::json;
 
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
 
 use super::{
     breaking_change::{self, Change},
-    history_key::{self, HistoryKey, Kind},
+    history_key::{self, HistoryKey, Kind, Version},
 };
 
 /// Alternative to deleting a declaration that has running servers.
@@ -26,6 +26,9 @@ const HINT: &str = "stop its servers first (see 'fairmesh get endpoints'), or us
 pub(crate) struct DeleteArgs {
     #[command(flatten)]
     of: HistoryKey,
+    /// Why, for the history.
+    #[arg(short, long, value_name = "TEXT")]
+    message: Option<String>,
     /// Only report what would be deleted.
     #[arg(long)]
     dry_run: bool,
@@ -40,30 +43,36 @@ pub(crate) struct DeleteArgs {
 
 /// Deletes the current value, unless it is changed concurrently; history keeps it.
 pub(crate) async fn run(args: DeleteArgs) -> Result<ExitCode, Failure> {
+    args.of.validate()?;
     let connection = connect::connect(&args.target).await?;
     let subject = args.of.title();
-    let Some(current) = history_key::changes(&connection, &args.of).await?.into_iter().next() else {
+    let Some(current) = history_key::versions(&connection, &args.of).await?.into_iter().next() else {
         return Err(not_found(&subject));
     };
-    if current.value.is_none() {
+    if current.values.iter().all(Option::is_none) {
         return Err(not_found(&subject));
     }
-    if !args.force && matches!(args.of.kind, Kind::Service) {
-        let change = Change { name: &args.of.service, to: None, mapped: false };
+    if let (Some(name), Kind::Service, false) = (&args.of.service, args.of.kind, args.force) {
+        let change = Change { name, to: None, mapped: false };
         breaking_change::refuse(&connection, &change, HINT).await?;
     }
-    let condition = Condition { kind: Some(condition::Kind::Revision(current.revision)) };
-    let op = Op { key: args.of.key().to_string(), value: None, condition: Some(condition) };
-    let request = ApplyRequest { ops: vec![op], dry_run: args.dry_run };
+    // A topology has two records, of which either may be the older one.
+    let unchanged = (current.values.len() == 1).then_some(current.revision);
+    let gone = Version { values: vec![None; current.values.len()], ..current.clone() };
+    let request = ApplyRequest {
+        ops: args.of.ops(&gone, unchanged),
+        dry_run: args.dry_run,
+        message: args.message.clone().unwrap_or_default(),
+    };
     let answer = connection.admin().apply(request).await?.into_inner();
     let deleted = answer.outcomes.iter().any(|one| one.kind() == outcome::Kind::Deleted);
-    let (kind, service) = (args.of.kind_argument(), &args.of.service);
+    let (kind, service) = (args.of.kind_argument(), args.of.service.as_ref().map(ToString::to_string));
     let item = json!({
-        "kind": kind, "service": service.to_string(), "deleted": deleted && !args.dry_run, "dryRun": args.dry_run,
+        "kind": kind, "service": service, "deleted": deleted && !args.dry_run, "dryRun": args.dry_run,
     });
     let text = match args.dry_run {
         true => format!("{subject} would be deleted (revision {})\n", current.revision),
-        false => format!("{subject} is deleted; 'fairmesh rollback {kind} {service}' restores it\n"),
+        false => format!("{subject} is deleted; 'fairmesh rollback {}' restores it\n", args.of.arguments()),
     };
     output::print_one(args.output_args.format(), &item, &text)?;
     Ok(ExitCode::SUCCESS)

@@ -1,32 +1,33 @@
-//! Keys of records that have a history.
+//! Configuration that has a history, and its values.
 
+use bytes::Bytes;
 use clap::{Args, ValueEnum};
 use fairmesh_model::{
-    Record, RecordKey, Service, ServiceName,
+    MeshHistoryKind, Record, RecordKey, Regions, RoundTrips, Service, ServiceName,
     spec::{Document, Resource},
 };
 use fairmesh_wire::{
     handshake::Connection,
     records,
-    v1::{Change, GetHistoryRequest},
+    v1::{Change, Condition, GetHistoryRequest, Op, condition},
 };
 use serde_json::{Value, json};
 use tonic::Code;
 
 use crate::failure::Failure;
 
-/// A record that has a history.
+/// Configuration that has a history.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct HistoryKey {
     /// The kind of record.
     #[arg(value_enum)]
     pub(super) kind: Kind,
-    /// The service, as tenant/service.
-    pub(super) service: ServiceName,
+    /// The service, as tenant/service; of topology, hosts and authorization there is one of the mesh.
+    pub(super) service: Option<ServiceName>,
 }
 
-/// A kind of record that has a history.
-#[derive(Clone, Copy, Debug, ValueEnum)]
+/// A kind of configuration that has a history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Kind {
     /// The declaration of the service.
     #[value(alias = "services")]
@@ -37,12 +38,71 @@ pub(super) enum Kind {
     /// The programs that may have the identity of the service.
     #[value(alias = "workloads")]
     Workload,
+    /// Regions, and the declared round trips between them.
+    #[value(alias = "regions")]
+    Topology,
+    /// Host types.
+    Hosts,
+    /// Who may call services without rules of their own.
+    Authorization,
+}
+
+/// A record, and how the admin API names its history.
+#[derive(Clone, Debug)]
+pub(super) struct HistoryRecord {
+    pub(super) key: RecordKey,
+    kind: &'static str,
+}
+
+/// One value of the configuration, of which a topology has two records.
+#[derive(Clone, Debug)]
+pub(super) struct Version {
+    /// The revision that wrote it; 0 of a deletion that is in force.
+    pub(super) revision: u64,
+    /// By record; `None` where it did not exist.
+    pub(super) values: Vec<Option<Bytes>>,
+    /// Author and time, where they are known.
+    pub(super) written: Option<Written>,
+}
+
+/// A write.
+#[derive(Clone, Debug)]
+pub(super) struct Written {
+    pub(super) at_ms: u64,
+    pub(super) by: String,
+    pub(super) message: String,
 }
 
 impl HistoryKey {
-    /// The record in words: `the policy of shop/cart`.
+    /// Checks that a service is named where one is needed, and nowhere else.
+    pub(super) fn validate(&self) -> Result<(), Failure> {
+        let kind = self.kind_argument();
+        match (self.kind, &self.service) {
+            (Kind::Service | Kind::Policy | Kind::Workload, None) => Err(Failure::refused(
+                format!("the service of the {kind} is missing"),
+                "write it as tenant/service after the kind",
+            )),
+            (Kind::Topology | Kind::Hosts | Kind::Authorization, Some(_)) => {
+                Err(Failure::refused(format!("{kind} belongs to no service"), "leave the service out"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// In words: `the policy of shop/cart`.
     pub(super) fn title(&self) -> String {
-        format!("the {} of {}", self.kind_argument(), self.service)
+        match &self.service {
+            Some(service) => format!("the {} of {service}", self.kind_argument()),
+            None => format!("the {} of the mesh", self.kind_argument()),
+        }
+    }
+
+    /// The kind and the service as arguments.
+    pub(super) fn arguments(&self) -> String {
+        match &self.service {
+            Some(service) => format!("{} {service}", self.kind_argument()),
+            None => self.kind_argument(),
+        }
     }
 
     /// The kind as an argument.
@@ -50,82 +110,236 @@ impl HistoryKey {
         self.kind.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// The kind in the admin API.
-    pub(super) fn kind(&self) -> String {
+    /// Its records.
+    pub(super) fn records(&self) -> Vec<HistoryRecord> {
+        let mesh = |kind: MeshHistoryKind| HistoryRecord { key: kind.key(), kind: kind.as_str() };
+        let of = |kind, key: fn(ServiceName) -> RecordKey| {
+            let record = |name: &ServiceName| HistoryRecord { key: key(name.clone()), kind };
+            self.service.iter().map(record).collect()
+        };
         match self.kind {
-            Kind::Service => "services".into(),
-            Kind::Policy => "policies".into(),
-            Kind::Workload => "workloads".into(),
+            Kind::Service => of("services", RecordKey::Service),
+            Kind::Policy => of("policies", RecordKey::Policy),
+            Kind::Workload => of("workloads", RecordKey::Workload),
+            Kind::Topology => vec![mesh(MeshHistoryKind::Regions), mesh(MeshHistoryKind::RoundTrips)],
+            Kind::Hosts => vec![mesh(MeshHistoryKind::Hosts)],
+            Kind::Authorization => vec![mesh(MeshHistoryKind::Authorization)],
         }
     }
 
-    pub(super) fn key(&self) -> RecordKey {
-        match self.kind {
-            Kind::Service => RecordKey::Service(self.service.clone()),
-            Kind::Policy => RecordKey::Policy(self.service.clone()),
-            Kind::Workload => RecordKey::Workload(self.service.clone()),
-        }
-    }
-
-    /// Decodes the declaration in a value of this record; `None` if the record is of another kind.
-    pub(super) fn declaration(&self, value: &[u8]) -> Result<Option<Service>, Failure> {
-        Ok(match records::decode(&self.key(), value)? {
-            Record::Service(service) => Some(service),
+    /// The declaration in a value of this record; `None` if the record is of another kind.
+    pub(super) fn declaration(&self, version: &Version) -> Result<Option<Service>, Failure> {
+        Ok(match self.decode(version)?.into_iter().next() {
+            Some(Some(Record::Service(service))) => Some(service),
             _ => None,
         })
     }
 
-    pub(super) fn document(&self, value: &[u8]) -> Result<Option<Document>, Failure> {
-        let name = self.service.clone();
-        Ok(match records::decode(&self.key(), value)? {
-            Record::Service(service) => Some(Document::from(&Resource::Service(name, service))),
-            Record::Policy(policy) => Some(Document::from(&Resource::Policy(name, policy))),
-            Record::Workload(entry) => Some(Document::from(&Resource::Workload(name, entry))),
-            Record::Endpoint(_)
-            | Record::Verdict(_)
-            | Record::Move(_)
-            | Record::RegionTable(_)
-            | Record::RegionDrain(_)
-            | Record::Regions(_)
-            | Record::RoundTrips(_)
-            | Record::MeasuredDistances(_)
-            | Record::Hosts(_)
-            | Record::TrustBundle(_)
-            | Record::JoinedAgent(_)
-            | Record::DefaultAuthorization(_) => None,
-        })
+    /// As `apply` reads it; `None` if it did not exist.
+    pub(super) fn document(&self, version: &Version) -> Result<Option<Document>, Failure> {
+        let mut records = self.decode(version)?;
+        if self.kind == Kind::Topology {
+            return Ok(topology(records));
+        }
+        let (record, name) = (records.pop().flatten(), self.service.clone());
+        let resource = match (record, name) {
+            (Some(Record::Service(service)), Some(name)) => Resource::Service(name, service),
+            (Some(Record::Policy(policy)), Some(name)) => Resource::Policy(name, policy),
+            (Some(Record::Workload(entry)), Some(name)) => Resource::Workload(name, entry),
+            (Some(Record::Hosts(hosts)), _) => Resource::Hosts(hosts),
+            (Some(Record::DefaultAuthorization(default)), _) => Resource::Authorization(default),
+            _ => return Ok(None),
+        };
+        Ok(Some(Document::from(&resource)))
+    }
+
+    fn decode(&self, version: &Version) -> Result<Vec<Option<Record>>, Failure> {
+        let decode = |(record, value): (HistoryRecord, &Option<Bytes>)| {
+            Ok(value.as_ref().map(|value| records::decode(&record.key, value)).transpose()?)
+        };
+        self.records().into_iter().zip(&version.values).map(decode).collect()
+    }
+
+    /// The writes that make a value the current one.
+    pub(super) fn ops(&self, version: &Version, condition: Option<u64>) -> Vec<Op> {
+        let condition =
+            condition.map(|revision| Condition { kind: Some(condition::Kind::Revision(revision)) });
+        let op = |(record, value): (HistoryRecord, &Option<Bytes>)| Op {
+            key: record.key.to_string(),
+            value: value.clone(),
+            condition,
+        };
+        self.records().into_iter().zip(&version.values).map(op).collect()
     }
 }
 
+fn topology(records: Vec<Option<Record>>) -> Option<Document> {
+    let (mut regions, mut round_trips) = (None, None);
+    for record in records.into_iter().flatten() {
+        match record {
+            Record::Regions(record) => regions = Some(record),
+            Record::RoundTrips(record) => round_trips = Some(record),
+            _ => {}
+        }
+    }
+    if regions.is_none() && round_trips.is_none() {
+        return None;
+    }
+    let (regions, declared): (Regions, _) = (regions.unwrap_or_default(), round_trips.unwrap_or_default());
+    let mut all = RoundTrips::default();
+    all.set_declared(declared);
+    Some(Document::from(&Resource::Topology(regions, all)))
+}
+
 /// The current value and the earlier ones, newest first.
-pub(super) async fn changes(connection: &Connection, of: &HistoryKey) -> Result<Vec<Change>, Failure> {
-    let request = GetHistoryRequest { kind: of.kind(), service: of.service.to_string() };
+pub(super) async fn versions(connection: &Connection, of: &HistoryKey) -> Result<Vec<Version>, Failure> {
+    of.validate()?;
+    let mut histories = Vec::new();
+    for record in of.records() {
+        histories.push(changes(connection, of, &record).await?);
+    }
+    if histories.iter().all(Vec::is_empty) {
+        let hint = match of.kind {
+            Kind::Policy => "; a service without one has the defaults",
+            _ => "",
+        };
+        return Err(Failure::failed_with(
+            format!("{} never existed", of.title()),
+            format!("check the name with 'fairmesh get {}'{hint}", listed(of.kind)),
+        ));
+    }
+    Ok(merge(&histories))
+}
+
+/// The kind of a list that has these records.
+fn listed(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Service => "services",
+        Kind::Policy => "policies",
+        Kind::Workload => "workloads",
+        Kind::Topology => "regions",
+        Kind::Hosts => "hosts",
+        Kind::Authorization => "authorization",
+    }
+}
+
+async fn changes(
+    connection: &Connection,
+    of: &HistoryKey,
+    record: &HistoryRecord,
+) -> Result<Vec<Change>, Failure> {
+    let service = of.service.as_ref().map(ToString::to_string).unwrap_or_default();
+    let request = GetHistoryRequest { kind: record.kind.to_owned(), service };
     match connection.admin().get_history(request).await {
         Ok(answer) => Ok(answer.into_inner().changes),
-        Err(status) if status.code() == Code::NotFound => {
-            let more = match of.kind {
-                Kind::Service | Kind::Workload => "",
-                Kind::Policy => "; a service without one has the defaults",
-            };
-            let hint = format!("check the name with 'fairmesh get {}'{more}", of.kind());
-            Err(Failure::failed_with(format!("{} never existed", of.title()), hint))
-        }
+        Err(status) if status.code() == Code::NotFound => Ok(Vec::new()),
         Err(status) => Err(status.into()),
+    }
+}
+
+/// One list of values from those of all records: at each revision that wrote any of them.
+fn merge(histories: &[Vec<Change>]) -> Vec<Version> {
+    // A deletion that is in force has no revision yet, and is the newest.
+    let order = |change: &Change| {
+        if change.revision == 0 && change.replaced_at_ms == 0 { u64::MAX } else { change.revision }
+    };
+    let mut revisions: Vec<u64> = histories.iter().flatten().map(order).collect();
+    revisions.sort_unstable();
+    revisions.dedup();
+    let version = |at: &u64| {
+        let mut version = Version { revision: *at, values: Vec::new(), written: None };
+        for history in histories {
+            // Newest first; before its first value, a record is as it was then.
+            let current = history
+                .iter()
+                .position(|change| order(change) <= *at)
+                .unwrap_or(history.len().saturating_sub(1));
+            version.values.push(history.get(current).and_then(|change| change.value.clone()));
+            if history.get(current).is_some_and(|change| order(change) == *at) {
+                version.written = history.get(current + 1).map(written).or(version.written);
+            }
+        }
+        if *at == u64::MAX {
+            version.revision = 0;
+        }
+        version
+    };
+    revisions.iter().rev().map(version).collect()
+}
+
+/// The write that replaced a value.
+fn written(replaced: &Change) -> Written {
+    Written {
+        at_ms: replaced.replaced_at_ms,
+        by: replaced.replaced_by.clone(),
+        message: replaced.replaced_message.clone(),
     }
 }
 
 /// A document in one line, without its kind and name.
 pub(super) fn one_line(document: &Document) -> String {
+    let text = contents(document).to_string();
+    let mut cut: String = text.chars().take(80).collect();
+    if cut.len() < text.len() {
+        cut.push('…');
+    }
+    cut
+}
+
+/// A document without its kind and name.
+pub(super) fn contents(document: &Document) -> Value {
     let mut value = json!(document);
     if let Value::Object(fields) = &mut value {
         for said in ["kind", "name", "service"] {
             fields.remove(said);
         }
     }
-    let text = value.to_string();
-    let mut cut: String = text.chars().take(80).collect();
-    if cut.len() < text.len() {
-        cut.push('…');
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn change(revision: u64, value: Option<&'static [u8]>, replaced_at_ms: u64) -> Change {
+        let value = value.map(Bytes::from_static);
+        Change {
+            revision,
+            value,
+            replaced_at_ms,
+            replaced_by: format!("user {replaced_at_ms}"),
+            ..Change::default()
+        }
     }
-    cut
+
+    #[test]
+    fn histories_of_two_records_are_one_list() {
+        let regions = vec![change(7, Some(b"r7"), 0), change(3, Some(b"r3"), 70), change(1, None, 30)];
+        let round_trips = vec![change(5, Some(b"t5"), 0), change(2, None, 50)];
+        let merged = merge(&[regions, round_trips]);
+        let shown: Vec<_> = merged
+            .iter()
+            .map(|version| {
+                let values: Vec<_> = version.values.iter().map(|value| value.as_deref()).collect();
+                (version.revision, values, version.written.as_ref().map(|written| written.at_ms))
+            })
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                (7, vec![Some(&b"r7"[..]), Some(b"t5")], Some(70)),
+                (5, vec![Some(b"r3"), Some(b"t5")], Some(50)),
+                (3, vec![Some(b"r3"), None], Some(30)),
+                (2, vec![None, None], None),
+                (1, vec![None, None], None),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_deletion_in_force_is_the_newest() {
+        let merged = merge(&[vec![change(0, None, 0), change(4, Some(b"v"), 90)]]);
+        assert_eq!(merged.iter().map(|version| version.revision).collect::<Vec<_>>(), [0, 4]);
+        assert_eq!(merged[0].written.as_ref().unwrap().by, "user 90");
+    }
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Args;
 use fairmesh_wire::{
     handshake::Connection,
-    v1::{Change, RollbackRequest, outcome},
+    v1::{ApplyRequest, outcome},
 };
 use serde_json::json;
 
@@ -18,7 +18,7 @@ use crate::{
 
 use super::{
     breaking_change,
-    history_key::{self, HistoryKey, Kind},
+    history_key::{self, HistoryKey, Kind, Version},
 };
 
 /// Alternative to deleting or changing a declaration that has running servers.
@@ -32,6 +32,9 @@ pub(crate) struct RollbackArgs {
     /// The revision whose value to restore [default: the one before the current].
     #[arg(long = "to", value_name = "REVISION", value_parser = clap::value_parser!(u64).range(1..))]
     to: Option<u64>,
+    /// Why, for the history.
+    #[arg(short, long, value_name = "TEXT")]
+    message: Option<String>,
     /// Only report what would be restored.
     #[arg(long)]
     dry_run: bool,
@@ -46,64 +49,97 @@ pub(crate) struct RollbackArgs {
 
 /// Restores an earlier value.
 pub(crate) async fn run(args: RollbackArgs) -> Result<ExitCode, Failure> {
+    args.of.validate()?;
     let connection = connect::connect(&args.target).await?;
     let chosen = chosen(&connection, &args).await?;
-    let kind = args.of.kind_argument();
-    if !args.force && matches!(args.of.kind, Kind::Service) {
-        let to = chosen.value.as_deref().map(|value| args.of.declaration(value)).transpose()?.flatten();
-        let change = breaking_change::Change { name: &args.of.service, to: to.as_ref(), mapped: false };
-        breaking_change::refuse(&connection, &change, HINT).await?;
+    refuse_breaking_change(&connection, &args, &chosen).await?;
+    match args.dry_run {
+        true => report_dry_run(&args, &chosen)?,
+        false => restore(&connection, &args, &chosen).await?,
     }
-    let subject = args.of.title();
-    let back = chosen.revision;
-    if args.dry_run {
-        let document = chosen.value.as_deref().map(|value| args.of.document(value)).transpose()?.flatten();
-        let shown = document.as_ref().map_or_else(|| "it did not exist".into(), history_key::one_line);
-        let text = format!("{subject} would be as at revision {back}: {shown}\n");
-        let item = json!({ "service": args.of.service.to_string(), "kind": kind, "to": back, "dryRun": true, "document": document });
-        output::print_one(args.output_args.format(), &item, &text)?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    // By revision, so that the displayed value is restored whatever is written meanwhile.
-    let request =
-        RollbackRequest { kind: args.of.kind(), service: args.of.service.to_string(), revision: back };
-    let answer = connection.admin().rollback(request).await?.into_inner();
-    let outcome = answer.outcomes.first().map_or(outcome::Kind::Unchanged, |outcome| outcome.kind());
-    let word = match outcome {
-        outcome::Kind::Unchanged => "is unchanged: that value is in force already",
-        outcome::Kind::Created => "exists again",
-        outcome::Kind::Changed => "has its earlier value again",
-        outcome::Kind::Deleted => "is deleted again, as it was before",
-    };
-    let item = json!({
-        "kind": kind,
-        "service": args.of.service.to_string(),
-        "to": back,
-        "changed": outcome != outcome::Kind::Unchanged,
-        "revision": answer.revision.map(|revision| revision.number),
-    });
-    output::print_one(args.output_args.format(), &item, &format!("{subject} {word} (revision {back})\n"))?;
     Ok(ExitCode::SUCCESS)
 }
 
+async fn refuse_breaking_change(
+    connection: &Connection,
+    args: &RollbackArgs,
+    chosen: &Version,
+) -> Result<(), Failure> {
+    match (&args.of.service, args.of.kind) {
+        (Some(name), Kind::Service) if !args.force => {
+            let to = args.of.declaration(chosen)?;
+            let change = breaking_change::Change { name, to: to.as_ref(), mapped: false };
+            breaking_change::refuse(connection, &change, HINT).await
+        }
+        _ => Ok(()),
+    }
+}
+
+fn report_dry_run(args: &RollbackArgs, chosen: &Version) -> Result<(), Failure> {
+    let (subject, back) = (args.of.title(), chosen.revision);
+    let document = args.of.document(chosen)?;
+    let shown = document.as_ref().map_or_else(|| "it did not exist".into(), history_key::one_line);
+    let text = format!("{subject} would be as at revision {back}: {shown}\n");
+    let item = json!({
+        "service": args.of.service.as_ref().map(ToString::to_string),
+        "kind": args.of.kind_argument(),
+        "to": back,
+        "dryRun": true,
+        "document": document,
+    });
+    output::print_one(args.output_args.format(), &item, &text)
+}
+
+/// Writes the value that was shown, whatever is written meanwhile.
+async fn restore(connection: &Connection, args: &RollbackArgs, chosen: &Version) -> Result<(), Failure> {
+    let (subject, back) = (args.of.title(), chosen.revision);
+    let message = args.message.clone().unwrap_or_default();
+    let request = ApplyRequest { ops: args.of.ops(chosen, None), message, ..ApplyRequest::default() };
+    let answer = connection.admin().apply(request).await?.into_inner();
+    let outcomes = answer.outcomes.iter().map(|outcome| outcome.kind());
+    let outcome = outcomes.filter(|kind| *kind != outcome::Kind::Unchanged).last();
+    let now = answer.revision.map(|revision| revision.number);
+    let text = match (outcome, now) {
+        (None | Some(outcome::Kind::Unchanged), _) | (_, None) => {
+            format!("{subject} is unchanged: the value of revision {back} is in force already\n")
+        }
+        (Some(outcome::Kind::Deleted), Some(now)) => {
+            format!("{subject} is deleted again, as it was before (since revision {now})\n")
+        }
+        (Some(outcome::Kind::Created), Some(now)) => {
+            format!("{subject} exists again: it has the value of revision {back}, as revision {now}\n")
+        }
+        (Some(outcome::Kind::Changed), Some(now)) => {
+            format!("{subject} has the value of revision {back} again, as revision {now}\n")
+        }
+    };
+    let item = json!({
+        "kind": args.of.kind_argument(),
+        "service": args.of.service.as_ref().map(ToString::to_string),
+        "to": back,
+        "changed": outcome.is_some(),
+        "revision": now,
+    });
+    output::print_one(args.output_args.format(), &item, &text)
+}
+
 /// The value to restore: the given one, or the one before the current.
-async fn chosen(connection: &Connection, args: &RollbackArgs) -> Result<Change, Failure> {
-    let of = &args.of;
-    let mut changes = history_key::changes(connection, of).await?;
+async fn chosen(connection: &Connection, args: &RollbackArgs) -> Result<Version, Failure> {
+    let mut versions = history_key::versions(connection, &args.of).await?;
     let found = match args.to {
-        Some(to) => changes.iter().position(|change| change.revision == to),
-        None => (changes.len() > 1).then_some(1),
+        Some(to) => versions.iter().position(|version| version.revision == to),
+        None => (versions.len() > 1).then_some(1),
     };
     if let Some(found) = found {
-        return Ok(changes.swap_remove(found));
+        return Ok(versions.swap_remove(found));
     }
-    let known: Vec<_> = changes.iter().skip(1).map(|change| change.revision.to_string()).collect();
-    let (service, kept) = (&of.service, known.join(", "));
+    let known: Vec<_> = versions.iter().skip(1).map(|version| version.revision.to_string()).collect();
+    let (subject, kept) = (args.of.title(), known.join(", "));
     Err(match args.to {
         Some(to) if !known.is_empty() => Failure::failed_with(
-            format!("no value of {service} at revision {to} is kept"),
+            format!("no value of {subject} at revision {to} is kept"),
             format!("choose one of {kept}"),
         ),
-        _ => Failure::failed(format!("{service} has no earlier value to restore")),
+        _ => Failure::failed(format!("{subject} has no earlier value to restore")),
     })
 }

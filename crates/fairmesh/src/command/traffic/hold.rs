@@ -49,7 +49,10 @@ async fn set(args: HoldArgs, mode: TrafficMode, word: &str) -> Result<(), Failur
             value: Some(records::encode(&policy.into())),
             condition: Some(condition),
         };
-        connection.admin().apply(ApplyRequest { ops: vec![op], dry_run: false }).await?;
+        connection
+            .admin()
+            .apply(ApplyRequest { ops: vec![op], dry_run: false, ..Default::default() })
+            .await?;
     }
     let state = if changed { "is now" } else { "was already" };
     let item = json!({ "service": name.to_string(), "hold": mode == TrafficMode::Hold, "changed": changed });

@@ -33,7 +33,15 @@ pub(crate) fn value(value: Value) -> Bytes {
 
 fn encoded(key: RecordKey, value: Value, ballast: usize) -> Bytes {
     let replaced_by = "x".repeat(ballast);
-    records::encode_history(&History { key, value: None, replaced_at_ms: value, replaced_by, revision: 0 })
+    let replaced_message = String::new();
+    records::encode_history(&History {
+        key,
+        value: None,
+        replaced_at_ms: value,
+        replaced_by,
+        replaced_message,
+        revision: 0,
+    })
 }
 
 pub(crate) fn read_value(bytes: &[u8]) -> Value {

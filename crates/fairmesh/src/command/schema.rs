@@ -1,0 +1,20 @@
+//! `fairmesh schema`: the JSON Schema of the documents that `apply` reads, for editors and pipelines.
+
+use std::process::ExitCode;
+
+use fairmesh_model::spec::Document;
+
+use crate::{failure::Failure, output};
+
+/// Address that names the schema; nothing is fetched from it.
+const ID: &str = "https://github.com/fairmesh/fairmesh/documents.schema.json";
+
+/// Prints the schema.
+pub(crate) fn run() -> Result<ExitCode, Failure> {
+    let mut schema = schemars::schema_for!(Document);
+    schema.insert("$id".into(), ID.into());
+    schema.insert("title".into(), "Documents of Fairmesh".into());
+    let text = serde_json::to_string_pretty(&schema).map_err(Failure::failed)?;
+    output::write(&(text + "\n"))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,61 @@
+//! Processes that take their options from a file.
+
+use std::process::{Command, Stdio};
+
+use super::support::{Mesh, fairmesh, wait_until};
+
+#[test]
+fn a_control_plane_and_an_agent_run_on_their_files() {
+    let mesh = Mesh::empty();
+    let control = mesh.file(
+        "control.yaml",
+        &format!(
+            "# Options of 'fairmesh control'.\ndata-dir: {}\ngrpc: [{}]\nhttp: 127.0.0.1:0\ntrust-domain: none\n",
+            mesh.path("data").display(),
+            mesh.address()
+        ),
+    );
+    let agent_socket = format!("unix:{}", mesh.path("agent.sock").display());
+    let agent = mesh.file(
+        "agent.yaml",
+        &format!(
+            "region: eu\nmetrics: none\ncontrol: {}\nlisten: {agent_socket}\nstate-dir: {}\n",
+            mesh.address(),
+            mesh.path("agent").display()
+        ),
+    );
+    let start = |args: &[&str]| {
+        Command::new(env!("CARGO_BIN_EXE_fairmesh"))
+            .args(args)
+            .env_clear()
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap()
+    };
+    let mut children =
+        [start(&["control", "--config", &control]), start(&["agent", "--config", &agent, "--region", "us"])];
+    wait_until("both are ready", || {
+        mesh.run(&["wait", "control", "agent", "--agent", &agent_socket, "--timeout", "1s"]).code == Some(0)
+    });
+    mesh.apply("kind: Service\nname: shop/web\n").ok();
+    // The command line comes before the file.
+    let explained = mesh.run(&["explain", "shop/web", "--agent", &agent_socket]);
+    assert!(explained.err.contains("in region us"), "{explained:?}");
+    for child in &mut children {
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}
+
+#[test]
+fn a_file_with_a_mistake_is_refused_before_anything_runs() {
+    let mesh = Mesh::empty();
+    let file = |text: &str| mesh.file("wrong.yaml", text);
+    let refused =
+        |text: &str| fairmesh("unix:/nobody.sock", &["agent", "--config", &file(text)], "").fails(2);
+    assert!(refused("regoin: eu\n").contains("there is no option 'regoin' of 'fairmesh agent'"));
+    assert!(refused("region: 'e u'\n").contains("--region"));
+    assert!(refused("region: eu\nmetrics: 12\n").contains("--metrics"));
+    let missing = fairmesh("unix:/nobody.sock", &["agent", "--config", "/nowhere.yaml"], "").fails(2);
+    assert!(missing.contains("cannot read /nowhere.yaml"), "{missing}");
+}

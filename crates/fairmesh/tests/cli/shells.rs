@@ -1,0 +1,43 @@
+//! Manual pages and completion, which are made from the definitions of the command line.
+
+use std::{fs, process::Command};
+
+use super::support::{Mesh, fairmesh};
+
+/// What a shell offers after these words, the last of which is incomplete.
+fn offered(control: &str, words: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
+        .env_clear()
+        .envs([("COMPLETE", "fish"), ("FAIRMESH_CONTROL", control)])
+        .arg("--")
+        .args(words)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn completion_offers_commands_options_and_services() {
+    let mesh = Mesh::with_shop();
+    let at = mesh.address();
+    assert!(offered(&at, &["fairmesh", "rollb"]).starts_with("rollback"));
+    assert!(offered(&at, &["fairmesh", "get", "serv"]).starts_with("services"));
+    assert!(offered(&at, &["fairmesh", "agent", "--conf"]).contains("--config"));
+    let services = offered(&at, &["fairmesh", "get", "endpoints", "shop/"]);
+    assert!(services.contains("shop/cart") && services.contains("shop/catalog"), "{services}");
+    let one = offered(&at, &["fairmesh", "explain", "shop/cat"]);
+    assert!(one.contains("shop/catalog") && !one.contains("shop/cart"), "{one}");
+    // Without a control plane, nothing is offered, and nothing fails.
+    assert_eq!(offered("unix:/nobody.sock", &["fairmesh", "explain", "shop/"]).trim(), "");
+}
+
+#[test]
+fn every_command_has_a_manual_page() {
+    let folder = tempfile::tempdir().unwrap();
+    fairmesh("unix:/nobody.sock", &["man", folder.path().to_str().unwrap()], "").ok();
+    let page = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
+    assert!(page("fairmesh.1").contains("Exit codes"));
+    assert!(page("fairmesh-rib-replica.1").contains("upstream"));
+    assert!(page("fairmesh-agent.1").contains("config"));
+}
