@@ -1,15 +1,17 @@
 //! The command line: commands and their arguments. Their implementations are in [`crate::command`].
 
+mod size;
 mod target_args;
 
 use std::{error::Error as _, path::PathBuf};
 
 use clap::{
     Parser, Subcommand,
-    error::{ContextKind, ContextValue},
+    error::{ContextKind, ContextValue, ErrorKind},
 };
 use fairmesh_model::Invalid;
 
+pub(crate) use size::read_size;
 pub(crate) use target_args::{AgentTarget, Format, OutputArgs, TargetArgs};
 
 use crate::{command, demo, failure::Failure, register};
@@ -32,6 +34,9 @@ impl Cli {
 
 /// An argument that one of our types rejects, reported like every other error: clap would join problem and hint.
 fn refused(error: &clap::Error) -> Option<Failure> {
+    if let Some(failure) = file_without_option(error) {
+        return Some(failure);
+    }
     let invalid = error.source()?.downcast_ref::<Invalid>()?;
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => text.as_str(),
@@ -41,8 +46,24 @@ fn refused(error: &clap::Error) -> Option<Failure> {
     Some(Failure::refused(format!("{argument}: {}", invalid.problem), invalid.hint.as_str()))
 }
 
+/// A YAML file as an argument of a command that takes files by `-f`.
+fn file_without_option(error: &clap::Error) -> Option<Failure> {
+    let (ErrorKind::UnknownArgument, Some(ContextValue::String(argument))) =
+        (error.kind(), error.get(ContextKind::InvalidArg))
+    else {
+        return None;
+    };
+    let is_yaml = [".yaml", ".yml"].iter().any(|end| argument.ends_with(end)) || argument == "-";
+    is_yaml.then(|| {
+        Failure::refused(
+            format!("unexpected argument '{argument}'"),
+            format!("give files with -f {argument}"),
+        )
+    })
+}
+
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 failed, or refused by the other side; 2 wrong usage or invalid input, \
-    nothing was changed; 3 'diff' or 'rib verify' found differences; 4 'drain' ended before every caller had moved.";
+    nothing was changed; 3 'diff' or 'rib verify' found differences, or 'lint' warned; 4 'drain' ended before every caller had moved.";
 
 /// A command.
 #[derive(Debug, Subcommand)]
@@ -72,6 +93,8 @@ pub(crate) enum Command {
     Apply(command::records::apply::ApplyArgs),
     /// Show what YAML would change; exits 3 when it would change something.
     Diff(command::records::diff::DiffArgs),
+    /// Find what is wrong with YAML files, without a control plane; exits 3 when there is a warning.
+    Lint(command::records::lint::LintArgs),
     /// List records.
     Get(command::records::get::GetArgs),
     /// Find what is wrong with the mesh, as seen from this machine, and say what to do; exits 1 if something is.

@@ -38,7 +38,7 @@ routes:
     split: [{service: shop/lost, weight: 1}]
   - name: copied
     match: {headers: [{name: x-break, exact: copy}]}
-    mirror: {service: shop/next}
+    mirror: {service: shop/next, share: 100%}
   - name: limited
     match: {headers: [{name: x-break, exact: limit}]}
     limit: {calls: 1, per: 1h, burst: 1}
