@@ -304,7 +304,7 @@ fn a_program_that_does_not_listen_is_reported_within_seconds() {
     let mut register = std::process::Command::new(env!("CARGO_BIN_EXE_fairmesh"));
     register.args(["register", "shop/web", "--address", &nothing, "--control", &mesh.address()]).env_clear();
     let mut register = register.stderr(std::fs::File::create(&log).unwrap()).spawn().unwrap();
-    let began = std::time::Instant::now();
+    let began = tokio::time::Instant::now();
     let said = format!("still waiting for the program at {nothing} (");
     super::support::wait_until("the wait is reported", || {
         std::fs::read_to_string(&log).unwrap().contains(&said)

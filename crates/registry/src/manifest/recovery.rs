@@ -7,6 +7,8 @@ use super::{Diagnostic, DocumentText, document, error::ManifestError};
 
 /// The most errors of one document that are reported.
 const MAX_ERRORS: usize = 20;
+/// How often a document is read for them.
+const MAX_READS: usize = 4 * MAX_ERRORS;
 /// Documents above this size, such as large shard maps, are read once.
 const MAX_BYTES: usize = 256 * 1024;
 
@@ -14,23 +16,25 @@ const MAX_BYTES: usize = 256 * 1024;
 pub(super) fn errors(file: &str, text: &str, piece: &DocumentText<'_>) -> Vec<ManifestError> {
     let Err(first) = document(piece) else { return Vec::new() };
     let mut errors = vec![located(file, text, piece, first)];
-    let mut left = piece.text.to_owned();
-    while errors.len() < MAX_ERRORS && left.len() <= MAX_BYTES {
-        let Some(at) = errors.last().and_then(|error| error.offset.checked_sub(piece.offset)) else { break };
-        let Some(entry) = entry_at(&left, at) else { break };
+    let (mut left, mut found) = (piece.text.to_owned(), errors[0].offset);
+    for _ in 0..MAX_READS {
+        if errors.len() == MAX_ERRORS || left.len() > MAX_BYTES {
+            break;
+        }
+        let Some(entry) = found.checked_sub(piece.offset).and_then(|at| entry_at(&left, at)) else { break };
         let spaces: String =
             left[entry.clone()].bytes().map(|byte| if byte == b'\n' { '\n' } else { ' ' }).collect();
         left.replace_range(entry, &spaces);
         let Err(next) = document(&DocumentText { text: &left, ..*piece }) else { break };
         let next = located(file, text, piece, next);
-        // Perhaps of what was overwritten here.
+        found = next.offset;
+        // Perhaps of what was overwritten here; then the entry around it is left out too.
         let is_own = next.message.ends_with(" is missing")
             || next.message == "the document has no kind"
-            || errors.iter().any(|error| error.offset == next.offset && error.message == next.message);
-        if is_own {
-            break;
+            || errors.iter().any(|error| error.offset == next.offset);
+        if !is_own {
+            errors.push(next);
         }
-        errors.push(next);
     }
     errors
 }
