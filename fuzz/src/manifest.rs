@@ -14,6 +14,9 @@ pub fn run(data: &[u8]) {
             assert!(text.get(span.clone()).is_some(), "{error}: {span:?} is no part of the text");
             assert!(error.line >= 1 && error.column >= 1, "{error}");
             assert!(!error.hint.is_empty(), "{error}: nothing says what to do");
+            let all = manifest::errors("fuzz.yaml", text);
+            assert!(!all.is_empty(), "{error} is found again");
+            assert!(all.iter().all(|error| text.get(error.offset..error.offset + error.length).is_some()));
             return;
         }
     };

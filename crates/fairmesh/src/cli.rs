@@ -4,16 +4,18 @@ pub(crate) mod completion;
 mod config_file;
 #[cfg(test)]
 mod documented;
+mod size;
 mod target_args;
 
 use std::{error::Error as _, path::PathBuf};
 
 use clap::{
     CommandFactory, FromArgMatches, Parser, Subcommand,
-    error::{ContextKind, ContextValue},
+    error::{ContextKind, ContextValue, ErrorKind},
 };
 use fairmesh_model::Invalid;
 
+pub(crate) use size::read_size;
 pub(crate) use target_args::{AgentTarget, Format, OutputArgs, TargetArgs};
 
 use crate::{command, demo, failure::Failure, output, register};
@@ -47,6 +49,9 @@ pub(crate) fn command() -> clap::Command {
 
 /// An argument that one of our types rejects, reported like every other error: clap would join problem and hint.
 fn refused(error: &clap::Error) -> Option<Failure> {
+    if let Some(failure) = file_without_option(error) {
+        return Some(failure);
+    }
     let invalid = error.source()?.downcast_ref::<Invalid>()?;
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => text.as_str(),
@@ -66,8 +71,24 @@ fn usage(error: &clap::Error) -> Option<Failure> {
     Some(Failure::refused(message.trim_start_matches("error: ").trim(), rest.trim()))
 }
 
+/// A YAML file as an argument of a command that takes files by `-f`.
+fn file_without_option(error: &clap::Error) -> Option<Failure> {
+    let (ErrorKind::UnknownArgument, Some(ContextValue::String(argument))) =
+        (error.kind(), error.get(ContextKind::InvalidArg))
+    else {
+        return None;
+    };
+    let is_yaml = [".yaml", ".yml"].iter().any(|end| argument.ends_with(end)) || argument == "-";
+    is_yaml.then(|| {
+        Failure::refused(
+            format!("unexpected argument '{argument}'"),
+            format!("give files with -f {argument}"),
+        )
+    })
+}
+
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 failed, or refused by the other side; 2 wrong usage or invalid input, \
-    nothing was changed; 3 'diff' or 'rib verify' found differences; 4 'drain' ended before every caller had moved.";
+    nothing was changed; 3 'diff' or 'rib verify' found differences, or 'lint' warned; 4 'drain' ended before every caller had moved.";
 
 /// A command.
 #[derive(Debug, Subcommand)]
@@ -97,6 +118,8 @@ pub(crate) enum Command {
     Apply(command::records::apply::ApplyArgs),
     /// Show what YAML would change; exits 3 when it would change something.
     Diff(command::records::diff::DiffArgs),
+    /// Find what is wrong with YAML files, without a control plane; exits 3 when there is a warning.
+    Lint(command::records::lint::LintArgs),
     /// List records.
     Get(command::records::get::GetArgs),
     /// Find what is wrong with the mesh, as seen from this machine, and say what to do; exits 1 if something is.

@@ -48,6 +48,7 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Register(args) => register::run(args).await,
         Command::Apply(args) => records::apply::run(args).await,
         Command::Diff(args) => records::diff::run(args).await,
+        Command::Lint(args) => records::lint::run(args),
         Command::Get(args) => records::get::run(args).await,
         Command::Describe(args) => records::describe::run(args).await,
         Command::History(args) => records::history::run(args).await,

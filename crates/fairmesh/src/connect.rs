@@ -71,6 +71,10 @@ pub(crate) async fn connect(target: &TargetArgs) -> Result<Connection, Failure> 
 
 fn unreachable(address: &Address, error: &ConnectError) -> Failure {
     match error {
+        _ if error.is_unknown_host() => Failure::failed_with(
+            format!("no host is known by the name in {address}"),
+            format!("check the name, and the DNS of this machine; or {ADDRESS_HINT}"),
+        ),
         ConnectError::Unreachable { .. } => Failure::failed_with(
             format!("cannot reach the control plane at {address}"),
             format!(

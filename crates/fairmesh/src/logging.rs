@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 
 use clap::{Args, ValueEnum};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 use crate::failure::Failure;
 
@@ -28,6 +28,13 @@ enum LogFormat {
     Json,
 }
 
+/// A single word of a filter that is no level: the filter would take it for the name of a component, of which it logs everything, and
+/// log nothing else.
+fn unknown_level(filter: &str) -> Option<&str> {
+    let mut words = filter.split(',').map(str::trim).filter(|word| !word.is_empty());
+    words.find(|word| !word.contains(['=', '[', ':']) && word.parse::<LevelFilter>().is_err())
+}
+
 impl Logging {
     /// Starts logging for the whole process.
     pub(crate) fn start(&self) -> Result<(), Failure> {
@@ -41,17 +48,38 @@ impl Logging {
 
     fn start_at(&self, default: &str) -> Result<(), Failure> {
         let log = self.log.as_deref().unwrap_or(default);
-        let filter = EnvFilter::try_new(log).map_err(|error| {
-            Failure::refused(
-                format!("'{log}' is not a log filter: {error}"),
-                "write a level such as info, or levels by component such as info,fairmesh_rib=debug",
-            )
-        })?;
+        let refused = |problem: String| {
+            let hint =
+                "write error, warn, info, debug or trace, also by component, such as info,fairmesh_rib=debug";
+            Failure::refused(problem, hint)
+        };
+        if let Some(word) = unknown_level(log) {
+            return Err(refused(format!("'{word}' is not a log level")));
+        }
+        let filter = EnvFilter::try_new(log)
+            .map_err(|error| refused(format!("'{log}' is not a log filter: {error}")))?;
         let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
         let started = match self.log_format {
             LogFormat::Text => subscriber.with_ansi(std::io::stderr().is_terminal()).try_init(),
             LogFormat::Json => subscriber.json().try_init(),
         };
         started.map_err(Failure::failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_that_is_no_level_is_found() {
+        for filter in
+            ["info", "WARN", "off", "info,fairmesh_rib=debug", "h2=trace, error", "fairmesh::demo", ""]
+        {
+            assert_eq!(unknown_level(filter), None, "{filter}");
+        }
+        for filter in ["verbose", "info,verbose", "fairmesh_rib=debug,loud"] {
+            assert!(unknown_level(filter).is_some(), "{filter}");
+        }
     }
 }

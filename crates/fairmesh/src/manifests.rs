@@ -36,12 +36,23 @@ struct Refusal {
     hint: String,
 }
 
-/// Reads all files, if every document is valid and no two have the same key.
+/// Several refused places.
+#[derive(Debug, thiserror::Error, Diagnostic)]
+#[error("{} errors; nothing was changed", refusals.len())]
+struct Refusals {
+    #[related]
+    refusals: Vec<Refusal>,
+}
+
+/// Reads all files, if every document is valid and no two have the same key; else reports all errors of all files.
 pub(crate) fn load(files: &Files) -> Result<Vec<ManifestDocument>, Failure> {
-    let mut documents_read = Vec::new();
+    let (mut documents_read, mut refusals) = (Vec::new(), Vec::new());
     for path in paths(files)? {
         let (name, text) = read(&path)?;
-        let documents = manifest::parse(&name, &text).map_err(|error| refusal(error, &text))?;
+        let documents = manifest::parse(&name, &text).unwrap_or_else(|_| {
+            refusals.extend(manifest::errors(&name, &text).into_iter().map(|error| refusal(error, &text)));
+            Vec::new()
+        });
         for document in documents {
             let place = format!("{name}:{}", document.line);
             if let Resource::Endpoints(service, _) = &document.resource {
@@ -49,6 +60,14 @@ pub(crate) fn load(files: &Files) -> Result<Vec<ManifestDocument>, Failure> {
             }
             documents_read.push(ManifestDocument { resource: document.resource, place });
         }
+    }
+    match refusals.pop() {
+        Some(only) if refusals.is_empty() => return Err(Failure::invalid(only)),
+        Some(last) => {
+            refusals.push(last);
+            return Err(Failure::invalid(Refusals { refusals }));
+        }
+        None => {}
     }
     if documents_read.is_empty() {
         return Err(Failure::refused("the input has no document", "write one, such as 'kind: Service'"));
@@ -63,13 +82,13 @@ pub(crate) fn load_one<T: DeserializeOwned>(
     check: impl FnOnce(&T) -> Result<(), Invalid>,
 ) -> Result<T, Failure> {
     let (name, text) = read(path)?;
-    manifest::read(&name, &text, check).map_err(|error| refusal(error, &text))
+    manifest::read(&name, &text, check).map_err(|error| Failure::invalid(refusal(error, &text)))
 }
 
 /// The kind of the only document of a file, if it has one: one of those in `known`.
 pub(crate) fn kind_of(path: &Path, known: &[&str]) -> Result<Option<String>, Failure> {
     let (name, text) = read(path)?;
-    manifest::kind_of(&name, &text, known).map_err(|error| refusal(error, &text))
+    manifest::kind_of(&name, &text, known).map_err(|error| Failure::invalid(refusal(error, &text)))
 }
 
 /// Kind and name of a resource.
@@ -131,13 +150,13 @@ fn unreadable(path: &Path, error: &std::io::Error) -> Failure {
     Failure::refused(format!("cannot read {}: {error}", path.display()), "check the path and its permissions")
 }
 
-fn refusal(error: ManifestError, text: &str) -> Failure {
-    Failure::invalid(Refusal {
+fn refusal(error: ManifestError, text: &str) -> Refusal {
+    Refusal {
         message: format!("{}:{}:{}: {}", error.file, error.line, error.column, error.message),
         source_code: NamedSource::new(error.file, text.to_owned()).with_language("YAML"),
         span: (error.offset, error.length).into(),
         hint: error.hint,
-    })
+    }
 }
 
 fn endpoints(place: &str, service: &str) -> Failure {

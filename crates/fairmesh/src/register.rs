@@ -35,7 +35,9 @@ use terminator::Terminator;
 
 /// How long an endpoint waits for its policy before it is registered.
 const POLICY_TIMEOUT: Duration = Duration::from_secs(2);
-/// Interval of reminders while a program does not respond yet.
+/// When a program that does not respond yet is first reported: most respond within a moment.
+const FIRST_REMINDER: Duration = Duration::from_secs(3);
+/// Interval of further reports.
 const REMINDER_INTERVAL: Duration = Duration::from_secs(10);
 
 /// First probe interval of a program that has not responded yet: most respond within a moment, and callers wait for
@@ -163,7 +165,7 @@ impl Supervisor {
     async fn run(mut self, terminated: impl Future<Output = ()>) -> Result<u8, Failure> {
         tokio::pin!(terminated);
         print_status(format_args!("waiting for {} to respond", self.plan.program_address()));
-        let mut remind_at = Instant::now() + REMINDER_INTERVAL;
+        let mut remind_at = Instant::now() + FIRST_REMINDER;
         let mut look_at = Instant::now();
         let mut pause = FIRST_PROBE_INTERVAL.min(self.plan.interval);
         loop {

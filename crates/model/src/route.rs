@@ -2,6 +2,7 @@
 
 mod actions;
 mod bounds;
+mod coverage;
 mod edits;
 mod matches;
 mod path;

@@ -58,7 +58,8 @@ mod tests {
             let ids = (0..1_000_u128).map(|n| n * (u128::from(u64::MAX) / 1_000));
             ids.filter(|id| RootSampler::share(share).takes(*id, || 0)).count()
         };
-        assert_eq!((taken(0.0), taken(0.25), taken(1.0)), (0, 250, 1_000));
+        assert_eq!((taken(0.0), taken(1.0)), (0, 1_000));
+        assert!((249..=251).contains(&taken(0.25)));
         assert!(!RootSampler::OneIn(0).takes(0, || 0) && RootSampler::OneIn(2).takes(0, || 4));
     }
 }

@@ -5,7 +5,9 @@
 mod documents;
 mod error;
 mod ignore_kind;
+mod kubernetes;
 mod locate;
+mod recovery;
 
 use fairmesh_model::{
     Invalid,
@@ -42,6 +44,11 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Document>, ManifestError> {
         document(piece).map_err(|refusal| ManifestError::new(file, text, piece, refusal))
     };
     documents::split(text).iter().map(read).collect()
+}
+
+/// All errors of a file that [`parse`] refuses: of every document, up to twenty of each.
+pub fn errors(file: &str, text: &str) -> Vec<ManifestError> {
+    documents::split(text).iter().flat_map(|piece| recovery::errors(file, text, piece)).collect()
 }
 
 /// Parses a file with one document of the caller's type, such as a scenario; `check` validates it.
@@ -90,13 +97,18 @@ pub fn kind_of(file: &str, text: &str, known: &[&str]) -> Result<Option<String>,
 
 /// The field `kind` of a document.
 #[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct KindField {
     kind: Option<Spanned<String>>,
+    api_version: Option<Spanned<String>>,
 }
 
 fn document(piece: &DocumentText<'_>) -> Result<Document, Diagnostic> {
     let field: KindField =
         serde_saphyr::from_str_with_options(piece.text, options()).map_err(|e| parse_error(&e))?;
+    if let Some(version) = &field.api_version {
+        return Err(kubernetes::diagnostic(version, field.kind.as_ref()));
+    }
     let Some(kind) = field.kind else {
         let hint =
             format!("add a line such as 'kind: Service'; kinds are {}", spec::Document::KINDS.join(", "));

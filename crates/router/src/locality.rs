@@ -11,6 +11,8 @@ use crate::{CompileInput, RegionDistance};
 #[derive(Debug)]
 pub(crate) struct RegionRanks {
     home: Region,
+    /// Whether the caller's own region drains, for explanations: its callers keep using it.
+    is_home_draining: bool,
     /// The zone of the caller, if calls prefer it.
     zone: Option<Zone>,
     rings: Vec<Ring>,
@@ -75,7 +77,9 @@ impl RegionRanks {
         }
         // A `BTreeMap` takes as much memory for one region as for ten, and most services have one.
         let zone = input.location.zone.clone().filter(|_| *zone_first);
-        Self { home: input.location.region.clone(), zone, rings, regions: regions.into_iter().collect() }
+        let home = input.location.region.clone();
+        let is_home_draining = input.regions.regions.get(&home).is_some_and(|info| info.draining);
+        Self { home, is_home_draining, zone, rings, regions: regions.into_iter().collect() }
     }
 
     /// Every region that has an endpoint.
@@ -86,6 +90,11 @@ impl RegionRanks {
     /// The caller's own region.
     pub(crate) fn home(&self) -> &Region {
         &self.home
+    }
+
+    /// Whether the caller's own region drains.
+    pub(crate) fn is_home_draining(&self) -> bool {
+        self.is_home_draining
     }
 
     /// The caller's own zone, if calls prefer it.

@@ -50,7 +50,9 @@ impl TrafficController {
             // The next is judged by what this one leaves, in the next round.
             if has_stepped {
                 let others = topology.drains.keys().filter(|other| !states.contains_key(*other));
-                let waits = |other: &Region| (other.clone(), DrainState::waiting("waits for the step of another drain"));
+                let waits = |other: &Region| {
+                    (other.clone(), DrainState::waiting("waits for the step of another drain"))
+                };
                 let waiting: Vec<_> = others.map(waits).collect();
                 states.extend(waiting);
                 break;

@@ -22,7 +22,8 @@ use super::request_args;
 /// Arguments of `fairmesh call`.
 #[derive(Debug, Args)]
 pub(crate) struct CallArgs {
-    /// The service, as tenant/service.
+    /// The service, as tenant/service, or as the host service.tenant.
+    #[arg(value_parser = request_args::service)]
     service: ServiceName,
     /// The path of the request, with its query.
     #[arg(default_value = "/", value_parser = request_args::path)]

@@ -34,7 +34,8 @@ const MAX_LISTED: usize = 10;
 /// Arguments of `fairmesh explain`.
 #[derive(Debug, Args)]
 pub(crate) struct ExplainArgs {
-    /// The service that is called, as tenant/service.
+    /// The service that is called, as tenant/service, or as the host service.tenant.
+    #[arg(value_parser = request_args::service)]
     service: ServiceName,
     /// The key of the call, decimal or 0x…
     #[arg(long, allow_negative_numbers = true)]

@@ -8,4 +8,5 @@ pub(crate) mod diff;
 pub(crate) mod get;
 pub(crate) mod history;
 mod history_key;
+pub(crate) mod lint;
 pub(crate) mod rollback;

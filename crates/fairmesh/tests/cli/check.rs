@@ -209,3 +209,65 @@ fn records_that_fail_calls_or_have_no_effect_are_found() {
     mesh.run(&["drain", "shop/catalog", "catalog-0"]).ok();
     assert!(check().contains(&"service.notServing".to_owned()));
 }
+
+/// Runs a check in mount and user namespaces of its own after these commands, where the machine allows that.
+fn check_after(commands: &str, mesh: &Mesh, args: &str) -> Option<Run> {
+    let binary = env!("CARGO_BIN_EXE_fairmesh");
+    let ports = "--http none --admin none --metrics none --agent unix:/nowhere.sock";
+    let script = format!("{commands}\nexec {binary} check --json {ports} {args}");
+    let output = Command::new("unshare")
+        .args(["--user", "--map-root-user", "--mount", "sh", "-ec", &script])
+        .env("FAIRMESH_CONTROL", mesh.address())
+        .output()
+        .ok()?;
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    let run = Run { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) };
+    // Nothing was checked where namespaces are refused.
+    (!run.out.is_empty()).then_some(run)
+}
+
+#[test]
+fn a_full_disk_and_a_machine_without_abilities_are_found() {
+    let mesh = Mesh::with_shop();
+    let disk = mesh.path("disk");
+    fs::create_dir(&disk).unwrap();
+    let disk = disk.display();
+    let fill = format!(
+        "mount -t tmpfs -o size=64m none {disk}\nhead -c 60M /dev/zero > {disk}/records\n\
+         mount -t tmpfs none /sys/fs/cgroup\nPATH=/nowhere"
+    );
+    let Some(run) = check_after(&fill, &mesh, &format!("--state-dir {disk}")) else {
+        let how = "this user may not make mount namespaces (unshare --user --map-root-user --mount)";
+        return fairmesh_test_support::skipped("a full disk cannot be made", how);
+    };
+    let report: Value = serde_json::from_str(&run.out).unwrap();
+    let finding = |name: &str, level: &str| {
+        let checks = report["checks"].as_array().unwrap();
+        let found = checks.iter().find(|one| one["check"] == name && one["level"] == level);
+        found.unwrap_or_else(|| panic!("no {level} of {name} in {report:#}")).clone()
+    };
+    let full = finding("disk", "warning");
+    assert!(full["message"].as_str().unwrap().contains(&disk.to_string()), "{full}");
+    assert!(full["remedy"].as_str().unwrap().contains("make space"), "{full}");
+    // The mesh works without these.
+    for (ability, remedy) in
+        [("cgroup", "mount -t cgroup2"), ("nftables", "install nftables"), ("ebpf", "fairmesh kernel probe")]
+    {
+        let note = finding(ability, "note");
+        assert!(note["remedy"].as_str().unwrap().contains(remedy), "{note}");
+    }
+    assert_eq!(run.code, Some(1), "{run:?}");
+}
+
+#[test]
+fn sharded_services_without_a_map_or_with_one_that_callers_cannot_use_are_found() {
+    let mesh = Mesh::with_shop();
+    mesh.apply("kind: Service\nname: shop/parts\ntype: sharded\n").ok();
+    mesh.register("shop/cart", "cart-0", "us", 7000);
+    let agent = format!("unix:{}", mesh.path("none.sock").display());
+    let ports = ["--http", "none", "--admin", "none", "--metrics", "none", "--agent", &agent];
+    let found = found(&mesh.run(&[&["check", "--json"], &ports[..]].concat()));
+    for name in ["shards.missing", "shards.replicas", "agent"] {
+        assert!(found.contains(&name.to_owned()), "{name} in {found:?}");
+    }
+}

@@ -202,3 +202,115 @@ fn completions_end_quietly_where_the_reader_has_seen_enough() {
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(0));
 }
+
+/// Texts that newcomers write, and what the error says to write.
+const TYPED: &[(&str, &str)] = &[
+    (
+        "routes: [{name: a, split: [{service: shop/a, weight: 90%}]}]",
+        "write 90: weights are relative to each other",
+    ),
+    ("routes: [{name: a, match: {path: /a}}]", "write {exact: /a} for this path alone, or {prefix: /a}"),
+    ("timeout: 1.5s", "write 1500ms"),
+    ("timeout: 0.25m", "write 15s"),
+];
+
+#[test]
+fn what_newcomers_write_is_refused_with_what_to_write() {
+    let mesh = Mesh::empty();
+    for (text, hint) in TYPED {
+        let yaml = format!("kind: Policy\nservice: shop/web\n{text}\n");
+        let complaint = fairmesh("", &["lint", "-f", "-"], &yaml).fails(2);
+        assert!(complaint.contains(hint), "{text}: {complaint}");
+    }
+    for (kind, version, hint) in [
+        ("VirtualService", "networking.istio.io/v1", "'routes' of a 'kind: Policy'"),
+        ("HTTPRoute", "gateway.networking.k8s.io/v1", "'routes' of a 'kind: Policy'"),
+        ("Service", "v1", "write 'kind: Service' with 'name: tenant/service'"),
+        ("Deployment", "apps/v1", "fairmesh register"),
+        ("ConfigMap", "v1", "docs/yaml.md"),
+    ] {
+        let yaml = format!("apiVersion: {version}\nkind: {kind}\nmetadata: {{name: web}}\nspec: {{}}\n");
+        let complaint = fairmesh("", &["lint", "-f", "-"], &yaml).fails(2);
+        let said =
+            format!("this is a document of Kubernetes ({version} {kind}), which the mesh does not read");
+        assert!(complaint.contains(&said) && complaint.contains(hint), "{complaint}");
+    }
+    let file = mesh.file("pol.yaml", SHOP);
+    for command in ["apply", "diff", "lint"] {
+        let complaint = fairmesh("", &[command, &file], "").fails(2);
+        assert!(complaint.contains(&format!("give files with -f {file}")), "{complaint}");
+    }
+    for (args, hint) in [
+        (&["proxy", "--max-body", "1 TB"][..], "such as 1MB"),
+        (&["control", "--log", "verbose"], "'verbose' is not a log level"),
+    ] {
+        let complaint = fairmesh("", args, "").fails(2);
+        assert!(complaint.contains(hint), "{args:?}: {complaint}");
+    }
+}
+
+/// Where the control plane serves HTTP, once its log says so.
+fn logged_http(mesh: &Mesh) -> String {
+    let logged = || {
+        let log = mesh.control_log();
+        let line = log.lines().find_map(|line| line.split_once("serving HTTP address="))?;
+        Some(line.1.trim().to_owned())
+    };
+    super::support::wait_until("the log has its address", || logged().is_some());
+    logged().unwrap()
+}
+
+#[test]
+fn an_unknown_host_and_a_port_of_http_are_told_from_a_refused_connection() {
+    let complaint = fairmesh("nowhere.invalid:7400", &["get", "services"], "").fails(1);
+    assert!(complaint.contains("no host is known by the name in nowhere.invalid:7400"), "{complaint}");
+    let closed = format!("127.0.0.1:{}", fairmesh_test_support::free_port());
+    let complaint = fairmesh(&closed, &["get", "services"], "").fails(1);
+    assert!(complaint.contains("cannot reach the control plane"), "{complaint}");
+
+    let mesh = Mesh::start();
+    let http = logged_http(&mesh);
+    let complaint = fairmesh(&http, &["get", "services"], "").fails(1);
+    assert!(complaint.contains("it may be an HTTP port") && complaint.contains("7400"), "{complaint}");
+    assert!(!complaint.contains("compression"), "{complaint}");
+}
+
+#[test]
+fn a_service_may_be_named_by_its_host() {
+    let mesh = Mesh::with_shop();
+    mesh.register("shop/catalog", "catalog-0", "eu", 7010);
+    let by_name = mesh.run(&["explain", "shop/catalog", "--region", "eu"]).ok();
+    assert_eq!(mesh.run(&["explain", "catalog.shop", "--region", "eu"]).ok(), by_name);
+}
+
+#[test]
+fn no_colours_are_written_into_files() {
+    let mesh = Mesh::start();
+    logged_http(&mesh);
+    let logged = mesh.control_log();
+    let complaint = mesh.apply("kind: Service\nnaem: shop/a\n").fails(2);
+    let usage = fairmesh("", &["apply", "--nothing"], "").fails(2);
+    let proxied = fairmesh("", &["proxy", "--listen", "127.0.0.1:0+tls"], "").fails(2);
+    for text in [logged, complaint, usage, proxied] {
+        assert!(!text.is_empty() && !text.contains('\u{1b}'), "{text:?}");
+    }
+}
+
+#[test]
+fn a_program_that_does_not_listen_is_reported_within_seconds() {
+    let mesh = Mesh::start();
+    let nothing = format!("127.0.0.1:{}", fairmesh_test_support::free_port());
+    let log = mesh.path("register.log");
+    let mut register = std::process::Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+    register.args(["register", "shop/web", "--address", &nothing, "--control", &mesh.address()]).env_clear();
+    let mut register = register.stderr(std::fs::File::create(&log).unwrap()).spawn().unwrap();
+    let began = tokio::time::Instant::now();
+    let said = format!("still waiting for the program at {nothing} (");
+    super::support::wait_until("the wait is reported", || {
+        std::fs::read_to_string(&log).unwrap().contains(&said)
+    });
+    // Before the interval of further reports.
+    assert!(began.elapsed() < std::time::Duration::from_secs(10));
+    register.kill().unwrap();
+    register.wait().unwrap();
+}

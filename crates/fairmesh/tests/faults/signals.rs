@@ -38,7 +38,7 @@ routes:
     split: [{service: shop/lost, weight: 1}]
   - name: copied
     match: {headers: [{name: x-break, exact: copy}]}
-    mirror: {service: shop/next}
+    mirror: {service: shop/next, share: 100%}
   - name: limited
     match: {headers: [{name: x-break, exact: limit}]}
     limit: {calls: 1, per: 1h, burst: 1}
@@ -176,6 +176,42 @@ async fn injected_faults_routes_and_backends_are_in_access_log_and_spans() {
         ("429", "rate_limited")
     );
     assert!(!is_error("limited") && !limited.contains_key("error.type"), "{limited:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn traces_are_configured_by_the_variables_of_opentelemetry() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
+    let collector = otlp::TraceCollector::start().await;
+    let variables = [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", &*collector.address),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Basic%20YTpi"),
+        ("OTEL_SERVICE_NAME", "edge"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test,service.name=other"),
+        ("OTEL_TRACES_SAMPLER", "parentbased_traceidratio"),
+        ("OTEL_TRACES_SAMPLER_ARG", "1.0"),
+    ];
+    let with = |more: Option<(&'static str, &str)>| {
+        let env = variables.iter().copied().chain(more);
+        let env: Vec<_> = env.map(|(name, value)| (name, value.to_owned())).collect();
+        |log: std::path::PathBuf, args: &str| Program { env, ..Program::fairmesh(log, args) }
+    };
+    let mut proxy = Proxy::run(&world, "", with(None)).await;
+    call(&proxy.for_one, None).await;
+    proxy.process.signal(Signal::TERM);
+    assert!(proxy.process.end().await.success());
+    assert_eq!(collector.count(), 2, "a request and its attempt");
+    let (authorization, resource) = collector.last();
+    assert_eq!(authorization, "Basic YTpi");
+    assert_eq!((&*resource["service.name"], &*resource["deployment.environment.name"]), ("edge", "test"));
+    assert_eq!(resource["service.instance.id"], "proxy");
+
+    let mut silent = Proxy::run(&world, "", with(Some(("OTEL_SDK_DISABLED", "true")))).await;
+    call(&silent.for_one, None).await;
+    silent.process.signal(Signal::TERM);
+    assert!(silent.process.end().await.success());
+    assert_eq!(collector.count(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,4 +1,6 @@
-use serde::{Deserialize, Serialize};
+use std::fmt;
+
+use serde::{Deserialize, Deserializer, Serialize, de};
 
 use crate::{
     ClientMatch, GrpcMatch, HeaderMatch, HostMatch, Invalid, Match, PathMatch, Pattern, QueryMatch, Template,
@@ -17,7 +19,7 @@ pub struct MatchSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<String>,
     /// The path.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "path_condition", skip_serializing_if = "Option::is_none")]
     pub path: Option<PathSpec>,
     /// Any of these methods.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -80,6 +82,39 @@ pub struct GrpcSpec {
     /// The method; any by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub method: Option<String>,
+}
+
+/// A path condition; a bare path is refused with what to write.
+fn path_condition<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PathSpec>, D::Error> {
+    struct PathVisitor;
+
+    impl<'de> de::Visitor<'de> for PathVisitor {
+        type Value = Option<PathSpec>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("{exact: /a}, {prefix: /a}, {template: '/a/{id}'} or {regex: '/[a-z]+'}")
+        }
+
+        fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
+            Ok(None)
+        }
+
+        fn visit_none<E: de::Error>(self) -> Result<Self::Value, E> {
+            Ok(None)
+        }
+
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
+            Err(E::custom(format!(
+                "'{text}' is no condition on a path; write {{exact: {text}}} for this path alone, or {{prefix: {text}}} for \
+                 this path and those below it"
+            )))
+        }
+
+        fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+            PathSpec::deserialize(de::value::MapAccessDeserializer::new(map)).map(Some)
+        }
+    }
+    deserializer.deserialize_any(PathVisitor)
 }
 
 impl MatchSpec {

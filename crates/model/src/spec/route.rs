@@ -4,7 +4,7 @@ use super::{
     FaultInjectionSpec, HeadersSpec, HedgeSpec, KeySpecs, LimitSpec, MatchSpec, MirrorSpec, RedirectSpec,
     RewriteSpec,
     policy::is_default,
-    text::{read, read_option, read_timeouts, write_duration},
+    text::{self, read, read_option, read_timeouts, write_duration},
 };
 use crate::{Backend, Invalid, Route};
 
@@ -76,6 +76,7 @@ pub struct BackendSpec {
     /// `tenant/service`.
     pub service: String,
     /// Its share, relative to the other backends.
+    #[serde(deserialize_with = "text::weight")]
     pub weight: u32,
 }
 

@@ -81,6 +81,38 @@ impl de::Visitor<'_> for KeyVisitor {
     }
 }
 
+/// A weight: a whole number. A percentage is refused with what to write.
+pub(super) fn weight<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    struct WeightVisitor;
+
+    impl de::Visitor<'_> for WeightVisitor {
+        type Value = u32;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a whole number, 0 or more")
+        }
+
+        fn visit_u64<E: de::Error>(self, weight: u64) -> Result<u32, E> {
+            u32::try_from(weight).map_err(|_| E::invalid_value(de::Unexpected::Unsigned(weight), &self))
+        }
+
+        fn visit_i64<E: de::Error>(self, weight: i64) -> Result<u32, E> {
+            u32::try_from(weight).map_err(|_| E::invalid_value(de::Unexpected::Signed(weight), &self))
+        }
+
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<u32, E> {
+            let hint = match text.strip_suffix('%').map(str::trim_end) {
+                Some(number) if number.parse::<u32>().is_ok() => {
+                    format!("write {number}: weights are relative to each other, and need not add up to 100")
+                }
+                _ => String::from("write a whole number, 0 or more"),
+            };
+            Err(E::custom(format!("'{text}' is not a weight; {hint}")))
+        }
+    }
+    deserializer.deserialize_any(WeightVisitor)
+}
+
 /// Parses the text of `field`; the error of the value itself names no field.
 pub(super) fn read<T: FromStr<Err = Invalid>>(field: &str, text: &str) -> Result<T, Invalid> {
     text.parse().map_err(|e: Invalid| e.within(field))

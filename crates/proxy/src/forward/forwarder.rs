@@ -25,7 +25,7 @@ use crate::{
     metrics::ProxyMetrics,
     observe::{
         counter::{GaugeGuard, increment},
-        observation::CallEnd,
+        observation::{CallEnd, Observation},
         observer::RequestObserver,
         request_info::Arrival,
     },
@@ -173,15 +173,8 @@ impl Forwarder {
         let region = upgraded_region.as_ref().or_else(|| server_region(&response));
         target.metrics.responses.record(notes.path(), region, response.status(), began.elapsed());
         let awaits_grpc_status = is_grpc && !target.metrics.grpc_statuses.record(response.headers());
-        match observation {
-            Some(observation) => {
-                let call = CallEnd { fault: fault.as_ref(), notes: &notes };
-                observation.response_started(&mut response, call, awaits_grpc_status);
-            }
-            None if awaits_grpc_status => {
-                response.body_mut().observe(Arc::clone(target) as Arc<dyn BodyObserver>);
-            }
-            None => {}
+        if observation.is_some() || awaits_grpc_status {
+            watch(observation, target, &mut response, (fault.as_ref(), &notes), awaits_grpc_status);
         }
         response
     }
@@ -224,5 +217,21 @@ impl Forwarder {
 
     pub(crate) fn tunnels(&self) -> &Tunnels {
         &self.tunnels
+    }
+}
+
+/// Registers the observation, or else the service's counter of gRPC statuses, on the response body.
+fn watch(
+    observation: Option<Box<Observation>>,
+    target: &Arc<Target>,
+    response: &mut Response<Body>,
+    (fault, notes): (Option<&Fault>, &CallNotes),
+    awaits_grpc_status: bool,
+) {
+    match observation {
+        Some(observation) => {
+            observation.response_started(response, CallEnd { fault, notes }, awaits_grpc_status);
+        }
+        None => response.body_mut().observe(Arc::clone(target) as Arc<dyn BodyObserver>),
     }
 }

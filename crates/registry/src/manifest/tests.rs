@@ -58,6 +58,25 @@ fn a_file_of_every_kind_is_read() {
 }
 
 #[test]
+fn errors_behind_the_first_one_are_found_where_they_are() {
+    let text = "kind: Policy\nservice: shop/a\ntimout: 5s\nroutes:\n  - name: one\n    splt: []\n  - {name: two, \
+        mtch: {}, timeout: 7}\n---\nkind: Service\nname: shop/b\ntyp: sharded\n";
+    assert!(parse("shop.yaml", text).is_err());
+    let found: Vec<_> =
+        errors("shop.yaml", text).into_iter().map(|error| (error.line, error.message)).collect();
+    let lines: Vec<_> = found.iter().map(|(line, _)| *line).collect();
+    assert_eq!(lines, [3, 6, 7, 7, 11], "{found:?}");
+    assert!(found[3].1.contains("'7' is not a duration"), "{found:?}");
+    assert!(errors("shop.yaml", GOOD).is_empty());
+    let text = "kind: Policy\nservice: shop/a\nroutes: [{name: a, split: [{service: shop/a, weight: 9%}]}]\ntimeout: 5\n";
+    let lines: Vec<_> = errors("shop.yaml", text).into_iter().map(|error| error.line).collect();
+    assert_eq!(lines, [3, 4], "behind a required field");
+    // What is missing once an entry is left out is no error of its own.
+    assert_eq!(errors("shop.yaml", "kind: Service\nname: 'a b'\n").len(), 1);
+    assert_eq!(errors("shop.yaml", "kind: Service\nname: [\n").len(), 1, "no YAML");
+}
+
+#[test]
 fn printed_documents_are_accepted() {
     for document in parse("shop.yaml", GOOD).unwrap() {
         let printed = serde_saphyr::to_string(&Spec::from(&document.resource)).unwrap();

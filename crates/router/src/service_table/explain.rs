@@ -3,6 +3,7 @@ use fairmesh_model::{Capacities, DistanceSource, EndpointState, Region, Timeouts
 use super::{Explanation, ServiceTable};
 use crate::{
     EndpointTarget, Headers, PickParams, RegionDistance, RequestView,
+    locality::RegionRanks,
     route_actions::describe_limit,
     trace::{DecisionTracer, StepRecorder},
 };
@@ -81,9 +82,9 @@ impl ServiceTable {
     #[inline]
     pub(super) fn trace_regions<W: DecisionTracer>(&self, tracer: &mut W) {
         tracer.record_step("region", || {
-            let (home, capacities) = (self.locality.home(), self.capacities());
+            let capacities = self.capacities();
             let describe = |(region, distance)| {
-                format!("{}, {}", describe(region, distance, home), share(region, &capacities))
+                format!("{}, {}", describe(region, distance, &self.locality), share(region, &capacities))
             };
             let regions: Vec<_> = self.locality.regions().map(describe).collect();
             if regions.is_empty() { "no region has an endpoint".to_owned() } else { regions.join("; ") }
@@ -179,9 +180,9 @@ fn origin(source: Option<DistanceSource>) -> &'static str {
     }
 }
 
-fn describe(region: &Region, distance: &RegionDistance, home: &Region) -> String {
+fn describe(region: &Region, distance: &RegionDistance, locality: &RegionRanks) -> String {
     let rtt_text = match distance.round_trip {
-        _ if region == home => "here (0 ms)".to_owned(),
+        _ if region == locality.home() => "here (0 ms)".to_owned(),
         Some(rtt) => format!("{rtt:?} away{}", origin(distance.source)),
         None => "at an unknown distance".to_owned(),
     };
@@ -189,6 +190,10 @@ fn describe(region: &Region, distance: &RegionDistance, home: &Region) -> String
         Some(ring) => format!("ring {ring}"),
         None => "not allowed by the policy".to_owned(),
     };
-    let draining = if distance.draining { ", draining, so used last" } else { "" };
+    let draining = match region == locality.home() {
+        true if locality.is_home_draining() => ", draining, which moves callers of other regions only",
+        _ if distance.draining => ", draining, so used last",
+        _ => "",
+    };
     format!("{region} is {rtt_text}: {ring}{draining}")
 }

@@ -172,7 +172,7 @@ impl Connection {
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// No connection to the address within [`crate::transport::CONNECT_TIMEOUT`].
-    #[error("cannot reach {address}; check that a Fairmesh control plane or agent listens there")]
+    #[error("cannot reach {address}; {}", what_to_check(&**source))]
     Unreachable {
         /// The address.
         address: Address,
@@ -206,6 +206,11 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
+    /// Whether the name of the host is not known to this machine.
+    pub fn is_unknown_host(&self) -> bool {
+        matches!(self, Self::Unreachable { source, .. } if is_failed_lookup(&**source))
+    }
+
     pub(crate) fn unreachable(address: &Address, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self::Unreachable { address: address.clone(), source: source.into() }
     }
@@ -225,6 +230,34 @@ impl Hello {
     }
 }
 
+/// The beginning of the message of a failed name resolution, by the standard library.
+const FAILED_LOOKUP: &str = "failed to lookup address information";
+
+fn what_to_check(source: &(dyn Error + Send + Sync + 'static)) -> &'static str {
+    match is_failed_lookup(source) {
+        true => "no host of this name is known to this machine: check the name, and its DNS",
+        false => "check that a Fairmesh control plane or agent listens there",
+    }
+}
+
+fn is_failed_lookup(source: &(dyn Error + Send + Sync + 'static)) -> bool {
+    let mut next: Option<&(dyn Error + 'static)> = Some(source);
+    while let Some(error) = next {
+        if error.to_string().contains(FAILED_LOOKUP) {
+            return true;
+        }
+        next = error.source();
+    }
+    false
+}
+
+/// Whether a status was made from a response that is not one of gRPC: JSON in place of a message, or no status at all.
+fn is_not_grpc(status: &Status) -> bool {
+    ["invalid compression flag", "grpc-status header missing"]
+        .iter()
+        .any(|part| status.message().contains(part))
+}
+
 /// Why there was no hello, for display: the status itself quotes the library that made it.
 fn describe_no_hello(status: &Status) -> String {
     const TLS: &str = "over TCP, a mesh with a trust domain accepts only processes with a certificate, which the agent of a \
@@ -232,6 +265,11 @@ fn describe_no_hello(status: &Status) -> String {
     if matches!(status.code(), Code::Cancelled | Code::DeadlineExceeded) {
         let waited = HELLO_TIMEOUT.as_secs();
         return format!("did not respond within {waited} s; it may be overloaded or stopped ({TLS})");
+    }
+    if is_not_grpc(status) {
+        return "responds, but not to gRPC: it may be an HTTP port, as 7401 of a control plane; give its gRPC port (7400), or \
+                its Unix socket"
+            .to_owned();
     }
     let why = status.message();
     format!(

@@ -8,7 +8,7 @@ use fairmesh_wire::handshake::Connection;
 use super::finding::{Level, Report};
 use crate::{
     command::records::{
-        apply::warnings::{mentioned, replica_warnings},
+        apply::warnings::{Mention, mentioned, replica_warnings, unreachable_routes},
         get,
     },
     failure::Failure,
@@ -27,6 +27,7 @@ pub(super) async fn check(connection: &Connection, report: &mut Report) -> Resul
             Some(_) => endpoints(name, one, &view, report),
         }
         policy(name, one, &view, report);
+        unreachable(name, one, report);
         shards(name, one, report);
     }
     regions(&view, report);
@@ -84,16 +85,27 @@ fn policy(name: &ServiceName, one: &ServiceView, view: &View, report: &mut Repor
     let resource = Resource::Policy(name.clone(), policy.value.clone());
     let is_declared = |name: &ServiceName| view.services.get(name).is_some_and(|one| one.service.is_some());
     let mut named = BTreeSet::new();
-    for (target, reference) in mentioned(&resource) {
+    for Mention { name: target, reference, effect } in mentioned(&resource) {
         if !is_declared(&target) && named.insert(target.clone()) {
             let check = if target == *name { "policy.undeclared" } else { "policy.unknownService" };
             report.add(
                 check,
                 Level::Error,
-                format!("{reference} names {target}, which is not declared"),
+                format!("{reference} names {target}, which is not declared: {effect}"),
                 format!("apply a document 'kind: Service' named {target}, or correct the policy ('fairmesh get policies {name} -o yaml')"),
             );
         }
+    }
+}
+
+/// Routes of a policy that no call reaches.
+fn unreachable(name: &ServiceName, one: &ServiceView, report: &mut Report) {
+    let Some(policy) = &one.policy else { return };
+    for warning in unreachable_routes(name, &policy.value) {
+        let remedy = format!(
+            "order them by 'fairmesh get policies {name} -o yaml' and 'fairmesh apply', or remove it"
+        );
+        report.add("policy.unreachableRoute", Level::Warning, warning, remedy);
     }
 }
 

@@ -22,7 +22,7 @@ pub(crate) use capture::uids;
 pub(crate) use status::ready;
 
 use super::daemon_args::{MetricsAddress, host_name};
-use crate::{failure::Failure, logging::Logging, register, signals};
+use crate::{cli::read_size, failure::Failure, logging::Logging, register, signals};
 
 /// Arguments of `fairmesh proxy`.
 #[derive(Debug, Args)]
@@ -139,8 +139,9 @@ struct ServeArgs {
     /// How long a service without calls is followed; the next call subscribes again.
     #[arg(long, value_parser = spec::read_duration, default_value = "10m")]
     service_idle_timeout: Duration,
-    /// Maximum size of a request body in bytes; larger ones get a 413 response [default: unlimited].
-    #[arg(long, value_name = "BYTES")]
+    /// Maximum size of a request body in bytes, or with a unit, such as 1MB; larger ones get a 413 response [default:
+    /// unlimited].
+    #[arg(long, value_name = "SIZE", value_parser = read_size)]
     max_body: Option<u64>,
     /// Threads that serve connections [default: the number of available processors]. With 1 the process has a single
     /// thread.

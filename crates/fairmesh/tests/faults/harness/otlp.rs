@@ -5,8 +5,8 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use axum::{Router, body::Bytes, routing::post};
-use fairmesh_otlp::v1::{ExportTraceServiceRequest, Span, any_value};
+use axum::{Router, body::Bytes, http::HeaderMap, routing::post};
+use fairmesh_otlp::v1::{ExportTraceServiceRequest, KeyValue, Span, any_value};
 use prost::Message as _;
 use tokio::net::TcpListener;
 
@@ -16,14 +16,20 @@ use super::until;
 pub(crate) struct TraceCollector {
     pub(crate) address: String,
     spans: Arc<Mutex<Vec<Span>>>,
+    /// The header `authorization`, and the attributes of the process, of the last batch.
+    last: Arc<Mutex<(String, BTreeMap<String, String>)>>,
 }
 
 impl TraceCollector {
     pub(crate) async fn start() -> Self {
         let spans = Arc::<Mutex<Vec<Span>>>::default();
-        let kept = Arc::clone(&spans);
-        let take = move |body: Bytes| async move {
+        let last = Arc::<Mutex<(String, BTreeMap<String, String>)>>::default();
+        let (kept, kept_last) = (Arc::clone(&spans), Arc::clone(&last));
+        let take = move |headers: HeaderMap, body: Bytes| async move {
             let batch = ExportTraceServiceRequest::decode(body).unwrap();
+            let authorization = headers.get("authorization").map_or("", |value| value.to_str().unwrap());
+            let resource = batch.resource_spans[0].resource.clone().unwrap();
+            *kept_last.lock().unwrap() = (authorization.to_owned(), texts(&resource.attributes));
             let scopes = batch.resource_spans.into_iter().flat_map(|resource| resource.scope_spans);
             kept.lock().unwrap().extend(scopes.flat_map(|scope| scope.spans));
         };
@@ -31,7 +37,12 @@ impl TraceCollector {
         let address = format!("http://{}", listener.local_addr().unwrap());
         let router = Router::new().route("/v1/traces", post(take));
         tokio::spawn(async move { axum::serve(listener, router).await });
-        Self { address, spans }
+        Self { address, spans, last }
+    }
+
+    /// The header `authorization`, and the attributes of the process, of the last batch.
+    pub(crate) fn last(&self) -> (String, BTreeMap<String, String>) {
+        self.last.lock().unwrap().clone()
     }
 
     /// The spans of a trace once there are so many: those that were asked first, then by their beginning.
@@ -58,13 +69,17 @@ impl TraceCollector {
 
 /// The attributes of a span as text.
 pub(crate) fn attributes(span: &Span) -> BTreeMap<String, String> {
+    texts(&span.attributes)
+}
+
+fn texts(pairs: &[KeyValue]) -> BTreeMap<String, String> {
     let text = |value: &any_value::Value| match value {
         any_value::Value::StringValue(text) => text.clone(),
         any_value::Value::IntValue(number) => number.to_string(),
         other => format!("{other:?}"),
     };
-    let pairs = span.attributes.iter();
     pairs
+        .iter()
         .map(|pair| {
             (pair.key.clone(), text(pair.value.as_ref().and_then(|value| value.value.as_ref()).unwrap()))
         })

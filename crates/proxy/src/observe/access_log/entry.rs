@@ -17,12 +17,6 @@ pub(crate) struct AccessLogEntry {
     /// Arrival in seconds since the Unix epoch, with milliseconds.
     pub(crate) time: f64,
     pub(crate) service: String,
-    /// The route of the service's policy; `(none)` without one.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) route: String,
-    /// The service that got the request: this one, or a backend of its route.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) backend: String,
     pub(crate) method: String,
     /// Without the query, which may contain secrets.
     pub(crate) path: String,
@@ -32,6 +26,12 @@ pub(crate) struct AccessLogEntry {
     /// Milliseconds until the end of the response.
     pub(crate) total_ms: f64,
     pub(crate) caller: String,
+    /// The route of the service's policy; `(none)` without one.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) route: String,
+    /// The service that got the request: this one, or a backend of its route.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) backend: String,
     /// Kind of the fault if no server responded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fault: Option<&'static str>,

@@ -48,6 +48,12 @@ fn draining_regions_come_last_and_not_for_their_own_callers() {
     drain(&mut fleet, "eu");
     fleet.endpoints.extend([endpoint("a", "eu"), endpoint("c", "asia")]);
     assert_eq!(reached(&fleet.compile(None)), names(&["a"]));
+    let told: Vec<_> = fleet.compile(None).explain_pick(&PickParams::default(), 0, 1).steps;
+    let told: Vec<_> = told.iter().flat_map(|step| step.detail.split("; ")).collect();
+    let says =
+        |begin: &str, words: &str| told.iter().any(|text| text.starts_with(begin) && text.contains(words));
+    assert!(says("eu is here", "draining, which moves callers of other regions only"), "{told:?}");
+    assert!(says("near is", "draining, so used last"), "{told:?}");
 }
 
 #[test]

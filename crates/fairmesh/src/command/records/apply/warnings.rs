@@ -4,7 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fairmesh_model::{
-    BalancingPolicy, InstanceId, Policy, Region, Service, ServiceKind, ServiceName, ShardMap, spec::Resource,
+    BalancingPolicy, InstanceId, Policy, Region, Regions, Service, ServiceKind, ServiceName, ShardMap,
+    spec::Resource,
 };
 use fairmesh_wire::handshake::Connection;
 
@@ -35,14 +36,14 @@ pub(crate) async fn print_warnings(
 ) -> Result<Vec<String>, Failure> {
     let mut known = View::default();
     let mut names: BTreeSet<ServiceName> =
-        resources.iter().flat_map(|resource| mentioned(resource)).map(|(name, _)| name).collect();
+        resources.iter().flat_map(|resource| mentioned(resource)).map(|mention| mention.name).collect();
     names.extend(declared(resources).map(|(name, _)| name.clone()));
     for name in names {
         let view = View::read(connection, &Scope::Service(name), KINDS).await?;
         known.services.extend(view.services);
     }
     check_maps(&known, resources)?;
-    for warning in warnings(&known, resources) {
+    for warning in warnings(Some(&known), resources) {
         output::warn(warning);
     }
     Ok(breaking_changes(&known, resources))
@@ -85,17 +86,45 @@ fn declared<'a>(resources: &[&'a Resource]) -> impl Iterator<Item = (&'a Service
     })
 }
 
-/// The services that a resource refers to, each with the reference in words.
-pub(crate) fn mentioned(resource: &Resource) -> Vec<(ServiceName, String)> {
+/// A service that a resource refers to.
+pub(crate) struct Mention {
+    pub(crate) name: ServiceName,
+    /// The reference in words.
+    pub(crate) reference: String,
+    /// What is lost while the service is not declared.
+    pub(crate) effect: &'static str,
+}
+
+/// The services that a resource refers to.
+pub(crate) fn mentioned(resource: &Resource) -> Vec<Mention> {
+    let mention =
+        |name: &ServiceName, reference: String, effect| Mention { name: name.clone(), reference, effect };
     match resource {
         Resource::Policy(of, policy) => {
-            let targets = policy.routes.iter().flat_map(|route| {
-                let reference = format!("route '{}' of the policy of {of}", route.name);
-                route.targets().map(move |target| (target.clone(), reference.clone()))
-            });
-            std::iter::once((of.clone(), format!("the policy of {of}"))).chain(targets).collect()
+            let mut mentions =
+                vec![mention(of, format!("the policy of {of}"), "calls to it fail until it is")];
+            for route in &policy.routes {
+                let reference = || format!("route '{}' of the policy of {of}", route.name);
+                let backends = route.split.iter().map(|backend| match backend.weight {
+                    0 => mention(
+                        &backend.service,
+                        reference(),
+                        "it has weight 0, so that no call goes there yet",
+                    ),
+                    _ => mention(&backend.service, reference(), "calls to it fail until it is"),
+                });
+                mentions.extend(backends);
+                let mirror = route.actions.mirror.as_ref().map(|mirror| &mirror.service);
+                let effect = "copies of calls are lost until it is, and the calls themselves succeed";
+                mentions.extend(
+                    mirror.map(|name| mention(name, format!("the mirror of {}", reference()), effect)),
+                );
+            }
+            mentions
         }
-        Resource::ShardMap(of, _) => vec![(of.clone(), format!("the shard map of {of}"))],
+        Resource::ShardMap(of, _) => {
+            vec![mention(of, format!("the shard map of {of}"), "calls to it fail until it is")]
+        }
         Resource::Service(..)
         | Resource::Topology(..)
         | Resource::Hosts(_)
@@ -105,27 +134,73 @@ pub(crate) fn mentioned(resource: &Resource) -> Vec<(ServiceName, String)> {
     }
 }
 
-fn warnings(known: &View, resources: &[&Resource]) -> Vec<String> {
+/// Warnings about resources, beside what is `known`; `None` where the files are all that there is to go by.
+pub(crate) fn warnings(known: Option<&View>, resources: &[&Resource]) -> Vec<String> {
+    let (stored_records, nothing) = (known, View::default());
+    let known = known.unwrap_or(&nothing);
     let written = |name: &ServiceName| {
         resources.iter().any(|resource| matches!(resource, Resource::Service(n, _) if n == name))
     };
     let stored = |name: &ServiceName| known.services.get(name).is_some_and(|of| of.service.is_some());
     let mut warnings = Vec::new();
     for resource in resources {
-        for (name, reference) in mentioned(resource) {
+        for Mention { name, reference, effect } in mentioned(resource) {
             if !written(&name) && !stored(&name) {
-                warnings.push(format!(
-                    "{reference} names {name}, which is not declared: calls to it fail until it is"
-                ));
+                let whence = if stored_records.is_none() { " in these files" } else { "" };
+                warnings.push(format!("{reference} names {name}, which is not declared{whence}: {effect}"));
             }
         }
-        if let Resource::ShardMap(name, map) = resource {
-            warnings.extend(replica_warnings(name, map, known.services.get(name)));
+        match resource {
+            Resource::ShardMap(name, map) if stored_records.is_some() => {
+                warnings.extend(replica_warnings(name, map, known.services.get(name)));
+            }
+            Resource::Policy(name, policy) => {
+                warnings.extend(unreachable_routes(name, policy));
+                warnings.extend(unknown_regions(name, policy, &known.regions.value, resources));
+            }
+            _ => {}
         }
     }
     warnings.extend(unhashed(known, resources));
     warnings.dedup();
     warnings
+}
+
+/// Routes that no call reaches, since an earlier one matches every call that they match.
+pub(crate) fn unreachable_routes(name: &ServiceName, policy: &Policy) -> Vec<String> {
+    let routes = policy.routes.iter().enumerate().filter_map(|(position, route)| {
+        let before = policy.routes[..position].iter().find(|before| before.matches.covers(&route.matches))?;
+        Some(format!(
+            "no call reaches route '{}' of the policy of {name}: route '{}' before it matches the same calls; the first match wins, \
+             so put the narrower one first",
+            route.name, before.name
+        ))
+    });
+    routes.take(MAX_NAMED).collect()
+}
+
+/// Regions whose shares a policy sets by hand, and which the topology does not declare.
+fn unknown_regions(
+    name: &ServiceName,
+    policy: &Policy,
+    stored: &Regions,
+    resources: &[&Resource],
+) -> Vec<String> {
+    let written = resources.iter().find_map(|resource| match resource {
+        Resource::Topology(regions, _) => Some(regions),
+        _ => None,
+    });
+    let declared = &written.unwrap_or(stored).regions;
+    let shares = policy.traffic.iter().flat_map(|traffic| traffic.shares.keys());
+    let unknown: BTreeSet<String> =
+        shares.filter(|region| !declared.contains_key(*region)).map(ToString::to_string).collect();
+    match declared.is_empty() || unknown.is_empty() {
+        true => Vec::new(),
+        false => vec![format!(
+            "the policy of {name} has shares of regions that the topology does not declare: {}",
+            some(&unknown)
+        )],
+    }
 }
 
 /// Policies that balance by a hash which their services do not compute.

@@ -1,0 +1,43 @@
+//! `fairmesh lint`: what is wrong with YAML files, without a control plane.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use fairmesh_model::counted;
+use serde_json::json;
+
+use super::apply::warnings;
+use crate::{
+    cli::{Files, Format, OutputArgs},
+    failure::Failure,
+    manifests, output,
+};
+
+/// Exit code for warnings.
+const EXIT_WARNED: u8 = 3;
+
+/// Arguments of `fairmesh lint`.
+#[derive(Debug, Args)]
+pub(crate) struct LintArgs {
+    #[command(flatten)]
+    files: Files,
+    #[command(flatten)]
+    output_args: OutputArgs,
+}
+
+/// Reads the files as `apply` does, and prints its warnings; the files are all that it goes by.
+pub(crate) fn run(args: LintArgs) -> Result<ExitCode, Failure> {
+    let documents = manifests::load(&args.files)?;
+    let resources: Vec<_> = documents.iter().map(|one| &one.resource).collect();
+    let warnings = warnings::warnings(None, &resources);
+    match args.output_args.format() {
+        Format::Table => {
+            let lines: String = warnings.iter().map(|warning| format!("warning: {warning}\n")).collect();
+            let end =
+                format!("{}, {}\n", counted(documents.len(), "document"), counted(warnings.len(), "warning"));
+            output::write(&(lines + &end))?;
+        }
+        _ => output::write(&format!("{}\n", json!({ "documents": documents.len(), "warnings": warnings })))?,
+    }
+    Ok(if warnings.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_WARNED) })
+}

@@ -1,0 +1,105 @@
+//! `fairmesh lint`, and errors and warnings that `apply` reports together.
+
+use serde_json::json;
+
+use super::support::{Mesh, fairmesh};
+
+/// Routes of which one hides another, and names that no file declares.
+const DUBIOUS: &str = "\
+kind: Service
+name: shop/web
+---
+kind: Policy
+service: shop/web
+routes:
+  - {name: all, match: {path: {prefix: /}}}
+  - {name: api, match: {path: {prefix: /api}}, split: [{service: shop/gone, weight: 1}, {service: shop/later, weight: 0}]}
+  - {name: copied, match: {headers: [{name: x-a, present: true}]}, mirror: {service: shop/shadow, share: 100%}}
+";
+
+/// Four errors in two documents.
+const WRONG: &str = "\
+kind: Service
+naem: shop/web
+protocoll: http1
+---
+kind: Policy
+service: shop/web
+timeout: 5
+routes:
+  - name: canary
+    match: {path: /a}
+    split: [{service: shop/web, weight: 90%}, {service: shop/next, weight: 10}]
+";
+
+#[test]
+fn lint_needs_no_control_plane_and_exits_3_with_warnings() {
+    let mesh = Mesh::empty();
+    std::fs::create_dir(mesh.path("conf")).unwrap();
+    mesh.file("conf/web.yaml", DUBIOUS);
+    let folder = mesh.path("conf").to_str().unwrap().to_owned();
+    let run = fairmesh("unix:/nowhere.sock", &["lint", "-f", &folder], "");
+    assert_eq!(run.code, Some(3), "{run:?}");
+    let says =
+        |words: &str| assert!(run.out.lines().any(|line| line.contains(words)), "no {words} in {}", run.out);
+    says(
+        "no call reaches route 'api' of the policy of shop/web: route 'all' before it matches the same calls",
+    );
+    says("no call reaches route 'copied'");
+    says(
+        "route 'api' of the policy of shop/web names shop/gone, which is not declared in these files: calls to it fail",
+    );
+    says("names shop/later, which is not declared in these files: it has weight 0");
+    says("the mirror of route 'copied' of the policy of shop/web names shop/shadow");
+    let mirror = run.out.lines().find(|line| line.contains("shop/shadow")).unwrap();
+    assert!(mirror.contains("copies of calls are lost") && !mirror.contains("fail"), "{mirror}");
+
+    let told = fairmesh("", &["lint", "-f", &folder, "--json"], "");
+    let told: serde_json::Value = serde_json::from_str(&told.out).unwrap();
+    assert_eq!((&told["documents"], told["warnings"].as_array().unwrap().len()), (&json!(2), 5), "{told}");
+    let sound = fairmesh("", &["lint", "-f", "-"], "kind: Service\nname: shop/web\n").ok();
+    assert_eq!(sound, "1 document, 0 warnings\n");
+}
+
+#[test]
+fn all_errors_of_all_files_are_reported_at_once() {
+    let mesh = Mesh::start();
+    let (wrong, other) =
+        (mesh.file("wrong.yaml", WRONG), mesh.file("other.yaml", "kind: Servcie\nname: shop/b\n"));
+    for command in ["lint", "apply", "diff"] {
+        let complaint = mesh.run(&[command, "-f", &wrong, "-f", &other]).fails(2);
+        for (place, words) in [
+            ("wrong.yaml:2:", "there is no field 'naem'"),
+            ("wrong.yaml:3:", "there is no field 'protocoll'"),
+            ("wrong.yaml:7:", "timeout"),
+            ("wrong.yaml:10:", "'/a' is no condition on a path"),
+            ("wrong.yaml:11:", "'90%' is not a weight"),
+            ("other.yaml:1:", "there is no kind 'Servcie'"),
+        ] {
+            let line = complaint.lines().find(|line| line.contains(place));
+            assert!(line.is_some_and(|line| line.contains(words)), "{place} {words} in {complaint}");
+        }
+        assert!(complaint.contains("6 errors; nothing was changed"), "{complaint}");
+    }
+    assert_eq!(mesh.run(&["get", "services", "--json"]).json(), json!([]));
+}
+
+#[test]
+fn apply_warns_as_lint_does_and_check_finds_what_was_applied_all_the_same() {
+    let mesh = Mesh::start();
+    let applied = mesh.apply(DUBIOUS);
+    assert!(
+        applied.err.contains("warning: no call reaches route 'api' of the policy of shop/web"),
+        "{applied:?}"
+    );
+    assert!(
+        applied.err.contains("copies of calls are lost until it is, and the calls themselves succeed"),
+        "{applied:?}"
+    );
+    assert!(!applied.err.contains("in these files"), "{applied:?}");
+    let agent = format!("unix:{}", mesh.path("none.sock").display());
+    let pages = ["--http", "none", "--admin", "none", "--metrics", "none", "--agent", &agent];
+    let found = mesh.run(&[&["check", "--json"], &pages[..]].concat()).out;
+    assert!(found.contains("policy.unreachableRoute"), "{found}");
+    applied.ok();
+}

@@ -1,0 +1,178 @@
+//! Reads on behind an error, to report several at once.
+//!
+//! The entry with the error is overwritten by spaces, so that positions stay, and the document is read again. Every further error is one
+//! that the reader itself finds. A parser that recovers by itself was rejected: it would be a second reader of every document.
+
+use super::{Diagnostic, DocumentText, document, error::ManifestError};
+
+/// The most errors of one document that are reported.
+const MAX_ERRORS: usize = 20;
+/// How often a document is read for them.
+const MAX_READS: usize = 4 * MAX_ERRORS;
+/// Documents above this size, such as large shard maps, are read once.
+const MAX_BYTES: usize = 256 * 1024;
+
+/// All errors of a document, in the order in which they were found.
+pub(super) fn errors(file: &str, text: &str, piece: &DocumentText<'_>) -> Vec<ManifestError> {
+    let Err(first) = document(piece) else { return Vec::new() };
+    let mut errors = vec![located(file, text, piece, first)];
+    let (mut left, mut found) = (piece.text.to_owned(), errors[0].offset);
+    for _ in 0..MAX_READS {
+        if errors.len() == MAX_ERRORS || left.len() > MAX_BYTES {
+            break;
+        }
+        let Some(entry) = found.checked_sub(piece.offset).and_then(|at| entry_at(&left, at)) else { break };
+        let spaces: String =
+            left[entry.clone()].bytes().map(|byte| if byte == b'\n' { '\n' } else { ' ' }).collect();
+        left.replace_range(entry, &spaces);
+        let Err(next) = document(&DocumentText { text: &left, ..*piece }) else { break };
+        let next = located(file, text, piece, next);
+        found = next.offset;
+        // Perhaps of what was overwritten here; then the entry around it is left out too.
+        let is_own = next.message.ends_with(" is missing")
+            || next.message == "the document has no kind"
+            || errors.iter().any(|error| error.offset == next.offset);
+        if !is_own {
+            errors.push(next);
+        }
+    }
+    errors
+}
+
+fn located(file: &str, text: &str, piece: &DocumentText<'_>, diagnostic: Diagnostic) -> ManifestError {
+    ManifestError::new(file, text, piece, diagnostic)
+}
+
+/// The entry of a map or list around a position.
+fn entry_at(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
+    let line_start = text.get(..at)?.rfind('\n').map_or(0, |newline| newline + 1);
+    match flow_entry(text, at) {
+        Some(entry) => Some(entry),
+        None => block_entry(text, line_start),
+    }
+}
+
+/// The entry of the innermost `{…}` or `[…]` around a position: up to the comma behind it, or its closing bracket.
+fn flow_entry(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
+    let mut scanner = Scanner::default();
+    let mut bytes = text.bytes().enumerate();
+    for (position, byte) in bytes.by_ref().take(at) {
+        scanner.step(position, byte);
+    }
+    let (depth, start) = (scanner.starts.len(), *scanner.starts.last()?);
+    for (position, byte) in bytes {
+        let separates = scanner.quote.is_none() && scanner.starts.len() == depth;
+        match byte {
+            b',' if separates => return Some(start..position + 1),
+            b'}' | b']' if separates => return Some(start..position),
+            _ => scanner.step(position, byte),
+        }
+    }
+    None
+}
+
+/// Follows brackets and quotes.
+#[derive(Default)]
+struct Scanner {
+    /// Where the present entry of each open bracket begins.
+    starts: Vec<usize>,
+    quote: Option<u8>,
+    in_comment: bool,
+    is_escaped: bool,
+    /// The last byte that is no space, and the last one.
+    significant: u8,
+    last: u8,
+}
+
+impl Scanner {
+    fn step(&mut self, position: usize, byte: u8) {
+        let begins_value = matches!(self.significant, 0 | b':' | b'-' | b',' | b'{' | b'[' | b'\n');
+        match (self.quote, byte) {
+            _ if self.in_comment => self.in_comment = byte != b'\n',
+            (Some(b'"'), b'\\') if !self.is_escaped => {
+                self.is_escaped = true;
+                return;
+            }
+            (Some(quote), _) if quote == byte && !self.is_escaped => self.quote = None,
+            (Some(_), _) => {}
+            (None, b'"' | b'\'') if begins_value => self.quote = Some(byte),
+            (None, b'#') if matches!(self.last, 0 | b' ' | b'\n') => self.in_comment = true,
+            (None, b'{' | b'[') if begins_value => self.starts.push(position + 1),
+            (None, b'}' | b']') => _ = self.starts.pop(),
+            (None, b',') => {
+                if let Some(start) = self.starts.last_mut() {
+                    *start = position + 1;
+                }
+            }
+            (None, _) => {}
+        }
+        self.is_escaped = false;
+        self.last = byte;
+        if byte != b' ' {
+            self.significant = byte;
+        }
+    }
+}
+
+/// The entry whose key is on a line, with all lines that belong to its value.
+fn block_entry(text: &str, line_start: usize) -> Option<std::ops::Range<usize>> {
+    let line = text[line_start..].split('\n').next()?;
+    let mut start = line.len() - line.trim_start().len();
+    let marker = start;
+    while let Some(rest) = line[start..].strip_prefix("- ") {
+        start = line.len() - rest.trim_start().len();
+    }
+    if line[start..].trim().is_empty() {
+        return None;
+    }
+    let opens = line.trim_end().ends_with(':');
+    let mut end = line_start + line.len();
+    let mut has_sibling = false;
+    for next in text.get(end + 1..).unwrap_or_default().split('\n') {
+        let bare = next.trim_start();
+        let indent = next.len() - bare.len();
+        let is_content = !bare.is_empty() && !bare.starts_with('#');
+        let belongs = indent > start || (opens && indent == start && bare.starts_with("- "));
+        if is_content && !belongs {
+            has_sibling = indent == start && !bare.starts_with("- ");
+            break;
+        }
+        end += 1 + next.len();
+    }
+    // A list entry with this one field goes as a whole.
+    let from = if has_sibling { start } else { marker };
+    Some(line_start + from..end.min(text.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(text: &str, at: &str) -> String {
+        text[entry_at(text, text.find(at).unwrap()).unwrap()].to_owned()
+    }
+
+    #[test]
+    fn the_entry_around_a_position_is_found() {
+        let text = "a: 1\nb:\n  - {x: '}', y: 2, z: [3, 4]}\n  - name: n\n    deep:\n      e: 5\n    f: 6\n  - only: 7\ng: 8\n";
+        for (at, found) in [
+            ("1", "a: 1"),
+            ("2", " y: 2,"),
+            ("'}'", "x: '}',"),
+            ("4", " 4"),
+            ("z:", " z: [3, 4]"),
+            ("n\n", "name: n"),
+            ("deep", "deep:\n      e: 5"),
+            ("7", "- only: 7"),
+            ("8", "g: 8\n"),
+        ] {
+            assert_eq!(entry(text, at), found, "{at}");
+        }
+    }
+
+    #[test]
+    fn brackets_within_texts_open_nothing() {
+        assert_eq!(entry("path: /a{b\nhint: it's [x # {\nc: 9", "9"), "c: 9");
+        assert_eq!(entry("a: \"{\\\"\"\nb: 1", "1"), "b: 1");
+    }
+}
