@@ -216,14 +216,14 @@ fn next_step(drain: &RegionDrain, steps: &[(ServiceName, DrainStep)]) -> Result<
         _ => None,
     });
     if let Some(text) = held {
-        return Err(DrainState { text, is_held: true });
+        return Err(DrainState { is_held: true, ..DrainState::waiting(text) });
     }
     let waits = steps.iter().find_map(|(service, step)| match step {
         DrainStep::Wait(what) => Some(format!("waits for {what} ({service})")),
         _ => None,
     });
     if let Some(text) = waits {
-        return Err(DrainState { text, is_held: false });
+        return Err(DrainState::waiting(text));
     }
     let advanced = steps.iter().find_map(|(_, step)| match step {
         DrainStep::Advance(keep) => Some(*keep),

@@ -105,7 +105,7 @@ impl World {
         self.now.wall_ms += 1_000;
         let writes = self.planner.round(&self.facts, &self.topology, self.now);
         self.apply(&writes);
-        self.planner.written(&writes, self.now);
+        self.planner.written(&self.facts, &writes, self.now);
         writes
     }
 

@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use fairmesh_client::Mesh;
 use fairmesh_lookaside::{LeaseTerms, Limits, LookasideConfig};
 use fairmesh_model::{Label, Location, MeshRole, Region, SpiffePath, spec};
-use fairmesh_wire::{environment, transport::Address};
+use fairmesh_wire::transport::Address;
 
 use super::daemon_args::MetricsAddress;
 use crate::{connect, failure::Failure, logging::Logging, signals};

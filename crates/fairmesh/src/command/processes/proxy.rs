@@ -16,13 +16,13 @@ use fairmesh_proxy::{
     AccessLogConfig, AccessLogFormat, Collector, EndpointMetrics, InboundConfig, InboundEndpoint,
     InboundServer, Limits, ListenerConfig, ProxyConfig, TlsFiles, check_tls,
 };
-use fairmesh_wire::{environment, transport::Address};
+use fairmesh_wire::transport::Address;
 
 pub(crate) use capture::uids;
 pub(crate) use status::ready;
 
 use super::daemon_args::{MetricsAddress, host_name};
-use crate::{cli::read_size, failure::Failure, logging::Logging, register, signals};
+use crate::{cli::read_size, connect, failure::Failure, logging::Logging, register, signals};
 
 /// Arguments of `fairmesh proxy`.
 #[derive(Debug, Args)]
