@@ -435,17 +435,8 @@ fn calls_by_key() {
             replica("h", "secondary", "serving"), replica("b", "secondary", "serving")]},
     ]});
     let policy = json!({"service": "shop/cart"});
-    let sharded = Fleet {
-        kind: "sharded",
-        policy,
-        endpoints: endpoints(&list),
-        topology: topology(),
-        hosts: Value::Null,
-        shard_map: map,
-        confirmed: None,
-        zone: None,
-        planned: None,
-    };
+    let replicated = Fleet::replicated(policy, endpoints(&list));
+    let sharded = Fleet { kind: "sharded", topology: topology(), shard_map: map, ..replicated };
     let hashed = Fleet { kind: "consistent-hash", shard_map: Value::Null, ..sharded.clone() };
     let calls = |fleet: &Fleet, keys: &[Option<u128>], roles: &[Option<&str>]| {
         let table = fleet.compile();

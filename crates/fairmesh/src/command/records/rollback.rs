@@ -97,7 +97,7 @@ async fn restore(connection: &Connection, args: &RollbackArgs, chosen: &Version)
     let request = ApplyRequest { ops: args.of.ops(chosen, None), message, ..ApplyRequest::default() };
     let answer = connection.admin().apply(request).await?.into_inner();
     let outcomes = answer.outcomes.iter().map(|outcome| outcome.kind());
-    let outcome = outcomes.filter(|kind| *kind != outcome::Kind::Unchanged).last();
+    let outcome = outcomes.rev().find(|kind| *kind != outcome::Kind::Unchanged);
     let now = answer.revision.map(|revision| revision.number);
     let text = match (outcome, now) {
         (None | Some(outcome::Kind::Unchanged), _) | (_, None) => {
