@@ -162,7 +162,7 @@ const PURE_FILES: &[(&str, &[&str])] = &[
 ];
 
 /// What a pure crate may be built on: derive macros, buffers, hashing, expressions.
-const PURE_MAY_USE: &[&str] = &["bytes", "regex-automata", "serde", "thiserror", "xxhash-rust"];
+const PURE_MAY_USE: &[&str] = &["bytes", "regex-automata", "schemars", "serde", "thiserror", "xxhash-rust"];
 
 /// What the sources of a pure crate may not name.
 const IMPURE: &[&str] = &[

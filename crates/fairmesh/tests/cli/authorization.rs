@@ -58,8 +58,12 @@ impl Service {
         write!(stream, "GET /metrics HTTP/1.1\r\nhost: admin\r\nconnection: close\r\n\r\n").unwrap();
         let mut page = String::new();
         stream.read_to_string(&mut page).unwrap();
-        let line = page.lines().find_map(|line| line.split_once(&format!("{name} ")));
-        line.map_or(0, |(_, text)| text.parse().unwrap())
+        let samples = page.lines().filter(|line| !line.starts_with('#'));
+        let of = |line: &str| {
+            let (series, value) = line.rsplit_once(' ')?;
+            (series.split('{').next()?.ends_with(name)).then(|| value.parse::<u64>().unwrap())
+        };
+        samples.filter_map(of).sum()
     }
 }
 

@@ -145,7 +145,7 @@ async fn a_stop_lets_what_is_under_way_end_and_an_agent_that_is_gone_stops_nothi
         let request = get(&proxy.for_one, "one.shop");
         tokio::spawn(async move { call(http2, request).await })
     });
-    until("both are under way", async || proxy.page("/services").await.contains("\"in_flight\":2")).await;
+    until("both are under way", async || proxy.page("/services").await.contains("\"inFlight\":2")).await;
     proxy.process.signal(Signal::TERM);
     until("no new connection is accepted", async || TcpStream::connect(&proxy.for_one).await.is_err()).await;
     for call in calls {

@@ -62,7 +62,7 @@ async fn a_server_that_does_not_answer_and_a_program_that_does_not_go_on_are_giv
         read_to_end(&mut served).await;
     }
     let services = proxy.page("/services").await;
-    assert!(services.contains("\"faults\":2") && services.contains("\"in_flight\":0"), "{services}");
+    assert!(services.contains("\"faults\":2") && services.contains("\"inFlight\":0"), "{services}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -133,6 +133,6 @@ async fn every_answer_is_of_its_own_request_whoever_else_breaks_off() {
     assert!(whole > asked / 2, "{whole} of {asked} were answered");
     proxy.counts("connections_open", 0.0).await;
     let services = proxy.page("/services").await;
-    assert!(!services.contains("\"in_flight\":1"), "{services}");
+    assert!(!services.contains("\"inFlight\":1"), "{services}");
     others_are_served(&proxy).await;
 }

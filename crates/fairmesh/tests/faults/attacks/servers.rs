@@ -47,7 +47,7 @@ async fn what_is_no_answer_is_told_as_502_and_its_connection_is_used_no_more() {
         assert!(ends.is_empty(), "nothing more is asked there");
     }
     let services = proxy.page("/services").await;
-    assert!(services.contains("\"faults\":10") && services.contains("\"in_flight\":0"), "{services}");
+    assert!(services.contains("\"faults\":10") && services.contains("\"inFlight\":0"), "{services}");
 }
 
 /// A registered server that speaks HTTP/2 byte by byte.
@@ -104,7 +104,7 @@ async fn a_server_whose_frames_make_no_sense_fails_its_own_calls_and_no_others()
         proxy.counts("upstream_connections_open", 0.0).await;
     }
     let services = proxy.page("/services").await;
-    assert!(services.contains("\"faults\":9") && services.contains("\"in_flight\":0"), "{services}");
+    assert!(services.contains("\"faults\":9") && services.contains("\"inFlight\":0"), "{services}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

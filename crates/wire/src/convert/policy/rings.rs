@@ -48,7 +48,8 @@ pub(super) fn read(bounds: &[u64], named: &[v1::Ring]) -> Result<Vec<Ring>, Inva
 /// Parses a ring.
 pub(in crate::convert) fn read_ring(ring: &v1::Ring) -> Result<Ring, Invalid> {
     match Kind::try_from(ring.kind) {
-        Ok(Kind::Within) => Ok(Ring::Within(Duration::from_micros(ring.within_us))),
+        // At least what is written for any bound, so that a record has one form.
+        Ok(Kind::Within) => Ok(Ring::Within(Duration::from_micros(ring.within_us.max(1)))),
         Ok(Kind::Region) => Ok(Ring::Region),
         Ok(Kind::Neighbours) => Ok(Ring::Neighbours),
         Ok(Kind::Continent) => Ok(Ring::Continent),
