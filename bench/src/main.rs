@@ -5,6 +5,7 @@
 //! judge ratios; a harness that times closures would measure the noise of a shared machine.
 
 mod balance;
+mod call_reports;
 mod library;
 mod load;
 mod mesh_processes;
@@ -15,7 +16,6 @@ mod ratio;
 mod react;
 mod remote;
 mod report;
-mod reports;
 mod rib;
 mod role_process;
 mod roles;
@@ -53,7 +53,7 @@ enum Bench {
     /// Rare calls to another region, with a connection each and through a shared proxy.
     Remote(Common),
     /// Reports of calls, which planned services ask for: CPU with them over that without.
-    Reports(Common),
+    CallReports(Common),
     /// A shared proxy that follows up to 50,000 services: memory of each, first calls, from apply to effect.
     Routers(routers::RoutersArgs),
     /// A map of 1.5 million shards at twenty programs of one machine: memory, bytes of a move, look-ups.
@@ -81,7 +81,9 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().bench {
         Bench::Pick(common) => pick::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Library(common) => library::run(common.quick).and_then(|report| finish(&report, &common)),
-        Bench::Reports(common) => reports::run(common.quick).and_then(|report| finish(&report, &common)),
+        Bench::CallReports(common) => {
+            call_reports::run(common.quick).and_then(|report| finish(&report, &common))
+        }
         Bench::Rib(args) => rib::run(&args).and_then(|report| finish(&report, &args.common)),
         Bench::Proxy(args) => proxy::run(&args).and_then(|report| finish(&report, &args.common)),
         Bench::React(common) => react::run(common.quick).and_then(|report| finish(&report, &common)),

@@ -41,7 +41,7 @@ pub use self::{
 use crate::{
     fault::Fault,
     lookaside::Leases,
-    observe::{CallNotes, count, span},
+    observe::{CallInfo, count, span},
     response_body::Body,
     service::handle::Handle,
     transport::RequestBody,
@@ -55,16 +55,18 @@ pub(crate) async fn call(
     handle: &Handle,
     parts: &mut Parts,
     body: &mut RequestBody,
-    notes: &CallNotes,
+    call_info: &CallInfo,
 ) -> Result<Response<Body>, Fault> {
     let span = span::of_call(handle.subscription.name(), parts, handle.default_headers.parent);
     match handle.mesh.source.leases() {
-        None if span.is_disabled() => counted(handle, execute::execute(handle, parts, body, notes)).await,
+        None if span.is_disabled() => counted(handle, execute::execute(handle, parts, body, call_info)).await,
         None => {
-            let call = counted(handle, execute::execute(handle, parts, body, notes));
+            let call = counted(handle, execute::execute(handle, parts, body, call_info));
             Box::pin(traced(span, call)).await
         }
-        Some(leases) => Box::pin(traced(span, call_by_leases(leases, handle, (parts, body), notes))).await,
+        Some(leases) => {
+            Box::pin(traced(span, call_by_leases(leases, handle, (parts, body), call_info))).await
+        }
     }
 }
 
@@ -84,12 +86,12 @@ async fn call_by_leases(
     leases: &Leases,
     handle: &Handle,
     (parts, body): (&mut Parts, &mut RequestBody),
-    notes: &CallNotes,
+    call_info: &CallInfo,
 ) -> Result<Response<Body>, Fault> {
     let context = handle.context(&parts.headers)?.into_owned();
     let set = leases.for_call(handle.subscription.name(), &context);
     let handle = Handle { subscription: Arc::clone(&set.subscription), ..handle.clone() };
-    let response = counted(&handle, execute::execute(&handle, parts, body, notes)).await?;
+    let response = counted(&handle, execute::execute(&handle, parts, body, call_info)).await?;
     if response.headers().contains_key(&WRONG_SHARD) {
         set.expire();
     }

@@ -1,6 +1,6 @@
 //! Observation of calls: counters, per-call traces, observers, and explanations of decisions.
 
-mod call_notes;
+mod call_info;
 mod endpoint_status;
 mod explain;
 mod freshness;
@@ -11,7 +11,7 @@ mod stats;
 mod trace;
 
 #[doc(hidden)]
-pub use call_notes::CallNotes;
+pub use call_info::CallInfo;
 pub use endpoint_status::{Ejection, EndpointStatus};
 #[doc(hidden)]
 pub use explain::Question;

@@ -1,10 +1,10 @@
 //! Types that only the proxy uses: no part of the public API.
 
 pub use crate::{
-    discovery::{PathName, PathNumber},
+    discovery::{RouteBackend, RouteBackendIndex},
     dispatch::{ConnectResult, FastCall, SentRequest, SlowCall},
     event_loops::set_event_loop,
-    observe::CallNotes,
+    observe::CallInfo,
     response_body::{BodyEnd, BodyObserver},
     service::exported_service::{ExportedEndpoint, ExportedService},
     transport::{ConnectionOwner, EndpointConnection},

@@ -19,13 +19,13 @@ use tokio::time::Instant;
 use self::handle::Handle;
 use crate::{
     discovery::{
-        DEFAULT_READY_TIMEOUT, EndpointTransport, PathName, PathNumber, ServiceState, Subscription,
-        wait_ready,
+        DEFAULT_READY_TIMEOUT, EndpointTransport, RouteBackend, RouteBackendIndex, ServiceState,
+        Subscription, wait_ready,
     },
     dispatch::{self, ConnectResult, FastCall, SlowCall},
     fault::Fault,
     mesh::state::MeshState,
-    observe::{CallNotes, ServiceStats},
+    observe::{CallInfo, ServiceStats},
     response_body::{Body, Tunnel},
     transport::{EndpointPool, RequestBody},
 };
@@ -192,7 +192,7 @@ impl ServiceHandle {
     {
         let (mut parts, body) = request.into_parts();
         let mut body = RequestBody::take(body).await.map_err(dispatch::body_error)?;
-        dispatch::call(&self.inner, &mut parts, &mut body, &CallNotes::default()).await
+        dispatch::call(&self.inner, &mut parts, &mut body, &CallInfo::default()).await
     }
 
     /// The same for a body that is `Unpin`, which is not boxed where all of it is ready.
@@ -204,7 +204,7 @@ impl ServiceHandle {
         B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        self.send_noted(request, &CallNotes::default()).await
+        self.send_noted(request, &CallInfo::default()).await
     }
 
     /// The same, with notes of a call that fails too.
@@ -212,14 +212,18 @@ impl ServiceHandle {
     /// # Errors
     /// As [`send`](Self::send).
     #[doc(hidden)]
-    pub async fn send_noted<B>(&self, request: Request<B>, notes: &CallNotes) -> Result<Response<Body>, Fault>
+    pub async fn send_noted<B>(
+        &self,
+        request: Request<B>,
+        call_info: &CallInfo,
+    ) -> Result<Response<Body>, Fault>
     where
         B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
         B::Error: Into<BoxError>,
     {
         let (mut parts, body) = request.into_parts();
         let mut body = RequestBody::take_unpin(body).await.map_err(dispatch::body_error)?;
-        dispatch::call(&self.inner, &mut parts, &mut body, notes).await
+        dispatch::call(&self.inner, &mut parts, &mut body, call_info).await
     }
 
     /// Counters of the calls of this handle and of its clones.
@@ -229,8 +233,8 @@ impl ServiceHandle {
 
     /// The names of a route and backend of the service.
     #[doc(hidden)]
-    pub fn path_name(&self, path: PathNumber) -> PathName {
-        self.inner.subscription.path_name(path)
+    pub fn route_backend_name(&self, index: RouteBackendIndex) -> RouteBackend {
+        self.inner.subscription.route_backend_name(index)
     }
 
     /// Begins a call on the fast path, with a request that is sent from the buffer that it was read into, to its own
@@ -273,9 +277,9 @@ impl ServiceHandle {
         &self,
         request: Request<()>,
         allowed: bool,
-        notes: &CallNotes,
+        call_info: &CallInfo,
     ) -> Result<ConnectResult, Fault> {
-        dispatch::open_tunnel(&self.inner, request.into_parts().0, allowed, notes).await
+        dispatch::open_tunnel(&self.inner, request.into_parts().0, allowed, call_info).await
     }
 }
 

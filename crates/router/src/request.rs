@@ -58,9 +58,9 @@ pub struct RouteDecision<'a> {
     pub target: &'a ServiceName,
     /// The route that matched, or `None` for the service's default.
     pub route: Option<&'a Label>,
-    /// The position of the route and its backend in [`ServiceTable::paths`](crate::ServiceTable::paths), plus one; 0 without a
+    /// The position of the route and its backend in [`ServiceTable::route_backends`](crate::ServiceTable::route_backends), plus one; 0 without a
     /// route.
-    pub path: u32,
+    pub route_backend: u32,
     /// The traffic class, if the route sets one.
     pub class: Option<&'a Label>,
     /// Timeouts of the call.

@@ -44,7 +44,7 @@ pub(crate) struct Rule {
     matches: Match,
     split: Box<[Backend]>,
     /// The position of its first backend among those of all routes.
-    first_path: u32,
+    first_route_backend: u32,
     pub(crate) class: Option<Label>,
     pub(crate) timeouts: Timeouts,
     pub(crate) idempotent: bool,
@@ -60,10 +60,10 @@ impl Routes {
     /// Compiles the routes of a valid policy; rate limits that are unchanged since `before` keep their state.
     pub(crate) fn compile(routes: &[Route], client: &str, before: Option<&Self>) -> Self {
         let same = |route: &Route| before?.rules.iter().find(|rule| rule.name == route.name);
-        let mut first_path = 0;
+        let mut first_route_backend = 0;
         let rule = |route: &Route| {
-            let rule = Rule { first_path, ..Rule::new(route, client, same(route)) };
-            first_path += rule.split.len().max(1) as u32;
+            let rule = Rule { first_route_backend, ..Rule::new(route, client, same(route)) };
+            first_route_backend += rule.split.len().max(1) as u32;
             rule
         };
         let rules: Arc<[Rule]> = routes.iter().map(rule).collect();
@@ -91,7 +91,7 @@ impl Routes {
     }
 
     /// Every route with each of its backends, where it has none with the service itself.
-    pub(crate) fn paths<'a>(
+    pub(crate) fn route_backends<'a>(
         &'a self,
         own: &'a ServiceName,
     ) -> impl Iterator<Item = (&'a Label, &'a ServiceName)> {
@@ -147,7 +147,7 @@ impl Rule {
             name: name.clone(),
             matches: matches.clone(),
             split: split.as_slice().into(),
-            first_path: 0,
+            first_route_backend: 0,
             class: class.clone(),
             timeouts: *timeouts,
             idempotent: *idempotent,
@@ -177,7 +177,7 @@ impl Rule {
             _ => 0,
         };
         let target = self.split.get(position).map_or(own, |backend| &backend.service);
-        (target, self.first_path + position as u32 + 1)
+        (target, self.first_route_backend + position as u32 + 1)
     }
 
     /// The seed of a key, of routes that ask for one.

@@ -215,8 +215,8 @@ impl ServiceTable {
     }
 
     /// Every route with each of its backends, in order: the pairs that decisions give the position of.
-    pub fn paths(&self) -> impl Iterator<Item = (&Label, &ServiceName)> {
-        self.routes.paths(&self.name)
+    pub fn route_backends(&self) -> impl Iterator<Item = (&Label, &ServiceName)> {
+        self.routes.route_backends(&self.name)
     }
 
     /// Whether the matching route names the method CONNECT, which allows tunnels; a route for any method does not.

@@ -42,7 +42,7 @@ impl<T: EndpointTransport> Call<'_, T> {
             return Err(unresolved(self.service, state));
         };
         let routed = ready.upstream.route(request, start.seed);
-        self.path = ready.path(routed.path);
+        self.route_backend = ready.route_backend(routed.route_backend);
         if let Err(wait) = ready.upstream.admit(&routed, start.now) {
             return Err(rate_limited(self.service, wait));
         }

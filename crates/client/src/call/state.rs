@@ -6,7 +6,7 @@ use fairmesh_signals::CallCounters;
 use hazarc::ArcBorrow;
 
 use super::{clock::Clock, timeouts::CallTimeouts};
-use crate::discovery::{EndpointTransport, PathNumber, ServiceState, Subscription};
+use crate::discovery::{EndpointTransport, RouteBackendIndex, ServiceState, Subscription};
 
 /// Attempts of one call that are remembered: a policy allows ten, and two more may go to a wrong shard.
 pub(super) const MAX_ATTEMPTS: usize = 12;
@@ -32,7 +32,7 @@ pub struct Call<'a, T: EndpointTransport> {
     /// The traffic class that its route sets.
     pub(super) class: Option<Label>,
     /// Its route and backend.
-    pub(super) path: PathNumber,
+    pub(super) route_backend: RouteBackendIndex,
     /// Random, from its start.
     pub(super) seed: u64,
     pub(super) idempotent: bool,
@@ -78,7 +78,7 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
             actions: None,
             policy_key: None,
             class: None,
-            path: PathNumber::default(),
+            route_backend: RouteBackendIndex::default(),
             seed: 0,
             idempotent: false,
             is_reported: false,
@@ -100,7 +100,7 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
             actions: self.actions.clone(),
             policy_key: self.policy_key,
             class: self.class.clone(),
-            path: self.path,
+            route_backend: self.route_backend,
             seed: self.seed,
             idempotent: self.idempotent,
             is_reported: self.is_reported,
@@ -138,8 +138,8 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
 
     /// Its route and backend.
     #[inline]
-    pub(crate) fn path(&self) -> PathNumber {
-        self.path
+    pub(crate) fn route_backend(&self) -> RouteBackendIndex {
+        self.route_backend
     }
 
     /// The number of attempts begun.

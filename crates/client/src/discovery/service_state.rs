@@ -9,7 +9,9 @@ use fairmesh_router::{RouteNumbers, ServiceNumbers, ServiceTable};
 use fairmesh_signals::{CallCounters, Destinations, ReportedPaths};
 use fairmesh_wire::records;
 
-use super::{call_paths::PathNumber, endpoint_transport::EndpointTransport, subscription::Subscription};
+use super::{
+    endpoint_transport::EndpointTransport, route_backends::RouteBackendIndex, subscription::Subscription,
+};
 
 /// The state of a service as far as it is known.
 #[derive(Debug)]
@@ -33,7 +35,7 @@ pub struct ReadyService<T> {
     /// The other services that the policy's routes send calls to.
     splits: Vec<Arc<Subscription<T>>>,
     /// By position of the route and backend; numbered when this is published.
-    pub(super) paths: Box<[PathNumber]>,
+    pub(super) route_backends: Box<[RouteBackendIndex]>,
     /// By index of the endpoint.
     transports: Box<[OnceLock<T>]>,
     /// The RIB revision that this snapshot is based on.
@@ -66,7 +68,7 @@ impl<T: EndpointTransport> ReadyService<T> {
         Self {
             upstream,
             splits,
-            paths: Box::default(),
+            route_backends: Box::default(),
             transports,
             revision,
             map_version,
@@ -143,8 +145,8 @@ impl<T: EndpointTransport> ReadyService<T> {
 
     /// The number of the route and backend that a decision gives the position of.
     #[inline]
-    pub(crate) fn path(&self, position: u32) -> PathNumber {
-        self.paths.get(position as usize).copied().unwrap_or_default()
+    pub(crate) fn route_backend(&self, position: u32) -> RouteBackendIndex {
+        self.route_backends.get(position as usize).copied().unwrap_or_default()
     }
 
     /// Another service that a route of this one sends calls to.

@@ -10,8 +10,8 @@ use hazarc::{ArcBorrow, AtomicArc};
 use tokio::sync::Notify;
 
 use super::{
-    call_paths::{CallPaths, PathName, PathNumber},
     retry_budget::RetryBudget,
+    route_backends::{RouteBackend, RouteBackendIndex, RouteBackends},
     service_state::ServiceState,
 };
 
@@ -33,7 +33,7 @@ pub struct Subscription<T> {
     /// elsewhere.
     pub(crate) has_refused: AtomicBool,
     name: ServiceName,
-    paths: CallPaths,
+    route_backends: RouteBackends,
     published: Notify,
 }
 
@@ -43,7 +43,7 @@ impl<T> Subscription<T> {
     pub fn new(name: ServiceName) -> Self {
         Self {
             name,
-            paths: CallPaths::default(),
+            route_backends: RouteBackends::default(),
             state: AtomicArc::from(ServiceState::Waiting),
             published: Notify::new(),
             retry_budget: RetryBudget::default(),
@@ -76,8 +76,8 @@ impl<T> Subscription<T> {
     }
 
     /// The names of one of its routes and backends.
-    pub(crate) fn path_name(&self, path: PathNumber) -> PathName {
-        self.paths.name(path, &self.name)
+    pub(crate) fn route_backend_name(&self, index: RouteBackendIndex) -> RouteBackend {
+        self.route_backends.name(index, &self.name)
     }
 
     /// Waits until a state newer than `seen` is published.
@@ -104,7 +104,7 @@ impl<T> Subscription<T> {
     pub fn publish(&self, mut state: ServiceState<T>) {
         if let ServiceState::Ready(ready) = &mut state {
             self.retry_budget.configure(&ready.upstream.policy().retries);
-            ready.paths = self.paths.number(&ready.upstream);
+            ready.route_backends = self.route_backends.number(&ready.upstream);
         }
         self.state.store(Arc::new(state));
         self.published.notify_waiters();

@@ -9,7 +9,7 @@ use crate::{
     call::{Call, CallContext, CallStart, DecisionContext, Pick, nanos},
     discovery::ServiceState,
     fault::{Fault, FaultKind},
-    observe::{AttemptEnd, AttemptStart, CallNotes, Trace},
+    observe::{AttemptEnd, AttemptStart, CallInfo, Trace},
     service::handle::Handle,
     transport::{EndpointPool, EndpointResponse, Head, PendingRequest},
 };
@@ -27,7 +27,7 @@ pub(super) struct DispatchContext<'a> {
     /// Records the attempts, where the caller displays them.
     pub(super) trace: Option<&'a Trace>,
     /// For the proxy.
-    pub(super) notes: &'a CallNotes,
+    pub(super) call_info: &'a CallInfo,
 }
 
 /// The shortest of the time limits of a call.

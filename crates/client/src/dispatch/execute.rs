@@ -17,7 +17,7 @@ use super::{
 use crate::{
     call::{Call, CallStart},
     fault::{Fault, Retry},
-    observe::{CallNotes, Trace},
+    observe::{CallInfo, Trace},
     response_body::Body,
     service::handle::Handle,
     transport::{EndpointPool, Head, PendingRequest, Request, RequestBody},
@@ -27,7 +27,7 @@ pub(super) async fn execute(
     handle: &Handle,
     parts: &mut Parts,
     body: &mut RequestBody,
-    notes: &CallNotes,
+    call_info: &CallInfo,
 ) -> Result<Response<Body>, Fault> {
     let clock = handle.mesh.clock;
     let sent = parts.extensions.remove::<SentRequest>().and_then(SentRequest::take);
@@ -36,7 +36,8 @@ pub(super) async fn execute(
     let seed = sent.as_ref().map_or_else(|| handle.mesh.seed(), |sent| sent.seed);
     let start = CallStart { now, limit: options.limit, seed };
     let trace = parts.extensions.get::<Trace>().cloned();
-    let dispatch = DispatchContext { handle, options: &options.context, start, trace: trace.as_ref(), notes };
+    let dispatch =
+        DispatchContext { handle, options: &options.context, start, trace: trace.as_ref(), call_info };
     if options.limit.is_some_and(|left| left.is_zero()) {
         return Err(dispatch.deadline_fault(now, NOTHING_SENT).with_retry(Retry::Unsent));
     }

@@ -15,7 +15,7 @@ use crate::{
     call::{Call, CallContext, CallStart},
     discovery::ServiceState,
     fault::Fault,
-    observe::CallNotes,
+    observe::CallInfo,
     response_body::Body,
     service::handle::Handle,
     transport::{EndpointPool, Head, Request, RequestBody},
@@ -85,9 +85,9 @@ impl MirroredCall {
     async fn execute(self) {
         let Self { handle, context, head, body, _permit } = self;
         let start = CallStart { now: handle.mesh.clock.now(), limit: None, seed: handle.mesh.seed() };
-        let notes = CallNotes::default();
+        let call_info = CallInfo::default();
         let dispatch =
-            DispatchContext { handle: &handle, options: &context, start, trace: None, notes: &notes };
+            DispatchContext { handle: &handle, options: &context, start, trace: None, call_info: &call_info };
         match response(dispatch, head, body).await {
             Ok(body) => discard(body).await,
             Err(fault) => {

@@ -31,7 +31,7 @@ pub(super) async fn route(
     loop {
         match call.route(&head.view(&headers), options, start) {
             Ok(snapshot) => {
-                dispatch.notes.set_path(call.path());
+                dispatch.call_info.set_route_backend(call.route_backend());
                 dispatch.trace_route(call, head);
                 return Ok(Routed { now, snapshot });
             }
@@ -39,7 +39,7 @@ pub(super) async fn route(
                 if let Unresolved::Fault(fault) = *unresolved {
                     if fault.kind() == FaultKind::RateLimited {
                         handle.count(|counters| &counters.rate_limited_calls);
-                        dispatch.notes.set_path(call.path());
+                        dispatch.call_info.set_route_backend(call.route_backend());
                         dispatch.trace_route(call, head);
                     }
                     return Err(fault);

@@ -54,7 +54,7 @@ pub(super) fn direct_response(
     let direct = actions.direct_response(&head.view(&HeaderMapView(&head.headers)), dispatch.start.seed)?;
     if let DirectResponse::Abort { .. } = direct {
         dispatch.handle.count(|counters| &counters.injected_aborts);
-        dispatch.notes.note_abort();
+        dispatch.call_info.note_abort();
     }
     Some(response(direct, grpc_content_type(&head.headers)))
 }
@@ -67,7 +67,7 @@ pub(super) async fn inject_delay(
 ) -> Result<(), Fault> {
     let Some(delay) = actions.delay(dispatch.start.seed) else { return Ok(()) };
     dispatch.handle.count(|counters| &counters.injected_delays);
-    dispatch.notes.note_delay();
+    dispatch.call_info.note_delay();
     let left = call.left(dispatch.handle.mesh.clock.now());
     tokio::time::sleep(delay.min(left)).await;
     match delay < left {

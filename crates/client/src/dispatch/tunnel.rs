@@ -19,7 +19,7 @@ use crate::{
     call::{AttemptOutcome, Call, CallStart, RetryDecision, nanos},
     discovery::{DEFAULT_READY_TIMEOUT, ServiceState, wait_ready},
     fault::{Fault, FaultKind, Retry},
-    observe::CallNotes,
+    observe::CallInfo,
     response_body::{AttemptGuard, Body, Tunnel},
     service::handle::{CallOptions, Handle},
     transport::{EndpointPool, Head, SendError},
@@ -39,10 +39,10 @@ pub enum ConnectResult {
 /// Connects to a server, and retries at another one where that fails. Of its route's actions only the limit is applied.
 pub(crate) async fn connect(handle: &Handle, mut parts: Parts) -> Result<Tunnel, Fault> {
     let connected = async {
-        let notes = CallNotes::default();
-        let (options, start) = begin(handle, &parts, &notes)?;
+        let call_info = CallInfo::default();
+        let (options, start) = begin(handle, &parts, &call_info)?;
         let dispatch =
-            DispatchContext { handle, options: &options.context, start, trace: None, notes: &notes };
+            DispatchContext { handle, options: &options.context, start, trace: None, call_info: &call_info };
         let head = Head::take(handle, &mut parts)?;
         let mut call = Call::new(&handle.subscription);
         let routed = route(dispatch, &mut call, &head).await?;
@@ -57,11 +57,11 @@ pub(crate) async fn open_tunnel(
     handle: &Handle,
     mut parts: Parts,
     allowed: bool,
-    notes: &CallNotes,
+    call_info: &CallInfo,
 ) -> Result<ConnectResult, Fault> {
     let opened = async {
-        let (options, start) = begin(handle, &parts, notes)?;
-        let dispatch = DispatchContext { handle, options: &options.context, start, trace: None, notes };
+        let (options, start) = begin(handle, &parts, call_info)?;
+        let dispatch = DispatchContext { handle, options: &options.context, start, trace: None, call_info };
         let head = Head::take(handle, &mut parts)?;
         if !allowed && !route_names_connect(dispatch, &head).await? {
             return Ok(ConnectResult::NotAllowed);
@@ -85,13 +85,13 @@ pub(crate) async fn open_tunnel(
 fn begin<'a>(
     handle: &'a Handle,
     parts: &Parts,
-    notes: &CallNotes,
+    call_info: &CallInfo,
 ) -> Result<(CallOptions<'a>, CallStart), Fault> {
     let mesh = &handle.mesh;
     let options = handle.call_options(parts)?;
     let start = CallStart { now: mesh.clock.now(), limit: options.limit, seed: mesh.seed() };
     if options.limit.is_some_and(|left| left.is_zero()) {
-        let dispatch = DispatchContext { handle, options: &options.context, start, trace: None, notes };
+        let dispatch = DispatchContext { handle, options: &options.context, start, trace: None, call_info };
         return Err(dispatch.deadline_fault(start.now, NOTHING_SENT).with_retry(Retry::Unsent));
     }
     Ok((options, start))

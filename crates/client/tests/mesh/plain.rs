@@ -205,7 +205,7 @@ async fn fast_call(
             fast.into_slow()
         }
     };
-    Ok(read(slow.send(request, &fairmesh_client::observe::CallNotes::default()).await?).await)
+    Ok(read(slow.send(request, &fairmesh_client::observe::CallInfo::default()).await?).await)
 }
 
 fn counted(mesh: &Mesh) -> [u64; 6] {

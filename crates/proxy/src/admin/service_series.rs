@@ -8,7 +8,7 @@ use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
-use fairmesh_client::proxy_support::{PathName, PathNumber};
+use fairmesh_client::proxy_support::{RouteBackend, RouteBackendIndex};
 use prometheus_client::{
     encoding::{EncodeMetric, MetricEncoder, NoLabelSet},
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
@@ -17,7 +17,7 @@ use prometheus_client::{
 
 use crate::{
     forward::{services::Services, target::Target},
-    observe::{observer::RequestObserver, response_metrics::PathMetrics, service_metrics::ServiceMetrics},
+    observe::{observer::RequestObserver, response_metrics::BackendMetrics, service_metrics::ServiceMetrics},
 };
 
 /// `from_region` while the proxy's region is unknown.
@@ -95,15 +95,15 @@ struct ServiceView<'a> {
     home: &'a str,
     metrics: &'a ServiceMetrics,
     /// The names of a route and backend.
-    path_name: &'a dyn Fn(PathNumber) -> PathName,
+    route_backend_name: &'a dyn Fn(RouteBackendIndex) -> RouteBackend,
 }
 
 /// Those of one of its routes and backends.
-struct PathView<'a> {
+struct BackendView<'a> {
     service: &'a str,
     home: &'a str,
-    path: PathName,
-    metrics: &'a PathMetrics,
+    route_backend: RouteBackend,
+    metrics: &'a BackendMetrics,
 }
 
 /// The number of ejected endpoints of each service.
@@ -130,15 +130,17 @@ impl EncodeMetric for ServiceFamily {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
         let (labelled, overflow) = self.services.labelled();
         for (name, target) in labelled {
-            let (name, home, path_name) =
-                (name.to_string(), home(&target), |path| target.handle.path_name(path));
+            let (name, home, route_backend_name) =
+                (name.to_string(), home(&target), |index| target.handle.route_backend_name(index));
             let metrics = &target.metrics;
-            let view = ServiceView { name: &name, home: &home, metrics, path_name: &path_name };
+            let view =
+                ServiceView { name: &name, home: &home, metrics, route_backend_name: &route_backend_name };
             view.encode(self.kind, &mut encoder)?;
         }
         let Some(overflow) = overflow else { return Ok(()) };
-        let (metrics, path_name) = (&overflow.metrics, |_| PathName::overflow());
-        let view = ServiceView { name: OVERFLOW, home: UNKNOWN, metrics, path_name: &path_name };
+        let (metrics, route_backend_name) = (&overflow.metrics, |_| RouteBackend::overflow());
+        let view =
+            ServiceView { name: OVERFLOW, home: UNKNOWN, metrics, route_backend_name: &route_backend_name };
         view.encode(self.kind, &mut encoder)
     }
 
@@ -166,14 +168,19 @@ impl ServiceView<'_> {
         }
     }
 
-    fn paths(&self) -> impl Iterator<Item = PathView<'_>> {
-        let Self { name: service, home, metrics, path_name } = *self;
-        let paths = metrics.responses.paths();
-        paths.map(move |(path, metrics)| PathView { service, home, path: path_name(path), metrics })
+    fn paths(&self) -> impl Iterator<Item = BackendView<'_>> {
+        let Self { name: service, home, metrics, route_backend_name } = *self;
+        let paths = metrics.responses.route_backends();
+        paths.map(move |(index, metrics)| BackendView {
+            service,
+            home,
+            route_backend: route_backend_name(index),
+            metrics,
+        })
     }
 }
 
-impl PathView<'_> {
+impl BackendView<'_> {
     fn responses(&self, encoder: &mut MetricEncoder<'_>) -> fmt::Result {
         for (to, region) in self.metrics.iter() {
             for (class, responses) in ["1xx", "2xx", "3xx", "4xx", "5xx"].into_iter().zip(region.classes()) {
@@ -196,7 +203,7 @@ impl PathView<'_> {
     }
 
     fn labels<'a>(&'a self, to: &'a str) -> [(&'static str, &'a str); 5] {
-        let Self { service, home, path: PathName { route, backend, .. }, .. } = self;
+        let Self { service, home, route_backend: RouteBackend { route, backend, .. }, .. } = self;
         [
             ("service", service),
             ("from_region", home),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use fairmesh_client::{
     Body, BoxError, Fault, FaultKind, ServiceName,
-    proxy_support::{BodyObserver, CallNotes, SentRequest},
+    proxy_support::{BodyObserver, CallInfo, SentRequest},
 };
 use fairmesh_headers::{grpc_content_type, is_grpc};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
@@ -148,8 +148,8 @@ impl Forwarder {
         if let Some(trace) = observation.as_ref().and_then(|observation| observation.trace()) {
             parts.extensions.insert(trace.clone());
         }
-        let notes = CallNotes::default();
-        let sent = target.handle.send_noted(Request::from_parts(parts, body), &notes).await;
+        let call_info = CallInfo::default();
+        let sent = target.handle.send_noted(Request::from_parts(parts, body), &call_info).await;
         let mut upgraded_region = None;
         let (mut response, fault) = match sent {
             Ok(mut response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
@@ -171,10 +171,15 @@ impl Forwarder {
             }
         };
         let region = upgraded_region.as_ref().or_else(|| server_region(&response));
-        target.metrics.responses.record(notes.path(), region, response.status(), began.elapsed());
+        target.metrics.responses.record(
+            call_info.route_backend(),
+            region,
+            response.status(),
+            began.elapsed(),
+        );
         let awaits_grpc_status = is_grpc && !target.metrics.grpc_statuses.record(response.headers());
         if observation.is_some() || awaits_grpc_status {
-            watch(observation, target, &mut response, (fault.as_ref(), &notes), awaits_grpc_status);
+            watch(observation, target, &mut response, (fault.as_ref(), &call_info), awaits_grpc_status);
         }
         response
     }
@@ -225,12 +230,12 @@ fn watch(
     observation: Option<Box<Observation>>,
     target: &Arc<Target>,
     response: &mut Response<Body>,
-    (fault, notes): (Option<&Fault>, &CallNotes),
+    (fault, call_info): (Option<&Fault>, &CallInfo),
     awaits_grpc_status: bool,
 ) {
     match observation {
         Some(observation) => {
-            observation.response_started(response, CallEnd { fault, notes }, awaits_grpc_status);
+            observation.response_started(response, CallEnd { fault, call_info }, awaits_grpc_status);
         }
         None => response.body_mut().observe(Arc::clone(target) as Arc<dyn BodyObserver>),
     }

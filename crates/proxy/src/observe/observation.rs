@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use fairmesh_client::{
     Body, Fault, Step, Trace,
     observe::AttemptRecord,
-    proxy_support::{BodyEnd, BodyObserver, CallNotes},
+    proxy_support::{BodyEnd, BodyObserver, CallInfo},
 };
 use http::{HeaderMap, Response, StatusCode};
 
@@ -35,7 +35,7 @@ pub(crate) struct Observation {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CallEnd<'a> {
     pub(crate) fault: Option<&'a Fault>,
-    pub(crate) notes: &'a CallNotes,
+    pub(crate) call_info: &'a CallInfo,
 }
 
 impl Observation {
@@ -89,7 +89,7 @@ impl Observation {
         &self,
         observed: &ObservedRequest,
         http_response: &Response<Body>,
-        CallEnd { fault, notes }: CallEnd<'_>,
+        CallEnd { fault, call_info }: CallEnd<'_>,
     ) -> RequestOutcome {
         let took = observed.request.began.elapsed();
         let (tried, reasons) = self.take_attempts(took);
@@ -98,8 +98,8 @@ impl Observation {
         let last = tried.last().filter(|tried| tried.outcome.is_ok()).map(|tried| &tried.endpoint);
         RequestOutcome {
             status: http_response.status(),
-            path: Some(observed.target.handle.path_name(notes.path())),
-            injected: notes.injected(),
+            route_backend: Some(observed.target.handle.route_backend_name(call_info.route_backend())),
+            injected: call_info.injected(),
             fault: fault.map(|fault| fault.kind().label()),
             message: fault.map(ToString::to_string),
             attempts: server.map(|(_, tries)| tries).or(fault.map(Fault::attempts)).unwrap_or(tried.len()),
@@ -125,8 +125,8 @@ impl Drop for Observation {
         let (tried, reasons) = self.take_attempts(took);
         let outcome = RequestOutcome {
             status: StatusCode::from_u16(CLIENT_CLOSED_REQUEST).unwrap_or_default(),
-            // The call is gone, and its notes with it.
-            path: None,
+            // The call is gone, and what it tells with it.
+            route_backend: None,
             injected: None,
             fault: Some("given_up"),
             message: Some("the client disconnected before the response".into()),

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 use fairmesh_client::{
     EndpointTarget, Step,
     observe::AttemptRecord,
-    proxy_support::{BodyEnd, PathName},
+    proxy_support::{BodyEnd, RouteBackend},
 };
 use fairmesh_headers::{SpanContext, is_grpc};
 use http::{HeaderValue, Method, StatusCode, Uri, Version, header, request::Parts};
@@ -48,7 +48,7 @@ pub(crate) struct RequestInfo {
 pub(crate) struct RequestOutcome {
     pub(crate) status: StatusCode,
     /// The route and backend; `None` if the client disconnected before the response.
-    pub(crate) path: Option<PathName>,
+    pub(crate) route_backend: Option<RouteBackend>,
     /// The faults that the route injected.
     pub(crate) injected: Option<&'static str>,
     /// Kind of the fault if no server responded.

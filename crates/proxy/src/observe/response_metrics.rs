@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::{Region, proxy_support::PathNumber};
+use fairmesh_client::{Region, proxy_support::RouteBackendIndex};
 use http::StatusCode;
 
 use crate::observe::counter::increment;
@@ -39,12 +39,12 @@ pub(crate) struct RegionMetrics {
 #[derive(Debug)]
 pub(crate) struct ResponseMetrics {
     /// By number of the route and backend.
-    paths: [OnceLock<Box<PathMetrics>>; PathNumber::COUNT],
+    route_backends: [OnceLock<Box<BackendMetrics>>; RouteBackendIndex::COUNT],
 }
 
 /// Responses by region.
 #[derive(Debug, Default)]
-pub(crate) struct PathMetrics {
+pub(crate) struct BackendMetrics {
     /// In the order of the first response; the nearest region usually is first, so that the search is short.
     regions: [OnceLock<Box<(Region, RegionMetrics)>>; MAX_REGIONS],
     overflow: OnceLock<Box<RegionMetrics>>,
@@ -85,42 +85,50 @@ impl RegionMetrics {
 
 impl Default for ResponseMetrics {
     fn default() -> Self {
-        Self { paths: [const { OnceLock::new() }; PathNumber::COUNT] }
+        Self { route_backends: [const { OnceLock::new() }; RouteBackendIndex::COUNT] }
     }
 }
 
 impl ResponseMetrics {
     /// Counts a response of a server in region `from`, or of the proxy, to a call by this route and backend.
     #[inline]
-    pub(crate) fn record(&self, path: PathNumber, from: Option<&Region>, status: StatusCode, took: Duration) {
-        let metrics = self.path(path);
+    pub(crate) fn record(
+        &self,
+        index: RouteBackendIndex,
+        from: Option<&Region>,
+        status: StatusCode,
+        took: Duration,
+    ) {
+        let metrics = self.of(index);
         from.map_or(&metrics.no_server, |region| metrics.region(region)).record(status, took);
     }
 
     #[inline]
-    fn path(&self, path: PathNumber) -> &PathMetrics {
-        self.paths[path.index()].get_or_init(Box::default)
+    fn of(&self, index: RouteBackendIndex) -> &BackendMetrics {
+        self.route_backends[index.index()].get_or_init(Box::default)
     }
 
     /// Adds the counts of another service, whose routes have other names.
     pub(crate) fn add(&self, other: &Self) {
-        other.paths().for_each(|(_, metrics)| self.path(PathNumber::OTHER).add(metrics));
+        other.route_backends().for_each(|(_, metrics)| self.of(RouteBackendIndex::OTHER).add(metrics));
     }
 
     /// Each route and backend that had a response.
-    pub(crate) fn paths(&self) -> impl Iterator<Item = (PathNumber, &PathMetrics)> {
-        PathNumber::all().zip(&self.paths).filter_map(|(path, slot)| Some((path, &**slot.get()?)))
+    pub(crate) fn route_backends(&self) -> impl Iterator<Item = (RouteBackendIndex, &BackendMetrics)> {
+        RouteBackendIndex::all()
+            .zip(&self.route_backends)
+            .filter_map(|(index, slot)| Some((index, &**slot.get()?)))
     }
 
     /// All of them by region.
     fn regions(&self) -> impl Iterator<Item = &RegionMetrics> {
-        self.paths().flat_map(|(_, metrics)| metrics.iter().map(|(_, region)| region))
+        self.route_backends().flat_map(|(_, metrics)| metrics.iter().map(|(_, region)| region))
     }
 
     /// The sum of all routes and backends.
-    pub(crate) fn total(&self) -> PathMetrics {
-        let total = PathMetrics::default();
-        self.paths().for_each(|(_, metrics)| total.add(metrics));
+    pub(crate) fn total(&self) -> BackendMetrics {
+        let total = BackendMetrics::default();
+        self.route_backends().for_each(|(_, metrics)| total.add(metrics));
         total
     }
 
@@ -144,7 +152,7 @@ impl ResponseMetrics {
     }
 }
 
-impl PathMetrics {
+impl BackendMetrics {
     #[inline]
     fn region(&self, region: &Region) -> &RegionMetrics {
         for slot in &self.regions {
@@ -200,7 +208,7 @@ mod tests {
                 scope.spawn(|| {
                     for number in (0..MAX_REGIONS + 3).cycle().take(1_000 * (MAX_REGIONS + 3)) {
                         responses.record(
-                            PathNumber::default(),
+                            RouteBackendIndex::default(),
                             Some(&region(number)),
                             StatusCode::OK,
                             Duration::ZERO,
@@ -209,7 +217,7 @@ mod tests {
                 });
             }
         });
-        responses.record(PathNumber::default(), None, StatusCode::SERVICE_UNAVAILABLE, Duration::ZERO);
+        responses.record(RouteBackendIndex::default(), None, StatusCode::SERVICE_UNAVAILABLE, Duration::ZERO);
         let total = responses.total();
         let each: Vec<_> = total.iter().map(|(name, metrics)| (name, metrics.classes()[1])).collect();
         assert_eq!(each.len(), MAX_REGIONS + 2, "{each:?}");

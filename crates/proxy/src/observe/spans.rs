@@ -160,9 +160,9 @@ fn request_span(span: &ActiveSpan, request: &RequestInfo, completed: &CompletedR
         .push(("http.response.body.size", i64::try_from(completed.bytes_out).unwrap_or(i64::MAX).into()));
     attributes.extend(grpc_attributes(request, completed.grpc_status));
     attributes.push(("fairmesh.service", completed.service.as_str().into()));
-    if let Some(path) = &outcome.path {
-        attributes.push(("fairmesh.route", path.route.as_str().into()));
-        attributes.push(("fairmesh.backend", path.backend.as_str().into()));
+    if let Some(pair) = &outcome.route_backend {
+        attributes.push(("fairmesh.route", pair.route.as_str().into()));
+        attributes.push(("fairmesh.backend", pair.backend.as_str().into()));
     }
     attributes.extend(outcome.fault.map(|fault| ("fairmesh.fault", fault.into())));
     attributes.extend(outcome.injected.map(|injected| ("fairmesh.injected_fault", injected.into())));

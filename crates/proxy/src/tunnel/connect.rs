@@ -5,7 +5,7 @@ use std::{net::SocketAddr, sync::Arc};
 use fairmesh_client::{
     Body, FaultKind, InstanceId, Region, Tunnel,
     discovery::ServiceState,
-    proxy_support::{CallNotes, ConnectResult, PathName},
+    proxy_support::{CallInfo, ConnectResult, RouteBackend},
 };
 use fairmesh_model::HostPort;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
@@ -52,7 +52,7 @@ struct TunnelAttempt {
     status: StatusCode,
     fault: Option<FaultKind>,
     server: Option<(InstanceId, Region)>,
-    notes: CallNotes,
+    call_info: CallInfo,
 }
 
 impl Forwarder {
@@ -102,9 +102,9 @@ impl Forwarder {
         let client = ClientUpgrade::take(&mut parts.extensions);
         rewrite::rewrite_host(&mut parts, client_info);
         parts.extensions.clear();
-        let notes = CallNotes::default();
+        let call_info = CallInfo::default();
         let request = Request::from_parts(parts, ());
-        let opened = target.handle.open_tunnel(request, client_info.allows_connect, &notes).await;
+        let opened = target.handle.open_tunnel(request, client_info.allows_connect, &call_info).await;
         let mut server = None;
         let (response, fault) = match opened {
             Ok(ConnectResult::Tunnel(tunnel)) => {
@@ -130,7 +130,7 @@ impl Forwarder {
             status: response.status(),
             fault,
             server,
-            notes,
+            call_info,
         };
         self.record_tunnel(&named, &target, attempt);
         response
@@ -160,15 +160,15 @@ impl Forwarder {
 
     /// Counts and logs a request for a tunnel.
     fn record_tunnel(&self, named: &str, target: &Target, attempt: TunnelAttempt) {
-        let TunnelAttempt { caller, began, status, fault, server, notes } = attempt;
+        let TunnelAttempt { caller, began, status, fault, server, call_info } = attempt;
         let took = began.elapsed();
         let (instance, region) = server.unzip();
-        target.metrics.responses.record(notes.path(), region.as_ref(), status, took);
-        let PathName { route, backend, .. } = target.handle.path_name(notes.path());
+        target.metrics.responses.record(call_info.route_backend(), region.as_ref(), status, took);
+        let RouteBackend { route, backend, .. } = target.handle.route_backend_name(call_info.route_backend());
         self.observer.log_tunnel(fault.is_some(), || AccessLogEntry {
             route,
             backend,
-            injected: notes.injected(),
+            injected: call_info.injected(),
             time: seconds(unix_time().saturating_sub(took)),
             service: target.handle.name().to_string(),
             method: Method::CONNECT.to_string(),

@@ -114,7 +114,7 @@ impl RouteNumbers {
             name: _,
             matches: _,
             split,
-            first_path: _,
+            first_route_backend: _,
             class: _,
             timeouts: own,
             idempotent: _,

@@ -57,14 +57,14 @@ impl ServiceTable {
             return RouteDecision {
                 target,
                 route: None,
-                path: 0,
+                route_backend: 0,
                 class: None,
                 timeouts,
                 idempotent: false,
                 actions: None,
             };
         };
-        let (target, path) = rule.backend(request, seed, &self.name);
+        let (target, route_backend) = rule.backend(request, seed, &self.name);
         tracer.record_step("route", || {
             let n = self.routes.len();
             format!("'{}', number {} of {n}, is the first match: to {target}", rule.name, position + 1)
@@ -75,7 +75,7 @@ impl ServiceTable {
         RouteDecision {
             target,
             route: Some(&rule.name),
-            path,
+            route_backend,
             class: rule.class.as_ref(),
             timeouts: rule.timeouts.or(&self.timeouts),
             idempotent: rule.idempotent,

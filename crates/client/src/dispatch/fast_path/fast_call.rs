@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::slow_call::{SlowCall, Stage};
 use crate::{
     call::{AttemptOutcome, Call, CallStart},
-    discovery::PathNumber,
+    discovery::RouteBackendIndex,
     dispatch::{attempt::Attempt, retry::FirstAttempt},
     service::handle::Handle,
     transport::{
@@ -68,8 +68,8 @@ impl<'a> FastCall<'a> {
 
     /// Its route and backend.
     #[inline]
-    pub fn path(&self) -> PathNumber {
-        self.call.path()
+    pub fn route_backend(&self) -> RouteBackendIndex {
+        self.call.route_backend()
     }
 
     /// Ends the call, whose response was read.

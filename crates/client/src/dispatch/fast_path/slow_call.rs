@@ -14,7 +14,7 @@ use crate::{
         route::Routed,
     },
     fault::Fault,
-    observe::{CallNotes, count},
+    observe::{CallInfo, count},
     response_body::Body,
     service::handle::Handle,
     transport::{self, EndpointPool, Head, RequestBody},
@@ -53,20 +53,20 @@ impl<'a> SlowCall<'a> {
     ///
     /// # Errors
     /// As that.
-    pub async fn send<B>(self, request: Request<B>, notes: &CallNotes) -> Result<Response<Body>, Fault>
+    pub async fn send<B>(self, request: Request<B>, call_info: &CallInfo) -> Result<Response<Body>, Fault>
     where
         B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
         B::Error: Into<BoxError>,
     {
         let mesh = &self.handle.mesh;
-        let result = self.execute(request, notes).await;
+        let result = self.execute(request, call_info).await;
         if result.is_err() {
             count(&mesh.counters.faults);
         }
         result
     }
 
-    async fn execute<B>(self, request: Request<B>, notes: &CallNotes) -> Result<Response<Body>, Fault>
+    async fn execute<B>(self, request: Request<B>, call_info: &CallInfo) -> Result<Response<Body>, Fault>
     where
         B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
         B::Error: Into<BoxError>,
@@ -74,8 +74,8 @@ impl<'a> SlowCall<'a> {
         let Self { handle, mut call, start, stage, is_body_dropped } = self;
         let (mut parts, body) = request.into_parts();
         let body = RequestBody::take_unpin(body).await.map_err(body_error)?;
-        let dispatch = DispatchContext { handle, options: &handle.context, start, trace: None, notes };
-        notes.set_path(call.path());
+        let dispatch = DispatchContext { handle, options: &handle.context, start, trace: None, call_info };
+        call_info.set_route_backend(call.route_backend());
         let mut pending = Some(transport::Request::new(Head::take(handle, &mut parts)?, body));
         let result = match stage {
             Stage::Refused(fault) => return Err(fault),

@@ -4,7 +4,7 @@ use std::{ops::Range, sync::Arc, task::Context};
 
 use fairmesh_client::{
     Body, EndpointTarget,
-    proxy_support::{CallNotes, FastCall, SlowCall},
+    proxy_support::{CallInfo, FastCall, SlowCall},
 };
 use fairmesh_headers::LOOP;
 use fairmesh_http::h1::{BorrowedRequest, BorrowedResponse, MIN_READ, header_storage};
@@ -142,14 +142,19 @@ impl<R: AsyncRead + Unpin + Send + 'static> RequestHandler<R> for Http1Handler<'
                 if worthwhile && passage.drop_body() {
                     connection.discard_body(body);
                 }
-                let path = passage.path();
+                let route_backend = passage.route_backend();
                 let forwarded = connection.forward(length, |mut reply, context| {
                     let take = |response: &BorrowedResponse<'_>,
                                 server: &EndpointTarget,
                                 context: &mut Context<'_>| {
                         let closes = shutdown.is_started();
                         let region = Some(&server.location.region);
-                        target.metrics.responses.record(path, region, response.status, began.elapsed());
+                        target.metrics.responses.record(
+                            route_backend,
+                            region,
+                            response.status,
+                            began.elapsed(),
+                        );
                         (!closes, reply.send(response, closes, context))
                     };
                     passage.poll(take, context)
@@ -187,8 +192,8 @@ impl Forwarder {
         let _in_flight = GaugeGuard::new(&target.metrics.in_flight);
         let (mut head, body) = request.into_parts();
         prepare_request(&mut head, client_info);
-        let notes = CallNotes::default();
-        let response = match apart.send(Request::from_parts(head, body), &notes).await {
+        let call_info = CallInfo::default();
+        let response = match apart.send(Request::from_parts(head, body), &call_info).await {
             Ok(mut response) => {
                 prepare_response(&mut response);
                 response
@@ -199,7 +204,12 @@ impl Forwarder {
             }
         };
         let region = server_region(&response);
-        target.metrics.responses.record(notes.path(), region, response.status(), began.elapsed());
+        target.metrics.responses.record(
+            call_info.route_backend(),
+            region,
+            response.status(),
+            began.elapsed(),
+        );
         response
     }
 }

@@ -67,7 +67,7 @@ impl AccessLogEntry {
     ) -> Self {
         let outcome = completed.outcome;
         let (route, backend) =
-            outcome.path.clone().map(|path| (path.route, path.backend)).unwrap_or_default();
+            outcome.route_backend.clone().map(|pair| (pair.route, pair.backend)).unwrap_or_default();
         Self {
             time: seconds(request.time),
             service: completed.service.clone(),

@@ -1,4 +1,4 @@
-//! `bench/run reports`: what reports of calls cost, which programs make of services whose tables are planned.
+//! `bench/run call-reports`: what reports of calls cost, which programs make of services whose tables are planned.
 //!
 //! Two meshes that differ in the policy of their service: one asks for a planner in shadow mode, so that calls are counted
 //! and reported and go where they went before. The library and its servers, and the proxy, take turns in both.
@@ -27,7 +27,7 @@ pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (rounds, length) = if quick { (6, Duration::from_millis(500)) } else { (20, Duration::from_secs(1)) };
     let [library, proxy] = runtime.block_on(measure(rounds, length))?;
-    let mut report = Report::new("reports");
+    let mut report = Report::new("call-reports");
     let mut add = |name, what: &str, ratios: Vec<f64>| {
         let (least, most) = (ratios[0], ratios[ratios.len() - 1]);
         let note =

@@ -1,21 +1,21 @@
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-use crate::discovery::PathNumber;
+use crate::discovery::RouteBackendIndex;
 
 const ABORT: u8 = 1;
 const DELAY: u8 = 2;
 
 /// What a call that failed tells as well as one that got a response: for the proxy, whose counters, access log and spans have it.
 #[derive(Debug, Default)]
-pub struct CallNotes {
-    path: AtomicU8,
+pub struct CallInfo {
+    route_backend: AtomicU8,
     injected: AtomicU8,
 }
 
-impl CallNotes {
+impl CallInfo {
     /// The route and backend, once the call was routed.
-    pub fn path(&self) -> PathNumber {
-        PathNumber::from_byte(self.path.load(Relaxed))
+    pub fn route_backend(&self) -> RouteBackendIndex {
+        RouteBackendIndex::from_byte(self.route_backend.load(Relaxed))
     }
 
     /// The faults that its route injected.
@@ -28,8 +28,8 @@ impl CallNotes {
         }
     }
 
-    pub(crate) fn set_path(&self, path: PathNumber) {
-        self.path.store(path.to_byte(), Relaxed);
+    pub(crate) fn set_route_backend(&self, route_backend: RouteBackendIndex) {
+        self.route_backend.store(route_backend.to_byte(), Relaxed);
     }
 
     pub(crate) fn note_abort(&self) {

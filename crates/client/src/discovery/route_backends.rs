@@ -7,7 +7,7 @@ use fairmesh_model::{Label, ServiceName};
 use fairmesh_router::ServiceTable;
 
 /// The most pairs of route and backend of a service that are told apart, so that a policy cannot make metrics grow.
-const MAX_PATHS: u8 = 32;
+const MAX_ROUTE_BACKENDS: u8 = 32;
 /// The name of those beyond it, and of the route of calls without one; not valid names.
 const OVERFLOW: &str = "(other)";
 const NO_ROUTE: &str = "(none)";
@@ -15,12 +15,12 @@ const NO_ROUTE: &str = "(none)";
 /// A route and backend of a service by number, for counters without a lookup. A number keeps its meaning as long as the service is
 /// followed, whatever its policy becomes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PathNumber(u8);
+pub struct RouteBackendIndex(u8);
 
-/// The names behind a [`PathNumber`].
+/// The names behind a [`RouteBackendIndex`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct PathName {
+pub struct RouteBackend {
     /// The route; `(none)` without one, `(other)` beyond the maximum.
     pub route: String,
     /// The service that gets the calls; `(other)` beyond the maximum.
@@ -29,27 +29,27 @@ pub struct PathName {
 
 /// The numbers of one service, given when its policy is compiled.
 #[derive(Debug, Default)]
-pub(super) struct CallPaths(Mutex<KnownPaths>);
+pub(super) struct RouteBackends(Mutex<KnownRouteBackends>);
 
 #[derive(Debug, Default)]
-struct KnownPaths {
-    numbers: HashMap<(Label, ServiceName), PathNumber>,
+struct KnownRouteBackends {
+    numbers: HashMap<(Label, ServiceName), RouteBackendIndex>,
     /// From number 1 on.
     names: Vec<(Label, ServiceName)>,
 }
 
-impl PathName {
+impl RouteBackend {
     /// The names of calls beyond the maximum.
     pub fn overflow() -> Self {
         Self { route: OVERFLOW.to_owned(), backend: OVERFLOW.to_owned() }
     }
 }
 
-impl PathNumber {
+impl RouteBackendIndex {
     /// Calls beyond the maximum.
-    pub const OTHER: Self = Self(MAX_PATHS + 1);
+    pub const OTHER: Self = Self(MAX_ROUTE_BACKENDS + 1);
     /// How many numbers there are.
-    pub const COUNT: usize = MAX_PATHS as usize + 2;
+    pub const COUNT: usize = MAX_ROUTE_BACKENDS as usize + 2;
 
     /// All numbers.
     pub fn all() -> impl Iterator<Item = Self> {
@@ -71,44 +71,44 @@ impl PathNumber {
     }
 }
 
-impl CallPaths {
-    /// The number of each of the table's paths, by position plus one; the first is that of calls without a route.
-    pub(super) fn number(&self, table: &ServiceTable) -> Box<[PathNumber]> {
+impl RouteBackends {
+    /// The index of each of the table's pairs of route and backend, by position plus one; the first is that of calls without a route.
+    pub(super) fn number(&self, table: &ServiceTable) -> Box<[RouteBackendIndex]> {
         let mut known = self.lock();
-        let numbers = table.paths().map(|(route, backend)| known.number(route, backend));
-        std::iter::once(PathNumber::default()).chain(numbers).collect()
+        let numbers = table.route_backends().map(|(route, backend)| known.number(route, backend));
+        std::iter::once(RouteBackendIndex::default()).chain(numbers).collect()
     }
 
     /// The names of a number of `service`.
-    pub(super) fn name(&self, number: PathNumber, service: &ServiceName) -> PathName {
+    pub(super) fn name(&self, number: RouteBackendIndex, service: &ServiceName) -> RouteBackend {
         let known = self.lock();
         let (route, backend) = match number.index().checked_sub(1) {
             None => (NO_ROUTE.to_owned(), service.to_string()),
             Some(position) => match known.names.get(position) {
                 Some((route, backend)) => (route.to_string(), backend.to_string()),
-                None => return PathName::overflow(),
+                None => return RouteBackend::overflow(),
             },
         };
-        PathName { route, backend }
+        RouteBackend { route, backend }
     }
 
-    fn lock(&self) -> MutexGuard<'_, KnownPaths> {
+    fn lock(&self) -> MutexGuard<'_, KnownRouteBackends> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl KnownPaths {
-    fn number(&mut self, route: &Label, backend: &ServiceName) -> PathNumber {
-        let path = (route.clone(), backend.clone());
-        if let Some(number) = self.numbers.get(&path) {
+impl KnownRouteBackends {
+    fn number(&mut self, route: &Label, backend: &ServiceName) -> RouteBackendIndex {
+        let pair = (route.clone(), backend.clone());
+        if let Some(number) = self.numbers.get(&pair) {
             return *number;
         }
         let next = match u8::try_from(self.names.len() + 1) {
-            Ok(next) if next <= MAX_PATHS => PathNumber(next),
-            _ => return PathNumber::OTHER,
+            Ok(next) if next <= MAX_ROUTE_BACKENDS => RouteBackendIndex(next),
+            _ => return RouteBackendIndex::OTHER,
         };
-        self.names.push(path.clone());
-        self.numbers.insert(path, next);
+        self.names.push(pair.clone());
+        self.numbers.insert(pair, next);
         next
     }
 }
@@ -118,22 +118,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_keep_their_numbers_and_share_one_beyond_the_maximum() {
-        let (paths, service) = (CallPaths::default(), ServiceName::new("shop/web").unwrap());
-        let number = |route: &str| paths.lock().number(&Label::new(route).unwrap(), &service);
+    fn pairs_keep_their_indices_and_share_one_beyond_the_maximum() {
+        let (known, service) = (RouteBackends::default(), ServiceName::new("shop/web").unwrap());
+        let number = |route: &str| known.lock().number(&Label::new(route).unwrap(), &service);
         let first = number("canary");
         let all: Vec<_> = (0..100).map(|n| number(&format!("route-{n}"))).collect();
         assert_eq!(
             (number("canary"), number("route-0"), number("route-99")),
-            (first, all[0], PathNumber::OTHER)
+            (first, all[0], RouteBackendIndex::OTHER)
         );
-        assert_eq!(all.iter().filter(|number| **number == PathNumber::OTHER).count(), 100 + 1 - 32);
-        let name = |number| paths.name(number, &service).route;
+        assert_eq!(all.iter().filter(|number| **number == RouteBackendIndex::OTHER).count(), 100 + 1 - 32);
+        let name = |number| known.name(number, &service).route;
         assert_eq!(name(first), "canary");
         assert_eq!(
-            (name(PathNumber::default()), name(PathNumber::OTHER)),
+            (name(RouteBackendIndex::default()), name(RouteBackendIndex::OTHER)),
             ("(none)".into(), "(other)".into())
         );
-        assert_eq!(PathNumber::all().last().map(PathNumber::index), Some(PathNumber::COUNT - 1));
+        assert_eq!(
+            RouteBackendIndex::all().last().map(RouteBackendIndex::index),
+            Some(RouteBackendIndex::COUNT - 1)
+        );
     }
 }

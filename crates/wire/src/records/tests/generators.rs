@@ -1,0 +1,513 @@
+//! Arbitrary valid records, for property tests.
+
+use std::time::Duration;
+
+use fairmesh_model::*;
+use proptest::{collection, option, prelude::*, sample::select};
+
+fn name<N: std::str::FromStr<Err = Invalid> + std::fmt::Debug>() -> impl Strategy<Value = N> {
+    "[a-z0-9][a-z0-9._-]{0,12}".prop_map(|text| text.parse().unwrap())
+}
+
+fn service_name() -> impl Strategy<Value = ServiceName> {
+    (name(), name()).prop_map(|(tenant, service)| ServiceName { tenant, service })
+}
+
+fn micros(range: std::ops::Range<u64>) -> impl Strategy<Value = Duration> {
+    range.prop_map(Duration::from_micros)
+}
+
+fn address() -> impl Strategy<Value = std::net::SocketAddr> {
+    let callable = |ip: &std::net::IpAddr| {
+        let ip = ip.to_canonical();
+        !ip.is_multicast() && !ip.is_unspecified() && ip != std::net::Ipv4Addr::BROADCAST
+    };
+    (any::<std::net::IpAddr>().prop_filter("of one machine", callable), 1..=u16::MAX).prop_map(Into::into)
+}
+
+pub(super) fn service() -> impl Strategy<Value = Service> {
+    let kinds = vec![ServiceKind::Replicated, ServiceKind::Sharded, ServiceKind::ConsistentHash];
+    let protocols = vec![Protocol::Http1, Protocol::Http2, Protocol::Grpc];
+    (select(kinds), select(protocols), option::of(address()))
+        .prop_map(|(kind, protocol, virtual_address)| Service { kind, protocol, virtual_address })
+}
+
+fn location() -> impl Strategy<Value = Location> {
+    (name(), option::of(name()), option::of(name()), option::of(name()))
+        .prop_map(|(region, zone, cluster, host_type)| Location { region, zone, cluster, host_type })
+}
+
+fn endpoint() -> impl Strategy<Value = Endpoint> {
+    use EndpointState::*;
+    let labels = collection::btree_map("[a-z]{1,8}", ".{0,8}", 0..4);
+    let lease = option::of((1000..=3_600_000_u64).prop_map(Duration::from_millis));
+    let state = select(vec![Starting, Serving, Draining, Lost]);
+    (name(), address(), location(), state, 1..=MAX_WEIGHT, lease, any::<bool>(), labels).prop_map(
+        |(instance, address, location, state, weight, lease, mtls, labels)| Endpoint {
+            instance,
+            address,
+            location,
+            state,
+            weight,
+            lease,
+            mtls,
+            labels,
+        },
+    )
+}
+
+fn matches() -> impl Strategy<Value = Match> {
+    let host = prop_oneof![
+        "[a-z.]{1,8}".prop_map(HostMatch::Exact),
+        "[a-z]{1,8}".prop_map(|domain| HostMatch::Suffix(format!(".{domain}"))),
+    ];
+    let path = prop_oneof![
+        "/[a-z/]{0,8}".prop_map(PathMatch::Exact),
+        "(/[a-z]{1,8}){0,2}".prop_map(PathMatch::Prefix),
+        "(/[a-z]{1,8}){0,2}/[{]id[}](/[a-z]{1,8}){0,2}"
+            .prop_map(|text| PathMatch::Template(Template::new(&text).unwrap())),
+        "/[a-z]{1,8}[+*]".prop_map(|text| PathMatch::Regex(Pattern::new(text).unwrap())),
+    ];
+    let value = || {
+        prop_oneof![
+            Just(TextMatch::Present),
+            Just(TextMatch::Absent),
+            ".{0,4}".prop_map(TextMatch::Exact),
+            ".{0,4}".prop_map(TextMatch::Prefix),
+        ]
+    };
+    let header = ("[a-z-]{1,8}", value()).prop_map(|(name, value)| HeaderMatch { name, value });
+    let query = (".{1,8}", value()).prop_map(|(name, value)| QueryMatch { name, value });
+    let grpc = ("[a-z.]{1,8}", option::of("[A-Za-z]{1,8}"))
+        .prop_map(|(service, method)| GrpcMatch { service, method });
+    let client =
+        select(vec!["batch-*", "*/checkout", "web"]).prop_map(|text| ClientMatch::new(text).unwrap());
+    let hosts = (collection::vec(client, 0..2), collection::vec(host, 0..3));
+    let methods = collection::vec("[A-Z]{1,6}", 0..3);
+    let texts = (collection::vec(header, 0..3), collection::vec(query, 0..3));
+    (hosts, option::of(path), methods, texts, option::of(grpc)).prop_map(
+        |((clients, hosts), path, methods, (headers, query), grpc)| Match {
+            clients,
+            hosts,
+            path,
+            methods,
+            headers,
+            query,
+            grpc,
+        },
+    )
+}
+
+fn share() -> impl Strategy<Value = Share> {
+    (0..=1_000_000_u32).prop_map(|millionths| Share::of_millionths(millionths).unwrap())
+}
+
+fn time() -> impl Strategy<Value = Duration> {
+    micros(1000..3_600_000_000)
+}
+
+fn limit() -> impl Strategy<Value = RateLimit> {
+    let scope = prop_oneof![Just(Scope::Caller), Just(Scope::Mesh)];
+    (1..=u32::MAX, time(), 1..=u32::MAX, scope).prop_map(|(calls, per, burst, scope)| RateLimit {
+        calls,
+        per,
+        burst,
+        scope,
+    })
+}
+
+fn full_path() -> impl Strategy<Value = PathRewrite> {
+    "(/[a-z]{1,8}){1,2}".prop_map(PathRewrite::Full)
+}
+
+fn edits() -> impl Strategy<Value = HeaderEdits> {
+    let some = |name: &'static str| collection::btree_map(name, "[a-z=;]{0,8}", 0..3);
+    (some("x-s[a-z]{1,5}"), some("x-a[a-z]{1,5}"), collection::vec("x-r[a-z]{1,5}", 0..1))
+        .prop_map(|(set, add, remove)| HeaderEdits { set, add, remove })
+}
+
+fn actions() -> impl Strategy<Value = Actions> {
+    let redirect = (
+        option::of(any::<bool>()),
+        option::of(1..=u16::MAX),
+        full_path(),
+        select(vec![301, 302, 303, 307, 308]),
+    )
+        .prop_map(|(https, port, path, status)| Redirect {
+            https,
+            host: port.map(|port| format!("h{port}.org")),
+            port,
+            path: Some(path),
+            status,
+        });
+    let redirected = (option::of(limit()), redirect).prop_map(|(limit, redirect)| Actions {
+        limit,
+        redirect: Some(redirect),
+        ..Actions::default()
+    });
+    let abort = (share(), 400..=599_u16).prop_map(|(share, status)| Abort { share, status });
+    let delay = (share(), time()).prop_map(|(share, time)| Delay { share, time });
+    let mirror = (service_name(), share()).prop_map(|(service, share)| Mirror { service, share });
+    let rewrite =
+        (option::of("[a-z]{1,8}"), option::of(full_path())).prop_map(|(host, path)| Rewrite { host, path });
+    let times = (option::of(time()), option::of(time()), option::of(time()));
+    let faults = (option::of(limit()), option::of(abort), option::of(delay), option::of(mirror));
+    let keys = collection::vec(key_source(), 0..3);
+    let sent = (faults, rewrite, edits(), edits(), times, keys).prop_map(
+        |((limit, abort, delay, mirror), rewrite, request_headers, response_headers, times, split_key)| {
+            Actions {
+                limit,
+                redirect: None,
+                abort,
+                delay,
+                rewrite,
+                request_headers,
+                response_headers,
+                attempt_timeout: times.0,
+                server_timeout: times.1,
+                hedge_after: times.2,
+                mirror,
+                split_key,
+            }
+        },
+    );
+    prop_oneof![Just(Actions::default()), redirected, sent]
+}
+
+fn key_source() -> impl Strategy<Value = KeySource> {
+    prop_oneof![
+        "[a-z-]{1,8}".prop_map(KeySource::Header),
+        "[A-Za-z]{1,8}".prop_map(KeySource::Cookie),
+        ".{1,8}".prop_map(KeySource::Query),
+    ]
+}
+
+fn timeouts() -> impl Strategy<Value = Timeouts> {
+    let time = || option::of(micros(1000..u64::MAX / 1000));
+    (time(), time(), time()).prop_map(|(total, response_header, idle)| Timeouts {
+        total,
+        response_header,
+        idle,
+    })
+}
+
+fn route() -> impl Strategy<Value = Route> {
+    let target = (service_name(), 1..1000_u32).prop_map(|(service, weight)| Backend { service, weight });
+    let terms = (option::of(name()), timeouts(), any::<bool>());
+    (name(), matches(), collection::vec(target, 0..3), terms, actions()).prop_map(
+        |(name, matches, split, (class, timeouts, idempotent), actions)| {
+            // A redirect responds itself, so that there is no split.
+            let split = if actions.redirect.is_some() { Vec::new() } else { split };
+            Route { name, matches, split, class, timeouts, idempotent, actions }
+        },
+    )
+}
+
+fn policy() -> impl Strategy<Value = Policy> {
+    let bounded = collection::btree_set(1..10_000_000_u64, 0..4);
+    let rings = (any::<bool>(), bounded, any::<[bool; 3]>()).prop_map(|(region, bounds, named)| {
+        let bounded = bounds.into_iter().map(|us| Ring::Within(Duration::from_micros(us)));
+        let named = [Ring::Neighbours, Ring::Continent, Ring::Any].into_iter().zip(named);
+        let named = named.filter_map(|(ring, used)| used.then_some(ring));
+        region.then_some(Ring::Region).into_iter().chain(bounded).chain(named).collect()
+    });
+    let locality = (rings, any::<bool>()).prop_map(|(rings, local_only)| Locality {
+        rings,
+        zone_first: false,
+        local_only,
+    });
+    let retries =
+        (1..=10_u32, 0..=100_u32, any::<u32>()).prop_map(|(attempts, budget_percent, budget_floor)| {
+            Retries { attempts, budget_percent, budget_floor }
+        });
+    let unique = |routes: &Vec<Route>| {
+        let names: std::collections::BTreeSet<_> = routes.iter().map(|route| &route.name).collect();
+        names.len() == routes.len()
+    };
+    let routes = collection::vec(route(), 0..4).prop_filter("routes have unique names", unique);
+    let balancing = (any::<u32>(), balancing());
+    let key = collection::vec(key_source(), 0..3);
+    let lookaside = option::of("[a-z]{1,8}:[1-9][0-9]{1,3}");
+    let rest = (option::of(health_check()), lookaside, option::of(traffic()), option::of(authorization()));
+    (routes, locality, balancing, timeouts(), (retries, option::of(limit()), key), rest).prop_map(
+        |(
+            routes,
+            locality,
+            (subset, balancing),
+            timeouts,
+            (retries, limit, key),
+            (health_check, lookaside, traffic, authorization),
+        )| {
+            Policy {
+                routes,
+                locality,
+                balancing: Balancing { subset, ..balancing },
+                timeouts,
+                retries,
+                limit,
+                key,
+                health_check,
+                lookaside,
+                traffic: traffic.map(Box::new),
+                authorization: authorization.map(Box::new),
+            }
+        },
+    )
+}
+
+fn authorization() -> impl Strategy<Value = Authorization> {
+    let modes = select(vec![AuthorizationMode::Enforce, AuthorizationMode::Audit]);
+    let callers = || {
+        let caller = prop_oneof![Just("*".to_owned()), "[a-z]{1,5}/[a-z]{1,5}", "[a-z]{1,5}/[a-z]{0,5}[*]"];
+        collection::vec(caller.prop_map(|text| CallerMatch::new(text).unwrap()), 0..3)
+    };
+    let path = (any::<bool>(), "(/[a-z]{1,4}){1,3}")
+        .prop_map(|(exact, text)| if exact { PathMatch::Exact(text) } else { PathMatch::Prefix(text) });
+    let rest = (collection::vec("[A-Z]{1,6}", 0..3), collection::vec(path, 0..3));
+    let rule = (any::<bool>(), callers(), rest);
+    (modes, collection::btree_map(name::<Label>(), rule, 0..4), callers()).prop_map(
+        |(mode, rules, intermediaries)| {
+            let rule = |(name, (denies, from, (methods, paths)))| AuthorizationRule {
+                name,
+                denies,
+                from,
+                methods,
+                paths,
+            };
+            Authorization { mode, rules: rules.into_iter().map(rule).collect(), intermediaries }
+        },
+    )
+}
+
+fn traffic() -> impl Strategy<Value = Traffic> {
+    let shares = collection::btree_map(name::<Region>(), traffic_shares(), 1..4);
+    let by_hand = (shares, any::<bool>()).prop_map(|(shares, is_shadow)| {
+        let mode = if is_shadow { TrafficMode::Shadow } else { TrafficMode::Active };
+        Traffic { mode, shares, ..Traffic::default() }
+    });
+    prop_oneof![by_hand, planned_traffic()]
+}
+
+fn planned_traffic() -> impl Strategy<Value = Traffic> {
+    let load = |percent: u32| Share::of_millionths(percent * 10_000).unwrap();
+    let rings = option::of((10..50_u32, 50..=100_u32)).prop_map(move |loads| {
+        let ring = |(ring, percent)| LoadRing { ring, load: load(percent) };
+        let rings = |(near, far)| [(Ring::Region, near), (Ring::Any, far)].map(ring).to_vec();
+        loads.map(rings).unwrap_or_default()
+    });
+    let classes = collection::btree_set(name::<Label>(), 0..4);
+    let metric = option::of(("[a-z]{1,8}", 1..1_000_u32));
+    let mode = prop_oneof![Just(TrafficMode::Active), Just(TrafficMode::Shadow), Just(TrafficMode::Hold)];
+    (rings, classes, metric, mode).prop_map(|(rings, classes, metric, mode)| Traffic {
+        planner: Some(TrafficPlanner::Rings),
+        mode,
+        rings,
+        classes: classes.into_iter().collect(),
+        load: metric.map(|(name, full_scale)| LoadMetric { name, full_scale }),
+        ..Traffic::default()
+    })
+}
+
+fn traffic_shares() -> impl Strategy<Value = TrafficShares> {
+    let classes = collection::btree_map(name::<Label>(), region_shares(), 1..4);
+    (option::of(region_shares()), classes).prop_map(|(default, classes)| TrafficShares { default, classes })
+}
+
+fn region_shares() -> impl Strategy<Value = RegionShares> {
+    collection::btree_map(name::<Region>(), 10_000..200_000_u32, 0..5).prop_map(|to| {
+        let dropped = 1_000_000 - to.values().sum::<u32>();
+        let share = |millionths| Share::of_millionths(millionths).unwrap();
+        RegionShares {
+            to: to.into_iter().map(|(region, millionths)| (region, share(millionths))).collect(),
+            dropped: share(dropped),
+        }
+    })
+}
+
+fn region_table() -> impl Strategy<Value = RegionTable> {
+    let confirmed = option::of((any::<u64>(), any::<u64>()));
+    (traffic_shares(), collection::btree_set(name::<Zone>(), 0..4), confirmed).prop_map(
+        |(shares, zones, confirmed)| {
+            let planned = confirmed.map(|(round, at_ms)| TableOrigin::Planned(Confirmation { round, at_ms }));
+            let zones = zones.into_iter().map(|zone| (zone.clone(), [(zone, Share::ALL)].into())).collect();
+            RegionTable { shares, zones, origin: planned.unwrap_or(TableOrigin::ByHand) }
+        },
+    )
+}
+
+fn health_check() -> impl Strategy<Value = HealthCheck> {
+    let probe = prop_oneof![
+        Just(Probe::Tcp),
+        ("/[a-z?=/]{0,10}", option::of(100..=599_u16))
+            .prop_map(|(path, status)| Probe::Http { path, status }),
+        "[a-zA-Z.]{0,10}".prop_map(|service| Probe::Grpc { service }),
+    ];
+    let counts = (1..=100_u32, 1..=100_u32, 1..=100_u32, 0..=50_u32);
+    (probe, micros(100_000..3_600_000_000), counts).prop_map(|(probe, interval, counts)| {
+        let (rise, fall, minimum_samples, jitter_percent) = counts;
+        HealthCheck {
+            probe,
+            interval,
+            jitter_percent,
+            timeout: Duration::from_millis(70),
+            rise,
+            fall,
+            minimum_samples,
+        }
+    })
+}
+
+fn verdict() -> impl Strategy<Value = Verdict> {
+    (any::<bool>(), any::<u64>(), 0..=1000_u32, ".{0,50}", any::<bool>()).prop_map(
+        |(healthy, since_ms, confidence, cause, stale)| Verdict {
+            healthy,
+            since_ms,
+            confidence,
+            cause,
+            stale,
+        },
+    )
+}
+
+fn balancing() -> impl Strategy<Value = Balancing> {
+    let signals =
+        vec![LoadSignal::Auto, LoadSignal::Requests, LoadSignal::Cpu, LoadSignal::Metric("jobs".into())];
+    let policies = select(BalancingPolicy::ALL.to_vec());
+    (policies, select(signals), 1..=8_u32, micros(1_000_000..60_000_000), any::<bool>()).prop_map(
+        |(policy, signal, some, time, poll)| Balancing {
+            policy,
+            signal,
+            score: Score {
+                smoothing: some,
+                half_life: time,
+                gain: some,
+                memory: time,
+                poll,
+                poll_after: poll.then_some(time),
+                poll_ratio: some,
+                reward: some,
+                ..Score::default()
+            },
+            outliers: Outliers { consecutive: some, first: time, longest: time * 2, ..Outliers::default() },
+            load_factor: 100 + some,
+            ..Balancing::default()
+        },
+    )
+}
+
+fn shard_move() -> impl Strategy<Value = ShardMove> {
+    (any::<u32>(), name(), name(), name(), 0..3).prop_map(|(shard, role, from, to, kind)| ShardMove {
+        shard: ShardId(shard),
+        role,
+        from: (kind != 1).then_some(from),
+        to: (kind != 2).then_some(to),
+    })
+}
+
+fn regions() -> impl Strategy<Value = Regions> {
+    let info = (".{0,8}", any::<bool>(), any::<u8>());
+    collection::btree_map(name::<Region>(), info, 0..6).prop_map(|drawn| {
+        let names: Vec<Region> = drawn.keys().cloned().collect();
+        let regions = drawn.into_iter().map(|(region, (continent, draining, which))| {
+            let is_neighbour = |(i, other): &(usize, &Region)| which >> i & 1 == 1 && **other != region;
+            let neighbours = names.iter().enumerate().filter(is_neighbour).map(|(_, other)| other.clone());
+            let neighbours = neighbours.collect();
+            (region, RegionInfo { continent, neighbours, draining })
+        });
+        Regions { regions: regions.collect() }
+    })
+}
+
+fn round_trips() -> impl Strategy<Value = RoundTrips> {
+    let pair = (name::<Region>(), name::<Region>(), micros(0..10_000_000));
+    collection::vec(pair, 0..6).prop_map(|pairs| {
+        let mut round_trips = RoundTrips::default();
+        for (a, b, rtt) in pairs.into_iter().filter(|(a, b, _)| a != b) {
+            round_trips.set(a, b, rtt);
+        }
+        round_trips
+    })
+}
+
+fn measured() -> impl Strategy<Value = MeasuredDistances> {
+    let distance = (micros(1..10_000_000), any::<u64>())
+        .prop_map(|(round_trip, measured_at_ms)| MeasuredDistance { round_trip, measured_at_ms });
+    collection::btree_map(name(), distance, 0..6).prop_map(|to| MeasuredDistances { to })
+}
+
+fn hosts() -> impl Strategy<Value = Hosts> {
+    let types = collection::btree_map(name::<HostType>(), 100..=10_000_u32, 1..6);
+    let addresses = collection::btree_set(any::<u32>(), 0..6);
+    (types, addresses).prop_map(|(speeds, addresses)| {
+        let names: Vec<_> = speeds.keys().cloned().collect();
+        let prefix = |(i, bits): (usize, u32)| {
+            let prefix = AddressPrefix::new(std::net::Ipv4Addr::from_bits(bits).into(), 32).unwrap();
+            (prefix, names[i % names.len()].clone())
+        };
+        Hosts::new(speeds, addresses.into_iter().enumerate().map(prefix).collect()).unwrap()
+    })
+}
+
+fn trust_bundle() -> impl Strategy<Value = TrustBundle> {
+    let root = collection::vec(any::<u8>(), 1..MAX_CERTIFICATE);
+    (name(), collection::vec(root, 1..=MAX_ROOTS)).prop_map(|(domain, roots)| TrustBundle { domain, roots })
+}
+
+fn joined_agent() -> impl Strategy<Value = JoinedAgent> {
+    (collection::vec(name(), 0..5), any::<u64>())
+        .prop_map(|(tenants, joined)| JoinedAgent { tenants, joined })
+}
+
+fn workload() -> impl Strategy<Value = WorkloadEntry> {
+    let path = || option::of("(/[a-z]{1,8}){1,4}");
+    let selector = (any::<u32>(), option::of(any::<u32>()), path(), path(), option::of("[a-z]{1,8}"));
+    let selector = selector.prop_map(|(uid, gid, executable, cgroup, network_namespace)| ProgramSelector {
+        uid: Some(uid),
+        gid,
+        executable,
+        cgroup,
+        network_namespace,
+    });
+    (collection::vec(name(), 0..3), collection::vec(selector, 1..4))
+        .prop_map(|(agents, programs)| WorkloadEntry { agents, programs })
+}
+
+/// Any record, at one of its valid keys.
+pub(super) fn entry() -> impl Strategy<Value = (RecordKey, Record)> {
+    let endpoint = (service_name(), endpoint()).prop_map(|(name, endpoint)| {
+        let key = RecordKey::Endpoint(name, endpoint.location.region.clone(), endpoint.instance.clone());
+        (key, Record::Endpoint(endpoint))
+    });
+    let wish = (service_name(), shard_move())
+        .prop_map(|(name, wish)| (RecordKey::Move(name, wish.shard), Record::Move(wish)));
+    prop_oneof![
+        (service_name(), service())
+            .prop_map(|(name, service)| (RecordKey::Service(name), Record::Service(service))),
+        endpoint,
+        (service_name(), policy())
+            .prop_map(|(name, policy)| (RecordKey::Policy(name), Record::Policy(policy))),
+        wish,
+        (service_name(), name(), name(), verdict()).prop_map(|(name, region, id, verdict)| (
+            RecordKey::Health(name, region, id),
+            Record::Verdict(verdict)
+        )),
+        regions().prop_map(|regions| (RecordKey::Regions, Record::Regions(regions))),
+        round_trips().prop_map(|pairs| (RecordKey::RoundTrips, Record::RoundTrips(pairs))),
+        (name(), measured()).prop_map(|(region, distances)| (
+            RecordKey::MeasuredDistances(region),
+            Record::MeasuredDistances(distances)
+        )),
+        hosts().prop_map(|hosts| (RecordKey::Hosts, Record::Hosts(hosts))),
+        (service_name(), name(), region_table()).prop_map(|(name, region, table)| (
+            RecordKey::RegionTable(name, region),
+            Record::RegionTable(table)
+        )),
+        trust_bundle().prop_map(|bundle| (RecordKey::TrustBundle, Record::TrustBundle(bundle))),
+        (name(), joined_agent())
+            .prop_map(|(name, agent)| (RecordKey::JoinedAgent(name), Record::JoinedAgent(agent))),
+        select(vec![DefaultAuthorization::Allow, DefaultAuthorization::Audit, DefaultAuthorization::Deny])
+            .prop_map(|default| (RecordKey::DefaultAuthorization, Record::DefaultAuthorization(default))),
+        (service_name(), workload())
+            .prop_map(|(name, entry)| (RecordKey::Workload(name), Record::Workload(entry))),
+    ]
+}
