@@ -148,8 +148,8 @@ impl Forwarder {
         if let Some(trace) = observation.as_ref().and_then(|observation| observation.trace()) {
             parts.extensions.insert(trace.clone());
         }
-        let call_info = CallInfo::default();
-        let sent = target.handle.send_noted(Request::from_parts(parts, body), &call_info).await;
+        let info = CallInfo::default();
+        let sent = target.handle.send_noted(Request::from_parts(parts, body), &info).await;
         let mut upgraded_region = None;
         let (mut response, fault) = match sent {
             Ok(mut response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
@@ -171,15 +171,10 @@ impl Forwarder {
             }
         };
         let region = upgraded_region.as_ref().or_else(|| server_region(&response));
-        target.metrics.responses.record(
-            call_info.route_backend(),
-            region,
-            response.status(),
-            began.elapsed(),
-        );
+        target.metrics.responses.record(info.route_backend(), region, response.status(), began.elapsed());
         let awaits_grpc_status = is_grpc && !target.metrics.grpc_statuses.record(response.headers());
         if observation.is_some() || awaits_grpc_status {
-            watch(observation, target, &mut response, (fault.as_ref(), &call_info), awaits_grpc_status);
+            watch(observation, target, &mut response, (fault.as_ref(), &info), awaits_grpc_status);
         }
         response
     }
@@ -230,12 +225,12 @@ fn watch(
     observation: Option<Box<Observation>>,
     target: &Arc<Target>,
     response: &mut Response<Body>,
-    (fault, call_info): (Option<&Fault>, &CallInfo),
+    (fault, info): (Option<&Fault>, &CallInfo),
     awaits_grpc_status: bool,
 ) {
     match observation {
         Some(observation) => {
-            observation.response_started(response, CallEnd { fault, call_info }, awaits_grpc_status);
+            observation.response_started(response, CallEnd { fault, call_info: info }, awaits_grpc_status);
         }
         None => response.body_mut().observe(Arc::clone(target) as Arc<dyn BodyObserver>),
     }
