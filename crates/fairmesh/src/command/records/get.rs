@@ -7,6 +7,7 @@ mod health;
 mod hosts;
 mod policies;
 mod regions;
+mod roles;
 mod services;
 mod shards;
 mod tables;
@@ -101,6 +102,9 @@ pub(crate) enum Kind {
     Workloads,
     /// Who may call which service.
     Authorization,
+    /// Who may do what with the records.
+    #[value(aliases = ["role", "rolebindings", "rolebinding"])]
+    Roles,
 }
 
 impl Kind {
@@ -117,6 +121,7 @@ impl Kind {
             Self::Moves => &["moves"],
             Self::Tables => &["policies", "tables"],
             Self::Workloads => &["workloads"],
+            Self::Roles => &[],
         }
     }
 }
@@ -145,7 +150,10 @@ pub(crate) async fn run(args: GetArgs) -> Result<ExitCode, Failure> {
 async fn list(connection: &Connection, args: &GetArgs) -> Result<Listing, Failure> {
     let folders: BTreeSet<_> = args.kind.folders().iter().copied().chain(["services"]).collect();
     let folders: Vec<_> = folders.into_iter().collect();
-    let view = View::read(connection, &args.scope(), &folders).await?;
+    let view = match args.kind {
+        Kind::Roles => View::roles(connection).await?,
+        _ => View::read(connection, &args.scope(), &folders).await?,
+    };
     if let Some(name) = &args.service
         && view.service(name)?.service.is_none()
     {
@@ -175,6 +183,7 @@ async fn listing(connection: &Connection, args: &GetArgs, view: &View) -> Result
         Kind::Tables => tables::tables(view),
         Kind::Watchers => fleet::watchers(connection, view).await?,
         Kind::Workloads => workloads::workloads(view),
+        Kind::Roles => roles::roles(view),
         Kind::Authorization => authorization::authorization(view),
     })
 }
