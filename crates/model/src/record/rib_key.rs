@@ -39,6 +39,8 @@ pub enum RecordKey {
     Hosts,
     /// `/g/authorization`: what applies to services without rules.
     DefaultAuthorization,
+    /// `/g/roles/{name}`: who may do what with the records.
+    RoleBinding(Label),
     /// `/g/identity/bundle`: the roots of the trust domain.
     TrustBundle,
     /// `/g/identity/agents/{name}`: an agent that joined the trust domain.
@@ -163,6 +165,11 @@ impl Prefix {
         Self("/g/topology/".into())
     }
 
+    /// The bindings of roles.
+    pub fn roles() -> Self {
+        Self("/g/roles/".into())
+    }
+
     /// The trust bundle and the agents that joined.
     pub fn identity() -> Self {
         Self("/g/identity/".into())
@@ -249,6 +256,7 @@ impl RecordKey {
             | Self::Hosts
             | Self::TrustBundle
             | Self::DefaultAuthorization
+            | Self::RoleBinding(_)
             | Self::JoinedAgent(_) => None,
         }
     }
@@ -273,6 +281,7 @@ impl RecordKey {
             ["drains", region] => Self::RegionDrain(Region::new(region).ok()?),
             ["topology", "hosts"] => Self::Hosts,
             ["authorization"] => Self::DefaultAuthorization,
+            ["roles", name] => Self::RoleBinding(Label::new(name).ok()?),
             ["identity", "bundle"] => Self::TrustBundle,
             ["identity", "agents", name] => Self::JoinedAgent(Label::new(name).ok()?),
             _ => return None,
@@ -345,6 +354,7 @@ impl fmt::Display for RecordKey {
                 Self::TrustBundle => f.write_str("/g/identity/bundle"),
                 Self::DefaultAuthorization => f.write_str("/g/authorization"),
                 Self::JoinedAgent(name) => write!(f, "/g/identity/agents/{name}"),
+                Self::RoleBinding(name) => write!(f, "/g/roles/{name}"),
                 _ => f.write_str("/g/topology/rtt"),
             };
         };
@@ -373,6 +383,7 @@ impl fmt::Display for RecordKey {
             | Self::Hosts
             | Self::TrustBundle
             | Self::DefaultAuthorization
+            | Self::RoleBinding(_)
             | Self::JoinedAgent(_) => Ok(()),
         }
     }
@@ -405,6 +416,7 @@ mod tests {
             RecordKey::Hosts,
             RecordKey::TrustBundle,
             RecordKey::DefaultAuthorization,
+            RecordKey::RoleBinding(Label::new("shop-operators").unwrap()),
             RecordKey::JoinedAgent(Label::new("web-1").unwrap()),
         ];
         for key in keys {

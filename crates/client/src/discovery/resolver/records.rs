@@ -291,7 +291,8 @@ impl ServiceRecords {
             | Record::TrustBundle(_)
             | Record::JoinedAgent(_)
             | Record::Workload(_)
-            | Record::DefaultAuthorization(_) => {}
+            | Record::DefaultAuthorization(_)
+            | Record::RoleBinding(_) => {}
         }
         Ok(())
     }

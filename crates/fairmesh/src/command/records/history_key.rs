@@ -92,7 +92,8 @@ impl HistoryKey {
             | Record::Hosts(_)
             | Record::TrustBundle(_)
             | Record::JoinedAgent(_)
-            | Record::DefaultAuthorization(_) => None,
+            | Record::DefaultAuthorization(_)
+            | Record::RoleBinding(_) => None,
         })
     }
 }

@@ -101,6 +101,7 @@ pub(crate) fn mentioned(resource: &Resource) -> Vec<(ServiceName, String)> {
         | Resource::Hosts(_)
         | Resource::Endpoints(..)
         | Resource::Workload(..)
+        | Resource::RoleBinding(..)
         | Resource::Authorization(_) => Vec::new(),
     }
 }
