@@ -4,7 +4,7 @@
 use fairmesh_model::RecordKey;
 use fairmesh_wire::records;
 
-const KEYS: [&str; 13] = [
+const KEYS: [&str; 14] = [
     "/t/shop/services/cart",
     "/t/shop/endpoints/cart/eu/cart-0",
     "/t/shop/policies/cart",
@@ -18,6 +18,7 @@ const KEYS: [&str; 13] = [
     "/t/shop/tables/cart/eu",
     "/t/shop/workloads/cart",
     "/g/authorization",
+    "/g/roles/shop",
 ];
 
 /// What must hold of these bytes.

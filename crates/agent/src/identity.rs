@@ -9,7 +9,7 @@ mod workloads;
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use fairmesh_identity::{Credentials, IdentityError, JoinToken, Workload, renewal};
-use fairmesh_model::{Invalid, Label, MeshRole, SpiffePath};
+use fairmesh_model::{Invalid, Label, MeshRole, Region, SpiffePath};
 use fairmesh_rib::follower::FollowerHandle;
 use fairmesh_wire::transport::{Address, TlsIdentity as _, Transport};
 use tokio::{sync::watch, time::timeout};
@@ -35,6 +35,8 @@ pub(crate) struct AgentIdentity {
 struct Shared {
     workload: Arc<Workload>,
     name: Label,
+    /// The region for which this agent reports.
+    region: Region,
     /// Why the certificate that was kept could not be used.
     unusable: Option<String>,
     upstream: FollowerHandle,
@@ -108,7 +110,9 @@ impl AgentIdentity {
         };
         let is_member = watch::Sender::new(is_member);
         let control_planes = (transport, config.upstreams.clone());
-        let shared = Shared { workload, name, unusable, upstream, token, control_planes, folder, is_member };
+        let region = config.location.region.clone();
+        let shared =
+            Shared { workload, name, region, unusable, upstream, token, control_planes, folder, is_member };
         Self { shared: Arc::new(shared) }
     }
 

@@ -61,6 +61,13 @@ impl v1::admin_server::Admin for AdminService {
         Ok(Response::new(split::start(store, wanted)))
     }
 
+    async fn read_audit(
+        &self,
+        _: Request<v1::ReadAuditRequest>,
+    ) -> Result<Response<v1::ReadAuditResponse>, Status> {
+        Err(Status::unimplemented("this control plane keeps no log of writes"))
+    }
+
     async fn apply(&self, request: Request<v1::ApplyRequest>) -> Result<Response<v1::ApplyResponse>, Status> {
         let (author, waits) = (author(&request), Waits::of(&request));
         let v1::ApplyRequest { ops, dry_run, message } = request.into_inner();
@@ -106,7 +113,7 @@ impl v1::admin_server::Admin for AdminService {
 }
 
 /// The key of a record with history.
-fn history_key(kind: &str, service: &str) -> Result<RecordKey, Invalid> {
+pub(crate) fn history_key(kind: &str, service: &str) -> Result<RecordKey, Invalid> {
     if let Some(kind) = MeshHistoryKind::ALL.into_iter().find(|one| one.as_str() == kind) {
         return Ok(kind.key());
     }

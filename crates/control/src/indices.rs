@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use fairmesh_rib::{Commit, Entry, Node};
+use fairmesh_rib::{Commit, Entry, Node, access::AccessControl};
 
 use crate::{
     endpoint_counts::EndpointCounts,
@@ -10,11 +10,12 @@ use crate::{
 
 /// What is kept up to date beside the node, commit by commit, for parts that would have to search all records for it.
 /// Clones share their state.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Indices {
     pub(crate) endpoint_counts: Arc<EndpointCounts>,
     pub(crate) checks: Arc<CheckIndex>,
     pub(crate) planned: Arc<PlannedServices>,
+    pub(crate) access: AccessControl,
 }
 
 impl Indices {
@@ -23,6 +24,12 @@ impl Indices {
         self.endpoint_counts.load(entries);
         self.checks.load(entries);
         self.planned.load(entries);
+        self.access.changed();
+    }
+
+    /// Whether decisions on callers rest on what a commit changes.
+    pub(crate) fn concerns_access(commit: &Commit) -> bool {
+        commit.changes.iter().any(|(key, _)| AccessControl::concerns(key))
     }
 
     /// Takes a commit that the node does not have yet. The tasks that it wakes are to be woken once the node has it, which

@@ -9,7 +9,9 @@
 //! writers read their own writes. Returning at the commit was rejected: each caller would have to wait for the revision
 //! itself, and some would forget.
 
+mod access;
 mod admin;
+mod caller_numbers;
 mod endpoint_counts;
 mod error;
 mod health_checks;

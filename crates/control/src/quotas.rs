@@ -19,10 +19,14 @@ use std::{
 
 use fairmesh_model::{Invalid, Label, ServiceName, quota};
 use fairmesh_rib::Node;
-use fairmesh_wire::v1::{self, quota_server};
+use fairmesh_wire::{
+    identity_of,
+    v1::{self, quota_server},
+};
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
+use crate::caller_numbers::CallerNumbers;
 use declared::Declared;
 
 /// Interval between claims of a caller.
@@ -59,6 +63,7 @@ struct QuotaState {
     undeclared: AtomicU64,
     full: AtomicU64,
     limits: Mutex<Limits>,
+    numbers: CallerNumbers,
 }
 
 #[derive(Debug, Default)]
@@ -81,7 +86,8 @@ impl Quotas {
     pub(crate) fn new(node: Node) -> Self {
         let [longest, undeclared, full] = [(); 3].map(|()| AtomicU64::default());
         let limits = Mutex::default();
-        let shared = QuotaState { node, began: Instant::now(), longest, undeclared, full, limits };
+        let (began, numbers) = (Instant::now(), CallerNumbers::default());
+        let shared = QuotaState { node, began, longest, undeclared, full, limits, numbers };
         Self { shared: Arc::new(shared) }
     }
 
@@ -192,7 +198,10 @@ fn name(demand: &v1::Demand) -> Result<LimitName, Invalid> {
 #[tonic::async_trait]
 impl quota_server::Quota for Quotas {
     async fn claim(&self, request: Request<v1::ClaimRequest>) -> Result<Response<v1::ClaimResponse>, Status> {
-        let response = self.assign_parts(request.into_inner());
+        let identity = identity_of(&request);
+        let mut request = request.into_inner();
+        request.caller = self.shared.numbers.of(&identity, request.caller);
+        let response = self.assign_parts(request);
         response.map(Response::new).map_err(|problem| Status::invalid_argument(problem.to_string()))
     }
 }

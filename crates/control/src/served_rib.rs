@@ -3,6 +3,7 @@ use std::{sync::Arc, time::Duration};
 use fairmesh_model::{Identity, Location, Prefix, Revision};
 use fairmesh_rib::{
     Batch, Node,
+    access::{AccessControl, Caller},
     server::{ServedRib, WriteError},
 };
 use fairmesh_store::{Store, WriteError as StoreWriteError};
@@ -20,6 +21,7 @@ pub(crate) struct ControlRib {
     pub(crate) store: Arc<dyn Store>,
     /// `None` if no other process can write the store.
     pub(crate) read_lease: Option<ReadLease>,
+    pub(crate) access: AccessControl,
 }
 
 impl ServedRib for ControlRib {
@@ -45,6 +47,14 @@ impl ServedRib for ControlRib {
             )));
         }
         self.store.write(batch).await.map_err(write_error)
+    }
+
+    fn permits(&self, caller: &Caller, prefix: &Prefix) -> Result<(), String> {
+        self.access.permits(caller, prefix)
+    }
+
+    fn permission_changes(&self) -> Option<watch::Receiver<u64>> {
+        Some(self.access.changes())
     }
 
     /// Writes of this process are in the node before they are acknowledged, so the node is current while no other

@@ -10,7 +10,7 @@ use std::{
 use fairmesh_listen::{Limits, Listeners, PageListener, table};
 use fairmesh_model::StoreId;
 use fairmesh_registry::{FileSource, Registry, RegistryService};
-use fairmesh_rib::{Node, server::RibServer};
+use fairmesh_rib::{Node, access::AccessControl, server::RibServer};
 use fairmesh_store::{PartitionedStore, RedbStore, Store, StoreError, StoreLocation};
 use fairmesh_wire::{
     environment::CONTROL_SOCKET,
@@ -23,7 +23,9 @@ use tonic::service::Routes;
 
 use crate::{
     ControlConfig, ControlError,
+    access::{Access, guard_calls, guard_pages},
     admin::AdminService,
+    caller_numbers::CallerNumbers,
     health_checks::{CheckerService, Checks, Woken},
     http,
     identity::{IdentityService, Issuing, recorded_bundle},
@@ -77,13 +79,18 @@ impl Control {
         let OpenStore { store, partitions } = open(&config).await?;
         let (revision, entries) = store.load().await?;
         let is_new = entries.is_empty();
-        let indices = Indices::default();
+        let (endpoint_counts, checks, planned) = Default::default();
+        let node = Node::load(store.id(), revision, entries.iter().cloned());
+        let access = AccessControl::new(node.clone());
+        let indices = Indices { endpoint_counts, checks, planned, access };
         indices.load(&entries);
-        let node = Node::load(store.id(), revision, entries);
         indices.checks.wake(Woken::ALL);
         let recorded = recorded_bundle(&node);
         let told = config.trust_domain.told(is_new, recorded.as_ref().map(|bundle| &bundle.domain));
         let issuing = Issuing::open(&config.data_dir, told.as_ref(), recorded.as_ref())?.map(Arc::new);
+        if issuing.is_some() {
+            indices.access.require();
+        }
         let listeners = Listeners::default();
         let calls = listeners.acceptor(&table::CONTROL_GRPC, Limits::calls());
         let mut grpc = Vec::new();
@@ -188,14 +195,25 @@ impl Control {
         let quotas = Quotas::new(node.clone());
         let traffic =
             Arc::new(TrafficController::new(node.clone(), applied.clone(), indices.planned.clone()));
-        let identity = IdentityService { issuing, node: node.clone(), store: applied.clone() };
+        let identity = IdentityService {
+            issuing,
+            node: node.clone(),
+            store: applied.clone(),
+            access: indices.access.clone(),
+        };
+        let access = Access::new(indices.access.clone(), node.clone());
         let other_services =
             routes(&registry, &checks, closing).add_service(rpc::quota_server(quotas.clone()));
         let other_services = operator_services(other_services, &identity, partitions, (&imbalance, &traffic));
         let read_lease = store.lease_expiry().map(ReadLease::new);
-        let backend =
-            ControlRib { node: node.clone(), store: applied.clone(), read_lease: read_lease.clone() };
+        let backend = ControlRib {
+            node: node.clone(),
+            store: applied.clone(),
+            read_lease: read_lease.clone(),
+            access: indices.access.clone(),
+        };
         let services = RibServer::new(backend, closing.clone()).with_services(other_services);
+        let services = services.map_calls(|calls| guard_calls(calls, access.clone()));
         serve_grpc(tasks, grpc, &services, closing);
         let files = watch_files(&config.sources, &registry, store_tasks, writes_ended);
         let sources = MetricSources {
@@ -213,7 +231,8 @@ impl Control {
         let readiness = Readiness::of(&config.data_dir);
         let verification = readiness.integrity.clone().watch(store.clone(), imbalance.clone());
         spawn_cancellable(store_tasks, writes_ended, verification);
-        serve_pages(tasks, http, http::HttpState { metrics, sources, readiness, closing: closing.clone() });
+        let state = http::HttpState { metrics, sources, readiness, closing: closing.clone() };
+        serve_pages(tasks, (http, access), state);
         store_tasks.spawn(apply_until(store, node, indices, writes_ended.clone()));
         Controllers { read_lease, checks, quotas, imbalance, registry, identity, traffic }
             .spawn(store_tasks, writes_ended);
@@ -361,10 +380,10 @@ fn serve_grpc(tasks: &mut Tasks, listeners: Vec<Listener>, services: &Services, 
     }
 }
 
-fn serve_pages(tasks: &mut Tasks, listener: PageListener, state: http::HttpState) {
+fn serve_pages(tasks: &mut Tasks, (listener, access): (PageListener, Access), state: http::HttpState) {
     let (registry, closing) = (state.sources.registry.router(), state.closing.clone());
     let imbalance = imbalance::router(state.sources.imbalance.clone());
-    let pages = http::router(Arc::new(state), registry).merge(imbalance);
+    let pages = guard_pages(http::router(Arc::new(state), registry).merge(imbalance), access);
     spawn_stoppable(tasks, http::serve(pages, listener, closing, DRAIN));
 }
 
@@ -378,7 +397,8 @@ fn operator_services(
     let (node, store) = (identity.node.clone(), identity.store.clone());
     let traffic = Arc::clone(traffic);
     let planner = TrafficService { traffic: traffic.clone() };
-    let imbalance = ImbalanceService { imbalance: Arc::clone(imbalance), node: node.clone(), traffic };
+    let (imbalance, reporters) = (Arc::clone(imbalance), CallerNumbers::default());
+    let imbalance = ImbalanceService { imbalance, node: node.clone(), traffic, reporters };
     routes
         .add_service(rpc::admin_server(AdminService { node, store, partitions }))
         .add_service(rpc::imbalance_server(imbalance))

@@ -64,7 +64,11 @@ pub(crate) async fn apply_commits(store: Arc<dyn Store>, node: Node, indices: In
             match commits.next().await {
                 Ok(Some(commit)) => {
                     let woken = indices.apply(&commit, &node);
+                    let concerns_access = Indices::concerns_access(&commit);
                     node.apply(commit);
+                    if concerns_access {
+                        indices.access.changed();
+                    }
                     indices.checks.wake(woken);
                 }
                 Ok(None) => return,
@@ -87,6 +91,7 @@ async fn reload(store: &dyn Store, node: &Node, indices: &Indices) -> Result<(),
         // Only this task applies commits, and its revision is below every commit that the store keeps.
         tracing::error!(%behind, "store returned an older state than the node has");
     }
+    indices.access.changed();
     indices.checks.wake(Woken::ALL);
     Ok(())
 }

@@ -4,9 +4,9 @@ use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
 use fairmesh_model::{
-    DefaultAuthorization, Endpoint, Hosts, Invalid, Policy, Prefix, Record, RecordKey, Region, RegionTable,
-    Regions, RoundTrips, Service, ServiceName, ShardMap, ShardMove, TableOrigin, Tenant, Verdicts,
-    WorkloadEntry,
+    DefaultAuthorization, Endpoint, Hosts, Invalid, Label, Policy, Prefix, Record, RecordKey, Region,
+    RegionTable, Regions, RoundTrips, Service, ServiceName, ShardMap, ShardMove, TableOrigin, Tenant,
+    Verdicts, WorkloadEntry, access::RoleBinding,
 };
 use fairmesh_wire::{handshake::Connection, records, shards};
 
@@ -41,6 +41,8 @@ pub(crate) struct View {
     pub(crate) round_trips: RoundTrips,
     pub(crate) hosts: At<Hosts>,
     pub(crate) authorization: Option<DefaultAuthorization>,
+    /// Who may do what with the records, if they were read.
+    pub(crate) roles: BTreeMap<Label, At<RoleBinding>>,
 }
 
 impl<T: Default> Default for At<T> {
@@ -130,6 +132,11 @@ impl View {
         Ok(Self::of(rib_reader::read(connection, &prefixes).await?)?)
     }
 
+    /// Reads the bindings of roles alone.
+    pub(crate) async fn roles(connection: &Connection) -> Result<Self, Failure> {
+        Ok(Self::of(rib_reader::read(connection, &[Prefix::roles()]).await?)?)
+    }
+
     /// Decodes records.
     pub(crate) fn of(stored: Vec<rib_reader::StoredRecord>) -> Result<Self, Invalid> {
         let mut view = Self::default();
@@ -179,6 +186,11 @@ impl View {
             }
             (Record::Hosts(value), _) => self.hosts = At { value, revision },
             (Record::DefaultAuthorization(value), _) => self.authorization = Some(value),
+            (Record::RoleBinding(value), _) => {
+                if let RecordKey::RoleBinding(name) = key {
+                    self.roles.insert(name, At { value, revision });
+                }
+            }
             // Not part of routing.
             (Record::RegionDrain(_) | Record::TrustBundle(_) | Record::JoinedAgent(_), _) => {}
             // Keys of services contain one, and `decode` returns the record that belongs to the key.

@@ -51,9 +51,9 @@ impl JoinToken {
         &self.id
     }
 
-    /// Proves knowledge of the secret, for this name and key only.
-    pub fn proof(&self, agent: &str, request: &[u8]) -> Vec<u8> {
-        hmac::sign(&key(&self.secret), &proved(agent, request)).as_ref().to_vec()
+    /// Proves knowledge of the secret, for this name, region and key only.
+    pub fn proof(&self, agent: &str, region: &str, request: &[u8]) -> Vec<u8> {
+        hmac::sign(&key(&self.secret), &proved(agent, region, request)).as_ref().to_vec()
     }
 
     /// The text to copy. It is secret: [`fmt::Display`] would be too easy to log.
@@ -64,17 +64,20 @@ impl JoinToken {
 }
 
 /// Whether a proof was made with this secret.
-pub(crate) fn is_proved(secret: &[u8], agent: &str, request: &[u8], proof: &[u8]) -> bool {
-    hmac::verify(&key(secret), &proved(agent, request), proof).is_ok()
+pub(crate) fn is_proved(secret: &[u8], (agent, region): (&str, &str), request: &[u8], proof: &[u8]) -> bool {
+    hmac::verify(&key(secret), &proved(agent, region, request), proof).is_ok()
 }
 
 fn key(secret: &[u8]) -> hmac::Key {
     hmac::Key::new(hmac::HMAC_SHA256, secret)
 }
 
-/// Names contain no zero byte.
-fn proved(agent: &str, request: &[u8]) -> Vec<u8> {
-    [b"fairmesh join\0", agent.as_bytes(), b"\0", request].concat()
+/// Names contain no zero byte. Agents of the release before name no region.
+fn proved(agent: &str, region: &str, request: &[u8]) -> Vec<u8> {
+    match region.is_empty() {
+        true => [b"fairmesh join\0", agent.as_bytes(), b"\0", request].concat(),
+        false => [b"fairmesh join 2\0", agent.as_bytes(), b"\0", region.as_bytes(), b"\0", request].concat(),
+    }
 }
 
 /// SHA-256.

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{Label, Tenant};
+use fairmesh_model::{Label, Region, Tenant};
 use serde::{Deserialize, Serialize};
 
 use crate::{IdentityError, JoinToken, MAX_TOKEN_TTL, files, token};
@@ -28,6 +28,9 @@ pub struct TokenGrant {
     pub agent: Label,
     /// The tenants whose services the agent may vouch for; empty: all.
     pub tenants: Vec<Tenant>,
+    /// The region of the agent; `None`: the one that it names.
+    #[serde(default)]
+    pub region: Option<Region>,
     /// Until when, in seconds since 1970.
     pub expires_at: u64,
 }
@@ -50,6 +53,9 @@ pub enum TokenRefused {
     /// It is for another name.
     #[error("the token is for another agent; give --name the name for which it was made")]
     OtherAgent,
+    /// It is for another region.
+    #[error("the token is for the region {0}; give --region the region for which it was made")]
+    OtherRegion(Region),
     /// The disk failed.
     #[error(transparent)]
     Failed(#[from] IdentityError),
@@ -97,17 +103,20 @@ impl Tokens {
     pub fn redeem(
         &self,
         id: &[u8],
-        (agent, request): (&Label, &[u8]),
+        (agent, region, request): (&Label, &str, &[u8]),
         proof: &[u8],
         now: Duration,
     ) -> Result<TokenGrant, TokenRefused> {
         let path = self.path(id);
         let TokenFile { secret, grant } = self.read(&path)?.ok_or(TokenRefused::Unknown)?;
-        if !token::is_proved(&secret, agent.as_str(), request, proof) {
+        if !token::is_proved(&secret, (agent.as_str(), region), request, proof) {
             return Err(TokenRefused::Unknown);
         }
         if grant.agent != *agent {
             return Err(TokenRefused::OtherAgent);
+        }
+        if let Some(granted) = grant.region.as_ref().filter(|granted| granted.as_str() != region) {
+            return Err(TokenRefused::OtherRegion(granted.clone()));
         }
         // The one that removes the file has used the token.
         let used = fs::remove_file(&path).and_then(|()| files::sync_folder_of(&path));

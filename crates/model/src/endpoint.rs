@@ -44,6 +44,8 @@ impl Endpoint {
     /// The label that distinguishes the processes that run under the instance's name one after the other: a number,
     /// greater than those of earlier processes.
     pub const INCARNATION: &str = "fairmesh.incarnation";
+    /// The label with the name of the agent that registered the endpoint; no other agent may act for it until it is lost.
+    pub const AGENT: &str = "fairmesh.agent";
 
     /// The number of the process; 0 if it has none.
     pub fn incarnation(&self) -> u64 {

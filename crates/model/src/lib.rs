@@ -5,6 +5,7 @@
 //! routers. Using the protobuf types everywhere was rejected: they can represent invalid values, so that every reader
 //! would have to validate again.
 
+pub mod access;
 pub mod arith;
 mod authority;
 mod counted;

@@ -3,7 +3,7 @@ mod rib_key;
 
 use crate::{
     DefaultAuthorization, Endpoint, Hosts, JoinedAgent, MeasuredDistances, Policy, RegionDrain, RegionTable,
-    Regions, RoundTrips, Service, ShardMove, TrustBundle, Verdict, WorkloadEntry,
+    Regions, RoundTrips, Service, ShardMove, TrustBundle, Verdict, WorkloadEntry, access::RoleBinding,
 };
 
 pub use revision::{Cursor, Revision, StoreId};
@@ -46,6 +46,8 @@ pub enum Record {
     Workload(WorkloadEntry),
     /// At `authorization`.
     DefaultAuthorization(DefaultAuthorization),
+    /// At `roles/`.
+    RoleBinding(RoleBinding),
 }
 
 impl From<Service> for Record {

@@ -4,6 +4,7 @@
 //! that routers read, and `of` converts back, omitting defaults. Validation during deserialisation was rejected: serde
 //! errors have neither the path of a field nor a hint apart from the message.
 
+mod access;
 mod actions;
 mod authorization;
 mod balancing;
@@ -24,6 +25,7 @@ mod workload;
 use serde::{Deserialize, Serialize};
 
 pub use crate::duration::{read_duration, write_duration};
+pub use access::RoleBindingSpec;
 pub use actions::{
     AbortSpec, DelaySpec, EditsSpec, FaultInjectionSpec, HeadersSpec, HedgeSpec, LimitSpec, MirrorSpec,
     PathRewriteSpec, RedirectSpec, RewriteSpec,
@@ -45,8 +47,8 @@ pub use traffic::{LoadRingSpec, LoadSpec, SharesSpec, TrafficSpec};
 pub use workload::{ProgramSpec, WorkloadSpec};
 
 use crate::{
-    DefaultAuthorization, Endpoint, Hosts, Invalid, Policy, Regions, RoundTrips, Service, ServiceName,
-    ShardMap, WorkloadEntry,
+    DefaultAuthorization, Endpoint, Hosts, Invalid, Label, Policy, Regions, RoundTrips, Service, ServiceName,
+    ShardMap, WorkloadEntry, access::RoleBinding,
 };
 
 /// One document of a file.
@@ -71,6 +73,8 @@ pub enum Document {
     Workload(WorkloadSpec),
     /// What applies to services whose policies have no authorization.
     Authorization(DefaultAuthorizationSpec),
+    /// Who may do what with the records.
+    RoleBinding(RoleBindingSpec),
 }
 
 /// The validated form of a document.
@@ -93,12 +97,23 @@ pub enum Resource {
     Workload(ServiceName, WorkloadEntry),
     /// What applies to services whose policies have no authorization.
     Authorization(DefaultAuthorization),
+    /// Who may do what with the records.
+    RoleBinding(Label, RoleBinding),
 }
 
 impl Document {
     /// Every value of `kind`.
-    pub const KINDS: [&str; 8] =
-        ["Service", "Policy", "Topology", "Hosts", "ShardMap", "Endpoints", "Workload", "Authorization"];
+    pub const KINDS: [&str; 9] = [
+        "Service",
+        "Policy",
+        "Topology",
+        "Hosts",
+        "ShardMap",
+        "Endpoints",
+        "Workload",
+        "Authorization",
+        "RoleBinding",
+    ];
 
     /// The value of `kind`.
     pub fn kind(&self) -> &'static str {
@@ -111,6 +126,7 @@ impl Document {
             Self::Endpoints(_) => "Endpoints",
             Self::Workload(_) => "Workload",
             Self::Authorization(_) => "Authorization",
+            Self::RoleBinding(_) => "RoleBinding",
         }
     }
 
@@ -143,6 +159,10 @@ impl Document {
                 Resource::Workload(name, entry)
             }
             Self::Authorization(spec) => Resource::Authorization(spec.validate()?),
+            Self::RoleBinding(spec) => {
+                let (name, binding) = spec.validate()?;
+                Resource::RoleBinding(name, binding)
+            }
         })
     }
 }
@@ -161,6 +181,7 @@ impl From<&Resource> for Document {
             Resource::Endpoints(name, endpoints) => Self::Endpoints(EndpointsSpec::of(name, endpoints)),
             Resource::Workload(name, entry) => Self::Workload(WorkloadSpec::of(name, entry)),
             Resource::Authorization(default) => Self::Authorization(DefaultAuthorizationSpec::of(*default)),
+            Resource::RoleBinding(name, binding) => Self::RoleBinding(RoleBindingSpec::of(name, binding)),
         }
     }
 }

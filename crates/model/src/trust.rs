@@ -1,6 +1,6 @@
 //! Records of identities: the roots of the trust domain, and the agents that joined it.
 
-use crate::{Tenant, TrustDomain};
+use crate::{Region, Tenant, TrustDomain};
 
 /// Upper bound of roots of a trust domain: one, or the old and the new ones while roots are rotated.
 pub const MAX_ROOTS: usize = 8;
@@ -25,6 +25,8 @@ pub struct JoinedAgent {
     pub tenants: Vec<Tenant>,
     /// When it joined, in seconds since 1970.
     pub joined: u64,
+    /// The only region that it checks and reports for; `None`: any.
+    pub region: Option<Region>,
 }
 
 impl JoinedAgent {

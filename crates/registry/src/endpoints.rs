@@ -7,7 +7,7 @@ mod states;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use fairmesh_model::{Endpoint, EndpointState, Invalid, Prefix, Service, ServiceName};
+use fairmesh_model::{Endpoint, EndpointState, Invalid, Label, Prefix, Service, ServiceName};
 
 pub use instance_claim::{InstanceClaim, InstanceRef};
 pub use states::DrainOutcome;
@@ -29,6 +29,17 @@ pub struct Registration {
     /// The declaration of an undeclared service; without one it is declared as replicated, with the protocol of the
     /// endpoint's label `fairmesh.protocol`.
     pub declaration: Option<Service>,
+}
+
+impl Registration {
+    /// Records the agent that registers the endpoint, whatever the program says of it.
+    pub(crate) fn owned_by(&mut self, agent: Option<&Label>) {
+        let labels = &mut self.endpoint.labels;
+        match agent {
+            Some(agent) => drop(labels.insert(Endpoint::AGENT.into(), agent.to_string())),
+            None => drop(labels.remove(Endpoint::AGENT)),
+        }
+    }
 }
 
 /// A new state for an endpoint.

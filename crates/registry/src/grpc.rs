@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use fairmesh_model::{Invalid, Revision, ServiceName, ShardId, ShardMove};
-use fairmesh_wire::{convert, identity_of, on_behalf_of, transport::Waits, v1};
+use fairmesh_wire::{agent_of, convert, identity_of, on_behalf_of, transport::Waits, v1};
 use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
 
@@ -51,8 +51,12 @@ fn log_and_open<T>(call: &'static str, request: Request<T>) -> T {
 #[tonic::async_trait]
 impl v1::registry_server::Registry for RegistryService {
     async fn register(&self, request: Request<v1::RegisterRequest>) -> RpcResult<v1::RegisterResponse> {
-        let registrations =
+        let agent = agent_of(&request).cloned();
+        let mut registrations =
             each("registrations", log_and_open("register", request).registrations, registration)?;
+        for registration in &mut registrations {
+            registration.owned_by(agent.as_ref());
+        }
         let revision = self.registry.register(&registrations).await?;
         Ok(Response::new(v1::RegisterResponse { revision: self.at(revision) }))
     }

@@ -12,8 +12,8 @@ mod recovery;
 use fairmesh_model::{
     Invalid,
     spec::{
-        self, DefaultAuthorizationSpec, EndpointsSpec, HostsSpec, PolicySpec, Resource, ServiceSpec,
-        ShardMapSpec, TopologySpec, WorkloadSpec,
+        self, DefaultAuthorizationSpec, EndpointsSpec, HostsSpec, PolicySpec, Resource, RoleBindingSpec,
+        ServiceSpec, ShardMapSpec, TopologySpec, WorkloadSpec,
     },
     suggestion,
 };
@@ -122,6 +122,7 @@ fn document(piece: &DocumentText<'_>) -> Result<Document, Diagnostic> {
         "ShardMap" => spec::Document::ShardMap(body::<ShardMapSpec>(piece)?),
         "Endpoints" => spec::Document::Endpoints(body::<EndpointsSpec>(piece)?),
         "Authorization" => spec::Document::Authorization(body::<DefaultAuthorizationSpec>(piece)?),
+        "RoleBinding" => spec::Document::RoleBinding(body::<RoleBindingSpec>(piece)?),
         "Workload" => spec::Document::Workload(body::<WorkloadSpec>(piece)?),
         unknown => {
             let hint = suggestion::hint(unknown, &spec::Document::KINDS);

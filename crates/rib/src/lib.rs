@@ -13,6 +13,8 @@
 // What only serving uses is small.
 #![cfg_attr(not(feature = "server"), allow(dead_code, unreachable_pub))]
 
+#[cfg(feature = "server")]
+pub mod access;
 mod batch;
 pub mod cache;
 mod followed_prefixes;

@@ -31,7 +31,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, service::Routes};
 
-use crate::{Batch, Conflict, Node};
+use crate::{Batch, Conflict, Node, access::Caller};
 
 /// The part of the RIB that a process serves, and what differs between control plane, replica and agent.
 pub trait ServedRib: Clone + Send + Sync + 'static {
@@ -50,6 +50,19 @@ pub trait ServedRib: Clone + Send + Sync + 'static {
         batch: Batch,
         identity: Identity,
     ) -> impl Future<Output = Result<Revision, WriteError>> + Send;
+
+    /// Whether a caller may read and watch a prefix.
+    ///
+    /// # Errors
+    /// The refusal, the same whether there is anything below the prefix.
+    fn permits(&self, _caller: &Caller, _prefix: &Prefix) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Changes when [`ServedRib::permits`] may have; `None` where it never does.
+    fn permission_changes(&self) -> Option<watch::Receiver<u64>> {
+        None
+    }
 
     /// A caller that uses `held` other prefixes starts to use this one. Each successful call is followed by one of
     /// [`ServedRib::release`].
@@ -205,13 +218,16 @@ impl<B: ServedRib> RibServer<B> {
     async fn read_prefixes(
         &self,
         request: v1::ReadRequest,
-        waits: &Waits,
+        (caller, waits): (&Caller, &Waits),
     ) -> Result<v1::ReadResponse, Status> {
         if request.prefixes.len() > MAX_READ_PREFIXES {
             return Err(too_many_prefixes(MAX_READ_PREFIXES));
         }
         let prefixes = request.prefixes.into_iter().map(Prefix::new).collect::<Result<Vec<_>, _>>();
         let prefixes = prefixes.map_err(refused)?;
+        for prefix in &prefixes {
+            self.backend.permits(caller, prefix).map_err(Status::not_found)?;
+        }
         let at_least = request.at_least.map(|at_least| self.number(at_least)).transpose()?;
         let guards = prefixes.iter().enumerate();
         let guards = guards.map(|(held, prefix)| PrefixGuard::new(&self.backend, prefix, held));
@@ -273,12 +289,12 @@ impl<B: ServedRib> v1::rib_server::Rib for RibServer<B> {
     }
 
     async fn read(&self, request: Request<v1::ReadRequest>) -> Result<Response<v1::ReadResponse>, Status> {
-        let waits = Waits::of(&request);
+        let (caller, waits) = (caller_of(&request), Waits::of(&request));
         let request = request.into_inner();
         let awaited = request.at_least.as_ref().map_or(String::new(), |at_least| {
             format!(", or revision {},", at_least.numbers.get(&0).copied().unwrap_or_default())
         });
-        let read = self.read_prefixes(request, &waits);
+        let read = self.read_prefixes(request, (&caller, &waits));
         match waits.run(tokio::time::timeout(MAX_READ_WAIT, read)).await? {
             Ok(read) => read.map(Response::new),
             Err(_) => Err(Status::deadline_exceeded(format!(
@@ -292,7 +308,9 @@ impl<B: ServedRib> v1::rib_server::Rib for RibServer<B> {
         &self,
         request: Request<v1::WatchersRequest>,
     ) -> Result<Response<v1::WatchersResponse>, Status> {
+        let caller = caller_of(&request);
         let prefix = Prefix::new(request.into_inner().prefix).map_err(refused)?;
+        self.backend.permits(&caller, &prefix).map_err(Status::not_found)?;
         let node = self.backend.node();
         let at = node.store().map(|store| Revision { store, ..node.revision() });
         let watchers = node.watchers(&prefix).into_iter().map(|watcher| v1::Watcher {
@@ -307,6 +325,11 @@ impl<B: ServedRib> v1::rib_server::Rib for RibServer<B> {
             age_ms: messages::milliseconds(self.backend.age(&prefix)),
         }))
     }
+}
+
+/// The caller as a check before found it, or as its connection proves it.
+fn caller_of<T>(request: &Request<T>) -> Caller {
+    request.extensions().get::<Caller>().cloned().unwrap_or_else(|| identity_of(request).into())
 }
 
 /// An acquired prefix, released on drop.

@@ -3,6 +3,7 @@
 //! `From` converts to messages and cannot fail; `TryFrom` converts back and validates, with the path of the field in
 //! errors. Durations are whole milliseconds or microseconds on the wire, as each field says; fractions are cut.
 
+mod access;
 mod endpoint;
 mod health;
 mod hosts;

@@ -54,6 +54,7 @@ pub fn encode(record: &Record) -> Bytes {
         Record::JoinedAgent(record) => bytes(&v1::JoinedAgent::from(record)),
         Record::Workload(record) => bytes(&v1::WorkloadEntry::from(record)),
         Record::DefaultAuthorization(record) => bytes(&v1::DefaultAuthorization::from(record)),
+        Record::RoleBinding(record) => bytes(&v1::RoleBinding::from(record)),
     }
 }
 
@@ -82,6 +83,7 @@ pub fn decode(key: &RecordKey, value: &[u8]) -> Result<Record, Invalid> {
         RecordKey::DefaultAuthorization => {
             Record::DefaultAuthorization(message::<v1::DefaultAuthorization>(value)?.try_into()?)
         }
+        RecordKey::RoleBinding(_) => Record::RoleBinding(message::<v1::RoleBinding>(value)?.try_into()?),
         RecordKey::Workload(_) => Record::Workload(message::<v1::WorkloadEntry>(value)?.try_into()?),
         RecordKey::ShardManifest(..)
         | RecordKey::ShardChunk(..)

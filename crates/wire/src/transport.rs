@@ -36,7 +36,7 @@ pub use channel::{CONNECT_TIMEOUT, Channel, connect_channel, connect_channel_laz
 use fairmesh_listen::GuardedStream;
 #[cfg(feature = "server")]
 use fairmesh_model::ProgramFacts;
-use fairmesh_model::{Identity, ServiceName, SpiffeId};
+use fairmesh_model::{Identity, Label, ServiceName, SpiffeId};
 pub use identity::{ExpectedPeer, Handshake, NoIdentity, SecureStream, TlsIdentity};
 #[cfg(feature = "server")]
 pub use listener::{Accepted, BindError, Listener};
@@ -204,8 +204,18 @@ fn configure(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)
 }
 
+/// The agent that registers endpoints for programs of its machine, among the extensions of a request whose caller was
+/// checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallerAgent(pub Label);
+
+/// The agent of the caller's machine, if it called through one that proved its identity.
+pub fn agent_of<T>(request: &tonic::Request<T>) -> Option<&Label> {
+    request.extensions().get::<CallerAgent>().map(|CallerAgent(agent)| agent)
+}
+
 /// The metadata key by which a forwarding process names the original caller.
-const ON_BEHALF_OF: &str = "fairmesh-on-behalf-of";
+pub const ON_BEHALF_OF: &str = "fairmesh-on-behalf-of";
 
 /// The original caller as stated by the forwarding process, for display: an agent knows the programs of its machine.
 /// Empty if not stated. No decision may depend on it, since every client that reaches the port can claim it.

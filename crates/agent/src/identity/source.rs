@@ -97,13 +97,13 @@ impl Shared {
 
     /// The first certificate of this agent.
     async fn join(&self, connection: &Connection, csr: Vec<u8>) -> Result<Certified, Status> {
-        let agent = self.name.to_string();
+        let (agent, region) = (self.name.to_string(), self.region.to_string());
         let (token, proof) = match &self.token {
-            Some(token) => (token.id().to_vec(), token.proof(&agent, &csr)),
+            Some(token) => (token.id().to_vec(), token.proof(&agent, &region, &csr)),
             None => (Vec::new(), Vec::new()),
         };
-        let request =
-            v1::JoinRequest { agent, csr: csr.clone().into(), token: token.into(), proof: proof.into() };
+        let (token, proof) = (token.into(), proof.into());
+        let request = v1::JoinRequest { agent, csr: csr.clone().into(), token, proof, region };
         let mut client = connection.identity();
         let response = within(client.join(request)).await?.into_inner();
         let bundle = bundle_of(&response)?;

@@ -72,10 +72,11 @@ fn parse_op(op: v1::Op) -> Result<DesiredRecord, Invalid> {
             | RecordKey::RoundTrips
             | RecordKey::Hosts
             | RecordKey::DefaultAuthorization
+            | RecordKey::RoleBinding(_)
     );
     if !written_here {
         let problem = format!("{key} is not configuration");
-        let hint = "apply services, policies, workloads, authorization, topology and hosts; endpoints and shard maps belong to the registry";
+        let hint = "apply services, policies, workloads, authorization, role bindings, topology and hosts; endpoints and shard maps belong to the registry";
         return Err(Invalid::new("key", problem, hint));
     }
     // Canonical encoding, so that equal bytes mean an unchanged record.

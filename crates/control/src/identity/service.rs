@@ -8,10 +8,10 @@ use fairmesh_identity::{
     signed::{self, Purpose},
 };
 use fairmesh_model::{
-    Identity, JoinedAgent, Label, MeshRole, Record, RecordKey, ServiceName, SpiffeId, SpiffePath, Tenant,
-    WorkloadEntry,
+    Identity, JoinedAgent, Label, MeshRole, Record, RecordKey, Region, ServiceName, SpiffeId, SpiffePath,
+    Tenant, WorkloadEntry,
 };
-use fairmesh_rib::{Batch, Node, Op};
+use fairmesh_rib::{Batch, Node, Op, access::AccessControl};
 use fairmesh_store::Store;
 use fairmesh_wire::{
     identity_of, on_behalf_of, records,
@@ -32,6 +32,8 @@ pub(crate) struct IdentityService {
     pub(crate) issuing: Option<Arc<Issuing>>,
     pub(crate) node: Node,
     pub(crate) store: Arc<dyn Store>,
+    /// Which agent vouches for which process.
+    pub(crate) access: AccessControl,
 }
 
 #[tonic::async_trait]
@@ -39,7 +41,7 @@ impl identity_server::Identity for IdentityService {
     async fn join(&self, request: Request<v1::JoinRequest>) -> Result<Response<v1::SignedMessage>, Status> {
         let issuing = self.issuing.as_ref().ok_or_else(no_domain)?;
         let is_local = is_own_user(&request);
-        let v1::JoinRequest { agent, csr, token, proof } = request.into_inner();
+        let v1::JoinRequest { agent, csr, token, proof, region } = request.into_inner();
         let agent = Label::new(agent).map_err(|error| Status::invalid_argument(error.to_string()))?;
         let tenants = if token.is_empty() {
             if !is_local {
@@ -50,10 +52,12 @@ impl identity_server::Identity for IdentityService {
             }
             Vec::new()
         } else {
-            redeem(issuing, &token, (&agent, &csr), &proof)?.tenants
+            redeem(issuing, &token, (&agent, &region, &csr), &proof)?.tenants
         };
+        let region = Some(region).filter(|region| !region.is_empty()).map(Region::new).transpose();
+        let region = region.map_err(|error| Status::invalid_argument(error.to_string()))?;
         tracing::info!(%agent, "an agent joins");
-        self.record(&agent, tenants).await?;
+        self.record(&agent, tenants, region).await?;
         self.certify(&csr, SpiffePath::Mesh(MeshRole::Agent, agent)).map(Response::new)
     }
 
@@ -89,9 +93,14 @@ impl identity_server::Identity for IdentityService {
 
 impl IdentityService {
     /// Records an agent, which is what permits it to ask for certificates.
-    async fn record(&self, agent: &Label, tenants: Vec<Tenant>) -> Result<(), Status> {
+    async fn record(
+        &self,
+        agent: &Label,
+        tenants: Vec<Tenant>,
+        region: Option<Region>,
+    ) -> Result<(), Status> {
         let joined = self.issuing.as_ref().map_or(0, |issuing| issuing.clock.now().as_secs());
-        let record = Record::JoinedAgent(JoinedAgent { tenants, joined });
+        let record = Record::JoinedAgent(JoinedAgent { tenants, joined, region });
         let op = Op::put(RecordKey::JoinedAgent(agent.clone()).to_string(), records::encode(&record));
         self.store.write(Batch { ops: vec![op] }).await.map_err(write_error)?;
         Ok(())
@@ -118,13 +127,19 @@ impl IdentityService {
                 joined.vouches_for(&service.tenant)
             }
             SpiffePath::Mesh(MeshRole::Agent, name) => name == agent,
-            SpiffePath::Mesh(MeshRole::Proxy | MeshRole::Operator | MeshRole::Replica, name) => {
-                let rest = name.as_str().strip_prefix(agent.as_str());
-                rest.is_some_and(|rest| rest.starts_with('.'))
+            // A replica reads everything.
+            SpiffePath::Mesh(MeshRole::Replica, name) => {
+                joined.tenants.is_empty() && self.vouches(agent, name)
             }
+            SpiffePath::Mesh(MeshRole::Proxy | MeshRole::Operator, name) => self.vouches(agent, name),
             SpiffePath::Mesh(MeshRole::Control, _) => false,
         };
         if may { Ok(()) } else { refused() }
+    }
+
+    /// Whether a process with this name is of the machine of an agent.
+    fn vouches(&self, agent: &Label, name: &Label) -> bool {
+        self.access.agent_of(name).is_some_and(|(found, _)| found == *agent)
     }
 
     /// A signed response with a certificate.
@@ -168,7 +183,7 @@ impl IdentityService {
 fn redeem(
     issuing: &Issuing,
     token: &[u8],
-    joining: (&Label, &[u8]),
+    joining: (&Label, &str, &[u8]),
     proof: &[u8],
 ) -> Result<TokenGrant, Status> {
     issuing.tokens.redeem(token, joining, proof, issuing.clock.now()).map_err(|refused| match refused {

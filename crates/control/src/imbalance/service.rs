@@ -6,11 +6,14 @@ use std::sync::{
 use fairmesh_imbalance::{AddOutcome, Minute};
 use fairmesh_model::{InstanceId, Invalid, Location, RecordKey, ServiceName};
 use fairmesh_rib::Node;
-use fairmesh_wire::v1::{self, imbalance_server::Imbalance as Service};
+use fairmesh_wire::{
+    identity_of,
+    v1::{self, imbalance_server::Imbalance as Service},
+};
 use tonic::{Request, Response, Status};
 
 use super::{Imbalance, convert, now, query::ReportQuery};
-use crate::traffic::TrafficController;
+use crate::{caller_numbers::CallerNumbers, traffic::TrafficController};
 
 /// Maximum of instance-minutes in one request; agents send at most 2,000.
 const MAX_MINUTES: usize = 10_000;
@@ -23,6 +26,7 @@ pub(crate) struct ImbalanceService {
     pub(crate) node: Node,
     /// Takes reports of calls and load.
     pub(crate) traffic: Arc<TrafficController>,
+    pub(crate) reporters: CallerNumbers,
 }
 
 #[tonic::async_trait]
@@ -31,7 +35,11 @@ impl Service for ImbalanceService {
         &self,
         request: Request<v1::ReportUsageRequest>,
     ) -> Result<Response<v1::ReportUsageResponse>, Status> {
-        let v1::ReportUsageRequest { usages, traffic } = request.into_inner();
+        let identity = identity_of(&request);
+        let v1::ReportUsageRequest { usages, mut traffic } = request.into_inner();
+        if let Some(report) = &mut traffic {
+            report.reporter = self.reporters.of(&identity, report.reporter);
+        }
         let next = traffic.map(|report| self.traffic.record(report)).transpose().map_err(|e| invalid(&e))?;
         let minutes: usize = usages.iter().map(|usage| usage.minutes.len()).sum();
         if minutes > MAX_MINUTES || usages.len() > MAX_MINUTES {

@@ -106,7 +106,7 @@ fn token_of(ca: &Ca) -> fairmesh_identity::JoinToken {
     let tokens = fairmesh_identity::Tokens::open(&ca.folder.path().join("tokens")).unwrap();
     let agent = fairmesh_model::Label::new("web-1").unwrap();
     let expires_at = (now() + HOUR).as_secs();
-    let grant = fairmesh_identity::TokenGrant { agent, tenants: Vec::new(), expires_at };
+    let grant = fairmesh_identity::TokenGrant { agent, tenants: Vec::new(), region: None, expires_at };
     tokens.create(grant, &ca.authority.signing_root(), now()).unwrap().0
 }
 

@@ -41,6 +41,8 @@ pub enum RecordKey {
     Hosts,
     /// `/g/authorization`: what applies to services without rules.
     DefaultAuthorization,
+    /// `/g/roles/{name}`: who may do what with the records.
+    RoleBinding(Label),
     /// `/g/identity/bundle`: the roots of the trust domain.
     TrustBundle,
     /// `/g/identity/agents/{name}`: an agent that joined the trust domain.
@@ -217,6 +219,11 @@ impl Prefix {
         Self("/g/topology/".into())
     }
 
+    /// The bindings of roles.
+    pub fn roles() -> Self {
+        Self("/g/roles/".into())
+    }
+
     /// The trust bundle and the agents that joined.
     pub fn identity() -> Self {
         Self("/g/identity/".into())
@@ -304,6 +311,7 @@ impl RecordKey {
             | Self::TrustBundle
             | Self::DefaultAuthorization
             | Self::MeshHistory(..)
+            | Self::RoleBinding(_)
             | Self::JoinedAgent(_) => None,
         }
     }
@@ -331,6 +339,7 @@ impl RecordKey {
             ["history", kind, revision] => {
                 Self::MeshHistory(MeshHistoryKind::read(kind)?, revision.parse().ok()?)
             }
+            ["roles", name] => Self::RoleBinding(Label::new(name).ok()?),
             ["identity", "bundle"] => Self::TrustBundle,
             ["identity", "agents", name] => Self::JoinedAgent(Label::new(name).ok()?),
             _ => return None,
@@ -404,6 +413,7 @@ impl fmt::Display for RecordKey {
                 Self::TrustBundle => f.write_str("/g/identity/bundle"),
                 Self::DefaultAuthorization => f.write_str("/g/authorization"),
                 Self::JoinedAgent(name) => write!(f, "/g/identity/agents/{name}"),
+                Self::RoleBinding(name) => write!(f, "/g/roles/{name}"),
                 _ => f.write_str("/g/topology/rtt"),
             };
         };
@@ -433,6 +443,7 @@ impl fmt::Display for RecordKey {
             | Self::TrustBundle
             | Self::DefaultAuthorization
             | Self::MeshHistory(..)
+            | Self::RoleBinding(_)
             | Self::JoinedAgent(_) => Ok(()),
         }
     }
@@ -466,6 +477,7 @@ mod tests {
             RecordKey::Hosts,
             RecordKey::TrustBundle,
             RecordKey::DefaultAuthorization,
+            RecordKey::RoleBinding(Label::new("shop-operators").unwrap()),
             RecordKey::JoinedAgent(Label::new("web-1").unwrap()),
         ];
         for key in keys {

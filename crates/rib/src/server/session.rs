@@ -23,7 +23,7 @@ use super::{
     outbox::Outbox,
     refused, too_many_prefixes,
 };
-use crate::{PeerInfo, Update, Watcher};
+use crate::{PeerInfo, Update, Watcher, access::Caller};
 
 /// About how many bytes one write to the socket takes: a write for each of many small messages would be costly.
 const WRITE_BATCH_BYTES: usize = 64 * 1024;
@@ -48,6 +48,9 @@ pub(super) struct Session<B: ServedRib> {
     /// Whether the caller announced more subscriptions to be served together.
     more_follows: bool,
     ages: Option<WatchStream<u64>>,
+    permissions: Option<WatchStream<u64>>,
+    /// Whether subscriptions have to be checked again.
+    check_due: bool,
     /// Whether the caller was told that all its data is current.
     reported_current: bool,
     /// Whether the caller takes age updates.
@@ -81,6 +84,7 @@ impl<B: ServedRib> Session<B> {
     ) -> Self {
         let followed = backend.node().followed().watch();
         let ages = backend.age_changes().map(WatchStream::from_changes);
+        let permissions = backend.permission_changes().map(WatchStream::from_changes);
         Self {
             backend,
             watcher,
@@ -93,6 +97,8 @@ impl<B: ServedRib> Session<B> {
             pull_due: false,
             more_follows: false,
             ages,
+            permissions,
+            check_due: false,
             reported_current: true,
             takes_age_updates: false,
             ack_requested: 0,
@@ -144,10 +150,35 @@ impl<B: ServedRib> Session<B> {
         {
             self.prepared(&prefix, ready);
         }
+        while let Some(permissions) = &mut self.permissions
+            && let Poll::Ready(Some(_)) = permissions.poll_next_unpin(cx)
+        {
+            self.check_due = true;
+        }
+        if self.check_due {
+            self.end_forbidden();
+        }
         while self.watcher.poll_woken(cx).is_ready() || self.poll_ticked(cx).is_ready() {
             self.pull_due = true;
         }
         Ok(())
+    }
+
+    /// Ends the subscriptions that the caller may no longer have, as far as there is room for refusals.
+    fn end_forbidden(&mut self) {
+        let caller = Caller::from(self.watched.identity().clone());
+        let refused = |prefix: &Prefix| Some((prefix.clone(), self.backend.permits(&caller, prefix).err()?));
+        let forbidden: Vec<_> = self.subscriptions.keys().filter_map(refused).collect();
+        self.check_due = false;
+        for (prefix, reason) in forbidden {
+            if self.outbox.is_full() {
+                self.check_due = true;
+                return;
+            }
+            self.watcher.unsubscribe(&prefix);
+            self.subscriptions.remove(&prefix);
+            self.outbox.refuse(&prefix, reason);
+        }
     }
 
     /// Ready when all is sent.
@@ -284,6 +315,11 @@ impl<B: ServedRib> Session<B> {
             if existing.served {
                 self.watcher.subscribe(prefix, existing.from.clone());
             }
+            return Ok(());
+        }
+        let caller = Caller::from(self.watched.identity().clone());
+        if let Err(reason) = self.backend.permits(&caller, &prefix) {
+            self.outbox.refuse(&prefix, reason);
             return Ok(());
         }
         if self.subscriptions.len() >= MAX_PREFIXES || self.preparing.len() >= MAX_PREFIXES {

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use fairmesh_model::{
-    Invalid, JoinedAgent, MAX_CERTIFICATE, MAX_ROOTS, MAX_TENANTS, Tenant, TrustBundle, TrustDomain,
+    Invalid, JoinedAgent, MAX_CERTIFICATE, MAX_ROOTS, MAX_TENANTS, Region, Tenant, TrustBundle, TrustDomain,
 };
 
 use crate::v1;
@@ -33,7 +33,11 @@ impl TryFrom<v1::TrustBundle> for TrustBundle {
 
 impl From<JoinedAgent> for v1::JoinedAgent {
     fn from(agent: JoinedAgent) -> Self {
-        Self { tenants: agent.tenants.into_iter().map(String::from).collect(), joined: agent.joined }
+        Self {
+            tenants: agent.tenants.into_iter().map(String::from).collect(),
+            joined: agent.joined,
+            region: agent.region.map(String::from).unwrap_or_default(),
+        }
     }
 }
 
@@ -46,6 +50,11 @@ impl TryFrom<v1::JoinedAgent> for JoinedAgent {
             return Err(Invalid::new("tenants", problem, format!("give at most {MAX_TENANTS}")));
         }
         let tenants = message.tenants.into_iter().map(Tenant::try_from).collect::<Result<_, _>>();
-        Ok(Self { tenants: tenants.map_err(|e| e.within("tenants"))?, joined: message.joined })
+        let region = Some(message.region).filter(|region| !region.is_empty()).map(Region::try_from);
+        Ok(Self {
+            tenants: tenants.map_err(|e| e.within("tenants"))?,
+            joined: message.joined,
+            region: region.transpose().map_err(|e| e.within("region"))?,
+        })
     }
 }

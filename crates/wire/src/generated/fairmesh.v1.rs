@@ -1963,6 +1963,72 @@ pub struct JoinedAgent {
     /// When it joined, in seconds since 1970.
     #[prost(uint64, tag = "2")]
     pub joined: u64,
+    /// The only region that it checks and reports for; empty: any.
+    #[prost(string, tag = "3")]
+    pub region: ::prost::alloc::string::String,
+}
+/// Who may do what with the records, at roles/.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RoleBinding {
+    #[prost(enumeration = "role_binding::Role", tag = "1")]
+    pub role: i32,
+    /// Of viewers and operators, at most 1000; empty: all.
+    #[prost(string, repeated, tag = "2")]
+    pub tenants: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Of registrars, as tenant/service, at most 1000.
+    #[prost(string, repeated, tag = "3")]
+    pub services: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Identities and patterns of them, uid:N, user:NAME, group:NAME, anonymous; 1 to 1000.
+    #[prost(string, repeated, tag = "4")]
+    pub subjects: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+/// Nested message and enum types in `RoleBinding`.
+pub mod role_binding {
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Role {
+        Unspecified = 0,
+        Viewer = 1,
+        Operator = 2,
+        Registrar = 3,
+        Admin = 4,
+    }
+    impl Role {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Unspecified => "ROLE_UNSPECIFIED",
+                Self::Viewer => "VIEWER",
+                Self::Operator => "OPERATOR",
+                Self::Registrar => "REGISTRAR",
+                Self::Admin => "ADMIN",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "ROLE_UNSPECIFIED" => Some(Self::Unspecified),
+                "VIEWER" => Some(Self::Viewer),
+                "OPERATOR" => Some(Self::Operator),
+                "REGISTRAR" => Some(Self::Registrar),
+                "ADMIN" => Some(Self::Admin),
+                _ => None,
+            }
+        }
+    }
 }
 /// Which callers may use a service.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -4422,6 +4488,21 @@ pub mod checker_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReadAuditRequest {
+    /// Entries after this one; 0: from the oldest that is kept.
+    #[prost(uint64, tag = "1")]
+    pub after: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReadAuditResponse {
+    /// As in the file, a JSON object each; fewer than there are if they fill a message.
+    #[prost(string, repeated, tag = "1")]
+    pub entries: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// No entry follows.
+    #[prost(bool, tag = "2")]
+    pub last: bool,
+}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SplitStoreRequest {
     /// etcd://HOST:PORT,…/ROOT: a partition, or an empty root, which becomes one.
@@ -4766,6 +4847,31 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Admin", "SplitStore"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// The log of writes of this control plane, oldest first.
+        pub async fn read_audit(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReadAuditRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadAuditResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codegen::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/fairmesh.v1.Admin/ReadAudit",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("fairmesh.v1.Admin", "ReadAudit"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -4812,6 +4918,14 @@ pub mod admin_server {
             &self,
             request: tonic::Request<super::SplitStoreRequest>,
         ) -> std::result::Result<tonic::Response<Self::SplitStoreStream>, tonic::Status>;
+        /// The log of writes of this control plane, oldest first.
+        async fn read_audit(
+            &self,
+            request: tonic::Request<super::ReadAuditRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadAuditResponse>,
+            tonic::Status,
+        >;
     }
     #[derive(Debug)]
     pub struct AdminServer<T> {
@@ -5060,6 +5174,49 @@ pub mod admin_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/fairmesh.v1.Admin/ReadAudit" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReadAuditSvc<T: Admin>(pub Arc<T>);
+                    impl<T: Admin> tonic::server::UnaryService<super::ReadAuditRequest>
+                    for ReadAuditSvc<T> {
+                        type Response = super::ReadAuditResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReadAuditRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Admin>::read_audit(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReadAuditSvc(inner);
+                        let codec = crate::codegen::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)
@@ -6167,6 +6324,10 @@ pub struct JoinRequest {
     pub token: ::prost::bytes::Bytes,
     #[prost(bytes = "bytes", tag = "4")]
     pub proof: ::prost::bytes::Bytes,
+    /// The region of the agent, which it alone may be the checker of and reports for from then on, unless the token names
+    /// one; the MAC covers it too.
+    #[prost(string, tag = "5")]
+    pub region: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct IssueRequest {
@@ -6237,6 +6398,25 @@ pub struct CreateTokenRequest {
     /// How long it can be used.
     #[prost(uint64, tag = "3")]
     pub ttl_seconds: u64,
+    /// The region of the agent; empty: the one that it names when it joins.
+    #[prost(string, tag = "4")]
+    pub region: ::prost::alloc::string::String,
+}
+/// What a process states of a call that others forward, in the metadata `fairmesh-statement-bin`, as a SignedMessage.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CallStatement {
+    /// The path of the call, such as /fairmesh.v1.Registry/Register.
+    #[prost(string, tag = "1")]
+    pub path: ::prost::alloc::string::String,
+    /// The program for which it calls, as in the metadata `fairmesh-on-behalf-of`; empty: itself.
+    #[prost(string, tag = "2")]
+    pub on_behalf_of: ::prost::alloc::string::String,
+    /// SHA-256 of the message.
+    #[prost(bytes = "bytes", tag = "3")]
+    pub digest: ::prost::bytes::Bytes,
+    /// In seconds since 1970.
+    #[prost(uint64, tag = "4")]
+    pub signed_at: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CreateTokenResponse {

@@ -33,6 +33,7 @@ fn keys() -> Vec<RecordKey> {
         RecordKey::JoinedAgent(Label::new("web-1").unwrap()),
         RecordKey::Workload(cart()),
         RecordKey::DefaultAuthorization,
+        RecordKey::RoleBinding(Label::new("shop").unwrap()),
     ]
 }
 

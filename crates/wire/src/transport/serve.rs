@@ -50,6 +50,14 @@ impl Services {
     }
 }
 
+impl Services {
+    /// The same with other calls, such as those behind a check.
+    #[must_use]
+    pub fn map_calls(self, change: impl FnOnce(Routes) -> Routes) -> Self {
+        Self { calls: change(self.calls), ..self }
+    }
+}
+
 impl From<Routes> for Services {
     /// Only calls; watches are closed.
     fn from(calls: Routes) -> Self {

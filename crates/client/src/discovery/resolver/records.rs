@@ -296,7 +296,8 @@ impl ServiceRecords {
             | Record::TrustBundle(_)
             | Record::JoinedAgent(_)
             | Record::Workload(_)
-            | Record::DefaultAuthorization(_) => {}
+            | Record::DefaultAuthorization(_)
+            | Record::RoleBinding(_) => {}
         }
         Ok(())
     }

@@ -19,7 +19,7 @@ pub(super) async fn list(args: ReadArgs) -> Result<(), Failure> {
             _ => {}
         }
     }
-    let mut listing = Listing::new(&["ID", "TENANTS", "JOINED"]);
+    let mut listing = Listing::new(&["ID", "TENANTS", "REGION", "JOINED"]);
     listing.why_empty = Some(match &bundle {
         None => "the mesh has no trust domain; start a control plane with --trust-domain NAME".into(),
         Some(bundle) => format!("no agent has joined the trust domain {} yet", bundle.domain),
@@ -31,8 +31,9 @@ pub(super) async fn list(args: ReadArgs) -> Result<(), Failure> {
             .map_or_else(|| path.to_string(), |it| path.clone().within(&it.domain).to_string());
         let tenants: Vec<_> = agent.tenants.iter().map(ToString::to_string).collect();
         let shown = if tenants.is_empty() { "all".to_owned() } else { tenants.join(", ") };
-        let item = json!({ "id": id, "tenants": tenants, "joined": agent.joined });
-        listing.add(vec![id, shown, timestamp(agent.joined)], item);
+        let region = agent.region.map(String::from);
+        let item = json!({ "id": id, "tenants": tenants, "region": region, "joined": agent.joined });
+        listing.add(vec![id, shown, region.unwrap_or_else(|| "any".into()), timestamp(agent.joined)], item);
     }
     listing.print(args.output.format())
 }

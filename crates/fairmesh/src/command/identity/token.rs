@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use fairmesh_model::{Label, Tenant, spec};
+use fairmesh_model::{Label, Region, Tenant, spec};
 use fairmesh_wire::v1::CreateTokenRequest;
 use serde_json::json;
 
@@ -23,6 +23,9 @@ pub(crate) struct TokenArgs {
     /// A tenant whose services the agent may vouch for; may be repeated [default: all].
     #[arg(long = "tenant", value_name = "NAME")]
     tenants: Vec<Tenant>,
+    /// The region of the agent, which alone it may check and report for [default: the one that it joins with].
+    #[arg(long)]
+    region: Option<Region>,
     /// How long the token can be used; at most 168h.
     #[arg(long, value_parser = spec::read_duration, default_value = "1h")]
     ttl: Duration,
@@ -39,6 +42,7 @@ pub(super) async fn run(args: TokenArgs) -> Result<(), Failure> {
         agent: args.agent.to_string(),
         tenants: args.tenants.into_iter().map(String::from).collect(),
         ttl_seconds: args.ttl.as_secs(),
+        region: args.region.map(String::from).unwrap_or_default(),
     };
     let made = connection.authority().create_token(request).await;
     let made = made.map_err(|status| Failure::from_status(&status))?.into_inner();

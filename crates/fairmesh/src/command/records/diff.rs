@@ -58,10 +58,14 @@ pub(crate) async fn run(args: DiffArgs) -> Result<ExitCode, Failure> {
             | Resource::ShardMap(name, _)
             | Resource::Workload(name, _)
             | Resource::Endpoints(name, _) => Some(name.clone()),
-            Resource::Topology(..) | Resource::Hosts(_) | Resource::Authorization(_) => None,
+            Resource::Topology(..)
+            | Resource::Hosts(_)
+            | Resource::Authorization(_)
+            | Resource::RoleBinding(..) => None,
         };
         let view = match scope {
             Some(name) => View::read(&connection, &Scope::Service(name), EVERY_KIND).await?,
+            None if matches!(one.resource, Resource::RoleBinding(..)) => View::roles(&connection).await?,
             None => View::topology(&connection).await?,
         };
         differences.extend(difference(one, stored(&one.resource, &view).as_ref())?);
@@ -89,6 +93,9 @@ fn stored(resource: &Resource, view: &View) -> Option<Resource> {
         Resource::Hosts(_) if view.hosts.value.is_empty() => None,
         Resource::Hosts(_) => Some(Resource::Hosts(view.hosts.value.clone())),
         Resource::Authorization(_) => view.authorization.map(Resource::Authorization),
+        Resource::RoleBinding(name, _) => {
+            Some(Resource::RoleBinding(name.clone(), view.roles.get(name)?.value.clone()))
+        }
         Resource::Endpoints(..) => None,
     }
 }

@@ -8,6 +8,7 @@ mod hosts;
 mod list_output;
 mod policies;
 mod regions;
+mod roles;
 mod services;
 mod shards;
 mod tables;
@@ -108,6 +109,9 @@ pub(crate) enum Kind {
     Workloads,
     /// Who may call which service.
     Authorization,
+    /// Who may do what with the records.
+    #[value(aliases = ["role", "rolebindings", "rolebinding"])]
+    Roles,
 }
 
 impl Kind {
@@ -124,6 +128,7 @@ impl Kind {
             Self::Moves => &["moves"],
             Self::Tables => &["policies", "tables"],
             Self::Workloads => &["workloads"],
+            Self::Roles => &[],
         }
     }
 }
@@ -160,7 +165,10 @@ fn read_folders(kind: Kind) -> Vec<&'static str> {
 }
 
 async fn list(connection: &Connection, args: &GetArgs) -> Result<Listing, Failure> {
-    let view = View::read(connection, &args.scope(), &read_folders(args.kind)).await?;
+    let view = match args.kind {
+        Kind::Roles => View::roles(connection).await?,
+        _ => View::read(connection, &args.scope(), &read_folders(args.kind)).await?,
+    };
     if let Some(name) = &args.service
         && view.service(name)?.service.is_none()
     {
@@ -192,6 +200,7 @@ async fn listing(connection: &Connection, args: &GetArgs, view: &View) -> Result
         Kind::Tables => tables::tables(view),
         Kind::Watchers => fleet::watchers(connection, view).await?,
         Kind::Workloads => workloads::workloads(view),
+        Kind::Roles => roles::roles(view),
         Kind::Authorization => authorization::authorization(view),
     })
 }

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use fairmesh_model::*;
+use fairmesh_model::{
+    access::{AccessRole, RoleBinding, Subject},
+    *,
+};
 use proptest::{collection, option, prelude::*, sample::select};
 
 fn name<N: std::str::FromStr<Err = Invalid> + std::fmt::Debug>() -> impl Strategy<Value = N> {
@@ -454,8 +457,8 @@ fn trust_bundle() -> impl Strategy<Value = TrustBundle> {
 }
 
 fn joined_agent() -> impl Strategy<Value = JoinedAgent> {
-    (collection::vec(name(), 0..5), any::<u64>())
-        .prop_map(|(tenants, joined)| JoinedAgent { tenants, joined })
+    (collection::vec(name(), 0..5), any::<u64>(), option::of(name()))
+        .prop_map(|(tenants, joined, region)| JoinedAgent { tenants, joined, region })
 }
 
 fn workload() -> impl Strategy<Value = WorkloadEntry> {
@@ -470,6 +473,28 @@ fn workload() -> impl Strategy<Value = WorkloadEntry> {
     });
     (collection::vec(name(), 0..3), collection::vec(selector, 1..4))
         .prop_map(|(agents, programs)| WorkloadEntry { agents, programs })
+}
+
+fn role_binding() -> impl Strategy<Value = RoleBinding> {
+    let subject = prop_oneof![
+        any::<u32>().prop_map(Subject::Uid),
+        "[a-z]{1,8}".prop_map(Subject::User),
+        "[a-z]{1,8}".prop_map(Subject::Group),
+        Just(Subject::Anonymous),
+        "[a-z]{1,8}/\\*".prop_map(|text| Subject::parse(&text).unwrap()),
+    ];
+    (0..3, collection::vec(name(), 0..3), collection::vec(subject, 1..4)).prop_map(
+        |(role, tenants, subjects)| match role {
+            0 => RoleBinding { role: AccessRole::Operator, tenants, services: Vec::new(), subjects },
+            1 => RoleBinding { role: AccessRole::Admin, tenants: Vec::new(), services: Vec::new(), subjects },
+            _ => RoleBinding {
+                role: AccessRole::Registrar,
+                tenants: Vec::new(),
+                services: vec![ServiceName::new("shop/cart").unwrap()],
+                subjects,
+            },
+        },
+    )
 }
 
 /// Any record, at one of its valid keys.
@@ -509,5 +534,7 @@ pub(super) fn entry() -> impl Strategy<Value = (RecordKey, Record)> {
             .prop_map(|default| (RecordKey::DefaultAuthorization, Record::DefaultAuthorization(default))),
         (service_name(), workload())
             .prop_map(|(name, entry)| (RecordKey::Workload(name), Record::Workload(entry))),
+        (name(), role_binding())
+            .prop_map(|(name, binding)| (RecordKey::RoleBinding(name), Record::RoleBinding(binding))),
     ]
 }

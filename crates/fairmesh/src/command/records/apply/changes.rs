@@ -36,6 +36,11 @@ pub(super) fn of(resources: &[Resource]) -> Vec<Change> {
                 let (key, record) = (RecordKey::DefaultAuthorization, Record::DefaultAuthorization(*default));
                 changes.push((2, Change::new("Authorization", "authorization".into(), &key, &record)));
             }
+            Resource::RoleBinding(name, binding) => {
+                let key = RecordKey::RoleBinding(name.clone());
+                let record = Record::RoleBinding(binding.clone());
+                changes.push((2, Change::new("RoleBinding", name.to_string(), &key, &record)));
+            }
             Resource::Hosts(hosts) => {
                 let hosts = Record::Hosts(hosts.clone());
                 changes.push((0, Change::new("Hosts", "hosts".into(), &RecordKey::Hosts, &hosts)));

@@ -130,6 +130,7 @@ pub(crate) fn mentioned(resource: &Resource) -> Vec<Mention> {
         | Resource::Hosts(_)
         | Resource::Endpoints(..)
         | Resource::Workload(..)
+        | Resource::RoleBinding(..)
         | Resource::Authorization(_) => Vec::new(),
     }
 }

@@ -1,0 +1,89 @@
+//! The check of calls over gRPC.
+
+use axum::{
+    body::{Body, to_bytes},
+    extract::{Request, State},
+    middleware::{Next, from_fn_with_state},
+    response::Response,
+};
+use bytes::Bytes;
+use fairmesh_wire::rpc::MAX_MESSAGE;
+use tonic::{Status, service::Routes};
+
+use super::{
+    Access, caller,
+    table::{Access as Needed, METHODS},
+};
+
+/// The bytes before a message: whether it is compressed, and its length.
+const FRAME: usize = 5;
+
+/// The same services behind the check.
+pub(crate) fn guard_calls(routes: Routes, access: Access) -> Routes {
+    Routes::from(routes.into_axum_router().layer(from_fn_with_state(access, guard)))
+}
+
+async fn guard(State(access): State<Access>, request: Request, next: Next) -> Response {
+    match check(&access, request).await {
+        Ok(request) => next.run(request).await,
+        Err(refused) => refused.into_http(),
+    }
+}
+
+/// The call, if its caller may make it.
+async fn check(access: &Access, request: Request) -> Result<Request, Status> {
+    let Some(method) = METHODS.iter().find(|method| method.path == request.uri().path()) else {
+        return Err(Status::unimplemented("this process does not serve the method"));
+    };
+    if !access.control.is_strict() {
+        return Ok(request);
+    }
+    let needs = match &method.access {
+        Needed::Of(needs) => needs,
+        Needed::Everyone | Needed::OwnUser => return Ok(request),
+        Needed::Prefixes => {
+            let mut request = request;
+            let caller = caller::of_connection(request.headers(), request.extensions());
+            request.extensions_mut().insert(caller);
+            return Ok(request);
+        }
+    };
+    let (mut head, body) = request.into_parts();
+    let body =
+        to_bytes(body, MAX_MESSAGE + FRAME).await.map_err(|error| Status::from_error(Box::new(error)))?;
+    let caller = caller::of_connection(&head.headers, &head.extensions);
+    let refused = access.check(&caller, &needs(message(&body)?)?);
+    if let Err(refused) = refused {
+        tracing::debug!(caller = %caller.identity, method = method.path, reason = refused.message(), "call refused");
+        return Err(refused);
+    }
+    caller::describe(&caller, &mut head.extensions);
+    Ok(Request::from_parts(head, Body::from(body)))
+}
+
+/// The one message of a request.
+fn message(body: &Bytes) -> Result<&[u8], Status> {
+    let unreadable = || Status::invalid_argument("the request is not one message without compression");
+    let (frame, message) = body.split_first_chunk::<FRAME>().ok_or_else(unreadable)?;
+    let length = u32::from_be_bytes([frame[1], frame[2], frame[3], frame[4]]);
+    match frame[0] == 0 && usize::try_from(length).is_ok_and(|length| length == message.len()) {
+        true => Ok(message),
+        false => Err(unreadable()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_exactly_one_message() {
+        let body = |bytes: &[u8]| Bytes::copy_from_slice(bytes);
+        assert_eq!(message(&body(&[0, 0, 0, 0, 2, 7, 8])).unwrap(), [7, 8]);
+        for wrong in
+            [&[][..], &[0, 0, 0, 0], &[1, 0, 0, 0, 1, 7], &[0, 0, 0, 0, 1, 7, 8], &[0, 0, 0, 0, 2, 7]]
+        {
+            assert!(message(&body(wrong)).is_err(), "{wrong:?}");
+        }
+    }
+}

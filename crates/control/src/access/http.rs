@@ -1,0 +1,149 @@
+//! The check of requests over HTTP. Its callers have no identity: a role binding for `anonymous` permits them.
+
+use axum::{
+    Json, Router,
+    body::{Body, Bytes, to_bytes},
+    extract::{FromRequestParts as _, MatchedPath, Query, RawPathParams, Request, State},
+    http::StatusCode,
+    middleware::{Next, from_fn_with_state},
+    response::{IntoResponse as _, Response},
+};
+use fairmesh_model::{InstanceId, Invalid, ServiceName};
+use serde::{Deserialize, Serialize};
+use tonic::{Code, Status};
+
+use super::{
+    Access, caller,
+    needs::Need,
+    table::{PageAccess, ROUTES},
+};
+
+/// The largest body, as the registry has it.
+const MAX_BODY: usize = 1 << 20;
+
+/// The parts of bodies that name instances.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Named {
+    service: String,
+    instance: String,
+    instances: Vec<String>,
+    endpoints: Vec<NamedInstance>,
+    reports: Vec<NamedInstance>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct NamedInstance {
+    instance: String,
+}
+
+/// Error body, as the registry's.
+#[derive(Serialize)]
+struct Failure {
+    error: String,
+    field: &'static str,
+    hint: &'static str,
+}
+
+/// The same pages behind the check.
+pub(crate) fn guard_pages(pages: Router, access: Access) -> Router {
+    pages.layer(from_fn_with_state(access, guard))
+}
+
+async fn guard(State(access): State<Access>, request: Request, next: Next) -> Response {
+    match check(&access, request).await {
+        Ok(request) => next.run(request).await,
+        Err(response) => response,
+    }
+}
+
+async fn check(access: &Access, request: Request) -> Result<Request, Response> {
+    if !access.control.is_strict() {
+        return Ok(request);
+    }
+    let (mut head, body) = request.into_parts();
+    let Some(path) = head.extensions.get::<MatchedPath>().map(|path| path.as_str().to_owned()) else {
+        // No page: the fallback says so.
+        return Ok(Request::from_parts(head, body));
+    };
+    // HEAD is answered as GET.
+    let method = if head.method == "HEAD" { "GET" } else { head.method.as_str() };
+    let row = ROUTES.iter().find(|(listed, route, _)| *listed == method && *route == path);
+    let needed = match row {
+        Some((_, _, PageAccess::Everyone)) => return Ok(Request::from_parts(head, body)),
+        Some((_, _, needed)) => *needed,
+        // Of a path with other methods: the router says so.
+        None if ROUTES.iter().any(|(_, route, _)| *route == path) => {
+            return Ok(Request::from_parts(head, body));
+        }
+        None => return Err(refused(&Status::permission_denied("the page is not listed"))),
+    };
+    let params = RawPathParams::from_request_parts(&mut head, &()).await.ok();
+    let param = |name: &str| {
+        let found = params.as_ref()?.iter().find(|(key, _)| *key == name)?;
+        Some(found.1.to_owned())
+    };
+    let service =
+        param("tenant").zip(param("service")).map(|(tenant, service)| format!("{tenant}/{service}"));
+    let body = to_bytes(body, MAX_BODY).await.map_err(too_large)?;
+    let query =
+        || Query::<Named>::try_from_uri(&head.uri).map(|Query(query)| query.service).unwrap_or_default();
+    let needs = needs(needed, service, &body, query).map_err(|invalid| {
+        (
+            StatusCode::BAD_REQUEST,
+            Json(Failure { error: invalid.to_string(), field: "", hint: "see docs/http.md" }),
+        )
+            .into_response()
+    })?;
+    let caller = caller::of_connection(&head.headers, &head.extensions);
+    access.check(&caller, &needs).map_err(|status| refused(&status))?;
+    Ok(Request::from_parts(head, Body::from(body)))
+}
+
+fn needs(
+    needed: PageAccess,
+    service: Option<String>,
+    body: &Bytes,
+    query: impl FnOnce() -> String,
+) -> Result<Vec<Need>, Invalid> {
+    let of_path = || ServiceName::new(service.clone().unwrap_or_default());
+    let named = || {
+        serde_json::from_slice::<Named>(body)
+            .map_err(|error| Invalid::new("", format!("the body cannot be read: {error}"), "send JSON"))
+    };
+    Ok(match needed {
+        PageAccess::Everyone => Vec::new(),
+        PageAccess::View => vec![Need::View(of_path()?)],
+        PageAccess::Operate => vec![Need::Operate(of_path()?)],
+        PageAccess::ViewQueried => match query() {
+            all if all.is_empty() => vec![Need::ViewAll],
+            service => vec![Need::View(ServiceName::new(service)?)],
+        },
+        PageAccess::ServeShards => vec![Need::Serve(of_path()?, InstanceId::new(named()?.instance)?)],
+        PageAccess::Serve => {
+            let named = named()?;
+            let service = ServiceName::new(named.service)?;
+            let listed = named.endpoints.into_iter().chain(named.reports).map(|one| one.instance);
+            let instances = named.instances.into_iter().chain(listed);
+            let need = |instance| Ok(Need::Serve(service.clone(), InstanceId::new(instance)?));
+            let needs: Vec<_> = instances.map(need).collect::<Result<_, Invalid>>()?;
+            // A body that names none is answered only to those that might name one.
+            if needs.is_empty() { vec![Need::ServeAny(service)] } else { needs }
+        }
+    })
+}
+
+fn refused(status: &Status) -> Response {
+    let code = match status.code() {
+        Code::NotFound => StatusCode::NOT_FOUND,
+        _ => StatusCode::FORBIDDEN,
+    };
+    let hint = "callers of these pages are 'anonymous' in role bindings";
+    (code, Json(Failure { error: status.message().to_owned(), field: "", hint })).into_response()
+}
+
+fn too_large(error: axum::Error) -> Response {
+    let failure = Failure { error: error.to_string(), field: "", hint: "send at most 1 MiB" };
+    (StatusCode::PAYLOAD_TOO_LARGE, Json(failure)).into_response()
+}

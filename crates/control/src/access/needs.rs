@@ -1,0 +1,28 @@
+use fairmesh_model::{InstanceId, RecordKey, Region, ServiceName};
+
+/// What one call needs of its caller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// Reads the records of a service.
+    View(ServiceName),
+    /// Reads what belongs to all tenants.
+    ViewAll,
+    /// Writes a record.
+    Write(RecordKey),
+    /// Changes the shard map of a service.
+    Operate(ServiceName),
+    /// Acts for an instance.
+    Serve(ServiceName, InstanceId),
+    /// Reports about servers of a service.
+    ServeAny(ServiceName),
+    /// Reports about calls to a service.
+    CallFrom(ServiceName),
+    /// Claims a part of a limit of a service.
+    Claim(ServiceName),
+    /// Is the checker of a region.
+    Check(Region),
+    /// Reports what happens in a region.
+    ReportFor(Region),
+    /// Operates the whole mesh.
+    Admin,
+}

@@ -1,0 +1,36 @@
+//! Numbers by which callers name themselves.
+
+use std::hash::{BuildHasher as _, RandomState};
+
+use fairmesh_model::Identity;
+
+/// Makes the numbers that processes choose for themselves those of their machine or service: one that names the number of
+/// another is not taken for it. A keyed hash, so that no two can be made to meet.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CallerNumbers(RandomState);
+
+impl CallerNumbers {
+    /// The number of a caller here. Callers without a proved identity keep theirs.
+    pub(crate) fn of(&self, identity: &Identity, number: u64) -> u64 {
+        match identity {
+            Identity::Spiffe(id) => self.0.hash_one((id, number)),
+            Identity::Anonymous | Identity::Local { .. } => number,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_belongs_to_the_identity_that_names_it() {
+        let numbers = CallerNumbers::default();
+        let [one, two] = ["web-1", "web-2"]
+            .map(|name| Identity::Spiffe(format!("spiffe://prod/fairmesh/agent/{name}").parse().unwrap()));
+        assert_eq!(numbers.of(&one, 7), numbers.of(&one, 7));
+        assert_ne!(numbers.of(&one, 7), numbers.of(&two, 7));
+        assert_ne!(numbers.of(&one, 7), numbers.of(&one, 8));
+        assert_eq!(numbers.of(&Identity::Anonymous, 7), 7);
+    }
+}

@@ -1,0 +1,255 @@
+//! What agents, and the programs for which they vouch, may do for others.
+
+use std::time::Duration;
+
+use fairmesh_model::{EndpointState, Policy, RateLimit, Record, RecordKey, Scope};
+use fairmesh_wire::{handshake::Connection, records, v1};
+use tokio::time::timeout;
+use tonic::{Code, Status};
+
+use super::{
+    members::{TestMember, join, own, start_strict},
+    roles::apply,
+    support::{BOUND, TestControl, policy_key, put},
+};
+
+fn registration(service: &str, instance: &str) -> v1::RegisterRequest {
+    let location = v1::Location { region: "eu".into(), ..Default::default() };
+    let endpoint = v1::Endpoint {
+        instance: instance.into(),
+        address: "127.0.0.1:80".into(),
+        location: Some(location),
+        state: v1::endpoint::State::Serving.into(),
+        ..Default::default()
+    };
+    let registration =
+        v1::Registration { service: service.into(), endpoint: Some(endpoint), declaration: None };
+    v1::RegisterRequest { registrations: vec![registration] }
+}
+
+fn instance(service: &str, instance: &str) -> v1::InstanceRef {
+    v1::InstanceRef { service: service.into(), instance: instance.into(), incarnation: 0 }
+}
+
+/// All calls by which a server acts for an instance.
+async fn act(connection: &Connection, service: &str, name: &str) -> Vec<(&'static str, Result<(), Status>)> {
+    let mut registry = connection.registry();
+    let one = || instance(service, name);
+    let report = v1::StateReport { instance: Some(one()), state: v1::endpoint::State::Draining.into() };
+    let load = v1::ReportShardLoadRequest {
+        instance: Some(one()),
+        sequence: 1,
+        period_ms: 1000,
+        ..Default::default()
+    };
+    let usage = v1::InstanceUsage {
+        service: service.into(),
+        instance: name.into(),
+        location: Some(v1::Location { region: "eu".into(), ..Default::default() }),
+        minutes: Vec::new(),
+    };
+    vec![
+        ("register", registry.register(registration(service, name)).await.map(drop)),
+        ("renew", registry.renew(v1::RenewRequest { instances: vec![one()] }).await.map(drop)),
+        ("report", registry.report(v1::ReportRequest { reports: vec![report] }).await.map(drop)),
+        (
+            "drain",
+            registry.drain(v1::DrainRequest { instances: vec![one()], deadline_ms: 1 }).await.map(drop),
+        ),
+        (
+            "report_shards",
+            registry
+                .report_shards(v1::ReportShardsRequest { instance: Some(one()), ready: Vec::new() })
+                .await
+                .map(drop),
+        ),
+        ("report_shard_load", registry.report_shard_load(load).await.map(drop)),
+        (
+            "report_usage",
+            connection
+                .imbalance()
+                .report(v1::ReportUsageRequest { usages: vec![usage], traffic: None })
+                .await
+                .map(drop),
+        ),
+        ("deregister", registry.deregister(v1::DeregisterRequest { instances: vec![one()] }).await.map(drop)),
+    ]
+}
+
+#[tokio::test]
+async fn a_server_acts_for_its_own_instances_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = start_strict(folder.path()).await;
+    let (one, two) = (
+        join(&control, "web-1", &["shop"], "eu").await,
+        join(&control, "web-2", &["shop", "bank"], "eu").await,
+    );
+    let (own_server, other_server) = (
+        two.issue(&control, "shop/cart").await.unwrap().connect(&control).await,
+        two.issue(&control, "bank/vault").await.unwrap().connect(&control).await,
+    );
+    let (one, two) = (one.connect(&control).await, two.connect(&control).await);
+    one.registry().register(registration("shop/cart", "cart-0")).await.unwrap();
+    let operator = own(&control).await;
+    for (caller, who) in
+        [(&two, "the agent of another machine"), (&other_server, "a server of another service")]
+    {
+        for (call, result) in act(caller, "shop/cart", "cart-0").await {
+            let refused = result.expect_err(&format!("{who} may {call}"));
+            assert!(is_refusal(&refused), "{who}, {call}: {refused}");
+        }
+    }
+    for (call, result) in act(&one, "bank/vault", "vault-0").await {
+        assert!(is_refusal(&result.expect_err(call)), "{call} for a tenant of others");
+    }
+    // Nothing of it had an effect.
+    let prefixes = vec!["/t/shop/endpoints/".into(), "/t/bank/".into()];
+    let read = v1::ReadRequest { prefixes, at_least: None };
+    let entries = operator.rib().read(read).await.unwrap().into_inner().entries;
+    let [entry] = &entries[..] else { panic!("{entries:?}") };
+    let key = RecordKey::parse(&entry.key).unwrap();
+    let Record::Endpoint(endpoint) = records::decode(&key, &entry.value).unwrap() else { panic!("{key}") };
+    assert_eq!(endpoint.state, EndpointState::Serving);
+    assert_eq!(endpoint.labels["fairmesh.agent"], "web-1");
+    // The service itself, its agent, and operators may.
+    for caller in [&own_server, &one, &operator] {
+        one.registry().register(registration("shop/cart", "cart-0")).await.unwrap();
+        for (call, result) in act(caller, "shop/cart", "cart-0").await {
+            // Instances without a shard map have nothing to report of it.
+            assert!(
+                !matches!(&result, Err(status) if status.message().contains("fairmesh/")),
+                "{call}: {result:?}"
+            );
+        }
+    }
+    control.stop().await;
+}
+
+/// What a caller may not read does not exist for it; what it may read, it may still not do.
+fn is_refusal(status: &Status) -> bool {
+    matches!(status.code(), Code::NotFound | Code::PermissionDenied)
+}
+
+#[tokio::test]
+async fn an_endpoint_that_was_lost_may_be_registered_on_another_machine() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = start_strict(folder.path()).await;
+    let one = join(&control, "web-1", &[], "eu").await.connect(&control).await;
+    let two = join(&control, "web-2", &[], "eu").await.connect(&control).await;
+    let leased = |lease_ms| {
+        let mut request = registration("shop/cart", "cart-0");
+        request.registrations[0].endpoint.as_mut().unwrap().lease_ms = lease_ms;
+        request
+    };
+    one.registry().register(leased(1000)).await.unwrap();
+    assert_eq!(two.registry().register(leased(1000)).await.unwrap_err().code(), Code::NotFound);
+    let moved = async {
+        while two.registry().register(leased(60_000)).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    timeout(BOUND, moved).await.expect("the lease expires");
+    let renewal = v1::RenewRequest { instances: vec![instance("shop/cart", "cart-0")] };
+    assert_eq!(one.registry().renew(renewal).await.unwrap_err().code(), Code::NotFound);
+    control.stop().await;
+}
+
+async fn campaign(member: &TestMember, control: &TestControl, region: &str) -> Result<u64, Status> {
+    let request = v1::CampaignRequest { region: region.into(), name: "test".into() };
+    let mut leadership = member.connect(control).await.checker().campaign(request).await?.into_inner();
+    let first = timeout(BOUND, leadership.message()).await.expect("elected")?;
+    Ok(first.unwrap().term)
+}
+
+#[tokio::test]
+async fn an_agent_is_elected_in_its_own_region_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = start_strict(folder.path()).await;
+    let agent = join(&control, "web-1", &[], "eu").await;
+    let restricted = join(&control, "web-2", &["shop"], "us").await;
+    let service = agent.issue(&control, "shop/cart").await.unwrap();
+    let proxy = agent.issue(&control, "fairmesh/proxy/web-1.proxy").await.unwrap();
+    let term = campaign(&agent, &control, "eu").await.unwrap();
+    for (member, region) in [(&agent, "us"), (&restricted, "us"), (&service, "eu"), (&proxy, "eu")] {
+        assert_eq!(campaign(member, &control, region).await.unwrap_err().code(), Code::PermissionDenied);
+    }
+    let request = |term| v1::JudgeRequest { region: "eu".into(), term, judgements: Vec::new() };
+    let refused = restricted.connect(&control).await.checker().judge(request(term)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+    let request = v1::ReportDistancesRequest { region: "eu".into(), term, distances: Vec::new() };
+    let refused = service.connect(&control).await.checker().report_distances(request).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+    control.stop().await;
+}
+
+#[tokio::test]
+async fn reports_of_load_are_those_of_the_reporters_region_and_tenants() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = start_strict(folder.path()).await;
+    let agent = join(&control, "web-1", &["shop"], "eu").await;
+    let replica = agent.issue(&control, "fairmesh/replica/web-1.eu").await;
+    assert_eq!(replica.unwrap_err().code(), Code::PermissionDenied, "a replica reads all tenants");
+    let relay = join(&control, "web-3", &[], "eu").await;
+    let relay = relay.issue(&control, "fairmesh/replica/web-3.eu").await.unwrap().connect(&control).await;
+    let agent = agent.connect(&control).await;
+    let report = |region: &str, service: &str| {
+        let servers = v1::ServerRates {
+            service: service.into(),
+            region: region.into(),
+            servers: 1,
+            ..Default::default()
+        };
+        let traffic = v1::TrafficReport {
+            reporter: 7,
+            interval_ms: 1000,
+            regions: vec![region.into()],
+            calls: Vec::new(),
+            servers: vec![servers],
+        };
+        v1::ReportUsageRequest { usages: Vec::new(), traffic: Some(traffic) }
+    };
+    agent.imbalance().report(report("eu", "shop/cart")).await.unwrap();
+    let refused = agent.imbalance().report(report("us", "shop/cart")).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
+    let refused = agent.imbalance().report(report("eu", "bank/vault")).await.unwrap_err();
+    assert!(is_refusal(&refused), "{refused}");
+    relay.imbalance().report(report("us", "bank/vault")).await.unwrap();
+    control.stop().await;
+}
+
+#[tokio::test]
+async fn a_caller_has_its_own_part_of_a_quota_whatever_number_it_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = start_strict(folder.path()).await;
+    let limit = RateLimit { calls: 100, per: Duration::from_secs(1), burst: 100, scope: Scope::Mesh };
+    let policy = Policy { limit: Some(limit), ..Policy::default() };
+    let value = records::encode(&Record::Policy(policy)).to_vec();
+    apply(&own(&control).await, vec![put(policy_key("shop/cart"), value)]).await.unwrap();
+    let [one, two] = [
+        join(&control, "web-1", &[], "eu").await.connect(&control).await,
+        join(&control, "web-2", &[], "eu").await.connect(&control).await,
+    ];
+    let claim = |held| v1::ClaimRequest {
+        caller: 7,
+        demands: vec![v1::Demand {
+            service: "shop/cart".into(),
+            route: String::new(),
+            millicalls_per_second: 1_000_000,
+            held,
+        }],
+    };
+    // Both name 7. Were they one caller, the last claim would be all that counts.
+    let parts = async {
+        loop {
+            let a = one.quota().claim(claim(None)).await.unwrap().into_inner().parts[0].parts;
+            let b = two.quota().claim(claim(None)).await.unwrap().into_inner().parts[0].parts;
+            if let (Some(a), Some(b)) = (a, b) {
+                return (a, b);
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    };
+    let (a, b) = timeout(BOUND, parts).await.expect("parts are assigned");
+    assert!(u64::from(a) + u64::from(b) <= 1_000_000_000, "{a} and {b} of a billion");
+    control.stop().await;
+}

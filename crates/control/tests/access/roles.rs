@@ -1,0 +1,113 @@
+//! Roles that are bound by records.
+
+use fairmesh_model::{
+    Protocol, Record, RecordKey,
+    access::{AccessRole, RoleBinding, Subject},
+};
+use fairmesh_wire::{handshake::Connection, records, v1};
+use tonic::Code;
+
+use super::{
+    members::{join, own, start_strict},
+    support::{TestControl, named, policy, policy_key, put, service, service_key},
+};
+
+pub(crate) fn binding(role: AccessRole, tenants: &[&str], services: &[&str], subject: &str) -> RoleBinding {
+    RoleBinding {
+        role,
+        tenants: tenants.iter().map(|name| name.parse().unwrap()).collect(),
+        services: services.iter().map(|name| named(name)).collect(),
+        subjects: vec![Subject::parse(subject).unwrap()],
+    }
+}
+
+/// Binds a role, as the user of the control plane.
+pub(crate) async fn bind(control: &TestControl, name: &str, binding: RoleBinding) {
+    let key = RecordKey::RoleBinding(name.parse().unwrap()).to_string();
+    let op = put(key, records::encode(&Record::RoleBinding(binding)).to_vec());
+    apply(&own(control).await, vec![op]).await.unwrap();
+}
+
+pub(crate) async fn apply(connection: &Connection, ops: Vec<v1::Op>) -> Result<(), tonic::Status> {
+    connection.admin().apply(v1::ApplyRequest { ops, dry_run: false }).await.map(drop)
+}
+
+async fn read(connection: &Connection, prefix: &str) -> Result<usize, tonic::Status> {
+    let request = v1::ReadRequest { prefixes: vec![prefix.into()], at_least: None };
+    connection.rib().read(request).await.map(|response| response.into_inner().entries.len())
+}
+
+#[tokio::test]
+async fn an_operator_of_a_tenant_writes_that_tenant_and_a_viewer_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = start_strict(folder.path()).await;
+    let agent = join(&control, "web-1", &[], "eu").await;
+    let alice = agent.issue(&control, "fairmesh/operator/web-1.alice").await.unwrap();
+    let connection = alice.connect(&control).await;
+    let declare = |name: &str| vec![put(service_key(name), service(Protocol::Http1))];
+    let refused = apply(&connection, declare("shop/cart")).await.unwrap_err();
+    assert_eq!(refused.code(), Code::NotFound, "without a role there is nothing: {refused}");
+    assert!(read(&connection, "/t/shop/services/").await.is_err());
+
+    let subject = "fairmesh/operator/web-1.alice";
+    bind(&control, "alice", binding(AccessRole::Operator, &["shop"], &[], subject)).await;
+    apply(&connection, declare("shop/cart")).await.unwrap();
+    apply(&connection, vec![put(policy_key("shop/cart"), policy(5))]).await.unwrap();
+    assert_eq!(read(&connection, "/t/shop/services/").await.unwrap(), 1);
+    let written = v1::WriteRequest { ops: declare("shop/web") };
+    connection.rib().write(written).await.unwrap();
+    for (prefix, key) in [("/t/bank/services/", "bank/vault"), ("/", "bank/vault"), ("/t/", "bank/vault")] {
+        assert!(read(&connection, prefix).await.is_err(), "{prefix}");
+        assert_eq!(apply(&connection, declare(key)).await.unwrap_err().code(), Code::NotFound);
+        let written = v1::WriteRequest { ops: declare(key) };
+        assert_eq!(connection.rib().write(written).await.unwrap_err().code(), Code::NotFound);
+    }
+    let escalation = binding(AccessRole::Admin, &[], &[], subject);
+    let key = RecordKey::RoleBinding("mine".parse().unwrap()).to_string();
+    let op = put(key, records::encode(&Record::RoleBinding(escalation)).to_vec());
+    assert_eq!(apply(&connection, vec![op]).await.unwrap_err().code(), Code::PermissionDenied);
+
+    bind(&control, "alice", binding(AccessRole::Viewer, &[], &[], subject)).await;
+    let refused = apply(&connection, declare("shop/other")).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied, "it knows the tenant: {refused}");
+    assert_eq!(read(&connection, "/t/").await.unwrap(), 3);
+    bind(&control, "alice", binding(AccessRole::Admin, &[], &[], subject)).await;
+    apply(&connection, declare("bank/vault")).await.unwrap();
+    let request = v1::CreateTokenRequest { agent: "evil".into(), ttl_seconds: 60, ..Default::default() };
+    let refused = connection.authority().create_token(request).await.unwrap_err();
+    assert!(refused.message().contains("only the user of the control plane"), "{refused}");
+    control.stop().await;
+}
+
+#[tokio::test]
+async fn pages_need_a_role_for_callers_without_an_identity() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = start_strict(folder.path()).await;
+    let body = r#"{"service": "shop/cart", "endpoints": [{"instance": "a", "address": "127.0.0.1:1", "region": "eu"}]}"#;
+    let drain = r#"{"service": "shop/cart", "instances": ["a"], "deadline": "1s"}"#;
+    for (method, path, body) in [
+        ("POST", "/v1/register", body),
+        ("POST", "/v1/drain", drain),
+        ("POST", "/v1/renew", drain),
+        ("GET", "/v1/shards/shop/cart", ""),
+        ("PUT", "/v1/shards/shop/cart", "{}"),
+        ("POST", "/v1/shards/shop/cart/moves", "{}"),
+        ("GET", "/v1/imbalance", ""),
+        ("GET", "/v1/imbalance?service=shop/cart", ""),
+    ] {
+        let (status, answer) = control.http(method, path, body).await;
+        assert!(status.contains("403") || status.contains("404"), "{method} {path}: {status} {answer}");
+        assert!(answer.contains("anonymous"), "{method} {path}: {answer}");
+    }
+    for page in ["/healthz", "/metrics"] {
+        assert!(control.http("GET", page, "").await.0.contains("200"), "{page}");
+    }
+    let registrar = binding(AccessRole::Registrar, &[], &["shop/cart"], "anonymous");
+    bind(&control, "pages", registrar).await;
+    let (status, answer) = control.http("POST", "/v1/register", body).await;
+    assert!(status.contains("200"), "{status} {answer}");
+    let other = body.replace("shop/cart", "bank/vault");
+    assert!(control.http("POST", "/v1/register", &other).await.0.contains("404"));
+    assert!(control.http("PUT", "/v1/shards/shop/cart", "{}").await.0.contains("403"));
+    control.stop().await;
+}

@@ -1,0 +1,92 @@
+//! Members of a trust domain, each with a certificate of its own.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use fairmesh_control::{ControlConfig, TrustDomainChoice};
+use fairmesh_identity::{
+    Clock as _, Credentials, JoinToken, Member, PrivateKey, SystemClock, Workload,
+    signed::{self, Purpose},
+};
+use fairmesh_model::{TrustBundle, TrustDomain};
+use fairmesh_wire::{
+    handshake::{self, Connection},
+    transport::Transport,
+    v1::{self, SignedMessage},
+};
+use prost::Message as _;
+
+use super::support::{TestControl, config};
+
+/// A control plane with the trust domain `prod`.
+pub(crate) async fn start_strict(folder: &Path) -> TestControl {
+    let trust_domain = TrustDomainChoice::Given(TrustDomain::new("prod").unwrap());
+    TestControl::start(ControlConfig { trust_domain, ..config(folder.into()) }).await
+}
+
+/// A member: how it connects.
+#[derive(Clone, Debug)]
+pub(crate) struct TestMember {
+    pub(crate) workload: Arc<Workload>,
+}
+
+impl TestMember {
+    pub(crate) fn transport(&self) -> Transport {
+        Transport::tls(Arc::clone(&self.workload) as _)
+    }
+
+    pub(crate) async fn connect(&self, control: &TestControl) -> Connection {
+        handshake::connect(&self.transport(), &control.grpc[0], "test").await.unwrap()
+    }
+
+    /// A certificate for another identity of the machine of this agent.
+    pub(crate) async fn issue(&self, control: &TestControl, path: &str) -> Result<Self, tonic::Status> {
+        let (key, own) = (PrivateKey::generate().unwrap(), self.workload.credentials().unwrap());
+        let request = v1::IssueRequest {
+            path: path.into(),
+            csr: key.signing_request().unwrap().into(),
+            signed_at: SystemClock.now().as_secs(),
+            describe_workload: false,
+        };
+        let message = signed::sign(&own, Purpose::IssueRequest, b"", request.encode_to_vec()).unwrap();
+        let issued = self.connect(control).await.identity().issue(message).await?.into_inner();
+        Ok(install(key, &issued))
+    }
+}
+
+fn install(key: PrivateKey, issued: &SignedMessage) -> TestMember {
+    let v1::IssueResponse { chain, bundle, .. } = v1::IssueResponse::decode(issued.payload.clone()).unwrap();
+    let chain = chain.iter().map(|one| one.to_vec().into()).collect();
+    let bundle = TrustBundle::try_from(bundle.unwrap()).unwrap();
+    let workload = Arc::<Workload>::default();
+    workload.install(Credentials::new(key, chain, bundle, SystemClock.now()).unwrap()).unwrap();
+    TestMember { workload }
+}
+
+/// The connection of the control plane's user, over its Unix socket.
+pub(crate) async fn own(control: &TestControl) -> Connection {
+    control.connect_at(control.grpc.len() - 1).await
+}
+
+/// An agent that joins with a token for these tenants, from a region.
+pub(crate) async fn join(control: &TestControl, name: &str, tenants: &[&str], region: &str) -> TestMember {
+    let request = v1::CreateTokenRequest {
+        agent: name.into(),
+        tenants: tenants.iter().map(ToString::to_string).collect(),
+        ttl_seconds: Duration::from_secs(600).as_secs(),
+        region: region.into(),
+    };
+    let token = own(control).await.authority().create_token(request).await.unwrap().into_inner().token;
+    let token: JoinToken = token.parse().unwrap();
+    let key = PrivateKey::generate().unwrap();
+    let csr = key.signing_request().unwrap();
+    let joining = Transport::tls(Arc::new(Member::new(Arc::default(), Some(token.clone()))));
+    let connection = handshake::connect(&joining, &control.grpc[0], "test").await.unwrap();
+    let request = v1::JoinRequest {
+        agent: name.into(),
+        csr: csr.clone().into(),
+        token: token.id().to_vec().into(),
+        proof: token.proof(name, region, &csr).into(),
+        region: region.into(),
+    };
+    install(key, &connection.identity().join(request).await.unwrap().into_inner())
+}

@@ -1,0 +1,292 @@
+use std::collections::BTreeSet;
+
+use super::{AccessRole, RoleBinding};
+use crate::{Label, Prefix, RecordKey, Region, ServiceName, Tenant};
+
+/// Tenants that a grant reaches.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Reach {
+    /// None.
+    #[default]
+    Nothing,
+    /// These.
+    Tenants(BTreeSet<Tenant>),
+    /// Every tenant, and what belongs to none.
+    Everything,
+}
+
+/// The machine of a caller: an agent, or a process for which it vouches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Machine {
+    /// The name of its agent; `None` beside the control plane, where an agent may have none.
+    pub agent: Option<Label>,
+    /// Its region, where the agent is bound to one.
+    pub region: Option<Region>,
+    /// Whether it may stand for election and report: agents themselves may.
+    pub is_agent: bool,
+}
+
+/// What a caller may do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Grants {
+    /// All operations.
+    pub admin: bool,
+    /// Reads.
+    pub view: Reach,
+    /// Writes.
+    pub operate: Reach,
+    /// Registers endpoints, of its own machine where it has one.
+    pub serve: Reach,
+    /// Registers endpoints of these services, whichever agent registered them.
+    pub registrar: BTreeSet<ServiceName>,
+    /// The machine.
+    pub machine: Option<Machine>,
+    /// Whether it passes on sums of reports, as replicas do.
+    pub relays_reports: bool,
+}
+
+impl Reach {
+    /// These tenants; all of them if there are none, as in the records of agents and of role bindings.
+    pub fn of(tenants: &[Tenant]) -> Self {
+        match tenants.is_empty() {
+            true => Self::Everything,
+            false => Self::Tenants(tenants.iter().cloned().collect()),
+        }
+    }
+
+    /// Whether it includes a tenant.
+    pub fn includes(&self, tenant: &Tenant) -> bool {
+        match self {
+            Self::Nothing => false,
+            Self::Tenants(tenants) => tenants.contains(tenant),
+            Self::Everything => true,
+        }
+    }
+
+    /// Whether it includes all tenants, and what belongs to none.
+    pub fn is_everything(&self) -> bool {
+        *self == Self::Everything
+    }
+
+    /// Adds another reach.
+    pub fn extend(&mut self, other: Self) {
+        match (&mut *self, other) {
+            (_, Self::Nothing) | (Self::Everything, _) => {}
+            (Self::Tenants(own), Self::Tenants(others)) => own.extend(others),
+            (_, other) => *self = other,
+        }
+    }
+}
+
+impl Grants {
+    /// Everything.
+    pub fn admin() -> Self {
+        let [view, operate, serve] = [Reach::Everything, Reach::Everything, Reach::Everything];
+        Self { admin: true, view, operate, serve, ..Self::default() }
+    }
+
+    /// Adds a role.
+    pub fn add(&mut self, binding: &RoleBinding) {
+        match binding.role {
+            AccessRole::Viewer => self.view.extend(Reach::of(&binding.tenants)),
+            AccessRole::Operator => {
+                for reach in [&mut self.view, &mut self.operate] {
+                    reach.extend(Reach::of(&binding.tenants));
+                }
+            }
+            AccessRole::Registrar => self.registrar.extend(binding.services.iter().cloned()),
+            AccessRole::Admin => {
+                let machine = self.machine.take();
+                *self = Self { machine, ..Self::admin() };
+            }
+        }
+    }
+
+    /// Whether the caller may read the records of a service. `is_callable` says whether its machine may call the service.
+    pub fn may_view(&self, service: &ServiceName, is_callable: impl FnOnce() -> bool) -> bool {
+        self.view.includes(&service.tenant)
+            || self.registrar.contains(service)
+            || (self.machine.is_some() && is_callable())
+    }
+
+    /// Whether the caller may read or watch a prefix. `is_callable` says whether its machine may call a service: it then
+    /// reads what a router needs.
+    pub fn may_read(&self, prefix: &Prefix, is_callable: impl FnOnce(&ServiceName) -> bool) -> bool {
+        if self.view.is_everything() {
+            return true;
+        }
+        let text = prefix.as_str();
+        let segments: Vec<&str> = text.strip_prefix('/').unwrap_or(text).split('/').collect();
+        match segments[..] {
+            // The same for every tenant, and needed by every router.
+            ["g", "topology", ..] | ["g", "authorization"] | ["g", "identity", "bundle"] => true,
+            ["t", tenant, _] => prefix.is_folder() && self.views_tenant(tenant),
+            ["t", tenant, _, ""] => self.views_tenant(tenant),
+            ["t", tenant, "history", _, service, ..] => {
+                self.views_tenant(tenant)
+                    || named(tenant, service).is_some_and(|name| self.registrar.contains(&name))
+            }
+            ["t", tenant, kind, service, ..] => {
+                let routed =
+                    matches!(kind, "services" | "policies" | "endpoints" | "health" | "shards" | "tables");
+                named(tenant, service)
+                    .is_some_and(|name| self.may_view(&name, || routed && is_callable(&name)))
+            }
+            _ => false,
+        }
+    }
+
+    fn views_tenant(&self, tenant: &str) -> bool {
+        Tenant::new(tenant).is_ok_and(|tenant| self.view.includes(&tenant))
+    }
+
+    /// Whether the caller may write a record.
+    pub fn may_write(&self, key: &RecordKey) -> bool {
+        match key {
+            // What the history says happened is written with what happened.
+            RecordKey::History(..) => self.admin,
+            key => key.service().map_or(self.admin, |service| self.operate.includes(&service.tenant)),
+        }
+    }
+
+    /// Whether the caller may change the shard map of a service.
+    pub fn may_operate(&self, service: &ServiceName) -> bool {
+        self.operate.includes(&service.tenant)
+    }
+
+    /// Whether the caller may register, renew, report, drain and deregister an endpoint of a service that this agent
+    /// registered; `None` if no agent did.
+    pub fn may_serve(&self, service: &ServiceName, owner: Option<&str>) -> bool {
+        if self.operate.includes(&service.tenant) || self.registrar.contains(service) {
+            return true;
+        }
+        if !self.serve.includes(&service.tenant) {
+            return false;
+        }
+        match (self.machine.as_ref().and_then(|machine| machine.agent.as_ref()), owner) {
+            (Some(agent), Some(owner)) => agent.as_str() == owner,
+            _ => true,
+        }
+    }
+
+    /// Whether the caller may be the checker of a region. A checker learns every service, so that its machine must be one
+    /// of all tenants.
+    pub fn may_check(&self, region: &Region) -> bool {
+        self.admin || (self.view.is_everything() && self.reports_for(region))
+    }
+
+    /// Whether the caller reports what happens in a region.
+    pub fn reports_for(&self, region: &Region) -> bool {
+        self.admin
+            || self.relays_reports
+            || self.machine.as_ref().is_some_and(|machine| {
+                machine.is_agent && machine.region.as_ref().is_none_or(|own| own == region)
+            })
+    }
+}
+
+fn named(tenant: &str, service: &str) -> Option<ServiceName> {
+    Some(ServiceName { tenant: Tenant::new(tenant).ok()?, service: Label::new(service).ok()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn service(text: &str) -> ServiceName {
+        ServiceName::new(text).unwrap()
+    }
+
+    fn agent(tenants: &[&str]) -> Grants {
+        let tenants: Vec<_> = tenants.iter().map(|name| Tenant::new(*name).unwrap()).collect();
+        let agent = Some(Label::new("web-1").unwrap());
+        let machine = Machine { agent, region: Some(Region::new("eu").unwrap()), is_agent: true };
+        Grants {
+            view: Reach::of(&tenants),
+            serve: Reach::of(&tenants),
+            machine: Some(machine),
+            ..Grants::default()
+        }
+    }
+
+    #[test]
+    fn an_agent_reads_its_tenants_what_they_may_call_and_what_all_need() {
+        let (agent, callable) = (agent(&["shop"]), service("bank/rates"));
+        for (prefix, may) in [
+            ("/t/shop/services/", true),
+            ("/t/shop/services/cart", true),
+            ("/t/shop/history/policies/cart/", true),
+            ("/t/shop/", true),
+            ("/t/bank/endpoints/rates/", true),
+            ("/t/bank/endpoints/rates/eu/", true),
+            ("/t/bank/policies/rates", true),
+            ("/t/bank/workloads/rates", false),
+            ("/t/bank/history/policies/rates/", false),
+            ("/t/bank/moves/rates/", false),
+            ("/t/bank/endpoints/vault/", false),
+            ("/t/bank/services/", false),
+            ("/t/bank/", false),
+            ("/t/ban", false),
+            ("/t/shop", false),
+            ("/t/", false),
+            ("/t", false),
+            ("/", false),
+            ("/g/", false),
+            ("/g/topology/", true),
+            ("/g/topology/hosts", true),
+            ("/g/authorization", true),
+            ("/g/identity/bundle", true),
+            ("/g/identity/", false),
+            ("/g/identity/agents/web-2", false),
+            ("/g/roles/", false),
+            ("/g/drains/", false),
+        ] {
+            let read = agent.may_read(&Prefix::new(prefix).unwrap(), |name| *name == callable);
+            assert_eq!(read, may, "{prefix}");
+        }
+        assert!(Grants::admin().may_read(&Prefix::everything(), |_| false));
+        assert!(!Grants::default().may_read(&Prefix::new("/t/shop/services/cart").unwrap(), |_| true));
+    }
+
+    #[test]
+    fn a_machine_serves_its_own_instances_only() {
+        let own = agent(&["shop"]);
+        assert!(own.may_serve(&service("shop/cart"), None));
+        assert!(own.may_serve(&service("shop/cart"), Some("web-1")));
+        assert!(!own.may_serve(&service("shop/cart"), Some("web-2")));
+        assert!(!own.may_serve(&service("bank/vault"), None));
+        let registrar = Grants { registrar: [service("shop/cart")].into(), ..Grants::default() };
+        assert!(registrar.may_serve(&service("shop/cart"), Some("web-2")));
+        assert!(!registrar.may_serve(&service("shop/web"), None));
+    }
+
+    #[test]
+    fn an_agent_checks_its_region_and_only_if_it_may_know_all_services() {
+        let [eu, us] = ["eu", "us"].map(|name| Region::new(name).unwrap());
+        assert!(agent(&[]).may_check(&eu) && !agent(&[]).may_check(&us));
+        assert!(!agent(&["shop"]).may_check(&eu));
+        assert!(agent(&["shop"]).reports_for(&eu) && !agent(&["shop"]).reports_for(&us));
+        assert!(!Grants::default().reports_for(&eu));
+    }
+
+    #[test]
+    fn roles_add_up_and_an_operator_writes_its_tenant_only() {
+        let tenants = |name| vec![Tenant::new(name).unwrap()];
+        let binding =
+            |role, tenants| RoleBinding { role, tenants, services: Vec::new(), subjects: Vec::new() };
+        let mut grants = Grants::default();
+        grants.add(&binding(AccessRole::Viewer, tenants("bank")));
+        grants.add(&binding(AccessRole::Operator, tenants("shop")));
+        let policy = |name| RecordKey::Policy(service(name));
+        assert!(grants.may_write(&policy("shop/cart")) && !grants.may_write(&policy("bank/vault")));
+        assert!(grants.may_view(&service("bank/vault"), || false));
+        assert!(!grants.may_write(&RecordKey::Regions));
+        assert!(!grants.may_write(&RecordKey::History(
+            crate::HistoryKind::Policies,
+            service("shop/cart"),
+            1
+        )));
+        grants.add(&binding(AccessRole::Admin, Vec::new()));
+        assert!(grants.may_write(&RecordKey::Regions) && grants.admin);
+    }
+}

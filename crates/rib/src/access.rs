@@ -1,0 +1,260 @@
+//! What callers may do, by the records of a node: the same at a control plane and at replicas.
+//!
+//! Only a mesh with a trust domain knows its callers; one without is open, as before.
+
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
+
+use fairmesh_model::{
+    DefaultAuthorization, Identity, JoinedAgent, Label, MeshRole, Prefix, Record, RecordKey, Region,
+    ServiceName, SpiffePath,
+    access::{Grants, Machine, MachineCallers, Reach, RoleBinding, admits},
+};
+use fairmesh_wire::records;
+use tokio::sync::watch;
+
+use crate::Node;
+
+/// Who calls.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Caller {
+    /// As the connection proves it, or the signature of the call.
+    pub identity: Identity,
+    /// Whether the call is one that this process passes on for another, without a proof of its content.
+    pub is_forwarded: bool,
+    /// The user of a token, and the user's groups.
+    pub user: Option<(String, Vec<String>)>,
+}
+
+/// Decides by the records of a node. Clones share their state.
+#[derive(Clone, Debug)]
+pub struct AccessControl {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    node: Node,
+    /// Counts changes of what decisions rest on.
+    changes: watch::Sender<u64>,
+    /// Whether the mesh has a trust domain, before that is recorded too.
+    is_required: AtomicBool,
+    cached: Mutex<Option<(u64, Arc<Rules>)>>,
+}
+
+/// The records that decisions of many callers rest on.
+#[derive(Debug)]
+struct Rules {
+    is_strict: bool,
+    bindings: Vec<RoleBinding>,
+    default: DefaultAuthorization,
+}
+
+impl From<Identity> for Caller {
+    fn from(identity: Identity) -> Self {
+        Self { identity, ..Self::default() }
+    }
+}
+
+impl AccessControl {
+    /// Decides by the records of `node`; told of changes by [`changed`](Self::changed).
+    pub fn new(node: Node) -> Self {
+        let (changes, is_required) = (watch::Sender::new(0), AtomicBool::new(false));
+        let shared = Shared { node, changes, is_required, cached: Mutex::default() };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Whether decisions rest on a record with this key.
+    pub fn concerns(key: &str) -> bool {
+        key.starts_with("/g/roles/")
+            || key.starts_with("/g/identity/")
+            || key.starts_with("/g/authorization")
+            || (key.starts_with("/t/") && key.contains("/policies/") && !key.contains("/history/"))
+    }
+
+    /// Callers need grants from now on, though the trust domain is not recorded yet.
+    pub fn require(&self) {
+        self.shared.is_required.store(true, Relaxed);
+        self.changed();
+    }
+
+    /// The node has other records that [concern](Self::concerns) decisions.
+    pub fn changed(&self) {
+        self.shared.changes.send_modify(|changes| *changes += 1);
+    }
+
+    /// Changes whenever a decision may have.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.shared.changes.subscribe()
+    }
+
+    /// Whether callers need grants: the mesh has a trust domain.
+    pub fn is_strict(&self) -> bool {
+        self.rules().is_strict
+    }
+
+    /// What a caller may do.
+    pub fn grants(&self, caller: &Caller) -> Grants {
+        let rules = self.rules();
+        if !rules.is_strict {
+            return Grants::admin();
+        }
+        let mut grants = self.machine_role(caller);
+        let user = caller.user.as_ref().map(|(name, groups)| (name.as_str(), groups.as_slice()));
+        let nobody = Identity::Local { uid: u32::MAX };
+        // Those for whom others call are not who the connection proves.
+        let identity = if caller.is_forwarded { &nobody } else { &caller.identity };
+        let has = |binding: &&RoleBinding| binding.subjects.iter().any(|one| one.matches(identity, user));
+        rules.bindings.iter().filter(has).for_each(|binding| grants.add(binding));
+        grants
+    }
+
+    /// Whether a caller may read or watch a prefix.
+    pub fn may_read(&self, grants: &Grants, prefix: &Prefix) -> bool {
+        grants.may_read(prefix, |service| self.is_callable(grants, service))
+    }
+
+    /// Whether a caller may read the records of a service.
+    pub fn may_view(&self, grants: &Grants, service: &ServiceName) -> bool {
+        grants.may_view(service, || self.is_callable(grants, service))
+    }
+
+    /// Whether programs of the caller's machine may call a service.
+    pub fn is_callable(&self, grants: &Grants, service: &ServiceName) -> bool {
+        let Some(machine) = &grants.machine else { return false };
+        let key = RecordKey::Policy(service.clone());
+        let policy = match self.record(&key) {
+            Some(Record::Policy(policy)) => Some(policy),
+            _ => None,
+        };
+        let authorization = policy.as_ref().and_then(|policy| policy.authorization.as_deref());
+        let callers = MachineCallers::of(machine.agent.as_ref(), &grants.view);
+        admits(authorization, self.rules().default, &callers)
+    }
+
+    /// Whether a caller may read and watch a prefix.
+    ///
+    /// # Errors
+    /// The refusal, the same whether there is anything below the prefix.
+    pub fn permits(&self, caller: &Caller, prefix: &Prefix) -> Result<(), String> {
+        if self.may_read(&self.grants(caller), prefix) {
+            return Ok(());
+        }
+        let who = &caller.identity;
+        Err(format!("there is nothing at {prefix} that {who} may read; a role binding can permit it"))
+    }
+
+    /// What the identity of a caller is for by itself.
+    fn machine_role(&self, caller: &Caller) -> Grants {
+        match &caller.identity {
+            Identity::Local { uid } if is_own_user(*uid) => match caller.is_forwarded {
+                false => Grants::admin(),
+                true => of_machine(Machine { agent: None, region: None, is_agent: true }, Reach::Everything),
+            },
+            Identity::Anonymous | Identity::Local { .. } => Grants::default(),
+            Identity::Spiffe(id) => match &id.path {
+                SpiffePath::Service(service) => Grants {
+                    view: Reach::of(std::slice::from_ref(&service.tenant)),
+                    registrar: [service.clone()].into(),
+                    machine: Some(Machine { agent: None, region: None, is_agent: false }),
+                    ..Grants::default()
+                },
+                SpiffePath::Mesh(MeshRole::Agent, name) => match self.joined(name) {
+                    Some(joined) => {
+                        let machine =
+                            Machine { agent: Some(name.clone()), region: joined.region, is_agent: true };
+                        of_machine(machine, Reach::of(&joined.tenants))
+                    }
+                    None => Grants::default(),
+                },
+                SpiffePath::Mesh(role @ (MeshRole::Replica | MeshRole::Proxy), name) => {
+                    self.of_process(*role, name)
+                }
+                SpiffePath::Mesh(MeshRole::Control, _) => Grants::admin(),
+                SpiffePath::Mesh(MeshRole::Operator, _) => Grants::default(),
+            },
+        }
+    }
+
+    /// A proxy, a lookaside or a replica reads what its agent may read, and registers nothing.
+    fn of_process(&self, role: MeshRole, name: &Label) -> Grants {
+        let Some((agent, joined)) = self.agent_of(name) else { return Grants::default() };
+        let view = Reach::of(&joined.tenants);
+        let relays_reports = role == MeshRole::Replica && view.is_everything();
+        let machine = Machine { agent: Some(agent), region: joined.region, is_agent: false };
+        Grants { view, machine: Some(machine), relays_reports, ..Grants::default() }
+    }
+
+    /// The agent that vouches for a process whose name begins with its own: the one with the longest name, so that no agent
+    /// can vouch for processes of one whose name continues its own.
+    pub fn agent_of(&self, name: &Label) -> Option<(Label, JoinedAgent)> {
+        let ends = name.as_str().match_indices('.').map(|(at, _)| at).collect::<Vec<_>>();
+        ends.into_iter().rev().find_map(|end| {
+            let agent = Label::new(&name.as_str()[..end]).ok()?;
+            let joined = self.joined(&agent)?;
+            Some((agent, joined))
+        })
+    }
+
+    fn joined(&self, agent: &Label) -> Option<JoinedAgent> {
+        match self.record(&RecordKey::JoinedAgent(agent.clone()))? {
+            Record::JoinedAgent(joined) => Some(joined),
+            _ => None,
+        }
+    }
+
+    fn record(&self, key: &RecordKey) -> Option<Record> {
+        let entry = self.shared.node.get(&key.to_string())?;
+        records::decode(key, &entry.value).ok()
+    }
+
+    fn rules(&self) -> Arc<Rules> {
+        // Read first: what changes while the records are read is read again.
+        let at = *self.shared.changes.borrow();
+        let mut cached = self.shared.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((known, rules)) = cached.as_ref().filter(|(known, _)| *known == at) {
+            debug_assert_eq!(*known, at);
+            return Arc::clone(rules);
+        }
+        let rules = Arc::new(self.read_rules());
+        *cached = Some((at, Arc::clone(&rules)));
+        rules
+    }
+
+    fn read_rules(&self) -> Rules {
+        let (_, entries) = self.shared.node.read(&[Prefix::roles()]);
+        let binding = |key: &str, value: &[u8]| match records::decode(&RecordKey::parse(key).ok()?, value) {
+            Ok(Record::RoleBinding(binding)) => Some(binding),
+            // Of a newer release: it gives nothing.
+            _ => None,
+        };
+        let default = match self.record(&RecordKey::DefaultAuthorization) {
+            Some(Record::DefaultAuthorization(default)) => default,
+            _ => DefaultAuthorization::default(),
+        };
+        Rules {
+            is_strict: self.shared.is_required.load(Relaxed)
+                || self.shared.node.get(&RecordKey::TrustBundle.to_string()).is_some(),
+            bindings: entries.iter().filter_map(|(key, entry)| binding(key, &entry.value)).collect(),
+            default,
+        }
+    }
+}
+
+fn of_machine(machine: Machine, tenants: Reach) -> Grants {
+    Grants { view: tenants.clone(), serve: tenants, machine: Some(machine), ..Grants::default() }
+}
+
+/// Whether a user of this machine is that of this process, or root.
+fn is_own_user(uid: u32) -> bool {
+    uid == 0 || uid == rustix::process::geteuid().as_raw()
+}
+
+/// The region of reports, for a caller that may not report for it.
+pub fn region_refusal(identity: &Identity, region: &Region) -> String {
+    format!(
+        "{identity} does not report for the region {region}; an agent reports for the one in which it joined"
+    )
+}

@@ -1,0 +1,58 @@
+//! Bindings of roles.
+
+use fairmesh_model::{
+    Invalid, ServiceName, Tenant,
+    access::{AccessRole, RoleBinding, Subject},
+};
+
+use crate::v1;
+
+impl From<RoleBinding> for v1::RoleBinding {
+    fn from(binding: RoleBinding) -> Self {
+        use v1::role_binding::Role;
+        let RoleBinding { role, tenants, services, subjects } = binding;
+        let role = match role {
+            AccessRole::Viewer => Role::Viewer,
+            AccessRole::Operator => Role::Operator,
+            AccessRole::Registrar => Role::Registrar,
+            AccessRole::Admin => Role::Admin,
+        };
+        Self {
+            role: role.into(),
+            tenants: tenants.into_iter().map(String::from).collect(),
+            services: services.iter().map(ToString::to_string).collect(),
+            subjects: subjects.iter().map(ToString::to_string).collect(),
+        }
+    }
+}
+
+impl TryFrom<v1::RoleBinding> for RoleBinding {
+    type Error = Invalid;
+
+    fn try_from(message: v1::RoleBinding) -> Result<Self, Invalid> {
+        use v1::role_binding::Role;
+        let role = match message.role() {
+            Role::Viewer => AccessRole::Viewer,
+            Role::Operator => AccessRole::Operator,
+            Role::Registrar => AccessRole::Registrar,
+            Role::Admin => AccessRole::Admin,
+            // A role of a newer release gives nothing here, which its readers have to know.
+            Role::Unspecified => {
+                let problem = format!("{} is no role", message.role);
+                return Err(Invalid::new("role", problem, "write viewer, operator, registrar or admin"));
+            }
+        };
+        let each = |field: &'static str| move |e: Invalid| e.within(field);
+        let tenants: Result<Vec<_>, _> = message.tenants.into_iter().map(Tenant::try_from).collect();
+        let services: Result<Vec<_>, _> = message.services.into_iter().map(ServiceName::new).collect();
+        let subjects: Result<Vec<_>, _> = message.subjects.iter().map(|text| Subject::parse(text)).collect();
+        let binding = Self {
+            role,
+            tenants: tenants.map_err(each("tenants"))?,
+            services: services.map_err(each("services"))?,
+            subjects: subjects.map_err(each("subjects"))?,
+        };
+        binding.validate()?;
+        Ok(binding)
+    }
+}
