@@ -9,3 +9,6 @@ pub(crate) mod get;
 pub(crate) mod history;
 mod history_key;
 pub(crate) mod rollback;
+mod value_document;
+
+pub(crate) use value_document::value_document;

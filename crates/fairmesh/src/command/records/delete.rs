@@ -40,30 +40,37 @@ pub(crate) struct DeleteArgs {
 
 /// Deletes the current value, unless it is changed concurrently; history keeps it.
 pub(crate) async fn run(args: DeleteArgs) -> Result<ExitCode, Failure> {
+    let of = args.of.record()?;
     let connection = connect::connect(&args.target).await?;
-    let subject = args.of.title();
-    let Some(current) = history_key::changes(&connection, &args.of).await?.into_iter().next() else {
+    let subject = of.title();
+    let Some(current) = history_key::changes(&connection, &of).await?.into_iter().next() else {
         return Err(not_found(&subject));
     };
     if current.value.is_none() {
         return Err(not_found(&subject));
     }
-    if !args.force && matches!(args.of.kind, Kind::Service) {
-        let change = Change { name: &args.of.service, to: None, mapped: false };
+    if !args.force
+        && matches!(of.kind, Kind::Service)
+        && let Some(name) = of.service()
+    {
+        let change = Change { name, to: None, mapped: false };
         breaking_change::refuse(&connection, &change, HINT).await?;
     }
     let condition = Condition { kind: Some(condition::Kind::Revision(current.revision)) };
-    let op = Op { key: args.of.key().to_string(), value: None, condition: Some(condition) };
+    let op = Op { key: of.key.to_string(), value: None, condition: Some(condition) };
     let request = ApplyRequest { ops: vec![op], dry_run: args.dry_run };
     let answer = connection.admin().apply(request).await?.into_inner();
     let deleted = answer.outcomes.iter().any(|one| one.kind() == outcome::Kind::Deleted);
-    let (kind, service) = (args.of.kind_argument(), &args.of.service);
+    let (kind, name) = (of.kind_argument(), &of.name);
     let item = json!({
-        "kind": kind, "service": service.to_string(), "deleted": deleted && !args.dry_run, "dryRun": args.dry_run,
+        "kind": kind, "service": name, "deleted": deleted && !args.dry_run, "dryRun": args.dry_run,
     });
     let text = match args.dry_run {
         true => format!("{subject} would be deleted (revision {})\n", current.revision),
-        false => format!("{subject} is deleted; 'fairmesh rollback {kind} {service}' restores it\n"),
+        false if matches!(of.kind, Kind::Role | Kind::Authorization) => {
+            format!("{subject} is deleted; 'fairmesh audit --key {}' shows what it was\n", of.key)
+        }
+        false => format!("{subject} is deleted; 'fairmesh rollback {kind} {name}' restores it\n"),
     };
     output::print_one(args.output_args.format(), &item, &text)?;
     Ok(ExitCode::SUCCESS)

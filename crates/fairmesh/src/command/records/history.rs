@@ -15,7 +15,7 @@ use crate::{
     yaml_diff,
 };
 
-use super::history_key::{self, HistoryKey};
+use super::history_key::{self, HistoryKey, NamedRecord};
 
 /// Arguments of `fairmesh history`.
 #[derive(Debug, Args)]
@@ -40,16 +40,17 @@ struct Version<'a> {
 
 /// Lists values, newest first, each with its changes from the one before.
 pub(crate) async fn run(args: HistoryArgs) -> Result<ExitCode, Failure> {
+    let of = args.of.record()?;
     let connection = connect::connect(&args.target).await?;
-    let changes = history_key::changes(&connection, &args.of).await?;
+    let changes = history_key::changes(&connection, &of).await?;
     let versions = changes.iter().map(|change| {
-        let document = change.value.as_deref().map(|value| args.of.document(value)).transpose()?.flatten();
+        let document = change.value.as_deref().map(|value| of.document(value)).transpose()?.flatten();
         Ok(Version { change, document })
     });
     let versions = versions.collect::<Result<Vec<_>, Failure>>()?;
     let format = args.output_args.format();
     if args.full && format == Format::Table {
-        output::write(&full_diffs(&args.of, &versions)?)?;
+        output::write(&full_diffs(&of, &versions)?)?;
     } else {
         table(&versions)?.print(format)?;
     }
@@ -99,7 +100,7 @@ fn brief(before: Option<&Version<'_>>, version: &Version<'_>) -> Result<String, 
 }
 
 /// Every version with its whole difference from the one before.
-fn full_diffs(of: &HistoryKey, versions: &[Version<'_>]) -> Result<String, Failure> {
+fn full_diffs(of: &NamedRecord, versions: &[Version<'_>]) -> Result<String, Failure> {
     let yaml = |version: Option<&Version<'_>>| match version.and_then(|version| version.document.as_ref()) {
         Some(document) => output::yaml(document),
         None => Ok(String::new()),

@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 use fairmesh_model::{
-    Record, RecordKey, Service, ServiceName,
+    Label, Record, RecordKey, Service, ServiceName,
     spec::{Document, Resource},
 };
 use fairmesh_wire::{
@@ -15,14 +15,23 @@ use tonic::Code;
 
 use crate::failure::Failure;
 
-/// A record that has a history.
+/// A record that is named on the command line.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct HistoryKey {
     /// The kind of record.
     #[arg(value_enum)]
+    kind: Kind,
+    /// The service, as tenant/service, or the name of a role binding; the default authorization has none.
+    name: Option<String>,
+}
+
+/// The record of a [`HistoryKey`].
+#[derive(Clone, Debug)]
+pub(super) struct NamedRecord {
     pub(super) kind: Kind,
-    /// The service, as tenant/service.
-    pub(super) service: ServiceName,
+    /// As given; empty if the record has no name.
+    pub(super) name: String,
+    pub(super) key: RecordKey,
 }
 
 /// A kind of record that has a history.
@@ -37,12 +46,48 @@ pub(super) enum Kind {
     /// The programs that may have the identity of the service.
     #[value(alias = "workloads")]
     Workload,
+    /// Who may do what with the records; without history.
+    #[value(aliases = ["roles", "rolebinding"])]
+    Role,
+    /// What applies to services without authorization; without history.
+    Authorization,
 }
 
 impl HistoryKey {
+    /// The record.
+    pub(super) fn record(&self) -> Result<NamedRecord, Failure> {
+        let name = self.name.clone().unwrap_or_default();
+        let service = || name.parse::<ServiceName>().map_err(Failure::from);
+        let key = match self.kind {
+            Kind::Service => RecordKey::Service(service()?),
+            Kind::Policy => RecordKey::Policy(service()?),
+            Kind::Workload => RecordKey::Workload(service()?),
+            Kind::Role => RecordKey::RoleBinding(Label::new(name.clone())?),
+            Kind::Authorization if name.is_empty() => RecordKey::DefaultAuthorization,
+            Kind::Authorization => {
+                let hint = "leave the name out; the rules of a service are in its policy";
+                return Err(Failure::refused("the default authorization has no name", hint));
+            }
+        };
+        Ok(NamedRecord { kind: self.kind, name, key })
+    }
+}
+
+impl NamedRecord {
     /// The record in words: `the policy of shop/cart`.
     pub(super) fn title(&self) -> String {
-        format!("the {} of {}", self.kind_argument(), self.service)
+        match self.kind {
+            Kind::Service | Kind::Policy | Kind::Workload => {
+                format!("the {} of {}", self.kind_argument(), self.name)
+            }
+            Kind::Role => format!("the role binding {}", self.name),
+            Kind::Authorization => "the default authorization".into(),
+        }
+    }
+
+    /// The service of the record, if it belongs to one.
+    pub(super) fn service(&self) -> Option<&ServiceName> {
+        self.key.service()
     }
 
     /// The kind as an argument.
@@ -56,56 +101,42 @@ impl HistoryKey {
             Kind::Service => "services".into(),
             Kind::Policy => "policies".into(),
             Kind::Workload => "workloads".into(),
-        }
-    }
-
-    pub(super) fn key(&self) -> RecordKey {
-        match self.kind {
-            Kind::Service => RecordKey::Service(self.service.clone()),
-            Kind::Policy => RecordKey::Policy(self.service.clone()),
-            Kind::Workload => RecordKey::Workload(self.service.clone()),
+            Kind::Role => "roles".into(),
+            Kind::Authorization => "authorization".into(),
         }
     }
 
     /// Decodes the declaration in a value of this record; `None` if the record is of another kind.
     pub(super) fn declaration(&self, value: &[u8]) -> Result<Option<Service>, Failure> {
-        Ok(match records::decode(&self.key(), value)? {
+        Ok(match records::decode(&self.key, value)? {
             Record::Service(service) => Some(service),
             _ => None,
         })
     }
 
     pub(super) fn document(&self, value: &[u8]) -> Result<Option<Document>, Failure> {
-        let name = self.service.clone();
-        Ok(match records::decode(&self.key(), value)? {
-            Record::Service(service) => Some(Document::from(&Resource::Service(name, service))),
-            Record::Policy(policy) => Some(Document::from(&Resource::Policy(name, policy))),
-            Record::Workload(entry) => Some(Document::from(&Resource::Workload(name, entry))),
-            Record::Endpoint(_)
-            | Record::Verdict(_)
-            | Record::Move(_)
-            | Record::RegionTable(_)
-            | Record::RegionDrain(_)
-            | Record::Regions(_)
-            | Record::RoundTrips(_)
-            | Record::MeasuredDistances(_)
-            | Record::Hosts(_)
-            | Record::TrustBundle(_)
-            | Record::JoinedAgent(_)
-            | Record::DefaultAuthorization(_)
-            | Record::RoleBinding(_) => None,
-        })
+        let resource = match (records::decode(&self.key, value)?, self.key.clone()) {
+            (Record::Service(service), RecordKey::Service(name)) => Resource::Service(name, service),
+            (Record::Policy(policy), RecordKey::Policy(name)) => Resource::Policy(name, policy),
+            (Record::Workload(entry), RecordKey::Workload(name)) => Resource::Workload(name, entry),
+            (Record::RoleBinding(binding), RecordKey::RoleBinding(name)) => {
+                Resource::RoleBinding(name, binding)
+            }
+            (Record::DefaultAuthorization(default), _) => Resource::Authorization(default),
+            _ => return Ok(None),
+        };
+        Ok(Some(Document::from(&resource)))
     }
 }
 
 /// The current value and the earlier ones, newest first.
-pub(super) async fn changes(connection: &Connection, of: &HistoryKey) -> Result<Vec<Change>, Failure> {
-    let request = GetHistoryRequest { kind: of.kind(), service: of.service.to_string() };
+pub(super) async fn changes(connection: &Connection, of: &NamedRecord) -> Result<Vec<Change>, Failure> {
+    let request = GetHistoryRequest { kind: of.kind(), service: of.name.clone() };
     match connection.admin().get_history(request).await {
         Ok(answer) => Ok(answer.into_inner().changes),
         Err(status) if status.code() == Code::NotFound => {
             let more = match of.kind {
-                Kind::Service | Kind::Workload => "",
+                Kind::Service | Kind::Workload | Kind::Role | Kind::Authorization => "",
                 Kind::Policy => "; a service without one has the defaults",
             };
             let hint = format!("check the name with 'fairmesh get {}'{more}", of.kind());

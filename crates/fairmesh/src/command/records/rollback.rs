@@ -18,7 +18,7 @@ use crate::{
 
 use super::{
     breaking_change,
-    history_key::{self, HistoryKey, Kind},
+    history_key::{self, HistoryKey, Kind, NamedRecord},
 };
 
 /// Alternative to deleting or changing a declaration that has running servers.
@@ -46,27 +46,31 @@ pub(crate) struct RollbackArgs {
 
 /// Restores an earlier value.
 pub(crate) async fn run(args: RollbackArgs) -> Result<ExitCode, Failure> {
+    let of = args.of.record()?;
     let connection = connect::connect(&args.target).await?;
-    let chosen = chosen(&connection, &args).await?;
-    let kind = args.of.kind_argument();
-    if !args.force && matches!(args.of.kind, Kind::Service) {
-        let to = chosen.value.as_deref().map(|value| args.of.declaration(value)).transpose()?.flatten();
-        let change = breaking_change::Change { name: &args.of.service, to: to.as_ref(), mapped: false };
+    let chosen = chosen(&connection, &of, args.to).await?;
+    let kind = of.kind_argument();
+    if !args.force
+        && matches!(of.kind, Kind::Service)
+        && let Some(name) = of.service()
+    {
+        let to = chosen.value.as_deref().map(|value| of.declaration(value)).transpose()?.flatten();
+        let change = breaking_change::Change { name, to: to.as_ref(), mapped: false };
         breaking_change::refuse(&connection, &change, HINT).await?;
     }
-    let subject = args.of.title();
+    let subject = of.title();
     let back = chosen.revision;
     if args.dry_run {
-        let document = chosen.value.as_deref().map(|value| args.of.document(value)).transpose()?.flatten();
+        let document = chosen.value.as_deref().map(|value| of.document(value)).transpose()?.flatten();
         let shown = document.as_ref().map_or_else(|| "it did not exist".into(), history_key::one_line);
         let text = format!("{subject} would be as at revision {back}: {shown}\n");
-        let item = json!({ "service": args.of.service.to_string(), "kind": kind, "to": back, "dryRun": true, "document": document });
+        let item =
+            json!({ "service": of.name, "kind": kind, "to": back, "dryRun": true, "document": document });
         output::print_one(args.output_args.format(), &item, &text)?;
         return Ok(ExitCode::SUCCESS);
     }
     // By revision, so that the displayed value is restored whatever is written meanwhile.
-    let request =
-        RollbackRequest { kind: args.of.kind(), service: args.of.service.to_string(), revision: back };
+    let request = RollbackRequest { kind: of.kind(), service: of.name.clone(), revision: back };
     let answer = connection.admin().rollback(request).await?.into_inner();
     let outcome = answer.outcomes.first().map_or(outcome::Kind::Unchanged, |outcome| outcome.kind());
     let word = match outcome {
@@ -77,7 +81,7 @@ pub(crate) async fn run(args: RollbackArgs) -> Result<ExitCode, Failure> {
     };
     let item = json!({
         "kind": kind,
-        "service": args.of.service.to_string(),
+        "service": of.name,
         "to": back,
         "changed": outcome != outcome::Kind::Unchanged,
         "revision": answer.revision.map(|revision| revision.number),
@@ -87,10 +91,9 @@ pub(crate) async fn run(args: RollbackArgs) -> Result<ExitCode, Failure> {
 }
 
 /// The value to restore: the given one, or the one before the current.
-async fn chosen(connection: &Connection, args: &RollbackArgs) -> Result<Change, Failure> {
-    let of = &args.of;
+async fn chosen(connection: &Connection, of: &NamedRecord, to: Option<u64>) -> Result<Change, Failure> {
     let mut changes = history_key::changes(connection, of).await?;
-    let found = match args.to {
+    let found = match to {
         Some(to) => changes.iter().position(|change| change.revision == to),
         None => (changes.len() > 1).then_some(1),
     };
@@ -98,8 +101,8 @@ async fn chosen(connection: &Connection, args: &RollbackArgs) -> Result<Change, 
         return Ok(changes.swap_remove(found));
     }
     let known: Vec<_> = changes.iter().skip(1).map(|change| change.revision.to_string()).collect();
-    let (service, kept) = (&of.service, known.join(", "));
-    Err(match args.to {
+    let (service, kept) = (of.title(), known.join(", "));
+    Err(match to {
         Some(to) if !known.is_empty() => Failure::failed_with(
             format!("no value of {service} at revision {to} is kept"),
             format!("choose one of {kept}"),
