@@ -109,13 +109,12 @@ impl Control {
             tracing::info!(%address, "serving HTTP");
         }
         tracing::info!(store = %store.id(), revision, place = %store_location(&config), "store opened");
-        let metrics = Arc::default();
         Ok(Self {
             store,
             partitions,
             node,
             indices,
-            metrics,
+            metrics: Arc::default(),
             imbalance,
             issuing,
             grpc,

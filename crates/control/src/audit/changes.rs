@@ -14,10 +14,13 @@ const MAX_COMMITS: usize = 1024;
 /// Measurements, and copies of what is logged itself.
 const LEFT_OUT: [&str; 3] = ["/health/", "/history/", "/tables/"];
 
+/// A key with its values before and after.
+type Changed = (String, Option<Bytes>, Option<Bytes>);
+
 /// What commits changed, by revision, until their writers log them. Taken from the order of commits, since between a read
 /// and a write another writer may come first.
 #[derive(Debug, Default)]
-pub(super) struct CommittedChanges(Mutex<BTreeMap<u64, Vec<(String, Option<Bytes>, Option<Bytes>)>>>);
+pub(super) struct CommittedChanges(Mutex<BTreeMap<u64, Vec<Changed>>>);
 
 impl CommittedChanges {
     pub(super) fn observe(&self, commit: &Commit, node: &Node) {
