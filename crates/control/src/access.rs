@@ -10,6 +10,9 @@ mod http;
 mod needs;
 mod requests;
 mod table;
+mod trust;
+
+use std::sync::Arc;
 
 use fairmesh_model::{
     Endpoint, EndpointState, Identity, InstanceId, Prefix, Record, RecordKey, ServiceName, access::Grants,
@@ -24,17 +27,20 @@ use tonic::Status;
 pub(crate) use grpc::guard_calls;
 pub(crate) use http::guard_pages;
 use needs::Need;
+use trust::RecordedTrust;
 
 /// What decides on calls. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Access {
     pub(crate) control: AccessControl,
     node: Node,
+    trust: Arc<RecordedTrust>,
 }
 
 impl Access {
     pub(crate) fn new(control: AccessControl, node: Node) -> Self {
-        Self { control, node }
+        let trust = Arc::new(RecordedTrust::new(node.clone()));
+        Self { control, node, trust }
     }
 
     /// Whether a caller may do all of this.
@@ -43,66 +49,68 @@ impl Access {
     /// The first that it may not, in the words for what does not exist unless the caller may read it.
     fn check(&self, caller: &Caller, needs: &[Need]) -> Result<(), Status> {
         let grants = self.control.grants(caller);
-        let who = &caller.identity;
-        for need in needs {
-            let views = |service: &ServiceName| self.control.may_view(&grants, service);
-            let lacks = |service: &ServiceName, role: &str| match views(service) {
-                true => Status::permission_denied(format!(
-                    "{who} may read {service}, and no more; it needs the role {role}, see `fairmesh get roles`"
-                )),
-                false => not_found(who, service),
-            };
-            match need {
-                Need::View(service) if !views(service) => return Err(not_found(who, service)),
-                Need::ViewAll if !grants.view.is_everything() => {
-                    return Err(lacks_role(who, "viewer of all tenants"));
-                }
-                // The handler asks for the user of the control plane, whatever the records say.
-                Need::Write(RecordKey::TrustBundle | RecordKey::JoinedAgent(_)) => {}
-                Need::Write(key) if !grants.may_write(key) => {
-                    return Err(match key.service() {
-                        Some(service) => lacks(service, &format!("operator of {}", service.tenant)),
-                        None => lacks_role(who, "admin"),
-                    });
-                }
-                Need::Operate(service) if !grants.may_operate(service) => {
-                    return Err(lacks(service, &format!("operator of {}", service.tenant)));
-                }
-                Need::Serve(service, instance) => {
-                    let owner = self.owner(&grants, service, instance);
-                    if !grants.may_serve(service, owner.as_deref()) {
-                        return Err(match grants.may_serve(service, None) {
-                            true => Status::not_found(format!(
-                                "'{instance}' of {service} is not registered by {who}: it is another's, as long as that one \
-                                 renews it"
-                            )),
-                            false => lacks(service, &format!("registrar of {service}")),
-                        });
-                    }
-                }
-                Need::Claim(service) if !grants.admin && !views(service) => {
-                    return Err(not_found(who, service));
-                }
-                Need::Check(region) if !grants.may_check(region) => {
-                    return Err(Status::permission_denied(format!(
-                        "{who} does not check the region {region}: an agent checks the one in which it joined, if it vouches \
-                         for all tenants"
-                    )));
-                }
-                Need::ReportFor(region) if !grants.reports_for(region) => {
-                    return Err(Status::permission_denied(region_refusal(who, region)));
-                }
-                Need::ServeAny(service) if !grants.relays_reports && !grants.may_serve(service, None) => {
-                    return Err(not_found(who, service));
-                }
-                Need::CallFrom(service) if !grants.relays_reports && !grants.admin && !views(service) => {
-                    return Err(not_found(who, service));
-                }
-                Need::Admin if !grants.admin => return Err(lacks_role(who, "admin")),
-                _ => {}
+        needs.iter().try_for_each(|need| self.check_one(&grants, &caller.identity, need))
+    }
+
+    fn check_one(&self, grants: &Grants, who: &Identity, need: &Need) -> Result<(), Status> {
+        let views = |service: &ServiceName| self.control.may_view(grants, service);
+        let (admin, relays) = (grants.admin, grants.relays_reports);
+        let refusal = match need {
+            Need::View(service) if !views(service) => not_found(who, service),
+            Need::ViewAll if !grants.view.is_everything() => lacks_role(who, "viewer of all tenants"),
+            // The handler asks for the user of the control plane, whatever the records say.
+            Need::Write(RecordKey::TrustBundle | RecordKey::JoinedAgent(_)) => return Ok(()),
+            Need::Write(key) if !grants.may_write(key) => match key.service() {
+                Some(service) => self.lacks(grants, who, (service, "operator of its tenant")),
+                None => lacks_role(who, "admin"),
+            },
+            Need::Operate(service) if !grants.may_operate(service) => {
+                self.lacks(grants, who, (service, "operator of its tenant"))
             }
+            Need::Serve(service, instance) => return self.check_instance(grants, who, (service, instance)),
+            Need::Claim(service) if !admin && !views(service) => not_found(who, service),
+            Need::Check(region) if !grants.may_check(region) => Status::permission_denied(format!(
+                "{who} does not check the region {region}: an agent checks the one in which it joined, if it vouches for all \
+                 tenants"
+            )),
+            Need::ReportFor(region) if !grants.reports_for(region) => {
+                Status::permission_denied(region_refusal(who, region))
+            }
+            Need::ServeAny(service) if !relays && !grants.may_serve(service, None) => not_found(who, service),
+            Need::CallFrom(service) if !relays && !admin && !views(service) => not_found(who, service),
+            Need::Admin if !admin => lacks_role(who, "admin"),
+            _ => return Ok(()),
+        };
+        Err(refusal)
+    }
+
+    /// Whether a caller may act for an instance.
+    fn check_instance(
+        &self,
+        grants: &Grants,
+        who: &Identity,
+        (service, instance): (&ServiceName, &InstanceId),
+    ) -> Result<(), Status> {
+        let owner = self.owner(grants, service, instance);
+        if grants.may_serve(service, owner.as_deref()) {
+            return Ok(());
         }
-        Ok(())
+        Err(match grants.may_serve(service, None) {
+            true => Status::not_found(format!(
+                "'{instance}' of {service} is not registered by {who}: it is another's, as long as that one renews it"
+            )),
+            false => self.lacks(grants, who, (service, "registrar of it")),
+        })
+    }
+
+    /// The refusal of a caller that lacks a role for a service.
+    fn lacks(&self, grants: &Grants, who: &Identity, (service, role): (&ServiceName, &str)) -> Status {
+        match self.control.may_view(grants, service) {
+            true => Status::permission_denied(format!(
+                "{who} may read {service}, and no more; it needs the role {role}, see `fairmesh get roles`"
+            )),
+            false => not_found(who, service),
+        }
     }
 
     /// The agent that registered an instance which is not lost.

@@ -7,13 +7,13 @@ mod tables;
 
 use std::{sync::Arc, time::UNIX_EPOCH};
 
-use fairmesh_model::{Invalid, MeshHistoryKind, RecordKey, Revision, ServiceName};
+use fairmesh_model::{Invalid, Label, MeshHistoryKind, RecordKey, Revision, ServiceName};
 use fairmesh_rib::{Node, server::WriteError};
 use fairmesh_store::{PartitionedStore, Store};
 use fairmesh_wire::{identity_of, run_blocking, software_of, transport::Waits, v1};
 use tonic::{Request, Response, Status};
 
-use crate::served_rib::write_error;
+use crate::{audit::AuditLog, served_rib::write_error};
 pub use history::HISTORY_KEPT;
 use planned_write::{Author, DesiredRecord, PlannedWrite};
 
@@ -24,6 +24,7 @@ pub(crate) struct AdminService {
     pub(crate) store: Arc<dyn Store>,
     /// The store, if it can have several partitions.
     pub(crate) partitions: Option<Arc<PartitionedStore>>,
+    pub(crate) audit: AuditLog,
 }
 
 impl AdminService {
@@ -63,9 +64,12 @@ impl v1::admin_server::Admin for AdminService {
 
     async fn read_audit(
         &self,
-        _: Request<v1::ReadAuditRequest>,
+        request: Request<v1::ReadAuditRequest>,
     ) -> Result<Response<v1::ReadAuditResponse>, Status> {
-        Err(Status::unimplemented("this control plane keeps no log of writes"))
+        let read = self.audit.read(request.into_inner().after).await;
+        let (entries, last) =
+            read.map_err(|error| Status::internal(format!("the log of writes cannot be read: {error}")))?;
+        Ok(Response::new(v1::ReadAuditResponse { entries, last }))
     }
 
     async fn apply(&self, request: Request<v1::ApplyRequest>) -> Result<Response<v1::ApplyResponse>, Status> {
@@ -117,14 +121,16 @@ pub(crate) fn history_key(kind: &str, service: &str) -> Result<RecordKey, Invali
     if let Some(kind) = MeshHistoryKind::ALL.into_iter().find(|one| one.as_str() == kind) {
         return Ok(kind.key());
     }
-    let service: ServiceName = service.parse().map_err(|e: Invalid| e.within("service"))?;
+    let named = || service.parse::<ServiceName>().map_err(|e: Invalid| e.within("service"));
     match kind {
-        "services" => Ok(RecordKey::Service(service)),
-        "policies" => Ok(RecordKey::Policy(service)),
-        "workloads" => Ok(RecordKey::Workload(service)),
+        "services" => Ok(RecordKey::Service(named()?)),
+        "policies" => Ok(RecordKey::Policy(named()?)),
+        "workloads" => Ok(RecordKey::Workload(named()?)),
+        "roles" => Ok(RecordKey::RoleBinding(Label::new(service).map_err(|e| e.within("service"))?)),
         other => {
             let problem = format!("'{other}' has no history");
-            let hint = "write services, policies, workloads, regions, roundTrips, hosts or authorization";
+            let hint =
+                "write services, policies, workloads, roles, regions, roundTrips, hosts or authorization";
             Err(Invalid::new("kind", problem, hint))
         }
     }

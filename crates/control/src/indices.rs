@@ -3,6 +3,7 @@ use std::sync::Arc;
 use fairmesh_rib::{Commit, Entry, Node, access::AccessControl};
 
 use crate::{
+    audit::AuditLog,
     endpoint_counts::EndpointCounts,
     health_checks::{CheckIndex, Woken},
     traffic::PlannedServices,
@@ -16,9 +17,16 @@ pub(crate) struct Indices {
     pub(crate) checks: Arc<CheckIndex>,
     pub(crate) planned: Arc<PlannedServices>,
     pub(crate) access: AccessControl,
+    pub(crate) audit: AuditLog,
 }
 
 impl Indices {
+    /// Empty ones, beside a node.
+    pub(crate) fn new(node: &Node, audit: AuditLog) -> Self {
+        let (endpoint_counts, checks, planned) = Default::default();
+        Self { endpoint_counts, checks, planned, access: AccessControl::new(node.clone()), audit }
+    }
+
     /// Starts from all records.
     pub(crate) fn load(&self, entries: &[(Arc<str>, Entry)]) {
         self.endpoint_counts.load(entries);
@@ -37,6 +45,7 @@ impl Indices {
     pub(crate) fn apply(&self, commit: &Commit, node: &Node) -> Woken {
         self.endpoint_counts.apply(commit);
         self.planned.apply(commit);
+        self.audit.observe(commit, node);
         self.checks.apply(commit, node)
     }
 }

@@ -11,6 +11,7 @@
 
 mod access;
 mod admin;
+pub mod audit;
 mod caller_numbers;
 mod endpoint_counts;
 mod error;

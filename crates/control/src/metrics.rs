@@ -11,6 +11,7 @@ use prometheus_client::{
 };
 
 use crate::{
+    audit::AuditLog,
     endpoint_counts::{EndpointCounts, STATES},
     health_checks::Checks,
     imbalance::Imbalance,
@@ -48,6 +49,7 @@ pub(crate) struct MetricSources {
     pub(crate) imbalance: Arc<Imbalance>,
     pub(crate) registry: fairmesh_registry::Registry,
     pub(crate) quotas: Quotas,
+    pub(crate) audit: AuditLog,
     pub(crate) traffic: Arc<TrafficController>,
     pub(crate) listeners: Listeners,
 }
@@ -81,6 +83,10 @@ impl Metrics {
         register_unhealthy(&sources.checks, all.sub_registry_with_prefix("control"));
         register_watches(&sources.node, all.sub_registry_with_prefix("control"));
         register_quotas(&sources.quotas, all.sub_registry_with_prefix("control"));
+        let lost = Counter::<u64>::default();
+        lost.inc_by(sources.audit.lost());
+        let help = "Writes that are missing in the log of writes";
+        all.sub_registry_with_prefix("control").register("audit_entries_lost", help, lost);
         sources.traffic.register(all.sub_registry_with_prefix("traffic"));
         sources.listeners.register(all.sub_registry_with_prefix("control"));
     }

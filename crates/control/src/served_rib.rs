@@ -17,11 +17,22 @@ pub(crate) const SOFTWARE: &str = concat!("control plane ", env!("CARGO_PKG_VERS
 /// Serves the whole routing information base, and writes it.
 #[derive(Clone, Debug)]
 pub(crate) struct ControlRib {
-    pub(crate) node: Node,
-    pub(crate) store: Arc<dyn Store>,
+    node: Node,
+    store: Arc<dyn Store>,
     /// `None` if no other process can write the store.
-    pub(crate) read_lease: Option<ReadLease>,
-    pub(crate) access: AccessControl,
+    read_lease: Option<ReadLease>,
+    access: AccessControl,
+}
+
+impl ControlRib {
+    /// Serves `node`, and writes by `store`.
+    pub(crate) fn new(
+        (node, store): (&Node, &Arc<dyn Store>),
+        read_lease: Option<ReadLease>,
+        access: AccessControl,
+    ) -> Self {
+        Self { node: node.clone(), store: Arc::clone(store), read_lease, access }
+    }
 }
 
 impl ServedRib for ControlRib {

@@ -10,7 +10,7 @@ use std::{
 use fairmesh_listen::{Limits, Listeners, PageListener, table};
 use fairmesh_model::StoreId;
 use fairmesh_registry::{FileSource, Registry, RegistryService};
-use fairmesh_rib::{Node, access::AccessControl, server::RibServer};
+use fairmesh_rib::{Node, server::RibServer};
 use fairmesh_store::{PartitionedStore, RedbStore, Store, StoreError, StoreLocation};
 use fairmesh_wire::{
     environment::CONTROL_SOCKET,
@@ -25,6 +25,7 @@ use crate::{
     ControlConfig, ControlError,
     access::{Access, guard_calls, guard_pages},
     admin::AdminService,
+    audit::AuditLog,
     caller_numbers::CallerNumbers,
     health_checks::{CheckerService, Checks, Woken},
     http,
@@ -79,10 +80,8 @@ impl Control {
         let OpenStore { store, partitions } = open(&config).await?;
         let (revision, entries) = store.load().await?;
         let is_new = entries.is_empty();
-        let (endpoint_counts, checks, planned) = Default::default();
         let node = Node::load(store.id(), revision, entries.iter().cloned());
-        let access = AccessControl::new(node.clone());
-        let indices = Indices { endpoint_counts, checks, planned, access };
+        let indices = Indices::new(&node, AuditLog::open(&config.data_dir));
         indices.load(&entries);
         indices.checks.wake(Woken::ALL);
         let recorded = recorded_bundle(&node);
@@ -110,13 +109,12 @@ impl Control {
             tracing::info!(%address, "serving HTTP");
         }
         tracing::info!(store = %store.id(), revision, place = %store_location(&config), "store opened");
-        let metrics = Arc::default();
         Ok(Self {
             store,
             partitions,
             node,
             indices,
-            metrics,
+            metrics: Arc::default(),
             imbalance,
             issuing,
             grpc,
@@ -175,46 +173,32 @@ impl Control {
         closing: &CancellationToken,
         writes_ended: &CancellationToken,
     ) {
-        let Self {
-            store,
-            partitions,
-            node,
-            indices,
-            metrics,
-            imbalance,
-            issuing,
-            grpc,
-            http,
-            listeners,
-            config,
-        } = self;
-        let applied: Arc<dyn Store> =
-            Arc::new(AppliedStore::new(store.clone(), node.clone(), metrics.clone()));
+        let Self { store, partitions, node, indices, metrics, imbalance, issuing, .. } = self;
+        let Self { grpc, http, listeners, config, .. } = self;
+        let audit = indices.audit.clone();
+        let applied = Arc::new(AppliedStore::new(store.clone(), node.clone(), metrics.clone(), audit));
+        let applied: Arc<dyn Store> = applied;
         let registry = Registry::new(applied.clone(), node.clone());
         let checks = Checks::new(node.clone(), applied.clone(), indices.checks.clone());
         let quotas = Quotas::new(node.clone());
         let traffic =
             Arc::new(TrafficController::new(node.clone(), applied.clone(), indices.planned.clone()));
+        let permissions = indices.access.clone();
+        let access = Access::new(permissions.clone(), node.clone());
         let identity = IdentityService {
             issuing,
             node: node.clone(),
             store: applied.clone(),
-            access: indices.access.clone(),
+            access: permissions.clone(),
         };
-        let access = Access::new(indices.access.clone(), node.clone());
+        let operated = (partitions, indices.audit.clone());
         let other_services =
             routes(&registry, &checks, closing).add_service(rpc::quota_server(quotas.clone()));
-        let other_services = operator_services(other_services, &identity, partitions, (&imbalance, &traffic));
+        let other_services = operator_services(other_services, &identity, operated, (&imbalance, &traffic));
         let read_lease = store.lease_expiry().map(ReadLease::new);
-        let backend = ControlRib {
-            node: node.clone(),
-            store: applied.clone(),
-            read_lease: read_lease.clone(),
-            access: indices.access.clone(),
-        };
+        let backend = ControlRib::new((&node, &applied), read_lease.clone(), permissions);
         let services = RibServer::new(backend, closing.clone()).with_services(other_services);
-        let services = services.map_calls(|calls| guard_calls(calls, access.clone()));
-        serve_grpc(tasks, grpc, &services, closing);
+        serve_grpc(tasks, grpc, &services.map_calls(|calls| guard_calls(calls, access.clone())), closing);
         let files = watch_files(&config.sources, &registry, store_tasks, writes_ended);
         let sources = MetricSources {
             store: store.clone(),
@@ -226,6 +210,7 @@ impl Control {
             registry: registry.clone(),
             quotas: quotas.clone(),
             traffic: traffic.clone(),
+            audit: indices.audit.clone(),
             listeners,
         };
         let readiness = Readiness::of(&config.data_dir);
@@ -391,7 +376,7 @@ fn serve_pages(tasks: &mut Tasks, (listener, access): (PageListener, Access), st
 fn operator_services(
     routes: Routes,
     identity: &IdentityService,
-    partitions: Option<Arc<PartitionedStore>>,
+    (partitions, audit): (Option<Arc<PartitionedStore>>, AuditLog),
     (imbalance, traffic): (&Arc<Imbalance>, &Arc<TrafficController>),
 ) -> Routes {
     let (node, store) = (identity.node.clone(), identity.store.clone());
@@ -400,7 +385,7 @@ fn operator_services(
     let (imbalance, reporters) = (Arc::clone(imbalance), CallerNumbers::default());
     let imbalance = ImbalanceService { imbalance, node: node.clone(), traffic, reporters };
     routes
-        .add_service(rpc::admin_server(AdminService { node, store, partitions }))
+        .add_service(rpc::admin_server(AdminService { node, store, partitions, audit }))
         .add_service(rpc::imbalance_server(imbalance))
         .add_service(rpc::traffic_planner_server(planner))
         .add_service(rpc::identity_server(identity.clone()))

@@ -4,9 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use fairmesh_model::{Prefix, Revision, StoreId};
 use fairmesh_rib::{Batch, Node};
-use fairmesh_store::{BoxFuture, Commits, Store, StoreError, StoreSnapshot, WriteError};
+use fairmesh_store::{BoxFuture, Commits, Store, StoreError, StoreSnapshot, WriteError, author};
 
-use crate::{health_checks::Woken, indices::Indices, metrics::Metrics};
+use crate::{audit::AuditLog, health_checks::Woken, indices::Indices, metrics::Metrics};
 
 /// Pause after a failed load.
 const LOAD_RETRY: Duration = Duration::from_secs(1);
@@ -17,12 +17,13 @@ pub(crate) struct AppliedStore {
     store: Arc<dyn Store>,
     node: Node,
     metrics: Arc<Metrics>,
+    audit: AuditLog,
 }
 
 impl AppliedStore {
     /// [`apply_commits`] must run for as long as there are writes.
-    pub(crate) fn new(store: Arc<dyn Store>, node: Node, metrics: Arc<Metrics>) -> Self {
-        Self { store, node, metrics }
+    pub(crate) fn new(store: Arc<dyn Store>, node: Node, metrics: Arc<Metrics>, audit: AuditLog) -> Self {
+        Self { store, node, metrics, audit }
     }
 
     async fn write_and_apply(&self, batch: Batch) -> Result<Revision, WriteError> {
@@ -30,6 +31,7 @@ impl AppliedStore {
         self.metrics.count_write(&written);
         let revision = written?;
         self.node.wait_applied(revision.number).await;
+        self.audit.record(author::current(), revision.number).await;
         Ok(revision)
     }
 }

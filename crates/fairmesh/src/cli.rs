@@ -143,6 +143,8 @@ pub(crate) enum Command {
     Shards(command::shards::ShardsCommand),
     /// Explain, step by step, how a request is routed.
     Explain(command::explain::ExplainArgs),
+    /// Show who wrote what, and verify that the log was not changed.
+    Audit(command::audit::AuditArgs),
     /// Show the trust domain, let agents join it, and rotate its keys.
     #[command(subcommand)]
     Identity(command::identity::IdentityCommand),

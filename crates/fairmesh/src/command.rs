@@ -1,5 +1,6 @@
 //! Implementations of the commands, one module each.
 
+pub(crate) mod audit;
 pub(crate) mod calibrate;
 pub(crate) mod call;
 mod caller_region;
@@ -58,6 +59,7 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Undrain(args) => drain::undrain(args).await,
         Command::Shards(command) => shards::run(command).await,
         Command::Explain(args) => explain::run(args).await,
+        Command::Audit(args) => audit::run(args).await,
         Command::Identity(command) => identity::run(command).await,
         Command::Traffic(command) => traffic::run(command).await,
         Command::Imbalance(args) => imbalance::run(args).await,

@@ -26,6 +26,7 @@ mod cli {
     pub(crate) mod replicas;
     pub(crate) mod restarts;
     pub(crate) mod rib;
+    pub(crate) mod roles;
     pub(crate) mod routes;
     pub(crate) mod schema;
     pub(crate) mod shells;

@@ -3,10 +3,10 @@
 use std::{io, sync::Arc};
 
 use fairmesh_model::SpiffeId;
-use fairmesh_wire::transport::{ExpectedPeer, Handshake, TlsIdentity};
+use fairmesh_wire::transport::{ExpectedPeer, Handshake, StatedCall, TlsIdentity};
 use tokio::net::TcpStream;
 
-use crate::{JoinToken, Workload, tls_config, tls_stream::TlsStream};
+use crate::{JoinToken, Workload, statement, tls_config, tls_stream::TlsStream};
 
 /// The identity of an agent: its certificate, and before it has one, the token that it joins with.
 #[derive(Debug)]
@@ -40,6 +40,14 @@ impl TlsIdentity for Member {
 
     fn id(&self) -> Option<SpiffeId> {
         self.workload.id()
+    }
+
+    fn sign_call(&self, call: StatedCall<'_>) -> Option<Vec<u8>> {
+        let own = self.workload.credentials()?;
+        // Without it, the call is that of the process that forwards it.
+        statement::state(&own, call, self.workload.now())
+            .inspect_err(|error| tracing::warn!(%error, "a call was not signed"))
+            .ok()
     }
 
     fn connect(&self, peer: ExpectedPeer<'_>, stream: TcpStream) -> Handshake {

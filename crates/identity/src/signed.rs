@@ -17,6 +17,8 @@ pub enum Purpose {
     IssueRequest,
     /// An `IssueResponse` for the signing request with these bytes: an older response does not fit a newer request.
     IssueResponse,
+    /// A `CallStatement`.
+    CallStatement,
 }
 
 impl Purpose {
@@ -24,6 +26,7 @@ impl Purpose {
         match self {
             Self::IssueRequest => b"fairmesh issue request 1\0",
             Self::IssueResponse => b"fairmesh issue response 1\0",
+            Self::CallStatement => b"fairmesh call statement 1\0",
         }
     }
 }
@@ -56,7 +59,7 @@ pub fn verify(
 ) -> Result<SpiffeId, Refused> {
     let chain: Vec<_> = message.chain.iter().map(|one| CertificateDer::from(&one[..])).collect();
     let usage = match purpose {
-        Purpose::IssueRequest => Usage::Client,
+        Purpose::IssueRequest | Purpose::CallStatement => Usage::Client,
         Purpose::IssueResponse => Usage::Server,
     };
     let id = trust.verify(&chain, usage, now)?;

@@ -80,8 +80,8 @@ fn proved(agent: &str, region: &str, request: &[u8]) -> Vec<u8> {
     }
 }
 
-/// SHA-256.
-pub(crate) fn digest(bytes: &[u8]) -> [u8; DIGEST] {
+/// The SHA-256 of some bytes.
+pub fn digest(bytes: &[u8]) -> [u8; DIGEST] {
     let mut out = [0; DIGEST];
     out.copy_from_slice(digest::digest(&digest::SHA256, bytes).as_ref());
     out

@@ -3,6 +3,7 @@ use std::{sync::Arc, time::Duration};
 use fairmesh_model::{Identity, Location, Prefix, Revision};
 use fairmesh_rib::{
     Batch, Node,
+    access::Caller,
     follower::FollowerHandle,
     server::{ServedRib, WriteError},
 };
@@ -47,6 +48,18 @@ impl ServedRib for ReplicaRib {
             "a replica takes no writes; write to the control plane, which this one follows through {}",
             self.upstreams
         )))
+    }
+
+    fn permits(&self, caller: &Caller, prefix: &Prefix) -> Result<(), String> {
+        // Without records nobody's rights are known.
+        if matches!(caller.identity, Identity::Spiffe(_)) && !self.shared.has_copy() {
+            return Err("this replica has no copy yet; it cannot tell what this caller may read".into());
+        }
+        self.shared.access.permits(caller, prefix)
+    }
+
+    fn permission_changes(&self) -> Option<watch::Receiver<u64>> {
+        Some(self.shared.access.changes())
     }
 
     /// Returns once there is any copy: one from disk is served at once, with its age.

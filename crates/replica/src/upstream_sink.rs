@@ -12,6 +12,7 @@ use bytes::Bytes;
 use fairmesh_model::{Prefix, RecordKey};
 use fairmesh_rib::{
     Node, Update,
+    access::AccessControl,
     follower::{Freshness, Sink},
 };
 use fairmesh_store::ReplicaContents;
@@ -24,6 +25,8 @@ use crate::disk::{Disk, wall_clock};
 #[derive(Debug)]
 pub(crate) struct ReplicaState {
     pub(crate) node: Node,
+    /// Who may read what.
+    pub(crate) access: AccessControl,
     /// The freshness of the only subscription.
     freshness: Mutex<Freshness>,
     pub(crate) disk: Disk,
@@ -90,8 +93,10 @@ impl Sink for UpstreamSink {
 
 impl ReplicaState {
     pub(crate) fn new(disk: Disk) -> Self {
+        let node = Node::replica();
         Self {
-            node: Node::replica(),
+            access: AccessControl::new(node.clone()),
+            node,
             freshness: Mutex::default(),
             disk,
             age_changes: watch::Sender::new(0),
@@ -108,6 +113,7 @@ impl ReplicaState {
         tracing::info!(%revision, %store, keys, ?age, "starting from the copy on disk");
         *self.freshness() = Freshness::Held { at: Instant::now(), age };
         self.node.restore_with_log(revision, floor, entries, log);
+        self.access.changed();
     }
 
     /// How old the copy may be; zero where it is followed to the source.
@@ -142,8 +148,16 @@ impl ReplicaState {
         // Locked during the change of the node, so that each write of the file has the state of the node at one
         // revision.
         let mut dirty = self.disk.dirty();
+        let concerns_access = !update.snapshots.is_empty()
+            || update.puts.iter().any(|(key, _)| AccessControl::concerns(key))
+            || update.deletes.iter().any(|key| AccessControl::concerns(key));
         match self.node.apply_update(update) {
-            Ok(changed) => dirty.add(changed),
+            Ok(changed) => {
+                if concerns_access {
+                    self.access.changed();
+                }
+                dirty.add(changed);
+            }
             // The follower refuses lagging upstreams, so this is a bug.
             Err(behind) => return tracing::error!(%behind, "an update was dropped"),
         }

@@ -24,6 +24,8 @@ pub struct Caller {
     pub identity: Identity,
     /// Whether the call is one that this process passes on for another, without a proof of its content.
     pub is_forwarded: bool,
+    /// Whether the connection is one of this machine, from the own user of this process or root.
+    pub is_beside: bool,
     /// The user of a token, and the user's groups.
     pub user: Option<(String, Vec<String>)>,
 }
@@ -163,8 +165,9 @@ impl AccessControl {
                 },
                 SpiffePath::Mesh(MeshRole::Agent, name) => match self.joined(name) {
                     Some(joined) => {
-                        let machine =
-                            Machine { agent: Some(name.clone()), region: joined.region, is_agent: true };
+                        // The kernel vouches for an agent beside the control plane, which may move without a new token.
+                        let region = joined.region.filter(|_| !caller.is_beside);
+                        let machine = Machine { agent: Some(name.clone()), region, is_agent: true };
                         of_machine(machine, Reach::of(&joined.tenants))
                     }
                     None => Grants::default(),
@@ -248,7 +251,7 @@ fn of_machine(machine: Machine, tenants: Reach) -> Grants {
 }
 
 /// Whether a user of this machine is that of this process, or root.
-fn is_own_user(uid: u32) -> bool {
+pub fn is_own_user(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
 

@@ -3,6 +3,7 @@
 use std::{error::Error, pin::Pin};
 
 use fairmesh_wire::{
+    ON_BEHALF_OF, STATEMENT,
     handshake::{Connection, is_version_refusal},
     identity_of, set_on_behalf_of,
     transport::Waits,
@@ -78,12 +79,23 @@ fn is_connection_failure(status: &Status) -> bool {
     matches!(status.code(), Code::Unavailable | Code::Unknown) && status.source().is_some()
 }
 
-/// The same message with the caller's deadline and identity, and without its other metadata.
+/// The same message with the caller's deadline and identity, and without its other metadata. What the caller states of the
+/// call, signed, is passed on as it is.
 fn forwarded_request<T>(request: Request<T>) -> Request<T> {
+    let statement = request.metadata().get_bin(STATEMENT).cloned();
+    let stated_for = request.metadata().get(ON_BEHALF_OF).cloned().filter(|_| statement.is_some());
     let deadline = request.metadata().get(TIMEOUT).cloned();
     let identity = identity_of(&request);
     let mut forwarded = Request::new(request.into_inner());
-    set_on_behalf_of(&mut forwarded, &identity);
+    match statement {
+        Some(statement) => {
+            forwarded.metadata_mut().insert_bin(STATEMENT, statement);
+            if let Some(program) = stated_for {
+                forwarded.metadata_mut().insert(ON_BEHALF_OF, program);
+            }
+        }
+        None => set_on_behalf_of(&mut forwarded, &identity),
+    }
     if let Some(deadline) = deadline {
         forwarded.metadata_mut().insert(TIMEOUT, deadline);
     }
@@ -180,6 +192,7 @@ impl Checker for Forwarder {
 mod tests {
     use fairmesh_model::Identity;
     use fairmesh_wire::on_behalf_of;
+    use tonic::metadata::MetadataValue;
 
     use super::*;
 
@@ -190,5 +203,16 @@ mod tests {
         request.extensions_mut().insert(Identity::Local { uid: 7 });
         let forwarded = forwarded_request(request);
         assert_eq!(on_behalf_of(&forwarded), "local uid 7");
+    }
+
+    #[test]
+    fn a_statement_is_passed_on_with_the_program_that_it_names() {
+        let mut request = Request::new(());
+        set_on_behalf_of(&mut request, &Identity::Local { uid: 7 });
+        request.metadata_mut().insert_bin(STATEMENT, MetadataValue::from_bytes(b"signed"));
+        request.extensions_mut().insert(Identity::Spiffe("spiffe://prod/fairmesh/agent/a".parse().unwrap()));
+        let forwarded = forwarded_request(request);
+        assert_eq!(on_behalf_of(&forwarded), "local uid 7");
+        assert_eq!(forwarded.metadata().get_bin(STATEMENT).unwrap().to_bytes().unwrap(), &b"signed"[..]);
     }
 }

@@ -8,6 +8,7 @@
 //! alternative, one transaction per batch, was rejected: a disk takes some hundred syncs a second, and a thousand
 //! endpoints that register at once would wait for seconds.
 
+pub mod author;
 mod error;
 mod etcd;
 

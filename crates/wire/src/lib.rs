@@ -29,7 +29,9 @@ pub use log_limiter::LogLimiter;
 pub use offload::run_blocking;
 #[cfg(feature = "server")]
 pub use transport::program_of;
-pub use transport::{CallerAgent, ON_BEHALF_OF, agent_of, identity_of, on_behalf_of, set_on_behalf_of};
+pub use transport::{
+    CallerAgent, ON_BEHALF_OF, STATEMENT, agent_of, identity_of, on_behalf_of, set_on_behalf_of,
+};
 
 /// Picks for callers without records: the generated types of `proto/fairmesh/lookaside`, documented there.
 // The package name determines the path to `v1`.

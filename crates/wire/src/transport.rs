@@ -37,7 +37,7 @@ use fairmesh_listen::GuardedStream;
 #[cfg(feature = "server")]
 use fairmesh_model::ProgramFacts;
 use fairmesh_model::{Identity, Label, ServiceName, SpiffeId};
-pub use identity::{ExpectedPeer, Handshake, NoIdentity, SecureStream, TlsIdentity};
+pub use identity::{ExpectedPeer, Handshake, NoIdentity, SecureStream, StatedCall, TlsIdentity};
 #[cfg(feature = "server")]
 pub use listener::{Accepted, BindError, Listener};
 #[cfg(feature = "server")]
@@ -85,6 +85,11 @@ impl Transport {
         if let Some(identity) = &self.identity {
             identity.require();
         }
+    }
+
+    /// A statement of a call of this process, if it signs any.
+    fn sign_call(&self, call: StatedCall<'_>) -> Option<Vec<u8>> {
+        self.identity.as_ref()?.sign_call(call)
     }
 
     /// For connections with processes of the mesh.
@@ -216,6 +221,9 @@ pub fn agent_of<T>(request: &tonic::Request<T>) -> Option<&Label> {
 
 /// The metadata key by which a forwarding process names the original caller.
 pub const ON_BEHALF_OF: &str = "fairmesh-on-behalf-of";
+
+/// The metadata with the statement of the process that made a forwarded call.
+pub const STATEMENT: &str = "fairmesh-statement-bin";
 
 /// The original caller as stated by the forwarding process, for display: an agent knows the programs of its machine.
 /// Empty if not stated. No decision may depend on it, since every client that reaches the port can claim it.

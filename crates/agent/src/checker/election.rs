@@ -27,7 +27,7 @@ use super::{
 
 /// Pause before this agent stands for election again.
 const CAMPAIGN_RETRY: Duration = Duration::from_millis(500);
-/// The same at a control plane without this election, or with too many candidates.
+/// The same at a control plane without this election, with too many candidates, or that does not permit this agent.
 const REFUSED_RETRY: Duration = Duration::from_secs(60);
 
 /// This agent as a candidate, and the upstreams from which it would follow the checked endpoints.
@@ -52,7 +52,12 @@ pub(crate) async fn campaign(candidate: Candidate, upstream: FollowerHandle, sto
         candidate.counts.endpoints.store(0, Relaxed);
         candidate.counts.distance_targets.store(0, Relaxed);
         let pause = match ended {
-            Err(status) if matches!(status.code(), Code::Unimplemented | Code::ResourceExhausted) => {
+            Err(status)
+                if matches!(
+                    status.code(),
+                    Code::Unimplemented | Code::ResourceExhausted | Code::PermissionDenied
+                ) =>
+            {
                 REFUSED_RETRY
             }
             _ => CAMPAIGN_RETRY,

@@ -1,14 +1,53 @@
 //! Who makes a call.
 
-use axum::http::{Extensions, HeaderMap};
+use std::sync::Arc;
+
+use axum::http::{Extensions, HeaderMap, request::Parts};
 use fairmesh_model::{Identity, Label, MeshRole, SpiffePath};
-use fairmesh_rib::access::Caller;
-use fairmesh_wire::{CallerAgent, ON_BEHALF_OF};
+use fairmesh_rib::access::{Caller, is_own_user};
+use fairmesh_wire::{CallerAgent, ON_BEHALF_OF, STATEMENT, transport::StatedCall};
+use tonic::{Status, metadata::MetadataMap};
+
+use super::trust::RecordedTrust;
 
 /// The caller by its connection.
 pub(super) fn of_connection(headers: &HeaderMap, extensions: &Extensions) -> Caller {
     let identity = extensions.get::<Identity>().cloned().unwrap_or_default();
-    Caller { identity, is_forwarded: headers.contains_key(ON_BEHALF_OF), user: None }
+    let is_beside = matches!(identity, Identity::Local { uid } if is_own_user(uid));
+    Caller { identity, is_forwarded: headers.contains_key(ON_BEHALF_OF), is_beside, user: None }
+}
+
+/// The caller of a call that its maker signed, whoever passed it on.
+pub(super) fn of_signature(
+    caller: Caller,
+    head: &Parts,
+    message: &[u8],
+    trust: &RecordedTrust,
+) -> Result<Caller, Status> {
+    if !head.headers.contains_key(STATEMENT) {
+        return Ok(caller);
+    }
+    let unreadable = || Status::invalid_argument("the statement of the call cannot be read");
+    let metadata = MetadataMap::from_headers(head.headers.clone());
+    let statement =
+        metadata.get_bin(STATEMENT).and_then(|value| value.to_bytes().ok()).ok_or_else(unreadable)?;
+    let on_behalf_of = head.headers.get(ON_BEHALF_OF).map(|value| value.to_str());
+    let on_behalf_of = on_behalf_of.transpose().map_err(|_| unreadable())?.unwrap_or_default();
+    let call = StatedCall { path: head.uri.path(), on_behalf_of, message };
+    let identity = Identity::Spiffe(trust.signer(&statement, call)?);
+    Ok(Caller { identity, is_forwarded: false, ..caller })
+}
+
+/// The caller for the log of writes.
+pub(super) fn author(caller: &Caller, headers: &HeaderMap) -> Arc<str> {
+    let mut who = match &caller.user {
+        Some((user, _)) => format!("{user} ({})", caller.identity),
+        None => caller.identity.to_string(),
+    };
+    if let Some(program) = headers.get(ON_BEHALF_OF).and_then(|value| value.to_str().ok()) {
+        who.extend([" for ", program]);
+    }
+    who.into()
 }
 
 /// Tells handlers the identity of the caller, and the agent that registers its endpoints.

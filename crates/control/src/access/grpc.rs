@@ -1,5 +1,7 @@
 //! The check of calls over gRPC.
 
+use std::sync::Arc;
+
 use axum::{
     body::{Body, to_bytes},
     extract::{Request, State},
@@ -7,6 +9,7 @@ use axum::{
     response::Response,
 };
 use bytes::Bytes;
+use fairmesh_store::author;
 use fairmesh_wire::rpc::MAX_MESSAGE;
 use tonic::{Status, service::Routes};
 
@@ -25,40 +28,39 @@ pub(crate) fn guard_calls(routes: Routes, access: Access) -> Routes {
 
 async fn guard(State(access): State<Access>, request: Request, next: Next) -> Response {
     match check(&access, request).await {
-        Ok(request) => next.run(request).await,
+        Ok((author, request)) => author::scope(Some(author), next.run(request)).await,
         Err(refused) => refused.into_http(),
     }
 }
 
 /// The call, if its caller may make it.
-async fn check(access: &Access, request: Request) -> Result<Request, Status> {
+async fn check(access: &Access, mut request: Request) -> Result<(Arc<str>, Request), Status> {
     let Some(method) = METHODS.iter().find(|method| method.path == request.uri().path()) else {
         return Err(Status::unimplemented("this process does not serve the method"));
     };
-    if !access.control.is_strict() {
-        return Ok(request);
-    }
+    let caller = caller::of_connection(request.headers(), request.extensions());
+    let author = caller::author(&caller, request.headers());
     let needs = match &method.access {
-        Needed::Of(needs) => needs,
-        Needed::Everyone | Needed::OwnUser => return Ok(request),
+        Needed::Of(needs) if access.control.is_strict() => needs,
+        Needed::Of(_) | Needed::Everyone | Needed::OwnUser => return Ok((author, request)),
         Needed::Prefixes => {
-            let mut request = request;
-            let caller = caller::of_connection(request.headers(), request.extensions());
             request.extensions_mut().insert(caller);
-            return Ok(request);
+            return Ok((author, request));
         }
     };
     let (mut head, body) = request.into_parts();
     let body =
         to_bytes(body, MAX_MESSAGE + FRAME).await.map_err(|error| Status::from_error(Box::new(error)))?;
-    let caller = caller::of_connection(&head.headers, &head.extensions);
-    let refused = access.check(&caller, &needs(message(&body)?)?);
+    let message = message(&body)?;
+    let caller = caller::of_signature(caller, &head, message, &access.trust)?;
+    let author = caller::author(&caller, &head.headers);
+    let refused = access.check(&caller, &needs(message)?);
     if let Err(refused) = refused {
         tracing::debug!(caller = %caller.identity, method = method.path, reason = refused.message(), "call refused");
         return Err(refused);
     }
     caller::describe(&caller, &mut head.extensions);
-    Ok(Request::from_parts(head, Body::from(body)))
+    Ok((author, Request::from_parts(head, Body::from(body))))
 }
 
 /// The one message of a request.

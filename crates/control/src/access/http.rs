@@ -9,6 +9,8 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use fairmesh_model::{InstanceId, Invalid, ServiceName};
+use fairmesh_rib::access::Caller;
+use fairmesh_store::author;
 use serde::{Deserialize, Serialize};
 use tonic::{Code, Status};
 
@@ -52,13 +54,15 @@ pub(crate) fn guard_pages(pages: Router, access: Access) -> Router {
 }
 
 async fn guard(State(access): State<Access>, request: Request, next: Next) -> Response {
-    match check(&access, request).await {
-        Ok(request) => next.run(request).await,
+    let caller = caller::of_connection(request.headers(), request.extensions());
+    let author = caller::author(&caller, request.headers());
+    match check(&access, &caller, request).await {
+        Ok(request) => author::scope(Some(author), next.run(request)).await,
         Err(response) => response,
     }
 }
 
-async fn check(access: &Access, request: Request) -> Result<Request, Response> {
+async fn check(access: &Access, caller: &Caller, request: Request) -> Result<Request, Response> {
     if !access.control.is_strict() {
         return Ok(request);
     }
@@ -96,8 +100,7 @@ async fn check(access: &Access, request: Request) -> Result<Request, Response> {
         )
             .into_response()
     })?;
-    let caller = caller::of_connection(&head.headers, &head.extensions);
-    access.check(&caller, &needs).map_err(|status| refused(&status))?;
+    access.check(caller, &needs).map_err(|status| refused(&status))?;
     Ok(Request::from_parts(head, Body::from(body)))
 }
 

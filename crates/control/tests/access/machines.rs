@@ -13,7 +13,7 @@ use super::{
     support::{BOUND, TestControl, policy_key, put},
 };
 
-fn registration(service: &str, instance: &str) -> v1::RegisterRequest {
+pub(crate) fn registration(service: &str, instance: &str) -> v1::RegisterRequest {
     let location = v1::Location { region: "eu".into(), ..Default::default() };
     let endpoint = v1::Endpoint {
         instance: instance.into(),
@@ -126,7 +126,7 @@ async fn a_server_acts_for_its_own_instances_only() {
 }
 
 /// What a caller may not read does not exist for it; what it may read, it may still not do.
-fn is_refusal(status: &Status) -> bool {
+pub(crate) fn is_refusal(status: &Status) -> bool {
     matches!(status.code(), Code::NotFound | Code::PermissionDenied)
 }
 

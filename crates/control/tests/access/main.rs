@@ -6,5 +6,8 @@ mod support;
 #[path = "../support/members.rs"]
 mod members;
 
+mod audit;
+mod isolation;
 mod machines;
 mod roles;
+mod statements;

@@ -10,3 +10,6 @@ pub(crate) mod history;
 mod history_key;
 pub(crate) mod lint;
 pub(crate) mod rollback;
+mod value_document;
+
+pub(crate) use value_document::value_document;

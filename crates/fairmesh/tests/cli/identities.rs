@@ -63,7 +63,7 @@ pub(crate) fn agent(mesh: &Mesh, name: &str, upstream: &str, token: Option<&str>
     (agent, address)
 }
 
-fn joined(mesh: &Mesh) -> Vec<String> {
+pub(crate) fn joined(mesh: &Mesh) -> Vec<String> {
     let listed = mesh.run(&["identity", "list", "--json"]).json();
     listed.as_array().unwrap().iter().map(|agent| agent["id"].as_str().unwrap().to_owned()).collect()
 }
@@ -126,7 +126,7 @@ fn nobody_writes_roots_or_agents_over_the_network() {
 }
 
 /// Runs a command against a control plane over TCP, as a program of an agent's machine.
-fn over_tcp(control: &str, agent: &str, args: &[&str]) -> Run {
+pub(crate) fn over_tcp(control: &str, agent: &str, args: &[&str]) -> Run {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
     let command =
         command.args(args).env_clear().env("FAIRMESH_CONTROL", control).env("FAIRMESH_AGENT", agent);

@@ -90,7 +90,9 @@ fn a_replica_without_its_agent_serves_nobody_in_plaintext_once_it_knows_of_the_t
         wait_until("it refuses plaintext", || list().code == Some(1));
         drop(untold);
     }
-    // Its agent comes, and members are served.
+    // Its agent comes, and members with a role are served.
+    let viewers = "kind: RoleBinding\nname: viewers\nrole: viewer\nsubjects: ['fairmesh/operator/web-1.*']\n";
+    mesh.apply(viewers).ok();
     let _replica = replica(&mesh, &listen, &absent, &[]);
     let (_agent, address) = agent(&mesh, "web-1", &mesh.address(), None);
     wait_until("the agent joins", || has_certificate(&mesh, "web-1"));

@@ -7,6 +7,7 @@ use fairmesh_model::{
     Endpoint, EndpointState, Invalid, Protocol, Record, RecordKey, Service, ServiceKind, ServiceName,
 };
 use fairmesh_rib::{Expect, Op};
+use fairmesh_store::author;
 use fairmesh_wire::records;
 use tokio::time::Instant;
 
@@ -30,7 +31,8 @@ impl Registry {
         // A task of its own: a caller that goes away in between would otherwise leave an endpoint without a lease, and
         // a declared service that no limit counts.
         let (registry, registrations) = (self.clone(), registrations.to_vec());
-        let registering = tokio::spawn(async move { registry.write_and_grant(&registrations).await });
+        let writing = async move { registry.write_and_grant(&registrations).await };
+        let registering = tokio::spawn(author::scope(author::current(), writing));
         match registering.await {
             Ok(registered) => registered,
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),

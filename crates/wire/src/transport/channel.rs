@@ -12,17 +12,28 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_http::h2::{CallError, Reason, StreamError};
-use http::{HeaderMap, Method, Request, Response, uri::Authority};
+use http::{HeaderMap, Method, Request, Response, request::Parts, uri::Authority};
 use http_body_util::BodyExt as _;
 use tokio::{sync::Mutex, time::timeout};
-use tonic::{Status, body::Body};
+use tonic::{
+    Status,
+    body::Body,
+    metadata::{MetadataMap, MetadataValue},
+};
 use tower_service::Service;
 
 use self::connection::ChannelConnection;
-use super::{Address, Transport};
+use super::{Address, ON_BEHALF_OF, STATEMENT, StatedCall, Transport};
 
 /// Timeout of connection establishment.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The services whose calls replicas forward.
+const FORWARDED: [&str; 4] =
+    ["/fairmesh.v1.Registry/", "/fairmesh.v1.Imbalance/", "/fairmesh.v1.Quota/", "/fairmesh.v1.Checker/"];
+
+/// The bytes before the message in the body of a call.
+const FRAME: usize = 5;
 
 /// A channel for calls to one process. Calls share a connection, which the first one opens, and which is opened again by the
 /// next call after a failure. Cheap to clone.
@@ -88,13 +99,15 @@ impl ChannelState {
     }
 
     async fn call(&self, request: Request<Body>) -> Result<Response<Body>, Status> {
-        let (head, body) = request.into_parts();
+        let (mut head, body) = request.into_parts();
+        let message = body.collect().await?.to_bytes();
+        self.sign(&mut head, &message);
         let request = CompleteRequest {
             method: head.method,
             authority: self.authority.clone(),
             path: head.uri.path().to_owned(),
             headers: head.headers,
-            message: body.collect().await?.to_bytes(),
+            message,
         };
         match self.send(&request).await {
             // The peer closed the connection gracefully and has not processed the call.
@@ -105,6 +118,23 @@ impl ChannelState {
             CallError::Stream(error) => lost(&error),
             CallError::Body(status) => status,
         })
+    }
+
+    /// Adds the statement of this process to a call that others forward, unless it passes on that of another.
+    fn sign(&self, head: &mut Parts, body: &Bytes) {
+        let path = head.uri.path();
+        let is_forwarded = FORWARDED.iter().any(|service| path.starts_with(service));
+        let Some(message) = body.get(FRAME..).filter(|_| is_forwarded) else { return };
+        if head.headers.contains_key(STATEMENT) {
+            return;
+        }
+        let on_behalf_of = head.headers.get(ON_BEHALF_OF).and_then(|value| value.to_str().ok());
+        let call = StatedCall { path, on_behalf_of: on_behalf_of.unwrap_or_default(), message };
+        if let Some(statement) = self.transport.sign_call(call) {
+            let mut metadata = MetadataMap::from_headers(std::mem::take(&mut head.headers));
+            metadata.insert_bin(STATEMENT, MetadataValue::from_bytes(&statement));
+            head.headers = metadata.into_headers();
+        }
     }
 
     async fn send(&self, request: &CompleteRequest) -> Result<Response<Body>, CallError<Status>> {

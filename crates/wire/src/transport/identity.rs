@@ -15,6 +15,17 @@ pub enum ExpectedPeer<'a> {
     Mesh,
 }
 
+/// What a process states of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StatedCall<'a> {
+    /// Its path.
+    pub path: &'a str,
+    /// The program for which it is made; empty: the process itself.
+    pub on_behalf_of: &'a str,
+    /// The message.
+    pub message: &'a [u8],
+}
+
 /// A connection on which both sides have proved their identities.
 pub trait SecureStream: AsyncRead + AsyncWrite + fmt::Debug + Send + Sync + Unpin {
     /// The socket, for its options and addresses.
@@ -53,6 +64,12 @@ pub trait TlsIdentity: fmt::Debug + Send + Sync {
     /// Has connections with processes of the mesh secured from now on, before there is a certificate too: until then, none
     /// is opened or accepted over TCP.
     fn require(&self) {}
+
+    /// A statement of a call, signed by this process, which reaches the control plane through processes that are not
+    /// trusted with its content. `None` if this process states none.
+    fn sign_call(&self, _call: StatedCall<'_>) -> Option<Vec<u8>> {
+        None
+    }
 
     /// The handshake of a client, with a peer that must prove to be the given one.
     fn connect(&self, peer: ExpectedPeer<'_>, stream: TcpStream) -> Handshake;

@@ -52,7 +52,7 @@ pub(crate) async fn run(args: DeleteArgs) -> Result<ExitCode, Failure> {
     if current.values.iter().all(Option::is_none) {
         return Err(not_found(&subject));
     }
-    if let (Some(name), Kind::Service, false) = (&args.of.service, args.of.kind, args.force) {
+    if let (Some(name), Kind::Service, false) = (args.of.service(), args.of.kind, args.force) {
         let change = Change { name, to: None, mapped: false };
         breaking_change::refuse(&connection, &change, HINT).await?;
     }
@@ -66,12 +66,15 @@ pub(crate) async fn run(args: DeleteArgs) -> Result<ExitCode, Failure> {
     };
     let answer = connection.admin().apply(request).await?.into_inner();
     let deleted = answer.outcomes.iter().any(|one| one.kind() == outcome::Kind::Deleted);
-    let (kind, service) = (args.of.kind_argument(), args.of.service.as_ref().map(ToString::to_string));
+    let (kind, service) = (args.of.kind_argument(), args.of.name());
     let item = json!({
         "kind": kind, "service": service, "deleted": deleted && !args.dry_run, "dryRun": args.dry_run,
     });
     let text = match args.dry_run {
         true => format!("{subject} would be deleted (revision {})\n", current.revision),
+        false if args.of.kind == Kind::Role => {
+            format!("{subject} is deleted; 'fairmesh audit' shows what it was\n")
+        }
         false => format!("{subject} is deleted; 'fairmesh rollback {}' restores it\n", args.of.arguments()),
     };
     output::print_one(args.output_args.format(), &item, &text)?;

@@ -1,9 +1,11 @@
 //! Configuration that has a history, and its values.
 
+use std::{fmt, str::FromStr};
+
 use bytes::Bytes;
 use clap::{Args, ValueEnum};
 use fairmesh_model::{
-    MeshHistoryKind, Record, RecordKey, Regions, RoundTrips, Service, ServiceName,
+    Invalid, Label, MeshHistoryKind, Record, RecordKey, Regions, RoundTrips, Service, ServiceName,
     spec::{Document, Resource},
 };
 use fairmesh_wire::{
@@ -22,8 +24,35 @@ pub(crate) struct HistoryKey {
     /// The kind of record.
     #[arg(value_enum)]
     pub(super) kind: Kind,
-    /// The service, as tenant/service; of topology, hosts and authorization there is one of the mesh.
-    pub(super) service: Option<ServiceName>,
+    /// The service, as tenant/service, or the role binding; topology, hosts and authorization have no name.
+    name: Option<RecordName>,
+}
+
+/// The name of a record on the command line.
+#[derive(Clone, Debug)]
+enum RecordName {
+    Service(ServiceName),
+    RoleBinding(Label),
+}
+
+impl FromStr for RecordName {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        match text.contains('/') {
+            true => text.parse().map(Self::Service),
+            false => Label::new(text).map(Self::RoleBinding),
+        }
+    }
+}
+
+impl fmt::Display for RecordName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Service(service) => service.fmt(f),
+            Self::RoleBinding(name) => name.fmt(f),
+        }
+    }
 }
 
 /// A kind of configuration that has a history.
@@ -45,6 +74,9 @@ pub(super) enum Kind {
     Hosts,
     /// Who may call services without rules of their own.
     Authorization,
+    /// Who may do what with the records; the audit log has its history.
+    #[value(aliases = ["roles", "rolebinding"])]
+    Role,
 }
 
 /// A record, and how the admin API names its history.
@@ -74,33 +106,53 @@ pub(super) struct Written {
 }
 
 impl HistoryKey {
-    /// Checks that a service is named where one is needed, and nowhere else.
+    /// Checks that a record is named where one is needed, and nowhere else.
     pub(super) fn validate(&self) -> Result<(), Failure> {
         let kind = self.kind_argument();
-        match (self.kind, &self.service) {
-            (Kind::Service | Kind::Policy | Kind::Workload, None) => Err(Failure::refused(
+        match (self.kind, &self.name) {
+            (Kind::Service | Kind::Policy | Kind::Workload, Some(RecordName::Service(_)))
+            | (Kind::Role, Some(RecordName::RoleBinding(_)))
+            | (Kind::Topology | Kind::Hosts | Kind::Authorization, None) => Ok(()),
+            (Kind::Service | Kind::Policy | Kind::Workload, _) => Err(Failure::refused(
                 format!("the service of the {kind} is missing"),
                 "write it as tenant/service after the kind",
+            )),
+            (Kind::Role, _) => Err(Failure::refused(
+                "the name of the role binding is missing",
+                "write it after the kind (see 'fairmesh get roles')",
             )),
             (Kind::Topology | Kind::Hosts | Kind::Authorization, Some(_)) => {
                 Err(Failure::refused(format!("{kind} belongs to no service"), "leave the service out"))
             }
-            _ => Ok(()),
         }
+    }
+
+    /// The service of the record, if it belongs to one.
+    pub(super) fn service(&self) -> Option<&ServiceName> {
+        match &self.name {
+            Some(RecordName::Service(service)) => Some(service),
+            _ => None,
+        }
+    }
+
+    /// The name of the record, if it has one.
+    pub(super) fn name(&self) -> Option<String> {
+        self.name.as_ref().map(ToString::to_string)
     }
 
     /// In words: `the policy of shop/cart`.
     pub(super) fn title(&self) -> String {
-        match &self.service {
-            Some(service) => format!("the {} of {service}", self.kind_argument()),
+        match &self.name {
+            Some(RecordName::Service(service)) => format!("the {} of {service}", self.kind_argument()),
+            Some(RecordName::RoleBinding(name)) => format!("the role binding {name}"),
             None => format!("the {} of the mesh", self.kind_argument()),
         }
     }
 
-    /// The kind and the service as arguments.
+    /// The kind and the name as arguments.
     pub(super) fn arguments(&self) -> String {
-        match &self.service {
-            Some(service) => format!("{} {service}", self.kind_argument()),
+        match &self.name {
+            Some(name) => format!("{} {name}", self.kind_argument()),
             None => self.kind_argument(),
         }
     }
@@ -115,7 +167,7 @@ impl HistoryKey {
         let mesh = |kind: MeshHistoryKind| HistoryRecord { key: kind.key(), kind: kind.as_str() };
         let of = |kind, key: fn(ServiceName) -> RecordKey| {
             let record = |name: &ServiceName| HistoryRecord { key: key(name.clone()), kind };
-            self.service.iter().map(record).collect()
+            self.service().into_iter().map(record).collect()
         };
         match self.kind {
             Kind::Service => of("services", RecordKey::Service),
@@ -124,6 +176,16 @@ impl HistoryKey {
             Kind::Topology => vec![mesh(MeshHistoryKind::Regions), mesh(MeshHistoryKind::RoundTrips)],
             Kind::Hosts => vec![mesh(MeshHistoryKind::Hosts)],
             Kind::Authorization => vec![mesh(MeshHistoryKind::Authorization)],
+            Kind::Role => self.role_binding().into_iter().collect(),
+        }
+    }
+
+    fn role_binding(&self) -> Option<HistoryRecord> {
+        match &self.name {
+            Some(RecordName::RoleBinding(name)) => {
+                Some(HistoryRecord { key: RecordKey::RoleBinding(name.clone()), kind: "roles" })
+            }
+            _ => None,
         }
     }
 
@@ -141,11 +203,15 @@ impl HistoryKey {
         if self.kind == Kind::Topology {
             return Ok(topology(records));
         }
-        let (record, name) = (records.pop().flatten(), self.service.clone());
+        use RecordName as Name;
+        let (record, name) = (records.pop().flatten(), self.name.clone());
         let resource = match (record, name) {
-            (Some(Record::Service(service)), Some(name)) => Resource::Service(name, service),
-            (Some(Record::Policy(policy)), Some(name)) => Resource::Policy(name, policy),
-            (Some(Record::Workload(entry)), Some(name)) => Resource::Workload(name, entry),
+            (Some(Record::Service(service)), Some(Name::Service(name))) => Resource::Service(name, service),
+            (Some(Record::Policy(policy)), Some(Name::Service(name))) => Resource::Policy(name, policy),
+            (Some(Record::Workload(entry)), Some(Name::Service(name))) => Resource::Workload(name, entry),
+            (Some(Record::RoleBinding(binding)), Some(Name::RoleBinding(name))) => {
+                Resource::RoleBinding(name, binding)
+            }
             (Some(Record::Hosts(hosts)), _) => Resource::Hosts(hosts),
             (Some(Record::DefaultAuthorization(default)), _) => Resource::Authorization(default),
             _ => return Ok(None),
@@ -220,6 +286,7 @@ fn listed(kind: Kind) -> &'static str {
         Kind::Topology => "regions",
         Kind::Hosts => "hosts",
         Kind::Authorization => "authorization",
+        Kind::Role => "roles",
     }
 }
 
@@ -228,7 +295,7 @@ async fn changes(
     of: &HistoryKey,
     record: &HistoryRecord,
 ) -> Result<Vec<Change>, Failure> {
-    let service = of.service.as_ref().map(ToString::to_string).unwrap_or_default();
+    let service = of.name().unwrap_or_default();
     let request = GetHistoryRequest { kind: record.kind.to_owned(), service };
     match connection.admin().get_history(request).await {
         Ok(answer) => Ok(answer.into_inner().changes),

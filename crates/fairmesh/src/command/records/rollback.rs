@@ -65,7 +65,7 @@ async fn refuse_breaking_change(
     args: &RollbackArgs,
     chosen: &Version,
 ) -> Result<(), Failure> {
-    match (&args.of.service, args.of.kind) {
+    match (args.of.service(), args.of.kind) {
         (Some(name), Kind::Service) if !args.force => {
             let to = args.of.declaration(chosen)?;
             let change = breaking_change::Change { name, to: to.as_ref(), mapped: false };
@@ -81,7 +81,7 @@ fn report_dry_run(args: &RollbackArgs, chosen: &Version) -> Result<(), Failure> 
     let shown = document.as_ref().map_or_else(|| "it did not exist".into(), history_key::one_line);
     let text = format!("{subject} would be as at revision {back}: {shown}\n");
     let item = json!({
-        "service": args.of.service.as_ref().map(ToString::to_string),
+        "service": args.of.name(),
         "kind": args.of.kind_argument(),
         "to": back,
         "dryRun": true,
@@ -115,7 +115,7 @@ async fn restore(connection: &Connection, args: &RollbackArgs, chosen: &Version)
     };
     let item = json!({
         "kind": args.of.kind_argument(),
-        "service": args.of.service.as_ref().map(ToString::to_string),
+        "service": args.of.name(),
         "to": back,
         "changed": outcome.is_some(),
         "revision": now,

@@ -3,8 +3,9 @@
 use std::fmt::Write;
 
 use fairmesh_model::{
-    Capacities, Capacity, Hosts, Region, ServiceName,
-    spec::{Document, PolicySpec, Resource, ShardMapSpec},
+    AuthorizationMode, AuthorizationRule, Capacities, Capacity, DefaultAuthorization, Hosts, Region,
+    ServiceName,
+    spec::{DefaultAuthorizationSpec, Document, PolicySpec, Resource, ShardMapSpec},
 };
 use serde_json::{Value, json};
 
@@ -21,7 +22,9 @@ pub(super) fn describe(name: &ServiceName, view: &View, format: Format) -> Resul
     let one = view.service(name)?;
     let capacity = capacity(one, &view.hosts.value);
     let health = get::health_rows(name, one, &view.hosts.value);
-    let lists = Lists { endpoints: get::endpoint_rows(name, one, &view.hosts.value), capacity, health };
+    let authorization = authorization(one, view.authorization.unwrap_or_default());
+    let endpoints = get::endpoint_rows(name, one, &view.hosts.value);
+    let lists = Lists { endpoints, capacity, health, authorization };
     output::print_one(format, &value(name, one, &lists), &text(name, one, &lists)?)
 }
 
@@ -30,6 +33,26 @@ struct Lists {
     endpoints: Listing,
     capacity: Listing,
     health: Listing,
+    /// Who may call it, in words.
+    authorization: String,
+}
+
+/// Who may call a service: what its policy says, or what applies to services without rules.
+fn authorization(one: &ServiceView, default: DefaultAuthorization) -> String {
+    let policy = one.policy.as_ref().and_then(|policy| policy.value.authorization.as_deref());
+    let Some(authorization) = policy else {
+        return format!("{}, the default of the mesh", DefaultAuthorizationSpec::of(default).default);
+    };
+    let mode = match authorization.mode {
+        AuthorizationMode::Enforce => "enforced",
+        AuthorizationMode::Audit => "audited",
+    };
+    let rule = |rule: &AuthorizationRule| format!("{}{}", if rule.denies { "not " } else { "" }, rule.name);
+    let rules: Vec<_> = authorization.rules.iter().map(rule).collect();
+    match rules.is_empty() {
+        true => format!("no caller, {mode}"),
+        false => format!("by the rules {}, {mode}", rules.join(", ")),
+    }
 }
 
 /// Capacity of its serving endpoints by region and zone, one row each.
@@ -77,6 +100,7 @@ fn value(name: &ServiceName, one: &ServiceView, lists: &Lists) -> Value {
         "health": lists.health.items,
         "shardMap": one.shards.as_ref().map(|map| ShardMapSpec::of(name, map)),
         "shardMapVersion": one.shards.as_ref().map(|map| map.version),
+        "authorization": lists.authorization,
         "moves": one.moves.len(),
     })
 }
@@ -99,6 +123,7 @@ fn text(name: &ServiceName, one: &ServiceView, lists: &Lists) -> Result<String, 
     ));
     let policy = one.effective_policy();
     lines.extend(get::policy_summary(&policy, one.service.as_ref().map(|service| service.value.kind)));
+    lines.push(("Callers", lists.authorization.clone()));
     let mut text = String::new();
     for (title, value) in lines {
         // Writing to a String cannot fail.
@@ -107,7 +132,7 @@ fn text(name: &ServiceName, one: &ServiceView, lists: &Lists) -> Result<String, 
     if !policy.routes.is_empty() {
         section(&mut text, "Routes", &output::yaml(&PolicySpec::of(name, &policy).routes)?);
     }
-    let Lists { endpoints, capacity, health } = lists;
+    let Lists { endpoints, capacity, health, .. } = lists;
     section(&mut text, "Endpoints", &table_or_none(endpoints));
     section(&mut text, "Capacity", &table_or_none(capacity));
     if !health.rows.is_empty() {

@@ -92,9 +92,13 @@ fn wide_columns(kind: Kind) -> &'static [(&'static str, &'static str)] {
         Kind::Health => &[("STALE", "stale")],
         Kind::Tables => &[("ROUND", "confirmedRound"), ("CONFIRMED S AGO", "confirmedSecondsAgo")],
         Kind::Regions => &[("DECLARED", "declared")],
-        Kind::Shards | Kind::Hosts | Kind::Moves | Kind::Watchers | Kind::Workloads | Kind::Authorization => {
-            &[]
-        }
+        Kind::Shards
+        | Kind::Hosts
+        | Kind::Moves
+        | Kind::Watchers
+        | Kind::Workloads
+        | Kind::Authorization
+        | Kind::Roles => &[],
     }
 }
 
@@ -119,7 +123,7 @@ pub(super) fn name(kind: Kind, item: &Value) -> Option<String> {
     };
     let within = |name: &str| Some(format!("{}/{}", field("service")?, field(name)?));
     match kind {
-        Kind::Services | Kind::Regions | Kind::Hosts => field("name"),
+        Kind::Services | Kind::Regions | Kind::Hosts | Kind::Roles => field("name"),
         Kind::Endpoints | Kind::Health => within("instance"),
         Kind::Policies | Kind::Shards | Kind::Workloads | Kind::Authorization => field("service"),
         Kind::Moves => within("shard"),

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use fairmesh_model::Prefix;
 use fairmesh_wire::handshake::Connection;
 use serde_json::{Value, json};
 
@@ -30,7 +31,10 @@ pub(super) async fn watch(connection: &Connection, args: &GetArgs) -> Result<(),
         let hint = "list them with 'fairmesh get watchers', or see 'fairmesh rib status'";
         return Err(Failure::refused("watchers are no records, and have no watch", hint));
     }
-    let prefixes = View::prefixes(&args.scope(), &read_folders(args.kind));
+    let prefixes = match args.kind {
+        Kind::Roles => vec![Prefix::roles()],
+        kind => View::prefixes(&args.scope(), &read_folders(kind)),
+    };
     let mut records = FollowedRecords::start(connection, &prefixes).await?;
     let format = args.output_args.format();
     let mut shown = BTreeMap::new();

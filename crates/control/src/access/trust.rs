@@ -1,0 +1,52 @@
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fairmesh_identity::{Clock as _, SystemClock, Trust, statement};
+use fairmesh_model::{RecordKey, SpiffeId};
+use fairmesh_rib::Node;
+use fairmesh_wire::transport::StatedCall;
+use tonic::Status;
+
+use crate::identity::recorded_bundle;
+
+/// The roots in the records, by which signed calls are verified.
+#[derive(Debug)]
+pub(super) struct RecordedTrust {
+    node: Node,
+    /// The roots, and the revision of their record.
+    cached: Mutex<Option<(u64, Arc<Trust>)>>,
+}
+
+impl RecordedTrust {
+    pub(super) fn new(node: Node) -> Self {
+        Self { node, cached: Mutex::default() }
+    }
+
+    /// Who stated a call.
+    ///
+    /// # Errors
+    /// When the statement is not of this call.
+    pub(super) fn signer(&self, signed: &[u8], call: StatedCall<'_>) -> Result<SpiffeId, Status> {
+        let trust = self.trust()?;
+        statement::verify(&trust, signed, call, SystemClock.now()).map_err(|refused| {
+            tracing::warn!(%refused, path = call.path, "a signed call was refused");
+            Status::unauthenticated(refused.to_string())
+        })
+    }
+
+    fn trust(&self) -> Result<Arc<Trust>, Status> {
+        let unknown = || Status::unavailable("the roots of the trust domain are not recorded yet; retry");
+        let revision = self
+            .node
+            .get(&RecordKey::TrustBundle.to_string())
+            .map(|entry| entry.revision)
+            .ok_or_else(unknown)?;
+        let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, trust)) = cached.as_ref().filter(|(known, _)| *known == revision) {
+            return Ok(Arc::clone(trust));
+        }
+        let bundle = recorded_bundle(&self.node).ok_or_else(unknown)?;
+        let trust = Arc::new(Trust::new(bundle).map_err(|error| Status::internal(error.to_string()))?);
+        *cached = Some((revision, Arc::clone(&trust)));
+        Ok(trust)
+    }
+}

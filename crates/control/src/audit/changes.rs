@@ -1,0 +1,50 @@
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError},
+};
+
+use bytes::Bytes;
+use fairmesh_rib::{Commit, Node};
+
+use super::{AuditChange, AuditValue};
+
+/// Commits that wait for their writer. Each is taken as soon as the node has it; others are of another control plane.
+const MAX_COMMITS: usize = 1024;
+
+/// Measurements, and copies of what is logged itself.
+const LEFT_OUT: [&str; 3] = ["/health/", "/history/", "/tables/"];
+
+/// A key with its values before and after.
+type Changed = (String, Option<Bytes>, Option<Bytes>);
+
+/// What commits changed, by revision, until their writers log them. Taken from the order of commits, since between a read
+/// and a write another writer may come first.
+#[derive(Debug, Default)]
+pub(super) struct CommittedChanges(Mutex<BTreeMap<u64, Vec<Changed>>>);
+
+impl CommittedChanges {
+    pub(super) fn observe(&self, commit: &Commit, node: &Node) {
+        let is_logged = |key: &str| {
+            !LEFT_OUT.iter().any(|part| key.contains(part)) && !key.starts_with("/g/topology/measured/")
+        };
+        let changes = commit.changes.iter().filter(|(key, _)| is_logged(key));
+        let changes: Vec<_> = changes
+            .map(|(key, after)| (key.to_string(), node.get(key).map(|entry| entry.value), after.clone()))
+            .collect();
+        if changes.is_empty() {
+            return;
+        }
+        let mut commits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        commits.insert(commit.revision, changes);
+        while commits.len() > MAX_COMMITS {
+            commits.pop_first();
+        }
+    }
+
+    pub(super) fn take(&self, revision: u64) -> Vec<AuditChange> {
+        let taken = self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&revision);
+        let value = |bytes: Option<Bytes>| bytes.map(|bytes| AuditValue::of(&bytes));
+        let change = |(key, before, after)| AuditChange { key, before: value(before), after: value(after) };
+        taken.into_iter().flatten().map(change).collect()
+    }
+}

@@ -1,0 +1,196 @@
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use fairmesh_identity::sha256;
+use serde::{Deserialize, Serialize};
+
+/// The largest value that the log has in full, in bytes.
+const MAX_VALUE: usize = 4096;
+
+/// One write.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AuditEntry {
+    /// Counts the entries of the log, from 1.
+    pub number: u64,
+    /// Milliseconds since 1970.
+    pub at_ms: u64,
+    /// The caller, as its connection, its signature or its token proves it.
+    pub who: String,
+    /// The revision of the store.
+    pub revision: u64,
+    /// The records that it changed.
+    pub changes: Vec<AuditChange>,
+    /// The hash of the entry before; zeros in the first one.
+    pub previous: String,
+}
+
+/// A changed record.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AuditChange {
+    /// Its key.
+    pub key: String,
+    /// The value before; absent: there was none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<AuditValue>,
+    /// The value after; absent: it was deleted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<AuditValue>,
+}
+
+/// A value.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum AuditValue {
+    /// The value in base64.
+    Base64(String),
+    /// The SHA-256 of a value above 4 KB.
+    Sha256(String),
+}
+
+/// Where a chain is broken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BrokenChain {
+    /// The line is not as it was written.
+    #[error("the line after entry {0} was altered")]
+    Altered(u64),
+    /// The entry does not follow the one before.
+    #[error("entry {found} does not follow entry {before}: entries were removed, inserted or altered")]
+    NotNext {
+        /// The number of the entry before.
+        before: u64,
+        /// The number found.
+        found: u64,
+    },
+}
+
+/// Reads lines of a log in order, and verifies that they are a chain.
+#[derive(Clone, Debug, Default)]
+pub struct ChainReader {
+    /// The number and the hash of the last entry.
+    last: Option<(u64, String)>,
+}
+
+impl AuditValue {
+    /// A value, or its hash.
+    pub(super) fn of(bytes: &[u8]) -> Self {
+        match bytes.len() <= MAX_VALUE {
+            true => Self::Base64(BASE64_STANDARD.encode(bytes)),
+            false => Self::Sha256(hex(&sha256(bytes))),
+        }
+    }
+
+    /// The bytes of the value, unless only its hash is known.
+    pub fn bytes(&self) -> Option<Vec<u8>> {
+        match self {
+            Self::Base64(text) => BASE64_STANDARD.decode(text).ok(),
+            Self::Sha256(_) => None,
+        }
+    }
+}
+
+impl AuditEntry {
+    /// The line of the entry, and its hash.
+    pub(super) fn line(&self) -> serde_json::Result<(String, String)> {
+        let content = serde_json::to_string(self)?;
+        let hash = hex(&sha256(content.as_bytes()));
+        Ok((format!("{hash} {content}\n"), hash))
+    }
+}
+
+impl ChainReader {
+    /// The entry in a line, if the line is as it was written and follows the one before.
+    ///
+    /// # Errors
+    /// Where the chain is broken.
+    pub fn read(&mut self, line: &str) -> Result<AuditEntry, BrokenChain> {
+        let before = self.last.as_ref().map_or(0, |(number, _)| *number);
+        let altered = || BrokenChain::Altered(before);
+        let (hash, content) = line.trim_end().split_once(' ').ok_or_else(altered)?;
+        if hex(&sha256(content.as_bytes())) != hash {
+            return Err(altered());
+        }
+        let entry: AuditEntry = serde_json::from_str(content).map_err(|_| altered())?;
+        let follows = match &self.last {
+            Some((number, hash)) => entry.number == number + 1 && entry.previous == *hash,
+            None => entry.number > 1 || entry.previous == first_hash(),
+        };
+        if !follows {
+            return Err(BrokenChain::NotNext { before, found: entry.number });
+        }
+        self.last = Some((entry.number, hash.to_owned()));
+        Ok(entry)
+    }
+
+    /// The number and the hash of the last entry, to be kept elsewhere.
+    pub fn head(&self) -> Option<(u64, &str)> {
+        self.last.as_ref().map(|(number, hash)| (*number, hash.as_str()))
+    }
+}
+
+/// What the first entry names as the hash before it.
+pub(super) fn first_hash() -> String {
+    hex(&[0; 32])
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chain(length: u64) -> Vec<String> {
+        let mut previous = first_hash();
+        (1..=length)
+            .map(|number| {
+                let entry = AuditEntry {
+                    number,
+                    at_ms: 1,
+                    who: "alice".into(),
+                    revision: number,
+                    changes: vec![AuditChange {
+                        key: "/t/shop/services/cart".into(),
+                        before: None,
+                        after: Some(AuditValue::of(&[7; 9])),
+                    }],
+                    previous: previous.clone(),
+                };
+                let (line, hash) = entry.line().unwrap();
+                previous = hash;
+                line
+            })
+            .collect()
+    }
+
+    fn verify(lines: &[String]) -> Result<u64, BrokenChain> {
+        let mut reader = ChainReader::default();
+        lines.iter().try_for_each(|line| reader.read(line).map(drop))?;
+        Ok(reader.head().map_or(0, |(number, _)| number))
+    }
+
+    #[test]
+    fn a_change_an_insertion_and_a_removal_show() {
+        let lines = chain(4);
+        assert_eq!(verify(&lines), Ok(4));
+        assert_eq!(verify(&lines[2..]), Ok(4), "older entries were dropped");
+        let mut altered = lines.clone();
+        altered[1] = altered[1].replace("alice", "mallory");
+        assert_eq!(verify(&altered), Err(BrokenChain::Altered(1)));
+        let mut removed = lines.clone();
+        removed.remove(1);
+        assert_eq!(verify(&removed), Err(BrokenChain::NotNext { before: 1, found: 3 }));
+        let mut replaced = lines.clone();
+        let entry: AuditEntry = serde_json::from_str(lines[1].trim_end().split_once(' ').unwrap().1).unwrap();
+        replaced[1] = AuditEntry { who: "mallory".into(), ..entry }.line().unwrap().0;
+        assert_eq!(
+            verify(&replaced),
+            Err(BrokenChain::NotNext { before: 2, found: 3 }),
+            "a new hash breaks the next"
+        );
+    }
+
+    #[test]
+    fn large_values_are_hashes() {
+        assert_eq!(AuditValue::of(&[7; 4096]).bytes().unwrap(), [7; 4096]);
+        assert_eq!(AuditValue::of(&[7; 4097]).bytes(), None);
+    }
+}

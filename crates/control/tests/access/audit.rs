@@ -1,0 +1,84 @@
+//! The log of writes.
+
+use std::fs;
+
+use fairmesh_control::audit::{AuditEntry, ChainReader};
+use fairmesh_model::{Protocol, access::AccessRole};
+use fairmesh_wire::{handshake::Connection, v1};
+use tonic::Code;
+
+use super::{
+    machines::registration,
+    members::{join, own, start_strict},
+    roles::{apply, bind, binding},
+    support::{delete, policy, policy_key, put, service, service_key},
+};
+
+async fn logged(connection: &Connection) -> Vec<AuditEntry> {
+    let (mut chain, mut entries) = (ChainReader::default(), Vec::<AuditEntry>::new());
+    loop {
+        let after = entries.last().map_or(0, |entry| entry.number);
+        let page = connection.admin().read_audit(v1::ReadAuditRequest { after }).await.unwrap().into_inner();
+        entries.extend(page.entries.iter().map(|line| chain.read(line).unwrap()));
+        if page.last {
+            return entries;
+        }
+    }
+}
+
+#[tokio::test]
+#[allow(clippy::too_many_lines, reason = "one story, from the writes to the log")]
+async fn every_write_is_logged_with_its_caller_and_the_values_before_and_after() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = start_strict(folder.path()).await;
+    let agent = join(&control, "web-1", &[], "eu").await;
+    let alice = agent.issue(&control, "fairmesh/operator/web-1.alice").await.unwrap().connect(&control).await;
+    let refused = alice.admin().read_audit(v1::ReadAuditRequest { after: 0 }).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+    bind(&control, "alice", binding(AccessRole::Operator, &["shop"], &[], "fairmesh/operator/*")).await;
+    let declare = || put(service_key("shop/cart"), service(Protocol::Http1));
+    apply(&alice, vec![declare(), put(policy_key("shop/cart"), policy(5))]).await.unwrap();
+    apply(&alice, vec![put(policy_key("shop/cart"), policy(6))]).await.unwrap();
+    apply(&alice, vec![put(policy_key("shop/cart"), policy(6))]).await.unwrap();
+    apply(&alice, vec![delete(policy_key("shop/cart"))]).await.unwrap();
+    assert!(apply(&alice, vec![put(service_key("bank/vault"), service(Protocol::Http1))]).await.is_err());
+    agent.connect(&control).await.registry().register(registration("shop/cart", "cart-0")).await.unwrap();
+
+    let entries = logged(&own(&control).await).await;
+    let of = |key: &str| -> Vec<(String, Option<Vec<u8>>, Option<Vec<u8>>)> {
+        let changes =
+            entries.iter().flat_map(|entry| entry.changes.iter().map(move |change| (entry, change)));
+        let changes = changes.filter(|(_, change)| change.key == key);
+        let bytes =
+            |value: &Option<fairmesh_control::audit::AuditValue>| value.as_ref().and_then(|it| it.bytes());
+        changes.map(|(entry, it)| (entry.who.clone(), bytes(&it.before), bytes(&it.after))).collect()
+    };
+    let who = "spiffe://prod/fairmesh/operator/web-1.alice".to_owned();
+    let (five, six) = (Some(policy(5)), Some(policy(6)));
+    assert_eq!(
+        of(&policy_key("shop/cart")),
+        [(who.clone(), None, five.clone()), (who.clone(), five, six.clone()), (who.clone(), six, None)]
+    );
+    assert_eq!(of(&service_key("shop/cart")), [(who, None, Some(service(Protocol::Http1)))]);
+    assert!(of(&service_key("bank/vault")).is_empty());
+    let endpoint = of("/t/shop/endpoints/cart/eu/cart-0");
+    assert_eq!(endpoint[0].0, "spiffe://prod/fairmesh/agent/web-1", "in a task of its own");
+    let roots = of("/g/identity/bundle");
+    assert_eq!(roots[0].0, "control plane");
+    assert!(of("/g/roles/alice")[0].0.starts_with("local uid"));
+    control.stop().await;
+
+    // The chain goes on after a restart, and shows what was changed.
+    let control = start_strict(folder.path()).await;
+    apply(&own(&control).await, vec![put(policy_key("shop/cart"), policy(7))]).await.unwrap();
+    let after = logged(&own(&control).await).await;
+    assert_eq!(after[..entries.len()], entries);
+    assert!(after.len() > entries.len());
+    control.stop().await;
+    let path = folder.path().join("audit.log");
+    let text = fs::read_to_string(&path).unwrap();
+    let altered = text.replacen("web-1.alice", "web-1.mallory", 1);
+    let broken =
+        altered.lines().try_fold(ChainReader::default(), |mut chain, line| chain.read(line).map(|_| chain));
+    assert!(broken.is_err());
+}

@@ -1,0 +1,80 @@
+//! Statements of calls: what a process signs of a call that others forward, so that they can alter and forge nothing.
+//!
+//! A statement covers the path, the message, and the program for which the process calls; it is good for as long as a call
+//! may take. A signature of the connection alone was rejected: it ends at the first process that forwards the call.
+
+use std::time::Duration;
+
+use fairmesh_model::SpiffeId;
+use fairmesh_wire::{
+    transport::StatedCall,
+    v1::{CallStatement, SignedMessage},
+};
+use prost::Message as _;
+
+use crate::{
+    CLOCK_SKEW, Credentials, IdentityError, Refused, Trust,
+    signed::{self, Purpose},
+    token::digest,
+};
+
+/// How long a statement is good, beside the skew of clocks.
+const MAX_AGE: Duration = Duration::from_secs(60);
+
+/// Why a statement does not prove who makes a call.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StatementRefused {
+    /// It is no statement.
+    #[error("the statement of the call cannot be read")]
+    Unreadable,
+    /// Its signature or its signer is not valid.
+    #[error("the statement of the call is refused: {0}")]
+    NotSigned(#[from] Refused),
+    /// It is of another time.
+    #[error("the statement of the call was signed at another time; check the clocks of both machines")]
+    Late,
+    /// It is of another call.
+    #[error("the statement is of another call: what its sender stated was altered on its way")]
+    Altered,
+}
+
+/// States a call.
+///
+/// # Errors
+/// When signing fails.
+pub fn state(
+    credentials: &Credentials,
+    call: StatedCall<'_>,
+    now: Duration,
+) -> Result<Vec<u8>, IdentityError> {
+    let statement = CallStatement {
+        path: call.path.to_owned(),
+        on_behalf_of: call.on_behalf_of.to_owned(),
+        digest: digest(call.message).to_vec().into(),
+        signed_at: now.as_secs(),
+    };
+    let signed = signed::sign(credentials, Purpose::CallStatement, b"", statement.encode_to_vec())?;
+    Ok(signed.encode_to_vec())
+}
+
+/// Who stated a call.
+///
+/// # Errors
+/// [`StatementRefused`] unless the statement is of this call.
+pub fn verify(
+    trust: &Trust,
+    statement: &[u8],
+    call: StatedCall<'_>,
+    now: Duration,
+) -> Result<SpiffeId, StatementRefused> {
+    let signed = SignedMessage::decode(statement).map_err(|_| StatementRefused::Unreadable)?;
+    let signer = signed::verify(trust, Purpose::CallStatement, b"", &signed, now)?;
+    let CallStatement { path, on_behalf_of, digest: stated, signed_at } =
+        CallStatement::decode(signed.payload).map_err(|_| StatementRefused::Unreadable)?;
+    if now.abs_diff(Duration::from_secs(signed_at)) > CLOCK_SKEW + MAX_AGE {
+        return Err(StatementRefused::Late);
+    }
+    let is_this =
+        path == call.path && on_behalf_of == call.on_behalf_of && stated[..] == digest(call.message);
+    if is_this { Ok(signer) } else { Err(StatementRefused::Altered) }
+}

@@ -1,0 +1,37 @@
+//! On whose behalf a task writes, for the log of writes.
+//!
+//! It travels with the task. A parameter of each function between a handler and the store was rejected: all of them would
+//! pass on what only the log reads.
+
+use std::sync::Arc;
+
+tokio::task_local! {
+    static AUTHOR: Option<Arc<str>>;
+}
+
+/// The author of the present task; `None` if the process writes by itself.
+pub fn current() -> Option<Arc<str>> {
+    AUTHOR.try_with(Clone::clone).ok().flatten()
+}
+
+/// Runs a future on behalf of an author. Tasks that it spawns need an author of their own.
+pub async fn scope<F: Future>(author: Option<Arc<str>>, future: F) -> F::Output {
+    AUTHOR.scope(author, future).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_author_is_that_of_the_task_and_passed_on_by_hand() {
+        assert_eq!(current(), None);
+        let seen = scope(Some("alice".into()), async {
+            let (here, author) = (current(), current());
+            let there = tokio::spawn(scope(author, async { current() })).await.unwrap();
+            let lost = tokio::spawn(async { current() }).await.unwrap();
+            (here, there, lost)
+        });
+        assert_eq!(seen.await, (Some("alice".into()), Some("alice".into()), None));
+    }
+}
