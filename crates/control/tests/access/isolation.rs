@@ -103,11 +103,13 @@ async fn call_all(on: &Connection, name: &str) -> Vec<(&'static str, Result<(), 
     let read = v1::ReadRequest { prefixes: vec![service_key(name)], at_least: None };
     call!(all, on, rib.read("Rib/Read", read));
     call!(all, on, rib.watchers("Rib/Watchers", v1::WatchersRequest { prefix: service_key(name) }));
-    let apply = v1::ApplyRequest { ops: ops(service_key(name)), dry_run: true };
+    let apply =
+        v1::ApplyRequest { ops: ops(service_key(name)), dry_run: true, ..v1::ApplyRequest::default() };
     call!(all, on, admin.apply("Admin/Apply", apply));
     let history = v1::GetHistoryRequest { kind: kind(), service: name.into() };
     call!(all, on, admin.get_history("Admin/GetHistory", history));
-    let rollback = v1::RollbackRequest { kind: kind(), service: name.into(), revision: 0 };
+    let rollback =
+        v1::RollbackRequest { kind: kind(), service: name.into(), ..v1::RollbackRequest::default() };
     call!(all, on, admin.rollback("Admin/Rollback", rollback));
     call!(all, on, admin.split_store("Admin/SplitStore", v1::SplitStoreRequest::default()));
     call!(all, on, admin.read_audit("Admin/ReadAudit", v1::ReadAuditRequest::default()));

@@ -29,7 +29,7 @@ pub(crate) async fn bind(control: &TestControl, name: &str, binding: RoleBinding
 }
 
 pub(crate) async fn apply(connection: &Connection, ops: Vec<v1::Op>) -> Result<(), tonic::Status> {
-    connection.admin().apply(v1::ApplyRequest { ops, dry_run: false }).await.map(drop)
+    connection.admin().apply(v1::ApplyRequest { ops, ..v1::ApplyRequest::default() }).await.map(drop)
 }
 
 async fn read(connection: &Connection, prefix: &str) -> Result<usize, tonic::Status> {
