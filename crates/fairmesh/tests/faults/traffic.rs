@@ -18,7 +18,7 @@ use fairmesh_wire::lookaside::v1::{PickRequest, ReportRequest, Result as CallRes
 use serde_json::Value;
 use tokio::{
     task::JoinSet,
-    time::{Instant, interval, sleep},
+    time::{Instant, interval, sleep_until},
 };
 
 use crate::{
@@ -51,12 +51,15 @@ impl Calls {
         self.answers.lock().unwrap().get(instance).copied().unwrap_or_default()
     }
 
-    /// Calls at the rate that is asked for, whether earlier ones have ended or not.
+    /// Calls at the rate that is asked for, whether earlier ones have ended or not. Each has its own time, so that
+    /// a busy machine does not lower the rate by the lateness of every sleep.
     async fn make(self: Arc<Self>, service: ServiceHandle) {
         let caller = Caller::new(&service, Kind::Get);
         let mut calls = JoinSet::new();
+        let mut due = Instant::now();
         for number in 0.. {
-            sleep(Duration::from_secs_f64(1.0 / self.per_second.load(Relaxed) as f64)).await;
+            due += Duration::from_secs_f64(1.0 / self.per_second.load(Relaxed) as f64);
+            sleep_until(due).await;
             while calls.try_join_next().is_some() {}
             let (this, caller) = (Arc::clone(&self), caller.clone());
             calls.spawn(async move {

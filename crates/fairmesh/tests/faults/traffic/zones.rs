@@ -16,7 +16,7 @@ use fairmesh_server::{Server, serve_http};
 use http::{Request, Response};
 use hyper::body::Incoming;
 use serde_json::Value;
-use tokio::{net::TcpListener, task::JoinSet, time::sleep};
+use tokio::{net::TcpListener, task::JoinSet, time::interval};
 
 use super::{plans_after, status};
 use crate::harness::{World, beside_others, until};
@@ -97,8 +97,9 @@ async fn a_zone_keeps_the_calls_that_its_power_allows_also_while_its_agent_is_aw
         let service = mesh.service("shop/cart").unwrap();
         let (answers, failed) = (Arc::clone(&answers), Arc::clone(&failed));
         tasks.spawn(async move {
+            let mut due = interval(Duration::from_secs_f64(1.0 / rate));
             loop {
-                sleep(Duration::from_secs_f64(1.0 / rate)).await;
+                due.tick().await;
                 match call(&service).await {
                     Ok(to) => *answers.lock().unwrap().entry((zone, to)).or_default() += 1,
                     Err(_) => _ = failed.fetch_add(1, Relaxed),
