@@ -26,6 +26,9 @@ async fn logged(connection: &Connection) -> Vec<AuditEntry> {
     }
 }
 
+/// Who changed a record, and its values before and after.
+type Logged = (String, Option<Vec<u8>>, Option<Vec<u8>>);
+
 #[tokio::test]
 #[allow(clippy::too_many_lines, reason = "one story, from the writes to the log")]
 async fn every_write_is_logged_with_its_caller_and_the_values_before_and_after() {
@@ -45,7 +48,7 @@ async fn every_write_is_logged_with_its_caller_and_the_values_before_and_after()
     agent.connect(&control).await.registry().register(registration("shop/cart", "cart-0")).await.unwrap();
 
     let entries = logged(&own(&control).await).await;
-    let of = |key: &str| -> Vec<(String, Option<Vec<u8>>, Option<Vec<u8>>)> {
+    let of = |key: &str| -> Vec<Logged> {
         let changes =
             entries.iter().flat_map(|entry| entry.changes.iter().map(move |change| (entry, change)));
         let changes = changes.filter(|(_, change)| change.key == key);

@@ -1,4 +1,5 @@
 //! Who may do what at a control plane with a trust domain.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 #[path = "../support/mod.rs"]
 mod support;
