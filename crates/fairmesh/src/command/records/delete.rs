@@ -73,7 +73,8 @@ pub(crate) async fn run(args: DeleteArgs) -> Result<ExitCode, Failure> {
     let text = match args.dry_run {
         true => format!("{subject} would be deleted (revision {})\n", current.revision),
         false if args.of.kind == Kind::Role => {
-            format!("{subject} is deleted; 'fairmesh audit' shows what it was\n")
+            let keys: Vec<_> = args.of.records().iter().map(|record| record.key.to_string()).collect();
+            format!("{subject} is deleted; 'fairmesh audit --key {}' shows what it was\n", keys.join(" "))
         }
         false => format!("{subject} is deleted; 'fairmesh rollback {}' restores it\n", args.of.arguments()),
     };
