@@ -54,7 +54,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "client",
+        "calls",
         &[
             "model",
             "wire",
@@ -68,10 +68,12 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "headers",
         ],
     ),
+    // Names what programs use.
+    ("client", &["model", "wire", "router", "http", "headers", "calls"]),
     // Says what it saw to a collector, and knows nothing of the mesh.
     ("otlp", &[]),
-    ("proxy", &["model", "listen", "kernel", "shared-memory", "http", "headers", "client", "server", "otlp"]),
-    ("lookaside", &["model", "listen", "wire", "router", "signals", "client"]),
+    ("proxy", &["model", "listen", "kernel", "shared-memory", "http", "headers", "calls", "server", "otlp"]),
+    ("lookaside", &["model", "listen", "wire", "router", "signals", "calls"]),
     (
         "control",
         &["model", "listen", "wire", "identity", "rib", "signals", "te", "store", "registry", "imbalance"],

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use fairmesh_client::{
+use fairmesh_calls::{
     Body, BoxError, Fault, FaultKind, ServiceName,
-    proxy_support::{BodyObserver, SentRequest},
+    forwarding::{BodyObserver, SentRequest, end_with_status, observe_body},
 };
 use fairmesh_headers::{grpc_content_type, is_grpc};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
@@ -159,7 +159,7 @@ impl Forwarder {
             Ok(mut response) => {
                 prepare_response(&mut response);
                 if kind.is_some() {
-                    Body::end_with_status(&mut response, has_trailers);
+                    end_with_status(&mut response, has_trailers);
                 }
                 (response, None)
             }
@@ -229,6 +229,6 @@ fn watch(
 ) {
     match observation {
         Some(observation) => observation.response_started(response, fault, awaits_grpc_status),
-        None => response.body_mut().observe(Arc::clone(target) as Arc<dyn BodyObserver>),
+        None => observe_body(response.body_mut(), Arc::clone(target) as Arc<dyn BodyObserver>),
     }
 }

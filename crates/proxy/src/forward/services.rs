@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::{Mesh, ServiceName, discovery::ServiceState};
+use fairmesh_calls::{Mesh, ServiceName, discovery::ServiceState, forwarding::service_state};
 use tokio::time::{Instant, timeout};
 
 use crate::{
@@ -116,7 +116,7 @@ impl Services {
     pub(crate) async fn is_declared(&self, host: &str) -> bool {
         let Ok(target) = self.by_host(host) else { return false };
         let known = timeout(LOOKUP_TIMEOUT, target.handle.resolved()).await.is_ok();
-        let declared = known && !matches!(*target.handle.state(), ServiceState::Unknown);
+        let declared = known && !matches!(*service_state(&target.handle), ServiceState::Unknown);
         if !declared && target.metrics.responses.classes() == [0; 5] {
             self.forget(target.handle.name());
         }
@@ -168,7 +168,7 @@ impl Services {
             // A service with its own listener must stay available while the agent is down.
             target.is_pinned.store(true, Release);
             target.handle.resolved().await;
-            if matches!(*target.handle.state(), ServiceState::Unknown) {
+            if matches!(*service_state(&target.handle), ServiceState::Unknown) {
                 let service = target.handle.name();
                 tracing::warn!(%service, "service is not declared; calls to it fail until it is");
             }

@@ -2,10 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use fairmesh_client::{
-    Body, Fault, Step, Trace,
-    observe::AttemptRecord,
-    proxy_support::{BodyEnd, BodyObserver},
+use fairmesh_calls::{
+    Body, Fault, Trace,
+    forwarding::{BodyEnd, BodyObserver, observe_body},
+    observe::{AttemptRecord, Step, take_reasons, take_unfinished},
 };
 use http::{HeaderMap, Response, StatusCode};
 
@@ -74,7 +74,7 @@ impl Observation {
             false if awaits_grpc_status => observed.target,
             false => return,
         };
-        http_response.body_mut().observe(watch);
+        observe_body(http_response.body_mut(), watch);
     }
 
     fn outcome_of(
@@ -103,8 +103,8 @@ impl Observation {
     fn take_attempts(&self, age: Duration) -> (Vec<AttemptRecord>, Vec<Step>) {
         let Some(trace) = &self.trace else { return Default::default() };
         let mut tried = trace.take();
-        tried.extend(trace.take_unfinished(age));
-        (tried, trace.take_reasons())
+        tried.extend(take_unfinished(trace, age));
+        (tried, take_reasons(trace))
     }
 }
 

@@ -2,7 +2,11 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use fairmesh_client::{EndpointTarget, Step, observe::AttemptRecord, proxy_support::BodyEnd};
+use fairmesh_calls::{
+    EndpointTarget,
+    forwarding::BodyEnd,
+    observe::{AttemptRecord, Step},
+};
 use fairmesh_headers::{SpanContext, is_grpc};
 use http::{HeaderValue, Method, StatusCode, Uri, Version, header, request::Parts};
 use tokio::time::Instant;

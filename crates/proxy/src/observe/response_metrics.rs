@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::Region;
+use fairmesh_calls::Region;
 use http::StatusCode;
 
 use crate::observe::counter::increment;

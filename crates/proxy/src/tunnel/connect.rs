@@ -2,8 +2,10 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use fairmesh_client::{
-    Body, FaultKind, InstanceId, Region, Tunnel, discovery::ServiceState, proxy_support::ConnectResult,
+use fairmesh_calls::{
+    Body, FaultKind, InstanceId, Region, Tunnel,
+    discovery::ServiceState,
+    forwarding::{ConnectResult, open_tunnel, service_state},
 };
 use fairmesh_model::HostPort;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
@@ -100,7 +102,7 @@ impl Forwarder {
         rewrite::rewrite_host(&mut parts, client_info);
         parts.extensions.clear();
         let opened =
-            target.handle.open_tunnel(Request::from_parts(parts, ()), client_info.allows_connect).await;
+            open_tunnel(&target.handle, Request::from_parts(parts, ()), client_info.allows_connect).await;
         let mut server = None;
         let (response, fault) = match opened {
             Ok(ConnectResult::Tunnel(tunnel)) => {
@@ -144,7 +146,7 @@ impl Forwarder {
         let is_own_host = client_info.service.is_none()
             || service_name(host).is_ok_and(|name| name == *target.handle.name());
         let is_served = is_own_host
-            || matches!(&*target.handle.state(), ServiceState::Ready(ready) if ready.upstream.names_host(host));
+            || matches!(&*service_state(&target.handle), ServiceState::Ready(ready) if ready.upstream.names_host(host));
         if is_served { Ok(target) } else { Err(TunnelRefusal::not_served(client_info)) }
     }
 

@@ -14,19 +14,18 @@ use std::{
 use bytes::Bytes;
 use fairmesh_model::{Invalid, Role, ServiceName, ShardKey};
 use http::{HeaderValue, Request, Response};
-use tokio::time::Instant;
 
 use self::handle::Handle;
 use crate::{
-    discovery::{DEFAULT_READY_TIMEOUT, EndpointTransport, ServiceState, Subscription, wait_ready},
-    dispatch::{self, ConnectResult, FastCall, SlowCall},
+    discovery::{DEFAULT_READY_TIMEOUT, ServiceState, Subscription, wait_ready},
+    dispatch,
     fault::Fault,
     mesh::state::MeshState,
     response_body::{Body, Tunnel},
     transport::{EndpointPool, RequestBody},
 };
 use fairmesh_headers::{Deadline, SpanContext};
-use fairmesh_http::{BoxError, h1::BorrowedRequest};
+use fairmesh_http::BoxError;
 
 /// A service to call: cheap to clone, and a `tower::Service` that is always ready.
 #[derive(Clone)]
@@ -45,13 +44,11 @@ impl ServiceHandle {
         self.inner.subscription.name()
     }
 
-    /// The same service with a key for its calls. Servers receive it as `x-fairmesh-key`.
-    ///
-    /// A plain number and not `impl Into<ShardKey>`, so that a literal needs no suffix: `key(618)`,
-    /// `key(customer.into())`.
+    /// The same service with a key for its calls: a number of any width, or a [`ShardKey`]. Servers receive it as
+    /// `x-fairmesh-key`.
     #[must_use]
-    pub fn key(mut self, key: u128) -> Self {
-        let key = ShardKey(key);
+    pub fn key(mut self, key: impl Into<ShardKey>) -> Self {
+        let key = key.into();
         // Digits are always a header value.
         let inner = Arc::make_mut(&mut self.inner);
         inner.default_headers.key = HeaderValue::try_from(key.to_string()).ok();
@@ -133,12 +130,6 @@ impl ServiceHandle {
         self
     }
 
-    /// The current state of the service, for tools that display it.
-    #[doc(hidden)]
-    pub fn state(&self) -> Arc<ServiceState<impl EndpointTransport>> {
-        self.inner.subscription.state()
-    }
-
     /// Waits until calls can be decided, so that the first one does not wait.
     ///
     /// # Errors
@@ -204,20 +195,6 @@ impl ServiceHandle {
         let mut body = RequestBody::take_unpin(body).await.map_err(dispatch::body_error)?;
         dispatch::call(&self.inner, &mut parts, &mut body).await
     }
-
-    /// Begins a call on the fast path, with a request that is sent from the buffer that it was read into, to its own
-    /// host or, unless `keeps_host`, to the service's; it `began` when the request arrived. `None` where the request
-    /// has to be parsed before a decision, and nothing was counted.
-    #[doc(hidden)]
-    #[inline]
-    pub fn try_fast(
-        &self,
-        request: &BorrowedRequest<'_>,
-        keeps_host: bool,
-        began: Instant,
-    ) -> Option<Result<FastCall<'_>, Box<SlowCall<'_>>>> {
-        dispatch::try_fast(&self.inner, request, keeps_host, began)
-    }
 }
 
 impl ServiceHandle {
@@ -231,18 +208,6 @@ impl ServiceHandle {
     /// When no server could be connected to; see [`FaultKind`](crate::FaultKind).
     pub async fn open_connection(&self, request: Request<()>) -> Result<Tunnel, Fault> {
         dispatch::connect(&self.inner, request.into_parts().0).await
-    }
-
-    /// Opens a tunnel for a CONNECT request. It is routed as any request, and the limits, redirects, faults,
-    /// splits and timeouts of its route apply to it. Its path is `/`, and its host that of its URI.
-    ///
-    /// It has to be `allowed`, or its route has to name CONNECT among its methods: no route sees the bytes in a tunnel.
-    ///
-    /// # Errors
-    /// As [`open_connection`](Self::open_connection).
-    #[doc(hidden)]
-    pub async fn open_tunnel(&self, request: Request<()>, allowed: bool) -> Result<ConnectResult, Fault> {
-        dispatch::open_tunnel(&self.inner, request.into_parts().0, allowed).await
     }
 }
 
