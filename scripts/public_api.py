@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Lists the public items of a crate from rustdoc's JSON, one a line, sorted: public_api.py FILE."""
+"""Lists the public items of a crate from rustdoc's JSON, one a line, sorted: public_api.py FILE [FILE OF A CRATE WHOSE ITEMS IT NAMES]...
+
+Items that it re-exports from the other crates are listed with all they have, and those from elsewhere by name."""
 
 import json
 import sys
 
-DOC = json.load(open(sys.argv[1], encoding="utf-8"))
+DOC, *OTHERS = (json.load(open(path, encoding="utf-8")) for path in sys.argv[1:])
 INDEX = DOC["index"]
 LINES = set()
 
@@ -166,6 +168,36 @@ def data(words, name, found, inner):
     implementations(name, inner["impls"])
 
 
+def members(doc, number):
+    """The public items of a module: their numbers by the names under which it shows them."""
+    for one in doc["index"][str(number)]["inner"]["module"]["items"]:
+        found = doc["index"].get(str(one))
+        inner = found["inner"].get("use") if found else None
+        if found and (not inner or not inner["is_glob"]):
+            yield (inner["name"], inner["id"]) if inner else (found["name"], one)
+
+
+def elsewhere(source):
+    """The crate and the number of an item of another crate, by its path."""
+    first, *rest = source.split("::")
+    for doc in OTHERS:
+        number = doc["root"]
+        if doc["index"][str(number)]["name"] != first:
+            continue
+        for name in rest:
+            number = dict(members(doc, number)).get(name)
+        if number is not None and str(number) in doc["index"]:
+            return doc, number
+    return None
+
+
+def walk_elsewhere(doc, number, prefix):
+    global INDEX
+    own, INDEX = INDEX, doc["index"]
+    walk(number, prefix)
+    INDEX = own
+
+
 def walk(number, prefix):
     found = item(number)
     if not found:
@@ -180,6 +212,8 @@ def walk(number, prefix):
             elif inner["is_glob"] and target:
                 for one in target["inner"]["module"]["items"]:
                     walk(one, prefix)
+            elif other := elsewhere(inner["source"]):
+                walk_elsewhere(*other, prefix)
             else:
                 LINES.add(f"use {prefix}{inner['name']} = {inner['source']}")
         case "module":

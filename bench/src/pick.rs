@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::{
+use fairmesh_calls::{
     call::{AttemptOutcome, Call, CallContext, CallStart, Clock, DecisionContext, RetryDecision},
     discovery::{ReadyService, ServiceState, Subscription},
 };

@@ -8,7 +8,7 @@ mod services;
 
 use std::{error::Error, path::Path, sync::Arc, time::Duration};
 
-use fairmesh_client::{Mesh, ServiceHandle};
+use fairmesh_calls::{Mesh, ServiceHandle};
 use fairmesh_model::arith::mix64;
 use fairmesh_wire::v1;
 use http::Request;

@@ -11,7 +11,7 @@ use std::{
 
 use bytes::Bytes;
 use clap::{Args, Subcommand, ValueEnum};
-use fairmesh_client::Mesh;
+use fairmesh_calls::Mesh;
 use fairmesh_model::{Location, Region};
 use fairmesh_store::EtcdAddress;
 use fairmesh_wire::transport::Address;

@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_client::{Fault, FaultKind};
+use fairmesh_calls::{Fault, FaultKind};
 use fairmesh_proxy::fuzzing::RequestBody;
 use http::{HeaderMap, Request, Response};
 use http_body::{Body, Frame, SizeHint};

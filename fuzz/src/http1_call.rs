@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use fairmesh_client::fuzzing;
+use fairmesh_calls::fuzzing;
 use fairmesh_http::h1::{Piece, ResponseReader};
 use http::{Method, StatusCode};
 use http_body_util::BodyExt as _;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use arbitrary::{Result, Unstructured};
 use bytes::Bytes;
-use fairmesh_client::{BoxError, fuzzing::Http2};
+use fairmesh_calls::{BoxError, fuzzing::Http2};
 use http_body_util::BodyExt as _;
 use tokio::{io::duplex, time::timeout};
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use axum::{Router, routing::get};
-use fairmesh_client::{Body, BoxError, ServiceHandle};
+use fairmesh_calls::{Body, BoxError, ServiceHandle};
 use fairmesh_model::Protocol;
 use fairmesh_server::{RegistrationState, Server, serve_http};
 use fairmesh_wire::transport::Address;

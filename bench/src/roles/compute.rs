@@ -15,7 +15,7 @@ use std::{
 
 use axum::{Router, body::Bytes, http::StatusCode, routing::post};
 use clap::Args;
-use fairmesh_client::Mesh;
+use fairmesh_calls::Mesh;
 use fairmesh_model::{Location, Protocol, Region, arith::mix64};
 use fairmesh_server::{RegistrationState, Server, serve_http};
 use fairmesh_wire::transport::Address;

@@ -8,7 +8,7 @@ use std::{
 use axum::{Router, body::Bytes as Text, extract::DefaultBodyLimit, routing::post};
 use bytes::Bytes;
 use clap::Args;
-use fairmesh_client::{Mesh, ServiceHandle};
+use fairmesh_calls::{Mesh, ServiceHandle};
 use fairmesh_model::{Location, Protocol, Region};
 use fairmesh_server::{RegistrationState, Server, serve_http};
 use fairmesh_wire::transport::Address;

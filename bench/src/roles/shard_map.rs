@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::Ipv4Addr, path::Path, sync::Arc, time::Dur
 
 use bytes::Bytes;
 use fairmesh_agent::AgentConfig;
-use fairmesh_client::discovery::{EndpointTransport, Resolver, ResolverConfig, ServiceState, Subscription};
+use fairmesh_calls::discovery::{EndpointTransport, Resolver, ResolverConfig, ServiceState, Subscription};
 use fairmesh_model::{
     Endpoint, EndpointState, FULL_WEIGHT, Identity, InstanceId, KeyRange, Location, Policy, Prefix, Protocol,
     Record, RecordKey, Region, Regions, Replica, ReplicaState, Revision, Role, Service, ServiceKind,
@@ -236,7 +236,7 @@ pub(super) async fn caller(dir: &Path, name: &str) -> Result<(), BoxError> {
         location: None,
         fallback_location: None,
         cache_dir: None,
-        idle_timeout: fairmesh_client::discovery::DEFAULT_IDLE_TIMEOUT,
+        idle_timeout: fairmesh_calls::discovery::DEFAULT_IDLE_TIMEOUT,
     });
     let subscription = resolver.subscription(&service()?);
     loop {

@@ -1,10 +1,8 @@
 //! The embeddable library: a program calls another service by name, and the call goes straight to the right server.
 //!
-//! It is built on `rib` (records from the agent), `router` (routing and balancing) and [`fairmesh_http`] (HTTP as
-//! bytes). [`Mesh`] is the entry point; a [`ServiceHandle`] is a `tower::Service` over `http` requests that hyper
-//! HTTP/1.1 and HTTP/2 servers and every generated tonic client accept. `fairmesh-server` is the other end. `call` is the
-//! state machine that every form of Fairmesh runs around an attempt, without a transport, and `discovery` the source of its
-//! snapshots.
+//! [`Mesh`] is the entry point; a [`ServiceHandle`] is a `tower::Service` over `http` requests that hyper HTTP/1.1 and
+//! HTTP/2 servers and every generated tonic client accept. `fairmesh-server` is the other end, and `docs/library.md` has
+//! an example for each kind of program.
 //!
 //! ```no_run
 //! # async fn call() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
@@ -15,30 +13,17 @@
 //! let response = cart.send(http::Request::get("/items").body(fairmesh_client::Body::empty())?).await?;
 //! # Ok(()) }
 //! ```
+//!
+//! Decision: this crate names what programs use, and has no code of its own: proxies and lookasides make calls by the same
+//! `fairmesh-calls`, whose other items are subject to change. Rejected: hiding those from the documentation of one
+//! crate, where programs can still use them, and the compiler keeps nothing apart.
 
-#![warn(clippy::missing_errors_doc)]
-
-// What the mesh's own programs are built on, beside the public API: no promise is made for it.
-#[doc(hidden)]
-pub mod call;
-#[doc(hidden)]
-pub mod discovery;
-mod dispatch;
-mod event_loops;
-mod fault;
-#[doc(hidden)]
-pub mod fuzzing;
-mod lookaside;
-mod mesh;
-pub mod observe;
-#[doc(hidden)]
-pub mod proxy_support;
-mod response_body;
-mod service;
-mod transport;
-
-#[doc(hidden)]
-pub use call::CallContext;
+#[doc(inline)]
+pub use fairmesh_calls::{
+    Body, Fault, FaultKind, FixedMesh, Injection, IntoServiceName, Mesh, MeshBuilder, Origin, Retry,
+    ServiceHandle, Tunnel,
+    observe::{ServiceStats, Stats, Trace},
+};
 pub use fairmesh_headers::{Deadline, SpanContext};
 pub use fairmesh_http::BoxError;
 pub use fairmesh_model::{
@@ -46,11 +31,13 @@ pub use fairmesh_model::{
     ShardKey,
 };
 pub use fairmesh_router::EndpointTarget;
-#[doc(hidden)]
-pub use fairmesh_router::Step;
 pub use fairmesh_wire::transport::{Address, Transport};
-pub use fault::{Fault, FaultKind, Origin, Retry};
-pub use mesh::{FixedMesh, Injection, IntoServiceName, Mesh, MeshBuilder};
-pub use observe::{ServiceStats, Stats, Trace};
-pub use response_body::{Body, Tunnel};
-pub use service::ServiceHandle;
+
+/// Observation of calls: counters, per-call traces, observers, and explanations of decisions.
+pub mod observe {
+    #[doc(inline)]
+    pub use fairmesh_calls::observe::{
+        AttemptEnd, AttemptRecord, CallExplanation, Decision, Ejection, EndpointStatus, Freshness, Metric,
+        Observer,
+    };
+}

@@ -21,7 +21,7 @@ mod yaml_diff;
 use std::{io, process::ExitCode};
 
 use cli::Command;
-use fairmesh_client::proxy_support::set_event_loop;
+use fairmesh_calls::forwarding::set_event_loop;
 use tokio::runtime::{Builder, Runtime};
 
 fn main() -> ExitCode {

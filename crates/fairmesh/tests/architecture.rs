@@ -67,7 +67,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "client",
+        "calls",
         &[
             "model",
             "wire",
@@ -81,6 +81,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "headers",
         ],
     ),
+    // Names what programs use.
+    ("client", &["model", "wire", "router", "http", "headers", "calls"]),
     // Says what it saw to a collector, and knows nothing of the mesh.
     ("otlp", &[]),
     (
@@ -93,12 +95,12 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "shared-memory",
             "http",
             "headers",
-            "client",
+            "calls",
             "server",
             "otlp",
         ],
     ),
-    ("lookaside", &["model", "listen", "exposition", "wire", "router", "signals", "client"]),
+    ("lookaside", &["model", "listen", "exposition", "wire", "router", "signals", "calls"]),
     (
         "control",
         &[

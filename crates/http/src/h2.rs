@@ -5,6 +5,11 @@
 //! Here frames are parsed in the read buffer, repeated fields come parsed from the dynamic table, and bodies are
 //! forwarded without copying. Tests compare it with `h2`, frame by frame and message by message.
 
+#![cfg_attr(
+    not(feature = "server"),
+    allow(dead_code, reason = "parts of the session are for its server side")
+)]
+
 mod body_sender;
 mod call;
 mod client_connection;
@@ -17,6 +22,7 @@ mod message;
 mod request_body;
 mod responder;
 mod response_body;
+#[cfg(feature = "server")]
 mod server_connection;
 mod session;
 mod stream_error;
@@ -37,6 +43,7 @@ pub use message::keep_allowed;
 pub use request_body::RequestBody;
 pub use responder::{Responder, StreamReset};
 pub use response_body::ResponseBody;
+#[cfg(feature = "server")]
 pub use server_connection::{ConnectionError, ServerConnection};
 pub use session::{Capacity, IncomingRequest, RequestHead, Session};
 pub use stream_error::StreamError;

@@ -1,10 +1,11 @@
+mod waker_slot;
+
 use std::sync::{
     Arc,
     atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed, Ordering::SeqCst},
 };
 
-use futures_util::task::AtomicWaker;
-
+pub(crate) use self::waker_slot::WakerSlot;
 use crate::{acceptor::AcceptorState, unread_responses::UnreadResponses};
 
 /// Why this side closed a connection.
@@ -76,7 +77,7 @@ pub struct Connection {
     unread: UnreadResponses,
     /// The reason to close it; 0 if there is none.
     closed: AtomicU8,
-    waker: AtomicWaker,
+    waker: WakerSlot,
 }
 
 impl Connection {
@@ -94,7 +95,7 @@ impl Connection {
             write_blocked: AtomicU32::new(0),
             unread: UnreadResponses::default(),
             closed: AtomicU8::new(0),
-            waker: AtomicWaker::new(),
+            waker: WakerSlot::default(),
         }
     }
 

@@ -10,8 +10,9 @@ use std::{
     time::Duration,
 };
 
-use futures_util::task::AtomicWaker;
 use tokio::time::Instant;
+
+use crate::connection::WakerSlot;
 
 /// Maximum of bytes of all connections of a process.
 const MAX_BYTES: usize = 64 << 20;
@@ -71,7 +72,7 @@ struct Entry {
 #[derive(Debug, Default)]
 struct ClaimState {
     is_revoked: AtomicBool,
-    waker: AtomicWaker,
+    waker: WakerSlot,
 }
 
 /// No memory is available, and too many requests wait for it.

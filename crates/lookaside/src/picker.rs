@@ -10,10 +10,11 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::{
+use fairmesh_calls::{
     Fault, FaultKind, Mesh, ServiceHandle,
     call::{Clock, nanos},
     discovery::{EndpointTransport, ReadyService, ServiceState},
+    forwarding::service_state,
 };
 use fairmesh_model::{
     InstanceId, KeyRange, Locality, Policy, Protocol, Role, ServiceName, ShardKey, arith::mix64,
@@ -121,12 +122,12 @@ impl Picker {
 
     async fn try_pick(&self, query: &PickQuery) -> Result<PickResult, Fault> {
         let requested = self.ready(&query.service).await?;
-        let target = match &*requested.state() {
+        let target = match &*service_state(&requested) {
             ServiceState::Ready(ready) => self.route_target(&ready.upstream).clone(),
             _ => return Err(changing(&query.service)),
         };
         let routed = if target == query.service { requested } else { self.ready(&target).await? };
-        match &*routed.state() {
+        match &*service_state(&routed) {
             ServiceState::Ready(ready) => self.lease(ready, query),
             _ => Err(changing(&target)),
         }

@@ -4,7 +4,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::Mesh;
+use fairmesh_calls::Mesh;
 use fairmesh_listen::{self as listen, Listeners};
 use fairmesh_wire::{
     grpc_lookup::route_lookup_service_server::RouteLookupServiceServer,

@@ -22,7 +22,7 @@ pub struct ProxyConfig {
     pub handover: Option<PathBuf>,
     /// Threads that serve connections, each with an event loop. With 0, connections are served on the runtime that runs
     /// the proxy, as with 1 on a single-threaded runtime. The mesh must be [built for the same
-    /// number](fairmesh_client::MeshBuilder::event_loops).
+    /// number](fairmesh_calls::forwarding::with_event_loops).
     pub cores: usize,
     /// Limits.
     pub limits: Limits,

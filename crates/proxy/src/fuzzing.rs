@@ -3,7 +3,7 @@
 use std::{pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use fairmesh_client::{BoxError, Fault};
+use fairmesh_calls::{BoxError, Fault};
 use fairmesh_http::h2;
 use http::{Request, Response};
 use http_body::Body;

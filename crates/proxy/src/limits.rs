@@ -16,7 +16,7 @@ pub struct Limits {
     /// Maximum number of services; each takes memory here and in the agent.
     pub services: usize,
     /// Time after its last call until a service is evicted. The mesh must drop it [shortly
-    /// after](fairmesh_client::MeshBuilder::idle_timeout).
+    /// after](fairmesh_calls::MeshBuilder::idle_timeout).
     pub service_idle: Duration,
     /// Time limit of a successor for its routing information; beyond it the running proxy continues.
     pub handover_timeout: Duration,

@@ -13,7 +13,7 @@ pub(crate) mod upgrade;
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
-use fairmesh_client::Tunnel;
+use fairmesh_calls::Tunnel;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::{Instant, interval_at, timeout, timeout_at},

@@ -7,13 +7,17 @@
 
 mod client;
 mod server;
+#[cfg(feature = "server")]
+mod version_check;
 
 use std::ops::RangeInclusive;
 
 pub use client::{ConnectError, Connection, SendVersion, VersionedChannel, connect};
 pub(crate) use client::{HELLO_TIMEOUT, sanitize};
 use fairmesh_model::{Invalid, Location, StoreId};
-pub use server::{VersionCheck, VersionChecked, is_version_refusal, negotiate, software_of};
+pub use server::{is_version_refusal, negotiate, software_of};
+#[cfg(feature = "server")]
+pub use version_check::{VersionCheck, VersionChecked};
 
 use crate::{convert, v1};
 

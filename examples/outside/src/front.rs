@@ -54,7 +54,7 @@ async fn item(
 
 /// By a generated client: the handle stands where the channel stood.
 async fn add(State(front): State<Front>, Path((customer, item)): Path<(u64, String)>) -> Response {
-    let mut cart = CartClient::new(front.cart.key(customer.into()));
+    let mut cart = CartClient::new(front.cart.key(customer));
     match cart.add(AddRequest { customer, item }).await {
         Ok(response) => response.into_inner().items.to_string().into_response(),
         Err(status) => {

@@ -21,7 +21,7 @@ async fn call() -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
     let key: ShardKey = env::args().nth(1).ok_or("usage: sharded_client KEY [ROLE]")?.parse()?;
 
     let mesh = Mesh::connect().await?;
-    let mut cart = mesh.service("examples/cart")?.key(key.0);
+    let mut cart = mesh.service("examples/cart")?.key(key);
     // Roles are words of the service's own. Without one, any copy of the shard may answer.
     if let Some(role) = env::args().nth(2) {
         cart = cart.role(role)?;

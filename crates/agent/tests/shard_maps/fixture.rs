@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use fairmesh_agent::{AgentConfig, AgentError};
-use fairmesh_client::discovery::{Resolver, ResolverConfig, ServiceState, Subscription};
+use fairmesh_calls::discovery::{Resolver, ResolverConfig, ServiceState, Subscription};
 use fairmesh_model::{
     Identity, InstanceId, KeyRange, Location, Policy, Prefix, Protocol, Record, RecordKey, Region, Regions,
     Replica, ReplicaState, Revision, Role, Service, ServiceKind, ServiceName, Shard, ShardId, ShardKey,
@@ -190,7 +190,7 @@ impl Fixture {
             location: None,
             fallback_location: None,
             cache_dir: Some(self.folder.path().join("state")),
-            idle_timeout: fairmesh_client::discovery::DEFAULT_IDLE_TIMEOUT,
+            idle_timeout: fairmesh_calls::discovery::DEFAULT_IDLE_TIMEOUT,
         });
         let subscription = resolver.subscription(&cart());
         Program { _resolver: resolver, subscription }

@@ -8,7 +8,8 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::{FaultKind, Mesh, Retry, ServiceHandle, discovery::ServiceState};
+use fairmesh_calls::{discovery::ServiceState, forwarding::service_state};
+use fairmesh_client::{FaultKind, Mesh, Retry, ServiceHandle};
 use fairmesh_model::{EndpointState, Policy, Protocol, Retries, ServiceKind};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -26,7 +27,7 @@ const BOTH: [Protocol; 2] = [Protocol::Http1, Protocol::Http2];
 
 /// Calls begun and not finished, as the balancer counts them.
 fn outstanding(service: &ServiceHandle) -> u32 {
-    match &*service.state() {
+    match &*service_state(service) {
         ServiceState::Ready(ready) => {
             ready.upstream.candidates().map(|candidate| candidate.outstanding).sum()
         }
@@ -35,7 +36,7 @@ fn outstanding(service: &ServiceHandle) -> u32 {
 }
 
 fn outstanding_at(service: &ServiceHandle, instance: &str) -> u32 {
-    let ServiceState::Ready(ready) = &*service.state() else { return 0 };
+    let ServiceState::Ready(ready) = &*service_state(service) else { return 0 };
     let mut at =
         ready.upstream.candidates().filter(|candidate| candidate.target.instance.as_str() == instance);
     at.next().map_or(0, |candidate| candidate.outstanding)
@@ -43,7 +44,7 @@ fn outstanding_at(service: &ServiceHandle, instance: &str) -> u32 {
 
 /// Failures in a row at the first endpoint, and when the penalty for them ends.
 fn blame(service: &ServiceHandle) -> (u32, u64) {
-    let ServiceState::Ready(ready) = &*service.state() else { return (0, 0) };
+    let ServiceState::Ready(ready) = &*service_state(service) else { return (0, 0) };
     let first = ready.upstream.candidates().next();
     first.map_or((0, 0), |candidate| (candidate.consecutive_failures, candidate.ejected_until))
 }
@@ -110,7 +111,7 @@ async fn a_killed_server_fails_only_calls_that_may_not_be_repeated() {
         until("both calls are at the server", || dying.requests() == 2).await;
         let other = Server::echo("b").await;
         rig.endpoint("shop/one", "other", other.address, EndpointState::Serving);
-        until("the other server is known", || match &*service.state() {
+        until("the other server is known", || match &*service_state(&service) {
             ServiceState::Ready(ready) => ready.upstream.candidates().count() == 2,
             _ => false,
         })

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fairmesh_client::{FaultKind, FixedMesh, Injection, Mesh};
+use fairmesh_client::{FaultKind, FixedMesh, Injection, Mesh, ShardKey};
 use fairmesh_model::Protocol;
 use tokio::time::Instant;
 
@@ -52,6 +52,11 @@ async fn keys_choose_the_shard() {
         [(10, "one GET / "), (19, "one GET / "), (20, "two GET / "), (u128::MAX - 1, "two GET / ")]
     {
         assert_eq!(ask(&service.clone().key(key), get("/")).await.unwrap(), (200, answer.into()), "{key}");
+    }
+    for handle in
+        [service.clone().key(20_u64), service.clone().key(ShardKey(20)), service.clone().key(20_i64)]
+    {
+        assert_eq!(ask(&handle, get("/")).await.unwrap().1, "two GET / ");
     }
     let outside = ask(&service.clone().key(9), get("/")).await.unwrap_err();
     assert_eq!(outside.kind(), FaultKind::KeyOutside, "{outside}");

@@ -12,7 +12,8 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_client::{ServiceHandle, discovery::ServiceState};
+use fairmesh_calls::{discovery::ServiceState, forwarding::service_state};
+use fairmesh_client::ServiceHandle;
 use fairmesh_model::{Balancing, EndpointState, LoadSignal, Policy, Protocol, Score};
 use fairmesh_router::{LoadReport, ReceivedReport};
 use fairmesh_server::ServerLayer;
@@ -92,7 +93,7 @@ pub(crate) async fn streaming() -> (SocketAddr, UnboundedSender<Bytes>) {
 }
 
 fn report(service: &ServiceHandle) -> Option<ReceivedReport> {
-    match &*service.state() {
+    match &*service_state(service) {
         ServiceState::Ready(ready) => ready.upstream.candidates().next().unwrap().report,
         _ => panic!("nothing is known of {}", service.name()),
     }
@@ -157,11 +158,11 @@ async fn a_long_response_stays_outstanding_but_keeps_no_old_state() {
         rig.replicated(name, protocol, &[address]);
         let service = rig.mesh().await.service(name).unwrap();
         let mut body = service.send(get("/")).await.unwrap().into_body();
-        let known = Arc::downgrade(&service.state());
+        let known = Arc::downgrade(&service_state(&service));
         assert!(body.frame().now_or_never().is_none(), "the response has not continued");
         rig.endpoint(name, "other", address, EndpointState::Serving);
         until("what was known is let go", || known.strong_count() == 0).await;
-        let outstanding = || match &*service.state() {
+        let outstanding = || match &*service_state(&service) {
             ServiceState::Ready(ready) => {
                 ready.upstream.candidates().map(|candidate| candidate.outstanding).sum()
             }

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use fairmesh_client::{FaultKind, Mesh, discovery::ServiceState};
+use fairmesh_calls::{discovery::ServiceState, forwarding::service_state};
+use fairmesh_client::{FaultKind, Mesh};
 use fairmesh_model::{EndpointState, Location, Policy, Prefix, Protocol, RecordKey, Region};
 use fairmesh_rib::cache::{Cache, SavedCopy};
 use http::Request;
@@ -118,7 +119,7 @@ async fn calls_fail_soon_while_the_agent_has_nothing_to_serve_and_go_once_it_has
     assert!(rig.node.watchers(&Prefix::topology()).is_empty());
 
     rig.refuse(None);
-    until("calls go once it has", || matches!(*service.state(), ServiceState::Ready(_))).await;
+    until("calls go once it has", || matches!(*service_state(&service), ServiceState::Ready(_))).await;
     assert_eq!(ask(&service, get("/")).await.unwrap().0, 200);
     until("distances are followed", || !rig.node.watchers(&Prefix::topology()).is_empty()).await;
 }
@@ -138,7 +139,7 @@ async fn without_agent_and_copy_calls_fail_soon_with_instructions() {
     assert!(begun.elapsed() < Duration::from_secs(10), "long before the deadline");
 
     rig.start_agent().await;
-    until("calls go once it is there", || matches!(*service.state(), ServiceState::Ready(_))).await;
+    until("calls go once it is there", || matches!(*service_state(&service), ServiceState::Ready(_))).await;
     assert_eq!(ask(&service, get("/")).await.unwrap().0, 200);
 }
 

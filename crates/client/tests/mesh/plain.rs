@@ -10,6 +10,7 @@ use std::{
 };
 
 use bytes::BytesMut;
+use fairmesh_calls::forwarding::try_fast;
 use fairmesh_client::{Fault, FaultKind, Mesh, ServiceHandle};
 use fairmesh_http::h1::{BorrowedRequest, BorrowedResponse, ReceivedRequest, RequestReader, header_storage};
 use fairmesh_model::{Policy, Protocol, RateLimit, Retries, Scope, arith::Generator};
@@ -177,7 +178,7 @@ async fn fast_call(
         let mut room = header_storage();
         let request = BorrowedRequest::read(text.as_bytes(), &mut room, fairmesh_headers::is_mesh_header)
             .expect("all are plain");
-        service.try_fast(&request, false, Instant::now()).expect("it is routed")
+        try_fast(service, &request, false, Instant::now()).expect("it is routed")
     };
     let mut request = parsed_request(text);
     let slow = match begun {
@@ -205,7 +206,7 @@ async fn fast_call(
             fast.into_slow()
         }
     };
-    Ok(read(slow.send(request, &fairmesh_client::observe::CallInfo::default()).await?).await)
+    Ok(read(slow.send(request, &fairmesh_calls::forwarding::CallInfo::default()).await?).await)
 }
 
 fn counted(mesh: &Mesh) -> [u64; 6] {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use fairmesh_calls::{discovery::ServiceState, forwarding::service_state};
 use fairmesh_client::{Body, FaultKind, Mesh, Retry, ServiceHandle, observe::CallExplanation};
 use fairmesh_model::{
     Abort, Actions, Delay, HeaderEdits, KeySource, Label, Match, Mirror, PathMatch, PathRewrite, Policy,
@@ -255,9 +256,7 @@ async fn a_slow_call_is_hedged_and_the_first_response_counts() {
         }
         let stats = mesh.stats();
         assert!(stats.hedges >= 1 && stats.retries == 0 && stats.attempts == 20 + stats.hedges, "{stats:?}");
-        let fairmesh_client::discovery::ServiceState::Ready(ready) = &*service.state() else {
-            panic!("not ready")
-        };
+        let ServiceState::Ready(ready) = &*service_state(&service) else { panic!("not ready") };
         let outstanding: u32 = ready.upstream.candidates().map(|candidate| candidate.outstanding).sum();
         assert_eq!(outstanding, 0, "the cancelled attempt is not outstanding any more");
         let hedges = mesh.stats().hedges;

@@ -12,10 +12,11 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_client::{
-    ServiceHandle, Stats,
+use fairmesh_calls::{
     discovery::{EndpointTransport, ServiceState},
+    forwarding::service_state,
 };
+use fairmesh_client::{ServiceHandle, Stats};
 use fairmesh_headers::LOAD_PATH;
 use fairmesh_model::{Balancing, BalancingPolicy, EndpointState, Policy, Protocol, Score};
 use fairmesh_router::ReceivedReport;
@@ -93,7 +94,7 @@ async fn call(service: &ServiceHandle, grpc: bool) -> String {
 
 /// The known load of the endpoint `i0`.
 fn first_report(service: &ServiceHandle) -> Option<ReceivedReport> {
-    match &*service.state() {
+    match &*service_state(service) {
         ServiceState::Ready(ready) => {
             let mut all = ready.upstream.candidates();
             all.find(|candidate| candidate.target.instance.as_str() == "i0").unwrap().report
@@ -348,7 +349,7 @@ async fn a_failed_poll_is_no_failure_of_the_endpoint() {
     assert_eq!(silent.load(Relaxed), 1, "it is left alone for a while");
     assert_eq!(server.open(), server.connections(), "a cancelled poll closes no connection");
     assert_eq!((stats.attempts, stats.faults, stats.retries), (stats.calls, 0, 0), "{stats:?}");
-    let ServiceState::Ready(ready) = &*service.state() else { panic!("known") };
+    let ServiceState::Ready(ready) = &*service_state(&service) else { panic!("known") };
     let troubles =
         ready.upstream.candidates().map(|c| (c.consecutive_failures, c.ejected_until, c.outstanding));
     assert!(troubles.into_iter().all(|trouble| trouble == (0, 0, 0)));
@@ -379,7 +380,7 @@ async fn servers_that_die_or_drain_are_not_asked_any_more_and_nothing_is_heard_o
     dying.kill();
     until("its connections are gone", || dying.open() == 0).await;
     rig.endpoint("shop/one", "i0", addresses[0], EndpointState::Draining);
-    let is_draining = || match &*service.state() {
+    let is_draining = || match &*service_state(&service) {
         ServiceState::Ready(ready) => {
             ready.upstream.candidates().any(|candidate| candidate.target.state == EndpointState::Draining)
         }
@@ -451,7 +452,7 @@ async fn questions_keep_no_connection_that_calls_do_not_use() {
             if call(&service, false).await == "a" {
                 rounds = 0;
             } else if first_report(&service).unwrap() != before {
-                let ServiceState::Ready(ready) = &*service.state() else { panic!("known") };
+                let ServiceState::Ready(ready) = &*service_state(&service) else { panic!("known") };
                 ready.opened_transports().for_each(EndpointTransport::close_idle);
                 rounds += 1;
             }

@@ -3,7 +3,8 @@
 use std::{convert::Infallible, net::SocketAddr, time::Duration};
 
 use bytes::Bytes;
-use fairmesh_client::{Body, BoxError, FaultKind, Mesh, Retry, discovery::ServiceState};
+use fairmesh_calls::{discovery::ServiceState, forwarding::service_state};
+use fairmesh_client::{Body, BoxError, FaultKind, Mesh, Retry};
 use fairmesh_model::{Actions, Label, Policy, Protocol, Route, Timeouts};
 use futures_util::{StreamExt as _, stream};
 use http::{Request, Response};
@@ -104,7 +105,7 @@ fn grpc(path: &str) -> Request<Body> {
 }
 
 fn failures(service: &fairmesh_client::ServiceHandle) -> u32 {
-    let ServiceState::Ready(ready) = &*service.state() else { return 0 };
+    let ServiceState::Ready(ready) = &*service_state(service) else { return 0 };
     ready.upstream.candidates().map(|candidate| candidate.consecutive_failures).sum()
 }
 
@@ -216,7 +217,7 @@ async fn a_server_is_sent_a_deadline_where_the_call_has_one() {
     }
     let actions = Actions { server_timeout: Some(Duration::from_secs(3)), ..Actions::default() };
     let route = Route { actions, ..Route::new(Label::new("all").unwrap()) };
-    let revision = |name| match &*mesh.service(name).unwrap().state() {
+    let revision = |name| match &*service_state(&mesh.service(name).unwrap()) {
         ServiceState::Ready(ready) => ready.revision,
         _ => 0,
     };

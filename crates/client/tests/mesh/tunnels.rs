@@ -2,7 +2,8 @@
 
 use std::net::SocketAddr;
 
-use fairmesh_client::{Body, FaultKind, ServiceHandle, discovery::ServiceState};
+use fairmesh_calls::{discovery::ServiceState, forwarding::service_state};
+use fairmesh_client::{Body, FaultKind, ServiceHandle};
 use fairmesh_model::{EndpointState, Protocol};
 use http::{Request, StatusCode};
 use http_body_util::BodyExt as _;
@@ -22,7 +23,7 @@ const SWITCH: &str =
 
 /// Calls and streams in flight, as the balancer counts them.
 fn in_flight(service: &ServiceHandle) -> (u32, u32) {
-    let ServiceState::Ready(ready) = &*service.state() else { return (0, 0) };
+    let ServiceState::Ready(ready) = &*service_state(service) else { return (0, 0) };
     let counts = ready.upstream.candidates().map(|candidate| (candidate.outstanding, candidate.streams));
     counts.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
 }

@@ -3,7 +3,8 @@
 use std::{convert::Infallible, net::SocketAddr, time::Duration};
 
 use bytes::Bytes;
-use fairmesh_client::{ServiceHandle, discovery::ServiceState};
+use fairmesh_calls::{discovery::ServiceState, forwarding::service_state};
+use fairmesh_client::ServiceHandle;
 use fairmesh_model::{Balancing, BalancingPolicy, HealthCheck, Policy, Probe, Protocol};
 use futures_util::stream;
 use http::{HeaderMap, HeaderValue, Request, Response};
@@ -21,7 +22,7 @@ use crate::{
 
 /// Calls and streams in flight, as the balancer counts them.
 fn in_flight(service: &ServiceHandle) -> (u32, u32) {
-    let ServiceState::Ready(ready) = &*service.state() else { return (0, 0) };
+    let ServiceState::Ready(ready) = &*service_state(service) else { return (0, 0) };
     let counts = ready.upstream.candidates().map(|candidate| (candidate.outstanding, candidate.streams));
     counts.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
 }

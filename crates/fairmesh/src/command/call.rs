@@ -8,7 +8,8 @@ use std::{
 };
 
 use clap::Args;
-use fairmesh_client::{Body, Fault, Mesh, ServiceHandle, Trace, discovery::ServiceState};
+use fairmesh_calls::{discovery::ServiceState, forwarding::service_state};
+use fairmesh_client::{Body, Fault, Mesh, ServiceHandle, Trace};
 use fairmesh_model::{Invalid, Location, Protocol, Region, Role, ServiceName, ShardKey, SpiffePath, spec};
 use fairmesh_wire::transport::Address;
 use http::{HeaderName, HeaderValue, Method, Request, Response};
@@ -94,7 +95,7 @@ async fn call(mesh: &Mesh, args: &CallArgs) -> Result<ExitCode, Failure> {
     let (mut request, trace) = (request(args)?, Trace::new());
     request.extensions_mut().insert(trace.clone());
     service.prepare().await.map_err(fault)?;
-    if let ServiceState::Ready(ready) = &*service.state()
+    if let ServiceState::Ready(ready) = &*service_state(&service)
         && ready.upstream.protocol() == Protocol::Grpc
     {
         return Err(Failure::refused(
@@ -142,7 +143,7 @@ async fn connect(args: &CallArgs) -> Result<Mesh, Invalid> {
 fn handle(mesh: &Mesh, args: &CallArgs) -> Result<ServiceHandle, Invalid> {
     let mut service = mesh.service(args.service.to_string())?;
     if let Some(key) = args.key {
-        service = service.key(key.0);
+        service = service.key(key);
     }
     if let Some(role) = &args.role {
         service = service.role(role)?;

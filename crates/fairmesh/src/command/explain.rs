@@ -5,9 +5,9 @@ mod authorization;
 use std::{process::ExitCode, sync::Arc};
 
 use clap::Args;
-use fairmesh_client::{
+use fairmesh_calls::{
     FaultKind,
-    observe::{CallExplanation, Question},
+    observe::{self, CallExplanation, Question},
 };
 use fairmesh_model::{
     Endpoint, Location, Region, Role, Service, ServiceKind, ServiceName, ShardKey, SpiffeId, arith,
@@ -104,10 +104,10 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
         PickParams { key: args.key, role: args.role.as_ref(), call_seed: args.seed, ..PickParams::default() };
     let question = Question { request, ask, now: 0, seed: args.seed };
     let mut report = CallExplanation::default();
-    report.decide(&upstream, revision, &question);
+    observe::explain(&mut report, &upstream, revision, &question);
     if let Some(name) = report.next_service() {
         let target = compile(&connection, name, &caller).await?;
-        report.decide(&target.upstream, target.revision, &question);
+        observe::explain(&mut report, &target.upstream, target.revision, &question);
         (kind, avoided) = (target.kind, target.avoided);
     }
     if kind == ServiceKind::Replicated && (args.key.is_some() || args.role.is_some()) {

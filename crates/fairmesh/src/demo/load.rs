@@ -191,7 +191,7 @@ impl Shoppers {
     }
 
     fn cart(&self, role: &str, customer: u64) -> Result<CartClient<ServiceHandle>, Failure> {
-        let handle = self.cart.clone().key(customer.into()).role(role);
+        let handle = self.cart.clone().key(customer).role(role);
         handle.map(CartClient::new).map_err(|e| Failure { why: e.to_string(), in_flight: false })
     }
 }

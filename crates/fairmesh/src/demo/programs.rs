@@ -146,7 +146,7 @@ async fn called(mesh: &Mesh, probe: &ComparedCall) -> Picks {
 async fn call(mesh: &Mesh, probe: &ComparedCall) -> Result<String, String> {
     let mut service = mesh.service(probe.service).map_err(|e| e.to_string())?;
     if let Some((key, role)) = probe.shard {
-        service = service.key(key.into()).role(role).map_err(|e| e.to_string())?;
+        service = service.key(key).role(role).map_err(|e| e.to_string())?;
     }
     let trace = Trace::new();
     let request = http::Request::get(probe.path).extension(trace.clone()).body(Body::empty());

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use fairmesh_client::{Mesh, ServiceHandle, discovery::ServiceState};
+use fairmesh_calls::{discovery::ServiceState, forwarding::service_state};
+use fairmesh_client::{Mesh, ServiceHandle};
 use fairmesh_model::Protocol;
 use fairmesh_server::Drained;
 use serde_json::json;
@@ -57,7 +58,7 @@ async fn every_caller_acknowledges_a_drain_that_follows_a_restart_of_its_agent()
 
 /// Changes the policy of a service and waits until a caller goes by it; the revision at which it does.
 async fn change(world: &World, service: &ServiceHandle, round: u32) -> u64 {
-    let revision = || match &*service.state() {
+    let revision = || match &*service_state(service) {
         ServiceState::Ready(ready) => ready.revision,
         _ => 0,
     };

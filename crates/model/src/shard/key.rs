@@ -54,6 +54,21 @@ impl From<u32> for ShardKey {
     }
 }
 
+/// Of signed ids and of literals without a suffix. A negative number is counted from the end of the key space: −1 is
+/// [`ShardKey::MAX`], for numbers of either width.
+impl From<i64> for ShardKey {
+    fn from(key: i64) -> Self {
+        Self(i128::from(key).cast_unsigned())
+    }
+}
+
+/// As of an `i64`.
+impl From<i32> for ShardKey {
+    fn from(key: i32) -> Self {
+        i64::from(key).into()
+    }
+}
+
 /// An interval of keys. Stored with its last key, since the exclusive end of the whole key space does not fit into 128
 /// bits; displayed with an exclusive end, as in the paper: `[500, 900)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -108,6 +123,13 @@ mod tests {
         assert_eq!("618".parse(), Ok(ShardKey(618)));
         assert_eq!("0xff".parse(), Ok(ShardKey(255)));
         assert!("-1".parse::<ShardKey>().is_err());
+    }
+
+    #[test]
+    fn keys_are_made_of_numbers_of_any_width() {
+        assert_eq!(ShardKey::from(618), ShardKey::from(618_u64));
+        assert_eq!(ShardKey::from(u64::MAX), ShardKey(u64::MAX.into()));
+        assert_eq!([ShardKey::from(-1), ShardKey::from(-1_i64)], [ShardKey::MAX; 2]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use axum::{
     extract::{self, Path},
     response::{IntoResponse, Response},
 };
-use fairmesh_client::{ServiceName, observe::EndpointStatus};
+use fairmesh_calls::{ServiceName, observe::EndpointStatus};
 use http::StatusCode;
 use serde::Serialize;
 

@@ -1,6 +1,6 @@
 //! The page `/metrics`.
 
-use fairmesh_client::Stats;
+use fairmesh_calls::Stats;
 use prometheus_client::{
     metrics::{counter::ConstCounter, gauge::ConstGauge},
     registry::{Registry, Unit},

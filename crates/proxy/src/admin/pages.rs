@@ -14,7 +14,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use fairmesh_client::{ServiceName, discovery::ServiceState};
+use fairmesh_calls::{ServiceName, discovery::ServiceState, forwarding::service_state};
 use http::StatusCode;
 use serde::Serialize;
 
@@ -238,7 +238,7 @@ impl ServiceRow {
 impl ServiceStatus {
     fn of(target: &Target) -> Self {
         let state = |state| Self { state, ..Self::default() };
-        match &*target.handle.state() {
+        match &*service_state(&target.handle) {
             ServiceState::Waiting => state("waiting"),
             ServiceState::Unknown => state("unknown"),
             ServiceState::Unavailable(_) => state("unavailable"),

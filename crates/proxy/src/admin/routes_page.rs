@@ -5,7 +5,7 @@ use axum::{
     extract::{self, Path},
     response::{IntoResponse, Response},
 };
-use fairmesh_client::{ServiceName, discovery::ServiceState};
+use fairmesh_calls::{ServiceName, discovery::ServiceState, forwarding::service_state};
 use fairmesh_model::spec::PolicySpec;
 use http::StatusCode;
 use serde::Serialize;
@@ -33,7 +33,7 @@ pub(super) async fn routes(
         let message = "this service was not called through this proxy; /services lists those that were\n";
         return (StatusCode::NOT_FOUND, message).into_response();
     };
-    match &*target.handle.state() {
+    match &*service_state(&target.handle) {
         ServiceState::Ready(ready) => {
             let policy = PolicySpec::of(&name, &ready.read_policy().unwrap_or_default());
             Json(RoutesPage { service: name.to_string(), revision: ready.revision, policy }).into_response()

@@ -8,7 +8,7 @@ use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
-use fairmesh_client::proxy_support::{RouteBackend, RouteBackendIndex};
+use fairmesh_calls::forwarding::{RouteBackend, RouteBackendIndex, route_backend_name};
 use prometheus_client::{
     encoding::{EncodeMetric, MetricEncoder, NoLabelSet},
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
@@ -131,7 +131,7 @@ impl EncodeMetric for ServiceFamily {
         let (labelled, overflow) = self.services.labelled();
         for (name, target) in labelled {
             let (name, home, route_backend_name) =
-                (name.to_string(), home(&target), |index| target.handle.route_backend_name(index));
+                (name.to_string(), home(&target), |index| route_backend_name(&target.handle, index));
             let metrics = &target.metrics;
             let view =
                 ServiceView { name: &name, home: &home, metrics, route_backend_name: &route_backend_name };

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use fairmesh_client::Mesh;
+use fairmesh_calls::Mesh;
 use fairmesh_listen::Listeners;
 use fairmesh_server::Server;
 

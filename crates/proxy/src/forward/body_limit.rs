@@ -10,7 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_client::BoxError;
+use fairmesh_calls::BoxError;
 use http_body::{Body, Frame, SizeHint};
 
 /// No limit.

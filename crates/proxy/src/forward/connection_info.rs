@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use fairmesh_client::ServiceName;
+use fairmesh_calls::ServiceName;
 
 use crate::{
     forward::host_cache::HostCache, kernel::caller::KernelCaller,

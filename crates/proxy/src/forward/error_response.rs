@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use fairmesh_client::{Body, Fault, FaultKind};
+use fairmesh_calls::{Body, Fault, FaultKind};
 use fairmesh_headers::{FAULT, GRPC_STATUS};
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 

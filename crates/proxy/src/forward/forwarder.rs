@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use fairmesh_client::{
+use fairmesh_calls::{
     Body, BoxError, Fault, FaultKind, ServiceName,
-    proxy_support::{BodyObserver, CallInfo, SentRequest},
+    forwarding::{BodyObserver, CallInfo, SentRequest, end_with_status, observe_body, send_noted},
 };
 use fairmesh_headers::{grpc_content_type, is_grpc};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
@@ -149,7 +149,7 @@ impl Forwarder {
             parts.extensions.insert(trace.clone());
         }
         let info = CallInfo::default();
-        let sent = target.handle.send_noted(Request::from_parts(parts, body), &info).await;
+        let sent = send_noted(&target.handle, Request::from_parts(parts, body), &info).await;
         let mut upgraded_region = None;
         let (mut response, fault) = match sent {
             Ok(mut response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
@@ -160,7 +160,7 @@ impl Forwarder {
             Ok(mut response) => {
                 prepare_response(&mut response);
                 if kind.is_some() {
-                    Body::end_with_status(&mut response, has_trailers);
+                    end_with_status(&mut response, has_trailers);
                 }
                 (response, None)
             }
@@ -232,6 +232,6 @@ fn watch(
         Some(observation) => {
             observation.response_started(response, CallEnd { fault, call_info: info }, awaits_grpc_status);
         }
-        None => response.body_mut().observe(Arc::clone(target) as Arc<dyn BodyObserver>),
+        None => observe_body(response.body_mut(), Arc::clone(target) as Arc<dyn BodyObserver>),
     }
 }

@@ -40,7 +40,7 @@ impl HostCache {
 mod tests {
     use std::cell::Cell;
 
-    use fairmesh_client::Mesh;
+    use fairmesh_calls::Mesh;
 
     use super::*;
     use crate::{forward::services::Services, limits::Limits};

@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use fairmesh_client::ServiceName;
+use fairmesh_calls::ServiceName;
 use fairmesh_model::HostPort;
 
 /// Why the host of a request names no service.

@@ -1,6 +1,6 @@
 //! Rewrites headers of requests and responses.
 
-use fairmesh_client::{Body, Region, proxy_support::SentRequest};
+use fairmesh_calls::{Body, Region, forwarding::SentRequest};
 use fairmesh_http::path::RawPath;
 use http::{Response, Uri, Version, header, request::Parts};
 

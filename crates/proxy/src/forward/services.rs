@@ -14,7 +14,9 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::{Mesh, ServiceName, ServiceStats, discovery::ServiceState};
+use fairmesh_calls::{
+    Mesh, ServiceName, discovery::ServiceState, forwarding::service_state, observe::ServiceStats,
+};
 use tokio::time::{Instant, timeout};
 
 use crate::{
@@ -126,7 +128,7 @@ impl Services {
     pub(crate) async fn is_declared(&self, host: &str) -> bool {
         let Ok(target) = self.by_host(host) else { return false };
         let known = timeout(LOOKUP_TIMEOUT, target.handle.resolved()).await.is_ok();
-        let declared = known && !matches!(*target.handle.state(), ServiceState::Unknown);
+        let declared = known && !matches!(*service_state(&target.handle), ServiceState::Unknown);
         if !declared && target.metrics.responses.classes() == [0; 5] {
             self.forget(target.handle.name());
         }
@@ -182,7 +184,7 @@ impl Services {
             // A service with its own listener must stay available while the agent is down.
             target.is_pinned.store(true, Release);
             target.handle.resolved().await;
-            if matches!(*target.handle.state(), ServiceState::Unknown) {
+            if matches!(*service_state(&target.handle), ServiceState::Unknown) {
                 let service = target.handle.name();
                 tracing::warn!(%service, "service is not declared; calls to it fail until it is");
             }

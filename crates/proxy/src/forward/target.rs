@@ -12,10 +12,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_client::{
+use fairmesh_calls::{
     Region, ServiceHandle,
     discovery::ServiceState,
-    proxy_support::{BodyEnd, BodyObserver},
+    forwarding::{BodyEnd, BodyObserver, service_state},
 };
 use http_body::Frame;
 use tokio::time::Instant;
@@ -57,7 +57,7 @@ impl Target {
 
     /// The caller's region and the revision of the records, once known.
     pub(crate) fn home_and_revision(&self) -> Option<(Region, u64)> {
-        match &*self.handle.state() {
+        match &*service_state(&self.handle) {
             ServiceState::Ready(ready) => Some((ready.upstream.home().clone(), ready.revision)),
             _ => None,
         }

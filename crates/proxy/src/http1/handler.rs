@@ -1,7 +1,7 @@
 //! The interface between a connection and its owner.
 
 use bytes::Bytes;
-use fairmesh_client::BoxError;
+use fairmesh_calls::BoxError;
 use http::{Request, Response};
 use http_body::Body;
 use tokio::io::{AsyncRead, AsyncWrite};

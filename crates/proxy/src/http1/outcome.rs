@@ -3,7 +3,7 @@
 use std::io;
 
 use bytes::BytesMut;
-use fairmesh_client::BoxError;
+use fairmesh_calls::BoxError;
 use fairmesh_http::h1::WrongLength;
 
 use crate::http1::upgrade::PendingUpgrade;

@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_client::BoxError;
+use fairmesh_calls::BoxError;
 use fairmesh_http::h1::{Decoder, Piece};
 use http_body::{Body, Frame, SizeHint};
 use tokio::{

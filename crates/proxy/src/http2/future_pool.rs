@@ -63,7 +63,7 @@ impl Future for PooledFuture {
 mod tests {
     use std::{future::pending, sync::Arc, task::Waker};
 
-    use fairmesh_client::Body;
+    use fairmesh_calls::Body;
 
     use super::*;
 

@@ -16,7 +16,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_client::{Fault, FaultKind};
+use fairmesh_calls::{Fault, FaultKind};
 use http::Response;
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, interval_at};
@@ -182,7 +182,7 @@ where
 mod tests {
     use std::{future::poll_fn, task::Waker};
 
-    use fairmesh_client::Body;
+    use fairmesh_calls::Body;
     use http_body::Body as _;
 
     use super::*;

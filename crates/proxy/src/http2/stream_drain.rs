@@ -10,7 +10,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use fairmesh_client::{Body, Fault};
+use fairmesh_calls::{Body, Fault};
 use fairmesh_headers::{GRPC_STATUS, is_grpc};
 use http::{HeaderMap, HeaderName, HeaderValue, Response};
 use hyper::body::{Body as HttpBody, Bytes, Frame, SizeHint};

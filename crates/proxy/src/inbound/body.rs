@@ -5,7 +5,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use fairmesh_client::{Body, BoxError};
+use fairmesh_calls::{Body, BoxError};
 use http::Method;
 use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
 

@@ -2,7 +2,7 @@
 
 use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
 
-use fairmesh_client::{Address, Location, Protocol, ServiceName, Transport};
+use fairmesh_calls::{Address, Location, Protocol, ServiceName, Transport};
 use fairmesh_model::Invalid;
 
 /// The service, the address for callers, and the address of the program.

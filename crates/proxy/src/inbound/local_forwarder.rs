@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use fairmesh_client::{BoxError, Fault, FaultKind, Protocol};
+use fairmesh_calls::{BoxError, Fault, FaultKind, Protocol};
 use fairmesh_headers::grpc_content_type;
 use http::{HeaderValue, Request, Response, Uri, Version, uri::Scheme};
 use hyper::body::Incoming;

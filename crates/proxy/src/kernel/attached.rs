@@ -8,9 +8,9 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::{
+use fairmesh_calls::{
     ServiceName,
-    proxy_support::{EndpointStats, SentRequest},
+    forwarding::{EndpointStats, SentRequest},
 };
 use fairmesh_kernel::{Destination, KernelError, KernelSender, ProxyMaps};
 use tokio::{

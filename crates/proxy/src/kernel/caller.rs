@@ -6,7 +6,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use fairmesh_client::proxy_support::SentRequest;
+use fairmesh_calls::forwarding::SentRequest;
 use fairmesh_kernel::MAX_REQUEST;
 use http::{Request, header};
 use tokio::sync::mpsc;

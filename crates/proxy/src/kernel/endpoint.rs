@@ -8,7 +8,7 @@ use std::sync::{
     },
 };
 
-use fairmesh_client::proxy_support::ExportedEndpoint;
+use fairmesh_calls::forwarding::ExportedEndpoint;
 use fairmesh_kernel::EndpointSlots;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;

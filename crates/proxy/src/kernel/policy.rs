@@ -1,6 +1,6 @@
 //! What the kernel decides from, made of the records of a service.
 
-use fairmesh_client::{ServiceName, proxy_support::ExportedService};
+use fairmesh_calls::{ServiceName, forwarding::ExportedService};
 use fairmesh_kernel::{ArmTarget, KernelSender, Policy, program_clock};
 
 use crate::kernel::{attached::Attached, published::Publication};

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use fairmesh_client::proxy_support::{ConnectionOwner, EndpointConnection};
+use fairmesh_calls::forwarding::{ConnectionOwner, EndpointConnection};
 use fairmesh_kernel::{SentRequest, Slot};
 use tokio::{
     sync::oneshot,

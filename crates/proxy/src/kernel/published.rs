@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::{ServiceHandle, ServiceName, proxy_support::ExportedService};
+use fairmesh_calls::{ServiceHandle, ServiceName, forwarding::ExportedService};
 use fairmesh_kernel::{KernelSender, Policy, PolicyKey, PublishedPolicy};
 use tokio::{
     sync::oneshot,
@@ -72,7 +72,7 @@ impl Attached {
 
     async fn begin(self: &Arc<Self>, handle: &ServiceHandle) {
         let Some(sender) = self.sender() else { return };
-        let Some(exported) = handle.exported() else { return };
+        let Some(exported) = ExportedService::of(handle) else { return };
         // All memory is in use by other services.
         let Some(policy) = policy_of(self, sender, &exported) else { return };
         let service = Arc::new(PublishedService::new(self.stopped().child_token()));
@@ -161,7 +161,7 @@ impl PublishedService {
         loop {
             tokio::select! {
                 () = exported.outdated() => {
-                    let Some(next) = handle.exported() else { return };
+                    let Some(next) = ExportedService::of(handle) else { return };
                     let Some(policy) = policy_of(attached, sender, &next) else { return };
                     self.take_over(sender, &next, &policy);
                     entry.update(&policy);

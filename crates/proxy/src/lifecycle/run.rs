@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::Mesh;
+use fairmesh_calls::{Mesh, forwarding::exclude_addresses};
 use tokio::{
     net::TcpListener,
     time::{Instant, timeout},
@@ -65,7 +65,7 @@ pub async fn run(
     // Bound first, so that an address in use is reported at once.
     let bound = BoundListener::bind_all(&config.listen, &mut inherited).await?;
     // A connection to one of them would forward a request in a circle.
-    mesh.exclude_addresses(bound.iter().map(|bound| bound.address));
+    exclude_addresses(&mesh, bound.iter().map(|bound| bound.address));
     let admin_listener = match config.admin {
         Some(address) => Some(BoundListener::bind(address, &mut inherited).await?.listener),
         None => None,

@@ -15,7 +15,7 @@ use std::{
     thread,
 };
 
-use fairmesh_client::proxy_support::set_event_loop;
+use fairmesh_calls::forwarding::set_event_loop;
 use tokio::{
     net::TcpStream,
     runtime::{self, Handle, RuntimeFlavor},

@@ -1,6 +1,6 @@
 use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr};
 
-use fairmesh_client::ServiceName;
+use fairmesh_calls::ServiceName;
 use fairmesh_kernel::DEFAULT_PINS;
 use fairmesh_model::Invalid;
 

@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use bytes::Bytes;
-use fairmesh_client::proxy_support::{BodyEnd, BodyObserver};
+use fairmesh_calls::forwarding::{BodyEnd, BodyObserver};
 use fairmesh_headers::GRPC_STATUS;
 use http::{HeaderMap, header::CONTENT_LENGTH};
 use http_body::Frame;

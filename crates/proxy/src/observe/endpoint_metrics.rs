@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::{
+use fairmesh_calls::{
     EndpointTarget, InstanceId, Region, ServiceName,
     observe::{AttemptEnd, Observer},
 };
@@ -154,7 +154,7 @@ impl EndpointMetrics {
 
 #[cfg(test)]
 mod tests {
-    use fairmesh_client::{FaultKind, Location, Protocol};
+    use fairmesh_calls::{FaultKind, Location, Protocol};
     use fairmesh_model::EndpointState;
 
     use super::*;

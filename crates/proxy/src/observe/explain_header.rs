@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use fairmesh_client::{ServiceName, observe::AttemptRecord};
+use fairmesh_calls::{ServiceName, observe::AttemptRecord};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 /// Request header: `true` requests [`DECISION`] and [`ATTEMPTS`] in the response. Not forwarded.

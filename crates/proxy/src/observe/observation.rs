@@ -2,10 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use fairmesh_client::{
-    Body, Fault, Step, Trace,
-    observe::AttemptRecord,
-    proxy_support::{BodyEnd, BodyObserver, CallInfo},
+use fairmesh_calls::{
+    Body, Fault, Trace,
+    forwarding::{BodyEnd, BodyObserver, CallInfo, observe_body, route_backend_name},
+    observe::{AttemptRecord, Step, take_reasons, take_unfinished},
 };
 use http::{HeaderMap, Response, StatusCode};
 
@@ -82,7 +82,7 @@ impl Observation {
             false if awaits_grpc_status => observed.target,
             false => return,
         };
-        http_response.body_mut().observe(watch);
+        observe_body(http_response.body_mut(), watch);
     }
 
     fn outcome_of(
@@ -98,7 +98,7 @@ impl Observation {
         let last = tried.last().filter(|tried| tried.outcome.is_ok()).map(|tried| &tried.endpoint);
         RequestOutcome {
             status: http_response.status(),
-            route_backend: Some(observed.target.handle.route_backend_name(call_info.route_backend())),
+            route_backend: Some(route_backend_name(&observed.target.handle, call_info.route_backend())),
             injected: call_info.injected(),
             fault: fault.map(|fault| fault.kind().label()),
             message: fault.map(ToString::to_string),
@@ -113,8 +113,8 @@ impl Observation {
     fn take_attempts(&self, age: Duration) -> (Vec<AttemptRecord>, Vec<Step>) {
         let Some(trace) = &self.trace else { return Default::default() };
         let mut tried = trace.take();
-        tried.extend(trace.take_unfinished(age));
-        (tried, trace.take_reasons())
+        tried.extend(take_unfinished(trace, age));
+        (tried, take_reasons(trace))
     }
 }
 

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use fairmesh_client::Trace;
+use fairmesh_calls::{Trace, observe::trace_with_reasons};
 use fairmesh_otlp::Counts;
 use http::request::Parts;
 use tokio::time::Instant;
@@ -84,7 +84,7 @@ impl RequestObserver {
         }
         let parent = span.as_ref().map(|span| span.own);
         let trace = match parent {
-            parent if is_recorded => Some(Trace::with_reasons(parent)),
+            parent if is_recorded => Some(trace_with_reasons(parent)),
             Some(parent) => Some(Trace::within(parent)),
             None => explain.then(Trace::new),
         };

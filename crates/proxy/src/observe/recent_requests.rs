@@ -10,7 +10,10 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::{ServiceName, Step, observe::AttemptRecord};
+use fairmesh_calls::{
+    ServiceName,
+    observe::{AttemptRecord, Step},
+};
 use jiff::Timestamp;
 use serde::Serialize;
 use tokio::time::Instant;

@@ -2,10 +2,10 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use fairmesh_client::{
-    EndpointTarget, Step,
-    observe::AttemptRecord,
-    proxy_support::{BodyEnd, RouteBackend},
+use fairmesh_calls::{
+    EndpointTarget,
+    forwarding::{BodyEnd, RouteBackend},
+    observe::{AttemptRecord, Step},
 };
 use fairmesh_headers::{SpanContext, is_grpc};
 use http::{HeaderValue, Method, StatusCode, Uri, Version, header, request::Parts};

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::{Region, proxy_support::RouteBackendIndex};
+use fairmesh_calls::{Region, forwarding::RouteBackendIndex};
 use http::StatusCode;
 
 use crate::observe::counter::increment;

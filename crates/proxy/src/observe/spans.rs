@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::observe::AttemptRecord;
+use fairmesh_calls::observe::AttemptRecord;
 use fairmesh_headers::{SpanContext, TRACEPARENT, TRACESTATE};
 use fairmesh_model::arith::mix64;
 use fairmesh_otlp::{AttributeValue, Collector, Counts, Exporter, RootSampler, Sampler, Span, SpanKind};

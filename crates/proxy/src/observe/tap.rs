@@ -9,7 +9,7 @@ use std::sync::{
 };
 
 use bytes::Bytes;
-use fairmesh_client::ServiceName;
+use fairmesh_calls::ServiceName;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;

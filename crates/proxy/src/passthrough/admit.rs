@@ -5,7 +5,7 @@
 //! passed through individually.
 
 use bytes::Bytes;
-use fairmesh_client::{Body, BoxError};
+use fairmesh_calls::{Body, BoxError};
 use http::{Method, Request, Response, StatusCode, Version, header};
 use http_body_util::BodyExt as _;
 

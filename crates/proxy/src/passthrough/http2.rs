@@ -3,7 +3,7 @@
 use std::{io, net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
-use fairmesh_client::{Body, BoxError};
+use fairmesh_calls::{Body, BoxError, forwarding::foreign_body};
 use http::{Request, Response};
 use http_body_util::combinators::UnsyncBoxBody;
 use hyper::client::conn::http2::{self, SendRequest};
@@ -36,7 +36,7 @@ impl CapturedConnection {
     ) -> Result<Response<Body>, BoxError> {
         let mut server = self.server(connector).await?;
         server.ready().await?;
-        Ok(server.send_request(request).await?.map(Body::foreign))
+        Ok(server.send_request(request).await?.map(foreign_body))
     }
 
     /// One connection for all requests, as the client intended.

@@ -2,10 +2,10 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use fairmesh_client::{
+use fairmesh_calls::{
     Body, FaultKind, InstanceId, Region, Tunnel,
     discovery::ServiceState,
-    proxy_support::{CallInfo, ConnectResult, RouteBackend},
+    forwarding::{CallInfo, ConnectResult, RouteBackend, open_tunnel, route_backend_name, service_state},
 };
 use fairmesh_model::HostPort;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
@@ -104,7 +104,7 @@ impl Forwarder {
         parts.extensions.clear();
         let call_info = CallInfo::default();
         let request = Request::from_parts(parts, ());
-        let opened = target.handle.open_tunnel(request, client_info.allows_connect, &call_info).await;
+        let opened = open_tunnel(&target.handle, request, client_info.allows_connect, &call_info).await;
         let mut server = None;
         let (response, fault) = match opened {
             Ok(ConnectResult::Tunnel(tunnel)) => {
@@ -154,7 +154,7 @@ impl Forwarder {
         let is_own_host = client_info.service.is_none()
             || service_name(host).is_ok_and(|name| name == *target.handle.name());
         let is_served = is_own_host
-            || matches!(&*target.handle.state(), ServiceState::Ready(ready) if ready.upstream.names_host(host));
+            || matches!(&*service_state(&target.handle), ServiceState::Ready(ready) if ready.upstream.names_host(host));
         if is_served { Ok(target) } else { Err(TunnelRefusal::not_served(client_info)) }
     }
 
@@ -164,7 +164,8 @@ impl Forwarder {
         let took = began.elapsed();
         let (instance, region) = server.unzip();
         target.metrics.responses.record(call_info.route_backend(), region.as_ref(), status, took);
-        let RouteBackend { route, backend, .. } = target.handle.route_backend_name(call_info.route_backend());
+        let RouteBackend { route, backend, .. } =
+            route_backend_name(&target.handle, call_info.route_backend());
         self.observer.log_tunnel(fault.is_some(), || AccessLogEntry {
             route,
             backend,

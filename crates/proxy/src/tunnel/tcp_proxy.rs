@@ -1,6 +1,6 @@
 //! Forwards TCP connections to a service: an endpoint is picked for each, and another one if it is unreachable.
 
-use fairmesh_client::{Fault, ServiceName, Tunnel};
+use fairmesh_calls::{Fault, ServiceName, Tunnel};
 use http::{Method, Request};
 use tokio::io::AsyncWriteExt as _;
 

@@ -1,14 +1,14 @@
 use std::{
     future::poll_fn,
+    mem,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
 };
 
 use fairmesh_model::{Cursor, Prefix};
-use futures_util::task::AtomicWaker;
 
 use super::Node;
 use crate::{PeerInfo, PendingUpdate, Update, hub::WatcherId};
@@ -17,7 +17,7 @@ use crate::{PeerInfo, PendingUpdate, Update, hub::WatcherId};
 #[derive(Debug, Default)]
 pub(super) struct WatcherWaker {
     woken: AtomicBool,
-    waker: AtomicWaker,
+    waker: Mutex<Option<Waker>>,
     /// The number up to which the watcher should acknowledge at once.
     requested_ack: AtomicU64,
 }
@@ -25,7 +25,23 @@ pub(super) struct WatcherWaker {
 impl WatcherWaker {
     pub(super) fn wake(&self) {
         self.woken.store(true, Ordering::Release);
-        self.waker.wake();
+        let waker = mem::take(&mut *self.registered());
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Keeps the waker of the task that polls, in place of the one before.
+    fn register(&self, waker: &Waker) {
+        let mut registered = self.registered();
+        match &mut *registered {
+            Some(kept) => kept.clone_from(waker),
+            None => *registered = Some(waker.clone()),
+        }
+    }
+
+    fn registered(&self) -> MutexGuard<'_, Option<Waker>> {
+        self.waker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn request_ack(&self, number: u64) {
@@ -85,7 +101,7 @@ impl Watcher {
         if self.waker.woken.swap(false, Ordering::AcqRel) {
             return Poll::Ready(());
         }
-        self.waker.waker.register(cx.waker());
+        self.waker.register(cx.waker());
         match self.waker.woken.swap(false, Ordering::AcqRel) {
             true => Poll::Ready(()),
             false => Poll::Pending,

@@ -1,24 +1,14 @@
-use std::{
-    future::{Ready, ready},
-    task::{Context, Poll},
-};
-
-use futures_util::future::Either;
+#[cfg(feature = "server")]
 use http::HeaderMap;
 use tonic::{
     Code, Request, Status,
     metadata::{MetadataMap, MetadataValue},
 };
-use tower_layer::Layer;
-use tower_service::Service;
 
-use super::{PROTOCOL, REFUSED_KEY, SOFTWARE_KEY, VERSION_KEY};
+#[cfg(feature = "server")]
+use super::VERSION_KEY;
+use super::{PROTOCOL, REFUSED_KEY, SOFTWARE_KEY};
 use crate::v1::HelloRequest;
-
-/// The only call before a version is negotiated.
-const HELLO_PATH: &str = "/fairmesh.v1.Rib/Hello";
-/// Calls to other services, such as health checks by common tools, carry no version.
-const OWN_PATHS: &str = "/fairmesh.";
 
 /// Picks the newest common version.
 ///
@@ -60,7 +50,8 @@ pub fn is_version_refusal(status: &Status) -> bool {
     status.code() == Code::FailedPrecondition && status.metadata().contains_key(REFUSED_KEY)
 }
 
-fn check(headers: &HeaderMap) -> Result<(), Status> {
+#[cfg(feature = "server")]
+pub(super) fn check(headers: &HeaderMap) -> Result<(), Status> {
     let Some(value) = headers.get(VERSION_KEY) else {
         return Err(version_refused(format!(
             "the call carries no '{VERSION_KEY}'; call fairmesh.v1.Rib/Hello first and send the version of its \
@@ -79,46 +70,4 @@ fn check(headers: &HeaderMap) -> Result<(), Status> {
 /// The client's description of itself, for display; empty if there is none. No decision may depend on it.
 pub fn software_of<T>(request: &Request<T>) -> &str {
     request.metadata().get(SOFTWARE_KEY).and_then(|value| value.to_str().ok()).unwrap_or_default()
-}
-
-/// The layer that rejects calls with an unsupported version. [`crate::transport::serve`] applies it.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct VersionCheck;
-
-impl<S> Layer<S> for VersionCheck {
-    type Service = VersionChecked<S>;
-
-    fn layer(&self, inner: S) -> Self::Service {
-        VersionChecked { inner }
-    }
-}
-
-/// A service behind [`VersionCheck`].
-#[derive(Clone, Debug)]
-pub struct VersionChecked<S> {
-    inner: S,
-}
-
-impl<S, Req, Res> Service<http::Request<Req>> for VersionChecked<S>
-where
-    S: Service<http::Request<Req>, Response = http::Response<Res>>,
-    Res: Default,
-{
-    type Response = S::Response;
-    type Error = S::Error;
-    type Future = Either<Ready<Result<S::Response, S::Error>>, S::Future>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: http::Request<Req>) -> Self::Future {
-        let path = request.uri().path();
-        let checked =
-            if path.starts_with(OWN_PATHS) && path != HELLO_PATH { check(request.headers()) } else { Ok(()) };
-        match checked {
-            Ok(()) => Either::Right(self.inner.call(request)),
-            Err(status) => Either::Left(ready(Ok(status.into_http()))),
-        }
-    }
 }

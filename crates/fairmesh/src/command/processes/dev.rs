@@ -12,7 +12,7 @@ use std::{
 
 use clap::Args;
 use fairmesh_agent::AgentConfig;
-use fairmesh_client::Mesh;
+use fairmesh_calls::{Mesh, forwarding::with_event_loops};
 use fairmesh_control::{Control, ControlConfig, TrustDomainChoice};
 use fairmesh_model::{Location, Region};
 use fairmesh_proxy::{AccessLogConfig, AccessLogFormat, Limits, ListenerConfig, ProxyConfig};
@@ -181,7 +181,8 @@ async fn serve_proxy(
         reached = reached => reached?,
         () = stop.clone() => return Ok(()),
     }
-    let mesh = Mesh::builder().identity(proxy::own_identity()).event_loops(CORES).agent(args.agent.address());
+    let mesh =
+        with_event_loops(Mesh::builder(), CORES).identity(proxy::own_identity()).agent(args.agent.address());
     let mesh = mesh.connect().await.map_err(|error| Failure::refused(error.problem, error.hint))?;
     let config = ProxyConfig {
         listen: vec![args.proxy.clone()],

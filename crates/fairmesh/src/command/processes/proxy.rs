@@ -10,7 +10,7 @@ mod traces;
 use std::{collections::BTreeMap, path::PathBuf, process::ExitCode, sync::Arc, thread, time::Duration};
 
 use clap::{Args, Subcommand, ValueEnum};
-use fairmesh_client::Mesh;
+use fairmesh_calls::{Mesh, forwarding::with_event_loops};
 use fairmesh_model::{Label, Location, MeshRole, Protocol, Region, SpiffePath, spec};
 use fairmesh_proxy::{
     AccessLogConfig, AccessLogFormat, Collector, EndpointMetrics, InboundConfig, InboundEndpoint,
@@ -298,9 +298,8 @@ pub(crate) fn own_identity() -> SpiffePath {
 
 async fn mesh(args: &ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> Result<Mesh, Failure> {
     // The proxy holds handles to the services that are called, and so decides how long each is followed.
-    let mut mesh = Mesh::builder()
+    let mut mesh = with_event_loops(Mesh::builder(), cores(args))
         .identity(identity(args))
-        .event_loops(cores(args))
         .idle_timeout(args.service_idle_timeout / 10);
     // `FAIRMESH_CONTROL` is for registering; a proxy has its records from the agent, unless it is told otherwise.
     let usual = args.control.is_none().then(connect::agent);

@@ -76,7 +76,7 @@ async fn check_out(State(callees): State<Callees>, Path(customer): Path<u64>) ->
 
 impl Callees {
     async fn check_out(&self, customer: u64) -> Result<usize, String> {
-        let cart = self.cart.clone().key(customer.into()).role("secondary").map_err(|e| e.to_string())?;
+        let cart = self.cart.clone().key(customer).role("secondary").map_err(|e| e.to_string())?;
         let content = CartClient::new(cart).get(GetRequest { customer }).await;
         let content = content.map_err(|status| format!("cart: {}", status.message()))?;
         let request = http::Request::post(format!("/pay/{customer}")).body(Body::empty());

@@ -82,7 +82,7 @@ impl Caller {
         };
         let service = match self.keys {
             // Neighbouring numbers shall not meet the same shard.
-            Some(keys) => self.service.clone().key((number.wrapping_mul(7919) % keys).into()),
+            Some(keys) => self.service.clone().key(number.wrapping_mul(7919) % keys),
             None => self.service.clone(),
         };
         answered(&service, request.unwrap()).await

@@ -8,7 +8,8 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::{Body, Mesh, ServiceHandle, discovery::ServiceState};
+use fairmesh_calls::{discovery::ServiceState, forwarding::service_state};
+use fairmesh_client::{Body, Mesh, ServiceHandle};
 use fairmesh_model::Protocol;
 use fairmesh_server::{Server, serve_http};
 use fairmesh_wire::transport::Address;
@@ -108,7 +109,7 @@ impl Tally {
                 self.failures.lock().unwrap().push(failure);
             }
             self.calls.fetch_add(1, Relaxed);
-            if let ServiceState::Ready(ready) = &*service.state() {
+            if let ServiceState::Ready(ready) = &*service_state(service) {
                 if ready.revision < last {
                     self.backwards.lock().unwrap().push((last, ready.revision));
                 }

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use fairmesh_client::ServiceStats;
+use fairmesh_calls::observe::ServiceStats;
 use prometheus_client::{
     encoding::{EncodeMetric, MetricEncoder},
     metrics::MetricType,

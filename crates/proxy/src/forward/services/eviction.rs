@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::{Mesh, ServiceName, discovery::ServiceState};
+use fairmesh_calls::{Mesh, ServiceName, discovery::ServiceState, forwarding::service_state};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::{
@@ -44,7 +44,8 @@ impl Services {
         self.evict(index, |target| {
             let is_pinned = target.is_pinned.load(Acquire);
             !is_pinned
-                && (matches!(*target.handle.state(), ServiceState::Unknown) || target.is_idle(now, idle_for))
+                && (matches!(*service_state(&target.handle), ServiceState::Unknown)
+                    || target.is_idle(now, idle_for))
         });
         let room = index.by_name.len() < self.limits.services;
         if !room {

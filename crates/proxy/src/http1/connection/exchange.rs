@@ -12,7 +12,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_client::BoxError;
+use fairmesh_calls::BoxError;
 use fairmesh_http::{
     h1::{Decoder, ReceivedRequest, ResponseContext, write_informational},
     informational,

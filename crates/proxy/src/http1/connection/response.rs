@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_client::BoxError;
+use fairmesh_calls::BoxError;
 use fairmesh_http::{
     ResponseDeadline,
     h1::{Encoder, Framing, ResponseContext, write_response},

@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_client::BoxError;
+use fairmesh_calls::BoxError;
 use fairmesh_http::{
     h1::{BorrowedResponse, WriteBuffer, thread_buffers},
     informational,

@@ -2,9 +2,9 @@
 
 use std::{ops::Range, sync::Arc, task::Context};
 
-use fairmesh_client::{
+use fairmesh_calls::{
     Body, EndpointTarget,
-    proxy_support::{CallInfo, FastCall, SlowCall},
+    forwarding::{CallInfo, FastCall, SlowCall, try_fast},
 };
 use fairmesh_headers::LOOP;
 use fairmesh_http::h1::{BorrowedRequest, BorrowedResponse, MIN_READ, header_storage};
@@ -77,7 +77,7 @@ impl<'a> Http1Handler<'a> {
         if request.body.len() as u64 > forwarder.max_body || forwarder.observer.may_observe(target, began) {
             return None;
         }
-        let begun = target.handle.try_fast(&request, client_info.service.is_some(), began)?;
+        let begun = try_fast(&target.handle, &request, client_info.service.is_some(), began)?;
         Some((begun, target, request.length - request.body.len()..request.length))
     }
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use fairmesh_client::BoxError;
+use fairmesh_calls::BoxError;
 use fairmesh_http::h1::{Piece, ResponseReader};
 use fairmesh_model::arith::Generator;
 use futures_util::stream;

@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use fairmesh_client::proxy_support::BodyEnd;
+use fairmesh_calls::forwarding::BodyEnd;
 use fairmesh_headers::SpanContext;
 use serde::Serialize;
 

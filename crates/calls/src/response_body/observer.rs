@@ -5,7 +5,7 @@ use http_body::Frame;
 
 use crate::fault::Fault;
 
-/// Receives the frames of a response's body: see [`Body::observe`](crate::Body::observe). It runs on the path of the
+/// Receives the frames of a response's body: see [`observe_body`](crate::forwarding::observe_body). It runs on the path of the
 /// body, so it must not block.
 pub trait BodyObserver: fmt::Debug + Send + Sync {
     /// A frame of data, or the trailers.

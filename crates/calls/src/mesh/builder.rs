@@ -118,12 +118,8 @@ impl MeshBuilder {
         self
     }
 
-    /// The number of event loops that make calls, each run by a thread of its own that has
-    /// declared its number (`set_event_loop`): each then has connections of its own. The default is one set of
-    /// connections that all threads share.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn event_loops(mut self, event_loops: usize) -> Self {
+    /// See [`with_event_loops`](crate::forwarding::with_event_loops).
+    pub(crate) fn event_loops(mut self, event_loops: usize) -> Self {
         self.event_loops = event_loops;
         self
     }

@@ -11,7 +11,6 @@ use fairmesh_balancer::poll::{
 use fairmesh_headers::{LOAD, LOAD_PATH, load_from_text};
 use fairmesh_model::Score;
 use fairmesh_router::LoadReport;
-use futures_util::future::join_all;
 use http::{
     HeaderMap, Method,
     response::Parts,
@@ -72,7 +71,9 @@ pub(super) fn spawn_round(
         let authority = service_authority(service.name());
         // The service is not kept alive while servers are polled.
         drop((service, state));
-        join_all(targets.into_iter().map(|(pool, guard)| poll(pool, guard, authority.clone(), clock))).await;
+        for (pool, guard) in targets {
+            tokio::spawn(poll(pool, guard, authority.clone(), clock));
+        }
     });
 }
 

@@ -59,15 +59,6 @@ impl Body {
         }
     }
 
-    /// The body of a response that did not come from a call.
-    #[doc(hidden)]
-    pub fn foreign<B>(body: B) -> Self
-    where
-        B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
-    {
-        Self::new(BodySource::Foreign(Mutex::new(body.map_err(Into::into).boxed_unsync())), None)
-    }
-
     /// The response as the caller gets it.
     pub(crate) fn from_response(response: EndpointResponse, attempt: Option<AttemptGuard>) -> Response<Self> {
         let mut response = match response {
@@ -93,35 +84,6 @@ impl Body {
     /// The endpoint that responded, and the number of attempts; `None` of a body that is no response, or failed.
     pub fn responder(&self) -> Option<(&EndpointTarget, usize)> {
         self.attempt.as_ref().map(|attempt| (attempt.pool().target(), attempt.attempts()))
-    }
-
-    /// Makes a response of gRPC or gRPC-Web end with its status where it times out in the middle, and not with a fault,
-    /// as far as its protocol allows; `has_trailers`: whether its caller can be sent trailers.
-    #[doc(hidden)]
-    pub fn end_with_status(response: &mut Response<Self>, has_trailers: bool) {
-        let is_framed = response.headers().contains_key(CONTENT_LENGTH);
-        let caller = CallerProtocol::of(response.headers());
-        let body = response.body_mut();
-        if is_framed || body.source.is_end() {
-            return;
-        }
-        body.conclusion = match caller {
-            CallerProtocol::Grpc(_) if has_trailers => TimeoutConclusion::Trailers,
-            CallerProtocol::GrpcWeb(kind) => {
-                let is_text = kind.as_bytes().starts_with(WEB_TEXT.as_bytes());
-                TimeoutConclusion::Web(Box::new(WebFrames::new(is_text)))
-            }
-            CallerProtocol::Grpc(_) | CallerProtocol::Http => TimeoutConclusion::Fault,
-        };
-    }
-
-    /// Sets an observer of its frames and its end. A body that is at its end reports it immediately.
-    #[doc(hidden)]
-    pub fn observe(&mut self, observer: Arc<dyn BodyObserver>) {
-        match self.source.is_end() {
-            true => observer.ended(BodyEnd::Complete),
-            false => self.observer = PendingObserver(Some(observer)),
-        }
     }
 
     #[inline]
@@ -207,6 +169,41 @@ impl Body {
         let conclusion = mem::take(&mut self.conclusion);
         self.fail();
         conclusion.frame(&fault).ok_or(fault)
+    }
+}
+
+/// The body of a response that did not come from a call.
+pub fn foreign_body<B>(body: B) -> Body
+where
+    B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+{
+    Body::new(BodySource::Foreign(Mutex::new(body.map_err(Into::into).boxed_unsync())), None)
+}
+
+/// Makes a response of gRPC or gRPC-Web end with its status where it times out in the middle, and not with a fault,
+/// as far as its protocol allows; `has_trailers`: whether its caller can be sent trailers.
+pub fn end_with_status(response: &mut Response<Body>, has_trailers: bool) {
+    let is_framed = response.headers().contains_key(CONTENT_LENGTH);
+    let caller = CallerProtocol::of(response.headers());
+    let body = response.body_mut();
+    if is_framed || body.source.is_end() {
+        return;
+    }
+    body.conclusion = match caller {
+        CallerProtocol::Grpc(_) if has_trailers => TimeoutConclusion::Trailers,
+        CallerProtocol::GrpcWeb(kind) => {
+            let is_text = kind.as_bytes().starts_with(WEB_TEXT.as_bytes());
+            TimeoutConclusion::Web(Box::new(WebFrames::new(is_text)))
+        }
+        CallerProtocol::Grpc(_) | CallerProtocol::Http => TimeoutConclusion::Fault,
+    };
+}
+
+/// Sets an observer of the frames and the end of a body. One that is at its end reports it immediately.
+pub fn observe_body(body: &mut Body, observer: Arc<dyn BodyObserver>) {
+    match body.source.is_end() {
+        true => observer.ended(BodyEnd::Complete),
+        false => body.observer = PendingObserver(Some(observer)),
     }
 }
 

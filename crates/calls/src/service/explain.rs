@@ -8,7 +8,7 @@ use crate::{
     discovery::{DEFAULT_READY_TIMEOUT, ServiceState, wait_ready},
     dispatch::{HeaderMapView, request_authority},
     fault::Fault,
-    observe::{CallExplanation, EndpointStatus, Question},
+    observe::{self, CallExplanation, EndpointStatus, Question},
 };
 
 impl ServiceHandle {
@@ -42,12 +42,12 @@ impl ServiceHandle {
             CallExplanation { freshness: Some(self.inner.mesh.freshness()), ..CallExplanation::default() };
         let state = wait_ready(&self.inner.subscription, timeout).await?;
         if let ServiceState::Ready(ready) = &*state {
-            report.decide(&ready.upstream, ready.revision, &question);
+            observe::explain(&mut report, &ready.upstream, ready.revision, &question);
             let next = report.next_service().and_then(|name| ready.split(name));
             if let Some(next) = next
                 && let ServiceState::Ready(ready) = &*wait_ready(next, timeout).await?
             {
-                report.decide(&ready.upstream, ready.revision, &question);
+                observe::explain(&mut report, &ready.upstream, ready.revision, &question);
             }
         }
         Ok(report)

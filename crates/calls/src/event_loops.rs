@@ -12,7 +12,7 @@ thread_local! {
 }
 
 /// Declares that this thread runs the event loop of this number, from 0, among those that
-/// [`MeshBuilder::event_loops`](crate::MeshBuilder::event_loops) configured.
+/// [`with_event_loops`](crate::forwarding::with_event_loops) configured.
 pub fn set_event_loop(number: usize) {
     EVENT_LOOP.set(number);
     IS_EVENT_LOOP_THREAD.set(true);

@@ -14,15 +14,11 @@ use std::{
 use bytes::Bytes;
 use fairmesh_model::{Invalid, Role, ServiceName, ShardKey};
 use http::{HeaderValue, Request, Response};
-use tokio::time::Instant;
 
 use self::handle::Handle;
 use crate::{
-    discovery::{
-        DEFAULT_READY_TIMEOUT, EndpointTransport, RouteBackend, RouteBackendIndex, ServiceState,
-        Subscription, wait_ready,
-    },
-    dispatch::{self, ConnectResult, FastCall, SlowCall},
+    discovery::{DEFAULT_READY_TIMEOUT, ServiceState, Subscription, wait_ready},
+    dispatch,
     fault::Fault,
     mesh::state::MeshState,
     observe::{CallInfo, ServiceStats},
@@ -30,7 +26,7 @@ use crate::{
     transport::{EndpointPool, RequestBody},
 };
 use fairmesh_headers::{Deadline, SpanContext};
-use fairmesh_http::{BoxError, h1::BorrowedRequest};
+use fairmesh_http::BoxError;
 
 /// A service to call: cheap to clone, and a `tower::Service` that is always ready.
 #[derive(Clone)]
@@ -49,13 +45,11 @@ impl ServiceHandle {
         self.inner.subscription.name()
     }
 
-    /// The same service with a key for its calls. Servers receive it as `x-fairmesh-key`.
-    ///
-    /// A plain number and not `impl Into<ShardKey>`, so that a literal needs no suffix: `key(618)`,
-    /// `key(customer.into())`.
+    /// The same service with a key for its calls: a number of any width, or a [`ShardKey`]. Servers receive it as
+    /// `x-fairmesh-key`.
     #[must_use]
-    pub fn key(mut self, key: u128) -> Self {
-        let key = ShardKey(key);
+    pub fn key(mut self, key: impl Into<ShardKey>) -> Self {
+        let key = key.into();
         // Digits are always a header value.
         let inner = Arc::make_mut(&mut self.inner);
         inner.default_headers.key = HeaderValue::try_from(key.to_string()).ok();
@@ -137,12 +131,6 @@ impl ServiceHandle {
         self
     }
 
-    /// The current state of the service, for tools that display it.
-    #[doc(hidden)]
-    pub fn state(&self) -> Arc<ServiceState<impl EndpointTransport>> {
-        self.inner.subscription.state()
-    }
-
     /// Waits until calls can be decided, so that the first one does not wait.
     ///
     /// # Errors
@@ -204,51 +192,14 @@ impl ServiceHandle {
         B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        self.send_noted(request, &CallInfo::default()).await
-    }
-
-    /// The same, with notes of a call that fails too.
-    ///
-    /// # Errors
-    /// As [`send`](Self::send).
-    #[doc(hidden)]
-    pub async fn send_noted<B>(
-        &self,
-        request: Request<B>,
-        call_info: &CallInfo,
-    ) -> Result<Response<Body>, Fault>
-    where
-        B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
-        B::Error: Into<BoxError>,
-    {
         let (mut parts, body) = request.into_parts();
         let mut body = RequestBody::take_unpin(body).await.map_err(dispatch::body_error)?;
-        dispatch::call(&self.inner, &mut parts, &mut body, call_info).await
+        dispatch::call(&self.inner, &mut parts, &mut body, &CallInfo::default()).await
     }
 
     /// Counters of the calls of this handle and of its clones.
     pub fn stats(&self) -> ServiceStats {
         self.inner.counters.read()
-    }
-
-    /// The names of a route and backend of the service.
-    #[doc(hidden)]
-    pub fn route_backend_name(&self, index: RouteBackendIndex) -> RouteBackend {
-        self.inner.subscription.route_backend_name(index)
-    }
-
-    /// Begins a call on the fast path, with a request that is sent from the buffer that it was read into, to its own
-    /// host or, unless `keeps_host`, to the service's; it `began` when the request arrived. `None` where the request
-    /// has to be parsed before a decision, and nothing was counted.
-    #[doc(hidden)]
-    #[inline]
-    pub fn try_fast(
-        &self,
-        request: &BorrowedRequest<'_>,
-        keeps_host: bool,
-        began: Instant,
-    ) -> Option<Result<FastCall<'_>, Box<SlowCall<'_>>>> {
-        dispatch::try_fast(&self.inner, request, keeps_host, began)
     }
 }
 
@@ -263,23 +214,6 @@ impl ServiceHandle {
     /// When no server could be connected to; see [`FaultKind`](crate::FaultKind).
     pub async fn open_connection(&self, request: Request<()>) -> Result<Tunnel, Fault> {
         dispatch::connect(&self.inner, request.into_parts().0).await
-    }
-
-    /// Opens a tunnel for a CONNECT request. It is routed as any request, and the limits, redirects, faults,
-    /// splits and timeouts of its route apply to it. Its path is `/`, and its host that of its URI.
-    ///
-    /// It has to be `allowed`, or its route has to name CONNECT among its methods: no route sees the bytes in a tunnel.
-    ///
-    /// # Errors
-    /// As [`open_connection`](Self::open_connection).
-    #[doc(hidden)]
-    pub async fn open_tunnel(
-        &self,
-        request: Request<()>,
-        allowed: bool,
-        call_info: &CallInfo,
-    ) -> Result<ConnectResult, Fault> {
-        dispatch::open_tunnel(&self.inner, request.into_parts().0, allowed, call_info).await
     }
 }
 

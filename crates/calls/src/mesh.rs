@@ -4,7 +4,7 @@ mod service_name;
 mod source;
 pub(crate) mod state;
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use fairmesh_model::{Invalid, SpiffeId};
 
@@ -70,13 +70,6 @@ impl Mesh {
     /// For programs that end soon after a few calls; services of this mesh are not followed any more.
     pub async fn close(self) {
         self.state.source.close().await;
-    }
-
-    /// Excludes the addresses of listeners of this process, whose requests it forwards: an endpoint at one of them counts as
-    /// unreachable.
-    #[doc(hidden)]
-    pub fn exclude_addresses(&self, addresses: impl IntoIterator<Item = SocketAddr>) {
-        self.state.transport.own_addresses.add(addresses);
     }
 
     /// The age and the source of the records.

@@ -10,12 +10,10 @@ pub(crate) mod span;
 mod stats;
 mod trace;
 
-#[doc(hidden)]
 pub use call_info::CallInfo;
 pub use endpoint_status::{Ejection, EndpointStatus};
-#[doc(hidden)]
-pub use explain::Question;
-pub use explain::{CallExplanation, Decision};
+pub use explain::{CallExplanation, Decision, Question, explain};
+pub use fairmesh_router::Step;
 pub use freshness::Freshness;
 pub use observer::{AttemptEnd, Observer};
 pub(crate) use service_stats::ServiceCounters;
@@ -23,4 +21,4 @@ pub use service_stats::ServiceStats;
 pub(crate) use stats::{Counters, OpenConnection, count};
 pub use stats::{Metric, Stats};
 pub(crate) use trace::AttemptStart;
-pub use trace::{AttemptRecord, Trace};
+pub use trace::{AttemptRecord, Trace, take_reasons, take_unfinished, trace_with_reasons};

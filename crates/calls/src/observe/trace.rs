@@ -81,21 +81,9 @@ impl Trace {
         Self(Arc::new(TraceState { parent: Some(parent), ..TraceState::default() }))
     }
 
-    /// An empty trace within `parent`, where there is one, that also records the [reasons](Self::take_reasons) of each decision.
-    #[doc(hidden)]
-    pub fn with_reasons(parent: Option<SpanContext>) -> Self {
-        Self(Arc::new(TraceState { reasons: true, parent, recorded: Mutex::default() }))
-    }
-
     /// Takes the attempts recorded so far, in their order.
     pub fn take(&self) -> Vec<AttemptRecord> {
         mem::take(&mut self.recorded().ended)
-    }
-
-    /// Takes the reasons recorded so far, in the order of the decisions.
-    #[doc(hidden)]
-    pub fn take_reasons(&self) -> Vec<Step> {
-        mem::take(&mut self.recorded().steps)
     }
 
     pub(crate) fn wants_reasons(&self) -> bool {
@@ -106,17 +94,6 @@ impl Trace {
         let mut recorded = self.recorded();
         let room = MAX_STEPS.saturating_sub(recorded.steps.len());
         recorded.steps.extend(steps.into_iter().take(room));
-    }
-
-    /// Takes the attempts that have not ended when the call is this old: the slower one of two hedged attempts, or the
-    /// one in flight when the caller cancels the call.
-    #[doc(hidden)]
-    pub fn take_unfinished(&self, age: Duration) -> Vec<AttemptRecord> {
-        let cancelled = |InFlight(attempt): InFlight| {
-            let outcome = Err("cancelled before the response".to_owned());
-            AttemptRecord { took: age.saturating_sub(attempt.after), outcome, ..attempt }
-        };
-        mem::take(&mut self.recorded().in_flight).into_iter().map(cancelled).collect()
     }
 
     /// Records an attempt that begins.
@@ -167,4 +144,24 @@ impl Trace {
     fn recorded(&self) -> MutexGuard<'_, Recorded> {
         self.0.recorded.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// An empty trace within `parent`, where there is one, that also records the [reasons](take_reasons) of each decision.
+pub fn trace_with_reasons(parent: Option<SpanContext>) -> Trace {
+    Trace(Arc::new(TraceState { reasons: true, parent, recorded: Mutex::default() }))
+}
+
+/// Takes the reasons recorded so far, in the order of the decisions.
+pub fn take_reasons(trace: &Trace) -> Vec<Step> {
+    mem::take(&mut trace.recorded().steps)
+}
+
+/// Takes the attempts that have not ended when the call is this old: the slower one of two hedged attempts, or the
+/// one in flight when the caller cancels the call.
+pub fn take_unfinished(trace: &Trace, age: Duration) -> Vec<AttemptRecord> {
+    let cancelled = |InFlight(attempt): InFlight| {
+        let outcome = Err("cancelled before the response".to_owned());
+        AttemptRecord { took: age.saturating_sub(attempt.after), outcome, ..attempt }
+    };
+    mem::take(&mut trace.recorded().in_flight).into_iter().map(cancelled).collect()
 }

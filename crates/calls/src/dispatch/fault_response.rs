@@ -3,10 +3,13 @@
 //! Without this a call that times out has two outcomes, by whether the timer of the caller or that of the server fires
 //! first.
 
-use std::time::Duration;
+use std::{
+    pin::pin,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
 
 use fairmesh_headers::FAULT;
-use futures_util::FutureExt as _;
 use http::{HeaderMap, Response, header::RETRY_AFTER};
 use http_body_util::{BodyExt as _, Limited};
 
@@ -48,7 +51,11 @@ pub(super) fn fault_of(
 /// The text of a body that has arrived. A body that is read to its end keeps its connection, which an overloaded server
 /// above all should not have to accept anew.
 fn received_text(body: Body) -> Option<String> {
-    let collected = Limited::new(body, MAX_MESSAGE).collect().now_or_never()?.ok()?;
+    let collecting = pin!(Limited::new(body, MAX_MESSAGE).collect());
+    let Poll::Ready(collected) = collecting.poll(&mut Context::from_waker(Waker::noop())) else {
+        return None;
+    };
+    let collected = collected.ok()?;
     String::from_utf8(collected.to_bytes().into()).ok().filter(|text| !text.is_empty())
 }
 

@@ -38,21 +38,19 @@ pub(crate) struct CountedCall {
     is_counted: bool,
 }
 
-impl ServiceHandle {
+impl ExportedService {
     /// The service as numbers; `None` while requests need more than a route and a pick.
-    #[doc(hidden)]
-    pub fn exported(&self) -> Option<ExportedService> {
-        if self.inner.mesh.source.leases().is_some() {
+    pub fn of(handle: &ServiceHandle) -> Option<Self> {
+        let handle = &handle.inner;
+        if handle.mesh.source.leases().is_some() {
             return None;
         }
-        let state = self.inner.subscription.state();
+        let state = handle.subscription.state();
         let ServiceState::Ready(ready) = &*state else { return None };
-        let (numbers, routes) = ready.numbers(self.inner.default_headers.authority.as_str())?;
-        Some(ExportedService { handle: Arc::clone(&self.inner), state, numbers, routes })
+        let (numbers, routes) = ready.numbers(handle.default_headers.authority.as_str())?;
+        Some(Self { handle: Arc::clone(handle), state, numbers, routes })
     }
-}
 
-impl ExportedService {
     /// The service.
     pub fn name(&self) -> &ServiceName {
         self.handle.subscription.name()

@@ -52,36 +52,36 @@ pub struct Decision {
 }
 
 impl CallExplanation {
-    /// Adds the decision of a snapshot: first that of the called service, then, where its route
-    /// [sends](Self::next_service) the call to another one, that of the other service.
-    pub fn decide<H: Headers + ?Sized>(
-        &mut self,
-        upstream: &ServiceTable,
-        revision: u64,
-        question: &Question<'_, H>,
-    ) {
-        let Question { request, ask, now, seed } = question;
-        let explanation = match self.decisions.is_empty() {
-            true => upstream.explain(request, ask, *now, *seed),
-            // The key that the policy of the called service read in the request is kept, and the class that it set.
-            false => {
-                let Explanation { key, class, .. } = &self.decisions[0].explanation;
-                upstream.explain_pick(&PickParams { key: *key, class: class.as_ref(), ..*ask }, *now, *seed)
-            }
-        };
-        if let Some(Ok(picked)) = &explanation.picked {
-            self.endpoint = Some(Arc::clone(upstream.target(picked.index)));
-        }
-        let map_version = upstream.shards().map_or(0, |shards| shards.version());
-        let policy = upstream.policy().balancing.policy;
-        self.decisions.push(Decision { explanation, revision, map_version, policy });
-    }
-
     /// The service to which a route sends the call, whose snapshot has yet to decide.
     pub fn next_service(&self) -> Option<&ServiceName> {
         let last = &self.decisions.last()?.explanation;
         (last.picked.is_none() && last.direct_response.is_none()).then_some(&last.target)
     }
+}
+
+/// Adds the decision of a snapshot: first that of the called service, then, where its route
+/// [sends](CallExplanation::next_service) the call to another one, that of the other service.
+pub fn explain<H: Headers + ?Sized>(
+    report: &mut CallExplanation,
+    upstream: &ServiceTable,
+    revision: u64,
+    question: &Question<'_, H>,
+) {
+    let Question { request, ask, now, seed } = question;
+    let explanation = match report.decisions.is_empty() {
+        true => upstream.explain(request, ask, *now, *seed),
+        // The key that the policy of the called service read in the request is kept, and the class that it set.
+        false => {
+            let Explanation { key, class, .. } = &report.decisions[0].explanation;
+            upstream.explain_pick(&PickParams { key: *key, class: class.as_ref(), ..*ask }, *now, *seed)
+        }
+    };
+    if let Some(Ok(picked)) = &explanation.picked {
+        report.endpoint = Some(Arc::clone(upstream.target(picked.index)));
+    }
+    let map_version = upstream.shards().map_or(0, |shards| shards.version());
+    let policy = upstream.policy().balancing.policy;
+    report.decisions.push(Decision { explanation, revision, map_version, policy });
 }
 
 impl fmt::Display for CallExplanation {

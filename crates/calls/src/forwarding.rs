@@ -1,0 +1,96 @@
+//! What a proxy needs of calls, besides what programs use: calls from its read buffer, tunnels, observed response bodies, and
+//! services as numbers for the kernel.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use bytes::Bytes;
+use fairmesh_http::{BoxError, h1::BorrowedRequest};
+use http::{Request, Response};
+use tokio::time::Instant;
+
+use crate::{
+    Body, Fault, Mesh, MeshBuilder, ServiceHandle,
+    discovery::{EndpointTransport, ServiceState},
+    dispatch,
+    transport::RequestBody,
+};
+pub use crate::{
+    discovery::{RouteBackend, RouteBackendIndex},
+    dispatch::{ConnectResult, FastCall, SentRequest, SlowCall},
+    event_loops::set_event_loop,
+    observe::CallInfo,
+    response_body::{BodyEnd, BodyObserver, end_with_status, foreign_body, observe_body},
+    service::exported_service::{ExportedEndpoint, ExportedService},
+    transport::{ConnectionOwner, EndpointConnection},
+};
+pub use fairmesh_router::{EndpointStats, ServiceNumbers};
+
+/// The number of event loops that make calls, each run by a thread of its own that has declared its number by
+/// [`set_event_loop`]: each then has connections of its own. The default is one set of connections that all threads share.
+#[must_use]
+pub fn with_event_loops(builder: MeshBuilder, event_loops: usize) -> MeshBuilder {
+    builder.event_loops(event_loops)
+}
+
+/// Excludes the addresses of listeners of this process, whose requests it forwards: an endpoint at one of them counts as
+/// unreachable.
+pub fn exclude_addresses(mesh: &Mesh, addresses: impl IntoIterator<Item = SocketAddr>) {
+    mesh.state.transport.own_addresses.add(addresses);
+}
+
+/// The current state of a service.
+pub fn service_state(handle: &ServiceHandle) -> Arc<ServiceState<impl EndpointTransport>> {
+    handle.inner.subscription.state()
+}
+
+/// As [`ServiceHandle::send_unpin`], with notes of a call that fails too.
+///
+/// # Errors
+/// As [`ServiceHandle::send`].
+pub async fn send_noted<B>(
+    handle: &ServiceHandle,
+    request: Request<B>,
+    call_info: &CallInfo,
+) -> Result<Response<Body>, Fault>
+where
+    B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    let (mut parts, body) = request.into_parts();
+    let mut body = RequestBody::take_unpin(body).await.map_err(dispatch::body_error)?;
+    dispatch::call(&handle.inner, &mut parts, &mut body, call_info).await
+}
+
+/// The names of a route and backend of the service.
+pub fn route_backend_name(handle: &ServiceHandle, index: RouteBackendIndex) -> RouteBackend {
+    handle.inner.subscription.route_backend_name(index)
+}
+
+/// Begins a call on the fast path, with a request that is sent from the buffer that it was read into, to its own
+/// host or, unless `keeps_host`, to the service's; it `began` when the request arrived. `None` where the request
+/// has to be parsed before a decision, and nothing was counted.
+#[inline]
+pub fn try_fast<'a>(
+    handle: &'a ServiceHandle,
+    request: &BorrowedRequest<'_>,
+    keeps_host: bool,
+    began: Instant,
+) -> Option<Result<FastCall<'a>, Box<SlowCall<'a>>>> {
+    dispatch::try_fast(&handle.inner, request, keeps_host, began)
+}
+
+/// Opens a tunnel for a CONNECT request. It is routed as any request, and the limits, redirects, faults,
+/// splits and timeouts of its route apply to it. Its path is `/`, and its host that of its URI.
+///
+/// It has to be `allowed`, or its route has to name CONNECT among its methods: no route sees the bytes in a tunnel.
+///
+/// # Errors
+/// As [`ServiceHandle::open_connection`].
+pub async fn open_tunnel(
+    handle: &ServiceHandle,
+    request: Request<()>,
+    allowed: bool,
+    call_info: &CallInfo,
+) -> Result<ConnectResult, Fault> {
+    dispatch::open_tunnel(&handle.inner, request.into_parts().0, allowed, call_info).await
+}

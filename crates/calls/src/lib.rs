@@ -1,0 +1,39 @@
+//! Calls of a mesh: what the client library, proxies and lookasides are built on.
+//!
+//! It is built on `rib` (records from the agent), `router` (routing and balancing) and [`fairmesh_http`] (HTTP as
+//! bytes). [`discovery`] follows records and publishes the state of each service; [`call`] is the state machine that every form of
+//! Fairmesh runs around an attempt, without a transport; `dispatch` and `transport` send the attempts. [`Mesh`] and
+//! [`ServiceHandle`] are what programs call by, and [`forwarding`] is what a proxy needs besides.
+//!
+//! Decision: `fairmesh-client` names what programs use, so that everything here may change between releases. Rejected: one crate
+//! whose internals are hidden from its documentation, which the compiler does not keep apart.
+
+#![warn(clippy::missing_errors_doc)]
+
+pub mod call;
+pub mod discovery;
+mod dispatch;
+mod event_loops;
+mod fault;
+pub mod forwarding;
+pub mod fuzzing;
+mod lookaside;
+mod mesh;
+pub mod observe;
+mod response_body;
+mod service;
+mod transport;
+
+pub use fairmesh_headers::{Deadline, SpanContext};
+pub use fairmesh_http::BoxError;
+pub use fairmesh_model::{
+    EndpointState, InstanceId, Invalid, KeyRange, Location, Protocol, Region, Role, ServiceName, ShardId,
+    ShardKey,
+};
+pub use fairmesh_router::EndpointTarget;
+pub use fairmesh_wire::transport::{Address, Transport};
+pub use fault::{Fault, FaultKind, Origin, Retry};
+pub use mesh::{FixedMesh, Injection, IntoServiceName, Mesh, MeshBuilder};
+pub use observe::{Stats, Trace};
+pub use response_body::{Body, Tunnel};
+pub use service::ServiceHandle;
