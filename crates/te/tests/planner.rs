@@ -177,6 +177,42 @@ fn a_release_that_makes_all_calls_cheaper_is_believed() {
 }
 
 #[test]
+fn the_load_of_a_quiet_region_is_not_held_against_its_calls() {
+    let mut world = World::new(vec![100.0; 4], vec![vec![60.0], vec![60.0], vec![60.0], vec![6.0]]);
+    // Background work of 5 %, which is five times what the calls cost; then less than a CPU clock shows.
+    for load in [0.05 + 0.06, 0.095, 0.0, 0.01, 0.09] {
+        for _ in 0..3 {
+            let mut observation = world.observation();
+            observation.regions[3].servers.as_mut().unwrap().load = load;
+            observation.regions[3].servers.as_mut().unwrap().received = 6.0;
+            assert_eq!(world.plan(&observation).refusal, None, "{load}");
+        }
+    }
+    // Under load, the work per call is that of the calls.
+    world.demand[3] = vec![50.0];
+    for _ in 0..3 {
+        assert_eq!(world.round().refusal, None);
+    }
+    // A load that must be high and is claimed to be low is still a lie.
+    let mut observation = world.observation();
+    observation.regions[3].servers.as_mut().unwrap().load = 0.05;
+    assert_eq!(world.plan(&observation).refusal, Some(Refusal::WorkPerCall(3)));
+}
+
+#[test]
+fn a_region_that_was_only_seen_quiet_is_believed_when_its_calls_come() {
+    // Background work is nine tenths of what is seen of a lone region with few calls.
+    let mut world = World::new(vec![100.0; 2], vec![vec![5.0], vec![5.0]]);
+    for _ in 0..5 {
+        let mut observation = world.observation();
+        observation.regions.iter_mut().for_each(|region| region.servers.as_mut().unwrap().load = 0.09);
+        assert_eq!(world.plan(&observation).refusal, None);
+    }
+    world.demand = vec![vec![80.0], vec![5.0]];
+    assert_eq!(world.round().refusal, None);
+}
+
+#[test]
 fn a_drain_is_forecast_and_advances_while_there_is_room() {
     let mut world = World::new(vec![100.0; 4], vec![vec![50.0]; 4]);
     world.round();

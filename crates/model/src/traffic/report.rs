@@ -66,7 +66,7 @@ pub struct CallRates {
     pub shed: u64,
     /// Time until responses began, in microseconds per second.
     pub time_us: u64,
-    /// Bytes of bodies in both directions, per second.
+    /// Bytes of the bodies of responses, per second. Those of requests are not counted.
     pub bytes: u64,
 }
 
