@@ -18,7 +18,7 @@ const MAX_WORK_RATIO: f64 = 4.0;
 pub(crate) const COMPARED_LOAD: f64 = 0.1;
 /// From this utilisation on, the load says nothing about further calls.
 pub(crate) const FULL: f64 = 0.95;
-/// Callers and servers may differ by this factor: their intervals end at different times.
+/// Callers may claim this multiple of what servers got: their intervals end at different times.
 const MAX_DISAGREEMENT: f64 = 2.0;
 /// Rates below this are too small to compare, in calls per second.
 const MIN_RATE: f64 = 5.0;
@@ -50,8 +50,8 @@ pub enum Refusal {
     /// The work per call differs by a multiple from that before and that of other regions.
     #[error("the load of region {0} does not fit its calls")]
     WorkPerCall(usize),
-    /// Callers say that they sent a region much more, or much less, than its servers got.
-    #[error("callers and servers of region {0} disagree")]
+    /// Callers say that they sent a region much more than its servers got.
+    #[error("callers say that they send region {0} more calls than its servers get")]
     Disagreement(usize),
     /// No region serves.
     #[error("no region has serving endpoints")]
@@ -177,11 +177,9 @@ fn is_rate(value: f64) -> bool {
     (0.0..=1e12).contains(&value)
 }
 
+/// Callers cannot send more than servers get. Servers may get more: not all callers report.
 fn check_agreement(observation: &Observation, at: usize, servers: &ServerReport) -> Result<(), Refusal> {
-    let callers = observation.regions.iter().filter_map(|region| region.callers.as_ref());
-    let sent: f64 = callers.map(|callers| callers.sent[at]).sum();
-    let (less, more) = (sent.min(servers.received), sent.max(servers.received));
-    match more > less * MAX_DISAGREEMENT + MIN_RATE {
+    match observation.sent_to(at) > servers.received * MAX_DISAGREEMENT + MIN_RATE {
         true => Err(Refusal::Disagreement(at)),
         false => Ok(()),
     }

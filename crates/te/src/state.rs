@@ -7,6 +7,9 @@ use crate::{
 
 /// Weight of the newest work per call in its mean.
 const WORK_WEIGHT: f64 = 0.3;
+/// Weight of the newest count of unreported calls where it grows. Reports of callers and servers are of different seconds,
+/// so a shift looks like such calls for a moment: they are believed only when they last.
+const UNREPORTED_WEIGHT: f64 = 0.2;
 /// Work per call before any was seen: so little that no region seems loaded, and greater regions seem less so.
 const NO_WORK: f64 = 1e-9;
 /// A region whose servers come back gets calls only after they have stayed for this long, so that a region that flaps
@@ -34,6 +37,8 @@ pub struct PlannerState {
     /// The last demand, by source and class.
     demand: Vec<f64>,
     has_demand: Vec<bool>,
+    /// Calls per second that no caller reports, by the region that gets them.
+    unreported: Vec<f64>,
     /// By region: whether servers were there, once it is known, and until when they have to stay to be used.
     presence: Vec<(Option<bool>, u64)>,
 }
@@ -55,6 +60,7 @@ impl PlannerState {
             work: vec![None; regions],
             demand: vec![0.0; regions * classes],
             has_demand: vec![false; regions],
+            unreported: vec![0.0; regions],
             presence: vec![(None, 0); regions],
         }
     }
@@ -70,6 +76,7 @@ impl PlannerState {
             next.pids[at] = self.pids[before];
             next.work[at] = self.work[before];
             next.has_demand[at] = self.has_demand[before];
+            next.unreported[at] = self.unreported[before];
             next.presence[at] = self.presence[before];
             for class in 0..self.classes {
                 next.demand[at * self.classes + class] = self.demand(before, class);
@@ -91,6 +98,11 @@ impl PlannerState {
     /// Whether callers of a region make calls of a class.
     pub fn has_calls(&self, region: usize, class: usize) -> bool {
         self.demand(region, class) > 0.0
+    }
+
+    /// Calls per second that arrive at a region and that no caller reports. No table moves them.
+    pub fn unreported(&self, region: usize) -> f64 {
+        self.unreported[region]
     }
 
     /// The tables in force.
@@ -147,6 +159,8 @@ impl PlannerState {
                 self.has_demand[at] = true;
             }
             self.learn_work(at, region);
+            let (new, known) = (observation.unreported(at), self.unreported[at]);
+            self.unreported[at] = new.min(known + UNREPORTED_WEIGHT * (new - known).max(0.0));
         }
     }
 

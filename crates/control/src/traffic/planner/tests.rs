@@ -248,7 +248,8 @@ fn reports_that_stop_or_lie_leave_the_tables_as_they_are() {
     world.keeps_its_tables("contradiction", 2, |world| {
         servers(world, |rates| rates.metrics.get_mut("busy").unwrap().sum = 0.0);
     });
-    world.keeps_its_tables("disagreement", 2, |world| servers(world, |rates| rates.received *= 10));
+    world.keeps_its_tables("disagreement", 2, |world| servers(world, |rates| rates.received = 0));
+    world.keeps_its_tables("work_per_call", 2, |world| servers(world, |rates| rates.received *= 10));
     world.keeps_its_tables("work_per_call", 2, |world| {
         servers(world, |rates| rates.metrics.get_mut("busy").unwrap().sum /= 10.0);
     });
