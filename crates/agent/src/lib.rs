@@ -48,6 +48,7 @@ use fairmesh_wire::{
 use identity::{AgentIdentity, WorkloadService};
 use served_rib::AgentRib;
 use state::{AgentState, UpstreamSink};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use usage_forwarder::UsageForwarder;
@@ -111,7 +112,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     tokio::spawn(backend.clone().sweep(stopping.clone()));
     tokio::spawn(follower::relay_acks(node, upstream.clone(), stopping.clone()));
     tokio::spawn(checker::campaign(candidate(&config, checks), upstream.clone(), stopping.clone()));
-    tokio::spawn(usages.clone().run(stopping.clone()));
+    let reporting = tokio::spawn(usages.clone().run(stopping.clone()));
     tokio::spawn(identity::keep_fresh(identity.clone(), stopping.clone()));
     let maps =
         maps.map(|listener| tokio::spawn(shard_maps::serve(listener, backend.clone(), stopping.clone())));
@@ -130,6 +131,8 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     stopping.cancel();
     // The runtime has already reported a panic of one of these tasks.
     let _ = saving.await;
+    // Its last report matters for seconds only.
+    let _ = timeout(DRAIN, reporting).await;
     for task in [http, maps].into_iter().flatten() {
         let _ = task.await;
     }

@@ -11,6 +11,7 @@
 
 mod drains;
 mod facts;
+mod lone_shards;
 mod metrics;
 mod planned;
 mod planner;
@@ -31,11 +32,15 @@ use fairmesh_rib::{Batch, Expect, Node, Op};
 use fairmesh_signals::{IDLE_INTERVAL_MS, REPORT_INTERVAL_MS, ReportSums, SumLimits, Taken};
 use fairmesh_store::Store;
 use fairmesh_wire::{records, v1};
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, MissedTickBehavior, interval, timeout},
+};
 
 use crate::admin::now_ms;
 use drains::DrainState;
 use facts::{ServiceFacts, ServiceReports, StoredDrain, StoredTable, TopologyFacts};
+use lone_shards::LoneShardsCache;
 pub(crate) use planned::PlannedServices;
 use planner::{Now, ServicePlanner, TableWrite};
 pub(crate) use service::TrafficService;
@@ -46,6 +51,8 @@ const ROUND_INTERVAL: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(5);
 /// How long a write may take before the next round goes on without it.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Services whose tables are written at the same time: a store that is slow with each keeps the others from none.
+const MAX_WRITES: usize = 16;
 
 /// The start of the controller in its own time: drains that began up to a day earlier have a time as well.
 const EPOCH_MS: u64 = 2 * 24 * 3_600 * 1_000;
@@ -60,6 +67,7 @@ pub(crate) struct TrafficController {
     sums: Mutex<ReportSums>,
     planners: Mutex<BTreeMap<ServiceName, ServicePlanner>>,
     drain_states: Mutex<BTreeMap<Region, DrainState>>,
+    lone_shards: Mutex<LoneShardsCache>,
     counts: Counts,
 }
 
@@ -92,6 +100,7 @@ impl TrafficController {
             sums: Mutex::new(ReportSums::new(SumLimits::TREE)),
             planners: Mutex::default(),
             drain_states: Mutex::default(),
+            lone_shards: Mutex::default(),
             counts: Counts::default(),
         }
     }
@@ -127,12 +136,14 @@ impl TrafficController {
             let is_due = seen != last || rounds_at.elapsed() >= SILENCE;
             if is_due && (has_planners || !planned.is_empty() || self.has_drains()) {
                 (last, rounds_at) = (seen, Instant::now());
-                self.round(&planned, Now { ms: self.elapsed_ms(), started_ms, wall_ms: now_ms() }).await;
+                Arc::clone(&self)
+                    .round(&planned, Now { ms: self.elapsed_ms(), started_ms, wall_ms: now_ms() })
+                    .await;
             }
         }
     }
 
-    async fn round(&self, planned: &std::collections::BTreeSet<ServiceName>, now: Now) {
+    async fn round(self: Arc<Self>, planned: &std::collections::BTreeSet<ServiceName>, now: Now) {
         let sum = lock(&self.sums).sum_of_all(now.ms);
         let topology = self.topology();
         let former: Vec<ServiceName> = {
@@ -145,20 +156,49 @@ impl TrafficController {
                 lock(&self.planners).remove(&service);
             }
         }
-        let mut services = BTreeMap::new();
+        if topology.drains.is_empty() {
+            lock(&self.lone_shards).clear();
+        }
+        let (mut services, mut writes) = (BTreeMap::new(), Vec::new());
         for service in planned {
-            let Some(facts) = self.facts(service, &sum, &topology) else { continue };
-            let writes = self.plan(service, &facts, &topology, now);
-            if self.write(service, &writes).await
-                && let Some(planner) = lock(&self.planners).get_mut(service)
-            {
-                planner.written(&facts, &writes, now);
-            }
+            let Some(mut facts) = self.facts(service, &sum, &topology) else { continue };
             if !topology.drains.is_empty() {
-                services.insert(service.clone(), facts);
+                facts.lone_shards = lock(&self.lone_shards).get(&self.node, service);
+            }
+            writes.push((service.clone(), self.plan(service, &facts, &topology, now)));
+            services.insert(service.clone(), facts);
+        }
+        self.write_all(writes, &services, now).await;
+        self.step_drains(&services, &topology, now).await;
+    }
+
+    /// Writes the tables of services, several at a time, each in a batch of its own: a conflict of one is none of the others.
+    async fn write_all(
+        self: &Arc<Self>,
+        writes: Vec<(ServiceName, Vec<TableWrite>)>,
+        services: &BTreeMap<ServiceName, ServiceFacts>,
+        now: Now,
+    ) {
+        let mut pending = writes.into_iter().filter(|(_, writes)| !writes.is_empty());
+        let mut writing = JoinSet::new();
+        loop {
+            while writing.len() < MAX_WRITES
+                && let Some((service, writes)) = pending.next()
+            {
+                let controller = Arc::clone(self);
+                writing.spawn(async move {
+                    let is_written = controller.write(&service, &writes).await;
+                    (service, writes, is_written)
+                });
+            }
+            let Some(written) = writing.join_next().await else { return };
+            // The runtime has reported a panic.
+            let Ok((service, writes, true)) = written else { continue };
+            let mut planners = lock(&self.planners);
+            if let (Some(planner), Some(facts)) = (planners.get_mut(&service), services.get(&service)) {
+                planner.written(facts, &writes, now);
             }
         }
-        self.step_drains(&services, &topology, now).await;
     }
 
     fn plan(
@@ -309,3 +349,6 @@ impl TrafficController {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;

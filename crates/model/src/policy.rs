@@ -2,6 +2,7 @@
 
 mod authorization;
 mod balancing;
+mod ring_conflict;
 mod timeouts;
 
 use std::{fmt, time::Duration};

@@ -131,7 +131,7 @@ impl Replica {
         tokio::spawn(acks);
         let backend = ReplicaRib::new(shared.clone(), upstream.clone(), &config);
         let traffic = ReportRelay::new(upstream.clone(), None, SumLimits::TREE);
-        tokio::spawn(traffic.clone().run(stopping.clone()));
+        let reporting = tokio::spawn(traffic.clone().run(stopping.clone()));
         let forward = Forwarder::new(upstream, "replica", stopping.clone());
         let pages = http::Pages { backend: backend.clone(), traffic: traffic.clone(), listeners: bounded };
         let reports = Reports { forward, traffic };
@@ -156,6 +156,7 @@ impl Replica {
         }
         // The runtime has reported a panic in one of these; the stop continues.
         let _ = saving.await;
+        let _ = reporting.await;
         if let Some(http) = http {
             let _ = http.await;
         }

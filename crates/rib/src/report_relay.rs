@@ -11,7 +11,7 @@ use std::{
 
 use fairmesh_model::{Invalid, Region, TrafficReport};
 use fairmesh_signals::{IDLE_INTERVAL_MS, REPORT_INTERVAL_MS, ReportSums, SumLimits, Taken};
-use fairmesh_wire::v1;
+use fairmesh_wire::{handshake::Connection, v1};
 use tokio::time::{Instant, MissedTickBehavior, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -84,20 +84,27 @@ impl ReportRelay {
         Ok(self.shared.interval_ms.load(Relaxed))
     }
 
-    /// Reports the sum until `stopping`. A report that fails is not repeated: the next one says more.
+    /// Reports the sum until `stopping`, and then that there is nothing: the processes below report elsewhere by then, and
+    /// would be counted twice until this report is void. A report that fails is not repeated: the next one says more.
     pub async fn run(self, stopping: CancellationToken) {
         let mut ticks = tokio::time::interval(RELAY_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut sent_at: Option<Instant> = None;
         loop {
             tokio::select! {
-                () = stopping.cancelled() => return,
+                () = stopping.cancelled() => break,
                 _ = ticks.tick() => {}
             }
             let is_due = sent_at.is_none_or(|at| at.elapsed() + RELAY_INTERVAL / 2 >= self.send_interval());
             if is_due && self.send().await {
                 sent_at = Some(Instant::now());
             }
+        }
+        if sent_at.is_some()
+            && let Some(connection) = self.shared.upstream.connection()
+        {
+            let nothing = TrafficReport { reporter: self.shared.id, ..TrafficReport::default() };
+            self.report(connection, nothing).await;
         }
     }
 
@@ -119,6 +126,11 @@ impl ReportRelay {
         if report.regions.is_empty() && report.servers.is_empty() {
             return false;
         }
+        self.report(connection, report).await;
+        true
+    }
+
+    async fn report(&self, connection: Connection, report: TrafficReport) {
         let mut client = connection.imbalance();
         let request = v1::ReportUsageRequest { usages: Vec::new(), traffic: Some(report.into()) };
         match timeout(REPORT_TIMEOUT, client.report(request)).await {
@@ -131,7 +143,6 @@ impl ReportRelay {
             Ok(Err(status)) => tracing::debug!(reason = status.message(), "traffic could not be reported"),
             Err(_) => tracing::debug!("the process above did not take the traffic report in time"),
         }
-        true
     }
 
     fn sums(&self) -> MutexGuard<'_, ReportSums> {

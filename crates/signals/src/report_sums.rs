@@ -62,6 +62,12 @@ impl ReportSums {
         self.by_reporter.len()
     }
 
+    /// Paths and groups of servers that the reports had no room for.
+    pub fn left_out(&mut self, now_ms: u64) -> u32 {
+        self.expire(now_ms);
+        self.by_reporter.values().fold(0, |sum: u32, live| sum.saturating_add(live.report.left_out))
+    }
+
     /// Takes a report. `now_ms` is of a clock that only advances.
     pub fn record(&mut self, report: TrafficReport, now_ms: u64) -> Taken {
         let new = rows(&report);
@@ -87,6 +93,7 @@ impl ReportSums {
         let mut sum = TrafficReport::default();
         for LiveReport { report, .. } in self.by_reporter.values() {
             sum.regions.extend(report.regions.iter().cloned());
+            sum.left_out = sum.left_out.saturating_add(report.left_out);
             for (path, rates) in &report.calls {
                 *sum.calls.entry(path.clone()).or_default() += *rates;
             }
@@ -98,7 +105,7 @@ impl ReportSums {
     }
 
     /// The same as one report: where there are too many paths, callers are no longer told apart. What is still beyond the
-    /// bounds of a report is left out, the last by name.
+    /// bounds of a report is left out, the last by name, and counted.
     pub fn sum(&mut self, now_ms: u64) -> TrafficReport {
         let mut sum = self.sum_of_all(now_ms);
         if sum.calls.len() > MAX_CALL_PATHS {
@@ -108,6 +115,9 @@ impl ReportSums {
             }
             sum.calls = merged;
         }
+        let beyond = sum.calls.len().saturating_sub(MAX_CALL_PATHS)
+            + sum.servers.len().saturating_sub(MAX_SERVER_GROUPS);
+        sum.left_out = sum.left_out.saturating_add(u32::try_from(beyond).unwrap_or(u32::MAX));
         sum.regions = sum.regions.into_iter().take(MAX_REPORTED_REGIONS).collect();
         sum.calls = sum.calls.into_iter().take(MAX_CALL_PATHS).collect();
         sum.servers = sum.servers.into_iter().take(MAX_SERVER_GROUPS).collect();
@@ -164,6 +174,7 @@ mod tests {
             regions: [region.clone()].into(),
             calls: [(path, rates)].into(),
             servers: [((service, region), servers)].into(),
+            left_out: 0,
         }
     }
 
@@ -198,6 +209,24 @@ mod tests {
         assert_eq!(offered(&mut sums, 3_500), 5);
         assert_eq!(offered(&mut sums, 60_500), 0, "an absurd interval is bounded");
         assert_eq!((sums.reporters(), sums.rows), (0, 0));
+    }
+
+    #[test]
+    fn paths_beyond_the_bound_are_counted_all_the_way_up() {
+        let mut sums = sums(10, 100_000);
+        let mut many = report(1, "eu", 1);
+        let path = many.calls.keys().next().unwrap().clone();
+        for n in 0..MAX_CALL_PATHS + 6 {
+            let service = ServiceName::new(format!("shop/s{n}")).unwrap();
+            many.calls.insert(CallPath { service, ..path.clone() }, CallRates::default());
+        }
+        sums.record(many, 0);
+        let sum = sums.sum(0);
+        assert_eq!((sum.calls.len(), sum.left_out), (MAX_CALL_PATHS, 7));
+        let mut above = ReportSums::new(SumLimits::TREE);
+        above.record(sum, 0);
+        above.record(report(2, "us", 1), 0);
+        assert_eq!((above.sum_of_all(0).left_out, above.left_out(0)), (7, 7));
     }
 
     #[test]

@@ -52,6 +52,7 @@ impl ServerMeter {
             // Microseconds per millisecond are thousandths of a core.
             rates.cpu_millicores = rate(cpu.used_us.saturating_sub(before.used_us), 1, elapsed_ms);
             rates.limit_millicores = cpu.limit_millicores.into();
+            rates.measured = u32::from(cpu.limit_millicores > 0);
         }
         let metric = |(name, sum)| (name, MetricSum { sum, servers: 1 });
         rates.metrics =

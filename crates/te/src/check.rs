@@ -13,9 +13,12 @@ pub(crate) const MAX_AGE_MS: u64 = 10_000;
 const MAX_LOAD: f64 = 1.5;
 /// Work per call that differs by this factor from before and from the other regions is a fault of a report.
 const MAX_WORK_RATIO: f64 = 4.0;
+/// Below this utilisation the load of a region is that of everything but calls: background work, or less than a CPU clock
+/// shows. It is no measure of work per call.
+pub(crate) const COMPARED_LOAD: f64 = 0.1;
 /// From this utilisation on, the load says nothing about further calls.
 pub(crate) const FULL: f64 = 0.95;
-/// Callers and servers may differ by this factor: their intervals end at different times.
+/// Callers may claim this multiple of what servers got: their intervals end at different times.
 const MAX_DISAGREEMENT: f64 = 2.0;
 /// Rates below this are too small to compare, in calls per second.
 const MIN_RATE: f64 = 5.0;
@@ -41,14 +44,14 @@ pub enum Refusal {
     /// A number is not finite, negative, or beyond what is possible.
     #[error("a number of region {0} is impossible")]
     Absurd(usize),
-    /// A region serves calls and claims no load, or is loaded without calls.
+    /// A region serves calls that must load it and claims no load, or is loaded without calls.
     #[error("load and calls of region {0} contradict each other")]
     Contradiction(usize),
     /// The work per call differs by a multiple from that before and that of other regions.
     #[error("the load of region {0} does not fit its calls")]
     WorkPerCall(usize),
-    /// Callers say that they sent a region much more, or much less, than its servers got.
-    #[error("callers and servers of region {0} disagree")]
+    /// Callers say that they sent a region much more than its servers got.
+    #[error("callers say that they send region {0} more calls than its servers get")]
     Disagreement(usize),
     /// No region serves.
     #[error("no region has serving endpoints")]
@@ -146,13 +149,11 @@ fn check_region(
     if !is_possible {
         return Err(Refusal::Absurd(at));
     }
-    let is_idle = servers.load == 0.0;
-    let has_no_calls = servers.received < MIN_RATE / 10.0;
     // Background work of an idle region is possible; a full region without any call is not.
-    if (is_idle && servers.received > MIN_RATE) || (has_no_calls && servers.load > 0.5) {
-        return Err(Refusal::Contradiction(at));
+    match servers.received < MIN_RATE / 10.0 && servers.load > 0.5 {
+        true => Err(Refusal::Contradiction(at)),
+        false => Ok(()),
     }
-    Ok(())
 }
 
 fn check_callers(
@@ -176,40 +177,53 @@ fn is_rate(value: f64) -> bool {
     (0.0..=1e12).contains(&value)
 }
 
+/// Callers cannot send more than servers get. Servers may get more: not all callers report.
 fn check_agreement(observation: &Observation, at: usize, servers: &ServerReport) -> Result<(), Refusal> {
-    let callers = observation.regions.iter().filter_map(|region| region.callers.as_ref());
-    let sent: f64 = callers.map(|callers| callers.sent[at]).sum();
-    let (less, more) = (sent.min(servers.received), sent.max(servers.received));
-    match more > less * MAX_DISAGREEMENT + MIN_RATE {
+    match observation.sent_to(at) > servers.received * MAX_DISAGREEMENT + MIN_RATE {
         true => Err(Refusal::Disagreement(at)),
         false => Ok(()),
     }
 }
 
 /// A region whose work per call changed by a multiple is believed if the other regions have the same: a release can make
-/// all calls cheaper, and does so everywhere.
+/// all calls cheaper, and does so everywhere. Loads that are low, and that should be, are not compared.
 fn check_work(observation: &Observation, at: usize, state: &PlannerState) -> Result<(), Refusal> {
-    let Some(work) = work(&observation.regions[at]) else { return Ok(()) };
-    let mut others: Vec<f64> = (0..observation.regions.len())
-        .filter(|other| *other != at)
-        .filter_map(|other| self::work(&observation.regions[other]))
-        .collect();
-    others.sort_by(f64::total_cmp);
-    let peer = others.get(others.len() / 2).copied();
-    let known: Vec<f64> = state.known_work(at).into_iter().chain(peer).collect();
+    let region = &observation.regions[at];
+    let (Some(servers), Some(work)) = (region.servers, work(region)) else { return Ok(()) };
+    let others = (0..observation.regions.len()).filter(|other| *other != at);
+    let others: Vec<&RegionObservation> = others.map(|other| &observation.regions[other]).collect();
+    let loaded = median_work(others.iter().copied().filter(|other| is_loaded(other)));
+    let known: Vec<f64> = state.known_work(at).into_iter().chain(loaded).collect();
+    // Quiet regions can confirm a change, and contradict none.
+    let confirming = median_work(others.into_iter());
     // A full region gets more calls than it can work on, so they seem cheap.
-    let is_full = observation.regions[at].servers.is_some_and(|servers| servers.load >= FULL);
-    let is_near =
-        |known: &f64| work <= known * MAX_WORK_RATIO && (is_full || *known <= work * MAX_WORK_RATIO);
-    match known.is_empty() || known.iter().any(is_near) {
+    let is_full = servers.load >= FULL;
+    let is_plausible = |known: f64| {
+        let expected = known * servers.received / region.power;
+        let is_near = work <= known * MAX_WORK_RATIO && (is_full || known <= work * MAX_WORK_RATIO);
+        is_near || servers.load.max(expected) < COMPARED_LOAD
+    };
+    match known.is_empty() || known.into_iter().chain(confirming).any(is_plausible) {
         true => Ok(()),
+        false if servers.load == 0.0 => Err(Refusal::Contradiction(at)),
         false => Err(Refusal::WorkPerCall(at)),
     }
+}
+
+fn median_work<'a>(regions: impl Iterator<Item = &'a RegionObservation>) -> Option<f64> {
+    let mut works: Vec<f64> = regions.filter_map(work).collect();
+    works.sort_by(f64::total_cmp);
+    works.get(works.len() / 2).copied()
 }
 
 /// Work per call: power that one call per second occupies. `None` where there are too few calls to tell.
 pub(crate) fn work(region: &RegionObservation) -> Option<f64> {
     let servers = region.servers?;
     let is_known = region.power > 0.0 && servers.received >= MIN_RATE;
-    (is_known && servers.load > 0.0).then(|| servers.load * region.power / servers.received)
+    is_known.then(|| servers.load * region.power / servers.received)
+}
+
+/// Whether the load of a region's servers is a measure of its calls.
+pub(crate) fn is_loaded(region: &RegionObservation) -> bool {
+    region.servers.is_some_and(|servers| servers.load >= COMPARED_LOAD)
 }

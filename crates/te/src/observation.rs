@@ -23,6 +23,27 @@ pub struct RegionObservation {
     pub callers: Option<CallerReport>,
 }
 
+/// The least difference between what servers got and callers sent that is not of intervals that end at different times.
+const MIN_UNREPORTED: f64 = 5.0;
+/// The same as a share of what servers got.
+const UNREPORTED_SHARE: f64 = 0.1;
+
+impl Observation {
+    /// Attempts per second that callers of all regions say they send to one.
+    pub(crate) fn sent_to(&self, region: usize) -> f64 {
+        let callers = self.regions.iter().filter_map(|from| from.callers.as_ref());
+        callers.filter_map(|callers| callers.sent.get(region)).sum()
+    }
+
+    /// Calls per second that arrive at a region and that no caller reports: of callers of an old release, or outside of
+    /// the mesh.
+    pub(crate) fn unreported(&self, region: usize) -> f64 {
+        let received = self.regions[region].servers.map_or(0.0, |servers| servers.received);
+        let more = received - self.sent_to(region);
+        if more > received * UNREPORTED_SHARE + MIN_UNREPORTED { more } else { 0.0 }
+    }
+}
+
 /// The sum of the reports of a region's servers over one interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ServerReport {

@@ -15,6 +15,8 @@ pub(crate) struct Problem<'a> {
     pub(crate) classes: usize,
     /// Calls per second by source and class.
     demand: Vec<f64>,
+    /// Calls per second by region that arrive there whatever the tables say: those of callers that do not report.
+    unreported: Vec<f64>,
     /// The share of its own calls that a region keeps; 0 where nothing serves.
     pub(crate) keep: Vec<f64>,
     /// The share of its own calls that cannot leave, where anything serves.
@@ -41,6 +43,7 @@ impl<'a> Problem<'a> {
             regions: powers.len(),
             classes: policy.classes,
             demand,
+            unreported: (0..powers.len()).map(|region| state.unreported(region)).collect(),
             keep: regions
                 .clone()
                 .map(|(region, power)| if *power > 0.0 { region.keep } else { 0.0 })
@@ -81,9 +84,9 @@ impl<'a> Problem<'a> {
 
     /// Predicted utilisation of each region; 0 where nothing serves.
     pub(crate) fn loads(&self, flows: &Flows) -> Vec<f64> {
-        let arrivals = flows.arrivals();
-        let load = |(rate, cost): (&f64, &f64)| if cost.is_finite() { rate * cost } else { 0.0 };
-        arrivals.iter().zip(&self.cost).map(load).collect()
+        let arrivals = flows.arrivals().into_iter().zip(&self.unreported).map(|(rate, more)| rate + more);
+        let load = |(rate, cost): (f64, &f64)| if cost.is_finite() { rate * cost } else { 0.0 };
+        arrivals.zip(&self.cost).map(load).collect()
     }
 
     /// The flows of tables at the present demand. Shares of regions that serve nothing go where `target` sends them,

@@ -6,6 +6,7 @@ use crate::{
     fill::fill,
     flows::Flows,
     observation::Observation,
+    pace::Pid,
     policy::RingsPolicy,
     problem::Problem,
     shift::{Shift, explain},
@@ -130,8 +131,7 @@ impl Round<'_> {
         let loads = self.problem.loads(&current);
         // Above the last threshold, waiting is worse than a reaction that is too strong.
         if loads.iter().any(|load| *load > self.policy.ceiling()) {
-            next.pids.iter_mut().for_each(crate::pace::Pid::rest);
-            return aim.clone();
+            return self.relief(next, &current, &loads, seconds);
         }
         let mut flows = current.clone();
         let mut slowest: f64 = 1.0;
@@ -146,13 +146,54 @@ impl Round<'_> {
                 Direction::Leave => (aim, LEAVE_PER_SECOND),
                 Direction::Return => (&self.targets.back, RETURN_PER_SECOND),
             };
-            let error = self.distance(source, &current, target);
-            let moved = next.pids[source].step(error, seconds, per_second * seconds);
-            let part = if error > 0.0 { moved / error } else { 0.0 };
+            let part = Self::part(
+                &mut next.pids[source],
+                self.distance(source, &current, target),
+                (seconds, per_second),
+            );
             slowest = slowest.min(part);
             self.blend(source, &mut flows, target, part);
         }
         self.guarded(flows, &current, &loads, slowest)
+    }
+
+    /// The flows while a region is above the last threshold: what has to leave does so at once. Calls that come back,
+    /// to regions that have nothing to do with it, do so at their pace, unless that leaves a region above the threshold.
+    fn relief(&self, next: &mut PlannerState, current: &Flows, loads: &[f64], seconds: f64) -> Flows {
+        let Targets { aim, back, .. } = self.targets;
+        let mut flows = aim.clone();
+        for source in 0..self.problem.regions {
+            let pid = &mut next.pids[source];
+            let direction = self.direction(source, pid.is_active(), current, loads);
+            let comes_back = self.away(source, aim).0 < self.away(source, current).0 - DEAD_BAND;
+            match direction {
+                Direction::Return => {
+                    let error = self.distance(source, current, back);
+                    let part = Self::part(pid, error, (seconds, RETURN_PER_SECOND));
+                    self.blend(source, &mut flows, current, 1.0);
+                    self.blend(source, &mut flows, back, part);
+                }
+                Direction::Stay if comes_back => {
+                    pid.rest();
+                    self.blend(source, &mut flows, current, 1.0);
+                }
+                Direction::Stay | Direction::Leave => pid.rest(),
+            }
+        }
+        let bounds = self.problem.loads(aim).into_iter().map(|load| load.max(self.policy.ceiling()));
+        let is_relief =
+            self.problem.loads(&flows).iter().zip(bounds).all(|(load, bound)| *load <= bound + 1e-9);
+        if is_relief {
+            return flows;
+        }
+        next.pids.iter_mut().for_each(Pid::rest);
+        aim.clone()
+    }
+
+    /// The part of the remaining change that this round makes, of at most so much per second.
+    fn part(pid: &mut Pid, error: f64, (seconds, per_second): (f64, f64)) -> f64 {
+        let moved = pid.step(error, seconds, per_second * seconds);
+        if error > 0.0 { moved / error } else { 0.0 }
     }
 
     /// The flows, unless sources at different paces meet in a region that one of them has yet to leave: then all move

@@ -1,17 +1,28 @@
 use crate::{
-    check::{FULL, work},
-    observation::Observation,
+    check::{COMPARED_LOAD, FULL, is_loaded, work},
+    observation::{Observation, RegionObservation},
     pace::Pid,
     table::{ClassShares, Tables, WHOLE},
 };
 
 /// Weight of the newest work per call in its mean.
 const WORK_WEIGHT: f64 = 0.3;
+/// Weight of the newest count of unreported calls where it grows. Reports of callers and servers are of different seconds,
+/// so a shift looks like such calls for a moment: they are believed only when they last.
+const UNREPORTED_WEIGHT: f64 = 0.2;
 /// Work per call before any was seen: so little that no region seems loaded, and greater regions seem less so.
 const NO_WORK: f64 = 1e-9;
 /// A region whose servers come back gets calls only after they have stayed for this long, so that a region that flaps
 /// does not make calls of others flap.
 const SETTLING_MS: u64 = 60_000;
+
+/// Work per call of a region.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Work {
+    mean: f64,
+    /// Whether it was seen under load. Until then it is mostly background work, and replaced by the first that was.
+    is_firm: bool,
+}
 
 /// What a planner remembers from one round to the next.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,10 +33,12 @@ pub struct PlannerState {
     pub(crate) planned_at_ms: Option<u64>,
     classes: usize,
     /// Mean work per call, by region.
-    work: Vec<Option<f64>>,
+    work: Vec<Option<Work>>,
     /// The last demand, by source and class.
     demand: Vec<f64>,
     has_demand: Vec<bool>,
+    /// Calls per second that no caller reports, by the region that gets them.
+    unreported: Vec<f64>,
     /// By region: whether servers were there, once it is known, and until when they have to stay to be used.
     presence: Vec<(Option<bool>, u64)>,
 }
@@ -47,6 +60,7 @@ impl PlannerState {
             work: vec![None; regions],
             demand: vec![0.0; regions * classes],
             has_demand: vec![false; regions],
+            unreported: vec![0.0; regions],
             presence: vec![(None, 0); regions],
         }
     }
@@ -62,6 +76,7 @@ impl PlannerState {
             next.pids[at] = self.pids[before];
             next.work[at] = self.work[before];
             next.has_demand[at] = self.has_demand[before];
+            next.unreported[at] = self.unreported[before];
             next.presence[at] = self.presence[before];
             for class in 0..self.classes {
                 next.demand[at * self.classes + class] = self.demand(before, class);
@@ -83,6 +98,11 @@ impl PlannerState {
     /// Whether callers of a region make calls of a class.
     pub fn has_calls(&self, region: usize, class: usize) -> bool {
         self.demand(region, class) > 0.0
+    }
+
+    /// Calls per second that arrive at a region and that no caller reports. No table moves them.
+    pub fn unreported(&self, region: usize) -> f64 {
+        self.unreported[region]
     }
 
     /// The tables in force.
@@ -110,8 +130,9 @@ impl PlannerState {
         self.demand[source * self.classes + class]
     }
 
+    /// Work per call that was seen under load.
     pub(crate) fn known_work(&self, region: usize) -> Option<f64> {
-        self.work[region]
+        self.work[region].filter(|work| work.is_firm).map(|work| work.mean)
     }
 
     /// Utilisation by one call per second at a region of this power.
@@ -119,11 +140,12 @@ impl PlannerState {
         if power <= 0.0 {
             return f64::INFINITY;
         }
-        self.work[region].or_else(|| self.median_work()).unwrap_or(NO_WORK) / power
+        let own = self.work[region].map(|work| work.mean);
+        own.or_else(|| self.median_work()).unwrap_or(NO_WORK) / power
     }
 
     fn median_work(&self) -> Option<f64> {
-        let mut known: Vec<f64> = self.work.iter().flatten().copied().collect();
+        let mut known: Vec<f64> = self.work.iter().flatten().map(|work| work.mean).collect();
         known.sort_by(f64::total_cmp);
         known.get(known.len() / 2).copied()
     }
@@ -136,14 +158,29 @@ impl PlannerState {
                 self.demand[at * self.classes..][..self.classes].copy_from_slice(&callers.offered);
                 self.has_demand[at] = true;
             }
-            let load = region.servers.map_or(0.0, |servers| servers.load);
-            let Some(new) = work(region) else { continue };
-            self.work[at] = Some(match self.work[at] {
-                None => new,
-                Some(known) if load >= FULL && new < known => known,
-                Some(known) => known + WORK_WEIGHT * (new - known),
-            });
+            self.learn_work(at, region);
+            let (new, known) = (observation.unreported(at), self.unreported[at]);
+            self.unreported[at] = new.min(known + UNREPORTED_WEIGHT * (new - known).max(0.0));
         }
+    }
+
+    fn learn_work(&mut self, at: usize, region: &RegionObservation) {
+        let load = region.servers.map_or(0.0, |servers| servers.load);
+        let Some(new) = work(region).filter(|work| *work > 0.0) else { return };
+        // A load that is low and should not be says something as well: calls have become cheaper.
+        let received = region.servers.map_or(0.0, |servers| servers.received);
+        let expected = self.known_work(at).unwrap_or_default() * received / region.power;
+        let is_firm = is_loaded(region) || expected >= COMPARED_LOAD;
+        let mean = match self.work[at] {
+            // What is seen while the region is quiet says less.
+            Some(known) if known.is_firm && !is_firm => return,
+            Some(known) if known.is_firm == is_firm => match load >= FULL && new < known.mean {
+                true => known.mean,
+                false => known.mean + WORK_WEIGHT * (new - known.mean),
+            },
+            _ => new,
+        };
+        self.work[at] = Some(Work { mean, is_firm });
     }
 
     fn learn_presence(&mut self, region: usize, is_present: bool, now_ms: u64) {
@@ -156,7 +193,7 @@ impl PlannerState {
 
     /// Power by region without that of servers that have just come back, unless there is no other.
     pub(crate) fn usable_powers(&self, observation: &Observation) -> Vec<f64> {
-        let settled = |(region, (_, until)): (&crate::RegionObservation, &(Option<bool>, u64))| {
+        let settled = |(region, (_, until)): (&RegionObservation, &(Option<bool>, u64))| {
             if observation.now_ms < *until { 0.0 } else { region.power }
         };
         let powers: Vec<f64> = observation.regions.iter().zip(&self.presence).map(settled).collect();
@@ -175,7 +212,8 @@ mod tests {
     fn a_state_keeps_what_it_knows_of_regions_that_stay() {
         let mut state = PlannerState::new(3, 1);
         state.tables.sources[0].classes[0] = ClassShares { shares: vec![6_000, 3_000, 500], dropped: 500 };
-        (state.work[2], state.demand[2], state.has_demand[2]) = (Some(0.5), 70.0, true);
+        (state.work[2], state.demand[2], state.has_demand[2]) =
+            (Some(Work { mean: 0.5, is_firm: true }), 70.0, true);
         // The second region goes, and a new one comes first.
         let next = state.remapped(&[None, Some(0), Some(2)]);
         assert!(next.fits(3, 1));

@@ -66,6 +66,47 @@ fn calls_come_back_when_the_load_is_gone_and_not_before() {
 }
 
 #[test]
+fn calls_come_back_at_their_pace_while_another_region_is_above_the_last_threshold() {
+    // The second region sends calls to the first; the last one is too far for anything else to matter.
+    let mut world = World::new(vec![100.0; 4], vec![vec![20.0], vec![100.0], vec![20.0], vec![60.0]]);
+    for _ in 0..10 {
+        world.round();
+    }
+    let away = |world: &World| 1.0 - f64::from(world.state.tables().of(1, 0).shares[1]) / 10_000.0;
+    let before = away(&world);
+    assert!(before > 0.3, "{before}");
+    // Its load goes, and the last region gets more than it can serve.
+    world.demand[1] = vec![20.0];
+    world.demand[3] = vec![99.0];
+    let plan = world.round();
+    assert_eq!(plan.refusal, None);
+    let after = away(&world);
+    assert!(before - after < 0.06 && after < before, "{before} to {after}: caches at home are cold");
+    let loads = world.loads(world.state.tables());
+    assert!(loads[3] < 0.9, "{loads:?}");
+}
+
+#[test]
+fn calls_of_callers_that_do_not_report_are_a_load_that_stays() {
+    // Callers outside of the mesh fill half of the second region. The first one has 30 calls too many, the third room.
+    let mut world = World::new(vec![100.0; 3], vec![vec![95.0], vec![10.0], vec![10.0]]);
+    for _ in 0..40 {
+        let mut observation = world.observation();
+        let servers = observation.regions[1].servers.as_mut().unwrap();
+        servers.received += 50.0;
+        servers.load += 0.5;
+        let plan = world.plan(&observation);
+        assert_eq!(plan.refusal, None);
+    }
+    assert!((world.state.unreported(1) - 50.0).abs() < 1.0, "{}", world.state.unreported(1));
+    let load = world.loads(world.state.tables())[1] + 0.5;
+    assert!(load <= 0.66, "the planner fills the region to {load}");
+    // When they are gone, the room is there at once.
+    world.round();
+    assert_eq!(world.state.unreported(1), 0.0);
+}
+
+#[test]
 fn six_regions_survive_the_loss_of_one() {
     let mut world = World::new(vec![100.0; 6], vec![vec![60.0]; 6]);
     world.round();
@@ -146,7 +187,7 @@ fn no_plan_is_made_from_input_that_cannot_be_true() {
     assert_eq!(servers(|report| report.load /= 10.0), Refusal::WorkPerCall(2));
     assert_eq!(servers(|report| report.load = 0.0), Refusal::Contradiction(2));
     assert_eq!(servers(|report| report.load = f64::NAN), Refusal::Absurd(2));
-    assert_eq!(servers(|report| report.received *= 10.0), Refusal::Disagreement(2));
+    assert_eq!(servers(|report| report.received *= 10.0), Refusal::WorkPerCall(2));
     assert_eq!(servers(|report| report.received = 0.0), Refusal::Disagreement(2));
     assert_eq!(servers(|report| report.received = f64::INFINITY), Refusal::Absurd(2));
     assert_eq!(servers(|report| report.at_ms -= 11_000), Refusal::ServersStale(2));
@@ -174,6 +215,42 @@ fn a_release_that_makes_all_calls_cheaper_is_believed() {
     let mut observation = world.observation();
     observation.regions.iter_mut().for_each(|region| region.servers.as_mut().unwrap().load /= 8.0);
     assert_eq!(world.plan(&observation).refusal, None);
+}
+
+#[test]
+fn the_load_of_a_quiet_region_is_not_held_against_its_calls() {
+    let mut world = World::new(vec![100.0; 4], vec![vec![60.0], vec![60.0], vec![60.0], vec![6.0]]);
+    // Background work of 5 %, which is five times what the calls cost; then less than a CPU clock shows.
+    for load in [0.05 + 0.06, 0.095, 0.0, 0.01, 0.09] {
+        for _ in 0..3 {
+            let mut observation = world.observation();
+            observation.regions[3].servers.as_mut().unwrap().load = load;
+            observation.regions[3].servers.as_mut().unwrap().received = 6.0;
+            assert_eq!(world.plan(&observation).refusal, None, "{load}");
+        }
+    }
+    // Under load, the work per call is that of the calls.
+    world.demand[3] = vec![50.0];
+    for _ in 0..3 {
+        assert_eq!(world.round().refusal, None);
+    }
+    // A load that must be high and is claimed to be low is still a lie.
+    let mut observation = world.observation();
+    observation.regions[3].servers.as_mut().unwrap().load = 0.05;
+    assert_eq!(world.plan(&observation).refusal, Some(Refusal::WorkPerCall(3)));
+}
+
+#[test]
+fn a_region_that_was_only_seen_quiet_is_believed_when_its_calls_come() {
+    // Background work is nine tenths of what is seen of a lone region with few calls.
+    let mut world = World::new(vec![100.0; 2], vec![vec![5.0], vec![5.0]]);
+    for _ in 0..5 {
+        let mut observation = world.observation();
+        observation.regions.iter_mut().for_each(|region| region.servers.as_mut().unwrap().load = 0.09);
+        assert_eq!(world.plan(&observation).refusal, None);
+    }
+    world.demand = vec![vec![80.0], vec![5.0]];
+    assert_eq!(world.round().refusal, None);
 }
 
 #[test]

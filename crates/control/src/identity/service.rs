@@ -101,7 +101,15 @@ impl IdentityService {
     ) -> Result<(), Status> {
         let joined = self.issuing.as_ref().map_or(0, |issuing| issuing.clock.now().as_secs());
         let record = Record::JoinedAgent(JoinedAgent { tenants, joined, region });
-        let op = Op::put(RecordKey::JoinedAgent(agent.clone()).to_string(), records::encode(&record));
+        let key = RecordKey::JoinedAgent(agent.clone()).to_string();
+        if self.node.get(&key).is_some() {
+            tracing::warn!(
+                %agent,
+                "an agent of this name has joined before: unless it was set up anew, two agents share one identity; give one another \
+                 --name"
+            );
+        }
+        let op = Op::put(key, records::encode(&record));
         self.store.write(Batch { ops: vec![op] }).await.map_err(write_error)?;
         Ok(())
     }

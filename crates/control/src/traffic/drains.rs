@@ -1,6 +1,9 @@
 //! Drains of whole regions: forecast, and step by step.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use fairmesh_model::{Invalid, Prefix, Record, RecordKey, Region, RegionDrain, ServiceName, Share};
 use fairmesh_rib::{Batch, Expect, Op};
@@ -24,6 +27,8 @@ const MAX_UNMOVED: usize = 100;
 pub(super) struct DrainState {
     pub(super) text: String,
     pub(super) is_held: bool,
+    /// What stays in the region whatever is drained.
+    pub(super) staying: Vec<String>,
     /// Whether the last round changed its record.
     has_stepped: bool,
 }
@@ -44,7 +49,8 @@ impl TrafficController {
     ) {
         let mut states = BTreeMap::new();
         for (region, stored) in &topology.drains {
-            let state = self.step_drain(services, topology, (region, stored), now).await;
+            let mut state = self.step_drain(services, topology, (region, stored), now).await;
+            state.staying = staying(services, region);
             let has_stepped = state.has_stepped;
             states.insert(region.clone(), state);
             // The next is judged by what this one leaves, in the next round.
@@ -138,6 +144,9 @@ impl TrafficController {
     ) -> Result<(), Invalid> {
         let drains = self.topology().drains;
         let before = drains.get(region);
+        if !returns {
+            self.check_region(region)?;
+        }
         if returns && before.is_none() {
             let hint = "see 'fairmesh traffic status' for drains in progress";
             return Err(Invalid::new("region", format!("'{region}' is not drained"), hint));
@@ -150,6 +159,29 @@ impl TrafficController {
         }
     }
 
+    /// Checks that a topology, an endpoint or a caller names a region: of a misspelt one there is nothing to drain.
+    pub(super) fn check_region(&self, region: &Region) -> Result<(), Invalid> {
+        let mut known: BTreeSet<Region> = self.topology().regions.regions.into_keys().collect();
+        known.extend(lock(&self.planners).values().flat_map(|planner| planner.regions.iter().cloned()));
+        if let Ok(all) = Prefix::new("/t/") {
+            known.extend(self.node.read(&[all]).1.into_iter().filter_map(|(key, _)| match RecordKey::parse(
+                &key,
+            ) {
+                Ok(RecordKey::Endpoint(_, region, _)) => Some(region),
+                _ => None,
+            }));
+        }
+        if known.contains(region) {
+            return Ok(());
+        }
+        let names: Vec<String> = known.iter().take(MAX_UNMOVED).map(ToString::to_string).collect();
+        let hint = match names.is_empty() {
+            true => "declare regions with a document of kind Topology".to_owned(),
+            false => format!("name one of {}", names.join(", ")),
+        };
+        Err(Invalid::new("region", format!("'{region}' is not known"), hint))
+    }
+
     /// The drains in progress.
     pub(super) fn drains(&self) -> Vec<v1::RegionDrainStatus> {
         let (drains, states) = (self.topology().drains, lock(&self.drain_states).clone());
@@ -160,6 +192,7 @@ impl TrafficController {
                 drain: Some(stored.drain.into()),
                 state: state.text,
                 is_held: state.is_held,
+                staying: state.staying,
             }
         };
         drains.into_iter().map(status).collect()
@@ -174,7 +207,8 @@ impl TrafficController {
         let mut response = v1::ForecastDrainResponse::default();
         let mut moved = Vec::new();
         for (service, planner) in planners.iter() {
-            let Some(facts) = self.facts(service, &sum, &topology) else { continue };
+            let Some(mut facts) = self.facts(service, &sum, &topology) else { continue };
+            facts.lone_shards = lock(&self.lone_shards).get(&self.node, service);
             let Some(forecast) = planner.forecast(&facts, &topology, region, now_ms) else { continue };
             moved.push(service.clone());
             response.services.push(match forecast {
@@ -207,6 +241,14 @@ impl TrafficController {
         names.extend((more > 0).then(|| format!("and {more} more")));
         names
     }
+}
+
+/// Why calls of services stay in a region.
+fn staying(services: &BTreeMap<ServiceName, ServiceFacts>, region: &Region) -> Vec<String> {
+    let lone = services
+        .iter()
+        .filter_map(|(name, facts)| Some(format!("{name}: {}", facts.lone_shards.text(region)?)));
+    lone.take(MAX_UNMOVED).collect()
 }
 
 /// What the region keeps from now on, or why that does not change yet.
@@ -272,7 +314,7 @@ mod tests {
         let share = |millionths| Share::of_millionths(millionths).unwrap();
         let drain = RegionDrain::begin(None, false, Duration::from_secs(10), 0);
         let advance = (name("shop/a"), DrainStep::Advance(share(900_000)));
-        let wait = (name("shop/b"), DrainStep::Wait("reports"));
+        let wait = (name("shop/b"), DrainStep::Wait("reports".to_owned()));
         let hold = (name("shop/c"), DrainStep::Hold("full".to_owned()));
         assert_eq!(next_step(&drain, std::slice::from_ref(&advance)), Ok(share(900_000)));
         let waits = next_step(&drain, &[advance.clone(), wait.clone()]).unwrap_err();

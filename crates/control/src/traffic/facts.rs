@@ -1,11 +1,16 @@
 //! What a planning round of one service starts from, without anything of the process that collected it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use fairmesh_model::{
     CallPath, CallRates, Endpoint, EndpointState, Hosts, Region, RegionDrain, RegionTable, Regions,
     RoundTrips, ServerRates, ServiceName, Traffic, TrafficReport, Zone,
 };
+
+use super::lone_shards::LoneShards;
 
 /// What a region that a topology declares as draining keeps: its own callers, and no others.
 const KEEPS_OWN: f64 = 1.0 - 1e-6;
@@ -27,6 +32,8 @@ pub(super) struct ServiceFacts {
     pub(super) reports: ServiceReports,
     /// Its tables, by the region of the callers.
     pub(super) tables: BTreeMap<Region, StoredTable>,
+    /// Its shards without a copy elsewhere, where a drain asks for them.
+    pub(super) lone_shards: Arc<LoneShards>,
 }
 
 /// The endpoints of a service in one region.
@@ -181,7 +188,8 @@ impl ServiceFacts {
         let rates = self.reports.servers.get(region)?;
         let serving = self.endpoints_in(region).serving;
         let load = match &self.traffic.load {
-            None if rates.limit_millicores == 0 => return None,
+            // A few of many servers say little of the others.
+            None if rates.limit_millicores == 0 || rates.measured.saturating_mul(2) < serving => return None,
             None => rates.cpu_millicores as f64 / rates.limit_millicores as f64,
             Some(metric) => {
                 let sum = rates.metrics.get(&metric.name)?;

@@ -33,6 +33,8 @@ impl TrafficController {
         gauge(control, "refused_services", "Services whose region tables are kept as they are now", refusing);
         let reporters = lock(&self.sums).reporters();
         gauge(control, "reporters", "Processes that report calls and load", reporters);
+        let help = "Paths of calls and groups of servers that reports of processes below had no room for";
+        gauge(control, "paths_left_out", help, usize::try_from(self.left_out()).unwrap_or(usize::MAX));
         counter(control, "rounds", "Rounds that made a plan", self.counts.planned.load(Relaxed));
         let refusals = Family::<[(&str, &str); 1], Counter>::default();
         for (reason, count) in lock(&self.counts.refused).iter() {

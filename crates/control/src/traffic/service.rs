@@ -33,7 +33,8 @@ impl TrafficPlanner for TrafficService {
         let services =
             services.iter().filter(|service| wanted.as_ref().is_none_or(|wanted| wanted == *service));
         let services = services.filter_map(|service| self.traffic.status(service)).collect();
-        Ok(Response::new(v1::TrafficStatusResponse { services }))
+        let left_out = self.traffic.left_out();
+        Ok(Response::new(v1::TrafficStatusResponse { services, left_out }))
     }
 
     async fn forecast_drain(
@@ -41,6 +42,7 @@ impl TrafficPlanner for TrafficService {
         request: Request<v1::ForecastDrainRequest>,
     ) -> Result<Response<v1::ForecastDrainResponse>, Status> {
         let region = region(request.into_inner().region)?;
+        self.traffic.check_region(&region).map_err(|e| Status::failed_precondition(e.to_string()))?;
         Ok(Response::new(self.traffic.forecast(&region)))
     }
 
@@ -65,6 +67,12 @@ fn region(name: String) -> Result<Region, Status> {
 }
 
 impl TrafficController {
+    /// Paths and groups of servers that reports had no room for.
+    pub(super) fn left_out(&self) -> u32 {
+        let now_ms = self.elapsed_ms();
+        lock(&self.sums).left_out(now_ms)
+    }
+
     fn status(&self, service: &ServiceName) -> Option<v1::ServiceTraffic> {
         let (now_ms, topology) = (self.elapsed_ms(), self.topology());
         let facts = self.facts(service, &Default::default(), &topology)?;
@@ -120,6 +128,7 @@ fn regions(planner: &ServicePlanner, facts: &ServiceFacts, now_ms: u64) -> Vec<v
                 .get(region)
                 .and_then(|zones| zones.refusal.clone())
                 .unwrap_or_default(),
+            unreported: planner.state.unreported(position),
         }
     };
     planner.regions.iter().enumerate().map(region).collect()

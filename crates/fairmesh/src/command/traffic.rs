@@ -12,6 +12,7 @@ use fairmesh_wire::{handshake::Connection, v1};
 use crate::{
     cli::{OutputArgs, TargetArgs},
     failure::Failure,
+    output,
 };
 
 /// Subcommands of `fairmesh traffic`.
@@ -81,7 +82,15 @@ async fn read(
 ) -> Result<Vec<v1::ServiceTraffic>, Failure> {
     let service = service.map(ToString::to_string).unwrap_or_default();
     let request = v1::TrafficStatusRequest { service };
-    Ok(connection.traffic_planner().status(request).await?.into_inner().services)
+    let v1::TrafficStatusResponse { services, left_out } =
+        connection.traffic_planner().status(request).await?.into_inner();
+    if left_out > 0 {
+        output::warn(format!(
+            "reports have no room for {left_out} paths of calls or groups of servers, which count as none: plan fewer services, or put \
+             more replicas between agents and the control plane"
+        ));
+    }
+    Ok(services)
 }
 
 fn not_planned(service: &ServiceName) -> Failure {

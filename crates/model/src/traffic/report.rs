@@ -32,6 +32,8 @@ pub struct TrafficReport {
     pub calls: BTreeMap<CallPath, CallRates>,
     /// Servers, by service and region.
     pub servers: BTreeMap<(ServiceName, Region), ServerRates>,
+    /// Paths and groups that had no room, in this report or in those that it is the sum of.
+    pub left_out: u32,
 }
 
 /// Where calls come from and go to.
@@ -66,7 +68,7 @@ pub struct CallRates {
     pub shed: u64,
     /// Time until responses began, in microseconds per second.
     pub time_us: u64,
-    /// Bytes of bodies in both directions, per second.
+    /// Bytes of the bodies of responses, per second. Those of requests are not counted.
     pub bytes: u64,
 }
 
@@ -81,7 +83,9 @@ pub struct ServerRates {
     pub received: u64,
     /// Calls refused because of overload, in thousandths per second.
     pub refused: u64,
-    /// CPU in use, in thousandths of a core, of those whose limit is known.
+    /// Those of the servers whose CPU and limit are known.
+    pub measured: u32,
+    /// CPU in use, in thousandths of a core, of those.
     pub cpu_millicores: u64,
     /// Their limits.
     pub limit_millicores: u64,
@@ -120,6 +124,7 @@ impl AddAssign<&Self> for ServerRates {
         let add = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more);
         self.servers = self.servers.saturating_add(other.servers);
         self.counting = self.counting.saturating_add(other.counting);
+        self.measured = self.measured.saturating_add(other.measured);
         add(&mut self.received, other.received);
         add(&mut self.refused, other.refused);
         add(&mut self.cpu_millicores, other.cpu_millicores);

@@ -45,10 +45,10 @@ pub(crate) fn start(listener: TcpListener, state: AdminState) -> AdminServer {
     AdminServer { served, shutdown }
 }
 
-async fn readiness(extract::State(state): extract::State<AdminState>) -> (StatusCode, &'static str) {
+async fn readiness(extract::State(state): extract::State<AdminState>) -> (StatusCode, String) {
     match state.ready.load(Relaxed) {
-        true => (StatusCode::OK, "ready\n"),
-        false => (StatusCode::SERVICE_UNAVAILABLE, "starting, or draining\n"),
+        true => (StatusCode::OK, "ready\n".to_owned()),
+        false => (StatusCode::SERVICE_UNAVAILABLE, format!("{}\n", state.waits_for())),
     }
 }
 

@@ -23,6 +23,7 @@ pub(crate) struct AdminState {
     pub(crate) observer: Arc<RequestObserver>,
     pub(crate) about: Arc<ProxyInfo>,
     pub(crate) ready: Arc<AtomicBool>,
+    pub(crate) draining: Arc<AtomicBool>,
     pub(crate) inbound: Option<Server>,
     pub(crate) listeners: Listeners,
 }
@@ -43,6 +44,7 @@ impl AdminState {
             observer,
             about,
             ready: Arc::default(),
+            draining: Arc::default(),
             inbound: None,
             listeners: Listeners::default(),
         }
@@ -53,7 +55,28 @@ impl AdminState {
         Self { inbound, ..self }
     }
 
+    /// Why the proxy is not ready.
+    pub(crate) fn waits_for(&self) -> String {
+        if self.draining.load(Relaxed) {
+            return "draining".to_owned();
+        }
+        let freshness = self.mesh.freshness();
+        match freshness.connected {
+            true => "starting: waits for the records of its listeners' services".to_owned(),
+            false => {
+                let address = freshness.address.map(|address| address.to_string());
+                let error = freshness.error.unwrap_or_else(|| "no response".to_owned());
+                format!(
+                    "starting: no agent or control plane responds at {} ({error}) and there is no copy on disk; connections wait until one does",
+                    address.as_deref().unwrap_or("its address")
+                )
+            }
+        }
+    }
+
     pub(crate) fn set_ready(&self, ready: bool) {
         self.ready.store(ready, Relaxed);
+        // It is ready for good, or until it ends.
+        self.draining.store(!ready, Relaxed);
     }
 }

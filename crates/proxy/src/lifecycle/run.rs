@@ -11,7 +11,7 @@ use std::{
 use fairmesh_calls::{Mesh, forwarding::exclude_addresses};
 use tokio::{
     net::TcpListener,
-    time::{Instant, timeout},
+    time::{Instant, interval_at, timeout},
 };
 use tokio_util::task::TaskTracker;
 
@@ -41,6 +41,8 @@ use crate::{
     tunnel::Tunnels,
 };
 
+/// How often a proxy that is not ready says what it waits for.
+const WARN_INTERVAL: Duration = Duration::from_secs(10);
 /// Time for the last batch of spans: until the drain deadline, but within these bounds.
 const MIN_SPAN_EXPORT: Duration = Duration::from_millis(500);
 const MAX_SPAN_EXPORT: Duration = Duration::from_secs(5);
@@ -188,6 +190,7 @@ impl RunningProxy {
             // A proxy with a wrong agent address never becomes ready, and can be replaced as well.
             tokio::select! {
                 () = self.services.wait_ready(&self.listen) => self.state.set_ready(true),
+                () = self.warn_while_waiting() => {}
                 successor = &mut succeeded => return Ok(successor),
             }
         }
@@ -200,6 +203,15 @@ impl RunningProxy {
     async fn wait_informed(&self, time_limit: Duration) -> Result<(), ProxyError> {
         let known = timeout(time_limit, self.services.wait_ready(&self.listen)).await;
         known.map_err(|_| ProxyError::Uninformed { waited: time_limit })
+    }
+
+    /// Says again and again what the proxy waits for, forever: connections that wait for it look like a hang.
+    async fn warn_while_waiting(&self) {
+        let mut ticks = interval_at(Instant::now() + WARN_INTERVAL, WARN_INTERVAL);
+        loop {
+            ticks.tick().await;
+            tracing::warn!("not ready; {}", self.state.waits_for());
+        }
     }
 
     /// Waits until all connections have ended, at the latest at the deadline.

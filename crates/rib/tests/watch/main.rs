@@ -4,6 +4,7 @@
 mod acks;
 mod calls;
 mod patches;
+mod reports;
 mod staleness;
 mod support;
 mod traffic;

@@ -72,10 +72,15 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) async fn start(backend: impl ServedRib, address: &str) -> Self {
+        Self::start_with(backend, address, Routes::default()).await
+    }
+
+    /// A server with services beside the RIB.
+    pub(crate) async fn start_with(backend: impl ServedRib, address: &str, services: Routes) -> Self {
         let listener = Transport::default().bind(&address.parse().unwrap()).await.unwrap();
         let address = listener.address().unwrap();
         let stop = CancellationToken::new();
-        let services = RibServer::new(backend, stop.clone()).with_services(Routes::default());
+        let services = RibServer::new(backend, stop.clone()).with_services(services);
         let stopped = stop.clone().cancelled_owned();
         let task = tokio::spawn(async move { serve(services, listener, stopped, BOUND).await.unwrap() });
         Self { address, stop, task }

@@ -17,6 +17,7 @@ impl From<TrafficReport> for v1::TrafficReport {
             regions: report.regions.into_iter().map(String::from).collect(),
             calls: calls.collect(),
             servers: servers.collect(),
+            left_out: report.left_out,
         }
     }
 }
@@ -33,6 +34,7 @@ impl TryFrom<v1::TrafficReport> for TrafficReport {
             reporter: message.reporter,
             interval: Duration::from_millis(message.interval_ms.into()),
             regions: regions.collect::<Result<_, Invalid>>().map_err(|e| e.within("regions"))?,
+            left_out: message.left_out,
             ..Self::default()
         };
         for (i, calls) in message.calls.into_iter().enumerate() {
@@ -122,6 +124,7 @@ fn write_servers((service, region): (ServiceName, Region), rates: ServerRates) -
         refused: rates.refused,
         cpu_millicores: rates.cpu_millicores,
         limit_millicores: rates.limit_millicores,
+        measured: rates.measured,
         metrics: rates.metrics.into_iter().map(metric).collect(),
     }
 }
@@ -143,7 +146,13 @@ fn read_servers(message: v1::ServerRates) -> Result<((ServiceName, Region), Serv
         ServiceName::new(&message.service).map_err(|e| e.within("service"))?,
         Region::try_from(message.region).map_err(|e| e.within("region"))?,
     );
+    let measured = match message.measured {
+        // A release before does not say how many these are.
+        0 if message.limit_millicores > 0 => message.servers,
+        measured => measured,
+    };
     let rates = ServerRates {
+        measured,
         servers: message.servers,
         counting: message.counting,
         received: message.received,
@@ -179,6 +188,7 @@ mod tests {
             interval: Duration::from_secs(1),
             regions: [eu.clone(), us.clone()].into(),
             calls: [(path(Some(&us), None), rates(1_000)), (path(None, Some("bulk")), rates(2))].into(),
+            left_out: 3,
             servers: [((service.clone(), us.clone()), servers)].into(),
         }
     }

@@ -5278,6 +5278,9 @@ pub struct TrafficReport {
     /// At most 1024.
     #[prost(message, repeated, tag = "5")]
     pub servers: ::prost::alloc::vec::Vec<ServerRates>,
+    /// Paths and groups of servers that had no room, in this report or in those that it is the sum of.
+    #[prost(uint32, tag = "6")]
+    pub left_out: u32,
 }
 /// Calls of one path.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -5347,6 +5350,9 @@ pub struct ServerRates {
     /// Metrics of the program, at most 8.
     #[prost(message, repeated, tag = "9")]
     pub metrics: ::prost::alloc::vec::Vec<MetricSum>,
+    /// Those of the servers whose CPU and limit are known. 0 with a limit is of a release before: all.
+    #[prost(uint32, tag = "10")]
+    pub measured: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct MetricSum {
@@ -7612,6 +7618,9 @@ pub struct RegionDrainStatus {
     /// It does not go on by itself: a region has no room, or reports cannot be planned from.
     #[prost(bool, tag = "4")]
     pub is_held: bool,
+    /// Why calls of a service stay in the region whatever is drained, one for each service.
+    #[prost(string, repeated, tag = "5")]
+    pub staying: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TrafficStatusRequest {
@@ -7623,6 +7632,9 @@ pub struct TrafficStatusRequest {
 pub struct TrafficStatusResponse {
     #[prost(message, repeated, tag = "1")]
     pub services: ::prost::alloc::vec::Vec<ServiceTraffic>,
+    /// Paths of calls and groups of servers that reports of processes below had no room for. They count as no calls.
+    #[prost(uint32, tag = "2")]
+    pub left_out: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ServiceTraffic {
@@ -7688,6 +7700,9 @@ pub struct RegionTraffic {
     /// Why no zone is preferred; empty: one is, or the policy does not ask for it.
     #[prost(string, tag = "11")]
     pub zone_refusal: ::prost::alloc::string::String,
+    /// Calls per second that arrive and that no caller reports: planned with, and not moved.
+    #[prost(double, tag = "12")]
+    pub unreported: f64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ZoneTraffic {

@@ -77,6 +77,7 @@ impl CallReporter {
             regions,
             calls,
             servers: Default::default(),
+            left_out: 0,
         })
     }
 }

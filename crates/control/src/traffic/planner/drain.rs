@@ -2,7 +2,7 @@
 
 use fairmesh_model::{Region, RegionDrain, Share, TrafficMode};
 use fairmesh_te::{
-    WHOLE,
+    PlanInput, WHOLE,
     drain::{self, Drain, Forecast, Step},
 };
 
@@ -22,7 +22,7 @@ pub(in crate::traffic) enum DrainStep {
     /// The region keeps this share from now on.
     Advance(Share),
     /// It is too early.
-    Wait(&'static str),
+    Wait(String),
     /// It may never be made by itself.
     Hold(String),
 }
@@ -46,10 +46,14 @@ impl ServicePlanner {
         }
         let keep = f64::from(drained.keep.millionths()) / 1e6;
         if !drained.returns && !self.is_in_tables(facts, at, keep) {
-            return Some(DrainStep::Wait("tables to reach the present step"));
+            return Some(DrainStep::Wait("tables to reach the present step".to_owned()));
         }
-        if !drained.returns && !self.is_in_reports(region, keep) {
-            return Some(DrainStep::Wait("reports to show the present step"));
+        // Calls of shards without a copy elsewhere stay, however many these are.
+        let has_lone_shards = facts.lone_shards.share(region) > 0.0;
+        let staying = self.staying(region).filter(|staying| *staying > keep + REPORT_TOLERANCE);
+        if let (Some(staying), false) = (staying, drained.returns || has_lone_shards) {
+            let percent = staying * 100.0;
+            return Some(DrainStep::Wait(format!("reports, by which {percent:.0} % of calls still stay,")));
         }
         if drained.is_done() {
             return Some(DrainStep::Advance(drained.keep));
@@ -66,7 +70,7 @@ impl ServicePlanner {
         Some(match step {
             Step::Advance(keep) => DrainStep::Advance(share(keep)),
             Step::Done => DrainStep::Advance(drained.keep),
-            Step::Wait => DrainStep::Wait("the time of the next step"),
+            Step::Wait => DrainStep::Wait("the time of the next step".to_owned()),
             Step::HoldFor(full) => {
                 DrainStep::Hold(format!("region {} would come to its last threshold", self.regions[full]))
             }
@@ -87,8 +91,14 @@ impl ServicePlanner {
         now_ms: u64,
     ) -> Option<Result<Forecast, String>> {
         let at = self.drained_region(facts, region)?;
-        let forecast =
-            self.with_input(facts, topology, now_ms, |input| drain::forecast(input, &self.state, at, 0.0));
+        let forecast = self.with_input(facts, topology, now_ms, |input| {
+            let mut observation = input.observation.clone();
+            if let Some(callers) = &mut observation.regions[at].callers {
+                // As if all shards had the same calls. Plans do not know of it: a table would keep calls of others, too.
+                callers.pinned = facts.lone_shards.share(region);
+            }
+            drain::forecast(PlanInput { observation: &observation, ..input }, &self.state, at, 0.0)
+        });
         Some(forecast.map_err(|refusal| self.refusal_text(&refusal)))
     }
 
@@ -110,14 +120,12 @@ impl ServicePlanner {
         is_written && home.fold(0.0, f64::max) <= keep + TABLE_TOLERANCE
     }
 
-    /// Whether callers report that no more of their calls stay.
-    fn is_in_reports(&self, region: &Region, keep: f64) -> bool {
-        let callers = self.known.get(region).and_then(|known| known.callers.as_ref());
-        callers.is_none_or(|(_, rates)| {
-            let all: f64 = rates.sent.values().sum();
-            let home = rates.sent.get(region).copied().unwrap_or_default();
-            all < FEW_CALLS || home / all <= keep + REPORT_TOLERANCE
-        })
+    /// The share of their calls that callers in a region report to stay there; `None` of too few calls.
+    fn staying(&self, region: &Region) -> Option<f64> {
+        let (_, rates) = self.known.get(region)?.callers.as_ref()?;
+        let all: f64 = rates.sent.values().sum();
+        let home = rates.sent.get(region).copied().unwrap_or_default();
+        (all >= FEW_CALLS).then(|| home / all)
     }
 }
 

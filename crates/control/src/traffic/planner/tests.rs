@@ -1,12 +1,15 @@
 use std::time::Duration;
 
 use fairmesh_model::{
-    CallPath, CallRates, LoadMetric, MetricSum, RegionInfo, ServerRates, ServiceName, Share, Traffic,
-    TrafficPlanner, Zone,
+    CallPath, CallRates, LoadMetric, MetricSum, RegionDrain, RegionInfo, ServerRates, ServiceName, Share,
+    Traffic, TrafficPlanner, Zone,
 };
 
 use super::*;
-use crate::traffic::facts::{RegionEndpoints, StoredTable};
+use crate::traffic::{
+    facts::{RegionEndpoints, StoredDrain, StoredTable},
+    lone_shards::{LoneShards, tests::map},
+};
 
 /// Calls per second that fill a region.
 const FULL: f64 = 1_000.0;
@@ -248,7 +251,8 @@ fn reports_that_stop_or_lie_leave_the_tables_as_they_are() {
     world.keeps_its_tables("contradiction", 2, |world| {
         servers(world, |rates| rates.metrics.get_mut("busy").unwrap().sum = 0.0);
     });
-    world.keeps_its_tables("disagreement", 2, |world| servers(world, |rates| rates.received *= 10));
+    world.keeps_its_tables("disagreement", 2, |world| servers(world, |rates| rates.received = 0));
+    world.keeps_its_tables("work_per_call", 2, |world| servers(world, |rates| rates.received *= 10));
     world.keeps_its_tables("work_per_call", 2, |world| {
         servers(world, |rates| rates.metrics.get_mut("busy").unwrap().sum /= 10.0);
     });
@@ -391,6 +395,58 @@ fn shadow_writes_nothing_and_hold_changes_nothing() {
     let planned = world.planner.shares().find(|(from, _)| **from == region("eu")).unwrap().1;
     let share = planned.default.unwrap().to[&region("us")];
     assert!(share > Share::NONE, "and yet it is planned");
+}
+
+#[test]
+fn a_drain_of_lone_shards_goes_on_and_names_them() {
+    let mut world = World::started();
+    let drained = RegionDrain::begin(None, false, Duration::ZERO, world.now.wall_ms);
+    let gone = RegionDrain { keep: Share::NONE, ..drained };
+    world.topology.drains.insert(region("eu"), StoredDrain { drain: gone, revision: 1 });
+    world.offered = [300.0, 300.0];
+    world.seconds(60);
+    assert_eq!(world.share("eu", "eu"), 0.0);
+    // Half of the calls stay all the same.
+    for (path, rates) in &mut world.facts.reports.calls {
+        if path.from == region("eu") {
+            rates.attempts = 150_000;
+        }
+    }
+    for servers in world.facts.reports.servers.values_mut() {
+        servers.received = 450_000;
+    }
+    let lone = LoneShards::of(&map(&[&[("primary", "eu")], &[("primary", "eu"), ("primary", "us")]]));
+    let mut steps = Vec::new();
+    for lone in [LoneShards::default(), lone] {
+        world.facts.lone_shards = lone.into();
+        world.second();
+        let drain = (&region("eu"), &gone);
+        steps.push(world.planner.drain_step(&world.facts, &world.topology, drain, world.now).unwrap());
+    }
+    assert!(matches!(&steps[0], DrainStep::Wait(what) if what.contains("50 %")), "{steps:?}");
+    assert_eq!(steps[1], DrainStep::Advance(Share::NONE));
+    let forecast = world.planner.forecast(&world.facts, &world.topology, &region("eu"), world.now.ms);
+    let forecast = forecast.unwrap().unwrap();
+    assert!((forecast.staying - 150.0).abs() < 1.0, "{forecast:?}");
+}
+
+#[test]
+fn the_cpu_of_a_few_servers_does_not_stand_for_all() {
+    let mut facts = World::new().facts;
+    facts.traffic.load = None;
+    let rates = ServerRates {
+        servers: 4,
+        measured: 1,
+        counting: 4,
+        received: 1_000,
+        cpu_millicores: 900,
+        limit_millicores: 1_000,
+        ..ServerRates::default()
+    };
+    facts.reports.servers.insert(region("eu"), rates.clone());
+    assert_eq!(facts.servers_in(&region("eu")), None, "one of four");
+    facts.reports.servers.insert(region("eu"), ServerRates { measured: 2, ..rates });
+    assert!(facts.servers_in(&region("eu")).is_some(), "half of them");
 }
 
 #[test]

@@ -108,9 +108,9 @@ async fn follow(connection: &Connection, region: &Region, returns: bool) -> Resu
     loop {
         let drains = connection.traffic_planner().drains(v1::DrainsRequest {}).await?.into_inner().drains;
         let status = drains.into_iter().find(|drain| drain.region == region.as_str());
-        let drain = status.and_then(|status| Some((status.drain?, status.state)));
-        let (drain, state) = match drain {
-            Some((drain, state)) if drain.returns == returns => (drain, state),
+        let drain = status.and_then(|status| Some((status.drain?, status.state, status.staying)));
+        let (drain, state, staying) = match drain {
+            Some((drain, state, staying)) if drain.returns == returns => (drain, state, staying),
             // The record of a region that has all calls back is deleted.
             None if returns => return Ok(()),
             _ => {
@@ -121,7 +121,8 @@ async fn follow(connection: &Connection, region: &Region, returns: bool) -> Resu
                 ));
             }
         };
-        let line = format!("region {region} keeps {} % of its calls; {state}", drain.keep / 10_000);
+        let mut line = format!("region {region} keeps {} % of its calls; {state}", drain.keep / 10_000);
+        staying.iter().for_each(|why| line.push_str(&format!("; calls stay: {why}")));
         if line != last {
             output::note(&line);
             last = line;

@@ -58,7 +58,8 @@ pub(crate) struct AgentArgs {
     /// the system].
     #[arg(long, value_name = "IP")]
     local_address: Option<IpAddr>,
-    /// Name of this agent, for people [default: the host's name].
+    /// Name of this agent, which is its identity in a trust domain: two agents of one name are one to the mesh, so a second one on
+    /// a host needs a name of its own [default: the host's name].
     #[arg(long)]
     name: Option<String>,
     /// A file with the token of `fairmesh identity token` [default: FAIRMESH_JOIN_TOKEN]. Not needed again once the agent has

@@ -44,13 +44,11 @@ pub(super) async fn status(args: StatusArgs) -> Result<(), Failure> {
 async fn drains(connection: &Connection) -> Result<Option<String>, Failure> {
     let drains = connection.traffic_planner().drains(v1::DrainsRequest {}).await?.into_inner().drains;
     let line = |one: &v1::RegionDrainStatus| {
-        let keep = one.drain.map(|drain| drain.keep).unwrap_or_default();
-        format!(
-            "region {} is drained and keeps {} % of its calls; {}\n",
-            one.region,
-            keep / 10_000,
-            one.state
-        )
+        let keep = one.drain.map(|drain| drain.keep).unwrap_or_default() / 10_000;
+        let mut line =
+            format!("region {} is drained and keeps {keep} % of its calls; {}\n", one.region, one.state);
+        one.staying.iter().for_each(|why| line.push_str(&format!("  calls stay: {why}\n")));
+        line
     };
     Ok((!drains.is_empty()).then(|| drains.iter().map(line).collect()))
 }
@@ -112,6 +110,12 @@ fn text(service: &v1::ServiceTraffic) -> String {
             "\n{}",
             output::table(&["CALLERS", "CLASS", "SHARES", "DROPPED"], &table_rows(service))
         );
+    }
+    for region in service.regions.iter().filter(|region| region.unreported >= 1.0) {
+        let (name, rate) = (&region.region, region.unreported);
+        text.push_str(&format!(
+            "\n{rate:.1} calls/s to {name} are of callers that do not report: no table moves them\n"
+        ));
     }
     text.push_str(&zones(service));
     for shift in service.shifts.iter().take(MAX_SHIFTS) {
@@ -207,6 +211,7 @@ fn item(service: &v1::ServiceTraffic) -> Value {
             "predictedLoad": region.predicted,
             "offeredPerSecond": region.offered,
             "receivedPerSecond": region.received,
+            "unreportedPerSecond": region.unreported,
             "serversAgoMs": region.servers_ago_ms,
             "callersAgoMs": region.callers_ago_ms,
             "zones": region.zones.iter().map(zone_item).collect::<Vec<_>>(),

@@ -157,6 +157,8 @@ pub(crate) fn warnings(known: Option<&View>, resources: &[&Resource]) -> Vec<Str
             }
             Resource::Policy(name, policy) => {
                 warnings.extend(unreachable_routes(name, policy));
+                let conflict = policy.ring_conflict();
+                warnings.extend(conflict.map(|why| format!("the policy of {name}: {why}")));
                 warnings.extend(unknown_regions(name, policy, &known.regions.value, resources));
             }
             _ => {}

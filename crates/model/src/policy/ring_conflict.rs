@@ -1,0 +1,60 @@
+use super::{Locality, Policy, Ring};
+
+impl Policy {
+    /// Why the rings of the planner of region tables contradict the locality of the policy, in words; `None` if they do not.
+    ///
+    /// Tables divide calls by the planner's rings. Where no table has force, the rings of the locality do.
+    pub fn ring_conflict(&self) -> Option<String> {
+        let traffic = self.traffic.as_ref().filter(|traffic| traffic.is_planned())?;
+        if self.locality.local_only {
+            return Some(
+                "localOnly keeps calls in their region, so that the planner has nothing to plan".to_owned(),
+            );
+        }
+        let without_own = |rings: &mut dyn Iterator<Item = Ring>| -> Vec<Ring> {
+            rings.filter(|ring| *ring != Ring::Region).collect()
+        };
+        let planned = without_own(&mut traffic.load_rings().into_iter().map(|ring| ring.ring));
+        let local = without_own(&mut self.locality.rings.iter().copied());
+        let is_default = self.locality.rings.is_empty() || self.locality.rings == Locality::default_rings();
+        if is_default || planned == local {
+            return None;
+        }
+        let words = |rings: &[Ring]| rings.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        Some(format!(
+            "the planner opens the rings [{}] and locality.rings are [{}]: calls go elsewhere once the planner is gone; write the same in both",
+            words(&planned),
+            words(&local)
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{LoadRing, Share, Traffic, TrafficPlanner};
+
+    fn policy(planned: &[Ring], local: &[Ring]) -> Policy {
+        let ring = |ring: &Ring| LoadRing { ring: *ring, load: Share::ALL };
+        let rings = planned.iter().map(ring).collect();
+        let traffic = Traffic { planner: Some(TrafficPlanner::Rings), rings, ..Traffic::default() };
+        let locality = Locality { rings: local.into(), ..Locality::default() };
+        Policy { traffic: Some(Box::new(traffic)), locality, ..Policy::default() }
+    }
+
+    #[test]
+    fn rings_that_are_written_twice_must_be_the_same() {
+        let near = Ring::Within(Duration::from_millis(35));
+        assert_eq!(policy(&[Ring::Region, near, Ring::Any], &[near, Ring::Any]).ring_conflict(), None);
+        assert_eq!(policy(&[Ring::Region, Ring::Any], &Locality::default_rings()).ring_conflict(), None);
+        let conflict = policy(&[Ring::Region, Ring::Any], &[Ring::Region, near]).ring_conflict().unwrap();
+        assert!(conflict.contains("[any]") && conflict.contains("[35ms]"), "{conflict}");
+        let mut local_only = policy(&[], &[]);
+        local_only.locality.local_only = true;
+        assert!(local_only.ring_conflict().is_some());
+        local_only.traffic = None;
+        assert_eq!(local_only.ring_conflict(), None);
+    }
+}
