@@ -8,7 +8,9 @@ mod workloads;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use fairmesh_identity::{Credentials, IdentityError, JoinToken, Workload, renewal};
+use fairmesh_identity::{
+    Credentials, IdentityError, JoinToken, RevocationSource, Workload, follow_revocations, renewal,
+};
 use fairmesh_model::{Invalid, Label, MeshRole, Region, SpiffePath};
 use fairmesh_rib::follower::FollowerHandle;
 use fairmesh_wire::transport::{Address, TlsIdentity as _, Transport};
@@ -44,6 +46,8 @@ struct Shared {
     /// Where to join with the token, and how.
     control_planes: (Transport, Vec<Address>),
     folder: PathBuf,
+    /// Where this agent reads its own copy of the records, as programs do, so that it is subscribed and kept on disk.
+    own_copy: RevocationSource,
     /// Whether this agent is, or is about to become, a member; not while there is no way in. `None` before a control plane
     /// on this machine has said whether there is one.
     is_member: watch::Sender<Option<bool>>,
@@ -109,10 +113,25 @@ impl AgentIdentity {
             false => Some(false),
         };
         let is_member = watch::Sender::new(is_member);
+        let own_copy = RevocationSource {
+            agent: config.listen.clone(),
+            transport: transport.clone(),
+            software: format!("agent {name}"),
+        };
         let control_planes = (transport, config.upstreams.clone());
         let region = config.location.region.clone();
-        let shared =
-            Shared { workload, name, region, unusable, upstream, token, control_planes, folder, is_member };
+        let shared = Shared {
+            workload,
+            name,
+            region,
+            unusable,
+            upstream,
+            token,
+            control_planes,
+            folder,
+            own_copy,
+            is_member,
+        };
         Self { shared: Arc::new(shared) }
     }
 
@@ -122,11 +141,16 @@ impl AgentIdentity {
     }
 }
 
-/// Joins, and renews the certificate, until `stop`.
+/// Joins, renews the certificate, and follows revocations, until `stop`.
 pub(crate) async fn keep_fresh(identity: Option<AgentIdentity>, stop: CancellationToken) {
     let Some(AgentIdentity { shared }) = identity else { return };
     let source = ControlSource { shared: Arc::clone(&shared) };
-    renewal::keep_fresh(Arc::clone(&shared.workload), source, stop).await;
+    let revocations = follow_revocations(Arc::clone(&shared.workload), shared.own_copy.clone());
+    let renewing = renewal::keep_fresh(Arc::clone(&shared.workload), source, stop);
+    tokio::select! {
+        () = renewing => {}
+        () = revocations => {}
+    }
 }
 
 impl Shared {
@@ -150,6 +174,7 @@ impl Shared {
     /// What this agent lacks, and the way back.
     fn no_certificate(&self) -> String {
         let problem = match (&self.unusable, self.workload.is_ready()) {
+            (_, true) if self.workload.is_revoked() => "its certificate is revoked",
             (_, true) => "the certificate of this agent has expired",
             (Some(problem), false) => problem,
             (None, false) => return "this agent has no valid certificate yet; see its log".into(),
@@ -163,6 +188,9 @@ impl Shared {
 
     /// The certificate, if it is still accepted.
     fn valid_credentials(&self) -> Option<Arc<Credentials>> {
+        if self.workload.is_revoked() {
+            return None;
+        }
         self.workload.credentials().filter(|own| own.validity().1 > self.workload.now())
     }
 

@@ -14,6 +14,7 @@ mod trust;
 
 use std::sync::Arc;
 
+use fairmesh_identity::RevocationList;
 use fairmesh_model::{
     Endpoint, EndpointState, Identity, InstanceId, Prefix, Record, RecordKey, ServiceName, access::Grants,
 };
@@ -38,8 +39,8 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    pub(crate) fn new(control: AccessControl, node: Node) -> Self {
-        let trust = Arc::new(RecordedTrust::new(node.clone()));
+    pub(crate) fn new(control: AccessControl, (node, revocations): (Node, RevocationList)) -> Self {
+        let trust = Arc::new(RecordedTrust::new(node.clone(), revocations));
         Self { control, node, trust }
     }
 

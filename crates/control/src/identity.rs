@@ -9,9 +9,12 @@ mod service;
 use std::{path::Path, sync::Arc, time::Duration};
 
 use fairmesh_identity::{
-    Authority, Clock, Credentials, IdentityError, PrivateKey, SystemClock, Tokens, Workload,
+    Authority, Clock, Credentials, IdentityError, PrivateKey, RevocationList, SystemClock, Tokens, Trust,
+    Workload,
 };
-use fairmesh_model::{Label, MAX_ROOTS, MeshRole, Record, RecordKey, SpiffePath, TrustBundle, TrustDomain};
+use fairmesh_model::{
+    Label, MAX_ROOTS, MeshRole, Record, RecordKey, Revocations, SpiffePath, TrustBundle, TrustDomain,
+};
 use fairmesh_rib::{Batch, Node, Op};
 use fairmesh_store::Store;
 use fairmesh_wire::{records, transport::Transport};
@@ -30,6 +33,8 @@ const OWN_RENEWAL: Duration = Duration::from_secs(8 * 3600);
 
 /// How often the intermediate is checked, and a failed publication retried.
 const CHECK_INTERVAL: Duration = Duration::from_secs(3600);
+/// How often the record of revocations is compared with what is in force.
+const REVOCATION_INTERVAL: Duration = Duration::from_secs(1);
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What this control plane issues certificates with.
@@ -88,6 +93,11 @@ impl Issuing {
         bundle
     }
 
+    /// What verifies those who ask for certificates.
+    fn trust(&self, node: &Node) -> Result<Trust, IdentityError> {
+        Ok(Trust::new(self.bundle(node))?.with_revocations(self.workload.revocations().clone()))
+    }
+
     /// Records the roots that are not recorded yet.
     pub(crate) async fn publish(&self, node: &Node, store: &dyn Store) -> Result<(), Status> {
         let bundle = self.bundle(node);
@@ -130,6 +140,35 @@ impl Issuing {
 }
 
 impl IdentityService {
+    /// Refuses who is revoked, as the records say.
+    pub(crate) async fn follow_revocations(self) {
+        let Some(issuing) = self.issuing else { return std::future::pending().await };
+        let key = RecordKey::Revocations.to_string();
+        let mut known = None;
+        let mut ticks = tokio::time::interval(REVOCATION_INTERVAL);
+        loop {
+            let entry = self.node.get(&key);
+            let revision = entry.as_ref().map(|entry| entry.revision);
+            if revision != known {
+                known = revision;
+                let record = entry.map(|entry| records::decode(&RecordKey::Revocations, &entry.value));
+                match record.transpose() {
+                    Ok(Some(Record::Revocations(revocations))) => issuing.workload.revoke(revocations),
+                    Ok(_) => issuing.workload.revoke(Revocations::default()),
+                    Err(error) => {
+                        tracing::error!(%error, "the revocations are not understood; keeping the last ones");
+                    }
+                }
+            }
+            ticks.tick().await;
+        }
+    }
+
+    /// The revocations by which this control plane refuses callers.
+    pub(crate) fn revocations(&self) -> RevocationList {
+        self.issuing.as_ref().map(|issuing| issuing.workload.revocations().clone()).unwrap_or_default()
+    }
+
     /// Publishes the roots, and renews the intermediate in time while the root's key is there.
     pub(crate) async fn run(self) {
         let Some(issuing) = self.issuing else { return std::future::pending().await };

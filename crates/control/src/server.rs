@@ -184,13 +184,13 @@ impl Control {
         let traffic =
             Arc::new(TrafficController::new(node.clone(), applied.clone(), indices.planned.clone()));
         let permissions = indices.access.clone();
-        let access = Access::new(permissions.clone(), node.clone());
         let identity = IdentityService {
             issuing,
             node: node.clone(),
             store: applied.clone(),
             access: permissions.clone(),
         };
+        let access = Access::new(permissions.clone(), (node.clone(), identity.revocations()));
         let operated = (partitions, indices.audit.clone());
         let other_services =
             routes(&registry, &checks, closing).add_service(rpc::quota_server(quotas.clone()));
@@ -245,6 +245,7 @@ impl Controllers {
         spawn_cancellable(store_tasks, writes_ended, async move { distances.choose_targets().await });
         spawn_cancellable(store_tasks, writes_ended, async move { checks.clean_up_verdicts().await });
         spawn_cancellable(store_tasks, writes_ended, quotas.sweep());
+        spawn_cancellable(store_tasks, writes_ended, identity.clone().follow_revocations());
         spawn_cancellable(store_tasks, writes_ended, identity.run());
         spawn_cancellable(store_tasks, writes_ended, traffic.run());
         let stop = writes_ended.clone();

@@ -192,7 +192,13 @@ impl View {
                 }
             }
             // Not part of routing.
-            (Record::RegionDrain(_) | Record::TrustBundle(_) | Record::JoinedAgent(_), _) => {}
+            (
+                Record::RegionDrain(_)
+                | Record::TrustBundle(_)
+                | Record::Revocations(_)
+                | Record::JoinedAgent(_),
+                _,
+            ) => {}
             // Keys of services contain one, and `decode` returns the record that belongs to the key.
             (_, None) => {}
         }

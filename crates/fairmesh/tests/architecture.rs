@@ -20,7 +20,6 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // Messages as bytes: no word of the mesh.
     ("http", &[]),
     ("wire", &["model", "listen", "http"]),
-    ("identity", &["model", "wire"]),
     ("balancer", &["model"]),
     ("imbalance", &["model"]),
     ("router", &["model", "balancer"]),
@@ -30,6 +29,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("kernel", &["balancer", "router"]),
     ("signals", &["model"]),
     ("rib", &["model", "wire", "signals"]),
+    ("identity", &["model", "wire", "rib"]),
     ("te", &["model"]),
     ("sim", &["model", "balancer", "router", "rib", "te"]),
     ("store", &["model", "wire", "rib"]),

@@ -25,6 +25,7 @@ mod cli {
     pub(crate) mod refusals;
     pub(crate) mod replicas;
     pub(crate) mod restarts;
+    pub(crate) mod revocations;
     pub(crate) mod rib;
     pub(crate) mod roles;
     pub(crate) mod routes;

@@ -7,6 +7,8 @@ use crate::{Refused, token, trust};
 pub struct CertificateInfo {
     /// SHA-256 of the certificate, in hexadecimal.
     pub digest: String,
+    /// Its serial number, in hexadecimal without leading zeros.
+    pub serial: String,
     /// In seconds since 1970.
     pub expires_at: u64,
 }
@@ -17,8 +19,10 @@ impl CertificateInfo {
     /// # Errors
     /// When it is none.
     pub fn of(certificate: &[u8]) -> Result<Self, Refused> {
-        let (_, end) = trust::validity(&CertificateDer::from(certificate))?;
-        let digest = token::digest(certificate).iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(Self { digest, expires_at: end.as_secs() })
+        let der = CertificateDer::from(certificate);
+        let (_, end) = trust::validity(&der)?;
+        let hexadecimal = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let serial = hexadecimal(&trust::serial(&der)?);
+        Ok(Self { digest: hexadecimal(&token::digest(certificate)), serial, expires_at: end.as_secs() })
     }
 }

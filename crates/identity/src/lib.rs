@@ -1,19 +1,20 @@
 //! Identities of processes: certificates with SPIFFE ids, the authority that issues them, mutual TLS, and renewal.
 //!
-//! It sits above `wire`, whose [`TlsIdentity`](fairmesh_wire::transport::TlsIdentity) it implements, and is the only
+//! It sits above `wire`, whose [`TlsIdentity`](fairmesh_wire::transport::TlsIdentity) it implements, and `rib`, and is the only
 //! crate beside the proxy's listeners that names rustls, and the only one that names rcgen.
 //!
 //! * [`Authority`] is the certificate authority of a control plane: a root, whose key may be kept elsewhere, and an
 //!   intermediate of its own.
 //! * [`Trust`] verifies chains; [`Workload`] is a process's identity, and what its connections are secured with.
 //! * [`SignedMessage`](signed) and [`JoinToken`] protect requests for certificates, whatever lies in between.
-//! * [`renewal`] keeps an identity fresh.
+//! * [`renewal`] keeps an identity fresh, and [`follow_revocations`] what it refuses.
 //!
 //! Private keys never leave the process that made them: an authority sees a signing request. Sending keys with
 //! certificates was rejected, since then each hop could impersonate the service.
 
 mod authority;
 mod clock;
+mod connections;
 mod credentials;
 mod error;
 mod files;
@@ -22,6 +23,7 @@ mod key;
 mod member;
 mod program;
 pub mod renewal;
+mod revocations;
 pub mod signed;
 pub mod statement;
 mod tls_config;
@@ -33,12 +35,14 @@ mod workload;
 
 pub use authority::{Authority, Issued, LIFETIME};
 pub use clock::{Clock, SystemClock};
+pub use connections::RevocationList;
 pub use credentials::Credentials;
 pub use error::IdentityError;
 pub use info::CertificateInfo;
 pub use key::PrivateKey;
 pub use member::Member;
 pub use program::{IdentityRequest, ProgramIdentity, ServerIdentity};
+pub use revocations::{RevocationSource, follow_revocations};
 pub use token::{JoinToken, MAX_TOKEN_TTL, digest as sha256};
 pub use tokens::{TokenGrant, TokenRefused, Tokens};
 pub use trust::{CLOCK_SKEW, Refused, Trust, Usage};

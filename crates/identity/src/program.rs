@@ -19,12 +19,15 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tonic::Code;
 
 use crate::{
-    Workload,
+    RevocationSource, Workload, follow_revocations,
     renewal::{self, Certified, Source},
 };
 
 /// How long one request may take.
 const TIMEOUT: Duration = Duration::from_secs(12);
+
+/// How long a program that starts waits for the revocations.
+const REVOCATIONS_WAIT: Duration = Duration::from_secs(1);
 
 /// Pauses of a program that has no identity yet: while there is no agent, and while there is no trust domain.
 const NO_AGENT_INTERVAL: Duration = Duration::from_secs(5);
@@ -60,12 +63,12 @@ enum NotIssued {
     Failed(String),
 }
 
-/// The identity of this program. It is renewed until this is dropped.
+/// The identity of this program. It is renewed, and revocations are followed, until this is dropped.
 #[derive(Clone, Debug)]
 pub struct ProgramIdentity {
     workload: Arc<Workload>,
     progress: Arc<Progress>,
-    _renewal: Arc<AbortOnDropHandle<()>>,
+    _tasks: Arc<[AbortOnDropHandle<()>; 2]>,
 }
 
 /// How a server accepts connections.
@@ -98,8 +101,12 @@ impl ProgramIdentity {
     /// that accept only mutual TLS are not called. `None` if no agent can give one.
     pub async fn of_caller(request: IdentityRequest) -> Option<Self> {
         let source = request.source()?;
-        let _ = source.first(request.patience).await;
-        Some(Self::keep(source))
+        let issued = source.first(request.patience).await;
+        let this = Self::keep(source);
+        if issued.is_ok() {
+            this.know_revocations().await;
+        }
+        Some(this)
     }
 
     /// The identity of a server, which decides once whether it accepts only mutual TLS: if the agent is a member of a
@@ -107,7 +114,11 @@ impl ProgramIdentity {
     pub async fn of_server(request: IdentityRequest) -> ServerIdentity {
         let Some(source) = request.source() else { return ServerIdentity::Plaintext };
         match source.first(request.patience).await {
-            Ok(()) => {}
+            Ok(()) => {
+                let this = Self::keep(source);
+                this.know_revocations().await;
+                return ServerIdentity::Secured(this);
+            }
             Err(NotIssued::NoDomain) => return ServerIdentity::Plaintext,
             Err(NotIssued::NoAgent(error)) => {
                 tracing::debug!(error, "no agent gives this server an identity");
@@ -120,11 +131,23 @@ impl ProgramIdentity {
         ServerIdentity::Secured(Self::keep(source))
     }
 
+    /// Waits for the revocations, so that the first connections are verified by them too. They come late only where the
+    /// agent has none and reaches no control plane: then this program does not wait.
+    async fn know_revocations(&self) {
+        let _ = timeout(REVOCATIONS_WAIT, self.workload.revocations_known()).await;
+    }
+
     fn keep(source: AgentSource) -> Self {
         let (workload, progress) = (Arc::clone(&source.workload), Arc::clone(&source.progress));
+        let revocations = RevocationSource {
+            agent: source.agent.clone(),
+            transport: Transport::default(),
+            software: source.software.clone(),
+        };
+        let following = follow_revocations(Arc::clone(&workload), revocations);
         let renewing = renewal::keep_fresh(Arc::clone(&workload), source, CancellationToken::new());
-        let renewal = Arc::new(AbortOnDropHandle::new(tokio::spawn(renewing)));
-        Self { workload, progress, _renewal: renewal }
+        let tasks = [tokio::spawn(renewing), tokio::spawn(following)];
+        Self { workload, progress, _tasks: Arc::new(tasks.map(AbortOnDropHandle::new)) }
     }
 
     /// Secures calls of services and connections with processes of the mesh, and keeps the identity renewed as long as a

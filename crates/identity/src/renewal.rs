@@ -7,7 +7,7 @@ use fairmesh_model::TrustBundle;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_util::sync::CancellationToken;
 
-use crate::{Credentials, IdentityError, PrivateKey, Workload, token};
+use crate::{CertificateInfo, Credentials, IdentityError, PrivateKey, Workload, token};
 
 /// Age at which a certificate is renewed, at the latest; up to a tenth earlier, so that those who began together do not
 /// all come at once.
@@ -63,8 +63,9 @@ async fn install<E: From<String>>(
         tracing::error!(%error, "the new certificate cannot be kept on disk");
     }
     let (id, (_, expires)) = (credentials.id().clone(), credentials.validity());
+    let serial = CertificateInfo::of(&credentials.chain[0]).map(|info| info.serial).unwrap_or_default();
     workload.install(credentials).map_err(failed)?;
-    tracing::info!(%id, expires = expires.as_secs(), "a certificate was issued");
+    tracing::info!(%id, serial, expires = expires.as_secs(), "a certificate was issued");
     Ok(())
 }
 
@@ -76,10 +77,14 @@ pub async fn keep_fresh(workload: Arc<Workload>, source: impl Source, stop: Canc
             wait_until_due(&workload).await;
             let renewed =
                 install(&workload, |request| source.certify(request), |made| source.save(made)).await;
+            let renewed = match renewed {
+                // It was issued by a clock that is behind that of whoever revoked those before.
+                Ok(()) if workload.is_revoked() => Err("the new certificate is revoked too".to_owned()),
+                renewed => renewed,
+            };
             match renewed {
                 Ok(()) => backoff = BACKOFF.0,
                 Err(error) => {
-                    let error: String = error;
                     report(&workload, &error);
                     tokio::time::sleep(backoff + jitter(&workload, backoff / 2)).await;
                     backoff = (backoff * 2).min(BACKOFF.1);
@@ -92,11 +97,17 @@ pub async fn keep_fresh(workload: Arc<Workload>, source: impl Source, stop: Canc
 
 async fn wait_until_due(workload: &Workload) {
     while let Some(credentials) = workload.credentials() {
+        let mut changes = workload.revocation_changes();
         let due = due_at(&credentials).saturating_sub(workload.now());
-        if due.is_zero() {
+        // Another certificate of an identity that is revoked as a whole is refused, and accepted again once it is restored.
+        if due.is_zero() || workload.is_revoked() {
             return;
         }
-        tokio::time::sleep(due.min(CLOCK_CHECK)).await;
+        tokio::select! {
+            () = tokio::time::sleep(due.min(CLOCK_CHECK)) => {}
+            // The sender lives as long as the borrow of the workload.
+            _ = changes.changed() => {}
+        }
     }
 }
 

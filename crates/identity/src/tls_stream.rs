@@ -2,7 +2,7 @@ use std::{
     io::{self, ErrorKind, IoSlice},
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -18,7 +18,11 @@ use tokio_rustls::{
     rustls::{self, AlertDescription, CertificateError, ClientConfig, ServerConfig, pki_types::ServerName},
 };
 
-use crate::{Usage, trust};
+use crate::{
+    Usage,
+    connections::{CertificateFacts, Connections, Half, Tracked},
+    trust,
+};
 
 /// How long, and for how many bytes, a server reads a connection whose handshake failed.
 const LINGER: Duration = Duration::from_secs(1);
@@ -26,20 +30,24 @@ const MAX_DISCARDED: u64 = 64 * 1024;
 
 /// TLS over TCP.
 #[derive(Debug)]
-pub(crate) struct TlsStream(tokio_rustls::TlsStream<TcpStream>);
+pub(crate) struct TlsStream {
+    stream: tokio_rustls::TlsStream<TcpStream>,
+    /// `None` if the peer showed no certificate, or none that is known to be of the domain.
+    tracked: Option<Tracked>,
+}
 
 impl TlsStream {
     /// Performs the handshake of a client.
     pub(crate) async fn connect(config: Arc<ClientConfig>, stream: TcpStream) -> io::Result<Self> {
         let name = ServerName::IpAddress(stream.peer_addr()?.ip().into());
         let handshake = TlsConnector::from(config).connect(name, stream).await;
-        Ok(Self(handshake.map_err(failed_handshake)?.into()))
+        Ok(Self { stream: handshake.map_err(failed_handshake)?.into(), tracked: None })
     }
 
     /// Performs the handshake of a server.
     pub(crate) async fn accept(config: Arc<ServerConfig>, stream: TcpStream) -> io::Result<Self> {
         match TlsAcceptor::from(config).accept(stream).into_fallible().await {
-            Ok(stream) => Ok(Self(stream.into())),
+            Ok(stream) => Ok(Self { stream: stream.into(), tracked: None }),
             Err((error, stream)) => {
                 // Requests that arrived already would reset the connection, and the client lose the alert.
                 let _ = timeout(LINGER, discard(stream)).await;
@@ -47,19 +55,56 @@ impl TlsStream {
             }
         }
     }
+
+    /// Ends with the revocation of the peer's certificate.
+    ///
+    /// # Errors
+    /// When it is revoked already.
+    pub(crate) fn within(self, connections: &Arc<Connections>) -> io::Result<Self> {
+        let chain = self.stream.get_ref().1.peer_certificates();
+        let Some(certificate) = chain.and_then(<[_]>::first) else { return Ok(self) };
+        let facts = CertificateFacts::of(certificate, self.usage_of_peer());
+        let tracked = facts.and_then(|facts| connections.track(facts)).map_err(|refused| {
+            io::Error::new(ErrorKind::ConnectionRefused, format!("the TLS handshake failed: {refused}"))
+        })?;
+        Ok(Self { tracked: Some(tracked), ..self })
+    }
+
+    /// What the certificate of the peer is for.
+    fn usage_of_peer(&self) -> Usage {
+        match &self.stream {
+            tokio_rustls::TlsStream::Client(_) => Usage::Server,
+            tokio_rustls::TlsStream::Server(_) => Usage::Client,
+        }
+    }
+
+    /// Fails once the peer is revoked.
+    fn check(&self) -> io::Result<()> {
+        self.tracked.as_ref().map_or(Ok(()), Tracked::check)
+    }
+
+    /// Has a half that waits woken when the peer is revoked.
+    fn or_revoked<T>(
+        &self,
+        polled: Poll<io::Result<T>>,
+        half: Half,
+        cx: &Context<'_>,
+    ) -> Poll<io::Result<T>> {
+        if let (Poll::Pending, Some(tracked)) = (&polled, &self.tracked) {
+            tracked.wait(half, cx)?;
+        }
+        polled
+    }
 }
 
 impl SecureStream for TlsStream {
     fn socket(&self) -> &TcpStream {
-        self.0.get_ref().0
+        self.stream.get_ref().0
     }
 
     fn peer(&self) -> Identity {
-        let (_, session) = self.0.get_ref();
-        let usage = match &self.0 {
-            tokio_rustls::TlsStream::Client(_) => Usage::Server,
-            tokio_rustls::TlsStream::Server(_) => Usage::Client,
-        };
+        let (_, session) = self.stream.get_ref();
+        let usage = self.usage_of_peer();
         // The handshake has verified the certificate.
         let id = session.peer_certificates().and_then(|chain| trust::id_of(chain.first()?, usage).ok());
         id.map_or(Identity::Anonymous, Identity::Spiffe)
@@ -116,20 +161,24 @@ impl AsyncRead for TlsStream {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        self.check()?;
         // A write may have left records unsent, and callers that wait for a response do not flush.
-        if self.0.get_ref().1.wants_write()
-            && let Poll::Ready(Err(error)) = Pin::new(&mut self.0).poll_flush(cx)
+        if self.stream.get_ref().1.wants_write()
+            && let Poll::Ready(Err(error)) = Pin::new(&mut self.stream).poll_flush(cx)
             && !matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset)
         {
             return Poll::Ready(Err(error));
         }
-        Poll::Ready(ready!(Pin::new(&mut self.0).poll_read(cx, buf)).map_err(as_refusal))
+        let polled = Pin::new(&mut self.stream).poll_read(cx, buf).map_err(as_refusal);
+        self.or_revoked(polled, Half::Read, cx)
     }
 }
 
 impl AsyncWrite for TlsStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(cx, buf)
+        self.check()?;
+        let polled = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.or_revoked(polled, Half::Write, cx)
     }
 
     fn poll_write_vectored(
@@ -137,18 +186,21 @@ impl AsyncWrite for TlsStream {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write_vectored(cx, bufs)
+        self.check()?;
+        let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        self.or_revoked(polled, Half::Write, cx)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.0.is_write_vectored()
+        self.stream.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(cx)
+        let polled = Pin::new(&mut self.stream).poll_flush(cx);
+        self.or_revoked(polled, Half::Write, cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(cx)
+        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fairmesh_model::{SpiffeId, TrustBundle, TrustDomain};
+use fairmesh_model::{SpiffeId, SpiffePath, TrustBundle, TrustDomain};
 use tokio_rustls::rustls::{
     crypto::{WebPkiSupportedAlgorithms, aws_lc_rs},
     pki_types::{CertificateDer, TrustAnchor, UnixTime},
@@ -10,7 +10,7 @@ use tokio_rustls::rustls::{
 use webpki::{EndEntityCert, KeyUsage, anchor_from_trusted_cert};
 use x509_parser::{certificate::X509Certificate, extensions::GeneralName, prelude::FromDer as _};
 
-use crate::{IdentityError, JoinToken};
+use crate::{IdentityError, JoinToken, RevocationList};
 
 /// How far the clocks of two machines may differ.
 pub const CLOCK_SKEW: Duration = Duration::from_secs(300);
@@ -56,6 +56,9 @@ pub enum Refused {
     /// The id is of another domain.
     #[error("the peer is {0}, of another trust domain")]
     OtherDomain(SpiffeId),
+    /// An operator revoked it.
+    #[error("the certificate of {0} is revoked; see `fairmesh identity list`")]
+    Revoked(SpiffePath),
     /// The peer is another.
     #[error("the peer is {found}, not {expected}")]
     Unexpected {
@@ -77,6 +80,7 @@ pub enum Refused {
 pub struct Trust {
     bundle: TrustBundle,
     anchors: Vec<TrustAnchor<'static>>,
+    pub(crate) revocations: RevocationList,
 }
 
 impl Trust {
@@ -90,7 +94,14 @@ impl Trust {
             anchor_from_trusted_cert(&certificate).map(|anchor| anchor.to_owned())
         };
         let anchors = bundle.roots.iter().map(anchor).collect::<Result<_, _>>();
-        Ok(Self { anchors: anchors.map_err(IdentityError::crypto)?, bundle })
+        let anchors = anchors.map_err(IdentityError::crypto)?;
+        Ok(Self { anchors, bundle, revocations: RevocationList::default() })
+    }
+
+    /// Refuses the certificates of a list too, as it is at each time.
+    #[must_use]
+    pub fn with_revocations(self, revocations: RevocationList) -> Self {
+        Self { revocations, ..self }
     }
 
     /// The trust domain.
@@ -151,7 +162,11 @@ impl Trust {
         };
         let id = id_of(leaf, usage)?;
         self.verify_path(leaf, intermediates, usage, now)?;
-        if id.domain == self.bundle.domain { Ok(id) } else { Err(Refused::OtherDomain(id)) }
+        if id.domain != self.bundle.domain {
+            return Err(Refused::OtherDomain(id));
+        }
+        self.revocations.check(leaf, usage)?;
+        Ok(id)
     }
 
     /// Verifies the signatures, times and constraints of a chain, at the time of a peer whose clock may differ.
@@ -235,4 +250,10 @@ pub(crate) fn validity(certificate: &CertificateDer<'_>) -> Result<(Duration, Du
     let seconds =
         |time: x509_parser::time::ASN1Time| Duration::from_secs(time.timestamp().try_into().unwrap_or(0));
     Ok((seconds(validity.not_before), seconds(validity.not_after)))
+}
+
+/// The serial number of a certificate, without leading zeros.
+pub(crate) fn serial(certificate: &CertificateDer<'_>) -> Result<Vec<u8>, Refused> {
+    let parsed = parse(certificate)?;
+    Ok(parsed.raw_serial().iter().copied().skip_while(|byte| *byte == 0).collect())
 }

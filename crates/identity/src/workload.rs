@@ -5,13 +5,14 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::SpiffeId;
+use fairmesh_model::{Revocations, SpiffeId};
 use fairmesh_wire::transport::{ExpectedPeer, Handshake, NoIdentity, TlsIdentity};
 use tokio::{net::TcpStream, sync::watch};
 use tokio_rustls::rustls::{ClientConfig, ServerConfig};
 
 use crate::{
-    Clock, Credentials, IdentityError, SystemClock,
+    Clock, Credentials, IdentityError, RevocationList, SystemClock, Usage,
+    connections::Connections,
     tls_config::{self, Expected},
     tls_stream::TlsStream,
 };
@@ -24,6 +25,9 @@ pub struct Workload {
     clock: Arc<dyn Clock>,
     held: RwLock<Option<Arc<Held>>>,
     ready: watch::Sender<bool>,
+    connections: Arc<Connections>,
+    /// How often the record of revocations was read.
+    revoked: watch::Sender<u64>,
 }
 
 /// One certificate, and configurations with it.
@@ -50,14 +54,21 @@ impl Default for Workload {
 impl Workload {
     /// Without a certificate yet.
     pub fn new(clock: Arc<dyn Clock>) -> Self {
-        Self { clock, held: RwLock::default(), ready: watch::Sender::new(false) }
+        Self {
+            clock,
+            held: RwLock::default(),
+            ready: watch::Sender::new(false),
+            connections: Arc::default(),
+            revoked: watch::Sender::new(0),
+        }
     }
 
     /// Replaces the certificate, for connections from now on.
     ///
     /// # Errors
     /// When it cannot be used; the one before remains.
-    pub fn install(&self, credentials: Credentials) -> Result<(), IdentityError> {
+    pub fn install(&self, mut credentials: Credentials) -> Result<(), IdentityError> {
+        credentials.trust.revocations = self.connections.revocations.clone();
         let server = tls_config::server(&credentials, &self.clock, false)?;
         let joining_server = tls_config::server(&credentials, &self.clock, true)?;
         let credentials = Arc::new(credentials);
@@ -65,6 +76,39 @@ impl Workload {
         *self.held.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(held));
         self.ready.send_replace(true);
         Ok(())
+    }
+
+    /// Replaces the revocations: peers with such a certificate are refused, and their open connections end.
+    pub fn revoke(&self, revocations: Revocations) {
+        self.connections.revoke(revocations);
+        self.note_revocations();
+    }
+
+    /// The revocations, as they are at each time.
+    pub fn revocations(&self) -> &RevocationList {
+        &self.connections.revocations
+    }
+
+    /// The record of revocations was read.
+    pub(crate) fn note_revocations(&self) {
+        self.revoked.send_modify(|reads| *reads += 1);
+    }
+
+    /// Waits until the record of revocations was read once.
+    pub(crate) async fn revocations_known(&self) {
+        // The sender lives as long as this borrow.
+        let _ = self.revoked.subscribe().wait_for(|reads| *reads > 0).await;
+    }
+
+    /// Changes when the record of revocations is read.
+    pub(crate) fn revocation_changes(&self) -> watch::Receiver<u64> {
+        self.revoked.subscribe()
+    }
+
+    /// Whether the certificate of this process itself is revoked.
+    pub fn is_revoked(&self) -> bool {
+        self.held()
+            .is_some_and(|held| self.revocations().check(&held.credentials.chain[0], Usage::Client).is_err())
     }
 
     /// The identity; `None` before there is a certificate.
@@ -119,11 +163,14 @@ impl Workload {
     }
 }
 
-fn accept(config: Option<Arc<ServerConfig>>, stream: TcpStream) -> Handshake {
-    Box::pin(async move {
-        let config = config.ok_or_else(no_identity)?;
-        Ok(Box::new(TlsStream::accept(config, stream).await?) as Box<_>)
-    })
+impl Workload {
+    fn accept_with(&self, config: Option<Arc<ServerConfig>>, stream: TcpStream) -> Handshake {
+        let connections = Arc::clone(&self.connections);
+        Box::pin(async move {
+            let config = config.ok_or_else(no_identity)?;
+            Ok(Box::new(TlsStream::accept(config, stream).await?.within(&connections)?) as Box<_>)
+        })
+    }
 }
 
 fn no_identity() -> io::Error {
@@ -141,14 +188,17 @@ impl TlsIdentity for Workload {
 
     fn connect(&self, peer: ExpectedPeer<'_>, stream: TcpStream) -> Handshake {
         let config = self.client(peer);
-        Box::pin(async move { Ok(Box::new(TlsStream::connect(config?, stream).await?) as Box<_>) })
+        let connections = Arc::clone(&self.connections);
+        Box::pin(async move {
+            Ok(Box::new(TlsStream::connect(config?, stream).await?.within(&connections)?) as Box<_>)
+        })
     }
 
     fn accept(&self, stream: TcpStream) -> Handshake {
-        accept(self.held().map(|held| Arc::clone(&held.server)), stream)
+        self.accept_with(self.held().map(|held| Arc::clone(&held.server)), stream)
     }
 
     fn accept_joining(&self, stream: TcpStream) -> Handshake {
-        accept(self.held().map(|held| Arc::clone(&held.joining_server)), stream)
+        self.accept_with(self.held().map(|held| Arc::clone(&held.joining_server)), stream)
     }
 }

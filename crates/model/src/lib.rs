@@ -18,6 +18,7 @@ mod name;
 mod policy;
 pub mod quota;
 mod record;
+mod revocation;
 mod route;
 mod service;
 mod shard;
@@ -51,6 +52,7 @@ pub use policy::{KeySource, Locality, MAX_KEY_SOURCES, Policy, Retries, Ring};
 pub use record::Record;
 pub use record::{ChunkHash, HistoryKind, MeshHistoryKind, Prefix, RecordKey, ShardPart};
 pub use record::{Cursor, Revision, StoreId};
+pub use revocation::{MAX_REVOCATIONS, MAX_SERIAL, Revocation, Revocations, RevokedCertificates};
 pub use route::{
     Abort, Actions, Backend, ClientMatch, Delay, GrpcMatch, HeaderEdits, HeaderMatch, HostMatch,
     MAX_CONDITIONS, MAX_EXPRESSION_BYTES, MAX_ROUTES, Match, Mirror, PathMatch, PathRewrite, Pattern,

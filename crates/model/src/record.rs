@@ -3,7 +3,8 @@ mod rib_key;
 
 use crate::{
     DefaultAuthorization, Endpoint, Hosts, JoinedAgent, MeasuredDistances, Policy, RegionDrain, RegionTable,
-    Regions, RoundTrips, Service, ShardMove, TrustBundle, Verdict, WorkloadEntry, access::RoleBinding,
+    Regions, Revocations, RoundTrips, Service, ShardMove, TrustBundle, Verdict, WorkloadEntry,
+    access::RoleBinding,
 };
 
 pub use revision::{Cursor, Revision, StoreId};
@@ -40,6 +41,8 @@ pub enum Record {
     Hosts(Hosts),
     /// At `identity/bundle`.
     TrustBundle(TrustBundle),
+    /// At `identity/revocations`.
+    Revocations(Revocations),
     /// At `identity/agents/`.
     JoinedAgent(JoinedAgent),
     /// At `workloads/`.

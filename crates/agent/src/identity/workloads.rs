@@ -37,6 +37,12 @@ impl workload_server::Workload for WorkloadService {
         if !is_own_user(uid) {
             shared.check_selected(&path, program, &csr).await?;
         }
+        if shared.workload.revocations().current().revokes_identity(&path) {
+            tracing::warn!(%path, uid, "a program is refused a certificate: its identity is revoked");
+            return Err(Status::permission_denied(format!(
+                "the identity {path} is revoked; an operator can restore it with `fairmesh identity restore {path}`"
+            )));
+        }
         let certified = shared.issue(path, csr.to_vec()).await?;
         let chain = certified.chain.iter().map(|one| Bytes::copy_from_slice(one)).collect();
         Ok(Response::new(v1::IssueWorkloadResponse { chain, bundle: Some(certified.bundle.into()) }))

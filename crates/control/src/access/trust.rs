@@ -1,6 +1,6 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fairmesh_identity::{Clock as _, SystemClock, Trust, statement};
+use fairmesh_identity::{Clock as _, RevocationList, SystemClock, Trust, statement};
 use fairmesh_model::{RecordKey, SpiffeId};
 use fairmesh_rib::Node;
 use fairmesh_wire::transport::StatedCall;
@@ -12,13 +12,14 @@ use crate::identity::recorded_bundle;
 #[derive(Debug)]
 pub(super) struct RecordedTrust {
     node: Node,
+    revocations: RevocationList,
     /// The roots, and the revision of their record.
     cached: Mutex<Option<(u64, Arc<Trust>)>>,
 }
 
 impl RecordedTrust {
-    pub(super) fn new(node: Node) -> Self {
-        Self { node, cached: Mutex::default() }
+    pub(super) fn new(node: Node, revocations: RevocationList) -> Self {
+        Self { node, revocations, cached: Mutex::default() }
     }
 
     /// Who stated a call.
@@ -45,7 +46,8 @@ impl RecordedTrust {
             return Ok(Arc::clone(trust));
         }
         let bundle = recorded_bundle(&self.node).ok_or_else(unknown)?;
-        let trust = Arc::new(Trust::new(bundle).map_err(|error| Status::internal(error.to_string()))?);
+        let trust = Trust::new(bundle).map_err(|error| Status::internal(error.to_string()))?;
+        let trust = Arc::new(trust.with_revocations(self.revocations.clone()));
         *cached = Some((revision, Arc::clone(&trust)));
         Ok(trust)
     }

@@ -73,6 +73,7 @@ fn parse_op(op: v1::Op) -> Result<DesiredRecord, Invalid> {
             | RecordKey::Hosts
             | RecordKey::DefaultAuthorization
             | RecordKey::RoleBinding(_)
+            | RecordKey::Revocations
     );
     if !written_here {
         let problem = format!("{key} is not configuration");

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use fairmesh_identity::{
-    CLOCK_SKEW, TokenGrant, TokenRefused, Trust,
+    CLOCK_SKEW, TokenGrant, TokenRefused,
     signed::{self, Purpose},
 };
 use fairmesh_model::{
@@ -43,6 +43,8 @@ impl identity_server::Identity for IdentityService {
         let is_local = is_own_user(&request);
         let v1::JoinRequest { agent, csr, token, proof, region } = request.into_inner();
         let agent = Label::new(agent).map_err(|error| Status::invalid_argument(error.to_string()))?;
+        // Before it uses up its token.
+        refuse_revoked(issuing, &SpiffePath::Mesh(MeshRole::Agent, agent.clone()))?;
         let tenants = if token.is_empty() {
             if !is_local {
                 return Err(Status::permission_denied(
@@ -67,7 +69,7 @@ impl identity_server::Identity for IdentityService {
     ) -> Result<Response<v1::SignedMessage>, Status> {
         let issuing = self.issuing.as_ref().ok_or_else(no_domain)?;
         let message = request.into_inner();
-        let trust = Trust::new(issuing.bundle(&self.node)).map_err(|error| failed(&error))?;
+        let trust = issuing.trust(&self.node).map_err(|error| failed(&error))?;
         let now = issuing.clock.now();
         let signer = signed::verify(&trust, Purpose::IssueRequest, b"", &message, now)
             .map_err(|refused| Status::unauthenticated(refused.to_string()))?;
@@ -153,6 +155,7 @@ impl IdentityService {
     /// A signed response with a certificate.
     fn certify(&self, csr: &[u8], path: SpiffePath) -> Result<v1::SignedMessage, Status> {
         let issuing = self.issuing.as_ref().ok_or_else(no_domain)?;
+        refuse_revoked(issuing, &path)?;
         let bundle = issuing.bundle(&self.node);
         let id = path.within(&bundle.domain);
         let issued =
@@ -186,6 +189,17 @@ impl IdentityService {
         signed::sign(&own, Purpose::IssueResponse, csr, response.encode_to_vec())
             .map_err(|error| failed(&error))
     }
+}
+
+/// An identity that is revoked as a whole gets no certificate.
+fn refuse_revoked(issuing: &Issuing, path: &SpiffePath) -> Result<(), Status> {
+    if !issuing.workload.revocations().current().revokes_identity(path) {
+        return Ok(());
+    }
+    tracing::warn!(%path, "a certificate was refused: the identity is revoked");
+    Err(Status::permission_denied(format!(
+        "the identity {path} is revoked; an operator can restore it with `fairmesh identity restore {path}`"
+    )))
 }
 
 fn redeem(

@@ -2,6 +2,7 @@
 
 mod agents;
 mod authority;
+mod revoke;
 mod token;
 
 use std::process::ExitCode;
@@ -16,7 +17,7 @@ use crate::{
 /// Subcommands of `fairmesh identity`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum IdentityCommand {
-    /// List the agents that joined the trust domain.
+    /// List the agents that joined the trust domain, and the identities that are revoked.
     List(ReadArgs),
     /// Show the trust domain: its roots, and the key that signs certificates.
     Show(ReadArgs),
@@ -24,6 +25,10 @@ pub(crate) enum IdentityCommand {
     Token(token::TokenArgs),
     /// Replace the key that signs certificates: on the control plane's machine, as its user.
     Rotate(authority::RotateArgs),
+    /// Refuse the certificates of an identity from now on, and close its connections.
+    Revoke(revoke::RevokeArgs),
+    /// Accept an identity again that was revoked.
+    Restore(revoke::RestoreArgs),
 }
 
 /// Arguments of a command that reads.
@@ -42,6 +47,8 @@ pub(crate) async fn run(command: IdentityCommand) -> Result<ExitCode, Failure> {
         IdentityCommand::Show(args) => authority::show(args).await,
         IdentityCommand::Token(args) => token::run(args).await,
         IdentityCommand::Rotate(args) => authority::rotate(args).await,
+        IdentityCommand::Revoke(args) => revoke::revoke(args).await,
+        IdentityCommand::Restore(args) => revoke::restore(args).await,
     }?;
     Ok(ExitCode::SUCCESS)
 }

@@ -7,6 +7,7 @@ mod authority;
 mod mesh_connections;
 mod refused;
 mod renewal;
+mod revoked;
 mod signed;
 mod support;
 mod tokens;

@@ -119,7 +119,9 @@ impl Grants {
         let segments: Vec<&str> = text.strip_prefix('/').unwrap_or(text).split('/').collect();
         match segments[..] {
             // The same for every tenant, and needed by every router.
-            ["g", "topology", ..] | ["g", "authorization"] | ["g", "identity", "bundle"] => true,
+            ["g", "topology", ..] | ["g", "authorization"] | ["g", "identity", "bundle" | "revocations"] => {
+                true
+            }
             ["t", tenant, _] => prefix.is_folder() && self.views_tenant(tenant),
             ["t", tenant, _, ""] => self.views_tenant(tenant),
             ["t", tenant, "history", _, service, ..] => {
@@ -236,6 +238,7 @@ mod tests {
             ("/g/topology/hosts", true),
             ("/g/authorization", true),
             ("/g/identity/bundle", true),
+            ("/g/identity/revocations", true),
             ("/g/identity/", false),
             ("/g/identity/agents/web-2", false),
             ("/g/roles/", false),

@@ -45,6 +45,8 @@ pub enum RecordKey {
     RoleBinding(Label),
     /// `/g/identity/bundle`: the roots of the trust domain.
     TrustBundle,
+    /// `/g/identity/revocations`: the certificates that are no longer accepted.
+    Revocations,
     /// `/g/identity/agents/{name}`: an agent that joined the trust domain.
     JoinedAgent(Label),
 }
@@ -309,6 +311,7 @@ impl RecordKey {
             | Self::RegionDrain(_)
             | Self::Hosts
             | Self::TrustBundle
+            | Self::Revocations
             | Self::DefaultAuthorization
             | Self::MeshHistory(..)
             | Self::RoleBinding(_)
@@ -341,6 +344,7 @@ impl RecordKey {
             }
             ["roles", name] => Self::RoleBinding(Label::new(name).ok()?),
             ["identity", "bundle"] => Self::TrustBundle,
+            ["identity", "revocations"] => Self::Revocations,
             ["identity", "agents", name] => Self::JoinedAgent(Label::new(name).ok()?),
             _ => return None,
         })
@@ -411,6 +415,7 @@ impl fmt::Display for RecordKey {
                 Self::MeasuredDistances(region) => write!(f, "/g/topology/measured/{region}"),
                 Self::RegionDrain(region) => write!(f, "/g/drains/{region}"),
                 Self::TrustBundle => f.write_str("/g/identity/bundle"),
+                Self::Revocations => f.write_str("/g/identity/revocations"),
                 Self::DefaultAuthorization => f.write_str("/g/authorization"),
                 Self::JoinedAgent(name) => write!(f, "/g/identity/agents/{name}"),
                 Self::RoleBinding(name) => write!(f, "/g/roles/{name}"),
@@ -441,6 +446,7 @@ impl fmt::Display for RecordKey {
             | Self::RegionDrain(_)
             | Self::Hosts
             | Self::TrustBundle
+            | Self::Revocations
             | Self::DefaultAuthorization
             | Self::MeshHistory(..)
             | Self::RoleBinding(_)
@@ -476,6 +482,7 @@ mod tests {
             RecordKey::RoundTrips,
             RecordKey::Hosts,
             RecordKey::TrustBundle,
+            RecordKey::Revocations,
             RecordKey::DefaultAuthorization,
             RecordKey::RoleBinding(Label::new("shop-operators").unwrap()),
             RecordKey::JoinedAgent(Label::new("web-1").unwrap()),

@@ -2,7 +2,8 @@
 
 use bytes::Bytes;
 use fairmesh_model::{
-    Invalid, JoinedAgent, MAX_CERTIFICATE, MAX_ROOTS, MAX_TENANTS, Region, Tenant, TrustBundle, TrustDomain,
+    Invalid, JoinedAgent, MAX_CERTIFICATE, MAX_ROOTS, MAX_TENANTS, Region, Revocation, Revocations,
+    RevokedCertificates, Tenant, TrustBundle, TrustDomain,
 };
 
 use crate::v1;
@@ -56,5 +57,53 @@ impl TryFrom<v1::JoinedAgent> for JoinedAgent {
             joined: message.joined,
             region: region.transpose().map_err(|e| e.within("region"))?,
         })
+    }
+}
+
+impl From<Revocations> for v1::Revocations {
+    fn from(revocations: Revocations) -> Self {
+        Self { entries: revocations.entries.into_iter().map(v1::Revocation::from).collect() }
+    }
+}
+
+impl TryFrom<v1::Revocations> for Revocations {
+    type Error = Invalid;
+
+    fn try_from(message: v1::Revocations) -> Result<Self, Invalid> {
+        let read = |(i, one): (usize, v1::Revocation)| {
+            Revocation::try_from(one).map_err(|e| e.within(format!("entries[{i}]")))
+        };
+        let entries = message.entries.into_iter().enumerate().map(read).collect::<Result<_, _>>()?;
+        let revocations = Self { entries };
+        revocations.validate()?;
+        Ok(revocations)
+    }
+}
+
+impl From<Revocation> for v1::Revocation {
+    fn from(one: Revocation) -> Self {
+        let (serial, issued_before) = match one.certificates {
+            RevokedCertificates::All => (Vec::new(), 0),
+            RevokedCertificates::Serial(serial) => (serial, 0),
+            RevokedCertificates::IssuedBefore(time) => (Vec::new(), time),
+        };
+        Self { path: one.path.to_string(), serial: serial.into(), issued_before, at: one.at }
+    }
+}
+
+impl TryFrom<v1::Revocation> for Revocation {
+    type Error = Invalid;
+
+    fn try_from(message: v1::Revocation) -> Result<Self, Invalid> {
+        let certificates = match (message.serial.is_empty(), message.issued_before) {
+            (true, 0) => RevokedCertificates::All,
+            (true, time) => RevokedCertificates::IssuedBefore(time),
+            (false, 0) => RevokedCertificates::Serial(message.serial.into()),
+            (false, _) => {
+                let problem = "has a serial number and a time";
+                return Err(Invalid::new("serial", problem, "give one of them, or none for the identity"));
+            }
+        };
+        Ok(Self { path: message.path.parse()?, certificates, at: message.at })
     }
 }

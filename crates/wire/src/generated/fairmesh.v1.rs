@@ -1954,6 +1954,29 @@ pub struct TrustBundle {
     #[prost(bytes = "bytes", repeated, tag = "2")]
     pub roots: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
 }
+/// Certificates that are no longer accepted, though their time has not ended.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Revocations {
+    /// At most 1000.
+    #[prost(message, repeated, tag = "1")]
+    pub entries: ::prost::alloc::vec::Vec<Revocation>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Revocation {
+    /// The identity, without the trust domain: tenant/service or fairmesh/role/name.
+    #[prost(string, tag = "1")]
+    pub path: ::prost::alloc::string::String,
+    /// Without either of these, all certificates, also those that would be issued. The serial number of the only one,
+    /// without leading zeros, at most 20 bytes.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub serial: ::prost::bytes::Bytes,
+    /// Those issued before this time, in seconds since 1970.
+    #[prost(uint64, tag = "3")]
+    pub issued_before: u64,
+    /// When they were revoked, in seconds since 1970.
+    #[prost(uint64, tag = "4")]
+    pub at: u64,
+}
 /// An agent that joined the trust domain.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct JoinedAgent {

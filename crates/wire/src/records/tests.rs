@@ -30,6 +30,7 @@ fn keys() -> Vec<RecordKey> {
         RecordKey::MeasuredDistances(Region::new("eu").unwrap()),
         RecordKey::Hosts,
         RecordKey::TrustBundle,
+        RecordKey::Revocations,
         RecordKey::JoinedAgent(Label::new("web-1").unwrap()),
         RecordKey::Workload(cart()),
         RecordKey::DefaultAuthorization,

@@ -294,6 +294,7 @@ impl ServiceRecords {
             | Record::RegionDrain(_)
             | Record::Hosts(_)
             | Record::TrustBundle(_)
+            | Record::Revocations(_)
             | Record::JoinedAgent(_)
             | Record::Workload(_)
             | Record::DefaultAuthorization(_)

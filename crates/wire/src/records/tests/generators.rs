@@ -456,6 +456,18 @@ fn trust_bundle() -> impl Strategy<Value = TrustBundle> {
     (name(), collection::vec(root, 1..=MAX_ROOTS)).prop_map(|(domain, roots)| TrustBundle { domain, roots })
 }
 
+fn revocations() -> impl Strategy<Value = Revocations> {
+    let certificates = prop_oneof![
+        Just(RevokedCertificates::All),
+        collection::vec(1..=u8::MAX, 1..=MAX_SERIAL).prop_map(RevokedCertificates::Serial),
+        (1..u64::MAX).prop_map(RevokedCertificates::IssuedBefore),
+    ];
+    let one = (service_name(), certificates, any::<u64>()).prop_map(|(service, certificates, at)| {
+        Revocation { path: SpiffePath::Service(service), certificates, at }
+    });
+    collection::vec(one, 0..5).prop_map(|entries| Revocations { entries })
+}
+
 fn joined_agent() -> impl Strategy<Value = JoinedAgent> {
     (collection::vec(name(), 0..5), any::<u64>(), option::of(name()))
         .prop_map(|(tenants, joined, region)| JoinedAgent { tenants, joined, region })
@@ -527,6 +539,7 @@ pub(super) fn entry() -> impl Strategy<Value = (RecordKey, Record)> {
             RecordKey::RegionTable(name, region),
             Record::RegionTable(table)
         )),
+        revocations().prop_map(|record| (RecordKey::Revocations, Record::Revocations(record))),
         trust_bundle().prop_map(|bundle| (RecordKey::TrustBundle, Record::TrustBundle(bundle))),
         (name(), joined_agent())
             .prop_map(|(name, agent)| (RecordKey::JoinedAgent(name), Record::JoinedAgent(agent))),

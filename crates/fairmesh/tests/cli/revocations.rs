@@ -1,0 +1,92 @@
+//! Revoked identities, over real processes.
+
+use std::time::{Duration, Instant};
+
+use fairmesh_identity::{IdentityRequest, ProgramIdentity};
+use fairmesh_test_support::free_port;
+use fairmesh_wire::transport::{EndpointAddress, Stream, Transport};
+use serde_json::json;
+use tokio::{io::AsyncReadExt as _, time::timeout};
+
+use super::{
+    calls::echo,
+    identities::{agent, domain, has_certificate, over_tcp, request_certificate, runtime, start},
+    support::{Run, wait_until},
+};
+
+/// Within which a revocation takes effect everywhere.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// A service with a certificate of its own, as the machine's agent issues it.
+async fn identity_of(agent: &str, service: &str) -> Transport {
+    let request = IdentityRequest {
+        agent: agent.parse().unwrap(),
+        path: Some(service.parse().unwrap()),
+        software: "test".into(),
+        patience: Duration::from_secs(5),
+    };
+    ProgramIdentity::of_caller(request).await.unwrap().transport()
+}
+
+async fn open(caller: &Transport, port: u16) -> Stream {
+    let service = "shop/catalog".parse().unwrap();
+    let address = ([127, 0, 0, 1], port).into();
+    let endpoint = EndpointAddress { address, service: Some(&service), from: None };
+    caller.connect_endpoint(endpoint).await.unwrap()
+}
+
+#[test]
+fn a_revoked_identity_is_refused_everywhere_until_it_is_restored() {
+    let (mesh, tcp) = domain();
+    mesh.apply("kind: Service\nname: shop/catalog\n").ok();
+    let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
+    wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
+    let (port, program) = (free_port(), format!("127.0.0.1:{}", echo()));
+    let address = format!("127.0.0.1:{port}");
+    let register = ["register", "shop/catalog", "--agent", &agent, "--address", &address];
+    let _register = start(&[&register[..], &["--program", &program]].concat(), None);
+    let call = |caller: &str| -> Run {
+        mesh.run(&["call", "shop/catalog", "--agent", &agent, "--as", caller, "/items"])
+    };
+    wait_until("the service is called", || call("shop/web").code == Some(0));
+
+    // A caller: its open connection ends, and that of another does not.
+    runtime().block_on(async {
+        let (web, api) = (identity_of(&agent, "shop/web").await, identity_of(&agent, "shop/api").await);
+        let (mut revoked, mut kept) = (open(&web, port).await, open(&api, port).await);
+        let since = Instant::now();
+        mesh.run(&["identity", "revoke", "shop/web", "--message", "it was stolen"]).ok();
+        let ended = timeout(LIMIT, revoked.read_u8()).await.expect("it is closed in time");
+        assert!(ended.is_err() && since.elapsed() < LIMIT);
+        assert!(timeout(Duration::from_millis(200), kept.read_u8()).await.is_err(), "another is closed");
+    });
+    let refused = request_certificate(&agent, "shop/web");
+    assert!(refused.contains("shop/web is revoked") && refused.contains("identity restore"), "{refused}");
+    call("shop/api").ok();
+    let listed = mesh.run(&["identity", "list"]).ok();
+    assert!(listed.contains("spiffe://prod/shop/web") && listed.contains("all certificates"), "{listed}");
+    mesh.run(&["identity", "restore", "spiffe://prod/shop/web"]).ok();
+    wait_until("the caller is accepted again", || call("shop/web").code == Some(0));
+
+    // A server.
+    mesh.run(&["identity", "revoke", "shop/catalog"]).ok();
+    wait_until("the server is no longer called", || call("shop/api").code != Some(0));
+    let error = call("shop/api");
+    assert!(error.err.contains("shop/catalog is revoked"), "{error:?}");
+    mesh.run(&["identity", "restore", "shop/catalog"]).ok();
+    wait_until("the server is called again", || call("shop/api").code == Some(0));
+    let error = mesh.run(&["identity", "restore", "shop/catalog"]).fails(1);
+    assert!(error.contains("is not revoked"), "{error}");
+
+    // An agent, which the control plane refuses.
+    over_tcp(&tcp, &agent, &["identity", "show"]).ok();
+    mesh.run(&["identity", "revoke", "fairmesh/agent/web-1", "--issued-before", "now"]).ok();
+    let listed = mesh.run(&["identity", "list", "--json"]).json();
+    assert_eq!(listed[0]["id"], json!("spiffe://prod/fairmesh/agent/web-1"), "{listed}");
+    assert!(listed[0]["revocations"][0]["issuedBefore"].is_u64(), "{listed}");
+    // It joins again over the Unix socket of its control plane.
+    wait_until("the agent has another certificate", || request_certificate(&agent, "shop/api").is_empty());
+    for wrong in [&["--serial", "xyz"][..], &["--issued-before", "2999-01-01T00:00:00Z"]] {
+        mesh.run(&[&["identity", "revoke", "shop/web"], wrong].concat()).fails(2);
+    }
+}

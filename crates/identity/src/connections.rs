@@ -1,0 +1,171 @@
+//! The open connections of a process, and the revocations that end them.
+
+use std::{
+    collections::HashMap,
+    io,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::Context,
+};
+
+use fairmesh_model::{Revocations, SpiffePath};
+use futures_util::task::AtomicWaker;
+use tokio_rustls::rustls::pki_types::CertificateDer;
+
+use crate::{Refused, Usage, trust};
+
+/// The revocations that a process knows: the same wherever it verifies certificates.
+#[derive(Clone, Debug, Default)]
+pub struct RevocationList(Arc<RwLock<Arc<Revocations>>>);
+
+/// What a certificate is revoked by.
+#[derive(Clone, Debug)]
+pub(crate) struct CertificateFacts {
+    path: SpiffePath,
+    serial: Vec<u8>,
+    /// When it was issued, in seconds since 1970.
+    issued: u64,
+}
+
+/// All connections with peers that showed a certificate.
+#[derive(Debug, Default)]
+pub(crate) struct Connections {
+    pub(crate) revocations: RevocationList,
+    open: Mutex<OpenConnections>,
+}
+
+#[derive(Debug, Default)]
+struct OpenConnections {
+    next: u64,
+    by_number: HashMap<u64, Arc<Open>>,
+}
+
+/// A connection that can be ended from outside of its task.
+#[derive(Debug)]
+struct Open {
+    peer: CertificateFacts,
+    is_revoked: AtomicBool,
+    reader: AtomicWaker,
+    writer: AtomicWaker,
+}
+
+/// The place of a connection among the open ones, as long as it lives.
+#[derive(Debug)]
+pub(crate) struct Tracked {
+    open: Arc<Open>,
+    number: u64,
+    connections: Arc<Connections>,
+}
+
+/// Which half of a connection waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Half {
+    Read,
+    Write,
+}
+
+impl RevocationList {
+    /// The revocations now.
+    pub fn current(&self) -> Arc<Revocations> {
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn set(&self, revocations: Revocations) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(revocations);
+    }
+
+    /// Whether the certificate of a peer is still accepted.
+    pub(crate) fn check(&self, certificate: &CertificateDer<'_>, usage: Usage) -> Result<(), Refused> {
+        let revocations = self.current();
+        // The common case reads no certificate.
+        if revocations.entries.is_empty() {
+            return Ok(());
+        }
+        CertificateFacts::of(certificate, usage)?.check(&revocations)
+    }
+}
+
+impl CertificateFacts {
+    pub(crate) fn of(certificate: &CertificateDer<'_>, usage: Usage) -> Result<Self, Refused> {
+        Ok(Self {
+            path: trust::id_of(certificate, usage)?.path,
+            serial: trust::serial(certificate)?,
+            issued: trust::validity(certificate)?.0.as_secs(),
+        })
+    }
+
+    fn check(&self, revocations: &Revocations) -> Result<(), Refused> {
+        match revocations.revokes(&self.path, &self.serial, self.issued) {
+            true => Err(Refused::Revoked(self.path.clone())),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Connections {
+    /// Ends the connections whose peers are revoked, and has others refused from now on.
+    pub(crate) fn revoke(&self, revocations: Revocations) {
+        self.revocations.set(revocations);
+        let revocations = self.revocations.current();
+        let mut ended = 0_usize;
+        for open in self.open().by_number.values() {
+            if open.peer.check(&revocations).is_err() && !open.is_revoked.swap(true, Ordering::AcqRel) {
+                open.reader.wake();
+                open.writer.wake();
+                ended += 1;
+            }
+        }
+        if ended > 0 {
+            tracing::warn!(connections = ended, "connections were closed: their peers are revoked");
+        }
+    }
+
+    /// Adds a connection after its handshake, which may have resumed a session and verified nothing.
+    pub(crate) fn track(self: &Arc<Self>, peer: CertificateFacts) -> Result<Tracked, Refused> {
+        let (reader, writer) = (AtomicWaker::new(), AtomicWaker::new());
+        let open = Arc::new(Open { peer, is_revoked: AtomicBool::new(false), reader, writer });
+        let mut all = self.open();
+        let number = all.next;
+        all.next += 1;
+        all.by_number.insert(number, Arc::clone(&open));
+        drop(all);
+        let tracked = Tracked { open, number, connections: Arc::clone(self) };
+        // Once it is among the open ones, so that it is ended by all later revocations.
+        tracked.open.peer.check(&self.revocations.current())?;
+        Ok(tracked)
+    }
+
+    fn open(&self) -> MutexGuard<'_, OpenConnections> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Tracked {
+    /// Fails once the peer is revoked.
+    pub(crate) fn check(&self) -> io::Result<()> {
+        match self.open.is_revoked.load(Ordering::Acquire) {
+            false => Ok(()),
+            true => {
+                let refused = Refused::Revoked(self.open.peer.path.clone());
+                Err(io::Error::new(io::ErrorKind::ConnectionAborted, refused))
+            }
+        }
+    }
+
+    /// Wakes the task of a half that waits when the peer is revoked.
+    pub(crate) fn wait(&self, half: Half, cx: &Context<'_>) -> io::Result<()> {
+        match half {
+            Half::Read => self.open.reader.register(cx.waker()),
+            Half::Write => self.open.writer.register(cx.waker()),
+        }
+        self.check()
+    }
+}
+
+impl Drop for Tracked {
+    fn drop(&mut self) {
+        self.connections.open().by_number.remove(&self.number);
+    }
+}

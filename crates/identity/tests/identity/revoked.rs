@@ -1,0 +1,92 @@
+//! Revocations: at the handshake, and on open connections.
+
+use std::io;
+
+use fairmesh_model::{Identity, Revocation, Revocations, RevokedCertificates};
+use fairmesh_wire::transport::{Address, Socket, Transport};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::support::*;
+
+fn revocations(path: &str, certificates: RevokedCertificates) -> Revocations {
+    Revocations { entries: vec![Revocation { path: path.parse().unwrap(), certificates, at: 0 }] }
+}
+
+/// Both ends of a connection: that of the agent, and that of the control plane.
+async fn connect(agent: &Transport, control: &Transport) -> (io::Result<Socket>, io::Result<Socket>) {
+    let any: Address = "127.0.0.1:0".parse().unwrap();
+    let listener = control.bind(&any).await.unwrap();
+    let address = listener.address().unwrap();
+    let accept = async || listener.accept().await.handshake().await;
+    soon(async { tokio::join!(agent.dial(&address), accept()) }).await
+}
+
+#[tokio::test]
+async fn open_connections_of_a_revoked_peer_end_and_no_others() {
+    let ca = Ca::default();
+    let (control, kept) = (ca.workload("fairmesh/control/one"), ca.transport("fairmesh/agent/web-2"));
+    let (agent, server) = (ca.transport("fairmesh/agent/web-1"), Transport::tls(control.clone()));
+    let (dialled, accepted) = connect(&agent, &server).await;
+    let (mut dialled, mut accepted) = (dialled.unwrap(), accepted.unwrap());
+    let (other, others_end) = connect(&kept, &server).await;
+    let (mut other, mut others_end) = (other.unwrap(), others_end.unwrap());
+    let reading = tokio::spawn(async move { (accepted.read_u8().await, accepted) });
+    tokio::task::yield_now().await;
+    control.revoke(revocations("fairmesh/agent/web-1", RevokedCertificates::All));
+    let (read, accepted) = soon(reading).await.unwrap();
+    let error = read.unwrap_err().to_string();
+    assert!(error.contains("fairmesh/agent/web-1 is revoked"), "{error}");
+    drop(accepted);
+    assert!(!matches!(soon(dialled.read_u8()).await, Ok(_)), "it is closed for the peer too");
+    other.write_all(b"x").await.unwrap();
+    other.flush().await.unwrap();
+    assert_eq!(soon(others_end.read_u8()).await.unwrap(), b'x');
+}
+
+#[tokio::test]
+async fn a_revoked_peer_is_refused_as_client_and_as_server_until_it_is_restored() {
+    let ca = Ca::default();
+    let (agent, control) = (ca.workload("fairmesh/agent/web-1"), ca.workload("fairmesh/control/one"));
+    let transports = [&agent, &control].map(|one| Transport::tls(one.clone()));
+    // Sessions that could be resumed.
+    let (mut dialled, accepted) = {
+        let (dialled, accepted) = connect(&transports[0], &transports[1]).await;
+        (dialled.unwrap(), accepted.unwrap())
+    };
+    let mut accepted = accepted;
+    accepted.write_all(b"x").await.unwrap();
+    accepted.flush().await.unwrap();
+    soon(dialled.read_u8()).await.unwrap();
+    for (verifier, refused) in [(&control, "fairmesh/agent/web-1"), (&agent, "fairmesh/control/one")] {
+        verifier.revoke(revocations(refused, RevokedCertificates::All));
+        let (dialled, accepted) = connect(&transports[0], &transports[1]).await;
+        let error = if refused.contains("agent") { accepted.unwrap_err() } else { dialled.unwrap_err() };
+        assert!(error.to_string().contains(&format!("{refused} is revoked")), "{error}");
+        verifier.revoke(Revocations::default());
+        let (dialled, accepted) = connect(&transports[0], &transports[1]).await;
+        dialled.unwrap();
+        assert_eq!(accepted.unwrap().identity(), &Identity::Spiffe(id("fairmesh/agent/web-1")));
+    }
+}
+
+#[tokio::test]
+async fn a_certificate_is_revoked_by_its_serial_number_or_the_time_of_its_issue() {
+    let ca = Ca::default();
+    let (first, control) = (ca.workload("fairmesh/agent/web-1"), ca.workload("fairmesh/control/one"));
+    let server = Transport::tls(control.clone());
+    let chain = first.credentials().unwrap();
+    let info = fairmesh_identity::CertificateInfo::of(&chain.chain()[0]).unwrap();
+    let digits = |at: usize| u8::from_str_radix(&info.serial[at..at + 2], 16).unwrap();
+    let serial = (0..info.serial.len()).step_by(2).map(digits).collect();
+    control.revoke(revocations("fairmesh/agent/web-1", RevokedCertificates::Serial(serial)));
+    connect(&Transport::tls(first.clone()), &server).await.1.unwrap_err();
+    connect(&ca.transport("fairmesh/agent/web-1"), &server).await.1.unwrap();
+    let later = now().as_secs() + 10;
+    control.revoke(revocations("fairmesh/agent/web-1", RevokedCertificates::IssuedBefore(later)));
+    connect(&Transport::tls(first.clone()), &server).await.1.unwrap_err();
+    control.revoke(revocations("fairmesh/agent/web-1", RevokedCertificates::IssuedBefore(1)));
+    connect(&Transport::tls(first.clone()), &server).await.1.unwrap();
+    assert!(!first.is_revoked());
+    first.revoke(revocations("fairmesh/agent/web-1", RevokedCertificates::All));
+    assert!(first.is_revoked());
+}
