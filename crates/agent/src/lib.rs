@@ -114,8 +114,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     tokio::spawn(checker::campaign(candidate(&config, checks), upstream.clone(), stopping.clone()));
     let reporting = tokio::spawn(usages.clone().run(stopping.clone()));
     tokio::spawn(identity::keep_fresh(identity.clone(), stopping.clone()));
-    let maps =
-        maps.map(|listener| tokio::spawn(shard_maps::serve(listener, backend.clone(), stopping.clone())));
+    let maps = maps.map(|maps| tokio::spawn(shard_maps::serve(maps, backend.clone(), stopping.clone())));
     let pages = http::Pages::new(backend.clone(), (usages.clone(), listeners, identity.clone()));
     let http = http.map(|listener| tokio::spawn(http::serve(listener, pages, stopping.clone())));
     let saving = tokio::spawn(shared.clone().save_all(upstream.state(), stopping.clone()));

@@ -203,8 +203,8 @@ async fn reports_of_load_are_those_of_the_reporters_region_and_tenants() {
             reporter: 7,
             interval_ms: 1000,
             regions: vec![region.into()],
-            calls: Vec::new(),
             servers: vec![servers],
+            ..Default::default()
         };
         v1::ReportUsageRequest { usages: Vec::new(), traffic: Some(traffic) }
     };
