@@ -456,3 +456,26 @@ async fn mutual_tls_accepts_only_the_configured_authority() {
     let missing = refused(with("none.pem", None)).await;
     assert!(missing.contains("none.pem") && missing.contains("PEM"), "{missing}");
 }
+
+#[tokio::test]
+async fn certificates_that_were_replaced_are_used_for_new_connections() {
+    let folder = tempfile::tempdir().unwrap();
+    certificates(folder.path(), "ca", "node");
+    let file = |name: &str| folder.path().join(name);
+    let mut etcd = Etcd::secured(&file("node.pem"), &file("node.key"), &file("ca.pem"));
+    let tls = EtcdTls { ca: file("ca.pem"), identity: Some((file("node.pem"), file("node.key"))) };
+    let config = EtcdConfig { tls: Some(tls), ..etcd_config(&[&etcd.client()], "") };
+    let store = EtcdStore::open(&config).await.unwrap();
+    write(&store, "/a", "1").await;
+    etcd.kill();
+    // Another authority with the same names: neither side accepts the certificates of before.
+    certificates(folder.path(), "ca", "node");
+    etcd.restart();
+    let writing = async {
+        while let Err(refusal) = store.write(batch([put("/a", "2", Expect::Any)])).await {
+            assert_eq!(store.fatal_error(), None, "{refusal}");
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(TIMEOUT, writing).await.expect("the files are read again");
+}

@@ -1,6 +1,6 @@
 //! Revoked identities, over real processes.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fairmesh_identity::{IdentityRequest, ProgramIdentity};
 use fairmesh_test_support::free_port;
@@ -54,10 +54,9 @@ fn a_revoked_identity_is_refused_everywhere_until_it_is_restored() {
     runtime().block_on(async {
         let (web, api) = (identity_of(&agent, "shop/web").await, identity_of(&agent, "shop/api").await);
         let (mut revoked, mut kept) = (open(&web, port).await, open(&api, port).await);
-        let since = Instant::now();
         mesh.run(&["identity", "revoke", "shop/web", "--message", "it was stolen"]).ok();
         let ended = timeout(LIMIT, revoked.read_u8()).await.expect("it is closed in time");
-        assert!(ended.is_err() && since.elapsed() < LIMIT);
+        ended.unwrap_err();
         assert!(timeout(Duration::from_millis(200), kept.read_u8()).await.is_err(), "another is closed");
     });
     let refused = request_certificate(&agent, "shop/web");

@@ -1,6 +1,6 @@
 //! The authority in its folder.
 
-use std::{fs, os::unix::fs::PermissionsExt as _};
+use std::{fs, os::unix::fs::PermissionsExt as _, process::Command};
 
 use fairmesh_identity::{Authority, IdentityError, PrivateKey, Trust, Usage};
 use fairmesh_model::TrustDomain;
@@ -109,4 +109,35 @@ fn a_certificate_for_another_key_is_not_used() {
         now(),
     );
     assert!(stolen.unwrap_err().to_string().contains("another key"));
+}
+
+#[test]
+fn an_intermediate_from_an_authority_elsewhere_is_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let made = |arguments: &str| {
+        let run = Command::new("openssl").args(arguments.split(' ')).current_dir(folder.path()).output();
+        let run = run.expect("this test needs openssl");
+        assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    };
+    let key = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes";
+    made(&format!("req -x509 {key} -keyout root.pem -out bundle.pem -days 2 -subj /O=prod/CN=root"));
+    made(&format!("req {key} -keyout issuer.pem -out issuer.csr -subj /O=prod/CN=issuer"));
+    let extensions = "basicConstraints=critical,CA:TRUE,pathlen:0\nkeyUsage=critical,keyCertSign\n";
+    fs::write(folder.path().join("extensions"), extensions).unwrap();
+    made(
+        "x509 -req -in issuer.csr -CA bundle.pem -CAkey root.pem -CAcreateserial -days 1 -extfile extensions \
+         -out issuer.crt",
+    );
+    let read = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
+    let ca = folder.path().join("ca");
+    fs::create_dir(&ca).unwrap();
+    fs::write(ca.join("bundle.pem"), read("bundle.pem")).unwrap();
+    fs::write(ca.join("issuer.key"), read("issuer.pem") + &read("issuer.crt")).unwrap();
+    let authority = Authority::open(&ca, &domain(), now()).unwrap();
+    assert!(!authority.root_key_present());
+    let key = PrivateKey::generate().unwrap();
+    let issued = authority.issue(&key.signing_request().unwrap(), &id("shop/cart"), now() + HOUR).unwrap();
+    let trust = Trust::new(authority.bundle()).unwrap();
+    let found = trust.verify(&issued.chain, Usage::Server, now() + HOUR).unwrap();
+    assert_eq!(found, id("shop/cart"));
 }

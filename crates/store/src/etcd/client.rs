@@ -22,7 +22,7 @@ use tonic::{
 use super::{
     EtcdConfig, EtcdLogin,
     call_error::CallError,
-    connect,
+    connect::Members,
     proto::{
         AuthenticateRequest, LeaseGrantRequest, LeaseKeepAliveRequest, LeaseRevokeRequest, RangeRequest,
         RangeResponse, TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest, WatchResponse,
@@ -54,7 +54,7 @@ pub(super) enum RetryPolicy {
 #[derive(Debug)]
 pub(super) struct Client {
     pub(super) location: StoreLocation,
-    members: Vec<Channel>,
+    members: Members,
     current: AtomicUsize,
     login: Option<EtcdLogin>,
     token: Mutex<Option<MetadataValue<Ascii>>>,
@@ -64,7 +64,7 @@ impl Client {
     /// Prepares connections, which are established on first use.
     pub(super) fn new(config: &EtcdConfig) -> Result<Self, StoreError> {
         let location = config.address.location();
-        let members = connect::members(config)?;
+        let members = Members::new(config)?;
         // Spreads processes that have the same list of members.
         let current = AtomicUsize::new(random() as usize % members.len().max(1));
         Ok(Self { location, members, current, login: config.login.clone(), token: Mutex::default() })
@@ -194,7 +194,7 @@ impl Client {
     where
         F: Future<Output = Result<Response<T>, Status>>,
     {
-        let channel = self.members[member.0].clone();
+        let channel = self.members.channel(member.0).await;
         let token = self.token(channel.clone()).await?;
         let response = timeout(CALL_TIMEOUT, call(channel, token)).await;
         let late = |_| CallError::Unknown(format!("no response within {} s", CALL_TIMEOUT.as_secs()));

@@ -80,7 +80,8 @@ pub(super) async fn revoke(args: RevokeArgs) -> Result<(), Failure> {
         all.entries.retain(|one| {
             let is_over =
                 one.certificates != RevokedCertificates::All && one.at.saturating_add(KEPT.as_secs()) < now;
-            !is_over && !(one.path == revoked.path && one.certificates == revoked.certificates)
+            let is_same = one.path == revoked.path && one.certificates == revoked.certificates;
+            !is_over && !is_same
         });
         all.entries.push(revoked.clone());
     })
