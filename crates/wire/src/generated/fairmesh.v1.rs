@@ -1955,7 +1955,7 @@ pub struct TrustBundle {
     pub roots: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
 }
 /// Certificates that are no longer accepted, though their time has not ended.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Revocations {
     /// At most 1000.
     #[prost(message, repeated, tag = "1")]

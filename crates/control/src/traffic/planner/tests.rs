@@ -407,13 +407,14 @@ fn a_drain_of_lone_shards_goes_on_and_names_them() {
     world.seconds(60);
     assert_eq!(world.share("eu", "eu"), 0.0);
     // Half of the calls stay all the same.
-    for (path, rates) in &mut world.facts.reports.calls {
+    for (path, calls) in &mut world.facts.reports.calls {
         if path.from == region("eu") {
-            rates.attempts = 150_000;
+            *calls = rates(150.0);
         }
     }
-    for servers in world.facts.reports.servers.values_mut() {
-        servers.received = 450_000;
+    for (name, received) in [("eu", 150.0), ("us", 450.0)] {
+        let servers = servers(4, received / FULL * 100.0, received);
+        world.facts.reports.servers.insert(region(name), servers);
     }
     let lone = LoneShards::of(&map(&[&[("primary", "eu")], &[("primary", "eu"), ("primary", "us")]]));
     let mut steps = Vec::new();
