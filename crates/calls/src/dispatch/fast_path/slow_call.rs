@@ -48,7 +48,7 @@ impl<'a> SlowCall<'a> {
         Self { handle, call, start, stage, is_body_dropped: false }
     }
 
-    /// Continues as [`ServiceHandle::send_noted`](crate::ServiceHandle::send_noted); the request has no body where that was
+    /// Continues as [`send_noted`](crate::forwarding::send_noted); the request has no body where that was
     /// dropped.
     ///
     /// # Errors
