@@ -49,6 +49,8 @@ pub struct Plan {
     pub shifts: Vec<Shift>,
     /// Predicted utilisation by region with the new tables; empty if the planner refused.
     pub predicted: Vec<f64>,
+    /// Predicted utilisation by region where shifts that leave overloaded regions end; empty if the planner refused.
+    pub aim: Vec<f64>,
 }
 
 /// Plans one round. Input that is missing, stale or absurd leaves the tables as they are.
@@ -56,7 +58,8 @@ pub fn plan(input: PlanInput<'_>, state: &PlannerState) -> Plan {
     let PlanInput { policy, rings, observation } = input;
     if let Err(refusal) = check(policy, rings, observation, state) {
         let state = state.clone();
-        return Plan { state, refusal: Some(refusal), shifts: Vec::new(), predicted: Vec::new() };
+        let refusal = Some(refusal);
+        return Plan { state, refusal, shifts: Vec::new(), predicted: Vec::new(), aim: Vec::new() };
     }
     let mut next = state.clone();
     next.learn(observation);
@@ -72,7 +75,8 @@ pub fn plan(input: PlanInput<'_>, state: &PlannerState) -> Plan {
     next.planned_at_ms = Some(observation.now_ms);
     let shifts = explain(policy, &problem, &state.tables, &next.tables);
     let predicted = problem.loads(&problem.flows_of(&next.tables, &targets.aim));
-    Plan { state: next, refusal: None, shifts, predicted }
+    let aim = problem.loads(&targets.aim);
+    Plan { state: next, refusal: None, shifts, predicted, aim }
 }
 
 /// A source whose shares all changed by less than the least share keeps its table.

@@ -5,7 +5,7 @@
 mod common;
 
 use common::World;
-use fairmesh_te::{MIN_SHARE, Observation, PlannerState, WHOLE, plan};
+use fairmesh_te::{MIN_SHARE, Observation, Plan, PlannerState, WHOLE, plan};
 use proptest::prelude::*;
 
 /// Worlds of two to seven regions and one to three classes, from idle to twice their capacity.
@@ -68,45 +68,69 @@ fn check_round(world: &mut World) -> Result<(), TestCaseError> {
         prop_assert_eq!(plan.state.tables(), &before);
         return Ok(());
     }
-    check_safety(world, &before, &plan.predicted)
+    check_safety(world, &before, &plan)
 }
 
-/// No region is pushed above its first threshold unless one of the sources that push it has no other region with room in
-/// its first two rings. Not where a region is lost: its calls are placed at once, while shifts that make room are paced.
-fn check_safety(world: &World, before: &fairmesh_te::Tables, predicted: &[f64]) -> Result<(), TestCaseError> {
+/// A region is pushed above its first threshold only on the way to an aim that loads it so, and only if one of the sources
+/// that send to it has no other region in its first two rings with room at that aim. On the way itself all destinations of
+/// a source fill at one pace, the farther ones before the nearer ones are full. Not where a region is lost: its calls are
+/// placed at once, while shifts that make room are paced.
+fn check_safety(world: &World, before: &fairmesh_te::Tables, plan: &Plan) -> Result<(), TestCaseError> {
     if world.power.contains(&0.0) {
         return Ok(());
     }
     let loads = world.loads(before);
     let first = world.policy.rings[0].load;
-    // What rounding may add: less than the least share of each source and class.
-    let slack = |to: usize| {
-        let all: f64 = world.demand.iter().flatten().sum();
-        0.011 * all / world.power[to]
-    };
-    for to in (0..predicted.len()).filter(|to| world.power[*to] > 0.0) {
-        let was = loads[to];
-        let grew = predicted[to] > was.max(first) + slack(to);
-        if !grew {
+    let ceiling = world.policy.rings[world.policy.rings.len() - 1].load;
+    // What leaves a region above the last threshold does so at once, up to that threshold elsewhere.
+    let relief = if loads.iter().any(|load| *load > ceiling) { ceiling } else { 0.0 };
+    for to in 0..world.power.len() {
+        let bound = loads[to].max(first) + slack(world, to);
+        if plan.predicted[to] <= bound {
             continue;
         }
-        let after = world.state.tables();
-        let pushes = |source: &usize| {
-            let row =
-                |class: usize| after.of(*source, class).shares[to] > before.of(*source, class).shares[to];
-            *source != to && (0..world.policy.classes).any(row)
-        };
-        let has_room = |source: usize, other: usize| {
-            let is_open = world.rings.ring(source, other).is_some_and(|ring| ring <= 1);
-            let is_full = predicted[other] >= first - world.policy.margin - slack(other);
-            is_open && other != source && world.power[other] > 0.0 && !is_full
-        };
-        let could_spare = |source: usize| (0..predicted.len()).any(|other| has_room(source, other));
-        let mut pushing = (0..predicted.len()).filter(pushes).peekable();
-        let is_needless = pushing.peek().is_some() && pushing.all(could_spare);
-        prop_assert!(!is_needless, "{to} is pushed while others have room: {predicted:?}");
+        let overshoots = plan.predicted[to] > plan.aim[to].max(relief) + slack(world, to);
+        let mut sources = (0..world.power.len()).filter(|source| *source != to);
+        let is_pushed = sources.clone().any(|source| pushes(world, before, source, to));
+        let is_needless =
+            sources.all(|source| !sends(world, source, to) || could_spare(world, &plan.aim, source));
+        prop_assert!(
+            !is_pushed || !overshoots,
+            "{to} is pushed beyond the aim: {:?}, {:?}",
+            plan.predicted,
+            plan.aim
+        );
+        prop_assert!(!is_pushed || !is_needless, "{to} is pushed while others have room: {:?}", plan.aim);
     }
     Ok(())
+}
+
+/// The load that rounding may add: less than the least share of each source and class.
+fn slack(world: &World, to: usize) -> f64 {
+    0.011 * world.demand.iter().flatten().sum::<f64>() / world.power[to]
+}
+
+/// Whether a plan sends more calls of a source to a region than before, and none home: sources that return leave farther
+/// regions for nearer ones on their way.
+fn pushes(world: &World, before: &fairmesh_te::Tables, source: usize, to: usize) -> bool {
+    let after = world.state.tables();
+    let grows = |class, to| after.of(source, class).shares[to] > before.of(source, class).shares[to];
+    let any_grows = |to| (0..world.policy.classes).any(|class| grows(class, to));
+    any_grows(to) && !any_grows(source)
+}
+
+/// Whether calls of a source go to a region.
+fn sends(world: &World, source: usize, to: usize) -> bool {
+    (0..world.policy.classes).any(|class| world.state.tables().of(source, class).shares[to] > 0)
+}
+
+/// Whether another region in the first two rings of a source has room at these loads.
+fn could_spare(world: &World, loads: &[f64], source: usize) -> bool {
+    let full = world.policy.rings[0].load - world.policy.margin;
+    (0..loads.len()).any(|other| {
+        let is_open = world.rings.ring(source, other).is_some_and(|ring| ring <= 1);
+        is_open && other != source && loads[other] < full - slack(world, other)
+    })
 }
 
 /// Numbers of reports that cannot be true, with some that can.
