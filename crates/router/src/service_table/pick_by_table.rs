@@ -41,8 +41,18 @@ impl ServiceTable {
             return Err(Box::new(PickError::Dropped { share: shares.dropped, region }));
         }
         let choice = match &self.selection {
-            Selection::Replicated { .. } => {
-                let region = draws.region(shares, |_| true);
+            Selection::Sharded(None) => return Err(PickError::NoShardMap.into()),
+            Selection::Sharded(Some(sharding)) => {
+                self.pick_drawn_copy((table, shares, sharding), &mut draws, &mut attempt, tracer)?
+            }
+            selection => {
+                let region = match selection {
+                    Selection::Hashed(_) => {
+                        let key = attempt.params.key.ok_or(PickError::KeyMissing)?;
+                        table.region_of_key(shares, hash_key(key.0))
+                    }
+                    _ => draws.region(shares, |_| true),
+                };
                 let zones = table.zones.as_deref().filter(|zones| region == Some(zones.region));
                 if let Some(zones) = zones
                     && let Some(picked) = self.pick_in_zone(zones, &mut draws, &mut attempt, tracer)
@@ -51,15 +61,6 @@ impl ServiceTable {
                 }
                 self.pick_drawn(table, region, &mut attempt, tracer)
             }
-            Selection::Hashed(_) => {
-                let key = attempt.params.key.ok_or(PickError::KeyMissing)?;
-                let region = table.region_of_key(shares, hash_key(key.0));
-                self.pick_drawn(table, region, &mut attempt, tracer)
-            }
-            Selection::Sharded(Some(sharding)) => {
-                self.pick_drawn_copy((table, shares, sharding), &mut draws, &mut attempt, tracer)?
-            }
-            Selection::Sharded(None) => return Err(PickError::NoShardMap.into()),
         };
         match choice {
             TableChoice::Picked(picked) => Ok(picked),

@@ -4,10 +4,15 @@ use fairmesh_model::{
     arith::{Generator, mix_pair},
 };
 
+use smallvec::SmallVec;
+
 use super::{Hashed, Tier, zones::CompiledZones};
 
 /// Makes the draws of a region independent of the other uses of a call's seed: the bytes of `region`.
 const DRAW_SALT: u64 = 0x7265_6769_6f6e;
+
+/// Regions that lie in the table itself, with their shares: each pointer that a pick follows may cost as much as its draws.
+const INLINE_REGIONS: usize = 4;
 
 /// The table of the caller's region, compiled: the regions among which calls are divided, and their endpoints.
 ///
@@ -19,7 +24,7 @@ pub(super) struct CompiledTable {
     /// Sorted by class.
     pub(super) classes: Box<[(Label, ClassShares)]>,
     /// In the order of names; at most [`MAX_TABLE_REGIONS`](fairmesh_model::MAX_TABLE_REGIONS).
-    pub(super) regions: Box<[TableRegion]>,
+    pub(super) regions: SmallVec<[TableRegion; INLINE_REGIONS]>,
     /// By index of the endpoint, the position of its region or [`Self::NO_REGION`]; empty unless the service is sharded.
     pub(super) region_of: Box<[u8]>,
     /// The endpoints that share this client's calls.
@@ -58,7 +63,7 @@ pub(super) struct ClassShares {
     /// Calls that are dropped, in millionths of all.
     pub(super) dropped: Share,
     /// Position of the region and its share in millionths, in the order of positions.
-    pub(super) regions: Box<[(u8, u32)]>,
+    pub(super) regions: SmallVec<[(u8, u32); INLINE_REGIONS]>,
 }
 
 /// The draws of one call from its table: the same for all its attempts.
@@ -120,14 +125,15 @@ impl CallDraws {
     pub(super) fn position(&mut self, shares: &[(u8, u32)], eligible: impl Fn(u8) -> bool) -> Option<u8> {
         let eligible = || shares.iter().filter(|(position, _)| eligible(*position));
         let total = eligible().map(|&(_, share)| u64::from(share)).sum();
-        let mut point = self.0.below(total);
+        let point = self.0.below(total);
+        // The last one that begins at or before the point. A loop that ends there would end at random, which no processor
+        // predicts.
+        let (mut begins, mut chosen) = (0, None);
         for &(position, share) in eligible() {
-            match point.checked_sub(share.into()) {
-                Some(rest) => point = rest,
-                None => return Some(position),
-            }
+            chosen = if begins <= point { Some(position) } else { chosen };
+            begins += u64::from(share);
         }
-        None
+        chosen
     }
 }
 
