@@ -19,6 +19,7 @@ mod cli {
     pub(crate) mod listeners;
     pub(crate) mod membership;
     pub(crate) mod moves;
+    pub(crate) mod permissive;
     pub(crate) mod proxies;
     pub(crate) mod readme;
     pub(crate) mod reference;

@@ -41,6 +41,18 @@ pub struct Policy {
     pub traffic: Option<Box<Traffic>>,
     /// Which callers may use the service; `None` leaves it to the default of the mesh. Boxed likewise.
     pub authorization: Option<Box<Authorization>>,
+    /// Whether endpoints that speak mutual TLS accept plaintext as well.
+    pub mtls: MtlsMode,
+}
+
+/// What endpoints that speak mutual TLS accept besides it: the modes of Istio's `PeerAuthentication`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MtlsMode {
+    /// Nothing.
+    #[default]
+    Strict,
+    /// Plaintext, which callers without an identity use, while a fleet moves to mutual TLS.
+    Permissive,
 }
 
 /// Regions that calls may go to, in order of preference (ServiceRouter §3.4.1).

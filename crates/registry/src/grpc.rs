@@ -6,6 +6,7 @@ use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
 
 mod load;
+mod plaintext;
 
 use crate::{InstanceClaim, InstanceRef, Registration, Registry, RegistryError, StateReport};
 
@@ -62,14 +63,28 @@ impl v1::registry_server::Registry for RegistryService {
     }
 
     async fn renew(&self, request: Request<v1::RenewRequest>) -> RpcResult<v1::RenewResponse> {
-        let instances = each("instances", request.into_inner().instances, claim)?;
+        let v1::RenewRequest { instances, plaintext_callers } = request.into_inner();
+        let instances = each("instances", instances, claim)?;
+        let callers = each("plaintext_callers", plaintext_callers, plaintext::read)?;
         let unknown = self.registry.renew(&instances).await?;
+        let renewed = instances.into_iter().map(|claim| claim.instance);
+        let renewed: Vec<_> = renewed.filter(|instance| !unknown.contains(instance)).collect();
+        self.registry.report_plaintext_callers(&renewed, &callers).map_err(RegistryError::from)?;
         let unknown = unknown.into_iter().map(|instance| v1::InstanceRef {
             service: instance.service.to_string(),
             instance: instance.instance.to_string(),
             incarnation: 0,
         });
         Ok(Response::new(v1::RenewResponse { unknown: unknown.collect() }))
+    }
+
+    async fn read_plaintext_callers(
+        &self,
+        request: Request<v1::ReadPlaintextCallersRequest>,
+    ) -> RpcResult<v1::ReadPlaintextCallersResponse> {
+        let servers = self.registry.plaintext_callers(&service(&request.into_inner().service)?);
+        let servers = servers.into_iter().map(|(instance, callers)| plaintext::server(&instance, &callers));
+        Ok(Response::new(v1::ReadPlaintextCallersResponse { servers: servers.collect() }))
     }
 
     async fn report(&self, request: Request<v1::ReportRequest>) -> RpcResult<v1::ReportResponse> {

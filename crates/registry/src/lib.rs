@@ -18,6 +18,7 @@ mod grpc;
 mod http;
 mod leases;
 pub mod manifest;
+mod plaintext_callers;
 mod registry;
 mod shard_map_cache;
 mod shards;
@@ -34,5 +35,6 @@ pub use endpoints::{DrainOutcome, InstanceClaim, InstanceRef, MAX_BATCH, Registr
 pub use error::RegistryError;
 pub use file_source::{FileSource, FileStatus, SOURCE_LABEL};
 pub use grpc::RegistryService;
+pub use plaintext_callers::PlaintextCaller;
 pub use registry::Registry;
 pub use shards::{AWARE_LABEL, MoveStatus, Phase};

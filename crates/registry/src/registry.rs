@@ -17,6 +17,7 @@ use crate::{
     auto_declarations::AutoDeclarations,
     balance::LoadWindows,
     leases::Leases,
+    plaintext_callers::PlaintextReports,
     shard_map_cache::ShardMapCache,
     shards::{Readiness, UndoneMoves},
 };
@@ -43,6 +44,7 @@ pub(crate) struct RegistryState {
     readiness: Mutex<Readiness>,
     undone_moves: Mutex<UndoneMoves>,
     windows: Mutex<LoadWindows>,
+    plaintext_reports: Mutex<PlaintextReports>,
     /// The time that the ages of load reports refer to.
     created: Instant,
     pub(crate) map_cache: ShardMapCache,
@@ -84,6 +86,7 @@ impl Registry {
             readiness: Mutex::new(HashMap::new()),
             undone_moves: Mutex::default(),
             windows: Mutex::default(),
+            plaintext_reports: Mutex::default(),
             declarations: Mutex::default(),
             registering: tokio::sync::RwLock::default(),
             declarations_refused: AtomicU64::default(),
@@ -124,6 +127,10 @@ impl Registry {
 
     pub(crate) fn undone_moves(&self) -> MutexGuard<'_, UndoneMoves> {
         lock(&self.shared.undone_moves)
+    }
+
+    pub(crate) fn plaintext_reports(&self) -> MutexGuard<'_, PlaintextReports> {
+        lock(&self.shared.plaintext_reports)
     }
 
     pub(crate) fn windows(&self) -> MutexGuard<'_, LoadWindows> {

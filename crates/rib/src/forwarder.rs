@@ -134,6 +134,7 @@ forward! {
     report_shards: ReportShardsRequest => ReportShardsResponse;
     report_shard_load: ReportShardLoadRequest => ReportShardLoadResponse;
     read_shard_loads: ReadShardLoadsRequest => ReadShardLoadsResponse;
+    read_plaintext_callers: ReadPlaintextCallersRequest => ReadPlaintextCallersResponse;
     propose_moves: ProposeMovesRequest => ProposeMovesResponse;
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use fairmesh_model::{
     Authorization, AuthorizationMode, AuthorizationRule, CallerId, DefaultAuthorization, Label, MeshRole,
-    PathMatch, Policy, Probe, SpiffePath,
+    MtlsMode, PathMatch, Policy, Probe, SpiffePath,
 };
 
 /// The compiled authorization of a service.
@@ -13,6 +13,7 @@ pub struct AuthorizationTable {
     /// `None`: the default of the mesh applies.
     policy: Option<Authorization>,
     default: DefaultAuthorization,
+    mtls: MtlsMode,
     /// What agents may call to find out whether an endpoint is healthy.
     probed_path: Option<String>,
 }
@@ -60,7 +61,13 @@ impl AuthorizationTable {
             Probe::Http { path, .. } => Some(path.clone()),
             Probe::Grpc { .. } => Some("/grpc.health.v1.Health/Check".to_owned()),
         });
-        Self { policy: policy.authorization.as_deref().cloned(), default, probed_path }
+        let mtls = policy.mtls;
+        Self { policy: policy.authorization.as_deref().cloned(), default, mtls, probed_path }
+    }
+
+    /// Whether servers that speak mutual TLS accept plaintext as well.
+    pub fn permits_plaintext(&self) -> bool {
+        self.mtls == MtlsMode::Permissive
     }
 
     /// Whether a caller's statement of whom it calls for counts.

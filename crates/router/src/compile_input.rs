@@ -1,8 +1,8 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use fairmesh_model::{
-    DistanceSource, Endpoint, EndpointState, Hosts, InstanceId, Location, Policy, Protocol, RegionTable,
-    Regions, RoundTrips, Service, ServiceName, Verdict, Verdicts,
+    DistanceSource, Endpoint, EndpointState, Hosts, InstanceId, Location, MtlsMode, Policy, Protocol,
+    RegionTable, Regions, RoundTrips, Service, ServiceName, Verdict, Verdicts,
 };
 
 use crate::{ReceivedReport, ShardTable};
@@ -70,6 +70,8 @@ pub struct EndpointTarget {
     pub protocol: Protocol,
     /// The service whose identity it proves by mutual TLS; `None` for plaintext.
     pub identity: Option<ServiceName>,
+    /// Whether it accepts plaintext too, from callers without an identity.
+    pub accepts_plaintext: bool,
     /// The metric of its load reports that the service is balanced by, if any.
     pub metric: Option<Arc<str>>,
     /// Whether the balancing policy uses latencies, so that they have to be
@@ -81,7 +83,7 @@ impl EndpointTarget {
     pub(crate) fn new(
         (endpoint, hosts): (&Endpoint, &Hosts),
         service: &ServiceName,
-        protocol: Protocol,
+        (protocol, mtls): (Protocol, MtlsMode),
         metric: Option<&Arc<str>>,
         by_latency: bool,
     ) -> Self {
@@ -95,6 +97,7 @@ impl EndpointTarget {
             power: hosts.power(endpoint),
             protocol,
             identity: endpoint.mtls.then(|| service.clone()),
+            accepts_plaintext: !endpoint.mtls || mtls == MtlsMode::Permissive,
             metric: metric.cloned(),
             by_latency,
         }

@@ -15,6 +15,7 @@ use std::{
 use fairmesh_headers::CALLER;
 use fairmesh_model::{CallerId, Identity, ServiceName};
 use fairmesh_router::{AuthorizationDecision, AuthorizationRequest, AuthorizationTable};
+use fairmesh_wire::transport::{PlaintextCallers, Transport};
 use hazarc::AtomicOptionArc;
 use http::{HeaderMap, Request};
 use tokio::{sync::watch, time::Instant};
@@ -36,6 +37,8 @@ pub(crate) struct Authorizer {
     /// Whether callers prove identities, so that none is accepted before the policy is known. In plaintext there is nothing that a
     /// policy could tell apart, and a server without its agent goes on.
     waits_for_policy: bool,
+    /// Callers without an identity of a server that speaks mutual TLS, which the policy may permit.
+    plaintext_callers: Option<Arc<PlaintextCallers>>,
     table: AtomicOptionArc<AuthorizationTable>,
     /// Changes with the table.
     changes: watch::Sender<u64>,
@@ -59,6 +62,12 @@ impl Authorizer {
         Self { service: Some(service), waits_for_policy, ..Self::default() }
     }
 
+    /// For a server of this service that accepts connections so.
+    pub(crate) fn of_server(service: ServiceName, transport: &Transport) -> Self {
+        let plaintext_callers = transport.plaintext_callers().cloned();
+        Self { plaintext_callers, ..Self::new(service, transport.is_tls()) }
+    }
+
     /// Follows the policy until the handle is dropped.
     pub(crate) fn follow(self: &Arc<Self>, registry: &RegistryClient) -> Option<AbortOnDropHandle<()>> {
         let service = self.service.clone()?;
@@ -74,6 +83,9 @@ impl Authorizer {
     }
 
     pub(crate) fn set(&self, table: AuthorizationTable) {
+        if let Some(callers) = &self.plaintext_callers {
+            callers.permit(table.permits_plaintext());
+        }
         self.table.store(Some(Arc::new(table)));
         self.changes.send_modify(|changes| *changes += 1);
     }
@@ -86,6 +98,10 @@ impl Authorizer {
             request.headers_mut().remove(CALLER);
             return if self.waits_for_policy { Err(NotAccepted::Unknown) } else { Ok(()) };
         };
+        if peer.is_none() && self.requires_identity(table) {
+            self.refused.fetch_add(1, Relaxed);
+            return Err(NotAccepted::Refused);
+        }
         let stated = peer.as_ref().filter(|peer| table.is_intermediary(peer.caller()));
         let caller = match stated {
             None => {
@@ -135,10 +151,18 @@ impl Authorizer {
         let Some(table) = table.as_ref() else {
             return if self.waits_for_policy { Err(NotAccepted::Unknown) } else { Ok(()) };
         };
+        if caller.is_none() && self.requires_identity(table) {
+            return Err(NotAccepted::Refused);
+        }
         let caller = caller.as_ref().map(Caller::caller);
         let decision = table.decide_connection(caller);
         note(&decision, &AuthorizationRequest { caller, method: "", path: "" });
         if decision.permits() { Ok(()) } else { Err(NotAccepted::Refused) }
+    }
+
+    /// Whether callers without an identity are refused: those that connected in plaintext while the policy permitted it.
+    fn requires_identity(&self, table: &AuthorizationTable) -> bool {
+        self.plaintext_callers.is_some() && !table.permits_plaintext()
     }
 
     /// Wakes up when the policy changes.
@@ -149,6 +173,11 @@ impl Authorizer {
     /// Calls that were refused, and those that were not allowed and made nevertheless; total.
     pub(crate) fn counts(&self) -> (u64, u64) {
         (self.refused.load(Relaxed), self.audited.load(Relaxed))
+    }
+
+    /// Connections that were accepted in plaintext, since the policy permits it; total.
+    pub(crate) fn plaintext_connections(&self) -> u64 {
+        self.plaintext_callers.as_ref().map_or(0, |callers| callers.connections())
     }
 
     fn note(&self, decision: &AuthorizationDecision<'_>, call: &AuthorizationRequest<'_>) {

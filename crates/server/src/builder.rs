@@ -233,7 +233,7 @@ impl ServerBuilder {
         if registration.location.is_none() && !self.knows_agent {
             check_location(&registry, started).await?;
         }
-        let layer = ServerLayer { shared: Arc::new(self.shared(&registration)) };
+        let layer = ServerLayer { shared: Arc::new(self.shared(&registration, &transport)) };
         let policy = layer.shared.authorizer.follow(&registry);
         // Callers that find this server before it knows who may call would be turned away.
         let _ = timeout_at(started, layer.shared.authorizer.ready()).await;
@@ -286,20 +286,20 @@ impl ServerBuilder {
         registration: &mut Registration,
     ) -> ServerTransport {
         let opened = match self.transport.take() {
-            Some(transport) => ServerTransport { transport, undecided: None },
+            Some(transport) => ServerTransport { transport: transport.of_server(), undecided: None },
             None => transport_of_agent(addresses, registration).await,
         };
         registration.mtls = opened.transport.is_tls();
         opened
     }
 
-    fn shared(&self, registration: &Registration) -> LayerState {
+    fn shared(&self, registration: &Registration, transport: &Transport) -> LayerState {
         // Different for each server of a service, so that they do not probe their limits in step.
         let seed = self.adaptive.then(|| hash_text(registration.instance.as_str()));
         let concurrency_limit = ConcurrencyLimit::new(self.at_most, seed);
         let name = format!("{}/{}", registration.service, registration.instance);
         let load = Arc::new(ServerLoad::of(&name));
-        let authorizer = Arc::new(Authorizer::new(registration.service.clone(), registration.mtls));
+        let authorizer = Arc::new(Authorizer::of_server(registration.service.clone(), transport));
         LayerState {
             load,
             finishes_late: self.finishes_late,
@@ -369,7 +369,7 @@ pub async fn transport_of_agent(addresses: &[Address], registration: &Registrati
     };
     match ProgramIdentity::of_server(request).await {
         ServerIdentity::Secured(identity) => {
-            ServerTransport { transport: identity.transport(), undecided: None }
+            ServerTransport { transport: identity.transport().of_server(), undecided: None }
         }
         ServerIdentity::Plaintext => ServerTransport::default(),
         ServerIdentity::Undecided(request) => {

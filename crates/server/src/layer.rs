@@ -101,6 +101,7 @@ impl ServerLayer {
             late: refusals.late(),
             unauthorized,
             audited,
+            plaintext_connections: self.shared.authorizer.plaintext_connections(),
         }
     }
 

@@ -84,8 +84,8 @@ fn check_safety(world: &World, before: &fairmesh_te::Tables, plan: &Plan) -> Res
     let ceiling = world.policy.rings[world.policy.rings.len() - 1].load;
     // What leaves a region above the last threshold does so at once, up to that threshold elsewhere.
     let relief = if loads.iter().any(|load| *load > ceiling) { ceiling } else { 0.0 };
-    for to in 0..world.power.len() {
-        let bound = loads[to].max(first) + slack(world, to);
+    for (to, before_it) in loads.iter().enumerate() {
+        let bound = before_it.max(first) + slack(world, to);
         if plan.predicted[to] <= bound {
             continue;
         }

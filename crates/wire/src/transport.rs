@@ -17,6 +17,7 @@ mod joining;
 mod listener;
 #[cfg(feature = "server")]
 mod peer_program;
+mod plaintext_callers;
 #[cfg(feature = "server")]
 mod serve;
 mod socket;
@@ -40,6 +41,7 @@ use fairmesh_model::{Identity, Label, ServiceName, SpiffeId};
 pub use identity::{ExpectedPeer, Handshake, NoIdentity, SecureStream, StatedCall, TlsIdentity};
 #[cfg(feature = "server")]
 pub use listener::{Accepted, BindError, Listener};
+pub use plaintext_callers::{PlaintextCaller, PlaintextCallers};
 #[cfg(feature = "server")]
 pub use serve::{Services, serve};
 #[cfg(feature = "server")]
@@ -54,13 +56,26 @@ pub use waits::Waits;
 #[derive(Clone, Debug, Default)]
 pub struct Transport {
     identity: Option<Arc<dyn TlsIdentity>>,
+    plaintext_callers: Option<Arc<PlaintextCallers>>,
 }
 
 impl Transport {
     /// Mutual TLS by `identity`: with endpoints that speak it, as a server with callers, and over TCP with processes of
     /// the mesh once they are [secured](TlsIdentity::secures_mesh). Unix sockets stay as they are.
     pub fn tls(identity: Arc<dyn TlsIdentity>) -> Self {
-        Self { identity: Some(identity) }
+        Self { identity: Some(identity), plaintext_callers: None }
+    }
+
+    /// The same for one server, which may be permitted to accept plaintext beside mutual TLS. A clone is of the same server.
+    #[must_use]
+    pub fn of_server(self) -> Self {
+        let plaintext_callers = self.identity.as_ref().map(|_| Arc::default());
+        Self { plaintext_callers, ..self }
+    }
+
+    /// The callers in plaintext of a [server](Self::of_server) that speaks mutual TLS.
+    pub fn plaintext_callers(&self) -> Option<&Arc<PlaintextCallers>> {
+        self.plaintext_callers.as_ref()
     }
 
     /// Whether callers are accepted with mutual TLS only.
@@ -122,11 +137,12 @@ impl Transport {
     /// When there is no connection: with [`NoIdentity`] as its source if the endpoint speaks mutual TLS and this
     /// process has no identity.
     pub async fn connect_endpoint(&self, endpoint: EndpointAddress<'_>) -> io::Result<Stream> {
-        let EndpointAddress { address, service, from } = endpoint;
+        let EndpointAddress { address, service, accepts_plaintext, from } = endpoint;
         let identity = self.identity.as_ref().filter(|identity| identity.is_ready());
         let secured = match (service, identity) {
             (None, _) => None,
             (Some(service), Some(identity)) => Some((service, identity)),
+            (Some(_), None) if accepts_plaintext => None,
             (Some(_), None) => return Err(io::Error::other(NoIdentity)),
         };
         let stream = match from.filter(|from| from.is_ipv4() == address.is_ipv4()) {
@@ -162,7 +178,19 @@ impl Transport {
     /// When the handshake fails, or a limit of the listener closed the connection.
     pub async fn accept(&self, stream: GuardedStream<Stream>) -> io::Result<GuardedStream<Stream>> {
         let Some(identity) = &self.identity else { return Ok(stream) };
-        establish(stream, |stream| identity.accept(stream)).await
+        let permitted = self.plaintext_callers.as_ref().filter(|callers| callers.are_permitted());
+        let Some(callers) = permitted else {
+            return establish(stream, |stream| identity.accept(stream)).await;
+        };
+        let either = async |stream| match stream {
+            Stream::Tcp(stream) if !plaintext_callers::begins_tls(&stream).await? => {
+                callers.note(&stream)?;
+                Ok(Stream::Tcp(stream))
+            }
+            Stream::Tcp(stream) => identity.accept(stream).await.map(Stream::Tls),
+            other => Ok(other),
+        };
+        stream.establish(either).await
     }
 
     /// Performs the server's handshake on an accepted connection of a process of the mesh.
@@ -187,6 +215,8 @@ pub struct EndpointAddress<'a> {
     pub address: SocketAddr,
     /// The service whose identity it proves by mutual TLS; `None` for plaintext.
     pub service: Option<&'a ServiceName>,
+    /// Whether it accepts plaintext too, for a process without an identity.
+    pub accepts_plaintext: bool,
     /// The address to connect from, if that is given and of the same address family.
     pub from: Option<IpAddr>,
 }

@@ -151,7 +151,12 @@ async fn probe(
 ) -> (DistanceTarget, Option<KeptConnection>, Vec<Duration>) {
     let mut samples = Vec::with_capacity(SAMPLES);
     let mut connection = kept;
-    let endpoint = EndpointAddress { address: target.address, service: target.service.as_ref(), from };
+    let endpoint = EndpointAddress {
+        address: target.address,
+        service: target.service.as_ref(),
+        accepts_plaintext: target.service.is_none(),
+        from,
+    };
     for _ in 0..SAMPLES {
         let mut open = match connection.take() {
             Some(open) => open,

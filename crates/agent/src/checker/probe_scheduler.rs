@@ -172,7 +172,12 @@ impl ProbeScheduler {
         self.probes.spawn(async move {
             let began = Instant::now();
             let CheckedAddress { address, mtls } = address;
-            let endpoint = EndpointAddress { address, service: mtls.then_some(&id.0), from: None };
+            let endpoint = EndpointAddress {
+                address,
+                service: mtls.then_some(&id.0),
+                accepts_plaintext: !mtls,
+                from: None,
+            };
             let outcome = probe_once(&transport, &probe, endpoint, patience).await;
             ProbeResult { id, number, began, outcome }
         });

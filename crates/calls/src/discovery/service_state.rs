@@ -179,6 +179,7 @@ impl<T: EndpointTransport> ReadyService<T> {
             let same = (was.address, was.protocol) == (candidate.target.address, candidate.target.protocol)
                 && was.instance == candidate.target.instance
                 && was.identity == candidate.target.identity
+                && was.accepts_plaintext == candidate.target.accepts_plaintext
                 && was.metric == candidate.target.metric
                 && was.by_latency == candidate.target.by_latency;
             if same && candidate.in_subset {

@@ -42,6 +42,8 @@ pub(crate) struct Connector {
     pub(super) address: SocketAddr,
     /// The service whose identity the endpoint proves by mutual TLS; `None` for plaintext.
     pub(super) identity: Option<ServiceName>,
+    /// Whether it accepts plaintext too, from callers without an identity.
+    pub(super) accepts_plaintext: bool,
     pub(super) local: Option<IpAddr>,
     pub(super) multiplexed: bool,
     pub(super) counters: Arc<Counters>,
@@ -69,8 +71,12 @@ impl Connector {
             let own = format!("{} is an address of this process itself", self.address);
             return Err(SendError::Unreachable(io::Error::other(own)));
         }
-        let endpoint =
-            EndpointAddress { address: self.address, service: self.identity.as_ref(), from: self.local };
+        let endpoint = EndpointAddress {
+            address: self.address,
+            service: self.identity.as_ref(),
+            accepts_plaintext: self.accepts_plaintext,
+            from: self.local,
+        };
         let connected = self.transport.connect_endpoint(endpoint);
         let connected = timeout(CONNECT_TIMEOUT, connected).await;
         let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection within 2 s");

@@ -176,6 +176,7 @@ impl EndpointTransport for Arc<EndpointPool> {
                 transport: context.transport.clone(),
                 address: target.address,
                 identity: target.identity.clone(),
+                accepts_plaintext: target.accepts_plaintext,
                 local: context.local,
                 multiplexed,
                 counters: Arc::clone(&context.counters),

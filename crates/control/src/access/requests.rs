@@ -196,4 +196,5 @@ of_service! {
     list_moves: ListMovesRequest => View;
     read_shard_loads: ReadShardLoadsRequest => View;
     propose_moves: ProposeMovesRequest => View;
+    read_plaintext_callers: ReadPlaintextCallersRequest => View;
 }

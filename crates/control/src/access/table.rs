@@ -62,6 +62,7 @@ pub(crate) static METHODS: &[Method] = &[
     row("/fairmesh.v1.Registry/ReportShardLoad", Access::Of(of::report_shard_load)),
     row("/fairmesh.v1.Registry/ReadShardLoads", Access::Of(of::read_shard_loads)),
     row("/fairmesh.v1.Registry/ProposeMoves", Access::Of(of::propose_moves)),
+    row("/fairmesh.v1.Registry/ReadPlaintextCallers", Access::Of(of::read_plaintext_callers)),
     row("/fairmesh.v1.TrafficPlanner/Status", Access::Of(of::traffic_status)),
     row("/fairmesh.v1.TrafficPlanner/ForecastDrain", Access::Of(of::view_all)),
     row("/fairmesh.v1.TrafficPlanner/DrainRegion", Access::Of(of::administration)),

@@ -125,7 +125,11 @@ async fn call_all(on: &Connection, name: &str) -> Vec<(&'static str, Result<(), 
     call!(all, on, imbalance.read("Imbalance/Read", waste));
     call!(all, on, quota.claim("Quota/Claim", v1::ClaimRequest { caller: 1, demands: vec![demand] }));
     call!(all, on, registry.register("Registry/Register", registration(name, "one")));
-    call!(all, on, registry.renew("Registry/Renew", v1::RenewRequest { instances: vec![one()] }));
+    call!(
+        all,
+        on,
+        registry.renew("Registry/Renew", v1::RenewRequest { instances: vec![one()], ..Default::default() })
+    );
     call!(all, on, registry.report("Registry/Report", v1::ReportRequest { reports: vec![report] }));
     let drain = v1::DrainRequest { instances: vec![one()], deadline_ms: 1 };
     call!(all, on, registry.drain("Registry/Drain", drain));
@@ -147,6 +151,8 @@ async fn call_all(on: &Connection, name: &str) -> Vec<(&'static str, Result<(), 
     call!(all, on, registry.report_shard_load("Registry/ReportShardLoad", load));
     let loads = v1::ReadShardLoadsRequest { service: name.into() };
     call!(all, on, registry.read_shard_loads("Registry/ReadShardLoads", loads));
+    let callers = v1::ReadPlaintextCallersRequest { service: name.into() };
+    call!(all, on, registry.read_plaintext_callers("Registry/ReadPlaintextCallers", callers));
     let plan = v1::ProposeMovesRequest { service: name.into(), ..Default::default() };
     call!(all, on, registry.propose_moves("Registry/ProposeMoves", plan));
     let status = v1::TrafficStatusRequest { service: name.into() };

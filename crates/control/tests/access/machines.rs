@@ -50,7 +50,10 @@ async fn act(connection: &Connection, service: &str, name: &str) -> Vec<(&'stati
     };
     vec![
         ("register", registry.register(registration(service, name)).await.map(drop)),
-        ("renew", registry.renew(v1::RenewRequest { instances: vec![one()] }).await.map(drop)),
+        (
+            "renew",
+            registry.renew(v1::RenewRequest { instances: vec![one()], ..Default::default() }).await.map(drop),
+        ),
         ("report", registry.report(v1::ReportRequest { reports: vec![report] }).await.map(drop)),
         (
             "drain",
@@ -149,7 +152,7 @@ async fn an_endpoint_that_was_lost_may_be_registered_on_another_machine() {
         }
     };
     timeout(BOUND, moved).await.expect("the lease expires");
-    let renewal = v1::RenewRequest { instances: vec![instance("shop/cart", "cart-0")] };
+    let renewal = v1::RenewRequest { instances: vec![instance("shop/cart", "cart-0")], ..Default::default() };
     assert_eq!(one.registry().renew(renewal).await.unwrap_err().code(), Code::NotFound);
     control.stop().await;
 }

@@ -2,6 +2,7 @@
 
 mod agents;
 mod authority;
+mod plaintext;
 mod revoke;
 mod token;
 
@@ -21,6 +22,8 @@ pub(crate) enum IdentityCommand {
     List(ReadArgs),
     /// Show the trust domain: its roots, and the key that signs certificates.
     Show(ReadArgs),
+    /// List the callers that reach services in plaintext, as permissive policies allow.
+    Plaintext(plaintext::PlaintextArgs),
     /// Make a token with which one agent joins, once: on the control plane's machine, as its user.
     Token(token::TokenArgs),
     /// Replace the key that signs certificates: on the control plane's machine, as its user.
@@ -45,6 +48,7 @@ pub(crate) async fn run(command: IdentityCommand) -> Result<ExitCode, Failure> {
     match command {
         IdentityCommand::List(args) => agents::list(args).await,
         IdentityCommand::Show(args) => authority::show(args).await,
+        IdentityCommand::Plaintext(args) => plaintext::run(args).await,
         IdentityCommand::Token(args) => token::run(args).await,
         IdentityCommand::Rotate(args) => authority::rotate(args).await,
         IdentityCommand::Revoke(args) => revoke::revoke(args).await,

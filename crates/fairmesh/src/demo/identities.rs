@@ -112,7 +112,12 @@ async fn endpoint_identity(
     if !endpoint.mtls {
         return Err("is registered as plaintext".into());
     }
-    let to = EndpointAddress { address: endpoint.address, service: Some(service), from: None };
+    let to = EndpointAddress {
+        address: endpoint.address,
+        service: Some(service),
+        accepts_plaintext: false,
+        from: None,
+    };
     let connected = timeout(TIMEOUT, own.connect_endpoint(to)).await.map_err(|_| "no response")?;
     match connected.map_err(|e| e.to_string())? {
         Stream::Tls(stream) => Ok(stream.peer()),

@@ -280,7 +280,7 @@ fn sniffer(target: u16) -> (u16, Arc<Mutex<Vec<u8>>>) {
 }
 
 /// What a plaintext client reads.
-fn plaintext(port: u16, host: &str) -> String {
+pub(crate) fn plaintext(port: u16, host: &str) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     write!(stream, "GET /items HTTP/1.1\r\nhost: {host}\r\nx-secret: tea\r\nconnection: close\r\n\r\n")

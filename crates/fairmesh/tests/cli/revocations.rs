@@ -31,7 +31,7 @@ async fn identity_of(agent: &str, service: &str) -> Transport {
 async fn open(caller: &Transport, port: u16) -> Stream {
     let service = "shop/catalog".parse().unwrap();
     let address = ([127, 0, 0, 1], port).into();
-    let endpoint = EndpointAddress { address, service: Some(&service), from: None };
+    let endpoint = EndpointAddress { address, service: Some(&service), accepts_plaintext: false, from: None };
     caller.connect_endpoint(endpoint).await.unwrap()
 }
 

@@ -4,7 +4,7 @@ use super::{
     AuthorizationSpec, BalancingSpec, HealthCheckSpec, KeySpecs, LimitSpec, RouteSpec, TrafficSpec,
     text::{read, read_duration, read_timeouts, write_duration},
 };
-use crate::{Invalid, Locality, Policy, Retries, Ring, ServiceName, Timeouts, within_bounds};
+use crate::{Invalid, Locality, MtlsMode, Policy, Retries, Ring, ServiceName, Timeouts, within_bounds};
 
 /// How calls to a service are routed and protected. Fields that are left out have defaults.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,6 +52,9 @@ pub struct PolicySpec {
     /// Which callers may use the service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub authorization: Option<AuthorizationSpec>,
+    /// `strict` or `permissive`: whether endpoints that speak mutual TLS accept plaintext as well.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mtls: Option<String>,
 }
 
 /// Regions that calls may go to, in order of preference.
@@ -125,6 +128,7 @@ impl PolicySpec {
                 .map(|spec| spec.validate().map(Box::new))
                 .transpose()
                 .map_err(|e| e.within("authorization"))?,
+            mtls: read_mtls(self.mtls.as_deref())?,
         };
         policy.validate()?;
         Ok((read("service", &self.service)?, policy))
@@ -148,6 +152,18 @@ impl PolicySpec {
             lookaside: policy.lookaside.clone(),
             traffic: policy.traffic.as_deref().map(TrafficSpec::of),
             authorization: policy.authorization.as_deref().map(AuthorizationSpec::of),
+            mtls: (policy.mtls == MtlsMode::Permissive).then(|| "permissive".to_owned()),
+        }
+    }
+}
+
+fn read_mtls(text: Option<&str>) -> Result<MtlsMode, Invalid> {
+    match text {
+        None | Some("strict") => Ok(MtlsMode::Strict),
+        Some("permissive") => Ok(MtlsMode::Permissive),
+        Some(other) => {
+            let problem = format!("is '{other}', which is no mode");
+            Err(Invalid::new("mtls", problem, "write strict or permissive"))
         }
     }
 }

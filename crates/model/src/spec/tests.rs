@@ -5,10 +5,10 @@ use crate::{
     Abort, Actions, Authorization, AuthorizationMode, AuthorizationRule, Backend, Balancing, BalancingPolicy,
     CallerMatch, ClientMatch, Delay, EndpointState, GrpcMatch, HeaderEdits, HeaderMatch, HealthCheck,
     HostMatch, HostType, InstanceId, KeyRange, KeySource, Label, LoadSignal, Locality, Location, Match,
-    Mirror, Outliers, PathMatch, PathRewrite, Pattern, Probe, ProgramSelector, Protocol, QueryMatch,
-    RateLimit, Redirect, Region, RegionInfo, RegionShares, Replica, ReplicaState, Retries, Rewrite, Ring,
-    Role, Route, Scope, Score, ServiceKind, Shard, ShardId, ShardKey, Share, Template, TextMatch, Timeouts,
-    Traffic, TrafficMode, TrafficShares,
+    Mirror, MtlsMode, Outliers, PathMatch, PathRewrite, Pattern, Probe, ProgramSelector, Protocol,
+    QueryMatch, RateLimit, Redirect, Region, RegionInfo, RegionShares, Replica, ReplicaState, Retries,
+    Rewrite, Ring, Role, Route, Scope, Score, ServiceKind, Shard, ShardId, ShardKey, Share, Template,
+    TextMatch, Timeouts, Traffic, TrafficMode, TrafficShares,
 };
 
 fn cart() -> ServiceName {
@@ -152,6 +152,7 @@ fn full_policy() -> Policy {
         lookaside: Some("picks.shop:7420".into()),
         traffic: Some(Box::new(full_traffic())),
         authorization: Some(Box::new(full_authorization())),
+        mtls: MtlsMode::Permissive,
     }
 }
 

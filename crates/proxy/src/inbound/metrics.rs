@@ -28,6 +28,11 @@ pub(crate) fn register(registry: &mut Registry, admission: &Admission) {
             "Requests that the policy of the service would refuse, but for its mode audit",
             admission.audited,
         ),
+        (
+            "inbound_plaintext_connections",
+            "Connections in plaintext that the policy of the service permits beside mutual TLS",
+            admission.plaintext_connections,
+        ),
         ("inbound_deadline_exceeded", "Requests cancelled because their deadline had passed", admission.late),
     ];
     for (name, help, value) in counters {

@@ -170,6 +170,7 @@ mod tests {
             power: 1000,
             protocol: Protocol::Http1,
             identity: None,
+            accepts_plaintext: true,
             metric: None,
             by_latency: false,
         }

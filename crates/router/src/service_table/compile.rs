@@ -100,6 +100,7 @@ fn without_routes(policy: &Policy) -> Policy {
         lookaside,
         traffic,
         authorization: _,
+        mtls,
     } = policy;
     Policy {
         routes: Vec::new(),
@@ -122,6 +123,7 @@ fn without_routes(policy: &Policy) -> Policy {
             })
         }),
         authorization: None,
+        mtls: *mtls,
     }
 }
 
@@ -250,7 +252,7 @@ impl Compiler<'_> {
             let target = EndpointTarget::new(
                 (endpoint, self.input.hosts),
                 self.input.name,
-                self.input.service.protocol,
+                (self.input.service.protocol, self.input.policy.mtls),
                 metric.as_ref(),
                 by_latency,
             );

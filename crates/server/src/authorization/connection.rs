@@ -34,7 +34,7 @@ pub struct ConnectionAuthorizer {
 impl ConnectionAuthorizer {
     /// Follows the policy of a service through the registry.
     pub fn follow(service: ServiceName, registry: &RegistryClient) -> Self {
-        let authorizer = Arc::new(Authorizer::new(service, registry.transport().is_tls()));
+        let authorizer = Arc::new(Authorizer::of_server(service, registry.transport()));
         let following = authorizer.follow(registry);
         Self { authorizer, _following: Arc::new(following) }
     }

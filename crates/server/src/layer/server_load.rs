@@ -54,6 +54,8 @@ pub struct Admission {
     pub unauthorized: u64,
     /// Calls that the policy did not allow, and that were made since its mode is audit; total.
     pub audited: u64,
+    /// Connections that were accepted in plaintext, since the policy of a server with mutual TLS is permissive; total.
+    pub plaintext_connections: u64,
 }
 
 /// The load in a response.

@@ -2,6 +2,7 @@
 
 use std::{
     future::Future,
+    net::IpAddr,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -9,7 +10,7 @@ use fairmesh_identity::IdentityRequest;
 use fairmesh_model::{Endpoint, InstanceId, Location, ServiceName, ShardId};
 use fairmesh_wire::{
     handshake::{ConnectError, Connection, connect, is_version_refusal},
-    transport::{Address, Transport},
+    transport::{Address, PlaintextCaller, PlaintextCallers, Transport},
     v1,
 };
 use tokio::{sync::Mutex, time::timeout};
@@ -99,6 +100,16 @@ pub struct RegistryClient {
     current: Mutex<Option<(Address, Connection)>>,
 }
 
+/// Callers in plaintext, for the control plane.
+fn reported(callers: &PlaintextCallers) -> Vec<v1::PlaintextCaller> {
+    let report = |(address, caller): (IpAddr, PlaintextCaller)| v1::PlaintextCaller {
+        address: address.to_string(),
+        connections: caller.connections,
+        seconds_ago: u32::try_from(caller.last.elapsed().as_secs()).unwrap_or(u32::MAX),
+    };
+    callers.recent().into_iter().map(report).collect()
+}
+
 type Current = (Address, Connection);
 
 impl RegistryClient {
@@ -160,12 +171,19 @@ impl RegistryClient {
         self.call(address, CALL_TIMEOUT, service.register(request)).await.map(drop)
     }
 
-    /// Renews the lease; `false` when the registry does not know the instance.
+    /// Renews the lease, with a report of callers in plaintext; `false` when the registry does not know the instance.
     ///
     /// # Errors
     /// When the registry refuses it or is not reached.
     pub async fn renew(&self, instance: v1::InstanceRef) -> Result<bool, RegistryError> {
-        let request = v1::RenewRequest { instances: vec![self.with_incarnation(instance)] };
+        let request = v1::RenewRequest {
+            instances: vec![self.with_incarnation(instance)],
+            plaintext_callers: self
+                .transport
+                .plaintext_callers()
+                .map(|callers| reported(callers))
+                .unwrap_or_default(),
+        };
         let (address, connection) = self.connection().await?;
         let mut service = connection.registry();
         let response = self.call(address, CALL_TIMEOUT, service.renew(request)).await?;

@@ -268,6 +268,13 @@ impl Registry for FakeRegistry {
         Err(Status::unimplemented(""))
     }
 
+    async fn read_plaintext_callers(
+        &self,
+        _: Request<v1::ReadPlaintextCallersRequest>,
+    ) -> Result<Response<v1::ReadPlaintextCallersResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
     async fn propose_moves(
         &self,
         _: Request<v1::ProposeMovesRequest>,

@@ -1,8 +1,8 @@
 use std::time::Duration;
 
 use fairmesh_model::{
-    Authorization, Backend, HealthCheck, Invalid, Locality, Policy, Retries, Route, ServiceName, Traffic,
-    within_bounds,
+    Authorization, Backend, HealthCheck, Invalid, Locality, MtlsMode, Policy, Retries, Route, ServiceName,
+    Traffic, within_bounds,
 };
 
 use crate::v1;
@@ -42,6 +42,11 @@ impl From<Policy> for v1::Policy {
             lookaside: policy.lookaside.unwrap_or_default(),
             traffic: policy.traffic.map(|traffic| (*traffic).into()),
             authorization: policy.authorization.map(|authorization| (*authorization).into()),
+            mtls: match policy.mtls {
+                MtlsMode::Strict => v1::policy::Mtls::Strict,
+                MtlsMode::Permissive => v1::policy::Mtls::Permissive,
+            }
+            .into(),
         }
     }
 }
@@ -50,6 +55,11 @@ impl TryFrom<v1::Policy> for Policy {
     type Error = Invalid;
 
     fn try_from(message: v1::Policy) -> Result<Self, Invalid> {
+        // An unknown mode is strict: it opens nothing.
+        let mtls = match message.mtls() {
+            v1::policy::Mtls::Strict => MtlsMode::Strict,
+            v1::policy::Mtls::Permissive => MtlsMode::Permissive,
+        };
         let route = |(i, route): (usize, v1::Route)| {
             Route::try_from(route).map_err(|e| e.within(format!("routes[{i}]")))
         };
@@ -87,6 +97,7 @@ impl TryFrom<v1::Policy> for Policy {
                 .map(|authorization| Authorization::try_from(authorization).map(Box::new))
                 .transpose()
                 .map_err(|e| e.within("authorization"))?,
+            mtls,
         };
         policy.validate()?;
         Ok(policy)

@@ -1069,6 +1069,50 @@ pub struct Policy {
     /// Calls prefer the zone of their caller, as far as the table of its region says.
     #[prost(bool, tag = "29")]
     pub zone_first: bool,
+    /// Of endpoints that speak mutual TLS.
+    #[prost(enumeration = "policy::Mtls", tag = "30")]
+    pub mtls: i32,
+}
+/// Nested message and enum types in `Policy`.
+pub mod policy {
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Mtls {
+        /// They accept nothing else.
+        Strict = 0,
+        /// They accept plaintext too, which callers without an identity use.
+        Permissive = 1,
+    }
+    impl Mtls {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Strict => "STRICT",
+                Self::Permissive => "PERMISSIVE",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "STRICT" => Some(Self::Strict),
+                "PERMISSIVE" => Some(Self::Permissive),
+                _ => None,
+            }
+        }
+    }
 }
 /// Who divides the calls to a service among regions: a planner, or shares written by hand.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -2343,6 +2387,22 @@ pub struct RegisterResponse {
 pub struct RenewRequest {
     #[prost(message, repeated, tag = "1")]
     pub instances: ::prost::alloc::vec::Vec<InstanceRef>,
+    /// Those of each of the instances, at most 64. Kept in memory for five minutes.
+    #[prost(message, repeated, tag = "2")]
+    pub plaintext_callers: ::prost::alloc::vec::Vec<PlaintextCaller>,
+}
+/// A caller that connected in plaintext to a server that speaks mutual TLS, as its permissive policy allows.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PlaintextCaller {
+    /// Its IP address.
+    #[prost(string, tag = "1")]
+    pub address: ::prost::alloc::string::String,
+    /// Connections that it opened.
+    #[prost(uint64, tag = "2")]
+    pub connections: u64,
+    /// Since it opened the last one.
+    #[prost(uint32, tag = "3")]
+    pub seconds_ago: u32,
 }
 /// Instances that are not registered, or no longer, and should register again.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -2640,6 +2700,27 @@ pub mod propose_moves_response {
         pub after: u64,
         #[prost(uint64, tag = "5")]
         pub fair: u64,
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReadPlaintextCallersRequest {
+    #[prost(string, tag = "1")]
+    pub service: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ReadPlaintextCallersResponse {
+    /// Those with callers in plaintext, by instance.
+    #[prost(message, repeated, tag = "1")]
+    pub servers: ::prost::alloc::vec::Vec<read_plaintext_callers_response::Server>,
+}
+/// Nested message and enum types in `ReadPlaintextCallersResponse`.
+pub mod read_plaintext_callers_response {
+    #[derive(Clone, PartialEq, ::prost::Message)]
+    pub struct Server {
+        #[prost(string, tag = "1")]
+        pub instance: ::prost::alloc::string::String,
+        #[prost(message, repeated, tag = "2")]
+        pub callers: ::prost::alloc::vec::Vec<super::PlaintextCaller>,
     }
 }
 /// Generated client implementations.
@@ -3084,6 +3165,31 @@ pub mod registry_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Registry", "ProposeMoves"));
             self.inner.unary(req, path, codec).await
         }
+        /// The callers in plaintext of a service whose policy is permissive, as its servers reported them with their renewals.
+        pub async fn read_plaintext_callers(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReadPlaintextCallersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadPlaintextCallersResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codegen::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/fairmesh.v1.Registry/ReadPlaintextCallers",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("fairmesh.v1.Registry", "ReadPlaintextCallers"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -3205,6 +3311,14 @@ pub mod registry_server {
             request: tonic::Request<super::ProposeMovesRequest>,
         ) -> std::result::Result<
             tonic::Response<super::ProposeMovesResponse>,
+            tonic::Status,
+        >;
+        /// The callers in plaintext of a service whose policy is permissive, as its servers reported them with their renewals.
+        async fn read_plaintext_callers(
+            &self,
+            request: tonic::Request<super::ReadPlaintextCallersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadPlaintextCallersResponse>,
             tonic::Status,
         >;
     }
@@ -3936,6 +4050,52 @@ pub mod registry_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ProposeMovesSvc(inner);
+                        let codec = crate::codegen::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/fairmesh.v1.Registry/ReadPlaintextCallers" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReadPlaintextCallersSvc<T: Registry>(pub Arc<T>);
+                    impl<
+                        T: Registry,
+                    > tonic::server::UnaryService<super::ReadPlaintextCallersRequest>
+                    for ReadPlaintextCallersSvc<T> {
+                        type Response = super::ReadPlaintextCallersResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReadPlaintextCallersRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Registry>::read_plaintext_callers(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReadPlaintextCallersSvc(inner);
                         let codec = crate::codegen::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

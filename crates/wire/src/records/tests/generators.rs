@@ -206,7 +206,7 @@ fn route() -> impl Strategy<Value = Route> {
     )
 }
 
-fn policy() -> impl Strategy<Value = Policy> {
+fn locality() -> impl Strategy<Value = Locality> {
     let bounded = collection::btree_set(1..10_000_000_u64, 0..4);
     let rings = (any::<bool>(), bounded, any::<[bool; 3]>()).prop_map(|(region, bounds, named)| {
         let bounded = bounds.into_iter().map(|us| Ring::Within(Duration::from_micros(us)));
@@ -214,11 +214,10 @@ fn policy() -> impl Strategy<Value = Policy> {
         let named = named.filter_map(|(ring, used)| used.then_some(ring));
         region.then_some(Ring::Region).into_iter().chain(bounded).chain(named).collect()
     });
-    let locality = (rings, any::<bool>()).prop_map(|(rings, local_only)| Locality {
-        rings,
-        zone_first: false,
-        local_only,
-    });
+    (rings, any::<bool>()).prop_map(|(rings, local_only)| Locality { rings, zone_first: false, local_only })
+}
+
+fn policy() -> impl Strategy<Value = Policy> {
     let retries =
         (1..=10_u32, 0..=100_u32, any::<u32>()).prop_map(|(attempts, budget_percent, budget_floor)| {
             Retries { attempts, budget_percent, budget_floor }
@@ -231,15 +230,16 @@ fn policy() -> impl Strategy<Value = Policy> {
     let balancing = (any::<u32>(), balancing());
     let key = collection::vec(key_source(), 0..3);
     let lookaside = option::of("[a-z]{1,8}:[1-9][0-9]{1,3}");
-    let rest = (option::of(health_check()), lookaside, option::of(traffic()), option::of(authorization()));
-    (routes, locality, balancing, timeouts(), (retries, option::of(limit()), key), rest).prop_map(
+    let security = (option::of(authorization()), select(vec![MtlsMode::Strict, MtlsMode::Permissive]));
+    let rest = (option::of(health_check()), lookaside, option::of(traffic()), security);
+    (routes, locality(), balancing, timeouts(), (retries, option::of(limit()), key), rest).prop_map(
         |(
             routes,
             locality,
             (subset, balancing),
             timeouts,
             (retries, limit, key),
-            (health_check, lookaside, traffic, authorization),
+            (health_check, lookaside, traffic, (authorization, mtls)),
         )| {
             Policy {
                 routes,
@@ -253,6 +253,7 @@ fn policy() -> impl Strategy<Value = Policy> {
                 lookaside,
                 traffic: traffic.map(Box::new),
                 authorization: authorization.map(Box::new),
+                mtls,
             }
         },
     )
