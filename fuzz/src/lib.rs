@@ -13,6 +13,7 @@ pub mod http1_plain;
 pub mod http1_request;
 pub mod http1_response;
 pub mod http2_call;
+pub mod identity;
 pub mod manifest;
 pub mod mutation;
 pub mod proxy_protocol;
@@ -34,7 +35,7 @@ mod pipe;
 pub type Target = fn(&[u8]);
 
 /// All of them, by the names of their corpora.
-pub const TARGETS: [(&str, Target); 17] = [
+pub const TARGETS: [(&str, Target); 18] = [
     ("headers", headers::run),
     ("hpack", hpack::run),
     ("http1_response", http1_response::run),
@@ -42,6 +43,7 @@ pub const TARGETS: [(&str, Target); 17] = [
     ("http1_plain", http1_plain::run),
     ("http1_request", http1_request::run),
     ("http2_call", http2_call::run),
+    ("identity", identity::run),
     ("manifest", manifest::run),
     ("proxy_protocol", proxy_protocol::run),
     ("record_decode", record_decode::run),

@@ -148,6 +148,9 @@ pub(crate) enum Command {
     /// Show the trust domain, let agents join it, and rotate its keys.
     #[command(subcommand)]
     Identity(command::identity::IdentityCommand),
+    /// Find what is not protected.
+    #[command(subcommand)]
+    Security(command::security::SecurityCommand),
     /// Show what the planner of region tables knows and decides, and hold it.
     #[command(subcommand)]
     Traffic(command::traffic::TrafficCommand),

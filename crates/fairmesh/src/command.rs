@@ -8,6 +8,7 @@ mod callers_behind;
 pub(crate) mod check;
 pub(crate) mod drain;
 pub(crate) mod explain;
+mod finding;
 pub(crate) mod identity;
 pub(crate) mod imbalance;
 pub(crate) mod kernel;
@@ -16,6 +17,7 @@ pub(crate) mod processes;
 pub(crate) mod records;
 mod request_args;
 mod schema;
+pub(crate) mod security;
 pub(crate) mod shards;
 pub(crate) mod sim;
 pub(crate) mod tap;
@@ -60,6 +62,7 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Shards(command) => shards::run(command).await,
         Command::Explain(args) => explain::run(args).await,
         Command::Audit(args) => audit::run(args).await,
+        Command::Security(command) => security::run(command).await,
         Command::Identity(command) => identity::run(command).await,
         Command::Traffic(command) => traffic::run(command).await,
         Command::Imbalance(args) => imbalance::run(args).await,

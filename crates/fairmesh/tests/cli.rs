@@ -31,6 +31,7 @@ mod cli {
     pub(crate) mod roles;
     pub(crate) mod routes;
     pub(crate) mod schema;
+    pub(crate) mod security;
     pub(crate) mod shells;
     pub(crate) mod sim;
     pub(crate) mod support;

@@ -3,7 +3,6 @@
 //! It looks from one machine: at the processes that it reaches, at the machine itself, and at all records. What another
 //! machine alone can see, such as a route that is missing there, has to be looked for there.
 
-mod finding;
 mod machine;
 mod page;
 mod processes;
@@ -13,12 +12,12 @@ use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
 
 use clap::Args;
 
+use super::finding::{Level, Report};
 use crate::{
     cli::{AgentTarget, OutputArgs, TargetArgs},
     failure::Failure,
     output,
 };
-use finding::{Level, Report};
 
 /// Arguments of `fairmesh check`.
 #[derive(Debug, Args)]

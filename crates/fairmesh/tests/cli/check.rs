@@ -20,7 +20,7 @@ use super::{
 };
 
 /// Names of the findings that are warnings or errors.
-fn found(run: &Run) -> Vec<String> {
+pub(crate) fn found(run: &Run) -> Vec<String> {
     let report: Value = serde_json::from_str(&run.out).unwrap_or_else(|error| panic!("{error}: {run:?}"));
     let bad = report["checks"].as_array().unwrap().iter().filter(|one| {
         let bad = one["level"] == "warning" || one["level"] == "error";

@@ -9,10 +9,8 @@ use std::{
 use fairmesh_kernel::DEFAULT_PINS;
 use fairmesh_wire::{environment, transport::Address};
 
-use super::{
-    CheckArgs,
-    finding::{Level, Report},
-};
+use super::CheckArgs;
+use crate::command::finding::{Level, Report};
 
 /// Free bytes below which a disk is nearly full; a control plane needs some for each change.
 const MIN_FREE: u64 = 256 << 20;

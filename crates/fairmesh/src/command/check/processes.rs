@@ -11,10 +11,10 @@ use jiff::{Timestamp, fmt::rfc2822::DateTimeParser};
 
 use super::{
     CheckArgs,
-    finding::{Level, Report},
     page::{Fetched, Page, fetch},
 };
 use crate::{
+    command::finding::{Level, Report},
     connect::{SOFTWARE, transport, transport_to},
     view::age_of,
 };

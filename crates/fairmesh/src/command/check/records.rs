@@ -5,18 +5,17 @@ use std::collections::BTreeSet;
 use fairmesh_model::{EndpointState, ServiceKind, ServiceName, spec::Resource};
 use fairmesh_wire::handshake::Connection;
 
-use super::finding::{Level, Report};
 use crate::{
-    command::records::{
-        apply::warnings::{Mention, mentioned, replica_warnings, unreachable_routes},
-        get,
+    command::{
+        finding::{Level, Report, listed},
+        records::{
+            apply::warnings::{Mention, mentioned, replica_warnings, unreachable_routes},
+            get,
+        },
     },
     failure::Failure,
     view::{EVERY_KIND, Scope, ServiceView, View},
 };
-
-/// Names listed in one finding.
-const MAX_NAMED: usize = 5;
 
 /// Examines all records.
 pub(super) async fn check(connection: &Connection, report: &mut Report) -> Result<(), Failure> {
@@ -74,7 +73,7 @@ fn endpoints(name: &ServiceName, one: &ServiceView, view: &View, report: &mut Re
         );
     }
     if !unhealthy.is_empty() {
-        let message = format!("health checks of {name} fail for {}", some(&unhealthy));
+        let message = format!("health checks of {name} fail for {}", listed(&unhealthy));
         report.add("endpoint.unhealthy", Level::Warning, message, format!("{list} for the causes"));
     }
 }
@@ -137,7 +136,7 @@ fn shards(name: &ServiceName, one: &ServiceView, report: &mut Report) {
         report.add(
             "endpoint.unreachable",
             Level::Warning,
-            format!("no call reaches endpoints of {name} that hold no shard: {}", some(&idle)),
+            format!("no call reaches endpoints of {name} that hold no shard: {}", listed(&idle)),
             format!("move or add shards to them: 'fairmesh shards move {name} …'"),
         );
     }
@@ -156,16 +155,8 @@ fn regions(view: &View, report: &mut Report) {
         report.add(
             "region.undeclared",
             Level::Warning,
-            format!("endpoints are in regions that the topology does not declare: {}", some(&unknown)),
+            format!("endpoints are in regions that the topology does not declare: {}", listed(&unknown)),
             "add them to 'kind: Topology', or correct --region of their agents: undeclared regions have no neighbours",
         );
-    }
-}
-
-fn some(names: &BTreeSet<String>) -> String {
-    let shown: Vec<&str> = names.iter().take(MAX_NAMED).map(String::as_str).collect();
-    match names.len().saturating_sub(MAX_NAMED) {
-        0 => shown.join(", "),
-        more => format!("{} and {more} more", shown.join(", ")),
     }
 }

@@ -1,9 +1,12 @@
-//! What was examined, and what was found.
+//! What a command examined, and what it found.
 
-use std::fmt;
+use std::{collections::BTreeSet, fmt};
 
 use serde::Serialize;
 use serde_json::{Value, json};
+
+/// Names listed in one finding.
+const MAX_NAMED: usize = 5;
 
 /// How bad it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -89,5 +92,14 @@ impl fmt::Display for Report {
             (0, 0) => writeln!(f, "\nnothing is wrong"),
             _ => writeln!(f, "\nerrors: {errors}, warnings: {warnings}"),
         }
+    }
+}
+
+/// Some of the names, and how many more there are.
+pub(super) fn listed(names: &BTreeSet<String>) -> String {
+    let shown: Vec<&str> = names.iter().take(MAX_NAMED).map(String::as_str).collect();
+    match names.len().saturating_sub(MAX_NAMED) {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
     }
 }

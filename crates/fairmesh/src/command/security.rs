@@ -1,0 +1,47 @@
+//! `fairmesh security`: what is protected, and what is not.
+
+mod keys;
+mod mesh;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Args, Subcommand};
+
+use super::finding::{Level, Report};
+use crate::{
+    cli::{OutputArgs, TargetArgs},
+    connect,
+    failure::Failure,
+    output,
+};
+
+/// Subcommands of `fairmesh security`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum SecurityCommand {
+    /// Find what is not protected: in the records of the mesh, and in the files with keys of this machine; exits 1 if there
+    /// is a warning or an error.
+    Check(SecurityCheckArgs),
+}
+
+/// Arguments of `fairmesh security check`.
+#[derive(Debug, Args)]
+pub(crate) struct SecurityCheckArgs {
+    /// A folder with data of the mesh on this machine, beside the default ones; may be repeated.
+    #[arg(long, value_name = "DIR")]
+    state_dir: Vec<PathBuf>,
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    output_args: OutputArgs,
+}
+
+/// Runs the subcommand.
+pub(crate) async fn run(command: SecurityCommand) -> Result<ExitCode, Failure> {
+    let SecurityCommand::Check(args) = command;
+    let connection = connect::connect(&args.target).await?;
+    let mut report = Report::default();
+    mesh::check(&connection, &mut report).await?;
+    keys::check(&args.state_dir, &mut report);
+    output::print_one(args.output_args.format(), &report.json(), &report.to_string())?;
+    Ok(if report.worst() >= Level::Warning { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}

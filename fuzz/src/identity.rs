@@ -1,0 +1,39 @@
+//! What a process reads of peers before it knows who they are: join tokens, certificates, and statements of calls. None of
+//! them panics, and nothing is accepted whose signer no root vouches for.
+
+use std::{sync::OnceLock, time::Duration};
+
+use fairmesh_identity::{CertificateInfo, JoinToken, Trust, Usage, statement};
+use fairmesh_model::{SpiffeId, TrustBundle};
+use fairmesh_wire::transport::StatedCall;
+
+/// A time at which no certificate of the corpus has expired, since 1970.
+const NOW: Duration = Duration::from_secs(1_795_000_000);
+
+/// A trust domain of which no root is known.
+fn trust() -> &'static Trust {
+    static TRUST: OnceLock<Trust> = OnceLock::new();
+    TRUST.get_or_init(|| {
+        let domain = "prod".parse().expect("letters make a domain");
+        Trust::new(TrustBundle { domain, roots: Vec::new() }).expect("no root is malformed")
+    })
+}
+
+/// What must hold of these bytes.
+pub fn run(data: &[u8]) {
+    if let Ok(text) = str::from_utf8(data) {
+        if let Ok(token) = text.parse::<JoinToken>() {
+            assert_eq!(token.reveal(), text.trim(), "a token has one spelling");
+        }
+        if let Ok(id) = text.parse::<SpiffeId>() {
+            assert_eq!(id.to_string(), text, "an id has one spelling");
+        }
+    }
+    let _ = CertificateInfo::of(data);
+    let chain = [data.into()];
+    for usage in [Usage::Client, Usage::Server] {
+        assert!(trust().verify(&chain, usage, NOW).is_err());
+    }
+    let call = StatedCall { path: "/fairmesh.v1.Registry/Register", on_behalf_of: "", message: data };
+    assert!(statement::verify(trust(), data, call, NOW).is_err());
+}
