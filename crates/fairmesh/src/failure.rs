@@ -4,6 +4,7 @@ use std::{fmt, io::IsTerminal, process::ExitCode};
 
 use fairmesh_model::Invalid;
 use miette::{Diagnostic, MietteHandlerOpts, Report, miette};
+use serde::Serialize;
 use serde_json::{Value, json};
 use tonic::{Code, Status};
 
@@ -18,27 +19,45 @@ const INVALID: u8 = 2;
 pub(crate) struct Failure {
     report: Report,
     code: u8,
+    /// The places of an error in files, for programs.
+    places: Vec<Place>,
+}
+
+/// An error at a place in a file.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Place {
+    pub(crate) file: String,
+    /// From 1, as the column.
+    pub(crate) line: usize,
+    pub(crate) column: usize,
+    pub(crate) problem: String,
+    /// What to write instead.
+    pub(crate) hint: String,
 }
 
 impl Failure {
+    const fn new(report: Report, code: u8) -> Self {
+        Self { report, code, places: Vec::new() }
+    }
+
     /// A failure on this or the other side.
     pub(crate) fn failed(message: impl fmt::Display) -> Self {
-        Self { report: miette!("{message}"), code: FAILED }
+        Self::new(miette!("{message}"), FAILED)
     }
 
     /// The same with a hint.
     pub(crate) fn failed_with(message: impl fmt::Display, hint: impl Into<String>) -> Self {
-        Self { report: miette!(help = hint.into(), "{message}"), code: FAILED }
+        Self::new(miette!(help = hint.into(), "{message}"), FAILED)
     }
 
-    /// Invalid input; nothing was changed.
-    pub(crate) fn invalid(diagnostic: impl Diagnostic + Send + Sync + 'static) -> Self {
-        Self { report: Report::new(diagnostic), code: INVALID }
+    /// Invalid input at these places; nothing was changed.
+    pub(crate) fn invalid(diagnostic: impl Diagnostic + Send + Sync + 'static, places: Vec<Place>) -> Self {
+        Self { places, ..Self::new(Report::new(diagnostic), INVALID) }
     }
 
     /// An invalid argument; nothing was changed.
     pub(crate) fn refused(message: impl fmt::Display, hint: impl Into<String>) -> Self {
-        Self { report: miette!(help = hint.into(), "{message}"), code: INVALID }
+        Self::new(miette!(help = hint.into(), "{message}"), INVALID)
     }
 
     /// A long-running component ended by itself; the message contains each cause.
@@ -74,7 +93,7 @@ impl Failure {
             ),
             _ => miette!("{}", status.message()),
         };
-        Self { report, code }
+        Self::new(report, code)
     }
 
     /// Prints the report to standard error; returns the exit code of the process.
@@ -86,7 +105,7 @@ impl Failure {
         ExitCode::from(self.code)
     }
 
-    /// For programs. A report that points at places in files has them in `report`.
+    /// For programs. A report that points at places in files has them in `report` as text, and in `items`.
     fn json(&self) -> Value {
         let mut error = json!({
             "message": self.report.to_string(),
@@ -95,6 +114,9 @@ impl Failure {
         });
         if self.report.labels().is_some_and(|mut labels| labels.next().is_some()) {
             error["report"] = json!(format!("{:?}", self.report));
+        }
+        if !self.places.is_empty() {
+            error["items"] = json!(self.places);
         }
         json!({ "error": error })
     }

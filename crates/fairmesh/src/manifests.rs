@@ -12,7 +12,10 @@ use fairmesh_registry::manifest::{self, ManifestError};
 use miette::{Diagnostic, NamedSource, SourceSpan};
 use serde::de::DeserializeOwned;
 
-use crate::{cli::Files, failure::Failure};
+use crate::{
+    cli::Files,
+    failure::{Failure, Place},
+};
 
 /// One document and its position.
 #[derive(Debug)]
@@ -25,15 +28,22 @@ pub(crate) struct ManifestDocument {
 
 /// A refused file, with the line.
 #[derive(Debug, thiserror::Error, Diagnostic)]
-#[error("{message}")]
+#[error("{}:{}:{}: {}", place.file, place.line, place.column, place.problem)]
 struct Refusal {
-    message: String,
+    place: Place,
     #[source_code]
     source_code: NamedSource<String>,
     #[label("here")]
     span: SourceSpan,
     #[help]
     hint: String,
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        let place = refusal.place.clone();
+        Self::invalid(refusal, vec![place])
+    }
 }
 
 /// Several refused places.
@@ -62,10 +72,11 @@ pub(crate) fn load(files: &Files) -> Result<Vec<ManifestDocument>, Failure> {
         }
     }
     match refusals.pop() {
-        Some(only) if refusals.is_empty() => return Err(Failure::invalid(only)),
+        Some(only) if refusals.is_empty() => return Err(only.into()),
         Some(last) => {
             refusals.push(last);
-            return Err(Failure::invalid(Refusals { refusals }));
+            let places = refusals.iter().map(|refusal| refusal.place.clone()).collect();
+            return Err(Failure::invalid(Refusals { refusals }, places));
         }
         None => {}
     }
@@ -82,13 +93,13 @@ pub(crate) fn load_one<T: DeserializeOwned>(
     check: impl FnOnce(&T) -> Result<(), Invalid>,
 ) -> Result<T, Failure> {
     let (name, text) = read(path)?;
-    manifest::read(&name, &text, check).map_err(|error| Failure::invalid(refusal(error, &text)))
+    manifest::read(&name, &text, check).map_err(|error| refusal(error, &text).into())
 }
 
 /// The kind of the only document of a file, if it has one: one of those in `known`.
 pub(crate) fn kind_of(path: &Path, known: &[&str]) -> Result<Option<String>, Failure> {
     let (name, text) = read(path)?;
-    manifest::kind_of(&name, &text, known).map_err(|error| Failure::invalid(refusal(error, &text)))
+    manifest::kind_of(&name, &text, known).map_err(|error| refusal(error, &text).into())
 }
 
 /// Kind and name of a resource.
@@ -152,11 +163,12 @@ fn unreadable(path: &Path, error: &std::io::Error) -> Failure {
 }
 
 fn refusal(error: ManifestError, text: &str) -> Refusal {
+    let ManifestError { file, line, column, message, hint, .. } = error;
     Refusal {
-        message: format!("{}:{}:{}: {}", error.file, error.line, error.column, error.message),
-        source_code: NamedSource::new(error.file, text.to_owned()).with_language("YAML"),
+        source_code: NamedSource::new(file.clone(), text.to_owned()).with_language("YAML"),
         span: (error.offset, error.length).into(),
-        hint: error.hint,
+        place: Place { file, line, column, problem: message, hint: hint.clone() },
+        hint,
     }
 }
 

@@ -82,6 +82,14 @@ fn all_errors_of_all_files_are_reported_at_once() {
         assert!(complaint.contains("6 errors; nothing was changed"), "{complaint}");
     }
     assert_eq!(mesh.run(&["get", "services", "--json"]).json(), json!([]));
+    let told = mesh.run(&["lint", "-f", &wrong, "-f", &other, "--json"]);
+    let error: serde_json::Value = serde_json::from_str(told.err.lines().next().unwrap()).unwrap();
+    let items = error["error"]["items"].as_array().unwrap();
+    assert_eq!(items.len(), 6, "{error}");
+    let (place, says) = (&items[0], |what: &str| items[0][what].as_str().unwrap());
+    assert!(says("file").ends_with("wrong.yaml") && says("problem").contains("no field 'naem'"), "{place}");
+    assert_eq!((&place["line"], &place["column"]), (&json!(2), &json!(1)), "{place}");
+    assert!(says("hint").contains("name"), "{place}");
 }
 
 #[test]

@@ -55,6 +55,22 @@ fn paste(script: &str) -> Option<String> {
 }
 
 #[test]
+fn every_shell_block_is_pasted_by_a_test_or_run_by_name() {
+    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
+    let readme = fs::read_to_string(readme).unwrap();
+    let pasted = ["## Try it by hand", "### Each process by itself"].map(block);
+    // The demo is a test by itself, and the other runs all of them.
+    let by_name = ["make demo ", "make test "];
+    let is_run = |block: &&str| {
+        pasted.iter().any(|one| one == block) || by_name.iter().any(|name| block.starts_with(name))
+    };
+    let blocks: Vec<&str> =
+        readme.split("```sh\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+    let forgotten: Vec<_> = blocks.iter().filter(|block| !is_run(block)).collect();
+    assert!(blocks.len() >= 4 && forgotten.is_empty(), "{forgotten:#?}");
+}
+
+#[test]
 fn try_it_by_hand_works_when_pasted() {
     let block = block("## Try it by hand");
     let (build, rest) = block.split_once('\n').unwrap();

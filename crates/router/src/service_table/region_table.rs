@@ -4,15 +4,10 @@ use fairmesh_model::{
     arith::{Generator, mix_pair},
 };
 
-use smallvec::SmallVec;
-
 use super::{Hashed, Tier, zones::CompiledZones};
 
 /// Makes the draws of a region independent of the other uses of a call's seed: the bytes of `region`.
 const DRAW_SALT: u64 = 0x7265_6769_6f6e;
-
-/// Regions that lie in the table itself, with their shares: each pointer that a pick follows may cost as much as its draws.
-const INLINE_REGIONS: usize = 4;
 
 /// The table of the caller's region, compiled: the regions among which calls are divided, and their endpoints.
 ///
@@ -24,7 +19,7 @@ pub(super) struct CompiledTable {
     /// Sorted by class.
     pub(super) classes: Box<[(Label, ClassShares)]>,
     /// In the order of names; at most [`MAX_TABLE_REGIONS`](fairmesh_model::MAX_TABLE_REGIONS).
-    pub(super) regions: SmallVec<[TableRegion; INLINE_REGIONS]>,
+    pub(super) regions: Box<[TableRegion]>,
     /// By index of the endpoint, the position of its region or [`Self::NO_REGION`]; empty unless the service is sharded.
     pub(super) region_of: Box<[u8]>,
     /// The endpoints that share this client's calls.
@@ -63,7 +58,7 @@ pub(super) struct ClassShares {
     /// Calls that are dropped, in millionths of all.
     pub(super) dropped: Share,
     /// Position of the region and its share in millionths, in the order of positions.
-    pub(super) regions: SmallVec<[(u8, u32); INLINE_REGIONS]>,
+    pub(super) regions: Box<[(u8, u32)]>,
 }
 
 /// The draws of one call from its table: the same for all its attempts.
