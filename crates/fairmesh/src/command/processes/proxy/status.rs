@@ -60,6 +60,13 @@ fn text(config: &Value, last: &Value) -> String {
         vec!["region".into(), word(&routing["region"])],
         vec!["identity".into(), word(&routing["identity"])],
     ];
+    if let Some(key) = config["keyServer"]["key"].as_str() {
+        let state = match config["keyServer"]["problem"].as_str() {
+            None => "signs".to_owned(),
+            Some(problem) => format!("does not sign: {problem}"),
+        };
+        rows.push(vec!["key server".into(), format!("{key}: {state}")]);
+    }
     let each = |value: &Value| value.as_array().cloned().unwrap_or_default();
     rows.extend(each(&config["listen"]).iter().map(|listen| vec!["listen".into(), word(listen)]));
     let options = config["options"].as_object().into_iter().flatten();
