@@ -223,6 +223,7 @@ mod tests {
         "agent",
         "proxy",
         "lookaside",
+        "keyserver",
         "rib replica",
         "dev",
         "register",

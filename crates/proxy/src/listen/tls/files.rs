@@ -56,7 +56,10 @@ pub enum TlsError {
     #[error("the certificate or its key cannot be used: {0}; take RSA of 2048 bits, ECDSA P-256 or Ed25519")]
     Unusable(rustls::Error),
     /// A listener uses TLS, and no certificate is configured.
-    #[error("a listener has +tls and no certificate is given; add --tls-cert FILE --tls-key FILE")]
+    #[error(
+        "a listener has +tls and no certificate is given; add --tls-cert FILE --tls-key FILE, or \
+         --tls-key-server NAME@IP:PORT in place of the key"
+    )]
     Missing,
     /// A certificate is configured, and no listener uses TLS.
     #[error("--tls-cert is unused, since no listener has +tls; append it to one: --listen 0.0.0.0:443+tls")]
