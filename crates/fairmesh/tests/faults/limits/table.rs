@@ -78,16 +78,7 @@ async fn every_listener_of_every_process_is_in_the_table() {
     );
     let proxy = Process::start(program(fleet.path("proxy.log"), &args, None));
     until("the proxy has pages", async || get(&admin, "/healthz").await.is_some()).await;
-    let key = fleet.path("edge.key");
-    fs::write(&key, rcgen::KeyPair::generate().unwrap().serialize_pem()).unwrap();
-    let [calls, keys_http] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
-    let args = format!(
-        "keyserver --agent unix:{} --listen {calls} --admin {keys_http} --key edge={} --allow edge=spiffe://prod/shop/edge",
-        fleet.agent_socket().display(),
-        key.display()
-    );
-    let key_server = Process::start(program(fleet.path("keyserver.log"), &args, None));
-    until("the key server has pages", async || get(&keys_http, "/healthz").await.is_some()).await;
+    let (key_server, keys_http) = fleet.start_key_server().await;
     let mut rows = rows();
     for (name, kind, process, http) in [
         ("control plane", "control", &fleet.control, &fleet.control_http),
