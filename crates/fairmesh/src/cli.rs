@@ -104,6 +104,8 @@ pub(crate) enum Command {
     Kernel(command::kernel::KernelCommand),
     /// Run a lookaside: it picks endpoints over gRPC for programs on machines without an agent.
     Lookaside(command::processes::lookaside::LookasideArgs),
+    /// Run a key server: it signs TLS handshakes of proxies with private keys that never leave it.
+    Keyserver(command::processes::keyserver::KeyserverArgs),
     /// Run replicas of the routing information base, move it from one store to another, and show its state.
     #[command(subcommand)]
     Rib(command::processes::rib::RibCommand),
@@ -224,6 +226,7 @@ mod tests {
         "agent",
         "proxy",
         "lookaside",
+        "keyserver",
         "rib replica",
         "dev",
         "register",

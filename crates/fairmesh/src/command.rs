@@ -44,6 +44,7 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Agent(args) => processes::agent::run(args).await,
         Command::Proxy(args) => processes::proxy::run(*args).await,
         Command::Kernel(command) => kernel::run(command).await,
+        Command::Keyserver(args) => processes::keyserver::run(args).await,
         Command::Lookaside(args) => processes::lookaside::run(args).await,
         Command::Rib(command) => processes::rib::run(command).await,
         Command::Dev(args) => processes::dev::run(args).await,

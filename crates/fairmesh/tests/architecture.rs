@@ -93,6 +93,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "exposition",
             "kernel",
             "shared-memory",
+            "identity",
             "http",
             "headers",
             "calls",
@@ -100,6 +101,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "otlp",
         ],
     ),
+    // Holds keys and knows nothing of calls.
+    ("keyserver", &["model", "listen", "exposition", "wire", "identity"]),
     ("lookaside", &["model", "listen", "exposition", "wire", "router", "signals", "calls"]),
     (
         "control",

@@ -15,6 +15,7 @@ mod cli {
     pub(crate) mod etcd;
     pub(crate) mod hosts;
     pub(crate) mod identities;
+    pub(crate) mod keys;
     pub(crate) mod lint;
     pub(crate) mod listeners;
     pub(crate) mod membership;

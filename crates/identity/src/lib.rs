@@ -7,6 +7,7 @@
 //!   intermediate of its own.
 //! * [`Trust`] verifies chains; [`Workload`] is a process's identity, and what its connections are secured with.
 //! * [`SignedMessage`](signed) and [`JoinToken`] protect requests for certificates, whatever lies in between.
+//! * [`Signer`] signs handshakes of listeners, with a key here or on a key server.
 //! * [`renewal`] keeps an identity fresh, and [`follow_revocations`] what it refuses.
 //!
 //! Private keys never leave the process that made them: an authority sees a signing request. Sending keys with
@@ -25,6 +26,7 @@ mod program;
 pub mod renewal;
 mod revocations;
 pub mod signed;
+mod signer;
 pub mod statement;
 mod tls_config;
 mod tls_stream;
@@ -43,6 +45,9 @@ pub use key::PrivateKey;
 pub use member::Member;
 pub use program::{IdentityRequest, ProgramIdentity, ServerIdentity};
 pub use revocations::{RevocationSource, follow_revocations};
+pub use signer::{
+    RemoteKey, RemoteKeyConfig, RemoteKeyError, SignatureCounts, SignedBy, Signer, certificate_verify,
+};
 pub use token::{JoinToken, MAX_TOKEN_TTL, digest as sha256};
 pub use tokens::{TokenGrant, TokenRefused, Tokens};
 pub use trust::{CLOCK_SKEW, Refused, Trust, Usage};

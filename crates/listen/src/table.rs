@@ -59,6 +59,10 @@ pub static AGENT_HTTP: ListenerInfo = row("agent", "http", Peers::Operators);
 pub static LOOKASIDE_GRPC: ListenerInfo = row("lookaside", "grpc", Peers::Mesh);
 /// HTTP of a lookaside.
 pub static LOOKASIDE_HTTP: ListenerInfo = row("lookaside", "http", Peers::Operators);
+/// gRPC of a key server.
+pub static KEYSERVER_GRPC: ListenerInfo = row("key server", "grpc", Peers::Mesh);
+/// HTTP of a key server.
+pub static KEYSERVER_HTTP: ListenerInfo = row("key server", "http", Peers::Operators);
 /// Pages of a proxy.
 pub static PROXY_ADMIN: ListenerInfo = row("proxy", "admin", Peers::Operators);
 /// Requests and connections for a proxy to forward.
@@ -79,6 +83,8 @@ pub static LISTENERS: &[&ListenerInfo] = &[
     &AGENT_HTTP,
     &LOOKASIDE_GRPC,
     &LOOKASIDE_HTTP,
+    &KEYSERVER_GRPC,
+    &KEYSERVER_HTTP,
     &PROXY_ADMIN,
     &PROXY_TRAFFIC,
     &PROXY_HANDOVER,

@@ -1,5 +1,6 @@
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc};
 
+use fairmesh_identity::RemoteKey;
 use fairmesh_server::Server;
 
 use crate::{
@@ -15,6 +16,8 @@ pub struct ProxyConfig {
     pub listen: Vec<ListenerConfig>,
     /// Certificate of listeners with TLS; required if there is one.
     pub tls: Option<TlsFiles>,
+    /// The key of that certificate on a key server, preferred to the one in a file.
+    pub key_server: Option<Arc<RemoteKey>>,
     /// Address of the admin pages; `/` lists them.
     pub admin: Option<SocketAddr>,
     /// Unix socket for hot upgrades: this proxy takes over from the one that runs there, and later hands over to its

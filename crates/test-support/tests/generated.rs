@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, env, fs, path::Path};
 /// Set, the files are written anew.
 const UPDATE: &str = "UPDATE_GENERATED";
 
-const FILES: [&str; 13] = [
+const FILES: [&str; 14] = [
     "fairmesh/v1/rib.proto",
     "fairmesh/v1/records.proto",
     "fairmesh/v1/registry.proto",
@@ -20,6 +20,7 @@ const FILES: [&str; 13] = [
     "fairmesh/v1/identity.proto",
     "fairmesh/v1/signals.proto",
     "fairmesh/v1/traffic.proto",
+    "fairmesh/keys/v1/keys.proto",
     "fairmesh/lookaside/v1/lookaside.proto",
     "grpc/lookup/v1/rls.proto",
 ];

@@ -2,7 +2,7 @@
 //! processes. It is built on `fairmesh-model`, and used by every crate that communicates with another process or
 //! stores bytes for one.
 //!
-//! * [`v1`] is generated from `proto/fairmesh/v1`, [`lookaside`] and [`grpc_lookup`] from the folders beside it.
+//! * [`v1`] is generated from `proto/fairmesh/v1`, [`keys`], [`lookaside`] and [`grpc_lookup`] from the folders beside it.
 //! * [`convert`] converts messages to validated model values, and back.
 //! * [`records`] and [`shards`] are the encodings of values at RIB keys.
 //! * [`run_blocking`] runs expensive work off the event loops.
@@ -32,6 +32,15 @@ pub use transport::program_of;
 pub use transport::{
     CallerAgent, ON_BEHALF_OF, STATEMENT, agent_of, identity_of, on_behalf_of, set_on_behalf_of,
 };
+
+/// Signatures with the keys of a key server: the generated types of `proto/fairmesh/keys`, documented there.
+#[allow(missing_docs, missing_debug_implementations, unreachable_pub)]
+#[allow(clippy::all, clippy::too_many_lines, clippy::cognitive_complexity, clippy::disallowed_methods)]
+pub mod keys {
+    pub mod v1 {
+        include!("generated/fairmesh.keys.v1.rs");
+    }
+}
 
 /// Picks for callers without records: the generated types of `proto/fairmesh/lookaside`, documented there.
 // The package name determines the path to `v1`.

@@ -16,7 +16,8 @@ use serde_json::{Map, Value};
 use crate::failure::Failure;
 
 /// Commands that take a configuration file, as words.
-const PROCESSES: &[&[&str]] = &[&["control"], &["agent"], &["proxy"], &["lookaside"], &["rib", "replica"]];
+const PROCESSES: &[&[&str]] =
+    &[&["control"], &["agent"], &["proxy"], &["lookaside"], &["keyserver"], &["rib", "replica"]];
 
 /// The option.
 const OPTION: &str = "config";

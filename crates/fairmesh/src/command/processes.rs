@@ -5,6 +5,7 @@ pub(crate) mod control;
 mod daemon_args;
 mod default_paths;
 pub(crate) mod dev;
+pub(crate) mod keyserver;
 pub(crate) mod lookaside;
 pub(crate) mod proxy;
 pub(crate) mod rib;

@@ -235,11 +235,13 @@ async fn promtool_accepts_the_metrics_of_every_process() {
     };
     until("the proxy has pages", async || page(&admin).await.is_some()).await;
     until("it serves", async || call_is_answered(&traffic).await).await;
+    let (_key_server, keys_http) = fleet.start_key_server().await;
     for (process, address) in [
         ("control", &fleet.control_http),
         ("replica", &fleet.replica_http),
         ("agent", &fleet.agent_http),
         ("lookaside", &fleet.lookaside_http),
+        ("keyserver", &keys_http),
         ("proxy", &admin),
     ] {
         let page = page(address).await.unwrap();

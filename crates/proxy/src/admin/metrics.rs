@@ -19,6 +19,10 @@ pub(crate) fn register(state: &AdminState, registry: &mut Registry) {
     if let Some(server) = &state.inbound {
         inbound::metrics::register(registry, &server.admission());
     }
+    if let Some(key) = &state.key_server {
+        let up = ConstGauge::new(u64::from(key.problem().is_none()));
+        registry.register("tls_key_server_up", "Whether the key server signs TLS handshakes", up);
+    }
     state.listeners.register(registry);
 }
 

@@ -3,7 +3,7 @@
 use std::{
     collections::HashSet,
     convert::Infallible,
-    fmt::Write as _,
+    fmt::{self, Write as _},
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
@@ -15,6 +15,7 @@ use axum::{
     routing::get,
 };
 use fairmesh_calls::{ServiceName, discovery::ServiceState, forwarding::service_state};
+use fairmesh_identity::RemoteKey;
 use http::StatusCode;
 use serde::Serialize;
 
@@ -115,7 +116,19 @@ struct ConfigPage<'a> {
     about: ProxyInfoView<'a>,
     ready: bool,
     routing: RoutingStatus,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key_server: Option<KeyServerStatus>,
     services: Vec<ServiceRow>,
+}
+
+/// The key server of the listeners' certificate.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct KeyServerStatus {
+    key: String,
+    /// Why it does not sign at present.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<String>,
 }
 
 pub(crate) fn router() -> Router<AdminState> {
@@ -145,6 +158,7 @@ async fn config(extract::State(state): extract::State<AdminState>, form: PageFor
         about: state.about.shown(),
         ready: state.ready.load(Relaxed),
         routing: routing(&state, revision),
+        key_server: state.key_server.as_ref().map(|key| KeyServerStatus::of(key)),
         services,
     };
     match form {
@@ -254,9 +268,24 @@ impl ServiceStatus {
     }
 }
 
+impl KeyServerStatus {
+    fn of(key: &RemoteKey) -> Self {
+        Self { key: key.name().to_owned(), problem: key.problem() }
+    }
+}
+
+impl fmt::Display for KeyServerStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.problem {
+            None => write!(f, "{}: signs", self.key),
+            Some(problem) => write!(f, "{}: does not sign: {problem}", self.key),
+        }
+    }
+}
+
 impl ConfigPage<'_> {
     fn text(&self) -> String {
-        let Self { about, ready, routing, services } = self;
+        let Self { about, ready, routing, key_server, services } = self;
         let mut text = about.to_string();
         let from = routing.from.as_deref().unwrap_or("none");
         let state = match (routing.connected, &routing.problem) {
@@ -276,6 +305,9 @@ impl ConfigPage<'_> {
         let _ = writeln!(text, "{:<22} {region}", "region");
         if let Some(identity) = &routing.identity {
             let _ = writeln!(text, "{:<22} {identity}", "identity");
+        }
+        if let Some(key_server) = key_server {
+            let _ = writeln!(text, "{:<22} {key_server}", "key server");
         }
         for row in services {
             let ServiceStatus { state, revision, endpoints, nearest, .. } = &row.status;

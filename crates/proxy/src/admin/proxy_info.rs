@@ -39,6 +39,7 @@ impl ProxyInfo {
         let ProxyConfig {
             listen,
             tls,
+            key_server,
             admin,
             handover,
             cores,
@@ -59,6 +60,10 @@ impl ProxyInfo {
         let certificate = tls.as_ref().map(|files| files.certificate.display().to_string());
         let own = [
             ("tls-cert", certificate.unwrap_or_else(none)),
+            (
+                "tls-key-server",
+                key_server.as_ref().map_or_else(none, |key| format!("{} ({:?})", key.name(), key.deadline())),
+            ),
             ("cores", cores.to_string()),
             ("admin", admin.map_or_else(none, |admin| admin.to_string())),
             ("handover", handover.as_ref().map_or_else(none, |path| path.display().to_string())),

@@ -6,6 +6,7 @@ use std::sync::{
 };
 
 use fairmesh_calls::Mesh;
+use fairmesh_identity::RemoteKey;
 use fairmesh_listen::Listeners;
 use fairmesh_server::Server;
 
@@ -25,6 +26,7 @@ pub(crate) struct AdminState {
     pub(crate) ready: Arc<AtomicBool>,
     pub(crate) draining: Arc<AtomicBool>,
     pub(crate) inbound: Option<Server>,
+    pub(crate) key_server: Option<Arc<RemoteKey>>,
     pub(crate) listeners: Listeners,
 }
 
@@ -46,6 +48,7 @@ impl AdminState {
             ready: Arc::default(),
             draining: Arc::default(),
             inbound: None,
+            key_server: None,
             listeners: Listeners::default(),
         }
     }
@@ -53,6 +56,11 @@ impl AdminState {
     /// Adds the endpoint of `--inbound`.
     pub(crate) fn with_inbound(self, inbound: Option<Server>) -> Self {
         Self { inbound, ..self }
+    }
+
+    /// Adds the key server of the listeners' certificate.
+    pub(crate) fn with_key_server(self, key_server: Option<Arc<RemoteKey>>) -> Self {
+        Self { key_server, ..self }
     }
 
     /// Why the proxy is not ready.

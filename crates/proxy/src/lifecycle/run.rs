@@ -62,7 +62,8 @@ pub async fn run(
     mesh: Mesh,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ProxyError> {
-    let tls = Tls::load(config.tls.clone(), &config.listen)?;
+    let metrics = Arc::new(ProxyMetrics::default());
+    let tls = Tls::load(&config, &metrics.tls)?;
     let (predecessor, mut inherited) = predecessor(config.handover.as_deref()).await?;
     // Bound first, so that an address in use is reported at once.
     let bound = BoundListener::bind_all(&config.listen, &mut inherited).await?;
@@ -76,7 +77,7 @@ pub async fn run(
     let handover =
         config.handover.as_deref().map(|path| open_handover(path, inherited, sockets)).transpose()?;
     let drain = config.limits.drain;
-    let proxy = RunningProxy::new(config, mesh, tls, admin_listener.is_some())?;
+    let proxy = RunningProxy::new(config, mesh, tls, metrics)?;
 
     let mut served = None;
     let succession = Succession { predecessor, handover: handover.as_ref() };
@@ -137,17 +138,18 @@ impl RunningProxy {
         config: ProxyConfig,
         mesh: Mesh,
         tls: Option<LoadedTls>,
-        has_admin_pages: bool,
+        metrics: Arc<ProxyMetrics>,
     ) -> Result<Self, ProxyError> {
         let about = ProxyInfo::of(&config);
         let ProxyConfig { listen, cores, limits, access_log, traces, endpoints, inbound, .. } = config;
-        let metrics = Arc::new(ProxyMetrics::default());
+        let has_admin_pages = config.admin.is_some();
         let services = Services::start(mesh.clone(), limits);
         let observer_config = ObserverConfig { log: access_log, traces, endpoints, pages: has_admin_pages };
         let observer = RequestObserver::start(observer_config);
         let state =
             AdminState::new(mesh, Arc::clone(&services), Arc::clone(&metrics), Arc::clone(&observer), about)
-                .with_inbound(inbound);
+                .with_inbound(inbound)
+                .with_key_server(config.key_server);
         let (shutdown, connections) = (Arc::new(Shutdown::default()), TaskTracker::new());
         let tunnels = Tunnels::new(limits, Arc::clone(&metrics), Arc::clone(&shutdown), connections.clone());
         let tls = tls.map(|loaded| loaded.watch(&metrics, &shutdown));

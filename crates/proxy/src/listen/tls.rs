@@ -1,9 +1,11 @@
 //! TLS termination for clients.
 //!
 //! Uses rustls, as for etcd. All listeners have one certificate, whatever name the client requests; it should contain
-//! all names of the proxy. Sessions are resumed by tickets, so that no state is kept for clients that may not return.
+//! all names of the proxy. Its key may be on a key server. Sessions are resumed by tickets, so that no state is kept for
+//! clients that may not return.
 
 pub(crate) mod files;
+pub(crate) mod handshake_pool;
 pub(crate) mod metrics;
 
 use std::{
@@ -12,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use fairmesh_identity::{RemoteKey, SignatureCounts, Signer};
 use tokio::{
     net::TcpStream,
     time::{sleep, timeout},
@@ -22,17 +25,21 @@ use tokio_rustls::{
         ServerConfig,
         crypto::aws_lc_rs::{Ticketer, default_provider},
         server::ProducesTickets,
+        sign::SingleCertAndKey,
+        version::{TLS12, TLS13},
     },
     server::TlsStream,
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    config::ProxyConfig,
     lifecycle::shutdown::Shutdown,
     listen::{
         listener_config::{ListenerConfig, ListenerKind},
         tls::{
             files::{Fingerprint, Identity, TlsError, TlsFiles},
+            handshake_pool::HandshakePool,
             metrics::TlsMetrics,
         },
     },
@@ -66,8 +73,18 @@ pub fn check(listen: &[ListenerConfig], has_certificate: bool) -> Result<(), Tls
 #[derive(Debug)]
 pub(crate) struct Tls {
     files: TlsFiles,
-    tickets: Arc<dyn ProducesTickets>,
+    keys: Keys,
+    /// Where handshakes run that a key server signs.
+    pool: Option<HandshakePool>,
     current: RwLock<TlsConfigs>,
+}
+
+/// What stays the same when the certificate changes.
+#[derive(Debug)]
+struct Keys {
+    tickets: Arc<dyn ProducesTickets>,
+    remote: Option<Arc<RemoteKey>>,
+    signatures: Arc<SignatureCounts>,
 }
 
 /// Configurations for handshakes.
@@ -83,16 +100,16 @@ impl Tls {
     ///
     /// # Errors
     /// The files cannot be used.
-    pub(crate) fn load(
-        files: Option<TlsFiles>,
-        listen: &[ListenerConfig],
-    ) -> Result<Option<LoadedTls>, TlsError> {
-        check(listen, files.is_some())?;
-        let Some(files) = files else { return Ok(None) };
+    pub(crate) fn load(config: &ProxyConfig, counts: &TlsMetrics) -> Result<Option<LoadedTls>, TlsError> {
+        check(&config.listen, config.tls.is_some())?;
+        let Some(files) = config.tls.clone() else { return Ok(None) };
         let tickets = Ticketer::new().map_err(TlsError::Unusable)?;
+        let remote = config.key_server.clone();
+        let keys = Keys { tickets, remote, signatures: Arc::clone(&counts.signatures) };
         let (read, fingerprint) = files.read();
-        let current = RwLock::new(TlsConfigs::new(read?, &tickets)?);
-        Ok(Some(LoadedTls(Self { files, tickets, current }, fingerprint)))
+        let current = RwLock::new(TlsConfigs::new(read?, &keys)?);
+        let pool = keys.remote.as_ref().map(|key| HandshakePool::new(key.deadline()));
+        Ok(Some(LoadedTls(Self { files, keys, pool, current }, fingerprint)))
     }
 
     /// Performs a handshake.
@@ -113,8 +130,14 @@ impl Tls {
                 current.tcp
             }
         };
-        let handshake =
-            timeout(time_limit.min(HANDSHAKE_TIMEOUT), TlsAcceptor::from(config).accept(stream)).await;
+        let accept = TlsAcceptor::from(config).accept(stream);
+        let handshake = async {
+            match &self.pool {
+                None => accept.await,
+                Some(pool) => pool.complete(accept, &counts.refused_handshakes).await,
+            }
+        };
+        let handshake = timeout(time_limit.min(HANDSHAKE_TIMEOUT), handshake).await;
         let handshake = handshake.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
         increment(if handshake.is_ok() { &counts.handshakes } else { &counts.failed_handshakes });
         handshake
@@ -135,7 +158,7 @@ impl Tls {
                 continue;
             }
             seen = found;
-            match read.and_then(|identity| TlsConfigs::new(identity, &self.tickets)) {
+            match read.and_then(|identity| TlsConfigs::new(identity, &self.keys)) {
                 Ok(current) => {
                     *self.current.write().unwrap_or_else(PoisonError::into_inner) = current;
                     increment(&counts.reloads);
@@ -162,13 +185,17 @@ impl LoadedTls {
 }
 
 impl TlsConfigs {
-    fn new(identity: Identity, tickets: &Arc<dyn ProducesTickets>) -> Result<Self, TlsError> {
+    fn new(identity: Identity, keys: &Keys) -> Result<Self, TlsError> {
         let Identity { chain, key } = identity;
+        let certified = Signer::certify(chain, key, keys.remote.clone(), &keys.signatures);
+        let certified = SingleCertAndKey::from(certified.map_err(TlsError::of)?);
+        // What is signed in TLS 1.2 could be anything, so that key servers do not.
+        let versions = if keys.remote.is_some() { &[&TLS13][..] } else { &[&TLS13, &TLS12] };
         // Explicit, so that it does not depend on features of other crates.
         let builder = ServerConfig::builder_with_provider(Arc::new(default_provider()));
-        let builder = builder.with_safe_default_protocol_versions().map_err(TlsError::Unusable)?;
-        let mut tcp = builder.with_no_client_auth().with_single_cert(chain, key).map_err(TlsError::of)?;
-        tcp.ticketer = Arc::clone(tickets);
+        let builder = builder.with_protocol_versions(versions).map_err(TlsError::Unusable)?;
+        let mut tcp = builder.with_no_client_auth().with_cert_resolver(Arc::new(certified));
+        tcp.ticketer = Arc::clone(&keys.tickets);
         let mut http = tcp.clone();
         http.alpn_protocols = ALPN.map(Vec::from).into();
         Ok(Self { http: Arc::new(http), tcp: Arc::new(tcp) })

@@ -11,8 +11,8 @@ use super::server::check;
 
 /// The only call before a version is negotiated.
 const HELLO_PATH: &str = "/fairmesh.v1.Rib/Hello";
-/// Calls to other services, such as health checks by common tools, carry no version.
-const OWN_PATHS: &str = "/fairmesh.";
+/// Calls to other services carry no version: health checks by common tools, and packages with a version in their name.
+const OWN_PATHS: &str = "/fairmesh.v1.";
 
 /// The layer that rejects calls with an unsupported version. [`crate::transport::serve`] applies it.
 #[derive(Clone, Copy, Debug, Default)]

@@ -187,6 +187,7 @@ async fn serve_proxy(
     let config = ProxyConfig {
         listen: vec![args.proxy.clone()],
         tls: None,
+        key_server: None,
         admin: Some(args.admin),
         handover: None,
         cores: CORES,

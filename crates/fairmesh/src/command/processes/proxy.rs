@@ -3,22 +3,24 @@
 pub(crate) mod admin_page;
 mod capture;
 mod endpoints;
+mod key_server;
 mod routes;
 mod status;
 mod traces;
 
 use std::{collections::BTreeMap, path::PathBuf, process::ExitCode, sync::Arc, thread, time::Duration};
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use fairmesh_calls::{Mesh, forwarding::with_event_loops};
 use fairmesh_model::{Label, Location, MeshRole, Protocol, Region, SpiffePath, spec};
 use fairmesh_proxy::{
     AccessLogConfig, AccessLogFormat, Collector, EndpointMetrics, InboundConfig, InboundEndpoint,
     InboundServer, Limits, ListenerConfig, ProxyConfig, TlsFiles, check_tls,
 };
-use fairmesh_wire::transport::Address;
+use fairmesh_wire::transport::{Address, Transport};
 
 pub(crate) use capture::uids;
+use key_server::KeyServerAddress;
 pub(crate) use status::ready;
 
 use super::daemon_args::{MetricsAddress, host_name};
@@ -48,6 +50,7 @@ enum ProxyCommand {
 }
 
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("tls_keys").multiple(true))]
 struct ServeArgs {
     /// Address for programs: ip:port, where the host of each request names its service (cart.shop for shop/cart), or
     /// ip:port=tenant/service for a single service; tcp:ip:port=tenant/service forwards TCP connections. +accept-proxy
@@ -64,11 +67,19 @@ struct ServeArgs {
     )]
     listen: Vec<ListenerConfig>,
     /// The certificate chain of listeners with +tls: PEM, the leaf first. It is reloaded when it changes.
-    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    #[arg(long, value_name = "FILE", requires = "tls_keys")]
     tls_cert: Option<PathBuf>,
-    /// The private key of that certificate, in PEM, unencrypted.
-    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    /// The private key of that certificate, in PEM, unencrypted. With --tls-key-server, it signs only when the key server does
+    /// not.
+    #[arg(long, value_name = "FILE", requires = "tls_cert", group = "tls_keys")]
     tls_key: Option<PathBuf>,
+    /// A key server that signs handshakes with the private key of that certificate, and the name of the key there. Listeners
+    /// with +tls then speak TLS 1.3 only.
+    #[arg(long, value_name = "NAME@IP:PORT", requires = "tls_cert", group = "tls_keys")]
+    tls_key_server: Option<KeyServerAddress>,
+    /// Time limit of a signature by the key server.
+    #[arg(long, value_name = "DURATION", value_parser = spec::read_duration, default_value = "1s", requires = "tls_key_server")]
+    tls_key_timeout: Duration,
     /// Address of the admin pages (/ lists them), or 'none'.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7411")]
     admin: MetricsAddress,
@@ -246,8 +257,9 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
         }
     };
     let endpoints = args.metrics_per_endpoint.then(EndpointMetrics::new);
-    let mesh = mesh(&args, endpoints.clone()).await?;
-    let config = ProxyConfig { inbound: shown, ..config(args, endpoints) };
+    let (transport, key_server) = key_server::connect(&args).await?.unzip();
+    let mesh = mesh(&args, endpoints.clone(), transport).await?;
+    let config = ProxyConfig { inbound: shown, key_server, ..config(args, endpoints) };
     fairmesh_proxy::run(config, mesh, shutdown).await.map_err(|error| Failure::stopped(&error))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -263,7 +275,8 @@ fn config(args: ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> ProxyConf
         endpoints,
         options,
         listen: args.listen,
-        tls: args.tls_cert.zip(args.tls_key).map(|(certificate, key)| TlsFiles { certificate, key }),
+        tls: args.tls_cert.map(|certificate| TlsFiles { certificate, key: args.tls_key }),
+        key_server: None,
         admin: args.admin.0,
         handover: args.handover,
         inbound: None,
@@ -296,7 +309,12 @@ pub(crate) fn own_identity() -> SpiffePath {
     SpiffePath::Mesh(MeshRole::Proxy, Label::new("proxy").expect("it is a name"))
 }
 
-async fn mesh(args: &ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> Result<Mesh, Failure> {
+/// `transport` is one with the identity of the proxy, if there is one already.
+async fn mesh(
+    args: &ServeArgs,
+    endpoints: Option<Arc<EndpointMetrics>>,
+    transport: Option<Transport>,
+) -> Result<Mesh, Failure> {
     // The proxy holds handles to the services that are called, and so decides how long each is followed.
     let mut mesh = with_event_loops(Mesh::builder(), cores(args))
         .identity(identity(args))
@@ -317,6 +335,9 @@ async fn mesh(args: &ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> Resu
     }
     if let Some(endpoints) = endpoints {
         mesh = mesh.observer(endpoints);
+    }
+    if let Some(transport) = transport {
+        mesh = mesh.transport(transport);
     }
     mesh.connect().await.map_err(|error| Failure::refused(error.problem, error.hint))
 }

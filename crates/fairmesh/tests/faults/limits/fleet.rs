@@ -12,7 +12,7 @@ use tokio::{
 };
 use tonic::Status;
 
-use crate::harness::{Process, Program, free_port, until};
+use crate::harness::{Authority, Process, Program, free_port, until};
 
 /// One process of each kind that the others of a mesh connect to, with the addresses that it listens on.
 pub(crate) struct Fleet {
@@ -77,6 +77,22 @@ impl Fleet {
             .await;
         }
         fleet
+    }
+
+    /// A key server beside them, and its pages. Without a trust domain, nobody has anything signed.
+    pub(crate) async fn start_key_server(&self) -> (Process, String) {
+        let folder = tempfile::tempdir().unwrap();
+        let authority = Authority::new(folder.path());
+        authority.issue("edge", "ec");
+        let [listen, http, ..] = ports();
+        let args = format!(
+            "keyserver --agent unix:{} --listen {listen} --admin {http} --key edge={} --allow edge=spiffe://prod/shop/edge",
+            self.agent_socket().display(),
+            authority.path("edge.key")
+        );
+        let process = Process::start(program(self.path("keyserver.log"), &args, None));
+        until("the key server has pages", async || get(&http, "/healthz").await.is_some()).await;
+        (process, http)
     }
 
     pub(crate) fn agent_socket(&self) -> PathBuf {

@@ -78,12 +78,14 @@ async fn every_listener_of_every_process_is_in_the_table() {
     );
     let proxy = Process::start(program(fleet.path("proxy.log"), &args, None));
     until("the proxy has pages", async || get(&admin, "/healthz").await.is_some()).await;
+    let (key_server, keys_http) = fleet.start_key_server().await;
     let mut rows = rows();
     for (name, kind, process, http) in [
         ("control plane", "control", &fleet.control, &fleet.control_http),
         ("replica", "replica", &fleet.replica, &fleet.replica_http),
         ("agent", "agent", &fleet.agent, &fleet.agent_http),
         ("lookaside", "lookaside", &fleet.lookaside, &fleet.lookaside_http),
+        ("key server", "keyserver", &key_server, &keys_http),
         ("proxy", "proxy", &proxy, &admin),
     ] {
         let listed = rows.remove(name).unwrap_or_default();

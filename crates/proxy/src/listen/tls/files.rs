@@ -18,8 +18,8 @@ const MAX_FILE: u64 = 1024 * 1024;
 pub struct TlsFiles {
     /// The certificate, followed by intermediate certificates.
     pub certificate: PathBuf,
-    /// Its private key.
-    pub key: PathBuf,
+    /// Its private key; `None` if only a key server has it.
+    pub key: Option<PathBuf>,
 }
 
 /// Why a certificate cannot be used.
@@ -56,7 +56,10 @@ pub enum TlsError {
     #[error("the certificate or its key cannot be used: {0}; take RSA of 2048 bits, ECDSA P-256 or Ed25519")]
     Unusable(rustls::Error),
     /// A listener uses TLS, and no certificate is configured.
-    #[error("a listener has +tls and no certificate is given; add --tls-cert FILE --tls-key FILE")]
+    #[error(
+        "a listener has +tls and no certificate is given; add --tls-cert FILE --tls-key FILE, or \
+         --tls-key-server NAME@IP:PORT in place of the key"
+    )]
     Missing,
     /// A certificate is configured, and no listener uses TLS.
     #[error("--tls-cert is unused, since no listener has +tls; append it to one: --listen 0.0.0.0:443+tls")]
@@ -75,7 +78,7 @@ impl TlsError {
 /// The certificate chain and its private key.
 pub(crate) struct Identity {
     pub(crate) chain: Vec<CertificateDer<'static>>,
-    pub(crate) key: PrivateKeyDer<'static>,
+    pub(crate) key: Option<PrivateKeyDer<'static>>,
 }
 
 /// Hash of both files, to detect changes. Collisions help no attacker, who would have to write the files.
@@ -86,22 +89,23 @@ impl TlsFiles {
     /// Reads both files. Changes are detected by content and not by modification time, since files are often replaced
     /// by symbolic links.
     pub(crate) fn read(&self) -> (Result<Identity, TlsError>, Fingerprint) {
-        let (certificate, key) = (contents(&self.certificate), contents(&self.key));
+        let (certificate, key) = (contents(&self.certificate), self.key.as_deref().map(contents));
         let mut hasher = DefaultHasher::new();
-        for read in [&certificate, &key] {
+        for read in std::iter::once(&certificate).chain(&key) {
             match read {
                 Ok(bytes) => bytes.hash(&mut hasher),
                 Err(error) => error.to_string().hash(&mut hasher),
             }
         }
         let identity = || {
-            let (certificate, key) = (certificate?, key?);
+            let certificate = certificate?;
             let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&certificate).collect();
             let chain = chain.ok().filter(|chain| !chain.is_empty());
             let chain = chain.ok_or_else(|| TlsError::NoCertificate(self.certificate.clone()))?;
-            let key = PrivateKeyDer::from_pem_slice(&key);
-            let key = key.map_err(|_| TlsError::NoKey(self.key.clone()))?;
-            Ok(Identity { chain, key })
+            let key = self.key.as_ref().zip(key).map(|(path, key)| {
+                PrivateKeyDer::from_pem_slice(&key?).map_err(|_| TlsError::NoKey(path.clone()))
+            });
+            Ok(Identity { chain, key: key.transpose()? })
         };
         (identity(), Fingerprint(hasher.finish()))
     }

@@ -60,6 +60,7 @@ fn text(config: &Value, last: &Value) -> String {
         vec!["region".into(), word(&routing["region"])],
         vec!["identity".into(), word(&routing["identity"])],
     ];
+    rows.extend(key_server(&config["keyServer"]));
     let each = |value: &Value| value.as_array().cloned().unwrap_or_default();
     rows.extend(each(&config["listen"]).iter().map(|listen| vec!["listen".into(), word(listen)]));
     let options = config["options"].as_object().into_iter().flatten();
@@ -88,6 +89,16 @@ fn text(config: &Value, last: &Value) -> String {
         text += &format!("\n{}", output::table(&head, &last));
     }
     text
+}
+
+/// The key server of the listeners' certificate, if there is one.
+fn key_server(status: &Value) -> Option<Vec<String>> {
+    let key = status["key"].as_str()?;
+    let state = match status["problem"].as_str() {
+        None => "signs".to_owned(),
+        Some(problem) => format!("does not sign: {problem}"),
+    };
+    Some(vec!["key server".into(), format!("{key}: {state}")])
 }
 
 fn service(row: &Value, word: &dyn Fn(&Value) -> String) -> Vec<String> {

@@ -1,0 +1,42 @@
+/// What precedes the transcript hash in the message that a server of TLS 1.3 signs (RFC 8446 4.4.3): 64 spaces, the context, a zero.
+const PADDING: [u8; 64] = [b' '; 64];
+const CONTEXT: &[u8] = b"TLS 1.3, server CertificateVerify\0";
+
+/// The message that a server of TLS 1.3 signs in a handshake with this transcript hash; `None` if that is no hash of a cipher suite.
+pub fn certificate_verify(transcript_hash: &[u8]) -> Option<Vec<u8>> {
+    is_hash(transcript_hash).then(|| [&PADDING, CONTEXT, transcript_hash].concat())
+}
+
+/// The transcript hash in such a message.
+pub(super) fn transcript_hash(message: &[u8]) -> Option<&[u8]> {
+    let hash = message.strip_prefix(&PADDING)?.strip_prefix(CONTEXT)?;
+    is_hash(hash).then_some(hash)
+}
+
+/// SHA-256 or SHA-384, by length.
+fn is_hash(bytes: &[u8]) -> bool {
+    matches!(bytes.len(), 32 | 48)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_handshake_of_tls_1_3_has_a_message() {
+        for length in [32, 48] {
+            let hash = vec![7; length];
+            let message = certificate_verify(&hash).unwrap();
+            assert_eq!(message.len(), 64 + 34 + length);
+            assert_eq!(transcript_hash(&message), Some(&*hash));
+            assert_eq!(transcript_hash(&message[1..]), None);
+            let of_client = String::from_utf8(message).unwrap().replace("server", "client");
+            assert_eq!(transcript_hash(of_client.as_bytes()), None);
+        }
+        for length in [0, 20, 31, 33, 64] {
+            assert_eq!(certificate_verify(&vec![7; length]), None);
+        }
+        // What TLS 1.2 signs has no form: two random numbers and parameters.
+        assert_eq!(transcript_hash(&[b' '; 130]), None);
+    }
+}

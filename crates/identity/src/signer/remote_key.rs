@@ -1,0 +1,169 @@
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{RecvTimeoutError, sync_channel},
+    },
+    time::Duration,
+};
+
+use fairmesh_model::Label;
+use fairmesh_wire::{
+    keys::v1::{CheckKeyRequest, SignRequest, key_server_client::KeyServerClient},
+    transport::{Address, CONNECT_TIMEOUT, Channel, Transport, connect_channel_lazy},
+};
+use tokio::{
+    runtime::Handle,
+    time::{sleep, timeout},
+};
+use tokio_util::task::AbortOnDropHandle;
+use tonic::Status;
+
+/// How often the key server is asked whether it would sign. This keeps the connection open, and opens it again.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// The longest response, in bytes: a signature of RSA with 8192 bits is 1 KB.
+const MAX_RESPONSE: usize = 4096;
+
+/// A private key on a key server.
+#[derive(Clone, Debug)]
+pub struct RemoteKeyConfig {
+    /// Its name there.
+    pub name: Label,
+    /// The key server.
+    pub server: Address,
+    /// How long a signature may take.
+    pub deadline: Duration,
+}
+
+/// A private key on a key server, and the one connection to it, which is opened ahead and carries all requests.
+#[derive(Debug)]
+pub struct RemoteKey {
+    config: RemoteKeyConfig,
+    client: KeyServerClient<Channel>,
+    runtime: Handle,
+    state: Arc<KeyServerState>,
+    _checking: AbortOnDropHandle<()>,
+}
+
+/// Whether the key server signs.
+#[derive(Debug)]
+struct KeyServerState {
+    name: String,
+    /// Why it did not at the last attempt.
+    problem: Mutex<Option<String>>,
+}
+
+/// Why a key server did not sign.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RemoteKeyError {
+    /// It did not respond.
+    #[error("no response within {0:?}")]
+    Late(Duration),
+    /// It refused, or the connection failed.
+    #[error("{0}")]
+    Refused(String),
+    /// Its signature is not that of the certificate's key.
+    #[error("its signature does not fit the certificate; give the name of the certificate's key")]
+    WrongSignature,
+    /// The handshake is not one of TLS 1.3.
+    #[error("it signs handshakes of TLS 1.3 only")]
+    OtherMessage,
+}
+
+impl RemoteKey {
+    /// Begins to connect, within the current runtime, which must not be blocked by signatures.
+    pub fn connect(config: RemoteKeyConfig, transport: &Transport) -> Arc<Self> {
+        let channel = connect_channel_lazy(transport, &config.server);
+        let client = KeyServerClient::new(channel).max_decoding_message_size(MAX_RESPONSE);
+        let name = format!("{}@{}", config.name, config.server);
+        let state = KeyServerState { name, problem: Mutex::new(Some("it has not responded yet".to_owned())) };
+        let state = Arc::new(state);
+        let checking = keep_checking(client.clone(), config.clone(), Arc::clone(&state));
+        Arc::new(Self {
+            config,
+            client,
+            runtime: Handle::current(),
+            state,
+            _checking: AbortOnDropHandle::new(tokio::spawn(checking)),
+        })
+    }
+
+    /// The key and the server: `NAME@ADDRESS`.
+    pub fn name(&self) -> &str {
+        &self.state.name
+    }
+
+    /// How long a signature may take.
+    pub fn deadline(&self) -> Duration {
+        self.config.deadline
+    }
+
+    /// Why the key server does not sign at present; `None` if it does.
+    pub fn problem(&self) -> Option<String> {
+        self.state.problem.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Has the key server sign; blocks the thread, at most until the deadline.
+    pub(super) fn sign(&self, scheme: u16, transcript_hash: &[u8]) -> Result<Vec<u8>, RemoteKeyError> {
+        let request = SignRequest {
+            key: self.config.name.to_string(),
+            scheme: scheme.into(),
+            transcript_hash: transcript_hash.to_vec().into(),
+        };
+        let (mut client, (respond, response)) = (self.client.clone(), sync_channel(1));
+        // The receiver is gone only after the deadline.
+        let call = self.runtime.spawn(async move { respond.send(client.sign(request).await).unwrap_or(()) });
+        let _cancelled_when_late = AbortOnDropHandle::new(call);
+        let signed = match response.recv_timeout(self.config.deadline) {
+            Ok(Ok(response)) => Ok(response.into_inner().signature.to_vec()),
+            Ok(Err(status)) => Err(RemoteKeyError::from(&status)),
+            Err(RecvTimeoutError::Timeout) => Err(RemoteKeyError::Late(self.config.deadline)),
+            Err(RecvTimeoutError::Disconnected) => Err(RemoteKeyError::Refused("this process stops".into())),
+        };
+        signed.map_err(|error| self.failed(error))
+    }
+
+    /// Notes a failure: until the next check, others do not wait for the key server in vain.
+    pub(super) fn failed(&self, error: RemoteKeyError) -> RemoteKeyError {
+        self.state.note(Some(error.to_string()));
+        error
+    }
+}
+
+async fn keep_checking(
+    mut client: KeyServerClient<Channel>,
+    config: RemoteKeyConfig,
+    state: Arc<KeyServerState>,
+) {
+    let patience = CONNECT_TIMEOUT + config.deadline;
+    loop {
+        let request = CheckKeyRequest { key: config.name.to_string() };
+        let problem = match timeout(patience, client.check_key(request)).await {
+            Ok(Ok(_)) => None,
+            Ok(Err(status)) => Some(RemoteKeyError::from(&status).to_string()),
+            Err(_) => Some(RemoteKeyError::Late(patience).to_string()),
+        };
+        state.note(problem);
+        sleep(CHECK_INTERVAL).await;
+    }
+}
+
+impl KeyServerState {
+    /// Logs changes only.
+    fn note(&self, problem: Option<String>) {
+        let mut noted = self.problem.lock().unwrap_or_else(PoisonError::into_inner);
+        match (&*noted, &problem) {
+            (Some(_), None) => tracing::info!(key = self.name, "the key server signs"),
+            (before, Some(problem)) if before.as_ref() != Some(problem) => {
+                tracing::warn!(key = self.name, problem, "the key server does not sign");
+            }
+            _ => {}
+        }
+        *noted = problem;
+    }
+}
+
+impl From<&Status> for RemoteKeyError {
+    fn from(status: &Status) -> Self {
+        Self::Refused(status.message().to_owned())
+    }
+}

@@ -1,0 +1,70 @@
+use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
+
+use fairmesh_listen::{Limits, Listeners, table};
+use fairmesh_wire::{
+    keys::v1::key_server_server::KeyServerServer,
+    transport::{Address, Transport, serve},
+};
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+
+use crate::{
+    KeyServerError, KeyStore, http,
+    metrics::Metrics,
+    service::{KeyService, MAX_MESSAGE},
+};
+
+/// The time limit of requests in progress after the stop.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The configuration of a key server.
+#[derive(Debug)]
+pub struct KeyServerConfig {
+    /// How connections are accepted. It must have an identity.
+    pub transport: Transport,
+    /// The address for callers.
+    pub listen: SocketAddr,
+    /// The address of `/metrics`, `/healthz` and `/readyz`.
+    pub admin: Option<SocketAddr>,
+    /// The keys.
+    pub keys: KeyStore,
+    /// Requests in progress at a time; further ones are refused.
+    pub max_requests: usize,
+}
+
+/// Keeps other processes of this user, and core dumps, from reading the memory of this process. For the beginning, before keys
+/// are read.
+///
+/// # Errors
+/// When the system refuses.
+pub fn protect_memory() -> Result<(), KeyServerError> {
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .map_err(|error| KeyServerError::Undumpable(error.into()))
+}
+
+/// Runs a key server until `shutdown` completes, and then lets requests in progress end.
+///
+/// # Errors
+/// When an address cannot be listened on, or serving fails.
+pub async fn run(config: KeyServerConfig, shutdown: impl Future<Output = ()>) -> Result<(), KeyServerError> {
+    let KeyServerConfig { transport, listen, admin, keys, max_requests } = config;
+    let metrics = Arc::new(Metrics::new(keys.names()));
+    let listeners = Listeners::default();
+    let calls = listeners.acceptor(&table::KEYSERVER_GRPC, Limits::calls());
+    let listener = transport.bind(&Address::Tcp(listen.to_string())).await?.within(calls);
+    let pages = http::bind(admin, &listeners).await?;
+    let state = http::Pages { metrics: Arc::clone(&metrics), listeners, transport };
+    let stopping = CancellationToken::new();
+    let pages = pages.map(|pages| tokio::spawn(http::serve(pages, state, stopping.clone())));
+    tracing::info!(address = %listen, keys = ?keys, "the key server serves");
+    let service = KeyServerServer::new(KeyService::new(keys, metrics, max_requests))
+        .max_decoding_message_size(MAX_MESSAGE);
+    let served = serve(Routes::new(service), listener, shutdown, DRAIN_TIMEOUT).await;
+    stopping.cancel();
+    if let Some(pages) = pages {
+        // The runtime has reported a panic; the stop continues.
+        let _ = pages.await;
+    }
+    served.map_err(|error| KeyServerError::Serve(error.to_string()))
+}
