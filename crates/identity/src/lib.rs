@@ -33,7 +33,7 @@ mod tokens;
 mod trust;
 mod workload;
 
-pub use authority::{Authority, Issued, LIFETIME};
+pub use authority::{Authority, Issued, LIFETIME, Reread};
 pub use clock::{Clock, SystemClock};
 pub use connections::RevocationList;
 pub use credentials::Credentials;
