@@ -186,6 +186,10 @@ impl TlsIdentity for Workload {
         Workload::id(self)
     }
 
+    fn revocation_changes(&self) -> Option<watch::Receiver<u64>> {
+        Some(Workload::revocation_changes(self))
+    }
+
     fn connect(&self, peer: ExpectedPeer<'_>, stream: TcpStream) -> Handshake {
         let config = self.client(peer);
         let (connections, clock) = (Arc::clone(&self.connections), Arc::clone(&self.clock));
