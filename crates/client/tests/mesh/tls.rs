@@ -222,10 +222,11 @@ async fn a_caller_without_an_identity_does_not_connect() {
 #[tokio::test]
 async fn a_tls_server_responds_to_no_plaintext() {
     let domain = Domain::default();
-    let one = serve("one", domain.process("shop/one")).await;
+    let (one, server) = start("one", domain.process("shop/one")).await;
     let mut stream = TcpStream::connect(one).await.unwrap();
     stream.write_all(b"GET / HTTP/1.1\r\nhost: one.shop\r\n\r\n").await.unwrap();
     let mut read = Vec::new();
     tokio::time::timeout(PATIENCE, stream.read_to_end(&mut read)).await.unwrap().unwrap();
     assert!(!read.windows(4).any(|window| window == b"HTTP"), "{read:?}");
+    eventually("the handshake is counted", || server.admission().failed_handshakes == 1).await;
 }
