@@ -9,8 +9,8 @@ mod service;
 use std::{path::Path, sync::Arc, time::Duration};
 
 use fairmesh_identity::{
-    Authority, Clock, Credentials, IdentityError, PrivateKey, RevocationList, SystemClock, Tokens, Trust,
-    Workload,
+    Authority, Clock, Credentials, IdentityError, PrivateKey, Reread, RevocationList, SystemClock, Tokens,
+    Trust, Workload,
 };
 use fairmesh_model::{
     Label, MAX_ROOTS, MeshRole, Record, RecordKey, Revocations, SpiffePath, TrustBundle, TrustDomain,
@@ -35,6 +35,8 @@ const OWN_RENEWAL: Duration = Duration::from_secs(8 * 3600);
 const CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 /// How often the record of revocations is compared with what is in force.
 const REVOCATION_INTERVAL: Duration = Duration::from_secs(1);
+/// How often the file of the intermediate is compared with what is in use.
+const ISSUER_INTERVAL: Duration = Duration::from_secs(5);
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What this control plane issues certificates with.
@@ -167,6 +169,26 @@ impl IdentityService {
     /// The revocations by which this control plane refuses callers.
     pub(crate) fn revocations(&self) -> RevocationList {
         self.issuing.as_ref().map(|issuing| issuing.workload.revocations().clone()).unwrap_or_default()
+    }
+
+    /// Uses an intermediate that is put into the file of this control plane's, as an authority elsewhere issues it.
+    pub(crate) async fn follow_issuer_file(self) {
+        let Some(issuing) = self.issuing else { return std::future::pending().await };
+        loop {
+            tokio::time::sleep(ISSUER_INTERVAL).await;
+            match issuing.authority.reread_issuer(issuing.clock.now()) {
+                Ok(Reread::Unchanged) => {}
+                Ok(Reread::Replaced) => {
+                    tracing::info!("certificates are issued by the new intermediate in ca/issuer.key");
+                    if let Err(error) = issuing.renew_own(&self.node) {
+                        tracing::error!(%error, "the certificate of this control plane cannot be renewed");
+                    }
+                }
+                Err(error) => {
+                    tracing::error!(%error, "ca/issuer.key is not used; the intermediate before stays in use");
+                }
+            }
+        }
     }
 
     /// Publishes the roots, and renews the intermediate in time while the root's key is there.

@@ -246,6 +246,7 @@ impl Controllers {
         spawn_cancellable(store_tasks, writes_ended, async move { checks.clean_up_verdicts().await });
         spawn_cancellable(store_tasks, writes_ended, quotas.sweep());
         spawn_cancellable(store_tasks, writes_ended, identity.clone().follow_revocations());
+        spawn_cancellable(store_tasks, writes_ended, identity.clone().follow_issuer_file());
         spawn_cancellable(store_tasks, writes_ended, identity.run());
         spawn_cancellable(store_tasks, writes_ended, traffic.run());
         let stop = writes_ended.clone();

@@ -7,15 +7,15 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{MAX_ROOTS, SpiffeId, TrustBundle, TrustDomain};
+use fairmesh_model::{Label, MAX_ROOTS, MeshRole, SpiffeId, SpiffePath, TrustBundle, TrustDomain};
 use rcgen::{
     BasicConstraints, Certificate, CertificateParams, CertificateSigningRequestParams, DistinguishedName,
-    DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, SanType,
+    DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType,
 };
 use time::OffsetDateTime;
 use tokio_rustls::rustls::pki_types::{CertificateDer, CertificateSigningRequestDer};
 
-use crate::{IdentityError, PrivateKey, files, trust};
+use crate::{IdentityError, PrivateKey, Trust, Usage, files, token::digest, trust};
 
 /// How long certificates of processes are valid.
 pub const LIFETIME: Duration = Duration::from_secs(24 * 3600);
@@ -46,6 +46,8 @@ struct State {
     roots: Vec<CertificateDer<'static>>,
     issuer: CertificateDer<'static>,
     signer: Issuer<'static, KeyPair>,
+    /// The digest of the file of the intermediate when it was read or written last.
+    seen: Option<[u8; 32]>,
 }
 
 /// A certificate and that of its issuer.
@@ -85,7 +87,8 @@ impl Authority {
             }
             _ => new_issuer(folder, domain, now)?,
         };
-        let state = Mutex::new(State { roots, issuer, signer });
+        let seen = issuer_digest(folder)?;
+        let state = Mutex::new(State { roots, issuer, signer, seen });
         Ok(Self { domain: domain.clone(), folder: folder.to_owned(), state })
     }
 
@@ -130,9 +133,7 @@ impl Authority {
         let request = CertificateSigningRequestParams::from_der(&CertificateSigningRequestDer::from(request));
         let key = request.map_err(invalid)?.public_key;
         let state = self.state();
-        let params = leaf(id, now, trust::validity(&state.issuer)?.1)?;
-        let certificate = params.signed_by(&key, &state.signer).map_err(IdentityError::crypto)?;
-        Ok(Issued { chain: vec![certificate.der().clone(), state.issuer.clone()] })
+        Ok(Issued { chain: chain(&key, id, (&state.issuer, &state.signer), now)? })
     }
 
     /// Replaces the intermediate. What the one before issued stays valid.
@@ -142,7 +143,26 @@ impl Authority {
     pub fn rotate_issuer(&self, now: Duration) -> Result<(), IdentityError> {
         let mut state = self.state();
         (state.issuer, state.signer) = new_issuer(&self.folder, &self.domain, now)?;
+        state.seen = issuer_digest(&self.folder)?;
         Ok(())
+    }
+
+    /// Reads the file of the intermediate again, and uses what was put there. Each content is tried once.
+    ///
+    /// # Errors
+    /// When it is not an intermediate of the roots, with its key; the one before remains.
+    pub fn reread_issuer(&self, now: Duration) -> Result<Reread, IdentityError> {
+        let mut state = self.state();
+        let found = issuer_digest(&self.folder)?;
+        if found.is_none() || found == state.seen {
+            return Ok(Reread::Unchanged);
+        }
+        state.seen = found;
+        let Some((issuer, key)) = read_issuer(&self.folder)? else { return Ok(Reread::Unchanged) };
+        let signer = signer(&issuer, key)?;
+        check_issuer(&self.domain, &state.roots, (&issuer, &signer), now)?;
+        (state.issuer, state.signer) = (issuer, signer);
+        Ok(Reread::Replaced)
     }
 
     /// Replaces the intermediate if little of its time is left.
@@ -176,6 +196,47 @@ impl Authority {
         // Every change is a single assignment.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What reading the intermediate again found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reread {
+    /// What is in use, or what was tried before.
+    Unchanged,
+    /// Another intermediate, which is in use from now on.
+    Replaced,
+}
+
+/// A certificate for a key, and that of its issuer.
+fn chain(
+    key: &impl PublicKeyData,
+    id: &SpiffeId,
+    (issuer, signer): (&CertificateDer<'static>, &Issuer<'static, KeyPair>),
+    now: Duration,
+) -> Result<Vec<CertificateDer<'static>>, IdentityError> {
+    let params = leaf(id, now, trust::validity(issuer)?.1)?;
+    let certificate = params.signed_by(key, signer).map_err(IdentityError::crypto)?;
+    Ok(vec![certificate.der().clone(), issuer.clone()])
+}
+
+/// Whether the roots lead to certificates that an intermediate issues, which no file says of itself.
+fn check_issuer(
+    domain: &TrustDomain,
+    roots: &[CertificateDer<'static>],
+    by: (&CertificateDer<'static>, &Issuer<'static, KeyPair>),
+    now: Duration,
+) -> Result<(), IdentityError> {
+    let roots = roots.iter().map(|root| root.to_vec()).collect();
+    let trust = Trust::new(TrustBundle { domain: domain.clone(), roots })?;
+    let probe = SpiffePath::Mesh(MeshRole::Control, Label::new("probe").map_err(IdentityError::crypto)?);
+    let key = PrivateKey::generate()?;
+    let issued = chain(key.rcgen(), &probe.within(domain), by, now)?;
+    trust.verify(&issued, Usage::Server, now)?;
+    Ok(())
+}
+
+fn issuer_digest(folder: &Path) -> Result<Option<[u8; 32]>, IdentityError> {
+    Ok(files::read(&folder.join(ISSUER_FILE))?.map(|content| digest(&content)))
 }
 
 /// The name that a certificate of an authority has for its domain.

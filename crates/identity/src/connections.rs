@@ -8,13 +8,14 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     task::Context,
+    time::Duration,
 };
 
 use fairmesh_model::{Revocations, SpiffePath};
 use futures_util::task::AtomicWaker;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 
-use crate::{Refused, Usage, trust};
+use crate::{CLOCK_SKEW, Refused, Usage, trust};
 
 /// The revocations that a process knows: the same wherever it verifies certificates.
 #[derive(Clone, Debug, Default)]
@@ -27,6 +28,8 @@ pub(crate) struct CertificateFacts {
     serial: Vec<u8>,
     /// When it was issued, in seconds since 1970.
     issued: u64,
+    /// When it ends, since 1970.
+    expires: Duration,
 }
 
 /// All connections with peers that showed a certificate.
@@ -89,11 +92,18 @@ impl RevocationList {
 
 impl CertificateFacts {
     pub(crate) fn of(certificate: &CertificateDer<'_>, usage: Usage) -> Result<Self, Refused> {
+        let (issued, expires) = trust::validity(certificate)?;
         Ok(Self {
             path: trust::id_of(certificate, usage)?.path,
             serial: trust::serial(certificate)?,
-            issued: trust::validity(certificate)?.0.as_secs(),
+            issued: issued.as_secs(),
+            expires,
         })
+    }
+
+    /// Refuses a certificate that ended since its session began.
+    pub(crate) fn check_time(self, now: Duration) -> Result<Self, Refused> {
+        if self.expires + CLOCK_SKEW < now { Err(Refused::Expired) } else { Ok(self) }
     }
 
     fn check(&self, revocations: &Revocations) -> Result<(), Refused> {

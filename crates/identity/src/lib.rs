@@ -35,7 +35,7 @@ mod tokens;
 mod trust;
 mod workload;
 
-pub use authority::{Authority, Issued, LIFETIME};
+pub use authority::{Authority, Issued, LIFETIME, Reread};
 pub use clock::{Clock, SystemClock};
 pub use connections::RevocationList;
 pub use credentials::Credentials;

@@ -4,7 +4,7 @@ use std::{io, sync::Arc};
 
 use fairmesh_model::SpiffeId;
 use fairmesh_wire::transport::{ExpectedPeer, Handshake, StatedCall, TlsIdentity};
-use tokio::net::TcpStream;
+use tokio::{net::TcpStream, sync::watch};
 
 use crate::{JoinToken, Workload, statement, tls_config, tls_stream::TlsStream};
 
@@ -48,6 +48,10 @@ impl TlsIdentity for Member {
         statement::state(&own, call, self.workload.now())
             .inspect_err(|error| tracing::warn!(%error, "a call was not signed"))
             .ok()
+    }
+
+    fn revocation_changes(&self) -> Option<watch::Receiver<u64>> {
+        Some(self.workload.revocation_changes())
     }
 
     fn connect(&self, peer: ExpectedPeer<'_>, stream: TcpStream) -> Handshake {

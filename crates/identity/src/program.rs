@@ -14,7 +14,7 @@ use fairmesh_wire::{
     transport::{Address, ExpectedPeer, Handshake, TlsIdentity, Transport},
     v1::IssueWorkloadRequest,
 };
-use tokio::{net::TcpStream, time::timeout};
+use tokio::{net::TcpStream, sync::watch, time::timeout};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tonic::Code;
 
@@ -271,6 +271,10 @@ impl TlsIdentity for ProgramIdentity {
 
     fn id(&self) -> Option<SpiffeId> {
         self.workload.id()
+    }
+
+    fn revocation_changes(&self) -> Option<watch::Receiver<u64>> {
+        Some(self.workload.revocation_changes())
     }
 
     fn connect(&self, peer: ExpectedPeer<'_>, stream: TcpStream) -> Handshake {

@@ -56,15 +56,16 @@ impl TlsStream {
         }
     }
 
-    /// Ends with the revocation of the peer's certificate.
+    /// Ends with the revocation of the peer's certificate. A session that was resumed has verified nothing of it.
     ///
     /// # Errors
-    /// When it is revoked already.
-    pub(crate) fn within(self, connections: &Arc<Connections>) -> io::Result<Self> {
+    /// When it is revoked already, or has expired at `now`.
+    pub(crate) fn within(self, connections: &Arc<Connections>, now: Duration) -> io::Result<Self> {
         let chain = self.stream.get_ref().1.peer_certificates();
         let Some(certificate) = chain.and_then(<[_]>::first) else { return Ok(self) };
         let facts = CertificateFacts::of(certificate, self.usage_of_peer());
-        let tracked = facts.and_then(|facts| connections.track(facts)).map_err(|refused| {
+        let valid = facts.and_then(|facts| facts.check_time(now));
+        let tracked = valid.and_then(|facts| connections.track(facts)).map_err(|refused| {
             io::Error::new(ErrorKind::ConnectionRefused, format!("the TLS handshake failed: {refused}"))
         })?;
         Ok(Self { tracked: Some(tracked), ..self })

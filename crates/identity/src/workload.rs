@@ -165,10 +165,10 @@ impl Workload {
 
 impl Workload {
     fn accept_with(&self, config: Option<Arc<ServerConfig>>, stream: TcpStream) -> Handshake {
-        let connections = Arc::clone(&self.connections);
+        let (connections, clock) = (Arc::clone(&self.connections), Arc::clone(&self.clock));
         Box::pin(async move {
-            let config = config.ok_or_else(no_identity)?;
-            Ok(Box::new(TlsStream::accept(config, stream).await?.within(&connections)?) as Box<_>)
+            let stream = TlsStream::accept(config.ok_or_else(no_identity)?, stream).await?;
+            Ok(Box::new(stream.within(&connections, clock.now())?) as Box<_>)
         })
     }
 }
@@ -186,11 +186,16 @@ impl TlsIdentity for Workload {
         Workload::id(self)
     }
 
+    fn revocation_changes(&self) -> Option<watch::Receiver<u64>> {
+        Some(Workload::revocation_changes(self))
+    }
+
     fn connect(&self, peer: ExpectedPeer<'_>, stream: TcpStream) -> Handshake {
         let config = self.client(peer);
-        let connections = Arc::clone(&self.connections);
+        let (connections, clock) = (Arc::clone(&self.connections), Arc::clone(&self.clock));
         Box::pin(async move {
-            Ok(Box::new(TlsStream::connect(config?, stream).await?.within(&connections)?) as Box<_>)
+            let stream = TlsStream::connect(config?, stream).await?;
+            Ok(Box::new(stream.within(&connections, clock.now())?) as Box<_>)
         })
     }
 

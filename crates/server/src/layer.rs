@@ -7,6 +7,7 @@ pub(crate) mod server_load;
 
 use std::{
     future::Future,
+    io,
     pin::Pin,
     str,
     sync::Arc,
@@ -14,7 +15,9 @@ use std::{
 };
 
 use bytes::Bytes;
+use fairmesh_listen::GuardedStream;
 use fairmesh_model::{Invalid, ShardKey};
+use fairmesh_wire::transport::{Stream, Transport};
 use hazarc::AtomicOptionArc;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body::Body;
@@ -102,7 +105,18 @@ impl ServerLayer {
             unauthorized,
             audited,
             plaintext_connections: self.shared.authorizer.plaintext_connections(),
+            failed_handshakes: refusals.failed_handshakes(),
         }
+    }
+
+    /// Performs the handshake on a connection of the server, and counts a failed one.
+    pub(crate) async fn handshake(
+        &self,
+        transport: &Transport,
+        stream: GuardedStream<Stream>,
+    ) -> io::Result<GuardedStream<Stream>> {
+        let accepted = transport.accept(stream).await;
+        accepted.inspect_err(|_| self.shared.load.refusals().count_failed_handshake())
     }
 
     /// Reports a metric of the program's own, such as the length of its queue, in every response, until it is set

@@ -85,7 +85,7 @@ where
     B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
     stream.get_ref().tcp().into_iter().for_each(socket::configure);
-    let stream = match server.inner.transport.accept(stream).await {
+    let stream = match server.inner.layer.handshake(&server.inner.transport, stream).await {
         Ok(stream) => stream,
         Err(error) => return tracing::debug!(%error, "a connection ended before it began"),
     };

@@ -48,7 +48,10 @@ pub use serve::{Services, serve};
 pub use socket::Peer;
 pub use socket::Socket;
 pub use stream::Stream;
-use tokio::net::{TcpSocket, TcpStream, UnixStream};
+use tokio::{
+    net::{TcpSocket, TcpStream, UnixStream},
+    sync::watch,
+};
 pub use waits::Waits;
 
 /// How connections are opened and accepted, and peers authenticated. A process has one, from its configuration; cheap to
@@ -100,6 +103,12 @@ impl Transport {
         if let Some(identity) = &self.identity {
             identity.require();
         }
+    }
+
+    /// Changes when peers are revoked. Whoever keeps connections that nothing reads has to look for those that ended.
+    pub fn revocation_changes(&self) -> watch::Receiver<u64> {
+        let changes = self.identity.as_ref().and_then(|identity| identity.revocation_changes());
+        changes.unwrap_or_else(|| watch::channel(0).1)
     }
 
     /// A statement of a call of this process, if it signs any.

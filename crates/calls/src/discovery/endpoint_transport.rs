@@ -15,6 +15,9 @@ pub trait EndpointTransport: Clone + Send + Sync + 'static {
 
     /// Closes connections that were idle for too long; called periodically.
     fn close_idle(&self);
+
+    /// Closes idle connections that have ended: those whose peers were revoked.
+    fn close_ended(&self);
 }
 
 impl EndpointTransport for () {
@@ -25,4 +28,6 @@ impl EndpointTransport for () {
     fn retire(&self) {}
 
     fn close_idle(&self) {}
+
+    fn close_ended(&self) {}
 }

@@ -201,4 +201,9 @@ impl EndpointTransport for Arc<EndpointPool> {
         self.h1.all().for_each(h1::Pool::close_idle);
         self.h2.all().for_each(h2::Pool::close_idle);
     }
+
+    fn close_ended(&self) {
+        // Each connection of HTTP/2 is read by a task of its own, which ends with it.
+        self.h1.all().for_each(h1::Pool::close_ended);
+    }
 }

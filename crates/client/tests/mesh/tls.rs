@@ -5,22 +5,30 @@ use std::{
     net::SocketAddr,
     sync::Arc,
     task::{Context, Waker},
+    time::Duration,
 };
 
 use bytes::Bytes;
 use fairmesh_client::{Body, FaultKind, Mesh, Retry, Transport};
 use fairmesh_identity::{Authority, Clock as _, Credentials, PrivateKey, SystemClock, Workload};
-use fairmesh_model::{Endpoint, EndpointState, Location, Protocol, ServiceKind, SpiffePath, TrustDomain};
+use fairmesh_model::{
+    Endpoint, EndpointState, Location, Protocol, Revocation, Revocations, RevokedCertificates, ServiceKind,
+    SpiffePath, TrustDomain,
+};
 use fairmesh_server::{Server, serve_http};
-use fairmesh_test_support::{endpoint, eventually_async};
+use fairmesh_test_support::{endpoint, eventually, eventually_async};
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
+    time::timeout,
 };
 
 use crate::rig::*;
+
+/// Within which a revocation takes effect.
+const REVOCATION_LIMIT: Duration = Duration::from_secs(10);
 
 const PROTOCOLS: [Protocol; 2] = [Protocol::Http1, Protocol::Http2];
 
@@ -49,6 +57,10 @@ impl Domain {
 
     /// A process with this identity, which trusts another authority too.
     fn process_that_trusts(&self, path: &str, other: &Self) -> Transport {
+        Transport::tls(self.workload(path, other))
+    }
+
+    fn workload(&self, path: &str, other: &Self) -> Arc<Workload> {
         let (key, now) = (PrivateKey::generate().unwrap(), SystemClock.now());
         let mut bundle = self.authority.bundle();
         bundle.roots.extend(other.authority.bundle().roots);
@@ -56,12 +68,16 @@ impl Domain {
         let issued = self.authority.issue(&key.signing_request().unwrap(), &id, now).unwrap();
         let workload = Workload::default();
         workload.install(Credentials::new(key, issued.chain, bundle, now).unwrap()).unwrap();
-        Transport::tls(Arc::new(workload))
+        Arc::new(workload)
     }
 }
 
-/// A server that responds with its name and the length of the request.
 async fn serve(name: &'static str, transport: Transport) -> SocketAddr {
+    start(name, transport).await.0
+}
+
+/// A server that responds with its name and the length of the request.
+async fn start(name: &'static str, transport: Transport) -> (SocketAddr, Server) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     // It reads its policy there and is not registered: the test writes the records.
@@ -79,11 +95,12 @@ async fn serve(name: &'static str, transport: Transport) -> SocketAddr {
         text.resize(text.len() + length, b'x');
         Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(text))))
     });
+    let serving = server.clone();
     tokio::spawn(async move {
         let _records = records;
-        serve_http(listener, service, &server).await
+        serve_http(listener, service, &serving).await
     });
-    address
+    (address, server)
 }
 
 /// An endpoint that speaks mutual TLS.
@@ -119,6 +136,27 @@ async fn calls_over_tls_keep_their_connections() {
         }
         let stats = mesh.stats();
         assert_eq!((stats.connection_reuses, stats.retries), (6, 0), "{protocol:?}");
+    }
+}
+
+#[tokio::test]
+async fn idle_connections_to_a_revoked_server_are_closed_at_once() {
+    let domain = Domain::default();
+    let one = serve("one", domain.process("shop/one")).await;
+    for protocol in PROTOCOLS {
+        let rig = Rig::start().await;
+        rig.service("shop/one", ServiceKind::Replicated, protocol);
+        write(&rig, "i0", one);
+        let caller = domain.workload("shop/caller", &domain);
+        let mesh = mesh(&rig, Transport::tls(caller.clone())).await;
+        send(&mesh, 5).await;
+        assert_eq!(mesh.stats().connections_open, 1, "{protocol:?}");
+        let (path, certificates) = ("shop/one".parse().unwrap(), RevokedCertificates::All);
+        caller.revoke(Revocations { entries: vec![Revocation { path, certificates, at: 0 }] });
+        let closed = eventually("the connection is closed", || mesh.stats().connections_open == 0);
+        timeout(REVOCATION_LIMIT, closed).await.expect("it is closed in time");
+        let fault = ask(&mesh.service("shop/one").unwrap(), post("/", "tea")).await.unwrap_err();
+        assert!(fault.to_string().contains("shop/one is revoked"), "{protocol:?}: {fault}");
     }
 }
 
@@ -184,10 +222,11 @@ async fn a_caller_without_an_identity_does_not_connect() {
 #[tokio::test]
 async fn a_tls_server_responds_to_no_plaintext() {
     let domain = Domain::default();
-    let one = serve("one", domain.process("shop/one")).await;
+    let (one, server) = start("one", domain.process("shop/one")).await;
     let mut stream = TcpStream::connect(one).await.unwrap();
     stream.write_all(b"GET / HTTP/1.1\r\nhost: one.shop\r\n\r\n").await.unwrap();
     let mut read = Vec::new();
     tokio::time::timeout(PATIENCE, stream.read_to_end(&mut read)).await.unwrap().unwrap();
     assert!(!read.windows(4).any(|window| window == b"HTTP"), "{read:?}");
+    eventually("the handshake is counted", || server.admission().failed_handshakes == 1).await;
 }

@@ -1,8 +1,8 @@
 //! The authority in its folder.
 
-use std::{fs, os::unix::fs::PermissionsExt as _, process::Command};
+use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command};
 
-use fairmesh_identity::{Authority, IdentityError, PrivateKey, Trust, Usage};
+use fairmesh_identity::{Authority, IdentityError, PrivateKey, Reread, Trust, Usage};
 use fairmesh_model::TrustDomain;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 
@@ -109,6 +109,39 @@ fn a_certificate_for_another_key_is_not_used() {
         now(),
     );
     assert!(stolen.unwrap_err().to_string().contains("another key"));
+}
+
+#[test]
+fn an_intermediate_that_was_put_there_is_used_if_the_roots_lead_to_it() {
+    let ca = Ca::default();
+    let (own, elsewhere) = (ca.folder.path().join("ca"), ca.folder.path().join("elsewhere"));
+    fs::create_dir(&elsewhere).unwrap();
+    for file in ["root.key", "bundle.pem"] {
+        fs::copy(own.join(file), elsewhere.join(file)).unwrap();
+    }
+    let next = Authority::open(&elsewhere, &domain(), now()).unwrap();
+    let (before, stranger) = (ca.authority.issuer(), Ca::default());
+    let put = |from: &Path| fs::copy(from.join("issuer.key"), own.join("issuer.key")).unwrap();
+    let reread = || ca.authority.reread_issuer(now());
+
+    put(&stranger.folder.path().join("ca"));
+    let error = reread().unwrap_err().to_string();
+    assert!(error.contains("was not issued by the trust domain prod"), "{error}");
+    assert_eq!(reread().unwrap(), Reread::Unchanged, "it is reported once");
+    fs::write(own.join("issuer.key"), "half of a file").unwrap();
+    reread().unwrap_err();
+    fs::remove_file(own.join("issuer.key")).unwrap();
+    assert_eq!(reread().unwrap(), Reread::Unchanged);
+    assert_eq!(ca.authority.issuer(), before);
+
+    put(&elsewhere);
+    assert_eq!(reread().unwrap(), Reread::Replaced);
+    assert_eq!(ca.authority.issuer(), next.issuer());
+    let issued = ca.credentials("shop/cart", now());
+    let trust = Trust::new(ca.authority.bundle()).unwrap();
+    trust.verify(issued.chain(), Usage::Server, now()).unwrap();
+    ca.authority.rotate_issuer(now()).unwrap();
+    assert_eq!(reread().unwrap(), Reread::Unchanged, "it wrote the file itself");
 }
 
 #[test]

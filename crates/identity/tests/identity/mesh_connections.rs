@@ -50,6 +50,35 @@ async fn a_service_or_an_operator_is_no_process_of_the_mesh() {
 }
 
 #[tokio::test]
+async fn an_expired_certificate_is_refused_where_a_session_is_resumed_too() {
+    let ca = Ca::default();
+    for expired in ["fairmesh/agent/web-1", "fairmesh/control/one"] {
+        let clock = Arc::<SetClock>::default();
+        clock.set(now());
+        let process = |path: &str| {
+            // The clock of the other side moves on.
+            let workload = if path == expired { Workload::default() } else { Workload::new(clock.clone()) };
+            workload.install(ca.credentials(path, now())).unwrap();
+            Transport::tls(Arc::new(workload))
+        };
+        let (agent, control) = (process("fairmesh/agent/web-1"), process("fairmesh/control/one"));
+        let (dialled, accepted) = connect(&agent, &control).await;
+        let (mut dialled, mut accepted) = (dialled.unwrap(), accepted.unwrap());
+        // A session that can be resumed, and a connection that stays open.
+        for time in [now(), now() + 25 * HOUR] {
+            clock.set(time);
+            accepted.write_all(b"x").await.unwrap();
+            accepted.flush().await.unwrap();
+            assert_eq!(soon(dialled.read_u8()).await.unwrap(), b'x');
+        }
+        let (dialled, accepted) = connect(&agent, &control).await;
+        let refused = if expired.contains("agent") { accepted } else { dialled };
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains("the certificate has expired"), "{expired}: {error}");
+    }
+}
+
+#[tokio::test]
 async fn connections_of_the_mesh_are_plain_until_there_is_an_identity() {
     let ca = Ca::default();
     let workload = Arc::<Workload>::default();

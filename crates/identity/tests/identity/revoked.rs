@@ -1,24 +1,13 @@
 //! Revocations: at the handshake, and on open connections.
 
-use std::io;
-
 use fairmesh_model::{Identity, Revocation, Revocations, RevokedCertificates};
-use fairmesh_wire::transport::{Address, Socket, Transport};
+use fairmesh_wire::transport::Transport;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::support::*;
 
 fn revocations(path: &str, certificates: RevokedCertificates) -> Revocations {
     Revocations { entries: vec![Revocation { path: path.parse().unwrap(), certificates, at: 0 }] }
-}
-
-/// Both ends of a connection: that of the agent, and that of the control plane.
-async fn connect(agent: &Transport, control: &Transport) -> (io::Result<Socket>, io::Result<Socket>) {
-    let any: Address = "127.0.0.1:0".parse().unwrap();
-    let listener = control.bind(&any).await.unwrap();
-    let address = listener.address().unwrap();
-    let accept = async || listener.accept().await.handshake().await;
-    soon(async { tokio::join!(agent.dial(&address), accept()) }).await
 }
 
 #[tokio::test]

@@ -1,14 +1,17 @@
 //! Authorities, identities and clocks of tests.
 
 use std::{
-    fmt,
-    sync::Arc,
+    fmt, io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use fairmesh_identity::{Authority, Clock, Credentials, PrivateKey, Workload};
 use fairmesh_model::{SpiffeId, TrustDomain};
-use fairmesh_wire::transport::Transport;
+use fairmesh_wire::transport::{Address, Socket, Transport};
 use tempfile::TempDir;
 use tokio::time::Instant;
 
@@ -51,6 +54,22 @@ pub(crate) fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
 }
 
+/// Wall-clock time that the test sets, for connections of real sockets.
+#[derive(Debug, Default)]
+pub(crate) struct SetClock(AtomicU64);
+
+impl SetClock {
+    pub(crate) fn set(&self, time: Duration) {
+        self.0.store(time.as_secs(), Ordering::Relaxed);
+    }
+}
+
+impl Clock for SetClock {
+    fn now(&self) -> Duration {
+        Duration::from_secs(self.0.load(Ordering::Relaxed))
+    }
+}
+
 /// An authority in a folder of its own.
 pub(crate) struct Ca {
     pub(crate) authority: Authority,
@@ -85,6 +104,18 @@ impl Ca {
     pub(crate) fn transport(&self, path: &str) -> Transport {
         Transport::tls(self.workload(path))
     }
+}
+
+/// Both ends of a connection: that of the agent, and that of the control plane.
+pub(crate) async fn connect(
+    agent: &Transport,
+    control: &Transport,
+) -> (io::Result<Socket>, io::Result<Socket>) {
+    let any: Address = "127.0.0.1:0".parse().unwrap();
+    let listener = control.bind(&any).await.unwrap();
+    let address = listener.address().unwrap();
+    let accept = async || listener.accept().await.handshake().await;
+    soon(async { tokio::join!(agent.dial(&address), accept()) }).await
 }
 
 pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {

@@ -33,6 +33,11 @@ pub(crate) fn register(registry: &mut Registry, admission: &Admission) {
             "Connections in plaintext that the policy of the service permits beside mutual TLS",
             admission.plaintext_connections,
         ),
+        (
+            "inbound_tls_handshake_failures",
+            "Connections that ended before their handshake of mutual TLS was complete",
+            admission.failed_handshakes,
+        ),
         ("inbound_deadline_exceeded", "Requests cancelled because their deadline had passed", admission.late),
     ];
     for (name, help, value) in counters {

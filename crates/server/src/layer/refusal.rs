@@ -31,6 +31,7 @@ pub(crate) enum Refusal {
 pub(crate) struct Refusals {
     overloaded: AtomicU64,
     late: AtomicU64,
+    failed_handshakes: AtomicU64,
 }
 
 impl Refusals {
@@ -45,6 +46,15 @@ impl Refusals {
     /// Calls rejected by the concurrency limit.
     pub(crate) fn overloaded(&self) -> u64 {
         self.overloaded.load(Relaxed)
+    }
+
+    pub(crate) fn count_failed_handshake(&self) {
+        self.failed_handshakes.fetch_add(1, Relaxed);
+    }
+
+    /// Connections without a complete handshake.
+    pub(crate) fn failed_handshakes(&self) -> u64 {
+        self.failed_handshakes.load(Relaxed)
     }
 
     /// Calls cancelled at their deadline.

@@ -56,6 +56,9 @@ pub struct Admission {
     pub audited: u64,
     /// Connections that were accepted in plaintext, since the policy of a server with mutual TLS is permissive; total.
     pub plaintext_connections: u64,
+    /// Connections that ended before their TLS handshake was complete: the certificate was refused, there was none, or the
+    /// peer or a limit closed them; total.
+    pub failed_handshakes: u64,
 }
 
 /// The load in a response.

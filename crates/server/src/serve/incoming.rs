@@ -16,7 +16,7 @@ use tokio::{
 #[cfg(feature = "grpc")]
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
-use crate::{Caller, ConnectInfo, Server, identity_of};
+use crate::{Caller, ConnectInfo, Server, ServerLayer, identity_of};
 
 /// The connections of a listener of `server`, for tonic's `serve_with_incoming` and the like: a connection
 /// that does not send the HTTP/2 preface within 10 s is closed, and a failing accept, as when file descriptors run out,
@@ -33,6 +33,7 @@ pub fn incoming(
     let incoming = Incoming {
         listener,
         acceptor,
+        layer: server.layer(),
         transport: server.inner.transport.clone(),
         establishing: JoinSet::new(),
     };
@@ -43,6 +44,7 @@ pub fn incoming(
 struct Incoming {
     listener: TcpListener,
     acceptor: Acceptor,
+    layer: ServerLayer,
     transport: Transport,
     /// Accepted connections that are not ready for their server.
     establishing: JoinSet<io::Result<GuardedStream<Stream>>>,
@@ -50,15 +52,15 @@ struct Incoming {
 
 impl Incoming {
     async fn next(&mut self) -> IncomingStream {
-        let Self { listener, acceptor, transport, establishing } = self;
+        let Self { listener, acceptor, layer, transport, establishing } = self;
         let accept =
             |cx: &mut Context<'_>| listener.poll_accept(cx).map_ok(|(stream, _)| Stream::Tcp(stream));
         loop {
             tokio::select! {
                 stream = acceptor.accept(accept) => {
                     stream.get_ref().tcp().into_iter().for_each(socket::configure);
-                    let transport = transport.clone();
-                    establishing.spawn(async move { transport.accept(stream).await });
+                    let (layer, transport) = (layer.clone(), transport.clone());
+                    establishing.spawn(async move { layer.handshake(&transport, stream).await });
                 }
                 Some(established) = establishing.join_next() => match established {
                     // The ends of its requests are not visible here.

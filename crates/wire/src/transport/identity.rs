@@ -4,6 +4,7 @@ use fairmesh_model::{Identity, ServiceName, SpiffeId};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
+    sync::watch,
 };
 
 /// The peer that a connection is opened to, whose identity is verified.
@@ -68,6 +69,12 @@ pub trait TlsIdentity: fmt::Debug + Send + Sync {
     /// A statement of a call, signed by this process, which reaches the control plane through processes that are not
     /// trusted with its content. `None` if this process states none.
     fn sign_call(&self, _call: StatedCall<'_>) -> Option<Vec<u8>> {
+        None
+    }
+
+    /// Changes when certificates of peers are revoked, after which reads and writes of their connections fail; `None` if
+    /// none ever is.
+    fn revocation_changes(&self) -> Option<watch::Receiver<u64>> {
         None
     }
 

@@ -89,6 +89,12 @@ impl<T: EndpointTransport> TrackedService<T> {
         }
     }
 
+    pub(super) fn close_ended(&self) {
+        if let ServiceState::Ready(ready) = &*self.subscription.state() {
+            ready.opened_transports().for_each(|transport| transport.close_ended());
+        }
+    }
+
     /// Compiles and publishes the records, once they are complete.
     pub(super) fn publish(&mut self, topology: &Topology, registry: &SubscriptionRegistry<T>, revision: u64) {
         match self.records.declared() {

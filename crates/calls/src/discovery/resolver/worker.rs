@@ -137,6 +137,7 @@ impl<T: EndpointTransport> Worker<T> {
         stop: CancellationToken,
     ) {
         let mut state = self.handle.state();
+        let mut revoked = self.config.upstream.transport.revocation_changes();
         let mut checked = Instant::now();
         loop {
             // Counted from the last check, and not from the last event, so that a steady stream of events cannot delay
@@ -153,6 +154,7 @@ impl<T: EndpointTransport> Worker<T> {
                     }
                 }
                 Ok(()) = state.changed() => self.update_location(),
+                Ok(()) = revoked.changed() => self.services.values().for_each(|service| service.close_ended()),
                 () = sleep_until(weakens.unwrap_or(checked)), if weakens.is_some() => self.weaken_tables(),
                 () = sleep_until(checked + interval) => {
                     checked = Instant::now();

@@ -139,6 +139,12 @@ impl Pool {
         idle.iter_mut().for_each(|idle| idle.connection.shrink());
     }
 
+    /// Closes idle connections that have ended.
+    pub(in crate::transport) fn close_ended(&self) {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.retain_mut(|idle| idle.connection.is_quiet());
+    }
+
     /// Closes all idle connections.
     pub(in crate::transport) fn retire(&self) {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();

@@ -51,6 +51,8 @@ impl EndpointTransport for CountingTransport {
     fn close_idle(&self) {
         self.0.fetch_add(1, Relaxed);
     }
+
+    fn close_ended(&self) {}
 }
 
 struct Rig {
