@@ -14,7 +14,7 @@ const MAX_DIGITS: u128 = 99_999_999;
 /// In the extensions of a request it is the caller's deadline. A client handle that sends a request with it waits no
 /// longer, and sends the time left to the next server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Deadline(pub Instant);
+pub struct Deadline(Instant);
 
 impl Deadline {
     /// The deadline of an incoming call that was received just now, by [`read_deadline`].
@@ -27,15 +27,14 @@ impl Deadline {
         Instant::now().checked_add(left).map(Self)
     }
 
+    /// The instant.
+    pub fn instant(self) -> std::time::Instant {
+        self.0.into_std()
+    }
+
     /// The time left, zero where it has passed.
     pub fn left(self) -> Duration {
         self.0.saturating_duration_since(Instant::now())
-    }
-}
-
-impl From<Instant> for Deadline {
-    fn from(instant: Instant) -> Self {
-        Self(instant)
     }
 }
 

@@ -268,8 +268,8 @@ where
                     with_load_report(response, call.take())
                 }
                 Poll::Pending => {
-                    let Some(Deadline(deadline)) = call.deadline else { return Poll::Pending };
-                    let timer = timer.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
+                    let Some(deadline) = call.deadline else { return Poll::Pending };
+                    let timer = timer.get_or_insert_with(|| Box::pin(sleep_until(deadline.instant().into())));
                     ready!(timer.as_mut().poll(cx));
                     *permit = None;
                     call.deadline_response()

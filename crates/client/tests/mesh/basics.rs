@@ -113,13 +113,13 @@ async fn a_deadline_goes_from_hop_to_hop() {
     let is_within = |told: Option<u64>, most| told.is_some_and(|told| told <= most);
     assert!(is_within(told(&service, Some(given)).await, 9_000));
     assert!(is_within(told(&service.clone().deadline(given), None).await, 9_000));
-    let sooner = service.clone().deadline(given.0 - Duration::from_secs(2));
+    let sooner = service.clone().deadline(given.instant() - Duration::from_secs(2));
     assert!(is_within(told(&sooner, Some(given)).await, 7_000), "the earliest applies");
     let hasty = service.clone().deadline(given).timeout(Duration::from_secs(1));
     assert!(is_within(told(&hasty, None).await, 1_000));
 
     let requests = server.requests();
-    let over = service.deadline(tokio::time::Instant::now());
+    let over = service.deadline(tokio::time::Instant::now().into_std());
     let fault = ask(&over, get("/")).await.unwrap_err();
     assert_eq!((fault.kind(), fault.retry()), (FaultKind::Deadline, Retry::Unsent));
     assert_eq!(server.requests(), requests, "a call that is over is not sent");

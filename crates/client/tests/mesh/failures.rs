@@ -305,7 +305,7 @@ async fn a_deadline_says_which_limit_ended_the_call() {
     hasty.headers_mut().insert("x-fairmesh-deadline", 50.into());
     let told = why(&service, hasty).await;
     assert!(told.contains("the caller's deadline passed, 50 ms after the call began"), "{told}");
-    let told = why(&service.deadline(tokio::time::Instant::now()), get("/")).await;
+    let told = why(&service.deadline(tokio::time::Instant::now().into_std()), get("/")).await;
     assert_eq!(told, "shop/one: the caller's deadline had passed; nothing was sent");
 }
 

@@ -96,6 +96,16 @@ fn endpoints_are_not_applied() {
 }
 
 #[test]
+fn a_source_without_endpoints_is_refused() {
+    let mesh = Mesh::empty();
+    let file = mesh.file("shop.yaml", "kind: Service\nname: shop/cart\n");
+    let refused = mesh.control_command().args(["--source", &file]).output().unwrap();
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    assert!(said.contains("shop.yaml:1") && said.contains("fairmesh apply -f"), "{said}");
+}
+
+#[test]
 fn files_that_are_not_there_or_empty_are_refused() {
     let mesh = Mesh::start();
     let missing = mesh.path("missing.yaml");

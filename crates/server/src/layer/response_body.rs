@@ -109,7 +109,7 @@ impl<B: Body<Data = Bytes>> Body for ServerBody<B> {
 impl Call {
     /// Whether the deadline passed before the call ended.
     fn has_expired(&self) -> bool {
-        self.guard.is_some() && self.deadline.is_some_and(|deadline| deadline.0 <= Instant::now())
+        self.guard.is_some() && self.deadline.is_some_and(|deadline| deadline.left().is_zero())
     }
 
     /// Whether the deadline passed while the body is pending. After [`STREAM_AFTER`] the call counts as a stream, by a
@@ -117,7 +117,7 @@ impl Call {
     fn is_past_deadline(&mut self, timer: &mut Option<Pin<Box<Sleep>>>, cx: &mut Context<'_>) -> bool {
         // A call that has ended is not late.
         let Some(guard) = &mut self.guard else { return false };
-        let deadline = self.deadline.map(|deadline| deadline.0);
+        let deadline = self.deadline.map(|deadline| Instant::from_std(deadline.instant()));
         if guard.is_stream() && deadline.is_none() {
             return false;
         }

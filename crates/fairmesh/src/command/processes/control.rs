@@ -4,10 +4,11 @@ use std::{env, net::SocketAddr, path::PathBuf, process::ExitCode};
 
 use clap::Args;
 use fairmesh_control::{ControlConfig, EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls, TrustDomainChoice};
-use fairmesh_model::TrustDomain;
+use fairmesh_model::{TrustDomain, spec::Resource};
+use fairmesh_registry::manifest;
 use fairmesh_wire::transport::Address;
 
-use crate::{connect::transport, failure::Failure, logging::Logging, signals};
+use crate::{connect::transport, failure::Failure, logging::Logging, manifests, signals};
 
 use super::default_paths;
 
@@ -103,9 +104,31 @@ fn trust_domain(given: Option<&str>, is_shared: bool) -> Result<TrustDomainChoic
     })
 }
 
+/// Refuses files without any endpoints: they were meant for another command, and a log would be all that says so. Other
+/// mistakes are left to the log, so that a file which is edited at a bad moment keeps no control plane from starting.
+fn check_sources(files: &[PathBuf]) -> Result<(), Failure> {
+    for file in files.iter().filter(|file| file.is_file()) {
+        let name = file.display().to_string();
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        let documents = manifest::parse(&name, &text).unwrap_or_default();
+        let of_another_kind = documents
+            .first()
+            .filter(|_| !documents.iter().any(|one| matches!(one.resource, Resource::Endpoints(..))));
+        if let Some(other) = of_another_kind {
+            let (kind, _) = manifests::kind_and_name(&other.resource);
+            return Err(Failure::refused(
+                format!("{name}:{}: a source has 'kind: Endpoints', and this is a {kind}", other.line),
+                format!("write it with 'fairmesh apply -f {name}'"),
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// Runs until SIGTERM or SIGINT.
 pub(crate) async fn run(args: ControlArgs) -> Result<ExitCode, Failure> {
     args.logging.start()?;
+    check_sources(&args.sources)?;
     let data_dir = args.data_dir.map_or_else(|| default_paths::state("control"), Ok)?;
     let config = ControlConfig {
         transport: transport(),
