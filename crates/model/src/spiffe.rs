@@ -36,7 +36,7 @@ pub enum MeshRole {
     Control,
     /// A replica of the routing information base.
     Replica,
-    /// A proxy or a lookaside that many programs share.
+    /// A proxy or a lookaside that many programs share, or a key server.
     Proxy,
     /// A person, and programs that call services without being one.
     Operator,

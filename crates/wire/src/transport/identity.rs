@@ -12,7 +12,7 @@ use tokio::{
 pub enum ExpectedPeer<'a> {
     /// An endpoint of this service.
     Service(&'a ServiceName),
-    /// A control plane, a replica, an agent or a lookaside.
+    /// A control plane, a replica, an agent, a lookaside or a key server.
     Mesh,
 }
 
