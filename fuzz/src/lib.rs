@@ -16,6 +16,7 @@ pub mod http2_call;
 pub mod identity;
 pub mod manifest;
 pub mod mutation;
+pub mod protocol_detect;
 pub mod proxy_protocol;
 pub mod record_decode;
 pub mod rib_key;
@@ -35,7 +36,7 @@ mod pipe;
 pub type Target = fn(&[u8]);
 
 /// All of them, by the names of their corpora.
-pub const TARGETS: [(&str, Target); 18] = [
+pub const TARGETS: [(&str, Target); 19] = [
     ("headers", headers::run),
     ("hpack", hpack::run),
     ("http1_response", http1_response::run),
@@ -45,6 +46,7 @@ pub const TARGETS: [(&str, Target); 18] = [
     ("http2_call", http2_call::run),
     ("identity", identity::run),
     ("manifest", manifest::run),
+    ("protocol_detect", protocol_detect::run),
     ("proxy_protocol", proxy_protocol::run),
     ("record_decode", record_decode::run),
     ("rib_key", rib_key::run),

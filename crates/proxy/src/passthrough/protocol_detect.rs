@@ -130,7 +130,7 @@ fn peek(stream: &TcpStream, buffer: &mut Vec<u8>) -> io::Result<usize> {
 }
 
 /// Classifies a copy of the first bytes; `None` if more are needed.
-fn classify(bytes: &mut [u8]) -> Option<DetectedProtocol> {
+pub(crate) fn classify(bytes: &mut [u8]) -> Option<DetectedProtocol> {
     let len = bytes.len().min(PREFACE.len());
     if bytes[..len] == PREFACE[..len] {
         return (len == PREFACE.len()).then_some(DetectedProtocol::Http2);
