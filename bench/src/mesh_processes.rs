@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, path::Path, process::Command};
 
 use fairmesh_model::{
-    Record, RecordKey,
+    Endpoint, EndpointState, FULL_WEIGHT, InstanceId, Location, Record, RecordKey, Region, ServiceName,
     spec::{Document, Resource},
 };
 use fairmesh_wire::{
@@ -67,6 +67,29 @@ pub(crate) fn ops(document: &serde_json::Value) -> Result<Vec<v1::Op>, String> {
         condition: None,
     };
     Ok(records.into_iter().map(op).collect())
+}
+
+/// The write of an endpoint, which stays whether or not something listens there.
+pub(crate) fn endpoint(
+    service: &str,
+    region: &str,
+    (instance, address): (&str, SocketAddr),
+) -> Result<v1::Op, String> {
+    let service = ServiceName::new(service).map_err(|e| e.to_string())?;
+    let region = Region::new(region).map_err(|e| e.to_string())?;
+    let instance = InstanceId::new(instance).map_err(|e| e.to_string())?;
+    let endpoint = Endpoint {
+        mtls: false,
+        instance: instance.clone(),
+        address,
+        location: Location::in_region(region.clone()),
+        state: EndpointState::Serving,
+        weight: FULL_WEIGHT,
+        lease: None,
+        labels: Default::default(),
+    };
+    let key = RecordKey::Endpoint(service, region, instance).to_string();
+    Ok(v1::Op { key, value: Some(records::encode(&Record::from(endpoint))), condition: None })
 }
 
 /// Starts the agent of a region, and waits until it listens at this socket in the folder.

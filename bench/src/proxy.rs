@@ -9,7 +9,7 @@ mod ghz;
 mod idle;
 mod pgo_workload;
 pub(crate) mod process;
-mod results;
+pub(crate) mod results;
 mod scale;
 mod summary;
 
@@ -346,7 +346,7 @@ impl Contenders {
 
 /// The order of sides in a round. The first side and the direction change, so that neither a machine that slows down
 /// nor the caches that one side leaves to the next always affect the same side.
-fn order(round: usize, sides: usize) -> impl Iterator<Item = usize> {
+pub(crate) fn order(round: usize, sides: usize) -> impl Iterator<Item = usize> {
     let forth = round.is_multiple_of(2);
     (0..sides).map(move |turn| (round + if forth { turn } else { sides - turn }) % sides)
 }

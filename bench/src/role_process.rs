@@ -112,6 +112,12 @@ impl RoleProcess {
         serde_json::from_str(&answer).map_err(|_| format!("part '{}': {answer}", self.name))
     }
 
+    /// Ends it, and waits until it has ended.
+    pub(crate) async fn end(mut self) {
+        // Fails only where it has ended already.
+        let _ = self.child.kill().await;
+    }
+
     async fn ask(&mut self, mut line: String, length: Duration) -> Result<String, String> {
         line.push('\n');
         self.to.write_all(line.as_bytes()).await.map_err(|e| format!("part '{}' is gone: {e}", self.name))?;

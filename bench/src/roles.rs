@@ -111,6 +111,9 @@ enum Role {
     LoadPair {
         #[arg(long)]
         protocol: Protocol,
+        /// The cgroup to be in.
+        #[arg(long)]
+        cgroup: Option<String>,
     },
     /// Passes bytes on to endpoints, and understands nothing.
     Relay {
@@ -216,7 +219,7 @@ async fn run(args: RoleArgs) -> Result<(), BoxError> {
         Role::ShardSource { shards, servers } => shard_map::source(shards, servers).await,
         Role::ShardAgent { upstream } => shard_map::agent(&args.dir, upstream).await,
         Role::ShardCaller { name } => shard_map::caller(&args.dir, &name).await,
-        Role::LoadPair { protocol } => load_pair::run(protocol).await,
+        Role::LoadPair { protocol, cgroup } => load_pair::run(protocol, cgroup).await,
         Role::Relay { listen, to } => relay::run(listen, &to).await,
         Role::HyperProxy { listen, to } => hyper_proxy::run(listen, &to).await,
         // It is something else by now.

@@ -61,7 +61,7 @@ pub(super) fn cpu_us(cell: &Cell, who: Contender) -> Option<f64> {
     of(cell, who).map(|runs| median(&runs.cpu) / 1e3)
 }
 
-pub(super) fn median(values: &[f64]) -> f64 {
+pub(crate) fn median(values: &[f64]) -> f64 {
     let mut values = values.to_vec();
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)

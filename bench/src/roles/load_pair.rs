@@ -15,7 +15,10 @@ use crate::load::Call;
 const ENDPOINTS: usize = 2;
 
 /// Starts the endpoints, prints their addresses, and calls as ordered until its input ends.
-pub(super) async fn run(protocol: Protocol) -> Result<(), BoxError> {
+pub(super) async fn run(protocol: Protocol, cgroup: Option<String>) -> Result<(), BoxError> {
+    if let Some(cgroup) = cgroup {
+        fairmesh_kernel::enter_cgroup(&cgroup)?;
+    }
     let mut addresses = Vec::new();
     for _ in 0..ENDPOINTS {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;

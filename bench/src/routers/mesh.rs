@@ -2,17 +2,13 @@
 
 use std::{net::SocketAddr, path::Path, time::Duration};
 
-use bytes::Bytes;
-use fairmesh_model::{
-    Endpoint, EndpointState, FULL_WEIGHT, InstanceId, Location, Record, RecordKey, Region, ServiceName,
-};
-use fairmesh_wire::{records, v1};
+use fairmesh_wire::v1;
 use serde_json::json;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
 use super::calls::{Calls, Connection, Endpoints};
 use crate::{
-    mesh_processes::{self, ControlPlane, fairmesh, port, start_agent},
+    mesh_processes::{self, ControlPlane, endpoint, fairmesh, port, start_agent},
     proxy::process::Process,
 };
 
@@ -73,7 +69,8 @@ impl Mesh {
             let declared = json!({ "kind": "Service", "name": name(service) });
             ops.extend(mesh_processes::ops(&declared)?);
             ops.extend(mesh_processes::ops(&policy(service, 503))?);
-            ops.push(endpoint(service, endpoints.of(service))?);
+            let instance = format!("s{service}-0");
+            ops.push(endpoint(&name(service), REGION, (&instance, endpoints.of(service)))?);
         }
         let written = self.control.connection.rib().write(v1::WriteRequest { ops }).await;
         written.map(|_| ()).map_err(|status| format!("a write failed: {}", status.message()))
@@ -146,25 +143,4 @@ fn policy(service: usize, status: u16) -> serde_json::Value {
             },
         ],
     })
-}
-
-fn endpoint(service: usize, address: SocketAddr) -> Result<v1::Op, String> {
-    let (region, instance) = (Region::new(REGION), InstanceId::new(format!("s{service}-0")));
-    let (region, instance) = (region.map_err(|e| e.to_string())?, instance.map_err(|e| e.to_string())?);
-    let endpoint = Endpoint {
-        mtls: false,
-        instance: instance.clone(),
-        address,
-        location: Location::in_region(region.clone()),
-        state: EndpointState::Serving,
-        weight: FULL_WEIGHT,
-        lease: None,
-        labels: Default::default(),
-    };
-    let name = ServiceName::new(name(service)).map_err(|e| e.to_string())?;
-    Ok(put(&RecordKey::Endpoint(name, region, instance), records::encode(&Record::from(endpoint))))
-}
-
-fn put(key: &RecordKey, value: Bytes) -> v1::Op {
-    v1::Op { key: key.to_string(), value: Some(value), condition: None }
 }

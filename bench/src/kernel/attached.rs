@@ -1,0 +1,52 @@
+//! A cgroup with the programs of the kernel form attached, which is gone with its value.
+
+use std::{net::Ipv4Addr, path::PathBuf, process};
+
+use fairmesh_kernel::{Counter, Selection, attach, detach, probe, status};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+
+/// Virtual addresses, which lead nowhere but through the programs.
+const VIRTUAL: (Ipv4Addr, u8) = (Ipv4Addr::new(127, 96, 0, 0), 16);
+
+pub(super) struct Attached {
+    /// A BPF file system of its own: what else is attached on this machine stays as it is.
+    folder: tempfile::TempDir,
+    pub(super) cgroup: String,
+}
+
+impl Attached {
+    /// Attaches them, unless the system refuses, which says why.
+    pub(super) fn new() -> Result<Self, String> {
+        let folder = tempfile::tempdir().map_err(|e| e.to_string())?;
+        mount("bpf", folder.path(), "bpf", MountFlags::empty(), None)
+            .map_err(|e| format!("a BPF file system cannot be mounted: {e}"))?;
+        let attached = Self { folder, cgroup: format!("/fairmesh-bench-{}", process::id()) };
+        if let Some(problem) = probe(&attached.pins()).into_iter().find_map(|check| check.problem) {
+            return Err(problem);
+        }
+        let selection = Selection { networks: vec![VIRTUAL], ports: vec![80] };
+        attach(&attached.pins(), &attached.cgroup, &selection, None).map_err(|e| e.to_string())?;
+        Ok(attached)
+    }
+
+    pub(super) fn pins(&self) -> PathBuf {
+        self.folder.path().join("fairmesh")
+    }
+
+    /// How many requests the kernel has sent.
+    pub(super) fn sent(&self) -> Result<u64, String> {
+        let counters = status(&self.pins()).map_err(|e| e.to_string())?.counters;
+        let sent = counters.into_iter().find(|(counter, _)| *counter == Counter::SentByKernel);
+        Ok(sent.map_or(0, |(_, count)| count))
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        if let Err(error) = detach(&self.pins()) {
+            eprintln!("cannot detach from {}: {error}", self.cgroup);
+        }
+        // Pins that could not be removed go with the file system.
+        let _ = unmount(self.folder.path(), UnmountFlags::DETACH);
+    }
+}

@@ -1,0 +1,188 @@
+//! The three ways of a request, and what was found of each.
+
+use std::{net::SocketAddr, path::Path, time::Duration};
+
+use fairmesh_wire::v1;
+use serde_json::json;
+use tokio::{net::TcpStream, signal::ctrl_c, time::sleep};
+
+use super::{Attached, CONNECTIONS, Scale};
+use crate::{
+    load::{Latencies, Run, Seen},
+    mesh_processes::{self, ControlPlane, endpoint, port},
+    proxy::{order, process::Process},
+    role_process::RoleProcess,
+};
+
+/// What the callers of `proxy` name as their host, as `http1.bench`.
+const SERVICE: &str = "bench/http1";
+const REGION: &str = "bench";
+const VIRTUAL: &str = "127.96.0.1:80";
+/// Bytes of bodies, the same there and back.
+const BODY: usize = 1 << 10;
+/// One turn of open-loop load.
+const TURN: Duration = Duration::from_millis(150);
+/// After how long the proxy has found the maps, and published the service once it was called.
+const REST: Duration = Duration::from_secs(1);
+
+/// How a request goes.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Side {
+    /// Without a mesh.
+    Direct,
+    Sidecar,
+    Kernel,
+}
+
+impl Side {
+    pub(super) const ALL: [Self; 3] = [Self::Direct, Self::Sidecar, Self::Kernel];
+}
+
+/// What was found with so many connections.
+pub(super) struct Setting {
+    pub(super) connections: usize,
+    /// Of each side, round by round: CPU of a request in nanoseconds, and requests a second.
+    pub(super) runs: [Vec<(f64, f64)>; 3],
+    /// The share of the kernel's requests.
+    pub(super) by_kernel: f64,
+}
+
+/// What was found.
+pub(super) struct Found {
+    pub(super) settings: Vec<Setting>,
+    /// Requests a second of the turns.
+    pub(super) rate: u64,
+    /// p50 and p99 of each side, in nanoseconds, and of the sidecar once more.
+    pub(super) turns: Vec<[[f64; 2]; 4]>,
+}
+
+/// The processes.
+pub(super) struct Sides<'a> {
+    attached: &'a Attached,
+    proxy: Process,
+    _control: ControlPlane,
+    /// Callers and endpoints.
+    ends: RoleProcess,
+}
+
+impl<'a> Sides<'a> {
+    /// Starts all, measures, and ends what is in the cgroup, also when it is interrupted.
+    pub(super) async fn measure(dir: &Path, attached: &'a Attached, scale: Scale) -> Result<Found, String> {
+        let args = ["load-pair", "--protocol", "http1", "--cgroup", &attached.cgroup];
+        let (ends, endpoints) = RoleProcess::start(dir, &args).await?;
+        let (proxy, control, sidecar) = match start_mesh(dir, attached, &endpoints).await {
+            Ok(mesh) => mesh,
+            Err(why) => {
+                ends.end().await;
+                return Err(why);
+            }
+        };
+        let direct = endpoints.split(',').next().unwrap_or_default();
+        let to = format!("{direct},{sidecar},{VIRTUAL}");
+        let mut sides = Self { attached, proxy, _control: control, ends };
+        let found = tokio::select! {
+            found = sides.measure_all(&to, scale) => found,
+            _ = ctrl_c() => Err("interrupted".to_owned()),
+        };
+        sides.ends.end().await;
+        found
+    }
+
+    async fn measure_all(&mut self, to: &str, scale: Scale) -> Result<Found, String> {
+        // Once the first callers have called, the service is published.
+        for _ in 0..2 {
+            sleep(REST).await;
+            let ready = self.ends.order(format!("call {BODY} 1 {to}"), Duration::ZERO).await?;
+            if ready != "ready" {
+                return Err(ready);
+            }
+        }
+        let mut settings = Vec::new();
+        for connections in CONNECTIONS {
+            eprintln!("kernel: {connections} connections");
+            settings.push(self.closed_rounds(connections, scale).await?);
+        }
+        let slowest = settings.first().into_iter().flat_map(|setting| setting.runs.iter().flatten());
+        let slowest = slowest.map(|(_, rate)| *rate).fold(f64::INFINITY, f64::min);
+        let rate = (slowest / 2.0) as u64;
+        let mut turns = Vec::new();
+        for round in 0..scale.turns {
+            turns.push(self.turn(round, rate).await?);
+        }
+        Ok(Found { settings, rate, turns })
+    }
+
+    async fn closed_rounds(&mut self, connections: usize, scale: Scale) -> Result<Setting, String> {
+        let mut runs = [const { Vec::new() }; 3];
+        let (mut sent, mut calls) = (0, 0);
+        for round in 0..=scale.rounds {
+            for side in order(round, Side::ALL.len()) {
+                let before = (self.proxy.cpu_ns(), self.attached.sent()?);
+                let call = format!("closed {side} {} {connections}", scale.slice.as_millis());
+                let run: Run = self.ends.run(call, scale.slice).await?;
+                let cpu = self.proxy.cpu_ns().saturating_sub(before.0) + run.cpu_ns;
+                // The first round warms up.
+                if round == 0 || run.calls == 0 {
+                    continue;
+                }
+                let done = run.calls as f64;
+                runs[side].push((cpu as f64 / done, done * 1e9 / run.wall_ns as f64));
+                if side == Side::Kernel as usize {
+                    sent += self.attached.sent()? - before.1;
+                    calls += run.calls;
+                }
+            }
+        }
+        Ok(Setting { connections, runs, by_kernel: sent as f64 / calls.max(1) as f64 })
+    }
+
+    /// Calls each side at this rate, and the sidecar once more.
+    async fn turn(&mut self, round: usize, rate: u64) -> Result<[[f64; 2]; 4], String> {
+        let mut turn = [[0.0; 2]; 4];
+        for at in order(round, turn.len()) {
+            let side = if at == 3 { Side::Sidecar as usize } else { at };
+            let call = format!("open {side} {} {rate}", TURN.as_millis());
+            let seen: Latencies = self.ends.run(call, TURN).await?;
+            let seen = Seen::of(&seen);
+            turn[at] = [seen.p50 as f64, seen.p99 as f64];
+        }
+        Ok(turn)
+    }
+}
+
+/// Starts control plane and proxy before these endpoints; returns the address of the sidecar too.
+async fn start_mesh(
+    dir: &Path,
+    attached: &Attached,
+    endpoints: &str,
+) -> Result<(Process, ControlPlane, SocketAddr), String> {
+    let control = ControlPlane::start(dir).await?;
+    // Without a timeout, whose deadline the sidecar would have to send.
+    let service = json!({ "kind": "Service", "name": SERVICE, "protocol": "http1" });
+    let policy = json!({
+        "kind": "Policy",
+        "service": SERVICE,
+        "routes": [{ "name": "all", "match": { "path": { "prefix": "/" } } }],
+        "balancing": { "policy": "leastRequest" },
+    });
+    let mut ops = [mesh_processes::ops(&service)?, mesh_processes::ops(&policy)?].concat();
+    for (instance, address) in ["a", "b"].into_iter().zip(endpoints.split(',')) {
+        let address = address.parse().map_err(|e| format!("{address}: {e}"))?;
+        ops.push(endpoint(SERVICE, REGION, (instance, address))?);
+    }
+    let written = control.connection.rib().write(v1::WriteRequest { ops }).await;
+    written.map_err(|status| format!("a write failed: {}", status.message()))?;
+    let (sidecar, listener, admin) = (port()?, port()?, port()?);
+    let args = format!(
+        "proxy --control {} --region {REGION} --client-id bench --admin {admin} --listen {sidecar}={SERVICE} \
+         --listen kernel:{listener}+bpffs={}",
+        control.grpc,
+        attached.pins().display()
+    );
+    let program = std::env::current_exe().map_err(|e| e.to_string())?.with_file_name("fairmesh");
+    let args: Vec<&str> = args.split(' ').collect();
+    let mut proxy = Process::pinned(dir, "proxy", &program, &args)?;
+    let listens = async || TcpStream::connect(sidecar).await.is_ok();
+    proxy.ready(listens).await.map_err(|why| format!("the proxy {why}"))?;
+    Ok((proxy, control, sidecar))
+}
