@@ -9,9 +9,14 @@ mod programs {
 
 use fairmesh_test_support::free_port;
 use programs::{machine::Machine, process::fairmesh};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
 
 const HELLO_SERVER: &str = env!("CARGO_BIN_EXE_hello_server");
 const HELLO_CLIENT: &str = env!("CARGO_BIN_EXE_hello_client");
+const HYPER_FORWARD: &str = env!("CARGO_BIN_EXE_hyper_forward");
 const GRPC_SERVER: &str = env!("CARGO_BIN_EXE_grpc_server");
 const GRPC_CLIENT: &str = env!("CARGO_BIN_EXE_grpc_client");
 const SHARDED_SERVER: &str = env!("CARGO_BIN_EXE_sharded_server");
@@ -33,6 +38,34 @@ async fn hello_is_called_by_name_and_leaves_in_good_order() {
     assert!(refused.contains("examples/hello: "), "who calls a service that left is told so: {refused}");
     assert!(refused.contains("endpoint") && !refused.contains("Fault"), "in words for people: {refused}");
     machine.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_of_hyper_forwards_requests_and_faults() {
+    let machine = Machine::start().await;
+    let mut server = machine.spawn(HELLO_SERVER, &[ANY_PORT]);
+    let address = server.line_after("serving on ").await;
+    let mut forward = machine.spawn(HYPER_FORWARD, &[ANY_PORT]);
+    let front = forward.line_after("serving on ").await;
+
+    let answer = get(&front).await;
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    assert!(answer.ends_with(&format!("\r\n\r\nhello from {address}\n")), "{answer}");
+
+    assert!(server.terminate().await.success());
+    let answer = get(&front).await;
+    assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+    forward.terminate().await;
+    machine.stop().await;
+}
+
+/// The response to one request, as it comes.
+async fn get(address: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(b"GET / HTTP/1.1\r\nhost: front\r\nconnection: close\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -241,6 +241,7 @@ mod tests {
         "rib export",
         "shards",
         "identity",
+        "security",
         "traffic",
         "sim",
         "traffic hold",

@@ -58,7 +58,7 @@ fn port() -> String {
 
 fn fleet() -> Fleet {
     let (mesh, control) = domain();
-    let [replica, agent_tcp, lookaside, program] = [(); 4].map(|()| port());
+    let [replica, agent_tcp, lookaside, program, key_server] = [(); 5].map(|()| port());
     let (first, agent) = agent(&mesh, "web-1", &mesh.address(), None);
     wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
     mesh.apply("kind: Service\nname: shop/catalog\n").ok();
@@ -71,12 +71,17 @@ fn fleet() -> Fleet {
     let following = ["agent", "--name", "web-2", "--metrics", "none", "--control"];
     let following = [&following[..], &[&upstream, "--listen", &agent_tcp]].concat();
     let picking = ["lookaside", "--listen", &lookaside, "--admin", "none", "--agent", &agent];
+    // Any key will do.
+    let key = format!("edge={}", mesh.path("data/ca/issuer.key").display());
+    let allowed = "edge=spiffe://prod/fairmesh/proxy/web-1.proxy";
+    let signing = ["keyserver", "--listen", &key_server, "--admin", "none", "--agent", &agent];
     let registering = ["register", "shop/catalog", "--agent", &agent, "--address", &program];
     let processes = vec![
         first,
         start(&[&replicating[..], &["--state-dir", &replica_state]].concat(), None),
         start(&[&following[..], &["--state-dir", &agent_state]].concat(), None),
         start(&picking, None),
+        start(&[&signing[..], &["--key", &key, "--allow", allowed]].concat(), None),
         start(&[&registering[..], &["--program", &behind]].concat(), None),
     ];
     let row = |row, address, greeting, joins| Tested { row, address, greeting, joins };
@@ -85,6 +90,7 @@ fn fleet() -> Fleet {
         row(&table::REPLICA_GRPC, replica, HTTP2, true),
         row(&table::AGENT_GRPC, agent_tcp, HTTP2, false),
         row(&table::LOOKASIDE_GRPC, lookaside, HTTP2, false),
+        row(&table::KEYSERVER_GRPC, key_server, HTTP2, false),
         row(&table::PROGRAM, program, HTTP1, false),
     ];
     Fleet { mesh, tested, _processes: processes }
