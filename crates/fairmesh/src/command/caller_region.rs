@@ -1,6 +1,6 @@
 //! The region of a simulated caller.
 
-use fairmesh_model::{Invalid, Region};
+use fairmesh_model::{Invalid, Location, Region, Zone};
 use fairmesh_wire::{
     handshake::{self, Connection},
     transport::Address,
@@ -51,10 +51,20 @@ async fn assumed(agent: &AgentTarget) -> Result<Region, Invalid> {
     Region::new(DEFAULT_REGION)
 }
 
+/// The zone of this machine's agent, if it is in this region.
+pub(crate) async fn zone_of_agent(agent: &AgentTarget, region: &Region) -> Option<Zone> {
+    let location = agent_location(&agent.address()).await?;
+    location.zone.filter(|_| location.region == *region)
+}
+
 /// Region of the agent at `address`; `None` if it does not respond.
 async fn agent_region(address: &Address) -> Option<Region> {
+    agent_location(address).await.map(|location| location.region)
+}
+
+async fn agent_location(address: &Address) -> Option<Location> {
     let connection = handshake::connect(&transport_to(address).await, address, SOFTWARE).await.ok()?;
-    connection.hello.location.map(|location| location.region)
+    connection.hello.location
 }
 
 fn unknown_region(named: &Region, known: &[Region]) -> Failure {

@@ -10,7 +10,7 @@ use fairmesh_calls::{
     observe::{self, CallExplanation, Question},
 };
 use fairmesh_model::{
-    Endpoint, Location, Region, Role, Service, ServiceKind, ServiceName, ShardKey, SpiffeId, arith,
+    Endpoint, Location, Region, Role, Service, ServiceKind, ServiceName, ShardKey, SpiffeId, Zone, arith,
 };
 use fairmesh_router::{
     CompileInput, DirectResponse, PickParams, RequestView, ServiceTable, ShardTable, TableInput,
@@ -58,6 +58,9 @@ pub(crate) struct ExplainArgs {
     /// The region of the caller [default: that of this machine's agent].
     #[arg(long, env = "FAIRMESH_REGION")]
     region: Option<Region>,
+    /// The zone of the caller [default: that of this machine's agent, in its own region].
+    #[arg(long)]
+    zone: Option<Zone>,
     /// The id of the caller, which determines its subset of endpoints.
     #[arg(long, default_value = "explain")]
     client_id: String,
@@ -89,7 +92,12 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.target).await?;
     let region = caller_region::resolve(&connection, args.region.as_ref(), &args.agent).await?;
     let id = arith::hash_text(&args.client_id);
-    let caller = Caller { location: Location::in_region(region), name: args.client_id.clone(), id };
+    let zone = match &args.zone {
+        Some(zone) => Some(zone.clone()),
+        None => caller_region::zone_of_agent(&args.agent, &region).await,
+    };
+    let location = Location { zone, ..Location::in_region(region) };
+    let caller = Caller { location, name: args.client_id.clone(), id };
     let Compiled { upstream, revision, mut kind, mut avoided } =
         compile(&connection, &args.service, &caller).await?;
     let grpc = upstream.protocol() == fairmesh_model::Protocol::Grpc;

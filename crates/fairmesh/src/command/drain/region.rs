@@ -127,11 +127,17 @@ async fn follow(connection: &Connection, region: &Region, returns: bool) -> Resu
             output::note(&line);
             last = line;
         }
-        if drain.keep == Share::NONE.millionths() && state == "done" {
+        if has_arrived(&drain, &state) {
             return Ok(());
         }
         sleep(POLL_INTERVAL).await;
     }
+}
+
+/// Whether nobody of the region calls it any more. The state of a way back may still be that of the drain before it, until
+/// the next round; it has arrived when its record is gone.
+fn has_arrived(drain: &v1::RegionDrain, state: &str) -> bool {
+    !drain.returns && drain.keep == Share::NONE.millionths() && state == "done"
 }
 
 fn text(region: &Region, forecast: &v1::ForecastDrainResponse) -> String {
@@ -211,4 +217,19 @@ fn forecast_item(forecast: &v1::ForecastDrainResponse) -> Value {
 
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_way_back_has_not_arrived_where_its_drain_had() {
+        let drain = |keep, returns| v1::RegionDrain { keep, returns, ..v1::RegionDrain::default() };
+        assert!(has_arrived(&drain(0, false), "done"));
+        assert!(
+            !has_arrived(&drain(100_000, false), "done") && !has_arrived(&drain(0, false), "makes a step")
+        );
+        assert!(!has_arrived(&drain(0, true), "done"));
+    }
 }
