@@ -87,17 +87,21 @@ struct Caller {
     id: u64,
 }
 
-/// Explains.
-pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
-    let connection = connect::connect(&args.target).await?;
-    let region = caller_region::resolve(&connection, args.region.as_ref(), &args.agent).await?;
-    let id = arith::hash_text(&args.client_id);
+/// The caller of the arguments.
+async fn caller(connection: &Connection, args: &ExplainArgs) -> Result<Caller, Failure> {
+    let region = caller_region::resolve(connection, args.region.as_ref(), &args.agent).await?;
     let zone = match &args.zone {
         Some(zone) => Some(zone.clone()),
         None => caller_region::zone_of_agent(&args.agent, &region).await,
     };
     let location = Location { zone, ..Location::in_region(region) };
-    let caller = Caller { location, name: args.client_id.clone(), id };
+    Ok(Caller { location, name: args.client_id.clone(), id: arith::hash_text(&args.client_id) })
+}
+
+/// Explains.
+pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
+    let connection = connect::connect(&args.target).await?;
+    let caller = caller(&connection, &args).await?;
     let Compiled { upstream, revision, mut kind, mut avoided } =
         compile(&connection, &args.service, &caller).await?;
     let grpc = upstream.protocol() == fairmesh_model::Protocol::Grpc;
