@@ -29,8 +29,8 @@ pub enum KeyServerError {
     /// Two keys have one name.
     #[error("two keys are named {0}; give each another name with --key NAME=FILE")]
     SameName(Label),
-    /// Nobody may use a key.
-    #[error("nobody may use the key {0}; add --allow {0}=SPIFFE_ID, or remove the key")]
+    /// No caller may use a key.
+    #[error("no caller may use the key {0}; add --allow {0}=SPIFFE_ID, or remove the key")]
     NoCaller(Label),
     /// Callers are permitted to use a key that there is not.
     #[error("--allow names the key {0}, which there is not; add --key {0}=FILE")]

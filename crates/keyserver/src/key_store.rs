@@ -160,7 +160,7 @@ mod tests {
             assert!(store.permitted(&caller, name).is_none(), "{caller} {name}");
         }
         for (allowed, problem) in [
-            (vec![], "nobody may use the key edge"),
+            (vec![], "no caller may use the key edge"),
             (vec![format!("other={CALLER}")], "--allow names the key other"),
         ] {
             let allowed: Vec<&str> = allowed.iter().map(String::as_str).collect();

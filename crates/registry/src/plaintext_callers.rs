@@ -41,9 +41,16 @@ struct Report {
 impl PlaintextReports {
     /// Replaces the report of a server. One that has no room is left out.
     fn put(&mut self, server: &InstanceRef, callers: &[PlaintextCaller], now: Instant) {
+        let report = || Report { arrived: now, callers: callers.to_vec() };
+        // Nearly every renewal ends here: one look-up, however many reports there are.
+        match self.reports.get_mut(server) {
+            None if callers.is_empty() => return,
+            Some(known) if !callers.is_empty() => return *known = report(),
+            _ => {}
+        }
         self.reports.retain(|known, report| known != server && now < report.arrived + RETENTION);
         if !callers.is_empty() && self.reports.len() < MAX_SERVERS {
-            self.reports.insert(server.clone(), Report { arrived: now, callers: callers.to_vec() });
+            self.reports.insert(server.clone(), report());
         }
     }
 

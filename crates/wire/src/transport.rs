@@ -105,7 +105,7 @@ impl Transport {
         }
     }
 
-    /// Changes when peers are revoked. Whoever keeps connections that nothing reads has to look for those that ended.
+    /// Changes when peers are revoked. Pools of connections that nothing reads have to look for those that ended.
     pub fn revocation_changes(&self) -> watch::Receiver<u64> {
         let changes = self.identity.as_ref().and_then(|identity| identity.revocation_changes());
         changes.unwrap_or_else(|| watch::channel(0).1)

@@ -28,7 +28,7 @@ async fn serve() -> Result<(), Box<dyn Error>> {
         let hello = hello.clone();
         tokio::spawn(async move {
             let service = service_fn(move |request| forward(hello.clone(), request));
-            // Ends with an error where the client left; nobody else waits for it.
+            // Ends with an error where the client left; nothing else waits for it.
             let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
         });
     }

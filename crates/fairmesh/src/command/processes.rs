@@ -3,7 +3,7 @@
 pub(crate) mod agent;
 pub(crate) mod control;
 mod daemon_args;
-mod default_paths;
+pub(super) mod default_paths;
 pub(crate) mod dev;
 pub(crate) mod keyserver;
 pub(crate) mod lookaside;

@@ -302,7 +302,7 @@ fn who_may_not_use_a_key_gets_no_signature() {
     server.wait_for_log("refused to sign");
     assert!(server.metric("keyserver_signatures_refused_total{reason=\"not_permitted\"}") >= 1.0);
     assert_eq!(server.metric("keyserver_signatures_total{key=\"edge\"}"), 0.0);
-    // In plaintext, nobody is anybody.
+    // In plaintext, no caller proves an identity.
     let mut plain = TcpStream::connect(&server.listen).unwrap();
     plain.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").unwrap();
     let mut answer = Vec::new();

@@ -2,15 +2,18 @@
 
 use std::{
     os::unix::fs::MetadataExt as _,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Stdio},
 };
 
 use fairmesh_kernel::DEFAULT_PINS;
-use fairmesh_wire::{environment, transport::Address};
+use fairmesh_wire::transport::Address;
 
 use super::CheckArgs;
-use crate::command::finding::{Level, Report};
+use crate::command::{
+    finding::{Level, Report},
+    processes::default_paths::state_folders,
+};
 
 /// Free bytes below which a disk is nearly full; a control plane needs some for each change.
 const MIN_FREE: u64 = 256 << 20;
@@ -33,12 +36,7 @@ pub(super) fn folders(args: &CheckArgs, report: &mut Report) {
             "give the --data-dir or --state-dir of a process with --state-dir",
         );
     }
-    let parts = ["control", "agent", "replica"];
-    let usual =
-        parts.iter().flat_map(|part| [Some(environment::system_state(part)), environment::own_state(part)]);
-    let mut folders: Vec<PathBuf> = usual.flatten().chain(args.state_dir.iter().cloned()).collect();
-    folders.dedup();
-    for folder in folders.iter().filter(|folder| folder.is_dir()) {
+    for folder in state_folders(&args.state_dir).iter().filter(|folder| folder.is_dir()) {
         permissions("state.permissions", folder, "its records and keys", report);
         disk(folder, report);
     }

@@ -134,7 +134,7 @@ async fn follow(connection: &Connection, region: &Region, returns: bool) -> Resu
     }
 }
 
-/// Whether nobody of the region calls it any more. The state of a way back may still be that of the drain before it, until
+/// Whether no call goes to the region any more. The state of a way back may still be that of the drain before it, until
 /// the next round; it has arrived when its record is gone.
 fn has_arrived(drain: &v1::RegionDrain, state: &str) -> bool {
     !drain.returns && drain.keep == Share::NONE.millionths() && state == "done"

@@ -21,6 +21,16 @@ pub(crate) fn state(part: &str) -> Result<PathBuf, Failure> {
     })
 }
 
+/// The folders in which processes of this machine may keep their state: the default ones, and those given.
+pub(crate) fn state_folders(given: &[PathBuf]) -> Vec<PathBuf> {
+    let parts = ["control", "agent", "replica"];
+    let usual =
+        parts.iter().flat_map(|part| [Some(environment::system_state(part)), environment::own_state(part)]);
+    let mut folders: Vec<PathBuf> = usual.flatten().chain(given.iter().cloned()).collect();
+    folders.dedup();
+    folders
+}
+
 /// The default socket of the agent of this machine, or of this user.
 pub(crate) fn agent_socket() -> Result<PathBuf, Failure> {
     let socket = if is_root() { Some(environment::system_socket()) } else { environment::own_socket() };

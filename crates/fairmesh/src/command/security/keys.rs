@@ -1,14 +1,16 @@
 //! Files with private keys on this machine.
 
 use std::{
+    collections::BTreeSet,
     fs, io,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
-use fairmesh_wire::environment;
-
-use crate::command::finding::{Level, Report};
+use crate::command::{
+    finding::{Level, Report},
+    processes::default_paths::state_folders,
+};
 
 /// Mode bits of a key that group or others have.
 const OTHERS: u32 = 0o077;
@@ -19,14 +21,9 @@ const MAX_FILES: usize = 10_000;
 
 /// Examines the keys in the default folders of processes and the given ones.
 pub(super) fn check(given: &[PathBuf], report: &mut Report) {
-    let parts = ["control", "agent", "replica"];
-    let usual =
-        parts.iter().flat_map(|part| [Some(environment::system_state(part)), environment::own_state(part)]);
-    let mut folders: Vec<PathBuf> = usual.flatten().chain(given.iter().cloned()).collect();
-    folders.sort();
-    folders.dedup();
     let mut files = Vec::new();
-    for folder in folders {
+    // A given folder may be a default one.
+    for folder in BTreeSet::from_iter(state_folders(given)) {
         match find_keys(&folder, MAX_DEPTH, &mut files) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound && !given.contains(&folder) => {}

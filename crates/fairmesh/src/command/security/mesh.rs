@@ -46,7 +46,7 @@ async fn authority(connection: &Connection, report: &mut Report) -> Result<bool,
         report.add(
             "trustDomain",
             Level::Error,
-            "the mesh has no trust domain: calls are plaintext, and nobody proves an identity",
+            "the mesh has no trust domain: calls are plaintext, and no process proves an identity",
             "start the control planes with --trust-domain NAME (docs/security.md)",
         );
         return Ok(false);
@@ -134,7 +134,7 @@ async fn permissive(connection: &Connection, name: &ServiceName, report: &mut Re
         servers.into_iter().flat_map(|server| server.callers).map(|caller| caller.address).collect();
     let (message, remedy) = match callers.is_empty() {
         true => (
-            format!("{name} accepts plaintext, which nobody has used for five minutes"),
+            format!("{name} accepts plaintext, which no caller has used for five minutes"),
             format!("write 'mtls: strict' into the policy of {name}"),
         ),
         false => (

@@ -79,7 +79,7 @@ impl Fleet {
         fleet
     }
 
-    /// A key server beside them, and its pages. Without a trust domain, nobody has anything signed.
+    /// A key server beside them, and its pages. Without a trust domain, no caller has anything signed.
     pub(crate) async fn start_key_server(&self) -> (Process, String) {
         let folder = tempfile::tempdir().unwrap();
         let authority = Authority::new(folder.path());
