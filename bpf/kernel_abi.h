@@ -28,12 +28,15 @@ enum {
 	MAP_LRU_HASH = 9,
 	MAP_SOCKHASH = 18,
 	MAP_SK_STORAGE = 24,
+	MAP_RINGBUF = 27,
 };
 
 enum {
 	F_NO_PREALLOC = 1,
 	F_MMAPABLE = 1024,
 	F_STORAGE_CREATE = 1,
+	F_INGRESS = 1,
+	F_NO_WAKEUP = 1,
 	PIN_BY_NAME = 1,
 };
 
@@ -41,7 +44,11 @@ enum {
 	SOCK_STREAM = 1,
 	IPPROTO_TCP = 6,
 	TCP_LISTEN = 10,
+	FAMILY_INET = 2,
+	FAMILY_INET6 = 10,
+	USER_DATA_PSOCK = 4,
 	SOCK_OPS_ACTIVE_ESTABLISHED = 4,
+	SOCK_OPS_PASSIVE_ESTABLISHED = 5,
 	SK_PASS = 1,
 	CONNECT_ALLOW = 1,
 };
@@ -104,6 +111,8 @@ static long (*msg_redirect_hash)(struct sk_msg_md *message, void *map, void *key
 static long (*msg_pull_data)(struct sk_msg_md *message, u32 start, u32 end, u64 flags) = (void *)63;
 static long (*sock_release)(void *sock) = (void *)86;
 static void *(*sk_storage_get)(void *map, void *sk, void *value, u64 flags) = (void *)107;
+static void *(*to_tcp_sock)(void *sock) = (void *)137;
+static long (*ring_output)(void *ring, const void *data, u64 size, u64 flags) = (void *)130;
 static u64 (*netns_cookie)(void *context) = (void *)122;
 #ifdef FAIRMESH_NATIVE
 typedef long (*loop_step)(u32 at, void *context);

@@ -4,8 +4,8 @@
 
 #include "shared.h"
 
-enum state { METHOD, TARGET, VERSION, LINE_END, LINE, NAME, VALUE_SPACE, VALUE, HEAD_END };
-enum field { FIELD_OTHER, FIELD_HOST, FIELD_LENGTH, FIELD_CONNECTION };
+enum state { METHOD, TARGET, VERSION, STATUS_VERSION, STATUS, REASON, LINE_END, LINE, NAME, VALUE_SPACE, VALUE, HEAD_END };
+enum field { FIELD_OTHER, FIELD_HOST, FIELD_LENGTH, FIELD_CONNECTION, FIELD_LOAD };
 
 /* Fields that are kept; a power of two, so that the verifier sees bounds. */
 enum { HEADERS = 32 };
@@ -18,7 +18,7 @@ struct token {
 
 struct parser {
 	struct token token;
-	u32 available, state, field, at;
+	u32 available, position, state, field, at;
 	u32 host_at, host_length;
 	u32 has_length, content_length, digits;
 	u32 method; /* one bit */
@@ -26,6 +26,7 @@ struct parser {
 	u32 headers; /* fields, also those beyond the HEADERS that are kept */
 	u32 end; /* of the head; 0 until it is complete */
 	u32 refused;
+	u32 is_response, status, load_at, load_length;
 };
 
 /* A field of the head. */
@@ -36,17 +37,29 @@ struct header {
 	u16 is_spaced;  /* the value begins or ends with white space */
 };
 
-/* Of a socket whose connect was redirected. The request lies here, not in memory of the CPU: sk_msg programs are preempted. */
+/* The first bytes of a message, and what was understood of them. They lie in memory of a socket, not of the CPU: sk_msg programs are
+ * preempted. And not on the stack, where the verifier would follow each value that they may have. */
+struct http {
+	struct parser parser;
+	struct header headers[HEADERS];
+	u8 bytes[REQUEST_BYTES + HOST_BYTES];
+};
+
+/* Of a socket whose connect was redirected. */
 struct caller {
 	u64 cookie;
 	u64 passed; /* bytes left to the proxy */
 	u32 ip, port;
 	u32 slot; /* of the last request that the kernel sent */
+	u32 unused;
 	struct host host;
-	/* Here and not on the stack, where the verifier would follow each value that it may have. */
-	struct parser parser;
-	struct header headers[HEADERS];
-	u8 request[REQUEST_BYTES + HOST_BYTES];
+	struct http http; /* its last request */
+};
+
+/* Of a server's socket. */
+struct server {
+	u64 left; /* when the request was sent whose response is left to the proxy */
+	struct http http; /* its last response */
 };
 
 struct {
@@ -65,6 +78,40 @@ struct {
 	MAP_TYPE(key, u64);
 	MAP_TYPE(value, u32);
 } caller_sockets SEC(".maps");
+
+struct {
+	MAP_UINT(type, MAP_SK_STORAGE);
+	MAP_UINT(map_flags, F_NO_PREALLOC);
+	MAP_UINT(pinning, PIN_BY_NAME);
+	MAP_TYPE(key, int);
+	MAP_TYPE(value, struct server);
+} servers SEC(".maps");
+
+/* Sockets of servers on this machine, whose sends the program `respond` decides on. */
+struct {
+	MAP_UINT(type, MAP_SOCKHASH);
+	MAP_UINT(max_entries, CALLERS);
+	MAP_UINT(pinning, PIN_BY_NAME);
+	MAP_TYPE(key, struct connection);
+	MAP_TYPE(value, u32);
+} server_sockets SEC(".maps");
+
+/* Slots of pooled connections to servers on this machine. */
+struct {
+	MAP_UINT(type, MAP_HASH);
+	MAP_UINT(max_entries, SLOTS);
+	MAP_UINT(map_flags, F_NO_PREALLOC);
+	MAP_UINT(pinning, PIN_BY_NAME);
+	MAP_TYPE(key, struct connection);
+	MAP_TYPE(value, u32);
+} local_slots SEC(".maps");
+
+/* Calls whose responses the kernel has sent to the caller, for the proxy to learn from: slots up to the end of the request. */
+struct {
+	MAP_UINT(type, MAP_RINGBUF);
+	MAP_UINT(max_entries, RING_BYTES);
+	MAP_UINT(pinning, PIN_BY_NAME);
+} completed SEC(".maps");
 
 /* Where the proxy listens. The kernel removes a socket that is closed, so a proxy that died is not connected to. */
 struct {
@@ -92,17 +139,17 @@ struct {
 	MAP_TYPE(value, struct destination);
 } destinations SEC(".maps");
 
-/* By cookie: bytes of a connection whose requests the proxy has responded to, or is about to. */
+/* By cookie. */
 struct {
 	MAP_UINT(type, MAP_HASH);
 	MAP_UINT(max_entries, CALLERS);
 	MAP_UINT(map_flags, F_NO_PREALLOC);
 	MAP_UINT(pinning, PIN_BY_NAME);
 	MAP_TYPE(key, u64);
-	MAP_TYPE(value, u64);
+	MAP_TYPE(value, struct served);
 } served SEC(".maps");
 
-/* By cookie: requests of a connection that the kernel has sent. */
+/* By cookie: requests of a connection that the kernel has sent, without those whose responses it has sent too. */
 struct {
 	MAP_UINT(type, MAP_HASH);
 	MAP_UINT(max_entries, CALLERS);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* The head of a request. Only what is read in one way by everybody is accepted: lines that end with CRLF, names of letters,
- * digits, '-' and '_', one host, one length. Everything else is the proxy's to judge. RFC 9112, sections 3, 5 and 6. */
+/* The head of a request or a response. Only what every reader understands in the same way is accepted: lines that end with CRLF, names
+ * of letters, digits, '-' and '_', one host, one length. Everything else is the proxy's to judge. RFC 9112, sections 3 to 6. */
 #ifndef FAIRMESH_PARSE_H
 #define FAIRMESH_PARSE_H
 
@@ -61,21 +61,28 @@ INLINE int is_refused_field(struct token *token)
 {
 	if ((token->word0 == EIGHT('x', '-', 'f', 'a', 'i', 'r', 'm', 'e')) && (token->word1 & 0xffffff) == FOUR('s', 'h', '-', 0))
 		return 1;
+	if (token_is(token, EIGHT('f', 'a', 'i', 'r', 'm', 'e', 's', 'h'), EIGHT('-', 'w', 'r', 'o', 'n', 'g', '-', 's'), FOUR('h', 'a', 'r', 'd')) ||
+	    token_is(token, EIGHT('g', 'r', 'p', 'c', '-', 's', 't', 'a'), FOUR('t', 'u', 's', 0), 0))
+		return 1;
 	return token_is(token, FOUR('t', 'e', 0, 0), 0, 0) || token_is(token, EIGHT('e', 'x', 'p', 'e', 'c', 't', 0, 0), 0, 0) ||
 	       token_is(token, EIGHT('u', 'p', 'g', 'r', 'a', 'd', 'e', 0), 0, 0) ||
 	       token_is(token, EIGHT('t', 'r', 'a', 'i', 'l', 'e', 'r', 0), 0, 0) ||
-	       token_is(token, EIGHT('k', 'e', 'e', 'p', '-', 'a', 'l', 'i'), FOUR('v', 'e', 0, 0), 0) ||
 	       token_is(token, EIGHT('g', 'r', 'p', 'c', '-', 't', 'i', 'm'), FOUR('e', 'o', 'u', 't'), 0) ||
 	       token_is(token, EIGHT('p', 'r', 'o', 'x', 'y', '-', 'c', 'o'), EIGHT('n', 'n', 'e', 'c', 't', 'i', 'o', 'n'), 0) ||
 	       token_is(token, EIGHT('t', 'r', 'a', 'n', 's', 'f', 'e', 'r'), EIGHT('-', 'e', 'n', 'c', 'o', 'd', 'i', 'n'), 'g') ||
 	       token_is(token, EIGHT('p', 'r', 'o', 'x', 'y', '-', 'a', 'u'), EIGHT('t', 'h', 'o', 'r', 'i', 'z', 'a', 't'), FOUR('i', 'o', 'n', 0));
 }
 
-INLINE void name_ends(struct caller *caller)
+INLINE int is_keep_alive(struct token *token)
 {
-	struct parser *parser = &caller->parser;
+	return token_is(token, EIGHT('k', 'e', 'e', 'p', '-', 'a', 'l', 'i'), FOUR('v', 'e', 0, 0), 0);
+}
+
+INLINE void name_ends(struct http *http)
+{
+	struct parser *parser = &http->parser;
 	struct token *name = &parser->token;
-	struct header *header = &caller->headers[parser->headers % HEADERS];
+	struct header *header = &http->headers[parser->headers % HEADERS];
 
 	if (parser->headers < HEADERS) {
 		header->name[0] = name->word0;
@@ -86,7 +93,8 @@ INLINE void name_ends(struct caller *caller)
 	parser->headers++;
 
 	parser->field = FIELD_OTHER;
-	if (!name->length || is_refused_field(name))
+	/* Of a response it says how long an idle connection is kept, which the caller may know. */
+	if (!name->length || is_refused_field(name) || (is_keep_alive(name) && !parser->is_response))
 		parser->refused = 1;
 	else if (token_is(name, FOUR('h', 'o', 's', 't'), 0, 0))
 		parser->field = FIELD_HOST;
@@ -94,6 +102,8 @@ INLINE void name_ends(struct caller *caller)
 		parser->field = FIELD_LENGTH;
 	else if (token_is(name, EIGHT('c', 'o', 'n', 'n', 'e', 'c', 't', 'i'), FOUR('o', 'n', 0, 0), 0))
 		parser->field = FIELD_CONNECTION;
+	else if (token_is(name, EIGHT('e', 'n', 'd', 'p', 'o', 'i', 'n', 't'), EIGHT('-', 'l', 'o', 'a', 'd', '-', 'm', 'e'), EIGHT('t', 'r', 'i', 'c', 's', 0, 0, 0)))
+		parser->field = FIELD_LOAD;
 	token_clear(name);
 }
 
@@ -102,18 +112,18 @@ INLINE int is_white(u8 byte)
 	return byte == ' ' || byte == '\t';
 }
 
-INLINE void value_ends(struct caller *caller)
+INLINE void value_ends(struct http *http)
 {
-	struct parser *parser = &caller->parser;
+	struct parser *parser = &http->parser;
 	struct token *value = &parser->token;
-	struct header *header = &caller->headers[(parser->headers - 1) % HEADERS];
+	struct header *header = &http->headers[(parser->headers - 1) % HEADERS];
 
 	if (parser->headers <= HEADERS) {
 		u32 last = parser->at + value->length - 1;
 		header->at = parser->at;
 		header->length = value->length;
-		header->is_spaced = value->length && (is_white(caller->request[parser->at % REQUEST_BYTES]) ||
-						      is_white(caller->request[last % REQUEST_BYTES]));
+		header->is_spaced = value->length && (is_white(http->bytes[parser->at % REQUEST_BYTES]) ||
+						      is_white(http->bytes[last % REQUEST_BYTES]));
 	}
 
 	if (parser->field == FIELD_HOST) {
@@ -124,7 +134,10 @@ INLINE void value_ends(struct caller *caller)
 		parser->refused |= parser->has_length || !parser->digits || parser->digits > 6;
 		parser->has_length = 1;
 	} else if (parser->field == FIELD_CONNECTION) {
-		parser->refused |= !token_is(value, EIGHT('k', 'e', 'e', 'p', '-', 'a', 'l', 'i'), FOUR('v', 'e', 0, 0), 0);
+		parser->refused |= !is_keep_alive(value);
+	} else if (parser->field == FIELD_LOAD) {
+		parser->load_at = parser->at;
+		parser->load_length = value->length;
 	}
 	token_clear(value);
 }
@@ -176,24 +189,136 @@ INLINE void request_line_byte(struct parser *parser, u32 at, u8 byte)
 	}
 }
 
+INLINE void status_line_byte(struct parser *parser, u8 byte)
+{
+	struct token *token = &parser->token;
+
+	if (parser->state == STATUS_VERSION && byte == ' ') {
+		parser->refused |= !token_is(token, EIGHT('H', 'T', 'T', 'P', '/', '1', '.', '1'), 0, 0);
+		parser->state = STATUS;
+		token_clear(token);
+	} else if (parser->state == STATUS_VERSION) {
+		/* A token does not show it. */
+		parser->refused |= !byte;
+		token_push(token, byte);
+	} else if (parser->state == STATUS && byte == ' ') {
+		parser->refused |= parser->digits != 3;
+		parser->digits = 0;
+		parser->state = REASON;
+	} else if (parser->state == STATUS) {
+		parser->refused |= byte < '0' || byte > '9' || parser->digits > 2;
+		parser->status = parser->status * 10 + (byte - '0');
+		parser->digits++;
+	} else if (byte == '\r') {
+		parser->state = LINE_END;
+	} else {
+		parser->refused |= (byte < ' ' && byte != '\t') || byte == 0x7f;
+	}
+}
+
+#define EACH(byte) ((byte) * 0x0101010101010101ULL)
+
+/* The highest bit of each byte that is zero; of the others, all bits are zero. */
+INLINE u64 zero_bytes(u64 word)
+{
+	return ~(((word & EACH(0x7fULL)) + EACH(0x7fULL)) | word) & EACH(0x80ULL);
+}
+
+/* The highest bit of each byte, all below 0x80, that lies in a range. */
+INLINE u64 bytes_within(u64 word, u64 first, u64 last)
+{
+	return (word + EACH(0x80 - first)) & (EACH(0x80 + last) - word) & EACH(0x80ULL);
+}
+
+/* Whether all bytes of the word are neither control characters nor, for a target, what ends or divides it. */
+INLINE int is_text(u64 word, int in_target)
+{
+	u64 stops = (word - EACH(0x20ULL)) & ~word & EACH(0x80ULL);
+
+	stops |= zero_bytes(word ^ EACH(0x7fULL));
+	if (in_target)
+		stops |= (word & EACH(0x80ULL)) | zero_bytes(word ^ EACH((u64)' ')) | zero_bytes(word ^ EACH((u64)'#')) |
+			 zero_bytes(word ^ EACH((u64)'?'));
+	return !stops;
+}
+
+/* Reads up to eight bytes of a name at once; how many, or 0 where they have to be read one by one. */
+INLINE u32 read_name(struct token *name, u64 word)
+{
+	u64 colons = zero_bytes(word ^ EACH((u64)':')), kept = ~0ULL;
+
+	if (name->length % 8 || name->length > 16)
+		return 0;
+	if (colons)
+		kept = ((colons & -colons) - 1) >> 7; /* those before the first one */
+	u64 small = word | EACH(0x20ULL);
+	u64 named = bytes_within(small, 'a', 'z') | bytes_within(word, '0', '9') | zero_bytes(word ^ EACH((u64)'-'));
+	if (!kept || word & EACH(0x80ULL) || ~named & kept & EACH(0x80ULL))
+		return 0;
+	small &= kept;
+	if (!name->length)
+		name->word0 = small;
+	else if (name->length == 8)
+		name->word1 = small;
+	else
+		name->word2 = small;
+	u32 length = (kept & EACH(1ULL)) * EACH(1ULL) >> 56;
+	name->length += length;
+	return length;
+}
+
+/* Reads several bytes at once; how many, or 0 where the next one has to be looked at. */
+INLINE u32 read_word(struct parser *parser, u64 word)
+{
+	struct token *token = &parser->token;
+	u32 state = parser->state;
+
+	if (state == VALUE && parser->field != FIELD_LENGTH && parser->field != FIELD_CONNECTION && is_text(word, 0)) {
+		token->length += 8;
+		return 8;
+	}
+	if (state == TARGET && token->length && is_text(word, 1)) {
+		token->length += 8;
+		return 8;
+	}
+	if (state == LINE || state == NAME) {
+		u32 length = read_name(token, word);
+		if (length)
+			parser->state = NAME;
+		return length;
+	}
+	return 0;
+}
+
 /* What the loop over bytes is given: it takes no pointer into a map itself. */
 struct parsed {
-	struct caller *caller;
+	struct http *http;
 };
 
-/* Reads one byte; bounded by what was sent, and ends the loop with 1. */
-static long parse_byte(u32 at, struct parsed *parsed)
+/* Reads one byte, or several; ends the loop with 1 at the end of what was sent, or of the head. */
+static long parse_step(u32 step, struct parsed *parsed)
 {
-	struct caller *caller = parsed->caller;
-	struct parser *parser = &caller->parser;
+	struct http *http = parsed->http;
+	struct parser *parser = &http->parser;
+	u32 at = parser->position;
 
 	if (at >= parser->available || parser->refused)
 		return 1;
-	u8 byte = caller->request[at % REQUEST_BYTES];
+	if (at + 8 <= parser->available) {
+		u32 read = read_word(parser, *(u64 *)(http->bytes + at % REQUEST_BYTES));
+		if (read) {
+			parser->position = at + read;
+			return 0;
+		}
+	}
+	parser->position = at + 1;
+	u8 byte = http->bytes[at % REQUEST_BYTES];
 	u32 state = parser->state;
 
 	if (state <= VERSION) {
 		request_line_byte(parser, at, byte);
+	} else if (state <= REASON) {
+		status_line_byte(parser, byte);
 	} else if (state == LINE_END) {
 		parser->refused |= byte != '\n';
 		parser->state = LINE;
@@ -206,14 +331,14 @@ static long parse_byte(u32 at, struct parsed *parsed)
 	} else if (state == LINE || state == NAME) {
 		parser->state = NAME;
 		if (byte == ':') {
-			name_ends(caller);
+			name_ends(http);
 			parser->state = VALUE_SPACE;
 		} else {
 			parser->refused |= !is_name_byte(lower(byte));
 			token_push(&parser->token, lower(byte));
 		}
 	} else if (byte == '\r') {
-		value_ends(caller);
+		value_ends(http);
 		parser->state = LINE_END;
 	} else if (state == VALUE || byte != ' ') {
 		if (state == VALUE_SPACE)
@@ -222,6 +347,46 @@ static long parse_byte(u32 at, struct parsed *parsed)
 		value_byte(parser, byte);
 	}
 	return 0;
+}
+
+INLINE void begin_response(struct http *http)
+{
+	struct parser *parser = &http->parser;
+
+	__builtin_memset(parser, 0, sizeof(*parser));
+	parser->state = STATUS_VERSION;
+	parser->is_response = 1;
+}
+
+/* Whether a response can go to the caller as it is: all of it in one send, of the length that it says, and with a status that is final
+ * for the proxy too. */
+INLINE int is_plain_response(struct parser *parser, u32 size)
+{
+	if (!parser->end || parser->refused || size > RESPONSE_BYTES || parser->load_length > LOAD_BYTES)
+		return 0;
+	if (parser->status < 200 || parser->status >= 500 || parser->status == 304 || parser->status == 421)
+		return 0;
+	/* No body follows, and so no length is expected. */
+	if (parser->status == 204)
+		return !parser->has_length && parser->end == size;
+	return parser->has_length && parser->end + parser->content_length == size;
+}
+
+/* Copies what is sent, as far as a request or the head of a response may be long; how much that is, or 0 if it cannot be read. */
+INLINE u32 copy_message(struct http *http, struct sk_msg_md *message)
+{
+	u32 length = message->size;
+
+	if (length > REQUEST_BYTES)
+		length = REQUEST_BYTES;
+	/* The first part alone is mapped where what is sent lies on two pages. */
+	if ((u64)message->data_end - (u64)message->data < length && msg_pull_data(message, 0, length, 0))
+		return 0;
+	if ((u64)message->data_end - (u64)message->data < length)
+		return 0;
+	if (!length || length > REQUEST_BYTES || probe_read_kernel(http->bytes, length, message->data))
+		return 0;
+	return length;
 }
 
 #endif

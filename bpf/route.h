@@ -8,7 +8,7 @@
 #include "pick.h"
 
 struct routing {
-	struct caller *caller;
+	struct http *http;
 	struct policy *policy;
 	u32 fails;   /* a condition of the current route does */
 	u32 unknown; /* one cannot be judged */
@@ -16,13 +16,13 @@ struct routing {
 };
 
 struct header_search {
-	struct caller *caller;
+	struct http *http;
 	struct route_step *step;
 	u32 found; /* position plus 1 */
 };
 
 /* Whether the request has this text at a position. */
-INLINE int has_text(struct caller *caller, u32 at, struct route_step *step)
+INLINE int has_text(struct http *http, u32 at, struct route_step *step)
 {
 	u32 length = step->argument;
 
@@ -30,7 +30,7 @@ INLINE int has_text(struct caller *caller, u32 at, struct route_step *step)
 	for (u32 i = 0; i < ROUTE_TEXT / 8; i++) {
 		if (length <= i * 8)
 			break;
-		u64 word = *(u64 *)(caller->request + (at + i * 8) % REQUEST_BYTES);
+		u64 word = *(u64 *)(http->bytes + (at + i * 8) % REQUEST_BYTES);
 		if (length < i * 8 + 8)
 			word &= (1ULL << (length - i * 8) * 8) - 1;
 		if (word != step->text[i])
@@ -39,25 +39,25 @@ INLINE int has_text(struct caller *caller, u32 at, struct route_step *step)
 	return 1;
 }
 
-INLINE int path_matches(struct caller *caller, struct route_step *step)
+INLINE int path_matches(struct http *http, struct route_step *step)
 {
-	struct parser *parser = &caller->parser;
+	struct parser *parser = &http->parser;
 	u32 length = step->argument, end = parser->path_at + length;
 
-	if (parser->path_length < length || !has_text(caller, parser->path_at, step))
+	if (parser->path_length < length || !has_text(http, parser->path_at, step))
 		return 0;
 	if (parser->path_length == length)
 		return 1;
-	return step->kind == STEP_PATH_PREFIX && caller->request[end % REQUEST_BYTES] == '/';
+	return step->kind == STEP_PATH_PREFIX && http->bytes[end % REQUEST_BYTES] == '/';
 }
 
 /* Ends the loop with 1 at the first field of the name. */
 static long find_header(u32 at, struct header_search *search)
 {
-	struct header *header = &search->caller->headers[at % HEADERS];
+	struct header *header = &search->http->headers[at % HEADERS];
 	struct route_step *step = search->step;
 
-	if (at >= search->caller->parser.headers)
+	if (at >= search->http->parser.headers)
 		return 1;
 	if (header->name[0] != step->name[0] || header->name[1] != step->name[1] || header->name[2] != step->name[2] ||
 	    header->is_long)
@@ -68,19 +68,19 @@ static long find_header(u32 at, struct header_search *search)
 
 INLINE void judge_header(struct routing *routing, struct route_step *step)
 {
-	struct caller *caller = routing->caller;
-	struct header_search search = { .caller = caller, .step = step };
+	struct http *http = routing->http;
+	struct header_search search = { .http = http, .step = step };
 
 	loop(HEADERS, find_header, &search, 0);
 	if (!search.found) {
 		/* Or it is among those that were not kept. */
-		if (caller->parser.headers > HEADERS)
+		if (http->parser.headers > HEADERS)
 			routing->unknown = 1;
 		else
 			routing->fails |= step->kind != STEP_HEADER_ABSENT;
 		return;
 	}
-	struct header *header = &caller->headers[(search.found - 1) % HEADERS];
+	struct header *header = &http->headers[(search.found - 1) % HEADERS];
 	u32 length = step->argument;
 	if (step->kind == STEP_HEADER_ABSENT)
 		routing->fails = 1;
@@ -89,7 +89,7 @@ INLINE void judge_header(struct routing *routing, struct route_step *step)
 	if (header->is_spaced)
 		routing->unknown = 1;
 	else if (header->length < length || (step->kind == STEP_HEADER_EXACT && header->length != length) ||
-		 !has_text(caller, header->at, step))
+		 !has_text(http, header->at, step))
 		routing->fails = 1;
 }
 
@@ -109,12 +109,12 @@ static long judge_step(u32 at, struct routing *routing)
 		}
 		routing->fails = routing->unknown = 0;
 	} else if (kind == STEP_METHOD) {
-		routing->fails |= !(routing->caller->parser.method & step->argument);
+		routing->fails |= !(routing->http->parser.method & step->argument);
 	} else if (kind == STEP_PATH_EXACT || kind == STEP_PATH_PREFIX) {
-		routing->fails |= !path_matches(routing->caller, step);
+		routing->fails |= !path_matches(routing->http, step);
 	} else if (kind == STEP_QUERY) {
 		/* Without a query, all parameters are absent. */
-		if (routing->caller->parser.has_query)
+		if (routing->http->parser.has_query)
 			routing->unknown = 1;
 		else
 			routing->fails |= !step->argument;
@@ -140,9 +140,9 @@ INLINE struct arm *pick_arm(struct policy *policy, struct route_step *step, u64 
 
 /* Where the service lies that gets the request; returns 0, or why the request is left to the proxy. `service` is the one that the
  * host names, and becomes the other. */
-OWN_FRAME int route_request(struct caller *caller, struct policy *policy, u64 seed, struct service *service)
+OWN_FRAME int route_request(struct http *http, struct policy *policy, u64 seed, struct service *service)
 {
-	struct routing routing = { .caller = caller, .policy = policy };
+	struct routing routing = { .http = http, .policy = policy };
 
 	if (!policy->step_count)
 		return 0;

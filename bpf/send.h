@@ -3,6 +3,7 @@
 #ifndef FAIRMESH_SEND_H
 #define FAIRMESH_SEND_H
 
+#include "receive_queue.h"
 #include "route.h"
 
 /* Leaves what is sent to the proxy, which receives it over the caller's connection. */
@@ -13,34 +14,17 @@ INLINE int leave(struct caller *caller, struct sk_msg_md *message, u32 why)
 	return SK_PASS;
 }
 
-/* Copies what is sent, as far as a request may be long; how much that is, or 0 if it cannot be read. */
-INLINE u32 copy_request(struct caller *caller, struct sk_msg_md *message)
-{
-	u32 length = message->size;
-
-	if (length > REQUEST_BYTES)
-		length = REQUEST_BYTES;
-	/* The first part alone is mapped where what is sent lies on two pages. */
-	if ((u64)message->data_end - (u64)message->data < length && msg_pull_data(message, 0, length, 0))
-		return 0;
-	if ((u64)message->data_end - (u64)message->data < length)
-		return 0;
-	if (!length || length > REQUEST_BYTES || probe_read_kernel(caller->request, length, message->data))
-		return 0;
-	return length;
-}
-
 /* The service of the host that a request names, in the spelling that the proxy published. */
 INLINE struct service *find_service(struct caller *caller)
 {
-	struct parser *parser = &caller->parser;
+	struct parser *parser = &caller->http.parser;
 	u32 length = parser->host_length;
 
 	if (!length || length > HOST_BYTES)
 		return 0;
 #pragma unroll
 	for (u32 i = 0; i < HOST_BYTES / 8; i++) {
-		u64 word = *(u64 *)(caller->request + (parser->host_at + i * 8) % REQUEST_BYTES);
+		u64 word = *(u64 *)(caller->http.bytes + (parser->host_at + i * 8) % REQUEST_BYTES);
 		if (length <= i * 8)
 			word = 0;
 		else if (length < i * 8 + 8)
@@ -79,36 +63,50 @@ static long claim_slot(u32 at, struct claim *claim)
 	return 1;
 }
 
-/* Leaves a copy of the request to the proxy, which repeats it where the library would. */
-INLINE int keep_request(struct caller *caller, struct slot *slot, u32 length, u64 seed)
-{
-	/* In one register from its check to its use, for the verifier. */
-	asm volatile("" : "+r"(length));
-	if (!length || length > REQUEST_BYTES || probe_read_kernel(slot->request, length, caller->request))
-		return 0;
-	slot->claimed_ns = time_ns();
-	slot->seed = seed;
-	__sync_lock_test_and_set(&slot->length, length);
-	return 1;
-}
-
-/* Whether the response to a request that the kernel sent has not been received. */
-INLINE int holds_slot(struct caller *caller)
-{
-	u32 key = caller->slot;
-	struct slot *slot = map_lookup(&slots, &key);
-
-	return slot && slot->owner == caller->cookie;
-}
-
 /* The endpoint that was picked, and where the request counts. */
 struct target {
 	u32 endpoint;
 	struct hot *hot;
 	u32 *round_robin;
 	u32 turns; /* 1 where the policy rotates */
+	u32 is_direct; /* the response may go to the caller directly */
 	u64 seed;
 };
+
+/* Leaves a copy of the request to the proxy, which repeats it where the library would. */
+INLINE int keep_request(struct caller *caller, struct slot *slot, u32 length, struct target *target)
+{
+	/* In one register from its check to its use, for the verifier. */
+	asm volatile("" : "+r"(length));
+	if (!length || length > REQUEST_BYTES || probe_read_kernel(slot->request, length, caller->http.bytes))
+		return 0;
+	slot->claimed_ns = time_ns();
+	slot->seed = target->seed;
+	slot->is_direct = target->is_direct;
+	slot->head_bytes = caller->http.parser.end;
+	__sync_lock_test_and_set(&slot->length, length);
+	return 1;
+}
+
+/* Whether the response to a request that the kernel sent has not been received. If so, it goes through the proxy, which keeps it before
+ * that to what is sent now. */
+INLINE int holds_slot(struct caller *caller)
+{
+	u32 key = caller->slot;
+	struct slot *slot = map_lookup(&slots, &key);
+
+	if (!slot || slot->owner != caller->cookie)
+		return 0;
+	slot->is_direct = 0;
+	return 1;
+}
+
+/* Whether the response may go to the caller past the proxy: all that the proxy has to send has been received, and all that was received
+ * has been read. Data in the two receive queues at once would be read in any order, and readers that wait for events would miss some. */
+INLINE int may_be_direct(struct caller *caller, struct sk_msg_md *message, struct served *done, u64 requests)
+{
+	return done->requests == requests && has_read_all(message->sk, done->received);
+}
 
 /* Picks the endpoint of a request; returns 0, or why that is left to the proxy. */
 OWN_FRAME int pick_target(struct service *service, struct target *target)
@@ -158,7 +156,7 @@ INLINE int decide(struct caller *caller, struct service *named, struct target *t
 	if (policy->id != id)
 		return POLICY_CHANGED;
 	target->seed = (u64)prandom_u32() << 32 | prandom_u32();
-	int why = route_request(caller, policy, target->seed, &service);
+	int why = route_request(&caller->http, policy, target->seed, &service);
 	if (!why)
 		why = pick_target(&service, target);
 	return __sync_fetch_and_add(&buffers->generation, 0) == generation ? why : POLICY_CHANGED;
@@ -180,6 +178,18 @@ INLINE int claim_connection(struct caller *caller, u32 endpoint_key)
 	return NO_IDLE_CONNECTION;
 }
 
+/* Moves the request into the receive queue of a server on this machine, or else into the connection that leads to the server. */
+INLINE int move_request(struct sk_msg_md *message, struct slot *slot, u32 key)
+{
+	if (slot->connection.proxy_port) {
+		struct connection connection = slot->connection;
+		if (msg_redirect_hash(message, &server_sockets, &connection, F_INGRESS) == SK_PASS)
+			return SK_PASS;
+		slot->is_direct = 0;
+	}
+	return msg_redirect_hash(message, &pooled_sockets, &key, 0);
+}
+
 /* Sends the request on the connection that was claimed. `requests` counts it before it leaves: the proxy compares that with the
  * requests that it has taken. */
 INLINE int redirect_request(struct caller *caller, struct sk_msg_md *message, struct target *target, u64 *requests)
@@ -190,13 +200,13 @@ INLINE int redirect_request(struct caller *caller, struct sk_msg_md *message, st
 	if (!slot)
 		return leave(caller, message, REDIRECT_FAILED);
 	__sync_fetch_and_add(&target->hot->counts, 1);
-	if (!keep_request(caller, slot, message->size, target->seed)) {
+	if (!keep_request(caller, slot, message->size, target)) {
 		__sync_fetch_and_add(&target->hot->counts, -1);
 		slot->owner = SLOT_IDLE;
 		return leave(caller, message, REDIRECT_FAILED);
 	}
 	__sync_fetch_and_add(requests, 1);
-	if (msg_redirect_hash(message, &pooled_sockets, &key, 0) == SK_PASS) {
+	if (move_request(message, slot, key) == SK_PASS) {
 		__sync_fetch_and_add(target->round_robin, target->turns);
 		count(SENT_BY_KERNEL);
 		return SK_PASS;
@@ -216,15 +226,16 @@ SEC("sk_msg") int send(struct sk_msg_md *message)
 	if (!caller || !caller->cookie)
 		return SK_PASS;
 	u64 cookie = caller->cookie;
-	u64 *done = map_lookup(&served, &cookie), *requests = map_lookup(&sent, &cookie);
-	if (done && requests && (*done != caller->passed || holds_slot(caller)))
+	struct served *done = map_lookup(&served, &cookie);
+	u64 *requests = map_lookup(&sent, &cookie);
+	if (done && requests && (done->bytes != caller->passed || holds_slot(caller)))
 		return leave(caller, message, IN_FLIGHT);
 
-	struct parser *parser = &caller->parser;
-	struct parsed parsed = { .caller = caller };
+	struct parser *parser = &caller->http.parser;
+	struct parsed parsed = { .http = &caller->http };
 	__builtin_memset(parser, 0, sizeof(*parser));
-	parser->available = copy_request(caller, message);
-	loop(REQUEST_BYTES, parse_byte, &parsed, 0);
+	parser->available = copy_message(&caller->http, message);
+	loop(REQUEST_BYTES, parse_step, &parsed, 0);
 	if (!parser->end || parser->refused || !parser->host_length)
 		return leave(caller, message, NOT_PLAIN);
 	u32 whole = parser->end + parser->content_length;
@@ -237,7 +248,7 @@ SEC("sk_msg") int send(struct sk_msg_md *message)
 		return leave(caller, message, SERVICE_UNKNOWN);
 	if (!done || !requests)
 		return leave(caller, message, NOT_REGISTERED);
-	struct target target = {};
+	struct target target = { .is_direct = may_be_direct(caller, message, done, *requests) };
 	int why = decide(caller, service, &target);
 	if (!why)
 		why = claim_connection(caller, target.endpoint);

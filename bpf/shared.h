@@ -16,11 +16,14 @@ enum {
 	ROUTE_TEXT = 64,
 	ROUTE_NAME = 24,
 	ENDPOINTS = SERVICES * BLOCK_ENDPOINTS,
-	ENDPOINT_SLOTS = 16,
+	ENDPOINT_SLOTS = 64,
 	SLOTS = 8192,
 	CALLERS = 65536,
 	ATTACHMENTS = 64,
 	PATH_BYTES = 256,
+	LOAD_BYTES = 128,
+	RESPONSE_BYTES = 65536,
+	RING_BYTES = 4 << 20,
 };
 
 /* Counters: outcomes of connects, then of requests. */
@@ -38,6 +41,8 @@ enum counter {
 	ENDPOINT_EJECTED, /* an endpoint that is ejected was drawn */
 	POLICY_CHANGED,   /* while an endpoint was picked */
 	ROUTE_LEFT,       /* a route may match that the kernel cannot judge or carry out */
+	ANSWERED_DIRECTLY, /* responses that went from the server's sendmsg to the caller */
+	RESPONSE_LEFT,     /* responses to the same callers that the proxy read */
 	COUNTERS,
 };
 
@@ -53,7 +58,7 @@ struct selection {
 };
 
 struct attachment {
-	u32 was_created;
+	u32 was_created, roles;
 	u8 path[PATH_BYTES];
 };
 
@@ -166,13 +171,33 @@ struct endpoint {
 	u32 unused;
 };
 
-/* The state of a pooled connection. The kernel claims an idle one for a caller; the proxy makes it idle again. */
+/* A connection of the proxy to a server on this machine: addresses in network byte order, ports in host byte order. */
+struct connection {
+	u32 proxy_ip, server_ip, proxy_port, server_port;
+};
+
+/* How much of a caller's connection the proxy has served: all requests in the first `bytes` of it have responses, or are about to.
+ * With these, the proxy has sent `received` bytes in all, all ones while it does not know how many, and has responded to so many
+ * requests that the kernel sent. */
+struct served {
+	u64 bytes, received, requests;
+};
+
+/* The state of a pooled connection. The kernel claims an idle one for a caller; the proxy makes it idle again, or the kernel does that
+ * has sent the response to the caller. Up to the end of the request's head, this is also the record of such a call. */
 struct slot {
 	u64 owner; /* the caller's cookie, SLOT_ABSENT or SLOT_IDLE */
 	u64 claimed_ns;
 	u64 seed; /* of the decision */
-	u32 length; /* of the request, written after it; 0 where there is none for the proxy to take */
+	u32 length; /* of the request, written after it; 0 once the proxy or the kernel has taken it, to handle its response */
 	u32 endpoint; /* to which it leads */
+	struct connection connection; /* zeros where its server is elsewhere */
+	u32 is_direct; /* the response may go to the caller directly */
+	u32 status, body_bytes;
+	u32 head_bytes; /* of the request */
+	u64 finished_ns;
+	u32 load_bytes, unused;
+	u8 load[LOAD_BYTES]; /* the server's load report */
 	u8 request[REQUEST_BYTES];
 };
 

@@ -15,7 +15,7 @@ MEMORY(pick_inputs, pick_input);
 MEMORY(pick_outputs, pick_output);
 MEMORY(route_inputs, route_input);
 MEMORY(route_outputs, route_output);
-MEMORY(route_callers, caller);
+MEMORY(route_messages, http);
 MEMORY(arith_inputs, arith_input);
 MEMORY(arith_outputs, arith_output);
 
@@ -35,10 +35,10 @@ SEC("classifier") int route_vectors(void *packet)
 	u32 zero = 0;
 	struct route_input *input = map_lookup(&route_inputs, &zero);
 	struct route_output *output = map_lookup(&route_outputs, &zero);
-	struct caller *caller = map_lookup(&route_callers, &zero);
+	struct http *http = map_lookup(&route_messages, &zero);
 
-	if (input && output && caller)
-		decide_route(caller, input, output);
+	if (input && output && http)
+		decide_route(http, input, output);
 	return 0;
 }
 

@@ -6,22 +6,27 @@
 #define FAIRMESH_NATIVE
 #include "vectors.h"
 
-static struct caller caller;
+static struct http http;
 
 static void decide_route_natively(struct route_input *input, struct route_output *output)
 {
-	decide_route(&caller, input, output);
+	decide_route(&http, input, output);
 }
 
 static void decide_parse_natively(struct parse_input *input, struct parse_output *output)
 {
-	decide_parse(&caller, input, output);
+	decide_parse(&http, input, output);
+}
+
+static void decide_answer_natively(struct parse_input *input, struct answer_output *output)
+{
+	decide_answer(&http, input, output);
 }
 
 /* For each input on stdin, writes what `decide` makes of it. */
-#define DECIDE_ALL(kind, decide)                                             \
+#define DECIDE_ALL(from, kind, decide)                                       \
 	do {                                                                 \
-		static struct kind##_input input;                            \
+		static struct from##_input input;                            \
 		while (fread(&input, sizeof(input), 1, stdin) == 1) {        \
 			struct kind##_output output = {};                    \
 			decide(&input, &output);                             \
@@ -35,13 +40,15 @@ int main(int arguments, char **argument)
 	if (arguments != 2)
 		return 2;
 	if (!strcmp(argument[1], "pick"))
-		DECIDE_ALL(pick, decide_pick);
+		DECIDE_ALL(pick, pick, decide_pick);
 	else if (!strcmp(argument[1], "route"))
-		DECIDE_ALL(route, decide_route_natively);
+		DECIDE_ALL(route, route, decide_route_natively);
 	else if (!strcmp(argument[1], "parse"))
-		DECIDE_ALL(parse, decide_parse_natively);
+		DECIDE_ALL(parse, parse, decide_parse_natively);
+	else if (!strcmp(argument[1], "answer"))
+		DECIDE_ALL(parse, answer, decide_answer_natively);
 	else if (!strcmp(argument[1], "arith"))
-		DECIDE_ALL(arith, decide_arith);
+		DECIDE_ALL(arith, arith, decide_arith);
 	else
 		return 2;
 	return 0;

@@ -40,6 +40,11 @@ struct parse_output {
 	u32 is_plain, end, content_length, method, path_at, path_length, host_at, host_length;
 };
 
+/* What is understood of a response that goes to the caller as it is. */
+struct answer_output {
+	u32 is_plain, end, content_length, status, load_at, load_length;
+};
+
 struct arith_input {
 	u64 x, seed, bound;
 };
@@ -66,24 +71,41 @@ INLINE void decide_pick(struct pick_input *input, struct pick_output *output)
 	}
 }
 
-INLINE int parse_request(struct caller *caller, u8 *request, u32 length)
+INLINE void decide_answer(struct http *http, struct parse_input *input, struct answer_output *output)
 {
-	struct parser *parser = &caller->parser;
-	struct parsed parsed = { .caller = caller };
+	struct parser *parser = &http->parser;
+	struct parsed parsed = { .http = http };
+
+	begin_response(http);
+	probe_read_kernel(http->bytes, REQUEST_BYTES, input->request);
+	parser->available = input->length;
+	loop(REQUEST_BYTES, parse_step, &parsed, 0);
+	output->is_plain = is_plain_response(parser, input->length);
+	output->end = parser->end;
+	output->content_length = parser->content_length;
+	output->status = parser->status;
+	output->load_at = parser->load_at;
+	output->load_length = parser->load_length;
+}
+
+INLINE int parse_request(struct http *http, u8 *request, u32 length)
+{
+	struct parser *parser = &http->parser;
+	struct parsed parsed = { .http = http };
 
 	__builtin_memset(parser, 0, sizeof(*parser));
-	probe_read_kernel(caller->request, REQUEST_BYTES, request);
+	probe_read_kernel(http->bytes, REQUEST_BYTES, request);
 	parser->available = length;
-	loop(REQUEST_BYTES, parse_byte, &parsed, 0);
+	loop(REQUEST_BYTES, parse_step, &parsed, 0);
 	return parser->end && !parser->refused && parser->host_length;
 }
 
-/* `caller` is memory that the decision needs. */
-INLINE void decide_parse(struct caller *caller, struct parse_input *input, struct parse_output *output)
+/* `http` is memory that the decision needs. */
+INLINE void decide_parse(struct http *http, struct parse_input *input, struct parse_output *output)
 {
-	struct parser *parser = &caller->parser;
+	struct parser *parser = &http->parser;
 
-	output->is_plain = parse_request(caller, input->request, input->length);
+	output->is_plain = parse_request(http, input->request, input->length);
 	output->end = parser->end;
 	output->content_length = parser->content_length;
 	output->method = parser->method;
@@ -93,12 +115,12 @@ INLINE void decide_parse(struct caller *caller, struct parse_input *input, struc
 	output->host_length = parser->host_length;
 }
 
-INLINE void decide_route(struct caller *caller, struct route_input *input, struct route_output *output)
+INLINE void decide_route(struct http *http, struct route_input *input, struct route_output *output)
 {
-	int is_plain = parse_request(caller, input->request, input->length);
+	int is_plain = parse_request(http, input->request, input->length);
 	for (u32 seed = 0; seed < 8; seed++) {
 		struct service service = { .id = 1 };
-		output->why[seed] = is_plain ? route_request(caller, &input->policy, seed, &service) : NOT_PLAIN;
+		output->why[seed] = is_plain ? route_request(http, &input->policy, seed, &service) : NOT_PLAIN;
 		output->position[seed] = service.position;
 	}
 }

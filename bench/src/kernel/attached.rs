@@ -2,7 +2,7 @@
 
 use std::{net::Ipv4Addr, path::PathBuf, process};
 
-use fairmesh_kernel::{Counter, Selection, attach, detach, probe, status};
+use fairmesh_kernel::{Attachments, Counter, Selection, attach, detach, probe, status};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 /// Virtual addresses, which lead nowhere but through the programs.
@@ -15,8 +15,8 @@ pub(super) struct Attached {
 }
 
 impl Attached {
-    /// Attaches them, unless the system refuses, which says why.
-    pub(super) fn new() -> Result<Self, String> {
+    /// Attaches them, to servers too or not, unless the system refuses, which says why.
+    pub(super) fn new(to_servers: bool) -> Result<Self, String> {
         let folder = tempfile::tempdir().map_err(|e| e.to_string())?;
         mount("bpf", folder.path(), "bpf", MountFlags::empty(), None)
             .map_err(|e| format!("a BPF file system cannot be mounted: {e}"))?;
@@ -25,7 +25,9 @@ impl Attached {
             return Err(problem);
         }
         let selection = Selection { networks: vec![VIRTUAL], ports: vec![80] };
-        attach(&attached.pins(), &attached.cgroup, &selection, None).map_err(|e| e.to_string())?;
+        let servers = to_servers.then(|| attached.cgroup.clone()).into_iter().collect();
+        let to = Attachments { callers: attached.cgroup.clone(), selection, servers, owner: None };
+        attach(&attached.pins(), &to).map_err(|e| e.to_string())?;
         Ok(attached)
     }
 
@@ -35,8 +37,17 @@ impl Attached {
 
     /// How many requests the kernel has sent.
     pub(super) fn sent(&self) -> Result<u64, String> {
+        self.counter(Counter::SentByKernel)
+    }
+
+    /// How many responses it has sent to callers.
+    pub(super) fn answered(&self) -> Result<u64, String> {
+        self.counter(Counter::AnsweredDirectly)
+    }
+
+    fn counter(&self, which: Counter) -> Result<u64, String> {
         let counters = status(&self.pins()).map_err(|e| e.to_string())?.counters;
-        let sent = counters.into_iter().find(|(counter, _)| *counter == Counter::SentByKernel);
+        let sent = counters.into_iter().find(|(counter, _)| *counter == which);
         Ok(sent.map_or(0, |(_, count)| count))
     }
 }

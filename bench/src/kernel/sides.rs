@@ -43,8 +43,9 @@ pub(super) struct Setting {
     pub(super) connections: usize,
     /// Of each side, round by round: CPU of a request in nanoseconds, and requests a second.
     pub(super) runs: [Vec<(f64, f64)>; 3],
-    /// The share of the kernel's requests.
+    /// Of the requests of its side, the share that the kernel sent, and of which it sent the responses too.
     pub(super) by_kernel: f64,
+    pub(super) answered: f64,
 }
 
 /// What was found.
@@ -114,10 +115,10 @@ impl<'a> Sides<'a> {
 
     async fn closed_rounds(&mut self, connections: usize, scale: Scale) -> Result<Setting, String> {
         let mut runs = [const { Vec::new() }; 3];
-        let (mut sent, mut calls) = (0, 0);
+        let (mut sent, mut answered, mut calls) = (0, 0, 0);
         for round in 0..=scale.rounds {
             for side in order(round, Side::ALL.len()) {
-                let before = (self.proxy.cpu_ns(), self.attached.sent()?);
+                let before = (self.proxy.cpu_ns(), self.attached.sent()?, self.attached.answered()?);
                 let call = format!("closed {side} {} {connections}", scale.slice.as_millis());
                 let run: Run = self.ends.run(call, scale.slice).await?;
                 let cpu = self.proxy.cpu_ns().saturating_sub(before.0) + run.cpu_ns;
@@ -129,11 +130,13 @@ impl<'a> Sides<'a> {
                 runs[side].push((cpu as f64 / done, done * 1e9 / run.wall_ns as f64));
                 if side == Side::Kernel as usize {
                     sent += self.attached.sent()? - before.1;
+                    answered += self.attached.answered()? - before.2;
                     calls += run.calls;
                 }
             }
         }
-        Ok(Setting { connections, runs, by_kernel: sent as f64 / calls.max(1) as f64 })
+        let share = |count: u64| count as f64 / calls.max(1) as f64;
+        Ok(Setting { connections, runs, by_kernel: share(sent), answered: share(answered) })
     }
 
     /// Calls each side at this rate, and the sidecar once more.

@@ -5,7 +5,9 @@
 //! could not share them.
 
 mod attempt;
+mod borrowed_headers;
 mod classify;
+mod completed;
 mod context;
 mod execute;
 mod fast_path;
@@ -28,15 +30,17 @@ use fairmesh_headers::WRONG_SHARD;
 use http::{Response, request::Parts};
 use tracing::{Instrument as _, Span};
 
-pub(crate) use self::{
-    fast_path::try_fast,
-    request::{HeaderMapView, body_error, request_authority},
-    tunnel::{connect, open_tunnel},
-};
 pub use self::{
+    completed::CompletedCall,
     fast_path::{FastCall, SlowCall},
     sent::SentRequest,
     tunnel::ConnectResult,
+};
+pub(crate) use self::{
+    completed::record_completed,
+    fast_path::try_fast,
+    request::{HeaderMapView, body_error, request_authority},
+    tunnel::{connect, open_tunnel},
 };
 use crate::{
     fault::Fault,

@@ -16,7 +16,7 @@ use crate::{
 };
 pub use crate::{
     discovery::{RouteBackend, RouteBackendIndex},
-    dispatch::{ConnectResult, FastCall, SentRequest, SlowCall},
+    dispatch::{CompletedCall, ConnectResult, FastCall, SentRequest, SlowCall},
     event_loops::set_event_loop,
     observe::CallInfo,
     response_body::{BodyEnd, BodyObserver, end_with_status, foreign_body, observe_body},
@@ -41,6 +41,16 @@ pub fn exclude_addresses(mesh: &Mesh, addresses: impl IntoIterator<Item = Socket
 /// The current state of a service.
 pub fn service_state(handle: &ServiceHandle) -> Arc<ServiceState<impl EndpointTransport>> {
     handle.inner.subscription.state()
+}
+
+/// Records a call that another component made from its request to its response; returns its route and backend.
+pub fn record_completed(
+    handle: &ServiceHandle,
+    request: &BorrowedRequest<'_>,
+    endpoint: &ExportedEndpoint,
+    completed: &CompletedCall<'_>,
+) -> RouteBackendIndex {
+    dispatch::record_completed(&handle.inner, request, endpoint, completed)
 }
 
 /// As [`ServiceHandle::send_unpin`], with notes of a call that fails too.

@@ -9,7 +9,7 @@ use std::{
 };
 
 use aya::{
-    Ebpf,
+    Ebpf, Pod,
     maps::{HashMap, SockHash},
     programs::{
         CgroupAttachMode,
@@ -20,8 +20,8 @@ use aya::{
 use crate::{
     KernelError,
     cgroup::{self, Cgroup, contains, normal},
-    layout::{AttachmentValue, SELECTED, SelectionValue, network_order},
-    object::{self, ADDRESS_PROGRAMS, SEND, TRACK},
+    layout::{AttachmentValue, CALLERS, LocalConnection, SELECTED, SERVERS, SelectionValue, network_order},
+    object::{self, ACCEPTED, ADDRESS_PROGRAMS, RESPOND, SEND, TRACK},
     pins,
     status::{attachments, proxy_process},
 };
@@ -65,27 +65,54 @@ impl Selection {
     }
 }
 
-/// Attaches the programs to a cgroup, which is created if it is missing; programs attached to it before are replaced. The maps belong
-/// to the user `owner`, as whom the proxy runs without capabilities; `None` leaves them to whom they belong.
+/// To which programs of this machine the programs are attached.
+#[derive(Clone, Debug)]
+pub struct Attachments {
+    /// The cgroup of the callers.
+    pub callers: String,
+    /// Which of their connects are redirected.
+    pub selection: Selection,
+    /// Cgroups of servers, to which the kernel moves requests directly, and back the responses.
+    pub servers: Vec<String>,
+    /// The user as whom the proxy runs without capabilities, and to whom the maps belong; `None` leaves them to whom they belong.
+    pub owner: Option<u32>,
+}
+
+/// Attaches the programs to cgroups, which are created if they are missing; programs attached to them before are replaced.
 ///
 /// # Errors
-/// When the cgroup is the root or the proxy's, or the kernel refuses. Nothing is attached to it then.
-pub fn attach(pins: &Path, path: &str, selection: &Selection, owner: Option<u32>) -> Result<(), KernelError> {
-    let wrong = |problem| KernelError::Cgroup { path: path.to_owned(), problem };
-    let value = selection.value().ok_or_else(|| wrong("can have 8 networks and 8 ports"))?;
+/// When a cgroup is the root or the proxy's, or the kernel refuses. Nothing is attached to that cgroup then.
+pub fn attach(pins: &Path, to: &Attachments) -> Result<(), KernelError> {
+    let callers = &to.callers;
+    let selection = to.selection.value().ok_or_else(|| wrong(callers, "can have 8 networks and 8 ports"))?;
+    attach_one(pins, callers, CALLERS, |cgroup| attach_callers(pins, cgroup, &selection))?;
+    for servers in &to.servers {
+        attach_one(pins, servers, SERVERS, |cgroup| attach_servers(pins, cgroup))?;
+    }
+    to.owner.map_or(Ok(()), |owner| give_maps(pins, owner))
+}
+
+fn wrong(path: &str, problem: &'static str) -> KernelError {
+    KernelError::Cgroup { path: path.to_owned(), problem }
+}
+
+fn attach_one(
+    pins: &Path,
+    path: &str,
+    role: u32,
+    attach: impl FnOnce(&Cgroup) -> Result<Ebpf, KernelError>,
+) -> Result<(), KernelError> {
     if proxy_process(pins).is_some_and(|process| contains(path, process)) {
-        return Err(wrong("contains the proxy, whose own connections would be redirected to it"));
+        return Err(wrong(path, "contains the proxy, whose own connections would be redirected to it"));
     }
     let cgroup = Cgroup::at(path)?;
-    let entry =
-        AttachmentValue::new(&normal(path), cgroup.was_created).ok_or_else(|| wrong("is too long"))?;
+    let entry = AttachmentValue::new(&normal(path), cgroup.was_created, role)
+        .ok_or_else(|| wrong(path, "is too long"))?;
     pins::create(pins)?;
-    let attached = attach_all(pins, &cgroup, &value)
-        .and_then(|mut programs| record(&mut programs, &cgroup, entry))
-        .and_then(|()| owner.map_or(Ok(()), |owner| give_maps(pins, owner)));
+    let attached = attach(&cgroup).and_then(|mut programs| record(&mut programs, &cgroup, entry));
     if attached.is_err() {
         // The first error is the one to report.
-        let _ = detach_one(pins, cgroup.id).and_then(|()| remove_unused(pins));
+        let _ = detach_one(pins, cgroup.id, links_of(role)).and_then(|()| remove_unused(pins));
         if cgroup.was_created {
             let _ = cgroup::remove_empty(&normal(path));
         }
@@ -93,20 +120,25 @@ pub fn attach(pins: &Path, path: &str, selection: &Selection, owner: Option<u32>
     attached
 }
 
-fn attach_all(pins: &Path, cgroup: &Cgroup, selection: &SelectionValue) -> Result<Ebpf, KernelError> {
+/// The programs whose links a role has.
+fn links_of(role: u32) -> &'static [&'static str] {
+    match role {
+        SERVERS => &[ACCEPTED],
+        _ => &["getpeername4", "getpeername6", "connect4", "connect6", TRACK],
+    }
+}
+
+fn attach_callers(pins: &Path, cgroup: &Cgroup, selection: &SelectionValue) -> Result<Ebpf, KernelError> {
     let mut programs = object::open(pins, selection)?;
     for name in ADDRESS_PROGRAMS.iter().chain(&[TRACK, SEND]) {
         object::load(&mut programs, name)?;
     }
-    detach_one(pins, cgroup.id)?;
+    detach_one(pins, cgroup.id, links_of(CALLERS))?;
+    attach_to_sockets::<u64>(&mut programs, SEND, "caller_sockets")?;
+    attach_sock_ops(pins, &mut programs, TRACK, cgroup)?;
     let folder = File::open(&cgroup.folder).map_err(KernelError::file(&cgroup.folder))?;
-    attach_send(&mut programs)?;
-    let refused = |error| KernelError::refused("a link", &error);
-    let track = object::sock_ops(&mut programs)?;
-    let link = track.attach(&folder, LINK_MODE).map_err(refused)?;
-    let link = track.take_link(link).map_err(refused)?;
-    pin(pins, cgroup, TRACK, link.try_into())?;
     for name in ADDRESS_PROGRAMS {
+        let refused = |error| KernelError::refused("a link", &error);
         let program = object::sock_addr(&mut programs, name)?;
         let link = program.attach(&folder, LINK_MODE).map_err(refused)?;
         let link = program.take_link(link).map_err(refused)?;
@@ -115,17 +147,36 @@ fn attach_all(pins: &Path, cgroup: &Cgroup, selection: &SelectionValue) -> Resul
     Ok(programs)
 }
 
-/// Attaches the program on sends to the map of callers' sockets, for as long as there is the map.
-fn attach_send(programs: &mut Ebpf) -> Result<(), KernelError> {
-    let map = programs.map("caller_sockets").ok_or(KernelError::NoPrograms)?;
-    let sockets: SockHash<_, u64> = map.try_into().map_err(|error| KernelError::refused(SEND, &error))?;
-    let sockets = sockets.fd().try_clone().map_err(|error| KernelError::refused(SEND, &error))?;
-    let program = object::sk_msg(programs)?;
-    let refused = |error| KernelError::refused(SEND, &error);
+fn attach_servers(pins: &Path, cgroup: &Cgroup) -> Result<Ebpf, KernelError> {
+    let mut programs = object::open(pins, &SelectionValue::default())?;
+    object::load(&mut programs, ACCEPTED)?;
+    object::load(&mut programs, RESPOND)?;
+    detach_one(pins, cgroup.id, links_of(SERVERS))?;
+    attach_to_sockets::<LocalConnection>(&mut programs, RESPOND, "server_sockets")?;
+    attach_sock_ops(pins, &mut programs, ACCEPTED, cgroup)?;
+    Ok(programs)
+}
+
+/// Attaches a program on sends to a map of sockets, for as long as there is the map.
+fn attach_to_sockets<K: Pod>(programs: &mut Ebpf, name: &str, map: &str) -> Result<(), KernelError> {
+    let map = programs.map(map).ok_or(KernelError::NoPrograms)?;
+    let sockets: SockHash<_, K> = map.try_into().map_err(|error| KernelError::refused(name, &error))?;
+    let sockets = sockets.fd().try_clone().map_err(|error| KernelError::refused(name, &error))?;
+    let program = object::sk_msg(programs, name)?;
+    let refused = |error| KernelError::refused(name, &error);
     let link = program.attach(&sockets).map_err(refused)?;
     // Dropped, it would detach the program again.
     mem::forget(program.take_link(link).map_err(refused)?);
     Ok(())
+}
+
+fn attach_sock_ops(pins: &Path, programs: &mut Ebpf, name: &str, cgroup: &Cgroup) -> Result<(), KernelError> {
+    let folder = File::open(&cgroup.folder).map_err(KernelError::file(&cgroup.folder))?;
+    let refused = |error| KernelError::refused("a link", &error);
+    let program = object::sock_ops(programs, name)?;
+    let link = program.attach(&folder, LINK_MODE).map_err(refused)?;
+    let link = program.take_link(link).map_err(refused)?;
+    pin(pins, cgroup, name, link.try_into())
 }
 
 fn pin(pins: &Path, cgroup: &Cgroup, name: &str, link: Result<FdLink, LinkError>) -> Result<(), KernelError> {
@@ -147,6 +198,7 @@ fn record(programs: &mut Ebpf, cgroup: &Cgroup, mut entry: AttachmentValue) -> R
     let mut entries: HashMap<_, u64, AttachmentValue> = map.try_into().map_err(refused)?;
     if let Ok(earlier) = entries.get(&cgroup.id, 0) {
         entry.was_created = earlier.was_created;
+        entry.roles |= earlier.roles;
     }
     entries.insert(cgroup.id, entry, 0).map_err(refused)
 }
@@ -171,10 +223,10 @@ pub fn detach(pins: &Path) -> Result<Vec<String>, KernelError> {
     Ok(entries.iter().map(|(_, entry)| entry.path().to_owned()).collect())
 }
 
-/// Removes the links of a cgroup.
-fn detach_one(pins: &Path, id: u64) -> Result<(), KernelError> {
-    let prefix = format!("{LINK}{id}-");
-    pins::remove(pins::list(pins).into_iter().filter(|pin| is_link(pin, &prefix)))
+/// Removes links of these programs to a cgroup.
+fn detach_one(pins: &Path, id: u64, programs: &[&str]) -> Result<(), KernelError> {
+    let links = programs.iter().map(|name| pins.join(format!("{LINK}{id}-{name}")));
+    pins::remove(links.filter(|pin| pin.exists()))
 }
 
 /// Removes the maps if nothing is attached.

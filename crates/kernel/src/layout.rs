@@ -3,7 +3,7 @@
 
 use std::{
     cell::UnsafeCell,
-    net::{Ipv4Addr, SocketAddrV4},
+    net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4},
     str,
     sync::atomic::{AtomicU32, AtomicU64},
 };
@@ -15,6 +15,9 @@ use fairmesh_router::{ROUTE_ARMS, ROUTE_STEPS, RouteStep, ServiceNumbers};
 /// Networks and ports of one selection at most.
 pub(crate) const SELECTED: usize = 8;
 pub(crate) const PATH_BYTES: usize = 256;
+/// Roles of the programs in a cgroup.
+pub(crate) const CALLERS: u32 = 1;
+pub(crate) const SERVERS: u32 = 2;
 /// The longest request that the kernel sends, head and body.
 pub const MAX_REQUEST: usize = 2048;
 /// The longest host of a published service.
@@ -24,8 +27,10 @@ pub(crate) const SERVICES: u32 = 1024;
 /// Endpoints of all services: those of block B of statistics are B * BLOCK_ENDPOINTS and the following.
 pub(crate) const ENDPOINTS: u32 = SERVICES * BLOCK_ENDPOINTS as u32;
 /// Pooled connections to one endpoint, and to all.
-pub(crate) const ENDPOINT_SLOTS: usize = 16;
+pub(crate) const ENDPOINT_SLOTS: usize = 64;
 pub(crate) const SLOTS: u32 = 8192;
+/// The longest load report of a response that the kernel sends to its caller.
+pub(crate) const LOAD_BYTES: usize = 128;
 /// Owners of a slot that are no cookie.
 pub(crate) const SLOT_ABSENT: u64 = 0;
 pub(crate) const SLOT_IDLE: u64 = u64::MAX;
@@ -44,6 +49,8 @@ pub(crate) struct SelectionValue {
 #[repr(C)]
 pub(crate) struct AttachmentValue {
     pub(crate) was_created: u32,
+    /// [`CALLERS`] or [`SERVERS`] or both.
+    pub(crate) roles: u32,
     pub(crate) path: [u8; PATH_BYTES],
 }
 
@@ -132,6 +139,27 @@ pub(crate) struct EndpointValue {
     pub(crate) unused: u32,
 }
 
+/// A connection of the proxy to a server on this machine: addresses in network byte order, ports in host byte order.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct LocalConnection {
+    proxy_ip: u32,
+    server_ip: u32,
+    proxy_port: u32,
+    server_port: u32,
+}
+
+/// How much of a caller's connection the proxy has served.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct ServedValue {
+    pub(crate) bytes: u64,
+    /// What the proxy has sent with the responses to these; `u64::MAX` while it does not know.
+    pub(crate) received: u64,
+    /// Then, the requests among them that the kernel sent.
+    pub(crate) requests: u64,
+}
+
 /// The state of a pooled connection, in memory that the programs share.
 #[derive(Debug)]
 #[repr(C)]
@@ -143,7 +171,31 @@ pub(crate) struct SlotValue {
     pub(crate) length: AtomicU32,
     /// To which it leads. Programs may have found the slot when it led to another one.
     pub(crate) endpoint: AtomicU32,
+    /// Written while the slot is absent.
+    pub(crate) connection: UnsafeCell<LocalConnection>,
+    /// What the programs alone use: up to the load report of [`CompletedValue`].
+    programs: UnsafeCell<[u32; 8 + LOAD_BYTES / 4]>,
     pub(crate) request: UnsafeCell<[u8; MAX_REQUEST]>,
+}
+
+/// A call whose response the kernel sent to its caller: a [`SlotValue`] up to the head of the request, which follows.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct CompletedValue {
+    pub(crate) cookie: u64,
+    pub(crate) claimed_ns: u64,
+    pub(crate) seed: u64,
+    length: u32,
+    pub(crate) endpoint: u32,
+    connection: LocalConnection,
+    is_direct: u32,
+    pub(crate) status: u32,
+    pub(crate) body_bytes: u32,
+    pub(crate) head_bytes: u32,
+    pub(crate) finished_ns: u64,
+    pub(crate) load_bytes: u32,
+    unused: u32,
+    pub(crate) load: [u8; LOAD_BYTES],
 }
 
 // SAFETY: each is `repr(C)`, consists of integers alone, has no padding, and is valid whatever its bytes are.
@@ -160,6 +212,12 @@ unsafe impl Pod for DestinationValue {}
 unsafe impl Pod for HostKey {}
 // SAFETY: as above.
 unsafe impl Pod for ServiceValue {}
+// SAFETY: as above.
+unsafe impl Pod for LocalConnection {}
+// SAFETY: as above.
+unsafe impl Pod for ServedValue {}
+// SAFETY: as above.
+unsafe impl Pod for CompletedValue {}
 
 /// An IPv4 address as it lies in memory, in network byte order.
 pub(crate) fn network_order(ip: Ipv4Addr) -> u32 {
@@ -169,6 +227,24 @@ pub(crate) fn network_order(ip: Ipv4Addr) -> u32 {
 impl From<SocketAddrV4> for CallerAddress {
     fn from(address: SocketAddrV4) -> Self {
         Self { ip: network_order(*address.ip()), port: address.port().into() }
+    }
+}
+
+impl LocalConnection {
+    /// `None` unless both ends are on this machine: then they have the same address, or both are loopback addresses.
+    pub(crate) fn new(proxy: SocketAddr, server: SocketAddr) -> Option<Self> {
+        let [IpAddr::V4(proxy_ip), IpAddr::V4(server_ip)] =
+            [proxy, server].map(|end| end.ip().to_canonical())
+        else {
+            return None;
+        };
+        let is_local = proxy_ip == server_ip || (proxy_ip.is_loopback() && server_ip.is_loopback());
+        is_local.then(|| Self {
+            proxy_ip: network_order(proxy_ip),
+            server_ip: network_order(server_ip),
+            proxy_port: proxy.port().into(),
+            server_port: server.port().into(),
+        })
     }
 }
 
@@ -191,10 +267,10 @@ impl HostKey {
 
 impl AttachmentValue {
     /// `None` if the path is too long.
-    pub(crate) fn new(path: &str, was_created: bool) -> Option<Self> {
+    pub(crate) fn new(path: &str, was_created: bool, roles: u32) -> Option<Self> {
         let mut bytes = [0; PATH_BYTES];
         bytes.get_mut(..path.len())?.copy_from_slice(path.as_bytes());
-        Some(Self { was_created: was_created.into(), path: bytes })
+        Some(Self { was_created: was_created.into(), roles, path: bytes })
     }
 
     pub(crate) fn path(&self) -> &str {
@@ -232,11 +308,15 @@ pub enum Counter {
     PolicyChanged,
     /// Requests that a route may match which the kernel cannot judge or carry out.
     RouteLeft,
+    /// Responses of servers on this machine that the kernel sent to the callers.
+    AnsweredDirectly,
+    /// Responses of such servers that were left to the proxy.
+    ResponseLeft,
 }
 
 impl Counter {
     /// All, in the order of the map.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 15] = [
         Self::Redirected,
         Self::NoProxy,
         Self::SentByKernel,
@@ -250,6 +330,8 @@ impl Counter {
         Self::EndpointEjected,
         Self::PolicyChanged,
         Self::RouteLeft,
+        Self::AnsweredDirectly,
+        Self::ResponseLeft,
     ];
 
     /// Its name for programs.
@@ -268,6 +350,8 @@ impl Counter {
             Self::EndpointEjected => "endpoint-ejected",
             Self::PolicyChanged => "policy-changed",
             Self::RouteLeft => "route",
+            Self::AnsweredDirectly => "answered-directly",
+            Self::ResponseLeft => "response-left",
         }
     }
 }
@@ -278,13 +362,14 @@ mod tests {
 
     #[test]
     fn slots_lie_in_shared_memory_as_the_programs_declare_them() {
-        assert_eq!(size_of::<SlotValue>(), 32 + MAX_REQUEST);
+        assert_eq!(size_of::<SlotValue>(), size_of::<CompletedValue>() + MAX_REQUEST);
+        assert_eq!(std::mem::offset_of!(SlotValue, request), size_of::<CompletedValue>());
         assert_eq!(std::mem::offset_of!(SlotValue, length), 24);
         assert_eq!(
             size_of::<PolicyBuffers>(),
             8 + 2 * (56 + 16 * BLOCK_ENDPOINTS + 24 * ROUTE_ARMS + 96 * ROUTE_STEPS)
         );
-        assert_eq!(size_of::<EndpointValue>(), 72);
+        assert_eq!(size_of::<EndpointValue>(), 264);
         assert_eq!(size_of::<HostKey>(), HOST_BYTES);
         assert!(HostKey::new(&"a".repeat(HOST_BYTES + 1)).is_none());
     }

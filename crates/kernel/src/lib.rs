@@ -9,6 +9,7 @@
 mod attach;
 mod blocks;
 mod cgroup;
+mod completed;
 mod destinations;
 mod error;
 mod layout;
@@ -21,14 +22,15 @@ mod sender;
 mod slots;
 mod status;
 
-pub use attach::{Selection, attach, detach};
+pub use attach::{Attachments, Selection, attach, detach};
 pub use cgroup::{enter_cgroup, own_cgroup};
+pub use completed::CompletedCall;
 pub use destinations::{Destination, ProxyMaps};
 pub use error::KernelError;
 pub use layout::{Counter, MAX_REQUEST};
 pub use pins::DEFAULT_PINS;
 pub use policies::{ArmTarget, Policy, PolicyKey, PublishedPolicy};
 pub use probe::{Check, probe};
-pub use sender::KernelSender;
+pub use sender::{KernelSender, Settled};
 pub use slots::{EndpointSlots, SentRequest, Slot, program_clock};
 pub use status::{Attachment, Status, status};

@@ -21,6 +21,12 @@ pub(crate) const ADDRESS_PROGRAMS: [&str; 4] = ["getpeername4", "getpeername6", 
 pub(crate) const TRACK: &str = "track";
 /// The program that decides on what callers send.
 pub(crate) const SEND: &str = "send";
+/// Programs of servers: on connections that they accept, and on what they send.
+pub(crate) const ACCEPTED: &str = "accepted";
+pub(crate) const RESPOND: &str = "respond";
+/// All programs.
+pub(crate) const PROGRAMS: [&str; 8] =
+    ["getpeername4", "getpeername6", "connect4", "connect6", TRACK, SEND, ACCEPTED, RESPOND];
 
 /// Creates the maps, or opens those pinned in this directory.
 pub(crate) fn open(pins: &Path, selection: &SelectionValue) -> Result<Ebpf, KernelError> {
@@ -34,8 +40,8 @@ pub(crate) fn open(pins: &Path, selection: &SelectionValue) -> Result<Ebpf, Kern
 pub(crate) fn load(programs: &mut Ebpf, name: &str) -> Result<(), KernelError> {
     let refused = |error: &dyn std::error::Error| KernelError::refused(format!("program {name}"), error);
     let loaded = match name {
-        TRACK => sock_ops(programs)?.load(),
-        SEND => sk_msg(programs)?.load(),
+        TRACK | ACCEPTED => sock_ops(programs, name)?.load(),
+        SEND | RESPOND => sk_msg(programs, name)?.load(),
         _ => sock_addr(programs, name)?.load(),
     };
     loaded.map_err(|error| refused(&error))
@@ -49,12 +55,12 @@ pub(crate) fn sock_addr<'a>(
     program.try_into().map_err(|error| KernelError::refused(name, &error))
 }
 
-pub(crate) fn sock_ops(programs: &mut Ebpf) -> Result<&mut SockOps, KernelError> {
-    let program = programs.program_mut(TRACK).ok_or(KernelError::NoPrograms)?;
-    program.try_into().map_err(|error| KernelError::refused(TRACK, &error))
+pub(crate) fn sock_ops<'a>(programs: &'a mut Ebpf, name: &str) -> Result<&'a mut SockOps, KernelError> {
+    let program = programs.program_mut(name).ok_or(KernelError::NoPrograms)?;
+    program.try_into().map_err(|error| KernelError::refused(name, &error))
 }
 
-pub(crate) fn sk_msg(programs: &mut Ebpf) -> Result<&mut SkMsg, KernelError> {
-    let program = programs.program_mut(SEND).ok_or(KernelError::NoPrograms)?;
-    program.try_into().map_err(|error| KernelError::refused(SEND, &error))
+pub(crate) fn sk_msg<'a>(programs: &'a mut Ebpf, name: &str) -> Result<&'a mut SkMsg, KernelError> {
+    let program = programs.program_mut(name).ok_or(KernelError::NoPrograms)?;
+    program.try_into().map_err(|error| KernelError::refused(name, &error))
 }

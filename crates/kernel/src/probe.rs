@@ -5,7 +5,7 @@ use std::{fs, path::Path, process};
 use crate::{
     KernelError,
     layout::SelectionValue,
-    object::{self, ADDRESS_PROGRAMS, SEND, TRACK},
+    object::{self, PROGRAMS},
     pins,
 };
 
@@ -33,7 +33,7 @@ pub fn probe(pins: &Path) -> Vec<Check> {
         match object::open(&folder, &SelectionValue::default()) {
             Ok(mut programs) => {
                 check("maps", Ok(()));
-                for name in ADDRESS_PROGRAMS.iter().chain(&[TRACK, SEND]) {
+                for name in PROGRAMS {
                     check(&format!("program {name}"), object::load(&mut programs, name));
                 }
             }

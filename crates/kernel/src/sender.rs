@@ -16,7 +16,8 @@ use rustix::{
 use crate::{
     KernelError, Policy, PublishedPolicy,
     blocks::BlockTable,
-    layout::ENDPOINTS,
+    completed::{CompletedCall, CompletedCalls},
+    layout::{ENDPOINTS, ServedValue},
     pins,
     policies::PolicyTable,
     slots::{EndpointSlots, SlotTable},
@@ -28,8 +29,18 @@ pub struct KernelSender {
     slots: Arc<SlotTable>,
     policies: Arc<PolicyTable>,
     blocks: Arc<BlockTable>,
-    served: Mutex<HashMap<MapData, u64, u64>>,
+    served: Mutex<HashMap<MapData, u64, ServedValue>>,
     sent: Mutex<HashMap<MapData, u64, u64>>,
+    completed: CompletedCalls,
+}
+
+/// What has come to a caller's socket once it has received all responses of the proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settled {
+    /// Bytes of all responses that the proxy has sent on the connection.
+    pub received: u64,
+    /// How many of them were to requests that the kernel sent.
+    pub requests: u64,
 }
 
 impl KernelSender {
@@ -47,13 +58,18 @@ impl KernelSender {
         let refused = |error| KernelError::refused("a map", &error);
         let map = |name| pins::map(pins, name);
         let policies = PolicyTable::open(map("services")?, &map("policies")?)?;
-        let slots = SlotTable::open(&map("slots")?, &map("endpoints")?, map("pooled_sockets")?)?;
+        let slots = SlotTable::open(
+            [&map("slots")?, &map("endpoints")?],
+            map("pooled_sockets")?,
+            map("local_slots")?,
+        )?;
         Ok(Some(Self {
             slots: Arc::new(slots),
             policies: Arc::new(policies),
             blocks: Arc::new(BlockTable::open(&map("blocks")?, lock)?),
             served: Mutex::new(map("served")?.try_into().map_err(refused)?),
             sent: Mutex::new(map("sent")?.try_into().map_err(refused)?),
+            completed: CompletedCalls::open(map("completed")?)?,
         }))
     }
 
@@ -86,17 +102,29 @@ impl KernelSender {
     /// Has the kernel send requests of this caller, once the proxy has [served](Self::set_served) what it sent before; whether it
     /// does.
     pub fn add_caller(&self, cookie: u64) -> bool {
-        let insert = |map: &Mutex<HashMap<_, _, _>>| {
-            map.lock().unwrap_or_else(PoisonError::into_inner).insert(cookie, 0, 0).is_ok()
-        };
+        let served = ServedValue { bytes: 0, received: u64::MAX, requests: 0 };
         // Programs look for both.
-        insert(&self.sent) && insert(&self.served)
+        self.sent.lock().unwrap_or_else(PoisonError::into_inner).insert(cookie, 0, 0).is_ok()
+            && self.served.lock().unwrap_or_else(PoisonError::into_inner).insert(cookie, served, 0).is_ok()
     }
 
-    /// The proxy has responded, or is about to, to all requests in the first `bytes` of the caller's connection.
-    pub fn set_served(&self, cookie: u64, bytes: u64) {
+    /// The proxy has responded, or is about to, to all requests in the first `bytes` of the caller's connection. If it knows how much
+    /// it sends with that, the response to the next request that the kernel sends may come past it.
+    pub fn set_served(&self, cookie: u64, bytes: u64, settled: Option<Settled>) {
+        let Settled { received, requests } = settled.unwrap_or(Settled { received: u64::MAX, requests: 0 });
+        let served = ServedValue { bytes, received, requests };
         // Fails only if the caller is not there: then the kernel sends none of its requests.
-        let _ = self.served.lock().unwrap_or_else(PoisonError::into_inner).insert(cookie, bytes, 0);
+        let _ = self.served.lock().unwrap_or_else(PoisonError::into_inner).insert(cookie, served, 0);
+    }
+
+    /// Whether servers on this machine are connected to.
+    pub fn has_local_servers(&self) -> bool {
+        self.slots.has_local()
+    }
+
+    /// Takes the calls whose responses the kernel has sent to their callers since the last time; how many there were.
+    pub fn take_completed(&self, take: impl FnMut(CompletedCall<'_>)) -> usize {
+        self.completed.take(take)
     }
 
     /// The number of requests of this caller that the kernel has sent.

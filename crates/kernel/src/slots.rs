@@ -6,27 +6,31 @@
 
 use std::{
     fmt,
+    net::SocketAddr,
     os::fd::AsFd,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{
-            AtomicU32,
+            AtomicBool, AtomicU32,
             Ordering::{AcqRel, Acquire, Relaxed, Release},
         },
     },
     time::Duration,
 };
 
-use aya::maps::{Map, MapData, SockHash};
+use aya::maps::{HashMap, Map, MapData, SockHash};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::{
     KernelError,
-    layout::{ENDPOINTS, EndpointValue, MAX_REQUEST, SLOT_ABSENT, SLOT_IDLE, SLOTS, SlotValue},
+    layout::{
+        ENDPOINTS, EndpointValue, LocalConnection, MAX_REQUEST, SLOT_ABSENT, SLOT_IDLE, SLOTS, SlotValue,
+    },
     mapped::{Mapped, SharedValue},
 };
 
-// SAFETY: atomics, and a cell that the kernel writes while the slot is claimed and `Slot::take_request` reads afterwards.
+// SAFETY: atomics; cells that the kernel writes while the slot is claimed, of which `Slot::take_request` reads one afterwards; and one
+// that `EndpointSlots::add` writes while the slot is absent.
 unsafe impl SharedValue for SlotValue {}
 // SAFETY: atomics alone, and an integer that is not used.
 unsafe impl SharedValue for EndpointValue {}
@@ -39,6 +43,10 @@ pub(crate) struct SlotTable {
     slots: Mapped<SlotValue>,
     endpoints: Mapped<EndpointValue>,
     sockets: Mutex<SockHash<MapData, u32>>,
+    /// By the connections to servers on this machine.
+    local: Mutex<HashMap<MapData, LocalConnection, u32>>,
+    /// Whether there has been such a connection.
+    has_local: AtomicBool,
     /// Which slots this process uses.
     uses: Mutex<Vec<Use>>,
 }
@@ -66,6 +74,8 @@ pub struct Slot {
     at: u32,
     /// Where the programs find it among those of the endpoint.
     entry: usize,
+    /// Where its server is on this machine.
+    local: Option<LocalConnection>,
 }
 
 /// A request that the kernel sent.
@@ -83,7 +93,7 @@ pub struct SentRequest {
 
 impl SlotTable {
     /// Maps the slots, all of which become absent.
-    pub(crate) fn open(slots: &Map, endpoints: &Map, sockets: Map) -> Result<Self, KernelError> {
+    pub(crate) fn open([slots, endpoints]: [&Map; 2], sockets: Map, local: Map) -> Result<Self, KernelError> {
         let slots: Mapped<SlotValue> = Mapped::open(slots, SLOTS as usize)?;
         let endpoints: Mapped<EndpointValue> = Mapped::open(endpoints, ENDPOINTS as usize)?;
         for endpoint in endpoints.iter() {
@@ -96,14 +106,37 @@ impl SlotTable {
         }
         let sockets =
             sockets.try_into().map_err(|error| KernelError::refused("map pooled_sockets", &error))?;
+        let local = local_slots(local)?;
         let uses = Mutex::new(vec![Use::Free; SLOTS as usize]);
-        Ok(Self { slots, endpoints, sockets: Mutex::new(sockets), uses })
+        let has_local = AtomicBool::new(false);
+        Ok(Self { slots, endpoints, sockets: Mutex::new(sockets), local: Mutex::new(local), has_local, uses })
+    }
+
+    /// Whether there has been a connection to a server on this machine.
+    pub(crate) fn has_local(&self) -> bool {
+        self.has_local.load(Relaxed)
     }
 
     /// The slots of an endpoint, below [`ENDPOINTS`].
     pub(crate) fn endpoint(self: &Arc<Self>, endpoint: u32) -> EndpointSlots {
         EndpointSlots { table: Arc::clone(self), endpoint }
     }
+}
+
+/// How many connections are claimed for a caller.
+pub(crate) fn in_flight(slots: &Map) -> Result<usize, KernelError> {
+    let slots: Mapped<SlotValue> = Mapped::open(slots, SLOTS as usize)?;
+    let is_claimed = |slot: &&SlotValue| !matches!(slot.owner.load(Acquire), SLOT_ABSENT | SLOT_IDLE);
+    Ok(slots.iter().filter(is_claimed).count())
+}
+
+/// Without the entries of an earlier proxy.
+fn local_slots(map: Map) -> Result<HashMap<MapData, LocalConnection, u32>, KernelError> {
+    let refused = |error| KernelError::refused("map local_slots", &error);
+    let mut local: HashMap<_, LocalConnection, u32> = map.try_into().map_err(refused)?;
+    let stale: Vec<_> = local.keys().filter_map(Result::ok).collect();
+    stale.iter().try_for_each(|connection| local.remove(connection)).map_err(refused)?;
+    Ok(local)
 }
 
 impl fmt::Debug for SlotTable {
@@ -113,14 +146,27 @@ impl fmt::Debug for SlotTable {
 }
 
 impl EndpointSlots {
-    /// Has the kernel send requests on this connection. `None` while the endpoint, or all together, have no free slot.
+    /// Has the kernel send requests on this connection between these addresses, ours first. `None` while the endpoint, or all together,
+    /// have no free slot.
     ///
     /// # Errors
     /// When the kernel refuses the socket, as one that is closed.
-    pub fn add(self: &Arc<Self>, socket: impl AsFd) -> Result<Option<Slot>, KernelError> {
+    pub fn add(
+        self: &Arc<Self>,
+        socket: impl AsFd,
+        [own, server]: [SocketAddr; 2],
+    ) -> Result<Option<Slot>, KernelError> {
         let Some((at, entry)) = self.take_free() else { return Ok(None) };
-        let slot = Slot { endpoint: Arc::clone(self), at, entry };
+        let local = LocalConnection::new(own, server);
+        let slot = Slot { endpoint: Arc::clone(self), at, entry, local };
         slot.value().endpoint.store(self.endpoint, Relaxed);
+        // SAFETY: programs read it of slots that they have claimed, and this one is absent.
+        unsafe { *slot.value().connection.get() = local.unwrap_or_default() };
+        if let Some(local) = local {
+            self.table.has_local.store(true, Relaxed);
+            let mut slots = self.table.local.lock().unwrap_or_else(PoisonError::into_inner);
+            slots.insert(local, at, 0).map_err(|error| KernelError::refused("a connection", &error))?;
+        }
         let mut sockets = self.table.sockets.lock().unwrap_or_else(PoisonError::into_inner);
         let added = sockets.insert(at, socket.as_fd(), 0);
         drop(sockets);
@@ -180,7 +226,8 @@ impl Slot {
     /// Takes the request that the kernel sent on this connection, once.
     pub fn take_request(&self) -> Option<SentRequest> {
         let value = self.value();
-        let length = value.length.load(Acquire) as usize;
+        // From here on the kernel does not send the response to the caller.
+        let length = value.length.swap(0, AcqRel) as usize;
         if length == 0 {
             return None;
         }
@@ -189,8 +236,12 @@ impl Slot {
         let request = unsafe { &*value.request.get() };
         let bytes = request[..length.min(MAX_REQUEST)].to_vec();
         let (age, seed) = (value.age(), value.seed.load(Relaxed));
-        value.length.store(0, Release);
         Some(SentRequest { cookie, age, seed, bytes })
+    }
+
+    /// The time since the kernel sent a request on this connection, or began to; since the start of the machine if it has sent none.
+    pub fn unused_for(&self) -> Duration {
+        self.value().age()
     }
 
     /// Has the kernel send the next request: the response to the last one has been received.
@@ -216,6 +267,10 @@ impl Drop for Slot {
         value.owner.store(SLOT_ABSENT, Release);
         let table = &self.endpoint.table;
         self.endpoint.value().slots[self.entry].store(0, Release);
+        if let Some(local) = &self.local {
+            // Fails only if it is not there.
+            let _ = table.local.lock().unwrap_or_else(PoisonError::into_inner).remove(local);
+        }
         // The kernel has removed it if the connection is closed.
         let _ = table.sockets.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.at);
         let mut uses = table.uses.lock().unwrap_or_else(PoisonError::into_inner);

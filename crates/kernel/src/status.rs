@@ -11,8 +11,8 @@ use aya::maps::{Array, HashMap, MapData, PerCpuArray, SockHash};
 use crate::{
     Counter, KernelError,
     attach::LINK,
-    layout::{AttachmentValue, ProxyConfig},
-    pins,
+    layout::{AttachmentValue, CALLERS, ProxyConfig, SERVERS},
+    pins, slots,
 };
 
 /// The state of the kernel form.
@@ -24,6 +24,8 @@ pub struct Status {
     pub attachments: Vec<Attachment>,
     /// The process of the proxy, if one listens.
     pub proxy: Option<u32>,
+    /// Requests that the kernel sent and that have no response yet.
+    pub in_flight: usize,
     /// What was counted since the first attachment.
     pub counters: Vec<(Counter, u64)>,
     /// The bytes of each map, as the kernel counts them.
@@ -37,6 +39,10 @@ pub struct Attachment {
     pub cgroup: String,
     /// Its id.
     pub id: u64,
+    /// Whether connections of its programs are redirected.
+    pub has_callers: bool,
+    /// Whether its programs are servers to which requests are moved.
+    pub has_servers: bool,
 }
 
 /// Reads the state.
@@ -45,11 +51,17 @@ pub struct Attachment {
 /// When nothing is attached, or maps cannot be opened.
 pub fn status(pins: &Path) -> Result<Status, KernelError> {
     let attachments = attachments(pins)?.into_iter();
-    let attachments =
-        attachments.map(|(id, entry)| Attachment { cgroup: entry.path().to_owned(), id }).collect();
+    let attachments = attachments.map(|(id, entry)| Attachment {
+        cgroup: entry.path().to_owned(),
+        id,
+        has_callers: entry.roles & CALLERS != 0,
+        has_servers: entry.roles & SERVERS != 0,
+    });
+    let attachments = attachments.collect();
     let counters = counters(pins)?;
     let memory = memory(pins)?;
-    Ok(Status { pins: pins.to_owned(), attachments, proxy: proxy_process(pins), counters, memory })
+    let in_flight = slots::in_flight(&pins::map(pins, "slots")?)?;
+    Ok(Status { pins: pins.to_owned(), attachments, proxy: proxy_process(pins), in_flight, counters, memory })
 }
 
 /// The memory of each pinned map, by name.

@@ -10,7 +10,8 @@ use std::{
 };
 
 use fairmesh_kernel::{
-    Counter, KernelError, KernelSender, Policy, ProxyMaps, Selection, attach, detach, probe, status,
+    Attachments, Counter, KernelError, KernelSender, Policy, ProxyMaps, Selection, attach, detach, probe,
+    status,
 };
 use fairmesh_router::{CandidateNumbers, RouteNumbers, ServiceNumbers};
 use fairmesh_test_support::skipped;
@@ -41,6 +42,11 @@ impl Place {
 
     fn pins(&self) -> PathBuf {
         self.folder.path().join("fairmesh")
+    }
+
+    fn attach(&self, cgroup: &str, selection: Selection, owner: Option<u32>) -> Result<(), KernelError> {
+        let to = Attachments { callers: cgroup.to_owned(), selection, servers: Vec::new(), owner };
+        attach(&self.pins(), &to)
     }
 
     /// Connects from a program in the cgroup, and returns what it received.
@@ -82,7 +88,7 @@ fn connections_are_redirected_while_the_proxy_listens_and_nothing_is_left_after_
     let server = TcpListener::bind("127.96.7.1:0").unwrap();
     let to = server.local_addr().unwrap();
     let selection = Selection { networks: vec![([127, 96, 0, 0].into(), 16)], ports: vec![to.port()] };
-    attach(&place.pins(), &place.cgroup, &selection, None).unwrap();
+    place.attach(&place.cgroup, selection, None).unwrap();
     let direct = || {
         thread::scope(|scope| {
             scope.spawn(|| greet(&server, "direct"));
@@ -117,7 +123,7 @@ fn connections_are_redirected_while_the_proxy_listens_and_nothing_is_left_after_
 #[test]
 fn the_root_cgroup_and_the_proxys_own_are_refused() {
     let Some(place) = Place::new("refused") else { return };
-    let refused = attach(&place.pins(), "/", &Selection::default(), None);
+    let refused = place.attach("/", Selection::default(), None);
     assert!(matches!(refused, Err(KernelError::Cgroup { .. })), "{refused:?}");
     assert!(!place.pins().exists(), "nothing was made");
 }
@@ -125,8 +131,7 @@ fn the_root_cgroup_and_the_proxys_own_are_refused() {
 #[test]
 fn a_thousand_services_of_twenty_endpoints_fit_into_64_mib() {
     let Some(place) = Place::new("memory") else { return };
-    attach(&place.pins(), &place.cgroup, &Selection { ports: vec![1], ..Selection::default() }, None)
-        .unwrap();
+    place.attach(&place.cgroup, Selection { ports: vec![1], ..Selection::default() }, None).unwrap();
     let sender = KernelSender::open(&place.pins()).unwrap().unwrap();
     let candidate =
         |index: u32| CandidateNumbers { index, weight: 1, cumulative_weight: u64::from(index) + 1 };
@@ -166,7 +171,7 @@ fn the_owner_of_the_maps_needs_no_capability() {
     }
     let Some(place) = Place::new("owner") else { return };
     let selection = Selection { ports: vec![1], ..Selection::default() };
-    attach(&place.pins(), &place.cgroup, &selection, Some(NOBODY)).unwrap();
+    place.attach(&place.cgroup, selection, Some(NOBODY)).unwrap();
     let nobody = format!("--reuid={NOBODY}");
     let mut command = Command::new("setpriv");
     command.args([&nobody, "--clear-groups", "--bounding-set=-all", "--inh-caps=-all"]);

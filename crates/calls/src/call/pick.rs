@@ -90,14 +90,21 @@ impl<T: EndpointTransport> Call<'_, T> {
         }
     }
 
-    /// Makes an attempt that another component began and counted at this endpoint of the snapshot one of this call.
-    pub(crate) fn take_over(&mut self, state: SnapshotGuard<T>, index: u32, clock: Clock) -> Pick<T> {
+    /// Makes an attempt that another component counted at this endpoint of the snapshot, and `began` at that time of the clock, one of
+    /// this call.
+    pub(crate) fn take_over(
+        &mut self,
+        state: SnapshotGuard<T>,
+        index: u32,
+        clock: Clock,
+        began: u64,
+    ) -> Pick<T> {
         let picked = EndpointPick { index, shard: None, map_version: 0, last_resort: false, panic: false };
         let reported = match &**state {
             ServiceState::Ready(ready) => ready.reported.as_deref(),
             _ => None,
         };
-        let reported = reported.and_then(|paths| self.report_attempt(paths, index, clock.now()));
+        let reported = reported.and_then(|paths| self.report_attempt(paths, index, began));
         self.note(picked, clock, reported);
         Pick { index, by: state }
     }

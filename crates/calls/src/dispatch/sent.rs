@@ -68,7 +68,7 @@ pub(super) async fn execute_sent(
     routed: Routed,
     call: &mut Call<'_, Arc<EndpointPool>>,
     pending: &mut PendingRequest,
-    SentAttempt { counted, connection, .. }: SentAttempt,
+    SentAttempt { began, counted, connection, .. }: SentAttempt,
 ) -> Result<Response<Body>, Fault> {
     let mesh = &dispatch.handle.mesh;
     let needs_copy = call.may_be_sent_twice(&routed.snapshot, dispatch.options);
@@ -77,7 +77,7 @@ pub(super) async fn execute_sent(
     *pending = None;
     let now = routed.now;
     let pool = Arc::clone(counted.pool());
-    take_over(dispatch, routed, call, counted);
+    take_over(dispatch, routed, call, counted, mesh.clock.at(began));
     let attempt = Attempt::begin(dispatch.handle, call, pool, now);
     let timeouts = attempt.timeouts(mesh, call);
     let result = attempt.pool.receive(connection, &method, timeouts).await;
@@ -92,13 +92,14 @@ fn take_over(
     Routed { snapshot, .. }: Routed,
     call: &mut Call<'_, Arc<EndpointPool>>,
     counted: CountedCall,
+    began: u64,
 ) {
     let mesh = &dispatch.handle.mesh;
     let ServiceState::Ready(ready) = &**snapshot else { return };
     if ready.opened_transport(counted.index()).is_some_and(|pool| Arc::ptr_eq(pool, counted.pool())) {
         let (pool, index) = (Arc::clone(counted.pool()), counted.index());
         counted.hand_over();
-        let picked = call.take_over(snapshot, index, mesh.clock);
+        let picked = call.take_over(snapshot, index, mesh.clock, began);
         dispatch.trace_attempt(call, &pool, &picked);
     }
 }

@@ -4,7 +4,7 @@ use std::{fmt, io, sync::Arc};
 
 use fairmesh_balancer::SharedBlock;
 use fairmesh_model::ServiceName;
-use fairmesh_router::{EndpointStats, Outcome, RouteNumbers, ServiceNumbers};
+use fairmesh_router::{EndpointStats, EndpointTarget, Outcome, RouteNumbers, ServiceNumbers};
 use tokio::time::Instant;
 
 use crate::{
@@ -98,6 +98,15 @@ impl ExportedEndpoint {
     /// Its index in the numbers.
     pub fn index(&self) -> u32 {
         self.index
+    }
+
+    /// Its address, and what else its record says.
+    pub fn target(&self) -> &EndpointTarget {
+        self.pool.target()
+    }
+
+    pub(crate) fn pool(&self) -> &Arc<EndpointPool> {
+        &self.pool
     }
 
     /// Whether it is the same endpoint.

@@ -43,12 +43,18 @@ impl LoadRecorder<'_> {
     /// Records the report in a borrowed response.
     #[inline]
     pub(crate) fn record_borrowed(self, response: &BorrowedResponse<'_>) {
-        let target = self.pool.target();
-        if target.protocol == Protocol::Http1
+        if self.pool.target().protocol == Protocol::Http1
             && let Some(value) = response.value(&LOAD)
         {
-            self.record(Some(load_from_text(value, target.metric.as_deref())), true);
+            self.record_text(value);
         }
+    }
+
+    /// Records the report of a successful response over HTTP/1.1: the value of its header.
+    #[inline]
+    pub(crate) fn record_text(self, value: &[u8]) {
+        let metric = self.pool.target().metric.as_deref();
+        self.record(Some(load_from_text(value, metric)), true);
     }
 
     fn record(self, load: Option<Option<LoadReport>>, succeeded: bool) {

@@ -2,6 +2,7 @@
 
 mod balance;
 mod ejected;
+mod local;
 mod requests;
 mod routes;
 mod upgrade;
@@ -51,7 +52,12 @@ impl Attached {
     }
 
     async fn attach(&self) {
-        self.kernel(&["attach", "--cgroup", &self.cgroup, "--to", "127.96.0.0/16"]).await.ok();
+        self.attach_with(&[]).await;
+    }
+
+    async fn attach_with(&self, options: &[&str]) {
+        let attach = ["attach", "--cgroup", &self.cgroup, "--to", "127.96.0.0/16"];
+        self.kernel(&[&attach, options].concat()).await.ok();
     }
 
     /// Runs a program in the cgroup.
@@ -69,13 +75,20 @@ impl Attached {
 
     /// A proxy with a listener for the cgroup.
     async fn proxy(&self, world: &World) -> Proxy {
+        self.proxy_with(world, "").await
+    }
+
+    async fn proxy_with(&self, world: &World, options: &str) -> Proxy {
         let listen = format!("--listen kernel:127.0.0.1:{}+bpffs={}", free_port(), self.pins().display());
-        Proxy::with(world, &listen).await
+        Proxy::with(world, format!("{options} {listen}").trim()).await
+    }
+
+    async fn status(&self) -> Value {
+        serde_json::from_str(&self.kernel(&["status", "--json"]).await.ok()).unwrap()
     }
 
     async fn counter(&self, name: &str) -> u64 {
-        let status: Value = serde_json::from_str(&self.kernel(&["status", "--json"]).await.ok()).unwrap();
-        status["counters"][name].as_u64().unwrap()
+        self.status().await["counters"][name].as_u64().unwrap()
     }
 }
 

@@ -86,13 +86,13 @@ impl<'a> BorrowedRequest<'a> {
         storage: &'a mut HeaderStorage<'a>,
         is_reserved: impl Fn(&str) -> bool,
     ) -> Option<Self> {
-        let mut head = Self::head(input, storage, is_reserved)?;
+        let mut head = Self::read_head(input, storage, is_reserved)?;
         head.body = input.get(head.length - head.body_length..head.length)?;
         Some(head)
     }
 
-    /// Reads the headers of a request.
-    fn head(
+    /// Reads the headers of a request; the body stays empty.
+    pub fn read_head(
         input: &'a [u8],
         storage: &'a mut HeaderStorage<'a>,
         is_reserved: impl Fn(&str) -> bool,
@@ -252,7 +252,7 @@ pub fn nearly_complete_request(input: &[u8], is_reserved: impl Fn(&str) -> bool)
     if input.len() <= MIN_READ {
         return None;
     }
-    let length = BorrowedRequest::head(input, &mut header_storage(), is_reserved)?.length;
+    let length = BorrowedRequest::read_head(input, &mut header_storage(), is_reserved)?.length;
     is_nearly_complete(input.len(), length).then_some(length)
 }
 

@@ -1,9 +1,12 @@
 //! Whatever the C takes for a plain request, the proxy's parser understands in the same way.
 
 use bytes::BytesMut;
-use fairmesh_http::{h1::RequestReader, path::RawPath};
+use fairmesh_http::{
+    h1::{RequestReader, ResponseReader},
+    path::RawPath,
+};
 use fairmesh_model::arith::Generator;
-use http::header::HOST;
+use http::{Method, header::HOST};
 
 use crate::{decider::Decider, route::REQUEST_BYTES};
 
@@ -14,6 +17,13 @@ const REQUESTS: [&str; 4] = [
     "POST /cart HTTP/1.1\r\nHost: cart.shop\r\nContent-Length: 5\r\nContent-Type: text/plain\r\n\r\nhello",
     "DELETE / HTTP/1.1\r\naccept: */*\r\nhost:cart.shop\r\nconnection: keep-alive\r\n\r\n",
     "PUT /%2f HTTP/1.1\r\nhost: cart.shop:80\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+];
+const RESPONSES: [&str; 5] = [
+    "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello",
+    "HTTP/1.1 404 Not Found\r\nDate: Thu, 26 Nov 2026 18:00:00 GMT\r\nContent-Length: 0\r\nConnection: keep-alive\r\n\r\n",
+    "HTTP/1.1 204 No Content\r\nserver: nginx/1.22.1\r\nkeep-alive: timeout=5\r\n\r\n",
+    "HTTP/1.1 200 OK\r\nendpoint-load-metrics: TEXT cpu_utilization=0.25\r\ncontent-length: 2\r\n\r\nok",
+    "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
 ];
 /// What makes two readers differ.
 const WORDS: [&str; 20] = [
@@ -39,9 +49,9 @@ const WORDS: [&str; 20] = [
     "\r\n\r\n",
 ];
 
-/// A request with a few changes.
-fn mutated(dice: &mut Generator) -> Vec<u8> {
-    let mut bytes = REQUESTS[dice.below(REQUESTS.len() as u64) as usize].as_bytes().to_vec();
+/// One of these messages with a few changes.
+fn mutated(dice: &mut Generator, messages: &[&str]) -> Vec<u8> {
+    let mut bytes = messages[dice.below(messages.len() as u64) as usize].as_bytes().to_vec();
     for _ in 0..dice.below(4) {
         let at = dice.below(bytes.len() as u64) as usize;
         let word = WORDS[dice.below(WORDS.len() as u64) as usize].as_bytes();
@@ -84,7 +94,7 @@ fn compare(request: &[u8], words: &[usize]) {
 fn requests_that_the_kernel_accepts_are_read_in_the_same_way_by_the_proxy() {
     let Some(mut decider) = Decider::native() else { return };
     let mut dice = Generator::new(7);
-    let requests: Vec<_> = (0..INPUTS).map(|_| mutated(&mut dice)).collect();
+    let requests: Vec<_> = (0..INPUTS).map(|_| mutated(&mut dice, &REQUESTS)).collect();
     let inputs: Vec<_> = requests.iter().map(|request| input(request)).collect();
     let mut accepted = 0;
     for (request, output) in requests.iter().zip(decider.decide("parse", &inputs, 32)) {
@@ -93,6 +103,41 @@ fn requests_that_the_kernel_accepts_are_read_in_the_same_way_by_the_proxy() {
         if words[0] != 0 {
             accepted += 1;
             compare(request, &words[1..]);
+        }
+    }
+    assert!(accepted > INPUTS / 10 && accepted < INPUTS, "{accepted}");
+}
+
+/// Compares a response that the C would send to the caller with what the proxy reads.
+fn compare_response(response: &[u8], words: &[usize]) {
+    let [end, content_length, status, load_at, load_length] = words else { panic!() };
+    let shown = String::from_utf8_lossy(response);
+    let mut rest = BytesMut::from(response);
+    let read = ResponseReader::new(&Method::GET).read(&mut rest);
+    let read = read.unwrap_or_else(|error| panic!("{error}: {shown}")).unwrap();
+    assert_eq!(response.len() - rest.len(), *end, "{shown}");
+    assert_eq!(rest.len(), *content_length, "nothing follows: {shown}");
+    assert!(read.persistent, "{shown}");
+    assert_eq!(read.body.left(), Some(*content_length as u64), "{shown}");
+    assert_eq!(usize::from(read.head.status().as_u16()), *status, "{shown}");
+    let loads: Vec<_> = read.head.headers().get_all("endpoint-load-metrics").iter().collect();
+    let load = response[*load_at..load_at + load_length].trim_ascii();
+    assert!(loads.len() > 1 || loads.iter().all(|found| found.as_bytes() == load), "{shown}");
+}
+
+#[test]
+fn responses_that_the_kernel_sends_to_callers_are_read_in_the_same_way_by_the_proxy() {
+    let Some(mut decider) = Decider::native() else { return };
+    let mut dice = Generator::new(11);
+    let responses: Vec<_> = (0..INPUTS).map(|_| mutated(&mut dice, &RESPONSES)).collect();
+    let inputs: Vec<_> = responses.iter().map(|response| input(response)).collect();
+    let mut accepted = 0;
+    for (response, output) in responses.iter().zip(decider.decide("answer", &inputs, 24)) {
+        let words = output.chunks(4).map(|word| u32::from_ne_bytes(word.try_into().unwrap()) as usize);
+        let words: Vec<_> = words.collect();
+        if words[0] != 0 {
+            accepted += 1;
+            compare_response(response, &words[1..]);
         }
     }
     assert!(accepted > INPUTS / 10 && accepted < INPUTS, "{accepted}");

@@ -4,7 +4,13 @@ use std::{
     collections::HashMap,
     net::SocketAddr,
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        atomic::{
+            AtomicBool,
+            Ordering::{Acquire, Release},
+        },
+    },
     time::Duration,
 };
 
@@ -13,14 +19,15 @@ use fairmesh_calls::{
     forwarding::{EndpointStats, SentRequest},
 };
 use fairmesh_kernel::{Destination, KernelError, KernelSender, ProxyMaps};
+use futures_util::task::AtomicWaker;
 use tokio::{
     net::TcpListener,
     sync::{Notify, mpsc, watch},
-    time::sleep,
+    time::{Instant, sleep},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::kernel::published::Publication;
+use crate::kernel::{endpoint::PublishedEndpoint, published::Publication};
 
 /// How long a request waits for its response before its caller's connection applies timeouts to it.
 const OVERDUE: Duration = Duration::from_millis(100);
@@ -36,8 +43,41 @@ pub(crate) struct KernelRequest {
     pub(crate) sent: SentRequest,
 }
 
+/// A caller whose connection is served.
+#[derive(Clone, Debug)]
+pub(super) struct ServedCaller {
+    pub(super) address: SocketAddr,
+    pub(super) requests: mpsc::Sender<KernelRequest>,
+    pub(super) completed: Arc<CompletedCalls>,
+}
+
+/// Calls of one caller whose responses the kernel has sent.
+#[derive(Debug)]
+pub(super) struct CompletedCalls {
+    /// Wakes the connection once none is in flight.
+    pub(super) waker: AtomicWaker,
+    /// When the last one was recorded.
+    last: Mutex<Option<Instant>>,
+}
+
+impl CompletedCalls {
+    pub(super) fn new() -> Self {
+        Self { waker: AtomicWaker::new(), last: Mutex::new(None) }
+    }
+
+    /// Notes that there was one.
+    pub(super) fn note(&self) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        self.waker.wake();
+    }
+
+    pub(super) fn last(&self) -> Option<Instant> {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Callers by the cookies of their sockets.
-type Callers = HashMap<u64, mpsc::Sender<KernelRequest>>;
+type Callers = HashMap<u64, ServedCaller>;
 
 /// The maps, and the tables by which their contents are understood.
 #[derive(Debug)]
@@ -50,11 +90,15 @@ pub(crate) struct Attached {
     pub(super) services_changed: watch::Sender<()>,
     /// Wakes pooled connections with requests that wait for a response.
     pub(super) overdue: Notify,
+    /// By blocks of statistics, and indices in these.
+    endpoints: Mutex<HashMap<(u32, u32), Weak<PublishedEndpoint>>>,
     /// Of services that count in shared memory.
     sharing: Mutex<Vec<Weak<EndpointStats>>>,
     /// Services that are published, and pooled connections.
     pub(super) tasks: TaskTracker,
     stopped: CancellationToken,
+    /// Whether the kernel sends nothing for this proxy any more.
+    is_released: AtomicBool,
 }
 
 impl Attached {
@@ -67,21 +111,22 @@ impl Attached {
             published: Mutex::default(),
             services_changed: watch::Sender::new(()),
             overdue: Notify::new(),
+            endpoints: Mutex::default(),
             sharing: Mutex::default(),
             tasks: TaskTracker::new(),
             stopped: CancellationToken::new(),
+            is_released: AtomicBool::new(false),
         })
     }
 
-    /// Has the kernel send requests too, unless another proxy, as one that drains, still does.
-    pub(super) fn open_sender(&self, pins: &Path) -> Result<(), KernelError> {
-        if self.sender.get().is_none()
-            && let Some(sender) = KernelSender::open(pins)?
-        {
-            // Set by this task alone.
-            let _ = self.sender.set(sender);
+    /// Has the kernel send requests too, unless another proxy, as one that drains, still does; whether it begins to.
+    pub(super) fn open_sender(&self, pins: &Path) -> Result<bool, KernelError> {
+        if self.sender.get().is_some() {
+            return Ok(false);
         }
-        Ok(())
+        let Some(sender) = KernelSender::open(pins)? else { return Ok(false) };
+        // Set by this task alone.
+        Ok(self.sender.set(sender).is_ok())
     }
 
     /// The maps by which the kernel sends requests. `None` until this proxy has them.
@@ -117,14 +162,31 @@ impl Attached {
         self.tasks.close();
         self.tasks.wait().await;
         sleep(RELEASE_AFTER).await;
+        self.is_released.store(true, Release);
         for stats in self.sharing().drain(..) {
             stats.upgrade().iter().for_each(|stats| stats.unshare(|block| sender.counts_in(block)));
         }
         sender.release();
     }
 
+    /// Whether the kernel sends nothing for this proxy any more.
+    pub(super) fn is_released(&self) -> bool {
+        self.is_released.load(Acquire)
+    }
+
     fn sharing(&self) -> MutexGuard<'_, Vec<Weak<EndpointStats>>> {
         self.sharing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The endpoint that the kernel knows by this block and index.
+    pub(super) fn endpoint(&self, key: (u32, u32)) -> Option<Arc<PublishedEndpoint>> {
+        self.endpoints.lock().unwrap_or_else(PoisonError::into_inner).get(&key)?.upgrade()
+    }
+
+    pub(super) fn add_endpoint(&self, key: (u32, u32), endpoint: &Arc<PublishedEndpoint>) {
+        let mut endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
+        endpoints.retain(|_, endpoint| endpoint.strong_count() > 0);
+        endpoints.insert(key, Arc::downgrade(endpoint));
     }
 
     /// Notes that a service counts in shared memory.

@@ -64,7 +64,8 @@ impl PublishedEndpoint {
     pub(super) async fn open(self: &Arc<Self>, attached: &Arc<Attached>) -> Option<()> {
         let connection = self.endpoint.connect().await.ok()?;
         // Refused where the endpoint has closed it at once.
-        let slot = self.slots.add(&connection.stream).ok().flatten()?;
+        let ends = [connection.stream.local_addr().ok()?, connection.stream.peer_addr().ok()?];
+        let slot = self.slots.add(&connection.stream, ends).ok().flatten()?;
         self.connections.open.fetch_add(1, AcqRel);
         let pooled = PooledConnection::new(Arc::clone(attached), Arc::clone(self), slot, connection);
         attached.tasks.spawn(pooled.run());

@@ -36,6 +36,8 @@ enum Event {
     Overdue,
     /// The connection is not needed any more.
     Unneeded,
+    /// The proxy has seen no request for a while.
+    Idle,
 }
 
 /// Returns a connection to its task after a response.
@@ -76,16 +78,22 @@ impl PooledConnection {
 
     /// Waits for one request; `None` when the connection has ended.
     async fn wait_request(self) -> Option<Self> {
-        let (idle_at, mut byte) = (Instant::now() + IDLE_TIMEOUT, [0]);
+        let (mut idle_at, mut byte) = (Instant::now() + IDLE_TIMEOUT, [0]);
         loop {
             let event = tokio::select! {
                 _ = self.connection.stream.peek(&mut byte) => Event::Readable,
                 () = self.attached.overdue.notified() => Event::Overdue,
                 () = self.endpoint.withdrawn.cancelled() => Event::Unneeded,
-                () = sleep_until(idle_at) => Event::Unneeded,
+                () = sleep_until(idle_at) => Event::Idle,
             };
             if let Some(request) = self.slot.take_request() {
                 return self.hand_over(request).await;
+            }
+            let unused_for = self.slot.unused_for();
+            if event == Event::Idle && unused_for < IDLE_TIMEOUT {
+                // The kernel has sent responses to its requests too.
+                idle_at = Instant::now() + (IDLE_TIMEOUT - unused_for);
+                continue;
             }
             if event != Event::Overdue && self.slot.withdraw() {
                 return None;
@@ -104,7 +112,7 @@ impl PooledConnection {
         let sent = endpoint.endpoint.sent(connection, Box::new(Lease { slot, returned }), began, seed);
         let caller = attached.callers().get(&cookie).cloned();
         // Without its caller, or with the wrong one, the connection is closed, as when a caller of the sidecar disconnects.
-        caller?.try_send(KernelRequest { bytes, sent }).ok()?;
+        caller?.requests.try_send(KernelRequest { bytes, sent }).ok()?;
         let (slot, connection) = wait.await.ok()?;
         Some(Self { attached, endpoint, slot, connection })
     }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use fairmesh_calls::{ServiceHandle, ServiceName, forwarding::ExportedService};
-use fairmesh_kernel::{KernelSender, Policy, PolicyKey, PublishedPolicy};
+use fairmesh_kernel::{Policy, PolicyKey, PublishedPolicy};
 use tokio::{
     sync::oneshot,
     time::{Instant, sleep, timeout},
@@ -76,7 +76,7 @@ impl Attached {
         // All memory is in use by other services.
         let Some(policy) = policy_of(self, sender, &exported) else { return };
         let service = Arc::new(PublishedService::new(self.stopped().child_token()));
-        service.take_over(sender, &exported, &policy);
+        service.take_over(self, &exported, &policy);
         if !self.claim(handle, &service) {
             return;
         }
@@ -163,7 +163,7 @@ impl PublishedService {
                 () = exported.outdated() => {
                     let Some(next) = ExportedService::of(handle) else { return };
                     let Some(policy) = policy_of(attached, sender, &next) else { return };
-                    self.take_over(sender, &next, &policy);
+                    self.take_over(attached, &next, &policy);
                     entry.update(&policy);
                     drop(policy);
                     exported = next;
@@ -181,7 +181,7 @@ impl PublishedService {
     }
 
     /// Takes the candidates and backends over; connections to endpoints that are none any more are closed when they are idle.
-    fn take_over(&self, sender: &KernelSender, exported: &ExportedService, policy: &Policy<'_>) {
+    fn take_over(&self, attached: &Attached, exported: &ExportedService, policy: &Policy<'_>) {
         let backends = exported.routes.arms.iter().map(|arm| arm.backend.service.clone());
         *self.backends() = backends.filter(|backend| backend != exported.name()).collect();
         let mut endpoints = self.endpoints();
@@ -190,8 +190,10 @@ impl PublishedService {
             let Some(endpoint) = exported.endpoint(index) else { continue };
             let kept = before.iter().find(|one| one.endpoint.index() == index && one.endpoint.is(&endpoint));
             let made = || {
-                let slots = sender.endpoint(policy.block, index)?;
-                Some(Arc::new(PublishedEndpoint::new(endpoint, slots, &self.connections)))
+                let slots = attached.sender()?.endpoint(policy.block, index)?;
+                let made = Arc::new(PublishedEndpoint::new(endpoint, slots, &self.connections));
+                attached.add_endpoint((policy.block, index), &made);
+                Some(made)
             };
             endpoints.extend(kept.cloned().or_else(made));
         }

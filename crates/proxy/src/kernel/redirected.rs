@@ -10,7 +10,10 @@ use std::{
 use fairmesh_kernel::KernelError;
 use tokio::{net::TcpListener, time::sleep};
 
-use crate::kernel::{attached::Attached, caller::KernelCaller};
+use crate::{
+    forward::forwarder::Forwarder,
+    kernel::{attached::Attached, caller::KernelCaller, completed::record_completed},
+};
 
 /// Interval at which the pins are looked for, since `fairmesh kernel attach` and `detach` come and go while the proxy runs, and at
 /// which requests without a response are.
@@ -24,7 +27,7 @@ pub(crate) struct RedirectedConnections {
 
 impl RedirectedConnections {
     /// Has connections redirected to this listener whenever programs are attached. Never completes.
-    pub(crate) async fn follow(&self, pins: &Path, listener: &TcpListener) {
+    pub(crate) async fn follow(&self, pins: &Path, listener: &TcpListener, forwarder: &Arc<Forwarder>) {
         let (mut registered, mut reported) = (None, String::new());
         loop {
             let found = fs::metadata(pins).ok().map(|folder| (folder.dev(), folder.ino()));
@@ -43,7 +46,13 @@ impl RedirectedConnections {
                 }
             }
             if let Some(attached) = self.attached() {
-                attached.open_sender(pins).unwrap_or_else(|error| report(&error, &mut reported));
+                match attached.open_sender(pins) {
+                    Ok(true) => {
+                        drop(tokio::spawn(record_completed(Arc::clone(&attached), Arc::clone(forwarder))))
+                    }
+                    Ok(false) => {}
+                    Err(error) => report(&error, &mut reported),
+                }
                 attached.wake_overdue();
             }
             sleep(POLL_INTERVAL).await;
@@ -54,7 +63,7 @@ impl RedirectedConnections {
     pub(crate) fn original_dst(&self, caller: SocketAddr) -> Option<(SocketAddr, KernelCaller)> {
         let attached = self.attached()?;
         let destination = attached.take(caller)?;
-        Some((destination.address.into(), KernelCaller::new(attached, destination.cookie)))
+        Some((destination.address.into(), KernelCaller::new(attached, destination.cookie, caller)))
     }
 
     /// Has the kernel send no further requests, since the proxy stops, and lets its successor have the maps.

@@ -23,7 +23,6 @@ use crate::{
         outcome::{ConnectionEnd, ConnectionParts},
         serve,
     },
-    kernel::caller::KernelCaller,
     listen::{
         client_stream::ClientStream,
         connection_permit::ConnectionPermit,
@@ -136,7 +135,8 @@ impl ConnectionServer {
         async move {
             let ended = {
                 let handler = Http1Handler::new(&self.forwarder, &client_info);
-                let link = client_info.kernel.as_ref().and_then(KernelCaller::link);
+                let observed = self.forwarder.observer.observes_all();
+                let link = client_info.kernel.as_ref().and_then(|caller| caller.link(observed));
                 let connection = Connection::new(reader, writer, self.limits.idle_timeout).with_kernel(link);
                 let served = pin!(serve::serve(connection, &self.shutdown, &handler));
                 self.until_drain_deadline(served).await

@@ -93,7 +93,9 @@ impl ConnectionServer {
         let serving = Arc::new(self);
         let mut redirects = pin!(async {
             match &listen.kind {
-                ListenerKind::Kernel { pins, .. } => serving.redirected.follow(pins, &bound.listener).await,
+                ListenerKind::Kernel { pins, .. } => {
+                    serving.redirected.follow(pins, &bound.listener, &serving.forwarder).await
+                }
                 _ => pending().await,
             }
         });

@@ -6,21 +6,25 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use fairmesh_calls::{Trace, observe::trace_with_reasons};
+use fairmesh_calls::{
+    Trace,
+    forwarding::{BodyEnd, BodyObserver as _},
+    observe::trace_with_reasons,
+};
 use fairmesh_otlp::Counts;
-use http::request::Parts;
+use http::{HeaderMap, header::CONTENT_LENGTH, request::Parts};
 use tokio::time::Instant;
 
 use crate::{
     forward::target::Target,
     observe::{
         access_log::{AccessLogConfig, AccessLogger, entry::AccessLogEntry},
-        completion::ObservedRequest,
+        completion::{CompletionWatch, ObservedRequest},
         endpoint_metrics::EndpointMetrics,
         explain_header,
         observation::Observation,
         recent_requests::RecentRequests,
-        request_info::{Arrival, RequestInfo},
+        request_info::{Arrival, RequestInfo, RequestOutcome},
         spans::{TraceConfig, Tracer},
         tap::Taps,
     },
@@ -92,6 +96,33 @@ impl RequestObserver {
         let observed =
             ObservedRequest { observer: Arc::clone(self), target: Arc::clone(target), request, span };
         Some(Box::new(Observation { observed: Some(observed), trace, explain, is_recorded }))
+    }
+
+    /// Records a request that the kernel sent, and whose response it sent to the caller, where it is due or a tap selects it.
+    pub(crate) fn observe_completed(
+        self: &Arc<Self>,
+        target: &Arc<Target>,
+        request: RequestInfo,
+        outcome: RequestOutcome,
+        body_bytes: u64,
+    ) {
+        let recent_requests = self.recent_requests.as_ref();
+        let due = recent_requests.filter(|recent| recent.is_due(&target.last, request.began));
+        if let Some(recent_requests) = due {
+            let last = target.is_labelled.then_some(&target.last);
+            recent_requests.insert(target.handle.name(), last, &request, &outcome);
+        }
+        if self.taps.wants(target.handle.name()) {
+            let observed = ObservedRequest {
+                observer: Arc::clone(self),
+                target: Arc::clone(target),
+                request,
+                span: None,
+            };
+            let mut headers = HeaderMap::new();
+            headers.insert(CONTENT_LENGTH, body_bytes.into());
+            CompletionWatch::new(observed, outcome, false, false, &headers).ended(BodyEnd::Complete);
+        }
     }
 
     /// Whether every request is observed.

@@ -2,7 +2,6 @@ use std::sync::Arc;
 
 use fairmesh_headers::DEADLINE;
 use fairmesh_http::h1::BorrowedRequest;
-use fairmesh_router::{Headers, RequestView};
 use tokio::time::Instant;
 
 use super::{
@@ -12,34 +11,12 @@ use super::{
 use crate::{
     call::{Call, CallStart, DecisionContext, Unresolved, nanos},
     discovery::ServiceState,
-    dispatch::{attempt::Attempt, pick::picked_pool, retry::FirstAttempt},
+    dispatch::{attempt::Attempt, borrowed_headers::BorrowedHeaders, pick::picked_pool, retry::FirstAttempt},
     fault::FaultKind,
     observe::count,
     service::handle::Handle,
     transport::EndpointPool,
 };
-
-/// Headers of a borrowed request as the input of routes, with or without its host.
-struct BorrowedHeaders<'a> {
-    request: &'a BorrowedRequest<'a>,
-    keeps_host: bool,
-}
-
-impl Headers for BorrowedHeaders<'_> {
-    fn get(&self, name: &str) -> Option<&[u8]> {
-        self.has(name).then(|| self.request.values(name).next()).flatten()
-    }
-
-    fn any(&self, name: &str, sees: &mut dyn FnMut(&[u8]) -> bool) -> bool {
-        self.has(name) && self.request.values(name).any(sees)
-    }
-}
-
-impl BorrowedHeaders<'_> {
-    fn has(&self, name: &str) -> bool {
-        self.keeps_host || name != "host"
-    }
-}
 
 /// Begins a call with a borrowed request, which is sent to its own host or, unless it `keeps_host`, to the service's;
 /// it `began` when the request arrived. `None` where the request has to be parsed before a decision, and nothing was
@@ -59,8 +36,7 @@ pub(crate) fn try_fast<'a>(
     }
     let host = if keeps_host { request.host } else { defaults.authority.as_str() };
     let headers = BorrowedHeaders { request, keeps_host };
-    let view =
-        RequestView { host, path: request.path, method: request.method, headers: &headers, grpc: false };
+    let view = headers.view(host);
     let start = CallStart { now: mesh.clock.at(began), limit: None, seed: mesh.seed() };
     let mut call = Call::new(&handle.subscription);
     let slow = |call, stage| Some(Err(Box::new(SlowCall::new(handle, call, start, stage))));

@@ -3,7 +3,7 @@
 use std::{net::Ipv4Addr, process::ExitCode, str::FromStr, time::Duration};
 
 use clap::Args;
-use fairmesh_kernel::{Selection, attach as attach_programs, detach as detach_programs, status};
+use fairmesh_kernel::{Attachments, Selection, attach as attach_programs, detach as detach_programs, status};
 use fairmesh_model::Invalid;
 use serde_json::json;
 use tokio::time::sleep;
@@ -28,6 +28,10 @@ pub(crate) struct AttachArgs {
     /// Only connections to these IPv4 addresses; may be repeated, up to 8 times.
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     to: Vec<Network>,
+    /// The cgroup of servers on this machine, such as /servers: requests go into their sockets, and plain responses to the callers, past
+    /// the proxy. It is created if it is missing; may be repeated.
+    #[arg(long, value_name = "PATH")]
+    servers: Vec<String>,
     /// The user as whom the proxy runs, by name or number: the maps become theirs, so that the proxy needs no capability.
     #[arg(long, value_name = "USER")]
     owner: Option<String>,
@@ -71,7 +75,8 @@ pub(super) async fn attach(args: AttachArgs) -> Result<ExitCode, Failure> {
     let selection = Selection { networks, ports: args.port };
     let pins = args.pins.bpffs;
     let owner = uids(args.owner.as_slice())?.first().copied();
-    attach_programs(&pins, &args.cgroup, &selection, owner).map_err(failure)?;
+    let to = Attachments { callers: args.cgroup, selection, servers: args.servers, owner };
+    attach_programs(&pins, &to).map_err(failure)?;
     let mut proxy = None;
     for _ in 0..POLLS {
         proxy = status(&pins).map_err(failure)?.proxy;
@@ -82,14 +87,14 @@ pub(super) async fn attach(args: AttachArgs) -> Result<ExitCode, Failure> {
     }
     let words = match proxy {
         Some(process) => {
-            format!("attached to {}; connections go to the proxy, process {process}\n", args.cgroup)
+            format!("attached to {}; connections go to the proxy, process {process}\n", to.callers)
         }
         None => format!(
             "attached to {}; no proxy listens, so connections are direct: run 'fairmesh proxy --listen kernel:127.0.0.1:7416'\n",
-            args.cgroup
+            to.callers
         ),
     };
-    let state = json!({ "cgroup": args.cgroup, "proxy": proxy });
+    let state = json!({ "cgroup": to.callers, "servers": to.servers, "proxy": proxy });
     output::print_one(args.output_args.format(), &state, &words).map(|()| ExitCode::SUCCESS)
 }
 

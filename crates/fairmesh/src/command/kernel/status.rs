@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use fairmesh_kernel::{Counter, Status, probe as probe_kernel, status as read_status};
+use fairmesh_kernel::{Attachment, Counter, Status, probe as probe_kernel, status as read_status};
 use serde_json::{Map, Value, json};
 
 use super::{PinArgs, failure};
@@ -33,7 +33,9 @@ pub(super) fn status(args: StatusArgs) -> Result<ExitCode, Failure> {
 }
 
 fn state(status: &Status) -> Value {
-    let attachments = status.attachments.iter().map(|one| json!({ "cgroup": one.cgroup, "id": one.id }));
+    let attachments = status.attachments.iter().map(|one| {
+        json!({ "cgroup": one.cgroup, "id": one.id, "callers": one.has_callers, "servers": one.has_servers })
+    });
     let counters: Map<_, _> =
         status.counters.iter().map(|(counter, value)| (counter.name().to_owned(), json!(value))).collect();
     let memory: Map<_, _> = status.memory.iter().map(|(map, bytes)| (map.clone(), json!(bytes))).collect();
@@ -41,13 +43,19 @@ fn state(status: &Status) -> Value {
         "pins": status.pins,
         "attachments": attachments.collect::<Vec<_>>(),
         "proxy": status.proxy,
+        "inFlight": status.in_flight,
         "counters": counters,
         "memory": memory,
     })
 }
 
 fn text(status: &Status) -> String {
-    let cgroups = status.attachments.iter().map(|one| vec!["cgroup".to_owned(), one.cgroup.clone()]);
+    let role = |one: &Attachment| match (one.has_callers, one.has_servers) {
+        (true, true) => "cgroup of callers and servers",
+        (false, true) => "cgroup of servers",
+        _ => "cgroup of callers",
+    };
+    let cgroups = status.attachments.iter().map(|one| vec![role(one).to_owned(), one.cgroup.clone()]);
     let proxy =
         status.proxy.map_or_else(|| "none listens".to_owned(), |process| format!("process {process}"));
     let counters =
@@ -55,8 +63,9 @@ fn text(status: &Status) -> String {
     let counters = counters.map(|(counter, value)| vec![words(*counter).to_owned(), value.to_string()]);
     let bytes: u64 = status.memory.iter().map(|(_, bytes)| bytes).sum();
     let memory = vec!["memory of maps".to_owned(), format!("{} KiB", bytes / 1024)];
+    let in_flight = vec!["requests by the kernel in flight".to_owned(), status.in_flight.to_string()];
     let rows: Vec<_> =
-        cgroups.chain([vec!["proxy".to_owned(), proxy]]).chain(counters).chain([memory]).collect();
+        cgroups.chain([vec!["proxy".to_owned(), proxy]]).chain(counters).chain([in_flight, memory]).collect();
     output::table(&["", ""], &rows).trim_start().to_owned()
 }
 
@@ -74,6 +83,8 @@ fn words(counter: Counter) -> &'static str {
         Counter::EndpointEjected => "by the sidecar: the endpoint is ejected",
         Counter::PolicyChanged => "by the sidecar: the service changed meanwhile",
         Counter::RouteLeft => "by the sidecar: a route that needs it",
+        Counter::AnsweredDirectly => "responses past the sidecar",
+        Counter::ResponseLeft => "responses of servers here by the sidecar",
         Counter::RedirectFailed => "by the sidecar: refused by the kernel",
     }
 }

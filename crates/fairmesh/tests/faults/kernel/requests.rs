@@ -18,7 +18,7 @@ use crate::harness::{RawServer, World, beside_others, read_head, skipped, tool, 
 const SLOW: Duration = Duration::from_millis(400);
 
 /// What the callers below have in common: requests on one connection, each sent at once.
-const CALLER: &str = r#"
+pub(super) const CALLER: &str = r#"
 import socket, sys
 connection = socket.create_connection(("127.96.0.1", 80))
 connection.settimeout(20)

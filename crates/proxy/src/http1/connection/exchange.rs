@@ -87,9 +87,6 @@ where
         self.set_upgrade(pending_upgrade, asked, response.status());
         let is_unframed = matches!(self.source, ReadState::Unframed(_));
         let persistent = persistent && !is_unframed && !shutdown.is_started();
-        if persistent {
-            self.note_served();
-        }
         Ok(self.respond(response, asked, persistent).await? && self.drain_body().await)
     }
 
@@ -129,6 +126,10 @@ where
         }
         if continue_wanted.is_some_and(|continue_wanted| continue_wanted.swap(false, Relaxed)) {
             self.output.text().extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
+        }
+        if !self.output.is_empty() {
+            // Part of it may be sent already.
+            self.note_sent(None);
         }
         if let Poll::Ready(Err(error)) = self.output.poll_flush(&mut self.writer, context) {
             return Poll::Ready(Err(error.into()));

@@ -34,25 +34,48 @@ where
             kernel.note_idle(read_side.read_bytes);
             return Poll::Ready(());
         }
-        if kernel.is_in_flight() { Poll::Pending } else { Poll::Ready(()) }
+        kernel.poll_none_in_flight(context)
     }
 
-    /// Lets the kernel send the next request, if the client has sent none to the proxy: the response is about to be sent.
-    pub(crate) fn note_served(&mut self) {
+    /// Lets the kernel send the next request, if the client has sent none to the proxy: the response is about to be sent, of this length
+    /// if it is known.
+    pub(crate) fn note_served(&mut self, length: Option<u64>) {
         if let (Some(kernel), ReadState::Owned(read_side)) = (&mut self.kernel, &self.source)
             && read_side.input.is_empty()
         {
-            kernel.set_served(read_side.read_bytes);
+            kernel.set_served(read_side.read_bytes, length);
         }
+    }
+
+    /// The write buffer is about to be sent, or as much of it as this.
+    pub(crate) fn note_sent(&mut self, bytes: Option<usize>) {
+        if let Some(kernel) = &mut self.kernel {
+            kernel.note_sent(bytes);
+        }
+    }
+
+    /// Whether the connection is idle for the proxy alone, since the kernel has sent requests and their responses; then the deadline is
+    /// moved.
+    pub(crate) fn is_used_past_the_proxy(&mut self) -> bool {
+        let last = self.kernel.as_ref().and_then(|kernel| kernel.last_completed());
+        let idle_at = last.map(|last| last + self.idle_timeout).filter(|idle_at| *idle_at > Instant::now());
+        if let Some(idle_at) = idle_at {
+            self.move_deadline(idle_at);
+        }
+        idle_at.is_some()
     }
 
     /// Whether the connection may be closed although the client has not; else the deadline is moved.
     pub(crate) fn may_close(&mut self) -> bool {
         let may_close = self.kernel.as_mut().is_none_or(|kernel| kernel.may_close());
         if !may_close {
-            self.deadline = Instant::now() + WITHDRAWAL;
-            self.timer.as_mut().reset(self.deadline);
+            self.move_deadline(Instant::now() + WITHDRAWAL);
         }
         may_close
+    }
+
+    fn move_deadline(&mut self, to: Instant) {
+        self.deadline = to;
+        self.timer.as_mut().reset(to);
     }
 }

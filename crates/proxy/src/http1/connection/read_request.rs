@@ -102,8 +102,9 @@ where
         let begun = !is_empty || !self.requests.has_begun();
         while self.timed_out(context) {
             match begun {
-                false if self.may_close() => return Poll::Ready(Ok(NextRequest::Idle)),
                 // The timer is polled again, for the moved deadline.
+                false if self.is_used_past_the_proxy() => {}
+                false if self.may_close() => return Poll::Ready(Ok(NextRequest::Idle)),
                 false => {}
                 true => return Poll::Ready(Err(ConnectionError::Timeout)),
             }

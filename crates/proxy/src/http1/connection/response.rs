@@ -58,6 +58,14 @@ where
             Some(Mutation::NoChunks) if framing == Framing::Chunked => Framing::UntilClose,
             _ => framing,
         };
+        if persistent && framing != Framing::UntilClose {
+            let body = match framing {
+                Framing::Absent => Some(0),
+                Framing::Length(length) => Some(length),
+                Framing::Chunked | Framing::UntilClose => None,
+            };
+            self.note_served(body.map(|body| self.output.len() as u64 + body));
+        }
         let deadline = head.extensions.get::<ResponseDeadline>().map(|deadline| deadline.0);
         self.send_body(pin!(body), Encoder::new(framing), asked, deadline).await?;
         self.output.shrink(KEEP_CAPACITY);
@@ -125,6 +133,7 @@ where
 
     /// Sends the write buffer; fails after the idle timeout, or at the deadline of the response.
     async fn flush_by(&mut self, deadline: Option<Instant>) -> Result<(), ConnectionError> {
+        self.note_sent(Some(self.output.len()));
         let mut waited = false;
         poll_fn(|context| {
             if let Poll::Ready(sent) = self.output.poll_flush(&mut self.writer, context) {

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* Responses of servers on this machine: moved to the caller of a request that the kernel sent, from the server's own sendmsg, or left to
+ * the proxy. */
+#ifndef FAIRMESH_RESPOND_H
+#define FAIRMESH_RESPOND_H
+
+#include "parse.h"
+
+/* Both ends are on this machine: then they have the same address, or both are loopback addresses. */
+INLINE int is_local(u32 one, u32 other)
+{
+	u32 loopback = NETWORK32(0x7f000000), mask = NETWORK32(0xff000000);
+
+	return one == other || ((one & mask) == loopback && (other & mask) == loopback);
+}
+
+/* Connections to a server from this machine, in the proxy's network namespace. Runs before the server can accept them. */
+SEC("sockops") int accepted(struct bpf_sock_ops *ops)
+{
+	u32 zero = 0;
+	struct proxy_config *own = map_lookup(&config, &zero);
+	struct bpf_sock *sk = ops->sk;
+
+	if (ops->op != SOCK_OPS_PASSIVE_ESTABLISHED || !sk || !own || own->netns_cookie != netns_cookie(ops))
+		return 1;
+	if (ops->family != FAMILY_INET &&
+	    (ops->family != FAMILY_INET6 || ops->remote_ip6[0] || ops->remote_ip6[1] || ops->remote_ip6[2] != NETWORK32(0xffff)))
+		return 1;
+	struct connection connection = {
+		.proxy_ip = ops->remote_ip4,
+		.server_ip = ops->local_ip4,
+		.proxy_port = NETWORK32(ops->remote_port),
+		.server_port = ops->local_port,
+	};
+	if (is_local(connection.proxy_ip, connection.server_ip) && sk_storage_get(&servers, sk, 0, F_STORAGE_CREATE))
+		sock_hash_update(ops, &server_sockets, &connection, 0);
+	return 1;
+}
+
+/* Leaves the rest of the response to the proxy too. */
+INLINE int leave_response(struct server *server, struct slot *slot)
+{
+	server->left = slot->claimed_ns;
+	count(RESPONSE_LEFT);
+	return SK_PASS;
+}
+
+/* Tells the proxy, which looks from time to time, of the call; returns whether it will know. */
+INLINE int record_call(struct http *http, struct slot *slot, u32 size)
+{
+	struct parser *parser = &http->parser;
+	u32 load_bytes = parser->load_length, head_bytes = slot->head_bytes;
+
+	/* In one register from its check to its use, for the verifier. */
+	asm volatile("" : "+r"(load_bytes));
+	if (load_bytes > LOAD_BYTES || probe_read_kernel(slot->load, load_bytes, http->bytes + parser->load_at % REQUEST_BYTES))
+		return 0;
+	slot->load_bytes = load_bytes;
+	slot->status = parser->status;
+	slot->body_bytes = size - parser->end;
+	slot->finished_ns = time_ns();
+	asm volatile("" : "+r"(head_bytes));
+	if (head_bytes > REQUEST_BYTES)
+		return 0;
+	return !ring_output(&completed, slot, __builtin_offsetof(struct slot, request) + head_bytes, F_NO_WAKEUP);
+}
+
+/* The call is no longer in flight. */
+INLINE void end_call(struct slot *slot, u64 cookie)
+{
+	u32 endpoint = slot->endpoint, block_key = endpoint / BLOCK_ENDPOINTS;
+	struct hot_block *block = map_lookup(&blocks, &block_key);
+	u64 *requests = map_lookup(&sent, &cookie);
+
+	if (block)
+		__sync_fetch_and_add(&block->hot[endpoint % BLOCK_ENDPOINTS].counts, -1);
+	if (requests)
+		__sync_fetch_and_add(requests, -1);
+}
+
+SEC("sk_msg") int respond(struct sk_msg_md *message)
+{
+	if (!message->sk)
+		return SK_PASS;
+	struct connection connection = {
+		.proxy_ip = message->remote_ip4,
+		.server_ip = message->local_ip4,
+		.proxy_port = NETWORK32(message->remote_port),
+		.server_port = message->local_port,
+	};
+	u32 *position = map_lookup(&local_slots, &connection);
+	struct server *server = sk_storage_get(&servers, message->sk, 0, 0);
+	if (!position || !server)
+		return SK_PASS;
+	u32 key = *position;
+	struct slot *slot = map_lookup(&slots, &key);
+	if (!slot || !slot->length || server->left == slot->claimed_ns)
+		return SK_PASS;
+	u64 cookie = slot->owner;
+	if (!slot->is_direct || cookie == SLOT_IDLE || cookie == SLOT_ABSENT)
+		return leave_response(server, slot);
+
+	struct http *http = &server->http;
+	struct parser *parser = &http->parser;
+	struct parsed parsed = { .http = http };
+	begin_response(http);
+	parser->available = copy_message(http, message);
+	loop(REQUEST_BYTES, parse_step, &parsed, 0);
+	if (!is_plain_response(parser, message->size))
+		return leave_response(server, slot);
+	/* From here on the proxy does not take the request. */
+	u32 length = __sync_lock_test_and_set(&slot->length, 0);
+	if (!length)
+		return leave_response(server, slot);
+	if (!record_call(http, slot, message->size)) {
+		__sync_lock_test_and_set(&slot->length, length);
+		return leave_response(server, slot);
+	}
+	end_call(slot, cookie);
+	if (msg_redirect_hash(message, &caller_sockets, &cookie, F_INGRESS) != SK_PASS) {
+		/* The caller is gone; the proxy closes a connection with a response that it did not expect. */
+		slot->owner = SLOT_ABSENT;
+		return SK_PASS;
+	}
+	slot->owner = SLOT_IDLE;
+	count(ANSWERED_DIRECTLY);
+	return SK_PASS;
+}
+
+#endif

@@ -1,0 +1,64 @@
+//! Calls that another component made from their requests to their responses, and that are recorded here afterwards: counted, reported and
+//! learnt from as if they had been made here.
+
+use std::{sync::Arc, time::Duration};
+
+use fairmesh_http::h1::BorrowedRequest;
+use tokio::time::Instant;
+
+use super::{attempt::Attempt, borrowed_headers::BorrowedHeaders};
+use crate::{
+    call::{AttemptOutcome, Call, CallStart, nanos},
+    discovery::{RouteBackendIndex, ServiceState},
+    observe::count,
+    service::{exported_service::ExportedEndpoint, handle::Handle},
+    transport::LoadRecorder,
+};
+
+/// A call whose caller has the response, which was no failure of the server.
+#[derive(Clone, Copy, Debug)]
+pub struct CompletedCall<'a> {
+    /// The seed of its route and its pick.
+    pub seed: u64,
+    /// From its request to its response.
+    pub took: Duration,
+    /// Bytes of the response's body.
+    pub body_bytes: usize,
+    /// The value of the header with the server's load report; empty without one.
+    pub load: &'a [u8],
+}
+
+/// Records a call, and returns its route and backend. It does not count as outstanding at the endpoint any more.
+pub(crate) fn record_completed(
+    handle: &Handle,
+    request: &BorrowedRequest<'_>,
+    endpoint: &ExportedEndpoint,
+    completed: &CompletedCall<'_>,
+) -> RouteBackendIndex {
+    let mesh = &handle.mesh;
+    let now = mesh.clock.at(Instant::now());
+    let began = now.saturating_sub(nanos(completed.took));
+    let headers = BorrowedHeaders { request, keeps_host: false };
+    let start = CallStart { now: began, limit: None, seed: completed.seed };
+    let mut call = Call::new(&handle.subscription);
+    let view = headers.view(handle.default_headers.authority.as_str());
+    let Ok(snapshot) = call.route(&view, &handle.context, start) else { return RouteBackendIndex::default() };
+    count(&mesh.counters.calls);
+    let (pool, index) = (endpoint.pool(), endpoint.index());
+    let is_current = matches!(&**snapshot, ServiceState::Ready(ready)
+        if ready.opened_transport(index).is_some_and(|opened| Arc::ptr_eq(opened, pool)));
+    if !is_current {
+        return call.route_backend();
+    }
+    // For the moment in which its end is recorded.
+    call.target().endpoint_stats().begin(index);
+    drop(call.take_over(snapshot, index, mesh.clock, began));
+    let attempt = Attempt::begin(handle, &call, Arc::clone(pool), began);
+    if !completed.load.is_empty() {
+        LoadRecorder { pool, clock: mesh.clock }.record_text(completed.load);
+    }
+    call.record_bytes(completed.body_bytes);
+    attempt.poll_load(mesh, &call);
+    call.end(AttemptOutcome::Responded);
+    call.route_backend()
+}

@@ -1,0 +1,81 @@
+//! Calls to servers on this machine whose responses the kernel has sent to the callers: recorded here as if the proxy had made them.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::BytesMut;
+use fairmesh_calls::forwarding::{CompletedCall, record_completed as record_call, route_backend_name};
+use fairmesh_http::h1::{BorrowedRequest, RequestReader, header_storage};
+use fairmesh_kernel::CompletedCall as KernelCall;
+use http::StatusCode;
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    forward::{forwarder::Forwarder, host_cache::HostCache},
+    kernel::attached::Attached,
+    observe::{
+        observer::unix_time,
+        request_info::{Arrival, RequestInfo, RequestOutcome},
+    },
+};
+
+/// How often the ring is read while there are such calls: 200 wake-ups a second, and endpoints are picked by reports of that age.
+const BUSY_INTERVAL: Duration = Duration::from_millis(5);
+/// And while there are none. The ring has room for what a fast machine sends meanwhile; the rest takes the sidecar.
+const IDLE_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Records calls until the kernel sends no more for this proxy, and the last ones then.
+pub(super) async fn record_completed(attached: Arc<Attached>, forwarder: Arc<Forwarder>) {
+    let Some(sender) = attached.sender() else { return };
+    let hosts = HostCache::default();
+    loop {
+        // Before the last look.
+        let is_over = attached.is_released();
+        let taken = sender.take_completed(|call| record(&attached, &forwarder, &hosts, &call));
+        if is_over {
+            return;
+        }
+        sleep(if taken > 0 { BUSY_INTERVAL } else { IDLE_INTERVAL }).await;
+    }
+}
+
+fn record(attached: &Attached, forwarder: &Forwarder, hosts: &HostCache, call: &KernelCall<'_>) {
+    let caller = attached.callers().get(&call.cookie).map(|caller| {
+        caller.completed.note();
+        caller.address
+    });
+    let Some(endpoint) = attached.endpoint(call.endpoint) else { return };
+    let mut storage = header_storage();
+    // The kernel is as strict as this.
+    let Some(request) = BorrowedRequest::read_head(call.head, &mut storage, |_| false) else { return };
+    let Ok(target) = hosts.get(request.host, || forwarder.services.by_host(request.host)) else { return };
+    let Ok(status) = StatusCode::from_u16(call.status) else { return };
+    let completed = CompletedCall {
+        seed: call.seed,
+        took: call.took,
+        body_bytes: call.body_bytes as usize,
+        load: call.load,
+    };
+    let route_backend = record_call(&target.handle, &request, &endpoint.endpoint, &completed);
+    let region = &endpoint.endpoint.target().location.region;
+    target.metrics.responses.record(route_backend, Some(region), status, call.took);
+    let now = Instant::now();
+    let began = now.checked_sub(call.took).unwrap_or(now);
+    let Some(caller) = caller.filter(|_| forwarder.observer.may_observe(&target, began)) else { return };
+    let mut bytes = BytesMut::from(call.head);
+    let Ok(Some(received)) = RequestReader::default().read(&mut bytes) else { return };
+    let arrival = Arrival { caller, began, length: received.body.left() };
+    let outcome = RequestOutcome {
+        status,
+        route_backend: Some(route_backend_name(&target.handle, route_backend)),
+        injected: None,
+        fault: None,
+        message: None,
+        server: Some(endpoint.endpoint.target().clone()),
+        attempts: 1,
+        took: call.took,
+        attempt_log: Vec::new(),
+        decision_steps: Vec::new(),
+    };
+    let request = RequestInfo::new(&received.head.into_parts().0, arrival, unix_time());
+    forwarder.observer.observe_completed(&target, request, outcome, call.body_bytes.into());
+}
