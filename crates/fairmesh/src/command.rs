@@ -15,6 +15,7 @@ pub(crate) mod kernel;
 pub(crate) mod man;
 pub(crate) mod processes;
 pub(crate) mod records;
+mod region_drain;
 mod request_args;
 mod schema;
 pub(crate) mod security;

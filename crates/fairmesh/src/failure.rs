@@ -75,6 +75,11 @@ impl Failure {
         Self::failed(message)
     }
 
+    /// What went wrong, without the hint.
+    pub(crate) fn message(&self) -> String {
+        self.report.to_string()
+    }
+
     /// An error status of a call. Its message contains the hint.
     pub(crate) fn from_status(status: &Status) -> Self {
         let code = if status.code() == Code::InvalidArgument { INVALID } else { FAILED };

@@ -5,12 +5,12 @@ use std::{collections::BTreeMap, time::Duration};
 use bytes::Bytes;
 use fairmesh_model::{
     DefaultAuthorization, Endpoint, Hosts, Invalid, Label, Policy, Prefix, Record, RecordKey, Region,
-    RegionTable, Regions, RoundTrips, Service, ServiceName, ShardMap, ShardMove, TableOrigin, Tenant,
-    Verdicts, WorkloadEntry, access::RoleBinding,
+    RegionDrain, RegionTable, Regions, RoundTrips, Service, ServiceName, ShardMap, ShardMove, TableOrigin,
+    Tenant, Verdicts, WorkloadEntry, access::RoleBinding,
 };
 use fairmesh_wire::{handshake::Connection, records, shards};
 
-use crate::{failure::Failure, rib_reader};
+use crate::{failure::Failure, output, rib_reader};
 
 /// A record and the revision that wrote it.
 #[derive(Clone, Debug)]
@@ -41,6 +41,8 @@ pub(crate) struct View {
     pub(crate) round_trips: RoundTrips,
     pub(crate) hosts: At<Hosts>,
     pub(crate) authorization: Option<DefaultAuthorization>,
+    /// Drains of whole regions, if they were read.
+    pub(crate) drains: BTreeMap<Region, RegionDrain>,
     /// Who may do what with the records, if they were read.
     pub(crate) roles: BTreeMap<Label, At<RoleBinding>>,
 }
@@ -132,6 +134,16 @@ impl View {
         Ok(Self::of(rib_reader::read(connection, &prefixes).await?)?)
     }
 
+    /// Reads the drains of regions too. Where they may not be read, as of a control plane of a release before, the rest is
+    /// shown without them.
+    pub(crate) async fn add_drains(&mut self, connection: &Connection) -> Result<(), Failure> {
+        match rib_reader::read(connection, &[Prefix::drains()]).await {
+            Ok(stored) => self.drains = Self::of(stored)?.drains,
+            Err(failure) => output::note(format!("drains of regions are not shown: {}", failure.message())),
+        }
+        Ok(())
+    }
+
     /// Reads the bindings of roles alone.
     pub(crate) async fn roles(connection: &Connection) -> Result<Self, Failure> {
         Ok(Self::of(rib_reader::read(connection, &[Prefix::roles()]).await?)?)
@@ -191,14 +203,13 @@ impl View {
                     self.roles.insert(name, At { value, revision });
                 }
             }
+            (Record::RegionDrain(value), _) => {
+                if let RecordKey::RegionDrain(region) = key {
+                    self.drains.insert(region, value);
+                }
+            }
             // Not part of routing.
-            (
-                Record::RegionDrain(_)
-                | Record::TrustBundle(_)
-                | Record::Revocations(_)
-                | Record::JoinedAgent(_),
-                _,
-            ) => {}
+            (Record::TrustBundle(_) | Record::Revocations(_) | Record::JoinedAgent(_), _) => {}
             // Keys of services contain one, and `decode` returns the record that belongs to the key.
             (_, None) => {}
         }

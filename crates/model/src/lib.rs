@@ -74,8 +74,8 @@ pub use traffic::{
     TrafficReport,
 };
 pub use traffic::{
-    Confirmation, MAX_TABLE_CLASSES, MAX_TABLE_REGIONS, MAX_TABLE_ZONES, RegionDrain, RegionShares,
-    RegionTable, SMALLEST_SHARE, TableForce, TableOrigin, TrafficShares, ZoneShares,
+    Confirmation, DrainPhase, MAX_TABLE_CLASSES, MAX_TABLE_REGIONS, MAX_TABLE_ZONES, RegionDrain,
+    RegionShares, RegionTable, SMALLEST_SHARE, TableForce, TableOrigin, TrafficShares, ZoneShares,
 };
 pub use traffic::{LoadMetric, LoadRing, MAX_PLANNED_CLASSES, Traffic, TrafficMode, TrafficPlanner};
 pub use trust::{JoinedAgent, MAX_CERTIFICATE, MAX_ROOTS, MAX_TENANTS, TrustBundle};

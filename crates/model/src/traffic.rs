@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use crate::{Invalid, Label, Region};
 
 pub use load_rings::{LoadMetric, LoadRing, MAX_PLANNED_CLASSES};
-pub use region_drain::RegionDrain;
+pub use region_drain::{DrainPhase, RegionDrain};
 pub use report::{
     CallPath, CallRates, MAX_CALL_PATHS, MAX_REPORTED_REGIONS, MAX_SERVER_GROUPS, MetricSum, ServerRates,
     TrafficReport,

@@ -1,5 +1,7 @@
 //! Draining a region: what it would do, and how far it may have gone by now.
 
+use fairmesh_model::RegionDrain;
+
 use crate::{
     check::{Refusal, check},
     fill::fill,
@@ -9,7 +11,7 @@ use crate::{
 };
 
 /// The share of a region's calls that one step moves.
-pub const STEP: f64 = 0.1;
+pub const STEP: f64 = 1.0 / RegionDrain::STEPS as f64;
 
 /// What a drain would lead to.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,6 +1,7 @@
 //! `fairmesh explain`: the decision of a caller, made here by the library's code on the same records.
 
 mod authorization;
+mod drains;
 
 use std::{process::ExitCode, sync::Arc};
 
@@ -102,7 +103,7 @@ async fn caller(connection: &Connection, args: &ExplainArgs) -> Result<Caller, F
 pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.target).await?;
     let caller = caller(&connection, &args).await?;
-    let Compiled { upstream, revision, mut kind, mut avoided } =
+    let Compiled { upstream, revision, mut kind, mut avoided, mut drains } =
         compile(&connection, &args.service, &caller).await?;
     let grpc = upstream.protocol() == fairmesh_model::Protocol::Grpc;
     let request = RequestView {
@@ -120,7 +121,7 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
     if let Some(name) = report.next_service() {
         let target = compile(&connection, name, &caller).await?;
         observe::explain(&mut report, &target.upstream, target.revision, &question);
-        (kind, avoided) = (target.kind, target.avoided);
+        (kind, avoided, drains) = (target.kind, target.avoided, target.drains);
     }
     if kind == ServiceKind::Replicated && (args.key.is_some() || args.role.is_some()) {
         output::note("any endpoint of a replicated service serves any call; key and role are ignored");
@@ -139,6 +140,7 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
         whole["authorization"] = decided.json;
     }
     add_avoided(&avoided, &mut whole, &mut text);
+    drains::add(&drains, &mut whole, &mut text);
     output::print_one(args.output_args.format(), &whole, &text)?;
     let answered = report.decisions.iter().any(|decision| decision.explanation.direct_response.is_some());
     Ok(if !is_refused && (report.endpoint.is_some() || answered) {
@@ -176,11 +178,14 @@ struct Compiled {
     kind: ServiceKind,
     /// Endpoints that health checks found unhealthy, with the checker and the time.
     avoided: Vec<(String, String)>,
+    /// Drains of the regions of the caller and of endpoints.
+    drains: Vec<drains::DrainOfCalls>,
 }
 
 /// The caller's snapshot.
 async fn compile(connection: &Connection, name: &ServiceName, caller: &Caller) -> Result<Compiled, Failure> {
-    let view = View::read(connection, &Scope::Service(name.clone()), EVERY_KIND).await?;
+    let mut view = View::read(connection, &Scope::Service(name.clone()), EVERY_KIND).await?;
+    view.add_drains(connection).await?;
     let one = view.service(name)?;
     let service: &Service = match &one.service {
         Some(service) => &service.value,
@@ -224,6 +229,7 @@ async fn compile(connection: &Connection, name: &ServiceName, caller: &Caller) -
         revision,
         kind: service.kind,
         avoided: avoided.collect(),
+        drains: drains::of(&view, one, &caller.location.region),
     })
 }
 

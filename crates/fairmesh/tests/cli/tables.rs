@@ -60,3 +60,35 @@ fn shares_that_cannot_be_are_refused_with_what_to_write() {
     }
     assert!(mesh.run(&["get", "tables", "shop/catalog"]).out.is_empty());
 }
+
+#[test]
+fn a_drain_of_a_region_is_shown_wherever_regions_are() {
+    let mesh = Mesh::with_shop();
+    mesh.register("shop/catalog", "catalog-0", "eu", 19_001);
+    let region = |name: &str| {
+        let regions = mesh.run(&["get", "regions", "--json"]).json();
+        regions.as_array().unwrap().iter().find(|one| one["name"] == name).unwrap().clone()
+    };
+    assert!(region("eu")["drain"].is_null());
+
+    // Nothing is planned for, so that there is nothing to wait for.
+    mesh.run(&["drain", "--region", "eu", "--over", "0s", "--yes"]).ok();
+    let (eu, us) = (region("eu"), region("us"));
+    assert!(eu["drain"]["state"] == "drained" && eu["drain"]["keepPercent"] == 0.0, "{eu}");
+    assert!(us["drain"].is_null(), "{us}");
+    let listed = mesh.run(&["get", "regions"]).ok();
+    let row = |name: &str| listed.lines().find(|line| line.starts_with(name)).unwrap();
+    assert!(
+        row("eu").trim_end().ends_with("drained") && row("us").trim_end().ends_with("in use"),
+        "{listed}"
+    );
+    let described = mesh.run(&["describe", "region", "eu", "--json"]).json();
+    assert!(described["drain"]["stepsMade"] == 10 && described["drain"]["held"] == false, "{described}");
+    let explained = mesh.run(&["explain", "shop/catalog", "--region", "us"]).ok();
+    let told =
+        "drain    region eu is drained; it moves no more calls of this service: no planner plans for it";
+    assert!(explained.contains(told), "{explained}");
+
+    mesh.run(&["undrain", "--region", "eu", "--over", "0s"]).ok();
+    assert!(region("eu")["drain"].is_null(), "the calls are back");
+}

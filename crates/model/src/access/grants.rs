@@ -118,10 +118,10 @@ impl Grants {
         let text = prefix.as_str();
         let segments: Vec<&str> = text.strip_prefix('/').unwrap_or(text).split('/').collect();
         match segments[..] {
-            // The same for every tenant, and needed by every router.
-            ["g", "topology", ..] | ["g", "authorization"] | ["g", "identity", "bundle" | "revocations"] => {
-                true
-            }
+            // The same for every tenant, and needed by every router, or to explain what routers do.
+            ["g", "topology" | "drains", ..]
+            | ["g", "authorization"]
+            | ["g", "identity", "bundle" | "revocations"] => true,
             ["t", tenant, _] => prefix.is_folder() && self.views_tenant(tenant),
             ["t", tenant, _, ""] => self.views_tenant(tenant),
             ["t", tenant, "history", _, service, ..] => {
@@ -242,7 +242,7 @@ mod tests {
             ("/g/identity/", false),
             ("/g/identity/agents/web-2", false),
             ("/g/roles/", false),
-            ("/g/drains/", false),
+            ("/g/drains/", true),
         ] {
             let read = agent.may_read(&Prefix::new(prefix).unwrap(), |name| *name == callable);
             assert_eq!(read, may, "{prefix}");

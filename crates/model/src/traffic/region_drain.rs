@@ -18,7 +18,44 @@ pub struct RegionDrain {
     pub began_at_ms: u64,
 }
 
+/// How far a drain has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DrainPhase {
+    /// Calls leave the region.
+    Draining,
+    /// The region gets no calls, until it is undrained.
+    Drained,
+    /// The region gets its calls back.
+    Returning,
+}
+
 impl RegionDrain {
+    /// The number of steps of a whole drain.
+    pub const STEPS: u32 = 10;
+
+    /// How far it has come.
+    pub fn phase(&self) -> DrainPhase {
+        match self.returns {
+            true => DrainPhase::Returning,
+            false if self.is_done() => DrainPhase::Drained,
+            false => DrainPhase::Draining,
+        }
+    }
+
+    /// The steps that were made, of [`Self::STEPS`]: of a way back, those that brought calls back or left them there.
+    pub fn steps_made(&self) -> u32 {
+        let step = Share::ALL.millionths() / Self::STEPS;
+        let kept = self.keep.millionths() / step;
+        if self.returns { kept } else { Self::STEPS.saturating_sub(self.keep.millionths().div_ceil(step)) }
+    }
+
+    /// When it arrives if nothing holds it, in milliseconds since 1970; `None` where it arrives as fast as its steps are
+    /// seen.
+    pub fn due_at_ms(&self) -> Option<u64> {
+        let over = u64::try_from(self.over.as_millis()).unwrap_or(u64::MAX);
+        (over > 0).then(|| self.began_at_ms.saturating_add(over))
+    }
+
     /// A drain or its way back that starts at `now_ms`, from what the region keeps at present.
     pub fn begin(before: Option<Self>, returns: bool, over: Duration, now_ms: u64) -> Self {
         let keep = before.map_or(Share::ALL, |before| before.keep);
@@ -61,6 +98,23 @@ mod tests {
         let again = RegionDrain::begin(Some(quarter), false, over, 2_000_000);
         assert_eq!(again.began_at_ms, 1_925_000);
         assert!(RegionDrain { keep: Share::NONE, ..begun }.is_done());
+        assert_eq!((begun.due_at_ms(), back.due_at_ms()), (Some(1_100_000), Some(2_075_000)));
         assert!(RegionDrain { over: MAX_DRAIN * 2, ..begun }.validate().is_err());
+    }
+
+    #[test]
+    fn a_drain_tells_its_direction_and_its_steps() {
+        let begun = RegionDrain::begin(None, false, Duration::ZERO, 0);
+        let at = |millionths, returns| {
+            let drain = RegionDrain { keep: Share::of_millionths(millionths).unwrap(), returns, ..begun };
+            (drain.phase(), drain.steps_made())
+        };
+        assert_eq!(at(1_000_000, false), (DrainPhase::Draining, 0));
+        assert_eq!(at(600_000, false), (DrainPhase::Draining, 4));
+        assert_eq!(at(1, false), (DrainPhase::Draining, 9));
+        assert_eq!(at(0, false), (DrainPhase::Drained, 10));
+        assert_eq!(at(0, true), (DrainPhase::Returning, 0));
+        assert_eq!(at(300_000, true), (DrainPhase::Returning, 3));
+        assert_eq!(begun.due_at_ms(), None);
     }
 }

@@ -7,11 +7,15 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 use fairmesh_model::{InstanceId, Region, ServiceName, SpiffeId};
-use serde_json::json;
+use fairmesh_wire::{handshake::Connection, v1};
+use serde_json::{Value, json};
 
 use crate::{
     cli::{Format, OutputArgs, TargetArgs},
-    command::records::get::{self, DistanceRow},
+    command::{
+        records::get::{self, DistanceRow},
+        region_drain,
+    },
     connect,
     failure::Failure,
     output, rib_reader,
@@ -103,8 +107,14 @@ pub(crate) async fn run(args: DescribeArgs) -> Result<ExitCode, Failure> {
         }
         Kind::Region => {
             let region: Region = parse_name(name.parse())?;
-            let view = read(&args.target, Scope::All).await?;
-            describe_region(&region, &view, format)?;
+            let connection = connect::connect(&args.target).await?;
+            let mut view = View::read(&connection, &Scope::All, EVERY_KIND).await?;
+            view.add_drains(&connection).await?;
+            let mut drain = json!(view.drains.get(&region).map(region_drain::item));
+            if !drain.is_null() {
+                add_progress(&connection, &region, &mut drain).await;
+            }
+            describe_region(&region, &view, drain, format)?;
         }
         Kind::Host => {
             let host_type = parse_name(name.parse())?;
@@ -164,7 +174,18 @@ fn endpoint(
     output::print_one(format, &item, &output::yaml(&item)?)
 }
 
-fn describe_region(region: &Region, view: &View, format: Format) -> Result<(), Failure> {
+/// Adds what a drain does at present, and what stays whatever is drained, as far as the control plane tells this caller.
+async fn add_progress(connection: &Connection, region: &Region, drain: &mut Value) {
+    let drains = connection.traffic_planner().drains(v1::DrainsRequest {}).await;
+    let drains = drains.map(|response| response.into_inner().drains).unwrap_or_default();
+    if let Some(status) = drains.into_iter().find(|status| status.region == region.as_str()) {
+        drain["progress"] = json!(status.state);
+        drain["held"] = json!(status.is_held);
+        drain["staying"] = json!(status.staying);
+    }
+}
+
+fn describe_region(region: &Region, view: &View, drain: Value, format: Format) -> Result<(), Failure> {
     if !view.region_names().contains(region) {
         return Err(Failure::failed_with(
             format!("there is no region {region}"),
@@ -183,6 +204,7 @@ fn describe_region(region: &Region, view: &View, format: Format) -> Result<(), F
         "continent": info.continent,
         "neighbours": info.neighbours,
         "draining": info.draining,
+        "drain": drain,
         "distances": distances.iter().map(DistanceRow::json).collect::<Vec<_>>(),
         "endpoints": endpoints.collect::<serde_json::Map<_, _>>(),
     });

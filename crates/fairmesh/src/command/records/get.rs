@@ -165,10 +165,13 @@ fn read_folders(kind: Kind) -> Vec<&'static str> {
 }
 
 async fn list(connection: &Connection, args: &GetArgs) -> Result<Listing, Failure> {
-    let view = match args.kind {
+    let mut view = match args.kind {
         Kind::Roles => View::roles(connection).await?,
         _ => View::read(connection, &args.scope(), &read_folders(args.kind)).await?,
     };
+    if args.kind == Kind::Regions {
+        view.add_drains(connection).await?;
+    }
     if let Some(name) = &args.service
         && view.service(name)?.service.is_none()
     {

@@ -9,6 +9,7 @@ use fairmesh_model::{
 use serde_json::{Value, json};
 
 use crate::{
+    command::region_drain,
     output::Listing,
     view::{View, age_of},
 };
@@ -39,29 +40,26 @@ fn add(region: &Region, distances: &[DistanceRow], view: &View, listing: &mut Li
     let info = view.regions.value.regions.get(region);
     let neighbours = info.map(|info| info.neighbours.clone()).unwrap_or_default();
     let neighbours: Vec<_> = neighbours.iter().map(ToString::to_string).collect();
+    let drain = view.drains.get(region);
     let draining = info.is_some_and(|info| info.draining);
     let endpoints = view.services.values().flat_map(|service| &service.endpoints);
     let endpoints = endpoints.filter(|endpoint| endpoint.value.location.region == *region).count();
-    let state = match info {
-        Some(_) if draining => "draining",
-        Some(_) => "in use",
-        None => "not declared",
+    let state = match (drain, info) {
+        (Some(drain), _) => region_drain::words(drain),
+        (None, Some(_)) if draining => "draining, as the topology declares".to_owned(),
+        (None, Some(_)) => "in use".to_owned(),
+        (None, None) => "not declared".to_owned(),
     };
     let continent = info.map(|info| info.continent.clone()).unwrap_or_default();
     listing.add(
-        vec![
-            region.to_string(),
-            continent.clone(),
-            neighbours.join(", "),
-            endpoints.to_string(),
-            state.into(),
-        ],
+        vec![region.to_string(), continent.clone(), neighbours.join(", "), endpoints.to_string(), state],
         json!({
             "name": region.to_string(),
             "declared": info.is_some(),
             "continent": continent,
             "neighbours": neighbours,
             "draining": draining,
+            "drain": drain.map(region_drain::item),
             "endpoints": endpoints,
             "distances": distances.iter().map(DistanceRow::json).collect::<Vec<_>>(),
         }),

@@ -31,10 +31,13 @@ pub(super) async fn watch(connection: &Connection, args: &GetArgs) -> Result<(),
         let hint = "list them with 'fairmesh get watchers', or see 'fairmesh rib status'";
         return Err(Failure::refused("watchers are no records, and have no watch", hint));
     }
-    let prefixes = match args.kind {
+    let mut prefixes = match args.kind {
         Kind::Roles => vec![Prefix::roles()],
         kind => View::prefixes(&args.scope(), &read_folders(kind)),
     };
+    if args.kind == Kind::Regions {
+        prefixes.push(Prefix::drains());
+    }
     let mut records = FollowedRecords::start(connection, &prefixes).await?;
     let format = args.output_args.format();
     let mut shown = BTreeMap::new();

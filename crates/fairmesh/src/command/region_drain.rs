@@ -1,0 +1,84 @@
+//! A drain of a whole region in words, and for programs.
+
+use std::time::Duration;
+
+use fairmesh_model::{DrainPhase, RegionDrain};
+use serde_json::{Value, json};
+
+use crate::view::{age_of, instant};
+
+/// The word for how far a drain has come.
+pub(crate) fn word(drain: &RegionDrain) -> &'static str {
+    match drain.phase() {
+        DrainPhase::Draining => "draining",
+        DrainPhase::Drained => "drained",
+        DrainPhase::Returning => "returning",
+    }
+}
+
+/// `draining, 4 of 10 steps made, until 2026-05-04T12:30:00Z`.
+pub(crate) fn words(drain: &RegionDrain) -> String {
+    let word = word(drain);
+    match drain.phase() {
+        DrainPhase::Drained => word.to_owned(),
+        DrainPhase::Draining | DrainPhase::Returning => {
+            format!("{word}, {} of {} steps made, {}", drain.steps_made(), RegionDrain::STEPS, end(drain))
+        }
+    }
+}
+
+/// When it arrives.
+fn end(drain: &RegionDrain) -> String {
+    match drain.due_at_ms() {
+        None => "as fast as each is seen".to_owned(),
+        Some(due) if age_of(due) > Duration::ZERO => format!("was due at {}", instant(due)),
+        Some(due) => format!("until {}", instant(due)),
+    }
+}
+
+/// For programs.
+pub(crate) fn item(drain: &RegionDrain) -> Value {
+    json!({
+        "state": word(drain),
+        "keepPercent": percent(drain),
+        "stepsMade": drain.steps_made(),
+        "steps": RegionDrain::STEPS,
+        "until": drain.due_at_ms().map(instant),
+    })
+}
+
+/// `region eu is draining, 4 of 10 steps made, until 2026-05-04T12:30:00Z: it keeps 60 % of its calls`.
+pub(crate) fn sentence(region: &str, drain: &RegionDrain) -> String {
+    format!("region {region} is {}: it keeps {} % of its calls", words(drain), percent(drain))
+}
+
+fn percent(drain: &RegionDrain) -> f64 {
+    f64::from(drain.keep.millionths()) / 10_000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::Share;
+
+    use super::*;
+
+    #[test]
+    fn words_tell_the_direction_the_steps_and_the_end() {
+        let keep = |millionths| Share::of_millionths(millionths).unwrap();
+        let hour = Duration::from_secs(3_600);
+        let due_later = u64::try_from(age_of(0).as_millis()).unwrap();
+        let leaving = RegionDrain { keep: keep(600_000), returns: false, over: hour, began_at_ms: due_later };
+        let text = words(&leaving);
+        assert!(text.starts_with("draining, 4 of 10 steps made, until 2"), "{text}");
+        let late = RegionDrain { began_at_ms: 0, ..leaving };
+        assert_eq!(words(&late), "draining, 4 of 10 steps made, was due at 1970-01-01T01:00:00Z");
+        let drained = RegionDrain { keep: keep(0), ..leaving };
+        assert_eq!(sentence("eu", &drained), "region eu is drained: it keeps 0 % of its calls");
+        let back = RegionDrain { keep: keep(305_000), returns: true, over: Duration::ZERO, began_at_ms: 0 };
+        assert_eq!(
+            sentence("eu", &back),
+            "region eu is returning, 3 of 10 steps made, as fast as each is seen: it keeps 30.5 % of its calls"
+        );
+        assert_eq!((&item(&back)["state"], &item(&back)["until"]), (&json!("returning"), &Value::Null));
+    }
+}
