@@ -154,7 +154,10 @@ impl TrafficController {
         let drain = RegionDrain::begin(before.map(|stored| stored.drain), returns, over, now_ms());
         drain.validate()?;
         match self.write_drain(region, Some(drain), before.map(|stored| stored.revision)).await {
-            true => Ok(()),
+            true => {
+                lock(&self.drain_states).remove(region);
+                Ok(())
+            }
             false => Err(Invalid::new("region", "was changed by another writer meanwhile", "try again")),
         }
     }
@@ -186,7 +189,8 @@ impl TrafficController {
     pub(super) fn drains(&self) -> Vec<v1::RegionDrainStatus> {
         let (drains, states) = (self.topology().drains, lock(&self.drain_states).clone());
         let status = |(region, stored): (Region, StoredDrain)| {
-            let state = states.get(&region).cloned().unwrap_or_default();
+            let begins = || DrainState::waiting("waits for the next round of the planner");
+            let state = states.get(&region).cloned().unwrap_or_else(begins);
             v1::RegionDrainStatus {
                 region: region.to_string(),
                 drain: Some(stored.drain.into()),

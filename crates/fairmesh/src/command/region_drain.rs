@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use fairmesh_model::{DrainPhase, RegionDrain};
+use fairmesh_wire::v1;
 use serde_json::{Value, json};
 
 use crate::view::{age_of, instant};
@@ -52,6 +53,18 @@ pub(crate) fn sentence(region: &str, drain: &RegionDrain) -> String {
     format!("region {region} is {}: it keeps {} % of its calls", words(drain), percent(drain))
 }
 
+/// What a drain does at present, as the control plane tells.
+pub(crate) fn progress(status: &v1::RegionDrainStatus) -> String {
+    let drain = status.drain.and_then(|drain| RegionDrain::try_from(drain).ok());
+    let text = match drain {
+        Some(drain) => sentence(&status.region, &drain),
+        // Of a later release.
+        None => format!("region {} has a drain that this command cannot read", status.region),
+    };
+    // An older control plane says nothing before the first round.
+    if status.state.is_empty() { text } else { format!("{text}; {}", status.state) }
+}
+
 fn percent(drain: &RegionDrain) -> f64 {
     f64::from(drain.keep.millionths()) / 10_000.0
 }
@@ -79,6 +92,14 @@ mod tests {
             sentence("eu", &back),
             "region eu is returning, 3 of 10 steps made, as fast as each is seen: it keeps 30.5 % of its calls"
         );
+        let status = |state: &str| v1::RegionDrainStatus {
+            region: "eu".into(),
+            drain: Some(drained.into()),
+            state: state.into(),
+            ..v1::RegionDrainStatus::default()
+        };
+        assert_eq!(progress(&status("")), "region eu is drained: it keeps 0 % of its calls");
+        assert_eq!(progress(&status("done")), "region eu is drained: it keeps 0 % of its calls; done");
         assert_eq!((&item(&back)["state"], &item(&back)["until"]), (&json!("returning"), &Value::Null));
     }
 }

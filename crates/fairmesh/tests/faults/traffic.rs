@@ -216,9 +216,9 @@ async fn a_region_is_drained_of_its_own_callers_step_by_step_across_a_restart() 
     world.cli(&[&drain[..], &["--yes", "--detach"]].concat()).await.ok();
     until("a few steps are made", async || {
         let shown = world.cli(&["traffic", "status"]).await.ok();
-        ["70", "60", "50"]
-            .iter()
-            .any(|keep| shown.contains(&format!("region eu is drained and keeps {keep} %")))
+        ["70", "60", "50"].iter().any(|keep| {
+            shown.contains("region eu is draining, ") && shown.contains(&format!("keeps {keep} %"))
+        })
     })
     .await;
     world.control.kill().await;
@@ -226,7 +226,7 @@ async fn a_region_is_drained_of_its_own_callers_step_by_step_across_a_restart() 
     world.control_is_up().await;
     until("the next control plane carries it on to its end", async || {
         let shown = world.cli(&["traffic", "status"]).await.ok();
-        shown.contains("region eu is drained and keeps 0 % of its calls; done")
+        shown.contains("region eu is drained: it keeps 0 % of its calls; done")
     })
     .await;
     assert!(calls.percent_here().await < 10.0, "its own callers have left");
@@ -234,6 +234,8 @@ async fn a_region_is_drained_of_its_own_callers_step_by_step_across_a_restart() 
     assert!(listed.as_array().unwrap().iter().any(|table| table["toPercent"]["us"] == 100.0), "{listed}");
 
     world.cli(&["undrain", "--region", "eu", "--over", "0s", "--detach"]).await.ok();
+    let shown = world.cli(&["traffic", "status"]).await.ok();
+    assert!(shown.contains("region eu is returning, "), "{shown}");
     until("calls come back", async || calls.percent_here().await > 10.0).await;
     tasks.abort_all();
     assert_eq!(*calls.failures.lock().unwrap(), Vec::<String>::new());

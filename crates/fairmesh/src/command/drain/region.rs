@@ -14,6 +14,7 @@ use tokio::time::sleep;
 use crate::{
     cli::{Format, OutputArgs, TargetArgs},
     connect,
+    command::region_drain,
     failure::Failure,
     output,
 };
@@ -108,9 +109,9 @@ async fn follow(connection: &Connection, region: &Region, returns: bool) -> Resu
     loop {
         let drains = connection.traffic_planner().drains(v1::DrainsRequest {}).await?.into_inner().drains;
         let status = drains.into_iter().find(|drain| drain.region == region.as_str());
-        let drain = status.and_then(|status| Some((status.drain?, status.state, status.staying)));
-        let (drain, state, staying) = match drain {
-            Some((drain, state, staying)) if drain.returns == returns => (drain, state, staying),
+        let drain = status.and_then(|status| Some((status.drain?, status)));
+        let (drain, status) = match drain {
+            Some((drain, status)) if drain.returns == returns => (drain, status),
             // The record of a region that has all calls back is deleted.
             None if returns => return Ok(()),
             _ => {
@@ -121,13 +122,13 @@ async fn follow(connection: &Connection, region: &Region, returns: bool) -> Resu
                 ));
             }
         };
-        let mut line = format!("region {region} keeps {} % of its calls; {state}", drain.keep / 10_000);
-        staying.iter().for_each(|why| line.push_str(&format!("; calls stay: {why}")));
+        let mut line = region_drain::progress(&status);
+        status.staying.iter().for_each(|why| line.push_str(&format!("; calls stay: {why}")));
         if line != last {
             output::note(&line);
             last = line;
         }
-        if has_arrived(&drain, &state) {
+        if has_arrived(&drain, &status.state) {
             return Ok(());
         }
         sleep(POLL_INTERVAL).await;

@@ -12,6 +12,7 @@ use super::{ExplainArgs, StatusArgs, not_planned, read};
 use crate::{
     cli::Format,
     connect,
+    command::region_drain,
     failure::Failure,
     output::{self, Listing},
 };
@@ -44,9 +45,7 @@ pub(super) async fn status(args: StatusArgs) -> Result<(), Failure> {
 async fn drains(connection: &Connection) -> Result<Option<String>, Failure> {
     let drains = connection.traffic_planner().drains(v1::DrainsRequest {}).await?.into_inner().drains;
     let line = |one: &v1::RegionDrainStatus| {
-        let keep = one.drain.map(|drain| drain.keep).unwrap_or_default() / 10_000;
-        let mut line =
-            format!("region {} is drained and keeps {keep} % of its calls; {}\n", one.region, one.state);
+        let mut line = region_drain::progress(one) + "\n";
         one.staying.iter().for_each(|why| line.push_str(&format!("  calls stay: {why}\n")));
         line
     };
