@@ -5,7 +5,9 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{Invalid, Prefix, Record, RecordKey, Region, RegionDrain, ServiceName, Share};
+use fairmesh_model::{
+    Invalid, Prefix, Record, RecordKey, Region, RegionDrain, ServiceName, Share, TrafficMode,
+};
 use fairmesh_rib::{Batch, Expect, Op};
 use fairmesh_te::drain::Forecast;
 use fairmesh_wire::{records, v1};
@@ -215,36 +217,60 @@ impl TrafficController {
             facts.lone_shards = lock(&self.lone_shards).get(&self.node, service);
             let Some(forecast) = planner.forecast(&facts, &topology, region, now_ms) else { continue };
             moved.push(service.clone());
-            response.services.push(match forecast {
+            let forecast = match forecast {
                 Ok(forecast) => message(service, planner, &forecast, (region, &facts, &topology)),
                 Err(refusal) => {
                     v1::ServiceForecast { service: service.to_string(), refusal, ..Default::default() }
                 }
-            });
+            };
+            let hold = planner.holds_drains(&facts).unwrap_or_default();
+            response.services.push(v1::ServiceForecast { hold, ..forecast });
         }
-        response.unmoved = self.unmoved(region, &moved);
+        response.unmoved_services = self.unmoved(region, &moved);
+        response.unmoved = response.unmoved_services.iter().map(name_or_number).collect();
         response
     }
 
     /// Services with serving endpoints in the region that are not moved.
-    fn unmoved(&self, region: &Region, moved: &[ServiceName]) -> Vec<String> {
+    fn unmoved(&self, region: &Region, moved: &[ServiceName]) -> Vec<v1::UnmovedService> {
         // All endpoints are read: an operator asks for it, seldom.
         let Ok(all) = Prefix::new("/t/") else { return Vec::new() };
-        let mut names: Vec<String> = Vec::new();
+        let mut names: Vec<ServiceName> = Vec::new();
         for (key, _) in self.node.read(&[all]).1 {
             if let Ok(RecordKey::Endpoint(service, of, _)) = RecordKey::parse(&key)
                 && of == *region
                 && !moved.contains(&service)
-                && names.last() != Some(&service.to_string())
+                && names.last() != Some(&service)
             {
-                names.push(service.to_string());
+                names.push(service);
             }
         }
         let more = names.len().saturating_sub(MAX_UNMOVED);
-        names.truncate(MAX_UNMOVED);
-        names.extend((more > 0).then(|| format!("and {more} more")));
-        names
+        let named = names.iter().take(MAX_UNMOVED).map(|service| v1::UnmovedService {
+            service: service.to_string(),
+            reason: self.why_unmoved(service).to_owned(),
+        });
+        let rest = v1::UnmovedService { service: String::new(), reason: format!("and {more} more") };
+        named.chain((more > 0).then_some(rest)).collect()
     }
+
+    /// Why drains move no call of a service.
+    fn why_unmoved(&self, service: &ServiceName) -> &'static str {
+        let policy = self.node.get(&RecordKey::Policy(service.clone()).to_string());
+        let Some(policy) = policy.map(|entry| entry.value) else { return "no planner plans for it" };
+        match records::traffic(&policy) {
+            _ if records::is_local_only(&policy) => "its policy keeps calls in their region (localOnly)",
+            None => "no planner plans for it",
+            Some(traffic) if !traffic.is_planned() => "its shares are written by hand",
+            Some(traffic) if traffic.mode == TrafficMode::Shadow => "its tables are in shadow mode",
+            Some(_) => "its planner has not seen the region yet",
+        }
+    }
+}
+
+/// The name of an unmoved service, or how many more there are.
+fn name_or_number(unmoved: &v1::UnmovedService) -> String {
+    if unmoved.service.is_empty() { unmoved.reason.clone() } else { unmoved.service.clone() }
 }
 
 /// Why calls of services stay in a region.
@@ -305,6 +331,7 @@ fn message(
         leaving: forecast.leaving,
         staying: forecast.staying,
         dropped: forecast.dropped,
+        hold: String::new(),
     }
 }
 

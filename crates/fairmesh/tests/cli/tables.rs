@@ -1,6 +1,6 @@
 //! Region tables that a person writes: listed, rolled back with their policy, and refused.
 
-use super::support::Mesh;
+use super::support::{Mesh, wait_until};
 
 const POLICY: &str = "
 kind: Policy
@@ -91,4 +91,39 @@ fn a_drain_of_a_region_is_shown_wherever_regions_are() {
 
     mesh.run(&["undrain", "--region", "eu", "--over", "0s"]).ok();
     assert!(region("eu")["drain"].is_null(), "the calls are back");
+}
+
+#[test]
+fn a_forecast_names_what_does_not_move_and_what_would_hold_the_drain() {
+    let mesh = Mesh::with_shop();
+    let policies = [
+        ("held", ", traffic: {planner: rings, mode: hold}"),
+        ("shadow", ", traffic: {planner: rings, mode: shadow}"),
+        ("local", ", locality: {localOnly: true}"),
+        ("shared", ", traffic: {shares: [{from: eu, to: {eu: 100%}}]}"),
+        ("plain", ""),
+    ];
+    for (at, (name, policy)) in policies.iter().enumerate() {
+        let service = format!("shop/{name}");
+        let documents = format!(
+            "{{kind: Service, name: {service}}}\n---\n{{kind: Policy, service: {service}{policy}}}\n"
+        );
+        mesh.apply(&documents).ok();
+        mesh.register(&service, "one", "eu", 19_100 + at as u16);
+    }
+    let forecast = || mesh.run(&["drain", "--region", "eu", "--dry-run"]).ok();
+    wait_until("the planner has seen the region", || forecast().contains("shop/held will hold the drain"));
+    let text = forecast();
+    for words in [
+        "shop/held will hold the drain: its policy holds the tables (mode: hold)",
+        "not moved: shop/shadow: its tables are in shadow mode",
+        "not moved: shop/local: its policy keeps calls in their region (localOnly)",
+        "not moved: shop/shared: its shares are written by hand",
+        "not moved: shop/plain: no planner plans for it",
+    ] {
+        assert!(text.lines().any(|line| line == words), "no {words} in {text}");
+    }
+    let forecast = mesh.run(&["drain", "--region", "eu", "--dry-run", "--json"]).json()["forecast"].clone();
+    assert_eq!(forecast["unmovedBecause"]["shop/plain"], "no planner plans for it", "{forecast}");
+    assert!(forecast["services"][0]["hold"].as_str().unwrap().contains("mode: hold"), "{forecast}");
 }

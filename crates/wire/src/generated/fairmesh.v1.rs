@@ -7732,6 +7732,17 @@ pub struct ForecastDrainResponse {
     /// in their region.
     #[prost(string, repeated, tag = "2")]
     pub unmoved: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The same with the reason of each.
+    #[prost(message, repeated, tag = "3")]
+    pub unmoved_services: ::prost::alloc::vec::Vec<UnmovedService>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnmovedService {
+    /// tenant/service; empty: further services, of which the reason tells the number.
+    #[prost(string, tag = "1")]
+    pub service: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub reason: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ServiceForecast {
@@ -7749,6 +7760,9 @@ pub struct ServiceForecast {
     pub staying: f64,
     #[prost(double, tag = "6")]
     pub dropped: f64,
+    /// Why the service holds the drain whatever the loads are, such as a policy that holds the tables; empty: it does not.
+    #[prost(string, tag = "7")]
+    pub hold: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RegionForecast {

@@ -38,11 +38,8 @@ impl ServicePlanner {
         now: Now,
     ) -> Option<DrainStep> {
         let at = self.drained_region(facts, region)?;
-        if facts.traffic.mode == TrafficMode::Hold {
-            return Some(DrainStep::Hold("its policy holds the tables".to_owned()));
-        }
-        if let Some(refused) = &self.refused {
-            return Some(DrainStep::Hold(refused.text.clone()));
+        if let Some(why) = self.holds_drains(facts) {
+            return Some(DrainStep::Hold(why));
         }
         let keep = f64::from(drained.keep.millionths()) / 1e6;
         if !drained.returns && !self.is_in_tables(facts, at, keep) {
@@ -77,6 +74,14 @@ impl ServicePlanner {
             Step::HoldDropping => DrainStep::Hold("no other region may take its calls".to_owned()),
             Step::HoldSince(refusal) => DrainStep::Hold(self.refusal_text(&refusal)),
         })
+    }
+
+    /// Why no step of any drain is made as things are, whatever the loads.
+    pub(in crate::traffic) fn holds_drains(&self, facts: &ServiceFacts) -> Option<String> {
+        match facts.traffic.mode {
+            TrafficMode::Hold => Some("its policy holds the tables (mode: hold)".to_owned()),
+            _ => self.refused.as_ref().map(|refused| refused.text.clone()),
+        }
     }
 
     /// What a drain of a region would lead to, by the positions of `regions`; `None` as for [`Self::drain_step`].

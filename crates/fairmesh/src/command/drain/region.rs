@@ -1,6 +1,7 @@
 //! `fairmesh drain --region` and `fairmesh undrain --region`: a whole region, at a pace, with a forecast.
 
 use std::{
+    collections::BTreeMap,
     io::{self, IsTerminal as _, Write as _},
     process::ExitCode,
     time::Duration,
@@ -88,11 +89,16 @@ fn confirm(args: &RegionArgs<'_>, forecast: &v1::ForecastDrainResponse) -> Resul
     if !io::stdin().is_terminal() {
         return Err(refused());
     }
-    let holds = forecast
-        .services
-        .iter()
-        .any(|service| service.dropped > 0.0 || service.regions.iter().any(|region| region.is_full));
-    let warning = if holds { " It will be held where a region is full." } else { "" };
+    let is_full = |service: &v1::ServiceForecast| {
+        service.dropped > 0.0 || service.regions.iter().any(|region| region.is_full)
+    };
+    let warning = match &forecast.services {
+        services if services.iter().any(|service| !service.hold.is_empty()) => {
+            " It will be held until these services may be moved."
+        }
+        services if services.iter().any(is_full) => " It will be held where a region is full.",
+        _ => "",
+    };
     eprint!("Drain region {} over {}?{warning} [y/N] ", args.region, write_duration(args.over));
     let _ = io::stderr().flush();
     let mut answer = String::new();
@@ -162,16 +168,31 @@ fn text(region: &Region, forecast: &v1::ForecastDrainResponse) -> String {
             }
         }
     }
-    if !forecast.unmoved.is_empty() {
-        text.push_str(&format!(
-            "not moved, since no planner plans for them or they stay in their region: {}\n",
-            forecast.unmoved.join(", ")
-        ));
+    for service in forecast.services.iter().filter(|service| !service.hold.is_empty()) {
+        text.push_str(&format!("{} will hold the drain: {}\n", service.service, service.hold));
     }
+    text.push_str(&unmoved(forecast));
     if forecast.services.is_empty() {
         text.push_str(&format!("no planner plans for a service in region {region} (see docs/regions.md)\n"));
     }
     text
+}
+
+/// The services that stay, a line for each reason.
+fn unmoved(forecast: &v1::ForecastDrainResponse) -> String {
+    let mut by_reason = BTreeMap::<&str, Vec<&str>>::new();
+    let (services, more): (Vec<_>, Vec<_>) =
+        forecast.unmoved_services.iter().partition(|unmoved| !unmoved.service.is_empty());
+    for unmoved in services {
+        by_reason.entry(&unmoved.reason).or_default().push(&unmoved.service);
+    }
+    // A control plane of a release before gives no reasons.
+    if by_reason.is_empty() && !forecast.unmoved.is_empty() {
+        let names = forecast.unmoved.join(", ");
+        return format!("not moved, since no planner plans for them or they stay in their region: {names}\n");
+    }
+    let lines = by_reason.iter().map(|(why, names)| format!("not moved: {}: {why}\n", names.join(", ")));
+    lines.chain(more.iter().map(|more| format!("not moved: {}\n", more.reason))).collect()
 }
 
 fn row(service: &str, region: &v1::RegionForecast) -> Vec<String> {
@@ -204,15 +225,18 @@ fn forecast_item(forecast: &v1::ForecastDrainResponse) -> Value {
         json!({
             "service": service.service,
             "refusal": (!service.refusal.is_empty()).then_some(&service.refusal),
+            "hold": (!service.hold.is_empty()).then_some(&service.hold),
             "leavingPerSecond": service.leaving,
             "stayingPerSecond": service.staying,
             "droppedPerSecond": service.dropped,
             "regions": service.regions.iter().map(region).collect::<Vec<_>>(),
         })
     };
+    let reason = |unmoved: &v1::UnmovedService| (unmoved.service.clone(), json!(unmoved.reason));
     json!({
         "services": forecast.services.iter().map(service).collect::<Vec<_>>(),
         "unmoved": forecast.unmoved,
+        "unmovedBecause": forecast.unmoved_services.iter().map(reason).collect::<serde_json::Map<_, _>>(),
     })
 }
 
