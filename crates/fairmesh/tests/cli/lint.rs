@@ -62,6 +62,44 @@ fn lint_needs_no_control_plane_and_exits_3_with_warnings() {
 }
 
 #[test]
+fn names_in_shares_that_nothing_else_knows_draw_a_warning() {
+    let shares = "{kind: Policy, service: shop/web, traffic: {shares: [{from: eu, to: {eu: 70%, mars: 30%}}, \
+        {from: eu, class: bulk, to: {eu: 100%}}]}}\n";
+    let topology = "---\n{kind: Topology, regions: [{name: eu}, {name: us}]}\n";
+    let (regions, classes) = (
+        "the policy of shop/web has shares of regions that no topology declares and that have no endpoint: mars",
+        "the policy of shop/web has shares of traffic classes that no route sets ('class'), so that no call has them: bulk",
+    );
+    let lint = |yaml: &str| fairmesh("", &["lint", "-f", "-"], yaml).out;
+    let told = lint(&format!("{shares}{topology}"));
+    assert!(told.contains(regions) && told.contains(classes), "{told}");
+    assert!(
+        !told.contains("not declared in these files"),
+        "a policy alone is of a service declared elsewhere: {told}"
+    );
+    let told = lint(&format!("{shares}---\n{{kind: Service, name: shop/other}}\n"));
+    assert!(told.contains("names shop/web, which is not declared in these files"), "{told}");
+    assert!(!told.contains("mars"), "no region is known: {told}");
+    let routed = "---\nkind: Policy\nservice: shop/edge\nroutes: [{name: all, class: bulk, split: [{service: shop/web, \
+        weight: 1}]}]\n";
+    assert!(!lint(&format!("{shares}{routed}")).contains("bulk"), "a route to the service sets it");
+
+    let mesh = Mesh::start();
+    mesh.apply(&format!("{{kind: Service, name: shop/web}}\n{topology}")).ok();
+    let applied = mesh.apply(shares);
+    assert!(applied.err.contains(regions) && applied.err.contains(classes), "{applied:?}");
+    let agent = format!("unix:{}", mesh.path("none.sock").display());
+    let pages = ["--http", "none", "--admin", "none", "--metrics", "none", "--agent", &agent];
+    let found = mesh.run(&[&["check", "--json"], &pages[..]].concat()).out;
+    assert!(found.contains("policy.unknownRegion") && found.contains("policy.unknownClass"), "{found}");
+    mesh.register("shop/web", "far", "mars", 19_200);
+    mesh.apply(routed.trim_start_matches("---\n")).ok();
+    let again = mesh.apply(shares);
+    assert!(!again.err.contains("mars") && !again.err.contains("bulk"), "{again:?}");
+    applied.ok();
+}
+
+#[test]
 fn all_errors_of_all_files_are_reported_at_once() {
     let mesh = Mesh::start();
     let (wrong, other) =

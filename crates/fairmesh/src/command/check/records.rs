@@ -9,7 +9,7 @@ use crate::{
     command::{
         finding::{Level, Report, listed},
         records::{
-            apply::warnings::{Mention, mentioned, replica_warnings, unreachable_routes},
+            apply::warnings::{Mention, mentioned, replica_warnings, shares, unreachable_routes},
             get,
         },
     },
@@ -27,6 +27,7 @@ pub(super) async fn check(connection: &Connection, report: &mut Report) -> Resul
         }
         policy(name, one, &view, report);
         unreachable(name, one, report);
+        traffic(name, one, &view, report);
         shards(name, one, report);
     }
     regions(&view, report);
@@ -105,6 +106,24 @@ fn unreachable(name: &ServiceName, one: &ServiceView, report: &mut Report) {
             "order them by 'fairmesh get policies {name} -o yaml' and 'fairmesh apply', or remove it"
         );
         report.add("policy.unreachableRoute", Level::Warning, warning, remedy);
+    }
+}
+
+/// Regions and classes in the traffic section of a policy that nothing else knows.
+fn traffic(name: &ServiceName, one: &ServiceView, view: &View, report: &mut Report) {
+    let Some(policy) = &one.policy else { return };
+    let stored = view.services.iter().filter_map(|(name, one)| Some((name, &one.policy.as_ref()?.value)));
+    let regions = shares::regions(view, &[]);
+    let unknown = [
+        ("policy.unknownRegion", shares::unknown_regions(name, &policy.value, &regions)),
+        ("policy.unknownClass", shares::unknown_classes(name, &policy.value, stored)),
+    ];
+    for (check, warning) in unknown {
+        let Some(warning) = warning else { continue };
+        let remedy = format!(
+            "correct the policy ('fairmesh get policies {name} -o yaml'), or declare the region or set the class"
+        );
+        report.add(check, Level::Warning, warning, remedy);
     }
 }
 

@@ -1,11 +1,12 @@
 //! Warnings about valid documents that would fail calls or have no effect: printed, not refused, since the missing
 //! records may follow. Changes that break working calls are handled by [`breaking_change`].
 
+pub(crate) mod shares;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use fairmesh_model::{
-    BalancingPolicy, InstanceId, Policy, Region, Regions, Service, ServiceKind, ServiceName, ShardMap,
-    spec::Resource,
+    BalancingPolicy, InstanceId, Policy, Region, Service, ServiceKind, ServiceName, ShardMap, spec::Resource,
 };
 use fairmesh_wire::handshake::Connection;
 
@@ -40,8 +41,10 @@ pub(crate) async fn print_warnings(
     names.extend(declared(resources).map(|(name, _)| name.clone()));
     for name in names {
         let view = View::read(connection, &Scope::Service(name), KINDS).await?;
+        known.regions = view.regions;
         known.services.extend(view.services);
     }
+    shares::add_known(connection, resources, &mut known).await;
     check_maps(&known, resources)?;
     for warning in warnings(Some(&known), resources) {
         output::warn(warning);
@@ -143,10 +146,13 @@ pub(crate) fn warnings(known: Option<&View>, resources: &[&Resource]) -> Vec<Str
         resources.iter().any(|resource| matches!(resource, Resource::Service(n, _) if n == name))
     };
     let stored = |name: &ServiceName| known.services.get(name).is_some_and(|of| of.service.is_some());
+    // Files without any declaration, such as a policy alone, are about services that are declared elsewhere.
+    let declares = stored_records.is_some() || declared(resources).next().is_some();
     let mut warnings = Vec::new();
     for resource in resources {
         for Mention { name, reference, effect } in mentioned(resource) {
-            if !written(&name) && !stored(&name) {
+            let is_elsewhere = !declares && is_subject(resource, &name);
+            if !written(&name) && !stored(&name) && !is_elsewhere {
                 let whence = if stored_records.is_none() { " in these files" } else { "" };
                 warnings.push(format!("{reference} names {name}, which is not declared{whence}: {effect}"));
             }
@@ -159,7 +165,8 @@ pub(crate) fn warnings(known: Option<&View>, resources: &[&Resource]) -> Vec<Str
                 warnings.extend(unreachable_routes(name, policy));
                 let conflict = policy.ring_conflict();
                 warnings.extend(conflict.map(|why| format!("the policy of {name}: {why}")));
-                warnings.extend(unknown_regions(name, policy, &known.regions.value, resources));
+                warnings.extend(shares::unknown_regions(name, policy, &shares::regions(known, resources)));
+                warnings.extend(unknown_classes(name, policy, known, resources));
             }
             _ => {}
         }
@@ -167,6 +174,11 @@ pub(crate) fn warnings(known: Option<&View>, resources: &[&Resource]) -> Vec<Str
     warnings.extend(unhashed(known, resources));
     warnings.dedup();
     warnings
+}
+
+/// Whether a resource is about this service, rather than naming it.
+fn is_subject(resource: &Resource, service: &ServiceName) -> bool {
+    matches!(resource, Resource::Policy(name, _) | Resource::ShardMap(name, _) if name == service)
 }
 
 /// Routes that no call reaches, since an earlier one matches every call that they match.
@@ -182,28 +194,20 @@ pub(crate) fn unreachable_routes(name: &ServiceName, policy: &Policy) -> Vec<Str
     routes.take(MAX_NAMED).collect()
 }
 
-/// Regions whose shares a policy sets by hand, and which the topology does not declare.
-fn unknown_regions(
+/// Classes of shares that no route sets, of the policies among the resources and of the stored ones that they leave.
+fn unknown_classes(
     name: &ServiceName,
     policy: &Policy,
-    stored: &Regions,
+    known: &View,
     resources: &[&Resource],
-) -> Vec<String> {
-    let written = resources.iter().find_map(|resource| match resource {
-        Resource::Topology(regions, _) => Some(regions),
-        _ => None,
-    });
-    let declared = &written.unwrap_or(stored).regions;
-    let shares = policy.traffic.iter().flat_map(|traffic| traffic.shares.keys());
-    let unknown: BTreeSet<String> =
-        shares.filter(|region| !declared.contains_key(*region)).map(ToString::to_string).collect();
-    match declared.is_empty() || unknown.is_empty() {
-        true => Vec::new(),
-        false => vec![format!(
-            "the policy of {name} has shares of regions that the topology does not declare: {}",
-            some(&unknown)
-        )],
-    }
+) -> Option<String> {
+    let written = shares::policies(resources);
+    let stored = known
+        .services
+        .iter()
+        .filter_map(|(name, one)| Some((name, &one.policy.as_ref()?.value)))
+        .filter(|(name, _)| !written.iter().any(|(written, _)| written == name));
+    shares::unknown_classes(name, policy, written.iter().copied().chain(stored))
 }
 
 /// Policies that balance by a hash which their services do not compute.
