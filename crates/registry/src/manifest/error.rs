@@ -28,17 +28,19 @@ pub(super) struct Diagnostic {
     location: Option<Location>,
     message: String,
     hint: String,
+    /// Whether it is about a map or a list as a whole, and not about one value.
+    pub(super) is_of_whole: bool,
 }
 
 impl Diagnostic {
     pub(super) fn at(location: Location, message: impl Into<String>, hint: impl Into<String>) -> Self {
         let location = Some(location).filter(|location| location.line() > 0);
-        Self { location, message: message.into(), hint: hint.into() }
+        Self { location, message: message.into(), hint: hint.into(), is_of_whole: false }
     }
 
     /// An error of the whole document: shown at its first line.
     pub(super) fn at_start(message: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self { location: None, message: message.into(), hint: hint.into() }
+        Self { location: None, message: message.into(), hint: hint.into(), is_of_whole: false }
     }
 }
 
@@ -72,7 +74,8 @@ pub(super) fn parse_error(error: &Error) -> Diagnostic {
         return parse_error(error);
     }
     let (message, hint) = message_and_hint(error);
-    Diagnostic { location: error.location().filter(|location| location.line() > 0), message, hint }
+    let location = error.location().filter(|location| location.line() > 0);
+    Diagnostic { location, message, hint, is_of_whole: false }
 }
 
 fn message_and_hint(error: &Error) -> (String, String) {

@@ -7,7 +7,7 @@ use serde::{
     Deserialize, Deserializer,
     de::{Error, MapAccess, SeqAccess, Visitor},
 };
-use serde_saphyr::{Location, Spanned};
+use serde_saphyr::Spanned;
 
 use super::{error::Diagnostic, options};
 
@@ -25,13 +25,18 @@ pub(super) fn locate(text: &str, invalid: Invalid) -> Diagnostic {
         field => format!("{field}: {}", invalid.problem),
     };
     match serde_saphyr::from_str_with_options::<Spanned<Tree>>(text, options()) {
-        Ok(tree) => Diagnostic::at(find(&tree, &invalid.field), message, invalid.hint),
+        Ok(tree) => {
+            let found = find(&tree, &invalid.field);
+            let mut diagnostic = Diagnostic::at(found.referenced, message, invalid.hint);
+            diagnostic.is_of_whole = !matches!(found.value, Tree::Scalar(_));
+            diagnostic
+        }
         // It was parsed before; only the position is missing.
         Err(_) => Diagnostic::at_start(message, invalid.hint),
     }
 }
 
-fn find(root: &Spanned<Tree>, path: &str) -> Location {
+fn find<'a>(root: &'a Spanned<Tree>, path: &str) -> &'a Spanned<Tree> {
     let mut here = root;
     for step in path.split(['.', '[', ']']).filter(|step| !step.is_empty()) {
         match here.value.child(step) {
@@ -39,7 +44,7 @@ fn find(root: &Spanned<Tree>, path: &str) -> Location {
             None => break,
         }
     }
-    here.referenced
+    here
 }
 
 impl Tree {

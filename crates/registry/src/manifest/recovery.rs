@@ -17,6 +17,7 @@ pub(super) fn errors(file: &str, text: &str, piece: &DocumentText<'_>) -> Vec<Ma
     let Err(first) = document(piece) else { return Vec::new() };
     let mut errors = vec![located(file, text, piece, first)];
     let (mut left, mut found) = (piece.text.to_owned(), errors[0].offset);
+    let mut erased = Vec::new();
     for _ in 0..MAX_READS {
         if errors.len() == MAX_ERRORS || left.len() > MAX_BYTES {
             break;
@@ -24,14 +25,20 @@ pub(super) fn errors(file: &str, text: &str, piece: &DocumentText<'_>) -> Vec<Ma
         let Some(entry) = found.checked_sub(piece.offset).and_then(|at| entry_at(&left, at)) else { break };
         let spaces: String =
             left[entry.clone()].bytes().map(|byte| if byte == b'\n' { '\n' } else { ' ' }).collect();
-        left.replace_range(entry, &spaces);
+        left.replace_range(entry.clone(), &spaces);
+        erased.push(entry.start);
         let Err(next) = document(&DocumentText { text: &left, ..*piece }) else { break };
+        let is_of_whole = next.is_of_whole;
         let next = located(file, text, piece, next);
         found = next.offset;
         // Perhaps of what was overwritten here; then the entry around it is left out too.
         let is_own = next.message.ends_with(" is missing")
             || next.message == "the document has no kind"
-            || errors.iter().any(|error| error.offset == next.offset);
+            || errors.iter().any(|error| error.offset == next.offset)
+            || (is_of_whole && {
+                let whole = extent(&left, found.saturating_sub(piece.offset));
+                erased.iter().any(|at| whole.contains(at))
+            });
         if !is_own {
             errors.push(next);
         }
@@ -41,6 +48,31 @@ pub(super) fn errors(file: &str, text: &str, piece: &DocumentText<'_>) -> Vec<Ma
 
 fn located(file: &str, text: &str, piece: &DocumentText<'_>, diagnostic: Diagnostic) -> ManifestError {
     ManifestError::new(file, text, piece, diagnostic)
+}
+
+/// The map or list that begins at a position, with the empty lines before it: its first entries may have been there.
+fn extent(text: &str, start: usize) -> std::ops::Range<usize> {
+    let Some(rest) = text.get(start..) else { return start..start };
+    if rest.starts_with(['{', '[']) {
+        let mut scanner = Scanner::default();
+        let end = rest.bytes().enumerate().find(|(position, byte)| {
+            scanner.step(*position, *byte);
+            scanner.starts.is_empty()
+        });
+        return start..start + end.map_or(rest.len(), |(position, _)| position + 1);
+    }
+    let line_start = text[..start].rfind('\n').map_or(0, |newline| newline + 1);
+    let (indent, is_list) = (start - line_start, rest.starts_with("- "));
+    let belongs = |line: &str| {
+        let bare = line.trim_start();
+        let this = line.len() - bare.len();
+        bare.is_empty() || this > indent || (this == indent && (!is_list || bare.starts_with("- ")))
+    };
+    let first = rest.split('\n').next().unwrap_or_default().len();
+    let below = rest[first..].split_inclusive('\n').skip(1).take_while(|line| belongs(line));
+    let end = start + first + 1 + below.map(str::len).sum::<usize>();
+    let before = text[..line_start].trim_end().len();
+    before..end.min(text.len())
 }
 
 /// The entry of a map or list around a position.
@@ -167,6 +199,20 @@ mod tests {
             ("8", "g: 8\n"),
         ] {
             assert_eq!(entry(text, at), found, "{at}");
+        }
+    }
+
+    #[test]
+    fn the_extent_of_a_map_or_list_is_found() {
+        let text = "a: {b: [1, 2], c: 3}\nd:\n\n  e: 4\n  f:\n    - 5\n    - 6\n  g: 7\nh: 8\n";
+        for (at, found) in [
+            ("{", "{b: [1, 2], c: 3}"),
+            ("[", "[1, 2]"),
+            ("e:", "\n\n  e: 4\n  f:\n    - 5\n    - 6\n  g: 7\n"),
+            ("- 5", "\n    - 5\n    - 6\n"),
+            ("a:", text),
+        ] {
+            assert_eq!(&text[extent(text, text.find(at).unwrap())], found, "{at}");
         }
     }
 

@@ -71,6 +71,15 @@ fn errors_behind_the_first_one_are_found_where_they_are() {
     let text = "kind: Policy\nservice: shop/a\nroutes: [{name: a, split: [{service: shop/a, weight: 9%}]}]\ntimeout: 5\n";
     let lines: Vec<_> = errors("shop.yaml", text).into_iter().map(|error| error.line).collect();
     assert_eq!(lines, [3, 4], "behind a required field");
+    for shares in
+        ["{shares: [{from: eu, to: {eu: 120%}}]}", "\n  shares:\n    - from: eu\n      to:\n        eu: 120%"]
+    {
+        let text = format!("kind: Policy\nservice: shop/a\ntraffic: {shares}\ntimeout: 5\n");
+        let found: Vec<_> = errors("shop.yaml", &text).into_iter().map(|error| error.message).collect();
+        assert_eq!(found.len(), 2, "a whole without what was left out is no error of its own: {found:?}");
+        let of = |words: &str| found.iter().any(|message| message.contains(words));
+        assert!(of("'120%' is not a share") && of("timeout: '5'"), "{found:?}");
+    }
     // What is missing once an entry is left out is no error of its own.
     assert_eq!(errors("shop.yaml", "kind: Service\nname: 'a b'\n").len(), 1);
     assert_eq!(errors("shop.yaml", "kind: Service\nname: [\n").len(), 1, "no YAML");
