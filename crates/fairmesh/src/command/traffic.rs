@@ -13,6 +13,7 @@ use crate::{
     cli::{OutputArgs, TargetArgs},
     failure::Failure,
     output,
+    view::{Scope, View},
 };
 
 /// Subcommands of `fairmesh traffic`.
@@ -91,6 +92,14 @@ async fn read(
         ));
     }
     Ok(services)
+}
+
+/// Why nothing is planned for a service: it does not exist, or its policy does not ask for it.
+async fn why_not_planned(connection: &Connection, service: &ServiceName) -> Failure {
+    match View::read(connection, &Scope::Service(service.clone()), &["services", "policies"]).await {
+        Ok(view) => view.service(service).err().unwrap_or_else(|| not_planned(service)),
+        Err(failure) => failure,
+    }
 }
 
 fn not_planned(service: &ServiceName) -> Failure {

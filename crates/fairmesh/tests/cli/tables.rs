@@ -127,3 +127,22 @@ fn a_forecast_names_what_does_not_move_and_what_would_hold_the_drain() {
     assert_eq!(forecast["unmovedBecause"]["shop/plain"], "no planner plans for it", "{forecast}");
     assert!(forecast["services"][0]["hold"].as_str().unwrap().contains("mode: hold"), "{forecast}");
 }
+
+#[test]
+fn a_misspelt_region_or_service_of_the_planner_is_refused() {
+    let mesh = Mesh::with_shop();
+    mesh.register("shop/catalog", "catalog-0", "eu", 19_300);
+    let unplanned = mesh.run(&["traffic", "status", "shop/catalog"]).fails(1);
+    assert!(unplanned.contains("no planner plans for shop/catalog"), "{unplanned}");
+    for command in ["status", "explain"] {
+        let unknown = mesh.run(&["traffic", command, "shop/none"]).fails(1);
+        assert!(unknown.contains("there is no service shop/none"), "{unknown}");
+    }
+    mesh.apply("{kind: Policy, service: shop/catalog, traffic: {planner: rings}}").ok();
+    wait_until("the planner has seen the region", || {
+        mesh.run(&["traffic", "explain", "shop/catalog", "--region", "eu"]).code == Some(0)
+    });
+    let unknown = mesh.run(&["traffic", "explain", "shop/catalog", "--region", "mars"]).fails(1);
+    assert!(unknown.contains("neither endpoints nor callers in a region mars"), "{unknown}");
+    assert!(unknown.contains("name one of eu"), "{unknown}");
+}

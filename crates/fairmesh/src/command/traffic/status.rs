@@ -2,13 +2,14 @@
 
 use std::{fmt::Write as _, time::Duration};
 
+use fairmesh_model::Region;
 use fairmesh_wire::{
     handshake::Connection,
     v1::{self, traffic::Mode},
 };
 use serde_json::{Value, json};
 
-use super::{ExplainArgs, StatusArgs, not_planned, read};
+use super::{ExplainArgs, StatusArgs, read, why_not_planned};
 use crate::{
     cli::Format,
     connect,
@@ -27,7 +28,7 @@ pub(super) async fn status(args: StatusArgs) -> Result<(), Failure> {
     let connection = connect::connect(&args.target).await?;
     let services = read(&connection, args.service.as_ref()).await?;
     if let (Some(name), true) = (&args.service, services.is_empty()) {
-        return Err(not_planned(name));
+        return Err(why_not_planned(&connection, name).await);
     }
     if services.is_empty() && args.output.format() == Format::Table {
         output::note(
@@ -56,7 +57,12 @@ async fn drains(connection: &Connection) -> Result<Option<String>, Failure> {
 pub(super) async fn explain(args: ExplainArgs) -> Result<(), Failure> {
     let connection = connect::connect(&args.target).await?;
     let services = read(&connection, Some(&args.service)).await?;
-    let service = services.first().ok_or_else(|| not_planned(&args.service))?;
+    let Some(service) = services.first() else {
+        return Err(why_not_planned(&connection, &args.service).await);
+    };
+    if let Some(region) = &args.region {
+        check_region(service, region)?;
+    }
     let mut listing = Listing::new(&["AGO", "CALLERS", "CLASS", "CHANGE"]);
     let region = args.region.as_ref().map(ToString::to_string);
     for shift in service.shifts.iter().filter(|shift| region.as_ref().is_none_or(|it| *it == shift.from)) {
@@ -70,6 +76,22 @@ pub(super) async fn explain(args: ExplainArgs) -> Result<(), Failure> {
         refusal => format!("no table was changed since the control plane started: {refusal}"),
     });
     listing.print(args.output.format())
+}
+
+/// Refuses a region without endpoints and callers of the service: of a misspelt one there are no changes.
+fn check_region(service: &v1::ServiceTraffic, region: &Region) -> Result<(), Failure> {
+    let known: Vec<&str> = service.regions.iter().map(|known| known.region.as_str()).collect();
+    if known.contains(&region.as_str()) {
+        return Ok(());
+    }
+    let hint = match known.is_empty() {
+        true => "its planner has seen no region yet; see 'fairmesh traffic status'".to_owned(),
+        false => format!("name one of {}", known.join(", ")),
+    };
+    Err(Failure::failed_with(
+        format!("{} has neither endpoints nor callers in a region {region}", service.service),
+        hint,
+    ))
 }
 
 fn text(service: &v1::ServiceTraffic) -> String {
