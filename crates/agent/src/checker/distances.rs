@@ -16,7 +16,7 @@ use tokio::{
     task::JoinSet,
     time::{MissedTickBehavior, interval, timeout},
 };
-use tonic::Code;
+use tonic::{Code, Status};
 
 use super::{Counts, distance_probe::KeptConnection};
 
@@ -74,6 +74,7 @@ impl DistanceProber {
     pub(super) async fn run(self, targets: watch::Receiver<BTreeSet<DistanceTarget>>) {
         let mut connections = Connections::new();
         let mut rounds = BTreeMap::<Region, DistanceRounds>::new();
+        let mut refusal = LastRefusal::default();
         let mut ticks = interval(ROUND_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -92,7 +93,7 @@ impl DistanceProber {
                 Some(ReportedDistance { region: region.to_string(), rtt_us })
             });
             let distances: Vec<_> = distances.collect();
-            if !distances.is_empty() && !self.report(distances).await {
+            if !distances.is_empty() && !self.report(distances, &mut refusal).await {
                 return;
             }
         }
@@ -128,17 +129,42 @@ impl DistanceProber {
 
     /// Reports distances; false when the leadership is lost. A report that fails is not repeated, since the next
     /// replaces it.
-    async fn report(&self, distances: Vec<ReportedDistance>) -> bool {
+    async fn report(&self, distances: Vec<ReportedDistance>, refusal: &mut LastRefusal) -> bool {
         let request = ReportDistancesRequest { region: self.region.to_string(), term: self.term, distances };
         let mut checker = self.connection.checker();
         match timeout(REPORT_TIMEOUT, checker.report_distances(request)).await {
             Ok(Err(status)) if status.code() == Code::FailedPrecondition => false,
             Ok(Err(status)) => {
-                tracing::warn!(%status, "control plane did not accept distances");
+                if refusal.is_new(&status) {
+                    tracing::warn!(region = %self.region, %status, "control plane does not accept distances");
+                }
                 true
             }
-            Ok(Ok(_)) | Err(_) => true,
+            Ok(Ok(_)) => {
+                if refusal.clear() {
+                    tracing::info!(region = %self.region, "control plane accepts distances again");
+                }
+                true
+            }
+            Err(_) => true,
         }
+    }
+}
+
+/// Why the control plane refused the last report: logged once and not every few seconds.
+#[derive(Debug, Default)]
+struct LastRefusal(Option<(Code, String)>);
+
+impl LastRefusal {
+    /// Takes a refusal; whether it is another than the one before.
+    fn is_new(&mut self, status: &Status) -> bool {
+        let refusal = Some((status.code(), status.message().to_owned()));
+        std::mem::replace(&mut self.0, refusal.clone()) != refusal
+    }
+
+    /// Takes an accepted report; whether the one before was refused.
+    fn clear(&mut self) -> bool {
+        self.0.take().is_some()
     }
 }
 
@@ -191,6 +217,18 @@ mod tests {
             target("us", "cart.example:80"),
         ]);
         assert_eq!(of.iter().map(|target| target.address.to_string()).collect::<Vec<_>>(), ["127.0.0.1:80"]);
+    }
+
+    #[test]
+    fn a_refusal_is_new_once_and_cleared_once() {
+        let mut refusal = LastRefusal::default();
+        assert!(!refusal.clear(), "nothing was refused");
+        let unknown = Status::invalid_argument("region eu has no endpoints");
+        let news =
+            [&unknown, &unknown, &Status::unavailable("gone"), &unknown].map(|why| refusal.is_new(why));
+        assert_eq!(news, [true, false, true, true]);
+        assert!(refusal.clear() && !refusal.clear());
+        assert!(refusal.is_new(&unknown), "again after it was accepted");
     }
 
     #[tokio::test]
