@@ -5,6 +5,7 @@
 
 mod endpoint_transport;
 mod readiness;
+mod received_table;
 mod resolver;
 mod retry_budget;
 mod route_backends;

@@ -6,7 +6,6 @@ mod data_age;
 mod endpoint_list;
 mod event;
 mod quota;
-mod received_table;
 mod records;
 mod registry;
 mod service;

@@ -1,16 +1,19 @@
 use std::{
     fmt,
     sync::{Arc, OnceLock},
+    time::Duration,
 };
 
 use bytes::Bytes;
-use fairmesh_model::{Policy, Record, RecordKey, ServiceName};
-use fairmesh_router::{RouteNumbers, ServiceNumbers, ServiceTable};
+use fairmesh_model::{Policy, Record, RecordKey, Region, RegionTable, ServiceName};
+use fairmesh_router::{RouteNumbers, ServiceNumbers, ServiceTable, TableInput};
 use fairmesh_signals::{CallCounters, Destinations, ReportedPaths};
 use fairmesh_wire::records;
+use tokio::time::Instant;
 
 use super::{
-    endpoint_transport::EndpointTransport, route_backends::RouteBackendIndex, subscription::Subscription,
+    endpoint_transport::EndpointTransport, received_table::ReceivedTable, route_backends::RouteBackendIndex,
+    subscription::Subscription,
 };
 
 /// The state of a service as far as it is known.
@@ -48,6 +51,8 @@ pub struct ReadyService<T> {
     pub(crate) reported: Option<Box<ReportedPaths>>,
     /// The record of the policy that it was compiled from, which the compiled routes cannot be read from.
     policy_record: Option<Bytes>,
+    /// The region table that it was compiled from.
+    region_table: Option<Arc<ReceivedTable>>,
 }
 
 impl<T: EndpointTransport> ReadyService<T> {
@@ -75,12 +80,26 @@ impl<T: EndpointTransport> ReadyService<T> {
             lookaside,
             reported: None,
             policy_record: None,
+            region_table: None,
         }
     }
 
-    /// The same with the record of its policy.
-    pub(crate) fn with_policy_record(self, policy_record: Option<Bytes>) -> Self {
-        Self { policy_record, ..self }
+    /// The same with the record of its policy, and the region table of the caller's region.
+    pub(super) fn with_records(
+        self,
+        policy_record: Option<Bytes>,
+        region_table: Option<Arc<ReceivedTable>>,
+    ) -> Self {
+        Self { policy_record, region_table, ..self }
+    }
+
+    /// The region table of the callers in this region, with the time since it was last confirmed, for operators; `None` if
+    /// there is none. Its force at this age is that of [`RegionTable::force`].
+    #[doc(hidden)]
+    pub fn region_table(&self) -> Option<(&Region, &RegionTable, Duration)> {
+        let received = self.region_table.as_deref()?;
+        let TableInput { table, age } = received.at(Instant::now());
+        Some((&received.region, table, age))
     }
 
     /// The policy with its routes, for operators: decoded for each call of this function. `None` if there is none.

@@ -139,6 +139,26 @@ fn routes_of_a_proxy_show_shares_and_what_the_rest_gets() {
 }
 
 #[test]
+fn routes_of_a_proxy_show_its_region_table_without_a_control_plane() {
+    let mut mesh = mesh_with_web();
+    mesh.apply("{kind: Policy, service: shop/web, traffic: {shares: [{from: eu, to: {eu: 70%, us: 20%}, dropped: 10%}]}}")
+        .ok();
+    let proxy = Proxy::start(&mesh, ("--control", &mesh.address()));
+    let routes = |mesh: &Mesh| mesh.run(&["proxy", "routes", "shop/web", "--admin", &proxy.admin]);
+    wait_until("the proxy has the table", || {
+        proxy.get("/");
+        routes(&mesh).out.contains("eu 70%, us 20%")
+    });
+    mesh.stop_control("TERM");
+    let told = routes(&mesh).ok();
+    let row = told.lines().find(|line| line.contains("eu 70%, us 20%")).unwrap();
+    assert!(row.contains("10%") && row.contains("by hand") && row.trim_end().ends_with("in force"), "{told}");
+    let page = mesh.run(&["proxy", "routes", "shop/web", "--json", "--admin", &proxy.admin]).json();
+    assert_eq!(page[0]["table"]["shares"][0]["toPercent"], json!({"eu": 70.0, "us": 20.0}), "{page}");
+    assert_eq!((&page[0]["table"]["force"], &page[0]["table"]["from"]), (&json!("full"), &json!("eu")));
+}
+
+#[test]
 fn the_version_is_that_of_everything_that_responds() {
     let mesh = mesh_with_web();
     let agent = mesh.agent("eu");

@@ -3,6 +3,7 @@
 use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
+    sync::Arc,
 };
 
 use bytes::Bytes;
@@ -13,9 +14,8 @@ use fairmesh_model::{
 use fairmesh_rib::ArrivedRecord;
 use fairmesh_wire::records;
 
-use super::{
-    endpoint_list::EndpointList, received_table::ReceivedTable, shard_maps::MapName, shard_parts::ShardParts,
-};
+use super::{endpoint_list::EndpointList, shard_maps::MapName, shard_parts::ShardParts};
+use crate::discovery::received_table::ReceivedTable;
 
 /// The records of one service.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(super) struct ServiceRecords {
     pub(super) health: Verdicts,
     pub(super) shards: ShardParts,
     /// The region table of the caller's region.
-    pub(super) table: Option<ReceivedTable>,
+    pub(super) table: Option<Arc<ReceivedTable>>,
     /// The subscribed prefixes, and whether each has arrived at least once.
     subscribed: BTreeMap<Prefix, bool>,
 }
@@ -284,7 +284,7 @@ impl ServiceRecords {
             }
             Record::RegionTable(table) => {
                 if let RecordKey::RegionTable(_, region) = key {
-                    self.table = Some(ReceivedTable::new(region, table, (value, age)));
+                    self.table = Some(Arc::new(ReceivedTable::new(region, table, (value, age))));
                 }
             }
             Record::Move(_)

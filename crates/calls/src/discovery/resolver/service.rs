@@ -160,7 +160,7 @@ impl<T: EndpointTransport> TrackedService<T> {
             }
         };
         let ready = ReadyService::new(upstream, splits, revision, before);
-        let ready = ready.with_policy_record(self.records.policy_record());
+        let ready = ready.with_records(self.records.policy_record(), self.records.table.clone());
         // Without a location its calls have no source region, and no planner can use them.
         match topology.location {
             Some(_) => Some(ready.with_reports(topology.caller.as_ref(), before)),

@@ -36,7 +36,7 @@ pub(crate) use endpoint_state::states as endpoint_states;
 pub(crate) use fleet::{MOVES_HEAD, add_moves};
 pub(crate) use health::of_service as health_rows;
 pub(crate) use policies::summary as policy_summary;
-pub(crate) use regions::{DistanceRow, distance};
+pub(crate) use regions::{DistanceRow, distance, rough};
 pub(crate) use services::{endpoints as endpoint_rows, words as service_words};
 pub(crate) use shards::one_map;
 pub(crate) use wait::serving_endpoint;

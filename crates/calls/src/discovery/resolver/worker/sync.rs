@@ -5,10 +5,7 @@ use fairmesh_wire::LogLimiter;
 use tokio::{task::yield_now, time::Instant};
 
 use super::{MAX_UNKNOWN, RESUBSCRIBE_INTERVAL, Worker, weakening::note_weakening};
-use crate::discovery::{
-    endpoint_transport::EndpointTransport,
-    resolver::{received_table::ReceivedTable, records::PrefixChanges},
-};
+use crate::discovery::{endpoint_transport::EndpointTransport, resolver::records::PrefixChanges};
 
 static REFUSED: LogLimiter = LogLimiter::new();
 
@@ -26,7 +23,7 @@ impl<T: EndpointTransport> Worker<T> {
                 let was_unknown = service.is_unknown();
                 service.publish(&self.topology, &self.registry, self.revision.map_or(0, |at| at.number));
                 self.registry.note_published(&service.subscription);
-                let weakens = service.records.table.as_ref().and_then(ReceivedTable::weakens);
+                let weakens = service.records.table.as_ref().and_then(|table| table.weakens());
                 note_weakening(&mut self.weakening, &name, weakens);
                 if service.is_unknown() && !was_unknown {
                     self.unknown.push_back(name);

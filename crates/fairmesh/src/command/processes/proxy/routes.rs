@@ -1,16 +1,19 @@
 //! `fairmesh proxy routes`: how one proxy routes calls of its services.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
 use clap::Args;
 use fairmesh_model::ServiceName;
 use serde_json::{Value, json};
 
 use super::admin_page::{AdminArgs, page};
-use crate::{cli::OutputArgs, failure::Failure, output::Listing};
+use crate::{cli::OutputArgs, command::records::get::rough, failure::Failure, output::Listing};
 
 /// Fields of a route that have a column of their own.
 const OWN_COLUMNS: &[&str] = &["name", "match", "split"];
+
+/// The columns of region tables.
+const TABLES: &[&str] = &["SERVICE", "CALLERS IN", "CLASS", "SHARES", "DROPPED", "CONFIRMED", "STATE"];
 
 /// Arguments of `fairmesh proxy routes`.
 #[derive(Debug, Args)]
@@ -26,6 +29,7 @@ pub(super) struct RoutesArgs {
 pub(super) async fn run(args: RoutesArgs) -> Result<ExitCode, Failure> {
     let mut listing = Listing::new(&["SERVICE", "ROUTE", "MATCH", "GOES TO", "ACTIONS", "REVISION"]);
     listing.why_empty = Some("no service was called through the proxy".into());
+    let mut tables = Vec::new();
     for service in services(&args).await? {
         let routed = page(args.admin.address, &format!("/services/{service}/routes")).await?;
         let routes = routed["policy"]["routes"].as_array().cloned().unwrap_or_default();
@@ -35,8 +39,10 @@ pub(super) async fn run(args: RoutesArgs) -> Result<ExitCode, Failure> {
         // What calls that match no route get.
         let rest = json!({ "name": "(default)" });
         listing.rows.push(with_revision(row(&service, &rest, policy), &routed));
+        tables.extend(table_rows(&service, &routed["table"]));
         listing.items.push(routed);
     }
+    listing.second = Some((TABLES, tables));
     listing.print(args.output_args.format())?;
     Ok(ExitCode::SUCCESS)
 }
@@ -54,6 +60,48 @@ async fn services(args: &RoutesArgs) -> Result<Vec<String>, Failure> {
 fn with_revision(mut row: Vec<String>, routed: &Value) -> Vec<String> {
     row.push(routed["revision"].to_string());
     row
+}
+
+/// A row for each class of the region table that the proxy has.
+fn table_rows(service: &str, table: &Value) -> Vec<Vec<String>> {
+    let percent = |value: &Value| format!("{}%", value.as_f64().unwrap_or_default());
+    let confirmed = match (table["byHand"].as_bool(), table["ageSeconds"].as_f64()) {
+        (Some(false), Some(age)) => {
+            format!("{} ago", rough(Duration::try_from_secs_f64(age).unwrap_or_default()))
+        }
+        _ => "by hand".to_owned(),
+    };
+    let row = |shares: &Value| {
+        let to = shares["toPercent"].as_object().into_iter().flatten();
+        let to = to.map(|(region, share)| format!("{region} {}", percent(share)));
+        vec![
+            service.to_owned(),
+            table["from"].as_str().unwrap_or_default().to_owned(),
+            shares["class"].as_str().unwrap_or("-").to_owned(),
+            to.collect::<Vec<_>>().join(", "),
+            percent(&shares["droppedPercent"]),
+            confirmed.clone(),
+            table_state(table),
+        ]
+    };
+    table["shares"].as_array().into_iter().flatten().map(row).collect()
+}
+
+/// What is left of the force of a table, and for how long.
+fn table_state(table: &Value) -> String {
+    let weakens = table["weakensInSeconds"].as_f64();
+    let left = weakens.map(|seconds| rough(Duration::try_from_secs_f64(seconds).unwrap_or_default()));
+    match (table["force"].as_str().unwrap_or_default(), left) {
+        ("full", None) => "in force".to_owned(),
+        ("full", Some(left)) => format!("in force; unconfirmed, it drops nothing in {left}"),
+        ("withoutDrops", left) => {
+            format!(
+                "not confirmed for 60 s: drops nothing; unconfirmed, rings decide in {}",
+                left.unwrap_or_default()
+            )
+        }
+        _ => "not confirmed for 15 min: no force, rings decide".to_owned(),
+    }
 }
 
 fn row(service: &str, route: &Value, policy: &Value) -> Vec<String> {
@@ -109,6 +157,22 @@ fn flow(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_table_shows_its_age_and_what_is_left_of_its_force() {
+        let table = |force: &str, age: f64, weakens: Value| {
+            json!({ "from": "eu", "byHand": false, "ageSeconds": age, "force": force, "weakensInSeconds": weakens,
+                "shares": [{ "class": null, "toPercent": { "eu": 70.0, "us": 20.5 }, "droppedPercent": 9.5 }] })
+        };
+        let row = &table_rows("shop/web", &table("full", 12.3, json!(47.7)))[0];
+        assert_eq!(row[..6], ["shop/web", "eu", "-", "eu 70%, us 20.5%", "9.5%", "12 s ago"]);
+        assert_eq!(row[6], "in force; unconfirmed, it drops nothing in 47 s");
+        let state = |force, age, weakens| table_rows("shop/web", &table(force, age, weakens))[0][6].clone();
+        let weaker = state("withoutDrops", 300.0, json!(600.0));
+        assert_eq!(weaker, "not confirmed for 60 s: drops nothing; unconfirmed, rings decide in 10 min");
+        assert!(state("lapsed", 901.0, Value::Null).contains("rings decide"));
+        assert!(table_rows("shop/web", &Value::Null).is_empty());
+    }
 
     #[test]
     fn a_route_shows_shares_and_actions() {

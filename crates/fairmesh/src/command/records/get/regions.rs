@@ -134,7 +134,7 @@ fn micros(round_trip: Duration) -> u64 {
 }
 
 /// `40 s`, `12 min`, `5 h` or `9 d`.
-pub(super) fn rough(age: Duration) -> String {
+pub(crate) fn rough(age: Duration) -> String {
     match age.as_secs() {
         seconds @ ..120 => format!("{seconds} s"),
         seconds @ ..7200 => format!("{} min", seconds / 60),

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 #[derive(Debug)]
 pub(super) struct ReceivedTable {
     /// The region of the callers.
-    pub(super) region: Region,
+    pub(in crate::discovery) region: Region,
     table: RegionTable,
     value: Bytes,
     /// Its age at a moment. Not the time of origin, which may lie before the start of the clock.
@@ -21,23 +21,27 @@ pub(super) struct ReceivedTable {
 
 impl ReceivedTable {
     /// A table that arrived now; its value was this old.
-    pub(super) fn new(region: &Region, table: RegionTable, (value, age): (&Bytes, Duration)) -> Self {
+    pub(in crate::discovery) fn new(
+        region: &Region,
+        table: RegionTable,
+        (value, age): (&Bytes, Duration),
+    ) -> Self {
         Self { region: region.clone(), table, value: value.clone(), age: (age, Instant::now()) }
     }
 
     /// Whether it is this value.
-    pub(super) fn is(&self, region: &Region, value: &Bytes) -> bool {
+    pub(in crate::discovery) fn is(&self, region: &Region, value: &Bytes) -> bool {
         self.region == *region && self.value == *value
     }
 
     /// The table with its age.
-    pub(super) fn at(&self, now: Instant) -> TableInput<'_> {
+    pub(in crate::discovery) fn at(&self, now: Instant) -> TableInput<'_> {
         let (age, since) = self.age;
         TableInput { table: &self.table, age: age + now.saturating_duration_since(since) }
     }
 
     /// When it weakens next, so that the service has to be compiled again.
-    pub(super) fn weakens(&self) -> Option<Instant> {
+    pub(in crate::discovery) fn weakens(&self) -> Option<Instant> {
         let now = Instant::now();
         let TableInput { table, age } = self.at(now);
         Some(now + table.weakens_at(age)?.saturating_sub(age))
