@@ -70,6 +70,15 @@ pub(crate) fn print_one<T: Serialize>(format: Format, value: &T, text: &str) -> 
     }
 }
 
+/// A number with this many decimals, and without the sign of a zero: the sum of no numbers is -0.
+pub(crate) fn decimal(number: f64, places: usize) -> String {
+    let text = format!("{number:.places$}");
+    match text.strip_prefix('-') {
+        Some(zero) if zero.bytes().all(|byte| matches!(byte, b'0' | b'.')) => zero.to_owned(),
+        _ => text,
+    }
+}
+
 /// A table with aligned columns and no lines, which is also easy to split.
 pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let mut table = Table::new();
@@ -188,6 +197,14 @@ fn message(kind: &str, title: &str, text: &dyn fmt::Display) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_zero_has_no_sign() {
+        let none: [f64; 0] = [];
+        assert_eq!(decimal(none.iter().sum(), 1), "0.0");
+        assert_eq!((decimal(-0.04, 1), decimal(-0.4, 0)), ("0.0".to_owned(), "0".to_owned()));
+        assert_eq!((decimal(-0.06, 1), decimal(12.25, 1)), ("-0.1".to_owned(), "12.2".to_owned()));
+    }
 
     #[test]
     fn messages_are_json_where_the_output_is() {

@@ -149,6 +149,12 @@ impl ServiceFacts {
         })
     }
 
+    /// Whether calls are made in a region that has serving endpoints for them.
+    pub(super) fn has_local_calls(&self, region: &Region) -> bool {
+        let mut calls = self.reports.calls.iter().filter(|(path, _)| path.from == *region);
+        self.endpoints_in(region).serving > 0 && calls.any(|(_, rates)| rates.offered > 0)
+    }
+
     /// Calls per second that callers in a region offer, by their zone. Each zone sends the same part of them to other regions.
     pub(super) fn zone_demand(&self, region: &Region) -> BTreeMap<Zone, f64> {
         let mut demand = BTreeMap::new();
@@ -210,7 +216,8 @@ impl ServiceFacts {
 
     fn sent_to(&self, region: &Region) -> f64 {
         let calls = self.reports.calls.iter().filter(|(path, _)| path.to.as_ref() == Some(region));
-        calls.map(|(_, rates)| rates.attempts as f64 / MILLI).sum()
+        // Not a sum, which is -0 of no calls.
+        calls.fold(0.0, |sum, (_, rates)| sum + rates.attempts as f64 / MILLI)
     }
 }
 

@@ -112,6 +112,9 @@ fn regions(planner: &ServicePlanner, facts: &ServiceFacts, now_ms: u64) -> Vec<v
     let region = |(position, region)| {
         let known = planner.known.get(region).cloned().unwrap_or_default();
         let endpoints = facts.endpoints_in(region);
+        // Of a policy that has just changed, the last plan may have zones that it does not ask for any more.
+        let zone_refusal = planner.zones.get(region).filter(|_| facts.zone_first);
+        let zone_refusal = zone_refusal.and_then(|zones| zones.refusal.clone());
         v1::RegionTraffic {
             region: region.to_string(),
             endpoints: endpoints.serving,
@@ -122,12 +125,8 @@ fn regions(planner: &ServicePlanner, facts: &ServiceFacts, now_ms: u64) -> Vec<v
             received: known.servers.map(|servers| servers.received).unwrap_or_default(),
             servers_ago_ms: known.servers.map(|servers| now_ms.saturating_sub(servers.at_ms)),
             callers_ago_ms: known.callers.map(|(at_ms, _)| now_ms.saturating_sub(at_ms)),
-            zones: zones(planner, region),
-            zone_refusal: planner
-                .zones
-                .get(region)
-                .and_then(|zones| zones.refusal.clone())
-                .unwrap_or_default(),
+            zones: if facts.zone_first { zones(planner, region) } else { Vec::new() },
+            zone_refusal: zone_refusal.unwrap_or_default(),
             unreported: planner.state.unreported(position),
         }
     };

@@ -521,6 +521,11 @@ fn a_zone_keeps_no_more_than_its_power_allows_and_nothing_is_preferred_without_r
     assert!(world.facts.tables[&region("eu")].table.zones.is_empty());
     let refusal = |world: &World| world.planner.zones[&region("eu")].refusal.clone();
     assert_eq!(refusal(&world).as_deref(), Some("no caller in eu reports its zone"));
+    world.offered[0] = 0.0;
+    world.seconds(2);
+    assert_eq!(refusal(&world), None, "there are no calls to say anything of");
+    world.offered[0] = 500.0;
+    world.report();
     for _ in 0..3 {
         zoned(&mut world);
         world.seconds(1);

@@ -45,7 +45,8 @@ impl ServicePlanner {
 impl RegionZones {
     fn plan(&mut self, region: &Region, facts: &ServiceFacts) {
         let planned = self.divide(region, facts);
-        self.refusal = planned.as_ref().err().cloned();
+        // Where no call stays, there is nothing that could prefer a zone.
+        self.refusal = planned.as_ref().err().filter(|_| facts.has_local_calls(region)).cloned();
         self.shares = planned.unwrap_or_default();
         self.rates = facts.zone_rates(region);
     }

@@ -14,8 +14,8 @@ use tokio::time::sleep;
 
 use crate::{
     cli::{Format, OutputArgs, TargetArgs},
-    connect,
     command::region_drain,
+    connect,
     failure::Failure,
     output,
 };
@@ -200,10 +200,10 @@ fn row(service: &str, region: &v1::RegionForecast) -> Vec<String> {
     vec![
         service.to_owned(),
         region.region.clone(),
-        format!("{:.1} %", region.before * 100.0),
-        format!("{:.1} %", region.after * 100.0),
-        format!("{:.1}", region.calls),
-        format!("{:.0}", region.bytes),
+        output::decimal(region.before * 100.0, 1) + " %",
+        output::decimal(region.after * 100.0, 1) + " %",
+        output::decimal(region.calls, 1),
+        output::decimal(region.bytes, 0),
         farther.unwrap_or_else(|| "-".to_owned()),
         if region.is_full { "full: the drain will be held".to_owned() } else { String::new() },
     ]

@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use super::{ExplainArgs, StatusArgs, read, why_not_planned};
 use crate::{
     cli::Format,
-    connect,
     command::region_drain,
+    connect,
     failure::Failure,
-    output::{self, Listing},
+    output::{self, Listing, decimal},
 };
 
 /// Changes that `status` shows.
@@ -96,7 +96,7 @@ fn check_region(service: &v1::ServiceTraffic, region: &Region) -> Result<(), Fai
 
 fn text(service: &v1::ServiceTraffic) -> String {
     let mut text = format!("{}: {}\n", service.service, headline(service));
-    let load = |load: Option<f64>| load.map_or_else(|| "-".into(), |load| format!("{:.1} %", load * 100.0));
+    let load = |load: Option<f64>| load.map_or_else(|| "-".into(), |load| decimal(load * 100.0, 1) + " %");
     let rows: Vec<Vec<String>> = service
         .regions
         .iter()
@@ -106,8 +106,8 @@ fn text(service: &v1::ServiceTraffic) -> String {
                 region.endpoints.to_string(),
                 load(region.load),
                 load(region.predicted),
-                format!("{:.1}", region.offered.iter().sum::<f64>()),
-                format!("{:.1}", region.received),
+                decimal(region.offered.iter().sum(), 1),
+                decimal(region.received, 1),
                 region.servers_ago_ms.map_or_else(|| "never".into(), ago),
                 region.callers_ago_ms.map_or_else(|| "never".into(), ago),
             ]
@@ -157,8 +157,8 @@ fn zones(service: &v1::ServiceTraffic) -> String {
             format!("{region}/{}", zone.from),
             zone.to.clone(),
             percent(zone.share),
-            format!("{:.1}", zone.attempts),
-            format!("{:.0}", zone.bytes),
+            decimal(zone.attempts, 1),
+            decimal(zone.bytes, 0),
         ]
     };
     let rows: Vec<Vec<String>> = rows.map(row).collect();
