@@ -28,6 +28,16 @@ impl Flows {
         self.rates[at] = (self.rates[at] + rate).max(0.0);
     }
 
+    /// Divides this many calls per second of a source and class as other flows do.
+    pub(crate) fn set_shares(&mut self, (source, class): (usize, usize), rate: f64, of: &Self) {
+        let (shares, dropped) = of.shares(source, class);
+        let row = self.row(source, class);
+        for (mine, share) in self.rates[row * self.regions..][..self.regions].iter_mut().zip(shares) {
+            *mine = rate * share;
+        }
+        self.dropped[row] = rate * dropped;
+    }
+
     /// Calls per second that arrive at each region.
     pub(crate) fn arrivals(&self) -> Vec<f64> {
         let mut arrivals = vec![0.0; self.regions];

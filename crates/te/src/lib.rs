@@ -17,6 +17,7 @@ mod fill;
 mod flows;
 mod observation;
 mod pace;
+mod peak;
 mod policy;
 mod problem;
 mod rings;

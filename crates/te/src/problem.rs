@@ -58,6 +58,12 @@ impl<'a> Problem<'a> {
         }
     }
 
+    /// The same with the greatest demand of late.
+    pub(crate) fn at_peaks(&self, state: &PlannerState) -> Self {
+        let peak = |source| (0..self.classes).map(move |class| state.peak_demand(source, class));
+        Self { demand: (0..self.regions).flat_map(peak).collect(), ..self.clone() }
+    }
+
     pub(crate) fn demand(&self, source: usize, class: usize) -> f64 {
         self.demand[source * self.classes + class]
     }

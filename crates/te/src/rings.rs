@@ -64,7 +64,7 @@ pub fn plan(input: PlanInput<'_>, state: &PlannerState) -> Plan {
     let mut next = state.clone();
     next.learn(observation);
     let problem = Problem::new(policy, rings, observation, &next);
-    let targets = Targets::new(policy, &problem);
+    let targets = Targets::new(policy, &problem, &next);
     let round = Round { policy, problem: &problem, targets: &targets, before: &state.tables };
     let seconds =
         state.planned_at_ms.map_or(FIRST_INTERVAL, |at| observation.now_ms.saturating_sub(at) as f64 / 1e3);
@@ -95,6 +95,9 @@ fn without_noise(mut tables: Tables, before: &Tables) -> Tables {
 
 /// Where calls go if thresholds are exactly met, where a shift aims, and what would have to stay away for calls to
 /// return.
+///
+/// Calls leave by the demand of the round, and return by the greatest demand of late: that of a small service swings by
+/// more than margin and hysteresis from one round to the next, and would take its calls back and forth.
 struct Targets {
     least: Flows,
     aim: Flows,
@@ -102,11 +105,30 @@ struct Targets {
 }
 
 impl Targets {
-    fn new(policy: &RingsPolicy, problem: &Problem<'_>) -> Self {
+    fn new(policy: &RingsPolicy, problem: &Problem<'_>, state: &PlannerState) -> Self {
         let filled = |by| fill(problem, &policy.thresholds(by));
-        let aim = filled(policy.margin);
-        Self { least: filled(0.0), aim, back: filled(policy.margin + policy.hysteresis) }
+        Self { least: filled(0.0), aim: filled(policy.margin), back: back(policy, problem, state) }
     }
+}
+
+/// What would have to stay away for calls to return.
+fn back(policy: &RingsPolicy, problem: &Problem<'_>, state: &PlannerState) -> Flows {
+    let thresholds = policy.thresholds(policy.margin + policy.hysteresis);
+    let peaks = problem.at_peaks(state);
+    let by_peaks = fill(&peaks, &thresholds);
+    let mut back = fill(problem, &thresholds);
+    for source in 0..problem.regions {
+        let rows = 0..problem.classes;
+        // Calls that are dropped are served again as soon as there is room; and peaks of different moments together may be
+        // more than there is room for, which is no reason to drop any.
+        let drops = rows.clone().any(|class| {
+            state.tables.of(source, class).dropped > 0 || by_peaks.dropped[by_peaks.row(source, class)] > 0.0
+        });
+        if !drops {
+            rows.for_each(|class| back.set_shares((source, class), problem.demand(source, class), &by_peaks));
+        }
+    }
+    back
 }
 
 /// What a source does in a round.

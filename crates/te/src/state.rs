@@ -2,6 +2,7 @@ use crate::{
     check::{COMPARED_LOAD, FULL, is_loaded, work},
     observation::{Observation, RegionObservation},
     pace::Pid,
+    peak::Peak,
     table::{ClassShares, Tables, WHOLE},
 };
 
@@ -37,6 +38,8 @@ pub struct PlannerState {
     /// The last demand, by source and class.
     demand: Vec<f64>,
     has_demand: Vec<bool>,
+    /// The greatest demand of late, by source and class: what returns has to fit in while it swings, too.
+    peak_demand: Vec<Peak>,
     /// Calls per second that no caller reports, by the region that gets them.
     unreported: Vec<f64>,
     /// By region: whether servers were there, once it is known, and until when they have to stay to be used.
@@ -59,6 +62,7 @@ impl PlannerState {
             classes,
             work: vec![None; regions],
             demand: vec![0.0; regions * classes],
+            peak_demand: vec![Peak::default(); regions * classes],
             has_demand: vec![false; regions],
             unreported: vec![0.0; regions],
             presence: vec![(None, 0); regions],
@@ -80,6 +84,7 @@ impl PlannerState {
             next.presence[at] = self.presence[before];
             for class in 0..self.classes {
                 next.demand[at * self.classes + class] = self.demand(before, class);
+                next.peak_demand[at * self.classes + class] = self.peak_demand[before * self.classes + class];
                 let old = self.tables.of(before, class);
                 let mut shares: Vec<u32> = from.iter().map(|to| to.map_or(0, |to| old.shares[to])).collect();
                 shares[at] += WHOLE.saturating_sub(old.dropped + shares.iter().sum::<u32>());
@@ -130,6 +135,12 @@ impl PlannerState {
         self.demand[source * self.classes + class]
     }
 
+    /// The greatest demand of the last 20 to 40 s; at least the present one.
+    pub(crate) fn peak_demand(&self, source: usize, class: usize) -> f64 {
+        let at = source * self.classes + class;
+        self.peak_demand[at].value().max(self.demand[at])
+    }
+
     /// Work per call that was seen under load.
     pub(crate) fn known_work(&self, region: usize) -> Option<f64> {
         self.work[region].filter(|work| work.is_firm).map(|work| work.mean)
@@ -157,6 +168,8 @@ impl PlannerState {
             if let Some(callers) = &region.callers {
                 self.demand[at * self.classes..][..self.classes].copy_from_slice(&callers.offered);
                 self.has_demand[at] = true;
+                let peaks = self.peak_demand[at * self.classes..].iter_mut();
+                peaks.zip(&callers.offered).for_each(|(peak, now)| peak.observe(*now, observation.now_ms));
             }
             self.learn_work(at, region);
             let (new, known) = (observation.unreported(at), self.unreported[at]);
