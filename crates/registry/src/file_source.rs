@@ -5,7 +5,8 @@ mod sync;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::PathBuf,
+    io,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -61,6 +62,14 @@ impl FileSource {
         // Fails only for an empty path, which reading reports.
         let path = std::path::absolute(&path).unwrap_or(path);
         Self { registry, path, status: Arc::default() }
+    }
+
+    /// The files that a source at this path reads: the file, or those of the folder.
+    ///
+    /// # Errors
+    /// There is none, or it is not readable.
+    pub fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
+        Ok(scan::files(path)?.into_values().collect())
     }
 
     /// The status; current while [`FileSource::run`] runs.

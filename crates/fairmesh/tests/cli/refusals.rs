@@ -96,13 +96,36 @@ fn endpoints_are_not_applied() {
 }
 
 #[test]
-fn a_source_without_endpoints_is_refused() {
-    let mesh = Mesh::empty();
-    let file = mesh.file("shop.yaml", "kind: Service\nname: shop/cart\n");
-    let refused = mesh.control_command().args(["--source", &file]).output().unwrap();
-    let said = String::from_utf8(refused.stderr).unwrap();
-    assert_eq!(refused.status.code(), Some(2), "{said}");
-    assert!(said.contains("shop.yaml:1") && said.contains("fairmesh apply -f"), "{said}");
+fn a_source_with_another_kind_is_refused_where_it_is_given() {
+    let mut mesh = Mesh::empty();
+    // What is refused next, where the sources are accepted.
+    mesh.arguments = ["--trust-domain", "no name"].map(String::from).to_vec();
+    let (service, endpoints) =
+        ("kind: Service\nname: shop/cart\n", "kind: Endpoints\nservice: shop/cart\nendpoints: []\n");
+    std::fs::create_dir(mesh.path("sources")).unwrap();
+    let file = |name: &str, text: &str| mesh.file(&format!("sources/{name}"), text);
+    file("cart.yaml", endpoints);
+    file(".draft.yaml", service);
+    file("notes.txt", service);
+    let said = |source: &str| {
+        let refused = mesh.control_command().args(["--source", source]).output().unwrap();
+        (refused.status.code(), String::from_utf8(refused.stderr).unwrap())
+    };
+    let folder = mesh.path("sources").display().to_string();
+    let (_, accepted) = said(&folder);
+    assert!(!accepted.contains("kind: Endpoints") && accepted.contains("--trust-domain"), "{accepted}");
+
+    let mixed = file("shop.yaml", &format!("{endpoints}---\n{service}"));
+    for source in [&mixed, &folder] {
+        let (code, said) = said(source);
+        assert_eq!(code, Some(2), "{said}");
+        assert!(said.contains("shop.yaml:5: ") && said.contains("this is Service shop/cart"), "{said}");
+        assert!(said.contains("keep the endpoints in this file"), "{said}");
+    }
+    let only = file("shop.yaml", service);
+    let (code, said) = said(&only);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("shop.yaml:1: ") && said.contains("fairmesh apply -f"), "{said}");
 }
 
 #[test]

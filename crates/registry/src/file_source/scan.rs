@@ -50,7 +50,7 @@ impl Source {
     ///
     /// Content is compared, not times: editors and copies keep or forge them, and files of endpoints are small.
     pub(super) fn read(mut self) -> BTreeMap<String, FileState> {
-        let (files, read_error) = match self.files() {
+        let (files, read_error) = match files(&self.path) {
             Ok(files) => (files, None),
             Err(error) => (
                 BTreeMap::new(),
@@ -79,23 +79,24 @@ impl Source {
         }
         self.known
     }
+}
 
-    fn files(&self) -> io::Result<BTreeMap<String, PathBuf>> {
-        if !fs::metadata(&self.path)?.is_dir() {
-            return Ok(BTreeMap::from([(label(&self.path), self.path.clone())]));
-        }
-        let mut files = BTreeMap::new();
-        for entry in fs::read_dir(&self.path)? {
-            let path = entry?.path();
-            let yaml = path.extension().is_some_and(|e| e == OsStr::new("yaml") || e == OsStr::new("yml"));
-            // Editors and mounts keep temporary files with a leading dot.
-            let hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
-            if yaml && !hidden {
-                files.insert(label(&path), path);
-            }
-        }
-        Ok(files)
+/// The files of a source by their labels.
+pub(super) fn files(source: &Path) -> io::Result<BTreeMap<String, PathBuf>> {
+    if !fs::metadata(source)?.is_dir() {
+        return Ok(BTreeMap::from([(label(source), source.to_owned())]));
     }
+    let mut files = BTreeMap::new();
+    for entry in fs::read_dir(source)? {
+        let path = entry?.path();
+        let yaml = path.extension().is_some_and(|e| e == OsStr::new("yaml") || e == OsStr::new("yml"));
+        // Editors and mounts keep temporary files with a leading dot.
+        let hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+        if yaml && !hidden {
+            files.insert(label(&path), path);
+        }
+    }
+    Ok(files)
 }
 
 fn label(path: &Path) -> String {

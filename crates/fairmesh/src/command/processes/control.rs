@@ -5,7 +5,7 @@ use std::{env, net::SocketAddr, path::PathBuf, process::ExitCode};
 use clap::Args;
 use fairmesh_control::{ControlConfig, EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls, TrustDomainChoice};
 use fairmesh_model::{TrustDomain, spec::Resource};
-use fairmesh_registry::manifest;
+use fairmesh_registry::{FileSource, manifest};
 use fairmesh_wire::transport::Address;
 
 use crate::{connect::transport, failure::Failure, logging::Logging, manifests, signals};
@@ -104,25 +104,31 @@ fn trust_domain(given: Option<&str>, is_shared: bool) -> Result<TrustDomainChoic
     })
 }
 
-/// Refuses files without any endpoints: they were meant for another command, and a log would be all that says so. Other
+/// Refuses documents that no source reads: a file with one is ignored whole, and a log would be all that says so. Other
 /// mistakes are left to the log, so that a file which is edited at a bad moment keeps no control plane from starting.
-fn check_sources(files: &[PathBuf]) -> Result<(), Failure> {
-    for file in files.iter().filter(|file| file.is_file()) {
-        let name = file.display().to_string();
-        let text = std::fs::read_to_string(file).unwrap_or_default();
-        let documents = manifest::parse(&name, &text).unwrap_or_default();
-        let of_another_kind = documents
-            .first()
-            .filter(|_| !documents.iter().any(|one| matches!(one.resource, Resource::Endpoints(..))));
-        if let Some(other) = of_another_kind {
-            let (kind, _) = manifests::kind_and_name(&other.resource);
-            return Err(Failure::refused(
-                format!("{name}:{}: a source has 'kind: Endpoints', and this is a {kind}", other.line),
-                format!("write it with 'fairmesh apply -f {name}'"),
-            ));
+fn check_sources(sources: &[PathBuf]) -> Result<(), Failure> {
+    for source in sources {
+        for file in FileSource::files(source).unwrap_or_default() {
+            check_source(&file.display().to_string(), &std::fs::read_to_string(&file).unwrap_or_default())?;
         }
     }
     Ok(())
+}
+
+fn check_source(name: &str, text: &str) -> Result<(), Failure> {
+    let documents = manifest::parse(name, text).unwrap_or_default();
+    let (read, others): (Vec<_>, Vec<_>) =
+        documents.iter().partition(|one| matches!(one.resource, Resource::Endpoints(..)));
+    let Some(other) = others.first() else { return Ok(()) };
+    let hint = match read.first() {
+        None => format!("write it with 'fairmesh apply -f {name}', and keep it elsewhere"),
+        Some(_) => {
+            "keep the endpoints in this file, and write the rest with 'fairmesh apply -f' from another".into()
+        }
+    };
+    let (kind, of) = (other.spec.kind(), manifests::kind_and_name(&other.resource).1);
+    let what = format!("{name}:{}: a source has 'kind: Endpoints', and this is {kind} {of}", other.line);
+    Err(Failure::refused(what.trim_end(), hint))
 }
 
 /// Runs until SIGTERM or SIGINT.
