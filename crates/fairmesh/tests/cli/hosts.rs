@@ -57,6 +57,19 @@ fn the_speed_of_hosts_counts_in_shares_and_picks() {
 }
 
 #[test]
+fn a_machine_is_calibrated_and_the_record_can_be_applied() {
+    let mesh = Mesh::start();
+    mesh.apply(HOSTS).ok();
+    let measured = mesh.run(&["calibrate", "--host-type", "this", "-o", "yaml"]);
+    assert!(measured.err.contains("built without optimisation") || !cfg!(debug_assertions), "{measured:?}");
+    let file = mesh.file("hosts.yaml", &measured.ok());
+    mesh.run(&["apply", "-f", &file]).ok();
+    let hosts = mesh.run(&["get", "hosts", "--json"]).json();
+    let names: Vec<_> = hosts.as_array().unwrap().iter().map(|host| host["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["new", "old", "this"]);
+}
+
+#[test]
 fn what_is_wrong_with_hosts_is_said_where_it_stands() {
     let mesh = Mesh::start();
     let refused = mesh.apply(&HOSTS.replace("speed: 1400", "speed: 14")).fails(2);

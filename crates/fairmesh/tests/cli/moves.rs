@@ -75,11 +75,12 @@ fn a_copy_is_added_and_dropped_and_the_last_one_stays() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/cart", "cart-1", "us", 7001);
     mesh.register("shop/cart", "cart-2", "us", 7002);
-    let change = |words: &[&str]| mesh.run(&[&["shards"], words, &["--wait"]].concat());
-    let said = change(&["add", "shop/cart", "1", "--to", "cart-2"]).ok();
+    let add = ["shards", "add", "shop/cart", "1", "--to", "cart-2", "--wait"];
+    let drop = |from| mesh.run(&["shards", "drop", "shop/cart", "1", "--from", from, "--wait"]);
+    let said = mesh.run(&add).ok();
     assert_eq!(said, "shop/cart: another copy of shard 1 (primary) to cart-2 is done\n");
-    change(&["drop", "shop/cart", "1", "--from", "cart-1"]).ok();
-    let complaint = change(&["drop", "shop/cart", "1", "--from", "cart-2"]).fails(1);
+    drop("cart-1").ok();
+    let complaint = drop("cart-2").fails(1);
     assert!(complaint.contains("'cart-2' is the only one that serves shard 1 as primary"), "{complaint}");
     let map = mesh.run(&["shards", "get", "shop/cart", "--json"]).json();
     let copies = map[0]["shards"][1]["replicas"].as_array().unwrap();

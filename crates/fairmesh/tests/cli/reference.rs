@@ -1,13 +1,86 @@
-//! The commands that `docs/cli.md` prints in full, as they are printed.
+//! The commands of `docs/cli.md`: those that it prints in full run as they are printed, and every other one in some test.
 
-use std::{fs, path::Path, process::Command};
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use super::support::{Mesh, SHOP};
 
+/// Groups of commands whose first word the tests of a file add to the others.
+const BY_HELPERS: [(&str, &str); 2] = [("kernel", "faults/kernel.rs"), ("sim", "cli/sim.rs")];
+
+fn page() -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/cli.md")).unwrap()
+}
+
+/// The commands in the first column of tables: `get services|hosts [SERVICE]` is `get services` and `get hosts`.
+fn commands(page: &str) -> BTreeSet<String> {
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` | "));
+    let synopses = rows.flat_map(|(cell, _)| cell.split("`, `"));
+    let is_word = |word: &&str| {
+        !word.starts_with('-') && word.chars().all(|c| c.is_ascii_lowercase() || "-|\\".contains(c))
+    };
+    let mut found = BTreeSet::new();
+    for synopsis in synopses {
+        let mut names = vec![String::new()];
+        for word in synopsis.split(' ').take_while(is_word).map(|word| word.replace('\\', "")) {
+            let longer =
+                |name: &String| word.split('|').map(|one| format!("{name} {one}")).collect::<Vec<_>>();
+            names = names.iter().flat_map(longer).collect();
+        }
+        found.extend(names.iter().map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()));
+    }
+    found
+}
+
+/// The code of a file without comments, its lists of words as one text: `["get", "hosts"]` is `["get hosts"]`.
+fn code(path: &Path) -> String {
+    let text = fs::read_to_string(path).unwrap();
+    let lines = text.lines().map(str::trim).filter(|line| !line.starts_with("//"));
+    lines.collect::<Vec<_>>().join(" ").replace("\", \"", " ")
+}
+
+fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            rust_files(&path, found);
+        } else if path.extension().is_some_and(|end| end == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn every_command_of_the_reference_is_run_by_a_test() {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    let mut files = Vec::new();
+    rust_files(&tests, &mut files);
+    let all: Vec<_> = files.iter().map(|path| code(path)).collect();
+    let runs =
+        |text: &str, words: &str| [' ', '"'].iter().any(|end| text.contains(&format!("\"{words}{end}")));
+    let commands = commands(&page());
+    assert!(commands.len() > 70, "{commands:?}");
+    let forgotten: Vec<_> = commands
+        .iter()
+        .filter(|command| {
+            let by_helper = BY_HELPERS.iter().any(|(group, file)| {
+                let text = code(&tests.join(file));
+                let rest = command.strip_prefix(&format!("{group} "));
+                rest.is_some_and(|rest| runs(&text, group) && runs(&text, rest))
+            });
+            !by_helper && !all.iter().any(|text| runs(text, command))
+        })
+        .collect();
+    assert!(forgotten.is_empty(), "no test runs {forgotten:?}");
+}
+
 #[test]
 fn the_first_commands_of_the_reference_work_as_printed() {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/cli.md");
-    let page = fs::read_to_string(page).unwrap();
+    let page = page();
     let block = page.split("```\n").nth(1).unwrap();
     let mesh = Mesh::start();
     mesh.file("shop.yaml", SHOP);
