@@ -1,23 +1,44 @@
-//! The program that README begins with.
+//! The Rust blocks of the documentation are compiled as they are printed, and README's first program is run. Those of
+//! `docs/library.md` are documentation tests (`src/lib.rs`).
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
-use std::{fs, path::Path, process::Command};
+mod readme {
+    pub(crate) mod blocks;
+}
+
+use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
 /// A text without the differences that a formatter makes.
-fn words(text: &str) -> Vec<&str> {
-    text.lines().filter(|line| !line.starts_with("//!")).flat_map(str::split_whitespace).collect()
+fn letters(text: &str) -> String {
+    let lines = text.lines().filter(|line| !line.starts_with("//!"));
+    lines.flat_map(str::chars).filter(|one| !one.is_whitespace()).collect()
+}
+
+/// What stands between each `begin` and the `end` that follows it.
+fn between(text: &str, begin: &str, end: &str) -> Vec<String> {
+    text.split(begin).skip(1).map(|rest| letters(rest.split_once(end).unwrap().0)).collect()
+}
+
+fn read(path: impl AsRef<Path>) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
 }
 
 #[test]
-fn the_first_program_is_the_one_that_is_compiled() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let readme = fs::read_to_string(root.join("../README.md")).unwrap();
-    let blocks = readme.split("```rust\n").skip(1).filter_map(|rest| rest.split("```").next());
-    let printed: Vec<_> = blocks.filter(|block| block.contains("fn main")).collect();
-    let compiled = fs::read_to_string(root.join("src/bin/readme_client.rs")).unwrap();
-    assert_eq!(printed.len(), 1);
-    assert_eq!(words(printed[0]), words(&compiled));
+fn every_rust_block_is_compiled_as_it_is_printed() {
+    let mut documents = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md")];
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+    documents.extend(fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()));
+    documents.retain(|path| path.extension().is_some_and(|end| end == "md") && !path.ends_with("library.md"));
+
+    let printed: BTreeSet<_> =
+        documents.iter().flat_map(|path| between(&read(path), "```rust\n", "```")).collect();
+    let program = letters(&read("src/bin/readme_client.rs"));
+    let blocks = between(&read("tests/readme/blocks.rs"), "// BLOCK\n", "// END\n");
+    let compiled: BTreeSet<_> = blocks.into_iter().chain([program]).collect();
+    let differences: Vec<_> = printed.symmetric_difference(&compiled).collect();
+    assert!(differences.is_empty(), "printed or compiled only: {differences:#?}");
+    drop(readme::blocks::all());
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::{
 use axum::{Router, routing::get};
 use fairmesh_calls::{Body, BoxError, ServiceHandle};
 use fairmesh_model::Protocol;
-use fairmesh_server::{RegistrationState, Server, serve_http};
+use fairmesh_server::{MeshServer, RegistrationState, serve_http};
 use fairmesh_wire::transport::Address;
 use http::Request;
 use serde_json::json;
@@ -55,7 +55,7 @@ pub(super) async fn declare(control: &ControlPlane, services: usize) -> Result<(
 /// A service, its servers, and its calls.
 pub(super) struct Service {
     /// By region.
-    servers: [Server; 2],
+    servers: [MeshServer; 2],
     received: Arc<[AtomicU64; 2]>,
     spikes: AtomicBool,
     calls: AtomicU64,
@@ -131,9 +131,9 @@ async fn serve(
     region: usize,
     agent: &Address,
     received: &Arc<[AtomicU64; 2]>,
-) -> Result<Server, BoxError> {
+) -> Result<MeshServer, BoxError> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
-    let server = Server::builder(name(number).as_str())
+    let server = MeshServer::builder(name(number).as_str())
         .instance(REGIONS[region])
         .address(listener.local_addr()?)
         .protocol(Protocol::Http1)

@@ -17,7 +17,7 @@ use axum::{Router, body::Bytes, http::StatusCode, routing::post};
 use clap::Args;
 use fairmesh_calls::Mesh;
 use fairmesh_model::{Location, Protocol, Region, arith::mix64};
-use fairmesh_server::{RegistrationState, Server, serve_http};
+use fairmesh_server::{MeshServer, RegistrationState, serve_http};
 use fairmesh_wire::transport::Address;
 use http_body_util::{BodyExt, Full};
 use tokio::net::TcpListener;
@@ -71,7 +71,7 @@ pub(crate) fn compute(seed: u64, rounds: u32) -> u64 {
 pub(super) async fn serve(args: WorkerArgs, agent: Address) -> Result<(), BoxError> {
     join(&args.groups)?;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-    let server = Server::builder(args.service)
+    let server = MeshServer::builder(args.service)
         .instance(args.name)
         .address(listener.local_addr()?)
         .protocol(Protocol::Http1)

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use clap::Args;
 use fairmesh_calls::{Mesh, ServiceHandle};
 use fairmesh_model::{Location, Protocol, Region};
-use fairmesh_server::{RegistrationState, Server, serve_http};
+use fairmesh_server::{MeshServer, RegistrationState, serve_http};
 use fairmesh_wire::transport::Address;
 use http::Request;
 use http_body_util::{BodyExt as _, Full};
@@ -51,7 +51,7 @@ pub(crate) struct RareCallsArgs {
 pub(super) async fn serve(address: IpAddr, agent: Address) -> Result<(), BoxError> {
     for number in 0..SERVERS {
         let listener = TcpListener::bind((address, 0)).await?;
-        let server = Server::builder(SERVICE)
+        let server = MeshServer::builder(SERVICE)
             .instance(format!("far-{number}"))
             .address(listener.local_addr()?)
             .protocol(Protocol::Http2)

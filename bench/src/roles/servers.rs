@@ -9,7 +9,7 @@ use axum::{Router, body::Bytes, routing::post};
 use fairmesh_agent::AgentConfig;
 use fairmesh_control::ControlConfig;
 use fairmesh_model::{Location, Region};
-use fairmesh_server::{RegistrationState, Server, serve_http};
+use fairmesh_server::{MeshServer, RegistrationState, serve_http};
 use fairmesh_wire::transport::Address;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo},
@@ -98,13 +98,13 @@ async fn register(
     protocol: Protocol,
     number: usize,
     agent: Address,
-) -> Result<Server, BoxError> {
+) -> Result<MeshServer, BoxError> {
     let (service, speaks) = match protocol {
         Protocol::Http1 => ("bench/http1", fairmesh_model::Protocol::Http1),
         Protocol::Http2 => ("bench/http2", fairmesh_model::Protocol::Http2),
         Protocol::Grpc => ("bench/grpc", fairmesh_model::Protocol::Grpc),
     };
-    let server = Server::builder(service)
+    let server = MeshServer::builder(service)
         .instance(format!("echo-{number}"))
         .address(listener.local_addr()?)
         .protocol(speaks)

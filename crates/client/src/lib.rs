@@ -28,7 +28,7 @@ pub use fairmesh_headers::{Deadline, SpanContext};
 pub use fairmesh_http::BoxError;
 pub use fairmesh_model::{
     EndpointState, InstanceId, Invalid, KeyRange, Location, Protocol, Region, Role, ServiceName, ShardId,
-    ShardKey,
+    ShardKey, SpiffeId, SpiffePath,
 };
 pub use fairmesh_router::EndpointTarget;
 pub use fairmesh_wire::transport::{Address, Transport};
@@ -40,4 +40,6 @@ pub mod observe {
         AttemptEnd, AttemptRecord, CallExplanation, Decision, Ejection, EndpointStatus, Freshness, Metric,
         Observer,
     };
+    pub use fairmesh_model::{BalancingPolicy, Verdict};
+    pub use fairmesh_router::{Explanation, Step};
 }

@@ -1,7 +1,7 @@
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc};
 
 use fairmesh_identity::RemoteKey;
-use fairmesh_server::Server;
+use fairmesh_server::MeshServer;
 
 use crate::{
     limits::Limits,
@@ -38,5 +38,5 @@ pub struct ProxyConfig {
     /// Further options for the page `/config`; must not contain secrets.
     pub options: BTreeMap<&'static str, String>,
     /// The endpoint that the proxy serves for a local program, for the admin pages.
-    pub inbound: Option<Server>,
+    pub inbound: Option<MeshServer>,
 }

@@ -19,8 +19,8 @@ use tokio::{
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
-    Cpu, DEFAULT_LEASE, HookResult, Inner, Lease, Registration, RegistrationState, RegistryClient,
-    SHARDS_AWARE, SHARDS_LABEL, Server, ServerLayer, ShardHooks, UsageReports,
+    Cpu, DEFAULT_LEASE, HookResult, Inner, Lease, MeshServer, Registration, RegistrationState,
+    RegistryClient, SHARDS_AWARE, SHARDS_LABEL, ServerLayer, ShardHooks, UsageReports,
     authorization::Authorizer,
     cpu::sampler::CpuSampler,
     drain::Phase,
@@ -33,7 +33,7 @@ use crate::{
 /// How long `start` waits for the first registration before it continues in the background.
 const START_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Configures an endpoint before it starts; from [`Server::builder`].
+/// Configures an endpoint before it starts; from [`MeshServer::builder`].
 #[derive(Clone, Debug)]
 #[must_use = "nothing is registered before start"]
 pub struct ServerBuilder {
@@ -163,7 +163,7 @@ impl ServerBuilder {
         self
     }
 
-    /// Registers as starting: no calls arrive before [`Server::ready`].
+    /// Registers as starting: no calls arrive before [`MeshServer::ready`].
     pub fn starting(mut self) -> Self {
         self.starting = true;
         self
@@ -221,7 +221,7 @@ impl ServerBuilder {
     /// # Errors
     /// Invalid configuration, here or in the environment; or no region, where neither an agent nor the control plane
     /// knows one: the program could never be registered.
-    pub async fn start(mut self) -> Result<Server, Invalid> {
+    pub async fn start(mut self) -> Result<MeshServer, Invalid> {
         let mut registration = self.registration()?;
         let drain_deadline = drain_deadline(self.drain_deadline)?;
         let addresses = registry_addresses(&self.addresses)?;
@@ -255,7 +255,7 @@ impl ServerBuilder {
         let shards = AbortOnDropHandle::new(tokio::spawn(watching.run()));
         wait_registered(&lease, started).await;
         let phase = watch::Sender::new(Phase::Running);
-        Ok(Server {
+        Ok(MeshServer {
             inner: Arc::new(Inner {
                 layer,
                 lease,

@@ -8,7 +8,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use crate::{Drained, Inner, Server, layer::server_load::ServerLoad};
+use crate::{Drained, Inner, MeshServer, layer::server_load::ServerLoad};
 
 /// Default time for a graceful stop: below the 30 s after which cluster managers kill.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(25);
@@ -38,7 +38,7 @@ impl Phase {
     }
 }
 
-impl Server {
+impl MeshServer {
     /// Starts the drain, unless it has started.
     pub(crate) fn begin_drain(&self) {
         let begins = self.inner.phase.send_if_modified(|phase| {

@@ -53,7 +53,7 @@ pub(crate) struct LayerState {
     pub(crate) authorizer: Arc<Authorizer>,
 }
 
-/// Wraps the service of a hyper, axum or tonic server; from [`Server::layer`](crate::Server::layer).
+/// Wraps the service of a hyper, axum or tonic server; from [`MeshServer::layer`](crate::MeshServer::layer).
 ///
 /// It counts calls in flight, adds a load report to each response (header `endpoint-load-metrics`, for gRPC trailer
 /// `endpoint-load-metrics-bin`; ORCA, as in Uber, assisted balancing) and rejects calls whose `x-fairmesh-key` and

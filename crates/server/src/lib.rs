@@ -2,12 +2,12 @@
 //!
 //! ```no_run
 //! use std::convert::Infallible;
-//! use fairmesh_server::{Server, serve_http};
+//! use fairmesh_server::{MeshServer, serve_http};
 //! use http::{Request, Response};
 //!
 //! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
 //! let listener = tokio::net::TcpListener::bind("127.0.0.1:8080").await?;
-//! let server = Server::builder("shop/cart").listener(&listener)?.start().await?;
+//! let server = MeshServer::builder("shop/cart").listener(&listener)?.start().await?;
 //! let service = tower::service_fn(async |_: Request<hyper::body::Incoming>| {
 //!     Ok::<_, Infallible>(Response::new(String::from("hello\n")))
 //! });
@@ -15,16 +15,16 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Any other hyper, axum or tonic server works as well: put [`Server::layer`] around the service, pass
-//! [`Server::draining`] to its graceful shutdown, call [`Server::drain_on`] with [`terminated`], stop waiting for it
-//! at [`Server::gone`], and await [`Server::shutdown`] once it has returned. Servers with their own accept loop do not
+//! Any other hyper, axum or tonic server works as well: put [`MeshServer::layer`] around the service, pass
+//! [`MeshServer::draining`] to its graceful shutdown, call [`MeshServer::drain_on`] with [`terminated`], stop waiting for it
+//! at [`MeshServer::gone`], and await [`MeshServer::shutdown`] once it has returned. Servers with their own accept loop do not
 //! limit the time until the first request: serve axum's router by [`serve_http`], and tonic's server with connections
 //! from [`incoming`].
 //!
 //! ```no_run
-//! # use fairmesh_server::{Server, terminated};
+//! # use fairmesh_server::{MeshServer, terminated};
 //! # async fn run<E: std::error::Error + 'static>(
-//! #     server: Server, serving: impl Future<Output = Result<(), E>>,
+//! #     server: MeshServer, serving: impl Future<Output = Result<(), E>>,
 //! # ) -> Result<(), Box<dyn std::error::Error>> {
 //! server.drain_on(terminated());
 //! tokio::select! {
@@ -57,11 +57,11 @@ use std::{future::Future, sync::Arc, time::Duration};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
-pub use authorization::{Caller, ConnectInfo, identity_of};
+pub use authorization::{Caller, ConnectInfo};
 pub use builder::ServerBuilder;
 pub use drain::terminated;
 pub use fairmesh_model::{
-    EndpointState, InstanceId, Invalid, KeyRange, Location, Protocol, Region, ServiceName, ShardId,
+    EndpointState, InstanceId, Invalid, KeyRange, Location, Protocol, Region, ServiceName, ShardId, SpiffeId,
 };
 pub use fairmesh_wire::transport::{Address, Transport};
 pub use layer::{
@@ -78,7 +78,7 @@ pub use shards::HookResult;
 // What `fairmesh register` and the proxy are built on, beside the public API: no promise is made for it.
 #[doc(hidden)]
 pub use {
-    authorization::ConnectionAuthorizer,
+    authorization::{ConnectionAuthorizer, identity_of},
     builder::{ServerTransport, default_instance, transport_of_agent},
     cpu::{Cpu, CpuTime, usage_reports::UsageReports},
     drain::drain_deadline,
@@ -97,10 +97,15 @@ use drain::Phase;
 /// This program as an endpoint of a service: registered until it shuts down. Cheap to clone.
 ///
 /// When the last clone is dropped without [`shutdown`](Self::shutdown), renewals stop and the lease expires.
+#[doc(alias = "Server")]
 #[derive(Clone, Debug)]
-pub struct Server {
+pub struct MeshServer {
     inner: Arc<Inner>,
 }
+
+/// The former name.
+#[deprecated = "name it MeshServer: programs of gRPC have tonic's Server too"]
+pub type Server = MeshServer;
 
 #[derive(Debug)]
 struct Inner {
@@ -116,7 +121,7 @@ struct Inner {
     _policy: Option<AbortOnDropHandle<()>>,
 }
 
-impl Server {
+impl MeshServer {
     /// Configures an endpoint of `service`, such as `shop/cart`.
     pub fn builder(service: impl Into<String>) -> ServerBuilder {
         ServerBuilder::new(service.into())

@@ -25,7 +25,7 @@ use tower_layer::Layer as _;
 use tower_service::Service;
 
 use self::guarded_service::GuardedService;
-use crate::{Caller, Server, drain::Phase, identity_of, terminated};
+use crate::{Caller, MeshServer, drain::Phase, identity_of, terminated};
 use fairmesh_http::socket;
 
 /// Interval of HTTP/2 keep-alive PINGs and their timeout: connections of vanished callers are closed within the sum.
@@ -34,8 +34,8 @@ const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(20), Duration::fro
 /// How long an idle connection may take to close once the endpoint is deregistered.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Serves HTTP/1.1 and HTTP/2 (prior knowledge, so gRPC too) behind [`Server::layer`] until SIGTERM, SIGINT or
-/// [`Server::shutdown`], then drains, and returns when the endpoint is deregistered and every connection is closed, at
+/// Serves HTTP/1.1 and HTTP/2 (prior knowledge, so gRPC too) behind [`MeshServer::layer`] until SIGTERM, SIGINT or
+/// [`MeshServer::shutdown`], then drains, and returns when the endpoint is deregistered and every connection is closed, at
 /// the latest at the drain deadline.
 ///
 /// A connection that has not sent its preface or the headers of a request within 10 s is closed, and above half of the
@@ -46,7 +46,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// The listener has no local address.
-pub async fn serve_http<S, B>(listener: TcpListener, service: S, server: &Server) -> io::Result<()>
+pub async fn serve_http<S, B>(listener: TcpListener, service: S, server: &MeshServer) -> io::Result<()>
 where
     S: Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
     S::Future: Send,
@@ -76,7 +76,7 @@ where
     Ok(())
 }
 
-async fn serve_connection<S, B>(stream: GuardedStream<Stream>, service: S, server: Server)
+async fn serve_connection<S, B>(stream: GuardedStream<Stream>, service: S, server: MeshServer)
 where
     S: Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
     S::Future: Send,

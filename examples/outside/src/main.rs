@@ -4,7 +4,7 @@ use std::env;
 
 use anyhow::Context as _;
 use fairmesh_client::Mesh;
-use fairmesh_server::{Protocol, Server, incoming, serve_http, terminated};
+use fairmesh_server::{Protocol, MeshServer, incoming, serve_http, terminated};
 use shop_front::{
     cart::{Carts, proto::cart_server::CartServer},
     front,
@@ -30,13 +30,13 @@ async fn main() -> anyhow::Result<()> {
 
 async fn serve_front(listener: TcpListener) -> anyhow::Result<()> {
     let mesh = Mesh::connect().await?;
-    let server = Server::builder("shop/front").protocol(Protocol::Http1).listener(&listener)?.start().await?;
+    let server = MeshServer::builder("shop/front").protocol(Protocol::Http1).listener(&listener)?.start().await?;
     serve_http(listener, front::router(&mesh)?, &server).await?;
     Ok(())
 }
 
 async fn serve_cart(listener: TcpListener) -> anyhow::Result<()> {
-    let server = Server::builder("shop/cart").protocol(Protocol::Grpc).listener(&listener)?.start().await?;
+    let server = MeshServer::builder("shop/cart").protocol(Protocol::Grpc).listener(&listener)?.start().await?;
     server.drain_on(terminated());
     let serving = tonic::transport::Server::builder()
         .layer(server.layer())

@@ -3,7 +3,7 @@
 use std::{env, error::Error, process::ExitCode};
 
 use fairmesh_client::Protocol;
-use fairmesh_server::{Server as Member, incoming, terminated};
+use fairmesh_server::{MeshServer, incoming, terminated};
 use greeter::{
     GreetReply, GreetRequest,
     greeter_server::{Greeter, GreeterServer},
@@ -42,7 +42,7 @@ async fn serve() -> Result<(), Box<dyn Error>> {
     let address = listener.local_addr()?;
 
     // New: be found as examples/greeter, and leave in good order at SIGTERM.
-    let member = Member::builder("examples/greeter").protocol(Protocol::Grpc).listener(&listener)?;
+    let member = MeshServer::builder("examples/greeter").protocol(Protocol::Grpc).listener(&listener)?;
     let member = member.start().await?;
     member.drain_on(terminated());
     println!("serving on {address}");

@@ -4,7 +4,7 @@ use std::{env, error::Error, process::ExitCode};
 
 use axum::{Router, routing::get};
 use fairmesh_client::Protocol;
-use fairmesh_server::{Server, serve_http};
+use fairmesh_server::{MeshServer, serve_http};
 use tokio::net::TcpListener;
 
 #[tokio::main]
@@ -25,7 +25,7 @@ async fn serve() -> Result<(), Box<dyn Error>> {
     // Registers through this machine's agent and renews the lease from now on. Naming the protocol declares the service,
     // in case `fairmesh apply` has not done so.
     let server =
-        Server::builder("examples/hello").protocol(Protocol::Http1).listener(&listener)?.start().await?;
+        MeshServer::builder("examples/hello").protocol(Protocol::Http1).listener(&listener)?.start().await?;
     println!("serving on {address}");
 
     let app = Router::new().route("/", get(move || async move { format!("hello from {address}\n") }));

@@ -5,7 +5,7 @@ use std::{env, error::Error, process::ExitCode};
 
 use axum::{Router, routing::get};
 use fairmesh_client::Protocol;
-use fairmesh_server::{Server, serve_http};
+use fairmesh_server::{MeshServer, serve_http};
 use http::HeaderMap;
 use tokio::net::TcpListener;
 
@@ -27,7 +27,7 @@ async fn serve() -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(env::args().nth(2).as_deref().unwrap_or("127.0.0.1:0")).await?;
     let address = listener.local_addr()?;
 
-    let server = Server::builder("examples/cart")
+    let server = MeshServer::builder("examples/cart")
         .protocol(Protocol::Http1)
         .instance(&instance)
         .listener(&listener)?

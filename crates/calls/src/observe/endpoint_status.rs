@@ -7,6 +7,7 @@ use fairmesh_router::{Candidate, EndpointTarget, ServiceTable};
 
 /// An endpoint of a service as a client sees it.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct EndpointStatus {
     /// The endpoint.
     pub target: Arc<EndpointTarget>,
@@ -28,6 +29,7 @@ pub struct EndpointStatus {
 
 /// An ejection in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Ejection {
     /// Time since it began.
     pub age: Duration,

@@ -15,6 +15,7 @@ pub trait Observer: fmt::Debug + Send + Sync {
 
 /// An attempt that has ended.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct AttemptEnd<'a> {
     /// The service that got the call.
     pub service: &'a ServiceName,
@@ -24,4 +25,16 @@ pub struct AttemptEnd<'a> {
     pub outcome: Result<StatusCode, FaultKind>,
     /// From its decision to the head of its response, or to its failure.
     pub took: Duration,
+}
+
+impl<'a> AttemptEnd<'a> {
+    /// What a mesh reports, for tests of an [`Observer`].
+    pub fn new(
+        service: &'a ServiceName,
+        endpoint: &'a EndpointTarget,
+        outcome: Result<StatusCode, FaultKind>,
+        took: Duration,
+    ) -> Self {
+        Self { service, endpoint, outcome, took }
+    }
 }

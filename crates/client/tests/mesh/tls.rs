@@ -15,7 +15,7 @@ use fairmesh_model::{
     Endpoint, EndpointState, Location, Protocol, Revocation, Revocations, RevokedCertificates, ServiceKind,
     SpiffePath, TrustDomain,
 };
-use fairmesh_server::{Server, serve_http};
+use fairmesh_server::{MeshServer, serve_http};
 use fairmesh_test_support::{endpoint, eventually, eventually_async};
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Full};
@@ -77,12 +77,12 @@ async fn serve(name: &'static str, transport: Transport) -> SocketAddr {
 }
 
 /// A server that responds with its name and the length of the request.
-async fn start(name: &'static str, transport: Transport) -> (SocketAddr, Server) {
+async fn start(name: &'static str, transport: Transport) -> (SocketAddr, MeshServer) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     // It reads its policy there and is not registered: the test writes the records.
     let records = Rig::start().await;
-    let server = Server::builder("shop/one")
+    let server = MeshServer::builder("shop/one")
         .address(address)
         .location(Location::in_region(region("eu")))
         .control(records.address())

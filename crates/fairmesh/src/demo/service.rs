@@ -12,7 +12,7 @@ use std::{
 use clap::{Args, ValueEnum};
 use fairmesh_client::Mesh;
 use fairmesh_model::{Location, Protocol, Region, ServiceName, SpiffePath};
-use fairmesh_server::{Server, serve_http};
+use fairmesh_server::{MeshServer, serve_http};
 use fairmesh_wire::transport::Address;
 use tokio::net::TcpListener;
 
@@ -75,7 +75,7 @@ pub(super) async fn serve(args: ServeArgs) -> Result<(), DemoError> {
     let identity = SpiffePath::Service(service);
     let mesh = mesh(args.agent.clone(), place, &args.instance, Some(identity)).await?;
 
-    let mut server = Server::builder(args.service.name())
+    let mut server = MeshServer::builder(args.service.name())
         .instance(&args.instance)
         .address(public)
         .protocol(args.service.protocol())

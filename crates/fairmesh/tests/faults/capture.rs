@@ -11,7 +11,7 @@ use std::{
 };
 
 use fairmesh_model::Protocol;
-use fairmesh_server::Server;
+use fairmesh_server::MeshServer;
 use http::{Request, Response};
 use hyper::{body::Incoming, server::conn::http2, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -250,7 +250,7 @@ fn a_proxy_that_is_made_to_capture_itself_ends_the_loop() {
         let _machine = beside_others().await;
         let world = World::start("").await;
         // Behind the cable, where its calls are captured too.
-        let far = Server::builder("shop/far").instance("far").address("10.78.0.9:80".parse().unwrap());
+        let far = MeshServer::builder("shop/far").instance("far").address("10.78.0.9:80".parse().unwrap());
         let far = far.protocol(Protocol::Http1).agent(world.agent_address()).start().await.unwrap();
         world.serves("shop/far", "far").await;
         let heard = Heard::default();

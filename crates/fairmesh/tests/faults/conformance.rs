@@ -4,7 +4,7 @@
 use std::{convert::Infallible, time::Duration};
 
 use bytes::Bytes;
-use fairmesh_server::{Server, serve_http};
+use fairmesh_server::{MeshServer, serve_http};
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
@@ -33,7 +33,7 @@ async fn http2_is_spoken_as_its_standard_says() {
     let _machine = alone().await;
     let world = World::start("").await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let server = Server::builder("shop/one")
+    let server = MeshServer::builder("shop/one")
         .instance("one")
         .address(listener.local_addr().unwrap())
         .agent(world.agent_address());

@@ -10,7 +10,7 @@ use std::{
 };
 
 use fairmesh_model::Protocol;
-use fairmesh_server::{Server, serve_http};
+use fairmesh_server::{MeshServer, serve_http};
 use fairmesh_wire::transport::Address;
 use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
@@ -33,13 +33,13 @@ struct Patient {
     name: &'static str,
     ill: Arc<AtomicBool>,
     probes: Arc<AtomicU64>,
-    _server: Server,
+    _server: MeshServer,
 }
 
 impl Patient {
     async fn start(name: &'static str, agent: &Address) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let builder = Server::builder("shop/one").instance(name).address(listener.local_addr().unwrap());
+        let builder = MeshServer::builder("shop/one").instance(name).address(listener.local_addr().unwrap());
         let server = builder.protocol(Protocol::Http1).agent(agent.clone()).start().await.unwrap();
         let patient = Self { name, ill: Arc::default(), probes: Arc::default(), _server: server.clone() };
         let answering = patient.clone();

@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 
 use bytes::Bytes;
 use fairmesh_model::Protocol;
-use fairmesh_server::Server;
+use fairmesh_server::MeshServer;
 use http::{Request, StatusCode};
 use http_body_util::Empty;
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
@@ -17,8 +17,8 @@ async fn registered(
     (service, instance): (&str, &str),
     port: u16,
     protocol: Protocol,
-) -> Server {
-    let server = Server::builder(service).instance(instance).address((Ipv4Addr::LOCALHOST, port).into());
+) -> MeshServer {
+    let server = MeshServer::builder(service).instance(instance).address((Ipv4Addr::LOCALHOST, port).into());
     let server = server.protocol(protocol).agent(world.agent_address()).start().await.unwrap();
     world.serves(service, instance).await;
     server

@@ -8,7 +8,7 @@ mod limits;
 mod refused;
 
 use fairmesh_model::Protocol;
-use fairmesh_server::Server;
+use fairmesh_server::MeshServer;
 use tokio::{
     io::AsyncWriteExt as _,
     net::{TcpListener, TcpStream},
@@ -46,7 +46,7 @@ fn response(stream: u32, status: &str, link: Option<&str>, flags: u8) -> Vec<u8>
 /// A server of HTTP/2 whose connections the test itself takes, frame by frame.
 struct Endpoint {
     listener: TcpListener,
-    _server: Option<Server>,
+    _server: Option<MeshServer>,
     open: Option<TcpStream>,
 }
 

@@ -11,7 +11,7 @@ use fairmesh_http::{
     path::RawPath,
 };
 use fairmesh_model::Protocol;
-use fairmesh_server::Server;
+use fairmesh_server::MeshServer;
 use http::{Request, Response, header};
 use http_body_util::Full;
 use tokio::{
@@ -52,14 +52,14 @@ routes:
 
 /// A server that responds with the target and the host that it was asked for.
 struct Told {
-    _server: Server,
+    _server: MeshServer,
     serving: JoinHandle<()>,
 }
 
 impl Told {
     async fn start(world: &World, service: &str, protocol: Protocol) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let builder = Server::builder(service).instance("told").address(listener.local_addr().unwrap());
+        let builder = MeshServer::builder(service).instance("told").address(listener.local_addr().unwrap());
         let _server = builder.protocol(protocol).agent(world.agent_address()).start().await.unwrap();
         let serving = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {

@@ -13,7 +13,7 @@ use std::{
 
 use fairmesh_client::ServiceHandle;
 use fairmesh_model::Protocol;
-use fairmesh_server::Server;
+use fairmesh_server::MeshServer;
 use fairmesh_wire::lookaside::v1::{PickRequest, ReportRequest, Result as CallResult};
 use serde_json::Value;
 use tokio::{
@@ -72,7 +72,7 @@ impl Calls {
     }
 
     /// Reports the load of a server: what arrives there.
-    async fn measure(self: Arc<Self>, server: Server, instance: &'static str) {
+    async fn measure(self: Arc<Self>, server: MeshServer, instance: &'static str) {
         let mut ticks = interval(Duration::from_millis(500));
         let (mut before, mut at) = (0, Instant::now());
         loop {

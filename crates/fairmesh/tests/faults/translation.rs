@@ -8,7 +8,7 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_model::Protocol;
-use fairmesh_server::{Server, serve_http};
+use fairmesh_server::{MeshServer, serve_http};
 use futures_util::stream;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use http_body_util::{BodyExt as _, Empty, Full, StreamBody, combinators::UnsyncBoxBody};
@@ -42,7 +42,7 @@ struct Mirror {
     name: &'static str,
     version: Version,
     seen: Arc<Mutex<Option<Seen>>>,
-    _server: Server,
+    _server: MeshServer,
     serving: JoinHandle<()>,
 }
 
@@ -51,7 +51,7 @@ impl Mirror {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let builder =
-            Server::builder(format!("shop/{name}")).instance(name).address(address).protocol(protocol);
+            MeshServer::builder(format!("shop/{name}")).instance(name).address(address).protocol(protocol);
         let server = builder.agent(world.agent_address()).start().await.unwrap();
         let seen = Arc::new(Mutex::new(None));
         let serving = tokio::spawn({

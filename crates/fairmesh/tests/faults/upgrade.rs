@@ -14,7 +14,7 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_model::Protocol;
-use fairmesh_server::{Server, serve_http};
+use fairmesh_server::{MeshServer, serve_http};
 use futures_util::{StreamExt as _, stream};
 use http::{Request, Response, StatusCode, header::CONNECTION};
 use http_body_util::{BodyExt as _, Full, StreamBody};
@@ -281,7 +281,7 @@ async fn a_stream_that_would_outlast_the_proxy_is_told_to_move() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let builder = Server::builder("shop/one").protocol(Protocol::Grpc).agent(world.agent_address());
+    let builder = MeshServer::builder("shop/one").protocol(Protocol::Grpc).agent(world.agent_address());
     let server = builder.address(listener.local_addr().unwrap()).start().await.unwrap();
     // One message, and then nothing for ever.
     let endless = tower::service_fn(async |_: Request<hyper::body::Incoming>| {

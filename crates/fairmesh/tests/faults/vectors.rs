@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, net::SocketAddr};
 
 use fairmesh_model::{Location, Protocol, Region};
-use fairmesh_server::Server;
+use fairmesh_server::MeshServer;
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -58,13 +58,13 @@ pub(crate) fn documents(fleet: &Value) -> String {
 }
 
 /// Registers the fleet's endpoints, all at one address.
-pub(crate) async fn register(world: &World, fleet: &Value, address: SocketAddr) -> Vec<Server> {
+pub(crate) async fn register(world: &World, fleet: &Value, address: SocketAddr) -> Vec<MeshServer> {
     let mut servers = Vec::new();
     for endpoint in fleet["endpoints"]["endpoints"].as_array().unwrap() {
         assert_eq!(endpoint["state"], "serving", "what registers serves");
         let (instance, region) =
             (endpoint["instance"].as_str().unwrap(), endpoint["region"].as_str().unwrap());
-        let server = Server::builder("shop/cart")
+        let server = MeshServer::builder("shop/cart")
             .instance(instance)
             .address(address)
             .location(Location::in_region(Region::new(region).unwrap()))

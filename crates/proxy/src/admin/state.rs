@@ -8,7 +8,7 @@ use std::sync::{
 use fairmesh_calls::Mesh;
 use fairmesh_identity::RemoteKey;
 use fairmesh_listen::Listeners;
-use fairmesh_server::Server;
+use fairmesh_server::MeshServer;
 
 use crate::{
     admin::proxy_info::ProxyInfo, forward::services::Services, metrics::ProxyMetrics,
@@ -25,7 +25,7 @@ pub(crate) struct AdminState {
     pub(crate) about: Arc<ProxyInfo>,
     pub(crate) ready: Arc<AtomicBool>,
     pub(crate) draining: Arc<AtomicBool>,
-    pub(crate) inbound: Option<Server>,
+    pub(crate) inbound: Option<MeshServer>,
     pub(crate) key_server: Option<Arc<RemoteKey>>,
     pub(crate) listeners: Listeners,
 }
@@ -54,7 +54,7 @@ impl AdminState {
     }
 
     /// Adds the endpoint of `--inbound`.
-    pub(crate) fn with_inbound(self, inbound: Option<Server>) -> Self {
+    pub(crate) fn with_inbound(self, inbound: Option<MeshServer>) -> Self {
         Self { inbound, ..self }
     }
 

@@ -7,7 +7,7 @@
 //! `serve_http` of the library (hyper) serves the connections, and not `http1` and `http2` of this crate: registration,
 //! shard checks, limits and load reports are layers of that server, which take its request type.
 
-use fairmesh_server::{Server, serve_http};
+use fairmesh_server::{MeshServer, serve_http};
 use tokio::{net::TcpListener, task::JoinHandle};
 
 use crate::{
@@ -21,7 +21,7 @@ use crate::{
 /// A running inbound server.
 #[derive(Debug)]
 pub struct InboundServer {
-    server: Server,
+    server: MeshServer,
     serving: JoinHandle<()>,
 }
 
@@ -49,7 +49,7 @@ impl InboundServer {
     }
 
     /// The registered endpoint.
-    pub fn server(&self) -> Server {
+    pub fn server(&self) -> MeshServer {
         self.server.clone()
     }
 
@@ -75,7 +75,7 @@ fn server_builder(config: InboundConfig) -> fairmesh_server::ServerBuilder {
         agent,
         control,
     } = config;
-    let mut builder = Server::builder(inbound.service.to_string())
+    let mut builder = MeshServer::builder(inbound.service.to_string())
         .address(inbound.address)
         .protocol(protocol)
         .at_most(requests)

@@ -106,7 +106,7 @@ impl EndpointTable {
 
 impl Observer for EndpointMetrics {
     fn attempt_ended(&self, ended: &AttemptEnd<'_>) {
-        let AttemptEnd { service, endpoint, outcome, took } = *ended;
+        let AttemptEnd { service, endpoint, outcome, took, .. } = *ended;
         let outcome = outcome.ok();
         if let Some(attempts) =
             self.table.read().unwrap_or_else(PoisonError::into_inner).get(service, endpoint)
@@ -179,7 +179,7 @@ mod tests {
     fn tried(metrics: &EndpointMetrics, instance: &str, outcome: Result<StatusCode, FaultKind>) {
         let (service, endpoint) = (ServiceName::new("shop/cart").unwrap(), endpoint(instance));
         let took = Duration::from_millis(250);
-        metrics.attempt_ended(&AttemptEnd { service: &service, endpoint: &endpoint, outcome, took });
+        metrics.attempt_ended(&AttemptEnd::new(&service, &endpoint, outcome, took));
     }
 
     #[test]

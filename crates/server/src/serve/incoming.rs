@@ -16,18 +16,18 @@ use tokio::{
 #[cfg(feature = "grpc")]
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
-use crate::{Caller, ConnectInfo, Server, ServerLayer, identity_of};
+use crate::{Caller, ConnectInfo, MeshServer, ServerLayer, identity_of};
 
 /// The connections of a listener of `server`, for tonic's `serve_with_incoming` and the like: a connection
 /// that does not send the HTTP/2 preface within 10 s is closed, and a failing accept, as when file descriptors run out,
-/// is logged and retried after a pause (`docs/limits.md`). The server needs the [layer](Server::layer), which decides who may
+/// is logged and retried after a pause (`docs/limits.md`). The server needs the [layer](MeshServer::layer), which decides who may
 /// call, and gives requests their addresses and their [`Caller`].
 ///
 /// After the preface, the connection is managed by its server, whose keep-alive
-/// (`Server::builder().http2_keepalive_interval`) detects vanished peers.
+/// (`tonic::transport::Server::builder().http2_keepalive_interval`) detects vanished peers.
 pub fn incoming(
     listener: TcpListener,
-    server: &Server,
+    server: &MeshServer,
 ) -> impl stream::Stream<Item = io::Result<IncomingStream>> + Send {
     let acceptor = Acceptor::new("program", Limits::program(), Memory::default());
     let incoming = Incoming {

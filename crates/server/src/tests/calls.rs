@@ -28,15 +28,15 @@ use super::{
     control::{FakeRegistry, send, unused_address},
     orca::OrcaReport,
 };
-use crate::{Outstanding, Server, ServerLayer, serve_http, shards::ownership::Ownership};
+use crate::{MeshServer, Outstanding, ServerLayer, serve_http, shards::ownership::Ownership};
 use fairmesh_headers::{DEADLINE, Deadline, KEY, LOAD, LOAD_BIN, LOAD_PATH, ROLE, WRONG_SHARD};
 
 /// A server without registration, for its layer and its sockets.
-async fn alone() -> (Server, TcpListener, SocketAddr) {
+async fn alone() -> (MeshServer, TcpListener, SocketAddr) {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let server = Server::builder("shop/cart").address(unused_address()).agent(control.address.clone());
+    let server = MeshServer::builder("shop/cart").address(unused_address()).agent(control.address.clone());
     (server.start().await.unwrap(), listener, address)
 }
 

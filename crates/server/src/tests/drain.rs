@@ -20,13 +20,13 @@ use super::{
     calls::App,
     control::{BOUND, FakeRegistry, RegistryRequest, send, until},
 };
-use crate::{Drained, Server, serve_http};
+use crate::{Drained, MeshServer, serve_http};
 
 /// A server whose calls finish when `finish` is notified.
-async fn serving(control: &Address, finish: Arc<Notify>) -> (Server, SocketAddr, JoinHandle<()>) {
+async fn serving(control: &Address, finish: Arc<Notify>) -> (MeshServer, SocketAddr, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let server = Server::builder("shop/cart")
+    let server = MeshServer::builder("shop/cart")
         .address(address)
         .drain_deadline(Duration::from_secs(10))
         .agent(control.clone())
@@ -89,7 +89,7 @@ async fn an_endless_stream_does_not_delay_a_grpc_server_beyond_the_drain_deadlin
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let incoming = tonic::transport::server::TcpIncoming::bind(([127, 0, 0, 1], 0).into()).unwrap();
     let address = incoming.local_addr().unwrap();
-    let server = Server::builder("shop/cart").address(address).agent(control.address.clone());
+    let server = MeshServer::builder("shop/cart").address(address).agent(control.address.clone());
     let server = server.drain_deadline(Duration::from_secs(1)).start().await.unwrap();
     let serving = tonic::transport::Server::builder()
         .layer(server.layer())

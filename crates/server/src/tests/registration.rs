@@ -5,18 +5,18 @@ use fairmesh_wire::{transport::Address, v1::endpoint::State};
 use tokio::time::timeout;
 
 use super::control::{BOUND, FakeRegistry, RegistryRequest, unused_address};
-use crate::{RegistrationState, Server, ServerBuilder};
+use crate::{MeshServer, RegistrationState, ServerBuilder};
 
 fn builder(control: &Address) -> ServerBuilder {
     // The shortest lease, so that renewals come every third of a second.
-    Server::builder("shop/cart")
+    MeshServer::builder("shop/cart")
         .instance("cart-0")
         .address(unused_address())
         .lease(Duration::from_secs(1))
         .agent(control.clone())
 }
 
-fn fails_because(server: &Server, reason: &str) -> bool {
+fn fails_because(server: &MeshServer, reason: &str) -> bool {
     let states = server.registration_state();
     matches!(&*states.borrow(), RegistrationState::Failing(error) if error.contains(reason))
 }
@@ -99,10 +99,10 @@ async fn without_a_region_the_state_says_why() {
 
 #[tokio::test]
 async fn an_unusable_address_is_rejected_at_once() {
-    let wildcard = Server::builder("shop/cart").address(([0, 0, 0, 0], 8080).into()).start().await;
+    let wildcard = MeshServer::builder("shop/cart").address(([0, 0, 0, 0], 8080).into()).start().await;
     assert!(wildcard.unwrap_err().to_string().contains("every address"));
-    assert!(Server::builder("shop/cart").start().await.unwrap_err().to_string().contains(".address("));
-    assert!(Server::builder("cart").address(unused_address()).start().await.is_err());
+    assert!(MeshServer::builder("shop/cart").start().await.unwrap_err().to_string().contains(".address("));
+    assert!(MeshServer::builder("cart").address(unused_address()).start().await.is_err());
 }
 
 #[tokio::test]
@@ -121,7 +121,8 @@ async fn once_it_drains_it_never_serves_again() {
 async fn a_program_without_agent_must_have_a_location() {
     let control = FakeRegistry::new(None).serve(None).await;
     let builder_at = |location: Option<Location>| {
-        let server = Server::builder("shop/cart").address(unused_address()).control(control.address.clone());
+        let server =
+            MeshServer::builder("shop/cart").address(unused_address()).control(control.address.clone());
         match location {
             Some(location) => server.location(location),
             None => server,

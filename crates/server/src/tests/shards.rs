@@ -14,10 +14,10 @@ use tokio::{
 };
 
 use super::control::{FakeRegistry, RegistryRequest, until, unused_address};
-use crate::{Server, ServerBuilder};
+use crate::{MeshServer, ServerBuilder};
 
 fn builder(control: &Address) -> ServerBuilder {
-    Server::builder("shop/cart").instance("cart-0").address(unused_address()).agent(control.clone())
+    MeshServer::builder("shop/cart").instance("cart-0").address(unused_address()).agent(control.clone())
 }
 
 fn service() -> ServiceName {
@@ -40,7 +40,7 @@ fn map(version: u64, holders: [(&str, ReplicaState); 2]) -> ShardMap {
 }
 
 /// Whether the server holds keys 0 and 100; `None` while it knows no map.
-fn holds(server: &Server) -> Option<(bool, bool)> {
+fn holds(server: &MeshServer) -> Option<(bool, bool)> {
     let own = server.inner.layer.shared.ownership.load();
     own.as_ref().map(|own| (own.holds(ShardKey(0), None), own.holds(ShardKey(100), None)))
 }

@@ -16,7 +16,7 @@ use axum::{
     routing::{get, post},
 };
 use fairmesh_client::{Body, Mesh, ServiceHandle};
-use fairmesh_server::Server;
+use fairmesh_server::MeshServer;
 use http_body_util::BodyExt;
 use tokio::time::{Instant, interval};
 
@@ -33,7 +33,7 @@ pub(super) fn catalog(place: DemoRegion, requests: Arc<AtomicU64>) -> Router {
 }
 
 /// Reports requests per second as the load of a server, for the planner of region tables.
-pub(super) async fn report_rate(server: Server, requests: Arc<AtomicU64>) {
+pub(super) async fn report_rate(server: MeshServer, requests: Arc<AtomicU64>) {
     let mut ticks = interval(Duration::from_millis(500));
     let (mut before, mut at) = (0, Instant::now());
     loop {

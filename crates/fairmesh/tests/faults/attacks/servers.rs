@@ -1,7 +1,7 @@
 //! Servers that send invalid responses over HTTP/1.1 and HTTP/2, and policies that name undeclared services.
 
 use fairmesh_model::Protocol;
-use fairmesh_server::Server;
+use fairmesh_server::MeshServer;
 use tokio::{
     io::AsyncWriteExt as _,
     net::{TcpListener, TcpStream},
@@ -51,9 +51,9 @@ async fn what_is_no_answer_is_told_as_502_and_its_connection_is_used_no_more() {
 }
 
 /// A registered server that speaks HTTP/2 byte by byte.
-async fn http2_server(world: &World) -> (TcpListener, Server) {
+async fn http2_server(world: &World) -> (TcpListener, MeshServer) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let server = Server::builder("shop/one").instance("one").protocol(Protocol::Http2);
+    let server = MeshServer::builder("shop/one").instance("one").protocol(Protocol::Http2);
     let server = server.address(listener.local_addr().unwrap()).agent(world.agent_address());
     let server = server.start().await.unwrap();
     world.serves("shop/one", "one").await;

@@ -2,7 +2,7 @@ use std::convert::Infallible;
 
 use bytes::Bytes;
 use fairmesh_model::Protocol;
-use fairmesh_server::{Server, serve_http};
+use fairmesh_server::{MeshServer, serve_http};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header::CONTENT_TYPE};
 use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
 use hyper::body::Incoming;
@@ -15,7 +15,7 @@ pub(crate) const NUMBER: HeaderName = HeaderName::from_static("x-number");
 
 /// A server in this process that echoes requests, so that each response shows its request.
 pub(crate) struct Echo {
-    server: Server,
+    server: MeshServer,
     serving: JoinHandle<()>,
 }
 
@@ -24,7 +24,7 @@ impl Echo {
     pub(crate) async fn start(world: &World, service: &str, instance: &str, protocol: Protocol) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let builder = Server::builder(service).instance(instance).address(address).protocol(protocol);
+        let builder = MeshServer::builder(service).instance(instance).address(address).protocol(protocol);
         let server = builder.agent(world.agent_address()).start().await.unwrap();
         let serving = tokio::spawn({
             let server = server.clone();

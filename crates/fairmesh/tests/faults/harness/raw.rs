@@ -1,5 +1,5 @@
 use fairmesh_model::Protocol;
-use fairmesh_server::Server;
+use fairmesh_server::MeshServer;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -11,7 +11,7 @@ use super::{PATIENCE, World};
 /// A registered server whose connections the test itself takes, byte by byte.
 pub(crate) struct RawServer {
     listener: TcpListener,
-    _server: Server,
+    _server: MeshServer,
 }
 
 impl RawServer {
@@ -23,7 +23,7 @@ impl RawServer {
     pub(crate) async fn speaking(world: &World, service: &str, instance: &str, protocol: Protocol) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let server = Server::builder(service)
+        let server = MeshServer::builder(service)
             .instance(instance)
             .address(address)
             .protocol(protocol)
@@ -39,12 +39,12 @@ impl RawServer {
     }
 
     /// Its listener, and what keeps it registered.
-    pub(crate) fn into_parts(self) -> (TcpListener, Server) {
+    pub(crate) fn into_parts(self) -> (TcpListener, MeshServer) {
         (self.listener, self._server)
     }
 
     /// Stays registered, and takes no connections any more.
-    pub(crate) fn close(self) -> Server {
+    pub(crate) fn close(self) -> MeshServer {
         self._server
     }
 }

@@ -1,7 +1,7 @@
 use std::{convert::Infallible, env, net::SocketAddr, time::Duration};
 
 use fairmesh_model::Protocol;
-use fairmesh_server::{Drained, Server, serve_http};
+use fairmesh_server::{Drained, MeshServer, serve_http};
 use fairmesh_wire::transport::Address;
 use http::{HeaderName, HeaderValue, Request, Response};
 use http_body_util::BodyExt as _;
@@ -32,7 +32,7 @@ pub(crate) struct Spec {
 
 /// A server in this process.
 pub(crate) struct Local {
-    pub(crate) server: Server,
+    pub(crate) server: MeshServer,
     pub(crate) address: SocketAddr,
     serving: JoinHandle<()>,
 }
@@ -80,7 +80,7 @@ impl Spec {
     pub(crate) async fn serve(&self, agent: Address) -> Local {
         let listener = TcpListener::bind(("127.0.0.1", self.port)).await.unwrap();
         let address = listener.local_addr().unwrap();
-        let mut builder = Server::builder(&self.service)
+        let mut builder = MeshServer::builder(&self.service)
             .instance(&self.instance)
             .address(address)
             .protocol(self.protocol)

@@ -3,7 +3,7 @@
 use std::{process::Stdio, time::Duration};
 
 use fairmesh_model::Protocol;
-use fairmesh_server::Server;
+use fairmesh_server::MeshServer;
 use futures_util::stream;
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
@@ -47,7 +47,7 @@ async fn a_stream_of_no_message_is_half_closed_through_proxy_and_library() {
         );
     };
     let world = World::start("").await;
-    let server = Server::builder("shop/one").instance("go").protocol(Protocol::Grpc);
+    let server = MeshServer::builder("shop/one").instance("go").protocol(Protocol::Grpc);
     let server = server.address(address.parse().unwrap()).agent(world.agent_address()).start().await.unwrap();
     world.serves("shop/one", "go").await;
     let proxy = Proxy::start(&world).await;

@@ -13,7 +13,7 @@ use std::{
 use bytes::Bytes;
 use fairmesh_client::BoxError;
 use fairmesh_model::Protocol;
-use fairmesh_server::Server;
+use fairmesh_server::MeshServer;
 use futures_util::stream;
 use http::{HeaderMap, HeaderValue, Request, Response, header::CONTENT_TYPE};
 use http_body_util::{BodyExt as _, Empty, StreamBody, combinators::UnsyncBoxBody};
@@ -35,7 +35,7 @@ pub(super) type AnyBody = UnsyncBoxBody<Bytes, BoxError>;
 pub(super) const MESSAGE: &[u8] = b"\x00\x00\x00\x00\x03tea";
 
 pub(super) struct Slow {
-    _registered: Server,
+    _registered: MeshServer,
     serving: JoinHandle<()>,
     /// Floods that have ended, whether sent or dropped.
     pub(super) ended_floods: Arc<AtomicUsize>,
@@ -55,7 +55,7 @@ impl Slow {
     pub(super) async fn start(world: &World, service: &str, protocol: Protocol) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address: SocketAddr = listener.local_addr().unwrap();
-        let builder = Server::builder(service).instance("slow").address(address).protocol(protocol);
+        let builder = MeshServer::builder(service).instance("slow").address(address).protocol(protocol);
         let _registered = builder.agent(world.agent_address()).start().await.unwrap();
         let ended_floods = Arc::<AtomicUsize>::default();
         let floods = Arc::clone(&ended_floods);

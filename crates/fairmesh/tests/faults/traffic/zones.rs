@@ -12,7 +12,7 @@ use std::{
 
 use fairmesh_client::{Body, Mesh, ServiceHandle};
 use fairmesh_model::{Location, Protocol, Region, Zone};
-use fairmesh_server::{Server, serve_http};
+use fairmesh_server::{MeshServer, serve_http};
 use http::{Request, Response};
 use hyper::body::Incoming;
 use serde_json::Value;
@@ -39,9 +39,9 @@ fn location(zone: &str) -> Location {
 }
 
 /// A server in a zone, whose responses name the zone.
-async fn serve(world: &World, zone: &'static str) -> Server {
+async fn serve(world: &World, zone: &'static str) -> MeshServer {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let builder = Server::builder("shop/cart").instance(zone).address(listener.local_addr().unwrap());
+    let builder = MeshServer::builder("shop/cart").instance(zone).address(listener.local_addr().unwrap());
     let builder = builder.protocol(Protocol::Http1).location(location(zone)).agent(world.agent_address());
     let server = builder.start().await.unwrap();
     server.layer().metric("busy", 30.0).unwrap();

@@ -11,7 +11,7 @@ use std::{
 use fairmesh_calls::{discovery::ServiceState, forwarding::service_state};
 use fairmesh_client::{Body, Mesh, ServiceHandle};
 use fairmesh_model::Protocol;
-use fairmesh_server::{Server, serve_http};
+use fairmesh_server::{MeshServer, serve_http};
 use fairmesh_wire::transport::Address;
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
@@ -88,7 +88,7 @@ impl Programs {
 
 async fn serve(instance: String, host: Host, agent: Address, tally: Arc<Tally>) {
     let listener = TcpListener::bind((host.address, 0)).await.unwrap();
-    let server = Server::builder(SERVICE)
+    let server = MeshServer::builder(SERVICE)
         .instance(instance)
         .address(listener.local_addr().unwrap())
         .protocol(Protocol::Http1)
