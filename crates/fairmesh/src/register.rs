@@ -107,10 +107,14 @@ pub(crate) async fn run(args: RegisterArgs) -> Result<ExitCode, Failure> {
     let terminated = signals::shutdown()?;
     preflight::refuse_address_in_use(&plan).await?;
     let mut opened = transport_of_agent(&plan.addresses, &plan.registration).await;
-    let _terminator = terminate(&mut plan, &mut opened).await?;
+    let terminator = terminate(&mut plan, &mut opened).await?;
     let child = Child::start(&plan.command)?;
     preflight::announce_declaration(&plan).await;
-    Supervisor::new(plan, opened, child).run(terminated).await.map(ExitCode::from)
+    let ended = Supervisor::new(plan, opened, child).run(terminated).await;
+    if let Some(terminator) = terminator {
+        terminator.close().await;
+    }
+    ended.map(ExitCode::from)
 }
 
 /// Listens in front of the program, if it has an address of its own.

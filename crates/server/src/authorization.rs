@@ -19,10 +19,10 @@ use fairmesh_wire::transport::{PlaintextCallers, Transport};
 use hazarc::AtomicOptionArc;
 use http::{HeaderMap, Request};
 use tokio::{sync::watch, time::Instant};
-use tokio_util::task::AbortOnDropHandle;
 
 pub use caller::{Caller, ConnectInfo};
 pub use connection::{ConnectionAuthorizer, identity_of};
+pub(crate) use policy_watch::PolicySubscription;
 
 use crate::RegistryClient;
 
@@ -68,8 +68,8 @@ impl Authorizer {
         Self { plaintext_callers, ..Self::new(service, transport.is_tls()) }
     }
 
-    /// Follows the policy until the handle is dropped.
-    pub(crate) fn follow(self: &Arc<Self>, registry: &RegistryClient) -> Option<AbortOnDropHandle<()>> {
+    /// Follows the policy until what this returns is dropped.
+    pub(crate) fn follow(self: &Arc<Self>, registry: &RegistryClient) -> Option<PolicySubscription> {
         let service = self.service.clone()?;
         Some(policy_watch::follow(registry, service, Arc::clone(self)))
     }

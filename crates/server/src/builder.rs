@@ -16,7 +16,6 @@ use tokio::{
     sync::watch,
     time::{Instant, timeout_at},
 };
-use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
     Cpu, DEFAULT_LEASE, HookResult, Inner, Lease, MeshServer, Registration, RegistrationState,
@@ -252,7 +251,7 @@ impl ServerBuilder {
             hooks: self.hooks.take(),
             serves_when_loaded: !self.starting,
         };
-        let shards = AbortOnDropHandle::new(tokio::spawn(watching.run()));
+        let shards = watching.start();
         wait_registered(&lease, started).await;
         let phase = watch::Sender::new(Phase::Running);
         Ok(MeshServer {
@@ -262,11 +261,11 @@ impl ServerBuilder {
                 phase,
                 drain_deadline,
                 transport,
-                _shards: shards,
+                shards,
                 _usage: usage,
                 _shard_load: shard_load,
                 _cpu_sampler: cpu_sampler,
-                _policy: policy,
+                policy,
             }),
         })
     }

@@ -86,6 +86,12 @@ async fn drain(server: Arc<Inner>) {
     if let Err(error) = server.lease.leave().await {
         tracing::warn!(%error, "the endpoint could not be deregistered; its lease will expire");
     }
+    let policy = async {
+        if let Some(policy) = &server.policy {
+            policy.close().await;
+        }
+    };
+    tokio::join!(server.shards.close(), policy);
     server.phase.send_replace(Phase::Deregistered(drained));
 }
 

@@ -55,7 +55,6 @@ mod tests;
 use std::{future::Future, sync::Arc, time::Duration};
 
 use tokio::sync::watch;
-use tokio_util::task::AbortOnDropHandle;
 
 pub use authorization::{Caller, ConnectInfo};
 pub use builder::ServerBuilder;
@@ -92,6 +91,7 @@ pub use {
     shards::ShardHooks,
 };
 
+use authorization::PolicySubscription;
 use drain::Phase;
 
 /// This program as an endpoint of a service: registered until it shuts down. Cheap to clone.
@@ -114,11 +114,11 @@ struct Inner {
     phase: watch::Sender<Phase>,
     drain_deadline: Duration,
     transport: Transport,
-    _shards: AbortOnDropHandle<()>,
+    shards: shards::RunningShardWatch,
     _usage: UsageReports,
     _shard_load: shards::shard_load::ShardLoadReports,
     _cpu_sampler: cpu::sampler::CpuSampler,
-    _policy: Option<AbortOnDropHandle<()>>,
+    policy: Option<PolicySubscription>,
 }
 
 impl MeshServer {

@@ -15,8 +15,14 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep, sleep_until},
 };
+use tokio_util::task::AbortOnDropHandle;
 
-use self::{held_shards::HeldShards, hooks::HookRunner, ownership::Ownership};
+use self::{
+    held_shards::HeldShards,
+    hooks::HookRunner,
+    ownership::Ownership,
+    shard_map::{MapState, MapSubscription},
+};
 use crate::{
     Lease, Registration, RegistryClient,
     layer::LayerState,
@@ -40,11 +46,30 @@ pub(super) struct ShardWatch {
     pub(super) serves_when_loaded: bool,
 }
 
+/// A [`ShardWatch`] that follows the map until this is dropped.
+#[derive(Debug)]
+pub(super) struct RunningShardWatch {
+    map: Arc<MapSubscription>,
+    _task: AbortOnDropHandle<()>,
+}
+
+impl RunningShardWatch {
+    /// Tells the agent that this server follows the map no more, so that drains of others do not wait for it to reconnect.
+    /// Returns within a second.
+    pub(super) async fn close(&self) {
+        self.map.close().await;
+    }
+}
+
 impl ShardWatch {
-    /// Follows the map until it is dropped.
-    pub(super) async fn run(self) {
-        let (publisher, mut maps) = watch::channel(shard_map::MapState::default());
-        let upstream = shard_map::follow(&self.registry, &self.registration.service, publisher);
+    pub(super) fn start(self) -> RunningShardWatch {
+        let (publisher, maps) = watch::channel(MapState::default());
+        let map = Arc::new(shard_map::follow(&self.registry, &self.registration.service, publisher));
+        let task = AbortOnDropHandle::new(tokio::spawn(self.run(Arc::clone(&map), maps)));
+        RunningShardWatch { map, _task: task }
+    }
+
+    async fn run(self, upstream: Arc<MapSubscription>, mut maps: watch::Receiver<MapState>) {
         let region = self.region();
         let start_by = Instant::now() + MAP_TIMEOUT;
         let mut controller = ShardController::new(self);

@@ -31,5 +31,7 @@ async fn call() -> Result<(), Box<dyn Error>> {
     // Deadlines, retries and errors are as every tonic program knows them: a `Status`.
     let reply = client.greet(GreetRequest { name }).await?.into_inner();
     println!("{}", reply.text);
+    // Servers that leave need not wait for a program that has ended.
+    mesh.close().await;
     Ok(())
 }

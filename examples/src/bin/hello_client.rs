@@ -31,5 +31,7 @@ async fn call() -> Result<(), Box<dyn Error + Send + Sync>> {
         let body = answer.into_body().collect().await?.to_bytes();
         print!("{status}: {}", String::from_utf8_lossy(&body));
     }
+    // Servers that leave need not wait for a program that has ended.
+    mesh.close().await;
     Ok(())
 }

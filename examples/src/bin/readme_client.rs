@@ -18,5 +18,6 @@ async fn call() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let hello = mesh.service("shop/hello")?;
     let response = hello.send(http::Request::get("/").body(Body::empty())?).await?;
     println!("{}", response.status());
+    mesh.close().await; // servers that leave need not wait for a program that has ended
     Ok(())
 }

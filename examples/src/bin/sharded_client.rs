@@ -8,7 +8,7 @@ use http_body_util::BodyExt;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match call().await {
+    match run().await {
         Ok(code) => code,
         Err(error) => {
             eprintln!("{error}");
@@ -17,10 +17,16 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn call() -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
-    let key: ShardKey = env::args().nth(1).ok_or("usage: sharded_client KEY [ROLE]")?.parse()?;
-
+async fn run() -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
     let mesh = Mesh::connect().await?;
+    let called = call(&mesh).await;
+    // Servers that leave need not wait for a program that has ended.
+    mesh.close().await;
+    called
+}
+
+async fn call(mesh: &Mesh) -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
+    let key: ShardKey = env::args().nth(1).ok_or("usage: sharded_client KEY [ROLE]")?.parse()?;
     let mut cart = mesh.service("examples/cart")?.key(key);
     // Roles are words of the service's own. Without one, any copy of the shard may answer.
     if let Some(role) = env::args().nth(2) {

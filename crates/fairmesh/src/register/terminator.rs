@@ -20,6 +20,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Listens for callers; connections end with it.
 #[derive(Debug)]
 pub(super) struct Terminator {
+    authorizer: ConnectionAuthorizer,
     _serving: JoinSet<()>,
 }
 
@@ -38,9 +39,14 @@ impl Terminator {
             )
         })?;
         let mut serving = JoinSet::new();
-        let front = Front { program, transport, authorizer };
+        let front = Front { program, transport, authorizer: authorizer.clone() };
         serving.spawn(serve(listener, front));
-        Ok(Self { _serving: serving })
+        Ok(Self { authorizer, _serving: serving })
+    }
+
+    /// Closes the listener and connections, and tells the agent that the policy is followed no more.
+    pub(super) async fn close(self) {
+        self.authorizer.close().await;
     }
 }
 

@@ -14,9 +14,8 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo},
     server::conn::auto,
 };
-use tokio_util::task::AbortOnDropHandle;
 
-use super::{Authorizer, NotAccepted};
+use super::{Authorizer, NotAccepted, PolicySubscription};
 use crate::{
     RegistryClient, ServerBody,
     layer::{refusal::Refusal, server_load::ServerLoad},
@@ -28,7 +27,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct ConnectionAuthorizer {
     authorizer: Arc<Authorizer>,
-    _following: Arc<Option<AbortOnDropHandle<()>>>,
+    following: Arc<Option<PolicySubscription>>,
 }
 
 impl ConnectionAuthorizer {
@@ -36,7 +35,15 @@ impl ConnectionAuthorizer {
     pub fn follow(service: ServiceName, registry: &RegistryClient) -> Self {
         let authorizer = Arc::new(Authorizer::of_server(service, registry.transport()));
         let following = authorizer.follow(registry);
-        Self { authorizer, _following: Arc::new(following) }
+        Self { authorizer, following: Arc::new(following) }
+    }
+
+    /// Stops following, and tells the agent, so that drains do not wait for this process to reconnect. Returns within a
+    /// second.
+    pub async fn close(&self) {
+        if let Some(following) = &*self.following {
+            following.close().await;
+        }
     }
 
     /// Waits until connections can be decided on.

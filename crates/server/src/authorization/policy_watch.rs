@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use fairmesh_model::{DefaultAuthorization, Policy, Prefix, Record, RecordKey, Revision, ServiceName};
 use fairmesh_rib::{
     ArrivedRecord, Mirror, Snapshot, Update,
-    follower::{Backoff, Follower, FollowerConfig, Sink},
+    follower::{Backoff, Follower, FollowerConfig, FollowerHandle, Sink},
 };
 use fairmesh_router::AuthorizationTable;
 use fairmesh_wire::records;
@@ -15,12 +15,26 @@ use tokio_util::task::AbortOnDropHandle;
 use super::Authorizer;
 use crate::RegistryClient;
 
-/// Follows until the handle is dropped.
+/// The subscription; dropping it ends it.
+#[derive(Debug)]
+pub(crate) struct PolicySubscription {
+    handle: FollowerHandle,
+    _acks: AbortOnDropHandle<()>,
+}
+
+impl PolicySubscription {
+    /// Ends it, and tells the upstream, so that drains do not wait for this process to reconnect. Returns within a second.
+    pub(crate) async fn close(&self) {
+        self.handle.close().await;
+    }
+}
+
+/// Follows the policy of `service`.
 pub(super) fn follow(
     registry: &RegistryClient,
     service: ServiceName,
     authorizer: Arc<Authorizer>,
-) -> AbortOnDropHandle<()> {
+) -> PolicySubscription {
     let config = FollowerConfig {
         transport: registry.transport().clone(),
         addresses: registry.addresses().to_vec(),
@@ -41,12 +55,14 @@ pub(super) fn follow(
     };
     let handle = Follower::spawn(config, records);
     prefixes.into_iter().for_each(|prefix| handle.subscribe(prefix));
-    AbortOnDropHandle::new(tokio::spawn(async move {
+    let acknowledged = handle.clone();
+    let acks = tokio::spawn(async move {
         while revisions.changed().await.is_ok() {
             let revision: Option<Revision> = *revisions.borrow_and_update();
-            revision.into_iter().for_each(|revision| handle.ack(revision));
+            revision.into_iter().for_each(|revision| acknowledged.ack(revision));
         }
-    }))
+    });
+    PolicySubscription { handle, _acks: AbortOnDropHandle::new(acks) }
 }
 
 /// The records, compiled once both are known.

@@ -28,6 +28,7 @@ pub(super) struct MapState {
 }
 
 /// The subscription; dropping it ends it.
+#[derive(Debug)]
 pub(super) struct MapSubscription {
     handle: FollowerHandle,
     service: ServiceName,
@@ -71,6 +72,11 @@ impl MapSubscription {
         for prefix in prefixes {
             self.handle.subscribe(prefix);
         }
+    }
+
+    /// Ends it, and tells the upstream; as [`FollowerHandle::close`].
+    pub(super) async fn close(&self) {
+        self.handle.close().await;
     }
 
     /// Acknowledges that calls are served by everything up to `revision`.
