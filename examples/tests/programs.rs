@@ -7,16 +7,20 @@ mod programs {
     pub(crate) mod process;
 }
 
-use fairmesh_test_support::free_port;
+use std::{path::Path, process::Stdio};
+
+use fairmesh_test_support::{free_port, skipped, tool};
 use programs::{machine::Machine, process::fairmesh};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
+    process::Command,
 };
 
 const HELLO_SERVER: &str = env!("CARGO_BIN_EXE_hello_server");
 const HELLO_CLIENT: &str = env!("CARGO_BIN_EXE_hello_client");
 const HYPER_FORWARD: &str = env!("CARGO_BIN_EXE_hyper_forward");
+const METRICS_SERVER: &str = env!("CARGO_BIN_EXE_metrics_server");
 const GRPC_SERVER: &str = env!("CARGO_BIN_EXE_grpc_server");
 const GRPC_CLIENT: &str = env!("CARGO_BIN_EXE_grpc_client");
 const SHARDED_SERVER: &str = env!("CARGO_BIN_EXE_sharded_server");
@@ -48,24 +52,69 @@ async fn a_program_of_hyper_forwards_requests_and_faults() {
     let mut forward = machine.spawn(HYPER_FORWARD, &[ANY_PORT]);
     let front = forward.line_after("serving on ").await;
 
-    let answer = get(&front).await;
+    let answer = get(&front, "/").await;
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
     assert!(answer.ends_with(&format!("\r\n\r\nhello from {address}\n")), "{answer}");
 
     assert!(server.terminate().await.success());
-    let answer = get(&front).await;
+    let answer = get(&front, "/").await;
     assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
     forward.terminate().await;
     machine.stop().await;
 }
 
 /// The response to one request, as it comes.
-async fn get(address: &str) -> String {
+async fn get(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
-    stream.write_all(b"GET / HTTP/1.1\r\nhost: front\r\nconnection: close\r\n\r\n").await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nhost: front\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
     answer
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_of_axum_exports_the_metrics_of_its_calls() {
+    let machine = Machine::start().await;
+    let mut server = machine.spawn(HELLO_SERVER, &[ANY_PORT]);
+    server.line_after("serving on ").await;
+    let mut front = machine.spawn(METRICS_SERVER, &[ANY_PORT]);
+    let address = front.line_after("serving on ").await;
+
+    for _ in 0..3 {
+        let answer = get(&address, "/").await;
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    }
+    let answer = get(&address, "/metrics").await;
+    let (head, page) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.contains("content-type: text/plain; version=0.0.4"), "{head}");
+    for line in [
+        "# TYPE fairmesh_client_calls_total counter",
+        "fairmesh_client_calls_total 3",
+        "# TYPE fairmesh_client_data_age_seconds gauge",
+        "fairmesh_client_service_attempts_total{service=\"examples/hello\"} 3",
+    ] {
+        assert!(page.lines().any(|one| one == line), "no {line} in {page}");
+    }
+    if let Some(promtool) = tool("promtool") {
+        promtool_accepts(&promtool, page).await;
+    } else {
+        skipped("metrics cannot be judged by promtool", "`scripts/setup.sh promtool` fetches it");
+    }
+
+    assert!(front.terminate().await.success());
+    assert!(server.terminate().await.success());
+    machine.stop().await;
+}
+
+async fn promtool_accepts(promtool: &Path, page: &str) {
+    let mut check = Command::new(promtool);
+    check.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut check = check.spawn().unwrap();
+    check.stdin.take().unwrap().write_all(page.as_bytes()).await.unwrap();
+    let judged = check.wait_with_output().await.unwrap();
+    let complaints = String::from_utf8_lossy(&judged.stderr);
+    assert!(judged.status.success() && complaints.is_empty(), "{complaints}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
