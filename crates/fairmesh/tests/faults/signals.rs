@@ -1,6 +1,6 @@
 //! Metrics, access log and spans by route and backend, and the formats of the page of metrics.
 
-use std::{collections::BTreeMap, process::Stdio};
+use std::{collections::BTreeMap, path::Path, process::Stdio};
 
 use bytes::Bytes;
 use fairmesh_model::Protocol;
@@ -228,14 +228,10 @@ async fn promtool_accepts_the_metrics_of_every_process() {
         fleet.agent_socket().display()
     );
     let _proxy = Process::start(Program::fairmesh(fleet.path("proxy.log"), &arguments));
-    let page = async |address: &str| {
-        let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
-        let answer = client.get(format!("http://{address}/metrics").parse().unwrap()).await.ok()?;
-        Some(answer.into_body().collect().await.ok()?.to_bytes())
-    };
     until("the proxy has pages", async || page(&admin).await.is_some()).await;
     until("it serves", async || call_is_answered(&traffic).await).await;
     let (_key_server, keys_http) = fleet.start_key_server().await;
+    let (_dev, [dev_control, dev_agent, dev_proxy]) = start_dev(&fleet).await;
     for (process, address) in [
         ("control", &fleet.control_http),
         ("replica", &fleet.replica_http),
@@ -243,6 +239,9 @@ async fn promtool_accepts_the_metrics_of_every_process() {
         ("lookaside", &fleet.lookaside_http),
         ("keyserver", &keys_http),
         ("proxy", &admin),
+        ("control", &dev_control),
+        ("agent", &dev_agent),
+        ("proxy", &dev_proxy),
     ] {
         let page = page(address).await.unwrap();
         let text = String::from_utf8_lossy(&page);
@@ -254,14 +253,45 @@ async fn promtool_accepts_the_metrics_of_every_process() {
         ] {
             assert!(text.lines().any(|line| line.starts_with(&name)), "no {name} of the {process}: {text}");
         }
-        let mut check = Command::new(&promtool);
-        check.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut check = check.spawn().unwrap();
-        check.stdin.take().unwrap().write_all(&page).await.unwrap();
-        let judged = check.wait_with_output().await.unwrap();
-        let complaints = String::from_utf8_lossy(&judged.stderr).into_owned();
-        assert!(judged.status.success() && complaints.is_empty(), "{process}: {complaints}");
+        let complaints = complaints(&promtool, &page).await;
+        assert!(complaints.is_empty(), "{process}: {complaints}");
     }
+}
+
+/// The page of metrics at an address, once there is one.
+async fn page(address: &str) -> Option<Bytes> {
+    let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
+    let answer = client.get(format!("http://{address}/metrics").parse().unwrap()).await.ok()?;
+    Some(answer.into_body().collect().await.ok()?.to_bytes())
+}
+
+/// A mesh in one process, whose components have a page each: of its control plane, its agent and its proxy.
+async fn start_dev(fleet: &Fleet) -> (Process, [String; 3]) {
+    let pages @ [http, metrics, admin] = &[(); 3].map(|()| format!("127.0.0.1:{}", free_port()));
+    let socket = |name: &str| format!("unix:{}", fleet.path(name).display());
+    let arguments = format!(
+        "dev --control {} --agent {} --proxy 127.0.0.1:{} --http {http} --metrics {metrics} --admin {admin}",
+        socket("dev-control.sock"),
+        socket("dev-agent.sock"),
+        free_port()
+    );
+    let dev = Process::start(Program::fairmesh(fleet.path("dev.log"), &arguments));
+    for address in pages {
+        until("the mesh in one process has pages", async || page(address).await.is_some()).await;
+    }
+    (dev, pages.clone())
+}
+
+/// What promtool finds wrong with a page of metrics.
+async fn complaints(promtool: &Path, page: &[u8]) -> String {
+    let mut check = Command::new(promtool);
+    check.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut check = check.spawn().unwrap();
+    check.stdin.take().unwrap().write_all(page).await.unwrap();
+    let judged = check.wait_with_output().await.unwrap();
+    let complaints = String::from_utf8_lossy(&judged.stderr).into_owned();
+    assert_eq!(judged.status.success(), complaints.is_empty(), "{complaints}");
+    complaints
 }
 
 /// Whether the proxy responds, so that its page has series of a service.
