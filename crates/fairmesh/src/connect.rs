@@ -64,9 +64,10 @@ pub(crate) fn agent() -> Address {
 
 /// Connects to the given control plane.
 pub(crate) async fn connect(target: &TargetArgs) -> Result<Connection, Failure> {
-    handshake::connect(&transport_to(&target.control).await, &target.control, SOFTWARE)
+    let address = target.address();
+    handshake::connect(&transport_to(&address).await, &address, SOFTWARE)
         .await
-        .map_err(|error| unreachable(&target.control, &error))
+        .map_err(|error| unreachable(&address, &error))
 }
 
 fn unreachable(address: &Address, error: &ConnectError) -> Failure {

@@ -8,14 +8,15 @@ use fairmesh_wire::transport::Address;
 #[derive(Clone, Debug, Args)]
 pub(crate) struct TargetArgs {
     /// The control plane: host:port or unix:/path [default: its socket on this machine, else 127.0.0.1:7400].
-    #[arg(
-        long,
-        env = "FAIRMESH_CONTROL",
-        default_value_t = environment::control(),
-        hide_default_value = true,
-        value_name = "ADDRESS"
-    )]
-    pub(crate) control: Address,
+    #[arg(long, env = "FAIRMESH_CONTROL", value_name = "ADDRESS")]
+    pub(crate) control: Option<Address>,
+}
+
+impl TargetArgs {
+    /// Its address. Looked for at each call: a control plane that starts meanwhile makes its socket.
+    pub(crate) fn address(&self) -> Address {
+        self.control.clone().unwrap_or_else(environment::control)
+    }
 }
 
 /// Address of this machine's agent.

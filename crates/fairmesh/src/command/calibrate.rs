@@ -202,7 +202,7 @@ async fn stored(args: &CalibrateArgs) -> Result<At<Hosts>, Failure> {
         Err(_) => {
             output::warn(format!(
                 "no control plane responds at {}, so that this record has no other host types; applying it removes them",
-                args.target.control
+                args.target.address()
             ));
             Ok(At::default())
         }

@@ -70,7 +70,7 @@ pub(crate) async fn run(args: VersionArgs) -> Result<ExitCode, Failure> {
 
 async fn processes(args: &VersionArgs) -> Vec<ProcessVersion> {
     let mut found = Vec::new();
-    let control = &args.target.control;
+    let control = &args.target.address();
     match reach(control, transport_to(control).await).await {
         Some(connection) => {
             found.push(named("control plane", control.to_string(), &connection.hello.software));

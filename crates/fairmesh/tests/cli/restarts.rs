@@ -26,6 +26,26 @@ fn what_was_acknowledged_is_there_after_a_crash() {
     }
 }
 
+#[test]
+fn a_copy_of_the_data_directory_is_a_backup() {
+    let mut mesh = Mesh::with_shop();
+    let before = mesh.run(&["get", "services", "--json"]).json();
+    mesh.stop_control("TERM");
+    let (data, copy) = (mesh.path("data"), mesh.path("backup"));
+    fs::create_dir(&copy).unwrap();
+    fs::copy(data.join("rib.redb"), copy.join("rib.redb")).unwrap();
+    mesh.start_control();
+    mesh.apply("kind: Service\nname: shop/later\n").ok();
+    mesh.stop_control("KILL");
+
+    fs::remove_dir_all(&data).unwrap();
+    fs::rename(&copy, &data).unwrap();
+    mesh.arguments = vec!["--new-store-id".into()];
+    mesh.start_control();
+    assert_eq!(mesh.run(&["get", "services", "--json"]).json(), before);
+    assert!(mesh.control_log().contains("the store has a new id"), "{}", mesh.control_log());
+}
+
 /// Starts a control plane that must refuse; its complaint.
 fn refused(mesh: &Mesh) -> String {
     let output = mesh.control_command().stdout(Stdio::null()).output().unwrap();

@@ -72,7 +72,7 @@ fn a_store_that_is_not_empty_is_added_to_only_on_request_and_never_overwritten()
 
     let to = Mesh::start();
     to.apply("kind: Service\nname: shop/own\n").ok();
-    assert!(to.run(&["rib", "import", &file]).fails(2).contains("the store has"));
+    assert!(to.run(&["rib", "import", &file]).fails(2).contains("the store has records already"));
     to.run(&["rib", "import", &file, "--merge"]).ok();
     assert_eq!(to.run(&["get", "services", "--json"]).json().as_array().unwrap().len(), 3);
 

@@ -1,10 +1,17 @@
 //! `fairmesh wait` and `fairmesh get --wait`.
 
-use std::{net::TcpListener, thread};
+use std::{
+    net::TcpListener,
+    process::{Command, Stdio},
+    thread,
+};
 
 use fairmesh_test_support::free_port;
 
-use super::support::{Mesh, fairmesh};
+use super::{
+    identities::Killed,
+    support::{Mesh, fairmesh},
+};
 
 #[test]
 fn a_wait_ends_with_the_first_serving_endpoint() {
@@ -37,6 +44,25 @@ fn a_control_plane_that_starts_later_is_waited_for() {
     let waiting = thread::spawn(move || fairmesh(&address, &["wait", "control"], ""));
     mesh.start_control();
     waiting.join().unwrap().ok();
+}
+
+#[test]
+fn a_socket_that_a_control_plane_makes_later_is_found() {
+    let mesh = Mesh::empty();
+    let command = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+        command.env_clear().env("XDG_STATE_HOME", mesh.path("state")).stderr(Stdio::null());
+        command
+    };
+    let mut waiting = command().args(["wait", "control"]).spawn().unwrap();
+    // Over TCP it accepts nothing without an identity, which no agent gives here.
+    let grpc = format!("127.0.0.1:{}", free_port());
+    let arguments =
+        ["control", "--trust-domain", "prod", "--http", "127.0.0.1:0", "--grpc", &grpc, "--data-dir"];
+    let mut control = command();
+    control.args(arguments).arg(mesh.path("state/fairmesh/control"));
+    let _control = Killed(control.spawn().unwrap());
+    assert!(waiting.wait().unwrap().success());
 }
 
 #[test]

@@ -26,7 +26,7 @@ const MAX_DATA_AGE: Duration = Duration::from_secs(10);
 
 /// Examines the control plane; returns the connection to it.
 pub(super) async fn control(args: &CheckArgs, report: &mut Report) -> Option<Connection> {
-    let address = &args.target.control;
+    let address = &args.target.address();
     let connected = handshake::connect(&transport_to(address).await, address, SOFTWARE).await;
     let connection = match connected {
         Ok(connection) => {

@@ -105,7 +105,7 @@ pub(crate) async fn run(mut args: DevArgs) -> Result<ExitCode, Failure> {
     };
     let ready = async {
         let deadline = started + START_TIMEOUT;
-        let target = TargetArgs { control: args.control.clone() };
+        let target = TargetArgs { control: Some(args.control.clone()) };
         if let Some(config) = &mut config {
             config.apply(&attempt(deadline, || connect(&target)).await?).await?;
         }

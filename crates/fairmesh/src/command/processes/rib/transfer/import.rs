@@ -50,8 +50,9 @@ pub(crate) async fn run(args: Import) -> Result<ExitCode, Failure> {
     let stored = read(&connection).await?;
     if !stored.entries.is_empty() && !args.merge {
         return Err(Failure::refused(
-            format!("the store has {} records", stored.entries.len()),
-            "import into an empty one, or add to these with --merge",
+            format!("the store has records already: {}", stored.entries.len()),
+            "import into an empty one, which a control plane with a trust domain of its own has not (begin with --trust-domain \
+             none), or add to these with --merge",
         ));
     }
     let difference = Difference::between(&file.entries, &stored.entries);
