@@ -25,6 +25,7 @@ pub mod serve_http1;
 pub mod serve_http2;
 pub mod shard_decode;
 pub mod traceparent;
+pub mod user_token;
 pub mod watch;
 
 mod cut;
@@ -36,7 +37,7 @@ mod pipe;
 pub type Target = fn(&[u8]);
 
 /// All of them, by the names of their corpora.
-pub const TARGETS: [(&str, Target); 19] = [
+pub const TARGETS: [(&str, Target); 20] = [
     ("headers", headers::run),
     ("hpack", hpack::run),
     ("http1_response", http1_response::run),
@@ -55,5 +56,6 @@ pub const TARGETS: [(&str, Target); 19] = [
     ("serve_http2", serve_http2::run),
     ("shard_decode", shard_decode::run),
     ("traceparent", traceparent::run),
+    ("user_token", user_token::run),
     ("watch", watch::run),
 ];

@@ -40,7 +40,12 @@ fn framed(message: &impl Message) -> Vec<u8> {
 }
 
 fn asks() -> WatchRequest {
-    let hello = HelloRequest { oldest_version: 1, newest_version: u32::MAX, software: "fuzz".into() };
+    let hello = HelloRequest {
+        oldest_version: 1,
+        newest_version: u32::MAX,
+        software: "fuzz".into(),
+        ..Default::default()
+    };
     WatchRequest { kind: Some(watch_request::Kind::Hello(hello)) }
 }
 

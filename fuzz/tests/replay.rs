@@ -48,7 +48,7 @@ macro_rules! replays {
 
 replays! {
     headers hpack http1_response http1_call http1_plain http1_request http2_call identity manifest protocol_detect proxy_protocol record_decode rib_key
-    route_match serve_http1 serve_http2 shard_decode traceparent watch
+    route_match serve_http1 serve_http2 shard_decode traceparent user_token watch
 }
 
 #[test]

@@ -18,6 +18,7 @@ pub(super) async fn root(dir: &Path, etcd: Option<EtcdAddress>) -> Result<(), Bo
         grpc: vec![anywhere()],
         http: (Ipv4Addr::LOCALHOST, 0).into(),
         sources: Vec::new(),
+        oidc: None,
         etcd: etcd.map(|address| EtcdConfig { address, tls: None, login: None }),
     });
     let control = control.await?;

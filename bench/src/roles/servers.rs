@@ -38,6 +38,7 @@ pub(super) async fn mesh(dir: &Path, agent: Address) -> Result<(), BoxError> {
         trust_domain: Default::default(),
         data_dir: dir.join("control"),
         etcd: None,
+        oidc: None,
         grpc: vec![Address::Tcp(grpc.to_string())],
         http: free_port()?,
         sources: Vec::new(),

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use fairmesh_identity::RevocationList;
 use fairmesh_model::{
-    Endpoint, EndpointState, Identity, InstanceId, Prefix, Record, RecordKey, ServiceName, access::Grants,
+    Endpoint, EndpointState, InstanceId, Prefix, Record, RecordKey, ServiceName, access::Grants,
 };
 use fairmesh_rib::{
     Node,
@@ -30,18 +30,25 @@ pub(crate) use http::guard_pages;
 use needs::Need;
 use trust::RecordedTrust;
 
+use crate::user_tokens::UserTokens;
+
 /// What decides on calls. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Access {
     pub(crate) control: AccessControl,
     node: Node,
     trust: Arc<RecordedTrust>,
+    tokens: UserTokens,
 }
 
 impl Access {
-    pub(crate) fn new(control: AccessControl, (node, revocations): (Node, RevocationList)) -> Self {
+    pub(crate) fn new(
+        control: AccessControl,
+        (node, revocations): (Node, RevocationList),
+        tokens: UserTokens,
+    ) -> Self {
         let trust = Arc::new(RecordedTrust::new(node.clone(), revocations));
-        Self { control, node, trust }
+        Self { control, node, trust, tokens }
     }
 
     /// Whether a caller may do all of this.
@@ -50,10 +57,10 @@ impl Access {
     /// The first that it may not, in the words for what does not exist unless the caller may read it.
     fn check(&self, caller: &Caller, needs: &[Need]) -> Result<(), Status> {
         let grants = self.control.grants(caller);
-        needs.iter().try_for_each(|need| self.check_one(&grants, &caller.identity, need))
+        needs.iter().try_for_each(|need| self.check_one(&grants, caller, need))
     }
 
-    fn check_one(&self, grants: &Grants, who: &Identity, need: &Need) -> Result<(), Status> {
+    fn check_one(&self, grants: &Grants, who: &Caller, need: &Need) -> Result<(), Status> {
         let views = |service: &ServiceName| self.control.may_view(grants, service);
         let (admin, relays) = (grants.admin, grants.relays_reports);
         let refusal = match need {
@@ -75,7 +82,7 @@ impl Access {
                  tenants"
             )),
             Need::ReportFor(region) if !grants.reports_for(region) => {
-                Status::permission_denied(region_refusal(who, region))
+                Status::permission_denied(region_refusal(&who.identity, region))
             }
             Need::ServeAny(service) if !relays && !grants.may_serve(service, None) => not_found(who, service),
             Need::CallFrom(service) if !relays && !admin && !views(service) => not_found(who, service),
@@ -89,7 +96,7 @@ impl Access {
     fn check_instance(
         &self,
         grants: &Grants,
-        who: &Identity,
+        who: &Caller,
         (service, instance): (&ServiceName, &InstanceId),
     ) -> Result<(), Status> {
         let owner = self.owner(grants, service, instance);
@@ -105,7 +112,7 @@ impl Access {
     }
 
     /// The refusal of a caller that lacks a role for a service.
-    fn lacks(&self, grants: &Grants, who: &Identity, (service, role): (&ServiceName, &str)) -> Status {
+    fn lacks(&self, grants: &Grants, who: &Caller, (service, role): (&ServiceName, &str)) -> Status {
         match self.control.may_view(grants, service) {
             true => Status::permission_denied(format!(
                 "{who} may read {service}, and no more; it needs the role {role}, see `fairmesh get roles`"
@@ -145,13 +152,13 @@ fn registered_by(key: &RecordKey, value: &[u8]) -> Option<String> {
 }
 
 /// The same for services that do not exist and for those that the caller may not know.
-fn not_found(who: &Identity, service: &ServiceName) -> Status {
+fn not_found(who: &Caller, service: &ServiceName) -> Status {
     Status::not_found(format!(
         "there is no service {service} that {who} may use; a role binding can permit it"
     ))
 }
 
-fn lacks_role(who: &Identity, role: &str) -> Status {
+fn lacks_role(who: &Caller, role: &str) -> Status {
     Status::permission_denied(format!(
         "{who} needs the role {role}; an admin, such as the user of the control plane over its Unix socket, can give it with \
          'kind: RoleBinding'"

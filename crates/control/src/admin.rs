@@ -1,5 +1,6 @@
 //! The gRPC service of operators: apply configuration, read its history, roll back.
 
+mod caller;
 mod history;
 mod planned_write;
 mod split;
@@ -8,7 +9,11 @@ mod tables;
 use std::{sync::Arc, time::UNIX_EPOCH};
 
 use fairmesh_model::{Invalid, Label, MeshHistoryKind, RecordKey, Revision, ServiceName};
-use fairmesh_rib::{Node, server::WriteError};
+use fairmesh_rib::{
+    Node,
+    access::{AccessControl, Caller},
+    server::WriteError,
+};
 use fairmesh_store::{PartitionedStore, Store};
 use fairmesh_wire::{identity_of, run_blocking, software_of, transport::Waits, v1};
 use tonic::{Request, Response, Status};
@@ -25,6 +30,7 @@ pub(crate) struct AdminService {
     /// The store, if it can have several partitions.
     pub(crate) partitions: Option<Arc<PartitionedStore>>,
     pub(crate) audit: AuditLog,
+    pub(crate) access: AccessControl,
 }
 
 impl AdminService {
@@ -70,6 +76,14 @@ impl v1::admin_server::Admin for AdminService {
         let (entries, last) =
             read.map_err(|error| Status::internal(format!("the log of writes cannot be read: {error}")))?;
         Ok(Response::new(v1::ReadAuditResponse { entries, last }))
+    }
+
+    async fn describe_caller(
+        &self,
+        request: Request<v1::DescribeCallerRequest>,
+    ) -> Result<Response<v1::DescribeCallerResponse>, Status> {
+        let caller = request.extensions().get::<Caller>().cloned().unwrap_or_default();
+        Ok(Response::new(caller::describe(&self.access, &caller)))
     }
 
     async fn apply(&self, request: Request<v1::ApplyRequest>) -> Result<Response<v1::ApplyResponse>, Status> {
@@ -150,8 +164,10 @@ fn read_message(message: String) -> Result<String, Invalid> {
 }
 
 fn author<T>(request: &Request<T>) -> Author {
-    let (identity, software) = (identity_of(request), software_of(request));
-    let by = if software.is_empty() { identity.to_string() } else { format!("{software} ({identity})") };
+    let caller = request.extensions().get::<Caller>().map(ToString::to_string);
+    let caller = caller.unwrap_or_else(|| identity_of(request).to_string());
+    let software = software_of(request);
+    let by = if software.is_empty() { caller } else { format!("{software} ({caller})") };
     Author { by, at_ms: now_ms(), message: String::new() }
 }
 

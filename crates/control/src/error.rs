@@ -36,6 +36,12 @@ pub enum ControlError {
     /// The certificate authority cannot be opened.
     #[error("certificate authority: {0}")]
     Identity(#[from] IdentityError),
+    /// The keys of the issuer of tokens cannot be read.
+    #[error("the keys of the issuer of tokens (--oidc-jwks): {problem}")]
+    Jwks {
+        /// The file, and what is wrong with it.
+        problem: String,
+    },
     /// The store belongs to another trust domain.
     #[error(
         "the store belongs to the trust domain {recorded}, not {told}; omit --trust-domain, or give that one"

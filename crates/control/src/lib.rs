@@ -15,6 +15,8 @@ pub mod audit;
 mod caller_numbers;
 mod endpoint_counts;
 mod error;
+#[doc(hidden)]
+pub mod fuzzing;
 mod health_checks;
 mod http;
 mod identity;
@@ -30,6 +32,7 @@ mod server;
 mod store_applier;
 mod tasks;
 mod traffic;
+mod user_tokens;
 
 use std::{future::Future, net::SocketAddr, path::PathBuf, pin::pin};
 
@@ -40,6 +43,7 @@ pub use admin::HISTORY_KEPT;
 pub use error::ControlError;
 pub use fairmesh_store::{EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls};
 pub use server::{Control, partition_store, renew_store_id};
+pub use user_tokens::{JwksLocation, JwksUrl, OidcConfig};
 
 /// Which trust domain the mesh of a store has. One that the store has already is kept.
 #[derive(Clone, Debug, Default)]
@@ -79,6 +83,8 @@ pub struct ControlConfig {
     pub grpc: Vec<Address>,
     /// Listening address of HTTP.
     pub http: SocketAddr,
+    /// Whose tokens say who a user is; without it, tokens are refused.
+    pub oidc: Option<OidcConfig>,
     /// YAML files of endpoints, and directories of such files, to watch.
     pub sources: Vec<PathBuf>,
 }

@@ -8,8 +8,9 @@ use fairmesh_rib::{
 };
 use fairmesh_store::{Store, WriteError as StoreWriteError};
 use tokio::sync::watch;
+use tonic::Status;
 
-use crate::{identity::is_own, read_lease::ReadLease};
+use crate::{identity::is_own, read_lease::ReadLease, user_tokens::UserTokens};
 
 /// Software name in the handshake.
 pub(crate) const SOFTWARE: &str = concat!("control plane ", env!("CARGO_PKG_VERSION"));
@@ -22,6 +23,7 @@ pub(crate) struct ControlRib {
     /// `None` if no other process can write the store.
     read_lease: Option<ReadLease>,
     access: AccessControl,
+    tokens: UserTokens,
 }
 
 impl ControlRib {
@@ -29,9 +31,9 @@ impl ControlRib {
     pub(crate) fn new(
         (node, store): (&Node, &Arc<dyn Store>),
         read_lease: Option<ReadLease>,
-        access: AccessControl,
+        (access, tokens): (AccessControl, UserTokens),
     ) -> Self {
-        Self { node: node.clone(), store: Arc::clone(store), read_lease, access }
+        Self { node: node.clone(), store: Arc::clone(store), read_lease, access, tokens }
     }
 }
 
@@ -58,6 +60,14 @@ impl ServedRib for ControlRib {
             )));
         }
         self.store.write(batch).await.map_err(write_error)
+    }
+
+    async fn watcher(&self, identity: Identity, token: &str) -> Result<Caller, Status> {
+        let user = match token.is_empty() {
+            true => None,
+            false => Some(self.tokens.user(&identity, token).await?),
+        };
+        Ok(Caller { user, ..Caller::from(identity) })
     }
 
     fn permits(&self, caller: &Caller, prefix: &Prefix) -> Result<(), String> {

@@ -41,6 +41,7 @@ use crate::{
     store_applier::{AppliedStore, apply_commits},
     tasks::{Tasks, join_next, spawn_cancellable, spawn_stoppable, task_ended},
     traffic::{TrafficController, TrafficService},
+    user_tokens::UserTokens,
 };
 
 /// The store file within the data directory.
@@ -62,6 +63,7 @@ pub struct Control {
     metrics: Arc<Metrics>,
     imbalance: Arc<Imbalance>,
     issuing: Option<Arc<Issuing>>,
+    tokens: UserTokens,
     grpc: Vec<Listener>,
     http: PageListener,
     listeners: Listeners,
@@ -77,6 +79,7 @@ impl Control {
         if config.grpc.is_empty() {
             return Err(ControlError::NoAddress);
         }
+        let tokens = UserTokens::new(config.oidc.as_ref()).await?;
         let OpenStore { store, partitions } = open(&config).await?;
         let (revision, entries) = store.load().await?;
         let is_new = entries.is_empty();
@@ -102,12 +105,7 @@ impl Control {
         }
         let http = http::bind(config.http, listeners.acceptor(&table::CONTROL_HTTP, Limits::pages())).await?;
         let imbalance = Arc::new(Imbalance::start(&config.data_dir.join(IMBALANCE_FILE)).await);
-        for address in grpc.iter().filter_map(|listener| listener.address().ok()) {
-            tracing::info!(%address, "serving gRPC");
-        }
-        if let Ok(address) = http.local_addr() {
-            tracing::info!(%address, "serving HTTP");
-        }
+        log_addresses(&grpc, &http);
         tracing::info!(store = %store.id(), revision, place = %store_location(&config), "store opened");
         Ok(Self {
             store,
@@ -117,6 +115,7 @@ impl Control {
             metrics: Arc::default(),
             imbalance,
             issuing,
+            tokens,
             grpc,
             http,
             listeners,
@@ -174,7 +173,7 @@ impl Control {
         writes_ended: &CancellationToken,
     ) {
         let Self { store, partitions, node, indices, metrics, imbalance, issuing, .. } = self;
-        let Self { grpc, http, listeners, config, .. } = self;
+        let Self { tokens, grpc, http, listeners, config, .. } = self;
         let audit = indices.audit.clone();
         let applied = Arc::new(AppliedStore::new(store.clone(), node.clone(), metrics.clone(), audit));
         let applied: Arc<dyn Store> = applied;
@@ -190,13 +189,13 @@ impl Control {
             store: applied.clone(),
             access: permissions.clone(),
         };
-        let access = Access::new(permissions.clone(), (node.clone(), identity.revocations()));
+        let access = Access::new(permissions.clone(), (node.clone(), identity.revocations()), tokens.clone());
         let operated = (partitions, indices.audit.clone());
         let other_services =
             routes(&registry, &checks, closing).add_service(rpc::quota_server(quotas.clone()));
         let other_services = operator_services(other_services, &identity, operated, (&imbalance, &traffic));
         let read_lease = store.lease_expiry().map(ReadLease::new);
-        let backend = ControlRib::new((&node, &applied), read_lease.clone(), permissions);
+        let backend = ControlRib::new((&node, &applied), read_lease.clone(), (permissions, tokens.clone()));
         let services = RibServer::new(backend, closing.clone()).with_services(other_services);
         serve_grpc(tasks, grpc, &services.map_calls(|calls| guard_calls(calls, access.clone())), closing);
         let files = watch_files(&config.sources, &registry, store_tasks, writes_ended);
@@ -219,6 +218,7 @@ impl Control {
         let state = http::HttpState { metrics, sources, readiness, closing: closing.clone() };
         serve_pages(tasks, (http, access), state);
         store_tasks.spawn(apply_until(store, node, indices, writes_ended.clone()));
+        spawn_cancellable(store_tasks, writes_ended, tokens.follow_keys());
         Controllers { read_lease, checks, quotas, imbalance, registry, identity, traffic }
             .spawn(store_tasks, writes_ended);
     }
@@ -297,6 +297,15 @@ async fn open(config: &ControlConfig) -> Result<OpenStore, StoreError> {
             let store = on_file(&config.data_dir, RedbStore::open).await?;
             Ok(OpenStore { store: Arc::new(store), partitions: None })
         }
+    }
+}
+
+fn log_addresses(grpc: &[Listener], http: &PageListener) {
+    for address in grpc.iter().filter_map(|listener| listener.address().ok()) {
+        tracing::info!(%address, "serving gRPC");
+    }
+    if let Ok(address) = http.local_addr() {
+        tracing::info!(%address, "serving HTTP");
     }
 }
 
@@ -381,13 +390,13 @@ fn operator_services(
     (partitions, audit): (Option<Arc<PartitionedStore>>, AuditLog),
     (imbalance, traffic): (&Arc<Imbalance>, &Arc<TrafficController>),
 ) -> Routes {
-    let (node, store) = (identity.node.clone(), identity.store.clone());
+    let (node, store, access) = (identity.node.clone(), identity.store.clone(), identity.access.clone());
     let traffic = Arc::clone(traffic);
     let planner = TrafficService { traffic: traffic.clone() };
     let (imbalance, reporters) = (Arc::clone(imbalance), CallerNumbers::default());
     let imbalance = ImbalanceService { imbalance, node: node.clone(), traffic, reporters };
     routes
-        .add_service(rpc::admin_server(AdminService { node, store, partitions, audit }))
+        .add_service(rpc::admin_server(AdminService { node, store, partitions, audit, access }))
         .add_service(rpc::imbalance_server(imbalance))
         .add_service(rpc::traffic_planner_server(planner))
         .add_service(rpc::identity_server(identity.clone()))

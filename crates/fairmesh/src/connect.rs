@@ -6,7 +6,7 @@ use fairmesh_identity::{IdentityRequest, ProgramIdentity};
 use fairmesh_model::SpiffePath;
 use fairmesh_wire::{
     environment,
-    handshake::{self, ConnectError, Connection},
+    handshake::{self, CONTROL_PLANE, ConnectError, Connection},
     transport::{Address, Transport},
 };
 
@@ -62,12 +62,29 @@ pub(crate) fn agent() -> Address {
     given.unwrap_or_else(environment::agent)
 }
 
+/// How a command connects to the given control plane: with the token of its user, if it has one.
+pub(crate) async fn transport_of_user(target: &TargetArgs) -> Result<Transport, Failure> {
+    let (token, transport) = (target.token()?, transport_to(&target.address()).await);
+    Ok(match token {
+        Some(token) => transport.with_token(token),
+        None => transport,
+    })
+}
+
 /// Connects to the given control plane.
 pub(crate) async fn connect(target: &TargetArgs) -> Result<Connection, Failure> {
     let address = target.address();
-    handshake::connect(&transport_to(&address).await, &address, SOFTWARE)
+    let connection = handshake::connect(&transport_of_user(target).await?, &address, SOFTWARE)
         .await
-        .map_err(|error| unreachable(&address, &error))
+        .map_err(|error| unreachable(&address, &error))?;
+    let software = &connection.hello.software;
+    if target.token()?.is_some() && !software.starts_with(CONTROL_PLANE) {
+        return Err(Failure::refused(
+            format!("the token is not sent to {address}, which is no control plane but: {software}"),
+            "give the address of a control plane with --control, or send no token",
+        ));
+    }
+    Ok(connection)
 }
 
 fn unreachable(address: &Address, error: &ConnectError) -> Failure {
@@ -87,6 +104,8 @@ fn unreachable(address: &Address, error: &ConnectError) -> Failure {
             error,
             format!("check the log of 'fairmesh control' there, or {ADDRESS_HINT}"),
         ),
-        ConnectError::Version { .. } | ConnectError::InvalidHello { .. } => Failure::failed(error),
+        ConnectError::Version { .. } | ConnectError::InvalidHello { .. } | ConnectError::Token { .. } => {
+            Failure::failed(error)
+        }
     }
 }

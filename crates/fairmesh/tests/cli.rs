@@ -37,6 +37,7 @@ mod cli {
     pub(crate) mod sim;
     pub(crate) mod support;
     pub(crate) mod tables;
+    pub(crate) mod tokens;
     pub(crate) mod wait;
     pub(crate) mod workloads;
 }

@@ -33,6 +33,7 @@ mod tls_stream;
 mod token;
 mod tokens;
 mod trust;
+mod web_roots;
 mod workload;
 
 pub use authority::{Authority, Issued, LIFETIME, Reread};
@@ -51,4 +52,5 @@ pub use signer::{
 pub use token::{JoinToken, MAX_TOKEN_TTL, digest as sha256};
 pub use tokens::{TokenGrant, TokenRefused, Tokens};
 pub use trust::{CLOCK_SKEW, Refused, Trust, Usage};
+pub use web_roots::WebRoots;
 pub use workload::Workload;

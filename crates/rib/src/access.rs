@@ -2,18 +2,22 @@
 //!
 //! Only a mesh with a trust domain knows its callers; one without is open, as before.
 
-use std::sync::{
-    Arc, Mutex, PoisonError,
-    atomic::{AtomicBool, Ordering::Relaxed},
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
 };
 
 use fairmesh_model::{
     DefaultAuthorization, Identity, JoinedAgent, Label, MeshRole, Prefix, Record, RecordKey, Region,
     ServiceName, SpiffePath,
-    access::{Grants, Machine, MachineCallers, Reach, RoleBinding, admits},
+    access::{Grants, Machine, MachineCallers, Reach, RoleBinding, Subject, admits},
 };
 use fairmesh_wire::records;
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
 use crate::Node;
 
@@ -26,8 +30,41 @@ pub struct Caller {
     pub is_forwarded: bool,
     /// Whether the connection is one of this machine, from the own user of this process or root.
     pub is_beside: bool,
-    /// The user of a token, and the user's groups.
-    pub user: Option<(String, Vec<String>)>,
+    /// The user of a token.
+    pub user: Option<Arc<User>>,
+}
+
+/// The user whose token came with a call, as the issuer of the token says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct User {
+    /// Who issued the token.
+    pub issuer: Arc<str>,
+    /// The name that the issuer gives the user.
+    pub name: String,
+    /// The groups of the user.
+    pub groups: Vec<String>,
+    /// When the token expires, since 1970.
+    pub expires_at: Duration,
+    /// When watches with the token end.
+    pub ends: Instant,
+}
+
+impl fmt::Display for User {
+    /// With the issuer, since another may have a user of the same name.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}#{}", self.issuer, self.name)
+    }
+}
+
+/// A role binding that names a caller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BoundRole {
+    /// The name of the binding.
+    pub name: Label,
+    /// The binding.
+    pub binding: RoleBinding,
+    /// Which of its subjects the caller is.
+    pub subject: Subject,
 }
 
 /// Decides by the records of a node. Clones share their state.
@@ -54,9 +91,29 @@ struct Rules {
     default: DefaultAuthorization,
 }
 
+impl fmt::Display for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.user {
+            Some(user) => write!(f, "{user} ({})", self.identity),
+            None => self.identity.fmt(f),
+        }
+    }
+}
+
 impl From<Identity> for Caller {
     fn from(identity: Identity) -> Self {
         Self { identity, ..Self::default() }
+    }
+}
+
+impl Caller {
+    /// Which subject of a binding it is.
+    fn subject<'a>(&self, binding: &'a RoleBinding) -> Option<&'a Subject> {
+        let user = self.user.as_ref().map(|user| (user.name.as_str(), user.groups.as_slice()));
+        let nobody = Identity::Local { uid: u32::MAX };
+        // Those for whom others call are not who the connection proves.
+        let identity = if self.is_forwarded { &nobody } else { &self.identity };
+        binding.subjects.iter().find(|one| one.matches(identity, user))
     }
 }
 
@@ -104,13 +161,25 @@ impl AccessControl {
             return Grants::admin();
         }
         let mut grants = self.machine_role(caller);
-        let user = caller.user.as_ref().map(|(name, groups)| (name.as_str(), groups.as_slice()));
-        let nobody = Identity::Local { uid: u32::MAX };
-        // Those for whom others call are not who the connection proves.
-        let identity = if caller.is_forwarded { &nobody } else { &caller.identity };
-        let has = |binding: &&RoleBinding| binding.subjects.iter().any(|one| one.matches(identity, user));
+        let has = |binding: &&RoleBinding| caller.subject(binding).is_some();
         rules.bindings.iter().filter(has).for_each(|binding| grants.add(binding));
         grants
+    }
+
+    /// The role bindings that name a caller.
+    pub fn roles(&self, caller: &Caller) -> Vec<BoundRole> {
+        let (_, entries) = self.shared.node.read(&[Prefix::roles()]);
+        let bound = |key: &str, value: &[u8]| {
+            let key = RecordKey::parse(key).ok()?;
+            let (RecordKey::RoleBinding(name), Ok(Record::RoleBinding(binding))) =
+                (&key, records::decode(&key, value))
+            else {
+                return None;
+            };
+            let subject = caller.subject(&binding)?.clone();
+            Some(BoundRole { name: name.clone(), binding, subject })
+        };
+        entries.iter().filter_map(|(key, entry)| bound(key, &entry.value)).collect()
     }
 
     /// Whether a caller may read or watch a prefix.
@@ -144,8 +213,7 @@ impl AccessControl {
         if self.may_read(&self.grants(caller), prefix) {
             return Ok(());
         }
-        let who = &caller.identity;
-        Err(format!("there is nothing at {prefix} that {who} may read; a role binding can permit it"))
+        Err(format!("there is nothing at {prefix} that {caller} may read; a role binding can permit it"))
     }
 
     /// What the identity of a caller is for by itself.

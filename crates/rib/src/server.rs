@@ -51,6 +51,23 @@ pub trait ServedRib: Clone + Send + Sync + 'static {
         identity: Identity,
     ) -> impl Future<Output = Result<Revision, WriteError>> + Send;
 
+    /// Who makes a watch: the identity that its connection proves, and the user of its token, which is empty without one.
+    ///
+    /// # Errors
+    /// What is wrong with the token, or with the connection on which it came.
+    fn watcher(
+        &self,
+        identity: Identity,
+        token: &str,
+    ) -> impl Future<Output = Result<Caller, Status>> + Send {
+        std::future::ready(match token.is_empty() {
+            true => Ok(identity.into()),
+            false => Err(Status::unauthenticated(
+                "only control planes take tokens of users: give the address of one, or send no token",
+            )),
+        })
+    }
+
     /// Whether a caller may read and watch a prefix.
     ///
     /// # Errors
@@ -188,8 +205,7 @@ impl<B: ServedRib> RibServer<B> {
                 return tracing::debug!(%error, "a watch ended before it began");
             }
         };
-        let admitted = handshake::negotiate(&greeting).and_then(|version| Ok((version, self.admit()?)));
-        let (version, _permit) = match admitted {
+        let (version, caller, _permit) = match self.greet(&greeting, watched.identity().clone()).await {
             Ok(admitted) => admitted,
             Err(refused) => {
                 terminated.count(&refused);
@@ -198,8 +214,20 @@ impl<B: ServedRib> RibServer<B> {
         };
         watched.send_hello(self.hello(version));
         let watcher = self.backend.node().watch(greeting.software, watched.identity().clone());
-        let session = Session::new(self.backend, watcher, watched, self.delta_cache);
+        let session = Session::new(self.backend, (watcher, caller), watched, self.delta_cache);
         terminated.count(&session.run(self.closing).await);
+    }
+
+    /// The version of a watch, who makes it, and its place.
+    async fn greet(
+        &self,
+        greeting: &v1::HelloRequest,
+        identity: Identity,
+    ) -> Result<(u32, Caller, OwnedSemaphorePermit), Status> {
+        let version = handshake::negotiate(greeting)?;
+        let permit = self.admit()?;
+        let caller = self.backend.watcher(identity, &greeting.bearer_token).await?;
+        Ok((version, caller, permit))
     }
 
     fn admit(&self) -> Result<OwnedSemaphorePermit, Status> {

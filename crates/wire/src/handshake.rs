@@ -10,7 +10,7 @@ mod server;
 #[cfg(feature = "server")]
 mod version_check;
 
-use std::ops::RangeInclusive;
+use std::{fmt, ops::RangeInclusive};
 
 pub use client::{ConnectError, Connection, SendVersion, VersionedChannel, connect};
 pub(crate) use client::{HELLO_TIMEOUT, sanitize};
@@ -20,6 +20,9 @@ pub use server::{is_version_refusal, negotiate, software_of};
 pub use version_check::{VersionCheck, VersionChecked};
 
 use crate::{convert, v1};
+
+/// What begins the name by which control planes introduce themselves: only they take tokens of users.
+pub const CONTROL_PLANE: &str = "control plane ";
 
 /// The protocol versions of this build. A release supports its own and the previous one (the first has none).
 pub const PROTOCOL: RangeInclusive<u32> = 1..=1;
@@ -31,6 +34,19 @@ pub(crate) const SOFTWARE_KEY: &str = "fairmesh-software";
 
 /// The metadata key that distinguishes version errors from other failed preconditions.
 pub(crate) const REFUSED_KEY: &str = "fairmesh-version-refused";
+
+/// Without the token.
+impl fmt::Debug for v1::HelloRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { oldest_version, newest_version, software, bearer_token } = self;
+        f.debug_struct("HelloRequest")
+            .field("oldest_version", oldest_version)
+            .field("newest_version", newest_version)
+            .field("software", software)
+            .field("has_bearer_token", &!bearer_token.is_empty())
+            .finish()
+    }
+}
 
 /// The server's response to a handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,6 +7,7 @@
 //! TLS itself is the identity's: keys, certificates and the verification of names are not this crate's subject.
 
 mod address;
+mod bearer_token;
 #[cfg(feature = "server")]
 mod calls;
 mod channel;
@@ -31,6 +32,7 @@ use std::{
 };
 
 pub use address::Address;
+pub use bearer_token::BearerToken;
 #[cfg(feature = "server")]
 pub use calls::{CallGuard, GuardedCalls};
 pub use channel::{CONNECT_TIMEOUT, Channel, connect_channel, connect_channel_lazy};
@@ -60,13 +62,14 @@ pub use waits::Waits;
 pub struct Transport {
     identity: Option<Arc<dyn TlsIdentity>>,
     plaintext_callers: Option<Arc<PlaintextCallers>>,
+    token: Option<BearerToken>,
 }
 
 impl Transport {
     /// Mutual TLS by `identity`: with endpoints that speak it, as a server with callers, and over TCP with processes of
     /// the mesh once they are [secured](TlsIdentity::secures_mesh). Unix sockets stay as they are.
     pub fn tls(identity: Arc<dyn TlsIdentity>) -> Self {
-        Self { identity: Some(identity), plaintext_callers: None }
+        Self { identity: Some(identity), ..Self::default() }
     }
 
     /// The same for one server, which may be permitted to accept plaintext beside mutual TLS. A clone is of the same server.
@@ -74,6 +77,17 @@ impl Transport {
     pub fn of_server(self) -> Self {
         let plaintext_callers = self.identity.as_ref().map(|_| Arc::default());
         Self { plaintext_callers, ..self }
+    }
+
+    /// The same for a user with a token, which calls and watches of control planes carry beside the identity.
+    #[must_use]
+    pub fn with_token(self, token: BearerToken) -> Self {
+        Self { token: Some(token), ..self }
+    }
+
+    /// The token of the user.
+    pub(crate) fn token(&self) -> Option<&BearerToken> {
+        self.token.as_ref()
     }
 
     /// The callers in plaintext of a [server](Self::of_server) that speaks mutual TLS.

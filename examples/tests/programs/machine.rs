@@ -36,6 +36,7 @@ impl Machine {
             trust_domain: Default::default(),
             data_dir: folder.path().join("control"),
             etcd: None,
+            oidc: None,
             grpc: vec!["127.0.0.1:0".parse().unwrap()],
             http: "127.0.0.1:0".parse().unwrap(),
             sources: Vec::new(),

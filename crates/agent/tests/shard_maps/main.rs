@@ -219,8 +219,12 @@ async fn a_session_that_follows_no_map_is_closed() {
         Transport::default().dial(&fixture.socket().maps().unwrap()).await.unwrap().into_unix().unwrap().0;
     let mut channel = DescriptorChannel::new(stream);
     let version = *handshake::PROTOCOL.end();
-    let hello =
-        v1::HelloRequest { oldest_version: version, newest_version: version, software: "test".into() };
+    let hello = v1::HelloRequest {
+        oldest_version: version,
+        newest_version: version,
+        software: "test".into(),
+        ..Default::default()
+    };
     let request = v1::MapRequest { kind: Some(v1::map_request::Kind::Hello(hello)) };
     channel.send(&request.encode_to_vec(), &[]).await.unwrap();
     assert!(channel.receive().await.unwrap().is_some(), "the handshake succeeds");

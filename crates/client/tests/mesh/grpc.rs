@@ -91,7 +91,7 @@ async fn shop() -> SocketAddr {
 }
 
 fn hello() -> v1::HelloRequest {
-    v1::HelloRequest { oldest_version: 1, newest_version: 1, software: "test".into() }
+    v1::HelloRequest { oldest_version: 1, newest_version: 1, software: "test".into(), ..Default::default() }
 }
 
 #[tokio::test]

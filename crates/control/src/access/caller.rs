@@ -2,19 +2,43 @@
 
 use std::sync::Arc;
 
-use axum::http::{Extensions, HeaderMap, request::Parts};
+use axum::http::{Extensions, HeaderMap, header::AUTHORIZATION, request::Parts};
 use fairmesh_model::{Identity, Label, MeshRole, SpiffePath};
 use fairmesh_rib::access::{Caller, is_own_user};
-use fairmesh_wire::{CallerAgent, ON_BEHALF_OF, STATEMENT, transport::StatedCall};
+use fairmesh_wire::{
+    CallerAgent, ON_BEHALF_OF, STATEMENT,
+    transport::{BearerToken, StatedCall},
+};
 use tonic::{Status, metadata::MetadataMap};
 
 use super::trust::RecordedTrust;
+use crate::user_tokens::UserTokens;
 
 /// The caller by its connection.
 pub(super) fn of_connection(headers: &HeaderMap, extensions: &Extensions) -> Caller {
     let identity = extensions.get::<Identity>().cloned().unwrap_or_default();
     let is_beside = matches!(identity, Identity::Local { uid } if is_own_user(uid));
     Caller { identity, is_forwarded: headers.contains_key(ON_BEHALF_OF), is_beside, user: None }
+}
+
+/// The caller with the user of its token, if it has one.
+///
+/// # Errors
+/// Why the token is refused.
+pub(super) async fn with_user(
+    caller: Caller,
+    headers: &HeaderMap,
+    tokens: &UserTokens,
+) -> Result<Caller, Status> {
+    let mut given = headers.get_all(AUTHORIZATION).iter().filter_map(BearerToken::in_header);
+    match (given.next(), given.next()) {
+        (None, _) => Ok(caller),
+        (Some(token), None) => {
+            let user = tokens.user(&caller.identity, token).await?;
+            Ok(Caller { user: Some(user), ..caller })
+        }
+        (Some(_), Some(_)) => Err(Status::unauthenticated("the call has two tokens; send one")),
+    }
 }
 
 /// The caller of a call that its maker signed, whoever passed it on.
@@ -40,22 +64,20 @@ pub(super) fn of_signature(
 
 /// The caller for the log of writes.
 pub(super) fn author(caller: &Caller, headers: &HeaderMap) -> Arc<str> {
-    let mut who = match &caller.user {
-        Some((user, _)) => format!("{user} ({})", caller.identity),
-        None => caller.identity.to_string(),
-    };
+    let mut who = caller.to_string();
     if let Some(program) = headers.get(ON_BEHALF_OF).and_then(|value| value.to_str().ok()) {
         who.extend([" for ", program]);
     }
     who.into()
 }
 
-/// Tells handlers the identity of the caller, and the agent that registers its endpoints.
-pub(super) fn describe(caller: &Caller, extensions: &mut Extensions) {
+/// Tells handlers who the caller is, and the agent that registers its endpoints.
+pub(super) fn describe(caller: Caller, extensions: &mut Extensions) {
     extensions.insert(caller.identity.clone());
     if let Some(agent) = agent(&caller.identity) {
         extensions.insert(CallerAgent(agent.clone()));
     }
+    extensions.insert(caller);
 }
 
 fn agent(identity: &Identity) -> Option<&Label> {

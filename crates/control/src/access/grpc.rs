@@ -39,11 +39,15 @@ async fn check(access: &Access, mut request: Request) -> Result<(Arc<str>, Reque
         return Err(Status::unimplemented("this process does not serve the method"));
     };
     let caller = caller::of_connection(request.headers(), request.extensions());
+    let caller = match &method.access {
+        Needed::Everyone => caller,
+        _ => caller::with_user(caller, request.headers(), &access.tokens).await?,
+    };
     let author = caller::author(&caller, request.headers());
     let needs = match &method.access {
         Needed::Of(needs) if access.control.is_strict() => needs,
-        Needed::Of(_) | Needed::Everyone | Needed::OwnUser => return Ok((author, request)),
-        Needed::Prefixes => {
+        Needed::Everyone => return Ok((author, request)),
+        Needed::Of(_) | Needed::OwnUser | Needed::Prefixes | Needed::Caller => {
             request.extensions_mut().insert(caller);
             return Ok((author, request));
         }
@@ -56,10 +60,10 @@ async fn check(access: &Access, mut request: Request) -> Result<(Arc<str>, Reque
     let author = caller::author(&caller, &head.headers);
     let refused = access.check(&caller, &needs(message)?);
     if let Err(refused) = refused {
-        tracing::debug!(caller = %caller.identity, method = method.path, reason = refused.message(), "call refused");
+        tracing::debug!(%caller, method = method.path, reason = refused.message(), "call refused");
         return Err(refused);
     }
-    caller::describe(&caller, &mut head.extensions);
+    caller::describe(caller, &mut head.extensions);
     Ok((author, Request::from_parts(head, Body::from(body))))
 }
 

@@ -11,6 +11,8 @@ pub(crate) enum Access {
     OwnUser,
     /// To be permitted each prefix; `rib::server` decides, as for watches.
     Prefixes,
+    /// Nothing; the handler is told who calls, and tells nothing but that.
+    Caller,
     /// What the request names.
     Of(fn(&[u8]) -> Result<Vec<Need>, Status>),
 }
@@ -36,6 +38,7 @@ pub(crate) static METHODS: &[Method] = &[
     row("/fairmesh.v1.Admin/Rollback", Access::Of(of::rollback)),
     row("/fairmesh.v1.Admin/SplitStore", Access::Of(of::administration)),
     row("/fairmesh.v1.Admin/ReadAudit", Access::Of(of::administration)),
+    row("/fairmesh.v1.Admin/DescribeCaller", Access::Caller),
     row("/fairmesh.v1.Checker/Campaign", Access::Of(of::campaign)),
     row("/fairmesh.v1.Checker/Judge", Access::Of(of::judge)),
     row("/fairmesh.v1.Checker/ReportDistances", Access::Of(of::report_distances)),

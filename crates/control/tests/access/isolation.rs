@@ -23,10 +23,11 @@ use super::{
 
 /// Methods that every member may call, since they tell nothing of tenants or prove their caller themselves; those of the
 /// user of the control plane; and one that only agents serve.
-const OPEN: [&str; 7] = [
+const OPEN: [&str; 8] = [
     "Rib/Hello",
     "Identity/Join",
     "Identity/Issue",
+    "Admin/DescribeCaller",
     "Authority/DescribeAuthority",
     "Authority/CreateToken",
     "Authority/RotateAuthority",

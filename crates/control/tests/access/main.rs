@@ -12,3 +12,4 @@ mod isolation;
 mod machines;
 mod roles;
 mod statements;
+mod tokens;

@@ -28,6 +28,7 @@ pub(crate) fn config(data_dir: PathBuf) -> ControlConfig {
         trust_domain: Default::default(),
         data_dir,
         etcd: None,
+        oidc: None,
         grpc: vec![Address::Tcp("127.0.0.1:0".into())],
         http: SocketAddr::from(([127, 0, 0, 1], 0)),
         sources: Vec::new(),

@@ -65,7 +65,7 @@ fn services(current: &OsStr) -> Vec<CompletionCandidate> {
 /// The names of services at the control plane that the environment names, or of this machine.
 async fn names() -> Option<Vec<String>> {
     let named = env::var("FAIRMESH_CONTROL").ok().and_then(|text| text.parse().ok());
-    let target = TargetArgs { control: named };
+    let target = TargetArgs::without_token(named);
     let connection = connect::connect(&target).await.ok()?;
     let view = View::read(&connection, &Scope::All, &["services"]).await.ok()?;
     Some(view.services.keys().map(ToString::to_string).collect())

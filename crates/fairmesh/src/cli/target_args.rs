@@ -1,8 +1,15 @@
 //! Arguments that many commands share: the address to call, and the output format.
 
+use std::{env, fs::File, io::Read as _, path::PathBuf};
+
 use clap::{Args, ValueEnum};
 use fairmesh_wire::environment;
-use fairmesh_wire::transport::Address;
+use fairmesh_wire::transport::{Address, BearerToken};
+
+use crate::failure::Failure;
+
+/// The token of the user. No option has it, since lists of processes show these.
+const TOKEN: &str = "FAIRMESH_TOKEN";
 
 /// Address of the control plane.
 #[derive(Clone, Debug, Args)]
@@ -10,12 +17,44 @@ pub(crate) struct TargetArgs {
     /// The control plane: host:port or unix:/path [default: its socket on this machine, else 127.0.0.1:7400].
     #[arg(long, env = "FAIRMESH_CONTROL", value_name = "ADDRESS")]
     pub(crate) control: Option<Address>,
+    /// A file with the token of the user, as an identity provider issued it [default: FAIRMESH_TOKEN].
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// Whether the environment may have the token.
+    #[arg(skip = true)]
+    takes_environment: bool,
 }
 
 impl TargetArgs {
+    /// A control plane, without a token.
+    pub(crate) const fn without_token(control: Option<Address>) -> Self {
+        Self { control, token_file: None, takes_environment: false }
+    }
+
     /// Its address. Looked for at each call: a control plane that starts meanwhile makes its socket.
     pub(crate) fn address(&self) -> Address {
         self.control.clone().unwrap_or_else(environment::control)
+    }
+
+    /// The token of the user, if there is one.
+    pub(crate) fn token(&self) -> Result<Option<BearerToken>, Failure> {
+        let invalid = |from: &str, problem: String| {
+            Failure::refused(
+                format!("{from}: {problem}"),
+                "give the token alone, as the identity provider issued it",
+            )
+        };
+        if let Some(path) = &self.token_file {
+            let from = format!("--token-file {}", path.display());
+            let mut text = String::new();
+            let bound = 2 * u64::try_from(BearerToken::MAX).unwrap_or(u64::MAX);
+            let read = File::open(path).and_then(|file| file.take(bound).read_to_string(&mut text));
+            read.map_err(|error| invalid(&from, error.to_string()))?;
+            return BearerToken::new(&text).map(Some).map_err(|error| invalid(&from, error.problem));
+        }
+        let text = env::var(TOKEN).ok().filter(|text| self.takes_environment && !text.is_empty());
+        let token = text.map(|text| BearerToken::new(&text)).transpose();
+        token.map_err(|error| invalid(TOKEN, error.problem))
     }
 }
 

@@ -58,7 +58,7 @@ fn port(text: &str) -> Result<Port, String> {
 /// Examines everything; exits 1 if there is a warning or an error.
 pub(crate) async fn run(args: CheckArgs) -> Result<ExitCode, Failure> {
     let mut report = Report::default();
-    let control = processes::control(&args, &mut report).await;
+    let control = processes::control(&args, &mut report).await?;
     processes::agent(&args, control.as_ref(), &mut report).await;
     processes::proxy(&args, &mut report).await;
     machine::folders(&args, &mut report);

@@ -5,6 +5,7 @@ mod authority;
 mod plaintext;
 mod revoke;
 mod token;
+mod whoami;
 
 use std::process::ExitCode;
 
@@ -22,6 +23,8 @@ pub(crate) enum IdentityCommand {
     List(ReadArgs),
     /// Show the trust domain: its roots, and the key that signs certificates.
     Show(ReadArgs),
+    /// Show who you are to the control plane: your identity, the user and the groups of your token, and your roles.
+    Whoami(ReadArgs),
     /// List the callers that reach services in plaintext, as permissive policies allow.
     Plaintext(plaintext::PlaintextArgs),
     /// Make a token with which one agent joins, once: on the control plane's machine, as its user.
@@ -48,6 +51,7 @@ pub(crate) async fn run(command: IdentityCommand) -> Result<ExitCode, Failure> {
     match command {
         IdentityCommand::List(args) => agents::list(args).await,
         IdentityCommand::Show(args) => authority::show(args).await,
+        IdentityCommand::Whoami(args) => whoami::run(args).await,
         IdentityCommand::Plaintext(args) => plaintext::run(args).await,
         IdentityCommand::Token(args) => token::run(args).await,
         IdentityCommand::Rotate(args) => authority::rotate(args).await,

@@ -11,3 +11,4 @@ mod revoked;
 mod signed;
 mod support;
 mod tokens;
+mod web_roots;

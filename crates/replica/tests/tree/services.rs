@@ -30,6 +30,7 @@ impl Root {
             http: ([127, 0, 0, 1], 0).into(),
             sources: Vec::new(),
             etcd: None,
+            oidc: None,
         };
         let control = Control::start(config).await.unwrap();
         let stop = CancellationToken::new();

@@ -12,6 +12,7 @@ use fairmesh_wire::{
     watch::{self, WatchServer},
 };
 use futures_util::{FutureExt, StreamExt, stream::FuturesUnordered};
+use tokio::time::{Sleep, sleep_until};
 use tokio_stream::wrappers::WatchStream;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -34,6 +35,9 @@ type Preparation = Pin<Box<dyn Future<Output = (Prefix, Result<(), String>)> + S
 pub(super) struct Session<B: ServedRib> {
     backend: B,
     watcher: Watcher,
+    caller: Caller,
+    /// Fires once the token of the caller has expired.
+    expiry: Option<Pin<Box<Sleep>>>,
     watched: WatchServer,
     delta_cache: Arc<DeltaCache>,
     subscriptions: BTreeMap<Prefix, Subscription<B>>,
@@ -78,16 +82,19 @@ fn too_many_followed() -> String {
 impl<B: ServedRib> Session<B> {
     pub(super) fn new(
         backend: B,
-        watcher: Watcher,
+        (watcher, caller): (Watcher, Caller),
         watched: WatchServer,
         delta_cache: Arc<DeltaCache>,
     ) -> Self {
+        let expiry = caller.user.as_ref().map(|user| Box::pin(sleep_until(user.ends)));
         let followed = backend.node().followed().watch();
         let ages = backend.age_changes().map(WatchStream::from_changes);
         let permissions = backend.permission_changes().map(WatchStream::from_changes);
         Self {
             backend,
             watcher,
+            caller,
+            expiry,
             watched,
             delta_cache,
             subscriptions: BTreeMap::new(),
@@ -124,6 +131,11 @@ impl<B: ServedRib> Session<B> {
 
     /// Ready with the final status when the watch is over.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
+        if self.expiry.as_mut().is_some_and(|expiry| expiry.as_mut().poll(cx).is_ready()) {
+            return Poll::Ready(Status::unauthenticated(
+                "the token of this watch has expired (exp); watch again with a new one",
+            ));
+        }
         loop {
             if let Err(status) = self.receive(cx) {
                 return Poll::Ready(status);
@@ -166,8 +178,8 @@ impl<B: ServedRib> Session<B> {
 
     /// Ends the subscriptions that the caller may no longer have, as far as there is room for refusals.
     fn end_forbidden(&mut self) {
-        let caller = Caller::from(self.watched.identity().clone());
-        let refused = |prefix: &Prefix| Some((prefix.clone(), self.backend.permits(&caller, prefix).err()?));
+        let refused =
+            |prefix: &Prefix| Some((prefix.clone(), self.backend.permits(&self.caller, prefix).err()?));
         let forbidden: Vec<_> = self.subscriptions.keys().filter_map(refused).collect();
         self.check_due = false;
         for (prefix, reason) in forbidden {
@@ -317,8 +329,7 @@ impl<B: ServedRib> Session<B> {
             }
             return Ok(());
         }
-        let caller = Caller::from(self.watched.identity().clone());
-        if let Err(reason) = self.backend.permits(&caller, &prefix) {
+        if let Err(reason) = self.backend.permits(&self.caller, &prefix) {
             self.outbox.refuse(&prefix, reason);
             return Ok(());
         }

@@ -187,6 +187,14 @@ pub enum ConnectError {
         /// The status of the call.
         status: Box<Status>,
     },
+    /// The token of the user was refused, or not sent.
+    #[error("{reason}")]
+    Token {
+        /// The address.
+        address: Address,
+        /// What is wrong with it, or with the connection.
+        reason: String,
+    },
     /// The two sides have no common version.
     #[error("{address} speaks another protocol: {reason}")]
     Version {
@@ -292,6 +300,7 @@ pub async fn connect(
         oldest_version: *PROTOCOL.start(),
         newest_version: *PROTOCOL.end(),
         software: software.to_owned(),
+        ..HelloRequest::default()
     });
     let mut client = RibClient::new(channel.clone());
     let late = |_| Err(Status::deadline_exceeded("it did not respond"));

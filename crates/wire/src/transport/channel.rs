@@ -12,7 +12,7 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_http::h2::{CallError, Reason, StreamError};
-use http::{HeaderMap, Method, Request, Response, request::Parts, uri::Authority};
+use http::{HeaderMap, Method, Request, Response, header::AUTHORIZATION, request::Parts, uri::Authority};
 use http_body_util::BodyExt as _;
 use tokio::{sync::Mutex, time::timeout};
 use tonic::{
@@ -23,7 +23,7 @@ use tonic::{
 use tower_service::Service;
 
 use self::connection::ChannelConnection;
-use super::{Address, ON_BEHALF_OF, STATEMENT, StatedCall, Transport};
+use super::{Address, BearerToken, ON_BEHALF_OF, STATEMENT, StatedCall, Transport};
 
 /// Timeout of connection establishment.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -31,6 +31,9 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The services whose calls replicas forward.
 const FORWARDED: [&str; 4] =
     ["/fairmesh.v1.Registry/", "/fairmesh.v1.Imbalance/", "/fairmesh.v1.Quota/", "/fairmesh.v1.Checker/"];
+
+/// The call that finds out what a process is: without the token of the user, which is for control planes.
+const HELLO: &str = "/fairmesh.v1.Rib/Hello";
 
 /// The bytes before the message in the body of a call.
 const FRAME: usize = 5;
@@ -93,7 +96,8 @@ impl ChannelState {
             return Ok(Arc::clone(open));
         }
         let socket = timeout(CONNECT_TIMEOUT, self.transport.dial(&self.address)).await??;
-        let open = ChannelConnection::open(socket);
+        let peer = socket.identity().clone();
+        let open = ChannelConnection::open(socket, peer);
         *connection = Some(Arc::clone(&open));
         Ok(open)
     }
@@ -102,6 +106,9 @@ impl ChannelState {
         let (mut head, body) = request.into_parts();
         let message = body.collect().await?.to_bytes();
         self.sign(&mut head, &message);
+        if let Some(token) = self.transport.token().filter(|_| head.uri.path() != HELLO) {
+            head.headers.insert(AUTHORIZATION, token.header());
+        }
         let request = CompleteRequest {
             method: head.method,
             authority: self.authority.clone(),
@@ -141,6 +148,10 @@ impl ChannelState {
         let unreachable =
             |error: io::Error| Status::unavailable(format!("cannot reach {}: {error}", self.address));
         let connection = self.connection().await.map_err(|error| CallError::Body(unreachable(error)))?;
+        if request.headers.contains_key(AUTHORIZATION) {
+            BearerToken::may_be_shown_to(connection.peer(), &self.address)
+                .map_err(|why| CallError::Body(Status::unauthenticated(why)))?;
+        }
         connection.call(request).await
     }
 }

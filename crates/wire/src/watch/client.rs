@@ -17,7 +17,7 @@ use super::{KEEP_ALIVE, PREAMBLE, encode_frame, framed_socket::FramedSocket};
 use crate::{
     handshake::{ConnectError, HELLO_TIMEOUT, Hello, PROTOCOL},
     rpc::MAX_MESSAGE,
-    transport::{Address, CONNECT_TIMEOUT, Socket, Transport},
+    transport::{Address, BearerToken, CONNECT_TIMEOUT, Socket, Transport},
     v1::{HelloRequest, WatchRequest, WatchResponse, watch_request, watch_response::Kind},
 };
 
@@ -43,7 +43,13 @@ impl Watch {
         let dialled = timeout(CONNECT_TIMEOUT, transport.dial(address)).await;
         let socket = dialled.unwrap_or_else(|late| Err(late.into()));
         let socket = socket.map_err(|source| ConnectError::unreachable(address, source))?;
-        Self::handshake(socket, address, software).await
+        let mut hello = hello(software);
+        if let Some(token) = transport.token() {
+            BearerToken::may_be_shown_to(socket.identity(), address)
+                .map_err(|reason| ConnectError::Token { address: address.clone(), reason })?;
+            token.secret().clone_into(&mut hello.bearer_token);
+        }
+        Self::greet(socket, address, hello).await
     }
 }
 
@@ -53,11 +59,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Watch<S> {
     /// # Errors
     /// If there is no response, or none with a common version.
     pub async fn handshake(socket: S, address: &Address, software: &str) -> Result<Self, ConnectError> {
-        let hello = HelloRequest {
-            oldest_version: *PROTOCOL.start(),
-            newest_version: *PROTOCOL.end(),
-            software: software.to_owned(),
-        };
+        Self::greet(socket, address, hello(software)).await
+    }
+
+    async fn greet(socket: S, address: &Address, hello: HelloRequest) -> Result<Self, ConnectError> {
         let mut framed = FramedSocket::new(socket, MAX_MESSAGE, None);
         framed.queue(Bytes::from_static(&PREAMBLE));
         framed.queue(encode_frame(&WatchRequest { kind: Some(watch_request::Kind::Hello(hello)) }));
@@ -73,6 +78,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Watch<S> {
                     address: address.clone(),
                     reason: status.message().to_owned(),
                 });
+            }
+            Ok(Err(status)) if status.code() == Code::Unauthenticated => {
+                let reason = status.message().to_owned();
+                return Err(ConnectError::Token { address: address.clone(), reason });
             }
             Ok(response) => response.map_err(no_hello)?,
         };
@@ -152,6 +161,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Watch<S> {
 impl<S> fmt::Debug for Watch<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Watch").field("hello", &self.hello).finish_non_exhaustive()
+    }
+}
+
+fn hello(software: &str) -> HelloRequest {
+    HelloRequest {
+        oldest_version: *PROTOCOL.start(),
+        newest_version: *PROTOCOL.end(),
+        software: software.to_owned(),
+        ..HelloRequest::default()
     }
 }
 

@@ -164,7 +164,12 @@ async fn an_idle_watch_stays_open_and_either_side_detects_a_vanished_peer() {
 async fn a_trickling_request_ends_the_watch() {
     let (mut near, far) = duplex(1024);
     near.write_all(&PREAMBLE).await.unwrap();
-    let hello = v1::HelloRequest { oldest_version: 1, newest_version: 1, software: String::new() };
+    let hello = v1::HelloRequest {
+        oldest_version: 1,
+        newest_version: 1,
+        software: String::new(),
+        ..Default::default()
+    };
     let hello = v1::WatchRequest { kind: Some(watch_request::Kind::Hello(hello)) };
     near.write_all(&encode_frame(&hello)).await.unwrap();
     let mut server = accept(far).await;
@@ -192,7 +197,12 @@ async fn a_trickling_request_ends_the_watch() {
 async fn a_watcher_that_only_sends_ends_the_watch() {
     let (mut near, far) = duplex(1024);
     near.write_all(&PREAMBLE).await.unwrap();
-    let hello = v1::HelloRequest { oldest_version: 1, newest_version: 1, software: String::new() };
+    let hello = v1::HelloRequest {
+        oldest_version: 1,
+        newest_version: 1,
+        software: String::new(),
+        ..Default::default()
+    };
     let hello = v1::WatchRequest { kind: Some(watch_request::Kind::Hello(hello)) };
     near.write_all(&encode_frame(&hello)).await.unwrap();
     let mut server = accept(far).await;
@@ -224,7 +234,12 @@ async fn a_large_request_claims_memory_of_its_connection_until_it_is_complete() 
     let connection = stream.connection().unwrap();
     let request = v1::WatchRequest { kind: Some(watch_request::Kind::Unsubscribe("a".repeat(60_000))) };
     let request = encode_frame(&request);
-    let hello = v1::HelloRequest { oldest_version: 1, newest_version: 1, software: String::new() };
+    let hello = v1::HelloRequest {
+        oldest_version: 1,
+        newest_version: 1,
+        software: String::new(),
+        ..Default::default()
+    };
     let hello = encode_frame(&v1::WatchRequest { kind: Some(watch_request::Kind::Hello(hello)) });
 
     let (mut near, far) = duplex(64 * 1024);

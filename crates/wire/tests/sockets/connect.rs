@@ -69,7 +69,12 @@ async fn a_call_without_a_supported_version_is_rejected_with_a_hint() {
 #[test]
 fn the_newest_common_version_is_chosen() {
     let ask = |oldest_version, newest_version| {
-        negotiate(&HelloRequest { oldest_version, newest_version, software: String::new() })
+        negotiate(&HelloRequest {
+            oldest_version,
+            newest_version,
+            software: String::new(),
+            ..Default::default()
+        })
     };
     assert_eq!(ask(1, 1).unwrap(), 1);
     assert_eq!(ask(1, 9).unwrap(), 1);

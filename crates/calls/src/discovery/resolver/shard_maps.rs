@@ -134,6 +134,7 @@ impl<F: Fn(MapEvent) + Send> MapFollower<F> {
             oldest_version: *PROTOCOL.start(),
             newest_version: *PROTOCOL.end(),
             software: self.software.clone(),
+            ..Default::default()
         };
         send(&channel, map_request::Kind::Hello(hello)).await?;
         let Some((frame, _)) = channel.receive().await? else {

@@ -15,7 +15,8 @@ use super::{
 };
 use crate::{
     command::finding::{Level, Report},
-    connect::{SOFTWARE, transport, transport_to},
+    connect::{SOFTWARE, transport, transport_of_user},
+    failure::Failure,
     view::age_of,
 };
 
@@ -25,9 +26,9 @@ const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_secs(5);
 const MAX_DATA_AGE: Duration = Duration::from_secs(10);
 
 /// Examines the control plane; returns the connection to it.
-pub(super) async fn control(args: &CheckArgs, report: &mut Report) -> Option<Connection> {
+pub(super) async fn control(args: &CheckArgs, report: &mut Report) -> Result<Option<Connection>, Failure> {
     let address = &args.target.address();
-    let connected = handshake::connect(&transport_to(address).await, address, SOFTWARE).await;
+    let connected = handshake::connect(&transport_of_user(&args.target).await?, address, SOFTWARE).await;
     let connection = match connected {
         Ok(connection) => {
             report.ok(
@@ -58,7 +59,7 @@ pub(super) async fn control(args: &CheckArgs, report: &mut Report) -> Option<Con
             ),
         }
     }
-    connection
+    Ok(connection)
 }
 
 /// Examines the agent of this machine.
@@ -240,6 +241,9 @@ fn unreachable(
             format!("what listens at {address} is not {what}: {}", status.message()),
             format!("another program has taken the port (ss -ltnp shows it): end it, or give the address with {option}"),
         ),
+        (error @ ConnectError::Token { .. }, _) => {
+            report.add(check, Level::Error, error.to_string(), "give another token, or none");
+        }
         (error @ (ConnectError::Version { .. } | ConnectError::InvalidHello { .. }), _) => {
             report.add(check, Level::Error, error.to_string(), "upgrade the older side");
         }

@@ -3,7 +3,9 @@
 use std::{env, net::SocketAddr, path::PathBuf, process::ExitCode};
 
 use clap::Args;
-use fairmesh_control::{ControlConfig, EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls, TrustDomainChoice};
+use fairmesh_control::{
+    ControlConfig, EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls, JwksLocation, OidcConfig, TrustDomainChoice,
+};
 use fairmesh_model::{TrustDomain, spec::Resource};
 use fairmesh_registry::{FileSource, manifest};
 use fairmesh_wire::transport::Address;
@@ -44,7 +46,46 @@ pub(crate) struct ControlArgs {
     #[arg(long)]
     new_store_id: bool,
     #[command(flatten)]
+    oidc: OidcArgs,
+    #[command(flatten)]
     logging: Logging,
+}
+
+/// Whose tokens say who a user is. The names are those of kube-apiserver.
+#[derive(Debug, Args)]
+struct OidcArgs {
+    /// Take tokens of users from this issuer of OpenID Connect, whose URL they have as 'iss'.
+    #[arg(long, value_name = "URL", requires_all = ["oidc_client_id", "oidc_jwks"])]
+    oidc_issuer_url: Option<String>,
+    /// The audience of these tokens, 'aud': the id of the client for which the issuer makes them.
+    #[arg(long, value_name = "ID", requires = "oidc_issuer_url")]
+    oidc_client_id: Option<String>,
+    /// The public keys of the issuer, as a JWKS: a file, which is read again when it changes, or a URL of https, as the
+    /// issuer's jwks_uri, which is fetched every hour and for tokens with a new key.
+    #[arg(long, value_name = "FILE|URL", requires = "oidc_issuer_url")]
+    oidc_jwks: Option<JwksLocation>,
+    /// The authorities that vouch for the server of this URL, in PEM [default: those of the system].
+    #[arg(long, value_name = "FILE", requires = "oidc_jwks")]
+    oidc_ca_file: Option<PathBuf>,
+    /// The claim with the name of the user.
+    #[arg(long, value_name = "CLAIM", default_value = OidcConfig::USERNAME_CLAIM)]
+    oidc_username_claim: String,
+    /// The claim with the groups of the user.
+    #[arg(long, value_name = "CLAIM", default_value = OidcConfig::GROUPS_CLAIM)]
+    oidc_groups_claim: String,
+}
+
+impl OidcArgs {
+    fn config(self) -> Option<OidcConfig> {
+        Some(OidcConfig {
+            issuer: self.oidc_issuer_url?,
+            client_id: self.oidc_client_id?,
+            jwks: self.oidc_jwks?,
+            ca_file: self.oidc_ca_file,
+            username_claim: self.oidc_username_claim,
+            groups_claim: self.oidc_groups_claim,
+        })
+    }
 }
 
 /// Environment variable of the password, which no process list shows.
@@ -141,6 +182,7 @@ pub(crate) async fn run(args: ControlArgs) -> Result<ExitCode, Failure> {
         data_dir,
         trust_domain: trust_domain(args.trust_domain.as_deref(), args.etcd.store.is_some())?,
         etcd: args.etcd.config()?,
+        oidc: args.oidc.config(),
         grpc: args.grpc,
         http: args.http,
         sources: args.sources,

@@ -105,7 +105,7 @@ pub(crate) async fn run(mut args: DevArgs) -> Result<ExitCode, Failure> {
     };
     let ready = async {
         let deadline = started + START_TIMEOUT;
-        let target = TargetArgs { control: Some(args.control.clone()) };
+        let target = TargetArgs::without_token(Some(args.control.clone()));
         if let Some(config) = &mut config {
             config.apply(&attempt(deadline, || connect(&target)).await?).await?;
         }
@@ -150,6 +150,7 @@ fn control_config(args: &DevArgs, data: &DataFolder) -> ControlConfig {
         transport: transport(),
         data_dir: data.path.join("control"),
         etcd: None,
+        oidc: None,
         // All of it is one process of one user, on loopback.
         trust_domain: TrustDomainChoice::Stored,
         grpc: vec![args.control.clone()],

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use fairmesh_http::h2::{
     Call, CallError, Capacity, ClientConnection, DrainRead, RequestHead, ResponseBody, Shared, lock,
 };
+use fairmesh_model::Identity;
 use http::Response;
 use http_body::{Body as HttpBody, Frame};
 use http_body_util::Full;
@@ -31,18 +32,24 @@ const CAPACITY_INTERVAL: Duration = Duration::from_millis(100);
 pub(super) struct ChannelConnection {
     session: Shared,
     stream_freed: Notify,
+    peer: Identity,
 }
 
 impl ChannelConnection {
     /// Drives a new connection.
-    pub(super) fn open<I>(socket: I) -> Arc<Self>
+    pub(super) fn open<I>(socket: I, peer: Identity) -> Arc<Self>
     where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let connection = ClientConnection::new(DrainRead(socket));
         let session = connection.session();
         tokio::spawn(drive(connection, Shared::clone(&session)));
-        Arc::new(Self { session, stream_freed: Notify::new() })
+        Arc::new(Self { session, stream_freed: Notify::new(), peer })
+    }
+
+    /// Who is at the other end.
+    pub(super) const fn peer(&self) -> &Identity {
+        &self.peer
     }
 
     /// Whether it accepts no more calls.

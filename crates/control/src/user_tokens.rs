@@ -1,0 +1,185 @@
+//! Tokens of users, as an identity provider issues them (OpenID Connect Core 1.0): who a caller is beside what its connection
+//! proves.
+//!
+//! A token is a JWT (RFC 7519) that the provider signed with one of the keys of its JWKS (RFC 7517). This module verifies it
+//! and takes the user and the groups from its claims; what these may do, role bindings say. It keeps no token, and none is in
+//! an error or a log.
+//!
+//! Tokens of one issuer only: names of users are then unambiguous, and nothing in a token decides whom to ask for keys.
+//! Opaque tokens, which the provider is asked about at each call, were rejected: no call may wait for another company's service.
+
+mod claims;
+mod config;
+mod fetch;
+mod key_set;
+mod key_source;
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use fairmesh_identity::{Clock, SystemClock};
+use fairmesh_model::Identity;
+use fairmesh_rib::access::User;
+use fairmesh_wire::transport::BearerToken;
+use jsonwebtoken::{Algorithm, DecodingKey, TokenData, Validation, decode, decode_header};
+use serde_json::{Map, Value};
+use tonic::Status;
+
+pub(crate) use claims::Expected;
+pub use config::{JwksLocation, JwksUrl, OidcConfig};
+pub(crate) use key_set::KeySet;
+use key_source::{KeySource, NoKey};
+
+use crate::ControlError;
+
+/// The algorithms of signatures that prove an issuer. Those with a shared secret (HS256 …) are not among them: with a public
+/// key as their secret, everyone could sign.
+const ALGORITHMS: [Algorithm; 9] = [
+    Algorithm::RS256,
+    Algorithm::RS384,
+    Algorithm::RS512,
+    Algorithm::PS256,
+    Algorithm::PS384,
+    Algorithm::PS512,
+    Algorithm::ES256,
+    Algorithm::ES384,
+    Algorithm::EdDSA,
+];
+
+/// Finds the users of tokens; without a configuration, it refuses all tokens. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct UserTokens(Option<Arc<Verifier>>);
+
+#[derive(Debug)]
+struct Verifier {
+    expected: Expected,
+    keys: KeySource,
+    clock: Arc<dyn Clock>,
+}
+
+/// Why a token is refused. Nothing in it is of the token.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error("it has more than {} bytes", BearerToken::MAX)]
+    TooLong,
+    #[error(
+        "it is no JWT, or is signed in a way that proves no issuer ('alg'): RS256 to 512, PS256 to 512, ES256, ES384 and EdDSA do"
+    )]
+    Header,
+    #[error("its header asks for an extension ('crit'), and none is supported")]
+    Critical,
+    #[error("the key that signed it ('kid') is not among those of the issuer")]
+    UnknownKey,
+    #[error("its signature is not of the key that it names")]
+    Signature,
+    #[error("its claim '{claim}' {problem}")]
+    Claim { claim: String, problem: String },
+}
+
+impl UserTokens {
+    /// Reads the keys, if they are in a file. Keys behind a URL are fetched by [`follow_keys`](Self::follow_keys).
+    ///
+    /// # Errors
+    /// When the file cannot be used.
+    pub(crate) async fn new(config: Option<&OidcConfig>) -> Result<Self, ControlError> {
+        let Some(config) = config else { return Ok(Self(None)) };
+        let keys = KeySource::new(config.jwks.clone(), config.ca_file.clone());
+        keys.load_file().await.map_err(|problem| ControlError::Jwks { problem })?;
+        let verifier = Verifier { expected: config.into(), keys, clock: Arc::new(SystemClock) };
+        Ok(Self(Some(Arc::new(verifier))))
+    }
+
+    /// Keeps the keys current.
+    pub(crate) async fn follow_keys(self) {
+        match self.0 {
+            Some(verifier) => verifier.keys.follow().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// The user of a token that came over a connection of `identity`.
+    ///
+    /// # Errors
+    /// Why it is refused, without anything of the token.
+    pub(crate) async fn user(&self, identity: &Identity, token: &str) -> Result<Arc<User>, Status> {
+        if *identity == Identity::Anonymous {
+            return Err(Status::unauthenticated(
+                "a token is taken over TLS or a Unix socket only, and this connection is plaintext: others may have read the \
+                 token, so replace it, and use the gRPC port or the Unix socket of the control plane",
+            ));
+        }
+        let Some(verifier) = &self.0 else {
+            return Err(Status::unauthenticated(
+                "this control plane takes no tokens of users: send none, or start it with --oidc-issuer-url, --oidc-client-id \
+                 and --oidc-jwks",
+            ));
+        };
+        verifier.user(token).await.map(Arc::new)
+    }
+}
+
+impl Verifier {
+    async fn user(&self, token: &str) -> Result<User, Status> {
+        let (algorithm, key_id) = read_header(token)?;
+        let key = match self.keys.key(key_id.as_deref(), algorithm).await {
+            Ok(key) => key,
+            Err(NoKey::Unknown) => return Err(Refusal::UnknownKey.into()),
+            Err(NoKey::NotLoaded) => {
+                return Err(Status::unavailable(
+                    "the keys of the issuer of tokens are not known yet; the log of the control plane says why",
+                ));
+            }
+        };
+        Ok(self.expected.user(&read_claims(token, algorithm, &key)?, self.clock.now())?)
+    }
+}
+
+/// The user of a token by these keys; `None` if it is refused.
+pub(crate) fn verify(token: &str, keys: &KeySet, expected: &Expected, now: Duration) -> Option<User> {
+    let (algorithm, key_id) = read_header(token).ok()?;
+    let key = keys.find(key_id.as_deref(), algorithm)?;
+    expected.user(&read_claims(token, algorithm, key).ok()?, now).ok()
+}
+
+/// The claims of a token that this key signed.
+fn read_claims(token: &str, algorithm: Algorithm, key: &DecodingKey) -> Result<Map<String, Value>, Refusal> {
+    let read: Result<TokenData<_>, _> = decode(token, key, &of_signature(algorithm));
+    read.map(|token| token.claims).map_err(|_| Refusal::Signature)
+}
+
+/// The algorithm and the id of the key of a token, which nothing has verified yet.
+fn read_header(token: &str) -> Result<(Algorithm, Option<String>), Refusal> {
+    if token.len() > BearerToken::MAX {
+        return Err(Refusal::TooLong);
+    }
+    let header = decode_header(token).map_err(|_| Refusal::Header)?;
+    if header.crit.is_some() {
+        return Err(Refusal::Critical);
+    }
+    match ALGORITHMS.contains(&header.alg) {
+        true => Ok((header.alg, header.kid)),
+        false => Err(Refusal::Header),
+    }
+}
+
+/// Verifies the signature alone: claims are compared here, by an injected clock and with errors that name them.
+fn of_signature(algorithm: Algorithm) -> Validation {
+    let mut validation = Validation::new(algorithm);
+    validation.required_spec_claims.clear();
+    (validation.validate_exp, validation.validate_nbf, validation.validate_aud) = (false, false, false);
+    validation
+}
+
+impl Refusal {
+    fn claim(claim: impl Into<String>, problem: impl fmt::Display) -> Self {
+        Self::Claim { claim: claim.into(), problem: problem.to_string() }
+    }
+}
+
+impl From<Refusal> for Status {
+    fn from(refusal: Refusal) -> Self {
+        Self::unauthenticated(format!("the token is refused: {refusal}; get a new one from its issuer"))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,95 @@
+//! The keys of an issuer.
+
+use jsonwebtoken::{
+    Algorithm, AlgorithmFamily, DecodingKey,
+    jwk::{AlgorithmParameters, EllipticCurve, Jwk, KeyOperations, PublicKeyUse},
+};
+use serde::Deserialize;
+use serde_json::Value;
+
+/// The most keys of a set.
+const MAX_KEYS: usize = 100;
+
+/// Public keys that verify tokens.
+#[derive(Debug, Default)]
+pub(crate) struct KeySet {
+    keys: Vec<Key>,
+}
+
+#[derive(Debug)]
+struct Key {
+    id: Option<String>,
+    /// The only algorithm, if the set says so or the key fits no other.
+    algorithm: Option<Algorithm>,
+    key: DecodingKey,
+}
+
+/// A JWKS. Each key is read by itself, so that one of a new kind does not hide the others.
+#[derive(Deserialize)]
+struct Document {
+    keys: Vec<Value>,
+}
+
+impl KeySet {
+    /// Reads a JWKS. Keys for other uses and symmetric ones are left out.
+    ///
+    /// # Errors
+    /// When it has none that verifies tokens.
+    pub(crate) fn parse(document: &[u8]) -> Result<Self, String> {
+        let document: Document =
+            serde_json::from_slice(document).map_err(|error| format!("is no JWKS: {error}"))?;
+        if document.keys.len() > MAX_KEYS {
+            return Err(format!("has {} keys, of at most {MAX_KEYS}", document.keys.len()));
+        }
+        let keys: Vec<_> = document.keys.iter().filter_map(Key::parse).collect();
+        match keys.is_empty() {
+            true => {
+                Err("has no key that verifies tokens: RSA, EC (P-256, P-384) or OKP (Ed25519) for signatures"
+                    .into())
+            }
+            false => Ok(Self { keys }),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// The key of a token. One that names none has to fit exactly one.
+    pub(crate) fn find(&self, id: Option<&str>, algorithm: Algorithm) -> Option<&DecodingKey> {
+        let mut fitting = self.keys.iter().filter(|key| {
+            key.key.family() == algorithm.family()
+                && key.algorithm.is_none_or(|only| only == algorithm)
+                && id.is_none_or(|id| key.id.as_deref() == Some(id))
+        });
+        let first = fitting.next()?;
+        (id.is_some() || fitting.next().is_none()).then_some(&first.key)
+    }
+}
+
+impl Key {
+    fn parse(value: &Value) -> Option<Self> {
+        let jwk = Jwk::deserialize(value).ok()?;
+        let verifies = |operations: &Vec<KeyOperations>| operations.contains(&KeyOperations::Verify);
+        let is_for_signatures =
+            jwk.common.public_key_use.as_ref().is_none_or(|usage| *usage == PublicKeyUse::Signature)
+                && jwk.common.key_operations.as_ref().is_none_or(verifies);
+        let of_curve = match &jwk.algorithm {
+            AlgorithmParameters::RSA(_) => None,
+            AlgorithmParameters::EllipticCurve(key) => match key.curve {
+                EllipticCurve::P256 => Some(Algorithm::ES256),
+                EllipticCurve::P384 => Some(Algorithm::ES384),
+                _ => return None,
+            },
+            AlgorithmParameters::OctetKeyPair(key) if key.curve == EllipticCurve::Ed25519 => {
+                Some(Algorithm::EdDSA)
+            }
+            _ => return None,
+        };
+        let told = jwk.common.key_algorithm.map(Algorithm::try_from).transpose().ok()?;
+        let is_consistent = told.is_none() || of_curve.is_none() || told == of_curve;
+        let key = DecodingKey::from_jwk(&jwk).ok()?;
+        let is_usable = is_for_signatures && is_consistent && key.family() != AlgorithmFamily::Hmac;
+        is_usable.then(|| Self { id: jwk.common.key_id, algorithm: told.or(of_curve), key })
+    }
+}

@@ -1,0 +1,182 @@
+//! The keys of an issuer, kept current.
+
+use std::{
+    fs,
+    io::Read as _,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use jsonwebtoken::{Algorithm, DecodingKey};
+use tokio::{sync::Mutex as AsyncMutex, task::spawn_blocking, time::Instant};
+
+use super::{JwksLocation, JwksUrl, fetch, key_set::KeySet};
+
+/// The largest JWKS, in bytes: a hundred keys with their certificates.
+pub(super) const MAX_DOCUMENT: usize = 512 * 1024;
+/// How often a file is compared with what was read.
+const FILE_INTERVAL: Duration = Duration::from_secs(1);
+/// How often keys are fetched.
+const FETCH_INTERVAL: Duration = Duration::from_secs(3600);
+/// The same after one that failed.
+const RETRY_INTERVAL: Duration = Duration::from_secs(60);
+/// The least time between two fetches, whatever keys tokens name, and the interval while there are none.
+const FETCH_PAUSE: Duration = Duration::from_secs(10);
+
+/// The last good keys of an issuer.
+#[derive(Debug)]
+pub(super) struct KeySource {
+    location: JwksLocation,
+    ca_file: Option<PathBuf>,
+    keys: Mutex<Arc<KeySet>>,
+    /// One reads at a time; the others wait for what it finds.
+    reading: AsyncMutex<Reading>,
+}
+
+#[derive(Debug, Default)]
+struct Reading {
+    /// The file that was read last, also if it could not be used: each content is reported once.
+    file: Option<FileState>,
+    fetched: Option<Instant>,
+    has_failed: bool,
+}
+
+/// What tells one content of a file from the next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct FileState {
+    modified: Option<SystemTime>,
+    length: u64,
+    inode: u64,
+}
+
+/// Why there is no key for a token.
+#[derive(Debug)]
+pub(super) enum NoKey {
+    /// None of the issuer's.
+    Unknown,
+    /// No keys could be read so far.
+    NotLoaded,
+}
+
+impl KeySource {
+    pub(super) fn new(location: JwksLocation, ca_file: Option<PathBuf>) -> Self {
+        Self { location, ca_file, keys: Mutex::default(), reading: AsyncMutex::default() }
+    }
+
+    /// Reads the keys, if they are in a file.
+    ///
+    /// # Errors
+    /// What is wrong with the file.
+    pub(super) async fn load_file(&self) -> Result<(), String> {
+        match &self.location {
+            JwksLocation::File(path) => self.read_file(path).await,
+            JwksLocation::Url(_) => Ok(()),
+        }
+    }
+
+    /// The key of a token. For one that is not known, the keys are read again: an issuer may use a new key at once.
+    pub(super) async fn key(&self, id: Option<&str>, algorithm: Algorithm) -> Result<DecodingKey, NoKey> {
+        if let Some(key) = self.current().find(id, algorithm) {
+            return Ok(key.clone());
+        }
+        self.refresh(FETCH_PAUSE).await;
+        let keys = self.current();
+        let missing = if keys.len() == 0 { NoKey::NotLoaded } else { NoKey::Unknown };
+        keys.find(id, algorithm).cloned().ok_or(missing)
+    }
+
+    /// Keeps the keys current.
+    pub(super) async fn follow(&self) {
+        loop {
+            let pause = match &self.location {
+                JwksLocation::File(_) => FILE_INTERVAL,
+                JwksLocation::Url(_) => FETCH_PAUSE,
+            };
+            let is_loaded = self.current().len() > 0;
+            self.refresh(if is_loaded { FETCH_INTERVAL } else { FETCH_PAUSE }).await;
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// Reads a file that has changed, or fetches unless that was done within `age`.
+    async fn refresh(&self, age: Duration) {
+        let read = match &self.location {
+            JwksLocation::File(path) => self.read_file(path).await,
+            JwksLocation::Url(url) => self.fetch(url, age).await,
+        };
+        if let Err(problem) = read {
+            tracing::warn!(
+                problem,
+                "the keys of the issuer of tokens cannot be read; the ones before stay in use"
+            );
+        }
+    }
+
+    async fn read_file(&self, path: &Path) -> Result<(), String> {
+        let mut reading = self.reading.lock().await;
+        let (path, known) = (path.to_owned(), reading.file.clone());
+        // Fails only when the runtime stops.
+        let read = spawn_blocking(move || read_changed(&path, known.as_ref())).await.unwrap_or(Ok(None));
+        match read {
+            Ok(None) => Ok(()),
+            Ok(Some((state, document))) => {
+                reading.file = Some(state);
+                self.replace(&document).map_err(|problem| format!("{} {problem}", self.location))
+            }
+            Err(problem) => {
+                // One that is replaced is missing for a moment: it is reported once.
+                match reading.file.take() {
+                    Some(_) => Err(problem),
+                    None if self.current().len() == 0 => Err(problem),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+
+    async fn fetch(&self, url: &JwksUrl, age: Duration) -> Result<(), String> {
+        let mut reading = self.reading.lock().await;
+        let age = if reading.has_failed { age.min(RETRY_INTERVAL) } else { age };
+        if reading.fetched.is_some_and(|fetched| fetched.elapsed() < age) {
+            return Ok(());
+        }
+        (reading.fetched, reading.has_failed) = (Some(Instant::now()), true);
+        let document = fetch::get(url, self.ca_file.clone()).await?;
+        self.replace(&document).map_err(|problem| format!("{url} {problem}"))?;
+        reading.has_failed = false;
+        Ok(())
+    }
+
+    fn replace(&self, document: &[u8]) -> Result<(), String> {
+        let keys = KeySet::parse(document)?;
+        tracing::info!(keys = keys.len(), location = %self.location, "read the keys of the issuer of tokens");
+        *self.keys.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
+        Ok(())
+    }
+
+    fn current(&self) -> Arc<KeySet> {
+        // Every change is a single assignment.
+        Arc::clone(&self.keys.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// A file, unless it is the one that is known.
+fn read_changed(path: &Path, known: Option<&FileState>) -> Result<Option<(FileState, Vec<u8>)>, String> {
+    let failed = |error: std::io::Error| format!("{}: {error}; give a JWKS as JSON", path.display());
+    let mut file = fs::File::open(path).map_err(failed)?;
+    let metadata = file.metadata().map_err(failed)?;
+    let state =
+        FileState { modified: metadata.modified().ok(), length: metadata.len(), inode: metadata.ino() };
+    if known == Some(&state) {
+        return Ok(None);
+    }
+    let mut document = Vec::new();
+    let bound = u64::try_from(MAX_DOCUMENT).unwrap_or(u64::MAX);
+    file.by_ref().take(bound + 1).read_to_end(&mut document).map_err(failed)?;
+    match document.len() > MAX_DOCUMENT {
+        true => Err(format!("{} has more than {MAX_DOCUMENT} bytes", path.display())),
+        false => Ok(Some((state, document))),
+    }
+}

@@ -1,0 +1,223 @@
+//! Users with tokens of an identity provider.
+
+use std::{fs, process::Command};
+
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD as BASE64};
+use fairmesh_identity::{Clock as _, SystemClock};
+use fairmesh_test_support::free_port;
+use rcgen::{KeyPair, PKCS_ED25519, SigningKey as _};
+use serde_json::{Value, json};
+
+use super::{
+    identities::{agent, has_certificate},
+    support::{Mesh, Run, wait_until},
+};
+
+const ISSUER: &str = "https://idp.example";
+
+const OPERATORS: &str = "\
+kind: RoleBinding
+name: shop-operators
+role: operator
+tenants: [shop]
+subjects: ['group:shop-oncall']
+";
+
+/// A key of an identity provider.
+struct Key {
+    id: &'static str,
+    pair: KeyPair,
+}
+
+impl Key {
+    fn new(id: &'static str) -> Self {
+        Self { id, pair: KeyPair::generate_for(&PKCS_ED25519).unwrap() }
+    }
+
+    /// What the provider publishes.
+    fn jwks(&self) -> String {
+        let x = BASE64.encode(self.pair.public_key_raw());
+        json!({ "keys": [{ "kty": "OKP", "crv": "Ed25519", "alg": "EdDSA", "use": "sig", "kid": self.id, "x": x }] })
+            .to_string()
+    }
+
+    /// A token of alice that expires in so many seconds.
+    fn token(&self, seconds: i64) -> String {
+        let claims = json!({
+            "iss": ISSUER, "aud": ["other", "fairmesh"], "sub": "alice", "groups": ["shop-oncall"],
+            "exp": i64::try_from(SystemClock.now().as_secs()).unwrap() + seconds,
+        });
+        let part = |part: &Value| BASE64.encode(part.to_string());
+        let message = format!("{}.{}", part(&json!({ "alg": "EdDSA", "kid": self.id })), part(&claims));
+        let signature = BASE64.encode(self.pair.sign(message.as_bytes()).unwrap());
+        format!("{message}.{signature}")
+    }
+}
+
+/// A control plane that takes tokens of the key, and an agent through whose identity commands reach it.
+struct Rig {
+    mesh: Mesh,
+    tcp: String,
+    agent: String,
+    _agent: super::identities::Killed,
+}
+
+impl Rig {
+    fn start(key: &Key) -> Self {
+        let tcp = format!("127.0.0.1:{}", free_port());
+        let mut mesh = Mesh::empty();
+        let jwks = mesh.file("jwks.json", &key.jwks());
+        let issuer = ["--oidc-issuer-url", ISSUER, "--oidc-client-id", "fairmesh", "--oidc-jwks", &jwks];
+        let arguments = [&["--trust-domain", "prod", "--grpc", &tcp][..], &issuer].concat();
+        mesh.arguments = arguments.into_iter().map(String::from).collect();
+        mesh.start_control();
+        let (running, agent) = agent(&mesh, "web-1", &mesh.address(), None);
+        wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
+        Self { mesh, tcp, agent, _agent: running }
+    }
+
+    fn command(&self, args: &[&str], input: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+        command.args(args).env_clear().env("FAIRMESH_CONTROL", &self.tcp).env("FAIRMESH_AGENT", &self.agent);
+        command.stdin(fs::File::open(self.mesh.file("input", input)).unwrap());
+        command
+    }
+
+    /// Runs a command over TCP as the user of a token.
+    fn run(&self, token: Option<&str>, args: &[&str], input: &str) -> Run {
+        let mut command = self.command(args, input);
+        if let Some(token) = token {
+            command.env("FAIRMESH_TOKEN", token);
+        }
+        let output = command.output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        let run = Run { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) };
+        assert!(
+            token.is_none_or(|token| !format!("{}{}", run.out, run.err).contains(token)),
+            "it shows the token"
+        );
+        run
+    }
+
+    /// Writes the policy of a service.
+    fn apply(&self, token: Option<&str>, service: &str) -> Run {
+        let policy = format!("kind: Policy\nservice: {service}\ntimeout: 5s\n");
+        self.run(token, &["apply", "-f", "-"], &policy)
+    }
+}
+
+#[test]
+fn a_user_reads_and_writes_what_the_roles_of_its_groups_permit() {
+    let key = Key::new("one");
+    let rig = Rig::start(&key);
+    let (mesh, token) = (&rig.mesh, key.token(600));
+    let apply = |token: Option<&str>, service: &str| rig.apply(token, service);
+    mesh.apply(OPERATORS).ok();
+    let refused = apply(None, "shop/cart").fails(1);
+    assert!(refused.contains("spiffe://prod/fairmesh/operator/web-1.uid-"), "{refused}");
+    // Reads, watches and writes, of the own tenant and of no other.
+    apply(Some(&token), "shop/cart").ok();
+    let refused = apply(Some(&token), "bank/vault").fails(1);
+    assert!(
+        refused.contains("https://idp.example#alice (spiffe://prod/fairmesh/operator/web-1.uid-"),
+        "{refused}"
+    );
+    rig.run(Some(&token), &["get", "policies", "--tenant", "shop"], "").ok();
+    rig.run(Some(&token), &["get", "policies"], "").fails(1);
+    rig.run(None, &["get", "policies", "--tenant", "shop"], "").fails(1);
+
+    let whoami = rig.run(Some(&token), &["identity", "whoami", "--json"], "").json();
+    assert_eq!(whoami["user"]["name"], "alice");
+    assert_eq!(whoami["user"]["groups"], json!(["shop-oncall"]));
+    assert_eq!((&whoami["admin"], &whoami["roles"][0]["binding"]), (&json!(false), &json!("shop-operators")));
+    let shown = rig.run(Some(&token), &["identity", "whoami"], "").ok();
+    for part in ["https://idp.example#alice", "shop-operators  operator  shop  group:shop-oncall"] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    assert!(rig.run(None, &["identity", "whoami"], "").ok().contains("no role binding names you"));
+
+    // The log of writes names the user.
+    let logged = mesh.run(&["audit", "--key", "/policies/", "--json"]).json();
+    let who = logged[0]["who"].as_str().unwrap();
+    assert!(
+        who.starts_with("https://idp.example#alice (spiffe://prod/fairmesh/operator/web-1.uid-"),
+        "{logged}"
+    );
+    assert_eq!(logged.as_array().unwrap().len(), 1, "{logged}");
+
+    // So does the history of a record.
+    apply(Some(&token), "shop/cart").ok();
+    rig.run(Some(&token), &["delete", "policy", "shop/cart"], "").ok();
+    let history = mesh.run(&["history", "policy", "shop/cart", "--json"]).json().to_string();
+    assert!(history.contains("https://idp.example#alice"), "{history}");
+}
+
+#[test]
+fn a_token_comes_from_a_file_or_the_environment_and_a_bad_one_says_what_is_wrong() {
+    let (old, new) = (Key::new("2026-a"), Key::new("2026-b"));
+    let rig = Rig::start(&old);
+    let (mesh, token) = (&rig.mesh, old.token(600));
+    let apply = |token: Option<&str>, service: &str| rig.apply(token, service);
+    mesh.apply(OPERATORS).ok();
+    apply(Some(&token), "shop/cart").ok();
+    // The file comes before the environment.
+    let file = mesh.file("token", &format!("{token}\n"));
+    let whoami = ["identity", "whoami", "--token-file", &file];
+    assert!(rig.run(Some("x.y.z"), &whoami, "").ok().contains("alice"));
+    let wrong = ["identity", "whoami", "--token-file", &mesh.file("empty", " \n")];
+    assert!(rig.run(None, &wrong, "").fails(2).contains("the token is empty"));
+    let expired = apply(Some(&old.token(-120)), "shop/cart").fails(1);
+    assert!(expired.contains("its claim 'exp' says that it expired"), "{expired}");
+    let expired = rig.run(Some(&old.token(-120)), &["get", "policies", "--tenant", "shop"], "").fails(1);
+    assert!(expired.contains("its claim 'exp' says that it expired"), "{expired}");
+    // Agents pass no tokens on, and get none.
+    let to_agent = rig.run(Some(&token), &["identity", "whoami", "--control", &rig.agent], "").fails(2);
+    assert!(to_agent.contains("is no control plane"), "{to_agent}");
+
+    // The issuer replaces its key.
+    let refused = apply(Some(&new.token(600)), "shop/cart").fails(1);
+    assert!(refused.contains("'kid'"), "{refused}");
+    mesh.file("jwks.json", &new.jwks());
+    apply(Some(&new.token(600)), "shop/web").ok();
+    let refused = apply(Some(&token), "shop/cart").fails(1);
+    assert!(refused.contains("'kid'"), "{refused}");
+    for (name, text) in [
+        ("the log of the control plane", mesh.control_log()),
+        ("the log of writes", fs::read_to_string(mesh.path("data/audit.log")).unwrap()),
+    ] {
+        assert!(
+            !text.contains(&token) && !text.contains(token.split('.').nth(2).unwrap()),
+            "{name} has a token"
+        );
+    }
+}
+
+#[test]
+fn a_control_plane_without_an_issuer_or_with_bad_keys_says_so() {
+    let mesh = Mesh::start();
+    let run = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+        command.args(args).env_clear().env("FAIRMESH_CONTROL", mesh.address()).env("FAIRMESH_TOKEN", "a.b.c");
+        String::from_utf8(command.output().unwrap().stderr).unwrap()
+    };
+    let refused = run(&["get", "services"]);
+    assert!(
+        refused.contains("takes no tokens of users") && refused.contains("--oidc-issuer-url"),
+        "{refused}"
+    );
+    let data = mesh.path("other").display().to_string();
+    let start = |jwks: &str| {
+        let issuer = ["--oidc-issuer-url", ISSUER, "--oidc-client-id", "fairmesh", "--oidc-jwks", jwks];
+        run(&[
+            &["control", "--data-dir", &data, "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"][..],
+            &issuer,
+        ]
+        .concat())
+    };
+    let refused = start(&mesh.file("jwks.json", "{}"));
+    assert!(refused.contains("--oidc-jwks") && refused.contains("is no JWKS"), "{refused}");
+    let refused = start("http://idp.example/keys");
+    assert!(refused.contains("plaintext HTTP"), "{refused}");
+    let refused = run(&["control", "--oidc-issuer-url", ISSUER]);
+    assert!(refused.contains("--oidc-client-id"), "{refused}");
+}
