@@ -9,7 +9,8 @@ mod workloads;
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use fairmesh_identity::{
-    Credentials, IdentityError, JoinToken, RevocationSource, Workload, follow_revocations, renewal,
+    Credentials, IdentityError, JoinToken, RevocationSource, Workload, follow_bundle, follow_revocations,
+    renewal,
 };
 use fairmesh_model::{Invalid, Label, MeshRole, Region, SpiffePath};
 use fairmesh_rib::follower::FollowerHandle;
@@ -150,6 +151,7 @@ pub(crate) async fn keep_fresh(identity: Option<AgentIdentity>, stop: Cancellati
     tokio::select! {
         () = renewing => {}
         () = revocations => {}
+        () = follow_bundle(&shared.workload, &shared.folder) => {}
     }
 }
 

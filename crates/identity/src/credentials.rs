@@ -74,19 +74,38 @@ impl Credentials {
         files::write_secret(&folder.join(KEY_FILE), &files::pem(Some(&self.key), &self.chain))
     }
 
+    /// The same with other roots.
+    ///
+    /// # Errors
+    /// When peers with these roots would refuse the certificate, so that a mistake cuts no process off.
+    pub(crate) fn with_roots(&self, roots: &[Vec<u8>], now: Duration) -> Result<Self, IdentityError> {
+        let bundle = TrustBundle { domain: self.trust.bundle().domain.clone(), roots: roots.to_vec() };
+        Self::new(PrivateKey::from_pkcs8(self.key.pkcs8())?, self.chain.clone(), bundle, now)
+    }
+
+    /// The file of roots in `folder`, as it is; `None` if there is none.
+    pub(crate) fn read_bundle(folder: &Path) -> Result<Option<Vec<u8>>, IdentityError> {
+        files::read(&folder.join(BUNDLE_FILE))
+    }
+
+    /// The roots in that file.
+    pub(crate) fn roots_in(folder: &Path, content: &[u8]) -> Result<Vec<Vec<u8>>, IdentityError> {
+        let roots = files::certificates_of(&folder.join(BUNDLE_FILE), content)?;
+        Ok(roots.iter().map(|root| root.to_vec()).collect())
+    }
+
     /// The identity in `folder`; `None` if there is none.
     ///
     /// # Errors
     /// When it cannot be read, or is not valid now.
     pub fn load(folder: &Path, now: Duration) -> Result<Option<Self>, IdentityError> {
-        let (own, bundle) = (folder.join(KEY_FILE), folder.join(BUNDLE_FILE));
-        let (Some(content), Some(roots)) = (files::read(&own)?, files::read(&bundle)?) else {
+        let own = folder.join(KEY_FILE);
+        let (Some(content), Some(roots)) = (files::read(&own)?, Self::read_bundle(folder)?) else {
             return Ok(None);
         };
         let chain = files::certificates_of(&own, &content)?;
-        let roots = files::certificates_of(&bundle, &roots)?;
+        let roots = Self::roots_in(folder, &roots)?;
         let domain = trust::id_of(&chain[0], Usage::Client)?.domain;
-        let roots = roots.iter().map(|root| root.to_vec()).collect();
         Self::new(files::key_of(&own, &content)?, chain, TrustBundle { domain, roots }, now).map(Some)
     }
 }

@@ -14,6 +14,7 @@
 //! certificates was rejected, since then each hop could impersonate the service.
 
 mod authority;
+mod bundle_file;
 mod clock;
 mod connections;
 mod credentials;
@@ -37,6 +38,7 @@ mod web_roots;
 mod workload;
 
 pub use authority::{Authority, Issued, LIFETIME, Reread};
+pub use bundle_file::follow_bundle;
 pub use clock::{Clock, SystemClock};
 pub use connections::RevocationList;
 pub use credentials::Credentials;

@@ -78,6 +78,22 @@ impl Workload {
         Ok(())
     }
 
+    /// Trusts these roots from now on, and no others. False if they are trusted already, or there is no certificate.
+    ///
+    /// # Errors
+    /// When peers with these roots would refuse the certificate of this process; the ones before remain.
+    pub(crate) fn trust_roots(&self, roots: &[Vec<u8>]) -> Result<bool, IdentityError> {
+        let Some(own) = self.credentials().filter(|own| own.trust.bundle().roots != roots) else {
+            return Ok(false);
+        };
+        let renewed = own.with_roots(roots, self.now())?;
+        // A certificate that was installed meanwhile brought its own roots.
+        if !self.credentials().is_some_and(|current| Arc::ptr_eq(&current, &own)) {
+            return Ok(false);
+        }
+        self.install(renewed).map(|()| true)
+    }
+
     /// Replaces the revocations: peers with such a certificate are refused, and their open connections end.
     pub fn revoke(&self, revocations: Revocations) {
         self.connections.revoke(revocations);

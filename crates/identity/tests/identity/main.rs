@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod authority;
+mod bundle_file;
 mod mesh_connections;
 mod refused;
 mod renewal;

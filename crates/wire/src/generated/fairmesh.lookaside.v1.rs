@@ -62,7 +62,8 @@ pub struct Lease {
     /// Its relative capacity, in thousandths of an ordinary instance.
     #[prost(uint32, tag = "5")]
     pub power: u32,
-    /// It accepts mutual TLS only.
+    /// It speaks mutual TLS, and accepts nothing else unless the policy of its service is permissive: callers with an identity use it
+    /// in either case, those without call in plaintext where that is permitted, and are refused elsewhere.
     #[prost(bool, tag = "6")]
     pub mtls: bool,
 }

@@ -1,0 +1,61 @@
+//! Roots that are put into the folder of an identity.
+
+use std::{fs, sync::Arc, time::Duration};
+
+use fairmesh_identity::{Workload, follow_bundle};
+use fairmesh_test_support::eventually;
+use fairmesh_wire::transport::Transport;
+
+use super::support::{Ca, connect, now};
+
+fn roots(workload: &Workload) -> usize {
+    workload.credentials().unwrap().trust().bundle().roots.len()
+}
+
+/// As if this time had passed.
+async fn pass(time: Duration) {
+    tokio::time::pause();
+    tokio::time::advance(time).await;
+    tokio::time::resume();
+}
+
+#[tokio::test]
+async fn roots_on_disk_are_trusted_when_they_change_unless_they_would_cut_the_process_off() {
+    let (ca, next) = (Ca::default(), Ca::default());
+    let folder = tempfile::tempdir().unwrap();
+    let own = ca.credentials("fairmesh/agent/web-1", now());
+    own.save(folder.path()).unwrap();
+    let workload = Arc::<Workload>::default();
+    workload.install(own).unwrap();
+    let path = folder.path().join("bundle.pem");
+    let (followed, of) = (Arc::clone(&workload), folder.path().to_owned());
+    let _following = tokio::spawn(async move { follow_bundle(&followed, &of).await });
+    tokio::task::yield_now().await;
+    let both = fs::read_to_string(&path).unwrap()
+        + &fs::read_to_string(next.folder.path().join("ca/bundle.pem")).unwrap();
+    let (transport, control) = (Transport::tls(workload.clone()), next.transport("fairmesh/control/one"));
+    assert!(connect(&transport, &control).await.0.is_err(), "its root is not known yet");
+
+    fs::write(&path, &both).unwrap();
+    pass(Duration::from_secs(6)).await;
+    eventually("both roots are trusted", || roots(&workload) == 2).await;
+    let (dialled, _) = connect(&transport, &control).await;
+    assert!(dialled.is_ok(), "{dialled:?}");
+
+    // Without an own root, with none, and gone: each is a mistake.
+    for wrong in
+        [&fs::read_to_string(next.folder.path().join("ca/bundle.pem")).unwrap(), "", "no certificate"]
+    {
+        fs::write(&path, wrong).unwrap();
+        pass(Duration::from_secs(6)).await;
+        tokio::task::yield_now().await;
+        assert_eq!(roots(&workload), 2, "{wrong}");
+    }
+    fs::remove_file(&path).unwrap();
+    pass(Duration::from_secs(6)).await;
+    tokio::task::yield_now().await;
+    assert_eq!(roots(&workload), 2);
+    fs::copy(ca.folder.path().join("ca/bundle.pem"), &path).unwrap();
+    pass(Duration::from_secs(6)).await;
+    eventually("the other root is trusted no more", || roots(&workload) == 1).await;
+}
