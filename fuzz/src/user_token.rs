@@ -32,7 +32,7 @@ pub fn run(data: &[u8]) {
     if let Ok(token) = str::from_utf8(data) {
         assert!(
             fuzzing::user_of_token(config(), (token, JWKS.as_bytes()), NOW).is_none(),
-            "nobody signed it"
+            "no key signed it"
         );
     }
     if let Some(user) = fuzzing::user_of_claims(config(), data, NOW) {

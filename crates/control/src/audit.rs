@@ -15,10 +15,15 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
 use fairmesh_rib::{Commit, Node};
-use tokio::{sync::mpsc, task::spawn_blocking};
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::spawn_blocking,
+    time::timeout,
+};
 
 use changes::CommittedChanges;
 pub use entry::{AuditChange, AuditEntry, AuditValue, BrokenChain, ChainReader};
@@ -26,6 +31,8 @@ use file::AuditFile;
 
 /// Entries that wait for the disk. Writers wait for room, so that a slow disk loses none.
 const QUEUE: usize = 1024;
+/// How long a reader waits for entries of writes before it.
+const READ_WAIT: Duration = Duration::from_secs(2);
 /// The most bytes of entries in one response.
 const MAX_PAGE: usize = 2 << 20;
 
@@ -38,10 +45,18 @@ pub(crate) struct AuditLog {
 #[derive(Debug)]
 struct Shared {
     folder: PathBuf,
-    queue: mpsc::Sender<Draft>,
+    queue: mpsc::Sender<Queued>,
     changes: CommittedChanges,
     /// Entries that could not be written.
     lost: Arc<AtomicU64>,
+}
+
+/// What waits for the disk.
+#[derive(Debug)]
+enum Queued {
+    Draft(Draft),
+    /// A reader, which is told by the end of this that all before is written.
+    Reader(oneshot::Sender<()>),
 }
 
 /// An entry that has no number yet.
@@ -57,10 +72,10 @@ impl AuditLog {
     /// Continues the log in a folder. A log that cannot be read is an error in the process's own log, and no reason not to
     /// start.
     pub(crate) fn open(folder: &Path) -> Self {
-        let (queue, drafts) = mpsc::channel(QUEUE);
+        let (queue, queued) = mpsc::channel(QUEUE);
         let lost = Arc::<AtomicU64>::default();
         let (path, counted) = (folder.to_owned(), Arc::clone(&lost));
-        spawn_blocking(move || write_all(&path, drafts, &counted));
+        spawn_blocking(move || write_all(&path, queued, &counted));
         let shared = Shared { folder: folder.to_owned(), queue, changes: CommittedChanges::default(), lost };
         Self { shared: Arc::new(shared) }
     }
@@ -78,7 +93,7 @@ impl AuditLog {
         }
         let who = author.map_or_else(|| "control plane".to_owned(), |author| author.to_string());
         let draft = Draft { at_ms: crate::admin::now_ms(), who, revision, changes };
-        if self.shared.queue.send(draft).await.is_err() {
+        if self.shared.queue.send(Queued::Draft(draft)).await.is_err() {
             self.shared.lost.fetch_add(1, Relaxed);
         }
     }
@@ -88,17 +103,31 @@ impl AuditLog {
         self.shared.lost.load(Relaxed)
     }
 
-    /// Lines after the entry with this number, oldest first, and whether none follows.
+    /// Lines after the entry with this number, oldest first, and whether none follows: all writes that were acknowledged
+    /// before, unless the disk is too slow.
     pub(crate) async fn read(&self, after: u64) -> std::io::Result<(Vec<String>, bool)> {
+        let (told, written) = oneshot::channel();
+        let flushed = async {
+            if self.shared.queue.send(Queued::Reader(told)).await.is_ok() {
+                // The other end is dropped, and sends nothing.
+                let _ = written.await;
+            }
+        };
+        let _ = timeout(READ_WAIT, flushed).await;
         let folder = self.shared.folder.clone();
         spawn_blocking(move || file::read(&folder, after, MAX_PAGE)).await.map_err(std::io::Error::other)?
     }
 }
 
 /// Writes entries until the log is dropped.
-fn write_all(folder: &Path, mut drafts: mpsc::Receiver<Draft>, lost: &AtomicU64) {
+fn write_all(folder: &Path, mut queue: mpsc::Receiver<Queued>, lost: &AtomicU64) {
     let mut file = AuditFile::open(folder);
-    while let Some(draft) = drafts.blocking_recv() {
+    while let Some(queued) = queue.blocking_recv() {
+        let draft = match queued {
+            Queued::Draft(draft) => draft,
+            Queued::Reader(_) => continue,
+        };
+        let mut reader = None;
         if let Err(error) = &file {
             tracing::error!(%error, folder = %folder.display(), "the log of writes cannot be opened; retrying");
             file = AuditFile::open(folder);
@@ -107,9 +136,13 @@ fn write_all(folder: &Path, mut drafts: mpsc::Receiver<Draft>, lost: &AtomicU64)
             Ok(file) => {
                 let mut written = file.append(draft);
                 while written.is_ok()
-                    && let Ok(draft) = drafts.try_recv()
+                    && reader.is_none()
+                    && let Ok(queued) = queue.try_recv()
                 {
-                    written = file.append(draft);
+                    match queued {
+                        Queued::Draft(draft) => written = file.append(draft),
+                        Queued::Reader(waiting) => reader = Some(waiting),
+                    }
                 }
                 written.and_then(|()| file.sync())
             }
@@ -121,5 +154,6 @@ fn write_all(folder: &Path, mut drafts: mpsc::Receiver<Draft>, lost: &AtomicU64)
             // A line may be there in part, which opening removes.
             file = AuditFile::open(folder);
         }
+        drop(reader);
     }
 }

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_come_from_a_file_or_over_a_connection_that_nobody_can_alter() {
+    fn keys_come_from_a_file_or_over_a_connection_that_others_cannot_alter() {
         for (text, shown) in [
             ("/etc/fairmesh/jwks.json", "/etc/fairmesh/jwks.json"),
             ("https://idp.example/keys?key=7", "https://idp.example:443/keys"),

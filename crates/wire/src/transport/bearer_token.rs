@@ -8,7 +8,7 @@ use super::Address;
 /// The scheme of the header `authorization`, in which tokens come (RFC 6750, 2.1). Its case does not count.
 const SCHEME: &str = "Bearer";
 
-/// The token of a user, such as an id token of OpenID Connect: whoever has it can act as the user. So it is shown to control
+/// The token of a user, such as an id token of OpenID Connect: its holder can act as the user. So it is shown to control
 /// planes only, over connections that others cannot read, and `Debug` shows nothing of it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct BearerToken(Arc<str>);
