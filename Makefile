@@ -24,11 +24,12 @@ test: ## Run every test, or those of ARGS= (make test ARGS=--help), and print ho
 	@scripts/setup.sh promtool || true
 	@scripts/test.sh $(ARGS)
 
-soak: ## Cause outages, replace all there is under full load, stream, for 10 minutes each or SOAK_MINUTES=, attack every listener, and check what everybody saw
+soak: ## Cause outages, replace all there is under full load, stream, send by the kernel, for 10 minutes each or SOAK_MINUTES=, attack every listener, and check what everybody saw
 	@scripts/setup.sh build etcd hosts
 	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test outages -- --nocapture no_outage
 	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test faults -- --nocapture no_request_fails_under_full_load
 	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test faults -- --nocapture streams_polls_and_transfers
+	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test faults -- --nocapture kernel::soak
 	SOAK_MINUTES=1 cargo test --release --workspace --test faults -- --nocapture --include-ignored limits::
 	cargo test --release --workspace --test packages -- --nocapture
 

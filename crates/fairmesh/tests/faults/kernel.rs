@@ -5,6 +5,7 @@ mod ejected;
 mod local;
 mod requests;
 mod routes;
+mod soak;
 mod upgrade;
 
 use std::{path::PathBuf, process::id, time::Duration};
@@ -62,8 +63,12 @@ impl Attached {
 
     /// Runs a program in the cgroup.
     async fn run(&self, program: &[&str]) -> Run {
+        self.run_for(program, PATIENCE).await
+    }
+
+    async fn run_for(&self, program: &[&str], at_most: Duration) -> Run {
         let run_in = ["kernel", "run", "--cgroup", &self.cgroup, "--"];
-        run(fairmesh(&[&run_in, program].concat()), "", PATIENCE).await
+        run(fairmesh(&[&run_in, program].concat()), "", at_most).await
     }
 
     /// Runs curl in the cgroup, with a host of the mesh at a virtual address.

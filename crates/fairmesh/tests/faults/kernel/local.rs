@@ -57,7 +57,7 @@ while True:
 "#;
 
 /// Calls with chunked responses too, and says what is wrong.
-const CALLS: &str = r#"
+pub(super) const CALLS: &str = r#"
 def read_response():
     status, headers = file.readline().split()[1], {}
     while True:
@@ -90,7 +90,7 @@ def ask(path, sent=b""):
 "#;
 
 /// Callers that disconnect before, in and after the response, some of which never read.
-const ABORTS: &str = r#"
+pub(super) const ABORTS: &str = r#"
 import random, struct, threading
 
 def abort(seed):
@@ -116,21 +116,27 @@ for thread in threads:
 "#;
 
 /// A server in a cgroup of its own, which is ended with the value.
-struct LocalServer {
+pub(super) struct LocalServer {
     process: Child,
-    _registered: fairmesh_server::Server,
-    cgroup: String,
+    _registered: fairmesh_server::MeshServer,
+    pub(super) cgroup: String,
     port: u16,
 }
 
 impl LocalServer {
-    async fn start(world: &World, attached: &Attached, family: &str) -> Self {
+    pub(super) async fn start(world: &World, attached: &Attached, family: &str) -> Self {
         let (listener, registered) = RawServer::start(world, "shop/raw", "raw-1").await.into_parts();
         let port = listener.local_addr().unwrap().port();
         drop(listener);
         let cgroup = format!("{}-servers", attached.cgroup);
         let process = Self::process(&cgroup, family, port).await;
         Self { process, _registered: registered, cgroup, port }
+    }
+
+    /// Kills its process, and starts another one at the same address.
+    pub(super) async fn restart(&mut self) {
+        self.process.kill().await.unwrap();
+        self.process = Self::process(&self.cgroup, "4", self.port).await;
     }
 
     async fn process(cgroup: &str, family: &str, port: u16) -> Child {
@@ -164,32 +170,37 @@ async fn responses_of_the_kernel(family: &str) {
     let proxy = attached.proxy_with(&world, WITHOUT_LOG).await;
     attached.attach_with(&["--servers", &server.cgroup]).await;
 
-    let said = call(&attached, "for at in range(60):\n    ask(b'plain-%d' % (at * 100), b'b' * at)").await;
-    assert_eq!(said, "");
-    let direct = attached.counter("answered-directly").await;
+    let script = "for at in range(60):\n    ask(b'plain-%d' % (at * 100), b'b' * at)";
+    let direct = directly(&attached, script).await;
     assert!(direct >= 55, "{direct} of 60, without those before the service was published");
+    mixed_responses(&attached).await;
+    proxy_counts(&proxy, 60 + 6 * 20 + 3 + 4, 1).await;
 
+    let script = "import time\nfor at in range(12):\n    ask(b'plain-1')\n    time.sleep(0.3)";
+    let direct = directly(&attached, script).await;
+    assert!(direct > 8, "{direct}: a connection is not idle while the kernel sends its requests");
+}
+
+/// How many responses the kernel sends to this script, all of whose responses are the right ones.
+async fn directly(attached: &Attached, script: &str) -> u64 {
+    let before = attached.counter("answered-directly").await;
+    assert_eq!(call(attached, script).await, "");
+    attached.counter("answered-directly").await - before
+}
+
+async fn mixed_responses(attached: &Attached) {
     // Each response that the proxy has to read lies between some that it does not.
-    let said = call(
-        &attached,
+    let direct = directly(
+        attached,
         "for at in range(20):\n    for path in b'plain-7 split-9 chunked-5 plain-60000 plain-70000 load-3'.split():\n        ask(path)\n\
          ask(b'slow-5')\nask(b'plain-1')\nask(b'fail')\nask(b'plain-2')\n\
          for path in (b'plain-3', b'slow-4', b'plain-5', b'plain-6'):\n    send(path)\n\
          for path in (b'plain-3', b'slow-4', b'plain-5', b'plain-6'):\n    check(path)\n",
     )
     .await;
-    assert_eq!(said, "");
-    let direct = attached.counter("answered-directly").await - direct;
     // Not always that after a chunked one: the proxy has to count first what it sends.
     assert!(direct >= 2 * 20 - 5, "{direct}: two of each six, and mostly three");
     assert!(attached.counter("response-left").await >= 3 * 20 - 5);
-    proxy_counts(&proxy, 60 + 6 * 20 + 3 + 4, 1).await;
-
-    let before = attached.counter("answered-directly").await;
-    let said =
-        call(&attached, "import time\nfor at in range(12):\n    ask(b'plain-1')\n    time.sleep(0.3)").await;
-    assert_eq!(said, "", "a connection is not idle while the kernel sends its requests");
-    assert!(attached.counter("answered-directly").await - before > 8);
 }
 
 /// The proxy counts all calls, whichever way their responses took.
