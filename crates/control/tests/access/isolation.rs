@@ -237,7 +237,7 @@ async fn read_nothing(connection: &Connection) {
             assert_eq!(words, connection.rib().read(read(&absent)).await.unwrap_err().message());
         }
     }
-    for prefix in ["/g/", "/g/identity/", "/g/roles/", "/g/drains/", "/g/identity/agents/web-1"] {
+    for prefix in ["/g/", "/g/identity/", "/g/roles/", "/g/identity/agents/web-1"] {
         let read = v1::ReadRequest { prefixes: vec![prefix.into()], at_least: None };
         assert!(connection.rib().read(read).await.is_err(), "{prefix}");
     }
