@@ -54,7 +54,7 @@ INLINE int redirect(struct bpf_sock_addr *context, u32 *ip)
 	if (!caller)
 		return 0;
 	caller->cookie = socket_cookie(context);
-	caller->passed = 0;
+	caller->passed = caller->pipelines = 0;
 	caller->ip = *ip;
 	caller->port = port;
 	*ip = proxy.ip;

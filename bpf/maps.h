@@ -51,7 +51,7 @@ struct caller {
 	u64 passed; /* bytes left to the proxy */
 	u32 ip, port;
 	u32 slot; /* of the last request that the kernel sent */
-	u32 unused;
+	u32 pipelines; /* a request was sent before the response to an earlier one had been read */
 	struct host host;
 	struct http http; /* its last request */
 };

@@ -34,19 +34,25 @@ struct tcp_sock {
 };
 #pragma clang attribute pop
 
+enum receive_state { READ_ALL, NOT_ALL_CAME, UNREAD };
+
 /* Whether so many bytes have come to a socket, which lies in a map, over its connection, and its program has read all that came. */
-INLINE int has_read_all(struct bpf_sock *sk, u64 bytes)
+OWN_FRAME enum receive_state receive_state(struct bpf_sock *sk, u64 bytes)
 {
 	struct tcp_sock *tcp = to_tcp_sock(sk);
 
-	if (!tcp || tcp->bytes_received != bytes || tcp->rcv_nxt != tcp->copied_seq)
-		return 0;
+	if (!tcp)
+		return NOT_ALL_CAME;
+	if (tcp->rcv_nxt != tcp->copied_seq)
+		return UNREAD;
 	/* The low bits say what it points to. */
 	u64 data = (u64)tcp->inet_conn.icsk_inet.sk.sk_user_data;
 	if (!(data & USER_DATA_PSOCK))
-		return 0;
+		return NOT_ALL_CAME;
 	struct list_head *queue = &((struct sk_psock *)(data & ~7ULL))->ingress_msg, *first = 0;
-	return !probe_read_kernel(&first, sizeof(first), &queue->next) && first == queue;
+	if (probe_read_kernel(&first, sizeof(first), &queue->next) || first != queue)
+		return UNREAD;
+	return tcp->bytes_received == bytes ? READ_ALL : NOT_ALL_CAME;
 }
 
 #endif

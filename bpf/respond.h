@@ -65,17 +65,17 @@ INLINE int record_call(struct http *http, struct slot *slot, u32 size)
 	return !ring_output(&completed, slot, __builtin_offsetof(struct slot, request) + head_bytes, F_NO_WAKEUP);
 }
 
-/* The call is no longer in flight. */
-INLINE void end_call(struct slot *slot, u64 cookie)
+/* The call is no longer in flight, with -1, or is again, with 1. */
+INLINE void count_call(struct slot *slot, u64 cookie, s64 in_flight)
 {
 	u32 endpoint = slot->endpoint, block_key = endpoint / BLOCK_ENDPOINTS;
 	struct hot_block *block = map_lookup(&blocks, &block_key);
 	u64 *requests = map_lookup(&sent, &cookie);
 
 	if (block)
-		__sync_fetch_and_add(&block->hot[endpoint % BLOCK_ENDPOINTS].counts, -1);
+		__sync_fetch_and_add(&block->hot[endpoint % BLOCK_ENDPOINTS].counts, in_flight);
 	if (requests)
-		__sync_fetch_and_add(requests, -1);
+		__sync_fetch_and_add(requests, in_flight);
 }
 
 SEC("sk_msg") int respond(struct sk_msg_md *message)
@@ -106,17 +106,21 @@ SEC("sk_msg") int respond(struct sk_msg_md *message)
 	begin_response(http);
 	parser->available = copy_message(http, message);
 	loop(REQUEST_BYTES, parse_step, &parsed, 0);
-	if (!is_plain_response(parser, message->size))
+	/* In one piece: the kernel may run out of memory between two, and would have moved the first. */
+	if (!is_plain_response(parser, message->size) ||
+	    ((u64)message->data_end - (u64)message->data < message->size && msg_pull_data(message, 0, message->size, 0)))
 		return leave_response(server, slot);
 	/* From here on the proxy does not take the request. */
 	u32 length = __sync_lock_test_and_set(&slot->length, 0);
 	if (!length)
 		return leave_response(server, slot);
+	/* Before the record: the proxy wakes what waits for the end of the call when it reads that. */
+	count_call(slot, cookie, -1);
 	if (!record_call(http, slot, message->size)) {
+		count_call(slot, cookie, 1);
 		__sync_lock_test_and_set(&slot->length, length);
 		return leave_response(server, slot);
 	}
-	end_call(slot, cookie);
 	if (msg_redirect_hash(message, &caller_sockets, &cookie, F_INGRESS) != SK_PASS) {
 		/* The caller is gone; the proxy closes a connection with a response that it did not expect. */
 		slot->owner = SLOT_ABSENT;

@@ -98,14 +98,20 @@ INLINE int holds_slot(struct caller *caller)
 	if (!slot || slot->owner != caller->cookie)
 		return 0;
 	slot->is_direct = 0;
+	caller->pipelines = 1;
 	return 1;
 }
 
 /* Whether the response may go to the caller past the proxy: all that the proxy has to send has been received, and all that was received
- * has been read. Data in the two receive queues at once would be read in any order, and readers that wait for events would miss some. */
+ * has been read. With data in the two receive queues at once, a reader that waits for events would miss some. A program that sends before
+ * it has read once will do so again. */
 INLINE int may_be_direct(struct caller *caller, struct sk_msg_md *message, struct served *done, u64 requests)
 {
-	return done->requests == requests && has_read_all(message->sk, done->received);
+	if (caller->pipelines)
+		return 0;
+	enum receive_state state = receive_state(message->sk, done->received);
+	caller->pipelines = state == UNREAD;
+	return state == READ_ALL && done->requests == requests;
 }
 
 /* Picks the endpoint of a request; returns 0, or why that is left to the proxy. */

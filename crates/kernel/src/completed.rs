@@ -12,6 +12,9 @@ use fairmesh_balancer::BLOCK_ENDPOINTS;
 
 use crate::{KernelError, layout::CompletedValue};
 
+/// Calls that are taken at once at most.
+const BATCH: usize = 1024;
+
 /// A call that the kernel sent, and whose response it sent to the caller.
 #[derive(Clone, Copy, Debug)]
 pub struct CompletedCall<'a> {
@@ -47,13 +50,16 @@ impl CompletedCalls {
         Ok(Self(Mutex::new(ring)))
     }
 
+    /// At most so many that other tasks get their turn.
     pub(crate) fn take(&self, mut take: impl FnMut(CompletedCall<'_>)) -> usize {
         let mut ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut taken = 0;
-        while let Some(record) = ring.next() {
+        while taken < BATCH
+            && let Some(record) = ring.next()
+        {
+            taken += 1;
             if let Some(call) = CompletedCall::read(&record) {
                 take(call);
-                taken += 1;
             }
         }
         taken

@@ -63,12 +63,19 @@ impl KernelSender {
             map("pooled_sockets")?,
             map("local_slots")?,
         )?;
+        let mut served: HashMap<_, u64, ServedValue> = map("served")?.try_into().map_err(refused)?;
+        let mut sent: HashMap<_, u64, u64> = map("sent")?.try_into().map_err(refused)?;
+        let stale: Vec<_> = sent.keys().chain(served.keys()).filter_map(Result::ok).collect();
+        for cookie in stale {
+            // Fails only if it is not there.
+            let _ = (served.remove(&cookie), sent.remove(&cookie));
+        }
         Ok(Some(Self {
             slots: Arc::new(slots),
             policies: Arc::new(policies),
             blocks: Arc::new(BlockTable::open(&map("blocks")?, lock)?),
-            served: Mutex::new(map("served")?.try_into().map_err(refused)?),
-            sent: Mutex::new(map("sent")?.try_into().map_err(refused)?),
+            served: Mutex::new(served),
+            sent: Mutex::new(sent),
             completed: CompletedCalls::open(map("completed")?)?,
         }))
     }

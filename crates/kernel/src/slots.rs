@@ -100,14 +100,19 @@ impl SlotTable {
             endpoint.slots.iter().for_each(|slot| slot.store(0, Relaxed));
             endpoint.wanted.store(0, Relaxed);
         }
-        for slot in slots.iter() {
+        // Programs may still use those that an earlier proxy used to its end.
+        let now = program_clock();
+        let uses = slots.iter().map(|slot| {
             slot.length.store(0, Relaxed);
-            slot.owner.store(SLOT_ABSENT, Release);
-        }
+            match slot.owner.swap(SLOT_ABSENT, AcqRel) {
+                SLOT_ABSENT => Use::Free,
+                _ => Use::FreeSince(now),
+            }
+        });
+        let uses = Mutex::new(uses.collect());
         let sockets =
             sockets.try_into().map_err(|error| KernelError::refused("map pooled_sockets", &error))?;
         let local = local_slots(local)?;
-        let uses = Mutex::new(vec![Use::Free; SLOTS as usize]);
         let has_local = AtomicBool::new(false);
         Ok(Self { slots, endpoints, sockets: Mutex::new(sockets), local: Mutex::new(local), has_local, uses })
     }
@@ -160,6 +165,7 @@ impl EndpointSlots {
         let local = LocalConnection::new(own, server);
         let slot = Slot { endpoint: Arc::clone(self), at, entry, local };
         slot.value().endpoint.store(self.endpoint, Relaxed);
+        slot.value().length.store(0, Relaxed);
         // SAFETY: programs read it of slots that they have claimed, and this one is absent.
         unsafe { *slot.value().connection.get() = local.unwrap_or_default() };
         if let Some(local) = local {

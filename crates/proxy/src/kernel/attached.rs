@@ -27,7 +27,7 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::kernel::{endpoint::PublishedEndpoint, published::Publication};
+use crate::kernel::{completed::IDLE_INTERVAL, endpoint::PublishedEndpoint, published::Publication};
 
 /// How long a request waits for its response before its caller's connection applies timeouts to it.
 const OVERDUE: Duration = Duration::from_millis(100);
@@ -163,6 +163,8 @@ impl Attached {
         self.tasks.wait().await;
         sleep(RELEASE_AFTER).await;
         self.is_released.store(true, Release);
+        // Until the last calls have been recorded.
+        sleep(2 * IDLE_INTERVAL).await;
         for stats in self.sharing().drain(..) {
             stats.upgrade().iter().for_each(|stats| stats.unshare(|block| sender.counts_in(block)));
         }

@@ -159,7 +159,9 @@ impl CallerLink {
     }
 
     fn tell(&mut self, bytes: u64, settled: Option<Settled>) {
-        let Some(sender) = self.attached.sender() else { return };
+        let Some(sender) = self.attached.sender().filter(|_| !self.attached.stopped().is_cancelled()) else {
+            return;
+        };
         sender.set_served(self.cookie, bytes, settled);
         // The other order would miss a stop in between.
         if self.attached.stopped().is_cancelled() {

@@ -3,7 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::BytesMut;
-use fairmesh_calls::forwarding::{CompletedCall, record_completed as record_call, route_backend_name};
+use fairmesh_calls::forwarding::{
+    CompletedCall, RouteBackendIndex, record_completed as record_call, route_backend_name,
+};
 use fairmesh_http::h1::{BorrowedRequest, RequestReader, header_storage};
 use fairmesh_kernel::CompletedCall as KernelCall;
 use http::StatusCode;
@@ -21,7 +23,7 @@ use crate::{
 /// How often the ring is read while there are such calls: 200 wake-ups a second, and endpoints are picked by reports of that age.
 const BUSY_INTERVAL: Duration = Duration::from_millis(5);
 /// And while there are none. The ring has room for what a fast machine sends meanwhile; the rest takes the sidecar.
-const IDLE_INTERVAL: Duration = Duration::from_millis(100);
+pub(super) const IDLE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Records calls until the kernel sends no more for this proxy, and the last ones then.
 pub(super) async fn record_completed(attached: Arc<Attached>, forwarder: Arc<Forwarder>) {
@@ -31,7 +33,7 @@ pub(super) async fn record_completed(attached: Arc<Attached>, forwarder: Arc<For
         // Before the last look.
         let is_over = attached.is_released();
         let taken = sender.take_completed(|call| record(&attached, &forwarder, &hosts, &call));
-        if is_over {
+        if is_over && taken == 0 {
             return;
         }
         sleep(if taken > 0 { BUSY_INTERVAL } else { IDLE_INTERVAL }).await;
@@ -43,12 +45,16 @@ fn record(attached: &Attached, forwarder: &Forwarder, hosts: &HostCache, call: &
         caller.completed.note();
         caller.address
     });
-    let Some(endpoint) = attached.endpoint(call.endpoint) else { return };
     let mut storage = header_storage();
     // The kernel is as strict as this.
     let Some(request) = BorrowedRequest::read_head(call.head, &mut storage, |_| false) else { return };
     let Ok(target) = hosts.get(request.host, || forwarder.services.by_host(request.host)) else { return };
     let Ok(status) = StatusCode::from_u16(call.status) else { return };
+    // Not another one that has got its place since.
+    let endpoint = attached.endpoint(call.endpoint).filter(|endpoint| endpoint.published_at <= call.sent);
+    let Some(endpoint) = endpoint else {
+        return target.metrics.responses.record(RouteBackendIndex::default(), None, status, call.took);
+    };
     let completed = CompletedCall {
         seed: call.seed,
         took: call.took,

@@ -1,15 +1,18 @@
 //! Endpoints that the kernel sends requests to.
 
-use std::sync::{
-    Arc,
-    atomic::{
-        AtomicBool, AtomicUsize,
-        Ordering::{AcqRel, Acquire, Release},
+use std::{
+    sync::{
+        Arc,
+        atomic::{
+            AtomicBool, AtomicUsize,
+            Ordering::{AcqRel, Acquire, Release},
+        },
     },
+    time::Duration,
 };
 
 use fairmesh_calls::forwarding::ExportedEndpoint;
-use fairmesh_kernel::EndpointSlots;
+use fairmesh_kernel::{EndpointSlots, program_clock};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -28,6 +31,8 @@ pub(super) struct ServiceConnections {
 pub(super) struct PublishedEndpoint {
     pub(super) endpoint: ExportedEndpoint,
     pub(super) slots: Arc<EndpointSlots>,
+    /// By the clock of the programs.
+    pub(super) published_at: Duration,
     connections: Arc<ServiceConnections>,
     /// Whether a connection is being opened.
     is_opening: AtomicBool,
@@ -54,6 +59,7 @@ impl PublishedEndpoint {
         Self {
             endpoint,
             slots: Arc::new(slots),
+            published_at: program_clock(),
             connections: Arc::clone(connections),
             is_opening: AtomicBool::new(false),
             withdrawn: connections.withdrawn.child_token(),

@@ -68,11 +68,7 @@ impl RedirectedConnections {
 
     /// Has the kernel send no further requests, since the proxy stops, and lets its successor have the maps.
     pub(crate) fn stop(&self) {
-        let stopped = self.attached();
         self.set(None);
-        if let Some(attached) = stopped {
-            tokio::spawn(attached.release());
-        }
     }
 
     fn attached(&self) -> Option<Arc<Attached>> {
@@ -83,6 +79,7 @@ impl RedirectedConnections {
         let mut current = self.attached.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(before) = current.take() {
             before.stop();
+            tokio::spawn(before.release());
         }
         *current = attached.map(Arc::new);
     }
