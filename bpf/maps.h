@@ -106,7 +106,7 @@ struct {
 	MAP_TYPE(value, u32);
 } local_slots SEC(".maps");
 
-/* Calls whose responses the kernel has sent to the caller, for the proxy to learn from: slots up to the end of the request. */
+/* Calls whose responses the kernel has sent to the caller, for the proxy to learn from: slots up to the end of the head of the request. */
 struct {
 	MAP_UINT(type, MAP_RINGBUF);
 	MAP_UINT(max_entries, RING_BYTES);

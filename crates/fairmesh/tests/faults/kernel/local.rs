@@ -56,27 +56,8 @@ while True:
     threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
 "#;
 
-/// Calls with chunked responses too, and says what is wrong.
+/// Says which response is not the one that belongs to its request.
 pub(super) const CALLS: &str = r#"
-def read_response():
-    status, headers = file.readline().split()[1], {}
-    while True:
-        name, _, value = file.readline().partition(b":")
-        if not value:
-            break
-        headers[name.lower()] = value.strip()
-    body = b""
-    if headers.get(b"transfer-encoding") == b"chunked":
-        while True:
-            size = int(file.readline(), 16)
-            body += file.read(size)
-            file.readline()
-            if not size:
-                break
-    else:
-        body = file.read(int(headers[b"content-length"]))
-    return status, body
-
 def check(path, sent=b""):
     status, body = read_response()
     kind, _, size = path.partition(b"-")

@@ -31,15 +31,28 @@ def send(path, body=b""):
         head += b"content-length: %d\r\n" % len(body)
     connection.sendall(head + b"\r\n" + body)
 
-def receive():
-    status, length = file.readline(), 0
+def read_response():
+    status, headers = file.readline().split()[1], {}
     while True:
         name, _, value = file.readline().partition(b":")
         if not value:
             break
-        if name.lower() == b"content-length":
-            length = int(value)
-    print(status.split()[1].decode(), file.read(length).decode(), flush=True)
+        headers[name.lower()] = value.strip()
+    body = b""
+    if headers.get(b"transfer-encoding") == b"chunked":
+        while True:
+            size = int(file.readline(), 16)
+            body += file.read(size)
+            file.readline()
+            if not size:
+                break
+    else:
+        body = file.read(int(headers[b"content-length"]))
+    return status, body
+
+def receive():
+    status, body = read_response()
+    print(status.decode(), body.decode(), flush=True)
 
 def call(path, body=b""):
     send(path, body)
