@@ -130,8 +130,9 @@ SEC("sockops") int track(struct bpf_sock_ops *ops)
 		return 1;
 	struct caller_address address = { .ip = ops->local_ip4, .port = ops->local_port };
 	struct destination destination = { .cookie = caller->cookie, .ip = caller->ip, .port = caller->port };
-	u64 cookie = caller->cookie;
+	u64 cookie = caller->cookie, lies_at = (u64)ops->sk;
 
+	map_update(&caller_addresses, &cookie, &lies_at, 0);
 	map_update(&destinations, &address, &destination, 0);
 	sock_hash_update(ops, &caller_sockets, &cookie, 0);
 	return 1;

@@ -3,5 +3,6 @@
 #include "connect.h"
 #include "respond.h"
 #include "send.h"
+#include "short_cut.h"
 
 char LICENSE[] SEC("license") = "GPL";

@@ -139,25 +139,24 @@ struct {
 	MAP_TYPE(value, struct destination);
 } destinations SEC(".maps");
 
-/* By cookie. */
+/* By cookie: where the link of a caller's connection lies. */
 struct {
 	MAP_UINT(type, MAP_HASH);
 	MAP_UINT(max_entries, CALLERS);
 	MAP_UINT(map_flags, F_NO_PREALLOC);
 	MAP_UINT(pinning, PIN_BY_NAME);
 	MAP_TYPE(key, u64);
-	MAP_TYPE(value, struct served);
-} served SEC(".maps");
+	MAP_TYPE(value, u32);
+} link_positions SEC(".maps");
 
-/* By cookie: requests of a connection that the kernel has sent, without those whose responses it has sent too. */
 struct {
-	MAP_UINT(type, MAP_HASH);
+	MAP_UINT(type, MAP_ARRAY);
 	MAP_UINT(max_entries, CALLERS);
-	MAP_UINT(map_flags, F_NO_PREALLOC);
+	MAP_UINT(map_flags, F_MMAPABLE);
 	MAP_UINT(pinning, PIN_BY_NAME);
-	MAP_TYPE(key, u64);
-	MAP_TYPE(value, u64);
-} sent SEC(".maps");
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, struct link);
+} links SEC(".maps");
 
 /* By host: services that the proxy has published. */
 struct {
@@ -232,6 +231,47 @@ struct {
 	MAP_TYPE(key, u64);
 	MAP_TYPE(value, struct attachment);
 } attachments SEC(".maps");
+
+/* The same by the address of the caller. */
+struct {
+	MAP_UINT(type, MAP_HASH);
+	MAP_UINT(max_entries, CALLERS);
+	MAP_UINT(map_flags, F_NO_PREALLOC);
+	MAP_UINT(pinning, PIN_BY_NAME);
+	MAP_TYPE(key, struct caller_address);
+	MAP_TYPE(value, u32);
+} proxy_links SEC(".maps");
+
+/* By cookie: the proxy's sockets of the connections of callers, whose sends the program `short_cut` decides on. */
+struct {
+	MAP_UINT(type, MAP_SOCKHASH);
+	MAP_UINT(max_entries, CALLERS);
+	MAP_UINT(pinning, PIN_BY_NAME);
+	MAP_TYPE(key, u64);
+	MAP_TYPE(value, u32);
+} proxy_sockets SEC(".maps");
+
+/* By cookie: where the sockets of callers lie in the kernel's memory. For the programs alone: a sk_msg program may look another socket up,
+ * and has no way to release it. */
+struct {
+	MAP_UINT(type, MAP_LRU_HASH);
+	MAP_UINT(max_entries, CALLERS);
+	MAP_UINT(pinning, PIN_BY_NAME);
+	MAP_TYPE(key, u64);
+	MAP_TYPE(value, u64);
+} caller_addresses SEC(".maps");
+
+/* What the proxy says of a caller's connection; 0 while it serves none. */
+INLINE struct link *find_link(u64 cookie)
+{
+	u32 *position = map_lookup(&link_positions, &cookie);
+
+	if (!position)
+		return 0;
+	u32 key = *position;
+	struct link *link = map_lookup(&links, &key);
+	return link && link->cookie == cookie ? link : 0;
+}
 
 INLINE void count(u32 which)
 {

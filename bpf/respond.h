@@ -70,12 +70,12 @@ INLINE void count_call(struct slot *slot, u64 cookie, s64 in_flight)
 {
 	u32 endpoint = slot->endpoint, block_key = endpoint / BLOCK_ENDPOINTS;
 	struct hot_block *block = map_lookup(&blocks, &block_key);
-	u64 *requests = map_lookup(&sent, &cookie);
+	struct link *link = find_link(cookie);
 
 	if (block)
 		__sync_fetch_and_add(&block->hot[endpoint % BLOCK_ENDPOINTS].counts, in_flight);
-	if (requests)
-		__sync_fetch_and_add(requests, in_flight);
+	if (link)
+		__sync_fetch_and_add(&link->sent, in_flight);
 }
 
 SEC("sk_msg") int respond(struct sk_msg_md *message)

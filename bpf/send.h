@@ -105,13 +105,15 @@ INLINE int holds_slot(struct caller *caller)
 /* Whether the response may go to the caller past the proxy: all that the proxy has to send has been received, and all that was received
  * has been read. With data in the two receive queues at once, a reader that waits for events would miss some. A program that sends before
  * it has read once will do so again. */
-INLINE int may_be_direct(struct caller *caller, struct sk_msg_md *message, struct served *done, u64 requests)
+INLINE int may_be_direct(struct caller *caller, struct sk_msg_md *message, struct link *link)
 {
 	if (caller->pipelines)
 		return 0;
-	enum receive_state state = receive_state(message->sk, done->received);
+	/* The proxy writes it after `received`. */
+	u64 answered = __sync_fetch_and_add(&link->requests, 0);
+	enum receive_state state = receive_state(message->sk, link->received - link->diverted);
 	caller->pipelines = state == UNREAD;
-	return state == READ_ALL && done->requests == requests;
+	return state == READ_ALL && answered == link->sent;
 }
 
 /* Picks the endpoint of a request; returns 0, or why that is left to the proxy. */
@@ -191,14 +193,13 @@ INLINE int move_request(struct sk_msg_md *message, struct slot *slot, u32 key)
 		struct connection connection = slot->connection;
 		if (msg_redirect_hash(message, &server_sockets, &connection, F_INGRESS) == SK_PASS)
 			return SK_PASS;
-		slot->is_direct = 0;
 	}
 	return msg_redirect_hash(message, &pooled_sockets, &key, 0);
 }
 
-/* Sends the request on the connection that was claimed. `requests` counts it before it leaves: the proxy compares that with the
+/* Sends the request on the connection that was claimed. The link counts it before it leaves: the proxy compares that with the
  * requests that it has taken. */
-INLINE int redirect_request(struct caller *caller, struct sk_msg_md *message, struct target *target, u64 *requests)
+INLINE int redirect_request(struct caller *caller, struct sk_msg_md *message, struct target *target, struct link *link)
 {
 	u32 key = caller->slot;
 	struct slot *slot = map_lookup(&slots, &key);
@@ -211,13 +212,13 @@ INLINE int redirect_request(struct caller *caller, struct sk_msg_md *message, st
 		slot->owner = SLOT_IDLE;
 		return leave(caller, message, REDIRECT_FAILED);
 	}
-	__sync_fetch_and_add(requests, 1);
+	__sync_fetch_and_add(&link->sent, 1);
 	if (move_request(message, slot, key) == SK_PASS) {
 		__sync_fetch_and_add(target->round_robin, target->turns);
 		count(SENT_BY_KERNEL);
 		return SK_PASS;
 	}
-	__sync_fetch_and_add(requests, -1);
+	__sync_fetch_and_add(&link->sent, -1);
 	__sync_fetch_and_add(&target->hot->counts, -1);
 	slot->length = 0;
 	slot->owner = SLOT_ABSENT;
@@ -232,9 +233,9 @@ SEC("sk_msg") int send(struct sk_msg_md *message)
 	if (!caller || !caller->cookie)
 		return SK_PASS;
 	u64 cookie = caller->cookie;
-	struct served *done = map_lookup(&served, &cookie);
-	u64 *requests = map_lookup(&sent, &cookie);
-	if (done && requests && (done->bytes != caller->passed || holds_slot(caller)))
+	struct link *link = find_link(cookie);
+	u64 bytes = link ? __sync_fetch_and_add(&link->bytes, 0) : WITHDRAWN;
+	if (bytes != WITHDRAWN && (bytes != caller->passed || holds_slot(caller)))
 		return leave(caller, message, IN_FLIGHT);
 
 	struct parser *parser = &caller->http.parser;
@@ -252,15 +253,15 @@ SEC("sk_msg") int send(struct sk_msg_md *message)
 	struct service *service = find_service(caller);
 	if (!service)
 		return leave(caller, message, SERVICE_UNKNOWN);
-	if (!done || !requests)
+	if (!link || bytes == WITHDRAWN)
 		return leave(caller, message, NOT_REGISTERED);
-	struct target target = { .is_direct = may_be_direct(caller, message, done, *requests) };
+	struct target target = { .is_direct = may_be_direct(caller, message, link) };
 	int why = decide(caller, service, &target);
 	if (!why)
 		why = claim_connection(caller, target.endpoint);
 	if (why)
 		return leave(caller, message, why);
-	return redirect_request(caller, message, &target, requests);
+	return redirect_request(caller, message, &target, link);
 }
 
 #endif

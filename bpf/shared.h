@@ -43,12 +43,15 @@ enum counter {
 	ROUTE_LEFT,       /* a route may match that the kernel cannot judge or carry out */
 	ANSWERED_DIRECTLY, /* responses that went from the server's sendmsg to the caller */
 	RESPONSE_LEFT,     /* responses to the same callers that the proxy read */
+	SHORT_CUT,         /* responses that went from the proxy's sendmsg to the caller */
 	COUNTERS,
 };
 
 /* Owners of a slot that are no cookie. */
 #define SLOT_ABSENT 0ULL
 #define SLOT_IDLE (~0ULL)
+/* Bytes that the proxy has served while the kernel is to send nothing. */
+#define WITHDRAWN (~0ULL)
 
 /* Which connects of a cgroup are redirected: addresses and masks in network byte order, ports in host byte order. */
 struct selection {
@@ -178,9 +181,15 @@ struct connection {
 
 /* How much of a caller's connection the proxy has served: all requests in the first `bytes` of it have responses, or are about to.
  * With these, the proxy has sent `received` bytes in all, all ones while it does not know how many, and has responded to so many
- * requests that the kernel sent. */
-struct served {
-	u64 bytes, received, requests;
+ * requests that the kernel sent. It writes `bytes` last, and `requests` before that. */
+struct link {
+	u64 cookie; /* of the caller; 0 while there is none */
+	u64 bytes;  /* all ones while the kernel is to send nothing */
+	u64 received, requests;
+	u64 sent; /* requests that the kernel has sent, without those whose responses it has sent too */
+	u64 diverted; /* bytes of responses that took the short cut; the others pass TCP */
+	u32 length; /* of the response that the proxy is about to send, if it is whole, as part of `received`; 0 before it knows */
+	u32 unused;
 };
 
 /* The state of a pooled connection. The kernel claims an idle one for a caller; the proxy makes it idle again, or the kernel does that

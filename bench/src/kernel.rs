@@ -56,21 +56,49 @@ impl Scale {
     }
 }
 
+/// CPU of a request that the sidecar sends, with the short cut to callers over that without.
+const SHORT_CUT: (&str, f64) = ("cpu_short_cut", 0.75);
+
 /// Measures.
 pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
     let mut report = Report::new("kernel");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     for place in &PLACES {
         let dir = tempfile::tempdir()?;
         match Attached::new(place.is_local) {
             Ok(attached) => {
-                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-                let measured = Sides::measure(dir.path(), &attached, Scale::new(quick));
+                let measured = Sides::measure(dir.path(), &attached, None, Scale::new(quick));
                 tell(&mut report, place, &runtime.block_on(measured)?);
             }
             Err(why) => report.unmeasured(format!("cpu_vs_sidecar_{}_c16", place.name), why),
         }
     }
+    let dir = tempfile::tempdir()?;
+    match Attached::new(false).and_then(|attached| Ok((attached, Attached::by_tcp()?))) {
+        Ok((attached, by_tcp)) => {
+            let scale = Scale { turns: 0, ..Scale::new(quick) };
+            let measured = Sides::measure(dir.path(), &attached, Some(&by_tcp), scale);
+            tell_short_cut(&mut report, &runtime.block_on(measured)?);
+        }
+        Err(why) => report.unmeasured(SHORT_CUT.0, why),
+    }
     Ok(report)
+}
+
+fn tell_short_cut(report: &mut Report, found: &Found) {
+    for Setting { connections, runs: [_, by_tcp, short], .. } in &found.settings {
+        let ratios: Vec<f64> = short.iter().zip(by_tcp).map(|(ours, theirs)| ours.0 / theirs.0).collect();
+        let name = format!("{}_c{connections}", SHORT_CUT.0);
+        match Median::of(&ratios) {
+            Some(ratio) => {
+                let note = format!(
+                    "{ratio}; to callers, and not to endpoints; both through the kernel form's listener"
+                );
+                report.figure(name, ratio.value, Some(SHORT_CUT.1), note);
+            }
+            None => report.unmeasured(name, "no round was measured"),
+        }
+    }
 }
 
 fn tell(report: &mut Report, place: &Place, found: &Found) {

@@ -1,32 +1,50 @@
 //! A cgroup with the programs of the kernel form attached, which is gone with its value.
 
-use std::{net::Ipv4Addr, path::PathBuf, process};
+use std::{
+    net::{Ipv4Addr, SocketAddrV4},
+    path::PathBuf,
+    process,
+};
 
 use fairmesh_kernel::{Attachments, Counter, Selection, attach, detach, probe, status};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 /// Virtual addresses, which lead nowhere but through the programs.
-const VIRTUAL: (Ipv4Addr, u8) = (Ipv4Addr::new(127, 96, 0, 0), 16);
+const VIRTUAL: Ipv4Addr = Ipv4Addr::new(127, 96, 0, 1);
+/// And those whose responses take no short cut, of programs beside them.
+const VIRTUAL_BY_TCP: Ipv4Addr = Ipv4Addr::new(127, 97, 0, 1);
 
 pub(super) struct Attached {
     /// A BPF file system of its own: what else is attached on this machine stays as it is.
     folder: tempfile::TempDir,
     pub(super) cgroup: String,
+    /// The address at which its callers call.
+    pub(super) address: SocketAddrV4,
 }
 
 impl Attached {
     /// Attaches them, to servers too or not, unless the system refuses, which says why.
     pub(super) fn new(to_servers: bool) -> Result<Self, String> {
+        Self::at(VIRTUAL, to_servers, true)
+    }
+
+    /// The same without the short cut, beside it, for the same cgroup.
+    pub(super) fn by_tcp() -> Result<Self, String> {
+        Self::at(VIRTUAL_BY_TCP, false, false)
+    }
+
+    fn at(virtual_ip: Ipv4Addr, to_servers: bool, short_cut: bool) -> Result<Self, String> {
         let folder = tempfile::tempdir().map_err(|e| e.to_string())?;
         mount("bpf", folder.path(), "bpf", MountFlags::empty(), None)
             .map_err(|e| format!("a BPF file system cannot be mounted: {e}"))?;
-        let attached = Self { folder, cgroup: format!("/fairmesh-bench-{}", process::id()) };
+        let cgroup = format!("/fairmesh-bench-{}", process::id());
+        let attached = Self { folder, cgroup, address: SocketAddrV4::new(virtual_ip, 80) };
         if let Some(problem) = probe(&attached.pins()).into_iter().find_map(|check| check.problem) {
             return Err(problem);
         }
-        let selection = Selection { networks: vec![VIRTUAL], ports: vec![80] };
+        let selection = Selection { networks: vec![(virtual_ip, 16)], ports: vec![80] };
         let servers = to_servers.then(|| attached.cgroup.clone()).into_iter().collect();
-        let to = Attachments { callers: attached.cgroup.clone(), selection, servers, owner: None };
+        let to = Attachments { callers: attached.cgroup.clone(), selection, servers, short_cut, owner: None };
         attach(&attached.pins(), &to).map_err(|e| e.to_string())?;
         Ok(attached)
     }

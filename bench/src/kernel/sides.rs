@@ -17,7 +17,6 @@ use crate::{
 /// What the callers of `proxy` name as their host, as `http1.bench`.
 const SERVICE: &str = "bench/http1";
 const REGION: &str = "bench";
-const VIRTUAL: &str = "127.96.0.1:80";
 /// Bytes of bodies, the same there and back.
 const BODY: usize = 1 << 10;
 /// One turn of open-loop load.
@@ -60,7 +59,7 @@ pub(super) struct Found {
 /// The processes.
 pub(super) struct Sides<'a> {
     attached: &'a Attached,
-    proxy: Process,
+    proxies: Vec<Process>,
     _control: ControlPlane,
     /// Callers and endpoints.
     ends: RoleProcess,
@@ -68,10 +67,16 @@ pub(super) struct Sides<'a> {
 
 impl<'a> Sides<'a> {
     /// Starts all, measures, and ends what is in the cgroup, also when it is interrupted.
-    pub(super) async fn measure(dir: &Path, attached: &'a Attached, scale: Scale) -> Result<Found, String> {
+    /// `by_tcp` stands for the sidecar where it is given.
+    pub(super) async fn measure(
+        dir: &Path,
+        attached: &'a Attached,
+        by_tcp: Option<&Attached>,
+        scale: Scale,
+    ) -> Result<Found, String> {
         let args = ["load-pair", "--protocol", "http1", "--cgroup", &attached.cgroup];
         let (ends, endpoints) = RoleProcess::start(dir, &args).await?;
-        let (proxy, control, sidecar) = match start_mesh(dir, attached, &endpoints).await {
+        let (proxies, control, sidecar) = match start_mesh(dir, attached, by_tcp, &endpoints).await {
             Ok(mesh) => mesh,
             Err(why) => {
                 ends.end().await;
@@ -79,8 +84,8 @@ impl<'a> Sides<'a> {
             }
         };
         let direct = endpoints.split(',').next().unwrap_or_default();
-        let to = format!("{direct},{sidecar},{VIRTUAL}");
-        let mut sides = Self { attached, proxy, _control: control, ends };
+        let to = format!("{direct},{sidecar},{}", attached.address);
+        let mut sides = Self { attached, proxies, _control: control, ends };
         let found = tokio::select! {
             found = sides.measure_all(&to, scale) => found,
             _ = ctrl_c() => Err("interrupted".to_owned()),
@@ -113,15 +118,19 @@ impl<'a> Sides<'a> {
         Ok(Found { settings, rate, turns })
     }
 
+    fn cpu_ns(&self) -> u64 {
+        self.proxies.iter().map(Process::cpu_ns).sum()
+    }
+
     async fn closed_rounds(&mut self, connections: usize, scale: Scale) -> Result<Setting, String> {
         let mut runs = [const { Vec::new() }; 3];
         let (mut sent, mut answered, mut calls) = (0, 0, 0);
         for round in 0..=scale.rounds {
             for side in order(round, Side::ALL.len()) {
-                let before = (self.proxy.cpu_ns(), self.attached.sent()?, self.attached.answered()?);
+                let before = (self.cpu_ns(), self.attached.sent()?, self.attached.answered()?);
                 let call = format!("closed {side} {} {connections}", scale.slice.as_millis());
                 let run: Run = self.ends.run(call, scale.slice).await?;
-                let cpu = self.proxy.cpu_ns().saturating_sub(before.0) + run.cpu_ns;
+                let cpu = self.cpu_ns().saturating_sub(before.0) + run.cpu_ns;
                 // The first round warms up.
                 if round == 0 || run.calls == 0 {
                     continue;
@@ -153,21 +162,25 @@ impl<'a> Sides<'a> {
     }
 }
 
-/// Starts control plane and proxy before these endpoints; returns the address of the sidecar too.
+/// Starts control plane and proxies before these endpoints; returns the address of the sidecar too.
 async fn start_mesh(
     dir: &Path,
     attached: &Attached,
+    by_tcp: Option<&Attached>,
     endpoints: &str,
-) -> Result<(Process, ControlPlane, SocketAddr), String> {
+) -> Result<(Vec<Process>, ControlPlane, SocketAddr), String> {
     let control = ControlPlane::start(dir).await?;
-    // Without a timeout, whose deadline the sidecar would have to send.
     let service = json!({ "kind": "Service", "name": SERVICE, "protocol": "http1" });
-    let policy = json!({
+    let mut policy = json!({
         "kind": "Policy",
         "service": SERVICE,
         "routes": [{ "name": "all", "match": { "path": { "prefix": "/" } } }],
         "balancing": { "policy": "leastRequest" },
     });
+    if by_tcp.is_some() {
+        // The sidecar has to send the deadline: it sends all requests. The kernel sends those of the other measurements.
+        policy["timeout"] = "30s".into();
+    }
     let mut ops = [mesh_processes::ops(&service)?, mesh_processes::ops(&policy)?].concat();
     for (instance, address) in ["a", "b"].into_iter().zip(endpoints.split(',')) {
         let address = address.parse().map_err(|e| format!("{address}: {e}"))?;
@@ -175,17 +188,30 @@ async fn start_mesh(
     }
     let written = control.connection.rib().write(v1::WriteRequest { ops }).await;
     written.map_err(|status| format!("a write failed: {}", status.message()))?;
+    let (proxy, sidecar) = start_proxy(dir, "proxy", attached, &control).await?;
+    let Some(by_tcp) = by_tcp else { return Ok((vec![proxy], control, sidecar)) };
+    let (other, _) = start_proxy(dir, "proxy-by-tcp", by_tcp, &control).await?;
+    Ok((vec![proxy, other], control, by_tcp.address.into()))
+}
+
+/// A proxy for these programs; returns the address of its listener without them too.
+async fn start_proxy(
+    dir: &Path,
+    name: &str,
+    attached: &Attached,
+    control: &ControlPlane,
+) -> Result<(Process, SocketAddr), String> {
     let (sidecar, listener, admin) = (port()?, port()?, port()?);
     let args = format!(
-        "proxy --control {} --region {REGION} --client-id bench --admin {admin} --listen {sidecar}={SERVICE} \
+        "proxy --control {} --region {REGION} --client-id {name} --admin {admin} --listen {sidecar}={SERVICE} \
          --listen kernel:{listener}+bpffs={}",
         control.grpc,
         attached.pins().display()
     );
     let program = std::env::current_exe().map_err(|e| e.to_string())?.with_file_name("fairmesh");
     let args: Vec<&str> = args.split(' ').collect();
-    let mut proxy = Process::pinned(dir, "proxy", &program, &args)?;
+    let mut proxy = Process::pinned(dir, name, &program, &args)?;
     let listens = async || TcpStream::connect(sidecar).await.is_ok();
     proxy.ready(listens).await.map_err(|why| format!("the proxy {why}"))?;
-    Ok((proxy, control, sidecar))
+    Ok((proxy, sidecar))
 }

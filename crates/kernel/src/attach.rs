@@ -5,7 +5,7 @@ use std::{
     mem,
     net::Ipv4Addr,
     os::unix::fs::chown,
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use aya::{
@@ -74,6 +74,8 @@ pub struct Attachments {
     pub selection: Selection,
     /// Cgroups of servers, to which the kernel moves requests directly, and back the responses.
     pub servers: Vec<String>,
+    /// Whether responses of the proxy take the short cut to the callers.
+    pub short_cut: bool,
     /// The user as whom the proxy runs without capabilities, and to whom the maps belong; `None` leaves them to whom they belong.
     pub owner: Option<u32>,
 }
@@ -85,7 +87,7 @@ pub struct Attachments {
 pub fn attach(pins: &Path, to: &Attachments) -> Result<(), KernelError> {
     let callers = &to.callers;
     let selection = to.selection.value().ok_or_else(|| wrong(callers, "can have 8 networks and 8 ports"))?;
-    attach_one(pins, callers, CALLERS, |cgroup| attach_callers(pins, cgroup, &selection))?;
+    attach_one(pins, callers, CALLERS, |cgroup| attach_callers(pins, cgroup, &selection, to.short_cut))?;
     for servers in &to.servers {
         attach_one(pins, servers, SERVERS, |cgroup| attach_servers(pins, cgroup))?;
     }
@@ -128,12 +130,20 @@ fn links_of(role: u32) -> &'static [&'static str] {
     }
 }
 
-fn attach_callers(pins: &Path, cgroup: &Cgroup, selection: &SelectionValue) -> Result<Ebpf, KernelError> {
+fn attach_callers(
+    pins: &Path,
+    cgroup: &Cgroup,
+    selection: &SelectionValue,
+    short_cut: bool,
+) -> Result<Ebpf, KernelError> {
     let mut programs = object::open(pins, selection)?;
-    for name in ADDRESS_PROGRAMS.iter().chain(&[TRACK, SEND]) {
+    for name in ADDRESS_PROGRAMS.iter().chain(&[TRACK, SEND, object::SHORT_CUT]) {
         object::load(&mut programs, name)?;
     }
     detach_one(pins, cgroup.id, links_of(CALLERS))?;
+    if short_cut {
+        attach_to_sockets::<u64>(&mut programs, object::SHORT_CUT, "proxy_sockets")?;
+    }
     attach_to_sockets::<u64>(&mut programs, SEND, "caller_sockets")?;
     attach_sock_ops(pins, &mut programs, TRACK, cgroup)?;
     let folder = File::open(&cgroup.folder).map_err(KernelError::file(&cgroup.folder))?;
@@ -185,9 +195,10 @@ fn pin(pins: &Path, cgroup: &Cgroup, name: &str, link: Result<FdLink, LinkError>
     link.pin(path).map(drop).map_err(|error| KernelError::refused(name, &error))
 }
 
-/// Leaves the links to root: who has them may detach.
+/// Leaves the links to root: who has them may detach. And the addresses in the kernel's memory, where the programs read.
 fn give_maps(pins: &Path, owner: u32) -> Result<(), KernelError> {
-    let maps = pins::list(pins).into_iter().filter(|pin| !is_link(pin, LINK));
+    let is_given = |pin: &PathBuf| !is_link(pin, LINK) && !is_link(pin, "caller_addresses");
+    let maps = pins::list(pins).into_iter().filter(is_given);
     maps.into_iter().try_for_each(|pin| chown(&pin, Some(owner), None).map_err(KernelError::file(pin)))
 }
 

@@ -8,9 +8,8 @@ use std::{
 };
 
 use aya::maps::{Map, MapData, RingBuf};
-use fairmesh_balancer::BLOCK_ENDPOINTS;
 
-use crate::{KernelError, layout::CompletedValue};
+use crate::{KernelError, layout::CompletedValue, slots::endpoint_key};
 
 /// Calls that are taken at once at most.
 const BATCH: usize = 1024;
@@ -76,7 +75,7 @@ impl<'a> CompletedCall<'a> {
         let since = found.finished_ns.saturating_sub(found.claimed_ns);
         Some(Self {
             cookie: found.cookie,
-            endpoint: (found.endpoint / BLOCK_ENDPOINTS as u32, found.endpoint % BLOCK_ENDPOINTS as u32),
+            endpoint: endpoint_key(found.endpoint),
             sent: Duration::from_nanos(found.claimed_ns),
             took: Duration::from_nanos(since),
             seed: found.seed,

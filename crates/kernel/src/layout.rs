@@ -29,6 +29,10 @@ pub(crate) const ENDPOINTS: u32 = SERVICES * BLOCK_ENDPOINTS as u32;
 /// Pooled connections to one endpoint, and to all.
 pub(crate) const ENDPOINT_SLOTS: usize = 64;
 pub(crate) const SLOTS: u32 = 8192;
+/// Connections of callers.
+pub(crate) const LINKS: u32 = 65_536;
+pub(crate) const UNKNOWN: u64 = u64::MAX;
+pub(crate) const WITHDRAWN: u64 = u64::MAX;
 /// The longest load report of a response that the kernel sends to its caller.
 pub(crate) const LOAD_BYTES: usize = 128;
 /// Owners of a slot that are no cookie.
@@ -149,15 +153,25 @@ pub(crate) struct LocalConnection {
     server_port: u32,
 }
 
-/// How much of a caller's connection the proxy has served.
-#[derive(Clone, Copy, Debug)]
+/// How much of a caller's connection the proxy has served, in memory that the programs share.
+#[derive(Debug)]
 #[repr(C)]
-pub(crate) struct ServedValue {
-    pub(crate) bytes: u64,
-    /// What the proxy has sent with the responses to these; `u64::MAX` while it does not know.
-    pub(crate) received: u64,
+pub(crate) struct LinkValue {
+    /// Of the caller; 0 while there is none.
+    pub(crate) cookie: AtomicU64,
+    /// [`WITHDRAWN`] while the kernel is to send nothing.
+    pub(crate) bytes: AtomicU64,
+    /// What the proxy has sent with the responses to these; [`UNKNOWN`] while it does not know.
+    pub(crate) received: AtomicU64,
     /// Then, the requests among them that the kernel sent.
-    pub(crate) requests: u64,
+    pub(crate) requests: AtomicU64,
+    /// Counted by the programs.
+    pub(crate) sent: AtomicU64,
+    /// Bytes that took the short cut, counted by the programs.
+    pub(crate) diverted: AtomicU64,
+    /// Of the response that is about to be sent, as part of `received`; 0 before it is known.
+    pub(crate) length: AtomicU32,
+    unused: u32,
 }
 
 /// The state of a pooled connection, in memory that the programs share.
@@ -173,8 +187,10 @@ pub(crate) struct SlotValue {
     pub(crate) endpoint: AtomicU32,
     /// Written while the slot is absent.
     pub(crate) connection: UnsafeCell<LocalConnection>,
+    /// Whether the response may go to the caller past the connection of the proxy that serves it.
+    pub(crate) is_direct: AtomicU32,
     /// What the programs alone use: up to the load report of [`CompletedValue`].
-    programs: UnsafeCell<[u32; 8 + LOAD_BYTES / 4]>,
+    programs: UnsafeCell<[u32; 7 + LOAD_BYTES / 4]>,
     pub(crate) request: UnsafeCell<[u8; MAX_REQUEST]>,
 }
 
@@ -215,8 +231,6 @@ unsafe impl Pod for ServiceValue {}
 // SAFETY: as above.
 unsafe impl Pod for LocalConnection {}
 // SAFETY: as above.
-unsafe impl Pod for ServedValue {}
-// SAFETY: as above.
 unsafe impl Pod for CompletedValue {}
 
 /// An IPv4 address as it lies in memory, in network byte order.
@@ -227,6 +241,16 @@ pub(crate) fn network_order(ip: Ipv4Addr) -> u32 {
 impl From<SocketAddrV4> for CallerAddress {
     fn from(address: SocketAddrV4) -> Self {
         Self { ip: network_order(*address.ip()), port: address.port().into() }
+    }
+}
+
+impl CallerAddress {
+    /// `None` of an address that is none of IPv4.
+    pub(crate) fn of(address: SocketAddr) -> Option<Self> {
+        match address.ip().to_canonical() {
+            IpAddr::V4(ip) => Some(SocketAddrV4::new(ip, address.port()).into()),
+            IpAddr::V6(_) => None,
+        }
     }
 }
 
@@ -312,11 +336,13 @@ pub enum Counter {
     AnsweredDirectly,
     /// Responses of such servers that were left to the proxy.
     ResponseLeft,
+    /// Responses of the proxy that took the short cut to the callers.
+    ShortCut,
 }
 
 impl Counter {
     /// All, in the order of the map.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Redirected,
         Self::NoProxy,
         Self::SentByKernel,
@@ -332,6 +358,7 @@ impl Counter {
         Self::RouteLeft,
         Self::AnsweredDirectly,
         Self::ResponseLeft,
+        Self::ShortCut,
     ];
 
     /// Its name for programs.
@@ -352,6 +379,7 @@ impl Counter {
             Self::RouteLeft => "route",
             Self::AnsweredDirectly => "answered-directly",
             Self::ResponseLeft => "response-left",
+            Self::ShortCut => "short-cut",
         }
     }
 }
@@ -369,6 +397,11 @@ mod tests {
             size_of::<PolicyBuffers>(),
             8 + 2 * (56 + 16 * BLOCK_ENDPOINTS + 24 * ROUTE_ARMS + 96 * ROUTE_STEPS)
         );
+        assert_eq!(
+            std::mem::offset_of!(SlotValue, is_direct),
+            std::mem::offset_of!(CompletedValue, is_direct)
+        );
+        assert_eq!(size_of::<LinkValue>(), 56);
         assert_eq!(size_of::<EndpointValue>(), 264);
         assert_eq!(size_of::<HostKey>(), HOST_BYTES);
         assert!(HostKey::new(&"a".repeat(HOST_BYTES + 1)).is_none());

@@ -21,12 +21,14 @@ pub(crate) const ADDRESS_PROGRAMS: [&str; 4] = ["getpeername4", "getpeername6", 
 pub(crate) const TRACK: &str = "track";
 /// The program that decides on what callers send.
 pub(crate) const SEND: &str = "send";
+/// The program that decides on what the proxy sends to callers.
+pub(crate) const SHORT_CUT: &str = "short_cut";
 /// Programs of servers: on connections that they accept, and on what they send.
 pub(crate) const ACCEPTED: &str = "accepted";
 pub(crate) const RESPOND: &str = "respond";
 /// All programs.
-pub(crate) const PROGRAMS: [&str; 8] =
-    ["getpeername4", "getpeername6", "connect4", "connect6", TRACK, SEND, ACCEPTED, RESPOND];
+pub(crate) const PROGRAMS: [&str; 9] =
+    ["getpeername4", "getpeername6", "connect4", "connect6", TRACK, SEND, SHORT_CUT, ACCEPTED, RESPOND];
 
 /// Creates the maps, or opens those pinned in this directory.
 pub(crate) fn open(pins: &Path, selection: &SelectionValue) -> Result<Ebpf, KernelError> {
@@ -41,7 +43,7 @@ pub(crate) fn load(programs: &mut Ebpf, name: &str) -> Result<(), KernelError> {
     let refused = |error: &dyn std::error::Error| KernelError::refused(format!("program {name}"), error);
     let loaded = match name {
         TRACK | ACCEPTED => sock_ops(programs, name)?.load(),
-        SEND | RESPOND => sk_msg(programs, name)?.load(),
+        SEND | RESPOND | SHORT_CUT => sk_msg(programs, name)?.load(),
         _ => sock_addr(programs, name)?.load(),
     };
     loaded.map_err(|error| refused(&error))

@@ -11,7 +11,7 @@ use std::{
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{
-            AtomicBool, AtomicU32,
+            AtomicU32,
             Ordering::{AcqRel, Acquire, Relaxed, Release},
         },
     },
@@ -19,6 +19,7 @@ use std::{
 };
 
 use aya::maps::{HashMap, Map, MapData, SockHash};
+use fairmesh_balancer::BLOCK_ENDPOINTS;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::{
@@ -36,7 +37,7 @@ unsafe impl SharedValue for SlotValue {}
 unsafe impl SharedValue for EndpointValue {}
 
 /// How long a slot stays unused after its connection: a program that claimed it may not have sent the request yet.
-const QUARANTINE: Duration = Duration::from_secs(1);
+pub(crate) const QUARANTINE: Duration = Duration::from_secs(1);
 
 /// The state of all pooled connections.
 pub(crate) struct SlotTable {
@@ -45,8 +46,6 @@ pub(crate) struct SlotTable {
     sockets: Mutex<SockHash<MapData, u32>>,
     /// By the connections to servers on this machine.
     local: Mutex<HashMap<MapData, LocalConnection, u32>>,
-    /// Whether there has been such a connection.
-    has_local: AtomicBool,
     /// Which slots this process uses.
     uses: Mutex<Vec<Use>>,
 }
@@ -83,7 +82,11 @@ pub struct Slot {
 pub struct SentRequest {
     /// The cookie of the caller's socket.
     pub cookie: u64,
-    /// The time since it was sent.
+    /// The block in which its endpoint counts, and the endpoint's index in it.
+    pub endpoint: (u32, u32),
+    /// When it was sent, by the clock of the programs.
+    pub sent: Duration,
+    /// The time since then.
     pub age: Duration,
     /// The seed of its route and its pick.
     pub seed: u64,
@@ -113,13 +116,7 @@ impl SlotTable {
         let sockets =
             sockets.try_into().map_err(|error| KernelError::refused("map pooled_sockets", &error))?;
         let local = local_slots(local)?;
-        let has_local = AtomicBool::new(false);
-        Ok(Self { slots, endpoints, sockets: Mutex::new(sockets), local: Mutex::new(local), has_local, uses })
-    }
-
-    /// Whether there has been a connection to a server on this machine.
-    pub(crate) fn has_local(&self) -> bool {
-        self.has_local.load(Relaxed)
+        Ok(Self { slots, endpoints, sockets: Mutex::new(sockets), local: Mutex::new(local), uses })
     }
 
     /// The slots of an endpoint, below [`ENDPOINTS`].
@@ -169,7 +166,6 @@ impl EndpointSlots {
         // SAFETY: programs read it of slots that they have claimed, and this one is absent.
         unsafe { *slot.value().connection.get() = local.unwrap_or_default() };
         if let Some(local) = local {
-            self.table.has_local.store(true, Relaxed);
             let mut slots = self.table.local.lock().unwrap_or_else(PoisonError::into_inner);
             slots.insert(local, at, 0).map_err(|error| KernelError::refused("a connection", &error))?;
         }
@@ -229,6 +225,14 @@ impl Slot {
         &self.endpoint.table.slots[self.at as usize]
     }
 
+    /// The caller of the request that the kernel sent on this connection, by the cookie of its socket, if the response may go to it past
+    /// the connection that serves it: it had received and read all others when it sent the request.
+    pub fn direct_caller(&self) -> Option<u64> {
+        let value = self.value();
+        let is_sent = value.length.load(Acquire) > 0;
+        (is_sent && value.is_direct.load(Acquire) != 0).then(|| value.owner.load(Acquire))
+    }
+
     /// Takes the request that the kernel sent on this connection, once.
     pub fn take_request(&self) -> Option<SentRequest> {
         let value = self.value();
@@ -242,7 +246,9 @@ impl Slot {
         let request = unsafe { &*value.request.get() };
         let bytes = request[..length.min(MAX_REQUEST)].to_vec();
         let (age, seed) = (value.age(), value.seed.load(Relaxed));
-        Some(SentRequest { cookie, age, seed, bytes })
+        let endpoint = value.endpoint.load(Relaxed);
+        let sent = Duration::from_nanos(value.claimed_ns.load(Relaxed));
+        Some(SentRequest { cookie, endpoint: endpoint_key(endpoint), sent, age, seed, bytes })
     }
 
     /// The time since the kernel sent a request on this connection, or began to; since the start of the machine if it has sent none.
@@ -289,6 +295,11 @@ impl SlotValue {
     fn age(&self) -> Duration {
         program_clock().saturating_sub(Duration::from_nanos(self.claimed_ns.load(Relaxed)))
     }
+}
+
+/// The block and the index in it of an endpoint.
+pub(crate) fn endpoint_key(endpoint: u32) -> (u32, u32) {
+    (endpoint / BLOCK_ENDPOINTS as u32, endpoint % BLOCK_ENDPOINTS as u32)
 }
 
 /// The time of the clock of the programs, from the start of the machine.

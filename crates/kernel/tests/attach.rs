@@ -45,7 +45,13 @@ impl Place {
     }
 
     fn attach(&self, cgroup: &str, selection: Selection, owner: Option<u32>) -> Result<(), KernelError> {
-        let to = Attachments { callers: cgroup.to_owned(), selection, servers: Vec::new(), owner };
+        let to = Attachments {
+            callers: cgroup.to_owned(),
+            selection,
+            servers: Vec::new(),
+            short_cut: true,
+            owner,
+        };
         attach(&self.pins(), &to)
     }
 
@@ -165,7 +171,9 @@ fn the_owner_of_the_maps_needs_no_capability() {
         let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
         let _maps = ProxyMaps::register(&pins, &proxy).unwrap();
         let sender = KernelSender::open(&pins).unwrap().unwrap();
-        assert!(sender.add_caller(1) && sender.take_block().is_some());
+        assert!(
+            sender.add_caller(1, ([127, 0, 0, 1], 1).into(), None).is_some() && sender.take_block().is_some()
+        );
         assert!(detach(&pins).is_err(), "links are root's");
         return assert_eq!(status(&pins).unwrap().proxy, Some(process::id()));
     }

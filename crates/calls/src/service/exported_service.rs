@@ -134,6 +134,12 @@ impl ExportedEndpoint {
         let counted = CountedCall { endpoint: self.clone(), is_counted: true };
         SentRequest::new(counted, connection.owned_by(owner), began, seed)
     }
+
+    /// A request that was counted at the endpoint has its response.
+    pub fn uncount(&self) {
+        // Without a penalty the time does not matter.
+        self.stats.finish(self.index, Outcome::Unknown, 0);
+    }
 }
 
 impl CountedCall {
@@ -154,8 +160,7 @@ impl CountedCall {
 impl Drop for CountedCall {
     fn drop(&mut self) {
         if self.is_counted {
-            // Without a penalty the time does not matter.
-            self.endpoint.stats.finish(self.endpoint.index, Outcome::Unknown, 0);
+            self.endpoint.uncount();
         }
     }
 }

@@ -6,6 +6,7 @@ use std::{
     },
 };
 
+use bytes::BytesMut;
 use fairmesh_balancer::poll::{PollState, PollTarget};
 use fairmesh_router::{EndpointRef, EndpointTarget};
 use fairmesh_wire::transport::Stream;
@@ -56,7 +57,11 @@ impl EndpointPool {
         let Stream::Tcp(stream) = self.connector.connect().await? else {
             return Err(SendError::Unreachable(io::Error::other("the endpoint requires TLS")));
         };
-        Ok(EndpointConnection { stream, open: Some(self.connector.counters.open_connection()) })
+        Ok(EndpointConnection {
+            stream,
+            read: BytesMut::new(),
+            open: Some(self.connector.counters.open_connection()),
+        })
     }
 
     /// Waits for the head of the response to a request that another component sent over HTTP/1.1.

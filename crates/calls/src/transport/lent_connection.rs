@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use bytes::BytesMut;
 use tokio::net::TcpStream;
 
 use crate::observe::OpenConnection;
@@ -16,6 +17,8 @@ pub trait ConnectionOwner: fmt::Debug + Send + Sync {
 pub struct EndpointConnection {
     /// The socket.
     pub stream: TcpStream,
+    /// The beginning of the response, which its owner has read.
+    pub read: BytesMut,
     pub(super) open: Option<OpenConnection>,
 }
 

@@ -3,6 +3,7 @@
 mod balance;
 mod ejected;
 mod local;
+mod remote;
 mod requests;
 mod routes;
 mod soak;

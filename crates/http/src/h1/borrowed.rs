@@ -227,6 +227,11 @@ impl<'a> BorrowedResponse<'a> {
         fields.find(|field| field.name.eq_ignore_ascii_case(name.as_str())).map(|field| field.value)
     }
 
+    /// The names of its fields, but for that of its length, as they were sent.
+    pub fn names(&self) -> impl Iterator<Item = &'a str> {
+        self.fields.iter().map(|field| field.name)
+    }
+
     /// Writes the headers, which the body follows; `date` returns the current time for a response without `date`, and
     /// `closes` adds `connection: close`.
     pub fn write(&self, out: &mut Vec<u8>, date: impl FnOnce() -> [u8; 29], closes: bool) {

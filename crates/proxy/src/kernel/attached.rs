@@ -19,15 +19,20 @@ use fairmesh_calls::{
     forwarding::{EndpointStats, SentRequest},
 };
 use fairmesh_kernel::{Destination, KernelError, KernelSender, ProxyMaps};
-use futures_util::task::AtomicWaker;
 use tokio::{
     net::TcpListener,
-    sync::{Notify, mpsc, watch},
-    time::{Instant, sleep},
+    sync::{Notify, watch},
+    time::sleep,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::kernel::{completed::IDLE_INTERVAL, endpoint::PublishedEndpoint, published::Publication};
+use crate::{
+    forward::forwarder::Forwarder,
+    kernel::{
+        completed::IDLE_INTERVAL, endpoint::PublishedEndpoint, published::Publication,
+        served_caller::ServedCaller,
+    },
+};
 
 /// How long a request waits for its response before its caller's connection applies timeouts to it.
 const OVERDUE: Duration = Duration::from_millis(100);
@@ -43,46 +48,15 @@ pub(crate) struct KernelRequest {
     pub(crate) sent: SentRequest,
 }
 
-/// A caller whose connection is served.
-#[derive(Clone, Debug)]
-pub(super) struct ServedCaller {
-    pub(super) address: SocketAddr,
-    pub(super) requests: mpsc::Sender<KernelRequest>,
-    pub(super) completed: Arc<CompletedCalls>,
-}
-
-/// Calls of one caller whose responses the kernel has sent.
-#[derive(Debug)]
-pub(super) struct CompletedCalls {
-    /// Wakes the connection once none is in flight.
-    pub(super) waker: AtomicWaker,
-    /// When the last one was recorded.
-    last: Mutex<Option<Instant>>,
-}
-
-impl CompletedCalls {
-    pub(super) fn new() -> Self {
-        Self { waker: AtomicWaker::new(), last: Mutex::new(None) }
-    }
-
-    /// Notes that there was one.
-    pub(super) fn note(&self) {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-        self.waker.wake();
-    }
-
-    pub(super) fn last(&self) -> Option<Instant> {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// Callers by the cookies of their sockets.
-type Callers = HashMap<u64, ServedCaller>;
+type Callers = HashMap<u64, Arc<ServedCaller>>;
 
 /// The maps, and the tables by which their contents are understood.
 #[derive(Debug)]
 pub(crate) struct Attached {
     maps: ProxyMaps,
+    /// What calls are recorded with.
+    pub(super) forwarder: Arc<Forwarder>,
     sender: OnceLock<KernelSender>,
     callers: Mutex<Callers>,
     published: Mutex<HashMap<ServiceName, Publication>>,
@@ -103,9 +77,14 @@ pub(crate) struct Attached {
 
 impl Attached {
     /// Has connections redirected to this listener.
-    pub(super) fn register(pins: &Path, listener: &TcpListener) -> Result<Self, KernelError> {
+    pub(super) fn register(
+        pins: &Path,
+        listener: &TcpListener,
+        forwarder: &Arc<Forwarder>,
+    ) -> Result<Self, KernelError> {
         Ok(Self {
             maps: ProxyMaps::register(pins, listener)?,
+            forwarder: Arc::clone(forwarder),
             sender: OnceLock::new(),
             callers: Mutex::default(),
             published: Mutex::default(),
@@ -150,9 +129,7 @@ impl Attached {
     /// Has the kernel send no further requests. Those in flight get their responses.
     pub(super) fn stop(&self) {
         self.stopped.cancel();
-        if let Some(sender) = self.sender() {
-            self.callers().keys().for_each(|cookie| sender.withdraw_caller(*cookie));
-        }
+        self.callers().values().for_each(|caller| caller.link.withdraw());
     }
 
     /// Lets another proxy have the maps once the last request that the kernel sent has its response. To be called after

@@ -1,4 +1,4 @@
-//! Calls to servers on this machine whose responses the kernel has sent to the callers: recorded here as if the proxy had made them.
+//! Calls whose responses have gone to the callers as they came, from the kernel or relayed: recorded here as if the proxy had made them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use http::StatusCode;
 use tokio::time::{Instant, sleep};
 
 use crate::{
-    forward::{forwarder::Forwarder, host_cache::HostCache},
+    forward::host_cache::HostCache,
     kernel::attached::Attached,
     observe::{
         observer::unix_time,
@@ -26,13 +26,13 @@ const BUSY_INTERVAL: Duration = Duration::from_millis(5);
 pub(super) const IDLE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Records calls until the kernel sends no more for this proxy, and the last ones then.
-pub(super) async fn record_completed(attached: Arc<Attached>, forwarder: Arc<Forwarder>) {
+pub(super) async fn record_completed(attached: Arc<Attached>) {
     let Some(sender) = attached.sender() else { return };
     let hosts = HostCache::default();
     loop {
         // Before the last look.
         let is_over = attached.is_released();
-        let taken = sender.take_completed(|call| record(&attached, &forwarder, &hosts, &call));
+        let taken = sender.take_completed(|call| record(&attached, &hosts, &call));
         if is_over && taken == 0 {
             return;
         }
@@ -40,9 +40,11 @@ pub(super) async fn record_completed(attached: Arc<Attached>, forwarder: Arc<For
     }
 }
 
-fn record(attached: &Attached, forwarder: &Forwarder, hosts: &HostCache, call: &KernelCall<'_>) {
+/// Records a call whose response has gone to the caller as it came.
+pub(super) fn record(attached: &Attached, hosts: &HostCache, call: &KernelCall<'_>) {
+    let forwarder = &attached.forwarder;
     let caller = attached.callers().get(&call.cookie).map(|caller| {
-        caller.completed.note();
+        caller.note_completed();
         caller.address
     });
     let mut storage = header_storage();

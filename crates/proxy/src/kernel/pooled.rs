@@ -1,22 +1,39 @@
 //! A connection to an endpoint on which the kernel sends requests.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    cell::RefCell,
+    future::poll_fn,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
 
 use fairmesh_calls::forwarding::{ConnectionOwner, EndpointConnection};
 use fairmesh_kernel::{SentRequest, Slot};
 use tokio::{
+    io::{AsyncRead as _, ReadBuf},
     sync::oneshot,
     task::yield_now,
     time::{Instant, sleep_until},
 };
 
-use crate::kernel::{
-    attached::{Attached, KernelRequest},
-    endpoint::PublishedEndpoint,
+use crate::{
+    forward::host_cache::HostCache,
+    kernel::{
+        attached::{Attached, KernelRequest},
+        endpoint::PublishedEndpoint,
+        relay::{MAX_RESPONSE, relay},
+    },
 };
 
 /// How long a connection stays without a request.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+
+thread_local! {
+    /// What was read last by a connection of this event loop.
+    static RECEIVED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
 
 /// A pooled connection while no response is read from it.
 #[derive(Debug)]
@@ -25,6 +42,8 @@ pub(super) struct PooledConnection {
     endpoint: Arc<PublishedEndpoint>,
     slot: Slot,
     connection: EndpointConnection,
+    /// The service of the last request.
+    hosts: HostCache,
 }
 
 /// What a pooled connection waited for.
@@ -32,6 +51,8 @@ pub(super) struct PooledConnection {
 enum Event {
     /// A response has begun, or the endpoint has closed the connection.
     Readable,
+    /// A response has been relayed.
+    Relayed,
     /// Some request has been waiting for its response.
     Overdue,
     /// The connection is not needed any more.
@@ -63,7 +84,7 @@ impl PooledConnection {
         slot: Slot,
         connection: EndpointConnection,
     ) -> Self {
-        Self { attached, endpoint, slot, connection }
+        Self { attached, endpoint, slot, connection, hosts: HostCache::default() }
     }
 
     /// Hands requests over to the connections of their callers until it is closed or not needed any more.
@@ -76,22 +97,23 @@ impl PooledConnection {
         endpoint.closed();
     }
 
-    /// Waits for one request; `None` when the connection has ended.
-    async fn wait_request(self) -> Option<Self> {
-        let (mut idle_at, mut byte) = (Instant::now() + IDLE_TIMEOUT, [0]);
+    /// Waits for a request whose response cannot be relayed; `None` when the connection has ended.
+    async fn wait_request(mut self) -> Option<Self> {
+        let mut idle_at = Instant::now() + IDLE_TIMEOUT;
         loop {
-            let event = tokio::select! {
-                _ = self.connection.stream.peek(&mut byte) => Event::Readable,
-                () = self.attached.overdue.notified() => Event::Overdue,
-                () = self.endpoint.withdrawn.cancelled() => Event::Unneeded,
-                () = sleep_until(idle_at) => Event::Idle,
+            let event = match self.connection.read.is_empty() {
+                true => self.wait_event(idle_at).await,
+                false => Event::Readable,
             };
+            if event == Event::Relayed {
+                continue;
+            }
             if let Some(request) = self.slot.take_request() {
                 return self.hand_over(request).await;
             }
             let unused_for = self.slot.unused_for();
             if event == Event::Idle && unused_for < IDLE_TIMEOUT {
-                // The kernel has sent responses to its requests too.
+                // Responses to its requests have been sent past it or relayed.
                 idle_at = Instant::now() + (IDLE_TIMEOUT - unused_for);
                 continue;
             }
@@ -103,9 +125,39 @@ impl PooledConnection {
         }
     }
 
+    async fn wait_event(&mut self, idle_at: Instant) -> Event {
+        let (overdue, withdrawn) = (Arc::clone(&self.attached), self.endpoint.withdrawn.clone());
+        tokio::select! {
+            event = poll_fn(|context| self.poll_receive(context)) => event,
+            () = overdue.overdue.notified() => Event::Overdue,
+            () = withdrawn.cancelled() => Event::Unneeded,
+            () = sleep_until(idle_at) => Event::Idle,
+        }
+    }
+
+    /// Reads what has arrived, and relays it. Else the request is to be handed over, with what was read.
+    fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<Event> {
+        RECEIVED.with_borrow_mut(|received| {
+            received.resize(MAX_RESPONSE, 0);
+            let mut buffer = ReadBuf::new(received);
+            // At its end, and after an error, the next read says so again.
+            if ready!(Pin::new(&mut self.connection.stream).poll_read(context, &mut buffer)).is_err() {
+                return Poll::Ready(Event::Readable);
+            }
+            let response = buffer.filled();
+            if !response.is_empty()
+                && relay(&self.attached, &self.endpoint, &self.slot, &self.hosts, response)
+            {
+                return Poll::Ready(Event::Relayed);
+            }
+            self.connection.read.extend_from_slice(response);
+            Poll::Ready(Event::Readable)
+        })
+    }
+
     /// Hands a request over to the connection of its caller, and waits until the response has been read.
-    async fn hand_over(self, SentRequest { cookie, age, seed, bytes }: SentRequest) -> Option<Self> {
-        let Self { attached, endpoint, slot, connection } = self;
+    async fn hand_over(self, SentRequest { cookie, age, seed, bytes, .. }: SentRequest) -> Option<Self> {
+        let Self { attached, endpoint, slot, connection, hosts } = self;
         let (returned, wait) = oneshot::channel();
         let now = Instant::now();
         let began = now.checked_sub(age).unwrap_or(now);
@@ -114,6 +166,6 @@ impl PooledConnection {
         // Without its caller, or with the wrong one, the connection is closed, as when a caller of the sidecar disconnects.
         caller?.requests.try_send(KernelRequest { bytes, sent }).ok()?;
         let (slot, connection) = wait.await.ok()?;
-        Some(Self { attached, endpoint, slot, connection })
+        Some(Self { attached, endpoint, slot, connection, hosts })
     }
 }

@@ -8,7 +8,10 @@ use std::{
 };
 
 use fairmesh_kernel::KernelError;
-use tokio::{net::TcpListener, time::sleep};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    time::sleep,
+};
 
 use crate::{
     forward::forwarder::Forwarder,
@@ -34,7 +37,7 @@ impl RedirectedConnections {
             if found != registered {
                 self.set(None);
                 registered = None;
-                match found.map(|_| Attached::register(pins, listener)) {
+                match found.map(|_| Attached::register(pins, listener, forwarder)) {
                     Some(Ok(attached)) => {
                         tracing::info!(pins = %pins.display(), "connections are redirected here");
                         self.set(Some(attached));
@@ -47,9 +50,7 @@ impl RedirectedConnections {
             }
             if let Some(attached) = self.attached() {
                 match attached.open_sender(pins) {
-                    Ok(true) => {
-                        drop(tokio::spawn(record_completed(Arc::clone(&attached), Arc::clone(forwarder))))
-                    }
+                    Ok(true) => drop(tokio::spawn(record_completed(Arc::clone(&attached)))),
                     Ok(false) => {}
                     Err(error) => report(&error, &mut reported),
                 }
@@ -60,10 +61,14 @@ impl RedirectedConnections {
     }
 
     /// The original destination of a connection from this address, and its caller. `None` if it was not redirected.
-    pub(crate) fn original_dst(&self, caller: SocketAddr) -> Option<(SocketAddr, KernelCaller)> {
+    pub(crate) fn original_dst(
+        &self,
+        stream: &TcpStream,
+        caller: SocketAddr,
+    ) -> Option<(SocketAddr, KernelCaller)> {
         let attached = self.attached()?;
         let destination = attached.take(caller)?;
-        Some((destination.address.into(), KernelCaller::new(attached, destination.cookie, caller)))
+        Some((destination.address.into(), KernelCaller::new(attached, destination.cookie, caller, stream)))
     }
 
     /// Has the kernel send no further requests, since the proxy stops, and lets its successor have the maps.

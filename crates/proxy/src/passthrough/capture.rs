@@ -90,7 +90,7 @@ impl ConnectionServer {
                 Some((only_services, original_dst(stream, transparent.then_some(listen.address)), None))
             }
             ListenerKind::Kernel { only_services, .. } => {
-                let (original, kernel) = self.redirected.original_dst(caller).unzip();
+                let (original, kernel) = self.redirected.original_dst(stream, caller).unzip();
                 Some((only_services, original, kernel))
             }
             ListenerKind::Http { .. } | ListenerKind::Tcp { .. } => None,

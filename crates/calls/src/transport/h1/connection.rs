@@ -271,7 +271,10 @@ impl<I> Connection<I> {
 impl Connection {
     /// A connection on which its owner has sent a request.
     pub(super) fn owned(OwnedConnection { connection, owner }: OwnedConnection) -> Self {
-        Self { owner: Some(owner), ..Self::new(Stream::Tcp(connection.stream), connection.open) }
+        let mut owned = Self::new(Stream::Tcp(connection.stream), connection.open);
+        owned.input.append(&connection.read);
+        owned.owner = Some(owner);
+        owned
     }
 
     /// Returns it to its owner; `Some` where it has none.
@@ -279,7 +282,7 @@ impl Connection {
         let Some(owner) = self.owner.take() else { return Some(self) };
         // An owner's connection was plain TCP when it came.
         if let Io::Whole(Stream::Tcp(stream)) = self.io {
-            owner.take_back(EndpointConnection { stream, open: self.open });
+            owner.take_back(EndpointConnection { stream, read: BytesMut::new(), open: self.open });
         }
         None
     }

@@ -32,6 +32,9 @@ pub(crate) struct AttachArgs {
     /// the proxy. It is created if it is missing; may be repeated.
     #[arg(long, value_name = "PATH")]
     servers: Vec<String>,
+    /// Have all responses of the proxy pass TCP, for programs that splice them or wait for them with MSG_WAITALL
+    #[arg(long)]
+    no_short_cut: bool,
     /// The user as whom the proxy runs, by name or number: the maps become theirs, so that the proxy needs no capability.
     #[arg(long, value_name = "USER")]
     owner: Option<String>,
@@ -75,7 +78,13 @@ pub(super) async fn attach(args: AttachArgs) -> Result<ExitCode, Failure> {
     let selection = Selection { networks, ports: args.port };
     let pins = args.pins.bpffs;
     let owner = uids(args.owner.as_slice())?.first().copied();
-    let to = Attachments { callers: args.cgroup, selection, servers: args.servers, owner };
+    let to = Attachments {
+        callers: args.cgroup,
+        selection,
+        servers: args.servers,
+        short_cut: !args.no_short_cut,
+        owner,
+    };
     attach_programs(&pins, &to).map_err(failure)?;
     let mut proxy = None;
     for _ in 0..POLLS {

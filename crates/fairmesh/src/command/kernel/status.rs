@@ -85,6 +85,7 @@ fn words(counter: Counter) -> &'static str {
         Counter::RouteLeft => "by the sidecar: a route that needs it",
         Counter::AnsweredDirectly => "responses past the sidecar",
         Counter::ResponseLeft => "responses of servers here by the sidecar",
+        Counter::ShortCut => "responses of the sidecar by the short cut",
         Counter::RedirectFailed => "by the sidecar: refused by the kernel",
     }
 }

@@ -8,7 +8,7 @@ use super::{Attached, requests::CALLER};
 use crate::harness::{Proxy, RawServer, World, beside_others, skipped, tool, until};
 
 /// Responses of requests that are logged take the sidecar.
-const WITHOUT_LOG: &str = "--access-log off";
+pub(super) const WITHOUT_LOG: &str = "--access-log off";
 
 /// Responds by the path of a request, in the number of sends that it names.
 const SERVER: &str = r#"
@@ -136,7 +136,7 @@ impl LocalServer {
     }
 }
 
-async fn call(attached: &Attached, script: &str) -> String {
+pub(super) async fn call(attached: &Attached, script: &str) -> String {
     attached.run(&["python3", "-c", &format!("{CALLER}{CALLS}{script}")]).await.ok()
 }
 
@@ -185,7 +185,7 @@ async fn mixed_responses(attached: &Attached) {
 }
 
 /// The proxy counts all calls, whichever way their responses took.
-async fn proxy_counts(proxy: &Proxy, succeeded: u64, failed: u64) {
+pub(super) async fn proxy_counts(proxy: &Proxy, succeeded: u64, failed: u64) {
     let mut page = String::new();
     until("all responses are counted", async || {
         page = proxy.page("/metrics").await;

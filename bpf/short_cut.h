@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* The short cut: responses of the proxy, moved to the caller from the proxy's own sendmsg. Neither passes TCP. */
+#ifndef FAIRMESH_SHORT_CUT_H
+#define FAIRMESH_SHORT_CUT_H
+
+#include "receive_queue.h"
+
+/* Only a response that is sent whole takes it, and only to a caller that has read all before: data then never lies in both of its
+ * receive queues, and the one that has no window holds one response at most. */
+SEC("sk_msg") int short_cut(struct sk_msg_md *message)
+{
+	struct caller_address address = { .ip = message->remote_ip4, .port = NETWORK32(message->remote_port) };
+	u32 *position = map_lookup(&proxy_links, &address);
+
+	if (!position)
+		return SK_PASS;
+	u32 key = *position, size = message->size;
+	struct link *link = map_lookup(&links, &key);
+	if (!link || !link->cookie || link->length != size || size > RESPONSE_BYTES)
+		return SK_PASS;
+	u64 cookie = link->cookie;
+	u64 *sock = map_lookup(&caller_addresses, &cookie);
+	if (!sock || !has_read_all(*sock, cookie, link->received - link->diverted - size))
+		return SK_PASS;
+	if (msg_redirect_hash(message, &caller_sockets, &cookie, F_INGRESS) != SK_PASS)
+		return SK_PASS;
+	link->diverted += size;
+	count(SHORT_CUT);
+	return SK_PASS;
+}
+
+#endif

@@ -1,0 +1,81 @@
+//! Responses that are relayed as they came, from the pooled connection to the caller's socket.
+//!
+//! What qualifies is what the kernel sends to callers itself, where the server is on this machine: a plain response that arrived whole, to a
+//! caller that has received and read all earlier ones. Through the task of the caller's connection it would take a second wake-up, often on
+//! another core, and a request and a response in their general form.
+
+use std::sync::Arc;
+
+use fairmesh_headers::LOAD;
+use fairmesh_http::h1::{BorrowedResponse, header_storage};
+use fairmesh_kernel::{CompletedCall, Slot};
+
+use crate::{
+    forward::host_cache::HostCache,
+    kernel::{
+        attached::Attached, completed::record, endpoint::PublishedEndpoint, served_caller::ServedCaller,
+    },
+};
+
+/// The longest response that is relayed.
+pub(super) const MAX_RESPONSE: usize = 64 * 1024;
+
+/// Relays the response to the request that the kernel sent on the connection with this slot; whether it did.
+pub(super) fn relay(
+    attached: &Arc<Attached>,
+    endpoint: &PublishedEndpoint,
+    slot: &Slot,
+    hosts: &HostCache,
+    response: &[u8],
+) -> bool {
+    let Some(caller) = slot.direct_caller().and_then(|cookie| attached.callers().get(&cookie).cloned())
+    else {
+        return false;
+    };
+    let mut storage = header_storage();
+    let Some(found) = BorrowedResponse::read(response, &mut storage).filter(is_plain) else { return false };
+    if !caller.may_relay() {
+        return false;
+    }
+    let Some(request) = slot.take_request() else { return false };
+    caller.begin_relay(response.len());
+    // Before the caller reads: its next request finds the connection idle.
+    endpoint.endpoint.uncount();
+    slot.release();
+    let rest = caller.relay(response);
+    match rest {
+        [] => caller.end_relay(),
+        rest => relay_rest(attached, caller, rest.to_vec()),
+    }
+    let completed = CompletedCall {
+        cookie: request.cookie,
+        endpoint: request.endpoint,
+        sent: request.sent,
+        took: request.age,
+        seed: request.seed,
+        status: found.status.as_u16(),
+        // At most `MAX_RESPONSE`.
+        body_bytes: found.body.len() as u32,
+        load: found.value(&LOAD).unwrap_or_default(),
+        head: &request.bytes,
+    };
+    record(attached, hosts, &completed);
+    true
+}
+
+/// Whether no field says anything to the proxy.
+fn is_plain(response: &BorrowedResponse<'_>) -> bool {
+    response.names().all(|name| {
+        let is_own = name.get(..9).is_some_and(|begin| begin.eq_ignore_ascii_case("fairmesh-"))
+            || name.get(..11).is_some_and(|begin| begin.eq_ignore_ascii_case("x-fairmesh-"));
+        !is_own && !name.eq_ignore_ascii_case("te")
+    })
+}
+
+/// In a task of its own: the connection on which the response came has others to bring meanwhile.
+fn relay_rest(attached: &Attached, caller: Arc<ServedCaller>, rest: Vec<u8>) {
+    attached.tasks.spawn(async move {
+        caller.relay_rest(&rest).await;
+        caller.end_relay();
+    });
+}
