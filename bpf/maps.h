@@ -5,10 +5,11 @@
 #include "shared.h"
 
 enum state { METHOD, TARGET, VERSION, STATUS_VERSION, STATUS, REASON, LINE_END, LINE, NAME, VALUE_SPACE, VALUE, HEAD_END };
-enum field { FIELD_OTHER, FIELD_HOST, FIELD_LENGTH, FIELD_CONNECTION, FIELD_LOAD };
+enum field { FIELD_OTHER, FIELD_HOST, FIELD_LENGTH, FIELD_CONNECTION, FIELD_LOAD, FIELD_TYPE };
 
-/* Fields that are kept; a power of two, so that the verifier sees bounds. */
-enum { HEADERS = 32 };
+/* Fields that are kept; a power of two, so that the verifier sees bounds. And the most that a message may have, as for the proxy's
+ * zero-copy parser. */
+enum { HEADERS = 32, MOST_HEADERS = 48 };
 
 /* The largest part of a line that is compared: "transfer-encoding". */
 struct token {
@@ -26,7 +27,8 @@ struct parser {
 	u32 headers; /* fields, also those beyond the HEADERS that are kept */
 	u32 end; /* of the head; 0 until it is complete */
 	u32 refused;
-	u32 is_response, status, load_at, load_length;
+	u32 is_response, status, has_load, load_at, load_length;
+	u32 has_cookie;
 };
 
 /* A field of the head. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /* The head of a request or a response. Only what every reader understands in the same way is accepted: lines that end with CRLF, names
- * of letters, digits, '-' and '_', one host, one length. Everything else is the proxy's to judge. RFC 9112, sections 3 to 6. */
+ * of letters, digits, '-' and '_', one host, one length, one load report. Everything else is the proxy's to judge, and so is what its
+ * zero-copy parser does not take. RFC 9112, sections 3 to 6. */
 #ifndef FAIRMESH_PARSE_H
 #define FAIRMESH_PARSE_H
 
@@ -10,6 +11,7 @@
 	((u64)(a) | (u64)(b) << 8 | (u64)(c) << 16 | (u64)(d) << 24 | (u64)(e) << 32 | (u64)(f) << 40 |   \
 	 (u64)(g) << 48 | (u64)(h) << 56)
 #define FOUR(a, b, c, d) EIGHT(a, b, c, d, 0, 0, 0, 0)
+#define EACH(byte) ((byte) * 0x0101010101010101ULL)
 
 INLINE void token_push(struct token *token, u8 byte)
 {
@@ -91,6 +93,7 @@ INLINE void name_ends(struct http *http)
 		header->is_long = name->length > 24;
 	}
 	parser->headers++;
+	parser->refused |= parser->headers > MOST_HEADERS;
 
 	parser->field = FIELD_OTHER;
 	/* Of a response it says how long an idle connection is kept, which the caller may know. */
@@ -104,12 +107,31 @@ INLINE void name_ends(struct http *http)
 		parser->field = FIELD_CONNECTION;
 	else if (token_is(name, EIGHT('e', 'n', 'd', 'p', 'o', 'i', 'n', 't'), EIGHT('-', 'l', 'o', 'a', 'd', '-', 'm', 'e'), EIGHT('t', 'r', 'i', 'c', 's', 0, 0, 0)))
 		parser->field = FIELD_LOAD;
+	else if (token_is(name, EIGHT('c', 'o', 'n', 't', 'e', 'n', 't', '-'), FOUR('t', 'y', 'p', 'e'), 0))
+		parser->field = FIELD_TYPE;
+	else if (token_is(name, EIGHT('c', 'o', 'o', 'k', 'i', 'e', 0, 0), 0, 0)) {
+		parser->refused |= parser->has_cookie;
+		parser->has_cookie = 1;
+	}
 	token_clear(name);
 }
 
 INLINE int is_white(u8 byte)
 {
 	return byte == ' ' || byte == '\t';
+}
+
+/* Whether this value of `content-type` may begin with "application/grpc", in any case: white space before it is not looked behind. */
+INLINE int may_be_grpc(struct http *http, u32 length)
+{
+	u32 at = http->parser.at;
+	u64 small = EACH(0x20ULL), *first = (u64 *)(http->bytes + at % REQUEST_BYTES);
+	u64 *second = (u64 *)(http->bytes + (at + 8) % REQUEST_BYTES);
+
+	if (length < 16)
+		return 0;
+	return is_white(http->bytes[at % REQUEST_BYTES]) || ((*first | small) == EIGHT('a', 'p', 'p', 'l', 'i', 'c', 'a', 't') &&
+							      (*second | small) == EIGHT('i', 'o', 'n', '/', 'g', 'r', 'p', 'c'));
 }
 
 INLINE void value_ends(struct http *http)
@@ -135,7 +157,12 @@ INLINE void value_ends(struct http *http)
 		parser->has_length = 1;
 	} else if (parser->field == FIELD_CONNECTION) {
 		parser->refused |= !is_keep_alive(value);
+	} else if (parser->field == FIELD_TYPE) {
+		parser->refused |= may_be_grpc(http, value->length);
 	} else if (parser->field == FIELD_LOAD) {
+		/* Of two, readers take different ones. */
+		parser->refused |= parser->has_load;
+		parser->has_load = 1;
 		parser->load_at = parser->at;
 		parser->load_length = value->length;
 	}
@@ -215,8 +242,6 @@ INLINE void status_line_byte(struct parser *parser, u8 byte)
 		parser->refused |= (byte < ' ' && byte != '\t') || byte == 0x7f;
 	}
 }
-
-#define EACH(byte) ((byte) * 0x0101010101010101ULL)
 
 /* The highest bit of each byte that is zero; of the others, all bits are zero. */
 INLINE u64 zero_bytes(u64 word)

@@ -166,7 +166,7 @@ fn what_cannot_be_judged_or_carried_out_is_left_to_the_proxy_where_it_may_match(
     assert_eq!(decide("POST", "/files", ""), two);
     assert_eq!((decide("GET", "/a?q", ""), decide("GET", "/a", "")), (left.clone(), two.clone()));
     let grpc = "content-type: application/grpc\r\n";
-    assert_eq!((decide("POST", "/a.B/C", grpc), decide("POST", "/a.B/C", "")), (left.clone(), two.clone()));
+    assert_eq!((decide("POST", "/a.B/C", grpc), decide("POST", "/a.B/C", "")), (Err(NOT_PLAIN), two.clone()));
     assert_eq!((decide("GET", "/users/1", ""), decide("GET", "/user", "")), (left.clone(), two.clone()));
     assert_eq!(decide("POST", "/files", "x-two:\r\n"), Ok(SERVICE.to_owned()), "none matches");
     let many = "x-other: 1\r\n".repeat(40);
