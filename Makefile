@@ -24,12 +24,13 @@ test: ## Run every test, or those of ARGS= (make test ARGS=--help), and print ho
 	@scripts/setup.sh promtool || true
 	@scripts/test.sh $(ARGS)
 
-soak: ## Cause outages, replace all there is under full load, stream, send by the kernel, for 10 minutes each or SOAK_MINUTES=, attack every listener, and check what everybody saw
-	@scripts/setup.sh build etcd hosts
+soak: ## Cause outages, replace all there is under full load, stream, send by the kernel, fuzz what it reads, for 10 minutes each or SOAK_MINUTES=, attack every listener, and check what everybody saw
+	@scripts/setup.sh build etcd hosts fuzz
 	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test outages -- --nocapture no_outage
 	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test faults -- --nocapture no_request_fails_under_full_load
 	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test faults -- --nocapture streams_polls_and_transfers
 	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test faults -- --nocapture kernel::soak
+	fuzz/run $$((60 * $${SOAK_MINUTES:-10})) kernel_head
 	SOAK_MINUTES=1 cargo test --release --workspace --test faults -- --nocapture --include-ignored limits::
 	cargo test --release --workspace --test packages -- --nocapture
 

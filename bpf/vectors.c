@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Decides natively: reads inputs of the kind that the argument names, and writes an output for each. Compiled by the tests. */
+/* Decides natively: reads inputs of the kind that the argument names, and writes an output for each. Compiled by the tests. As a
+ * library (FAIRMESH_LIBRARY), it is what fuzz/src/kernel_head.rs calls. */
 #include <stdio.h>
 #include <string.h>
 
 #define FAIRMESH_NATIVE
 #include "vectors.h"
 
-static struct http http;
+static _Thread_local struct http http;
 
 static void decide_route_natively(struct route_input *input, struct route_output *output)
 {
@@ -23,6 +24,24 @@ static void decide_answer_natively(struct parse_input *input, struct answer_outp
 	decide_answer(&http, input, output);
 }
 
+#ifdef FAIRMESH_LIBRARY
+void fairmesh_parse_request(struct parse_input *input, struct parse_output *output)
+{
+	decide_parse(&http, input, output);
+}
+
+void fairmesh_parse_response(struct parse_input *input, struct answer_output *output)
+{
+	decide_answer(&http, input, output);
+}
+
+/* The fields of the last message that are kept; how many it has in all. */
+u32 fairmesh_fields(struct header *fields)
+{
+	memcpy(fields, http.headers, sizeof(http.headers));
+	return http.parser.headers;
+}
+#else
 /* For each input on stdin, writes what `decide` makes of it. */
 #define DECIDE_ALL(from, kind, decide)                                       \
 	do {                                                                 \
@@ -53,3 +72,4 @@ int main(int arguments, char **argument)
 		return 2;
 	return 0;
 }
+#endif

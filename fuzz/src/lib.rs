@@ -14,6 +14,7 @@ pub mod http1_request;
 pub mod http1_response;
 pub mod http2_call;
 pub mod identity;
+pub mod kernel_head;
 pub mod manifest;
 pub mod mutation;
 pub mod protocol_detect;
@@ -37,7 +38,7 @@ mod pipe;
 pub type Target = fn(&[u8]);
 
 /// All of them, by the names of their corpora.
-pub const TARGETS: [(&str, Target); 20] = [
+pub const TARGETS: [(&str, Target); 21] = [
     ("headers", headers::run),
     ("hpack", hpack::run),
     ("http1_response", http1_response::run),
@@ -46,6 +47,7 @@ pub const TARGETS: [(&str, Target); 20] = [
     ("http1_request", http1_request::run),
     ("http2_call", http2_call::run),
     ("identity", identity::run),
+    ("kernel_head", kernel_head::run),
     ("manifest", manifest::run),
     ("protocol_detect", protocol_detect::run),
     ("proxy_protocol", proxy_protocol::run),
