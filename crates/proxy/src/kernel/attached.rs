@@ -4,13 +4,7 @@ use std::{
     collections::HashMap,
     net::SocketAddr,
     path::Path,
-    sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
-        atomic::{
-            AtomicBool,
-            Ordering::{Acquire, Release},
-        },
-    },
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
     time::Duration,
 };
 
@@ -28,10 +22,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     forward::forwarder::Forwarder,
-    kernel::{
-        completed::IDLE_INTERVAL, endpoint::PublishedEndpoint, published::Publication,
-        served_caller::ServedCaller,
-    },
+    kernel::{endpoint::PublishedEndpoint, published::Publication, served_caller::ServedCaller},
 };
 
 /// How long a request waits for its response before its caller's connection applies timeouts to it.
@@ -71,8 +62,10 @@ pub(crate) struct Attached {
     /// Services that are published, and pooled connections.
     pub(super) tasks: TaskTracker,
     stopped: CancellationToken,
-    /// Whether the kernel sends nothing for this proxy any more.
-    is_released: AtomicBool,
+    /// Records the calls whose responses the kernel has sent.
+    pub(super) recorder: TaskTracker,
+    /// Cancelled once the kernel sends nothing for this proxy any more.
+    pub(super) released: CancellationToken,
 }
 
 impl Attached {
@@ -94,7 +87,8 @@ impl Attached {
             sharing: Mutex::default(),
             tasks: TaskTracker::new(),
             stopped: CancellationToken::new(),
-            is_released: AtomicBool::new(false),
+            recorder: TaskTracker::new(),
+            released: CancellationToken::new(),
         })
     }
 
@@ -139,18 +133,14 @@ impl Attached {
         self.tasks.close();
         self.tasks.wait().await;
         sleep(RELEASE_AFTER).await;
-        self.is_released.store(true, Release);
-        // Until the last calls have been recorded.
-        sleep(2 * IDLE_INTERVAL).await;
+        self.released.cancel();
+        // The last calls count where they were counted when they began.
+        self.recorder.close();
+        self.recorder.wait().await;
         for stats in self.sharing().drain(..) {
             stats.upgrade().iter().for_each(|stats| stats.unshare(|block| sender.counts_in(block)));
         }
         sender.release();
-    }
-
-    /// Whether the kernel sends nothing for this proxy any more.
-    pub(super) fn is_released(&self) -> bool {
-        self.is_released.load(Acquire)
     }
 
     fn sharing(&self) -> MutexGuard<'_, Vec<Weak<EndpointStats>>> {

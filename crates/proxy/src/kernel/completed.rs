@@ -9,7 +9,7 @@ use fairmesh_calls::forwarding::{
 use fairmesh_http::h1::{BorrowedRequest, RequestReader, header_storage};
 use fairmesh_kernel::CompletedCall as KernelCall;
 use http::StatusCode;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, timeout};
 
 use crate::{
     forward::host_cache::HostCache,
@@ -23,7 +23,7 @@ use crate::{
 /// How often the ring is read while there are such calls: 200 wake-ups a second, and endpoints are picked by reports of that age.
 const BUSY_INTERVAL: Duration = Duration::from_millis(5);
 /// And while there are none. The ring has room for what a fast machine sends meanwhile; the rest takes the sidecar.
-pub(super) const IDLE_INTERVAL: Duration = Duration::from_millis(100);
+const IDLE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Records calls until the kernel sends no more for this proxy, and the last ones then.
 pub(super) async fn record_completed(attached: Arc<Attached>) {
@@ -31,12 +31,14 @@ pub(super) async fn record_completed(attached: Arc<Attached>) {
     let hosts = HostCache::default();
     loop {
         // Before the last look.
-        let is_over = attached.is_released();
+        let is_over = attached.released.is_cancelled();
         let taken = sender.take_completed(|call| record(&attached, &hosts, &call));
         if is_over && taken == 0 {
             return;
         }
-        sleep(if taken > 0 { BUSY_INTERVAL } else { IDLE_INTERVAL }).await;
+        let interval = if taken > 0 { BUSY_INTERVAL } else { IDLE_INTERVAL };
+        // Sooner once the last ones may be there.
+        let _ = timeout(interval, attached.released.cancelled()).await;
     }
 }
 

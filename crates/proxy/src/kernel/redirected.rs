@@ -50,7 +50,7 @@ impl RedirectedConnections {
             }
             if let Some(attached) = self.attached() {
                 match attached.open_sender(pins) {
-                    Ok(true) => drop(tokio::spawn(record_completed(Arc::clone(&attached)))),
+                    Ok(true) => drop(attached.recorder.spawn(record_completed(Arc::clone(&attached)))),
                     Ok(false) => {}
                     Err(error) => report(&error, &mut reported),
                 }
