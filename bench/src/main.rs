@@ -22,6 +22,7 @@ mod role_process;
 mod roles;
 mod routers;
 mod shards;
+mod tls;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -61,6 +62,8 @@ enum Bench {
     Routers(routers::RoutersArgs),
     /// A map of 1.5 million shards at twenty programs of one machine: memory, bytes of a move, look-ups.
     Shards(Common),
+    /// Mutual TLS: CPU of calls and handshakes beside a hand-written stack and Envoy, and a key server that is far away.
+    Tls(Common),
     /// Call through a proxy over every protocol, for profile-guided optimisation (scripts/release.sh).
     #[command(hide = true)]
     PgoWorkload(proxy::Ours),
@@ -94,6 +97,7 @@ fn main() -> ExitCode {
         Bench::Remote(common) => remote::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Routers(args) => routers::run(&args).and_then(|report| finish(&report, &args.common)),
         Bench::Shards(common) => shards::run(common.quick).and_then(|report| finish(&report, &common)),
+        Bench::Tls(common) => tls::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Balance(args) => balance::run(&args).and_then(|report| finish(&report, &args.common)),
         Bench::PgoWorkload(ours) => proxy::run_pgo_workload(&ours),
         Bench::Role(args) => roles::run_role(args).map_err(|error| error as Box<dyn std::error::Error>),

@@ -1,4 +1,4 @@
-//! The processes of a mesh as they are released: a control plane without identities, and agents.
+//! The processes of a mesh as they are released: a control plane, and agents.
 
 use std::{net::SocketAddr, path::Path, process::Command};
 
@@ -19,26 +19,34 @@ use crate::{proxy::process::Process, roles::free_port};
 pub(crate) struct ControlPlane {
     _process: Process,
     pub(crate) grpc: SocketAddr,
+    /// Where agents join without a token.
+    socket: Address,
     pub(crate) connection: Connection,
 }
 
 impl ControlPlane {
-    /// Starts it, and waits until it serves.
+    /// Starts it without identities, and waits until it serves.
     pub(crate) async fn start(dir: &Path) -> Result<Self, String> {
+        Self::start_with(dir, "none").await
+    }
+
+    /// The same with a trust domain, whose authority may be in `control/ca` already.
+    pub(crate) async fn start_with(dir: &Path, trust_domain: &str) -> Result<Self, String> {
         let (grpc, http) = (port()?, port()?);
-        let data = dir.join("control").display().to_string();
-        let args = ["control", "--trust-domain", "none", "--data-dir", &data].map(str::to_owned);
+        let folder = dir.join("control");
+        let socket = Address::Unix(folder.join("control.sock"));
+        let data = folder.display().to_string();
+        let args = ["control", "--trust-domain", trust_domain, "--data-dir", &data].map(str::to_owned);
         let args =
             [&args[..], &["--grpc", &grpc.to_string(), "--http", &http.to_string()].map(str::to_owned)];
         let mut process = Process::start(dir, "control", fairmesh(&args.concat())?)?;
-        let connect =
-            async || handshake::connect(&Default::default(), &Address::Tcp(grpc.to_string()), "bench").await;
+        let connect = async || handshake::connect(&Default::default(), &socket, "bench").await;
         process
             .ready(async || connect().await.is_ok())
             .await
             .map_err(|e| format!("the control plane {e}"))?;
         let connection = connect().await.map_err(|e| e.to_string())?;
-        Ok(Self { _process: process, grpc, connection })
+        Ok(Self { _process: process, grpc, socket, connection })
     }
 
     /// Writes what documents say.
@@ -102,7 +110,7 @@ pub(crate) async fn start_agent(
     let socket = dir.join(socket);
     let listen = format!("unix:{}", socket.display());
     let state = dir.join(format!("agent-{region}")).display().to_string();
-    let args = format!("agent --control {} --region {region} --name {region} --metrics none", control.grpc);
+    let args = format!("agent --control {} --region {region} --name {region} --metrics none", control.socket);
     let mut args: Vec<String> = args.split(' ').map(str::to_owned).collect();
     args.extend(["--listen".to_owned(), listen.clone(), "--state-dir".to_owned(), state]);
     let mut agent = Process::start(dir, &format!("agent-{region}"), fairmesh(&args)?)?;

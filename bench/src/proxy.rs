@@ -4,7 +4,7 @@
 //! own; callers and endpoints share the other one. Contenders take turns within each round, and settings within each pass,
 //! so that the machine's moods hit all alike.
 
-mod contenders;
+pub(crate) mod contenders;
 mod ghz;
 mod idle;
 mod pgo_workload;

@@ -17,6 +17,7 @@ use fairmesh_store::EtcdAddress;
 use fairmesh_wire::transport::Address;
 use http_body_util::{BodyExt, Full};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines, Stdin};
+use tokio_rustls::TlsConnector;
 use tower::Service;
 
 use crate::{
@@ -27,6 +28,8 @@ use crate::{
 mod affinity;
 mod cleanup;
 pub(crate) mod compute;
+mod delay;
+mod handshakes;
 mod hyper_proxy;
 mod load_pair;
 mod minimal_peers;
@@ -36,6 +39,7 @@ mod replica_tree;
 mod servers;
 mod shard_map;
 mod static_client;
+pub(crate) mod tls_stack;
 
 pub(crate) use affinity::{CALLERS, MEASURED};
 pub(crate) use servers::free_port;
@@ -106,6 +110,9 @@ enum Role {
         protocol: Protocol,
         #[arg(long)]
         layer: Layer,
+        /// Where the certificate of servers without the layer lies, if they speak mutual TLS.
+        #[arg(long)]
+        certificate: Option<PathBuf>,
     },
     /// Two endpoints behind a proxy, and its callers, with orders on standard input.
     LoadPair {
@@ -146,6 +153,27 @@ enum Role {
         payload: usize,
         #[arg(long, value_delimiter = ',')]
         servers: Vec<SocketAddr>,
+        /// Where the certificate of a static client lies, if it speaks mutual TLS.
+        #[arg(long)]
+        certificate: Option<PathBuf>,
+    },
+    /// Clients that connect anew for each request, with orders on standard input.
+    Handshakes {
+        /// A folder with a certificate of the mesh.
+        #[arg(long)]
+        identity: Option<PathBuf>,
+        #[arg(long, value_delimiter = ',', required = true)]
+        to: Vec<SocketAddr>,
+    },
+    /// Passes bytes on to a server that is so far away.
+    Delay {
+        #[arg(long)]
+        listen: SocketAddr,
+        #[arg(long)]
+        to: SocketAddr,
+        /// Milliseconds of each way.
+        #[arg(long)]
+        ms: u64,
     },
     /// A server that computes its responses under a CPU quota.
     Worker(compute::WorkerArgs),
@@ -196,7 +224,9 @@ pub(crate) fn run_role(args: RoleArgs) -> Result<(), BoxError> {
         // These two are launched on the processor of proxies.
         Role::Relay { .. } | Role::HyperProxy { .. } => {}
         Role::RemoteServers { .. } | Role::RareCalls(_) => {}
-        Role::Client { .. } | Role::LoadPair { .. } => affinity::keep_to(CALLERS)?,
+        // It is the network.
+        Role::Delay { .. } => {}
+        Role::Client { .. } | Role::LoadPair { .. } | Role::Handshakes { .. } => affinity::keep_to(CALLERS)?,
         Role::Servers { .. } => affinity::keep_to(MEASURED)?,
         Role::Launch { processor, command } => {
             affinity::keep_to(*processor)?;
@@ -224,10 +254,16 @@ async fn run(args: RoleArgs) -> Result<(), BoxError> {
         Role::HyperProxy { listen, to } => hyper_proxy::run(listen, &to).await,
         // It is something else by now.
         Role::Launch { .. } => Ok(()),
-        Role::Servers { protocol, layer } => servers::serve(protocol, layer, agent).await,
-        Role::Client { kind, protocol, payload, servers } => {
-            client((kind, protocol), payload, servers, agent).await
+        Role::Servers { protocol, layer, certificate } => {
+            let tls = certificate.as_deref().map(tls_stack::acceptor).transpose()?;
+            servers::serve(protocol, (layer, tls), agent).await
         }
+        Role::Client { kind, protocol, payload, servers, certificate } => {
+            let tls = certificate.as_deref().map(tls_stack::connector).transpose()?;
+            client((kind, protocol), payload, (servers, tls), agent).await
+        }
+        Role::Handshakes { identity, to } => handshakes::run(identity.as_deref(), &to).await,
+        Role::Delay { listen, to, ms } => delay::run(listen, to, Duration::from_millis(ms)).await,
         Role::Worker(worker) => compute::serve(worker, agent).await,
         Role::Callers(callers) => compute::call(callers, agent).await,
         Role::RemoteServers { address } => rare_calls::serve(address, agent).await,
@@ -240,7 +276,7 @@ async fn run(args: RoleArgs) -> Result<(), BoxError> {
 async fn client(
     kind: (Kind, Protocol),
     payload: usize,
-    servers: Vec<SocketAddr>,
+    (servers, tls): (Vec<SocketAddr>, Option<TlsConnector>),
     agent: Address,
 ) -> Result<(), BoxError> {
     match kind {
@@ -255,15 +291,15 @@ async fn client(
             }
         }
         (Kind::Static, Protocol::Http1) => {
-            execute_orders(HttpCall::new(static_client::Http1::new(&servers), payload)).await
+            execute_orders(HttpCall::new(static_client::Http1::new(&servers, tls), payload)).await
         }
         (Kind::Static, Protocol::Http2) => {
-            let call = HttpCall::new(static_client::Http2::connect(&servers).await?, payload);
+            let call = HttpCall::new(static_client::Http2::connect(&servers, tls).await?, payload);
             // HTTP/2 names the host in the URI.
             execute_orders(HttpCall { uri: http::Uri::from_static("http://http2.bench/echo"), ..call }).await
         }
         (Kind::Static, Protocol::Grpc) => {
-            execute_orders(GrpcCall::new(static_client::Http2::connect(&servers).await?, payload)).await
+            execute_orders(GrpcCall::new(static_client::Http2::connect(&servers, tls).await?, payload)).await
         }
     }
 }

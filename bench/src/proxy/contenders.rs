@@ -130,13 +130,13 @@ impl Contender {
 }
 
 /// Where a program lies that the shell would find.
-pub(super) fn on_path(name: &str) -> Option<PathBuf> {
+pub(crate) fn on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).map(|dir| dir.join(name)).find(|place| place.is_file())
 }
 
 /// What a program says of its version when asked by this flag.
-pub(super) fn version(program: &Path, flag: &str) -> Result<String, String> {
+pub(crate) fn version(program: &Path, flag: &str) -> Result<String, String> {
     let said = Command::new(program).arg(flag).output().map_err(|e| format!("{}: {e}", program.display()))?;
     let said = [said.stdout, said.stderr].concat();
     let said = String::from_utf8_lossy(&said).into_owned();
@@ -155,14 +155,14 @@ fn free() -> Result<[SocketAddr; 4], String> {
 }
 
 /// Writes a file, and says where it is.
-fn write(dir: &Path, name: &str, text: &str) -> Result<String, String> {
+pub(crate) fn write(dir: &Path, name: &str, text: &str) -> Result<String, String> {
     let path = dir.join(name);
     fs::write(&path, text).map_err(|e| format!("{}: {e}", path.display()))?;
     Ok(path.display().to_string())
 }
 
 /// Whether an endpoint responds to a request: every proxy here serves HTTP/1.1.
-async fn passes_on(address: SocketAddr) -> std::io::Result<bool> {
+pub(crate) async fn passes_on(address: SocketAddr) -> std::io::Result<bool> {
     let mut stream = TcpStream::connect(address).await?;
     stream
         .write_all(b"POST /echo HTTP/1.1\r\nhost: bench\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok")

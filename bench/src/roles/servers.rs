@@ -17,6 +17,7 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
 use tonic::{Request, Response, Status};
 
 use super::{
@@ -70,7 +71,11 @@ pub(crate) fn free_port() -> std::io::Result<SocketAddr> {
 }
 
 /// Starts ten servers, prints their addresses, and then its CPU time at each line of its input.
-pub(super) async fn serve(protocol: Protocol, layer: Layer, agent: Address) -> Result<(), BoxError> {
+pub(super) async fn serve(
+    protocol: Protocol,
+    (layer, tls): (Layer, Option<TlsAcceptor>),
+    agent: Address,
+) -> Result<(), BoxError> {
     let mut addresses = Vec::new();
     for number in 0..COUNT {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
@@ -81,7 +86,7 @@ pub(super) async fn serve(protocol: Protocol, layer: Layer, agent: Address) -> R
                 tokio::spawn(async move { serve_http(listener, routes(protocol), &server).await });
             }
             Layer::Off => {
-                tokio::spawn(serve_plain(listener, routes(protocol)));
+                tokio::spawn(serve_plain(listener, routes(protocol), tls.clone()));
             }
         }
     }
@@ -120,15 +125,26 @@ async fn register(
 }
 
 /// The same server without anything of Fairmesh.
-pub(super) async fn serve_plain(listener: TcpListener, routes: Router) -> Result<(), BoxError> {
+pub(super) async fn serve_plain(
+    listener: TcpListener,
+    routes: Router,
+    tls: Option<TlsAcceptor>,
+) -> Result<(), BoxError> {
     loop {
         let (socket, _) = listener.accept().await?;
         socket.set_nodelay(true)?;
         let service = TowerToHyperService::new(routes.clone());
+        let tls = tls.clone();
         tokio::spawn(async move {
             let builder = auto::Builder::new(TokioExecutor::new());
             // A client that goes away ends its connection with an error; the benchmark sees that on its side.
-            let _ = builder.serve_connection_with_upgrades(TokioIo::new(socket), service).await;
+            let Some(tls) = tls else {
+                let _ = builder.serve_connection_with_upgrades(TokioIo::new(socket), service).await;
+                return;
+            };
+            if let Ok(stream) = tls.accept(socket).await {
+                let _ = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).await;
+            }
         });
     }
 }

@@ -21,7 +21,10 @@ use hyper::{
 };
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
 use tower::Service;
+
+use super::tls_stack;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 type Answer<B> = Pin<Box<dyn Future<Output = Result<http::Response<B>, BoxError>> + Send>>;
@@ -35,13 +38,15 @@ pub(super) struct Http1 {
 
 struct Server {
     address: SocketAddr,
+    tls: Option<TlsConnector>,
     idle: Mutex<Vec<http1::SendRequest<Full<Bytes>>>>,
 }
 
 impl Http1 {
     /// Will call these servers.
-    pub(super) fn new(addresses: &[SocketAddr]) -> Self {
-        let server = |address: &SocketAddr| Server { address: *address, idle: Mutex::default() };
+    pub(super) fn new(addresses: &[SocketAddr], tls: Option<TlsConnector>) -> Self {
+        let server =
+            |address: &SocketAddr| Server { address: *address, tls: tls.clone(), idle: Mutex::default() };
         Self { servers: addresses.iter().map(server).collect(), seed: Arc::default() }
     }
 }
@@ -53,7 +58,13 @@ impl Server {
         }
         let socket = TcpStream::connect(self.address).await?;
         socket.set_nodelay(true)?;
-        let (sender, connection) = http1::handshake(TokioIo::new(socket)).await?;
+        let Some(tls) = &self.tls else {
+            let (sender, connection) = http1::handshake(TokioIo::new(socket)).await?;
+            tokio::spawn(connection);
+            return Ok(sender);
+        };
+        let stream = tls.connect(tls_stack::name(), socket).await?;
+        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         tokio::spawn(connection);
         Ok(sender)
     }
@@ -141,15 +152,29 @@ where
     B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Unpin + Send + 'static,
 {
     /// Connects to these servers.
-    pub(super) async fn connect(addresses: &[SocketAddr]) -> Result<Self, BoxError> {
+    pub(super) async fn connect(
+        addresses: &[SocketAddr],
+        tls: Option<TlsConnector>,
+    ) -> Result<Self, BoxError> {
         let mut servers = Vec::new();
         for address in addresses {
             let socket = TcpStream::connect(address).await?;
             socket.set_nodelay(true)?;
             let mut builder = http2::Builder::new(TokioExecutor::new());
             builder.initial_stream_window_size(1 << 20).initial_connection_window_size(4 << 20);
-            let (sender, connection) = builder.handshake(TokioIo::new(socket)).await?;
-            tokio::spawn(connection);
+            let sender = match &tls {
+                Some(tls) => {
+                    let stream = tls.connect(tls_stack::name(), socket).await?;
+                    let (sender, connection) = builder.handshake(TokioIo::new(stream)).await?;
+                    tokio::spawn(connection);
+                    sender
+                }
+                None => {
+                    let (sender, connection) = builder.handshake(TokioIo::new(socket)).await?;
+                    tokio::spawn(connection);
+                    sender
+                }
+            };
             servers.push(sender);
         }
         Ok(Self { servers: servers.into(), seed: Arc::default() })

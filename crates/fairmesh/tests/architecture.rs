@@ -186,11 +186,12 @@ const IMPURE: &[&str] = &[
 /// Dependencies that only some crates may have.
 const ONLY: &[(&str, &[&str])] = &[
     ("redb", &["store"]),
-    ("rcgen", &["identity"]),
+    // The peer of a benchmark is a stack without a mesh, with certificates and TLS of its own.
+    ("rcgen", &["identity", "bench"]),
     ("x509-parser", &["identity"]),
     // Listeners for clients that are not part of the mesh have certificates of their own.
-    ("rustls", &["identity", "proxy"]),
-    ("tokio-rustls", &["identity", "proxy"]),
+    ("rustls", &["identity", "proxy", "bench"]),
+    ("tokio-rustls", &["identity", "proxy", "bench"]),
 ];
 
 /// Where sockets are listened on, and served. Everything else does so by `listen` or `wire`, so that its limits are set

@@ -31,7 +31,7 @@ async fn servers_of_others_understand_what_is_called() {
         [(Protocol::Http2, 1), (Protocol::Http2, 4096), (Protocol::Grpc, 0), (Protocol::Grpc, 4096)]
     {
         let (listener, address) = listen().await;
-        tokio::spawn(serve_plain(listener, routes(protocol)));
+        tokio::spawn(serve_plain(listener, routes(protocol), None));
         calls(Caller::connect(protocol, &[address], payload).await.unwrap()).await;
     }
 }
@@ -41,11 +41,11 @@ async fn callers_of_others_understand_what_is_answered() -> Result<(), BoxError>
     for payload in [0, 4096] {
         let (listener, address) = listen().await;
         tokio::spawn(serve(listener, Protocol::Http2));
-        let call = HttpCall::new(static_client::Http2::connect(&[address]).await?, payload);
+        let call = HttpCall::new(static_client::Http2::connect(&[address], None).await?, payload);
         calls(HttpCall { uri: http::Uri::from_static("http://http2.bench/echo"), ..call }).await;
         let (listener, address) = listen().await;
         tokio::spawn(serve(listener, Protocol::Grpc));
-        calls(GrpcCall::new(static_client::Http2::connect(&[address]).await?, payload)).await;
+        calls(GrpcCall::new(static_client::Http2::connect(&[address], None).await?, payload)).await;
     }
     Ok(())
 }
@@ -54,7 +54,7 @@ async fn callers_of_others_understand_what_is_answered() -> Result<(), BoxError>
 async fn answers_that_are_wrong_are_no_answers() {
     // A server of gRPC ends what is no message with trailers, and sends nothing back.
     let (listener, address) = listen().await;
-    tokio::spawn(serve_plain(listener, routes(Protocol::Grpc)));
+    tokio::spawn(serve_plain(listener, routes(Protocol::Grpc), None));
     let call = Caller::connect(Protocol::Http2, &[address], 16).await.unwrap();
     call.call().await.unwrap_err();
 }

@@ -1,0 +1,146 @@
+//! A listener whose key is on a key server that is far away, beside one with its key.
+
+use std::{net::SocketAddr, path::Path, time::Duration};
+
+use fairmesh_wire::v1;
+use serde_json::json;
+
+use super::{
+    Scale,
+    authority::{DOMAIN, split},
+    sidecars::MeshOfProxies,
+};
+use crate::{
+    load::{Latencies, Run, Seen},
+    mesh_processes::{endpoint, fairmesh, port},
+    proxy::{order, process::Process},
+    ratio::Median,
+    role_process::RoleProcess,
+};
+
+const SERVICE: &str = "bench/plain";
+/// Callers that connect again as soon as they have the response.
+const CALLERS: usize = 64;
+/// How long a request of a signature is on its way, and its response.
+const DELAY_MS: u64 = 5;
+/// Other requests meanwhile, over connections that are kept, a second.
+const OTHERS: u64 = 200;
+const PAYLOAD: usize = 600;
+
+/// The key server's over the local key's.
+pub(super) struct Found {
+    pub(super) handshakes: Median,
+    /// Handshakes a second of both, in the middle of rounds.
+    pub(super) rates: [f64; 2],
+    /// The p99 of other requests.
+    pub(super) stall: Median,
+    /// The p99 of both in milliseconds, in the middle of rounds.
+    pub(super) p99_ms: [f64; 2],
+}
+
+/// Measures.
+pub(super) async fn measure(dir: &Path, scale: Scale) -> Result<Found, String> {
+    eprintln!("signer: a key server {} ms away", 2 * DELAY_MS);
+    let mesh = MeshOfProxies::start(dir).await?;
+    let edge = dir.join("edge");
+    mesh.authority.issue("bench/edge", &edge)?;
+    split(&edge)?;
+    let (mut others, programs) = RoleProcess::start(dir, &["load-pair", "--protocol", "http1"]).await?;
+    declare(&mesh, &programs).await?;
+    let (_key_server, _delay, key_server) = key_server(&mesh, &edge).await?;
+    let edge = edge.display();
+    let keys = [format!("--tls-key-server edge@{key_server}"), format!("--tls-key {edge}/edge.key")];
+    let (mut proxies, mut tls, mut plain) = (Vec::new(), Vec::new(), Vec::new());
+    for (name, key) in ["remote", "local"].iter().zip(keys) {
+        let (at, other) = (port()?, port()?);
+        let listen = format!("--listen {at}+tls={SERVICE} --listen {other}={SERVICE}");
+        let args = format!("{listen} --tls-cert {edge}/edge.pem {key}");
+        proxies.push(mesh.proxy(name, &args, Some(other)).await?);
+        tls.push(at.to_string());
+        plain.push(other.to_string());
+    }
+    let answer = others.order(format!("call {PAYLOAD} 1 {}", plain.join(",")), Duration::ZERO).await?;
+    if answer != "ready" {
+        return Err(answer);
+    }
+    let (mut clients, _) = RoleProcess::start(dir, &["handshakes", "--to", &tls.join(",")]).await?;
+    let rounds = rounds((&mut clients, &mut others), scale).await?;
+    summary(&rounds)
+}
+
+/// Handshakes a second and the p99 of others in nanoseconds, with the key on a key server and with a local one.
+type Round = [(f64, f64); 2];
+
+async fn rounds(
+    (clients, others): (&mut RoleProcess, &mut RoleProcess),
+    scale: Scale,
+) -> Result<Vec<Round>, String> {
+    let (length, mut rounds) = (scale.signer, Vec::new());
+    for round in 0..=scale.rounds {
+        let mut found = [(0.0, 0.0); 2];
+        for side in order(round, 2) {
+            let ms = length.as_millis();
+            let handshakes = clients.run::<Run>(format!("closed {side} {ms} {CALLERS}"), length);
+            let others = others.run::<Latencies>(format!("open {side} {ms} {OTHERS}"), length);
+            let (run, latencies) = tokio::try_join!(handshakes, others)?;
+            let rate = run.calls as f64 * 1e9 / run.wall_ns as f64;
+            found[side] = (rate, Seen::of(&latencies).p99 as f64);
+        }
+        if round > 0 {
+            rounds.push(found);
+        }
+    }
+    Ok(rounds)
+}
+
+fn summary(rounds: &[Round]) -> Result<Found, String> {
+    let ratio = |of: fn(&(f64, f64)) -> f64| {
+        let ratios: Vec<_> = rounds.iter().map(|[remote, local]| of(remote) / of(local)).collect();
+        Median::of(&ratios).ok_or("no round was measured")
+    };
+    let middle = |of: fn(&(f64, f64)) -> f64| {
+        [0, 1].map(|side| {
+            let all: Vec<_> = rounds.iter().map(|round| of(&round[side])).collect();
+            crate::proxy::results::median(&all)
+        })
+    };
+    Ok(Found {
+        handshakes: ratio(|found| found.0)?,
+        rates: middle(|found| found.0),
+        stall: ratio(|found| found.1)?,
+        p99_ms: middle(|found| found.1 / 1e6),
+    })
+}
+
+/// The service in plaintext behind the listeners.
+async fn declare(mesh: &MeshOfProxies<'_>, programs: &str) -> Result<(), String> {
+    let service = json!({"kind": "Service", "name": SERVICE, "protocol": "http1"});
+    mesh.control.apply(&[service]).await?;
+    let program: SocketAddr =
+        programs.split(',').next().and_then(|text| text.parse().ok()).ok_or("there is no program")?;
+    let ops = vec![endpoint(SERVICE, "bench", ("program", program))?];
+    let applied = mesh.control.connection.admin().apply(v1::ApplyRequest { ops, ..Default::default() }).await;
+    applied.map(|_| ()).map_err(|status| format!("apply failed: {}", status.message()))
+}
+
+/// A key server that has the key, the network that delays it, and where it is reached.
+async fn key_server(
+    mesh: &MeshOfProxies<'_>,
+    edge: &Path,
+) -> Result<(Process, RoleProcess, SocketAddr), String> {
+    let (listen, near) = (port()?, port()?);
+    let caller = format!("spiffe://{DOMAIN}/fairmesh/proxy/bench.proxy");
+    let args = format!(
+        "keyserver --agent {} --listen {listen} --admin none --key edge={}/edge.key --allow edge={caller}",
+        mesh.agent,
+        edge.display()
+    );
+    let args: Vec<_> = args.split(' ').map(str::to_owned).collect();
+    let mut process = Process::start(mesh.dir, "keyserver", fairmesh(&args)?)?;
+    let listens = async || tokio::net::TcpStream::connect(listen).await.is_ok();
+    process.ready(listens).await.map_err(|why| format!("the key server {why}"))?;
+    let (listen, at, ms) = (listen.to_string(), near.to_string(), DELAY_MS.to_string());
+    let delay = ["delay", "--listen", &at, "--to", &listen, "--ms", &ms];
+    let (delay, _) = RoleProcess::start(mesh.dir, &delay).await?;
+    Ok((process, delay, near))
+}
