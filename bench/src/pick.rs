@@ -264,7 +264,7 @@ fn publish(known: &Known, records: &Records<'_>) {
     let &Records { kind, endpoints, subset, shards, table } = records;
     let facts = CompileInput {
         name: known.name(),
-        service: &Service { kind, protocol: Protocol::Http1, virtual_address: None },
+        service: &Service { kind, protocol: Protocol::Http1, virtual_address: None, identity: None },
         policy: &Policy { balancing: Balancing { subset, ..Balancing::default() }, ..Policy::default() },
         endpoints,
         shards,

@@ -123,7 +123,12 @@ fn policy(routes: &[Match]) -> Policy {
 /// What must hold of these bytes.
 pub fn run(data: &[u8]) {
     let Ok(input) = Input::arbitrary_take_rest(Unstructured::new(data)) else { return };
-    let service = Service { kind: ServiceKind::Replicated, protocol: Protocol::Http1, virtual_address: None };
+    let service = Service {
+        kind: ServiceKind::Replicated,
+        protocol: Protocol::Http1,
+        virtual_address: None,
+        identity: None,
+    };
     let facts = CompileInput {
         name: &ServiceName::new("shop/cart").expect("the name is well formed"),
         service: &service,

@@ -72,6 +72,7 @@ impl Registry {
                 kind: ServiceKind::Replicated,
                 protocol: Protocol::Http1,
                 virtual_address: None,
+                identity: None,
             },
             policy,
             regions: Regions::default(),

@@ -113,7 +113,12 @@ pub(super) async fn source(shard_count: usize, servers: usize) -> Result<(), Box
 type Changes = Vec<(Arc<str>, Option<Bytes>)>;
 
 fn declare(name: &ServiceName, servers: usize) -> Result<Changes, BoxError> {
-    let declared = Service { kind: ServiceKind::Sharded, protocol: Protocol::Http1, virtual_address: None };
+    let declared = Service {
+        kind: ServiceKind::Sharded,
+        protocol: Protocol::Http1,
+        virtual_address: None,
+        identity: None,
+    };
     let mut changes = vec![
         (RecordKey::Regions, Record::Regions(Regions::default())),
         (RecordKey::Service(name.clone()), declared.into()),

@@ -30,7 +30,7 @@ pub use fairmesh_model::{
     EndpointState, InstanceId, Invalid, KeyRange, Location, Protocol, Region, Role, ServiceName, ShardId,
     ShardKey,
 };
-pub use fairmesh_router::EndpointTarget;
+pub use fairmesh_router::{EndpointTarget, PeerIdentity};
 pub use fairmesh_wire::transport::{Address, Transport};
 pub use fault::{Fault, FaultKind, Origin, Retry};
 pub use mesh::{FixedMesh, Injection, IntoServiceName, Mesh, MeshBuilder};

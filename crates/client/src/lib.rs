@@ -30,7 +30,7 @@ pub use fairmesh_model::{
     EndpointState, InstanceId, Invalid, KeyRange, Location, Protocol, Region, Role, ServiceName, ShardId,
     ShardKey, SpiffeId, SpiffePath,
 };
-pub use fairmesh_router::EndpointTarget;
+pub use fairmesh_router::{EndpointTarget, PeerIdentity};
 pub use fairmesh_wire::transport::{Address, Transport};
 
 /// Observation of calls: counters, per-call traces, observers, and explanations of decisions.

@@ -13,7 +13,7 @@ impl CallerNumbers {
     /// The number of a caller here. Callers without a proved identity keep theirs.
     pub(crate) fn of(&self, identity: &Identity, number: u64) -> u64 {
         match identity {
-            Identity::Spiffe(id) => self.0.hash_one((id, number)),
+            Identity::Spiffe(id) | Identity::Federated(id) => self.0.hash_one((id, number)),
             Identity::Anonymous | Identity::Local { .. } => number,
         }
     }

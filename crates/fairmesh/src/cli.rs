@@ -241,6 +241,7 @@ mod tests {
         "rib export",
         "shards",
         "identity",
+        "identity federation",
         "security",
         "traffic",
         "sim",

@@ -8,7 +8,7 @@ mod follow;
 use std::time::Duration;
 
 use bytes::Bytes;
-use fairmesh_model::{Prefix, Record, RecordKey, Revision, ServiceName, SpiffeId, SpiffePath};
+use fairmesh_model::{Prefix, Record, RecordKey, Revision, ServiceName, SpiffeId, SpiffePath, TrustDomain};
 use fairmesh_wire::{
     handshake::Connection,
     records,
@@ -49,18 +49,24 @@ pub(crate) async fn read(connection: &Connection, prefixes: &[Prefix]) -> Result
     Ok(entries.into_iter().filter_map(stored).collect())
 }
 
+/// The trust domain of the mesh, if it has one.
+pub(crate) async fn trust_domain(connection: &Connection) -> Result<Option<TrustDomain>, Failure> {
+    let key = RecordKey::TrustBundle;
+    for stored in read(connection, &[Prefix::from(&key)]).await? {
+        if let Record::TrustBundle(bundle) = records::decode(&key, &stored.value)? {
+            return Ok(Some(bundle.domain));
+        }
+    }
+    Ok(None)
+}
+
 /// The identity that endpoints of a service prove; `None` if the mesh has no trust domain.
 pub(crate) async fn identity_of_service(
     connection: &Connection,
     service: &ServiceName,
 ) -> Result<Option<SpiffeId>, Failure> {
-    let key = RecordKey::TrustBundle;
-    for stored in read(connection, &[Prefix::from(&key)]).await? {
-        if let Record::TrustBundle(bundle) = records::decode(&key, &stored.value)? {
-            return Ok(Some(SpiffePath::Service(service.clone()).within(&bundle.domain)));
-        }
-    }
-    Ok(None)
+    let domain = trust_domain(connection).await?;
+    Ok(domain.map(|domain| SpiffePath::Service(service.clone()).within(&domain)))
 }
 
 /// Reads everything at one revision, without a time limit as long as parts arrive; `seen` is called with the number of

@@ -209,7 +209,13 @@ impl View {
                 }
             }
             // Not part of routing.
-            (Record::TrustBundle(_) | Record::Revocations(_) | Record::JoinedAgent(_), _) => {}
+            (
+                Record::TrustBundle(_)
+                | Record::Revocations(_)
+                | Record::FederatedDomains(_)
+                | Record::JoinedAgent(_),
+                _,
+            ) => {}
             // Keys of services contain one, and `decode` returns the record that belongs to the key.
             (_, None) => {}
         }

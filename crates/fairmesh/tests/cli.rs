@@ -13,6 +13,7 @@ mod cli {
     pub(crate) mod dev;
     pub(crate) mod endpoints;
     pub(crate) mod etcd;
+    pub(crate) mod federation;
     pub(crate) mod hosts;
     pub(crate) mod identities;
     pub(crate) mod keys;

@@ -11,11 +11,11 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{Revocations, SpiffePath};
+use fairmesh_model::{FederatedDomains, Revocations, SpiffeId, TrustDomain};
 use futures_util::task::AtomicWaker;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 
-use crate::{CLOCK_SKEW, Refused, Usage, trust};
+use crate::{CLOCK_SKEW, Refused, Usage, federation::Federation, trust};
 
 /// The revocations that a process knows: the same wherever it verifies certificates.
 #[derive(Clone, Debug, Default)]
@@ -24,7 +24,9 @@ pub struct RevocationList(Arc<RwLock<Arc<Revocations>>>);
 /// What a certificate is revoked by.
 #[derive(Clone, Debug)]
 pub(crate) struct CertificateFacts {
-    path: SpiffePath,
+    id: SpiffeId,
+    /// Whether it is of another trust domain than this process.
+    is_foreign: bool,
     serial: Vec<u8>,
     /// When it was issued, in seconds since 1970.
     issued: u64,
@@ -36,6 +38,7 @@ pub(crate) struct CertificateFacts {
 #[derive(Debug, Default)]
 pub(crate) struct Connections {
     pub(crate) revocations: RevocationList,
+    pub(crate) federation: Federation,
     open: Mutex<OpenConnections>,
 }
 
@@ -91,14 +94,30 @@ impl RevocationList {
 }
 
 impl CertificateFacts {
+    /// Of a certificate of this trust domain.
     pub(crate) fn of(certificate: &CertificateDer<'_>, usage: Usage) -> Result<Self, Refused> {
         let (issued, expires) = trust::validity(certificate)?;
         Ok(Self {
-            path: trust::id_of(certificate, usage)?.path,
+            id: trust::id_of(certificate, usage)?,
+            is_foreign: false,
             serial: trust::serial(certificate)?,
             issued: issued.as_secs(),
             expires,
         })
+    }
+
+    /// The same at a process of `domain`.
+    pub(crate) fn at(self, domain: &TrustDomain) -> Self {
+        Self { is_foreign: self.id.domain != *domain, ..self }
+    }
+
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.is_foreign
+    }
+
+    /// Refuses one of another trust domain, unless `accepts` has it.
+    pub(crate) fn check_named(self, accepts: impl FnOnce(&SpiffeId) -> bool) -> Result<Self, Refused> {
+        if self.is_foreign && !accepts(&self.id) { Err(Refused::NotNamed(self.id)) } else { Ok(self) }
     }
 
     /// Refuses a certificate that ended since its session began.
@@ -107,10 +126,18 @@ impl CertificateFacts {
     }
 
     fn check(&self, revocations: &Revocations) -> Result<(), Refused> {
-        match revocations.revokes(&self.path, &self.serial, self.issued) {
-            true => Err(Refused::Revoked(self.path.clone())),
+        // Revocations are of this domain: another one may have the same names.
+        match !self.is_foreign && revocations.revokes(&self.id.path, &self.serial, self.issued) {
+            true => Err(Refused::Revoked(self.id.path.clone())),
             false => Ok(()),
         }
+    }
+
+    fn check_all(&self, revocations: &Revocations, federation: &Federation) -> Result<(), Refused> {
+        if self.is_foreign && !federation.has(&self.id.domain) {
+            return Err(Refused::NotFederated(self.id.domain.clone()));
+        }
+        self.check(revocations)
     }
 }
 
@@ -118,17 +145,31 @@ impl Connections {
     /// Ends the connections whose peers are revoked, and has others refused from now on.
     pub(crate) fn revoke(&self, revocations: Revocations) {
         self.revocations.set(revocations);
+        self.end_refused();
+    }
+
+    /// Ends the connections with peers of domains that are not federated, and has others refused from now on.
+    pub(crate) fn federate(&self, domains: FederatedDomains) {
+        self.federation.set(domains);
+        self.end_refused();
+    }
+
+    fn end_refused(&self) {
         let revocations = self.revocations.current();
         let mut ended = 0_usize;
         for open in self.open().by_number.values() {
-            if open.peer.check(&revocations).is_err() && !open.is_revoked.swap(true, Ordering::AcqRel) {
+            let is_refused = open.peer.check_all(&revocations, &self.federation).is_err();
+            if is_refused && !open.is_revoked.swap(true, Ordering::AcqRel) {
                 open.reader.wake();
                 open.writer.wake();
                 ended += 1;
             }
         }
         if ended > 0 {
-            tracing::warn!(connections = ended, "connections were closed: their peers are revoked");
+            tracing::warn!(
+                connections = ended,
+                "connections were closed: their peers are revoked, or of no federated trust domain"
+            );
         }
     }
 
@@ -143,7 +184,7 @@ impl Connections {
         drop(all);
         let tracked = Tracked { open, number, connections: Arc::clone(self) };
         // Once it is among the open ones, so that it is ended by all later revocations.
-        tracked.open.peer.check(&self.revocations.current())?;
+        tracked.open.peer.check_all(&self.revocations.current(), &self.federation)?;
         Ok(tracked)
     }
 
@@ -158,7 +199,11 @@ impl Tracked {
         match self.open.is_revoked.load(Ordering::Acquire) {
             false => Ok(()),
             true => {
-                let refused = Refused::Revoked(self.open.peer.path.clone());
+                let CertificateFacts { id, is_foreign, .. } = &self.open.peer;
+                let refused = match is_foreign {
+                    true => Refused::NotFederated(id.domain.clone()),
+                    false => Refused::Revoked(id.path.clone()),
+                };
                 Err(io::Error::new(io::ErrorKind::ConnectionAborted, refused))
             }
         }

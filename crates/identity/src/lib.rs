@@ -14,11 +14,13 @@
 //! certificates was rejected, since then each hop could impersonate the service.
 
 mod authority;
+mod bundle_document;
 mod bundle_file;
 mod clock;
 mod connections;
 mod credentials;
 mod error;
+mod federation;
 mod files;
 mod info;
 mod key;
@@ -38,6 +40,7 @@ mod web_roots;
 mod workload;
 
 pub use authority::{Authority, Issued, LIFETIME, Reread};
+pub use bundle_document::{BundleDocumentError, MAX_BUNDLE_DOCUMENT, read_bundle_document};
 pub use bundle_file::follow_bundle;
 pub use clock::{Clock, SystemClock};
 pub use connections::RevocationList;

@@ -3,7 +3,7 @@
 use std::{io, sync::Arc};
 
 use fairmesh_model::SpiffeId;
-use fairmesh_wire::transport::{ExpectedPeer, Handshake, StatedCall, TlsIdentity};
+use fairmesh_wire::transport::{ExpectedPeer, FederatedCallers, Handshake, StatedCall, TlsIdentity};
 use tokio::{net::TcpStream, sync::watch};
 
 use crate::{JoinToken, Workload, statement, tls_config, tls_stream::TlsStream};
@@ -69,6 +69,10 @@ impl TlsIdentity for Member {
 
     fn accept(&self, stream: TcpStream) -> Handshake {
         self.workload.accept(stream)
+    }
+
+    fn accept_federated(&self, stream: TcpStream, callers: &Arc<FederatedCallers>) -> Handshake {
+        self.workload.accept_federated(stream, callers)
     }
 
     fn accept_joining(&self, stream: TcpStream) -> Handshake {

@@ -11,7 +11,7 @@ use std::{
 use fairmesh_model::{SpiffeId, SpiffePath, TrustBundle};
 use fairmesh_wire::{
     handshake::{self, Connection},
-    transport::{Address, ExpectedPeer, Handshake, TlsIdentity, Transport},
+    transport::{Address, ExpectedPeer, FederatedCallers, Handshake, TlsIdentity, Transport},
     v1::IssueWorkloadRequest,
 };
 use tokio::{net::TcpStream, sync::watch, time::timeout};
@@ -283,6 +283,10 @@ impl TlsIdentity for ProgramIdentity {
 
     fn accept(&self, stream: TcpStream) -> Handshake {
         self.workload.accept(stream)
+    }
+
+    fn accept_federated(&self, stream: TcpStream, callers: &Arc<FederatedCallers>) -> Handshake {
+        self.workload.accept_federated(stream, callers)
     }
 
     fn accept_joining(&self, stream: TcpStream) -> Handshake {

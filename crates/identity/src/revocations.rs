@@ -1,8 +1,8 @@
-//! Follows the record of revocations.
+//! Follows the records of revocations and of federated trust domains.
 
 use std::sync::Arc;
 
-use fairmesh_model::{Prefix, Record, RecordKey, Revision, Revocations};
+use fairmesh_model::{FederatedDomains, Prefix, Record, RecordKey, Revision, Revocations};
 use fairmesh_rib::{
     ArrivedRecord, Mirror, Snapshot, Update,
     follower::{Backoff, Follower, FollowerConfig, Sink},
@@ -15,6 +15,9 @@ use tokio::sync::watch;
 
 use crate::Workload;
 
+/// What is followed.
+const FOLLOWED: [RecordKey; 2] = [RecordKey::Revocations, RecordKey::FederatedDomains];
+
 /// Whom to follow.
 #[derive(Clone, Debug)]
 pub struct RevocationSource {
@@ -26,8 +29,8 @@ pub struct RevocationSource {
     pub software: String,
 }
 
-/// Keeps what `workload` refuses as the record says, from its first certificate on. Ends never; the last revocations stay
-/// in force while the agent is away.
+/// Keeps what `workload` refuses, and which trust domains beside its own it verifies, as the records say, from its first certificate
+/// on. Ends never; the last ones stay in force while the agent is away.
 pub async fn follow_revocations(workload: Arc<Workload>, source: RevocationSource) {
     workload.ready().await;
     let RevocationSource { agent, transport, software } = source;
@@ -40,7 +43,9 @@ pub async fn follow_revocations(workload: Arc<Workload>, source: RevocationSourc
     };
     let (applied, mut revisions) = watch::channel(None);
     let handle = Follower::spawn(config, RevocationSink { workload, applied });
-    handle.subscribe(Prefix::from(&RecordKey::Revocations));
+    for key in FOLLOWED {
+        handle.subscribe(Prefix::from(&key));
+    }
     while revisions.changed().await.is_ok() {
         let revision: Option<Revision> = *revisions.borrow_and_update();
         revision.into_iter().for_each(|revision| handle.ack(revision));
@@ -67,24 +72,31 @@ impl Sink for RevocationSink {
 
 impl Mirror for RevocationSink {
     fn retain(&mut self, snapshot: &Snapshot) {
-        if !snapshot.holds(&RecordKey::Revocations.to_string()) {
-            self.workload.revoke(Revocations::default());
+        for key in FOLLOWED {
+            let text = key.to_string();
+            if snapshot.prefix.covers(&text) && !snapshot.holds(&text) {
+                self.delete(&text, &key);
+            }
         }
     }
 
     fn put(&mut self, key: RecordKey, record: ArrivedRecord<'_>) {
         match records::decode(&key, record.value) {
             Ok(Record::Revocations(revocations)) => self.workload.revoke(revocations),
+            Ok(Record::FederatedDomains(domains)) => self.workload.federate(domains),
             Ok(_) => {}
             // The last ones stay in force.
             Err(error) => {
-                tracing::error!(%error, "the revocations are not understood; keeping the last ones")
+                tracing::error!(%error, %key, "a record is not understood; keeping the last one")
             }
         }
     }
 
-    fn delete(&mut self, _: &str, _: &RecordKey) {
-        self.workload.revoke(Revocations::default());
+    fn delete(&mut self, _: &str, key: &RecordKey) {
+        match key {
+            RecordKey::FederatedDomains => self.workload.federate(FederatedDomains::default()),
+            _ => self.workload.revoke(Revocations::default()),
+        }
     }
 
     fn mark_current(&mut self, _: &Prefix) {}

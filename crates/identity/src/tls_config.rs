@@ -14,12 +14,18 @@ use tokio_rustls::rustls::{
     version::TLS13,
 };
 
-use crate::{Clock, Credentials, IdentityError, JoinToken, Refused, Trust, Usage, trust::algorithms};
+use crate::{
+    Clock, Credentials, IdentityError, JoinToken, Refused, Trust, Usage,
+    federation::Federation,
+    trust::{self, algorithms},
+};
 
 /// The peer that a client expects.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Expected {
     Service(ServiceName),
+    /// This id, of any domain that is trusted for it.
+    Id(SpiffeId),
     Mesh,
 }
 
@@ -27,6 +33,7 @@ impl From<ExpectedPeer<'_>> for Expected {
     fn from(peer: ExpectedPeer<'_>) -> Self {
         match peer {
             ExpectedPeer::Service(service) => Self::Service(service.clone()),
+            ExpectedPeer::Id(id) => Self::Id(id.clone()),
             ExpectedPeer::Mesh => Self::Mesh,
         }
     }
@@ -35,6 +42,7 @@ impl From<ExpectedPeer<'_>> for Expected {
 impl Expected {
     fn check(&self, found: SpiffeId) -> Result<(), Refused> {
         let fits = match (self, &found.path) {
+            (Self::Id(expected), _) => *expected == found,
             (Self::Service(service), SpiffePath::Service(found)) => service == found,
             (Self::Mesh, SpiffePath::Mesh(role, _)) => *role != MeshRole::Operator,
             _ => false,
@@ -47,6 +55,7 @@ impl fmt::Display for Expected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Service(service) => service.fmt(f),
+            Self::Id(id) => id.fmt(f),
             Self::Mesh => f.write_str("a process of the mesh"),
         }
     }
@@ -61,16 +70,28 @@ struct Verifier {
     expected: Option<Expected>,
     /// Whether clients without a certificate are accepted too.
     with_joining: bool,
+    /// The domains whose peers are verified beside those of its own; `None`: none, whatever is federated.
+    federation: Option<Federation>,
 }
 
 impl Verifier {
     fn verify(&self, chain: &[&CertificateDer<'_>], usage: Usage) -> Result<(), Error> {
         let chain: Vec<_> = chain.iter().map(|one| CertificateDer::from(one.as_ref())).collect();
-        let verified = self.trust.verify(&chain, usage, self.clock.now());
+        let verified = match self.foreign_trust(&chain, usage) {
+            Some(foreign) => foreign.verify(&chain, usage, self.clock.now()),
+            None => self.trust.verify(&chain, usage, self.clock.now()),
+        };
         let checked = verified.and_then(|found| self.expected.as_ref().map_or(Ok(()), |it| it.check(found)));
         checked.map_err(|refused| {
             Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(refused))))
         })
+    }
+
+    /// The roots of the domain that a certificate names, if that is a federated one. Those of one domain vouch for no other.
+    fn foreign_trust(&self, chain: &[CertificateDer<'_>], usage: Usage) -> Option<Trust> {
+        let federation = self.federation.as_ref()?;
+        let domain = trust::id_of(chain.first()?, usage).ok()?.domain;
+        if domain == *self.trust.domain() { None } else { federation.find(&domain) }
     }
 }
 
@@ -213,10 +234,13 @@ fn provider() -> Arc<CryptoProvider> {
 pub(crate) fn client(
     own: &Credentials,
     expected: Expected,
-    clock: &Arc<dyn Clock>,
+    (clock, federation): (&Arc<dyn Clock>, &Federation),
 ) -> Result<Arc<ClientConfig>, IdentityError> {
     let (trust, clock) = (own.trust.clone(), Arc::clone(clock));
-    let verifier = Arc::new(Verifier { trust, clock, expected: Some(expected), with_joining: false });
+    // Only who is told of an id of another domain verifies by that one's roots.
+    let federation = matches!(expected, Expected::Id(_)).then(|| federation.clone());
+    let verifier =
+        Arc::new(Verifier { trust, clock, expected: Some(expected), with_joining: false, federation });
     let config = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
     let config = config.map_err(IdentityError::crypto)?;
     let config = config.dangerous().with_custom_certificate_verifier(verifier);
@@ -234,19 +258,33 @@ pub(crate) fn joining(token: &JoinToken, clock: &Arc<dyn Clock>) -> Result<Arc<C
     Ok(Arc::new(config.with_no_client_auth()))
 }
 
-/// Of a server that accepts every identity of its domain; `with_joining` also clients without one, to which it shows its
-/// root too, since they know only its digest.
+/// Which clients a server accepts beside every identity of its domain.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Beside<'a> {
+    Nobody,
+    /// Those without an identity, to which it shows its root too, since they know only its digest.
+    Joining,
+    /// Those of federated domains. Which of them is decided after the handshake, since a session that is resumed verifies nothing.
+    Federated(&'a Federation),
+}
+
+/// Of a server.
 pub(crate) fn server(
     own: &Credentials,
     clock: &Arc<dyn Clock>,
-    with_joining: bool,
+    beside: Beside<'_>,
 ) -> Result<Arc<ServerConfig>, IdentityError> {
+    let with_joining = matches!(beside, Beside::Joining);
+    let federation = match beside {
+        Beside::Federated(federation) => Some(federation.clone()),
+        Beside::Nobody | Beside::Joining => None,
+    };
     let (trust, clock) = (own.trust.clone(), Arc::clone(clock));
     let mut chain = own.chain.clone();
     if with_joining {
         chain.extend(trust.root_of(&own.chain));
     }
-    let verifier = Arc::new(Verifier { trust, clock, expected: None, with_joining });
+    let verifier = Arc::new(Verifier { trust, clock, expected: None, with_joining, federation });
     let config = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
     let config = config.map_err(IdentityError::crypto)?.with_client_cert_verifier(verifier);
     let config = config.with_single_cert(chain, own.key.rustls());

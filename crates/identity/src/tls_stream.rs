@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::Identity;
+use fairmesh_model::{Identity, SpiffeId, TrustDomain};
 use fairmesh_wire::transport::SecureStream;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf, copy, sink},
@@ -34,6 +34,8 @@ pub(crate) struct TlsStream {
     stream: tokio_rustls::TlsStream<TcpStream>,
     /// `None` if the peer showed no certificate, or none that is known to be of the domain.
     tracked: Option<Tracked>,
+    /// Whether the peer is of another trust domain than this process.
+    is_foreign: bool,
 }
 
 impl TlsStream {
@@ -41,13 +43,13 @@ impl TlsStream {
     pub(crate) async fn connect(config: Arc<ClientConfig>, stream: TcpStream) -> io::Result<Self> {
         let name = ServerName::IpAddress(stream.peer_addr()?.ip().into());
         let handshake = TlsConnector::from(config).connect(name, stream).await;
-        Ok(Self { stream: handshake.map_err(failed_handshake)?.into(), tracked: None })
+        Ok(Self { stream: handshake.map_err(failed_handshake)?.into(), tracked: None, is_foreign: false })
     }
 
     /// Performs the handshake of a server.
     pub(crate) async fn accept(config: Arc<ServerConfig>, stream: TcpStream) -> io::Result<Self> {
         match TlsAcceptor::from(config).accept(stream).into_fallible().await {
-            Ok(stream) => Ok(Self { stream: stream.into(), tracked: None }),
+            Ok(stream) => Ok(Self { stream: stream.into(), tracked: None, is_foreign: false }),
             Err((error, stream)) => {
                 // Requests that arrived already would reset the connection, and the client lose the alert.
                 let _ = timeout(LINGER, discard(stream)).await;
@@ -56,19 +58,26 @@ impl TlsStream {
         }
     }
 
-    /// Ends with the revocation of the peer's certificate. A session that was resumed has verified nothing of it.
+    /// Ends with the revocation of the peer's certificate, or the federation with its trust domain, if that is not `domain`, of this
+    /// process. A session that was resumed has verified nothing of it.
     ///
     /// # Errors
-    /// When it is revoked already, or has expired at `now`.
-    pub(crate) fn within(self, connections: &Arc<Connections>, now: Duration) -> io::Result<Self> {
+    /// When it is revoked already, has expired at `now`, or is of another trust domain and `accepts` has not its id.
+    pub(crate) fn within(
+        self,
+        connections: &Arc<Connections>,
+        (domain, now): (&TrustDomain, Duration),
+        accepts: impl FnOnce(&SpiffeId) -> bool,
+    ) -> io::Result<Self> {
         let chain = self.stream.get_ref().1.peer_certificates();
         let Some(certificate) = chain.and_then(<[_]>::first) else { return Ok(self) };
         let facts = CertificateFacts::of(certificate, self.usage_of_peer());
-        let valid = facts.and_then(|facts| facts.check_time(now));
+        let valid = facts.and_then(|facts| facts.at(domain).check_time(now)?.check_named(accepts));
+        let is_foreign = valid.as_ref().is_ok_and(CertificateFacts::is_foreign);
         let tracked = valid.and_then(|facts| connections.track(facts)).map_err(|refused| {
             io::Error::new(ErrorKind::ConnectionRefused, format!("the TLS handshake failed: {refused}"))
         })?;
-        Ok(Self { tracked: Some(tracked), ..self })
+        Ok(Self { tracked: Some(tracked), is_foreign, ..self })
     }
 
     /// What the certificate of the peer is for.
@@ -108,7 +117,8 @@ impl SecureStream for TlsStream {
         let usage = self.usage_of_peer();
         // The handshake has verified the certificate.
         let id = session.peer_certificates().and_then(|chain| trust::id_of(chain.first()?, usage).ok());
-        id.map_or(Identity::Anonymous, Identity::Spiffe)
+        let identity = if self.is_foreign { Identity::Federated } else { Identity::Spiffe };
+        id.map_or(Identity::Anonymous, identity)
     }
 }
 

@@ -56,6 +56,14 @@ pub enum Refused {
     /// The id is of another domain.
     #[error("the peer is {0}, of another trust domain")]
     OtherDomain(SpiffeId),
+    /// The id is of a federated domain, and the caller or the server is not one that this process was told of.
+    #[error(
+        "the peer is {0}, of another trust domain, and no policy of this service names it; see `fairmesh identity federation list`"
+    )]
+    NotNamed(SpiffeId),
+    /// The trust domain is federated no longer.
+    #[error("the trust domain {0} is not federated; see `fairmesh identity federation list`")]
+    NotFederated(TrustDomain),
     /// An operator revoked it.
     #[error("the certificate of {0} is revoked; see `fairmesh identity list`")]
     Revoked(SpiffePath),

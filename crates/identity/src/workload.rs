@@ -5,15 +5,15 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{Revocations, SpiffeId};
-use fairmesh_wire::transport::{ExpectedPeer, Handshake, NoIdentity, TlsIdentity};
+use fairmesh_model::{FederatedDomains, Revocations, SpiffeId};
+use fairmesh_wire::transport::{ExpectedPeer, FederatedCallers, Handshake, NoIdentity, TlsIdentity};
 use tokio::{net::TcpStream, sync::watch};
 use tokio_rustls::rustls::{ClientConfig, ServerConfig};
 
 use crate::{
     Clock, Credentials, IdentityError, RevocationList, SystemClock, Usage,
     connections::Connections,
-    tls_config::{self, Expected},
+    tls_config::{self, Beside, Expected},
     tls_stream::TlsStream,
 };
 
@@ -36,6 +36,8 @@ struct Held {
     server: Arc<ServerConfig>,
     /// For clients without a certificate too, which join.
     joining_server: Arc<ServerConfig>,
+    /// For clients of federated trust domains too.
+    federated_server: Arc<ServerConfig>,
     clients: Mutex<HashMap<Expected, Arc<ClientConfig>>>,
 }
 
@@ -69,10 +71,12 @@ impl Workload {
     /// When it cannot be used; the one before remains.
     pub fn install(&self, mut credentials: Credentials) -> Result<(), IdentityError> {
         credentials.trust.revocations = self.connections.revocations.clone();
-        let server = tls_config::server(&credentials, &self.clock, false)?;
-        let joining_server = tls_config::server(&credentials, &self.clock, true)?;
+        let server = |beside| tls_config::server(&credentials, &self.clock, beside);
+        let (joining_server, federated_server) =
+            (server(Beside::Joining)?, server(Beside::Federated(&self.connections.federation))?);
+        let server = server(Beside::Nobody)?;
         let credentials = Arc::new(credentials);
-        let held = Held { credentials, server, joining_server, clients: Mutex::default() };
+        let held = Held { credentials, server, joining_server, federated_server, clients: Mutex::default() };
         *self.held.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(held));
         self.ready.send_replace(true);
         Ok(())
@@ -98,6 +102,11 @@ impl Workload {
     pub fn revoke(&self, revocations: Revocations) {
         self.connections.revoke(revocations);
         self.note_revocations();
+    }
+
+    /// Replaces the federated trust domains: open connections with peers of others end.
+    pub fn federate(&self, domains: FederatedDomains) {
+        self.connections.federate(domains);
     }
 
     /// The revocations, as they are at each time.
@@ -162,29 +171,44 @@ impl Workload {
         self.held.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn client(&self, peer: ExpectedPeer<'_>) -> io::Result<Arc<ClientConfig>> {
+    fn client(&self, peer: ExpectedPeer<'_>) -> io::Result<(Arc<ClientConfig>, Arc<Credentials>)> {
         let held = self.held().ok_or_else(no_identity)?;
+        let own = Arc::clone(&held.credentials);
         let mut clients = held.clients.lock().unwrap_or_else(PoisonError::into_inner);
         let expected = Expected::from(peer);
         if let Some(config) = clients.get(&expected) {
-            return Ok(Arc::clone(config));
+            return Ok((Arc::clone(config), own));
         }
         if clients.len() >= MAX_EXPECTED {
             clients.clear();
         }
-        let config =
-            tls_config::client(&held.credentials, expected.clone(), &self.clock).map_err(io::Error::other)?;
+        let config = tls_config::client(
+            &held.credentials,
+            expected.clone(),
+            (&self.clock, &self.connections.federation),
+        )
+        .map_err(io::Error::other)?;
         clients.insert(expected, Arc::clone(&config));
-        Ok(config)
+        Ok((config, own))
     }
 }
 
 impl Workload {
-    fn accept_with(&self, config: Option<Arc<ServerConfig>>, stream: TcpStream) -> Handshake {
+    fn accept_with(
+        &self,
+        config: impl FnOnce(&Held) -> &Arc<ServerConfig>,
+        stream: TcpStream,
+        federated: Option<Arc<FederatedCallers>>,
+    ) -> Handshake {
         let (connections, clock) = (Arc::clone(&self.connections), Arc::clone(&self.clock));
+        let held = self.held();
+        let config = held.as_ref().map(|held| (Arc::clone(config(held)), Arc::clone(&held.credentials)));
         Box::pin(async move {
-            let stream = TlsStream::accept(config.ok_or_else(no_identity)?, stream).await?;
-            Ok(Box::new(stream.within(&connections, clock.now())?) as Box<_>)
+            let (config, own) = config.ok_or_else(no_identity)?;
+            let stream = TlsStream::accept(config, stream).await?;
+            let accepts = |id: &SpiffeId| federated.is_some_and(|callers| callers.accepts(id));
+            let stream = stream.within(&connections, (&own.id().domain, clock.now()), accepts)?;
+            Ok(Box::new(stream) as Box<_>)
         })
     }
 }
@@ -208,18 +232,26 @@ impl TlsIdentity for Workload {
 
     fn connect(&self, peer: ExpectedPeer<'_>, stream: TcpStream) -> Handshake {
         let config = self.client(peer);
+        let is_named = matches!(peer, ExpectedPeer::Id(_));
         let (connections, clock) = (Arc::clone(&self.connections), Arc::clone(&self.clock));
         Box::pin(async move {
-            let stream = TlsStream::connect(config?, stream).await?;
-            Ok(Box::new(stream.within(&connections, clock.now())?) as Box<_>)
+            let (config, own) = config?;
+            let stream = TlsStream::connect(config, stream).await?;
+            // The handshake, or that of the session that it resumed, has verified that it is the one that was expected.
+            let stream = stream.within(&connections, (&own.id().domain, clock.now()), |_| is_named)?;
+            Ok(Box::new(stream) as Box<_>)
         })
     }
 
     fn accept(&self, stream: TcpStream) -> Handshake {
-        self.accept_with(self.held().map(|held| Arc::clone(&held.server)), stream)
+        self.accept_with(|held| &held.server, stream, None)
+    }
+
+    fn accept_federated(&self, stream: TcpStream, callers: &Arc<FederatedCallers>) -> Handshake {
+        self.accept_with(|held| &held.federated_server, stream, Some(Arc::clone(callers)))
     }
 
     fn accept_joining(&self, stream: TcpStream) -> Handshake {
-        self.accept_with(self.held().map(|held| Arc::clone(&held.joining_server)), stream)
+        self.accept_with(|held| &held.joining_server, stream, None)
     }
 }

@@ -17,6 +17,9 @@ pub enum Identity {
     },
     /// The SPIFFE id of a verified certificate.
     Spiffe(SpiffeId),
+    /// The same of another trust domain, with which this one is federated: it is no member of the mesh, and has no rights but
+    /// those that a policy gives to its whole id.
+    Federated(SpiffeId),
 }
 
 impl fmt::Display for Identity {
@@ -24,7 +27,7 @@ impl fmt::Display for Identity {
         match self {
             Self::Anonymous => f.write_str("anonymous"),
             Self::Local { uid } => write!(f, "local uid {uid}"),
-            Self::Spiffe(id) => id.fmt(f),
+            Self::Spiffe(id) | Self::Federated(id) => id.fmt(f),
         }
     }
 }

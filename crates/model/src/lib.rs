@@ -78,5 +78,8 @@ pub use traffic::{
     RegionShares, RegionTable, SMALLEST_SHARE, TableForce, TableOrigin, TrafficShares, ZoneShares,
 };
 pub use traffic::{LoadMetric, LoadRing, MAX_PLANNED_CLASSES, Traffic, TrafficMode, TrafficPlanner};
-pub use trust::{JoinedAgent, MAX_CERTIFICATE, MAX_ROOTS, MAX_TENANTS, TrustBundle};
+pub use trust::{
+    FederatedDomains, JoinedAgent, MAX_CERTIFICATE, MAX_FEDERATED_DOMAINS, MAX_ROOTS, MAX_TENANTS,
+    TrustBundle,
+};
 pub use workload::{HOST_NAMESPACE, ProgramFacts, ProgramSelector, WorkloadEntry};

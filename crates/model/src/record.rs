@@ -2,9 +2,9 @@ mod revision;
 mod rib_key;
 
 use crate::{
-    DefaultAuthorization, Endpoint, Hosts, JoinedAgent, MeasuredDistances, Policy, RegionDrain, RegionTable,
-    Regions, Revocations, RoundTrips, Service, ShardMove, TrustBundle, Verdict, WorkloadEntry,
-    access::RoleBinding,
+    DefaultAuthorization, Endpoint, FederatedDomains, Hosts, JoinedAgent, MeasuredDistances, Policy,
+    RegionDrain, RegionTable, Regions, Revocations, RoundTrips, Service, ShardMove, TrustBundle, Verdict,
+    WorkloadEntry, access::RoleBinding,
 };
 
 pub use revision::{Cursor, Revision, StoreId};
@@ -43,6 +43,8 @@ pub enum Record {
     TrustBundle(TrustBundle),
     /// At `identity/revocations`.
     Revocations(Revocations),
+    /// At `identity/federation`.
+    FederatedDomains(FederatedDomains),
     /// At `identity/agents/`.
     JoinedAgent(JoinedAgent),
     /// At `workloads/`.

@@ -1,6 +1,6 @@
 use std::net::SocketAddr;
 
-use crate::{Invalid, endpoint::check_address};
+use crate::{Invalid, SpiffeId, endpoint::check_address};
 
 /// The declaration of a service, independent of its endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,6 +11,8 @@ pub struct Service {
     pub protocol: Protocol,
     /// The virtual address that unmodified programs connect to, if assigned.
     pub virtual_address: Option<SocketAddr>,
+    /// The id that its endpoints prove, by mutual TLS, instead of that of the service: one of a federated trust domain.
+    pub identity: Option<SpiffeId>,
 }
 
 impl Service {

@@ -1,6 +1,8 @@
 //! Records of identities: the roots of the trust domain, and the agents that joined it.
 
-use crate::{Region, Tenant, TrustDomain};
+use std::collections::BTreeSet;
+
+use crate::{Invalid, Region, Tenant, TrustDomain};
 
 /// Upper bound of roots of a trust domain: one, or the old and the new ones while roots are rotated.
 pub const MAX_ROOTS: usize = 8;
@@ -16,6 +18,44 @@ pub struct TrustBundle {
     pub domain: TrustDomain,
     /// Roots in DER, the newest last; at least one.
     pub roots: Vec<Vec<u8>>,
+}
+
+/// Upper bound of trust domains that a mesh is federated with.
+pub const MAX_FEDERATED_DOMAINS: usize = 32;
+
+/// Other trust domains whose certificates are verified: of callers that a policy names by their whole id, and of servers that a
+/// service names so. Nothing of them is a member of this mesh.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FederatedDomains {
+    /// At most [`MAX_FEDERATED_DOMAINS`], each once.
+    pub bundles: Vec<TrustBundle>,
+}
+
+impl FederatedDomains {
+    /// The roots of a domain.
+    pub fn find(&self, domain: &TrustDomain) -> Option<&TrustBundle> {
+        self.bundles.iter().find(|bundle| bundle.domain == *domain)
+    }
+
+    /// Checks the bounds.
+    ///
+    /// # Errors
+    /// [`Invalid`] with the field.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        if self.bundles.len() > MAX_FEDERATED_DOMAINS {
+            let problem = format!("has {} trust domains", self.bundles.len());
+            let hint = format!("keep at most {MAX_FEDERATED_DOMAINS}; remove those that nothing calls");
+            return Err(Invalid::new("bundles", problem, hint));
+        }
+        let mut seen = BTreeSet::new();
+        match self.bundles.iter().position(|bundle| !seen.insert(&bundle.domain)) {
+            None => Ok(()),
+            Some(i) => {
+                let problem = format!("{} is there twice", self.bundles[i].domain);
+                Err(Invalid::new(format!("bundles[{i}]"), problem, "give each trust domain once"))
+            }
+        }
+    }
 }
 
 /// An agent that joined the trust domain.

@@ -62,7 +62,12 @@ fn cart() -> ServiceName {
 }
 
 fn registration(instance: &str) -> Registration {
-    let service = Service { kind: ServiceKind::Sharded, protocol: Protocol::Grpc, virtual_address: None };
+    let service = Service {
+        kind: ServiceKind::Sharded,
+        protocol: Protocol::Grpc,
+        virtual_address: None,
+        identity: None,
+    };
     let endpoint = Endpoint { lease: Some(Duration::from_secs(3600)), ..endpoint(instance, "eu") };
     Registration { service: cart(), endpoint, explicit_state: true, declaration: Some(service) }
 }

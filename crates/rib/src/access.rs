@@ -13,7 +13,7 @@ use std::{
 
 use fairmesh_model::{
     DefaultAuthorization, Identity, JoinedAgent, Label, MeshRole, Prefix, Record, RecordKey, Region,
-    ServiceName, SpiffePath,
+    ServiceName, SpiffePath, TrustDomain,
     access::{Grants, Machine, MachineCallers, Reach, RoleBinding, Subject, admits},
 };
 use fairmesh_wire::records;
@@ -89,6 +89,8 @@ struct Rules {
     is_strict: bool,
     bindings: Vec<RoleBinding>,
     default: DefaultAuthorization,
+    /// The trust domain, as it is recorded.
+    domain: Option<TrustDomain>,
 }
 
 impl fmt::Display for Caller {
@@ -201,8 +203,9 @@ impl AccessControl {
             _ => None,
         };
         let authorization = policy.as_ref().and_then(|policy| policy.authorization.as_deref());
-        let callers = MachineCallers::of(machine.agent.as_ref(), &grants.view);
-        admits(authorization, self.rules().default, &callers)
+        let rules = self.rules();
+        let callers = MachineCallers::of(machine.agent.as_ref(), &grants.view, rules.domain.clone());
+        admits(authorization, rules.default, &callers)
     }
 
     /// Whether a caller may read and watch a prefix.
@@ -223,7 +226,8 @@ impl AccessControl {
                 false => Grants::admin(),
                 true => of_machine(Machine { agent: None, region: None, is_agent: true }, Reach::Everything),
             },
-            Identity::Anonymous | Identity::Local { .. } => Grants::default(),
+            // What proves an id of another trust domain is no member.
+            Identity::Anonymous | Identity::Local { .. } | Identity::Federated(_) => Grants::default(),
             Identity::Spiffe(id) => match &id.path {
                 SpiffePath::Service(service) => Grants {
                     view: Reach::of(std::slice::from_ref(&service.tenant)),
@@ -305,7 +309,12 @@ impl AccessControl {
             Some(Record::DefaultAuthorization(default)) => default,
             _ => DefaultAuthorization::default(),
         };
+        let domain = match self.record(&RecordKey::TrustBundle) {
+            Some(Record::TrustBundle(bundle)) => Some(bundle.domain),
+            _ => None,
+        };
         Rules {
+            domain,
             is_strict: self.shared.is_required.load(Relaxed)
                 || self.shared.node.get(&RecordKey::TrustBundle.to_string()).is_some(),
             bindings: entries.iter().filter_map(|(key, entry)| binding(key, &entry.value)).collect(),

@@ -1,10 +1,10 @@
 //! Whether a caller may make a call: decided where mutual TLS ends, and by `fairmesh explain --as`.
 
-use std::fmt;
+use std::{collections::BTreeSet, fmt};
 
 use fairmesh_model::{
-    Authorization, AuthorizationMode, AuthorizationRule, CallerId, DefaultAuthorization, Label, MeshRole,
-    MtlsMode, PathMatch, Policy, Probe, SpiffePath,
+    Authorization, AuthorizationMode, AuthorizationRule, CallerId, CallerMatch, DefaultAuthorization, Label,
+    MeshRole, MtlsMode, PathMatch, Policy, Probe, SpiffeId, SpiffePath,
 };
 
 /// The compiled authorization of a service.
@@ -49,6 +49,8 @@ pub enum DecisionReason<'a> {
     NoRule,
     /// It is the health check that the policy asks for, by an agent.
     HealthCheck,
+    /// The caller is of another trust domain, and no rule that names it allows it.
+    OtherDomain,
     /// The policy has nothing for this call, so that the default of the mesh applies.
     Default,
 }
@@ -70,8 +72,17 @@ impl AuthorizationTable {
         self.mtls == MtlsMode::Permissive
     }
 
-    /// Whether a caller's statement of whom it calls for counts.
+    /// The callers of any trust domain that rules name by their whole id, among which are those of federated domains.
+    pub fn whole_ids(&self) -> BTreeSet<SpiffeId> {
+        let rules = self.policy.iter().flat_map(|policy| &policy.rules).filter(|rule| !rule.denies);
+        rules.flat_map(|rule| &rule.from).filter_map(CallerMatch::whole_id).collect()
+    }
+
+    /// Whether a caller's statement of whom it calls for counts: never of one of another trust domain.
     pub fn is_intermediary(&self, caller: &CallerId) -> bool {
+        if caller.is_federated() {
+            return false;
+        }
         let named = self.policy.iter().flat_map(|policy| &policy.intermediaries);
         named.into_iter().any(|one| one.matches(caller))
     }
@@ -83,7 +94,7 @@ impl AuthorizationTable {
             return self.decided(true, DecisionReason::HealthCheck);
         }
         let is_plain = is_plain(path);
-        self.by_rules(|rule| {
+        self.by_rules(request.caller, |rule| {
             matches_caller(rule, request.caller)
                 && (rule.methods.is_empty() || rule.methods.iter().any(|method| method == request.method))
                 && matches_path(rule, path, is_plain)
@@ -96,13 +107,32 @@ impl AuthorizationTable {
         if self.probed_path.is_some() && caller.is_some_and(is_agent) {
             return self.decided(true, DecisionReason::HealthCheck);
         }
-        self.by_rules(|rule| {
+        self.by_rules(caller, |rule| {
             let is_for_all = rule.methods.is_empty() && rule.paths.is_empty();
             matches_caller(rule, caller) && (rule.denies || is_for_all)
         })
     }
 
-    fn by_rules(&self, matches: impl Fn(&AuthorizationRule) -> bool) -> AuthorizationDecision<'_> {
+    fn by_rules(
+        &self,
+        caller: Option<&CallerId>,
+        matches: impl Fn(&AuthorizationRule) -> bool,
+    ) -> AuthorizationDecision<'_> {
+        let decision = self.by_policy(matches);
+        let is_federated = caller.is_some_and(CallerId::is_federated);
+        match decision.reason {
+            _ if !is_federated => decision,
+            // Not for audit either: who is no member may do what a rule allows, and nothing else.
+            DecisionReason::Rule(_) => AuthorizationDecision { is_audit: false, ..decision },
+            _ => AuthorizationDecision {
+                is_allowed: false,
+                is_audit: false,
+                reason: DecisionReason::OtherDomain,
+            },
+        }
+    }
+
+    fn by_policy(&self, matches: impl Fn(&AuthorizationRule) -> bool) -> AuthorizationDecision<'_> {
         let Some(policy) = &self.policy else { return self.by_default() };
         let (mut allowed_by, mut allows_any) = (None, policy.rules.is_empty());
         for rule in &policy.rules {
@@ -155,6 +185,12 @@ impl fmt::Display for AuthorizationDecision<'_> {
         match self.reason {
             DecisionReason::Rule(name) => write!(f, "{verb}: rule '{name}' of the policy"),
             DecisionReason::NoRule => write!(f, "{verb}: no rule of the policy allows it"),
+            DecisionReason::OtherDomain => {
+                write!(
+                    f,
+                    "{verb}: the caller is of another trust domain, and no rule with its whole id allows it"
+                )
+            }
             DecisionReason::HealthCheck => write!(f, "{verb}: the health check of the policy"),
             DecisionReason::Default => write!(f, "{verb}: the default of the mesh, since no rule decides"),
         }
@@ -162,11 +198,13 @@ impl fmt::Display for AuthorizationDecision<'_> {
 }
 
 fn is_agent(caller: &CallerId) -> bool {
-    matches!(caller.id().path, SpiffePath::Mesh(MeshRole::Agent, _))
+    !caller.is_federated() && matches!(caller.id().path, SpiffePath::Mesh(MeshRole::Agent, _))
 }
 
 fn matches_caller(rule: &AuthorizationRule, caller: Option<&CallerId>) -> bool {
-    rule.from.is_empty() || caller.is_some_and(|caller| rule.from.iter().any(|from| from.matches(caller)))
+    // A rule without callers is for those of this mesh.
+    let is_for_all = rule.from.is_empty() && (rule.denies || !caller.is_some_and(CallerId::is_federated));
+    is_for_all || caller.is_some_and(|caller| rule.from.iter().any(|from| from.matches(caller)))
 }
 
 /// Servers may read a path that is not plain as another one: it is in no path that is allowed, and in every one that is

@@ -1,8 +1,8 @@
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
 use fairmesh_model::{
     DistanceSource, Endpoint, EndpointState, Hosts, InstanceId, Location, MtlsMode, Policy, Protocol,
-    RegionTable, Regions, RoundTrips, Service, ServiceName, Verdict, Verdicts,
+    RegionTable, Regions, RoundTrips, Service, ServiceName, SpiffeId, Verdict, Verdicts,
 };
 
 use crate::{ReceivedReport, ShardTable};
@@ -48,6 +48,24 @@ pub struct TableInput<'a> {
     pub age: Duration,
 }
 
+/// Whose identity an endpoint proves by mutual TLS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PeerIdentity {
+    /// That of its service.
+    Service(ServiceName),
+    /// An id of its own, as the service declares, which may be of a federated trust domain.
+    Id(SpiffeId),
+}
+
+impl fmt::Display for PeerIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Service(service) => service.fmt(f),
+            Self::Id(id) => id.fmt(f),
+        }
+    }
+}
+
 /// An endpoint, with all that a caller needs to connect. Shared between snapshots (the same `Arc`) while it is
 /// unchanged.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,8 +86,8 @@ pub struct EndpointTarget {
     pub power: u32,
     /// Its application protocol.
     pub protocol: Protocol,
-    /// The service whose identity it proves by mutual TLS; `None` for plaintext.
-    pub identity: Option<ServiceName>,
+    /// Whose identity it proves by mutual TLS; `None` for plaintext.
+    pub identity: Option<PeerIdentity>,
     /// Whether it accepts plaintext too, from callers without an identity.
     pub accepts_plaintext: bool,
     /// The metric of its load reports that the service is balanced by, if any.
@@ -82,8 +100,8 @@ pub struct EndpointTarget {
 impl EndpointTarget {
     pub(crate) fn new(
         (endpoint, hosts): (&Endpoint, &Hosts),
-        service: &ServiceName,
-        (protocol, mtls): (Protocol, MtlsMode),
+        (name, service): (&ServiceName, &Service),
+        mtls: MtlsMode,
         metric: Option<&Arc<str>>,
         by_latency: bool,
     ) -> Self {
@@ -95,9 +113,13 @@ impl EndpointTarget {
             weight: endpoint.weight,
             speed: hosts.speed(endpoint),
             power: hosts.power(endpoint),
-            protocol,
-            identity: endpoint.mtls.then(|| service.clone()),
-            accepts_plaintext: !endpoint.mtls || mtls == MtlsMode::Permissive,
+            protocol: service.protocol,
+            identity: match &service.identity {
+                Some(id) => Some(PeerIdentity::Id(id.clone())),
+                None => endpoint.mtls.then(|| PeerIdentity::Service(name.clone())),
+            },
+            // Who declares an id wants no other endpoint to be called.
+            accepts_plaintext: service.identity.is_none() && (!endpoint.mtls || mtls == MtlsMode::Permissive),
             metric: metric.cloned(),
             by_latency,
         }

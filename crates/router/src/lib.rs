@@ -19,7 +19,7 @@ mod token_bucket;
 mod trace;
 
 pub use authorization::{AuthorizationDecision, AuthorizationRequest, AuthorizationTable, DecisionReason};
-pub use compile_input::{Candidate, CompileInput, EndpointTarget, RegionDistance, TableInput};
+pub use compile_input::{Candidate, CompileInput, EndpointTarget, PeerIdentity, RegionDistance, TableInput};
 pub use fairmesh_balancer::{EndpointStats, LoadReport, Outcome, ReceivedReport};
 pub use request::{EndpointPick, Headers, PickError, PickParams, RequestView, RouteDecision};
 pub use route_actions::{DirectResponse, RouteActions};

@@ -38,6 +38,7 @@ fn case(default: &str, policy: &Value, calls: &Value) -> Value {
             DecisionReason::Rule(name) => json!({"rule": name.to_string()}),
             DecisionReason::NoRule => json!("noRule"),
             DecisionReason::HealthCheck => json!("healthCheck"),
+            DecisionReason::OtherDomain => json!("otherDomain"),
             DecisionReason::Default => json!("default"),
         };
         let connection = table.decide_connection(caller.as_ref());

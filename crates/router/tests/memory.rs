@@ -69,7 +69,12 @@ fn compiled(name: &str) -> (Arc<EndpointStats>, Box<ServiceTable>) {
     let policy = Policy { routes: vec![route("read", "/v1"), route("rest", "/v2")], ..Policy::default() };
     let input = CompileInput {
         name: &ServiceName::new(name).unwrap(),
-        service: &Service { kind: ServiceKind::Replicated, protocol: Protocol::Http1, virtual_address: None },
+        service: &Service {
+            kind: ServiceKind::Replicated,
+            protocol: Protocol::Http1,
+            virtual_address: None,
+            identity: None,
+        },
         policy: &policy,
         endpoints: &[endpoint],
         shards: None,
@@ -117,7 +122,7 @@ fn with_table(kind: ServiceKind) -> ServiceTable {
     let map = ShardMap { version: 1, interval: KeyRange::ALL, shards: vec![shard] };
     let input = CompileInput {
         name: &ServiceName::new("shop/cart").unwrap(),
-        service: &Service { kind, protocol: Protocol::Http1, virtual_address: None },
+        service: &Service { kind, protocol: Protocol::Http1, virtual_address: None, identity: None },
         policy: &Policy::default(),
         endpoints: &endpoints,
         shards: Some(&Arc::new(ShardTable::compile(&map))),

@@ -15,7 +15,7 @@ use std::{
 use fairmesh_headers::CALLER;
 use fairmesh_model::{CallerId, Identity, ServiceName};
 use fairmesh_router::{AuthorizationDecision, AuthorizationRequest, AuthorizationTable};
-use fairmesh_wire::transport::{PlaintextCallers, Transport};
+use fairmesh_wire::transport::{FederatedCallers, PlaintextCallers, Transport};
 use hazarc::AtomicOptionArc;
 use http::{HeaderMap, Request};
 use tokio::{sync::watch, time::Instant};
@@ -39,6 +39,8 @@ pub(crate) struct Authorizer {
     waits_for_policy: bool,
     /// Callers without an identity of a server that speaks mutual TLS, which the policy may permit.
     plaintext_callers: Option<Arc<PlaintextCallers>>,
+    /// Callers of other trust domains, which the policy may name.
+    federated_callers: Option<Arc<FederatedCallers>>,
     table: AtomicOptionArc<AuthorizationTable>,
     /// Changes with the table.
     changes: watch::Sender<u64>,
@@ -65,7 +67,8 @@ impl Authorizer {
     /// For a server of this service that accepts connections so.
     pub(crate) fn of_server(service: ServiceName, transport: &Transport) -> Self {
         let plaintext_callers = transport.plaintext_callers().cloned();
-        Self { plaintext_callers, ..Self::new(service, transport.is_tls()) }
+        let federated_callers = transport.federated_callers().cloned();
+        Self { plaintext_callers, federated_callers, ..Self::new(service, transport.is_tls()) }
     }
 
     /// Follows the policy until what this returns is dropped.
@@ -85,6 +88,9 @@ impl Authorizer {
     pub(crate) fn set(&self, table: AuthorizationTable) {
         if let Some(callers) = &self.plaintext_callers {
             callers.permit(table.permits_plaintext());
+        }
+        if let Some(callers) = &self.federated_callers {
+            callers.accept(table.whole_ids());
         }
         self.table.store(Some(Arc::new(table)));
         self.changes.send_modify(|changes| *changes += 1);

@@ -324,7 +324,8 @@ impl ServerBuilder {
             self.labels.insert(SHARDS_LABEL.into(), SHARDS_AWARE.into());
         }
         let kind = if self.hooks.is_some() { ServiceKind::Sharded } else { ServiceKind::Replicated };
-        let declaration = self.protocol.map(|protocol| Service { kind, protocol, virtual_address: None });
+        let declaration =
+            self.protocol.map(|protocol| Service { kind, protocol, virtual_address: None, identity: None });
         let registration = Registration {
             service: ServiceName::new(&self.service).map_err(|e| e.within("service"))?,
             instance,

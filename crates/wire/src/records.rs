@@ -52,6 +52,7 @@ pub fn encode(record: &Record) -> Bytes {
         Record::Hosts(record) => bytes(&v1::Hosts::from(record)),
         Record::TrustBundle(record) => bytes(&v1::TrustBundle::from(record)),
         Record::Revocations(record) => bytes(&v1::Revocations::from(record)),
+        Record::FederatedDomains(record) => bytes(&v1::FederatedDomains::from(record)),
         Record::JoinedAgent(record) => bytes(&v1::JoinedAgent::from(record)),
         Record::Workload(record) => bytes(&v1::WorkloadEntry::from(record)),
         Record::DefaultAuthorization(record) => bytes(&v1::DefaultAuthorization::from(record)),
@@ -81,6 +82,9 @@ pub fn decode(key: &RecordKey, value: &[u8]) -> Result<Record, Invalid> {
         RecordKey::Hosts => Record::Hosts(message::<v1::Hosts>(value)?.try_into()?),
         RecordKey::TrustBundle => Record::TrustBundle(message::<v1::TrustBundle>(value)?.try_into()?),
         RecordKey::Revocations => Record::Revocations(message::<v1::Revocations>(value)?.try_into()?),
+        RecordKey::FederatedDomains => {
+            Record::FederatedDomains(message::<v1::FederatedDomains>(value)?.try_into()?)
+        }
         RecordKey::JoinedAgent(_) => Record::JoinedAgent(message::<v1::JoinedAgent>(value)?.try_into()?),
         RecordKey::DefaultAuthorization => {
             Record::DefaultAuthorization(message::<v1::DefaultAuthorization>(value)?.try_into()?)

@@ -11,6 +11,7 @@ mod bearer_token;
 #[cfg(feature = "server")]
 mod calls;
 mod channel;
+mod federated_callers;
 mod identity;
 #[cfg(feature = "server")]
 mod joining;
@@ -39,7 +40,8 @@ pub use channel::{CONNECT_TIMEOUT, Channel, connect_channel, connect_channel_laz
 use fairmesh_listen::GuardedStream;
 #[cfg(feature = "server")]
 use fairmesh_model::ProgramFacts;
-use fairmesh_model::{Identity, Label, ServiceName, SpiffeId};
+use fairmesh_model::{Identity, Label, SpiffeId};
+pub use federated_callers::FederatedCallers;
 pub use identity::{ExpectedPeer, Handshake, NoIdentity, SecureStream, StatedCall, TlsIdentity};
 #[cfg(feature = "server")]
 pub use listener::{Accepted, BindError, Listener};
@@ -62,6 +64,7 @@ pub use waits::Waits;
 pub struct Transport {
     identity: Option<Arc<dyn TlsIdentity>>,
     plaintext_callers: Option<Arc<PlaintextCallers>>,
+    federated_callers: Option<Arc<FederatedCallers>>,
     token: Option<BearerToken>,
 }
 
@@ -72,11 +75,13 @@ impl Transport {
         Self { identity: Some(identity), ..Self::default() }
     }
 
-    /// The same for one server, which may be permitted to accept plaintext beside mutual TLS. A clone is of the same server.
+    /// The same for one server, which may be permitted to accept plaintext beside mutual TLS, and callers of federated trust
+    /// domains. A clone is of the same server.
     #[must_use]
     pub fn of_server(self) -> Self {
         let plaintext_callers = self.identity.as_ref().map(|_| Arc::default());
-        Self { plaintext_callers, ..self }
+        let federated_callers = self.identity.as_ref().map(|_| Arc::default());
+        Self { plaintext_callers, federated_callers, ..self }
     }
 
     /// The same for a user with a token, which calls and watches of control planes carry beside the identity.
@@ -93,6 +98,11 @@ impl Transport {
     /// The callers in plaintext of a [server](Self::of_server) that speaks mutual TLS.
     pub fn plaintext_callers(&self) -> Option<&Arc<PlaintextCallers>> {
         self.plaintext_callers.as_ref()
+    }
+
+    /// The callers of other trust domains of a [server](Self::of_server) that speaks mutual TLS.
+    pub fn federated_callers(&self) -> Option<&Arc<FederatedCallers>> {
+        self.federated_callers.as_ref()
     }
 
     /// Whether callers are accepted with mutual TLS only.
@@ -160,11 +170,11 @@ impl Transport {
     /// When there is no connection: with [`NoIdentity`] as its source if the endpoint speaks mutual TLS and this
     /// process has no identity.
     pub async fn connect_endpoint(&self, endpoint: EndpointAddress<'_>) -> io::Result<Stream> {
-        let EndpointAddress { address, service, accepts_plaintext, from } = endpoint;
+        let EndpointAddress { address, peer, accepts_plaintext, from } = endpoint;
         let identity = self.identity.as_ref().filter(|identity| identity.is_ready());
-        let secured = match (service, identity) {
+        let secured = match (peer, identity) {
             (None, _) => None,
-            (Some(service), Some(identity)) => Some((service, identity)),
+            (Some(peer), Some(identity)) => Some((peer, identity)),
             (Some(_), None) if accepts_plaintext => None,
             (Some(_), None) => return Err(io::Error::other(NoIdentity)),
         };
@@ -178,9 +188,9 @@ impl Transport {
         };
         match secured {
             None => Ok(Stream::Tcp(stream)),
-            Some((service, identity)) => {
+            Some((peer, identity)) => {
                 configure(&stream)?;
-                identity.connect(ExpectedPeer::Service(service), stream).await.map(Stream::Tls)
+                identity.connect(peer, stream).await.map(Stream::Tls)
             }
         }
     }
@@ -201,16 +211,20 @@ impl Transport {
     /// When the handshake fails, or a limit of the listener closed the connection.
     pub async fn accept(&self, stream: GuardedStream<Stream>) -> io::Result<GuardedStream<Stream>> {
         let Some(identity) = &self.identity else { return Ok(stream) };
+        let secure = |stream| match &self.federated_callers {
+            Some(callers) => identity.accept_federated(stream, callers),
+            None => identity.accept(stream),
+        };
         let permitted = self.plaintext_callers.as_ref().filter(|callers| callers.are_permitted());
         let Some(callers) = permitted else {
-            return establish(stream, |stream| identity.accept(stream)).await;
+            return establish(stream, secure).await;
         };
         let either = async |stream| match stream {
             Stream::Tcp(stream) if !plaintext_callers::begins_tls(&stream).await? => {
                 callers.note(&stream)?;
                 Ok(Stream::Tcp(stream))
             }
-            Stream::Tcp(stream) => identity.accept(stream).await.map(Stream::Tls),
+            Stream::Tcp(stream) => secure(stream).await.map(Stream::Tls),
             other => Ok(other),
         };
         stream.establish(either).await
@@ -236,8 +250,8 @@ impl Transport {
 pub struct EndpointAddress<'a> {
     /// Where it listens.
     pub address: SocketAddr,
-    /// The service whose identity it proves by mutual TLS; `None` for plaintext.
-    pub service: Option<&'a ServiceName>,
+    /// Whose identity it proves by mutual TLS; `None` for plaintext.
+    pub peer: Option<ExpectedPeer<'a>>,
     /// Whether it accepts plaintext too, for a process without an identity.
     pub accepts_plaintext: bool,
     /// The address to connect from, if that is given and of the same address family.

@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     fn plaintext(address: SocketAddr) -> EndpointAddress<'static> {
-        EndpointAddress { address, service: None, accepts_plaintext: true, from: None }
+        EndpointAddress { address, peer: None, accepts_plaintext: true, from: None }
     }
 
     /// A server of both versions, and the number of its connections so far.

@@ -8,7 +8,7 @@ use std::{
 use fairmesh_model::{DistanceRounds, Region, ServiceName};
 use fairmesh_wire::{
     handshake::Connection,
-    transport::{EndpointAddress, Transport},
+    transport::{EndpointAddress, ExpectedPeer, Transport},
     v1::{self, ReportDistancesRequest, ReportedDistance},
 };
 use tokio::{
@@ -179,7 +179,7 @@ async fn probe(
     let mut connection = kept;
     let endpoint = EndpointAddress {
         address: target.address,
-        service: target.service.as_ref(),
+        peer: target.service.as_ref().map(ExpectedPeer::Service),
         accepts_plaintext: target.service.is_none(),
         from,
     };

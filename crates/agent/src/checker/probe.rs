@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     fn plaintext(address: SocketAddr) -> EndpointAddress<'static> {
-        EndpointAddress { address, service: None, accepts_plaintext: true, from: None }
+        EndpointAddress { address, peer: None, accepts_plaintext: true, from: None }
     }
 
     const PATIENCE: Duration = Duration::from_secs(5);

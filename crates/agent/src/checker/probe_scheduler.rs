@@ -12,7 +12,7 @@ use fairmesh_model::{
 use fairmesh_rib::Update;
 use fairmesh_wire::{
     handshake::Connection,
-    transport::EndpointAddress,
+    transport::{EndpointAddress, ExpectedPeer},
     v1::{JudgeRequest, Judgement},
 };
 use tokio::{
@@ -174,7 +174,7 @@ impl ProbeScheduler {
             let CheckedAddress { address, mtls } = address;
             let endpoint = EndpointAddress {
                 address,
-                service: mtls.then_some(&id.0),
+                peer: mtls.then_some(ExpectedPeer::Service(&id.0)),
                 accepts_plaintext: !mtls,
                 from: None,
             };

@@ -105,8 +105,12 @@ impl Fixture {
         let source = TestBackend { node: Node::new(StoreId(7)) };
         let mut fixture =
             Self { folder: tempfile::tempdir().unwrap(), source, map, entries: BTreeMap::new() };
-        let declared =
-            Service { kind: ServiceKind::Sharded, protocol: Protocol::Http1, virtual_address: None };
+        let declared = Service {
+            kind: ServiceKind::Sharded,
+            protocol: Protocol::Http1,
+            virtual_address: None,
+            identity: None,
+        };
         fixture.commit(
             [
                 (RecordKey::Regions, Record::Regions(Regions::default())),

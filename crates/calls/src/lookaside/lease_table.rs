@@ -66,8 +66,12 @@ impl LeaseTable {
             ServiceState::Ready(ready) => Some(ready),
             _ => None,
         };
-        let service =
-            Service { kind: ServiceKind::Replicated, protocol: self.protocol, virtual_address: None };
+        let service = Service {
+            kind: ServiceKind::Replicated,
+            protocol: self.protocol,
+            virtual_address: None,
+            identity: None,
+        };
         let facts = CompileInput {
             name: subscription.name(),
             service: &service,

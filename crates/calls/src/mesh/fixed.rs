@@ -206,7 +206,7 @@ impl FixedMesh {
     fn service(&self, name: &ServiceName, kind: ServiceKind, protocol: Protocol) -> Vec<Change> {
         let (_, old) = self.node.read(&[Prefix::endpoints(name, None), Prefix::shards(name, None)]);
         let old = old.iter().filter_map(|(key, _)| RecordKey::parse(key).ok());
-        let service = Service { kind, protocol, virtual_address: None };
+        let service = Service { kind, protocol, virtual_address: None, identity: None };
         let declared = (RecordKey::Service(name.clone()), Some(records::encode(&service.into())));
         old.map(|key| (key, None)).chain([declared]).collect()
     }

@@ -9,8 +9,8 @@ use std::{
 
 use bytes::BytesMut;
 use fairmesh_http::socket;
-use fairmesh_model::ServiceName;
-use fairmesh_wire::transport::{EndpointAddress, Stream, Transport};
+use fairmesh_router::PeerIdentity;
+use fairmesh_wire::transport::{EndpointAddress, ExpectedPeer, Stream, Transport};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{error::SendError, own_addresses::OwnAddresses, raw_connection::RawConnection};
@@ -40,8 +40,8 @@ pub(crate) struct TransportContext {
 pub(crate) struct Connector {
     pub(super) transport: Transport,
     pub(super) address: SocketAddr,
-    /// The service whose identity the endpoint proves by mutual TLS; `None` for plaintext.
-    pub(super) identity: Option<ServiceName>,
+    /// Whose identity the endpoint proves by mutual TLS; `None` for plaintext.
+    pub(super) identity: Option<PeerIdentity>,
     /// Whether it accepts plaintext too, from callers without an identity.
     pub(super) accepts_plaintext: bool,
     pub(super) local: Option<IpAddr>,
@@ -73,7 +73,10 @@ impl Connector {
         }
         let endpoint = EndpointAddress {
             address: self.address,
-            service: self.identity.as_ref(),
+            peer: self.identity.as_ref().map(|peer| match peer {
+                PeerIdentity::Service(service) => ExpectedPeer::Service(service),
+                PeerIdentity::Id(id) => ExpectedPeer::Id(id),
+            }),
             accepts_plaintext: self.accepts_plaintext,
             from: self.local,
         };

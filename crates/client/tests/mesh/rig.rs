@@ -119,7 +119,7 @@ impl Rig {
     }
 
     pub(crate) fn service(&self, name: &str, kind: ServiceKind, protocol: Protocol) {
-        let service = Service { kind, protocol, virtual_address: None };
+        let service = Service { kind, protocol, virtual_address: None, identity: None };
         self.write([(RecordKey::Service(named(name)), Some(records::encode(&service.into())))]);
     }
 

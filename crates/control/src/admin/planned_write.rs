@@ -74,6 +74,7 @@ fn parse_op(op: v1::Op) -> Result<DesiredRecord, Invalid> {
             | RecordKey::DefaultAuthorization
             | RecordKey::RoleBinding(_)
             | RecordKey::Revocations
+            | RecordKey::FederatedDomains
     );
     if !written_here {
         let problem = format!("{key} is not configuration");

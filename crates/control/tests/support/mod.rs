@@ -96,7 +96,7 @@ pub(crate) fn policy_key(service: &str) -> String {
 }
 
 pub(crate) fn service(protocol: Protocol) -> Vec<u8> {
-    let service = Service { kind: ServiceKind::Replicated, protocol, virtual_address: None };
+    let service = Service { kind: ServiceKind::Replicated, protocol, virtual_address: None, identity: None };
     records::encode(&Record::Service(service)).to_vec()
 }
 

@@ -14,7 +14,7 @@ use fairmesh_model::{
     Endpoint, Location, Region, Role, Service, ServiceKind, ServiceName, ShardKey, SpiffeId, Zone, arith,
 };
 use fairmesh_router::{
-    CompileInput, DirectResponse, PickParams, RequestView, ServiceTable, ShardTable, TableInput,
+    CompileInput, DirectResponse, PeerIdentity, PickParams, RequestView, ServiceTable, ShardTable, TableInput,
 };
 use fairmesh_wire::handshake::Connection;
 use serde_json::{Value, json};
@@ -165,7 +165,8 @@ async fn expected_identity(
     report: &CallExplanation,
 ) -> Result<Option<SpiffeId>, Failure> {
     match report.endpoint.as_ref().and_then(|endpoint| endpoint.identity.as_ref()) {
-        Some(service) => rib_reader::identity_of_service(connection, service).await,
+        Some(PeerIdentity::Service(service)) => rib_reader::identity_of_service(connection, service).await,
+        Some(PeerIdentity::Id(id)) => Ok(Some(id.clone())),
         None => Ok(None),
     }
 }

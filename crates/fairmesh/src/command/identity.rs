@@ -2,6 +2,7 @@
 
 mod agents;
 mod authority;
+mod federation;
 mod plaintext;
 mod revoke;
 mod token;
@@ -35,6 +36,9 @@ pub(crate) enum IdentityCommand {
     Revoke(revoke::RevokeArgs),
     /// Accept an identity again that was revoked.
     Restore(revoke::RestoreArgs),
+    /// Other trust domains, whose callers and servers may be named in policies and services.
+    #[command(subcommand)]
+    Federation(federation::FederationCommand),
 }
 
 /// Arguments of a command that reads.
@@ -57,6 +61,7 @@ pub(crate) async fn run(command: IdentityCommand) -> Result<ExitCode, Failure> {
         IdentityCommand::Rotate(args) => authority::rotate(args).await,
         IdentityCommand::Revoke(args) => revoke::revoke(args).await,
         IdentityCommand::Restore(args) => revoke::restore(args).await,
+        IdentityCommand::Federation(command) => federation::run(command).await,
     }?;
     Ok(ExitCode::SUCCESS)
 }

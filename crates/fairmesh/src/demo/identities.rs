@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt::Write as _, fs, time::Duration};
 use fairmesh_model::{Endpoint, Identity, MeshRole, Prefix, Record, RecordKey, ServiceName, SpiffePath};
 use fairmesh_wire::{
     handshake,
-    transport::{Address, EndpointAddress, Stream, Transport},
+    transport::{Address, EndpointAddress, ExpectedPeer, Stream, Transport},
     v1::{CreateTokenRequest, RotateAuthorityRequest},
 };
 use serde_json::{Value, json};
@@ -114,7 +114,7 @@ async fn endpoint_identity(
     }
     let to = EndpointAddress {
         address: endpoint.address,
-        service: Some(service),
+        peer: Some(ExpectedPeer::Service(service)),
         accepts_plaintext: false,
         from: None,
     };

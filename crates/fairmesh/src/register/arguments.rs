@@ -33,8 +33,12 @@ impl ValidArguments {
         };
         let location = environment::location(args.region.map(Location::in_region)).map_err(refused)?;
         let location = with_host_type(location, args.host_type).map_err(refused)?;
-        let declaration =
-            Service { kind: ServiceKind::Replicated, protocol: args.protocol, virtual_address: None };
+        let declaration = Service {
+            kind: ServiceKind::Replicated,
+            protocol: args.protocol,
+            virtual_address: None,
+            identity: None,
+        };
         let registration = Registration {
             service: args.service,
             instance,

@@ -29,7 +29,7 @@ impl Probe {
     /// Probes once, for at most 2 s; the error has the reason.
     pub(super) async fn probe(&self, address: SocketAddr) -> Result<(), String> {
         // The program is on this machine, and speaks plaintext.
-        let endpoint = EndpointAddress { address, service: None, accepts_plaintext: true, from: None };
+        let endpoint = EndpointAddress { address, peer: None, accepts_plaintext: true, from: None };
         fairmesh_agent::probe(&Transport::default(), &self.0, endpoint, TIMEOUT).await
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fairmesh_identity::{IdentityRequest, ProgramIdentity};
 use fairmesh_test_support::free_port;
-use fairmesh_wire::transport::{EndpointAddress, Stream, Transport};
+use fairmesh_wire::transport::{EndpointAddress, ExpectedPeer, Stream, Transport};
 use serde_json::json;
 use tokio::{io::AsyncReadExt as _, time::timeout};
 
@@ -31,7 +31,12 @@ async fn identity_of(agent: &str, service: &str) -> Transport {
 async fn open(caller: &Transport, port: u16) -> Stream {
     let service = "shop/catalog".parse().unwrap();
     let address = ([127, 0, 0, 1], port).into();
-    let endpoint = EndpointAddress { address, service: Some(&service), accepts_plaintext: false, from: None };
+    let endpoint = EndpointAddress {
+        address,
+        peer: Some(ExpectedPeer::Service(&service)),
+        accepts_plaintext: false,
+        from: None,
+    };
     caller.connect_endpoint(endpoint).await.unwrap()
 }
 

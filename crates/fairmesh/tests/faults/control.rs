@@ -81,7 +81,12 @@ async fn write(connection: &mut Option<Connection>, control: &Address, name: &st
         tokio::time::sleep(Duration::from_millis(5)).await;
         return None;
     };
-    let service = Service { kind: ServiceKind::Replicated, protocol: Protocol::Http2, virtual_address: None };
+    let service = Service {
+        kind: ServiceKind::Replicated,
+        protocol: Protocol::Http2,
+        virtual_address: None,
+        identity: None,
+    };
     let ops = BATCH.map(|last| {
         let name = ServiceName::new(format!("bulk/{name}-{last}")).unwrap();
         let value = Some(records::encode(&service.clone().into()));

@@ -5,6 +5,7 @@
 
 mod authority;
 mod bundle_file;
+mod federation;
 mod mesh_connections;
 mod refused;
 mod renewal;

@@ -1,16 +1,19 @@
-use crate::{Authorization, DefaultAuthorization, Label, MeshRole, SpiffePath};
+use crate::{Authorization, DefaultAuthorization, Label, MeshRole, SpiffePath, TrustDomain};
 
 use super::Reach;
 
 /// The identities that an agent may give to programs of its machine, as the beginnings of their paths.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct MachineCallers(Vec<String>);
+pub struct MachineCallers {
+    begins: Vec<String>,
+    domain: Option<TrustDomain>,
+}
 
 impl MachineCallers {
-    /// Of an agent that vouches for these tenants.
-    pub fn of(agent: Option<&Label>, tenants: &Reach) -> Self {
+    /// Of an agent that vouches for these tenants, in a trust domain, if that is known.
+    pub fn of(agent: Option<&Label>, tenants: &Reach, domain: Option<TrustDomain>) -> Self {
         let tenants = match tenants {
-            Reach::Everything => return Self(vec![String::new()]),
+            Reach::Everything => return Self { begins: vec![String::new()], domain },
             Reach::Tenants(tenants) => tenants.iter().collect(),
             Reach::Nothing => Vec::new(),
         };
@@ -23,16 +26,21 @@ impl MachineCallers {
                 format!("{}.", path(MeshRole::Proxy)),
             ]
         });
-        Self(services.chain(processes).collect())
+        Self { begins: services.chain(processes).collect(), domain }
     }
 
     /// Whether a pattern of callers may match one of them.
     fn may_match(&self, pattern: &str) -> bool {
         let path = match pattern.strip_prefix("spiffe://") {
-            Some(rest) => rest.split_once('/').map_or("*", |(_, path)| path),
+            Some(rest) => match (rest.split_once('/'), &self.domain) {
+                // Of another trust domain, whatever follows.
+                (Some((domain, _)), Some(own)) if domain != own.as_str() => return false,
+                (Some((_, path)), _) => path,
+                (None, _) => "*",
+            },
             None => pattern,
         };
-        self.0.iter().any(|begin| match path.strip_suffix('*') {
+        self.begins.iter().any(|begin| match path.strip_suffix('*') {
             Some(start) => start.starts_with(begin.as_str()) || begin.starts_with(start),
             None => path.starts_with(begin.as_str()),
         })
@@ -81,7 +89,9 @@ mod tests {
     #[test]
     fn a_machine_needs_the_services_that_its_programs_may_call() {
         let agent = Label::new("web-1").unwrap();
-        let callers = MachineCallers::of(Some(&agent), &Reach::of(&[Tenant::new("shop").unwrap()]));
+        let domain = Some(TrustDomain::new("prod").unwrap());
+        let callers =
+            MachineCallers::of(Some(&agent), &Reach::of(&[Tenant::new("shop").unwrap()]), domain.clone());
         let decide = |rules: Vec<AuthorizationRule>, default| {
             let authorization = Authorization { rules, ..Authorization::default() };
             admits(Some(&authorization), default, &callers)
@@ -94,6 +104,8 @@ mod tests {
             (&[], true),
             (&["spiffe://prod/shop/web"], true),
             (&["spiffe://prod/*"], true),
+            (&["spiffe://partner/shop/web"], false),
+            (&["spiffe://partner/*"], false),
             (&["bank/*"], false),
             (&["shopping/*"], false),
             (&["fairmesh/operator/*"], true),
@@ -108,7 +120,7 @@ mod tests {
         assert!(!decide(vec![rule(true, &["bank/*"])], Deny));
         assert!(!decide(Vec::new(), Allow), "without any rule, no call is allowed");
         assert!(admits(None, Allow, &callers) && !admits(None, Deny, &callers));
-        let all = MachineCallers::of(Some(&agent), &Reach::Everything);
+        let all = MachineCallers::of(Some(&agent), &Reach::Everything, domain);
         assert!(admits(
             Some(&Authorization { rules: vec![rule(false, &["bank/vault"])], ..Authorization::default() }),
             Deny,

@@ -121,7 +121,7 @@ impl Grants {
             // The same for every tenant, and needed by every router, or to explain what routers do.
             ["g", "topology" | "drains", ..]
             | ["g", "authorization"]
-            | ["g", "identity", "bundle" | "revocations"] => true,
+            | ["g", "identity", "bundle" | "revocations" | "federation"] => true,
             ["t", tenant, _] => prefix.is_folder() && self.views_tenant(tenant),
             ["t", tenant, _, ""] => self.views_tenant(tenant),
             ["t", tenant, "history", _, service, ..] => {
@@ -239,6 +239,7 @@ mod tests {
             ("/g/authorization", true),
             ("/g/identity/bundle", true),
             ("/g/identity/revocations", true),
+            ("/g/identity/federation", true),
             ("/g/identity/", false),
             ("/g/identity/agents/web-2", false),
             ("/g/roles/", false),

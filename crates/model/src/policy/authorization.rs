@@ -68,14 +68,25 @@ pub struct CallerId {
     text: Box<str>,
     /// The start of the path in the text.
     path_at: usize,
+    is_federated: bool,
 }
 
 impl CallerId {
-    /// A verified id.
+    /// A verified id of the mesh's trust domain.
     pub fn new(id: SpiffeId) -> Self {
         let text = id.to_string().into_boxed_str();
         let path_at = SCHEME.len() + id.domain.as_str().len() + 1;
-        Self { id, text, path_at }
+        Self { id, text, path_at, is_federated: false }
+    }
+
+    /// A verified id of another trust domain, which only its whole id matches.
+    pub fn federated(id: SpiffeId) -> Self {
+        Self { is_federated: true, ..Self::new(id) }
+    }
+
+    /// Whether it is of another trust domain.
+    pub const fn is_federated(&self) -> bool {
+        self.is_federated
     }
 
     /// The id.
@@ -94,7 +105,8 @@ impl CallerId {
     }
 }
 
-/// Callers: `shop/cart`, `shop/*`, `fairmesh/agent/*`, `spiffe://prod/shop/cart`, or `*`, all with an identity.
+/// Callers: `shop/cart`, `shop/*`, `fairmesh/agent/*`, `spiffe://prod/shop/cart`, or `*`, all with an identity. Those of another
+/// trust domain are matched by their whole id alone, such as `spiffe://partner/shop/cart`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallerMatch(String);
 
@@ -129,8 +141,16 @@ impl CallerMatch {
         &self.0
     }
 
+    /// The id, if it is a whole one.
+    pub fn whole_id(&self) -> Option<SpiffeId> {
+        if self.0.ends_with('*') { None } else { self.0.parse().ok() }
+    }
+
     /// Whether a caller is one of these.
     pub fn matches(&self, caller: &CallerId) -> bool {
+        if caller.is_federated {
+            return self.0 == *caller.text;
+        }
         let subject = if self.0.starts_with(SCHEME) { caller.as_str() } else { caller.path() };
         match self.0.strip_suffix('*') {
             Some(start) => subject.starts_with(start),
@@ -211,6 +231,20 @@ mod tests {
         ] {
             assert_eq!(CallerMatch::new(text).unwrap().matches(&caller), matches, "{text}");
         }
+        let of_partner = CallerId::federated("spiffe://partner/shop/cart".parse().unwrap());
+        for (text, matches) in [
+            ("spiffe://partner/shop/cart", true),
+            ("spiffe://prod/shop/cart", false),
+            ("spiffe://partner/*", false),
+            ("spiffe://*", false),
+            ("shop/cart", false),
+            ("shop/*", false),
+            ("*", false),
+        ] {
+            assert_eq!(CallerMatch::new(text).unwrap().matches(&of_partner), matches, "{text}");
+        }
+        assert_eq!(CallerMatch::new("spiffe://prod/*").unwrap().whole_id(), None);
+        assert_eq!(CallerMatch::new("shop/cart").unwrap().whole_id(), None);
         for wrong in ["", "cart", "sh*", "shop/*/x", "shop/**", "spiffe://prod", "*/cart", "Shop/cart"] {
             assert!(CallerMatch::new(wrong).is_err(), "{wrong}");
         }

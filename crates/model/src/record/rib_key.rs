@@ -47,6 +47,8 @@ pub enum RecordKey {
     TrustBundle,
     /// `/g/identity/revocations`: the certificates that are no longer accepted.
     Revocations,
+    /// `/g/identity/federation`: other trust domains whose certificates are verified.
+    FederatedDomains,
     /// `/g/identity/agents/{name}`: an agent that joined the trust domain.
     JoinedAgent(Label),
 }
@@ -312,6 +314,7 @@ impl RecordKey {
             | Self::Hosts
             | Self::TrustBundle
             | Self::Revocations
+            | Self::FederatedDomains
             | Self::DefaultAuthorization
             | Self::MeshHistory(..)
             | Self::RoleBinding(_)
@@ -345,6 +348,7 @@ impl RecordKey {
             ["roles", name] => Self::RoleBinding(Label::new(name).ok()?),
             ["identity", "bundle"] => Self::TrustBundle,
             ["identity", "revocations"] => Self::Revocations,
+            ["identity", "federation"] => Self::FederatedDomains,
             ["identity", "agents", name] => Self::JoinedAgent(Label::new(name).ok()?),
             _ => return None,
         })
@@ -416,6 +420,7 @@ impl fmt::Display for RecordKey {
                 Self::RegionDrain(region) => write!(f, "/g/drains/{region}"),
                 Self::TrustBundle => f.write_str("/g/identity/bundle"),
                 Self::Revocations => f.write_str("/g/identity/revocations"),
+                Self::FederatedDomains => f.write_str("/g/identity/federation"),
                 Self::DefaultAuthorization => f.write_str("/g/authorization"),
                 Self::JoinedAgent(name) => write!(f, "/g/identity/agents/{name}"),
                 Self::RoleBinding(name) => write!(f, "/g/roles/{name}"),
@@ -447,6 +452,7 @@ impl fmt::Display for RecordKey {
             | Self::Hosts
             | Self::TrustBundle
             | Self::Revocations
+            | Self::FederatedDomains
             | Self::DefaultAuthorization
             | Self::MeshHistory(..)
             | Self::RoleBinding(_)
@@ -483,6 +489,7 @@ mod tests {
             RecordKey::Hosts,
             RecordKey::TrustBundle,
             RecordKey::Revocations,
+            RecordKey::FederatedDomains,
             RecordKey::DefaultAuthorization,
             RecordKey::RoleBinding(Label::new("shop-operators").unwrap()),
             RecordKey::JoinedAgent(Label::new("web-1").unwrap()),

@@ -19,6 +19,10 @@ pub struct ServiceSpec {
     /// The virtual address, `ip:port`, that unmodified programs connect to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub virtual_address: Option<String>,
+    /// The id that its endpoints prove instead of that of the service, such as `spiffe://partner/shop/cart` of a federated trust
+    /// domain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<String>,
 }
 
 impl ServiceSpec {
@@ -26,7 +30,8 @@ impl ServiceSpec {
     pub fn validate(&self) -> Result<(ServiceName, Service), Invalid> {
         let virtual_address =
             self.virtual_address.as_ref().map(|text| read_address("virtualAddress", text)).transpose()?;
-        let service = Service { kind: self.kind, protocol: self.protocol, virtual_address };
+        let identity = self.identity.as_ref().map(|text| read("identity", text)).transpose()?;
+        let service = Service { kind: self.kind, protocol: self.protocol, virtual_address, identity };
         service.validate()?;
         Ok((read("name", &self.name)?, service))
     }
@@ -38,6 +43,7 @@ impl ServiceSpec {
             kind: service.kind,
             protocol: service.protocol,
             virtual_address: service.virtual_address.map(|address| address.to_string()),
+            identity: service.identity.as_ref().map(|id| id.to_string()),
         }
     }
 }

@@ -20,7 +20,7 @@ async fn test() -> TestRegistry {
         let mut registration = leased(server);
         registration.endpoint.lease = Some(Duration::from_secs(3600));
         let (kind, protocol) = (ServiceKind::Sharded, Protocol::Grpc);
-        registration.declaration = Some(Service { kind, protocol, virtual_address: None });
+        registration.declaration = Some(Service { kind, protocol, virtual_address: None, identity: None });
         test.registry.register(&[registration]).await.unwrap();
     }
     let shard = |id: u32| Shard {

@@ -183,6 +183,7 @@ fn declare(service: &ServiceName, registrations: &[&Registration]) -> Result<Op,
             kind: ServiceKind::Replicated,
             protocol: first.map_or(Ok(Protocol::default()), |first| first.protocol())?,
             virtual_address: None,
+            identity: None,
         },
     };
     let key = RecordKey::Service(service.clone()).to_string();

@@ -30,7 +30,12 @@ async fn the_first_registration_declares_the_service_and_repeating_it_writes_not
 #[tokio::test]
 async fn a_registration_may_bring_the_declaration() {
     let test = TestRegistry::new();
-    let sharded = Service { kind: ServiceKind::Sharded, protocol: Protocol::Http2, virtual_address: None };
+    let sharded = Service {
+        kind: ServiceKind::Sharded,
+        protocol: Protocol::Http2,
+        virtual_address: None,
+        identity: None,
+    };
     let declared_as = Registration { declaration: Some(sharded.clone()), ..endpoint("a") };
     test.registry.register(&[endpoint("b"), declared_as]).await.unwrap();
     assert_eq!(test.registry.service(&cart()).unwrap(), Some(sharded));

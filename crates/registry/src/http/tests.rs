@@ -60,6 +60,7 @@ async fn a_map_lives_its_life_over_http() {
                     kind: fairmesh_model::ServiceKind::Sharded,
                     protocol: Default::default(),
                     virtual_address: None,
+                    identity: None,
                 }),
                 ..crate::testing::endpoint("x")
             },
@@ -137,6 +138,7 @@ async fn loads_and_plans_are_read_over_http() {
         kind: fairmesh_model::ServiceKind::Sharded,
         protocol: Default::default(),
         virtual_address: None,
+        identity: None,
     });
     test.registry.register(&[sharded]).await.unwrap();
     let map = json!({"service": "shop/cart", "shards": [

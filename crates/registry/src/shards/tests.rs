@@ -40,7 +40,12 @@ fn shard_move(to: &str) -> ShardMove {
 
 /// `x` and `y` run, `y` reports its loaded shards, and there is a map.
 async fn prepare(test: &TestRegistry) {
-    let sharded = Service { kind: ServiceKind::Sharded, protocol: Protocol::Grpc, virtual_address: None };
+    let sharded = Service {
+        kind: ServiceKind::Sharded,
+        protocol: Protocol::Grpc,
+        virtual_address: None,
+        identity: None,
+    };
     let mut aware = endpoint("y");
     aware.endpoint.labels.insert(AWARE_LABEL.into(), "aware".into());
     let x = Registration { declaration: Some(sharded), ..endpoint("x") };
@@ -131,7 +136,12 @@ async fn shards_that_are_held_differently_do_not_merge() {
 #[tokio::test]
 async fn a_map_larger_than_a_batch_is_created_and_replaced() {
     let test = TestRegistry::new();
-    let sharded = Service { kind: ServiceKind::Sharded, protocol: Protocol::Grpc, virtual_address: None };
+    let sharded = Service {
+        kind: ServiceKind::Sharded,
+        protocol: Protocol::Grpc,
+        virtual_address: None,
+        identity: None,
+    };
     let x = Registration { declaration: Some(sharded), ..endpoint("x") };
     test.registry.register(&[x]).await.unwrap();
     for (factor, version) in [(7, 0), (9, 1)] {

@@ -251,8 +251,8 @@ impl Compiler<'_> {
         for (endpoint, &index) in self.endpoints.iter().zip(indices) {
             let target = EndpointTarget::new(
                 (endpoint, self.input.hosts),
-                self.input.name,
-                (self.input.service.protocol, self.input.policy.mtls),
+                (self.input.name, self.input.service),
+                self.input.policy.mtls,
                 metric.as_ref(),
                 by_latency,
             );

@@ -52,7 +52,7 @@ impl Fleet {
         round_trips.set(region("eu"), region("asia"), Duration::from_millis(200));
         Self {
             name: ServiceName::new("shop/cart").unwrap(),
-            service: Service { kind, protocol: Protocol::Http1, virtual_address: None },
+            service: Service { kind, protocol: Protocol::Http1, virtual_address: None, identity: None },
             policy: Policy::default(),
             endpoints,
             shards: None,

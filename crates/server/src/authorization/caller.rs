@@ -15,8 +15,12 @@ pub struct Caller {
 impl Caller {
     /// Of a verified peer.
     pub(crate) fn of(identity: &Identity) -> Option<Self> {
-        let Identity::Spiffe(id) = identity else { return None };
-        Some(Self { caller: Arc::new(CallerId::new(id.clone())), via: None })
+        let caller = match identity {
+            Identity::Spiffe(id) => CallerId::new(id.clone()),
+            Identity::Federated(id) => CallerId::federated(id.clone()),
+            Identity::Anonymous | Identity::Local { .. } => return None,
+        };
+        Some(Self { caller: Arc::new(caller), via: None })
     }
 
     /// Of the caller that an intermediary states.
@@ -24,7 +28,7 @@ impl Caller {
         Self { caller: Arc::new(CallerId::new(id)), via: Some(Arc::clone(&intermediary.caller)) }
     }
 
-    /// The identity.
+    /// The identity. Its trust domain may be another one, where the policy names this caller of it.
     pub fn id(&self) -> &SpiffeId {
         self.caller.id()
     }

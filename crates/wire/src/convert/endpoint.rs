@@ -126,6 +126,7 @@ impl From<Service> for v1::Service {
             kind: kind.into(),
             protocol: protocol.into(),
             virtual_address: service.virtual_address.map(|address| address.to_string()).unwrap_or_default(),
+            identity: service.identity.map(|id| id.to_string()).unwrap_or_default(),
         }
     }
 }
@@ -137,6 +138,10 @@ impl TryFrom<v1::Service> for Service {
         let virtual_address = match message.virtual_address.as_str() {
             "" => None,
             text => Some(socket_address("virtual_address", text)?),
+        };
+        let identity = match message.identity.as_str() {
+            "" => None,
+            text => Some(text.parse().map_err(|e: Invalid| e.within("identity"))?),
         };
         let service = Self {
             kind: match read_enum("kind", message.kind)? {
@@ -150,6 +155,7 @@ impl TryFrom<v1::Service> for Service {
                 v1::service::Protocol::Grpc => Protocol::Grpc,
             },
             virtual_address,
+            identity,
         };
         service.validate()?;
         Ok(service)

@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 use fairmesh_model::{
-    Invalid, JoinedAgent, MAX_CERTIFICATE, MAX_ROOTS, MAX_TENANTS, Region, Revocation, Revocations,
-    RevokedCertificates, Tenant, TrustBundle, TrustDomain,
+    FederatedDomains, Invalid, JoinedAgent, MAX_CERTIFICATE, MAX_ROOTS, MAX_TENANTS, Region, Revocation,
+    Revocations, RevokedCertificates, Tenant, TrustBundle, TrustDomain,
 };
 
 use crate::v1;
@@ -29,6 +29,26 @@ impl TryFrom<v1::TrustBundle> for TrustBundle {
             return Err(Invalid::new(format!("roots[{i}]"), problem, hint));
         }
         Ok(Self { domain, roots: message.roots.into_iter().map(Vec::from).collect() })
+    }
+}
+
+impl From<FederatedDomains> for v1::FederatedDomains {
+    fn from(domains: FederatedDomains) -> Self {
+        Self { bundles: domains.bundles.into_iter().map(v1::TrustBundle::from).collect() }
+    }
+}
+
+impl TryFrom<v1::FederatedDomains> for FederatedDomains {
+    type Error = Invalid;
+
+    fn try_from(message: v1::FederatedDomains) -> Result<Self, Invalid> {
+        let read = |(i, one): (usize, v1::TrustBundle)| {
+            TrustBundle::try_from(one).map_err(|e| e.within(format!("bundles[{i}]")))
+        };
+        let bundles = message.bundles.into_iter().enumerate().map(read).collect::<Result<_, _>>()?;
+        let domains = Self { bundles };
+        domains.validate()?;
+        Ok(domains)
     }
 }
 

@@ -855,6 +855,9 @@ pub struct Service {
     pub protocol: i32,
     #[prost(string, tag = "3")]
     pub virtual_address: ::prost::alloc::string::String,
+    /// The SPIFFE id that its endpoints prove instead of that of the service; empty: that of the service.
+    #[prost(string, tag = "4")]
+    pub identity: ::prost::alloc::string::String,
 }
 /// Nested message and enum types in `Service`.
 pub mod service {
@@ -2025,6 +2028,13 @@ pub struct Revocation {
     /// When they were revoked, in seconds since 1970.
     #[prost(uint64, tag = "4")]
     pub at: u64,
+}
+/// Other trust domains whose certificates are verified.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FederatedDomains {
+    /// At most 32, each domain once.
+    #[prost(message, repeated, tag = "1")]
+    pub bundles: ::prost::alloc::vec::Vec<TrustBundle>,
 }
 /// An agent that joined the trust domain.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -31,6 +31,7 @@ fn keys() -> Vec<RecordKey> {
         RecordKey::Hosts,
         RecordKey::TrustBundle,
         RecordKey::Revocations,
+        RecordKey::FederatedDomains,
         RecordKey::JoinedAgent(Label::new("web-1").unwrap()),
         RecordKey::Workload(cart()),
         RecordKey::DefaultAuthorization,

@@ -1,6 +1,6 @@
 use std::{fmt, sync::Arc};
 
-use fairmesh_model::{Identity, Invalid, MeshRole, SpiffePath};
+use fairmesh_model::{Identity, Invalid, MeshRole, SpiffeId, SpiffePath};
 use http::HeaderValue;
 
 use super::Address;
@@ -67,12 +67,10 @@ impl BearerToken {
                  let the agent of this machine join the trust domain"
             )),
             Identity::Local { .. } => Ok(()),
-            Identity::Spiffe(id) => match id.path {
-                SpiffePath::Mesh(MeshRole::Control, _) => Ok(()),
-                _ => Err(format!(
-                    "the token is not sent, since {address} is {id}: give the address of a control plane"
-                )),
-            },
+            Identity::Spiffe(SpiffeId { path: SpiffePath::Mesh(MeshRole::Control, _), .. }) => Ok(()),
+            Identity::Spiffe(id) | Identity::Federated(id) => Err(format!(
+                "the token is not sent, since {address} is {id}: give the address of a control plane"
+            )),
         }
     }
 }

@@ -1,4 +1,4 @@
-use std::{fmt, io, pin::Pin};
+use std::{fmt, io, pin::Pin, sync::Arc};
 
 use fairmesh_model::{Identity, ServiceName, SpiffeId};
 use tokio::{
@@ -7,11 +7,15 @@ use tokio::{
     sync::watch,
 };
 
+use super::FederatedCallers;
+
 /// The peer that a connection is opened to, whose identity is verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpectedPeer<'a> {
     /// An endpoint of this service.
     Service(&'a ServiceName),
+    /// A server with this id, which may be of a federated trust domain.
+    Id(&'a SpiffeId),
     /// A control plane, a replica, an agent, a lookaside or a key server.
     Mesh,
 }
@@ -83,6 +87,10 @@ pub trait TlsIdentity: fmt::Debug + Send + Sync {
 
     /// The handshake of a server, which requires and verifies a client certificate.
     fn accept(&self, stream: TcpStream) -> Handshake;
+
+    /// As [`accept`](Self::accept), and clients of federated trust domains are accepted too, as
+    /// [`Federated`](Identity::Federated), if they are among `callers`.
+    fn accept_federated(&self, stream: TcpStream, callers: &Arc<FederatedCallers>) -> Handshake;
 
     /// As [`accept`](Self::accept), and clients without a certificate are accepted as
     /// [`Anonymous`](Identity::Anonymous): they can only [join](super::Listener::with_joining).

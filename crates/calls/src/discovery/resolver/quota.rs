@@ -160,6 +160,7 @@ mod tests {
                 kind: ServiceKind::Replicated,
                 protocol: Protocol::Http1,
                 virtual_address: None,
+                identity: None,
             },
             policy: &Policy { limit: Some(limit), ..Policy::default() },
             endpoints: &[],

@@ -295,6 +295,7 @@ impl ServiceRecords {
             | Record::Hosts(_)
             | Record::TrustBundle(_)
             | Record::Revocations(_)
+            | Record::FederatedDomains(_)
             | Record::JoinedAgent(_)
             | Record::Workload(_)
             | Record::DefaultAuthorization(_)

@@ -42,22 +42,27 @@ pub(super) async fn decide(
     caller: &CallerArgument,
     (service, method, path): (&ServiceName, &str, &str),
 ) -> Result<Decided, Failure> {
-    let id = match caller {
-        CallerArgument::Id(id) => id.clone(),
+    let known = rib_reader::identity_of_service(connection, service).await?.map(|id| id.domain);
+    let caller = match caller {
+        CallerArgument::Id(id) if known.as_ref().is_some_and(|own| *own != id.domain) => {
+            CallerId::federated(id.clone())
+        }
+        CallerArgument::Id(id) => CallerId::new(id.clone()),
         CallerArgument::Path(named) => {
-            let known = rib_reader::identity_of_service(connection, service).await?;
-            let domain = known.map_or_else(|| TrustDomain::new("mesh.local"), |id| Ok(id.domain))?;
-            named.clone().within(&domain)
+            let domain = known.map_or_else(|| TrustDomain::new("mesh.local"), Ok)?;
+            CallerId::new(named.clone().within(&domain))
         }
     };
     let view = View::read(connection, &Scope::Service(service.clone()), &["policies"]).await?;
     let policy = view.services.get(service).map(|one| one.effective_policy()).unwrap_or_default();
     let table = AuthorizationTable::compile(&policy, view.authorization.unwrap_or_default());
-    let caller = CallerId::new(id);
     let decision = table.decide(&AuthorizationRequest { caller: Some(&caller), method, path });
     let rule = match decision.reason {
         DecisionReason::Rule(name) => Some(name.to_string()),
-        DecisionReason::NoRule | DecisionReason::HealthCheck | DecisionReason::Default => None,
+        DecisionReason::NoRule
+        | DecisionReason::HealthCheck
+        | DecisionReason::OtherDomain
+        | DecisionReason::Default => None,
     };
     Ok(Decided {
         is_made: decision.permits(),

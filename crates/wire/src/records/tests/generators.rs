@@ -31,8 +31,11 @@ fn address() -> impl Strategy<Value = std::net::SocketAddr> {
 pub(super) fn service() -> impl Strategy<Value = Service> {
     let kinds = vec![ServiceKind::Replicated, ServiceKind::Sharded, ServiceKind::ConsistentHash];
     let protocols = vec![Protocol::Http1, Protocol::Http2, Protocol::Grpc];
-    (select(kinds), select(protocols), option::of(address()))
-        .prop_map(|(kind, protocol, virtual_address)| Service { kind, protocol, virtual_address })
+    let identity = (name(), service_name())
+        .prop_map(|(domain, service)| SpiffeId { domain, path: SpiffePath::Service(service) });
+    (select(kinds), select(protocols), option::of(address()), option::of(identity)).prop_map(
+        |(kind, protocol, virtual_address, identity)| Service { kind, protocol, virtual_address, identity },
+    )
 }
 
 fn location() -> impl Strategy<Value = Location> {
@@ -457,6 +460,14 @@ fn trust_bundle() -> impl Strategy<Value = TrustBundle> {
     (name(), collection::vec(root, 1..=MAX_ROOTS)).prop_map(|(domain, roots)| TrustBundle { domain, roots })
 }
 
+fn federated_domains() -> impl Strategy<Value = FederatedDomains> {
+    collection::vec(trust_bundle(), 0..4).prop_map(|mut bundles| {
+        bundles.sort_by(|a, b| a.domain.cmp(&b.domain));
+        bundles.dedup_by(|a, b| a.domain == b.domain);
+        FederatedDomains { bundles }
+    })
+}
+
 fn revocations() -> impl Strategy<Value = Revocations> {
     let certificates = prop_oneof![
         Just(RevokedCertificates::All),
@@ -541,6 +552,8 @@ pub(super) fn entry() -> impl Strategy<Value = (RecordKey, Record)> {
             Record::RegionTable(table)
         )),
         revocations().prop_map(|record| (RecordKey::Revocations, Record::Revocations(record))),
+        federated_domains()
+            .prop_map(|record| (RecordKey::FederatedDomains, Record::FederatedDomains(record))),
         trust_bundle().prop_map(|bundle| (RecordKey::TrustBundle, Record::TrustBundle(bundle))),
         (name(), joined_agent())
             .prop_map(|(name, agent)| (RecordKey::JoinedAgent(name), Record::JoinedAgent(agent))),

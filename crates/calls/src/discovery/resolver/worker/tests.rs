@@ -165,8 +165,12 @@ impl Rig {
     /// Delivers the service and its one endpoint.
     fn deliver(&mut self) {
         let (service, policy) = (RecordKey::Service(name()), RecordKey::Policy(name()));
-        let declared =
-            Service { kind: ServiceKind::Replicated, protocol: Protocol::Http2, virtual_address: None };
+        let declared = Service {
+            kind: ServiceKind::Replicated,
+            protocol: Protocol::Http2,
+            virtual_address: None,
+            identity: None,
+        };
         let endpoint = endpoint("a");
         self.handle(Event::Update(update([
             (Prefix::topology(), vec![]),
@@ -414,7 +418,7 @@ async fn a_first_call_subscribes_once_to_all_that_most_services_need() {
     let subscribed = |rig: &Rig| rig.worker.prefix_owners.keys().cloned().collect::<BTreeSet<_>>();
     assert_eq!(subscribed(&rig), BTreeSet::from([declared.clone(), ruled.clone(), all.clone()]));
     let kind = ServiceKind::Replicated;
-    let plain = Service { kind, protocol: Protocol::Http2, virtual_address: None };
+    let plain = Service { kind, protocol: Protocol::Http2, virtual_address: None, identity: None };
     let mut strict = Policy::default();
     strict.locality.local_only = true;
     rig.handle(Event::Update(update([
@@ -505,7 +509,12 @@ async fn map_versions_that_arrive_faster_than_tables_delay_no_other_acknowledgem
     rig.worker.maps = Some(maps);
     let _subscription = rig.follow();
     let (service, policy) = (RecordKey::Service(name()), RecordKey::Policy(name()));
-    let declared = Service { kind: ServiceKind::Sharded, protocol: Protocol::Http2, virtual_address: None };
+    let declared = Service {
+        kind: ServiceKind::Sharded,
+        protocol: Protocol::Http2,
+        virtual_address: None,
+        identity: None,
+    };
     rig.handle(Event::Update(update([
         (Prefix::topology(), vec![]),
         (Prefix::from(&service), vec![entry(&service, declared)]),

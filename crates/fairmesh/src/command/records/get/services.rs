@@ -49,6 +49,7 @@ fn item(name: &ServiceName, one: &ServiceView, (serving, unhealthy): (usize, usi
         "type": declared.map(|service| service.value.kind),
         "protocol": declared.map(|service| service.value.protocol),
         "virtualAddress": declared.and_then(|service| service.value.virtual_address).map(|address| address.to_string()),
+        "identity": declared.and_then(|service| service.value.identity.as_ref()).map(|id| id.to_string()),
         "revision": declared.map(|service| service.revision),
         "endpoints": one.endpoints.len(),
         "serving": serving,

@@ -1,0 +1,184 @@
+//! Trust domains that the mesh is federated with.
+
+use std::{
+    fs::File,
+    io::{self, Read as _},
+    path::PathBuf,
+};
+
+use clap::{Args, Subcommand};
+use fairmesh_identity::{CertificateInfo, MAX_BUNDLE_DOCUMENT, read_bundle_document};
+use fairmesh_model::{FederatedDomains, Prefix, Record, RecordKey, TrustBundle, TrustDomain};
+use fairmesh_wire::{
+    handshake::Connection,
+    records,
+    v1::{ApplyRequest, Condition, Op, condition::Kind},
+};
+use serde_json::{Value, json};
+
+use super::{ReadArgs, timestamp};
+use crate::{
+    cli::{OutputArgs, TargetArgs},
+    connect,
+    failure::Failure,
+    output::{self, Listing},
+    rib_reader,
+};
+
+/// Subcommands of `fairmesh identity federation`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum FederationCommand {
+    /// List the trust domains whose certificates are verified beside those of the mesh.
+    List(ReadArgs),
+    /// Verify the certificates of another trust domain by these roots, instead of those before.
+    Add(AddArgs),
+    /// Verify no certificates of a trust domain any more, and close its connections.
+    Remove(RemoveArgs),
+}
+
+/// Arguments of `fairmesh identity federation add`.
+#[derive(Debug, Args)]
+pub(crate) struct AddArgs {
+    /// The other trust domain.
+    domain: TrustDomain,
+    /// Its roots: PEM, or the JSON of a SPIFFE bundle endpoint; - reads standard input.
+    #[arg(long, value_name = "FILE")]
+    bundle: PathBuf,
+    #[command(flatten)]
+    of: ChangeArgs,
+}
+
+/// Arguments of `fairmesh identity federation remove`.
+#[derive(Debug, Args)]
+pub(crate) struct RemoveArgs {
+    /// The other trust domain.
+    domain: TrustDomain,
+    #[command(flatten)]
+    of: ChangeArgs,
+}
+
+/// What both have.
+#[derive(Debug, Args)]
+struct ChangeArgs {
+    /// Why, for the log of writes.
+    #[arg(long, default_value = "")]
+    message: String,
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+pub(super) async fn run(command: FederationCommand) -> Result<(), Failure> {
+    match command {
+        FederationCommand::List(args) => list(args).await,
+        FederationCommand::Add(args) => add(args).await,
+        FederationCommand::Remove(args) => remove(args).await,
+    }
+}
+
+async fn list(args: ReadArgs) -> Result<(), Failure> {
+    let connection = connect::connect(&args.target).await?;
+    let (domains, _) = read(&connection).await?;
+    let mut listing = Listing::new(&["DOMAIN", "ROOT SHA-256", "EXPIRES"]);
+    listing.why_empty = Some("the trust domain is federated with no other".into());
+    for bundle in &domains.bundles {
+        let item = value(bundle)?;
+        let roots = bundle.roots.iter().map(|root| CertificateInfo::of(root).map_err(Failure::failed));
+        let roots = roots.collect::<Result<Vec<_>, _>>()?;
+        let digests: Vec<_> = roots.iter().map(|root| root.digest.clone()).collect();
+        let ends = roots.iter().map(|root| root.expires_at).max().map(timestamp).unwrap_or_default();
+        listing.add(vec![bundle.domain.to_string(), digests.join(" "), ends], item);
+    }
+    listing.print(args.output.format())
+}
+
+async fn add(args: AddArgs) -> Result<(), Failure> {
+    let bundle = read_bundle_document(args.domain, &document(&args.bundle)?).map_err(Failure::failed)?;
+    let connection = connect::connect(&args.of.target).await?;
+    let own = rib_reader::trust_domain(&connection).await?.ok_or_else(|| {
+        Failure::failed("the mesh has no trust domain; start a control plane with --trust-domain NAME")
+    })?;
+    if own == bundle.domain {
+        let why = format!("{own} is the trust domain of the mesh itself; give the name of the other one");
+        return Err(Failure::failed(why));
+    }
+    let added = bundle.clone();
+    change(&connection, &args.of.message, |all| {
+        all.bundles.retain(|one| one.domain != added.domain);
+        all.bundles.push(added);
+        Ok(())
+    })
+    .await?;
+    let text = format!(
+        "{} is federated: servers accept callers of it that a policy names by their whole id, as spiffe://{}/TENANT/SERVICE\n",
+        bundle.domain, bundle.domain
+    );
+    output::print_one(args.of.output.format(), &value(&bundle)?, &text)
+}
+
+async fn remove(args: RemoveArgs) -> Result<(), Failure> {
+    let connection = connect::connect(&args.of.target).await?;
+    let domain = args.domain;
+    change(&connection, &args.of.message, |all| {
+        let before = all.bundles.len();
+        all.bundles.retain(|one| one.domain != domain);
+        let missing = format!("{domain} is not federated; `fairmesh identity federation list` shows what is");
+        if all.bundles.len() == before { Err(Failure::failed(missing)) } else { Ok(()) }
+    })
+    .await?;
+    let text = format!("{domain} is refused, and its connections are closed, within 10 s\n");
+    output::print_one(args.of.output.format(), &json!({ "domain": domain.to_string() }), &text)
+}
+
+fn document(path: &PathBuf) -> Result<Vec<u8>, Failure> {
+    // One byte more than is accepted, so that a longer one is noticed.
+    let most = MAX_BUNDLE_DOCUMENT as u64 + 1;
+    let mut document = Vec::new();
+    let read = match path.as_os_str() == "-" {
+        true => io::stdin().lock().take(most).read_to_end(&mut document),
+        false => File::open(path).and_then(|file| file.take(most).read_to_end(&mut document)),
+    };
+    read.map_err(|error| Failure::failed(format!("{}: {error}", path.display())))?;
+    Ok(document)
+}
+
+fn value(bundle: &TrustBundle) -> Result<Value, Failure> {
+    let root = |root: &Vec<u8>| {
+        let info = CertificateInfo::of(root).map_err(Failure::failed)?;
+        Ok(json!({ "sha256": info.digest, "expires": info.expires_at }))
+    };
+    let roots: Vec<Value> = bundle.roots.iter().map(root).collect::<Result<_, Failure>>()?;
+    Ok(json!({ "domain": bundle.domain.to_string(), "roots": roots }))
+}
+
+/// The record, and the condition that it has not changed since.
+async fn read(connection: &Connection) -> Result<(FederatedDomains, Kind), Failure> {
+    let key = RecordKey::FederatedDomains;
+    let mut found = (FederatedDomains::default(), Kind::Absent(true));
+    for stored in rib_reader::read(connection, &[Prefix::from(&key)]).await? {
+        if let Record::FederatedDomains(domains) = records::decode(&key, &stored.value)? {
+            found = (domains, Kind::Revision(stored.revision));
+        }
+    }
+    Ok(found)
+}
+
+/// Changes the record, unless another change comes between.
+async fn change(
+    connection: &Connection,
+    message: &str,
+    edit: impl FnOnce(&mut FederatedDomains) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let (mut all, unchanged) = read(connection).await?;
+    edit(&mut all)?;
+    all.validate()?;
+    let op = Op {
+        key: RecordKey::FederatedDomains.to_string(),
+        value: Some(records::encode(&Record::FederatedDomains(all))),
+        condition: Some(Condition { kind: Some(unchanged) }),
+    };
+    let request = ApplyRequest { ops: vec![op], dry_run: false, message: message.to_owned() };
+    connection.admin().apply(request).await?;
+    Ok(())
+}

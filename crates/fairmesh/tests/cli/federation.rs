@@ -1,0 +1,198 @@
+//! Two trust domains that name callers and servers of each other.
+
+use std::time::Duration;
+
+use base64::prelude::{BASE64_STANDARD, Engine as _};
+use fairmesh_identity::{IdentityRequest, ProgramIdentity};
+use fairmesh_test_support::free_port;
+use fairmesh_wire::transport::{EndpointAddress, ExpectedPeer, Stream, Transport};
+use serde_json::json;
+use tokio::{io::AsyncReadExt as _, time::timeout};
+
+use super::{
+    calls::echo,
+    identities::{Killed, agent, has_certificate, over_tcp, request_certificate, runtime, start},
+    support::{Mesh, Run, wait_until},
+};
+
+/// Revocation and removal are in force within this time, as `docs/security.md` says.
+const LIMIT: Duration = Duration::from_secs(10);
+/// The service of `prod`, and who calls it.
+const CART: &str = "spiffe://prod/shop/cart";
+const WEB: &str = "spiffe://partner/bank/web";
+
+/// A mesh with an agent.
+struct Domain {
+    mesh: Mesh,
+    agent: String,
+    tcp: String,
+    _agent: Killed,
+}
+
+impl Domain {
+    fn start(name: &str, sources: &[&str]) -> Self {
+        let tcp = format!("127.0.0.1:{}", free_port());
+        let mut mesh = Mesh::empty();
+        mesh.arguments = ["--trust-domain", name, "--grpc", &tcp].map(String::from).to_vec();
+        mesh.arguments.extend(sources.iter().copied().map(String::from));
+        mesh.start_control();
+        let (process, agent) = agent(&mesh, "web-1", &mesh.address(), None);
+        wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
+        Self { mesh, agent, tcp, _agent: process }
+    }
+
+    fn call(&self, service: &str, caller: &str) -> Run {
+        self.mesh.run(&["call", service, "--agent", &self.agent, "--as", caller, "/items"])
+    }
+
+    /// The file with the roots of this domain.
+    fn bundle(&self) -> String {
+        self.mesh.path("data/ca/bundle.pem").display().to_string()
+    }
+
+    /// The same as a SPIFFE bundle endpoint serves it.
+    fn spiffe_bundle(&self) -> String {
+        let pem = std::fs::read_to_string(self.bundle()).unwrap();
+        let base64: String = pem.lines().filter(|line| !line.starts_with("-----")).collect();
+        assert!(BASE64_STANDARD.decode(&base64).is_ok());
+        let keys = json!([
+            {"use": "x509-svid", "kty": "EC", "crv": "P-256", "x5c": [base64]},
+            {"use": "jwt-svid", "kty": "EC", "crv": "P-256", "kid": "1"},
+        ]);
+        self.mesh.file("bundle.json", &json!({"spiffe_sequence": 1, "keys": keys}).to_string())
+    }
+
+    fn federate(&self, with: &str, bundle: &str) -> Run {
+        self.mesh.run(&["identity", "federation", "add", with, "--bundle", bundle])
+    }
+
+    /// Has the service allow these callers.
+    fn allow(&self, from: &str) {
+        let rules = format!("  rules: [{{name: callers, from: [{from}]}}]\n");
+        self.mesh.apply(&format!("kind: Policy\nservice: shop/cart\nauthorization:\n{rules}")).ok();
+    }
+
+    async fn identity(&self, path: &str) -> Transport {
+        let request = IdentityRequest {
+            agent: self.agent.parse().unwrap(),
+            path: Some(path.parse().unwrap()),
+            software: "test".into(),
+            patience: Duration::from_secs(5),
+        };
+        ProgramIdentity::of_caller(request).await.unwrap().transport()
+    }
+}
+
+/// `prod` with a server of `shop/cart`, and `partner`, where the service `bank/cart` is that one.
+fn two_domains() -> (Domain, Domain, Killed, u16) {
+    let prod = Domain::start("prod", &[]);
+    prod.mesh.apply("kind: Service\nname: shop/cart\n").ok();
+    let (port, program) = (free_port(), format!("127.0.0.1:{}", echo()));
+    let address = format!("127.0.0.1:{port}");
+    let register =
+        ["register", "shop/cart", "--agent", &prod.agent, "--address", &address, "--program", &program];
+    let server = start(&register, None);
+    wait_until("the service is called", || prod.call("shop/cart", "shop/web").code == Some(0));
+    let endpoints = format!(
+        "kind: Endpoints\nservice: bank/cart\nendpoints: [{{instance: cart-0, address: {address}, region: eu, mtls: true}}]\n"
+    );
+    let source = prod.mesh.file("cart.yaml", &endpoints);
+    let partner = Domain::start("partner", &["--source", &source]);
+    partner.mesh.apply(&format!("kind: Service\nname: bank/cart\nidentity: {CART}\n")).ok();
+    let listed = || partner.mesh.run(&["get", "endpoints", "bank/cart", "--json"]).json();
+    wait_until("the endpoint is read", || listed().as_array().is_some_and(|all| all.len() == 1));
+    (prod, partner, server, port)
+}
+
+fn refused(run: &Run) -> bool {
+    run.code != Some(0)
+}
+
+#[test]
+fn callers_of_another_trust_domain_are_accepted_by_their_whole_id_alone() {
+    let (prod, partner, _server, port) = two_domains();
+    prod.allow(WEB);
+    let call = |caller: &str| partner.call("bank/cart", caller);
+    let error = call("bank/web");
+    assert!(refused(&error) && error.err.contains("another trust domain"), "no side is federated: {error:?}");
+    partner.federate("prod", &prod.bundle()).ok();
+    wait_until("the caller verifies the server", || {
+        let run = call("bank/web");
+        refused(&run) && !run.err.contains("another trust domain")
+    });
+    let listed = prod.mesh.run(&["identity", "federation", "list"]);
+    assert!(listed.err.contains("federated with no other"), "{listed:?}");
+    prod.federate("partner", &partner.spiffe_bundle()).ok();
+    wait_until("both sides are federated", || !refused(&call("bank/web")));
+    let listed = prod.mesh.run(&["identity", "federation", "list", "--json"]).json();
+    assert_eq!(listed[0]["domain"], "partner", "{listed}");
+
+    // Only that one, and only by its whole id: neither by a path that a service of this domain has too, nor by default.
+    assert!(refused(&call("bank/api")), "the policy names another");
+    for others in ["bank/web", "bank/*", "'spiffe://partner/*'", "'*'"] {
+        prod.allow(others);
+        wait_until("the policy no longer names it", || refused(&call("bank/web")));
+        prod.allow(WEB);
+        wait_until("the policy names it", || !refused(&call("bank/web")));
+    }
+    prod.mesh.apply("kind: Policy\nservice: shop/cart\n").ok();
+    wait_until("the default is for members", || refused(&call("bank/web")));
+    prod.call("shop/cart", "shop/web").ok();
+    let explain = |caller: &str| {
+        let region = ["explain", "shop/cart", "--region", "eu", "--as"];
+        prod.mesh.run(&[&region[..], &[caller]].concat())
+    };
+    assert!(explain(WEB).out.contains("another trust domain"), "{:?}", explain(WEB));
+    prod.allow(WEB);
+    assert!(explain(WEB).out.contains("allowed: rule 'callers'"), "{:?}", explain(WEB));
+    wait_until("the policy names it", || !refused(&call("bank/web")));
+
+    // Removed: its connections end, and it is refused.
+    runtime().block_on(async {
+        let web = partner.identity("bank/web").await;
+        let endpoint = EndpointAddress {
+            address: ([127, 0, 0, 1], port).into(),
+            peer: Some(ExpectedPeer::Id(&CART.parse().unwrap())),
+            accepts_plaintext: false,
+            from: None,
+        };
+        let mut stream: Stream = timeout(LIMIT, web.connect_endpoint(endpoint)).await.unwrap().unwrap();
+        assert!(timeout(Duration::from_millis(200), stream.read_u8()).await.is_err(), "it is open");
+        prod.mesh
+            .run(&["identity", "federation", "remove", "partner", "--message", "the contract ended"])
+            .ok();
+        timeout(LIMIT, stream.read_u8()).await.expect("it is closed in time").unwrap_err();
+    });
+    assert!(refused(&call("bank/web")));
+    let error = prod.mesh.run(&["identity", "federation", "remove", "partner"]).fails(1);
+    assert!(error.contains("is not federated"), "{error}");
+}
+
+#[test]
+fn nothing_of_another_trust_domain_is_a_member_of_the_mesh() {
+    let (prod, partner, _server, _) = two_domains();
+    prod.federate("partner", &partner.bundle()).ok();
+    partner.federate("prod", &prod.bundle()).ok();
+    // Its agents, its operators and its services are as unknown to the control plane as before.
+    let binding = "kind: RoleBinding\nname: all\nrole: admin\nsubjects: ['spiffe://partner/*', 'fairmesh/operator/*', '*']\n";
+    prod.mesh.apply(binding).ok();
+    let error = over_tcp(&prod.tcp, &partner.agent, &["get", "services"]).fails(1);
+    assert!(error.contains("partner") || error.contains("certificate"), "{error}");
+    over_tcp(&prod.tcp, &prod.agent, &["get", "services"]).ok();
+    assert_eq!(request_certificate(&prod.agent, "shop/web"), "", "members go on");
+    // Roots that are of this domain, or none, are refused.
+    for (domain, bundle, problem) in [
+        ("prod", partner.bundle(), "the mesh itself"),
+        ("other", prod.mesh.file("empty.pem", ""), "0 roots"),
+        ("other", prod.mesh.file("empty.json", "{\"keys\": []}"), "0 roots"),
+        ("other", prod.mesh.file("wrong.json", "{\"keys\": 7}"), "no JSON of that form"),
+        (
+            "other",
+            prod.mesh.path("web-1/identity/identity.key").display().to_string(),
+            "no certificate of an authority",
+        ),
+    ] {
+        let error = prod.federate(domain, &bundle).fails(1);
+        assert!(error.contains(problem), "{bundle}: {error}");
+    }
+}

@@ -1,0 +1,148 @@
+//! Federated trust domains: at the handshake, on open connections, and where sessions are resumed.
+
+use std::{collections::BTreeSet, io, sync::Arc};
+
+use fairmesh_identity::{Credentials, PrivateKey, Workload, read_bundle_document};
+use fairmesh_model::{
+    FederatedDomains, Identity, Revocation, Revocations, RevokedCertificates, SpiffeId, TrustDomain,
+};
+use fairmesh_wire::transport::{ExpectedPeer, FederatedCallers, SecureStream, TlsIdentity as _};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+};
+
+use crate::support::*;
+
+const WEB: &str = "spiffe://partner/bank/web";
+
+type Ends = (io::Result<Box<dyn SecureStream>>, io::Result<Box<dyn SecureStream>>);
+
+fn partner() -> Ca {
+    Ca::of(&TrustDomain::new("partner").unwrap(), now())
+}
+
+fn federated(with: &Ca) -> FederatedDomains {
+    FederatedDomains { bundles: vec![with.authority.bundle()] }
+}
+
+fn callers(named: &[&str]) -> Arc<FederatedCallers> {
+    let callers = FederatedCallers::default();
+    callers.accept(named.iter().map(|id| id.parse().unwrap()).collect::<BTreeSet<SpiffeId>>());
+    Arc::new(callers)
+}
+
+/// Both ends of a connection of a caller with a server that it expects to be this, and that accepts these.
+async fn open(caller: &Workload, server: &Workload, expected: &str, named: &[&str]) -> Ends {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (expected, named) = (expected.parse().unwrap(), callers(named));
+    let dial = async {
+        let stream = TcpStream::connect(address).await?;
+        let mut stream = caller.connect(ExpectedPeer::Id(&expected), stream).await?;
+        // In TLS 1.3 a client learns with the first read whether it is accepted; sessions come with it.
+        stream.read_u8().await?;
+        Ok(stream)
+    };
+    let accept = async {
+        let mut stream = server.accept_federated(listener.accept().await?.0, &named).await?;
+        stream.write_u8(1).await?;
+        stream.flush().await?;
+        Ok(stream)
+    };
+    soon(async { tokio::join!(dial, accept) }).await
+}
+
+#[tokio::test]
+async fn a_caller_of_another_domain_is_accepted_once_it_is_federated_and_named() {
+    let (prod, partner) = (Ca::default(), partner());
+    let (cart, web) = (prod.workload("shop/cart"), partner.workload("bank/web"));
+    web.federate(federated(&prod));
+    let cart_id = "spiffe://prod/shop/cart";
+    let error = open(&web, &cart, cart_id, &[WEB]).await.1.unwrap_err().to_string();
+    assert!(error.contains("not issued by the trust domain prod"), "{error}");
+    cart.federate(federated(&partner));
+    // In full, and from then on with a session that can be resumed, which verifies nothing.
+    for _ in 0..2 {
+        let (dialled, accepted) = open(&web, &cart, cart_id, &[WEB]).await;
+        assert_eq!(accepted.unwrap().peer(), Identity::Federated(WEB.parse().unwrap()));
+        assert_eq!(dialled.unwrap().peer(), Identity::Federated(cart_id.parse().unwrap()));
+        for named in [&[][..], &["spiffe://partner/bank/api"], &["spiffe://prod/bank/web"]] {
+            let error = open(&web, &cart, cart_id, named).await.1.unwrap_err().to_string();
+            assert!(error.contains(WEB) && error.contains("no policy"), "{error}");
+        }
+    }
+    let (_dialled, accepted) = open(&web, &cart, cart_id, &[WEB]).await;
+    let mut accepted = accepted.unwrap();
+    cart.federate(FederatedDomains::default());
+    let error = soon(accepted.read_u8()).await.unwrap_err().to_string();
+    assert!(error.contains("partner is not federated"), "{error}");
+    open(&web, &cart, cart_id, &[WEB]).await.1.unwrap_err();
+}
+
+#[tokio::test]
+async fn the_roots_of_a_domain_vouch_for_no_other_and_for_no_member() {
+    let (prod, partner) = (Ca::default(), partner());
+    let (cart, web) = (prod.workload("shop/cart"), partner.workload("bank/web"));
+    cart.federate(federated(&partner));
+    web.federate(federated(&prod));
+    // The other authority issues an id of this domain, which its own processes would even accept.
+    let forged = {
+        let key = PrivateKey::generate().unwrap();
+        let request = key.signing_request().unwrap();
+        let issued = partner.authority.issue(&request, &id("shop/web"), now()).unwrap();
+        let bundle = fairmesh_model::TrustBundle { domain: domain(), ..partner.authority.bundle() };
+        let forged = Workload::default();
+        forged.install(Credentials::new(key, issued.chain, bundle, now()).unwrap()).unwrap();
+        forged.federate(federated(&prod));
+        forged
+    };
+    let (_, accepted) = open(&forged, &cart, "spiffe://prod/shop/cart", &["spiffe://prod/shop/web"]).await;
+    accepted.unwrap_err();
+    // Listeners of the mesh accept no other domain, whoever is federated; nor does a client that expects a member.
+    let (agent, control) = (partner.transport("fairmesh/agent/web-1"), prod.workload("fairmesh/control/one"));
+    control.federate(federated(&partner));
+    let (_, accepted) = connect(&agent, &fairmesh_wire::transport::Transport::tls(control)).await;
+    accepted.unwrap_err();
+    let member = prod.workload("fairmesh/agent/web-1");
+    member.federate(federated(&partner));
+    let impostor = partner.transport("fairmesh/control/one");
+    let (dialled, _) = connect(&fairmesh_wire::transport::Transport::tls(member), &impostor).await;
+    dialled.unwrap_err();
+    // A revocation is of this domain, and not of who has the same name in another.
+    let path = "bank/web".parse().unwrap();
+    let entries = vec![Revocation { path, certificates: RevokedCertificates::All, at: 0 }];
+    cart.revoke(Revocations { entries });
+    open(&web, &cart, "spiffe://prod/shop/cart", &[WEB]).await.1.unwrap();
+    // A server that proves another id of that domain is not the one that is expected.
+    let (dialled, _) = open(&web, &cart, "spiffe://prod/shop/other", &[WEB]).await;
+    assert!(dialled.unwrap_err().to_string().contains("not spiffe://prod/shop/other"));
+}
+
+#[test]
+fn roots_are_read_from_pem_and_from_spiffe_bundles_within_bounds() {
+    let ca = partner();
+    let domain = TrustDomain::new("partner").unwrap();
+    let pem = std::fs::read(ca.folder.path().join("ca/bundle.pem")).unwrap();
+    let read =
+        |document: &[u8]| read_bundle_document(domain.clone(), document).map_err(|error| error.to_string());
+    assert_eq!(read(&pem).unwrap(), ca.authority.bundle());
+    let text = String::from_utf8(pem.clone()).unwrap();
+    let base64: String = text.lines().filter(|line| !line.starts_with("-----")).collect();
+    let key = |x5c: &str| {
+        format!("{{\"keys\": [{{\"use\": \"x509-svid\", \"x5c\": [{x5c}]}}, {{\"use\": \"jwt-svid\"}}]}}")
+    };
+    assert_eq!(read(key(&format!("\"{base64}\"")).as_bytes()).unwrap(), ca.authority.bundle());
+    let twice = format!("\"{base64}\", \"{base64}\"");
+    for (document, problem) in [
+        (String::new(), "0 roots"),
+        (text.repeat(9), "9 roots"),
+        ("x".repeat(100_000), "bytes, not at most"),
+        (key(&twice), "2 certificates in x5c"),
+        (key("\"?\""), "no base64"),
+        (key("\"AAAA\""), "not well-formed"),
+    ] {
+        let error = read(document.as_bytes()).unwrap_err();
+        assert!(error.contains(problem), "{problem}: {error}");
+    }
+}
