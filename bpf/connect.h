@@ -7,6 +7,8 @@
 
 /* Replaced when the programs are loaded, which is once for each cgroup. */
 const volatile struct selection selection = {};
+/* The position of what is counted for the cgroup. */
+const volatile u32 own_group = 0;
 
 INLINE int is_selected(u32 ip, u32 port)
 {
@@ -55,6 +57,7 @@ INLINE int redirect(struct bpf_sock_addr *context, u32 *ip)
 		return 0;
 	caller->cookie = socket_cookie(context);
 	caller->passed = caller->pipelines = 0;
+	caller->group = own_group;
 	caller->ip = *ip;
 	caller->port = port;
 	*ip = proxy.ip;

@@ -54,6 +54,8 @@ struct caller {
 	u32 ip, port;
 	u32 slot; /* of the last request that the kernel sent */
 	u32 pipelines; /* a request was sent before the response to an earlier one had been read */
+	u32 group;     /* position of its cgroup */
+	u32 unused;
 	struct host host;
 	struct http http; /* its last request */
 };
@@ -225,6 +227,16 @@ struct {
 	MAP_TYPE(value, u64);
 } counters SEC(".maps");
 
+/* Requests in flight by cgroups of callers. */
+struct {
+	MAP_UINT(type, MAP_ARRAY);
+	MAP_UINT(max_entries, ATTACHMENTS);
+	MAP_UINT(map_flags, F_MMAPABLE);
+	MAP_UINT(pinning, PIN_BY_NAME);
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, struct group);
+} groups SEC(".maps");
+
 /* The cgroups to which the programs are attached, by id; for `status` and `detach` alone. */
 struct {
 	MAP_UINT(type, MAP_HASH);
@@ -280,6 +292,21 @@ INLINE void count(u32 which)
 	u64 *counter = map_lookup(&counters, &which);
 	if (counter)
 		__sync_fetch_and_add(counter, 1);
+}
+
+INLINE void leave_group(u32 position)
+{
+	struct group *group = map_lookup(&groups, &position);
+	if (group)
+		__sync_fetch_and_add(&group->in_flight, -1);
+}
+
+/* The request of a slot is no longer in flight. The proxy or the program that takes the position counts it down: once. */
+INLINE void end_request(struct slot *slot)
+{
+	u32 group = __sync_lock_test_and_set(&slot->group, 0);
+	if (group)
+		leave_group(group - 1);
 }
 
 #endif

@@ -121,6 +121,7 @@ SEC("sk_msg") int respond(struct sk_msg_md *message)
 		__sync_lock_test_and_set(&slot->length, length);
 		return leave_response(server, slot);
 	}
+	end_request(slot);
 	if (msg_redirect_hash(message, &caller_sockets, &cookie, F_INGRESS) != SK_PASS) {
 		/* The caller is gone; the proxy closes a connection with a response that it did not expect. */
 		slot->owner = SLOT_ABSENT;

@@ -186,6 +186,34 @@ INLINE int claim_connection(struct caller *caller, u32 endpoint_key)
 	return NO_IDLE_CONNECTION;
 }
 
+/* Counts a request in the caller's cgroup; returns 0, or why it is left to the proxy. */
+INLINE int enter_group(struct caller *caller)
+{
+	u32 position = caller->group;
+	struct group *group = map_lookup(&groups, &position);
+
+	if (!group)
+		return GROUP_FULL;
+	u32 most = group->most;
+	if (__sync_fetch_and_add(&group->in_flight, 1) < most || !most)
+		return 0;
+	__sync_fetch_and_add(&group->in_flight, -1);
+	return GROUP_FULL;
+}
+
+/* Counts the request, and claims a connection for it; returns 0, or why it is left to the proxy. */
+INLINE int begin_request(struct caller *caller, u32 endpoint_key)
+{
+	int why = enter_group(caller);
+
+	if (why)
+		return why;
+	why = claim_connection(caller, endpoint_key);
+	if (why)
+		leave_group(caller->group);
+	return why;
+}
+
 /* Moves the request into the receive queue of a server on this machine, or else into the connection that leads to the server. */
 INLINE int move_request(struct sk_msg_md *message, struct slot *slot, u32 key)
 {
@@ -204,11 +232,16 @@ INLINE int redirect_request(struct caller *caller, struct sk_msg_md *message, st
 	u32 key = caller->slot;
 	struct slot *slot = map_lookup(&slots, &key);
 
-	if (!slot)
+	if (!slot) {
+		leave_group(caller->group);
 		return leave(caller, message, REDIRECT_FAILED);
+	}
+	/* Before the proxy can take the request. */
+	__sync_lock_test_and_set(&slot->group, caller->group + 1);
 	__sync_fetch_and_add(&target->hot->counts, 1);
 	if (!keep_request(caller, slot, message->size, target)) {
 		__sync_fetch_and_add(&target->hot->counts, -1);
+		end_request(slot);
 		slot->owner = SLOT_IDLE;
 		return leave(caller, message, REDIRECT_FAILED);
 	}
@@ -220,6 +253,7 @@ INLINE int redirect_request(struct caller *caller, struct sk_msg_md *message, st
 	}
 	__sync_fetch_and_add(&link->sent, -1);
 	__sync_fetch_and_add(&target->hot->counts, -1);
+	end_request(slot);
 	slot->length = 0;
 	slot->owner = SLOT_ABSENT;
 	return leave(caller, message, REDIRECT_FAILED);
@@ -258,7 +292,7 @@ SEC("sk_msg") int send(struct sk_msg_md *message)
 	struct target target = { .is_direct = may_be_direct(caller, message, link) };
 	int why = decide(caller, service, &target);
 	if (!why)
-		why = claim_connection(caller, target.endpoint);
+		why = begin_request(caller, target.endpoint);
 	if (why)
 		return leave(caller, message, why);
 	return redirect_request(caller, message, &target, link);

@@ -44,6 +44,7 @@ enum counter {
 	ANSWERED_DIRECTLY, /* responses that went from the server's sendmsg to the caller */
 	RESPONSE_LEFT,     /* responses to the same callers that the proxy read */
 	SHORT_CUT,         /* responses that went from the proxy's sendmsg to the caller */
+	GROUP_FULL,        /* as many requests of the caller's cgroup are in flight as may be */
 	COUNTERS,
 };
 
@@ -62,7 +63,16 @@ struct selection {
 
 struct attachment {
 	u32 was_created, roles;
+	u32 group; /* position of what is counted for its callers */
+	u32 unused;
 	u8 path[PATH_BYTES];
+};
+
+/* Of a cgroup of callers. In a cache line of its own. */
+struct group {
+	u32 most;      /* requests by the kernel in flight; 0 without a limit */
+	u32 in_flight; /* those that are, and for a moment those that are about to be refused */
+	u32 unused[14];
 };
 
 struct proxy_config {
@@ -205,7 +215,8 @@ struct slot {
 	u32 status, body_bytes;
 	u32 head_bytes; /* of the request */
 	u64 finished_ns;
-	u32 load_bytes, unused;
+	u32 load_bytes;
+	u32 group; /* position plus 1 of the cgroup in which the request counts; 0 where it counts no longer */
 	u8 load[LOAD_BYTES]; /* the server's load report */
 	u8 request[REQUEST_BYTES];
 };

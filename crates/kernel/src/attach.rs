@@ -4,6 +4,7 @@ use std::{
     fs::{self, File},
     mem,
     net::Ipv4Addr,
+    num::NonZeroU32,
     os::unix::fs::chown,
     path::{Path, PathBuf},
 };
@@ -20,8 +21,9 @@ use aya::{
 use crate::{
     KernelError,
     cgroup::{self, Cgroup, contains, normal},
+    groups::{self, Groups},
     layout::{AttachmentValue, CALLERS, LocalConnection, SELECTED, SERVERS, SelectionValue, network_order},
-    object::{self, ACCEPTED, ADDRESS_PROGRAMS, RESPOND, SEND, TRACK},
+    object::{self, ACCEPTED, ADDRESS_PROGRAMS, CallerProgram, RESPOND, SEND, TRACK},
     pins,
     status::{attachments, proxy_process},
 };
@@ -72,6 +74,8 @@ pub struct Attachments {
     pub callers: String,
     /// Which of their connects are redirected.
     pub selection: Selection,
+    /// How many of their requests the kernel may have in flight; `None` without a limit.
+    pub max_in_flight: Option<NonZeroU32>,
     /// Cgroups of servers, to which the kernel moves requests directly, and back the responses.
     pub servers: Vec<String>,
     /// Whether responses of the proxy take the short cut to the callers.
@@ -87,9 +91,17 @@ pub struct Attachments {
 pub fn attach(pins: &Path, to: &Attachments) -> Result<(), KernelError> {
     let callers = &to.callers;
     let selection = to.selection.value().ok_or_else(|| wrong(callers, "can have 8 networks and 8 ports"))?;
-    attach_one(pins, callers, CALLERS, |cgroup| attach_callers(pins, cgroup, &selection, to.short_cut))?;
+    attach_one(pins, callers, CALLERS, |cgroup, entry| {
+        entry.group = groups::position(&attachments(pins).unwrap_or_default(), cgroup.id)
+            .ok_or_else(|| wrong(callers, "is one too many: 64 can be attached to"))?;
+        let own = CallerProgram { selection, group: entry.group };
+        let programs = attach_callers(pins, cgroup, &own, to.short_cut)?;
+        let map = programs.map("groups").ok_or(KernelError::NoPrograms)?;
+        Groups::open(map)?.limit(entry.group, to.max_in_flight.map_or(0, NonZeroU32::get));
+        Ok(programs)
+    })?;
     for servers in &to.servers {
-        attach_one(pins, servers, SERVERS, |cgroup| attach_servers(pins, cgroup))?;
+        attach_one(pins, servers, SERVERS, |cgroup, _| attach_servers(pins, cgroup))?;
     }
     to.owner.map_or(Ok(()), |owner| give_maps(pins, owner))
 }
@@ -102,16 +114,16 @@ fn attach_one(
     pins: &Path,
     path: &str,
     role: u32,
-    attach: impl FnOnce(&Cgroup) -> Result<Ebpf, KernelError>,
+    attach: impl FnOnce(&Cgroup, &mut AttachmentValue) -> Result<Ebpf, KernelError>,
 ) -> Result<(), KernelError> {
     if proxy_process(pins).is_some_and(|process| contains(path, process)) {
         return Err(wrong(path, "contains the proxy, whose own connections would be redirected to it"));
     }
     let cgroup = Cgroup::at(path)?;
-    let entry = AttachmentValue::new(&normal(path), cgroup.was_created, role)
+    let mut entry = AttachmentValue::new(&normal(path), cgroup.was_created, role)
         .ok_or_else(|| wrong(path, "is too long"))?;
     pins::create(pins)?;
-    let attached = attach(&cgroup).and_then(|mut programs| record(&mut programs, &cgroup, entry));
+    let attached = attach(&cgroup, &mut entry).and_then(|mut programs| record(&mut programs, &cgroup, entry));
     if attached.is_err() {
         // The first error is the one to report.
         let _ = detach_one(pins, cgroup.id, links_of(role)).and_then(|()| remove_unused(pins));
@@ -133,10 +145,10 @@ fn links_of(role: u32) -> &'static [&'static str] {
 fn attach_callers(
     pins: &Path,
     cgroup: &Cgroup,
-    selection: &SelectionValue,
+    own: &CallerProgram,
     short_cut: bool,
 ) -> Result<Ebpf, KernelError> {
-    let mut programs = object::open(pins, selection)?;
+    let mut programs = object::open(pins, own)?;
     for name in ADDRESS_PROGRAMS.iter().chain(&[TRACK, SEND, object::SHORT_CUT]) {
         object::load(&mut programs, name)?;
     }
@@ -158,7 +170,7 @@ fn attach_callers(
 }
 
 fn attach_servers(pins: &Path, cgroup: &Cgroup) -> Result<Ebpf, KernelError> {
-    let mut programs = object::open(pins, &SelectionValue::default())?;
+    let mut programs = object::open(pins, &CallerProgram::default())?;
     object::load(&mut programs, ACCEPTED)?;
     object::load(&mut programs, RESPOND)?;
     detach_one(pins, cgroup.id, links_of(SERVERS))?;
@@ -209,6 +221,9 @@ fn record(programs: &mut Ebpf, cgroup: &Cgroup, mut entry: AttachmentValue) -> R
     let mut entries: HashMap<_, u64, AttachmentValue> = map.try_into().map_err(refused)?;
     if let Ok(earlier) = entries.get(&cgroup.id, 0) {
         entry.was_created = earlier.was_created;
+        if entry.roles & CALLERS == 0 {
+            entry.group = earlier.group;
+        }
         entry.roles |= earlier.roles;
     }
     entries.insert(cgroup.id, entry, 0).map_err(refused)

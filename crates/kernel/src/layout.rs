@@ -26,6 +26,8 @@ pub(crate) const HOST_BYTES: usize = 64;
 pub(crate) const SERVICES: u32 = 1024;
 /// Endpoints of all services: those of block B of statistics are B * BLOCK_ENDPOINTS and the following.
 pub(crate) const ENDPOINTS: u32 = SERVICES * BLOCK_ENDPOINTS as u32;
+/// Cgroups to which the programs are attached.
+pub(crate) const ATTACHMENTS: u32 = 64;
 /// Pooled connections to one endpoint, and to all.
 pub(crate) const ENDPOINT_SLOTS: usize = 64;
 pub(crate) const SLOTS: u32 = 8192;
@@ -55,6 +57,9 @@ pub(crate) struct AttachmentValue {
     pub(crate) was_created: u32,
     /// [`CALLERS`] or [`SERVERS`] or both.
     pub(crate) roles: u32,
+    /// Position of the [`GroupValue`] of its callers.
+    pub(crate) group: u32,
+    pub(crate) unused: u32,
     pub(crate) path: [u8; PATH_BYTES],
 }
 
@@ -174,6 +179,15 @@ pub(crate) struct LinkValue {
     unused: u32,
 }
 
+/// Requests of the callers in one cgroup, in memory that the programs share.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct GroupValue {
+    /// How many the kernel may have in flight; 0 without a limit.
+    pub(crate) most: AtomicU32,
+    pub(crate) in_flight: AtomicU32,
+}
+
 /// The state of a pooled connection, in memory that the programs share.
 #[derive(Debug)]
 #[repr(C)]
@@ -189,8 +203,11 @@ pub(crate) struct SlotValue {
     pub(crate) connection: UnsafeCell<LocalConnection>,
     /// Whether the response may go to the caller past the connection of the proxy that serves it.
     pub(crate) is_direct: AtomicU32,
-    /// What the programs alone use: up to the load report of [`CompletedValue`].
-    programs: UnsafeCell<[u32; 7 + LOAD_BYTES / 4]>,
+    /// What the programs alone use.
+    programs: UnsafeCell<[u32; 6]>,
+    /// Position plus 1 of the [`GroupValue`] in which the request counts; 0 where it counts no longer.
+    pub(crate) group: AtomicU32,
+    load: UnsafeCell<[u8; LOAD_BYTES]>,
     pub(crate) request: UnsafeCell<[u8; MAX_REQUEST]>,
 }
 
@@ -210,7 +227,7 @@ pub(crate) struct CompletedValue {
     pub(crate) head_bytes: u32,
     pub(crate) finished_ns: u64,
     pub(crate) load_bytes: u32,
-    unused: u32,
+    group: u32,
     pub(crate) load: [u8; LOAD_BYTES],
 }
 
@@ -294,7 +311,7 @@ impl AttachmentValue {
     pub(crate) fn new(path: &str, was_created: bool, roles: u32) -> Option<Self> {
         let mut bytes = [0; PATH_BYTES];
         bytes.get_mut(..path.len())?.copy_from_slice(path.as_bytes());
-        Some(Self { was_created: was_created.into(), roles, path: bytes })
+        Some(Self { was_created: was_created.into(), roles, group: 0, unused: 0, path: bytes })
     }
 
     pub(crate) fn path(&self) -> &str {
@@ -338,11 +355,13 @@ pub enum Counter {
     ResponseLeft,
     /// Responses of the proxy that took the short cut to the callers.
     ShortCut,
+    /// Requests of cgroups of which as many were in flight as may be.
+    GroupFull,
 }
 
 impl Counter {
     /// All, in the order of the map.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Redirected,
         Self::NoProxy,
         Self::SentByKernel,
@@ -359,6 +378,7 @@ impl Counter {
         Self::AnsweredDirectly,
         Self::ResponseLeft,
         Self::ShortCut,
+        Self::GroupFull,
     ];
 
     /// Its name for programs.
@@ -380,6 +400,7 @@ impl Counter {
             Self::AnsweredDirectly => "answered-directly",
             Self::ResponseLeft => "response-left",
             Self::ShortCut => "short-cut",
+            Self::GroupFull => "too-many-in-flight",
         }
     }
 }
@@ -393,6 +414,8 @@ mod tests {
         assert_eq!(size_of::<SlotValue>(), size_of::<CompletedValue>() + MAX_REQUEST);
         assert_eq!(std::mem::offset_of!(SlotValue, request), size_of::<CompletedValue>());
         assert_eq!(std::mem::offset_of!(SlotValue, length), 24);
+        assert_eq!(std::mem::offset_of!(SlotValue, group), std::mem::offset_of!(CompletedValue, group));
+        assert_eq!(size_of::<GroupValue>(), 64);
         assert_eq!(
             size_of::<PolicyBuffers>(),
             8 + 2 * (56 + 16 * BLOCK_ENDPOINTS + 24 * ROUTE_ARMS + 96 * ROUTE_STEPS)

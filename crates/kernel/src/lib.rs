@@ -12,6 +12,7 @@ mod cgroup;
 mod completed;
 mod destinations;
 mod error;
+mod groups;
 mod layout;
 mod links;
 mod mapped;

@@ -30,11 +30,22 @@ pub(crate) const RESPOND: &str = "respond";
 pub(crate) const PROGRAMS: [&str; 9] =
     ["getpeername4", "getpeername6", "connect4", "connect6", TRACK, SEND, SHORT_CUT, ACCEPTED, RESPOND];
 
+/// What the programs of a cgroup of callers have for themselves.
+#[derive(Debug, Default)]
+pub(crate) struct CallerProgram {
+    /// Which connects are redirected.
+    pub(crate) selection: SelectionValue,
+    /// Position of what is counted for the cgroup.
+    pub(crate) group: u32,
+}
+
 /// Creates the maps, or opens those pinned in this directory.
-pub(crate) fn open(pins: &Path, selection: &SelectionValue) -> Result<Ebpf, KernelError> {
+pub(crate) fn open(pins: &Path, own: &CallerProgram) -> Result<Ebpf, KernelError> {
     let object = OBJECT.ok_or(KernelError::NoPrograms)?;
     let mut loader = EbpfLoader::new();
-    let loader = loader.default_map_pin_directory(pins).override_global("selection", selection, true);
+    let loader = loader.default_map_pin_directory(pins);
+    let loader = loader.override_global("selection", &own.selection, true);
+    let loader = loader.override_global("own_group", &own.group, true);
     loader.load(object).map_err(|error| KernelError::refused("a map", &error))
 }
 

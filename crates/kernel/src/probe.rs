@@ -4,8 +4,7 @@ use std::{fs, path::Path, process};
 
 use crate::{
     KernelError,
-    layout::SelectionValue,
-    object::{self, PROGRAMS},
+    object::{self, CallerProgram, PROGRAMS},
     pins,
 };
 
@@ -30,7 +29,7 @@ pub fn probe(pins: &Path) -> Vec<Check> {
     let is_created = created.is_ok();
     check("BPF file system", created);
     if is_created {
-        match object::open(&folder, &SelectionValue::default()) {
+        match object::open(&folder, &CallerProgram::default()) {
             Ok(mut programs) => {
                 check("maps", Ok(()));
                 for name in PROGRAMS {

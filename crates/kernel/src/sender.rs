@@ -44,7 +44,7 @@ impl KernelSender {
         let map = |name| pins::map(pins, name);
         let policies = PolicyTable::open(map("services")?, &map("policies")?)?;
         let slots = SlotTable::open(
-            [&map("slots")?, &map("endpoints")?],
+            [&map("slots")?, &map("endpoints")?, &map("groups")?],
             map("pooled_sockets")?,
             map("local_slots")?,
         )?;

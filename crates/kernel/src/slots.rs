@@ -24,6 +24,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::{
     KernelError,
+    groups::Groups,
     layout::{
         ENDPOINTS, EndpointValue, LocalConnection, MAX_REQUEST, SLOT_ABSENT, SLOT_IDLE, SLOTS, SlotValue,
     },
@@ -43,6 +44,7 @@ pub(crate) const QUARANTINE: Duration = Duration::from_secs(1);
 pub(crate) struct SlotTable {
     slots: Mapped<SlotValue>,
     endpoints: Mapped<EndpointValue>,
+    groups: Groups,
     sockets: Mutex<SockHash<MapData, u32>>,
     /// By the connections to servers on this machine.
     local: Mutex<HashMap<MapData, LocalConnection, u32>>,
@@ -96,8 +98,13 @@ pub struct SentRequest {
 
 impl SlotTable {
     /// Maps the slots, all of which become absent.
-    pub(crate) fn open([slots, endpoints]: [&Map; 2], sockets: Map, local: Map) -> Result<Self, KernelError> {
+    pub(crate) fn open(
+        [slots, endpoints, groups]: [&Map; 3],
+        sockets: Map,
+        local: Map,
+    ) -> Result<Self, KernelError> {
         let slots: Mapped<SlotValue> = Mapped::open(slots, SLOTS as usize)?;
+        let groups = Groups::open(groups)?;
         let endpoints: Mapped<EndpointValue> = Mapped::open(endpoints, ENDPOINTS as usize)?;
         for endpoint in endpoints.iter() {
             endpoint.slots.iter().for_each(|slot| slot.store(0, Relaxed));
@@ -107,6 +114,7 @@ impl SlotTable {
         let now = program_clock();
         let uses = slots.iter().map(|slot| {
             slot.length.store(0, Relaxed);
+            groups.end_request(slot);
             match slot.owner.swap(SLOT_ABSENT, AcqRel) {
                 SLOT_ABSENT => Use::Free,
                 _ => Use::FreeSince(now),
@@ -116,7 +124,8 @@ impl SlotTable {
         let sockets =
             sockets.try_into().map_err(|error| KernelError::refused("map pooled_sockets", &error))?;
         let local = local_slots(local)?;
-        Ok(Self { slots, endpoints, sockets: Mutex::new(sockets), local: Mutex::new(local), uses })
+        let (sockets, local) = (Mutex::new(sockets), Mutex::new(local));
+        Ok(Self { slots, endpoints, groups, sockets, local, uses })
     }
 
     /// The slots of an endpoint, below [`ENDPOINTS`].
@@ -258,6 +267,7 @@ impl Slot {
 
     /// Has the kernel send the next request: the response to the last one has been received.
     pub fn release(&self) {
+        self.endpoint.table.groups.end_request(self.value());
         self.value().owner.store(SLOT_IDLE, Release);
     }
 
@@ -275,9 +285,10 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         let value = self.value();
-        value.length.store(0, Relaxed);
-        value.owner.store(SLOT_ABSENT, Release);
         let table = &self.endpoint.table;
+        value.length.store(0, Relaxed);
+        table.groups.end_request(value);
+        value.owner.store(SLOT_ABSENT, Release);
         self.endpoint.value().slots[self.entry].store(0, Release);
         if let Some(local) = &self.local {
             // Fails only if it is not there.

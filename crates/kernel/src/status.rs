@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    num::NonZeroU32,
     os::fd::{AsFd as _, AsRawFd as _},
     path::{Path, PathBuf},
 };
@@ -11,6 +12,7 @@ use aya::maps::{Array, HashMap, MapData, PerCpuArray, SockHash};
 use crate::{
     Counter, KernelError,
     attach::LINK,
+    groups::Groups,
     layout::{AttachmentValue, CALLERS, ProxyConfig, SERVERS},
     pins, slots,
 };
@@ -43,6 +45,10 @@ pub struct Attachment {
     pub has_callers: bool,
     /// Whether its programs are servers to which requests are moved.
     pub has_servers: bool,
+    /// Requests of its callers that the kernel sent and that have no response yet.
+    pub in_flight: u32,
+    /// How many there may be; `None` without a limit.
+    pub max_in_flight: Option<NonZeroU32>,
 }
 
 /// Reads the state.
@@ -50,12 +56,19 @@ pub struct Attachment {
 /// # Errors
 /// When nothing is attached, or maps cannot be opened.
 pub fn status(pins: &Path) -> Result<Status, KernelError> {
+    let groups = Groups::open(&pins::map(pins, "groups")?)?;
     let attachments = attachments(pins)?.into_iter();
-    let attachments = attachments.map(|(id, entry)| Attachment {
-        cgroup: entry.path().to_owned(),
-        id,
-        has_callers: entry.roles & CALLERS != 0,
-        has_servers: entry.roles & SERVERS != 0,
+    let attachments = attachments.map(|(id, entry)| {
+        let has_callers = entry.roles & CALLERS != 0;
+        let (in_flight, most) = if has_callers { groups.in_flight(entry.group) } else { (0, 0) };
+        Attachment {
+            cgroup: entry.path().to_owned(),
+            id,
+            has_callers,
+            has_servers: entry.roles & SERVERS != 0,
+            in_flight,
+            max_in_flight: NonZeroU32::new(most),
+        }
     });
     let attachments = attachments.collect();
     let counters = counters(pins)?;

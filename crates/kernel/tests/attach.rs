@@ -45,13 +45,8 @@ impl Place {
     }
 
     fn attach(&self, cgroup: &str, selection: Selection, owner: Option<u32>) -> Result<(), KernelError> {
-        let to = Attachments {
-            callers: cgroup.to_owned(),
-            selection,
-            servers: Vec::new(),
-            short_cut: true,
-            owner,
-        };
+        let (callers, servers) = (cgroup.to_owned(), Vec::new());
+        let to = Attachments { callers, selection, max_in_flight: None, servers, short_cut: true, owner };
         attach(&self.pins(), &to)
     }
 

@@ -2,6 +2,7 @@
 
 mod balance;
 mod ejected;
+mod in_flight;
 mod local;
 mod remote;
 mod requests;

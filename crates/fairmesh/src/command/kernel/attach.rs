@@ -1,6 +1,6 @@
 //! `fairmesh kernel attach` and `detach`.
 
-use std::{net::Ipv4Addr, process::ExitCode, str::FromStr, time::Duration};
+use std::{net::Ipv4Addr, num::NonZeroU32, process::ExitCode, str::FromStr, time::Duration};
 
 use clap::Args;
 use fairmesh_kernel::{Attachments, Selection, attach as attach_programs, detach as detach_programs, status};
@@ -35,6 +35,9 @@ pub(crate) struct AttachArgs {
     /// Have all responses of the proxy pass TCP, for programs that splice them or wait for them with MSG_WAITALL
     #[arg(long)]
     no_short_cut: bool,
+    /// At most so many requests of the cgroup's programs that the kernel sends wait for their responses; the sidecar sends those beyond.
+    #[arg(long, value_name = "N")]
+    max_in_flight: Option<NonZeroU32>,
     /// The user as whom the proxy runs, by name or number: the maps become theirs, so that the proxy needs no capability.
     #[arg(long, value_name = "USER")]
     owner: Option<String>,
@@ -81,6 +84,7 @@ pub(super) async fn attach(args: AttachArgs) -> Result<ExitCode, Failure> {
     let to = Attachments {
         callers: args.cgroup,
         selection,
+        max_in_flight: args.max_in_flight,
         servers: args.servers,
         short_cut: !args.no_short_cut,
         owner,

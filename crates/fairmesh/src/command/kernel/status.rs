@@ -34,7 +34,14 @@ pub(super) fn status(args: StatusArgs) -> Result<ExitCode, Failure> {
 
 fn state(status: &Status) -> Value {
     let attachments = status.attachments.iter().map(|one| {
-        json!({ "cgroup": one.cgroup, "id": one.id, "callers": one.has_callers, "servers": one.has_servers })
+        json!({
+            "cgroup": one.cgroup,
+            "id": one.id,
+            "callers": one.has_callers,
+            "servers": one.has_servers,
+            "inFlight": one.in_flight,
+            "maxInFlight": one.max_in_flight,
+        })
     });
     let counters: Map<_, _> =
         status.counters.iter().map(|(counter, value)| (counter.name().to_owned(), json!(value))).collect();
@@ -55,7 +62,7 @@ fn text(status: &Status) -> String {
         (false, true) => "cgroup of servers",
         _ => "cgroup of callers",
     };
-    let cgroups = status.attachments.iter().map(|one| vec![role(one).to_owned(), one.cgroup.clone()]);
+    let cgroups = status.attachments.iter().map(|one| vec![role(one).to_owned(), shown(one)]);
     let proxy =
         status.proxy.map_or_else(|| "none listens".to_owned(), |process| format!("process {process}"));
     let counters =
@@ -67,6 +74,14 @@ fn text(status: &Status) -> String {
     let rows: Vec<_> =
         cgroups.chain([vec!["proxy".to_owned(), proxy]]).chain(counters).chain([in_flight, memory]).collect();
     output::table(&["", ""], &rows).trim_start().to_owned()
+}
+
+fn shown(attachment: &Attachment) -> String {
+    let Attachment { cgroup, in_flight, .. } = attachment;
+    match attachment.max_in_flight {
+        Some(most) => format!("{cgroup}, {in_flight} of {most} requests in flight"),
+        None => cgroup.clone(),
+    }
 }
 
 fn words(counter: Counter) -> &'static str {
@@ -86,6 +101,7 @@ fn words(counter: Counter) -> &'static str {
         Counter::AnsweredDirectly => "responses past the sidecar",
         Counter::ResponseLeft => "responses of servers here by the sidecar",
         Counter::ShortCut => "responses of the sidecar by the short cut",
+        Counter::GroupFull => "by the sidecar: too many of the cgroup in flight",
         Counter::RedirectFailed => "by the sidecar: refused by the kernel",
     }
 }

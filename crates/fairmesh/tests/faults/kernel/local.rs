@@ -24,11 +24,17 @@ def read_request(file):
             length = int(value)
     return line.split()[1][1:].decode() if line else None, file.read(length)
 
+requests = []
+
 def respond(connection, path, body):
     kind, _, size = path.partition("-")
     text = path.encode() + b":" + body + b"x" * int(size or 0)
     head = b"HTTP/1.1 %s\r\ncontent-type: text/plain\r\n" % (b"500 Failed" if kind == "fail" else b"200 OK")
     length = b"content-length: %d\r\n\r\n" % len(text)
+    if kind == "count":
+        text = b"%d" % len(requests)
+        length = b"content-length: %d\r\n\r\n" % len(text)
+    requests.append(path)
     if kind == "slow":
         time.sleep(0.3)
     if kind == "split":
@@ -102,38 +108,59 @@ pub(super) struct LocalServer {
     _registered: fairmesh_server::MeshServer,
     pub(super) cgroup: String,
     port: u16,
+    program: Vec<String>,
 }
 
 impl LocalServer {
     pub(super) async fn start(world: &World, attached: &Attached, family: &str) -> Self {
-        let (listener, registered) = RawServer::start(world, "shop/raw", "raw-1").await.into_parts();
+        let program =
+            |port| ["python3", "-c", SERVER, family, &format!("{port}")].map(str::to_owned).to_vec();
+        Self::running(world, attached, "shop/raw", program).await
+    }
+
+    /// Runs a program that serves a service at the port that it is given.
+    pub(super) async fn running(
+        world: &World,
+        attached: &Attached,
+        service: &str,
+        program: impl FnOnce(u16) -> Vec<String>,
+    ) -> Self {
+        let (listener, registered) = RawServer::start(world, service, "raw-1").await.into_parts();
         let port = listener.local_addr().unwrap().port();
         drop(listener);
-        let cgroup = format!("{}-servers", attached.cgroup);
-        let process = Self::process(&cgroup, family, port).await;
-        Self { process, _registered: registered, cgroup, port }
+        let (cgroup, program) = (format!("{}-servers", attached.cgroup), program(port));
+        let process = run_in(&cgroup, &program, port).await;
+        Self { process, _registered: registered, cgroup, port, program }
     }
 
     /// Kills its process, and starts another one at the same address.
     pub(super) async fn restart(&mut self) {
-        self.process.kill().await.unwrap();
-        self.process = Self::process(&self.cgroup, "4", self.port).await;
+        self.kill().await;
+        self.begin().await;
     }
 
-    async fn process(cgroup: &str, family: &str, port: u16) -> Child {
-        let process = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
-            .args(["kernel", "run", "--cgroup", cgroup, "--", "python3", "-c", SERVER, family])
-            .arg(port.to_string())
-            .stderr(Stdio::null())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
-        until("the server listens", async || {
-            tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_ok()
-        })
-        .await;
-        process
+    pub(super) async fn kill(&mut self) {
+        self.process.kill().await.unwrap();
     }
+
+    pub(super) async fn begin(&mut self) {
+        self.process = run_in(&self.cgroup, &self.program, self.port).await;
+    }
+}
+
+/// A program in a cgroup, which listens at this port and is ended with the value.
+pub(super) async fn run_in(cgroup: &str, program: &[String], port: u16) -> Child {
+    let process = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
+        .args(["kernel", "run", "--cgroup", cgroup, "--"])
+        .args(program)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let listens = async || tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_ok();
+    until(&format!("{} listens", program[0]), listens).await;
+    process
 }
 
 pub(super) async fn call(attached: &Attached, script: &str) -> String {
@@ -226,10 +253,10 @@ async fn callers_that_abort_and_servers_that_die_leave_no_request_in_flight() {
     let none_in_flight = async || attached.status().await["inFlight"] == 0;
     until("no request is in flight", none_in_flight).await;
 
-    server.process.kill().await.unwrap();
+    server.kill().await;
     let failed = call(&attached, "send(b'plain-1')\nprint(read_response()[0].decode())").await;
     assert_eq!(failed.trim(), "503");
-    server.process = LocalServer::process(&server.cgroup, "4", server.port).await;
+    server.begin().await;
     until("the kernel sends responses of the new process", async || {
         let before = attached.counter("answered-directly").await;
         let said = call(&attached, "for at in range(5):\n    send(b'plain-1')\n    read_response()").await;

@@ -5,9 +5,11 @@ use std::{
     time::Duration,
 };
 
+use fairmesh_server::MeshServer;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
+    task::JoinHandle,
     time::sleep,
 };
 
@@ -61,15 +63,27 @@ def call(path, body=b""):
 
 /// What a server received.
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<String>>>);
+pub(super) struct Log(Arc<Mutex<Vec<String>>>);
 
 impl Log {
     fn add(&self, text: String) {
         self.0.lock().unwrap().push(text);
     }
 
-    fn count(&self, text: &str) -> usize {
+    pub(super) fn count(&self, text: &str) -> usize {
         self.0.lock().unwrap().iter().filter(|one| one.contains(text)).count()
+    }
+
+    /// Serves a service until the task is aborted.
+    pub(super) async fn serve_all(&self, world: &World) -> (JoinHandle<()>, MeshServer) {
+        let (listener, registered) = RawServer::start(world, "shop/raw", "raw-1").await.into_parts();
+        let log = self.clone();
+        let serving = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(log.clone().serve(stream));
+            }
+        });
+        (serving, registered)
     }
 
     /// Responds to the requests of a connection with their paths.
@@ -109,17 +123,8 @@ async fn requests_by_the_kernel_keep_their_order_and_are_repeated_and_cancelled_
     }
     let Some(attached) = Attached::new("requests").await else { return };
     let world = World::start("").await;
-    let server = RawServer::start(&world, "shop/raw", "raw-1").await;
     let log = Log::default();
-    let (listener, _registered) = server.into_parts();
-    let serving = tokio::spawn({
-        let log = log.clone();
-        async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(log.clone().serve(stream));
-            }
-        }
-    });
+    let (serving, _registered) = log.serve_all(&world).await;
     let _proxy = attached.proxy(&world).await;
     attached.attach().await;
     let call = async |script: &str| attached.run(&["python3", "-c", &format!("{CALLER}{script}")]).await.ok();

@@ -114,7 +114,8 @@ async fn each_caller_gets_its_own_responses_while_everything_changes() {
     );
     let mut proxies = vec![place.proxy("first", &listen)];
     place.ready().await;
-    attached.attach_with(&["--servers", &server.cgroup]).await;
+    // Not all of the callers at once.
+    attached.attach_with(&["--servers", &server.cgroup, "--max-in-flight", "12"]).await;
 
     let aborts = ABORTS.split("threads =").next().unwrap_or_default();
     let script = format!("{CALLER}{CALLS}{aborts}\nseconds = {}\n{KEPT}", soak_time().as_secs());
@@ -126,5 +127,10 @@ async fn each_caller_gets_its_own_responses_while_everything_changes() {
     assert_eq!(said, "200 mostly\n");
     let status = attached.status().await;
     assert!(status["counters"]["answered-directly"].as_u64() > Some(100), "{status}");
-    until("no request is in flight", async || attached.status().await["inFlight"] == 0).await;
+    until("no request is in flight, nor counted so for the cgroup", async || {
+        let status = attached.status().await;
+        let mut attachments = status["attachments"].as_array().unwrap().iter();
+        status["inFlight"] == 0 && attachments.all(|one| one["inFlight"] == 0)
+    })
+    .await;
 }

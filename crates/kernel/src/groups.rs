@@ -1,0 +1,71 @@
+//! How many requests of each cgroup of callers the kernel has in flight.
+//!
+//! A request counts from before its connection is claimed until whichever half ends it takes the position out of the slot. That happens
+//! once, also if a proxy was killed: its successor takes those that are left.
+#![allow(unsafe_code, reason = "the counts are shared memory")]
+
+use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+
+use aya::maps::Map;
+
+use crate::{
+    KernelError,
+    layout::{ATTACHMENTS, AttachmentValue, CALLERS, GroupValue, SlotValue},
+    mapped::{Mapped, SharedValue},
+};
+
+// SAFETY: atomics alone.
+unsafe impl SharedValue for GroupValue {}
+
+/// The counts of all cgroups.
+#[derive(Debug)]
+pub(crate) struct Groups(Mapped<GroupValue>);
+
+impl Groups {
+    pub(crate) fn open(groups: &Map) -> Result<Self, KernelError> {
+        Mapped::open(groups, ATTACHMENTS as usize).map(Self)
+    }
+
+    /// The request of this slot is no longer in flight.
+    pub(crate) fn end_request(&self, slot: &SlotValue) {
+        let position = slot.group.swap(0, AcqRel).checked_sub(1);
+        if let Some(group) = position.and_then(|position| self.0.get(position as usize)) {
+            group.in_flight.fetch_sub(1, AcqRel);
+        }
+    }
+
+    /// How many requests may be in flight; 0 without a limit.
+    pub(crate) fn limit(&self, position: u32, most: u32) {
+        if let Some(group) = self.0.get(position as usize) {
+            group.most.store(most, Relaxed);
+        }
+    }
+
+    /// How many requests are in flight, and how many may be; 0 without a limit.
+    pub(crate) fn in_flight(&self, position: u32) -> (u32, u32) {
+        let group = self.0.get(position as usize);
+        group.map_or((0, 0), |group| (group.in_flight.load(Relaxed), group.most.load(Relaxed)))
+    }
+}
+
+/// The position of a cgroup of callers: its own, or the first that no other one has.
+pub(crate) fn position(attachments: &[(u64, AttachmentValue)], id: u64) -> Option<u32> {
+    let callers = || attachments.iter().filter(|(_, entry)| entry.roles & CALLERS != 0);
+    let own = callers().find(|(one, _)| *one == id).map(|(_, entry)| entry.group);
+    own.or_else(|| (0..ATTACHMENTS).find(|free| callers().all(|(_, entry)| entry.group != *free)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cgroup_keeps_its_position() {
+        let entry =
+            |group, roles| AttachmentValue { group, ..AttachmentValue::new("/a", true, roles).unwrap() };
+        let attachments = [(7, entry(0, CALLERS)), (8, entry(2, CALLERS)), (9, entry(1, 2))];
+        assert_eq!([7, 8, 9, 10].map(|id| position(&attachments, id)), [Some(0), Some(2), Some(1), Some(1)]);
+        let all: Vec<_> = (0..ATTACHMENTS).map(|at| (at.into(), entry(at, CALLERS))).collect();
+        assert_eq!((position(&all, 5), position(&all, 1000)), (Some(5), None));
+    }
+}
