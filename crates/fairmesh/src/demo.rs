@@ -1,5 +1,5 @@
 //! `fairmesh demo`: a shop over three regions on this machine under load, with seven injected events; then unmodified
-//! programs through a sidecar.
+//! programs through a sidecar, and through the kernel.
 //!
 //! Every component is a real process of this binary (and one plain Python program), so that the demo shows production
 //! code; only the distances between regions are simulated, by a relay.
@@ -9,6 +9,7 @@ mod distances;
 mod events;
 mod fleet;
 mod identities;
+mod kernel_form;
 mod load;
 mod process;
 mod programs;
@@ -94,7 +95,7 @@ pub(crate) enum DemoError {
     CallsFailed(u64),
     /// Programs reached other endpoints than predicted, or none.
     #[error(
-        "{0} calls of programs failed or reached other endpoints than 'fairmesh explain' predicts; see the last table"
+        "{0} calls of programs failed or reached other endpoints than 'fairmesh explain' predicts; see what is above"
     )]
     ProgramsDiffer(u64),
     /// Something was plaintext, or did not prove its identity.
@@ -184,17 +185,21 @@ async fn show(fleet: &mut Fleet, args: &DemoArgs) -> Result<(), DemoError> {
     shows(&format!("{}\n", second.text()));
     let identities = identities::prove(fleet).await?;
     shows(&format!("{}\n", identities.text()));
+    let kernel = kernel_form::play(fleet).await?;
+    shows(&format!("{}\n", kernel.text()));
     let mut figures = report::json(&tally, &story, totals);
     figures["distances"] = distances.json();
     figures["programs"] = second.json();
     figures["identities"] = identities.json();
+    figures["kernel"] = kernel.json();
     print_figures(&figures, args)?;
     let problems = identities.problems();
     if !problems.is_empty() {
         return Err(DemoError::NotSecure(problems.join("; ")));
     }
     let total = tally.total();
-    match (total.failed - total.in_flight, second.differing()) {
+    let differing = second.differing() + u64::from(kernel.differs());
+    match (total.failed - total.in_flight, differing) {
         (0, 0) => Ok(()),
         (0, differing) => Err(DemoError::ProgramsDiffer(differing)),
         (failed, _) => Err(DemoError::CallsFailed(failed)),

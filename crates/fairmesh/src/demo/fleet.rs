@@ -20,7 +20,7 @@ use tokio::{
 use crate::connect::transport;
 
 use super::{
-    DemoError, identities,
+    DemoError, identities, kernel_form,
     process::{Process, Program},
     relay,
     tls_records::RelayCounts,
@@ -50,6 +50,8 @@ pub(super) struct Fleet {
     pub servers: Vec<Process>,
     /// The proxy beside an agent, if started, and its address.
     sidecar: Option<(Process, SocketAddr)>,
+    /// What the part of the kernel form started.
+    pub kernel: Option<kernel_form::Place>,
     /// Relays between agents of other regions and the control plane.
     relays: Vec<JoinHandle<()>>,
     /// What these have seen.
@@ -72,6 +74,7 @@ impl Fleet {
             agents: Vec::new(),
             servers: Vec::new(),
             sidecar: None,
+            kernel: None,
             relays: Vec::new(),
             relay_counts: Arc::default(),
         })
@@ -225,6 +228,9 @@ impl Fleet {
     /// The first error.
     pub(super) async fn stop(mut self) -> Result<(), DemoError> {
         let mut outcome = Ok(());
+        if let Some(place) = &mut self.kernel {
+            outcome = outcome.and(place.stop().await);
+        }
         for server in &self.servers {
             outcome = outcome.and(server.terminate());
         }
@@ -374,12 +380,12 @@ fn args<const N: usize>(args: [OsString; N]) -> Vec<OsString> {
 }
 
 /// A port that was free a moment ago. If another program takes it first, the log of the process says so.
-fn free_port() -> io::Result<SocketAddr> {
+pub(super) fn free_port() -> io::Result<SocketAddr> {
     StdListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }
 
 /// Fails when a process has ended or time is over.
-fn still_up(process: &mut Process, deadline: Instant, waiting: &str) -> Result<(), DemoError> {
+pub(super) fn still_up(process: &mut Process, deadline: Instant, waiting: &str) -> Result<(), DemoError> {
     let why = match process.ended()? {
         Some(status) => format!("{} ended with {status}", process.name()),
         None if Instant::now() > deadline => format!("not up after {START_TIMEOUT:?}: {waiting}"),

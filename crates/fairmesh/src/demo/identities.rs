@@ -28,10 +28,11 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const TOKEN_TTL_S: u64 = 300;
 
 /// What is plaintext in the demo, by name.
-const PLAIN: [&str; 4] = [
+const PLAIN: [&str; 5] = [
     "Unix sockets: programs to the agent of their region, this demo to the control plane; the kernel names the peer's user",
     "loopback between programs (curl, python3, node) and the sidecar in front of them",
     "loopback between 'fairmesh register' and recommend.py behind it",
+    "loopback between a program, its sidecar and shop/greeting, of the last part, where eBPF is allowed",
     "the HTTP pages of the control plane, for operators",
 ];
 

@@ -36,11 +36,11 @@ const SEEDS: u64 = 12;
 
 /// A call to compare.
 #[derive(Clone, Copy, Debug)]
-struct ComparedCall {
-    service: &'static str,
-    path: &'static str,
+pub(super) struct ComparedCall {
+    pub(super) service: &'static str,
+    pub(super) path: &'static str,
     /// Key and role of a call to a sharded service.
-    shard: Option<(u64, &'static str)>,
+    pub(super) shard: Option<(u64, &'static str)>,
 }
 
 const PROBES: [ComparedCall; 5] = [
@@ -111,7 +111,7 @@ pub(super) async fn play(fleet: &mut Fleet) -> Result<Action, DemoError> {
 }
 
 /// The targets predicted by `fairmesh explain`, over several seeds where the pick is random.
-async fn predict(fleet: &Fleet, probe: &ComparedCall) -> Picks {
+pub(super) async fn predict(fleet: &Fleet, probe: &ComparedCall) -> Picks {
     let seeds = if probe.shard.is_some() { 1 } else { SEEDS };
     let all = join_all((0..seeds).map(|seed| predict_with_seed(fleet, probe, seed))).await;
     all.into_iter().collect()

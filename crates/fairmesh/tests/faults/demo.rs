@@ -6,7 +6,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tokio::{process::Command, time::timeout};
 
-use crate::harness::{alone, beside_others, run, until};
+use crate::harness::{alone, beside_others, run, skipped, until};
 
 /// The events of the report.
 const EVENTS: [&str; 7] =
@@ -71,6 +71,7 @@ async fn the_demo_fails_no_call_but_those_under_way_on_the_server_that_it_kills(
     assert_eq!(figures["failed"].as_u64(), Some(failed), "calls failed between the events: {told}");
     distances_are_those_of_the_relay(&figures["distances"]);
     every_process_proved_its_identity(&figures["identities"]);
+    the_kernel_sends_plaintext_alone(&figures["kernel"]);
     let programs = &figures["programs"];
     assert_eq!(programs["differing"], 0, "{told}");
     let calls = programs["calls"].as_array().unwrap();
@@ -105,6 +106,18 @@ fn every_process_proved_its_identity(identities: &Value) {
         assert_eq!(connection["plaintext"], 0, "{connection}");
         assert!(connection["records"].as_u64().unwrap() > 10, "{connection}");
     }
+}
+
+fn the_kernel_sends_plaintext_alone(kernel: &Value) {
+    if let Some(refused) = kernel["absent"].as_str() {
+        return skipped("the demo calls through the kernel", refused);
+    }
+    let count = |what: &str| kernel[what].as_u64().unwrap();
+    assert!(count("sentByKernel") > count("calls") / 2 && count("answeredByKernel") > 0, "{kernel}");
+    assert!(
+        count("sentByKernelWithMtls") == 0 && kernel["reached"].as_array().unwrap().len() == 2,
+        "{kernel}"
+    );
 }
 
 fn distances_are_those_of_the_relay(distances: &Value) {
