@@ -69,6 +69,7 @@ impl CallCounters {
             shed: of(&self.shed),
             time_us: of(&self.time_us),
             bytes: of(&self.bytes),
+            ..Counts::default()
         }
     }
 }
@@ -118,6 +119,7 @@ fn per_second(now: Counts, since: Counts, elapsed_ms: u64) -> CallRates {
         shed: calls(now.shed, since.shed),
         time_us: amount(now.time_us, since.time_us),
         bytes: amount(now.bytes, since.bytes),
+        ..CallRates::default()
     }
 }
 
@@ -165,6 +167,7 @@ mod tests {
             shed: 500,
             time_us: 600_000,
             bytes: 1_500,
+            ..CallRates::default()
         };
         assert_eq!(rates, expected);
         assert!(meter.read([(path(None), &counters)], 8_000).unwrap().is_empty(), "nothing happened");

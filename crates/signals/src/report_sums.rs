@@ -1,4 +1,7 @@
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
 
 use fairmesh_model::{
     CallPath, CallRates, MAX_CALL_PATHS, MAX_REPORTED_REGIONS, MAX_SERVER_GROUPS, TrafficReport,
@@ -48,6 +51,7 @@ pub struct ReportSums {
 #[derive(Debug)]
 struct LiveReport {
     report: TrafficReport,
+    at_ms: u64,
     void_at_ms: u64,
 }
 
@@ -82,23 +86,31 @@ impl ReportSums {
         let interval = u64::try_from(report.interval.as_millis()).unwrap_or(u64::MAX);
         let interval = interval.clamp(MIN_INTERVAL_MS, MAX_INTERVAL_MS);
         let void_at_ms = now_ms.saturating_add(interval * MISSED_INTERVALS + GRACE_MS);
-        let before = self.by_reporter.insert(report.reporter, LiveReport { report, void_at_ms });
+        let before =
+            self.by_reporter.insert(report.reporter, LiveReport { report, at_ms: now_ms, void_at_ms });
         self.rows = (self.rows + new).saturating_sub(before.map_or(0, |live| rows(&live.report)));
         Taken::Kept
     }
 
-    /// The sum of all reports that are not void, of any size: `reporter` and `interval` are the caller's to set.
+    /// The sum of all reports that are not void, of any size: `reporter` and `interval` are the caller's to set. Its data
+    /// is older by the time for which each report was kept.
     pub fn sum_of_all(&mut self, now_ms: u64) -> TrafficReport {
         self.expire(now_ms);
         let mut sum = TrafficReport::default();
-        for LiveReport { report, .. } in self.by_reporter.values() {
+        for LiveReport { report, at_ms, .. } in self.by_reporter.values() {
+            let kept = Duration::from_millis(now_ms.saturating_sub(*at_ms));
             sum.regions.extend(report.regions.iter().cloned());
             sum.left_out = sum.left_out.saturating_add(report.left_out);
             for (path, rates) in &report.calls {
-                *sum.calls.entry(path.clone()).or_default() += *rates;
+                let mut rates = *rates;
+                rates.grow_older(kept);
+                *sum.calls.entry(path.clone()).or_default() += rates;
             }
             for (group, rates) in &report.servers {
-                *sum.servers.entry(group.clone()).or_default() += rates;
+                let sum = sum.servers.entry(group.clone()).or_default();
+                let mut now = rates.clone();
+                now.grow_older(kept);
+                *sum += &now;
             }
         }
         sum
@@ -148,8 +160,6 @@ fn rows(report: &TrafficReport) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use fairmesh_model::{CallPath, CallRates, Region, ServerRates, ServiceName};
 
     use super::*;
@@ -209,6 +219,23 @@ mod tests {
         assert_eq!(offered(&mut sums, 3_500), 5);
         assert_eq!(offered(&mut sums, 60_500), 0, "an absurd interval is bounded");
         assert_eq!((sums.reporters(), sums.rows), (0, 0));
+    }
+
+    #[test]
+    fn data_ages_wherever_it_is_kept() {
+        let (mut agent, mut above) = (sums(10, 100), sums(10, 100));
+        agent.record(report(1, "eu", 30), 5_000);
+        agent.record(report(2, "eu", 10), 7_000);
+        let mut sum = agent.sum(7_000);
+        let age = |sum: &TrafficReport| {
+            let (calls, servers) = (sum.calls.values().next().unwrap(), sum.servers.values().next().unwrap());
+            (calls.age().as_millis(), servers.age().as_millis())
+        };
+        assert_eq!(age(&sum), (1_500, 1_000), "by calls, and by servers");
+        sum.interval = Duration::from_secs(1);
+        above.record(sum, 100);
+        assert_eq!(age(&above.sum(800)), (2_200, 1_700));
+        assert_eq!(age(&above.sum(1_800)), (3_200, 2_700), "the report is the same, and its data is older");
     }
 
     #[test]

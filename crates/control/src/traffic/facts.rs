@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
+    time::Duration,
 };
 
 use fairmesh_model::{
@@ -147,6 +148,23 @@ impl ServiceFacts {
             }
             rates
         })
+    }
+
+    /// How old the data of [`Self::callers_in`] is, on average; zero without calls, since reports
+    /// that name a region without any are void soon.
+    pub(super) fn age_of_callers(&self, region: &Region) -> Duration {
+        let mut sum = CallRates::default();
+        self.reports
+            .calls
+            .iter()
+            .filter(|(path, _)| path.from == *region)
+            .for_each(|(_, calls)| sum += *calls);
+        sum.age()
+    }
+
+    /// How old the data of [`Self::servers_in`] is, on average.
+    pub(super) fn age_of_servers(&self, region: &Region) -> Duration {
+        self.reports.servers.get(region).map(ServerRates::age).unwrap_or_default()
     }
 
     /// Whether calls are made in a region that has serving endpoints for them.

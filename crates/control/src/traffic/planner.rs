@@ -3,7 +3,10 @@
 mod drain;
 mod zones;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::Duration,
+};
 
 use fairmesh_model::{
     Confirmation, Label, MAX_TABLE_REGIONS, Region, RegionTable, TableOrigin, TrafficMode, TrafficShares,
@@ -167,10 +170,11 @@ impl ServicePlanner {
         self.known.retain(|_, known| now_ms.saturating_sub(known.used_ms) < FORGET_MS);
         for (region, known) in &mut self.known {
             if let Some((load, received)) = facts.servers_in(region) {
-                known.servers = Some(ServerReport { at_ms: now_ms, load, received });
+                let at_ms = before(now_ms, facts.age_of_servers(region));
+                known.servers = Some(ServerReport { at_ms, load, received });
             }
             if let Some(callers) = facts.callers_in(region) {
-                known.callers = Some((now_ms, callers));
+                known.callers = Some((before(now_ms, facts.age_of_callers(region)), callers));
             }
         }
     }
@@ -378,6 +382,11 @@ impl ServicePlanner {
     fn is_confirmation_due(&self, now: Now) -> bool {
         self.confirmed_at_ms.is_none_or(|at| now.ms.saturating_sub(at) >= CONFIRM_INTERVAL_MS)
     }
+}
+
+/// When data of this age was counted.
+fn before(now_ms: u64, age: Duration) -> u64 {
+    now_ms.saturating_sub(u64::try_from(age.as_millis()).unwrap_or(u64::MAX))
 }
 
 fn rings_policy(facts: &ServiceFacts) -> RingsPolicy {

@@ -3,6 +3,9 @@
 //! All numbers are rates over the interval of whoever counted. Rates of processes add up whenever each of them began and
 //! ended its interval, and a report that is lost or sent twice changes nothing once the next one arrives. Growing
 //! counters and counts of an interval were rejected: each loss, repetition and restart on the way becomes a spike.
+//!
+//! Sums have the mean age of their data, weighted by what they are of. The greatest age was rejected: one program that
+//! hangs would make the data of its whole region look old.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -70,7 +73,13 @@ pub struct CallRates {
     pub time_us: u64,
     /// Bytes of the bodies of responses, per second. Those of requests are not counted.
     pub bytes: u64,
+    /// The age of the data, see [`Self::age`].
+    pub aged: SummedAge,
 }
+
+/// Ages in milliseconds, each times the amount of the data that has it: a sum, from which a mean follows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SummedAge(u64);
 
 /// The servers of one service and region.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -91,6 +100,8 @@ pub struct ServerRates {
     pub limit_millicores: u64,
     /// Metrics of the program, by name.
     pub metrics: BTreeMap<String, MetricSum>,
+    /// The age of the data, see [`Self::age`].
+    pub aged: SummedAge,
 }
 
 /// The sum of one metric.
@@ -102,9 +113,55 @@ pub struct MetricSum {
     pub servers: u32,
 }
 
+/// The greatest age that is told apart from a greater one: data of this age is of no use.
+pub const MAX_REPORT_AGE: Duration = Duration::from_secs(600);
+
+impl SummedAge {
+    fn grow_older(&mut self, by: Duration, amount: u64) {
+        let by = u64::try_from(by.min(MAX_REPORT_AGE).as_millis()).unwrap_or(u64::MAX);
+        self.add(Self(by.saturating_mul(amount)));
+    }
+
+    fn add(&mut self, other: Self) {
+        self.0 = self.0.saturating_add(other.0);
+    }
+
+    fn mean(self, amount: u64) -> Duration {
+        // Nothing is of no age.
+        let mean = self.0.checked_div(amount).unwrap_or_default();
+        Duration::from_millis(mean).min(MAX_REPORT_AGE)
+    }
+}
+
+impl CallRates {
+    /// The time since the counting of these calls ended, as a mean over [`Self::offered`] and [`Self::attempts`].
+    pub fn age(&self) -> Duration {
+        self.aged.mean(self.amount())
+    }
+
+    /// Notes that these rates were kept for some time.
+    pub fn grow_older(&mut self, by: Duration) {
+        self.aged.grow_older(by, self.amount());
+    }
+
+    fn amount(&self) -> u64 {
+        self.offered.saturating_add(self.attempts)
+    }
+}
+
 impl ServerRates {
     /// The most metrics of a program.
     pub const MAX_METRICS: usize = 8;
+
+    /// The time since the counters of these servers were read, as a mean over them.
+    pub fn age(&self) -> Duration {
+        self.aged.mean(self.servers.into())
+    }
+
+    /// Notes that these rates were kept for some time.
+    pub fn grow_older(&mut self, by: Duration) {
+        self.aged.grow_older(by, self.servers.into());
+    }
 }
 
 impl AddAssign for CallRates {
@@ -116,6 +173,7 @@ impl AddAssign for CallRates {
         add(&mut self.shed, other.shed);
         add(&mut self.time_us, other.time_us);
         add(&mut self.bytes, other.bytes);
+        self.aged.add(other.aged);
     }
 }
 
@@ -129,6 +187,7 @@ impl AddAssign<&Self> for ServerRates {
         add(&mut self.refused, other.refused);
         add(&mut self.cpu_millicores, other.cpu_millicores);
         add(&mut self.limit_millicores, other.limit_millicores);
+        self.aged.add(other.aged);
         for (name, more) in &other.metrics {
             if self.metrics.len() < Self::MAX_METRICS || self.metrics.contains_key(name) {
                 let sum = self.metrics.entry(name.clone()).or_default();
@@ -136,5 +195,38 @@ impl AddAssign<&Self> for ServerRates {
                 sum.servers = sum.servers.saturating_add(more.servers);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_age_of_a_sum_is_the_mean_over_its_calls() {
+        let calls = |offered, age_ms| {
+            let mut rates = CallRates { offered, attempts: offered, ..CallRates::default() };
+            rates.grow_older(Duration::from_millis(age_ms));
+            rates
+        };
+        let mut sum = calls(3_000, 100);
+        sum += calls(1_000, 3_100);
+        assert_eq!(sum.age(), Duration::from_millis(850));
+        sum.grow_older(Duration::from_millis(150));
+        assert_eq!(sum.age(), Duration::from_secs(1));
+        sum.grow_older(Duration::MAX);
+        assert_eq!(sum.age(), MAX_REPORT_AGE);
+        let mut none = CallRates::default();
+        none.grow_older(Duration::from_secs(5));
+        assert_eq!((none, none.age()), (CallRates::default(), Duration::ZERO), "no calls have no age");
+    }
+
+    #[test]
+    fn a_server_that_hangs_makes_those_beside_it_little_older() {
+        let mut sum = ServerRates { servers: 99, ..ServerRates::default() };
+        let mut hanging = ServerRates { servers: 1, ..ServerRates::default() };
+        hanging.grow_older(Duration::from_secs(20));
+        sum += &hanging;
+        assert_eq!(sum.age(), Duration::from_millis(200));
     }
 }

@@ -58,7 +58,8 @@ fn bounded(field: &str, count: usize, most: usize) -> Result<(), Invalid> {
 
 fn write_calls(path: CallPath, rates: CallRates) -> v1::CallRates {
     let CallPath { service, from, to, class, caller, from_zone, to_zone } = path;
-    let CallRates { offered, attempts, answered, shed, time_us, bytes } = rates;
+    let CallRates { offered, attempts, answered, shed, time_us, bytes, .. } = rates;
+    let age_ms = write_age(rates.age());
     v1::CallRates {
         service: service.to_string(),
         from: from.into(),
@@ -73,7 +74,17 @@ fn write_calls(path: CallPath, rates: CallRates) -> v1::CallRates {
         bytes,
         from_zone: from_zone.map(String::from).unwrap_or_default(),
         to_zone: to_zone.map(String::from).unwrap_or_default(),
+        age_ms,
     }
+}
+
+/// At most a few minutes.
+fn write_age(age: Duration) -> u32 {
+    u32::try_from(age.as_millis()).unwrap_or(u32::MAX)
+}
+
+fn read_age(ms: u32) -> Duration {
+    Duration::from_millis(ms.into())
 }
 
 fn read_calls(message: v1::CallRates) -> Result<(CallPath, CallRates), Invalid> {
@@ -88,14 +99,16 @@ fn read_calls(message: v1::CallRates) -> Result<(CallPath, CallRates), Invalid> 
         from_zone: optional("from_zone", message.from_zone)?,
         to_zone: optional("to_zone", message.to_zone)?,
     };
-    let rates = CallRates {
+    let mut rates = CallRates {
         offered: message.offered,
         attempts: message.attempts,
         answered: message.answered,
         shed: message.shed,
         time_us: message.time_us,
         bytes: message.bytes,
+        ..CallRates::default()
     };
+    rates.grow_older(read_age(message.age_ms));
     Ok((path, rates))
 }
 
@@ -125,6 +138,7 @@ fn write_servers((service, region): (ServiceName, Region), rates: ServerRates) -
         cpu_millicores: rates.cpu_millicores,
         limit_millicores: rates.limit_millicores,
         measured: rates.measured,
+        age_ms: write_age(rates.age()),
         metrics: rates.metrics.into_iter().map(metric).collect(),
     }
 }
@@ -151,7 +165,7 @@ fn read_servers(message: v1::ServerRates) -> Result<((ServiceName, Region), Serv
         0 if message.limit_millicores > 0 => message.servers,
         measured => measured,
     };
-    let rates = ServerRates {
+    let mut rates = ServerRates {
         measured,
         servers: message.servers,
         counting: message.counting,
@@ -160,7 +174,9 @@ fn read_servers(message: v1::ServerRates) -> Result<((ServiceName, Region), Serv
         cpu_millicores: message.cpu_millicores,
         limit_millicores: message.limit_millicores,
         metrics,
+        ..ServerRates::default()
     };
+    rates.grow_older(read_age(message.age_ms));
     Ok((group, rates))
 }
 
@@ -180,9 +196,24 @@ mod tests {
             from_zone: None,
             to_zone: None,
         };
-        let rates = |n| CallRates { offered: n, attempts: n + 1, answered: n, shed: 1, time_us: 7, bytes: 9 };
+        let rates = |n| {
+            let counted = CallRates {
+                offered: n,
+                attempts: n + 1,
+                answered: n,
+                shed: 1,
+                time_us: 7,
+                bytes: 9,
+                ..CallRates::default()
+            };
+            let mut rates = counted;
+            rates.grow_older(Duration::from_millis(n));
+            rates
+        };
         let metrics = [("queue".to_owned(), MetricSum { sum: 1.5, servers: 2 })];
-        let servers = ServerRates { servers: 2, counting: 1, metrics: metrics.into(), ..Default::default() };
+        let mut servers =
+            ServerRates { servers: 2, counting: 1, metrics: metrics.into(), ..Default::default() };
+        servers.grow_older(Duration::from_millis(1_250));
         TrafficReport {
             reporter: 7,
             interval: Duration::from_secs(1),

@@ -5649,6 +5649,9 @@ pub struct CallRates {
     pub from_zone: ::prost::alloc::string::String,
     #[prost(string, tag = "13")]
     pub to_zone: ::prost::alloc::string::String,
+    /// Since the interval ended, in milliseconds: the mean over `offered` and `attempts`.
+    #[prost(uint32, tag = "14")]
+    pub age_ms: u32,
 }
 /// The servers of one service and region.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -5679,6 +5682,9 @@ pub struct ServerRates {
     /// Those of the servers whose CPU and limit are known. 0 with a limit is of a release before: all.
     #[prost(uint32, tag = "10")]
     pub measured: u32,
+    /// Since the interval ended, in milliseconds: the mean over the servers.
+    #[prost(uint32, tag = "11")]
+    pub age_ms: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct MetricSum {
@@ -8029,7 +8035,7 @@ pub struct RegionTraffic {
     pub offered: ::prost::alloc::vec::Vec<f64>,
     #[prost(double, tag = "7")]
     pub received: f64,
-    /// Since reports of servers and callers here arrived, in milliseconds; absent: there was none.
+    /// The age of what servers and callers here reported, in milliseconds; absent: nothing.
     #[prost(uint64, optional, tag = "8")]
     pub servers_ago_ms: ::core::option::Option<u64>,
     #[prost(uint64, optional, tag = "9")]

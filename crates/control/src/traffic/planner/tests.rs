@@ -432,6 +432,25 @@ fn a_drain_of_lone_shards_goes_on_and_names_them() {
 }
 
 #[test]
+fn reports_that_were_held_on_their_way_are_as_old_as_their_data() {
+    let mut world = World::started();
+    world.seconds(20);
+    let age = |world: &mut World, seconds| {
+        let age = Duration::from_secs(seconds);
+        world.facts.reports.servers.get_mut(&region("us")).unwrap().grow_older(age);
+        let calls = world.facts.reports.calls.iter_mut().filter(|(path, _)| path.from == region("us"));
+        calls.for_each(|(_, calls)| calls.grow_older(age));
+    };
+    age(&mut world, 4);
+    world.second();
+    let known = &world.planner.known[&region("us")];
+    assert_eq!(known.servers.unwrap().at_ms, world.now.ms - 4_000);
+    assert_eq!(known.callers.as_ref().unwrap().0, world.now.ms - 4_000);
+    assert_eq!(world.reason(), None, "it is planned from");
+    world.keeps_its_tables("callers_stale", 2, |world| age(world, 12));
+}
+
+#[test]
 fn the_cpu_of_a_few_servers_does_not_stand_for_all() {
     let mut facts = World::new().facts;
     facts.traffic.load = None;
