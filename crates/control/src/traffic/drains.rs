@@ -31,6 +31,8 @@ pub(super) struct DrainState {
     pub(super) is_held: bool,
     /// What stays in the region whatever is drained.
     pub(super) staying: Vec<String>,
+    /// The services whose calls it moves, once a round has found them.
+    services: Option<u32>,
     /// Whether the last round changed its record.
     has_stepped: bool,
 }
@@ -89,20 +91,33 @@ impl TrafficController {
             };
             services.iter().filter_map(step).collect::<Vec<_>>()
         };
-        match next_step(drain, &steps) {
+        let state = match next_step(drain, &steps) {
             Err(state) => state,
-            Ok(keep) => {
-                if let Some(behind) = self.unacknowledged(&steps).await {
-                    return DrainState::waiting(format!("waits for {behind} to apply the tables"));
-                }
-                if drain.is_done() {
-                    return DrainState::waiting("done");
-                }
-                let next = RegionDrain { keep, ..*drain };
-                let has_stepped = self.write_drain(region, Some(next), Some(stored.revision)).await;
-                DrainState { has_stepped, ..DrainState::waiting("makes a step") }
+            Ok(_) if steps.is_empty() && !services.is_empty() && now.is_starting() => {
+                // Of a region with callers alone the planners know by reports, which a control plane that has just started waits for.
+                DrainState::waiting("waits for reports, since the control plane has started")
             }
+            Ok(keep) => self.make_step((region, stored), &steps, keep).await,
+        };
+        DrainState { services: Some(u32::try_from(steps.len()).unwrap_or(u32::MAX)), ..state }
+    }
+
+    /// Makes a step that all services may make, once all programs follow the tables of the one before.
+    async fn make_step(
+        &self,
+        (region, stored): (&Region, &StoredDrain),
+        steps: &[(ServiceName, DrainStep)],
+        keep: Share,
+    ) -> DrainState {
+        if let Some(behind) = self.unacknowledged(steps).await {
+            return DrainState::waiting(format!("waits for {behind} to apply the tables"));
         }
+        if stored.drain.is_done() {
+            return DrainState::waiting("done");
+        }
+        let next = RegionDrain { keep, ..stored.drain };
+        let has_stepped = self.write_drain(region, Some(next), Some(stored.revision)).await;
+        DrainState { has_stepped, ..DrainState::waiting("makes a step") }
     }
 
     /// A program that does not follow the tables in force yet.
@@ -199,6 +214,7 @@ impl TrafficController {
                 state: state.text,
                 is_held: state.is_held,
                 staying: state.staying,
+                services: state.services,
             }
         };
         drains.into_iter().map(status).collect()

@@ -46,6 +46,13 @@ pub(super) struct Now {
     pub(super) wall_ms: u64,
 }
 
+impl Now {
+    /// Whether reports of regions may still be missing, since the control plane has just started.
+    pub(super) fn is_starting(&self) -> bool {
+        self.ms.saturating_sub(self.started_ms) < MAX_START_MS
+    }
+}
+
 /// Why the tables were not planned anew.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refused {

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use fairmesh_model::{DrainPhase, RegionDrain};
+use fairmesh_model::{DrainPhase, Policy, RegionDrain, TrafficMode};
 use fairmesh_wire::v1;
 use serde_json::{Value, json};
 
-use crate::view::{age_of, instant};
+use crate::view::{View, age_of, instant};
 
 /// The word for how far a drain has come.
 pub(crate) fn word(drain: &RegionDrain) -> &'static str {
@@ -25,6 +25,40 @@ pub(crate) fn words(drain: &RegionDrain) -> String {
         DrainPhase::Draining | DrainPhase::Returning => {
             format!("{word}, {} of {} steps made, {}", drain.steps_made(), RegionDrain::STEPS, end(drain))
         }
+    }
+}
+
+/// The same of a mesh with these policies: a drain moves the calls of services that are planned for, and of no others.
+pub(crate) fn words_in(view: &View, drain: &RegionDrain) -> String {
+    match drain.phase() {
+        DrainPhase::Drained if !moves_calls(view) => format!("{}, but {UNMOVED}", words(drain)),
+        _ => words(drain),
+    }
+}
+
+/// Why a drain has moved no call.
+const UNMOVED: &str = "its calls stay: no service is planned for";
+
+/// Whether drains move the calls of any service.
+pub(crate) fn moves_calls(view: &View) -> bool {
+    let mut policies = view.services.values().filter_map(|service| service.policy.as_ref());
+    policies.any(|policy| match why_not_drained(&policy.value) {
+        None => true,
+        // For now, and it keeps what it has moved.
+        Some(_) => policy.value.traffic.as_ref().is_some_and(|traffic| traffic.mode == TrafficMode::Hold),
+    })
+}
+
+/// Why drains of regions move no calls of a service with this policy.
+pub(crate) fn why_not_drained(policy: &Policy) -> Option<&'static str> {
+    let Some(traffic) = policy.traffic.as_ref().filter(|traffic| traffic.is_planned()) else {
+        return Some("no planner plans for it");
+    };
+    match traffic.mode {
+        _ if policy.locality.local_only => Some("its policy keeps calls in their region (localOnly)"),
+        TrafficMode::Active => None,
+        TrafficMode::Shadow => Some("its tables are in shadow mode"),
+        TrafficMode::Hold => Some("its policy holds the tables (mode: hold)"),
     }
 }
 
@@ -48,6 +82,13 @@ pub(crate) fn item(drain: &RegionDrain) -> Value {
     })
 }
 
+/// The same of a mesh with these policies.
+pub(crate) fn item_in(view: &View, drain: &RegionDrain) -> Value {
+    let mut item = item(drain);
+    item["movesCalls"] = json!(moves_calls(view));
+    item
+}
+
 /// `region eu is draining, 4 of 10 steps made, until 2026-05-04T12:30:00Z: it keeps 60 % of its calls`.
 pub(crate) fn sentence(region: &str, drain: &RegionDrain) -> String {
     format!("region {region} is {}: it keeps {} % of its calls", words(drain), percent(drain))
@@ -57,6 +98,9 @@ pub(crate) fn sentence(region: &str, drain: &RegionDrain) -> String {
 pub(crate) fn progress(status: &v1::RegionDrainStatus) -> String {
     let drain = status.drain.and_then(|drain| RegionDrain::try_from(drain).ok());
     let text = match drain {
+        Some(drain) if drain.phase() == DrainPhase::Drained && status.services == Some(0) => {
+            format!("region {} is {}, but {UNMOVED}", status.region, words(&drain))
+        }
         Some(drain) => sentence(&status.region, &drain),
         // Of a later release.
         None => format!("region {} has a drain that this command cannot read", status.region),
@@ -100,6 +144,11 @@ mod tests {
         };
         assert_eq!(progress(&status("")), "region eu is drained: it keeps 0 % of its calls");
         assert_eq!(progress(&status("done")), "region eu is drained: it keeps 0 % of its calls; done");
+        let none = v1::RegionDrainStatus { services: Some(0), ..status("done") };
+        assert_eq!(
+            progress(&none),
+            "region eu is drained, but its calls stay: no service is planned for; done"
+        );
         assert_eq!((&item(&back)["state"], &item(&back)["until"]), (&json!("returning"), &Value::Null));
     }
 }

@@ -71,19 +71,27 @@ fn a_drain_of_a_region_is_shown_wherever_regions_are() {
     };
     assert!(region("eu")["drain"].is_null());
 
-    // Nothing is planned for, so that there is nothing to wait for.
-    mesh.run(&["drain", "--region", "eu", "--over", "0s", "--yes"]).ok();
+    // Nothing is planned for, so that there is nothing to wait for, and nothing that moves.
+    let drained = mesh.run(&["drain", "--region", "eu", "--over", "0s", "--yes"]);
+    assert!(drained.out.contains("is drained, but no call has left it: no planner plans"), "{drained:?}");
+    assert!(
+        drained.err.contains("region eu is drained, but its calls stay: no service is planned"),
+        "{drained:?}"
+    );
+    assert!(!drained.err.contains("keeps 0 %"), "{drained:?}");
     let (eu, us) = (region("eu"), region("us"));
-    assert!(eu["drain"]["state"] == "drained" && eu["drain"]["keepPercent"] == 0.0, "{eu}");
+    assert!(eu["drain"]["state"] == "drained" && eu["drain"]["movesCalls"] == false, "{eu}");
     assert!(us["drain"].is_null(), "{us}");
     let listed = mesh.run(&["get", "regions"]).ok();
     let row = |name: &str| listed.lines().find(|line| line.starts_with(name)).unwrap();
     assert!(
-        row("eu").trim_end().ends_with("drained") && row("us").trim_end().ends_with("in use"),
+        row("eu").contains("drained, but its calls stay: no service is planned for")
+            && row("us").trim_end().ends_with("in use"),
         "{listed}"
     );
     let described = mesh.run(&["describe", "region", "eu", "--json"]).json();
     assert!(described["drain"]["stepsMade"] == 10 && described["drain"]["held"] == false, "{described}");
+    assert_eq!(described["drain"]["movesCalls"], false, "{described}");
     let explained = mesh.run(&["explain", "shop/catalog", "--region", "us"]).ok();
     let told =
         "drain    region eu is drained; it moves no more calls of this service: no planner plans for it";

@@ -7967,6 +7967,10 @@ pub struct RegionDrainStatus {
     /// Why calls of a service stay in the region whatever is drained, one for each service.
     #[prost(string, repeated, tag = "5")]
     pub staying: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The services whose calls it moves, as of the last round; absent before the first one. Of 0 no call is moved, whatever
+    /// share the drain says.
+    #[prost(uint32, optional, tag = "6")]
+    pub services: ::core::option::Option<u32>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TrafficStatusRequest {

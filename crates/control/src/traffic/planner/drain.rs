@@ -11,10 +11,10 @@ use crate::traffic::facts::{ServiceFacts, TopologyFacts};
 
 /// What may be left at home of a step that is made, in the tables: shares are rounded.
 const TABLE_TOLERANCE: f64 = 0.015;
-/// The same in reports, which are of another second than the tables.
-const REPORT_TOLERANCE: f64 = 0.1;
-/// Below this number of calls per second a share of them says nothing.
-const FEW_CALLS: f64 = 1.0;
+/// The same in reports, which are of another second than the tables: half a step, or the step before would do as well.
+const REPORT_TOLERANCE: f64 = drain::STEP / 2.0;
+/// Below this number of calls per second a share of them says nothing: a step moves not even one call every other second.
+const FEW_CALLS: f64 = 5.0;
 
 /// Whether the next step of a drain may be made.
 #[derive(Clone, Debug, PartialEq)]

@@ -432,6 +432,31 @@ fn a_drain_of_lone_shards_goes_on_and_names_them() {
 }
 
 #[test]
+fn a_step_of_a_drain_waits_until_reports_show_it_and_not_the_step_before() {
+    let mut world = World::started();
+    let begun = RegionDrain::begin(None, false, Duration::ZERO, world.now.wall_ms);
+    let drained = RegionDrain { keep: Share::of_millionths(800_000).unwrap(), ..begun };
+    world.topology.drains.insert(region("eu"), StoredDrain { drain: drained, revision: 1 });
+    world.offered = [300.0, 300.0];
+    world.seconds(60);
+    assert!((world.share("eu", "eu") - 0.8).abs() < 0.016, "{}", world.share("eu", "eu"));
+    let mut step_of = |staying: f64| {
+        for (path, calls) in &mut world.facts.reports.calls {
+            if path.from == region("eu") {
+                let share = if path.to == Some(region("eu")) { staying } else { 1.0 - staying };
+                *calls = rates(300.0 * share);
+            }
+        }
+        world.second();
+        let drain = (&region("eu"), &drained);
+        world.planner.drain_step(&world.facts, &world.topology, drain, world.now).unwrap()
+    };
+    let before = step_of(0.9);
+    assert!(matches!(&before, DrainStep::Wait(what) if what.contains("90 %")), "{before:?}");
+    assert_eq!(step_of(0.81), DrainStep::Advance(Share::of_millionths(700_000).unwrap()));
+}
+
+#[test]
 fn reports_that_were_held_on_their_way_are_as_old_as_their_data() {
     let mut world = World::started();
     world.seconds(20);

@@ -62,8 +62,15 @@ pub(super) async fn run(args: RegionArgs<'_>) -> Result<ExitCode, Failure> {
     if args.detach {
         output::note("it goes on by itself; see 'fairmesh traffic status'");
     } else {
-        follow(&connection, args.region, args.undrain).await?;
-        let done = if args.undrain { "has its calls back" } else { "is drained" };
+        let moves = follow(&connection, args.region, args.undrain).await?;
+        let done = match (args.undrain, moves) {
+            (true, _) => "has its calls back",
+            (false, true) => "is drained",
+            (false, false) => {
+                "is drained, but no call has left it: no planner plans for a service there (see docs/regions.md)"
+            }
+        };
+        item["movesCalls"] = json!(moves);
         if is_table {
             output::write(&format!("region {} {done}\n", args.region))?;
         }
@@ -109,8 +116,9 @@ fn confirm(args: &RegionArgs<'_>, forecast: &v1::ForecastDrainResponse) -> Resul
     }
 }
 
-/// Prints what the drain does whenever that changes, until it has arrived. Interrupted, the drain goes on.
-async fn follow(connection: &Connection, region: &Region, returns: bool) -> Result<(), Failure> {
+/// Prints what the drain does whenever that changes, until it has arrived; whether it moves calls of any service.
+/// Interrupted, the drain goes on.
+async fn follow(connection: &Connection, region: &Region, returns: bool) -> Result<bool, Failure> {
     let mut last = String::new();
     loop {
         let drains = connection.traffic_planner().drains(v1::DrainsRequest {}).await?.into_inner().drains;
@@ -119,7 +127,7 @@ async fn follow(connection: &Connection, region: &Region, returns: bool) -> Resu
         let (drain, status) = match drain {
             Some((drain, status)) if drain.returns == returns => (drain, status),
             // The record of a region that has all calls back is deleted.
-            None if returns => return Ok(()),
+            None if returns => return Ok(true),
             _ => {
                 let hint = "see 'fairmesh traffic status'";
                 return Err(Failure::failed_with(
@@ -135,7 +143,7 @@ async fn follow(connection: &Connection, region: &Region, returns: bool) -> Resu
             last = line;
         }
         if has_arrived(&drain, &status.state) {
-            return Ok(());
+            return Ok(status.services != Some(0));
         }
         sleep(POLL_INTERVAL).await;
     }

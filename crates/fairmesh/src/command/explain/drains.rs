@@ -1,6 +1,6 @@
 //! Drains of regions, as far as they have to do with a call.
 
-use fairmesh_model::{Policy, Region, RegionDrain, TrafficMode};
+use fairmesh_model::{Region, RegionDrain};
 use serde_json::{Value, json};
 
 use crate::{
@@ -39,23 +39,10 @@ pub(super) fn add(drains: &[DrainOfCalls], whole: &mut Value, text: &mut String)
 /// The drains of the caller's region and of those with endpoints.
 pub(super) fn of(view: &View, one: &ServiceView, from: &Region) -> Vec<DrainOfCalls> {
     let policy = one.effective_policy();
-    let why_not = why_not_drained(&policy);
+    let why_not = region_drain::why_not_drained(&policy);
     let concerns = |region: &Region| {
         region == from || one.endpoints.iter().any(|endpoint| endpoint.value.location.region == *region)
     };
     let drains = view.drains.iter().filter(|(region, _)| concerns(region));
     drains.map(|(region, drain)| DrainOfCalls { region: region.clone(), drain: *drain, why_not }).collect()
-}
-
-/// Why drains of regions move no calls of a service with this policy.
-fn why_not_drained(policy: &Policy) -> Option<&'static str> {
-    let Some(traffic) = policy.traffic.as_ref().filter(|traffic| traffic.is_planned()) else {
-        return Some("no planner plans for it");
-    };
-    match traffic.mode {
-        _ if policy.locality.local_only => Some("its policy keeps calls in their region (localOnly)"),
-        TrafficMode::Active => None,
-        TrafficMode::Shadow => Some("its tables are in shadow mode"),
-        TrafficMode::Hold => Some("its policy holds the tables (mode: hold)"),
-    }
 }

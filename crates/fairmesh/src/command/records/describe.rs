@@ -110,7 +110,7 @@ pub(crate) async fn run(args: DescribeArgs) -> Result<ExitCode, Failure> {
             let connection = connect::connect(&args.target).await?;
             let mut view = View::read(&connection, &Scope::All, EVERY_KIND).await?;
             view.add_drains(&connection).await?;
-            let mut drain = json!(view.drains.get(&region).map(region_drain::item));
+            let mut drain = json!(view.drains.get(&region).map(|drain| region_drain::item_in(&view, drain)));
             if !drain.is_null() {
                 add_progress(&connection, &region, &mut drain).await;
             }

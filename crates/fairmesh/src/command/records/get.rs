@@ -120,7 +120,9 @@ impl Kind {
         match self {
             Self::Services => EVERY_KIND,
             Self::Endpoints => &["endpoints", "health"],
-            Self::Regions | Self::Hosts => &["endpoints"],
+            Self::Hosts => &["endpoints"],
+            // Drains move the calls of services whose policies ask for a planner.
+            Self::Regions => &["endpoints", "policies"],
             Self::Watchers => &["services"],
             Self::Health => &["endpoints", "health", "policies"],
             Self::Policies | Self::Authorization => &["policies"],

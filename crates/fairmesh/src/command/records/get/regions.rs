@@ -45,7 +45,7 @@ fn add(region: &Region, distances: &[DistanceRow], view: &View, listing: &mut Li
     let endpoints = view.services.values().flat_map(|service| &service.endpoints);
     let endpoints = endpoints.filter(|endpoint| endpoint.value.location.region == *region).count();
     let state = match (drain, info) {
-        (Some(drain), _) => region_drain::words(drain),
+        (Some(drain), _) => region_drain::words_in(view, drain),
         (None, Some(_)) if draining => "draining, as the topology declares".to_owned(),
         (None, Some(_)) => "in use".to_owned(),
         (None, None) => "not declared".to_owned(),
@@ -59,7 +59,7 @@ fn add(region: &Region, distances: &[DistanceRow], view: &View, listing: &mut Li
             "continent": continent,
             "neighbours": neighbours,
             "draining": draining,
-            "drain": drain.map(region_drain::item),
+            "drain": drain.map(|drain| region_drain::item_in(view, drain)),
             "endpoints": endpoints,
             "distances": distances.iter().map(DistanceRow::json).collect::<Vec<_>>(),
         }),
