@@ -284,6 +284,10 @@ impl TrafficController {
     }
 }
 
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
 /// The name of an unmoved service, or how many more there are.
 fn name_or_number(unmoved: &v1::UnmovedService) -> String {
     if unmoved.service.is_empty() { unmoved.reason.clone() } else { unmoved.service.clone() }
@@ -334,11 +338,13 @@ fn message(
         after: forecast.after[at],
         calls: forecast.to[at],
         bytes: forecast.to[at] * bytes_per_call,
-        round_trip_us: topology
-            .round_trips
-            .get(drained, region)
-            .map(|round_trip| u64::try_from(round_trip.as_micros()).unwrap_or(u64::MAX)),
+        round_trip_us: topology.round_trips.get(drained, region).map(micros),
         is_full: forecast.full.contains(&at),
+        time_now_us: facts.response_time(drained, region).map(micros),
+        time_after_us: facts
+            .expected_time(drained, region, &topology.round_trips)
+            .filter(|_| forecast.to[at] > 0.0)
+            .map(micros),
     };
     v1::ServiceForecast {
         service: service.to_string(),

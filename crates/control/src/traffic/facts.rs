@@ -197,6 +197,42 @@ impl ServiceFacts {
         rates
     }
 
+    /// The mean time until responses began, of calls from a region to another; `None` without any.
+    pub(super) fn response_time(&self, from: &Region, to: &Region) -> Option<Duration> {
+        let calls = self.reports.calls.iter().filter(|(path, _)| path.from == *from);
+        mean_time(calls.filter(|(path, _)| path.to.as_ref() == Some(to)).map(|(_, rates)| rates))
+    }
+
+    /// What the mean time of calls from a region to another will be, as things are: as it is; or else the time of the servers
+    /// there, or of all where nobody calls those, with the distance. That servers respond more slowly under more load is
+    /// not foretold. `None` where no call has a response, and of unknown distances.
+    pub(super) fn expected_time(
+        &self,
+        from: &Region,
+        to: &Region,
+        round_trips: &RoundTrips,
+    ) -> Option<Duration> {
+        self.response_time(from, to).or_else(|| {
+            let servers = self.time_of_servers(Some(to), round_trips);
+            let servers = servers.or_else(|| self.time_of_servers(None, round_trips))?;
+            Some(servers + distance(round_trips, from, to)?)
+        })
+    }
+
+    /// The mean time of the servers of a region, or of all, without the distance of their callers.
+    fn time_of_servers(&self, of: Option<&Region>, round_trips: &RoundTrips) -> Option<Duration> {
+        let (mut sum, mut answered) = (0.0, 0.0);
+        for (path, rates) in &self.reports.calls {
+            let Some(to) = path.to.as_ref().filter(|to| of.is_none_or(|of| of == *to)) else { continue };
+            let times = mean_time([rates].into_iter()).zip(distance(round_trips, &path.from, to));
+            if let Some((time, away)) = times {
+                sum += time.saturating_sub(away).as_secs_f64() * rates.answered as f64;
+                answered += rates.answered as f64;
+            }
+        }
+        (answered > 0.0).then(|| Duration::from_secs_f64(sum / answered))
+    }
+
     /// Bytes per call of callers in a region.
     pub(super) fn bytes_per_call(&self, region: &Region) -> f64 {
         let calls = self.reports.calls.iter().filter(|(path, _)| path.from == *region);
@@ -237,6 +273,20 @@ impl ServiceFacts {
         // Not a sum, which is -0 of no calls.
         calls.fold(0.0, |sum, (_, rates)| sum + rates.attempts as f64 / MILLI)
     }
+}
+
+/// The round trip that calls between two regions take.
+fn distance(round_trips: &RoundTrips, from: &Region, to: &Region) -> Option<Duration> {
+    if from == to { Some(Duration::ZERO) } else { round_trips.get(from, to) }
+}
+
+/// The mean time until responses began, of calls with one.
+pub(super) fn mean_time<'a>(calls: impl Iterator<Item = &'a CallRates>) -> Option<Duration> {
+    let mut sum = CallRates::default();
+    calls.for_each(|rates| sum += *rates);
+    // Microseconds per second, over thousandths of calls per second.
+    let micros = u128::from(sum.time_us) * 1_000 / u128::from(sum.answered.max(1));
+    (sum.answered > 0).then(|| Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX)))
 }
 
 impl ServiceReports {

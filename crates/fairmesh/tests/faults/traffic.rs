@@ -211,6 +211,15 @@ async fn a_region_is_drained_of_its_own_callers_step_by_step_across_a_restart() 
     let us = service["regions"].as_array().unwrap().iter().find(|region| region["region"] == "us").unwrap();
     let after = us["loadAfter"].as_f64().unwrap();
     assert!((0.3..0.5).contains(&after) && us["roundTripMicros"] == 20_000 && us["full"] == false, "{us}");
+    let time = |region: &Value, field: &str| region[field].as_f64().map(|micros| micros / 1_000.0);
+    let eu = service["regions"].as_array().unwrap().iter().find(|region| region["region"] == "eu").unwrap();
+    assert!(
+        time(eu, "timeNowMicros").is_some_and(|ms| ms < 20.0) && time(eu, "timeAfterMicros").is_none(),
+        "{eu}"
+    );
+    // Nobody calls the servers there yet, which are taken to be as fast as those here.
+    let (now, after) = (time(eu, "timeNowMicros").unwrap(), time(us, "timeAfterMicros").unwrap());
+    assert!(time(us, "timeNowMicros").is_none() && (after - now - 20.0).abs() < 0.1, "{now} {us}");
     assert_eq!(calls.percent_here().await, 100.0, "a forecast changes nothing");
 
     world.cli(&[&drain[..], &["--yes", "--detach"]].concat()).await.ok();

@@ -7933,6 +7933,12 @@ pub struct RegionForecast {
     /// Whether it would be at its last threshold, so that the drain holds.
     #[prost(bool, tag = "7")]
     pub is_full: bool,
+    /// Until responses begin, in microseconds, of callers in the drained region: the mean of what they send here now, and what
+    /// is to be expected of what they send here afterwards; absent: nothing, or not known.
+    #[prost(uint64, optional, tag = "8")]
+    pub time_now_us: ::core::option::Option<u64>,
+    #[prost(uint64, optional, tag = "9")]
+    pub time_after_us: ::core::option::Option<u64>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DrainRegionRequest {

@@ -476,6 +476,30 @@ fn reports_that_were_held_on_their_way_are_as_old_as_their_data() {
 }
 
 #[test]
+fn the_time_of_calls_after_a_drain_is_that_of_the_servers_and_the_distance() {
+    let mut world = World::new();
+    let [eu, us, ap] = ["eu", "us", "ap"].map(region);
+    let ms = |ms| Some(Duration::from_millis(ms));
+    let time = |world: &World, from: &Region, to: &Region| {
+        world.facts.expected_time(from, to, &world.topology.round_trips)
+    };
+    world.facts.reports.calls.clear();
+    assert_eq!(time(&world, &eu, &us), None, "of no calls");
+    let timed = |per_second: f64, ms: f64| {
+        // Half of them have no response.
+        let counted = rates(per_second);
+        CallRates { offered: counted.offered * 2, time_us: (per_second * ms * 1_000.0) as u64, ..counted }
+    };
+    world.facts.reports.calls.push((path("eu", Some("eu")), timed(100.0, 8.0)));
+    assert_eq!((time(&world, &eu, &eu), time(&world, &eu, &us)), (ms(8), ms(28)), "as fast as those at home");
+    world.facts.reports.calls.push((path("us", Some("us")), timed(50.0, 4.0)));
+    assert_eq!(time(&world, &eu, &us), ms(24), "by what callers there see");
+    world.facts.reports.calls.push((path("eu", Some("us")), timed(1.0, 30.0)));
+    assert_eq!((time(&world, &eu, &us), world.facts.response_time(&eu, &us)), (ms(30), ms(30)), "as it is");
+    assert_eq!((time(&world, &eu, &ap), time(&world, &ap, &eu)), (None, None), "at an unknown distance");
+}
+
+#[test]
 fn the_cpu_of_a_few_servers_does_not_stand_for_all() {
     let mut facts = World::new().facts;
     facts.traffic.load = None;

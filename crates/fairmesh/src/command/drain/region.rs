@@ -164,8 +164,18 @@ fn text(region: &Region, forecast: &v1::ForecastDrainResponse) -> String {
         }
         rows.extend(service.regions.iter().map(|one| row(&service.service, one)));
     }
-    let head =
-        ["SERVICE", "REGION", "LOAD NOW", "LOAD AFTER", "CALLS/S FROM HERE", "BYTES/S", "FARTHER BY", ""];
+    let head = [
+        "SERVICE",
+        "REGION",
+        "LOAD NOW",
+        "LOAD AFTER",
+        "CALLS/S FROM HERE",
+        "BYTES/S",
+        "FARTHER BY",
+        "TIME NOW",
+        "TIME AFTER",
+        "",
+    ];
     if !rows.is_empty() {
         text = format!("{}{text}", output::table(&head, &rows));
     }
@@ -204,7 +214,8 @@ fn unmoved(forecast: &v1::ForecastDrainResponse) -> String {
 }
 
 fn row(service: &str, region: &v1::RegionForecast) -> Vec<String> {
-    let farther = region.round_trip_us.map(|us| format!("{:.1} ms", us as f64 / 1_000.0));
+    let millis =
+        |us: Option<u64>| us.map_or_else(|| "-".to_owned(), |us| format!("{:.1} ms", us as f64 / 1_000.0));
     vec![
         service.to_owned(),
         region.region.clone(),
@@ -212,7 +223,9 @@ fn row(service: &str, region: &v1::RegionForecast) -> Vec<String> {
         output::decimal(region.after * 100.0, 1) + " %",
         output::decimal(region.calls, 1),
         output::decimal(region.bytes, 0),
-        farther.unwrap_or_else(|| "-".to_owned()),
+        millis(region.round_trip_us),
+        millis(region.time_now_us),
+        millis(region.time_after_us),
         if region.is_full { "full: the drain will be held".to_owned() } else { String::new() },
     ]
 }
@@ -226,6 +239,8 @@ fn forecast_item(forecast: &v1::ForecastDrainResponse) -> Value {
             "callsPerSecond": region.calls,
             "bytesPerSecond": region.bytes,
             "roundTripMicros": region.round_trip_us,
+            "timeNowMicros": region.time_now_us,
+            "timeAfterMicros": region.time_after_us,
             "full": region.is_full,
         })
     };
