@@ -248,8 +248,8 @@ impl Imbalance for UsageForwarder {
         for (i, usage) in usages.into_iter().enumerate() {
             self.put(usage).map_err(|e| invalid(e.within(format!("usages[{i}]"))))?;
         }
-        let next = traffic.map(|report| self.shared.traffic.record(report)).transpose().map_err(invalid)?;
-        Ok(Response::new(v1::ReportUsageResponse { dropped: 0, next_traffic_ms: next.unwrap_or_default() }))
+        let told = traffic.map(|report| self.shared.traffic.record(report)).transpose().map_err(invalid)?;
+        Ok(Response::new(told.unwrap_or_default()))
     }
 
     async fn read(

@@ -9,6 +9,7 @@
 //! or another control plane, that was faster wins, and the next round starts from what it wrote. Conditions on the
 //! policy's record were rejected, since a batch can only check records that it writes.
 
+mod calls;
 mod drains;
 mod facts;
 mod lone_shards;
@@ -17,6 +18,7 @@ mod planned;
 mod planner;
 mod service;
 mod tables;
+mod watched;
 
 use std::{
     collections::BTreeMap,
@@ -44,6 +46,7 @@ use lone_shards::LoneShardsCache;
 pub(crate) use planned::PlannedServices;
 use planner::{Now, ServicePlanner, TableWrite};
 pub(crate) use service::TrafficService;
+use watched::WatchedServices;
 
 /// The shortest time between two rounds.
 const ROUND_INTERVAL: Duration = Duration::from_secs(1);
@@ -65,6 +68,7 @@ pub(crate) struct TrafficController {
     planned: Arc<PlannedServices>,
     began: Instant,
     sums: Mutex<ReportSums>,
+    watched: Mutex<WatchedServices>,
     planners: Mutex<BTreeMap<ServiceName, ServicePlanner>>,
     drain_states: Mutex<BTreeMap<Region, DrainState>>,
     lone_shards: Mutex<LoneShardsCache>,
@@ -98,6 +102,7 @@ impl TrafficController {
             planned,
             began: Instant::now(),
             sums: Mutex::new(ReportSums::new(SumLimits::TREE)),
+            watched: Mutex::default(),
             planners: Mutex::default(),
             drain_states: Mutex::default(),
             lone_shards: Mutex::default(),
@@ -105,11 +110,11 @@ impl TrafficController {
         }
     }
 
-    /// Takes a report; when its sender should report again, in milliseconds.
+    /// Takes a report; when its sender should report again, and of which services besides those that are planned for.
     ///
     /// # Errors
     /// If it is invalid.
-    pub(crate) fn record(&self, report: v1::TrafficReport) -> Result<u32, Invalid> {
+    pub(crate) fn record(&self, report: v1::TrafficReport) -> Result<v1::ReportUsageResponse, Invalid> {
         let report = TrafficReport::try_from(report).map_err(|e| e.within("traffic"))?;
         // A report without a planned service says that its region has no part in one, which the planner needs as well.
         let is_planned = !self.planned.all().is_empty();
@@ -118,7 +123,9 @@ impl TrafficController {
         if taken == Taken::Full {
             self.counts.reports_full.fetch_add(1, Relaxed);
         }
-        Ok(if is_planned { REPORT_INTERVAL_MS as u32 } else { IDLE_INTERVAL_MS as u32 })
+        let watched = lock(&self.watched).names(self.elapsed_ms());
+        let next = if is_planned || !watched.is_empty() { REPORT_INTERVAL_MS } else { IDLE_INTERVAL_MS };
+        Ok(v1::ReportUsageResponse { dropped: 0, next_traffic_ms: next as u32, watched })
     }
 
     /// Plans forever.

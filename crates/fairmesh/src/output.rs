@@ -136,7 +136,7 @@ pub(crate) fn yaml<T: Serialize>(value: &T) -> Result<String, Failure> {
     serde_saphyr::to_string(value).map_err(Failure::failed)
 }
 
-fn json<T: Serialize + ?Sized>(value: &T) -> Result<String, Failure> {
+pub(crate) fn json<T: Serialize + ?Sized>(value: &T) -> Result<String, Failure> {
     serde_json::to_string_pretty(value).map(|text| text + "\n").map_err(Failure::failed)
 }
 

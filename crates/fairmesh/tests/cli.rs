@@ -27,6 +27,7 @@ mod cli {
     pub(crate) mod reference;
     pub(crate) mod refusals;
     pub(crate) mod replicas;
+    pub(crate) mod reported_calls;
     pub(crate) mod restarts;
     pub(crate) mod revocations;
     pub(crate) mod rib;

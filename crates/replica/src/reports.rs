@@ -16,14 +16,14 @@ impl Imbalance for Reports {
         mut request: Request<v1::ReportUsageRequest>,
     ) -> Result<Response<v1::ReportUsageResponse>, Status> {
         let traffic = request.get_mut().traffic.take().map(|report| self.traffic.record(report));
-        let next = traffic.transpose().map_err(|e| Status::invalid_argument(e.to_string()))?;
-        if next.is_some() && request.get_ref().usages.is_empty() {
-            let next_traffic_ms = next.unwrap_or_default();
-            return Ok(Response::new(v1::ReportUsageResponse { dropped: 0, next_traffic_ms }));
-        }
-        let mut response = Imbalance::report(&self.forward, request).await?;
-        response.get_mut().next_traffic_ms = next.unwrap_or_default();
-        Ok(response)
+        let told = traffic.transpose().map_err(|e| Status::invalid_argument(e.to_string()))?;
+        let has_usages = !request.get_ref().usages.is_empty();
+        let mut told = match told {
+            Some(told) if !has_usages => return Ok(Response::new(told)),
+            told => told.unwrap_or_default(),
+        };
+        told.dropped = Imbalance::report(&self.forward, request).await?.into_inner().dropped;
+        Ok(Response::new(told))
     }
 
     async fn read(

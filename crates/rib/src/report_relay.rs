@@ -10,7 +10,9 @@ use std::{
 };
 
 use fairmesh_model::{Invalid, Region, TrafficReport};
-use fairmesh_signals::{IDLE_INTERVAL_MS, REPORT_INTERVAL_MS, ReportSums, SumLimits, Taken};
+use fairmesh_signals::{
+    IDLE_INTERVAL_MS, MAX_WATCHED_SERVICES, REPORT_INTERVAL_MS, ReportSums, SumLimits, Taken, WATCHED_FOR_MS,
+};
 use fairmesh_wire::{handshake::Connection, v1};
 use tokio::time::{Instant, MissedTickBehavior, timeout};
 use tokio_util::sync::CancellationToken;
@@ -40,6 +42,8 @@ struct RelayState {
     sums: Mutex<ReportSums>,
     /// The interval that the process above asked for, in milliseconds.
     interval_ms: AtomicU32,
+    /// The services that operators look at, as the process above said, and when.
+    watched: Mutex<Option<(Instant, Vec<String>)>>,
     /// Reports that were left out, since there were too many.
     full: AtomicU64,
 }
@@ -56,6 +60,7 @@ impl ReportRelay {
             sums: Mutex::new(ReportSums::new(limits)),
             // Until the process above has asked for less: a planned service is seen at once.
             interval_ms: AtomicU32::new(REPORT_INTERVAL_MS as u32),
+            watched: Mutex::default(),
             full: AtomicU64::default(),
         };
         Self { shared: Arc::new(shared) }
@@ -71,17 +76,18 @@ impl ReportRelay {
         &self.shared.full
     }
 
-    /// Takes a report; when its sender should report again, in milliseconds.
+    /// Takes a report; when its sender should report again, and of which services besides those that are planned for.
     ///
     /// # Errors
     /// If it is invalid.
-    pub fn record(&self, report: v1::TrafficReport) -> Result<u32, Invalid> {
+    pub fn record(&self, report: v1::TrafficReport) -> Result<v1::ReportUsageResponse, Invalid> {
         let report = TrafficReport::try_from(report).map_err(|e| e.within("traffic"))?;
         let now_ms = self.now_ms();
         if self.sums().record(report, now_ms) == Taken::Full {
             self.shared.full.fetch_add(1, Relaxed);
         }
-        Ok(self.shared.interval_ms.load(Relaxed))
+        let next_traffic_ms = self.shared.interval_ms.load(Relaxed);
+        Ok(v1::ReportUsageResponse { dropped: 0, next_traffic_ms, watched: self.watched() })
     }
 
     /// Reports the sum until `stopping`, and then that there is nothing: the processes below report elsewhere by then, and
@@ -106,6 +112,13 @@ impl ReportRelay {
             let nothing = TrafficReport { reporter: self.shared.id, ..TrafficReport::default() };
             self.report(connection, nothing).await;
         }
+    }
+
+    /// The services that operators look at, as far as that is known lately.
+    fn watched(&self) -> Vec<String> {
+        let watched = self.shared.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let lately = watched.as_ref().filter(|(at, _)| at.elapsed() < Duration::from_millis(WATCHED_FOR_MS));
+        lately.map(|(_, names)| names.clone()).unwrap_or_default()
     }
 
     fn send_interval(&self) -> Duration {
@@ -135,7 +148,12 @@ impl ReportRelay {
         let request = v1::ReportUsageRequest { usages: Vec::new(), traffic: Some(report.into()) };
         match timeout(REPORT_TIMEOUT, client.report(request)).await {
             Ok(Ok(response)) => {
-                let asked = response.into_inner().next_traffic_ms;
+                let v1::ReportUsageResponse { next_traffic_ms: asked, mut watched, .. } =
+                    response.into_inner();
+                watched.truncate(MAX_WATCHED_SERVICES);
+                let mut known = self.shared.watched.lock().unwrap_or_else(PoisonError::into_inner);
+                *known = Some((Instant::now(), watched));
+                drop(known);
                 // A control plane of a release before has no wish.
                 let asked = if asked == 0 { IDLE_INTERVAL_MS as u32 } else { asked };
                 self.shared.interval_ms.store(asked, Relaxed);

@@ -23,3 +23,7 @@ pub use server_meter::{CpuReading, ServerMeter, ServerReading};
 pub const REPORT_INTERVAL_MS: u64 = 1_000;
 /// Time between two reports where none is.
 pub const IDLE_INTERVAL_MS: u64 = 5_000;
+/// The most services that operators look at at the same time, and whose calls are reported for it.
+pub const MAX_WATCHED_SERVICES: usize = 64;
+/// How long what the process above has said of them holds without its next response.
+pub const WATCHED_FOR_MS: u64 = 4 * IDLE_INTERVAL_MS;

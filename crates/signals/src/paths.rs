@@ -1,12 +1,12 @@
 use std::{collections::BTreeSet, sync::Arc};
 
-use fairmesh_model::{CallPath, Label, Location, MAX_TABLE_REGIONS, Region, ServiceName, Traffic, Zone};
+use fairmesh_model::{CallPath, Label, Location, MAX_TABLE_REGIONS, Region, ServiceName, Zone};
 
 use crate::CallCounters;
 
 /// The counters of one service's calls in one snapshot of its records: one for each class and destination.
 ///
-/// Bounded by the classes of the policy and [`MAX_TABLE_REGIONS`] regions and zones. A snapshot takes over the counters of the one
+/// Bounded by the classes and [`MAX_TABLE_REGIONS`] regions and zones. A snapshot takes over the counters of the one
 /// before it.
 #[derive(Debug)]
 pub struct ReportedPaths {
@@ -38,8 +38,8 @@ pub struct Destinations<'a> {
     pub caller: Option<&'a ServiceName>,
     /// The zone of the callers, if calls prefer it: then the zones of their region are told apart.
     pub zone: Option<&'a Zone>,
-    /// The part of its policy that asks for reports.
-    pub traffic: &'a Traffic,
+    /// The classes that are told apart.
+    pub classes: &'a [Label],
 }
 
 impl ReportedPaths {
@@ -66,7 +66,7 @@ impl ReportedPaths {
             destination_of[index as usize] = position.unwrap_or(Self::NOWHERE);
         }
         let before = before.filter(|before| before.from_zone.as_ref() == to.zone);
-        let classes: Box<[Label]> = to.traffic.classes.clone().into();
+        let classes: Box<[Label]> = to.classes.into();
         let counters = std::iter::once(None).chain(classes.iter().map(Some)).flat_map(|class| {
             let destinations = destinations.iter().map(Some).chain([None]);
             destinations.map(move |one| before.and_then(|before| before.find(class, one)))
@@ -157,13 +157,13 @@ mod tests {
         classes: &[&str],
         before: Option<&ReportedPaths>,
     ) -> ReportedPaths {
-        let classes = classes.iter().map(|class| Label::new(*class).unwrap()).collect();
+        let classes: Vec<Label> = classes.iter().map(|class| Label::new(*class).unwrap()).collect();
         let to = Destinations {
             service: &ServiceName::new("shop/cart").unwrap(),
             from: &region("eu"),
             caller: None,
             zone: None,
-            traffic: &Traffic { classes, ..Traffic::default() },
+            classes: &classes,
         };
         ReportedPaths::new(&to, endpoints.iter().map(|(index, location)| (*index, location)), before)
     }
@@ -203,7 +203,7 @@ mod tests {
                 from: &region("eu"),
                 caller: None,
                 zone,
-                traffic: &Traffic::default(),
+                classes: &[],
             };
             let paths = ReportedPaths::new(&to, endpoints.iter().map(|(index, at)| (*index, at)), None);
             let text = |path: CallPath| {

@@ -72,8 +72,13 @@ impl ReportSums {
         self.by_reporter.values().fold(0, |sum: u32, live| sum.saturating_add(live.report.left_out))
     }
 
-    /// Takes a report. `now_ms` is of a clock that only advances.
+    /// Takes a report. One of nothing takes no room. `now_ms` is of a clock that only advances.
     pub fn record(&mut self, report: TrafficReport, now_ms: u64) -> Taken {
+        if is_of_nothing(&report) {
+            let before = self.by_reporter.remove(&report.reporter);
+            self.rows = self.rows.saturating_sub(before.map_or(0, |live| rows(&live.report)));
+            return Taken::Kept;
+        }
         let new = rows(&report);
         let old = self.by_reporter.get(&report.reporter).map_or(0, |live| rows(&live.report));
         if !self.fits(&report, new, old) {
@@ -152,6 +157,10 @@ impl ReportSums {
             is_live
         });
     }
+}
+
+fn is_of_nothing(report: &TrafficReport) -> bool {
+    rows(report) == 0 && report.regions.is_empty() && report.left_out == 0
 }
 
 fn rows(report: &TrafficReport) -> usize {
@@ -267,5 +276,9 @@ mod tests {
         let mut small = sums(10, 3);
         assert_eq!(small.record(report(1, "eu", 1), 0), Taken::Kept);
         assert_eq!(small.record(report(2, "eu", 1), 0), Taken::Full, "four rows");
+        small.record(TrafficReport { reporter: 2, ..TrafficReport::default() }, 0);
+        assert_eq!((small.reporters(), small.rows), (1, 2), "a report of nothing takes no room");
+        small.record(TrafficReport { reporter: 1, ..TrafficReport::default() }, 0);
+        assert_eq!((small.reporters(), small.rows), (0, 0), "and makes some");
     }
 }

@@ -58,14 +58,14 @@ impl<T: EndpointTransport> Call<'_, T> {
         match ready.upstream.pick(&self.params(context), at.now, at.seed) {
             Ok(picked) => {
                 ready.upstream.begin(picked.index);
-                let reported = ready.reported.as_deref();
-                let reported = reported.and_then(|paths| self.report_attempt(paths, picked.index, at.now));
+                let reported =
+                    ready.reported().and_then(|paths| self.report_attempt(paths, picked.index, at.now));
                 let index = picked.index;
                 self.note(picked, at.clock, reported);
                 Ok(Pick { index, by: state })
             }
             Err(why) => {
-                if let Some(paths) = ready.reported.as_deref() {
+                if let Some(paths) = ready.reported() {
                     self.report_unsent(paths, &why);
                 }
                 Err(unroutable(self.target(), &why))
@@ -101,7 +101,7 @@ impl<T: EndpointTransport> Call<'_, T> {
     ) -> Pick<T> {
         let picked = EndpointPick { index, shard: None, map_version: 0, last_resort: false, panic: false };
         let reported = match &**state {
-            ServiceState::Ready(ready) => ready.reported.as_deref(),
+            ServiceState::Ready(ready) => ready.reported(),
             _ => None,
         };
         let reported = reported.and_then(|paths| self.report_attempt(paths, index, began));

@@ -1,11 +1,14 @@
 use std::{
+    collections::BTreeSet,
     fmt,
     sync::{Arc, OnceLock},
     time::Duration,
 };
 
 use bytes::Bytes;
-use fairmesh_model::{Policy, Record, RecordKey, Region, RegionTable, ServiceName};
+use fairmesh_model::{
+    Label, MAX_PLANNED_CLASSES, Policy, Record, RecordKey, Region, RegionTable, ServiceName,
+};
 use fairmesh_router::{RouteNumbers, ServiceNumbers, ServiceTable, TableInput};
 use fairmesh_signals::{CallCounters, Destinations, ReportedPaths};
 use fairmesh_wire::records;
@@ -47,12 +50,76 @@ pub struct ReadyService<T> {
     pub map_version: u64,
     /// The address of the lookaside that picks in place of this client, where the policy names one.
     pub lookaside: Option<Arc<str>>,
-    /// Counters of its calls, where a planner needs them.
-    pub(crate) reported: Option<Box<ReportedPaths>>,
+    /// What its calls are reported as.
+    caller: Option<ReportedCaller>,
+    /// Counters of its calls, where a planner needs them or an operator looks at them. An operator may begin to after this was
+    /// published: routers are not compiled anew for it.
+    reported: OnceLock<Box<ReportedPaths>>,
     /// The record of the policy that it was compiled from, which the compiled routes cannot be read from.
     policy_record: Option<Bytes>,
     /// The region table that it was compiled from.
     region_table: Option<Arc<ReceivedTable>>,
+}
+
+/// Callers whose region is known: calls of others cannot be reported.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ReportedCaller {
+    /// The service that they are, if they are one.
+    pub(crate) service: Option<ServiceName>,
+    /// Whether an operator looks at the calls to the service of this snapshot.
+    pub(crate) is_watched: bool,
+}
+
+impl<T> ReadyService<T> {
+    /// The counters of its calls, if these are reported.
+    #[inline]
+    pub(crate) fn reported(&self) -> Option<&ReportedPaths> {
+        self.reported.get().map(|reported| &**reported)
+    }
+
+    /// Whether a planner needs reports of its calls.
+    pub(crate) fn is_planned(&self) -> bool {
+        self.upstream.policy().traffic.as_deref().is_some_and(|traffic| traffic.is_planned())
+    }
+
+    /// Counts its calls from now on, if they can be reported; the same counters as the snapshot `before` it where that has some.
+    pub(crate) fn count_calls(&self, before: Option<&Self>) {
+        let Some(caller) = &self.caller else { return };
+        self.reported.get_or_init(|| {
+            let to = Destinations {
+                service: self.upstream.name(),
+                from: self.upstream.home(),
+                caller: caller.service.as_ref(),
+                zone: self.upstream.zone_first(),
+                classes: &self.reported_classes(),
+            };
+            let candidates: Vec<_> = self.upstream.candidates().collect();
+            let endpoints = candidates.iter().map(|one| (one.index, &one.target.location));
+            Box::new(ReportedPaths::new(&to, endpoints, before.and_then(Self::reported)))
+        });
+    }
+
+    /// The classes that the planner tells apart, or else those that routes set.
+    fn reported_classes(&self) -> Vec<Label> {
+        match self.upstream.policy().traffic.as_deref().filter(|traffic| traffic.is_planned()) {
+            Some(traffic) => traffic.classes.clone(),
+            None => {
+                let routes = self.read_policy().map(|policy| policy.routes).unwrap_or_default();
+                let classes: BTreeSet<Label> = routes.into_iter().filter_map(|route| route.class).collect();
+                classes.into_iter().take(MAX_PLANNED_CLASSES).collect()
+            }
+        }
+    }
+
+    /// The policy with its routes, for operators: decoded for each call of this function. `None` if there is none.
+    #[doc(hidden)]
+    pub fn read_policy(&self) -> Option<Policy> {
+        let key = RecordKey::Policy(self.upstream.name().clone());
+        match records::decode(&key, self.policy_record.as_ref()?) {
+            Ok(Record::Policy(policy)) => Some(policy),
+            _ => None,
+        }
+    }
 }
 
 impl<T: EndpointTransport> ReadyService<T> {
@@ -78,7 +145,8 @@ impl<T: EndpointTransport> ReadyService<T> {
             revision,
             map_version,
             lookaside,
-            reported: None,
+            caller: None,
+            reported: OnceLock::new(),
             policy_record: None,
             region_table: None,
         }
@@ -102,39 +170,25 @@ impl<T: EndpointTransport> ReadyService<T> {
         Some((&received.region, table, age))
     }
 
-    /// The policy with its routes, for operators: decoded for each call of this function. `None` if there is none.
-    #[doc(hidden)]
-    pub fn read_policy(&self) -> Option<Policy> {
-        let key = RecordKey::Policy(self.upstream.name().clone());
-        match records::decode(&key, self.policy_record.as_ref()?) {
-            Ok(Record::Policy(policy)) => Some(policy),
-            _ => None,
-        }
-    }
-
-    /// The same with counters of its calls, if the policy has a planner, for reports of callers in its home region.
-    pub(crate) fn with_reports(mut self, caller: Option<&ServiceName>, before: Option<&Self>) -> Self {
-        let policy = self.upstream.policy();
-        if let Some(traffic) = policy.traffic.as_deref().filter(|traffic| traffic.is_planned()) {
-            let (service, from) = (self.upstream.name(), self.upstream.home());
-            let zone = self.upstream.zone_first();
-            let to = Destinations { service, from, caller, zone, traffic };
-            let candidates: Vec<_> = self.upstream.candidates().collect();
-            let endpoints = candidates.iter().map(|one| (one.index, &one.target.location));
-            let before = before.and_then(|before| before.reported.as_deref());
-            self.reported = Some(Box::new(ReportedPaths::new(&to, endpoints, before)));
+    /// The same with counters of its calls, for reports of callers in its home region, if its policy has a planner or an operator
+    /// looks at them.
+    pub(crate) fn with_reports(mut self, caller: ReportedCaller, before: Option<&Self>) -> Self {
+        let is_watched = caller.is_watched;
+        self.caller = Some(caller);
+        if is_watched || self.is_planned() {
+            self.count_calls(before);
         }
         self
     }
 
     /// Where calls that other programs make to an endpoint of this snapshot are counted, if a planner needs them.
     pub fn call_counters(&self, index: u32) -> Option<Arc<CallCounters>> {
-        self.reported.as_deref()?.to_endpoint(None, index).cloned()
+        self.reported()?.to_endpoint(None, index).cloned()
     }
 
     /// Counts a call of another program that no endpoint gets; `is_dropped` by a region table.
     pub fn count_unsent(&self, is_dropped: bool) {
-        if let Some(paths) = self.reported.as_deref() {
+        if let Some(paths) = self.reported() {
             paths.to_nowhere(None).record_unsent(is_dropped);
         }
     }

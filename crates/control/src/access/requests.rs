@@ -136,6 +136,10 @@ pub(super) fn traffic_status(message: &[u8]) -> Needs {
     viewed(&decode::<v1::TrafficStatusRequest>(message)?.service)
 }
 
+pub(super) fn traffic_calls(message: &[u8]) -> Needs {
+    viewed(&decode::<v1::TrafficCallsRequest>(message)?.service)
+}
+
 pub(super) fn claim(message: &[u8]) -> Needs {
     let demands = decode::<v1::ClaimRequest>(message)?.demands;
     demands.iter().map(|demand| service(&demand.service).map(Need::Claim)).collect()

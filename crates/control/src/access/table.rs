@@ -70,6 +70,7 @@ pub(crate) static METHODS: &[Method] = &[
     row("/fairmesh.v1.TrafficPlanner/ForecastDrain", Access::Of(of::view_all)),
     row("/fairmesh.v1.TrafficPlanner/DrainRegion", Access::Of(of::administration)),
     row("/fairmesh.v1.TrafficPlanner/Drains", Access::Of(of::view_all)),
+    row("/fairmesh.v1.TrafficPlanner/Calls", Access::Of(of::traffic_calls)),
 ];
 
 /// What a route of HTTP needs.

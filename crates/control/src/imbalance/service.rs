@@ -40,7 +40,7 @@ impl Service for ImbalanceService {
         if let Some(report) = &mut traffic {
             report.reporter = self.reporters.of(&identity, report.reporter);
         }
-        let next = traffic.map(|report| self.traffic.record(report)).transpose().map_err(|e| invalid(&e))?;
+        let told = traffic.map(|report| self.traffic.record(report)).transpose().map_err(|e| invalid(&e))?;
         let minutes: usize = usages.iter().map(|usage| usage.minutes.len()).sum();
         if minutes > MAX_MINUTES || usages.len() > MAX_MINUTES {
             let problem = format!("has {} minutes of {} instances", minutes, usages.len());
@@ -50,7 +50,7 @@ impl Service for ImbalanceService {
         for (i, usage) in usages.into_iter().enumerate() {
             dropped += self.record(usage).map_err(|e| invalid(&e.within(format!("usages[{i}]"))))?;
         }
-        Ok(Response::new(v1::ReportUsageResponse { dropped, next_traffic_ms: next.unwrap_or_default() }))
+        Ok(Response::new(v1::ReportUsageResponse { dropped, ..told.unwrap_or_default() }))
     }
 
     async fn read(

@@ -33,6 +33,13 @@ impl TrafficController {
         gauge(control, "refused_services", "Services whose region tables are kept as they are now", refusing);
         let reporters = lock(&self.sums).reporters();
         gauge(control, "reporters", "Processes that report calls and load", reporters);
+        let watched = lock(&self.watched).len(self.elapsed_ms());
+        gauge(
+            control,
+            "watched_services",
+            "Services whose calls are reported since an operator looks at them",
+            watched,
+        );
         let help = "Paths of calls and groups of servers that reports of processes below had no room for";
         gauge(control, "paths_left_out", help, usize::try_from(self.left_out()).unwrap_or(usize::MAX));
         counter(control, "rounds", "Rounds that made a plan", self.counts.planned.load(Relaxed));

@@ -21,14 +21,7 @@ impl TrafficPlanner for TrafficService {
         &self,
         request: Request<v1::TrafficStatusRequest>,
     ) -> Result<Response<v1::TrafficStatusResponse>, Status> {
-        let name = request.into_inner().service;
-        let wanted = match name.as_str() {
-            "" => None,
-            name => {
-                let invalid = |e: Invalid| Status::invalid_argument(e.within("service").to_string());
-                Some(ServiceName::new(name).map_err(invalid)?)
-            }
-        };
+        let wanted = named("service", &request.into_inner().service)?;
         let services = self.traffic.planned.all();
         let services =
             services.iter().filter(|service| wanted.as_ref().is_none_or(|wanted| wanted == *service));
@@ -60,6 +53,21 @@ impl TrafficPlanner for TrafficService {
     async fn drains(&self, _: Request<v1::DrainsRequest>) -> Result<Response<v1::DrainsResponse>, Status> {
         Ok(Response::new(v1::DrainsResponse { drains: self.traffic.drains() }))
     }
+
+    async fn calls(
+        &self,
+        request: Request<v1::TrafficCallsRequest>,
+    ) -> Result<Response<v1::TrafficCallsResponse>, Status> {
+        let v1::TrafficCallsRequest { service, caller } = request.into_inner();
+        let (service, caller) = (named("service", &service)?, named("caller", &caller)?);
+        Ok(Response::new(self.traffic.calls(service.as_ref(), caller.as_ref())?))
+    }
+}
+
+/// A service that may be named.
+fn named(field: &str, name: &str) -> Result<Option<ServiceName>, Status> {
+    let invalid = |e: Invalid| Status::invalid_argument(e.within(field).to_string());
+    (!name.is_empty()).then(|| ServiceName::new(name)).transpose().map_err(invalid)
 }
 
 fn region(name: String) -> Result<Region, Status> {

@@ -1,8 +1,11 @@
 use std::collections::BTreeSet;
 
-use fairmesh_model::{Revision, StoreId};
+use fairmesh_model::{Protocol, Revision, Service, ServiceKind, StoreId};
+use fairmesh_rib::Commit;
+use fairmesh_signals::MAX_WATCHED_SERVICES;
 use fairmesh_store::{BoxFuture, Commits, StoreError, StoreSnapshot, WriteError};
-use tokio::sync::Barrier;
+use tokio::{sync::Barrier, time::advance};
+use tonic::Code;
 
 use super::*;
 
@@ -48,4 +51,38 @@ async fn tables_of_services_are_written_at_the_same_time() {
     controller.write_all(writes, &BTreeMap::new(), now).await;
     let (written, failed) = (&controller.counts.written, &controller.counts.write_failures);
     assert_eq!((written.load(Relaxed), failed.load(Relaxed)), (MAX_WRITES as u64, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_of_a_service_are_asked_for_while_it_is_looked_at_and_of_too_many_none_more() {
+    let names: Vec<ServiceName> =
+        (0..=MAX_WATCHED_SERVICES).map(|n| ServiceName::new(format!("shop/s{n:02}")).unwrap()).collect();
+    let node = Node::new(StoreId(1));
+    let declared = records::encode(&Record::Service(Service {
+        kind: ServiceKind::Replicated,
+        protocol: Protocol::Http1,
+        virtual_address: None,
+    }));
+    let change =
+        |name: &ServiceName| (RecordKey::Service(name.clone()).to_string().into(), Some(declared.clone()));
+    node.apply(Commit { revision: 1, changes: names.iter().map(change).collect() });
+    let store = Arc::new(MeetingStore(Barrier::new(1)));
+    let controller = TrafficController::new(node, store, Arc::default());
+    let told = || controller.record(v1::TrafficReport::default()).unwrap();
+    assert_eq!((told().watched, told().next_traffic_ms), (Vec::new(), IDLE_INTERVAL_MS as u32));
+
+    let unknown = controller.calls(Some(&ServiceName::new("shop/none").unwrap()), None).unwrap_err();
+    assert_eq!(unknown.code(), Code::NotFound);
+    controller.calls(None, None).unwrap();
+    assert!(told().watched.is_empty(), "a look at what there is asks for nothing");
+    for name in &names[..MAX_WATCHED_SERVICES] {
+        assert_eq!(controller.calls(Some(name), None).unwrap().watched_ms, Some(0));
+    }
+    let full = controller.calls(Some(&names[MAX_WATCHED_SERVICES]), None).unwrap_err();
+    assert_eq!(full.code(), Code::ResourceExhausted);
+    assert!(full.message().contains("64 other services are looked at"), "{full:?}");
+    assert!(full.message().contains("try again in 60 s"), "{full:?}");
+    assert_eq!((told().watched.len(), told().next_traffic_ms), (64, REPORT_INTERVAL_MS as u32));
+    advance(Duration::from_secs(60)).await;
+    assert_eq!((told().watched, told().next_traffic_ms), (Vec::new(), IDLE_INTERVAL_MS as u32));
 }

@@ -163,6 +163,8 @@ async fn call_all(on: &Connection, name: &str) -> Vec<(&'static str, Result<(), 
     let drain = v1::DrainRegionRequest { region: region(), ..Default::default() };
     call!(all, on, traffic_planner.drain_region("TrafficPlanner/DrainRegion", drain));
     call!(all, on, traffic_planner.drains("TrafficPlanner/Drains", v1::DrainsRequest {}));
+    let calls = v1::TrafficCallsRequest { service: name.into(), caller: String::new() };
+    call!(all, on, traffic_planner.calls("TrafficPlanner/Calls", calls));
     all
 }
 

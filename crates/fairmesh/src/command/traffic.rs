@@ -1,5 +1,6 @@
 //! `fairmesh traffic`: the planner of region tables.
 
+mod calls;
 mod hold;
 mod status;
 
@@ -21,6 +22,8 @@ use crate::{
 pub(crate) enum TrafficCommand {
     /// Show loads, calls and tables of the services that are planned for, and why tables are kept as they are.
     Status(StatusArgs),
+    /// Show the calls that programs report, by calling and called service, class and regions.
+    Calls(CallsArgs),
     /// Explain the latest changes of a service's tables, one by one.
     Explain(ExplainArgs),
     /// Keep a service's tables as they are, until 'resume'.
@@ -54,6 +57,24 @@ pub(crate) struct ExplainArgs {
     output: OutputArgs,
 }
 
+/// Arguments of `fairmesh traffic calls`.
+#[derive(Debug, Args)]
+pub(crate) struct CallsArgs {
+    /// Calls to this service, as tenant/service; programs begin to report them, for a minute [default: all whose calls are reported at
+    /// present].
+    service: Option<ServiceName>,
+    /// Only calls of this service, as tenant/service.
+    #[arg(long, value_name = "SERVICE")]
+    caller: Option<ServiceName>,
+    /// Print the calls again every 2 s, until it is interrupted.
+    #[arg(short, long)]
+    watch: bool,
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
 /// Arguments of `fairmesh traffic hold` and `resume`.
 #[derive(Debug, Args)]
 pub(crate) struct HoldArgs {
@@ -69,6 +90,7 @@ pub(crate) struct HoldArgs {
 pub(crate) async fn run(command: TrafficCommand) -> Result<ExitCode, Failure> {
     match command {
         TrafficCommand::Status(args) => status::status(args).await,
+        TrafficCommand::Calls(args) => calls::calls(args).await,
         TrafficCommand::Explain(args) => status::explain(args).await,
         TrafficCommand::Hold(args) => hold::hold(args).await,
         TrafficCommand::Resume(args) => hold::resume(args).await,
@@ -85,13 +107,17 @@ async fn read(
     let request = v1::TrafficStatusRequest { service };
     let v1::TrafficStatusResponse { services, left_out } =
         connection.traffic_planner().status(request).await?.into_inner();
+    warn_of_left_out(left_out);
+    Ok(services)
+}
+
+fn warn_of_left_out(left_out: u32) {
     if left_out > 0 {
         output::warn(format!(
             "reports have no room for {left_out} paths of calls or groups of servers, which count as none: plan fewer services, or put \
              more replicas between agents and the control plane"
         ));
     }
-    Ok(services)
 }
 
 /// Why nothing is planned for a service: it does not exist, or its policy does not ask for it.

@@ -34,6 +34,7 @@ const READING: &[&[&str]] = &[
     &["rib", "status"],
     &["imbalance"],
     &["traffic", "status"],
+    &["traffic", "calls"],
     &["shards", "get", "shop/cart"],
     &["shards", "moves", "shop/cart"],
     &["version"],

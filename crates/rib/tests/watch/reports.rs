@@ -26,7 +26,8 @@ impl Imbalance for Received {
         request: Request<v1::ReportUsageRequest>,
     ) -> Result<Response<v1::ReportUsageResponse>, Status> {
         let _ = self.0.send(request.into_inner().traffic.unwrap());
-        Ok(Response::new(v1::ReportUsageResponse { dropped: 0, next_traffic_ms: 1_000 }))
+        let watched = vec!["shop/cart".to_owned()];
+        Ok(Response::new(v1::ReportUsageResponse { dropped: 0, next_traffic_ms: 1_000, watched }))
     }
 
     async fn read(
@@ -53,11 +54,18 @@ async fn a_relay_that_stops_takes_its_sums_back() {
     };
     let report =
         v1::TrafficReport { reporter: 7, interval_ms: 10_000, servers: vec![servers], ..Default::default() };
-    relay.record(report).unwrap();
+    let told = relay.record(report.clone()).unwrap();
+    assert!(told.watched.is_empty(), "the process above has said nothing yet");
     let stopping = CancellationToken::new();
-    let running = tokio::spawn(relay.run(stopping.clone()));
+    let running = tokio::spawn(relay.clone().run(stopping.clone()));
     let sum = timeout(BOUND, received.recv()).await.expect("the sum is reported").unwrap();
     assert_eq!((sum.servers.len(), sum.regions.len()), (1, 1));
+    let passed_on = async {
+        while relay.record(report.clone()).unwrap().watched != ["shop/cart"] {
+            received.recv().await;
+        }
+    };
+    timeout(BOUND, passed_on).await.expect("what operators look at is passed on");
     stopping.cancel();
     timeout(BOUND, running).await.expect("it stops").unwrap();
     let mut last = sum.clone();

@@ -5598,7 +5598,7 @@ pub struct TrafficReport {
     /// The regions of all processes that it is of, at most 256. One without calls has none.
     #[prost(string, repeated, tag = "3")]
     pub regions: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Calls of services that are planned for, at most 4096.
+    /// Calls of services that are planned for, or that an operator looks at; at most 4096.
     #[prost(message, repeated, tag = "4")]
     pub calls: ::prost::alloc::vec::Vec<CallRates>,
     /// At most 1024.
@@ -5733,7 +5733,7 @@ pub struct ReportUsageRequest {
     #[prost(message, optional, tag = "2")]
     pub traffic: ::core::option::Option<TrafficReport>,
 }
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReportUsageResponse {
     /// Refused minutes: too late, in the future, impossible, or too many.
     #[prost(uint32, tag = "1")]
@@ -5741,6 +5741,10 @@ pub struct ReportUsageResponse {
     /// When to report traffic again, in milliseconds; 0: as before.
     #[prost(uint32, tag = "2")]
     pub next_traffic_ms: u32,
+    /// Services whose calls are to be reported until the next response, as those of services that are planned for, since an
+    /// operator looks at them; at most 64. A report without anything asks for this.
+    #[prost(string, repeated, tag = "3")]
+    pub watched: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReadImbalanceRequest {
@@ -7869,6 +7873,30 @@ pub mod workload_server {
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TrafficCallsRequest {
+    /// The called service, as tenant/service; empty: all whose calls are reported at present.
+    #[prost(string, tag = "1")]
+    pub service: ::prost::alloc::string::String,
+    /// The calling service, as tenant/service; empty: all.
+    #[prost(string, tag = "2")]
+    pub caller: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TrafficCallsResponse {
+    /// By calling and called service, class and regions; zones are added up.
+    #[prost(message, repeated, tag = "1")]
+    pub calls: ::prost::alloc::vec::Vec<CallRates>,
+    /// Further paths, those with the fewest calls.
+    #[prost(uint32, tag = "2")]
+    pub not_shown: u32,
+    /// Paths of calls and groups of servers that reports of processes below had no room for.
+    #[prost(uint32, tag = "3")]
+    pub left_out: u32,
+    /// Since the calls of the service are asked for, in milliseconds; absent: all services, or one that is planned for.
+    #[prost(uint64, optional, tag = "4")]
+    pub watched_ms: ::core::option::Option<u64>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ForecastDrainRequest {
     #[prost(string, tag = "1")]
     pub region: ::prost::alloc::string::String,
@@ -8265,6 +8293,32 @@ pub mod traffic_planner_client {
                 .insert(GrpcMethod::new("fairmesh.v1.TrafficPlanner", "Drains"));
             self.inner.unary(req, path, codec).await
         }
+        /// The calls that programs report. Of a service that is named, programs begin to report them, for a minute from the last time
+        /// that it is named: RESOURCE_EXHAUSTED if too many services are looked at.
+        pub async fn calls(
+            &mut self,
+            request: impl tonic::IntoRequest<super::TrafficCallsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::TrafficCallsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codegen::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/fairmesh.v1.TrafficPlanner/Calls",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("fairmesh.v1.TrafficPlanner", "Calls"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -8310,6 +8364,15 @@ pub mod traffic_planner_server {
             &self,
             request: tonic::Request<super::DrainsRequest>,
         ) -> std::result::Result<tonic::Response<super::DrainsResponse>, tonic::Status>;
+        /// The calls that programs report. Of a service that is named, programs begin to report them, for a minute from the last time
+        /// that it is named: RESOURCE_EXHAUSTED if too many services are looked at.
+        async fn calls(
+            &self,
+            request: tonic::Request<super::TrafficCallsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::TrafficCallsResponse>,
+            tonic::Status,
+        >;
     }
     #[derive(Debug)]
     pub struct TrafficPlannerServer<T> {
@@ -8552,6 +8615,51 @@ pub mod traffic_planner_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = DrainsSvc(inner);
+                        let codec = crate::codegen::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/fairmesh.v1.TrafficPlanner/Calls" => {
+                    #[allow(non_camel_case_types)]
+                    struct CallsSvc<T: TrafficPlanner>(pub Arc<T>);
+                    impl<
+                        T: TrafficPlanner,
+                    > tonic::server::UnaryService<super::TrafficCallsRequest>
+                    for CallsSvc<T> {
+                        type Response = super::TrafficCallsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::TrafficCallsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as TrafficPlanner>::calls(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CallsSvc(inner);
                         let codec = crate::codegen::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

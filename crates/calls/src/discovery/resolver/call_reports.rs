@@ -1,10 +1,21 @@
-//! Reports the calls of services that a planner plans for.
+//! Reports the calls of services that a planner plans for, or that operators look at.
+//!
+//! What operators look at is told in response to reports. So that a program without anything to report hears of it too, it
+//! sends a report of nothing now and then. Records that programs follow were rejected: each look would be a write to the
+//! store, and one more prefix of each service would be followed for what is seldom there.
 
-use std::{hash::BuildHasher as _, hash::RandomState, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeSet, HashSet},
+    hash::{BuildHasher as _, RandomState},
+    sync::Arc,
+    time::Duration,
+};
 
-use fairmesh_model::{MAX_CALL_PATHS, TrafficReport};
+use fairmesh_model::{MAX_CALL_PATHS, ServiceName, TrafficReport};
 use fairmesh_rib::follower::FollowerHandle;
-use fairmesh_signals::{CallMeter, REPORT_INTERVAL_MS};
+use fairmesh_signals::{
+    CallMeter, IDLE_INTERVAL_MS, MAX_WATCHED_SERVICES, REPORT_INTERVAL_MS, WATCHED_FOR_MS,
+};
 use fairmesh_wire::v1;
 use tokio::time::{Instant, MissedTickBehavior, timeout};
 use tokio_util::sync::CancellationToken;
@@ -13,9 +24,11 @@ use super::registry::SubscriptionRegistry;
 use crate::discovery::service_state::ServiceState;
 
 const INTERVAL: Duration = Duration::from_millis(REPORT_INTERVAL_MS);
+const IDLE_INTERVAL: Duration = Duration::from_millis(IDLE_INTERVAL_MS);
+const WATCHED_FOR: Duration = Duration::from_millis(WATCHED_FOR_MS);
 
-/// Reports until `stop` is cancelled; nothing while no service is planned for. A report that fails is not repeated: the next
-/// one says more.
+/// Reports until `stop` is cancelled; nothing while no service is used. A report that fails is not repeated: the next one says
+/// more.
 pub(super) async fn report_periodically<T>(
     registry: Arc<SubscriptionRegistry<T>>,
     upstream: FollowerHandle,
@@ -29,23 +42,55 @@ pub(super) async fn report_periodically<T>(
     };
     let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut next = began;
+    let (mut next, mut told_at, mut was_idle) = (began, began, true);
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
             _ = ticks.tick() => {}
         }
         let now = Instant::now();
-        if now < next {
+        // The calls of a service that is planned for from now on are reported at once.
+        if now < next && !(was_idle && has_planned(&registry)) {
             continue;
         }
         let elapsed_ms = u64::try_from((now - began).as_millis()).unwrap_or(u64::MAX);
         let Some(report) = reporter.report(&registry, elapsed_ms) else { continue };
-        // Of what there is to report, a control plane may want less.
-        let wait = send(&upstream, report).await.unwrap_or(INTERVAL).max(INTERVAL);
+        was_idle = report.regions.is_empty();
+        let told = send(&upstream, report).await;
+        let asked = told.as_ref().map(|told| Duration::from_millis(told.next_traffic_ms.into()));
+        match told {
+            Some(told) => {
+                told_at = now;
+                registry.watch(names(told.watched));
+            }
+            None if told_at.elapsed() > WATCHED_FOR => registry.watch(HashSet::new()),
+            None => {}
+        }
+        // Of what there is to report, a control plane may want less; of nothing there is no haste.
+        let least = if was_idle && registry.watched().is_empty() { IDLE_INTERVAL } else { INTERVAL };
+        let wait = asked.unwrap_or(least).max(least);
         reporter.interval = wait;
         next = now + wait - INTERVAL / 2;
     }
+}
+
+/// Whether a planner needs reports of any service.
+fn has_planned<T>(registry: &SubscriptionRegistry<T>) -> bool {
+    let names = registry.reported().clone();
+    let by_name = registry.by_name();
+    names
+        .iter()
+        .filter_map(|name| by_name.get(name))
+        .any(|known| matches!(&*known.subscription.state(), ServiceState::Ready(ready) if ready.is_planned()))
+}
+
+/// Names that are none are of a later release.
+fn names(watched: Vec<String>) -> HashSet<ServiceName> {
+    watched
+        .into_iter()
+        .take(MAX_WATCHED_SERVICES)
+        .filter_map(|name| ServiceName::try_from(name).ok())
+        .collect()
 }
 
 struct CallReporter {
@@ -56,39 +101,52 @@ struct CallReporter {
 }
 
 impl CallReporter {
-    /// The report of the time since the last one; `None` where there is none.
+    /// The report of the time since the last one, of nothing if nothing is asked for; `None` where there is none.
     fn report<T>(&mut self, registry: &SubscriptionRegistry<T>, now_ms: u64) -> Option<TrafficReport> {
-        let names: Vec<_> = registry.reported().iter().cloned().collect();
+        if !registry.has_services() {
+            return None;
+        }
+        let (names, watched) = (registry.reported().clone(), registry.watched().clone());
         let states: Vec<_> = {
             let by_name = registry.by_name();
             names.iter().filter_map(|name| Some(by_name.get(name)?.subscription.state())).collect()
         };
-        let reported = states.iter().filter_map(|state| match &**state {
-            ServiceState::Ready(ready) => ready.reported.as_deref(),
+        let ready = states.iter().filter_map(|state| match &**state {
+            ServiceState::Ready(ready) => Some((ready, ready.reported()?)),
             _ => None,
         });
-        let paths = reported.clone().flat_map(|reported| reported.iter()).take(MAX_CALL_PATHS);
-        let calls = self.meter.read(paths, now_ms)?;
-        let regions: std::collections::BTreeSet<_> =
-            reported.map(|reported| reported.from().clone()).collect();
-        (!regions.is_empty()).then(|| TrafficReport {
-            reporter: self.id,
-            interval: self.interval,
-            regions,
-            calls,
-            servers: Default::default(),
-            left_out: 0,
-        })
+        let (planned, others): (Vec<_>, Vec<_>) = ready.partition(|(ready, _)| ready.is_planned());
+        let reported = planned.iter().chain(&others);
+        // Those that are looked at no more are read too: if they are again, their counters start from here.
+        let paths = reported.flat_map(|(_, paths)| paths.iter()).take(MAX_CALL_PATHS);
+        let calls = self.meter.read(paths, now_ms);
+        let is_watched = |name: &ServiceName| watched.contains(name);
+        let asked_for =
+            planned.iter().chain(others.iter().filter(|(ready, _)| is_watched(ready.upstream.name())));
+        let (mut regions, mut services) = (BTreeSet::new(), HashSet::new());
+        for (ready, paths) in asked_for {
+            regions.insert(paths.from().clone());
+            services.insert(ready.upstream.name());
+        }
+        let mut calls = match calls {
+            Some(calls) => calls,
+            None if services.is_empty() => Default::default(),
+            // A first reading has no rates.
+            None => return None,
+        };
+        calls.retain(|path, _| services.contains(&path.service));
+        let (reporter, interval) = (self.id, self.interval);
+        Some(TrafficReport { reporter, interval, regions, calls, ..TrafficReport::default() })
     }
 }
 
-/// Sends a report; the time until the next one, if the receiver has a wish.
-async fn send(upstream: &FollowerHandle, report: TrafficReport) -> Option<Duration> {
+/// Sends a report; what the receiver says.
+async fn send(upstream: &FollowerHandle, report: TrafficReport) -> Option<v1::ReportUsageResponse> {
     let connection = upstream.connection()?;
     let mut client = connection.imbalance();
     let request = v1::ReportUsageRequest { usages: Vec::new(), traffic: Some(report.into()) };
     match timeout(INTERVAL, client.report(request)).await {
-        Ok(Ok(response)) => Some(Duration::from_millis(response.into_inner().next_traffic_ms.into())),
+        Ok(Ok(response)) => Some(response.into_inner()),
         Ok(Err(status)) => {
             tracing::debug!(reason = status.message(), "calls could not be reported");
             None

@@ -14,8 +14,10 @@ pub(super) struct SubscriptionRegistry<T> {
     pub(super) by_name: Mutex<HashMap<ServiceName, RegisteredService<T>>>,
     /// The services whose policies have mesh-wide limits: few, and read often.
     rate_limited: Mutex<HashSet<ServiceName>>,
-    /// The services whose calls are reported to a planner.
+    /// The services whose calls are counted for reports.
     reported: Mutex<HashSet<ServiceName>>,
+    /// The services that operators look at: a few.
+    watched: Mutex<HashSet<ServiceName>>,
     events: mpsc::UnboundedSender<Event<T>>,
     /// Whether a snapshot of the topology, which always exists, has arrived from the agent or from its copy on disk.
     pub(super) first_snapshot: watch::Sender<bool>,
@@ -44,6 +46,7 @@ impl<T> SubscriptionRegistry<T> {
             by_name: Mutex::default(),
             rate_limited: Mutex::default(),
             reported: Mutex::default(),
+            watched: Mutex::default(),
             events,
             first_snapshot: watch::Sender::new(false),
         }
@@ -76,12 +79,36 @@ impl<T> SubscriptionRegistry<T> {
         self.reported.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(super) fn watched(&self) -> MutexGuard<'_, HashSet<ServiceName>> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the calls to services counted that operators look at, also in snapshots that are published already.
+    pub(super) fn watch(&self, services: HashSet<ServiceName>) {
+        self.watched().clone_from(&services);
+        for name in services {
+            let subscription = self.by_name().get(&name).map(|known| Arc::clone(&known.subscription));
+            let Some(state) = subscription.map(|subscription| subscription.state()) else { continue };
+            if let ServiceState::Ready(ready) = &*state {
+                ready.count_calls(None);
+                if ready.reported().is_some() {
+                    self.reported().insert(name);
+                }
+            }
+        }
+    }
+
+    /// Whether any service can be called.
+    pub(super) fn has_services(&self) -> bool {
+        !self.by_name().is_empty()
+    }
+
     /// Records whether the published snapshot of a service has mesh-wide limits, and whether its calls are reported.
     pub(super) fn note_published(&self, subscription: &Subscription<T>) {
         let state = subscription.state();
         let is_limited =
             matches!(&*state, ServiceState::Ready(ready) if ready.upstream.mesh_limits().next().is_some());
-        let is_reported = matches!(&*state, ServiceState::Ready(ready) if ready.reported.is_some());
+        let is_reported = matches!(&*state, ServiceState::Ready(ready) if ready.reported().is_some());
         note(&mut self.rate_limited(), subscription.name(), is_limited);
         note(&mut self.reported(), subscription.name(), is_reported);
     }

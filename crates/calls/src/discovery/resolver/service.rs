@@ -12,7 +12,7 @@ use super::{
 };
 use crate::discovery::{
     endpoint_transport::EndpointTransport,
-    service_state::{ReadyService, ServiceState},
+    service_state::{ReadyService, ReportedCaller, ServiceState},
     subscription::Subscription,
 };
 
@@ -161,9 +161,13 @@ impl<T: EndpointTransport> TrackedService<T> {
         };
         let ready = ReadyService::new(upstream, splits, revision, before);
         let ready = ready.with_records(self.records.policy_record(), self.records.table.clone());
-        // Without a location its calls have no source region, and no planner can use them.
+        // Without a location its calls have no source region, and reports of them are of no use.
         match topology.location {
-            Some(_) => Some(ready.with_reports(topology.caller.as_ref(), before)),
+            Some(_) => {
+                let is_watched = registry.watched().contains(&self.records.name);
+                let caller = ReportedCaller { service: topology.caller.clone(), is_watched };
+                Some(ready.with_reports(caller, before))
+            }
             None => Some(ready),
         }
     }

@@ -209,11 +209,11 @@ fn percent(millionths: u32) -> String {
     format!("{}%", f64::from(millionths) / PERCENT)
 }
 
-fn class(name: &str) -> String {
+pub(super) fn class(name: &str) -> String {
     if name.is_empty() { "-".to_owned() } else { name.to_owned() }
 }
 
-fn ago(ms: u64) -> String {
+pub(super) fn ago(ms: u64) -> String {
     let time = Duration::from_millis(ms);
     match time.as_secs() {
         ..10 => format!("{:.1} s", time.as_secs_f64()),

@@ -1,0 +1,135 @@
+//! The calls that programs report, while an operator looks at them.
+
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    process::{Child, Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use fairmesh_test_support::free_port;
+use serde_json::Value;
+
+use super::{
+    calls::echo,
+    support::{Agent, Mesh, wait_until},
+};
+
+const SERVICES: &str = "\
+kind: Service
+name: shop/web
+---
+kind: Service
+name: shop/cart
+---
+kind: Service
+name: shop/idle
+---
+kind: Policy
+service: shop/cart
+routes: [{name: bulk, match: {path: {prefix: /bulk}}, class: bulk}]
+";
+
+/// An instance of a service behind its sidecar, by which it calls another service 20 times a second, until it is dropped.
+struct Instance {
+    sidecar: Child,
+    stops: Arc<AtomicBool>,
+    calls: Option<JoinHandle<()>>,
+}
+
+impl Instance {
+    fn start(mesh: &Mesh, agent: &Agent, service: &str, target: (&'static str, &'static str)) -> Self {
+        let [listen, inbound, admin] = [(); 3].map(|()| format!("127.0.0.1:{}", free_port()));
+        let inbound = format!("{service}@{inbound}=127.0.0.1:{}", echo());
+        let sidecar = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
+            .args(["proxy", "--listen", &listen, "--admin", &admin, "--inbound", &inbound])
+            .args(["--inbound-instance", "one", "--client-id", service, "--agent", &agent.address()])
+            .env_clear()
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let stops = Arc::new(AtomicBool::new(false));
+        let mut instance = Self { sidecar, stops: Arc::clone(&stops), calls: None };
+        mesh.run(&["wait", "proxy", "--admin", &admin]).ok();
+        instance.calls = Some(thread::spawn(move || {
+            while !stops.load(Relaxed) {
+                call(&listen, target);
+                thread::sleep(Duration::from_millis(50));
+            }
+        }));
+        instance
+    }
+}
+
+impl Drop for Instance {
+    fn drop(&mut self) {
+        self.stops.store(true, Relaxed);
+        let _ = self.calls.take().map(JoinHandle::join);
+        let _ = self.sidecar.kill();
+        let _ = self.sidecar.wait();
+    }
+}
+
+/// Makes a call, whatever comes of it: the other instance may not be there yet.
+fn call(sidecar: &str, (host, path): (&str, &str)) {
+    let Ok(mut stream) = TcpStream::connect(sidecar) else { return };
+    let _ = write!(stream, "GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
+    let _ = stream.read_to_string(&mut String::new());
+}
+
+/// The rows of calls with a server.
+fn answered(listed: &Value) -> Vec<Value> {
+    let rows = listed.as_array().unwrap().iter();
+    rows.filter(|row| row["answeredPerSecond"].as_f64().unwrap() > 0.0).cloned().collect()
+}
+
+#[test]
+fn calls_of_two_services_to_each_other_are_reported_while_an_operator_looks_at_them() {
+    let mut mesh = Mesh::start();
+    mesh.apply(SERVICES).ok();
+    let replica = mesh.replica("root", &mesh.address());
+    let agent = mesh.agent_at("eu", &replica.address());
+    let _web = Instance::start(&mesh, &agent, "shop/web", ("cart.shop", "/bulk/1"));
+    let _cart = Instance::start(&mesh, &agent, "shop/cart", ("web.shop", "/"));
+    let calls = |args: &[&str]| mesh.run(&[&["traffic", "calls", "--json"], args].concat()).json();
+    assert_eq!(calls(&[]), Value::Array(Vec::new()), "no one looks at any");
+
+    // What one program reports, its agent and a replica pass on.
+    wait_until("calls to the cart are reported", || !answered(&calls(&["shop/cart"])).is_empty());
+    let row = answered(&calls(&["shop/cart"]))[0].clone();
+    for (field, expected) in
+        [("caller", "shop/web"), ("service", "shop/cart"), ("class", "bulk"), ("from", "eu"), ("to", "eu")]
+    {
+        assert_eq!(row[field], expected, "{row}");
+    }
+    for field in ["offeredPerSecond", "meanTimeMicros", "bytesPerSecond"] {
+        assert!(row[field].as_f64().unwrap() > 0.0, "{field}: {row}");
+    }
+    assert!(row["ageMs"].as_u64().unwrap() < 10_000 && row["shedPerSecond"] == 0.0, "{row}");
+    let all = answered(&calls(&[]));
+    assert!(
+        all.iter().all(|row| row["service"] == "shop/cart"),
+        "none of those that no one looks at: {all:?}"
+    );
+
+    wait_until("calls to the web are reported", || !answered(&calls(&["shop/web"])).is_empty());
+    let by_cart = calls(&["--caller", "shop/cart"]);
+    assert!(answered(&by_cart).iter().all(|row| row["service"] == "shop/web"), "{by_cart}");
+    assert_eq!(calls(&["--caller", "shop/idle"]), Value::Array(Vec::new()));
+    let table = mesh.run(&["traffic", "calls", "shop/cart"]).ok();
+    assert!(table.contains("MEAN TIME") && table.contains("shop/web  shop/cart  bulk   eu    eu"), "{table}");
+    let unknown = mesh.run(&["traffic", "calls", "shop/none"]).fails(1);
+    assert!(unknown.contains("there is no service shop/none"), "{unknown}");
+
+    // The next control plane is told by the next look.
+    mesh.stop_control("KILL");
+    mesh.start_control();
+    let calls = |args: &[&str]| mesh.run(&[&["traffic", "calls", "--json"], args].concat()).json();
+    wait_until("they are reported again", || !answered(&calls(&["shop/cart"])).is_empty());
+}
