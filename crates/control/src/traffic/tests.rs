@@ -62,6 +62,7 @@ async fn calls_of_a_service_are_asked_for_while_it_is_looked_at_and_of_too_many_
         kind: ServiceKind::Replicated,
         protocol: Protocol::Http1,
         virtual_address: None,
+        identity: None,
     }));
     let change =
         |name: &ServiceName| (RecordKey::Service(name.clone()).to_string().into(), Some(declared.clone()));

@@ -52,6 +52,7 @@ impl Place {
             selection: Selection { networks: vec![(ADDRESS, 32)], ports: vec![80] },
             max_in_flight: None,
             servers: vec![place.servers.clone()],
+            short_cut: true,
             owner: None,
         };
         match attach(&place.pins, &to) {
