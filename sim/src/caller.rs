@@ -1,13 +1,10 @@
 //! A simulated caller: its arrival process and its state.
 
-use std::sync::Arc;
-
 use fairmesh_balancer::poll::PollLimiter;
 use fairmesh_model::{
     Location,
     arith::{Generator, mix_pair},
 };
-use fairmesh_te::Tables;
 
 use crate::{
     registry::DiscoveredService,
@@ -38,8 +35,6 @@ pub(crate) struct Caller {
     pub(crate) group: u16,
     pub(crate) client: u64,
     pub(crate) service: DiscoveredService,
-    /// The region tables that it knows.
-    pub(crate) tables: Option<Arc<Tables>>,
     /// Limits polls for load. A caller is a process, all parts of which share what they learn.
     pub(crate) poll_limiter: PollLimiter,
     /// Draws arrivals and demands; nothing that depends on a decision draws from it, so that under every policy the
@@ -107,7 +102,6 @@ impl Caller {
             group,
             client,
             service,
-            tables: None,
             poll_limiter: PollLimiter::default(),
             arrivals,
             seeds: decision_seeds,

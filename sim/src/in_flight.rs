@@ -42,8 +42,8 @@ pub(crate) struct InFlightRequest {
     pub(crate) began: u64,
     pub(crate) demand: Demand,
     pub(crate) caller: u32,
-    /// The region that a table drew for the call.
-    pub(crate) region: Option<u16>,
+    /// The traffic class of the call.
+    pub(crate) class: u16,
     pub(crate) server: u32,
     /// The endpoint's index at its caller.
     pub(crate) index: u32,
@@ -104,7 +104,7 @@ impl InFlightRequests {
             began: now,
             demand,
             caller,
-            region: None,
+            class: 0,
             server: 0,
             index: 0,
             generation: 0,

@@ -1,18 +1,15 @@
 //! The simulated registry: the endpoints, and which of them a caller needs to know.
 
-mod by_region;
-
-use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
 use fairmesh_balancer::rendezvous;
 use fairmesh_model::{
     Endpoint, EndpointState, FULL_WEIGHT, HostType, Hosts, InstanceId, Invalid, Location, Policy, Protocol,
-    Region, Regions, RoundTrips, Service, ServiceKind, ServiceName, Verdicts,
+    Region, RegionTable, Regions, RoundTrips, Service, ServiceKind, ServiceName, Verdicts,
     arith::{hash_text, mix_pair},
 };
-use fairmesh_router::{CompileInput, EndpointStats, ServiceTable};
+use fairmesh_router::{CompileInput, EndpointStats, ServiceTable, TableInput};
 
-use self::by_region::tables_by_region;
 use crate::endpoint_connection::EndpointConnection;
 
 /// The records of the simulated service.
@@ -32,8 +29,6 @@ pub(crate) struct Registry {
     version: u64,
     /// Listed endpoints, by state and region.
     groups: Vec<EndpointGroup>,
-    /// The regions for which callers compile a table each; empty unless calls are drawn to regions.
-    regions_of_tables: Vec<Region>,
 }
 
 #[derive(Debug)]
@@ -82,7 +77,6 @@ impl Registry {
             entries: Vec::new(),
             version: 0,
             groups: Vec::new(),
-            regions_of_tables: Vec::new(),
         })
     }
 
@@ -109,6 +103,17 @@ impl Registry {
         let hash = hash_text(endpoint.instance.as_str());
         self.entries.push(Entry { endpoint, hash, region: new.region, generation: 0, listed: new.listed });
         Ok(())
+    }
+
+    /// The power of the serving endpoints of each region.
+    pub(crate) fn powers(&self, regions: usize) -> Vec<f64> {
+        let mut powers = vec![0.0; regions];
+        for entry in &self.entries {
+            if entry.listed && entry.endpoint.state == EndpointState::Serving {
+                powers[usize::from(entry.region)] += f64::from(entry.endpoint.weight);
+            }
+        }
+        powers
     }
 
     /// Whether a server is listed as serving.
@@ -177,6 +182,7 @@ impl Registry {
         endpoints: &'a [Endpoint],
         location: &'a Location,
         client: u64,
+        table: Option<&'a RegionTable>,
     ) -> CompileInput<'a> {
         CompileInput {
             name: &self.name,
@@ -187,7 +193,7 @@ impl Registry {
             location,
             regions: &self.regions,
             round_trips: &self.round_trips,
-            table: None,
+            table: table.map(|table| TableInput { table, age: Duration::ZERO }),
             hosts: &self.hosts,
             health: &self.health,
             // Simulated policies have no routes.
@@ -204,9 +210,8 @@ pub(crate) struct DiscoveredService {
     pub(crate) upstream: ServiceTable,
     /// Stats of the endpoints, shared by all snapshots.
     pub(crate) endpoint_stats: Arc<EndpointStats>,
-    /// Snapshots that prefer one region each, for calls that a table sends there; `None` where nothing serves. They
-    /// have the same endpoints as the first, and so the same indices.
-    by_region: Vec<Option<ServiceTable>>,
+    /// The table of its region, if it has one.
+    table: Option<RegionTable>,
     /// Servers by the upstream's indices.
     servers: Vec<u32>,
     /// Connections to endpoints that were called, by the same indices.
@@ -221,13 +226,13 @@ impl DiscoveredService {
         let endpoints = relevant_endpoints(registry, client);
         let endpoint_stats = Arc::default();
         let upstream = ServiceTable::compile(
-            &registry.compile_input(&endpoints, location, client),
+            &registry.compile_input(&endpoints, location, client, None),
             &endpoint_stats,
             None,
         );
         let servers = servers_of(&upstream);
         Self {
-            by_region: tables_by_region(registry, &endpoints, client, &endpoint_stats),
+            table: None,
             upstream,
             endpoint_stats,
             servers,
@@ -245,21 +250,29 @@ impl DiscoveredService {
         self.version = registry.version;
         let endpoints = relevant_endpoints(registry, client);
         if endpoints != self.endpoints {
-            let input = registry.compile_input(&endpoints, location, client);
-            let upstream = ServiceTable::compile(&input, &self.endpoint_stats, Some(&self.upstream));
-            self.close_removed(&upstream);
-            self.upstream = upstream;
-            self.servers = servers_of(&self.upstream);
-            self.by_region = tables_by_region(registry, &endpoints, client, &self.endpoint_stats);
             self.endpoints = endpoints;
+            self.compile(registry, location, client);
         }
     }
 
-    /// The snapshot for a call that a table sends to this region. Where nothing serves there, rings decide.
-    #[inline]
-    pub(crate) fn table(&self, region: Option<u16>) -> &ServiceTable {
-        let of_region = region.and_then(|region| self.by_region.get(usize::from(region))?.as_ref());
-        of_region.unwrap_or(&self.upstream)
+    /// Follows another table from now on.
+    pub(crate) fn follow(
+        &mut self,
+        table: RegionTable,
+        registry: &Registry,
+        location: &Location,
+        client: u64,
+    ) {
+        self.table = Some(table);
+        self.compile(registry, location, client);
+    }
+
+    fn compile(&mut self, registry: &Registry, location: &Location, client: u64) {
+        let input = registry.compile_input(&self.endpoints, location, client, self.table.as_ref());
+        let upstream = ServiceTable::compile(&input, &self.endpoint_stats, Some(&self.upstream));
+        self.close_removed(&upstream);
+        self.upstream = upstream;
+        self.servers = servers_of(&self.upstream);
     }
 
     /// Drops the connections to endpoints that the next snapshot does not contain.
@@ -359,7 +372,7 @@ mod tests {
     /// The router's snapshot of all endpoints.
     fn full(registry: &Registry, location: &Location, client: u64) -> ServiceTable {
         let all: Vec<Endpoint> = registry.entries.iter().map(|entry| entry.endpoint.clone()).collect();
-        ServiceTable::compile(&registry.compile_input(&all, location, client), &Arc::default(), None)
+        ServiceTable::compile(&registry.compile_input(&all, location, client, None), &Arc::default(), None)
     }
 
     #[test]

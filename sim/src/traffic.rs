@@ -2,23 +2,38 @@
 //!
 //! The planner is that of production. Reports are sums over regions that arrive late; their faults are injected here.
 
-mod draw;
 mod reports;
 mod summary;
 
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
 
-use fairmesh_model::{Invalid, Region, RoundTrips};
+use fairmesh_model::{
+    Confirmation, Invalid, Label, Region, RegionTable, RoundTrips, TableOrigin,
+    arith::{Generator, hash_text, mix_pair},
+};
 use fairmesh_te::{
     Destination, Observation, PlanInput, PlannerState, RegionObservation, RingMatrix, RingsPolicy, Shift,
     Tables, ZoneState, drain, plan,
 };
 
-use crate::scenario::{PlannerKind, RegionDrain, Traffic as TrafficSpec};
+use crate::{
+    sampling::unit,
+    scenario::{PlannerKind, RegionDrain, SimTime, Traffic as TrafficSpec},
+};
 
-pub(crate) use draw::{Drawn, draw_class, draw_region};
 pub(crate) use reports::{Counters, RegionReport, damage};
 pub use summary::{Round, TrafficReport};
+
+/// The planner plans at most this often, in nanoseconds, as in production.
+const MIN_INTERVAL: u64 = 1_000_000_000;
+
+/// The report of a region on its way.
+#[derive(Debug)]
+struct Arrival {
+    at: u64,
+    region: usize,
+    report: RegionReport,
+}
 
 /// The planner of the simulated service, and the reports of regions.
 #[derive(Debug)]
@@ -27,15 +42,22 @@ pub(crate) struct Traffic {
     policy: RingsPolicy,
     rings: RingMatrix,
     names: Vec<Region>,
+    /// The classes with shares of their own: all but the first.
+    classes: Vec<Label>,
     state: PlannerState,
     zones: ZoneState,
     observation: Observation,
     drain: Option<drain::Drain>,
     /// Reports on their way to the planner.
-    pending: Vec<RegionReport>,
+    pending: Vec<Arrival>,
+    /// When the planner last planned, in nanoseconds.
     planned_at: Option<u64>,
+    /// Whether routers have tables.
+    is_published: bool,
+    /// Whether it is about to plan again.
+    is_plan_due: bool,
     /// The tables that were published last.
-    pub(crate) tables: Arc<Tables>,
+    pub(crate) tables: Tables,
     pub(crate) counters: Counters,
     pub(crate) rounds: Vec<Round>,
 }
@@ -49,13 +71,16 @@ impl Traffic {
             rings: RingMatrix::new(&policy, names, &fairmesh_model::Regions::default(), trips),
             policy,
             names: names.to_vec(),
+            classes: own_classes(spec)?,
             state: PlannerState::new(regions, classes),
             zones: ZoneState::default(),
             observation: Observation { now_ms: 0, regions: vec![unknown; regions] },
             drain: spec.drain.as_ref().map(|drain| begin_drain(drain, names)),
             pending: Vec::new(),
             planned_at: None,
-            tables: Arc::new(Tables::local(regions, classes)),
+            is_published: false,
+            is_plan_due: false,
+            tables: Tables::local(regions, classes),
             counters: Counters::new(regions, classes),
             rounds: Vec::new(),
             spec: spec.clone(),
@@ -67,50 +92,79 @@ impl Traffic {
         self.spec.every.nanos()
     }
 
-    /// From the end of an interval to the arrival of its reports, in nanoseconds.
-    pub(crate) fn report_delay(&self) -> u64 {
-        self.spec.report_delay.nanos()
-    }
-
-    /// Whether there is a planner.
-    pub(crate) fn is_planned(&self) -> bool {
-        self.spec.planner != PlannerKind::None
-    }
-
-    /// When the planner last planned, in nanoseconds.
-    pub(crate) fn planned_at(&self) -> Option<u64> {
-        self.planned_at
-    }
-
-    /// The class of a call.
-    pub(crate) fn class_of(&self, seed: u64) -> usize {
-        draw_class(&self.spec.classes, seed)
-    }
-
-    /// Sends the reports of the interval that ends now.
-    pub(crate) fn send_reports(&mut self, mut reports: Vec<RegionReport>, now: u64) {
-        for (name, report) in self.names.iter().zip(&mut reports) {
-            let is_at = |from: u64, duration: u64| now >= from && now < from + duration;
-            let faults = self.spec.faults.iter().filter(|fault| fault.region == name.as_str());
-            for fault in faults.filter(|fault| is_at(fault.at.nanos(), fault.duration.nanos())) {
-                damage(report, fault.are);
-            }
+    /// When to plan next after something has changed, unless that is known already.
+    pub(crate) fn request_plan(&mut self, now: u64) -> Option<u64> {
+        if self.spec.planner == PlannerKind::None || std::mem::replace(&mut self.is_plan_due, true) {
+            return None;
         }
-        self.pending = reports;
+        Some(self.planned_at.map_or(0, |at| at + MIN_INTERVAL).max(now))
     }
 
-    /// The reports on their way arrive.
-    pub(crate) fn receive_reports(&mut self) {
-        for (region, report) in self.observation.regions.iter_mut().zip(self.pending.drain(..)) {
-            // What does not arrive leaves the report before in place, which grows old.
-            region.servers = report.servers.or(region.servers);
-            region.callers = report.callers.or(region.callers.take());
+    /// The class of a call, drawn by the shares of classes.
+    pub(crate) fn class_of(&self, seed: u64) -> usize {
+        let classes = &self.spec.classes;
+        let total: f64 = classes.iter().map(|class| class.share).sum();
+        let mut left = unit(&mut Generator::new(mix_pair(seed, hash_text("class")))) * total;
+        let found = classes.iter().position(|class| {
+            left -= class.share;
+            left < 0.0
+        });
+        found.unwrap_or(classes.len() - 1)
+    }
+
+    /// The label of a class that has shares of its own.
+    pub(crate) fn label(&self, class: usize) -> Option<&Label> {
+        self.classes.get(class.checked_sub(1)?)
+    }
+
+    /// The table of a source region as its routers get it.
+    pub(crate) fn record(&self, source: u16) -> RegionTable {
+        let round = self.rounds.len() as u64;
+        RegionTable {
+            shares: self.tables.sources[usize::from(source)].to_shares(&self.names, &self.classes),
+            zones: BTreeMap::new(),
+            origin: TableOrigin::Planned(Confirmation { round, at_ms: self.observation.now_ms }),
+        }
+    }
+
+    /// Sends the reports of the interval that ends now; returns when they arrive, each time once.
+    pub(crate) fn send_reports(&mut self, reports: Vec<RegionReport>, now: u64) -> BTreeSet<u64> {
+        let mut arrivals = BTreeSet::new();
+        for (region, mut report) in reports.into_iter().enumerate() {
+            let mut at = now + self.spec.report_delay.nanos();
+            for fault in self.spec.faults.iter().filter(|fault| fault.is_of(&self.names[region], now)) {
+                damage(&mut report, fault.are);
+                at += fault.by.map_or(0, SimTime::nanos);
+            }
+            arrivals.insert(at);
+            self.pending.push(Arrival { at, region, report });
+        }
+        arrivals
+    }
+
+    /// The reports arrive whose time has come.
+    pub(crate) fn receive_reports(&mut self, now: u64) {
+        for Arrival { region, report, .. } in self.pending.extract_if(.., |arrival| arrival.at <= now) {
+            let region = &mut self.observation.regions[region];
+            // What does not arrive leaves the report before in place, which grows old, and so does one that was overtaken.
+            let is_newer = |new: u64, old: Option<u64>| old.is_none_or(|old| old < new);
+            if let Some(servers) = report.servers
+                && is_newer(servers.at_ms, region.servers.map(|old| old.at_ms))
+            {
+                region.servers = Some(servers);
+            }
+            if let Some(callers) = report.callers
+                && is_newer(callers.at_ms, region.callers.as_ref().map(|old| old.at_ms))
+            {
+                region.callers = Some(callers);
+            }
         }
     }
 
     /// Plans one round with the power that the registry lists; returns whether the tables changed.
     pub(crate) fn plan(&mut self, powers: &[f64], now: u64) -> bool {
         self.planned_at = Some(now);
+        self.is_plan_due = false;
         self.observation.now_ms = now / 1_000_000;
         for (region, power) in self.observation.regions.iter_mut().zip(powers) {
             region.power = *power;
@@ -121,6 +175,9 @@ impl Traffic {
         self.advance_drain();
         let input = PlanInput { policy: &self.policy, rings: &self.rings, observation: &self.observation };
         let plan = plan(input, &self.state);
+        // The first plan is published whatever it says: until then routers have no table.
+        let is_first = plan.refusal.is_none() && !self.is_published;
+        self.is_published |= is_first;
         self.state = plan.state;
         let shifts = plan.shifts.iter().map(|shift| self.describe(shift));
         let shifts: Vec<String> = shifts.collect();
@@ -129,11 +186,11 @@ impl Traffic {
             round.shifts.extend(shifts);
             round.keep = self.drain.map(|drain| drain.keep);
         }
-        let has_changed = *self.tables != *self.state.tables();
+        let has_changed = self.tables != *self.state.tables();
         if has_changed {
-            self.tables = Arc::new(self.state.tables().clone());
+            self.tables = self.state.tables().clone();
         }
-        has_changed
+        has_changed || is_first
     }
 
     /// Plans zones as production does, from calls and power alone; a zone without calls keeps its row.
@@ -143,15 +200,15 @@ impl Traffic {
         };
         let demand: Vec<f64> = self.observation.regions.iter().map(offered).collect();
         let power: Vec<f64> = self.observation.regions.iter().map(|region| region.power).collect();
-        let mut tables = (*self.tables).clone();
+        let mut tables = self.tables.clone();
         for (source, row) in tables.sources.iter_mut().zip(self.zones.plan(&demand, &power)) {
             for class in source.classes.iter_mut().filter(|_| !row.is_empty()) {
                 class.shares.clone_from(row);
             }
         }
-        let has_changed = *self.tables != tables;
+        let has_changed = self.tables != tables;
         if has_changed {
-            self.tables = Arc::new(tables);
+            self.tables = tables;
         }
         has_changed
     }
@@ -192,6 +249,10 @@ impl Traffic {
         let threshold = self.policy.rings[0].load;
         TrafficReport::new(names, classes, threshold, self.rounds, measured_from as f64 / 1e9)
     }
+}
+
+fn own_classes(spec: &TrafficSpec) -> Result<Vec<Label>, Invalid> {
+    spec.classes.iter().skip(1).map(|class| Label::new(class.name.clone())).collect()
 }
 
 fn begin_drain(spec: &RegionDrain, names: &[Region]) -> drain::Drain {

@@ -4,12 +4,19 @@
 
 use std::{fs, path::Path};
 
-use fairmesh_sim::{Round, Scenario, TrafficReport, run};
+use fairmesh_sim::{Round, Scenario, TrafficReport, run, scenario::RegionReportFault};
+
+fn scenario(name: &str) -> Scenario {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../scenarios/{name}.yaml"));
+    serde_saphyr::from_str(&fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn play_scenario(scenario: &Scenario) -> TrafficReport {
+    run(scenario, |_| {}).unwrap().report.traffic.unwrap()
+}
 
 fn play(name: &str) -> TrafficReport {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../scenarios/{name}.yaml"));
-    let scenario: Scenario = serde_saphyr::from_str(&fs::read_to_string(path).unwrap()).unwrap();
-    run(&scenario, |_| {}).unwrap().report.traffic.unwrap()
+    play_scenario(&scenario(name))
 }
 
 fn until(report: &TrafficReport, seconds: f64) -> impl Iterator<Item = &Round> {
@@ -44,12 +51,63 @@ fn a_lack_of_capacity_drops_the_lowest_class_alone() {
     assert!((0.3..0.7).contains(&report.most_dropped[2]), "{:?}", report.most_dropped);
 }
 
+/// The intervals of which the planner got only wrong reports, by the faults of the scenario.
+fn rounds_within<'a>(report: &'a TrafficReport, from: f64, to: f64) -> impl Iterator<Item = &'a Round> {
+    report.rounds.iter().filter(move |round| from <= round.at && round.at < to)
+}
+
 #[test]
 fn no_table_changes_while_reports_are_wrong() {
-    let report = play("region-lies");
-    let wrong = report.rounds.iter().filter(|round| round.refusal.is_some());
-    assert!(wrong.clone().count() > 25);
-    assert!(wrong.clone().all(|round| round.shifts.is_empty()));
+    let scenario = scenario("region-lies");
+    let faults = scenario.traffic.as_ref().unwrap().faults.clone();
+    let report = play_scenario(&scenario);
+    assert_eq!(faults.len(), 6);
+    for fault in faults {
+        let from = fault.at.as_seconds();
+        // What does not arrive is missed only when the report before is ten seconds old.
+        let noticed = if fault.are == RegionReportFault::Missing { from + 15.0 } else { from };
+        let to = from + fault.duration.as_seconds();
+        let wrong: Vec<&Round> = rounds_within(&report, noticed, to).collect();
+        assert!(wrong.len() >= 3, "{fault:?}");
+        for round in &wrong {
+            assert!(round.refusal.is_some() && round.shifts.is_empty(), "{fault:?}: {round:?}");
+        }
+        // By the tables of before: the neighbour of r1 gets the same part of its calls.
+        let locals = || rounds_within(&report, noticed + 5.0, to).map(|round| round.local[0]);
+        let (least, most) = (locals().fold(1.0, f64::min), locals().fold(0.0, f64::max));
+        assert!(most - least < 0.03 && most < 0.95, "{fault:?}: {least} to {most}");
+    }
+}
+
+#[test]
+fn late_reports_are_planned_with_until_they_are_stale() {
+    let scenario = scenario("region-late-reports");
+    let [late, stale] = &scenario.traffic.as_ref().unwrap().faults[..] else { panic!("two faults") };
+    let report = play_scenario(&scenario);
+    let begins = |fault: &fairmesh_sim::scenario::RegionFault| fault.at.as_seconds();
+    let ends = |fault: &fairmesh_sim::scenario::RegionFault| begins(fault) + fault.duration.as_seconds();
+    assert!(rounds_within(&report, begins(late), ends(late)).all(|round| round.refusal.is_none()));
+    // The last report in time is ten seconds old by then, and rounds are of two.
+    let refused: Vec<_> = rounds_within(&report, begins(stale) + 10.0, ends(stale)).collect();
+    assert!(refused.len() > 20);
+    assert!(refused.iter().all(|round| round.refusal.is_some() && round.shifts.is_empty()));
+    let shifted = |round: &&Round| !round.shifts.is_empty();
+    assert!(rounds_within(&report, ends(stale), 600.0).any(|round| shifted(&round)), "it goes on");
+}
+
+#[test]
+fn calls_of_a_region_that_crashes_are_spread_at_once_and_by_rings_alone_they_fill_the_neighbour() {
+    let scenario = scenario("region-crash");
+    let of_others = |report: &TrafficReport| {
+        let from_crash = rounds_within(report, 61.0, 80.0);
+        from_crash.flat_map(|round| round.loads[1..].to_vec()).fold(0.0, f64::max)
+    };
+    let spread = of_others(&play_scenario(&scenario));
+    assert!(spread < 0.8, "{spread}");
+    let mut alone = scenario;
+    alone.traffic.as_mut().unwrap().planner = fairmesh_sim::scenario::PlannerKind::None;
+    let filled = of_others(&play_scenario(&alone));
+    assert!(filled > 0.95, "{filled}");
 }
 
 #[test]

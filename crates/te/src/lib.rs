@@ -33,5 +33,5 @@ pub use policy::{LoadRing, MAX_CLASSES, MAX_REGIONS, RingsPolicy};
 pub use rings::{Plan, PlanInput, plan};
 pub use shift::{Cause, Destination, Shift};
 pub use state::PlannerState;
-pub use table::{ClassShares, MIN_SHARE, RegionTable, Tables, WHOLE};
+pub use table::{ClassShares, MILLIONTHS, MIN_SHARE, RegionTable, Tables, WHOLE};
 pub use zones::ZoneState;

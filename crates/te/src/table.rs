@@ -1,7 +1,11 @@
+use fairmesh_model::{Label, Region, RegionShares, Share, TrafficShares};
+
 /// All shares of one class together: shares are in ten-thousandths.
 pub const WHOLE: u32 = 10_000;
 /// The least share: a smaller one would keep connections that hardly any call uses.
 pub const MIN_SHARE: u32 = 100;
+/// Millionths in a ten-thousandth.
+pub const MILLIONTHS: u32 = 100;
 
 /// The tables of one service, of one plan; by source region.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, serde::Serialize)]
@@ -39,19 +43,29 @@ impl Tables {
     }
 }
 
+impl RegionTable {
+    /// The shares as a record has them: those of the first class are of all calls without a class of their own, the others
+    /// those of `classes`.
+    pub fn to_shares(&self, regions: &[Region], classes: &[Label]) -> TrafficShares {
+        let mut rows = self.classes.iter().map(|class| class.to_shares(regions));
+        TrafficShares { default: rows.next(), classes: classes.iter().cloned().zip(rows).collect() }
+    }
+}
+
 impl ClassShares {
+    fn to_shares(&self, regions: &[Region]) -> RegionShares {
+        // A planner's shares are at most all calls.
+        let share = |of_whole: u32| Share::of_millionths(of_whole * MILLIONTHS).unwrap_or(Share::ALL);
+        let to = regions.iter().zip(&self.shares).filter(|(_, of_whole)| **of_whole > 0);
+        RegionShares {
+            to: to.map(|(region, of_whole)| (region.clone(), share(*of_whole))).collect(),
+            dropped: share(self.dropped),
+        }
+    }
+
     fn only(regions: usize, to: usize) -> Self {
         let shares = (0..regions).map(|region| if region == to { WHOLE } else { 0 }).collect();
         Self { shares, dropped: 0 }
-    }
-
-    /// The destination of a call by a number uniform over `0..WHOLE`; `None` drops it.
-    pub fn draw(&self, number: u32) -> Option<usize> {
-        let mut end = 0;
-        self.shares.iter().position(|share| {
-            end += share;
-            number < end
-        })
     }
 
     /// Rounds shares that sum to about 1. What the shares below the least one and rounding leave goes to `fallback`, or
@@ -90,12 +104,5 @@ mod tests {
         assert_eq!(rounded.shares, [0, 3334, 6666]);
         let rounded = ClassShares::round(&[0.005, 0.0], 0.995, 0);
         assert_eq!(rounded, ClassShares { shares: vec![0, 0], dropped: WHOLE });
-    }
-
-    #[test]
-    fn draws_follow_the_shares() {
-        let shares = ClassShares { shares: vec![9000, 0, 600], dropped: 400 };
-        let drawn = [0, 8999, 9000, 9599, 9600, 9999].map(|number| shares.draw(number));
-        assert_eq!(drawn, [Some(0), Some(0), Some(2), Some(2), None, None]);
     }
 }

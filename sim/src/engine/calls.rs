@@ -1,7 +1,7 @@
 //! The callers: pick, send, learn, each as the client library does it.
 
 use fairmesh_model::{BalancingPolicy, arith::mix_pair};
-use fairmesh_router::{Outcome, PickParams, RequestView};
+use fairmesh_router::{Outcome, PickError, PickParams, RequestView};
 
 use super::{Engine, EventKind};
 use crate::{
@@ -20,9 +20,8 @@ impl Engine {
         for _ in 0..self.callers[id as usize].burst(group) {
             let demand = self.callers[id as usize].draw_demand(group);
             let request = self.in_flight.add(id, demand, self.now);
-            if self.assign_region(request) {
-                self.send(request);
-            }
+            self.assign_class(request);
+            self.send(request);
         }
         if let Some(at) = self.callers[id as usize].next_call(group, self.now) {
             self.schedule(at, EventKind::Call, id);
@@ -36,7 +35,7 @@ impl Engine {
         let caller = &mut self.callers[request.caller as usize];
         let seed = caller.seeds.next();
         let now = caller.now(self.now);
-        let upstream = caller.service.table(request.region);
+        let upstream = &caller.service.upstream;
         let view = RequestView { host: "", path: "/", method: "POST", headers: &(), grpc: false };
         let _ = upstream.route(&view, seed);
         let ask = PickParams {
@@ -44,11 +43,16 @@ impl Engine {
             // No two calls in flight have the same entry.
             call_seed: mix_pair(request.began, id.into()),
             admitted: request.attempts() > 0,
+            class: self.traffic.as_ref().and_then(|traffic| traffic.label(request.class.into())),
             ..PickParams::default()
         };
-        let Ok(picked) = upstream.pick(&ask, now, seed) else {
-            self.metrics.record_unroutable(self.now);
-            return self.in_flight.remove(id);
+        let picked = match upstream.pick(&ask, now, seed) {
+            Ok(picked) => picked,
+            Err(why) if matches!(*why, PickError::Dropped { .. }) => return self.drop_call(id),
+            Err(_) => {
+                self.metrics.record_unroutable(self.now);
+                return self.in_flight.remove(id);
+            }
         };
         upstream.begin(picked.index);
         let server = caller.service.server(picked.index);

@@ -44,9 +44,6 @@ pub(crate) fn build(scenario: &Scenario) -> Result<Engine, Invalid> {
     };
     let mut registry = Registry::new(policy, scenario.network.round_trips()?)?;
     let servers = draft.servers(&mut registry)?;
-    if scenario.traffic.is_some() {
-        registry.compile_by_region(&draft.regions);
-    }
     registry.publish();
     let caller_groups = draft.caller_groups();
     let callers = draft.callers(&caller_groups, &registry)?;

@@ -1,42 +1,35 @@
 //! Regions report, the planner plans, callers learn of tables.
 
-use std::sync::Arc;
-
 use super::{Engine, EventKind};
-use crate::traffic::{Drawn, Round, draw_region};
+use crate::traffic::Round;
 
-/// The planner plans at most this often, in nanoseconds.
-const MIN_INTERVAL: u64 = 1_000_000_000;
-/// The numbers of planning events: with the reports of an interval, or after a change of the registry.
-const WITH_REPORTS: u32 = 0;
-const AFTER_CHANGE: u32 = 1;
+/// The numbers of planning events: reports arrive, or a plan is due.
+const REPORTS_ARRIVE: u32 = 0;
+const PLAN: u32 = 1;
 
 impl Engine {
-    /// Draws the region of a new call; returns whether the call is to be sent.
+    /// Draws the class of a new call, by which a table divides it.
     #[inline]
-    pub(super) fn assign_region(&mut self, id: u32) -> bool {
-        let Some(traffic) = &mut self.traffic else { return true };
+    pub(super) fn assign_class(&mut self, id: u32) {
+        let Some(traffic) = &mut self.traffic else { return };
         let request = self.in_flight.get(id);
         let caller = &mut self.callers[request.caller as usize];
         let source = self.caller_groups[caller.group as usize].region;
-        let seed = caller.seeds.next();
-        let class = traffic.class_of(seed);
-        let drawn = match &caller.tables {
-            Some(tables) => draw_region(tables, source, class, seed),
-            None => Drawn::Region(source),
-        };
-        traffic.counters.record_offered(source, class, drawn == Drawn::Dropped);
-        match drawn {
-            Drawn::Region(region) => {
-                request.region = caller.tables.as_ref().map(|_| region);
-                true
-            }
-            Drawn::Dropped => {
-                self.metrics.record_dropped(self.now);
-                self.in_flight.remove(id);
-                false
-            }
+        let class = traffic.class_of(caller.seeds.next());
+        request.class = class as u16;
+        traffic.counters.record_offered(source, class);
+    }
+
+    /// The table of its region drops a call.
+    pub(super) fn drop_call(&mut self, id: u32) {
+        let request = self.in_flight.get(id);
+        if let Some(traffic) = &mut self.traffic {
+            let group = self.callers[request.caller as usize].group;
+            let source = self.caller_groups[group as usize].region;
+            traffic.counters.record_dropped(source, request.class.into());
         }
+        self.metrics.record_dropped(self.now);
+        self.in_flight.remove(id);
     }
 
     /// An attempt is sent.
@@ -69,27 +62,28 @@ impl Engine {
             dropped: interval.dropped,
             ..Round::default()
         });
-        traffic.send_reports(interval.reports, self.now);
+        let arrivals = traffic.send_reports(interval.reports, self.now);
         traffic.counters.begin(&mut self.servers, self.now);
-        let (arrival, next) = (self.now + traffic.report_delay(), self.now + traffic.interval());
-        if traffic.is_planned() {
-            self.schedule(arrival, EventKind::PlanDue, WITH_REPORTS);
+        let next = self.now + traffic.interval();
+        for arrival in arrivals {
+            self.schedule(arrival, EventKind::PlanDue, REPORTS_ARRIVE);
         }
         self.schedule(next, EventKind::IntervalEnds, 0);
     }
 
-    /// The planner looks at a change of the registry as soon as it may plan again.
+    /// The planner looks at what has changed as soon as it may plan again.
     pub(super) fn plan_after_change(&mut self) {
-        let Some(traffic) = self.traffic.as_ref().filter(|traffic| traffic.is_planned()) else { return };
-        let earliest = traffic.planned_at().map_or(0, |at| at + MIN_INTERVAL);
-        self.schedule(earliest.max(self.now), EventKind::PlanDue, AFTER_CHANGE);
+        if let Some(at) = self.traffic.as_mut().and_then(|traffic| traffic.request_plan(self.now)) {
+            self.schedule(at, EventKind::PlanDue, PLAN);
+        }
     }
 
-    /// Plans, and publishes tables that changed.
+    /// Reports arrive; or the planner plans, and publishes tables that changed.
     pub(super) fn plan_regions(&mut self, reason: u32) {
         let Some(traffic) = &mut self.traffic else { return };
-        if reason == WITH_REPORTS {
-            traffic.receive_reports();
+        if reason == REPORTS_ARRIVE {
+            traffic.receive_reports(self.now);
+            return self.plan_after_change();
         }
         let powers = self.registry.powers(self.one_way_delays.len());
         if !traffic.plan(&powers, self.now) {
@@ -103,8 +97,10 @@ impl Engine {
 
     /// A caller learns of tables.
     pub(super) fn update_tables(&mut self, id: u32) {
-        if let Some(traffic) = &self.traffic {
-            self.callers[id as usize].tables = Some(Arc::clone(&traffic.tables));
-        }
+        let Some(traffic) = &self.traffic else { return };
+        let caller = &mut self.callers[id as usize];
+        let group = &self.caller_groups[caller.group as usize];
+        let table = traffic.record(group.region);
+        caller.service.follow(table, &self.registry, &group.location, caller.client);
     }
 }

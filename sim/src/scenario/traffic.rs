@@ -21,7 +21,7 @@ pub struct Traffic {
     /// Length of the interval over which regions report: one planning round.
     #[serde(default = "interval")]
     pub every: SimTime,
-    /// From the end of an interval to the arrival of its reports at the planner.
+    /// From the end of an interval to the arrival of its reports at the planner, which may be after the end of the next.
     #[serde(default = "report_delay")]
     pub report_delay: SimTime,
     /// Faults of the reports of regions.
@@ -74,9 +74,20 @@ pub struct RegionFault {
     pub region: String,
     /// The fault.
     pub are: RegionReportFault,
+    /// How much later they arrive, if they are `late`.
+    #[serde(default)]
+    pub by: Option<SimTime>,
     /// How long it lasts.
     #[serde(rename = "for")]
     pub duration: SimTime,
+}
+
+impl RegionFault {
+    /// Whether it damages what this region reports now.
+    pub(crate) fn is_of(&self, region: &Region, now: u64) -> bool {
+        let from = self.at.nanos();
+        self.region == region.as_str() && (from..from + self.duration.nanos()).contains(&now)
+    }
 }
 
 /// What is wrong with the reports of a region.
@@ -85,6 +96,8 @@ pub struct RegionFault {
 pub enum RegionReportFault {
     /// They do not arrive.
     Missing,
+    /// They arrive late.
+    Late,
     /// The load is ten times the true one.
     Tenfold,
     /// The load is a tenth of the true one.
@@ -154,9 +167,14 @@ impl Traffic {
         for (i, class) in self.classes.iter().enumerate() {
             within_range(&format!("classes[{i}].share"), class.share, 1e-6, 1e6)?;
         }
-        if self.every < SimTime::seconds(1) || self.report_delay > self.every {
-            let hint = "write 1s or more, and a delay of at most one interval";
-            return Err(Invalid::new("every", "is too short", hint));
+        if self.every < SimTime::seconds(1) {
+            return Err(Invalid::new("every", "is too short", "write 1s or more"));
+        }
+        for (i, fault) in self.faults.iter().enumerate() {
+            if fault.by.is_some() != (fault.are == RegionReportFault::Late) {
+                let hint = "write by how much reports that are 'late' arrive later, and of no others";
+                return Err(Invalid::new(format!("faults[{i}].by"), "does not fit the fault", hint));
+            }
         }
         let regions = || scenario.servers.iter().map(|servers| &servers.region);
         let named = self.faults.iter().map(|fault| &fault.region).chain(self.drain.iter().map(|d| &d.region));

@@ -53,10 +53,12 @@ impl Counters {
         }
     }
 
-    pub(crate) fn record_offered(&mut self, source: u16, class: usize, is_dropped: bool) {
-        let row = usize::from(source) * self.classes + class;
-        self.offered[row] += 1;
-        self.dropped[row] += u64::from(is_dropped);
+    pub(crate) fn record_offered(&mut self, source: u16, class: usize) {
+        self.offered[usize::from(source) * self.classes + class] += 1;
+    }
+
+    pub(crate) fn record_dropped(&mut self, source: u16, class: usize) {
+        self.dropped[usize::from(source) * self.classes + class] += 1;
     }
 
     pub(crate) fn record_sent(&mut self, source: u16, to: u16) {
@@ -133,7 +135,7 @@ pub(crate) fn damage(report: &mut RegionReport, fault: RegionReportFault) {
     }
     let Some(servers) = &mut report.servers else { return };
     match fault {
-        RegionReportFault::Missing => {}
+        RegionReportFault::Missing | RegionReportFault::Late => {}
         RegionReportFault::Tenfold => servers.load *= 10.0,
         RegionReportFault::Tenth => servers.load /= 10.0,
         RegionReportFault::Zero => servers.load = 0.0,

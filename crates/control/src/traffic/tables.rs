@@ -3,27 +3,13 @@
 use std::collections::BTreeMap;
 
 use fairmesh_model::{Label, Region, RegionShares, Share, TrafficShares};
-use fairmesh_te::{ClassShares, RegionTable, Tables, WHOLE};
+use fairmesh_te::{ClassShares, MILLIONTHS, RegionTable, Tables, WHOLE};
 
 use super::facts::StoredTable;
 
-/// Millionths in a ten-thousandth.
-const MILLIONTHS: u32 = 100;
-
-/// The shares of a table as a record has them: those of the first class are of all calls without a class of their own.
+/// The shares of a table as a record has them.
 pub(super) fn to_shares(table: &RegionTable, regions: &[Region], classes: &[Label]) -> TrafficShares {
-    let mut rows = table.classes.iter().map(|class| to_region_shares(class, regions));
-    TrafficShares { default: rows.next(), classes: classes.iter().cloned().zip(rows).collect() }
-}
-
-fn to_region_shares(class: &ClassShares, regions: &[Region]) -> RegionShares {
-    // A planner's shares are at most all calls.
-    let share = |of_whole: u32| Share::of_millionths(of_whole * MILLIONTHS).unwrap_or(Share::ALL);
-    let to = regions.iter().zip(&class.shares).filter(|(_, of_whole)| **of_whole > 0);
-    RegionShares {
-        to: to.map(|(region, of_whole)| (region.clone(), share(*of_whole))).collect(),
-        dropped: share(class.dropped),
-    }
+    table.to_shares(regions, classes)
 }
 
 /// The tables that are in force, to continue from. Without one, calls are local.

@@ -1,4 +1,4 @@
-use fairmesh_balancer::{InlineCandidates, pick};
+use fairmesh_balancer::{Exclusion, InlineCandidates, pick};
 use fairmesh_model::arith::hash_key;
 
 use super::{
@@ -59,7 +59,12 @@ impl ServiceTable {
                 {
                     return Ok(picked);
                 }
-                self.pick_drawn(table, region, &mut attempt, tracer)
+                match self.pick_drawn(table, region, &mut attempt, tracer) {
+                    TableChoice::Rings(best) => {
+                        self.pick_spare((table, region), best, &mut draws, &mut attempt, tracer)
+                    }
+                    picked => picked,
+                }
             }
         };
         match choice {
@@ -85,6 +90,18 @@ impl ServiceTable {
             return TableChoice::Rings(None);
         };
         tracer.record_step("draw", || format!("to {}", region.name));
+        self.pick_in_region(region, None, attempt, tracer)
+    }
+
+    /// Picks in a region, where `best` is the best candidate so far.
+    #[inline]
+    fn pick_in_region<W: DecisionTracer>(
+        &self,
+        region: &TableRegion,
+        mut best: Option<BestCandidate>,
+        attempt: &mut AttemptParams<'_>,
+        tracer: &mut W,
+    ) -> TableChoice {
         let scored = match &region.endpoints {
             RegionEndpoints::Replicated(tier) => {
                 self.trace_subset(tier, tracer);
@@ -93,13 +110,38 @@ impl ServiceTable {
             RegionEndpoints::Hashed(tier) => self.pick_hashed(tier, attempt, tracer),
             RegionEndpoints::Sharded => None,
         };
-        let mut best = None;
         if BestCandidate::offer(&mut best, scored, region.rank)
             && let Some(picked) = &best
         {
             return TableChoice::Picked(self.to_pick(&picked.scored, picked.rank, None, tracer));
         }
         TableChoice::Rings(best)
+    }
+
+    /// Picks in another region by the planner's spare shares if the one that was drawn is lost: none of its endpoints
+    /// serves, or all are ejected that this call has not tried. Where it is only this call that failed there, the nearest ring is better.
+    #[cold]
+    fn pick_spare<W: DecisionTracer>(
+        &self,
+        (table, lost): (&CompiledTable, Option<u8>),
+        best: Option<BestCandidate>,
+        draws: &mut CallDraws,
+        attempt: &mut AttemptParams<'_>,
+        tracer: &mut W,
+    ) -> TableChoice {
+        let is_lost = best.as_ref().is_none_or(|best| best.scored.exclusion != Exclusion::Attempted);
+        let Some((spare, lost)) = table.spare.as_deref().zip(lost).filter(|_| is_lost) else {
+            return TableChoice::Rings(best);
+        };
+        let lost = &table.regions[usize::from(lost)].name;
+        let key = attempt.params.key.filter(|_| matches!(self.selection, Selection::Hashed(_)));
+        let Some(region) = spare.draw(lost, key.map(|key| hash_key(key.0)), draws) else {
+            return TableChoice::Rings(best);
+        };
+        tracer.record_step("draw", || {
+            format!("nobody can serve in {lost}: to {}, by the power of all other regions", region.name)
+        });
+        self.pick_in_region(region, best, attempt, tracer)
     }
 
     /// Picks a copy of the key's shard in a region that is drawn among those that hold one.

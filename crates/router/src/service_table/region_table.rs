@@ -26,8 +26,23 @@ pub(super) struct CompiledTable {
     pub(super) members: Box<[u32]>,
     /// The zones of the caller's region, if calls are divided among them.
     pub(super) zones: Option<Box<CompiledZones>>,
+    /// Where calls go whose region cannot serve; only of a planner's tables.
+    pub(super) spare: Option<Box<SpareRegions>>,
     /// Who wrote it and its force, for explanations.
     pub(super) origin: &'static str,
+}
+
+/// All regions that the policy allows and that serve, for the calls of a region that cannot serve.
+///
+/// Rings would send all of them to its nearest neighbour, which knows nothing of it and is overloaded until the planner
+/// has reacted: for ten seconds if the servers crashed, since their leases have to expire. Divided by power, the load of
+/// every other region rises by the same.
+#[derive(Debug)]
+pub(super) struct SpareRegions {
+    /// The part of each region in the power of all, by position.
+    pub(super) shares: Box<[(u8, u32)]>,
+    /// In the order of names; at most [`MAX_TABLE_REGIONS`](fairmesh_model::MAX_TABLE_REGIONS).
+    pub(super) regions: Box<[TableRegion]>,
 }
 
 /// A region of a table.
@@ -92,6 +107,29 @@ impl CompiledTable {
             .iter()
             .map(|&(region, share)| (Rank::new(key, self.regions[usize::from(region)].hash, share), region));
         ranked.min().map(|(_, region)| region)
+    }
+}
+
+impl SpareRegions {
+    /// The region of a call that `lost` cannot serve: by the call's key if it has one, and drawn otherwise.
+    pub(super) fn draw(
+        &self,
+        lost: &Region,
+        key: Option<u64>,
+        draws: &mut CallDraws,
+    ) -> Option<&TableRegion> {
+        let other = |position: u8| self.regions[usize::from(position)].name != *lost;
+        let region = match key {
+            None => draws.position(&self.shares, other),
+            Some(key) => {
+                let others = self.shares.iter().filter(|(position, _)| other(*position));
+                let ranked = others.map(|&(position, share)| {
+                    (Rank::new(key, self.regions[usize::from(position)].hash, share), position)
+                });
+                ranked.min().map(|(_, position)| position)
+            }
+        };
+        region.map(|position| &self.regions[usize::from(position)])
     }
 }
 

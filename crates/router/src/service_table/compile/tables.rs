@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fairmesh_balancer::CandidateSet;
 use fairmesh_model::{
-    Label, Region, RegionShares, ServiceKind, Share, TableForce, TableOrigin, Zone, arith::hash_text,
+    Label, MAX_TABLE_REGIONS, Region, RegionShares, ServiceKind, Share, TableForce, TableOrigin, Zone,
+    arith::hash_text,
 };
 
 use super::{Compiler, Positions, len};
@@ -13,7 +14,7 @@ use crate::{
     locality::PreferenceClass,
     service_table::{
         Tier,
-        region_table::{ClassShares, CompiledTable, RegionEndpoints, TableRegion},
+        region_table::{ClassShares, CompiledTable, RegionEndpoints, SpareRegions, TableRegion},
         zones::CompiledZones,
     },
 };
@@ -28,6 +29,8 @@ pub(super) struct UsableTable<'a> {
     regions: BTreeMap<&'a Region, Positions>,
     /// The zones of the caller's region that its zone uses, with their shares; empty where calls do not prefer zones.
     zones: BTreeMap<&'a Zone, (Share, Positions)>,
+    /// Regions for the calls of one that cannot serve, with their part of all power; empty unless a planner watches them.
+    spare: BTreeMap<&'a Region, (Share, Positions)>,
 }
 
 impl Compiler<'_> {
@@ -52,7 +55,28 @@ impl Compiler<'_> {
         } else {
             BTreeMap::new()
         };
-        Some(UsableTable { input, force, regions, zones })
+        Some(UsableTable { input, force, regions, zones, spare: self.spare_regions(input) })
+    }
+
+    /// The regions that serve, by their power. Shares by hand say where calls go, and nobody corrects them: beyond them,
+    /// rings decide. A shard map says which regions hold a copy.
+    fn spare_regions(&self, input: TableInput<'_>) -> BTreeMap<&Region, (Share, Positions)> {
+        if input.table.origin == TableOrigin::ByHand || self.input.service.kind == ServiceKind::Sharded {
+            return BTreeMap::new();
+        }
+        let mut powers: BTreeMap<&Region, u64> = BTreeMap::new();
+        for (position, endpoint) in self.endpoints.iter().enumerate() {
+            if self.class(position) == Some(PreferenceClass::Serving) {
+                *powers.entry(&endpoint.location.region).or_default() += u64::from(self.powers[position]);
+            }
+        }
+        powers.retain(|region, _| self.may_go_to(region));
+        let all: u64 = powers.values().sum();
+        let part = |power: u64| power.saturating_mul(Share::ALL.millionths().into()) / all.max(1);
+        let share = |power| Share::of_millionths(part(power).max(1) as u32).unwrap_or(Share::ALL);
+        let regions = powers.into_iter().take(MAX_TABLE_REGIONS);
+        let regions = regions.map(|(region, power)| (region, share(power)));
+        regions.map(|(region, share)| (region, (share, self.table_region(region, None, share)))).collect()
     }
 
     /// The zones that callers of this zone use, without those that have no serving endpoint. A key or a shard map chooses
@@ -123,6 +147,7 @@ impl Compiler<'_> {
                 .collect(),
             region_of: self.region_of(&names, indices),
             zones: self.compiled_zones(table, indices),
+            spare: self.compiled_spare(table, indices),
             members: table
                 .members(self.locality.home())
                 .into_iter()
@@ -147,6 +172,18 @@ impl Compiler<'_> {
         let zones =
             CompiledZones { region, shares: shares.collect(), zones: table.zones.iter().map(zone).collect() };
         (!zones.zones.is_empty()).then(|| Box::new(zones))
+    }
+
+    fn compiled_spare(&self, table: &UsableTable<'_>, indices: &[u32]) -> Option<Box<SpareRegions>> {
+        let shares = (0_u8..).zip(table.spare.values());
+        let region =
+            |(name, (_, tier)): (&&Region, &(Share, Positions))| self.compiled_region(name, tier, indices);
+        let spare = SpareRegions {
+            // At most 64 regions.
+            shares: shares.map(|(position, (share, _))| (position, share.millionths())).collect(),
+            regions: table.spare.iter().map(region).collect(),
+        };
+        (!spare.regions.is_empty()).then(|| Box::new(spare))
     }
 
     fn compiled_tier(&self, tier: &Positions, indices: &[u32]) -> Tier<CandidateSet> {

@@ -117,6 +117,61 @@ fn where_nobody_can_serve_in_the_region_rings_decide() {
 }
 
 #[test]
+fn the_calls_of_a_lost_region_are_spread_by_power_where_a_planner_watches() {
+    let table = planned(&[("eu", "100%")], "0%");
+    let mut fleet = fleet();
+    let ask = PickParams::default();
+    let compiled = fleet.compile_with(&table, 0);
+    assert_near(&distribution(&compiled, &ask), &[("eu", 100)]);
+    // Of the endpoints of the other regions two are in us, and one in asia.
+    for index in compiled.candidates().filter(|known| known.target.location.region == region("eu")) {
+        compiled.begin(index.index);
+        compiled.finish(index.index, Outcome::Unreachable, 0);
+    }
+    assert_near(&distribution(&compiled, &ask), &[("us", 67), ("asia", 33)]);
+    let to = |call| compiled.pick(&PickParams { call_seed: mix64(call), ..ask }, 0, call).unwrap().index;
+    assert!((0..100).all(|call| to(call) == to(call)), "all attempts of a call draw the same");
+    for endpoint in fleet.endpoints.iter_mut().filter(|endpoint| endpoint.location.region == region("eu")) {
+        endpoint.state = EndpointState::Lost;
+    }
+    assert_near(&distribution(&fleet.compile_with(&table, 0), &ask), &[("us", 67), ("asia", 33)]);
+    let by_hand = by_hand(&[("eu", "100%")], "0%");
+    assert_near(&distribution(&fleet.compile_with(&by_hand, 0), &ask), &[("us", 100)]);
+    fleet.policy.locality.rings = vec![Ring::Region, Ring::Within(Duration::from_millis(100))];
+    assert_near(&distribution(&fleet.compile_with(&table, 0), &ask), &[("us", 100)]);
+}
+
+#[test]
+fn a_call_that_failed_in_a_region_that_serves_goes_to_the_nearest_other_one() {
+    let fleet = Fleet::replicated(&[("a", "eu"), ("c", "us"), ("e", "asia")]);
+    let compiled = fleet.compile_with(&planned(&[("eu", "100%")], "0%"), 0);
+    for call in 0..100 {
+        let first = PickParams { call_seed: mix64(call), ..PickParams::default() };
+        let avoid = [compiled.pick(&first, 0, call).unwrap().index];
+        let second = PickParams { avoid: &avoid, admitted: true, ..first };
+        assert_eq!(id(&compiled, &compiled.pick(&second, 0, call).unwrap()), "c");
+    }
+}
+
+#[test]
+fn the_keys_of_a_lost_region_are_spread_and_stay_where_they_went() {
+    let mut fleet = fleet();
+    fleet.service.kind = ServiceKind::ConsistentHash;
+    for endpoint in fleet.endpoints.iter_mut().filter(|endpoint| endpoint.location.region == region("eu")) {
+        endpoint.state = EndpointState::Lost;
+    }
+    let compiled = fleet.compile_with(&planned(&[("eu", "100%")], "0%"), 0);
+    let mut counts = BTreeMap::new();
+    for key in 0..3_000 {
+        let ask = |seed| PickParams { key: Some(ShardKey(key)), call_seed: seed, ..PickParams::default() };
+        let picked = compiled.pick(&ask(key), 0, key).unwrap().index;
+        assert_eq!(compiled.pick(&ask(key + 1), 0, key + 9).unwrap().index, picked);
+        *counts.entry(compiled.target(picked).location.region.to_string()).or_insert(0_u32) += 1;
+    }
+    assert!(counts["us"].abs_diff(2_000) < 150 && counts["asia"].abs_diff(1_000) < 150, "{counts:?}");
+}
+
+#[test]
 fn drains_and_the_policy_come_before_the_table() {
     let table = by_hand(&[("eu", "40%"), ("us", "40%"), ("asia", "20%")], "0%");
     let ask = PickParams::default();
