@@ -125,7 +125,7 @@ fn distances_are_those_of_the_relay(distances: &Value) {
     assert_eq!(distances.len(), 6, "each of three regions measures two: {distances:?}");
     for distance in distances {
         let [relay, measured] = ["relayUs", "measuredUs"].map(|name| distance[name].as_u64().unwrap());
-        // A busy machine only adds to it.
-        assert!((relay - relay / 10..=relay + relay / 2 + 2000).contains(&measured), "{distance}");
+        println!("{distance}");
+        assert!(measured.abs_diff(relay) <= relay / 5 + 2000, "{distance}");
     }
 }
