@@ -56,3 +56,59 @@ fn holds_unknown(policy: &RingsPolicy, (from, to): (&Region, &Region), trips: &R
     let is_bound = matches!(policy.rings[last].ring, Ring::Within(_));
     (is_bound && trips.get(from, to).is_none()).then_some(last)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use fairmesh_model::RegionInfo;
+
+    use super::*;
+    use crate::policy::LoadRing;
+
+    fn list() -> Vec<Region> {
+        ["eu", "near", "other", "us"].map(|name| Region::new(name).unwrap()).to_vec()
+    }
+
+    fn matrix(rings: &[Ring], trips: &RoundTrips) -> RingMatrix {
+        let list = list();
+        let mut regions = Regions::default();
+        let mut declare = |at: usize, continent: &str, neighbours: &[usize]| {
+            let neighbours = neighbours.iter().map(|at| list[*at].clone()).collect();
+            let info = RegionInfo { continent: continent.into(), neighbours, ..RegionInfo::default() };
+            regions.regions.insert(list[at].clone(), info);
+        };
+        declare(0, "europe", &[1]);
+        declare(1, "", &[]);
+        declare(2, "europe", &[]);
+        declare(3, "", &[]);
+        let rings = rings.iter().map(|ring| LoadRing { ring: *ring, load: 0.8 }).collect();
+        RingMatrix::new(&RingsPolicy::new(rings, 1), &list, &regions, trips)
+    }
+
+    fn rings_from(matrix: &RingMatrix, from: usize) -> Vec<Option<usize>> {
+        (0..matrix.regions()).map(|to| matrix.ring(from, to)).collect()
+    }
+
+    #[test]
+    fn rings_may_be_those_of_neighbours_and_continents() {
+        let named = [Ring::Region, Ring::Neighbours, Ring::Continent, Ring::Any];
+        let matrix = matrix(&named, &RoundTrips::default());
+        assert_eq!(rings_from(&matrix, 0), [Some(0), Some(1), Some(2), Some(3)]);
+        // Neighbours are those that a region declares itself, and regions of no continent share none.
+        assert_eq!(rings_from(&matrix, 1), [Some(3), Some(0), Some(3), Some(3)]);
+        assert_eq!(rings_from(&matrix, 2), [Some(2), Some(3), Some(0), Some(3)]);
+    }
+
+    #[test]
+    fn a_region_in_no_ring_gets_none_and_a_last_bound_holds_the_unknown() {
+        let named = matrix(&[Ring::Region, Ring::Continent], &RoundTrips::default());
+        assert_eq!(rings_from(&named, 0), [Some(0), None, Some(1), None]);
+        let list = list();
+        let mut trips = RoundTrips::default();
+        trips.set(list[0].clone(), list[1].clone(), Duration::from_millis(20));
+        trips.set(list[0].clone(), list[2].clone(), Duration::from_millis(90));
+        let bound = matrix(&[Ring::Region, Ring::Within(Duration::from_millis(50))], &trips);
+        assert_eq!(rings_from(&bound, 0), [Some(0), Some(1), None, Some(1)]);
+    }
+}

@@ -81,6 +81,40 @@ async fn any_program_reaches_services_by_host_whatever_either_side_speaks() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_stays_with_one_version_of_a_split_that_has_a_key() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let one = Spec::new("shop/one", "now", Protocol::Http1).here(&world).await;
+    let two = Spec::new("shop/two", "next", Protocol::Http1).here(&world).await;
+    let split = "{kind: Policy, service: shop/one, routes: [{name: canary, splitKey: [{header: x-user}, {query: q}], \
+        split: [{service: shop/one, weight: 50}, {service: shop/two, weight: 50}]}]}";
+    world.apply(split).await.ok();
+    let proxy = Proxy::start(&world).await;
+    let answered = async |user: &str| {
+        let mut request = get(&proxy.by_host, "one.shop");
+        request.headers_mut().insert("x-user", user.parse().unwrap());
+        call(false, request).await.headers()["x-instance"].to_str().unwrap().to_owned()
+    };
+    let users: Vec<String> = (0..20).map(|user| format!("user-{user}")).collect();
+    let mut next = 0;
+    for user in &users {
+        let instance = answered(user).await;
+        next += usize::from(instance == "next");
+        for _ in 0..5 {
+            assert_eq!(answered(user).await, instance, "{user}");
+        }
+    }
+    assert!((3..18).contains(&next), "{next} of 20");
+    // The second source is a parameter that all of these calls have.
+    let first = call(false, get(&proxy.by_host, "one.shop")).await.headers()["x-instance"].clone();
+    for _ in 0..10 {
+        let again = call(false, get(&proxy.by_host, "one.shop")).await;
+        assert_eq!(again.headers()["x-instance"], first);
+    }
+    drop((one, two));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_be_routed_is_answered_with_why_and_counted_within_bounds() {
     let _machine = beside_others().await;
     let world = World::start("").await;

@@ -101,6 +101,7 @@ async fn calls_follow_shares_that_a_person_writes_and_drains_come_before_them() 
     let refused = read_head(&mut stream).await;
     assert!(refused.starts_with("http/1.1 429 "), "{refused}");
     proxy.reaches("dropped_calls_total", f64::from(CALLS)).await;
+    dropped_calls_are_not_revived(&world, &proxy).await;
 
     // In shadow mode the table is shown, and no router follows it.
     let shadow = all_dropped.replace(r#""traffic":{"#, r#""traffic":{"mode":"shadow","#);
@@ -111,6 +112,48 @@ async fn calls_follow_shares_that_a_person_writes_and_drains_come_before_them() 
     world.apply("{kind: Policy, service: shop/cart}").await.ok();
     assert_eq!(world.cli(&["get", "tables", "shop/cart", "--json"]).await.json(), json!([]));
     serving.abort();
+}
+
+/// A dropped call fails once and for good, though its policy retries and hedges: no server gets an attempt of it.
+async fn dropped_calls_are_not_revived(world: &World, proxy: &Proxy) {
+    let policy = json!({
+        "kind": "Policy", "service": "shop/cart", "retries": {"attempts": 3, "budgetPercent": 100},
+        "routes": [{"name": "all", "idempotent": true, "hedge": {"after": "1ms"}}],
+        "traffic": {"shares": [{"from": "eu", "to": {}, "dropped": "100%"}]},
+    });
+    world.apply(&policy.to_string()).await.ok();
+    until("the route is in use", async || {
+        let told = world.cli(&["explain", "shop/cart", "--region", "eu"]).await.out;
+        told.contains("'all'") && told.contains("dropped")
+    })
+    .await;
+    let attempts = async || {
+        let samples = proxy.samples().await;
+        let of = |name: &str| {
+            let all = samples.iter().filter(|((sample, _), _)| sample.ends_with(name));
+            all.map(|(_, value)| value).sum::<f64>()
+        };
+        (of("retries_total"), of("hedges_total"))
+    };
+    let before = attempts().await;
+    for content_type in ["text/plain", "application/grpc"] {
+        for _ in 0..20 {
+            let mut stream = TcpStream::connect(&proxy.by_host).await.unwrap();
+            let request = format!(
+                "POST /shop.v1.Cart/Get HTTP/1.1\r\nhost: cart.shop\r\ncontent-type: {content_type}\r\n\
+                 content-length: 0\r\nconnection: close\r\n\r\n"
+            );
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let refused = read_head(&mut stream).await;
+            let code = match content_type {
+                "text/plain" => refused.starts_with("http/1.1 429 "),
+                // RESOURCE_EXHAUSTED
+                _ => refused.starts_with("http/1.1 200 ") && refused.contains("\r\ngrpc-status: 8\r\n"),
+            };
+            assert!(code && refused.contains("x-fairmesh-fault: dropped"), "{refused}");
+        }
+    }
+    assert_eq!(attempts().await, before, "retries and hedges");
 }
 
 /// The outcomes that a vector allows, in the words of the proxy.
@@ -151,22 +194,29 @@ async fn the_proxy_and_the_lookaside_decide_by_tables_as_the_vectors_do() {
     let by_hand = |fleet: &Value| fleet["confirmedSecondsAgo"].is_null() && fleet["planned"].is_null();
     let cases = cases.filter(|case| by_hand(&case["fleet"]) && all_serve(case));
     for case in cases {
-        let world = World::start(&documents(&case["fleet"])).await;
+        let mut fleet = case["fleet"].clone();
+        // The class of a call is that of its route.
+        fleet["policy"]["routes"] = json!([{"name": "bulk", "match": {"headers": [{"name": "x-class", "exact": "bulk"}]}, "class": "bulk"}]);
+        let world = World::start(&documents(&fleet)).await;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let serving = tokio::spawn(answer(listener));
-        let _servers = register(&world, &case["fleet"], address).await;
+        let _servers = register(&world, &fleet, address).await;
         let proxy = Proxy::start(&world).await;
         let lookaside = Lookaside::start(&world, "").await;
-        for call in case["calls"].as_array().unwrap().iter().filter(|call| call["class"].is_null()) {
+        for call in case["calls"].as_array().unwrap() {
             let wanted = expected(call);
+            // A lookaside does not know the class of calls.
+            let has_class = call["class"].is_string();
             until(&format!("{call} goes to all of {wanted:?} and nowhere else"), async || {
                 let (mut called, mut leases) = (BTreeSet::new(), BTreeSet::new());
                 for _ in 0..150 {
                     called.insert(pick(&proxy, call).await);
-                    leases.insert(leased(&lookaside, call).await);
+                    if !has_class {
+                        leases.insert(leased(&lookaside, call).await);
+                    }
                 }
-                called == wanted && leases == wanted
+                called == wanted && (has_class || leases == wanted)
             })
             .await;
         }

@@ -105,6 +105,12 @@ async fn status(world: &World) -> Value {
     world.cli(&["traffic", "status", "shop/cart", "--json"]).await.json()[0].clone()
 }
 
+/// The latest round of which a table is stored.
+async fn confirmed_round(world: &World) -> u64 {
+    let stored = world.cli(&["get", "tables", "shop/cart", "--json"]).await.json();
+    stored.as_array().unwrap().iter().filter_map(|table| table["confirmedRound"].as_u64()).max().unwrap_or(0)
+}
+
 /// Waits until the planner plans, in a round after this one.
 async fn plans_after(world: &World, round: u64) {
     until("the planner plans", async || {
@@ -168,15 +174,15 @@ async fn a_spike_moves_calls_to_the_other_region_and_no_call_fails_for_the_plann
     calls.lies.store(false, Relaxed);
 
     // Without a control plane the tables stay, and the next one goes on.
-    let round = status(&world).await["round"].as_u64().unwrap();
+    until("a late round is confirmed", async || confirmed_round(&world).await > 10).await;
     world.control.kill().await;
     assert!(calls.percent_here().await < 97.0, "the tables stay");
     world.control.restart();
     world.control_is_up().await;
+    let confirmed = confirmed_round(&world).await;
     plans_after(&world, 0).await;
-    let stored = world.cli(&["get", "tables", "shop/cart", "--json"]).await.json();
-    let confirmed = stored.as_array().unwrap().iter().map(|table| table["confirmedRound"].as_u64().unwrap());
-    assert!(confirmed.max().unwrap() + 30 > round, "rounds are not begun anew: {stored}");
+    let round = status(&world).await["round"].as_u64().unwrap();
+    assert!(round > confirmed, "rounds are begun anew: {round} after {confirmed}");
     assert!(calls.percent_here().await < 97.0, "the next control plane continues");
 
     hold_and_resume(&world).await;
@@ -246,6 +252,36 @@ async fn a_region_is_drained_of_its_own_callers_step_by_step_across_a_restart() 
     let shown = world.cli(&["traffic", "status"]).await.ok();
     assert!(shown.contains("region eu is returning, "), "{shown}");
     until("calls come back", async || calls.percent_here().await > 10.0).await;
+    tasks.abort_all();
+    assert_eq!(*calls.failures.lock().unwrap(), Vec::<String>::new());
+    far.stop().await;
+    here.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_and_load_below_a_replica_are_reported_through_it() {
+    let _machine = beside_others().await;
+    let world = World::start(YAML).await;
+    let (_processes, there) = world.another_agent_below_a_replica("us", "there").await;
+    let here = Spec::new("shop/cart", "here", Protocol::Http1).here(&world).await;
+    let far = Spec::new("shop/cart", "there", Protocol::Http1).serve(there.clone()).await;
+    let calls = Arc::new(Calls { per_second: 40.into(), ..Calls::default() });
+    let mesh = world.mesh_of(there).await;
+    let mut tasks = JoinSet::new();
+    tasks.spawn(Arc::clone(&calls).make(mesh.service("shop/cart").unwrap()));
+    tasks.spawn(Arc::clone(&calls).measure(here.server.clone(), "here"));
+    tasks.spawn(Arc::clone(&calls).measure(far.server.clone(), "there"));
+    until("the load of the region below the replica is planned from", async || {
+        let status = status(&world).await;
+        let regions = status["regions"].as_array().unwrap();
+        let us = regions.iter().find(|region| region["region"] == "us");
+        status["refusal"].is_null()
+            && us.is_some_and(|us| {
+                let near = |field: &Value| field.as_f64().is_some_and(|rate| (30.0..50.0).contains(&rate));
+                near(&us["offeredPerSecond"][0]) && near(&us["receivedPerSecond"])
+            })
+    })
+    .await;
     tasks.abort_all();
     assert_eq!(*calls.failures.lock().unwrap(), Vec::<String>::new());
     far.stop().await;

@@ -83,7 +83,8 @@ pub(crate) async fn pick(proxy: &Proxy, call: &Value) -> String {
         Some(value) => format!("x-fairmesh-{name}: {value}\r\n"),
         None => String::new(),
     };
-    let asked = header("key", &call["key"]) + &header("role", &call["role"]);
+    let class = call["class"].as_str().map_or_else(String::new, |class| format!("x-class: {class}\r\n"));
+    let asked = header("key", &call["key"]) + &header("role", &call["role"]) + &class;
     let request = format!(
         "GET / HTTP/1.1\r\nhost: cart.shop\r\nx-fairmesh-explain: true\r\nconnection: close\r\n{asked}\r\n"
     );

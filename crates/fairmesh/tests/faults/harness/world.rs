@@ -39,7 +39,8 @@ impl World {
         );
         let control = Program::fairmesh(folder.path().join("control.log"), &control);
         let metrics = format!("127.0.0.1:{}", free_port());
-        let agent = agent_program(&folder, ("eu", "agent"), &metrics);
+        let above = format!("unix:{dir}/control.sock");
+        let agent = agent_program(&folder, ("eu", "agent"), (&metrics, &above));
         let (control, agent) = (Process::start(control), Process::start(agent));
         let world = Self { control, agent, pages, metrics, folder };
         world.control_is_up().await;
@@ -57,7 +58,34 @@ impl World {
 
     /// Another agent in this region.
     pub(crate) async fn another_agent_in(&self, region: &str, name: &str) -> (Process, Address) {
-        let agent = Process::start(agent_program(&self.folder, (region, name), "none"));
+        self.start_agent(&format!("unix:{}", self.path("control.sock").display()), region, name).await
+    }
+
+    /// A replica in this region, and an agent below it.
+    pub(crate) async fn another_agent_below_a_replica(
+        &self,
+        region: &str,
+        name: &str,
+    ) -> ([Process; 2], Address) {
+        let dir = self.folder.path().display();
+        let args = format!(
+            "rib replica --name {name}-replica --region {region} --metrics none --upstream unix:{dir}/control.sock \
+             --listen unix:{dir}/{name}-replica.sock --state-dir {dir}/{name}-replica-state"
+        );
+        let replica = Program::fairmesh(self.path(&format!("{name}-replica.log")), &args);
+        let replica = Process::start(replica);
+        let address = self.path(&format!("{name}-replica.sock"));
+        let above = format!("unix:{}", address.display());
+        until("the replica is up", async || {
+            handshake::connect(&Default::default(), &Address::Unix(address.clone()), "test").await.is_ok()
+        })
+        .await;
+        let (agent, address) = self.start_agent(&above, region, name).await;
+        ([replica, agent], address)
+    }
+
+    async fn start_agent(&self, above: &str, region: &str, name: &str) -> (Process, Address) {
+        let agent = Process::start(agent_program(&self.folder, (region, name), ("none", above)));
         let address = Address::Unix(self.path(&format!("{name}.sock")));
         until("the other agent is up", async || {
             handshake::connect(&Default::default(), &address, "test").await.is_ok()
@@ -194,10 +222,10 @@ async fn metric(address: &str, name: &str) -> f64 {
     value.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
 }
 
-fn agent_program(folder: &TempDir, (region, name): (&str, &str), metrics: &str) -> Program {
+fn agent_program(folder: &TempDir, (region, name): (&str, &str), (metrics, above): (&str, &str)) -> Program {
     let dir = folder.path().display();
     let args = format!(
-        "agent --region {region} --name {name} --metrics {metrics} --control unix:{dir}/control.sock \
+        "agent --region {region} --name {name} --metrics {metrics} --control {above} \
          --listen unix:{dir}/{name}.sock --state-dir {dir}/{name}-state"
     );
     Program::fairmesh(folder.path().join(format!("{name}.log")), &args)

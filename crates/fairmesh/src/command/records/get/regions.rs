@@ -142,3 +142,47 @@ pub(crate) fn rough(age: Duration) -> String {
         seconds => format!("{} d", seconds / 86_400),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn distances_have_their_sources_and_the_age_of_what_was_measured() {
+        let [eu, us] = ["eu", "us"].map(|name| Region::new(name).unwrap());
+        let ms = Duration::from_micros;
+        let measured = Some((ms(61_240), Duration::from_secs(14 * 60)));
+        let of = |used, source, declared, measured| DistanceRow {
+            to: us.clone(),
+            used,
+            source,
+            declared,
+            measured,
+        };
+        let rows = [
+            (
+                of(ms(61_240), DistanceSource::Measured, None, measured),
+                "61.2 ms|measured|-|61.2 ms|14 min ago",
+            ),
+            (
+                of(ms(200_000), DistanceSource::Declared, Some(ms(200_000)), measured),
+                "200.0 ms|declared|200.0 ms|61.2 ms|14 min ago",
+            ),
+            (of(ms(61_240), DistanceSource::MeasuredReverse, None, None), "61.2 ms|reverse|-|-|-"),
+        ];
+        for (distance, expected) in &rows {
+            let row = distance.row(&eu);
+            assert_eq!(row.len(), DISTANCES.len());
+            assert_eq!(row.join("|"), format!("eu|us|{expected}"));
+        }
+        assert_eq!(
+            rows[1].0.json(),
+            json!({
+                "to": "us", "roundTripUs": 200_000, "source": "declared", "declaredUs": 200_000,
+                "measuredUs": 61_240, "measuredAgeSeconds": 840,
+            })
+        );
+        let ages = [119, 120, 7199, 7200, 172_799, 172_800].map(|age| rough(Duration::from_secs(age)));
+        assert_eq!(ages, ["119 s", "2 min", "119 min", "2 h", "47 h", "2 d"]);
+    }
+}

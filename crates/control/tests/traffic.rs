@@ -1,0 +1,367 @@
+//! Planning from the reports of agents, over real sockets: the agents are this test, with servers that have the load that
+//! the stored tables give them.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+mod support;
+
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use fairmesh_model::{Policy, Protocol, Record, RecordKey, Region, RegionTable, Traffic, TrafficPlanner};
+use fairmesh_wire::{handshake::Connection, records, v1};
+use support::{BOUND, TestControl, config, policy_key, put, read_all, service, service_key};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, interval, timeout},
+};
+
+const SERVICE: &str = "shop/cart";
+const REGIONS: [&str; 2] = ["eu", "us"];
+/// Calls per second that fill the server of a region.
+const FULL: f64 = 100.0;
+/// Bytes of a response.
+const BYTES: f64 = 500.0;
+/// Thousandths in one.
+const MILLI: f64 = 1000.0;
+
+/// What the agents report.
+#[derive(Default)]
+struct Load {
+    /// Calls per second of the callers in each region.
+    demand: [AtomicU64; 2],
+    /// Whether reports are as of the release before: only what it knows of servers and calls.
+    old: AtomicBool,
+    /// Whether the servers of the first region claim that their CPU is ten times what it can be.
+    lies: AtomicBool,
+    silent: AtomicBool,
+}
+
+async fn tables(connection: &Connection) -> BTreeMap<String, RegionTable> {
+    let mut tables = BTreeMap::new();
+    for entry in read_all(connection).await.entries {
+        let key = RecordKey::parse(&entry.key).unwrap();
+        if let (RecordKey::RegionTable(_, from), Record::RegionTable(table)) =
+            (&key, records::decode(&key, &entry.value).unwrap())
+        {
+            tables.insert(from.to_string(), table);
+        }
+    }
+    tables
+}
+
+/// The share of the calls of `from` that its table keeps there; 1 without a table.
+fn kept(tables: &BTreeMap<String, RegionTable>, from: &str) -> f64 {
+    let home = Region::new(from).unwrap();
+    let shares = tables.get(from).and_then(|table| table.shares.default.as_ref());
+    let share = shares.map(|shares| shares.to.get(&home).map_or(0, |share| share.millionths()));
+    share.map_or(1.0, |share| f64::from(share) / 1e6)
+}
+
+/// One report of each region's agent.
+async fn report(connection: &Connection, load: &Load) {
+    let tables = tables(connection).await;
+    let demand = [0, 1].map(|at: usize| load.demand[at].load(Relaxed) as f64);
+    let stays = [0, 1].map(|at| demand[at] * kept(&tables, REGIONS[at]));
+    let is_old = load.old.load(Relaxed);
+    for at in 0..2 {
+        let (here, other) = (REGIONS[at], REGIONS[1 - at]);
+        let path = |to: &str, rate: f64| {
+            let calls = (rate * MILLI) as u64;
+            v1::CallRates {
+                service: SERVICE.into(),
+                from: here.into(),
+                to: to.into(),
+                offered: calls,
+                attempts: calls,
+                answered: if is_old { 0 } else { calls },
+                time_us: if is_old { 0 } else { calls },
+                bytes: if is_old { 0 } else { (rate * BYTES) as u64 },
+                ..Default::default()
+            }
+        };
+        let received = stays[at] + demand[1 - at] - stays[1 - at];
+        let lie = if at == 0 && load.lies.load(Relaxed) { 10.0 } else { 1.0 };
+        let servers = v1::ServerRates {
+            service: SERVICE.into(),
+            region: here.into(),
+            servers: 1,
+            counting: 1,
+            received: (received * MILLI) as u64,
+            cpu_millicores: (received / FULL * MILLI * lie) as u64,
+            limit_millicores: 1000,
+            // A release before does not say of how many servers these are.
+            measured: u32::from(!is_old),
+            ..Default::default()
+        };
+        let traffic = v1::TrafficReport {
+            reporter: 7 + at as u64,
+            interval_ms: 1000,
+            regions: vec![here.into()],
+            calls: vec![path(here, stays[at]), path(other, demand[at] - stays[at])],
+            servers: vec![servers],
+            left_out: 0,
+        };
+        let request = v1::ReportUsageRequest { usages: Vec::new(), traffic: Some(traffic) };
+        connection.imbalance().report(request).await.unwrap();
+    }
+}
+
+fn renewal() -> v1::RenewRequest {
+    let instance = |region: &str| v1::InstanceRef {
+        service: SERVICE.into(),
+        instance: format!("cart-{region}"),
+        ..Default::default()
+    };
+    v1::RenewRequest { instances: REGIONS.map(instance).to_vec(), ..Default::default() }
+}
+
+/// A control plane with the service in both regions, and agents that report.
+struct World {
+    control: TestControl,
+    connection: Connection,
+    load: Arc<Load>,
+    agents: JoinHandle<()>,
+}
+
+impl World {
+    async fn start(folder: &Path, load: Arc<Load>) -> Self {
+        let control = TestControl::start(config(folder.join("data"))).await;
+        let connection = control.connect().await;
+        let policy = Policy {
+            traffic: Some(Box::new(Traffic { planner: Some(TrafficPlanner::Rings), ..Traffic::default() })),
+            ..Policy::default()
+        };
+        let ops = vec![
+            put(service_key(SERVICE), service(Protocol::Http1)),
+            put(policy_key(SERVICE), records::encode(&Record::Policy(policy)).to_vec()),
+        ];
+        connection.admin().apply(v1::ApplyRequest { ops, ..Default::default() }).await.unwrap();
+        for region in REGIONS {
+            let endpoint = v1::Endpoint {
+                instance: format!("cart-{region}"),
+                address: "127.0.0.1:1".into(),
+                location: Some(v1::Location { region: region.into(), ..Default::default() }),
+                ..Default::default()
+            };
+            let registration =
+                v1::Registration { service: SERVICE.into(), endpoint: Some(endpoint), declaration: None };
+            let request = v1::RegisterRequest { registrations: vec![registration] };
+            connection.registry().register(request).await.unwrap();
+        }
+        let (reporting, reported) = (connection.clone(), Arc::clone(&load));
+        let agents = tokio::spawn(async move {
+            let mut ticks = interval(Duration::from_millis(300));
+            loop {
+                ticks.tick().await;
+                reporting.registry().renew(renewal()).await.unwrap();
+                if !reported.silent.load(Relaxed) {
+                    report(&reporting, &reported).await;
+                }
+            }
+        });
+        Self { control, connection, load, agents }
+    }
+
+    async fn status(&self) -> v1::ServiceTraffic {
+        let request = v1::TrafficStatusRequest { service: SERVICE.into() };
+        let response = self.connection.traffic_planner().status(request).await.unwrap().into_inner();
+        response.services.into_iter().next().unwrap()
+    }
+
+    /// Waits for a state of the planner.
+    async fn becomes(&self, what: &str, is_so: impl Fn(&v1::ServiceTraffic) -> bool) -> v1::ServiceTraffic {
+        let mut last = None;
+        let wait = async {
+            loop {
+                let status = self.status().await;
+                if is_so(&status) {
+                    return status;
+                }
+                last = Some(status);
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        match timeout(BOUND, wait).await {
+            Ok(status) => status,
+            Err(_) => panic!("{what}: {last:?}"),
+        }
+    }
+
+    /// Waits until the table of `eu` keeps a share in these bounds.
+    async fn keeps(&self, bounds: std::ops::Range<f64>) -> f64 {
+        let wait = async {
+            loop {
+                let share = kept(&tables(&self.connection).await, "eu");
+                if bounds.contains(&share) {
+                    return share;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        timeout(BOUND, wait).await.unwrap_or_else(|_| panic!("the table never keeps {bounds:?}"))
+    }
+
+    async fn metric(&self, name: &str) -> u64 {
+        let (_, page) = self.control.http("GET", "/metrics", "").await;
+        let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.map_or(0, |value| value.parse().unwrap())
+    }
+
+    async fn stop(self) {
+        self.agents.abort();
+        drop(self.connection);
+        self.control.stop().await;
+    }
+}
+
+fn load(demand: [u64; 2]) -> Arc<Load> {
+    Arc::new(Load { demand: demand.map(AtomicU64::new), ..Load::default() })
+}
+
+#[tokio::test]
+async fn tables_pass_from_one_control_plane_to_the_next_and_stay_while_nothing_is_heard() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = World::start(folder.path(), load([95, 20])).await;
+    let share = world.keeps(0.7..0.83).await;
+    let settled = world.becomes("a plan", |status| status.round > 3 && status.refusal.is_empty()).await;
+    world.stop().await;
+
+    let silent = load([95, 20]);
+    silent.silent.store(true, Relaxed);
+    let world = World::start(folder.path(), silent).await;
+    let before = tables(&world.connection).await;
+    assert!((kept(&before, "eu") - share).abs() < 0.1, "{before:?}");
+    // It plans nothing before it has heard the regions, for ten seconds at most; then it says why.
+    let waiting = world.becomes("a refusal", |status| status.refused_rounds > 1).await;
+    assert!(waiting.refusal.contains("not reported"), "{waiting:?}");
+    assert_eq!(tables(&world.connection).await, before, "the last good table stays");
+    assert!(world.metric("fairmesh_traffic_refusals_total{reason=\"callers_missing\"}").await > 0);
+
+    world.load.silent.store(false, Relaxed);
+    let next = world.becomes("a plan", |status| status.planned_rounds > 1).await;
+    assert!(next.round > settled.round, "rounds go on: {} after {}", next.round, settled.round);
+    let after = kept(&tables(&world.connection).await, "eu");
+    assert!((after - share).abs() < 0.1, "it continues at {after} from {share}");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn reports_of_a_release_before_are_planned_from() {
+    let folder = tempfile::tempdir().unwrap();
+    let old = load([95, 20]);
+    old.old.store(true, Relaxed);
+    let world = World::start(folder.path(), old).await;
+    world.keeps(0.7..0.83).await;
+    let status = world.becomes("a plan", |status| status.refusal.is_empty()).await;
+    let here = status.regions.iter().find(|region| region.region == "eu").unwrap();
+    assert!(here.load.unwrap() > 0.6 && here.offered == [95.0], "{here:?}");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn an_agent_of_a_release_before_reports_nothing_and_is_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let silent = load([95, 20]);
+    silent.silent.store(true, Relaxed);
+    let world = World::start(folder.path(), silent).await;
+    // It reports usage as ever, and knows of no traffic.
+    let request = v1::ReportUsageRequest { usages: Vec::new(), traffic: None };
+    world.connection.imbalance().report(request).await.unwrap();
+    let status = world.becomes("a refusal", |status| status.refused_rounds > 0).await;
+    assert!(status.refusal.contains("not reported"), "{status:?}");
+    assert!(tables(&world.connection).await.is_empty(), "without reports there is no table");
+    // A table or a policy as that release would write it has none of the newer fields.
+    let shares = v1::RegionShares {
+        to: vec![v1::RegionShare { region: "us".into(), share: 1_000_000 }],
+        ..Default::default()
+    };
+    let plain = v1::RegionTable { shares: vec![shares], ..Default::default() };
+    let key = RecordKey::RegionTable(SERVICE.parse().unwrap(), Region::new("eu").unwrap());
+    let read = records::decode(&key, &&prost::Message::encode_to_vec(&plain)).unwrap();
+    let Record::RegionTable(table) = read else { panic!("{read:?}") };
+    assert!(table.zones.is_empty() && table.validate().is_ok(), "{table:?}");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_lie_is_refused_and_counted_and_the_tables_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = World::start(folder.path(), load([95, 20])).await;
+    world.keeps(0.7..0.83).await;
+    world.load.lies.store(true, Relaxed);
+    let refused = world.becomes("a refusal", |status| !status.refusal.is_empty()).await;
+    let before = kept(&tables(&world.connection).await, "eu");
+    // A load above 1.5 is none.
+    let counted = async || world.metric("fairmesh_traffic_refusals_total{reason=\"absurd\"}").await;
+    world.becomes("more", |status| status.refused_rounds > refused.refused_rounds + 1).await;
+    assert!(counted().await > 1, "refusals are counted by their reasons");
+    assert_eq!(world.metric("fairmesh_traffic_refused_services").await, 1);
+    assert_eq!(kept(&tables(&world.connection).await, "eu"), before);
+    world.load.lies.store(false, Relaxed);
+    world.becomes("a plan", |status| status.refusal.is_empty()).await;
+    assert_eq!(world.metric("fairmesh_traffic_refused_services").await, 0);
+    world.stop().await;
+}
+
+/// What a region keeps of its calls, by the record of its drain.
+async fn drain_of(connection: &Connection) -> Option<f64> {
+    let drains = connection.traffic_planner().drains(v1::DrainsRequest {}).await.unwrap().into_inner().drains;
+    drains.first().map(|drain| f64::from(drain.drain.as_ref().unwrap().keep) / 1e6)
+}
+
+/// Follows a drain for a while; `due` is what the region keeps when time alone decides.
+async fn follow(world: &World, until: impl Fn(f64) -> bool, is_early: impl Fn(f64, f64) -> bool) -> f64 {
+    let begun = Instant::now();
+    let wait = async {
+        loop {
+            let elapsed = begun.elapsed().as_secs_f64();
+            let keep = drain_of(&world.connection).await.unwrap_or(1.0);
+            assert!(!is_early(elapsed, keep), "it keeps {keep} after {elapsed} s");
+            if until(keep) {
+                return keep;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(BOUND, wait).await.expect("the drain goes on")
+}
+
+#[tokio::test]
+async fn a_drain_and_its_way_back_take_their_time() {
+    const OVER: f64 = 20.0;
+    let folder = tempfile::tempdir().unwrap();
+    let world = World::start(folder.path(), load([40, 20])).await;
+    world.becomes("a plan", |status| status.round > 1 && status.refusal.is_empty()).await;
+    let drain = async |undrain| {
+        let over_ms = (OVER * 1000.0) as u64;
+        let request = v1::DrainRegionRequest { region: "eu".into(), undrain, over_ms };
+        world.connection.traffic_planner().drain_region(request).await.unwrap();
+    };
+    let request = v1::ForecastDrainRequest { region: "eu".into() };
+    let forecast = world.connection.traffic_planner().forecast_drain(request).await.unwrap().into_inner();
+    let us = forecast.services[0].regions.iter().find(|region| region.region == "us").unwrap();
+    let bytes = us.bytes / us.calls;
+    assert!((us.calls - 40.0).abs() < 1.0 && (bytes - BYTES).abs() < 5.0, "{forecast:?}");
+    drain(false).await;
+    // A step is never made before its time; a tenth of a second is for the way of the answer.
+    let left = follow(&world, |keep| keep < 0.75, |elapsed, keep| keep < 1.0 - (elapsed + 0.1) / OVER - 1e-6);
+    let left = left.await;
+    world.keeps(left - 0.02..left + 0.02).await;
+    drain(true).await;
+    let back = follow(
+        &world,
+        |keep| keep > left + 0.15,
+        |elapsed, keep| keep > left + (elapsed + 0.1) / OVER + 1e-6,
+    );
+    let back = back.await;
+    world.keeps(left + 0.05..1.01).await;
+    assert!(back < 0.95, "it comes back step by step: {back}");
+    world.stop().await;
+}
