@@ -266,6 +266,29 @@ fn routes() {
 }
 
 #[test]
+fn splits() {
+    let policy = json!({"service": "shop/cart", "routes": [
+        {"name": "canary", "match": {"path": {"prefix": "/"}},
+            "split": [{"service": "shop/cart", "weight": 60}, {"service": "shop/cart-next", "weight": 40}],
+            "splitKey": [{"header": "x-user"}, {"cookie": "sid"}, {"query": "user"}]},
+    ]});
+    let table = Fleet::replicated(policy.clone(), endpoints(&[])).compile();
+    let user = |name: &str| vec![("x-user".to_owned(), name.to_owned())];
+    let cookie = vec![("cookie".to_owned(), "a=b; sid=ada".to_owned())];
+    let both = [user("ben"), cookie.clone()].concat();
+    let mut requests: Vec<_> = (0..8).map(|n| ("/", user(&n.to_string()))).collect();
+    requests.extend([("/", cookie), ("/", both), ("/?user=7", Vec::new()), ("/", Vec::new())]);
+    let cases = requests.into_iter().map(|(path, headers)| {
+        let request = RequestView { host: "cart.shop", path, method: "GET", headers: &headers, grpc: false };
+        let targets: Vec<_> = (0..16).map(|seed| json!(table.route(&request, seed).target)).collect();
+        let has_key = !headers.is_empty() || path != "/";
+        assert!(!has_key || targets.iter().all(|target| *target == targets[0]), "{path} {headers:?}");
+        json!({"path": path, "headers": headers, "target_by_seed_0_to_15": targets})
+    });
+    check("splits.json", &[("policy", vec![policy]), ("requests", cases.collect())]);
+}
+
+#[test]
 fn actions() {
     let policy = json!({"service": "shop/cart", "key": {"cookie": "sid"}, "routes": [
         {"name": "moved", "match": {"path": {"prefix": "/old"}},
@@ -466,7 +489,7 @@ fn traffic() -> Value {
 }
 
 /// Fleets whose calls a table divides, and the keys of the calls.
-fn divided_fleets() -> [(Fleet, &'static [Option<u128>]); 12] {
+fn divided_fleets() -> [(Fleet, &'static [Option<u128>]); 14] {
     let list = [
         ("a", "eu", "serving", 1000),
         ("b", "eu", "serving", 3000),
@@ -509,6 +532,16 @@ fn divided_fleets() -> [(Fleet, &'static [Option<u128>]); 12] {
             &[Some(1), Some(2), Some(3), Some(4), Some(5), Some(6), None],
         ),
         (keyed("sharded", map), &[Some(3), Some(618), Some(900), None]),
+        // Nobody serves in `near`, and a planner watches: its calls are spread over the other regions by power.
+        (Fleet { confirmed: Some(0), endpoints: endpoints(&without("c")), ..divided.clone() }, none),
+        (
+            Fleet {
+                confirmed: Some(0),
+                endpoints: endpoints(&without("c")),
+                ..keyed("consistent-hash", Value::Null)
+            },
+            &[Some(1), Some(2), Some(3), Some(4), Some(5), Some(6)],
+        ),
         (by_zone("eu-a", &undrained), none),
         // Nobody serves in the drawn zone, so that any zone of the region may.
         (by_zone("eu-c", &undrained), none),
