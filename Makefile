@@ -21,6 +21,7 @@ test: ## Run every test, or those of ARGS= (make test ARGS=--help), and print ho
 	@scripts/setup.sh build demo etcd hosts systemd
 	@if command -v go >/dev/null; then scripts/setup.sh h2spec || true; scripts/setup.sh grpc-go || true; fi
 	@scripts/setup.sh grpcio || true
+	@scripts/setup.sh callers || true
 	@scripts/setup.sh promtool || true
 	@scripts/test.sh $(ARGS)
 

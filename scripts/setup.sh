@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes a machine ready for what its arguments name: `build` (compile and test), `demo`, `deny`, `etcd`, `fuzz`, `ghz`, `grpc-go`, `grpcio`,
-# `h2spec`, `hosts`, `peers` (the proxies that `bench/run proxy` measures beside ours), `profile` (builds guided by one), `promtool`, `systemd`.
+# Makes a machine ready for what its arguments name: `build` (compile and test), `callers` (for tests of the kernel form), `demo`,
+# `deny`, `etcd`, `fuzz`, `ghz`, `grpc-go`, `grpcio`, `h2spec`, `hosts`, `peers` (the proxies that `bench/run proxy` measures beside ours), `profile` (builds guided by one), `promtool`, `systemd`.
 # Installs only what is missing, says what and why before it does, and changes nothing otherwise.
 set -euo pipefail
 
@@ -54,6 +54,17 @@ setup_build() {
     command -v cc >/dev/null || apt_install "a C compiler and linker are needed to build" build-essential
     has_clang || apt_install "the programs of the kernel form are compiled from C by clang" clang
     has_clang || die "the system's clang is older than $clang_needed. Install a newer one as https://apt.llvm.org says, then run this again"
+}
+
+setup_callers() {
+    local missing=()
+    command -v javac >/dev/null || missing+=(default-jdk-headless)
+    command -v node >/dev/null || missing+=(nodejs)
+    command -v nginx >/dev/null || [ -x /usr/sbin/nginx ] || missing+=(nginx-light)
+    command -v haproxy >/dev/null || [ -x /usr/sbin/haproxy ] || missing+=(haproxy)
+    [ ${#missing[@]} -eq 0 ] && return
+    # Programs only, see below.
+    RUNLEVEL=1 apt_install "tests of the kernel form call and serve with programs of other languages" "${missing[@]}"
 }
 
 setup_demo() {
@@ -176,6 +187,7 @@ setup_systemd() {
 for part in "$@"; do
     case $part in
         build) setup_build ;;
+        callers) setup_callers ;;
         demo) setup_demo ;;
         deny) setup_deny ;;
         etcd) setup_etcd ;;
@@ -189,6 +201,6 @@ for part in "$@"; do
         profile) setup_profile ;;
         promtool) setup_promtool ;;
         systemd) setup_systemd ;;
-        *) die "there is no part '$part'; give build, demo, deny, etcd, fuzz, ghz, grpc-go, grpcio, h2spec, hosts, peers, profile, promtool or systemd" ;;
+        *) die "there is no part '$part'; give build, callers, demo, deny, etcd, fuzz, ghz, grpc-go, grpcio, h2spec, hosts, peers, profile, promtool or systemd" ;;
     esac
 done

@@ -4,10 +4,12 @@ mod balance;
 mod ejected;
 mod in_flight;
 mod local;
+mod peers;
 mod remote;
 mod requests;
 mod routes;
 mod soak;
+mod unread;
 mod upgrade;
 
 use std::{path::PathBuf, process::id, time::Duration};
