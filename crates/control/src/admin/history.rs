@@ -3,6 +3,10 @@
 //! A value is stored under the revision that wrote it. A period without the record is stored too, so that a rollback
 //! over a creation deletes; it has no revision of its own, and is stored under the store's revision at which it ended,
 //! which lies between the revisions of the values around it.
+//!
+//! Keys of one record ascend in the order of its values. After an import the revisions of this store begin below those that
+//! the imported history is stored under: its next value is stored under the number after the last one, until the store's
+//! revisions have passed it.
 
 use std::sync::Arc;
 
@@ -28,7 +32,8 @@ pub(super) fn save_ops(
     author: &Author,
 ) -> Vec<Op> {
     let Some(folder) = Folder::of(key) else { return Vec::new() };
-    let at = current.as_ref().map_or(read_at, |entry| entry.revision);
+    let rows: Vec<_> = rows(node, &folder).into_iter().map(|(key, _)| key).collect();
+    let at = number(current.as_ref().map_or(read_at, |entry| entry.revision), last_number(&rows));
     let earlier = History {
         key: key.clone(),
         revision: current.as_ref().map_or(0, |entry| entry.revision),
@@ -38,7 +43,7 @@ pub(super) fn save_ops(
         replaced_message: author.message.clone(),
     };
     let history_record_key: Arc<str> = folder.key(at).to_string().into();
-    let mut kept: Vec<_> = rows(node, &folder).into_iter().map(|(key, _)| key).collect();
+    let mut kept = rows;
     kept.retain(|key| *key != history_record_key);
     let surplus = (kept.len() + 1).saturating_sub(HISTORY_KEPT);
     let dropped = kept.into_iter().take(surplus).map(Op::delete);
@@ -52,8 +57,10 @@ pub(super) fn changes(node: &Node, key: &RecordKey) -> Vec<v1::Change> {
     if earlier.is_empty() && current.is_none() {
         return Vec::new();
     }
+    let last = earlier.last().map(|(number, _)| *number);
     let now = v1::Change {
-        revision: current.as_ref().map_or(0, |entry| entry.revision),
+        revision: current.as_ref().map_or(0, |entry| number(entry.revision, last)),
+        stored_revision: current.as_ref().map_or(0, |entry| entry.revision),
         value: current.map(|entry| entry.value),
         ..v1::Change::default()
     };
@@ -67,17 +74,31 @@ pub(super) fn changes(node: &Node, key: &RecordKey) -> Vec<v1::Change> {
     [now].into_iter().chain(then).collect()
 }
 
+/// The number of a value that revision `revision` wrote, after the values up to number `last`.
+fn number(revision: u64, last: Option<u64>) -> u64 {
+    revision.max(last.map_or(0, |last| last.saturating_add(1)))
+}
+
+/// The number of the last of these history entries.
+fn last_number(keys: &[Arc<str>]) -> Option<u64> {
+    keys.iter().rev().find_map(|key| match RecordKey::parse(key) {
+        Ok(RecordKey::History(_, _, at) | RecordKey::MeshHistory(_, at)) => Some(at),
+        _ => None,
+    })
+}
+
 /// The value that the record had at `revision`, or before the current one where that is 0; `None` when it did not
 /// exist.
 ///
 /// # Errors
 /// A message with the existing revisions.
 pub(super) fn value_at(node: &Node, key: &RecordKey, revision: u64) -> Result<Option<Bytes>, String> {
-    let current = node.get(&key.to_string()).filter(|entry| entry.revision == revision);
+    let earlier = earlier(node, key);
+    let last = earlier.last().map(|(number, _)| *number);
+    let current = node.get(&key.to_string()).filter(|entry| number(entry.revision, last) == revision);
     if let Some(entry) = current {
         return Ok(Some(entry.value));
     }
-    let earlier = earlier(node, key);
     let known: Vec<_> = earlier.iter().map(|(revision, _)| revision.to_string()).collect();
     let found = match revision {
         0 => earlier.into_iter().next_back(),

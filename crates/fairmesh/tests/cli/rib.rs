@@ -62,6 +62,47 @@ fn a_file_store_moves_to_etcd_whole_and_back() {
 }
 
 #[test]
+fn what_was_imported_is_deleted_and_rolled_back_and_its_history_goes_on() {
+    let from = Mesh::start();
+    for name in ["s1", "s2", "s3"] {
+        from.apply(&format!("kind: Service\nname: shop/{name}\n")).ok();
+    }
+    let timeout = |mesh: &Mesh, timeout: &str| {
+        mesh.apply(&format!("kind: Policy\nservice: shop/s2\ntimeout: {timeout}\n")).ok();
+    };
+    timeout(&from, "1s");
+    timeout(&from, "2s");
+    let file = from.path("all.rib").display().to_string();
+    from.run(&["rib", "export", &file]).ok();
+
+    let to = Mesh::start();
+    to.run(&["rib", "import", &file]).ok();
+    assert!(to.run(&["delete", "service", "shop/s3", "--dry-run"]).ok().contains("would be deleted"));
+    to.run(&["delete", "service", "shop/s3"]).ok();
+    assert_eq!(to.run(&["get", "services", "--json"]).json().as_array().unwrap().len(), 2);
+
+    // The timeouts, newest first; each has a revision of its own, later ones greater.
+    let timeouts = |mesh: &Mesh| -> Vec<String> {
+        let history = mesh.run(&["history", "policy", "shop/s2", "--json"]).json();
+        let history = history.as_array().unwrap();
+        let revisions: Vec<_> = history.iter().map(|one| one["revision"].as_u64().unwrap()).collect();
+        assert!(revisions.is_sorted_by(|newer, older| newer > older), "{revisions:?}");
+        history.iter().map(|one| one["document"]["timeout"].as_str().unwrap_or("none").to_owned()).collect()
+    };
+    assert_eq!(timeouts(&to), ["2s", "1s", "none"]);
+    to.run(&["rollback", "policy", "shop/s2"]).ok();
+    assert_eq!(timeouts(&to), ["1s", "2s", "1s", "none"]);
+    timeout(&to, "3s");
+    assert_eq!(timeouts(&to), ["3s", "1s", "2s", "1s", "none"]);
+    let history = to.run(&["history", "policy", "shop/s2", "--json"]).json();
+    to.run(&["rollback", "policy", "shop/s2", "--to", &history[2]["revision"].to_string()]).ok();
+    assert_eq!(timeouts(&to)[0], "2s");
+    to.run(&["delete", "policy", "shop/s2"]).ok();
+    to.run(&["rollback", "policy", "shop/s2"]).ok();
+    assert_eq!(to.run(&["get", "policies", "--json"]).json()[0]["timeout"], "2s");
+}
+
+#[test]
 fn a_store_that_is_not_empty_is_added_to_only_on_request_and_never_overwritten() {
     let from = filled();
     let file = from.path("all.rib").display().to_string();

@@ -4895,7 +4895,8 @@ pub struct GetHistoryResponse {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Change {
-    /// The revision that wrote this value.
+    /// The revision that wrote this value, or a greater number where the values before it are of another store, from which they
+    /// were imported: of one record, later values have greater numbers. 0: the record does not exist.
     #[prost(uint64, tag = "1")]
     pub revision: u64,
     /// Absent: the record did not exist from this revision on.
@@ -4918,6 +4919,9 @@ pub struct RollbackRequest {
     pub service: ::prost::alloc::string::String,
     /// The revision of the value to restore; 0 means the value before the current one.
     #[prost(uint64, tag = "3")]
+    /// Of the current value: the revision of this store that wrote it, for conditions.
+    #[prost(uint64, tag = "6")]
+    pub stored_revision: u64,
     pub revision: u64,
     /// Why, for the history; at most 1024 bytes.
     #[prost(string, tag = "4")]

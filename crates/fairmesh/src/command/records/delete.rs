@@ -57,7 +57,7 @@ pub(crate) async fn run(args: DeleteArgs) -> Result<ExitCode, Failure> {
         breaking_change::refuse(&connection, &change, HINT).await?;
     }
     // A topology has two records, of which either may be the older one.
-    let unchanged = (current.values.len() == 1).then_some(current.revision);
+    let unchanged = current.stored_revision;
     let gone = Version { values: vec![None; current.values.len()], ..current.clone() };
     let request = ApplyRequest {
         ops: args.of.ops(&gone, unchanged),

@@ -89,8 +89,11 @@ pub(super) struct HistoryRecord {
 /// One value of the configuration, of which a topology has two records.
 #[derive(Clone, Debug)]
 pub(super) struct Version {
-    /// The revision that wrote it; 0 of a deletion that is in force.
+    /// The revision that wrote it, or a number in its place where earlier values were imported; 0 of a deletion that is in
+    /// force.
     pub(super) revision: u64,
+    /// Of the current value of one record: the revision of the store, for conditions.
+    pub(super) stored_revision: Option<u64>,
     /// By record; `None` where it did not exist.
     pub(super) values: Vec<Option<Bytes>>,
     /// Author and time, where they are known.
@@ -314,7 +317,7 @@ fn merge(histories: &[Vec<Change>]) -> Vec<Version> {
     revisions.sort_unstable();
     revisions.dedup();
     let version = |at: &u64| {
-        let mut version = Version { revision: *at, values: Vec::new(), written: None };
+        let mut version = Version { revision: *at, stored_revision: None, values: Vec::new(), written: None };
         for history in histories {
             // Newest first; before its first value, a record is as it was then.
             let current = history
@@ -331,7 +334,12 @@ fn merge(histories: &[Vec<Change>]) -> Vec<Version> {
         }
         version
     };
-    revisions.iter().rev().map(version).collect()
+    let mut versions: Vec<_> = revisions.iter().rev().map(version).collect();
+    if let ([history], Some(current)) = (histories, versions.first_mut()) {
+        current.stored_revision =
+            history.first().map(|change| change.stored_revision).filter(|revision| *revision > 0);
+    }
+    versions
 }
 
 /// The write that replaced a value.
