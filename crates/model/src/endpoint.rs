@@ -47,6 +47,32 @@ impl Endpoint {
     /// The label with the name of the agent that registered the endpoint; no other agent may act for it until it is lost.
     pub const AGENT: &str = "fairmesh.agent";
 
+    /// The label with the time and the author of an operator's drain, which holds until an operator ends it or the endpoint
+    /// is removed. Set by the registry.
+    pub const DRAINED: &str = "fairmesh.drained";
+    /// The label with the time at which the endpoint was marked as lost, and [`Self::EXPIRED`] or [`Self::REPORTED`]. Set by
+    /// the registry.
+    pub const LOST: &str = "fairmesh.lost";
+    /// It was lost because its lease expired.
+    pub const EXPIRED: &str = "expired";
+    /// It was lost because its own process reported that.
+    pub const REPORTED: &str = "reported";
+
+    /// When an operator drained it, in milliseconds since 1970, and who that was.
+    pub fn drained(&self) -> Option<(u64, &str)> {
+        self.noted(Self::DRAINED)
+    }
+
+    /// Since when it is lost, in milliseconds since 1970, and why.
+    pub fn lost(&self) -> Option<(u64, &str)> {
+        self.noted(Self::LOST)
+    }
+
+    fn noted(&self, label: &str) -> Option<(u64, &str)> {
+        let (at_ms, what) = self.labels.get(label)?.split_once(' ')?;
+        Some((at_ms.parse().ok()?, what))
+    }
+
     /// The number of the process; 0 if it has none.
     pub fn incarnation(&self) -> u64 {
         self.labels.get(Self::INCARNATION).and_then(|text| text.parse().ok()).unwrap_or(0)
@@ -68,7 +94,9 @@ impl Endpoint {
         {
             return Err(Invalid::new("lease", format!("{lease:?} is out of range"), "write 1s to 1h"));
         }
-        let labels_fit = self.labels.len() <= 32
+        // Those of the registry come on top of those of the owner.
+        let own = self.labels.keys().filter(|name| ![Self::DRAINED, Self::LOST].contains(&name.as_str()));
+        let labels_fit = own.count() <= 32
             && self.labels.iter().all(|(name, text)| (1..=63).contains(&name.len()) && text.len() <= 255);
         if !labels_fit {
             let hint = "keep at most 32, with names up to 63 bytes and values up to 255";

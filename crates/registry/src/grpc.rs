@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use fairmesh_model::{Invalid, Revision, ServiceName, ShardId, ShardMove};
+use fairmesh_store::author;
 use fairmesh_wire::{agent_of, convert, identity_of, on_behalf_of, transport::Waits, v1};
 use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
@@ -95,10 +96,15 @@ impl v1::registry_server::Registry for RegistryService {
 
     async fn drain(&self, request: Request<v1::DrainRequest>) -> RpcResult<v1::DrainResponse> {
         let waits = Waits::of(&request);
-        let v1::DrainRequest { instances, deadline_ms } = log_and_open("drain", request);
+        let v1::DrainRequest { instances, deadline_ms, by_operator } = log_and_open("drain", request);
         let instances = each("instances", instances, claim)?;
         let patience = Duration::from_millis(deadline_ms.into());
-        let drained = waits.run(self.registry.drain(&instances, patience)).await??;
+        let author = author::current();
+        let author = author.as_deref().unwrap_or("an operator");
+        let drained = match by_operator {
+            true => waits.run(self.registry.drain_by_operator(&instances, author, patience)).await??,
+            false => waits.run(self.registry.drain(&instances, patience)).await??,
+        };
         Ok(Response::new(v1::DrainResponse {
             revision: self.at(drained.revision),
             callers_moved: drained.callers_moved,
@@ -285,7 +291,7 @@ mod tests {
         assert!(status.message().contains("shop/cart"), "{status}");
 
         let unknown = v1::InstanceRef { service: cart().to_string(), instance: "a".into(), incarnation: 0 };
-        let drain = v1::DrainRequest { instances: vec![unknown.clone()], deadline_ms: 0 };
+        let drain = v1::DrainRequest { instances: vec![unknown.clone()], ..Default::default() };
         assert_eq!(service.drain(Request::new(drain)).await.unwrap_err().code(), Code::NotFound);
         let report = v1::StateReport { instance: Some(unknown), state: 99 };
         let report = v1::ReportRequest { reports: vec![report] };

@@ -132,7 +132,7 @@ async fn call_all(on: &Connection, name: &str) -> Vec<(&'static str, Result<(), 
         registry.renew("Registry/Renew", v1::RenewRequest { instances: vec![one()], ..Default::default() })
     );
     call!(all, on, registry.report("Registry/Report", v1::ReportRequest { reports: vec![report] }));
-    let drain = v1::DrainRequest { instances: vec![one()], deadline_ms: 1 };
+    let drain = v1::DrainRequest { instances: vec![one()], deadline_ms: 1, by_operator: false };
     call!(all, on, registry.drain("Registry/Drain", drain));
     let gone = v1::DeregisterRequest { instances: vec![one()] };
     call!(all, on, registry.deregister("Registry/Deregister", gone));

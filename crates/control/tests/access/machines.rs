@@ -57,7 +57,10 @@ async fn act(connection: &Connection, service: &str, name: &str) -> Vec<(&'stati
         ("report", registry.report(v1::ReportRequest { reports: vec![report] }).await.map(drop)),
         (
             "drain",
-            registry.drain(v1::DrainRequest { instances: vec![one()], deadline_ms: 1 }).await.map(drop),
+            registry
+                .drain(v1::DrainRequest { instances: vec![one()], deadline_ms: 1, by_operator: false })
+                .await
+                .map(drop),
         ),
         (
             "report_shards",

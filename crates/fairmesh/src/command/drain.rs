@@ -24,7 +24,7 @@ use crate::{
     view::{Scope, View},
 };
 
-use super::callers_behind;
+use super::{callers_behind, records::get::lost_words};
 
 /// Interval at which the awaited callers are printed, if they have changed.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
@@ -131,10 +131,12 @@ pub(crate) async fn run(args: DrainArgs) -> Result<ExitCode, Failure> {
 
 async fn drain_instances(args: DrainArgs, service: &ServiceName) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.target).await?;
+    refuse_lost(&connection, service, &args.instances).await?;
     let request = DrainRequest {
         instances: args.instances.iter().map(|instance| instance_ref(service, instance)).collect(),
         // At most an hour, which fits.
         deadline_ms: u32::try_from(args.deadline.as_millis()).unwrap_or(u32::MAX),
+        by_operator: true,
     };
     let waiting = tokio::spawn(report_waiting(connection.clone(), service.clone(), args.deadline));
     let answer = connection.registry().drain(request).await;
@@ -203,6 +205,7 @@ pub(crate) async fn undrain(args: UndrainArgs) -> Result<ExitCode, Failure> {
     // One of both is required.
     let Some(service) = &args.service else { return Ok(ExitCode::SUCCESS) };
     let connection = connect::connect(&args.target).await?;
+    refuse_lost(&connection, service, &args.instances).await?;
     let report = |instance: &InstanceId| StateReport {
         instance: Some(instance_ref(service, instance)),
         state: State::Serving.into(),
@@ -212,6 +215,27 @@ pub(crate) async fn undrain(args: UndrainArgs) -> Result<ExitCode, Failure> {
     let item = json!({ "revision": answer.revision.map(|revision| revision.number) });
     output::print_one(args.output_args.format(), &item, "serving again\n")?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses to act on instances that are lost: callers would call them while nothing responds there.
+async fn refuse_lost(
+    connection: &Connection,
+    service: &ServiceName,
+    instances: &[InstanceId],
+) -> Result<(), Failure> {
+    let view = View::read(connection, &Scope::Service(service.clone()), &["endpoints"]).await?;
+    let endpoints = view.services.get(service).into_iter().flat_map(|of| &of.endpoints);
+    let mut lost = endpoints
+        .map(|endpoint| &endpoint.value)
+        .filter(|one| one.state == EndpointState::Lost && instances.contains(&one.instance));
+    let Some(endpoint) = lost.next() else { return Ok(()) };
+    let instance = &endpoint.instance;
+    Err(Failure::failed_with(
+        format!("{instance} is {}", lost_words(endpoint)),
+        format!(
+            "start its server again, which brings it back, or remove it with 'fairmesh delete endpoint {service} {instance}'"
+        ),
+    ))
 }
 
 fn instance_ref(service: &ServiceName, instance: &InstanceId) -> InstanceRef {

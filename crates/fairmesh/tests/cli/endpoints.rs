@@ -197,6 +197,20 @@ fn an_instance_is_undrained_and_the_last_one_is_told() {
 }
 
 #[test]
+fn a_drain_survives_that_the_server_registers_again_and_says_by_whom_it_is() {
+    let mesh = shop_with_servers();
+    mesh.register("shop/catalog", "catalog-1", "us", 7011);
+    mesh.run(&["drain", "shop/catalog", "catalog-0"]).ok();
+    mesh.register("shop/catalog", "catalog-0", "us", 7010);
+    let row = || mesh.run(&["get", "endpoints", "shop/catalog", "--json"]).json()[0].clone();
+    assert_eq!(row()["state"], "draining");
+    let why = row()["why"].as_str().unwrap().to_owned();
+    assert!(why.starts_with("drained by ") && why.contains("since 20") && why.contains("undrain"), "{why}");
+    mesh.run(&["undrain", "shop/catalog", "catalog-0"]).ok();
+    assert_eq!((&row()["state"], &row()["why"]), (&json!("serving"), &json!(null)));
+}
+
+#[test]
 fn a_drain_that_takes_long_says_whom_it_waits_for() {
     let mesh = shop_with_servers();
     // A caller that never says that it has applied anything.

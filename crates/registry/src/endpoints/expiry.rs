@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use fairmesh_model::{EndpointState, Prefix};
+use fairmesh_model::{Endpoint, EndpointState, Prefix};
 use fairmesh_wire::LogLimiter;
 use tokio::time::Instant;
 
@@ -71,7 +71,8 @@ impl Registry {
         }
     }
 
-    /// Marks endpoints with an expired lease as lost. Draining ones, and those that were lost for long, are removed. An
+    /// Marks endpoints with an expired lease as lost. Ones that drain by themselves, and those that were lost for long, are
+    /// removed; one that an operator drained is kept as any other, since its drain would be forgotten with it. An
     /// endpoint that was reported as lost is kept as long as one with an expired lease, since a server whose probes
     /// fail may only be overloaded.
     async fn expire(&self, due: &[InstanceRef], now: Instant) -> Result<(), RegistryError> {
@@ -83,10 +84,15 @@ impl Registry {
                 if !self.leases().is_due(&instance, now) {
                     continue;
                 }
+                let is_drained = held.endpoint.labels.contains_key(Endpoint::DRAINED);
                 match held.endpoint.state {
                     state @ (EndpointState::Starting | EndpointState::Serving) => {
                         marked.push((instance, state));
-                        ops.push(with_state(&held, EndpointState::Lost));
+                        ops.push(with_state(&held, EndpointState::Lost, Endpoint::EXPIRED));
+                    }
+                    EndpointState::Draining if is_drained && !self.leases().is_lost(&instance) => {
+                        marked.push((instance, EndpointState::Draining));
+                        ops.push(with_state(&held, EndpointState::Lost, Endpoint::EXPIRED));
                     }
                     EndpointState::Lost if !self.leases().is_lost(&instance) => {
                         marked.push((instance, EndpointState::Serving));

@@ -11,7 +11,7 @@ use fairmesh_store::author;
 use fairmesh_wire::records;
 use tokio::time::Instant;
 
-use super::{InstanceRef, Registration, check_batch};
+use super::{InstanceRef, Registration, check_batch, states::set_state};
 use crate::{MAX_AUTO_DECLARED, Registry, RegistryError, clock::now_ms, stored_records::StoredEndpoint};
 
 /// The label with the protocol of an endpoint whose service is not declared.
@@ -152,7 +152,7 @@ impl Registration {
         let (same, elsewhere): (Vec<&StoredEndpoint>, Vec<&StoredEndpoint>) =
             before.iter().partition(|held| held.endpoint.location.region == *region);
         ops.extend(elsewhere.iter().map(|held| held.delete()));
-        // A drain does not pass on to a successor.
+        // A drain of a process by itself does not pass on to a successor.
         let same_process = |held: &&&StoredEndpoint| self.claim().matches(held.endpoint.incarnation());
         let mut mine = before.iter().filter(same_process);
         let draining = mine.any(|held| held.endpoint.state == EndpointState::Draining);
@@ -160,6 +160,14 @@ impl Registration {
         if draining && !self.explicit_state {
             endpoint.state = EndpointState::Draining;
         }
+        // An operator's does, and only the registry says so.
+        endpoint.labels.remove(Endpoint::LOST);
+        match before.iter().find_map(|held| held.endpoint.labels.get(Endpoint::DRAINED)) {
+            Some(drained) => drop(endpoint.labels.insert(Endpoint::DRAINED.into(), drained.clone())),
+            None => drop(endpoint.labels.remove(Endpoint::DRAINED)),
+        }
+        let state = endpoint.state;
+        set_state(&mut endpoint, state, "");
         match same.first() {
             Some(held) if held.endpoint == endpoint => {}
             Some(held) => ops.push(held.put(&endpoint)),

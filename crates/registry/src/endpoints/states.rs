@@ -1,14 +1,17 @@
 use std::{collections::BTreeMap, time::Duration};
 
-use fairmesh_model::{EndpointState, Prefix};
+use fairmesh_model::{Endpoint, EndpointState, Prefix};
 use fairmesh_rib::Op;
 use tokio::time::Instant;
 
 use super::{InstanceClaim, InstanceRef, StateReport, check_batch, expiry::EXPIRY_BATCH};
-use crate::{Registry, RegistryError, leases::Renewal, stored_records::StoredEndpoint};
+use crate::{Registry, RegistryError, clock::now_ms, leases::Renewal, stored_records::StoredEndpoint};
 
 /// The longest wait for callers to move that one drain may ask for.
 const MAX_DRAIN_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// The most bytes of an author in a label.
+const MAX_AUTHOR: usize = 200;
 
 /// The result of a drain.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,27 +100,54 @@ impl Registry {
                 let found = self.find(&instances).into_iter().zip(back);
                 let found = found.filter_map(|(held, (_, before))| Some((held?, *before)));
                 let lost = found.filter(|(held, _)| held.endpoint.state == EndpointState::Lost);
-                Ok((lost.map(|(held, before)| with_state(&held, before)).collect(), ()))
+                Ok((lost.map(|(held, before)| with_state(&held, before, Endpoint::EXPIRED)).collect(), ()))
             };
             self.change(plan).await?;
         }
         Ok(())
     }
 
-    /// Sets states, all or none; returns the revision.
+    /// Sets states, all or none; returns the revision. An operator's drain holds against what the process itself reports,
+    /// and ends with a report for any process, which is an operator's.
     ///
     /// # Errors
-    /// `NotFound` when an instance is not registered, or by another process.
+    /// `NotFound` when an instance is not registered, or by another process. `Refused` when others than the process itself
+    /// report an endpoint whose lease expired: it would be called, and nothing would mark it as lost again.
     pub async fn report(&self, reports: &[StateReport]) -> Result<u64, RegistryError> {
         let claims: Vec<_> = reports.iter().map(|report| report.claim.clone()).collect();
         check_batch("reports", named(&claims))?;
         let plan = || {
-            let held = self.find_all("reports", &claims)?;
-            let changed =
-                held.iter().zip(reports).filter(|(held, report)| held.endpoint.state != report.state);
-            Ok((changed.map(|(held, report)| with_state(held, report.state)).collect(), ()))
+            let mut ops = Vec::new();
+            for (held, StateReport { claim, state }) in self.find_all("reports", &claims)?.iter().zip(reports)
+            {
+                let is_operator = claim.incarnation == 0;
+                if is_operator && *state != EndpointState::Lost && self.leases().is_lost(&claim.instance) {
+                    return Err(lost("reports", held));
+                }
+                let mut endpoint = held.endpoint.clone();
+                if is_operator && matches!(state, EndpointState::Serving | EndpointState::Starting) {
+                    endpoint.labels.remove(Endpoint::DRAINED);
+                }
+                set_state(&mut endpoint, *state, Endpoint::REPORTED);
+                ops.extend((endpoint != held.endpoint).then(|| held.put(&endpoint)));
+            }
+            Ok((ops, ()))
         };
         Ok(self.change(plan).await?.revision)
+    }
+
+    /// The same as [`Self::drain`] on behalf of an operator: it holds until an operator ends it or the endpoint is removed,
+    /// also when the lease expires in between and when a process registers under the name.
+    ///
+    /// # Errors
+    /// As [`Self::drain`], and `Refused` for an endpoint that is lost.
+    pub async fn drain_by_operator(
+        &self,
+        instances: &[InstanceClaim],
+        author: &str,
+        timeout: Duration,
+    ) -> Result<DrainOutcome, RegistryError> {
+        self.drain_as(instances, Some(author), timeout).await
     }
 
     /// Marks endpoints as draining, then waits until every caller has applied that, at most for `timeout`
@@ -130,12 +160,33 @@ impl Registry {
         instances: &[InstanceClaim],
         timeout: Duration,
     ) -> Result<DrainOutcome, RegistryError> {
+        self.drain_as(instances, None, timeout).await
+    }
+
+    async fn drain_as(
+        &self,
+        instances: &[InstanceClaim],
+        operator: Option<&str>,
+        timeout: Duration,
+    ) -> Result<DrainOutcome, RegistryError> {
         let deadline = Instant::now() + timeout.min(MAX_DRAIN_TIMEOUT);
         check_batch("instances", named(instances))?;
+        let label = operator.map(|author| format!("{} {}", now_ms(), short(author)));
         let plan = || {
-            let held = self.find_all("instances", instances)?;
-            let running = held.iter().filter(|held| held.endpoint.state != EndpointState::Draining);
-            Ok((running.map(|held| with_state(held, EndpointState::Draining)).collect(), ()))
+            let mut ops = Vec::new();
+            for held in self.find_all("instances", instances)? {
+                let mut endpoint = held.endpoint.clone();
+                if let Some(label) = &label {
+                    if endpoint.state == EndpointState::Lost {
+                        return Err(lost("instances", &held));
+                    }
+                    // The first drain counts.
+                    endpoint.labels.entry(Endpoint::DRAINED.into()).or_insert_with(|| label.clone());
+                }
+                set_state(&mut endpoint, EndpointState::Draining, "");
+                ops.extend((endpoint != held.endpoint).then(|| held.put(&endpoint)));
+            }
+            Ok((ops, ()))
         };
         self.change(plan).await?;
         // Watchers acknowledge what they were sent, so each prefix is waited for with its own newest revision.
@@ -178,8 +229,42 @@ fn named(claims: &[InstanceClaim]) -> impl ExactSizeIterator<Item = InstanceRef>
     claims.iter().map(|claim| claim.instance.clone())
 }
 
-pub(super) fn with_state(held: &StoredEndpoint, state: EndpointState) -> Op {
+/// Writes the state; `cause` is why, if it is lost.
+pub(super) fn with_state(held: &StoredEndpoint, state: EndpointState, cause: &str) -> Op {
     let mut endpoint = held.endpoint.clone();
-    endpoint.state = state;
+    set_state(&mut endpoint, state, cause);
     held.put(&endpoint)
+}
+
+/// Sets the state, but for an operator's drain: what would serve drains then.
+pub(super) fn set_state(endpoint: &mut Endpoint, state: EndpointState, cause: &str) {
+    let is_drained = endpoint.labels.contains_key(Endpoint::DRAINED);
+    let before = endpoint.state;
+    endpoint.state = match state {
+        EndpointState::Serving if is_drained => EndpointState::Draining,
+        state => state,
+    };
+    match (before, endpoint.state) {
+        (EndpointState::Lost, EndpointState::Lost) => {}
+        (_, EndpointState::Lost) => {
+            drop(endpoint.labels.insert(Endpoint::LOST.into(), format!("{} {cause}", now_ms())));
+        }
+        _ => drop(endpoint.labels.remove(Endpoint::LOST)),
+    }
+}
+
+fn lost(field: &str, held: &StoredEndpoint) -> RegistryError {
+    let InstanceRef { service, instance } = held.instance_ref();
+    let problem = format!(
+        "'{instance}' of {service} is lost: its lease was not renewed, or its program does not respond"
+    );
+    let hint = format!(
+        "start its server again, which brings it back, or remove it with 'fairmesh delete endpoint {service} {instance}'"
+    );
+    RegistryError::refused(field, problem, &hint)
+}
+
+/// The beginning of an author's name that fits a label.
+fn short(author: &str) -> &str {
+    &author[..author.floor_char_boundary(MAX_AUTHOR)]
 }

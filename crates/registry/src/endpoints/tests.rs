@@ -158,6 +158,89 @@ async fn a_draining_endpoint_drains_until_it_reports_another_state() {
     assert_eq!(test.registry.renew(&[any_process("a")]).await.unwrap(), [instance_ref("a")]);
 }
 
+fn label(test: &TestRegistry, label: &str) -> Option<String> {
+    let endpoint = test.registry.endpoint(&cart(), &"a".parse().unwrap())?.endpoint;
+    endpoint.labels.get(label).cloned()
+}
+
+async fn drain_by_operator(test: &TestRegistry) {
+    test.registry.drain_by_operator(&[any_process("a")], "alice", Duration::ZERO).await.unwrap();
+    assert_eq!(test.state("a"), Some(EndpointState::Draining));
+    assert!(label(test, Endpoint::DRAINED).unwrap().ends_with(" alice"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_of_an_operator_holds_until_an_operator_ends_it() {
+    let test = TestRegistry::running();
+    test.registry.register(&[process(1)]).await.unwrap();
+    drain_by_operator(&test).await;
+    let drained = label(&test, Endpoint::DRAINED);
+    let report = |claim, state| StateReport { claim, state };
+    for state in [EndpointState::Lost, EndpointState::Serving] {
+        test.registry.report(&[report(claim(1), state)]).await.unwrap();
+    }
+    assert_eq!(test.state("a"), Some(EndpointState::Draining), "its process found it well again");
+
+    // Its machine is away for longer than the lease: it comes back as it was.
+    test.until(|r| state(r, "a") == Some(EndpointState::Lost)).await;
+    assert_eq!(test.registry.renew(&[claim(1)]).await.unwrap(), []);
+    assert_eq!(test.state("a"), Some(EndpointState::Draining));
+    // So it does to another control plane, and as another process that says that it serves.
+    test.until(|r| state(r, "a") == Some(EndpointState::Lost)).await;
+    let again = test.restarted();
+    again.registry.register(&[process(2)]).await.unwrap();
+    assert_eq!(test.state("a"), Some(EndpointState::Draining));
+    let mut starting = process(3);
+    starting.endpoint.state = EndpointState::Starting;
+    again.registry.register(&[starting]).await.unwrap();
+    assert_eq!(test.state("a"), Some(EndpointState::Starting), "nothing is called that is not ready");
+    again.registry.report(&[report(claim(3), EndpointState::Serving)]).await.unwrap();
+    assert_eq!(test.state("a"), Some(EndpointState::Draining));
+    assert_eq!(label(&test, Endpoint::DRAINED), drained, "since the first drain");
+
+    again.registry.report(&[report(any_process("a"), EndpointState::Serving)]).await.unwrap();
+    assert_eq!((test.state("a"), label(&test, Endpoint::DRAINED)), (Some(EndpointState::Serving), None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_of_an_operator_ends_with_the_endpoint() {
+    let test = TestRegistry::running();
+    test.registry.register(&[process(1)]).await.unwrap();
+    drain_by_operator(&test).await;
+    test.registry.deregister(&[claim(1)]).await.unwrap();
+    test.registry.register(&[process(1)]).await.unwrap();
+    assert_eq!(test.state("a"), Some(EndpointState::Serving), "its owner had removed it");
+
+    drain_by_operator(&test).await;
+    test.until(|r| state(r, "a") == Some(EndpointState::Lost)).await;
+    tokio::time::sleep(LOST_RETENTION).await;
+    assert_eq!(test.state("a"), None);
+    let mut drained = process(1);
+    drained.endpoint.labels.insert(Endpoint::DRAINED.into(), "1 mallory".into());
+    test.registry.register(&[drained]).await.unwrap();
+    assert_eq!((test.state("a"), label(&test, Endpoint::DRAINED)), (Some(EndpointState::Serving), None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_operator_can_neither_drain_nor_undrain_what_is_lost() {
+    let test = TestRegistry::running();
+    test.registry.register(&[process(1)]).await.unwrap();
+    test.until(|r| state(r, "a") == Some(EndpointState::Lost)).await;
+    assert!(label(&test, Endpoint::LOST).unwrap().ends_with(" expired"));
+    let serving = StateReport { claim: any_process("a"), state: EndpointState::Serving };
+    let refusals = [
+        test.registry.report(&[serving]).await.unwrap_err(),
+        test.registry.drain_by_operator(&[any_process("a")], "alice", Duration::ZERO).await.unwrap_err(),
+    ];
+    for refusal in refusals {
+        assert!(matches!(refusal, RegistryError::Refused(_)), "{refusal}");
+        assert!(refusal.to_string().contains("'a' of shop/cart is lost"), "{refusal}");
+    }
+    assert_eq!(test.state("a"), Some(EndpointState::Lost));
+    assert_eq!(test.registry.renew(&[claim(1)]).await.unwrap(), []);
+    assert_eq!((test.state("a"), label(&test, Endpoint::LOST)), (Some(EndpointState::Serving), None));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_drain_waits_for_every_caller() {
     let test = TestRegistry::new();

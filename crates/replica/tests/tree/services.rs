@@ -83,7 +83,7 @@ async fn a_registration_made_below_two_replicas_arrives_and_a_drain_waits_for_ca
         caller.handle.ack(update.revision);
     }
 
-    let drain = v1::DrainRequest { instances: vec![cart("cart-0")], deadline_ms: 15_000 };
+    let drain = v1::DrainRequest { instances: vec![cart("cart-0")], deadline_ms: 15_000, by_operator: false };
     let mut registry = program.registry();
     let mut draining = tokio::spawn(async move { registry.drain(drain).await });
     let update = caller.update().await;

@@ -212,7 +212,11 @@ impl RegistryClient {
         within: Duration,
     ) -> Result<v1::DrainResponse, RegistryError> {
         let deadline_ms = u32::try_from(within.as_millis()).unwrap_or(u32::MAX);
-        let request = v1::DrainRequest { instances: vec![self.with_incarnation(instance)], deadline_ms };
+        let request = v1::DrainRequest {
+            instances: vec![self.with_incarnation(instance)],
+            deadline_ms,
+            by_operator: false,
+        };
         let (address, connection) = self.connection().await?;
         let mut service = connection.registry();
         // A little longer than the registry waits, so that its response, which names the callers behind, arrives in

@@ -2453,6 +2453,10 @@ pub struct DrainRequest {
 pub struct DrainResponse {
     #[prost(message, optional, tag = "1")]
     pub revision: ::core::option::Option<Revision>,
+    /// By an operator: it holds until a report for any process ends it (incarnation 0), or the endpoint is removed. Without it, a
+    /// process drains itself, and its successor serves.
+    #[prost(bool, tag = "3")]
+    pub by_operator: bool,
     /// Whether every caller had applied the drain when this response was sent.
     #[prost(bool, tag = "2")]
     pub callers_moved: bool,

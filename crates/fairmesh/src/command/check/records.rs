@@ -1,8 +1,11 @@
 //! Records: services without endpoints, endpoints without callers, and names of what does not exist.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+};
 
-use fairmesh_model::{EndpointState, ServiceKind, ServiceName, spec::Resource};
+use fairmesh_model::{Endpoint, EndpointState, ServiceKind, ServiceName, spec::Resource};
 use fairmesh_wire::handshake::Connection;
 
 use crate::{
@@ -31,6 +34,7 @@ pub(super) async fn check(connection: &Connection, report: &mut Report) -> Resul
         shards(name, one, report);
     }
     regions(&view, report);
+    shared_addresses(&view, report);
     report.ok("records", format!("examined the records of {} services", view.services.len()));
     Ok(())
 }
@@ -70,12 +74,66 @@ fn endpoints(name: &ServiceName, one: &ServiceView, view: &View, report: &mut Re
             "service.notServing",
             Level::Error,
             message,
-            format!("{list}; 'fairmesh undrain' ends a drain"),
+            match one.endpoints.iter().any(|at| at.value.state == EndpointState::Draining) {
+                true => format!("{list}; 'fairmesh undrain' ends a drain"),
+                false => format!("start their servers again; {list}"),
+            },
         );
+    }
+    if serving > 0 {
+        some_out(name, one, report);
     }
     if !unhealthy.is_empty() {
         let message = format!("health checks of {name} fail for {}", listed(&unhealthy));
         report.add("endpoint.unhealthy", Level::Warning, message, format!("{list} for the causes"));
+    }
+}
+
+/// Endpoints of a service with serving ones that are lost, or that an operator drained and may have forgotten.
+fn some_out(name: &ServiceName, one: &ServiceView, report: &mut Report) {
+    let named = |is_one: fn(&Endpoint) -> bool| -> BTreeSet<String> {
+        let found = one.endpoints.iter().map(|at| &at.value).filter(|endpoint| is_one(endpoint));
+        found.map(|endpoint| endpoint.instance.to_string()).collect()
+    };
+    let lost = named(|endpoint| endpoint.state == EndpointState::Lost);
+    if !lost.is_empty() {
+        report.add(
+            "endpoint.lost",
+            Level::Warning,
+            format!("{} of {} endpoints of {name} are lost: {}", lost.len(), one.endpoints.len(), listed(&lost)),
+            format!(
+                "start their servers again, or remove them with 'fairmesh delete endpoint {name} INSTANCE'; 'fairmesh get \
+                 endpoints {name}' says since when"
+            ),
+        );
+    }
+    let drained = named(|endpoint| endpoint.state == EndpointState::Draining && endpoint.drained().is_some());
+    if !drained.is_empty() {
+        report.add(
+            "endpoint.drained",
+            Level::Note,
+            format!("'fairmesh drain' keeps calls from endpoints of {name}: {}", listed(&drained)),
+            format!("'fairmesh undrain {name} INSTANCE' ends a drain"),
+        );
+    }
+}
+
+/// Addresses with endpoints of several services, which reach one program.
+fn shared_addresses(view: &View, report: &mut Report) {
+    let mut services: BTreeMap<SocketAddr, BTreeSet<String>> = BTreeMap::new();
+    for (name, one) in &view.services {
+        let live = one.endpoints.iter().map(|at| &at.value).filter(|at| at.state != EndpointState::Lost);
+        for endpoint in live {
+            services.entry(endpoint.address).or_default().insert(name.to_string());
+        }
+    }
+    for (address, names) in services.into_iter().filter(|(_, names)| names.len() > 1) {
+        report.add(
+            "endpoint.sharedAddress",
+            Level::Note,
+            format!("calls to {} reach one program, at {address}", listed(&names)),
+            "if it does not serve all of them, correct the address of one",
+        );
     }
 }
 

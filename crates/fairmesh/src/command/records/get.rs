@@ -32,7 +32,7 @@ use crate::{
 
 use list_output::ListOutputArgs;
 
-pub(crate) use endpoint_state::states as endpoint_states;
+pub(crate) use endpoint_state::{lost_words, states as endpoint_states};
 pub(crate) use fleet::{MOVES_HEAD, add_moves};
 pub(crate) use health::of_service as health_rows;
 pub(crate) use policies::summary as policy_summary;

@@ -14,7 +14,7 @@ pub(crate) struct DisplayedState<'a> {
     /// `starting`, `serving`, `draining`, `lost`, or `unhealthy` of an endpoint that is registered as serving.
     pub(crate) state: &'static str,
     verdict: Option<(&'a Verdict, &'static str)>,
-    region: &'a fairmesh_model::Region,
+    endpoint: &'a Endpoint,
 }
 
 /// The states of the endpoints of a service, in their order.
@@ -22,8 +22,7 @@ pub(crate) fn states<'a>(one: &'a ServiceView, hosts: &Hosts) -> Vec<DisplayedSt
     let endpoints: Vec<&Endpoint> = one.endpoints.iter().map(|endpoint| &endpoint.value).collect();
     let judged = one.health.judge(&endpoints, hosts);
     let state = |(endpoint, force): (&'a Endpoint, VerdictEffect)| {
-        let region = &endpoint.location.region;
-        let panic = judged.panicking_regions.contains(region);
+        let panic = judged.panicking_regions.contains(&endpoint.location.region);
         let verdict =
             one.health.on(endpoint).map(|verdict| (verdict, super::health::effect(verdict, force, panic)));
         let unhealthy = verdict.is_some_and(|(verdict, _)| !verdict.healthy && !verdict.stale);
@@ -31,21 +30,33 @@ pub(crate) fn states<'a>(one: &'a ServiceView, hosts: &Hosts) -> Vec<DisplayedSt
             EndpointState::Serving if unhealthy => "unhealthy",
             state => state.as_str(),
         };
-        DisplayedState { state, verdict, region }
+        DisplayedState { state, verdict, endpoint }
     };
     endpoints.into_iter().zip(judged.effects.iter().copied()).map(state).collect()
 }
 
 impl DisplayedState<'_> {
-    /// Who found it unhealthy, since when, why, and what follows; empty unless it is.
+    /// Who found it unhealthy, drained it or lost it, since when and why; empty of one that serves.
     pub(crate) fn reason(&self) -> String {
         match self.verdict {
             Some((verdict, effect)) if self.state == "unhealthy" => format!(
                 "by health checks of {} since {}: {}; to callers: {effect}",
-                self.region,
+                self.endpoint.location.region,
                 instant(verdict.since_ms),
                 verdict.cause
             ),
+            _ => self.cause(),
+        }
+    }
+
+    fn cause(&self) -> String {
+        let drained =
+            self.endpoint.drained().map(|(at_ms, by)| format!("drained by {by} since {}", instant(at_ms)));
+        match (self.endpoint.state, drained) {
+            (EndpointState::Lost, Some(drained)) => format!("{}; {drained}", lost_words(self.endpoint)),
+            (EndpointState::Lost, None) => lost_words(self.endpoint),
+            (_, Some(drained)) => format!("{drained}, until 'fairmesh undrain'"),
+            (EndpointState::Draining, None) => "drained by its own process or source".into(),
             _ => String::new(),
         }
     }
@@ -55,12 +66,23 @@ impl DisplayedState<'_> {
         self.verdict.map_or(Value::Null, |(verdict, effect)| {
             json!({
                 "healthy": verdict.healthy,
-                "by": format!("health checks of {}", self.region),
+                "by": format!("health checks of {}", self.endpoint.location.region),
                 "since": instant(verdict.since_ms),
                 "cause": verdict.cause,
                 "stale": verdict.stale,
                 "effect": effect,
             })
         })
+    }
+}
+
+/// That an endpoint is lost, since when, and why.
+pub(crate) fn lost_words(endpoint: &Endpoint) -> String {
+    match endpoint.lost() {
+        Some((at_ms, Endpoint::REPORTED)) => {
+            format!("lost since {}: its program does not respond to its server's own checks", instant(at_ms))
+        }
+        Some((at_ms, _)) => format!("lost since {}: its lease was not renewed", instant(at_ms)),
+        None => "lost".into(),
     }
 }

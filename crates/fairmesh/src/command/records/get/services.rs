@@ -118,6 +118,7 @@ fn endpoint_item(service: &ServiceName, endpoint: &At<Endpoint>, state: &Display
     // Omitted in YAML if it is the default; programs get it explicitly.
     item["state"] = json!(state.state);
     item["health"] = state.health();
+    item["why"] = json!(Some(state.reason()).filter(|why| !why.is_empty()));
     item["weight"] = json!(endpoint.value.weight);
     item["revision"] = json!(endpoint.revision);
     item
