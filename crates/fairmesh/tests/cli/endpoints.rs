@@ -2,6 +2,7 @@
 
 use std::{net::TcpListener, process::Stdio};
 
+use fairmesh_wire::v1::{Endpoint, Location, endpoint::State};
 use serde_json::json;
 
 use super::support::{Mesh, wait_until};
@@ -194,6 +195,41 @@ fn an_instance_is_undrained_and_the_last_one_is_told() {
     mesh.run(&["undrain", "shop/catalog", "catalog-0"]).ok();
     let endpoints = mesh.run(&["get", "endpoints", "shop/catalog", "--json"]).json();
     assert_eq!(endpoints[0]["state"], "serving");
+}
+
+#[test]
+fn a_lost_endpoint_is_neither_drained_nor_undrained_and_can_be_deleted() {
+    let mesh = shop_with_servers();
+    let endpoint = |instance: &str, lease_ms| Endpoint {
+        instance: instance.into(),
+        address: "127.0.0.1:7012".into(),
+        location: Some(Location { region: "eu".into(), ..Location::default() }),
+        state: State::Serving.into(),
+        lease_ms,
+        ..Endpoint::default()
+    };
+    mesh.announce("shop/gone", endpoint("g-1", 1000));
+    let row = || mesh.run(&["get", "endpoints", "shop/gone", "--json"]).json()[0].clone();
+    wait_until("it is lost", || row()["state"] == "lost");
+    assert!(row()["why"].as_str().unwrap().contains("its lease was not renewed"), "{}", row());
+    for command in ["drain", "undrain"] {
+        let complaint = mesh.run(&[command, "shop/gone", "g-1"]).fails(1);
+        assert!(complaint.contains("g-1 is lost since 20"), "{complaint}");
+        assert!(complaint.contains("fairmesh delete endpoint shop/gone g-1"), "{complaint}");
+    }
+    assert_eq!(row()["state"], "lost");
+
+    // Nothing is there, so that the declaration may go.
+    assert!(mesh.run(&["delete", "service", "shop/gone", "--dry-run"]).ok().contains("would be deleted"));
+    mesh.run(&["delete", "endpoint", "shop/gone", "g-1", "--dry-run"]).ok();
+    mesh.run(&["delete", "endpoint", "shop/gone", "g-1"]).ok();
+    assert_eq!(mesh.run(&["get", "endpoints", "shop/gone", "--json"]).json(), json!([]));
+    assert!(mesh.run(&["delete", "endpoint", "shop/gone", "g-1"]).fails(1).contains("has no endpoint g-1"));
+    assert!(mesh.run(&["delete", "endpoint", "shop/gone"]).fails(2).contains("is not named"));
+    assert!(mesh.run(&["delete", "service", "shop/gone", "g-1"]).fails(2).contains("one argument too many"));
+    let alive = mesh.run(&["delete", "endpoint", "shop/cart", "cart-0"]).fails(1);
+    assert!(alive.contains("would register it again"), "{alive}");
+    assert!(mesh.run(&["delete", "service", "shop/cart"]).fails(1).contains("2 endpoints"));
 }
 
 #[test]

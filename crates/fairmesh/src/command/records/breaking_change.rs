@@ -1,6 +1,6 @@
 //! Changes of declarations that would fail calls in use: refused by every command, unless forced.
 
-use fairmesh_model::{Service, ServiceKind, ServiceName, counted};
+use fairmesh_model::{EndpointState, Service, ServiceKind, ServiceName, counted};
 use fairmesh_wire::handshake::Connection;
 
 use crate::{
@@ -27,10 +27,10 @@ pub(super) async fn refuse(connection: &Connection, change: &Change<'_>, hint: &
     damage.map_or(Ok(()), |damage| Err(Failure::failed_with(damage, hint)))
 }
 
-/// What a change would break; nothing for a service without endpoints.
+/// What a change would break; nothing for a service without endpoints. Lost ones do not count: no program is there.
 pub(super) fn consequences(now: &ServiceView, change: &Change<'_>) -> Option<String> {
     let stored = &now.service.as_ref()?.value;
-    let has = match now.endpoints.len() {
+    let has = match now.endpoints.iter().filter(|at| at.value.state != EndpointState::Lost).count() {
         0 => return None,
         count => counted(count, "endpoint"),
     };

@@ -2,8 +2,9 @@
 
 use std::process::ExitCode;
 
-use clap::Args;
-use fairmesh_wire::v1::{ApplyRequest, outcome};
+use clap::{Args, ValueEnum, builder::PossibleValue};
+use fairmesh_model::{EndpointState, InstanceId, ServiceName};
+use fairmesh_wire::v1::{ApplyRequest, DeregisterRequest, InstanceRef, outcome};
 use serde_json::json;
 
 use crate::{
@@ -11,28 +12,66 @@ use crate::{
     connect,
     failure::Failure,
     output,
+    view::{Scope, View},
 };
 
 use super::{
     breaking_change::{self, Change},
-    history_key::{self, HistoryKey, Kind, Version},
+    history_key::{self, HistoryKey, Kind, RecordName, Version},
 };
 
 /// Alternative to deleting a declaration that has running servers.
 const HINT: &str = "stop its servers first (see 'fairmesh get endpoints'), or use --force";
 
+/// What can be deleted: configuration with a history, and endpoints.
+#[derive(Clone, Copy, Debug)]
+enum Deletable {
+    Record(Kind),
+    Endpoint,
+}
+
+impl ValueEnum for Deletable {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[
+            Self::Record(Kind::Service),
+            Self::Record(Kind::Policy),
+            Self::Record(Kind::Workload),
+            Self::Record(Kind::Topology),
+            Self::Record(Kind::Hosts),
+            Self::Record(Kind::Authorization),
+            Self::Record(Kind::Role),
+            Self::Endpoint,
+        ]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        match self {
+            Self::Record(kind) => kind.to_possible_value(),
+            Self::Endpoint => {
+                let help = "An endpoint whose server is gone, before it is forgotten by itself";
+                Some(PossibleValue::new("endpoint").alias("endpoints").help(help))
+            }
+        }
+    }
+}
+
 /// Arguments of `fairmesh delete`.
 #[derive(Debug, Args)]
 pub(crate) struct DeleteArgs {
-    #[command(flatten)]
-    of: HistoryKey,
+    /// The kind of record.
+    #[arg(value_enum)]
+    kind: Deletable,
+    /// The service, as tenant/service, or the role binding; topology, hosts and authorization have no name.
+    name: Option<RecordName>,
+    /// The instance, of an endpoint.
+    instance: Option<InstanceId>,
     /// Why, for the history.
     #[arg(short, long, value_name = "TEXT")]
     message: Option<String>,
     /// Only report what would be deleted.
     #[arg(long)]
     dry_run: bool,
-    /// Delete a declaration even though the service has endpoints.
+    /// Delete a declaration even though the service has endpoints, and an endpoint that is not lost.
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -43,16 +82,38 @@ pub(crate) struct DeleteArgs {
 
 /// Deletes the current value, unless it is changed concurrently; history keeps it.
 pub(crate) async fn run(args: DeleteArgs) -> Result<ExitCode, Failure> {
-    args.of.validate()?;
+    let of = match (args.kind, &args.name, &args.instance) {
+        (Deletable::Endpoint, Some(RecordName::Service(service)), Some(instance)) => {
+            return delete_endpoint(&args, service, instance).await;
+        }
+        (Deletable::Endpoint, ..) => {
+            return Err(Failure::refused(
+                "the endpoint is not named",
+                "write its service and its instance (see 'fairmesh get endpoints'): fairmesh delete endpoint shop/cart cart-0",
+            ));
+        }
+        (Deletable::Record(_), _, Some(instance)) => {
+            return Err(Failure::refused(
+                format!("'{instance}' is one argument too many"),
+                "only endpoints have an instance: fairmesh delete endpoint shop/cart cart-0",
+            ));
+        }
+        (Deletable::Record(kind), name, None) => HistoryKey { kind, name: name.clone() },
+    };
+    of.validate()?;
+    delete_record(&args, &of).await
+}
+
+async fn delete_record(args: &DeleteArgs, of: &HistoryKey) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.target).await?;
-    let subject = args.of.title();
-    let Some(current) = history_key::versions(&connection, &args.of).await?.into_iter().next() else {
+    let subject = of.title();
+    let Some(current) = history_key::versions(&connection, of).await?.into_iter().next() else {
         return Err(not_found(&subject));
     };
     if current.values.iter().all(Option::is_none) {
         return Err(not_found(&subject));
     }
-    if let (Some(name), Kind::Service, false) = (args.of.service(), args.of.kind, args.force) {
+    if let (Some(name), Kind::Service, false) = (of.service(), of.kind, args.force) {
         let change = Change { name, to: None, mapped: false };
         breaking_change::refuse(&connection, &change, HINT).await?;
     }
@@ -60,23 +121,63 @@ pub(crate) async fn run(args: DeleteArgs) -> Result<ExitCode, Failure> {
     let unchanged = current.stored_revision;
     let gone = Version { values: vec![None; current.values.len()], ..current.clone() };
     let request = ApplyRequest {
-        ops: args.of.ops(&gone, unchanged),
+        ops: of.ops(&gone, unchanged),
         dry_run: args.dry_run,
         message: args.message.clone().unwrap_or_default(),
     };
     let answer = connection.admin().apply(request).await?.into_inner();
     let deleted = answer.outcomes.iter().any(|one| one.kind() == outcome::Kind::Deleted);
-    let (kind, service) = (args.of.kind_argument(), args.of.name());
+    let (kind, service) = (of.kind_argument(), of.name());
     let item = json!({
         "kind": kind, "service": service, "deleted": deleted && !args.dry_run, "dryRun": args.dry_run,
     });
     let text = match args.dry_run {
         true => format!("{subject} would be deleted (revision {})\n", current.revision),
-        false if args.of.kind == Kind::Role => {
-            let keys: Vec<_> = args.of.records().iter().map(|record| record.key.to_string()).collect();
+        false if of.kind == Kind::Role => {
+            let keys: Vec<_> = of.records().iter().map(|record| record.key.to_string()).collect();
             format!("{subject} is deleted; 'fairmesh audit --key {}' shows what it was\n", keys.join(" "))
         }
-        false => format!("{subject} is deleted; 'fairmesh rollback {}' restores it\n", args.of.arguments()),
+        false => format!("{subject} is deleted; 'fairmesh rollback {}' restores it\n", of.arguments()),
+    };
+    output::print_one(args.output_args.format(), &item, &text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Removes an endpoint. One that is not lost has a server that would register it again.
+async fn delete_endpoint(
+    args: &DeleteArgs,
+    service: &ServiceName,
+    instance: &InstanceId,
+) -> Result<ExitCode, Failure> {
+    let connection = connect::connect(&args.target).await?;
+    let view = View::read(&connection, &Scope::Service(service.clone()), &["endpoints"]).await?;
+    let endpoints = view.services.get(service).into_iter().flat_map(|of| &of.endpoints);
+    let Some(endpoint) = endpoints.map(|at| &at.value).find(|one| one.instance == *instance) else {
+        return Err(Failure::failed_with(
+            format!("{service} has no endpoint {instance}"),
+            format!("see 'fairmesh get endpoints {service}'"),
+        ));
+    };
+    if endpoint.state != EndpointState::Lost && !args.force {
+        return Err(Failure::failed_with(
+            format!(
+                "{instance} of {service} is {}: its server would register it again",
+                endpoint.state.as_str()
+            ),
+            "stop its server, or take it out of service with 'fairmesh drain'; --force removes it all the same",
+        ));
+    }
+    if !args.dry_run {
+        let of = InstanceRef { service: service.to_string(), instance: instance.to_string(), incarnation: 0 };
+        connection.registry().deregister(DeregisterRequest { instances: vec![of] }).await?;
+    }
+    let item = json!({
+        "kind": "endpoint", "service": service.to_string(), "instance": instance.to_string(),
+        "deleted": !args.dry_run, "dryRun": args.dry_run,
+    });
+    let text = match args.dry_run {
+        true => format!("endpoint {instance} of {service} would be deleted\n"),
+        false => format!("endpoint {instance} of {service} is deleted\n"),
     };
     output::print_one(args.output_args.format(), &item, &text)?;
     Ok(ExitCode::SUCCESS)

@@ -25,12 +25,12 @@ pub(crate) struct HistoryKey {
     #[arg(value_enum)]
     pub(super) kind: Kind,
     /// The service, as tenant/service, or the role binding; topology, hosts and authorization have no name.
-    name: Option<RecordName>,
+    pub(super) name: Option<RecordName>,
 }
 
 /// The name of a record on the command line.
 #[derive(Clone, Debug)]
-enum RecordName {
+pub(super) enum RecordName {
     Service(ServiceName),
     RoleBinding(Label),
 }
