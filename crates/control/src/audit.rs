@@ -18,6 +18,7 @@ use std::{
     time::Duration,
 };
 
+use fairmesh_model::{Revision, StoreId};
 use fairmesh_rib::{Commit, Node};
 use tokio::{
     sync::{mpsc, oneshot},
@@ -65,7 +66,17 @@ struct Draft {
     at_ms: u64,
     who: String,
     revision: u64,
+    store: String,
     changes: Vec<AuditChange>,
+}
+
+/// The last revision of a store that the log in a folder has, if its last entry is of that store. A store that is behind it
+/// was restored from a copy.
+pub(crate) async fn last_revision(folder: &Path, store: StoreId) -> Option<u64> {
+    let folder = folder.to_owned();
+    // A log that cannot be read is no reason not to start.
+    let last = spawn_blocking(move || file::last_entry(&folder)).await.ok()?.ok()??;
+    (last.store? == store.to_string()).then_some(last.revision)
 }
 
 impl AuditLog {
@@ -86,13 +97,14 @@ impl AuditLog {
     }
 
     /// Logs a write of this process, once the node has it.
-    pub(crate) async fn record(&self, author: Option<Arc<str>>, revision: u64) {
+    pub(crate) async fn record(&self, author: Option<Arc<str>>, revision: Revision) {
+        let Revision { store, number: revision, .. } = revision;
         let changes = self.shared.changes.take(revision);
         if changes.is_empty() {
             return;
         }
         let who = author.map_or_else(|| "control plane".to_owned(), |author| author.to_string());
-        let draft = Draft { at_ms: crate::admin::now_ms(), who, revision, changes };
+        let draft = Draft { at_ms: crate::admin::now_ms(), who, revision, store: store.to_string(), changes };
         if self.shared.queue.send(Queued::Draft(draft)).await.is_err() {
             self.shared.lost.fetch_add(1, Relaxed);
         }

@@ -2,7 +2,7 @@ use std::{io, net::SocketAddr, path::PathBuf};
 
 use fairmesh_identity::IdentityError;
 use fairmesh_model::TrustDomain;
-use fairmesh_store::StoreError;
+use fairmesh_store::{StoreError, StoreLocation};
 use fairmesh_wire::transport::BindError;
 
 /// Why a control plane cannot start or continue.
@@ -41,6 +41,20 @@ pub enum ControlError {
     Jwks {
         /// The file, and what is wrong with it.
         problem: String,
+    },
+    /// The store is older than what was written to it.
+    #[error(
+        "the store {place} is at revision {revision}, and audit.log has a write of revision {logged}: if it was restored from a \
+         copy, start once with --new-store-id, so that readers of later revisions take a snapshot of it; if it is the wrong \
+         store, correct --data-dir or --store"
+    )]
+    Restored {
+        /// The store.
+        place: StoreLocation,
+        /// Its revision.
+        revision: u64,
+        /// The last revision in the log of writes.
+        logged: u64,
     },
     /// The store belongs to another trust domain.
     #[error(

@@ -25,7 +25,7 @@ use crate::{
     ControlConfig, ControlError,
     access::{Access, guard_calls, guard_pages},
     admin::AdminService,
-    audit::AuditLog,
+    audit::{self, AuditLog},
     caller_numbers::CallerNumbers,
     health_checks::{CheckerService, Checks, Woken},
     http,
@@ -82,6 +82,7 @@ impl Control {
         let tokens = UserTokens::new(config.oidc.as_ref()).await?;
         let OpenStore { store, partitions } = open(&config).await?;
         let (revision, entries) = store.load().await?;
+        refuse_restored(&config, &*store, revision).await?;
         let is_new = entries.is_empty();
         let node = Node::load(store.id(), revision, entries.iter().cloned());
         let indices = Indices::new(&node, AuditLog::open(&config.data_dir));
@@ -253,6 +254,21 @@ impl Controllers {
         spawn_stoppable(store_tasks, async move { imbalance.run(stop).await });
         let stop = writes_ended.clone();
         spawn_stoppable(store_tasks, async move { registry.run(stop.cancelled_owned()).await });
+    }
+}
+
+/// Refuses a store that is behind what this control plane wrote to it: readers would mix two histories.
+async fn refuse_restored(
+    config: &ControlConfig,
+    store: &dyn Store,
+    revision: u64,
+) -> Result<(), ControlError> {
+    match audit::last_revision(&config.data_dir, store.id()).await {
+        Some(logged) if logged > revision => {
+            store.close().await;
+            Err(ControlError::Restored { place: store_location(config), revision, logged })
+        }
+        _ => Ok(()),
     }
 }
 

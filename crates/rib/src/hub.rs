@@ -29,7 +29,8 @@ pub struct WatcherInfo {
     pub software: String,
     /// Its identity, as the transport established it.
     pub identity: Identity,
-    /// The number up to which it applied its changes: the node's own where no change is pending.
+    /// The number up to which it applied its changes: the node's own where no change is pending, and a greater one where it holds
+    /// later copies than the node.
     pub applied: u64,
     /// Its kind, region and addresses, if it sent them; programs do not.
     pub peer: Option<Arc<PeerInfo>>,
@@ -155,6 +156,11 @@ impl Hub {
             .values_mut()
             .for_each(|watcher| watcher.progress_due = !watcher.subscriptions.is_empty());
         self.watchers.keys().copied().collect()
+    }
+
+    /// Whether the watcher holds copies later than the table, as of its last pull.
+    pub(crate) fn is_ahead(&self, id: WatcherId) -> bool {
+        self.ahead.contains(&id)
     }
 
     /// Whether the last pull left new subscriptions over.

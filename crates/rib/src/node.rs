@@ -375,6 +375,10 @@ impl Node {
         pulled
     }
 
+    fn is_ahead(&self, id: WatcherId) -> bool {
+        self.lock().hub.is_ahead(id)
+    }
+
     fn enable_patches(&self, id: WatcherId) {
         let inner = &mut *self.lock();
         inner.hub.enable_patches(id);

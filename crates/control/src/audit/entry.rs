@@ -16,6 +16,9 @@ pub struct AuditEntry {
     pub who: String,
     /// The revision of the store.
     pub revision: u64,
+    /// The id of the store; absent from entries of earlier releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store: Option<String>,
     /// The records that it changed.
     pub changes: Vec<AuditChange>,
     /// The hash of the entry before; zeros in the first one.
@@ -147,6 +150,7 @@ mod tests {
                     at_ms: 1,
                     who: "alice".into(),
                     revision: number,
+                    store: None,
                     changes: vec![AuditChange {
                         key: "/t/shop/services/cart".into(),
                         before: None,

@@ -36,11 +36,7 @@ impl AuditFile {
         }
         let last = match last {
             Some(line) => Some(line),
-            None => match File::open(folder.join(FORMER)) {
-                Ok(mut former) => whole_lines(&mut former)?.1,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-                Err(error) => return Err(error),
-            },
+            None => last_line(&folder.join(FORMER))?,
         };
         let (number, hash) = last.as_deref().and_then(head_of).unwrap_or_else(|| (0, first_hash()));
         Ok(Self { folder: folder.to_owned(), file, bytes, number, hash, max_bytes: MAX_BYTES })
@@ -53,9 +49,10 @@ impl AuditFile {
             let (number, hash, max_bytes) = (self.number, self.hash.clone(), self.max_bytes);
             *self = Self { number, hash, max_bytes, ..Self::open(&self.folder)? };
         }
-        let Draft { at_ms, who, revision, changes } = draft;
+        let Draft { at_ms, who, revision, store, changes } = draft;
         let (number, previous) = (self.number + 1, self.hash.clone());
-        let (line, hash) = AuditEntry { number, at_ms, who, revision, changes, previous }.line()?;
+        let (line, hash) =
+            AuditEntry { number, at_ms, who, revision, store: Some(store), changes, previous }.line()?;
         self.file.write_all(line.as_bytes())?;
         self.bytes += line.len() as u64;
         (self.number, self.hash) = (number, hash);
@@ -79,6 +76,24 @@ fn whole_lines(file: &mut File) -> io::Result<(u64, Option<String>)> {
     let start = text[..end].iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
     let line = String::from_utf8_lossy(&text[start..end]).into_owned();
     Ok((length - tail + end as u64 + 1, Some(line)))
+}
+
+/// The last whole line of a file; `None` without one.
+fn last_line(path: &Path) -> io::Result<Option<String>> {
+    match File::open(path) {
+        Ok(mut file) => Ok(whole_lines(&mut file)?.1),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The last entry of the log in a folder. Changes nothing there.
+pub(super) fn last_entry(folder: &Path) -> io::Result<Option<AuditEntry>> {
+    let line = match last_line(&folder.join(CURRENT))? {
+        Some(line) => Some(line),
+        None => last_line(&folder.join(FORMER))?,
+    };
+    Ok(line.and_then(|line| serde_json::from_str(line.split_once(' ')?.1).ok()))
 }
 
 /// The number and the hash of an entry.
@@ -119,7 +134,7 @@ mod tests {
     use crate::audit::ChainReader;
 
     fn draft(revision: u64) -> Draft {
-        Draft { at_ms: 1, who: "alice".into(), revision, changes: Vec::new() }
+        Draft { at_ms: 1, who: "alice".into(), revision, store: "5".into(), changes: Vec::new() }
     }
 
     fn verified(folder: &Path) -> Vec<u64> {

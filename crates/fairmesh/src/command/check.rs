@@ -64,6 +64,7 @@ pub(crate) async fn run(args: CheckArgs) -> Result<ExitCode, Failure> {
     machine::folders(&args, &mut report);
     machine::abilities(&mut report).await;
     if let Some(control) = &control {
+        processes::readers(control, &mut report).await;
         records::check(control, &mut report).await?;
     }
     output::print_one(args.output_args.format(), &report.json(), &report.to_string())?;

@@ -2,7 +2,10 @@
 
 use std::{fs, process::Stdio};
 
-use super::support::{Mesh, contents, fairmesh, send};
+use super::{
+    check::found,
+    support::{Mesh, contents, fairmesh, send, wait_until},
+};
 
 #[test]
 fn a_control_plane_that_is_asked_to_stop_ends_well_and_keeps_everything() {
@@ -44,6 +47,54 @@ fn a_copy_of_the_data_directory_is_a_backup() {
     mesh.start_control();
     assert_eq!(mesh.run(&["get", "services", "--json"]).json(), before);
     assert!(mesh.control_log().contains("the store has a new id"), "{}", mesh.control_log());
+}
+
+#[test]
+fn a_restored_store_is_not_taken_for_the_one_that_it_is_a_copy_of() {
+    let mut mesh = Mesh::with_shop();
+    mesh.stop_control("TERM");
+    let (data, copy) = (mesh.path("data"), mesh.path("rib.copy"));
+    let (store, log, log_copy) = (data.join("rib.redb"), data.join("audit.log"), mesh.path("audit.copy"));
+    fs::copy(&store, &copy).unwrap();
+    mesh.start_control();
+    let replica = mesh.replica("root", &mesh.address());
+    for seconds in 20..23 {
+        mesh.apply(&format!("kind: Policy\nservice: shop/catalog\ntimeout: {seconds}s\n")).ok();
+    }
+    let has = |timeout: &str| {
+        let read = fairmesh(&replica.address(), &["get", "policies", "shop/catalog", "--json"], "");
+        // It answers with an error until it has everything.
+        let policies = serde_json::from_str::<serde_json::Value>(&read.out).unwrap_or_default();
+        policies[0]["timeout"] == timeout
+    };
+    wait_until("the replica has the last write", || has("22s"));
+    mesh.stop_control("TERM");
+
+    fs::copy(&copy, &store).unwrap();
+    let complaint = refused(&mesh);
+    assert!(complaint.contains("audit.log") && complaint.contains("--new-store-id"), "{complaint}");
+    assert_eq!(fs::read(&store).unwrap().len(), fs::read(&copy).unwrap().len());
+
+    // Without the log of writes, readers show it.
+    fs::rename(&log, &log_copy).unwrap();
+    mesh.start_control();
+    let is_behind = |mesh: &Mesh| {
+        let none =
+            ["--http", "none", "--admin", "none", "--metrics", "none", "--agent", "unix:/nowhere.sock"];
+        found(&mesh.run(&[&["check", "--json"][..], &none].concat())).contains(&"control.behind".to_owned())
+    };
+    wait_until("the reader ahead is found", || is_behind(&mesh));
+    mesh.stop_control("TERM");
+
+    fs::rename(&log_copy, &log).unwrap();
+    mesh.arguments = vec!["--new-store-id".into()];
+    mesh.start_control();
+    wait_until("the reader took a snapshot", || has("5s"));
+    assert!(!is_behind(&mesh));
+    mesh.stop_control("TERM");
+    // The log of the store with the former id is no reason to refuse it.
+    mesh.arguments.clear();
+    mesh.start_control();
 }
 
 /// Starts a control plane that must refuse; its complaint.

@@ -20,6 +20,8 @@ pub(super) enum Event {
     },
     AgeUpdate {
         age: Duration,
+        /// The revision of the upstream, if the reader holds later copies.
+        behind: Option<Revision>,
     },
     AckRequest {
         revision: Revision,
@@ -59,7 +61,8 @@ impl Assembler {
                 return Ok(Some(Event::Refused { prefix, reason: refused.reason }));
             }
             Some(Kind::AgeUpdate(update)) => {
-                return Ok(Some(Event::AgeUpdate { age: Duration::from_millis(update.age_ms) }));
+                let behind = update.behind.map(TryInto::try_into).transpose()?;
+                return Ok(Some(Event::AgeUpdate { age: Duration::from_millis(update.age_ms), behind }));
             }
             Some(Kind::AckRequest(request)) => {
                 let revision =

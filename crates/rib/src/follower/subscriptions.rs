@@ -39,6 +39,11 @@ pub(super) enum StaleUpstream {
     #[error("it is at revision {offered}, behind revision {held} that was seen before; it will be retried")]
     Behind { held: u64, offered: u64 },
     #[error(
+        "it is at revision {offered} of its store, and the local copy at {held}: it sends no changes before it is there too; if \
+         that store was restored from a copy, start its control plane once with --new-store-id"
+    )]
+    Waiting { held: u64, offered: u64 },
+    #[error(
         "it went back from revision {held} of {prefix} to {offered} on one store; if that store was restored from a \
          copy, start its control plane once with --new-store-id"
     )]
@@ -151,6 +156,11 @@ impl Subscriptions {
     /// Requests that end every subscription of the present connection.
     pub(super) fn unsubscribe_all(&self) -> impl Iterator<Item = v1::WatchRequest> + '_ {
         self.subscriptions.keys().map(|prefix| request(Kind::Unsubscribe(prefix.to_string())))
+    }
+
+    /// The latest revision of the copies that the present connection does not send the changes of.
+    pub(super) fn latest_copy(&self) -> Option<u64> {
+        self.subscriptions.values().filter_map(|one| one.held.as_deref()).map(|held| held.number).max()
     }
 
     /// Whether the present connection sends the changes of a key.

@@ -25,6 +25,9 @@ use super::{
 };
 use crate::{Entry, Update, followed_prefixes::MAX_PREFIXES};
 
+/// How long an upstream may be behind the copy before that is an error: one that only lags has caught up by then.
+const MAX_BEHIND: Duration = Duration::from_secs(5);
+
 /// Follows one upstream after another.
 pub(super) struct FollowerTask<S> {
     config: FollowerConfig,
@@ -37,6 +40,8 @@ pub(super) struct FollowerTask<S> {
     ack_requested: watch::Sender<Option<Revision>>,
     /// Failed attempts in a row: a connection that is refused before its first update counts as failed.
     failures: u32,
+    /// The revision of an upstream that is behind the copy, and when to warn of that.
+    behind: Option<(u64, Instant)>,
     /// Unsubscribe and end.
     closing: CancellationToken,
 }
@@ -75,7 +80,18 @@ impl<S: Sink> FollowerTask<S> {
         closing: CancellationToken,
     ) -> Self {
         let (subscriptions, acks, failover) = Default::default();
-        Self { config, sink, desired, subscriptions, acks, failover, ack_requested, failures: 0, closing }
+        Self {
+            config,
+            sink,
+            desired,
+            subscriptions,
+            acks,
+            failover,
+            ack_requested,
+            failures: 0,
+            behind: None,
+            closing,
+        }
     }
 
     /// Follows upstreams until `stop`.
@@ -165,13 +181,18 @@ impl<S: Sink> FollowerTask<S> {
             error: None,
         });
         connection.send_replace(Some(beside));
-        match self.run_watch(watch).await {
+        match self.run_watch(watch, state).await {
             Ok(never) => match never {},
             Err(ended) => ended,
         }
     }
 
-    async fn run_watch(&mut self, mut watch: Watch) -> Result<std::convert::Infallible, DisconnectReason> {
+    async fn run_watch(
+        &mut self,
+        mut watch: Watch,
+        state: &watch::Sender<FollowerState>,
+    ) -> Result<std::convert::Infallible, DisconnectReason> {
+        self.behind = None;
         let mut assembler = Assembler::default();
         self.subscriptions.disconnected();
         self.acks = AckBatcher::default();
@@ -181,10 +202,11 @@ impl<S: Sink> FollowerTask<S> {
             self.send_requests(&mut watch);
             let due = self.acks.due();
             let leave = self.failover.due().filter(|_| !alone);
+            let warn = self.behind.map(|(_, warn)| warn);
             tokio::select! {
                 message = watch.next() => {
                     if let Some(event) = assembler.push(message?)? {
-                        self.handle_event(event)?;
+                        self.handle_event(event, state)?;
                     }
                 }
                 () = self.desired.changed.notified() => {}
@@ -195,6 +217,7 @@ impl<S: Sink> FollowerTask<S> {
                     return Err(DisconnectReason::Closed);
                 }
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
+                () = sleep_until(warn.unwrap_or_else(Instant::now)), if warn.is_some() => self.warn_behind(state),
                 () = sleep_until(leave.unwrap_or_else(Instant::now)), if leave.is_some() => {
                     self.failover.left();
                     return Err(DisconnectReason::Stale);
@@ -220,7 +243,20 @@ impl<S: Sink> FollowerTask<S> {
         }
     }
 
-    fn handle_event(&mut self, event: Event) -> Result<(), DisconnectReason> {
+    /// Says that the upstream waits to catch up with the copy, which a store restored from a backup never does.
+    fn warn_behind(&mut self, state: &watch::Sender<FollowerState>) {
+        let Some((offered, _)) = self.behind.take() else { return };
+        let held = self.subscriptions.latest_copy().unwrap_or_default();
+        let reason = StaleUpstream::Waiting { held, offered }.to_string();
+        tracing::warn!(reason, "the upstream is behind the local copy, which gets no changes");
+        state.send_modify(|state| state.error = Some(reason));
+    }
+
+    fn handle_event(
+        &mut self,
+        event: Event,
+        state: &watch::Sender<FollowerState>,
+    ) -> Result<(), DisconnectReason> {
         match event {
             Event::Update { mut update, patches } => {
                 self.apply_patches(&mut update, &patches)?;
@@ -235,9 +271,13 @@ impl<S: Sink> FollowerTask<S> {
                 self.sink.update(update);
             }
             Event::Refused { prefix, reason } => self.sink.refused(&prefix, &reason),
-            Event::AgeUpdate { age } => {
-                self.failover.age_update(age, Instant::now(), random());
-                self.sink.age_update(age);
+            Event::AgeUpdate { age, behind } => {
+                self.behind = behind.map(|upstream| (upstream.number, Instant::now() + MAX_BEHIND));
+                state.send_if_modified(|state| behind.is_none() && state.error.take().is_some());
+                if behind.is_none() {
+                    self.failover.age_update(age, Instant::now(), random());
+                    self.sink.age_update(age);
+                }
             }
             Event::AckRequest { revision } => {
                 self.acks.request_ack(revision);

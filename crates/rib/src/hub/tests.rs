@@ -266,6 +266,11 @@ fn a_reader_ahead_of_the_table_waits_until_the_table_is_there() {
     world.hub.subscribe(id, Prefix::new("/a/").unwrap(), Some(Cursor::at(later)));
     assert_eq!(world.hub.pull(id, STORE, &world.table), None, "a snapshot would take it back");
     assert_eq!(world.hub.least_applied(1), 1, "it does not delay acknowledgements");
+    let applied = |world: &World| {
+        let of_a = world.hub.watchers(&Prefix::new("/a/").unwrap(), world.table.revision());
+        of_a.iter().map(|watcher| watcher.applied).max()
+    };
+    assert_eq!((world.hub.is_ahead(id), applied(&world)), (true, Some(3)), "operators see what it holds");
     put(&mut world, ["/a/2".to_owned()], 1);
     assert_eq!(world.hub.pull(id, STORE, &world.table), None);
     put(&mut world, ["/c".to_owned()], 1);
@@ -273,6 +278,7 @@ fn a_reader_ahead_of_the_table_waits_until_the_table_is_there() {
     assert!(woken.contains(&id), "it looks again whenever the table moves");
     let update = world.hub.pull(id, STORE, &world.table).unwrap().update;
     assert_eq!((update.resumed.len(), update.puts.len(), update.snapshots.len()), (1, 0, 0));
+    assert!(!world.hub.is_ahead(id));
 }
 
 #[test]

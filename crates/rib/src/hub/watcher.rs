@@ -168,12 +168,24 @@ impl Watcher {
         self.counts.ahead > 0
     }
 
+    /// The latest copy that it holds, if that is later than the table.
+    fn ahead_at(&self) -> Option<u64> {
+        if !self.is_ahead() {
+            return None;
+        }
+        let ahead = |prefix: &Prefix| match self.subscriptions.get(prefix) {
+            Some(SubscriptionState::Ahead(cursor)) => Some(cursor.number(0)),
+            _ => None,
+        };
+        self.unsynced.iter().filter_map(ahead).max()
+    }
+
     pub(super) fn identity(&self) -> (&str, &Identity) {
         (&self.software, &self.identity)
     }
 
     pub(super) fn info(&self, revision: u64) -> WatcherInfo {
-        let applied = self.applied(revision);
+        let applied = self.ahead_at().unwrap_or_else(|| self.applied(revision));
         let (software, identity, peer) = (self.software.clone(), self.identity.clone(), self.peer.clone());
         WatcherInfo { software, identity, applied, peer }
     }

@@ -85,6 +85,11 @@ impl Watcher {
         self.node.subscribe(self.id, prefix, from);
     }
 
+    /// Whether it holds copies later than the node, as of the last pull: it waits for the node.
+    pub fn is_ahead(&self) -> bool {
+        self.node.is_ahead(self.id)
+    }
+
     /// Stops following a prefix.
     pub fn unsubscribe(&self, prefix: &Prefix) {
         self.node.unsubscribe(self.id, prefix);

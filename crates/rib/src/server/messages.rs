@@ -147,8 +147,8 @@ pub(super) fn refused(prefix: &Prefix, reason: String) -> v1::WatchResponse {
     v1::WatchResponse { kind: Some(Kind::Refused(refused)), more: false }
 }
 
-pub(super) fn age_update(age: Duration) -> v1::WatchResponse {
-    let update = v1::AgeUpdate { age_ms: milliseconds(age) };
+pub(super) fn age_update(age: Duration, behind: Option<Revision>) -> v1::WatchResponse {
+    let update = v1::AgeUpdate { age_ms: milliseconds(age), behind: behind.map(Into::into) };
     v1::WatchResponse { kind: Some(Kind::AgeUpdate(update)), more: false }
 }
 

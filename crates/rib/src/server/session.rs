@@ -4,6 +4,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use fairmesh_model::{Cursor, Prefix};
@@ -59,6 +60,10 @@ pub(super) struct Session<B: ServedRib> {
     reported_current: bool,
     /// Whether the caller takes age updates.
     takes_age_updates: bool,
+    /// Whether the caller may hold copies later than the node.
+    may_be_ahead: bool,
+    /// Whether the caller was told that it does.
+    reported_ahead: bool,
     /// The number up to which acknowledgements were requested of the caller.
     ack_requested: u64,
 }
@@ -108,6 +113,8 @@ impl<B: ServedRib> Session<B> {
             check_due: false,
             reported_current: true,
             takes_age_updates: false,
+            may_be_ahead: false,
+            reported_ahead: false,
             ack_requested: 0,
         }
     }
@@ -250,6 +257,9 @@ impl<B: ServedRib> Session<B> {
         if let Some(update) = self.age_update() {
             self.outbox.notify(update);
         }
+        if let Some(update) = self.ahead_update() {
+            self.outbox.notify(update);
+        }
         if let Some(request) = self.ack_request() {
             self.outbox.notify(request);
         }
@@ -272,11 +282,28 @@ impl<B: ServedRib> Session<B> {
         if self.ages.is_none() || !self.takes_age_updates {
             return None;
         }
+        let oldest = self.oldest_age();
+        let was = std::mem::replace(&mut self.reported_current, oldest.is_zero());
+        (was != self.reported_current).then(|| messages::age_update(oldest, None))
+    }
+
+    fn oldest_age(&self) -> Duration {
         let ages = !self.backend.max_age().is_zero();
         let served = self.subscriptions.iter().filter(|(_, subscription)| ages && subscription.served);
-        let oldest = served.map(|(prefix, _)| self.backend.age(prefix)).max().unwrap_or_default();
-        let was = std::mem::replace(&mut self.reported_current, oldest.is_zero());
-        (was != self.reported_current).then(|| messages::age_update(oldest))
+        served.map(|(prefix, _)| self.backend.age(prefix)).max().unwrap_or_default()
+    }
+
+    /// Tells the caller that it holds copies later than the node, or no more; `None` where it knows.
+    fn ahead_update(&mut self) -> Option<v1::WatchResponse> {
+        if !self.may_be_ahead || !self.takes_age_updates {
+            return None;
+        }
+        self.may_be_ahead = self.watcher.is_ahead();
+        if std::mem::replace(&mut self.reported_ahead, self.may_be_ahead) == self.may_be_ahead {
+            return None;
+        }
+        let behind = self.may_be_ahead.then(|| self.backend.node().revision());
+        Some(messages::age_update(self.oldest_age(), behind))
     }
 
     /// The acknowledgement request that is due; `None` without one, or where it was sent.
@@ -319,6 +346,7 @@ impl<B: ServedRib> Session<B> {
         let from = subscribe.from.map(Cursor::try_from).transpose().map_err(refused)?;
         self.more_follows = subscribe.more;
         self.takes_age_updates |= subscribe.age_updates;
+        self.may_be_ahead |= from.is_some();
         if subscribe.patches {
             self.watcher.enable_patches();
         }

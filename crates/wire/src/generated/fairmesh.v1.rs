@@ -300,11 +300,15 @@ pub struct Resumed {
     pub age_ms: u64,
 }
 /// Sent once when data of the watch starts to age, and once when it is current again; never while that does not change.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AgeUpdate {
     /// How old the oldest data of this watch may be, in milliseconds; it ages from here on. 0: all data is current.
     #[prost(uint64, tag = "1")]
     pub age_ms: u64,
+    /// The revision of the serving node, if the watcher holds later copies from its store: the node waits until it is there, and
+    /// sends no changes of these prefixes before. Absent again once it is.
+    #[prost(message, optional, tag = "2")]
+    pub behind: ::core::option::Option<Revision>,
 }
 /// Acknowledge this and all earlier revisions as soon as they are applied; a process that acknowledges for its own
 /// watchers passes the request on to them. Without it, acknowledgements are delayed and batched for up to a second.
@@ -351,7 +355,8 @@ pub struct Watcher {
     pub software: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
     pub identity: ::prost::alloc::string::String,
-    /// The position that it has applied and acknowledged; absent while the serving node knows no store.
+    /// The position that it has applied and acknowledged, or that of its copies where these are later than the serving node; absent
+    /// while the serving node knows no store.
     #[prost(message, optional, tag = "3")]
     pub applied: ::core::option::Option<Cursor>,
     /// Its description; absent from programs.
@@ -2448,15 +2453,15 @@ pub struct DrainRequest {
     pub instances: ::prost::alloc::vec::Vec<InstanceRef>,
     #[prost(uint32, tag = "2")]
     pub deadline_ms: u32,
+    /// By an operator: it holds until a report for any process ends it (incarnation 0), or the endpoint is removed. Without it, a
+    /// process drains itself, and its successor serves.
+    #[prost(bool, tag = "3")]
+    pub by_operator: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DrainResponse {
     #[prost(message, optional, tag = "1")]
     pub revision: ::core::option::Option<Revision>,
-    /// By an operator: it holds until a report for any process ends it (incarnation 0), or the endpoint is removed. Without it, a
-    /// process drains itself, and its successor serves.
-    #[prost(bool, tag = "3")]
-    pub by_operator: bool,
     /// Whether every caller had applied the drain when this response was sent.
     #[prost(bool, tag = "2")]
     pub callers_moved: bool,
@@ -4914,6 +4919,9 @@ pub struct Change {
     /// Why it was replaced, as the author said.
     #[prost(string, tag = "5")]
     pub replaced_message: ::prost::alloc::string::String,
+    /// Of the current value: the revision of this store that wrote it, for conditions.
+    #[prost(uint64, tag = "6")]
+    pub stored_revision: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RollbackRequest {
@@ -4923,9 +4931,6 @@ pub struct RollbackRequest {
     pub service: ::prost::alloc::string::String,
     /// The revision of the value to restore; 0 means the value before the current one.
     #[prost(uint64, tag = "3")]
-    /// Of the current value: the revision of this store that wrote it, for conditions.
-    #[prost(uint64, tag = "6")]
-    pub stored_revision: u64,
     pub revision: u64,
     /// Why, for the history; at most 1024 bytes.
     #[prost(string, tag = "4")]

@@ -1,11 +1,12 @@
 //! Processes: whether they respond, which releases they are, and the age of their data.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
-use fairmesh_model::spec::write_duration;
+use fairmesh_model::{Cursor, Prefix, spec::write_duration};
 use fairmesh_wire::{
     handshake::{self, ConnectError, Connection},
     transport::Address,
+    v1::WatchersRequest,
 };
 use jiff::{Timestamp, fmt::rfc2822::DateTimeParser};
 
@@ -14,7 +15,7 @@ use super::{
     page::{Fetched, Page, fetch},
 };
 use crate::{
-    command::finding::{Level, Report},
+    command::finding::{Level, Report, listed},
     connect::{SOFTWARE, transport, transport_of_user},
     failure::Failure,
     view::age_of,
@@ -60,6 +61,47 @@ pub(super) async fn control(args: &CheckArgs, report: &mut Report) -> Result<Opt
         }
     }
     Ok(connection)
+}
+
+/// Whether readers hold later revisions than the control plane has, which a restored store leads to. They get no changes.
+pub(super) async fn readers(control: &Connection, report: &mut Report) {
+    // A watcher may apply a write between two reads of the control plane; one that is ahead is so of the next one too.
+    let Some((_, ahead)) =
+        readers_ahead(control, &BTreeMap::new()).await.filter(|(_, ahead)| !ahead.is_empty())
+    else {
+        return;
+    };
+    let Some((revision, ahead)) = readers_ahead(control, &ahead).await.filter(|(_, ahead)| !ahead.is_empty())
+    else {
+        return;
+    };
+    let held = ahead.values().copied().max().unwrap_or_default();
+    let names = listed(&ahead.into_keys().collect());
+    report.add(
+        "control.behind",
+        Level::Error,
+        format!("the control plane is at revision {revision} of its store, and readers hold up to revision {held}: {names}"),
+        "they get no changes before it is there too: if the store was restored from a copy, start its control plane once with \
+         --new-store-id",
+    );
+}
+
+/// The revision of a control plane, and its readers that hold later ones: of all, or those with the revisions `known` before.
+async fn readers_ahead(
+    control: &Connection,
+    known: &BTreeMap<String, u64>,
+) -> Option<(u64, BTreeMap<String, u64>)> {
+    let request = WatchersRequest { prefix: Prefix::everything().to_string() };
+    // Who may not read everything is told nothing.
+    let answer = control.rib().watchers(request).await.ok()?.into_inner();
+    let at = Cursor::try_from(answer.at?).ok()?;
+    let ahead = answer.watchers.into_iter().filter_map(|watcher| {
+        let applied = Cursor::try_from(watcher.applied?).ok()?.number(0);
+        let name = format!("{} ({})", watcher.software, watcher.identity);
+        let held = if known.is_empty() { applied } else { applied.min(*known.get(&name)?) };
+        (held > at.number(0)).then_some((name, held))
+    });
+    Some((at.number(0), ahead.collect()))
 }
 
 /// Examines the agent of this machine.
