@@ -27,6 +27,7 @@ pub(crate) enum Expected {
     /// This id, of any domain that is trusted for it.
     Id(SpiffeId),
     Mesh,
+    KeyServer,
 }
 
 impl From<ExpectedPeer<'_>> for Expected {
@@ -35,6 +36,7 @@ impl From<ExpectedPeer<'_>> for Expected {
             ExpectedPeer::Service(service) => Self::Service(service.clone()),
             ExpectedPeer::Id(id) => Self::Id(id.clone()),
             ExpectedPeer::Mesh => Self::Mesh,
+            ExpectedPeer::KeyServer => Self::KeyServer,
         }
     }
 }
@@ -44,7 +46,10 @@ impl Expected {
         let fits = match (self, &found.path) {
             (Self::Id(expected), _) => *expected == found,
             (Self::Service(service), SpiffePath::Service(found)) => service == found,
-            (Self::Mesh, SpiffePath::Mesh(role, _)) => *role != MeshRole::Operator,
+            (Self::Mesh, SpiffePath::Mesh(role, _)) => {
+                !matches!(role, MeshRole::Operator | MeshRole::KeyServer)
+            }
+            (Self::KeyServer, SpiffePath::Mesh(role, _)) => *role == MeshRole::KeyServer,
             _ => false,
         };
         if fits { Ok(()) } else { Err(Refused::Unexpected { found, expected: self.to_string() }) }
@@ -57,6 +62,7 @@ impl fmt::Display for Expected {
             Self::Service(service) => service.fmt(f),
             Self::Id(id) => id.fmt(f),
             Self::Mesh => f.write_str("a process of the mesh"),
+            Self::KeyServer => f.write_str("a key server"),
         }
     }
 }

@@ -36,14 +36,17 @@ pub enum MeshRole {
     Control,
     /// A replica of the routing information base.
     Replica,
-    /// A proxy or a lookaside that many programs share, or a key server.
+    /// A proxy or a lookaside that many programs share.
     Proxy,
+    /// A key server. It signs for proxies, and is neither read from nor reads records of services.
+    KeyServer,
     /// A person, and programs that call services without being one.
     Operator,
 }
 
 impl MeshRole {
-    const ALL: [Self; 5] = [Self::Agent, Self::Control, Self::Replica, Self::Proxy, Self::Operator];
+    const ALL: [Self; 6] =
+        [Self::Agent, Self::Control, Self::Replica, Self::Proxy, Self::KeyServer, Self::Operator];
 
     /// The role in ids.
     pub const fn as_str(self) -> &'static str {
@@ -52,6 +55,7 @@ impl MeshRole {
             Self::Control => "control",
             Self::Replica => "replica",
             Self::Proxy => "proxy",
+            Self::KeyServer => "keyserver",
             Self::Operator => "operator",
         }
     }
@@ -126,6 +130,7 @@ mod tests {
             "spiffe://prod/fairmesh/agent/web-1",
             "spiffe://prod/fairmesh/control/a.b",
             "spiffe://prod/fairmesh/operator/alice",
+            "spiffe://prod/fairmesh/keyserver/web-1.keyserver",
         ] {
             assert_eq!(text.parse::<SpiffeId>().unwrap().to_string(), text);
         }

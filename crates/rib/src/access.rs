@@ -248,7 +248,8 @@ impl AccessControl {
                     self.of_process(*role, name)
                 }
                 SpiffePath::Mesh(MeshRole::Control, _) => Grants::admin(),
-                SpiffePath::Mesh(MeshRole::Operator, _) => Grants::default(),
+                // A key server needs what all may read, the roots and the revocations, and nothing of services.
+                SpiffePath::Mesh(MeshRole::Operator | MeshRole::KeyServer, _) => Grants::default(),
             },
         }
     }

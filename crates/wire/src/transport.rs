@@ -66,6 +66,8 @@ pub struct Transport {
     plaintext_callers: Option<Arc<PlaintextCallers>>,
     federated_callers: Option<Arc<FederatedCallers>>,
     token: Option<BearerToken>,
+    /// Whether it connects to key servers, instead of processes that have records.
+    is_to_key_server: bool,
 }
 
 impl Transport {
@@ -88,6 +90,12 @@ impl Transport {
     #[must_use]
     pub fn with_token(self, token: BearerToken) -> Self {
         Self { token: Some(token), ..self }
+    }
+
+    /// The same for connections to a key server: no other process of the mesh is accepted in its place.
+    #[must_use]
+    pub fn to_key_server(self) -> Self {
+        Self { is_to_key_server: true, ..self }
     }
 
     /// The token of the user.
@@ -154,8 +162,9 @@ impl Transport {
             Address::Tcp(address) => {
                 let stream = TcpStream::connect(address).await?;
                 configure(&stream)?;
+                let peer = if self.is_to_key_server { ExpectedPeer::KeyServer } else { ExpectedPeer::Mesh };
                 match self.of_mesh() {
-                    Some(identity) => Stream::Tls(identity.connect(ExpectedPeer::Mesh, stream).await?),
+                    Some(identity) => Stream::Tls(identity.connect(peer, stream).await?),
                     None => Stream::Tcp(stream),
                 }
             }

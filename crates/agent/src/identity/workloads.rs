@@ -109,9 +109,10 @@ fn requested_path(path: &str, agent: &Label, uid: u32) -> Result<SpiffePath, Inv
         return Ok(SpiffePath::Mesh(MeshRole::Operator, Label::new(format!("{agent}.uid-{uid}"))?));
     }
     match path.parse()? {
-        SpiffePath::Mesh(role @ (MeshRole::Proxy | MeshRole::Operator | MeshRole::Replica), name) => {
-            Ok(SpiffePath::Mesh(role, Label::new(format!("{agent}.{name}"))?))
-        }
+        SpiffePath::Mesh(
+            role @ (MeshRole::Proxy | MeshRole::KeyServer | MeshRole::Operator | MeshRole::Replica),
+            name,
+        ) => Ok(SpiffePath::Mesh(role, Label::new(format!("{agent}.{name}"))?)),
         path => Ok(path),
     }
 }
@@ -127,6 +128,7 @@ mod tests {
             ("", "fairmesh/operator/web-1.uid-7"),
             ("fairmesh/proxy/edge", "fairmesh/proxy/web-1.edge"),
             ("fairmesh/replica/eu", "fairmesh/replica/web-1.eu"),
+            ("fairmesh/keyserver/edge", "fairmesh/keyserver/web-1.edge"),
             ("shop/cart", "shop/cart"),
             ("fairmesh/control/x", "fairmesh/control/x"),
         ] {

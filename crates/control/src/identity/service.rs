@@ -141,7 +141,9 @@ impl IdentityService {
             SpiffePath::Mesh(MeshRole::Replica, name) => {
                 joined.tenants.is_empty() && self.vouches(agent, name)
             }
-            SpiffePath::Mesh(MeshRole::Proxy | MeshRole::Operator, name) => self.vouches(agent, name),
+            SpiffePath::Mesh(MeshRole::Proxy | MeshRole::KeyServer | MeshRole::Operator, name) => {
+                self.vouches(agent, name)
+            }
             SpiffePath::Mesh(MeshRole::Control, _) => false,
         };
         if may { Ok(()) } else { refused() }

@@ -1,6 +1,8 @@
 //! A fleet on its way from plaintext to mutual TLS.
 
 use std::{
+    convert::Infallible,
+    io::{Read as _, Write as _},
     net::TcpStream,
     sync::{
         Arc,
@@ -9,11 +11,16 @@ use std::{
     thread::{self, JoinHandle},
 };
 
+use bytes::Bytes;
+use fairmesh_model::Protocol;
+use fairmesh_server::{MeshServer, serve_http};
 use fairmesh_test_support::free_port;
+use http_body_util::Full;
+use tokio::net::TcpListener;
 
 use super::{
     calls::echo,
-    identities::{Killed, agent, has_certificate, plaintext, start},
+    identities::{Killed, agent, domain, has_certificate, plaintext, runtime, start},
     support::{Mesh, send, wait_until},
 };
 
@@ -120,4 +127,86 @@ fn a_fleet_moves_from_plaintext_to_mutual_tls_without_a_failed_call() {
     assert!(mesh.run(&["identity", "plaintext"]).err.contains("no policy says 'mtls: permissive'"));
     assert!(succeeds(with_identity.port));
     with_identity.end();
+}
+
+/// A server of the library in a thread of its own, until the test ends.
+fn serve_by_library(agent: &str, port: u16) {
+    let agent = agent.parse().unwrap();
+    thread::spawn(move || {
+        runtime().block_on(async {
+            let listener = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
+            let server = MeshServer::builder("shop/catalog")
+                .address(listener.local_addr().unwrap())
+                .protocol(Protocol::Http1)
+                .agent(agent)
+                .start()
+                .await
+                .unwrap();
+            let respond = tower::service_fn(async |request: http::Request<hyper::body::Incoming>| {
+                let mut response = http::Response::new(Full::<Bytes>::default());
+                if let Some(secret) = request.headers().get("x-secret") {
+                    response.headers_mut().insert("x-secret", secret.clone());
+                }
+                Ok::<_, Infallible>(response)
+            });
+            serve_http(listener, respond, &server).await.unwrap();
+        });
+    });
+}
+
+/// Sends a request over an open connection, and returns what comes back.
+fn request_again(stream: &mut TcpStream) -> String {
+    let _ = write!(stream, "GET /items HTTP/1.1\r\nhost: catalog.shop\r\nx-secret: tea\r\n\r\n");
+    let (mut read, mut text) = ([0; 4096], String::new());
+    let is_refusal = |text: &str| text.starts_with("HTTP/1.1 4") || text.starts_with("HTTP/1.1 5");
+    while !is_success(&text) && !is_refusal(&text) {
+        match stream.read(&mut read) {
+            Ok(length @ 1..) => text += &String::from_utf8_lossy(&read[..length]),
+            _ => break,
+        }
+    }
+    text
+}
+
+#[test]
+fn proxies_and_servers_of_the_library_accept_plaintext_while_the_policy_is_permissive() {
+    let (mesh, _) = domain();
+    mesh.apply("kind: Service\nname: shop/catalog\n").ok();
+    let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
+    wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
+    let [inbound, library] = [(); 2].map(|()| free_port());
+    let admin = format!("127.0.0.1:{}", free_port());
+    let from_to = format!("shop/catalog@127.0.0.1:{inbound}=127.0.0.1:{}", echo());
+    let _proxy = start(&["proxy", "--agent", &agent, "--admin", &admin, "--inbound", &from_to], None);
+    serve_by_library(&agent, library);
+    let call = || mesh.run(&["call", "shop/catalog", "--agent", &agent, "--as", "shop/web", "/items"]).code;
+    wait_until("both are registered with mutual TLS", || {
+        let endpoints = mesh.run(&["get", "endpoints", "shop/catalog", "--json"]).json();
+        endpoints.as_array().is_some_and(|all| all.len() == 2 && all.iter().all(|one| one["mtls"] == true))
+    });
+    for port in [inbound, library] {
+        assert!(!succeeds(port), "{port}: the policy is strict");
+    }
+    set_mode(&mesh, "permissive");
+    let mut open = Vec::new();
+    for port in [inbound, library] {
+        wait_until("plaintext is permitted", || succeeds(port));
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        stream.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
+        assert!(is_success(&request_again(&mut stream)), "{port}");
+        open.push(stream);
+        assert_eq!(call(), Some(0), "mutual TLS goes on");
+    }
+    let listed = || mesh.run(&["identity", "plaintext", "shop/catalog", "--json"]).json();
+    wait_until("both list their caller", || {
+        listed()
+            .as_array()
+            .is_some_and(|all| all.len() == 2 && all.iter().all(|one| one["caller"] == "127.0.0.1"))
+    });
+    set_mode(&mesh, "strict");
+    for (port, mut stream) in [inbound, library].into_iter().zip(open) {
+        wait_until("plaintext is refused", || !succeeds(port));
+        assert!(!is_success(&request_again(&mut stream)), "{port}: over an open connection too");
+        assert_eq!(call(), Some(0));
+    }
 }

@@ -2,10 +2,12 @@
 
 use std::{fs, os::unix::fs::PermissionsExt as _};
 
+use fairmesh_test_support::free_port;
+
 use super::{
     check::found,
-    identities::domain,
-    support::{Mesh, Run},
+    identities::{agent, domain, has_certificate, start},
+    support::{Mesh, Run, wait_until},
 };
 
 /// Records that leave something open.
@@ -50,6 +52,11 @@ fn check(mesh: &Mesh) -> Run {
     mesh.run(&["security", "check", "--json", "--state-dir", data.to_str().unwrap()])
 }
 
+/// What is found, but for listeners: other tests have some on this machine.
+fn found_of(run: &Run) -> Vec<String> {
+    found(run).into_iter().filter(|check| check != "listeners.plaintext").collect()
+}
+
 #[test]
 fn what_is_open_is_found_until_it_is_closed() {
     let (mesh, _) = domain();
@@ -66,7 +73,7 @@ fn what_is_open_is_found_until_it_is_closed() {
         "roles",
         "keys.permissions",
     ];
-    assert_eq!((found(&open), open.code), (expected.map(str::to_owned).to_vec(), Some(1)));
+    assert_eq!((found_of(&open), open.code), (expected.map(str::to_owned).to_vec(), Some(1)));
     let text = mesh.run(&["security", "check", "--state-dir", mesh.path("data").to_str().unwrap()]).out;
     for said in ["shop/cart (1 of 1)", "chmod 600", "binding everybody gives everyone", "errors: 2"] {
         assert!(text.contains(said), "{said}: {text}");
@@ -75,11 +82,48 @@ fn what_is_open_is_found_until_it_is_closed() {
     fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
     mesh.apply(CLOSED).ok();
     let closed = check(&mesh);
-    assert_eq!(found(&closed), ["mtls.endpoints"], "the endpoint still speaks plaintext");
+    assert_eq!(found_of(&closed), ["mtls.endpoints"], "the endpoint still speaks plaintext");
 }
 
 #[test]
 fn a_mesh_without_a_trust_domain_protects_nothing() {
     let run = check(&Mesh::start());
     assert_eq!((found(&run), run.code), (vec!["trustDomain".to_owned()], Some(1)));
+}
+
+#[test]
+fn listeners_in_plaintext_and_an_agent_that_is_not_renewed_are_found() {
+    let (mesh, _) = domain();
+    let (process, _) = agent(&mesh, "web-1", &mesh.address(), None);
+    wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
+    let (pages, behind) = (free_port(), free_port());
+    let (admin, listen) = (format!("0.0.0.0:{pages}"), format!("127.0.0.1:{behind}"));
+    let control = mesh.address();
+    let proxy = start(&["proxy", "--control", &control, "--admin", &admin, "--listen", &listen], None);
+    let text = || {
+        let state = mesh.path("web-1");
+        mesh.run(&["security", "check", "--state-dir", state.to_str().unwrap()]).out
+    };
+    let said = format!("proxy' responds in plaintext at 0.0.0.0:{pages}");
+    wait_until("the pages are found", || text().contains(&said));
+    let text = text();
+    assert!(!text.contains(&listen), "loopback is not: {text}");
+    assert!(
+        text.contains("the certificate of spiffe://prod/fairmesh/agent/web-1 is valid for 23 h"),
+        "{text}"
+    );
+    drop((process, proxy));
+    // Its key is that of nothing any more.
+    let (_other, roots) = other_bundle();
+    fs::write(mesh.path("web-1/identity/bundle.pem"), fs::read(roots).unwrap()).unwrap();
+    let state = mesh.path("web-1");
+    let broken = mesh.run(&["security", "check", "--state-dir", state.to_str().unwrap()]).out;
+    assert!(broken.contains("cannot be used") && broken.contains("identity token"), "{broken}");
+}
+
+/// The roots of another mesh.
+fn other_bundle() -> (Mesh, std::path::PathBuf) {
+    let (mesh, _) = domain();
+    let path = mesh.path("data/ca/bundle.pem");
+    (mesh, path)
 }

@@ -72,7 +72,7 @@ pub enum RemoteKeyError {
 impl RemoteKey {
     /// Begins to connect, within the current runtime, which must not be blocked by signatures.
     pub fn connect(config: RemoteKeyConfig, transport: &Transport) -> Arc<Self> {
-        let channel = connect_channel_lazy(transport, &config.server);
+        let channel = connect_channel_lazy(&transport.clone().to_key_server(), &config.server);
         let client = KeyServerClient::new(channel).max_decoding_message_size(MAX_RESPONSE);
         let name = format!("{}@{}", config.name, config.server);
         let state = KeyServerState { name, problem: Mutex::new(Some("it has not responded yet".to_owned())) };

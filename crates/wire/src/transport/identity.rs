@@ -16,8 +16,10 @@ pub enum ExpectedPeer<'a> {
     Service(&'a ServiceName),
     /// A server with this id, which may be of a federated trust domain.
     Id(&'a SpiffeId),
-    /// A control plane, a replica, an agent, a lookaside or a key server.
+    /// A control plane, a replica, an agent or a lookaside.
     Mesh,
+    /// A key server.
+    KeyServer,
 }
 
 /// What a process states of a call.

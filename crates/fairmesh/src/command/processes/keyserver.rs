@@ -43,7 +43,7 @@ pub(crate) async fn run(args: KeyserverArgs) -> Result<ExitCode, Failure> {
     let shutdown = signals::shutdown()?;
     let keys = KeyStore::load(&args.keys, &args.allowed).map_err(|error| Failure::stopped(&error))?;
     let name = Label::new("keyserver").map_err(|error| Failure::refused(error, "report this"))?;
-    let path = SpiffePath::Mesh(MeshRole::Proxy, name);
+    let path = SpiffePath::Mesh(MeshRole::KeyServer, name);
     let agent = args.agent.unwrap_or_else(connect::agent);
     let transport = connect::transport_of_agent(agent, Some(path), "keyserver").await;
     // Callers are known by mutual TLS only.

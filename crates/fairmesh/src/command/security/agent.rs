@@ -1,0 +1,50 @@
+//! The certificate of an agent on this machine.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use fairmesh_identity::{Clock as _, Credentials, SystemClock};
+
+use crate::command::{
+    finding::{Level, Report},
+    processes::default_paths::state_folders,
+};
+
+/// The folder of an identity within the state directory of its process.
+const IDENTITY_FOLDER: &str = "identity";
+/// With less left, renewals have failed for hours: they begin 16 h before the end.
+const RENEWED_BEFORE: Duration = Duration::from_secs(12 * 3600);
+
+/// Examines the identities that are kept in the default folders of processes and the given ones.
+pub(super) fn check(given: &[PathBuf], report: &mut Report) {
+    for folder in BTreeSet::from_iter(state_folders(given)) {
+        identity(&folder.join(IDENTITY_FOLDER), report);
+    }
+}
+
+fn identity(folder: &Path, report: &mut Report) {
+    let now = SystemClock.now();
+    let shown = folder.display();
+    let (message, remedy) = match Credentials::load(folder, now) {
+        Ok(None) => return,
+        Ok(Some(own)) => match own.validity().1.saturating_sub(now) {
+            left if left >= RENEWED_BEFORE => {
+                let message = format!("the certificate of {} is valid for {} h", own.id(), left.as_secs() / 3600);
+                return report.ok("agent.certificate", message);
+            }
+            left => (
+                format!("the certificate of {} ends in {} h, and is not renewed", own.id(), left.as_secs() / 3600),
+                "start its agent, and check with 'fairmesh check' that it reaches a control plane".to_owned(),
+            ),
+        },
+        Err(error) => (
+            format!("the identity in {shown} cannot be used: {error}"),
+            "have the agent join again: beside its control plane it does so by itself, elsewhere with 'fairmesh identity token'"
+                .to_owned(),
+        ),
+    };
+    report.add("agent.certificate", Level::Warning, message, remedy);
+}
