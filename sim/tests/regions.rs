@@ -52,7 +52,7 @@ fn a_lack_of_capacity_drops_the_lowest_class_alone() {
 }
 
 /// The intervals of which the planner got only wrong reports, by the faults of the scenario.
-fn rounds_within<'a>(report: &'a TrafficReport, from: f64, to: f64) -> impl Iterator<Item = &'a Round> {
+fn rounds_within(report: &TrafficReport, from: f64, to: f64) -> impl Iterator<Item = &Round> {
     report.rounds.iter().filter(move |round| from <= round.at && round.at < to)
 }
 
