@@ -21,6 +21,7 @@ mod tls_records;
 mod topology;
 
 use std::{
+    fmt::Write as _,
     io,
     path::{Path, PathBuf},
     sync::Arc,
@@ -90,6 +91,9 @@ pub(crate) enum DemoError {
     /// An error of the operating system.
     #[error("{0}")]
     Io(#[from] io::Error),
+    /// The reader of the output has gone, as `head` does; nothing is wrong.
+    #[error("the reader of the output has gone")]
+    ReaderGone,
     /// Unexpected failures of calls.
     #[error("{0} calls failed unexpectedly; the table above has phases and reasons")]
     CallsFailed(u64),
@@ -122,19 +126,23 @@ pub(crate) async fn run(args: DemoArgs) -> Result<(), DemoError> {
     // Installed before the first process, so that a signal in between does not orphan it.
     let terminated = signals::termination()?;
     tokio::pin!(terminated);
-    eprintln!("Starting the shop in {}:", dir.display());
+    say(&format!("Starting the shop in {}:\n", dir.display()));
     let mut fleet = Fleet::start(&dir, &print_step)?;
     let outcome = tokio::select! {
         outcome = play(&mut fleet, &args) => outcome,
         () = &mut terminated => Err(interrupted()),
     };
     if args.keep && outcome.is_ok() {
-        print_kept(&fleet, &dir, args.dir.is_some());
+        // Where the reader has gone, it is kept nevertheless.
+        let _ = output::write(&kept(&fleet, &dir, args.dir.is_some()));
         terminated.await;
     }
     // Also after an error: a server stops its children only when it is asked to stop.
     let stopped = fleet.stop().await;
-    outcome.and(stopped)
+    match outcome {
+        Err(DemoError::ReaderGone) => stopped,
+        outcome => outcome.and(stopped),
+    }
 }
 
 fn interrupted() -> DemoError {
@@ -145,12 +153,12 @@ fn interrupted() -> DemoError {
 async fn play(fleet: &mut Fleet, args: &DemoArgs) -> Result<(), DemoError> {
     let start = Instant::now();
     fleet.up(&print_step).await?;
-    eprintln!("  up after {:.1} s\n", start.elapsed().as_secs_f64());
+    say(&format!("  up after {:.1} s\n\n", start.elapsed().as_secs_f64()));
     show(fleet, args).await
 }
 
 fn print_step(what: &str) {
-    eprintln!("  {what}");
+    say(&format!("  {what}\n"));
 }
 
 /// Runs load and events, and reports.
@@ -174,19 +182,16 @@ async fn show(fleet: &mut Fleet, args: &DemoArgs) -> Result<(), DemoError> {
     progress.finish_and_clear();
     let (attempts, reuse) = load.stop().await;
     let totals = Totals { attempts, reuse, seconds: start.elapsed().as_secs_f64() };
-    let shows = |text: &str| match args.output_args.is_table() {
-        true => print!("{text}"),
-        false => eprint!("{text}"),
-    };
-    shows(&report::text(&tally, &story, totals));
+    let shows = |text: &str| show_text(text, args);
+    shows(&report::text(&tally, &story, totals))?;
     let distances = distances::measured(fleet).await?;
-    shows(&format!("{}\n\n", distances.table()));
+    shows(&format!("{}\n\n", distances.table()))?;
     let second = programs::play(fleet).await?;
-    shows(&format!("{}\n", second.text()));
+    shows(&format!("{}\n", second.text()))?;
     let identities = identities::prove(fleet).await?;
-    shows(&format!("{}\n", identities.text()));
+    shows(&format!("{}\n", identities.text()))?;
     let kernel = kernel_form::play(fleet).await?;
-    shows(&format!("{}\n", kernel.text()));
+    shows(&format!("{}\n", kernel.text()))?;
     let mut figures = report::json(&tally, &story, totals);
     figures["distances"] = distances.json();
     figures["programs"] = second.json();
@@ -204,6 +209,24 @@ async fn show(fleet: &mut Fleet, args: &DemoArgs) -> Result<(), DemoError> {
         (0, differing) => Err(DemoError::ProgramsDiffer(differing)),
         (failed, _) => Err(DemoError::CallsFailed(failed)),
     }
+}
+
+/// Prints a table, to standard error where the figures go to standard output.
+fn show_text(text: &str, args: &DemoArgs) -> Result<(), DemoError> {
+    if !args.output_args.is_table() {
+        say(text);
+        return Ok(());
+    }
+    match output::write_while_open(text.as_bytes()) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(DemoError::ReaderGone),
+        Err(failure) => Err(io::Error::other(failure.message()).into()),
+    }
+}
+
+/// Prints to standard error. Unlike `eprint`, it does not panic where the reader has gone: the fleet has to be stopped.
+fn say(text: &str) {
+    let _ = io::Write::write_all(&mut io::stderr(), text.as_bytes());
 }
 
 /// Writes the figures where the arguments select them.
@@ -239,24 +262,30 @@ fn show_progress(bar: &ProgressBar, tally: &CallStats, load: &Load) {
     bar.tick();
 }
 
-fn print_kept(fleet: &Fleet, dir: &Path, stays: bool) {
+/// What to try while the shop runs.
+fn kept(fleet: &Fleet, dir: &Path, stays: bool) -> String {
+    // Writing to a String cannot fail.
+    let mut text = String::new();
     let agent = fleet.agent_socket(topology::REGIONS[0]);
     let binary = fleet.binary.display();
-    println!("The load has stopped; the shop runs until Ctrl-C. In another terminal:\n");
-    println!("  export FAIRMESH_CONTROL={} FAIRMESH_AGENT={agent}", fleet.control_socket());
-    println!("  {binary} get endpoints");
-    println!(
+    let _ = writeln!(text, "The load has stopped; the shop runs until Ctrl-C. In another terminal:\n");
+    let _ = writeln!(text, "  export FAIRMESH_CONTROL={} FAIRMESH_AGENT={agent}", fleet.control_socket());
+    let _ = writeln!(text, "  {binary} get endpoints");
+    let _ = writeln!(
+        text,
         "  {binary} explain shop/cart --key 618 --role secondary --region {}",
         topology::REGIONS[0].name
     );
-    println!("  {binary} call shop/recommend /for/apples -v");
+    let _ = writeln!(text, "  {binary} call shop/recommend /for/apples -v");
     if let Some(sidecar) = fleet.sidecar_address() {
-        println!("  http_proxy=http://{sidecar} curl -i http://catalog.shop/items/7");
+        let _ = writeln!(text, "  http_proxy=http://{sidecar} curl -i http://catalog.shop/items/7");
     }
-    println!(
+    let _ = writeln!(
+        text,
         "  {binary} register shop/hello --address 127.0.0.1:8000 -- python3 -m http.server 8000 --bind 127.0.0.1"
     );
-    println!("  curl http://{}/metrics\n", fleet.control_http);
+    let _ = writeln!(text, "  curl http://{}/metrics\n", fleet.control_http);
     let then = if stays { "it stays" } else { "it goes with the shop; --dir keeps it" };
-    println!("Sockets, data and logs are in {}: {then}.", dir.display());
+    let _ = writeln!(text, "Sockets, data and logs are in {}: {then}.", dir.display());
+    text
 }

@@ -12,6 +12,7 @@ use clap_complete::{
     env::Shells,
 };
 use fairmesh_model::ServiceName;
+use fairmesh_wire::handshake::Connection;
 use tokio::{runtime::Builder, time::timeout};
 
 use super::TargetArgs;
@@ -40,33 +41,80 @@ pub(crate) fn script(shell: &str) -> Option<Vec<u8>> {
     Some(script)
 }
 
-/// Has every argument that is a service offer those that exist.
+/// Has every argument that is a service, an instance or a kind offer those that exist.
 fn with_services(command: Command) -> Command {
     let names: Vec<String> = command.get_subcommands().map(|below| below.get_name().to_owned()).collect();
     let command =
         names.into_iter().fold(command, |command, name| command.mut_subcommand(name, with_services));
+    let of = command.get_name().to_owned();
     command.mut_args(|argument: Arg| {
-        match argument.get_value_parser().type_id() == TypeId::of::<ServiceName>() {
-            true => argument.add(ArgValueCompleter::new(services)),
-            false => argument,
+        let is_service = argument.get_value_parser().type_id() == TypeId::of::<ServiceName>();
+        match (of.as_str(), argument.get_id().as_str()) {
+            ("describe", "subject") => argument.add(ArgValueCompleter::new(kinds_and_services)),
+            ("wait", "subjects") => argument.add(ArgValueCompleter::new(processes_and_services)),
+            ("drain" | "undrain", "instances") => argument.add(ArgValueCompleter::new(instances)),
+            ("drain" | "undrain", "service") | ("describe" | "delete" | "history" | "rollback", "name") => {
+                argument.add(ArgValueCompleter::new(services))
+            }
+            _ if is_service => argument.add(ArgValueCompleter::new(services)),
+            _ => argument,
         }
     })
 }
 
 fn services(current: &OsStr) -> Vec<CompletionCandidate> {
+    let found = waited_for(async {
+        let view = View::read(&connection().await?, &Scope::All, &["services"]).await.ok()?;
+        Some(view.services.keys().map(ToString::to_string).collect())
+    });
+    begun_by(current, found)
+}
+
+fn kinds_and_services(current: &OsStr) -> Vec<CompletionCandidate> {
+    let mut all = begun_by(current, ["service", "endpoint", "region", "host"].map(str::to_owned));
+    all.extend(services(current));
+    all
+}
+
+fn processes_and_services(current: &OsStr) -> Vec<CompletionCandidate> {
+    let mut all = begun_by(current, ["control", "agent", "proxy"].map(str::to_owned));
+    all.extend(services(current));
+    all
+}
+
+/// The instances of the service in an earlier word of the line.
+fn instances(current: &OsStr) -> Vec<CompletionCandidate> {
+    // The words of the line follow two dashes, and the first is the path of this program.
+    let mut words = env::args().skip_while(|word| word != "--").skip(2);
+    let Some(service) = words.find_map(|word| word.parse::<ServiceName>().ok()) else {
+        return Vec::new();
+    };
+    let found = waited_for(async {
+        let scope = Scope::Service(service.clone());
+        let view = View::read(&connection().await?, &scope, &["endpoints"]).await.ok()?;
+        let endpoints = view.services.get(&service).into_iter().flat_map(|one| &one.endpoints);
+        Some(endpoints.map(|at| at.value.instance.to_string()).collect())
+    });
+    begun_by(current, found)
+}
+
+/// Candidates that continue what was typed.
+fn begun_by(current: &OsStr, names: impl IntoIterator<Item = String>) -> Vec<CompletionCandidate> {
     let begun = current.to_string_lossy();
-    let found = Builder::new_current_thread().enable_all().build().ok();
-    let found =
-        found.and_then(|runtime| runtime.block_on(async { timeout(LOOKUP_TIMEOUT, names()).await.ok()? }));
-    let names = found.unwrap_or_default().into_iter().filter(|name| name.starts_with(&*begun));
+    let names = names.into_iter().filter(|name| name.starts_with(&*begun));
     names.map(CompletionCandidate::new).collect()
 }
 
-/// The names of services at the control plane that the environment names, or of this machine.
-async fn names() -> Option<Vec<String>> {
+/// Names that the control plane gives in time; none otherwise.
+fn waited_for(names: impl Future<Output = Option<Vec<String>>>) -> Vec<String> {
+    let runtime = Builder::new_current_thread().enable_all().build().ok();
+    let found =
+        runtime.and_then(|runtime| runtime.block_on(async { timeout(LOOKUP_TIMEOUT, names).await.ok()? }));
+    found.unwrap_or_default()
+}
+
+/// The control plane that the environment names, or of this machine.
+async fn connection() -> Option<Connection> {
     let named = env::var("FAIRMESH_CONTROL").ok().and_then(|text| text.parse().ok());
-    let target = TargetArgs::without_token(named);
-    let connection = connect::connect(&target).await.ok()?;
-    let view = View::read(&connection, &Scope::All, &["services"]).await.ok()?;
-    Some(view.services.keys().map(ToString::to_string).collect())
+    connect::connect(&TargetArgs::without_token(named)).await.ok()
 }

@@ -2,7 +2,7 @@
 
 mod region;
 
-use std::{process::ExitCode, time::Duration};
+use std::{process::ExitCode, str::FromStr, time::Duration};
 
 use clap::Args;
 use fairmesh_model::{
@@ -35,12 +35,11 @@ const EXIT_CALLERS_REMAIN: u8 = 4;
 /// Arguments of `fairmesh drain`.
 #[derive(Debug, Args)]
 pub(crate) struct DrainArgs {
-    /// The service, as tenant/service.
+    /// The service, as tenant/service; or an endpoint, as tenant/service/instance, which 'get endpoints -o name' prints.
     #[arg(required_unless_present = "region")]
-    service: Option<ServiceName>,
+    service: Option<EndpointName>,
     /// The instances to drain.
-    #[arg(required_unless_present = "region")]
-    instances: Vec<InstanceId>,
+    instances: Vec<EndpointName>,
     /// A whole region: services that the planner of region tables plans for leave it step by step.
     #[arg(long, conflicts_with_all = ["service", "instances", "deadline"])]
     region: Option<Region>,
@@ -68,12 +67,11 @@ pub(crate) struct DrainArgs {
 /// Arguments of `fairmesh undrain`.
 #[derive(Debug, Args)]
 pub(crate) struct UndrainArgs {
-    /// The service, as tenant/service.
+    /// The service, as tenant/service; or an endpoint, as tenant/service/instance.
     #[arg(required_unless_present = "region")]
-    service: Option<ServiceName>,
+    service: Option<EndpointName>,
     /// The instances to put back.
-    #[arg(required_unless_present = "region")]
-    instances: Vec<InstanceId>,
+    instances: Vec<EndpointName>,
     /// A whole region that is drained, or being drained.
     #[arg(long, conflicts_with_all = ["service", "instances"])]
     region: Option<Region>,
@@ -87,6 +85,55 @@ pub(crate) struct UndrainArgs {
     target: TargetArgs,
     #[command(flatten)]
     output_args: OutputArgs,
+}
+
+/// A service, an instance, or both, as in `shop/cart/cart-0`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct EndpointName {
+    service: Option<ServiceName>,
+    instance: Option<InstanceId>,
+}
+
+impl FromStr for EndpointName {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        let (service, instance) = match text.matches('/').count() {
+            0 => (None, Some(text)),
+            1 => (Some(text), None),
+            _ => text
+                .rsplit_once('/')
+                .map_or((None, None), |(service, instance)| (Some(service), Some(instance))),
+        };
+        Ok(Self {
+            service: service.map(str::parse).transpose()?,
+            instance: instance.map(str::parse).transpose()?,
+        })
+    }
+}
+
+/// The instances of one service that the arguments name.
+fn named(first: &EndpointName, further: &[EndpointName]) -> Result<(ServiceName, Vec<InstanceId>), Failure> {
+    const HINT: &str =
+        "write tenant/service and its instances, such as 'shop/cart cart-0', or 'shop/cart/cart-0'";
+    let Some(service) = &first.service else {
+        return Err(Failure::refused("the service is missing", HINT));
+    };
+    let mut instances: Vec<InstanceId> = first.instance.iter().cloned().collect();
+    for one in further {
+        let is_of_it = one.service.as_ref().is_none_or(|other| other == service);
+        match one.instance.clone().filter(|_| is_of_it) {
+            Some(instance) => instances.push(instance),
+            None => {
+                let message = format!("the instances of one command are of one service, here {service}");
+                return Err(Failure::refused(message, HINT));
+            }
+        }
+    }
+    if instances.is_empty() {
+        return Err(Failure::refused(format!("no instance of {service} is given"), HINT));
+    }
+    Ok((service.clone(), instances))
 }
 
 /// Parses a duration from a millisecond to an hour, the longest that the registry waits.
@@ -123,17 +170,20 @@ pub(crate) async fn run(args: DrainArgs) -> Result<ExitCode, Failure> {
         .await;
     }
     // One of both is required.
-    match args.service.clone() {
-        Some(service) => drain_instances(args, &service).await,
-        None => Ok(ExitCode::SUCCESS),
-    }
+    let Some(first) = &args.service else { return Ok(ExitCode::SUCCESS) };
+    let (service, instances) = named(first, &args.instances)?;
+    drain_instances(&args, &service, &instances).await
 }
 
-async fn drain_instances(args: DrainArgs, service: &ServiceName) -> Result<ExitCode, Failure> {
+async fn drain_instances(
+    args: &DrainArgs,
+    service: &ServiceName,
+    instances: &[InstanceId],
+) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.target).await?;
     refuse_lost(&connection, service, &args.instances).await?;
     let request = DrainRequest {
-        instances: args.instances.iter().map(|instance| instance_ref(service, instance)).collect(),
+        instances: instances.iter().map(|instance| instance_ref(service, instance)).collect(),
         // At most an hour, which fits.
         deadline_ms: u32::try_from(args.deadline.as_millis()).unwrap_or(u32::MAX),
         by_operator: true,
@@ -203,14 +253,15 @@ pub(crate) async fn undrain(args: UndrainArgs) -> Result<ExitCode, Failure> {
         .await;
     }
     // One of both is required.
-    let Some(service) = &args.service else { return Ok(ExitCode::SUCCESS) };
+    let Some(first) = &args.service else { return Ok(ExitCode::SUCCESS) };
+    let (service, instances) = named(first, &args.instances)?;
     let connection = connect::connect(&args.target).await?;
     refuse_lost(&connection, service, &args.instances).await?;
     let report = |instance: &InstanceId| StateReport {
-        instance: Some(instance_ref(service, instance)),
+        instance: Some(instance_ref(&service, instance)),
         state: State::Serving.into(),
     };
-    let request = ReportRequest { reports: args.instances.iter().map(report).collect() };
+    let request = ReportRequest { reports: instances.iter().map(report).collect() };
     let answer = connection.registry().report(request).await?.into_inner();
     let item = json!({ "revision": answer.revision.map(|revision| revision.number) });
     output::print_one(args.output_args.format(), &item, "serving again\n")?;
@@ -247,4 +298,31 @@ async fn serving(connection: &Connection, service: &ServiceName) -> Result<bool,
     let view = View::read(connection, &Scope::Service(service.clone()), &["endpoints"]).await?;
     let mut endpoints = view.services.get(service).into_iter().flat_map(|of| &of.endpoints);
     Ok(endpoints.any(|endpoint| endpoint.value.state == EndpointState::Serving))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(words: &str) -> Result<(String, Vec<String>), String> {
+        let names: Vec<EndpointName> = words.split(' ').map(|word| word.parse().unwrap()).collect();
+        let (service, instances) = named(&names[0], &names[1..]).map_err(|failure| failure.message())?;
+        Ok((service.to_string(), instances.iter().map(ToString::to_string).collect()))
+    }
+
+    #[test]
+    fn endpoints_are_named_as_lists_print_them_too() {
+        let expected = Ok(("shop/cart".to_owned(), vec!["cart-0".to_owned(), "cart-1".to_owned()]));
+        for words in [
+            "shop/cart cart-0 cart-1",
+            "shop/cart/cart-0 shop/cart/cart-1",
+            "shop/cart/cart-0 cart-1",
+            "shop/cart shop/cart/cart-0 cart-1",
+        ] {
+            assert_eq!(read(words), expected, "{words}");
+        }
+        assert!(read("shop/cart").unwrap_err().contains("no instance"));
+        assert!(read("cart-0").unwrap_err().contains("service is missing"));
+        assert!(read("shop/cart/cart-0 shop/web/web-0").unwrap_err().contains("one service"));
+    }
 }

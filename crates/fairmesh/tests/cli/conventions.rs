@@ -124,7 +124,7 @@ fn names_and_wide_tables_are_of_the_same_objects() {
 
 #[test]
 fn a_watch_prints_what_changes() {
-    let mesh = Mesh::with_shop();
+    let mut mesh = Mesh::with_shop();
     let mut child = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
         .args(["get", "services", "--watch", "--json"])
         .env_clear()
@@ -147,6 +147,11 @@ fn a_watch_prints_what_changes() {
     // It acknowledges, so that no drain waits for it.
     mesh.run(&["drain", "shop/hello", "hello-0", "--deadline", "20s"]).ok();
     assert_eq!(next(), event("changed", "shop/hello"));
+    // It outlives a control plane, and prints what changed meanwhile.
+    mesh.stop_control("TERM");
+    mesh.start_control();
+    mesh.apply("kind: Service\nname: shop/later\n").ok();
+    assert_eq!(next(), event("added", "shop/later"));
     mesh.run(&["delete", "service", "shop/hello", "--force"]).ok();
     let _ = child.kill();
     let _ = child.wait();

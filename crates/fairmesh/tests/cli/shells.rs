@@ -28,6 +28,21 @@ fn completion_offers_commands_options_and_services() {
     assert!(services.contains("shop/cart") && services.contains("shop/catalog"), "{services}");
     let one = offered(&at, &["fairmesh", "explain", "shop/cat"]);
     assert!(one.contains("shop/catalog") && !one.contains("shop/cart"), "{one}");
+    for command in ["describe", "wait"] {
+        assert!(offered(&at, &["fairmesh", command, "shop/cat"]).contains("shop/catalog"), "{command}");
+    }
+    for command in ["delete", "history", "rollback"] {
+        let names = offered(&at, &["fairmesh", command, "service", "shop/cat"]);
+        assert!(names.contains("shop/catalog"), "{command}: {names}");
+    }
+    assert!(offered(&at, &["fairmesh", "describe", "reg"]).starts_with("region"));
+    assert!(offered(&at, &["fairmesh", "wait", "con"]).starts_with("control"));
+    mesh.register("shop/catalog", "catalog-7", "us", 7010);
+    for command in ["drain", "undrain"] {
+        assert!(offered(&at, &["fairmesh", command, "shop/cat"]).contains("shop/catalog"), "{command}");
+        let instances = offered(&at, &["fairmesh", command, "shop/catalog", "catalog-"]);
+        assert!(instances.contains("catalog-7"), "{command}: {instances}");
+    }
     // Without a control plane, nothing is offered, and nothing fails.
     assert_eq!(offered("unix:/nobody.sock", &["fairmesh", "explain", "shop/"]).trim(), "");
 }

@@ -1,10 +1,14 @@
 //! `fairmesh get --watch`: the list, then its rows as they change.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use fairmesh_model::Prefix;
-use fairmesh_wire::handshake::Connection;
+use fairmesh_wire::handshake::{self, Connection};
 use serde_json::{Value, json};
+use tokio::time::sleep;
 
 use super::{
     GetArgs, Kind,
@@ -12,11 +16,17 @@ use super::{
     listing, read_folders,
 };
 use crate::{
+    connect::SOFTWARE,
     failure::Failure,
     output::{self, Columns, Listing},
     rib_reader::FollowedRecords,
     view::View,
 };
+
+/// Interval of attempts to connect again.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+/// How often a control plane that responds may refuse or lose the watch while it is resumed.
+const MAX_REFUSALS: u32 = 20;
 
 /// One row or item of the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +35,7 @@ struct Shown {
     item: Value,
 }
 
-/// Prints the list and its changes, until the reader has gone or the connection is lost.
+/// Prints the list and its changes, until the reader has gone.
 pub(super) async fn watch(connection: &Connection, args: &GetArgs) -> Result<(), Failure> {
     if args.kind == Kind::Watchers {
         let hint = "list them with 'fairmesh get watchers', or see 'fairmesh rib status'";
@@ -38,13 +48,14 @@ pub(super) async fn watch(connection: &Connection, args: &GetArgs) -> Result<(),
     if args.kind == Kind::Regions {
         prefixes.push(Prefix::drains());
     }
-    let mut records = FollowedRecords::start(connection, &prefixes).await?;
+    let mut connection = connection.clone();
+    let mut records = FollowedRecords::start(&connection, &prefixes).await?;
     let format = args.output_args.format();
     let mut shown = BTreeMap::new();
     let mut columns = None;
     loop {
         let view = View::of(records.records())?;
-        let listing = listing_of(connection, args, &view).await?;
+        let listing = listing_of(&connection, args, &view).await?;
         let columns = columns.get_or_insert_with(|| first_columns(&listing));
         let mut text = match (shown.is_empty(), format) {
             (true, ListFormat::Table | ListFormat::Wide) => columns.header(),
@@ -59,7 +70,35 @@ pub(super) async fn watch(connection: &Connection, args: &GetArgs) -> Result<(),
         if !output::write_while_open(text.as_bytes())? {
             return Ok(());
         }
-        records.changed().await?;
+        if let Err(lost) = records.changed().await {
+            (connection, records) = resumed(&connection, &prefixes, lost).await?;
+        }
+    }
+}
+
+/// The same watch again after the connection was lost, once there is a control plane again, however long that takes: a watch
+/// is for what happens, and a restart of a control plane is no end of that. What changed meanwhile is printed as changes.
+async fn resumed(
+    lost: &Connection,
+    prefixes: &[Prefix],
+    why: Failure,
+) -> Result<(Connection, FollowedRecords), Failure> {
+    output::note(format!("{}; connecting again", why.message()));
+    let mut failures = 0;
+    loop {
+        sleep(RETRY_INTERVAL).await;
+        let Ok(connection) = handshake::connect(lost.transport(), lost.address(), SOFTWARE).await else {
+            continue;
+        };
+        match FollowedRecords::start(&connection, prefixes).await {
+            Ok(records) => {
+                output::note("connected again");
+                return Ok((connection, records));
+            }
+            // It responds, and refuses the watch.
+            Err(refused) if failures >= MAX_REFUSALS => return Err(refused),
+            Err(_) => failures += 1,
+        }
     }
 }
 
