@@ -15,6 +15,7 @@ mod output;
 mod register;
 mod rib_reader;
 mod signals;
+mod socket_table;
 mod view;
 mod yaml_diff;
 

@@ -23,8 +23,8 @@ pub(crate) struct Listing {
     pub(crate) items: Vec<serde_json::Value>,
     /// The objects as `apply` reads them; empty if it does not read this kind.
     pub(crate) documents: Vec<Document>,
-    /// A table below the first one: its columns and rows.
-    pub(crate) second: Option<(&'static [&'static str], Vec<Vec<String>>)>,
+    /// Tables below the first one: their columns and rows.
+    pub(crate) further: Vec<(&'static [&'static str], Vec<Vec<String>>)>,
     /// Printed instead of an empty table, if the reason is known.
     pub(crate) why_empty: Option<String>,
 }
@@ -50,9 +50,9 @@ impl Listing {
             }
             Format::Table => {
                 let first = table(&self.head, &self.rows);
-                let second = self.second.as_ref().filter(|(_, rows)| !rows.is_empty());
-                let second = second.map(|(head, rows)| format!("\n{}", table(head, rows)));
-                write(&(first + &second.unwrap_or_default()))
+                let further = self.further.iter().filter(|(_, rows)| !rows.is_empty());
+                let further = further.map(|(head, rows)| format!("\n{}", table(head, rows)));
+                write(&(first + &further.collect::<String>()))
             }
             Format::Json => write(&json(&self.items)?),
             Format::Yaml if self.documents.is_empty() => write(&yaml(&self.items)?),

@@ -242,10 +242,18 @@ impl Supervisor {
                     state.as_str()
                 ));
             }
-            RegistrationState::Failing(problem) => print_status(format_args!(
-                "{service} {instance} could not be registered or renewed: {problem}; trying again (--agent or FAIRMESH_AGENT \
-                 names another agent)"
-            )),
+            RegistrationState::Failing(problem) => {
+                let why = match self.plan.by_environment {
+                    true => {
+                        "it registers at a control plane, and not through the agent of this machine, because FAIRMESH_CONTROL is \
+                         set: --agent or FAIRMESH_AGENT selects the agent"
+                    }
+                    false => "--agent or FAIRMESH_AGENT names another agent",
+                };
+                print_status(format_args!(
+                    "{service} {instance} could not be registered or renewed: {problem}; trying again ({why})"
+                ));
+            }
             // The first attempt is in flight.
             _ => {}
         }

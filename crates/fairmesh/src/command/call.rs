@@ -1,14 +1,17 @@
 //! `fairmesh call`: one request through the library.
 
 use std::{
-    fs,
+    fmt, fs,
     io::{self, Read as _},
     process::ExitCode,
     time::Duration,
 };
 
 use clap::Args;
-use fairmesh_calls::{discovery::ServiceState, forwarding::service_state};
+use fairmesh_calls::{
+    discovery::ServiceState,
+    forwarding::{CallInfo, route_backend_name, send_noted, service_state},
+};
 use fairmesh_client::{Body, Fault, Mesh, ServiceHandle, Trace};
 use fairmesh_model::{Invalid, Location, Protocol, Region, Role, ServiceName, ShardKey, SpiffePath, spec};
 use fairmesh_wire::transport::Address;
@@ -79,7 +82,15 @@ pub(crate) async fn run(args: CallArgs) -> Result<ExitCode, Failure> {
         warn_of_copy(&mesh);
     }
     mesh.close().await;
-    ended
+    match ended {
+        Err(failure) if args.lookaside.is_some() && agent_beside_lookaside(&args).is_none() => {
+            Err(failure.with_hint(
+                "in a mesh with a trust domain, lookasides and servers answer callers with an identity only: call from a \
+                 machine whose agent has joined, and name the agent with --agent",
+            ))
+        }
+        ended => ended,
+    }
 }
 
 /// Warns if the records are those of the agent's copy on disk.
@@ -104,9 +115,14 @@ async fn call(mesh: &Mesh, args: &CallArgs) -> Result<ExitCode, Failure> {
         ));
     }
     let started = Instant::now();
-    let answer = service.send(request).await;
+    let call_info = CallInfo::default();
+    let answer = send_noted(&service, request, &call_info).await;
+    let injected = Injected::of(&service, &call_info);
     if args.verbose {
         print_trace(&trace);
+        if let Some(injected) = &injected {
+            eprintln!("* the mesh injected a fault: {injected}");
+        }
     }
     let answer = answer.map_err(fault)?;
     if args.verbose {
@@ -118,11 +134,40 @@ async fn call(mesh: &Mesh, args: &CallArgs) -> Result<ExitCode, Failure> {
     if args.verbose {
         eprintln!("* {} bytes of body, {:.1?} in all", body.len(), started.elapsed());
     }
-    if status.is_client_error() || status.is_server_error() {
-        eprintln!("{} answered {status}", args.service);
-        return Ok(ExitCode::FAILURE);
+    if !status.is_client_error() && !status.is_server_error() {
+        return Ok(ExitCode::SUCCESS);
     }
-    Ok(ExitCode::SUCCESS)
+    match injected.filter(Injected::is_abort) {
+        Some(Injected { route, .. }) => {
+            eprintln!("the mesh injected {status} (route {route} of {}); no server was called", args.service)
+        }
+        None => eprintln!("{} answered {status}", args.service),
+    }
+    Ok(ExitCode::FAILURE)
+}
+
+/// The faults that the route of a call injected.
+struct Injected {
+    faults: &'static str,
+    route: String,
+}
+
+impl Injected {
+    fn of(service: &ServiceHandle, call_info: &CallInfo) -> Option<Self> {
+        let route = || route_backend_name(service, call_info.route_backend()).route;
+        call_info.injected().map(|faults| Self { faults, route: route() })
+    }
+
+    /// Whether it answered in place of a server.
+    fn is_abort(&self) -> bool {
+        self.faults.contains("abort")
+    }
+}
+
+impl fmt::Display for Injected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (route {})", self.faults, self.route)
+    }
 }
 
 async fn connect(args: &CallArgs) -> Result<Mesh, Invalid> {
@@ -134,10 +179,23 @@ async fn connect(args: &CallArgs) -> Result<Mesh, Invalid> {
         (Some(control), _) => {
             mesh.control(control.clone()).location(Location::in_region(args.region.clone()))
         }
-        (None, Some(lookaside)) => mesh.lookaside(lookaside.clone()),
+        // The agent gives the identity, without which a mesh with a trust domain answers nothing.
+        (None, Some(lookaside)) => match agent_beside_lookaside(args) {
+            Some(agent) => mesh.lookaside(lookaside.clone()).agent(agent),
+            None => mesh.lookaside(lookaside.clone()),
+        },
         (None, None) => mesh.agent(args.agent.address()),
     };
     mesh.connect().await
+}
+
+/// The agent that gives the identity of a call by a lookaside, if there is one: a lookaside is for machines without.
+fn agent_beside_lookaside(args: &CallArgs) -> Option<Address> {
+    let address = args.agent.address();
+    match &address {
+        Address::Unix(path) if args.agent.agent.is_none() && !path.exists() => None,
+        _ => Some(address),
+    }
 }
 
 fn handle(mesh: &Mesh, args: &CallArgs) -> Result<ServiceHandle, Invalid> {

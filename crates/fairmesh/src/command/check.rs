@@ -5,6 +5,7 @@
 
 mod machine;
 mod page;
+mod peer;
 mod processes;
 mod records;
 

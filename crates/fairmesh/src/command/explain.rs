@@ -140,6 +140,7 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
         whole["authorization"] = decided.json;
     }
     add_avoided(&avoided, &mut whole, &mut text);
+    add_ejections(&report, &mut text);
     drains::add(&drains, &mut whole, &mut text);
     output::print_one(args.output_args.format(), &whole, &text)?;
     let answered = report.decisions.iter().any(|decision| decision.explanation.direct_response.is_some());
@@ -156,6 +157,15 @@ fn add_avoided(avoided: &[(String, String)], whole: &mut serde_json::Value, text
         avoided.iter().map(|(instance, why)| json!({ "instance": instance, "why": why })).collect();
     for (instance, why) in avoided.iter().take(MAX_LISTED) {
         *text += &format!("{:<8} {instance}, {why}\n", "avoided");
+    }
+}
+
+/// Adds where ejections are shown: each caller has its own, which no record shows.
+fn add_ejections(report: &CallExplanation, text: &mut String) {
+    if let Some(last) = report.decisions.last().filter(|_| report.endpoint.is_some()) {
+        let service = &last.explanation.target;
+        let shown = format!("'fairmesh proxy endpoints {service}' shows those of a proxy");
+        *text += &format!("{:<8} not seen here: {shown}\n", "ejected");
     }
 }
 

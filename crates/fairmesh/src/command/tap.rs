@@ -76,6 +76,9 @@ pub(crate) async fn run(args: TapArgs) -> Result<ExitCode, Failure> {
         });
     }
     drop(sender);
+    for proxy in &args.proxies {
+        note_uncalled(*proxy, &args.service).await;
+    }
     let (mut shown, mut gone) = (0, None);
     while let Some((proxy, line)) = lines.recv().await {
         match line {
@@ -106,6 +109,37 @@ enum Line {
     Request(Value),
     Ended,
     Failed(Failure),
+}
+
+/// Says where there is nothing to print yet, and why: a tap of a wrong name would wait in silence.
+async fn note_uncalled(proxy: SocketAddr, service: &ServiceName) {
+    // The tap itself reports a proxy that does not respond.
+    let Ok(page) = admin_page::page(proxy, "/services").await else { return };
+    let rows = page.as_array().map(Vec::as_slice).unwrap_or_default();
+    if let Some(note) = uncalled(rows, &service.to_string()) {
+        output::note(format!("the proxy at {proxy}: {note}"));
+    }
+}
+
+/// Why a proxy with these services has no requests of this one.
+fn uncalled(rows: &[Value], service: &str) -> Option<String> {
+    if let Some(row) = rows.iter().find(|row| row["service"] == json!(service)) {
+        let unknown = row["state"] == json!("unknown");
+        return unknown.then(|| format!("{service} is not declared: see 'fairmesh get services'"));
+    }
+    let sends = |row: &&Value| row["backends"].as_array().is_some_and(|all| all.contains(&json!(service)));
+    let routed: Vec<_> = rows.iter().filter(sends).filter_map(|row| row["service"].as_str()).collect();
+    Some(match routed.first() {
+        Some(first) => format!(
+            "{service} gets its calls by routes of {}: requests are of the service that was called, so \
+             that 'fairmesh tap {first}' prints them with their backend",
+            routed.join(", ")
+        ),
+        None => format!(
+            "{service} was not called through it yet: its requests are printed once it is; 'fairmesh get services' \
+             lists the services that there are"
+        ),
+    })
 }
 
 fn query(args: &TapArgs) -> String {
@@ -195,7 +229,7 @@ fn text(request: &Value) -> String {
         word("region"),
         word("caller"),
     );
-    let further = ["route", "backend", "fault", "ended", "grpcStatus", "proxy"];
+    let further = ["route", "backend", "fault", "injected", "ended", "grpcStatus", "proxy"];
     for name in further.iter().filter(|name| !request[**name].is_null()) {
         line += &format!("  {name} {}", word(name));
     }
@@ -210,6 +244,24 @@ mod tests {
     fn values_of_a_query_are_encoded() {
         assert_eq!(encode("shop/web"), "shop%2Fweb");
         assert_eq!(encode("/a b&c=é"), "%2Fa%20b%26c%3D%C3%A9");
+    }
+
+    #[test]
+    fn an_injected_fault_is_shown() {
+        let request = json!({ "status": 503, "fault": null, "injected": "abort", "route": "checkout" });
+        assert!(text(&request).ends_with("  route checkout  injected abort\n"), "{}", text(&request));
+    }
+
+    #[test]
+    fn a_service_without_requests_is_told_from_a_backend() {
+        let rows = [
+            json!({ "service": "shop/web", "state": "ready", "backends": ["shop/next"] }),
+            json!({ "service": "shop/old", "state": "unknown" }),
+        ];
+        assert_eq!(uncalled(&rows, "shop/web"), None);
+        assert!(uncalled(&rows, "shop/next").unwrap().contains("'fairmesh tap shop/web'"));
+        assert!(uncalled(&rows, "shop/old").unwrap().contains("not declared"));
+        assert!(uncalled(&rows, "shop/none").unwrap().contains("was not called"));
     }
 
     #[test]

@@ -2,7 +2,10 @@ use std::{ffi::OsString, net::SocketAddr, time::Duration};
 
 use fairmesh_model::{HostType, Invalid, Location, Protocol, Service, ServiceKind};
 use fairmesh_server::{Registration, default_instance, drain_deadline, registry_addresses};
-use fairmesh_wire::{environment, transport::Address};
+use fairmesh_wire::{
+    environment::{self, Upstream},
+    transport::Address,
+};
 
 use super::{Probe, RegisterArgs};
 use crate::failure::Failure;
@@ -13,6 +16,8 @@ pub(super) struct ValidArguments {
     /// Where the program listens, if this command listens in front of it.
     pub(super) program: Option<SocketAddr>,
     pub(super) addresses: Vec<Address>,
+    /// Whether only FAIRMESH_CONTROL selects a control plane in place of the agent of this machine.
+    pub(super) by_environment: bool,
     pub(super) probe: Probe,
     pub(super) interval: Duration,
     pub(super) drain_deadline: Duration,
@@ -54,6 +59,8 @@ impl ValidArguments {
         Ok(Self {
             registration,
             program: args.program,
+            by_environment: given.is_empty()
+                && matches!(environment::upstream(), Ok(Upstream::ControlPlanes(_))),
             addresses: registry_addresses(&given).map_err(refused)?,
             probe: args.probe,
             interval: args.interval,

@@ -12,6 +12,7 @@ use crate::{
     connect::{SOFTWARE, transport_to},
     failure::Failure,
     rib_reader,
+    socket_table::{self, Listener},
 };
 
 /// Time limit of the connection attempt to the address; a listener on this machine accepts at once.
@@ -27,9 +28,22 @@ pub(super) async fn refuse_address_in_use(plan: &ValidArguments) -> Result<(), F
     if plan.command.is_empty() || !matches!(connects, Ok(Ok(_))) {
         return Ok(());
     }
+    let owner = socket_table::listener_at(address).and_then(Listener::owner);
+    let who = owner.as_ref().map(|owner| format!(", {owner},")).unwrap_or_default();
+    let stop = match owner {
+        // As the program of a 'fairmesh register' that was killed.
+        Some(owner) if owner.is_orphan => format!(
+            "the process that started it has ended, as when 'fairmesh register' was killed: end it with 'kill {}', \
+             or choose another port",
+            owner.pid
+        ),
+        _ => "stop it or choose another port".to_owned(),
+    };
     Err(Failure::failed_with(
-        format!("another program listens on {address} before the program is started: it would get its calls"),
-        "stop it or choose another port; or omit COMMAND to register the program that listens there",
+        format!(
+            "another program listens on {address}{who} before the program is started: it would get its calls"
+        ),
+        format!("{stop}; or omit COMMAND to register the program that listens there"),
     ))
 }
 

@@ -9,7 +9,12 @@ use std::{
     thread,
 };
 
-use super::support::{Mesh, send};
+use fairmesh_test_support::free_port;
+
+use super::{
+    identities::{agent, domain, has_certificate, start},
+    support::{Mesh, send, wait_until},
+};
 
 /// A server that answers each request with what it was asked; `/gone` is not found. Its port.
 pub(crate) fn echo() -> u16 {
@@ -89,6 +94,49 @@ fn a_call_that_nobody_answers_says_why_and_who_was_tried() {
     let refused = call(&["shop/catalog", "-v"]).fails(1);
     assert!(refused.contains("* try 1: catalog-0 at 127.0.0.1:"), "{refused}");
     assert!(refused.to_lowercase().contains("connection refused"), "every cause is said: {refused}");
+}
+
+#[test]
+fn a_call_by_a_lookaside_has_the_identity_of_the_agent_beside_it() {
+    let (mesh, _) = domain();
+    mesh.apply("kind: Service\nname: shop/hello\n").ok();
+    let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
+    wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
+    let [front, at] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
+    let program = format!("127.0.0.1:{}", echo());
+    let register = ["register", "shop/hello", "--address", &front, "--program", &program, "--agent", &agent];
+    let _server = start(&register, None);
+    let _lookaside = start(&["lookaside", "--listen", &at, "--admin", "none", "--agent", &agent], None);
+    mesh.run(&["wait", "shop/hello"]).ok();
+    let call =
+        |further: &[&str]| mesh.run(&[&["call", "shop/hello", "/x", "--lookaside", &at], further].concat());
+    wait_until("the lookaside picks", || call(&["--agent", &agent]).out.starts_with("GET /x"));
+    assert!(call(&[]).fails(1).contains("name the agent with --agent"));
+}
+
+#[test]
+fn an_injected_fault_is_told_from_an_answer() {
+    let mesh = Mesh::with_shop();
+    mesh.register("shop/catalog", "catalog-0", "us", echo());
+    let fault = |fault: &str| {
+        mesh.apply(&format!(
+            "{{kind: Policy, service: shop/catalog, routes: [{{name: checkout, fault: {fault}}}]}}"
+        ))
+        .ok();
+        mesh.run(&["call", "shop/catalog", "-v", "--control", &mesh.address()])
+    };
+    let aborted = fault("{abort: {share: 100%, status: 503}}").fails(1);
+    let says =
+        "the mesh injected 503 Service Unavailable (route checkout of shop/catalog); no server was called";
+    assert!(aborted.contains(says) && !aborted.contains("answered"), "{aborted}");
+    let delayed = fault("{delay: {share: 100%, time: 1ms}}");
+    assert!(delayed.err.contains("* the mesh injected a fault: delay (route checkout)"), "{delayed:?}");
+    delayed.ok();
+    let address = mesh.path("none.sock");
+    let ports = ["--http", "none", "--admin", "none", "--metrics", "none", "--agent"];
+    let agent = format!("unix:{}", address.display());
+    let found = mesh.run(&[&["check"], &ports[..], &[&agent]].concat()).out;
+    assert!(found.contains("route checkout of shop/catalog injects a delay of 1ms for 100%"), "{found}");
 }
 
 #[test]

@@ -16,7 +16,7 @@ use fairmesh_test_support::free_port;
 use super::{
     calls::echo,
     dev::Dev,
-    support::{Mesh, Run, fairmesh, wait_until},
+    support::{Mesh, Run, fairmesh, send, wait_until},
 };
 
 /// Names of the findings that are warnings or errors.
@@ -150,6 +150,20 @@ fn an_agent_that_lost_its_control_plane_is_found() {
     assert_eq!(lost(), ["control", "agent.connected"]);
     child.kill().unwrap();
     child.wait().unwrap();
+}
+
+#[test]
+fn a_suspended_agent_is_no_other_program() {
+    let mesh = Mesh::with_shop();
+    let agent = mesh.agent("eu");
+    let address = agent.address();
+    send(&agent.child, "STOP");
+    let ports = ["--http", "none", "--admin", "none", "--metrics", "none", "--agent", &address];
+    let told = mesh.run(&[&["check"], &ports[..]].concat()).out;
+    send(&agent.child, "CONT");
+    let pid = agent.child.id();
+    assert!(told.contains(&format!("process {pid} (\"fairmesh\") is suspended")), "{told}");
+    assert!(told.contains(&format!("kill -CONT {pid}")) && !told.contains("another program"), "{told}");
 }
 
 /// Records with a fault each.

@@ -268,6 +268,7 @@ fn a_program_is_not_started_where_somebody_else_listens() {
     let register = ["register", "shop/x", "--address", &address, "--control", &to, "--region", "eu", "--"];
     let complaint = mesh.run(&[&register[..], &command].concat()).fails(1);
     assert!(complaint.contains(&format!("another program listens on {address}")), "{complaint}");
+    assert!(complaint.contains(&format!(", process {} (", std::process::id())), "{complaint}");
     assert!(!started.exists(), "the program was not started");
     assert_eq!(mesh.run(&["get", "services", "--json"]).json(), json!([]));
 }

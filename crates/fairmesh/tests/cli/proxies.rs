@@ -1,7 +1,8 @@
 //! What a running proxy tells: its routes, its requests as they complete, and its version.
 
 use std::{
-    io::{Read, Write},
+    fs::{self, File},
+    io::{BufRead as _, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
     process::{Child, Command, Stdio},
     thread,
@@ -37,13 +38,17 @@ struct Proxy {
 
 impl Proxy {
     /// It follows the control plane, or an agent.
-    fn start(mesh: &Mesh, (option, from): (&str, &str)) -> Self {
+    fn start(mesh: &Mesh, from: (&str, &str)) -> Self {
+        Self::start_logged(mesh, from, Stdio::null())
+    }
+
+    fn start_logged(mesh: &Mesh, (option, from): (&str, &str), log: Stdio) -> Self {
         let [listen, admin] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
         let child = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
             .args(["proxy", "--region", "eu", "--listen", &listen, "--admin", &admin, option, from])
             .env_clear()
             .stdout(Stdio::null())
-            .stderr(Stdio::null())
+            .stderr(log)
             .spawn()
             .unwrap();
         let proxy = Self { child, listen, admin };
@@ -136,6 +141,66 @@ fn routes_of_a_proxy_show_shares_and_what_the_rest_gets() {
     }
     let page = routes(&["shop/web", "--json"]).json();
     assert_eq!(page[0]["policy"]["routes"][0]["name"], "canary");
+}
+
+#[test]
+fn backends_and_their_errors_are_shown() {
+    let mesh = mesh_with_web();
+    mesh.apply(
+        "{kind: Policy, service: shop/web, routes: [{name: canary, split: [{service: shop/canary, weight: 1}]}]}",
+    )
+    .ok();
+    let proxy = Proxy::start(&mesh, ("--control", &mesh.address()));
+    let endpoints = || mesh.run(&["proxy", "endpoints", "shop/canary", "--admin", &proxy.admin]);
+    assert!(endpoints().fails(1).contains("was not called through this proxy"));
+    assert!(proxy.get("/").ends_with("200 OK"));
+    assert!(proxy.get("/broken").ends_with("503 x"));
+    assert!(endpoints().ok().contains("canary-0"));
+    let table = mesh.run(&["proxy", "routes", "shop/web", "--admin", &proxy.admin]).ok();
+    let row = table.lines().find(|line| line.contains("50.0 %")).unwrap_or_else(|| panic!("{table}"));
+    let cells: Vec<_> = row.split_whitespace().collect();
+    assert_eq!(cells, ["shop/web", "canary", "shop/canary", "2", "0", "1", "50.0", "%", "0"], "{table}");
+    // Says at once that nothing will come, and goes on: an interrupt ends it.
+    for (service, says) in
+        [("shop/canary", "routes of shop/web"), ("shop/none", "was not called through it yet")]
+    {
+        let mut tap = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
+            .args(["tap", service, "--admin", &proxy.admin])
+            .env_clear()
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(tap.stderr.take().unwrap()).read_line(&mut line).unwrap();
+        tap.kill().unwrap();
+        tap.wait().unwrap();
+        assert!(line.contains(says), "{line}");
+    }
+}
+
+#[test]
+fn an_endpoint_that_a_proxy_avoids_is_found_by_check_and_logged() {
+    let mesh = mesh_with_web();
+    // The port has no listener.
+    mesh.register("shop/web", "web-1", "eu", free_port());
+    let log = mesh.path("proxy.log");
+    let proxy =
+        Proxy::start_logged(&mesh, ("--control", &mesh.address()), File::create(&log).unwrap().into());
+    let nowhere = format!("unix:{}", mesh.path("none.sock").display());
+    let args = ["check", "--http", "none", "--metrics", "none", "--admin", &proxy.admin, "--agent", &nowhere];
+    wait_until("the check finds it", || {
+        proxy.get("/");
+        let found = mesh.run(&args).out;
+        found.contains("proxy.ejected")
+            && found.contains("avoids 1 of 2 endpoints of shop/web")
+            && found.contains("web-1")
+    });
+    wait_until("the log has it", || {
+        proxy.get("/");
+        let text = fs::read_to_string(&log).unwrap();
+        text.contains("ejected") && text.contains("web-1")
+    });
 }
 
 #[test]

@@ -76,11 +76,11 @@ pub(super) async fn endpoints(
     Path((tenant, name)): Path<(String, String)>,
 ) -> Response {
     let name = ServiceName::new(format!("{tenant}/{name}")).ok();
-    let Some(target) = name.and_then(|name| state.services.known(&name)) else {
+    let Some(handle) = name.and_then(|name| state.services.handle_of(&name)) else {
         let message = "this service was not called through this proxy; /services lists those that were\n";
         return (StatusCode::NOT_FOUND, message).into_response();
     };
-    let mut rows: Vec<_> = target.handle.endpoint_status().into_iter().map(EndpointRow::from).collect();
+    let mut rows: Vec<_> = handle.endpoint_status().into_iter().map(EndpointRow::from).collect();
     rows.sort_by(|a, b| a.instance.cmp(&b.instance));
     Json(rows).into_response()
 }

@@ -1,7 +1,7 @@
 //! Pages about the proxy itself, as text and as JSON.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeSet, HashSet},
     convert::Infallible,
     fmt::{self, Write as _},
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -71,6 +71,11 @@ struct ServiceRow {
     /// Responses of the proxy itself because no server responded.
     faults: u64,
     in_flight: u64,
+    /// Endpoints that this proxy avoids because of the outcomes of its calls, those of backends included.
+    ejected: usize,
+    /// The other services that its routes send calls to.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    backends: BTreeSet<String>,
     /// Mean time to the response headers.
     mean_ms: Option<f64>,
     #[serde(flatten)]
@@ -148,7 +153,17 @@ async fn services(extract::State(state): extract::State<AdminState>) -> Json<Vec
 }
 
 fn rows(state: &AdminState) -> Vec<ServiceRow> {
-    state.services.all().into_iter().map(|(name, target)| ServiceRow::of(&name, &target)).collect()
+    let row = |(name, target): (ServiceName, Arc<Target>)| {
+        let backends = target.backends();
+        let handles = backends.iter().filter_map(|name| state.mesh.service(name.to_string()).ok());
+        let ejected = handles.map(|handle| handle.ejected_endpoints()).sum::<usize>();
+        ServiceRow {
+            ejected: ejected + target.handle.ejected_endpoints(),
+            backends: backends.iter().map(ToString::to_string).collect(),
+            ..ServiceRow::of(&name, &target)
+        }
+    };
+    state.services.all().into_iter().map(row).collect()
 }
 
 async fn config(extract::State(state): extract::State<AdminState>, form: PageFormat) -> Response {
@@ -243,6 +258,8 @@ impl ServiceRow {
                 .collect(),
             faults: metrics.faults.load(Relaxed),
             in_flight: metrics.in_flight.load(Relaxed),
+            ejected: 0,
+            backends: BTreeSet::new(),
             mean_ms: metrics.responses.mean_seconds().map(|seconds| seconds * 1e3),
             status: ServiceStatus::of(target),
         }

@@ -7,14 +7,18 @@ use axum::{
     extract::{self, Path},
     response::{IntoResponse, Response},
 };
-use fairmesh_calls::{ServiceName, discovery::ServiceState, forwarding::service_state};
+use fairmesh_calls::{
+    ServiceName,
+    discovery::ServiceState,
+    forwarding::{RouteBackend, RouteBackendIndex, route_backend_name, service_state},
+};
 use fairmesh_model::{
     Label, Region, RegionShares, RegionTable, Share, TableForce, TableOrigin, spec::PolicySpec,
 };
 use http::StatusCode;
 use serde::Serialize;
 
-use crate::admin::state::AdminState;
+use crate::{admin::state::AdminState, forward::target::Target, observe::response_metrics::BackendMetrics};
 
 /// The policy in force, as `apply` reads it.
 #[derive(Debug, Serialize)]
@@ -26,6 +30,35 @@ struct RoutesPage {
     policy: PolicySpec,
     /// The region table that this proxy has for its region; `null` without one.
     table: Option<TablePage>,
+    /// Requests so far by route and backend, of which there are no more than in metrics.
+    counts: Vec<RouteCounts>,
+}
+
+/// The requests of one route and backend.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct RouteCounts {
+    /// `(none)` for calls that match no route.
+    route: String,
+    backend: String,
+    /// Responses by status class, 1xx to 5xx.
+    responses: [u64; 5],
+    /// Those of them that are not of a server: of the proxy, or injected by the route.
+    without_server: u64,
+}
+
+impl RouteCounts {
+    fn all(target: &Target) -> Vec<Self> {
+        let counts = |(index, metrics): (RouteBackendIndex, &BackendMetrics)| {
+            let RouteBackend { route, backend, .. } = route_backend_name(&target.handle, index);
+            let mut responses = [0; 5];
+            for (_, region) in metrics.iter() {
+                responses.iter_mut().zip(region.classes()).for_each(|(sum, count)| *sum += count);
+            }
+            Self { route, backend, responses, without_server: metrics.without_server() }
+        };
+        target.metrics.responses.route_backends().map(counts).collect()
+    }
 }
 
 /// A region table, with what is left of its force.
@@ -103,7 +136,8 @@ pub(super) async fn routes(
             let policy = PolicySpec::of(&name, &ready.read_policy().unwrap_or_default());
             let table = ready.region_table().map(|(from, table, age)| TablePage::new(from, table, age));
             let service = name.to_string();
-            Json(RoutesPage { service, revision: ready.revision, policy, table }).into_response()
+            let counts = RouteCounts::all(&target);
+            Json(RoutesPage { service, revision: ready.revision, policy, table, counts }).into_response()
         }
         _ => (StatusCode::NOT_FOUND, "the records of this service are not known yet\n").into_response(),
     }

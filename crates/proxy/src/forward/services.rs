@@ -3,7 +3,7 @@
 mod eviction;
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::{
         Arc, Mutex, PoisonError, RwLock,
         atomic::{
@@ -15,7 +15,8 @@ use std::{
 };
 
 use fairmesh_calls::{
-    Mesh, ServiceName, discovery::ServiceState, forwarding::service_state, observe::ServiceStats,
+    Mesh, ServiceHandle, ServiceName, discovery::ServiceState, forwarding::service_state,
+    observe::ServiceStats,
 };
 use tokio::time::{Instant, timeout};
 
@@ -121,6 +122,32 @@ impl Services {
     /// A service that was called through the proxy.
     pub(crate) fn known(&self, name: &ServiceName) -> Option<Arc<Target>> {
         self.index.read().unwrap_or_else(PoisonError::into_inner).by_name.get(name).cloned()
+    }
+
+    /// A service that was called through the proxy, or that gets calls as a backend of one that was.
+    pub(crate) fn handle_of(&self, name: &ServiceName) -> Option<ServiceHandle> {
+        if let Some(target) = self.known(name) {
+            return Some(target.handle.clone());
+        }
+        // Followed already, for the service whose routes name it.
+        let is_backend = self.all().iter().any(|(_, target)| target.backends().contains(name));
+        is_backend.then(|| self.mesh.service(name.to_string()).ok()).flatten()
+    }
+
+    /// The services that get calls through the proxy, backends of others included.
+    pub(crate) fn called(&self) -> BTreeMap<ServiceName, ServiceHandle> {
+        let all = self.all();
+        let backends: BTreeSet<_> = all.iter().flat_map(|(_, target)| target.backends()).collect();
+        let mut called: BTreeMap<_, _> =
+            all.into_iter().map(|(name, target)| (name, target.handle.clone())).collect();
+        for name in backends {
+            if !called.contains_key(&name)
+                && let Ok(handle) = self.mesh.service(name.to_string())
+            {
+                called.insert(name, handle);
+            }
+        }
+        called
     }
 
     /// Whether the host names a declared service. `false` if that cannot be learned in time, so that the caller can

@@ -1,6 +1,7 @@
 //! A service that is called through the proxy.
 
 use std::{
+    collections::BTreeSet,
     sync::{
         Mutex, PoisonError,
         atomic::{
@@ -13,7 +14,7 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_calls::{
-    Region, ServiceHandle,
+    Region, ServiceHandle, ServiceName,
     discovery::ServiceState,
     forwarding::{BodyEnd, BodyObserver, service_state},
 };
@@ -60,6 +61,19 @@ impl Target {
         match &*service_state(&self.handle) {
             ServiceState::Ready(ready) => Some((ready.upstream.home().clone(), ready.revision)),
             _ => None,
+        }
+    }
+}
+
+impl Target {
+    /// The other services that its routes send calls to.
+    pub(crate) fn backends(&self) -> BTreeSet<ServiceName> {
+        match &*service_state(&self.handle) {
+            ServiceState::Ready(ready) => {
+                let backends = ready.upstream.route_backends().map(|(_, backend)| backend);
+                backends.filter(|backend| *backend != self.handle.name()).cloned().collect()
+            }
+            _ => BTreeSet::new(),
         }
     }
 }

@@ -174,6 +174,11 @@ impl BackendMetrics {
         }
     }
 
+    /// The number of responses without a server.
+    pub(crate) fn without_server(&self) -> u64 {
+        self.no_server.classes().iter().sum()
+    }
+
     /// Each region with its metrics, responses without a server first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &RegionMetrics)> {
         let regions = self.regions.iter().filter_map(|slot| slot.get());

@@ -26,6 +26,8 @@ pub(super) enum Fetched {
     Page(Page),
     /// Nothing listens.
     Refused,
+    /// Something listens that says nothing: a process of the mesh that is suspended or overloaded, or another program.
+    Silent,
     /// Something listens that does not respond as a process of the mesh.
     Foreign,
 }
@@ -51,5 +53,5 @@ pub(super) async fn fetch(address: SocketAddr, path: &str) -> Fetched {
             Err(_) => Fetched::Foreign,
         }
     };
-    timeout(TIMEOUT, read).await.unwrap_or(Fetched::Foreign)
+    timeout(TIMEOUT, read).await.unwrap_or(Fetched::Silent)
 }

@@ -1,6 +1,10 @@
 //! Processes: whether they respond, which releases they are, and the age of their data.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    time::Duration,
+};
 
 use fairmesh_model::{Cursor, Prefix, spec::write_duration};
 use fairmesh_wire::{
@@ -9,10 +13,13 @@ use fairmesh_wire::{
     v1::WatchersRequest,
 };
 use jiff::{Timestamp, fmt::rfc2822::DateTimeParser};
+use serde_json::{Value, json};
+use tonic::Code;
 
 use super::{
     CheckArgs,
     page::{Fetched, Page, fetch},
+    peer::Process,
 };
 use crate::{
     command::finding::{Level, Report, listed},
@@ -52,6 +59,7 @@ pub(super) async fn control(args: &CheckArgs, report: &mut Report) -> Result<Opt
                 ready("control.ready", "the control plane", &page, report);
             }
             Fetched::Foreign => foreign("control.http", &what, "--http", report),
+            Fetched::Silent => silent("control.http", &what, "--http", report),
             Fetched::Refused => report.add(
                 "control.http",
                 Level::Note,
@@ -146,6 +154,10 @@ async fn agent_pages(args: &CheckArgs, report: &mut Report) {
             let what = format!("the HTTP port {metrics} of the agent");
             return foreign("agent.http", &what, "--metrics", report);
         }
+        Fetched::Silent => {
+            let what = format!("the HTTP port {metrics} of the agent");
+            return silent("agent.http", &what, "--metrics", report);
+        }
         Fetched::Refused => {
             let message =
                 format!("the agent has no HTTP port at {metrics}: the age of its data was not examined");
@@ -190,17 +202,62 @@ pub(super) async fn proxy(args: &CheckArgs, report: &mut Report) {
                 report,
             );
         }
+        Fetched::Silent => {
+            return silent("proxy", &format!("the admin port {admin} of a proxy"), "--admin", report);
+        }
     };
-    let config: serde_json::Value = serde_json::from_str(&page.body).unwrap_or_default();
+    let config: Value = serde_json::from_str(&page.body).unwrap_or_default();
     let Some(release) = config["version"].as_str() else {
         return foreign("proxy.foreign", &format!("the admin port {admin} of a proxy"), "--admin", report);
     };
     report.ok("proxy", format!("a proxy responds at {admin}: proxy {release}"));
     version("proxy.version", "the proxy", release, report);
-    if config["ready"] != serde_json::json!(true) {
+    if config["ready"] != json!(true) {
         let remedy = "it is ready once it has records: check its --agent or --control, and its log";
         report.add("proxy.ready", Level::Error, "the proxy is not ready", remedy);
     }
+    for service in config["services"].as_array().into_iter().flatten() {
+        if service["ejected"].as_u64().is_some_and(|ejected| ejected > 0) {
+            ejections(admin, service, report).await;
+        }
+    }
+}
+
+/// Examines the endpoints of a service, and of its backends, that a proxy avoids.
+async fn ejections(admin: SocketAddr, service: &Value, report: &mut Report) {
+    let backends = service["backends"].as_array().into_iter().flatten();
+    for name in std::iter::once(&service["service"]).chain(backends).filter_map(Value::as_str) {
+        let Fetched::Page(page) = fetch(admin, &format!("/services/{name}/endpoints")).await else {
+            continue;
+        };
+        let rows: Value = serde_json::from_str(&page.body).unwrap_or_default();
+        let all = rows.as_array().map_or(0, Vec::len);
+        let ejected: BTreeSet<String> = rows
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter(|row| is_ejected(row))
+            .filter_map(|row| row["instance"].as_str().map(str::to_owned))
+            .collect();
+        if !ejected.is_empty() {
+            report.add(
+                "proxy.ejected",
+                Level::Warning,
+                format!(
+                    "the proxy avoids {} of {all} endpoints of {name}, where its calls failed: {}",
+                    ejected.len(),
+                    listed(&ejected)
+                ),
+                format!("see 'fairmesh proxy endpoints {name}', and the logs of these servers"),
+            );
+        }
+    }
+}
+
+/// Whether the endpoint is ejected for longer than a server is that was busy for a moment.
+fn is_ejected(row: &Value) -> bool {
+    let seconds = |field: &str| row[field].as_f64().unwrap_or_default();
+    row["state"] == json!("ejected") && seconds("ejectedSeconds") + seconds("returnsInSeconds") >= 0.1
 }
 
 fn ready(check: &'static str, what: &str, page: &Page, report: &mut Report) {
@@ -277,6 +334,12 @@ fn unreachable(
                  as a file, and one of another user may be closed to this one"
             ),
         ),
+        (ConnectError::NoHello { status, .. }, address)
+            if matches!(status.code(), Code::Cancelled | Code::DeadlineExceeded) =>
+        {
+            let (message, remedy) = silent_peer(what, address);
+            report.add(check, Level::Error, message, remedy);
+        }
         (ConnectError::NoHello { status, .. }, _) => report.add(
             other,
             Level::Error,
@@ -290,6 +353,39 @@ fn unreachable(
             report.add(check, Level::Error, error.to_string(), "upgrade the older side");
         }
     }
+}
+
+/// What is known of a process that accepted the connection and says nothing. Whether it is the one that was looked for can be
+/// told where it listens at a socket of this machine.
+fn silent_peer(what: &str, address: &Address) -> (String, String) {
+    let process = match address {
+        Address::Unix(path) => Process::listening_at(path),
+        Address::Tcp(_) => None,
+    };
+    let message = format!("{what} accepts connections at {address} and does not respond");
+    let doubt =
+        "it is suspended or overloaded, or another program has taken its address (ss -lntxp shows it)";
+    match process {
+        Some(process) if process.is_suspended => (
+            format!("{message}: {process} is suspended"),
+            format!("continue it with 'kill -CONT {}', or end it and start it again", process.pid),
+        ),
+        Some(process) => (
+            format!("{message}: {process} is overloaded, or not what is expected there"),
+            "see its log and its CPU; else end it, and start what belongs there".to_owned(),
+        ),
+        None => (message, format!("{doubt}: see its log and its CPU, and whether its state in 'ps' is T")),
+    }
+}
+
+/// An HTTP port that accepts connections and does not respond.
+fn silent(check: &'static str, what: &str, option: &str, report: &mut Report) {
+    report.add(
+        check,
+        Level::Warning,
+        format!("{what} accepts connections and does not respond: its process is suspended or overloaded, or is another one"),
+        format!("see its state in 'ps' (T is suspended) and its log; ss -ltnp shows whose it is, and {option} takes another address"),
+    );
 }
 
 fn foreign(check: &'static str, what: &str, option: &str, report: &mut Report) {

@@ -5,7 +5,10 @@ use std::{
     net::SocketAddr,
 };
 
-use fairmesh_model::{Endpoint, EndpointState, ServiceKind, ServiceName, spec::Resource};
+use fairmesh_model::{
+    Endpoint, EndpointState, ServiceKind, ServiceName,
+    spec::{Resource, write_duration},
+};
 use fairmesh_wire::handshake::Connection;
 
 use crate::{
@@ -30,6 +33,7 @@ pub(super) async fn check(connection: &Connection, report: &mut Report) -> Resul
         }
         policy(name, one, &view, report);
         unreachable(name, one, report);
+        injected(name, one, report);
         traffic(name, one, &view, report);
         shards(name, one, report);
     }
@@ -164,6 +168,26 @@ fn unreachable(name: &ServiceName, one: &ServiceView, report: &mut Report) {
             "order them by 'fairmesh get policies {name} -o yaml' and 'fairmesh apply', or remove it"
         );
         report.add("policy.unreachableRoute", Level::Warning, warning, remedy);
+    }
+}
+
+/// Faults that the routes of a policy inject: meant as a test, and easily forgotten.
+fn injected(name: &ServiceName, one: &ServiceView, report: &mut Report) {
+    let Some(policy) = &one.policy else { return };
+    for route in &policy.value.routes {
+        let abort =
+            route.actions.abort.map(|abort| format!("{} for {} of its calls", abort.status, abort.share));
+        let delay = route.actions.delay.map(|delay| {
+            format!("a delay of {} for {} of its calls", write_duration(delay.time), delay.share)
+        });
+        let faults: Vec<_> = abort.into_iter().chain(delay).collect();
+        if !faults.is_empty() {
+            let message = format!("route {} of {name} injects {}", route.name, faults.join(", and "));
+            let remedy = format!(
+                "end the test by removing 'fault' from the route: 'fairmesh get policies {name} -o yaml', then 'fairmesh apply'"
+            );
+            report.add("policy.fault", Level::Warning, message, remedy);
+        }
     }
 }
 

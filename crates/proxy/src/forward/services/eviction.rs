@@ -14,7 +14,7 @@ use crate::{
         target::Target,
     },
     limits::Limits,
-    observe::counter::increment,
+    observe::{counter::increment, ejections},
 };
 
 /// Minimum interval of eviction for space, which visits every service while requests for new services wait.
@@ -23,10 +23,11 @@ const MIN_EVICTION_INTERVAL: Duration = Duration::from_secs(1);
 const PRESSURE_DIVISOR: u32 = 10;
 
 impl Services {
-    /// Creates the table and starts periodic eviction until it is dropped. Must be called within a tokio runtime.
+    /// Creates the table, and starts periodic eviction and the log of ejections until it is dropped. Must be called within a tokio runtime.
     pub(crate) fn start(mesh: Mesh, limits: Limits) -> Arc<Self> {
         let services = Arc::new(Self::new(mesh, limits));
         tokio::spawn(evict_idle(Arc::downgrade(&services), limits.service_idle));
+        tokio::spawn(ejections::log(Arc::downgrade(&services)));
         services
     }
 

@@ -7,13 +7,22 @@ use fairmesh_model::ServiceName;
 use serde_json::{Value, json};
 
 use super::admin_page::{AdminArgs, page};
-use crate::{cli::OutputArgs, command::records::get::rough, failure::Failure, output::Listing};
+use crate::{
+    cli::OutputArgs,
+    command::records::get::rough,
+    failure::Failure,
+    output::{Listing, decimal},
+};
 
 /// Fields of a route that have a column of their own.
 const OWN_COLUMNS: &[&str] = &["name", "match", "split"];
 
 /// The columns of region tables.
 const TABLES: &[&str] = &["SERVICE", "CALLERS IN", "CLASS", "SHARES", "DROPPED", "CONFIRMED", "STATE"];
+
+/// The columns of requests by route and backend.
+const COUNTS: &[&str] =
+    &["SERVICE", "ROUTE", "BACKEND", "REQUESTS", "4XX", "5XX", "ERRORS", "WITHOUT SERVER"];
 
 /// Arguments of `fairmesh proxy routes`.
 #[derive(Debug, Args)]
@@ -29,7 +38,7 @@ pub(super) struct RoutesArgs {
 pub(super) async fn run(args: RoutesArgs) -> Result<ExitCode, Failure> {
     let mut listing = Listing::new(&["SERVICE", "ROUTE", "MATCH", "GOES TO", "ACTIONS", "REVISION"]);
     listing.why_empty = Some("no service was called through the proxy".into());
-    let mut tables = Vec::new();
+    let (mut counts, mut tables) = (Vec::new(), Vec::new());
     for service in services(&args).await? {
         let routed = page(args.admin.address, &format!("/services/{service}/routes")).await?;
         let routes = routed["policy"]["routes"].as_array().cloned().unwrap_or_default();
@@ -39,10 +48,11 @@ pub(super) async fn run(args: RoutesArgs) -> Result<ExitCode, Failure> {
         // What calls that match no route get.
         let rest = json!({ "name": "(default)" });
         listing.rows.push(with_revision(row(&service, &rest, policy), &routed));
+        counts.extend(count_rows(&service, &routed["counts"]));
         tables.extend(table_rows(&service, &routed["table"]));
         listing.items.push(routed);
     }
-    listing.second = Some((TABLES, tables));
+    listing.further.extend([(COUNTS, counts), (TABLES, tables)]);
     listing.print(args.output_args.format())?;
     Ok(ExitCode::SUCCESS)
 }
@@ -60,6 +70,27 @@ async fn services(args: &RoutesArgs) -> Result<Vec<String>, Failure> {
 fn with_revision(mut row: Vec<String>, routed: &Value) -> Vec<String> {
     row.push(routed["revision"].to_string());
     row
+}
+
+/// A row for each route and backend that had a request.
+fn count_rows(service: &str, counts: &Value) -> Vec<Vec<String>> {
+    let row = |pair: &Value| {
+        let class = |class: usize| pair["responses"][class].as_u64().unwrap_or_default();
+        let all: u64 = (0..5).map(class).sum();
+        let text = |field: &str| pair[field].as_str().unwrap_or_default().to_owned();
+        vec![
+            service.to_owned(),
+            // As in the table of routes.
+            text("route").replace("(none)", "(default)"),
+            text("backend"),
+            all.to_string(),
+            class(3).to_string(),
+            class(4).to_string(),
+            format!("{} %", decimal(class(4) as f64 * 100.0 / all.max(1) as f64, 1)),
+            pair["withoutServer"].to_string(),
+        ]
+    };
+    counts.as_array().into_iter().flatten().map(row).collect()
 }
 
 /// A row for each class of the region table that the proxy has.
@@ -172,6 +203,18 @@ mod tests {
         assert_eq!(weaker, "not confirmed for 60 s: drops nothing; unconfirmed, rings decide in 10 min");
         assert!(state("lapsed", 901.0, Value::Null).contains("rings decide"));
         assert!(table_rows("shop/web", &Value::Null).is_empty());
+    }
+
+    #[test]
+    fn a_route_shows_its_requests_and_the_share_of_errors() {
+        let counts = json!([
+            { "route": "canary", "backend": "shop/next", "responses": [0, 60, 0, 4, 16], "withoutServer": 2 },
+            { "route": "(none)", "backend": "shop/web", "responses": [0, 1, 0, 0, 0], "withoutServer": 0 },
+        ]);
+        let rows = count_rows("shop/web", &counts);
+        assert_eq!(rows[0], ["shop/web", "canary", "shop/next", "80", "4", "16", "20.0 %", "2"]);
+        assert_eq!(rows[1][1..7], ["(default)", "shop/web", "1", "0", "0", "0.0 %"]);
+        assert!(count_rows("shop/web", &Value::Null).is_empty(), "a proxy of the release before");
     }
 
     #[test]

@@ -124,6 +124,12 @@ fn text(name: &ServiceName, one: &ServiceView, lists: &Lists) -> Result<String, 
     let policy = one.effective_policy();
     lines.extend(get::policy_summary(&policy, one.service.as_ref().map(|service| service.value.kind)));
     lines.push(("Callers", lists.authorization.clone()));
+    if !one.endpoints.is_empty() {
+        lines.push((
+            "Ejections",
+            format!("each caller's own: 'fairmesh proxy endpoints {name}' shows those of a proxy"),
+        ));
+    }
     let mut text = String::new();
     for (title, value) in lines {
         // Writing to a String cannot fail.

@@ -28,7 +28,7 @@ pub(super) fn regions(view: &View) -> Listing {
         rows.extend(distances.iter().map(|one| one.row(region)));
         add(region, &distances, view, &mut listing);
     }
-    listing.second = Some((DISTANCES, rows));
+    listing.further.push((DISTANCES, rows));
     if !view.regions.value.regions.is_empty() {
         let resource = Resource::Topology(view.regions.value.clone(), view.round_trips.clone());
         listing.documents.push(Document::from(&resource));

@@ -1,50 +1,18 @@
 //! Owners of connections: users, cgroups, and the user of the proxy's listener.
 
-use std::{collections::BTreeSet, fs, net::IpAddr, net::SocketAddr, path::Path};
+use std::{collections::BTreeSet, fs, net::SocketAddr, path::Path};
 
 use super::rules::Cgroup;
-use crate::failure::Failure;
+use crate::{failure::Failure, socket_table};
 
 /// Where nft resolves cgroups.
 const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// The user of the listeners at all of these addresses in this network namespace; `None` if one has no listener.
 pub(super) fn listener_uid(at: &[SocketAddr]) -> Option<u32> {
-    let read = |file| fs::read_to_string(file).unwrap_or_default();
-    let [v4, v6] = ["/proc/self/net/tcp", "/proc/self/net/tcp6"].map(read);
-    let user = |at: &SocketAddr| {
-        let of = |table: &str| table.lines().find_map(|line| listener(line, *at));
-        of(&v4).or_else(|| of(&v6))
-    };
+    let user = |at: &SocketAddr| socket_table::listener_at(*at).map(|listener| listener.uid);
     let users: Option<Vec<u32>> = at.iter().map(user).collect();
     users?.first().copied()
-}
-
-/// The user in this line of the kernel's socket table, if it is a listener that an address leads to.
-fn listener(line: &str, at: SocketAddr) -> Option<u32> {
-    const LISTENS: &str = "0A";
-    let mut words = line.split_whitespace().skip(1);
-    let (here, state) = (words.next()?, words.nth(1)?);
-    let (address, port) = here.split_once(':')?;
-    if state != LISTENS || u16::from_str_radix(port, 16) != Ok(at.port()) {
-        return None;
-    }
-    let address = address_of(address)?;
-    // A wildcard listener matches too; on `::`, for both families.
-    let takes = address == at.ip() || address.is_unspecified() && (address.is_ipv6() || at.is_ipv4());
-    takes.then(|| words.nth(3)?.parse().ok()).flatten()
-}
-
-/// Parses an address of the socket table: 32-bit words in host byte order, in hexadecimal.
-fn address_of(text: &str) -> Option<IpAddr> {
-    let words: Option<Vec<[u8; 4]>> = text
-        .as_bytes()
-        .chunks(8)
-        .map(|word| Some(u32::from_str_radix(std::str::from_utf8(word).ok()?, 16).ok()?.to_ne_bytes()))
-        .collect();
-    let bytes = words?.concat();
-    let four = <[u8; 4]>::try_from(&*bytes).map(IpAddr::from);
-    four.or_else(|_| <[u8; 16]>::try_from(&*bytes).map(IpAddr::from)).ok()
 }
 
 /// User ids.
@@ -101,30 +69,6 @@ fn cgroup(path: &str, root: &str) -> Result<Cgroup, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const HEAD: &str =
-        "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode";
-
-    #[test]
-    fn the_user_of_a_listener_is_read_from_the_socket_table() {
-        let line = |here: &str, state: &str| {
-            format!(
-                "   0: {here} 00000000:0000 {state} 00000000:00000000 00:00000000 00000000   998        0 17 1 0"
-            )
-        };
-        let at = |at: &str| at.parse::<SocketAddr>().unwrap();
-        let v4 = at("127.0.0.1:7415");
-        assert_eq!(listener(HEAD, v4), None);
-        assert_eq!(listener(&line("0100007F:1CF7", "0A"), v4), Some(998));
-        assert_eq!(listener(&line("00000000:1CF7", "0A"), v4), Some(998));
-        assert_eq!(listener(&line("00000000000000000000000000000000:1CF7", "0A"), v4), Some(998));
-        for other in [line("0100007F:1CF7", "01"), line("0100007F:1CF8", "0A"), line("0200007F:1CF7", "0A")] {
-            assert_eq!(listener(&other, v4), None, "{other}");
-        }
-        let v6 = line("00000000000000000000000001000000:1CF7", "0A");
-        assert_eq!(listener(&v6, at("[::1]:7415")), Some(998));
-        assert_eq!(listener(&line("00000000:1CF7", "0A"), at("[::1]:7415")), None);
-    }
 
     #[test]
     fn users_are_resolved_by_name_and_number() {
