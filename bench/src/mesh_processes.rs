@@ -19,8 +19,8 @@ use crate::{proxy::process::Process, roles::free_port};
 pub(crate) struct ControlPlane {
     _process: Process,
     pub(crate) grpc: SocketAddr,
-    /// Where agents join without a token.
-    socket: Address,
+    /// Where agents reach it, and join without a token.
+    upstream: Address,
     pub(crate) connection: Connection,
 }
 
@@ -34,19 +34,23 @@ impl ControlPlane {
     pub(crate) async fn start_with(dir: &Path, trust_domain: &str) -> Result<Self, String> {
         let (grpc, http) = (port()?, port()?);
         let folder = dir.join("control");
-        let socket = Address::Unix(folder.join("control.sock"));
+        // Without a trust domain there is nothing to join.
+        let upstream = match trust_domain {
+            "none" => Address::Tcp(grpc.to_string()),
+            _ => Address::Unix(folder.join("control.sock")),
+        };
         let data = folder.display().to_string();
         let args = ["control", "--trust-domain", trust_domain, "--data-dir", &data].map(str::to_owned);
         let args =
             [&args[..], &["--grpc", &grpc.to_string(), "--http", &http.to_string()].map(str::to_owned)];
         let mut process = Process::start(dir, "control", fairmesh(&args.concat())?)?;
-        let connect = async || handshake::connect(&Default::default(), &socket, "bench").await;
+        let connect = async || handshake::connect(&Default::default(), &upstream, "bench").await;
         process
             .ready(async || connect().await.is_ok())
             .await
             .map_err(|e| format!("the control plane {e}"))?;
         let connection = connect().await.map_err(|e| e.to_string())?;
-        Ok(Self { _process: process, grpc, socket, connection })
+        Ok(Self { _process: process, grpc, upstream, connection })
     }
 
     /// Writes what documents say.
@@ -110,7 +114,8 @@ pub(crate) async fn start_agent(
     let socket = dir.join(socket);
     let listen = format!("unix:{}", socket.display());
     let state = dir.join(format!("agent-{region}")).display().to_string();
-    let args = format!("agent --control {} --region {region} --name {region} --metrics none", control.socket);
+    let args =
+        format!("agent --control {} --region {region} --name {region} --metrics none", control.upstream);
     let mut args: Vec<String> = args.split(' ').map(str::to_owned).collect();
     args.extend(["--listen".to_owned(), listen.clone(), "--state-dir".to_owned(), state]);
     let mut agent = Process::start(dir, &format!("agent-{region}"), fairmesh(&args)?)?;

@@ -28,6 +28,9 @@ const SERVICE: &str = "bench/http1";
 const PAYLOAD: usize = 5_500;
 /// Callers that call again as soon as they have the response.
 const TASKS: usize = 16;
+/// Callers of connections that resume, and of those that they are compared with: fewer than the sessions that a server hands out
+/// to each, so that there is always one.
+const RESUMING: usize = 4;
 /// Idle connections before those that are counted, and the counted ones: of both sides fewer than the 1,024 files of a process.
 const IDLE: [usize; 2] = [50, 400];
 
@@ -214,7 +217,7 @@ impl Bench {
                 self.clients.order("share".into(), Duration::ZERO).await?;
                 let before = self.pairs[0].ingress.cpu_ns();
                 let run: Run =
-                    self.clients.run(format!("{how} 0 {} {TASKS}", length.as_millis()), length).await?;
+                    self.clients.run(format!("{how} 0 {} {RESUMING}", length.as_millis()), length).await?;
                 costs[turn] = (self.pairs[0].ingress.cpu_ns() - before) as f64 / run.calls.max(1) as f64;
                 let found = self.clients.order("share".into(), Duration::ZERO).await?;
                 if turn == 0 && round > 0 {

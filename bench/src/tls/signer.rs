@@ -2,7 +2,6 @@
 
 use std::{net::SocketAddr, path::Path, time::Duration};
 
-use fairmesh_wire::v1;
 use serde_json::json;
 
 use super::{
@@ -12,7 +11,7 @@ use super::{
 };
 use crate::{
     load::{Latencies, Run, Seen},
-    mesh_processes::{endpoint, fairmesh, port},
+    mesh_processes::{fairmesh, port},
     proxy::{order, process::Process},
     ratio::Median,
     role_process::RoleProcess,
@@ -46,14 +45,14 @@ pub(super) async fn measure(dir: &Path, scale: Scale) -> Result<Found, String> {
     mesh.authority.issue("bench/edge", &edge)?;
     split(&edge)?;
     let (mut others, programs) = RoleProcess::start(dir, &["load-pair", "--protocol", "http1"]).await?;
-    declare(&mesh, &programs).await?;
+    let _registered = declare(&mesh, &programs).await?;
     let (_key_server, _delay, key_server) = key_server(&mesh, &edge).await?;
     let edge = edge.display();
     let keys = [format!("--tls-key-server edge@{key_server}"), format!("--tls-key {edge}/edge.key")];
     let (mut proxies, mut tls, mut plain) = (Vec::new(), Vec::new(), Vec::new());
     for (name, key) in ["remote", "local"].iter().zip(keys) {
         let (at, other) = (port()?, port()?);
-        let listen = format!("--listen {at}+tls={SERVICE} --listen {other}={SERVICE}");
+        let listen = format!("--listen {at}={SERVICE}+tls --listen {other}={SERVICE}");
         let args = format!("{listen} --tls-cert {edge}/edge.pem {key}");
         proxies.push(mesh.proxy(name, &args, Some(other)).await?);
         tls.push(at.to_string());
@@ -112,15 +111,15 @@ fn summary(rounds: &[Round]) -> Result<Found, String> {
     })
 }
 
-/// The service in plaintext behind the listeners.
-async fn declare(mesh: &MeshOfProxies<'_>, programs: &str) -> Result<(), String> {
+/// The service in plaintext behind the listeners, whose program is registered as long as what this returns runs.
+async fn declare(mesh: &MeshOfProxies<'_>, programs: &str) -> Result<Process, String> {
     let service = json!({"kind": "Service", "name": SERVICE, "protocol": "http1"});
     mesh.control.apply(&[service]).await?;
-    let program: SocketAddr =
-        programs.split(',').next().and_then(|text| text.parse().ok()).ok_or("there is no program")?;
-    let ops = vec![endpoint(SERVICE, "bench", ("program", program))?];
-    let applied = mesh.control.connection.admin().apply(v1::ApplyRequest { ops, ..Default::default() }).await;
-    applied.map(|_| ()).map_err(|status| format!("apply failed: {}", status.message()))
+    let program = programs.split(',').next().unwrap_or_default();
+    let args = format!("register {SERVICE} --agent {} --address {program} --protocol http1", mesh.agent);
+    let args: Vec<_> = args.split(' ').map(str::to_owned).collect();
+    // The proxies are ready once they reach it.
+    Process::start(mesh.dir, "register", fairmesh(&args)?)
 }
 
 /// A key server that has the key, the network that delays it, and where it is reached.

@@ -153,7 +153,7 @@ const PURE_FILES: &[(&str, &[&str])] = &[
             "hub/watcher.rs",
         ],
     ),
-    ("control", &["traffic/facts.rs", "traffic/planner.rs", "traffic/tables.rs"]),
+    ("control", &["traffic/facts.rs", "traffic/planner.rs", "traffic/tables.rs", "traffic/watched.rs"]),
     (
         "registry",
         &[

@@ -42,7 +42,10 @@ pub async fn follow_revocations(workload: Arc<Workload>, source: RevocationSourc
         refuse_lagging: false,
     };
     let (applied, mut revisions) = watch::channel(None);
-    let handle = Follower::spawn(config, RevocationSink { workload, applied });
+    let handle = Follower::spawn(
+        config,
+        RevocationSink { workload, applied, unknown: FOLLOWED.map(|key| Prefix::from(&key)).to_vec() },
+    );
     for key in FOLLOWED {
         handle.subscribe(Prefix::from(&key));
     }
@@ -55,18 +58,29 @@ pub async fn follow_revocations(workload: Arc<Workload>, source: RevocationSourc
 struct RevocationSink {
     workload: Arc<Workload>,
     applied: watch::Sender<Option<Revision>>,
+    /// What has not been read yet.
+    unknown: Vec<Prefix>,
+}
+
+impl RevocationSink {
+    fn note_if_known(&self) {
+        if self.unknown.is_empty() {
+            self.workload.note_revocations();
+        }
+    }
 }
 
 impl Sink for RevocationSink {
     fn update(&mut self, update: Update) {
         self.apply(&update);
-        self.workload.note_revocations();
+        self.note_if_known();
         self.applied.send_replace(Some(update.revision));
     }
 
-    fn refused(&mut self, _: &Prefix, reason: &str) {
-        self.workload.note_revocations();
-        tracing::debug!(reason, "revocations cannot be followed");
+    fn refused(&mut self, prefix: &Prefix, reason: &str) {
+        self.unknown.retain(|unknown| unknown != prefix);
+        self.note_if_known();
+        tracing::debug!(%prefix, reason, "a record cannot be followed");
     }
 }
 
@@ -99,5 +113,7 @@ impl Mirror for RevocationSink {
         }
     }
 
-    fn mark_current(&mut self, _: &Prefix) {}
+    fn mark_current(&mut self, prefix: &Prefix) {
+        self.unknown.retain(|unknown| unknown != prefix);
+    }
 }

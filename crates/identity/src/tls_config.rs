@@ -267,7 +267,7 @@ pub(crate) fn joining(token: &JoinToken, clock: &Arc<dyn Clock>) -> Result<Arc<C
 /// Which clients a server accepts beside every identity of its domain.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Beside<'a> {
-    Nobody,
+    NoOthers,
     /// Those without an identity, to which it shows its root too, since they know only its digest.
     Joining,
     /// Those of federated domains. Which of them is decided after the handshake, since a session that is resumed verifies nothing.
@@ -283,7 +283,7 @@ pub(crate) fn server(
     let with_joining = matches!(beside, Beside::Joining);
     let federation = match beside {
         Beside::Federated(federation) => Some(federation.clone()),
-        Beside::Nobody | Beside::Joining => None,
+        Beside::NoOthers | Beside::Joining => None,
     };
     let (trust, clock) = (own.trust.clone(), Arc::clone(clock));
     let mut chain = own.chain.clone();

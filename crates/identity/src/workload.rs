@@ -74,7 +74,7 @@ impl Workload {
         let server = |beside| tls_config::server(&credentials, &self.clock, beside);
         let (joining_server, federated_server) =
             (server(Beside::Joining)?, server(Beside::Federated(&self.connections.federation))?);
-        let server = server(Beside::Nobody)?;
+        let server = server(Beside::NoOthers)?;
         let credentials = Arc::new(credentials);
         let held = Held { credentials, server, joining_server, federated_server, clients: Mutex::default() };
         *self.held.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(held));

@@ -146,3 +146,38 @@ fn paths() -> Vec<Value> {
 fn decisions_are_those_of_the_vectors() {
     support::check("authorization.json", &[("rules", rules()), ("defaults", defaults()), ("paths", paths())]);
 }
+
+/// Neither the default, nor audit, nor a rule that names members lets in who is of another trust domain.
+#[test]
+fn a_caller_of_another_trust_domain_may_do_what_rules_allow_its_whole_id_and_nothing_else() {
+    const PARTNER: &str = "spiffe://partner/shop/web";
+    let caller = CallerId::federated(PARTNER.parse().unwrap());
+    let decided = |default: &str, authorization: Option<Value>| {
+        let spec = authorization.map_or_else(|| json!({"service": "shop/cart"}), |it| policy(&it));
+        let spec: PolicySpec = serde_json::from_value(spec).unwrap();
+        let default_spec = DefaultAuthorizationSpec { default: default.into() };
+        let table =
+            AuthorizationTable::compile(&spec.validate().unwrap().1, default_spec.validate().unwrap());
+        let request = AuthorizationRequest { caller: Some(&caller), method: "GET", path: "/" };
+        assert!(!table.is_intermediary(&caller));
+        (table.decide(&request).permits(), table.decide_connection(Some(&caller)).permits())
+    };
+    let from = |mode: &str, from: &[&str]| {
+        Some(json!({"mode": mode, "rules": [{"name": "callers", "from": from}], "intermediaries": [PARTNER]}))
+    };
+    for default in ["allow", "audit", "deny"] {
+        assert_eq!(decided(default, None), (false, false), "{default}");
+        let denies = json!({"rules": [{"name": "no", "action": "deny", "from": ["bank/*"]}]});
+        assert_eq!(decided(default, Some(denies)), (false, false), "{default}");
+        assert_eq!(decided(default, from("enforce", &[PARTNER])), (true, true), "{default}");
+        for mode in ["enforce", "audit"] {
+            for others in [&["shop/web"][..], &["shop/*"], &["spiffe://partner/*"], &["*"], &[]] {
+                assert_eq!(
+                    decided(default, from(mode, others)),
+                    (false, false),
+                    "{default} {mode} {others:?}"
+                );
+            }
+        }
+    }
+}

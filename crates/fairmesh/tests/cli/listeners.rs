@@ -128,7 +128,9 @@ fn signed(authority: &Path, params: &CertificateParams) -> Shown {
     Shown { chain: vec![params.signed_by(&key, &issuer).unwrap().der().clone(), above.clone()], key }
 }
 
-fn bad(authority: &Path, other: &Path) -> Vec<(&'static str, Shown)> {
+/// Certificates that no listener accepts: by the authority of the mesh, by one of the same name, and by that of a trust domain
+/// with which the mesh is federated.
+fn bad(authority: &Path, other: &Path, federated: &Path) -> Vec<(&'static str, Shown)> {
     const VALID: (i64, i64) = (-10, 60);
     const ID: &str = "spiffe://prod/fairmesh/agent/web-1";
     let own = |id, validity, usage| signed(authority, &params(id, validity, usage));
@@ -143,6 +145,14 @@ fn bad(authority: &Path, other: &Path) -> Vec<(&'static str, Shown)> {
         ("without a tenant", own("spiffe://prod/cart", VALID, Eku::ClientAuth)),
         ("for servers only", own(ID, VALID, Eku::ServerAuth)),
         ("of another authority of this name", signed(other, &params(ID, VALID, Eku::ClientAuth))),
+        (
+            "of a federated domain, and named by no policy",
+            signed(federated, &params("spiffe://partner/fairmesh/agent/web-1", VALID, Eku::ClientAuth)),
+        ),
+        (
+            "of this domain by a federated one's authority",
+            signed(federated, &params(ID, VALID, Eku::ClientAuth)),
+        ),
         ("self-signed", Shown { chain: vec![self_signed], key }),
         ("stolen", Shown { key: KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap(), ..stolen }),
     ]
@@ -229,7 +239,18 @@ fn no_listener_accepts_a_bad_certificate() {
     let fleet = fleet();
     let mesh = &fleet.mesh;
     let other = domain().0;
+    let mut partner = Mesh::empty();
+    partner.arguments = ["--trust-domain", "partner"].map(String::from).to_vec();
+    partner.start_control();
     let (authority, other) = (mesh.path("data/ca"), other.path("data/ca"));
+    let federated = partner.path("data/ca");
+    let roots = federated.join("bundle.pem");
+    mesh.run(&["identity", "federation", "add", "partner", "--bundle", roots.to_str().unwrap()]).ok();
+    mesh.apply(
+        "kind: Policy\nservice: shop/catalog\nauthorization:\n  rules: [{name: all, from: ['*', spiffe://partner/bank/web]}]\n",
+    )
+    .ok();
+    let named = signed(&federated, &params("spiffe://partner/bank/web", (-10, 60), Eku::ClientAuth));
     let good = signed(&authority, &params("spiffe://prod/shop/cart", (-10, 60), Eku::ClientAuth));
     for row in table::LISTENERS {
         // The others are Unix sockets, operators' pages, and listeners for clients that are not part of the mesh.
@@ -240,14 +261,24 @@ fn no_listener_accepts_a_bad_certificate() {
     for tested in &fleet.tested {
         let name = format!("{} {}", tested.row.process, tested.row.name);
         wait_until(&format!("{name} accepts a good certificate"), || accepts(tested, Some(&good)).is_ok());
-        for (case, shown) in bad(&authority, &other) {
+        if *tested.row == table::PROGRAM {
+            wait_until(&format!("{name} accepts whom its policy names"), || {
+                accepts(tested, Some(&named)).is_ok()
+            });
+        } else {
+            assert!(
+                accepts(tested, Some(&named)).is_err(),
+                "{name} accepts whom the policy of a service names"
+            );
+        }
+        for (case, shown) in bad(&authority, &other, &federated) {
             assert!(accepts(tested, Some(&shown)).is_err(), "{name} accepts one that is {case}");
             refused += 1;
         }
         assert!(!accepts_plaintext(tested), "{name} accepts plaintext");
         assert_eq!(accepts(tested, None).is_ok(), tested.joins, "{name}, without a certificate");
     }
-    assert_eq!(refused, 9 * fleet.tested.len());
+    assert_eq!(refused, 11 * fleet.tested.len());
 }
 
 #[test]

@@ -192,6 +192,26 @@ async fn a_spike_moves_calls_to_the_other_region_and_no_call_fails_for_the_plann
     here.stop().await;
 }
 
+/// A drain of `eu` with 40 calls/s is foretold, with load and latency by region.
+async fn is_foretold(world: &World, drain: &[&str]) {
+    let forecast = world.cli(&[drain, &["--dry-run", "--json"]].concat()).await.json();
+    let service = &forecast["forecast"]["services"][0];
+    let leaving = service["leavingPerSecond"].as_f64().unwrap();
+    assert!((leaving - 40.0).abs() < 6.0 && service["droppedPerSecond"] == 0.0, "{forecast}");
+    let us = service["regions"].as_array().unwrap().iter().find(|region| region["region"] == "us").unwrap();
+    let after = us["loadAfter"].as_f64().unwrap();
+    assert!((0.3..0.5).contains(&after) && us["roundTripMicros"] == 20_000 && us["full"] == false, "{us}");
+    let time = |region: &Value, field: &str| region[field].as_f64().map(|micros| micros / 1_000.0);
+    let eu = service["regions"].as_array().unwrap().iter().find(|region| region["region"] == "eu").unwrap();
+    assert!(
+        time(eu, "timeNowMicros").is_some_and(|ms| ms < 20.0) && time(eu, "timeAfterMicros").is_none(),
+        "{eu}"
+    );
+    // Nobody calls the servers there yet, which are taken to be as fast as those here.
+    let (now, after) = (time(eu, "timeNowMicros").unwrap(), time(us, "timeAfterMicros").unwrap());
+    assert!(time(us, "timeNowMicros").is_none() && (after - now - 20.0).abs() < 0.1, "{now} {us}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_region_is_drained_of_its_own_callers_step_by_step_across_a_restart() {
     let _machine = beside_others().await;
@@ -210,22 +230,7 @@ async fn a_region_is_drained_of_its_own_callers_step_by_step_across_a_restart() 
     let drain = ["drain", "--region", "eu", "--over", "0s"];
     let unconfirmed = world.cli(&drain).await;
     assert!(unconfirmed.code == Some(2) && unconfirmed.err.contains("add --yes"), "{unconfirmed:?}");
-    let forecast = world.cli(&[&drain[..], &["--dry-run", "--json"]].concat()).await.json();
-    let service = &forecast["forecast"]["services"][0];
-    let leaving = service["leavingPerSecond"].as_f64().unwrap();
-    assert!((leaving - 40.0).abs() < 6.0 && service["droppedPerSecond"] == 0.0, "{forecast}");
-    let us = service["regions"].as_array().unwrap().iter().find(|region| region["region"] == "us").unwrap();
-    let after = us["loadAfter"].as_f64().unwrap();
-    assert!((0.3..0.5).contains(&after) && us["roundTripMicros"] == 20_000 && us["full"] == false, "{us}");
-    let time = |region: &Value, field: &str| region[field].as_f64().map(|micros| micros / 1_000.0);
-    let eu = service["regions"].as_array().unwrap().iter().find(|region| region["region"] == "eu").unwrap();
-    assert!(
-        time(eu, "timeNowMicros").is_some_and(|ms| ms < 20.0) && time(eu, "timeAfterMicros").is_none(),
-        "{eu}"
-    );
-    // Nobody calls the servers there yet, which are taken to be as fast as those here.
-    let (now, after) = (time(eu, "timeNowMicros").unwrap(), time(us, "timeAfterMicros").unwrap());
-    assert!(time(us, "timeNowMicros").is_none() && (after - now - 20.0).abs() < 0.1, "{now} {us}");
+    is_foretold(&world, &drain).await;
     assert_eq!(calls.percent_here().await, 100.0, "a forecast changes nothing");
 
     world.cli(&[&drain[..], &["--yes", "--detach"]].concat()).await.ok();

@@ -91,14 +91,17 @@ async fn the_roots_of_a_domain_vouch_for_no_other_and_for_no_member() {
         let key = PrivateKey::generate().unwrap();
         let request = key.signing_request().unwrap();
         let issued = partner.authority.issue(&request, &id("shop/web"), now()).unwrap();
-        let bundle = fairmesh_model::TrustBundle { domain: domain(), ..partner.authority.bundle() };
+        // It accepts the server, so that the server is the one that refuses.
+        let roots = [partner.authority.bundle().roots, prod.authority.bundle().roots].concat();
+        let bundle = fairmesh_model::TrustBundle { domain: domain(), roots };
         let forged = Workload::default();
         forged.install(Credentials::new(key, issued.chain, bundle, now()).unwrap()).unwrap();
         forged.federate(federated(&prod));
         forged
     };
     let (_, accepted) = open(&forged, &cart, "spiffe://prod/shop/cart", &["spiffe://prod/shop/web"]).await;
-    accepted.unwrap_err();
+    let error = accepted.unwrap_err().to_string();
+    assert!(error.contains("not issued by the trust domain prod"), "{error}");
     // Listeners of the mesh accept no other domain, whoever is federated; nor does a client that expects a member.
     let (agent, control) = (partner.transport("fairmesh/agent/web-1"), prod.workload("fairmesh/control/one"));
     control.federate(federated(&partner));

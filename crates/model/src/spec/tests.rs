@@ -271,7 +271,7 @@ fn every_plan_survives_its_document() {
         kind: ServiceKind::Sharded,
         protocol: Protocol::Grpc,
         virtual_address: Some("10.1.2.3:80".parse().unwrap()),
-        identity: Some("spiffe://other.example/shop/cart".parse().unwrap()),
+        identity: Some("spiffe://partner/shop/cart".parse().unwrap()),
     };
     let (regions, round_trips) = full_topology();
     let resources = [

@@ -179,7 +179,9 @@ async fn a_watcher_without_age_updates_is_sent_none() {
 #[tokio::test]
 async fn an_upstream_that_stays_behind_the_copy_is_an_error_with_the_remedy_until_it_is_there() {
     let (current, restored) = (Memory::new(1), Memory::new(1));
-    ["x", "y", "z"].map(|value| current.put(&[("/a/1", value)]));
+    for value in ["x", "y", "z"] {
+        current.put(&[("/a/1", value)]);
+    }
     restored.put(&[("/a/1", "x")]);
     let first = Server::start(current, "127.0.0.1:0").await;
     let second = Server::start(restored.clone(), "127.0.0.1:0").await;
@@ -189,7 +191,9 @@ async fn an_upstream_that_stays_behind_the_copy_is_an_error_with_the_remedy_unti
     let error = state.error.unwrap();
     assert!(error.contains("at revision 1 of its store") && error.contains("copy at 3"), "{error}");
     assert!(error.contains("--new-store-id"), "{error}");
-    ["y", "z"].map(|value| restored.put(&[("/a/1", value)]));
+    for value in ["y", "z"] {
+        restored.put(&[("/a/1", value)]);
+    }
     reader.until(|state| state.connected && state.error.is_none()).await;
     second.stop().await;
 }

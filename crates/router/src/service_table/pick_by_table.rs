@@ -61,7 +61,7 @@ impl ServiceTable {
                 }
                 match self.pick_drawn(table, region, &mut attempt, tracer) {
                     TableChoice::Rings(best) => {
-                        self.pick_spare((table, region), best, &mut draws, &mut attempt, tracer)
+                        self.pick_spare((table, region, best), &mut draws, &mut attempt, tracer)
                     }
                     picked => picked,
                 }
@@ -123,8 +123,7 @@ impl ServiceTable {
     #[cold]
     fn pick_spare<W: DecisionTracer>(
         &self,
-        (table, lost): (&CompiledTable, Option<u8>),
-        best: Option<BestCandidate>,
+        (table, lost, best): (&CompiledTable, Option<u8>, Option<BestCandidate>),
         draws: &mut CallDraws,
         attempt: &mut AttemptParams<'_>,
         tracer: &mut W,

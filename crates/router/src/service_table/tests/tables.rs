@@ -162,8 +162,9 @@ fn the_keys_of_a_lost_region_are_spread_and_stay_where_they_went() {
     }
     let compiled = fleet.compile_with(&planned(&[("eu", "100%")], "0%"), 0);
     let mut counts = BTreeMap::new();
-    for key in 0..3_000 {
-        let ask = |seed| PickParams { key: Some(ShardKey(key)), call_seed: seed, ..PickParams::default() };
+    for key in 0..3_000_u64 {
+        let ask =
+            |seed| PickParams { key: Some(ShardKey(key.into())), call_seed: seed, ..PickParams::default() };
         let picked = compiled.pick(&ask(key), 0, key).unwrap().index;
         assert_eq!(compiled.pick(&ask(key + 1), 0, key + 9).unwrap().index, picked);
         *counts.entry(compiled.target(picked).location.region.to_string()).or_insert(0_u32) += 1;

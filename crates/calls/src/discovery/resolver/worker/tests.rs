@@ -1,3 +1,4 @@
+mod looks;
 mod region_tables;
 
 use std::{
