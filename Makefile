@@ -19,7 +19,7 @@ package: ## Package the binary: a tarball, a deb, an OCI image, and debug symbol
 
 test: ## Run every test, or those of ARGS= (make test ARGS=--help), and print how many passed
 	@scripts/setup.sh build demo etcd hosts systemd
-	@if command -v go >/dev/null; then scripts/setup.sh h2spec || true; scripts/setup.sh grpc-go || true; fi
+	@if command -v go >/dev/null; then scripts/setup.sh h2spec || true; scripts/setup.sh grpc-go || true; scripts/setup.sh go-spiffe || true; fi
 	@scripts/setup.sh grpcio || true
 	@scripts/setup.sh callers || true
 	@scripts/setup.sh promtool || true

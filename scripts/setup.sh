@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes a machine ready for what its arguments name: `build` (compile and test), `callers` (for tests of the kernel form), `demo`,
-# `deny`, `etcd`, `fuzz`, `ghz`, `grpc-go`, `grpcio`, `h2spec`, `hosts`, `peers` (the proxies that `bench/run proxy` measures beside ours), `profile` (builds guided by one), `promtool`, `systemd`.
+# `deny`, `etcd`, `fuzz`, `ghz`, `go-spiffe`, `grpc-go`, `grpcio`, `h2spec`, `hosts`, `peers` (the proxies that `bench/run proxy` measures beside ours), `profile` (builds guided by one), `promtool`, `systemd`.
 # Installs only what is missing, says what and why before it does, and changes nothing otherwise.
 set -euo pipefail
 
@@ -113,6 +113,15 @@ setup_grpc_go() {
     (cd "$source" && go build -o "$program" .) >&2
 }
 
+setup_go_spiffe() {
+    local source program="$tools/bin/go-spiffe"
+    source="$(cd "$(dirname "$0")/.." && pwd)/crates/fairmesh/tests/cli/go_spiffe"
+    [ -x "$program" ] && [ -z "$(find "$source" -newer "$program")" ] && return
+    command -v go >/dev/null || die "a test fetches identities by go-spiffe. Install Go as https://go.dev says, then run this again"
+    say "a test fetches identities by go-spiffe: building a program with it into $tools (about a minute)"
+    (cd "$source" && go build -o "$program" .) >&2
+}
+
 setup_grpcio() {
     local python="$tools/grpcio/bin/python"
     [ -x "$python" ] && "$python" -c 'import grpc' 2>/dev/null && return
@@ -193,6 +202,7 @@ for part in "$@"; do
         etcd) setup_etcd ;;
         fuzz) setup_fuzz ;;
         ghz) setup_ghz ;;
+        go-spiffe) setup_go_spiffe ;;
         grpc-go) setup_grpc_go ;;
         grpcio) setup_grpcio ;;
         h2spec) setup_h2spec ;;
@@ -201,6 +211,6 @@ for part in "$@"; do
         profile) setup_profile ;;
         promtool) setup_promtool ;;
         systemd) setup_systemd ;;
-        *) die "there is no part '$part'; give build, callers, demo, deny, etcd, fuzz, ghz, grpc-go, grpcio, h2spec, hosts, peers, profile, promtool or systemd" ;;
+        *) die "there is no part '$part'; give build, callers, demo, deny, etcd, fuzz, ghz, go-spiffe, grpc-go, grpcio, h2spec, hosts, peers, profile, promtool or systemd" ;;
     esac
 done

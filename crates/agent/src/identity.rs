@@ -4,6 +4,7 @@
 //! its machine. It keeps its certificate on disk, so that a restart needs no other token.
 
 mod source;
+mod spiffe;
 mod workloads;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
@@ -19,6 +20,7 @@ use tokio::{sync::watch, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use source::ControlSource;
+pub(crate) use spiffe::SpiffeService;
 pub(crate) use workloads::WorkloadService;
 
 use crate::AgentConfig;

@@ -43,9 +43,10 @@ use fairmesh_rib::{
 };
 use fairmesh_wire::{
     rpc,
+    spiffe::spiffe_workload_api_server::SpiffeWorkloadApiServer,
     transport::{Address, BindError, Listener, Transport, serve},
 };
-use identity::{AgentIdentity, WorkloadService};
+use identity::{AgentIdentity, SpiffeService, WorkloadService};
 use served_rib::AgentRib;
 use state::{AgentState, UpstreamSink};
 use tokio::time::timeout;
@@ -119,7 +120,9 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let http = http.map(|listener| tokio::spawn(http::serve(listener, pages, stopping.clone())));
     let saving = tokio::spawn(shared.clone().save_all(upstream.state(), stopping.clone()));
 
-    let routes = routes(Forwarder::new(upstream, "agent", stopping.clone()), usages, identity);
+    let spiffe = SpiffeService::new(identity.clone(), stopping.clone());
+    let routes = routes(Forwarder::new(upstream, "agent", stopping.clone()), usages, identity)
+        .add_service(SpiffeWorkloadApiServer::new(spiffe));
     tracing::info!(listen = %config.listen, region = %config.location.region, "agent is serving");
     let stopped = async {
         shutdown.await;

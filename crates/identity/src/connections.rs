@@ -15,7 +15,7 @@ use fairmesh_model::{FederatedDomains, Revocations, SpiffeId, TrustDomain};
 use futures_util::task::AtomicWaker;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 
-use crate::{CLOCK_SKEW, Refused, Usage, federation::Federation, trust};
+use crate::{CLOCK_SKEW, Credentials, Refused, Usage, federation::Federation, trust};
 
 /// The revocations that a process knows: the same wherever it verifies certificates.
 #[derive(Clone, Debug, Default)]
@@ -80,6 +80,11 @@ impl RevocationList {
 
     pub(crate) fn set(&self, revocations: Revocations) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(revocations);
+    }
+
+    /// Whether peers refuse this certificate as revoked.
+    pub fn revokes(&self, credentials: &Credentials) -> bool {
+        self.check(&credentials.chain[0], Usage::Client).is_err()
     }
 
     /// Whether the certificate of a peer is still accepted.

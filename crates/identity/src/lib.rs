@@ -11,7 +11,8 @@
 //! * [`renewal`] keeps an identity fresh, and [`follow_revocations`] what it refuses.
 //!
 //! Private keys never leave the process that made them: an authority sees a signing request. Sending keys with
-//! certificates was rejected, since then each hop could impersonate the service.
+//! certificates was rejected, since then each hop could impersonate the service. The exception is SPIFFE's API, which has the
+//! agent make the key of a program on its machine.
 
 mod authority;
 mod bundle_document;
@@ -31,6 +32,7 @@ mod revocations;
 pub mod signed;
 mod signer;
 pub mod statement;
+mod svid;
 mod tls_config;
 mod tls_stream;
 mod token;

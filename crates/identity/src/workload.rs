@@ -126,7 +126,7 @@ impl Workload {
     }
 
     /// Changes when the record of revocations is read.
-    pub(crate) fn revocation_changes(&self) -> watch::Receiver<u64> {
+    pub fn revocation_changes(&self) -> watch::Receiver<u64> {
         self.revoked.subscribe()
     }
 
@@ -159,6 +159,11 @@ impl Workload {
     /// Whether there is a certificate that peers accept.
     pub(crate) fn is_valid(&self) -> bool {
         self.held().is_some_and(|held| held.credentials.validity().1 > self.now())
+    }
+
+    /// Changes whenever a certificate is installed, or other roots are trusted.
+    pub fn installations(&self) -> watch::Receiver<bool> {
+        self.ready.subscribe()
     }
 
     /// Waits for the first certificate.

@@ -182,6 +182,11 @@ impl Node {
         self.lock().table.get(key).cloned()
     }
 
+    /// The first key that is not before `from`, to skip whole folders.
+    pub fn key_from(&self, from: &str) -> Option<Arc<str>> {
+        self.lock().table.key_from(from).cloned()
+    }
+
     /// Checks the preconditions of the batch.
     ///
     /// # Errors

@@ -107,6 +107,11 @@ impl Table {
         true
     }
 
+    /// The first key that is not before `from`.
+    pub(crate) fn key_from(&self, from: &str) -> Option<&Arc<str>> {
+        self.entries.range::<str, _>((Bound::Included(from), Bound::Unbounded)).next().map(|(key, _)| key)
+    }
+
     /// Everything below the prefixes in the order of keys, each key once though prefixes overlap.
     pub fn read(&self, prefixes: &[Prefix]) -> Vec<(Arc<str>, Entry)> {
         self.entries_below(prefixes).map(|(key, entry)| (key.clone(), entry.clone())).collect()

@@ -2,7 +2,8 @@
 //! processes. It is built on `fairmesh-model`, and used by every crate that communicates with another process or
 //! stores bytes for one.
 //!
-//! * [`v1`] is generated from `proto/fairmesh/v1`, [`keys`], [`lookaside`] and [`grpc_lookup`] from the folders beside it.
+//! * [`v1`] is generated from `proto/fairmesh/v1`, [`keys`], [`lookaside`], [`grpc_lookup`] and [`spiffe`] from the
+//!   folders beside it.
 //! * [`convert`] converts messages to validated model values, and back.
 //! * [`records`] and [`shards`] are the encodings of values at RIB keys.
 //! * [`run_blocking`] runs expensive work off the event loops.
@@ -57,6 +58,20 @@ pub mod lookaside {
 #[allow(clippy::all, clippy::too_many_lines, clippy::cognitive_complexity, clippy::disallowed_methods)]
 pub mod grpc_lookup {
     include!("generated/grpc.lookup.v1.rs");
+}
+
+/// The SPIFFE Workload API: the generated types of `proto/spiffe/workload`, documented there.
+#[allow(missing_docs, missing_debug_implementations, unreachable_pub)]
+#[allow(clippy::all, clippy::too_many_lines, clippy::cognitive_complexity, clippy::disallowed_methods)]
+pub mod spiffe {
+    include!("generated/_.rs");
+
+    /// Without the private key.
+    impl std::fmt::Debug for X509svid {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.debug_struct("X509svid").field("spiffe_id", &self.spiffe_id).finish_non_exhaustive()
+        }
+    }
 }
 
 /// The generated protobuf and gRPC types of `proto/fairmesh/v1`, documented there.

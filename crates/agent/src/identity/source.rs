@@ -3,11 +3,11 @@
 use std::{error::Error, sync::Arc, time::Duration};
 
 use fairmesh_identity::{
-    Credentials, IdentityError, Trust,
+    Credentials, IdentityError, PrivateKey, Trust,
     renewal::{Certified, Source},
     signed::{self, Purpose},
 };
-use fairmesh_model::{MeshRole, ServiceName, SpiffePath, TrustBundle, WorkloadEntry};
+use fairmesh_model::{MeshRole, ProgramFacts, ServiceName, SpiffePath, TrustBundle, WorkloadEntry};
 use fairmesh_wire::{
     handshake::{self, Connection},
     transport::Address,
@@ -137,6 +137,19 @@ impl Shared {
         let (own, response) = self.request(request).await?;
         let decoded = self.verify(own.trust(), &csr, &response)?;
         decoded.workload.map(WorkloadEntry::try_from).transpose().map_err(refused)
+    }
+
+    /// The services whose records select a program, of those that this agent may vouch for. Control planes decide, who have all
+    /// records, and sign the answer.
+    pub(super) async fn services_of(&self, program: &ProgramFacts) -> Result<Vec<ServiceName>, Status> {
+        let failed = |error: IdentityError| Status::internal(error.to_string());
+        // Of it nothing is certified: it binds the response to this request.
+        let csr = PrivateKey::generate().and_then(|key| key.signing_request()).map_err(failed)?;
+        let select_for = Some(program.into());
+        let request = v1::IssueRequest { csr: csr.clone().into(), select_for, ..Default::default() };
+        let (own, response) = self.request(request).await?;
+        let services = self.verify(own.trust(), &csr, &response)?.services;
+        services.iter().map(ServiceName::new).collect::<Result<_, _>>().map_err(refused)
     }
 
     /// The response to a request that this agent signs.

@@ -50,7 +50,7 @@ impl workload_server::Workload for WorkloadService {
 }
 
 /// The user of a program of this machine.
-fn local_user(peer: &Identity) -> Result<u32, Status> {
+pub(super) fn local_user(peer: &Identity) -> Result<u32, Status> {
     match peer {
         Identity::Local { uid } => Ok(*uid),
         peer => Err(Status::permission_denied(format!(
@@ -60,7 +60,7 @@ fn local_user(peer: &Identity) -> Result<u32, Status> {
 }
 
 /// Whether this agent vouches for every program of a user: its own, and root.
-fn is_own_user(uid: u32) -> bool {
+pub(super) fn is_own_user(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
 
@@ -104,7 +104,7 @@ impl Shared {
 
 /// The identity that a program asks for. One that names none is an operator, named after machine and user. Proxies,
 /// replicas and operators are named after the machine.
-fn requested_path(path: &str, agent: &Label, uid: u32) -> Result<SpiffePath, Invalid> {
+pub(super) fn requested_path(path: &str, agent: &Label, uid: u32) -> Result<SpiffePath, Invalid> {
     if path.is_empty() {
         return Ok(SpiffePath::Mesh(MeshRole::Operator, Label::new(format!("{agent}.uid-{uid}"))?));
     }

@@ -8,8 +8,8 @@ use fairmesh_identity::{
     signed::{self, Purpose},
 };
 use fairmesh_model::{
-    Identity, JoinedAgent, Label, MeshRole, Record, RecordKey, Region, ServiceName, SpiffeId, SpiffePath,
-    Tenant, WorkloadEntry,
+    Identity, JoinedAgent, Label, MeshRole, Prefix, ProgramFacts, Record, RecordKey, Region, ServiceName, SpiffeId,
+    SpiffePath, Tenant, WorkloadEntry,
 };
 use fairmesh_rib::{Batch, Node, Op, access::AccessControl};
 use fairmesh_store::Store;
@@ -25,6 +25,9 @@ use crate::served_rib::write_error;
 
 /// How old a signed request may be, beside the skew of clocks.
 const MAX_AGE: Duration = Duration::from_secs(60);
+
+/// Upper bound of the services that one program may be.
+const MAX_SELECTED: usize = 64;
 
 /// The services `Identity` and `Authority`.
 #[derive(Clone, Debug)]
@@ -73,13 +76,16 @@ impl identity_server::Identity for IdentityService {
         let now = issuing.clock.now();
         let signer = signed::verify(&trust, Purpose::IssueRequest, b"", &message, now)
             .map_err(|refused| Status::unauthenticated(refused.to_string()))?;
-        let v1::IssueRequest { path, csr, signed_at, describe_workload } =
+        let v1::IssueRequest { path, csr, signed_at, describe_workload, select_for } =
             v1::IssueRequest::decode(message.payload)
                 .map_err(|error| Status::invalid_argument(error.to_string()))?;
         if now.abs_diff(Duration::from_secs(signed_at)) > CLOCK_SKEW + MAX_AGE {
             return Err(Status::unauthenticated(
                 "the request was signed at another time; check the clocks of both machines",
             ));
+        }
+        if let Some(program) = select_for {
+            return self.select_for(&csr, &signer, &program.into()).map(Response::new);
         }
         let path: SpiffePath = path
             .parse()
@@ -121,10 +127,7 @@ impl IdentityService {
     fn check_vouches(&self, signer: &SpiffeId, path: &SpiffePath) -> Result<(), Status> {
         let refused =
             || Err(Status::permission_denied(format!("{signer} may not have a certificate for {path}")));
-        let SpiffePath::Mesh(MeshRole::Agent, agent) = &signer.path else { return refused() };
-        let key = RecordKey::JoinedAgent(agent.clone());
-        let joined = self.node.get(&key.to_string()).map(|entry| records::decode(&key, &entry.value));
-        let Some(Ok(Record::JoinedAgent(joined))) = joined else { return refused() };
+        let Some((agent, joined)) = self.joined(signer) else { return refused() };
         let may = match path {
             SpiffePath::Service(service) => {
                 if let Some(entry) = self.workload(service)
@@ -149,6 +152,58 @@ impl IdentityService {
         if may { Ok(()) } else { refused() }
     }
 
+    /// An agent that has joined, with what it joined for.
+    fn joined<'a>(&self, signer: &'a SpiffeId) -> Option<(&'a Label, JoinedAgent)> {
+        let SpiffePath::Mesh(MeshRole::Agent, agent) = &signer.path else { return None };
+        let key = RecordKey::JoinedAgent(agent.clone());
+        let entry = self.node.get(&key.to_string())?;
+        match records::decode(&key, &entry.value) {
+            Ok(Record::JoinedAgent(joined)) => Some((agent, joined)),
+            _ => None,
+        }
+    }
+
+    /// A signed response with the services that a program on the machine of an agent may be.
+    fn select_for(
+        &self,
+        csr: &[u8],
+        signer: &SpiffeId,
+        program: &ProgramFacts,
+    ) -> Result<v1::SignedMessage, Status> {
+        let Some((agent, joined)) = self.joined(signer) else {
+            return Err(Status::permission_denied(format!("{signer} vouches for no programs")));
+        };
+        let tenants = match joined.tenants.is_empty() {
+            true => self.tenants(),
+            false => joined.tenants,
+        };
+        let prefixes: Vec<_> = tenants.iter().map(|tenant| Prefix::tenant(tenant, "workloads")).collect();
+        let selected = self.node.read(&prefixes).1.into_iter().filter_map(|(key, entry)| {
+            let key = RecordKey::parse(&key).ok()?;
+            match (records::decode(&key, &entry.value), key) {
+                (Ok(Record::Workload(entry)), RecordKey::Workload(service)) => {
+                    (entry.permits_agent(agent) && entry.check(program).is_ok()).then(|| service.to_string())
+                }
+                _ => None,
+            }
+        });
+        let services = selected.take(MAX_SELECTED).collect();
+        self.sign(csr, v1::IssueResponse { services, ..Default::default() })
+    }
+
+    /// The tenants that have records. Each is found by one step, whatever it has.
+    fn tenants(&self) -> Vec<Tenant> {
+        let mut tenants = Vec::new();
+        let mut from = "/t/".to_owned();
+        while let Some(key) = self.node.key_from(&from) {
+            let Some((tenant, _)) = key.strip_prefix("/t/").and_then(|rest| rest.split_once('/')) else { break };
+            // The character after the slash: past all keys of this tenant.
+            from = format!("/t/{tenant}0");
+            tenants.extend(Tenant::new(tenant));
+        }
+        tenants
+    }
+
     /// Whether a process with this name is of the machine of an agent.
     fn vouches(&self, agent: &Label, name: &Label) -> bool {
         self.access.agent_of(name).is_some_and(|(found, _)| found == *agent)
@@ -163,7 +218,7 @@ impl IdentityService {
         let issued =
             issuing.authority.issue(csr, &id, issuing.clock.now()).map_err(|error| failed(&error))?;
         let chain = issued.chain.iter().map(|one| Bytes::copy_from_slice(one)).collect();
-        self.sign(csr, v1::IssueResponse { chain, bundle: Some(bundle.into()), workload: None })
+        self.sign(csr, v1::IssueResponse { chain, bundle: Some(bundle.into()), ..Default::default() })
     }
 
     /// A signed response with the programs that may have an identity.

@@ -6697,6 +6697,23 @@ pub struct IssueRequest {
     /// Issue nothing yet: the response says which programs may have the identity, for the agent to decide.
     #[prost(bool, tag = "4")]
     pub describe_workload: bool,
+    /// Issue nothing: the response names the services whose records select this program. The path is empty then.
+    #[prost(message, optional, tag = "5")]
+    pub select_for: ::core::option::Option<ProgramFacts>,
+}
+/// What the kernel says of a program. Absent: it cannot be read, and no selector that asks for it matches.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ProgramFacts {
+    #[prost(uint32, tag = "1")]
+    pub uid: u32,
+    #[prost(uint32, tag = "2")]
+    pub gid: u32,
+    #[prost(string, optional, tag = "3")]
+    pub executable: ::core::option::Option<::prost::alloc::string::String>,
+    #[prost(string, optional, tag = "4")]
+    pub cgroup: ::core::option::Option<::prost::alloc::string::String>,
+    #[prost(string, optional, tag = "5")]
+    pub network_namespace: ::core::option::Option<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct IssueResponse {
@@ -6708,6 +6725,9 @@ pub struct IssueResponse {
     /// The record of the service, if it was asked for and there is one.
     #[prost(message, optional, tag = "3")]
     pub workload: ::core::option::Option<WorkloadEntry>,
+    /// The services whose identities a program may have, at most 64, if they were asked for.
+    #[prost(string, repeated, tag = "4")]
+    pub services: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct IssueWorkloadRequest {

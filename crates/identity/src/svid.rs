@@ -1,0 +1,53 @@
+//! Identities as the SPIFFE Workload API transfers them.
+
+use std::time::Duration;
+
+use fairmesh_model::TrustBundle;
+use fairmesh_wire::spiffe::X509svid;
+use x509_parser::{certificate::X509Certificate, prelude::FromDer as _};
+
+use crate::{Credentials, IdentityError, PrivateKey, Usage, renewal, trust};
+
+impl Credentials {
+    /// With the private key, for a program on this machine, which trusts `bundle`.
+    pub fn to_svid(&self, bundle: &TrustBundle) -> X509svid {
+        X509svid {
+            spiffe_id: self.id().to_string(),
+            x509_svid: self.chain.iter().map(|one| one.as_ref()).collect::<Vec<_>>().concat().into(),
+            x509_svid_key: self.key.pkcs8().to_vec().into(),
+            bundle: bundle.roots.concat().into(),
+            hint: String::new(),
+        }
+    }
+
+    /// What a Workload API gave to this program.
+    ///
+    /// # Errors
+    /// When peers would refuse it now, or it is of a form that Fairmesh does not use.
+    pub fn of_svid(svid: &X509svid, now: Duration) -> Result<Self, IdentityError> {
+        let key = PrivateKey::from_pkcs8(&svid.x509_svid_key).map_err(|error| {
+            IdentityError::Crypto(format!("the key of {} is not ECDSA P-256: {error}", svid.spiffe_id))
+        })?;
+        let chain: Vec<_> = certificates(&svid.x509_svid)?.into_iter().map(Into::into).collect();
+        let first = chain.first().ok_or_else(|| IdentityError::Crypto("there is no certificate".into()))?;
+        let domain = trust::id_of(first, Usage::Client)?.domain;
+        Self::new(key, chain, TrustBundle { domain, roots: certificates(&svid.bundle)? }, now)
+    }
+
+    /// When the certificate should be replaced, since 1970: after 8 of its 24 hours.
+    pub fn renewal_due(&self) -> Duration {
+        renewal::due_at(self)
+    }
+}
+
+/// The certificates in DER that follow one another.
+fn certificates(mut der: &[u8]) -> Result<Vec<Vec<u8>>, IdentityError> {
+    let mut found = Vec::new();
+    while !der.is_empty() {
+        let malformed = |_| IdentityError::Crypto("a certificate is not well-formed".into());
+        let (rest, _) = X509Certificate::from_der(der).map_err(malformed)?;
+        found.push(der[..der.len() - rest.len()].to_vec());
+        der = rest;
+    }
+    Ok(found)
+}
