@@ -51,6 +51,7 @@ pub(super) async fn mesh(dir: &Path, agent: Address) -> Result<(), BoxError> {
         state_dir: dir.join("agent"),
         location: Location::in_region(Region::new("bench")?),
         join_token: None,
+        workload_api: None,
         local_address: None,
         name: "bench".into(),
         metrics: None,

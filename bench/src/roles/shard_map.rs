@@ -213,6 +213,7 @@ pub(super) async fn agent(dir: &Path, upstream: Address) -> Result<(), BoxError>
         state_dir: dir.join("agent"),
         location: Location::in_region(region()?),
         join_token: None,
+        workload_api: None,
         local_address: None,
         name: "bench".into(),
         metrics: None,

@@ -10,8 +10,8 @@ mod workloads;
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use fairmesh_identity::{
-    Credentials, IdentityError, JoinToken, RevocationSource, Workload, follow_bundle, follow_revocations,
-    renewal,
+    Credentials, IdentityError, JoinToken, RevocationSource, Workload, WorkloadApi, follow_bundle,
+    follow_revocations, renewal,
 };
 use fairmesh_model::{Invalid, Label, MeshRole, Region, SpiffePath};
 use fairmesh_rib::follower::FollowerHandle;
@@ -46,6 +46,8 @@ struct Shared {
     unusable: Option<String>,
     upstream: FollowerHandle,
     token: Option<JoinToken>,
+    /// What gives this agent its certificate instead of a control plane.
+    workload_api: Option<WorkloadApi>,
     /// Where to join with the token, and how.
     control_planes: (Transport, Vec<Address>),
     folder: PathBuf,
@@ -80,12 +82,17 @@ impl Kept {
 pub(crate) fn load(config: &AgentConfig, workload: &Workload) -> Result<Option<Kept>, Invalid> {
     let name = match Label::new(config.name.to_ascii_lowercase()) {
         Ok(name) => name,
-        Err(error) if config.join_token.is_some() => return Err(error.within("name")),
+        Err(error) if config.join_token.is_some() || config.workload_api.is_some() => {
+            return Err(error.within("name"));
+        }
         Err(error) => {
             tracing::debug!(%error, "this agent cannot have an identity");
             return Ok(None);
         }
     };
+    if config.workload_api.is_some() {
+        return Ok(Some(Kept { name, unusable: None }));
+    }
     let usable = match Credentials::load(&config.state_dir.join(FOLDER), workload.now()) {
         Ok(None) => Ok(()),
         Ok(Some(kept)) if kept.id().path != own_path(&name) => Err(format!("it is that of {}", kept.id())),
@@ -110,7 +117,10 @@ impl AgentIdentity {
         let folder = config.state_dir.join(FOLDER);
         let can_ask = config.upstreams.iter().any(|upstream| matches!(upstream, Address::Unix(_)));
         let Kept { name, unusable } = kept;
-        let is_member = match token.is_some() || workload.is_ready() || unusable.is_some() {
+        let workload_api = config.workload_api.clone();
+        let workload_api = workload_api.map(|socket| WorkloadApi { socket, path: Some(own_path(&name)) });
+        let has_way = token.is_some() || workload_api.is_some() || workload.is_ready();
+        let is_member = match has_way || unusable.is_some() {
             true => Some(true),
             false if can_ask => None,
             false => Some(false),
@@ -130,6 +140,7 @@ impl AgentIdentity {
             unusable,
             upstream,
             token,
+            workload_api,
             control_planes,
             folder,
             own_copy,
@@ -147,6 +158,9 @@ impl AgentIdentity {
 /// Joins, renews the certificate, and follows revocations, until `stop`.
 pub(crate) async fn keep_fresh(identity: Option<AgentIdentity>, stop: CancellationToken) {
     let Some(AgentIdentity { shared }) = identity else { return };
+    if let Some(api) = shared.workload_api.clone() {
+        return follow_workload_api(&shared, api, stop).await;
+    }
     let source = ControlSource { shared: Arc::clone(&shared) };
     let revocations = follow_revocations(Arc::clone(&shared.workload), shared.own_copy.clone());
     let renewing = renewal::keep_fresh(Arc::clone(&shared.workload), source, stop);
@@ -154,6 +168,17 @@ pub(crate) async fn keep_fresh(identity: Option<AgentIdentity>, stop: Cancellati
         () = renewing => {}
         () = revocations => {}
         () = follow_bundle(&shared.workload, &shared.folder) => {}
+    }
+}
+
+/// The same for an agent whose certificate comes from a Workload API. It has to join still, once: that is what permits it to
+/// vouch for programs.
+async fn follow_workload_api(shared: &Arc<Shared>, api: WorkloadApi, stop: CancellationToken) {
+    let revocations = follow_revocations(Arc::clone(&shared.workload), shared.own_copy.clone());
+    tokio::select! {
+        () = stop.cancelled() => {}
+        () = api.follow(Arc::clone(&shared.workload), |_| ()) => {}
+        () = async { tokio::join!(shared.enroll(), revocations); } => {}
     }
 }
 
@@ -179,8 +204,15 @@ impl Shared {
     fn no_certificate(&self) -> String {
         let problem = match (&self.unusable, self.workload.is_ready()) {
             (_, true) if self.workload.is_revoked() => "its certificate is revoked",
+            (_, true) if self.workload_api.is_some() => {
+                return "the SPIFFE Workload API of this agent has not renewed its certificate; see its log"
+                    .into();
+            }
             (_, true) => "the certificate of this agent has expired",
             (Some(problem), false) => problem,
+            (None, false) if self.workload_api.is_some() => {
+                return "this agent has no certificate of its SPIFFE Workload API yet; see its log".into();
+            }
             (None, false) => return "this agent has no valid certificate yet; see its log".into(),
         };
         format!(

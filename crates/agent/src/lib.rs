@@ -76,6 +76,8 @@ pub struct AgentConfig {
     pub name: String,
     /// The token with which this agent joins the trust domain, if it has not joined yet.
     pub join_token: Option<JoinToken>,
+    /// The Unix socket of a SPIFFE Workload API that gives this agent its certificate, instead of the control plane.
+    pub workload_api: Option<Address>,
     /// Listening address of `/metrics`, `/healthz` and `/readyz`, if any.
     pub metrics: Option<SocketAddr>,
 }
@@ -120,9 +122,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let http = http.map(|listener| tokio::spawn(http::serve(listener, pages, stopping.clone())));
     let saving = tokio::spawn(shared.clone().save_all(upstream.state(), stopping.clone()));
 
-    let spiffe = SpiffeService::new(identity.clone(), stopping.clone());
-    let routes = routes(Forwarder::new(upstream, "agent", stopping.clone()), usages, identity)
-        .add_service(SpiffeWorkloadApiServer::new(spiffe));
+    let routes = routes(Forwarder::new(upstream, "agent", stopping.clone()), usages, identity, &stopping);
     tracing::info!(listen = %config.listen, region = %config.location.region, "agent is serving");
     let stopped = async {
         shutdown.await;
@@ -143,11 +143,18 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
 }
 
 /// The services beside the RIB.
-fn routes(forward: Forwarder, usages: UsageForwarder, identity: Option<AgentIdentity>) -> Routes {
+fn routes(
+    forward: Forwarder,
+    usages: UsageForwarder,
+    identity: Option<AgentIdentity>,
+    stopping: &CancellationToken,
+) -> Routes {
+    let spiffe = SpiffeService::new(identity.clone(), stopping.clone());
     Routes::new(rpc::quota_server(forward.clone()))
         .add_service(rpc::registry_server(forward))
         .add_service(rpc::imbalance_server(usages))
         .add_service(rpc::workload_server(WorkloadService { identity }))
+        .add_service(SpiffeWorkloadApiServer::new(spiffe))
 }
 
 /// This agent as a candidate for the region's checker.
@@ -174,7 +181,7 @@ fn mesh_transport(
     workload: &Arc<Workload>,
     kept: Option<&identity::Kept>,
 ) -> Transport {
-    let was_member = kept.is_some_and(identity::Kept::is_unusable);
+    let was_member = kept.is_some_and(identity::Kept::is_unusable) || config.workload_api.is_some();
     match config.transport.is_tls() {
         true => config.transport.clone(),
         false => {

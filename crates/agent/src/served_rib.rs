@@ -280,6 +280,7 @@ mod tests {
             state_dir: folder.path().into(),
             location: location.clone(),
             join_token: None,
+            workload_api: None,
             local_address: None,
             name: "test".into(),
             metrics: None,

@@ -35,14 +35,17 @@ pub(crate) async fn transport_to(address: &Address) -> Transport {
     }
 }
 
-/// How a process of this machine connects, and accepts connections of the mesh: with an identity from its agent, which may
-/// come later.
+/// How a process of this machine connects, and accepts connections of the mesh: with an identity from its agent, or the
+/// Workload API that the environment names, which may come later.
 pub(crate) async fn transport_of_agent(
     agent: Address,
     path: Option<SpiffePath>,
     software: impl Into<String>,
 ) -> Transport {
-    let request = IdentityRequest { agent, path, software: software.into(), patience: IDENTITY_WAIT };
+    // `main` has refused a malformed variable.
+    let workload_api = environment::workload_api().ok().flatten();
+    let software = software.into();
+    let request = IdentityRequest { agent, workload_api, path, software, patience: IDENTITY_WAIT };
     ProgramIdentity::of_caller(request).await.map(ProgramIdentity::transport).unwrap_or_default()
 }
 
@@ -74,9 +77,10 @@ pub(crate) async fn transport_of_user(target: &TargetArgs) -> Result<Transport, 
 /// Connects to the given control plane.
 pub(crate) async fn connect(target: &TargetArgs) -> Result<Connection, Failure> {
     let address = target.address();
-    let connection = handshake::connect(&transport_of_user(target).await?, &address, SOFTWARE)
-        .await
-        .map_err(|error| unreachable(&address, &error))?;
+    let transport = transport_of_user(target).await?;
+    let connection = handshake::connect(&transport, &address, SOFTWARE).await.map_err(|error| {
+        no_identity(&address, &transport).unwrap_or_else(|| unreachable(&address, &error))
+    })?;
     let software = &connection.hello.software;
     if target.token()?.is_some() && !software.starts_with(CONTROL_PLANE) {
         return Err(Failure::refused(
@@ -85,6 +89,16 @@ pub(crate) async fn connect(target: &TargetArgs) -> Result<Connection, Failure> 
         ));
     }
     Ok(connection)
+}
+
+/// Why this command has no certificate, if a Workload API was to give it one.
+fn no_identity(address: &Address, transport: &Transport) -> Option<Failure> {
+    environment::workload_api().ok().flatten()?;
+    let problem = transport.lacks_certificate()?;
+    Some(Failure::failed_with(
+        format!("cannot reach the control plane at {address} without an identity: {problem}"),
+        "check FAIRMESH_IDENTITY, and that this program is registered there",
+    ))
 }
 
 fn unreachable(address: &Address, error: &ConnectError) -> Failure {

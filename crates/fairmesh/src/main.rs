@@ -22,7 +22,9 @@ mod yaml_diff;
 use std::{io, process::ExitCode};
 
 use cli::Command;
+use failure::Failure;
 use fairmesh_calls::forwarding::set_event_loop;
+use fairmesh_wire::environment;
 use tokio::runtime::{Builder, Runtime};
 
 fn main() -> ExitCode {
@@ -33,6 +35,10 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(failure) => return failure.report(),
     };
+    // Here, so that no command runs with another identity than it was told to have.
+    if let Err(invalid) = environment::workload_api() {
+        return Failure::refused(format!("{}: {}", invalid.field, invalid.problem), invalid.hint).report();
+    }
     let runtime = match runtime(&cli.command) {
         Ok(runtime) => runtime,
         Err(error) => {

@@ -42,5 +42,6 @@ mod cli {
     pub(crate) mod tables;
     pub(crate) mod tokens;
     pub(crate) mod wait;
+    pub(crate) mod workload_api;
     pub(crate) mod workloads;
 }

@@ -8,6 +8,7 @@
 //! * [`Trust`] verifies chains; [`Workload`] is a process's identity, and what its connections are secured with.
 //! * [`SignedMessage`](signed) and [`JoinToken`] protect requests for certificates, whatever lies in between.
 //! * [`Signer`] signs handshakes of listeners, with a key here or on a key server.
+//! * [`WorkloadApi`] takes an identity from SPIRE, or whatever else serves SPIFFE's API.
 //! * [`renewal`] keeps an identity fresh, and [`follow_revocations`] what it refuses.
 //!
 //! Private keys never leave the process that made them: an authority sees a signing request. Sending keys with
@@ -40,6 +41,7 @@ mod tokens;
 mod trust;
 mod web_roots;
 mod workload;
+mod workload_api;
 
 pub use authority::{Authority, Issued, LIFETIME, Reread};
 pub use bundle_document::{BundleDocumentError, MAX_BUNDLE_DOCUMENT, read_bundle_document};
@@ -61,3 +63,4 @@ pub use tokens::{TokenGrant, TokenRefused, Tokens};
 pub use trust::{CLOCK_SKEW, Refused, Trust, Usage};
 pub use web_roots::WebRoots;
 pub use workload::Workload;
+pub use workload_api::WorkloadApi;

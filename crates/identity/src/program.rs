@@ -1,4 +1,4 @@
-//! The identity of a program, from the agent of its machine.
+//! The identity of a program, from the agent of its machine, or from a SPIFFE Workload API.
 
 use std::{
     sync::{
@@ -19,7 +19,7 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tonic::Code;
 
 use crate::{
-    RevocationSource, Workload, follow_revocations,
+    RevocationSource, Workload, WorkloadApi, follow_revocations,
     renewal::{self, Certified, Source},
 };
 
@@ -86,8 +86,12 @@ pub enum ServerIdentity {
 /// What a program asks its agent for.
 #[derive(Clone, Debug)]
 pub struct IdentityRequest {
-    /// The agent, at a Unix socket: only there it knows the user.
+    /// The agent, at a Unix socket: only there it knows the user. With a Workload API, any process of the mesh that tells
+    /// what is revoked.
     pub agent: Address,
+    /// The Unix socket of a SPIFFE Workload API that gives the identity instead; see
+    /// [`environment::workload_api`](fairmesh_wire::environment::workload_api).
+    pub workload_api: Option<Address>,
     /// The identity; `None` is an operator, named after machine and user.
     pub path: Option<SpiffePath>,
     /// The description of the program, for display.
@@ -100,6 +104,9 @@ impl ProgramIdentity {
     /// The identity of a caller. It comes later if there is no certificate within the patience: until then, endpoints
     /// that accept only mutual TLS are not called. `None` if no agent can give one.
     pub async fn of_caller(request: IdentityRequest) -> Option<Self> {
+        if let Some(socket) = &request.workload_api {
+            return Some(Self::of_workload_api(&request, socket.clone()).await);
+        }
         let source = request.source()?;
         let issued = source.first(request.patience).await;
         let this = Self::keep(source);
@@ -112,6 +119,9 @@ impl ProgramIdentity {
     /// The identity of a server, which decides once whether it accepts only mutual TLS: if the agent is a member of a
     /// trust domain. Without a certificate within the patience, it comes later, and connections fail until then.
     pub async fn of_server(request: IdentityRequest) -> ServerIdentity {
+        if let Some(socket) = &request.workload_api {
+            return ServerIdentity::Secured(Self::of_workload_api(&request, socket.clone()).await);
+        }
         let Some(source) = request.source() else { return ServerIdentity::Plaintext };
         match source.first(request.patience).await {
             Ok(()) => {
@@ -129,6 +139,29 @@ impl ProgramIdentity {
             }
         }
         ServerIdentity::Secured(Self::keep(source))
+    }
+
+    /// The identity that a Workload API gives. With it, connections are never in plaintext: it was asked for.
+    async fn of_workload_api(request: &IdentityRequest, socket: Address) -> Self {
+        let (workload, progress) = (Arc::<Workload>::default(), Arc::<Progress>::default());
+        progress.is_required.store(true, Ordering::Relaxed);
+        let api = WorkloadApi { socket, path: request.path.clone() };
+        let noted = Arc::clone(&progress);
+        let following = api.follow(Arc::clone(&workload), move |problem| noted.set_problem(problem));
+        let revocations = RevocationSource {
+            agent: request.agent.clone(),
+            transport: Transport::tls(Arc::clone(&workload) as Arc<_>),
+            software: request.software.clone(),
+        };
+        let revoking = follow_revocations(Arc::clone(&workload), revocations);
+        let tasks = [tokio::spawn(following), tokio::spawn(revoking)];
+        let this = Self { workload, progress, _tasks: Arc::new(tasks.map(AbortOnDropHandle::new)) };
+        if timeout(request.patience, this.workload.ready()).await.is_ok() {
+            this.know_revocations().await;
+        } else if let Some(problem) = this.problem() {
+            tracing::warn!(problem, "this program has no certificate yet");
+        }
+        this
     }
 
     /// Waits for the revocations, so that the first connections are verified by them too. They come late only where the
@@ -160,6 +193,9 @@ impl ProgramIdentity {
 impl IdentityRequest {
     /// Whether the agent is a member of a trust domain; `None` if it does not respond.
     pub async fn is_member(&self) -> Option<bool> {
+        if self.workload_api.is_some() {
+            return Some(true);
+        }
         match self.source()?.first(self.patience).await {
             Ok(()) | Err(NotIssued::Failed(_)) => Some(true),
             Err(NotIssued::NoDomain) => Some(false),
@@ -223,6 +259,10 @@ impl Progress {
             Err(NotIssued::Failed(problem) | NotIssued::NoAgent(problem)) => Some(problem.clone()),
             Ok(_) | Err(NotIssued::NoDomain) => None,
         };
+        self.set_problem(problem);
+    }
+
+    fn set_problem(&self, problem: Option<String>) {
         *self.problem.lock().unwrap_or_else(PoisonError::into_inner) = problem;
     }
 }

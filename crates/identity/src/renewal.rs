@@ -132,7 +132,7 @@ fn jitter(workload: &Workload, range: Duration) -> Duration {
     }
 }
 
-fn report(workload: &Workload, error: &str) {
+pub(crate) fn report(workload: &Workload, error: &str) {
     let Some(credentials) = workload.credentials() else {
         tracing::warn!(error, "there is no certificate yet; trying again");
         return;

@@ -309,6 +309,7 @@ impl ServerBuilder {
     }
 
     fn registration(&mut self) -> Result<Registration, Invalid> {
+        environment::workload_api()?;
         let Some(address) = self.address else {
             return Err(Invalid::new(
                 "address",
@@ -357,12 +358,16 @@ pub struct ServerTransport {
 }
 
 /// How a server of the endpoint accepts connections: with the identity of its service, if the agent among the addresses
-/// of the registry is a member of a trust domain.
+/// of the registry is a member of a trust domain, or the environment names a Workload API.
 pub async fn transport_of_agent(addresses: &[Address], registration: &Registration) -> ServerTransport {
-    let agent = addresses.iter().find(|address| matches!(address, Address::Unix(_)));
+    // A malformed variable was refused before.
+    let workload_api = environment::workload_api().ok().flatten();
+    let is_eligible = |address: &&Address| matches!(address, Address::Unix(_)) || workload_api.is_some();
+    let agent = addresses.iter().find(is_eligible);
     let Some(agent) = agent else { return ServerTransport::default() };
     let request = IdentityRequest {
         agent: agent.clone(),
+        workload_api: workload_api.clone(),
         path: Some(SpiffePath::Service(registration.service.clone())),
         software: software(registration),
         patience: START_TIMEOUT,

@@ -116,6 +116,41 @@ fn read_addresses(text: &str) -> Result<Option<Vec<Address>>, Invalid> {
     }
 }
 
+/// The SPIFFE Workload API from which this process takes its identity, if `FAIRMESH_IDENTITY` says so: `spiffe:unix:/path`, or
+/// `spiffe` for the socket that `SPIFFE_ENDPOINT_SOCKET` names. Without it, or with `agent`, identities come from the agent:
+/// `SPIFFE_ENDPOINT_SOCKET` alone may be meant for another mesh.
+///
+/// # Errors
+/// Where a variable holds something else.
+pub fn workload_api() -> Result<Option<Address>, Invalid> {
+    let text = |name| env::var(name).unwrap_or_default();
+    read_identity(&text(IDENTITY), &text(SPIFFE_SOCKET))
+}
+
+const IDENTITY: &str = "FAIRMESH_IDENTITY";
+const SPIFFE_SOCKET: &str = "SPIFFE_ENDPOINT_SOCKET";
+
+fn read_identity(identity: &str, socket: &str) -> Result<Option<Address>, Invalid> {
+    let hint = "write spiffe:unix:/path, with the socket of a SPIFFE Workload API";
+    let (name, text) = match identity.trim() {
+        "" | "agent" => return Ok(None),
+        "spiffe" if socket.trim().is_empty() => {
+            let problem = format!("is spiffe, and {SPIFFE_SOCKET} names no socket");
+            return Err(Invalid::new(IDENTITY, problem, hint));
+        }
+        "spiffe" => (SPIFFE_SOCKET, socket.trim()),
+        text => match text.strip_prefix("spiffe:") {
+            Some(socket) => (IDENTITY, socket),
+            None => return Err(Invalid::new(IDENTITY, format!("'{text}' is unknown"), hint)),
+        },
+    };
+    match text.parse().map_err(|error: Invalid| error.within(name))? {
+        address @ Address::Unix(_) => Ok(Some(address)),
+        // Private keys would travel in the clear, to a server that knows no user.
+        Address::Tcp(_) => Err(Invalid::new(name, format!("'{text}' is no Unix socket"), hint)),
+    }
+}
+
 /// The folder with the copy of records that an agent keeps on disk: `FAIRMESH_STATE_DIR`, else by [`agent_copy`].
 pub fn copy_on_disk() -> PathBuf {
     folder("FAIRMESH_STATE_DIR").unwrap_or_else(agent_copy)
@@ -167,6 +202,29 @@ mod tests {
         assert_eq!(read("127.0.0.1:7400"), Ok(Some(1)));
         assert_eq!(read("unix:/run/a.sock, control:7400"), Ok(Some(2)));
         assert!(read("control").is_err() && read("a:1,").is_err());
+    }
+
+    #[test]
+    fn an_identity_comes_from_a_workload_api_only_if_it_is_asked_for() {
+        let socket = "unix:///run/spire/agent.sock";
+        let spire = Ok(Some(Address::Unix("/run/spire/agent.sock".into())));
+        for (identity, expected) in [
+            ("", Ok(None)),
+            ("agent", Ok(None)),
+            ("spiffe", spire.clone()),
+            ("spiffe:unix:/run/spire/agent.sock", spire),
+        ] {
+            assert_eq!(read_identity(identity, socket), expected, "{identity}");
+        }
+        for (identity, socket) in [
+            ("spiffe", ""),
+            ("spiffe", "tcp://127.0.0.1:8081"),
+            ("spiffe:127.0.0.1:1", ""),
+            ("spire", socket),
+        ] {
+            let error = read_identity(identity, socket).unwrap_err();
+            assert!(error.hint.contains("unix:/path"), "{error}");
+        }
     }
 
     #[test]

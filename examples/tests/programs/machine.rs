@@ -54,6 +54,7 @@ impl Machine {
             state_dir: folder.path().join("agent"),
             location: Location::in_region(Region::new("local").unwrap()),
             join_token: None,
+            workload_api: None,
             local_address: None,
             name: "test".into(),
             metrics: None,

@@ -95,6 +95,39 @@ impl Shared {
         Err(failed)
     }
 
+    /// Joins, if the control planes do not know this agent yet, whose certificate comes from elsewhere.
+    pub(super) async fn enroll(&self) {
+        self.workload.ready().await;
+        // With the certificate, since one before it may be that of a client that joins.
+        self.upstream.connected().await;
+        let mut pause = Duration::from_secs(1);
+        while let Err(error) = self.try_enroll().await {
+            tracing::warn!(error, "this agent may not vouch for programs yet");
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(OUTSIDE_INTERVAL);
+        }
+    }
+
+    async fn try_enroll(&self) -> Result<(), String> {
+        let failed = |error: IdentityError| error.to_string();
+        let csr = PrivateKey::generate().and_then(|key| key.signing_request()).map_err(failed)?;
+        // The certificate is not used: that it is issued shows that this agent has joined.
+        match self.issue(own_path(&self.name), csr.clone()).await {
+            Ok(_) => return Ok(()),
+            Err(status) if status.code() == Code::PermissionDenied => {}
+            Err(status) => return Err(status.message().to_owned()),
+        }
+        let connection = self.connect_to_join().await?;
+        if self.token.is_none() && !matches!(connection.address(), Address::Unix(_)) {
+            return Err(format!(
+                "the agent {name} has not joined: make a token with `fairmesh identity token {name}` on the control plane's \
+                 machine, and start the agent with --join-token-file",
+                name = self.name
+            ));
+        }
+        self.join(&connection, csr).await.map(drop).map_err(|status| status.message().to_owned())
+    }
+
     /// The first certificate of this agent.
     async fn join(&self, connection: &Connection, csr: Vec<u8>) -> Result<Certified, Status> {
         let (agent, region) = (self.name.to_string(), self.region.to_string());

@@ -84,8 +84,8 @@ impl SpiffeService {
         }
         let uid = workloads::local_user(&identity_of(request))?;
         let program = program_of(request).cloned();
-        let program =
-            program.ok_or_else(|| Status::permission_denied("the kernel does not say which program this is"))?;
+        let program = program
+            .ok_or_else(|| Status::permission_denied("the kernel does not say which program this is"))?;
         let place = self.streams.enter(uid)?;
         // The specification has one code for programs without an identity.
         let none = || Status::permission_denied("no identity issued: this agent knows no trust domain");
@@ -97,7 +97,10 @@ impl SpiffeService {
     }
 
     /// The same until this agent stops.
-    fn until_stopped<T: 'static>(&self, all: impl Stream<Item = Result<T, Status>> + Send + 'static) -> Response<Streamed<T>> {
+    fn until_stopped<T: 'static>(
+        &self,
+        all: impl Stream<Item = Result<T, Status>> + Send + 'static,
+    ) -> Response<Streamed<T>> {
         Response::new(Box::pin(all.take_until(self.stopping.clone().cancelled_owned())))
     }
 }
@@ -168,7 +171,9 @@ impl SpiffeWorkloadApi for SpiffeService {
 }
 
 fn no_tokens() -> Status {
-    Status::unimplemented("Fairmesh issues X.509 identities and no JWT: fetch an X509-SVID, and use mutual TLS")
+    Status::unimplemented(
+        "Fairmesh issues X.509 identities and no JWT: fetch an X509-SVID, and use mutual TLS",
+    )
 }
 
 fn bundles(bundle: &TrustBundle) -> spiffe::X509BundlesResponse {
@@ -180,7 +185,8 @@ impl Told {
     /// The identities of a program, at its first request.
     async fn begin(shared: Arc<Shared>, program: ProgramFacts, place: StreamPlace) -> Result<Self, Status> {
         let paths = shared.identities_of(&program).await?;
-        let (installations, revocations) = (shared.workload.installations(), shared.workload.revocation_changes());
+        let (installations, revocations) =
+            (shared.workload.installations(), shared.workload.revocation_changes());
         let bundle = shared.trusted().ok_or_else(|| Status::unavailable(shared.no_certificate()))?;
         let own_roots = bundle.roots.clone();
         let held = Vec::new();
@@ -302,7 +308,9 @@ impl Shared {
         let revocations = self.workload.revocations().current();
         paths.retain(|path| !revocations.revokes_identity(path));
         match paths.is_empty() {
-            true => Err(Status::permission_denied("no identity issued: the identities of this program are revoked")),
+            true => Err(Status::permission_denied(
+                "no identity issued: the identities of this program are revoked",
+            )),
             false => Ok(paths),
         }
     }

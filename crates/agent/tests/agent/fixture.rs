@@ -45,6 +45,7 @@ impl AgentFixture {
             state_dir: self.state(),
             location: Location::in_region(Region::new("eu").unwrap()),
             join_token: None,
+            workload_api: None,
             local_address: None,
             name: "test".into(),
             metrics: self.metrics,

@@ -170,6 +170,7 @@ impl Fixture {
             state_dir: self.folder.path().join("state"),
             location: Location::in_region(Region::new("eu").unwrap()),
             join_token: None,
+            workload_api: None,
             local_address: None,
             name: "test".into(),
             metrics: None,

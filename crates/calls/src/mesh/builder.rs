@@ -188,14 +188,21 @@ impl MeshBuilder {
         Ok(())
     }
 
-    /// Calls with the identity that the agent gives; plaintext where there is no agent.
+    /// Calls with the identity that the agent gives, or a Workload API; plaintext where there is neither.
     #[cfg(feature = "tls")]
     async fn transport_of_agent(&self, client_id: &str) -> Result<Transport, Invalid> {
-        let Some(agent) = self.agents.first() else {
+        let workload_api = environment::workload_api()?;
+        let followed = self.agents.iter().chain(&self.control).chain(&self.lookaside);
+        let agent = match &workload_api {
+            Some(_) => followed.into_iter().next(),
+            None => self.agents.first(),
+        };
+        let Some(agent) = agent else {
             return Ok(Transport::default());
         };
         let request = fairmesh_identity::IdentityRequest {
             agent: agent.clone(),
+            workload_api,
             path: self.identity.clone(),
             software: format!("client {client_id}"),
             patience: CONNECT_WAIT,

@@ -8,8 +8,8 @@ use fairmesh_identity::{
     signed::{self, Purpose},
 };
 use fairmesh_model::{
-    Identity, JoinedAgent, Label, MeshRole, Prefix, ProgramFacts, Record, RecordKey, Region, ServiceName, SpiffeId,
-    SpiffePath, Tenant, WorkloadEntry,
+    Identity, JoinedAgent, Label, MeshRole, Prefix, ProgramFacts, Record, RecordKey, Region, ServiceName,
+    SpiffeId, SpiffePath, Tenant, WorkloadEntry,
 };
 use fairmesh_rib::{Batch, Node, Op, access::AccessControl};
 use fairmesh_store::Store;
@@ -196,7 +196,9 @@ impl IdentityService {
         let mut tenants = Vec::new();
         let mut from = "/t/".to_owned();
         while let Some(key) = self.node.key_from(&from) {
-            let Some((tenant, _)) = key.strip_prefix("/t/").and_then(|rest| rest.split_once('/')) else { break };
+            let Some((tenant, _)) = key.strip_prefix("/t/").and_then(|rest| rest.split_once('/')) else {
+                break;
+            };
             // The character after the slash: past all keys of this tenant.
             from = format!("/t/{tenant}0");
             tenants.extend(Tenant::new(tenant));

@@ -111,6 +111,7 @@ fn nobody_writes_roots_or_agents_over_the_network() {
     let error = runtime().block_on(async {
         let request = IdentityRequest {
             agent: agent.parse().unwrap(),
+            workload_api: None,
             path: None,
             software: "test".into(),
             patience: Duration::from_secs(5),

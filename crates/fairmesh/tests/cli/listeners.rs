@@ -97,9 +97,9 @@ fn fleet() -> Fleet {
 }
 
 /// What a client shows.
-struct Shown {
-    chain: Vec<CertificateDer<'static>>,
-    key: KeyPair,
+pub(crate) struct Shown {
+    pub(crate) chain: Vec<CertificateDer<'static>>,
+    pub(crate) key: KeyPair,
 }
 
 fn at(minutes: i64) -> OffsetDateTime {
@@ -108,7 +108,7 @@ fn at(minutes: i64) -> OffsetDateTime {
     OffsetDateTime::from_unix_timestamp(i64::try_from(now).unwrap() + minutes * 60).unwrap()
 }
 
-fn params(id: &str, (begin, end): (i64, i64), usage: Eku) -> CertificateParams {
+pub(crate) fn params(id: &str, (begin, end): (i64, i64), usage: Eku) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
     (params.not_before, params.not_after) = (at(begin), at(end));
@@ -118,7 +118,7 @@ fn params(id: &str, (begin, end): (i64, i64), usage: Eku) -> CertificateParams {
 }
 
 /// Signed by the intermediate in the data directory of a control plane.
-fn signed(authority: &Path, params: &CertificateParams) -> Shown {
+pub(crate) fn signed(authority: &Path, params: &CertificateParams) -> Shown {
     let pem = fs::read(authority.join("issuer.key")).unwrap();
     let der = PrivatePkcs8KeyDer::from_pem_slice(&pem).unwrap();
     let signer = KeyPair::from_pkcs8_der_and_sign_algo(&der, &PKCS_ECDSA_P256_SHA256).unwrap();

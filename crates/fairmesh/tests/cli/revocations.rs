@@ -21,6 +21,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 async fn identity_of(agent: &str, service: &str) -> Transport {
     let request = IdentityRequest {
         agent: agent.parse().unwrap(),
+        workload_api: None,
         path: Some(service.parse().unwrap()),
         software: "test".into(),
         patience: Duration::from_secs(5),

@@ -146,7 +146,8 @@ fn go_spiffe_calls_and_is_called_over_mutual_tls() {
     let refused = rig.go(&["call", &url, "spiffe://prod/shop/cart"]).fails(1);
     assert!(refused.contains("unexpected ID"), "{refused}");
     // As the policy of the service says of its identity.
-    let policy = "kind: Policy\nservice: shop/catalog\nauthorization: {rules: [{name: web, from: [shop/web]}]}\n";
+    let policy =
+        "kind: Policy\nservice: shop/catalog\nauthorization: {rules: [{name: web, from: [shop/web]}]}\n";
     mesh.apply(policy).ok();
     wait_until("the policy is in force", || {
         rig.go(&["call", &url, "spiffe://prod/shop/catalog"]).ok().starts_with("403 ")

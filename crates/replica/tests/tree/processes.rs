@@ -89,6 +89,7 @@ impl Processes {
             state_dir: self.state(name),
             location: Location::in_region(Region::new("eu").unwrap()),
             join_token: None,
+            workload_api: None,
             local_address: None,
             name: name.into(),
             metrics: None,

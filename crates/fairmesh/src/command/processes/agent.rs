@@ -87,6 +87,8 @@ pub(crate) async fn run(args: AgentArgs) -> Result<ExitCode, Failure> {
         local_address: args.local_address,
         name: args.name.unwrap_or_else(host_name),
         join_token,
+        // `main` has refused a malformed variable.
+        workload_api: environment::workload_api().ok().flatten(),
         metrics: args.metrics.0,
     };
     fairmesh_agent::run(config, signals::shutdown()?).await.map_err(|error| Failure::stopped(&error))?;

@@ -169,6 +169,7 @@ fn agent_config(args: &DevArgs, data: &DataFolder) -> AgentConfig {
         local_address: None,
         name: host_name(),
         join_token: None,
+        workload_api: None,
         metrics: args.metrics.0,
     }
 }
