@@ -53,8 +53,8 @@ struct Shared {
     folder: PathBuf,
     /// Where this agent reads its own copy of the records, as programs do, so that it is subscribed and kept on disk.
     own_copy: RevocationSource,
-    /// Whether this agent is, or is about to become, a member; not while there is no way in. `None` before a control plane
-    /// on this machine has said whether there is one.
+    /// Whether this agent is, or is about to become, a member; not while there is no way in. `None` before a control plane was
+    /// reached: until then it is not known whether the mesh has a trust domain.
     is_member: watch::Sender<Option<bool>>,
 }
 
@@ -115,17 +115,12 @@ impl AgentIdentity {
     ) -> Self {
         let token = config.join_token.clone();
         let folder = config.state_dir.join(FOLDER);
-        let can_ask = config.upstreams.iter().any(|upstream| matches!(upstream, Address::Unix(_)));
         let Kept { name, unusable } = kept;
         let workload_api = config.workload_api.clone();
         let workload_api = workload_api.map(|socket| WorkloadApi { socket, path: Some(own_path(&name)) });
         let has_way = token.is_some() || workload_api.is_some() || workload.is_ready();
-        let is_member = match has_way || unusable.is_some() {
-            true => Some(true),
-            false if can_ask => None,
-            false => Some(false),
-        };
-        let is_member = watch::Sender::new(is_member);
+        let is_member = has_way || unusable.is_some();
+        let is_member = watch::Sender::new(is_member.then_some(true));
         let own_copy = RevocationSource {
             agent: config.listen.clone(),
             transport: transport.clone(),
@@ -183,12 +178,12 @@ async fn follow_workload_api(shared: &Arc<Shared>, api: WorkloadApi, stop: Cance
 }
 
 impl Shared {
-    /// Whether this agent is a member, once that is known; for a program that waits.
-    async fn is_member(&self) -> bool {
+    /// Whether this agent is a member, for a program that waits; `None` if that is not known in time.
+    async fn is_member(&self) -> Option<bool> {
         let mut known = self.is_member.subscribe();
-        let waiting = known.wait_for(Option::is_some);
-        // Without a response there is no domain to be a member of.
-        timeout(KNOWN_TIMEOUT, waiting).await.is_ok_and(|known| known.is_ok_and(|known| *known == Some(true)))
+        let known = timeout(KNOWN_TIMEOUT, known.wait_for(Option::is_some)).await.ok()?;
+        // The sender lives in `self`.
+        known.ok().and_then(|known| *known)
     }
 
     fn set_member(&self, is_member: bool) {

@@ -53,7 +53,7 @@ pub use error::IdentityError;
 pub use info::CertificateInfo;
 pub use key::PrivateKey;
 pub use member::Member;
-pub use program::{IdentityRequest, ProgramIdentity, ServerIdentity};
+pub use program::{IdentityRequest, Membership, ProgramIdentity, ServerIdentity};
 pub use revocations::{RevocationSource, follow_revocations};
 pub use signer::{
     RemoteKey, RemoteKeyConfig, RemoteKeyError, SignatureCounts, SignedBy, Signer, certificate_verify,

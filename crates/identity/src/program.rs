@@ -29,7 +29,7 @@ const TIMEOUT: Duration = Duration::from_secs(12);
 /// How long a program that starts waits for the revocations.
 const REVOCATIONS_WAIT: Duration = Duration::from_secs(1);
 
-/// Pauses of a program that has no identity yet: while there is no agent, and while there is no trust domain.
+/// Pauses of a program that has no identity yet: while no agent says whether there is a trust domain, and while there is none.
 const NO_AGENT_INTERVAL: Duration = Duration::from_secs(5);
 const NO_DOMAIN_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -59,6 +59,8 @@ enum NotIssued {
     NoDomain,
     /// There is no such agent.
     NoAgent(String),
+    /// The agent does not know yet whether the mesh has a trust domain.
+    Undecided(String),
     /// It will, or refused to.
     Failed(String),
 }
@@ -78,9 +80,22 @@ pub enum ServerIdentity {
     Secured(ProgramIdentity),
     /// In plaintext: the mesh has no trust domain.
     Plaintext,
-    /// In plaintext, since the agent does not respond. It may turn out that the mesh has a trust domain, and then the
-    /// server must not be called: ask with this request before it is registered.
+    /// In plaintext, since the agent does not respond, or has reached no control plane yet. It may turn out that the mesh has a
+    /// trust domain, and then the server must not be called: ask with this request before it is registered.
     Undecided(IdentityRequest),
+}
+
+/// Whether the mesh has a trust domain, as far as the agent of a machine knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Membership {
+    /// The agent is a member of one.
+    Member,
+    /// The mesh has none.
+    NoDomain,
+    /// The agent has reached no control plane since it started.
+    Undecided,
+    /// The agent does not respond.
+    NoAgent,
 }
 
 /// What a program asks its agent for.
@@ -130,7 +145,7 @@ impl ProgramIdentity {
                 return ServerIdentity::Secured(this);
             }
             Err(NotIssued::NoDomain) => return ServerIdentity::Plaintext,
-            Err(NotIssued::NoAgent(error)) => {
+            Err(NotIssued::NoAgent(error) | NotIssued::Undecided(error)) => {
                 tracing::debug!(error, "no agent gives this server an identity");
                 return ServerIdentity::Undecided(request);
             }
@@ -191,15 +206,17 @@ impl ProgramIdentity {
 }
 
 impl IdentityRequest {
-    /// Whether the agent is a member of a trust domain; `None` if it does not respond.
-    pub async fn is_member(&self) -> Option<bool> {
+    /// Whether the agent is a member of a trust domain.
+    pub async fn membership(&self) -> Membership {
         if self.workload_api.is_some() {
-            return Some(true);
+            return Membership::Member;
         }
-        match self.source()?.first(self.patience).await {
-            Ok(()) | Err(NotIssued::Failed(_)) => Some(true),
-            Err(NotIssued::NoDomain) => Some(false),
-            Err(NotIssued::NoAgent(_)) => None,
+        let Some(source) = self.source() else { return Membership::NoAgent };
+        match source.first(self.patience).await {
+            Ok(()) | Err(NotIssued::Failed(_)) => Membership::Member,
+            Err(NotIssued::NoDomain) => Membership::NoDomain,
+            Err(NotIssued::Undecided(_)) => Membership::Undecided,
+            Err(NotIssued::NoAgent(_)) => Membership::NoAgent,
         }
     }
 
@@ -239,6 +256,12 @@ impl AgentSource {
             Err(status) if status.code() == Code::Unimplemented => return Err(NotIssued::NoDomain),
             Err(status) => return Err(NotIssued::Failed(status.message().to_owned())),
         };
+        if response.undecided {
+            let agent = &self.agent;
+            return Err(NotIssued::Undecided(format!(
+                "the agent at {agent} has reached no control plane yet, and does not know whether the mesh has a trust domain"
+            )));
+        }
         if response.chain.is_empty() {
             return Err(NotIssued::NoDomain);
         }
@@ -256,7 +279,9 @@ impl Progress {
             self.is_required.store(true, Ordering::Relaxed);
         }
         let problem = match issued {
-            Err(NotIssued::Failed(problem) | NotIssued::NoAgent(problem)) => Some(problem.clone()),
+            Err(NotIssued::Failed(problem) | NotIssued::NoAgent(problem) | NotIssued::Undecided(problem)) => {
+                Some(problem.clone())
+            }
             Ok(_) | Err(NotIssued::NoDomain) => None,
         };
         self.set_problem(problem);
@@ -283,9 +308,11 @@ impl Source for AgentSource {
             let pause = match issued {
                 Ok(certified) => return Ok(certified),
                 Err(NotIssued::NoDomain) if is_new => NO_DOMAIN_INTERVAL,
-                Err(NotIssued::NoAgent(_)) if is_new => NO_AGENT_INTERVAL,
+                Err(NotIssued::NoAgent(_) | NotIssued::Undecided(_)) if is_new => NO_AGENT_INTERVAL,
                 Err(NotIssued::NoDomain) => return Err("the agent has left the trust domain".into()),
-                Err(NotIssued::NoAgent(error) | NotIssued::Failed(error)) => return Err(error),
+                Err(NotIssued::NoAgent(error) | NotIssued::Undecided(error) | NotIssued::Failed(error)) => {
+                    return Err(error);
+                }
             };
             tokio::time::sleep(pause).await;
         }

@@ -23,10 +23,12 @@ impl workload_server::Workload for WorkloadService {
         &self,
         request: Request<v1::IssueWorkloadRequest>,
     ) -> Result<Response<v1::IssueWorkloadResponse>, Status> {
-        let no_domain = || Ok(Response::new(v1::IssueWorkloadResponse::default()));
-        let Some(AgentIdentity { shared }) = &self.identity else { return no_domain() };
-        if !shared.is_member().await {
-            return no_domain();
+        let no_certificate =
+            |undecided| Ok(Response::new(v1::IssueWorkloadResponse { undecided, ..Default::default() }));
+        let Some(AgentIdentity { shared }) = &self.identity else { return no_certificate(false) };
+        match shared.is_member().await {
+            Some(true) => {}
+            known => return no_certificate(known.is_none()),
         }
         let uid = local_user(&identity_of(&request))?;
         let program = program_of(&request).cloned();
@@ -45,7 +47,8 @@ impl workload_server::Workload for WorkloadService {
         }
         let certified = shared.issue(path, csr.to_vec()).await?;
         let chain = certified.chain.iter().map(|one| Bytes::copy_from_slice(one)).collect();
-        Ok(Response::new(v1::IssueWorkloadResponse { chain, bundle: Some(certified.bundle.into()) }))
+        let bundle = Some(certified.bundle.into());
+        Ok(Response::new(v1::IssueWorkloadResponse { chain, bundle, undecided: false }))
     }
 }
 

@@ -70,6 +70,7 @@ pub(super) fn changes(node: &Node, key: &RecordKey) -> Vec<v1::Change> {
         replaced_at_ms: history.replaced_at_ms,
         replaced_by: history.replaced_by,
         replaced_message: history.replaced_message,
+        ..v1::Change::default()
     });
     [now].into_iter().chain(then).collect()
 }

@@ -221,6 +221,46 @@ fn a_server_that_started_without_its_agent_is_not_registered_as_plaintext() {
     wait_until("it is registered", || endpoints()[0]["mtls"] == true);
 }
 
+/// A server in plaintext that started while its agent had reached no control plane, until one with this trust domain is there;
+/// its log, which `said` reads.
+fn server_before_the_control_plane(domain: &str) -> (Mesh, Killed, Killed, impl Fn(&str) -> bool) {
+    let mut mesh = Mesh::empty();
+    mesh.arguments = ["--trust-domain", domain].map(String::from).to_vec();
+    let (running, address) = agent(&mesh, "web-1", &mesh.address(), None);
+    let [listen, program] = [free_port(), echo()].map(|port| format!("127.0.0.1:{port}"));
+    let log = mesh.path("register.log");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+    command
+        .args(["register", "shop/catalog", "--region", "eu", "--agent", &address, "--address", &listen])
+        .args(["--program", &program])
+        .env_clear()
+        .stderr(std::fs::File::create(&log).unwrap());
+    let said = move |what: &str| std::fs::read_to_string(&log).unwrap().contains(what);
+    let server = Killed(command.spawn().unwrap());
+    wait_until("it waits for what the agent knows", || said("has reached no control plane yet"));
+    mesh.start_control();
+    mesh.apply("kind: Service\nname: shop/catalog\n").ok();
+    (mesh, running, server, said)
+}
+
+#[test]
+fn a_server_that_started_before_its_agent_reached_the_mesh_is_not_registered_as_plaintext() {
+    let (mesh, _agent, _server, said) = server_before_the_control_plane("prod");
+    wait_until("it says what to do", || {
+        said("the mesh has a trust domain: it is not registered; restart it")
+    });
+    assert_eq!(mesh.run(&["get", "endpoints", "shop/catalog", "--json"]).json(), serde_json::json!([]));
+}
+
+#[test]
+fn a_server_that_started_before_its_agent_reached_a_mesh_in_plaintext_is_registered() {
+    let (mesh, _agent, _server, _) = server_before_the_control_plane("none");
+    let endpoints = || mesh.run(&["get", "endpoints", "shop/catalog", "--json"]).json();
+    wait_until("it is registered", || {
+        endpoints()[0]["instance"].is_string() && endpoints()[0]["mtls"] != true
+    });
+}
+
 #[test]
 fn a_token_lets_one_agent_join_once() {
     let (mesh, tcp) = domain();

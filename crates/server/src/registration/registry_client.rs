@@ -6,7 +6,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use fairmesh_identity::IdentityRequest;
+use fairmesh_identity::{IdentityRequest, Membership};
 use fairmesh_model::{Endpoint, InstanceId, Location, ServiceName, ShardId};
 use fairmesh_wire::{
     handshake::{ConnectError, Connection, connect, is_version_refusal},
@@ -43,12 +43,21 @@ pub enum RegistryError {
         /// The error.
         status: Box<Status>,
     },
-    /// The server began without its agent, and accepts plaintext in a mesh with a trust domain.
+    /// The server began before its agent knew of the trust domain of the mesh, and accepts plaintext.
     #[error(
-        "this server started while its agent at {agent} was away and so serves plaintext, but the mesh has a trust domain: \
-         it is not registered; restart it, now that the agent responds"
+        "this server started while its agent at {agent} was away or had reached no control plane, and so serves plaintext, but \
+         the mesh has a trust domain: it is not registered; restart it, now that the agent responds"
     )]
     Plaintext {
+        /// The agent.
+        agent: Address,
+    },
+    /// The server accepts plaintext, and its agent does not know yet whether the mesh has a trust domain.
+    #[error(
+        "the agent at {agent} has reached no control plane yet, and does not know whether the mesh has a trust domain, in which \
+         a server in plaintext is not registered; see the log of the agent"
+    )]
+    Undecided {
         /// The agent.
         agent: Address,
     },
@@ -154,10 +163,14 @@ impl RegistryClient {
     /// # Errors
     /// When the registry refuses it or is not reached.
     pub async fn register(&self, mut registration: v1::Registration) -> Result<(), RegistryError> {
-        if let Some(request) = &self.undecided
-            && request.is_member().await == Some(true)
-        {
-            return Err(RegistryError::Plaintext { agent: request.agent.clone() });
+        if let Some(request) = &self.undecided {
+            let agent = || request.agent.clone();
+            match request.membership().await {
+                Membership::Member => return Err(RegistryError::Plaintext { agent: agent() }),
+                Membership::Undecided => return Err(RegistryError::Undecided { agent: agent() }),
+                // Without its agent, a control plane may register it, which knows whether it may.
+                Membership::NoDomain | Membership::NoAgent => {}
+            }
         }
         if let Some(problem) = self.transport.lacks_certificate() {
             return Err(RegistryError::NoCertificate(problem));

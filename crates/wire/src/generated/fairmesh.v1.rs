@@ -6744,6 +6744,10 @@ pub struct IssueWorkloadResponse {
     pub chain: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
     #[prost(message, optional, tag = "2")]
     pub bundle: ::core::option::Option<TrustBundle>,
+    /// Whether the agent does not know yet if the mesh has a trust domain, as it has reached no control plane since it started.
+    /// The chain is empty then too.
+    #[prost(bool, tag = "3")]
+    pub undecided: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DescribeAuthorityRequest {}
