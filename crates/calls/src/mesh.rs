@@ -61,15 +61,24 @@ impl Mesh {
     }
 
     /// Waits without a bound until the first snapshot has arrived, from the agent or from its copy on disk. For
-    /// programs that must not serve before; calls wait by themselves.
+    /// programs that must not serve before. Calls wait by themselves, but not for long while there is no agent: without its copy
+    /// on disk, they fail until it responds.
     pub async fn first_snapshot(&self) {
         self.state.source.first_snapshot().await;
     }
 
     /// Tells the agent, within a second, that this program makes no more calls, so that drains do not wait for it to reconnect.
     /// For programs that end soon after a few calls; services of this mesh are not followed any more.
+    ///
+    /// Certificates that are revoked afterwards are not refused any more by calls in flight, unless the mesh was connected by
+    /// [`MeshBuilder::transport`]: such a transport keeps its identity.
     pub async fn close(self) {
-        self.state.source.close().await;
+        let identity = async {
+            if !self.state.shares_identity {
+                self.state.transport.transport.close().await;
+            }
+        };
+        tokio::join!(self.state.source.close(), identity);
     }
 
     /// The age and the source of the records.

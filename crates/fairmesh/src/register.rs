@@ -107,6 +107,7 @@ pub(crate) async fn run(args: RegisterArgs) -> Result<ExitCode, Failure> {
     let terminated = signals::shutdown()?;
     preflight::refuse_address_in_use(&plan).await?;
     let mut opened = transport_of_agent(&plan.addresses, &plan.registration).await;
+    let transport = opened.transport.clone();
     let terminator = terminate(&mut plan, &mut opened).await?;
     let child = Child::start(&plan.command)?;
     preflight::announce_declaration(&plan).await;
@@ -114,6 +115,7 @@ pub(crate) async fn run(args: RegisterArgs) -> Result<ExitCode, Failure> {
     if let Some(terminator) = terminator {
         terminator.close().await;
     }
+    transport.close().await;
     ended.map(ExitCode::from)
 }
 

@@ -11,7 +11,7 @@ use std::{
 use fairmesh_model::{SpiffeId, SpiffePath, TrustBundle};
 use fairmesh_wire::{
     handshake::{self, Connection},
-    transport::{Address, ExpectedPeer, FederatedCallers, Handshake, TlsIdentity, Transport},
+    transport::{Address, Closed, ExpectedPeer, FederatedCallers, Handshake, TlsIdentity, Transport},
     v1::IssueWorkloadRequest,
 };
 use tokio::{net::TcpStream, sync::watch, time::timeout};
@@ -21,6 +21,7 @@ use tonic::Code;
 use crate::{
     RevocationSource, Workload, WorkloadApi, follow_revocations,
     renewal::{self, Certified, Source},
+    revocations,
 };
 
 /// How long one request may take.
@@ -70,7 +71,15 @@ enum NotIssued {
 pub struct ProgramIdentity {
     workload: Arc<Workload>,
     progress: Arc<Progress>,
+    following: Following,
     _tasks: Arc<[AbortOnDropHandle<()>; 2]>,
+}
+
+/// The follower of the revocations.
+#[derive(Clone, Debug, Default)]
+struct Following {
+    stop: CancellationToken,
+    ended: CancellationToken,
 }
 
 /// How a server accepts connections.
@@ -187,15 +196,23 @@ impl ProgramIdentity {
 
     fn keep(source: AgentSource) -> Self {
         let (workload, progress) = (Arc::clone(&source.workload), Arc::clone(&source.progress));
-        let revocations = RevocationSource {
+        let source_of_revocations = RevocationSource {
             agent: source.agent.clone(),
             transport: Transport::default(),
             software: source.software.clone(),
         };
-        let following = follow_revocations(Arc::clone(&workload), revocations);
+        let following = Following::default();
+        let Following { stop, ended } = following.clone();
+        let followed = revocations::follow_until(Arc::clone(&workload), source_of_revocations, stop);
+        // Dropped with the task, also before it ran: `close` never waits for one that was aborted.
+        let ended = ended.drop_guard();
+        let followed = async move {
+            followed.await;
+            drop(ended);
+        };
         let renewing = renewal::keep_fresh(Arc::clone(&workload), source, CancellationToken::new());
-        let tasks = [tokio::spawn(renewing), tokio::spawn(following)];
-        Self { workload, progress, _tasks: Arc::new(tasks.map(AbortOnDropHandle::new)) }
+        let tasks = [tokio::spawn(renewing), tokio::spawn(followed)];
+        Self { workload, progress, following, _tasks: Arc::new(tasks.map(AbortOnDropHandle::new)) }
     }
 
     /// Secures calls of services and connections with processes of the mesh, and keeps the identity renewed as long as a
@@ -342,6 +359,11 @@ impl TlsIdentity for ProgramIdentity {
 
     fn revocation_changes(&self) -> Option<watch::Receiver<u64>> {
         Some(self.workload.revocation_changes())
+    }
+
+    fn close(&self) -> Closed {
+        self.following.stop.cancel();
+        Box::pin(self.following.ended.clone().cancelled_owned())
     }
 
     fn connect(&self, peer: ExpectedPeer<'_>, stream: TcpStream) -> Handshake {

@@ -12,6 +12,7 @@ use fairmesh_wire::{
     transport::{Address, Transport},
 };
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use crate::Workload;
 
@@ -32,7 +33,14 @@ pub struct RevocationSource {
 /// Keeps what `workload` refuses, and which trust domains beside its own it verifies, as the records say, from its first certificate
 /// on. Ends never; the last ones stay in force while the agent is away.
 pub async fn follow_revocations(workload: Arc<Workload>, source: RevocationSource) {
-    workload.ready().await;
+    follow_until(workload, source, CancellationToken::new()).await;
+}
+
+/// The same until `stop`: then the agent is told that they are not followed any more, which takes a second at most.
+pub(crate) async fn follow_until(workload: Arc<Workload>, source: RevocationSource, stop: CancellationToken) {
+    if stop.run_until_cancelled(workload.ready()).await.is_none() {
+        return;
+    }
     let RevocationSource { agent, transport, software } = source;
     let config = FollowerConfig {
         transport,
@@ -49,10 +57,11 @@ pub async fn follow_revocations(workload: Arc<Workload>, source: RevocationSourc
     for key in FOLLOWED {
         handle.subscribe(Prefix::from(&key));
     }
-    while revisions.changed().await.is_ok() {
+    while let Some(Ok(())) = stop.run_until_cancelled(revisions.changed()).await {
         let revision: Option<Revision> = *revisions.borrow_and_update();
         revision.into_iter().for_each(|revision| handle.ack(revision));
     }
+    handle.close().await;
 }
 
 struct RevocationSink {

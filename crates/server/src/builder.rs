@@ -54,6 +54,7 @@ pub struct ServerBuilder {
     at_most: Option<u32>,
     adaptive: bool,
     transport: Option<Transport>,
+    shares_identity: bool,
 }
 
 impl ServerBuilder {
@@ -76,6 +77,7 @@ impl ServerBuilder {
             at_most: None,
             adaptive: false,
             transport: None,
+            shares_identity: false,
         }
     }
 
@@ -104,7 +106,7 @@ impl ServerBuilder {
     /// mutual TLS only. By default that is with the identity of the service that the agent gives, if the mesh has a trust
     /// domain, and plaintext otherwise.
     pub fn transport(mut self, transport: Transport) -> Self {
-        self.transport = Some(transport);
+        (self.transport, self.shares_identity) = (Some(transport), true);
         self
     }
 
@@ -261,6 +263,7 @@ impl ServerBuilder {
                 phase,
                 drain_deadline,
                 transport,
+                shares_identity: self.shares_identity,
                 shards,
                 _usage: usage,
                 _shard_load: shard_load,

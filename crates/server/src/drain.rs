@@ -91,7 +91,12 @@ async fn drain(server: Arc<Inner>) {
             policy.close().await;
         }
     };
-    tokio::join!(server.shards.close(), policy);
+    let identity = async {
+        if !server.shares_identity {
+            server.transport.close().await;
+        }
+    };
+    tokio::join!(server.shards.close(), policy, identity);
     server.phase.send_replace(Phase::Deregistered(drained));
 }
 

@@ -114,6 +114,8 @@ struct Inner {
     phase: watch::Sender<Phase>,
     drain_deadline: Duration,
     transport: Transport,
+    /// Whether the program gave the transport, and may use its identity elsewhere too.
+    shares_identity: bool,
     shards: shards::RunningShardWatch,
     _usage: UsageReports,
     _shard_load: shards::shard_load::ShardLoadReports,

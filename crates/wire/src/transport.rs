@@ -40,9 +40,9 @@ pub use channel::{CONNECT_TIMEOUT, Channel, connect_channel, connect_channel_laz
 use fairmesh_listen::GuardedStream;
 #[cfg(feature = "server")]
 use fairmesh_model::ProgramFacts;
-use fairmesh_model::{Identity, Label, SpiffeId};
+use fairmesh_model::{Identity, Label, ServiceName, SpiffeId};
 pub use federated_callers::FederatedCallers;
-pub use identity::{ExpectedPeer, Handshake, NoIdentity, SecureStream, StatedCall, TlsIdentity};
+pub use identity::{Closed, ExpectedPeer, Handshake, NoIdentity, SecureStream, StatedCall, TlsIdentity};
 #[cfg(feature = "server")]
 pub use listener::{Accepted, BindError, Listener};
 pub use plaintext_callers::{PlaintextCaller, PlaintextCallers};
@@ -141,6 +141,13 @@ impl Transport {
     pub fn revocation_changes(&self) -> watch::Receiver<u64> {
         let changes = self.identity.as_ref().and_then(|identity| identity.revocation_changes());
         changes.unwrap_or_else(|| watch::channel(0).1)
+    }
+
+    /// As [`TlsIdentity::close`]; every transport with the same identity is concerned.
+    pub async fn close(&self) {
+        if let Some(identity) = &self.identity {
+            identity.close().await;
+        }
     }
 
     /// A statement of a call of this process, if it signs any.

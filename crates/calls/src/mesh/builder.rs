@@ -140,7 +140,9 @@ impl MeshBuilder {
     pub async fn connect(mut self) -> Result<Mesh, Invalid> {
         self.read_environment()?;
         let client_id = self.client_id.clone().unwrap_or_else(default_client_id);
-        let transport = match self.transport.take() {
+        let given = self.transport.take();
+        let is_shared = given.is_some();
+        let transport = match given {
             Some(transport) => transport,
             None => self.transport_of_agent(&client_id).await?,
         };
@@ -155,7 +157,8 @@ impl MeshBuilder {
             own_addresses: Default::default(),
             event_loops: self.event_loops,
         };
-        let state = MeshState::new(source, client_id, transport, self.observer);
+        let mut state = MeshState::new(source, client_id, transport, self.observer);
+        state.shares_identity = is_shared;
         Ok(Mesh { state: Arc::new(state) })
     }
 

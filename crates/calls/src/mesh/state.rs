@@ -27,6 +27,8 @@ pub(crate) struct MeshState {
     pub(crate) service_lookasides: ServiceLookasides,
     pub(crate) counters: Arc<Counters>,
     pub(crate) transport: TransportContext,
+    /// Whether the identity is that of a transport which the program uses elsewhere too.
+    pub(crate) shares_identity: bool,
     pub(crate) clock: Clock,
     /// Receives every attempt.
     pub(crate) observer: Option<Arc<dyn Observer>>,
@@ -50,6 +52,7 @@ impl MeshState {
             service_lookasides: ServiceLookasides::new(client_id, transport.transport.clone()),
             counters: Arc::clone(&transport.counters),
             transport,
+            shares_identity: false,
             clock: Clock::start(),
             observer,
             injected_faults: None,

@@ -20,7 +20,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use super::{
     calls::echo,
-    support::{Mesh, Run, fairmesh, wait_until},
+    support::{Mesh, Run, fairmesh, send, wait_until},
 };
 
 /// A control plane with the trust domain `prod`, also at a TCP port.
@@ -259,6 +259,31 @@ fn a_server_that_started_before_its_agent_reached_a_mesh_in_plaintext_is_registe
     wait_until("it is registered", || {
         endpoints()[0]["instance"].is_string() && endpoints()[0]["mtls"] != true
     });
+}
+
+#[test]
+fn a_drain_does_not_wait_for_a_caller_that_has_ended() {
+    let (mesh, _) = domain();
+    mesh.apply("kind: Service\nname: shop/catalog\n").ok();
+    let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
+    wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
+    let [listen, program] = [free_port(), echo()].map(|port| format!("127.0.0.1:{port}"));
+    let log = mesh.path("register.log");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+    // Callers have six tenths of it, less than an agent waits for a watcher to reconnect.
+    command
+        .args(["register", "shop/catalog", "--agent", &agent, "--address", &listen, "--program", &program])
+        .args(["--grace", "0s", "--drain-deadline", "8s"])
+        .env_clear()
+        .stderr(std::fs::File::create(&log).unwrap());
+    let mut server = Killed(command.spawn().unwrap());
+    let call = || mesh.run(&["call", "shop/catalog", "--agent", &agent, "/items"]);
+    wait_until("the service is called", || call().code == Some(0));
+    call().ok();
+    send(&server.0, "TERM");
+    server.0.wait().unwrap();
+    let log = std::fs::read_to_string(&log).unwrap();
+    assert!(log.contains("callers have moved") && !log.contains("not moved in time"), "{log}");
 }
 
 #[test]

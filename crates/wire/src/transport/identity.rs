@@ -45,6 +45,9 @@ pub trait SecureStream: AsyncRead + AsyncWrite + fmt::Debug + Send + Sync + Unpi
 /// A handshake in progress.
 pub type Handshake = Pin<Box<dyn Future<Output = io::Result<Box<dyn SecureStream>>> + Send>>;
 
+/// The end of what an identity follows.
+pub type Closed = Pin<Box<dyn Future<Output = ()> + Send>>;
+
 /// The identity of a process, and the identities that it trusts. Asked for each connection, so that renewed
 /// certificates and trust bundles are used at once.
 ///
@@ -82,6 +85,12 @@ pub trait TlsIdentity: fmt::Debug + Send + Sync {
     /// none ever is.
     fn revocation_changes(&self) -> Option<watch::Receiver<u64>> {
         None
+    }
+
+    /// Follows the revocations no more, and tells the agent so, which else waits for this process to reconnect; within about a
+    /// second. For a process that is about to end.
+    fn close(&self) -> Closed {
+        Box::pin(std::future::ready(()))
     }
 
     /// The handshake of a client, with a peer that must prove to be the given one.
