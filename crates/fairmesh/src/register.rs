@@ -284,7 +284,7 @@ impl Supervisor {
                 }
                 Some(Drained::Unreported(problem)) => {
                     print_status(format_args!(
-                        "callers could not be notified ({problem}); they notice when connections close"
+                        "could not learn whether callers have moved ({problem}); they notice when connections close"
                     ));
                 }
                 _ => print_status("callers have moved"),

@@ -150,7 +150,8 @@ impl ServerBuilder {
     }
 
     /// The agent to register through. Addresses given here and by [`control`](Self::control) are tried in that order;
-    /// without any, those of [`registry_addresses`].
+    /// without any, those that the environment names: agents in `FAIRMESH_AGENT`, else control planes in `FAIRMESH_CONTROL`, else
+    /// the agent at its default socket.
     pub fn agent(mut self, address: Address) -> Self {
         self.knows_agent = true;
         self.addresses.push(address);

@@ -5,10 +5,10 @@ use std::{env, future, sync::Arc, time::Duration};
 use fairmesh_model::{Invalid, read_duration};
 use tokio::{
     signal::unix::{SignalKind, signal},
-    time::{Instant, sleep},
+    time::{Instant, sleep, sleep_until},
 };
 
-use crate::{Drained, Inner, MeshServer, layer::server_load::ServerLoad};
+use crate::{Drained, Inner, MeshServer, Outstanding, layer::server_load::ServerLoad};
 
 /// Default time for a graceful stop: below the 30 s after which cluster managers kill.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(25);
@@ -17,6 +17,10 @@ const DEFAULT_DEADLINE: Duration = Duration::from_secs(25);
 /// longest round trip (ServiceRouter §3.4.1), since a call may have been sent, maybe over a new connection, just
 /// before its caller moved.
 const QUIET: Duration = Duration::from_millis(500);
+
+/// How long before the drain deadline it is counted what will not end in time: at the deadline itself, connections close,
+/// and their calls are gone.
+const COUNT_BEFORE: Duration = Duration::from_millis(10);
 
 /// Progress of a graceful stop.
 #[derive(Clone, Debug)]
@@ -65,7 +69,9 @@ async fn drain(server: Arc<Inner>) {
     }
     let outstanding = load.outstanding();
     match &drained {
-        Drained::CallersMoved => tracing::info!(?outstanding, "callers have moved; closing connections"),
+        Drained::CallersMoved | Drained::Unfinished(_) => {
+            tracing::info!(?outstanding, "callers have moved; closing connections")
+        }
         Drained::Behind(callers) => {
             tracing::warn!(
                 ?callers,
@@ -74,15 +80,16 @@ async fn drain(server: Arc<Inner>) {
             );
         }
         Drained::Unreported(why) => {
-            tracing::warn!(why, ?outstanding, "callers were not asked to move; closing connections");
+            tracing::warn!(
+                why,
+                ?outstanding,
+                "could not learn whether callers have moved; closing connections"
+            );
         }
     }
     let end = begin + total;
     server.phase.send_replace(Phase::Closing(end));
-    // Streams end when their connections are asked to close.
-    while load.outstanding() != Default::default() && Instant::now() < end {
-        sleep(Duration::from_millis(20)).await;
-    }
+    let unfinished = unfinished(load, end).await;
     if let Err(error) = server.lease.leave().await {
         tracing::warn!(%error, "the endpoint could not be deregistered; its lease will expire");
     }
@@ -97,7 +104,29 @@ async fn drain(server: Arc<Inner>) {
         }
     };
     tokio::join!(server.shards.close(), policy, identity);
+    let drained = match (drained, unfinished) {
+        (Drained::CallersMoved, Some(unfinished)) => Drained::Unfinished(unfinished),
+        (drained, _) => drained,
+    };
     server.phase.send_replace(Phase::Deregistered(drained));
+}
+
+/// Waits until calls and streams have ended, at most until `end`; those that have not, which are broken off then.
+async fn unfinished(load: &ServerLoad, end: Instant) -> Option<Outstanding> {
+    let count_at = end.checked_sub(COUNT_BEFORE).unwrap_or(end);
+    // Streams end when their connections are asked to close.
+    while load.outstanding() != Outstanding::default() && Instant::now() < count_at {
+        sleep_until((Instant::now() + Duration::from_millis(20)).min(count_at)).await;
+    }
+    let unfinished = Some(load.outstanding()).filter(|left| *left != Outstanding::default())?;
+    let Outstanding { calls, streams } = unfinished;
+    tracing::warn!(
+        calls,
+        streams,
+        "the drain deadline has come before calls and streams in flight have ended: they are broken off"
+    );
+    sleep_until(end).await;
+    Some(unfinished)
 }
 
 /// Waits until no call was in flight for `quiet`, at most until `end`. Polls, since notifications would cost every
@@ -134,15 +163,31 @@ pub async fn terminated() {
     }
 }
 
-/// Time for a graceful stop: `given`, else `FAIRMESH_DRAIN_DEADLINE` (such as `25s`), else 25 s.
+/// Time for a graceful stop: `given`, else `FAIRMESH_DRAIN_DEADLINE` (such as `25s`) unless it is empty, else 25 s.
 ///
 /// # Errors
 /// When `FAIRMESH_DRAIN_DEADLINE` is malformed.
 pub fn drain_deadline(given: Option<Duration>) -> Result<Duration, Invalid> {
     const NAME: &str = "FAIRMESH_DRAIN_DEADLINE";
-    match (given, env::var(NAME)) {
+    read_deadline(given, env::var(NAME).ok().as_deref()).map_err(|e| e.within(NAME))
+}
+
+fn read_deadline(given: Option<Duration>, variable: Option<&str>) -> Result<Duration, Invalid> {
+    match (given, variable) {
         (Some(given), _) => Ok(given),
-        (None, Ok(text)) => read_duration(&text).map_err(|e| e.within(NAME)),
-        (None, Err(_)) => Ok(DEFAULT_DEADLINE),
+        (None, Some(text)) if !text.is_empty() => read_duration(text),
+        (None, _) => Ok(DEFAULT_DEADLINE),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_variable_is_none() {
+        assert_eq!(read_deadline(None, Some("")).unwrap(), DEFAULT_DEADLINE);
+        assert_eq!(read_deadline(None, Some("7s")).unwrap(), Duration::from_secs(7));
+        assert!(read_deadline(None, Some("soon")).is_err());
     }
 }

@@ -1,8 +1,15 @@
 //! Keeps an endpoint registered while its program runs, across failures of the control plane.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use fairmesh_model::EndpointState;
+use fairmesh_wire::v1::DrainResponse;
 use tokio::{
     sync::watch,
     time::{Instant, sleep, timeout, timeout_at},
@@ -14,6 +21,10 @@ use super::{
     backoff::{Backoff, jittered},
     registry_client::{RegistryClient, RegistryError, instance_ref},
 };
+use crate::Outstanding;
+
+/// A request that failed after so long had reached the registry, unless there was no connection.
+const IN_FLIGHT: Duration = Duration::from_millis(100);
 
 /// How long deregistration may take: if it fails, the lease expires.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -36,9 +47,12 @@ pub enum RegistrationState {
 pub enum Drained {
     /// All callers have applied the removal of this endpoint.
     CallersMoved,
+    /// They have, but these calls and streams had not ended at the drain deadline, and were broken off.
+    Unfinished(Outstanding),
     /// These callers had not when the time was up.
     Behind(Vec<String>),
-    /// The registry was not reached, for this reason: callers notice when connections close.
+    /// It could not be learnt from the registry whether callers have moved, for this reason: they notice when connections
+    /// close.
     Unreported(String),
 }
 
@@ -50,7 +64,6 @@ pub enum Drained {
 pub struct Lease {
     target: Arc<LeaseTarget>,
     wanted: watch::Sender<EndpointState>,
-    registration_state: watch::Receiver<RegistrationState>,
     stop: CancellationToken,
     task: tokio::sync::Mutex<Option<AbortOnDropHandle<()>>>,
 }
@@ -59,25 +72,28 @@ pub struct Lease {
 struct LeaseTarget {
     registry: Arc<RegistryClient>,
     registration: Registration,
+    registration_state: watch::Sender<RegistrationState>,
+    /// Whether the registry has responded to the drain.
+    drained: AtomicBool,
 }
 
 impl Lease {
     /// Starts to keep `registration` in `state`. Must be called within a tokio runtime.
     pub fn keep(registry: Arc<RegistryClient>, registration: Registration, state: EndpointState) -> Self {
-        let target = Arc::new(LeaseTarget { registry, registration });
+        let registration_state = watch::Sender::new(RegistrationState::Registering);
+        let drained = AtomicBool::new(false);
+        let target = Arc::new(LeaseTarget { registry, registration, registration_state, drained });
         let (wanted, wanted_receiver) = watch::channel(state);
-        let (state_sender, registration_state) = watch::channel(RegistrationState::Registering);
         let stop = CancellationToken::new();
         let lease_task = LeaseTask {
             target: Arc::clone(&target),
             wanted: wanted_receiver,
-            registration_state: state_sender,
             acknowledged: None,
             backoff: Backoff::default(),
         };
         let task = tokio::spawn(lease_task.run(stop.clone()));
         let task = tokio::sync::Mutex::new(Some(AbortOnDropHandle::new(task)));
-        Self { target, wanted, registration_state, stop, task }
+        Self { target, wanted, stop, task }
     }
 
     /// Sets the state of the endpoint. [`EndpointState::Lost`] also stops renewals, which would revive the endpoint. A
@@ -90,30 +106,44 @@ impl Lease {
 
     /// The state of the registration, and its changes.
     pub fn registration_state(&self) -> watch::Receiver<RegistrationState> {
-        self.registration_state.clone()
+        self.target.registration_state.subscribe()
     }
 
-    /// Asks callers to move and waits until they have, at most `within`. An unreachable registry is retried for a
-    /// fifth of that time: callers also move when connections close, only less smoothly.
+    /// Asks callers to move and waits until they have, at most `within`. A registry that was never reached is retried for a
+    /// fifth of that time, since callers also move when connections close, only less smoothly; one that was lost while it
+    /// waited for callers, as long as there is time.
     pub async fn drain(&self, within: Duration) -> Drained {
         self.set(EndpointState::Draining);
         let end = Instant::now() + within;
-        let retry_until = Instant::now() + within / 5;
+        let mut retry_until = Instant::now() + within / 5;
         let mut backoff = Backoff::default();
         loop {
-            let left = end.saturating_duration_since(Instant::now());
+            let asked_at = Instant::now();
+            let left = end.saturating_duration_since(asked_at);
             let error = match self.target.registry.drain(self.target.instance(), left).await {
-                Ok(response) if response.callers_moved => return Drained::CallersMoved,
-                Ok(response) => return Drained::Behind(response.behind),
+                Ok(response) => return self.drained_by(response),
                 // Callers do not know an endpoint that the registry does not know.
                 Err(error) if error.is_unknown() => return Drained::CallersMoved,
                 Err(error) => error,
             };
+            let is_connected = !matches!(error, RegistryError::Connect(_));
+            if is_connected && asked_at.elapsed() >= IN_FLIGHT {
+                (retry_until, backoff) = (end, Backoff::default());
+            }
             let pause = backoff.next();
             if error.is_final() || Instant::now() + pause >= retry_until {
                 return Drained::Unreported(error.to_string());
             }
             sleep(pause).await;
+        }
+    }
+
+    fn drained_by(&self, response: DrainResponse) -> Drained {
+        self.target.drained.store(true, Ordering::Relaxed);
+        self.target.set_state(RegistrationState::Registered(EndpointState::Draining));
+        match response.callers_moved {
+            true => Drained::CallersMoved,
+            false => Drained::Behind(response.behind),
         }
     }
 
@@ -157,13 +187,29 @@ impl LeaseTarget {
     fn instance(&self) -> fairmesh_wire::v1::InstanceRef {
         instance_ref(&self.registration.service, &self.registration.instance)
     }
+
+    fn set_state(&self, registration_state: RegistrationState) {
+        self.registration_state.send_if_modified(|now| {
+            let changed = *now != registration_state;
+            if changed {
+                let Registration { service, instance, .. } = &self.registration;
+                match &registration_state {
+                    RegistrationState::Failing(problem) => {
+                        tracing::warn!(%service, %instance, problem, "could not register or renew; retrying");
+                    }
+                    other => tracing::info!(%service, %instance, state = ?other, "registration changed"),
+                }
+                *now = registration_state;
+            }
+            changed
+        });
+    }
 }
 
 /// The task: each step brings the registry up to date, or renews.
 struct LeaseTask {
     target: Arc<LeaseTarget>,
     wanted: watch::Receiver<EndpointState>,
-    registration_state: watch::Sender<RegistrationState>,
     /// The state that the registry has; `None` when it must be registered again.
     acknowledged: Option<EndpointState>,
     backoff: Backoff,
@@ -188,18 +234,16 @@ impl LeaseTask {
         match self.reconcile(wanted).await {
             Ok(acknowledged) => {
                 self.acknowledged = acknowledged;
-                if acknowledged.is_none() {
-                    return Duration::ZERO;
-                }
+                let Some(acknowledged) = acknowledged else { return Duration::ZERO };
                 self.backoff = Backoff::default();
-                self.set_state(RegistrationState::Registered(wanted));
+                self.target.set_state(RegistrationState::Registered(acknowledged));
                 jittered(self.target.registration.lease / 3)
             }
             Err(error) => {
                 if error.is_unknown() {
                     self.acknowledged = None;
                 }
-                self.set_state(RegistrationState::Failing(error.to_string()));
+                self.target.set_state(RegistrationState::Failing(error.to_string()));
                 self.backoff.next()
             }
         }
@@ -207,7 +251,7 @@ impl LeaseTask {
 
     /// Brings the registry to `wanted`; returns the state that it has then, `None` if it does not know the endpoint.
     async fn reconcile(&self, wanted: EndpointState) -> Result<Option<EndpointState>, RegistryError> {
-        let LeaseTarget { registry, registration } = &*self.target;
+        let LeaseTarget { registry, registration, drained, .. } = &*self.target;
         let instance = self.target.instance();
         match self.acknowledged {
             // A lost endpoint may have been removed since; registering covers both.
@@ -225,8 +269,14 @@ impl LeaseTask {
                     return Ok(None);
                 }
             }
-            // The drain itself writes this state.
-            _ if wanted == EndpointState::Draining => {}
+            // The drain itself writes this state, and says so once the registry has responded.
+            Some(acknowledged) if wanted == EndpointState::Draining => {
+                if !registry.renew(instance).await? {
+                    return Ok(None);
+                }
+                let is_drained = drained.load(Ordering::Relaxed);
+                return Ok(Some(if is_drained { wanted } else { acknowledged }));
+            }
             _ => {
                 let state = fairmesh_wire::v1::endpoint::State::from(wanted).into();
                 let report = fairmesh_wire::v1::StateReport { instance: Some(instance), state };
@@ -234,29 +284,5 @@ impl LeaseTask {
             }
         }
         Ok(Some(wanted))
-    }
-
-    fn set_state(&self, registration_state: RegistrationState) {
-        self.registration_state.send_if_modified(|now| {
-            let changed = *now != registration_state;
-            if changed {
-                match &registration_state {
-                    RegistrationState::Failing(problem) => tracing::warn!(
-                        service = %self.target.registration.service,
-                        instance = %self.target.registration.instance,
-                        problem,
-                        "could not register or renew; retrying"
-                    ),
-                    other => tracing::info!(
-                        service = %self.target.registration.service,
-                        instance = %self.target.registration.instance,
-                        state = ?other,
-                        "registration changed"
-                    ),
-                }
-                *now = registration_state;
-            }
-            changed
-        });
     }
 }

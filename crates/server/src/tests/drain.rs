@@ -20,7 +20,7 @@ use super::{
     calls::App,
     control::{BOUND, FakeRegistry, RegistryRequest, send, until},
 };
-use crate::{Drained, MeshServer, serve_http};
+use crate::{Drained, EndpointState, MeshServer, Outstanding, RegistrationState, serve_http};
 
 /// A server whose calls finish when `finish` is notified.
 async fn serving(control: &Address, finish: Arc<Notify>) -> (MeshServer, SocketAddr, JoinHandle<()>) {
@@ -81,6 +81,46 @@ async fn an_unreachable_control_plane_does_not_delay_the_stop() {
     control.stop().await;
     let drained = timeout(BOUND, server.shutdown()).await.unwrap();
     assert!(matches!(drained, Drained::Unreported(_)), "{drained:?}");
+    let state = server.registration_state().borrow().clone();
+    assert_ne!(state, RegistrationState::Registered(EndpointState::Draining), "the registry did not say so");
+    timeout(BOUND, task).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_registry_that_is_lost_while_it_waits_for_callers_is_asked_again() {
+    let control = FakeRegistry::new(Some("eu")).serve(None).await;
+    control.registry.callers_moved.send_replace(false);
+    let (server, _, _task) = serving(&control.address, Arc::new(Notify::new())).await;
+    let stopping = server.clone();
+    let drained = tokio::spawn(async move { stopping.shutdown().await });
+    control.registry.until(|requests| requests.contains(&RegistryRequest::Drain)).await;
+    // Longer than a registry is retried that was never reached: a fifth of six tenths of the drain deadline.
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    let address = control.address.clone();
+    let registry = control.stop().await;
+    registry.callers_moved.send_replace(true);
+    let _control = registry.serve(Some(&address)).await;
+    assert_eq!(timeout(BOUND, drained).await.unwrap().unwrap(), Drained::CallersMoved);
+    let state = server.registration_state().borrow().clone();
+    assert_eq!(state, RegistrationState::Registered(EndpointState::Draining));
+}
+
+#[tokio::test]
+async fn a_call_that_does_not_end_by_the_drain_deadline_is_reported() {
+    let control = FakeRegistry::new(Some("eu")).serve(None).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = MeshServer::builder("shop/cart").address(address).agent(control.address.clone());
+    let server = server.drain_deadline(Duration::from_secs(1)).start().await.unwrap();
+    let service =
+        service_fn(|_: Request<_>| std::future::pending::<Result<Response<Full<Bytes>>, Infallible>>());
+    let serving = server.clone();
+    let task = tokio::spawn(async move { serve_http(listener, service, &serving).await.unwrap() });
+    let call = tokio::spawn(send(address, Request::get("/")));
+    eventually("one call is in flight", || server.outstanding().calls == 1).await;
+    let drained = timeout(BOUND, server.shutdown()).await.unwrap();
+    assert_eq!(drained, Drained::Unfinished(Outstanding { calls: 1, streams: 0 }));
+    assert!(timeout(BOUND, call).await.unwrap().unwrap().is_err());
     timeout(BOUND, task).await.unwrap().unwrap();
 }
 
