@@ -284,7 +284,7 @@ async fn an_agent_of_a_release_before_reports_nothing_and_is_served() {
     };
     let plain = v1::RegionTable { shares: vec![shares], ..Default::default() };
     let key = RecordKey::RegionTable(SERVICE.parse().unwrap(), Region::new("eu").unwrap());
-    let read = records::decode(&key, &&prost::Message::encode_to_vec(&plain)).unwrap();
+    let read = records::decode(&key, &prost::Message::encode_to_vec(&plain)).unwrap();
     let Record::RegionTable(table) = read else { panic!("{read:?}") };
     assert!(table.zones.is_empty() && table.validate().is_ok(), "{table:?}");
     world.stop().await;

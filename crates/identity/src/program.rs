@@ -19,7 +19,7 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tonic::Code;
 
 use crate::{
-    RevocationSource, Workload, WorkloadApi, follow_revocations,
+    RevocationSource, Workload, WorkloadApi,
     renewal::{self, Certified, Source},
     revocations,
 };
@@ -177,9 +177,10 @@ impl ProgramIdentity {
             transport: Transport::tls(Arc::clone(&workload) as Arc<_>),
             software: request.software.clone(),
         };
-        let revoking = follow_revocations(Arc::clone(&workload), revocations);
+        let (end, revoking) = follow_revocations(&workload, revocations);
         let tasks = [tokio::spawn(following), tokio::spawn(revoking)];
-        let this = Self { workload, progress, _tasks: Arc::new(tasks.map(AbortOnDropHandle::new)) };
+        let tasks = Arc::new(tasks.map(AbortOnDropHandle::new));
+        let this = Self { workload, progress, following: end, _tasks: tasks };
         if timeout(request.patience, this.workload.ready()).await.is_ok() {
             this.know_revocations().await;
         } else if let Some(problem) = this.problem() {
@@ -201,15 +202,7 @@ impl ProgramIdentity {
             transport: Transport::default(),
             software: source.software.clone(),
         };
-        let following = Following::default();
-        let Following { stop, ended } = following.clone();
-        let followed = revocations::follow_until(Arc::clone(&workload), source_of_revocations, stop);
-        // Dropped with the task, also before it ran: `close` never waits for one that was aborted.
-        let ended = ended.drop_guard();
-        let followed = async move {
-            followed.await;
-            drop(ended);
-        };
+        let (following, followed) = follow_revocations(&workload, source_of_revocations);
         let renewing = renewal::keep_fresh(Arc::clone(&workload), source, CancellationToken::new());
         let tasks = [tokio::spawn(renewing), tokio::spawn(followed)];
         Self { workload, progress, following, _tasks: Arc::new(tasks.map(AbortOnDropHandle::new)) }
@@ -220,6 +213,23 @@ impl ProgramIdentity {
     pub fn transport(self) -> Transport {
         Transport::tls(Arc::new(self))
     }
+}
+
+/// Follows the revocations for an identity; the first value ends that.
+fn follow_revocations(
+    workload: &Arc<Workload>,
+    source: RevocationSource,
+) -> (Following, impl Future<Output = ()> + Send + 'static) {
+    let following = Following::default();
+    let Following { stop, ended } = following.clone();
+    let followed = revocations::follow_until(Arc::clone(workload), source, stop);
+    // Dropped with the task, also before it ran: `close` never waits for one that was aborted.
+    let ended = ended.drop_guard();
+    let followed = async move {
+        followed.await;
+        drop(ended);
+    };
+    (following, followed)
 }
 
 impl IdentityRequest {

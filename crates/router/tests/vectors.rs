@@ -505,11 +505,6 @@ fn divided_fleets() -> [(Fleet, &'static [Option<u128>]); 14] {
     let mut undrained = topology();
     undrained["regions"][2] = json!({"name": "us"});
     let divided = Fleet { topology: undrained.clone(), ..Fleet::replicated(traffic(), endpoints(&list)) };
-    let replica = |instance: &str, region: &str| json!({"instance": instance, "region": region, "role": "primary", "state": "serving"});
-    let map = json!({"service": "shop/cart", "version": 3, "interval": {"start": 0, "end": 900}, "shards": [
-        {"id": 4, "start": 0, "replicas": [replica("a", "eu"), replica("d", "us")]},
-        {"id": 5, "start": 500, "replicas": [replica("d", "us"), replica("e", "asia")]},
-    ]});
     let keyed = |kind, shard_map| Fleet { kind, shard_map, ..divided.clone() };
     let mut local = traffic();
     local["locality"] = json!({"localOnly": true});
@@ -531,7 +526,7 @@ fn divided_fleets() -> [(Fleet, &'static [Option<u128>]); 14] {
             keyed("consistent-hash", Value::Null),
             &[Some(1), Some(2), Some(3), Some(4), Some(5), Some(6), None],
         ),
-        (keyed("sharded", map), &[Some(3), Some(618), Some(900), None]),
+        (keyed("sharded", map_of_regions()), &[Some(3), Some(618), Some(900), None]),
         // Nobody serves in `near`, and a planner watches: its calls are spread over the other regions by power.
         (Fleet { confirmed: Some(0), endpoints: endpoints(&without("c")), ..divided.clone() }, none),
         (
@@ -546,6 +541,15 @@ fn divided_fleets() -> [(Fleet, &'static [Option<u128>]); 14] {
         // Nobody serves in the drawn zone, so that any zone of the region may.
         (by_zone("eu-c", &undrained), none),
     ]
+}
+
+/// A shard map whose shards have copies in two regions each.
+fn map_of_regions() -> Value {
+    let replica = |instance: &str, region: &str| json!({"instance": instance, "region": region, "role": "primary", "state": "serving"});
+    json!({"service": "shop/cart", "version": 3, "interval": {"start": 0, "end": 900}, "shards": [
+        {"id": 4, "start": 0, "replicas": [replica("a", "eu"), replica("d", "us")]},
+        {"id": 5, "start": 500, "replicas": [replica("d", "us"), replica("e", "asia")]},
+    ]})
 }
 
 /// A fleet of three zones in `eu`, the last of which drains, and one region more; a planner divides the calls of a zone.

@@ -40,7 +40,7 @@ pub use channel::{CONNECT_TIMEOUT, Channel, connect_channel, connect_channel_laz
 use fairmesh_listen::GuardedStream;
 #[cfg(feature = "server")]
 use fairmesh_model::ProgramFacts;
-use fairmesh_model::{Identity, Label, ServiceName, SpiffeId};
+use fairmesh_model::{Identity, Label, SpiffeId};
 pub use federated_callers::FederatedCallers;
 pub use identity::{Closed, ExpectedPeer, Handshake, NoIdentity, SecureStream, StatedCall, TlsIdentity};
 #[cfg(feature = "server")]

@@ -90,7 +90,7 @@ impl SpiffeService {
         // The specification has one code for programs without an identity.
         let none = || Status::permission_denied("no identity issued: this agent knows no trust domain");
         let AgentIdentity { shared } = self.identity.as_ref().ok_or_else(none)?;
-        if !shared.is_member().await {
+        if shared.is_member().await != Some(true) {
             return Err(none());
         }
         Ok((Arc::clone(shared), program, place))

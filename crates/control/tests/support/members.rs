@@ -46,6 +46,7 @@ impl TestMember {
             csr: key.signing_request().unwrap().into(),
             signed_at: SystemClock.now().as_secs(),
             describe_workload: false,
+            select_for: None,
         };
         let message = signed::sign(&own, Purpose::IssueRequest, b"", request.encode_to_vec()).unwrap();
         let issued = self.connect(control).await.identity().issue(message).await?.into_inner();
