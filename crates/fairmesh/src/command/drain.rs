@@ -181,7 +181,7 @@ async fn drain_instances(
     instances: &[InstanceId],
 ) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.target).await?;
-    refuse_lost(&connection, service, &args.instances).await?;
+    refuse_lost(&connection, service, instances).await?;
     let request = DrainRequest {
         instances: instances.iter().map(|instance| instance_ref(service, instance)).collect(),
         // At most an hour, which fits.
@@ -256,7 +256,7 @@ pub(crate) async fn undrain(args: UndrainArgs) -> Result<ExitCode, Failure> {
     let Some(first) = &args.service else { return Ok(ExitCode::SUCCESS) };
     let (service, instances) = named(first, &args.instances)?;
     let connection = connect::connect(&args.target).await?;
-    refuse_lost(&connection, service, &args.instances).await?;
+    refuse_lost(&connection, &service, &instances).await?;
     let report = |instance: &InstanceId| StateReport {
         instance: Some(instance_ref(&service, instance)),
         state: State::Serving.into(),

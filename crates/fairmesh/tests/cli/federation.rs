@@ -81,6 +81,7 @@ impl Domain {
             path: Some(path.parse().unwrap()),
             software: "test".into(),
             patience: Duration::from_secs(5),
+            workload_api: None,
         };
         ProgramIdentity::of_caller(request).await.unwrap().transport()
     }
