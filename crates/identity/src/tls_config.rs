@@ -44,7 +44,8 @@ impl From<ExpectedPeer<'_>> for Expected {
 impl Expected {
     fn check(&self, found: SpiffeId) -> Result<(), Refused> {
         let fits = match (self, &found.path) {
-            (Self::Id(expected), _) => *expected == found,
+            // A process of the mesh is no server of calls, whatever a record says.
+            (Self::Id(expected), SpiffePath::Service(_)) => *expected == found,
             (Self::Service(service), SpiffePath::Service(found)) => service == found,
             (Self::Mesh, SpiffePath::Mesh(role, _)) => {
                 !matches!(role, MeshRole::Operator | MeshRole::KeyServer)
@@ -87,7 +88,14 @@ impl Verifier {
             Some(foreign) => foreign.verify(&chain, usage, self.clock.now()),
             None => self.trust.verify(&chain, usage, self.clock.now()),
         };
-        let checked = verified.and_then(|found| self.expected.as_ref().map_or(Ok(()), |it| it.check(found)));
+        let checked = verified.and_then(|found| match &self.expected {
+            // Within the domain, a service is its own identity: no record makes another one of it.
+            Some(expected @ Expected::Id(id)) if id.domain == *self.trust.domain() => {
+                Err(Refused::Unexpected { found, expected: expected.to_string() })
+            }
+            Some(expected) => expected.check(found),
+            None => Ok(()),
+        });
         checked.map_err(|refused| {
             Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(refused))))
         })

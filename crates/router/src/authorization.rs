@@ -204,7 +204,11 @@ fn is_agent(caller: &CallerId) -> bool {
 fn matches_caller(rule: &AuthorizationRule, caller: Option<&CallerId>) -> bool {
     // A rule without callers is for those of this mesh.
     let is_for_all = rule.from.is_empty() && (rule.denies || !caller.is_some_and(CallerId::is_federated));
-    is_for_all || caller.is_some_and(|caller| rule.from.iter().any(|from| from.matches(caller)))
+    let matches = |from: &CallerMatch, caller: &CallerId| match rule.denies {
+        true => from.matches_denied(caller),
+        false => from.matches(caller),
+    };
+    is_for_all || caller.is_some_and(|caller| rule.from.iter().any(|from| matches(from, caller)))
 }
 
 /// Servers may read a path that is not plain as another one: it is in no path that is allowed, and in every one that is

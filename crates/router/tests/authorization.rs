@@ -170,6 +170,13 @@ fn a_caller_of_another_trust_domain_may_do_what_rules_allow_its_whole_id_and_not
         let denies = json!({"rules": [{"name": "no", "action": "deny", "from": ["bank/*"]}]});
         assert_eq!(decided(default, Some(denies)), (false, false), "{default}");
         assert_eq!(decided(default, from("enforce", &[PARTNER])), (true, true), "{default}");
+        for others in ["*", "spiffe://partner/*"] {
+            let denied = json!({"rules": [
+                {"name": "no", "action": "deny", "from": [others], "paths": [{"prefix": "/"}]},
+                {"name": "callers", "from": [PARTNER]},
+            ]});
+            assert!(!decided(default, Some(denied)).0, "{default} {others}");
+        }
         for mode in ["enforce", "audit"] {
             for others in [&["shop/web"][..], &["shop/*"], &["spiffe://partner/*"], &["*"], &[]] {
                 assert_eq!(

@@ -146,11 +146,23 @@ impl CallerMatch {
         if self.0.ends_with('*') { None } else { self.0.parse().ok() }
     }
 
-    /// Whether a caller is one of these.
+    /// Whether a caller is one of these. A caller of another trust domain is only if this is its whole id.
     pub fn matches(&self, caller: &CallerId) -> bool {
         if caller.is_federated {
             return self.0 == *caller.text;
         }
+        self.covers(caller)
+    }
+
+    /// The same for a rule that denies: there, `*` and the beginning of an id stand for callers of other trust domains too.
+    pub fn matches_denied(&self, caller: &CallerId) -> bool {
+        match caller.is_federated && self.0 != "*" && !self.0.starts_with(SCHEME) {
+            true => false,
+            false => self.covers(caller),
+        }
+    }
+
+    fn covers(&self, caller: &CallerId) -> bool {
         let subject = if self.0.starts_with(SCHEME) { caller.as_str() } else { caller.path() };
         match self.0.strip_suffix('*') {
             Some(start) => subject.starts_with(start),
@@ -242,6 +254,17 @@ mod tests {
             ("*", false),
         ] {
             assert_eq!(CallerMatch::new(text).unwrap().matches(&of_partner), matches, "{text}");
+        }
+        for (text, denied) in [
+            ("spiffe://partner/shop/cart", true),
+            ("spiffe://partner/*", true),
+            ("spiffe://*", true),
+            ("*", true),
+            ("spiffe://prod/*", false),
+            ("shop/cart", false),
+            ("shop/*", false),
+        ] {
+            assert_eq!(CallerMatch::new(text).unwrap().matches_denied(&of_partner), denied, "{text}");
         }
         assert_eq!(CallerMatch::new("spiffe://prod/*").unwrap().whole_id(), None);
         assert_eq!(CallerMatch::new("shop/cart").unwrap().whole_id(), None);

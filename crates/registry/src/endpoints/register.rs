@@ -186,7 +186,8 @@ impl Registration {
 fn declare(service: &ServiceName, registrations: &[&Registration]) -> Result<Op, Invalid> {
     let declared_as = registrations.iter().find_map(|registration| registration.declaration.clone());
     let declaration = match (declared_as, registrations.first()) {
-        (Some(declared_as), _) => declared_as,
+        // Whose identity servers prove is for operators to say.
+        (Some(declared_as), _) => Service { identity: None, ..declared_as },
         (None, first) => Service {
             kind: ServiceKind::Replicated,
             protocol: first.map_or(Ok(Protocol::default()), |first| first.protocol())?,

@@ -106,9 +106,7 @@ impl Place {
         let serves = |instance: &&str| {
             states.iter().any(|(name, state)| name == instance && *state == EndpointState::Serving)
         };
-        if INSTANCES.iter().all(serves)
-            && status(&self.pins).is_ok_and(|now| now.proxy.is_some())
-        {
+        if INSTANCES.iter().all(serves) && status(&self.pins).is_ok_and(|now| now.proxy.is_some()) {
             return Ok(true);
         }
         for process in &mut self.processes {
