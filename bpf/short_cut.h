@@ -16,7 +16,13 @@ SEC("sk_msg") int short_cut(struct sk_msg_md *message)
 		return SK_PASS;
 	u32 key = *position, size = message->size;
 	struct link *link = map_lookup(&links, &key);
-	if (!link || !link->cookie || link->length != size || size > RESPONSE_BYTES)
+	if (!link || !link->cookie || size > RESPONSE_BYTES)
+		return SK_PASS;
+	/* Good for one send: the next one may be of another response. */
+	if (__sync_lock_test_and_set(&link->length, 0) != size)
+		return SK_PASS;
+	/* In one piece: the kernel may run out of memory between two, and would have moved the first. */
+	if ((u64)message->data_end - (u64)message->data < size && msg_pull_data(message, 0, size, 0))
 		return SK_PASS;
 	u64 cookie = link->cookie;
 	u64 *sock = map_lookup(&caller_addresses, &cookie);

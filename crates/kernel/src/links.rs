@@ -139,6 +139,11 @@ impl Link {
         &self.table.links[self.at as usize]
     }
 
+    /// The link in memory, unless it has become one of another proxy, to which this one has left the maps.
+    fn own(&self) -> Option<&LinkValue> {
+        Some(self.value()).filter(|value| value.cookie.load(Acquire) == self.cookie)
+    }
+
     /// The cookie of the caller's socket.
     pub fn cookie(&self) -> u64 {
         self.cookie
@@ -146,7 +151,9 @@ impl Link {
 
     /// The proxy has responded, or is about to, to all requests in the first `bytes` of the connection.
     pub fn set_served(&self, bytes: u64) {
-        self.value().bytes.store(bytes, Release);
+        if let Some(own) = self.own() {
+            own.bytes.store(bytes, Release);
+        }
     }
 
     /// With all that the proxy has sent, and a response of this length that it is about to send, the caller has this. `None` if that is
@@ -154,21 +161,24 @@ impl Link {
     /// response is sent.
     pub fn settle(&self, length: u64, settled: Option<Settled>) {
         let Settled { received, requests } = settled.unwrap_or(Settled { received: UNKNOWN, requests: 0 });
+        let Some(own) = self.own() else { return };
         // Longer ones do not take the short cut.
-        self.value().length.store(u32::try_from(length).unwrap_or(0), Relaxed);
+        own.length.store(u32::try_from(length).unwrap_or(0), Relaxed);
         // In this order: the programs read them in the other one.
-        self.value().received.store(received, Release);
-        self.value().requests.store(requests, Release);
+        own.received.store(received, Release);
+        own.requests.store(requests, Release);
     }
 
     /// Leaves requests of this caller to the proxy, until it has [served](Self::set_served) some again.
     pub fn withdraw(&self) {
-        self.value().bytes.store(WITHDRAWN, Release);
+        if let Some(own) = self.own() {
+            own.bytes.store(WITHDRAWN, Release);
+        }
     }
 
     /// The number of requests that the kernel has sent, without those whose responses it has sent too.
     pub fn sent(&self) -> u64 {
-        self.value().sent.load(Acquire)
+        self.own().map_or(0, |own| own.sent.load(Acquire))
     }
 }
 

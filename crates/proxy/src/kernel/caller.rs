@@ -53,9 +53,9 @@ impl KernelCaller {
     /// sends none.
     pub(crate) fn link(&self, observed: bool) -> Option<Box<CallerLink>> {
         let attached = Arc::clone(&self.attached);
+        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner).take();
         let sender = attached.sender().filter(|_| !attached.stopped().is_cancelled())?;
         let (requests, received) = mpsc::channel(1);
-        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner).take();
         let link = sender.add_caller(self.cookie, self.address, socket.as_ref().map(AsFd::as_fd))?;
         let caller = Arc::new(ServedCaller::new(link, self.address, socket, requests, observed));
         attached.callers().insert(self.cookie, Arc::clone(&caller));

@@ -34,7 +34,8 @@ pub(super) fn relay(
     };
     let mut storage = header_storage();
     let Some(found) = BorrowedResponse::read(response, &mut storage).filter(is_plain) else { return false };
-    if !caller.may_relay() {
+    let head = &response[..response.len() - found.body.len()];
+    if !caller.may_relay() || !ends_lines_with_crlf(head) {
         return false;
     }
     let Some(request) = slot.take_request() else { return false };
@@ -61,6 +62,11 @@ pub(super) fn relay(
     };
     record(attached, hosts, &completed);
     true
+}
+
+/// Strict readers take no other end of a line, which the general way would write.
+fn ends_lines_with_crlf(head: &[u8]) -> bool {
+    !head.starts_with(b"\n") && head.windows(2).all(|pair| pair[1] != b'\n' || pair[0] == b'\r')
 }
 
 /// Whether no field says anything to the proxy.

@@ -4,25 +4,25 @@ use std::{
     io,
     net::SocketAddr,
     os::fd::OwnedFd,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{
-            AtomicBool, AtomicU64,
-            Ordering::{AcqRel, Acquire, Release},
-        },
-    },
+    sync::{Mutex, MutexGuard, PoisonError},
     task::{Context, Poll},
+    time::Duration,
 };
 
 use fairmesh_kernel::{Link, Settled};
 use futures_util::task::AtomicWaker;
 use rustix::net::{SendFlags, Shutdown, send, shutdown};
-use tokio::{io::AsyncWriteExt as _, net::TcpStream, sync::mpsc, time::Instant};
+use tokio::{
+    io::AsyncWriteExt as _,
+    net::TcpStream,
+    sync::mpsc,
+    time::{Instant, timeout},
+};
 
 use crate::kernel::attached::KernelRequest;
 
-/// Bytes sent while some were sent that were not counted.
-const UNKNOWN: u64 = u64::MAX;
+/// How long the rest of a response may take that a caller does not read.
+const REST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A caller whose connection is served.
 #[derive(Debug)]
@@ -32,16 +32,23 @@ pub(super) struct ServedCaller {
     pub(super) link: Link,
     /// The caller's connection, for responses that are relayed.
     socket: Option<OwnedFd>,
-    /// Bytes that the proxy has sent, with those that it is about to; or [`UNKNOWN`].
-    sent: AtomicU64,
-    /// Requests that the kernel sent and that the proxy has answered, or is about to.
-    answered: AtomicU64,
-    /// Whether a response is being relayed: the task of the connection may send nothing before.
-    is_relaying: AtomicBool,
+    counts: Mutex<Counts>,
     /// Wakes the task of the connection when no request that the kernel sent is in flight any more.
     waker: AtomicWaker,
     /// When the last call ended whose response did not pass the task of the connection.
     last_completed: Mutex<Option<Instant>>,
+}
+
+/// What the proxy has sent to a caller. Under one lock: the kernel must never be told of an answered request without its bytes.
+#[derive(Debug)]
+struct Counts {
+    /// Bytes, with those that are about to be sent; `None` while some were not counted.
+    sent: Option<u64>,
+    /// Requests that the kernel sent and that the proxy has answered, or is about to.
+    answered: u64,
+    /// Responses that are being relayed: the task of the connection may send nothing before. Two, for a moment, if the caller has read the
+    /// first before its end was noted.
+    relaying: u32,
 }
 
 impl ServedCaller {
@@ -59,9 +66,7 @@ impl ServedCaller {
             link,
             socket,
             // Unknown, no response takes another way.
-            sent: AtomicU64::new(if is_observed { UNKNOWN } else { 0 }),
-            answered: AtomicU64::new(0),
-            is_relaying: AtomicBool::new(false),
+            counts: Mutex::new(Counts { sent: (!is_observed).then_some(0), answered: 0, relaying: 0 }),
             waker: AtomicWaker::new(),
             last_completed: Mutex::new(None),
         }
@@ -77,32 +82,36 @@ impl ServedCaller {
         *self.last_completed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn counts(&self) -> MutexGuard<'_, Counts> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Counts a request that the task of the connection answers.
     pub(super) fn note_taken(&self) {
-        self.answered.fetch_add(1, AcqRel);
+        self.counts().answered += 1;
     }
 
     /// Counts bytes that the task of the connection sends; `None` for a number that it does not know.
     pub(super) fn note_sent(&self, bytes: Option<usize>) {
-        let add = |sent| match bytes {
-            Some(bytes) if sent != UNKNOWN => Some(sent + bytes as u64),
-            _ => Some(UNKNOWN),
-        };
-        // Never fails, since each value has a successor.
-        let _ = self.sent.fetch_update(AcqRel, Acquire, add);
+        let mut counts = self.counts();
+        counts.sent = counts.sent.zip(bytes).map(|(sent, bytes)| sent + bytes as u64);
     }
 
     /// Tells the kernel what the caller will have received with a response of this length, if that is known.
     pub(super) fn settle(&self, length: Option<u64>) {
-        let sent = self.sent.load(Acquire);
-        let received = length.filter(|_| sent != UNKNOWN).map(|length| sent + length);
-        let requests = self.answered.load(Acquire);
-        self.link.settle(length.unwrap_or(0), received.map(|received| Settled { received, requests }));
+        self.settle_counted(&self.counts(), length);
+    }
+
+    fn settle_counted(&self, counts: &Counts, length: Option<u64>) {
+        let received = counts.sent.zip(length).map(|(sent, length)| sent + length);
+        let settled = received.map(|received| Settled { received, requests: counts.answered });
+        self.link.settle(length.unwrap_or(0), settled);
     }
 
     /// Whether the kernel has sent a request whose response has neither been received here nor sent by the kernel.
     pub(super) fn is_in_flight(&self) -> bool {
-        self.is_relaying() || self.link.sent() > self.answered.load(Acquire)
+        let counts = self.counts();
+        counts.relaying > 0 || self.link.sent() > counts.answered
     }
 
     /// Ready once none is in flight.
@@ -125,20 +134,21 @@ impl ServedCaller {
     }
 
     fn is_relaying(&self) -> bool {
-        self.is_relaying.load(Acquire)
+        self.counts().relaying > 0
     }
 
     /// Whether responses may be relayed to it.
     pub(super) fn may_relay(&self) -> bool {
-        self.socket.is_some() && self.sent.load(Acquire) != UNKNOWN
+        self.socket.is_some() && self.counts().sent.is_some()
     }
 
     /// Begins to relay a response of this length, before the kernel may use its connection for another request.
     pub(super) fn begin_relay(&self, length: usize) {
-        self.is_relaying.store(true, Release);
-        self.note_taken();
-        self.settle(Some(length as u64));
-        self.note_sent(Some(length));
+        let mut counts = self.counts();
+        counts.relaying += 1;
+        counts.answered += 1;
+        self.settle_counted(&counts, Some(length as u64));
+        counts.sent = counts.sent.map(|sent| sent + length as u64);
     }
 
     /// Sends the response; returns what the socket does not take at once.
@@ -150,7 +160,8 @@ impl ServedCaller {
 
     /// Sends the rest, as fast as the caller reads.
     pub(super) async fn relay_rest(&self, rest: &[u8]) {
-        if self.try_relay_rest(rest).await.is_err()
+        let sent = timeout(REST_TIMEOUT, self.try_relay_rest(rest)).await;
+        if !matches!(sent, Ok(Ok(())))
             && let Some(socket) = &self.socket
         {
             // It has a part of the response. Fails only if it is closed.
@@ -166,7 +177,7 @@ impl ServedCaller {
 
     /// The response has been sent.
     pub(super) fn end_relay(&self) {
-        self.is_relaying.store(false, Release);
+        self.counts().relaying -= 1;
         self.note_completed();
     }
 }

@@ -70,9 +70,12 @@ impl ConnectionServer {
                 .with_kernel(kernel);
             self.serve_http(stream, client_info).await;
         } else if only_services {
+            drop(kernel);
             increment(&counts.refused);
             socket::reset(stream);
         } else {
+            // It holds a descriptor of the connection.
+            drop(kernel);
             self.pass_through(stream, original, server).await;
         }
     }
