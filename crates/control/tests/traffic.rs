@@ -47,8 +47,8 @@ async fn tables(connection: &Connection) -> BTreeMap<String, RegionTable> {
     let mut tables = BTreeMap::new();
     for entry in read_all(connection).await.entries {
         let key = RecordKey::parse(&entry.key).unwrap();
-        if let (RecordKey::RegionTable(_, from), Record::RegionTable(table)) =
-            (&key, records::decode(&key, &entry.value).unwrap())
+        if let RecordKey::RegionTable(_, from) = &key
+            && let Record::RegionTable(table) = records::decode(&key, &entry.value).unwrap()
         {
             tables.insert(from.to_string(), table);
         }
@@ -274,8 +274,8 @@ async fn an_agent_of_a_release_before_reports_nothing_and_is_served() {
     // It reports usage as ever, and knows of no traffic.
     let request = v1::ReportUsageRequest { usages: Vec::new(), traffic: None };
     world.connection.imbalance().report(request).await.unwrap();
-    let status = world.becomes("a refusal", |status| status.refused_rounds > 0).await;
-    assert!(status.refusal.contains("not reported"), "{status:?}");
+    let status = world.becomes("a refusal", |status| status.refusal.contains("not reported")).await;
+    assert!(status.refused_rounds > 0, "{status:?}");
     assert!(tables(&world.connection).await.is_empty(), "without reports there is no table");
     // A table or a policy as that release would write it has none of the newer fields.
     let shares = v1::RegionShares {

@@ -312,8 +312,11 @@ pub(crate) fn request_certificate(agent: &str, path: &str) -> String {
     let csr = PrivateKey::generate().unwrap().signing_request().unwrap().into();
     let request = IssueWorkloadRequest { path: path.into(), csr };
     runtime().block_on(async {
-        let connection =
-            handshake::connect(&Default::default(), &agent.parse().unwrap(), "test").await.unwrap();
+        let connected = handshake::connect(&Default::default(), &agent.parse().unwrap(), "test").await;
+        let connection = match connected {
+            Ok(connection) => connection,
+            Err(error) => return error.to_string(),
+        };
         let issued = connection.workload().issue_workload(request).await;
         issued.err().map(|status| status.message().to_owned()).unwrap_or_default()
     })

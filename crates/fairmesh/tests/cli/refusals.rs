@@ -201,7 +201,7 @@ fn what_is_typed_wrong_exits_2_and_says_what_to_type() {
         (&["drain", "shop/cart", "cart-0", "--deadline", "30"], "30s"),
         (&["describe", "endpoint", "cart"], "tenant/service/instance"),
         (&["apply"], "--file"),
-        (&["delete", "endpoint", "shop/cart"], "possible values: service, policy"),
+        (&["delete", "endpoint", "shop/cart"], "write its service and its instance"),
         (&["call", "shop/cart", "v2"], "write '/v2'"),
         (&["fly"], "help"),
     ];

@@ -248,7 +248,6 @@ mod tests {
             ("spiffe://partner/shop/cart", true),
             ("spiffe://prod/shop/cart", false),
             ("spiffe://partner/*", false),
-            ("spiffe://*", false),
             ("shop/cart", false),
             ("shop/*", false),
             ("*", false),
@@ -258,7 +257,6 @@ mod tests {
         for (text, denied) in [
             ("spiffe://partner/shop/cart", true),
             ("spiffe://partner/*", true),
-            ("spiffe://*", true),
             ("*", true),
             ("spiffe://prod/*", false),
             ("shop/cart", false),
