@@ -247,19 +247,24 @@ impl Told {
         let mut changed = false;
         for path in paths {
             let held = before.remove(&path);
-            let held = match held.filter(|held| !self.shared.is_outdated(held)) {
-                Some(held) => Some(held),
-                None => {
-                    let issued = self.issue(&path).await.inspect_err(|status| {
-                        tracing::warn!(%path, reason = status.message(), "a program's certificate is not renewed");
-                    });
-                    changed |= issued.is_ok();
-                    issued.ok()
-                }
-            };
+            let is_current = held.as_ref().is_some_and(|held| !self.shared.is_outdated(held));
+            let issued = if is_current { None } else { self.renew(&path).await };
+            changed |= issued.is_some();
+            // One that is due and not renewed is as good as before, one that was revoked is not.
+            let usable = held.filter(|held| !self.shared.workload.revocations().revokes(held));
+            let held = issued.or(usable);
             self.held.extend(held.map(|held| (path, held)));
         }
-        Ok(changed)
+        // What is left was withdrawn.
+        Ok(changed || !before.is_empty())
+    }
+
+    /// A certificate in the place of one; `None` where that fails, as while no control plane can be reached.
+    async fn renew(&mut self, path: &SpiffePath) -> Option<Credentials> {
+        let issued = self.issue(path).await.inspect_err(|status| {
+            tracing::warn!(%path, reason = status.message(), "a program's certificate is not renewed");
+        });
+        issued.ok()
     }
 
     /// A certificate with a key of its own.

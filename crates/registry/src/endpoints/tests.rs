@@ -213,6 +213,7 @@ async fn a_drain_of_an_operator_ends_with_the_endpoint() {
 
     drain_by_operator(&test).await;
     test.until(|r| state(r, "a") == Some(EndpointState::Lost)).await;
+    tokio::time::sleep(LOST_RETENTION).await;
     test.until(|r| state(r, "a").is_none()).await;
     let mut drained = process(1);
     drained.endpoint.labels.insert(Endpoint::DRAINED.into(), "1 mallory".into());
