@@ -4,7 +4,8 @@ use std::{collections::BTreeSet, io, sync::Arc};
 
 use fairmesh_identity::{Credentials, PrivateKey, Workload, read_bundle_document};
 use fairmesh_model::{
-    FederatedDomains, Identity, Revocation, Revocations, RevokedCertificates, SpiffeId, TrustDomain,
+    FederatedDomains, Identity, Revocation, Revocations, RevokedCertificates, SpiffeId, SpiffePath,
+    TrustDomain,
 };
 use fairmesh_wire::transport::{ExpectedPeer, FederatedCallers, SecureStream, TlsIdentity as _};
 use tokio::{
@@ -36,10 +37,16 @@ fn callers(named: &[&str]) -> Arc<FederatedCallers> {
 async fn open(caller: &Workload, server: &Workload, expected: &str, named: &[&str]) -> Ends {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let (expected, named) = (expected.parse().unwrap(), callers(named));
+    let (expected, named): (SpiffeId, _) = (expected.parse().unwrap(), callers(named));
+    let SpiffePath::Service(service) = &expected.path else { panic!("no service: {expected}") };
+    // Within a domain, a service is its own identity.
+    let peer = match caller.credentials().unwrap().id().domain == expected.domain {
+        true => ExpectedPeer::Service(service),
+        false => ExpectedPeer::Id(&expected),
+    };
     let dial = async {
         let stream = TcpStream::connect(address).await?;
-        let mut stream = caller.connect(ExpectedPeer::Id(&expected), stream).await?;
+        let mut stream = caller.connect(peer, stream).await?;
         // In TLS 1.3 a client learns with the first read whether it is accepted; sessions come with it.
         stream.read_u8().await?;
         Ok(stream)
