@@ -230,7 +230,10 @@ impl Supervisor {
             self.usage = Some(UsageReports::of_program(Arc::clone(&link), registration.clone(), cpu));
         }
         let lease = Lease::keep(link, registration, EndpointState::Serving);
-        self.standing = Some(lease.registration_state());
+        let mut standing = lease.registration_state();
+        // The first attempt may have ended already, and a failure that stays the same is no further change.
+        standing.mark_changed();
+        self.standing = Some(standing);
         self.lease = Some(lease);
     }
 
