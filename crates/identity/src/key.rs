@@ -30,7 +30,7 @@ impl PrivateKey {
             .map_err(IdentityError::crypto)
     }
 
-    /// A request for a certificate of this key. It names nobody: the authority decides on the name.
+    /// A request for a certificate of this key. It has no name: the authority decides on the name.
     ///
     /// # Errors
     /// When signing fails.

@@ -78,7 +78,7 @@ pub async fn keep_fresh(workload: Arc<Workload>, source: impl Source, stop: Canc
             let renewed =
                 install(&workload, |request| source.certify(request), |made| source.save(made)).await;
             let renewed = match renewed {
-                // It was issued by a clock that is behind that of whoever revoked those before.
+                // It was issued by a clock that is behind the clock by which those before were revoked.
                 Ok(()) if workload.is_revoked() => Err("the new certificate is revoked too".to_owned()),
                 renewed => renewed,
             };

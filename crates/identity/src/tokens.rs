@@ -1,4 +1,4 @@
-//! Tokens that nobody used yet, one file each, so that the system decides who is the first to use one.
+//! Tokens that are not used yet, one file each, so that the system decides who is the first to use one.
 
 use std::{
     fs, io,

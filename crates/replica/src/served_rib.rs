@@ -51,7 +51,7 @@ impl ServedRib for ReplicaRib {
     }
 
     fn permits(&self, caller: &Caller, prefix: &Prefix) -> Result<(), String> {
-        // Without records nobody's rights are known.
+        // Without records no rights are known.
         if matches!(caller.identity, Identity::Spiffe(_)) && !self.shared.has_copy() {
             return Err("this replica has no copy yet; it cannot tell what this caller may read".into());
         }

@@ -79,7 +79,7 @@ pub fn forecast(
     })
 }
 
-/// A drain, or its reversal, in progress. It is data, so that whoever continues it needs nothing else.
+/// A drain, or its reversal, in progress. It is data, so that another control plane can continue it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Drain {
     /// The region.

@@ -41,7 +41,7 @@ pub(super) async fn with_user(
     }
 }
 
-/// The caller of a call that its maker signed, whoever passed it on.
+/// The caller of a call that its maker signed, through any number of intermediaries.
 pub(super) fn of_signature(
     caller: Caller,
     head: &Parts,

@@ -204,7 +204,7 @@ impl ServiceFacts {
     }
 
     /// What the mean time of calls from a region to another will be, as things are: as it is; or else the time of the servers
-    /// there, or of all where nobody calls those, with the distance. That servers respond more slowly under more load is
+    /// there, or of all where those get no calls, with the distance. That servers respond more slowly under more load is
     /// not foretold. `None` where no call has a response, and of unknown distances.
     pub(super) fn expected_time(
         &self,

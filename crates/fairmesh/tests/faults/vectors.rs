@@ -61,7 +61,6 @@ pub(crate) fn documents(fleet: &Value) -> String {
 pub(crate) async fn register(world: &World, fleet: &Value, address: SocketAddr) -> Vec<MeshServer> {
     let mut servers = Vec::new();
     for endpoint in fleet["endpoints"]["endpoints"].as_array().unwrap() {
-        assert_eq!(endpoint["state"], "serving", "what registers serves");
         let (instance, region) =
             (endpoint["instance"].as_str().unwrap(), endpoint["region"].as_str().unwrap());
         let server = MeshServer::builder("shop/cart")
@@ -73,6 +72,11 @@ pub(crate) async fn register(world: &World, fleet: &Value, address: SocketAddr) 
             .agent(world.agent_address());
         servers.push(server.start().await.unwrap());
         world.serves("shop/cart", instance).await;
+        match endpoint["state"].as_str() {
+            Some("serving") => {}
+            Some("draining") => drop(world.cli(&["drain", "shop/cart", instance]).await.ok()),
+            other => panic!("a server does not register as {other:?}"),
+        }
     }
     servers
 }

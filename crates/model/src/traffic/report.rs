@@ -1,6 +1,6 @@
 //! Reports of calls and servers, as one process sends them for itself or as the sum of those below it.
 //!
-//! All numbers are rates over the interval of whoever counted. Rates of processes add up whenever each of them began and
+//! All numbers are rates over the interval of the counting process. Rates of processes add up whenever each of them began and
 //! ended its interval, and a report that is lost or sent twice changes nothing once the next one arrives. Growing
 //! counters and counts of an interval were rejected: each loss, repetition and restart on the way becomes a spike.
 //!

@@ -12,12 +12,12 @@ use crate::{EndpointPick, PickError, service_table::Selection, trace::DecisionTr
 enum TableChoice {
     /// An endpoint without an exclusion.
     Picked(EndpointPick),
-    /// Nobody in the region of the call can serve, unless this one does in spite of its exclusion: rings decide.
+    /// No endpoint in the region of the call can serve, unless this one does in spite of its exclusion: rings decide.
     Rings(Option<BestCandidate>),
 }
 
 impl ServiceTable {
-    /// Draws the region of the call, and picks there; where nobody can serve there, rings decide.
+    /// Draws the region of the call, and picks there; where no endpoint can serve there, rings decide.
     #[inline(never)]
     pub(super) fn pick_by_table<W: DecisionTracer>(
         &self,
@@ -70,7 +70,7 @@ impl ServiceTable {
         match choice {
             TableChoice::Picked(picked) => Ok(picked),
             TableChoice::Rings(best) => {
-                tracer.record_step("draw", || "nobody can serve there: rings decide".to_owned());
+                tracer.record_step("draw", || "no endpoint can serve there: rings decide".to_owned());
                 self.pick_by_rings(best, attempt, tracer)
             }
         }
@@ -138,7 +138,7 @@ impl ServiceTable {
             return TableChoice::Rings(best);
         };
         tracer.record_step("draw", || {
-            format!("nobody can serve in {lost}: to {}, by the power of all other regions", region.name)
+            format!("no endpoint can serve in {lost}: to {}, by the power of all other regions", region.name)
         });
         self.pick_in_region(region, best, attempt, tracer)
     }

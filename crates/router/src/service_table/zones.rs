@@ -45,7 +45,7 @@ impl ServiceTable {
         {
             return Some(self.to_pick(&picked.scored, picked.rank, None, tracer));
         }
-        tracer.record_step("draw", || "nobody can serve there: any zone of the region".to_owned());
+        tracer.record_step("draw", || "no endpoint can serve there: any zone of the region".to_owned());
         None
     }
 }

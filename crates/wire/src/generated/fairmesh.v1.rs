@@ -6762,7 +6762,7 @@ pub struct DescribeAuthorityResponse {
     /// Whether the key of the newest root is on the machine.
     #[prost(bool, tag = "3")]
     pub root_key_present: bool,
-    /// Tokens that nobody used yet.
+    /// Tokens that are not used yet.
     #[prost(uint64, tag = "4")]
     pub open_tokens: u64,
 }

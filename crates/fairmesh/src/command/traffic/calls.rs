@@ -58,7 +58,7 @@ async fn read(connection: &Connection, args: &CallsArgs) -> Result<TrafficCallsR
     Ok(connection.traffic_planner().calls(request).await?.into_inner())
 }
 
-/// The first calls: of a service that nobody has looked at, as soon as there are reports.
+/// The first calls: of a service whose calls were not reported so far, as soon as there are reports.
 async fn first(connection: &Connection, args: &CallsArgs) -> Result<TrafficCallsResponse, Failure> {
     let mut has_told = false;
     loop {

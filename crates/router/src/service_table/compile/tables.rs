@@ -58,7 +58,7 @@ impl Compiler<'_> {
         Some(UsableTable { input, force, regions, zones, spare: self.spare_regions(input) })
     }
 
-    /// The regions that serve, by their power. Shares by hand say where calls go, and nobody corrects them: beyond them,
+    /// The regions that serve, by their power. Shares by hand say where calls go, and no planner corrects them: beyond them,
     /// rings decide. A shard map says which regions hold a copy.
     fn spare_regions(&self, input: TableInput<'_>) -> BTreeMap<&Region, (Share, Positions)> {
         if input.table.origin == TableOrigin::ByHand || self.input.service.kind == ServiceKind::Sharded {

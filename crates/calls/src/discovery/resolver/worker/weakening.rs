@@ -20,7 +20,7 @@ impl<T: EndpointTransport> Worker<T> {
         let weakens = |(name, at): (&ServiceName, &Instant)| (*at <= now).then(|| name.clone());
         let due: Vec<_> = self.weakening.iter().filter_map(weakens).collect();
         for name in due {
-            tracing::warn!(service = %name, "nobody confirms the region table any more; it weakens");
+            tracing::warn!(service = %name, "the region table is not confirmed any more; it weakens");
             self.weakening.remove(&name);
             self.stale.insert(name);
         }

@@ -1,4 +1,4 @@
-//! Following the region tables of the own region, and forgetting those that nobody confirms.
+//! Following the region tables of the own region, and forgetting those that are not confirmed.
 
 use fairmesh_model::{
     Confirmation, RegionShares, RegionTable, Share, TableOrigin, Traffic, TrafficPlanner, TrafficShares,
