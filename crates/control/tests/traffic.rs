@@ -126,6 +126,7 @@ fn renewal() -> v1::RenewRequest {
 struct World {
     control: TestControl,
     connection: Connection,
+    load: Arc<Load>,
     agents: JoinHandle<()>,
 }
 
@@ -154,18 +155,18 @@ impl World {
             let request = v1::RegisterRequest { registrations: vec![registration] };
             connection.registry().register(request).await.unwrap();
         }
-        let reporting = connection.clone();
+        let (reporting, reported) = (connection.clone(), Arc::clone(&load));
         let agents = tokio::spawn(async move {
             let mut ticks = interval(Duration::from_millis(300));
             loop {
                 ticks.tick().await;
                 reporting.registry().renew(renewal()).await.unwrap();
-                if !load.silent.load(Relaxed) {
-                    report(&reporting, &load).await;
+                if !reported.silent.load(Relaxed) {
+                    report(&reporting, &reported).await;
                 }
             }
         });
-        Self { control, connection, agents }
+        Self { control, connection, load, agents }
     }
 
     async fn status(&self) -> v1::ServiceTraffic {
@@ -207,6 +208,12 @@ impl World {
         timeout(BOUND, wait).await.unwrap_or_else(|_| panic!("the table never keeps {bounds:?}"))
     }
 
+    async fn metric(&self, name: &str) -> u64 {
+        let (_, page) = self.control.http("GET", "/metrics", "").await;
+        let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.map_or(0, |value| value.parse().unwrap())
+    }
+
     async fn stop(self) {
         self.agents.abort();
         drop(self.connection);
@@ -216,6 +223,46 @@ impl World {
 
 fn load(demand: [u64; 2]) -> Arc<Load> {
     Arc::new(Load { demand: demand.map(AtomicU64::new), ..Load::default() })
+}
+
+#[tokio::test]
+async fn tables_pass_from_one_control_plane_to_the_next_and_stay_while_nothing_is_heard() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = World::start(folder.path(), load([95, 20])).await;
+    let share = world.keeps(0.7..0.83).await;
+    let settled = world.becomes("a plan", |status| status.round > 3 && status.refusal.is_empty()).await;
+    world.stop().await;
+
+    let silent = load([95, 20]);
+    silent.silent.store(true, Relaxed);
+    let world = World::start(folder.path(), silent).await;
+    let before = tables(&world.connection).await;
+    assert!((kept(&before, "eu") - share).abs() < 0.1, "{before:?}");
+    // It plans nothing before it has heard the regions, for ten seconds at most; then it says why.
+    let waiting = world.becomes("a refusal", |status| status.refused_rounds > 1).await;
+    assert!(waiting.refusal.contains("not reported"), "{waiting:?}");
+    assert_eq!(tables(&world.connection).await, before, "the last good table stays");
+    assert!(world.metric("fairmesh_traffic_refusals_total{reason=\"callers_missing\"}").await > 0);
+
+    world.load.silent.store(false, Relaxed);
+    let next = world.becomes("a plan", |status| status.planned_rounds > 1).await;
+    assert!(next.round > settled.round, "rounds go on: {} after {}", next.round, settled.round);
+    let after = kept(&tables(&world.connection).await, "eu");
+    assert!((after - share).abs() < 0.1, "it continues at {after} from {share}");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn reports_of_a_release_before_are_planned_from() {
+    let folder = tempfile::tempdir().unwrap();
+    let old = load([95, 20]);
+    old.old.store(true, Relaxed);
+    let world = World::start(folder.path(), old).await;
+    world.keeps(0.7..0.83).await;
+    let status = world.becomes("a plan", |status| status.refusal.is_empty()).await;
+    let here = status.regions.iter().find(|region| region.region == "eu").unwrap();
+    assert!(here.load.unwrap() > 0.6 && here.offered == [95.0], "{here:?}");
+    world.stop().await;
 }
 
 #[tokio::test]
@@ -240,6 +287,26 @@ async fn an_agent_of_a_release_before_reports_nothing_and_is_served() {
     let read = records::decode(&key, &prost::Message::encode_to_vec(&plain)).unwrap();
     let Record::RegionTable(table) = read else { panic!("{read:?}") };
     assert!(table.zones.is_empty() && table.validate().is_ok(), "{table:?}");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_lie_is_refused_and_counted_and_the_tables_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = World::start(folder.path(), load([95, 20])).await;
+    world.keeps(0.7..0.83).await;
+    world.load.lies.store(true, Relaxed);
+    let refused = world.becomes("a refusal", |status| !status.refusal.is_empty()).await;
+    let before = kept(&tables(&world.connection).await, "eu");
+    // A load above 1.5 is none.
+    let counted = async || world.metric("fairmesh_traffic_refusals_total{reason=\"absurd\"}").await;
+    world.becomes("more", |status| status.refused_rounds > refused.refused_rounds + 1).await;
+    assert!(counted().await > 1, "refusals are counted by their reasons");
+    assert_eq!(world.metric("fairmesh_traffic_refused_services").await, 1);
+    assert_eq!(kept(&tables(&world.connection).await, "eu"), before);
+    world.load.lies.store(false, Relaxed);
+    world.becomes("a plan", |status| status.refusal.is_empty()).await;
+    assert_eq!(world.metric("fairmesh_traffic_refused_services").await, 0);
     world.stop().await;
 }
 

@@ -158,6 +158,9 @@ impl ReportRelay {
                 let asked = if asked == 0 { IDLE_INTERVAL_MS as u32 } else { asked };
                 self.shared.interval_ms.store(asked, Relaxed);
             }
+            Ok(Err(status)) if status.code() == tonic::Code::InvalidArgument => {
+                tracing::warn!(reason = status.message(), "the process above refuses the report of traffic");
+            }
             Ok(Err(status)) => tracing::debug!(reason = status.message(), "traffic could not be reported"),
             Err(_) => tracing::debug!("the process above did not take the traffic report in time"),
         }

@@ -9,8 +9,9 @@ use crate::{
 
 /// Reports older than this are not planned from.
 pub(crate) const MAX_AGE_MS: u64 = 10_000;
-/// Utilisation above this is not one: the ORCA report of a server that is full says 1.
-const MAX_LOAD: f64 = 1.5;
+/// Utilisation above this is not one: the ORCA report of a server that is full says 1. Signals without an upper bound, such as
+/// queues, are cut off at it.
+pub const MAX_LOAD: f64 = 1.5;
 /// Work per call that differs by this factor from before and from the other regions is a fault of a report.
 const MAX_WORK_RATIO: f64 = 4.0;
 /// Below this utilisation the load of a region is that of everything but calls: background work, or less than a CPU clock
@@ -129,7 +130,7 @@ fn check_region(
     }
     // A region without endpoints has no servers to report, and its callers may be gone with them: the demand that they
     // had last is planned for.
-    let is_gone = region.power == 0.0 && state.has_demand(at);
+    let is_gone = region.power == 0.0 && (state.has_demand(at) || region.callers.is_some());
     match &region.callers {
         Some(callers) => check_callers(policy, observation, at, callers)?,
         None if is_gone => {}

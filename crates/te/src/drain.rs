@@ -4,7 +4,7 @@ use fairmesh_model::RegionDrain;
 
 use crate::{
     check::{Refusal, check},
-    fill::fill,
+    fill::{Stranded, fill},
     problem::Problem,
     rings::PlanInput,
     state::PlannerState,
@@ -51,10 +51,10 @@ pub fn forecast(
     let mut problem = Problem::new(input.policy, input.rings, input.observation, &state);
     // As a plan aims: a drain up to the thresholds themselves would make the planner drop calls.
     let thresholds = input.policy.thresholds(input.policy.margin);
-    let before = fill(&problem, &thresholds);
+    let before = fill(&problem, &thresholds, Stranded::Drop);
     // A region without servers has nothing to keep.
     problem.keep[region] = problem.keep[region].min(keep);
-    let after = fill(&problem, &thresholds);
+    let after = fill(&problem, &thresholds, Stranded::Drop);
     let loads = problem.loads(&after);
     let offered = problem.offered(region);
     let classes = 0..problem.classes;

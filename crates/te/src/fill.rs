@@ -11,12 +11,21 @@ const TOLERANCE: f64 = 1e-9;
 /// Maximum number of steps of one pass for each region: a source moves all of its calls in 100.
 const STEPS_PER_REGION: usize = 400;
 
+/// What becomes of calls that no region in the rings may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stranded {
+    /// Regions that still serve do, though they are drained or too far: that is better than to drop calls.
+    Serve,
+    /// They count as dropped, so that a drain that would leave them is not begun.
+    Drop,
+}
+
 /// Fills regions up to these thresholds, one for each ring.
 ///
 /// Pass `r` moves calls of regions above threshold `r`, to regions of rings up to `r + 1` that are below it. So a farther
 /// ring gets calls only after all regions of the nearer ones are at the threshold, and no region is filled above a
 /// threshold while an opened ring has another one below it.
-pub(crate) fn fill(problem: &Problem<'_>, thresholds: &[f64]) -> Flows {
+pub(crate) fn fill(problem: &Problem<'_>, thresholds: &[f64], stranded: Stranded) -> Flows {
     let mut fill = Fill::new(problem);
     for (ring, threshold) in thresholds.iter().enumerate() {
         fill.place_homeless(ring + 1, *threshold);
@@ -24,6 +33,9 @@ pub(crate) fn fill(problem: &Problem<'_>, thresholds: &[f64]) -> Flows {
     }
     let ceiling = thresholds.last().copied().unwrap_or(1.0);
     fill.place_homeless(thresholds.len(), f64::INFINITY);
+    if stranded == Stranded::Serve {
+        fill.place_stranded();
+    }
     fill.level(thresholds.len(), ceiling);
     fill.shed(ceiling);
     fill.flows
@@ -102,6 +114,34 @@ impl<'a> Fill<'a> {
         // What is left after the last whole step is a rounding error.
         self.homeless[at] = if left - rate < step * TOLERANCE { 0.0 } else { left - rate };
         rate > 0.0
+    }
+
+    /// Places calls that no region in the rings takes: at home, if anything serves there, and else at the least loaded region
+    /// of all, one that is not drained first.
+    fn place_stranded(&mut self) {
+        for source in 0..self.problem.regions {
+            for class in 0..self.problem.classes {
+                let at = self.flows.row(source, class);
+                let step = self.problem.demand(source, class) * STEP;
+                while self.homeless[at] > 0.0 {
+                    let Some(to) = self.last_resort(source) else { break };
+                    let left = self.homeless[at];
+                    let rate = if left - step < step * TOLERANCE { left } else { step };
+                    self.send((source, class), to, rate);
+                    self.homeless[at] = left - rate;
+                }
+            }
+        }
+    }
+
+    fn last_resort(&self, source: usize) -> Option<usize> {
+        if self.problem.serves(source) {
+            return Some(source);
+        }
+        let drained = |region: usize| !self.problem.accepts(region);
+        (0..self.problem.regions)
+            .filter(|to| self.problem.serves(*to))
+            .min_by(|a, b| drained(*a).cmp(&drained(*b)).then(self.loads[*a].total_cmp(&self.loads[*b])))
     }
 
     /// Moves calls of regions above the threshold, the most loaded first.

@@ -49,6 +49,13 @@ impl Flows {
         arrivals
     }
 
+    /// Whether a source makes calls of a class.
+    pub(crate) fn has_calls(&self, source: usize, class: usize) -> bool {
+        let row = self.row(source, class);
+        self.dropped[row] > 0.0
+            || self.rates[row * self.regions..][..self.regions].iter().any(|rate| *rate > 0.0)
+    }
+
     /// The shares of one source and class, and the dropped share; they sum to 1. Without demand all stay at home.
     pub(crate) fn shares(&self, source: usize, class: usize) -> (Vec<f64>, f64) {
         let row = self.row(source, class);

@@ -26,7 +26,7 @@ mod state;
 mod table;
 mod zones;
 
-pub use check::Refusal;
+pub use check::{MAX_LOAD, Refusal};
 pub use distances::RingMatrix;
 pub use observation::{CallerReport, Observation, RegionObservation, ServerReport};
 pub use policy::{LoadRing, MAX_CLASSES, MAX_REGIONS, RingsPolicy};

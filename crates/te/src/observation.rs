@@ -1,3 +1,5 @@
+use crate::check::MAX_AGE_MS;
+
 /// What the control plane knows of one service at one time.
 ///
 /// Regions are positions in one list, which [`crate::RingMatrix`] and [`crate::Tables`] use too.
@@ -29,9 +31,16 @@ const MIN_UNREPORTED: f64 = 5.0;
 const UNREPORTED_SHARE: f64 = 0.1;
 
 impl Observation {
-    /// Attempts per second that callers of all regions say they send to one.
+    /// Whether a report is of the present.
+    pub(crate) fn is_fresh(&self, callers: &CallerReport) -> bool {
+        self.now_ms.saturating_sub(callers.at_ms) <= MAX_AGE_MS
+    }
+
+    /// Attempts per second that callers of all regions say they send to one. Those that say nothing any more, since their
+    /// region is gone, may send nothing either.
     pub(crate) fn sent_to(&self, region: usize) -> f64 {
         let callers = self.regions.iter().filter_map(|from| from.callers.as_ref());
+        let callers = callers.filter(|callers| self.is_fresh(callers));
         callers.filter_map(|callers| callers.sent.get(region)).sum()
     }
 

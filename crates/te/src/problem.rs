@@ -1,5 +1,6 @@
 use crate::{
     distances::RingMatrix,
+    fill::{Stranded, fill},
     flows::Flows,
     observation::Observation,
     policy::RingsPolicy,
@@ -7,14 +8,21 @@ use crate::{
     table::{ClassShares, RegionTable, Tables},
 };
 
+/// The part of their last demand that callers count as who vanished with their region.
+const TRACE: f64 = 1e-6;
+
 /// The numbers of one planning round, checked and complete.
 #[derive(Clone, Debug)]
 pub(crate) struct Problem<'a> {
     pub(crate) rings: &'a RingMatrix,
     pub(crate) regions: usize,
     pub(crate) classes: usize,
-    /// Calls per second by source and class.
+    /// Calls per second by source and class. Of callers that vanished with their region a trace, so that they have a table for
+    /// their return: room for them is not taken from others, and if it is only their reports that are lost, the servers that
+    /// get their calls say so.
     demand: Vec<f64>,
+    /// The sources of which it is a trace.
+    absent: Vec<usize>,
     /// Calls per second by region that arrive there whatever the tables say: those of callers that do not report.
     unreported: Vec<f64>,
     /// The share of its own calls that a region keeps; 0 where nothing serves.
@@ -34,15 +42,18 @@ impl<'a> Problem<'a> {
         state: &PlannerState,
     ) -> Self {
         let powers = state.usable_powers(observation);
-        let demand = (0..observation.regions.len())
-            .flat_map(|source| (0..policy.classes).map(move |class| state.demand(source, class)))
-            .collect();
+        let sources = 0..observation.regions.len();
+        let part = |source| if state.is_absent(source) { TRACE } else { 1.0 };
+        let demand = sources.clone().flat_map(|source| {
+            (0..policy.classes).map(move |class| state.demand(source, class) * part(source))
+        });
         let regions = observation.regions.iter().zip(&powers);
         Self {
             rings,
             regions: powers.len(),
             classes: policy.classes,
-            demand,
+            demand: demand.collect(),
+            absent: sources.filter(|source| state.is_absent(*source)).collect(),
             unreported: (0..powers.len()).map(|region| state.unreported(region)).collect(),
             keep: regions
                 .clone()
@@ -60,8 +71,31 @@ impl<'a> Problem<'a> {
 
     /// The same with the greatest demand of late.
     pub(crate) fn at_peaks(&self, state: &PlannerState) -> Self {
-        let peak = |source| (0..self.classes).map(move |class| state.peak_demand(source, class));
+        let part = |source| if state.is_absent(source) { TRACE } else { 1.0 };
+        let peak =
+            |source| (0..self.classes).map(move |class| state.peak_demand(source, class) * part(source));
         Self { demand: (0..self.regions).flat_map(peak).collect(), ..self.clone() }
+    }
+
+    /// Fills regions up to these thresholds. Callers that are absent get the shares that they would need to come back.
+    pub(crate) fn fill(&self, thresholds: &[f64]) -> Flows {
+        let mut flows = fill(self, thresholds, Stranded::Serve);
+        if self.absent.is_empty() {
+            return flows;
+        }
+        let mut present = self.clone();
+        for source in &self.absent {
+            present.demand[source * self.classes..][..self.classes]
+                .iter_mut()
+                .for_each(|rate| *rate /= TRACE);
+        }
+        let by_all = fill(&present, thresholds, Stranded::Serve);
+        for source in &self.absent {
+            for class in 0..self.classes {
+                flows.set_shares((*source, class), self.demand(*source, class), &by_all);
+            }
+        }
+        flows
     }
 
     pub(crate) fn demand(&self, source: usize, class: usize) -> f64 {
@@ -127,10 +161,23 @@ impl<'a> Problem<'a> {
         }
     }
 
+    /// The shares of a class without calls of a region that is drained: what it may not keep goes to all others by power, so
+    /// that the first calls find them.
+    fn idle_shares(&self, source: usize) -> Option<Vec<f64>> {
+        let keep = self.keep[source];
+        let takes = |to: &usize| *to != source && self.accepts(*to) && self.rings.ring(source, *to).is_some();
+        let power = |to: usize| if takes(&to) { self.cost[to].recip() } else { 0.0 };
+        let total: f64 = (0..self.regions).map(power).sum();
+        let is_drained = self.serves(source) && keep < 1.0 && total > 0.0;
+        let share = |to: usize| if to == source { keep } else { (1.0 - keep) * power(to) / total };
+        is_drained.then(|| (0..self.regions).map(share).collect())
+    }
+
     /// The tables of flows, rounded. What rounding leaves stays at home where the region serves.
     pub(crate) fn tables_of(&self, flows: &Flows) -> Tables {
         let row = |source: usize, class: usize| {
-            let (shares, dropped) = flows.shares(source, class);
+            let idle = if flows.has_calls(source, class) { None } else { self.idle_shares(source) };
+            let (shares, dropped) = idle.map_or_else(|| flows.shares(source, class), |idle| (idle, 0.0));
             let at_home = self.serves(source) && self.keep[source] > 0.0;
             let greatest = (0..shares.len()).rev().max_by(|a, b| shares[*a].total_cmp(&shares[*b]));
             let fallback = if at_home { source } else { greatest.unwrap_or(source) };

@@ -3,7 +3,6 @@
 use crate::{
     check::{Refusal, check},
     distances::RingMatrix,
-    fill::fill,
     flows::Flows,
     observation::Observation,
     pace::Pid,
@@ -106,7 +105,7 @@ struct Targets {
 
 impl Targets {
     fn new(policy: &RingsPolicy, problem: &Problem<'_>, state: &PlannerState) -> Self {
-        let filled = |by| fill(problem, &policy.thresholds(by));
+        let filled = |by| problem.fill(&policy.thresholds(by));
         Self { least: filled(0.0), aim: filled(policy.margin), back: back(policy, problem, state) }
     }
 }
@@ -115,8 +114,8 @@ impl Targets {
 fn back(policy: &RingsPolicy, problem: &Problem<'_>, state: &PlannerState) -> Flows {
     let thresholds = policy.thresholds(policy.margin + policy.hysteresis);
     let peaks = problem.at_peaks(state);
-    let by_peaks = fill(&peaks, &thresholds);
-    let mut back = fill(problem, &thresholds);
+    let by_peaks = peaks.fill(&thresholds);
+    let mut back = problem.fill(&thresholds);
     for source in 0..problem.regions {
         let rows = 0..problem.classes;
         // Calls that are dropped are served again as soon as there is room; and peaks of different moments together may be
@@ -247,8 +246,10 @@ impl Round<'_> {
         let (back_away, back_dropped) = self.away(source, back);
         let is_hot = |to: usize| {
             let excess = self.sent(source, to, current) - self.sent(source, to, aim);
+            // The least share of a region that may get none is too much.
+            let most = if self.problem.accepts(to) { 2.0 * DEAD_BAND } else { ROUNDING };
             let is_full = loads[to] > self.policy.rings[0].load;
-            to != source && excess > 2.0 * DEAD_BAND && (is_full || !self.problem.accepts(to))
+            to != source && excess > most && (is_full || !self.problem.accepts(to))
         };
         let uses_hot = (0..self.problem.regions).any(is_hot);
         // A change that has begun is made up to its aim, beyond the threshold.

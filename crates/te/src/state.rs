@@ -38,6 +38,8 @@ pub struct PlannerState {
     /// The last demand, by source and class.
     demand: Vec<f64>,
     has_demand: Vec<bool>,
+    /// Whether the callers of a region vanished with it.
+    is_absent: Vec<bool>,
     /// The greatest demand of late, by source and class: what returns has to fit in while it swings, too.
     peak_demand: Vec<Peak>,
     /// Calls per second that no caller reports, by the region that gets them.
@@ -64,6 +66,7 @@ impl PlannerState {
             demand: vec![0.0; regions * classes],
             peak_demand: vec![Peak::default(); regions * classes],
             has_demand: vec![false; regions],
+            is_absent: vec![false; regions],
             unreported: vec![0.0; regions],
             presence: vec![(None, 0); regions],
         }
@@ -80,6 +83,7 @@ impl PlannerState {
             next.pids[at] = self.pids[before];
             next.work[at] = self.work[before];
             next.has_demand[at] = self.has_demand[before];
+            next.is_absent[at] = self.is_absent[before];
             next.unreported[at] = self.unreported[before];
             next.presence[at] = self.presence[before];
             for class in 0..self.classes {
@@ -127,6 +131,11 @@ impl PlannerState {
             && rows.all(|row| is_whole(&row.shares, u64::from(row.dropped)))
     }
 
+    /// Whether the callers of a region vanished with it: the last demand is that of their return.
+    pub(crate) fn is_absent(&self, source: usize) -> bool {
+        self.is_absent[source]
+    }
+
     pub(crate) fn has_demand(&self, source: usize) -> bool {
         self.has_demand[source]
     }
@@ -168,6 +177,7 @@ impl PlannerState {
             if let Some(callers) = &region.callers {
                 self.demand[at * self.classes..][..self.classes].copy_from_slice(&callers.offered);
                 self.has_demand[at] = true;
+                self.is_absent[at] = !observation.is_fresh(callers);
                 let peaks = self.peak_demand[at * self.classes..].iter_mut();
                 peaks.zip(&callers.offered).for_each(|(peak, now)| peak.observe(*now, observation.now_ms));
             }

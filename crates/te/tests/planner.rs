@@ -4,8 +4,11 @@
 
 mod common;
 
+use std::time::Duration;
+
 use common::World;
-use fairmesh_te::{Cause, Destination, Observation, Refusal, Tables, drain};
+use fairmesh_model::{Region, Regions, RoundTrips};
+use fairmesh_te::{Cause, Destination, Observation, Refusal, RingMatrix, Tables, WHOLE, drain};
 
 fn greatest(loads: &[f64]) -> f64 {
     loads.iter().copied().fold(0.0, f64::max)
@@ -348,4 +351,105 @@ fn a_drain_without_room_is_held_and_drops_nothing() {
     assert!((0.75..0.85).contains(&drain.keep), "{}", drain.keep);
     assert!((0..4).all(|source| world.state.tables().of(source, 0).dropped == 0));
     assert!(greatest(&world.loads(world.state.tables())) <= 0.9 + 1e-3);
+}
+
+#[test]
+fn calls_of_a_drained_region_stay_where_no_other_serves() {
+    let mut world = World::new(vec![100.0; 2], vec![vec![40.0], vec![40.0]]);
+    world.round();
+    world.keep[0] = 0.0;
+    for _ in 0..10 {
+        world.round();
+    }
+    assert_eq!(world.state.tables().of(0, 0).shares, [0, WHOLE]);
+    // The region that took its calls is lost: those of both are served where anything serves.
+    world.power[1] = 0.0;
+    for _ in 0..5 {
+        assert_eq!(world.round().refusal, None);
+    }
+    for source in 0..2 {
+        let row = world.state.tables().of(source, 0);
+        assert_eq!((row.shares.as_slice(), row.dropped), ([WHOLE, 0].as_slice(), 0), "of {source}");
+    }
+}
+
+#[test]
+fn calls_that_no_ring_reaches_go_to_the_region_that_serves() {
+    // The last ring ends after 50 ms, and the region at 60 ms has all servers.
+    let mut world = World::new(vec![0.0, 0.0, 0.0, 100.0], vec![vec![20.0]; 4]);
+    world.policy.rings.pop();
+    let names: Vec<Region> = (0..4).map(|n| Region::new(format!("r{n}")).unwrap()).collect();
+    let mut trips = RoundTrips::default();
+    trips.set(names[0].clone(), names[3].clone(), Duration::from_millis(60));
+    trips.set(names[1].clone(), names[3].clone(), Duration::from_millis(40));
+    trips.set(names[2].clone(), names[3].clone(), Duration::from_millis(20));
+    world.rings = RingMatrix::new(&world.policy, &names, &Regions::default(), &trips);
+    let plan = world.round();
+    assert_eq!(plan.refusal, None);
+    let row = world.state.tables().of(0, 0);
+    assert_eq!((row.shares[3], row.dropped), (WHOLE, 0));
+}
+
+/// Rounds in which a region is dark: neither its servers nor its callers report, and its callers call no more.
+fn dark_rounds(world: &mut World, region: usize, rounds: usize) -> Vec<Option<Refusal>> {
+    let last = world.observation().regions[region].callers.clone();
+    world.power[region] = 0.0;
+    let demand = std::mem::replace(&mut world.demand[region], vec![0.0; world.policy.classes]);
+    let refusals = (0..rounds).map(|_| {
+        let mut observation = world.observation();
+        observation.regions[region].callers = last.clone();
+        observation.regions[region].servers = None;
+        world.plan(&observation).refusal
+    });
+    let refusals = refusals.collect();
+    world.demand[region] = demand;
+    refusals
+}
+
+#[test]
+fn no_call_is_dropped_for_those_that_vanished_with_their_region() {
+    // Together they are more than one region can serve, and the second one sends calls to the first.
+    let mut world = World::new(vec![100.0; 2], vec![vec![50.0], vec![80.0]]);
+    for _ in 0..5 {
+        world.round();
+    }
+    assert!(world.state.tables().of(1, 0).shares[0] > 500, "{:?}", world.state.tables());
+    world.demand[0] = vec![70.0];
+    let refusals = dark_rounds(&mut world, 1, 8);
+    // While the last report is young, its callers may be there.
+    assert_eq!(refusals[3..], [None; 5]);
+    assert_eq!(world.state.tables().of(0, 0).shares, [WHOLE, 0]);
+    assert_eq!(world.state.tables().of(0, 0).dropped, 0);
+    // Should its callers come back before its servers, there is a table for them.
+    assert!(world.state.tables().of(1, 0).shares[0] > 0);
+}
+
+#[test]
+fn a_drained_region_gets_no_share_of_others_however_small() {
+    let mut world = World::new(vec![100.0; 3], vec![vec![80.0], vec![30.0], vec![30.0]]);
+    for _ in 0..5 {
+        world.round();
+    }
+    let mut tables = world.state.tables().clone();
+    let row = &mut tables.sources[0].classes[0];
+    let away = WHOLE - row.shares[0];
+    row.shares = vec![WHOLE - away, away - 100, 100];
+    world.state = world.state.clone().with_tables(tables);
+    world.keep[2] = 0.9;
+    world.round();
+    assert_eq!(world.state.tables().of(0, 0).shares[2], 0);
+}
+
+#[test]
+fn the_first_calls_of_a_class_find_no_drained_region() {
+    let mut world =
+        World::new(vec![100.0, 100.0, 300.0], vec![vec![40.0, 0.0], vec![10.0, 5.0], vec![10.0, 5.0]]);
+    world.keep[0] = 0.0;
+    for _ in 0..10 {
+        world.round();
+    }
+    assert_eq!(world.state.tables().of(0, 1).shares, [0, 2_500, 7_500], "by power");
+    let before = world.state.tables().clone();
+    assert_eq!(world.round().shifts, []);
+    assert_eq!(world.state.tables(), &before);
 }

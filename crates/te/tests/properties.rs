@@ -31,7 +31,14 @@ fn changing_worlds() -> impl Strategy<Value = (World, World)> {
             let at = at.index(world.power.len());
             match kind {
                 kind if kind < 0.5 => later.demand[at].iter_mut().for_each(|rate| *rate *= times),
-                kind if kind < 0.7 => later.power[at] = 0.0,
+                kind if kind < 0.6 => later.power[at] = 0.0,
+                kind if kind < 0.7 => later.keep[at] = 0.0,
+                // One is drained and another lost, which takes that of the first.
+                kind if kind < 0.8 => {
+                    later.keep[at] = 0.0;
+                    let other = (at + 1) % later.power.len();
+                    later.power[other] = 0.0;
+                }
                 _ => later.power[at] *= times,
             }
             (world, later)
@@ -45,6 +52,7 @@ fn play((first, second): (World, World)) -> Result<(), TestCaseError> {
     for round in 0..12 {
         if round == 4 {
             (world.power, world.demand) = (second.power.clone(), second.demand.clone());
+            world.keep.clone_from(&second.keep);
         }
         check_round(&mut world)?;
     }
@@ -76,7 +84,7 @@ fn check_round(world: &mut World) -> Result<(), TestCaseError> {
 /// a source fill at one pace, the farther ones before the nearer ones are full. Not where a region is lost: its calls are
 /// placed at once, while shifts that make room are paced.
 fn check_safety(world: &World, before: &fairmesh_te::Tables, plan: &Plan) -> Result<(), TestCaseError> {
-    if world.power.contains(&0.0) {
+    if world.power.contains(&0.0) || world.keep.iter().any(|keep| *keep < 1.0) {
         return Ok(());
     }
     let loads = world.loads(before);

@@ -11,10 +11,14 @@ use fairmesh_model::{
     RoundTrips, ServerRates, ServiceName, Traffic, TrafficReport, Zone,
 };
 
+use fairmesh_te::MAX_LOAD;
+
 use super::lone_shards::LoneShards;
 
 /// What a region that a topology declares as draining keeps: its own callers, and no others.
 const KEEPS_OWN: f64 = 1.0 - 1e-6;
+/// A declared metric up to this multiple of its full scale is that of an overloaded region; beyond, it is not believed.
+const MAX_METRIC: f64 = 4.0;
 /// Thousandths in one.
 const MILLI: f64 = 1_000.0;
 
@@ -256,7 +260,9 @@ impl ServiceFacts {
                 if sum.servers == 0 || sum.servers.saturating_mul(2) < serving {
                     return None;
                 }
-                sum.sum / (f64::from(sum.servers) * f64::from(metric.full_scale))
+                let load = sum.sum / (f64::from(sum.servers) * f64::from(metric.full_scale));
+                // A queue has no upper bound, and is longest where a plan is needed most.
+                if load <= MAX_METRIC { load.min(MAX_LOAD) } else { load }
             }
         };
         // The others are taken for the same. Those that do not count get what their callers say they send.

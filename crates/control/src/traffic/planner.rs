@@ -174,7 +174,12 @@ impl ServicePlanner {
         for region in regions {
             self.known.entry(region.clone()).or_default().used_ms = now_ms;
         }
-        self.known.retain(|_, known| now_ms.saturating_sub(known.used_ms) < FORGET_MS);
+        // What is known of a region that is gone is by the classes before.
+        let has_new_classes = self.classes != facts.traffic.classes;
+        self.known.retain(|_, known| {
+            let unused_ms = now_ms.saturating_sub(known.used_ms);
+            unused_ms < FORGET_MS && !(has_new_classes && unused_ms > 0)
+        });
         for (region, known) in &mut self.known {
             if let Some((load, received)) = facts.servers_in(region) {
                 let at_ms = before(now_ms, facts.age_of_servers(region));

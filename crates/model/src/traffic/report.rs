@@ -22,6 +22,10 @@ pub const MAX_SERVER_GROUPS: usize = 1_024;
 /// The most regions of a report.
 pub const MAX_REPORTED_REGIONS: usize = 256;
 
+/// The largest rate of a report: a billion per second, in thousandths. Sums stay at it, so that a process above takes the sum
+/// of all that it would take one by one.
+pub const MAX_RATE: u64 = 1_000_000_000_000;
+
 /// What one process reports.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TrafficReport {
@@ -166,11 +170,12 @@ impl ServerRates {
 
 impl AddAssign for CallRates {
     fn add_assign(&mut self, other: Self) {
+        let rate = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more).min(MAX_RATE);
         let add = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more);
-        add(&mut self.offered, other.offered);
-        add(&mut self.attempts, other.attempts);
-        add(&mut self.answered, other.answered);
-        add(&mut self.shed, other.shed);
+        rate(&mut self.offered, other.offered);
+        rate(&mut self.attempts, other.attempts);
+        rate(&mut self.answered, other.answered);
+        rate(&mut self.shed, other.shed);
         add(&mut self.time_us, other.time_us);
         add(&mut self.bytes, other.bytes);
         self.aged.add(other.aged);
@@ -179,19 +184,19 @@ impl AddAssign for CallRates {
 
 impl AddAssign<&Self> for ServerRates {
     fn add_assign(&mut self, other: &Self) {
-        let add = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more);
+        let rate = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more).min(MAX_RATE);
         self.servers = self.servers.saturating_add(other.servers);
         self.counting = self.counting.saturating_add(other.counting);
         self.measured = self.measured.saturating_add(other.measured);
-        add(&mut self.received, other.received);
-        add(&mut self.refused, other.refused);
-        add(&mut self.cpu_millicores, other.cpu_millicores);
-        add(&mut self.limit_millicores, other.limit_millicores);
+        rate(&mut self.received, other.received);
+        rate(&mut self.refused, other.refused);
+        rate(&mut self.cpu_millicores, other.cpu_millicores);
+        rate(&mut self.limit_millicores, other.limit_millicores);
         self.aged.add(other.aged);
         for (name, more) in &other.metrics {
             if self.metrics.len() < Self::MAX_METRICS || self.metrics.contains_key(name) {
                 let sum = self.metrics.entry(name.clone()).or_default();
-                sum.sum += more.sum;
+                sum.sum = (sum.sum + more.sum).min(f64::MAX);
                 sum.servers = sum.servers.saturating_add(more.servers);
             }
         }

@@ -1,8 +1,8 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use fairmesh_model::{
-    CallPath, CallRates, Invalid, LoadSignal, MAX_CALL_PATHS, MAX_REPORTED_REGIONS, MAX_SERVER_GROUPS,
-    MetricSum, Region, ServerRates, ServiceName, TrafficReport,
+    CallPath, CallRates, Invalid, LoadSignal, MAX_CALL_PATHS, MAX_RATE, MAX_REPORTED_REGIONS,
+    MAX_SERVER_GROUPS, MetricSum, Region, ServerRates, ServiceName, TrafficReport,
 };
 
 use crate::v1;
@@ -111,9 +111,6 @@ fn read_calls(message: v1::CallRates) -> Result<(CallPath, CallRates), Invalid> 
     rates.grow_older(read_age(message.age_ms));
     Ok((path, rates))
 }
-
-/// The largest rate that a report may have: a billion calls per second, in thousandths.
-const MAX_RATE: u64 = 1_000_000_000_000;
 
 fn plausible(field: &str, value: u64, most: u64) -> Result<(), Invalid> {
     match value <= most {
@@ -228,6 +225,21 @@ mod tests {
     fn reports_round_trip() {
         let message = v1::TrafficReport::from(report());
         assert_eq!(TrafficReport::try_from(message), Ok(report()));
+    }
+
+    #[test]
+    fn the_sum_of_reports_that_are_taken_is_taken() {
+        let mut greatest = v1::TrafficReport::from(report());
+        greatest.calls.iter_mut().for_each(|calls| calls.offered = MAX_RATE);
+        greatest.servers.iter_mut().for_each(|servers| {
+            (servers.received, servers.limit_millicores) = (MAX_RATE, MAX_RATE);
+            servers.metrics.iter_mut().for_each(|metric| metric.sum = f64::MAX);
+        });
+        let mut sum = TrafficReport::try_from(greatest.clone()).unwrap();
+        let more = TrafficReport::try_from(greatest).unwrap();
+        sum.calls.iter_mut().for_each(|(path, rates)| *rates += more.calls[path]);
+        sum.servers.iter_mut().for_each(|(group, rates)| *rates += &more.servers[group]);
+        assert!(TrafficReport::try_from(v1::TrafficReport::from(sum)).is_ok());
     }
 
     #[test]

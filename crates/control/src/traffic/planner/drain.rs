@@ -115,6 +115,9 @@ impl ServicePlanner {
 
     /// Whether the tables in force keep no more of the region's calls at home.
     fn is_in_tables(&self, facts: &ServiceFacts, at: usize, keep: f64) -> bool {
+        if keep < 1.0 && self.others_send_to(at) {
+            return false;
+        }
         // Of a class without calls there is nothing to move.
         let table = self.state.tables().sources[at].classes.iter().enumerate();
         let called = table.filter(|(class, _)| self.state.has_calls(at, *class));
@@ -123,6 +126,14 @@ impl ServicePlanner {
             facts.tables.get(from).is_some_and(|stored| stored.table.shares == shares)
         });
         is_written && home.fold(0.0, f64::max) <= keep + TABLE_TOLERANCE
+    }
+
+    /// Whether callers of other regions are sent to one.
+    fn others_send_to(&self, to: usize) -> bool {
+        let sources = self.state.tables().sources.iter().enumerate().filter(|(source, _)| *source != to);
+        sources
+            .flat_map(|(source, table)| table.classes.iter().enumerate().map(move |row| (source, row)))
+            .any(|(source, (class, row))| self.state.has_calls(source, class) && row.shares[to] > 0)
     }
 
     /// The share of their calls that callers in a region report to stay there; `None` of too few calls.

@@ -375,6 +375,45 @@ fn a_region_that_vanishes_and_returns_gets_calls_again_after_it_has_stayed() {
 }
 
 #[test]
+fn classes_may_change_while_a_region_is_gone() {
+    let mut world = World::started();
+    world.facts.endpoints.insert(region("us"), RegionEndpoints::default());
+    for second in 0..30 {
+        world.report();
+        world.facts.reports.servers.remove(&region("us"));
+        world.facts.reports.heard.remove(&region("us"));
+        world.facts.reports.calls.retain(|(path, _)| path.from != region("us"));
+        world.facts.reports.servers.insert(region("eu"), servers(4, 50.0, 500.0));
+        for (path, calls) in &mut world.facts.reports.calls {
+            *calls = if path.to == Some(region("eu")) { rates(500.0) } else { rates(0.0) };
+        }
+        if second == 20 {
+            world.facts.traffic.classes = vec![Label::new("bulk").unwrap()];
+        }
+        world.second();
+    }
+    assert_eq!(world.reason(), None);
+}
+
+#[test]
+fn a_queue_beyond_its_full_scale_is_that_of_a_full_region() {
+    let mut world = World::started();
+    world.offered[0] = 900.0;
+    world.seconds(20);
+    let before = world.share("eu", "us");
+    for _ in 0..20 {
+        world.report();
+        let eu = world.facts.reports.servers.get_mut(&region("eu")).unwrap();
+        let queue = eu.metrics.get_mut("busy").unwrap();
+        // Three times the full scale.
+        queue.sum = f64::from(queue.servers) * 300.0;
+        world.second();
+        assert_eq!(world.reason(), None);
+    }
+    assert!(world.share("eu", "us") > before, "{} after {before}", world.share("eu", "us"));
+}
+
+#[test]
 fn shadow_writes_nothing_and_hold_changes_nothing() {
     let mut world = World::started();
     world.facts.traffic.mode = TrafficMode::Hold;
