@@ -6,6 +6,7 @@ mod support;
 
 use std::{
     collections::BTreeMap,
+    ops::Range,
     path::Path,
     sync::{
         Arc,
@@ -14,7 +15,9 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{Policy, Protocol, Record, RecordKey, Region, RegionTable, Traffic, TrafficPlanner};
+use fairmesh_model::{
+    Policy, Protocol, Record, RecordKey, Region, RegionTable, TableOrigin, Traffic, TrafficPlanner,
+};
 use fairmesh_wire::{handshake::Connection, records, v1};
 use support::{BOUND, TestControl, config, policy_key, put, read_all, service, service_key};
 use tokio::{
@@ -28,6 +31,9 @@ const REGIONS: [&str; 2] = ["eu", "us"];
 const FULL: f64 = 100.0;
 /// Bytes of a response.
 const BYTES: f64 = 500.0;
+/// What a region with 95 calls per second keeps: no distance is known, so that the other region is in the last of the default
+/// rings, which opens at 85 %, and a shift aims 3 % below that.
+const SETTLED: Range<f64> = 0.85..0.87;
 /// Thousandths in one.
 const MILLI: f64 = 1000.0;
 
@@ -195,7 +201,7 @@ impl World {
     }
 
     /// Waits until the table of `eu` keeps a share in these bounds.
-    async fn keeps(&self, bounds: std::ops::Range<f64>) -> f64 {
+    async fn keeps(&self, bounds: Range<f64>) -> f64 {
         let wait = async {
             loop {
                 let share = kept(&tables(&self.connection).await, "eu");
@@ -205,7 +211,10 @@ impl World {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };
-        timeout(BOUND, wait).await.unwrap_or_else(|_| panic!("the table never keeps {bounds:?}"))
+        match timeout(BOUND, wait).await {
+            Ok(share) => share,
+            Err(_) => panic!("the table never keeps {bounds:?}: {:?}", self.status().await),
+        }
     }
 
     async fn metric(&self, name: &str) -> u64 {
@@ -229,8 +238,8 @@ fn load(demand: [u64; 2]) -> Arc<Load> {
 async fn tables_pass_from_one_control_plane_to_the_next_and_stay_while_nothing_is_heard() {
     let folder = tempfile::tempdir().unwrap();
     let world = World::start(folder.path(), load([95, 20])).await;
-    let share = world.keeps(0.7..0.83).await;
-    let settled = world.becomes("a plan", |status| status.round > 3 && status.refusal.is_empty()).await;
+    let share = world.keeps(SETTLED).await;
+    world.becomes("a plan", |status| status.round > 3 && status.refusal.is_empty()).await;
     world.stop().await;
 
     let silent = load([95, 20]);
@@ -239,14 +248,14 @@ async fn tables_pass_from_one_control_plane_to_the_next_and_stay_while_nothing_i
     let before = tables(&world.connection).await;
     assert!((kept(&before, "eu") - share).abs() < 0.1, "{before:?}");
     // It plans nothing before it has heard the regions, for ten seconds at most; then it says why.
-    let waiting = world.becomes("a refusal", |status| status.refused_rounds > 1).await;
-    assert!(waiting.refusal.contains("not reported"), "{waiting:?}");
+    world.becomes("a refusal", |status| status.refusal.contains("not reported")).await;
     assert_eq!(tables(&world.connection).await, before, "the last good table stays");
     assert!(world.metric("fairmesh_traffic_refusals_total{reason=\"callers_missing\"}").await > 0);
 
     world.load.silent.store(false, Relaxed);
     let next = world.becomes("a plan", |status| status.planned_rounds > 1).await;
-    assert!(next.round > settled.round, "rounds go on: {} after {}", next.round, settled.round);
+    let TableOrigin::Planned(written) = before["eu"].origin else { panic!("{before:?}") };
+    assert!(next.round > written.round, "rounds go on: {} after {}", next.round, written.round);
     let after = kept(&tables(&world.connection).await, "eu");
     assert!((after - share).abs() < 0.1, "it continues at {after} from {share}");
     world.stop().await;
@@ -258,7 +267,7 @@ async fn reports_of_a_release_before_are_planned_from() {
     let old = load([95, 20]);
     old.old.store(true, Relaxed);
     let world = World::start(folder.path(), old).await;
-    world.keeps(0.7..0.83).await;
+    world.keeps(SETTLED).await;
     let status = world.becomes("a plan", |status| status.refusal.is_empty()).await;
     let here = status.regions.iter().find(|region| region.region == "eu").unwrap();
     assert!(here.load.unwrap() > 0.6 && here.offered == [95.0], "{here:?}");
@@ -294,7 +303,7 @@ async fn an_agent_of_a_release_before_reports_nothing_and_is_served() {
 async fn a_lie_is_refused_and_counted_and_the_tables_stay() {
     let folder = tempfile::tempdir().unwrap();
     let world = World::start(folder.path(), load([95, 20])).await;
-    world.keeps(0.7..0.83).await;
+    world.keeps(SETTLED).await;
     world.load.lies.store(true, Relaxed);
     let refused = world.becomes("a refusal", |status| !status.refusal.is_empty()).await;
     let before = kept(&tables(&world.connection).await, "eu");

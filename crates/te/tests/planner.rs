@@ -376,7 +376,7 @@ fn calls_of_a_drained_region_stay_where_no_other_serves() {
 #[test]
 fn calls_that_no_ring_reaches_go_to_the_region_that_serves() {
     // The last ring ends after 50 ms, and the region at 60 ms has all servers.
-    let mut world = World::new(vec![0.0, 0.0, 0.0, 100.0], vec![vec![20.0]; 4]);
+    let mut world = World::new(vec![0.0, 0.0, 0.0, 100.0], vec![vec![15.0]; 4]);
     world.policy.rings.pop();
     let names: Vec<Region> = (0..4).map(|n| Region::new(format!("r{n}")).unwrap()).collect();
     let mut trips = RoundTrips::default();
@@ -415,9 +415,9 @@ fn no_call_is_dropped_for_those_that_vanished_with_their_region() {
     }
     assert!(world.state.tables().of(1, 0).shares[0] > 500, "{:?}", world.state.tables());
     world.demand[0] = vec![70.0];
-    let refusals = dark_rounds(&mut world, 1, 8);
+    let refusals = dark_rounds(&mut world, 1, 16);
     // While the last report is young, its callers may be there.
-    assert_eq!(refusals[3..], [None; 5]);
+    assert_eq!(refusals[3..], [None; 13]);
     assert_eq!(world.state.tables().of(0, 0).shares, [WHOLE, 0]);
     assert_eq!(world.state.tables().of(0, 0).dropped, 0);
     // Should its callers come back before its servers, there is a table for them.
