@@ -17,7 +17,8 @@ pub use self::kind::{FaultKind, Origin, Retry};
 /// Why a call got no response of its service. Responses of services, good or bad, are not faults.
 ///
 /// Its text has the message and every cause, in one line, so that its [`source`](StdError::source) repeats none: see
-/// [`cause`](Self::cause). Only over tower, where the caller may be a tonic client, the source is the [`Status`] from which it takes the code.
+/// [`cause`](Self::cause). Only over tower, where the caller may be a tonic client, the source is the `Status` of tonic from which
+/// it takes the code.
 pub struct Fault(Box<FaultState>);
 
 struct FaultState {

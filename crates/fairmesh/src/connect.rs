@@ -79,7 +79,7 @@ pub(crate) async fn connect(target: &TargetArgs) -> Result<Connection, Failure> 
     let address = target.address();
     let transport = transport_of_user(target).await?;
     let connection = handshake::connect(&transport, &address, SOFTWARE).await.map_err(|error| {
-        no_identity(&address, &transport).unwrap_or_else(|| unreachable(&address, &error))
+        no_identity(&address, &error, &transport).unwrap_or_else(|| unreachable(&address, &error))
     })?;
     let software = &connection.hello.software;
     if target.token()?.is_some() && !software.starts_with(CONTROL_PLANE) {
@@ -91,14 +91,20 @@ pub(crate) async fn connect(target: &TargetArgs) -> Result<Connection, Failure> 
     Ok(connection)
 }
 
-/// Why this command has no certificate, if a Workload API was to give it one.
-fn no_identity(address: &Address, transport: &Transport) -> Option<Failure> {
-    environment::workload_api().ok().flatten()?;
-    let problem = transport.lacks_certificate()?;
-    Some(Failure::failed_with(
-        format!("cannot reach the control plane at {address} without an identity: {problem}"),
-        "check FAIRMESH_IDENTITY, and that this program is registered there",
-    ))
+/// Why this command has no certificate, if it failed for want of one.
+fn no_identity(address: &Address, error: &ConnectError, transport: &Transport) -> Option<Failure> {
+    let problem = format!("cannot reach the control plane at {address} without an identity");
+    if environment::workload_api().ok().flatten().is_some() {
+        let lacks = transport.lacks_certificate()?;
+        let hint = "check FAIRMESH_IDENTITY, and that this program is registered there";
+        return Some(Failure::failed_with(format!("{problem}: {lacks}"), hint));
+    }
+    let lacks = transport.lacks_identity().filter(|_| matches!(error, ConnectError::Unreachable { .. }))?;
+    let hint = format!(
+        "see the log of that agent, or name another one with FAIRMESH_AGENT; or {ADDRESS_HINT}, such as the Unix socket of the \
+         control plane"
+    );
+    Some(Failure::failed_with(format!("{problem}: {lacks}"), hint))
 }
 
 fn unreachable(address: &Address, error: &ConnectError) -> Failure {

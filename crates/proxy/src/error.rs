@@ -9,7 +9,7 @@ use crate::listen::tls::files::TlsError;
 pub enum ProxyError {
     /// An address cannot be bound.
     #[error(
-        "cannot listen on {address}: {source}; choose another with --listen or --admin, or stop the process that \
+        "cannot listen on {address}: {source}; choose another with --listen (of 'dev', --proxy) or --admin, or stop the process that \
          uses it"
     )]
     Listen {

@@ -129,6 +129,12 @@ impl Transport {
         Some(identity.problem().unwrap_or_else(|| "it has not been issued yet".to_owned()))
     }
 
+    /// Why connections with processes of the mesh over TCP fail whether they respond or not: they have to be secured, and there
+    /// is no certificate.
+    pub fn lacks_identity(&self) -> Option<String> {
+        self.of_mesh().and_then(|_| self.lacks_certificate())
+    }
+
     /// Neither opens nor accepts connections with processes of the mesh in plaintext from now on: it is known that the mesh
     /// has a trust domain. Without effect on a transport that has no identity and cannot get one.
     pub fn require_identity(&self) {

@@ -163,7 +163,8 @@ impl MeshBuilder {
     }
 
     /// As [`connect`](Self::connect), and waits until there are records to decide calls by: from the agent, a control plane, or the
-    /// copy on disk. For programs that call at once, such as jobs, whose calls would else fail before the first contact.
+    /// copy on disk. For programs that call at once, such as jobs, whose calls would else fail before the first contact. Whether
+    /// there are records of a certain service, [`ServiceHandle::prepare`](crate::ServiceHandle::prepare) says.
     ///
     /// # Errors
     /// [`FaultKind::Unavailable`] where there are none within `timeout`, with the reason; [`FaultKind::Invalid`] when a
@@ -175,7 +176,7 @@ impl MeshBuilder {
             Ok(()) => Ok(mesh),
             Err(_) => Err(Fault::new(
                 FaultKind::Unavailable,
-                format!("the mesh was not reached within {timeout:?}: {}", mesh.freshness()),
+                format!("the mesh was not reached within {timeout:?}: {}", mesh.freshness().lack()),
             )),
         }
     }

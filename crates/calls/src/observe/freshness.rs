@@ -19,15 +19,55 @@ pub struct Freshness {
     pub error: Option<String>,
 }
 
+impl Freshness {
+    /// Why a program that waits has no records yet.
+    pub(crate) fn lack(&self) -> String {
+        let from =
+            self.address.as_ref().map_or_else(|| "no agent or control plane".to_owned(), ToString::to_string);
+        match (self.connected, &self.error) {
+            (true, _) => format!("{from} responds, but has no records yet; see its log"),
+            (false, Some(error)) => format!("{from}: {error}"),
+            (false, None) => format!("{from} has not responded yet"),
+        }
+    }
+
+    /// The age to a tenth of a second.
+    fn tenths(&self) -> String {
+        let tenths = self.age.as_millis() / 100;
+        format!("{}.{} s", tenths / 10, tenths % 10)
+    }
+}
+
 impl fmt::Display for Freshness {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let from = self.address.as_ref().map(ToString::to_string).unwrap_or_else(|| "no source".into());
         match (&self.connected, &self.error) {
-            (true, _) => write!(f, "from {from}, {:?} old", self.age),
+            (true, _) => write!(f, "from {from}, {} old", self.tenths()),
             (false, error) => {
                 let error = error.as_deref().unwrap_or("not connected");
-                write!(f, "from memory or disk, {:?} old; {from}: {error}", self.age)
+                write!(f, "from memory or disk, {} old; {from}: {error}", self.tenths())
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_are_rounded_and_what_lacks_has_no_age() {
+        let mut freshness = Freshness {
+            connected: true,
+            age: Duration::from_nanos(10_029_840_362),
+            address: Some(Address::Tcp("agent:1".into())),
+            location: None,
+            error: None,
+        };
+        assert_eq!(freshness.to_string(), "from agent:1, 10.0 s old");
+        assert!(freshness.lack().contains("has no records yet"));
+        freshness.connected = false;
+        freshness.error = Some("refused".into());
+        assert_eq!(freshness.lack(), "agent:1: refused");
     }
 }

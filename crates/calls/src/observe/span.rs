@@ -1,6 +1,7 @@
 //! Spans of `tracing`, by the semantic conventions of OpenTelemetry for HTTP clients: one for each call, with a child for
 //! each attempt. They have the level DEBUG and the target `fairmesh_client::call`, as those of tower-http do; a program
-//! that records none of them pays for one comparison.
+//! that records none of them pays for one comparison. Numbers are signed, as those of OpenTelemetry: its layer for `tracing` makes
+//! text of unsigned ones.
 
 use fairmesh_headers::{SpanContext, is_grpc};
 use fairmesh_model::ServiceName;
@@ -46,9 +47,9 @@ pub(crate) fn of_attempt(service: &ServiceName, endpoint: &EndpointTarget, numbe
         otel.status_code = Empty,
         peer.service = %service,
         server.address = %endpoint.address.ip(),
-        server.port = endpoint.address.port(),
+        server.port = i64::from(endpoint.address.port()),
         fairmesh.instance = %endpoint.instance,
-        http.request.resend_count = number.saturating_sub(1),
+        http.request.resend_count = i64::try_from(number.saturating_sub(1)).ok().filter(|resent| *resent > 0),
         http.response.status_code = Empty,
         "error.type" = Empty,
     )
@@ -58,7 +59,7 @@ pub(crate) fn of_attempt(service: &ServiceName, endpoint: &EndpointTarget, numbe
 pub(crate) fn record(span: &Span, result: Result<StatusCode, FaultKind>) {
     let failed = match result {
         Ok(status) => {
-            span.record("http.response.status_code", status.as_u16());
+            span.record("http.response.status_code", i64::from(status.as_u16()));
             status.is_client_error() || status.is_server_error()
         }
         Err(kind) => {

@@ -92,6 +92,7 @@ async fn a_call_and_each_of_its_attempts_leave_a_span() {
     let (last, before) = (&attempts[attempts.len() - 1], &attempts[attempts.len() - 2]);
     assert!(before.contains("\"error.type\":\"unreachable\"") && before.contains("\"ERROR\""), "{before}");
     assert!(last.contains("\"http.request.resend_count\":1"), "{last}");
+    assert!(!before.contains("resend_count"), "{before}");
     assert!(last.contains(&format!("\"server.port\":{}", server.address.port())), "{last}");
 }
 

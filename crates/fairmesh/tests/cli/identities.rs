@@ -287,6 +287,25 @@ fn a_drain_does_not_wait_for_a_caller_that_has_ended() {
 }
 
 #[test]
+fn a_command_without_an_identity_names_the_agent_that_hangs() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("hangs.sock");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
+        .args(["get", "services"])
+        .env_clear()
+        .env("FAIRMESH_CONTROL", format!("127.0.0.1:{}", free_port()))
+        .env("FAIRMESH_AGENT", format!("unix:{}", socket.display()))
+        .output()
+        .unwrap();
+    let problem = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        problem.contains(&format!("the agent at unix:{} has not responded yet", socket.display())),
+        "{problem}"
+    );
+}
+
+#[test]
 fn a_token_lets_one_agent_join_once() {
     let (mesh, tcp) = domain();
     let token = token(&mesh, &["web-1", "--tenant", "shop"]);

@@ -133,13 +133,16 @@ impl<S: Sink> FollowerTask<S> {
         let was = state.borrow().clone();
         self.failures = self.failures.saturating_add(1);
         let failures = self.failures;
-        // Warned of once; repetitions are debug messages.
-        match (was.connected, was.failures) {
-            (true, _) => {
+        // Warned of once, when every address was attempted; the others are debug messages.
+        let all = u32::try_from(self.config.addresses.len()).unwrap_or(u32::MAX).max(1);
+        match was.connected {
+            true => {
                 tracing::warn!(%address, %reason, "lost the connection to the upstream; keeping the copy")
             }
-            (false, 0) => tracing::warn!(%address, %reason, "no upstream is reachable; retrying"),
-            (false, _) => tracing::debug!(%address, %reason, failures, "no upstream is reachable"),
+            false if failures == all => {
+                tracing::warn!(%address, %reason, "no upstream is reachable; retrying")
+            }
+            false => tracing::debug!(%address, %reason, failures, "no upstream is reachable"),
         }
         let since = if was.connected { Instant::now() } else { was.since };
         let error = Some(reason.to_string());
@@ -152,7 +155,7 @@ impl<S: Sink> FollowerTask<S> {
             ..was
         });
         // Every address is attempted once before the wait grows.
-        let rounds = failures.div_ceil(u32::try_from(self.config.addresses.len()).unwrap_or(u32::MAX).max(1));
+        let rounds = failures.div_ceil(all);
         self.config.backoff.delay(rounds, random())
     }
 

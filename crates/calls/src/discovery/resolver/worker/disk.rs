@@ -1,6 +1,6 @@
 //! The agent's copy on disk, while the agent is away.
 
-use fairmesh_model::Prefix;
+use fairmesh_model::{Prefix, ServiceName};
 use fairmesh_rib::{Mirror, Snapshot, cache::Cache};
 use tokio::time::Instant;
 
@@ -38,7 +38,7 @@ impl<T: EndpointTransport> Worker<T> {
             }
             match self.services.get(&name) {
                 Some(service) if service.is_waiting() => {
-                    service.publish_unavailable(&self.unreachable_message());
+                    service.publish_unavailable(&self.unreachable_message(&name));
                 }
                 _ => {
                     tracing::warn!(service = %name, "the agent does not respond; calls are routed by its copy on disk")
@@ -60,12 +60,12 @@ impl<T: EndpointTransport> Worker<T> {
         }
     }
 
-    fn unreachable_message(&self) -> String {
+    fn unreachable_message(&self, service: &ServiceName) -> String {
         let addresses: Vec<_> = self.config.upstream.addresses.iter().map(ToString::to_string).collect();
         let error = self.handle.state().borrow().error.clone().unwrap_or_default();
         format!(
-            "the mesh is not reached yet: no agent or control plane responds at {} and there is no copy on disk; start \
-             `fairmesh agent` there, or name the address of one (FAIRMESH_AGENT) or of a control plane \
+            "the mesh is not reached yet: no agent or control plane responds at {} and there is no copy of {service} on \
+             disk; start `fairmesh agent` there, or name the address of one (FAIRMESH_AGENT) or of a control plane \
              (FAIRMESH_CONTROL) ({error})",
             addresses.join(", ")
         )
