@@ -160,7 +160,7 @@ fn backends_and_their_errors_are_shown() {
     let table = mesh.run(&["proxy", "routes", "shop/web", "--admin", &proxy.admin]).ok();
     let row = table.lines().find(|line| line.contains("50.0 %")).unwrap_or_else(|| panic!("{table}"));
     let cells: Vec<_> = row.split_whitespace().collect();
-    assert_eq!(cells, ["shop/web", "canary", "shop/canary", "2", "0", "1", "50.0", "%", "0"], "{table}");
+    assert_eq!(cells, ["shop/web", "canary", "shop/canary", "2", "0", "1", "0", "50.0", "%", "0"], "{table}");
     // Says at once that nothing will come, and goes on: an interrupt ends it.
     for (service, says) in
         [("shop/canary", "routes of shop/web"), ("shop/none", "was not called through it yet")]

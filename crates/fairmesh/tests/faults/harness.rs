@@ -15,7 +15,7 @@ mod world;
 
 pub(crate) use certificates::Authority;
 pub(crate) use connection::{Answer, Connection, Manner};
-pub(crate) use echo::{Echo, NUMBER};
+pub(crate) use echo::{Echo, NUMBER, STATUS};
 pub(crate) use fairmesh_test_support::{
     PATIENCE, Process, Program, Run, alone, beside_others, eventually_async as until, free_port,
     namespaces::path, run, skipped, tool,

@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use tokio::io::AsyncWriteExt as _;
 
 use crate::harness::{
-    Proxy, RawServer, Spec, World, beside_others, free_port, openmetrics,
+    Echo, Proxy, RawServer, STATUS, Spec, World, beside_others, free_port, openmetrics,
     otlp::{TraceCollector, attributes, hex},
     read_head, until,
 };
@@ -78,6 +78,27 @@ async fn counters_are_told_by_service_class_and_regions_and_can_be_read() {
         !samples.keys().any(|(name, _)| name.contains("endpoint_attempts")),
         "only where it was asked for"
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failures_of_grpc_are_counted_by_route_and_backend() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let _two = Echo::start(&world, "shop/two", "two", Protocol::Grpc).await;
+    // Statuses are read beside an access log, and without one.
+    for arguments in ["--access-log off", "--access-log text"] {
+        let proxy = Proxy::with(&world, arguments).await;
+        // OK, NOT_FOUND, UNAVAILABLE.
+        for status in ["0", "5", "14", "0"] {
+            let headers = [("host", "two.shop"), ("content-type", "application/grpc"), (STATUS, status)];
+            assert_eq!(call(true, &proxy.by_host, &headers).await.status(), StatusCode::OK);
+        }
+        let page: serde_json::Value =
+            serde_json::from_str(&proxy.page("/services/shop/two/routes").await).unwrap();
+        let counts = &page["counts"][0];
+        assert_eq!(counts["responses"], serde_json::json!([0, 4, 0, 0, 0]), "{page:#}");
+        assert_eq!(counts["grpcFailures"], 1, "{page:#}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -43,6 +43,8 @@ struct RouteCounts {
     backend: String,
     /// Responses by status class, 1xx to 5xx.
     responses: [u64; 5],
+    /// Those of them below 500 whose gRPC status is a failure of the server.
+    grpc_failures: u64,
     /// Those of them that are not of a server: of the proxy, or injected by the route.
     without_server: u64,
 }
@@ -55,7 +57,8 @@ impl RouteCounts {
             for (_, region) in metrics.iter() {
                 responses.iter_mut().zip(region.classes()).for_each(|(sum, count)| *sum += count);
             }
-            Self { route, backend, responses, without_server: metrics.without_server() }
+            let (grpc_failures, without_server) = (metrics.grpc_failures(), metrics.without_server());
+            Self { route, backend, responses, grpc_failures, without_server }
         };
         target.metrics.responses.route_backends().map(counts).collect()
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use fairmesh_calls::{
     Body, BoxError, Fault, FaultKind, ServiceName,
-    forwarding::{BodyObserver, CallInfo, SentRequest, end_with_status, observe_body, send_noted},
+    forwarding::{CallInfo, SentRequest, end_with_status, observe_body, send_noted},
 };
 use fairmesh_headers::{grpc_content_type, is_grpc};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
@@ -20,7 +20,7 @@ use crate::{
         loops,
         rewrite::{prepare_request, prepare_response, server_region},
         services::Services,
-        target::Target,
+        target::{GrpcStatusWatch, Target},
     },
     metrics::ProxyMetrics,
     observe::{
@@ -172,10 +172,9 @@ impl Forwarder {
         };
         let region = upgraded_region.as_ref().or_else(|| server_region(&response));
         target.metrics.responses.record(info.route_backend(), region, response.status(), began.elapsed());
-        let awaits_grpc_status = is_grpc && !target.metrics.grpc_statuses.record(response.headers());
-        if observation.is_some() || awaits_grpc_status {
-            watch(observation, target, &mut response, (fault.as_ref(), &info), awaits_grpc_status);
-        }
+        let status_watch =
+            if is_grpc { GrpcStatusWatch::begin(target, info.route_backend(), &response) } else { None };
+        watch(observation, &mut response, (fault.as_ref(), &info), status_watch);
         response
     }
 
@@ -220,18 +219,18 @@ impl Forwarder {
     }
 }
 
-/// Registers the observation, or else the service's counter of gRPC statuses, on the response body.
+/// Registers the observation, or else the counter of gRPC statuses, on the response body.
 fn watch(
     observation: Option<Box<Observation>>,
-    target: &Arc<Target>,
     response: &mut Response<Body>,
     (fault, info): (Option<&Fault>, &CallInfo),
-    awaits_grpc_status: bool,
+    status_watch: Option<GrpcStatusWatch>,
 ) {
-    match observation {
-        Some(observation) => {
-            observation.response_started(response, CallEnd { fault, call_info: info }, awaits_grpc_status);
+    match (observation, status_watch) {
+        (Some(observation), status_watch) => {
+            observation.response_started(response, CallEnd { fault, call_info: info }, status_watch);
         }
-        None => observe_body(response.body_mut(), Arc::clone(target) as Arc<dyn BodyObserver>),
+        (None, Some(watch)) => observe_body(response.body_mut(), Arc::new(watch)),
+        (None, None) => {}
     }
 }

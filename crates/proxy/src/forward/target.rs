@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeSet,
     sync::{
-        Mutex, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{
             AtomicBool,
             Ordering::{Acquire, Relaxed},
@@ -16,8 +16,9 @@ use bytes::Bytes;
 use fairmesh_calls::{
     Region, ServiceHandle, ServiceName,
     discovery::ServiceState,
-    forwarding::{BodyEnd, BodyObserver, service_state},
+    forwarding::{BodyEnd, BodyObserver, RouteBackendIndex, service_state},
 };
+use http::{HeaderMap, Response};
 use http_body::Frame;
 use tokio::time::Instant;
 
@@ -99,17 +100,54 @@ impl Target {
     }
 }
 
-/// Counts the gRPC status in the trailers of responses.
-impl BodyObserver for Target {
+/// Counts the gRPC status of one response, for its service, and for the route and backend of the call.
+#[derive(Debug)]
+pub(crate) struct GrpcStatusWatch {
+    target: Arc<Target>,
+    index: RouteBackendIndex,
+    /// Whether the response counts as failed by its HTTP status already.
+    is_failed: bool,
+}
+
+impl GrpcStatusWatch {
+    /// Counts the status in the headers of a response; `None` if there is one.
+    pub(crate) fn begin<B>(
+        target: &Arc<Target>,
+        index: RouteBackendIndex,
+        response: &Response<B>,
+    ) -> Option<Self> {
+        let is_failed = response.status().is_server_error();
+        let watch = Self { target: Arc::clone(target), index, is_failed };
+        (!watch.record(response.headers())).then_some(watch)
+    }
+
+    /// Counts the status in headers or trailers; returns whether there was one.
+    fn record(&self, headers: &HeaderMap) -> bool {
+        let recorded = self.target.metrics.grpc_statuses.record(headers);
+        self.record_failure(recorded == Some(true));
+        recorded.is_some()
+    }
+
+    fn record_failure(&self, fails: bool) {
+        if fails && !self.is_failed {
+            self.target.metrics.responses.record_grpc_failure(self.index);
+        }
+    }
+}
+
+/// The status in the trailers.
+impl BodyObserver for GrpcStatusWatch {
     fn frame(&self, frame: &Frame<Bytes>) {
         if let Some(trailers) = frame.trailers_ref() {
-            self.metrics.grpc_statuses.record(trailers);
+            self.record(trailers);
         }
     }
 
     fn ended(&self, end: BodyEnd) {
         if end != BodyEnd::Complete {
-            self.metrics.grpc_statuses.record_missing();
+            self.target.metrics.grpc_statuses.record_missing();
+            // A client that cancels is no failure of the server.
+            self.record_failure(end == BodyEnd::Failed);
         }
     }
 }

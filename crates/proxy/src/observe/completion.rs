@@ -12,7 +12,7 @@ use http::{HeaderMap, header::CONTENT_LENGTH};
 use http_body::Frame;
 
 use crate::{
-    forward::target::Target,
+    forward::target::{GrpcStatusWatch, Target},
     observe::{
         access_log::entry::AccessLogEntry,
         observer::RequestObserver,
@@ -36,8 +36,8 @@ pub(crate) struct CompletionWatch {
     pub(crate) observed: ObservedRequest,
     pub(crate) outcome: RequestOutcome,
     pub(crate) is_logged: bool,
-    /// The service that counts the gRPC status, if it is in the trailers.
-    pub(crate) status_target: Option<Arc<Target>>,
+    /// Counts the gRPC status, if it is in the trailers.
+    pub(crate) status_watch: Option<GrpcStatusWatch>,
     pub(crate) grpc_status: OnceLock<u16>,
     pub(crate) bytes_out: AtomicU64,
     /// The announced length of the response body.
@@ -49,15 +49,14 @@ impl CompletionWatch {
         observed: ObservedRequest,
         outcome: RequestOutcome,
         is_logged: bool,
-        awaits_grpc_status: bool,
+        status_watch: Option<GrpcStatusWatch>,
         headers: &HeaderMap,
     ) -> Self {
-        let status_target = awaits_grpc_status.then(|| Arc::clone(&observed.target));
         let content_length =
             headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
         let (grpc_status, bytes_out) = (OnceLock::new(), AtomicU64::new(0));
         let ending =
-            Self { observed, outcome, is_logged, status_target, grpc_status, bytes_out, content_length };
+            Self { observed, outcome, is_logged, status_watch, grpc_status, bytes_out, content_length };
         ending.read(headers);
         ending
     }
@@ -79,8 +78,8 @@ impl BodyObserver for CompletionWatch {
         }
         if let Some(trailers) = frame.trailers_ref() {
             self.read(trailers);
-            if let Some(target) = &self.status_target {
-                target.frame(frame);
+            if let Some(watch) = &self.status_watch {
+                watch.frame(frame);
             }
         }
     }
@@ -94,8 +93,8 @@ impl BodyObserver for CompletionWatch {
         } else {
             end
         };
-        if let Some(target) = &self.status_target {
-            target.ended(end);
+        if let Some(watch) = &self.status_watch {
+            watch.ended(end);
         }
         let completed = CompletedRequest {
             service: observed.target.handle.name().to_string(),

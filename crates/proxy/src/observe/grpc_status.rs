@@ -49,13 +49,12 @@ pub(crate) fn is_server_failure(code: u16) -> bool {
 pub(crate) struct GrpcStatusCounts(OnceLock<Box<[AtomicU64; NAMES.len()]>>);
 
 impl GrpcStatusCounts {
-    /// Counts the status in headers or trailers; returns whether there was one.
-    pub(crate) fn record(&self, headers: &HeaderMap) -> bool {
-        let code = headers.get(GRPC_STATUS).map(|code| status_index(code.as_bytes()));
-        if let Some(code) = code {
-            self.add_one(code);
-        }
-        code.is_some()
+    /// Counts the status in headers or trailers; returns whether it is a failure of the server, or `None` without a status.
+    pub(crate) fn record(&self, headers: &HeaderMap) -> Option<bool> {
+        let code = status_index(headers.get(GRPC_STATUS)?.as_bytes());
+        self.add_one(code);
+        // What is no status counts as UNKNOWN, as clients of gRPC read it.
+        Some(code == NO_STATUS || u16::try_from(code).is_ok_and(is_server_failure))
     }
 
     /// Counts a stream that ended without a status.
@@ -102,11 +101,15 @@ mod tests {
     fn statuses_are_counted_by_name() {
         let statuses = GrpcStatusCounts::default();
         assert_eq!(statuses.iter().count(), 0);
-        for code in ["0", "14", "14", "99", "x"] {
-            assert!(statuses.record(&[(GRPC_STATUS, code.parse().unwrap())].into_iter().collect()));
+        for (code, fails) in
+            [("0", false), ("5", false), ("14", true), ("14", true), ("99", true), ("x", true)]
+        {
+            let headers = [(GRPC_STATUS, code.parse().unwrap())].into_iter().collect();
+            assert_eq!(statuses.record(&headers), Some(fails), "{code}");
         }
-        assert!(!statuses.record(&HeaderMap::new()));
+        assert_eq!(statuses.record(&HeaderMap::new()), None);
         statuses.record_missing();
-        assert_eq!(statuses.iter().collect::<Vec<_>>(), [("OK", 1), ("UNAVAILABLE", 2), ("(none)", 3)]);
+        let counted = [("OK", 1), ("NOT_FOUND", 1), ("UNAVAILABLE", 2), ("(none)", 3)];
+        assert_eq!(statuses.iter().collect::<Vec<_>>(), counted);
     }
 }

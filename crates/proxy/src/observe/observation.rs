@@ -9,10 +9,13 @@ use fairmesh_calls::{
 };
 use http::{HeaderMap, Response, StatusCode};
 
-use crate::observe::{
-    completion::{CompletionWatch, ObservedRequest},
-    explain_header,
-    request_info::RequestOutcome,
+use crate::{
+    forward::target::GrpcStatusWatch,
+    observe::{
+        completion::{CompletionWatch, ObservedRequest},
+        explain_header,
+        request_info::RequestOutcome,
+    },
 };
 
 /// Status of requests whose client disconnected before the response, used only in logs and records, as in nginx.
@@ -44,13 +47,13 @@ impl Observation {
         self.trace.as_ref()
     }
 
-    /// Reports what is known when the response begins, and the rest when it ends. `awaits_grpc_status`: whether the
-    /// gRPC status is in the trailers.
+    /// Reports what is known when the response begins, and the rest when it ends. `status_watch`: if the gRPC status is in
+    /// the trailers.
     pub(crate) fn response_started(
         mut self: Box<Self>,
         http_response: &mut Response<Body>,
         call: CallEnd<'_>,
-        awaits_grpc_status: bool,
+        status_watch: Option<GrpcStatusWatch>,
     ) {
         let Some(observed) = self.observed.take() else { return };
         let outcome = self.outcome_of(&observed, http_response, call);
@@ -76,11 +79,13 @@ impl Observation {
                 observed,
                 outcome,
                 is_logged,
-                awaits_grpc_status,
+                status_watch,
                 http_response.headers(),
             )),
-            false if awaits_grpc_status => observed.target,
-            false => return,
+            false => match status_watch {
+                Some(watch) => Arc::new(watch),
+                None => return,
+            },
         };
         observe_body(http_response.body_mut(), watch);
     }
@@ -143,6 +148,6 @@ impl Drop for Observation {
             recent_requests.insert(target.handle.name(), last, &observed.request, &outcome);
         }
         let is_logged = observed.observer.access.selects(true);
-        CompletionWatch::new(observed, outcome, is_logged, false, &HeaderMap::new()).ended(BodyEnd::Complete);
+        CompletionWatch::new(observed, outcome, is_logged, None, &HeaderMap::new()).ended(BodyEnd::Complete);
     }
 }

@@ -121,7 +121,7 @@ impl RequestObserver {
             };
             let mut headers = HeaderMap::new();
             headers.insert(CONTENT_LENGTH, body_bytes.into());
-            CompletionWatch::new(observed, outcome, false, false, &headers).ended(BodyEnd::Complete);
+            CompletionWatch::new(observed, outcome, false, None, &headers).ended(BodyEnd::Complete);
         }
     }
 

@@ -49,6 +49,8 @@ pub(crate) struct BackendMetrics {
     regions: [OnceLock<Box<(Region, RegionMetrics)>>; MAX_REGIONS],
     overflow: OnceLock<Box<RegionMetrics>>,
     no_server: RegionMetrics,
+    /// Responses below 500 whose gRPC status is a failure of the server.
+    grpc_failures: AtomicU64,
 }
 
 impl RegionMetrics {
@@ -101,6 +103,11 @@ impl ResponseMetrics {
     ) {
         let metrics = self.of(index);
         from.map_or(&metrics.no_server, |region| metrics.region(region)).record(status, took);
+    }
+
+    /// Counts a response below 500 whose gRPC status is a failure of the server.
+    pub(crate) fn record_grpc_failure(&self, index: RouteBackendIndex) {
+        increment(&self.of(index).grpc_failures);
     }
 
     #[inline]
@@ -167,11 +174,17 @@ impl BackendMetrics {
 
     fn add(&self, other: &Self) {
         self.no_server.add(&other.no_server);
+        self.grpc_failures.fetch_add(other.grpc_failures(), Relaxed);
         let regions = other.regions.iter().filter_map(|slot| slot.get());
         regions.for_each(|known| self.region(&known.0).add(&known.1));
         if let Some(overflow) = other.overflow.get() {
             self.overflow.get_or_init(Box::default).add(overflow);
         }
+    }
+
+    /// The number of responses below 500 whose gRPC status is a failure of the server.
+    pub(crate) fn grpc_failures(&self) -> u64 {
+        self.grpc_failures.load(Relaxed)
     }
 
     /// The number of responses without a server.

@@ -10,6 +10,9 @@ use tokio::{net::TcpListener, task::JoinHandle};
 
 use super::World;
 
+/// The header by which a gRPC request asks for a status other than OK.
+pub(crate) const STATUS: &str = "x-status";
+
 /// The header that identifies a request; its response has the same value.
 pub(crate) const NUMBER: HeaderName = HeaderName::from_static("x-number");
 
@@ -49,7 +52,11 @@ async fn echo(request: Request<Incoming>) -> Result<Response<Body>, hyper::Error
     let kind = head.headers.get(CONTENT_TYPE);
     let is_grpc = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
     let body = match is_grpc {
-        true => body.with_trailers(std::future::ready(Some(Ok(done())))).boxed_unsync(),
+        true => {
+            let status = head.headers.get(STATUS).cloned().unwrap_or(HeaderValue::from_static("0"));
+            let trailers = HeaderMap::from_iter([(HeaderName::from_static("grpc-status"), status)]);
+            body.with_trailers(std::future::ready(Some(Ok(trailers)))).boxed_unsync()
+        }
         false => body.boxed_unsync(),
     };
     let mut answer = Response::new(body);
@@ -59,9 +66,4 @@ async fn echo(request: Request<Incoming>) -> Result<Response<Body>, hyper::Error
         }
     }
     Ok(answer)
-}
-
-/// The status of a gRPC call that went well.
-fn done() -> HeaderMap {
-    HeaderMap::from_iter([(HeaderName::from_static("grpc-status"), HeaderValue::from_static("0"))])
 }

@@ -22,7 +22,7 @@ const TABLES: &[&str] = &["SERVICE", "CALLERS IN", "CLASS", "SHARES", "DROPPED",
 
 /// The columns of requests by route and backend.
 const COUNTS: &[&str] =
-    &["SERVICE", "ROUTE", "BACKEND", "REQUESTS", "4XX", "5XX", "ERRORS", "WITHOUT SERVER"];
+    &["SERVICE", "ROUTE", "BACKEND", "REQUESTS", "4XX", "5XX", "GRPC FAILED", "ERRORS", "WITHOUT SERVER"];
 
 /// Arguments of `fairmesh proxy routes`.
 #[derive(Debug, Args)]
@@ -77,6 +77,7 @@ fn count_rows(service: &str, counts: &Value) -> Vec<Vec<String>> {
     let row = |pair: &Value| {
         let class = |class: usize| pair["responses"][class].as_u64().unwrap_or_default();
         let all: u64 = (0..5).map(class).sum();
+        let grpc = pair["grpcFailures"].as_u64().unwrap_or_default();
         let text = |field: &str| pair[field].as_str().unwrap_or_default().to_owned();
         vec![
             service.to_owned(),
@@ -86,7 +87,8 @@ fn count_rows(service: &str, counts: &Value) -> Vec<Vec<String>> {
             all.to_string(),
             class(3).to_string(),
             class(4).to_string(),
-            format!("{} %", decimal(class(4) as f64 * 100.0 / all.max(1) as f64, 1)),
+            grpc.to_string(),
+            format!("{} %", decimal((class(4) + grpc) as f64 * 100.0 / all.max(1) as f64, 1)),
             pair["withoutServer"].to_string(),
         ]
     };
@@ -208,12 +210,13 @@ mod tests {
     #[test]
     fn a_route_shows_its_requests_and_the_share_of_errors() {
         let counts = json!([
-            { "route": "canary", "backend": "shop/next", "responses": [0, 60, 0, 4, 16], "withoutServer": 2 },
+            { "route": "canary", "backend": "shop/next", "responses": [0, 60, 0, 4, 16], "grpcFailures": 8,
+              "withoutServer": 2 },
             { "route": "(none)", "backend": "shop/web", "responses": [0, 1, 0, 0, 0], "withoutServer": 0 },
         ]);
         let rows = count_rows("shop/web", &counts);
-        assert_eq!(rows[0], ["shop/web", "canary", "shop/next", "80", "4", "16", "20.0 %", "2"]);
-        assert_eq!(rows[1][1..7], ["(default)", "shop/web", "1", "0", "0", "0.0 %"]);
+        assert_eq!(rows[0], ["shop/web", "canary", "shop/next", "80", "4", "16", "8", "30.0 %", "2"]);
+        assert_eq!(rows[1][1..8], ["(default)", "shop/web", "1", "0", "0", "0", "0.0 %"]);
         assert!(count_rows("shop/web", &Value::Null).is_empty(), "a proxy of the release before");
     }
 
