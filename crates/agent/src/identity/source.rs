@@ -194,13 +194,23 @@ impl Shared {
         };
         let request = v1::IssueRequest { signed_at: self.workload.now().as_secs(), ..request };
         let message = signed::sign(&own, Purpose::IssueRequest, b"", request.encode_to_vec());
-        // An agent that just joined connects again.
-        let connection = timeout(RECONNECT_WAIT, self.upstream.connected()).await.map_err(|_| {
+        let connection = timeout(self.reconnect_wait(), self.upstream.connected()).await.map_err(|_| {
             Status::unavailable("no control plane can be reached to issue a certificate; retry when one can")
         })?;
         let mut client = connection.identity();
         let response = within(client.issue(message.map_err(refused)?)).await?.into_inner();
         Ok((own, response))
+    }
+
+    /// How long to wait for a control plane: an agent that just joined connects again, as does one whose control plane starts
+    /// again. Where none responds for longer, programs that start would only start later.
+    fn reconnect_wait(&self) -> Duration {
+        let state = self.upstream.state();
+        let state = state.borrow();
+        match state.connected {
+            true => RECONNECT_WAIT,
+            false => RECONNECT_WAIT.saturating_sub(state.since.elapsed()),
+        }
     }
 
     /// The certificate in a response.

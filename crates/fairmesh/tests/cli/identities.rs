@@ -16,7 +16,10 @@ use fairmesh_wire::{
     handshake,
     v1::{Endpoint, IssueWorkloadRequest, Location, Op, WriteRequest, endpoint::State},
 };
-use tokio::runtime::{Builder, Runtime};
+use tokio::{
+    runtime::{Builder, Runtime},
+    time::Instant,
+};
 
 use super::{
     calls::echo,
@@ -284,6 +287,25 @@ fn a_drain_does_not_wait_for_a_caller_that_has_ended() {
     server.0.wait().unwrap();
     let log = std::fs::read_to_string(&log).unwrap();
     assert!(log.contains("callers have moved") && !log.contains("not moved in time"), "{log}");
+}
+
+#[test]
+fn a_call_does_not_wait_for_a_certificate_that_cannot_be_issued() {
+    let (mut mesh, _) = domain();
+    let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
+    wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
+    mesh.apply("kind: Service\nname: shop/catalog\n").ok();
+    mesh.register("shop/catalog", "catalog-0", "eu", echo());
+    let call = || mesh.run(&["call", "shop/catalog", "/items", "--agent", &agent]);
+    wait_until("the agent has the records", || call().code == Some(0));
+    mesh.stop_control("TERM");
+    // Once the agent has lost the control plane for longer than it takes to start again.
+    wait_until("a call takes less than a program waits for a certificate", || {
+        let began = Instant::now();
+        let call = mesh.run(&["call", "shop/catalog", "/items", "--agent", &agent]);
+        call.ok();
+        began.elapsed() < Duration::from_secs(1)
+    });
 }
 
 #[test]
