@@ -109,8 +109,8 @@ impl Failure {
     /// Prints the report to standard error; returns the exit code of the process.
     pub(crate) fn report(self) -> ExitCode {
         match output::has_json_messages() {
-            true => eprintln!("{}", self.json()),
-            false => eprintln!("{:?}", self.report),
+            true => output::say(self.json()),
+            false => output::say(format_args!("{:?}", self.report)),
         }
         ExitCode::from(self.code)
     }

@@ -58,7 +58,11 @@ impl Logging {
         }
         let filter = EnvFilter::try_new(log)
             .map_err(|error| refused(format!("'{log}' is not a log filter: {error}")))?;
-        let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+        let subscriber = tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(std::io::stderr)
+            // It would report a failed write to standard error by a panic where that is gone, in whatever task logs.
+            .log_internal_errors(false);
         let started = match self.log_format {
             LogFormat::Text => subscriber.with_ansi(std::io::stderr().is_terminal()).try_init(),
             LogFormat::Json => subscriber.json().try_init(),

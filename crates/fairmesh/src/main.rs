@@ -3,6 +3,8 @@
 //! This is the only crate that depends on every other one; it parses, wires and prints, and decides nothing. Separate
 //! binaries for the control plane and the agent were rejected: one file to copy, one version to compare.
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod cli;
 mod command;
 mod connect;
@@ -42,9 +44,9 @@ fn main() -> ExitCode {
     let runtime = match runtime(&cli.command) {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!(
+            output::say(format_args!(
                 "fairmesh: cannot start: {error}; raise the limits on processes (ulimit -u) and open files (ulimit -n)"
-            );
+            ));
             return ExitCode::FAILURE;
         }
     };

@@ -189,9 +189,14 @@ pub(crate) fn note(text: impl fmt::Display) {
 
 fn message(kind: &str, title: &str, text: &dyn fmt::Display) {
     match has_json_messages() {
-        true => eprintln!("{}", serde_json::json!({ kind: text.to_string() })),
-        false => eprintln!("{title}{text}"),
+        true => say(serde_json::json!({ kind: text.to_string() })),
+        false => say(format_args!("{title}{text}")),
     }
+}
+
+/// Prints a line to standard error. Where its reader has gone, as `head` goes, the line is lost; `eprintln` would panic.
+pub(crate) fn say(line: impl fmt::Display) {
+    let _ = writeln!(io::stderr(), "{line}");
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use crate::{failure::Failure, signals};
+use crate::{failure::Failure, output, signals};
 use arguments::ValidArguments;
 pub(crate) use arguments::protocol;
 use child::Child;
@@ -147,7 +147,7 @@ async fn terminate(
 
 /// Prints a status line for people.
 fn print_status(what: impl std::fmt::Display) {
-    eprintln!("fairmesh register: {what}");
+    output::say(format_args!("fairmesh register: {what}"));
 }
 
 /// The observed program and its registration.

@@ -12,7 +12,7 @@ use crate::{
     command::records::value_document,
     connect,
     failure::Failure,
-    output::Listing,
+    output::{self, Listing},
 };
 
 /// The longest value in a row.
@@ -52,7 +52,9 @@ pub(crate) async fn run(args: AuditArgs) -> Result<ExitCode, Failure> {
     listing.print(args.output.format())?;
     read?;
     if let (Format::Table, Some((number, hash))) = (args.output.format(), chain.head()) {
-        eprintln!("the chain is whole up to entry {number}; its hash, to be kept elsewhere, is {hash}");
+        output::say(format_args!(
+            "the chain is whole up to entry {number}; its hash, to be kept elsewhere, is {hash}"
+        ));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -121,7 +121,7 @@ async fn call(mesh: &Mesh, args: &CallArgs) -> Result<ExitCode, Failure> {
     if args.verbose {
         print_trace(&trace);
         if let Some(injected) = &injected {
-            eprintln!("* the mesh injected a fault: {injected}");
+            output::say(format_args!("* the mesh injected a fault: {injected}"));
         }
     }
     let answer = answer.map_err(fault)?;
@@ -132,16 +132,17 @@ async fn call(mesh: &Mesh, args: &CallArgs) -> Result<ExitCode, Failure> {
     let body = answer.into_body().collect().await.map_err(fault)?.to_bytes();
     output::write_bytes(&body)?;
     if args.verbose {
-        eprintln!("* {} bytes of body, {:.1?} in all", body.len(), started.elapsed());
+        output::say(format_args!("* {} bytes of body, {:.1?} in all", body.len(), started.elapsed()));
     }
     if !status.is_client_error() && !status.is_server_error() {
         return Ok(ExitCode::SUCCESS);
     }
     match injected.filter(Injected::is_abort) {
-        Some(Injected { route, .. }) => {
-            eprintln!("the mesh injected {status} (route {route} of {}); no server was called", args.service)
-        }
-        None => eprintln!("{} answered {status}", args.service),
+        Some(Injected { route, .. }) => output::say(format_args!(
+            "the mesh injected {status} (route {route} of {}); no server was called",
+            args.service
+        )),
+        None => output::say(format_args!("{} answered {status}", args.service)),
     }
     Ok(ExitCode::FAILURE)
 }
@@ -263,14 +264,17 @@ fn print_trace(trace: &Trace) {
             Ok(status) => status.to_string(),
             Err(problem) => problem.clone(),
         };
-        eprintln!("* try {i}: {instance} at {address} in {region}: {outcome} after {:.1?}", tried.took);
+        output::say(format_args!(
+            "* try {i}: {instance} at {address} in {region}: {outcome} after {:.1?}",
+            tried.took
+        ));
     }
 }
 
 fn print_head(answer: &Response<Body>) {
-    eprintln!("< {:?} {}", answer.version(), answer.status());
+    output::say(format_args!("< {:?} {}", answer.version(), answer.status()));
     for (name, value) in answer.headers() {
-        eprintln!("< {name}: {}", String::from_utf8_lossy(value.as_bytes()));
+        output::say(format_args!("< {name}: {}", String::from_utf8_lossy(value.as_bytes())));
     }
 }
 

@@ -1,6 +1,12 @@
 use std::{ffi::OsString, os::unix::process::ExitStatusExt, process::ExitStatus, time::Duration};
 
-use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, test_kill_process_group, waitpgid};
+use rustix::{
+    io::Errno,
+    process::{
+        Pid, Signal, WaitOptions, getpid, getppid, kill_process_group, set_parent_process_death_signal,
+        test_kill_process_group, waitpgid,
+    },
+};
 use tokio::{
     process::Command,
     time::{Instant, sleep, timeout_at},
@@ -25,17 +31,17 @@ pub(super) struct Child {
 struct Group(Option<Pid>);
 
 impl Child {
-    /// Starts the program, if one is given.
+    /// Starts the program, if one is given. To be called from the main thread: the program is terminated when the thread that
+    /// started it ends, of which this process may die without a chance to do anything.
     pub(super) fn start(command: &[OsString]) -> Result<Option<Self>, Failure> {
         let Some((program, arguments)) = command.split_first() else {
             return Ok(None);
         };
-        let started = Command::new(program)
-            .args(arguments)
-            // Its own group: Ctrl-C then reaches this command only, and callers leave before the program stops.
-            .process_group(0)
-            .spawn();
-        let process = started.map_err(|error| {
+        let mut starting = Command::new(program);
+        // Its own group: Ctrl-C then reaches this command only, and callers leave before the program stops.
+        starting.args(arguments).process_group(0);
+        end_with_parent(&mut starting);
+        let process = starting.spawn().map_err(|error| {
             Failure::failed_with(
                 format!("cannot start '{}': {error}", program.display()),
                 "check that the program exists and is executable",
@@ -86,6 +92,23 @@ impl Child {
         };
         Ok(if status.signal() == Some(Signal::TERM.as_raw()) { 0 } else { code(status) })
     }
+}
+
+/// Has the kernel terminate the program when this process is killed: it would run on unregistered, and keep the port from the
+/// next one.
+#[allow(unsafe_code, reason = "only the program itself can ask for the signal, between fork and exec")]
+fn end_with_parent(command: &mut Command) {
+    let parent = getpid();
+    let ask = move || {
+        set_parent_process_death_signal(Some(Signal::TERM))?;
+        match getppid() == Some(parent) {
+            true => Ok(()),
+            // This process has ended already.
+            false => Err(Errno::SRCH.into()),
+        }
+    };
+    // SAFETY: it makes two system calls, allocates nothing and takes no lock.
+    unsafe { command.pre_exec(ask) };
 }
 
 impl Group {

@@ -1,11 +1,21 @@
 //! What happens to running servers: endpoints, drain, shard moves, explain.
 
-use std::{net::TcpListener, process::Stdio};
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    net::TcpListener,
+    process::{Command, Stdio},
+};
 
+use fairmesh_test_support::free_port;
 use fairmesh_wire::v1::{Endpoint, Location, endpoint::State};
 use serde_json::json;
 
-use super::support::{Mesh, wait_until};
+use super::{
+    calls::echo,
+    identities::Killed,
+    support::{Mesh, send, wait_until},
+};
 
 fn shop_with_servers() -> Mesh {
     let mesh = Mesh::with_shop();
@@ -271,6 +281,54 @@ fn a_program_is_not_started_where_somebody_else_listens() {
     assert!(complaint.contains(&format!(", process {} (", std::process::id())), "{complaint}");
     assert!(!started.exists(), "the program was not started");
     assert_eq!(mesh.run(&["get", "services", "--json"]).json(), json!([]));
+}
+
+#[test]
+fn a_program_ends_with_its_register_that_is_killed() {
+    let mesh = Mesh::start();
+    let (to, address) = (mesh.address(), format!("127.0.0.1:{}", free_port()));
+    let mut register = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
+        .args(["register", "shop/x", "--address", &address, "--control", &to, "--region", "eu"])
+        .args(["--", "sleep", "600"])
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(register.stderr.take().unwrap()).lines();
+    let started =
+        lines.find_map(|line| line.unwrap().split_once("as process ").map(|(_, pid)| pid.to_owned()));
+    let stat = format!("/proc/{}/stat", started.unwrap());
+    // A zombie has ended too.
+    let runs = || fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
+    assert!(runs());
+    register.kill().unwrap();
+    register.wait().unwrap();
+    wait_until("the program ends", || !runs());
+}
+
+#[test]
+fn processes_go_on_where_nothing_reads_what_they_say() {
+    let mesh = Mesh::empty();
+    // As with `| head`, once it has its lines.
+    let unread = |command: &mut Command| {
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stderr.take());
+        Killed(child)
+    };
+    let mut control = unread(mesh.control_command().args(["--log", "debug"]));
+    wait_until("the control plane responds", || mesh.run(&["get", "services"]).code == Some(0));
+    let (to, address) = (mesh.address(), format!("127.0.0.1:{}", echo()));
+    let mut register = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+    register.args(["register", "shop/x", "--address", &address, "--control", &to, "--region", "eu"]);
+    let mut register = unread(register.env_clear());
+    wait_until("the program is registered", || {
+        mesh.run(&["get", "endpoints", "shop/x"]).out.contains("serving")
+    });
+    for process in [&mut register, &mut control] {
+        send(&process.0, "TERM");
+        assert_eq!(process.0.wait().unwrap().code(), Some(0));
+    }
 }
 
 #[test]

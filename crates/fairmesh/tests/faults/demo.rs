@@ -1,12 +1,19 @@
-//! The demo, whole.
+//! The demo, whole; and the first minute with a mesh in one process.
 
-use std::{collections::BTreeSet, env, fs, path::Path, time::Duration};
+use std::{collections::BTreeSet, env, fs, path::Path, process::Stdio, time::Duration};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use tokio::{process::Command, time::timeout};
+use tokio::{
+    process::Command,
+    time::{Instant, timeout},
+};
 
-use crate::harness::{alone, beside_others, run, skipped, until};
+use fairmesh_test_support::fairmesh;
+
+use crate::harness::{
+    PATIENCE, Process, Program, alone, beside_others, free_port, run, skipped, tool, until,
+};
 
 /// The events of the report.
 const EVENTS: [&str; 7] =
@@ -22,16 +29,20 @@ fn running_for(folder: &Path) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_demo_that_is_interrupted_leaves_nothing_running() {
+async fn a_demo_that_is_interrupted_and_whose_reader_is_gone_leaves_nothing_running() {
     let _machine = beside_others().await;
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("recommend.py");
     let mut demo = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
         .args(["demo", "--quick", "--dir"])
         .arg(folder.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
         .kill_on_drop(true)
         .spawn()
         .unwrap();
+    // As `head` goes once it has its lines.
+    drop((demo.stdout.take(), demo.stderr.take()));
     // For each of its three, the register command and the program itself.
     until("the plain Python servers run", async || running_for(&script) == 6).await;
     let pid = Pid::from_raw(demo.id().unwrap().cast_signed()).unwrap();
@@ -39,6 +50,35 @@ async fn a_demo_that_is_interrupted_leaves_nothing_running() {
     let ended = timeout(Duration::from_secs(60), demo.wait()).await.expect("it ends").unwrap();
     assert_eq!(ended.code(), Some(1));
     until("all have ended", async || running_for(folder.path()) == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_commands_lead_to_the_first_call_by_name_within_two_seconds() {
+    let Some(python) = tool("python3") else {
+        return skipped("a program that knows nothing of the mesh is missing", "python3");
+    };
+    let _machine = alone().await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let [control, agent] = ["control", "agent"].map(|name| format!("unix:{}", path(name).display()));
+    let [proxy, http, admin, program] = [(); 4].map(|()| format!("127.0.0.1:{}", free_port()));
+    let began = Instant::now();
+    let dev = format!(
+        "dev --control {control} --agent {agent} --proxy {proxy} --http {http} --admin {admin} --metrics none"
+    );
+    let _dev = Process::start(Program::fairmesh(path("dev.log"), &dev));
+    let (python, port) = (python.display(), program.rsplit_once(':').unwrap().1);
+    let register = format!(
+        "register shop/hello --address {program} --agent {agent} -- {python} -m http.server {port} --bind 127.0.0.1"
+    );
+    let _register = Process::start(Program::fairmesh(path("register.log"), &register));
+    until("a call is answered", async || {
+        let call = fairmesh(&["call", "shop/hello", "/", "--agent", &agent]);
+        run(call, "", PATIENCE).await.code == Some(0)
+    })
+    .await;
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(2), "{took:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -106,8 +106,10 @@ fn confirm(args: &RegionArgs<'_>, forecast: &v1::ForecastDrainResponse) -> Resul
         services if services.iter().any(is_full) => " It will be held where a region is full.",
         _ => "",
     };
-    eprint!("Drain region {} over {}?{warning} [y/N] ", args.region, write_duration(args.over));
-    let _ = io::stderr().flush();
+    let mut asked = io::stderr();
+    let over = write_duration(args.over);
+    let _ = write!(asked, "Drain region {} over {over}?{warning} [y/N] ", args.region);
+    let _ = asked.flush();
     let mut answer = String::new();
     let read = io::stdin().read_line(&mut answer);
     match read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes") {

@@ -47,11 +47,11 @@ pub(super) async fn run(args: TokenArgs) -> Result<(), Failure> {
     let made = connection.authority().create_token(request).await;
     let made = made.map_err(|status| Failure::from_status(&status))?.into_inner();
     if args.output.is_table() {
-        eprintln!(
+        output::say(format_args!(
             "for the agent {}, once, until {}: start it with FAIRMESH_JOIN_TOKEN=… or --join-token-file FILE",
             args.agent,
             timestamp(made.expires_at)
-        );
+        ));
     }
     let value = json!({ "token": made.token, "agent": args.agent, "expires": made.expires_at });
     output::print_one(args.output.format(), &value, &format!("{}\n", made.token))
