@@ -25,7 +25,7 @@ use crate::{
     response_body::{Body, Tunnel},
     transport::{EndpointPool, RequestBody},
 };
-use fairmesh_headers::{Deadline, SpanContext};
+use fairmesh_headers::{Deadline, SpanContext, is_grpc};
 use fairmesh_http::BoxError;
 
 /// A service to call: cheap to clone, and a `tower::Service` that is always ready.
@@ -232,10 +232,14 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let this = self.clone();
+        // Of a tonic client, maybe. Others would print the text of a fault again for its source.
+        let is_grpc = is_grpc(request.headers());
         Box::pin(async move {
-            // Of a tonic client, maybe.
-            let response = this.send(request).await.map_err(Fault::for_tonic)?;
-            Ok(response.map(Body::for_tonic))
+            let sent = this.send(request).await;
+            match is_grpc {
+                true => sent.map(|response| response.map(Body::for_tonic)).map_err(Fault::for_tonic),
+                false => sent,
+            }
         })
     }
 }

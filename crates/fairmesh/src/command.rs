@@ -35,6 +35,7 @@ use crate::{
     output, register,
 };
 
+pub(crate) use processes::dev::delete_temporary_data;
 pub(crate) use records::get::service_words;
 
 /// Runs the command; returns the exit code of the process.

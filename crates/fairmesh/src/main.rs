@@ -50,10 +50,14 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match runtime.block_on(command::run(cli)) {
+    let code = match runtime.block_on(command::run(cli)) {
         Ok(code) => code,
         Err(failure) => failure.report(),
-    }
+    };
+    // Waits for its tasks.
+    drop(runtime);
+    command::delete_temporary_data();
+    code
 }
 
 /// A runtime with one thread for commands that need no more, otherwise with one per processor.

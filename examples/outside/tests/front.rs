@@ -99,10 +99,13 @@ async fn an_error_report_says_a_fault_once() {
     let mesh = FixedMesh::new().unwrap();
     let absent: SocketAddr = "127.0.0.1:1".parse().unwrap();
     mesh.serve("shop/catalog", Protocol::Http1, [absent]).await.unwrap();
-    let request = Request::get("/").body(fairmesh_client::Body::empty()).unwrap();
-    let fault = mesh.mesh().service("shop/catalog").unwrap().send(request).await.unwrap_err();
-    assert_eq!(fault.kind(), FaultKind::Unreachable);
-    let (message, report) = (fault.message().to_owned(), format!("{:?}", anyhow::Error::from(fault)));
-    assert_eq!(report.matches(&message).count(), 1, "{report}");
-    assert!(report.contains("refused"), "with its cause: {report}");
+    let request = || Request::get("/").body(fairmesh_client::Body::empty()).unwrap();
+    let catalog = mesh.mesh().service("shop/catalog").unwrap();
+    // Over tower too, where the caller is no client of gRPC.
+    for fault in [catalog.send(request()).await.unwrap_err(), catalog.oneshot(request()).await.unwrap_err()] {
+        assert_eq!(fault.kind(), FaultKind::Unreachable);
+        let (message, report) = (fault.message().to_owned(), format!("{:?}", anyhow::Error::from(fault)));
+        assert_eq!(report.matches(&message).count(), 1, "{report}");
+        assert!(report.contains("refused"), "with its cause: {report}");
+    }
 }

@@ -145,5 +145,6 @@ fn a_mistake_in_the_folder_and_a_port_in_use_are_reported_at_once() {
     let refused = command(&folder, &format!("127.0.0.1:{}", echo())).args(pages).output().unwrap();
     let said = String::from_utf8(refused.stderr).unwrap();
     assert_eq!(refused.status.code(), Some(1), "{said}");
-    assert!(said.contains("cannot listen on"), "{said}");
+    assert!(said.contains("cannot listen on") && said.contains("--proxy"), "{said}");
+    assert_eq!(fs::read_dir(folder.path().join("tmp")).unwrap().count(), 0, "its data is deleted");
 }

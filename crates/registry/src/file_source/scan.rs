@@ -1,5 +1,5 @@
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     ffi::OsStr,
     fs, io,
     path::{Path, PathBuf},
@@ -129,6 +129,8 @@ impl FileState {
 
 fn registrations(file: &str, text: &str) -> Result<Vec<Registration>, String> {
     let mut registrations = Vec::new();
+    // The line of the document of each instance: one document lists none twice, several may.
+    let mut lines = HashMap::new();
     let documents = manifest::parse(file, text).map_err(|error| error.to_string())?;
     if documents.is_empty() {
         // An editor that saves in two steps empties a file first; that must not remove a fleet.
@@ -151,6 +153,13 @@ fn registrations(file: &str, text: &str) -> Result<Vec<Registration>, String> {
                 let instance = &endpoint.instance;
                 return Err(format!(
                     "{file}:{line}: '{instance}' has a lease; leave it out, since the file keeps it registered"
+                ));
+            }
+            if let Some(before) = lines.insert((service.clone(), endpoint.instance.clone()), line) {
+                let instance = &endpoint.instance;
+                return Err(format!(
+                    "{file}:{line}: '{instance}' of {service} is listed in the document of line {before} too; give every \
+                     endpoint its own instance id"
                 ));
             }
             endpoint.labels.insert(SOURCE_LABEL.into(), file.into());

@@ -85,6 +85,11 @@ async fn an_invalid_edit_keeps_the_last_good_state_and_shows_an_error() {
         ("kind: Service\nname: shop/cart\n".to_owned(), "fairmesh apply -f"),
         (list("shop/cart", &["a"]).replace("region", "lease: 10s, region"), "leave it out"),
         (list("shop/cart", &["a"]).replace("region", "regoin"), "did you mean 'region'?"),
+        (list("shop/cart", &["a", "a"]), "shop.yaml:5:"),
+        (
+            format!("{}---\n{}", list("shop/cart", &["a"]), list("shop/cart", &["b", "a"])),
+            "shop.yaml:6: 'a' of shop/cart is listed in the document of line 1 too",
+        ),
         (String::new(), "it is empty"),
     ] {
         fs::write(&file, edit).unwrap();

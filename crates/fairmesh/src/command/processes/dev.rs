@@ -6,8 +6,14 @@
 mod config_folder;
 
 use std::{
-    collections::BTreeMap, convert::Infallible, future::pending, net::SocketAddr, path::PathBuf,
-    process::ExitCode, time::Duration,
+    collections::BTreeMap,
+    convert::Infallible,
+    future::pending,
+    net::SocketAddr,
+    path::PathBuf,
+    process::ExitCode,
+    sync::{Mutex, PoisonError},
+    time::Duration,
 };
 
 use clap::Args;
@@ -123,17 +129,25 @@ pub(crate) async fn run(mut args: DevArgs) -> Result<ExitCode, Failure> {
     }
 }
 
+/// Temporary folders of data, for [`delete_temporary_data`]. Where a part failed to start, tasks of the others still write
+/// into them when [`run`] returns.
+static TEMPORARY: Mutex<Vec<TempDir>> = Mutex::new(Vec::new());
+
+/// Deletes the temporary folders of data. To be called when no task of this process runs any more.
+pub(crate) fn delete_temporary_data() {
+    TEMPORARY.lock().unwrap_or_else(PoisonError::into_inner).clear();
+}
+
 /// Where the data is.
 struct DataFolder {
     path: PathBuf,
-    /// Deleted when dropped.
-    temporary: Option<TempDir>,
+    is_temporary: bool,
 }
 
 impl DataFolder {
     fn open(given: Option<PathBuf>) -> Result<Self, Failure> {
         if let Some(path) = given {
-            return Ok(Self { path, temporary: None });
+            return Ok(Self { path, is_temporary: false });
         }
         let folder = tempfile::Builder::new().prefix("fairmesh-dev-").tempdir().map_err(|error| {
             Failure::failed_with(
@@ -141,7 +155,9 @@ impl DataFolder {
                 "give a folder with --data-dir, or another TMPDIR",
             )
         })?;
-        Ok(Self { path: folder.path().to_owned(), temporary: Some(folder) })
+        let path = folder.path().to_owned();
+        TEMPORARY.lock().unwrap_or_else(PoisonError::into_inner).push(folder);
+        Ok(Self { path, is_temporary: true })
     }
 }
 
@@ -204,10 +220,7 @@ async fn serve_proxy(
 }
 
 fn announcement(args: &DevArgs, data: &DataFolder, after: Duration) -> String {
-    let kept = match data.temporary {
-        Some(_) => "deleted at the end",
-        None => "kept",
-    };
+    let kept = if data.is_temporary { "deleted at the end" } else { "kept" };
     format!(
         "fairmesh dev is ready after {:.1} s; Ctrl-C ends it\n  \
          control plane  {}, http://{}\n  agent          {}\n  proxy          {}, http://{}\n  data           {}, {kept}\n",
