@@ -92,6 +92,15 @@ weigh() {
     [ "$count" -le "$bound" ] || failed="$count crates are more than $bound; see the tree with: cargo tree --manifest-path $folder/Cargo.toml"
 }
 
+# tokio_features: fails if the program, as `manifest` wrote it, turns on parts of tokio that only tests need, or all of them.
+tokio_features() {
+    local tree
+    tree=$(cargo tree --quiet --offline --manifest-path "$folder/Cargo.toml" --edges normal,build,features --prefix none)
+    if grep -E '^tokio feature "(full|test-util|process|signal|fs)"' <<<"$tree"; then
+        failed="the library turns on a feature of tokio that callers do not need"
+    fi
+}
+
 # compiles: the program as `manifest` wrote it, with what the workspace has compiled already.
 compiles() {
     if ! CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$root/target}" cargo check --quiet --offline --manifest-path "$folder/Cargo.toml"; then
@@ -102,7 +111,9 @@ compiles() {
 failed=
 weigh lean ', default-features = false' "$max_crates" "${1:-}" "$max_bytes"
 [ "${1:-}" != --build ] || weigh small ', default-features = false' "$max_crates" --build "$max_bytes_small" "$small"
+tokio_features
 weigh default '' "$max_crates_default" "${1:-}"
+tokio_features
 compiles
 if [ -n "$failed" ]; then
     printf 'weight: %s\n' "$failed" >&2

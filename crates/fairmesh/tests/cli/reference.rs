@@ -104,3 +104,38 @@ fn the_first_commands_of_the_reference_work_as_printed() {
     }
     assert_eq!(run, 3, "{block}");
 }
+
+#[test]
+fn every_variable_of_the_environment_is_documented() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let read = |path: PathBuf| fs::read_to_string(path).unwrap();
+    let pages = fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    let pages = pages.filter(|path| path.is_file()).chain([root.join("README.md")]);
+    let pages: String = pages.map(read).collect();
+    // Those of the library, for callers and servers alike, are in its table.
+    let library = read(root.join("docs/library.md"));
+    let (_, table) = library.split_once("## Variables").unwrap();
+    let mut seen = 0;
+    for entry in fs::read_dir(root.join("crates")).unwrap() {
+        let folder = entry.unwrap().path();
+        let name = folder.file_name().unwrap().to_str().unwrap().to_owned();
+        let mut files = Vec::new();
+        rust_files(&folder.join("src"), &mut files);
+        let place = match &*name {
+            "test-runner" | "test-support" => continue,
+            "calls" | "client" | "identity" | "server" | "wire" => table,
+            _ => &pages,
+        };
+        for file in files {
+            for variable in
+                code(&file).split("\"FAIRMESH_").skip(1).filter_map(|rest| rest.split(['"', ' ']).next())
+            {
+                let named = ["`", "="].map(|end| format!("`FAIRMESH_{variable}{end}"));
+                let is_there = named.iter().any(|name| place.contains(name));
+                assert!(is_there, "FAIRMESH_{variable} of {} is not documented", file.display());
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen > 20, "{seen}");
+}

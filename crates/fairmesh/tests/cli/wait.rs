@@ -2,13 +2,15 @@
 
 use std::{
     net::TcpListener,
+    path::Path,
     process::{Command, Stdio},
     thread,
 };
 
-use fairmesh_test_support::free_port;
+use fairmesh_test_support::{free_port, skipped};
 
 use super::{
+    calls::echo,
     identities::Killed,
     support::{Mesh, fairmesh},
 };
@@ -63,6 +65,37 @@ fn a_socket_that_a_control_plane_makes_later_is_found() {
     control.args(arguments).arg(mesh.path("state/fairmesh/control"));
     let _control = Killed(control.spawn().unwrap());
     assert!(waiting.wait().unwrap().success());
+}
+
+/// A command of a user without root, whose home this is, in a session without a folder for sockets.
+fn of_a_user(home: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-user=1000", env!("CARGO_BIN_EXE_fairmesh")]).args(args);
+    command.env_clear().env("PATH", "/usr/bin:/bin").env("HOME", home);
+    command
+}
+
+#[test]
+fn an_agent_and_programs_without_root_and_a_folder_for_sockets_agree_on_one() {
+    let (mesh, port) = (Mesh::with_shop(), echo());
+    let home = mesh.path("home");
+    match of_a_user(&home, &["version", "--client"]).output() {
+        Ok(output) if output.status.success() => {}
+        refused => return skipped("a user namespace cannot be made", format!("{refused:?}")),
+    }
+    mesh.register("shop/catalog", "catalog-0", "eu", port);
+    let arguments = ["agent", "--region", "eu", "--metrics", "none", "--control", &mesh.address()];
+    let mut agent = of_a_user(&home, &arguments);
+    let _agent = Killed(agent.stderr(Stdio::null()).spawn().unwrap());
+    assert!(of_a_user(&home, &["wait", "agent"]).status().unwrap().success());
+    assert!(home.join(".local/state/fairmesh/run/agent.sock").exists());
+    let called = of_a_user(&home, &["call", "shop/catalog", "/items"]).output().unwrap();
+    assert!(called.stdout.starts_with(b"GET /items"), "{called:?}");
+    // Without a home too, the error says what to give.
+    let mut homeless = of_a_user(&home, &arguments);
+    let refused = homeless.args(["--state-dir", "/nowhere"]).env_remove("HOME").output().unwrap();
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(refused.status.code() == Some(2) && said.contains("--listen"), "{said}");
 }
 
 #[test]
