@@ -1,9 +1,13 @@
 //! The control plane as a process: stops, crashes, and stores that it must not touch.
 
-use std::{fs, process::Stdio};
+use std::{
+    fs,
+    process::{Command, Stdio},
+};
 
 use super::{
     check::found,
+    identities::Killed,
     support::{Mesh, contents, fairmesh, send, wait_until},
 };
 
@@ -136,4 +140,23 @@ fn an_agent_starts_without_a_control_plane_and_ends_when_asked() {
     assert!(version.fails(1).contains("--control"), "an agent says that it is not the control plane");
     send(&agent.child, "TERM");
     assert_eq!(agent.child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn an_agent_warns_only_when_none_of_its_control_planes_responds() {
+    let mut mesh = Mesh::start();
+    let [log, state, socket, nowhere] =
+        ["agent.log", "agent", "agent.sock", "none.sock"].map(|name| mesh.path(name));
+    let of = |socket: &std::path::Path| format!("unix:{}", socket.display());
+    let control_planes = format!("{},{}", of(&nowhere), mesh.address());
+    let mut agent = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+    agent.args(["agent", "--region", "eu", "--metrics", "none", "--control", &control_planes]);
+    agent.args(["--listen", &of(&socket), "--state-dir"]).arg(state);
+    agent.env_clear().stderr(fs::File::create(&log).unwrap());
+    let _agent = Killed(agent.spawn().unwrap());
+    let says = |what: &str| fs::read_to_string(&log).unwrap().contains(what);
+    wait_until("it follows the second one", || says(&format!("following address={}", mesh.address())));
+    assert!(!says("no upstream is reachable"), "{}", fs::read_to_string(&log).unwrap());
+    mesh.stop_control("TERM");
+    wait_until("it says that it lost it", || says("lost the connection to the upstream"));
 }
