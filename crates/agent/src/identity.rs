@@ -7,7 +7,12 @@ mod source;
 mod spiffe;
 mod workloads;
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 
 use fairmesh_identity::{
     Credentials, IdentityError, JoinToken, RevocationSource, Workload, WorkloadApi, follow_bundle,
@@ -16,8 +21,12 @@ use fairmesh_identity::{
 use fairmesh_model::{Invalid, Label, MeshRole, Region, SpiffePath};
 use fairmesh_rib::follower::FollowerHandle;
 use fairmesh_wire::transport::{Address, TlsIdentity as _, Transport};
-use tokio::{sync::watch, time::timeout};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
 use tokio_util::sync::CancellationToken;
+use tonic::Code;
 
 use source::ControlSource;
 pub(crate) use spiffe::SpiffeService;
@@ -29,6 +38,10 @@ use crate::AgentConfig;
 const FOLDER: &str = "identity";
 /// How long a program waits for an agent that just started to learn whether there is a trust domain.
 const KNOWN_TIMEOUT: Duration = Duration::from_millis(800);
+/// Within which time the agents of a mesh ask for its roots when these have changed.
+const ROOTS_SPREAD: Duration = Duration::from_secs(10);
+/// How long an agent that got no response waits, about.
+const ROOTS_RETRY: Duration = Duration::from_secs(30);
 
 /// This agent's part in the trust domain.
 #[derive(Clone, Debug)]
@@ -125,6 +138,8 @@ impl AgentIdentity {
             agent: config.listen.clone(),
             transport: transport.clone(),
             software: format!("agent {name}"),
+            // Those of a Workload API come from there.
+            with_roots: workload_api.is_none(),
         };
         let control_planes = (transport, config.upstreams.clone());
         let region = config.location.region.clone();
@@ -163,7 +178,39 @@ pub(crate) async fn keep_fresh(identity: Option<AgentIdentity>, stop: Cancellati
         () = renewing => {}
         () = revocations => {}
         () = follow_bundle(&shared.workload, &shared.folder) => {}
+        () = follow_roots(&shared) => {}
     }
+}
+
+/// Trusts the roots of the domain soon after they change, not only with the next renewal. Never returns.
+async fn follow_roots(shared: &Shared) {
+    let mut changes = shared.workload.root_changes();
+    // The sender lives in the identity, which this borrows.
+    while changes.changed().await.is_ok() {
+        let mut pause = below(ROOTS_SPREAD);
+        loop {
+            sleep(pause).await;
+            changes.mark_unchanged();
+            match shared.refresh_roots().await {
+                Ok(()) => break,
+                Err(status) => {
+                    let reason = status.message();
+                    tracing::warn!(reason, "the new roots of the trust domain are not known yet");
+                    // A control plane of the release before does not tell them: the next renewal does.
+                    if status.code() != Code::Unavailable {
+                        break;
+                    }
+                }
+            }
+            pause = ROOTS_RETRY + below(ROOTS_RETRY);
+        }
+    }
+}
+
+/// A random time below `range`, so that a fleet does not act in step.
+fn below(range: Duration) -> Duration {
+    // Less than 1000: the seeds of the standard library's hashes are random enough for that.
+    range / 1000 * (RandomState::new().hash_one(()) % 1000) as u32
 }
 
 /// The same for an agent whose certificate comes from a Workload API. It has to join still, once: that is what permits it to

@@ -176,6 +176,7 @@ impl ProgramIdentity {
             agent: request.agent.clone(),
             transport: Transport::tls(Arc::clone(&workload) as Arc<_>),
             software: request.software.clone(),
+            with_roots: false,
         };
         let (end, revoking) = follow_revocations(&workload, revocations);
         let tasks = [tokio::spawn(following), tokio::spawn(revoking)];
@@ -201,6 +202,7 @@ impl ProgramIdentity {
             agent: source.agent.clone(),
             transport: Transport::default(),
             software: source.software.clone(),
+            with_roots: false,
         };
         let (following, followed) = follow_revocations(&workload, source_of_revocations);
         let renewing = renewal::keep_fresh(Arc::clone(&workload), source, CancellationToken::new());

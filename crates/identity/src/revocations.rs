@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fairmesh_model::{FederatedDomains, Prefix, Record, RecordKey, Revision, Revocations};
+use fairmesh_model::{FederatedDomains, Prefix, Record, RecordKey, Revision, Revocations, TrustBundle};
 use fairmesh_rib::{
     ArrivedRecord, Mirror, Snapshot, Update,
     follower::{Backoff, Follower, FollowerConfig, Sink},
@@ -16,8 +16,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Workload;
 
-/// What is followed.
-const FOLLOWED: [RecordKey; 2] = [RecordKey::Revocations, RecordKey::FederatedDomains];
+/// What is followed, the last one only if the roots are.
+const FOLLOWED: [RecordKey; 3] =
+    [RecordKey::Revocations, RecordKey::FederatedDomains, RecordKey::TrustBundle];
 
 /// Whom to follow.
 #[derive(Clone, Debug)]
@@ -28,6 +29,8 @@ pub struct RevocationSource {
     pub transport: Transport,
     /// The description of this process, for operators.
     pub software: String,
+    /// Whether changes of the roots of the domain are [noted](Workload::root_changes) too.
+    pub with_roots: bool,
 }
 
 /// Keeps what `workload` refuses, and which trust domains beside its own it verifies, as the records say, from its first certificate
@@ -41,7 +44,8 @@ pub(crate) async fn follow_until(workload: Arc<Workload>, source: RevocationSour
     if stop.run_until_cancelled(workload.ready()).await.is_none() {
         return;
     }
-    let RevocationSource { agent, transport, software } = source;
+    let RevocationSource { agent, transport, software, with_roots } = source;
+    let followed = if with_roots { &FOLLOWED[..] } else { &FOLLOWED[..2] };
     let config = FollowerConfig {
         transport,
         addresses: vec![agent],
@@ -50,12 +54,11 @@ pub(crate) async fn follow_until(workload: Arc<Workload>, source: RevocationSour
         refuse_lagging: false,
     };
     let (applied, mut revisions) = watch::channel(None);
-    let handle = Follower::spawn(
-        config,
-        RevocationSink { workload, applied, unknown: FOLLOWED.map(|key| Prefix::from(&key)).to_vec() },
-    );
-    for key in FOLLOWED {
-        handle.subscribe(Prefix::from(&key));
+    let unknown: Vec<_> = followed.iter().map(Prefix::from).collect();
+    let sink = RevocationSink { workload, applied, unknown: unknown.clone(), roots: None };
+    let handle = Follower::spawn(config, sink);
+    for prefix in unknown {
+        handle.subscribe(prefix);
     }
     while let Some(Ok(())) = stop.run_until_cancelled(revisions.changed()).await {
         let revision: Option<Revision> = *revisions.borrow_and_update();
@@ -69,12 +72,22 @@ struct RevocationSink {
     applied: watch::Sender<Option<Revision>>,
     /// What has not been read yet.
     unknown: Vec<Prefix>,
+    /// The roots of the domain as they were read last.
+    roots: Option<TrustBundle>,
 }
 
 impl RevocationSink {
     fn note_if_known(&self) {
         if self.unknown.is_empty() {
             self.workload.note_revocations();
+        }
+    }
+
+    /// A record is only a hint, since replicas pass it on, which give no roots out.
+    fn note_roots(&mut self, bundle: TrustBundle) {
+        let before = self.roots.replace(bundle);
+        if before.is_some() && before != self.roots {
+            self.workload.note_roots();
         }
     }
 }
@@ -107,6 +120,7 @@ impl Mirror for RevocationSink {
         match records::decode(&key, record.value) {
             Ok(Record::Revocations(revocations)) => self.workload.revoke(revocations),
             Ok(Record::FederatedDomains(domains)) => self.workload.federate(domains),
+            Ok(Record::TrustBundle(bundle)) => self.note_roots(bundle),
             Ok(_) => {}
             // The last ones stay in force.
             Err(error) => {
@@ -118,6 +132,8 @@ impl Mirror for RevocationSink {
     fn delete(&mut self, _: &str, key: &RecordKey) {
         match key {
             RecordKey::FederatedDomains => self.workload.federate(FederatedDomains::default()),
+            // A mesh does not lose its trust domain.
+            RecordKey::TrustBundle => {}
             _ => self.workload.revoke(Revocations::default()),
         }
     }

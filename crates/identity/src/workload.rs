@@ -28,6 +28,8 @@ pub struct Workload {
     connections: Arc<Connections>,
     /// How often the record of revocations was read.
     revoked: watch::Sender<u64>,
+    /// How often the record of the roots has changed.
+    roots: watch::Sender<u64>,
 }
 
 /// One certificate, and configurations with it.
@@ -62,6 +64,7 @@ impl Workload {
             ready: watch::Sender::new(false),
             connections: Arc::default(),
             revoked: watch::Sender::new(0),
+            roots: watch::Sender::new(0),
         }
     }
 
@@ -86,7 +89,7 @@ impl Workload {
     ///
     /// # Errors
     /// When peers with these roots would refuse the certificate of this process; the ones before remain.
-    pub(crate) fn trust_roots(&self, roots: &[Vec<u8>]) -> Result<bool, IdentityError> {
+    pub fn trust_roots(&self, roots: &[Vec<u8>]) -> Result<bool, IdentityError> {
         let Some(own) = self.credentials().filter(|own| own.trust.bundle().roots != roots) else {
             return Ok(false);
         };
@@ -117,6 +120,16 @@ impl Workload {
     /// The record of revocations was read.
     pub(crate) fn note_revocations(&self) {
         self.revoked.send_modify(|reads| *reads += 1);
+    }
+
+    /// The record of the roots has changed.
+    pub(crate) fn note_roots(&self) {
+        self.roots.send_modify(|changes| *changes += 1);
+    }
+
+    /// Changes when the record of the roots does, if that is followed. What it says is not trusted: a control plane has to sign it.
+    pub fn root_changes(&self) -> watch::Receiver<u64> {
+        self.roots.subscribe()
     }
 
     /// Waits until the record of revocations was read once.

@@ -185,6 +185,28 @@ impl Shared {
         services.iter().map(ServiceName::new).collect::<Result<_, _>>().map_err(refused)
     }
 
+    /// Trusts the roots that a control plane has now, signed for this request.
+    pub(super) async fn refresh_roots(&self) -> Result<(), Status> {
+        let failed = |error: IdentityError| Status::internal(error.to_string());
+        // Of it nothing is certified: it binds the response to this request.
+        let csr = PrivateKey::generate().and_then(|key| key.signing_request()).map_err(failed)?;
+        let path = own_path(&self.name).to_string();
+        let request =
+            v1::IssueRequest { path, csr: csr.clone().into(), describe_workload: true, ..Default::default() };
+        let (own, response) = self.request(request).await?;
+        self.verify(own.trust(), &csr, &response)?;
+        let bundle = bundle_of(&response)?;
+        if bundle.domain == *own.trust().domain()
+            && self.workload.trust_roots(&bundle.roots).map_err(failed)?
+        {
+            tracing::info!(roots = bundle.roots.len(), "the roots of the trust domain have changed");
+            if let Some(Err(error)) = self.workload.credentials().map(|own| self.save(&own)) {
+                tracing::error!(%error, "the new roots cannot be kept on disk");
+            }
+        }
+        Ok(())
+    }
+
     /// The response to a request that this agent signs.
     async fn request(&self, request: v1::IssueRequest) -> Result<(Arc<Credentials>, SignedMessage), Status> {
         // One that is about to join gets its own first.

@@ -18,16 +18,21 @@ use fairmesh_wire::{
     spiffe::{self, spiffe_workload_api_server::SpiffeWorkloadApi},
 };
 use futures_util::{Stream, StreamExt as _, stream};
-use tokio::{sync::watch, time::sleep};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Response, Status};
 
-use super::{AgentIdentity, Shared, workloads};
+use super::{AgentIdentity, Shared, below, workloads};
 
 /// What each call has to carry, so that no program can be led to make one by a request to a URL.
 const HEADER: &str = "workload.spiffe.io";
-/// How often a program's identities are compared with the records, and with the time.
+/// How often a program's identities are compared with the records, and with the time, about.
 const RECHECK: Duration = Duration::from_secs(30);
+/// When they are compared again where a certificate could not be replaced at once, about.
+const RETRY: Duration = Duration::from_secs(1);
 /// Upper bound of the open streams of a user.
 const MAX_STREAMS: usize = 256;
 
@@ -64,6 +69,8 @@ struct Told {
     own_roots: Vec<Vec<u8>>,
     installations: watch::Receiver<bool>,
     revocations: watch::Receiver<u64>,
+    /// When its identities are compared with the records next.
+    due: Instant,
     _place: StreamPlace,
 }
 
@@ -181,6 +188,11 @@ fn bundles(bundle: &TrustBundle) -> spiffe::X509BundlesResponse {
     spiffe::X509BundlesResponse { bundles: [(id, bundle.roots.concat().into())].into(), ..Default::default() }
 }
 
+/// With jitter, since the streams of a fleet begin together after an outage.
+fn next_check() -> Instant {
+    Instant::now() + RECHECK * 9 / 10 + below(RECHECK / 5)
+}
+
 impl Told {
     /// The identities of a program, at its first request.
     async fn begin(shared: Arc<Shared>, program: ProgramFacts, place: StreamPlace) -> Result<Self, Status> {
@@ -189,9 +201,9 @@ impl Told {
             (shared.workload.installations(), shared.workload.revocation_changes());
         let bundle = shared.trusted().ok_or_else(|| Status::unavailable(shared.no_certificate()))?;
         let own_roots = bundle.roots.clone();
-        let held = Vec::new();
+        let (held, due) = (Vec::new(), next_check());
         let mut told =
-            Self { shared, program, held, bundle, own_roots, installations, revocations, _place: place };
+            Self { shared, program, held, bundle, own_roots, installations, revocations, due, _place: place };
         for path in paths {
             let issued = told.issue(&path).await?;
             told.held.push((path, issued));
@@ -211,16 +223,27 @@ impl Told {
     async fn changed(&mut self) -> Result<(), Status> {
         loop {
             // The senders live in the agent's identity, which this holds.
-            tokio::select! {
-                () = sleep(RECHECK) => {}
-                _ = self.revocations.changed() => {}
-                _ = self.installations.changed() => {}
+            let is_due = tokio::select! {
+                () = sleep_until(self.due) => true,
+                // Most revocations are of others: those cost no request.
+                _ = self.revocations.changed() => self.holds_revoked(),
+                // Roots come with the certificate of the agent.
+                _ = self.installations.changed() => false,
+            };
+            let mut changed = false;
+            if is_due {
+                self.due = next_check();
+                changed = self.refresh_identities().await?;
             }
-            let changed = self.refresh_roots();
-            if self.refresh_identities().await? || changed {
+            if self.refresh_roots() || changed {
                 return Ok(());
             }
         }
+    }
+
+    fn holds_revoked(&self) -> bool {
+        let revocations = self.shared.workload.revocations();
+        self.held.iter().any(|(_, held)| revocations.revokes(held))
     }
 
     /// Takes over the roots that the agent trusts, if these are others than before.
@@ -252,6 +275,9 @@ impl Told {
             changed |= issued.is_some();
             // One that is due and not renewed is as good as before, one that was revoked is not.
             let usable = held.filter(|held| !self.shared.workload.revocations().revokes(held));
+            if !is_current && issued.is_none() && usable.is_none() {
+                self.due = self.due.min(Instant::now() + RETRY + below(RETRY));
+            }
             let held = issued.or(usable);
             self.held.extend(held.map(|held| (path, held)));
         }
@@ -261,10 +287,19 @@ impl Told {
 
     /// A certificate in the place of one; `None` where that fails, as while no control plane can be reached.
     async fn renew(&mut self, path: &SpiffePath) -> Option<Credentials> {
-        let issued = self.issue(path).await.inspect_err(|status| {
-            tracing::warn!(%path, reason = status.message(), "a program's certificate is not renewed");
-        });
-        issued.ok()
+        let refused = |reason: &str| tracing::warn!(%path, reason, "a program's certificate is not renewed");
+        match self.issue(path).await {
+            // The clock of the control plane is behind that of the command that revoked those before.
+            Ok(issued) if self.shared.workload.revocations().revokes(&issued) => {
+                refused("the new one is revoked too");
+                None
+            }
+            Ok(issued) => Some(issued),
+            Err(status) => {
+                refused(status.message());
+                None
+            }
+        }
     }
 
     /// A certificate with a key of its own.

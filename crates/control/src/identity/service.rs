@@ -223,13 +223,15 @@ impl IdentityService {
         self.sign(csr, v1::IssueResponse { chain, bundle: Some(bundle.into()), ..Default::default() })
     }
 
-    /// A signed response with the programs that may have an identity.
+    /// A signed response with the programs that may have an identity, and the roots.
     fn describe_workload(&self, csr: &[u8], path: &SpiffePath) -> Result<v1::SignedMessage, Status> {
         let entry = match path {
             SpiffePath::Service(service) => self.workload(service),
             SpiffePath::Mesh(..) => None,
         };
-        self.sign(csr, v1::IssueResponse { workload: entry.map(Into::into), ..Default::default() })
+        let issuing = self.issuing.as_ref().ok_or_else(no_domain)?;
+        let bundle = Some(issuing.bundle(&self.node).into());
+        self.sign(csr, v1::IssueResponse { workload: entry.map(Into::into), bundle, ..Default::default() })
     }
 
     fn workload(&self, service: &ServiceName) -> Option<WorkloadEntry> {

@@ -6,6 +6,9 @@ use std::{
     os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
     path::PathBuf,
     process::{Child, ChildStdout, Command, Stdio},
+    sync::mpsc::{Receiver, channel},
+    thread,
+    time::Duration,
 };
 
 use fairmesh_test_support::{free_port, skipped, tool};
@@ -24,6 +27,8 @@ use super::{
 
 /// A user that no machine has.
 const USER: u32 = 54_002;
+/// The most that a change of records takes to reach a stream.
+const LIMIT: Duration = Duration::from_secs(25);
 
 /// A mesh with an agent, and a program of go-spiffe.
 struct Rig {
@@ -67,9 +72,9 @@ impl Rig {
     }
 
     /// A go-spiffe program that runs on, and what it prints.
-    fn running(&self, args: &[&str]) -> (Killed, BufReader<ChildStdout>) {
+    fn running(&self, args: &[&str]) -> (Killed, Printed) {
         let mut child: Child = self.command(args).stdout(Stdio::piped()).spawn().unwrap();
-        let printed = BufReader::new(child.stdout.take().unwrap());
+        let printed = Printed::of(child.stdout.take().unwrap());
         (Killed(child), printed)
     }
 
@@ -88,10 +93,31 @@ fn run(mut command: Command) -> Run {
     Run { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
-fn line(printed: &mut BufReader<ChildStdout>) -> String {
-    let mut line = String::new();
-    printed.read_line(&mut line).unwrap();
-    line.trim().to_owned()
+/// The lines that a program prints.
+struct Printed(Receiver<String>);
+
+impl Printed {
+    fn of(output: ChildStdout) -> Self {
+        let (sender, lines) = channel();
+        thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                let _ = sender.send(line.trim().to_owned());
+            }
+        });
+        Self(lines)
+    }
+
+    /// The next line for which `wanted` holds.
+    fn line(&self, wanted: impl Fn(&str) -> bool) -> String {
+        let mut seen = Vec::new();
+        while let Ok(line) = self.0.recv_timeout(LIMIT) {
+            if wanted(&line) {
+                return line;
+            }
+            seen.push(line);
+        }
+        panic!("only {seen:?} was printed within {LIMIT:?}");
+    }
 }
 
 #[test]
@@ -107,14 +133,21 @@ fn go_spiffe_gets_the_identities_that_records_give_to_its_program() {
     let refused = rig.go(&["jwt"]).ok();
     assert!(refused.contains("Unimplemented") && refused.contains("no JWT"), "{refused}");
 
-    // Changes are streamed.
-    let (_watch, mut printed) = rig.running(&["watch"]);
-    let before = line(&mut printed);
+    // Changes are streamed: of identities, of roots, and of certificates. None waits for the comparison every 30 s.
+    let (_watch, printed) = rig.running(&["watch"]);
+    let before = printed.line(|_| true);
     assert!(before.starts_with("spiffe://prod/bank/cart ") && before.ends_with(" roots 1"), "{before}");
     rig.mesh.run(&["delete", "workload", "bank/cart"]).ok();
     rig.mesh.run(&["identity", "revoke", "bank/cart", "--issued-before", "now"]).ok();
-    let after = line(&mut printed);
-    assert!(after.starts_with("spiffe://prod/shop/web "), "{after}");
+    let alone = printed.line(|line| line.starts_with("spiffe://prod/shop/web "));
+    rig.mesh.run(&["identity", "rotate", "--root"]).ok();
+    printed.line(|line| line.ends_with(" roots 2"));
+    let serial = |line: &str| line.split("shop/web ").nth(1).unwrap().split(' ').next().unwrap().to_owned();
+    assert_eq!(serial(&before), serial(&alone), "what was not revoked is kept");
+    rig.mesh.run(&["identity", "revoke", "shop/web", "--issued-before", "now"]).ok();
+    let renewed = printed.line(|line| serial(line) != serial(&alone));
+    assert!(renewed.starts_with("spiffe://prod/shop/web ") && renewed.ends_with(" roots 2"), "{renewed}");
+    assert_eq!(rig.go(&["bundles"]).ok(), "prod 2\n");
 
     if !rustix::process::geteuid().is_root() {
         return skipped("programs cannot be run as another user", "this is not root");
@@ -150,11 +183,11 @@ fn go_spiffe_calls_and_is_called_over_mutual_tls() {
         rig.go(&["call", &url, "spiffe://prod/shop/catalog"]).ok().starts_with("403 ")
     });
 
-    let (_server, mut printed) = rig.running(&["serve"]);
+    let (_server, printed) = rig.running(&["serve"]);
     let endpoint = Endpoint {
         mtls: true,
         instance: "go".into(),
-        address: line(&mut printed),
+        address: printed.line(|_| true),
         location: Some(Location { region: "eu".into(), ..Location::default() }),
         state: State::Serving.into(),
         ..Endpoint::default()

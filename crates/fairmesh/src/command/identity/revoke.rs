@@ -12,6 +12,7 @@ use fairmesh_wire::{
     v1::{ApplyRequest, Condition, Op, condition::Kind},
 };
 use serde_json::{Value, json};
+use tokio::time::sleep;
 
 use super::timestamp;
 use crate::{
@@ -23,6 +24,8 @@ use crate::{
 
 /// Revocations of certificates that have expired since are dropped after this time: their life, and the skew of clocks.
 const KEPT: Duration = Duration::from_secs(25 * 3600);
+/// How often the clock is read while a second passes.
+const CLOCK_CHECK: Duration = Duration::from_millis(20);
 
 /// Arguments of `fairmesh identity revoke`.
 #[derive(Debug, Args)]
@@ -33,7 +36,8 @@ pub(crate) struct RevokeArgs {
     /// Revoke only the certificate with this serial number, in hexadecimal as logs and `openssl x509 -serial` have it.
     #[arg(long, value_parser = read_serial, value_name = "HEX", conflicts_with = "issued_before")]
     serial: Option<Serial>,
-    /// Revoke only certificates that were issued before this time, as 2026-11-26T02:00:00Z, or now.
+    /// Revoke only certificates that were issued before this time, as 2026-11-26T02:00:00Z, or now: then what was issued in this
+    /// second too.
     #[arg(long, value_parser = read_time, value_name = "TIME")]
     issued_before: Option<u64>,
     #[command(flatten)]
@@ -73,6 +77,9 @@ pub(super) async fn revoke(args: RevokeArgs) -> Result<(), Failure> {
         (None, Some(time)) => RevokedCertificates::IssuedBefore(time),
         (None, None) => RevokedCertificates::All,
     };
+    if let RevokedCertificates::IssuedBefore(time) = certificates {
+        wait_until(time).await;
+    }
     let now = now();
     let revoked = Revocation { path: args.id, certificates, at: now };
     let connection = connect::connect(&args.of.target).await?;
@@ -186,13 +193,21 @@ fn read_serial(text: &str) -> Result<Serial, String> {
 fn read_time(text: &str) -> Result<u64, String> {
     let now = now();
     if text == "now" {
-        return Ok(now);
+        // Certificates say the second in which they were issued, and this one has not passed.
+        return Ok(now + 1);
     }
     let time: jiff::Timestamp =
         text.parse().map_err(|_| "write a time such as 2026-11-26T02:00:00Z, or now".to_owned())?;
     match u64::try_from(time.as_second()) {
         Ok(time) if (1..=now).contains(&time) => Ok(time),
         _ => Err("write a time that has passed: renewed certificates have to be accepted".into()),
+    }
+}
+
+/// Waits until a second has begun, at most the next one, so that certificates that replace revoked ones are issued in it.
+async fn wait_until(second: u64) {
+    while now() < second {
+        sleep(CLOCK_CHECK).await;
     }
 }
 
