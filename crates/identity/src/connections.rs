@@ -15,7 +15,11 @@ use fairmesh_model::{FederatedDomains, Revocations, SpiffeId, TrustDomain};
 use futures_util::task::AtomicWaker;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 
-use crate::{CLOCK_SKEW, Credentials, Refused, Usage, federation::Federation, trust};
+use crate::{
+    CLOCK_SKEW, Credentials, Refused, Usage,
+    federation::Federation,
+    trust::{self, RootDigest},
+};
 
 /// The revocations that a process knows: the same wherever it verifies certificates.
 #[derive(Clone, Debug, Default)]
@@ -32,6 +36,8 @@ pub(crate) struct CertificateFacts {
     issued: u64,
     /// When it ends, since 1970.
     expires: Duration,
+    /// The root that vouches for it, if it is of another trust domain.
+    root: Option<RootDigest>,
 }
 
 /// All connections with peers that showed a certificate.
@@ -108,6 +114,7 @@ impl CertificateFacts {
             serial: trust::serial(certificate)?,
             issued: issued.as_secs(),
             expires,
+            root: None,
         })
     }
 
@@ -125,6 +132,22 @@ impl CertificateFacts {
         if self.is_foreign && !accepts(&self.id) { Err(Refused::NotNamed(self.id)) } else { Ok(self) }
     }
 
+    /// Verifies the chain of one of another trust domain by the roots of that now: those of the handshake may be gone, and a session
+    /// that was resumed has verified nothing.
+    pub(crate) fn check_root(
+        self,
+        federation: &Federation,
+        (chain, usage, now): (&[CertificateDer<'_>], Usage, Duration),
+    ) -> Result<Self, Refused> {
+        if !self.is_foreign {
+            return Ok(self);
+        }
+        let domain = &self.id.domain;
+        let trust = federation.find(domain).ok_or_else(|| Refused::NotFederated(domain.clone()))?;
+        let (_, root) = trust.verify_to_root(chain, usage, now)?;
+        Ok(Self { root: Some(root), ..self })
+    }
+
     /// Refuses a certificate that ended since its session began.
     pub(crate) fn check_time(self, now: Duration) -> Result<Self, Refused> {
         if self.expires + CLOCK_SKEW < now { Err(Refused::Expired) } else { Ok(self) }
@@ -139,8 +162,8 @@ impl CertificateFacts {
     }
 
     fn check_all(&self, revocations: &Revocations, federation: &Federation) -> Result<(), Refused> {
-        if self.is_foreign && !federation.has(&self.id.domain) {
-            return Err(Refused::NotFederated(self.id.domain.clone()));
+        if self.is_foreign {
+            federation.check(&self.id.domain, self.root.as_ref())?;
         }
         self.check(revocations)
     }
@@ -153,10 +176,12 @@ impl Connections {
         self.end_refused();
     }
 
-    /// Ends the connections with peers of domains that are not federated, and has others refused from now on.
-    pub(crate) fn federate(&self, domains: FederatedDomains) {
-        self.federation.set(domains);
+    /// Ends the connections with peers of domains that are not federated, or for which none of the roots vouches, and has others
+    /// refused from now on. Whether the domains or their roots are others than before.
+    pub(crate) fn federate(&self, domains: FederatedDomains) -> bool {
+        let changed = self.federation.set(domains);
         self.end_refused();
+        changed
     }
 
     fn end_refused(&self) {
@@ -173,7 +198,7 @@ impl Connections {
         if ended > 0 {
             tracing::warn!(
                 connections = ended,
-                "connections were closed: their peers are revoked, or of no federated trust domain"
+                "connections were closed: their peers are revoked, or no root of a federated trust domain vouches for them"
             );
         }
     }
@@ -204,11 +229,13 @@ impl Tracked {
         match self.open.is_revoked.load(Ordering::Acquire) {
             false => Ok(()),
             true => {
-                let CertificateFacts { id, is_foreign, .. } = &self.open.peer;
+                let CertificateFacts { id, is_foreign, root, .. } = &self.open.peer;
                 let refused = match is_foreign {
-                    true => Refused::NotFederated(id.domain.clone()),
-                    false => Refused::Revoked(id.path.clone()),
+                    true => self.connections.federation.check(&id.domain, root.as_ref()).err(),
+                    false => None,
                 };
+                // It was ended; by now it may be restored.
+                let refused = refused.unwrap_or_else(|| Refused::Revoked(id.path.clone()));
                 Err(io::Error::new(io::ErrorKind::ConnectionAborted, refused))
             }
         }

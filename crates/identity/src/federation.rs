@@ -4,21 +4,25 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use fairmesh_model::{FederatedDomains, TrustDomain};
 
-use crate::{IdentityError, Trust};
+use crate::{IdentityError, Refused, Trust, trust::RootDigest};
 
 /// The federated trust domains that a process knows: the same wherever it verifies certificates.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Federation(Arc<RwLock<Arc<Vec<Trust>>>>);
 
 impl Federation {
-    /// Replaces them. A domain whose roots are no certificates is left out, so that one mistake ends no other.
-    pub(crate) fn set(&self, domains: FederatedDomains) {
+    /// Replaces them; whether they are others than before. A domain whose roots are no certificates is left out, so that one mistake
+    /// ends no other.
+    pub(crate) fn set(&self, domains: FederatedDomains) -> bool {
         let read = |bundle| {
             let trust: Result<Trust, IdentityError> = Trust::new(bundle);
             trust.inspect_err(|error| tracing::error!(%error, "a federated trust domain is not used")).ok()
         };
-        let all = domains.bundles.into_iter().filter_map(read).collect();
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(all);
+        let all: Vec<Trust> = domains.bundles.into_iter().filter_map(read).collect();
+        let mut current = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let changed = !current.iter().map(Trust::bundle).eq(all.iter().map(Trust::bundle));
+        *current = Arc::new(all);
+        changed
     }
 
     /// What verifies certificates of a domain; `None` if it is not federated.
@@ -26,9 +30,16 @@ impl Federation {
         self.current().iter().find(|trust| trust.domain() == domain).cloned()
     }
 
-    /// Whether certificates of a domain are verified.
-    pub(crate) fn has(&self, domain: &TrustDomain) -> bool {
-        self.current().iter().any(|trust| trust.domain() == domain)
+    /// Whether a domain is federated, and a root is one of its roots.
+    pub(crate) fn check(&self, domain: &TrustDomain, root: Option<&RootDigest>) -> Result<(), Refused> {
+        let all = self.current();
+        let Some(trust) = all.iter().find(|trust| trust.domain() == domain) else {
+            return Err(Refused::NotFederated(domain.clone()));
+        };
+        match root.is_some_and(|root| trust.has_root(root)) {
+            true => Ok(()),
+            false => Err(Refused::UnknownIssuer(domain.clone())),
+        }
     }
 
     fn current(&self) -> Arc<Vec<Trust>> {

@@ -58,8 +58,8 @@ impl TlsStream {
         }
     }
 
-    /// Ends with the revocation of the peer's certificate, or the federation with its trust domain, if that is not `domain`, of this
-    /// process. A session that was resumed has verified nothing of it.
+    /// Ends with the revocation of the peer's certificate, or the federation with its trust domain and with the root that vouches for it,
+    /// if that is not `domain`, of this process. A session that was resumed has verified nothing of it.
     ///
     /// # Errors
     /// When it is revoked already, has expired at `now`, or is of another trust domain and `accepts` has not its id.
@@ -69,10 +69,14 @@ impl TlsStream {
         (domain, now): (&TrustDomain, Duration),
         accepts: impl FnOnce(&SpiffeId) -> bool,
     ) -> io::Result<Self> {
-        let chain = self.stream.get_ref().1.peer_certificates();
-        let Some(certificate) = chain.and_then(<[_]>::first) else { return Ok(self) };
-        let facts = CertificateFacts::of(certificate, self.usage_of_peer());
-        let valid = facts.and_then(|facts| facts.at(domain).check_time(now)?.check_named(accepts));
+        let chain = self.stream.get_ref().1.peer_certificates().unwrap_or_default();
+        let Some(certificate) = chain.first() else { return Ok(self) };
+        let usage = self.usage_of_peer();
+        let facts = CertificateFacts::of(certificate, usage);
+        let valid = facts.and_then(|facts| {
+            let named = facts.at(domain).check_time(now)?.check_named(accepts)?;
+            named.check_root(&connections.federation, (chain, usage, now))
+        });
         let is_foreign = valid.as_ref().is_ok_and(CertificateFacts::is_foreign);
         let tracked = valid.and_then(|facts| connections.track(facts)).map_err(|refused| {
             io::Error::new(ErrorKind::ConnectionRefused, format!("the TLS handshake failed: {refused}"))

@@ -10,7 +10,7 @@ use tokio_rustls::rustls::{
 use webpki::{EndEntityCert, KeyUsage, anchor_from_trusted_cert};
 use x509_parser::{certificate::X509Certificate, extensions::GeneralName, prelude::FromDer as _};
 
-use crate::{IdentityError, JoinToken, RevocationList};
+use crate::{IdentityError, JoinToken, RevocationList, token};
 
 /// How far the clocks of two machines may differ.
 pub const CLOCK_SKEW: Duration = Duration::from_secs(300);
@@ -81,6 +81,18 @@ pub enum Refused {
     /// A signature is not by the key of the certificate.
     #[error("the signature does not belong to the certificate")]
     BadSignature,
+}
+
+/// What tells roots apart: their names and keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RootDigest([u8; 32]);
+
+impl RootDigest {
+    fn of(anchor: &TrustAnchor<'_>) -> Self {
+        let (name, key) = (anchor.subject.as_ref(), anchor.subject_public_key_info.as_ref());
+        let length = u64::try_from(name.len()).unwrap_or(u64::MAX).to_be_bytes();
+        Self(token::digest(&[&length[..], name, key].concat()))
+    }
 }
 
 /// The roots of a trust domain, ready to verify with.
@@ -164,17 +176,32 @@ impl Trust {
         usage: Usage,
         now: Duration,
     ) -> Result<SpiffeId, Refused> {
+        self.verify_to_root(chain, usage, now).map(|(id, _)| id)
+    }
+
+    /// The same with the root to which the chain leads.
+    pub(crate) fn verify_to_root(
+        &self,
+        chain: &[CertificateDer<'_>],
+        usage: Usage,
+        now: Duration,
+    ) -> Result<(SpiffeId, RootDigest), Refused> {
         let (leaf, intermediates) = match chain {
             [leaf, rest @ ..] if chain.len() <= MAX_CHAIN => (leaf, rest),
             _ => return Err(Refused::ChainLength(chain.len())),
         };
         let id = id_of(leaf, usage)?;
-        self.verify_path(leaf, intermediates, usage, now)?;
+        let root = self.verify_path(leaf, intermediates, usage, now)?;
         if id.domain != self.bundle.domain {
             return Err(Refused::OtherDomain(id));
         }
         self.revocations.check(leaf, usage)?;
-        Ok(id)
+        Ok((id, root))
+    }
+
+    /// Whether a root is one of these.
+    pub(crate) fn has_root(&self, root: &RootDigest) -> bool {
+        self.anchors.iter().any(|anchor| RootDigest::of(anchor) == *root)
     }
 
     /// Verifies the signatures, times and constraints of a chain, at the time of a peer whose clock may differ.
@@ -184,7 +211,7 @@ impl Trust {
         intermediates: &[CertificateDer<'_>],
         usage: Usage,
         now: Duration,
-    ) -> Result<(), Refused> {
+    ) -> Result<RootDigest, Refused> {
         let leaf = EndEntityCert::try_from(leaf).map_err(|_| Refused::Malformed)?;
         let verify = |now| {
             let usage = match usage {
@@ -194,7 +221,7 @@ impl Trust {
             let at = UnixTime::since_unix_epoch(now);
             let path =
                 leaf.verify_for_usage(algorithms().all, &self.anchors, intermediates, at, usage, None, None);
-            path.map(drop)
+            path.map(|path| RootDigest::of(path.anchor()))
         };
         let verified = match verify(now) {
             Err(webpki::Error::CertExpired { .. }) => verify(now.saturating_sub(CLOCK_SKEW)),

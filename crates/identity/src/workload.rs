@@ -38,8 +38,8 @@ struct Held {
     server: Arc<ServerConfig>,
     /// For clients without a certificate too, which join.
     joining_server: Arc<ServerConfig>,
-    /// For clients of federated trust domains too.
-    federated_server: Arc<ServerConfig>,
+    /// For clients of federated trust domains too. Replaced with their roots, since its sessions can be resumed.
+    federated_server: Mutex<Arc<ServerConfig>>,
     clients: Mutex<HashMap<Expected, Arc<ClientConfig>>>,
 }
 
@@ -78,7 +78,7 @@ impl Workload {
         let (joining_server, federated_server) =
             (server(Beside::Joining)?, server(Beside::Federated(&self.connections.federation))?);
         let server = server(Beside::NoOthers)?;
-        let credentials = Arc::new(credentials);
+        let (credentials, federated_server) = (Arc::new(credentials), Mutex::new(federated_server));
         let held = Held { credentials, server, joining_server, federated_server, clients: Mutex::default() };
         *self.held.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(held));
         self.ready.send_replace(true);
@@ -107,9 +107,29 @@ impl Workload {
         self.note_revocations();
     }
 
-    /// Replaces the federated trust domains: open connections with peers of others end.
+    /// Replaces the federated trust domains: open connections with peers of others, or for which none of their roots vouches, end.
     pub fn federate(&self, domains: FederatedDomains) {
-        self.connections.federate(domains);
+        if self.connections.federate(domains)
+            && let Some(held) = self.held()
+        {
+            self.forget_foreign_sessions(&held);
+        }
+    }
+
+    /// A session of a peer whose root is gone is refused where it is resumed, also where the peer has another certificate by now: so
+    /// all begin anew.
+    fn forget_foreign_sessions(&self, held: &Held) {
+        let mut clients = held.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        clients.retain(|expected, _| !matches!(expected, Expected::Id(_)));
+        drop(clients);
+        let beside = Beside::Federated(&self.connections.federation);
+        match tls_config::server(&held.credentials, &self.clock, beside) {
+            Ok(server) => {
+                *held.federated_server.lock().unwrap_or_else(PoisonError::into_inner) = server;
+            }
+            // The one before verifies by the roots of now too.
+            Err(error) => tracing::error!(%error, "sessions of other trust domains are kept"),
+        }
     }
 
     /// The revocations, as they are at each time.
@@ -214,13 +234,23 @@ impl Workload {
 impl Workload {
     fn accept_with(
         &self,
-        config: impl FnOnce(&Held) -> &Arc<ServerConfig>,
+        config: impl FnOnce(&Held) -> Arc<ServerConfig>,
+        stream: TcpStream,
+        federated: Option<Arc<FederatedCallers>>,
+    ) -> Handshake {
+        let config = self.held().map(|held| config(&held));
+        self.accept_over(config, stream, federated)
+    }
+
+    /// Performs the handshake of a server by a configuration, which may be with another certificate than that of this identity.
+    pub(crate) fn accept_over(
+        &self,
+        config: Option<Arc<ServerConfig>>,
         stream: TcpStream,
         federated: Option<Arc<FederatedCallers>>,
     ) -> Handshake {
         let (connections, clock) = (Arc::clone(&self.connections), Arc::clone(&self.clock));
-        let held = self.held();
-        let config = held.as_ref().map(|held| (Arc::clone(config(held)), Arc::clone(&held.credentials)));
+        let config = config.zip(self.credentials());
         Box::pin(async move {
             let (config, own) = config.ok_or_else(no_identity)?;
             let stream = TlsStream::accept(config, stream).await?;
@@ -262,14 +292,16 @@ impl TlsIdentity for Workload {
     }
 
     fn accept(&self, stream: TcpStream) -> Handshake {
-        self.accept_with(|held| &held.server, stream, None)
+        self.accept_with(|held| Arc::clone(&held.server), stream, None)
     }
 
     fn accept_federated(&self, stream: TcpStream, callers: &Arc<FederatedCallers>) -> Handshake {
-        self.accept_with(|held| &held.federated_server, stream, Some(Arc::clone(callers)))
+        let config =
+            |held: &Held| Arc::clone(&held.federated_server.lock().unwrap_or_else(PoisonError::into_inner));
+        self.accept_with(config, stream, Some(Arc::clone(callers)))
     }
 
     fn accept_joining(&self, stream: TcpStream) -> Handshake {
-        self.accept_with(|held| &held.joining_server, stream, None)
+        self.accept_with(|held| Arc::clone(&held.joining_server), stream, None)
     }
 }

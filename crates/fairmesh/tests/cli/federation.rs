@@ -151,23 +151,30 @@ fn callers_of_another_trust_domain_are_accepted_by_their_whole_id_alone() {
     assert!(explain(WEB).out.contains("allowed: rule 'callers'"), "{:?}", explain(WEB));
     wait_until("the policy names it", || !refused(&call("bank/web")));
 
-    // Removed: its connections end, and it is refused.
-    runtime().block_on(async {
-        let web = partner.identity("bank/web").await;
-        let endpoint = EndpointAddress {
-            address: ([127, 0, 0, 1], port).into(),
-            peer: Some(ExpectedPeer::Id(&CART.parse().unwrap())),
-            accepts_plaintext: false,
-            from: None,
-        };
-        let mut stream: Stream = timeout(LIMIT, web.connect_endpoint(endpoint)).await.unwrap().unwrap();
-        assert!(timeout(Duration::from_millis(200), stream.read_u8()).await.is_err(), "it is open");
-        prod.mesh
-            .run(&["identity", "federation", "remove", "partner", "--message", "the contract ended"])
-            .ok();
-        timeout(LIMIT, stream.read_u8()).await.expect("it is closed in time").unwrap_err();
+    // Its roots are replaced by others, or it is removed: its connections end, and it is refused.
+    let ends_by = |change: &dyn Fn()| {
+        runtime().block_on(async {
+            let web = partner.identity("bank/web").await;
+            let endpoint = EndpointAddress {
+                address: ([127, 0, 0, 1], port).into(),
+                peer: Some(ExpectedPeer::Id(&CART.parse().unwrap())),
+                accepts_plaintext: false,
+                from: None,
+            };
+            let mut stream: Stream = timeout(LIMIT, web.connect_endpoint(endpoint)).await.unwrap().unwrap();
+            assert!(timeout(Duration::from_millis(200), stream.read_u8()).await.is_err(), "it is open");
+            change();
+            timeout(LIMIT, stream.read_u8()).await.expect("it is closed in time").unwrap_err();
+        });
+        assert!(refused(&call("bank/web")));
+    };
+    ends_by(&|| drop(prod.federate("partner", &prod.bundle()).ok()));
+    prod.federate("partner", &partner.bundle()).ok();
+    wait_until("the roots are those of the partner again", || !refused(&call("bank/web")));
+    ends_by(&|| {
+        let remove = ["identity", "federation", "remove", "partner", "--message", "the contract ended"];
+        prod.mesh.run(&remove).ok();
     });
-    assert!(refused(&call("bank/web")));
     let error = prod.mesh.run(&["identity", "federation", "remove", "partner"]).fails(1);
     assert!(error.contains("is not federated"), "{error}");
 }

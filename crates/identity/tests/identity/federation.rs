@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, io, sync::Arc};
 use fairmesh_identity::{Credentials, PrivateKey, Workload, read_bundle_document};
 use fairmesh_model::{
     FederatedDomains, Identity, Revocation, Revocations, RevokedCertificates, SpiffeId, SpiffePath,
-    TrustDomain,
+    TrustBundle, TrustDomain,
 };
 use fairmesh_wire::transport::{ExpectedPeer, FederatedCallers, SecureStream, TlsIdentity as _};
 use tokio::{
@@ -85,6 +85,65 @@ async fn a_caller_of_another_domain_is_accepted_once_it_is_federated_and_named()
     let error = soon(accepted.read_u8()).await.unwrap_err().to_string();
     assert!(error.contains("partner is not federated"), "{error}");
     open(&web, &cart, cart_id, &[WEB]).await.1.unwrap_err();
+}
+
+#[tokio::test]
+async fn connections_end_with_the_root_that_vouches_for_them_and_no_others() {
+    let (prod, old, new) = (Ca::default(), partner(), partner());
+    let (cart, web) = (prod.workload("shop/cart"), old.workload("bank/web"));
+    let cart_id = "spiffe://prod/shop/cart";
+    let both = || {
+        let roots = [old.authority.bundle().roots, new.authority.bundle().roots].concat();
+        FederatedDomains { bundles: vec![TrustBundle { domain: old.authority.bundle().domain, roots }] }
+    };
+    cart.federate(federated(&old));
+    web.federate(federated(&prod));
+    let (dialled, accepted) = open(&web, &cart, cart_id, &[WEB]).await;
+    let (_dialled, mut accepted) = (dialled.unwrap(), accepted.unwrap());
+
+    // The partner rotates its root: both are trusted meanwhile, and nothing ends.
+    cart.federate(both());
+    let renewed = new.workload("bank/web");
+    renewed.federate(federated(&prod));
+    let (others_end, other) = open(&renewed, &cart, cart_id, &[WEB]).await;
+    let (mut others_end, mut other) = (others_end.unwrap(), other.unwrap());
+    let (resumable, _resumable) = open(&web, &cart, cart_id, &[WEB]).await;
+    resumable.unwrap();
+
+    cart.federate(federated(&new));
+    let error = soon(accepted.read_u8()).await.unwrap_err().to_string();
+    assert!(error.contains("not issued by the trust domain partner"), "{error}");
+    others_end.write_all(b"x").await.unwrap();
+    others_end.flush().await.unwrap();
+    assert_eq!(soon(other.read_u8()).await.unwrap(), b'x', "the new root vouches for this one");
+    // Neither in full nor by a session that it could resume.
+    for _ in 0..2 {
+        let error = open(&web, &cart, cart_id, &[WEB]).await.1.unwrap_err().to_string();
+        assert!(error.contains("not issued by the trust domain partner"), "{error}");
+    }
+    // The same process with a certificate of the new root is not held up by the sessions of the old one.
+    web.install(new.credentials("bank/web", now())).unwrap();
+    open(&web, &cart, cart_id, &[WEB]).await.1.unwrap();
+}
+
+#[tokio::test]
+async fn a_client_ends_connections_with_servers_whose_root_is_gone_too() {
+    let (prod, other, partner) = (Ca::default(), Ca::default(), partner());
+    let (cart, web) = (prod.workload("shop/cart"), partner.workload("bank/web"));
+    let cart_id = "spiffe://prod/shop/cart";
+    cart.federate(federated(&partner));
+    web.federate(federated(&prod));
+    let (dialled, accepted) = open(&web, &cart, cart_id, &[WEB]).await;
+    let (mut dialled, _accepted) = (dialled.unwrap(), accepted.unwrap());
+    web.federate(federated(&other));
+    let error = soon(dialled.read_u8()).await.unwrap_err().to_string();
+    assert!(error.contains("not issued by the trust domain prod"), "{error}");
+    let error = open(&web, &cart, cart_id, &[WEB]).await.0.unwrap_err().to_string();
+    assert!(error.contains("not issued by the trust domain prod"), "{error}");
+    // A server with another certificate by then is not taken for the one of the session.
+    let moved = other.workload("shop/cart");
+    moved.federate(federated(&partner));
+    open(&web, &moved, cart_id, &[WEB]).await.0.unwrap();
 }
 
 #[tokio::test]
