@@ -116,7 +116,11 @@ async fn only_changed_verdicts_are_written_and_those_of_removed_endpoints_delete
     assert_eq!((surer.since_ms, surer.confidence), (3, 900), "the time of the first verdict is kept");
 
     let gone = v1::InstanceRef { service: "shop/one".into(), instance: "a".into(), ..Default::default() };
-    connection.registry().deregister(v1::DeregisterRequest { instances: vec![gone] }).await.unwrap();
+    connection
+        .registry()
+        .deregister(v1::DeregisterRequest { instances: vec![gone], only_lost: false })
+        .await
+        .unwrap();
     let none = async {
         while verdict(&connection).await.is_some() {
             sleep(Duration::from_millis(10)).await;

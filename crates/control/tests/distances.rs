@@ -52,7 +52,11 @@ async fn register(connection: &Connection, of: &str, region: &str, port: u16) {
 async fn deregister(connection: &Connection, of: &str, region: &str, port: u16) {
     let instance = format!("{region}-{port}");
     let gone = v1::InstanceRef { service: of.into(), instance, ..Default::default() };
-    connection.registry().deregister(v1::DeregisterRequest { instances: vec![gone] }).await.unwrap();
+    connection
+        .registry()
+        .deregister(v1::DeregisterRequest { instances: vec![gone], only_lost: false })
+        .await
+        .unwrap();
 }
 
 async fn report(

@@ -111,7 +111,8 @@ async fn the_registry_is_served_as_json_and_over_grpc_and_counted() {
     assert!(serving.contains("fairmesh_control_endpoints{state=\"serving\"} 1\n"), "{serving}");
 
     let state = v1::endpoint::State::Draining.into();
-    let report = v1::ReportRequest { reports: vec![v1::StateReport { instance: Some(who), state }] };
+    let reports = vec![v1::StateReport { instance: Some(who), state }];
+    let report = v1::ReportRequest { reports, by_operator: false };
     connection.registry().report(report).await.unwrap();
     let draining = control.http("GET", "/metrics", "").await.1;
     assert!(draining.contains("fairmesh_control_endpoints{state=\"serving\"} 0\n"), "{draining}");

@@ -89,8 +89,12 @@ impl v1::registry_server::Registry for RegistryService {
     }
 
     async fn report(&self, request: Request<v1::ReportRequest>) -> RpcResult<v1::ReportResponse> {
-        let reports = each("reports", log_and_open("report", request).reports, state_report)?;
-        let revision = self.registry.report(&reports).await?;
+        let v1::ReportRequest { reports, by_operator } = log_and_open("report", request);
+        let reports = each("reports", reports, state_report)?;
+        let revision = match by_operator {
+            true => self.registry.report_by_operator(&reports).await?,
+            false => self.registry.report(&reports).await?,
+        };
         Ok(Response::new(v1::ReportResponse { revision: self.at(revision) }))
     }
 
@@ -113,8 +117,12 @@ impl v1::registry_server::Registry for RegistryService {
     }
 
     async fn deregister(&self, request: Request<v1::DeregisterRequest>) -> RpcResult<v1::DeregisterResponse> {
-        let instances = each("instances", log_and_open("deregister", request).instances, claim)?;
-        let revision = self.registry.deregister(&instances).await?;
+        let v1::DeregisterRequest { instances, only_lost } = log_and_open("deregister", request);
+        let instances = each("instances", instances, claim)?;
+        let revision = match only_lost {
+            true => self.registry.deregister_lost(&instances).await?,
+            false => self.registry.deregister(&instances).await?,
+        };
         Ok(Response::new(v1::DeregisterResponse { revision: self.at(revision) }))
     }
 
@@ -293,9 +301,11 @@ mod tests {
         let unknown = v1::InstanceRef { service: cart().to_string(), instance: "a".into(), incarnation: 0 };
         let drain = v1::DrainRequest { instances: vec![unknown.clone()], ..Default::default() };
         assert_eq!(service.drain(Request::new(drain)).await.unwrap_err().code(), Code::NotFound);
-        let report = v1::StateReport { instance: Some(unknown), state: 99 };
-        let report = v1::ReportRequest { reports: vec![report] };
+        let report = v1::StateReport { instance: Some(unknown.clone()), state: 99 };
+        let report = v1::ReportRequest { reports: vec![report], by_operator: true };
         assert_eq!(service.report(Request::new(report)).await.unwrap_err().code(), Code::InvalidArgument);
+        let deregister = v1::DeregisterRequest { instances: vec![unknown], only_lost: true };
+        assert_eq!(service.deregister(Request::new(deregister)).await.unwrap_err().code(), Code::NotFound);
     }
 
     #[tokio::test]

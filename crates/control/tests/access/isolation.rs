@@ -131,10 +131,14 @@ async fn call_all(on: &Connection, name: &str) -> Vec<(&'static str, Result<(), 
         on,
         registry.renew("Registry/Renew", v1::RenewRequest { instances: vec![one()], ..Default::default() })
     );
-    call!(all, on, registry.report("Registry/Report", v1::ReportRequest { reports: vec![report] }));
+    call!(
+        all,
+        on,
+        registry.report("Registry/Report", v1::ReportRequest { reports: vec![report], by_operator: true })
+    );
     let drain = v1::DrainRequest { instances: vec![one()], deadline_ms: 1, by_operator: false };
     call!(all, on, registry.drain("Registry/Drain", drain));
-    let gone = v1::DeregisterRequest { instances: vec![one()] };
+    let gone = v1::DeregisterRequest { instances: vec![one()], only_lost: false };
     call!(all, on, registry.deregister("Registry/Deregister", gone));
     call!(all, on, registry.get_shards("Registry/GetShards", v1::GetShardsRequest { service: name.into() }));
     let map = v1::PutShardsRequest { service: name.into(), map: Some(v1::ShardMap::default()) };

@@ -36,6 +36,9 @@ async fn act(connection: &Connection, service: &str, name: &str) -> Vec<(&'stati
     let mut registry = connection.registry();
     let one = || instance(service, name);
     let report = v1::StateReport { instance: Some(one()), state: v1::endpoint::State::Draining.into() };
+    let report = v1::ReportRequest { reports: vec![report], by_operator: true };
+    let drain = v1::DrainRequest { instances: vec![one()], deadline_ms: 1, by_operator: false };
+    let gone = v1::DeregisterRequest { instances: vec![one()], only_lost: false };
     let load = v1::ReportShardLoadRequest {
         instance: Some(one()),
         sequence: 1,
@@ -54,14 +57,8 @@ async fn act(connection: &Connection, service: &str, name: &str) -> Vec<(&'stati
             "renew",
             registry.renew(v1::RenewRequest { instances: vec![one()], ..Default::default() }).await.map(drop),
         ),
-        ("report", registry.report(v1::ReportRequest { reports: vec![report] }).await.map(drop)),
-        (
-            "drain",
-            registry
-                .drain(v1::DrainRequest { instances: vec![one()], deadline_ms: 1, by_operator: false })
-                .await
-                .map(drop),
-        ),
+        ("report", registry.report(report).await.map(drop)),
+        ("drain", registry.drain(drain).await.map(drop)),
         (
             "report_shards",
             registry
@@ -78,7 +75,7 @@ async fn act(connection: &Connection, service: &str, name: &str) -> Vec<(&'stati
                 .await
                 .map(drop),
         ),
-        ("deregister", registry.deregister(v1::DeregisterRequest { instances: vec![one()] }).await.map(drop)),
+        ("deregister", registry.deregister(gone).await.map(drop)),
     ]
 }
 

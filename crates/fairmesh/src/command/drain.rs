@@ -261,7 +261,7 @@ pub(crate) async fn undrain(args: UndrainArgs) -> Result<ExitCode, Failure> {
         instance: Some(instance_ref(&service, instance)),
         state: State::Serving.into(),
     };
-    let request = ReportRequest { reports: instances.iter().map(report).collect() };
+    let request = ReportRequest { reports: instances.iter().map(report).collect(), by_operator: true };
     let answer = connection.registry().report(request).await?.into_inner();
     let item = json!({ "revision": answer.revision.map(|revision| revision.number) });
     output::print_one(args.output_args.format(), &item, "serving again\n")?;

@@ -107,21 +107,33 @@ impl Registry {
         Ok(())
     }
 
-    /// Sets states, all or none; returns the revision. An operator's drain holds against what the process itself reports,
-    /// and ends with a report for any process, which is an operator's.
+    /// Sets states, all or none; returns the revision. An operator's drain holds against it, also where a program without
+    /// incarnations reports.
     ///
     /// # Errors
     /// `NotFound` when an instance is not registered, or by another process. `Refused` when others than the process itself
     /// report an endpoint whose lease expired: it would be called, and nothing would mark it as lost again.
     pub async fn report(&self, reports: &[StateReport]) -> Result<u64, RegistryError> {
+        self.report_as(reports, false).await
+    }
+
+    /// The same on behalf of an operator, which ends an operator's drain.
+    ///
+    /// # Errors
+    /// As [`Self::report`].
+    pub async fn report_by_operator(&self, reports: &[StateReport]) -> Result<u64, RegistryError> {
+        self.report_as(reports, true).await
+    }
+
+    async fn report_as(&self, reports: &[StateReport], is_operator: bool) -> Result<u64, RegistryError> {
         let claims: Vec<_> = reports.iter().map(|report| report.claim.clone()).collect();
         check_batch("reports", named(&claims))?;
         let plan = || {
             let mut ops = Vec::new();
             for (held, StateReport { claim, state }) in self.find_all("reports", &claims)?.iter().zip(reports)
             {
-                let is_operator = claim.incarnation == 0;
-                if is_operator && *state != EndpointState::Lost && self.leases().is_lost(&claim.instance) {
+                let is_other = is_operator || claim.incarnation == 0;
+                if is_other && *state != EndpointState::Lost && self.leases().is_lost(&claim.instance) {
                     return Err(lost("reports", held));
                 }
                 let mut endpoint = held.endpoint.clone();
@@ -223,6 +235,27 @@ impl Registry {
         changed.output.iter().for_each(|instance| self.forget(instance));
         Ok(changed.revision)
     }
+
+    /// The same of endpoints that are lost, all or none: one that came back meanwhile stays.
+    ///
+    /// # Errors
+    /// `NotFound` when an instance is not registered, `Refused` when it is not lost.
+    pub async fn deregister_lost(&self, instances: &[InstanceClaim]) -> Result<u64, RegistryError> {
+        check_batch("instances", named(instances))?;
+        let plan = || {
+            let found = self.find_all("instances", instances)?;
+            if let Some(held) = found.iter().find(|held| held.endpoint.state != EndpointState::Lost) {
+                return Err(not_lost(held));
+            }
+            Ok((
+                found.iter().map(StoredEndpoint::delete).collect(),
+                found.iter().map(StoredEndpoint::instance_ref).collect::<Vec<_>>(),
+            ))
+        };
+        let changed = self.change(plan).await?;
+        changed.output.iter().for_each(|instance| self.forget(instance));
+        Ok(changed.revision)
+    }
 }
 
 fn named(claims: &[InstanceClaim]) -> impl ExactSizeIterator<Item = InstanceRef> + '_ {
@@ -262,6 +295,15 @@ fn lost(field: &str, held: &StoredEndpoint) -> RegistryError {
         "start its server again, which brings it back, or remove it with 'fairmesh delete endpoint {service} {instance}'"
     );
     RegistryError::refused(field, problem, &hint)
+}
+
+fn not_lost(held: &StoredEndpoint) -> RegistryError {
+    let InstanceRef { service, instance } = held.instance_ref();
+    let state = held.endpoint.state.as_str();
+    let problem = format!("'{instance}' of {service} is {state}: its server would register it again");
+    let hint =
+        "stop its server, or take it out of service with 'fairmesh drain'; --force removes it all the same";
+    RegistryError::refused("instances", problem, hint)
 }
 
 /// The beginning of an author's name that fits a label.

@@ -198,7 +198,11 @@ async fn a_drain_of_an_operator_holds_until_an_operator_ends_it() {
     assert_eq!(test.state("a"), Some(EndpointState::Draining));
     assert_eq!(label(&test, Endpoint::DRAINED), drained, "since the first drain");
 
-    again.registry.report(&[report(any_process("a"), EndpointState::Serving)]).await.unwrap();
+    // Programs without incarnations report for any process; that is no operator's word.
+    let serving = [report(any_process("a"), EndpointState::Serving)];
+    again.registry.report(&serving).await.unwrap();
+    assert_eq!((test.state("a"), label(&test, Endpoint::DRAINED)), (Some(EndpointState::Draining), drained));
+    again.registry.report_by_operator(&serving).await.unwrap();
     assert_eq!((test.state("a"), label(&test, Endpoint::DRAINED)), (Some(EndpointState::Serving), None));
 }
 
@@ -227,9 +231,10 @@ async fn an_operator_can_neither_drain_nor_undrain_what_is_lost() {
     test.registry.register(&[process(1)]).await.unwrap();
     test.until(|r| state(r, "a") == Some(EndpointState::Lost)).await;
     assert!(label(&test, Endpoint::LOST).unwrap().ends_with(" expired"));
-    let serving = StateReport { claim: any_process("a"), state: EndpointState::Serving };
+    let serving = [StateReport { claim: any_process("a"), state: EndpointState::Serving }];
     let refusals = [
-        test.registry.report(&[serving]).await.unwrap_err(),
+        test.registry.report(&serving).await.unwrap_err(),
+        test.registry.report_by_operator(&serving).await.unwrap_err(),
         test.registry.drain_by_operator(&[any_process("a")], "alice", Duration::ZERO).await.unwrap_err(),
     ];
     for refusal in refusals {
@@ -239,6 +244,25 @@ async fn an_operator_can_neither_drain_nor_undrain_what_is_lost() {
     assert_eq!(test.state("a"), Some(EndpointState::Lost));
     assert_eq!(test.registry.renew(&[claim(1)]).await.unwrap(), []);
     assert_eq!((test.state("a"), label(&test, Endpoint::LOST)), (Some(EndpointState::Serving), None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_what_is_lost_is_removed_as_lost() {
+    let test = TestRegistry::running();
+    test.registry.register(&[process(1), leased("b")]).await.unwrap();
+    test.until(|r| state(r, "a") == Some(EndpointState::Lost) && state(r, "b") == Some(EndpointState::Lost))
+        .await;
+    // One of the two is back when the request arrives, which a command that read them before cannot know.
+    assert_eq!(test.registry.renew(&[claim(1)]).await.unwrap(), []);
+    let both = [any_process("a"), any_process("b")];
+    let refused = test.registry.deregister_lost(&both).await.unwrap_err();
+    assert!(matches!(refused, RegistryError::Refused(_)), "{refused}");
+    assert!(refused.to_string().contains("'a' of shop/cart is serving"), "{refused}");
+    assert_eq!((test.state("a"), test.state("b")), (Some(EndpointState::Serving), Some(EndpointState::Lost)));
+    test.registry.deregister_lost(&[any_process("b")]).await.unwrap();
+    assert_eq!(test.state("b"), None);
+    let refused = test.registry.deregister_lost(&[any_process("b")]).await.unwrap_err();
+    assert!(matches!(refused, RegistryError::NotFound(_)), "{refused}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -51,6 +51,17 @@ async fn an_endpoint_lives_its_life_over_http() {
 }
 
 #[tokio::test]
+async fn a_report_over_http_ends_no_drain_of_an_operator() {
+    let test = TestRegistry::new();
+    post(&test, "/v1/register", endpoints("a")).await;
+    let drained = [crate::testing::any_process("a")];
+    test.registry.drain_by_operator(&drained, "alice", std::time::Duration::ZERO).await.unwrap();
+    let report = json!({"service": "shop/cart", "reports": [{"instance": "a", "state": "serving"}]});
+    assert_eq!(post(&test, "/v1/report", report).await.0, 200);
+    assert_eq!(test.state("a").unwrap().as_str(), "draining");
+}
+
+#[tokio::test]
 async fn a_map_lives_its_life_over_http() {
     let test = TestRegistry::new();
     test.registry

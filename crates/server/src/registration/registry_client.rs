@@ -209,7 +209,7 @@ impl RegistryClient {
     /// When the registry refuses it or is not reached.
     pub async fn report(&self, mut report: v1::StateReport) -> Result<(), RegistryError> {
         report.instance = report.instance.map(|instance| self.with_incarnation(instance));
-        let request = v1::ReportRequest { reports: vec![report] };
+        let request = v1::ReportRequest { reports: vec![report], by_operator: false };
         let (address, connection) = self.connection().await?;
         let mut service = connection.registry();
         self.call(address, CALL_TIMEOUT, service.report(request)).await.map(drop)
@@ -242,7 +242,8 @@ impl RegistryClient {
     /// # Errors
     /// When the registry refuses it or is not reached.
     pub async fn deregister(&self, instance: v1::InstanceRef) -> Result<(), RegistryError> {
-        let request = v1::DeregisterRequest { instances: vec![self.with_incarnation(instance)] };
+        let instances = vec![self.with_incarnation(instance)];
+        let request = v1::DeregisterRequest { instances, only_lost: false };
         let (address, connection) = self.connection().await?;
         let mut service = connection.registry();
         self.call(address, CALL_TIMEOUT, service.deregister(request)).await.map(drop)

@@ -2441,6 +2441,9 @@ pub struct StateReport {
 pub struct ReportRequest {
     #[prost(message, repeated, tag = "1")]
     pub reports: ::prost::alloc::vec::Vec<StateReport>,
+    /// By an operator: serving or starting ends a drain by an operator, which holds against every other report.
+    #[prost(bool, tag = "2")]
+    pub by_operator: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReportResponse {
@@ -2453,8 +2456,8 @@ pub struct DrainRequest {
     pub instances: ::prost::alloc::vec::Vec<InstanceRef>,
     #[prost(uint32, tag = "2")]
     pub deadline_ms: u32,
-    /// By an operator: it holds until a report for any process ends it (incarnation 0), or the endpoint is removed. Without it, a
-    /// process drains itself, and its successor serves.
+    /// By an operator: it holds until a report by an operator ends it, or the endpoint is removed. Without it, a process drains itself,
+    /// and its successor serves.
     #[prost(bool, tag = "3")]
     pub by_operator: bool,
 }
@@ -2473,6 +2476,9 @@ pub struct DrainResponse {
 pub struct DeregisterRequest {
     #[prost(message, repeated, tag = "1")]
     pub instances: ::prost::alloc::vec::Vec<InstanceRef>,
+    /// Refuse unless all are registered and lost: the others have servers that would register again.
+    #[prost(bool, tag = "2")]
+    pub only_lost: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DeregisterResponse {
@@ -6694,7 +6700,7 @@ pub struct IssueRequest {
     /// When it was signed, in seconds since 1970.
     #[prost(uint64, tag = "3")]
     pub signed_at: u64,
-    /// Issue nothing yet: the response says which programs may have the identity, for the agent to decide.
+    /// Issue nothing yet: the response says which programs may have the identity, for the agent to decide, and the roots.
     #[prost(bool, tag = "4")]
     pub describe_workload: bool,
     /// Issue nothing: the response names the services whose records select this program. The path is empty then.

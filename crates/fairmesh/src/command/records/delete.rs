@@ -169,7 +169,9 @@ async fn delete_endpoint(
     }
     if !args.dry_run {
         let of = InstanceRef { service: service.to_string(), instance: instance.to_string(), incarnation: 0 };
-        connection.registry().deregister(DeregisterRequest { instances: vec![of] }).await?;
+        // The registry decides, since the server may be back by now; one of the release before does not.
+        let request = DeregisterRequest { instances: vec![of], only_lost: !args.force };
+        connection.registry().deregister(request).await?;
     }
     let item = json!({
         "kind": "endpoint", "service": service.to_string(), "instance": instance.to_string(),
