@@ -5,6 +5,7 @@
 
 mod operate;
 mod service;
+mod workload_index;
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -15,12 +16,13 @@ use fairmesh_identity::{
 use fairmesh_model::{
     Label, MAX_ROOTS, MeshRole, Record, RecordKey, Revocations, SpiffePath, TrustBundle, TrustDomain,
 };
-use fairmesh_rib::{Batch, Node, Op};
+use fairmesh_rib::{Batch, Node, Op, access::AccessControl};
 use fairmesh_store::Store;
 use fairmesh_wire::{records, transport::Transport};
 use tonic::Status;
 
 pub(crate) use service::{IdentityService, is_own};
+use workload_index::WorkloadIndex;
 
 use crate::{ControlError, served_rib::write_error};
 
@@ -142,6 +144,16 @@ impl Issuing {
 }
 
 impl IdentityService {
+    /// Issues what `issuing` may, by the records of `node`, and writes to `store`.
+    pub(crate) fn new(
+        issuing: Option<Arc<Issuing>>,
+        (node, store): (&Node, &Arc<dyn Store>),
+        access: AccessControl,
+    ) -> Self {
+        let selectors = WorkloadIndex::new(node.clone());
+        Self { issuing, node: node.clone(), store: Arc::clone(store), access, selectors }
+    }
+
     /// Refuses who is revoked, as the records say.
     pub(crate) async fn follow_revocations(self) {
         let Some(issuing) = self.issuing else { return std::future::pending().await };

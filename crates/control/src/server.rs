@@ -184,12 +184,7 @@ impl Control {
         let traffic =
             Arc::new(TrafficController::new(node.clone(), applied.clone(), indices.planned.clone()));
         let permissions = indices.access.clone();
-        let identity = IdentityService {
-            issuing,
-            node: node.clone(),
-            store: applied.clone(),
-            access: permissions.clone(),
-        };
+        let identity = IdentityService::new(issuing, (&node, &applied), permissions.clone());
         let access = Access::new(permissions.clone(), (node.clone(), identity.revocations()), tokens.clone());
         let operated = (partitions, indices.audit.clone());
         let other_services =

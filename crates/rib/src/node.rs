@@ -1,5 +1,5 @@
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -175,6 +175,19 @@ impl Node {
             (key, entry)
         };
         (inner.revision(), keys.into_iter().map(value).collect())
+    }
+
+    /// The present entries of the keys that changed after revision `number` and that `concerns` names, each once, with the number of
+    /// the revision now; `None` where the log does not reach back so far.
+    pub fn changes_since(&self, number: u64, concerns: impl Fn(&str) -> bool) -> Option<(u64, Values)> {
+        let inner = self.lock();
+        let changed = inner.table.changes_since(number)?.map(|(_, key)| key).filter(|key| concerns(key));
+        let changed: BTreeSet<_> = changed.cloned().collect();
+        let value = |key: Arc<str>| {
+            let entry = inner.table.get(&key).cloned();
+            (key, entry)
+        };
+        Some((inner.table.revision(), changed.into_iter().map(value).collect()))
     }
 
     /// The entry at `key`.

@@ -8,8 +8,8 @@ use fairmesh_identity::{
     signed::{self, Purpose},
 };
 use fairmesh_model::{
-    Identity, JoinedAgent, Label, MeshRole, Prefix, ProgramFacts, Record, RecordKey, Region, ServiceName,
-    SpiffeId, SpiffePath, Tenant, WorkloadEntry,
+    Identity, JoinedAgent, Label, MeshRole, ProgramFacts, Record, RecordKey, Region, ServiceName, SpiffeId,
+    SpiffePath, Tenant, WorkloadEntry,
 };
 use fairmesh_rib::{Batch, Node, Op, access::AccessControl};
 use fairmesh_store::Store;
@@ -20,7 +20,7 @@ use fairmesh_wire::{
 use prost::Message as _;
 use tonic::{Request, Response, Status};
 
-use super::{Issuing, failed, no_domain};
+use super::{Issuing, WorkloadIndex, failed, no_domain};
 use crate::served_rib::write_error;
 
 /// How old a signed request may be, beside the skew of clocks.
@@ -37,6 +37,8 @@ pub(crate) struct IdentityService {
     pub(crate) store: Arc<dyn Store>,
     /// Which agent vouches for which process.
     pub(crate) access: AccessControl,
+    /// Which programs may have which identity.
+    pub(crate) selectors: WorkloadIndex,
 }
 
 #[tonic::async_trait]
@@ -173,37 +175,9 @@ impl IdentityService {
         let Some((agent, joined)) = self.joined(signer) else {
             return Err(Status::permission_denied(format!("{signer} vouches for no programs")));
         };
-        let tenants = match joined.tenants.is_empty() {
-            true => self.tenants(),
-            false => joined.tenants,
-        };
-        let prefixes: Vec<_> = tenants.iter().map(|tenant| Prefix::tenant(tenant, "workloads")).collect();
-        let selected = self.node.read(&prefixes).1.into_iter().filter_map(|(key, entry)| {
-            let key = RecordKey::parse(&key).ok()?;
-            match (records::decode(&key, &entry.value), key) {
-                (Ok(Record::Workload(entry)), RecordKey::Workload(service)) => {
-                    (entry.permits_agent(agent) && entry.check(program).is_ok()).then(|| service.to_string())
-                }
-                _ => None,
-            }
-        });
-        let services = selected.take(MAX_SELECTED).collect();
+        let selected = self.selectors.select((agent, &joined.tenants), program, MAX_SELECTED);
+        let services = selected.iter().map(ToString::to_string).collect();
         self.sign(csr, v1::IssueResponse { services, ..Default::default() })
-    }
-
-    /// The tenants that have records. Each is found by one step, whatever it has.
-    fn tenants(&self) -> Vec<Tenant> {
-        let mut tenants = Vec::new();
-        let mut from = "/t/".to_owned();
-        while let Some(key) = self.node.key_from(&from) {
-            let Some((tenant, _)) = key.strip_prefix("/t/").and_then(|rest| rest.split_once('/')) else {
-                break;
-            };
-            // The character after the slash: past all keys of this tenant.
-            from = format!("/t/{tenant}0");
-            tenants.extend(Tenant::new(tenant));
-        }
-        tenants
     }
 
     /// Whether a process with this name is of the machine of an agent.

@@ -1,0 +1,201 @@
+//! The records of which programs may have the identity of a service, decoded, and found by the user of a program.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use fairmesh_model::{Label, Prefix, ProgramFacts, Record, RecordKey, ServiceName, Tenant, WorkloadEntry};
+use fairmesh_rib::Node;
+use fairmesh_wire::records;
+
+/// Answers for all agents of the mesh, each of which asks every half a minute for each program: it reads only what has changed since
+/// the last answer. Clones share their state.
+#[derive(Clone, Debug)]
+pub(crate) struct WorkloadIndex {
+    node: Node,
+    cached: Arc<Mutex<Cached>>,
+}
+
+#[derive(Debug, Default)]
+struct Cached {
+    /// The number of the revision of the records in here; `None` before they were read.
+    at: Option<u64>,
+    by_service: HashMap<ServiceName, Arc<WorkloadEntry>>,
+    /// The services with a selector for this user.
+    by_uid: HashMap<u32, BTreeSet<ServiceName>>,
+    /// Those with a selector for any user.
+    of_any_user: BTreeSet<ServiceName>,
+}
+
+impl WorkloadIndex {
+    pub(crate) fn new(node: Node) -> Self {
+        Self { node, cached: Arc::default() }
+    }
+
+    /// The services that a program on the machine of an agent may be, in the order of their names, at most `limit`; of all tenants if
+    /// none is given.
+    pub(crate) fn select(
+        &self,
+        (agent, tenants): (&Label, &[Tenant]),
+        program: &ProgramFacts,
+        limit: usize,
+    ) -> Vec<ServiceName> {
+        let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        cached.follow(&self.node);
+        let of_user = cached.by_uid.get(&program.uid).into_iter().flatten();
+        let candidates: BTreeSet<_> = of_user.chain(&cached.of_any_user).collect();
+        let may = |service: &&&ServiceName| {
+            (tenants.is_empty() || tenants.contains(&service.tenant))
+                && cached
+                    .by_service
+                    .get(**service)
+                    .is_some_and(|entry| entry.permits_agent(agent) && entry.check(program).is_ok())
+        };
+        candidates.iter().filter(may).take(limit).map(|service| (*service).clone()).collect()
+    }
+}
+
+impl Cached {
+    fn follow(&mut self, node: &Node) {
+        let is_workload = |key: &str| key.starts_with("/t/") && key.contains("/workloads/");
+        let changed = self.at.and_then(|at| node.changes_since(at, is_workload));
+        let (at, values) = changed.unwrap_or_else(|| {
+            *self = Self::default();
+            // What is written meanwhile is read again as a change.
+            let at = node.revision().number;
+            let entries = node.read(&prefixes(node)).1;
+            (at, entries.into_iter().map(|(key, entry)| (key, Some(entry))).collect())
+        });
+        self.at = Some(at);
+        for (key, entry) in values {
+            let Ok(key) = RecordKey::parse(&key) else { continue };
+            let RecordKey::Workload(service) = &key else { continue };
+            let entry = match entry.map(|entry| records::decode(&key, &entry.value)) {
+                Some(Ok(Record::Workload(entry))) => Some(entry),
+                // One that is not understood selects nothing.
+                _ => None,
+            };
+            self.set(service, entry);
+        }
+    }
+
+    fn set(&mut self, service: &ServiceName, entry: Option<WorkloadEntry>) {
+        let before = self.by_service.remove(service);
+        for selector in before.iter().flat_map(|entry| &entry.programs) {
+            match selector.uid {
+                Some(uid) => {
+                    if let Some(services) = self.by_uid.get_mut(&uid) {
+                        services.remove(service);
+                        if services.is_empty() {
+                            self.by_uid.remove(&uid);
+                        }
+                    }
+                }
+                None => drop(self.of_any_user.remove(service)),
+            }
+        }
+        let Some(entry) = entry else { return };
+        for selector in &entry.programs {
+            let services = match selector.uid {
+                Some(uid) => self.by_uid.entry(uid).or_default(),
+                None => &mut self.of_any_user,
+            };
+            services.insert(service.clone());
+        }
+        self.by_service.insert(service.clone(), Arc::new(entry));
+    }
+}
+
+/// The folders of workloads of the tenants that have records. Each tenant is found by one step, whatever it has.
+fn prefixes(node: &Node) -> Vec<Prefix> {
+    let mut prefixes = Vec::new();
+    let mut from = "/t/".to_owned();
+    while let Some(key) = node.key_from(&from) {
+        let Some((tenant, _)) = key.strip_prefix("/t/").and_then(|rest| rest.split_once('/')) else {
+            break;
+        };
+        // The character after the slash: past all keys of this tenant.
+        from = format!("/t/{tenant}0");
+        prefixes.extend(Tenant::new(tenant).map(|tenant| Prefix::tenant(&tenant, "workloads")));
+    }
+    prefixes
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::{ProgramSelector, StoreId};
+    use fairmesh_rib::Commit;
+
+    use super::*;
+
+    fn entry(selectors: &[ProgramSelector]) -> WorkloadEntry {
+        WorkloadEntry { agents: Vec::new(), programs: selectors.to_vec() }
+    }
+
+    fn uid(uid: u32) -> ProgramSelector {
+        ProgramSelector { uid: Some(uid), ..ProgramSelector::default() }
+    }
+
+    fn program(uid: u32) -> ProgramFacts {
+        let unknown = || Err("it is a test".to_owned());
+        ProgramFacts { uid, gid: 9, executable: unknown(), cgroup: unknown(), network_namespace: unknown() }
+    }
+
+    struct Rig {
+        node: Node,
+        index: WorkloadIndex,
+    }
+
+    impl Rig {
+        fn new() -> Self {
+            let node = Node::new(StoreId(1));
+            Self { index: WorkloadIndex::new(node.clone()), node }
+        }
+
+        fn write(&self, service: &str, entry: Option<WorkloadEntry>) {
+            let key = RecordKey::Workload(service.parse().unwrap()).to_string();
+            let value = entry.map(|entry| records::encode(&Record::Workload(entry)));
+            let revision = self.node.revision().number + 1;
+            self.node.apply(Commit { revision, changes: vec![(key.into(), value)] });
+        }
+
+        fn select(&self, agent: &str, tenants: &[&str], user: u32) -> Vec<String> {
+            let tenants: Vec<_> = tenants.iter().map(|tenant| Tenant::new(*tenant).unwrap()).collect();
+            let agent = Label::new(agent).unwrap();
+            let selected = self.index.select((&agent, &tenants), &program(user), 64);
+            selected.iter().map(ToString::to_string).collect()
+        }
+
+        fn held(&self, service: &str) -> Arc<WorkloadEntry> {
+            let cached = self.index.cached.lock().unwrap();
+            Arc::clone(&cached.by_service[&service.parse().unwrap()])
+        }
+    }
+
+    #[test]
+    fn records_are_found_by_user_as_they_change_and_read_once() {
+        let rig = Rig::new();
+        rig.write("shop/web", Some(entry(&[uid(7)])));
+        assert_eq!(rig.select("web-1", &[], 7), ["shop/web"]);
+        let before = rig.held("shop/web");
+        // Of a tenant that had no records, of any user, and for one agent.
+        rig.write("bank/cart", Some(entry(&[uid(7), uid(8)])));
+        rig.write("shop/any", Some(entry(&[ProgramSelector { gid: Some(9), ..ProgramSelector::default() }])));
+        let agents = vec![Label::new("web-2").unwrap()];
+        rig.write("shop/of-one", Some(WorkloadEntry { agents, ..entry(&[uid(7)]) }));
+        assert_eq!(rig.select("web-1", &[], 7), ["bank/cart", "shop/any", "shop/web"]);
+        assert_eq!(rig.select("web-2", &["shop"], 7), ["shop/any", "shop/of-one", "shop/web"]);
+        assert_eq!(rig.select("web-1", &[], 8), ["bank/cart", "shop/any"]);
+        assert!(Arc::ptr_eq(&before, &rig.held("shop/web")), "it was not read again");
+
+        rig.write("bank/cart", Some(entry(&[uid(8)])));
+        rig.write("shop/any", None);
+        assert_eq!(rig.select("web-1", &[], 7), ["shop/web"]);
+        assert_eq!(rig.select("web-1", &[], 8), ["bank/cart"]);
+        rig.write("shop/web", None);
+        assert_eq!(rig.select("web-1", &[], 7), [] as [String; 0]);
+        let cached = rig.index.cached.lock().unwrap();
+        assert_eq!((cached.by_uid.len(), cached.of_any_user.len()), (2, 0), "only users of records are held");
+    }
+}
