@@ -23,7 +23,7 @@ use super::{
 };
 use crate::Outstanding;
 
-/// A request that failed after so long had reached the registry, unless there was no connection.
+/// A request that failed after so long had reached the registry.
 const IN_FLIGHT: Duration = Duration::from_millis(100);
 
 /// How long deregistration may take: if it fails, the lease expires.
@@ -112,22 +112,22 @@ impl Lease {
     /// Asks callers to move and waits until they have, at most `within`. A registry that was never reached is retried for a
     /// fifth of that time, since callers also move when connections close, only less smoothly; one that was lost while it
     /// waited for callers, as long as there is time.
+    ///
+    /// Only the request counts for that: a connection that takes long to make shows that the registry is away.
     pub async fn drain(&self, within: Duration) -> Drained {
         self.set(EndpointState::Draining);
         let end = Instant::now() + within;
         let mut retry_until = Instant::now() + within / 5;
         let mut backoff = Backoff::default();
         loop {
-            let asked_at = Instant::now();
-            let left = end.saturating_duration_since(asked_at);
-            let error = match self.target.registry.drain(self.target.instance(), left).await {
+            let (asked, in_flight) = self.try_drain(retry_until, end).await;
+            let error = match asked {
                 Ok(response) => return self.drained_by(response),
                 // Callers do not know an endpoint that the registry does not know.
                 Err(error) if error.is_unknown() => return Drained::CallersMoved,
                 Err(error) => error,
             };
-            let is_connected = !matches!(error, RegistryError::Connect(_));
-            if is_connected && asked_at.elapsed() >= IN_FLIGHT {
+            if in_flight >= IN_FLIGHT {
                 (retry_until, backoff) = (end, Backoff::default());
             }
             let pause = backoff.next();
@@ -136,6 +136,23 @@ impl Lease {
             }
             sleep(pause).await;
         }
+    }
+
+    /// Asks the registry once, over a connection that is there by `connect_by`; with how long the request was on its way.
+    async fn try_drain(
+        &self,
+        connect_by: Instant,
+        end: Instant,
+    ) -> (Result<DrainResponse, RegistryError>, Duration) {
+        let registry = &self.target.registry;
+        let connection = match registry.connect_by(connect_by).await {
+            Ok(connection) => connection,
+            Err(error) => return (Err(error), Duration::ZERO),
+        };
+        let asked_at = Instant::now();
+        let left = end.saturating_duration_since(asked_at);
+        let asked = registry.drain(connection, self.target.instance(), left).await;
+        (asked, asked_at.elapsed())
     }
 
     fn drained_by(&self, response: DrainResponse) -> Drained {

@@ -13,7 +13,10 @@ use fairmesh_wire::{
     transport::{Address, PlaintextCaller, PlaintextCallers, Transport},
     v1,
 };
-use tokio::{sync::Mutex, time::timeout};
+use tokio::{
+    sync::Mutex,
+    time::{Instant, timeout, timeout_at},
+};
 use tonic::{Code, Response, Status};
 
 /// Timeout of a call to the registry, unless stated otherwise.
@@ -119,7 +122,7 @@ fn reported(callers: &PlaintextCallers) -> Vec<v1::PlaintextCaller> {
     callers.recent().into_iter().map(report).collect()
 }
 
-type Current = (Address, Connection);
+pub(crate) type Current = (Address, Connection);
 
 impl RegistryClient {
     /// A client for the first of `addresses` that responds; `software` describes this program.
@@ -215,12 +218,23 @@ impl RegistryClient {
         self.call(address, CALL_TIMEOUT, service.report(request)).await.map(drop)
     }
 
+    /// The connection over which a drain is asked for, if it is there by `deadline`.
+    pub(crate) async fn connect_by(&self, deadline: Instant) -> Result<Current, RegistryError> {
+        let began = Instant::now();
+        let late = |_| match self.addresses.first().cloned() {
+            Some(address) => RegistryError::Timeout { address, after: began.elapsed() },
+            None => RegistryError::NoRegion,
+        };
+        timeout_at(deadline, self.connection()).await.unwrap_or_else(|elapsed| Err(late(elapsed)))
+    }
+
     /// Marks the instance as draining and waits for its callers, at most `within`.
     ///
     /// # Errors
     /// When the registry refuses it or is not reached.
-    pub async fn drain(
+    pub(crate) async fn drain(
         &self,
+        (address, connection): Current,
         instance: v1::InstanceRef,
         within: Duration,
     ) -> Result<v1::DrainResponse, RegistryError> {
@@ -230,7 +244,6 @@ impl RegistryClient {
             deadline_ms,
             by_operator: false,
         };
-        let (address, connection) = self.connection().await?;
         let mut service = connection.registry();
         // A little longer than the registry waits, so that its response, which names the callers behind, arrives in
         // time.

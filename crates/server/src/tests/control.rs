@@ -53,6 +53,8 @@ pub(super) struct FakeRegistry {
     pub(super) callers_moved: Arc<watch::Sender<bool>>,
     /// Whether it receives shard reports and never responds.
     pub(super) hangs: Arc<AtomicBool>,
+    /// Whether it refuses drains at once, as one that has lost its store.
+    pub(super) refuses_drains: Arc<AtomicBool>,
 }
 
 pub(super) struct Control {
@@ -73,6 +75,7 @@ impl FakeRegistry {
             forgets: Arc::default(),
             callers_moved: Arc::new(watch::Sender::new(true)),
             hangs: Arc::default(),
+            refuses_drains: Arc::default(),
         }
     }
 
@@ -187,6 +190,9 @@ impl Registry for FakeRegistry {
 
     async fn drain(&self, request: Request<v1::DrainRequest>) -> Result<Response<v1::DrainResponse>, Status> {
         self.note(RegistryRequest::Drain);
+        if self.refuses_drains.load(Ordering::Relaxed) {
+            return Err(Status::unavailable("there is no store"));
+        }
         let request = request.into_inner();
         self.record_incarnations(&request.instances);
         let deadline = Duration::from_millis(request.deadline_ms.into());

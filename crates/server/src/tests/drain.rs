@@ -1,4 +1,9 @@
-use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    net::SocketAddr,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use fairmesh_test_support::eventually;
@@ -84,6 +89,29 @@ async fn an_unreachable_control_plane_does_not_delay_the_stop() {
     let state = server.registration_state().borrow().clone();
     assert_ne!(state, RegistrationState::Registered(EndpointState::Draining), "the registry did not say so");
     timeout(BOUND, task).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_connection_that_takes_long_to_make_is_no_request_that_was_in_flight() {
+    let control = FakeRegistry::new(Some("eu")).serve(None).await;
+    // It accepts connections and never responds on them.
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = MeshServer::builder("shop/cart")
+        .address(([127, 0, 0, 1], 7).into())
+        .drain_deadline(Duration::from_secs(10))
+        .agent(Address::Tcp(silent.local_addr().unwrap().to_string()))
+        .agent(control.address.clone())
+        .start()
+        .await
+        .unwrap();
+    let registered = |one: &RegistryRequest| matches!(one, RegistryRequest::Register { .. });
+    control.registry.until(|requests| requests.iter().any(registered)).await;
+    control.registry.refuses_drains.store(true, Ordering::Relaxed);
+    let drained = timeout(BOUND, server.shutdown()).await.unwrap();
+    assert!(matches!(drained, Drained::Unreported(_)), "{drained:?}");
+    // The second connection takes longer than a registry is retried that was never reached.
+    let asked = control.registry.requests().iter().filter(|one| **one == RegistryRequest::Drain).count();
+    assert_eq!(asked, 1, "{:?}", control.registry.requests());
 }
 
 #[tokio::test]
