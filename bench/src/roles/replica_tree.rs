@@ -17,6 +17,7 @@ pub(super) async fn root(dir: &Path, etcd: Option<EtcdAddress>) -> Result<(), Bo
         data_dir: dir.join("control"),
         grpc: vec![anywhere()],
         http: (Ipv4Addr::LOCALHOST, 0).into(),
+        http_names: Vec::new(),
         sources: Vec::new(),
         oidc: None,
         etcd: etcd.map(|address| EtcdConfig { address, tls: None, login: None }),

@@ -42,6 +42,7 @@ pub(super) async fn mesh(dir: &Path, agent: Address) -> Result<(), BoxError> {
         oidc: None,
         grpc: vec![Address::Tcp(grpc.to_string())],
         http: free_port()?,
+        http_names: Vec::new(),
         sources: Vec::new(),
     };
     let agent = AgentConfig {

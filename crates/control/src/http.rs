@@ -5,12 +5,14 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 use axum::{
     Router,
     extract::State,
-    http::{HeaderMap, StatusCode},
+    http::{Extensions, HeaderMap, StatusCode},
     response::IntoResponse,
     routing::get,
 };
-use fairmesh_listen::{Acceptor, PageListener};
-use fairmesh_model::Probe;
+use fairmesh_listen::{Acceptor, GuardedStream, PageListener, Securing};
+use fairmesh_model::{Identity, Probe};
+use fairmesh_wire::transport::{Stream, Transport, WithoutCertificate};
+use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -48,7 +50,7 @@ pub(crate) fn router(shared: Arc<HttpState>, registry: Router) -> Router {
 /// Serves until `closing` is cancelled, and then lets requests in flight finish for at most `drain`.
 pub(crate) async fn serve(
     router: Router,
-    listener: PageListener,
+    (listener, transport): (PageListener, Transport),
     closing: CancellationToken,
     drain: Duration,
 ) {
@@ -58,9 +60,25 @@ pub(crate) async fn serve(
     };
     let listener = listener.refusing(Probe::USER_AGENT);
     tokio::select! {
-        () = listener.serve(router, closing.clone()) => {}
+        () = listener.serve_secured(router, |stream| secure(stream, transport.clone()), closing.clone()) => {}
         () = overdue => {}
     }
+}
+
+/// TLS, where the client begins it and the mesh has a trust domain. Monitoring goes on in plaintext.
+fn secure(stream: GuardedStream<TcpStream>, transport: Transport) -> Securing<Stream> {
+    Box::pin(async move {
+        let stream = transport.accept_pages(stream).await?;
+        let mut peer = Extensions::new();
+        if let Stream::Tls(secured) = stream.get_ref() {
+            match secured.peer() {
+                // A token that it shows is read by nobody else.
+                Identity::Anonymous => drop(peer.insert(WithoutCertificate { takes_tokens: true })),
+                identity => drop(peer.insert(identity)),
+            }
+        }
+        Ok((stream, peer))
+    })
 }
 
 /// Whether load balancers should send new callers here.

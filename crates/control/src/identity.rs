@@ -7,11 +7,11 @@ mod operate;
 mod service;
 mod workload_index;
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use fairmesh_identity::{
-    Authority, Clock, Credentials, IdentityError, PrivateKey, Reread, RevocationList, SystemClock, Tokens,
-    Trust, Workload,
+    Authority, Clock, Credentials, IdentityError, PageIdentity, PrivateKey, Reread, RevocationList,
+    SystemClock, Tokens, Trust, Workload,
 };
 use fairmesh_model::{
     Label, MAX_ROOTS, MeshRole, Record, RecordKey, Revocations, SpiffePath, TrustBundle, TrustDomain,
@@ -24,7 +24,7 @@ use tonic::Status;
 pub(crate) use service::{IdentityService, is_own};
 use workload_index::WorkloadIndex;
 
-use crate::{ControlError, served_rib::write_error};
+use crate::{ControlConfig, ControlError, served_rib::write_error};
 
 /// The folder of the authority within the data directory, and of the tokens within that.
 const CA_FOLDER: &str = "ca";
@@ -48,17 +48,19 @@ pub(crate) struct Issuing {
     tokens: Tokens,
     /// Secures connections, and signs responses.
     workload: Arc<Workload>,
+    /// Secures the pages, for clients that know this control plane by the names of hosts.
+    pages: (Arc<PageIdentity>, Vec<String>),
     clock: Arc<dyn Clock>,
 }
 
 impl Issuing {
     /// Opens the authority. `None` if the mesh has no trust domain, or this control plane has no intermediate of it.
     pub(crate) fn open(
-        data_dir: &Path,
+        config: &ControlConfig,
         told: Option<&TrustDomain>,
         recorded: Option<&TrustBundle>,
     ) -> Result<Option<Self>, ControlError> {
-        let folder = data_dir.join(CA_FOLDER);
+        let folder = config.data_dir.join(CA_FOLDER);
         let domain = match (told, recorded) {
             (Some(told), Some(recorded)) if *told != recorded.domain => {
                 return Err(ControlError::OtherTrustDomain {
@@ -81,7 +83,9 @@ impl Issuing {
             return Err(ControlError::NoIntermediate { domain: domain.clone(), folder });
         }
         let tokens = Tokens::open(&folder.join(TOKEN_FOLDER))?;
-        Ok(Some(Self { authority, tokens, workload: Arc::default(), clock }))
+        let workload = Arc::<Workload>::default();
+        let pages = (Arc::new(PageIdentity::new(Arc::clone(&workload))), page_hosts(config));
+        Ok(Some(Self { authority, tokens, workload, pages, clock }))
     }
 
     /// The roots of the domain: those of this control plane, and others that are recorded.
@@ -139,7 +143,25 @@ impl Issuing {
         let key = PrivateKey::generate()?;
         let issued = self.authority.issue(&key.signing_request()?, &id, now)?;
         self.workload.install(Credentials::new(key, issued.chain, bundle, now)?)?;
-        self.workload.credentials().ok_or_else(|| IdentityError::Crypto("no certificate was made".into()))
+        let own = self
+            .workload
+            .credentials()
+            .ok_or_else(|| IdentityError::Crypto("no certificate was made".into()))?;
+        self.renew_pages(&own, now)?;
+        Ok(own)
+    }
+
+    /// Issues the certificate of the pages.
+    fn renew_pages(&self, own: &Credentials, now: Duration) -> Result<(), IdentityError> {
+        let (pages, hosts) = &self.pages;
+        let key = PrivateKey::generate()?;
+        let issued = self.authority.issue_for_hosts(&key.signing_request()?, hosts, now)?;
+        pages.install(own, &key, issued.chain)
+    }
+
+    /// How this control plane accepts connections to its pages, once it accepts those of the mesh.
+    pub(crate) fn pages_transport(&self) -> Transport {
+        Transport::tls(Arc::clone(&self.pages.0) as _)
     }
 }
 
@@ -231,6 +253,20 @@ pub(crate) fn recorded_bundle(node: &Node) -> Option<TrustBundle> {
         Ok(Record::TrustBundle(bundle)) => Some(bundle),
         _ => None,
     }
+}
+
+/// The hosts in the certificate of the pages: what was given, this machine, and the address.
+fn page_hosts(config: &ControlConfig) -> Vec<String> {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let own = [host.trim(), "localhost", "127.0.0.1", "::1"].map(str::to_owned);
+    let listen = Some(config.http.ip()).filter(|ip| !ip.is_unspecified()).map(|ip| ip.to_string());
+    let mut hosts = config.http_names.clone();
+    for host in own.into_iter().chain(listen).filter(|host| !host.is_empty()) {
+        if !hosts.contains(&host) {
+            hosts.push(host);
+        }
+    }
+    hosts
 }
 
 /// The name of this control plane: that of its machine, as far as it is a name.

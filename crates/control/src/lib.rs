@@ -83,6 +83,8 @@ pub struct ControlConfig {
     pub grpc: Vec<Address>,
     /// Listening address of HTTP.
     pub http: SocketAddr,
+    /// Names of hosts by which clients of the web know it, beside those of this machine.
+    pub http_names: Vec<String>,
     /// Whose tokens say who a user is; without it, tokens are refused.
     pub oidc: Option<OidcConfig>,
     /// YAML files of endpoints, and directories of such files, to watch.

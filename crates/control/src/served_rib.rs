@@ -62,10 +62,10 @@ impl ServedRib for ControlRib {
         self.store.write(batch).await.map_err(write_error)
     }
 
-    async fn watcher(&self, identity: Identity, token: &str) -> Result<Caller, Status> {
+    async fn watcher(&self, identity: Identity, token: &str, is_secret: bool) -> Result<Caller, Status> {
         let user = match token.is_empty() {
             true => None,
-            false => Some(self.tokens.user(&identity, token).await?),
+            false => Some(self.tokens.user(is_secret, token).await?),
         };
         Ok(Caller { user, ..Caller::from(identity) })
     }

@@ -15,7 +15,7 @@ use fairmesh_store::{PartitionedStore, RedbStore, Store, StoreError, StoreLocati
 use fairmesh_wire::{
     environment::CONTROL_SOCKET,
     rpc,
-    transport::{self, Address, Listener, Services},
+    transport::{self, Address, Listener, Services, Transport},
 };
 use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
@@ -90,7 +90,7 @@ impl Control {
         indices.checks.wake(Woken::ALL);
         let recorded = recorded_bundle(&node);
         let told = config.trust_domain.told(is_new, recorded.as_ref().map(|bundle| &bundle.domain));
-        let issuing = Issuing::open(&config.data_dir, told.as_ref(), recorded.as_ref())?.map(Arc::new);
+        let issuing = Issuing::open(&config, told.as_ref(), recorded.as_ref())?.map(Arc::new);
         if issuing.is_some() {
             indices.access.require();
         }
@@ -102,7 +102,7 @@ impl Control {
             None => (config.transport.clone(), config.grpc.clone()),
         };
         for address in &addresses {
-            grpc.push(transport.bind(address).await?.with_joining().within(calls.clone()));
+            grpc.push(transport.bind(address).await?.with_users().within(calls.clone()));
         }
         let http = http::bind(config.http, listeners.acceptor(&table::CONTROL_HTTP, Limits::pages())).await?;
         let imbalance = Arc::new(Imbalance::start(&config.data_dir.join(IMBALANCE_FILE)).await);
@@ -174,6 +174,7 @@ impl Control {
         writes_ended: &CancellationToken,
     ) {
         let Self { store, partitions, node, indices, metrics, imbalance, issuing, .. } = self;
+        let pages = issuing.as_ref().map(|issuing| issuing.pages_transport()).unwrap_or_default();
         let Self { tokens, grpc, http, listeners, config, .. } = self;
         let audit = indices.audit.clone();
         let applied = Arc::new(AppliedStore::new(store.clone(), node.clone(), metrics.clone(), audit));
@@ -212,7 +213,7 @@ impl Control {
         let verification = readiness.integrity.clone().watch(store.clone(), imbalance.clone());
         spawn_cancellable(store_tasks, writes_ended, verification);
         let state = http::HttpState { metrics, sources, readiness, closing: closing.clone() };
-        serve_pages(tasks, (http, access), state);
+        serve_pages(tasks, (http, pages, access), state);
         store_tasks.spawn(apply_until(store, node, indices, writes_ended.clone()));
         spawn_cancellable(store_tasks, writes_ended, tokens.follow_keys());
         Controllers { read_lease, checks, quotas, imbalance, registry, identity, traffic }
@@ -387,11 +388,15 @@ fn serve_grpc(tasks: &mut Tasks, listeners: Vec<Listener>, services: &Services, 
     }
 }
 
-fn serve_pages(tasks: &mut Tasks, (listener, access): (PageListener, Access), state: http::HttpState) {
+fn serve_pages(
+    tasks: &mut Tasks,
+    (listener, transport, access): (PageListener, Transport, Access),
+    state: http::HttpState,
+) {
     let (registry, closing) = (state.sources.registry.router(), state.closing.clone());
     let imbalance = imbalance::router(state.sources.imbalance.clone());
     let pages = guard_pages(http::router(Arc::new(state), registry).merge(imbalance), access);
-    spawn_stoppable(tasks, http::serve(pages, listener, closing, DRAIN));
+    spawn_stoppable(tasks, http::serve(pages, (listener, transport), closing, DRAIN));
 }
 
 /// Adds `Admin`, `Imbalance`, `TrafficPlanner`, `Identity` and `Authority`.

@@ -17,7 +17,6 @@ mod key_source;
 use std::{fmt, sync::Arc, time::Duration};
 
 use fairmesh_identity::{Clock, SystemClock};
-use fairmesh_model::Identity;
 use fairmesh_rib::access::User;
 use fairmesh_wire::transport::BearerToken;
 use jsonwebtoken::{Algorithm, DecodingKey, TokenData, Validation, decode, decode_header};
@@ -96,15 +95,15 @@ impl UserTokens {
         }
     }
 
-    /// The user of a token that came over a connection of `identity`.
+    /// The user of a token that came over a connection which others cannot read, if that `is_secret`.
     ///
     /// # Errors
     /// Why it is refused, without anything of the token.
-    pub(crate) async fn user(&self, identity: &Identity, token: &str) -> Result<Arc<User>, Status> {
-        if *identity == Identity::Anonymous {
+    pub(crate) async fn user(&self, is_secret: bool, token: &str) -> Result<Arc<User>, Status> {
+        if !is_secret {
             return Err(Status::unauthenticated(
                 "a token is taken over TLS or a Unix socket only, and this connection is plaintext: others may have read the \
-                 token, so replace it, and use the gRPC port or the Unix socket of the control plane",
+                 token, so replace it, and use https, the gRPC port or the Unix socket of the control plane",
             ));
         }
         let Some(verifier) = &self.0 else {

@@ -1,6 +1,6 @@
 //! Connects to the control plane.
 
-use std::{env, time::Duration};
+use std::{env, sync::Arc, time::Duration};
 
 use fairmesh_identity::{IdentityRequest, ProgramIdentity};
 use fairmesh_model::SpiffePath;
@@ -67,8 +67,12 @@ pub(crate) fn agent() -> Address {
 
 /// How a command connects to the given control plane: with the token of its user, if it has one.
 pub(crate) async fn transport_of_user(target: &TargetArgs) -> Result<Transport, Failure> {
-    let (token, transport) = (target.token()?, transport_to(&target.address()).await);
-    Ok(match token {
+    let address = target.address();
+    let transport = match (target.visitor()?, &address) {
+        (Some(visitor), Address::Tcp(_)) => Transport::tls(Arc::new(visitor)),
+        _ => transport_to(&address).await,
+    };
+    Ok(match target.token()? {
         Some(token) => transport.with_token(token),
         None => transport,
     })

@@ -136,6 +136,31 @@ impl Authority {
         Ok(Issued { chain: chain(&key, id, (&state.issuer, &state.signer), now)? })
     }
 
+    /// Issues a certificate with the names of hosts, by which clients of the web know a server. It is no identity of the mesh.
+    ///
+    /// # Errors
+    /// As for [`issue`](Self::issue), and when a host has a name that no certificate can have.
+    pub fn issue_for_hosts(
+        &self,
+        request: &[u8],
+        hosts: &[String],
+        now: Duration,
+    ) -> Result<Issued, IdentityError> {
+        let invalid = |error: rcgen::Error| IdentityError::InvalidRequest(error.to_string());
+        let request = CertificateSigningRequestParams::from_der(&CertificateSigningRequestDer::from(request));
+        let key = request.map_err(invalid)?.public_key;
+        let state = self.state();
+        let name = |host: &String| match host.parse() {
+            Ok(ip) => Ok(SanType::IpAddress(ip)),
+            Err(_) => host.as_str().try_into().map(SanType::DnsName).map_err(IdentityError::crypto),
+        };
+        let names = hosts.iter().map(name).collect::<Result<_, _>>()?;
+        let mut params = leaf(names, now, trust::validity(&state.issuer)?.1)?;
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        let certificate = params.signed_by(&key, &state.signer).map_err(IdentityError::crypto)?;
+        Ok(Issued { chain: vec![certificate.der().clone(), state.issuer.clone()] })
+    }
+
     /// Replaces the intermediate. What the one before issued stays valid.
     ///
     /// # Errors
@@ -214,7 +239,8 @@ fn chain(
     (issuer, signer): (&CertificateDer<'static>, &Issuer<'static, KeyPair>),
     now: Duration,
 ) -> Result<Vec<CertificateDer<'static>>, IdentityError> {
-    let params = leaf(id, now, trust::validity(issuer)?.1)?;
+    let uri = id.to_string().try_into().map_err(IdentityError::crypto)?;
+    let params = leaf(vec![SanType::URI(uri)], now, trust::validity(issuer)?.1)?;
     let certificate = params.signed_by(key, signer).map_err(IdentityError::crypto)?;
     Ok(vec![certificate.der().clone(), issuer.clone()])
 }
@@ -244,11 +270,15 @@ fn common_name(domain: &TrustDomain) -> String {
     format!("spiffe://{domain}")
 }
 
-fn check_domain(folder: &Path, domain: &TrustDomain, root: &CertificateDer<'_>) -> Result<(), IdentityError> {
+/// The trust domain that a root names as its organization.
+pub(crate) fn domain_of(root: &CertificateDer<'_>) -> Result<Option<TrustDomain>, IdentityError> {
     let parsed = trust::parse(root)?;
     let mut names = parsed.subject().iter_organization();
-    let found = names.next().and_then(|name| name.as_str().ok()).and_then(|name| TrustDomain::new(name).ok());
-    match found {
+    Ok(names.next().and_then(|name| name.as_str().ok()).and_then(|name| TrustDomain::new(name).ok()))
+}
+
+fn check_domain(folder: &Path, domain: &TrustDomain, root: &CertificateDer<'_>) -> Result<(), IdentityError> {
+    match domain_of(root)? {
         Some(found) if found == *domain => Ok(()),
         Some(found) => {
             Err(IdentityError::OtherDomain { path: folder.to_owned(), found, expected: domain.clone() })
@@ -343,12 +373,11 @@ fn authority(
 }
 
 /// A certificate of a process.
-fn leaf(id: &SpiffeId, now: Duration, latest: Duration) -> Result<CertificateParams, IdentityError> {
-    let uri = id.to_string().try_into().map_err(IdentityError::crypto)?;
+fn leaf(names: Vec<SanType>, now: Duration, latest: Duration) -> Result<CertificateParams, IdentityError> {
     let mut params = CertificateParams::default();
     params.not_before = date(now)?;
     params.not_after = date((now + LIFETIME).min(latest))?;
-    params.subject_alt_names = vec![SanType::URI(uri)];
+    params.subject_alt_names = names;
     params.distinguished_name = DistinguishedName::new();
     params.is_ca = IsCa::ExplicitNoCa;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];

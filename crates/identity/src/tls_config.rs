@@ -15,7 +15,7 @@ use tokio_rustls::rustls::{
 };
 
 use crate::{
-    Clock, Credentials, IdentityError, JoinToken, Refused, Trust, Usage,
+    Clock, Credentials, IdentityError, JoinToken, PrivateKey, Refused, Trust, Usage,
     federation::Federation,
     trust::{self, algorithms},
 };
@@ -260,6 +260,30 @@ pub(crate) fn client(
     let config = config.dangerous().with_custom_certificate_verifier(verifier);
     let config = config.with_client_auth_cert(own.chain.clone(), own.key.rustls());
     config.map(Arc::new).map_err(IdentityError::crypto)
+}
+
+/// Of a client without a certificate, which expects a process of the mesh.
+pub(crate) fn visiting(trust: Trust, clock: &Arc<dyn Clock>) -> Result<Arc<ClientConfig>, IdentityError> {
+    let expected = Some(Expected::Mesh);
+    let clock = Arc::clone(clock);
+    let verifier = Arc::new(Verifier { trust, clock, expected, with_joining: false, federation: None });
+    let config = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
+    let config =
+        config.map_err(IdentityError::crypto)?.dangerous().with_custom_certificate_verifier(verifier);
+    Ok(Arc::new(config.with_no_client_auth()))
+}
+
+/// Of a server with this certificate for clients of the web, which need none; those of the mesh may show theirs.
+pub(crate) fn pages(
+    (key, chain): (&PrivateKey, Vec<CertificateDer<'static>>),
+    trust: Trust,
+    clock: &Arc<dyn Clock>,
+) -> Result<Arc<ServerConfig>, IdentityError> {
+    let clock = Arc::clone(clock);
+    let verifier = Verifier { trust, clock, expected: None, with_joining: true, federation: None };
+    let config = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
+    let config = config.map_err(IdentityError::crypto)?.with_client_cert_verifier(Arc::new(verifier));
+    config.with_single_cert(chain, key.rustls()).map(Arc::new).map_err(IdentityError::crypto)
 }
 
 /// Of a client without a certificate, which joins by a token: the server proves to be a process of the mesh under the root

@@ -46,7 +46,7 @@ pub use listeners::Listeners;
 pub use memory::Memory;
 pub use message_claim::MessageClaim;
 #[cfg(feature = "http")]
-pub use pages::PageListener;
+pub use pages::{PageListener, Securing};
 pub use request::{GuardedCall, RequestGuard, guard_request};
 pub use response_body::ResponseBody;
 pub use wait::{QueuePlace, WaitRefused};

@@ -2,7 +2,7 @@
 
 use std::{
     convert::Infallible,
-    future::Future,
+    future::{Future, ready},
     io,
     net::SocketAddr,
     pin::{Pin, pin},
@@ -11,14 +11,17 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response, header::USER_AGENT};
+use http::{Extensions, Request, Response, header::USER_AGENT};
 use http_body::Body;
 use hyper::body::Incoming;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto,
 };
-use tokio::net::{TcpListener, TcpStream};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower_service::Service;
 
@@ -78,12 +81,30 @@ impl PageListener {
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
+        let plain = |stream| -> Securing<TcpStream> { Box::pin(ready(Ok((stream, Extensions::new())))) };
+        self.serve_secured(service, plain, stopping).await;
+    }
+
+    /// The same over connections that `secure` establishes, in the task of each, with what it says of the peer among the extensions
+    /// of each request.
+    pub async fn serve_secured<S, B, T, F>(self, service: S, secure: F, stopping: CancellationToken)
+    where
+        S: Service<Request<RequestBody<Incoming>>, Response = Response<B>, Error = Infallible>,
+        S: Clone + Send + 'static,
+        S::Future: Send + 'static,
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        F: Fn(GuardedStream<TcpStream>) -> Securing<T>,
+    {
         let Self { listener, acceptor, refused_user_agent } = self;
         let connections = TaskTracker::new();
         let accept = |cx: &mut Context<'_>| listener.poll_accept(cx).map_ok(|(stream, _)| stream);
         while let Some(stream) = stopping.run_until_cancelled(acceptor.accept(accept)).await {
+            // Fails only on a broken socket, which the first read reports better.
+            let _ = stream.get_ref().set_nodelay(true);
             let service = (service.clone(), refused_user_agent);
-            connections.spawn(serve_connection(stream, service, stopping.clone()));
+            connections.spawn(serve_connection(secure(stream), service, stopping.clone()));
         }
         drop(listener);
         connections.close();
@@ -91,8 +112,11 @@ impl PageListener {
     }
 }
 
-async fn serve_connection<S, B>(
-    stream: GuardedStream<TcpStream>,
+/// A connection that is being established, and what is said of its peer.
+pub type Securing<T> = Pin<Box<dyn Future<Output = io::Result<(GuardedStream<T>, Extensions)>> + Send>>;
+
+async fn serve_connection<S, B, T>(
+    secured: Securing<T>,
     (inner, refused_user_agent): (S, Option<&'static str>),
     stopping: CancellationToken,
 ) where
@@ -101,16 +125,20 @@ async fn serve_connection<S, B>(
     S::Future: Send + 'static,
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let (stream, peer) = match stopping.run_until_cancelled(secured).await {
+        Some(Ok(established)) => established,
+        Some(Err(error)) => return tracing::debug!(%error, "a connection ended before it began"),
+        None => return,
+    };
     // Accepted connections always have one.
     let Some(connection) = stream.connection().cloned() else { return };
-    // Fails only on a broken socket, which the first read reports better.
-    let _ = stream.get_ref().set_nodelay(true);
     let mut builder = auto::Builder::new(TokioExecutor::new());
     Http2Settings { streams: MAX_STREAMS }.apply(&mut builder);
     // The acceptor bounds the time of headers: hyper's timeout would also close idle connections.
     builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(MAX_HEADER_BYTES);
-    let service = Pages { inner, connection, refused_user_agent };
+    let service = Pages { inner, connection, refused_user_agent, peer };
     let mut served = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let ended = tokio::select! {
         ended = served.as_mut() => ended,
@@ -129,6 +157,8 @@ struct Pages<S> {
     inner: S,
     connection: Arc<Connection>,
     refused_user_agent: Option<&'static str>,
+    /// For handlers.
+    peer: Extensions,
 }
 
 impl<S, B> hyper::service::Service<Request<Incoming>> for Pages<S>
@@ -151,6 +181,7 @@ where
         let framing = Framing::whole(&request);
         let (mut request, guard) = guard_request(&self.connection, request, framing);
         request.extensions_mut().insert(guard.clone());
+        request.extensions_mut().extend(self.peer.clone());
         // Routers are always ready; hyper's own adapter assumes so of all services.
         Box::pin(GuardedCall::http(self.inner.clone().call(request), guard))
     }

@@ -22,7 +22,7 @@ use fairmesh_model::{Cursor, Identity, Invalid, Location, Prefix, Revision};
 use fairmesh_wire::{
     handshake::{self, Hello},
     identity_of, records, rpc, run_blocking,
-    transport::{Services, Socket, Waits},
+    transport::{Services, Socket, Waits, WithoutCertificate},
     v1,
     watch::WatchServer,
 };
@@ -51,7 +51,8 @@ pub trait ServedRib: Clone + Send + Sync + 'static {
         identity: Identity,
     ) -> impl Future<Output = Result<Revision, WriteError>> + Send;
 
-    /// Who makes a watch: the identity that its connection proves, and the user of its token, which is empty without one.
+    /// Who makes a watch: the identity that its connection proves, and the user of its token, which is empty without one. Whether
+    /// others can read the connection matters for the token.
     ///
     /// # Errors
     /// What is wrong with the token, or with the connection on which it came.
@@ -59,6 +60,7 @@ pub trait ServedRib: Clone + Send + Sync + 'static {
         &self,
         identity: Identity,
         token: &str,
+        _is_secret: bool,
     ) -> impl Future<Output = Result<Caller, Status>> + Send {
         std::future::ready(match token.is_empty() {
             true => Ok(identity.into()),
@@ -205,7 +207,8 @@ impl<B: ServedRib> RibServer<B> {
                 return tracing::debug!(%error, "a watch ended before it began");
             }
         };
-        let (version, caller, _permit) = match self.greet(&greeting, watched.identity().clone()).await {
+        let peer = (watched.identity().clone(), watched.without_certificate());
+        let (version, caller, _permit) = match self.greet(&greeting, peer).await {
             Ok(admitted) => admitted,
             Err(refused) => {
                 terminated.count(&refused);
@@ -222,11 +225,15 @@ impl<B: ServedRib> RibServer<B> {
     async fn greet(
         &self,
         greeting: &v1::HelloRequest,
-        identity: Identity,
+        (identity, without_certificate): (Identity, Option<WithoutCertificate>),
     ) -> Result<(u32, Caller, OwnedSemaphorePermit), Status> {
         let version = handshake::negotiate(greeting)?;
+        if let Some(without) = without_certificate.filter(|_| greeting.bearer_token.is_empty()) {
+            return Err(without.refusal());
+        }
         let permit = self.admit()?;
-        let caller = self.backend.watcher(identity, &greeting.bearer_token).await?;
+        let is_secret = identity != Identity::Anonymous || without_certificate.is_some();
+        let caller = self.backend.watcher(identity, &greeting.bearer_token, is_secret).await?;
         Ok((version, caller, permit))
     }
 

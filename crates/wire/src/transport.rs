@@ -44,6 +44,8 @@ use fairmesh_model::{Identity, Label, SpiffeId};
 pub use federated_callers::FederatedCallers;
 pub use identity::{Closed, ExpectedPeer, Handshake, NoIdentity, SecureStream, StatedCall, TlsIdentity};
 #[cfg(feature = "server")]
+pub use joining::WithoutCertificate;
+#[cfg(feature = "server")]
 pub use listener::{Accepted, BindError, Listener};
 pub use plaintext_callers::{PlaintextCaller, PlaintextCallers};
 #[cfg(feature = "server")]
@@ -248,6 +250,23 @@ impl Transport {
             }
             Stream::Tcp(stream) => secure(stream).await.map(Stream::Tls),
             other => Ok(other),
+        };
+        stream.establish(either).await
+    }
+
+    /// Performs the server's handshake on an accepted connection of a client of pages, where that begins with TLS. It needs no
+    /// certificate.
+    ///
+    /// # Errors
+    /// When the handshake fails, or a limit of the listener closed the connection.
+    #[cfg(feature = "server")]
+    pub async fn accept_pages(&self, stream: GuardedStream<TcpStream>) -> io::Result<GuardedStream<Stream>> {
+        let Some(identity) = &self.identity else {
+            return stream.establish(async |stream| Ok(Stream::Tcp(stream))).await;
+        };
+        let either = async |stream| match plaintext_callers::begins_tls(&stream).await? {
+            true => identity.accept_joining(stream).await.map(Stream::Tls),
+            false => Ok(Stream::Tcp(stream)),
         };
         stream.establish(either).await
     }

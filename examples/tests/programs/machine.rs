@@ -39,6 +39,7 @@ impl Machine {
             oidc: None,
             grpc: vec!["127.0.0.1:0".parse().unwrap()],
             http: "127.0.0.1:0".parse().unwrap(),
+            http_names: Vec::new(),
             sources: Vec::new(),
         };
         let running = Control::start(config).await.unwrap();

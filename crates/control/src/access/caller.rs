@@ -7,7 +7,7 @@ use fairmesh_model::{Identity, Label, MeshRole, SpiffePath};
 use fairmesh_rib::access::{Caller, is_own_user};
 use fairmesh_wire::{
     CallerAgent, ON_BEHALF_OF, STATEMENT,
-    transport::{BearerToken, StatedCall},
+    transport::{BearerToken, StatedCall, WithoutCertificate},
 };
 use tonic::{Status, metadata::MetadataMap};
 
@@ -27,18 +27,24 @@ pub(super) fn of_connection(headers: &HeaderMap, extensions: &Extensions) -> Cal
 /// Why the token is refused.
 pub(super) async fn with_user(
     caller: Caller,
-    headers: &HeaderMap,
+    (headers, extensions): (&HeaderMap, &Extensions),
     tokens: &UserTokens,
 ) -> Result<Caller, Status> {
+    let is_secret = caller.identity != Identity::Anonymous || without_certificate(extensions).is_some();
     let mut given = headers.get_all(AUTHORIZATION).iter().filter_map(BearerToken::in_header);
     match (given.next(), given.next()) {
         (None, _) => Ok(caller),
         (Some(token), None) => {
-            let user = tokens.user(&caller.identity, token).await?;
+            let user = tokens.user(is_secret, token).await?;
             Ok(Caller { user: Some(user), ..caller })
         }
         (Some(_), Some(_)) => Err(Status::unauthenticated("the call has two tokens; send one")),
     }
+}
+
+/// That the caller has shown no certificate on a connection that is secured.
+pub(super) fn without_certificate(extensions: &Extensions) -> Option<WithoutCertificate> {
+    extensions.get().copied()
 }
 
 /// The caller of a call that its maker signed, through any number of intermediaries.

@@ -10,7 +10,7 @@ use axum::{
 };
 use bytes::Bytes;
 use fairmesh_store::author;
-use fairmesh_wire::rpc::MAX_MESSAGE;
+use fairmesh_wire::{rpc::MAX_MESSAGE, transport::WithoutCertificate};
 use tonic::{Status, service::Routes};
 
 use super::{
@@ -39,10 +39,17 @@ async fn check(access: &Access, mut request: Request) -> Result<(Arc<str>, Reque
         return Err(Status::unimplemented("this process does not serve the method"));
     };
     let caller = caller::of_connection(request.headers(), request.extensions());
-    let caller = match &method.access {
-        Needed::Everyone => caller,
-        _ => caller::with_user(caller, request.headers(), &access.tokens).await?,
+    let logs_in = caller::without_certificate(request.extensions())
+        .filter(|_| !WithoutCertificate::is_joining(method.path));
+    let shown = (request.headers(), request.extensions());
+    let caller = match (&method.access, logs_in) {
+        (Needed::Everyone, None) => caller,
+        _ => caller::with_user(caller, shown, &access.tokens).await?,
     };
+    // The token is all that a caller without a certificate has: no method is open without one that is verified.
+    if let Some(without) = logs_in.filter(|_| caller.user.is_none()) {
+        return Err(without.refusal());
+    }
     let author = caller::author(&caller, request.headers());
     let needs = match &method.access {
         Needed::Of(needs) if access.control.is_strict() => needs,

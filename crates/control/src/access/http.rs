@@ -1,5 +1,5 @@
-//! The check of requests over HTTP. Its callers have no identity: a role binding for `anonymous` permits them. Connections are
-//! plaintext, so that tokens of users are refused.
+//! The check of requests over HTTP. Callers in plaintext have no identity: a role binding for `anonymous` permits them, and tokens
+//! of users are refused. Over TLS these are taken, and certificates of the mesh.
 
 use axum::{
     Json, Router,
@@ -59,7 +59,10 @@ async fn guard(State(access): State<Access>, request: Request, next: Next) -> Re
     // Monitoring may send tokens that are meant for others.
     let caller = match is_for_everyone(&request) {
         true => Ok(caller),
-        false => caller::with_user(caller, request.headers(), &access.tokens).await,
+        false => {
+            let shown = (request.headers(), request.extensions());
+            caller::with_user(caller, shown, &access.tokens).await
+        }
     };
     let caller = match caller {
         Ok(caller) => caller,
@@ -162,7 +165,7 @@ fn refused(status: &Status) -> Response {
         Code::Unauthenticated => StatusCode::UNAUTHORIZED,
         _ => StatusCode::FORBIDDEN,
     };
-    let hint = "callers of these pages are 'anonymous' in role bindings";
+    let hint = "callers in plaintext are 'anonymous' in role bindings; over https, send the token of a user";
     (code, Json(Failure { error: status.message().to_owned(), field: "", hint })).into_response()
 }
 

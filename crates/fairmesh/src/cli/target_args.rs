@@ -3,6 +3,7 @@
 use std::{env, fs::File, io::Read as _, path::PathBuf};
 
 use clap::{Args, ValueEnum};
+use fairmesh_identity::Visitor;
 use fairmesh_wire::environment;
 use fairmesh_wire::transport::{Address, BearerToken};
 
@@ -20,6 +21,10 @@ pub(crate) struct TargetArgs {
     /// A file with the token of the user, as an identity provider issued it [default: FAIRMESH_TOKEN].
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
+    /// A file with the roots of the mesh, ca/bundle.pem of a control plane, by which the control plane is verified over TCP: for
+    /// users with a token on machines without an agent.
+    #[arg(long, env = "FAIRMESH_TRUST_BUNDLE", value_name = "FILE")]
+    trust_bundle: Option<PathBuf>,
     /// Whether the environment may have the token.
     #[arg(skip = true)]
     takes_environment: bool,
@@ -28,12 +33,19 @@ pub(crate) struct TargetArgs {
 impl TargetArgs {
     /// A control plane, without a token.
     pub(crate) const fn without_token(control: Option<Address>) -> Self {
-        Self { control, token_file: None, takes_environment: false }
+        Self { control, token_file: None, trust_bundle: None, takes_environment: false }
     }
 
     /// Its address. Looked for at each call: a control plane that starts meanwhile makes its socket.
     pub(crate) fn address(&self) -> Address {
         self.control.clone().unwrap_or_else(environment::control)
+    }
+
+    /// What verifies the control plane where this machine has no agent.
+    pub(crate) fn visitor(&self) -> Result<Option<Visitor>, Failure> {
+        let hint = "give ca/bundle.pem of the control plane's data directory";
+        let opened = self.trust_bundle.as_deref().map(Visitor::open).transpose();
+        opened.map_err(|error| Failure::refused(format!("--trust-bundle: {error}"), hint))
     }
 
     /// The token of the user, if there is one.

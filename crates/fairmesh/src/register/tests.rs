@@ -39,6 +39,7 @@ impl Bench {
             oidc: None,
             grpc: vec!["127.0.0.1:0".parse().unwrap()],
             http: SocketAddr::from(([127, 0, 0, 1], 0)),
+            http_names: Vec::new(),
             sources: Vec::new(),
         };
         let control = Control::start(config).await.unwrap();

@@ -7,6 +7,11 @@ use fairmesh_identity::{Clock as _, SystemClock};
 use fairmesh_test_support::free_port;
 use rcgen::{KeyPair, PKCS_ED25519, SigningKey as _};
 use serde_json::{Value, json};
+use tokio_rustls::rustls::{
+    ClientConfig, ClientConnection, RootCertStore, StreamOwned,
+    crypto::aws_lc_rs::default_provider,
+    pki_types::{CertificateDer, pem::PemObject as _},
+};
 
 use super::{
     identities::{agent, has_certificate},
@@ -220,4 +225,112 @@ fn a_control_plane_without_an_issuer_or_with_bad_keys_says_so() {
     assert!(refused.contains("plaintext HTTP"), "{refused}");
     let refused = run(&["control", "--oidc-issuer-url", ISSUER]);
     assert!(refused.contains("--oidc-client-id"), "{refused}");
+}
+
+#[test]
+fn a_user_logs_in_over_tcp_without_an_agent_by_the_roots_of_the_mesh() {
+    let key = Key::new("one");
+    let rig = Rig::start(&key);
+    let mesh = &rig.mesh;
+    mesh.apply(OPERATORS).ok();
+    let bundle = mesh.path("data/ca/bundle.pem").display().to_string();
+    let run = |bundle: &str, token: Option<&str>, args: &[&str], input: &str| {
+        let mut command = rig.command(&[args, &["--trust-bundle", bundle]].concat(), input);
+        command.env_remove("FAIRMESH_AGENT");
+        if let Some(token) = token {
+            command.env("FAIRMESH_TOKEN", token);
+        }
+        let output = command.output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Run { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    };
+    let token = key.token(600);
+    let policy = "kind: Policy\nservice: shop/cart\ntimeout: 5s\n";
+    run(&bundle, Some(&token), &["apply", "-f", "-"], policy).ok();
+    let whoami = run(&bundle, Some(&token), &["identity", "whoami", "--json"], "").json();
+    assert_eq!(whoami["user"]["name"], "alice", "{whoami}");
+    // By reads and watches.
+    let listed = run(&bundle, Some(&token), &["get", "policies", "--tenant", "shop"], "").ok();
+    assert!(listed.contains("shop/cart"), "{listed}");
+    let logged = mesh.run(&["audit", "--key", "/policies/", "--json"]).json();
+    assert!(logged[0]["who"].as_str().unwrap().starts_with("https://idp.example#alice"), "{logged}");
+
+    // The token is all that counts, for every method: also those that are open to members.
+    let show = ["identity", "show"];
+    assert!(run(&bundle, None, &show, "").fails(1).contains("shows no certificate"));
+    assert!(run(&bundle, Some("a.b.c"), &show, "").fails(1).contains("it is no JWT"));
+    let expired = run(&bundle, Some(&key.token(-120)), &["get", "policies", "--tenant", "shop"], "").fails(1);
+    assert!(expired.contains("its claim 'exp' says that it expired"), "{expired}");
+    run(&bundle, Some(&token), &show, "").ok();
+    let refused = run(&bundle, Some(&token), &["identity", "token", "web-9"], "").fails(1);
+    assert!(refused.contains("only the user of the control plane"), "{refused}");
+    // The token is shown to a control plane of the mesh only.
+    let other = super::identities::domain().0;
+    let other = other.path("data/ca/bundle.pem").display().to_string();
+    assert!(run(&other, Some(&token), &["get", "policies"], "").fails(1).contains("cannot reach"));
+    let missing = run("/nonexistent/bundle.pem", Some(&token), &["get", "policies"], "").fails(2);
+    assert!(missing.contains("--trust-bundle") && missing.contains("does not exist"), "{missing}");
+}
+
+#[test]
+fn pages_take_tokens_over_tls_and_never_in_plaintext() {
+    let key = Key::new("one");
+    let rig = Rig::start(&key);
+    let mesh = &rig.mesh;
+    mesh.apply(OPERATORS).ok();
+    let address = http_address(mesh);
+    let token = key.token(600);
+    let body = r#"{"service":"shop/cart","instances":["one"]}"#;
+    let request = |token: &str| {
+        format!(
+            "POST /v1/drain HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\nconnection: close\r\n\
+             content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        )
+    };
+    // As curl does with --cacert: by the name of the host.
+    let secured = |text: &str| over_tls(mesh, &address, text);
+    let drained = secured(&request(&token));
+    assert!(drained.starts_with("HTTP/1.1 2") || drained.starts_with("HTTP/1.1 404"), "{drained}");
+    assert!(!drained.contains("role bindings"), "the check lets it pass: {drained}");
+    let refused = secured(&request(&key.token(-120)));
+    assert!(refused.starts_with("HTTP/1.1 401") && refused.contains("'exp'"), "{refused}");
+    let other = secured(&request(&token).replace("shop/cart", "bank/cart"));
+    assert!(other.contains("role bindings"), "of another tenant: {other}");
+    let mut plain = std::net::TcpStream::connect(&address).unwrap();
+    let refused = exchange(&mut plain, &request(&token));
+    assert!(refused.starts_with("HTTP/1.1 401") && refused.contains("use https"), "{refused}");
+    // Monitoring goes on as it is.
+    let page = "GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    let mut plain = std::net::TcpStream::connect(&address).unwrap();
+    assert!(exchange(&mut plain, page).ends_with("ok\n"));
+    assert!(secured(page).ends_with("ok\n"));
+}
+
+/// Where the control plane serves its pages, as its log says.
+pub(crate) fn http_address(mesh: &Mesh) -> String {
+    let log = mesh.control_log();
+    let line = log.lines().find(|line| line.contains("serving HTTP")).unwrap();
+    let address = line.split("address=").nth(1).unwrap();
+    address.split_whitespace().next().unwrap().to_owned()
+}
+
+fn exchange(stream: &mut (impl std::io::Read + std::io::Write), request: &str) -> String {
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut read = Vec::new();
+    let _ = stream.read_to_end(&mut read);
+    String::from_utf8_lossy(&read).into_owned()
+}
+
+/// Over TLS, with a server that has to be `localhost` by the roots of the mesh.
+fn over_tls(mesh: &Mesh, address: &str, request: &str) -> String {
+    let pem = fs::read(mesh.path("data/ca/bundle.pem")).unwrap();
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(&pem).unwrap()).unwrap();
+    let config = ClientConfig::builder_with_provider(default_provider().into());
+    let config = config.with_safe_default_protocol_versions().unwrap();
+    let config = config.with_root_certificates(roots).with_no_client_auth();
+    let session = ClientConnection::new(config.into(), "localhost".try_into().unwrap()).unwrap();
+    let socket = std::net::TcpStream::connect(address).unwrap();
+    exchange(&mut StreamOwned::new(session, socket), request)
 }

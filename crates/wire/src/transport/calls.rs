@@ -8,7 +8,7 @@ use tonic::{Code, Status, body::Body};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::{Peer, joining::Joining};
+use super::Peer;
 use crate::rpc::MAX_MESSAGE;
 
 /// Prefixes of the messages by which tonic and prost report requests that they cannot decode.
@@ -54,13 +54,13 @@ where
         let peer = request.extensions_mut().remove::<Option<Peer>>().flatten();
         let (request, guard) = match peer {
             None => (request, None),
-            Some(Peer { identity, program, connection, is_joining }) => {
+            Some(Peer { identity, program, connection, without_certificate }) => {
                 request.extensions_mut().insert(identity);
                 if let Some(program) = program {
                     request.extensions_mut().insert(program);
                 }
-                if is_joining {
-                    request.extensions_mut().insert(Joining);
+                if let Some(without) = without_certificate {
+                    request.extensions_mut().insert(without);
                 }
                 let (mut request, guard) = guard_request(&connection, request, Framing::message(MAX_MESSAGE));
                 request.extensions_mut().insert(guard.clone());

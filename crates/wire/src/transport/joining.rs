@@ -4,18 +4,46 @@ use std::{
 };
 
 use futures_util::future::Either;
+use http::header::AUTHORIZATION;
 use tonic::Status;
 use tower_layer::Layer;
 use tower_service::Service;
 
+use super::BearerToken;
+
 /// The calls of a peer that has no certificate yet.
 const JOIN_PATHS: [&str; 2] = ["/fairmesh.v1.Rib/Hello", "/fairmesh.v1.Identity/Join"];
 
-/// Marks requests of a peer that has shown no certificate on a secured connection.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Joining;
+/// Marks requests of a peer that has shown no certificate on a secured connection: it can join, or show the token of a user
+/// where those are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WithoutCertificate {
+    /// Whether the process takes tokens of users.
+    pub takes_tokens: bool,
+}
 
-/// The layer that refuses all calls but those by which an agent joins to peers without a certificate.
+impl WithoutCertificate {
+    /// Whether a call needs neither certificate nor token.
+    pub fn is_joining(path: &str) -> bool {
+        JOIN_PATHS.contains(&path)
+    }
+
+    /// Why calls are refused.
+    pub fn refusal(self) -> Status {
+        let or = if self.takes_tokens { ", or send the token of a user" } else { "" };
+        Status::unauthenticated(format!(
+            "this mesh has a trust domain, and the caller shows no certificate; call through an agent that has joined{or}"
+        ))
+    }
+
+    /// Whether a call may go on. The process verifies the token.
+    fn permits<T>(self, request: &http::Request<T>) -> bool {
+        let mut tokens = request.headers().get_all(AUTHORIZATION).iter().filter_map(BearerToken::in_header);
+        Self::is_joining(request.uri().path()) || (self.takes_tokens && tokens.next().is_some())
+    }
+}
+
+/// The layer that refuses all calls but those by which an agent joins, and those with tokens, to peers without a certificate.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct JoinCheck;
 
@@ -47,12 +75,9 @@ where
     }
 
     fn call(&mut self, request: http::Request<Req>) -> Self::Future {
-        let is_joining = request.extensions().get::<Joining>().is_some();
-        if is_joining && !JOIN_PATHS.contains(&request.uri().path()) {
-            let status = Status::unauthenticated(
-                "this mesh has a trust domain, and the caller shows no certificate; call through an agent that has joined",
-            );
-            return Either::Left(ready(Ok(status.into_http())));
+        let without = request.extensions().get::<WithoutCertificate>().copied();
+        if let Some(without) = without.filter(|without| !without.permits(&request)) {
+            return Either::Left(ready(Ok(without.refusal().into_http())));
         }
         Either::Right(self.inner.call(request))
     }

@@ -46,6 +46,7 @@ pub struct Listener {
     acceptor: Acceptor,
     transport: Transport,
     with_joining: bool,
+    takes_tokens: bool,
     attests: bool,
 }
 
@@ -73,7 +74,7 @@ impl Listener {
             }
         };
         let acceptor = Acceptor::new("calls", Limits::calls(), Memory::default());
-        Ok(Self { inner, acceptor, transport, with_joining: false, attests: false })
+        Ok(Self { inner, acceptor, transport, with_joining: false, takes_tokens: false, attests: false })
     }
 
     /// Shares the limits of `acceptor` with other listeners of the process, instead of its own.
@@ -87,6 +88,13 @@ impl Listener {
     #[must_use]
     pub fn with_joining(self) -> Self {
         Self { with_joining: true, ..self }
+    }
+
+    /// Passes on calls and watches of clients without a certificate that show the token of a user, which the process has to
+    /// verify; for control planes.
+    #[must_use]
+    pub fn with_users(self) -> Self {
+        Self { takes_tokens: true, ..self.with_joining() }
     }
 
     /// Asks the kernel about each program that connects over a Unix socket, for [`program_of`](super::program_of).
@@ -113,6 +121,7 @@ impl Listener {
             stream: self.acceptor.accept(accept).await,
             transport: self.transport.clone(),
             with_joining: self.with_joining,
+            takes_tokens: self.takes_tokens,
             attests: self.attests,
         }
     }
@@ -124,6 +133,7 @@ pub struct Accepted {
     stream: GuardedStream<Stream>,
     transport: Transport,
     with_joining: bool,
+    takes_tokens: bool,
     attests: bool,
 }
 
@@ -133,11 +143,12 @@ impl Accepted {
     /// # Errors
     /// When the handshake fails, or a limit of the listener closed the connection.
     pub async fn handshake(self) -> io::Result<Socket> {
-        let Self { stream, transport, with_joining, attests } = self;
+        let Self { stream, transport, with_joining, takes_tokens, attests } = self;
         if let Some(socket) = stream.get_ref().tcp() {
             configure(socket)?;
         }
-        let socket = Socket::new(transport.accept_mesh(stream, with_joining).await?)?;
+        let socket =
+            Socket::new(transport.accept_mesh(stream, with_joining).await?)?.taking_tokens(takes_tokens);
         if attests { socket.attest() } else { Ok(socket) }
     }
 }

@@ -178,7 +178,7 @@ async fn classify(
         }
     };
     match socket.strip_preamble(&watch::PREAMBLE).await {
-        Ok(true) if socket.is_joining() => {
+        Ok(true) if socket.without_certificate().is_some_and(|without| !without.takes_tokens) => {
             tracing::debug!("a watch without a certificate was refused");
             return None;
         }

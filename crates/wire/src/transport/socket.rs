@@ -15,7 +15,7 @@ use tokio::{
 use tokio_util::sync::WaitForCancellationFutureOwned;
 #[cfg(feature = "server")]
 use {
-    super::peer_program,
+    super::{WithoutCertificate, peer_program},
     fairmesh_model::ProgramFacts,
     std::time::Duration,
     tokio::{io::AsyncReadExt as _, time::timeout},
@@ -36,6 +36,9 @@ pub struct Socket {
     identity: Identity,
     #[cfg(feature = "server")]
     program: Option<Arc<ProgramFacts>>,
+    /// Whether the process takes tokens of users, of peers without a certificate too.
+    #[cfg(feature = "server")]
+    takes_tokens: bool,
     /// Bytes that were read to classify the connection and have to be delivered to its reader.
     peeked: Bytes,
     /// Fails reads once it fires; set if the connection may have to be aborted.
@@ -52,8 +55,8 @@ pub struct Peer {
     pub program: Option<Arc<ProgramFacts>>,
     /// The connection.
     pub connection: Arc<Connection>,
-    /// Whether it has shown no certificate on a connection that is secured: it may only join.
-    pub is_joining: bool,
+    /// That it has shown no certificate on a connection that is secured.
+    pub without_certificate: Option<WithoutCertificate>,
 }
 
 impl Socket {
@@ -72,6 +75,8 @@ impl Socket {
             identity,
             #[cfg(feature = "server")]
             program: None,
+            #[cfg(feature = "server")]
+            takes_tokens: false,
             peeked: Bytes::new(),
             abort: None,
         })
@@ -87,6 +92,13 @@ impl Socket {
             self.program = Some(Arc::new(peer_program::facts(stream)?));
         }
         Ok(self)
+    }
+
+    /// Has a peer without a certificate show the token of a user.
+    #[cfg(feature = "server")]
+    #[must_use]
+    pub(super) fn taking_tokens(self, takes_tokens: bool) -> Self {
+        Self { takes_tokens, ..self }
     }
 
     /// Aborts the connection and all that is in flight on it once `abort` fires.
@@ -128,10 +140,12 @@ impl Socket {
         }
     }
 
-    /// Whether the peer has shown no certificate on a connection that is secured: it may only join.
+    /// That the peer has shown no certificate on a connection that is secured.
     #[cfg(feature = "server")]
-    pub(super) fn is_joining(&self) -> bool {
-        matches!(self.stream.get_ref(), Stream::Tls(_)) && self.identity == Identity::Anonymous
+    pub fn without_certificate(&self) -> Option<WithoutCertificate> {
+        let is_secured = matches!(self.stream.get_ref(), Stream::Tls(_));
+        let without = WithoutCertificate { takes_tokens: self.takes_tokens };
+        (is_secured && self.identity == Identity::Anonymous).then_some(without)
     }
 
     /// The listener's state of the connection; `None` if this side opened it.
@@ -162,7 +176,7 @@ impl Connected for Socket {
             identity: self.identity.clone(),
             program: self.program.clone(),
             connection,
-            is_joining: self.is_joining(),
+            without_certificate: self.without_certificate(),
         })
     }
 }

@@ -43,6 +43,12 @@ impl WatchServer {
     pub fn identity(&self) -> &Identity {
         self.framed.socket().identity()
     }
+
+    /// That the peer has shown no certificate on a connection that is secured.
+    #[cfg(feature = "server")]
+    pub fn without_certificate(&self) -> Option<crate::transport::WithoutCertificate> {
+        self.framed.socket().without_certificate()
+    }
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> WatchServer<S> {

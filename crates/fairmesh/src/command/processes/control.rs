@@ -29,6 +29,10 @@ pub(crate) struct ControlArgs {
     /// Address of the registry's HTTP API, /metrics, /healthz and /readyz.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7401")]
     http: SocketAddr,
+    /// A name of this host or of a load balancer in front of it, for the certificate with which the HTTP port speaks TLS beside
+    /// plaintext in a mesh with a trust domain; may be repeated. It has localhost, the host's name and that address.
+    #[arg(long = "http-name", value_name = "HOST")]
+    http_names: Vec<String>,
     /// A YAML file of 'kind: Endpoints', or a folder of them, to watch; may be repeated.
     #[arg(long = "source", value_name = "PATH")]
     sources: Vec<PathBuf>,
@@ -185,6 +189,7 @@ pub(crate) async fn run(args: ControlArgs) -> Result<ExitCode, Failure> {
         oidc: args.oidc.config(),
         grpc: args.grpc,
         http: args.http,
+        http_names: args.http_names,
         sources: args.sources,
     };
     if args.partitioned {

@@ -171,6 +171,7 @@ fn control_config(args: &DevArgs, data: &DataFolder) -> ControlConfig {
         trust_domain: TrustDomainChoice::Stored,
         grpc: vec![args.control.clone()],
         http: args.http,
+        http_names: Vec::new(),
         sources: Vec::new(),
     }
 }

@@ -1,0 +1,79 @@
+//! A client without a certificate, which shows the token of a user.
+
+use std::{fmt, io, path::Path, sync::Arc};
+
+use fairmesh_model::{SpiffeId, TrustBundle};
+use fairmesh_wire::transport::{ExpectedPeer, FederatedCallers, Handshake, NoIdentity, TlsIdentity};
+use tokio::net::TcpStream;
+use tokio_rustls::rustls::ClientConfig;
+
+use crate::{Clock, IdentityError, SystemClock, Trust, authority, files, tls_config, tls_stream::TlsStream};
+
+/// Verifies processes of the mesh by its roots, and proves nothing itself: for a command on a machine without an agent.
+pub struct Visitor(Arc<ClientConfig>);
+
+impl fmt::Debug for Visitor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Visitor")
+    }
+}
+
+impl Visitor {
+    /// With the roots in a file, such as `ca/bundle.pem` of a control plane.
+    ///
+    /// # Errors
+    /// When the file holds no roots of one trust domain.
+    pub fn open(path: &Path) -> Result<Self, IdentityError> {
+        let invalid =
+            |problem: &str| IdentityError::InvalidFile { path: path.to_owned(), problem: problem.into() };
+        let content = files::read(path)?.ok_or_else(|| invalid("does not exist"))?;
+        let roots = files::certificates_of(path, &content)?;
+        let domain = authority::domain_of(&roots[0])?;
+        let domain = domain.ok_or_else(|| invalid("names no trust domain as the organization of a root"))?;
+        let trust =
+            Trust::new(TrustBundle { domain, roots: roots.iter().map(|root| root.to_vec()).collect() })?;
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        tls_config::visiting(trust, &clock).map(Self)
+    }
+}
+
+impl TlsIdentity for Visitor {
+    fn is_ready(&self) -> bool {
+        false
+    }
+
+    fn secures_mesh(&self) -> bool {
+        true
+    }
+
+    fn problem(&self) -> Option<String> {
+        Some("this command has no certificate, but roots to verify others by".into())
+    }
+
+    fn id(&self) -> Option<SpiffeId> {
+        None
+    }
+
+    fn connect(&self, peer: ExpectedPeer<'_>, stream: TcpStream) -> Handshake {
+        let config = match peer {
+            ExpectedPeer::Mesh => Ok(Arc::clone(&self.0)),
+            // A service takes callers with an identity only.
+            ExpectedPeer::Service(_) | ExpectedPeer::Id(_) | ExpectedPeer::KeyServer => {
+                Err(io::Error::other(NoIdentity))
+            }
+        };
+        Box::pin(async move { Ok(Box::new(TlsStream::connect(config?, stream).await?) as Box<_>) })
+    }
+
+    fn accept(&self, _: TcpStream) -> Handshake {
+        Box::pin(async { Err(io::Error::other(NoIdentity)) })
+    }
+
+    fn accept_federated(&self, stream: TcpStream, _: &Arc<FederatedCallers>) -> Handshake {
+        self.accept(stream)
+    }
+
+    fn accept_joining(&self, stream: TcpStream) -> Handshake {
+        self.accept(stream)
+    }
+}
