@@ -61,6 +61,7 @@ pub use revocations::{RevocationSource, follow_revocations};
 pub use signer::{
     RemoteKey, RemoteKeyConfig, RemoteKeyError, SignatureCounts, SignedBy, Signer, certificate_verify,
 };
+pub use tls_config::crypto_provider;
 pub use token::{JoinToken, MAX_TOKEN_TTL, digest as sha256};
 pub use tokens::{TokenGrant, TokenRefused, Tokens};
 pub use trust::{CLOCK_SKEW, Refused, Trust, Usage};

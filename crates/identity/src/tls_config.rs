@@ -239,8 +239,17 @@ impl ServerCertVerifier for PinnedVerifier {
     }
 }
 
+/// How TLS is spoken everywhere: with a hybrid key exchange where both sides have it, so that what is recorded today is not read by
+/// the quantum computers of tomorrow. Peers without it take X25519, whose share is sent along.
+pub fn crypto_provider() -> CryptoProvider {
+    use aws_lc_rs::kx_group::{SECP256R1, SECP384R1, X25519, X25519MLKEM768};
+    // Explicit, so that it does not depend on features of other crates.
+    let kx_groups = vec![X25519MLKEM768, X25519, SECP256R1, SECP384R1];
+    CryptoProvider { kx_groups, ..aws_lc_rs::default_provider() }
+}
+
 fn provider() -> Arc<CryptoProvider> {
-    Arc::new(aws_lc_rs::default_provider())
+    Arc::new(crypto_provider())
 }
 
 /// Of a client that expects this peer. Sessions are resumed only with servers that proved to be it, since each
@@ -327,4 +336,62 @@ pub(crate) fn server(
     let config = config.map_err(IdentityError::crypto)?.with_client_cert_verifier(verifier);
     let config = config.with_single_cert(chain, own.key.rustls());
     config.map(Arc::new).map_err(IdentityError::crypto)
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::{SpiffePath, TrustDomain};
+    use tokio::io::duplex;
+    use tokio_rustls::{TlsAcceptor, TlsConnector, rustls::NamedGroup};
+
+    use super::*;
+    use crate::{Authority, PrivateKey, SystemClock};
+
+    /// The key exchange of a handshake between members, whose client offers only one group if it is given.
+    async fn negotiated(only: Option<NamedGroup>) -> NamedGroup {
+        let folder = tempfile::tempdir().unwrap();
+        let (domain, clock): (_, Arc<dyn Clock>) = (TrustDomain::new("prod").unwrap(), Arc::new(SystemClock));
+        let now = clock.now();
+        let authority = Authority::open(&folder.path().join("ca"), &domain, now).unwrap();
+        let credentials = |path: &str| {
+            let key = PrivateKey::generate().unwrap();
+            let id = path.parse::<SpiffePath>().unwrap().within(&domain);
+            let issued = authority.issue(&key.signing_request().unwrap(), &id, now).unwrap();
+            Credentials::new(key, issued.chain, authority.bundle(), now).unwrap()
+        };
+        let server = server(&credentials("shop/cart"), &clock, Beside::NoOthers).unwrap();
+        let expected = Expected::Service("shop/cart".parse().unwrap());
+        let own = credentials("shop/web");
+        let mut config = (*client(&own, expected, (&clock, &Federation::default())).unwrap()).clone();
+        if let Some(only) = only {
+            let mut provider = crypto_provider();
+            provider.kx_groups.retain(|group| group.name() == only);
+            let verifier = Verifier {
+                trust: own.trust.clone(),
+                clock: Arc::clone(&clock),
+                expected: None,
+                with_joining: false,
+                federation: None,
+            };
+            let builder = ClientConfig::builder_with_provider(Arc::new(provider));
+            let builder = builder.with_protocol_versions(&[&TLS13]).unwrap().dangerous();
+            let builder = builder.with_custom_certificate_verifier(Arc::new(verifier));
+            config = builder.with_client_auth_cert(own.chain.clone(), own.key.rustls()).unwrap();
+        }
+        let (near, far) = duplex(64 * 1024);
+        let name = ServerName::IpAddress(std::net::Ipv4Addr::LOCALHOST.into());
+        let connect = TlsConnector::from(Arc::new(config)).connect(name, near);
+        let (dialled, accepted) = tokio::join!(connect, TlsAcceptor::from(server).accept(far));
+        let (dialled, accepted) = (dialled.unwrap(), accepted.unwrap());
+        let group = accepted.get_ref().1.negotiated_key_exchange_group().unwrap().name();
+        assert_eq!(dialled.get_ref().1.negotiated_key_exchange_group().unwrap().name(), group);
+        group
+    }
+
+    #[tokio::test]
+    async fn the_key_exchange_is_hybrid_where_both_sides_have_it() {
+        assert_eq!(negotiated(None).await, NamedGroup::X25519MLKEM768);
+        assert_eq!(negotiated(Some(NamedGroup::X25519)).await, NamedGroup::X25519);
+        assert_eq!(negotiated(Some(NamedGroup::secp256r1)).await, NamedGroup::secp256r1);
+    }
 }

@@ -10,10 +10,11 @@ use tokio_rustls::{
     TlsConnector,
     rustls::{
         ClientConfig, RootCertStore,
-        crypto::aws_lc_rs,
         pki_types::{CertificateDer, ServerName, pem::PemObject as _},
     },
 };
+
+use crate::crypto_provider;
 
 /// Where systems keep the authorities that they trust; the first that exists counts.
 const SYSTEM_ROOTS: [&str; 4] = [
@@ -53,7 +54,7 @@ impl WebRoots {
         if roots.is_empty() {
             return Err(invalid(format!("{} has no certificate of an authority, in PEM", path.display())));
         }
-        let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        let config = ClientConfig::builder_with_provider(Arc::new(crypto_provider()))
             .with_safe_default_protocol_versions()
             .map_err(|error| invalid(error.to_string()))?
             .with_root_certificates(roots)

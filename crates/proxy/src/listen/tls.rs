@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_identity::{RemoteKey, SignatureCounts, Signer};
+use fairmesh_identity::{RemoteKey, SignatureCounts, Signer, crypto_provider};
 use tokio::{
     net::TcpStream,
     time::{sleep, timeout},
@@ -23,7 +23,7 @@ use tokio_rustls::{
     TlsAcceptor,
     rustls::{
         ServerConfig,
-        crypto::aws_lc_rs::{Ticketer, default_provider},
+        crypto::aws_lc_rs::Ticketer,
         server::ProducesTickets,
         sign::SingleCertAndKey,
         version::{TLS12, TLS13},
@@ -191,8 +191,7 @@ impl TlsConfigs {
         let certified = SingleCertAndKey::from(certified.map_err(TlsError::of)?);
         // What is signed in TLS 1.2 could be anything, so that key servers do not.
         let versions = if keys.remote.is_some() { &[&TLS13][..] } else { &[&TLS13, &TLS12] };
-        // Explicit, so that it does not depend on features of other crates.
-        let builder = ServerConfig::builder_with_provider(Arc::new(default_provider()));
+        let builder = ServerConfig::builder_with_provider(Arc::new(crypto_provider()));
         let builder = builder.with_protocol_versions(versions).map_err(TlsError::Unusable)?;
         let mut tcp = builder.with_no_client_auth().with_cert_resolver(Arc::new(certified));
         tcp.ticketer = Arc::clone(&keys.tickets);
