@@ -211,8 +211,11 @@ impl Authority {
         if roots.len() >= MAX_ROOTS {
             return Err(IdentityError::TooManyRoots(MAX_ROOTS));
         }
-        roots.push(new_root(&self.folder, &self.domain, now)?);
+        let (key, root) = make_root(&self.domain, now)?;
+        roots.push(root.der().clone());
+        // The key last: one whose root nobody knows must not sign, while a root without a key only takes a place.
         files::write_public(&self.folder.join(BUNDLE_FILE), &files::pem(None, &roots))?;
+        write_pair(&self.folder.join(ROOT_FILE), &key, &root)?;
         state.roots = roots;
         Ok(())
     }
@@ -322,11 +325,16 @@ fn new_root(
     domain: &TrustDomain,
     now: Duration,
 ) -> Result<CertificateDer<'static>, IdentityError> {
+    let (key, root) = make_root(domain, now)?;
+    write_pair(&folder.join(ROOT_FILE), &key, &root)?;
+    Ok(root.der().clone())
+}
+
+fn make_root(domain: &TrustDomain, now: Duration) -> Result<(PrivateKey, Certificate), IdentityError> {
     let key = PrivateKey::generate()?;
     let params = authority(domain, "root", BasicConstraints::Constrained(1), (now, now + ROOT_LIFETIME))?;
     let root = params.self_signed(key.rcgen()).map_err(IdentityError::crypto)?;
-    write_pair(&folder.join(ROOT_FILE), &key, &root)?;
-    Ok(root.der().clone())
+    Ok((key, root))
 }
 
 fn new_issuer(

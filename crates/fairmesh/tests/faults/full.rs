@@ -6,7 +6,7 @@ use fairmesh_model::{HostMatch, Match, Policy, Record, RecordKey, Route};
 use fairmesh_wire::{
     handshake, records,
     transport::Address,
-    v1::{ApplyRequest, Op},
+    v1::{ApplyRequest, CreateTokenRequest, DescribeAuthorityRequest, Op, RotateAuthorityRequest},
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -22,11 +22,11 @@ fn run(program: &str, args: &[&str]) -> Result<(), String> {
 }
 
 /// A control plane that keeps its data on a disk of its own.
-fn start(folder: &Path, port: u16) -> Process {
+fn start(folder: &Path, port: u16, trust_domain: &str) -> Process {
     let dir = folder.display();
     let binary = env!("CARGO_BIN_EXE_fairmesh");
     let script = format!(
-        "mount -t tmpfs -o size=6m tmpfs {dir}/data && exec {binary} control --trust-domain none --http 127.0.0.1:{port} \
+        "mount -t tmpfs -o size=6m tmpfs {dir}/data && exec {binary} control --trust-domain {trust_domain} --http 127.0.0.1:{port} \
          --grpc unix:{dir}/control.sock --data-dir {dir}/data"
     );
     let args = ["--mount", "--propagation", "private", "sh", "-c", &script].map(OsString::from);
@@ -63,7 +63,7 @@ async fn a_control_plane_whose_disk_is_full_is_not_ready_until_there_is_room() {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("data")).unwrap();
     let port = free_port();
-    let control = start(folder.path(), port);
+    let control = start(folder.path(), port, "none");
     until("it is ready", async || ready(port).await.starts_with("HTTP/1.1 200 ")).await;
     let address = Address::Unix(folder.path().join("control.sock"));
     let connection = handshake::connect(&Default::default(), &address, "test").await.unwrap();
@@ -88,4 +88,62 @@ async fn a_control_plane_whose_disk_is_full_is_not_ready_until_there_is_room() {
         .apply(ApplyRequest { ops: vec![large(0)], dry_run: false, ..Default::default() })
         .await
         .unwrap();
+}
+
+/// The same file of a process's own disk.
+fn on_disk_of(control: &Process, folder: &Path, file: &str) -> std::path::PathBuf {
+    let root = format!("/proc/{}/root", control.pid().as_raw_nonzero());
+    Path::new(&root).join(folder.join("data").strip_prefix("/").unwrap()).join(file)
+}
+
+#[tokio::test]
+async fn an_authority_whose_disk_is_full_changes_nothing_and_goes_on() {
+    let _machine = beside_others().await;
+    if let Err(reason) =
+        run("unshare", &["--mount", "--propagation", "private", "mount", "-t", "tmpfs", "tmpfs", "/mnt"])
+    {
+        return skipped("a disk of its own cannot be given to a process", reason);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("data")).unwrap();
+    let port = free_port();
+    let control = start(folder.path(), port, "prod");
+    until("it is ready", async || ready(port).await.starts_with("HTTP/1.1 200 ")).await;
+    let address = Address::Unix(folder.path().join("control.sock"));
+    let connection = handshake::connect(&Default::default(), &address, "test").await.unwrap();
+    let describe = async || {
+        let described = connection.authority().describe_authority(DescribeAuthorityRequest {}).await.unwrap();
+        let described = described.into_inner();
+        (described.bundle.unwrap_or_default().roots, described.issuer)
+    };
+    let rotate = async |root| connection.authority().rotate_authority(RotateAuthorityRequest { root }).await;
+    let token = async |agent: &str| {
+        let request = CreateTokenRequest { agent: agent.into(), ttl_seconds: 60, ..Default::default() };
+        connection.authority().create_token(request).await
+    };
+    let (before, root) =
+        (describe().await, fs::read(on_disk_of(&control, folder.path(), "ca/root.key")).unwrap());
+
+    // Something else fills the disk, to its last block.
+    let filling = on_disk_of(&control, folder.path(), "filling");
+    let filled = fs::write(&filling, vec![1; 16 << 20]);
+    assert_eq!(filled.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
+    for (what, refused) in [
+        ("a root", rotate(true).await.map(drop)),
+        ("an intermediate", rotate(false).await.map(drop)),
+        ("a token", token("web-1").await.map(drop)),
+    ] {
+        let refused = refused.unwrap_err();
+        assert!(refused.message().contains("No space left"), "{what}: {refused}");
+    }
+    assert_eq!(describe().await, before);
+    assert_eq!(fs::read(on_disk_of(&control, folder.path(), "ca/root.key")).unwrap(), root);
+
+    fs::remove_file(&filling).unwrap();
+    token("web-1").await.unwrap();
+    rotate(true).await.unwrap();
+    rotate(false).await.unwrap();
+    let after = describe().await;
+    assert_eq!(after.0.len(), 2);
+    assert_ne!(after.1, before.1);
 }

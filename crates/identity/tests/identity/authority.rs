@@ -86,6 +86,24 @@ fn certificates_of_an_old_and_a_new_root_are_valid_at_the_same_time() {
 }
 
 #[test]
+fn a_rotation_that_fails_half_way_changes_nothing() {
+    let ca = Ca::default();
+    let folder = ca.folder.path().join("ca");
+    let (bundle, kept) = (folder.join("bundle.pem"), folder.join("kept.pem"));
+    let (root, roots) = (fs::read(folder.join("root.key")).unwrap(), ca.authority.bundle());
+    // As on a full disk, the list of roots cannot be written.
+    fs::rename(&bundle, &kept).unwrap();
+    fs::create_dir_all(bundle.join("in the way")).unwrap();
+    ca.authority.begin_root(now()).unwrap_err();
+    fs::remove_dir_all(&bundle).unwrap();
+    fs::rename(&kept, &bundle).unwrap();
+    assert_eq!(ca.authority.bundle(), roots);
+    assert_eq!(fs::read(folder.join("root.key")).unwrap(), root, "a root that nobody knows would sign");
+    ca.authority.rotate_issuer(now()).unwrap();
+    ca.credentials("shop/cart", now());
+}
+
+#[test]
 fn a_kept_identity_is_loaded_until_it_expires() {
     let ca = Ca::default();
     let folder = ca.folder.path().join("kept");
