@@ -18,6 +18,7 @@ use rcgen::{
     PKCS_ECDSA_P256_SHA256, SanType,
 };
 use time::OffsetDateTime;
+use tokio::time::Instant;
 use tokio_rustls::rustls::{
     ClientConfig, ClientConnection, DigitallySignedStruct, Error, SignatureScheme, StreamOwned,
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
@@ -286,6 +287,57 @@ fn no_listener_accepts_a_bad_certificate() {
         assert_eq!(accepts(tested, None).is_ok(), tested.joins, "{name}, without a certificate");
     }
     assert_eq!(refused, 11 * fleet.tested.len());
+}
+
+/// How long a handshake may take, and by how much later that may be noticed on a busy machine.
+const HANDSHAKE: Duration = Duration::from_secs(10 + 8);
+/// Handshakes that are begun and not ended, at each listener and of each kind.
+const FLOOD: usize = 48;
+
+/// What a client says first in TLS.
+fn hello() -> Vec<u8> {
+    let config = ClientConfig::builder_with_provider(default_provider().into());
+    let config = config.with_safe_default_protocol_versions().unwrap().dangerous();
+    let config = config.with_custom_certificate_verifier(Arc::new(Anyone)).with_no_client_auth();
+    let mut session = ClientConnection::new(Arc::new(config), "127.0.0.1".try_into().unwrap()).unwrap();
+    let mut hello = Vec::new();
+    session.write_tls(&mut hello).unwrap();
+    hello
+}
+
+#[test]
+fn handshakes_that_are_not_ended_are_closed_and_hold_nobody_up() {
+    let fleet = fleet();
+    let authority = fleet.mesh.path("data/ca");
+    let good = signed(&authority, &params("spiffe://prod/shop/cart", (-10, 60), Eku::ClientAuth));
+    let name = |tested: &Tested| format!("{} {}", tested.row.process, tested.row.name);
+    for tested in &fleet.tested {
+        wait_until(&format!("{} is up", name(tested)), || accepts(tested, Some(&good)).is_ok());
+    }
+    let hello = hello();
+    let began = Instant::now();
+    let mut open = Vec::new();
+    for tested in &fleet.tested {
+        // The first half of a message, and a whole one after which the server waits for the client.
+        for said in [&hello[..hello.len() / 2], &hello] {
+            for _ in 0..FLOOD {
+                let mut stream = connect(&tested.address).unwrap();
+                stream.write_all(said).unwrap();
+                open.push((name(tested), stream));
+            }
+        }
+    }
+    for tested in &fleet.tested {
+        accepts(tested, Some(&good))
+            .unwrap_or_else(|error| panic!("{} accepts nobody: {error}", name(tested)));
+    }
+    for (name, mut stream) in open {
+        let left = (began + HANDSHAKE).saturating_duration_since(Instant::now());
+        stream.set_read_timeout(Some(left.max(Duration::from_millis(1)))).unwrap();
+        let ended = stream.read_to_end(&mut Vec::new());
+        let is_open = ended.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
+        assert!(!is_open, "{name} keeps a handshake that is not ended");
+    }
 }
 
 #[test]

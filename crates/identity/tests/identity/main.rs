@@ -10,6 +10,7 @@ mod mesh_connections;
 mod refused;
 mod renewal;
 mod revoked;
+mod rotation;
 mod signed;
 mod support;
 mod tokens;

@@ -108,7 +108,7 @@ async fn an_outage_past_expiry_ends_with_the_first_response() {
 
 #[tokio::test(start_paused = true)]
 async fn those_that_began_together_come_back_spread_out() {
-    let rigs: Vec<_> = (0..50).map(|_| Rig::start()).collect();
+    let rigs: Vec<_> = (0..200).map(|_| Rig::start()).collect();
     for rig in &rigs {
         rig.workload.ready().await;
     }
@@ -116,7 +116,28 @@ async fn those_that_began_together_come_back_spread_out() {
     tokio::time::sleep(RENEWAL * 9 / 10 - Duration::from_secs(120)).await;
     assert_eq!(early(), 0);
     tokio::time::sleep(RENEWAL / 20 + Duration::from_secs(120)).await;
-    assert!((5..=45).contains(&early()), "{}", early());
+    assert!((50..=150).contains(&early()), "{}", early());
     tokio::time::sleep(RENEWAL / 20 + Duration::from_secs(120)).await;
-    assert_eq!(early(), 50);
+    assert_eq!(early(), 200);
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_that_missed_their_renewals_come_back_spread_out() {
+    let rigs: Vec<_> = (0..200).map(|_| Rig::start()).collect();
+    for rig in &rigs {
+        rig.workload.ready().await;
+        rig.away.store(true, Ordering::Relaxed);
+    }
+    tokio::time::sleep(RENEWAL + 6 * HOUR).await;
+    rigs.iter().for_each(|rig| rig.away.store(false, Ordering::Relaxed));
+    let renewed = || rigs.iter().filter(|rig| rig.issued.load(Ordering::Relaxed) > 1).count();
+    let mut before = renewed();
+    // The pause between attempts is at most 300 s and a half.
+    for _ in 0..16 {
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        let now = renewed();
+        assert!(now - before <= 50, "{} of 200 within 30 s", now - before);
+        before = now;
+    }
+    assert_eq!(before, 200);
 }

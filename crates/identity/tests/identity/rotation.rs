@@ -1,0 +1,87 @@
+//! A rotation of the authority's keys while thousands of connections are open.
+
+use std::{io, sync::Arc};
+
+use fairmesh_identity::Workload;
+use fairmesh_model::ServiceName;
+use fairmesh_wire::transport::{ExpectedPeer, SecureStream, TlsIdentity as _};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+};
+
+use crate::support::*;
+
+/// Connections, if the process may have two descriptors for each.
+const MANY: u64 = 10_000;
+/// Handshakes at a time.
+const AT_ONCE: usize = 64;
+
+type Ends = (Box<dyn SecureStream>, Box<dyn SecureStream>);
+
+/// As many as the limit of descriptors leaves room for, with some for others.
+fn many() -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    (most.saturating_sub(500) / 2).min(MANY)
+}
+
+async fn open(caller: &Workload, server: &Workload) -> io::Result<Ends> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    let service = ServiceName::new("shop/cart").unwrap();
+    let dial =
+        async { caller.connect(ExpectedPeer::Service(&service), TcpStream::connect(address).await?).await };
+    let accept = async { server.accept(listener.accept().await?.0).await };
+    let (dialled, accepted) = tokio::join!(dial, accept);
+    Ok((dialled?, accepted?))
+}
+
+/// A byte there and back.
+async fn exchange((dialled, accepted): &mut Ends) -> io::Result<()> {
+    dialled.write_all(b"?").await?;
+    dialled.flush().await?;
+    accepted.read_u8().await?;
+    accepted.write_all(b"!").await?;
+    accepted.flush().await?;
+    dialled.read_u8().await.map(drop)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rotation_ends_none_of_thousands_of_open_connections() {
+    let ca = Ca::default();
+    let (cart, web) = (ca.workload("shop/cart"), ca.workload("shop/web"));
+    let many = usize::try_from(many()).unwrap();
+    let (mut opening, mut all) = (JoinSet::new(), Vec::with_capacity(many));
+    while all.len() < many {
+        while opening.len() < AT_ONCE.min(many - all.len()) {
+            let (cart, web) = (Arc::clone(&cart), Arc::clone(&web));
+            opening.spawn(async move { open(&web, &cart).await });
+        }
+        all.push(opening.join_next().await.unwrap().unwrap().unwrap());
+    }
+    let renew = || {
+        for (workload, path) in [(&cart, "shop/cart"), (&web, "shop/web")] {
+            workload.install(ca.credentials(path, now())).unwrap();
+        }
+    };
+    // The new root is known first, then it signs, and then the next intermediate of it does.
+    ca.authority.begin_root(now()).unwrap();
+    for rotation in 0..3 {
+        if rotation > 0 {
+            ca.authority.rotate_issuer(now()).unwrap();
+        }
+        // One side has its new certificate before the other.
+        cart.install(ca.credentials("shop/cart", now())).unwrap();
+        exchange(&mut open(&web, &cart).await.unwrap()).await.unwrap();
+        renew();
+        exchange(&mut open(&web, &cart).await.unwrap()).await.unwrap();
+        for ends in &mut all {
+            exchange(ends).await.unwrap();
+        }
+    }
+    assert!(all.len() > 100, "only {} connections could be opened", all.len());
+}
