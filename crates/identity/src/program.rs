@@ -1,6 +1,7 @@
 //! The identity of a program, from the agent of its machine, or from a SPIFFE Workload API.
 
 use std::{
+    path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -10,6 +11,7 @@ use std::{
 
 use fairmesh_model::{SpiffeId, SpiffePath, TrustBundle};
 use fairmesh_wire::{
+    environment,
     handshake::{self, Connection},
     transport::{Address, Closed, ExpectedPeer, FederatedCallers, Handshake, TlsIdentity, Transport},
     v1::IssueWorkloadRequest,
@@ -19,7 +21,7 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tonic::Code;
 
 use crate::{
-    RevocationSource, Workload, WorkloadApi,
+    Credentials, IdentityError, RevocationSource, Workload, WorkloadApi,
     renewal::{self, Certified, Source},
     revocations,
 };
@@ -41,6 +43,8 @@ struct AgentSource {
     /// Empty: an operator, as the agent names it.
     path: String,
     software: String,
+    /// Where the certificate is kept, for a start while the agent is away.
+    kept: Option<PathBuf>,
     workload: Arc<Workload>,
     progress: Arc<Progress>,
 }
@@ -62,6 +66,8 @@ enum NotIssued {
     NoAgent(String),
     /// The agent does not know yet whether the mesh has a trust domain.
     Undecided(String),
+    /// It is a member, and cannot now.
+    Unavailable(String),
     /// It will, or refused to.
     Failed(String),
 }
@@ -158,7 +164,7 @@ impl ProgramIdentity {
                 tracing::debug!(error, "no agent gives this server an identity");
                 return ServerIdentity::Undecided(request);
             }
-            Err(NotIssued::Failed(error)) => {
+            Err(NotIssued::Unavailable(error) | NotIssued::Failed(error)) => {
                 tracing::warn!(error, "this server has no certificate yet, and accepts no calls until then");
             }
         }
@@ -242,7 +248,7 @@ impl IdentityRequest {
         }
         let Some(source) = self.source() else { return Membership::NoAgent };
         match source.first(self.patience).await {
-            Ok(()) | Err(NotIssued::Failed(_)) => Membership::Member,
+            Ok(()) | Err(NotIssued::Unavailable(_) | NotIssued::Failed(_)) => Membership::Member,
             Err(NotIssued::NoDomain) => Membership::NoDomain,
             Err(NotIssued::Undecided(_)) => Membership::Undecided,
             Err(NotIssued::NoAgent(_)) => Membership::NoAgent,
@@ -251,9 +257,14 @@ impl IdentityRequest {
 
     fn source(&self) -> Option<AgentSource> {
         let Address::Unix(_) = &self.agent else { return None };
+        let path = self.path.as_ref().map(ToString::to_string).unwrap_or_default();
+        // Each identity has a folder of its own: programs of one environment may share the one above.
+        let of_path = if path.is_empty() { "fairmesh/operator" } else { &path };
+        let kept = environment::identity_dir().map(|folder| folder.join(of_path));
         Some(AgentSource {
             agent: self.agent.clone(),
-            path: self.path.as_ref().map(ToString::to_string).unwrap_or_default(),
+            kept,
+            path,
             software: self.software.clone(),
             workload: Arc::default(),
             progress: Arc::default(),
@@ -265,10 +276,47 @@ impl AgentSource {
     /// The first certificate, if the agent issues one at once.
     async fn first(&self, patience: Duration) -> Result<(), NotIssued> {
         let issuing = renewal::renew_from(&self.workload, |request| self.request(request));
-        let late = || NotIssued::Failed(format!("the agent at {} has not responded yet", self.agent));
+        let late = || NotIssued::Unavailable(format!("the agent at {} has not responded yet", self.agent));
         let issued = timeout(patience, issuing).await.unwrap_or_else(|_| Err(late()));
+        let issued = match issued {
+            Ok(()) => {
+                self.keep();
+                Ok(())
+            }
+            Err(NotIssued::NoAgent(error)) => self.use_kept(error).map_err(NotIssued::NoAgent),
+            Err(NotIssued::Undecided(error)) => self.use_kept(error).map_err(NotIssued::Undecided),
+            Err(NotIssued::Unavailable(error)) => self.use_kept(error).map_err(NotIssued::Unavailable),
+            // It was refused, and is none of a member any more.
+            Err(refused) => Err(refused),
+        };
         self.progress.note(&issued);
         issued
+    }
+
+    /// Keeps the certificate, if that is asked for.
+    fn keep(&self) {
+        let (Some(folder), Some(own)) = (&self.kept, self.workload.credentials()) else { return };
+        if let Err(error) = own.save(folder) {
+            tracing::error!(%error, "the certificate cannot be kept: this program cannot start while its agent is away");
+        }
+    }
+
+    /// Uses the certificate that an earlier start kept, since the agent issues none for this reason.
+    fn use_kept(&self, reason: String) -> Result<(), String> {
+        let Some(folder) = &self.kept else { return Err(reason) };
+        let now = self.workload.now();
+        let unusable = |error: IdentityError| {
+            format!("{reason}; the certificate in {} cannot be used: {error}", folder.display())
+        };
+        match Credentials::load(folder, now).map_err(unusable)? {
+            None => Err(format!("{reason}; {} holds no certificate of an earlier start", folder.display())),
+            Some(kept) => {
+                let (id, left) = (kept.id().clone(), kept.validity().1.saturating_sub(now));
+                self.workload.install(kept).map_err(unusable)?;
+                tracing::warn!(%id, reason, left_s = left.as_secs(), "the certificate of an earlier start is used");
+                Ok(())
+            }
+        }
     }
 
     async fn connect(&self) -> Result<Connection, NotIssued> {
@@ -283,6 +331,9 @@ impl AgentSource {
         let response = match response {
             Ok(response) => response.into_inner(),
             Err(status) if status.code() == Code::Unimplemented => return Err(NotIssued::NoDomain),
+            Err(status) if status.code() == Code::Unavailable => {
+                return Err(NotIssued::Unavailable(status.message().to_owned()));
+            }
             Err(status) => return Err(NotIssued::Failed(status.message().to_owned())),
         };
         if response.undecided {
@@ -304,13 +355,16 @@ impl AgentSource {
 impl Progress {
     /// An agent that issues, or fails to, is a member of a trust domain.
     fn note<T>(&self, issued: &Result<T, NotIssued>) {
-        if matches!(issued, Ok(_) | Err(NotIssued::Failed(_))) {
+        if matches!(issued, Ok(_) | Err(NotIssued::Unavailable(_) | NotIssued::Failed(_))) {
             self.is_required.store(true, Ordering::Relaxed);
         }
         let problem = match issued {
-            Err(NotIssued::Failed(problem) | NotIssued::NoAgent(problem) | NotIssued::Undecided(problem)) => {
-                Some(problem.clone())
-            }
+            Err(
+                NotIssued::Failed(problem)
+                | NotIssued::NoAgent(problem)
+                | NotIssued::Undecided(problem)
+                | NotIssued::Unavailable(problem),
+            ) => Some(problem.clone()),
             Ok(_) | Err(NotIssued::NoDomain) => None,
         };
         self.set_problem(problem);
@@ -339,12 +393,19 @@ impl Source for AgentSource {
                 Err(NotIssued::NoDomain) if is_new => NO_DOMAIN_INTERVAL,
                 Err(NotIssued::NoAgent(_) | NotIssued::Undecided(_)) if is_new => NO_AGENT_INTERVAL,
                 Err(NotIssued::NoDomain) => return Err("the agent has left the trust domain".into()),
-                Err(NotIssued::NoAgent(error) | NotIssued::Undecided(error) | NotIssued::Failed(error)) => {
-                    return Err(error);
-                }
+                Err(
+                    NotIssued::NoAgent(error)
+                    | NotIssued::Undecided(error)
+                    | NotIssued::Unavailable(error)
+                    | NotIssued::Failed(error),
+                ) => return Err(error),
             };
             tokio::time::sleep(pause).await;
         }
+    }
+
+    fn save(&self, credentials: &Credentials) -> Result<(), IdentityError> {
+        self.kept.as_ref().map_or(Ok(()), |folder| credentials.save(folder))
     }
 }
 

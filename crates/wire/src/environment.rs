@@ -127,7 +127,14 @@ pub fn workload_api() -> Result<Option<Address>, Invalid> {
     read_identity(&text(IDENTITY), &text(SPIFFE_SOCKET))
 }
 
+/// The folder in which this process keeps its certificate and key, if `FAIRMESH_IDENTITY_DIR` names one: so that it can start while
+/// its agent is away.
+pub fn identity_dir() -> Option<PathBuf> {
+    env::var_os(IDENTITY_DIR).filter(|folder| !folder.is_empty()).map(PathBuf::from)
+}
+
 const IDENTITY: &str = "FAIRMESH_IDENTITY";
+const IDENTITY_DIR: &str = "FAIRMESH_IDENTITY_DIR";
 const SPIFFE_SOCKET: &str = "SPIFFE_ENDPOINT_SOCKET";
 
 fn read_identity(identity: &str, socket: &str) -> Result<Option<Address>, Invalid> {

@@ -328,6 +328,46 @@ fn a_command_without_an_identity_names_the_agent_that_hangs() {
 }
 
 #[test]
+fn a_program_starts_without_its_agent_by_a_certificate_that_it_kept() {
+    let (mesh, _) = domain();
+    mesh.apply("kind: Service\nname: shop/catalog\n").ok();
+    let (mut running, agent) = agent(&mesh, "web-1", &mesh.address(), None);
+    wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
+    let (port, program) = (free_port(), format!("127.0.0.1:{}", echo()));
+    let address = format!("127.0.0.1:{port}");
+    let register =
+        ["register", "shop/catalog", "--agent", &agent, "--address", &address, "--program", &program];
+    let _register = start(&register, None);
+    let call = |kept: Option<&str>, caller: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+        command.args(["call", "shop/catalog", "--agent", &agent, "--as", caller]).env_clear();
+        // The records are the agent's copy on disk, once that is gone.
+        command.env("FAIRMESH_STATE_DIR", mesh.path("web-1"));
+        command.envs(kept.map(|folder| ("FAIRMESH_IDENTITY_DIR", mesh.path(folder))));
+        let output = command.output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Run { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    };
+    wait_until("the catalog is called", || call(Some("kept"), "shop/web").code == Some(0));
+    let mode = |file: &str| std::fs::metadata(mesh.path(file)).unwrap().permissions().mode() & 0o777;
+    assert_eq!(
+        (mode("kept"), mode("kept/shop/web"), mode("kept/shop/web/identity.key")),
+        (0o700, 0o700, 0o600)
+    );
+
+    // It writes its copy of the records as it stops.
+    send(&running.0, "TERM");
+    running.0.wait().unwrap();
+    call(Some("kept"), "shop/web").ok();
+    // Without one, with that of another, or with one that cannot be used, it has none, and calls nothing in plaintext.
+    let fails = |run: Run| assert!(run.code != Some(0) && run.err.contains("no identity"), "{run:?}");
+    fails(call(None, "shop/web"));
+    fails(call(Some("kept"), "shop/api"));
+    std::fs::write(mesh.path("kept/shop/web/identity.key"), "").unwrap();
+    fails(call(Some("kept"), "shop/web"));
+}
+
+#[test]
 fn a_token_lets_one_agent_join_once() {
     let (mesh, tcp) = domain();
     let token = token(&mesh, &["web-1", "--tenant", "shop"]);
