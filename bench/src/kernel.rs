@@ -5,17 +5,48 @@
 //! kernel's part in them: what the kernel takes over from the proxy, it does in the callers' own time.
 
 mod attached;
+mod chain;
+mod density;
+mod interference;
+mod mesh;
 mod sides;
 
 use std::{error::Error, time::Duration};
 
+use clap::{Args, ValueEnum};
+use tokio::signal::ctrl_c;
+
 use crate::{
+    Common,
     proxy::results::median,
     ratio::{Median, Ratio},
     report::Report,
+    role_process::RoleProcess,
 };
 use attached::Attached;
 use sides::{Found, Setting, Side, Sides};
+
+/// What `kernel` takes.
+#[derive(Debug, Args)]
+pub(crate) struct KernelArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Only one part of it [default: all].
+    #[arg(long)]
+    part: Option<Part>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// CPU and latency of a request.
+    Requests,
+    /// Latency of a chain of nine services.
+    Chain,
+    /// Memory and CPU of 300 callers.
+    Density,
+    /// Latency beside a caller that calls as fast as it can.
+    Interference,
+}
 
 /// Numbers of connections.
 const CONNECTIONS: [usize; 2] = [16, 64];
@@ -60,15 +91,32 @@ impl Scale {
 const SHORT_CUT: (&str, f64) = ("cpu_short_cut", 0.75);
 
 /// Measures.
-pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
+pub(crate) fn run(args: &KernelArgs) -> Result<Report, Box<dyn Error>> {
     let mut report = Report::new("kernel");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (quick, wanted) = (args.common.quick, |part| args.part.is_none_or(|only| only == part));
+    let rounds = if quick { 12 } else { 60 };
+    if wanted(Part::Requests) {
+        runtime.block_on(requests(&mut report, Scale::new(quick)))?;
+    }
+    if wanted(Part::Chain) {
+        runtime.block_on(chain::run(&mut report, rounds))?;
+    }
+    if wanted(Part::Density) {
+        runtime.block_on(density::run(&mut report, rounds / 3))?;
+    }
+    if wanted(Part::Interference) {
+        runtime.block_on(interference::run(&mut report, rounds))?;
+    }
+    Ok(report)
+}
+
+async fn requests(report: &mut Report, scale: Scale) -> Result<(), Box<dyn Error>> {
     for place in &PLACES {
         let dir = tempfile::tempdir()?;
         match Attached::new(place.is_local) {
             Ok(attached) => {
-                let measured = Sides::measure(dir.path(), &attached, None, Scale::new(quick));
-                tell(&mut report, place, &runtime.block_on(measured)?);
+                tell(report, place, &Sides::measure(dir.path(), &attached, None, scale).await?);
             }
             Err(why) => report.unmeasured(format!("cpu_vs_sidecar_{}_c16", place.name), why),
         }
@@ -76,13 +124,26 @@ pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
     let dir = tempfile::tempdir()?;
     match Attached::new(false).and_then(|attached| Ok((attached, Attached::by_tcp()?))) {
         Ok((attached, by_tcp)) => {
-            let scale = Scale { turns: 0, ..Scale::new(quick) };
-            let measured = Sides::measure(dir.path(), &attached, Some(&by_tcp), scale);
-            tell_short_cut(&mut report, &runtime.block_on(measured)?);
+            let scale = Scale { turns: 0, ..scale };
+            tell_short_cut(report, &Sides::measure(dir.path(), &attached, Some(&by_tcp), scale).await?);
         }
         Err(why) => report.unmeasured(SHORT_CUT.0, why),
     }
-    Ok(report)
+    Ok(())
+}
+
+/// What is in the cgroup has to be ended also when this is interrupted: so that is an error as any other.
+async fn interruptible<T>(measured: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    tokio::select! {
+        found = measured => found,
+        _ = ctrl_c() => Err("interrupted".to_owned()),
+    }
+}
+
+async fn end_all(processes: Vec<RoleProcess>) {
+    for process in processes {
+        process.end().await;
+    }
 }
 
 fn tell_short_cut(report: &mut Report, found: &Found) {

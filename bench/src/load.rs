@@ -94,6 +94,33 @@ pub(crate) async fn open<C: Call>(call: &C, rate: u64, length: Duration) -> Resu
     Ok(Latencies(counted.collect()))
 }
 
+/// Each of the callers calls by itself, in turns that are spread evenly, so that they make `rate` calls a second together. The calls
+/// are those of whole turns.
+pub(crate) async fn paced<C: Call>(callers: &[C], rate: u64, length: Duration) -> Result<Run, String> {
+    let (start, cpu) = (Instant::now(), meter::own_cpu());
+    let count = callers.len() as u64;
+    let turn = Duration::from_nanos(count * 1_000_000_000 / rate.max(1));
+    let turns = (nanoseconds(length) / nanoseconds(turn).max(1)).max(1);
+    let mut running: JoinSet<Result<(), String>> = JoinSet::new();
+    for (at, call) in callers.iter().cloned().enumerate() {
+        let first = start + Duration::from_nanos(at as u64 * 1_000_000_000 / rate.max(1));
+        running.spawn(async move {
+            let mut due = first;
+            for _ in 0..turns {
+                tokio::time::sleep_until(due).await;
+                call.call().await?;
+                due += turn;
+            }
+            Ok(())
+        });
+    }
+    while let Some(made) = running.join_next().await {
+        made.map_err(|e| e.to_string())??;
+    }
+    let cpu_ns = nanoseconds(meter::own_cpu() - cpu);
+    Ok(Run { calls: turns * count, wall_ns: nanoseconds(start.elapsed()), cpu_ns })
+}
+
 /// What latencies come to, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {

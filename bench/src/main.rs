@@ -51,7 +51,7 @@ enum Bench {
     /// A request through the proxy: CPU, throughput and latency beside Envoy, HAProxy and nginx.
     Proxy(proxy::ProxyArgs),
     /// A request of a program in a cgroup, sent by the kernel: CPU and latency beside the sidecar and no mesh.
-    Kernel(Common),
+    Kernel(kernel::KernelArgs),
     /// From a spike of load to new region tables in every router.
     React(Common),
     /// Rare calls to another region, with a connection each and through a shared proxy.
@@ -92,7 +92,7 @@ fn main() -> ExitCode {
         }
         Bench::Rib(args) => rib::run(&args).and_then(|report| finish(&report, &args.common)),
         Bench::Proxy(args) => proxy::run(&args).and_then(|report| finish(&report, &args.common)),
-        Bench::Kernel(common) => kernel::run(common.quick).and_then(|report| finish(&report, &common)),
+        Bench::Kernel(args) => kernel::run(&args).and_then(|report| finish(&report, &args.common)),
         Bench::React(common) => react::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Remote(common) => remote::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Routers(args) => routers::run(&args).and_then(|report| finish(&report, &args.common)),

@@ -8,7 +8,10 @@ use tokio::{
     process::{Child, ChildStdin, ChildStdout, Command},
 };
 
-use crate::load::{Latencies, Run};
+use crate::{
+    load::{Latencies, Run},
+    proxy::process::scheduled_ns,
+};
 
 /// How long a part may take to respond to one line, beyond the duration of the order.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -95,6 +98,12 @@ impl RoleProcess {
     /// The response to any order, which may take so long to execute.
     pub(crate) async fn order(&mut self, line: String, length: Duration) -> Result<String, String> {
         self.ask(line, length).await
+    }
+
+    /// The CPU time that its threads have used, by the scheduler's account, without an order.
+    pub(crate) fn cpu(&self) -> Result<u64, String> {
+        let pid = self.child.id().ok_or_else(|| format!("part '{}' has ended", self.name))?;
+        Ok(scheduled_ns(pid))
     }
 
     /// Its process id; 0 where it has ended.

@@ -26,6 +26,7 @@ use crate::{
 };
 
 mod affinity;
+mod chain;
 mod cleanup;
 pub(crate) mod compute;
 mod delay;
@@ -121,6 +122,18 @@ enum Role {
         /// The cgroup to be in.
         #[arg(long)]
         cgroup: Option<String>,
+        /// What callers over HTTP/1.1 name as their host.
+        #[arg(long, default_value = "http1.bench")]
+        host: String,
+        /// The processor to be on.
+        #[arg(long, default_value_t = CALLERS)]
+        processor: usize,
+    },
+    /// A service of a chain, and its callers, with orders on standard input.
+    Chain {
+        /// The cgroup to be in.
+        #[arg(long)]
+        cgroup: String,
     },
     /// Passes bytes on to endpoints, and understands nothing.
     Relay {
@@ -226,7 +239,8 @@ pub(crate) fn run_role(args: RoleArgs) -> Result<(), BoxError> {
         Role::RemoteServers { .. } | Role::RareCalls(_) => {}
         // It is the network.
         Role::Delay { .. } => {}
-        Role::Client { .. } | Role::LoadPair { .. } | Role::Handshakes { .. } => affinity::keep_to(CALLERS)?,
+        Role::LoadPair { processor, .. } => affinity::keep_to(*processor)?,
+        Role::Client { .. } | Role::Chain { .. } | Role::Handshakes { .. } => affinity::keep_to(CALLERS)?,
         Role::Servers { .. } => affinity::keep_to(MEASURED)?,
         Role::Launch { processor, command } => {
             affinity::keep_to(*processor)?;
@@ -249,15 +263,15 @@ async fn run(args: RoleArgs) -> Result<(), BoxError> {
         Role::ShardSource { shards, servers } => shard_map::source(shards, servers).await,
         Role::ShardAgent { upstream } => shard_map::agent(&args.dir, upstream).await,
         Role::ShardCaller { name } => shard_map::caller(&args.dir, &name).await,
-        Role::LoadPair { protocol, cgroup } => load_pair::run(protocol, cgroup).await,
+        Role::LoadPair { protocol, cgroup, host, .. } => {
+            load_pair::run(protocol, cgroup.as_deref(), &host).await
+        }
+        Role::Chain { cgroup } => chain::run(&cgroup).await,
         Role::Relay { listen, to } => relay::run(listen, &to).await,
         Role::HyperProxy { listen, to } => hyper_proxy::run(listen, &to).await,
         // It is something else by now.
         Role::Launch { .. } => Ok(()),
-        Role::Servers { protocol, layer, certificate } => {
-            let tls = certificate.as_deref().map(tls_stack::acceptor).transpose()?;
-            servers::serve(protocol, (layer, tls), agent).await
-        }
+        Role::Servers { protocol, layer, certificate } => serve(protocol, layer, certificate, agent).await,
         Role::Client { kind, protocol, payload, servers, certificate } => {
             let tls = certificate.as_deref().map(tls_stack::connector).transpose()?;
             client((kind, protocol), payload, (servers, tls), agent).await
@@ -270,6 +284,17 @@ async fn run(args: RoleArgs) -> Result<(), BoxError> {
         Role::RareCalls(rare) => rare_calls::call(rare, agent).await,
         Role::Cleanup => cleanup::sweep(&args.dir).await,
     }
+}
+
+/// Serves without the layer, over TLS where there is a certificate, or with it.
+async fn serve(
+    protocol: Protocol,
+    layer: Layer,
+    certificate: Option<PathBuf>,
+    agent: Address,
+) -> Result<(), BoxError> {
+    let tls = certificate.as_deref().map(tls_stack::acceptor).transpose()?;
+    servers::serve(protocol, (layer, tls), agent).await
 }
 
 /// Executes the calls that it is ordered.

@@ -64,6 +64,12 @@ impl Attached {
         self.counter(Counter::AnsweredDirectly)
     }
 
+    /// Memory of all maps.
+    pub(super) fn map_bytes(&self) -> Result<u64, String> {
+        let memory = status(&self.pins()).map_err(|e| e.to_string())?.memory;
+        Ok(memory.into_iter().map(|(_, bytes)| bytes).sum())
+    }
+
     fn counter(&self, which: Counter) -> Result<u64, String> {
         let counters = status(&self.pins()).map_err(|e| e.to_string())?.counters;
         let sent = counters.into_iter().find(|(counter, _)| *counter == which);

@@ -1,28 +1,24 @@
 //! The three ways of a request, and what was found of each.
 
-use std::{net::SocketAddr, path::Path, time::Duration};
+use std::{path::Path, time::Duration};
 
-use fairmesh_wire::v1;
-use serde_json::json;
-use tokio::{net::TcpStream, signal::ctrl_c, time::sleep};
+use tokio::time::sleep;
 
-use super::{Attached, CONNECTIONS, Scale};
+use super::{Attached, CONNECTIONS, Scale, interruptible, mesh::Mesh};
 use crate::{
     load::{Latencies, Run, Seen},
-    mesh_processes::{self, ControlPlane, endpoint, port},
-    proxy::{order, process::Process},
+    proxy::order,
     role_process::RoleProcess,
 };
 
 /// What the callers of `proxy` name as their host, as `http1.bench`.
 const SERVICE: &str = "bench/http1";
-const REGION: &str = "bench";
 /// Bytes of bodies, the same there and back.
-const BODY: usize = 1 << 10;
+pub(super) const BODY: usize = 1 << 10;
 /// One turn of open-loop load.
-const TURN: Duration = Duration::from_millis(150);
+pub(super) const TURN: Duration = Duration::from_millis(150);
 /// After how long the proxy has found the maps, and published the service once it was called.
-const REST: Duration = Duration::from_secs(1);
+pub(super) const REST: Duration = Duration::from_secs(1);
 
 /// How a request goes.
 #[derive(Clone, Copy, Debug)]
@@ -59,8 +55,7 @@ pub(super) struct Found {
 /// The processes.
 pub(super) struct Sides<'a> {
     attached: &'a Attached,
-    proxies: Vec<Process>,
-    _control: ControlPlane,
+    mesh: Mesh,
     /// Callers and endpoints.
     ends: RoleProcess,
 }
@@ -76,20 +71,18 @@ impl<'a> Sides<'a> {
     ) -> Result<Found, String> {
         let args = ["load-pair", "--protocol", "http1", "--cgroup", &attached.cgroup];
         let (ends, endpoints) = RoleProcess::start(dir, &args).await?;
-        let (proxies, control, sidecar) = match start_mesh(dir, attached, by_tcp, &endpoints).await {
+        let mesh = match start_mesh(dir, attached, by_tcp, &endpoints).await {
             Ok(mesh) => mesh,
             Err(why) => {
                 ends.end().await;
                 return Err(why);
             }
         };
+        let sidecar = by_tcp.map_or(mesh.sidecars[0], |by_tcp| by_tcp.address.into());
         let direct = endpoints.split(',').next().unwrap_or_default();
         let to = format!("{direct},{sidecar},{}", attached.address);
-        let mut sides = Self { attached, proxies, _control: control, ends };
-        let found = tokio::select! {
-            found = sides.measure_all(&to, scale) => found,
-            _ = ctrl_c() => Err("interrupted".to_owned()),
-        };
+        let mut sides = Self { attached, mesh, ends };
+        let found = interruptible(sides.measure_all(&to, scale)).await;
         sides.ends.end().await;
         found
     }
@@ -118,19 +111,15 @@ impl<'a> Sides<'a> {
         Ok(Found { settings, rate, turns })
     }
 
-    fn cpu_ns(&self) -> u64 {
-        self.proxies.iter().map(Process::cpu_ns).sum()
-    }
-
     async fn closed_rounds(&mut self, connections: usize, scale: Scale) -> Result<Setting, String> {
         let mut runs = [const { Vec::new() }; 3];
         let (mut sent, mut answered, mut calls) = (0, 0, 0);
         for round in 0..=scale.rounds {
             for side in order(round, Side::ALL.len()) {
-                let before = (self.cpu_ns(), self.attached.sent()?, self.attached.answered()?);
+                let before = (self.mesh.cpu_ns(), self.attached.sent()?, self.attached.answered()?);
                 let call = format!("closed {side} {} {connections}", scale.slice.as_millis());
                 let run: Run = self.ends.run(call, scale.slice).await?;
-                let cpu = self.cpu_ns().saturating_sub(before.0) + run.cpu_ns;
+                let cpu = self.mesh.cpu_ns().saturating_sub(before.0) + run.cpu_ns;
                 // The first round warms up.
                 if round == 0 || run.calls == 0 {
                     continue;
@@ -162,56 +151,18 @@ impl<'a> Sides<'a> {
     }
 }
 
-/// Starts control plane and proxies before these endpoints; returns the address of the sidecar too.
+/// Starts control plane and proxies before these endpoints.
 async fn start_mesh(
     dir: &Path,
     attached: &Attached,
     by_tcp: Option<&Attached>,
     endpoints: &str,
-) -> Result<(Vec<Process>, ControlPlane, SocketAddr), String> {
-    let control = ControlPlane::start(dir).await?;
-    let service = json!({ "kind": "Service", "name": SERVICE, "protocol": "http1" });
-    let mut policy = json!({
-        "kind": "Policy",
-        "service": SERVICE,
-        "routes": [{ "name": "all", "match": { "path": { "prefix": "/" } } }],
-        "balancing": { "policy": "leastRequest" },
-    });
-    if by_tcp.is_some() {
-        // The sidecar has to send the deadline: it sends all requests. The kernel sends those of the other measurements.
-        policy["timeout"] = "30s".into();
+) -> Result<Mesh, String> {
+    // With a deadline, the sidecar has to send all requests: it sends it to servers. The kernel sends those of the other measurements.
+    let timeout = by_tcp.map(|_| "30s");
+    let mut mesh = Mesh::start(dir, attached, &[(SERVICE.to_owned(), endpoints.to_owned())], timeout).await?;
+    if let Some(by_tcp) = by_tcp {
+        mesh.add_proxy(dir, "proxy-by-tcp", by_tcp).await?;
     }
-    let mut ops = [mesh_processes::ops(&service)?, mesh_processes::ops(&policy)?].concat();
-    for (instance, address) in ["a", "b"].into_iter().zip(endpoints.split(',')) {
-        let address = address.parse().map_err(|e| format!("{address}: {e}"))?;
-        ops.push(endpoint(SERVICE, REGION, (instance, address))?);
-    }
-    let written = control.connection.rib().write(v1::WriteRequest { ops }).await;
-    written.map_err(|status| format!("a write failed: {}", status.message()))?;
-    let (proxy, sidecar) = start_proxy(dir, "proxy", attached, &control).await?;
-    let Some(by_tcp) = by_tcp else { return Ok((vec![proxy], control, sidecar)) };
-    let (other, _) = start_proxy(dir, "proxy-by-tcp", by_tcp, &control).await?;
-    Ok((vec![proxy, other], control, by_tcp.address.into()))
-}
-
-/// A proxy for these programs; returns the address of its listener without them too.
-async fn start_proxy(
-    dir: &Path,
-    name: &str,
-    attached: &Attached,
-    control: &ControlPlane,
-) -> Result<(Process, SocketAddr), String> {
-    let (sidecar, listener, admin) = (port()?, port()?, port()?);
-    let args = format!(
-        "proxy --control {} --region {REGION} --client-id {name} --admin {admin} --listen {sidecar}={SERVICE} \
-         --listen kernel:{listener}+bpffs={}",
-        control.grpc,
-        attached.pins().display()
-    );
-    let program = std::env::current_exe().map_err(|e| e.to_string())?.with_file_name("fairmesh");
-    let args: Vec<&str> = args.split(' ').collect();
-    let mut proxy = Process::pinned(dir, name, &program, &args)?;
-    let listens = async || TcpStream::connect(sidecar).await.is_ok();
-    proxy.ready(listens).await.map_err(|why| format!("the proxy {why}"))?;
-    Ok((proxy, sidecar))
+    Ok(mesh)
 }

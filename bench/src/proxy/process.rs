@@ -92,7 +92,7 @@ impl Process {
 
     /// User and system time of it and what it started, in nanoseconds.
     pub(crate) fn cpu_ns(&self) -> u64 {
-        tree(self.child.id()).into_iter().flat_map(threads).filter_map(|thread| ran(&thread)).sum()
+        tree(self.child.id()).into_iter().map(scheduled_ns).sum()
     }
 
     /// Memory of it and what it started, in bytes.
@@ -139,6 +139,11 @@ fn tree(pid: u32) -> Vec<u32> {
 fn threads(pid: u32) -> Vec<String> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     threads.map(|thread| thread.path().display().to_string()).collect()
+}
+
+/// How long the threads of a process have run, in nanoseconds.
+pub(crate) fn scheduled_ns(pid: u32) -> u64 {
+    threads(pid).into_iter().filter_map(|thread| ran(&thread)).sum()
 }
 
 /// How long a thread has run, by the scheduler's own account: `stat` counts in hundredths of a second.

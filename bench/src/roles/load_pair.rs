@@ -4,20 +4,23 @@
 //! them, at nearly every message: what that costs made them slower than a minimal proxy, which then waited for them, and a
 //! proxy that waits is woken for every request, which costs it more than one that is behind.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    time::Duration,
+};
 
 use tokio::net::TcpListener;
 
-use super::{BoxError, Protocol, load_by, minimal_peers, orders};
-use crate::load::Call;
+use super::{BoxError, Protocol, load_by, minimal_peers, orders, said};
+use crate::load::{self, Call};
 
 /// How many endpoints there are.
 const ENDPOINTS: usize = 2;
 
-/// Starts the endpoints, prints their addresses, and calls as ordered until its input ends.
-pub(super) async fn run(protocol: Protocol, cgroup: Option<String>) -> Result<(), BoxError> {
+/// Starts the endpoints, prints their addresses, and calls as ordered, this host over HTTP/1.1, until its input ends.
+pub(super) async fn run(protocol: Protocol, cgroup: Option<&str>, host: &str) -> Result<(), BoxError> {
     if let Some(cgroup) = cgroup {
-        fairmesh_kernel::enter_cgroup(&cgroup)?;
+        fairmesh_kernel::enter_cgroup(cgroup)?;
     }
     let mut addresses = Vec::new();
     for _ in 0..ENDPOINTS {
@@ -31,7 +34,8 @@ pub(super) async fn run(protocol: Protocol, cgroup: Option<String>) -> Result<()
     println!("{}", addresses.join(","));
     match protocol {
         Protocol::Http1 => {
-            execute_orders(async |to, payload, _| Ok(minimal_peers::http1::Caller::new(to, payload))).await
+            execute_orders(async |to, payload, _| Ok(minimal_peers::http1::Caller::new(to, host, payload)))
+                .await
         }
         Protocol::Http2 | Protocol::Grpc => {
             execute_orders(async |to, payload, connections| {
@@ -44,7 +48,7 @@ pub(super) async fn run(protocol: Protocol, cgroup: Option<String>) -> Result<()
 
 /// Responds to an order with a line. `call PAYLOAD CONNECTIONS ADDRESS,…` makes callers of these addresses, over so
 /// many connections each where the protocol shares them, and lets go of those before; `closed SIDE MS TASKS` and `open
-/// SIDE MS RATE` have one of them call.
+/// SIDE MS RATE` have one of them call, and `paced MS RATE` has all of them call, so many calls a second together.
 async fn execute_orders<C: Call>(
     connect: impl AsyncFn(SocketAddr, usize, usize) -> Result<C, BoxError>,
 ) -> Result<(), BoxError> {
@@ -65,6 +69,9 @@ async fn execute_orders<C: Call>(
             [how @ ("closed" | "open"), side, ms, number] => {
                 let caller = callers.get(side.parse::<usize>()?).ok_or("there is no such side")?;
                 load_by(caller, how == "open", ms, number).await?
+            }
+            ["paced", ms, rate] => {
+                said(load::paced(&callers, rate.parse()?, Duration::from_millis(ms.parse()?)).await)
             }
             _ => format!("unknown order '{order}'"),
         };

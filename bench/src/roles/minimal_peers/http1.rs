@@ -1,6 +1,7 @@
 //! HTTP/1.1.
 
 use std::{
+    future::Future,
     io::Write as _,
     net::SocketAddr,
     sync::{Arc, Mutex, PoisonError},
@@ -37,13 +38,18 @@ struct Connection {
 }
 
 impl Caller {
-    /// Sends and expects so many bytes; without any it is a `GET`.
-    pub(crate) fn new(to: SocketAddr, payload: usize) -> Self {
+    /// Sends and expects so many bytes at a host; without any it is a `GET`.
+    pub(crate) fn new(to: SocketAddr, host: &str, payload: usize) -> Self {
+        Self::at(to, (host, "/echo"), payload)
+    }
+
+    /// The same at another path.
+    pub(crate) fn at(to: SocketAddr, (host, path): (&str, &str), payload: usize) -> Self {
         let payload = payload_of(payload);
-        let head = "HTTP/1.1\r\nhost: http1.bench\r\nuser-agent: bench\r\naccept: */*\r\n";
+        let head = format!("{path} HTTP/1.1\r\nhost: {host}\r\nuser-agent: bench\r\naccept: */*\r\n");
         let mut request = match payload.len() {
-            0 => format!("GET /echo {head}\r\n").into_bytes(),
-            size => format!("POST /echo {head}content-length: {size}\r\n\r\n").into_bytes(),
+            0 => format!("GET {head}\r\n").into_bytes(),
+            size => format!("POST {head}content-length: {size}\r\n\r\n").into_bytes(),
         };
         request.extend_from_slice(&payload);
         Self(Arc::new(Told { to, request, payload, idle: Mutex::default() }))
@@ -89,17 +95,29 @@ impl Connection {
 
 /// Accepts for ever, and echoes the body of each request.
 pub(crate) async fn serve(listener: TcpListener) -> Result<(), BoxError> {
+    serve_after(listener, |_| std::future::ready(Ok(()))).await
+}
+
+/// The same after some work, which is given the head of the request.
+pub(crate) async fn serve_after<W: Future<Output = Result<(), BoxError>> + Send>(
+    listener: TcpListener,
+    work: impl Fn(&[u8]) -> W + Clone + Send + 'static,
+) -> Result<(), BoxError> {
     loop {
         let (stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;
+        let work = work.clone();
         tokio::spawn(async move {
             // A client with an invalid request, or that disconnects, is dropped; the caller reports it.
-            let _ = answer(stream).await;
+            let _ = answer(stream, work).await;
         });
     }
 }
 
-async fn answer(mut stream: TcpStream) -> Result<(), BoxError> {
+async fn answer<W: Future<Output = Result<(), BoxError>> + Send>(
+    mut stream: TcpStream,
+    work: impl Fn(&[u8]) -> W,
+) -> Result<(), BoxError> {
     let (mut request, mut answer) = (Vec::new(), Vec::new());
     loop {
         let (body, size) = loop {
@@ -113,6 +131,7 @@ async fn answer(mut stream: TcpStream) -> Result<(), BoxError> {
                 }
             }
         };
+        work(&request[..body]).await?;
         answer.clear();
         answer.extend_from_slice(HEAD);
         write!(answer, "{size}\r\n\r\n")?;
