@@ -4,7 +4,7 @@ use std::{
     ffi::OsString,
     net::{IpAddr, SocketAddr},
     os::unix::process::CommandExt as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Command,
     time::Duration,
 };
@@ -17,7 +17,6 @@ use fairmesh_store::EtcdAddress;
 use fairmesh_wire::transport::Address;
 use http_body_util::{BodyExt, Full};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines, Stdin};
-use tokio_rustls::TlsConnector;
 use tower::Service;
 
 use crate::{
@@ -260,9 +259,9 @@ async fn run(args: RoleArgs) -> Result<(), BoxError> {
         Role::Mesh => servers::mesh(&args.dir, agent).await,
         Role::ControlPlane { etcd } => replica_tree::root(&args.dir, etcd).await,
         Role::Replica { upstream, name } => replica_tree::replica(&args.dir, upstream, name).await,
-        Role::ShardSource { shards, servers } => shard_map::source(shards, servers).await,
-        Role::ShardAgent { upstream } => shard_map::agent(&args.dir, upstream).await,
-        Role::ShardCaller { name } => shard_map::caller(&args.dir, &name).await,
+        Role::ShardSource { .. } | Role::ShardAgent { .. } | Role::ShardCaller { .. } => {
+            run_shards(args.role, &args.dir).await
+        }
         Role::LoadPair { protocol, cgroup, host, .. } => {
             load_pair::run(protocol, cgroup.as_deref(), &host).await
         }
@@ -273,8 +272,7 @@ async fn run(args: RoleArgs) -> Result<(), BoxError> {
         Role::Launch { .. } => Ok(()),
         Role::Servers { protocol, layer, certificate } => serve(protocol, layer, certificate, agent).await,
         Role::Client { kind, protocol, payload, servers, certificate } => {
-            let tls = certificate.as_deref().map(tls_stack::connector).transpose()?;
-            client((kind, protocol), payload, (servers, tls), agent).await
+            client((kind, protocol), payload, (servers, certificate), agent).await
         }
         Role::Handshakes { identity, to } => handshakes::run(identity.as_deref(), &to).await,
         Role::Delay { listen, to, ms } => delay::run(listen, to, Duration::from_millis(ms)).await,
@@ -283,6 +281,16 @@ async fn run(args: RoleArgs) -> Result<(), BoxError> {
         Role::RemoteServers { address } => rare_calls::serve(address, agent).await,
         Role::RareCalls(rare) => rare_calls::call(rare, agent).await,
         Role::Cleanup => cleanup::sweep(&args.dir).await,
+    }
+}
+
+/// The roles of a large map.
+async fn run_shards(role: Role, dir: &Path) -> Result<(), BoxError> {
+    match role {
+        Role::ShardSource { shards, servers } => shard_map::source(shards, servers).await,
+        Role::ShardAgent { upstream } => shard_map::agent(dir, upstream).await,
+        Role::ShardCaller { name } => shard_map::caller(dir, &name).await,
+        _ => Ok(()),
     }
 }
 
@@ -301,9 +309,10 @@ async fn serve(
 async fn client(
     kind: (Kind, Protocol),
     payload: usize,
-    (servers, tls): (Vec<SocketAddr>, Option<TlsConnector>),
+    (servers, certificate): (Vec<SocketAddr>, Option<PathBuf>),
     agent: Address,
 ) -> Result<(), BoxError> {
+    let tls = certificate.as_deref().map(tls_stack::connector).transpose()?;
     match kind {
         (Kind::Mesh, protocol) => {
             let region = Location::in_region(Region::new("bench")?);
