@@ -48,6 +48,8 @@ INLINE int is_name_byte(u8 byte)
 	return (byte >= 'a' && byte <= 'z') || (byte >= '0' && byte <= '9') || byte == '-' || byte == '_';
 }
 
+enum { METHOD_POST = 1 << 1, METHOD_PATCH = 1 << 3 };
+
 /* The bit of a method whose responses have bodies like any other; 0 of others. */
 INLINE u32 method_bit(struct token *token)
 {

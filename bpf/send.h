@@ -73,18 +73,19 @@ struct target {
 	u64 seed;
 };
 
-/* Leaves a copy of the request to the proxy, which repeats it where the library would. */
+/* Leaves a copy of the request to the proxy, which repeats it where the library would: the head of a larger one, which is not repeated. */
 INLINE int keep_request(struct caller *caller, struct slot *slot, u32 length, struct target *target)
 {
+	u32 kept = length > REQUEST_BYTES ? caller->http.parser.end : length;
+
 	/* In one register from its check to its use, for the verifier. */
-	asm volatile("" : "+r"(length));
-	if (!length || length > REQUEST_BYTES || probe_read_kernel(slot->request, length, caller->http.bytes))
+	asm volatile("" : "+r"(kept));
+	if (!kept || kept > REQUEST_BYTES || probe_read_kernel(slot->request, kept, caller->http.bytes))
 		return 0;
 	slot->claimed_ns = time_ns();
 	slot->seed = target->seed;
 	slot->is_direct = target->is_direct;
 	slot->head_bytes = caller->http.parser.end;
-	__sync_lock_test_and_set(&slot->length, length);
 	return 1;
 }
 
@@ -164,7 +165,11 @@ INLINE int decide(struct caller *caller, struct service *named, struct target *t
 	if (policy->id != id)
 		return POLICY_CHANGED;
 	target->seed = (u64)prandom_u32() << 32 | prandom_u32();
-	int why = route_request(&caller->http, policy, target->seed, &service);
+	u32 length = caller->http.parser.end + caller->http.parser.content_length;
+	/* Of a large one, there is nothing to send again. */
+	int why = length > REQUEST_BYTES && policy->repeats_any ? TOO_LARGE : 0;
+	if (!why)
+		why = route_request(&caller->http, policy, target->seed, &service);
 	if (!why)
 		why = pick_target(&service, target);
 	return __sync_fetch_and_add(&buffers->generation, 0) == generation ? why : POLICY_CHANGED;
@@ -214,49 +219,58 @@ INLINE int begin_request(struct caller *caller, u32 endpoint_key)
 	return why;
 }
 
-/* Moves the request into the receive queue of a server on this machine, or else into the connection that leads to the server. */
+/* Has the request moved into the receive queue of a server on this machine, or else into the connection that leads to the server, once
+ * the program returns; a large one into the queue alone, and in one piece: all of it, or nothing where the kernel is out of memory. */
 INLINE int move_request(struct sk_msg_md *message, struct slot *slot, u32 key)
 {
+	u32 size = message->size;
+	int is_large = size > REQUEST_BYTES;
+
+	if (is_large && (!slot->connection.proxy_port ||
+			 ((u64)message->data_end - (u64)message->data < size && msg_pull_data(message, 0, size, 0))))
+		return 0;
 	if (slot->connection.proxy_port) {
 		struct connection connection = slot->connection;
 		if (msg_redirect_hash(message, &server_sockets, &connection, F_INGRESS) == SK_PASS)
-			return SK_PASS;
+			return 1;
 	}
-	return msg_redirect_hash(message, &pooled_sockets, &key, 0);
+	return !is_large && msg_redirect_hash(message, &pooled_sockets, &key, 0) == SK_PASS;
 }
 
 /* Sends the request on the connection that was claimed. The link counts it before it leaves: the proxy compares that with the
  * requests that it has taken. */
 INLINE int redirect_request(struct caller *caller, struct sk_msg_md *message, struct target *target, struct link *link)
 {
-	u32 key = caller->slot;
+	u32 key = caller->slot, length = message->size;
 	struct slot *slot = map_lookup(&slots, &key);
 
 	if (!slot) {
 		leave_group(caller->group);
 		return leave(caller, message, REDIRECT_FAILED);
 	}
-	/* Before the proxy can take the request. */
+	int is_kept = keep_request(caller, slot, length, target);
+	if (!is_kept || !move_request(message, slot, key)) {
+		int is_usable = !is_kept || length > REQUEST_BYTES;
+		leave_group(caller->group);
+		slot->owner = is_usable ? SLOT_IDLE : SLOT_ABSENT;
+		return leave(caller, message, length > REQUEST_BYTES ? TOO_LARGE : REDIRECT_FAILED);
+	}
+	/* Before the proxy can take the request, which it can once it has a length. */
 	__sync_lock_test_and_set(&slot->group, caller->group + 1);
 	__sync_fetch_and_add(&target->hot->counts, 1);
-	if (!keep_request(caller, slot, message->size, target)) {
-		__sync_fetch_and_add(&target->hot->counts, -1);
-		end_request(slot);
-		slot->owner = SLOT_IDLE;
-		return leave(caller, message, REDIRECT_FAILED);
-	}
 	__sync_fetch_and_add(&link->sent, 1);
-	if (move_request(message, slot, key) == SK_PASS) {
-		__sync_fetch_and_add(target->round_robin, target->turns);
-		count(SENT_BY_KERNEL);
-		return SK_PASS;
-	}
-	__sync_fetch_and_add(&link->sent, -1);
-	__sync_fetch_and_add(&target->hot->counts, -1);
-	end_request(slot);
-	slot->length = 0;
-	slot->owner = SLOT_ABSENT;
-	return leave(caller, message, REDIRECT_FAILED);
+	__sync_lock_test_and_set(&slot->length, length);
+	__sync_fetch_and_add(target->round_robin, target->turns);
+	count(SENT_BY_KERNEL);
+	return SK_PASS;
+}
+
+/* Whether the kernel sends a request of this length: a large one, of which it keeps the head alone, if no second attempt could be made
+ * with its method anyway. */
+INLINE int may_be_sent(struct parser *parser, u32 length)
+{
+	return length <= REQUEST_BYTES ||
+	       (length <= MOST_REQUEST_BYTES && parser->method & (METHOD_POST | METHOD_PATCH));
 }
 
 SEC("sk_msg") int send(struct sk_msg_md *message)
@@ -280,7 +294,7 @@ SEC("sk_msg") int send(struct sk_msg_md *message)
 	if (!parser->end || parser->refused || !parser->host_length)
 		return leave(caller, message, NOT_PLAIN);
 	u32 whole = parser->end + parser->content_length;
-	if (whole > REQUEST_BYTES)
+	if (!may_be_sent(parser, whole))
 		return leave(caller, message, TOO_LARGE);
 	if (whole != message->size)
 		return leave(caller, message, NOT_PLAIN);

@@ -6,7 +6,8 @@
 #include "kernel_abi.h"
 
 enum {
-	REQUEST_BYTES = 2048,
+	REQUEST_BYTES = 2048, /* of a request that is kept */
+	MOST_REQUEST_BYTES = 65536,
 	HOST_BYTES = 64,
 	SELECTED = 8,
 	SERVICES = 1024,
@@ -144,7 +145,8 @@ struct arm {
 struct policy {
 	u64 id;
 	u64 origin; /* when the clock of the picks was 0 */
-	u32 block, unused;
+	u32 block;
+	u32 repeats_any; /* 1 where a second attempt may be made with any method */
 	u64 ticks_per_nano;
 	u32 memory, policy, length, equal_weight;
 	struct candidate candidates[BLOCK_ENDPOINTS];
@@ -218,7 +220,7 @@ struct slot {
 	u32 load_bytes;
 	u32 group; /* position plus 1 of the cgroup in which the request counts; 0 where it counts no longer */
 	u8 load[LOAD_BYTES]; /* the server's load report */
-	u8 request[REQUEST_BYTES];
+	u8 request[REQUEST_BYTES]; /* of a larger one, the head */
 };
 
 #endif

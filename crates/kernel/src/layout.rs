@@ -19,7 +19,9 @@ pub(crate) const PATH_BYTES: usize = 256;
 pub(crate) const CALLERS: u32 = 1;
 pub(crate) const SERVERS: u32 = 2;
 /// The longest request that the kernel sends, head and body.
-pub const MAX_REQUEST: usize = 2048;
+pub const MAX_REQUEST: usize = 64 * 1024;
+/// The longest of which it keeps all; of a longer one it keeps the head.
+pub(crate) const MAX_KEPT: usize = 2048;
 /// The longest host of a published service.
 pub(crate) const HOST_BYTES: usize = 64;
 /// Services that are published at most.
@@ -110,7 +112,8 @@ pub(crate) struct PolicyValue {
     pub(crate) origin: u64,
     /// Where the counts of its endpoints lie.
     pub(crate) block: u32,
-    pub(crate) unused: u32,
+    /// 1 where a second attempt may be made with any method.
+    pub(crate) repeats_any: u32,
     pub(crate) numbers: ServiceNumbers,
     pub(crate) step_count: u32,
     pub(crate) unused_count: u32,
@@ -204,11 +207,15 @@ pub(crate) struct SlotValue {
     /// Whether the response may go to the caller past the connection of the proxy that serves it.
     pub(crate) is_direct: AtomicU32,
     /// What the programs alone use.
-    programs: UnsafeCell<[u32; 6]>,
+    response: UnsafeCell<[u32; 2]>,
+    /// Of the request.
+    pub(crate) head_bytes: AtomicU32,
+    /// What the programs alone use.
+    programs: UnsafeCell<[u32; 3]>,
     /// Position plus 1 of the [`GroupValue`] in which the request counts; 0 where it counts no longer.
     pub(crate) group: AtomicU32,
     load: UnsafeCell<[u8; LOAD_BYTES]>,
-    pub(crate) request: UnsafeCell<[u8; MAX_REQUEST]>,
+    pub(crate) request: UnsafeCell<[u8; MAX_KEPT]>,
 }
 
 /// A call whose response the kernel sent to its caller: a [`SlotValue`] up to the head of the request, which follows.
@@ -411,9 +418,13 @@ mod tests {
 
     #[test]
     fn slots_lie_in_shared_memory_as_the_programs_declare_them() {
-        assert_eq!(size_of::<SlotValue>(), size_of::<CompletedValue>() + MAX_REQUEST);
+        assert_eq!(size_of::<SlotValue>(), size_of::<CompletedValue>() + MAX_KEPT);
         assert_eq!(std::mem::offset_of!(SlotValue, request), size_of::<CompletedValue>());
         assert_eq!(std::mem::offset_of!(SlotValue, length), 24);
+        assert_eq!(
+            std::mem::offset_of!(SlotValue, head_bytes),
+            std::mem::offset_of!(CompletedValue, head_bytes)
+        );
         assert_eq!(std::mem::offset_of!(SlotValue, group), std::mem::offset_of!(CompletedValue, group));
         assert_eq!(size_of::<GroupValue>(), 64);
         assert_eq!(

@@ -149,7 +149,7 @@ impl Policy<'_> {
             id: own.id,
             origin: *origin,
             block: *block,
-            unused: 0,
+            repeats_any: routes.repeats_any.into(),
             numbers: *numbers,
             // 32 at most.
             step_count: step_count as u32,

@@ -26,7 +26,8 @@ use crate::{
     KernelError,
     groups::Groups,
     layout::{
-        ENDPOINTS, EndpointValue, LocalConnection, MAX_REQUEST, SLOT_ABSENT, SLOT_IDLE, SLOTS, SlotValue,
+        ENDPOINTS, EndpointValue, LocalConnection, MAX_KEPT, MAX_REQUEST, SLOT_ABSENT, SLOT_IDLE, SLOTS,
+        SlotValue,
     },
     mapped::{Mapped, SharedValue},
 };
@@ -92,8 +93,10 @@ pub struct SentRequest {
     pub age: Duration,
     /// The seed of its route and its pick.
     pub seed: u64,
-    /// All of it, at most [`MAX_REQUEST`] bytes.
+    /// Its head, and its body unless that was not kept.
     pub bytes: Vec<u8>,
+    /// The length of a body that was not kept: it is at the server.
+    pub gone: usize,
 }
 
 impl SlotTable {
@@ -253,11 +256,16 @@ impl Slot {
         let cookie = value.owner.load(Acquire);
         // SAFETY: the kernel wrote the request before its length, and writes none until the slot is idle.
         let request = unsafe { &*value.request.get() };
-        let bytes = request[..length.min(MAX_REQUEST)].to_vec();
+        let length = length.min(MAX_REQUEST);
+        let kept = match length <= MAX_KEPT {
+            true => length,
+            false => MAX_KEPT.min(value.head_bytes.load(Relaxed) as usize),
+        };
+        let (bytes, gone) = (request[..kept].to_vec(), length - kept);
         let (age, seed) = (value.age(), value.seed.load(Relaxed));
         let endpoint = value.endpoint.load(Relaxed);
         let sent = Duration::from_nanos(value.claimed_ns.load(Relaxed));
-        Some(SentRequest { cookie, endpoint: endpoint_key(endpoint), sent, age, seed, bytes })
+        Some(SentRequest { cookie, endpoint: endpoint_key(endpoint), sent, age, seed, bytes, gone })
     }
 
     /// The time since the kernel sent a request on this connection, or began to; since the start of the machine if it has sent none.

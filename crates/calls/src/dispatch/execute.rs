@@ -30,7 +30,7 @@ pub(super) async fn execute(
     call_info: &CallInfo,
 ) -> Result<Response<Body>, Fault> {
     let clock = handle.mesh.clock;
-    let sent = parts.extensions.remove::<SentRequest>().and_then(SentRequest::take);
+    let sent = parts.extensions.remove::<SentRequest>().map(SentRequest::take).transpose()?.flatten();
     let now = sent.as_ref().map_or_else(|| clock.now(), |sent| clock.at(sent.began));
     let options = handle.call_options(parts)?;
     let seed = sent.as_ref().map_or_else(|| handle.mesh.seed(), |sent| sent.seed);

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     call::Call,
     discovery::ServiceState,
-    fault::Fault,
+    fault::{Fault, FaultKind},
     response_body::Body,
     service::exported_service::CountedCall,
     transport::{EndpointPool, OwnedConnection, PendingRequest},
@@ -28,6 +28,8 @@ use crate::{
 #[derive(Clone)]
 pub struct SentRequest {
     began: Instant,
+    /// Whether its body may be sent again.
+    has_body: bool,
     sent: Arc<Mutex<Option<SentAttempt>>>,
 }
 
@@ -36,14 +38,24 @@ pub(super) struct SentAttempt {
     pub(super) began: Instant,
     /// Of the decision, so that the call is routed by the same one.
     pub(super) seed: u64,
+    has_body: bool,
     counted: CountedCall,
     connection: OwnedConnection,
 }
 
 impl SentRequest {
     pub(crate) fn new(counted: CountedCall, connection: OwnedConnection, began: Instant, seed: u64) -> Self {
-        let sent = SentAttempt { began, seed, counted, connection };
-        Self { began, sent: Arc::new(Mutex::new(Some(sent))) }
+        let sent = SentAttempt { began, seed, has_body: true, counted, connection };
+        Self { began, has_body: true, sent: Arc::new(Mutex::new(Some(sent))) }
+    }
+
+    /// The body of the request is not its own, but stands for one that only the server has: there is no second attempt.
+    #[must_use]
+    pub fn without_body(self) -> Self {
+        if let Some(sent) = &mut *self.sent.lock().unwrap_or_else(PoisonError::into_inner) {
+            sent.has_body = false;
+        }
+        Self { has_body: false, ..self }
     }
 
     /// When it was sent.
@@ -51,8 +63,16 @@ impl SentRequest {
         self.began
     }
 
-    pub(super) fn take(self) -> Option<SentAttempt> {
-        self.sent.lock().unwrap_or_else(PoisonError::into_inner).take()
+    /// The attempt, once.
+    ///
+    /// # Errors
+    /// When it was taken, and the request cannot be sent as any other.
+    pub(super) fn take(self) -> Result<Option<SentAttempt>, Fault> {
+        let sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if sent.is_none() && !self.has_body {
+            return Err(Fault::new(FaultKind::Invalid, "the request was sent, and its body was not kept"));
+        }
+        Ok(sent)
     }
 }
 
@@ -68,10 +88,10 @@ pub(super) async fn execute_sent(
     routed: Routed,
     call: &mut Call<'_, Arc<EndpointPool>>,
     pending: &mut PendingRequest,
-    SentAttempt { began, counted, connection, .. }: SentAttempt,
+    SentAttempt { began, has_body, counted, connection, .. }: SentAttempt,
 ) -> Result<Response<Body>, Fault> {
     let mesh = &dispatch.handle.mesh;
-    let needs_copy = call.may_be_sent_twice(&routed.snapshot, dispatch.options);
+    let needs_copy = has_body && call.may_be_sent_twice(&routed.snapshot, dispatch.options);
     let request = pending_request(pending)?;
     let (copy, method) = (RequestCopy::of(request, needs_copy), request.head.method.clone());
     *pending = None;

@@ -3,6 +3,7 @@
 mod balance;
 mod ejected;
 mod in_flight;
+mod large;
 mod local;
 mod peers;
 mod remote;

@@ -34,7 +34,7 @@ const RELEASE_AFTER: Duration = Duration::from_secs(1);
 /// A request that the kernel sent, for the connection of its caller.
 #[derive(Debug)]
 pub(crate) struct KernelRequest {
-    /// All of it, as the caller sent it.
+    /// All of it, as the caller sent it; zeros for a body that is at the server, which is sent to no other.
     pub(crate) bytes: Vec<u8>,
     pub(crate) sent: SentRequest,
 }

@@ -156,12 +156,15 @@ impl PooledConnection {
     }
 
     /// Hands a request over to the connection of its caller, and waits until the response has been read.
-    async fn hand_over(self, SentRequest { cookie, age, seed, bytes, .. }: SentRequest) -> Option<Self> {
+    async fn hand_over(self, request: SentRequest) -> Option<Self> {
+        let SentRequest { cookie, age, seed, mut bytes, gone, .. } = request;
         let Self { attached, endpoint, slot, connection, hosts } = self;
         let (returned, wait) = oneshot::channel();
         let now = Instant::now();
         let began = now.checked_sub(age).unwrap_or(now);
         let sent = endpoint.endpoint.sent(connection, Box::new(Lease { slot, returned }), began, seed);
+        let sent = if gone > 0 { sent.without_body() } else { sent };
+        bytes.resize(bytes.len() + gone, 0);
         let caller = attached.callers().get(&cookie).cloned();
         // Without its caller, or with the wrong one, the connection is closed, as when a caller of the sidecar disconnects.
         caller?.requests.try_send(KernelRequest { bytes, sent }).ok()?;

@@ -42,6 +42,8 @@ pub struct RouteNumbers {
     pub steps: Vec<RouteStep>,
     /// The backends of all splits, at most [`ROUTE_ARMS`].
     pub arms: Vec<RouteArm>,
+    /// Whether one of them lets requests of any method be sent twice.
+    pub repeats_any: bool,
 }
 
 /// A backend of a split.
@@ -92,6 +94,7 @@ impl Routes {
         let mut numbers = RouteNumbers::default();
         for rule in self.rules.iter().filter(|rule| rule.matches_client) {
             let Some(mut steps) = conditions(&rule.matches, host) else { continue };
+            numbers.repeats_any |= rule.idempotent;
             let end = numbers.end(rule, timeouts).unwrap_or(RouteStep::new(StepKind::Leave, 0));
             steps.push(end);
             // The last one is for what does not fit.

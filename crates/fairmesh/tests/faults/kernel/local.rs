@@ -37,6 +37,8 @@ def respond(connection, path, body):
     requests.append(path)
     if kind == "slow":
         time.sleep(0.3)
+    if kind == "die":
+        return connection.shutdown(socket.SHUT_RDWR)
     if kind == "split":
         connection.sendall(head + length)
         time.sleep(0.01)
@@ -47,6 +49,9 @@ def respond(connection, path, body):
         connection.sendall(head + b"endpoint-load-metrics: TEXT cpu_utilization=0.5\r\n" + length + text)
     else:
         connection.sendall(head + length + text)
+    if kind == "last":
+        # As a server does that keeps no idle connection for long.
+        connection.shutdown(socket.SHUT_RDWR)
 
 def serve(connection):
     file = connection.makefile("rb")
@@ -107,7 +112,7 @@ pub(super) struct LocalServer {
     process: Child,
     _registered: fairmesh_server::MeshServer,
     pub(super) cgroup: String,
-    port: u16,
+    pub(super) port: u16,
     program: Vec<String>,
 }
 
@@ -190,7 +195,7 @@ async fn responses_of_the_kernel(family: &str) {
 }
 
 /// How many responses the kernel sends to this script, all of whose responses are the right ones.
-async fn directly(attached: &Attached, script: &str) -> u64 {
+pub(super) async fn directly(attached: &Attached, script: &str) -> u64 {
     let before = attached.counter("answered-directly").await;
     assert_eq!(call(attached, script).await, "");
     attached.counter("answered-directly").await - before

@@ -1,0 +1,72 @@
+//! Requests with bodies that the kernel does not keep a copy of, to servers on this machine.
+
+use super::{
+    Attached,
+    local::{LocalServer, WITHOUT_LOG, call, directly, proxy_counts},
+};
+use crate::harness::{World, beside_others, skipped, tool, until};
+
+/// Each response that the proxy has to read, and a body that is too large for the kernel.
+const MIXED: &str = "
+for path in b'plain-7 split-9 chunked-5 plain-60000 plain-70000 load-3 slow-5 fail'.split():
+    ask(path, b'c' * 50000)
+ask(b'plain-1', b'd' * 70000)
+";
+
+/// What a caller gets for a request with so large a body whose connection the server closes instead of a response, how often the server
+/// got that, and how many requests of its connection the kernel sent, which are five.
+async fn lost(attached: &Attached, size: usize) -> (String, u64, u64) {
+    let count = "send(b'count-0')\nprint(int(read_response()[1]))\n";
+    let script = format!(
+        "for _ in range(3):\n    ask(b'plain-1')\n{count}send(b'die-1', b'b' * {size})\nprint(read_response()[0].decode())"
+    );
+    let sent = attached.counter("sent-by-kernel").await;
+    let said = call(attached, &script).await;
+    let sent = attached.counter("sent-by-kernel").await - sent;
+    let (before, status) = said.trim().split_once('\n').unwrap();
+    let after: u64 = call(attached, count).await.trim().parse().unwrap();
+    (status.to_owned(), after - before.parse::<u64>().unwrap() - 1, sent)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_bodies_go_to_servers_on_this_machine_once() {
+    let _machine = beside_others().await;
+    if tool("python3").is_none() {
+        return skipped("caller and server are Python programs", "python3 is missing");
+    }
+    let Some(attached) = Attached::new("large").await else { return };
+    let world = World::start("").await;
+    let server = LocalServer::start(&world, &attached, "4").await;
+    let proxy = attached.proxy_with(&world, WITHOUT_LOG).await;
+    attached.attach_with(&["--servers", &server.cgroup]).await;
+
+    let direct =
+        directly(&attached, "for at in range(30):\n    ask(b'plain-7', b'b' * (2000 * (at + 1)))").await;
+    assert!(direct >= 25, "{direct} of 30, without those before the service was published");
+    let before = attached.counter("sent-by-kernel").await;
+    directly(&attached, MIXED).await;
+    let sent = attached.counter("sent-by-kernel").await - before;
+    assert!(sent >= 6, "{sent} of 8");
+    proxy_counts(&proxy, 30 + 7 + 1, 1).await;
+
+    for size in [100, 50_000] {
+        until("the kernel sends all but the first, and the lost one too", async || {
+            let (status, received, sent) = lost(&attached, size).await;
+            assert_eq!((status.as_str(), received), ("502", 1), "the server may have acted upon it");
+            sent == 4
+        })
+        .await;
+    }
+
+    let route = "{name: all, match: {path: {prefix: /}}, idempotent: true}";
+    world.apply(&format!("{{kind: Policy, service: shop/raw, routes: [{route}]}}")).await.ok();
+    until("a large request that may be sent twice is the sidecar's, which keeps it", async || {
+        let (_, received, sent) = lost(&attached, 50_000).await;
+        received > 1 && sent == 3
+    })
+    .await;
+    let before = attached.counter("too-large").await;
+    directly(&attached, "for at in range(5):\n    ask(b'plain-7', b'b' * 5000)").await;
+    // The first one may come before the proxy serves the connection.
+    assert!(attached.counter("too-large").await - before >= 4);
+}
