@@ -4,14 +4,14 @@
 use std::{
     io::Write as _,
     net::{SocketAddr, TcpListener},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{self, Command},
     thread,
 };
 
 use fairmesh_kernel::{
-    Attachments, Counter, KernelError, KernelSender, Policy, ProxyMaps, Selection, attach, detach, probe,
-    status,
+    Attachments, Counter, KernelError, KernelSender, Policy, ProxyMaps, Selection, attach, detach,
+    enter_cgroup, probe, status,
 };
 use fairmesh_router::{CandidateNumbers, RouteNumbers, ServiceNumbers};
 use fairmesh_test_support::skipped;
@@ -122,11 +122,72 @@ fn connections_are_redirected_while_the_proxy_listens_and_nothing_is_left_after_
 }
 
 #[test]
+fn programs_of_others_stay_attached() {
+    let (Some(first), Some(mut second)) = (Place::new("others"), Place::new("others-2")) else { return };
+    second.cgroup.clone_from(&first.cgroup);
+    let selection = |port| Selection { ports: vec![port], ..Selection::default() };
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = server.local_addr().unwrap();
+    first.attach(&first.cgroup, selection(to.port()), None).unwrap();
+    second.attach(&second.cgroup, selection(to.port()), None).unwrap();
+    let connect = || {
+        thread::scope(|scope| {
+            scope.spawn(|| greet(&server, "direct"));
+            assert_eq!(first.connect(to), "direct");
+        });
+    };
+    connect();
+    assert_eq!([&first, &second].map(|place| counted(place, Counter::NoProxy)), [1, 1]);
+    detach(&second.pins()).unwrap();
+    connect();
+    assert_eq!(counted(&first, Counter::NoProxy), 2);
+}
+
+/// The variables that name the pins and its cgroup to the process of a proxy.
+const PROXY_PINS: &str = "FAIRMESH_TEST_PROXY_PINS";
+const PROXY_CGROUP: &str = "FAIRMESH_TEST_PROXY_CGROUP";
+
+#[test]
 fn the_root_cgroup_and_the_proxys_own_are_refused() {
+    if let Some(pins) = std::env::var_os(PROXY_PINS).map(PathBuf::from) {
+        return be_proxy_in_its_cgroup(&pins, &std::env::var(PROXY_CGROUP).unwrap());
+    }
     let Some(place) = Place::new("refused") else { return };
     let refused = place.attach("/", Selection::default(), None);
     assert!(matches!(refused, Err(KernelError::Cgroup { .. })), "{refused:?}");
     assert!(!place.pins().exists(), "nothing was made");
+
+    let selection = Selection { ports: vec![1], ..Selection::default() };
+    place.attach(&place.cgroup, selection, None).unwrap();
+    let own = format!("{}-proxy", place.cgroup);
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "the_root_cgroup_and_the_proxys_own_are_refused", "--nocapture"]);
+    command.env(PROXY_PINS, place.pins()).env(PROXY_CGROUP, &own);
+    let output = command.output().unwrap();
+    let remove = format!(
+        "rmdir $(awk '$3 == \"cgroup2\" {{ print $2; exit }}' /proc/self/mounts){own} && echo removed"
+    );
+    let removed = Command::new("bash").args(["-c", &remove]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(removed.stdout, b"removed\n");
+}
+
+/// The process of a proxy: in a cgroup of its own, to which the programs are to be attached, and then in that of callers.
+fn be_proxy_in_its_cgroup(pins: &Path, own: &str) {
+    let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
+    enter_cgroup(own).unwrap();
+    let maps = ProxyMaps::register(pins, &proxy).unwrap();
+    let selection = Selection { ports: vec![1], ..Selection::default() };
+    let (callers, servers) = (own.to_owned(), Vec::new());
+    let to = Attachments { callers, selection, max_in_flight: None, servers, short_cut: true, owner: None };
+    let refused = attach(pins, &to);
+    assert!(matches!(refused, Err(KernelError::Cgroup { .. })), "{refused:?}");
+    drop(maps);
+
+    let callers = own.strip_suffix("-proxy").unwrap();
+    enter_cgroup(callers).unwrap();
+    let refused = ProxyMaps::register(pins, &proxy);
+    assert!(matches!(refused, Err(KernelError::Cgroup { .. })), "{refused:?}");
 }
 
 #[test]

@@ -5,6 +5,8 @@ mod ejected;
 mod in_flight;
 mod large;
 mod local;
+mod million;
+mod others;
 mod peers;
 mod remote;
 mod requests;

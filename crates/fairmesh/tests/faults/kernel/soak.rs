@@ -1,7 +1,7 @@
 //! Callers, servers, policies and proxies that come and go while the kernel sends requests and responses: for seconds, or for
 //! `SOAK_MINUTES`.
 
-use std::{env, time::Duration};
+use std::{env, fs, process::Command, time::Duration};
 
 use tokio::time::{Instant, sleep};
 
@@ -18,22 +18,34 @@ use crate::{
 /// Between two changes.
 const PAUSE: Duration = Duration::from_millis(300);
 
+/// Buffers of TCP that other programs of this machine may come to use meanwhile.
+const BUFFERS: u64 = 16 << 20;
+
 /// Requests of connections that the callers keep, each repeated on another connection where a server or proxy went with the first: a
 /// response is the right one or none.
 const KEPT: &str = r#"
+import http.client, time
+class Whole(http.client.HTTPConnection):
+    """Sends a request at once, so that the kernel may send it."""
+    def _send_output(self, message_body=None, encode_chunked=False):
+        lines, self._buffer = self._buffer + [b"", b""], []
+        self.send(b"\r\n".join(lines) + (message_body or b""))
+
 def keep(seed):
     dice, own = random.Random(seed), None
+    connect = Whole if seed % 2 else http.client.HTTPConnection
     while time.monotonic() < end:
         path = dice.choice(["plain-7", "plain-300", "plain-60000", "plain-70000", "split-9", "chunked-5", "load-3", "slow-1"])
-        # A body is sent apart from its head, which the kernel leaves to the proxy.
-        body = "b" * dice.randrange(300) if dice.random() < 0.2 else ""
+        body = "b" * dice.randrange(dice.choice([300, 70000])) if dice.random() < 0.2 else ""
         try:
-            own = own or http.client.HTTPConnection("127.96.0.1", 80, timeout=20)
-            own.request("POST" if body else "GET", "/" + path, body or None, {"host": "raw.shop"})
+            own = own or connect("127.96.0.1", 80, timeout=20)
+            own.request("POST" if body else "GET", "/" + path, body.encode() or None, {"host": "raw.shop"})
             response = own.getresponse()
             text = response.read().decode()
         except (OSError, http.client.HTTPException):
             own = None
+            # While there is no proxy, none listens at the address either.
+            time.sleep(0.02)
             continue
         counts[response.status] = counts.get(response.status, 0) + 1
         if response.status != 200:
@@ -41,18 +53,17 @@ def keep(seed):
         elif text != path + ":" + body + "x" * int(path.split("-")[1]):
             print("%s: %d bytes that begin with %s" % (path, len(text), text[:40]))
 
-import http.client, time
 end, counts = time.monotonic() + seconds, {}
 def abort_until_the_end(seed):
     while time.monotonic() < end:
         try:
             abort(seed)
         except OSError:
-            pass
+            time.sleep(0.02)
         seed += 8
 
-threads = [threading.Thread(target=keep, args=(seed,)) for seed in range(16)]
-threads += [threading.Thread(target=abort_until_the_end, args=(seed,)) for seed in range(4)]
+threads = [threading.Thread(target=keep, args=(seed,)) for seed in range(24)]
+threads += [threading.Thread(target=abort_until_the_end, args=(seed,)) for seed in range(8)]
 for thread in threads:
     thread.start()
 for thread in threads:
@@ -68,33 +79,100 @@ fn soak_time() -> Duration {
     }
 }
 
-/// Changes something, over and over: the policy, the server, and the last of the proxies.
-async fn change(
-    world: &World,
-    server: &mut LocalServer,
-    (place, listen): (&Place, &str),
-    proxies: &mut Vec<Process>,
-) {
-    let began = Instant::now();
-    for at in 0_usize.. {
-        let policy = ["random", "roundRobin", "leastRequest", "score"][at % 4];
-        world
-            .apply(&format!("{{kind: Policy, service: shop/raw, balancing: {{policy: {policy}}}}}"))
-            .await
-            .ok();
-        sleep(PAUSE).await;
-        if at % 8 == 3 {
-            server.restart().await;
-        }
-        if at % 8 == 7 && began.elapsed() < soak_time() {
-            proxies.push(place.proxy(&format!("next-{at}"), listen));
-            // The predecessor of the predecessor has drained.
-            while proxies.len() > 2 {
-                let mut drained = proxies.remove(0);
-                until("a predecessor has drained", async || drained.has_ended().is_some()).await;
+/// What changes: the policy, the server, and the last of the proxies.
+struct Changes<'a> {
+    world: &'a World,
+    server: LocalServer,
+    place: Place,
+    listen: String,
+    proxies: Vec<Process>,
+    /// Memory of each proxy at its end.
+    resident: Vec<u64>,
+}
+
+impl Changes<'_> {
+    /// Changes something, over and over.
+    async fn go_on(&mut self) {
+        let began = Instant::now();
+        for at in 0_usize.. {
+            let policy = ["random", "roundRobin", "leastRequest", "score"][at % 4];
+            let record = format!("{{kind: Policy, service: shop/raw, balancing: {{policy: {policy}}}}}");
+            self.world.apply(&record).await.ok();
+            sleep(PAUSE).await;
+            if at % 8 == 3 {
+                self.server.restart().await;
+            }
+            if at % 8 == 7 && began.elapsed() < soak_time() {
+                match at % 24 {
+                    23 => self.kill(at).await,
+                    _ => self.upgrade(at).await,
+                }
             }
         }
     }
+
+    async fn upgrade(&mut self, at: usize) {
+        self.note_memory();
+        self.proxies.push(self.place.proxy(&format!("next-{at}"), &self.listen));
+        // The predecessor of the predecessor has drained.
+        while self.proxies.len() > 2 {
+            let mut drained = self.proxies.remove(0);
+            until("a predecessor has drained", async || drained.has_ended().is_some()).await;
+        }
+    }
+
+    /// Kills all proxies, with what they have in flight, and starts another one.
+    async fn kill(&mut self, at: usize) {
+        self.note_memory();
+        for mut proxy in self.proxies.drain(..) {
+            proxy.kill().await;
+        }
+        self.proxies.push(self.place.proxy(&format!("after-{at}"), &self.listen));
+        self.place.ready().await;
+    }
+
+    fn note_memory(&mut self) {
+        let Some(pid) = self.proxies.last().map(|proxy| proxy.pid().as_raw_nonzero()) else { return };
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.strip_suffix("kB"));
+        self.resident.extend(line.and_then(|size| size.trim().parse::<u64>().ok()));
+    }
+
+    /// Proxies of the second half of the time are no larger than those of the first, by what the maps had them take over.
+    fn check_memory(&self) {
+        let (first, second) = self.resident.split_at(self.resident.len() / 2);
+        let median = |all: &[u64]| {
+            let mut all = all.to_vec();
+            all.sort_unstable();
+            all[all.len() / 2] as f64
+        };
+        // The very first ones begin with a service that none has called.
+        if first.len() >= 5 {
+            let growth = median(second) / median(first);
+            assert!((0.95..1.05).contains(&growth), "memory of proxies in KB: {:?}", self.resident);
+        }
+    }
+}
+
+/// Memory of the maps, and of all buffers of TCP on this machine, in bytes.
+async fn kernel_memory(attached: &Attached) -> [u64; 2] {
+    let status = attached.status().await;
+    let maps = status["memory"].as_object().unwrap().values().map(|bytes| bytes.as_u64().unwrap()).sum();
+    let sockets = fs::read_to_string("/proc/net/sockstat").unwrap();
+    let pages =
+        sockets.lines().find(|line| line.starts_with("TCP:")).and_then(|line| line.split(' ').next_back());
+    [maps, pages.unwrap().parse::<u64>().unwrap() * 4096]
+}
+
+/// Messages of the kernel about its own errors.
+fn kernel_errors() -> Option<usize> {
+    let said = Command::new("dmesg").output().ok().filter(|said| said.status.success())?;
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    Some(
+        said.lines()
+            .filter(|line| ["------------[", "BUG: ", "WARNING: CPU"].iter().any(|one| line.contains(one)))
+            .count(),
+    )
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -104,25 +182,28 @@ async fn each_caller_gets_its_own_responses_while_everything_changes() {
         return skipped("callers and server are Python programs", "python3 is missing");
     }
     let Some(attached) = Attached::new("soak").await else { return };
+    let errors = kernel_errors();
     let world = World::start("").await;
-    let mut server = LocalServer::start(&world, &attached, "4").await;
+    let server = LocalServer::start(&world, &attached, "4").await;
     let place = Place::new(&world);
     let listen = format!(
         " --access-log off --drain-deadline 5s --listen kernel:127.0.0.1:{}+bpffs={}",
         free_port(),
         attached.pins().display()
     );
-    let mut proxies = vec![place.proxy("first", &listen)];
+    let proxies = vec![place.proxy("first", &listen)];
     place.ready().await;
     // Not all of the callers at once.
-    attached.attach_with(&["--servers", &server.cgroup, "--max-in-flight", "12"]).await;
+    attached.attach_with(&["--servers", &server.cgroup, "--max-in-flight", "20"]).await;
+    let [maps, buffers] = kernel_memory(&attached).await;
+    let mut changes = Changes { world: &world, server, place, listen, proxies, resident: Vec::new() };
 
     let aborts = ABORTS.split("threads =").next().unwrap_or_default();
     let script = format!("{CALLER}{CALLS}{aborts}\nseconds = {}\n{KEPT}", soak_time().as_secs());
     let (program, at_most) = (["python3", "-c", &script], soak_time() * 2 + Duration::from_secs(60));
     let said = tokio::select! {
         said = attached.run_for(&program, at_most) => said.ok(),
-        () = change(&world, &mut server, (&place, &listen), &mut proxies) => unreachable!("it goes on"),
+        () = changes.go_on() => unreachable!("it goes on"),
     };
     assert_eq!(said, "200 mostly\n");
     let status = attached.status().await;
@@ -133,4 +214,12 @@ async fn each_caller_gets_its_own_responses_while_everything_changes() {
         status["inFlight"] == 0 && attachments.all(|one| one["inFlight"] == 0)
     })
     .await;
+    changes.check_memory();
+    until("buffers and maps are as they were before", async || {
+        let [maps_now, buffers_now] = kernel_memory(&attached).await;
+        // Services, links and connections of the last moments have entries of some hundred bytes.
+        maps_now <= maps + maps / 20 && buffers_now <= buffers + BUFFERS
+    })
+    .await;
+    assert_eq!(kernel_errors(), errors, "the kernel tells of an error: dmesg");
 }

@@ -1,0 +1,186 @@
+//! Requests and responses between programs of one machine pass the proxy by: not a byte, and few wake-ups, counted by the kernel.
+
+use std::{collections::HashMap, env, fs, path::Path, process::Command, time::Duration};
+
+use serde_json::Value;
+use tokio::time::{Instant, sleep};
+
+use super::{
+    Attached,
+    local::{LocalServer, WITHOUT_LOG},
+    requests::CALLER,
+};
+use crate::harness::{Proxy, World, alone, free_port, skipped, tool, until};
+
+/// Wake-ups of the proxy a second.
+const MOST_WAKE_UPS: f64 = 200.0;
+/// Bytes of a request and its response together, and of what the proxy adds.
+const OF_A_CALL: u64 = 1024;
+
+/// Requests on eight connections, in folder and number of its arguments: as long as there is no file `warm`, and once there is one called
+/// `go`, as many as it is told. The connections stay open until there is one called `end`.
+const REQUESTS: &str = r#"
+import os, time
+folder, number = sys.argv[1], int(sys.argv[2])
+request = b"GET /plain-200 HTTP/1.1\r\nhost: raw.shop\r\n\r\n"
+body = b"plain-200:" + b"x" * 200
+callers = [socket.create_connection(("127.96.0.1", 80)) for _ in range(8)]
+
+def read(one):
+    text = b""
+    while not text.endswith(body):
+        piece = one.recv(4096)
+        if not piece:
+            print("ended after", text)
+            sys.exit()
+        text += piece
+    if not text.startswith(b"HTTP/1.1 200 ") or text.count(b"HTTP/1.1") != 1:
+        print(text)
+
+def ask_each():
+    for one in callers:
+        one.sendall(request)
+    for one in callers:
+        read(one)
+
+def there_is(name):
+    return os.path.exists(os.path.join(folder, name))
+
+def wait(name):
+    while not there_is(name):
+        time.sleep(0.01)
+
+def tell(name):
+    open(os.path.join(folder, name), "w").close()
+
+while not there_is("warm"):
+    ask_each()
+tell("warmed")
+wait("go")
+for _ in range(number // len(callers)):
+    ask_each()
+tell("sent")
+wait("end")
+"#;
+
+/// A million where there is time.
+fn number() -> u64 {
+    if env::var_os("SOAK_MINUTES").is_some() { 1_000_000 } else { 50_000 }
+}
+
+/// How often the threads of a process have waited for something, by the scheduler's account.
+fn wake_ups(pid: u32) -> u64 {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    let counts = threads.filter_map(|thread| {
+        // A thread may have ended since.
+        let status = fs::read_to_string(thread.path().join("status")).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+        line.trim().parse::<u64>().ok()
+    });
+    counts.sum()
+}
+
+/// Bytes that TCP has carried on each of the proxy's connections: those of callers, to its port, and those to the server's.
+fn carried(proxy: u16, server: u16) -> HashMap<String, u64> {
+    let listed =
+        Command::new("ss").args(["--tcp", "--numeric", "--info", "--no-header", "--oneline"]).output();
+    let listed = String::from_utf8(listed.unwrap().stdout).unwrap();
+    let (proxy, server) = (format!(":{proxy}"), format!(":{server}"));
+    let of_line = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [_, _, _, local, peer, info @ ..] = &words[..] else { return None };
+        let bytes = |name: &str| info.iter().find_map(|word| word.strip_prefix(name)?.parse::<u64>().ok());
+        let all = bytes("bytes_sent:").unwrap_or(0) + bytes("bytes_received:").unwrap_or(0);
+        (local.ends_with(&proxy) || peer.ends_with(&server)).then(|| (format!("{local} {peer}"), all))
+    };
+    listed.lines().filter_map(of_line).collect()
+}
+
+/// Waits for a file; the calls may take as long as they need, as long as they go on.
+async fn wait_file(attached: &Attached, path: &Path) {
+    let (mut last, mut since) = (0, Instant::now());
+    while !path.exists() {
+        sleep(Duration::from_millis(500)).await;
+        let sent = attached.counter("sent-by-kernel").await;
+        if sent != last {
+            (last, since) = (sent, Instant::now());
+        }
+        assert!(since.elapsed() < Duration::from_secs(30), "no request was sent after {sent}");
+    }
+}
+
+/// By how much each counter grew, but those that did not.
+fn grown(before: &Value, after: &Value) -> HashMap<String, u64> {
+    let counters = after["counters"].as_object().unwrap().iter();
+    let grown = counters.map(|(name, count)| {
+        (name.clone(), count.as_u64().unwrap() - before["counters"][name].as_u64().unwrap())
+    });
+    grown.filter(|(_, by)| *by > 0).collect()
+}
+
+/// What was counted while the requests were sent.
+struct Counted {
+    /// By the programs.
+    counters: HashMap<String, u64>,
+    /// Bytes on the proxy's connections, and before that.
+    by_tcp: u64,
+    by_tcp_before: u64,
+    connections: usize,
+    /// Wake-ups of the proxy a second.
+    woken: f64,
+}
+
+/// Has the program in this folder send its requests.
+async fn count(attached: &Attached, proxy: (&Proxy, u16), server: u16, folder: &Path) -> Counted {
+    let file = |name: &str| folder.join(name);
+    until("the kernel sends to all callers", async || attached.counter("answered-directly").await > 2000)
+        .await;
+    fs::write(file("warm"), "").unwrap();
+    wait_file(attached, &file("warmed")).await;
+    let pid = proxy.0.process.pid().as_raw_nonzero().get().unsigned_abs();
+    let (counted, bytes, woken) = (attached.status().await, carried(proxy.1, server), wake_ups(pid));
+    let began = Instant::now();
+    fs::write(file("go"), "").unwrap();
+    wait_file(attached, &file("sent")).await;
+    let woken = (wake_ups(pid) - woken) as f64 / began.elapsed().as_secs_f64();
+    let bytes_now = carried(proxy.1, server);
+    let by_tcp = bytes_now.iter().map(|(name, count)| count - bytes.get(name).unwrap_or(&0)).sum();
+    let counters = grown(&counted, &attached.status().await);
+    fs::write(file("end"), "").unwrap();
+    let by_tcp_before = bytes.values().sum();
+    Counted { counters, by_tcp, by_tcp_before, connections: bytes.len(), woken }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_byte_of_many_requests_passes_the_proxy_and_few_wake_it() {
+    let _machine = alone().await;
+    if let Some(missing) = ["python3", "ss"].into_iter().find(|name| tool(name).is_none()) {
+        return skipped("bytes of requests are counted", format!("{missing} is missing"));
+    }
+    let Some(attached) = Attached::new("million").await else { return };
+    let world = World::start("").await;
+    let server = LocalServer::start(&world, &attached, "4").await;
+    let port = free_port();
+    let listen =
+        format!("{WITHOUT_LOG} --listen kernel:127.0.0.1:{port}+bpffs={}", attached.pins().display());
+    let proxy = Proxy::with(&world, &listen).await;
+    attached.attach_with(&["--servers", &server.cgroup]).await;
+    let folder = tempfile::tempdir().unwrap();
+    let (path, number) = (folder.path().display().to_string(), number());
+
+    let script = format!("{CALLER}{REQUESTS}");
+    let (sent, at_most) = (number.to_string(), Duration::from_secs(60 + number / 500));
+    let program = ["python3", "-c", &script, &path, &sent];
+    let counting = count(&attached, (&proxy, port), server.port, folder.path());
+    let (said, counted) = tokio::join!(attached.run_for(&program, at_most), counting);
+    assert_eq!(said.ok(), "");
+    let Counted { counters, by_tcp, by_tcp_before, connections, woken } = counted;
+    println!("{number} requests: {counters:?}, {by_tcp} bytes by TCP, {woken:.0} wake-ups a second");
+    let passed = number - counters["answered-directly"];
+    // A request that waited for 100 ms, on a machine that stood still, is the proxy's.
+    assert!(passed <= number / 1000, "{counters:?}");
+    assert!(connections > 8, "{connections}: those of callers, and those to the server");
+    assert!(by_tcp_before > 0, "the first requests of all have passed it");
+    assert!(by_tcp <= passed * OF_A_CALL, "{by_tcp} bytes, for {passed} requests: {counters:?}");
+    assert!(woken <= MOST_WAKE_UPS, "{woken} wake-ups a second");
+}

@@ -1,0 +1,74 @@
+//! What the kernel leaves to the sidecar whatever the service is, and what programs see of a connection that is redirected.
+
+use fairmesh_model::Protocol;
+
+use super::{
+    Attached,
+    local::{LocalServer, WITHOUT_LOG, call},
+};
+use crate::harness::{Spec, World, beside_others, skipped, tool, until};
+
+/// The addresses that two sockets say they are connected to, one of IPv6 with an address of IPv4, as Java's are.
+const PEERS: &str = "
+mapped = socket.socket(socket.AF_INET6)
+mapped.connect(('::ffff:127.96.0.1', 80))
+print(connection.getpeername(), mapped.getpeername()[:2])
+";
+
+/// Requests to a server that closes each connection after a response without saying so before.
+const CLOSED: &str = "
+for at in range(60):
+    ask(b'last-5')
+    ask(b'plain-3')
+";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_in_forms_that_the_kernel_does_not_take_are_the_sidecars() {
+    let _machine = beside_others().await;
+    let Some(attached) = Attached::new("forms").await else { return };
+    let world = World::start("").await;
+    let _server = Spec::new("shop/hello", "hello-1", Protocol::Http1).here(&world).await;
+    let _proxy = attached.proxy(&world).await;
+    attached.attach().await;
+    let url = "http://hello.shop/";
+    until("the kernel sends plain requests", async || {
+        let before = attached.counter("sent-by-kernel").await;
+        attached.curl(&[url; 3]).await.ok();
+        attached.counter("sent-by-kernel").await == before + 2
+    })
+    .await;
+
+    // curl 7.88 makes one request of a connection over HTTP/2 that it was told of.
+    let forms: [(&[&str], usize); 4] = [
+        (&["--head"], 3),
+        (&["-H", "expect: 100-continue", "--data", "x"], 3),
+        (&["-H", "transfer-encoding: chunked", "--data", "x"], 3),
+        (&["--http2-prior-knowledge"], 1),
+    ];
+    for (form, number) in forms {
+        let before = attached.counter("sent-by-kernel").await;
+        let said = attached.curl(&[form, &vec![url; number]].concat()).await.ok();
+        let good = said.matches("HTTP/1.1 200").count() + said.matches("HTTP/2 200").count();
+        assert_eq!(good, number, "{form:?}: {said}");
+        assert_eq!(attached.counter("sent-by-kernel").await, before, "{form:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn programs_see_the_addresses_that_they_gave_and_no_connection_that_the_server_closed() {
+    let _machine = beside_others().await;
+    if tool("python3").is_none() {
+        return skipped("caller and server are Python programs", "python3 is missing");
+    }
+    let Some(attached) = Attached::new("closed").await else { return };
+    let world = World::start("").await;
+    let server = LocalServer::start(&world, &attached, "4").await;
+    let _proxy = attached.proxy_with(&world, WITHOUT_LOG).await;
+    attached.attach_with(&["--servers", &server.cgroup]).await;
+
+    let said = call(&attached, PEERS).await;
+    assert_eq!(said, "('127.96.0.1', 80) ('::ffff:127.96.0.1', 80)\n");
+    assert_eq!(call(&attached, CLOSED).await, "", "each request gets its response, on another connection");
+    assert!(attached.counter("sent-by-kernel").await > 0);
+    until("no request is in flight", async || attached.status().await["inFlight"] == 0).await;
+}
