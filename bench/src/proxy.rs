@@ -207,11 +207,7 @@ impl Contenders {
     /// Has callers of each proxy ready, over so many connections each where the protocol shares them.
     async fn callers(&mut self, body: usize, connections: usize) -> Result<(), String> {
         let to: Vec<_> = self.proxies.iter().map(|(_, proxy)| proxy.address.to_string()).collect();
-        let order = format!("call {body} {connections} {}", to.join(","));
-        match self.ends.order(order, Duration::ZERO).await?.as_str() {
-            "ready" => Ok(()),
-            why => Err(why.to_owned()),
-        }
+        self.ends.prepare(format!("call {body} {connections} {}", to.join(","))).await
     }
 
     /// Closed loop: so many callers, each of which calls this side again as soon as it has the response.

@@ -100,6 +100,15 @@ impl RoleProcess {
         self.ask(line, length).await
     }
 
+    /// Has it prepare what later orders need.
+    ///
+    /// # Errors
+    /// What it said instead of `ready`.
+    pub(crate) async fn prepare(&mut self, line: String) -> Result<(), String> {
+        let answer = self.order(line, Duration::ZERO).await?;
+        if answer == "ready" { Ok(()) } else { Err(answer) }
+    }
+
     /// The CPU time that its threads have used, by the scheduler's account, without an order.
     pub(crate) fn cpu(&self) -> Result<u64, String> {
         let pid = self.child.id().ok_or_else(|| format!("part '{}' has ended", self.name))?;

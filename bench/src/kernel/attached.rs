@@ -9,6 +9,8 @@ use std::{
 use fairmesh_kernel::{Attachments, Counter, Selection, attach, detach, probe, status};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
+use crate::report::Report;
+
 /// Virtual addresses, which lead nowhere but through the programs.
 const VIRTUAL: Ipv4Addr = Ipv4Addr::new(127, 96, 0, 1);
 /// And those whose responses take no short cut, of programs beside them.
@@ -26,6 +28,11 @@ impl Attached {
     /// Attaches them, to servers too or not, unless the system refuses, which says why.
     pub(super) fn new(to_servers: bool) -> Result<Self, String> {
         Self::at(VIRTUAL, to_servers, true)
+    }
+
+    /// Attaches them, to servers too; where the system refuses, `figure` is reported as unmeasured for its reason.
+    pub(super) fn or_unmeasured(report: &mut Report, figure: &str) -> Option<Self> {
+        Self::new(true).map_err(|why| report.unmeasured(figure, why)).ok()
     }
 
     /// The same without the short cut, beside it, for the same cgroup.

@@ -1,6 +1,6 @@
 //! A chain of services on one machine, each a process that calls the next before it responds: latency at a fixed rate.
 
-use std::{path::Path, time::Duration};
+use std::path::Path;
 
 use tokio::time::sleep;
 
@@ -47,13 +47,7 @@ struct Chain<'a> {
 /// Measures it.
 pub(super) async fn run(report: &mut Report, turns: usize) -> Result<(), String> {
     let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
-    let attached = match Attached::new(true) {
-        Ok(attached) => attached,
-        Err(why) => {
-            report.unmeasured(FIGURE, why);
-            return Ok(());
-        }
-    };
+    let Some(attached) = Attached::or_unmeasured(report, FIGURE) else { return Ok(()) };
     let mut links = Vec::new();
     let found = interruptible(measure(dir.path(), &attached, &mut links, turns)).await;
     end_all(links).await;
@@ -110,10 +104,7 @@ async fn measure(
     for at in 0..LENGTH {
         let (direct, sidecar) = (&services[at + 1].1, mesh.sidecars[at]);
         let next = format!("next link-{}.bench {BODY} {direct},{sidecar},{}", at + 1, attached.address);
-        let ready = links[at].order(next, Duration::ZERO).await?;
-        if ready != "ready" {
-            return Err(ready);
-        }
+        links[at].prepare(next).await?;
     }
     Chain { attached, mesh, links }.measure(turns).await
 }

@@ -40,13 +40,7 @@ struct Found {
 /// Measures it.
 pub(super) async fn run(report: &mut Report, rounds: usize) -> Result<(), String> {
     let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
-    let attached = match Attached::new(true) {
-        Ok(attached) => attached,
-        Err(why) => {
-            report.unmeasured(FIGURE, why);
-            return Ok(());
-        }
-    };
+    let Some(attached) = Attached::or_unmeasured(report, FIGURE) else { return Ok(()) };
     let mut ends = Vec::new();
     let found = interruptible(measure(dir.path(), &attached, &mut ends, rounds)).await;
     end_all(ends).await;
@@ -136,9 +130,7 @@ async fn measure(
 /// Has so many callers call these addresses once.
 async fn call(callers: &mut RoleProcess, addresses: &[&String]) -> Result<(), String> {
     let addresses: Vec<&str> = addresses.iter().map(|address| address.as_str()).collect();
-    let order = format!("call {BODY} 1 {}", addresses.join(","));
-    let ready = callers.order(order, Duration::ZERO).await?;
-    if ready == "ready" { Ok(()) } else { Err(ready) }
+    callers.prepare(format!("call {BODY} 1 {}", addresses.join(","))).await
 }
 
 /// Has the callers of a side call for a while; CPU of a request in nanoseconds, of all and of the proxies.

@@ -1,6 +1,6 @@
 //! A caller that calls at a low rate, beside one that calls as fast as it can, on one machine and through one proxy.
 
-use std::{path::Path, time::Duration};
+use std::path::Path;
 
 use tokio::time::sleep;
 
@@ -37,13 +37,7 @@ struct Found {
 /// Measures it.
 pub(super) async fn run(report: &mut Report, rounds: usize) -> Result<(), String> {
     let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
-    let attached = match Attached::new(true) {
-        Ok(attached) => attached,
-        Err(why) => {
-            report.unmeasured(FIGURE, why);
-            return Ok(());
-        }
-    };
+    let Some(attached) = Attached::or_unmeasured(report, FIGURE) else { return Ok(()) };
     let mut ends = Vec::new();
     let found = interruptible(measure(dir.path(), &attached, &mut ends, rounds)).await;
     end_all(ends).await;
@@ -91,10 +85,7 @@ async fn measure(
         for (at, end) in ends.iter_mut().enumerate() {
             let direct = services[at].1.split(',').next().unwrap_or_default();
             let to = format!("{direct},{},{}", mesh.sidecars[at], attached.address);
-            let ready = end.order(format!("call {BODY} 1 {to}"), Duration::ZERO).await?;
-            if ready != "ready" {
-                return Err(ready);
-            }
+            end.prepare(format!("call {BODY} 1 {to}")).await?;
         }
     }
     let [quiet, noisy] = &mut ends[..] else { return Err("two processes call".into()) };

@@ -91,10 +91,7 @@ impl<'a> Sides<'a> {
         // Once the first callers have called, the service is published.
         for _ in 0..2 {
             sleep(REST).await;
-            let ready = self.ends.order(format!("call {BODY} 1 {to}"), Duration::ZERO).await?;
-            if ready != "ready" {
-                return Err(ready);
-            }
+            self.ends.prepare(format!("call {BODY} 1 {to}")).await?;
         }
         let mut settings = Vec::new();
         for connections in CONNECTIONS {

@@ -167,7 +167,7 @@ pub(super) async fn measure(dir: &Path, scale: Scale) -> Result<Found, String> {
     mesh.authority.issue("bench/client", &identity)?;
     let [at, to] = [|pair: &Pair| pair.at, |pair: &Pair| pair.ingress_at]
         .map(|of| pairs.iter().map(|pair| of(pair).to_string()).collect::<Vec<_>>().join(","));
-    ready(callers.order(format!("call {PAYLOAD} 1 {at}"), Duration::ZERO).await?)?;
+    callers.prepare(format!("call {PAYLOAD} 1 {at}")).await?;
     let args = ["handshakes", "--identity", &identity.display().to_string(), "--to", &to];
     let (clients, _) = RoleProcess::start(dir, &args).await?;
     let mut bench = Bench { pairs, callers, clients, scale };
@@ -177,10 +177,6 @@ pub(super) async fn measure(dir: &Path, scale: Scale) -> Result<Found, String> {
     let idle = bench.idle().await?;
     let beside = |rounds: &[[f64; 2]]| envoy.clone().and_then(|()| Compared::of(rounds));
     Ok(Found { calls: beside(&calls), handshakes: beside(&handshakes), resumed, resumed_share, idle })
-}
-
-fn ready(answer: String) -> Result<(), String> {
-    if answer == "ready" { Ok(()) } else { Err(answer) }
 }
 
 impl Bench {

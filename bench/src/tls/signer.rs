@@ -1,6 +1,6 @@
 //! A listener whose key is on a key server that is far away, beside one with its key.
 
-use std::{net::SocketAddr, path::Path, time::Duration};
+use std::{net::SocketAddr, path::Path};
 
 use serde_json::json;
 
@@ -58,10 +58,7 @@ pub(super) async fn measure(dir: &Path, scale: Scale) -> Result<Found, String> {
         tls.push(at.to_string());
         plain.push(other.to_string());
     }
-    let answer = others.order(format!("call {PAYLOAD} 1 {}", plain.join(",")), Duration::ZERO).await?;
-    if answer != "ready" {
-        return Err(answer);
-    }
+    others.prepare(format!("call {PAYLOAD} 1 {}", plain.join(","))).await?;
     let (mut clients, _) = RoleProcess::start(dir, &["handshakes", "--to", &tls.join(",")]).await?;
     let rounds = rounds((&mut clients, &mut others), scale).await?;
     summary(&rounds)

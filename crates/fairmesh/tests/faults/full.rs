@@ -4,7 +4,8 @@ use std::{ffi::OsString, fs, path::Path, process::Command};
 
 use fairmesh_model::{HostMatch, Match, Policy, Record, RecordKey, Route};
 use fairmesh_wire::{
-    handshake, records,
+    handshake::{self, Connection},
+    records,
     transport::Address,
     v1::{ApplyRequest, CreateTokenRequest, DescribeAuthorityRequest, Op, RotateAuthorityRequest},
 };
@@ -34,6 +35,31 @@ fn start(folder: &Path, port: u16, trust_domain: &str) -> Process {
     Process::start(Program { binary: "unshare".into(), args: args.into(), env: Vec::new(), log })
 }
 
+/// A control plane that is ready.
+struct Started {
+    folder: tempfile::TempDir,
+    port: u16,
+    control: Process,
+    connection: Connection,
+}
+
+/// Starts it, unless the system gives no process a disk of its own.
+async fn on_a_small_disk(trust_domain: &str) -> Option<Started> {
+    let mount = ["--mount", "--propagation", "private", "mount", "-t", "tmpfs", "tmpfs", "/mnt"];
+    if let Err(reason) = run("unshare", &mount) {
+        skipped("a disk of its own cannot be given to a process", reason);
+        return None;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("data")).unwrap();
+    let port = free_port();
+    let control = start(folder.path(), port, trust_domain);
+    until("it is ready", async || ready(port).await.starts_with("HTTP/1.1 200 ")).await;
+    let address = Address::Unix(folder.path().join("control.sock"));
+    let connection = handshake::connect(&Default::default(), &address, "test").await.unwrap();
+    Some(Started { folder, port, control, connection })
+}
+
 async fn ready(port: u16) -> String {
     let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)).await else { return String::new() };
     stream.write_all(b"GET /readyz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await.unwrap();
@@ -55,18 +81,7 @@ fn large(number: usize) -> Op {
 #[tokio::test]
 async fn a_control_plane_whose_disk_is_full_is_not_ready_until_there_is_room() {
     let _machine = beside_others().await;
-    if let Err(reason) =
-        run("unshare", &["--mount", "--propagation", "private", "mount", "-t", "tmpfs", "tmpfs", "/mnt"])
-    {
-        return skipped("a disk of its own cannot be given to a process", reason);
-    }
-    let folder = tempfile::tempdir().unwrap();
-    fs::create_dir(folder.path().join("data")).unwrap();
-    let port = free_port();
-    let control = start(folder.path(), port, "none");
-    until("it is ready", async || ready(port).await.starts_with("HTTP/1.1 200 ")).await;
-    let address = Address::Unix(folder.path().join("control.sock"));
-    let connection = handshake::connect(&Default::default(), &address, "test").await.unwrap();
+    let Some(Started { folder, port, control, connection }) = on_a_small_disk("none").await else { return };
     let mut refusal = None;
     for number in 0..200 {
         let request = ApplyRequest { ops: vec![large(number)], dry_run: false, ..Default::default() };
@@ -99,18 +114,7 @@ fn on_disk_of(control: &Process, folder: &Path, file: &str) -> std::path::PathBu
 #[tokio::test]
 async fn an_authority_whose_disk_is_full_changes_nothing_and_goes_on() {
     let _machine = beside_others().await;
-    if let Err(reason) =
-        run("unshare", &["--mount", "--propagation", "private", "mount", "-t", "tmpfs", "tmpfs", "/mnt"])
-    {
-        return skipped("a disk of its own cannot be given to a process", reason);
-    }
-    let folder = tempfile::tempdir().unwrap();
-    fs::create_dir(folder.path().join("data")).unwrap();
-    let port = free_port();
-    let control = start(folder.path(), port, "prod");
-    until("it is ready", async || ready(port).await.starts_with("HTTP/1.1 200 ")).await;
-    let address = Address::Unix(folder.path().join("control.sock"));
-    let connection = handshake::connect(&Default::default(), &address, "test").await.unwrap();
+    let Some(Started { folder, control, connection, .. }) = on_a_small_disk("prod").await else { return };
     let describe = async || {
         let described = connection.authority().describe_authority(DescribeAuthorityRequest {}).await.unwrap();
         let described = described.into_inner();
