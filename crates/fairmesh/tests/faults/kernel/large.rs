@@ -2,7 +2,7 @@
 
 use super::{
     Attached,
-    local::{LocalServer, WITHOUT_LOG, call, directly, proxy_counts},
+    local::{LocalServer, WITHOUT_LOG, call, called_until_published, directly, proxy_counts},
 };
 use crate::harness::{World, beside_others, skipped, tool, until};
 
@@ -40,14 +40,15 @@ async fn large_bodies_go_to_servers_on_this_machine_once() {
     let proxy = attached.proxy_with(&world, WITHOUT_LOG).await;
     attached.attach_with(&["--servers", &server.cgroup]).await;
 
+    let published_after = called_until_published(&attached).await;
     let direct =
         directly(&attached, "for at in range(30):\n    ask(b'plain-7', b'b' * (2000 * (at + 1)))").await;
-    assert!(direct >= 25, "{direct} of 30, without those before the service was published");
+    assert!(direct >= 25, "{direct} of 30, without those before the proxy served the connection");
     let before = attached.counter("sent-by-kernel").await;
     directly(&attached, MIXED).await;
     let sent = attached.counter("sent-by-kernel").await - before;
     assert!(sent >= 6, "{sent} of 8");
-    proxy_counts(&proxy, 30 + 7 + 1, 1).await;
+    proxy_counts(&proxy, published_after + 30 + 7 + 1, 1).await;
 
     for size in [100, 50_000] {
         until("the kernel sends all but the first, and the lost one too", async || {
