@@ -111,7 +111,8 @@ fn no_identity(address: &Address, error: &ConnectError, transport: &Transport) -
     Some(Failure::failed_with(format!("{problem}: {lacks}"), hint))
 }
 
-fn unreachable(address: &Address, error: &ConnectError) -> Failure {
+/// Why there is no connection to a control plane, and what to do.
+pub(crate) fn unreachable(address: &Address, error: &ConnectError) -> Failure {
     match error {
         _ if error.is_unknown_host() => Failure::failed_with(
             format!("no host is known by the name in {address}"),

@@ -21,6 +21,8 @@ pub(crate) struct Failure {
     code: u8,
     /// The places of an error in files, for programs.
     places: Vec<Place>,
+    /// Whether the other side, or the way to it, ended while it was to respond.
+    is_connection_lost: bool,
 }
 
 /// An error at a place in a file.
@@ -37,7 +39,7 @@ pub(crate) struct Place {
 
 impl Failure {
     const fn new(report: Report, code: u8) -> Self {
-        Self { report, code, places: Vec::new() }
+        Self { report, code, places: Vec::new(), is_connection_lost: false }
     }
 
     /// A failure on this or the other side.
@@ -88,9 +90,11 @@ impl Failure {
     /// An error status of a call. Its message contains the hint.
     pub(crate) fn from_status(status: &Status) -> Self {
         let code = if status.code() == Code::InvalidArgument { INVALID } else { FAILED };
+        // A status without a cause was sent by the control plane, such as that its disk takes no writes.
+        let is_connection_lost =
+            status.code() == Code::Unavailable && std::error::Error::source(status).is_some();
         let report = match status.code() {
-            // A status without a cause was sent by the control plane, such as that its disk takes no writes.
-            Code::Unavailable if std::error::Error::source(status).is_some() => miette!(
+            _ if is_connection_lost => miette!(
                 help = "check whether it still runs; the call may or may not have been applied",
                 "the connection to the control plane was lost: {}",
                 status.message()
@@ -103,7 +107,12 @@ impl Failure {
             ),
             _ => miette!("{}", status.message()),
         };
-        Self::new(report, code)
+        Self { is_connection_lost, ..Self::new(report, code) }
+    }
+
+    /// Whether the same may succeed over another connection.
+    pub(crate) const fn is_connection_lost(&self) -> bool {
+        self.is_connection_lost
     }
 
     /// Prints the report to standard error; returns the exit code of the process.

@@ -14,6 +14,8 @@ mod failure;
 mod logging;
 mod manifests;
 mod output;
+mod process_stat;
+mod reconnect;
 mod register;
 mod rib_reader;
 mod signals;

@@ -1,86 +1,82 @@
 //! Listeners of this network namespace, by the kernel's table of sockets (proc_net_tcp(5)), and their processes.
 
 use std::{
-    fmt, fs,
+    fs, io,
     net::{IpAddr, SocketAddr},
 };
+
+use crate::process_stat::ProcessStat;
 
 /// A listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Listener {
+    pub(crate) address: SocketAddr,
     /// The user that made it.
     pub(crate) uid: u32,
-    inode: u64,
+    /// The number of its socket.
+    pub(crate) inode: u64,
 }
 
-/// A process that listens.
-pub(crate) struct Owner {
-    pub(crate) pid: u32,
-    name: String,
-    /// Whether the process that started it has ended, so that init has it.
-    pub(crate) is_orphan: bool,
+/// All listeners.
+pub(crate) fn listeners() -> Vec<Listener> {
+    let tables =
+        ["/proc/self/net/tcp", "/proc/self/net/tcp6"].map(fs::read_to_string).map(Result::unwrap_or_default);
+    tables.iter().flat_map(|table| table.lines().filter_map(Listener::read)).collect()
 }
 
 /// The listener that an address leads to.
 pub(crate) fn listener_at(at: SocketAddr) -> Option<Listener> {
-    ["/proc/self/net/tcp", "/proc/self/net/tcp6"].into_iter().find_map(|file| {
-        let table = fs::read_to_string(file).unwrap_or_default();
-        table.lines().find_map(|line| listener(line, at))
-    })
+    listeners().into_iter().find(|listener| listener.takes(at))
+}
+
+/// All processes.
+pub(crate) fn pids() -> impl Iterator<Item = u32> {
+    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
+    all.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// The numbers of the sockets that a process has open.
+///
+/// # Errors
+/// When this user may not see them, or the process is gone.
+pub(crate) fn sockets_of(pid: u32) -> io::Result<impl Iterator<Item = u64>> {
+    let open = fs::read_dir(format!("/proc/{pid}/fd"))?.flatten();
+    let links = open.filter_map(|file| fs::read_link(file.path()).ok());
+    Ok(links.filter_map(|link| link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()))
 }
 
 impl Listener {
     /// A process that has it open; `None` if that may not be seen, as of another user.
-    pub(crate) fn owner(self) -> Option<Owner> {
-        let socket = format!("socket:[{}]", self.inode);
-        let pids = fs::read_dir("/proc")
-            .ok()?
-            .flatten()
-            .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        let has_it = |pid: &u32| {
-            let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-            files
-                .filter_map(|file| fs::read_link(file.path()).ok())
-                .any(|open| open.as_os_str() == socket.as_str())
-        };
-        let pid = pids.filter(has_it).min()?;
-        Owner::read(pid, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    pub(crate) fn owner(self) -> Option<ProcessStat> {
+        let has_it =
+            |pid: &u32| sockets_of(*pid).is_ok_and(|mut sockets| sockets.any(|one| one == self.inode));
+        ProcessStat::of(pids().filter(has_it).min()?)
     }
-}
 
-impl Owner {
-    /// Reads `/proc/PID/stat` (proc_pid_stat(5)): the name is in parentheses, and may contain some.
-    fn read(pid: u32, stat: &str) -> Option<Self> {
-        let (name, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
-        let parent = rest.split_whitespace().nth(1)?;
-        Some(Self { pid, name: name.to_owned(), is_orphan: parent == "1" })
+    /// Whether connections to this address come to it. A wildcard listener takes them too; on `::`, those of both families.
+    fn takes(&self, at: SocketAddr) -> bool {
+        let own = self.address.ip();
+        let is_wildcard = own.is_unspecified() && (own.is_ipv6() || at.is_ipv4());
+        self.address.port() == at.port() && (own == at.ip() || is_wildcard)
     }
-}
 
-impl fmt::Display for Owner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "process {} ({:?})", self.pid, self.name)
+    /// Reads a line of the table; `None` if it is no listener.
+    fn read(line: &str) -> Option<Self> {
+        const LISTENS: &str = "0A";
+        let mut words = line.split_whitespace().skip(1);
+        let (here, state) = (words.next()?, words.nth(1)?);
+        if state != LISTENS {
+            return None;
+        }
+        let (ip, port) = here.split_once(':')?;
+        let address = SocketAddr::new(ip_of(ip)?, u16::from_str_radix(port, 16).ok()?);
+        let (uid, inode) = (words.nth(3)?.parse().ok()?, words.nth(1)?.parse().ok()?);
+        Some(Self { address, uid, inode })
     }
-}
-
-/// The listener in this line of the table, if the address leads to it.
-fn listener(line: &str, at: SocketAddr) -> Option<Listener> {
-    const LISTENS: &str = "0A";
-    let mut words = line.split_whitespace().skip(1);
-    let (here, state) = (words.next()?, words.nth(1)?);
-    let (address, port) = here.split_once(':')?;
-    if state != LISTENS || u16::from_str_radix(port, 16) != Ok(at.port()) {
-        return None;
-    }
-    let address = address_of(address)?;
-    // A wildcard listener matches too; on `::`, for both families.
-    let takes = address == at.ip() || address.is_unspecified() && (address.is_ipv6() || at.is_ipv4());
-    let (uid, inode) = (words.nth(3)?.parse().ok()?, words.nth(1)?.parse().ok()?);
-    takes.then_some(Listener { uid, inode })
 }
 
 /// Parses an address of the socket table: 32-bit words in host byte order, in hexadecimal.
-fn address_of(text: &str) -> Option<IpAddr> {
+fn ip_of(text: &str) -> Option<IpAddr> {
     let words: Option<Vec<[u8; 4]>> = text
         .as_bytes()
         .chunks(8)
@@ -100,26 +96,44 @@ mod tests {
     const HEAD: &str =
         "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode";
 
+    fn line(here: &str, state: &str) -> String {
+        format!(
+            "   0: {here} 00000000:0000 {state} 00000000:00000000 00:00000000 00000000   998        0 1705 1 0"
+        )
+    }
+
+    /// An IPv4 address as this machine's kernel writes it.
+    fn v4(ip: [u8; 4]) -> String {
+        format!("{:08X}:1CF7", u32::from_ne_bytes(ip))
+    }
+
     #[test]
-    fn a_listener_is_read_from_the_socket_table() {
-        let line = |here: &str, state: &str| {
-            format!(
-                "   0: {here} 00000000:0000 {state} 00000000:00000000 00:00000000 00000000   998        0 1705 1 0"
-            )
+    fn listeners_are_read_as_the_kernel_writes_them() {
+        let read = |here: &str| {
+            let listener = Listener::read(&line(here, "0A"))?;
+            assert_eq!((listener.uid, listener.inode), (998, 1705));
+            Some(listener.address.to_string())
         };
-        let expected = Some(Listener { uid: 998, inode: 1705 });
-        let at = |at: &str| at.parse::<SocketAddr>().unwrap();
-        let v4 = at("127.0.0.1:7415");
-        assert_eq!(listener(HEAD, v4), None);
-        assert_eq!(listener(&line("0100007F:1CF7", "0A"), v4), expected);
-        assert_eq!(listener(&line("00000000:1CF7", "0A"), v4), expected);
-        assert_eq!(listener(&line("00000000000000000000000000000000:1CF7", "0A"), v4), expected);
-        for other in [line("0100007F:1CF7", "01"), line("0100007F:1CF8", "0A"), line("0200007F:1CF7", "0A")] {
-            assert_eq!(listener(&other, v4), None, "{other}");
+        assert_eq!(read(&v4([10, 0, 0, 7])).as_deref(), Some("10.0.0.7:7415"));
+        assert_eq!(read("00000000000000000000000000000000:0050").as_deref(), Some("[::]:80"));
+        let established = line(&v4([10, 0, 0, 7]), "01");
+        for other in [HEAD, "", "0: zz:1 0:0 0A 0 0 0 0 0 1", &established] {
+            assert_eq!(Listener::read(other), None, "{other}");
         }
-        let v6 = line("00000000000000000000000001000000:1CF7", "0A");
-        assert_eq!(listener(&v6, at("[::1]:7415")), expected);
-        assert_eq!(listener(&line("00000000:1CF7", "0A"), at("[::1]:7415")), None);
+    }
+
+    #[test]
+    fn a_listener_takes_what_comes_to_its_address_and_one_on_a_wildcard_all() {
+        let takes =
+            |here: &str, at: &str| Listener::read(&line(here, "0A")).unwrap().takes(at.parse().unwrap());
+        let (any, any_v6) = (v4([0; 4]), format!("{:032}:1CF7", 0));
+        for here in [&v4([127, 0, 0, 1]), &any, &any_v6] {
+            assert!(takes(here, "127.0.0.1:7415"), "{here}");
+            assert!(!takes(here, "127.0.0.1:7416"), "{here}");
+        }
+        assert!(!takes(&v4([127, 0, 0, 2]), "127.0.0.1:7415"));
+        assert!(takes(&any_v6, "[::1]:7415"));
+        assert!(!takes(&any, "[::1]:7415"));
     }
 
     #[test]
@@ -127,8 +141,5 @@ mod tests {
         let listening = TcpListener::bind("127.0.0.1:0").unwrap();
         let owner = listener_at(listening.local_addr().unwrap()).unwrap().owner().unwrap();
         assert_eq!(owner.pid, std::process::id());
-        let orphan = Owner::read(7, "7 (python3 (x)) S 1 7 7").unwrap();
-        assert_eq!((orphan.to_string().as_str(), orphan.is_orphan), ("process 7 (\"python3 (x)\")", true));
-        assert!(!Owner::read(7, "7 (python3) S 12 7 7").unwrap().is_orphan);
     }
 }

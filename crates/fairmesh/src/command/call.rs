@@ -12,7 +12,7 @@ use fairmesh_calls::{
     discovery::ServiceState,
     forwarding::{CallInfo, route_backend_name, send_noted, service_state},
 };
-use fairmesh_client::{Body, Fault, Mesh, ServiceHandle, Trace};
+use fairmesh_client::{Body, Fault, FaultKind, Mesh, ServiceHandle, Trace};
 use fairmesh_model::{Invalid, Location, Protocol, Region, Role, ServiceName, ShardKey, SpiffePath, spec};
 use fairmesh_wire::transport::Address;
 use http::{HeaderName, HeaderValue, Method, Request, Response};
@@ -82,15 +82,7 @@ pub(crate) async fn run(args: CallArgs) -> Result<ExitCode, Failure> {
         warn_of_copy(&mesh);
     }
     mesh.close().await;
-    match ended {
-        Err(failure) if args.lookaside.is_some() && agent_beside_lookaside(&args).is_none() => {
-            Err(failure.with_hint(
-                "in a mesh with a trust domain, lookasides and servers answer callers with an identity only: call from a \
-                 machine whose agent has joined, and name the agent with --agent",
-            ))
-        }
-        ended => ended,
-    }
+    ended
 }
 
 /// Warns if the records are those of the agent's copy on disk.
@@ -105,7 +97,7 @@ async fn call(mesh: &Mesh, args: &CallArgs) -> Result<ExitCode, Failure> {
     let service = handle(mesh, args).map_err(refused)?;
     let (mut request, trace) = (request(args)?, Trace::new());
     request.extensions_mut().insert(trace.clone());
-    service.prepare().await.map_err(fault)?;
+    service.prepare().await.map_err(|one| fault(args, one))?;
     if let ServiceState::Ready(ready) = &*service_state(&service)
         && ready.upstream.protocol() == Protocol::Grpc
     {
@@ -124,12 +116,12 @@ async fn call(mesh: &Mesh, args: &CallArgs) -> Result<ExitCode, Failure> {
             output::say(format_args!("* the mesh injected a fault: {injected}"));
         }
     }
-    let answer = answer.map_err(fault)?;
+    let answer = answer.map_err(|one| fault(args, one))?;
     if args.verbose {
         print_head(&answer);
     }
     let status = answer.status();
-    let body = answer.into_body().collect().await.map_err(fault)?.to_bytes();
+    let body = answer.into_body().collect().await.map_err(|one| fault(args, one))?.to_bytes();
     output::write_bytes(&body)?;
     if args.verbose {
         output::say(format_args!("* {} bytes of body, {:.1?} in all", body.len(), started.elapsed()));
@@ -278,8 +270,17 @@ fn print_head(answer: &Response<Body>) {
     }
 }
 
-fn fault(fault: Fault) -> Failure {
-    Failure::failed(fault)
+fn fault(args: &CallArgs, fault: Fault) -> Failure {
+    use FaultKind::{Reset, Unavailable, Unreachable};
+    let may_lack_identity = args.lookaside.is_some() && agent_beside_lookaside(args).is_none();
+    match fault.kind() {
+        Unavailable | Unreachable | Reset if may_lack_identity => Failure::failed_with(
+            fault,
+            "in a mesh with a trust domain, lookasides and servers answer callers with an identity only: call from a machine \
+             whose agent has joined, and name the agent with --agent",
+        ),
+        _ => Failure::failed(fault),
+    }
 }
 
 fn refused(invalid: Invalid) -> Failure {

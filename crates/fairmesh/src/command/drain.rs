@@ -6,7 +6,7 @@ use std::{process::ExitCode, str::FromStr, time::Duration};
 
 use clap::Args;
 use fairmesh_model::{
-    EndpointState, InstanceId, Invalid, Prefix, Region, ServiceName,
+    Endpoint, EndpointState, InstanceId, Invalid, Prefix, Region, ServiceName,
     spec::{read_duration, write_duration},
 };
 use fairmesh_wire::{
@@ -181,7 +181,7 @@ async fn drain_instances(
     instances: &[InstanceId],
 ) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.target).await?;
-    refuse_lost(&connection, service, instances).await?;
+    let instances = &without_lost(&connection, service, instances).await?;
     let request = DrainRequest {
         instances: instances.iter().map(|instance| instance_ref(service, instance)).collect(),
         // At most an hour, which fits.
@@ -268,25 +268,56 @@ pub(crate) async fn undrain(args: UndrainArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Refuses to act on instances that are lost: callers would call them while nothing responds there.
+/// Refuses to put instances into service that are lost: callers would call them while nothing responds there.
 async fn refuse_lost(
     connection: &Connection,
     service: &ServiceName,
     instances: &[InstanceId],
 ) -> Result<(), Failure> {
+    let lost = lost_of(connection, service, instances).await?;
+    lost.first().map_or(Ok(()), |endpoint| Err(is_lost(service, endpoint)))
+}
+
+/// The instances that can be drained: those that are lost have no calls, and the others do not wait until they are
+/// removed. Refused if all are.
+async fn without_lost(
+    connection: &Connection,
+    service: &ServiceName,
+    instances: &[InstanceId],
+) -> Result<Vec<InstanceId>, Failure> {
+    let lost = lost_of(connection, service, instances).await?;
+    let is_left = |instance: &&InstanceId| lost.iter().all(|endpoint| endpoint.instance != **instance);
+    let left: Vec<InstanceId> = instances.iter().filter(is_left).cloned().collect();
+    match lost.first() {
+        Some(endpoint) if left.is_empty() => return Err(is_lost(service, endpoint)),
+        _ => {}
+    }
+    for endpoint in &lost {
+        output::warn(format!("{} is {}, and is left as it is", endpoint.instance, lost_words(endpoint)));
+    }
+    Ok(left)
+}
+
+/// Those of the instances that are lost.
+async fn lost_of(
+    connection: &Connection,
+    service: &ServiceName,
+    instances: &[InstanceId],
+) -> Result<Vec<Endpoint>, Failure> {
     let view = View::read(connection, &Scope::Service(service.clone()), &["endpoints"]).await?;
     let endpoints = view.services.get(service).into_iter().flat_map(|of| &of.endpoints);
-    let mut lost = endpoints
-        .map(|endpoint| &endpoint.value)
-        .filter(|one| one.state == EndpointState::Lost && instances.contains(&one.instance));
-    let Some(endpoint) = lost.next() else { return Ok(()) };
+    let is_lost = |one: &&Endpoint| one.state == EndpointState::Lost && instances.contains(&one.instance);
+    Ok(endpoints.map(|endpoint| &endpoint.value).filter(is_lost).cloned().collect())
+}
+
+fn is_lost(service: &ServiceName, endpoint: &Endpoint) -> Failure {
     let instance = &endpoint.instance;
-    Err(Failure::failed_with(
+    Failure::failed_with(
         format!("{instance} is {}", lost_words(endpoint)),
         format!(
             "start its server again, which brings it back, or remove it with 'fairmesh delete endpoint {service} {instance}'"
         ),
-    ))
+    )
 }
 
 fn instance_ref(service: &ServiceName, instance: &InstanceId) -> InstanceRef {

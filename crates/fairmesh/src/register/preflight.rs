@@ -31,13 +31,12 @@ pub(super) async fn refuse_address_in_use(plan: &ValidArguments) -> Result<(), F
     let owner = socket_table::listener_at(address).and_then(Listener::owner);
     let who = owner.as_ref().map(|owner| format!(", {owner},")).unwrap_or_default();
     let stop = match owner {
-        // As the program of a 'fairmesh register' that was killed.
-        Some(owner) if owner.is_orphan => format!(
-            "the process that started it has ended, as when 'fairmesh register' was killed: end it with 'kill {}', \
-             or choose another port",
+        // Whether it is one of those cannot be told: a service manager's are the children of init too.
+        Some(owner) => format!(
+            "stop it or choose another port; the program of a 'fairmesh register' that was killed is ended with 'kill {}'",
             owner.pid
         ),
-        _ => "stop it or choose another port".to_owned(),
+        None => "stop it or choose another port".to_owned(),
     };
     Err(Failure::failed_with(
         format!(

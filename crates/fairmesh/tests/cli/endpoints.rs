@@ -228,6 +228,13 @@ fn a_lost_endpoint_is_neither_drained_nor_undrained_and_can_be_deleted() {
         assert!(complaint.contains("fairmesh delete endpoint shop/gone g-1"), "{complaint}");
     }
     assert_eq!(row()["state"], "lost");
+    // What is there beside it is drained, as where a machine is emptied.
+    mesh.register("shop/gone", "g-2", "eu", 7013);
+    let drained = mesh.run(&["drain", "shop/gone", "g-1", "g-2"]);
+    assert!(drained.err.contains("g-1 is lost since 20") && drained.code == Some(0), "{drained:?}");
+    let listed = mesh.run(&["get", "endpoints", "shop/gone", "--json"]).json();
+    assert_eq!((&listed[0]["state"], &listed[1]["state"]), (&json!("lost"), &json!("draining")));
+    mesh.run(&["delete", "endpoint", "shop/gone", "g-2"]).ok();
 
     // Nothing is there, so that the declaration may go.
     assert!(mesh.run(&["delete", "service", "shop/gone", "--dry-run"]).ok().contains("would be deleted"));

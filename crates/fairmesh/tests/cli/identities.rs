@@ -300,11 +300,12 @@ fn a_call_does_not_wait_for_a_certificate_that_cannot_be_issued() {
     wait_until("the agent has the records", || call().code == Some(0));
     mesh.stop_control("TERM");
     // Once the agent has lost the control plane for longer than it takes to start again.
-    wait_until("a call takes less than a program waits for a certificate", || {
-        let began = Instant::now();
-        let call = mesh.run(&["call", "shop/catalog", "/items", "--agent", &agent]);
-        call.ok();
-        began.elapsed() < Duration::from_secs(1)
+    wait_until("calls take less than a program waits for a certificate, one like the other", || {
+        (0..5).all(|_| {
+            let began = Instant::now();
+            call().ok();
+            began.elapsed() < Duration::from_secs(1)
+        })
     });
 }
 

@@ -54,7 +54,7 @@ fn check(mesh: &Mesh) -> Run {
 
 /// What is found, but for listeners: other tests have some on this machine.
 fn found_of(run: &Run) -> Vec<String> {
-    found(run).into_iter().filter(|check| check != "listeners.plaintext").collect()
+    found(run).into_iter().filter(|check| !check.starts_with("listeners.")).collect()
 }
 
 #[test]
@@ -100,19 +100,25 @@ fn listeners_in_plaintext_and_an_agent_that_is_not_renewed_are_found() {
     let (admin, listen) = (format!("0.0.0.0:{pages}"), format!("127.0.0.1:{behind}"));
     let control = mesh.address();
     let proxy = start(&["proxy", "--control", &control, "--admin", &admin, "--listen", &listen], None);
+    // gRPC responds to no request of HTTP/1.1.
+    let (plain, picks) = (Mesh::start(), free_port());
+    let (control, at) = (plain.address(), format!("0.0.0.0:{picks}"));
+    let lookaside = start(&["lookaside", "--control", &control, "--listen", &at, "--admin", "none"], None);
     let text = || {
         let state = mesh.path("web-1");
         mesh.run(&["security", "check", "--state-dir", state.to_str().unwrap()]).out
     };
     let said = format!("proxy' responds in plaintext at 0.0.0.0:{pages}");
     wait_until("the pages are found", || text().contains(&said));
+    let said = format!("lookaside' responds in plaintext at 0.0.0.0:{picks}");
+    wait_until("the lookaside is found", || text().contains(&said));
     let text = text();
     assert!(!text.contains(&listen), "loopback is not: {text}");
     assert!(
         text.contains("the certificate of spiffe://prod/fairmesh/agent/web-1 is valid for 23 h"),
         "{text}"
     );
-    drop((process, proxy));
+    drop((process, proxy, lookaside));
     // Its key is that of nothing any more.
     let (_other, roots) = other_bundle();
     fs::write(mesh.path("web-1/identity/bundle.pem"), fs::read(roots).unwrap()).unwrap();

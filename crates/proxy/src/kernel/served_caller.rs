@@ -21,7 +21,7 @@ use tokio::{
 
 use crate::kernel::attached::KernelRequest;
 
-/// How long the rest of a response may take that a caller does not read.
+/// How long a caller may read nothing of the rest of a response.
 const REST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A caller whose connection is served.
@@ -160,8 +160,7 @@ impl ServedCaller {
 
     /// Sends the rest, as fast as the caller reads.
     pub(super) async fn relay_rest(&self, rest: &[u8]) {
-        let sent = timeout(REST_TIMEOUT, self.try_relay_rest(rest)).await;
-        if !matches!(sent, Ok(Ok(())))
+        if self.try_relay_rest(rest).await.is_err()
             && let Some(socket) = &self.socket
         {
             // It has a part of the response. Fails only if it is closed.
@@ -169,10 +168,15 @@ impl ServedCaller {
         }
     }
 
-    async fn try_relay_rest(&self, rest: &[u8]) -> io::Result<()> {
+    async fn try_relay_rest(&self, mut rest: &[u8]) -> io::Result<()> {
         let Some(socket) = &self.socket else { return Err(io::ErrorKind::NotConnected.into()) };
         // A descriptor of its own: an event loop takes each one once.
-        TcpStream::from_std(socket.try_clone()?.into())?.write_all(rest).await
+        let mut stream = TcpStream::from_std(socket.try_clone()?.into())?;
+        while !rest.is_empty() {
+            let sent = timeout(REST_TIMEOUT, stream.write(rest)).await??;
+            rest = &rest[sent..];
+        }
+        Ok(())
     }
 
     /// The response has been sent.

@@ -207,7 +207,10 @@ impl LeaseTarget {
 
     fn set_state(&self, registration_state: RegistrationState) {
         self.registration_state.send_if_modified(|now| {
-            let changed = *now != registration_state;
+            // The task may have found the state before that which the registry has since the drain.
+            let is_late = self.drained.load(Ordering::Relaxed)
+                && matches!(&registration_state, RegistrationState::Registered(state) if *state != EndpointState::Draining);
+            let changed = !is_late && *now != registration_state;
             if changed {
                 let Registration { service, instance, .. } = &self.registration;
                 match &registration_state {

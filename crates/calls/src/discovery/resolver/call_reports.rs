@@ -67,7 +67,7 @@ pub(super) async fn report_periodically<T>(
             None => {}
         }
         // Of what there is to report, a control plane may want less; of nothing there is no haste.
-        let least = if was_idle && registry.watched().is_empty() { IDLE_INTERVAL } else { INTERVAL };
+        let least = if was_idle && !has_watched(&registry) { IDLE_INTERVAL } else { INTERVAL };
         let wait = asked.unwrap_or(least).max(least);
         reporter.interval = wait;
         next = now + wait - INTERVAL / 2;
@@ -82,6 +82,13 @@ fn has_planned<T>(registry: &SubscriptionRegistry<T>) -> bool {
         .iter()
         .filter_map(|name| by_name.get(name))
         .any(|known| matches!(&*known.subscription.state(), ServiceState::Ready(ready) if ready.is_planned()))
+}
+
+/// Whether any of the services that are looked at is one of this program.
+fn has_watched<T>(registry: &SubscriptionRegistry<T>) -> bool {
+    let watched = registry.watched().clone();
+    let by_name = registry.by_name();
+    watched.iter().any(|name| by_name.contains_key(name))
 }
 
 /// Names that are none are of a later release.

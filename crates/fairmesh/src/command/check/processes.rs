@@ -19,7 +19,7 @@ use tonic::Code;
 use super::{
     CheckArgs,
     page::{Fetched, Page, fetch},
-    peer::Process,
+    peer::listening_at,
 };
 use crate::{
     command::finding::{Level, Report, listed},
@@ -47,7 +47,7 @@ pub(super) async fn control(args: &CheckArgs, report: &mut Report) -> Result<Opt
             Some(connection)
         }
         Err(error) => {
-            unreachable(("control", "control.foreign"), "the control plane", (address, &error), report);
+            unreachable(("control", "control.foreign"), "the control plane", (address, &error), report).await;
             None
         }
     };
@@ -118,7 +118,7 @@ pub(super) async fn agent(args: &CheckArgs, control: Option<&Connection>, report
     let connection = match handshake::connect(&transport(), &address, SOFTWARE).await {
         Ok(connection) => connection,
         Err(error) => {
-            return unreachable(("agent", "agent.foreign"), "the agent", (&address, &error), report);
+            return unreachable(("agent", "agent.foreign"), "the agent", (&address, &error), report).await;
         }
     };
     let hello = &connection.hello;
@@ -216,42 +216,44 @@ pub(super) async fn proxy(args: &CheckArgs, report: &mut Report) {
         let remedy = "it is ready once it has records: check its --agent or --control, and its log";
         report.add("proxy.ready", Level::Error, "the proxy is not ready", remedy);
     }
-    for service in config["services"].as_array().into_iter().flatten() {
-        if service["ejected"].as_u64().is_some_and(|ejected| ejected > 0) {
-            ejections(admin, service, report).await;
-        }
+    let services = config["services"].as_array().into_iter().flatten();
+    // Several services may have one backend.
+    let avoided: BTreeSet<&str> = services
+        .filter(|service| service["ejected"].as_u64().is_some_and(|ejected| ejected > 0))
+        .flat_map(|service| {
+            std::iter::once(&service["service"]).chain(service["backends"].as_array().into_iter().flatten())
+        })
+        .filter_map(Value::as_str)
+        .collect();
+    for name in avoided {
+        ejections(admin, name, report).await;
     }
 }
 
-/// Examines the endpoints of a service, and of its backends, that a proxy avoids.
-async fn ejections(admin: SocketAddr, service: &Value, report: &mut Report) {
-    let backends = service["backends"].as_array().into_iter().flatten();
-    for name in std::iter::once(&service["service"]).chain(backends).filter_map(Value::as_str) {
-        let Fetched::Page(page) = fetch(admin, &format!("/services/{name}/endpoints")).await else {
-            continue;
-        };
-        let rows: Value = serde_json::from_str(&page.body).unwrap_or_default();
-        let all = rows.as_array().map_or(0, Vec::len);
-        let ejected: BTreeSet<String> = rows
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter(|row| is_ejected(row))
-            .filter_map(|row| row["instance"].as_str().map(str::to_owned))
-            .collect();
-        if !ejected.is_empty() {
-            report.add(
-                "proxy.ejected",
-                Level::Warning,
-                format!(
-                    "the proxy avoids {} of {all} endpoints of {name}, where its calls failed: {}",
-                    ejected.len(),
-                    listed(&ejected)
-                ),
-                format!("see 'fairmesh proxy endpoints {name}', and the logs of these servers"),
-            );
-        }
+/// Examines the endpoints of a service that a proxy avoids.
+async fn ejections(admin: SocketAddr, name: &str, report: &mut Report) {
+    let Fetched::Page(page) = fetch(admin, &format!("/services/{name}/endpoints")).await else { return };
+    let rows: Value = serde_json::from_str(&page.body).unwrap_or_default();
+    let rows = rows.as_array().map(Vec::as_slice).unwrap_or_default();
+    let ejected: BTreeSet<String> = rows
+        .iter()
+        .filter(|row| is_ejected(row))
+        .filter_map(|row| row["instance"].as_str().map(str::to_owned))
+        .collect();
+    if ejected.is_empty() {
+        return;
     }
+    report.add(
+        "proxy.ejected",
+        Level::Warning,
+        format!(
+            "the proxy avoids {} of {} endpoints of {name}, where its calls failed: {}",
+            ejected.len(),
+            rows.len(),
+            listed(&ejected)
+        ),
+        format!("see 'fairmesh proxy endpoints {name}', and the logs of these servers"),
+    );
 }
 
 /// Whether the endpoint is ejected for longer than a server is that was busy for a moment.
@@ -311,7 +313,7 @@ fn version(check: &'static str, what: &str, software: &str, report: &mut Report)
     }
 }
 
-fn unreachable(
+async fn unreachable(
     (check, other): (&'static str, &'static str),
     what: &str,
     (address, error): (&Address, &ConnectError),
@@ -337,7 +339,7 @@ fn unreachable(
         (ConnectError::NoHello { status, .. }, address)
             if matches!(status.code(), Code::Cancelled | Code::DeadlineExceeded) =>
         {
-            let (message, remedy) = silent_peer(what, address);
+            let (message, remedy) = silent_peer(what, address).await;
             report.add(check, Level::Error, message, remedy);
         }
         (ConnectError::NoHello { status, .. }, _) => report.add(
@@ -357,9 +359,9 @@ fn unreachable(
 
 /// What is known of a process that accepted the connection and says nothing. Whether it is the one that was looked for can be
 /// told where it listens at a socket of this machine.
-fn silent_peer(what: &str, address: &Address) -> (String, String) {
+async fn silent_peer(what: &str, address: &Address) -> (String, String) {
     let process = match address {
-        Address::Unix(path) => Process::listening_at(path),
+        Address::Unix(path) => listening_at(path).await,
         Address::Tcp(_) => None,
     };
     let message = format!("{what} accepts connections at {address} and does not respond");

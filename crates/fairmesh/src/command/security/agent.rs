@@ -2,11 +2,12 @@
 
 use std::{
     collections::BTreeSet,
+    io,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use fairmesh_identity::{Clock as _, Credentials, SystemClock};
+use fairmesh_identity::{Clock as _, Credentials, IdentityError, SystemClock};
 
 use crate::command::{
     finding::{Level, Report},
@@ -40,6 +41,8 @@ fn identity(folder: &Path, report: &mut Report) {
                 "start its agent, and check with 'fairmesh check' that it reaches a control plane".to_owned(),
             ),
         },
+        // The examination of keys says so of the folder.
+        Err(IdentityError::Io { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => return,
         Err(error) => (
             format!("the identity in {shown} cannot be used: {error}"),
             "have the agent join again: beside its control plane it does so by itself, elsewhere with 'fairmesh identity token'"

@@ -9,30 +9,28 @@ use std::{
     time::Duration,
 };
 
-use crate::command::finding::{Level, Report};
+use crate::{
+    command::finding::{Level, Report},
+    socket_table,
+};
 
 /// Time limit of a connection, and of its response.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Listeners that are tried; a machine has a few processes of the mesh.
 const MAX_LISTENERS: usize = 64;
-/// A state of `/proc/net/tcp`.
-const LISTENING: &str = "0A";
-/// What all pages, proxies and servers in plaintext respond to with a status line, and what ends a connection of TLS.
-const REQUEST: &[u8] = b"GET /healthz HTTP/1.1\r\nhost: security-check\r\nconnection: close\r\n\r\n";
+/// What pages, proxies and servers in plaintext respond to, by either version of HTTP, and what ends a connection of TLS.
+const REQUESTS: [&[u8]; 2] = [
+    b"GET /healthz HTTP/1.1\r\nhost: security-check\r\nconnection: close\r\n\r\n",
+    // The preface of HTTP/2 and empty settings (RFC 9113, 3.4 and 6.5).
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0",
+];
 
 /// Tries the listeners of all processes that run this program and that this user may look into.
 pub(super) fn check(report: &mut Report) {
-    let listening = listening();
-    let mut found: Vec<(SocketAddr, String)> = processes()
-        .into_iter()
-        .flat_map(|(pid, command)| sockets(pid).into_iter().map(move |inode| (inode, command.clone())))
-        .filter_map(|(inode, command)| Some((*listening.get(&inode)?, command)))
-        .filter(|(address, _)| !address.ip().to_canonical().is_loopback())
-        .collect();
-    found.sort();
-    found.dedup();
+    let Found { listeners, unseen } = find();
+    let tried = listeners.len().min(MAX_LISTENERS);
     let open: Vec<_> =
-        found.iter().take(MAX_LISTENERS).filter(|(address, _)| responds_in_plaintext(*address)).collect();
+        listeners.iter().take(tried).filter(|(address, _)| responds_in_plaintext(*address)).collect();
     for (address, command) in &open {
         report.add(
             "listeners.plaintext",
@@ -41,27 +39,60 @@ pub(super) fn check(report: &mut Report) {
             "listen on 127.0.0.1, give the listener mutual TLS or '+tls', or keep the port on a trusted network",
         );
     }
-    if open.is_empty() && !found.is_empty() {
-        report.ok(
-            "listeners.plaintext",
-            format!("none of the {} listeners beyond loopback responds in plaintext", found.len()),
+    if open.is_empty() && tried > 0 {
+        let message = format!(
+            "none of the {tried} listeners beyond loopback that were tried responds to HTTP in plaintext"
+        );
+        report.ok("listeners.plaintext", message);
+    }
+    if listeners.len() > tried {
+        let message = format!("{} further listeners beyond loopback were not tried", listeners.len() - tried);
+        report.add("listeners.untried", Level::Note, message, "");
+    }
+    if unseen > 0 {
+        report.add(
+            "listeners.unseen",
+            Level::Note,
+            format!("the listeners of {unseen} processes of the mesh could not be seen"),
+            "run this command as the user of the processes, or as root",
         );
     }
 }
 
-/// The processes of this program, with what they run as.
-fn processes() -> Vec<(u32, String)> {
-    let own = std::env::current_exe().ok().and_then(|path| Some(path.file_name()?.to_owned()));
-    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let is_ours = |pid: &u32| {
-        let program = fs::read_link(format!("/proc/{pid}/exe")).ok();
-        // One that was replaced by an upgrade is called `NAME (deleted)`.
-        let name = program
-            .and_then(|path| Some(path.file_name()?.to_str()?.trim_end_matches(" (deleted)").to_owned()));
-        name.is_some_and(|name| own.as_ref().is_some_and(|own| own.to_str() == Some(&*name)))
-    };
-    pids.filter(is_ours).map(|pid| (pid, command(pid))).collect()
+struct Found {
+    /// Beyond loopback, with the command of each.
+    listeners: Vec<(SocketAddr, String)>,
+    /// Processes that this user may not look into.
+    unseen: usize,
+}
+
+fn find() -> Found {
+    let listening: BTreeMap<u64, SocketAddr> =
+        socket_table::listeners().into_iter().map(|one| (one.inode, one.address)).collect();
+    let mut found = Found { listeners: Vec::new(), unseen: 0 };
+    for pid in processes() {
+        let Ok(sockets) = socket_table::sockets_of(pid) else {
+            found.unseen += 1;
+            continue;
+        };
+        let addresses = sockets.filter_map(|inode| listening.get(&inode).copied());
+        let beyond = addresses.filter(|address| !address.ip().to_canonical().is_loopback());
+        found.listeners.extend(beyond.map(|address| (address, command(pid))));
+    }
+    found.listeners.sort();
+    found.listeners.dedup();
+    found
+}
+
+/// The processes of this program.
+fn processes() -> impl Iterator<Item = u32> {
+    let own = name_of(std::process::id());
+    socket_table::pids().filter(move |pid| own.is_some() && name_of(*pid) == own)
+}
+
+/// The name that the kernel has for a process, which every user may read, unlike the path of its program.
+fn name_of(pid: u32) -> Option<String> {
+    fs::read_to_string(format!("/proc/{pid}/comm")).ok()
 }
 
 /// `fairmesh COMMAND`: arguments may be long.
@@ -73,41 +104,6 @@ fn command(pid: u32) -> String {
     format!("{} {}", program.unwrap_or_default(), words.next().unwrap_or_default())
 }
 
-/// The numbers of the sockets that a process has open.
-fn sockets(pid: u32) -> Vec<u64> {
-    let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-    let links = open.filter_map(|entry| fs::read_link(entry.path()).ok());
-    links
-        .filter_map(|link| link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok())
-        .collect()
-}
-
-/// The addresses of listening sockets by number, in the network of this process.
-fn listening() -> BTreeMap<u64, SocketAddr> {
-    let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| fs::read_to_string(path).unwrap_or_default());
-    tables.iter().flat_map(|table| table.lines().filter_map(listener)).collect()
-}
-
-/// One line of `/proc/net/tcp`: number, address, remote address, state, and the inode as the tenth word.
-fn listener(line: &str) -> Option<(u64, SocketAddr)> {
-    let words: Vec<&str> = line.split_ascii_whitespace().collect();
-    if *words.get(3)? != LISTENING {
-        return None;
-    }
-    let (ip, port) = words.get(1)?.split_once(':')?;
-    // The kernel writes each word of an address in the order of the machine.
-    let word = |at: usize| u32::from_str_radix(ip.get(at..at + 8)?, 16).ok().map(u32::to_ne_bytes);
-    let ip = match ip.len() {
-        8 => IpAddr::from(word(0)?),
-        32 => {
-            let words = [word(0)?, word(8)?, word(16)?, word(24)?];
-            IpAddr::from(<[u8; 16]>::try_from(words.concat()).ok()?)
-        }
-        _ => return None,
-    };
-    Some((words.get(9)?.parse().ok()?, SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?)))
-}
-
 /// Whether a listener responds to a request in plaintext. What is not there any more does not.
 fn responds_in_plaintext(address: SocketAddr) -> bool {
     let ip = match address.ip() {
@@ -115,14 +111,21 @@ fn responds_in_plaintext(address: SocketAddr) -> bool {
         IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
     };
-    let exchange = || {
+    let exchange = |request| {
         let mut stream = TcpStream::connect_timeout(&SocketAddr::new(ip, address.port()), PATIENCE)?;
         stream.set_read_timeout(Some(PATIENCE))?;
-        stream.write_all(REQUEST)?;
+        stream.write_all(request)?;
         let mut begin = [0; 5];
-        stream.read_exact(&mut begin).map(|()| begin == *b"HTTP/")
+        stream.read_exact(&mut begin).map(|()| is_http(begin))
     };
-    exchange().unwrap_or(false)
+    REQUESTS.into_iter().any(|request| exchange(request).unwrap_or(false))
+}
+
+/// Whether a response begins so: a status line, or the settings with which a server of HTTP/2 begins.
+fn is_http(begin: [u8; 5]) -> bool {
+    /// The type of a frame with settings, after the three bytes of its length (RFC 9113, 6.5).
+    const SETTINGS: u8 = 4;
+    begin == *b"HTTP/" || (begin[..2] == [0, 0] && begin[3] == SETTINGS)
 }
 
 #[cfg(test)]
@@ -130,19 +133,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listeners_are_read_as_the_kernel_writes_them() {
-        let v4 = format!(
-            "   0: {:08X}:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 4711 1",
-            { u32::from_ne_bytes([10, 0, 0, 7]) }
-        );
-        assert_eq!(listener(&v4), Some((4711, "10.0.0.7:8080".parse().unwrap())));
-        let v6 = "1: 00000000000000000000000000000000:0050 00000000000000000000000000000000:0000 0A 0:0 0:0 0 0 0 7 1";
-        assert_eq!(listener(v6), Some((7, "[::]:80".parse().unwrap())));
-        let established = v4.replace(" 0A ", " 01 ");
-        for other in
-            [established.as_str(), "sl local_address rem_address st", "", "0: zz:1 0:0 0A 0 0 0 0 0 1"]
-        {
-            assert_eq!(listener(other), None, "{other}");
-        }
+    fn responses_of_http_are_told_from_alerts_of_tls() {
+        assert!(is_http(*b"HTTP/") && is_http([0, 0, 24, 4, 0]) && is_http([0, 0, 0, 4, 0]));
+        // An alert, a handshake, and something else.
+        assert!(!is_http([21, 3, 3, 0, 2]) && !is_http([22, 3, 3, 0, 90]) && !is_http(*b"SSH-2"));
     }
 }

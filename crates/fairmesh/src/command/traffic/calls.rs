@@ -19,6 +19,7 @@ use crate::{
     connect,
     failure::Failure,
     output::{self, Listing, decimal},
+    reconnect::Reconnect,
 };
 
 /// Time between two tables of `--watch`.
@@ -33,7 +34,7 @@ const MILLI: f64 = 1_000.0;
 
 /// Shows the calls, again and again with `--watch`.
 pub(super) async fn calls(args: CallsArgs) -> Result<(), Failure> {
-    let connection = connect::connect(&args.target).await?;
+    let mut connection = connect::connect(&args.target).await?;
     let mut response = first(&connection, &args).await?;
     warn_of_left_out(response.left_out);
     tell_what_is_missing(&args, &response);
@@ -46,7 +47,20 @@ pub(super) async fn calls(args: CallsArgs) -> Result<(), Failure> {
             return Ok(());
         }
         sleep(WATCH_INTERVAL).await;
-        response = read(&connection, &args).await?;
+        response = next(&mut connection, &args).await?;
+    }
+}
+
+/// The calls now; where the connection is lost, over another one.
+async fn next(connection: &mut Connection, args: &CallsArgs) -> Result<TrafficCallsResponse, Failure> {
+    loop {
+        match read(connection, args).await {
+            Err(lost) if lost.is_connection_lost() => {
+                *connection = Reconnect::new(connection.clone(), &lost).next().await?;
+                output::note("connected again");
+            }
+            response => return response,
+        }
     }
 }
 

@@ -1,14 +1,10 @@
 //! `fairmesh get --watch`: the list, then its rows as they change.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use fairmesh_model::Prefix;
-use fairmesh_wire::handshake::{self, Connection};
+use fairmesh_wire::handshake::Connection;
 use serde_json::{Value, json};
-use tokio::time::sleep;
 
 use super::{
     GetArgs, Kind,
@@ -16,17 +12,12 @@ use super::{
     listing, read_folders,
 };
 use crate::{
-    connect::SOFTWARE,
     failure::Failure,
     output::{self, Columns, Listing},
+    reconnect::Reconnect,
     rib_reader::FollowedRecords,
     view::View,
 };
-
-/// Interval of attempts to connect again.
-const RETRY_INTERVAL: Duration = Duration::from_millis(500);
-/// How often a control plane that responds may refuse or lose the watch while it is resumed.
-const MAX_REFUSALS: u32 = 20;
 
 /// One row or item of the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +46,13 @@ pub(super) async fn watch(connection: &Connection, args: &GetArgs) -> Result<(),
     let mut columns = None;
     loop {
         let view = View::of(records.records())?;
-        let listing = listing_of(&connection, args, &view).await?;
+        let listing = match listing_of(&connection, args, &view).await {
+            Err(lost) if lost.is_connection_lost() => {
+                (connection, records) = resumed(connection, &prefixes, lost).await?;
+                continue;
+            }
+            listing => listing?,
+        };
         let columns = columns.get_or_insert_with(|| first_columns(&listing));
         let mut text = match (shown.is_empty(), format) {
             (true, ListFormat::Table | ListFormat::Wide) => columns.header(),
@@ -71,33 +68,28 @@ pub(super) async fn watch(connection: &Connection, args: &GetArgs) -> Result<(),
             return Ok(());
         }
         if let Err(lost) = records.changed().await {
-            (connection, records) = resumed(&connection, &prefixes, lost).await?;
+            (connection, records) = resumed(connection, &prefixes, lost).await?;
         }
     }
 }
 
-/// The same watch again after the connection was lost, once there is a control plane again, however long that takes: a watch
-/// is for what happens, and a restart of a control plane is no end of that. What changed meanwhile is printed as changes.
+/// The same watch again after the connection was lost, once there is a control plane again. What changed meanwhile is printed as
+/// changes.
 async fn resumed(
-    lost: &Connection,
+    lost: Connection,
     prefixes: &[Prefix],
     why: Failure,
 ) -> Result<(Connection, FollowedRecords), Failure> {
-    output::note(format!("{}; connecting again", why.message()));
-    let mut failures = 0;
+    let mut attempts = Reconnect::new(lost, &why);
     loop {
-        sleep(RETRY_INTERVAL).await;
-        let Ok(connection) = handshake::connect(lost.transport(), lost.address(), SOFTWARE).await else {
-            continue;
-        };
+        let connection = attempts.next().await?;
         match FollowedRecords::start(&connection, prefixes).await {
             Ok(records) => {
                 output::note("connected again");
                 return Ok((connection, records));
             }
             // It responds, and refuses the watch.
-            Err(refused) if failures >= MAX_REFUSALS => return Err(refused),
-            Err(_) => failures += 1,
+            Err(refused) => attempts.refused(refused)?,
         }
     }
 }
