@@ -77,11 +77,6 @@ impl Failure {
         Self::failed(message)
     }
 
-    /// The same failure with another hint.
-    pub(crate) fn with_hint(self, hint: impl Into<String>) -> Self {
-        Self { report: miette!(help = hint.into(), "{}", self.report), ..self }
-    }
-
     /// What went wrong, without the hint.
     pub(crate) fn message(&self) -> String {
         self.report.to_string()

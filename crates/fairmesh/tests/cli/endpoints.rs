@@ -234,7 +234,7 @@ fn a_lost_endpoint_is_neither_drained_nor_undrained_and_can_be_deleted() {
     assert!(drained.err.contains("g-1 is lost since 20") && drained.code == Some(0), "{drained:?}");
     let listed = mesh.run(&["get", "endpoints", "shop/gone", "--json"]).json();
     assert_eq!((&listed[0]["state"], &listed[1]["state"]), (&json!("lost"), &json!("draining")));
-    mesh.run(&["delete", "endpoint", "shop/gone", "g-2"]).ok();
+    mesh.run(&["delete", "endpoint", "shop/gone", "g-2", "--force"]).ok();
 
     // Nothing is there, so that the declaration may go.
     assert!(mesh.run(&["delete", "service", "shop/gone", "--dry-run"]).ok().contains("would be deleted"));

@@ -296,14 +296,14 @@ fn a_call_does_not_wait_for_a_certificate_that_cannot_be_issued() {
     wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
     mesh.apply("kind: Service\nname: shop/catalog\n").ok();
     mesh.register("shop/catalog", "catalog-0", "eu", echo());
-    let call = || mesh.run(&["call", "shop/catalog", "/items", "--agent", &agent]);
-    wait_until("the agent has the records", || call().code == Some(0));
+    let call = |mesh: &Mesh| mesh.run(&["call", "shop/catalog", "/items", "--agent", &agent]);
+    wait_until("the agent has the records", || call(&mesh).code == Some(0));
     mesh.stop_control("TERM");
     // Once the agent has lost the control plane for longer than it takes to start again.
     wait_until("calls take less than a program waits for a certificate, one like the other", || {
         (0..5).all(|_| {
             let began = Instant::now();
-            call().ok();
+            call(&mesh).ok();
             began.elapsed() < Duration::from_secs(1)
         })
     });
