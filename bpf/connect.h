@@ -40,21 +40,39 @@ INLINE int find_proxy(struct bpf_sock_addr *context, struct caller_address *prox
 	return found;
 }
 
+enum decision { DIRECT, REDIRECTED, REFUSED };
+
+/* Whether a connect that cannot be redirected fails, as where nothing listens: the cgroup may reach services alone, or the proxy that
+ * listened here last said so. */
+INLINE int is_refused(struct bpf_sock_addr *context)
+{
+	u32 zero = 0;
+	struct proxy_config *own = map_lookup(&config, &zero);
+
+	if (!selection.only_services && (!own || !own->only_services || own->netns_cookie != netns_cookie(context)))
+		return 0;
+	set_result(-CONNECTION_REFUSED);
+	count(CONNECT_REFUSED);
+	return 1;
+}
+
 /* Decides on a connect to this IPv4 address, which becomes that of the proxy where it is redirected. */
-INLINE int redirect(struct bpf_sock_addr *context, u32 *ip)
+INLINE enum decision redirect(struct bpf_sock_addr *context, u32 *ip)
 {
 	u32 port = NETWORK16((u16)context->user_port);
 	struct caller_address proxy = {};
 
 	if (context->type != SOCK_STREAM || context->protocol != IPPROTO_TCP || !is_selected(*ip, port))
-		return 0;
+		return DIRECT;
 	if (!find_proxy(context, &proxy)) {
+		if (is_refused(context))
+			return REFUSED;
 		count(CONNECT_NO_PROXY);
-		return 0;
+		return DIRECT;
 	}
 	struct caller *caller = sk_storage_get(&callers, context->sk, 0, F_STORAGE_CREATE);
 	if (!caller)
-		return 0;
+		return is_refused(context) ? REFUSED : DIRECT;
 	caller->cookie = socket_cookie(context);
 	caller->passed = caller->pipelines = 0;
 	caller->group = own_group;
@@ -63,7 +81,7 @@ INLINE int redirect(struct bpf_sock_addr *context, u32 *ip)
 	*ip = proxy.ip;
 	context->user_port = NETWORK16((u16)proxy.port);
 	count(CONNECT_REDIRECTED);
-	return 1;
+	return REDIRECTED;
 }
 
 /* A socket may connect again, elsewhere. */
@@ -82,23 +100,25 @@ INLINE int is_mapped(struct bpf_sock_addr *context)
 SEC("cgroup/connect4") int connect4(struct bpf_sock_addr *context)
 {
 	u32 ip = context->user_ip4;
+	enum decision decision = redirect(context, &ip);
 
-	if (redirect(context, &ip))
+	if (decision == REDIRECTED)
 		context->user_ip4 = ip;
 	else
 		forget(context);
-	return CONNECT_ALLOW;
+	return decision == REFUSED ? CONNECT_REFUSE : CONNECT_ALLOW;
 }
 
 SEC("cgroup/connect6") int connect6(struct bpf_sock_addr *context)
 {
 	u32 ip = context->user_ip6[3];
+	enum decision decision = is_mapped(context) ? redirect(context, &ip) : DIRECT;
 
-	if (is_mapped(context) && redirect(context, &ip))
+	if (decision == REDIRECTED)
 		context->user_ip6[3] = ip;
 	else
 		forget(context);
-	return CONNECT_ALLOW;
+	return decision == REFUSED ? CONNECT_REFUSE : CONNECT_ALLOW;
 }
 
 SEC("cgroup/getpeername4") int getpeername4(struct bpf_sock_addr *context)
@@ -132,7 +152,12 @@ SEC("sockops") int track(struct bpf_sock_ops *ops)
 	if (!caller || !caller->cookie)
 		return 1;
 	struct caller_address address = { .ip = ops->local_ip4, .port = ops->local_port };
-	struct destination destination = { .cookie = caller->cookie, .ip = caller->ip, .port = caller->port };
+	struct destination destination = {
+		.cookie = caller->cookie,
+		.ip = caller->ip,
+		.port = caller->port,
+		.only_services = selection.only_services,
+	};
 	u64 cookie = caller->cookie, lies_at = (u64)ops->sk;
 
 	map_update(&caller_addresses, &cookie, &lies_at, 0);

@@ -50,7 +50,9 @@ enum {
 	SOCK_OPS_ACTIVE_ESTABLISHED = 4,
 	SOCK_OPS_PASSIVE_ESTABLISHED = 5,
 	SK_PASS = 1,
+	CONNECT_REFUSE = 0,
 	CONNECT_ALLOW = 1,
+	CONNECTION_REFUSED = 111,
 };
 
 struct bpf_sock {
@@ -114,6 +116,7 @@ static void *(*sk_storage_get)(void *map, void *sk, void *value, u64 flags) = (v
 static void *(*to_tcp_sock)(void *sock) = (void *)137;
 static long (*ring_output)(void *ring, const void *data, u64 size, u64 flags) = (void *)130;
 static u64 (*netns_cookie)(void *context) = (void *)122;
+static int (*set_result)(int result) = (void *)187;
 #ifdef FAIRMESH_NATIVE
 typedef long (*loop_step)(u32 at, void *context);
 

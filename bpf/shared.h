@@ -46,6 +46,7 @@ enum counter {
 	RESPONSE_LEFT,     /* responses to the same callers that the proxy read */
 	SHORT_CUT,         /* responses that went from the proxy's sendmsg to the caller */
 	GROUP_FULL,        /* as many requests of the caller's cgroup are in flight as may be */
+	CONNECT_REFUSED,   /* no proxy listened, and services alone may be reached */
 	COUNTERS,
 };
 
@@ -60,12 +61,13 @@ struct selection {
 	u32 networks, ports;
 	u32 address[SELECTED], mask[SELECTED];
 	u32 port[SELECTED];
+	u32 only_services; /* 1 where nothing but services may be reached */
 };
 
 struct attachment {
 	u32 was_created, roles;
 	u32 group; /* position of what is counted for its callers */
-	u32 unused;
+	u32 only_services;
 	u8 path[PATH_BYTES];
 };
 
@@ -76,9 +78,11 @@ struct group {
 	u32 unused[14];
 };
 
+/* Of the last proxy that listened. */
 struct proxy_config {
 	u64 netns_cookie;
-	u32 pid, unused;
+	u32 pid;
+	u32 only_services; /* also once it listens no longer */
 };
 
 struct caller_address {
@@ -89,7 +93,8 @@ struct caller_address {
 struct destination {
 	u64 cookie;
 	u32 ip;   /* network byte order */
-	u32 port; /* host byte order */
+	u16 port; /* host byte order */
+	u16 only_services;
 };
 
 struct host {

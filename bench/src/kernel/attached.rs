@@ -52,7 +52,16 @@ impl Attached {
         let selection = Selection { networks: vec![(virtual_ip, 16)], ports: vec![80] };
         let servers = to_servers.then(|| attached.cgroup.clone()).into_iter().collect();
         let callers = attached.cgroup.clone();
-        let to = Attachments { callers, selection, max_in_flight: None, servers, short_cut, owner: None };
+        let to = Attachments {
+            callers,
+            selection,
+            only_services: false,
+            max_in_flight: None,
+            servers,
+            short_cut,
+            owner: None,
+            agent: None,
+        };
         attach(&attached.pins(), &to).map_err(|e| e.to_string())?;
         Ok(attached)
     }

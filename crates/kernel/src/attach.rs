@@ -74,6 +74,8 @@ pub struct Attachments {
     pub callers: String,
     /// Which of their connects are redirected.
     pub selection: Selection,
+    /// Whether these may reach services alone, and fail while no proxy listens.
+    pub only_services: bool,
     /// How many of their requests the kernel may have in flight; `None` without a limit.
     pub max_in_flight: Option<NonZeroU32>,
     /// Cgroups of servers, to which the kernel moves requests directly, and back the responses.
@@ -82,16 +84,33 @@ pub struct Attachments {
     pub short_cut: bool,
     /// The user as whom the proxy runs without capabilities, and to whom the maps belong; `None` leaves them to whom they belong.
     pub owner: Option<u32>,
+    /// The process of the agent of this machine: a cgroup that contains it is refused, as that of the proxy is.
+    pub agent: Option<u32>,
 }
 
 /// Attaches the programs to cgroups, which are created if they are missing; programs attached to them before are replaced.
 ///
 /// # Errors
-/// When a cgroup is the root or the proxy's, or the kernel refuses. Nothing is attached to that cgroup then.
+/// When a cgroup is the root, the proxy's or the agent's, or the kernel refuses. Nothing is attached to that cgroup then.
 pub fn attach(pins: &Path, to: &Attachments) -> Result<(), KernelError> {
     let callers = &to.callers;
-    let selection = to.selection.value().ok_or_else(|| wrong(callers, "can have 8 networks and 8 ports"))?;
+    let mut selection =
+        to.selection.value().ok_or_else(|| wrong(callers, "can have 8 networks and 8 ports"))?;
+    selection.only_services = to.only_services.into();
+    for cgroup in to.servers.iter().chain([callers]) {
+        keep_out(
+            cgroup,
+            proxy_process(pins),
+            "contains the proxy, whose own connections would be redirected to it",
+        )?;
+        keep_out(
+            cgroup,
+            to.agent,
+            "contains the agent, whose own connections would be redirected to the proxy",
+        )?;
+    }
     attach_one(pins, callers, CALLERS, |cgroup, entry| {
+        entry.only_services = selection.only_services;
         entry.group = groups::position(&attachments(pins).unwrap_or_default(), cgroup.id)
             .ok_or_else(|| wrong(callers, "is one too many: 64 can be attached to"))?;
         let own = CallerProgram { selection, group: entry.group };
@@ -110,15 +129,20 @@ fn wrong(path: &str, problem: &'static str) -> KernelError {
     KernelError::Cgroup { path: path.to_owned(), problem }
 }
 
+/// Refuses a cgroup that this process is in.
+fn keep_out(path: &str, process: Option<u32>, problem: &'static str) -> Result<(), KernelError> {
+    match process.is_some_and(|process| contains(path, process)) {
+        true => Err(wrong(path, problem)),
+        false => Ok(()),
+    }
+}
+
 fn attach_one(
     pins: &Path,
     path: &str,
     role: u32,
     attach: impl FnOnce(&Cgroup, &mut AttachmentValue) -> Result<Ebpf, KernelError>,
 ) -> Result<(), KernelError> {
-    if proxy_process(pins).is_some_and(|process| contains(path, process)) {
-        return Err(wrong(path, "contains the proxy, whose own connections would be redirected to it"));
-    }
     let cgroup = Cgroup::at(path)?;
     let mut entry = AttachmentValue::new(&normal(path), cgroup.was_created, role)
         .ok_or_else(|| wrong(path, "is too long"))?;
@@ -222,7 +246,7 @@ fn record(programs: &mut Ebpf, cgroup: &Cgroup, mut entry: AttachmentValue) -> R
     if let Ok(earlier) = entries.get(&cgroup.id, 0) {
         entry.was_created = earlier.was_created;
         if entry.roles & CALLERS == 0 {
-            entry.group = earlier.group;
+            (entry.group, entry.only_services) = (earlier.group, earlier.only_services);
         }
         entry.roles |= earlier.roles;
     }

@@ -30,6 +30,8 @@ pub struct Destination {
     pub address: SocketAddrV4,
     /// The cookie of its socket.
     pub cookie: u64,
+    /// Whether its cgroup may reach services alone.
+    pub only_services: bool,
 }
 
 /// Maps that the proxy uses.
@@ -40,23 +42,23 @@ pub struct ProxyMaps {
 }
 
 impl ProxyMaps {
-    /// Opens the maps, and has connections redirected to this listener for as long as it is open.
+    /// Opens the maps, and has connections redirected to this listener for as long as it is open. With `only_services` they fail
+    /// afterwards, until another proxy listens or the programs are detached, and are direct otherwise.
     ///
     /// # Errors
     /// When nothing is attached, the maps cannot be opened, or this process is in a cgroup whose connections are redirected.
-    pub fn register(pins: &Path, listener: impl AsFd) -> Result<Self, KernelError> {
+    pub fn register(pins: &Path, listener: impl AsFd, only_services: bool) -> Result<Self, KernelError> {
         let refused = |error| KernelError::refused("the listener", &error);
-        for (_, entry) in attachments(pins)? {
-            if contains(entry.path(), process::id()) {
-                let problem = "contains this proxy, whose own connections would be redirected to it";
-                return Err(KernelError::Cgroup { path: entry.path().to_owned(), problem });
-            }
+        if let Some(path) = own_attachment(pins)? {
+            let problem = "contains this proxy, whose own connections would be redirected to it";
+            return Err(KernelError::Cgroup { path, problem });
         }
         let destinations = pins::map(pins, "destinations")?.try_into().map_err(refused)?;
         let netns_cookie =
             netns_cookie(&listener).map_err(|error| KernelError::refused("SO_NETNS_COOKIE", &error))?;
         let mut config: Array<_, ProxyConfig> = pins::map(pins, "config")?.try_into().map_err(refused)?;
-        config.set(0, ProxyConfig { netns_cookie, pid: process::id(), unused: 0 }, 0).map_err(refused)?;
+        let own = ProxyConfig { netns_cookie, pid: process::id(), only_services: only_services.into() };
+        config.set(0, own, 0).map_err(refused)?;
         let mut sockets: SockHash<_, u32> = pins::map(pins, "listener")?.try_into().map_err(refused)?;
         sockets.insert(0, listener.as_fd(), 0).map_err(refused)?;
         Ok(Self { destinations: Mutex::new(destinations) })
@@ -70,8 +72,19 @@ impl ProxyMaps {
         let value = destinations.get(&key, 0).ok()?;
         // An entry that is gone already was removed to make room.
         let _ = destinations.remove(&key);
-        Some(Destination { address: value.address(), cookie: value.cookie })
+        let only_services = value.only_services != 0;
+        Some(Destination { address: value.address(), cookie: value.cookie, only_services })
     }
+}
+
+/// The cgroup to which the programs are attached and that this process is in.
+///
+/// # Errors
+/// When nothing is attached, or this user cannot read what is.
+pub fn own_attachment(pins: &Path) -> Result<Option<String>, KernelError> {
+    let mut entries = attachments(pins)?.into_iter();
+    let own = entries.find(|(_, entry)| contains(entry.path(), process::id()));
+    Ok(own.map(|(_, entry)| entry.path().to_owned()))
 }
 
 /// The network namespace of a socket.

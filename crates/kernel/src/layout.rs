@@ -51,6 +51,8 @@ pub(crate) struct SelectionValue {
     pub(crate) address: [u32; SELECTED],
     pub(crate) mask: [u32; SELECTED],
     pub(crate) port: [u32; SELECTED],
+    /// 1 where nothing but services may be reached.
+    pub(crate) only_services: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +63,7 @@ pub(crate) struct AttachmentValue {
     pub(crate) roles: u32,
     /// Position of the [`GroupValue`] of its callers.
     pub(crate) group: u32,
-    pub(crate) unused: u32,
+    pub(crate) only_services: u32,
     pub(crate) path: [u8; PATH_BYTES],
 }
 
@@ -70,7 +72,8 @@ pub(crate) struct AttachmentValue {
 pub(crate) struct ProxyConfig {
     pub(crate) netns_cookie: u64,
     pub(crate) pid: u32,
-    pub(crate) unused: u32,
+    /// Holds also once the proxy listens no longer.
+    pub(crate) only_services: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -85,7 +88,8 @@ pub(crate) struct CallerAddress {
 pub(crate) struct DestinationValue {
     pub(crate) cookie: u64,
     ip: u32,
-    port: u32,
+    port: u16,
+    pub(crate) only_services: u16,
 }
 
 /// The host by which requests name a service; zeros follow it.
@@ -299,8 +303,7 @@ impl LocalConnection {
 impl DestinationValue {
     /// The address that the caller connected to.
     pub(crate) fn address(&self) -> SocketAddrV4 {
-        // The program stores a port, which has 16 bits.
-        SocketAddrV4::new(Ipv4Addr::from(self.ip.to_ne_bytes()), self.port as u16)
+        SocketAddrV4::new(Ipv4Addr::from(self.ip.to_ne_bytes()), self.port)
     }
 }
 
@@ -318,7 +321,7 @@ impl AttachmentValue {
     pub(crate) fn new(path: &str, was_created: bool, roles: u32) -> Option<Self> {
         let mut bytes = [0; PATH_BYTES];
         bytes.get_mut(..path.len())?.copy_from_slice(path.as_bytes());
-        Some(Self { was_created: was_created.into(), roles, group: 0, unused: 0, path: bytes })
+        Some(Self { was_created: was_created.into(), roles, group: 0, only_services: 0, path: bytes })
     }
 
     pub(crate) fn path(&self) -> &str {
@@ -364,11 +367,13 @@ pub enum Counter {
     ShortCut,
     /// Requests of cgroups of which as many were in flight as may be.
     GroupFull,
+    /// Connections refused, since no proxy listened and services alone may be reached.
+    Refused,
 }
 
 impl Counter {
     /// All, in the order of the map.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Redirected,
         Self::NoProxy,
         Self::SentByKernel,
@@ -386,6 +391,7 @@ impl Counter {
         Self::ResponseLeft,
         Self::ShortCut,
         Self::GroupFull,
+        Self::Refused,
     ];
 
     /// Its name for programs.
@@ -408,6 +414,7 @@ impl Counter {
             Self::ResponseLeft => "response-left",
             Self::ShortCut => "short-cut",
             Self::GroupFull => "too-many-in-flight",
+            Self::Refused => "refused",
         }
     }
 }

@@ -27,7 +27,7 @@ mod status;
 pub use attach::{Attachments, Selection, attach, detach};
 pub use cgroup::{enter_cgroup, own_cgroup};
 pub use completed::CompletedCall;
-pub use destinations::{Destination, ProxyMaps};
+pub use destinations::{Destination, ProxyMaps, own_attachment};
 pub use error::KernelError;
 pub use layout::{Counter, MAX_REQUEST};
 pub use links::{Link, Settled};

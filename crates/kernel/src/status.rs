@@ -26,6 +26,8 @@ pub struct Status {
     pub attachments: Vec<Attachment>,
     /// The process of the proxy, if one listens.
     pub proxy: Option<u32>,
+    /// Whether the last proxy that listened had connections fail while none listens.
+    pub only_services: bool,
     /// Requests that the kernel sent and that have no response yet.
     pub in_flight: usize,
     /// What was counted since the first attachment.
@@ -43,6 +45,8 @@ pub struct Attachment {
     pub id: u64,
     /// Whether connections of its programs are redirected.
     pub has_callers: bool,
+    /// Whether these may reach services alone, and fail while no proxy listens.
+    pub only_services: bool,
     /// Whether its programs are servers to which requests are moved.
     pub has_servers: bool,
     /// Requests of its callers that the kernel sent and that have no response yet.
@@ -65,6 +69,7 @@ pub fn status(pins: &Path) -> Result<Status, KernelError> {
             cgroup: entry.path().to_owned(),
             id,
             has_callers,
+            only_services: entry.only_services != 0,
             has_servers: entry.roles & SERVERS != 0,
             in_flight,
             max_in_flight: NonZeroU32::new(most),
@@ -74,7 +79,9 @@ pub fn status(pins: &Path) -> Result<Status, KernelError> {
     let counters = counters(pins)?;
     let memory = memory(pins)?;
     let in_flight = slots::in_flight(&pins::map(pins, "slots")?)?;
-    Ok(Status { pins: pins.to_owned(), attachments, proxy: proxy_process(pins), in_flight, counters, memory })
+    let only_services = config(pins).is_some_and(|config| config.only_services != 0);
+    let proxy = proxy_process(pins);
+    Ok(Status { pins: pins.to_owned(), attachments, proxy, only_services, in_flight, counters, memory })
 }
 
 /// The memory of each pinned map that this user may open, by name.
@@ -109,8 +116,13 @@ pub(crate) fn attachments(pins: &Path) -> Result<Vec<(u64, AttachmentValue)>, Ke
 pub(crate) fn proxy_process(pins: &Path) -> Option<u32> {
     let sockets: SockHash<_, u32> = pins::map(pins, "listener").ok()?.try_into().ok()?;
     sockets.keys().next()?.ok()?;
+    config(pins).map(|config| config.pid)
+}
+
+/// What the last proxy that listened has said of itself.
+fn config(pins: &Path) -> Option<ProxyConfig> {
     let config: Array<_, ProxyConfig> = pins::map(pins, "config").ok()?.try_into().ok()?;
-    config.get(&0, 0).ok().map(|config| config.pid)
+    config.get(&0, 0).ok()
 }
 
 fn counters(pins: &Path) -> Result<Vec<(Counter, u64)>, KernelError> {

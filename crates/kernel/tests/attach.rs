@@ -2,19 +2,19 @@
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
 use std::{
-    io::Write as _,
+    io::{Read as _, Write as _},
     net::{SocketAddr, TcpListener},
     path::{Path, PathBuf},
-    process::{self, Command},
+    process::{self, Command, Stdio},
     thread,
 };
 
 use fairmesh_kernel::{
     Attachments, Counter, KernelError, KernelSender, Policy, ProxyMaps, Selection, attach, detach,
-    enter_cgroup, probe, status,
+    enter_cgroup, own_attachment, probe, status,
 };
 use fairmesh_router::{CandidateNumbers, RouteNumbers, ServiceNumbers};
-use fairmesh_test_support::skipped;
+use fairmesh_test_support::{remove_cgroups, skipped};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 /// A BPF file system and a cgroup of one test; what is left of them is removed with the value.
@@ -45,22 +45,29 @@ impl Place {
     }
 
     fn attach(&self, cgroup: &str, selection: Selection, owner: Option<u32>) -> Result<(), KernelError> {
-        let (callers, servers) = (cgroup.to_owned(), Vec::new());
-        let to = Attachments { callers, selection, max_in_flight: None, servers, short_cut: true, owner };
-        attach(&self.pins(), &to)
+        attach(&self.pins(), &Attachments { owner, ..callers(cgroup, selection) })
     }
 
     /// Connects from a program in the cgroup, and returns what it received.
     fn connect(&self, to: SocketAddr) -> String {
-        let script = format!(
-            "mount=$(awk '$3 == \"cgroup2\" {{ print $2; exit }}' /proc/self/mounts) && echo $$ > $mount{}/cgroup.procs && \
-             exec 3<>/dev/tcp/{}/{} && cat <&3",
-            self.cgroup,
-            to.ip(),
-            to.port()
-        );
+        let enter = enter(&self.cgroup);
+        let script = format!("{enter} && exec 3<>/dev/tcp/{}/{} && cat <&3", to.ip(), to.port());
         let output = Command::new("bash").args(["-c", &script]).output().unwrap();
         String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+    }
+}
+
+/// What is attached to a cgroup of callers, without any option.
+fn callers(cgroup: &str, selection: Selection) -> Attachments {
+    Attachments {
+        callers: cgroup.to_owned(),
+        selection,
+        only_services: false,
+        max_in_flight: None,
+        servers: Vec::new(),
+        short_cut: true,
+        owner: None,
+        agent: None,
     }
 }
 
@@ -68,6 +75,7 @@ impl Drop for Place {
     fn drop(&mut self) {
         let _ = detach(&self.pins());
         let _ = unmount(self.folder.path(), UnmountFlags::DETACH);
+        remove_cgroups(&self.cgroup);
     }
 }
 
@@ -100,7 +108,7 @@ fn connections_are_redirected_while_the_proxy_listens_and_nothing_is_left_after_
     assert_eq!(counted(&place, Counter::NoProxy), 1);
 
     let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
-    let maps = ProxyMaps::register(&place.pins(), &proxy).unwrap();
+    let maps = ProxyMaps::register(&place.pins(), &proxy, false).unwrap();
     assert_eq!(status(&place.pins()).unwrap().proxy, Some(process::id()));
     thread::scope(|scope| {
         let accepted = scope.spawn(|| greet(&proxy, "proxy"));
@@ -119,6 +127,52 @@ fn connections_are_redirected_while_the_proxy_listens_and_nothing_is_left_after_
     assert_eq!(detach(&place.pins()).unwrap(), std::slice::from_ref(&place.cgroup));
     assert!(!place.pins().exists());
     assert!(matches!(status(&place.pins()), Err(KernelError::NotAttached(_))));
+}
+
+#[test]
+fn where_only_services_may_be_reached_connections_are_refused_while_no_proxy_listens() {
+    let Some(place) = Place::new("only") else { return };
+    let server = TcpListener::bind("127.96.7.2:0").unwrap();
+    let to = server.local_addr().unwrap();
+    let selection = || Selection { ports: vec![to.port()], ..Selection::default() };
+    let is_refused = || {
+        let before = counted(&place, Counter::Refused);
+        let said = place.connect(to);
+        assert!(said.contains("Connection refused"), "{said}");
+        assert_eq!(counted(&place, Counter::Refused), before + 1);
+    };
+    let by_proxy = |only_services, expected| {
+        let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
+        let maps = ProxyMaps::register(&place.pins(), &proxy, only_services).unwrap();
+        thread::scope(|scope| {
+            let accepted = scope.spawn(|| greet(&proxy, "proxy"));
+            assert_eq!(place.connect(to), "proxy");
+            assert_eq!(maps.take(accepted.join().unwrap()).unwrap().only_services, expected);
+        });
+    };
+    // Of the cgroup: before the first proxy too.
+    let only_services = Attachments { only_services: true, ..callers(&place.cgroup, selection()) };
+    attach(&place.pins(), &only_services).unwrap();
+    is_refused();
+    by_proxy(false, true);
+    is_refused();
+    let now = status(&place.pins()).unwrap();
+    assert!(now.attachments[0].only_services && !now.only_services, "{now:?}");
+
+    // Of the proxy, also after its end.
+    attach(&place.pins(), &callers(&place.cgroup, selection())).unwrap();
+    let direct = || {
+        thread::scope(|scope| {
+            scope.spawn(|| greet(&server, "direct"));
+            assert_eq!(place.connect(to), "direct");
+        });
+    };
+    direct();
+    by_proxy(true, false);
+    is_refused();
+    assert!(status(&place.pins()).unwrap().only_services);
+    by_proxy(false, false);
+    direct();
 }
 
 #[test]
@@ -148,7 +202,7 @@ const PROXY_PINS: &str = "FAIRMESH_TEST_PROXY_PINS";
 const PROXY_CGROUP: &str = "FAIRMESH_TEST_PROXY_CGROUP";
 
 #[test]
-fn the_root_cgroup_and_the_proxys_own_are_refused() {
+fn the_root_cgroup_and_those_of_the_proxy_and_the_agent_are_refused() {
     if let Some(pins) = std::env::var_os(PROXY_PINS).map(PathBuf::from) {
         return be_proxy_in_its_cgroup(&pins, &std::env::var(PROXY_CGROUP).unwrap());
     }
@@ -156,37 +210,69 @@ fn the_root_cgroup_and_the_proxys_own_are_refused() {
     let refused = place.attach("/", Selection::default(), None);
     assert!(matches!(refused, Err(KernelError::Cgroup { .. })), "{refused:?}");
     assert!(!place.pins().exists(), "nothing was made");
+    refuses_the_agents(&place);
 
     let selection = Selection { ports: vec![1], ..Selection::default() };
     place.attach(&place.cgroup, selection, None).unwrap();
     let own = format!("{}-proxy", place.cgroup);
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "the_root_cgroup_and_the_proxys_own_are_refused", "--nocapture"]);
+    command.args([
+        "--exact",
+        "the_root_cgroup_and_those_of_the_proxy_and_the_agent_are_refused",
+        "--nocapture",
+    ]);
     command.env(PROXY_PINS, place.pins()).env(PROXY_CGROUP, &own);
     let output = command.output().unwrap();
-    let remove = format!(
-        "rmdir $(awk '$3 == \"cgroup2\" {{ print $2; exit }}' /proc/self/mounts){own} && echo removed"
-    );
-    let removed = Command::new("bash").args(["-c", &remove]).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(removed.stdout, b"removed\n");
+}
+
+/// The cgroup of callers, that of servers, and one above it, while the agent is in it.
+fn refuses_the_agents(place: &Place) {
+    let own = format!("{}/agent", place.cgroup);
+    let script = format!("{} && echo in && exec cat", enter(&own));
+    let mut agent = Command::new("bash");
+    let mut agent = agent.args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = [0; 3];
+    agent.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+    let selection = || Selection { ports: vec![1], ..Selection::default() };
+    let elsewhere = || callers(&format!("{}-callers", place.cgroup), selection());
+    for to in [
+        callers(&own, selection()),
+        callers(&place.cgroup, selection()),
+        Attachments { servers: vec![own.clone()], ..elsewhere() },
+    ] {
+        let refused = attach(&place.pins(), &Attachments { agent: Some(agent.id()), ..to });
+        let refused = refused.map_err(|error| error.to_string());
+        assert!(matches!(&refused, Err(why) if why.contains("contains the agent")), "{refused:?}");
+    }
+    assert!(!place.pins().exists(), "nothing was made");
+    attach(&place.pins(), &Attachments { agent: Some(agent.id()), ..elsewhere() }).unwrap();
+    detach(&place.pins()).unwrap();
+    agent.kill().unwrap();
+    agent.wait().unwrap();
+}
+
+/// Has a shell enter a cgroup, which is made if it is missing.
+fn enter(cgroup: &str) -> String {
+    let mount = "$(awk '$3 == \"cgroup2\" { print $2; exit }' /proc/self/mounts)";
+    format!("folder={mount}{cgroup} && mkdir -p $folder && echo $$ > $folder/cgroup.procs")
 }
 
 /// The process of a proxy: in a cgroup of its own, to which the programs are to be attached, and then in that of callers.
 fn be_proxy_in_its_cgroup(pins: &Path, own: &str) {
     let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
     enter_cgroup(own).unwrap();
-    let maps = ProxyMaps::register(pins, &proxy).unwrap();
-    let selection = Selection { ports: vec![1], ..Selection::default() };
-    let (callers, servers) = (own.to_owned(), Vec::new());
-    let to = Attachments { callers, selection, max_in_flight: None, servers, short_cut: true, owner: None };
+    let maps = ProxyMaps::register(pins, &proxy, false).unwrap();
+    let to = callers(own, Selection { ports: vec![1], ..Selection::default() });
     let refused = attach(pins, &to);
     assert!(matches!(refused, Err(KernelError::Cgroup { .. })), "{refused:?}");
     drop(maps);
+    assert_eq!(own_attachment(pins).unwrap(), None);
 
     let callers = own.strip_suffix("-proxy").unwrap();
     enter_cgroup(callers).unwrap();
-    let refused = ProxyMaps::register(pins, &proxy);
+    assert_eq!(own_attachment(pins).unwrap().as_deref(), Some(callers));
+    let refused = ProxyMaps::register(pins, &proxy, false);
     assert!(matches!(refused, Err(KernelError::Cgroup { .. })), "{refused:?}");
 }
 
@@ -225,7 +311,7 @@ const NOBODY: u32 = 65_534;
 fn the_owner_of_the_maps_needs_no_capability() {
     if let Some(pins) = std::env::var_os(PINS).map(PathBuf::from) {
         let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
-        let _maps = ProxyMaps::register(&pins, &proxy).unwrap();
+        let _maps = ProxyMaps::register(&pins, &proxy, false).unwrap();
         let sender = KernelSender::open(&pins).unwrap().unwrap();
         assert!(
             sender.add_caller(1, ([127, 0, 0, 1], 1).into(), None).is_some() && sender.take_block().is_some()

@@ -6,6 +6,7 @@
 //! which would compile every crate twice.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod cgroups;
 mod endpoints;
 mod etcd;
 mod eventually;
@@ -14,6 +15,7 @@ pub mod namespaces;
 mod ports;
 mod processes;
 
+pub use cgroups::remove_cgroups;
 pub use endpoints::endpoint;
 pub use etcd::{Etcd, call as call_etcd};
 pub use eventually::{PATIENCE, eventually, eventually_async, eventually_blocking, eventually_within};

@@ -5,7 +5,6 @@
 
 mod machine;
 mod page;
-mod peer;
 mod processes;
 mod records;
 

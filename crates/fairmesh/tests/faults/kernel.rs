@@ -6,6 +6,7 @@ mod in_flight;
 mod large;
 mod local;
 mod million;
+mod only_services;
 mod others;
 mod peers;
 mod remote;
@@ -18,7 +19,7 @@ mod upgrade;
 use std::{path::PathBuf, process::id, time::Duration};
 
 use fairmesh_model::Protocol;
-use fairmesh_test_support::fairmesh;
+use fairmesh_test_support::{fairmesh, remove_cgroups};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -108,6 +109,8 @@ impl Drop for Attached {
     fn drop(&mut self) {
         let _ = fairmesh_kernel::detach(&self.pins());
         let _ = unmount(self.folder.path(), UnmountFlags::DETACH);
+        // Those of servers are older than `attach`, which removes its own alone.
+        remove_cgroups(&self.cgroup);
     }
 }
 

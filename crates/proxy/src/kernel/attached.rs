@@ -73,10 +73,11 @@ impl Attached {
     pub(super) fn register(
         pins: &Path,
         listener: &TcpListener,
+        only_services: bool,
         forwarder: &Arc<Forwarder>,
     ) -> Result<Self, KernelError> {
         Ok(Self {
-            maps: ProxyMaps::register(pins, listener)?,
+            maps: ProxyMaps::register(pins, listener, only_services)?,
             forwarder: Arc::clone(forwarder),
             sender: OnceLock::new(),
             callers: Mutex::default(),

@@ -9,7 +9,7 @@ use std::{
 };
 
 use fairmesh_calls::forwarding::SentRequest;
-use fairmesh_kernel::MAX_REQUEST;
+use fairmesh_kernel::{Destination, MAX_REQUEST};
 use http::{Request, header};
 use tokio::{net::TcpStream, sync::mpsc, time::Instant};
 
@@ -26,6 +26,8 @@ use crate::{
 pub(crate) struct KernelCaller {
     attached: Arc<Attached>,
     cookie: u64,
+    /// Whether its cgroup may reach services alone.
+    pub(crate) only_services: bool,
     address: SocketAddr,
     /// Its connection, for responses that do not come from the task that serves it.
     socket: Mutex<Option<OwnedFd>>,
@@ -43,10 +45,16 @@ pub(crate) struct CallerLink {
 }
 
 impl KernelCaller {
-    pub(super) fn new(attached: Arc<Attached>, cookie: u64, address: SocketAddr, stream: &TcpStream) -> Self {
+    pub(super) fn new(
+        attached: Arc<Attached>,
+        destination: Destination,
+        address: SocketAddr,
+        stream: &TcpStream,
+    ) -> Self {
+        let Destination { cookie, only_services, .. } = destination;
         // Without it, all responses come from the task.
         let socket = Mutex::new(stream.as_fd().try_clone_to_owned().ok());
-        Self { attached, cookie, address, socket }
+        Self { attached, cookie, only_services, address, socket }
     }
 
     /// Has the kernel send further requests of this connection, and the responses of those that need not be `observed` too. `None` while it

@@ -30,14 +30,20 @@ pub(crate) struct RedirectedConnections {
 
 impl RedirectedConnections {
     /// Has connections redirected to this listener whenever programs are attached. Never completes.
-    pub(crate) async fn follow(&self, pins: &Path, listener: &TcpListener, forwarder: &Arc<Forwarder>) {
+    pub(crate) async fn follow(
+        &self,
+        pins: &Path,
+        listener: &TcpListener,
+        only_services: bool,
+        forwarder: &Arc<Forwarder>,
+    ) {
         let (mut registered, mut reported) = (None, String::new());
         loop {
             let found = fs::metadata(pins).ok().map(|folder| (folder.dev(), folder.ino()));
             if found != registered {
                 self.set(None);
                 registered = None;
-                match found.map(|_| Attached::register(pins, listener, forwarder)) {
+                match found.map(|_| Attached::register(pins, listener, only_services, forwarder)) {
                     Some(Ok(attached)) => {
                         tracing::info!(pins = %pins.display(), "connections are redirected here");
                         self.set(Some(attached));
@@ -68,7 +74,7 @@ impl RedirectedConnections {
     ) -> Option<(SocketAddr, KernelCaller)> {
         let attached = self.attached()?;
         let destination = attached.take(caller)?;
-        Some((destination.address.into(), KernelCaller::new(attached, destination.cookie, caller, stream)))
+        Some((destination.address.into(), KernelCaller::new(attached, destination, caller, stream)))
     }
 
     /// Has the kernel send no further requests, since the proxy stops, and lets its successor have the maps.

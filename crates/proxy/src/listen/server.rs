@@ -93,8 +93,8 @@ impl ConnectionServer {
         let serving = Arc::new(self);
         let mut redirects = pin!(async {
             match &listen.kind {
-                ListenerKind::Kernel { pins, .. } => {
-                    serving.redirected.follow(pins, &bound.listener, &serving.forwarder).await
+                ListenerKind::Kernel { only_services, pins } => {
+                    serving.redirected.follow(pins, &bound.listener, *only_services, &serving.forwarder).await
                 }
                 _ => pending().await,
             }

@@ -94,7 +94,8 @@ impl ConnectionServer {
             }
             ListenerKind::Kernel { only_services, .. } => {
                 let (original, kernel) = self.redirected.original_dst(stream, caller).unzip();
-                Some((only_services, original, kernel))
+                let of_cgroup = kernel.as_ref().is_some_and(|kernel| kernel.only_services);
+                Some((only_services || of_cgroup, original, kernel))
             }
             ListenerKind::Http { .. } | ListenerKind::Tcp { .. } => None,
         }

@@ -19,12 +19,12 @@ use tonic::Code;
 use super::{
     CheckArgs,
     page::{Fetched, Page, fetch},
-    peer::listening_at,
 };
 use crate::{
     command::finding::{Level, Report, listed},
     connect::{SOFTWARE, transport, transport_of_user},
     failure::Failure,
+    process_stat::ProcessStat,
     view::age_of,
 };
 
@@ -361,7 +361,7 @@ async fn unreachable(
 /// told where it listens at a socket of this machine.
 async fn silent_peer(what: &str, address: &Address) -> (String, String) {
     let process = match address {
-        Address::Unix(path) => listening_at(path).await,
+        Address::Unix(path) => ProcessStat::listening_at(path).await,
         Address::Tcp(_) => None,
     };
     let message = format!("{what} accepts connections at {address} and does not respond");

@@ -5,11 +5,15 @@ use std::{net::Ipv4Addr, num::NonZeroU32, process::ExitCode, str::FromStr, time:
 use clap::Args;
 use fairmesh_kernel::{Attachments, Selection, attach as attach_programs, detach as detach_programs, status};
 use fairmesh_model::Invalid;
+use fairmesh_wire::transport::Address;
 use serde_json::json;
 use tokio::time::sleep;
 
 use super::{PinArgs, failure};
-use crate::{cli::OutputArgs, command::processes::proxy::uids, failure::Failure, output};
+use crate::{
+    cli::OutputArgs, command::processes::proxy::uids, connect, failure::Failure, output,
+    process_stat::ProcessStat,
+};
 
 /// How often, and how many times, the command looks whether a proxy has found the maps.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -19,7 +23,7 @@ const POLLS: usize = 40;
 #[derive(Debug, Args)]
 pub(crate) struct AttachArgs {
     /// The cgroup (version 2) of the programs, such as /shop, with those below it; it is created if it is missing. Neither the root
-    /// nor that of the proxy.
+    /// nor that of the proxy or of the agent (FAIRMESH_AGENT).
     #[arg(long, value_name = "PATH")]
     cgroup: String,
     /// Only connections to this port; may be repeated, up to 8 times.
@@ -28,6 +32,10 @@ pub(crate) struct AttachArgs {
     /// Only connections to these IPv4 addresses; may be repeated, up to 8 times.
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     to: Vec<Network>,
+    /// Refuse these connections to anything but services: the proxy while it listens, and all of them while none does, which are
+    /// direct otherwise.
+    #[arg(long)]
+    only_services: bool,
     /// The cgroup of servers on this machine, such as /servers: requests go into their sockets, and plain responses to the callers, past
     /// the proxy. It is created if it is missing; may be repeated.
     #[arg(long, value_name = "PATH")]
@@ -84,31 +92,41 @@ pub(super) async fn attach(args: AttachArgs) -> Result<ExitCode, Failure> {
     let to = Attachments {
         callers: args.cgroup,
         selection,
+        only_services: args.only_services,
         max_in_flight: args.max_in_flight,
         servers: args.servers,
         short_cut: !args.no_short_cut,
         owner,
+        agent: agent_process().await,
     };
     attach_programs(&pins, &to).map_err(failure)?;
-    let mut proxy = None;
+    let mut now = status(&pins).map_err(failure)?;
     for _ in 0..POLLS {
-        proxy = status(&pins).map_err(failure)?.proxy;
-        if proxy.is_some() {
+        if now.proxy.is_some() {
             break;
         }
         sleep(POLL_INTERVAL).await;
+        now = status(&pins).map_err(failure)?;
     }
+    let proxy = now.proxy;
+    let are = if to.only_services || now.only_services { "refused" } else { "direct" };
     let words = match proxy {
         Some(process) => {
             format!("attached to {}; connections go to the proxy, process {process}\n", to.callers)
         }
         None => format!(
-            "attached to {}; no proxy listens, so connections are direct: run 'fairmesh proxy --listen kernel:127.0.0.1:7416'\n",
+            "attached to {}; no proxy listens, so connections are {are}: run 'fairmesh proxy --listen kernel:127.0.0.1:7416'\n",
             to.callers
         ),
     };
     let state = json!({ "cgroup": to.callers, "servers": to.servers, "proxy": proxy });
     output::print_one(args.output_args.format(), &state, &words).map(|()| ExitCode::SUCCESS)
+}
+
+/// The process of the agent of this machine; `None` if it cannot be learned.
+async fn agent_process() -> Option<u32> {
+    let Address::Unix(socket) = connect::agent() else { return None };
+    ProcessStat::listening_at(&socket).await.map(|process| process.pid)
 }
 
 pub(super) fn detach(args: DetachArgs) -> Result<ExitCode, Failure> {

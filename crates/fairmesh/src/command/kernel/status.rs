@@ -38,6 +38,7 @@ fn state(status: &Status) -> Value {
             "cgroup": one.cgroup,
             "id": one.id,
             "callers": one.has_callers,
+            "onlyServices": one.only_services,
             "servers": one.has_servers,
             "inFlight": one.in_flight,
             "maxInFlight": one.max_in_flight,
@@ -50,6 +51,7 @@ fn state(status: &Status) -> Value {
         "pins": status.pins,
         "attachments": attachments.collect::<Vec<_>>(),
         "proxy": status.proxy,
+        "onlyServices": status.only_services,
         "inFlight": status.in_flight,
         "counters": counters,
         "memory": memory,
@@ -63,8 +65,7 @@ fn text(status: &Status) -> String {
         _ => "cgroup of callers",
     };
     let cgroups = status.attachments.iter().map(|one| vec![role(one).to_owned(), shown(one)]);
-    let proxy =
-        status.proxy.map_or_else(|| "none listens".to_owned(), |process| format!("process {process}"));
+    let proxy = status.proxy.map_or_else(|| without_proxy(status), |process| format!("process {process}"));
     let counters =
         status.counters.iter().filter(|(counter, value)| *value > 0 || *counter == Counter::SentByKernel);
     let counters = counters.map(|(counter, value)| vec![words(*counter).to_owned(), value.to_string()]);
@@ -76,11 +77,19 @@ fn text(status: &Status) -> String {
     output::table(&["", ""], &rows).trim_start().to_owned()
 }
 
+fn without_proxy(status: &Status) -> String {
+    match status.only_services {
+        true => "none listens; connections are refused, as the last one was told".to_owned(),
+        false => "none listens".to_owned(),
+    }
+}
+
 fn shown(attachment: &Attachment) -> String {
     let Attachment { cgroup, in_flight, .. } = attachment;
+    let only_services = if attachment.only_services { ", services only" } else { "" };
     match attachment.max_in_flight {
-        Some(most) => format!("{cgroup}, {in_flight} of {most} requests in flight"),
-        None => cgroup.clone(),
+        Some(most) => format!("{cgroup}{only_services}, {in_flight} of {most} requests in flight"),
+        None => format!("{cgroup}{only_services}"),
     }
 }
 
@@ -88,6 +97,7 @@ fn words(counter: Counter) -> &'static str {
     match counter {
         Counter::Redirected => "connections to the proxy",
         Counter::NoProxy => "connections made directly, no proxy listened",
+        Counter::Refused => "connections refused, no proxy listened",
         Counter::SentByKernel => "requests by the kernel",
         Counter::NotRegistered => "by the sidecar: connection not served yet",
         Counter::InFlight => "by the sidecar: an earlier request in flight",

@@ -76,6 +76,7 @@ pub(crate) struct AgentArgs {
 /// Runs until SIGTERM or SIGINT.
 pub(crate) async fn run(args: AgentArgs) -> Result<ExitCode, Failure> {
     args.logging.start()?;
+    refuse_redirection()?;
     let join_token = join_token(args.join_token_file.as_deref())?;
     let AgentArgs { region, zone, cluster, host_type, .. } = args;
     let config = AgentConfig {
@@ -93,6 +94,19 @@ pub(crate) async fn run(args: AgentArgs) -> Result<ExitCode, Failure> {
     };
     fairmesh_agent::run(config, signals::shutdown()?).await.map_err(|error| Failure::stopped(&error))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses to run where the programs of the kernel form are attached. What this user cannot see of them is not checked.
+fn refuse_redirection() -> Result<(), Failure> {
+    match fairmesh_kernel::own_attachment(Path::new(fairmesh_kernel::DEFAULT_PINS)) {
+        Ok(Some(cgroup)) => Err(Failure::refused(
+            format!(
+                "this agent is in cgroup {cgroup}, whose connections go to the proxy, which needs the agent"
+            ),
+            "start it outside, or run 'fairmesh kernel detach'",
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// The control plane on this machine.
