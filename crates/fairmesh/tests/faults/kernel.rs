@@ -13,6 +13,7 @@ mod remote;
 mod requests;
 mod routes;
 mod soak;
+mod tls;
 mod unread;
 mod upgrade;
 
