@@ -24,7 +24,7 @@ def read_request(file):
             length = int(value)
     return line.split()[1][1:].decode() if line else None, file.read(length)
 
-requests = []
+requests, closed = [], []
 
 def respond(connection, path, body):
     kind, _, size = path.partition("-")
@@ -34,6 +34,12 @@ def respond(connection, path, body):
     if kind == "count":
         text = b"%d" % len(requests)
         length = b"content-length: %d\r\n\r\n" % len(text)
+    if kind == "closed":
+        text = b"%d" % len(closed)
+        length = b"content-length: %d\r\n\r\n" % len(text)
+    if kind == "brief":
+        # As a server does that keeps no idle connection for long.
+        connection.settimeout(0.05)
     requests.append(path)
     if kind == "slow":
         time.sleep(0.3)
@@ -50,13 +56,16 @@ def respond(connection, path, body):
     else:
         connection.sendall(head + length + text)
     if kind == "last":
-        # As a server does that keeps no idle connection for long.
         connection.shutdown(socket.SHUT_RDWR)
 
 def serve(connection):
     file = connection.makefile("rb")
     while True:
-        path, body = read_request(file)
+        try:
+            path, body = read_request(file)
+        except TimeoutError:
+            connection.shutdown(socket.SHUT_RDWR)
+            return closed.append(connection)
         if path is None:
             return
         respond(connection, path, body)

@@ -22,6 +22,29 @@ for at in range(60):
     ask(b'plain-3')
 ";
 
+/// Requests between which the server closes the connection that has become idle, which it says on one past the proxy.
+const IDLE: &str = "
+import time
+aside = socket.create_connection(('127.0.0.1', PORT))
+aside_file = aside.makefile('rb')
+
+def closed():
+    aside.sendall(b'GET /closed HTTP/1.1\r\n\r\n')
+    while (line := aside_file.readline()) != b'\r\n':
+        if line.startswith(b'content-length'):
+            length = int(line.split()[1])
+    return int(aside_file.read(length))
+
+for at in range(20):
+    before = closed()
+    ask(b'plain-3')
+    ask(b'brief-5')
+    end = time.monotonic() + 20
+    while closed() == before:
+        assert time.monotonic() < end, 'it keeps the connection'
+        time.sleep(0.002)
+";
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_in_forms_that_the_kernel_does_not_take_are_the_sidecars() {
     let _machine = beside_others().await;
@@ -71,4 +94,27 @@ async fn programs_see_the_addresses_that_they_gave_and_no_connection_that_the_se
     assert_eq!(call(&attached, CLOSED).await, "", "each request gets its response, on another connection");
     assert!(attached.counter("sent-by-kernel").await > 0);
     until("no request is in flight", async || attached.status().await["inFlight"] == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_a_server_closes_since_they_are_idle_are_replaced() {
+    let _machine = beside_others().await;
+    if tool("python3").is_none() {
+        return skipped("caller and server are Python programs", "python3 is missing");
+    }
+    let Some(attached) = Attached::new("idle").await else { return };
+    let world = World::start("").await;
+    let server = LocalServer::start(&world, &attached, "4").await;
+    let _proxy = attached.proxy_with(&world, WITHOUT_LOG).await;
+    let script = IDLE.replace("PORT", &server.port.to_string());
+    // The proxy reads the responses, and then the kernel moves them.
+    for servers in [&[][..], &["--servers", &server.cgroup]] {
+        attached.attach_with(servers).await;
+        let before = attached.counter("sent-by-kernel").await;
+        assert_eq!(call(&attached, &script).await, "", "each request gets its response");
+        let sent = attached.counter("sent-by-kernel").await - before;
+        assert!(sent >= 15, "{sent} of 40: the second of each two has a connection again");
+        until("no request is in flight", async || attached.status().await["inFlight"] == 0).await;
+    }
+    assert!(attached.counter("answered-directly").await > 0);
 }
