@@ -96,11 +96,11 @@ async fn the_cgroup_of_the_agent_is_refused() {
         .unwrap();
     until("the agent listens", async || world.path("own.sock").exists()).await;
     for to in [["--cgroup", &own, "--port", "80"], ["--cgroup", &attached.cgroup, "--servers", &own]] {
-        let mut command = fairmesh_test_support::fairmesh(&["kernel", "attach"]);
+        let mut command = Command::new("env");
         command
+            .args([&format!("FAIRMESH_AGENT={socket}"), env!("CARGO_BIN_EXE_fairmesh"), "kernel", "attach"])
             .args(to)
-            .args(["--bpffs", &attached.pins().display().to_string()])
-            .env("FAIRMESH_AGENT", &socket);
+            .args(["--bpffs", &attached.pins().display().to_string()]);
         let said = crate::harness::run(command, "", super::PATIENCE).await.fails();
         assert!(said.contains("contains the agent"), "{said}");
         assert!(!attached.pins().exists(), "nothing was made");

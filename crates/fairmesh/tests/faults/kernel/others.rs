@@ -29,8 +29,8 @@ aside = socket.create_connection(('127.0.0.1', PORT))
 aside_file = aside.makefile('rb')
 
 def closed():
-    aside.sendall(b'GET /closed HTTP/1.1\r\n\r\n')
-    while (line := aside_file.readline()) != b'\r\n':
+    aside.sendall(b'GET /closed HTTP/1.1\\r\\n\\r\\n')
+    while (line := aside_file.readline()) != b'\\r\\n':
         if line.startswith(b'content-length'):
             length = int(line.split()[1])
     return int(aside_file.read(length))

@@ -96,8 +96,9 @@ fn nginx(port: u16, serves: bool, folder: &Path) -> String {
     // A buffer that it fills makes it ask by FIONREAD how much more there is, which is 0.
     let buffers = "proxy_buffer_size 128k; proxy_buffers 4 128k; proxy_busy_buffers_size 128k;\n\
          client_header_buffer_size 128k; client_body_buffer_size 128k;\n";
+    // One process, which is killed with the test: workers outlive a master that is.
     format!(
-        "user root; daemon off; worker_processes 1; pid {folder}/pid; error_log {folder}/log;\nevents {{}}\n\
+        "user root; daemon off; master_process off; pid {folder}/pid; error_log {folder}/log;\nevents {{}}\n\
          http {{\naccess_log off;\n{temporary}{buffers}upstream services {{ server 127.96.0.1:80; keepalive 4; }}\n\
          server {{\nlisten {port};\n{locations}}}\n}}\n"
     )

@@ -79,7 +79,7 @@ async fn bytes_of_tls_reach_their_original_destination_or_the_sidecar_as_they_ar
 
     let client = ["python3", "-c", CLIENT, &authority.path("ca.pem"), &port.to_string()];
     assert_eq!(attached.run(&client).await.ok(), "TLSv1_2\nTLSv1_3\n");
-    proxy.reaches("captured_connections_passed_through_total", 2.0).await;
+    proxy.reaches("captured_connections_passthrough_total", 2.0).await;
     assert_eq!(attached.counter("redirected").await, 2);
     assert!(attached.counter("not-plain").await >= 2 * 12, "each message is left to the proxy");
     assert_eq!(attached.counter("sent-by-kernel").await, 0);
