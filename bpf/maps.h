@@ -29,6 +29,7 @@ struct parser {
 	u32 refused;
 	u32 is_response, status, has_load, load_at, load_length;
 	u32 has_cookie;
+	u32 of_proxy; /* with the proxy's own fields */
 };
 
 /* A field of the head. */
@@ -60,7 +61,7 @@ struct caller {
 	struct http http; /* its last request */
 };
 
-/* Of a server's socket. */
+/* Of a server's socket, or one of the proxy. */
 struct server {
 	u64 left; /* when the request was sent whose response is left to the proxy */
 	struct http http; /* its last response */
@@ -274,6 +275,25 @@ struct {
 	MAP_TYPE(key, u64);
 	MAP_TYPE(value, u64);
 } caller_addresses SEC(".maps");
+
+/* Connections from this machine to servers, since these accepted them: 1 while the response is awaited to a request that the proxy sent and
+ * that did not pass TCP. */
+struct {
+	MAP_UINT(type, MAP_LRU_HASH);
+	MAP_UINT(max_entries, SLOTS);
+	MAP_UINT(pinning, PIN_BY_NAME);
+	MAP_TYPE(key, struct connection);
+	MAP_TYPE(value, u32);
+} exchanges SEC(".maps");
+
+/* The proxy's sockets of those on which it sends requests itself, whose sends the program `forward` decides on. */
+struct {
+	MAP_UINT(type, MAP_SOCKHASH);
+	MAP_UINT(max_entries, SLOTS);
+	MAP_UINT(pinning, PIN_BY_NAME);
+	MAP_TYPE(key, struct connection);
+	MAP_TYPE(value, u32);
+} forwarding_sockets SEC(".maps");
 
 /* What the proxy says of a caller's connection; 0 while it serves none. */
 INLINE struct link *find_link(u64 cookie)

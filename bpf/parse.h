@@ -60,11 +60,15 @@ INLINE u32 method_bit(struct token *token)
 	       token_is(token, EIGHT('O', 'P', 'T', 'I', 'O', 'N', 'S', 0), 0, 0) << 5;
 }
 
-/* Fields that belong to the connection, frame the message in another way, or are for Fairmesh. */
+/* Fields for Fairmesh. */
+INLINE int is_own_field(struct token *token)
+{
+	return token->word0 == EIGHT('x', '-', 'f', 'a', 'i', 'r', 'm', 'e') && (token->word1 & 0xffffff) == FOUR('s', 'h', '-', 0);
+}
+
+/* Fields that belong to the connection, or frame the message in another way. */
 INLINE int is_refused_field(struct token *token)
 {
-	if ((token->word0 == EIGHT('x', '-', 'f', 'a', 'i', 'r', 'm', 'e')) && (token->word1 & 0xffffff) == FOUR('s', 'h', '-', 0))
-		return 1;
 	if (token_is(token, EIGHT('f', 'a', 'i', 'r', 'm', 'e', 's', 'h'), EIGHT('-', 'w', 'r', 'o', 'n', 'g', '-', 's'), FOUR('h', 'a', 'r', 'd')) ||
 	    token_is(token, EIGHT('g', 'r', 'p', 'c', '-', 's', 't', 'a'), FOUR('t', 'u', 's', 0), 0))
 		return 1;
@@ -99,7 +103,7 @@ INLINE void name_ends(struct http *http)
 
 	parser->field = FIELD_OTHER;
 	/* Of a response it says how long an idle connection is kept, which the caller may know. */
-	if (!name->length || is_refused_field(name) || (is_keep_alive(name) && !parser->is_response))
+	if (!name->length || (is_own_field(name) && !parser->of_proxy) || is_refused_field(name) || (is_keep_alive(name) && !parser->is_response))
 		parser->refused = 1;
 	else if (token_is(name, FOUR('h', 'o', 's', 't'), 0, 0))
 		parser->field = FIELD_HOST;

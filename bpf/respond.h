@@ -32,8 +32,10 @@ SEC("sockops") int accepted(struct bpf_sock_ops *ops)
 		.proxy_port = NETWORK32(ops->remote_port),
 		.server_port = ops->local_port,
 	};
-	if (is_local(connection.proxy_ip, connection.server_ip) && sk_storage_get(&servers, sk, 0, F_STORAGE_CREATE))
+	if (is_local(connection.proxy_ip, connection.server_ip) && sk_storage_get(&servers, sk, 0, F_STORAGE_CREATE)) {
 		sock_hash_update(ops, &server_sockets, &connection, 0);
+		map_update(&exchanges, &connection, &zero, 0);
+	}
 	return 1;
 }
 
@@ -78,6 +80,29 @@ INLINE void count_call(struct slot *slot, u64 cookie, s64 in_flight)
 		__sync_fetch_and_add(&link->sent, in_flight);
 }
 
+/* A response to a request that the proxy sent past TCP goes back in the same way if it is plain and whole: the proxy has read everything
+ * before it sent the request, and sends no other one before it has read the response. Whatever else a server sends first, as an
+ * informational response, and all that follows, passes TCP. */
+INLINE int respond_to_proxy(struct sk_msg_md *message, struct server *server, struct connection *connection)
+{
+	u32 *awaits = map_lookup(&exchanges, connection);
+
+	if (!awaits || !*awaits || !__sync_lock_test_and_set(awaits, 0))
+		return SK_PASS;
+	struct http *http = &server->http;
+	struct parsed parsed = { .http = http };
+	begin_response(http);
+	http->parser.of_proxy = 1;
+	http->parser.available = copy_message(http, message);
+	loop(REQUEST_BYTES, parse_step, &parsed, 0);
+	if (!is_plain_response(&http->parser, message->size) ||
+	    ((u64)message->data_end - (u64)message->data < message->size && msg_pull_data(message, 0, message->size, 0)))
+		return SK_PASS;
+	if (msg_redirect_hash(message, &forwarding_sockets, connection, F_INGRESS) == SK_PASS)
+		count(FORWARDED_RESPONSE);
+	return SK_PASS;
+}
+
 SEC("sk_msg") int respond(struct sk_msg_md *message)
 {
 	if (!message->sk)
@@ -90,8 +115,10 @@ SEC("sk_msg") int respond(struct sk_msg_md *message)
 	};
 	u32 *position = map_lookup(&local_slots, &connection);
 	struct server *server = sk_storage_get(&servers, message->sk, 0, 0);
-	if (!position || !server)
+	if (!server)
 		return SK_PASS;
+	if (!position)
+		return respond_to_proxy(message, server, &connection);
 	u32 key = *position;
 	struct slot *slot = map_lookup(&slots, &key);
 	if (!slot || !slot->length || server->left == slot->claimed_ns)

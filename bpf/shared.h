@@ -47,6 +47,8 @@ enum counter {
 	SHORT_CUT,         /* responses that went from the proxy's sendmsg to the caller */
 	GROUP_FULL,        /* as many requests of the caller's cgroup are in flight as may be */
 	CONNECT_REFUSED,   /* no proxy listened, and services alone may be reached */
+	FORWARDED_REQUEST,  /* requests that went from the proxy's sendmsg to a server on this machine */
+	FORWARDED_RESPONSE, /* their responses that went from the server's sendmsg to the proxy */
 	COUNTERS,
 };
 

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* The short cut: responses of the proxy, moved to the caller from the proxy's own sendmsg. Neither passes TCP. */
+/* The short cut: responses of the proxy, moved to the caller from the proxy's own sendmsg, and its requests, moved to a server on this
+ * machine. Neither passes TCP. */
 #ifndef FAIRMESH_SHORT_CUT_H
 #define FAIRMESH_SHORT_CUT_H
 
+#include "parse.h"
 #include "receive_queue.h"
 
 /* Only a response that is sent whole takes it, and only to a caller that has read all before: data then never lies in both of its
@@ -32,6 +34,47 @@ SEC("sk_msg") int short_cut(struct sk_msg_md *message)
 		return SK_PASS;
 	link->diverted += size;
 	count(SHORT_CUT);
+	return SK_PASS;
+}
+
+/* A request that the proxy sends itself, if it is plain and whole. The server has read everything before: the proxy sends one request at a
+ * time, and uses a connection again once the response to all of a request has come. */
+SEC("sk_msg") int forward(struct sk_msg_md *message)
+{
+	struct connection connection = {
+		.proxy_ip = message->local_ip4,
+		.server_ip = message->remote_ip4,
+		.proxy_port = message->local_port,
+		.server_port = NETWORK32(message->remote_port),
+	};
+	u32 *awaits = map_lookup(&exchanges, &connection);
+	struct bpf_sock *sk = message->sk;
+
+	if (!awaits || !sk || message->size > MOST_REQUEST_BYTES)
+		return SK_PASS;
+	struct server *own = sk_storage_get(&servers, sk, 0, F_STORAGE_CREATE);
+	if (!own)
+		return SK_PASS;
+	struct http *http = &own->http;
+	struct parser *parser = &http->parser;
+	struct parsed parsed = { .http = http };
+	__builtin_memset(parser, 0, sizeof(*parser));
+	parser->of_proxy = 1;
+	parser->available = copy_message(http, message);
+	loop(REQUEST_BYTES, parse_step, &parsed, 0);
+	u32 whole = parser->end + parser->content_length;
+	if (!parser->end || parser->refused || whole != message->size)
+		return SK_PASS;
+	/* In one piece: the kernel may run out of memory between two, and would have moved the first. */
+	if ((u64)message->data_end - (u64)message->data < whole && msg_pull_data(message, 0, whole, 0))
+		return SK_PASS;
+	/* Before the server can respond. */
+	__sync_lock_test_and_set(awaits, 1);
+	if (msg_redirect_hash(message, &server_sockets, &connection, F_INGRESS) != SK_PASS) {
+		__sync_lock_test_and_set(awaits, 0);
+		return SK_PASS;
+	}
+	count(FORWARDED_REQUEST);
 	return SK_PASS;
 }
 

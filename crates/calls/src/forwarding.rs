@@ -6,7 +6,7 @@ use std::{net::SocketAddr, sync::Arc};
 use bytes::Bytes;
 use fairmesh_http::{BoxError, h1::BorrowedRequest};
 use http::{Request, Response};
-use tokio::time::Instant;
+use tokio::{net::TcpStream, time::Instant};
 
 use crate::{
     Body, Fault, Mesh, MeshBuilder, ServiceHandle,
@@ -36,6 +36,11 @@ pub fn with_event_loops(builder: MeshBuilder, event_loops: usize) -> MeshBuilder
 /// unreachable.
 pub fn exclude_addresses(mesh: &Mesh, addresses: impl IntoIterator<Item = SocketAddr>) {
     mesh.state.transport.own_addresses.add(addresses);
+}
+
+/// Has this told of each plaintext connection over HTTP/1.1 that calls make, before its first request. The first such hook stays.
+pub fn on_connection(mesh: &Mesh, hook: impl Fn(&TcpStream) + Send + Sync + 'static) {
+    mesh.state.transport.connection_hook.set(hook);
 }
 
 /// The current state of a service.

@@ -4,6 +4,7 @@
 //! writes and reads, or the calls that share a connection do so together.
 
 mod abort_on_drop;
+mod connection_hook;
 mod connector;
 mod endpoint_pool;
 mod error;

@@ -80,7 +80,7 @@ pub struct Attachments {
     pub max_in_flight: Option<NonZeroU32>,
     /// Cgroups of servers, to which the kernel moves requests directly, and back the responses.
     pub servers: Vec<String>,
-    /// Whether responses of the proxy take the short cut to the callers.
+    /// Whether responses of the proxy take the short cut to the callers, and its requests that to the servers.
     pub short_cut: bool,
     /// The user as whom the proxy runs without capabilities, and to whom the maps belong; `None` leaves them to whom they belong.
     pub owner: Option<u32>,
@@ -173,12 +173,13 @@ fn attach_callers(
     short_cut: bool,
 ) -> Result<Ebpf, KernelError> {
     let mut programs = object::open(pins, own)?;
-    for name in ADDRESS_PROGRAMS.iter().chain(&[TRACK, SEND, object::SHORT_CUT]) {
+    for name in ADDRESS_PROGRAMS.iter().chain(&[TRACK, SEND, object::SHORT_CUT, object::FORWARD]) {
         object::load(&mut programs, name)?;
     }
     detach_one(pins, cgroup.id, links_of(CALLERS))?;
     if short_cut {
         attach_to_sockets::<u64>(&mut programs, object::SHORT_CUT, "proxy_sockets")?;
+        attach_to_sockets::<LocalConnection>(&mut programs, object::FORWARD, "forwarding_sockets")?;
     }
     attach_to_sockets::<u64>(&mut programs, SEND, "caller_sockets")?;
     attach_sock_ops(pins, &mut programs, TRACK, cgroup)?;

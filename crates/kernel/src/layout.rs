@@ -369,11 +369,15 @@ pub enum Counter {
     GroupFull,
     /// Connections refused, since no proxy listened and services alone may be reached.
     Refused,
+    /// Requests that the proxy sent and that took the short cut to servers on this machine.
+    ForwardedRequest,
+    /// Their responses that took it back to the proxy.
+    ForwardedResponse,
 }
 
 impl Counter {
     /// All, in the order of the map.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 20] = [
         Self::Redirected,
         Self::NoProxy,
         Self::SentByKernel,
@@ -392,6 +396,8 @@ impl Counter {
         Self::ShortCut,
         Self::GroupFull,
         Self::Refused,
+        Self::ForwardedRequest,
+        Self::ForwardedResponse,
     ];
 
     /// Its name for programs.
@@ -415,6 +421,8 @@ impl Counter {
             Self::ShortCut => "short-cut",
             Self::GroupFull => "too-many-in-flight",
             Self::Refused => "refused",
+            Self::ForwardedRequest => "short-cut-requests",
+            Self::ForwardedResponse => "short-cut-responses",
         }
     }
 }

@@ -12,6 +12,7 @@ mod cgroup;
 mod completed;
 mod destinations;
 mod error;
+mod forwarding;
 mod groups;
 mod layout;
 mod links;

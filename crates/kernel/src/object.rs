@@ -23,12 +23,24 @@ pub(crate) const TRACK: &str = "track";
 pub(crate) const SEND: &str = "send";
 /// The program that decides on what the proxy sends to callers.
 pub(crate) const SHORT_CUT: &str = "short_cut";
+/// The program that decides on what the proxy sends to servers.
+pub(crate) const FORWARD: &str = "forward";
 /// Programs of servers: on connections that they accept, and on what they send.
 pub(crate) const ACCEPTED: &str = "accepted";
 pub(crate) const RESPOND: &str = "respond";
 /// All programs.
-pub(crate) const PROGRAMS: [&str; 9] =
-    ["getpeername4", "getpeername6", "connect4", "connect6", TRACK, SEND, SHORT_CUT, ACCEPTED, RESPOND];
+pub(crate) const PROGRAMS: [&str; 10] = [
+    "getpeername4",
+    "getpeername6",
+    "connect4",
+    "connect6",
+    TRACK,
+    SEND,
+    SHORT_CUT,
+    FORWARD,
+    ACCEPTED,
+    RESPOND,
+];
 
 /// What the programs of a cgroup of callers have for themselves.
 #[derive(Debug, Default)]
@@ -54,7 +66,7 @@ pub(crate) fn load(programs: &mut Ebpf, name: &str) -> Result<(), KernelError> {
     let refused = |error: &dyn std::error::Error| KernelError::refused(format!("program {name}"), error);
     let loaded = match name {
         TRACK | ACCEPTED => sock_ops(programs, name)?.load(),
-        SEND | RESPOND | SHORT_CUT => sk_msg(programs, name)?.load(),
+        SEND | RESPOND | SHORT_CUT | FORWARD => sk_msg(programs, name)?.load(),
         _ => sock_addr(programs, name)?.load(),
     };
     loaded.map_err(|error| refused(&error))

@@ -12,6 +12,7 @@ use crate::{
     KernelError, Link, Policy, PublishedPolicy,
     blocks::BlockTable,
     completed::{CompletedCall, CompletedCalls},
+    forwarding::ForwardingTable,
     layout::ENDPOINTS,
     links::LinkTable,
     pins,
@@ -27,6 +28,7 @@ pub struct KernelSender {
     blocks: Arc<BlockTable>,
     links: Arc<LinkTable>,
     completed: CompletedCalls,
+    forwarding: ForwardingTable,
 }
 
 impl KernelSender {
@@ -56,6 +58,7 @@ impl KernelSender {
             blocks: Arc::new(BlockTable::open(&map("blocks")?, lock)?),
             links: Arc::new(links),
             completed: CompletedCalls::open(map("completed")?)?,
+            forwarding: ForwardingTable::open(map("exchanges")?, map("forwarding_sockets")?)?,
         }))
     }
 
@@ -94,6 +97,11 @@ impl KernelSender {
         socket: Option<BorrowedFd<'_>>,
     ) -> Option<Link> {
         self.links.add(cookie, caller, socket)
+    }
+
+    /// Has requests that the proxy sends on this connection to a server take the short cut, where they can.
+    pub fn add_connection(&self, proxy: SocketAddr, server: SocketAddr, socket: BorrowedFd<'_>) {
+        self.forwarding.add(proxy, server, socket);
     }
 
     /// Takes the calls whose responses the kernel has sent to their callers since the last time; how many there were.

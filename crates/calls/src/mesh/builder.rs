@@ -155,6 +155,7 @@ impl MeshBuilder {
             counters: Arc::default(),
             local: self.local_address,
             own_addresses: Default::default(),
+            connection_hook: Default::default(),
             event_loops: self.event_loops,
         };
         let mut state = MeshState::new(source, client_id, transport, self.observer);

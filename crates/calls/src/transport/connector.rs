@@ -13,7 +13,10 @@ use fairmesh_router::PeerIdentity;
 use fairmesh_wire::transport::{EndpointAddress, ExpectedPeer, Stream, Transport};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::{error::SendError, own_addresses::OwnAddresses, raw_connection::RawConnection};
+use super::{
+    connection_hook::ConnectionHook, error::SendError, own_addresses::OwnAddresses,
+    raw_connection::RawConnection,
+};
 use crate::observe::Counters;
 
 /// How long a connect may take.
@@ -32,6 +35,8 @@ pub(crate) struct TransportContext {
     pub(crate) local: Option<IpAddr>,
     /// Listeners of this process, to which no connection is made.
     pub(crate) own_addresses: OwnAddresses,
+    /// Of the component for which calls are forwarded.
+    pub(crate) connection_hook: ConnectionHook,
     /// The number of event loops that make calls.
     pub(crate) event_loops: usize,
 }
@@ -48,6 +53,7 @@ pub(crate) struct Connector {
     pub(super) multiplexed: bool,
     pub(super) counters: Arc<Counters>,
     pub(super) own_addresses: OwnAddresses,
+    pub(super) connection_hook: ConnectionHook,
 }
 
 impl Connector {

@@ -186,6 +186,7 @@ impl EndpointTransport for Arc<EndpointPool> {
                 multiplexed,
                 counters: Arc::clone(&context.counters),
                 own_addresses: context.own_addresses.clone(),
+                connection_hook: context.connection_hook.clone(),
             },
             endpoint,
             h1: PerEventLoop::new(if multiplexed { 1 } else { context.event_loops }),

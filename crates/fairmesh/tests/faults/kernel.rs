@@ -12,6 +12,7 @@ mod peers;
 mod remote;
 mod requests;
 mod routes;
+mod sidecar;
 mod soak;
 mod tls;
 mod unread;

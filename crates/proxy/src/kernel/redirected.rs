@@ -1,12 +1,13 @@
 use std::{
     fs,
     net::SocketAddr,
-    os::unix::fs::MetadataExt as _,
+    os::{fd::AsFd as _, unix::fs::MetadataExt as _},
     path::Path,
     sync::{Arc, PoisonError, RwLock},
     time::Duration,
 };
 
+use fairmesh_calls::forwarding::on_connection;
 use fairmesh_kernel::KernelError;
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -25,7 +26,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// The maps shared with the eBPF programs, while these are attached.
 #[derive(Debug, Default)]
 pub(crate) struct RedirectedConnections {
-    attached: RwLock<Option<Arc<Attached>>>,
+    attached: Arc<RwLock<Option<Arc<Attached>>>>,
 }
 
 impl RedirectedConnections {
@@ -37,6 +38,7 @@ impl RedirectedConnections {
         only_services: bool,
         forwarder: &Arc<Forwarder>,
     ) {
+        self.follow_connections(forwarder);
         let (mut registered, mut reported) = (None, String::new());
         loop {
             let found = fs::metadata(pins).ok().map(|folder| (folder.dev(), folder.ino()));
@@ -64,6 +66,19 @@ impl RedirectedConnections {
             }
             sleep(POLL_INTERVAL).await;
         }
+    }
+
+    /// Has the kernel know the connections on which this proxy sends requests, too.
+    fn follow_connections(&self, forwarder: &Forwarder) {
+        let attached = Arc::clone(&self.attached);
+        on_connection(&forwarder.services().mesh, move |stream| {
+            let attached = attached.read().unwrap_or_else(PoisonError::into_inner).clone();
+            if let Some(sender) = attached.as_ref().and_then(|attached| attached.sender())
+                && let (Ok(own), Ok(server)) = (stream.local_addr(), stream.peer_addr())
+            {
+                sender.add_connection(own, server, stream.as_fd());
+            }
+        });
     }
 
     /// The original destination of a connection from this address, and its caller. `None` if it was not redirected.

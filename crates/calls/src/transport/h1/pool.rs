@@ -6,6 +6,7 @@ use std::{
     },
 };
 
+use fairmesh_wire::transport::Stream;
 use http::{Method, Response, response};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -174,5 +175,8 @@ pub(in crate::transport) async fn receive(
 
 async fn open(connector: &Connector) -> Result<Box<Connection>, SendError> {
     let stream = connector.connect().await?;
+    if let Stream::Tcp(stream) = &stream {
+        connector.connection_hook.connected(stream);
+    }
     Ok(Box::new(Connection::new(stream, Some(connector.counters.open_connection()))))
 }

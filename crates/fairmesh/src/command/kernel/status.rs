@@ -111,6 +111,8 @@ fn words(counter: Counter) -> &'static str {
         Counter::AnsweredDirectly => "responses past the sidecar",
         Counter::ResponseLeft => "responses of servers here by the sidecar",
         Counter::ShortCut => "responses of the sidecar by the short cut",
+        Counter::ForwardedRequest => "requests of the sidecar by the short cut",
+        Counter::ForwardedResponse => "responses to the sidecar by the short cut",
         Counter::GroupFull => "by the sidecar: too many of the cgroup in flight",
         Counter::RedirectFailed => "by the sidecar: refused by the kernel",
     }

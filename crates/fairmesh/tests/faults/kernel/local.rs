@@ -41,6 +41,8 @@ def respond(connection, path, body):
         # As a server does that keeps no idle connection for long.
         connection.settimeout(0.05)
     requests.append(path)
+    if kind == "early":
+        connection.sendall(b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n")
     if kind == "slow":
         time.sleep(0.3)
     if kind == "die":

@@ -7,7 +7,7 @@ use super::{
 use crate::harness::{World, beside_others, skipped, tool, until};
 
 /// Responses that are relayed, that take the general way, and that are sent by the general way after ones that were relayed.
-const MIXED: &str = "
+pub(super) const MIXED: &str = "
 for at in range(60):
     ask(b'plain-%d' % (at * 100), b'b' * at)
 for at in range(20):
@@ -24,7 +24,7 @@ for path in (b'plain-3', b'slow-4', b'plain-5', b'plain-6'):
 ";
 
 /// A caller that reads late, in pieces, and one that waits for events of its socket and stops at a short read.
-const READERS: &str = "
+pub(super) const READERS: &str = "
 import select, time
 one = socket.create_connection(('127.96.0.1', 80))
 poll = select.epoll()

@@ -1,0 +1,74 @@
+//! Requests that the sidecar sends to servers on this machine: by the short cut on both sides.
+
+use super::{
+    Attached,
+    local::{ABORTS, LocalServer, WITHOUT_LOG, call, proxy_counts},
+    remote::{MIXED, READERS},
+};
+use crate::harness::{World, beside_others, skipped, tool, until};
+
+/// Requests with bodies of many lengths, and responses after informational ones.
+const BODIES: &str = "
+def ask_early():
+    send(b'early-5')
+    while file.readline().split()[1] == b'103':
+        while file.readline() != b'\\r\\n':
+            pass
+    length = 0
+    while (line := file.readline()) != b'\\r\\n':
+        if line.lower().startswith(b'content-length'):
+            length = int(line.split()[1])
+    if file.read(length) != b'early-5:xxxxx':
+        print('another body')
+
+for at in range(30):
+    ask(b'plain-%d' % (at * 2000), b'b' * (at * at * 100))
+    ask_early()
+    ask(b'plain-1')
+";
+
+/// The sidecar sends all requests of a service whose deadline it has to send too.
+const POLICY: &str = "{kind: Policy, service: shop/raw, timeout: 20s}";
+
+/// Runs all of it, and returns how many requests and responses took the short cut to the server and back, and to the caller.
+async fn by_the_sidecar(name: &str, options: &[&str]) -> Option<[u64; 3]> {
+    let attached = Attached::new(name).await?;
+    let world = World::start(POLICY).await;
+    let mut server = LocalServer::start(&world, &attached, "4").await;
+    attached.attach_with(&[&["--servers", &server.cgroup], options].concat()).await;
+    let proxy = attached.proxy_with(&world, WITHOUT_LOG).await;
+    until("connections go to the proxy", async || !attached.status().await["proxy"].is_null()).await;
+
+    assert_eq!(call(&attached, MIXED).await, "");
+    proxy_counts(&proxy, 60 + 5 * 20 + 3 + 4, 1).await;
+    let names = ["short-cut-requests", "short-cut-responses", "short-cut"];
+    let mut counts = [0; 3];
+    for (name, count) in names.iter().zip(&mut counts) {
+        *count = attached.counter(name).await;
+    }
+    for script in [BODIES, READERS, ABORTS] {
+        assert_eq!(call(&attached, script).await, "", "each caller gets its own responses");
+    }
+    assert_eq!(attached.counter("sent-by-kernel").await, 0);
+    server.restart().await;
+    until("the new process is called", async || {
+        call(&attached, "send(b'plain-1')\nprint(read_response()[0].decode())").await == "200\n"
+    })
+    .await;
+    assert_eq!(call(&attached, MIXED).await, "", "of the new process");
+    Some(counts)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_of_the_sidecar_take_the_short_cut_to_servers_of_this_machine_unless_it_is_off() {
+    let _machine = beside_others().await;
+    if tool("python3").is_none() {
+        return skipped("caller and server are Python programs", "python3 is missing");
+    }
+    let Some([requests, responses, to_caller]) = by_the_sidecar("both", &[]).await else { return };
+    // Of 168 requests, none is larger than 64 KB; responses that are, or in several sends, or of status 500, pass TCP.
+    assert!(requests >= 150, "{requests}");
+    assert!((100..=requests).contains(&responses), "{responses}");
+    assert!(to_caller >= 100, "{to_caller}");
+    assert_eq!(by_the_sidecar("neither", &["--no-short-cut"]).await, Some([0; 3]));
+}
