@@ -30,7 +30,16 @@ for at in range(30):
 /// The sidecar sends all requests of a service whose deadline it has to send too.
 const POLICY: &str = "{kind: Policy, service: shop/raw, timeout: 20s}";
 
-/// Runs all of it, and returns how many requests and responses took the short cut to the server and back, and to the caller.
+/// How many requests and responses took the short cut to the server and back, and to the caller.
+async fn short_cuts(attached: &Attached) -> [u64; 3] {
+    let mut counts = [0; 3];
+    for (name, count) in ["short-cut-requests", "short-cut-responses", "short-cut"].iter().zip(&mut counts) {
+        *count = attached.counter(name).await;
+    }
+    counts
+}
+
+/// Runs all of it, and returns what took the short cut.
 async fn by_the_sidecar(name: &str, options: &[&str]) -> Option<[u64; 3]> {
     let attached = Attached::new(name).await?;
     let world = World::start(POLICY).await;
@@ -41,11 +50,7 @@ async fn by_the_sidecar(name: &str, options: &[&str]) -> Option<[u64; 3]> {
 
     assert_eq!(call(&attached, MIXED).await, "");
     proxy_counts(&proxy, 60 + 5 * 20 + 3 + 4, 1).await;
-    let names = ["short-cut-requests", "short-cut-responses", "short-cut"];
-    let mut counts = [0; 3];
-    for (name, count) in names.iter().zip(&mut counts) {
-        *count = attached.counter(name).await;
-    }
+    let counts = short_cuts(&attached).await;
     for script in [BODIES, READERS, ABORTS] {
         assert_eq!(call(&attached, script).await, "", "each caller gets its own responses");
     }
