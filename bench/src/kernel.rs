@@ -40,6 +40,8 @@ pub(crate) struct KernelArgs {
 enum Part {
     /// CPU and latency of a request.
     Requests,
+    /// CPU of a request that the sidecar sends.
+    ShortCut,
     /// Latency of a chain of nine services.
     Chain,
     /// Memory and CPU of 300 callers.
@@ -99,6 +101,9 @@ pub(crate) fn run(args: &KernelArgs) -> Result<Report, Box<dyn Error>> {
     if wanted(Part::Requests) {
         runtime.block_on(requests(&mut report, Scale::new(quick)))?;
     }
+    if wanted(Part::ShortCut) {
+        runtime.block_on(short_cut(&mut report, Scale::new(quick)))?;
+    }
     if wanted(Part::Chain) {
         runtime.block_on(chain::run(&mut report, rounds))?;
     }
@@ -121,11 +126,16 @@ async fn requests(report: &mut Report, scale: Scale) -> Result<(), Box<dyn Error
             Err(why) => report.unmeasured(format!("cpu_vs_sidecar_{}_c16", place.name), why),
         }
     }
+    Ok(())
+}
+
+async fn short_cut(report: &mut Report, scale: Scale) -> Result<(), Box<dyn Error>> {
     let dir = tempfile::tempdir()?;
     match Attached::new(true).and_then(|attached| Ok((attached, Attached::by_tcp()?))) {
         Ok((attached, by_tcp)) => {
             let scale = Scale { turns: 0, ..scale };
-            tell_short_cut(report, &Sides::measure(dir.path(), &attached, Some(&by_tcp), scale).await?);
+            let found = Sides::measure(dir.path(), &attached, Some(&by_tcp), scale).await?;
+            tell_short_cut(report, &found, attached.short_cuts()?);
         }
         Err(why) => report.unmeasured(SHORT_CUT.0, why),
     }
@@ -146,7 +156,8 @@ async fn end_all(processes: Vec<RoleProcess>) {
     }
 }
 
-fn tell_short_cut(report: &mut Report, found: &Found) {
+/// `taken` is how many requests took the short cut to endpoints, responses back, and responses to callers.
+fn tell_short_cut(report: &mut Report, found: &Found, taken: [u64; 3]) {
     for Setting { connections, runs: [_, by_tcp, short], .. } in &found.settings {
         let ratios: Vec<f64> = short.iter().zip(by_tcp).map(|(ours, theirs)| ours.0 / theirs.0).collect();
         let name = format!("{}_c{connections}", SHORT_CUT.0);
@@ -155,9 +166,12 @@ fn tell_short_cut(report: &mut Report, found: &Found) {
                 let us =
                     |side: &[(f64, f64)]| median(&side.iter().map(|run| run.0).collect::<Vec<_>>()) / 1e3;
                 let note = format!(
-                    "{ratio}, {:.1} over {:.1} µs; to callers and to endpoints; both through the kernel form's listener",
+                    "{ratio}, {:.1} over {:.1} µs; {} requests took it to endpoints, {} responses back and {} to callers; both sides through the kernel form's listener",
                     us(short),
-                    us(by_tcp)
+                    us(by_tcp),
+                    taken[0],
+                    taken[1],
+                    taken[2]
                 );
                 report.figure(name, ratio.value, Some(SHORT_CUT.1), note);
             }

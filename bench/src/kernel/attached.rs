@@ -80,6 +80,15 @@ impl Attached {
         self.counter(Counter::AnsweredDirectly)
     }
 
+    /// How many requests took the short cut to endpoints, responses back, and responses to callers.
+    pub(super) fn short_cuts(&self) -> Result<[u64; 3], String> {
+        Ok([
+            self.counter(Counter::ForwardedRequest)?,
+            self.counter(Counter::ForwardedResponse)?,
+            self.counter(Counter::ShortCut)?,
+        ])
+    }
+
     /// Memory of all maps.
     pub(super) fn map_bytes(&self) -> Result<u64, String> {
         let memory = status(&self.pins()).map_err(|e| e.to_string())?.memory;

@@ -1,6 +1,8 @@
 //! Programs that may reach services alone: by the option of their cgroup, and by that of the proxy. And the agent, which is in no such
 //! cgroup.
 
+use std::process::Stdio;
+
 use tokio::{io::AsyncWriteExt as _, net::TcpListener, process::Command};
 
 use fairmesh_model::Protocol;
@@ -91,6 +93,8 @@ async fn the_cgroup_of_the_agent_is_refused() {
         .args(agent)
         .args(["--listen", &socket, "--state-dir", &state])
         .env_clear()
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
         .kill_on_drop(true)
         .spawn()
         .unwrap();
