@@ -276,8 +276,16 @@ struct {
 	MAP_TYPE(value, u64);
 } caller_addresses SEC(".maps");
 
-/* Connections from this machine to servers, since these accepted them: 1 while the response is awaited to a request that the proxy sent and
- * that did not pass TCP. */
+/* How a connection from this machine to a server is used. */
+enum exchange { EXCHANGE_NONE, EXCHANGE_AWAITS, EXCHANGE_PARTS, EXCHANGE_CLOSED };
+
+/* Where both ends of it lie in the kernel's memory, and their cookies; zeros before the proxy sends on it. */
+struct ends {
+	u64 server, server_cookie, proxy, proxy_cookie;
+};
+
+/* Of each since the server accepted it: whether the response is awaited to a request that the proxy sent and that did not pass TCP, or the
+ * body of one passes TCP, or everything does, since the connection may have come to carry something else than requests. */
 struct {
 	MAP_UINT(type, MAP_LRU_HASH);
 	MAP_UINT(max_entries, SLOTS);
@@ -285,6 +293,15 @@ struct {
 	MAP_TYPE(key, struct connection);
 	MAP_TYPE(value, u32);
 } exchanges SEC(".maps");
+
+/* For the programs alone, as caller_addresses. */
+struct {
+	MAP_UINT(type, MAP_LRU_HASH);
+	MAP_UINT(max_entries, SLOTS);
+	MAP_UINT(pinning, PIN_BY_NAME);
+	MAP_TYPE(key, struct connection);
+	MAP_TYPE(value, struct ends);
+} exchange_addresses SEC(".maps");
 
 /* The proxy's sockets of those on which it sends requests itself, whose sends the program `forward` decides on. */
 struct {

@@ -36,7 +36,7 @@ struct inet_connection_sock {
 
 struct tcp_sock {
 	struct inet_connection_sock inet_conn;
-	u32 copied_seq, rcv_nxt;
+	u32 copied_seq, rcv_nxt, write_seq;
 	u64 bytes_received;
 };
 #pragma clang attribute pop
@@ -82,6 +82,24 @@ OWN_FRAME int has_read_all(u64 address, u64 cookie, u64 bytes)
 	    probe_read_kernel(&data, sizeof(data), &sk->sk_user_data))
 		return 0;
 	if (received != bytes || copied != next || !(data & USER_DATA_PSOCK) || has_moved(data))
+		return 0;
+	return !probe_read_kernel(&found, sizeof(found), &sk->__sk_common.skc_cookie) && found == cookie;
+}
+
+/* Whether the socket with this cookie, if it still lies at this address, has received all that was written to the other end of its
+ * connection up to this sequence number, and its program has read all that came in whatever way. */
+OWN_FRAME int has_read_up_to(u64 address, u64 cookie, u32 written)
+{
+	struct tcp_sock *tcp = (struct tcp_sock *)address;
+	struct sock *sk = &tcp->inet_conn.icsk_inet.sk;
+	u64 found = 0, data = 0;
+	u32 copied = 0, next = 0;
+
+	if (!cookie || probe_read_kernel(&copied, sizeof(copied), &tcp->copied_seq) ||
+	    probe_read_kernel(&next, sizeof(next), &tcp->rcv_nxt) ||
+	    probe_read_kernel(&data, sizeof(data), &sk->sk_user_data))
+		return 0;
+	if (next != written || copied != next || !(data & USER_DATA_PSOCK) || has_moved(data))
 		return 0;
 	return !probe_read_kernel(&found, sizeof(found), &sk->__sk_common.skc_cookie) && found == cookie;
 }

@@ -5,6 +5,7 @@
 #define FAIRMESH_RESPOND_H
 
 #include "parse.h"
+#include "receive_queue.h"
 
 /* Both ends are on this machine: then they have the same address, or both are loopback addresses. */
 INLINE int is_local(u32 one, u32 other)
@@ -34,6 +35,8 @@ SEC("sockops") int accepted(struct bpf_sock_ops *ops)
 	};
 	if (is_local(connection.proxy_ip, connection.server_ip) && sk_storage_get(&servers, sk, 0, F_STORAGE_CREATE)) {
 		sock_hash_update(ops, &server_sockets, &connection, 0);
+		struct ends ends = { .server = (u64)sk, .server_cookie = socket_cookie(ops) };
+		map_update(&exchange_addresses, &connection, &ends, 0);
 		map_update(&exchanges, &connection, &zero, 0);
 	}
 	return 1;
@@ -80,14 +83,20 @@ INLINE void count_call(struct slot *slot, u64 cookie, s64 in_flight)
 		__sync_fetch_and_add(&link->sent, in_flight);
 }
 
-/* A response to a request that the proxy sent past TCP goes back in the same way if it is plain and whole: the proxy has read everything
- * before it sent the request, and sends no other one before it has read the response. Whatever else a server sends first, as an
- * informational response, and all that follows, passes TCP. */
+/* A response to a request that the proxy sent past TCP goes back in the same way if it is plain and whole, and the proxy has read all that
+ * the server has sent before. Whatever else a server sends first, as an informational response, and all that follows, passes TCP. */
 INLINE int respond_to_proxy(struct sk_msg_md *message, struct server *server, struct connection *connection)
 {
-	u32 *awaits = map_lookup(&exchanges, connection);
+	u32 *exchange = map_lookup(&exchanges, connection);
 
-	if (!awaits || !*awaits || !__sync_lock_test_and_set(awaits, 0))
+	struct ends *ends = map_lookup(&exchange_addresses, connection);
+	u32 was = exchange ? *exchange : EXCHANGE_CLOSED;
+	/* The first that the server sends of a response. */
+	if (!ends || was == EXCHANGE_NONE || was == EXCHANGE_CLOSED || __sync_val_compare_and_swap(exchange, was, EXCHANGE_NONE) != was ||
+	    was != EXCHANGE_AWAITS)
+		return SK_PASS;
+	struct tcp_sock *own = to_tcp_sock(message->sk);
+	if (!own || !has_read_up_to(ends->proxy, ends->proxy_cookie, own->write_seq))
 		return SK_PASS;
 	struct http *http = &server->http;
 	struct parsed parsed = { .http = http };

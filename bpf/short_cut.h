@@ -37,8 +37,22 @@ SEC("sk_msg") int short_cut(struct sk_msg_md *message)
 	return SK_PASS;
 }
 
-/* A request that the proxy sends itself, if it is plain and whole. The server has read everything before: the proxy sends one request at a
- * time, and uses a connection again once the response to all of a request has come. */
+/* Whether the server has read all that the proxy has sent on this connection: the order of bytes is then the same whichever way they go. */
+OWN_FRAME int server_has_read_all(struct bpf_sock *sk, struct connection *connection)
+{
+	struct ends *ends = map_lookup(&exchange_addresses, connection);
+	struct tcp_sock *own = to_tcp_sock(sk);
+
+	if (!ends || !own)
+		return 0;
+	/* For the response. */
+	ends->proxy = (u64)own;
+	ends->proxy_cookie = own->inet_conn.icsk_inet.sk.__sk_common.skc_cookie.counter;
+	return has_read_up_to(ends->server, ends->server_cookie, own->write_seq);
+}
+
+/* A request that the proxy sends itself, if it is plain and whole. With a head of another kind, the connection may carry something else
+ * than requests from then on, as after an upgrade. */
 SEC("sk_msg") int forward(struct sk_msg_md *message)
 {
 	struct connection connection = {
@@ -47,10 +61,10 @@ SEC("sk_msg") int forward(struct sk_msg_md *message)
 		.proxy_port = message->local_port,
 		.server_port = NETWORK32(message->remote_port),
 	};
-	u32 *awaits = map_lookup(&exchanges, &connection);
+	u32 *exchange = map_lookup(&exchanges, &connection);
 	struct bpf_sock *sk = message->sk;
 
-	if (!awaits || !sk || message->size > MOST_REQUEST_BYTES)
+	if (!exchange || *exchange >= EXCHANGE_PARTS || !sk || !server_has_read_all(sk, &connection))
 		return SK_PASS;
 	struct server *own = sk_storage_get(&servers, sk, 0, F_STORAGE_CREATE);
 	if (!own)
@@ -62,16 +76,20 @@ SEC("sk_msg") int forward(struct sk_msg_md *message)
 	parser->of_proxy = 1;
 	parser->available = copy_message(http, message);
 	loop(REQUEST_BYTES, parse_step, &parsed, 0);
+	if (parser->state >= LINE_END && (!parser->end || parser->refused))
+		*exchange = EXCHANGE_CLOSED;
 	u32 whole = parser->end + parser->content_length;
-	if (!parser->end || parser->refused || whole != message->size)
+	if (parser->end && !parser->refused && whole > message->size)
+		*exchange = EXCHANGE_PARTS;
+	if (!parser->end || parser->refused || whole != message->size || whole > MOST_REQUEST_BYTES)
 		return SK_PASS;
 	/* In one piece: the kernel may run out of memory between two, and would have moved the first. */
 	if ((u64)message->data_end - (u64)message->data < whole && msg_pull_data(message, 0, whole, 0))
 		return SK_PASS;
 	/* Before the server can respond. */
-	__sync_lock_test_and_set(awaits, 1);
+	__sync_lock_test_and_set(exchange, EXCHANGE_AWAITS);
 	if (msg_redirect_hash(message, &server_sockets, &connection, F_INGRESS) != SK_PASS) {
-		__sync_lock_test_and_set(awaits, 0);
+		__sync_lock_test_and_set(exchange, EXCHANGE_NONE);
 		return SK_PASS;
 	}
 	count(FORWARDED_REQUEST);

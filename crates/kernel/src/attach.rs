@@ -234,7 +234,8 @@ fn pin(pins: &Path, cgroup: &Cgroup, name: &str, link: Result<FdLink, LinkError>
 
 /// Leaves the links to root: who has them may detach. And the addresses in the kernel's memory, where the programs read.
 fn give_maps(pins: &Path, owner: u32) -> Result<(), KernelError> {
-    let is_given = |pin: &PathBuf| !is_link(pin, LINK) && !is_link(pin, "caller_addresses");
+    let kept = [LINK, "caller_addresses", "exchange_addresses"];
+    let is_given = |pin: &PathBuf| kept.iter().all(|prefix| !is_link(pin, prefix));
     let maps = pins::list(pins).into_iter().filter(is_given);
     maps.into_iter().try_for_each(|pin| chown(&pin, Some(owner), None).map_err(KernelError::file(pin)))
 }

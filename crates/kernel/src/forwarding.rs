@@ -8,6 +8,7 @@ use std::{
 };
 
 use aya::maps::{HashMap, Map, MapData, SockHash};
+use rustix::net::sockopt::socket_cookie;
 
 use crate::{KernelError, layout::LocalConnection};
 
@@ -31,7 +32,8 @@ impl ForwardingTable {
     /// in an attached cgroup, or the kernel refuses, they pass TCP.
     pub(crate) fn add(&self, proxy: SocketAddr, server: SocketAddr, socket: BorrowedFd<'_>) {
         let Some(connection) = LocalConnection::new(proxy, server) else { return };
-        if self.accepted.get(&connection, 0).is_ok() {
+        // The kernel gives it a cookie when it is asked for one, by which the programs know it.
+        if self.accepted.get(&connection, 0).is_ok() && socket_cookie(socket).is_ok() {
             let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
             let _ = sockets.insert(connection, socket, 0);
         }

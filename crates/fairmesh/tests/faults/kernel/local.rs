@@ -149,6 +149,11 @@ impl LocalServer {
         Self { process, _registered: registered, cgroup, port, program }
     }
 
+    /// The id of its process.
+    pub(super) fn pid(&self) -> u32 {
+        self.process.id().unwrap()
+    }
+
     /// Kills its process, and starts another one at the same address.
     pub(super) async fn restart(&mut self) {
         self.kill().await;

@@ -27,19 +27,44 @@ for at in range(30):
     ask(b'plain-1')
 ";
 
+/// A part of a body that looks like a request, while the server has not read the head: past TCP, it would overtake that.
+const PARTS: &str = "
+import os, signal, time
+
+def queued():
+    total = 0
+    for line in open('/proc/net/tcp').readlines()[1:]:
+        words = line.split()
+        if int(words[1].split(':')[1], 16) == PORT and words[3] == '01':
+            total += int(words[4].split(':')[1], 16)
+    return total
+
+def wait_queued(least):
+    end = time.monotonic() + 20
+    while queued() < least:
+        assert time.monotonic() < end, 'it does not pass TCP'
+        time.sleep(0.002)
+
+part = b'GET /plain-9 HTTP/1.1\\r\\nhost: raw.shop\\r\\n\\r\\n'
+head = b'POST /plain-1 HTTP/1.1\\r\\nhost: raw.shop\\r\\ncontent-length: %d\\r\\n\\r\\nab' % (2 + len(part))
+ask(b'plain-1')
+os.kill(PID, signal.SIGSTOP)
+try:
+    connection.sendall(head)
+    wait_queued(len(head))
+    size = queued()
+    connection.sendall(part)
+    wait_queued(size + len(part))
+finally:
+    os.kill(PID, signal.SIGCONT)
+check(b'plain-1', b'ab' + part)
+ask(b'plain-2')
+";
+
 /// The sidecar sends all requests of a service whose deadline it has to send too.
 const POLICY: &str = "{kind: Policy, service: shop/raw, timeout: 20s}";
 
-/// How many requests and responses took the short cut to the server and back, and to the caller.
-async fn short_cuts(attached: &Attached) -> [u64; 3] {
-    let mut counts = [0; 3];
-    for (name, count) in ["short-cut-requests", "short-cut-responses", "short-cut"].iter().zip(&mut counts) {
-        *count = attached.counter(name).await;
-    }
-    counts
-}
-
-/// Runs all of it, and returns what took the short cut.
+/// Runs all of it, and returns how many requests and responses took the short cut to the server and back, and to the caller.
 async fn by_the_sidecar(name: &str, options: &[&str]) -> Option<[u64; 3]> {
     let attached = Attached::new(name).await?;
     let world = World::start(POLICY).await;
@@ -50,18 +75,29 @@ async fn by_the_sidecar(name: &str, options: &[&str]) -> Option<[u64; 3]> {
 
     assert_eq!(call(&attached, MIXED).await, "");
     proxy_counts(&proxy, 60 + 5 * 20 + 3 + 4, 1).await;
-    let counts = short_cuts(&attached).await;
-    for script in [BODIES, READERS, ABORTS] {
+    let counts = counted(&attached).await;
+    let parts = PARTS.replace("PORT", &server.port.to_string()).replace("PID", &server.pid().to_string());
+    for script in [BODIES, &parts, READERS, ABORTS] {
         assert_eq!(call(&attached, script).await, "", "each caller gets its own responses");
     }
     assert_eq!(attached.counter("sent-by-kernel").await, 0);
+    call_the_next_process(&attached, &mut server).await;
+    Some(counts)
+}
+
+async fn counted(attached: &Attached) -> [u64; 3] {
+    let status = attached.status().await;
+    ["short-cut-requests", "short-cut-responses", "short-cut"]
+        .map(|name| status["counters"][name].as_u64().unwrap())
+}
+
+async fn call_the_next_process(attached: &Attached, server: &mut LocalServer) {
     server.restart().await;
     until("the new process is called", async || {
-        call(&attached, "send(b'plain-1')\nprint(read_response()[0].decode())").await == "200\n"
+        call(attached, "send(b'plain-1')\nprint(read_response()[0].decode())").await == "200\n"
     })
     .await;
-    assert_eq!(call(&attached, MIXED).await, "", "of the new process");
-    Some(counts)
+    assert_eq!(call(attached, MIXED).await, "", "of the new process");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
