@@ -56,13 +56,27 @@ INLINE int is_refused(struct bpf_sock_addr *context)
 	return 1;
 }
 
+/* Whether the programs of a cgroup within this one, which run first, have redirected this connect. */
+INLINE int was_redirected(struct bpf_sock_addr *context, u32 ip)
+{
+	struct caller_address proxy = {};
+	struct caller *caller = sk_storage_get(&callers, context->sk, 0, 0);
+
+	return caller && caller->cookie && caller->cookie == socket_cookie(context) && find_proxy(context, &proxy) &&
+	       ip == proxy.ip && NETWORK16((u16)context->user_port) == proxy.port;
+}
+
 /* Decides on a connect to this IPv4 address, which becomes that of the proxy where it is redirected. */
 INLINE enum decision redirect(struct bpf_sock_addr *context, u32 *ip)
 {
 	u32 port = NETWORK16((u16)context->user_port);
 	struct caller_address proxy = {};
 
-	if (context->type != SOCK_STREAM || context->protocol != IPPROTO_TCP || !is_selected(*ip, port))
+	if (context->type != SOCK_STREAM || context->protocol != IPPROTO_TCP)
+		return DIRECT;
+	if (was_redirected(context, *ip))
+		return REDIRECTED;
+	if (!is_selected(*ip, port))
 		return DIRECT;
 	if (!find_proxy(context, &proxy)) {
 		if (is_refused(context))

@@ -303,6 +303,15 @@ struct {
 	MAP_TYPE(value, struct ends);
 } exchange_addresses SEC(".maps");
 
+/* What tells the maps of one release from those of another. */
+struct {
+	MAP_UINT(type, MAP_ARRAY);
+	MAP_UINT(max_entries, 1);
+	MAP_UINT(pinning, PIN_BY_NAME);
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, u64);
+} layout SEC(".maps");
+
 /* The proxy's sockets of those on which it sends requests itself, whose sends the program `forward` decides on. */
 struct {
 	MAP_UINT(type, MAP_SOCKHASH);

@@ -86,9 +86,12 @@ OWN_FRAME int has_read_all(u64 address, u64 cookie, u64 bytes)
 	return !probe_read_kernel(&found, sizeof(found), &sk->__sk_common.skc_cookie) && found == cookie;
 }
 
+/* A sequence number that is none: how much was written is not known, and so whether some is on its way. */
+#define WRITTEN_UNKNOWN (~0ULL)
+
 /* Whether the socket with this cookie, if it still lies at this address, has received all that was written to the other end of its
  * connection up to this sequence number, and its program has read all that came in whatever way. */
-OWN_FRAME int has_read_up_to(u64 address, u64 cookie, u32 written)
+OWN_FRAME int has_read_up_to(u64 address, u64 cookie, u64 written)
 {
 	struct tcp_sock *tcp = (struct tcp_sock *)address;
 	struct sock *sk = &tcp->inet_conn.icsk_inet.sk;
@@ -99,7 +102,7 @@ OWN_FRAME int has_read_up_to(u64 address, u64 cookie, u32 written)
 	    probe_read_kernel(&next, sizeof(next), &tcp->rcv_nxt) ||
 	    probe_read_kernel(&data, sizeof(data), &sk->sk_user_data))
 		return 0;
-	if (next != written || copied != next || !(data & USER_DATA_PSOCK) || has_moved(data))
+	if ((written != WRITTEN_UNKNOWN && next != written) || copied != next || !(data & USER_DATA_PSOCK) || has_moved(data))
 		return 0;
 	return !probe_read_kernel(&found, sizeof(found), &sk->__sk_common.skc_cookie) && found == cookie;
 }

@@ -219,21 +219,23 @@ INLINE int begin_request(struct caller *caller, u32 endpoint_key)
 	return why;
 }
 
-/* Has the request moved into the receive queue of a server on this machine, or else into the connection that leads to the server, once
- * the program returns; a large one into the queue alone, and in one piece: all of it, or nothing where the kernel is out of memory. */
+/* Has the request moved into the receive queue of a server on this machine, if that has read all that came before, or else into the
+ * connection that leads to the server, once the program returns; a large one into the queue alone, and in one piece: all of it, or nothing
+ * where the kernel is out of memory. The queue has no window: so it holds one request at most, also of a server that responds to what it
+ * has not read. */
 INLINE int move_request(struct sk_msg_md *message, struct slot *slot, u32 key)
 {
 	u32 size = message->size;
 	int is_large = size > REQUEST_BYTES;
+	struct connection connection = slot->connection;
+	struct ends *ends = connection.proxy_port ? map_lookup(&exchange_addresses, &connection) : 0;
+	int is_moved = ends && has_read_up_to(ends->server, ends->server_cookie, WRITTEN_UNKNOWN);
 
-	if (is_large && (!slot->connection.proxy_port ||
+	if (is_large && (!is_moved ||
 			 ((u64)message->data_end - (u64)message->data < size && msg_pull_data(message, 0, size, 0))))
 		return 0;
-	if (slot->connection.proxy_port) {
-		struct connection connection = slot->connection;
-		if (msg_redirect_hash(message, &server_sockets, &connection, F_INGRESS) == SK_PASS)
-			return 1;
-	}
+	if (is_moved && msg_redirect_hash(message, &server_sockets, &connection, F_INGRESS) == SK_PASS)
+		return 1;
 	return !is_large && msg_redirect_hash(message, &pooled_sockets, &key, 0) == SK_PASS;
 }
 

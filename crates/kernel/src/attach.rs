@@ -24,12 +24,9 @@ use crate::{
     groups::{self, Groups},
     layout::{AttachmentValue, CALLERS, LocalConnection, SELECTED, SERVERS, SelectionValue, network_order},
     object::{self, ACCEPTED, ADDRESS_PROGRAMS, CallerProgram, RESPOND, SEND, TRACK},
-    pins,
+    pins::{self, LINK, Release, is_link},
     status::{attachments, proxy_process},
 };
-
-/// What the names of pinned links begin with; the id of the cgroup follows.
-pub(crate) const LINK: &str = "link-";
 
 /// Links always allow other programs beside theirs; the kernel refuses a mode that says so.
 const LINK_MODE: CgroupAttachMode = CgroupAttachMode::Single;
@@ -97,12 +94,13 @@ pub fn attach(pins: &Path, to: &Attachments) -> Result<(), KernelError> {
     let mut selection =
         to.selection.value().ok_or_else(|| wrong(callers, "can have 8 networks and 8 ports"))?;
     selection.only_services = to.only_services.into();
+    match pins::release(pins) {
+        Release::Nothing if pins.exists() => remove_unused(pins)?,
+        Release::Own | Release::Nothing => {}
+        Release::Other => return Err(KernelError::OtherRelease(pins.to_owned())),
+    }
     for cgroup in to.servers.iter().chain([callers]) {
-        keep_out(
-            cgroup,
-            proxy_process(pins),
-            "contains the proxy, whose own connections would be redirected to it",
-        )?;
+        keep_out_proxy(pins, cgroup)?;
         keep_out(
             cgroup,
             to.agent,
@@ -129,6 +127,12 @@ fn wrong(path: &str, problem: &'static str) -> KernelError {
     KernelError::Cgroup { path: path.to_owned(), problem }
 }
 
+/// Refuses the cgroup of the proxy.
+fn keep_out_proxy(pins: &Path, path: &str) -> Result<(), KernelError> {
+    let problem = "contains the proxy, whose own connections would be redirected to it";
+    keep_out(path, proxy_process(pins), problem)
+}
+
 /// Refuses a cgroup that this process is in.
 fn keep_out(path: &str, process: Option<u32>, problem: &'static str) -> Result<(), KernelError> {
     match process.is_some_and(|process| contains(path, process)) {
@@ -147,10 +151,15 @@ fn attach_one(
     let mut entry = AttachmentValue::new(&normal(path), cgroup.was_created, role)
         .ok_or_else(|| wrong(path, "is too long"))?;
     pins::create(pins)?;
-    let attached = attach(&cgroup, &mut entry).and_then(|mut programs| record(&mut programs, &cgroup, entry));
+    let attached = attach(&cgroup, &mut entry)
+        .and_then(|mut programs| record(&mut programs, &cgroup, entry))
+        // A proxy may have begun to listen meanwhile: it looks for what is recorded once it listens, and one of both sees the other.
+        .and_then(|()| keep_out_proxy(pins, path));
     if attached.is_err() {
         // The first error is the one to report.
-        let _ = detach_one(pins, cgroup.id, links_of(role)).and_then(|()| remove_unused(pins));
+        let _ = detach_one(pins, cgroup.id, links_of(role));
+        let _ = forget(pins, cgroup.id, role);
+        let _ = remove_unused(pins);
         if cgroup.was_created {
             let _ = cgroup::remove_empty(&normal(path));
         }
@@ -255,6 +264,19 @@ fn record(programs: &mut Ebpf, cgroup: &Cgroup, mut entry: AttachmentValue) -> R
     entries.insert(cgroup.id, entry, 0).map_err(refused)
 }
 
+/// Removes what was recorded of a role of a cgroup.
+fn forget(pins: &Path, id: u64, role: u32) -> Result<(), KernelError> {
+    let refused = |error| KernelError::refused("map attachments", &error);
+    let mut entries: HashMap<_, u64, AttachmentValue> =
+        pins::map(pins, "attachments")?.try_into().map_err(refused)?;
+    let Ok(mut entry) = entries.get(&id, 0) else { return Ok(()) };
+    entry.roles &= !role;
+    match entry.roles {
+        0 => entries.remove(&id).map_err(refused),
+        _ => entries.insert(id, entry, 0).map_err(refused),
+    }
+}
+
 /// Detaches everything, and removes the maps and those cgroups that were created and are empty. Returns the paths of the cgroups.
 ///
 /// # Errors
@@ -289,10 +311,6 @@ fn remove_unused(pins: &Path) -> Result<(), KernelError> {
     }
     pins::remove(all)?;
     fs::remove_dir(pins).map_err(KernelError::file(pins))
-}
-
-fn is_link(pin: &Path, prefix: &str) -> bool {
-    pin.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix))
 }
 
 #[cfg(test)]

@@ -49,10 +49,8 @@ impl ProxyMaps {
     /// When nothing is attached, the maps cannot be opened, or this process is in a cgroup whose connections are redirected.
     pub fn register(pins: &Path, listener: impl AsFd, only_services: bool) -> Result<Self, KernelError> {
         let refused = |error| KernelError::refused("the listener", &error);
-        if let Some(path) = own_attachment(pins)? {
-            let problem = "contains this proxy, whose own connections would be redirected to it";
-            return Err(KernelError::Cgroup { path, problem });
-        }
+        pins::require_own(pins)?;
+        keep_out(pins)?;
         let destinations = pins::map(pins, "destinations")?.try_into().map_err(refused)?;
         let netns_cookie =
             netns_cookie(&listener).map_err(|error| KernelError::refused("SO_NETNS_COOKIE", &error))?;
@@ -61,6 +59,12 @@ impl ProxyMaps {
         config.set(0, own, 0).map_err(refused)?;
         let mut sockets: SockHash<_, u32> = pins::map(pins, "listener")?.try_into().map_err(refused)?;
         sockets.insert(0, listener.as_fd(), 0).map_err(refused)?;
+        // Its cgroup may have been attached to meanwhile: `attach` looks for a proxy once it has recorded that, and one of both sees the
+        // other.
+        if let Err(refusal) = keep_out(pins) {
+            sockets.remove(&0).map_err(refused)?;
+            return Err(refusal);
+        }
         Ok(Self { destinations: Mutex::new(destinations) })
     }
 
@@ -75,6 +79,12 @@ impl ProxyMaps {
         let only_services = value.only_services != 0;
         Some(Destination { address: value.address(), cookie: value.cookie, only_services })
     }
+}
+
+/// Refuses that the own connections of this process are redirected.
+fn keep_out(pins: &Path) -> Result<(), KernelError> {
+    let problem = "contains this proxy, whose own connections would be redirected to it";
+    own_attachment(pins)?.map_or(Ok(()), |path| Err(KernelError::Cgroup { path, problem }))
 }
 
 /// The cgroup to which the programs are attached and that this process is in.

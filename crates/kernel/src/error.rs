@@ -13,6 +13,11 @@ pub enum KernelError {
         "nothing is attached at {0}; run 'fairmesh kernel attach --cgroup PATH' as root, and give the same --bpffs"
     )]
     NotAttached(PathBuf),
+    /// What is attached is of another release.
+    #[error(
+        "the maps at {0} are of another release; run 'fairmesh kernel detach', which leaves connections to their own ways, and attach again"
+    )]
+    OtherRelease(PathBuf),
     /// The directory for pins is of another file system.
     #[error(
         "{0} is in no BPF file system; mount one (mount -t bpf bpf PATH), and give a directory in it with --bpffs"

@@ -4,10 +4,11 @@ use std::path::Path;
 
 use aya::{
     Ebpf, EbpfLoader,
+    maps::Array,
     programs::{CgroupSockAddr, SkMsg, SockOps},
 };
 
-use crate::{KernelError, layout::SelectionValue};
+use crate::{KernelError, layout::SelectionValue, pins::LAYOUT};
 
 /// aya parses the object in place, and needs it aligned.
 #[cfg(has_programs)]
@@ -58,7 +59,11 @@ pub(crate) fn open(pins: &Path, own: &CallerProgram) -> Result<Ebpf, KernelError
     let loader = loader.default_map_pin_directory(pins);
     let loader = loader.override_global("selection", &own.selection, true);
     let loader = loader.override_global("own_group", &own.group, true);
-    loader.load(object).map_err(|error| KernelError::refused("a map", &error))
+    let mut programs = loader.load(object).map_err(|error| KernelError::refused("a map", &error))?;
+    let refused = |error| KernelError::refused("map layout", &error);
+    let layout = programs.map_mut("layout").ok_or(KernelError::NoPrograms)?;
+    Array::try_from(layout).map_err(refused)?.set(0, LAYOUT, 0).map_err(refused)?;
+    Ok(programs)
 }
 
 /// Loads one of the programs.

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use aya::maps::{Map, MapData};
+use aya::maps::{Array, Map, MapData};
 use rustix::{
     fs::statfs,
     mount::{MountFlags, mount},
@@ -18,6 +18,50 @@ pub const DEFAULT_PINS: &str = "/sys/fs/bpf/fairmesh";
 const DEFAULT_MOUNT: &str = "/sys/fs/bpf";
 /// `BPF_FS_MAGIC`.
 const BPF_FILE_SYSTEM: u64 = 0xcafe_4a11;
+
+/// What the names of pinned links begin with; the id of the cgroup follows.
+pub(crate) const LINK: &str = "link-";
+
+/// What the maps of this release have in their map `layout`.
+pub(crate) const LAYOUT: u64 = match u64::from_str_radix(env!("FAIRMESH_MAPS_LAYOUT"), 16) {
+    Ok(layout) => layout,
+    // `build.rs` writes 16 hexadecimal digits.
+    Err(_) => panic!(),
+};
+
+/// Whether maps and links are those of this release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Release {
+    Own,
+    /// Nothing is attached; there may be maps of an attempt that did not end.
+    Nothing,
+    Other,
+}
+
+/// Whose maps and links are pinned.
+pub(crate) fn release(pins: &Path) -> Release {
+    let layout: Option<Array<_, u64>> = map(pins, "layout").ok().and_then(|map| map.try_into().ok());
+    match layout.and_then(|layout| layout.get(&0, 0).ok()) {
+        Some(LAYOUT) => Release::Own,
+        // Links are pinned once all maps are.
+        _ if list(pins).iter().any(|pin| is_link(pin, LINK)) => Release::Other,
+        _ => Release::Nothing,
+    }
+}
+
+/// Refuses maps of another release, in which everything may lie elsewhere.
+pub(crate) fn require_own(pins: &Path) -> Result<(), KernelError> {
+    match release(pins) {
+        Release::Own => Ok(()),
+        Release::Nothing => Err(KernelError::NotAttached(pins.to_owned())),
+        Release::Other => Err(KernelError::OtherRelease(pins.to_owned())),
+    }
+}
+
+/// Whether the name of a pin begins so.
+pub(crate) fn is_link(pin: &Path, prefix: &str) -> bool {
+    pin.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix))
+}
 
 /// Makes the directory, and mounts the default BPF file system where it is missing.
 pub(crate) fn create(pins: &Path) -> Result<(), KernelError> {

@@ -43,6 +43,7 @@ impl KernelSender {
             Err(Errno::WOULDBLOCK) => return Ok(None),
             Err(error) => return Err(KernelError::file(pins)(error.into())),
         }
+        pins::require_own(pins)?;
         let map = |name| pins::map(pins, name);
         let policies = PolicyTable::open(map("services")?, &map("policies")?)?;
         let slots = SlotTable::open(

@@ -11,10 +11,10 @@ use aya::maps::{Array, HashMap, MapData, PerCpuArray, SockHash};
 
 use crate::{
     Counter, KernelError,
-    attach::LINK,
     groups::Groups,
     layout::{AttachmentValue, CALLERS, ProxyConfig, SERVERS},
-    pins, slots,
+    pins::{self, LINK},
+    slots,
 };
 
 /// The state of the kernel form.
@@ -60,6 +60,7 @@ pub struct Attachment {
 /// # Errors
 /// When nothing is attached, or maps cannot be opened.
 pub fn status(pins: &Path) -> Result<Status, KernelError> {
+    pins::require_own(pins)?;
     let groups = Groups::open(&pins::map(pins, "groups")?)?;
     let attachments = attachments(pins)?.into_iter();
     let attachments = attachments.map(|(id, entry)| {

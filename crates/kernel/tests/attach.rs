@@ -9,6 +9,7 @@ use std::{
     thread,
 };
 
+use aya::maps::{Array, Map, MapData};
 use fairmesh_kernel::{
     Attachments, Counter, KernelError, KernelSender, Policy, ProxyMaps, Selection, attach, detach,
     enter_cgroup, own_attachment, probe, status,
@@ -50,7 +51,11 @@ impl Place {
 
     /// Connects from a program in the cgroup, and returns what it received.
     fn connect(&self, to: SocketAddr) -> String {
-        let enter = enter(&self.cgroup);
+        Self::connect_from(&self.cgroup, to)
+    }
+
+    fn connect_from(cgroup: &str, to: SocketAddr) -> String {
+        let enter = enter(cgroup);
         let script = format!("{enter} && exec 3<>/dev/tcp/{}/{} && cat <&3", to.ip(), to.port());
         let output = Command::new("bash").args(["-c", &script]).output().unwrap();
         String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
@@ -127,6 +132,50 @@ fn connections_are_redirected_while_the_proxy_listens_and_nothing_is_left_after_
     assert_eq!(detach(&place.pins()).unwrap(), std::slice::from_ref(&place.cgroup));
     assert!(!place.pins().exists());
     assert!(matches!(status(&place.pins()), Err(KernelError::NotAttached(_))));
+}
+
+#[test]
+fn a_cgroup_within_another_one_has_its_own_programs() {
+    let Some(place) = Place::new("within") else { return };
+    let server = TcpListener::bind("127.96.7.3:0").unwrap();
+    let to = server.local_addr().unwrap();
+    let selection = || Selection { networks: vec![([127, 96, 0, 0].into(), 16)], ports: vec![to.port()] };
+    let inner = format!("{}/inner", place.cgroup);
+    place.attach(&place.cgroup, selection(), None).unwrap();
+    place.attach(&inner, selection(), None).unwrap();
+    let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
+    let maps = ProxyMaps::register(&place.pins(), &proxy, false).unwrap();
+    for from in [&place.cgroup, &inner] {
+        thread::scope(|scope| {
+            let accepted = scope.spawn(|| greet(&proxy, "proxy"));
+            assert_eq!(Place::connect_from(from, to), "proxy");
+            let caller = accepted.join().unwrap();
+            assert_eq!(maps.take(caller).map(|found| SocketAddr::from(found.address)), Some(to), "{from}");
+        });
+    }
+    assert_eq!(counted(&place, Counter::Redirected), 2);
+}
+
+#[test]
+fn maps_of_another_release_are_refused_until_they_are_detached() {
+    let Some(place) = Place::new("release") else { return };
+    place.attach(&place.cgroup, Selection::default(), None).unwrap();
+    let map = MapData::from_pin(place.pins().join("layout")).and_then(Map::from_map_data).unwrap();
+    Array::try_from(map).unwrap().set(0, 1_u64, 0).unwrap();
+
+    let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
+    let refusals = [
+        place.attach(&place.cgroup, Selection::default(), None).unwrap_err(),
+        status(&place.pins()).unwrap_err(),
+        ProxyMaps::register(&place.pins(), &proxy, false).unwrap_err(),
+        KernelSender::open(&place.pins()).unwrap_err(),
+    ];
+    for refusal in refusals {
+        assert!(matches!(refusal, KernelError::OtherRelease(_)), "{refusal}");
+    }
+    detach(&place.pins()).unwrap();
+    place.attach(&place.cgroup, Selection::default(), None).unwrap();
+    status(&place.pins()).unwrap();
 }
 
 #[test]
