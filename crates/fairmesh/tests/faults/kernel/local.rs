@@ -24,7 +24,7 @@ def read_request(file):
             length = int(value)
     return line.split()[1][1:].decode() if line else None, file.read(length)
 
-requests, closed = [], []
+requests, closed, released = [], [], threading.Event()
 
 def respond(connection, path, body):
     kind, _, size = path.partition("-")
@@ -57,6 +57,11 @@ def respond(connection, path, body):
         connection.sendall(head + b"endpoint-load-metrics: TEXT cpu_utilization=0.5\r\n" + length + text)
     else:
         connection.sendall(head + length + text)
+    if kind == "hold":
+        # Reads no further before it is told to.
+        released.wait()
+    if kind == "release":
+        released.set()
     if kind == "last":
         connection.shutdown(socket.SHUT_RDWR)
 
@@ -147,11 +152,6 @@ impl LocalServer {
         let (cgroup, program) = (format!("{}-servers", attached.cgroup), program(port));
         let process = run_in(&cgroup, &program, port).await;
         Self { process, _registered: registered, cgroup, port, program }
-    }
-
-    /// The id of its process.
-    pub(super) fn pid(&self) -> u32 {
-        self.process.id().unwrap()
     }
 
     /// Kills its process, and starts another one at the same address.
