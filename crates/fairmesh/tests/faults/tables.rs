@@ -1,6 +1,8 @@
 //! Region tables: calls land where shares that a person wrote say, and the proxy and the lookaside decide as
 //! `vectors/tables.json` says.
 
+mod planned;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use fairmesh_wire::lookaside::v1::PickRequest;
@@ -184,18 +186,47 @@ async fn leased(lookaside: &Lookaside, call: &Value) -> String {
     }
 }
 
+/// The cases of the vectors whose table is written by hand, or those whose table is a planner's.
+fn cases(by_hand: bool) -> Vec<Value> {
+    let vectors: Value = serde_json::from_str(include_str!("../../../../vectors/tables.json")).unwrap();
+    let is_by_hand = |fleet: &Value| fleet["confirmedSecondsAgo"].is_null() && fleet["planned"].is_null();
+    let cases = vectors["cases"].as_array().unwrap().iter();
+    cases.filter(|case| is_by_hand(&case["fleet"]) == by_hand).cloned().collect()
+}
+
+/// The fleet of a case. The class of a call is that of its route.
+fn fleet_of(case: &Value) -> Value {
+    let mut fleet = case["fleet"].clone();
+    let bulk = json!({"name": "bulk", "match": {"headers": [{"name": "x-class", "exact": "bulk"}]}, "class": "bulk"});
+    fleet["policy"]["routes"] = json!([bulk]);
+    fleet
+}
+
+/// Every call of a case goes to all endpoints that the vector allows, and nowhere else.
+async fn decide(case: &Value, proxy: &Proxy, lookaside: Option<&Lookaside>) {
+    for call in case["calls"].as_array().unwrap() {
+        let wanted = expected(call);
+        // A lookaside does not know the class of calls.
+        let lookaside = lookaside.filter(|_| !call["class"].is_string());
+        until(&format!("{call} goes to all of {wanted:?} and nowhere else"), async || {
+            let (mut called, mut leases) = (BTreeSet::new(), BTreeSet::new());
+            for _ in 0..150 {
+                called.insert(pick(proxy, call).await);
+                if let Some(lookaside) = lookaside {
+                    leases.insert(leased(lookaside, call).await);
+                }
+            }
+            called == wanted && (lookaside.is_none() || leases == wanted)
+        })
+        .await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_proxy_and_the_lookaside_decide_by_tables_as_the_vectors_do() {
     let _machine = beside_others().await;
-    let vectors: Value = serde_json::from_str(include_str!("../../../../vectors/tables.json")).unwrap();
-    // Tables of a planner are written by the control plane alone, and age with its reports.
-    let cases = vectors["cases"].as_array().unwrap().iter();
-    let by_hand = |fleet: &Value| fleet["confirmedSecondsAgo"].is_null() && fleet["planned"].is_null();
-    let cases = cases.filter(|case| by_hand(&case["fleet"]));
-    for case in cases {
-        let mut fleet = case["fleet"].clone();
-        // The class of a call is that of its route.
-        fleet["policy"]["routes"] = json!([{"name": "bulk", "match": {"headers": [{"name": "x-class", "exact": "bulk"}]}, "class": "bulk"}]);
+    for case in cases(true) {
+        let fleet = fleet_of(&case);
         let world = World::start(&documents(&fleet)).await;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -203,22 +234,7 @@ async fn the_proxy_and_the_lookaside_decide_by_tables_as_the_vectors_do() {
         let _servers = register(&world, &fleet, address).await;
         let proxy = Proxy::start(&world).await;
         let lookaside = Lookaside::start(&world, "").await;
-        for call in case["calls"].as_array().unwrap() {
-            let wanted = expected(call);
-            // A lookaside does not know the class of calls.
-            let has_class = call["class"].is_string();
-            until(&format!("{call} goes to all of {wanted:?} and nowhere else"), async || {
-                let (mut called, mut leases) = (BTreeSet::new(), BTreeSet::new());
-                for _ in 0..150 {
-                    called.insert(pick(&proxy, call).await);
-                    if !has_class {
-                        leases.insert(leased(&lookaside, call).await);
-                    }
-                }
-                called == wanted && (has_class || leases == wanted)
-            })
-            .await;
-        }
+        decide(&case, &proxy, Some(&lookaside)).await;
         serving.abort();
     }
 }

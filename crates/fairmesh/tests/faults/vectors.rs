@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, net::SocketAddr};
 
-use fairmesh_model::{Location, Protocol, Region};
+use fairmesh_model::{Location, Protocol, Region, Zone};
 use fairmesh_server::MeshServer;
 use serde_json::{Value, json};
 use tokio::{
@@ -63,10 +63,11 @@ pub(crate) async fn register(world: &World, fleet: &Value, address: SocketAddr) 
     for endpoint in fleet["endpoints"]["endpoints"].as_array().unwrap() {
         let (instance, region) =
             (endpoint["instance"].as_str().unwrap(), endpoint["region"].as_str().unwrap());
+        let zone = endpoint["zone"].as_str().map(|zone| Zone::new(zone).unwrap());
         let server = MeshServer::builder("shop/cart")
             .instance(instance)
             .address(address)
-            .location(Location::in_region(Region::new(region).unwrap()))
+            .location(Location { zone, ..Location::in_region(Region::new(region).unwrap()) })
             .weight(endpoint["weight"].as_u64().unwrap().try_into().unwrap())
             .protocol(Protocol::Http1)
             .agent(world.agent_address());

@@ -1,4 +1,7 @@
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use fairmesh_client::Mesh;
 use fairmesh_model::{Endpoint, EndpointState, InstanceId, Prefix, Record, RecordKey, Region, ServiceName};
@@ -10,6 +13,7 @@ use fairmesh_wire::{
     transport::Address,
     v1::ReadRequest,
 };
+use rustix::process::Signal;
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -104,6 +108,19 @@ impl World {
         let up =
             async || handshake::connect(&Default::default(), &self.agent_address(), "test").await.is_ok();
         until("the agent is up", up).await;
+    }
+
+    /// The control plane ends, and the agent starts again, in this zone, with what it has saved and a test has changed.
+    pub(crate) async fn goes_dark(&mut self, zone: Option<&str>, change: impl FnOnce(&Path)) {
+        self.control.kill().await;
+        self.agent.signal(Signal::TERM);
+        self.agent.end().await;
+        change(&self.path("agent-state"));
+        let above = self.control_address().to_string();
+        let mut program = agent_program(&self.folder, ("eu", "agent"), (&self.metrics, &above));
+        program.args.extend(zone.into_iter().flat_map(|zone| ["--zone".into(), zone.into()]));
+        self.agent = Process::start(program);
+        self.agent_is_up().await;
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
