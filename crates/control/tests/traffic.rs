@@ -16,7 +16,7 @@ use std::{
 };
 
 use fairmesh_model::{
-    Policy, Protocol, Record, RecordKey, Region, RegionTable, TableOrigin, Traffic, TrafficPlanner,
+    Policy, Prefix, Protocol, Record, RecordKey, Region, RegionTable, TableOrigin, Traffic, TrafficPlanner,
 };
 use fairmesh_wire::{handshake::Connection, records, v1};
 use support::{BOUND, TestControl, config, policy_key, put, read_all, service, service_key};
@@ -112,7 +112,7 @@ async fn report(connection: &Connection, load: &Load) {
             regions: vec![here.into()],
             calls: vec![path(here, stays[at]), path(other, demand[at] - stays[at])],
             servers: vec![servers],
-            left_out: 0,
+            ..Default::default()
         };
         let request = v1::ReportUsageRequest { usages: Vec::new(), traffic: Some(traffic) };
         connection.imbalance().report(request).await.unwrap();
@@ -372,5 +372,54 @@ async fn a_drain_and_its_way_back_take_their_time() {
     let back = back.await;
     world.keeps(left + 0.05..1.01).await;
     assert!(back < 0.95, "it comes back step by step: {back}");
+    world.stop().await;
+}
+
+/// What a program says that follows tables.
+fn says(kind: v1::watch_request::Kind) -> v1::WatchRequest {
+    v1::WatchRequest { kind: Some(kind) }
+}
+
+#[tokio::test]
+async fn a_step_of_a_drain_waits_until_every_program_follows_the_tables() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = World::start(folder.path(), load([40, 20])).await;
+    world.becomes("a plan", |status| status.round > 1 && status.refusal.is_empty()).await;
+    let mut program = world.control.connect().await.watch().await.unwrap();
+    let prefix = Prefix::tables(&SERVICE.parse().unwrap()).to_string();
+    program.send(&says(v1::watch_request::Kind::Subscribe(v1::Subscribe { prefix, ..Default::default() })));
+    timeout(BOUND, program.next()).await.unwrap().unwrap();
+
+    let request = v1::DrainRegionRequest { region: "eu".into(), ..Default::default() };
+    world.connection.traffic_planner().drain_region(request).await.unwrap();
+    let drain = async || {
+        let drains = world.connection.traffic_planner().drains(v1::DrainsRequest {}).await.unwrap();
+        drains.into_inner().drains.remove(0)
+    };
+    let waits = async || {
+        let wait = async {
+            while !drain().await.state.ends_with("to apply the tables") {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        timeout(BOUND, wait).await.expect("it waits for the program");
+        drain().await.drain.unwrap().keep
+    };
+    let keep = waits().await;
+    let rounds = world.status().await.planned_rounds;
+    world.becomes("more rounds", |status| status.planned_rounds > rounds + 3).await;
+    assert_eq!(waits().await, keep, "it still waits");
+
+    let acknowledges = async {
+        loop {
+            let at = read_all(&world.connection).await.at.unwrap();
+            program.send(&says(v1::watch_request::Kind::Applied(at)));
+            if drain_of(&world.connection).await.unwrap_or(1.0) < f64::from(keep) / 1e6 {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(BOUND, acknowledges).await.expect("the next step is made");
     world.stop().await;
 }

@@ -7,7 +7,10 @@ use fairmesh_te::{
 };
 
 use super::{Now, ServicePlanner};
-use crate::traffic::facts::{ServiceFacts, TopologyFacts};
+use crate::traffic::{
+    facts::{ServiceFacts, TopologyFacts},
+    tables::from_stored,
+};
 
 /// What may be left at home of a step that is made, in the tables: shares are rounded.
 const TABLE_TOLERANCE: f64 = 0.015;
@@ -115,7 +118,7 @@ impl ServicePlanner {
 
     /// Whether the tables in force keep no more of the region's calls at home.
     fn is_in_tables(&self, facts: &ServiceFacts, at: usize, keep: f64) -> bool {
-        if keep < 1.0 && self.others_send_to(at) {
+        if keep < 1.0 && self.others_send_to(facts, at) {
             return false;
         }
         // Of a class without calls there is nothing to move.
@@ -128,10 +131,11 @@ impl ServicePlanner {
         is_written && home.fold(0.0, f64::max) <= keep + TABLE_TOLERANCE
     }
 
-    /// Whether callers of other regions are sent to one.
-    fn others_send_to(&self, to: usize) -> bool {
-        let sources = self.state.tables().sources.iter().enumerate().filter(|(source, _)| *source != to);
-        sources
+    /// Whether tables in force send callers of other regions to one: a plan that could not be written moves no call.
+    fn others_send_to(&self, facts: &ServiceFacts, to: usize) -> bool {
+        let in_force = from_stored(&facts.tables, &self.regions, &self.classes);
+        let others = in_force.sources.iter().enumerate().filter(|(source, _)| *source != to);
+        others
             .flat_map(|(source, table)| table.classes.iter().enumerate().map(move |row| (source, row)))
             .any(|(source, (class, row))| self.state.has_calls(source, class) && row.shares[to] > 0)
     }

@@ -1,15 +1,15 @@
+mod drains;
+mod gone;
+
 use std::time::Duration;
 
 use fairmesh_model::{
-    CallPath, CallRates, LoadMetric, MetricSum, RegionDrain, RegionInfo, ServerRates, ServiceName, Share,
-    Traffic, TrafficPlanner, Zone,
+    CallPath, CallRates, LoadMetric, MetricSum, RegionInfo, ServerRates, ServiceName, Share, Traffic,
+    TrafficPlanner, Zone,
 };
 
 use super::*;
-use crate::traffic::{
-    facts::{RegionEndpoints, StoredDrain, StoredTable},
-    lone_shards::{LoneShards, tests::map},
-};
+use crate::traffic::facts::{RegionEndpoints, StoredTable};
 
 /// Calls per second that fill a region.
 const FULL: f64 = 1_000.0;
@@ -350,52 +350,6 @@ fn another_writer_that_was_faster_wins_and_is_continued_from() {
 }
 
 #[test]
-fn a_region_that_vanishes_and_returns_gets_calls_again_after_it_has_stayed() {
-    let mut world = World::started();
-    let gone = world.facts.endpoints.insert(region("us"), RegionEndpoints::default()).unwrap();
-    for _ in 0..30 {
-        world.report();
-        world.facts.reports.servers.remove(&region("us"));
-        // Its callers are gone with it.
-        world.facts.reports.heard.remove(&region("us"));
-        world.facts.reports.calls.retain(|(path, _)| path.from != region("us"));
-        world.facts.reports.servers.insert(region("eu"), servers(4, 50.0, 500.0));
-        for (path, calls) in &mut world.facts.reports.calls {
-            *calls = if path.to == Some(region("eu")) { rates(500.0) } else { rates(0.0) };
-        }
-        world.second();
-    }
-    assert_eq!(world.reason(), None, "a region without servers needs no reports");
-    assert_eq!(world.share("us", "eu"), 1.0);
-    world.facts.endpoints.insert(region("us"), gone);
-    world.seconds(50);
-    assert_eq!(world.share("us", "us"), 0.0, "it may vanish again");
-    world.seconds(180);
-    assert!(world.share("us", "us") > 0.9, "{}", world.share("us", "us"));
-}
-
-#[test]
-fn classes_may_change_while_a_region_is_gone() {
-    let mut world = World::started();
-    world.facts.endpoints.insert(region("us"), RegionEndpoints::default());
-    for second in 0..30 {
-        world.report();
-        world.facts.reports.servers.remove(&region("us"));
-        world.facts.reports.heard.remove(&region("us"));
-        world.facts.reports.calls.retain(|(path, _)| path.from != region("us"));
-        world.facts.reports.servers.insert(region("eu"), servers(4, 50.0, 500.0));
-        for (path, calls) in &mut world.facts.reports.calls {
-            *calls = if path.to == Some(region("eu")) { rates(500.0) } else { rates(0.0) };
-        }
-        if second == 20 {
-            world.facts.traffic.classes = vec![Label::new("bulk").unwrap()];
-        }
-        world.second();
-    }
-    assert_eq!(world.reason(), None);
-}
-
-#[test]
 fn a_queue_beyond_its_full_scale_is_that_of_a_full_region() {
     let mut world = World::started();
     world.offered[0] = 900.0;
@@ -434,65 +388,6 @@ fn shadow_writes_nothing_and_hold_changes_nothing() {
     let planned = world.planner.shares().find(|(from, _)| **from == region("eu")).unwrap().1;
     let share = planned.default.unwrap().to[&region("us")];
     assert!(share > Share::NONE, "and yet it is planned");
-}
-
-#[test]
-fn a_drain_of_lone_shards_goes_on_and_names_them() {
-    let mut world = World::started();
-    let drained = RegionDrain::begin(None, false, Duration::ZERO, world.now.wall_ms);
-    let gone = RegionDrain { keep: Share::NONE, ..drained };
-    world.topology.drains.insert(region("eu"), StoredDrain { drain: gone, revision: 1 });
-    world.offered = [300.0, 300.0];
-    world.seconds(60);
-    assert_eq!(world.share("eu", "eu"), 0.0);
-    // Half of the calls stay all the same.
-    for (path, calls) in &mut world.facts.reports.calls {
-        if path.from == region("eu") {
-            *calls = rates(150.0);
-        }
-    }
-    for (name, received) in [("eu", 150.0), ("us", 450.0)] {
-        let servers = servers(4, received / FULL * 100.0, received);
-        world.facts.reports.servers.insert(region(name), servers);
-    }
-    let lone = LoneShards::of(&map(&[&[("primary", "eu")], &[("primary", "eu"), ("primary", "us")]]));
-    let mut steps = Vec::new();
-    for lone in [LoneShards::default(), lone] {
-        world.facts.lone_shards = lone.into();
-        world.second();
-        let drain = (&region("eu"), &gone);
-        steps.push(world.planner.drain_step(&world.facts, &world.topology, drain, world.now).unwrap());
-    }
-    assert!(matches!(&steps[0], DrainStep::Wait(what) if what.contains("50 %")), "{steps:?}");
-    assert_eq!(steps[1], DrainStep::Advance(Share::NONE));
-    let forecast = world.planner.forecast(&world.facts, &world.topology, &region("eu"), world.now.ms);
-    let forecast = forecast.unwrap().unwrap();
-    assert!((forecast.staying - 150.0).abs() < 1.0, "{forecast:?}");
-}
-
-#[test]
-fn a_step_of_a_drain_waits_until_reports_show_it_and_not_the_step_before() {
-    let mut world = World::started();
-    let begun = RegionDrain::begin(None, false, Duration::ZERO, world.now.wall_ms);
-    let drained = RegionDrain { keep: Share::of_millionths(800_000).unwrap(), ..begun };
-    world.topology.drains.insert(region("eu"), StoredDrain { drain: drained, revision: 1 });
-    world.offered = [300.0, 300.0];
-    world.seconds(60);
-    assert!((world.share("eu", "eu") - 0.8).abs() < 0.016, "{}", world.share("eu", "eu"));
-    let mut step_of = |staying: f64| {
-        for (path, calls) in &mut world.facts.reports.calls {
-            if path.from == region("eu") {
-                let share = if path.to == Some(region("eu")) { staying } else { 1.0 - staying };
-                *calls = rates(300.0 * share);
-            }
-        }
-        world.second();
-        let drain = (&region("eu"), &drained);
-        world.planner.drain_step(&world.facts, &world.topology, drain, world.now).unwrap()
-    };
-    let before = step_of(0.9);
-    assert!(matches!(&before, DrainStep::Wait(what) if what.contains("90 %")), "{before:?}");
-    assert_eq!(step_of(0.81), DrainStep::Advance(Share::of_millionths(700_000).unwrap()));
 }
 
 #[test]
