@@ -70,8 +70,8 @@ pub use topology::{
 };
 pub use topology::{DistanceSource, RegionInfo, Regions, RoundTrips};
 pub use traffic::{
-    CallPath, CallRates, MAX_CALL_PATHS, MAX_RATE, MAX_REPORT_AGE, MAX_REPORTED_REGIONS, MAX_SERVER_GROUPS,
-    MetricSum, ServerRates, SummedAge, TrafficReport,
+    CallPath, CallRates, MAX_CALL_PATHS, MAX_INCOMPLETE_SERVICES, MAX_RATE, MAX_REPORT_AGE,
+    MAX_REPORTED_REGIONS, MAX_SERVER_GROUPS, MetricSum, ServerRates, SummedAge, TrafficReport,
 };
 pub use traffic::{
     Confirmation, DrainPhase, MAX_TABLE_CLASSES, MAX_TABLE_REGIONS, MAX_TABLE_ZONES, RegionDrain,

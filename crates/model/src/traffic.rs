@@ -12,8 +12,8 @@ use crate::{Invalid, Label, Region};
 pub use load_rings::{LoadMetric, LoadRing, MAX_PLANNED_CLASSES};
 pub use region_drain::{DrainPhase, RegionDrain};
 pub use report::{
-    CallPath, CallRates, MAX_CALL_PATHS, MAX_RATE, MAX_REPORT_AGE, MAX_REPORTED_REGIONS, MAX_SERVER_GROUPS,
-    MetricSum, ServerRates, SummedAge, TrafficReport,
+    CallPath, CallRates, MAX_CALL_PATHS, MAX_INCOMPLETE_SERVICES, MAX_RATE, MAX_REPORT_AGE,
+    MAX_REPORTED_REGIONS, MAX_SERVER_GROUPS, MetricSum, ServerRates, SummedAge, TrafficReport,
 };
 
 pub use region_table::{

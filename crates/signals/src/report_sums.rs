@@ -4,7 +4,8 @@ use std::{
 };
 
 use fairmesh_model::{
-    CallPath, CallRates, MAX_CALL_PATHS, MAX_REPORTED_REGIONS, MAX_SERVER_GROUPS, TrafficReport,
+    CallPath, CallRates, MAX_CALL_PATHS, MAX_INCOMPLETE_SERVICES, MAX_REPORTED_REGIONS, MAX_SERVER_GROUPS,
+    TrafficReport,
 };
 
 /// Intervals after which a report is void.
@@ -106,6 +107,7 @@ impl ReportSums {
             let kept = Duration::from_millis(now_ms.saturating_sub(*at_ms));
             sum.regions.extend(report.regions.iter().cloned());
             sum.left_out = sum.left_out.saturating_add(report.left_out);
+            sum.incomplete.extend(report.incomplete.iter().cloned());
             for (path, rates) in &report.calls {
                 let mut rates = *rates;
                 rates.grow_older(kept);
@@ -122,7 +124,7 @@ impl ReportSums {
     }
 
     /// The same as one report: where there are too many paths, callers are no longer told apart. What is still beyond the
-    /// bounds of a report is left out, the last by name, and counted.
+    /// bounds of a report is left out, the last by name, and counted, and its services are named.
     pub fn sum(&mut self, now_ms: u64) -> TrafficReport {
         let mut sum = self.sum_of_all(now_ms);
         if sum.calls.len() > MAX_CALL_PATHS {
@@ -132,9 +134,15 @@ impl ReportSums {
             }
             sum.calls = merged;
         }
-        let beyond = sum.calls.len().saturating_sub(MAX_CALL_PATHS)
-            + sum.servers.len().saturating_sub(MAX_SERVER_GROUPS);
-        sum.left_out = sum.left_out.saturating_add(u32::try_from(beyond).unwrap_or(u32::MAX));
+        let paths = sum.calls.keys().skip(MAX_CALL_PATHS).map(|path| &path.service);
+        let groups = sum.servers.keys().skip(MAX_SERVER_GROUPS).map(|(service, _)| service);
+        let mut beyond: u32 = 0;
+        for service in paths.chain(groups) {
+            beyond = beyond.saturating_add(1);
+            sum.incomplete.insert(service.clone());
+        }
+        sum.left_out = sum.left_out.saturating_add(beyond);
+        sum.incomplete = sum.incomplete.into_iter().take(MAX_INCOMPLETE_SERVICES).collect();
         sum.regions = sum.regions.into_iter().take(MAX_REPORTED_REGIONS).collect();
         sum.calls = sum.calls.into_iter().take(MAX_CALL_PATHS).collect();
         sum.servers = sum.servers.into_iter().take(MAX_SERVER_GROUPS).collect();
@@ -164,7 +172,7 @@ fn is_of_nothing(report: &TrafficReport) -> bool {
 }
 
 fn rows(report: &TrafficReport) -> usize {
-    report.calls.len() + report.servers.len()
+    report.calls.len() + report.servers.len() + report.incomplete.len()
 }
 
 #[cfg(test)]
@@ -193,7 +201,7 @@ mod tests {
             regions: [region.clone()].into(),
             calls: [(path, rates)].into(),
             servers: [((service, region), servers)].into(),
-            left_out: 0,
+            ..TrafficReport::default()
         }
     }
 
@@ -259,10 +267,15 @@ mod tests {
         sums.record(many, 0);
         let sum = sums.sum(0);
         assert_eq!((sum.calls.len(), sum.left_out), (MAX_CALL_PATHS, 7));
+        let is_complete = |service: &ServiceName| sum.calls.keys().any(|path| path.service == *service);
+        assert_eq!(sum.incomplete.len(), 7);
+        assert!(!sum.incomplete.iter().any(is_complete), "{:?}", sum.incomplete);
+        let incomplete = sum.incomplete.clone();
         let mut above = ReportSums::new(SumLimits::TREE);
         above.record(sum, 0);
         above.record(report(2, "us", 1), 0);
         assert_eq!((above.sum_of_all(0).left_out, above.left_out(0)), (7, 7));
+        assert_eq!(above.sum_of_all(0).incomplete, incomplete);
     }
 
     #[test]

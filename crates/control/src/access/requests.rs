@@ -115,6 +115,10 @@ pub(super) fn report_usage(message: &[u8]) -> Needs {
                 needs.push(Need::ServeAny(service(&calls.caller)?));
             }
         }
+        // Nothing is planned for these, so it is for those who may say what is called.
+        for name in &report.incomplete {
+            needs.push(Need::CallFrom(service(name)?));
+        }
         for servers in &report.servers {
             needs.push(Need::ServeAny(service(&servers.service)?));
             needs.push(Need::ReportFor(region(&servers.region)?));

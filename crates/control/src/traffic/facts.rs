@@ -102,6 +102,8 @@ pub(super) struct ServiceReports {
     pub(super) heard: BTreeSet<Region>,
     pub(super) calls: Vec<(CallPath, CallRates)>,
     pub(super) servers: BTreeMap<Region, ServerRates>,
+    /// Whether this is not all: reports had no room for some of it.
+    pub(super) is_incomplete: bool,
 }
 
 /// Calls per second of the callers of one region.
@@ -302,6 +304,7 @@ impl ServiceReports {
         let servers = sum.servers.iter().filter(|((name, _), _)| name == service);
         Self {
             heard: sum.regions.clone(),
+            is_incomplete: sum.incomplete.contains(service),
             calls: calls.map(|(path, rates)| (path.clone(), *rates)).collect(),
             servers: servers.map(|((_, region), rates)| (region.clone(), rates.clone())).collect(),
         }

@@ -258,6 +258,10 @@ impl ServicePlanner {
         if facts.local_only {
             return refused("local_only", "the policy keeps calls in their region (localOnly)".to_owned());
         }
+        if facts.reports.is_incomplete {
+            let text = "reports have no room for all of its calls and servers";
+            return refused("left_out", text.to_owned());
+        }
         match self.regions.len() {
             0 => refused("no_capacity", "no region has serving endpoints".to_owned()),
             count if count > MAX_TABLE_REGIONS => {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fairmesh_model::{EndpointState, Policy, RateLimit, Record, RecordKey, Scope};
+use fairmesh_model::{DefaultAuthorization, EndpointState, Policy, RateLimit, Record, RecordKey, Scope};
 use fairmesh_wire::{handshake::Connection, records, v1};
 use tokio::time::timeout;
 use tonic::{Code, Status};
@@ -216,6 +216,28 @@ async fn reports_of_load_are_those_of_the_reporters_region_and_tenants() {
     assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
     let refused = agent.imbalance().report(report("eu", "bank/vault")).await.unwrap_err();
     assert!(is_refusal(&refused), "{refused}");
+    // Of a service that it may not call, this would stop the planning.
+    let incomplete = |service: &str| {
+        let mut request = report("eu", "shop/cart");
+        request.traffic.as_mut().unwrap().incomplete.push(service.into());
+        request
+    };
+    agent.imbalance().report(incomplete("shop/stock")).await.unwrap();
+    agent.imbalance().report(incomplete("bank/vault")).await.expect("by default all may call");
+    let default = Record::DefaultAuthorization(DefaultAuthorization::Deny);
+    let op = put(RecordKey::DefaultAuthorization.to_string(), records::encode(&default).to_vec());
+    own(&control).await.rib().write(v1::WriteRequest { ops: vec![op] }).await.unwrap();
+    let refused = async {
+        loop {
+            if let Err(refused) = agent.imbalance().report(incomplete("bank/vault")).await {
+                return refused;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let refused = timeout(BOUND, refused).await.expect("it may call nothing of that tenant now");
+    assert!(is_refusal(&refused), "{refused}");
+    agent.imbalance().report(incomplete("shop/stock")).await.unwrap();
     relay.imbalance().report(report("us", "bank/vault")).await.unwrap();
     control.stop().await;
 }

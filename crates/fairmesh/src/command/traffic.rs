@@ -114,8 +114,8 @@ async fn read(
 fn warn_of_left_out(left_out: u32) {
     if left_out > 0 {
         output::warn(format!(
-            "reports have no room for {left_out} paths of calls or groups of servers, which count as none: plan fewer services, or put \
-             more replicas between agents and the control plane"
+            "reports have no room for {left_out} paths of calls or groups of servers, and nothing is planned for the services that \
+             these are of: plan fewer services, or put more replicas between agents and the control plane"
         ));
     }
 }

@@ -22,6 +22,9 @@ pub const MAX_SERVER_GROUPS: usize = 1_024;
 /// The most regions of a report.
 pub const MAX_REPORTED_REGIONS: usize = 256;
 
+/// The most services that a report names as incomplete.
+pub const MAX_INCOMPLETE_SERVICES: usize = 1_024;
+
 /// The largest rate of a report: a billion per second, in thousandths. Sums stay at it, so that a process above takes the sum
 /// of all that it would take one by one.
 pub const MAX_RATE: u64 = 1_000_000_000_000;
@@ -41,6 +44,8 @@ pub struct TrafficReport {
     pub servers: BTreeMap<(ServiceName, Region), ServerRates>,
     /// Paths and groups that had no room, in this report or in those that it is the sum of.
     pub left_out: u32,
+    /// The services of which these are: what is reported of them is not all.
+    pub incomplete: BTreeSet<ServiceName>,
 }
 
 /// Where calls come from and go to.

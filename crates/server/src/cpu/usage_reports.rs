@@ -165,7 +165,7 @@ impl Reporter {
             regions: [region.clone()].into(),
             calls: Default::default(),
             servers: [((self.registration.service.clone(), region), rates)].into(),
-            left_out: 0,
+            ..Default::default()
         })
     }
 

@@ -1,8 +1,8 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use fairmesh_model::{
-    CallPath, CallRates, Invalid, LoadSignal, MAX_CALL_PATHS, MAX_RATE, MAX_REPORTED_REGIONS,
-    MAX_SERVER_GROUPS, MetricSum, Region, ServerRates, ServiceName, TrafficReport,
+    CallPath, CallRates, Invalid, LoadSignal, MAX_CALL_PATHS, MAX_INCOMPLETE_SERVICES, MAX_RATE,
+    MAX_REPORTED_REGIONS, MAX_SERVER_GROUPS, MetricSum, Region, ServerRates, ServiceName, TrafficReport,
 };
 
 use crate::v1;
@@ -18,6 +18,7 @@ impl From<TrafficReport> for v1::TrafficReport {
             calls: calls.collect(),
             servers: servers.collect(),
             left_out: report.left_out,
+            incomplete: report.incomplete.into_iter().map(String::from).collect(),
         }
     }
 }
@@ -29,12 +30,15 @@ impl TryFrom<v1::TrafficReport> for TrafficReport {
         bounded("regions", message.regions.len(), MAX_REPORTED_REGIONS)?;
         bounded("calls", message.calls.len(), MAX_CALL_PATHS)?;
         bounded("servers", message.servers.len(), MAX_SERVER_GROUPS)?;
+        bounded("incomplete", message.incomplete.len(), MAX_INCOMPLETE_SERVICES)?;
         let regions = message.regions.into_iter().map(Region::try_from);
+        let incomplete = message.incomplete.into_iter().map(ServiceName::try_from);
         let mut report = Self {
             reporter: message.reporter,
             interval: Duration::from_millis(message.interval_ms.into()),
             regions: regions.collect::<Result<_, Invalid>>().map_err(|e| e.within("regions"))?,
             left_out: message.left_out,
+            incomplete: incomplete.collect::<Result<_, Invalid>>().map_err(|e| e.within("incomplete"))?,
             ..Self::default()
         };
         for (i, calls) in message.calls.into_iter().enumerate() {
@@ -217,6 +221,7 @@ mod tests {
             regions: [eu.clone(), us.clone()].into(),
             calls: [(path(Some(&us), None), rates(1_000)), (path(None, Some("bulk")), rates(2))].into(),
             left_out: 3,
+            incomplete: [ServiceName::new("shop/zoo").unwrap()].into(),
             servers: [((service.clone(), us.clone()), servers)].into(),
         }
     }
@@ -253,6 +258,9 @@ mod tests {
         assert!(refusal.contains("at most 4096"), "{refusal}");
         assert!(read(|message| message.calls[0].service = "cart".into()).contains("calls[0].service"));
         assert!(read(|message| message.regions.push("a region".into())).contains("regions"));
+        assert!(read(|message| message.incomplete.push("zoo".into())).contains("incomplete"));
+        let many = read(|message| message.incomplete = vec!["shop/zoo".into(); MAX_INCOMPLETE_SERVICES + 1]);
+        assert!(many.contains("at most 1024"), "{many}");
         let metric = |message: &mut v1::TrafficReport| message.servers[0].metrics[0].name = "a b".into();
         assert!(read(metric).contains("metrics"));
         assert!(read(|message| message.servers[0].metrics[0].sum = f64::NAN).contains("metrics"));

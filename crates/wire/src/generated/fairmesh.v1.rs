@@ -5626,6 +5626,9 @@ pub struct TrafficReport {
     /// Paths and groups of servers that had no room, in this report or in those that it is the sum of.
     #[prost(uint32, tag = "6")]
     pub left_out: u32,
+    /// Services, tenant/service, of which such rows are: what is reported of them is not all. At most 1024, the first by name.
+    #[prost(string, repeated, tag = "7")]
+    pub incomplete: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// Calls of one path.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -8059,7 +8062,7 @@ pub struct TrafficStatusRequest {
 pub struct TrafficStatusResponse {
     #[prost(message, repeated, tag = "1")]
     pub services: ::prost::alloc::vec::Vec<ServiceTraffic>,
-    /// Paths of calls and groups of servers that reports of processes below had no room for. They count as no calls.
+    /// Paths of calls and groups of servers that reports of processes below had no room for. Their services are not planned.
     #[prost(uint32, tag = "2")]
     pub left_out: u32,
 }

@@ -272,6 +272,25 @@ impl World {
 }
 
 #[test]
+fn nothing_is_planned_of_a_service_of_which_reports_had_no_room_for_all() {
+    let mut world = World::started();
+    world.offered[0] = 900.0;
+    world.seconds(20);
+    let before = world.share("eu", "us");
+    // Its callers are among what is left out: nobody would seem to call, and all calls would be sent home.
+    for _ in 0..5 {
+        world.report();
+        world.facts.reports.is_incomplete = true;
+        world.facts.reports.calls.clear();
+        assert_eq!(world.second(), []);
+    }
+    assert_eq!((world.reason(), world.share("eu", "us")), (Some("left_out"), before));
+    world.facts.reports.is_incomplete = false;
+    world.seconds(2);
+    assert_eq!(world.reason(), None, "it goes on");
+}
+
+#[test]
 fn callers_whose_reports_stop_are_missed_and_servers_too_few_to_count_are_not_believed() {
     let mut world = World::started();
     for _ in 0..11 {
