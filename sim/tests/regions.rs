@@ -128,3 +128,20 @@ fn no_zone_is_loaded_above_the_others_and_as_many_calls_stay_as_that_allows() {
     let stays = mean(&|round| round.all_local);
     assert!(stays > 0.95 * most, "{stays} of {most}");
 }
+
+#[test]
+fn a_region_that_vanishes_with_its_callers_takes_no_room_and_is_called_as_soon_as_it_returns() {
+    let report = play("region-dark");
+    let dark: Vec<&Round> = rounds_within(&report, 64.0, 161.0).collect();
+    assert!(dark.len() > 40);
+    for round in dark {
+        assert!(round.loads[0] == 0.0 && round.loads[1..].iter().all(|load| *load < 0.85), "{round:?}");
+        assert_eq!(round.dropped, [0.0], "{round:?}");
+    }
+    // Its first calls follow the table that was made for callers without servers, until the planner has heard of them.
+    let returned: Vec<&Round> = rounds_within(&report, 168.0, 361.0).collect();
+    assert!(returned.len() > 90);
+    for round in returned {
+        assert!(round.dropped == [0.0] && round.all_local > 0.99, "{round:?}");
+    }
+}

@@ -9,6 +9,10 @@ use crate::{
 
 /// Reports older than this are not planned from.
 pub(crate) const MAX_AGE_MS: u64 = 10_000;
+/// Callers of a region without servers are taken for gone with them once their last report is older than this. Reports are
+/// seldom older than 3 s, and a lease of 10 s that is renewed every third of it expires 6.7 s after the region is lost at the
+/// earliest: the servers are not missed before their callers are, whose calls would otherwise take the room of others.
+pub(crate) const GONE_AGE_MS: u64 = 6_500;
 /// Utilisation above this is not one: the ORCA report of a server that is full says 1. Signals without an upper bound, such as
 /// queues, are cut off at it.
 pub const MAX_LOAD: f64 = 1.5;

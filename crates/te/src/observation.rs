@@ -1,4 +1,4 @@
-use crate::check::MAX_AGE_MS;
+use crate::check::{GONE_AGE_MS, MAX_AGE_MS};
 
 /// What the control plane knows of one service at one time.
 ///
@@ -31,16 +31,16 @@ const MIN_UNREPORTED: f64 = 5.0;
 const UNREPORTED_SHARE: f64 = 0.1;
 
 impl Observation {
-    /// Whether a report is of the present.
-    pub(crate) fn is_fresh(&self, callers: &CallerReport) -> bool {
-        self.now_ms.saturating_sub(callers.at_ms) <= MAX_AGE_MS
+    /// The report of a region's callers, unless it is so old that they are gone.
+    pub(crate) fn present_callers<'a>(&self, region: &'a RegionObservation) -> Option<&'a CallerReport> {
+        let max_age = if region.power > 0.0 { MAX_AGE_MS } else { GONE_AGE_MS };
+        region.callers.as_ref().filter(|callers| self.now_ms.saturating_sub(callers.at_ms) <= max_age)
     }
 
     /// Attempts per second that callers of all regions say they send to one. Those that say nothing any more, since their
     /// region is gone, may send nothing either.
     pub(crate) fn sent_to(&self, region: usize) -> f64 {
-        let callers = self.regions.iter().filter_map(|from| from.callers.as_ref());
-        let callers = callers.filter(|callers| self.is_fresh(callers));
+        let callers = self.regions.iter().filter_map(|from| self.present_callers(from));
         callers.filter_map(|callers| callers.sent.get(region)).sum()
     }
 

@@ -11,6 +11,9 @@ use crate::{
 /// The part of their last demand that callers count as who vanished with their region.
 const TRACE: f64 = 1e-6;
 
+/// The part of all calls from which those that are dropped are no rounding error.
+const SHORTAGE: f64 = 1e-5;
+
 /// The numbers of one planning round, checked and complete.
 #[derive(Clone, Debug)]
 pub(crate) struct Problem<'a> {
@@ -96,6 +99,12 @@ impl<'a> Problem<'a> {
             }
         }
         flows
+    }
+
+    /// Whether calls are dropped though regions are filled up to these thresholds.
+    pub(crate) fn is_short(&self, thresholds: &[f64]) -> bool {
+        let dropped: f64 = fill(self, thresholds, Stranded::Serve).dropped.iter().sum();
+        dropped > SHORTAGE * self.demand.iter().sum::<f64>()
     }
 
     pub(crate) fn demand(&self, source: usize, class: usize) -> f64 {

@@ -62,7 +62,11 @@ pub fn plan(input: PlanInput<'_>, state: &PlannerState) -> Plan {
     }
     let mut next = state.clone();
     next.learn(observation);
-    let problem = Problem::new(policy, rings, observation, &next);
+    let mut problem = Problem::new(policy, rings, observation, &next);
+    if next.is_settling(observation.now_ms) && problem.is_short(&policy.thresholds(0.0)) {
+        next.settle();
+        problem = Problem::new(policy, rings, observation, &next);
+    }
     let targets = Targets::new(policy, &problem, &next);
     let round = Round { policy, problem: &problem, targets: &targets, before: &state.tables };
     let seconds =

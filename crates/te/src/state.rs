@@ -14,7 +14,7 @@ const UNREPORTED_WEIGHT: f64 = 0.2;
 /// Work per call before any was seen: so little that no region seems loaded, and greater regions seem less so.
 const NO_WORK: f64 = 1e-9;
 /// A region whose servers come back gets calls only after they have stayed for this long, so that a region that flaps
-/// does not make calls of others flap.
+/// does not make calls of others flap; or once calls would be dropped otherwise.
 const SETTLING_MS: u64 = 60_000;
 
 /// Work per call of a region.
@@ -177,7 +177,7 @@ impl PlannerState {
             if let Some(callers) = &region.callers {
                 self.demand[at * self.classes..][..self.classes].copy_from_slice(&callers.offered);
                 self.has_demand[at] = true;
-                self.is_absent[at] = !observation.is_fresh(callers);
+                self.is_absent[at] = observation.present_callers(region).is_none();
                 let peaks = self.peak_demand[at * self.classes..].iter_mut();
                 peaks.zip(&callers.offered).for_each(|(peak, now)| peak.observe(*now, observation.now_ms));
             }
@@ -212,6 +212,16 @@ impl PlannerState {
             *until = now_ms.saturating_add(SETTLING_MS);
         }
         *was_present = Some(is_present);
+    }
+
+    /// Whether servers that have just come back are not used yet.
+    pub(crate) fn is_settling(&self, now_ms: u64) -> bool {
+        self.presence.iter().any(|(is_present, until)| *is_present == Some(true) && now_ms < *until)
+    }
+
+    /// Uses servers that have just come back from now on.
+    pub(crate) fn settle(&mut self) {
+        self.presence.iter_mut().for_each(|(_, until)| *until = 0);
     }
 
     /// Power by region without that of servers that have just come back, unless there is no other.

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use common::World;
 use fairmesh_model::{Region, Regions, RoundTrips};
-use fairmesh_te::{Cause, Destination, Observation, Refusal, RingMatrix, Tables, WHOLE, drain};
+use fairmesh_te::{
+    Cause, Destination, Observation, Refusal, RegionObservation, RingMatrix, Tables, WHOLE, drain,
+};
 
 fn greatest(loads: &[f64]) -> f64 {
     loads.iter().copied().fold(0.0, f64::max)
@@ -422,6 +424,47 @@ fn no_call_is_dropped_for_those_that_vanished_with_their_region() {
     assert_eq!(world.state.tables().of(0, 0).dropped, 0);
     // Should its callers come back before its servers, there is a table for them.
     assert!(world.state.tables().of(1, 0).shares[0] > 0);
+}
+
+/// The greatest dropped share of a source, in parts of [`WHOLE`].
+fn most_dropped(world: &World) -> u32 {
+    let tables = world.state.tables();
+    (0..world.power.len()).map(|source| tables.of(source, 0).dropped).max().unwrap()
+}
+
+#[test]
+fn calls_of_a_region_that_vanished_are_not_planned_for_once_its_leases_can_expire() {
+    let dropped_after = |age_ms: u64| {
+        // Three regions have no room for the calls of the fourth.
+        let mut world = World::new(vec![100.0; 4], vec![vec![75.0]; 4]);
+        world.round();
+        let last = world.observation().regions[0].clone();
+        (world.power[0], world.demand[0][0]) = (0.0, 0.0);
+        world.now_ms += age_ms;
+        let mut observation = world.observation();
+        observation.regions[0] = RegionObservation { power: 0.0, servers: None, ..last };
+        assert_eq!(world.plan(&observation).refusal, None);
+        (1..4).map(|source| world.state.tables().of(source, 0).dropped).max().unwrap()
+    };
+    assert!(dropped_after(6_000) > 0, "its callers may be there, without their servers");
+    assert_eq!(dropped_after(6_700), 0);
+}
+
+#[test]
+fn servers_that_come_back_are_used_at_once_where_calls_would_be_dropped() {
+    let mut world = World::new(vec![100.0; 4], vec![vec![75.0]; 4]);
+    world.round();
+    world.power[1] = 0.0;
+    for _ in 0..10 {
+        world.round();
+    }
+    assert!(most_dropped(&world) > 0, "three regions serve less than four get");
+    world.power[1] = 100.0;
+    for _ in 0..6 {
+        assert_eq!(world.round().refusal, None);
+    }
+    assert!(world.state.tables().of(1, 0).shares[1] > 5_000, "{:?}", world.state.tables());
+    assert_eq!(most_dropped(&world), 0);
 }
 
 #[test]
