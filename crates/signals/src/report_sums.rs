@@ -5,7 +5,7 @@ use std::{
 
 use fairmesh_model::{
     CallPath, CallRates, MAX_CALL_PATHS, MAX_INCOMPLETE_SERVICES, MAX_REPORTED_REGIONS, MAX_SERVER_GROUPS,
-    TrafficReport,
+    ServiceName, TrafficReport,
 };
 
 /// Intervals after which a report is void.
@@ -47,6 +47,8 @@ pub struct ReportSums {
     limits: SumLimits,
     by_reporter: HashMap<u64, LiveReport>,
     rows: usize,
+    /// Services of reports that were not taken, with the time until which these would count.
+    not_taken: BTreeMap<ServiceName, u64>,
 }
 
 #[derive(Debug)]
@@ -59,7 +61,7 @@ struct LiveReport {
 impl ReportSums {
     /// No reports.
     pub fn new(limits: SumLimits) -> Self {
-        Self { limits, by_reporter: HashMap::new(), rows: 0 }
+        Self { limits, by_reporter: HashMap::new(), rows: 0, not_taken: BTreeMap::new() }
     }
 
     /// The number of reporters.
@@ -80,18 +82,19 @@ impl ReportSums {
             self.rows = self.rows.saturating_sub(before.map_or(0, |live| rows(&live.report)));
             return Taken::Kept;
         }
+        let interval = u64::try_from(report.interval.as_millis()).unwrap_or(u64::MAX);
+        let interval = interval.clamp(MIN_INTERVAL_MS, MAX_INTERVAL_MS);
+        let void_at_ms = now_ms.saturating_add(interval * MISSED_INTERVALS + GRACE_MS);
         let new = rows(&report);
         let old = self.by_reporter.get(&report.reporter).map_or(0, |live| rows(&live.report));
         if !self.fits(&report, new, old) {
             self.expire(now_ms);
             let old = self.by_reporter.get(&report.reporter).map_or(0, |live| rows(&live.report));
             if !self.fits(&report, new, old) {
+                self.miss(&report, void_at_ms);
                 return Taken::Full;
             }
         }
-        let interval = u64::try_from(report.interval.as_millis()).unwrap_or(u64::MAX);
-        let interval = interval.clamp(MIN_INTERVAL_MS, MAX_INTERVAL_MS);
-        let void_at_ms = now_ms.saturating_add(interval * MISSED_INTERVALS + GRACE_MS);
         let before =
             self.by_reporter.insert(report.reporter, LiveReport { report, at_ms: now_ms, void_at_ms });
         self.rows = (self.rows + new).saturating_sub(before.map_or(0, |live| rows(&live.report)));
@@ -102,7 +105,8 @@ impl ReportSums {
     /// is older by the time for which each report was kept.
     pub fn sum_of_all(&mut self, now_ms: u64) -> TrafficReport {
         self.expire(now_ms);
-        let mut sum = TrafficReport::default();
+        let incomplete = self.not_taken.keys().cloned().collect();
+        let mut sum = TrafficReport { incomplete, ..TrafficReport::default() };
         for LiveReport { report, at_ms, .. } in self.by_reporter.values() {
             let kept = Duration::from_millis(now_ms.saturating_sub(*at_ms));
             sum.regions.extend(report.regions.iter().cloned());
@@ -149,6 +153,17 @@ impl ReportSums {
         sum
     }
 
+    /// Notes the services of a report that is not taken: what is reported of them is not all.
+    fn miss(&mut self, report: &TrafficReport, void_at_ms: u64) {
+        let called = report.calls.keys().map(|path| &path.service);
+        let served = report.servers.keys().map(|(service, _)| service);
+        for service in called.chain(served).chain(&report.incomplete) {
+            if self.not_taken.len() < MAX_INCOMPLETE_SERVICES || self.not_taken.contains_key(service) {
+                self.not_taken.insert(service.clone(), void_at_ms);
+            }
+        }
+    }
+
     fn fits(&self, report: &TrafficReport, new: usize, old: usize) -> bool {
         let is_known = self.by_reporter.contains_key(&report.reporter);
         (is_known || self.by_reporter.len() < self.limits.reporters)
@@ -156,6 +171,7 @@ impl ReportSums {
     }
 
     fn expire(&mut self, now_ms: u64) {
+        self.not_taken.retain(|_, void_at_ms| now_ms < *void_at_ms);
         let rows_left = &mut self.rows;
         self.by_reporter.retain(|_, live| {
             let is_live = now_ms < live.void_at_ms;
@@ -285,6 +301,9 @@ mod tests {
             [1, 2, 3, 2].map(|reporter| few.record(report(reporter, "eu", 1), 0)),
             [Taken::Kept, Taken::Kept, Taken::Full, Taken::Kept]
         );
+        let cart = ServiceName::new("shop/cart").unwrap();
+        assert_eq!(few.sum(0).incomplete, [cart].into(), "of what is not taken, the service is known");
+        assert!(few.sum(3_500).incomplete.is_empty(), "until it would be void");
         assert_eq!(few.record(report(3, "eu", 1), 5_000), Taken::Kept, "the others are void");
         let mut small = sums(10, 3);
         assert_eq!(small.record(report(1, "eu", 1), 0), Taken::Kept);

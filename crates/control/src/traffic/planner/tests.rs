@@ -277,7 +277,7 @@ fn nothing_is_planned_of_a_service_of_which_reports_had_no_room_for_all() {
     world.offered[0] = 900.0;
     world.seconds(20);
     let before = world.share("eu", "us");
-    // Its callers are among what is left out: nobody would seem to call, and all calls would be sent home.
+    // Its callers are among what is left out: no calls would seem to be made, and all would be sent home.
     for _ in 0..5 {
         world.report();
         world.facts.reports.is_incomplete = true;

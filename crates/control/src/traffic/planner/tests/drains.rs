@@ -69,7 +69,7 @@ fn a_step_of_a_drain_waits_until_reports_show_it_and_not_the_step_before() {
 
 #[test]
 fn a_step_of_a_drain_waits_until_no_table_of_another_region_sends_calls_there() {
-    // Nobody calls in `eu`, so that only the table of `us` has to change.
+    // There are no callers in `eu`, so that only the table of `us` has to change.
     let mut world = World::started();
     world.offered = [0.0, 800.0];
     world.seconds(30);
