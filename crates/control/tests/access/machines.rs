@@ -185,6 +185,20 @@ async fn an_agent_is_elected_in_its_own_region_only() {
     control.stop().await;
 }
 
+/// A report of servers of a service in a region.
+fn report(region: &str, service: &str) -> v1::ReportUsageRequest {
+    let servers =
+        v1::ServerRates { service: service.into(), region: region.into(), servers: 1, ..Default::default() };
+    let traffic = v1::TrafficReport {
+        reporter: 7,
+        interval_ms: 1000,
+        regions: vec![region.into()],
+        servers: vec![servers],
+        ..Default::default()
+    };
+    v1::ReportUsageRequest { usages: Vec::new(), traffic: Some(traffic) }
+}
+
 #[tokio::test]
 async fn reports_of_load_are_those_of_the_reporters_region_and_tenants() {
     let folder = tempfile::tempdir().unwrap();
@@ -195,22 +209,6 @@ async fn reports_of_load_are_those_of_the_reporters_region_and_tenants() {
     let relay = join(&control, "web-3", &[], "eu").await;
     let relay = relay.issue(&control, "fairmesh/replica/web-3.eu").await.unwrap().connect(&control).await;
     let agent = agent.connect(&control).await;
-    let report = |region: &str, service: &str| {
-        let servers = v1::ServerRates {
-            service: service.into(),
-            region: region.into(),
-            servers: 1,
-            ..Default::default()
-        };
-        let traffic = v1::TrafficReport {
-            reporter: 7,
-            interval_ms: 1000,
-            regions: vec![region.into()],
-            servers: vec![servers],
-            ..Default::default()
-        };
-        v1::ReportUsageRequest { usages: Vec::new(), traffic: Some(traffic) }
-    };
     agent.imbalance().report(report("eu", "shop/cart")).await.unwrap();
     let refused = agent.imbalance().report(report("us", "shop/cart")).await.unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
