@@ -51,10 +51,11 @@ pub fn forecast(
     let mut problem = Problem::new(input.policy, input.rings, input.observation, &state);
     // As a plan aims: a drain up to the thresholds themselves would make the planner drop calls.
     let thresholds = input.policy.thresholds(input.policy.margin);
-    let before = fill(&problem, &thresholds, Stranded::Drop);
+    let ceilings = vec![input.policy.ceiling() - input.policy.margin; problem.regions];
+    let before = fill(&problem, &thresholds, &ceilings, Stranded::Drop);
     // A region without servers has nothing to keep.
     problem.keep[region] = problem.keep[region].min(keep);
-    let after = fill(&problem, &thresholds, Stranded::Drop);
+    let after = fill(&problem, &thresholds, &ceilings, Stranded::Drop);
     let loads = problem.loads(&after);
     let offered = problem.offered(region);
     let classes = 0..problem.classes;
@@ -103,7 +104,7 @@ pub enum Step {
     Wait,
     /// The next step would bring this region to its last threshold.
     HoldFor(usize),
-    /// Calls would be dropped, since no other region may take them.
+    /// Calls would be dropped: no other region may take them, or those that come back are more than there is room for.
     HoldDropping,
     /// The step cannot be judged.
     HoldSince(Refusal),
@@ -121,21 +122,31 @@ pub fn step(drain: &Drain, input: PlanInput<'_>, state: &PlannerState) -> Step {
     let next = drain.keep + change;
     // Whole steps, without the rounding errors of their sum.
     let next = (next * 1e6).round() / 1e6;
-    let is_due = if change < 0.0 { due <= next + 1e-9 } else { due >= next - 1e-9 };
+    let is_return = change > 0.0;
+    // No call is dropped for the sake of a pace.
+    let is_due = match is_return {
+        true => due >= next - 1e-9 || state.tables().drops(),
+        false => due <= next + 1e-9,
+    };
     if !is_due {
         return Step::Wait;
     }
-    // Calls that come home relieve the others; where they bring too many, the planner sends them away again.
-    if change > 0.0 {
-        return Step::Advance(next);
-    }
     match forecast(input, state, drain.region, next) {
+        // Calls that come home relieve the others, whatever is reported of them.
+        Err(_) if is_return => Step::Advance(next),
         Err(refusal) => Step::HoldSince(refusal),
         Ok(forecast) => match forecast.full.first() {
-            Some(region) => Step::HoldFor(*region),
-            None if forecast.dropped > 1e-6 * (forecast.leaving + forecast.staying) => Step::HoldDropping,
-            None => Step::Advance(next),
+            Some(region) if !is_return => Step::HoldFor(*region),
+            _ if forecast.dropped > 1e-6 * forecast.offered() => Step::HoldDropping,
+            _ => Step::Advance(next),
         },
+    }
+}
+
+impl Forecast {
+    /// Calls per second of the region's callers.
+    fn offered(&self) -> f64 {
+        self.leaving + self.to.iter().sum::<f64>()
     }
 }
 

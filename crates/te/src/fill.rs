@@ -25,7 +25,10 @@ pub(crate) enum Stranded {
 /// Pass `r` moves calls of regions above threshold `r`, to regions of rings up to `r + 1` that are below it. So a farther
 /// ring gets calls only after all regions of the nearer ones are at the threshold, and no region is filled above a
 /// threshold while an opened ring has another one below it.
-pub(crate) fn fill(problem: &Problem<'_>, thresholds: &[f64], stranded: Stranded) -> Flows {
+///
+/// Calls are dropped only of regions that would be above their ceiling, whatever the thresholds are: those at which a shift
+/// aims, and below which calls return, are lower than the loads that regions can serve.
+pub(crate) fn fill(problem: &Problem<'_>, thresholds: &[f64], ceilings: &[f64], stranded: Stranded) -> Flows {
     let mut fill = Fill::new(problem);
     for (ring, threshold) in thresholds.iter().enumerate() {
         fill.place_homeless(ring + 1, *threshold);
@@ -37,7 +40,12 @@ pub(crate) fn fill(problem: &Problem<'_>, thresholds: &[f64], stranded: Stranded
         fill.place_stranded();
     }
     fill.level(thresholds.len(), ceiling);
-    fill.shed(ceiling);
+    if stranded == Stranded::Serve {
+        fill.recall(ceilings);
+    }
+    // Levelling leaves differences of up to a step, and what is recalled leaves room.
+    fill.relieve(thresholds.len(), ceilings.iter().copied().fold(ceiling, f64::max));
+    fill.shed(ceilings);
     fill.flows
 }
 
@@ -200,13 +208,38 @@ impl<'a> Fill<'a> {
         even >= step && self.move_home_calls(from, to, step)
     }
 
-    /// Drops calls of the lowest class at regions above the ceiling, and those that have no region at all.
-    fn shed(&mut self, ceiling: f64) {
+    /// Calls that a drain has moved, or has yet to give back, stay at home as far as there is room, rather than that any are
+    /// dropped. A region whose drain has ended keeps none: its servers may be about to stop.
+    fn recall(&mut self, ceilings: &[f64]) {
+        let above =
+            |region: usize| ((self.loads[region] - ceilings[region]) / self.problem.cost[region]).max(0.0);
+        let mut excess: f64 = (0..self.problem.regions).map(above).sum();
+        let keep = |source: &usize| self.problem.keep[*source];
+        let partly: Vec<usize> =
+            (0..self.problem.regions).filter(|source| keep(source) > 0.0 && keep(source) < 1.0).collect();
+        let mut regions: Vec<usize> = (0..self.problem.regions).collect();
+        regions.sort_by(|a, b| self.loads[*b].total_cmp(&self.loads[*a]));
+        let pairs = partly.iter().flat_map(|source| regions.iter().map(move |region| (*source, *region)));
+        for (source, region) in pairs.filter(|(source, region)| source != region) {
+            for class in 0..self.problem.classes {
+                let there = self.flows.get(source, class, region);
+                let rate = excess.min(there).min(self.room(source, ceilings[source]));
+                if rate > 0.0 {
+                    self.send((source, class), region, -rate);
+                    self.send((source, class), source, rate);
+                    excess -= rate;
+                }
+            }
+        }
+    }
+
+    /// Drops calls of the lowest class at regions above their ceiling, and those that have no region at all.
+    fn shed(&mut self, ceilings: &[f64]) {
         let lowest = self.problem.classes - 1;
         for (dropped, homeless) in self.flows.dropped.iter_mut().zip(&self.homeless) {
             *dropped += homeless;
         }
-        for region in 0..self.problem.regions {
+        for (region, ceiling) in ceilings.iter().enumerate() {
             if self.loads[region] <= ceiling + TOLERANCE {
                 continue;
             }

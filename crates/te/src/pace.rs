@@ -9,7 +9,7 @@ const DERIVATIVE: f64 = 0.1;
 /// Bound of the integral, in shares times seconds.
 const MAX_INTEGRAL: f64 = 10.0;
 /// The least change, so that the last part of a change is not spread over many tables.
-const MIN_CHANGE: f64 = 0.02;
+pub(crate) const MIN_CHANGE: f64 = 0.02;
 
 /// A controller of the share that still has to move (ServiceRouter §3.4.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -80,9 +80,10 @@ impl<'a> Problem<'a> {
         Self { demand: (0..self.regions).flat_map(peak).collect(), ..self.clone() }
     }
 
-    /// Fills regions up to these thresholds. Callers that are absent get the shares that they would need to come back.
-    pub(crate) fn fill(&self, thresholds: &[f64]) -> Flows {
-        let mut flows = fill(self, thresholds, Stranded::Serve);
+    /// Fills regions up to these thresholds, and drops what is above these ceilings. Callers that are absent get the shares
+    /// that they would need to come back.
+    pub(crate) fn fill(&self, thresholds: &[f64], ceilings: &[f64]) -> Flows {
+        let mut flows = fill(self, thresholds, ceilings, Stranded::Serve);
         if self.absent.is_empty() {
             return flows;
         }
@@ -92,7 +93,7 @@ impl<'a> Problem<'a> {
                 .iter_mut()
                 .for_each(|rate| *rate /= TRACE);
         }
-        let by_all = fill(&present, thresholds, Stranded::Serve);
+        let by_all = fill(&present, thresholds, ceilings, Stranded::Serve);
         for source in &self.absent {
             for class in 0..self.classes {
                 flows.set_shares((*source, class), self.demand(*source, class), &by_all);
@@ -129,6 +130,16 @@ impl<'a> Problem<'a> {
     /// Whether the region's servers can be called at all.
     pub(crate) fn serves(&self, region: usize) -> bool {
         self.cost[region].is_finite()
+    }
+
+    /// The ring of a destination as seen from a source; the greatest number of a region in none.
+    pub(crate) fn ring(&self, source: usize, to: usize) -> usize {
+        self.rings.ring(source, to).unwrap_or(usize::MAX)
+    }
+
+    /// Whether a destination is in an inner ring of another one.
+    pub(crate) fn is_nearer(&self, source: usize, to: usize, than: usize) -> bool {
+        self.ring(source, to) < self.ring(source, than)
     }
 
     /// Predicted utilisation of each region; 0 where nothing serves.

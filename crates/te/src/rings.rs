@@ -1,11 +1,12 @@
 //! The rings planner (ServiceRouter §3.4.1): one round.
 
 use crate::{
+    back::Targets,
     check::{Refusal, check},
     distances::RingMatrix,
     flows::Flows,
     observation::Observation,
-    pace::Pid,
+    pace::{MIN_CHANGE, Pid},
     policy::RingsPolicy,
     problem::Problem,
     shift::{Shift, explain},
@@ -18,7 +19,7 @@ const LEAVE_PER_SECOND: f64 = 0.2;
 /// Share of a source's calls per second of time that may come back, to caches that may be cold.
 const RETURN_PER_SECOND: f64 = 0.01;
 /// Differences of shares below this cause no change.
-const DEAD_BAND: f64 = 0.005;
+pub(crate) const DEAD_BAND: f64 = 0.005;
 /// Differences of shares below this come from sums in another order.
 const ROUNDING: f64 = 1e-6;
 /// The interval that a first round counts as, in seconds.
@@ -96,44 +97,6 @@ fn without_noise(mut tables: Tables, before: &Tables) -> Tables {
     tables
 }
 
-/// Where calls go if thresholds are exactly met, where a shift aims, and what would have to stay away for calls to
-/// return.
-///
-/// Calls leave by the demand of the round, and return by the greatest demand of late: that of a small service swings by
-/// more than margin and hysteresis from one round to the next, and would take its calls back and forth.
-struct Targets {
-    least: Flows,
-    aim: Flows,
-    back: Flows,
-}
-
-impl Targets {
-    fn new(policy: &RingsPolicy, problem: &Problem<'_>, state: &PlannerState) -> Self {
-        let filled = |by| problem.fill(&policy.thresholds(by));
-        Self { least: filled(0.0), aim: filled(policy.margin), back: back(policy, problem, state) }
-    }
-}
-
-/// What would have to stay away for calls to return.
-fn back(policy: &RingsPolicy, problem: &Problem<'_>, state: &PlannerState) -> Flows {
-    let thresholds = policy.thresholds(policy.margin + policy.hysteresis);
-    let peaks = problem.at_peaks(state);
-    let by_peaks = peaks.fill(&thresholds);
-    let mut back = problem.fill(&thresholds);
-    for source in 0..problem.regions {
-        let rows = 0..problem.classes;
-        // Calls that are dropped are served again as soon as there is room; and peaks of different moments together may be
-        // more than there is room for, which is no reason to drop any.
-        let drops = rows.clone().any(|class| {
-            state.tables.of(source, class).dropped > 0 || by_peaks.dropped[by_peaks.row(source, class)] > 0.0
-        });
-        if !drops {
-            rows.for_each(|class| back.set_shares((source, class), problem.demand(source, class), &by_peaks));
-        }
-    }
-    back
-}
-
 /// What a source does in a round.
 #[derive(Clone, Copy, PartialEq)]
 enum Direction {
@@ -148,7 +111,7 @@ enum Direction {
 struct Round<'a> {
     policy: &'a RingsPolicy,
     problem: &'a Problem<'a>,
-    targets: &'a Targets,
+    targets: &'a Targets<'a>,
     before: &'a Tables,
 }
 
@@ -162,10 +125,13 @@ impl Round<'_> {
         if loads.iter().any(|load| *load > self.policy.ceiling()) {
             return self.relief(next, &current, &loads, seconds);
         }
+        let home = self.targets.homeward(self.problem, &current);
+        let directions: Vec<Direction> = (0..self.problem.regions)
+            .map(|source| self.direction(source, next.pids[source].is_active(), &current, &loads))
+            .collect();
         let mut flows = current.clone();
         let mut slowest: f64 = 1.0;
-        for source in 0..self.problem.regions {
-            let direction = self.direction(source, next.pids[source].is_active(), &current, &loads);
+        for (source, direction) in directions.iter().enumerate() {
             let (target, per_second) = match direction {
                 Direction::Stay => {
                     next.pids[source].rest();
@@ -173,7 +139,7 @@ impl Round<'_> {
                     continue;
                 }
                 Direction::Leave => (aim, LEAVE_PER_SECOND),
-                Direction::Return => (&self.targets.back, RETURN_PER_SECOND),
+                Direction::Return => (&home, RETURN_PER_SECOND),
             };
             let part = Self::part(
                 &mut next.pids[source],
@@ -183,13 +149,20 @@ impl Round<'_> {
             slowest = slowest.min(part);
             self.blend(source, &mut flows, target, part);
         }
+        // What leaves a region may need the room, and is not told from calls that come nearer.
+        if !directions.contains(&Direction::Leave) {
+            let stay = (0..directions.len()).filter(|source| directions[*source] == Direction::Stay);
+            let most = (RETURN_PER_SECOND * seconds).max(MIN_CHANGE);
+            self.targets.draw_near((self.policy, self.problem), self.before, (stay, most), &mut flows);
+        }
         self.guarded(flows, &current, &loads, slowest)
     }
 
     /// The flows while a region is above the last threshold: what has to leave does so at once. Calls that come back,
     /// to regions that have nothing to do with it, do so at their pace, unless that leaves a region above the threshold.
     fn relief(&self, next: &mut PlannerState, current: &Flows, loads: &[f64], seconds: f64) -> Flows {
-        let Targets { aim, back, .. } = self.targets;
+        let aim = &self.targets.aim;
+        let home = self.targets.homeward(self.problem, current);
         let mut flows = aim.clone();
         for source in 0..self.problem.regions {
             let pid = &mut next.pids[source];
@@ -197,10 +170,10 @@ impl Round<'_> {
             let comes_back = self.away(source, aim).0 < self.away(source, current).0 - DEAD_BAND;
             match direction {
                 Direction::Return => {
-                    let error = self.distance(source, current, back);
+                    let error = self.distance(source, current, &home);
                     let part = Self::part(pid, error, (seconds, RETURN_PER_SECOND));
                     self.blend(source, &mut flows, current, 1.0);
-                    self.blend(source, &mut flows, back, part);
+                    self.blend(source, &mut flows, &home, part);
                 }
                 Direction::Stay if comes_back => {
                     pid.rest();
@@ -244,7 +217,7 @@ impl Round<'_> {
     }
 
     fn direction(&self, source: usize, is_leaving: bool, current: &Flows, loads: &[f64]) -> Direction {
-        let Targets { least, aim, back } = self.targets;
+        let Targets { least, aim, back, .. } = self.targets;
         let (away, dropped) = self.away(source, current);
         let (least_away, least_dropped) = self.away(source, least);
         let (back_away, back_dropped) = self.away(source, back);

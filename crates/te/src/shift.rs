@@ -50,6 +50,8 @@ pub enum Cause {
     Short,
     /// There is room again.
     Return,
+    /// A region nearer than the former destination has room.
+    Nearer,
 }
 
 impl fmt::Display for Cause {
@@ -61,8 +63,9 @@ impl fmt::Display for Cause {
                 write!(f, "its load would be {:.1} %, above {:.1} %", load * 100.0, threshold * 100.0)
             }
             Self::Relieved => write!(f, "the former destination has no room"),
-            Self::Short => write!(f, "no region has room"),
+            Self::Short => write!(f, "no region of the rings has room"),
             Self::Return => write!(f, "there is room again"),
+            Self::Nearer => write!(f, "a nearer region has room"),
         }
     }
 }
@@ -118,8 +121,11 @@ fn cause(
         (_, to) if to == home => Cause::Return,
         (Destination::Dropped, _) => Cause::Return,
         _ if !problem.serves(source) => Cause::NoServers,
-        _ if problem.keep[source] < 1.0 => Cause::Drained,
+        (from, _) if from == home && problem.keep[source] < 1.0 => Cause::Drained,
         (from, _) if from == home => Cause::Loaded { load, threshold },
+        (Destination::Region(from), Destination::Region(to)) if problem.is_nearer(source, to, from) => {
+            Cause::Nearer
+        }
         _ => Cause::Relieved,
     }
 }

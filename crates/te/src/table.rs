@@ -37,6 +37,11 @@ impl Tables {
         Self { sources: (0..regions).map(source).collect() }
     }
 
+    /// Whether any calls are dropped.
+    pub fn drops(&self) -> bool {
+        self.sources.iter().flat_map(|source| &source.classes).any(|class| class.dropped > 0)
+    }
+
     /// The shares of a source region and class.
     pub fn of(&self, source: usize, class: usize) -> &ClassShares {
         &self.sources[source].classes[class]

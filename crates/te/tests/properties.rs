@@ -76,7 +76,28 @@ fn check_round(world: &mut World) -> Result<(), TestCaseError> {
         prop_assert_eq!(plan.state.tables(), &before);
         return Ok(());
     }
+    check_drops(world, &before, &plan)?;
     check_safety(world, &before, &plan)
+}
+
+/// Calls are dropped only where all regions that may take them are full, or will be at the aim.
+fn check_drops(world: &World, before: &fairmesh_te::Tables, plan: &Plan) -> Result<(), TestCaseError> {
+    // Of a region that has just come back the planner does not make use.
+    if world.power.contains(&0.0) {
+        return Ok(());
+    }
+    let full = world.policy.rings[world.policy.rings.len() - 1].load - world.policy.margin;
+    for source in 0..world.power.len() {
+        let dropped = |tables: &fairmesh_te::Tables| tables.of(source, world.policy.classes - 1).dropped;
+        if dropped(world.state.tables()) <= dropped(before) {
+            continue;
+        }
+        for to in (0..world.power.len()).filter(|to| world.keep[*to] == 1.0) {
+            let load = plan.aim[to].max(plan.predicted[to]);
+            prop_assert!(load >= full - slack(world, to), "{to} has room: {:?}", plan.aim);
+        }
+    }
+    Ok(())
 }
 
 /// A region is pushed above its first threshold only on the way to an aim that loads it so, and only if one of the sources

@@ -1,0 +1,178 @@
+//! Where the calls of a round should be, and how those that are away come back: home, or nearer.
+
+use crate::{
+    flows::Flows,
+    policy::RingsPolicy,
+    problem::Problem,
+    rings::{DEAD_BAND, share},
+    state::PlannerState,
+    table::{MIN_SHARE, Tables},
+};
+
+/// Loads within this of a ceiling are at it.
+const TOLERANCE: f64 = 1e-6;
+
+/// Where calls go if thresholds are exactly met, where a shift aims, and what would have to stay away for calls to
+/// return.
+///
+/// Calls leave by the demand of the round, and return by the greatest demand of late: that of a small service swings by
+/// more than margin and hysteresis from one round to the next, and would take its calls back and forth.
+pub(crate) struct Targets<'a> {
+    pub(crate) least: Flows,
+    pub(crate) aim: Flows,
+    pub(crate) back: Flows,
+    /// The round with the greatest demand of late.
+    peaks: Problem<'a>,
+}
+
+impl<'a> Targets<'a> {
+    pub(crate) fn new(policy: &RingsPolicy, problem: &Problem<'a>, state: &PlannerState) -> Self {
+        let least = problem.fill(&policy.thresholds(0.0), &ceilings(policy, None, problem.regions));
+        let short = is_short(policy, problem, &least);
+        let by = policy.margin;
+        let aim =
+            problem.fill(&policy.thresholds(by), &ceilings(policy, Some((&short, by)), problem.regions));
+        let peaks = problem.at_peaks(state);
+        let back = back(policy, (problem, &peaks), state, short);
+        Self { least, aim, back, peaks }
+    }
+
+    /// The target of sources whose calls return: home, from the farthest regions first. No call is dropped for it, and
+    /// none goes to another region, unless calls that were dropped are served again.
+    pub(crate) fn homeward(&self, problem: &Problem<'_>, current: &Flows) -> Flows {
+        let mut flows = current.clone();
+        for source in 0..problem.regions {
+            let rows = 0..problem.classes;
+            let dropped = |flows: &Flows| {
+                rows.clone().map(|class| flows.dropped[flows.row(source, class)]).sum::<f64>()
+            };
+            let serves_again = dropped(current) > dropped(&self.back) + DEAD_BAND * problem.offered(source);
+            for class in 0..problem.classes {
+                match serves_again {
+                    true => flows.set_shares((source, class), problem.demand(source, class), &self.back),
+                    false => self.bring_home((source, class), problem, &mut flows),
+                }
+            }
+        }
+        flows
+    }
+
+    fn bring_home(&self, (source, class): (usize, usize), problem: &Problem<'_>, flows: &mut Flows) {
+        let mut left = self.back.get(source, class, source) - flows.get(source, class, source);
+        for from in farthest_first(problem, source) {
+            let rate = flows.get(source, class, from).min(left);
+            if rate > 0.0 {
+                flows.add(source, class, from, -rate);
+                flows.add(source, class, source, rate);
+                left -= rate;
+            }
+        }
+    }
+
+    /// Brings calls of sources that stay away nearer, at most this share of each source: what farther rings serve while a
+    /// region of a nearer one has room where a shift aims, by the greatest demand of late. A drain, or a load that is gone,
+    /// has sent them there.
+    pub(crate) fn draw_near(
+        &self,
+        (policy, problem): (&RingsPolicy, &Problem<'_>),
+        before: &Tables,
+        (sources, most): (impl Iterator<Item = usize>, f64),
+        flows: &mut Flows,
+    ) {
+        let limit = policy.rings.first().map_or(1.0, |ring| ring.load) - policy.margin;
+        let mut loads = self.peaks.loads(&self.peaks.flows_of(before, &self.aim));
+        for source in sources {
+            let mut left = most * problem.offered(source);
+            let mut moves = Vec::new();
+            let mut near = flows.clone();
+            let mut loads_then = loads.clone();
+            for class in 0..problem.classes {
+                // What the greatest demand of late is to the present one.
+                let times = self.peaks.demand(source, class) / problem.demand(source, class);
+                for from in farthest_first(problem, source).into_iter().filter(|_| times.is_finite()) {
+                    while let Some(to) = nearer_with_room(problem, (source, from), &loads_then, limit) {
+                        let room = (limit - loads_then[to]) / problem.cost[to] / times;
+                        let rate = near.get(source, class, from).min(left).min(room);
+                        if rate <= 0.0 {
+                            break;
+                        }
+                        near.add(source, class, from, -rate);
+                        near.add(source, class, to, rate);
+                        loads_then[to] += rate * times * problem.cost[to];
+                        left -= rate;
+                        moves.push(rate);
+                    }
+                }
+            }
+            // Less is not published.
+            if moves.iter().sum::<f64>() >= share(MIN_SHARE) * problem.offered(source) {
+                (*flows, loads) = (near, loads_then);
+            }
+        }
+    }
+}
+
+/// The other regions, those of the farthest ring around a source first.
+fn farthest_first(problem: &Problem<'_>, source: usize) -> Vec<usize> {
+    let mut regions: Vec<usize> = (0..problem.regions).filter(|region| *region != source).collect();
+    regions.sort_by_key(|region| std::cmp::Reverse(problem.ring(source, *region)));
+    regions
+}
+
+/// The least loaded region of the nearest ring that has room, if that is an inner one of the ring of `from`. The first two
+/// rings open together: none of them is nearer than the other.
+fn nearer_with_room(
+    problem: &Problem<'_>,
+    (source, from): (usize, usize),
+    loads: &[f64],
+    limit: f64,
+) -> Option<usize> {
+    let ring = |to: usize| problem.ring(source, to).max(1);
+    (0..problem.regions)
+        .filter(|to| *to != source && problem.accepts(*to) && ring(*to) < ring(from))
+        .filter(|to| loads[*to] < limit - TOLERANCE)
+        .min_by(|a, b| ring(*a).cmp(&ring(*b)).then(loads[*a].total_cmp(&loads[*b])))
+}
+
+/// The loads above which calls are dropped. Of regions that are short of capacity, they are this much lower.
+fn ceilings(policy: &RingsPolicy, short: Option<(&[bool], f64)>, regions: usize) -> Vec<f64> {
+    let lower = |region: usize| short.map_or(0.0, |(short, by)| if short[region] { by } else { 0.0 });
+    (0..regions).map(|region| policy.ceiling() - lower(region)).collect()
+}
+
+/// The regions that are full while calls are dropped. Only of those a target may drop more than it has to.
+fn is_short(policy: &RingsPolicy, problem: &Problem<'_>, least: &Flows) -> Vec<bool> {
+    let drops = least.dropped.iter().any(|rate| *rate > 0.0);
+    problem.loads(least).iter().map(|load| drops && *load >= policy.ceiling() - TOLERANCE).collect()
+}
+
+/// What would have to stay away for calls to return.
+fn back(
+    policy: &RingsPolicy,
+    (problem, peaks): (&Problem<'_>, &Problem<'_>),
+    state: &PlannerState,
+    mut short: Vec<bool>,
+) -> Flows {
+    let by = policy.margin + policy.hysteresis;
+    if state.tables.drops() {
+        // Calls are served again once there is room for the greatest demand of late.
+        let least = peaks.fill(&policy.thresholds(0.0), &ceilings(policy, None, problem.regions));
+        short = is_short(policy, peaks, &least);
+    }
+    let (thresholds, ceilings) =
+        (policy.thresholds(by), ceilings(policy, Some((&short, by)), problem.regions));
+    let by_peaks = peaks.fill(&thresholds, &ceilings);
+    let mut back = problem.fill(&thresholds, &ceilings);
+    for source in 0..problem.regions {
+        let rows = 0..problem.classes;
+        // Calls that are dropped are served again as soon as there is room; and peaks of different moments together may be
+        // more than there is room for, which is no reason to drop any.
+        let drops = rows.clone().any(|class| {
+            state.tables.of(source, class).dropped > 0 || by_peaks.dropped[by_peaks.row(source, class)] > 0.0
+        });
+        if !drops {
+            rows.for_each(|class| back.set_shares((source, class), problem.demand(source, class), &by_peaks));
+        }
+    }
+    back
+}
