@@ -32,7 +32,7 @@ pub struct Traffic {
     pub shares: BTreeMap<Region, TrafficShares>,
     /// Rings with the load up to which the planner uses each; empty means the default rings.
     pub rings: Vec<LoadRing>,
-    /// Classes that the planner moves and drops before all others, the most important first.
+    /// Classes that are less important than all other calls: the planner moves and drops them before these, the last first.
     pub classes: Vec<Label>,
     /// What the planner takes for the load of servers; `None` is CPU.
     pub load: Option<LoadMetric>,

@@ -24,6 +24,8 @@ pub struct Forecast {
     pub leaving: f64,
     /// Calls per second of the region that cannot leave: `localOnly`, shards without a copy elsewhere.
     pub staying: f64,
+    /// Calls per second of other regions that are served there now: all of them leave at the first step.
+    pub of_others: f64,
     /// Calls per second, of all regions, that would have to be dropped in addition.
     pub dropped: f64,
     /// Calls per second of the region's callers by their destination after the drain.
@@ -57,6 +59,10 @@ pub fn forecast(
     problem.keep[region] = problem.keep[region].min(keep);
     let after = fill(&problem, &thresholds, &ceilings, Stranded::Drop);
     let loads = problem.loads(&after);
+    let now = problem.flows_of(state.tables(), &before);
+    let others = (0..loads.len()).filter(|source| *source != region);
+    let of_others = others.flat_map(|source| (0..problem.classes).map(move |class| (source, class)));
+    let of_others = of_others.map(|(source, class)| now.get(source, class, region)).sum();
     let offered = problem.offered(region);
     let classes = 0..problem.classes;
     let to = |to: usize| classes.clone().map(|class| after.get(region, class, to)).sum::<f64>();
@@ -74,6 +80,7 @@ pub fn forecast(
         leaving: offered - to[region],
         to,
         staying: pinned,
+        of_others,
         dropped,
         full,
         after: loads,

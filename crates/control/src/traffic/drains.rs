@@ -6,7 +6,7 @@ use std::{
 };
 
 use fairmesh_model::{
-    Invalid, Prefix, Record, RecordKey, Region, RegionDrain, ServiceName, Share, TrafficMode,
+    EndpointState, Invalid, Prefix, Record, RecordKey, Region, RegionDrain, ServiceName, Share, TrafficMode,
 };
 use fairmesh_rib::{Batch, Expect, Op};
 use fairmesh_te::drain::Forecast;
@@ -79,10 +79,6 @@ impl TrafficController {
         now: Now,
     ) -> DrainState {
         let drain = &stored.drain;
-        if drain.is_done() && drain.returns {
-            self.write_drain(region, None, Some(stored.revision)).await;
-            return DrainState::waiting("done");
-        }
         let steps = {
             let planners = lock(&self.planners);
             let step = |(name, facts): (&ServiceName, &ServiceFacts)| {
@@ -113,6 +109,9 @@ impl TrafficController {
             return DrainState::waiting(format!("waits for {behind} to apply the tables"));
         }
         if stored.drain.is_done() {
+            if stored.drain.returns {
+                self.write_drain(region, None, Some(stored.revision)).await;
+            }
             return DrainState::waiting("done");
         }
         let next = RegionDrain { keep, ..stored.drain };
@@ -127,7 +126,7 @@ impl TrafficController {
             let prefix = Prefix::tables(service);
             let status = self.node.wait_acked(&prefix, revision.unwrap_or_default(), Instant::now()).await;
             if !status.all {
-                return Some(status.behind.first().cloned().unwrap_or_else(|| "a program".to_owned()));
+                return Some(status.behind.first().map_or_else(|| "a program".to_owned(), |it| name(it)));
             }
         }
         None
@@ -165,6 +164,7 @@ impl TrafficController {
             self.check_region(region)?;
         }
         if returns && before.is_none() {
+            self.check_region(region)?;
             let hint = "see 'fairmesh traffic status' for drains in progress";
             return Err(Invalid::new("region", format!("'{region}' is not drained"), hint));
         }
@@ -252,13 +252,15 @@ impl TrafficController {
         // All endpoints are read: an operator asks for it, seldom.
         let Ok(all) = Prefix::new("/t/") else { return Vec::new() };
         let mut names: Vec<ServiceName> = Vec::new();
-        for (key, _) in self.node.read(&[all]).1 {
-            if let Ok(RecordKey::Endpoint(service, of, _)) = RecordKey::parse(&key)
-                && of == *region
-                && !moved.contains(&service)
-                && names.last() != Some(&service)
+        for (key, entry) in self.node.read(&[all]).1 {
+            let Ok(key) = RecordKey::parse(&key) else { continue };
+            if let RecordKey::Endpoint(service, of, _) = &key
+                && of == region
+                && !moved.contains(service)
+                && names.last() != Some(service)
+                && is_serving(&key, &entry.value)
             {
-                names.push(service);
+                names.push(service.clone());
             }
         }
         let more = names.len().saturating_sub(MAX_UNMOVED);
@@ -282,6 +284,19 @@ impl TrafficController {
             Some(_) => "its planner has not seen the region yet",
         }
     }
+}
+
+fn is_serving(key: &RecordKey, value: &[u8]) -> bool {
+    matches!(
+        records::decode(key, value),
+        Ok(Record::Endpoint(endpoint)) if endpoint.state == EndpointState::Serving
+    )
+}
+
+/// A reader that is behind, without the revision at which it is.
+fn name(behind: &str) -> String {
+    let named = behind.rsplit_once(" at ").filter(|(_, at)| at.bytes().all(|byte| byte.is_ascii_digit()));
+    named.map_or(behind, |(name, _)| name).to_owned()
 }
 
 fn micros(time: Duration) -> u64 {
@@ -354,12 +369,19 @@ fn message(
         staying: forecast.staying,
         dropped: forecast.dropped,
         hold: String::new(),
+        of_others: forecast.of_others,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_reader_that_is_behind_is_named_without_its_revision() {
+        assert_eq!(name("agent a-us (anonymous) at 104"), "agent a-us (anonymous)");
+        assert_eq!(name("agent at home"), "agent at home");
+    }
 
     #[test]
     fn a_step_is_made_when_every_service_may_make_it() {

@@ -9,7 +9,8 @@ use std::{
 };
 
 use fairmesh_model::{
-    Confirmation, Label, MAX_TABLE_REGIONS, Region, RegionTable, TableOrigin, TrafficMode, TrafficShares,
+    Confirmation, Label, LoadMetric, MAX_TABLE_REGIONS, Region, RegionTable, TableOrigin, TrafficMode,
+    TrafficShares,
 };
 use fairmesh_te::{
     CallerReport, Destination, LoadRing, Observation, PlanInput, PlannerState, Refusal, RegionObservation,
@@ -32,8 +33,9 @@ const MIN_START_MS: u64 = 3_000;
 const CONFIRM_INTERVAL_MS: u64 = 20_000;
 /// How long a region stays in the tables that has neither endpoints nor callers: as long as a table has force.
 const FORGET_MS: u64 = 15 * 60_000;
-/// The most changes that are remembered.
+/// The most changes that are remembered, and how many of them of callers in each region at least.
 const MAX_SHIFTS: usize = 50;
+const MIN_SHIFTS: usize = 10;
 
 /// The present.
 #[derive(Clone, Copy, Debug)]
@@ -107,6 +109,10 @@ pub(super) struct ServicePlanner {
     pub(super) predicted: Vec<f64>,
     /// The newest first.
     pub(super) shifts: VecDeque<ShiftNote>,
+    /// The regions to which the last plan brought calls home.
+    pub(super) coming_home: BTreeSet<Region>,
+    /// What the servers of `known` were taken to report.
+    load: Option<LoadMetric>,
     /// By region; empty unless calls prefer the zone of their caller.
     pub(super) zones: BTreeMap<Region, RegionZones>,
 }
@@ -127,6 +133,8 @@ impl ServicePlanner {
             refused_rounds: 0,
             predicted: Vec::new(),
             shifts: VecDeque::new(),
+            coming_home: BTreeSet::new(),
+            load: None,
             zones: BTreeMap::new(),
         }
     }
@@ -180,6 +188,11 @@ impl ServicePlanner {
             let unused_ms = now_ms.saturating_sub(known.used_ms);
             unused_ms < FORGET_MS && !(has_new_classes && unused_ms > 0)
         });
+        if self.load != facts.traffic.load {
+            // Another measure: what the one before said is no value of it.
+            self.load.clone_from(&facts.traffic.load);
+            self.known.values_mut().for_each(|known| known.servers = None);
+        }
         for (region, known) in &mut self.known {
             if let Some((load, received)) = facts.servers_in(region) {
                 let at_ms = before(now_ms, facts.age_of_servers(region));
@@ -236,18 +249,48 @@ impl ServicePlanner {
             Ok(plan(input, &self.state))
         })?;
         if let Some(refusal) = planned.refusal {
-            return Err(Refused { reason: refusal.reason(), text: self.refusal_text(&refusal) });
+            let text = self.without_metric(facts, &refusal).unwrap_or_else(|| self.refusal_text(&refusal));
+            return Err(Refused { reason: refusal.reason(), text });
         }
         self.state = planned.state;
         self.predicted = planned.predicted;
         self.planned_at_ms = Some(now.ms);
         self.round += 1;
+        let home = planned.shifts.iter().filter(|shift| shift.to == Destination::Region(shift.source));
+        self.coming_home = home.map(|shift| self.regions[shift.source].clone()).collect();
         for shift in &planned.shifts {
             self.shifts.push_front(self.note(shift, now.ms));
         }
-        self.shifts.truncate(MAX_SHIFTS);
+        self.forget_shifts();
         self.plan_zones(facts);
         Ok(())
+    }
+
+    /// Forgets the oldest changes, but not the last ones of a region because others have many.
+    fn forget_shifts(&mut self) {
+        let (mut all, mut by_region) = (0, BTreeMap::<Region, usize>::new());
+        self.shifts.retain(|shift| {
+            all += 1;
+            let of_region = by_region.entry(shift.from.clone()).or_default();
+            *of_region += 1;
+            all <= MAX_SHIFTS || *of_region <= MIN_SHIFTS
+        });
+    }
+
+    /// A refusal because servers report, and not the metric that the policy names.
+    fn without_metric(&self, facts: &ServiceFacts, refusal: &Refusal) -> Option<String> {
+        let (Refusal::ServersMissing(at) | Refusal::ServersStale(at)) = refusal else { return None };
+        let metric = facts.traffic.load.as_ref()?;
+        let region = self.regions.get(*at)?;
+        let rates = facts.reports.servers.get(region)?;
+        let reporting = rates.metrics.get(&metric.name).map_or(0, |sum| sum.servers);
+        let serving = facts.endpoints_in(region).serving;
+        (reporting.saturating_mul(2) < serving).then(|| {
+            format!(
+                "{reporting} of {serving} servers of region {region} report the metric '{}' (traffic.load)",
+                metric.name
+            )
+        })
     }
 
     fn check_settings(&self, facts: &ServiceFacts) -> Result<(), Refused> {
@@ -413,6 +456,9 @@ fn rings_policy(facts: &ServiceFacts) -> RingsPolicy {
     let rings = facts.traffic.load_rings().into_iter().map(ring).collect();
     RingsPolicy::new(rings, facts.traffic.classes.len() + 1)
 }
+
+#[cfg(test)]
+mod told_tests;
 
 #[cfg(test)]
 mod tests;

@@ -34,6 +34,9 @@ const EXIT_CALLERS_REMAIN: u8 = 4;
 
 /// Arguments of `fairmesh drain`.
 #[derive(Debug, Args)]
+#[command(
+    override_usage = "fairmesh drain [OPTIONS] SERVICE INSTANCE…\n       fairmesh drain [OPTIONS] --region REGION [--over DURATION]"
+)]
 pub(crate) struct DrainArgs {
     /// The service, as tenant/service; or an endpoint, as tenant/service/instance, which 'get endpoints -o name' prints.
     #[arg(required_unless_present = "region")]
@@ -66,6 +69,9 @@ pub(crate) struct DrainArgs {
 
 /// Arguments of `fairmesh undrain`.
 #[derive(Debug, Args)]
+#[command(
+    override_usage = "fairmesh undrain [OPTIONS] SERVICE INSTANCE…\n       fairmesh undrain [OPTIONS] --region REGION [--over DURATION]"
+)]
 pub(crate) struct UndrainArgs {
     /// The service, as tenant/service; or an endpoint, as tenant/service/instance.
     #[arg(required_unless_present = "region")]

@@ -100,6 +100,27 @@ fn names_in_shares_that_nothing_else_knows_draw_a_warning() {
 }
 
 #[test]
+fn shares_and_rings_that_serve_no_call_draw_a_warning() {
+    let policy = |traffic: &str, locality: &str| {
+        let yaml = format!("{{kind: Policy, service: shop/web, traffic: {traffic}{locality}}}\n");
+        fairmesh("", &["lint", "-f", "-"], &yaml).out
+    };
+    let far = "{shares: [{from: eu, to: {us: 100%}}]}";
+    let told = policy(far, ", locality: {rings: [region]}");
+    let outside = "has shares of regions that its locality does not allow (rings, localOnly), so that no call goes there: eu to us";
+    assert!(told.contains(outside), "{told}");
+    for locality in ["", ", locality: {rings: [region, any]}", ", locality: {rings: [35ms]}"] {
+        assert!(!policy(far, locality).contains("does not allow"), "{locality}");
+    }
+    let told = policy("{shares: [{from: eu, to: {}, dropped: 100%}]}", "");
+    assert!(told.contains("the policy of shop/web drops all calls: from eu"), "{told}");
+    let told = policy("{planner: rings, rings: [{within: region, load: 10%}]}", "");
+    assert!(told.contains("calls above its load are dropped, even while other regions have room"), "{told}");
+    let told = policy("{planner: rings, classes: [bulk]}", "");
+    assert!(told.contains("lists (traffic.classes) traffic classes that no route sets"), "{told}");
+}
+
+#[test]
 fn all_errors_of_all_files_are_reported_at_once() {
     let mesh = Mesh::start();
     let (wrong, other) =

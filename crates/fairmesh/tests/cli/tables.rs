@@ -74,6 +74,7 @@ fn a_drain_of_a_region_is_shown_wherever_regions_are() {
     // Nothing is planned for, so that there is nothing to wait for, and nothing that moves.
     let drained = mesh.run(&["drain", "--region", "eu", "--over", "0s", "--yes"]);
     assert!(drained.out.contains("is drained, but no call has left it: no planner plans"), "{drained:?}");
+    assert_eq!(drained.code, Some(4), "a script must not stop the servers then");
     assert!(
         drained.err.contains("region eu is drained, but its calls stay: no service is planned"),
         "{drained:?}"
@@ -97,6 +98,8 @@ fn a_drain_of_a_region_is_shown_wherever_regions_are() {
         "drain    region eu is drained; it moves no more calls of this service: no planner plans for it";
     assert!(explained.contains(told), "{explained}");
 
+    let misspelt = mesh.run(&["undrain", "--region", "mars", "--over", "0s"]).fails(1);
+    assert!(misspelt.contains("'mars' is not known") && misspelt.contains("name one of"), "{misspelt}");
     mesh.run(&["undrain", "--region", "eu", "--over", "0s"]).ok();
     assert!(region("eu")["drain"].is_null(), "the calls are back");
 }

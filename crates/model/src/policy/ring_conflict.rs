@@ -15,6 +15,13 @@ impl Policy {
             rings.filter(|ring| *ring != Ring::Region).collect()
         };
         let planned = without_own(&mut traffic.load_rings().into_iter().map(|ring| ring.ring));
+        if planned.is_empty() {
+            return Some(
+                "the planner opens no ring but the region itself: calls above its load are dropped, even while other regions have room; \
+                 add rings, such as {within: any, load: 90%}"
+                    .to_owned(),
+            );
+        }
         let local = without_own(&mut self.locality.rings.iter().copied());
         let is_default = self.locality.rings.is_empty() || self.locality.rings == Locality::default_rings();
         if is_default || planned == local {
@@ -51,6 +58,8 @@ mod tests {
         assert_eq!(policy(&[Ring::Region, Ring::Any], &Locality::default_rings()).ring_conflict(), None);
         let conflict = policy(&[Ring::Region, Ring::Any], &[Ring::Region, near]).ring_conflict().unwrap();
         assert!(conflict.contains("[any]") && conflict.contains("[35ms]"), "{conflict}");
+        let alone = policy(&[Ring::Region], &Locality::default_rings()).ring_conflict().unwrap();
+        assert!(alone.contains("are dropped"), "{alone}");
         let mut local_only = policy(&[], &[]);
         local_only.locality.local_only = true;
         assert!(local_only.ring_conflict().is_some());

@@ -28,7 +28,7 @@ pub struct TrafficSpec {
     /// Rings of the planner, with the load up to which each is used.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rings: Vec<LoadRingSpec>,
-    /// Classes that are moved and dropped before all others, the most important first.
+    /// Classes that are less important than all other calls: moved and dropped before these, the last of the list first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub classes: Vec<String>,
     /// What the load of servers is; CPU by default.
@@ -142,7 +142,10 @@ impl TrafficSpec {
 impl LoadRingSpec {
     fn validate(&self) -> Result<LoadRing, Invalid> {
         let ring = read_ring(&self.within).map_err(|e| e.within("within"))?;
-        Ok(LoadRing { ring, load: read("load", &self.load)? })
+        let load = self.load.parse();
+        let refused =
+            |_| Invalid::new("load", format!("'{}' is no threshold", self.load), "write 10% to 100%");
+        Ok(LoadRing { ring, load: load.map_err(refused)? })
     }
 
     fn of(ring: &LoadRing) -> Self {

@@ -1139,7 +1139,7 @@ pub struct Traffic {
     /// Empty: the default rings of the planner.
     #[prost(message, repeated, tag = "4")]
     pub rings: ::prost::alloc::vec::Vec<LoadRing>,
-    /// Classes that are moved and dropped before all others, the most important first; at most 7.
+    /// Classes that are less important than all other calls: moved and dropped before these, the last first; at most 7.
     #[prost(string, repeated, tag = "5")]
     pub classes: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// Absent: CPU is the load of servers.
@@ -7986,6 +7986,9 @@ pub struct ServiceForecast {
     /// Why the service holds the drain whatever the loads are, such as a policy that holds the tables; empty: it does not.
     #[prost(string, tag = "7")]
     pub hold: ::prost::alloc::string::String,
+    /// Calls per second of callers in other regions that are served here now: all of them leave at the first step.
+    #[prost(double, tag = "8")]
+    pub of_others: f64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RegionForecast {

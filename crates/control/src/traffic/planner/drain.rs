@@ -56,7 +56,10 @@ impl ServicePlanner {
             return Some(DrainStep::Wait(format!("reports, by which {percent:.0} % of calls still stay,")));
         }
         if drained.is_done() {
-            return Some(DrainStep::Advance(drained.keep));
+            return Some(match drained.returns && self.coming_home.contains(region) {
+                true => DrainStep::Wait("calls to come home at their pace".to_owned()),
+                false => DrainStep::Advance(drained.keep),
+            });
         }
         let elapsed = now.wall_ms.saturating_sub(drained.began_at_ms);
         let drain = Drain {
@@ -73,6 +76,9 @@ impl ServicePlanner {
             Step::Wait => DrainStep::Wait("the time of the next step".to_owned()),
             Step::HoldFor(full) => {
                 DrainStep::Hold(format!("region {} would come to its last threshold", self.regions[full]))
+            }
+            Step::HoldDropping if drained.returns => {
+                DrainStep::Hold("its servers have no room for further calls".to_owned())
             }
             Step::HoldDropping => DrainStep::Hold("no other region may take its calls".to_owned()),
             Step::HoldSince(refusal) => DrainStep::Hold(self.refusal_text(&refusal)),

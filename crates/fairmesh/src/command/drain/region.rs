@@ -10,18 +10,22 @@ use std::{
 use fairmesh_model::{Region, Share, spec::write_duration};
 use fairmesh_wire::{handshake::Connection, v1};
 use serde_json::{Value, json};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::{
     cli::{Format, OutputArgs, TargetArgs},
     command::region_drain,
     connect,
     failure::Failure,
-    output,
+    output, signals,
 };
 
 /// How often the progress is read.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// What a step waits for is told once it has waited for this long.
+const LONG_WAIT: Duration = Duration::from_secs(5);
+/// The exit code of a program that SIGINT ends.
+const EXIT_INTERRUPTED: u8 = 130;
 
 /// What is asked for.
 #[derive(Debug)]
@@ -59,24 +63,42 @@ pub(super) async fn run(args: RegionArgs<'_>) -> Result<ExitCode, Failure> {
         over_ms: millis(args.over),
     };
     connection.traffic_planner().drain_region(request).await?;
+    let mut code = ExitCode::SUCCESS;
+    item["done"] = json!(!args.detach);
     if args.detach {
         output::note("it goes on by itself; see 'fairmesh traffic status'");
     } else {
-        let moves = follow(&connection, args.region, args.undrain).await?;
-        let done = match (args.undrain, moves) {
-            (true, _) => "has its calls back",
-            (false, true) => "is drained",
-            (false, false) => {
-                "is drained, but no call has left it: no planner plans for a service there (see docs/regions.md)"
+        let shutdown = signals::shutdown()?;
+        code = tokio::select! {
+            arrival = follow(&connection, args.region, args.undrain) => {
+                arrived(&connection, &args, &arrival?, &mut item).await?
             }
+            () = shutdown => return Ok(interrupted(&args)),
         };
-        item["movesCalls"] = json!(moves);
-        if is_table {
-            output::write(&format!("region {} {done}\n", args.region))?;
-        }
     }
-    item["done"] = json!(!args.detach);
-    finish(&args, &item)
+    finish(&args, &item)?;
+    Ok(code)
+}
+
+/// Says how the drain has ended; the exit code.
+async fn arrived(
+    connection: &Connection,
+    args: &RegionArgs<'_>,
+    arrival: &Arrival,
+    item: &mut Value,
+) -> Result<ExitCode, Failure> {
+    let stays = match args.undrain {
+        true => Vec::new(),
+        false => stays(connection, args.region, arrival).await?,
+    };
+    item["movesCalls"] = json!(arrival.moves);
+    item["stays"] = json!(stays);
+    if args.output.format() == Format::Table {
+        let done = done(args.undrain, arrival.moves, &stays);
+        output::write(&format!("region {} {done}\n", args.region))?;
+    }
+    let have_left = args.undrain || (arrival.moves && stays.is_empty());
+    Ok(if have_left { ExitCode::SUCCESS } else { ExitCode::from(super::EXIT_CALLERS_REMAIN) })
 }
 
 fn finish(args: &RegionArgs<'_>, item: &Value) -> Result<ExitCode, Failure> {
@@ -84,6 +106,38 @@ fn finish(args: &RegionArgs<'_>, item: &Value) -> Result<ExitCode, Failure> {
         output::print_one(args.output.format(), item, "")?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// How a drain has ended, or its way back.
+fn done(undrain: bool, moves: bool, stays: &[String]) -> String {
+    match (undrain, moves) {
+        (true, _) => "has its calls back".to_owned(),
+        (false, false) => {
+            "is drained, but no call has left it: no planner plans for a service there (see docs/regions.md)"
+                .to_owned()
+        }
+        (false, true) if stays.is_empty() => "is drained".to_owned(),
+        (false, true) => format!("is drained, but these calls have not left it: {}", stays.join("; ")),
+    }
+}
+
+/// Says that the record is what drains, and not this command.
+fn interrupted(args: &RegionArgs<'_>) -> ExitCode {
+    let (what, other) = if args.undrain { ("return", "drain") } else { ("drain", "undrain") };
+    output::note(format!(
+        "the {what} of region {} goes on; see 'fairmesh traffic status', turn it with 'fairmesh {other} --region {}'",
+        args.region, args.region
+    ));
+    ExitCode::from(EXIT_INTERRUPTED)
+}
+
+/// What a drain that has arrived leaves in the region: services with serving endpoints there that are not moved, and shards
+/// without a copy elsewhere.
+async fn stays(connection: &Connection, region: &Region, arrival: &Arrival) -> Result<Vec<String>, Failure> {
+    let request = v1::ForecastDrainRequest { region: region.to_string() };
+    let forecast = connection.traffic_planner().forecast_drain(request).await?.into_inner();
+    let unmoved = unmoved_by_reason(&forecast);
+    Ok(unmoved.into_iter().chain(arrival.staying.iter().cloned()).collect())
 }
 
 /// Asks a person; without one, `--yes` is needed.
@@ -118,10 +172,19 @@ fn confirm(args: &RegionArgs<'_>, forecast: &v1::ForecastDrainResponse) -> Resul
     }
 }
 
-/// Prints what the drain does whenever that changes, until it has arrived; whether it moves calls of any service.
-/// Interrupted, the drain goes on.
-async fn follow(connection: &Connection, region: &Region, returns: bool) -> Result<bool, Failure> {
-    let mut last = String::new();
+/// What is left of a drain that has arrived.
+#[derive(Debug)]
+struct Arrival {
+    /// Whether it moves the calls of any service.
+    moves: bool,
+    /// Why calls of services stay.
+    staying: Vec<String>,
+}
+
+/// Prints each step of the drain, and what it waits for where that takes long, until it has arrived. Interrupted, the drain goes
+/// on.
+async fn follow(connection: &Connection, region: &Region, returns: bool) -> Result<Arrival, Failure> {
+    let mut progress = Progress::default();
     loop {
         let drains = connection.traffic_planner().drains(v1::DrainsRequest {}).await?.into_inner().drains;
         let status = drains.into_iter().find(|drain| drain.region == region.as_str());
@@ -129,7 +192,7 @@ async fn follow(connection: &Connection, region: &Region, returns: bool) -> Resu
         let (drain, status) = match drain {
             Some((drain, status)) if drain.returns == returns => (drain, status),
             // The record of a region that has all calls back is deleted.
-            None if returns => return Ok(true),
+            None if returns => return Ok(Arrival { moves: true, staying: Vec::new() }),
             _ => {
                 let hint = "see 'fairmesh traffic status'";
                 return Err(Failure::failed_with(
@@ -140,14 +203,40 @@ async fn follow(connection: &Connection, region: &Region, returns: bool) -> Resu
         };
         let mut line = region_drain::progress(&status);
         status.staying.iter().for_each(|why| line.push_str(&format!("; calls stay: {why}")));
-        if line != last {
+        let is_news = status.is_held || has_arrived(&drain, &status.state);
+        if progress.is_told((drain.keep, line.clone()), is_news, Instant::now()) {
             output::note(&line);
-            last = line;
         }
         if has_arrived(&drain, &status.state) {
-            return Ok(status.services != Some(0));
+            return Ok(Arrival { moves: status.services != Some(0), staying: status.staying });
         }
         sleep(POLL_INTERVAL).await;
+    }
+}
+
+/// What was told of a drain. Most of what it waits for is over in a second.
+#[derive(Debug, Default)]
+struct Progress {
+    /// The share that the region kept when something was told last, and the line.
+    told: Option<(u32, String)>,
+    /// Since when it waits for the same.
+    waits: Option<(String, Instant)>,
+}
+
+impl Progress {
+    /// Whether to print a line: of each step, of what is told at once, and of what has lasted.
+    fn is_told(&mut self, (keep, line): (u32, String), is_news: bool, now: Instant) -> bool {
+        if self.waits.as_ref().is_none_or(|(same, _)| *same != line) {
+            self.waits = Some((line.clone(), now));
+        }
+        let lasts = self.waits.as_ref().is_some_and(|(_, since)| now.duration_since(*since) >= LONG_WAIT);
+        let is_step = self.told.as_ref().is_none_or(|(before, _)| *before != keep);
+        let is_same = self.told.as_ref().is_some_and(|(_, told)| *told == line);
+        let tells = is_step || ((is_news || lasts) && !is_same);
+        if tells {
+            self.told = Some((keep, line));
+        }
+        tells
     }
 }
 
@@ -182,7 +271,11 @@ fn text(region: &Region, forecast: &v1::ForecastDrainResponse) -> String {
         text = format!("{}{text}", output::table(&head, &rows));
     }
     for service in &forecast.services {
-        for (rate, what) in [(service.staying, "cannot leave"), (service.dropped, "would be dropped")] {
+        for (rate, what) in [
+            (service.of_others, "of other regions leave at the first step"),
+            (service.staying, "cannot leave"),
+            (service.dropped, "have no room elsewhere: the drain is held before they would be dropped"),
+        ] {
             if rate > 0.0 {
                 text.push_str(&format!("{}: {rate:.1} calls/s {what}\n", service.service));
             }
@@ -196,6 +289,12 @@ fn text(region: &Region, forecast: &v1::ForecastDrainResponse) -> String {
         text.push_str(&format!("no planner plans for a service in region {region} (see docs/regions.md)\n"));
     }
     text
+}
+
+/// The services that stay, by the reason.
+fn unmoved_by_reason(forecast: &v1::ForecastDrainResponse) -> Vec<String> {
+    let text = unmoved(forecast);
+    text.lines().map(|line| line.trim_start_matches("not moved: ").to_owned()).collect()
 }
 
 /// The services that stay, a line for each reason.
@@ -228,7 +327,11 @@ fn row(service: &str, region: &v1::RegionForecast) -> Vec<String> {
         millis(region.round_trip_us),
         millis(region.time_now_us),
         millis(region.time_after_us),
-        if region.is_full { "full: the drain will be held".to_owned() } else { String::new() },
+        if region.is_full {
+            "within 3 % of its last threshold: the drain will be held if loads stay as they are".to_owned()
+        } else {
+            String::new()
+        },
     ]
 }
 
@@ -254,6 +357,7 @@ fn forecast_item(forecast: &v1::ForecastDrainResponse) -> Value {
             "leavingPerSecond": service.leaving,
             "stayingPerSecond": service.staying,
             "droppedPerSecond": service.dropped,
+            "ofOthersPerSecond": service.of_others,
             "regions": service.regions.iter().map(region).collect::<Vec<_>>(),
         })
     };
@@ -272,6 +376,31 @@ fn millis(time: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_step_is_told_and_of_waits_those_that_last() {
+        let (mut progress, start) = (Progress::default(), Instant::now());
+        let mut told = |keep, line: &str, is_news, at_ms| {
+            progress.is_told((keep, line.to_owned()), is_news, start + Duration::from_millis(at_ms))
+        };
+        assert!(told(900_000, "waits for tables", false, 0));
+        assert!(!told(900_000, "waits for an agent", false, 500));
+        assert!(!told(900_000, "waits for reports", false, 1_000), "a second is no news");
+        assert!(
+            told(900_000, "waits for reports", false, 6_000)
+                && !told(900_000, "waits for reports", false, 20_000)
+        );
+        assert!(told(800_000, "waits for tables", false, 21_000), "a step");
+        assert!(told(800_000, "held", true, 21_500) && !told(800_000, "held", true, 22_000));
+    }
+
+    #[test]
+    fn what_has_not_left_is_named() {
+        assert_eq!(done(false, true, &[]), "is drained");
+        assert!(done(false, false, &[]).contains("no call has left it"));
+        let stays = ["shop/plain: no planner plans for it".to_owned()];
+        assert!(done(false, true, &stays).ends_with("have not left it: shop/plain: no planner plans for it"));
+    }
 
     #[test]
     fn a_way_back_has_not_arrived_where_its_drain_had() {

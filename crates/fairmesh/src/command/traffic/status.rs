@@ -20,6 +20,9 @@ use crate::{
 
 /// Changes that `status` shows.
 const MAX_SHIFTS: usize = 5;
+/// Calls per second that no caller reports below which they may be those of another second: the planner believes a difference
+/// by and by, and takes less than this for none.
+const MIN_UNREPORTED: f64 = 5.0;
 /// Millionths in a percent.
 const PERCENT: f64 = 10_000.0;
 
@@ -70,6 +73,9 @@ pub(super) async fn explain(args: ExplainArgs) -> Result<(), Failure> {
         listing.add(row, shift_item(shift));
     }
     listing.why_empty = Some(match service.refusal.as_str() {
+        _ if !service.shifts.is_empty() => {
+            format!("none of the latest changes is of callers in {}", region.unwrap_or_default())
+        }
         "" => {
             "no table was changed since the control plane started: no region is above a threshold".to_owned()
         }
@@ -132,7 +138,7 @@ fn text(service: &v1::ServiceTraffic) -> String {
             output::table(&["CALLERS", "CLASS", "SHARES", "DROPPED"], &table_rows(service))
         );
     }
-    for region in service.regions.iter().filter(|region| region.unreported >= 1.0) {
+    for region in service.regions.iter().filter(|region| region.unreported >= MIN_UNREPORTED) {
         let (name, rate) = (&region.region, region.unreported);
         text.push_str(&format!(
             "\n{rate:.1} calls/s to {name} are of callers that do not report: no table moves them\n"

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use fairmesh_model::{Label, Policy, Region, ServiceName, Tenant, spec::Resource};
+use fairmesh_model::{Label, Policy, Region, Regions, Ring, ServiceName, Share, Tenant, spec::Resource};
 use fairmesh_wire::handshake::Connection;
 
 use super::some;
@@ -53,14 +53,19 @@ pub(super) fn policies<'a>(resources: &[&'a Resource]) -> Vec<(&'a ServiceName, 
 
 /// The regions that are declared, or have endpoints. A topology among the resources replaces the stored one.
 pub(crate) fn regions(known: &View, resources: &[&Resource]) -> BTreeSet<Region> {
-    let written = resources.iter().find_map(|resource| match resource {
-        Resource::Topology(regions, _) => Some(regions),
-        _ => None,
-    });
-    let declared = &written.unwrap_or(&known.regions.value).regions;
+    let declared = &topology(known, resources).regions;
     let used = known.services.values().flat_map(|one| &one.endpoints);
     let used = used.map(|endpoint| &endpoint.value.location.region);
     declared.keys().chain(used).cloned().collect()
+}
+
+/// The topology among the resources, or the stored one.
+pub(super) fn topology<'a>(known: &'a View, resources: &[&'a Resource]) -> &'a Regions {
+    let written = resources.iter().find_map(|resource| match *resource {
+        Resource::Topology(regions, _) => Some(regions),
+        _ => None,
+    });
+    written.unwrap_or(&known.regions.value)
 }
 
 /// The warning about regions whose shares a policy sets by hand, and which are not `known`; none where no region is.
@@ -90,7 +95,8 @@ pub(crate) fn unknown_classes<'a>(
     let unset = unset_classes(name, policy, policies);
     (!unset.is_empty()).then(|| {
         format!(
-            "the policy of {name} has shares of traffic classes that no route sets ('class'), so that no call has them: {}",
+            "the policy of {name} {} traffic classes that no route sets ('class'), so that no call has them: {}",
+            if by_hand(policy).next().is_some() { "has shares of" } else { "lists (traffic.classes)" },
             some(&unset)
         )
     })
@@ -127,7 +133,53 @@ fn traffic_regions(policy: &Policy) -> BTreeSet<&Region> {
 }
 
 fn traffic_classes(policy: &Policy) -> impl Iterator<Item = &Label> {
-    let by_hand = policy.traffic.iter().flat_map(|traffic| traffic.shares.values());
-    let by_hand = by_hand.flat_map(|shares| shares.classes.keys());
-    by_hand.chain(policy.traffic.iter().flat_map(|traffic| &traffic.classes))
+    by_hand(policy).chain(policy.traffic.iter().flat_map(|traffic| &traffic.classes))
+}
+
+/// The classes with shares written by hand.
+fn by_hand(policy: &Policy) -> impl Iterator<Item = &Label> {
+    let shares = policy.traffic.iter().flat_map(|traffic| traffic.shares.values());
+    shares.flat_map(|shares| shares.classes.keys())
+}
+
+/// Warnings about shares by hand that no router follows, since the rings do not allow their region, and about tables that drop
+/// all calls.
+pub(super) fn without_effect(name: &ServiceName, policy: &Policy, topology: &Regions) -> Vec<String> {
+    let tables = policy.traffic.iter().flat_map(|traffic| &traffic.shares);
+    let rows = tables.flat_map(|(from, shares)| shares.iter().map(move |(class, row)| (from, class, row)));
+    let (mut outside, mut dropping) = (BTreeSet::new(), BTreeSet::new());
+    for (from, class, row) in rows {
+        let beyond = row.to.keys().filter(|to| !may_reach(policy, from, to, topology));
+        outside.extend(beyond.map(|to| format!("{from} to {to}")));
+        if row.dropped == Share::ALL {
+            let of_class = class.map(|class| format!(" of class {class}")).unwrap_or_default();
+            dropping.insert(format!("from {from}{of_class}"));
+        }
+    }
+    let warning = |what: &str, found: &BTreeSet<String>| {
+        (!found.is_empty()).then(|| format!("the policy of {name} {what}: {}", some(found)))
+    };
+    let outside = warning(
+        "has shares of regions that its locality does not allow (rings, localOnly), so that no call goes there",
+        &outside,
+    );
+    outside.into_iter().chain(warning("drops all calls", &dropping)).collect()
+}
+
+/// Whether the locality of a policy allows a region, as far as distances do not decide.
+fn may_reach(policy: &Policy, from: &Region, to: &Region, topology: &Regions) -> bool {
+    let locality = &policy.locality;
+    if from == to {
+        return true;
+    }
+    let info = |region| topology.regions.get(region);
+    let includes = |ring: &Ring| match ring {
+        Ring::Region => false,
+        Ring::Neighbours => info(from).is_some_and(|info| info.neighbours.contains(to)),
+        Ring::Continent => info(from)
+            .zip(info(to))
+            .is_some_and(|(a, b)| !a.continent.is_empty() && a.continent == b.continent),
+        Ring::Within(_) | Ring::Any => true,
+    };
+    !locality.local_only && (locality.rings.is_empty() || locality.rings.iter().any(includes))
 }
