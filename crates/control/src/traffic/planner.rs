@@ -266,14 +266,15 @@ impl ServicePlanner {
         Ok(())
     }
 
-    /// Forgets the oldest changes, but not the last ones of a region because others have many.
+    /// Forgets the oldest changes, but not the last ones of a region in the tables because others have many.
     fn forget_shifts(&mut self) {
         let (mut all, mut by_region) = (0, BTreeMap::<Region, usize>::new());
+        let regions = &self.regions;
         self.shifts.retain(|shift| {
             all += 1;
             let of_region = by_region.entry(shift.from.clone()).or_default();
             *of_region += 1;
-            all <= MAX_SHIFTS || *of_region <= MIN_SHIFTS
+            all <= MAX_SHIFTS || (*of_region <= MIN_SHIFTS && regions.contains(&shift.from))
         });
     }
 
