@@ -135,7 +135,7 @@ impl AgentIdentity {
         let is_member = has_way || unusable.is_some();
         let is_member = watch::Sender::new(is_member.then_some(true));
         let own_copy = RevocationSource {
-            agent: config.listen.clone(),
+            addresses: vec![config.listen.clone()],
             transport: transport.clone(),
             software: format!("agent {name}"),
             // Those of a Workload API come from there.

@@ -72,7 +72,7 @@ fn secure(stream: GuardedStream<TcpStream>, transport: Transport) -> Securing<St
         let mut peer = Extensions::new();
         if let Stream::Tls(secured) = stream.get_ref() {
             match secured.peer() {
-                // A token that it shows is read by nobody else.
+                // A token that it shows is read by this process alone.
                 Identity::Anonymous => drop(peer.insert(WithoutCertificate { takes_tokens: true })),
                 identity => drop(peer.insert(identity)),
             }

@@ -10,7 +10,7 @@ mod workload_index;
 use std::{sync::Arc, time::Duration};
 
 use fairmesh_identity::{
-    Authority, Clock, Credentials, IdentityError, PageIdentity, PrivateKey, Reread, RevocationList,
+    Authority, Clock, Credentials, HostCertificate, IdentityError, PrivateKey, Reread, RevocationList,
     SystemClock, Tokens, Trust, Workload,
 };
 use fairmesh_model::{
@@ -49,7 +49,7 @@ pub(crate) struct Issuing {
     /// Secures connections, and signs responses.
     workload: Arc<Workload>,
     /// Secures the pages, for clients that know this control plane by the names of hosts.
-    pages: (Arc<PageIdentity>, Vec<String>),
+    pages: (Arc<HostCertificate>, Vec<String>),
     clock: Arc<dyn Clock>,
 }
 
@@ -84,7 +84,7 @@ impl Issuing {
         }
         let tokens = Tokens::open(&folder.join(TOKEN_FOLDER))?;
         let workload = Arc::<Workload>::default();
-        let pages = (Arc::new(PageIdentity::new(Arc::clone(&workload))), page_hosts(config));
+        let pages = (Arc::new(HostCertificate::new(Arc::clone(&workload))), page_hosts(config));
         Ok(Some(Self { authority, tokens, workload, pages, clock }))
     }
 

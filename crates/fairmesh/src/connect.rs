@@ -45,7 +45,15 @@ pub(crate) async fn transport_of_agent(
     // `main` has refused a malformed variable.
     let workload_api = environment::workload_api().ok().flatten();
     let software = software.into();
-    let request = IdentityRequest { agent, workload_api, path, software, patience: IDENTITY_WAIT };
+    let request = IdentityRequest {
+        agent,
+        workload_api,
+        control_planes: Vec::new(),
+        token: None,
+        path,
+        software,
+        patience: IDENTITY_WAIT,
+    };
     ProgramIdentity::of_caller(request).await.map(ProgramIdentity::transport).unwrap_or_default()
 }
 
@@ -68,8 +76,8 @@ pub(crate) fn agent() -> Address {
 /// How a command connects to the given control plane: with the token of its user, if it has one.
 pub(crate) async fn transport_of_user(target: &TargetArgs) -> Result<Transport, Failure> {
     let address = target.address();
-    let transport = match (target.visitor()?, &address) {
-        (Some(visitor), Address::Tcp(_)) => Transport::tls(Arc::new(visitor)),
+    let transport = match (target.one_way_tls()?, &address) {
+        (Some(one_way), Address::Tcp(_)) => Transport::tls(Arc::new(one_way)),
         _ => transport_to(&address).await,
     };
     Ok(match target.token()? {

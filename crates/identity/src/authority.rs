@@ -129,11 +129,33 @@ impl Authority {
     /// # Errors
     /// [`IdentityError::InvalidRequest`] if its signature is not by its key.
     pub fn issue(&self, request: &[u8], id: &SpiffeId, now: Duration) -> Result<Issued, IdentityError> {
+        self.issue_to((request, id), Holder::Vouched, now)
+    }
+
+    /// The same for a program that joined with a token: by this certificate it may [ask for the next](renews_itself).
+    ///
+    /// # Errors
+    /// As for [`issue`](Self::issue).
+    pub fn issue_to_joined(
+        &self,
+        request: &[u8],
+        id: &SpiffeId,
+        now: Duration,
+    ) -> Result<Issued, IdentityError> {
+        self.issue_to((request, id), Holder::Joined, now)
+    }
+
+    fn issue_to(
+        &self,
+        (request, id): (&[u8], &SpiffeId),
+        holder: Holder,
+        now: Duration,
+    ) -> Result<Issued, IdentityError> {
         let invalid = |error: rcgen::Error| IdentityError::InvalidRequest(error.to_string());
         let request = CertificateSigningRequestParams::from_der(&CertificateSigningRequestDer::from(request));
         let key = request.map_err(invalid)?.public_key;
         let state = self.state();
-        Ok(Issued { chain: chain(&key, id, (&state.issuer, &state.signer), now)? })
+        Ok(Issued { chain: chain(&key, (id, holder), (&state.issuer, &state.signer), now)? })
     }
 
     /// Issues a certificate with the names of hosts, by which clients of the web know a server. It is no identity of the mesh.
@@ -213,7 +235,7 @@ impl Authority {
         }
         let (key, root) = make_root(&self.domain, now)?;
         roots.push(root.der().clone());
-        // The key last: one whose root nobody knows must not sign, while a root without a key only takes a place.
+        // The key last: one whose root is not in the bundle must not sign, while a root without a key only takes a place.
         files::write_public(&self.folder.join(BUNDLE_FILE), &files::pem(None, &roots))?;
         write_pair(&self.folder.join(ROOT_FILE), &key, &root)?;
         state.roots = roots;
@@ -224,6 +246,26 @@ impl Authority {
         // Every change is a single assignment.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Who asks for the certificates of a process from its first one on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Holder {
+    /// An agent, or a control plane for itself: a key that is stolen is of use until its certificate expires.
+    Vouched,
+    /// The process itself, which joined with a token.
+    Joined,
+}
+
+/// The common name in certificates of programs that joined with a token. A record of them was rejected: the certificate says it to each
+/// control plane of the domain, and a program of an agent with the same id must not renew by itself.
+const JOINED: &str = "joined with a token";
+
+/// Whether a program may ask for its next certificate by this one, which has to be verified: it joined with a token.
+pub fn renews_itself(certificate: &[u8]) -> bool {
+    let der = CertificateDer::from(certificate);
+    let Ok(parsed) = trust::parse(&der) else { return false };
+    parsed.subject().iter_common_name().any(|name| name.as_str().is_ok_and(|name| name == JOINED))
 }
 
 /// What reading the intermediate again found.
@@ -238,12 +280,15 @@ pub enum Reread {
 /// A certificate for a key, and that of its issuer.
 fn chain(
     key: &impl PublicKeyData,
-    id: &SpiffeId,
+    (id, holder): (&SpiffeId, Holder),
     (issuer, signer): (&CertificateDer<'static>, &Issuer<'static, KeyPair>),
     now: Duration,
 ) -> Result<Vec<CertificateDer<'static>>, IdentityError> {
     let uri = id.to_string().try_into().map_err(IdentityError::crypto)?;
-    let params = leaf(vec![SanType::URI(uri)], now, trust::validity(issuer)?.1)?;
+    let mut params = leaf(vec![SanType::URI(uri)], now, trust::validity(issuer)?.1)?;
+    if holder == Holder::Joined {
+        params.distinguished_name.push(DnType::CommonName, JOINED);
+    }
     let certificate = params.signed_by(key, signer).map_err(IdentityError::crypto)?;
     Ok(vec![certificate.der().clone(), issuer.clone()])
 }
@@ -259,7 +304,7 @@ fn check_issuer(
     let trust = Trust::new(TrustBundle { domain: domain.clone(), roots })?;
     let probe = SpiffePath::Mesh(MeshRole::Control, Label::new("probe").map_err(IdentityError::crypto)?);
     let key = PrivateKey::generate()?;
-    let issued = chain(key.rcgen(), &probe.within(domain), by, now)?;
+    let issued = chain(key.rcgen(), (&probe.within(domain), Holder::Vouched), by, now)?;
     trust.verify(&issued, Usage::Server, now)?;
     Ok(())
 }

@@ -94,6 +94,11 @@ impl Credentials {
         Ok(roots.iter().map(|root| root.to_vec()).collect())
     }
 
+    /// Whether there is an identity in `folder`, usable or not.
+    pub(crate) fn are_kept(folder: &Path) -> bool {
+        folder.join(KEY_FILE).exists()
+    }
+
     /// The identity in `folder`; `None` if there is none.
     ///
     /// # Errors

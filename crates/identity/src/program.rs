@@ -1,15 +1,18 @@
-//! The identity of a program, from the agent of its machine, or from a SPIFFE Workload API.
+//! The identity of a program: from the agent of its machine, from a SPIFFE Workload API, or, for one that runs without an agent,
+//! from the control plane.
+
+mod joined;
 
 use std::{
     path::PathBuf,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
-use fairmesh_model::{SpiffeId, SpiffePath, TrustBundle};
+use fairmesh_model::{Invalid, SpiffeId, SpiffePath, TrustBundle};
 use fairmesh_wire::{
     environment,
     handshake::{self, Connection},
@@ -21,10 +24,12 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tonic::Code;
 
 use crate::{
-    Credentials, IdentityError, RevocationSource, Workload, WorkloadApi,
+    Credentials, IdentityError, JoinToken, RevocationSource, Workload, WorkloadApi,
     renewal::{self, Certified, Source},
     revocations,
 };
+
+use joined::JoinedSource;
 
 /// How long one request may take.
 const TIMEOUT: Duration = Duration::from_secs(12);
@@ -55,7 +60,7 @@ struct Progress {
     /// Whether the mesh has a trust domain.
     is_required: AtomicBool,
     /// Why it issued nothing at the last attempt.
-    problem: Mutex<Option<String>>,
+    problem: watch::Sender<Option<String>>,
 }
 
 /// Why an agent issued nothing.
@@ -122,6 +127,10 @@ pub struct IdentityRequest {
     /// The Unix socket of a SPIFFE Workload API that gives the identity instead; see
     /// [`environment::workload_api`](fairmesh_wire::environment::workload_api).
     pub workload_api: Option<Address>,
+    /// The control planes of a program that runs without an agent, and asks them itself, if it has a token or kept a certificate.
+    pub control_planes: Vec<Address>,
+    /// The token with which it joins them; see [`JoinToken::of_environment`].
+    pub token: Option<JoinToken>,
     /// The identity; `None` is an operator, named after machine and user.
     pub path: Option<SpiffePath>,
     /// The description of the program, for display.
@@ -137,9 +146,12 @@ impl ProgramIdentity {
         if let Some(socket) = &request.workload_api {
             return Some(Self::of_workload_api(&request, socket.clone()).await);
         }
+        if let Some(source) = JoinedSource::of(&request) {
+            return Some(Self::of_joined(&request, source).await);
+        }
         let source = request.source()?;
         let issued = source.first(request.patience).await;
-        let this = Self::keep(source);
+        let this = Self::of_agent(source);
         if issued.is_ok() {
             this.know_revocations().await;
         }
@@ -152,10 +164,13 @@ impl ProgramIdentity {
         if let Some(socket) = &request.workload_api {
             return ServerIdentity::Secured(Self::of_workload_api(&request, socket.clone()).await);
         }
+        if let Some(source) = JoinedSource::of(&request) {
+            return ServerIdentity::Secured(Self::of_joined(&request, source).await);
+        }
         let Some(source) = request.source() else { return ServerIdentity::Plaintext };
         match source.first(request.patience).await {
             Ok(()) => {
-                let this = Self::keep(source);
+                let this = Self::of_agent(source);
                 this.know_revocations().await;
                 return ServerIdentity::Secured(this);
             }
@@ -168,7 +183,7 @@ impl ProgramIdentity {
                 tracing::warn!(error, "this server has no certificate yet, and accepts no calls until then");
             }
         }
-        ServerIdentity::Secured(Self::keep(source))
+        ServerIdentity::Secured(Self::of_agent(source))
     }
 
     /// The identity that a Workload API gives. With it, connections are never in plaintext: it was asked for.
@@ -179,7 +194,7 @@ impl ProgramIdentity {
         let noted = Arc::clone(&progress);
         let following = api.follow(Arc::clone(&workload), move |problem| noted.set_problem(problem));
         let revocations = RevocationSource {
-            agent: request.agent.clone(),
+            addresses: vec![request.agent.clone()],
             transport: Transport::tls(Arc::clone(&workload) as Arc<_>),
             software: request.software.clone(),
             with_roots: false,
@@ -196,21 +211,58 @@ impl ProgramIdentity {
         this
     }
 
+    /// The identity of a program that joins by itself. With it, connections are never in plaintext: it was asked for.
+    async fn of_joined(request: &IdentityRequest, source: JoinedSource) -> Self {
+        let progress = Arc::clone(&source.progress);
+        progress.is_required.store(true, Ordering::Relaxed);
+        let revocations = RevocationSource {
+            addresses: request.control_planes.clone(),
+            transport: Transport::tls(Arc::clone(&source.workload) as Arc<_>),
+            software: request.software.clone(),
+            with_roots: false,
+        };
+        source.use_kept();
+        let workload = Arc::clone(&source.workload);
+        let this = Self::keep((workload, progress), source, revocations);
+        // A request that is given up would use up the token too: the task goes on.
+        let mut problems = this.progress.problem.subscribe();
+        let refused = async {
+            // The sender lives in `this`.
+            let _ = problems.wait_for(Option::is_some).await;
+        };
+        let responded = async {
+            tokio::select! { () = this.workload.ready() => {} () = refused => {} }
+        };
+        let _ = timeout(request.patience, responded).await;
+        if this.workload.is_ready() {
+            this.know_revocations().await;
+        }
+        this
+    }
+
     /// Waits for the revocations, so that the first connections are verified by them too. They come late only where the
     /// agent has none and reaches no control plane: then this program does not wait.
     async fn know_revocations(&self) {
         let _ = timeout(REVOCATIONS_WAIT, self.workload.revocations_known()).await;
     }
 
-    fn keep(source: AgentSource) -> Self {
-        let (workload, progress) = (Arc::clone(&source.workload), Arc::clone(&source.progress));
-        let source_of_revocations = RevocationSource {
-            agent: source.agent.clone(),
+    fn of_agent(source: AgentSource) -> Self {
+        let kept = (Arc::clone(&source.workload), Arc::clone(&source.progress));
+        let revocations = RevocationSource {
+            addresses: vec![source.agent.clone()],
             transport: Transport::default(),
             software: source.software.clone(),
             with_roots: false,
         };
-        let (following, followed) = follow_revocations(&workload, source_of_revocations);
+        Self::keep(kept, source, revocations)
+    }
+
+    fn keep(
+        (workload, progress): (Arc<Workload>, Arc<Progress>),
+        source: impl Source + 'static,
+        revocations: RevocationSource,
+    ) -> Self {
+        let (following, followed) = follow_revocations(&workload, revocations);
         let renewing = renewal::keep_fresh(Arc::clone(&workload), source, CancellationToken::new());
         let tasks = [tokio::spawn(renewing), tokio::spawn(followed)];
         Self { workload, progress, following, _tasks: Arc::new(tasks.map(AbortOnDropHandle::new)) }
@@ -255,12 +307,30 @@ impl IdentityRequest {
         }
     }
 
+    /// Of a program that runs without an agent, what is wrong with its token.
+    ///
+    /// # Errors
+    /// When it names no service, which a token is for.
+    pub fn check(&self) -> Result<(), Invalid> {
+        match (&self.token, &self.path) {
+            (None, _) | (_, Some(SpiffePath::Service(_))) => Ok(()),
+            _ if self.control_planes.is_empty() || self.workload_api.is_some() => Ok(()),
+            _ => Err(Invalid::new(
+                environment::JOIN_TOKEN,
+                "is for a service, and this program names none as its identity",
+                "name the service for which the token was made, with --as or .identity(..)",
+            )),
+        }
+    }
+
     fn source(&self) -> Option<AgentSource> {
         let Address::Unix(_) = &self.agent else { return None };
+        // Those tell no program who it is.
+        if !self.control_planes.is_empty() {
+            return None;
+        }
         let path = self.path.as_ref().map(ToString::to_string).unwrap_or_default();
-        // Each identity has a folder of its own: programs of one environment may share the one above.
-        let of_path = if path.is_empty() { "fairmesh/operator" } else { &path };
-        let kept = environment::identity_dir().map(|folder| folder.join(of_path));
+        let kept = kept_folder(&path);
         Some(AgentSource {
             agent: self.agent.clone(),
             kept,
@@ -270,6 +340,12 @@ impl IdentityRequest {
             progress: Arc::default(),
         })
     }
+}
+
+/// Where the certificate of an identity is kept. Each has a folder of its own: programs of one environment may share the one above.
+fn kept_folder(path: &str) -> Option<PathBuf> {
+    let of_path = if path.is_empty() { "fairmesh/operator" } else { path };
+    environment::identity_dir().map(|folder| folder.join(of_path))
 }
 
 impl AgentSource {
@@ -371,7 +447,7 @@ impl Progress {
     }
 
     fn set_problem(&self, problem: Option<String>) {
-        *self.problem.lock().unwrap_or_else(PoisonError::into_inner) = problem;
+        self.problem.send_replace(problem);
     }
 }
 
@@ -419,7 +495,7 @@ impl TlsIdentity for ProgramIdentity {
     }
 
     fn problem(&self) -> Option<String> {
-        self.progress.problem.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.progress.problem.borrow().clone()
     }
 
     fn require(&self) {

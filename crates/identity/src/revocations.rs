@@ -23,8 +23,8 @@ const FOLLOWED: [RecordKey; 3] =
 /// Whom to follow.
 #[derive(Clone, Debug)]
 pub struct RevocationSource {
-    /// The agent of the machine.
-    pub agent: Address,
+    /// The agent of the machine, or other processes of the mesh that have the records; tried in this order.
+    pub addresses: Vec<Address>,
     /// How it is connected to.
     pub transport: Transport,
     /// The description of this process, for operators.
@@ -44,15 +44,10 @@ pub(crate) async fn follow_until(workload: Arc<Workload>, source: RevocationSour
     if stop.run_until_cancelled(workload.ready()).await.is_none() {
         return;
     }
-    let RevocationSource { agent, transport, software, with_roots } = source;
+    let RevocationSource { addresses, transport, software, with_roots } = source;
     let followed = if with_roots { &FOLLOWED[..] } else { &FOLLOWED[..2] };
-    let config = FollowerConfig {
-        transport,
-        addresses: vec![agent],
-        software,
-        backoff: Backoff::default(),
-        refuse_lagging: false,
-    };
+    let config =
+        FollowerConfig { transport, addresses, software, backoff: Backoff::default(), refuse_lagging: false };
     let (applied, mut revisions) = watch::channel(None);
     let unknown: Vec<_> = followed.iter().map(Prefix::from).collect();
     let sink = RevocationSink { workload, applied, unknown: unknown.clone(), roots: None };

@@ -272,7 +272,7 @@ pub(crate) fn client(
 }
 
 /// Of a client without a certificate, which expects a process of the mesh.
-pub(crate) fn visiting(trust: Trust, clock: &Arc<dyn Clock>) -> Result<Arc<ClientConfig>, IdentityError> {
+pub(crate) fn one_way(trust: Trust, clock: &Arc<dyn Clock>) -> Result<Arc<ClientConfig>, IdentityError> {
     let expected = Some(Expected::Mesh);
     let clock = Arc::clone(clock);
     let verifier = Arc::new(Verifier { trust, clock, expected, with_joining: false, federation: None });
@@ -283,7 +283,7 @@ pub(crate) fn visiting(trust: Trust, clock: &Arc<dyn Clock>) -> Result<Arc<Clien
 }
 
 /// Of a server with this certificate for clients of the web, which need none; those of the mesh may show theirs.
-pub(crate) fn pages(
+pub(crate) fn of_host(
     (key, chain): (&PrivateKey, Vec<CertificateDer<'static>>),
     trust: Trust,
     clock: &Arc<dyn Clock>,

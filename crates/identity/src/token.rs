@@ -1,4 +1,4 @@
-//! One-time tokens with which agents join.
+//! One-time tokens with which agents join, and programs that run without one.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -8,7 +8,10 @@ use aws_lc_rs::{
 };
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 
-use crate::IdentityError;
+use fairmesh_model::Invalid;
+use fairmesh_wire::environment;
+
+use crate::{IdentityError, Joining};
 
 /// Upper bound of the time for which a token can be used.
 pub const MAX_TOKEN_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -52,8 +55,21 @@ impl JoinToken {
     }
 
     /// Proves knowledge of the secret, for this name, region and key only.
-    pub fn proof(&self, agent: &str, region: &str, request: &[u8]) -> Vec<u8> {
-        hmac::sign(&key(&self.secret), &proved(agent, region, request)).as_ref().to_vec()
+    pub fn proof(&self, joining: &Joining, region: &str, request: &[u8]) -> Vec<u8> {
+        hmac::sign(&key(&self.secret), &proved(joining, region, request)).as_ref().to_vec()
+    }
+
+    /// The token in `FAIRMESH_JOIN_TOKEN`, which no list of processes shows; `None` if it is not set, or empty.
+    ///
+    /// # Errors
+    /// When it holds something else.
+    pub fn of_environment() -> Result<Option<Self>, Invalid> {
+        let Some(text) = environment::join_token() else { return Ok(None) };
+        let invalid = |_| {
+            let hint = "copy it as a whole, as `fairmesh identity token` prints it";
+            Invalid::new(environment::JOIN_TOKEN, "is no join token", hint)
+        };
+        text.parse().map(Some).map_err(invalid)
     }
 
     /// The text to copy. It is secret: [`fmt::Display`] would be too easy to log.
@@ -64,8 +80,13 @@ impl JoinToken {
 }
 
 /// Whether a proof was made with this secret.
-pub(crate) fn is_proved(secret: &[u8], (agent, region): (&str, &str), request: &[u8], proof: &[u8]) -> bool {
-    hmac::verify(&key(secret), &proved(agent, region, request), proof).is_ok()
+pub(crate) fn is_proved(
+    secret: &[u8],
+    (joining, region): (&Joining, &str),
+    request: &[u8],
+    proof: &[u8],
+) -> bool {
+    hmac::verify(&key(secret), &proved(joining, region, request), proof).is_ok()
 }
 
 fn key(secret: &[u8]) -> hmac::Key {
@@ -73,10 +94,13 @@ fn key(secret: &[u8]) -> hmac::Key {
 }
 
 /// Names contain no zero byte. Agents of the release before name no region.
-fn proved(agent: &str, region: &str, request: &[u8]) -> Vec<u8> {
-    match region.is_empty() {
-        true => [b"fairmesh join\0", agent.as_bytes(), b"\0", request].concat(),
-        false => [b"fairmesh join 2\0", agent.as_bytes(), b"\0", region.as_bytes(), b"\0", request].concat(),
+fn proved(joining: &Joining, region: &str, request: &[u8]) -> Vec<u8> {
+    let name = joining.to_string();
+    let name = name.as_bytes();
+    match joining {
+        Joining::Service(_) => [b"fairmesh join service\0", name, b"\0", request].concat(),
+        Joining::Agent(_) if region.is_empty() => [b"fairmesh join\0", name, b"\0", request].concat(),
+        Joining::Agent(_) => [b"fairmesh join 2\0", name, b"\0", region.as_bytes(), b"\0", request].concat(),
     }
 }
 

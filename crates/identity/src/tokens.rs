@@ -1,12 +1,12 @@
 //! Tokens that are not used yet, one file each, so that the system decides who is the first to use one.
 
 use std::{
-    fs, io,
+    fmt, fs, io,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use fairmesh_model::{Label, Region, Tenant};
+use fairmesh_model::{Label, Region, ServiceName, Tenant};
 use serde::{Deserialize, Serialize};
 
 use crate::{IdentityError, JoinToken, MAX_TOKEN_TTL, files, token};
@@ -21,11 +21,31 @@ pub struct Tokens {
     folder: PathBuf,
 }
 
+/// Who joins.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Joining {
+    /// The agent of this name.
+    Agent(Label),
+    /// A program that runs without an agent, with the identity of this service.
+    Service(ServiceName),
+}
+
+impl fmt::Display for Joining {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Agent(name) => name.fmt(f),
+            Self::Service(name) => name.fmt(f),
+        }
+    }
+}
+
 /// What a token permits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenGrant {
-    /// The name of the agent that may use it.
-    pub agent: Label,
+    /// Who may use it. In files of the release before, this is an agent too.
+    #[serde(flatten)]
+    pub joining: Joining,
     /// The tenants whose services the agent may vouch for; empty: all.
     pub tenants: Vec<Tenant>,
     /// The region of the agent; `None`: the one that it names.
@@ -53,6 +73,17 @@ pub enum TokenRefused {
     /// It is for another name.
     #[error("the token is for another agent; give --name the name for which it was made")]
     OtherAgent,
+    /// It is for an agent, and a program uses it.
+    #[error(
+        "the token is for an agent; make one for this program with `fairmesh identity token --service TENANT/SERVICE`"
+    )]
+    ForAgent,
+    /// It is for another service, or an agent uses it.
+    #[error(
+        "the token is for the service {0} and no other identity; use it as that, or make one for this identity with \
+         `fairmesh identity token`"
+    )]
+    ForService(ServiceName),
     /// It is for another region.
     #[error("the token is for the region {0}; give --region the region for which it was made")]
     OtherRegion(Region),
@@ -71,7 +102,7 @@ impl Tokens {
         Ok(Self { folder: folder.to_owned() })
     }
 
-    /// Makes a token for an agent that then trusts `root`. Returns it, and until when it can be used, in seconds since
+    /// Makes a token for an agent or a program that then trusts `root`. Returns it, and until when it can be used, in seconds since
     /// 1970.
     ///
     /// # Errors
@@ -103,17 +134,20 @@ impl Tokens {
     pub fn redeem(
         &self,
         id: &[u8],
-        (agent, region, request): (&Label, &str, &[u8]),
+        (joining, region, request): (&Joining, &str, &[u8]),
         proof: &[u8],
         now: Duration,
     ) -> Result<TokenGrant, TokenRefused> {
         let path = self.path(id);
         let TokenFile { secret, grant } = self.read(&path)?.ok_or(TokenRefused::Unknown)?;
-        if !token::is_proved(&secret, (agent.as_str(), region), request, proof) {
+        if !token::is_proved(&secret, (joining, region), request, proof) {
             return Err(TokenRefused::Unknown);
         }
-        if grant.agent != *agent {
-            return Err(TokenRefused::OtherAgent);
+        match (&grant.joining, joining) {
+            (granted, joining) if granted == joining => {}
+            (Joining::Service(granted), _) => return Err(TokenRefused::ForService(granted.clone())),
+            (Joining::Agent(_), Joining::Agent(_)) => return Err(TokenRefused::OtherAgent),
+            (Joining::Agent(_), Joining::Service(_)) => return Err(TokenRefused::ForAgent),
         }
         if let Some(granted) = grant.region.as_ref().filter(|granted| granted.as_str() != region) {
             return Err(TokenRefused::OtherRegion(granted.clone()));

@@ -112,9 +112,9 @@ impl Caller {
     /// Which subject of a binding it is.
     fn subject<'a>(&self, binding: &'a RoleBinding) -> Option<&'a Subject> {
         let user = self.user.as_ref().map(|user| (user.name.as_str(), user.groups.as_slice()));
-        let nobody = Identity::Local { uid: u32::MAX };
-        // Those for whom others call are not who the connection proves.
-        let identity = if self.is_forwarded { &nobody } else { &self.identity };
+        // No user has this id: those for whom others call are not who the connection proves.
+        let unproved = Identity::Local { uid: u32::MAX };
+        let identity = if self.is_forwarded { &unproved } else { &self.identity };
         binding.subjects.iter().find(|one| one.matches(identity, user))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fs, future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
 
-use fairmesh_identity::{IdentityRequest, ProgramIdentity, ServerIdentity};
+use fairmesh_identity::{IdentityRequest, JoinToken, ProgramIdentity, ServerIdentity};
 use fairmesh_model::{
     EndpointState, FULL_WEIGHT, InstanceId, Invalid, KeyRange, Location, Protocol, Service, ServiceKind,
     ServiceName, ShardId, SpiffePath, arith::hash_text,
@@ -314,6 +314,7 @@ impl ServerBuilder {
 
     fn registration(&mut self) -> Result<Registration, Invalid> {
         environment::workload_api()?;
+        JoinToken::of_environment()?;
         let Some(address) = self.address else {
             return Err(Invalid::new(
                 "address",
@@ -362,16 +363,23 @@ pub struct ServerTransport {
 }
 
 /// How a server of the endpoint accepts connections: with the identity of its service, if the agent among the addresses
-/// of the registry is a member of a trust domain, or the environment names a Workload API.
+/// of the registry is a member of a trust domain, or the environment names a Workload API; or, where there is no agent, holds a token
+/// with which to join.
 pub async fn transport_of_agent(addresses: &[Address], registration: &Registration) -> ServerTransport {
     // A malformed variable was refused before.
     let workload_api = environment::workload_api().ok().flatten();
-    let is_eligible = |address: &&Address| matches!(address, Address::Unix(_)) || workload_api.is_some();
-    let agent = addresses.iter().find(is_eligible);
+    let token = JoinToken::of_environment().ok().flatten();
+    let is_local = |address: &&Address| matches!(address, Address::Unix(_));
+    let (agent, control_planes) = match addresses.iter().find(is_local) {
+        Some(agent) if workload_api.is_none() => (Some(agent), Vec::new()),
+        _ => (addresses.first(), addresses.to_vec()),
+    };
     let Some(agent) = agent else { return ServerTransport::default() };
     let request = IdentityRequest {
         agent: agent.clone(),
-        workload_api: workload_api.clone(),
+        workload_api,
+        control_planes,
+        token,
         path: Some(SpiffePath::Service(registration.service.clone())),
         software: software(registration),
         patience: START_TIMEOUT,

@@ -133,6 +133,13 @@ pub fn identity_dir() -> Option<PathBuf> {
     env::var_os(IDENTITY_DIR).filter(|folder| !folder.is_empty()).map(PathBuf::from)
 }
 
+/// The join token of this process, if `FAIRMESH_JOIN_TOKEN` holds one.
+pub fn join_token() -> Option<String> {
+    env::var(JOIN_TOKEN).ok().filter(|text| !text.trim().is_empty())
+}
+
+/// The variable with the token with which an agent joins, or a program that runs without one.
+pub const JOIN_TOKEN: &str = "FAIRMESH_JOIN_TOKEN";
 const IDENTITY: &str = "FAIRMESH_IDENTITY";
 const IDENTITY_DIR: &str = "FAIRMESH_IDENTITY_DIR";
 const SPIFFE_SOCKET: &str = "SPIFFE_ENDPOINT_SOCKET";

@@ -27,6 +27,7 @@ mod stream;
 mod waits;
 
 use std::{
+    error::Error,
     io,
     net::{IpAddr, SocketAddr},
     sync::Arc,
@@ -42,6 +43,8 @@ use fairmesh_listen::GuardedStream;
 use fairmesh_model::ProgramFacts;
 use fairmesh_model::{Identity, Label, SpiffeId};
 pub use federated_callers::FederatedCallers;
+pub(crate) use identity::LacksCertificate;
+use identity::is_no_identity;
 pub use identity::{Closed, ExpectedPeer, Handshake, NoIdentity, SecureStream, StatedCall, TlsIdentity};
 #[cfg(feature = "server")]
 pub use joining::WithoutCertificate;
@@ -135,6 +138,19 @@ impl Transport {
     /// is no certificate.
     pub fn lacks_identity(&self) -> Option<String> {
         self.of_mesh().and_then(|_| self.lacks_certificate())
+    }
+
+    /// The error of a connection with a process of the mesh: what this process lacks for it, if that is why.
+    pub(crate) fn reason(
+        &self,
+        error: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Box<dyn Error + Send + Sync> {
+        let error = error.into();
+        let problem = self.identity.as_ref().and_then(|identity| identity.problem());
+        match problem.filter(|_| is_no_identity(&*error)) {
+            Some(problem) => Box::new(LacksCertificate(problem)),
+            None => error,
+        }
     }
 
     /// Neither opens nor accepts connections with processes of the mesh in plaintext from now on: it is known that the mesh

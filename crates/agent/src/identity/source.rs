@@ -1,13 +1,15 @@
 //! Certificates from a control plane, through whatever lies in between.
 
-use std::{error::Error, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use fairmesh_identity::{
-    Credentials, IdentityError, PrivateKey, Trust,
+    Credentials, IdentityError, Joining, PrivateKey, Trust,
+    issued::{self, refused},
     renewal::{Certified, Source},
     signed::{self, Purpose},
 };
-use fairmesh_model::{MeshRole, ProgramFacts, ServiceName, SpiffePath, TrustBundle, WorkloadEntry};
+use fairmesh_model::{ProgramFacts, ServiceName, SpiffePath, WorkloadEntry};
 use fairmesh_wire::{
     handshake::{self, Connection},
     transport::Address,
@@ -89,7 +91,7 @@ impl Shared {
         for address in addresses {
             match handshake::connect(transport, address, &format!("agent {}", self.name)).await {
                 Ok(connection) => return Ok(connection),
-                Err(error) => failed = describe(&error),
+                Err(error) => failed = error.with_causes(),
             }
         }
         Err(failed)
@@ -130,22 +132,25 @@ impl Shared {
 
     /// The first certificate of this agent.
     async fn join(&self, connection: &Connection, csr: Vec<u8>) -> Result<Certified, Status> {
-        let (agent, region) = (self.name.to_string(), self.region.to_string());
+        let region = self.region.to_string();
+        let joining = Joining::Agent(self.name.clone());
         let (token, proof) = match &self.token {
-            Some(token) => (token.id().to_vec(), token.proof(&agent, &region, &csr)),
+            Some(token) => (token.id().to_vec(), token.proof(&joining, &region, &csr)),
             None => (Vec::new(), Vec::new()),
         };
+        let (agent, csr) = (joining.to_string(), Bytes::from(csr));
         let (token, proof) = (token.into(), proof.into());
-        let request = v1::JoinRequest { agent, csr: csr.clone().into(), token, proof, region };
+        let service = String::new();
+        let request = v1::JoinRequest { agent, csr: csr.clone(), token, proof, region, service };
         let mut client = connection.identity();
         let response = within(client.join(request)).await?.into_inner();
-        let bundle = bundle_of(&response)?;
+        let bundle = issued::bundle(&response)?;
         let trust = match &self.token {
             Some(token) => Trust::pinned(&bundle, token),
             // The kernel vouches for the other end of the socket.
             None => Trust::new(bundle),
         };
-        self.read(&trust.map_err(refused)?, &csr, &response)
+        issued::certified(&trust.map_err(refused)?, &csr, &response, self.workload.now())
     }
 
     /// A certificate for this agent, or for a program.
@@ -153,7 +158,7 @@ impl Shared {
         let request = v1::IssueRequest { path: path.to_string(), csr: csr.into(), ..Default::default() };
         let csr = request.csr.clone();
         let (own, response) = self.request(request).await?;
-        self.read(own.trust(), &csr, &response)
+        issued::certified(own.trust(), &csr, &response, self.workload.now())
     }
 
     /// The record of the programs that may have the identity of a service, if there is one. It comes from a control plane,
@@ -168,7 +173,7 @@ impl Shared {
             v1::IssueRequest { path, csr: csr.into(), describe_workload: true, ..Default::default() };
         let csr = request.csr.clone();
         let (own, response) = self.request(request).await?;
-        let decoded = self.verify(own.trust(), &csr, &response)?;
+        let decoded = issued::open(own.trust(), &csr, &response, self.workload.now())?;
         decoded.workload.map(WorkloadEntry::try_from).transpose().map_err(refused)
     }
 
@@ -181,7 +186,7 @@ impl Shared {
         let select_for = Some(program.into());
         let request = v1::IssueRequest { csr: csr.clone().into(), select_for, ..Default::default() };
         let (own, response) = self.request(request).await?;
-        let services = self.verify(own.trust(), &csr, &response)?.services;
+        let services = issued::open(own.trust(), &csr, &response, self.workload.now())?.services;
         services.iter().map(ServiceName::new).collect::<Result<_, _>>().map_err(refused)
     }
 
@@ -194,8 +199,8 @@ impl Shared {
         let request =
             v1::IssueRequest { path, csr: csr.clone().into(), describe_workload: true, ..Default::default() };
         let (own, response) = self.request(request).await?;
-        self.verify(own.trust(), &csr, &response)?;
-        let bundle = bundle_of(&response)?;
+        issued::open(own.trust(), &csr, &response, self.workload.now())?;
+        let bundle = issued::bundle(&response)?;
         if bundle.domain == *own.trust().domain()
             && self.workload.trust_roots(&bundle.roots).map_err(failed)?
         {
@@ -234,49 +239,6 @@ impl Shared {
             false => RECONNECT_WAIT.saturating_sub(state.since.elapsed()),
         }
     }
-
-    /// The certificate in a response.
-    fn read(&self, trust: &Trust, csr: &[u8], response: &SignedMessage) -> Result<Certified, Status> {
-        let decoded = self.verify(trust, csr, response)?;
-        let chain = decoded.chain.iter().map(|one| one.to_vec().into()).collect();
-        Ok(Certified { chain, bundle: bundle_of(response)? })
-    }
-
-    /// Verifies that a response is that of a control plane to this request.
-    fn verify(
-        &self,
-        trust: &Trust,
-        csr: &[u8],
-        response: &SignedMessage,
-    ) -> Result<v1::IssueResponse, Status> {
-        let signer = signed::verify(trust, Purpose::IssueResponse, csr, response, self.workload.now());
-        let signer = signer.map_err(refused)?;
-        if !matches!(signer.path, SpiffePath::Mesh(MeshRole::Control, _)) {
-            return Err(refused(format!("{signer} is no control plane")));
-        }
-        v1::IssueResponse::decode(response.payload.clone()).map_err(refused)
-    }
-}
-
-/// An error with its causes.
-fn describe(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(one) = cause {
-        text = format!("{text}: {one}");
-        cause = one.source();
-    }
-    text
-}
-
-/// The roots in a response that is not verified yet.
-fn bundle_of(response: &SignedMessage) -> Result<TrustBundle, Status> {
-    let decoded = v1::IssueResponse::decode(response.payload.clone()).map_err(refused)?;
-    decoded.bundle.unwrap_or_default().try_into().map_err(refused)
-}
-
-fn refused(error: impl ToString) -> Status {
-    Status::unauthenticated(format!("the response of the control plane is refused: {}", error.to_string()))
 }
 
 async fn within<T>(call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {

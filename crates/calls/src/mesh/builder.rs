@@ -46,7 +46,7 @@ impl MeshBuilder {
         self
     }
 
-    /// The identity to ask the agent for, such as that of the service that this program is part of; the default is an
+    /// The identity to ask the agent for, or to join with a token where there is no agent, such as that of the service that this program is part of; the default is an
     /// operator, named after the machine and the user.
     #[must_use]
     pub fn identity(mut self, path: SpiffePath) -> Self {
@@ -193,25 +193,35 @@ impl MeshBuilder {
         Ok(())
     }
 
-    /// Calls with the identity that the agent gives, or a Workload API; plaintext where there is neither.
+    /// Calls with the identity that the agent gives, a Workload API, or the control plane to a program that runs without an agent and
+    /// has a token; plaintext where there is none of them.
     #[cfg(feature = "tls")]
     async fn transport_of_agent(&self, client_id: &str) -> Result<Transport, Invalid> {
         let workload_api = environment::workload_api()?;
         let followed = self.agents.iter().chain(&self.control).chain(&self.lookaside);
-        let agent = match &workload_api {
-            Some(_) => followed.into_iter().next(),
-            None => self.agents.first(),
+        let is_direct = self.agents.is_empty() && self.lookaside.is_none();
+        let control_planes = if is_direct { self.control.clone() } else { Vec::new() };
+        let agent = match workload_api.is_some() || !control_planes.is_empty() {
+            true => followed.into_iter().next(),
+            false => self.agents.first(),
         };
         let Some(agent) = agent else {
             return Ok(Transport::default());
         };
+        let token = match control_planes.is_empty() {
+            true => None,
+            false => fairmesh_identity::JoinToken::of_environment()?,
+        };
         let request = fairmesh_identity::IdentityRequest {
             agent: agent.clone(),
             workload_api,
+            control_planes,
+            token,
             path: self.identity.clone(),
             software: format!("client {client_id}"),
             patience: CONNECT_WAIT,
         };
+        request.check()?;
         let identity = fairmesh_identity::ProgramIdentity::of_caller(request).await;
         Ok(identity.map(fairmesh_identity::ProgramIdentity::transport).unwrap_or_default())
     }

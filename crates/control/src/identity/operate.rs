@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use fairmesh_identity::{IdentityError, TokenGrant};
-use fairmesh_model::{Invalid, Label, MAX_TENANTS, Region, Tenant};
+use fairmesh_identity::{IdentityError, Joining, TokenGrant};
+use fairmesh_model::{Invalid, Label, MAX_TENANTS, Region, ServiceName, Tenant};
 use fairmesh_wire::v1::{self, authority_server};
 use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
@@ -24,17 +24,28 @@ impl authority_server::Authority for IdentityService {
         request: Request<v1::CreateTokenRequest>,
     ) -> Result<Response<v1::CreateTokenResponse>, Status> {
         let issuing = self.permitted(&request)?;
-        let v1::CreateTokenRequest { agent, tenants, ttl_seconds, region } = request.into_inner();
+        let v1::CreateTokenRequest { agent, tenants, ttl_seconds, region, service } = request.into_inner();
         let invalid = |error: Invalid| Status::invalid_argument(error.to_string());
         if tenants.len() > MAX_TENANTS {
             return Err(Status::invalid_argument(format!(
                 "give at most {MAX_TENANTS} tenants, or none for all"
             )));
         }
+        let joining = match (agent.is_empty(), service.is_empty()) {
+            (_, true) => Joining::Agent(Label::new(agent).map_err(invalid)?),
+            (true, false) if tenants.is_empty() && region.is_empty() => {
+                Joining::Service(ServiceName::new(&service).map_err(invalid)?)
+            }
+            _ => {
+                return Err(Status::invalid_argument(
+                    "a token is for an agent or for a service; tenants and a region are those of an agent",
+                ));
+            }
+        };
         let tenants: Result<Vec<Tenant>, _> = tenants.into_iter().map(Tenant::new).collect();
         let region = Some(region).filter(|region| !region.is_empty()).map(Region::new).transpose();
         let grant = TokenGrant {
-            agent: Label::new(agent).map_err(invalid)?,
+            joining,
             tenants: tenants.map_err(invalid)?,
             region: region.map_err(invalid)?,
             expires_at: issuing.clock.now().as_secs().saturating_add(ttl_seconds),

@@ -1,10 +1,10 @@
-//! Issues certificates to agents, and to programs for which agents vouch.
+//! Issues certificates to agents, to programs for which agents vouch, and to programs that joined by themselves.
 
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use fairmesh_identity::{
-    CLOCK_SKEW, TokenGrant, TokenRefused,
+    CLOCK_SKEW, Joining, TokenGrant, TokenRefused, renews_itself,
     signed::{self, Purpose},
 };
 use fairmesh_model::{
@@ -46,7 +46,10 @@ impl identity_server::Identity for IdentityService {
     async fn join(&self, request: Request<v1::JoinRequest>) -> Result<Response<v1::SignedMessage>, Status> {
         let issuing = self.issuing.as_ref().ok_or_else(no_domain)?;
         let is_local = is_own_user(&request);
-        let v1::JoinRequest { agent, csr, token, proof, region } = request.into_inner();
+        let v1::JoinRequest { agent, csr, token, proof, region, service } = request.into_inner();
+        if !service.is_empty() {
+            return self.join_program(&service, &csr, (&token, &proof)).map(Response::new);
+        }
         let agent = Label::new(agent).map_err(|error| Status::invalid_argument(error.to_string()))?;
         // Before it uses up its token.
         refuse_revoked(issuing, &SpiffePath::Mesh(MeshRole::Agent, agent.clone()))?;
@@ -59,13 +62,13 @@ impl identity_server::Identity for IdentityService {
             }
             Vec::new()
         } else {
-            redeem(issuing, &token, (&agent, &region, &csr), &proof)?.tenants
+            redeem(issuing, &token, (&Joining::Agent(agent.clone()), &region, &csr), &proof)?.tenants
         };
         let region = Some(region).filter(|region| !region.is_empty()).map(Region::new).transpose();
         let region = region.map_err(|error| Status::invalid_argument(error.to_string()))?;
         tracing::info!(%agent, "an agent joins");
         self.record(&agent, tenants, region).await?;
-        self.certify(&csr, SpiffePath::Mesh(MeshRole::Agent, agent)).map(Response::new)
+        self.certify(&csr, SpiffePath::Mesh(MeshRole::Agent, agent), false).map(Response::new)
     }
 
     async fn issue(
@@ -92,16 +95,37 @@ impl identity_server::Identity for IdentityService {
         let path: SpiffePath = path
             .parse()
             .map_err(|error: fairmesh_model::Invalid| Status::invalid_argument(error.to_string()))?;
-        self.check_vouches(&signer, &path)?;
+        let joined = signer.path == path && message.chain.first().is_some_and(|own| renews_itself(own));
+        if !joined {
+            self.check_vouches(&signer, &path)?;
+        }
         if describe_workload {
             return self.describe_workload(&csr, &path).map(Response::new);
         }
         tracing::debug!(%signer, %path, "issuing a certificate");
-        self.certify(&csr, path).map(Response::new)
+        self.certify(&csr, path, joined).map(Response::new)
     }
 }
 
 impl IdentityService {
+    /// The first certificate of a program that runs without an agent, which its token permits, whatever agents may vouch for.
+    fn join_program(
+        &self,
+        service: &str,
+        csr: &[u8],
+        (token, proof): (&[u8], &[u8]),
+    ) -> Result<v1::SignedMessage, Status> {
+        let issuing = self.issuing.as_ref().ok_or_else(no_domain)?;
+        let service =
+            ServiceName::new(service).map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let path = SpiffePath::Service(service.clone());
+        // Before it uses up its token.
+        refuse_revoked(issuing, &path)?;
+        redeem(issuing, token, (&Joining::Service(service), "", csr), proof)?;
+        tracing::info!(%path, "a program joins without an agent");
+        self.certify(csr, path, true)
+    }
+
     /// Records an agent, which is what permits it to ask for certificates.
     async fn record(
         &self,
@@ -185,14 +209,18 @@ impl IdentityService {
         self.access.agent_of(name).is_some_and(|(found, _)| found == *agent)
     }
 
-    /// A signed response with a certificate.
-    fn certify(&self, csr: &[u8], path: SpiffePath) -> Result<v1::SignedMessage, Status> {
+    /// A signed response with a certificate, by which a program that joined by itself may ask for the next one.
+    fn certify(&self, csr: &[u8], path: SpiffePath, joined: bool) -> Result<v1::SignedMessage, Status> {
         let issuing = self.issuing.as_ref().ok_or_else(no_domain)?;
         refuse_revoked(issuing, &path)?;
         let bundle = issuing.bundle(&self.node);
         let id = path.within(&bundle.domain);
-        let issued =
-            issuing.authority.issue(csr, &id, issuing.clock.now()).map_err(|error| failed(&error))?;
+        let now = issuing.clock.now();
+        let issued = match joined {
+            true => issuing.authority.issue_to_joined(csr, &id, now),
+            false => issuing.authority.issue(csr, &id, now),
+        };
+        let issued = issued.map_err(|error| failed(&error))?;
         let chain = issued.chain.iter().map(|one| Bytes::copy_from_slice(one)).collect();
         self.sign(csr, v1::IssueResponse { chain, bundle: Some(bundle.into()), ..Default::default() })
     }
@@ -240,13 +268,13 @@ fn refuse_revoked(issuing: &Issuing, path: &SpiffePath) -> Result<(), Status> {
 fn redeem(
     issuing: &Issuing,
     token: &[u8],
-    joining: (&Label, &str, &[u8]),
+    joining: (&Joining, &str, &[u8]),
     proof: &[u8],
 ) -> Result<TokenGrant, Status> {
     issuing.tokens.redeem(token, joining, proof, issuing.clock.now()).map_err(|refused| match refused {
         TokenRefused::Failed(error) => failed(&error),
         refused => {
-            tracing::warn!(agent = %joining.0, %refused, "a join token was refused");
+            tracing::warn!(joining = %joining.0, %refused, "a join token was refused");
             Status::permission_denied(refused.to_string())
         }
     })

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use tonic::{Code, Status};
 
 use super::{
-    members::{TestMember, join, own, start_strict},
+    members::{TestMember, join, join_program, own, start_strict, token_for},
     roles::apply,
     support::{BOUND, TestControl, policy_key, put},
 };
@@ -274,5 +274,36 @@ async fn a_caller_has_its_own_part_of_a_quota_whatever_number_it_names() {
     };
     let (a, b) = timeout(BOUND, parts).await.expect("parts are assigned");
     assert!(u64::from(a) + u64::from(b) <= 1_000_000_000, "{a} and {b} of a billion");
+    control.stop().await;
+}
+
+#[tokio::test]
+async fn a_program_without_an_agent_joins_once_as_its_service_and_renews_only_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = start_strict(folder.path()).await;
+    let token = token_for(&control, "shop/cart").await;
+    let refused = join_program(&control, &token, "shop/web").await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+    assert!(refused.message().contains("for the service shop/cart and no other"), "{refused}");
+    let cart = join_program(&control, &token, "shop/cart").await.unwrap();
+    let refused = join_program(&control, &token, "shop/cart").await.unwrap_err();
+    assert!(refused.message().contains("was used already"), "{refused}");
+    // Each certificate is good for the next one, and for none of another identity.
+    let cart = cart.issue(&control, "shop/cart").await.unwrap();
+    let cart = cart.issue(&control, "shop/cart").await.unwrap();
+    for other in ["shop/web", "fairmesh/agent/cart", "fairmesh/operator/cart.uid-0"] {
+        let refused = cart.issue(&control, other).await.unwrap_err();
+        assert_eq!(refused.code(), Code::PermissionDenied, "{other}: {refused}");
+    }
+    // What an agent vouches for is good for nothing without it.
+    let agent = join(&control, "web-1", &[], "eu").await;
+    let vouched = agent.issue(&control, "shop/cart").await.unwrap();
+    let refused = vouched.issue(&control, "shop/cart").await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
+    // It acts as any program of its service.
+    let connection = cart.connect(&control).await;
+    connection.registry().register(registration("shop/cart", "cart-0")).await.unwrap();
+    let refused = connection.registry().register(registration("bank/vault", "vault-0")).await.unwrap_err();
+    assert!(is_refusal(&refused), "{refused}");
     control.stop().await;
 }

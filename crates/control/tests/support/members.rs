@@ -4,7 +4,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 
 use fairmesh_control::{ControlConfig, TrustDomainChoice};
 use fairmesh_identity::{
-    Clock as _, Credentials, JoinToken, Member, PrivateKey, SystemClock, Workload,
+    Clock as _, Credentials, JoinToken, Joining, Member, PrivateKey, SystemClock, Workload,
     signed::{self, Purpose},
 };
 use fairmesh_model::{TrustBundle, TrustDomain};
@@ -68,6 +68,33 @@ pub(crate) async fn own(control: &TestControl) -> Connection {
     control.connect_at(control.grpc.len() - 1).await
 }
 
+/// A program that runs without an agent, and joins with a token for its service.
+pub(crate) async fn join_program(
+    control: &TestControl,
+    token: &JoinToken,
+    service: &str,
+) -> Result<TestMember, tonic::Status> {
+    let key = PrivateKey::generate().unwrap();
+    let csr = key.signing_request().unwrap();
+    let transport = Transport::tls(Arc::new(Member::new(Arc::default(), Some(token.clone()))));
+    let connection = handshake::connect(&transport, &control.grpc[0], "test").await.unwrap();
+    let request = v1::JoinRequest {
+        proof: token.proof(&Joining::Service(service.parse().unwrap()), "", &csr).into(),
+        csr: csr.into(),
+        token: token.id().to_vec().into(),
+        service: service.into(),
+        ..Default::default()
+    };
+    Ok(install(key, &connection.identity().join(request).await?.into_inner()))
+}
+
+/// A token for such a program.
+pub(crate) async fn token_for(control: &TestControl, service: &str) -> JoinToken {
+    let request = v1::CreateTokenRequest { service: service.into(), ttl_seconds: 600, ..Default::default() };
+    let made = own(control).await.authority().create_token(request).await.unwrap();
+    made.into_inner().token.parse().unwrap()
+}
+
 /// An agent that joins with a token for these tenants, from a region.
 pub(crate) async fn join(control: &TestControl, name: &str, tenants: &[&str], region: &str) -> TestMember {
     let request = v1::CreateTokenRequest {
@@ -75,19 +102,22 @@ pub(crate) async fn join(control: &TestControl, name: &str, tenants: &[&str], re
         tenants: tenants.iter().map(ToString::to_string).collect(),
         ttl_seconds: Duration::from_secs(600).as_secs(),
         region: region.into(),
+        ..Default::default()
     };
     let token = own(control).await.authority().create_token(request).await.unwrap().into_inner().token;
     let token: JoinToken = token.parse().unwrap();
     let key = PrivateKey::generate().unwrap();
     let csr = key.signing_request().unwrap();
-    let joining = Transport::tls(Arc::new(Member::new(Arc::default(), Some(token.clone()))));
-    let connection = handshake::connect(&joining, &control.grpc[0], "test").await.unwrap();
+    let transport = Transport::tls(Arc::new(Member::new(Arc::default(), Some(token.clone()))));
+    let connection = handshake::connect(&transport, &control.grpc[0], "test").await.unwrap();
+    let joining = Joining::Agent(name.parse().unwrap());
     let request = v1::JoinRequest {
         agent: name.into(),
         csr: csr.clone().into(),
         token: token.id().to_vec().into(),
-        proof: token.proof(name, region, &csr).into(),
+        proof: token.proof(&joining, region, &csr).into(),
         region: region.into(),
+        ..Default::default()
     };
     install(key, &connection.identity().join(request).await.unwrap().into_inner())
 }

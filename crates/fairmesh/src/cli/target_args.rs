@@ -3,7 +3,7 @@
 use std::{env, fs::File, io::Read as _, path::PathBuf};
 
 use clap::{Args, ValueEnum};
-use fairmesh_identity::Visitor;
+use fairmesh_identity::OneWayTls;
 use fairmesh_wire::environment;
 use fairmesh_wire::transport::{Address, BearerToken};
 
@@ -42,9 +42,9 @@ impl TargetArgs {
     }
 
     /// What verifies the control plane where this machine has no agent.
-    pub(crate) fn visitor(&self) -> Result<Option<Visitor>, Failure> {
+    pub(crate) fn one_way_tls(&self) -> Result<Option<OneWayTls>, Failure> {
         let hint = "give ca/bundle.pem of the control plane's data directory";
-        let opened = self.trust_bundle.as_deref().map(Visitor::open).transpose();
+        let opened = self.trust_bundle.as_deref().map(OneWayTls::open).transpose();
         opened.map_err(|error| Failure::refused(format!("--trust-bundle: {error}"), hint))
     }
 

@@ -28,7 +28,7 @@ pub(crate) enum IdentityCommand {
     Whoami(ReadArgs),
     /// List the callers that reach services in plaintext, as permissive policies allow.
     Plaintext(plaintext::PlaintextArgs),
-    /// Make a token with which one agent joins, once: on the control plane's machine, as its user.
+    /// Make a token with which one agent, or a program that runs without one, joins, once: on the control plane's machine, as its user.
     Token(token::TokenArgs),
     /// Replace the key that signs certificates: on the control plane's machine, as its user.
     Rotate(authority::RotateArgs),

@@ -54,6 +54,7 @@ pub(super) async fn token(fleet: &Fleet, place: DemoRegion) -> Result<String, De
         tenants: Vec::new(),
         ttl_seconds: TOKEN_TTL_S,
         region: place.name.to_string(),
+        ..CreateTokenRequest::default()
     };
     let mut authority = connect(fleet).await?.authority();
     let made = authority.create_token(request).await.map_err(|e| DemoError::Fleet(e.message().to_owned()))?;

@@ -1,5 +1,6 @@
 use std::{ffi::OsString, net::SocketAddr, time::Duration};
 
+use fairmesh_identity::JoinToken;
 use fairmesh_model::{HostType, Invalid, Location, Protocol, Service, ServiceKind};
 use fairmesh_server::{Registration, default_instance, drain_deadline, registry_addresses};
 use fairmesh_wire::{
@@ -28,6 +29,7 @@ pub(super) struct ValidArguments {
 impl ValidArguments {
     pub(super) fn new(args: RegisterArgs) -> Result<Self, Failure> {
         let refused = |e: Invalid| Failure::refused(format!("{}: {}", e.field, e.problem), e.hint);
+        JoinToken::of_environment().map_err(refused)?;
         let given: Vec<Address> = args.agent.into_iter().chain(args.control).collect();
         if args.interval.is_zero() {
             return Err(Failure::refused("interval: 0 is too short", "write a duration such as 2s"));

@@ -82,6 +82,8 @@ impl Domain {
             software: "test".into(),
             patience: Duration::from_secs(5),
             workload_api: None,
+            control_planes: Vec::new(),
+            token: None,
         };
         ProgramIdentity::of_caller(request).await.unwrap().transport()
     }

@@ -115,6 +115,8 @@ fn nobody_writes_roots_or_agents_over_the_network() {
         let request = IdentityRequest {
             agent: agent.parse().unwrap(),
             workload_api: None,
+            control_planes: Vec::new(),
+            token: None,
             path: None,
             software: "test".into(),
             patience: Duration::from_secs(5),
@@ -366,6 +368,108 @@ fn a_program_starts_without_its_agent_by_a_certificate_that_it_kept() {
     fails(call(Some("kept"), "shop/api"));
     std::fs::write(mesh.path("kept/shop/web/identity.key"), "").unwrap();
     fails(call(Some("kept"), "shop/web"));
+}
+
+#[test]
+fn a_program_without_an_agent_joins_with_a_token_for_its_service() {
+    let (mesh, tcp) = domain();
+    mesh.apply("kind: Service\nname: shop/catalog\n").ok();
+    let policy =
+        "kind: Policy\nservice: shop/catalog\nauthorization: {rules: [{name: web, from: [shop/web]}]}\n";
+    mesh.apply(policy).ok();
+    let [listen, program] = [free_port(), echo()].map(|port| format!("127.0.0.1:{port}"));
+    let begin = |token: Option<&str>, log: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+        command
+            .args(["register", "shop/catalog", "--control", &tcp, "--region", "eu", "--address", &listen])
+            .args(["--program", &program])
+            .env_clear()
+            .env("FAIRMESH_IDENTITY_DIR", mesh.path("kept"))
+            .envs(token.map(|token| ("FAIRMESH_JOIN_TOKEN", token)))
+            .stderr(std::fs::File::create(mesh.path(log)).unwrap());
+        Killed(command.spawn().unwrap())
+    };
+    let endpoints = || mesh.run(&["get", "endpoints", "shop/catalog", "--json"]).json();
+    let is_registered = || endpoints()[0]["mtls"] == true && endpoints()[0]["state"] == "serving";
+    let server = begin(Some(&token(&mesh, &["--service", "shop/catalog"])), "register.log");
+    wait_until("it is registered with mutual TLS", is_registered);
+    let mode = std::fs::metadata(mesh.path("kept/shop/catalog/identity.key")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+
+    // A caller, without an agent as well; the second time by the certificate that it kept.
+    let call = |token: Option<&str>, kept: &str, caller: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+        command.args(["call", "shop/catalog", "--control", &tcp]).args(caller).env_clear();
+        command.env("FAIRMESH_IDENTITY_DIR", mesh.path(kept));
+        command.envs(token.map(|token| ("FAIRMESH_JOIN_TOKEN", token)));
+        let output = command.output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Run { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    };
+    let (web, as_web) = (token(&mesh, &["--service", "shop/web"]), ["--as", "shop/web"]);
+    call(Some(&web), "caller", &as_web).ok();
+    call(None, "caller", &as_web).ok();
+    let fails = |run: Run, why: &str| {
+        assert!(run.code != Some(0), "{run:?}");
+        assert!(run.err.contains(why), "{why}: {run:?}");
+    };
+    fails(call(Some(&web), "other", &as_web), "this program has no certificate: the token was used already");
+    let batch = token(&mesh, &["--service", "shop/batch"]);
+    fails(call(Some(&batch), "other", &as_web), "for the service shop/batch and no other");
+    fails(call(Some(&batch), "other", &[]), "names none as its identity");
+    fails(call(Some("fairmesh-join-x"), "other", &as_web), "is no join token");
+    let agents = token(&mesh, &["web-1"]);
+    fails(call(Some(&agents), "other", &as_web), "the token is for an agent");
+    std::fs::write(mesh.path("caller/shop/web/identity.key"), "").unwrap();
+    fails(call(None, "caller", &as_web), "fairmesh identity token --service shop/web");
+
+    // A restart needs no token, whether or not the first one is still there.
+    drop(server);
+    wait_until("its lease ends", || !is_registered());
+    let _server = begin(None, "again.log");
+    wait_until("it is registered again", is_registered);
+    let log = |name: &str| std::fs::read_to_string(mesh.path(name)).unwrap();
+    assert!(!log("register.log").contains("fairmesh-join-") && !log("again.log").contains("fairmesh-join-"));
+    // An agent does not join with it.
+    let service = token(&mesh, &["--service", "shop/catalog"]);
+    let (_agent, _) = agent(&mesh, "web-9", &tcp, Some(&service));
+    let error = mesh.run(&["identity", "token", "web-1", "--service", "shop/web"]).fails(2);
+    assert!(error.contains("cannot be used with"), "{error}");
+    assert!(!has_certificate(&mesh, "web-9") && joined(&mesh).is_empty());
+}
+
+#[test]
+fn a_proxy_without_an_agent_serves_and_calls_by_one_token() {
+    let (mesh, tcp) = domain();
+    mesh.apply("kind: Service\nname: shop/catalog\n---\nkind: Service\nname: shop/cart\n").ok();
+    mesh.apply(
+        "kind: Policy\nservice: shop/catalog\nauthorization: {rules: [{name: cart, from: [shop/cart]}]}\n",
+    )
+    .ok();
+    let [catalog, inbound, listen, program] =
+        [free_port(), free_port(), free_port(), echo()].map(|port| format!("127.0.0.1:{port}"));
+    let begin = |service: &str, args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+        command.args(args).args(["--control", &tcp, "--region", "eu"]).env_clear();
+        command.env("FAIRMESH_IDENTITY_DIR", mesh.path(&service.replace('/', "-")));
+        command.env("FAIRMESH_JOIN_TOKEN", token(&mesh, &["--service", service]));
+        Killed(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+    };
+    let register = ["register", "shop/catalog", "--address", &catalog, "--program", &program];
+    let _server = begin("shop/catalog", &register);
+    let from_to = format!("shop/cart@{inbound}={program}");
+    let proxy = ["proxy", "--cores", "1", "--admin", "none", "--listen", &listen, "--inbound", &from_to];
+    let _proxy = begin("shop/cart", &proxy);
+    let is_called = || {
+        let Ok(mut stream) = TcpStream::connect(&listen) else { return false };
+        stream.write_all(b"GET / HTTP/1.1\r\nhost: catalog.shop\r\nconnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer);
+        answer.starts_with("HTTP/1.1 200")
+    };
+    wait_until("the proxy calls as its service", is_called);
+    let endpoints = || mesh.run(&["get", "endpoints", "shop/cart", "--json"]).json();
+    wait_until("its service is registered", || endpoints()[0]["mtls"] == true);
 }
 
 #[test]

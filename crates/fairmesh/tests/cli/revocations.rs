@@ -22,6 +22,8 @@ async fn identity_of(agent: &str, service: &str) -> Transport {
     let request = IdentityRequest {
         agent: agent.parse().unwrap(),
         workload_api: None,
+        control_planes: Vec::new(),
+        token: None,
         path: Some(service.parse().unwrap()),
         software: "test".into(),
         patience: Duration::from_secs(5),

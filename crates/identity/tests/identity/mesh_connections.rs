@@ -133,9 +133,9 @@ async fn a_token_pins_the_root_of_the_server_before_there_is_an_identity() {
 
 fn token_of(ca: &Ca) -> fairmesh_identity::JoinToken {
     let tokens = fairmesh_identity::Tokens::open(&ca.folder.path().join("tokens")).unwrap();
-    let agent = fairmesh_model::Label::new("web-1").unwrap();
+    let joining = fairmesh_identity::Joining::Agent(fairmesh_model::Label::new("web-1").unwrap());
     let expires_at = (now() + HOUR).as_secs();
-    let grant = fairmesh_identity::TokenGrant { agent, tenants: Vec::new(), region: None, expires_at };
+    let grant = fairmesh_identity::TokenGrant { joining, tenants: Vec::new(), region: None, expires_at };
     tokens.create(grant, &ca.authority.signing_root(), now()).unwrap().0
 }
 

@@ -1,21 +1,27 @@
 //! Join tokens: used twice, late, elsewhere.
 
-use fairmesh_identity::{JoinToken, TokenGrant, TokenRefused, Tokens};
-use fairmesh_model::Label;
+use fairmesh_identity::{JoinToken, Joining, TokenGrant, TokenRefused, Tokens};
 use tempfile::tempdir;
 
 use crate::support::*;
 
-fn grant(agent: &str) -> TokenGrant {
-    let expires_at = (now() + HOUR).as_secs();
-    TokenGrant { agent: Label::new(agent).unwrap(), tenants: Vec::new(), region: None, expires_at }
+/// An agent, or a service by its tenant and name.
+fn joining(name: &str) -> Joining {
+    match name.contains('/') {
+        true => Joining::Service(name.parse().unwrap()),
+        false => Joining::Agent(name.parse().unwrap()),
+    }
 }
 
-fn redeem(tokens: &Tokens, token: &JoinToken, agent: &str, late: bool) -> Result<TokenGrant, TokenRefused> {
-    let agent = Label::new(agent).unwrap();
-    let proof = token.proof(agent.as_str(), "", b"request");
+fn grant(name: &str) -> TokenGrant {
+    let expires_at = (now() + HOUR).as_secs();
+    TokenGrant { joining: joining(name), tenants: Vec::new(), region: None, expires_at }
+}
+
+fn redeem(tokens: &Tokens, token: &JoinToken, name: &str, late: bool) -> Result<TokenGrant, TokenRefused> {
+    let proof = token.proof(&joining(name), "", b"request");
     let now = if late { now() + HOUR } else { now() };
-    tokens.redeem(token.id(), (&agent, "", b"request"), &proof, now)
+    tokens.redeem(token.id(), (&joining(name), "", b"request"), &proof, now)
 }
 
 #[test]
@@ -25,7 +31,7 @@ fn a_token_works_once() {
     let (made, _) = tokens.create(grant("web-1"), b"root", now()).unwrap();
     let copied: JoinToken = format!(" {}\n", made.reveal()).parse().unwrap();
     assert_eq!(tokens.count(now()).unwrap(), 1);
-    assert_eq!(redeem(&tokens, &copied, "web-1", false).unwrap().agent.as_str(), "web-1");
+    assert_eq!(redeem(&tokens, &copied, "web-1", false).unwrap().joining, joining("web-1"));
     assert!(matches!(redeem(&tokens, &copied, "web-1", false), Err(TokenRefused::Unknown)));
     assert_eq!(tokens.count(now()).unwrap(), 0);
 }
@@ -46,8 +52,8 @@ fn a_proof_is_for_one_name_and_one_key() {
     let folder = tempdir().unwrap();
     let tokens = Tokens::open(folder.path()).unwrap();
     let (made, _) = tokens.create(grant("web-1"), b"root", now()).unwrap();
-    let agent = Label::new("web-1").unwrap();
-    let proof = made.proof("web-1", "", b"request");
+    let agent = joining("web-1");
+    let proof = made.proof(&agent, "", b"request");
     for (id, request, proof) in [
         (made.id(), &b"another"[..], &proof[..]),
         (made.id(), b"request", b""),
@@ -73,13 +79,51 @@ fn what_is_no_token_is_refused() {
 fn a_token_is_for_one_region_and_the_proof_covers_the_one_that_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let tokens = Tokens::open(folder.path()).unwrap();
-    let agent = Label::new("web-1").unwrap();
+    let agent = joining("web-1");
     let region = Some("eu".parse().unwrap());
     let (made, _) = tokens.create(TokenGrant { region, ..grant("web-1") }, b"root", now()).unwrap();
-    let proof = |region| made.proof("web-1", region, b"request");
+    let proof = |region| made.proof(&agent, region, b"request");
     let redeem = |region, proof: &[u8]| tokens.redeem(made.id(), (&agent, region, b"request"), proof, now());
     assert!(matches!(redeem("us", &proof("us")), Err(TokenRefused::OtherRegion(_))));
     assert!(matches!(redeem("eu", &proof("us")), Err(TokenRefused::Unknown)), "altered on its way");
     assert!(matches!(redeem("eu", &proof("")), Err(TokenRefused::Unknown)), "added on its way");
     assert_eq!(redeem("eu", &proof("eu")).unwrap().region.unwrap().as_str(), "eu");
+}
+
+#[test]
+fn a_token_for_a_service_is_for_no_other_and_for_no_agent() {
+    let folder = tempdir().unwrap();
+    let tokens = Tokens::open(folder.path()).unwrap();
+    let (cart, _) = tokens.create(grant("shop/cart"), b"root", now()).unwrap();
+    let (agent, _) = tokens.create(grant("web-1"), b"root", now()).unwrap();
+    for name in ["shop/web", "bank/cart", "web-1"] {
+        let error = redeem(&tokens, &cart, name, false).unwrap_err();
+        assert!(matches!(&error, TokenRefused::ForService(service) if service.to_string() == "shop/cart"));
+        assert!(error.to_string().contains("for the service shop/cart and no other"), "{error}");
+    }
+    assert!(matches!(redeem(&tokens, &agent, "shop/cart", false), Err(TokenRefused::ForAgent)));
+    // A proof for one is none for the other, whatever the names.
+    let proof = cart.proof(&joining("web-1"), "", b"request");
+    let altered = tokens.redeem(cart.id(), (&joining("shop/cart"), "", b"request"), &proof, now());
+    assert!(matches!(altered, Err(TokenRefused::Unknown)));
+    assert_eq!(redeem(&tokens, &cart, "shop/cart", false).unwrap().joining, joining("shop/cart"));
+    assert!(matches!(redeem(&tokens, &cart, "shop/cart", false), Err(TokenRefused::Unknown)), "used twice");
+    let (cart, _) = tokens.create(grant("shop/cart"), b"root", now()).unwrap();
+    assert!(matches!(redeem(&tokens, &cart, "shop/cart", true), Err(TokenRefused::Unknown)), "late");
+}
+
+#[test]
+fn a_token_of_the_release_before_is_still_used() {
+    let folder = tempdir().unwrap();
+    let tokens = Tokens::open(folder.path()).unwrap();
+    let (made, _) = tokens.create(grant("web-1"), b"root", now()).unwrap();
+    let file = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+    let content: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    // Its form, in which only agents joined.
+    let mut grant = content["grant"].clone();
+    assert_eq!(grant["agent"], "web-1");
+    grant.as_object_mut().unwrap().remove("region");
+    let old = serde_json::json!({ "secret": content["secret"], "grant": grant });
+    std::fs::write(&file, old.to_string()).unwrap();
+    assert_eq!(redeem(&tokens, &made, "web-1", false).unwrap().joining, joining("web-1"));
 }

@@ -6692,6 +6692,10 @@ pub struct JoinRequest {
     /// one; the MAC covers it too.
     #[prost(string, tag = "5")]
     pub region: ::prost::alloc::string::String,
+    /// The service, as tenant/service, of a program that runs without an agent. It joins with a token only; agent and region
+    /// are empty then, and the MAC is over the service and csr.
+    #[prost(string, tag = "6")]
+    pub service: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct IssueRequest {
@@ -6789,6 +6793,10 @@ pub struct CreateTokenRequest {
     /// The region of the agent; empty: the one that it names when it joins.
     #[prost(string, tag = "4")]
     pub region: ::prost::alloc::string::String,
+    /// The service, as tenant/service, of the program that may use it, where no agent does: the other fields on agents are
+    /// empty then.
+    #[prost(string, tag = "5")]
+    pub service: ::prost::alloc::string::String,
 }
 /// What a process states of a call that others forward, in the metadata `fairmesh-statement-bin`, as a SignedMessage.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -6901,7 +6909,7 @@ pub mod identity_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// The first certificate of an agent. The response is a signed IssueResponse.
+        /// The first certificate of an agent, or of a program that runs without one. The response is a signed IssueResponse.
         pub async fn join(
             &mut self,
             request: impl tonic::IntoRequest<super::JoinRequest>,
@@ -6922,8 +6930,8 @@ pub mod identity_client {
             req.extensions_mut().insert(GrpcMethod::new("fairmesh.v1.Identity", "Join"));
             self.inner.unary(req, path, codec).await
         }
-        /// A certificate for an agent that has one, or for a program of its machine. The request is a signed IssueRequest, the
-        /// response a signed IssueResponse.
+        /// A certificate for an agent that has one, for a program of its machine, or for a program that joined by itself. The
+        /// request is a signed IssueRequest, the response a signed IssueResponse.
         pub async fn issue(
             &mut self,
             request: impl tonic::IntoRequest<super::SignedMessage>,
@@ -6961,13 +6969,13 @@ pub mod identity_server {
     /// Generated trait containing gRPC methods that should be implemented for use with IdentityServer.
     #[async_trait]
     pub trait Identity: std::marker::Send + std::marker::Sync + 'static {
-        /// The first certificate of an agent. The response is a signed IssueResponse.
+        /// The first certificate of an agent, or of a program that runs without one. The response is a signed IssueResponse.
         async fn join(
             &self,
             request: tonic::Request<super::JoinRequest>,
         ) -> std::result::Result<tonic::Response<super::SignedMessage>, tonic::Status>;
-        /// A certificate for an agent that has one, or for a program of its machine. The request is a signed IssueRequest, the
-        /// response a signed IssueResponse.
+        /// A certificate for an agent that has one, for a program of its machine, or for a program that joined by itself. The
+        /// request is a signed IssueRequest, the response a signed IssueResponse.
         async fn issue(
             &self,
             request: tonic::Request<super::SignedMessage>,
@@ -7282,7 +7290,7 @@ pub mod authority_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Authority", "DescribeAuthority"));
             self.inner.unary(req, path, codec).await
         }
-        /// A token with which one agent joins once.
+        /// A token with which one agent, or one program that runs without an agent, joins once.
         pub async fn create_token(
             &mut self,
             request: impl tonic::IntoRequest<super::CreateTokenRequest>,
@@ -7356,7 +7364,7 @@ pub mod authority_server {
             tonic::Response<super::DescribeAuthorityResponse>,
             tonic::Status,
         >;
-        /// A token with which one agent joins once.
+        /// A token with which one agent, or one program that runs without an agent, joins once.
         async fn create_token(
             &self,
             request: tonic::Request<super::CreateTokenRequest>,

@@ -11,7 +11,7 @@ use tonic::{
 use super::{Hello, PROTOCOL, SOFTWARE_KEY, VERSION_KEY, is_version_refusal};
 use crate::{
     rpc,
-    transport::{Address, Channel, Transport, connect_channel, connect_channel_lazy},
+    transport::{Address, Channel, LacksCertificate, Transport, connect_channel, connect_channel_lazy},
     v1::{
         HelloRequest, HelloResponse, admin_client::AdminClient, authority_client::AuthorityClient,
         checker_client::CheckerClient, identity_client::IdentityClient, imbalance_client::ImbalanceClient,
@@ -219,6 +219,17 @@ impl ConnectError {
         matches!(self, Self::Unreachable { source, .. } if is_failed_lookup(&**source))
     }
 
+    /// It, with what caused it.
+    pub fn with_causes(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = self.source();
+        while let Some(one) = cause {
+            text = format!("{text}: {one}");
+            cause = one.source();
+        }
+        text
+    }
+
     pub(crate) fn unreachable(address: &Address, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self::Unreachable { address: address.clone(), source: source.into() }
     }
@@ -241,10 +252,13 @@ impl Hello {
 /// The beginning of the message of a failed name resolution, by the standard library.
 const FAILED_LOOKUP: &str = "failed to lookup address information";
 
-fn what_to_check(source: &(dyn Error + Send + Sync + 'static)) -> &'static str {
-    match is_failed_lookup(source) {
-        true => "no host of this name is known to this machine: check the name, and its DNS",
-        false => "check that a Fairmesh control plane or agent listens there",
+fn what_to_check(source: &(dyn Error + Send + Sync + 'static)) -> String {
+    match source.downcast_ref::<LacksCertificate>() {
+        Some(lacks) => lacks.to_string(),
+        None if is_failed_lookup(source) => {
+            "no host of this name is known to this machine: check the name, and its DNS".into()
+        }
+        None => "check that a Fairmesh control plane or agent listens there".into(),
     }
 }
 
@@ -295,7 +309,7 @@ pub async fn connect(
     let at = || address.clone();
     let channel = connect_channel(transport, address)
         .await
-        .map_err(|source| ConnectError::unreachable(address, source))?;
+        .map_err(|source| ConnectError::unreachable(address, transport.reason(source)))?;
     let request = Request::new(HelloRequest {
         oldest_version: *PROTOCOL.start(),
         newest_version: *PROTOCOL.end(),

@@ -1,4 +1,4 @@
-use std::{fmt, io, pin::Pin, sync::Arc};
+use std::{error::Error, fmt, io, pin::Pin, sync::Arc};
 
 use fairmesh_model::{Identity, ServiceName, SpiffeId};
 use tokio::{
@@ -115,3 +115,22 @@ pub trait TlsIdentity: fmt::Debug + Send + Sync {
      the policy of the service"
 )]
 pub struct NoIdentity;
+
+/// The same, and why it does not have it.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("this program has no certificate: {0}")]
+pub(crate) struct LacksCertificate(pub(crate) String);
+
+/// Whether an error is [`NoIdentity`], or caused by it.
+pub(crate) fn is_no_identity(error: &(dyn Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(one) = next {
+        // The error within one of `io` is no source of it.
+        let within = one.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        if one.is::<NoIdentity>() || within.is_some_and(|within| is_no_identity(within)) {
+            return true;
+        }
+        next = one.source();
+    }
+    false
+}

@@ -42,7 +42,7 @@ impl Watch {
     ) -> Result<Self, ConnectError> {
         let dialled = timeout(CONNECT_TIMEOUT, transport.dial(address)).await;
         let socket = dialled.unwrap_or_else(|late| Err(late.into()));
-        let socket = socket.map_err(|source| ConnectError::unreachable(address, source))?;
+        let socket = socket.map_err(|source| ConnectError::unreachable(address, transport.reason(source)))?;
         let mut hello = hello(software);
         if let Some(token) = transport.token() {
             BearerToken::may_be_shown_to(socket.identity(), address)

@@ -1,7 +1,7 @@
 //! `fairmesh agent`.
 
 use std::{
-    env, fs,
+    fs,
     net::IpAddr,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -114,15 +114,12 @@ fn default_control() -> Vec<Address> {
     environment::control_sockets().chain([Address::Tcp(environment::CONTROL_ADDRESS.to_owned())]).collect()
 }
 
-/// The variable of the token, which no process list shows.
-const TOKEN: &str = "FAIRMESH_JOIN_TOKEN";
-
 fn join_token(file: Option<&Path>) -> Result<Option<JoinToken>, Failure> {
     let text = match file {
         Some(file) => Some(fs::read_to_string(file).map_err(|error| {
             Failure::refused(format!("{}: {error}", file.display()), "give the file with the token")
         })?),
-        None => env::var(TOKEN).ok().filter(|text| !text.is_empty()),
+        None => environment::join_token(),
     };
     let invalid = |error| Failure::refused(error, "make one with 'fairmesh identity token NAME'");
     text.map(|text| text.parse()).transpose().map_err(invalid)

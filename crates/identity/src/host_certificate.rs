@@ -1,4 +1,4 @@
-//! TLS for pages, whose clients know the names of hosts and not those of the mesh.
+//! TLS of listeners whose clients know the names of hosts and not those of the mesh, as browsers do.
 
 use std::{
     fmt,
@@ -12,21 +12,21 @@ use tokio_rustls::rustls::{ServerConfig, pki_types::CertificateDer};
 
 use crate::{Credentials, IdentityError, PrivateKey, Workload, tls_config};
 
-/// The server of pages of a process of the mesh: with a certificate of its own, and clients that the mesh knows or none. Both
-/// is no identity of the mesh: two names in one certificate would have callers choose.
-pub struct PageIdentity {
+/// Serves such clients in a process of the mesh: with a certificate for the names of its host beside that of its identity, to clients with a
+/// certificate of the mesh or none. One certificate with both names was rejected: callers would choose between them.
+pub struct HostCertificate {
     workload: Arc<Workload>,
     config: RwLock<Option<Arc<ServerConfig>>>,
 }
 
-impl fmt::Debug for PageIdentity {
+impl fmt::Debug for HostCertificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("PageIdentity")
+        f.write_str("HostCertificate")
     }
 }
 
-impl PageIdentity {
-    /// Of a process with this identity, without a certificate for pages yet.
+impl HostCertificate {
+    /// Of a process with this identity, without a certificate for its host yet.
     pub fn new(workload: Arc<Workload>) -> Self {
         Self { workload, config: RwLock::default() }
     }
@@ -41,7 +41,7 @@ impl PageIdentity {
         key: &PrivateKey,
         chain: Vec<CertificateDer<'static>>,
     ) -> Result<(), IdentityError> {
-        let config = tls_config::pages((key, chain), own.trust().clone(), self.workload.clock())?;
+        let config = tls_config::of_host((key, chain), own.trust().clone(), self.workload.clock())?;
         *self.config.write().unwrap_or_else(PoisonError::into_inner) = Some(config);
         Ok(())
     }
@@ -51,7 +51,7 @@ impl PageIdentity {
     }
 }
 
-impl TlsIdentity for PageIdentity {
+impl TlsIdentity for HostCertificate {
     fn is_ready(&self) -> bool {
         self.config().is_some()
     }

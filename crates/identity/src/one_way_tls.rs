@@ -1,4 +1,4 @@
-//! A client without a certificate, which shows the token of a user.
+//! One-way TLS: a client that verifies its server and has no certificate. It shows the token of a user.
 
 use std::{fmt, io, path::Path, sync::Arc};
 
@@ -10,15 +10,15 @@ use tokio_rustls::rustls::ClientConfig;
 use crate::{Clock, IdentityError, SystemClock, Trust, authority, files, tls_config, tls_stream::TlsStream};
 
 /// Verifies processes of the mesh by its roots, and proves nothing itself: for a command on a machine without an agent.
-pub struct Visitor(Arc<ClientConfig>);
+pub struct OneWayTls(Arc<ClientConfig>);
 
-impl fmt::Debug for Visitor {
+impl fmt::Debug for OneWayTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Visitor")
+        f.write_str("OneWayTls")
     }
 }
 
-impl Visitor {
+impl OneWayTls {
     /// With the roots in a file, such as `ca/bundle.pem` of a control plane.
     ///
     /// # Errors
@@ -33,11 +33,11 @@ impl Visitor {
         let trust =
             Trust::new(TrustBundle { domain, roots: roots.iter().map(|root| root.to_vec()).collect() })?;
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        tls_config::visiting(trust, &clock).map(Self)
+        tls_config::one_way(trust, &clock).map(Self)
     }
 }
 
-impl TlsIdentity for Visitor {
+impl TlsIdentity for OneWayTls {
     fn is_ready(&self) -> bool {
         false
     }
