@@ -35,6 +35,7 @@ mod cli {
     pub(crate) mod routes;
     pub(crate) mod schema;
     pub(crate) mod security;
+    pub(crate) mod shared_maps;
     pub(crate) mod shells;
     pub(crate) mod sim;
     pub(crate) mod spiffe;

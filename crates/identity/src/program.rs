@@ -102,7 +102,7 @@ pub enum ServerIdentity {
     Plaintext,
     /// In plaintext, since the agent does not respond, or has reached no control plane yet. It may turn out that the mesh has a
     /// trust domain, and then the server must not be called: ask with this request before it is registered.
-    Undecided(IdentityRequest),
+    Undecided(Box<IdentityRequest>),
 }
 
 /// Whether the mesh has a trust domain, as far as the agent of a machine knows.
@@ -177,7 +177,7 @@ impl ProgramIdentity {
             Err(NotIssued::NoDomain) => return ServerIdentity::Plaintext,
             Err(NotIssued::NoAgent(error) | NotIssued::Undecided(error)) => {
                 tracing::debug!(error, "no agent gives this server an identity");
-                return ServerIdentity::Undecided(request);
+                return ServerIdentity::Undecided(Box::new(request));
             }
             Err(NotIssued::Unavailable(error) | NotIssued::Failed(error)) => {
                 tracing::warn!(error, "this server has no certificate yet, and accepts no calls until then");

@@ -390,7 +390,7 @@ pub async fn transport_of_agent(addresses: &[Address], registration: &Registrati
         }
         ServerIdentity::Plaintext => ServerTransport::default(),
         ServerIdentity::Undecided(request) => {
-            ServerTransport { undecided: Some(request), ..ServerTransport::default() }
+            ServerTransport { undecided: Some(*request), ..ServerTransport::default() }
         }
     }
 }

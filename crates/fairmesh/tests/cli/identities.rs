@@ -370,6 +370,17 @@ fn a_program_starts_without_its_agent_by_a_certificate_that_it_kept() {
     fails(call(Some("kept"), "shop/web"));
 }
 
+/// A call without an agent: with a token if given, and the folder in which the certificate is kept.
+fn call_alone(mesh: &Mesh, control: &str, token: Option<&str>, (kept, caller): (&str, &[&str])) -> Run {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+    command.args(["call", "shop/catalog", "--control", control]).args(caller).env_clear();
+    command.env("FAIRMESH_IDENTITY_DIR", mesh.path(kept));
+    command.envs(token.map(|token| ("FAIRMESH_JOIN_TOKEN", token)));
+    let output = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Run { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
 #[test]
 fn a_program_without_an_agent_joins_with_a_token_for_its_service() {
     let (mesh, tcp) = domain();
@@ -397,42 +408,46 @@ fn a_program_without_an_agent_joins_with_a_token_for_its_service() {
     assert_eq!(mode & 0o777, 0o600);
 
     // A caller, without an agent as well; the second time by the certificate that it kept.
-    let call = |token: Option<&str>, kept: &str, caller: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
-        command.args(["call", "shop/catalog", "--control", &tcp]).args(caller).env_clear();
-        command.env("FAIRMESH_IDENTITY_DIR", mesh.path(kept));
-        command.envs(token.map(|token| ("FAIRMESH_JOIN_TOKEN", token)));
-        let output = command.output().unwrap();
-        let text = |bytes| String::from_utf8(bytes).unwrap();
-        Run { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
-    };
-    let (web, as_web) = (token(&mesh, &["--service", "shop/web"]), ["--as", "shop/web"]);
-    call(Some(&web), "caller", &as_web).ok();
-    call(None, "caller", &as_web).ok();
-    let fails = |run: Run, why: &str| {
-        assert!(run.code != Some(0), "{run:?}");
-        assert!(run.err.contains(why), "{why}: {run:?}");
-    };
-    fails(call(Some(&web), "other", &as_web), "this program has no certificate: the token was used already");
-    let batch = token(&mesh, &["--service", "shop/batch"]);
-    fails(call(Some(&batch), "other", &as_web), "for the service shop/batch and no other");
-    fails(call(Some(&batch), "other", &[]), "names none as its identity");
-    fails(call(Some("fairmesh-join-x"), "other", &as_web), "is no join token");
-    let agents = token(&mesh, &["web-1"]);
-    fails(call(Some(&agents), "other", &as_web), "the token is for an agent");
-    std::fs::write(mesh.path("caller/shop/web/identity.key"), "").unwrap();
-    fails(call(None, "caller", &as_web), "fairmesh identity token --service shop/web");
+    let web = token(&mesh, &["--service", "shop/web"]);
+    let call = |token: Option<&str>| call_alone(&mesh, &tcp, token, ("caller", &["--as", "shop/web"]));
+    call(Some(&web)).ok();
+    call(None).ok();
 
     // A restart needs no token, whether or not the first one is still there.
     drop(server);
     wait_until("its lease ends", || !is_registered());
     let _server = begin(None, "again.log");
     wait_until("it is registered again", is_registered);
-    let log = |name: &str| std::fs::read_to_string(mesh.path(name)).unwrap();
-    assert!(!log("register.log").contains("fairmesh-join-") && !log("again.log").contains("fairmesh-join-"));
-    // An agent does not join with it.
-    let service = token(&mesh, &["--service", "shop/catalog"]);
-    let (_agent, _) = agent(&mesh, "web-9", &tcp, Some(&service));
+    call(None).ok();
+    std::fs::write(mesh.path("caller/shop/web/identity.key"), "").unwrap();
+    let error = call(None).fails(1);
+    assert!(error.contains("fairmesh identity token --service shop/web"), "{error}");
+}
+
+#[test]
+fn a_token_for_a_service_is_refused_to_others_and_a_second_time() {
+    let (mesh, tcp) = domain();
+    let fails = |token: &str, caller: &[&str], why: &str| {
+        let run = call_alone(&mesh, &tcp, Some(token), ("kept", caller));
+        assert!(run.code != Some(0) && run.err.contains(why), "{why}: {run:?}");
+    };
+    let (web, as_web) = (token(&mesh, &["--service", "shop/web"]), ["--as", "shop/web"]);
+    // There is no such service: the program joins all the same.
+    call_alone(&mesh, &tcp, Some(&web), ("first", &as_web));
+    assert!(mesh.path("first/shop/web/identity.key").exists());
+    fails(&web, &as_web, "this program has no certificate: the token was used already");
+    let batch = token(&mesh, &["--service", "shop/batch"]);
+    fails(&batch, &as_web, "for the service shop/batch and no other");
+    fails(&batch, &[], "names none as its identity");
+    fails("fairmesh-join-x", &as_web, "is no join token");
+    fails(&token(&mesh, &["web-1"]), &as_web, "the token is for an agent");
+    let short = token(&mesh, &["--service", "shop/web", "--ttl", "1s"]);
+    wait_until("its time ends", || {
+        mesh.run(&["identity", "show", "--json"]).json()["openTokens"] == serde_json::json!(2)
+    });
+    fails(&short, &as_web, "has expired");
+    // Nor does an agent join with it.
+    let (_agent, _) = agent(&mesh, "web-9", &tcp, Some(&batch));
     let error = mesh.run(&["identity", "token", "web-1", "--service", "shop/web"]).fails(2);
     assert!(error.contains("cannot be used with"), "{error}");
     assert!(!has_certificate(&mesh, "web-9") && joined(&mesh).is_empty());

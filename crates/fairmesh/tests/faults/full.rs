@@ -1,4 +1,4 @@
-//! A control plane whose disk is full, and what it tells load balancers.
+//! Processes whose disk is full: what a control plane tells load balancers, and what becomes of keys and certificates.
 
 use std::{ffi::OsString, fs, path::Path, process::Command};
 
@@ -150,4 +150,68 @@ async fn an_authority_whose_disk_is_full_changes_nothing_and_goes_on() {
     let after = describe().await;
     assert_eq!(after.0.len(), 2);
     assert_ne!(after.1, before.1);
+}
+
+/// An agent beside this control plane that keeps its state on a disk of its own.
+fn start_agent(folder: &Path) -> Process {
+    let dir = folder.display();
+    let binary = env!("CARGO_BIN_EXE_fairmesh");
+    let script = format!(
+        "mount -t tmpfs -o size=4m tmpfs {dir}/data && exec {binary} agent --name web-1 --metrics none --control \
+         unix:{dir}/control.sock --listen unix:{dir}/agent.sock --state-dir {dir}/data"
+    );
+    let args = ["--mount", "--propagation", "private", "sh", "-c", &script].map(OsString::from);
+    let log = folder.join("agent.log");
+    Process::start(Program { binary: "unshare".into(), args: args.into(), env: Vec::new(), log })
+}
+
+#[tokio::test]
+async fn an_agent_whose_disk_is_full_takes_its_next_certificate_into_memory_and_says_so() {
+    let _machine = beside_others().await;
+    if let Err(reason) =
+        run("unshare", &["--mount", "--propagation", "private", "mount", "-t", "tmpfs", "tmpfs", "/mnt"])
+    {
+        return skipped("a disk of its own cannot be given to a process", reason);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("data")).unwrap();
+    let port = free_port();
+    let _control = start(folder.path(), port, "prod");
+    until("it is ready", async || ready(port).await.starts_with("HTTP/1.1 200 ")).await;
+    let agent = start_agent(folder.path());
+    let key = on_disk_of(&agent, folder.path(), "identity/identity.key");
+    until("the agent joins", async || key.exists()).await;
+    let kept = fs::read(&key).unwrap();
+    let filling = on_disk_of(&agent, folder.path(), "filling");
+    let filled = fs::write(&filling, vec![1; 8 << 20]);
+    assert_eq!(filled.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
+
+    // It needs another certificate at once.
+    let control = format!("unix:{}/control.sock", folder.path().display());
+    let revoke = || {
+        let revoke = ["identity", "revoke", "fairmesh/agent/web-1", "--issued-before", "now"];
+        run(env!("CARGO_BIN_EXE_fairmesh"), &[&revoke[..], &["--control", &control]].concat()).unwrap();
+    };
+    revoke();
+    let log = || fs::read_to_string(folder.path().join("agent.log")).unwrap();
+    until("the log says it", async || {
+        log().contains("the new certificate cannot be kept on disk") && log().contains("No space left")
+    })
+    .await;
+    assert_eq!(fs::read(&key).unwrap(), kept, "the file before is whole");
+    // It vouches for programs by the new one.
+    let certified = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+        command.args(["call", "shop/cart", "/", "--as", "shop/web"]).env_clear();
+        command.env("FAIRMESH_IDENTITY_DIR", folder.path().join("kept"));
+        command.env("FAIRMESH_AGENT", format!("unix:{}/agent.sock", folder.path().display()));
+        // There is no such service: the certificate is asked for all the same.
+        command.output().unwrap();
+        folder.path().join("kept/shop/web/identity.key").exists()
+    };
+    until("a program gets a certificate", async || certified()).await;
+
+    fs::remove_file(&filling).unwrap();
+    revoke();
+    until("the next one is kept", async || fs::read(&key).is_ok_and(|now| now != kept)).await;
 }

@@ -1,39 +1,82 @@
 //! The life of certificates, by a clock that the test moves.
 
 use std::{
+    io,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
 };
 
 use fairmesh_identity::{
-    Clock as _, Trust, Usage, Workload,
+    Clock as _, Credentials, IdentityError, Trust, Usage, Workload,
     renewal::{Certified, RENEWAL, Source, keep_fresh},
 };
 use fairmesh_wire::transport::TlsIdentity as _;
 use tokio_util::sync::CancellationToken;
+use tracing::subscriber::DefaultGuard;
 
 use crate::support::*;
 
-/// An authority that can be away.
+/// An authority that can be away, for a process whose disk can be full.
 struct Issuer {
     ca: Arc<Ca>,
     clock: Arc<TestClock>,
     away: Arc<AtomicBool>,
+    full: Arc<AtomicBool>,
     issued: Arc<AtomicU32>,
+    kept: Arc<AtomicU32>,
 }
 
 impl Source for Issuer {
     async fn certify(&self, request: Vec<u8>) -> Result<Certified, String> {
         if self.away.load(Ordering::Relaxed) {
-            return Err("nobody answers".into());
+            return Err("the control plane is away".into());
         }
         self.issued.fetch_add(1, Ordering::Relaxed);
         let issued = self.ca.authority.issue(&request, &id("shop/cart"), self.clock.now());
         let chain = issued.map_err(|error| error.to_string())?.chain;
         Ok(Certified { chain, bundle: self.ca.authority.bundle() })
+    }
+
+    fn save(&self, _: &Credentials) -> Result<(), IdentityError> {
+        if self.full.load(Ordering::Relaxed) {
+            let path = "/var/lib/fairmesh/agent/identity/identity.key".into();
+            return Err(IdentityError::Io { path, source: io::ErrorKind::StorageFull.into() });
+        }
+        self.kept.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// What is logged from now on in this thread, as JSON.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    fn begin() -> (Self, DefaultGuard) {
+        let this = Self::default();
+        let written = this.clone();
+        let subscriber = tracing_subscriber::fmt().json().with_writer(move || written.clone()).finish();
+        (this, tracing::subscriber::set_default(subscriber))
+    }
+
+    /// The fields of the lines with this text.
+    fn lines(&self, message: &str) -> Vec<serde_json::Value> {
+        let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        lines.filter(|line| line["fields"]["message"].as_str().unwrap().contains(message)).collect()
+    }
+}
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -41,7 +84,9 @@ struct Rig {
     ca: Arc<Ca>,
     clock: Arc<TestClock>,
     away: Arc<AtomicBool>,
+    full: Arc<AtomicBool>,
     issued: Arc<AtomicU32>,
+    kept: Arc<AtomicU32>,
     workload: Arc<Workload>,
     stop: CancellationToken,
 }
@@ -50,12 +95,19 @@ impl Rig {
     fn start() -> Self {
         let clock = TestClock::at(now());
         let (ca, workload) = (Arc::new(Ca::default()), Arc::new(Workload::new(clock.clone())));
-        let (away, issued, stop) =
-            (Arc::<AtomicBool>::default(), Arc::<AtomicU32>::default(), CancellationToken::new());
-        let issuer =
-            Issuer { ca: ca.clone(), clock: clock.clone(), away: away.clone(), issued: issued.clone() };
+        let [away, full] = [(); 2].map(|()| Arc::<AtomicBool>::default());
+        let [issued, kept] = [(); 2].map(|()| Arc::<AtomicU32>::default());
+        let stop = CancellationToken::new();
+        let issuer = Issuer {
+            ca: ca.clone(),
+            clock: clock.clone(),
+            away: away.clone(),
+            full: full.clone(),
+            issued: issued.clone(),
+            kept: kept.clone(),
+        };
         tokio::spawn(keep_fresh(workload.clone(), issuer, stop.clone()));
-        Self { ca, clock, away, issued, workload, stop }
+        Self { ca, clock, away, full, issued, kept, workload, stop }
     }
 
     /// Whether a peer accepts the certificate now.
@@ -104,6 +156,53 @@ async fn an_outage_past_expiry_ends_with_the_first_response() {
     rig.away.store(false, Ordering::Relaxed);
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert!(rig.is_accepted());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_log_warns_of_failed_renewals_and_alarms_twelve_hours_before_the_certificate_expires() {
+    const ALARM: &str = "the certificate cannot be renewed, and expires soon";
+    let (log, _guard) = Log::begin();
+    let rig = Rig::start();
+    rig.workload.ready().await;
+    rig.away.store(true, Ordering::Relaxed);
+    rig.pass(RENEWAL + HOUR).await;
+    let warned = log.lines("the certificate cannot be renewed; trying again");
+    assert!(!warned.is_empty() && warned.iter().all(|line| line["level"] == "WARN"));
+    assert_eq!(warned[0]["fields"]["error"], "the control plane is away");
+    assert!(log.lines(ALARM).is_empty());
+    rig.pass(4 * HOUR).await;
+    let alarms = log.lines(ALARM);
+    assert!(alarms.iter().all(|line| line["level"] == "ERROR"));
+    let left = alarms[0]["fields"]["left_s"].as_u64().unwrap();
+    let twelve_hours = 12 * HOUR.as_secs();
+    // Attempts are 300 s apart, and up to half of that later.
+    assert!((twelve_hours - 450..twelve_hours).contains(&left), "{left} s are left at the first");
+    assert!(alarms.len() <= 2 * 3600 / 300, "{} lines in less than two hours", alarms.len());
+    rig.away.store(false, Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    let ended = log.lines(ALARM).len();
+    rig.pass(RENEWAL).await;
+    assert_eq!(log.lines(ALARM).len(), ended, "it is renewed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_disk_costs_the_copy_of_a_certificate_and_not_the_certificate() {
+    let (log, _guard) = Log::begin();
+    let rig = Rig::start();
+    rig.workload.ready().await;
+    rig.full.store(true, Ordering::Relaxed);
+    // All of its life and more: peers accept it in each minute.
+    rig.pass(26 * HOUR).await;
+    let counts = || (rig.issued.load(Ordering::Relaxed), rig.kept.load(Ordering::Relaxed));
+    let (issued, kept) = counts();
+    assert!(issued >= 4 && kept == 1, "{issued} were issued, {kept} kept");
+    let logged = log.lines("the new certificate cannot be kept on disk");
+    assert_eq!(logged.len() as u32, issued - 1, "one line for each");
+    let error = logged[0]["fields"]["error"].as_str().unwrap();
+    assert!(logged[0]["level"] == "ERROR" && error.contains("identity.key: no storage space"), "{error}");
+    rig.full.store(false, Ordering::Relaxed);
+    rig.pass(RENEWAL).await;
+    assert!(counts().1 >= 2, "the next one is kept again");
 }
 
 #[tokio::test(start_paused = true)]
