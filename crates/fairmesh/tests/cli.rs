@@ -34,6 +34,7 @@ mod cli {
     pub(crate) mod roles;
     pub(crate) mod routes;
     pub(crate) mod schema;
+    pub(crate) mod secrets;
     pub(crate) mod security;
     pub(crate) mod shared_maps;
     pub(crate) mod shells;

@@ -18,7 +18,7 @@ use super::{
     support::{Mesh, Run, wait_until},
 };
 
-const ISSUER: &str = "https://idp.example";
+pub(crate) const ISSUER: &str = "https://idp.example";
 
 const OPERATORS: &str = "\
 kind: RoleBinding
@@ -29,25 +29,25 @@ subjects: ['group:shop-oncall']
 ";
 
 /// A key of an identity provider.
-struct Key {
+pub(crate) struct Key {
     id: &'static str,
     pair: KeyPair,
 }
 
 impl Key {
-    fn new(id: &'static str) -> Self {
+    pub(crate) fn new(id: &'static str) -> Self {
         Self { id, pair: KeyPair::generate_for(&PKCS_ED25519).unwrap() }
     }
 
     /// What the provider publishes.
-    fn jwks(&self) -> String {
+    pub(crate) fn jwks(&self) -> String {
         let x = BASE64.encode(self.pair.public_key_raw());
         json!({ "keys": [{ "kty": "OKP", "crv": "Ed25519", "alg": "EdDSA", "use": "sig", "kid": self.id, "x": x }] })
             .to_string()
     }
 
     /// A token of alice that expires in so many seconds.
-    fn token(&self, seconds: i64) -> String {
+    pub(crate) fn token(&self, seconds: i64) -> String {
         let claims = json!({
             "iss": ISSUER, "aud": ["other", "fairmesh"], "sub": "alice", "groups": ["shop-oncall"],
             "exp": i64::try_from(SystemClock.now().as_secs()).unwrap() + seconds,
@@ -323,7 +323,7 @@ fn exchange(stream: &mut (impl std::io::Read + std::io::Write), request: &str) -
 }
 
 /// Over TLS, with a server that has to be `localhost` by the roots of the mesh.
-fn over_tls(mesh: &Mesh, address: &str, request: &str) -> String {
+pub(crate) fn over_tls(mesh: &Mesh, address: &str, request: &str) -> String {
     let pem = fs::read(mesh.path("data/ca/bundle.pem")).unwrap();
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(&pem).unwrap()).unwrap();
