@@ -102,10 +102,11 @@ impl<'a> Problem<'a> {
         flows
     }
 
-    /// Whether calls are dropped though regions are filled up to these thresholds.
-    pub(crate) fn is_short(&self, thresholds: &[f64]) -> bool {
-        let dropped: f64 = fill(self, thresholds, Stranded::Serve).dropped.iter().sum();
-        dropped > SHORTAGE * self.demand.iter().sum::<f64>()
+    /// Whether calls are dropped though regions are filled up to the thresholds of the policy.
+    pub(crate) fn is_short(&self, policy: &RingsPolicy) -> bool {
+        let ceilings = vec![policy.ceiling(); self.regions];
+        let flows = fill(self, &policy.thresholds(0.0), &ceilings, Stranded::Serve);
+        flows.dropped.iter().sum::<f64>() > SHORTAGE * self.demand.iter().sum::<f64>()
     }
 
     pub(crate) fn demand(&self, source: usize, class: usize) -> f64 {

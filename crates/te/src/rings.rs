@@ -64,7 +64,7 @@ pub fn plan(input: PlanInput<'_>, state: &PlannerState) -> Plan {
     let mut next = state.clone();
     next.learn(observation);
     let mut problem = Problem::new(policy, rings, observation, &next);
-    if next.is_settling(observation.now_ms) && problem.is_short(&policy.thresholds(0.0)) {
+    if next.is_settling(observation.now_ms) && problem.is_short(policy) {
         next.settle();
         problem = Problem::new(policy, rings, observation, &next);
     }
