@@ -9,7 +9,7 @@ const NEWEST: u32 = 25;
 fn main() {
     println!("cargo:rerun-if-changed=../../bpf");
     println!("cargo:rustc-check-cfg=cfg(has_programs)");
-    println!("cargo:rustc-env=FAIRMESH_MAPS_LAYOUT={:016x}", layout());
+    println!("cargo:rustc-env=KERNEL_MAPS_LAYOUT={:016x}", layout());
     let Some(out) = env::var_os("OUT_DIR") else { return };
     let object = PathBuf::from(out).join("fairmesh.bpf.o");
     let names = (OLDEST..=NEWEST).rev().map(|version| format!("clang-{version}"));

@@ -23,7 +23,7 @@ const BPF_FILE_SYSTEM: u64 = 0xcafe_4a11;
 pub(crate) const LINK: &str = "link-";
 
 /// What the maps of this release have in their map `layout`.
-pub(crate) const LAYOUT: u64 = match u64::from_str_radix(env!("FAIRMESH_MAPS_LAYOUT"), 16) {
+pub(crate) const LAYOUT: u64 = match u64::from_str_radix(env!("KERNEL_MAPS_LAYOUT"), 16) {
     Ok(layout) => layout,
     // `build.rs` writes 16 hexadecimal digits.
     Err(_) => panic!(),
