@@ -59,6 +59,7 @@ def respond(connection, path, body):
         connection.sendall(head + length + text)
     if kind == "hold":
         # Reads no further before it is told to.
+        released.clear()
         released.wait()
     if kind == "release":
         released.set()
