@@ -90,17 +90,33 @@ pub(crate) async fn transport_of_user(target: &TargetArgs) -> Result<Transport, 
 pub(crate) async fn connect(target: &TargetArgs) -> Result<Connection, Failure> {
     let address = target.address();
     let transport = transport_of_user(target).await?;
+    let has_token = target.token()?.is_some();
     let connection = handshake::connect(&transport, &address, SOFTWARE).await.map_err(|error| {
-        no_identity(&address, &error, &transport).unwrap_or_else(|| unreachable(&address, &error))
+        let unreachable = || match (&address, &error) {
+            (Address::Tcp(_), ConnectError::Unreachable { .. }) if has_token && !transport.is_tls() => {
+                no_roots(&address)
+            }
+            _ => unreachable(&address, &error),
+        };
+        no_identity(&address, &error, &transport).unwrap_or_else(unreachable)
     })?;
     let software = &connection.hello.software;
-    if target.token()?.is_some() && !software.starts_with(CONTROL_PLANE) {
+    if has_token && !software.starts_with(CONTROL_PLANE) {
         return Err(Failure::refused(
             format!("the token is not sent to {address}, which is no control plane but: {software}"),
             "give the address of a control plane with --control, or send no token",
         ));
     }
     Ok(connection)
+}
+
+/// A user with a token over TCP, without what tells the control plane from others.
+fn no_roots(address: &Address) -> Failure {
+    Failure::failed_with(
+        format!("cannot reach the control plane at {address} in plaintext"),
+        "a mesh with a trust domain takes tokens over TLS alone: give its roots with --trust-bundle FILE (FAIRMESH_TRUST_BUNDLE), \
+         which is 'ca/bundle.pem' in the data directory of a control plane",
+    )
 }
 
 /// Why this command has no certificate, if it failed for want of one.

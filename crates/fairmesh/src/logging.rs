@@ -11,7 +11,7 @@ use crate::failure::Failure;
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Logging {
     /// Log level: error, warn, info, debug or trace, also by component, such as info,fairmesh_rib=debug
-    /// [default: info; of dev: warn].
+    /// [default: info; of dev: warn; of register: error and the decisions of authorization policies].
     #[arg(long, env = "FAIRMESH_LOG", value_name = "FILTER")]
     log: Option<String>,
     /// Format of log lines.
@@ -44,6 +44,12 @@ impl Logging {
     /// The same for a command whose output is for a person: by default only warnings.
     pub(crate) fn start_quiet(&self) -> Result<(), Failure> {
         self.start_at("warn")
+    }
+
+    /// The same for a command that says by itself what happens to it: by default only errors, and which callers a policy
+    /// refuses, or would refuse once it is more than an audit.
+    pub(crate) fn start_decisions(&self) -> Result<(), Failure> {
+        self.start_at("error,fairmesh_server::authorization=info")
     }
 
     fn start_at(&self, default: &str) -> Result<(), Failure> {

@@ -25,7 +25,7 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use crate::{failure::Failure, output, signals};
+use crate::{failure::Failure, logging::Logging, output, signals};
 use arguments::ValidArguments;
 pub(crate) use arguments::protocol;
 use child::Child;
@@ -95,6 +95,8 @@ pub(crate) struct RegisterArgs {
     /// A control plane to register at, where there is no agent.
     #[arg(long, value_name = "ADDRESS", conflicts_with = "agent")]
     control: Option<Address>,
+    #[command(flatten)]
+    logging: Logging,
     /// The program to run, and its arguments; without one, a running program is observed, and not started or stopped.
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -102,6 +104,7 @@ pub(crate) struct RegisterArgs {
 
 /// Registers a program, keeps its lease, and ends with it.
 pub(crate) async fn run(args: RegisterArgs) -> Result<ExitCode, Failure> {
+    args.logging.start_decisions()?;
     let mut plan = ValidArguments::new(args)?;
     // Installed before the program starts, so that a signal in between does not orphan it.
     let terminated = signals::shutdown()?;

@@ -4,6 +4,7 @@ use std::{
     io::{Read as _, Write as _},
     net::TcpStream,
     path::Path,
+    process::{Command, Stdio},
 };
 
 use fairmesh_test_support::free_port;
@@ -37,7 +38,10 @@ impl Service {
             ["proxy", "--agent", &agent, "--admin", &admin, "--listen", &listen, "--inbound", &inbound];
         let register =
             ["register", "shop/bytes", "--agent", &agent, "--address", &bytes, "--program", &other];
-        let processes = vec![process, start(&proxy, None), start(&register, None)];
+        let log = std::fs::File::create(mesh.path("register.log")).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+        let register = command.args(register).env_clear().stdout(Stdio::null()).stderr(log).spawn().unwrap();
+        let processes = vec![process, start(&proxy, None), Killed(register)];
         let this = Self { mesh, agent, admin, _processes: processes };
         for service in ["shop/cart", "shop/bytes"] {
             wait_until("the service is called", || this.call(service, "shop/web", &["/"]).code == Some(0));
@@ -131,6 +135,12 @@ fn servers_decide_as_the_vectors_say() {
     }
     assert!(service.metric("inbound_requests_unauthorized_total") > 0);
     assert!(service.metric("inbound_requests_audited_total") > 0);
+    // `register` has no metrics: its log says whom it refuses, and whom it would refuse.
+    let log = std::fs::read_to_string(service.mesh.path("register.log")).unwrap();
+    let said = log.lines().filter(|line| line.contains("a call is ")).collect::<Vec<_>>();
+    let is_audit = |line: &&&str| line.contains("audit");
+    assert!(said.iter().any(|line| line.contains("caller=\"spiffe://prod/")), "{log}");
+    assert!(said.iter().any(|line| is_audit(&line)) && said.iter().any(|line| !is_audit(&line)), "{log}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     io,
+    os::unix::fs::OpenOptionsExt as _,
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
 };
@@ -31,8 +32,9 @@ pub(super) fn create_file(path: &Path) -> Result<(), StoreError> {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(system_error(&fresh, e)),
         _ => {}
     }
-    let backend =
-        File::create_new(&fresh).and_then(|_| of_file(&fresh)).map_err(|e| system_error(&fresh, e))?;
+    // It holds the records of all tenants, of which other users of the machine read none elsewhere.
+    let created = File::options().write(true).create_new(true).mode(0o600).open(&fresh);
+    let backend = created.and_then(|_| of_file(&fresh)).map_err(|e| system_error(&fresh, e))?;
     initialize(path, backend)?;
     let durable = || {
         File::open(&fresh)?.sync_all()?;

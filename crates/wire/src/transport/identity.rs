@@ -111,8 +111,8 @@ pub trait TlsIdentity: fmt::Debug + Send + Sync {
 /// The connection needs an identity that this process does not have.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error(
-    "the endpoint accepts only mutual TLS, and this program has no identity; give it one, or write `mtls: permissive` into \
-     the policy of the service"
+    "the endpoint accepts only mutual TLS, and this program has no identity; 'fairmesh identity whoami' and the log of the \
+     agent say why"
 )]
 pub struct NoIdentity;
 
