@@ -10,7 +10,6 @@
 //! load alone. Demand does not depend on the table in force, so reports that are seconds old do not make the planner
 //! move the same calls twice. A controller on load alone was rejected, because it has to be slower than its reports.
 
-mod back;
 mod check;
 mod distances;
 pub mod drain;
@@ -25,6 +24,7 @@ mod rings;
 mod shift;
 mod state;
 mod table;
+mod targets;
 mod zones;
 
 pub use check::{MAX_LOAD, Refusal};

@@ -1,7 +1,6 @@
 //! The rings planner (ServiceRouter §3.4.1): one round.
 
 use crate::{
-    back::Targets,
     check::{Refusal, check},
     distances::RingMatrix,
     flows::Flows,
@@ -12,6 +11,7 @@ use crate::{
     shift::{Shift, explain},
     state::PlannerState,
     table::{MIN_SHARE, Tables, WHOLE},
+    targets::Targets,
 };
 
 /// Share of a source's calls per second of time that may leave their region, or change it.
