@@ -20,7 +20,9 @@ pub struct Forecast {
     pub before: Vec<f64>,
     /// Predicted utilisation by region after the drain.
     pub after: Vec<f64>,
-    /// Calls per second of the region that leave it.
+    /// Calls per second of the region's callers.
+    pub offered: f64,
+    /// Those of them that leave the region.
     pub leaving: f64,
     /// Calls per second of the region that cannot leave: `localOnly`, shards without a copy elsewhere.
     pub staying: f64,
@@ -28,6 +30,8 @@ pub struct Forecast {
     pub of_others: f64,
     /// Calls per second, of all regions, that would have to be dropped in addition.
     pub dropped: f64,
+    /// Calls per second, of all regions, that would no longer have to be dropped.
+    pub saved: f64,
     /// Calls per second of the region's callers by their destination after the drain.
     pub to: Vec<f64>,
     /// Regions that would be above their last threshold, or just at it with calls dropped.
@@ -56,7 +60,7 @@ pub fn forecast(
     let ceilings = vec![input.policy.ceiling() - input.policy.margin; problem.regions];
     let before = fill(&problem, &thresholds, &ceilings, Stranded::Drop);
     // A region without servers has nothing to keep.
-    problem.keep[region] = problem.keep[region].min(keep);
+    problem.keep[region] = if problem.serves(region) { keep } else { 0.0 };
     let after = fill(&problem, &thresholds, &ceilings, Stranded::Drop);
     let loads = problem.loads(&after);
     let now = problem.flows_of(state.tables(), &before);
@@ -69,7 +73,8 @@ pub fn forecast(
     let to: Vec<f64> = (0..loads.len()).map(to).collect();
     let pinned: f64 = classes.map(|class| problem.pinned(region, class)).sum();
     let sum = |dropped: &[f64]| dropped.iter().sum::<f64>();
-    let dropped = (sum(&after.dropped) - sum(&before.dropped)).max(0.0);
+    let more = sum(&after.dropped) - sum(&before.dropped);
+    let (dropped, saved) = (more.max(0.0), (-more).max(0.0));
     let is_full = |at: &usize| {
         let ceiling = input.policy.ceiling() - input.policy.margin;
         loads[*at] > ceiling + 1e-9 || (dropped > 1e-6 * offered && loads[*at] > ceiling - 1e-6)
@@ -77,11 +82,13 @@ pub fn forecast(
     let full = (0..loads.len()).filter(|at| *at != region).filter(is_full).collect();
     Ok(Forecast {
         before: problem.loads(&before),
+        offered,
         leaving: offered - to[region],
         to,
         staying: pinned,
         of_others,
         dropped,
+        saved,
         full,
         after: loads,
     })
@@ -130,30 +137,26 @@ pub fn step(drain: &Drain, input: PlanInput<'_>, state: &PlannerState) -> Step {
     // Whole steps, without the rounding errors of their sum.
     let next = (next * 1e6).round() / 1e6;
     let is_return = change > 0.0;
-    // No call is dropped for the sake of a pace.
     let is_due = match is_return {
-        true => due >= next - 1e-9 || state.tables().drops(),
+        true => due >= next - 1e-9,
         false => due <= next + 1e-9,
     };
-    if !is_due {
+    // No call is dropped for the sake of a pace.
+    let may_save = is_return && state.tables().drops();
+    if !is_due && !may_save {
         return Step::Wait;
     }
     match forecast(input, state, drain.region, next) {
-        // Calls that come home relieve the others, whatever is reported of them.
-        Err(_) if is_return => Step::Advance(next),
         Err(refusal) => Step::HoldSince(refusal),
-        Ok(forecast) => match forecast.full.first() {
-            Some(region) if !is_return => Step::HoldFor(*region),
-            _ if forecast.dropped > 1e-6 * forecast.offered() => Step::HoldDropping,
-            _ => Step::Advance(next),
-        },
-    }
-}
-
-impl Forecast {
-    /// Calls per second of the region's callers.
-    fn offered(&self) -> f64 {
-        self.leaving + self.to.iter().sum::<f64>()
+        Ok(forecast) => {
+            let few = 1e-6 * forecast.offered;
+            match forecast.full.first() {
+                _ if !is_due && forecast.saved <= few => Step::Wait,
+                Some(region) if !is_return => Step::HoldFor(*region),
+                _ if forecast.dropped > few => Step::HoldDropping,
+                _ => Step::Advance(next),
+            }
+        }
     }
 }
 

@@ -41,7 +41,7 @@ pub(crate) fn fill(problem: &Problem<'_>, thresholds: &[f64], ceilings: &[f64], 
     }
     fill.level(thresholds.len(), ceiling);
     if stranded == Stranded::Serve {
-        fill.recall(ceilings);
+        fill.recall(thresholds.len(), ceilings);
     }
     // Levelling leaves differences of up to a step, and what is recalled leaves room.
     fill.relieve(thresholds.len(), ceilings.iter().copied().fold(ceiling, f64::max));
@@ -210,52 +210,70 @@ impl<'a> Fill<'a> {
 
     /// Calls that a drain has moved, or has yet to give back, stay at home as far as there is room, rather than that any are
     /// dropped. A region whose drain has ended keeps none: its servers may be about to stop.
-    fn recall(&mut self, ceilings: &[f64]) {
-        let above =
-            |region: usize| ((self.loads[region] - ceilings[region]) / self.problem.cost[region]).max(0.0);
-        let mut excess: f64 = (0..self.problem.regions).map(above).sum();
+    fn recall(&mut self, ring: usize, ceilings: &[f64]) {
+        let regions = 0..self.problem.regions;
         let keep = |source: &usize| self.problem.keep[*source];
         let partly: Vec<usize> =
-            (0..self.problem.regions).filter(|source| keep(source) > 0.0 && keep(source) < 1.0).collect();
-        let mut regions: Vec<usize> = (0..self.problem.regions).collect();
-        regions.sort_by(|a, b| self.loads[*b].total_cmp(&self.loads[*a]));
-        let pairs = partly.iter().flat_map(|source| regions.iter().map(move |region| (*source, *region)));
-        for (source, region) in pairs.filter(|(source, region)| source != region) {
-            for class in 0..self.problem.classes {
-                let there = self.flows.get(source, class, region);
-                let rate = excess.min(there).min(self.room(source, ceilings[source]));
-                if rate > 0.0 {
-                    self.send((source, class), region, -rate);
-                    self.send((source, class), source, rate);
-                    excess -= rate;
+            regions.clone().filter(|source| keep(source) > 0.0 && keep(source) < 1.0).collect();
+        // What one region lacks is no room for another: each has as many calls brought back as it has too many now.
+        let above = |region: usize| (self.loads[region] - ceilings[region]) / self.problem.cost[region];
+        let excess: Vec<f64> = regions.clone().map(above).collect();
+        for (full, excess) in excess.into_iter().enumerate().filter(|(_, excess)| *excess > 0.0) {
+            // Room elsewhere is of use where calls of the full region may go.
+            let within = |to: usize| self.problem.rings.ring(full, to).is_some_and(|found| found <= ring);
+            let takes = |to: &usize| *to != full && self.problem.accepts(*to) && within(*to);
+            let others: Vec<usize> = regions.clone().filter(takes).collect();
+            let mut left = excess;
+            for from in std::iter::once(full).chain(others) {
+                for source in partly.iter().filter(|source| **source != from) {
+                    left -= self.bring_back(*source, from, (left, ceilings[*source]));
                 }
             }
         }
     }
 
-    /// Drops calls of the lowest class at regions above their ceiling, and those that have no region at all.
+    /// Moves at most this many calls of a source home from a region, up to a limit there; returns how many.
+    fn bring_back(&mut self, source: usize, from: usize, (most, limit): (f64, f64)) -> f64 {
+        let mut moved = 0.0;
+        for class in 0..self.problem.classes {
+            let there = self.flows.get(source, class, from);
+            let rate = (most - moved).min(there).min(self.room(source, limit));
+            if rate > 0.0 {
+                self.send((source, class), from, -rate);
+                self.send((source, class), source, rate);
+                moved += rate;
+            }
+        }
+        moved
+    }
+
+    /// Drops calls at regions above their ceiling, those of the lowest class first, and those that have no region at all.
     fn shed(&mut self, ceilings: &[f64]) {
-        let lowest = self.problem.classes - 1;
         for (dropped, homeless) in self.flows.dropped.iter_mut().zip(&self.homeless) {
             *dropped += homeless;
         }
         for (region, ceiling) in ceilings.iter().enumerate() {
-            if self.loads[region] <= ceiling + TOLERANCE {
-                continue;
+            for class in (0..self.problem.classes).rev() {
+                if self.loads[region] > ceiling + TOLERANCE {
+                    self.shed_class(region, class, *ceiling);
+                }
             }
-            let excess = (self.loads[region] - ceiling) / self.problem.cost[region];
-            let rates: Vec<f64> =
-                (0..self.problem.regions).map(|source| self.flows.get(source, lowest, region)).collect();
-            let total: f64 = rates.iter().sum();
-            if total <= 0.0 {
-                continue;
-            }
-            let part = (excess / total).min(1.0);
-            for (source, rate) in rates.into_iter().enumerate() {
-                self.send((source, lowest), region, -rate * part);
-                let at = self.flows.row(source, lowest);
-                self.flows.dropped[at] += rate * part;
-            }
+        }
+    }
+
+    fn shed_class(&mut self, region: usize, class: usize, ceiling: f64) {
+        let excess = (self.loads[region] - ceiling) / self.problem.cost[region];
+        let rates: Vec<f64> =
+            (0..self.problem.regions).map(|source| self.flows.get(source, class, region)).collect();
+        let total: f64 = rates.iter().sum();
+        if total <= 0.0 {
+            return;
+        }
+        let part = (excess / total).min(1.0);
+        for (source, rate) in rates.into_iter().enumerate() {
+            self.send((source, class), region, -rate * part);
+            let at = self.flows.row(source, class);
+            self.flows.dropped[at] += rate * part;
         }
     }
 }

@@ -38,6 +38,28 @@ impl Flows {
         self.dropped[row] = rate * dropped;
     }
 
+    /// Takes so many calls of a source and class from a region back to where there are fewer than before, and to each as its part
+    /// of what is missing.
+    pub(crate) fn take_back(
+        &mut self,
+        (source, class): (usize, usize),
+        (from, rate): (usize, f64),
+        before: &Self,
+    ) {
+        let row = self.row(source, class);
+        let missing = |to: usize| (before.get(source, class, to) - self.get(source, class, to)).max(0.0);
+        let missing: Vec<f64> = (0..self.regions).map(missing).collect();
+        let served_again = (before.dropped[row] - self.dropped[row]).max(0.0);
+        let total = missing.iter().sum::<f64>() + served_again;
+        if total <= 0.0 {
+            return;
+        }
+        let part = rate.min(total) / total;
+        self.add(source, class, from, -rate.min(total));
+        missing.iter().enumerate().for_each(|(to, missing)| self.add(source, class, to, missing * part));
+        self.dropped[row] += served_again * part;
+    }
+
     /// Calls per second that arrive at each region.
     pub(crate) fn arrivals(&self) -> Vec<f64> {
         let mut arrivals = vec![0.0; self.regions];

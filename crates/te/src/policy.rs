@@ -17,7 +17,8 @@ pub struct LoadRing {
 /// How calls of one service are planned.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RingsPolicy {
-    /// Rings, nearest first; loads ascend. Above the load of the last one, calls of the lowest class are dropped.
+    /// Rings, nearest first; loads ascend. Above the load of the last one, calls are dropped,
+    /// those of the lowest class first.
     pub rings: Vec<LoadRing>,
     /// Number of traffic classes; class 0 is the most important, the last one is moved and dropped first.
     pub classes: usize,

@@ -24,6 +24,8 @@ pub(crate) const DEAD_BAND: f64 = 0.005;
 const ROUNDING: f64 = 1e-6;
 /// The interval that a first round counts as, in seconds.
 const FIRST_INTERVAL: f64 = 1.0;
+/// For how many times the number of regions a round slows sources down before it moves none.
+const MOST_SLOWED: usize = 8;
 /// The longest time for which a round moves calls, in seconds.
 const LONGEST_INTERVAL: f64 = 10.0;
 
@@ -126,36 +128,39 @@ impl Round<'_> {
             return self.relief(next, &current, &loads, seconds);
         }
         let home = self.targets.homeward(self.problem, &current);
-        let directions: Vec<Direction> = (0..self.problem.regions)
+        let mut directions: Vec<Direction> = (0..self.problem.regions)
             .map(|source| self.direction(source, next.pids[source].is_active(), &current, &loads))
             .collect();
+        self.make_room(&mut directions, &current, &loads);
         let mut flows = current.clone();
-        let mut slowest: f64 = 1.0;
         for (source, direction) in directions.iter().enumerate() {
             let (target, per_second) = match direction {
                 Direction::Stay => {
                     next.pids[source].rest();
-                    slowest = 0.0;
                     continue;
                 }
                 Direction::Leave => (aim, LEAVE_PER_SECOND),
                 Direction::Return => (&home, RETURN_PER_SECOND),
             };
-            let part = Self::part(
-                &mut next.pids[source],
-                self.distance(source, &current, target),
-                (seconds, per_second),
-            );
-            slowest = slowest.min(part);
+            let error = self.distance(source, &current, target);
+            let part = Self::part(&mut next.pids[source], error, (seconds, per_second));
             self.blend(source, &mut flows, target, part);
         }
+        self.guard(&mut flows, &current, &loads);
         // What leaves a region may need the room, and is not told from calls that come nearer.
         if !directions.contains(&Direction::Leave) {
-            let stay = (0..directions.len()).filter(|source| directions[*source] == Direction::Stay);
+            let directions = &directions;
+            let are = |direction| (0..directions.len()).filter(move |at| directions[*at] == direction);
             let most = (RETURN_PER_SECOND * seconds).max(MIN_CHANGE);
-            self.targets.draw_near((self.policy, self.problem), self.before, (stay, most), &mut flows);
+            let loads = self.targets.expected_loads(self.before, (are(Direction::Return), &home));
+            self.targets.draw_near(
+                (self.policy, self.problem),
+                loads,
+                (are(Direction::Stay), most),
+                &mut flows,
+            );
         }
-        self.guarded(flows, &current, &loads, slowest)
+        flows
     }
 
     /// The flows while a region is above the last threshold: what has to leave does so at once. Calls that come back,
@@ -198,22 +203,44 @@ impl Round<'_> {
         if error > 0.0 { moved / error } else { 0.0 }
     }
 
-    /// The flows, unless sources at different paces meet in a region that one of them has yet to leave: then all move
-    /// to the aim at the slowest pace, which keeps every load between its present one and that of the aim.
-    fn guarded(&self, flows: Flows, current: &Flows, loads: &[f64], slowest: f64) -> Flows {
+    /// Slows sources down that together would bring a region above its present load, that of the aim, and the first threshold:
+    /// others, which have yet to leave it, do so at a slower pace, or have not begun. The latter hinder nobody: only what is
+    /// sent to such a region is slowed down, and by no more than it has to be.
+    fn guard(&self, flows: &mut Flows, current: &Flows, loads: &[f64]) {
         let aim_loads = self.problem.loads(&self.targets.aim);
         let first = self.policy.rings.first().map_or(1.0, |ring| ring.load);
         let bounds = loads.iter().zip(&aim_loads).map(|(now, aim)| now.max(*aim).max(first));
-        let is_safe =
-            self.problem.loads(&flows).iter().zip(bounds).all(|(load, bound)| *load <= bound + 1e-9);
-        if is_safe {
-            return flows;
+        let bounds: Vec<f64> = bounds.collect();
+        // A source that is slowed down leaves others less room, which may slow down further ones; what is nearly still is
+        // stopped, so that this ends.
+        for _ in 0..MOST_SLOWED * self.problem.regions {
+            let then = self.problem.loads(flows);
+            let excess = |region: &usize| then[*region] - bounds[*region];
+            let worst = (0..then.len()).max_by(|a, b| excess(a).total_cmp(&excess(b)));
+            match worst {
+                Some(region) if excess(&region) > ROUNDING => {
+                    self.slow_down(flows, current, (region, bounds[region] - loads[region]));
+                }
+                _ => return,
+            }
         }
-        let mut slow = current.clone();
-        for source in 0..self.problem.regions {
-            self.blend(source, &mut slow, &self.targets.aim, slowest);
+        flows.clone_from(current);
+    }
+
+    /// Takes calls that were moved to a region back to where they were, so far that its load grows by no more than this.
+    fn slow_down(&self, flows: &mut Flows, current: &Flows, (region, most): (usize, f64)) {
+        let cost = self.problem.cost[region];
+        let rows = (0..self.problem.regions)
+            .flat_map(|source| (0..self.problem.classes).map(move |class| (source, class)));
+        let changes: Vec<((usize, usize), f64)> = rows
+            .map(|row| (row, flows.get(row.0, row.1, region) - current.get(row.0, row.1, region)))
+            .collect();
+        let sum = |sign: f64| changes.iter().map(|(_, change)| (change * sign).max(0.0)).sum::<f64>() * cost;
+        let part = ((most + sum(-1.0)) / sum(1.0)).clamp(0.0, 1.0);
+        let part = if part < ROUNDING { 0.0 } else { part };
+        for (row, change) in changes.into_iter().filter(|(_, change)| *change > 0.0) {
+            flows.take_back(row, (region, change * (1.0 - part)), current);
         }
-        slow
     }
 
     fn direction(&self, source: usize, is_leaving: bool, current: &Flows, loads: &[f64]) -> Direction {
@@ -225,7 +252,8 @@ impl Round<'_> {
             let excess = self.sent(source, to, current) - self.sent(source, to, aim);
             // The least share of a region that may get none is too much.
             let most = if self.problem.accepts(to) { 2.0 * DEAD_BAND } else { ROUNDING };
-            let is_full = loads[to] > self.policy.rings[0].load;
+            // Others that have to go there are let in up to the threshold itself, and would wait below it.
+            let is_full = loads[to] > self.policy.rings[0].load - DEAD_BAND;
             to != source && excess > most && (is_full || !self.problem.accepts(to))
         };
         let uses_hot = (0..self.problem.regions).any(is_hot);
@@ -238,6 +266,29 @@ impl Round<'_> {
             Direction::Return
         } else {
             Direction::Stay
+        }
+    }
+
+    /// Lets calls of a source leave, too, whose region has no room for those of others that have to leave theirs, if that is
+    /// what the aim is.
+    fn make_room(&self, directions: &mut [Direction], current: &Flows, loads: &[f64]) {
+        let aim = &self.targets.aim;
+        let full = self.policy.rings.first().map_or(1.0, |ring| ring.load) - self.policy.margin - DEAD_BAND;
+        let grows = |source: usize, to: usize| {
+            self.sent(source, to, aim) > self.sent(source, to, current) + DEAD_BAND
+        };
+        let stays_too_much = |source: usize| {
+            loads[source] > full && self.away(source, current).0 < self.away(source, aim).0 - DEAD_BAND
+        };
+        let mut leaving: Vec<usize> =
+            (0..directions.len()).filter(|source| directions[*source] == Direction::Leave).collect();
+        while let Some(source) = leaving.pop() {
+            for to in 0..directions.len() {
+                if directions[to] != Direction::Leave && grows(source, to) && stays_too_much(to) {
+                    directions[to] = Direction::Leave;
+                    leaving.push(to);
+                }
+            }
         }
     }
 

@@ -44,6 +44,8 @@ pub enum Cause {
         /// The threshold.
         threshold: f64,
     },
+    /// The source region has room for its own calls, and others need it.
+    MakesRoom,
     /// The former destination is too loaded for further calls, has no servers, or is drained.
     Relieved,
     /// All reachable regions are at their last threshold.
@@ -62,6 +64,7 @@ impl fmt::Display for Cause {
             Self::Loaded { load, threshold } => {
                 write!(f, "its load would be {:.1} %, above {:.1} %", load * 100.0, threshold * 100.0)
             }
+            Self::MakesRoom => write!(f, "calls of other regions need its room"),
             Self::Relieved => write!(f, "the former destination has no room"),
             Self::Short => write!(f, "no region of the rings has room"),
             Self::Return => write!(f, "there is room again"),
@@ -122,6 +125,7 @@ fn cause(
         (Destination::Dropped, _) => Cause::Return,
         _ if !problem.serves(source) => Cause::NoServers,
         (from, _) if from == home && problem.keep[source] < 1.0 => Cause::Drained,
+        (from, _) if from == home && load < threshold - policy.margin => Cause::MakesRoom,
         (from, _) if from == home => Cause::Loaded { load, threshold },
         (Destination::Region(from), Destination::Region(to)) if problem.is_nearer(source, to, from) => {
             Cause::Nearer

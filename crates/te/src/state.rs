@@ -104,6 +104,12 @@ impl PlannerState {
         Self { tables, ..self }
     }
 
+    /// The same state without the work per call, of another measure than the next reports.
+    #[must_use]
+    pub fn without_work(self) -> Self {
+        Self { work: vec![None; self.work.len()], ..self }
+    }
+
     /// Whether callers of a region make calls of a class.
     pub fn has_calls(&self, region: usize, class: usize) -> bool {
         self.demand(region, class) > 0.0

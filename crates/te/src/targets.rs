@@ -33,7 +33,8 @@ impl<'a> Targets<'a> {
         let aim =
             problem.fill(&policy.thresholds(by), &ceilings(policy, Some((&short, by)), problem.regions));
         let peaks = problem.at_peaks(state);
-        let back = back(policy, (problem, &peaks), state, short);
+        let mut back = back(policy, (problem, &peaks), state, short);
+        keep_away(problem, &aim, &mut back);
         Self { least, aim, back, peaks }
     }
 
@@ -69,18 +70,34 @@ impl<'a> Targets<'a> {
         }
     }
 
+    /// The loads by the greatest demand of late, by the tables or once calls of these sources have come home, whichever is
+    /// greater.
+    pub(crate) fn expected_loads(
+        &self,
+        tables: &Tables,
+        (returning, home): (impl Iterator<Item = usize>, &Flows),
+    ) -> Vec<f64> {
+        let mut flows = self.peaks.flows_of(tables, &self.aim);
+        let loads = self.peaks.loads(&flows);
+        for source in returning {
+            for class in 0..self.peaks.classes {
+                flows.set_shares((source, class), self.peaks.demand(source, class), home);
+            }
+        }
+        loads.into_iter().zip(self.peaks.loads(&flows)).map(|(now, then)| now.max(then)).collect()
+    }
+
     /// Brings calls of sources that stay away nearer, at most this share of each source: what farther rings serve while a
-    /// region of a nearer one has room where a shift aims, by the greatest demand of late. A drain, or a load that is gone,
-    /// has sent them there.
+    /// region of a nearer one has room where a shift aims, by the loads to be expected. A drain, or a load that is gone, has
+    /// sent them there.
     pub(crate) fn draw_near(
         &self,
         (policy, problem): (&RingsPolicy, &Problem<'_>),
-        before: &Tables,
+        mut loads: Vec<f64>,
         (sources, most): (impl Iterator<Item = usize>, f64),
         flows: &mut Flows,
     ) {
         let limit = policy.rings.first().map_or(1.0, |ring| ring.load) - policy.margin;
-        let mut loads = self.peaks.loads(&self.peaks.flows_of(before, &self.aim));
         for source in sources {
             let mut left = most * problem.offered(source);
             let mut moves = Vec::new();
@@ -144,6 +161,18 @@ fn ceilings(policy: &RingsPolicy, short: Option<(&[bool], f64)>, regions: usize)
 fn is_short(policy: &RingsPolicy, problem: &Problem<'_>, least: &Flows) -> Vec<bool> {
     let drops = least.dropped.iter().any(|rate| *rate > 0.0);
     problem.loads(least).iter().map(|load| drops && *load >= policy.ceiling() - TOLERANCE).collect()
+}
+
+/// Keeps calls of a source away as far as a shift aims to move them. In a shortage lower ceilings drop more calls of others,
+/// which would leave it room at home: its calls would come back and leave again for ever.
+fn keep_away(problem: &Problem<'_>, aim: &Flows, back: &mut Flows) {
+    for source in 0..problem.regions {
+        for class in 0..problem.classes {
+            if back.get(source, class, source) > aim.get(source, class, source) {
+                back.set_shares((source, class), problem.demand(source, class), aim);
+            }
+        }
+    }
 }
 
 /// What would have to stay away for calls to return.

@@ -152,6 +152,70 @@ fn a_lack_of_capacity_is_shed_from_the_lowest_class() {
 }
 
 #[test]
+fn calls_of_a_higher_class_are_shed_where_none_of_a_lower_one_are_left() {
+    let mut world = World::new(vec![100.0; 2], vec![vec![120.0, 0.0, 10.0], vec![90.0, 0.0, 0.0]]);
+    for _ in 0..30 {
+        world.round();
+    }
+    let dropped =
+        |class: usize| (0..2).map(|source| world.state.tables().of(source, class).dropped).sum::<u32>();
+    assert_eq!((dropped(2), dropped(1)), (WHOLE, 0), "{:?}", world.state.tables());
+    assert!(dropped(0) > 1_000, "{:?}", world.state.tables());
+    let loads = world.loads(world.state.tables());
+    assert!(greatest(&loads) <= 0.9 && loads[0] > 0.85, "{loads:?}");
+}
+
+#[test]
+fn sources_that_stay_do_not_hold_up_those_that_meet_in_a_region() {
+    let mut world = World::new(vec![100.0; 4], vec![vec![30.0], vec![35.0], vec![95.0], vec![64.0]]);
+    for _ in 0..20 {
+        world.round();
+    }
+    assert!(world.state.tables().of(2, 0).shares[1] > 2_000, "{:?}", world.state.tables());
+    // Calls of the third region may come home from the second, while the first one sends calls there.
+    world.power[2] = 200.0;
+    world.demand[0][0] = 80.0;
+    let most = |world: &World| greatest(&world.loads(world.state.tables()));
+    for _ in 0..40 {
+        world.round();
+        assert!(most(&world) <= 0.8 + 1e-9, "{:?}", world.loads(world.state.tables()));
+    }
+    assert!(most(&world) <= 0.66, "{:?}", world.loads(world.state.tables()));
+    assert!(world.state.tables().of(2, 0).shares[2] > 9_900, "{:?}", world.state.tables());
+}
+
+#[test]
+fn a_shortage_does_not_send_calls_back_and_forth() {
+    let mut world = World::new(vec![100.0; 3], vec![vec![30.0, 180.0], vec![8.0, 30.0], vec![8.0, 30.0]]);
+    for _ in 0..20 {
+        world.round();
+    }
+    assert!(world.state.tables().of(0, 1).dropped > 0, "{:?}", world.state.tables());
+    let before = world.state.tables().clone();
+    let changes = (0..40).filter(|_| !world.round().shifts.is_empty()).count();
+    assert!(changes <= 1, "{changes} changes: {before:?}, {:?}", world.state.tables());
+}
+
+#[test]
+fn another_measure_of_load_is_planned_from_at_once() {
+    let mut world = World::new(vec![100.0; 3], vec![vec![60.0], vec![30.0], vec![2.0]]);
+    for _ in 0..5 {
+        world.round();
+    }
+    let mut observation = world.observation();
+    // A queue of which a tenth is used, where CPU was at six.
+    for region in &mut observation.regions {
+        if let Some(servers) = &mut region.servers {
+            servers.load /= 6.0;
+        }
+    }
+    let with_old_work = fairmesh_te::plan(world.input(&observation), &world.state.clone());
+    let plan = fairmesh_te::plan(world.input(&observation), &world.state.clone().without_work());
+    assert_eq!(plan.refusal, None);
+    assert!(plan.predicted[0] < 0.11 && with_old_work.predicted.first().is_none_or(|load| *load > 0.4));
+}
+
+#[test]
 fn a_flapping_region_gets_calls_only_after_it_has_stayed() {
     let mut world = World::new(vec![100.0; 4], vec![vec![40.0]; 4]);
     world.round();

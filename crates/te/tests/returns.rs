@@ -147,6 +147,40 @@ fn a_region_that_is_partly_drained_serves_what_others_would_drop() {
     assert!(share(&world, US, US) > 60.0, "{:?}", world.state.tables());
 }
 
+/// The same regions, with eu too far from the others for any call to go from there, or to there.
+fn world_with_eu_alone(demand: [f64; 3]) -> World {
+    let mut world = world_with([0.75, 0.8, 0.85, 0.9], demand);
+    let rings = [(Ring::Region, 0.75), (Ring::Within(Duration::from_millis(35)), 0.9)];
+    world.policy = RingsPolicy::new(rings.map(|(ring, load)| LoadRing { ring, load }).into(), 1);
+    let names = ["eu", "us", "ap"].map(|name| Region::new(name).unwrap());
+    let mut trips = RoundTrips::default();
+    for (from, to, ms) in [(EU, US, 120), (EU, AP, 120), (US, AP, 20)] {
+        trips.set(names[from].clone(), names[to].clone(), Duration::from_millis(ms));
+    }
+    world.rings = RingMatrix::new(&world.policy, &names, &Regions::default(), &trips);
+    world
+}
+
+#[test]
+fn calls_are_recalled_only_from_where_that_relieves_a_full_region() {
+    let mut world = world_with_eu_alone([100.0, 30.0, 40.0]);
+    world.keep[AP] = 0.5;
+    seconds(&mut world, 60);
+    assert!(dropped(&world) > 4.0, "{:?}", world.state.tables());
+    assert!((48.0..=50.0).contains(&share(&world, AP, AP)), "{:?}", world.state.tables());
+}
+
+#[test]
+fn a_return_that_saves_no_call_keeps_its_pace() {
+    let mut world = world_with_eu_alone([100.0, 30.0, 40.0]);
+    world.keep[AP] = 0.5;
+    seconds(&mut world, 60);
+    assert!(world.state.tables().drops());
+    let back = drain::Drain { region: AP, from_ms: world.now_ms, over_ms: 3_600_000, keep: 0.5, goal: 1.0 };
+    let observation = world.observation();
+    assert_eq!(drain::step(&back, world.input(&observation), &world.state), drain::Step::Wait);
+}
+
 #[test]
 fn a_change_that_brings_calls_nearer_says_so() {
     let mut world = world([12.0, 1.3, 1.3]);

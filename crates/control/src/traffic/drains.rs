@@ -336,8 +336,16 @@ fn next_step(drain: &RegionDrain, steps: &[(ServiceName, DrainStep)]) -> Result<
         DrainStep::Advance(keep) => Some(*keep),
         _ => None,
     });
-    // Without anything to move there is nothing to wait for.
-    Ok(advanced.unwrap_or(if drain.returns { Share::ALL } else { Share::NONE }))
+    let early = steps.iter().find(|(_, step)| *step == DrainStep::NotDue);
+    match (advanced, early) {
+        // The time is the same for all services: a step that is made before it is due saves calls from being dropped.
+        (Some(keep), _) => Ok(keep),
+        (None, Some((service, _))) => {
+            Err(DrainState::waiting(format!("waits for the time of the next step ({service})")))
+        }
+        // Without anything to move there is nothing to wait for.
+        (None, None) => Ok(if drain.returns { Share::ALL } else { Share::NONE }),
+    }
 }
 
 fn message(
@@ -392,6 +400,14 @@ mod tests {
         let wait = (name("shop/b"), DrainStep::Wait("reports".to_owned()));
         let hold = (name("shop/c"), DrainStep::Hold("full".to_owned()));
         assert_eq!(next_step(&drain, std::slice::from_ref(&advance)), Ok(share(900_000)));
+        let early = (name("shop/d"), DrainStep::NotDue);
+        let waits = next_step(&drain, std::slice::from_ref(&early)).unwrap_err();
+        assert_eq!(
+            (waits.text.as_str(), waits.is_held),
+            ("waits for the time of the next step (shop/d)", false)
+        );
+        let saves = [early, advance.clone()];
+        assert_eq!(next_step(&drain, &saves), Ok(share(900_000)), "what saves calls is not too early");
         let waits = next_step(&drain, &[advance.clone(), wait.clone()]).unwrap_err();
         assert_eq!((waits.text.as_str(), waits.is_held), ("waits for reports (shop/b)", false));
         let held = next_step(&drain, &[advance, wait, hold]).unwrap_err();

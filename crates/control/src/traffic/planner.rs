@@ -192,6 +192,7 @@ impl ServicePlanner {
             // Another measure: what the one before said is no value of it.
             self.load.clone_from(&facts.traffic.load);
             self.known.values_mut().for_each(|known| known.servers = None);
+            self.state = std::mem::replace(&mut self.state, PlannerState::new(0, 1)).without_work();
         }
         for (region, known) in &mut self.known {
             if let Some((load, received)) = facts.servers_in(region) {

@@ -24,8 +24,10 @@ const FEW_CALLS: f64 = 5.0;
 pub(in crate::traffic) enum DrainStep {
     /// The region keeps this share from now on.
     Advance(Share),
-    /// It is too early.
+    /// The step before is not seen yet.
     Wait(String),
+    /// It is too early.
+    NotDue,
     /// It may never be made by itself.
     Hold(String),
 }
@@ -46,7 +48,12 @@ impl ServicePlanner {
         }
         let keep = f64::from(drained.keep.millionths()) / 1e6;
         if !drained.returns && !self.is_in_tables(facts, at, keep) {
-            return Some(DrainStep::Wait("tables to reach the present step".to_owned()));
+            // Tables that keep more than the step, since calls would be dropped otherwise, do not reach it by themselves.
+            let next = self.next_step(facts, topology, (at, drained), now);
+            return Some(match next {
+                DrainStep::Hold(_) if !drained.is_done() => next,
+                _ => DrainStep::Wait("tables to reach the present step".to_owned()),
+            });
         }
         // Calls of shards without a copy elsewhere stay, however many these are.
         let has_lone_shards = facts.lone_shards.share(region) > 0.0;
@@ -61,19 +68,30 @@ impl ServicePlanner {
                 false => DrainStep::Advance(drained.keep),
             });
         }
+        Some(self.next_step(facts, topology, (at, drained), now))
+    }
+
+    /// The next step by the loads that it would lead to.
+    fn next_step(
+        &self,
+        facts: &ServiceFacts,
+        topology: &TopologyFacts,
+        (at, drained): (usize, &RegionDrain),
+        now: Now,
+    ) -> DrainStep {
         let elapsed = now.wall_ms.saturating_sub(drained.began_at_ms);
         let drain = Drain {
             region: at,
             from_ms: now.ms.saturating_sub(elapsed),
             over_ms: u64::try_from(drained.over.as_millis()).unwrap_or(u64::MAX),
-            keep,
+            keep: f64::from(drained.keep.millionths()) / 1e6,
             goal: if drained.returns { 1.0 } else { 0.0 },
         };
         let step = self.with_input(facts, topology, now.ms, |input| drain::step(&drain, input, &self.state));
-        Some(match step {
+        match step {
             Step::Advance(keep) => DrainStep::Advance(share(keep)),
             Step::Done => DrainStep::Advance(drained.keep),
-            Step::Wait => DrainStep::Wait("the time of the next step".to_owned()),
+            Step::Wait => DrainStep::NotDue,
             Step::HoldFor(full) => {
                 DrainStep::Hold(format!("region {} would come to its last threshold", self.regions[full]))
             }
@@ -82,7 +100,7 @@ impl ServicePlanner {
             }
             Step::HoldDropping => DrainStep::Hold("no other region may take its calls".to_owned()),
             Step::HoldSince(refusal) => DrainStep::Hold(self.refusal_text(&refusal)),
-        })
+        }
     }
 
     /// Why no step of any drain is made as things are, whatever the loads.

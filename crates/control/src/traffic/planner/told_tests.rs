@@ -1,8 +1,6 @@
-//! What the planner tells of its rounds: why it keeps tables, what it changed, and what a drain waits for.
+//! What the planner tells of its rounds: why it keeps tables, and what it changed.
 
-use fairmesh_model::{
-    CallPath, CallRates, LoadMetric, RegionDrain, ServerRates, ServiceName, Share, Traffic, TrafficPlanner,
-};
+use fairmesh_model::{CallPath, CallRates, LoadMetric, ServerRates, ServiceName, Traffic, TrafficPlanner};
 
 use super::*;
 use crate::traffic::facts::RegionEndpoints;
@@ -78,16 +76,4 @@ fn the_last_changes_of_a_region_outlive_many_of_another() {
     }
     let of = |from: &str| planner.shifts.iter().filter(|shift| shift.from == region(from)).count();
     assert_eq!((of("eu"), of("us")), (MIN_SHIFTS, MAX_SHIFTS));
-}
-
-#[test]
-fn a_return_ends_once_no_more_calls_come_home() {
-    let facts = facts();
-    let (mut planner, now) = planner(&facts);
-    let drain = RegionDrain { keep: Share::ALL, returns: true, over: Duration::ZERO, began_at_ms: 0 };
-    let topology = TopologyFacts::default();
-    let step = |planner: &ServicePlanner| planner.drain_step(&facts, &topology, (&region("eu"), &drain), now);
-    assert_eq!(step(&planner), Some(DrainStep::Advance(Share::ALL)));
-    planner.coming_home.insert(region("eu"));
-    assert!(matches!(step(&planner), Some(DrainStep::Wait(what)) if what.contains("come home")));
 }

@@ -105,3 +105,48 @@ fn a_step_of_a_drain_waits_until_no_table_of_another_region_sends_calls_there() 
         (0.0, DrainStep::Advance(Share::of_millionths(800_000).unwrap()))
     );
 }
+
+#[test]
+fn a_return_ends_once_no_more_calls_come_home() {
+    let mut world = World::started();
+    let begun = RegionDrain::begin(None, false, Duration::ZERO, world.now.wall_ms);
+    let gone = RegionDrain { keep: Share::NONE, ..begun };
+    world.topology.drains.insert(region("eu"), StoredDrain { drain: gone, revision: 1 });
+    world.offered = [300.0, 300.0];
+    world.seconds(60);
+    assert_eq!(world.share("eu", "eu"), 0.0);
+    let back = RegionDrain { keep: Share::ALL, returns: true, ..begun };
+    world.topology.drains.insert(region("eu"), StoredDrain { drain: back, revision: 2 });
+    let mut waits = 0;
+    loop {
+        world.seconds(1);
+        let drain = (&region("eu"), &back);
+        match world.planner.drain_step(&world.facts, &world.topology, drain, world.now).unwrap() {
+            DrainStep::Wait(what) if what.contains("come home") => waits += 1,
+            step => {
+                assert_eq!(step, DrainStep::Advance(Share::ALL));
+                break;
+            }
+        }
+        assert!(waits < 120, "{}", world.share("eu", "eu"));
+    }
+    assert_eq!(world.share("eu", "eu"), 1.0);
+    assert!(waits > 10, "by 2 % a round: {waits}");
+}
+
+#[test]
+fn a_step_whose_calls_would_be_dropped_elsewhere_is_held() {
+    let mut world = World::started();
+    let begun = RegionDrain::begin(None, false, Duration::ZERO, world.now.wall_ms);
+    let half = RegionDrain { keep: Share::of_millionths(500_000).unwrap(), ..begun };
+    world.topology.drains.insert(region("eu"), StoredDrain { drain: half, revision: 1 });
+    world.offered = [300.0, 300.0];
+    world.seconds(60);
+    // Both regions have calls for more than nine tenths of one: those of the drained region stay above its step.
+    world.offered = [700.0, 750.0];
+    world.seconds(60);
+    assert!(world.share("eu", "eu") > 0.55, "{}", world.share("eu", "eu"));
+    let drain = (&region("eu"), &half);
+    let step = world.planner.drain_step(&world.facts, &world.topology, drain, world.now);
+    assert!(matches!(step, Some(DrainStep::Hold(_))), "{step:?}");
+}
