@@ -1,6 +1,6 @@
 //! Termination signals.
 
-use std::io;
+use std::{io, process::ExitCode};
 
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -9,6 +9,33 @@ use crate::failure::Failure;
 /// Completes when the program shall stop.
 pub(crate) type Shutdown = dyn Future<Output = ()> + Send;
 
+/// A signal that asks a program to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StopSignal {
+    /// SIGINT, as of Ctrl-C.
+    Interrupt,
+    /// SIGTERM.
+    Terminate,
+}
+
+impl StopSignal {
+    /// Its name.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Interrupt => "SIGINT",
+            Self::Terminate => "SIGTERM",
+        }
+    }
+
+    /// The exit code that shells give a program which this signal ends.
+    pub(crate) fn exit_code(self) -> ExitCode {
+        ExitCode::from(match self {
+            Self::Interrupt => 130,
+            Self::Terminate => 143,
+        })
+    }
+}
+
 /// Completes at the first SIGTERM or SIGINT. The handlers are installed when this returns, so that none is missed.
 pub(crate) fn shutdown() -> Result<impl Future<Output = ()> + Send + 'static, Failure> {
     termination().map_err(Failure::failed)
@@ -16,12 +43,20 @@ pub(crate) fn shutdown() -> Result<impl Future<Output = ()> + Send + 'static, Fa
 
 /// The same as [`shutdown`], with another error type.
 pub(crate) fn termination() -> io::Result<impl Future<Output = ()> + Send + 'static> {
+    let stop = stop_signal()?;
+    Ok(async move {
+        stop.await;
+    })
+}
+
+/// The same as [`termination`], with the signal.
+pub(crate) fn stop_signal() -> io::Result<impl Future<Output = StopSignal> + Send + 'static> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     Ok(async move {
         tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+            _ = terminate.recv() => StopSignal::Terminate,
+            _ = interrupt.recv() => StopSignal::Interrupt,
         }
     })
 }

@@ -26,6 +26,7 @@ mod cli {
     pub(crate) mod readme;
     pub(crate) mod reference;
     pub(crate) mod refusals;
+    pub(crate) mod region_drains;
     pub(crate) mod replicas;
     pub(crate) mod reported_calls;
     pub(crate) mod restarts;

@@ -46,9 +46,10 @@ pub(crate) struct DrainArgs {
     /// A whole region: services that the planner of region tables plans for leave it step by step.
     #[arg(long, conflicts_with_all = ["service", "instances", "deadline"])]
     region: Option<Region>,
-    /// How long the drain of the region takes if nothing holds it, at most 24h; 0s is as fast as its steps are seen.
-    #[arg(long, requires = "region", default_value = "10m", value_parser = read_over, value_name = "DURATION")]
-    over: Duration,
+    /// How long the drain of the region takes if nothing holds it, at most 24h; 0s is as fast as its steps are seen. By
+    /// default 10m, or what a drain that is under way takes.
+    #[arg(long, requires = "region", value_parser = read_over, value_name = "DURATION")]
+    over: Option<Duration>,
     /// Do not ask whether to drain the region.
     #[arg(long, requires = "region")]
     yes: bool,
@@ -81,9 +82,10 @@ pub(crate) struct UndrainArgs {
     /// A whole region that is drained, or being drained.
     #[arg(long, conflicts_with_all = ["service", "instances"])]
     region: Option<Region>,
-    /// How long it takes until the region has its calls back, at most 24h.
-    #[arg(long, requires = "region", default_value = "10m", value_parser = read_over, value_name = "DURATION")]
-    over: Duration,
+    /// How long it takes until the region has its calls back, at most 24h. By default 10m, or what a return that is under
+    /// way takes.
+    #[arg(long, requires = "region", value_parser = read_over, value_name = "DURATION")]
+    over: Option<Duration>,
     /// Do not wait until the region has its calls back; it goes on.
     #[arg(long, requires = "region")]
     detach: bool,

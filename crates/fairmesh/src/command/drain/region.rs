@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{Region, Share, spec::write_duration};
+use fairmesh_model::{DrainPhase, Region, RegionDrain, Share, spec::write_duration};
 use fairmesh_wire::{handshake::Connection, v1};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
@@ -17,22 +17,24 @@ use crate::{
     command::region_drain,
     connect,
     failure::Failure,
-    output, signals,
+    output,
+    signals::{self, StopSignal},
 };
 
 /// How often the progress is read.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// What a step waits for is told once it has waited for this long.
 const LONG_WAIT: Duration = Duration::from_secs(5);
-/// The exit code of a program that SIGINT ends.
-const EXIT_INTERRUPTED: u8 = 130;
+/// How long a drain takes if nothing else is asked for.
+const DEFAULT_OVER: Duration = Duration::from_secs(600);
 
 /// What is asked for.
 #[derive(Debug)]
 pub(super) struct RegionArgs<'a> {
     pub(super) region: &'a Region,
     pub(super) undrain: bool,
-    pub(super) over: Duration,
+    /// `None` is the default, or the schedule of what is under way.
+    pub(super) over: Option<Duration>,
     pub(super) yes: bool,
     pub(super) dry_run: bool,
     pub(super) detach: bool,
@@ -40,44 +42,106 @@ pub(super) struct RegionArgs<'a> {
     pub(super) output: &'a OutputArgs,
 }
 
+impl RegionArgs<'_> {
+    /// Whether this is what a drain does already: repeating a command begins no schedule of its own.
+    fn is_under_way(&self, drain: &RegionDrain) -> bool {
+        drain.returns == self.undrain && self.over.is_none_or(|over| over == drain.over)
+    }
+}
+
 /// Forecasts, asks, begins, and waits until the region has arrived.
 pub(super) async fn run(args: RegionArgs<'_>) -> Result<ExitCode, Failure> {
     let connection = connect::connect(args.target).await?;
-    let is_table = args.output.format() == Format::Table;
-    let mut item = json!({ "region": args.region.to_string(), "overMs": millis(args.over) });
+    let before = drain_of(&connection, args.region).await?;
+    let under_way = before.filter(|drain| args.is_under_way(drain));
+    let over = under_way.map_or(args.over.unwrap_or(DEFAULT_OVER), |drain| drain.over);
+    let mut item = json!({ "region": args.region.to_string(), "overMs": millis(over) });
     if !args.undrain {
-        let request = v1::ForecastDrainRequest { region: args.region.to_string() };
-        let forecast = connection.traffic_planner().forecast_drain(request).await?.into_inner();
-        if is_table {
-            output::write(&text(args.region, &forecast))?;
+        let forecast = forecast(&connection, args.region).await?;
+        if args.output.format() == Format::Table {
+            output::write(&text(args.region, &forecast, before.as_ref()))?;
         }
         item["forecast"] = forecast_item(&forecast);
         if args.dry_run {
             return finish(&args, &item);
         }
-        confirm(&args, &forecast)?;
+        // What goes on anyway needs no confirmation.
+        if under_way.is_none() {
+            confirm(&args, &forecast, over)?;
+        }
     }
-    let request = v1::DrainRegionRequest {
-        region: args.region.to_string(),
-        undrain: args.undrain,
-        over_ms: millis(args.over),
-    };
-    connection.traffic_planner().drain_region(request).await?;
-    let mut code = ExitCode::SUCCESS;
+    match &under_way {
+        Some(drain) => output::note(follows(args.region, drain)),
+        None => begin(&connection, &args, over).await?,
+    }
     item["done"] = json!(!args.detach);
     if args.detach {
         output::note("it goes on by itself; see 'fairmesh traffic status'");
-    } else {
-        let shutdown = signals::shutdown()?;
-        code = tokio::select! {
-            arrival = follow(&connection, args.region, args.undrain) => {
-                arrived(&connection, &args, &arrival?, &mut item).await?
-            }
-            () = shutdown => return Ok(interrupted(&args)),
-        };
+        return finish(&args, &item);
     }
+    let stop = signals::stop_signal().map_err(Failure::failed)?;
+    let mut seen = None;
+    // With the forecast of what has stayed: it may take as long as the control plane.
+    let ended = tokio::select! {
+        code = until_arrived(&connection, &args, &mut seen, &mut item) => Ok(code?),
+        signal = stop => Err(signal),
+    };
+    let code = ended.unwrap_or_else(|signal| interrupted(&args, seen.as_ref(), signal, &mut item));
     finish(&args, &item)?;
     Ok(code)
+}
+
+async fn begin(connection: &Connection, args: &RegionArgs<'_>, over: Duration) -> Result<(), Failure> {
+    let request = v1::DrainRegionRequest {
+        region: args.region.to_string(),
+        undrain: args.undrain,
+        over_ms: millis(over),
+    };
+    connection.traffic_planner().drain_region(request).await?;
+    Ok(())
+}
+
+async fn forecast(connection: &Connection, region: &Region) -> Result<v1::ForecastDrainResponse, Failure> {
+    let request = v1::ForecastDrainRequest { region: region.to_string() };
+    Ok(connection.traffic_planner().forecast_drain(request).await?.into_inner())
+}
+
+/// What the control plane says of the drain of a region.
+async fn status_of(
+    connection: &Connection,
+    region: &Region,
+) -> Result<Option<v1::RegionDrainStatus>, Failure> {
+    let drains = connection.traffic_planner().drains(v1::DrainsRequest {}).await?.into_inner().drains;
+    Ok(drains.into_iter().find(|drain| drain.region == region.as_str()))
+}
+
+/// The drain of a region, or its way back; `None` also of one that a later release began.
+async fn drain_of(connection: &Connection, region: &Region) -> Result<Option<RegionDrain>, Failure> {
+    Ok(status_of(connection, region).await?.as_ref().and_then(read))
+}
+
+fn read(status: &v1::RegionDrainStatus) -> Option<RegionDrain> {
+    status.drain.and_then(|drain| RegionDrain::try_from(drain).ok())
+}
+
+/// Says that the command begins nothing.
+fn follows(region: &Region, drain: &RegionDrain) -> String {
+    let sentence = region_drain::sentence(region.as_str(), drain);
+    match drain.phase() {
+        DrainPhase::Drained => sentence,
+        _ => format!("{sentence}; it keeps its schedule, which another --over would change"),
+    }
+}
+
+/// Waits until a drain has arrived; the exit code.
+async fn until_arrived(
+    connection: &Connection,
+    args: &RegionArgs<'_>,
+    seen: &mut Option<v1::RegionDrainStatus>,
+    item: &mut Value,
+) -> Result<ExitCode, Failure> {
+    let arrival = follow(connection, args.region, args.undrain, seen).await?;
+    arrived(connection, args, &arrival, item).await
 }
 
 /// Says how the drain has ended; the exit code.
@@ -121,27 +185,51 @@ fn done(undrain: bool, moves: bool, stays: &[String]) -> String {
     }
 }
 
-/// Says that the record is what drains, and not this command.
-fn interrupted(args: &RegionArgs<'_>) -> ExitCode {
-    let (what, other) = if args.undrain { ("return", "drain") } else { ("drain", "undrain") };
-    output::note(format!(
-        "the {what} of region {} goes on; see 'fairmesh traffic status', turn it with 'fairmesh {other} --region {}'",
-        args.region, args.region
-    ));
-    ExitCode::from(EXIT_INTERRUPTED)
+/// Says how far the drain has come: the record is what drains, and not this command. The exit code.
+fn interrupted(
+    args: &RegionArgs<'_>,
+    seen: Option<&v1::RegionDrainStatus>,
+    signal: StopSignal,
+    item: &mut Value,
+) -> ExitCode {
+    output::note(interruption(args.region, args.undrain, seen));
+    item["done"] = json!(false);
+    item["interruptedBy"] = json!(signal.name());
+    item["drain"] = seen.and_then(read).map_or(Value::Null, |drain| region_drain::item(&drain));
+    signal.exit_code()
+}
+
+/// What goes on after an interruption.
+fn interruption(region: &Region, undrain: bool, seen: Option<&v1::RegionDrainStatus>) -> String {
+    let (what, other) = if undrain { ("return", "drain") } else { ("drain", "undrain") };
+    let is_drained = |status: &&v1::RegionDrainStatus| {
+        read(status).is_some_and(|drain| drain.phase() == DrainPhase::Drained)
+    };
+    match seen.filter(is_drained) {
+        Some(status) => {
+            let progress = region_drain::progress(status);
+            format!("{progress}; give it its calls back with 'fairmesh undrain --region {region}'")
+        }
+        None => format!(
+            "the {what} of region {region} goes on; see 'fairmesh traffic status', turn it with 'fairmesh {other} --region \
+             {region}'"
+        ),
+    }
 }
 
 /// What a drain that has arrived leaves in the region: services with serving endpoints there that are not moved, and shards
 /// without a copy elsewhere.
 async fn stays(connection: &Connection, region: &Region, arrival: &Arrival) -> Result<Vec<String>, Failure> {
-    let request = v1::ForecastDrainRequest { region: region.to_string() };
-    let forecast = connection.traffic_planner().forecast_drain(request).await?.into_inner();
-    let unmoved = unmoved_by_reason(&forecast);
+    let unmoved = unmoved_by_reason(&forecast(connection, region).await?);
     Ok(unmoved.into_iter().chain(arrival.staying.iter().cloned()).collect())
 }
 
 /// Asks a person; without one, `--yes` is needed.
-fn confirm(args: &RegionArgs<'_>, forecast: &v1::ForecastDrainResponse) -> Result<(), Failure> {
+fn confirm(
+    args: &RegionArgs<'_>,
+    forecast: &v1::ForecastDrainResponse,
+    over: Duration,
+) -> Result<(), Failure> {
     if args.yes {
         return Ok(());
     }
@@ -161,7 +249,7 @@ fn confirm(args: &RegionArgs<'_>, forecast: &v1::ForecastDrainResponse) -> Resul
         _ => "",
     };
     let mut asked = io::stderr();
-    let over = write_duration(args.over);
+    let over = write_duration(over);
     let _ = write!(asked, "Drain region {} over {over}?{warning} [y/N] ", args.region);
     let _ = asked.flush();
     let mut answer = String::new();
@@ -182,12 +270,16 @@ struct Arrival {
 }
 
 /// Prints each step of the drain, and what it waits for where that takes long, until it has arrived. Interrupted, the drain goes
-/// on.
-async fn follow(connection: &Connection, region: &Region, returns: bool) -> Result<Arrival, Failure> {
+/// on, as far as `seen`.
+async fn follow(
+    connection: &Connection,
+    region: &Region,
+    returns: bool,
+    seen: &mut Option<v1::RegionDrainStatus>,
+) -> Result<Arrival, Failure> {
     let mut progress = Progress::default();
     loop {
-        let drains = connection.traffic_planner().drains(v1::DrainsRequest {}).await?.into_inner().drains;
-        let status = drains.into_iter().find(|drain| drain.region == region.as_str());
+        let status = status_of(connection, region).await?;
         let drain = status.and_then(|status| Some((status.drain?, status)));
         let (drain, status) = match drain {
             Some((drain, status)) if drain.returns == returns => (drain, status),
@@ -207,8 +299,11 @@ async fn follow(connection: &Connection, region: &Region, returns: bool) -> Resu
         if progress.is_told((drain.keep, line.clone()), is_news, Instant::now()) {
             output::note(&line);
         }
-        if has_arrived(&drain, &status.state) {
-            return Ok(Arrival { moves: status.services != Some(0), staying: status.staying });
+        let has_arrived = has_arrived(&drain, &status.state);
+        let arrival = Arrival { moves: status.services != Some(0), staying: status.staying.clone() };
+        *seen = Some(status);
+        if has_arrived {
+            return Ok(arrival);
         }
         sleep(POLL_INTERVAL).await;
     }
@@ -246,7 +341,8 @@ fn has_arrived(drain: &v1::RegionDrain, state: &str) -> bool {
     !drain.returns && drain.keep == Share::NONE.millionths() && state == "done"
 }
 
-fn text(region: &Region, forecast: &v1::ForecastDrainResponse) -> String {
+/// The forecast for people. `before` is the drain or way back that is under way.
+fn text(region: &Region, forecast: &v1::ForecastDrainResponse, before: Option<&RegionDrain>) -> String {
     let mut text = String::new();
     let mut rows = Vec::new();
     for service in &forecast.services {
@@ -270,9 +366,16 @@ fn text(region: &Region, forecast: &v1::ForecastDrainResponse) -> String {
     if !rows.is_empty() {
         text = format!("{}{text}", output::table(&head, &rows));
     }
+    // From the first step on the region gets no calls of others; reports are of a second before.
+    let of_others = match before.is_some_and(|drain| drain.keep < Share::ALL) {
+        true => {
+            "of other regions still come here: they leave with the tables of the first step, which is made"
+        }
+        false => "of other regions leave at the first step",
+    };
     for service in &forecast.services {
         for (rate, what) in [
-            (service.of_others, "of other regions leave at the first step"),
+            (service.of_others, of_others),
             (service.staying, "cannot leave"),
             (service.dropped, "have no room elsewhere: the drain is held before they would be dropped"),
         ] {
@@ -392,6 +495,22 @@ mod tests {
         );
         assert!(told(800_000, "waits for tables", false, 21_000), "a step");
         assert!(told(800_000, "held", true, 21_500) && !told(800_000, "held", true, 22_000));
+    }
+
+    #[test]
+    fn a_forecast_of_a_drain_that_has_begun_promises_no_first_step() {
+        let service = v1::ServiceForecast { of_others: 1.1, ..v1::ServiceForecast::default() };
+        let forecast =
+            v1::ForecastDrainResponse { services: vec![service], ..v1::ForecastDrainResponse::default() };
+        let eu = Region::new("eu").unwrap();
+        let begun = RegionDrain::begin(None, false, Duration::ZERO, 0);
+        let made = RegionDrain { keep: Share::of_millionths(900_000).unwrap(), ..begun };
+        for before in [None, Some(&begun)] {
+            let told = text(&eu, &forecast, before);
+            assert!(told.contains("1.1 calls/s of other regions leave at the first step"), "{told}");
+        }
+        let told = text(&eu, &forecast, Some(&made));
+        assert!(told.contains("still come here") && !told.contains("leave at the first step"), "{told}");
     }
 
     #[test]
