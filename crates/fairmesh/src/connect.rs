@@ -92,11 +92,11 @@ pub(crate) async fn connect(target: &TargetArgs) -> Result<Connection, Failure> 
     let transport = transport_of_user(target).await?;
     let has_token = target.token()?.is_some();
     let connection = handshake::connect(&transport, &address, SOFTWARE).await.map_err(|error| {
-        let unreachable = || match (&address, &error) {
-            (Address::Tcp(_), ConnectError::Unreachable { .. }) if has_token && !transport.is_tls() => {
-                no_roots(&address)
-            }
-            _ => unreachable(&address, &error),
+        let is_plaintext = matches!(address, Address::Tcp(_)) && !transport.secures_mesh();
+        let no_roots = || error.ended_by_peer().filter(|_| has_token && is_plaintext);
+        let unreachable = || match no_roots() {
+            Some(why) => self::no_roots(&address, why),
+            None => unreachable(&address, &error),
         };
         no_identity(&address, &error, &transport).unwrap_or_else(unreachable)
     })?;
@@ -110,12 +110,12 @@ pub(crate) async fn connect(target: &TargetArgs) -> Result<Connection, Failure> 
     Ok(connection)
 }
 
-/// A user with a token over TCP, without what tells the control plane from others.
-fn no_roots(address: &Address) -> Failure {
+/// A user with a token over TCP, without what tells the control plane from others: what listens there has ended the connection.
+fn no_roots(address: &Address, why: &str) -> Failure {
     Failure::failed_with(
-        format!("cannot reach the control plane at {address} in plaintext"),
+        format!("{address} ended the connection in plaintext: {why}"),
         "a mesh with a trust domain takes tokens over TLS alone: give its roots with --trust-bundle FILE (FAIRMESH_TRUST_BUNDLE), \
-         which is 'ca/bundle.pem' in the data directory of a control plane",
+         which is 'ca/bundle.pem' in the data directory of a control plane; or check that a control plane listens there",
     )
 }
 
@@ -142,8 +142,8 @@ pub(crate) fn unreachable(address: &Address, error: &ConnectError) -> Failure {
             format!("no host is known by the name in {address}"),
             format!("check the name, and the DNS of this machine; or {ADDRESS_HINT}"),
         ),
-        ConnectError::Unreachable { .. } => Failure::failed_with(
-            format!("cannot reach the control plane at {address}"),
+        ConnectError::Unreachable { source, .. } => Failure::failed_with(
+            format!("cannot reach the control plane at {address}: {source}"),
             format!(
                 "start it with 'fairmesh control', or {ADDRESS_HINT}; over TCP, a mesh with a trust domain accepts only \
                  programs of a machine whose agent has joined: else give the Unix socket of the control plane"

@@ -123,6 +123,11 @@ impl Transport {
         self.identity.is_some()
     }
 
+    /// Whether connections with processes of the mesh over TCP are secured, and not in plaintext.
+    pub fn secures_mesh(&self) -> bool {
+        self.of_mesh().is_some()
+    }
+
     /// The identity of this process, once it has a certificate.
     pub fn id(&self) -> Option<SpiffeId> {
         self.identity.as_ref().and_then(|identity| identity.id())

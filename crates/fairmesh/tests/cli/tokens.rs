@@ -273,6 +273,28 @@ fn a_user_logs_in_over_tcp_without_an_agent_by_the_roots_of_the_mesh() {
 }
 
 #[test]
+fn only_a_control_plane_that_ends_plaintext_makes_a_user_give_its_roots() {
+    let key = Key::new("one");
+    let rig = Rig::start(&key);
+    let token = key.token(600);
+    let complaint_at = |control: &str| {
+        let mut command = rig.command(&["get", "policies", "--tenant", "shop"], "");
+        command.env_remove("FAIRMESH_AGENT").env("FAIRMESH_CONTROL", control).env("FAIRMESH_TOKEN", &token);
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        // Lines are wrapped.
+        let words = String::from_utf8(output.stderr).unwrap();
+        words.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let told = complaint_at(&rig.tcp);
+    assert!(told.contains("in plaintext: ") && told.contains("--trust-bundle"), "{told}");
+    let told = complaint_at(&format!("127.0.0.1:{}", free_port()));
+    assert!(told.contains("Connection refused") && !told.contains("--trust-bundle"), "{told}");
+    let told = complaint_at("control.invalid:7400");
+    assert!(told.contains("no host is known by the name") && !told.contains("--trust-bundle"), "{told}");
+}
+
+#[test]
 fn pages_take_tokens_over_tls_and_never_in_plaintext() {
     let key = Key::new("one");
     let rig = Rig::start(&key);

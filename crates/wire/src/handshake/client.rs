@@ -219,6 +219,15 @@ impl ConnectError {
         matches!(self, Self::Unreachable { source, .. } if is_failed_lookup(&**source))
     }
 
+    /// Why the server ended the connection instead of responding to Hello, as one does that expects TLS; `None` of other
+    /// failures: without a connection, or with a response, however wrong.
+    pub fn ended_by_peer(&self) -> Option<&str> {
+        match self {
+            Self::NoHello { status, .. } if status.code() == Code::Unavailable => Some(status.message()),
+            _ => None,
+        }
+    }
+
     /// It, with what caused it.
     pub fn with_causes(&self) -> String {
         let mut text = self.to_string();
