@@ -41,7 +41,7 @@ impl RedbStore {
     /// Opens the store at `path`, and creates it (and the directory) if absent. Blocks on the disk.
     ///
     /// The whole file is verified first, without writing to it. A lock file, `path` with `.lock` appended, excludes
-    /// other processes.
+    /// other processes. A file that other users may read is made private to its owner.
     ///
     /// # Errors
     /// [`StoreError`] when the file is not a sound store of a known format; it is unchanged then.
@@ -53,7 +53,9 @@ impl RedbStore {
         }
         let file = path.clone();
         let backend = Box::new(move || backend::of_file(&file));
-        Self::start(FileState::open(path, backend, Some(lock))?)
+        let state = FileState::open(path, backend, Some(lock))?;
+        open::make_private(&state.path);
+        Self::start(state)
     }
 
     /// Gives the store at `path` a new id and returns it. Blocks on the disk.

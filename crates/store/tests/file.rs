@@ -3,10 +3,14 @@
 
 mod support;
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+};
 
 use fairmesh_rib::Expect;
-use fairmesh_store::{RedbStore, Store, StoreError};
+use fairmesh_store::{RedbStore, ReplicaFile, Store, StoreError};
 use support::{batch, put};
 
 struct Folder(tempfile::TempDir);
@@ -49,6 +53,31 @@ async fn a_range_includes_its_start_and_excludes_its_end() {
 async fn two_stores_have_different_ids() {
     let (one, other) = (Folder::new(), Folder::new());
     assert_ne!(one.open().id(), other.open().id());
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o777
+}
+
+#[test]
+fn a_file_that_others_may_read_is_private_once_it_is_opened() {
+    let folder = Folder::new();
+    let copy = folder.0.path().join("copy");
+    for path in [folder.file(), copy] {
+        let open = || match path == folder.file() {
+            true => drop(folder.open()),
+            false => drop(ReplicaFile::open(&path).unwrap()),
+        };
+        open();
+        assert_eq!(mode(&path), 0o600, "a new one");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        open();
+        assert_eq!(mode(&path), 0o600, "one of a release before");
+    }
+    fs::write(folder.file(), "something else").unwrap();
+    fs::set_permissions(folder.file(), fs::Permissions::from_mode(0o640)).unwrap();
+    RedbStore::open(folder.file()).unwrap_err();
+    assert_eq!(mode(&folder.file()), 0o640, "what is no store stays as it is");
 }
 
 #[test]

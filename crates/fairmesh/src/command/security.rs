@@ -20,8 +20,8 @@ use crate::{
 /// Subcommands of `fairmesh security`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum SecurityCommand {
-    /// Find what is not protected: in the records of the mesh, and in the files with keys, the agent's certificate and the
-    /// listeners of this machine; exits 1 if there is a warning or an error.
+    /// Find what is not protected: in the records of the mesh, and in the files with keys and records, the agent's
+    /// certificate and the listeners of this machine; exits 1 if there is a warning or an error.
     Check(SecurityCheckArgs),
 }
 
@@ -45,14 +45,7 @@ pub(crate) async fn run(command: SecurityCommand) -> Result<ExitCode, Failure> {
     mesh::check(&connection, &mut report).await?;
     keys::check(&args.state_dir, &mut report);
     agent::check(&args.state_dir, &mut report);
-    // It waits for those that do not respond.
-    let blocking = tokio::task::spawn_blocking(move || {
-        listeners::check(&mut report);
-        report
-    });
-    let report = blocking
-        .await
-        .map_err(|error| Failure::failed(format!("the listeners cannot be examined: {error}")))?;
+    listeners::check(&mut report).await?;
     output::print_one(args.output_args.format(), &report.json(), &report.to_string())?;
     Ok(if report.worst() >= Level::Warning { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

@@ -63,7 +63,9 @@ fn what_is_open_is_found_until_it_is_closed() {
     mesh.apply(OPEN).ok();
     mesh.register("shop/cart", "cart-0", "eu", 7000);
     let key = mesh.path("data/ca/issuer.key");
+    let store = mesh.path("data/rib.redb");
     fs::set_permissions(&key, fs::Permissions::from_mode(0o640)).unwrap();
+    fs::set_permissions(&store, fs::Permissions::from_mode(0o644)).unwrap();
     let open = check(&mesh);
     let expected = [
         "mtls.endpoints",
@@ -72,6 +74,7 @@ fn what_is_open_is_found_until_it_is_closed() {
         "authorization.audit",
         "roles",
         "keys.permissions",
+        "stores.permissions",
     ];
     assert_eq!((found_of(&open), open.code), (expected.map(str::to_owned).to_vec(), Some(1)));
     let text = mesh.run(&["security", "check", "--state-dir", mesh.path("data").to_str().unwrap()]).out;
@@ -79,7 +82,9 @@ fn what_is_open_is_found_until_it_is_closed() {
         assert!(text.contains(said), "{said}: {text}");
     }
 
-    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
+    for file in [&key, &store] {
+        fs::set_permissions(file, fs::Permissions::from_mode(0o600)).unwrap();
+    }
     mesh.apply(CLOSED).ok();
     let closed = check(&mesh);
     assert_eq!(found_of(&closed), ["mtls.endpoints"], "the endpoint still speaks plaintext");

@@ -1,9 +1,9 @@
 //! Opens and verifies a store file, and explains why one is refused.
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, Permissions},
     io,
-    os::unix::fs::OpenOptionsExt as _,
+    os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
 };
@@ -43,6 +43,33 @@ pub(super) fn create_file(path: &Path) -> Result<(), StoreError> {
         File::open(path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")))?.sync_all()
     };
     durable().map_err(|e| system_error(path, e))
+}
+
+/// Takes a file from group and others, to whom a release before gave it. One that this process may not change, as a file
+/// of another user, is left, with a warning.
+pub(super) fn make_private(path: &Path) {
+    let of_user = |mode: u32| mode & 0o700;
+    let narrow = || {
+        let mode = fs::metadata(path)?.permissions().mode() & 0o777;
+        if mode == of_user(mode) {
+            return Ok(None);
+        }
+        fs::set_permissions(path, Permissions::from_mode(of_user(mode))).map(|()| Some(mode))
+    };
+    let file = path.display();
+    match narrow() {
+        Ok(None) => {}
+        Ok(Some(before)) => tracing::warn!(
+            %file,
+            before = format_args!("{before:04o}"),
+            "the mode of the file let other users of this machine read all records, and no longer does"
+        ),
+        Err::<_, io::Error>(error) => tracing::warn!(
+            %file,
+            %error,
+            "other users of this machine may read the records in the file: run 'chmod 600' on it as its owner"
+        ),
+    }
 }
 
 /// Creates an empty store on an empty backend.

@@ -96,6 +96,7 @@ impl ReplicaFile {
             }
             loaded => loaded?,
         };
+        open::make_private(&path);
         Ok((Self { path, db: Some(db), _lock: lock }, contents))
     }
 

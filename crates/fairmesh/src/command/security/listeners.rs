@@ -1,16 +1,23 @@
 //! Listeners of the mesh's processes on this machine that others reach, and that respond in plaintext.
 
 use std::{
-    collections::BTreeMap,
-    fs,
-    io::{Read as _, Write as _},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::Path,
     time::Duration,
 };
 
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    task::{JoinSet, spawn_blocking},
+    time::timeout,
+};
+
 use crate::{
     command::finding::{Level, Report},
+    failure::Failure,
     socket_table,
 };
 
@@ -26,11 +33,13 @@ const REQUESTS: [&[u8]; 2] = [
 ];
 
 /// Tries the listeners of all processes that run this program and that this user may look into.
-pub(super) fn check(report: &mut Report) {
-    let Found { listeners, unseen } = find();
+pub(super) async fn check(report: &mut Report) -> Result<(), Failure> {
+    let found = spawn_blocking(find).await;
+    let Found { listeners, unseen } =
+        found.map_err(|error| Failure::failed(format!("the listeners cannot be examined: {error}")))?;
     let tried = listeners.len().min(MAX_LISTENERS);
-    let open: Vec<_> =
-        listeners.iter().take(tried).filter(|(address, _)| responds_in_plaintext(*address)).collect();
+    let responding = responding(listeners.iter().take(tried).map(|(address, _)| *address)).await;
+    let open: Vec<_> = listeners.iter().filter(|(address, _)| responding.contains(address)).collect();
     for (address, command) in &open {
         report.add(
             "listeners.plaintext",
@@ -57,6 +66,17 @@ pub(super) fn check(report: &mut Report) {
             "run this command as the user of the processes, or as root",
         );
     }
+    Ok(())
+}
+
+/// Those that respond in plaintext. All are tried at a time: most of those that do not respond end by their time limit.
+async fn responding(addresses: impl Iterator<Item = SocketAddr>) -> BTreeSet<SocketAddr> {
+    let mut tries = JoinSet::new();
+    for address in addresses {
+        tries.spawn(async move { (address, responds_in_plaintext(address).await) });
+    }
+    let tried = tries.join_all().await.into_iter();
+    tried.filter_map(|(address, responds)| responds.then_some(address)).collect()
 }
 
 struct Found {
@@ -105,20 +125,27 @@ fn command(pid: u32) -> String {
 }
 
 /// Whether a listener responds to a request in plaintext. What is not there any more does not.
-fn responds_in_plaintext(address: SocketAddr) -> bool {
+async fn responds_in_plaintext(address: SocketAddr) -> bool {
     let ip = match address.ip() {
         ip if !ip.is_unspecified() => ip,
         IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
     };
-    let exchange = |request| {
-        let mut stream = TcpStream::connect_timeout(&SocketAddr::new(ip, address.port()), PATIENCE)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.write_all(request)?;
-        let mut begin = [0; 5];
-        stream.read_exact(&mut begin).map(|()| is_http(begin))
-    };
-    REQUESTS.into_iter().any(|request| exchange(request).unwrap_or(false))
+    for request in REQUESTS {
+        if exchange(SocketAddr::new(ip, address.port()), request).await.unwrap_or(false) {
+            return true;
+        }
+    }
+    false
+}
+
+/// Whether the response to a request is one of HTTP.
+async fn exchange(address: SocketAddr, request: &[u8]) -> io::Result<bool> {
+    let mut stream = timeout(PATIENCE, TcpStream::connect(address)).await??;
+    stream.write_all(request).await?;
+    let mut begin = [0; 5];
+    timeout(PATIENCE, stream.read_exact(&mut begin)).await??;
+    Ok(is_http(begin))
 }
 
 /// Whether a response begins so: a status line, or the settings with which a server of HTTP/2 begins.
@@ -130,7 +157,22 @@ fn is_http(begin: [u8; 5]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
+    use tokio::time::Instant;
+
     use super::*;
+
+    #[tokio::test]
+    async fn listeners_that_do_not_respond_are_waited_for_at_a_time() {
+        let silent: Vec<_> =
+            (0..MAX_LISTENERS).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()).collect();
+        let addresses = silent.iter().map(|listener| listener.local_addr().unwrap());
+        let start = Instant::now();
+        assert!(responding(addresses).await.is_empty());
+        // One after the other they take 64 times two limits.
+        assert!(start.elapsed() < PATIENCE * 20, "{:?}", start.elapsed());
+    }
 
     #[test]
     fn responses_of_http_are_told_from_alerts_of_tls() {
