@@ -86,6 +86,9 @@ impl Access {
             }
             Need::ServeAny(service) if !relays && !grants.may_serve(service, None) => not_found(who, service),
             Need::CallFrom(service) if !relays && !admin && !views(service) => not_found(who, service),
+            Need::CallFromAny if !relays && !grants.view.is_everything() => {
+                lacks_role(who, "viewer of all tenants")
+            }
             Need::Admin if !admin => lacks_role(who, "admin"),
             _ => return Ok(()),
         };

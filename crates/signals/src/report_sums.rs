@@ -47,7 +47,7 @@ pub struct ReportSums {
     limits: SumLimits,
     by_reporter: HashMap<u64, LiveReport>,
     rows: usize,
-    /// Services of reports that were not taken, with the time until which these would count.
+    /// Services of reports that were not taken, with the time until which these would count; all, if it is full.
     not_taken: BTreeMap<ServiceName, u64>,
 }
 
@@ -106,12 +106,14 @@ impl ReportSums {
     pub fn sum_of_all(&mut self, now_ms: u64) -> TrafficReport {
         self.expire(now_ms);
         let incomplete = self.not_taken.keys().cloned().collect();
-        let mut sum = TrafficReport { incomplete, ..TrafficReport::default() };
+        let all_incomplete = self.not_taken.len() >= MAX_INCOMPLETE_SERVICES;
+        let mut sum = TrafficReport { incomplete, all_incomplete, ..TrafficReport::default() };
         for LiveReport { report, at_ms, .. } in self.by_reporter.values() {
             let kept = Duration::from_millis(now_ms.saturating_sub(*at_ms));
             sum.regions.extend(report.regions.iter().cloned());
             sum.left_out = sum.left_out.saturating_add(report.left_out);
             sum.incomplete.extend(report.incomplete.iter().cloned());
+            sum.all_incomplete |= report.all_incomplete;
             for (path, rates) in &report.calls {
                 let mut rates = *rates;
                 rates.grow_older(kept);
@@ -128,7 +130,8 @@ impl ReportSums {
     }
 
     /// The same as one report: where there are too many paths, callers are no longer told apart. What is still beyond the
-    /// bounds of a report is left out, the last by name, and counted, and its services are named.
+    /// bounds of a report is left out, the last by name, and counted, and its services are named. Where these are too many,
+    /// all are incomplete: a service of which a part is missing is never taken for one with fewer calls.
     pub fn sum(&mut self, now_ms: u64) -> TrafficReport {
         let mut sum = self.sum_of_all(now_ms);
         if sum.calls.len() > MAX_CALL_PATHS {
@@ -146,6 +149,7 @@ impl ReportSums {
             sum.incomplete.insert(service.clone());
         }
         sum.left_out = sum.left_out.saturating_add(beyond);
+        sum.all_incomplete |= sum.incomplete.len() >= MAX_INCOMPLETE_SERVICES;
         sum.incomplete = sum.incomplete.into_iter().take(MAX_INCOMPLETE_SERVICES).collect();
         sum.regions = sum.regions.into_iter().take(MAX_REPORTED_REGIONS).collect();
         sum.calls = sum.calls.into_iter().take(MAX_CALL_PATHS).collect();
@@ -292,6 +296,47 @@ mod tests {
         above.record(report(2, "us", 1), 0);
         assert_eq!((above.sum_of_all(0).left_out, above.left_out(0)), (7, 7));
         assert_eq!(above.sum_of_all(0).incomplete, incomplete);
+    }
+
+    fn named(prefix: &str, count: usize) -> impl Iterator<Item = ServiceName> {
+        (0..count).map(move |n| ServiceName::new(format!("shop/{prefix}{n}")).unwrap())
+    }
+
+    #[test]
+    fn where_not_all_incomplete_services_can_be_named_all_are() {
+        let other = ServiceName::new("shop/zoo").unwrap();
+        let path = report(1, "eu", 1).calls.keys().next().unwrap().clone();
+        let full = |sums: &mut ReportSums, beyond: usize| {
+            let mut many = report(1, "eu", 1);
+            for service in named("s", MAX_CALL_PATHS - 1 + beyond) {
+                many.calls.insert(CallPath { service, ..path.clone() }, CallRates::default());
+            }
+            sums.record(many, 0);
+            sums.sum(0)
+        };
+        let some = full(&mut sums(10, 100_000), MAX_INCOMPLETE_SERVICES - 1);
+        assert!(!some.all_incomplete && !some.is_incomplete(&other), "{}", some.incomplete.len());
+        let all = full(&mut sums(10, 100_000), MAX_INCOMPLETE_SERVICES + 1);
+        assert_eq!(all.incomplete.len(), MAX_INCOMPLETE_SERVICES);
+        assert!(all.is_incomplete(&other), "one service more has no name");
+        let mut above = ReportSums::new(SumLimits::TREE);
+        above.record(TrafficReport { reporter: 7, ..all }, 0);
+        assert!(above.sum_of_all(0).is_incomplete(&other), "all the way up");
+
+        // Each of these reports has room for the names of its own.
+        let mut above = ReportSums::new(SumLimits::TREE);
+        for (reporter, prefix) in [(1, "a"), (2, "b")] {
+            let incomplete = named(prefix, MAX_INCOMPLETE_SERVICES - 1).collect();
+            above.record(TrafficReport { incomplete, ..report(reporter, "eu", 1) }, 0);
+        }
+        assert!(!above.sum_of_all(0).is_incomplete(&other));
+        assert!(above.sum(0).is_incomplete(&other), "their sum has not");
+
+        let mut no_room = sums(10, 1);
+        let incomplete = named("c", MAX_INCOMPLETE_SERVICES + 1).collect();
+        assert_eq!(no_room.record(TrafficReport { incomplete, ..report(1, "eu", 1) }, 0), Taken::Full);
+        assert!(no_room.sum_of_all(0).is_incomplete(&other), "of a report that is not taken");
+        assert!(!no_room.sum_of_all(60_500).is_incomplete(&other), "until it would be void");
     }
 
     #[test]

@@ -17,6 +17,8 @@ pub(crate) enum Need {
     ServeAny(ServiceName),
     /// Reports about calls to a service.
     CallFrom(ServiceName),
+    /// Reports about calls to services of all tenants.
+    CallFromAny,
     /// Claims a part of a limit of a service.
     Claim(ServiceName),
     /// Is the checker of a region.

@@ -1,6 +1,6 @@
 //! What the requests of gRPC name, and so need.
 
-use fairmesh_model::{InstanceId, Invalid, RecordKey, Region, ServiceName};
+use fairmesh_model::{InstanceId, Invalid, MAX_INCOMPLETE_SERVICES, RecordKey, Region, ServiceName};
 use fairmesh_wire::v1;
 use prost::Message;
 use tonic::Status;
@@ -118,6 +118,10 @@ pub(super) fn report_usage(message: &[u8]) -> Needs {
         // Nothing is planned for these, so it is for those who may say what is called.
         for name in &report.incomplete {
             needs.push(Need::CallFrom(service(name)?));
+        }
+        // With as many names any service may be one.
+        if report.incomplete.len() >= MAX_INCOMPLETE_SERVICES {
+            needs.push(Need::CallFromAny);
         }
         for servers in &report.servers {
             needs.push(Need::ServeAny(service(&servers.service)?));

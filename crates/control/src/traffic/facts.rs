@@ -304,7 +304,7 @@ impl ServiceReports {
         let servers = sum.servers.iter().filter(|((name, _), _)| name == service);
         Self {
             heard: sum.regions.clone(),
-            is_incomplete: sum.incomplete.contains(service),
+            is_incomplete: sum.is_incomplete(service),
             calls: calls.map(|(path, rates)| (path.clone(), *rates)).collect(),
             servers: servers.map(|((_, region), rates)| (region.clone(), rates.clone())).collect(),
         }

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use fairmesh_model::{DefaultAuthorization, EndpointState, Policy, RateLimit, Record, RecordKey, Scope};
+use fairmesh_model::{
+    DefaultAuthorization, EndpointState, MAX_INCOMPLETE_SERVICES, Policy, RateLimit, Record, RecordKey, Scope,
+};
 use fairmesh_wire::{handshake::Connection, records, v1};
 use tokio::time::timeout;
 use tonic::{Code, Status};
@@ -237,6 +239,16 @@ async fn reports_of_load_are_those_of_the_reporters_region_and_tenants() {
     assert!(is_refusal(&refused), "{refused}");
     agent.imbalance().report(incomplete("shop/stock")).await.unwrap();
     relay.imbalance().report(report("us", "bank/vault")).await.unwrap();
+    // As many names as there is room for stop the planning for all tenants.
+    let full = || {
+        let mut request = report("eu", "shop/cart");
+        let names = (0..MAX_INCOMPLETE_SERVICES).map(|n| format!("shop/s{n}"));
+        request.traffic.as_mut().unwrap().incomplete = names.collect();
+        request
+    };
+    let refused = agent.imbalance().report(full()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
+    relay.imbalance().report(full()).await.unwrap();
     control.stop().await;
 }
 

@@ -22,7 +22,7 @@ pub const MAX_SERVER_GROUPS: usize = 1_024;
 /// The most regions of a report.
 pub const MAX_REPORTED_REGIONS: usize = 256;
 
-/// The most services that a report names as incomplete.
+/// The most services that a report names as incomplete. One that names as many had no room for further names.
 pub const MAX_INCOMPLETE_SERVICES: usize = 1_024;
 
 /// The largest rate of a report: a billion per second, in thousandths. Sums stay at it, so that a process above takes the sum
@@ -46,6 +46,15 @@ pub struct TrafficReport {
     pub left_out: u32,
     /// The services of which these are: what is reported of them is not all.
     pub incomplete: BTreeSet<ServiceName>,
+    /// Whether there are further ones, whose names had no room: of any service, what is reported may not be all.
+    pub all_incomplete: bool,
+}
+
+impl TrafficReport {
+    /// Whether what is reported of a service may not be all.
+    pub fn is_incomplete(&self, service: &ServiceName) -> bool {
+        self.all_incomplete || self.incomplete.contains(service)
+    }
 }
 
 /// Where calls come from and go to.

@@ -1,4 +1,7 @@
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use fairmesh_model::{
     CallPath, CallRates, Invalid, LoadSignal, MAX_CALL_PATHS, MAX_INCOMPLETE_SERVICES, MAX_RATE,
@@ -33,12 +36,15 @@ impl TryFrom<v1::TrafficReport> for TrafficReport {
         bounded("incomplete", message.incomplete.len(), MAX_INCOMPLETE_SERVICES)?;
         let regions = message.regions.into_iter().map(Region::try_from);
         let incomplete = message.incomplete.into_iter().map(ServiceName::try_from);
+        let incomplete = incomplete.collect::<Result<BTreeSet<_>, Invalid>>();
+        let incomplete = incomplete.map_err(|e| e.within("incomplete"))?;
         let mut report = Self {
             reporter: message.reporter,
             interval: Duration::from_millis(message.interval_ms.into()),
             regions: regions.collect::<Result<_, Invalid>>().map_err(|e| e.within("regions"))?,
             left_out: message.left_out,
-            incomplete: incomplete.collect::<Result<_, Invalid>>().map_err(|e| e.within("incomplete"))?,
+            all_incomplete: incomplete.len() >= MAX_INCOMPLETE_SERVICES,
+            incomplete,
             ..Self::default()
         };
         for (i, calls) in message.calls.into_iter().enumerate() {
@@ -222,6 +228,7 @@ mod tests {
             calls: [(path(Some(&us), None), rates(1_000)), (path(None, Some("bulk")), rates(2))].into(),
             left_out: 3,
             incomplete: [ServiceName::new("shop/zoo").unwrap()].into(),
+            all_incomplete: false,
             servers: [((service.clone(), us.clone()), servers)].into(),
         }
     }
@@ -230,6 +237,14 @@ mod tests {
     fn reports_round_trip() {
         let message = v1::TrafficReport::from(report());
         assert_eq!(TrafficReport::try_from(message), Ok(report()));
+    }
+
+    #[test]
+    fn a_report_without_room_for_further_names_says_that_there_may_be_some() {
+        let names = (0..MAX_INCOMPLETE_SERVICES).map(|n| ServiceName::new(format!("shop/s{n}")).unwrap());
+        let full = TrafficReport { incomplete: names.collect(), all_incomplete: true, ..report() };
+        let message = v1::TrafficReport::from(full.clone());
+        assert_eq!(TrafficReport::try_from(message), Ok(full));
     }
 
     #[test]

@@ -5626,7 +5626,8 @@ pub struct TrafficReport {
     /// Paths and groups of servers that had no room, in this report or in those that it is the sum of.
     #[prost(uint32, tag = "6")]
     pub left_out: u32,
-    /// Services, tenant/service, of which such rows are: what is reported of them is not all. At most 1024, the first by name.
+    /// Services, tenant/service, of which such rows are: what is reported of them is not all. At most 1024, the first by name:
+    /// of 1024, there may be further ones.
     #[prost(string, repeated, tag = "7")]
     pub incomplete: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
