@@ -25,6 +25,16 @@ fn tables_are_listed_and_change_with_their_policy() {
     mesh.apply(&again).ok();
     assert_eq!(listed(&mesh).ok(), table, "the policy as it was read");
 
+    let near = POLICY.replace("traffic:", "locality: {rings: [region]}\ntraffic:");
+    mesh.apply(&near).ok();
+    let told = listed(&mesh).ok();
+    assert!(told.contains("in force, but no call goes to us: its locality does not allow that"), "{told}");
+    let items = mesh.run(&["get", "tables", "shop/catalog", "--json"]).json();
+    assert!(
+        items[0]["notAllowed"] == serde_json::json!(["us"]) && items[0]["state"] == "in force",
+        "{items}"
+    );
+
     mesh.apply("{kind: Policy, service: shop/catalog, traffic: {planner: rings}}").ok();
     let planned = listed(&mesh);
     assert!(

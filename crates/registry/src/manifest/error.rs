@@ -1,7 +1,7 @@
 use fairmesh_model::{counted, suggestion};
 use serde_saphyr::{DefaultMessageFormatter, Error, Location, MessageFormatter};
 
-use super::documents::DocumentText;
+use super::{documents::DocumentText, locate};
 
 /// A parse error with its position. Line and column count from 1; the span is in bytes of the file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -41,6 +41,18 @@ impl Diagnostic {
     /// An error of the whole document: shown at its first line.
     pub(super) fn at_start(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { location: None, message: message.into(), hint: hint.into(), is_of_whole: false }
+    }
+}
+
+impl Diagnostic {
+    /// The same with the numbers of entries as they are in the whole text, for one of a text without some of them.
+    pub(super) fn in_whole(self, whole: &str) -> Self {
+        let numbered = self.location.zip(self.message.split_once(": ")).and_then(|(at, (path, problem))| {
+            let path = path.contains('[').then(|| locate::path_at(whole, path, at))??;
+            Some(format!("{path}: {problem}"))
+        });
+        let message = numbered.unwrap_or(self.message);
+        Self { message, ..self }
     }
 }
 

@@ -7,7 +7,7 @@ use serde::{
     Deserialize, Deserializer,
     de::{Error, MapAccess, SeqAccess, Visitor},
 };
-use serde_saphyr::Spanned;
+use serde_saphyr::{Location, Spanned};
 
 use super::{error::Diagnostic, options};
 
@@ -45,6 +45,24 @@ fn find<'a>(root: &'a Spanned<Tree>, path: &str) -> &'a Spanned<Tree> {
         }
     }
     here
+}
+
+/// The path, in this text, of what is at a position; `path` is that in a text without some of the entries of its lists. `None` if
+/// nothing with such a path is there.
+pub(super) fn path_at(text: &str, path: &str, at: Location) -> Option<String> {
+    let tree = serde_saphyr::from_str_with_options::<Spanned<Tree>>(text, options()).ok()?;
+    numbered(&tree, path, at)
+}
+
+fn numbered(here: &Spanned<Tree>, path: &str, at: Location) -> Option<String> {
+    let Some((list, rest)) = path.split_once('[') else {
+        let found = find(here, path).referenced;
+        return ((found.line(), found.column()) == (at.line(), at.column())).then(|| path.to_owned());
+    };
+    let (number, rest) = rest.split_once(']')?;
+    let Tree::List(entries) = &find(here, list).value else { return None };
+    let later = entries.iter().enumerate().skip(number.parse().ok()?);
+    later.filter_map(|(number, entry)| Some(format!("{list}[{number}]{}", numbered(entry, rest, at)?))).next()
 }
 
 impl Tree {

@@ -29,6 +29,7 @@ pub(super) fn errors(file: &str, text: &str, piece: &DocumentText<'_>) -> Vec<Ma
         erased.push(entry.start);
         let Err(next) = document(&DocumentText { text: &left, ..*piece }) else { break };
         let is_of_whole = next.is_of_whole;
+        let next = next.in_whole(piece.text);
         let next = located(file, text, piece, next);
         found = next.offset;
         // Perhaps of what was overwritten here; then the entry around it is left out too.

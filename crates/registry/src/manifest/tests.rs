@@ -80,6 +80,18 @@ fn errors_behind_the_first_one_are_found_where_they_are() {
         let of = |words: &str| found.iter().any(|message| message.contains(words));
         assert!(of("'120%' is not a share") && of("timeout: '5'"), "{found:?}");
     }
+    for rings in [
+        "[{within: region, load: 150%}, {within: 35ms, load: 80%}, {within: any, load: 170%}]",
+        "\n    - within: region\n      load: 150%\n    - {within: 35ms, load: 80%}\n    - within: any\n      load: 170%",
+    ] {
+        let text = format!("kind: Policy\nservice: shop/a\ntraffic:\n  planner: rings\n  rings: {rings}\n");
+        let found: Vec<_> = errors("shop.yaml", &text).into_iter().map(|error| error.message).collect();
+        let expected = [
+            "traffic.rings[0].load: '150%' is no threshold",
+            "traffic.rings[2].load: '170%' is no threshold",
+        ];
+        assert_eq!(found, expected, "by their numbers in the file");
+    }
     // What is missing once an entry is left out is no error of its own.
     assert_eq!(errors("shop.yaml", "kind: Service\nname: 'a b'\n").len(), 1);
     assert_eq!(errors("shop.yaml", "kind: Service\nname: [\n").len(), 1, "no YAML");

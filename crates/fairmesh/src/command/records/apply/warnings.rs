@@ -167,7 +167,7 @@ pub(crate) fn warnings(known: Option<&View>, resources: &[&Resource]) -> Vec<Str
                 warnings.extend(conflict.map(|why| format!("the policy of {name}: {why}")));
                 warnings.extend(shares::unknown_regions(name, policy, &shares::regions(known, resources)));
                 warnings.extend(unknown_classes(name, policy, known, resources));
-                warnings.extend(shares::without_effect(name, policy, shares::topology(known, resources)));
+                warnings.extend(shares::serving_no_call(name, policy, shares::topology(known, resources)));
             }
             _ => {}
         }

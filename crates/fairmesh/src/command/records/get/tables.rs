@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::regions::rough;
 use crate::{
+    command::records::apply::warnings::shares::may_reach,
     output::Listing,
     view::{ServiceView, View, age_of, table_age},
 };
@@ -19,10 +20,12 @@ pub(super) fn tables(view: &View) -> Listing {
     for (name, one) in &view.services {
         for (from, table) in &one.tables {
             let state = state(&table.value);
-            add(&mut listing, (name, from), &table.value, state);
+            let policy = one.effective_policy();
+            let is_served = |to: &Region| may_reach(&policy, from, to, &view.regions.value);
+            add(&mut listing, (name, from), &table.value, (state, &is_served));
         }
         for (from, shadow) in shadows(one) {
-            add(&mut listing, (name, &from), &shadow, "shadow");
+            add(&mut listing, (name, &from), &shadow, ("shadow", &|_| true));
         }
     }
     listing
@@ -58,9 +61,10 @@ fn add(
     listing: &mut Listing,
     (name, from): (&ServiceName, &Region),
     table: &RegionTable,
-    state: &'static str,
+    (state, is_served): (&'static str, &dyn Fn(&Region) -> bool),
 ) {
     for (class, shares) in table.shares.iter() {
+        let unserved: Vec<&Region> = shares.to.keys().filter(|to| !is_served(to)).collect();
         listing.add(
             vec![
                 name.to_string(),
@@ -69,9 +73,9 @@ fn add(
                 words(shares),
                 shares.dropped.to_string(),
                 origin(table),
-                state.into(),
+                words_of_state(state, &unserved),
             ],
-            item((name, from), (class, shares), table, state),
+            item((name, from), (class, shares), table, (state, &unserved)),
         );
     }
 }
@@ -80,7 +84,7 @@ fn item(
     (name, from): (&ServiceName, &Region),
     (class, shares): (Option<&Label>, &RegionShares),
     table: &RegionTable,
-    state: &'static str,
+    (state, unserved): (&'static str, &[&Region]),
 ) -> Value {
     let percent = |share: &Share| f64::from(share.millionths()) / 10_000.0;
     let to = shares.to.iter().map(|(region, share)| (region.to_string(), json!(percent(share))));
@@ -98,6 +102,7 @@ fn item(
         "confirmedRound": planned.map(|confirmed| confirmed.round),
         "confirmedSecondsAgo": planned.map(|confirmed| age_of(confirmed.at_ms).as_secs()),
         "state": state,
+        "notAllowed": unserved.iter().map(ToString::to_string).collect::<Vec<_>>(),
     })
 }
 
@@ -112,6 +117,17 @@ fn origin(table: &RegionTable) -> String {
         TableOrigin::ByHand => "by hand".into(),
         TableOrigin::Planned(confirmed) => {
             format!("round {}, confirmed {} ago", confirmed.round, rough(age_of(confirmed.at_ms)))
+        }
+    }
+}
+
+/// The force of a table, and of its shares those that no router follows.
+fn words_of_state(state: &str, unserved: &[&Region]) -> String {
+    match unserved {
+        [] => state.to_owned(),
+        regions => {
+            let names: Vec<&str> = regions.iter().map(|region| region.as_str()).collect();
+            format!("{state}, but no call goes to {}: its locality does not allow that", names.join(", "))
         }
     }
 }

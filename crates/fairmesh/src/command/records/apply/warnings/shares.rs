@@ -144,7 +144,7 @@ fn by_hand(policy: &Policy) -> impl Iterator<Item = &Label> {
 
 /// Warnings about shares by hand that no router follows, since the rings do not allow their region, and about tables that drop
 /// all calls.
-pub(super) fn without_effect(name: &ServiceName, policy: &Policy, topology: &Regions) -> Vec<String> {
+pub(super) fn serving_no_call(name: &ServiceName, policy: &Policy, topology: &Regions) -> Vec<String> {
     let tables = policy.traffic.iter().flat_map(|traffic| &traffic.shares);
     let rows = tables.flat_map(|(from, shares)| shares.iter().map(move |(class, row)| (from, class, row)));
     let (mut outside, mut dropping) = (BTreeSet::new(), BTreeSet::new());
@@ -167,7 +167,7 @@ pub(super) fn without_effect(name: &ServiceName, policy: &Policy, topology: &Reg
 }
 
 /// Whether the locality of a policy allows a region, as far as distances do not decide.
-fn may_reach(policy: &Policy, from: &Region, to: &Region, topology: &Regions) -> bool {
+pub(crate) fn may_reach(policy: &Policy, from: &Region, to: &Region, topology: &Regions) -> bool {
     let locality = &policy.locality;
     if from == to {
         return true;
