@@ -42,7 +42,7 @@ pub use batch::{
 pub use forwarder::Forwarder;
 pub use hub::{MAX_DIRTY, PendingUpdate, WatcherId, WatcherInfo};
 pub use mirror::{ArrivedRecord, Mirror};
-pub use node::{AckStatus, Entries, Node, StaleUpdate, Values, Watcher};
+pub use node::{AckStatus, BehindWatcher, Entries, Node, StaleUpdate, Values, Watcher};
 pub use node_core::{NodeCore, Woken};
 pub use peer_info::{PeerInfo, PeerKind};
 pub use prefixes::covering;

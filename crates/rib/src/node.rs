@@ -14,12 +14,14 @@ use crate::{
     terminated_watches::TerminatedWatches,
 };
 
+mod behind;
 mod disconnected;
 mod replica;
 mod watcher;
 
 use disconnected::DisconnectedWatchers;
 
+pub use behind::BehindWatcher;
 pub use replica::StaleUpdate;
 pub use watcher::Watcher;
 use watcher::WatcherWaker;
@@ -66,8 +68,8 @@ pub type Values = Vec<(Arc<str>, Option<Entry>)>;
 pub struct AckStatus {
     /// Whether every watcher has applied the revision.
     pub all: bool,
-    /// The watchers that have not, for operators.
-    pub behind: Vec<String>,
+    /// The watchers that have not.
+    pub behind: Vec<BehindWatcher>,
 }
 
 impl Node {
@@ -311,10 +313,9 @@ impl Node {
         late.is_empty() && inner.disconnected.behind(prefix, revision, Instant::now()).is_empty()
     }
 
-    fn behind(&self, prefix: &Prefix, revision: u64) -> Vec<String> {
+    fn behind(&self, prefix: &Prefix, revision: u64) -> Vec<BehindWatcher> {
         let late = self.watchers(prefix).into_iter().filter(|watcher| watcher.applied < revision);
-        let late =
-            late.map(|watcher| format!("{} ({}) at {}", watcher.software, watcher.identity, watcher.applied));
+        let late = late.map(|watcher| BehindWatcher::new(&watcher, false));
         late.chain(self.lock().disconnected.behind(prefix, revision, Instant::now())).collect()
     }
 

@@ -126,7 +126,9 @@ impl TrafficController {
             let prefix = Prefix::tables(service);
             let status = self.node.wait_acked(&prefix, revision.unwrap_or_default(), Instant::now()).await;
             if !status.all {
-                return Some(status.behind.first().map_or_else(|| "a program".to_owned(), |it| name(it)));
+                // Without the number of a revision, which says nothing to operators of a drain.
+                let behind = status.behind.first();
+                return Some(behind.map_or_else(|| "a program".to_owned(), |watcher| watcher.name.clone()));
             }
         }
         None
@@ -293,12 +295,6 @@ fn is_serving(key: &RecordKey, value: &[u8]) -> bool {
     )
 }
 
-/// A reader that is behind, without the revision at which it is.
-fn name(behind: &str) -> String {
-    let named = behind.rsplit_once(" at ").filter(|(_, at)| at.bytes().all(|byte| byte.is_ascii_digit()));
-    named.map_or(behind, |(name, _)| name).to_owned()
-}
-
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
@@ -384,12 +380,6 @@ fn message(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_reader_that_is_behind_is_named_without_its_revision() {
-        assert_eq!(name("agent a-us (anonymous) at 104"), "agent a-us (anonymous)");
-        assert_eq!(name("agent at home"), "agent at home");
-    }
 
     #[test]
     fn a_step_is_made_when_every_service_may_make_it() {

@@ -210,7 +210,8 @@ impl Registry {
         let revision = folders.values().copied().max().unwrap_or_else(|| self.node().revision().number);
         let mut behind = Vec::new();
         for (folder, revision) in folders {
-            behind.extend(self.node().wait_acked(&folder, revision, deadline).await.behind);
+            let acked = self.node().wait_acked(&folder, revision, deadline).await;
+            behind.extend(acked.behind.iter().map(ToString::to_string));
         }
         behind.sort();
         behind.dedup();

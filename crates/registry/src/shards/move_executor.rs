@@ -150,7 +150,7 @@ impl Registry {
         let ranges = Prefix::shards(service, Some(&ShardPart::Ranges));
         let acked = self.node().wait_acked(&ranges, revision, Instant::now() + CALLER_TIMEOUT).await;
         if !acked.all {
-            let behind = acked.behind.join(", ");
+            let behind = acked.behind.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
             if let Some(left_out) = DELAYED.next() {
                 let shard = shard_move.shard;
                 tracing::warn!(%service, %shard, behind, left_out, "callers lag; finishing the move");

@@ -8,6 +8,7 @@ use std::{
 use fairmesh_model::{Identity, Prefix};
 use tokio::time::Instant;
 
+use super::behind::BehindWatcher;
 use crate::WatcherInfo;
 
 /// How long a watcher takes to reconnect at most: the longest backoff, and time to connect.
@@ -76,17 +77,13 @@ impl DisconnectedWatchers {
         self.watchers.iter_mut().for_each(|left| (left.info.applied, left.acked) = (0, 0));
     }
 
-    /// The disconnected watchers of a part of `prefix` that had not applied `revision`, for operators.
-    pub(super) fn behind(&self, prefix: &Prefix, revision: u64, now: Instant) -> Vec<String> {
+    /// The disconnected watchers of a part of `prefix` that had not applied `revision`.
+    pub(super) fn behind(&self, prefix: &Prefix, revision: u64, now: Instant) -> Vec<BehindWatcher> {
         let meets = |other: &Prefix| prefix.covers(other.as_str()) || other.covers(prefix.as_str());
         let late = self.unexpired(now).filter(|left| left.info.applied < revision);
         let late = late.filter(|left| left.prefixes.iter().any(meets));
-        let late = late.map(|Disconnected { info, .. }| {
-            format!("{} ({}) at {}, disconnected", info.software, info.identity, info.applied)
-        });
-        let unknown =
-            self.unknown(now).map(|_| "watchers from before the start, yet to reconnect".to_owned());
-        late.chain(unknown).collect()
+        let late = late.map(|Disconnected { info, .. }| BehindWatcher::new(info, true));
+        late.chain(self.unknown(now).map(|_| BehindWatcher::unknown())).collect()
     }
 
     /// The number that every disconnected watcher has applied; `None` without any.
@@ -133,7 +130,9 @@ mod tests {
     fn a_disconnected_watcher_counts_until_it_reconnects_or_its_grace_ends() {
         let (mut disconnected, start) = (DisconnectedWatchers::default(), Instant::now());
         disconnected.leave([prefix("/a/"), prefix("/b/")].into(), info("x", 3), 3, start);
-        assert_eq!(disconnected.behind(&prefix("/a/1"), 4, start), ["x (anonymous) at 3, disconnected"]);
+        let late = disconnected.behind(&prefix("/a/1"), 4, start);
+        assert_eq!(late[0].to_string(), "x (anonymous) at 3, disconnected");
+        assert_eq!((late[0].name.as_str(), late[0].applied), ("x (anonymous)", Some(3)));
         assert!(disconnected.behind(&prefix("/a/"), 3, start).is_empty(), "it had that");
         assert!(disconnected.behind(&prefix("/c/"), 4, start).is_empty(), "it does not follow that");
         disconnected.reconnected("y", &Identity::Anonymous, &prefix("/a/"), 3);
@@ -156,7 +155,8 @@ mod tests {
         // The changes up to 9 were of other prefixes, so its copy is as of 5.
         disconnected.leave([prefix("/a/")].into(), info("x", 9), 5, now);
         disconnected.reconnected("x", &Identity::Anonymous, &prefix("/a/"), 5);
-        assert_eq!(disconnected.behind(&prefix("/a/"), 9, now), ["x (anonymous) at 3, disconnected"]);
+        let late = disconnected.behind(&prefix("/a/"), 9, now);
+        assert_eq!((late.len(), late[0].applied), (1, Some(3)));
         disconnected.reconnected("x", &Identity::Anonymous, &prefix("/a/"), 2);
         assert_eq!(disconnected.behind(&prefix("/a/"), 9, now).len(), 1, "it acknowledged 3");
         disconnected.reconnected("x", &Identity::Anonymous, &prefix("/a/"), 4);
@@ -170,10 +170,8 @@ mod tests {
             disconnected.leave([prefix(&format!("/{i}/"))].into(), info("x", 3), 3, now);
         }
         assert_eq!(disconnected.prefixes, MAX_PREFIXES);
-        assert_eq!(
-            disconnected.behind(&prefix("/c/"), 1, now),
-            ["watchers from before the start, yet to reconnect"]
-        );
+        let late = disconnected.behind(&prefix("/c/"), 1, now);
+        assert_eq!(late[0].to_string(), "watchers from before the start, yet to reconnect");
         assert_eq!(disconnected.least_applied(now), Some(0));
     }
 }
