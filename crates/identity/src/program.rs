@@ -318,7 +318,7 @@ impl IdentityRequest {
             _ => Err(Invalid::new(
                 environment::JOIN_TOKEN,
                 "is for a service, and this program names none as its identity",
-                "name the service for which the token was made, with --as or .identity(..)",
+                "name the service for which the token was made, with --as or .identity(..), or unset FAIRMESH_JOIN_TOKEN",
             )),
         }
     }

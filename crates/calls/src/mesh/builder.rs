@@ -46,8 +46,8 @@ impl MeshBuilder {
         self
     }
 
-    /// The identity to ask the agent for, or to join with a token where there is no agent, such as that of the service that this program is part of; the default is an
-    /// operator, named after the machine and the user.
+    /// The identity to ask the agent for, or to join with a token where there is no agent, such as that of the service that this
+    /// program is part of; the default is an operator, named after the machine and the user.
     #[must_use]
     pub fn identity(mut self, path: SpiffePath) -> Self {
         self.identity = Some(path);

@@ -168,16 +168,7 @@ fn start_agent(folder: &Path) -> Process {
 #[tokio::test]
 async fn an_agent_whose_disk_is_full_takes_its_next_certificate_into_memory_and_says_so() {
     let _machine = beside_others().await;
-    if let Err(reason) =
-        run("unshare", &["--mount", "--propagation", "private", "mount", "-t", "tmpfs", "tmpfs", "/mnt"])
-    {
-        return skipped("a disk of its own cannot be given to a process", reason);
-    }
-    let folder = tempfile::tempdir().unwrap();
-    fs::create_dir(folder.path().join("data")).unwrap();
-    let port = free_port();
-    let _control = start(folder.path(), port, "prod");
-    until("it is ready", async || ready(port).await.starts_with("HTTP/1.1 200 ")).await;
+    let Some(Started { folder, control: _control, .. }) = on_a_small_disk("prod").await else { return };
     let agent = start_agent(folder.path());
     let key = on_disk_of(&agent, folder.path(), "identity/identity.key");
     until("the agent joins", async || key.exists()).await;

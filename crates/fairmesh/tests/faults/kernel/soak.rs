@@ -138,7 +138,8 @@ impl Changes<'_> {
         self.resident.extend(line.and_then(|size| size.trim().parse::<u64>().ok()));
     }
 
-    /// Proxies of the second half of the time are no larger than those of the first, by what the maps had them take over.
+    /// Proxies of the second half of the time are no larger than those of the first, by what the maps had them take over. A
+    /// run of ten proxies or more says that, which takes minutes: `make test` has fewer, of which it says nothing.
     fn check_memory(&self) {
         let (first, second) = self.resident.split_at(self.resident.len() / 2);
         let median = |all: &[u64]| {
@@ -188,10 +189,9 @@ async fn each_caller_gets_its_own_responses_while_everything_changes() {
     }
     let Some(attached) = Attached::new("soak").await else { return };
     repeat_warnings();
-    let errors = kernel_errors();
-    if errors.is_none() {
-        skipped("errors of the kernel cannot be seen", "dmesg is refused");
-    }
+    let Some(errors) = kernel_errors() else {
+        return skipped("errors of the kernel cannot be seen", "dmesg is refused");
+    };
     let world = World::start("").await;
     let server = LocalServer::start(&world, &attached, "4").await;
     let place = Place::new(&world);
@@ -230,5 +230,5 @@ async fn each_caller_gets_its_own_responses_while_everything_changes() {
         maps_now <= maps + maps / 20 && buffers_now <= buffers + BUFFERS
     })
     .await;
-    assert_eq!(kernel_errors(), errors, "the kernel tells of an error: dmesg");
+    assert_eq!(kernel_errors(), Some(errors), "the kernel tells of an error: dmesg");
 }
