@@ -286,9 +286,9 @@ fn no_domain() -> Status {
 fn failed(error: &IdentityError) -> Status {
     match error {
         IdentityError::InvalidRequest(_) => Status::invalid_argument(error.to_string()),
-        IdentityError::RootKeyAbsent { .. } | IdentityError::TooManyRoots(_) => {
-            Status::failed_precondition(error.to_string())
-        }
+        IdentityError::RootKeyAbsent { .. }
+        | IdentityError::TooManyRoots(_)
+        | IdentityError::YoungRoot { .. } => Status::failed_precondition(error.to_string()),
         _ => {
             tracing::error!(%error, "a certificate was not issued");
             Status::internal(error.to_string())

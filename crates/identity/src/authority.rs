@@ -15,7 +15,10 @@ use rcgen::{
 use time::OffsetDateTime;
 use tokio_rustls::rustls::pki_types::{CertificateDer, CertificateSigningRequestDer};
 
-use crate::{IdentityError, PrivateKey, Trust, Usage, files, token::digest, trust};
+use crate::{
+    CLOCK_SKEW, CertificateInfo, IdentityError, PrivateKey, Refused, Trust, Usage, files, renewal::RENEWAL,
+    token::digest, trust,
+};
 
 /// How long certificates of processes are valid.
 pub const LIFETIME: Duration = Duration::from_secs(24 * 3600);
@@ -23,6 +26,8 @@ pub const LIFETIME: Duration = Duration::from_secs(24 * 3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 /// How long a root is valid.
 const ROOT_LIFETIME: Duration = Duration::from_secs(3650 * 24 * 3600);
+/// How long after a root begins programs trust it: they learn of it as they renew their certificates.
+const ROOT_LEARNED: Duration = RENEWAL.saturating_add(CLOCK_SKEW);
 /// How long an intermediate is valid: longer than most outages of those who keep the root.
 const ISSUER_LIFETIME: Duration = Duration::from_secs(180 * 24 * 3600);
 /// An intermediate with less left is replaced, if the root's key is there.
@@ -81,7 +86,9 @@ impl Authority {
         }
         files::write_public(&bundle, &files::pem(None, &roots))?;
         let (issuer, signer) = match read_issuer(folder)? {
-            Some((issuer, key)) if !is_due(&issuer, now)? || root_key(folder)?.is_none() => {
+            Some((issuer, key))
+                if !is_due(folder, (&roots, &issuer), now)? || root_key(folder)?.is_none() =>
+            {
                 let signer = signer(&issuer, key)?;
                 (issuer, signer)
             }
@@ -106,12 +113,26 @@ impl Authority {
     /// The root of the intermediate, which is not the newest one while roots are rotated.
     pub fn signing_root(&self) -> Vec<u8> {
         let state = self.state();
-        let above = trust::parse(&state.issuer).map(|issuer| issuer.issuer().as_raw().to_vec());
-        let signed = |root: &&CertificateDer<'_>| {
-            trust::parse(root).is_ok_and(|root| Ok(root.subject().as_raw()) == above.as_deref())
-        };
-        let newest = state.roots.last();
-        state.roots.iter().find(signed).or(newest).map(|root| root.to_vec()).unwrap_or_default()
+        let root = root_above(&state.issuer, &state.roots).or(state.roots.last());
+        root.map(|root| root.to_vec()).unwrap_or_default()
+    }
+
+    /// Whether programs that run trust the root that signs the next intermediate.
+    ///
+    /// # Errors
+    /// [`IdentityError::YoungRoot`] as long as they may not.
+    pub fn check_next_root(&self, now: Duration) -> Result<(), IdentityError> {
+        let state = self.state();
+        check_next_root(&self.folder, (&state.roots, &state.issuer), now)
+    }
+
+    /// When programs that run trust the newest root, since 1970; `None` if it is the only one, which was there before them.
+    ///
+    /// # Errors
+    /// When it is no certificate.
+    pub fn newest_root_learned_at(bundle: &TrustBundle) -> Result<Option<Duration>, IdentityError> {
+        let Some(newest) = bundle.roots.last().filter(|_| bundle.roots.len() > 1) else { return Ok(None) };
+        Ok(Some(made_at(&CertificateDer::from(newest.as_slice()))? + ROOT_LEARNED))
     }
 
     /// The certificate that signs others.
@@ -212,12 +233,15 @@ impl Authority {
         Ok(Reread::Replaced)
     }
 
-    /// Replaces the intermediate if little of its time is left.
+    /// Replaces the intermediate if little of its time is left, once programs trust the root that signs the next one.
     ///
     /// # Errors
     /// As [`rotate_issuer`](Self::rotate_issuer).
     pub fn renew_issuer_if_due(&self, now: Duration) -> Result<(), IdentityError> {
-        if is_due(&self.issuer(), now)? { self.rotate_issuer(now) } else { Ok(()) }
+        let state = self.state();
+        let is_due = is_due(&self.folder, (&state.roots, &state.issuer), now)?;
+        drop(state);
+        if is_due { self.rotate_issuer(now) } else { Ok(()) }
     }
 
     /// Begins a new root. Certificates are still issued under the one before, until the next
@@ -338,8 +362,57 @@ fn check_domain(folder: &Path, domain: &TrustDomain, root: &CertificateDer<'_>) 
     }
 }
 
-fn is_due(issuer: &CertificateDer<'_>, now: Duration) -> Result<bool, IdentityError> {
-    Ok(trust::validity(issuer)?.1 < now + ISSUER_RENEWAL)
+/// The root above an intermediate.
+fn root_above<'a>(
+    issuer: &CertificateDer<'_>,
+    roots: &'a [CertificateDer<'static>],
+) -> Option<&'a CertificateDer<'static>> {
+    let above = trust::parse(issuer).ok()?.issuer().as_raw().to_vec();
+    let signed = |root: &&CertificateDer<'_>| {
+        trust::parse(root).is_ok_and(|root| root.subject().as_raw() == above.as_slice())
+    };
+    roots.iter().find(signed)
+}
+
+/// When a root was made. One that an authority of this kind made is valid from a day before.
+fn made_at(root: &CertificateDer<'_>) -> Result<Duration, Refused> {
+    let (begin, end) = trust::validity(root)?;
+    let is_own = begin + DAY + ROOT_LIFETIME == end;
+    Ok(if is_own { begin + DAY } else { begin })
+}
+
+fn check_next_root(
+    folder: &Path,
+    (roots, issuer): (&[CertificateDer<'static>], &CertificateDer<'static>),
+    now: Duration,
+) -> Result<(), IdentityError> {
+    let Some((root, _)) = root_key(folder)? else { return Ok(()) };
+    // The root of the present intermediate signs what they have.
+    if root_above(issuer, roots) == Some(&root) {
+        return Ok(());
+    }
+    let until = made_at(&root)? + ROOT_LEARNED;
+    if now >= until {
+        return Ok(());
+    }
+    Err(IdentityError::YoungRoot { root: CertificateInfo::of(&root)?.digest, until })
+}
+
+/// Whether an intermediate is replaced without being told. With little of its time left, and not by a root that programs do not
+/// trust yet, unless it ends before they do.
+fn is_due(
+    folder: &Path,
+    (roots, issuer): (&[CertificateDer<'static>], &CertificateDer<'static>),
+    now: Duration,
+) -> Result<bool, IdentityError> {
+    let left = trust::validity(issuer)?.1.saturating_sub(now);
+    if left >= ISSUER_RENEWAL {
+        return Ok(false);
+    }
+    match check_next_root(folder, (roots, issuer), now) {
+        Err(IdentityError::YoungRoot { .. }) => Ok(left <= ROOT_LEARNED),
+        checked => checked.map(|()| true),
+    }
 }
 
 fn signer(
@@ -414,7 +487,7 @@ fn authority(
     let mut name = DistinguishedName::new();
     name.push(DnType::OrganizationName, domain.as_str());
     // Different by time, since issuers are found by name.
-    name.push(DnType::CommonName, format!("{} {what} {}", common_name(domain), begin.as_secs()));
+    name.push(DnType::CommonName, format!("{} {what} {}", common_name(domain), begin.as_millis()));
     let mut params = CertificateParams::default();
     params.not_before = date(begin.saturating_sub(DAY))?;
     params.not_after = date(end)?;

@@ -1,6 +1,7 @@
-use std::{io, path::PathBuf};
+use std::{io, path::PathBuf, time::Duration};
 
 use fairmesh_model::TrustDomain;
+use time::OffsetDateTime;
 
 /// Why an identity cannot be made, kept or used.
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +50,18 @@ pub enum IdentityError {
     /// A token is not one.
     #[error("the join token is not valid; copy it as a whole, as `fairmesh identity token` prints it")]
     InvalidToken,
+    /// Programs that run may not trust what the root signs.
+    #[error(
+        "the root {root} is so new that not all programs trust it: they do once they have renewed their certificates, by {}; \
+         rotate then, or with --force, where programs that have not renewed fail until they have, or are started again",
+        time(*until)
+    )]
+    YoungRoot {
+        /// The SHA-256 of the root, in hexadecimal.
+        root: String,
+        /// When all programs have renewed, since 1970.
+        until: Duration,
+    },
     /// As many roots as a bundle may have.
     #[error("the trust bundle has {0} roots, the most that it may have; the oldest ends by itself")]
     TooManyRoots(usize),
@@ -58,4 +71,14 @@ impl IdentityError {
     pub(crate) fn crypto(error: impl ToString) -> Self {
         Self::Crypto(error.to_string())
     }
+}
+
+/// A time since 1970, for people (RFC 3339).
+fn time(since_1970: Duration) -> String {
+    let seconds = i64::try_from(since_1970.as_secs()).ok();
+    let Some(time) = seconds.and_then(|seconds| OffsetDateTime::from_unix_timestamp(seconds).ok()) else {
+        return "an unknown time".into();
+    };
+    let (hour, minute, second) = time.to_hms();
+    format!("{}T{hour:02}:{minute:02}:{second:02}Z", time.date())
 }

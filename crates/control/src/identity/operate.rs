@@ -63,11 +63,17 @@ impl authority_server::Authority for IdentityService {
         request: Request<v1::RotateAuthorityRequest>,
     ) -> Result<Response<v1::DescribeAuthorityResponse>, Status> {
         let issuing = self.permitted(&request)?;
-        let with_root = request.into_inner().root;
+        let v1::RotateAuthorityRequest { root: with_root, force } = request.into_inner();
         let rotating = Arc::clone(&issuing);
         on_disk(move || {
             let now = rotating.clock.now();
-            if with_root { rotating.authority.begin_root(now) } else { rotating.authority.rotate_issuer(now) }
+            if with_root {
+                return rotating.authority.begin_root(now);
+            }
+            if !force {
+                rotating.authority.check_next_root(now)?;
+            }
+            rotating.authority.rotate_issuer(now)
         })
         .await?;
         issuing.publish(&self.node, &*self.store).await?;

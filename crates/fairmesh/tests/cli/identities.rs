@@ -91,8 +91,13 @@ fn the_authority_is_shown_and_rotated_by_its_user() {
     }
     let rotated = mesh.run(&["identity", "rotate", "--root", "--json"]).json();
     assert_eq!((rotated["roots"].as_array().unwrap().len(), &rotated["issuer"]), (2, &shown["issuer"]));
-    let rotated = mesh.run(&["identity", "rotate", "--json"]).json();
+    let refused = mesh.run(&["identity", "rotate"]).fails(1);
+    assert!(refused.contains("not all programs trust it") && refused.contains("--force"), "{refused}");
+    assert_eq!(mesh.run(&["identity", "show", "--json"]).json()["issuer"], shown["issuer"]);
+    let rotated = mesh.run(&["identity", "rotate", "--force", "--json"]).json();
     assert_ne!(rotated["issuer"], shown["issuer"]);
+    // By the same root again.
+    mesh.run(&["identity", "rotate"]).ok();
     // Over TCP members may look, and nobody may do more.
     let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
     wait_until("the agent joins", || has_certificate(&mesh, "web-1"));

@@ -441,7 +441,9 @@ const ALLOWED: &str = "edge=spiffe://prod/fairmesh/proxy/web-1.proxy";
 fn rotate(world: &mut World) {
     let control = world.mesh.address();
     let own = [("FAIRMESH_CONTROL", control.as_str())];
-    for rotate in [&["identity", "rotate", "--root", "--json"][..], &["identity", "rotate", "--json"]] {
+    for rotate in
+        [&["identity", "rotate", "--root", "--json"][..], &["identity", "rotate", "--force", "--json"]]
+    {
         assert!(world.run(rotate, &own).contains("issuer"));
         ["data/ca/root.key", "data/ca/issuer.key"].iter().for_each(|file| world.key(file));
     }

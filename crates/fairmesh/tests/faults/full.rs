@@ -120,7 +120,11 @@ async fn an_authority_whose_disk_is_full_changes_nothing_and_goes_on() {
         let described = described.into_inner();
         (described.bundle.unwrap_or_default().roots, described.issuer)
     };
-    let rotate = async |root| connection.authority().rotate_authority(RotateAuthorityRequest { root }).await;
+    // The root that begins below is new.
+    let rotate = async |root| {
+        let request = RotateAuthorityRequest { root, force: !root };
+        connection.authority().rotate_authority(request).await
+    };
     let token = async |agent: &str| {
         let request = CreateTokenRequest { agent: agent.into(), ttl_seconds: 60, ..Default::default() };
         connection.authority().create_token(request).await

@@ -1,8 +1,8 @@
 //! The authority in its folder.
 
-use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command};
+use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command, time::Duration};
 
-use fairmesh_identity::{Authority, IdentityError, PrivateKey, Reread, Trust, Usage};
+use fairmesh_identity::{Authority, CLOCK_SKEW, IdentityError, PrivateKey, Reread, Trust, Usage};
 use fairmesh_model::TrustDomain;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 
@@ -83,6 +83,45 @@ fn certificates_of_an_old_and_a_new_root_are_valid_at_the_same_time() {
     }
     old.verify(between.chain(), Usage::Client, now()).unwrap();
     old.verify(after.chain(), Usage::Client, now()).unwrap_err();
+}
+
+#[test]
+fn a_new_root_signs_once_all_programs_have_renewed() {
+    let ca = Ca::default();
+    let begin = now();
+    ca.authority.check_next_root(begin).unwrap();
+    ca.authority.begin_root(begin).unwrap();
+    let learned = begin + 8 * HOUR + CLOCK_SKEW;
+    for early in [begin, learned - Duration::from_secs(2)] {
+        let error = ca.authority.check_next_root(early).unwrap_err();
+        assert!(matches!(error, IdentityError::YoungRoot { .. }), "{error}");
+        assert!(error.to_string().contains("--force"), "{error}");
+    }
+    ca.authority.check_next_root(learned).unwrap();
+    // It signs already: another intermediate of it changes nothing.
+    ca.authority.rotate_issuer(begin).unwrap();
+    ca.authority.check_next_root(begin).unwrap();
+}
+
+#[test]
+fn an_intermediate_is_not_replaced_by_itself_under_a_root_that_programs_do_not_trust() {
+    let ca = Ca::default();
+    let (before, begin) = (ca.authority.issuer(), now() + 150 * 24 * HOUR);
+    let open = |now| Authority::open(&ca.folder.path().join("ca"), &domain(), now).unwrap();
+    ca.authority.begin_root(begin).unwrap();
+    ca.authority.renew_issuer_if_due(begin).unwrap();
+    assert_eq!((ca.authority.issuer(), open(begin).issuer()), (before.clone(), before.clone()));
+    ca.authority.renew_issuer_if_due(begin + 9 * HOUR).unwrap();
+    assert_ne!(ca.authority.issuer(), before);
+    assert_eq!(open(begin).issuer(), ca.authority.issuer());
+
+    // Unless it would end first.
+    let (before, begin) = (ca.authority.issuer(), begin + 180 * 24 * HOUR);
+    ca.authority.begin_root(begin).unwrap();
+    ca.authority.renew_issuer_if_due(begin).unwrap();
+    assert_eq!(ca.authority.issuer(), before, "9 h are left");
+    ca.authority.renew_issuer_if_due(begin + HOUR).unwrap();
+    assert_ne!(ca.authority.issuer(), before);
 }
 
 #[test]

@@ -6828,6 +6828,9 @@ pub struct RotateAuthorityRequest {
     /// Begin a new root too: both are trusted from then on, and the next rotation signs with the new one.
     #[prost(bool, tag = "1")]
     pub root: bool,
+    /// Sign with a root even though it is so new that programs may not trust it yet.
+    #[prost(bool, tag = "2")]
+    pub force: bool,
 }
 /// Generated client implementations.
 pub mod identity_client {

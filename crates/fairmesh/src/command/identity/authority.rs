@@ -17,10 +17,13 @@ use crate::{
 /// Arguments of `fairmesh identity rotate`.
 #[derive(Debug, Args)]
 pub(crate) struct RotateArgs {
-    /// Begin a new root too. Both are trusted from then on; rotate again once all agents have renewed, after 8 hours, to
+    /// Begin a new root too. Both are trusted from then on; rotate again once all programs have renewed, after 8 hours, to
     /// sign with the new one.
     #[arg(long)]
     root: bool,
+    /// Sign with a new root even though programs that have not renewed their certificates since it began do not trust it.
+    #[arg(long, conflicts_with = "root")]
+    force: bool,
     #[command(flatten)]
     target: TargetArgs,
     #[command(flatten)]
@@ -38,7 +41,7 @@ pub(super) async fn show(args: ReadArgs) -> Result<(), Failure> {
 /// Rotates the intermediate, or begins a root, and prints the authority.
 pub(super) async fn rotate(args: RotateArgs) -> Result<(), Failure> {
     let connection = connect::connect(&args.target).await?;
-    let request = RotateAuthorityRequest { root: args.root };
+    let request = RotateAuthorityRequest { root: args.root, force: args.force };
     let described = connection.authority().rotate_authority(request).await;
     let described = described.map_err(|status| Failure::from_status(&status))?.into_inner();
     print(described, args.output.format())
