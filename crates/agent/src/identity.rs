@@ -3,6 +3,7 @@
 //! An agent is a member of the trust domain from its join on: with a token, or over the Unix socket of a control plane on
 //! its machine. It keeps its certificate on disk, so that a restart needs no other token.
 
+mod rejoin;
 mod source;
 mod spiffe;
 mod workloads;
@@ -15,7 +16,7 @@ use std::{
 };
 
 use fairmesh_identity::{
-    Credentials, IdentityError, JoinToken, RevocationSource, Workload, WorkloadApi, follow_bundle,
+    Credentials, IdentityError, JoinToken, Member, RevocationSource, Workload, WorkloadApi, follow_bundle,
     follow_revocations, renewal,
 };
 use fairmesh_model::{Invalid, Label, MeshRole, Region, SpiffePath};
@@ -61,8 +62,10 @@ struct Shared {
     token: Option<JoinToken>,
     /// What gives this agent its certificate instead of a control plane.
     workload_api: Option<WorkloadApi>,
-    /// Where to join with the token, and how.
+    /// The control planes or replicas, and how they are connected to.
     control_planes: (Transport, Vec<Address>),
+    /// How they are connected to by an agent that joins.
+    joining: Transport,
     folder: PathBuf,
     /// Where this agent reads its own copy of the records, as programs do, so that it is subscribed and kept on disk.
     own_copy: RevocationSource,
@@ -141,6 +144,7 @@ impl AgentIdentity {
             // Those of a Workload API come from there.
             with_roots: workload_api.is_none(),
         };
+        let joining = joining_transport(config, &transport);
         let control_planes = (transport, config.upstreams.clone());
         let region = config.location.region.clone();
         let shared = Shared {
@@ -152,6 +156,7 @@ impl AgentIdentity {
             token,
             workload_api,
             control_planes,
+            joining,
             folder,
             own_copy,
             is_member,
@@ -174,8 +179,16 @@ pub(crate) async fn keep_fresh(identity: Option<AgentIdentity>, stop: Cancellati
     let source = ControlSource { shared: Arc::clone(&shared) };
     let revocations = follow_revocations(Arc::clone(&shared.workload), shared.own_copy.clone());
     let renewing = renewal::keep_fresh(Arc::clone(&shared.workload), source, stop);
+    let trying = shared.has_to_try_kept();
+    let tried = async {
+        if trying {
+            shared.try_kept().await;
+        }
+        std::future::pending::<()>().await;
+    };
     tokio::select! {
         () = renewing => {}
+        () = tried => {}
         () = revocations => {}
         () = follow_bundle(&shared.workload, &shared.folder) => {}
         () = follow_roots(&shared) => {}
@@ -257,10 +270,15 @@ impl Shared {
             }
             (None, false) => return "this agent has no valid certificate yet; see its log".into(),
         };
+        format!("the agent {} has to join again: {problem}; {}", self.name, self.way_in())
+    }
+
+    /// What people do for an agent that cannot join.
+    fn way_in(&self) -> String {
         format!(
-            "the agent {name} has to join again: {problem}; make a token with `fairmesh identity token {name}` on the control \
-             plane's machine, and start the agent with --join-token-file",
-            name = self.name
+            "make a token with `fairmesh identity token {}` on the control plane's machine, and start the agent with \
+             --join-token-file",
+            self.name
         )
     }
 
@@ -274,6 +292,17 @@ impl Shared {
 
     fn save(&self, credentials: &Credentials) -> Result<(), IdentityError> {
         credentials.save(&self.folder)
+    }
+}
+
+/// How an agent connects to join with its token: whatever certificate it has, which is of no use then. One whose certificate
+/// comes from elsewhere joins by that.
+fn joining_transport(config: &AgentConfig, transport: &Transport) -> Transport {
+    match &config.join_token {
+        Some(token) if !config.transport.is_tls() && config.workload_api.is_none() => {
+            Transport::tls(Arc::new(Member::new(Arc::default(), Some(token.clone()))))
+        }
+        _ => transport.clone(),
     }
 }
 

@@ -16,6 +16,7 @@ mod cli {
     pub(crate) mod federation;
     pub(crate) mod hosts;
     pub(crate) mod identities;
+    pub(crate) mod joining;
     pub(crate) mod keys;
     pub(crate) mod lint;
     pub(crate) mod listeners;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use fairmesh_model::{Identity, SpiffeId, TrustDomain};
-use fairmesh_wire::transport::SecureStream;
+use fairmesh_wire::transport::{HANDSHAKE_FAILED, SecureStream};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf, copy, sink},
     net::TcpStream,
@@ -79,7 +79,7 @@ impl TlsStream {
         });
         let is_foreign = valid.as_ref().is_ok_and(CertificateFacts::is_foreign);
         let tracked = valid.and_then(|facts| connections.track(facts)).map_err(|refused| {
-            io::Error::new(ErrorKind::ConnectionRefused, format!("the TLS handshake failed: {refused}"))
+            io::Error::new(ErrorKind::ConnectionRefused, format!("{HANDSHAKE_FAILED}: {refused}"))
         })?;
         Ok(Self { tracked: Some(tracked), is_foreign, ..self })
     }
@@ -139,7 +139,7 @@ fn failed_handshake(error: io::Error) -> io::Error {
         Some(rustls::Error::InvalidCertificate(CertificateError::Other(refused))) => refused.0.to_string(),
         _ => error.to_string(),
     };
-    io::Error::new(error.kind(), format!("the TLS handshake failed: {reason}"))
+    io::Error::new(error.kind(), format!("{HANDSHAKE_FAILED}: {reason}"))
 }
 
 /// In TLS 1.3 a client sends requests before it learns that the server rejects its certificate, which the server does

@@ -45,7 +45,9 @@ use fairmesh_model::{Identity, Label, SpiffeId};
 pub use federated_callers::FederatedCallers;
 pub(crate) use identity::LacksCertificate;
 use identity::is_no_identity;
-pub use identity::{Closed, ExpectedPeer, Handshake, NoIdentity, SecureStream, StatedCall, TlsIdentity};
+pub use identity::{
+    Closed, ExpectedPeer, HANDSHAKE_FAILED, Handshake, NoIdentity, SecureStream, StatedCall, TlsIdentity,
+};
 #[cfg(feature = "server")]
 pub use joining::WithoutCertificate;
 #[cfg(feature = "server")]

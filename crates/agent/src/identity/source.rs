@@ -1,6 +1,6 @@
 //! Certificates from a control plane, through whatever lies in between.
 
-use std::{sync::Arc, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use fairmesh_identity::{
@@ -9,9 +9,9 @@ use fairmesh_identity::{
     renewal::{Certified, Source},
     signed::{self, Purpose},
 };
-use fairmesh_model::{ProgramFacts, ServiceName, SpiffePath, WorkloadEntry};
+use fairmesh_model::{ProgramFacts, ServiceName, SpiffePath, TrustBundle, WorkloadEntry};
 use fairmesh_wire::{
-    handshake::{self, Connection},
+    handshake::{self, ConnectError, Connection},
     transport::Address,
     v1::{self, SignedMessage},
 };
@@ -75,26 +75,59 @@ fn is_no_domain(code: Code) -> bool {
 impl Shared {
     /// Whether this agent was a member and can join neither with a token nor over a Unix socket.
     fn has_no_way_back(&self) -> bool {
+        self.was_member() && self.token.is_none() && !self.is_beside()
+    }
+
+    /// Whether a control plane is given by a Unix socket, on this machine.
+    pub(super) fn is_beside(&self) -> bool {
         let (_, addresses) = &self.control_planes;
-        let local = addresses.iter().any(|address| matches!(address, Address::Unix(_)));
-        self.was_member() && self.token.is_none() && !local
+        addresses.iter().any(|address| matches!(address, Address::Unix(_)))
     }
 
     /// A connection on which to join. Without a certificate there are no watches, so that a joining agent does not follow
     /// anything yet.
-    async fn connect_to_join(&self) -> Result<Connection, String> {
+    pub(super) async fn connect_to_join(&self) -> Result<Connection, String> {
         if self.token.is_none() {
-            return Ok(self.upstream.connected().await);
+            return Ok(tokio::select! {
+                connection = self.upstream.connected() => connection,
+                never = self.explain_refusal() => match never {},
+            });
         }
-        let (transport, addresses) = &self.control_planes;
+        let (_, addresses) = &self.control_planes;
         let mut failed = String::new();
         for address in addresses {
-            match handshake::connect(transport, address, &format!("agent {}", self.name)).await {
+            match handshake::connect(&self.joining, address, &format!("agent {}", self.name)).await {
                 Ok(connection) => return Ok(connection),
                 Err(error) => failed = error.with_causes(),
             }
         }
         Err(failed)
+    }
+
+    /// Says what this agent lacks once an upstream accepts no connection without a certificate. Never returns.
+    async fn explain_refusal(&self) -> Infallible {
+        // The sender lives as long as the follower.
+        let _ = self.upstream.state().wait_for(|state| state.error.is_some()).await;
+        while !self.is_refused_in_plaintext().await {
+            tokio::time::sleep(OUTSIDE_INTERVAL).await;
+        }
+        let way_in = self.way_in();
+        tracing::error!(
+            "this agent has no certificate, without which a mesh with a trust domain accepts no connection over TCP; {way_in}"
+        );
+        std::future::pending().await
+    }
+
+    async fn is_refused_in_plaintext(&self) -> bool {
+        let (transport, addresses) = &self.control_planes;
+        for address in addresses.iter().filter(|address| matches!(address, Address::Tcp(_))) {
+            let connected = handshake::connect(transport, address, &format!("agent {}", self.name)).await;
+            // Something is there, and ends connections before it responds.
+            if matches!(connected, Err(ConnectError::NoHello { .. })) {
+                return true;
+            }
+        }
+        false
     }
 
     /// Joins, if the control planes do not know this agent yet, whose certificate comes from elsewhere.
@@ -121,17 +154,13 @@ impl Shared {
         }
         let connection = self.connect_to_join().await?;
         if self.token.is_none() && !matches!(connection.address(), Address::Unix(_)) {
-            return Err(format!(
-                "the agent {name} has not joined: make a token with `fairmesh identity token {name}` on the control plane's \
-                 machine, and start the agent with --join-token-file",
-                name = self.name
-            ));
+            return Err(format!("the agent {} has not joined: {}", self.name, self.way_in()));
         }
         self.join(&connection, csr).await.map(drop).map_err(|status| status.message().to_owned())
     }
 
     /// The first certificate of this agent.
-    async fn join(&self, connection: &Connection, csr: Vec<u8>) -> Result<Certified, Status> {
+    pub(super) async fn join(&self, connection: &Connection, csr: Vec<u8>) -> Result<Certified, Status> {
         let region = self.region.to_string();
         let joining = Joining::Agent(self.name.clone());
         let (token, proof) = match &self.token {
@@ -193,14 +222,8 @@ impl Shared {
     /// Trusts the roots that a control plane has now, signed for this request.
     pub(super) async fn refresh_roots(&self) -> Result<(), Status> {
         let failed = |error: IdentityError| Status::internal(error.to_string());
-        // Of it nothing is certified: it binds the response to this request.
-        let csr = PrivateKey::generate().and_then(|key| key.signing_request()).map_err(failed)?;
-        let path = own_path(&self.name).to_string();
-        let request =
-            v1::IssueRequest { path, csr: csr.clone().into(), describe_workload: true, ..Default::default() };
-        let (own, response) = self.request(request).await?;
-        issued::open(own.trust(), &csr, &response, self.workload.now())?;
-        let bundle = issued::bundle(&response)?;
+        let own = self.credentials_to_ask().await?;
+        let bundle = self.ask_for_roots(&self.connection_to_ask().await?, &own).await?;
         if bundle.domain == *own.trust().domain()
             && self.workload.trust_roots(&bundle.roots).map_err(failed)?
         {
@@ -212,21 +235,52 @@ impl Shared {
         Ok(())
     }
 
+    /// The roots that a control plane has now, which it signs for this request.
+    pub(super) async fn ask_for_roots(
+        &self,
+        connection: &Connection,
+        own: &Credentials,
+    ) -> Result<TrustBundle, Status> {
+        let failed = |error: IdentityError| Status::internal(error.to_string());
+        // Of it nothing is certified: it binds the response to this request.
+        let csr = PrivateKey::generate().and_then(|key| key.signing_request()).map_err(failed)?;
+        let path = own_path(&self.name).to_string();
+        let request =
+            v1::IssueRequest { path, csr: csr.clone().into(), describe_workload: true, ..Default::default() };
+        let response = self.ask(connection, own, request).await?;
+        issued::open(own.trust(), &csr, &response, self.workload.now())?;
+        issued::bundle(&response)
+    }
+
     /// The response to a request that this agent signs.
     async fn request(&self, request: v1::IssueRequest) -> Result<(Arc<Credentials>, SignedMessage), Status> {
+        let own = self.credentials_to_ask().await?;
+        let response = self.ask(&self.connection_to_ask().await?, &own, request).await?;
+        Ok((own, response))
+    }
+
+    async fn ask(
+        &self,
+        connection: &Connection,
+        own: &Credentials,
+        request: v1::IssueRequest,
+    ) -> Result<SignedMessage, Status> {
+        let request = v1::IssueRequest { signed_at: self.workload.now().as_secs(), ..request };
+        let message = signed::sign(own, Purpose::IssueRequest, b"", request.encode_to_vec());
+        let mut client = connection.identity();
+        Ok(within(client.issue(message.map_err(refused)?)).await?.into_inner())
+    }
+
+    async fn credentials_to_ask(&self) -> Result<Arc<Credentials>, Status> {
         // One that is about to join gets its own first.
         let _ = timeout(RECONNECT_WAIT, self.workload.ready()).await;
-        let Some(own) = self.valid_credentials() else {
-            return Err(Status::unavailable(self.no_certificate()));
-        };
-        let request = v1::IssueRequest { signed_at: self.workload.now().as_secs(), ..request };
-        let message = signed::sign(&own, Purpose::IssueRequest, b"", request.encode_to_vec());
-        let connection = timeout(self.reconnect_wait(), self.upstream.connected()).await.map_err(|_| {
+        self.valid_credentials().ok_or_else(|| Status::unavailable(self.no_certificate()))
+    }
+
+    async fn connection_to_ask(&self) -> Result<Connection, Status> {
+        timeout(self.reconnect_wait(), self.upstream.connected()).await.map_err(|_| {
             Status::unavailable("no control plane can be reached to issue a certificate; retry when one can")
-        })?;
-        let mut client = connection.identity();
-        let response = within(client.issue(message.map_err(refused)?)).await?.into_inner();
-        Ok((own, response))
+        })
     }
 
     /// How long to wait for a control plane: an agent that just joined connects again, as does one whose control plane starts

@@ -11,7 +11,10 @@ use tonic::{
 use super::{Hello, PROTOCOL, SOFTWARE_KEY, VERSION_KEY, is_version_refusal};
 use crate::{
     rpc,
-    transport::{Address, Channel, LacksCertificate, Transport, connect_channel, connect_channel_lazy},
+    transport::{
+        Address, Channel, HANDSHAKE_FAILED, LacksCertificate, Transport, connect_channel,
+        connect_channel_lazy,
+    },
     v1::{
         HelloRequest, HelloResponse, admin_client::AdminClient, authority_client::AuthorityClient,
         checker_client::CheckerClient, identity_client::IdentityClient, imbalance_client::ImbalanceClient,
@@ -233,7 +236,11 @@ impl ConnectError {
         let mut text = self.to_string();
         let mut cause = self.source();
         while let Some(one) = cause {
-            text = format!("{text}: {one}");
+            // Some messages quote their cause already.
+            let quoted = one.to_string();
+            if !text.contains(&quoted) {
+                text = format!("{text}: {quoted}");
+            }
             cause = one.source();
         }
         text
@@ -264,6 +271,7 @@ const FAILED_LOOKUP: &str = "failed to lookup address information";
 fn what_to_check(source: &(dyn Error + Send + Sync + 'static)) -> String {
     match source.downcast_ref::<LacksCertificate>() {
         Some(lacks) => lacks.to_string(),
+        None if source.to_string().starts_with(HANDSHAKE_FAILED) => source.to_string(),
         None if is_failed_lookup(source) => {
             "no host of this name is known to this machine: check the name, and its DNS".into()
         }

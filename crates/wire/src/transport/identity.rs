@@ -42,6 +42,9 @@ pub trait SecureStream: AsyncRead + AsyncWrite + fmt::Debug + Send + Sync + Unpi
     fn peer(&self) -> Identity;
 }
 
+/// Begins the error of a handshake that failed, before the reason, for people.
+pub const HANDSHAKE_FAILED: &str = "the TLS handshake failed";
+
 /// A handshake in progress.
 pub type Handshake = Pin<Box<dyn Future<Output = io::Result<Box<dyn SecureStream>>> + Send>>;
 

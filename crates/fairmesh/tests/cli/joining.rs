@@ -1,0 +1,282 @@
+//! Agents and programs that join with a token.
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    os::unix::fs::PermissionsExt as _,
+    process::{Command, Stdio},
+};
+
+use fairmesh_test_support::free_port;
+
+use super::{
+    calls::echo,
+    identities::{Killed, agent, domain, has_certificate, joined, request_certificate, token},
+    support::{Mesh, Run, send, wait_until},
+};
+
+#[test]
+fn a_token_lets_one_agent_join_once() {
+    let (mesh, tcp) = domain();
+    let token = token(&mesh, &["web-1", "--tenant", "shop"]);
+    // Of another name, and without a token.
+    let (_other, _) = agent(&mesh, "web-2", &tcp, Some(&token));
+    let (_stranger, _) = agent(&mesh, "web-3", &tcp, None);
+    let (_first, _) = agent(&mesh, "web-1", &tcp, Some(&token));
+    wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
+    assert_eq!(joined(&mesh), ["spiffe://prod/fairmesh/agent/web-1"]);
+    // The same name on another machine.
+    let (_second, _) = agent(&mesh, "twice", &tcp, Some(&token));
+    assert!(!["web-2", "web-3", "twice"].into_iter().any(|name| has_certificate(&mesh, name)));
+    assert_eq!(mesh.run(&["identity", "show", "--json"]).json()["openTokens"], 0);
+    // Its tenants are a limit.
+    let agent = format!("unix:{}", mesh.path("web-1.sock").display());
+    let refused = request_certificate(&agent, "bank/vault");
+    assert!(refused.contains("may not have a certificate for bank/vault"), "{refused}");
+    assert_eq!(request_certificate(&agent, "shop/cart"), "");
+}
+
+/// A call without an agent: with a token if given, and the folder in which the certificate is kept.
+fn call_alone(mesh: &Mesh, control: &str, token: Option<&str>, (kept, caller): (&str, &[&str])) -> Run {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+    command.args(["call", "shop/catalog", "--control", control]).args(caller).env_clear();
+    command.env("FAIRMESH_IDENTITY_DIR", mesh.path(kept));
+    command.envs(token.map(|token| ("FAIRMESH_JOIN_TOKEN", token)));
+    let output = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Run { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+#[test]
+fn a_program_without_an_agent_joins_with_a_token_for_its_service() {
+    let (mesh, tcp) = domain();
+    mesh.apply("kind: Service\nname: shop/catalog\n").ok();
+    let policy =
+        "kind: Policy\nservice: shop/catalog\nauthorization: {rules: [{name: web, from: [shop/web]}]}\n";
+    mesh.apply(policy).ok();
+    let [listen, program] = [free_port(), echo()].map(|port| format!("127.0.0.1:{port}"));
+    let begin = |token: Option<&str>, log: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+        command
+            .args(["register", "shop/catalog", "--control", &tcp, "--region", "eu", "--address", &listen])
+            .args(["--program", &program])
+            .env_clear()
+            .env("FAIRMESH_IDENTITY_DIR", mesh.path("kept"))
+            .envs(token.map(|token| ("FAIRMESH_JOIN_TOKEN", token)))
+            .stderr(fs::File::create(mesh.path(log)).unwrap());
+        Killed(command.spawn().unwrap())
+    };
+    let endpoints = || mesh.run(&["get", "endpoints", "shop/catalog", "--json"]).json();
+    let is_registered = || endpoints()[0]["mtls"] == true && endpoints()[0]["state"] == "serving";
+    let server = begin(Some(&token(&mesh, &["--service", "shop/catalog"])), "register.log");
+    wait_until("it is registered with mutual TLS", is_registered);
+    let mode = fs::metadata(mesh.path("kept/shop/catalog/identity.key")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+
+    // A caller, without an agent as well; the second time by the certificate that it kept.
+    let web = token(&mesh, &["--service", "shop/web"]);
+    let call = |token: Option<&str>| call_alone(&mesh, &tcp, token, ("caller", &["--as", "shop/web"]));
+    call(Some(&web)).ok();
+    call(None).ok();
+
+    // A restart needs no token, whether or not the first one is still there.
+    drop(server);
+    wait_until("its lease ends", || !is_registered());
+    let _server = begin(None, "again.log");
+    wait_until("it is registered again", is_registered);
+    call(None).ok();
+    fs::write(mesh.path("caller/shop/web/identity.key"), "").unwrap();
+    let error = call(None).fails(1);
+    assert!(error.contains("fairmesh identity token --service shop/web"), "{error}");
+}
+
+#[test]
+fn a_token_for_a_service_is_refused_to_others_and_a_second_time() {
+    let (mesh, tcp) = domain();
+    let fails = |token: &str, caller: &[&str], why: &str| {
+        let run = call_alone(&mesh, &tcp, Some(token), ("kept", caller));
+        assert!(run.code != Some(0) && run.err.contains(why), "{why}: {run:?}");
+    };
+    let (web, as_web) = (token(&mesh, &["--service", "shop/web"]), ["--as", "shop/web"]);
+    // There is no such service: the program joins all the same.
+    call_alone(&mesh, &tcp, Some(&web), ("first", &as_web));
+    assert!(mesh.path("first/shop/web/identity.key").exists());
+    fails(&web, &as_web, "this program has no certificate: the token was used already");
+    let batch = token(&mesh, &["--service", "shop/batch"]);
+    fails(&batch, &as_web, "for the service shop/batch and no other");
+    fails(&batch, &[], "names none as its identity");
+    fails("fairmesh-join-x", &as_web, "is no join token");
+    fails(&token(&mesh, &["web-1"]), &as_web, "the token is for an agent");
+    let short = token(&mesh, &["--service", "shop/web", "--ttl", "1s"]);
+    wait_until("its time ends", || {
+        mesh.run(&["identity", "show", "--json"]).json()["openTokens"] == serde_json::json!(2)
+    });
+    fails(&short, &as_web, "has expired");
+    // Nor does an agent join with it.
+    let (_agent, _) = agent(&mesh, "web-9", &tcp, Some(&batch));
+    let error = mesh.run(&["identity", "token", "web-1", "--service", "shop/web"]).fails(2);
+    assert!(error.contains("cannot be used with"), "{error}");
+    assert!(!has_certificate(&mesh, "web-9") && joined(&mesh).is_empty());
+}
+
+#[test]
+fn a_proxy_without_an_agent_serves_and_calls_by_one_token() {
+    let (mesh, tcp) = domain();
+    mesh.apply("kind: Service\nname: shop/catalog\n---\nkind: Service\nname: shop/cart\n").ok();
+    mesh.apply(
+        "kind: Policy\nservice: shop/catalog\nauthorization: {rules: [{name: cart, from: [shop/cart]}]}\n",
+    )
+    .ok();
+    let [catalog, inbound, listen, program] =
+        [free_port(), free_port(), free_port(), echo()].map(|port| format!("127.0.0.1:{port}"));
+    let begin = |service: &str, args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+        command.args(args).args(["--control", &tcp, "--region", "eu"]).env_clear();
+        command.env("FAIRMESH_IDENTITY_DIR", mesh.path(&service.replace('/', "-")));
+        command.env("FAIRMESH_JOIN_TOKEN", token(&mesh, &["--service", service]));
+        Killed(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+    };
+    let register = ["register", "shop/catalog", "--address", &catalog, "--program", &program];
+    let _server = begin("shop/catalog", &register);
+    let from_to = format!("shop/cart@{inbound}={program}");
+    let proxy = ["proxy", "--cores", "1", "--admin", "none", "--listen", &listen, "--inbound", &from_to];
+    let _proxy = begin("shop/cart", &proxy);
+    let is_called = || {
+        let Ok(mut stream) = TcpStream::connect(&listen) else { return false };
+        stream.write_all(b"GET / HTTP/1.1\r\nhost: catalog.shop\r\nconnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer);
+        answer.starts_with("HTTP/1.1 200")
+    };
+    wait_until("the proxy calls as its service", is_called);
+    let endpoints = || mesh.run(&["get", "endpoints", "shop/cart", "--json"]).json();
+    wait_until("its service is registered", || endpoints()[0]["mtls"] == true);
+}
+
+/// An agent whose log is read.
+struct Logged {
+    running: Killed,
+    address: String,
+}
+
+impl Logged {
+    /// Starts it, with the state directory of the one before if there was one.
+    fn start(mesh: &Mesh, upstream: &str, token: Option<&str>) -> Self {
+        let address = format!("unix:{}", mesh.path("web-1.sock").display());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+        command
+            .args(["agent", "--name", "web-1", "--region", "eu", "--control", upstream, "--metrics", "none"])
+            .args(["--listen", &address, "--state-dir", mesh.path("web-1").to_str().unwrap()])
+            .env_clear()
+            .envs(token.map(|token| ("FAIRMESH_JOIN_TOKEN", token)))
+            .stderr(fs::File::create(mesh.path("web-1.log")).unwrap());
+        let running = Killed(command.spawn().unwrap());
+        wait_until("the agent listens", || mesh.path("web-1.sock").exists());
+        Self { running, address }
+    }
+
+    /// Stops it, once it has written what it keeps.
+    fn stop(mut self) {
+        send(&self.running.0, "TERM");
+        self.running.0.wait().unwrap();
+    }
+
+    /// Whether it issues certificates to programs.
+    fn issues(&self) -> bool {
+        request_certificate(&self.address, "shop/cart").is_empty()
+    }
+}
+
+fn said(mesh: &Mesh, what: &str) -> bool {
+    fs::read_to_string(mesh.path("web-1.log")).unwrap().contains(what)
+}
+
+fn open_tokens(mesh: &Mesh) -> serde_json::Value {
+    mesh.run(&["identity", "show", "--json"]).json()["openTokens"].clone()
+}
+
+/// An agent over TCP that joined with a token, which is returned, and was stopped.
+fn joined_agent(mesh: &Mesh, tcp: &str) -> String {
+    let first = token(mesh, &["web-1"]);
+    let agent = Logged::start(mesh, tcp, Some(&first));
+    wait_until("the agent issues certificates", || agent.issues());
+    agent.stop();
+    first
+}
+
+#[test]
+fn an_agent_with_a_good_certificate_does_not_use_a_token() {
+    let (mesh, tcp) = domain();
+    let used = joined_agent(&mesh, &tcp);
+    let key = || fs::read(mesh.path("web-1/identity/identity.key")).unwrap();
+    let (before, unused) = (key(), token(&mesh, &["web-1"]));
+    for token in [&used, &unused] {
+        let agent = Logged::start(&mesh, &tcp, Some(token));
+        wait_until("it says so", || said(&mesh, "the join token is not used"));
+        assert!(agent.issues());
+        agent.stop();
+    }
+    assert_eq!((key() == before, open_tokens(&mesh)), (true, 1.into()));
+}
+
+#[test]
+fn an_agent_that_was_revoked_while_it_was_away_joins_again_with_a_new_token() {
+    let (mesh, tcp) = domain();
+    let used = joined_agent(&mesh, &tcp);
+    mesh.run(&["identity", "revoke", "fairmesh/agent/web-1", "--issued-before", "now"]).ok();
+    // Not with the one before.
+    let agent = Logged::start(&mesh, &tcp, Some(&used));
+    wait_until("it says what to do", || said(&mesh, "the token was used already"));
+    assert!(said(&mesh, "make a new one with `fairmesh identity token`") && !agent.issues());
+    agent.stop();
+    let agent = Logged::start(&mesh, &tcp, Some(&token(&mesh, &["web-1"])));
+    wait_until("the agent issues certificates", || agent.issues());
+    assert_eq!(open_tokens(&mesh), 0);
+    agent.stop();
+    let agent = Logged::start(&mesh, &tcp, None);
+    wait_until("it has kept its certificate", || agent.issues());
+}
+
+#[test]
+fn an_agent_that_was_revoked_while_it_ran_joins_again_with_a_new_token() {
+    let (mesh, tcp) = domain();
+    let agent = Logged::start(&mesh, &tcp, Some(&token(&mesh, &["web-1"])));
+    wait_until("the agent issues certificates", || agent.issues());
+    mesh.run(&["identity", "revoke", "fairmesh/agent/web-1", "--issued-before", "now"]).ok();
+    wait_until("it issues none", || !agent.issues());
+    agent.stop();
+    let agent = Logged::start(&mesh, &tcp, Some(&token(&mesh, &["web-1"])));
+    wait_until("the agent issues certificates again", || agent.issues());
+}
+
+#[test]
+fn an_agent_that_missed_a_root_joins_again_with_a_token_or_beside_its_control_plane() {
+    let (mesh, tcp) = domain();
+    joined_agent(&mesh, &tcp);
+    let rotate = || {
+        mesh.run(&["identity", "rotate", "--root"]).ok();
+        mesh.run(&["identity", "rotate", "--force"]).ok();
+    };
+    rotate();
+    let agent = Logged::start(&mesh, &tcp, None);
+    wait_until("it does not know the control plane", || said(&mesh, "was not issued by the trust domain"));
+    assert!(!agent.issues());
+    agent.stop();
+    let agent = Logged::start(&mesh, &tcp, Some(&token(&mesh, &["web-1"])));
+    wait_until("the agent issues certificates", || agent.issues());
+    agent.stop();
+
+    rotate();
+    let agent = Logged::start(&mesh, &mesh.address(), None);
+    wait_until("the agent issues certificates once more", || agent.issues());
+    assert!(said(&mesh, "it has joined anew"));
+}
+
+#[test]
+fn an_agent_without_a_token_says_what_it_lacks() {
+    let (mesh, tcp) = domain();
+    let _agent = Logged::start(&mesh, &tcp, None);
+    wait_until("it says what to do", || said(&mesh, "make a token with `fairmesh identity token web-1`"));
+    assert!(said(&mesh, "this agent has no certificate"));
+}
