@@ -14,7 +14,7 @@ use fairmesh_rib::{
     access::{AccessControl, Caller},
     server::WriteError,
 };
-use fairmesh_store::{PartitionedStore, Store};
+use fairmesh_store::{PartitionedStore, Store, author::saying};
 use fairmesh_wire::{identity_of, run_blocking, software_of, transport::Waits, v1};
 use tonic::{Request, Response, Status};
 
@@ -34,14 +34,19 @@ pub(crate) struct AdminService {
 }
 
 impl AdminService {
-    /// Executes a plan. Its writes are conditional on the records read, so a concurrent change wins.
-    async fn execute(&self, plan: PlannedWrite, dry_run: bool) -> Result<v1::ApplyResponse, Status> {
+    /// Executes a plan, with the reason of its author. Its writes are conditional on the records read, so a concurrent change wins.
+    async fn execute(
+        &self,
+        plan: PlannedWrite,
+        why: String,
+        dry_run: bool,
+    ) -> Result<v1::ApplyResponse, Status> {
         let revision = match dry_run || plan.batch.ops.is_empty() {
             true => {
                 self.node.check(&plan.batch).map_err(WriteError::from)?;
                 self.node.revision()
             }
-            false => self.store.write(plan.batch).await.map_err(write_error)?,
+            false => saying(why.into(), self.store.write(plan.batch)).await.map_err(write_error)?,
         };
         Ok(response(plan.outcomes, revision))
     }
@@ -92,7 +97,7 @@ impl v1::admin_server::Admin for AdminService {
         let author = Author { message: read_message(message).map_err(invalid)?, ..author };
         let desired = run_blocking(&waits, move || planned_write::parse_ops(ops)).await?.map_err(invalid)?;
         let plan = planned_write::plan(&self.node, desired, &author)?;
-        self.execute(plan, dry_run).await.map(Response::new)
+        self.execute(plan, author.message, dry_run).await.map(Response::new)
     }
 
     async fn get_history(
@@ -126,7 +131,7 @@ impl v1::admin_server::Admin for AdminService {
             .await?
             .map_err(Status::not_found)?;
         let plan = planned_write::plan(&self.node, vec![DesiredRecord::new(key, value)], &author)?;
-        self.execute(plan, false).await.map(Response::new)
+        self.execute(plan, author.message, false).await.map(Response::new)
     }
 }
 

@@ -67,6 +67,7 @@ struct Draft {
     who: String,
     revision: u64,
     store: String,
+    message: Option<String>,
     changes: Vec<AuditChange>,
 }
 
@@ -96,15 +97,21 @@ impl AuditLog {
         self.shared.changes.observe(commit, node);
     }
 
-    /// Logs a write of this process, once the node has it.
-    pub(crate) async fn record(&self, author: Option<Arc<str>>, revision: Revision) {
+    /// Logs a write of this process, once the node has it, with its author and the reason that this one gave.
+    pub(crate) async fn record(
+        &self,
+        (author, message): (Option<Arc<str>>, Option<Arc<str>>),
+        revision: Revision,
+    ) {
         let Revision { store, number: revision, .. } = revision;
         let changes = self.shared.changes.take(revision);
         if changes.is_empty() {
             return;
         }
         let who = author.map_or_else(|| "control plane".to_owned(), |author| author.to_string());
-        let draft = Draft { at_ms: crate::admin::now_ms(), who, revision, store: store.to_string(), changes };
+        let (at_ms, store) = (crate::admin::now_ms(), store.to_string());
+        let message = message.map(|message| message.to_string());
+        let draft = Draft { at_ms, who, revision, store, message, changes };
         if self.shared.queue.send(Queued::Draft(draft)).await.is_err() {
             self.shared.lost.fetch_add(1, Relaxed);
         }

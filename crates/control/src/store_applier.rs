@@ -31,7 +31,7 @@ impl AppliedStore {
         self.metrics.count_write(&written);
         let revision = written?;
         self.node.wait_applied(revision.number).await;
-        self.audit.record(author::current(), revision).await;
+        self.audit.record((author::current(), author::message()), revision).await;
         Ok(revision)
     }
 }

@@ -8,7 +8,9 @@ mod follow;
 use std::time::Duration;
 
 use bytes::Bytes;
-use fairmesh_model::{Prefix, Record, RecordKey, Revision, ServiceName, SpiffeId, SpiffePath, TrustDomain};
+use fairmesh_model::{
+    Prefix, Record, RecordKey, Revision, Revocations, ServiceName, SpiffeId, SpiffePath, TrustBundle,
+};
 use fairmesh_wire::{
     handshake::Connection,
     records,
@@ -49,15 +51,26 @@ pub(crate) async fn read(connection: &Connection, prefixes: &[Prefix]) -> Result
     Ok(entries.into_iter().filter_map(stored).collect())
 }
 
-/// The trust domain of the mesh, if it has one.
-pub(crate) async fn trust_domain(connection: &Connection) -> Result<Option<TrustDomain>, Failure> {
+/// The trust domain of the mesh with its roots, if it has one.
+pub(crate) async fn trust_bundle(connection: &Connection) -> Result<Option<TrustBundle>, Failure> {
     let key = RecordKey::TrustBundle;
     for stored in read(connection, &[Prefix::from(&key)]).await? {
         if let Record::TrustBundle(bundle) = records::decode(&key, &stored.value)? {
-            return Ok(Some(bundle.domain));
+            return Ok(Some(bundle));
         }
     }
     Ok(None)
+}
+
+/// What is revoked. A caller that may not read it is told of nothing.
+pub(crate) async fn revocations(connection: &Connection) -> Revocations {
+    let key = RecordKey::Revocations;
+    let stored = read(connection, &[Prefix::from(&key)]).await.unwrap_or_default();
+    let decoded = stored.iter().find_map(|stored| match records::decode(&key, &stored.value) {
+        Ok(Record::Revocations(revocations)) => Some(revocations),
+        _ => None,
+    });
+    decoded.unwrap_or_default()
 }
 
 /// The identity that endpoints of a service prove; `None` if the mesh has no trust domain.
@@ -65,8 +78,8 @@ pub(crate) async fn identity_of_service(
     connection: &Connection,
     service: &ServiceName,
 ) -> Result<Option<SpiffeId>, Failure> {
-    let domain = trust_domain(connection).await?;
-    Ok(domain.map(|domain| SpiffePath::Service(service.clone()).within(&domain)))
+    let bundle = trust_bundle(connection).await?;
+    Ok(bundle.map(|bundle| SpiffePath::Service(service.clone()).within(&bundle.domain)))
 }
 
 /// Reads everything at one revision, without a time limit as long as parts arrive; `seen` is called with the number of

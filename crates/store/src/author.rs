@@ -1,4 +1,4 @@
-//! On whose behalf a task writes, for the log of writes.
+//! On whose behalf a task writes, and why, for the log of writes.
 //!
 //! It travels with the task. A parameter of each function between a handler and the store was rejected: all of them would
 //! pass on what only the log reads.
@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 tokio::task_local! {
     static AUTHOR: Option<Arc<str>>;
+    static MESSAGE: Arc<str>;
 }
 
 /// The author of the present task; `None` if the process writes by itself.
@@ -17,6 +18,16 @@ pub fn current() -> Option<Arc<str>> {
 /// Runs a future on behalf of an author. Tasks that it spawns need an author of their own.
 pub async fn scope<F: Future>(author: Option<Arc<str>>, future: F) -> F::Output {
     AUTHOR.scope(author, future).await
+}
+
+/// Why the author of the present task writes, as it says; `None` if it says nothing.
+pub fn message() -> Option<Arc<str>> {
+    MESSAGE.try_with(Clone::clone).ok().filter(|message| !message.is_empty())
+}
+
+/// Runs a future whose writes have this reason.
+pub async fn saying<F: Future>(message: Arc<str>, future: F) -> F::Output {
+    MESSAGE.scope(message, future).await
 }
 
 #[cfg(test)]

@@ -19,6 +19,9 @@ pub struct AuditEntry {
     /// The id of the store; absent from entries of earlier releases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store: Option<String>,
+    /// Why, as the caller says; absent if it says nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
     /// The records that it changed.
     pub changes: Vec<AuditChange>,
     /// The hash of the entry before; zeros in the first one.
@@ -151,6 +154,7 @@ mod tests {
                     who: "alice".into(),
                     revision: number,
                     store: None,
+                    message: None,
                     changes: vec![AuditChange {
                         key: "/t/shop/services/cart".into(),
                         before: None,

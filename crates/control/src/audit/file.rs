@@ -49,10 +49,11 @@ impl AuditFile {
             let (number, hash, max_bytes) = (self.number, self.hash.clone(), self.max_bytes);
             *self = Self { number, hash, max_bytes, ..Self::open(&self.folder)? };
         }
-        let Draft { at_ms, who, revision, store, changes } = draft;
+        let Draft { at_ms, who, revision, store, message, changes } = draft;
         let (number, previous) = (self.number + 1, self.hash.clone());
+        let store = Some(store);
         let (line, hash) =
-            AuditEntry { number, at_ms, who, revision, store: Some(store), changes, previous }.line()?;
+            AuditEntry { number, at_ms, who, revision, store, message, changes, previous }.line()?;
         self.file.write_all(line.as_bytes())?;
         self.bytes += line.len() as u64;
         (self.number, self.hash) = (number, hash);
@@ -134,7 +135,8 @@ mod tests {
     use crate::audit::ChainReader;
 
     fn draft(revision: u64) -> Draft {
-        Draft { at_ms: 1, who: "alice".into(), revision, store: "5".into(), changes: Vec::new() }
+        let (who, store) = ("alice".into(), "5".into());
+        Draft { at_ms: 1, who, revision, store, message: None, changes: Vec::new() }
     }
 
     fn verified(folder: &Path) -> Vec<u64> {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::{
     cli::{Format, OutputArgs, TargetArgs},
-    command::records::value_document,
+    command::records::{contents, value_document},
     connect,
     failure::Failure,
     output::{self, Listing},
@@ -36,7 +36,7 @@ pub(crate) struct AuditArgs {
 /// Prints the entries, oldest first; fails when the chain is broken, after those before.
 pub(crate) async fn run(args: AuditArgs) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.target).await?;
-    let mut listing = Listing::new(&["NUMBER", "AT", "WHO", "KEY", "BEFORE", "AFTER"]);
+    let mut listing = Listing::new(&["NUMBER", "AT", "WHO", "KEY", "BEFORE", "AFTER", "MESSAGE"]);
     listing.why_empty = Some("no write is logged".into());
     let mut chain = ChainReader::default();
     let read = read_all(&connection, args.after, |line| {
@@ -97,6 +97,7 @@ fn add(listing: &mut Listing, entry: &AuditEntry, change: &AuditChange) {
         change.key.clone(),
         short(&before),
         short(&after),
+        entry.message.clone().unwrap_or_default(),
     ];
     let item = json!({
         "number": entry.number,
@@ -106,6 +107,7 @@ fn add(listing: &mut Listing, entry: &AuditEntry, change: &AuditChange) {
         "key": change.key,
         "before": before,
         "after": after,
+        "message": entry.message,
     });
     listing.add(row, item);
 }
@@ -117,11 +119,12 @@ fn shown(key: &str, value: Option<&AuditValue>) -> Value {
     document.map_or_else(|| json!(value), |document| json!(document))
 }
 
+/// A value in a row, without what its key says.
 fn short(value: &Value) -> String {
     if value.is_null() {
         return "-".into();
     }
-    let text = value.to_string();
+    let text = contents(value.clone()).to_string();
     let mut cut: String = text.chars().take(MAX_SHOWN).collect();
     if cut.len() < text.len() {
         cut.push('…');

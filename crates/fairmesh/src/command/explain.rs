@@ -11,7 +11,8 @@ use fairmesh_calls::{
     observe::{self, CallExplanation, Question},
 };
 use fairmesh_model::{
-    Endpoint, Location, Region, Role, Service, ServiceKind, ServiceName, ShardKey, SpiffeId, Zone, arith,
+    Endpoint, Location, Region, Revocations, Role, Service, ServiceKind, ServiceName, ShardKey, SpiffeId,
+    Zone, arith,
 };
 use fairmesh_router::{
     CompileInput, DirectResponse, PeerIdentity, PickParams, RequestView, ServiceTable, ShardTable, TableInput,
@@ -27,7 +28,7 @@ use crate::{
     view::{EVERY_KIND, Scope, View, table_age},
 };
 
-use super::{caller_region, records::get, request_args};
+use super::{caller_region, identity::describe_revocations_of, records::get, request_args};
 
 /// The most unhealthy endpoints that are listed.
 const MAX_LISTED: usize = 10;
@@ -127,15 +128,14 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
         output::note("any endpoint of a replicated service serves any call; key and role are ignored");
     }
     let (mut whole, mut text) = (as_json(&report), report.to_string());
-    if let Some(id) = expected_identity(&connection, &report).await? {
-        whole["goesTo"]["identity"] = json!(id.to_string());
-        text += &format!("{:<8} {id}, by mutual TLS\n", "proves");
-    }
     let mut is_refused = false;
+    if let Some(id) = expected_identity(&connection, &report).await? {
+        is_refused = add_identity(&connection, &id, &mut whole, &mut text).await?;
+    }
     if let (Some(caller), Some(last)) = (&args.caller, report.decisions.last()) {
         let target = (&last.explanation.target, question.request.method, args.path.as_str());
         let decided = authorization::decide(&connection, caller, target).await?;
-        is_refused = !decided.is_made;
+        is_refused |= !decided.is_made;
         text += &format!("{:<8} {}\n", "may", decided.words);
         whole["authorization"] = decided.json;
     }
@@ -149,6 +149,32 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// Adds the identity that the endpoint proves, and what of it is revoked; whether all is, so that callers refuse it.
+async fn add_identity(
+    connection: &Connection,
+    id: &SpiffeId,
+    whole: &mut Value,
+    text: &mut String,
+) -> Result<bool, Failure> {
+    whole["goesTo"]["identity"] = json!(id.to_string());
+    *text += &format!("{:<8} {id}, by mutual TLS\n", "proves");
+    let own = rib_reader::trust_bundle(connection).await?.map(|bundle| bundle.domain);
+    // Those of this domain do not mean another one's.
+    let revocations = match own.as_ref() == Some(&id.domain) {
+        true => rib_reader::revocations(connection).await,
+        false => Revocations::default(),
+    };
+    let revoked = describe_revocations_of(&revocations, &id.path);
+    whole["goesTo"]["revoked"] = json!(revoked);
+    if let Some(revoked) = revoked {
+        *text += &format!(
+            "{:<8} {revoked}: callers refuse them; 'fairmesh identity restore {}' undoes it\n",
+            "revoked", id.path
+        );
+    }
+    Ok(revocations.revokes_identity(&id.path))
 }
 
 /// Adds the endpoints that health checks found unhealthy.

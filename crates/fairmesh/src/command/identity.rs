@@ -12,6 +12,9 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
+pub(crate) use federation::value as bundle_value;
+pub(crate) use revoke::{describe as describe_revoked, describe_of as describe_revocations_of};
+
 use crate::{
     cli::{OutputArgs, TargetArgs},
     failure::Failure,
@@ -67,7 +70,7 @@ pub(crate) async fn run(command: IdentityCommand) -> Result<ExitCode, Failure> {
 }
 
 /// A time since 1970, for people.
-fn timestamp(seconds: u64) -> String {
+pub(crate) fn timestamp(seconds: u64) -> String {
     let time = i64::try_from(seconds).ok().and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
     time.map_or_else(|| "unknown".into(), |time| time.to_string())
 }

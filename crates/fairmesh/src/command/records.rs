@@ -12,4 +12,4 @@ pub(crate) mod lint;
 pub(crate) mod rollback;
 mod value_document;
 
-pub(crate) use value_document::value_document;
+pub(crate) use value_document::{contents, value_document};

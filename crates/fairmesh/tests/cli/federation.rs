@@ -11,7 +11,7 @@ use tokio::{io::AsyncReadExt as _, time::timeout};
 
 use super::{
     calls::echo,
-    identities::{Killed, agent, has_certificate, over_tcp, request_certificate, runtime, start},
+    identities::{Killed, agent, domain, has_certificate, over_tcp, request_certificate, runtime, start},
     support::{Mesh, Run, wait_until},
 };
 
@@ -170,7 +170,9 @@ fn callers_of_another_trust_domain_are_accepted_by_their_whole_id_alone() {
         });
         assert!(refused(&call("bank/web")));
     };
-    ends_by(&|| drop(prod.federate("partner", &prod.bundle()).ok()));
+    let (other, _) = domain();
+    let others = other.path("data/ca/bundle.pem").display().to_string();
+    ends_by(&|| drop(prod.federate("partner", &others).ok()));
     prod.federate("partner", &partner.bundle()).ok();
     wait_until("the roots are those of the partner again", || !refused(&call("bank/web")));
     ends_by(&|| {
@@ -196,6 +198,7 @@ fn nothing_of_another_trust_domain_is_a_member_of_the_mesh() {
     // Roots that are of this domain, or none, are refused.
     for (domain, bundle, problem) in [
         ("prod", partner.bundle(), "the mesh itself"),
+        ("other", prod.bundle(), "has a root of prod, the trust domain of the mesh itself"),
         ("other", prod.mesh.file("empty.pem", ""), "0 roots"),
         ("other", prod.mesh.file("empty.json", "{\"keys\": []}"), "0 roots"),
         ("other", prod.mesh.file("wrong.json", "{\"keys\": 7}"), "no JSON of that form"),

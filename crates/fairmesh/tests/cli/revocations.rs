@@ -5,13 +5,13 @@ use std::time::Duration;
 use fairmesh_identity::{IdentityRequest, ProgramIdentity};
 use fairmesh_test_support::free_port;
 use fairmesh_wire::transport::{EndpointAddress, ExpectedPeer, Stream, Transport};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::{io::AsyncReadExt as _, time::timeout};
 
 use super::{
     calls::echo,
     identities::{agent, domain, has_certificate, over_tcp, request_certificate, runtime, start},
-    support::{Run, wait_until},
+    support::{Mesh, Run, wait_until},
 };
 
 /// Within which a revocation takes effect everywhere.
@@ -80,6 +80,7 @@ fn a_revoked_identity_is_refused_everywhere_until_it_is_restored() {
     wait_until("the server is no longer called", || call("shop/api").code != Some(0));
     let error = call("shop/api");
     assert!(error.err.contains("shop/catalog is revoked"), "{error:?}");
+    is_shown_as_revoked(&mesh);
     mesh.run(&["identity", "restore", "shop/catalog"]).ok();
     wait_until("the server is called again", || call("shop/api").code == Some(0));
     let error = mesh.run(&["identity", "restore", "shop/catalog"]).fails(1);
@@ -96,4 +97,32 @@ fn a_revoked_identity_is_refused_everywhere_until_it_is_restored() {
     for wrong in [&["--serial", "xyz"][..], &["--issued-before", "2999-01-01T00:00:00Z"]] {
         mesh.run(&[&["identity", "revoke", "shop/web"], wrong].concat()).fails(2);
     }
+}
+
+/// Commands that show the identity of the catalog say that it is revoked, and the log of writes says why.
+fn is_shown_as_revoked(mesh: &Mesh) {
+    let note = mesh.run(&["get", "endpoints", "shop/catalog"]).err;
+    assert!(note.contains("the identity of shop/catalog is revoked"), "{note}");
+    let listed = mesh.run(&["get", "endpoints", "shop/catalog", "--json"]).json();
+    let instance = format!("shop/catalog/{}", listed[0]["instance"].as_str().unwrap());
+    let described = mesh.run(&["describe", "endpoint", &instance, "--json"]).json();
+    assert_eq!(described["revoked"], "all certificates", "{described}");
+    let explain = ["explain", "shop/catalog", "--region", "eu"];
+    let explained = mesh.run(&explain);
+    assert!(
+        explained.code == Some(1) && explained.out.contains("revoked  all certificates"),
+        "{explained:?}"
+    );
+    mesh.run(&["identity", "revoke", "shop/api", "--serial", "0a0b"]).ok();
+    let explained = mesh.run(&[&explain[..], &["--as", "shop/api", "--json"]].concat());
+    let explained: Value = serde_json::from_str(&explained.out).unwrap();
+    assert_eq!(explained["goesTo"]["revoked"], "all certificates", "{explained}");
+    assert_eq!(explained["authorization"]["revoked"], "the certificate 0a0b", "{explained}");
+    mesh.run(&["identity", "restore", "shop/api"]).ok();
+
+    let logged = mesh.run(&["audit", "--key", "/identity/revocations", "--json"]).json();
+    assert_eq!(logged[0]["message"], "it was stolen", "{logged}");
+    assert_eq!(logged[0]["after"]["revocations"][0]["id"], "shop/web", "{logged}");
+    let text = mesh.run(&["audit", "--key", "/identity/"]).ok();
+    assert!(text.contains("it was stolen") && !text.contains("Revocation {"), "{text}");
 }

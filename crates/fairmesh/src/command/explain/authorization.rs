@@ -6,6 +6,7 @@ use fairmesh_wire::handshake::Connection;
 use serde_json::{Value, json};
 
 use crate::{
+    command::identity::describe_revocations_of,
     failure::Failure,
     rib_reader,
     view::{Scope, View},
@@ -43,14 +44,14 @@ pub(super) async fn decide(
     (service, method, path): (&ServiceName, &str, &str),
 ) -> Result<Decided, Failure> {
     let known = rib_reader::identity_of_service(connection, service).await?.map(|id| id.domain);
-    let caller = match caller {
+    let (caller, own) = match caller {
         CallerArgument::Id(id) if known.as_ref().is_some_and(|own| *own != id.domain) => {
-            CallerId::federated(id.clone())
+            (CallerId::federated(id.clone()), None)
         }
-        CallerArgument::Id(id) => CallerId::new(id.clone()),
+        CallerArgument::Id(id) => (CallerId::new(id.clone()), Some(id.path.clone())),
         CallerArgument::Path(named) => {
             let domain = known.map_or_else(|| TrustDomain::new("mesh.local"), Ok)?;
-            CallerId::new(named.clone().within(&domain))
+            (CallerId::new(named.clone().within(&domain)), Some(named.clone()))
         }
     };
     let view = View::read(connection, &Scope::Service(service.clone()), &["policies"]).await?;
@@ -64,12 +65,24 @@ pub(super) async fn decide(
         | DecisionReason::OtherDomain
         | DecisionReason::Default => None,
     };
+    let (is_revoked, revoked) = revoked(connection, own.as_ref()).await;
+    let mut words = format!("{} calls {service}: {decision}", caller.as_str());
+    if let Some(revoked) = &revoked {
+        words += &format!("; revoked, and refused whatever the policy says: {revoked}");
+    }
     Ok(Decided {
-        is_made: decision.permits(),
-        words: format!("{} calls {service}: {decision}", caller.as_str()),
+        is_made: decision.permits() && !is_revoked,
+        words,
         json: json!({
             "caller": caller.as_str(), "allowed": decision.is_allowed, "audit": decision.is_audit, "rule": rule,
-            "reason": decision.to_string(),
+            "reason": decision.to_string(), "revoked": revoked,
         }),
     })
+}
+
+/// Whether an identity of the mesh is revoked as a whole, and what of it is, for people.
+async fn revoked(connection: &Connection, path: Option<&SpiffePath>) -> (bool, Option<String>) {
+    let Some(path) = path else { return (false, None) };
+    let revocations = rib_reader::revocations(connection).await;
+    (revocations.revokes_identity(path), describe_revocations_of(&revocations, path))
 }

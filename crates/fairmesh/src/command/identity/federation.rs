@@ -96,13 +96,7 @@ async fn list(args: ReadArgs) -> Result<(), Failure> {
 async fn add(args: AddArgs) -> Result<(), Failure> {
     let bundle = read_bundle_document(args.domain, &document(&args.bundle)?).map_err(Failure::failed)?;
     let connection = connect::connect(&args.of.target).await?;
-    let own = rib_reader::trust_domain(&connection).await?.ok_or_else(|| {
-        Failure::failed("the mesh has no trust domain; start a control plane with --trust-domain NAME")
-    })?;
-    if own == bundle.domain {
-        let why = format!("{own} is the trust domain of the mesh itself; give the name of the other one");
-        return Err(Failure::failed(why));
-    }
+    refuse_own(&connection, &bundle).await?;
     let added = bundle.clone();
     change(&connection, &args.of.message, |all| {
         all.bundles.retain(|one| one.domain != added.domain);
@@ -115,6 +109,27 @@ async fn add(args: AddArgs) -> Result<(), Failure> {
         bundle.domain, bundle.domain
     );
     output::print_one(args.of.output.format(), &value(&bundle)?, &text)
+}
+
+/// Refuses the domain of the mesh itself, and its roots under another name: they vouch for no id of another domain.
+async fn refuse_own(connection: &Connection, bundle: &TrustBundle) -> Result<(), Failure> {
+    let own = rib_reader::trust_bundle(connection).await?.ok_or_else(|| {
+        Failure::failed("the mesh has no trust domain; start a control plane with --trust-domain NAME")
+    })?;
+    let domain = &own.domain;
+    if *domain == bundle.domain {
+        return Err(Failure::failed_with(
+            format!("{domain} is the trust domain of the mesh itself"),
+            "give the name of the other one",
+        ));
+    }
+    if bundle.roots.iter().any(|root| own.roots.contains(root)) {
+        return Err(Failure::failed_with(
+            format!("the bundle has a root of {domain}, the trust domain of the mesh itself"),
+            format!("give the bundle of {}, such as ca/bundle.pem of a control plane there", bundle.domain),
+        ));
+    }
+    Ok(())
 }
 
 async fn remove(args: RemoveArgs) -> Result<(), Failure> {
@@ -143,7 +158,8 @@ fn document(path: &PathBuf) -> Result<Vec<u8>, Failure> {
     Ok(document)
 }
 
-fn value(bundle: &TrustBundle) -> Result<Value, Failure> {
+/// A bundle in JSON.
+pub(crate) fn value(bundle: &TrustBundle) -> Result<Value, Failure> {
     let root = |root: &Vec<u8>| {
         let info = CertificateInfo::of(root).map_err(Failure::failed)?;
         Ok(json!({ "sha256": info.digest, "expires": info.expires_at }))

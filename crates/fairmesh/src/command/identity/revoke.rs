@@ -148,12 +148,19 @@ async fn change(
 }
 
 /// Which certificates, for people.
-pub(super) fn describe(certificates: &RevokedCertificates) -> String {
+pub(crate) fn describe(certificates: &RevokedCertificates) -> String {
     match certificates {
         RevokedCertificates::All => "all certificates".into(),
         RevokedCertificates::Serial(serial) => format!("the certificate {}", hexadecimal(serial)),
         RevokedCertificates::IssuedBefore(time) => format!("certificates issued before {}", timestamp(*time)),
     }
+}
+
+/// Which certificates of an identity are revoked, for people; `None` if none are.
+pub(crate) fn describe_of(revocations: &Revocations, path: &SpiffePath) -> Option<String> {
+    let of_path = revocations.entries.iter().filter(|one| one.path == *path);
+    let described: Vec<_> = of_path.map(|one| describe(&one.certificates)).collect();
+    (!described.is_empty()).then(|| described.join(", "))
 }
 
 /// A revocation in JSON.

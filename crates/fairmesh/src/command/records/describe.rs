@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use crate::{
     cli::{Format, OutputArgs, TargetArgs},
     command::{
+        identity::describe_revocations_of,
         records::get::{self, DistanceRow},
         region_drain,
     },
@@ -103,7 +104,15 @@ pub(crate) async fn run(args: DescribeArgs) -> Result<ExitCode, Failure> {
             let connection = connect::connect(&args.target).await?;
             let view = View::read(&connection, &Scope::Service(service.clone()), EVERY_KIND).await?;
             let id = rib_reader::identity_of_service(&connection, &service).await?;
-            endpoint((&service, &instance), &view, id, format)?;
+            let proved = match id {
+                Some(id) => {
+                    let revocations = rib_reader::revocations(&connection).await;
+                    let revoked = describe_revocations_of(&revocations, &id.path);
+                    Some((id, revoked))
+                }
+                None => None,
+            };
+            endpoint((&service, &instance), &view, proved, format)?;
         }
         Kind::Region => {
             let region: Region = parse_name(name.parse())?;
@@ -148,7 +157,7 @@ fn instance(name: &str) -> Result<(ServiceName, InstanceId), Failure> {
 fn endpoint(
     (service, instance): (&ServiceName, &InstanceId),
     view: &View,
-    id: Option<SpiffeId>,
+    proved: Option<(SpiffeId, Option<String>)>,
     format: Format,
 ) -> Result<(), Failure> {
     let one = view.service(service)?;
@@ -161,7 +170,9 @@ fn endpoint(
     };
     let mut item = json!(fairmesh_model::spec::EndpointSpec::of(value));
     item["service"] = json!(service.to_string());
-    item["identity"] = json!(id.filter(|_| value.mtls).map(|id| id.to_string()));
+    let (id, revoked) = proved.filter(|_| value.mtls).unzip();
+    item["identity"] = json!(id.map(|id| id.to_string()));
+    item["revoked"] = json!(revoked.flatten());
     item["state"] = json!(state.state);
     item["weight"] = json!(value.weight);
     item["hostType"] = json!(view.hosts.value.host_type(value));

@@ -19,7 +19,7 @@ mod workloads;
 use std::{collections::BTreeSet, process::ExitCode, time::Duration};
 
 use clap::{Args, ValueEnum};
-use fairmesh_model::{ServiceName, Tenant, spec::read_duration};
+use fairmesh_model::{ServiceName, SpiffePath, Tenant, spec::read_duration};
 use fairmesh_wire::handshake::Connection;
 
 use crate::{
@@ -27,6 +27,7 @@ use crate::{
     connect,
     failure::Failure,
     output::{self, Listing},
+    rib_reader,
     view::{EVERY_KIND, Scope, ServiceView, View},
 };
 
@@ -181,12 +182,27 @@ async fn list(connection: &Connection, args: &GetArgs) -> Result<Listing, Failur
             "{name} is not declared, so that callers cannot find it; apply a 'kind: Service' for it"
         ));
     }
+    if matches!(args.kind, Kind::Services | Kind::Endpoints) {
+        note_revoked(connection, &view).await;
+    }
     let mut listing = listing(connection, args, &view).await?;
     listing.why_empty = match &args.service {
         Some(name) => view.service(name).ok().and_then(|one| why_empty(args.kind, name, one)),
         None => why_all_empty(args.kind, &view),
     };
     Ok(listing)
+}
+
+/// Says which of the services are called by no process, since their identity is revoked.
+async fn note_revoked(connection: &Connection, view: &View) {
+    let revocations = rib_reader::revocations(connection).await;
+    let is_revoked =
+        |name: &&ServiceName| revocations.revokes_identity(&SpiffePath::Service((*name).clone()));
+    for name in view.services.keys().filter(is_revoked) {
+        output::note(format!(
+            "the identity of {name} is revoked, so that no process calls it by mutual TLS; 'fairmesh identity restore {name}' undoes it"
+        ));
+    }
 }
 
 async fn listing(connection: &Connection, args: &GetArgs, view: &View) -> Result<Listing, Failure> {

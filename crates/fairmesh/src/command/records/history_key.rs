@@ -363,13 +363,7 @@ pub(super) fn one_line(document: &Document) -> String {
 
 /// A document without its kind and name.
 pub(super) fn contents(document: &Document) -> Value {
-    let mut value = json!(document);
-    if let Value::Object(fields) = &mut value {
-        for said in ["kind", "name", "service"] {
-            fields.remove(said);
-        }
-    }
-    value
+    super::contents(json!(document))
 }
 
 #[cfg(test)]
