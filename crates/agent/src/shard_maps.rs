@@ -320,10 +320,14 @@ impl ShardMaps {
         }
     }
 
-    /// Publishes the result of a build, unless the map of that `changed` was dropped meanwhile: a stale build must not
-    /// overwrite the status of its successor.
+    /// Publishes the result of a build, unless the map of that `changed` was dropped meanwhile, since a stale build must not
+    /// overwrite the status of its successor, or its records were, as those are that may no longer be read.
     fn publish(&self, name: &MapName, changed: &Arc<Notify>, update: impl FnOnce(&mut MapStatus)) {
         let mut inner = self.lock();
+        let is_held = |prefix| inner.stores.get(prefix).is_some_and(PrefixRecords::is_complete);
+        if !name.prefixes().iter().all(is_held) {
+            return;
+        }
         let followed = inner.followed.get_mut(name);
         let Some(followed) = followed.filter(|followed| Arc::ptr_eq(&followed.changed, changed)) else {
             return;
@@ -333,13 +337,19 @@ impl ShardMaps {
         self.build_results.send_modify(|ticks| *ticks += 1);
     }
 
-    /// Records that the upstream refused a prefix.
+    /// Drops what is held of a prefix that the upstream refused: nothing that this machine may no longer read is given to another
+    /// program. One that has the map keeps its tables.
     pub(crate) fn refused(&self, prefix: &Prefix, reason: &str) {
-        for (name, followed) in &mut self.lock().followed {
+        let mut inner = self.lock();
+        if let Some(held) = inner.stores.get_mut(prefix) {
+            *held = PrefixRecords::default();
+        }
+        for (name, followed) in &mut inner.followed {
             if name.prefixes().contains(prefix) {
-                followed.latest.failure = Some((0, reason.to_owned()));
+                followed.latest = MapStatus { built: None, failure: Some((0, reason.to_owned())) };
             }
         }
+        drop(inner);
         self.build_results.send_modify(|ticks| *ticks += 1);
     }
 

@@ -93,3 +93,32 @@ fn an_agent_gives_its_machine_no_map_of_a_tenant_that_it_may_not_read() {
         }
     }
 }
+
+#[test]
+fn an_agent_gives_out_no_map_that_its_machine_may_no_longer_read() {
+    let (mut mesh, tcp) = domain();
+    mesh.apply(SHARDED).ok();
+    mesh.apply("kind: Authorization\ndefault: allow\n").ok();
+    let (_agent, agent) = agent(&mesh, "web-1", &tcp, Some(&token(&mesh, &["web-1", "--tenant", "shop"])));
+    wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
+    let vault = || {
+        let following = async { timeout(Duration::from_secs(30), follow(&agent, &["bank/vault"])).await };
+        let (mut found, tables) = runtime().block_on(following).expect("it is answered");
+        (found.remove("bank/vault").unwrap(), tables)
+    };
+    wait_until("the map is given out", || vault().0 == Ok(1));
+    mesh.apply("kind: Authorization\ndefault: deny\n").ok();
+    // Each asks again while the map of the one before is still kept.
+    wait_until("it is not given out any more", || vault().0.is_err());
+    for _ in 0..3 {
+        let (found, tables) = vault();
+        assert!(found.unwrap_err().contains("there is nothing at"));
+        assert_eq!(tables, 0);
+    }
+
+    mesh.apply("kind: Authorization\ndefault: allow\n").ok();
+    // Refused subscriptions are made again over the next connection.
+    mesh.stop_control("TERM");
+    mesh.start_control();
+    wait_until("it is given out again", || vault().0 == Ok(1));
+}

@@ -4,7 +4,7 @@ use fairmesh_model::{Cursor, Prefix, Revision};
 use fairmesh_wire::v1::{self, watch_request::Kind};
 
 use super::{DesiredSubscription, DesiredSubscriptions};
-use crate::{Update, covering, followed_prefixes::MAX_PREFIXES};
+use crate::{PeerInfo, Update, covering, followed_prefixes::MAX_PREFIXES};
 
 /// The requested subscriptions, and the revision of each. Outlives connections.
 #[derive(Debug)]
@@ -14,8 +14,8 @@ pub(super) struct Subscriptions {
     subscriptions: BTreeMap<Prefix, Subscription>,
     /// The last revision of any subscription, of the present store.
     newest: Option<Revision>,
-    /// Whether this process was described over the present connection.
-    peer_info_sent: bool,
+    /// How this process was described over the present connection.
+    described: Option<PeerInfo>,
     /// Desired prefixes beyond the limit.
     over_limit: BTreeSet<Prefix>,
     /// The revision of all live prefixes: each update advances all of them.
@@ -56,7 +56,7 @@ impl Default for Subscriptions {
             limit: MAX_PREFIXES,
             subscriptions: BTreeMap::new(),
             newest: None,
-            peer_info_sent: false,
+            described: None,
             over_limit: BTreeSet::new(),
             live_at: None,
         }
@@ -72,7 +72,7 @@ impl Subscriptions {
             }
             subscription.sent = false;
         }
-        (self.live_at, self.peer_info_sent) = (None, false);
+        (self.live_at, self.described) = (None, None);
         self.over_limit.clear();
     }
 
@@ -84,8 +84,8 @@ impl Subscriptions {
         patches: bool,
         outbox: &mut VecDeque<v1::WatchRequest>,
     ) -> Vec<Prefix> {
-        if let Some(info) = wanted.peer.as_ref().filter(|_| !self.peer_info_sent) {
-            self.peer_info_sent = true;
+        if let Some(info) = wanted.peer.as_ref().filter(|info| self.described.as_ref() != Some(info)) {
+            self.described = Some(info.clone());
             outbox.push_back(request(Kind::PeerInfo(info.into())));
         }
         let changed = wanted.changed.replace(BTreeSet::new());
@@ -167,6 +167,13 @@ impl Subscriptions {
     pub(super) fn is_live(&self, key: &str) -> bool {
         covering(key)
             .any(|prefix| self.subscriptions.get(prefix).is_some_and(|subscription| subscription.live))
+    }
+
+    /// The upstream refused a prefix: what was held of it may be dropped, and is requested as a whole when it is again.
+    pub(super) fn refused(&mut self, prefix: &Prefix) {
+        if let Some(subscription) = self.subscriptions.get_mut(prefix) {
+            (subscription.held, subscription.live) = (None, false);
+        }
     }
 
     /// The copy of a key differs from what the upstream sent: its prefixes are requested anew over the next connection.

@@ -273,7 +273,10 @@ impl<S: Sink> FollowerTask<S> {
                 self.failures = 0;
                 self.sink.update(update);
             }
-            Event::Refused { prefix, reason } => self.sink.refused(&prefix, &reason),
+            Event::Refused { prefix, reason } => {
+                self.subscriptions.refused(&prefix);
+                self.sink.refused(&prefix, &reason);
+            }
             Event::AgeUpdate { age, behind } => {
                 self.behind = behind.map(|upstream| (upstream.number, Instant::now() + MAX_BEHIND));
                 state.send_if_modified(|state| behind.is_none() && state.error.take().is_some());
