@@ -17,7 +17,7 @@ use std::{
 
 use fairmesh_identity::{
     Credentials, IdentityError, JoinToken, Member, RevocationSource, Workload, WorkloadApi, follow_bundle,
-    follow_revocations, renewal,
+    follow_revocations, renewal, sha256,
 };
 use fairmesh_model::{Invalid, Label, MeshRole, Region, SpiffePath};
 use fairmesh_rib::follower::FollowerHandle;
@@ -33,7 +33,7 @@ use source::ControlSource;
 pub(crate) use spiffe::SpiffeService;
 pub(crate) use workloads::WorkloadService;
 
-use crate::AgentConfig;
+use crate::{AgentConfig, description};
 
 /// The folder of the agent's key and certificate within the state directory.
 const FOLDER: &str = "identity";
@@ -192,6 +192,22 @@ pub(crate) async fn keep_fresh(identity: Option<AgentIdentity>, stop: Cancellati
         () = revocations => {}
         () = follow_bundle(&shared.workload, &shared.folder) => {}
         () = follow_roots(&shared) => {}
+        () = tell_roots(&shared) => {}
+    }
+}
+
+/// Tells the upstream which roots this agent trusts, for operators who rotate them. Never returns.
+async fn tell_roots(shared: &Shared) {
+    let mut changes = shared.workload.installations();
+    loop {
+        changes.mark_unchanged();
+        if let Some(own) = shared.workload.credentials() {
+            let roots = own.trust().bundle().roots.iter().map(|root| sha256(root)).collect();
+            shared.upstream.set_peer_info(description(&shared.region, roots));
+        }
+        if changes.changed().await.is_err() {
+            return std::future::pending().await;
+        }
     }
 }
 
@@ -233,7 +249,7 @@ async fn follow_workload_api(shared: &Arc<Shared>, api: WorkloadApi, stop: Cance
     tokio::select! {
         () = stop.cancelled() => {}
         () = api.follow(Arc::clone(&shared.workload), |_| ()) => {}
-        () = async { tokio::join!(shared.enroll(), revocations); } => {}
+        () = async { tokio::join!(shared.enroll(), revocations, tell_roots(shared)); } => {}
     }
 }
 

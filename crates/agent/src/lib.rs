@@ -34,7 +34,7 @@ use disk::Disk;
 pub use error::AgentError;
 use fairmesh_identity::{JoinToken, Member, Workload};
 use fairmesh_listen::{Limits, Listeners, table};
-use fairmesh_model::Location;
+use fairmesh_model::{Location, Region};
 use fairmesh_rib::{
     Forwarder, Node, PeerInfo, PeerKind,
     cache::SavedCopy,
@@ -208,9 +208,18 @@ fn follow(
         refuse_lagging: true,
     };
     let upstream = Follower::spawn(upstream, UpstreamSink::new(shared.clone()));
-    let region = Some(config.location.region.clone());
-    let version = Some(env!("CARGO_PKG_VERSION").to_owned());
-    upstream.set_peer_info(PeerInfo { kind: PeerKind::Agent, region, addresses: Vec::new(), version });
+    upstream.set_peer_info(description(&config.location.region, Vec::new()));
     upstream.subscribe_from(held);
     upstream
+}
+
+/// An agent, as it describes itself to its upstream.
+fn description(region: &Region, roots: Vec<[u8; 32]>) -> PeerInfo {
+    PeerInfo {
+        kind: PeerKind::Agent,
+        region: Some(region.clone()),
+        addresses: Vec::new(),
+        version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+        roots,
+    }
 }

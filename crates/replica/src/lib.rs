@@ -124,6 +124,7 @@ impl Replica {
             region: config.region.clone(),
             addresses,
             version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+            roots: Vec::new(),
         });
         let stopping = CancellationToken::new();
         let _stop_with_me = stopping.clone().drop_guard();

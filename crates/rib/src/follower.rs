@@ -208,7 +208,7 @@ impl Follower {
 }
 
 impl FollowerHandle {
-    /// Sets the kind, region and addresses of this process, sent over this and every later connection.
+    /// Describes this process, over this and every later connection, until it is described otherwise.
     pub fn set_peer_info(&self, info: PeerInfo) {
         self.desired.lock().peer = Some(info);
         self.desired.changed.notify_one();

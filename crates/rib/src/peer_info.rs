@@ -1,4 +1,4 @@
-use fairmesh_model::{Invalid, Region};
+use fairmesh_model::{Invalid, MAX_ROOTS, Region};
 use fairmesh_wire::{transport::Address, v1};
 
 /// The most addresses that are kept of a watcher.
@@ -17,6 +17,8 @@ pub struct PeerInfo {
     pub addresses: Vec<Address>,
     /// Its release; `None` of releases that do not say.
     pub version: Option<String>,
+    /// The SHA-256 of each root of the trust domain that it trusts, of agents that have a certificate.
+    pub roots: Vec<[u8; 32]>,
 }
 
 /// The processes that hold a part or all of the routing information base for others.
@@ -39,6 +41,7 @@ impl From<&PeerInfo> for v1::PeerInfo {
             region: info.region.as_ref().map(ToString::to_string).unwrap_or_default(),
             addresses: info.addresses.iter().map(ToString::to_string).collect(),
             version: info.version.clone().unwrap_or_default(),
+            roots: info.roots.iter().map(|root| root.to_vec().into()).collect(),
         }
     }
 }
@@ -60,11 +63,14 @@ impl TryFrom<v1::PeerInfo> for PeerInfo {
         let addresses = message.addresses.iter().take(MAX_ADDRESSES);
         let addresses = addresses.filter_map(|address| address.parse().ok()).collect();
         let version = message.version.chars().take(MAX_VERSION).collect();
+        let roots = message.roots.iter().take(MAX_ROOTS);
+        let roots = roots.filter_map(|root| root.as_ref().try_into().ok()).collect();
         Ok(Self {
             kind,
             region,
             addresses,
             version: Some(version).filter(|version: &String| !version.is_empty()),
+            roots,
         })
     }
 }
@@ -77,11 +83,15 @@ mod tests {
     fn peer_info_round_trips_and_bounds_its_addresses() {
         let region = Some(Region::new("eu").unwrap());
         let addresses = vec!["10.0.0.1:7403".parse().unwrap()];
-        let sent = PeerInfo { kind: PeerKind::Replica, region, addresses, version: Some("0.1.0".into()) };
+        let (version, roots) = (Some("0.1.0".into()), vec![[7; 32]]);
+        let sent = PeerInfo { kind: PeerKind::Replica, region, addresses, version, roots };
         assert_eq!(PeerInfo::try_from(v1::PeerInfo::from(&sent)).unwrap(), sent);
         let mut message = v1::PeerInfo::from(&sent);
         message.addresses = vec!["unix:/x".into(); 1000];
-        assert_eq!(PeerInfo::try_from(message).unwrap().addresses.len(), MAX_ADDRESSES);
+        message.roots = vec![vec![1; 32].into(); 1000];
+        message.roots[0] = vec![1].into();
+        let read = PeerInfo::try_from(message).unwrap();
+        assert_eq!((read.addresses.len(), read.roots.len()), (MAX_ADDRESSES, MAX_ROOTS - 1));
         assert!(PeerInfo::try_from(v1::PeerInfo::default()).is_err());
     }
 }

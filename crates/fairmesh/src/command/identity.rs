@@ -23,7 +23,7 @@ use crate::{
 /// Subcommands of `fairmesh identity`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum IdentityCommand {
-    /// List the agents that joined the trust domain, and the identities that are revoked.
+    /// List the agents that joined the trust domain, the programs without one that are connected, and the identities that are revoked.
     List(ReadArgs),
     /// Show the trust domain: its roots, and the key that signs certificates.
     Show(ReadArgs),

@@ -4,6 +4,7 @@ mod agent;
 mod keys;
 mod listeners;
 mod mesh;
+mod roots;
 
 use std::{path::PathBuf, process::ExitCode};
 

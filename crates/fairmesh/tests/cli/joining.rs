@@ -71,6 +71,9 @@ fn a_program_without_an_agent_joins_with_a_token_for_its_service() {
     let is_registered = || endpoints()[0]["mtls"] == true && endpoints()[0]["state"] == "serving";
     let server = begin(Some(&token(&mesh, &["--service", "shop/catalog"])), "register.log");
     wait_until("it is registered with mutual TLS", is_registered);
+    let listed = mesh.run(&["identity", "list", "--json"]).json();
+    assert_eq!(listed[0]["id"], "spiffe://prod/shop/catalog", "{listed}");
+    assert!(listed[0]["connected"].as_u64() > Some(0), "{listed}");
     let mode = fs::metadata(mesh.path("kept/shop/catalog/identity.key")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
 

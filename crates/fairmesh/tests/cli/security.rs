@@ -138,3 +138,19 @@ fn other_bundle() -> (Mesh, std::path::PathBuf) {
     let path = mesh.path("data/ca/bundle.pem");
     (mesh, path)
 }
+
+#[test]
+fn a_root_that_is_not_trusted_everywhere_is_found() {
+    let (mesh, _) = domain();
+    let (_agent, _) = agent(&mesh, "web-1", &mesh.address(), None);
+    wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
+    let text = || mesh.run(&["security", "check"]).out;
+    assert!(!text().contains("root.agents"), "with one root, all trust it");
+    mesh.run(&["identity", "rotate", "--root"]).ok();
+    wait_until("the agent trusts it", || {
+        text().contains("the 1 agents that say so here trust the newest root")
+    });
+    let text = text();
+    assert!(text.contains("programs that have not renewed their certificates since the root"), "{text}");
+    assert!(!text.contains("root.unknown"), "{text}");
+}

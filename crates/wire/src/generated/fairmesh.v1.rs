@@ -162,6 +162,9 @@ pub struct PeerInfo {
     /// Its release.
     #[prost(string, tag = "4")]
     pub version: ::prost::alloc::string::String,
+    /// SHA-256 of each root of the trust domain that it trusts, at most 8; of agents with a certificate.
+    #[prost(bytes = "bytes", repeated, tag = "5")]
+    pub roots: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
 }
 /// Nested message and enum types in `PeerInfo`.
 pub mod peer_info {

@@ -12,6 +12,7 @@ use fairmesh_model::{
 };
 use fairmesh_wire::{handshake::Connection, v1};
 
+use super::roots;
 use crate::{
     command::finding::{Level, Report, listed},
     failure::Failure,
@@ -53,6 +54,7 @@ async fn authority(connection: &Connection, report: &mut Report) -> Result<bool,
     };
     let bundle = TrustBundle::try_from(bundle).map_err(|error: Invalid| Failure::failed(error))?;
     report.ok("trustDomain", format!("the trust domain is {}", bundle.domain));
+    roots::check(connection, &bundle, report).await?;
     for root in &bundle.roots {
         let info = CertificateInfo::of(root).map_err(Failure::failed)?;
         expiry(("root.expires", "a root", ROTATE_BEFORE), &info, "fairmesh identity rotate --root", report);
