@@ -28,6 +28,8 @@ fn main() {
         "{clang} does not compile bpf/fairmesh.bpf.c; its errors are above"
     );
     println!("cargo:rustc-cfg=has_programs");
+    // For the tests of what both sides share.
+    println!("cargo:rustc-env=KERNEL_CLANG={clang}");
 }
 
 /// Tells the maps that are declared here from those of another release. Comments and white space make no difference.

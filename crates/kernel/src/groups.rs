@@ -14,7 +14,7 @@ use crate::{
     mapped::{Mapped, SharedValue},
 };
 
-// SAFETY: atomics alone.
+// SAFETY: atomics, and integers that are not used.
 unsafe impl SharedValue for GroupValue {}
 
 /// The counts of all cgroups.

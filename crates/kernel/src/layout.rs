@@ -1,4 +1,4 @@
-//! Values of maps, as `bpf/shared.h` declares them.
+//! Values of maps, as `bpf/shared.h` declares them; the tests compare both.
 #![allow(unsafe_code, reason = "values of maps are read and written as bytes")]
 
 use std::{
@@ -193,6 +193,7 @@ pub(crate) struct GroupValue {
     /// How many the kernel may have in flight; 0 without a limit.
     pub(crate) most: AtomicU32,
     pub(crate) in_flight: AtomicU32,
+    unused: [u32; 14],
 }
 
 /// The state of a pooled connection, in memory that the programs share.
@@ -428,31 +429,4 @@ impl Counter {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn slots_lie_in_shared_memory_as_the_programs_declare_them() {
-        assert_eq!(size_of::<SlotValue>(), size_of::<CompletedValue>() + MAX_KEPT);
-        assert_eq!(std::mem::offset_of!(SlotValue, request), size_of::<CompletedValue>());
-        assert_eq!(std::mem::offset_of!(SlotValue, length), 24);
-        assert_eq!(
-            std::mem::offset_of!(SlotValue, head_bytes),
-            std::mem::offset_of!(CompletedValue, head_bytes)
-        );
-        assert_eq!(std::mem::offset_of!(SlotValue, group), std::mem::offset_of!(CompletedValue, group));
-        assert_eq!(size_of::<GroupValue>(), 64);
-        assert_eq!(
-            size_of::<PolicyBuffers>(),
-            8 + 2 * (56 + 16 * BLOCK_ENDPOINTS + 24 * ROUTE_ARMS + 96 * ROUTE_STEPS)
-        );
-        assert_eq!(
-            std::mem::offset_of!(SlotValue, is_direct),
-            std::mem::offset_of!(CompletedValue, is_direct)
-        );
-        assert_eq!(size_of::<LinkValue>(), 56);
-        assert_eq!(size_of::<EndpointValue>(), 264);
-        assert_eq!(size_of::<HostKey>(), HOST_BYTES);
-        assert!(HostKey::new(&"a".repeat(HOST_BYTES + 1)).is_none());
-    }
-}
+mod tests;
