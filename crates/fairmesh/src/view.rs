@@ -1,12 +1,15 @@
 //! Records of the RIB, decoded and grouped by service, for display.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use fairmesh_model::{
     DefaultAuthorization, Endpoint, Hosts, Invalid, Label, Policy, Prefix, Record, RecordKey, Region,
     RegionDrain, RegionTable, Regions, RoundTrips, Service, ServiceName, ShardMap, ShardMove, TableOrigin,
-    Tenant, Verdicts, WorkloadEntry, access::RoleBinding,
+    Tenant, Verdicts, WorkloadEntry, Zone, access::RoleBinding,
 };
 use fairmesh_wire::{handshake::Connection, records, shards};
 
@@ -230,6 +233,22 @@ impl View {
                 "list services with 'fairmesh get services', or declare it with 'fairmesh apply'",
             )
         })
+    }
+
+    /// The zones of a region in which endpoints are, or that its tables name.
+    pub(crate) fn zones_in(&self, region: &Region) -> BTreeSet<Zone> {
+        let mut zones = BTreeSet::new();
+        for service in self.services.values() {
+            let here = service.endpoints.iter().map(|endpoint| &endpoint.value.location);
+            zones.extend(here.filter(|at| at.region == *region).filter_map(|at| at.zone.clone()));
+            let table = service.tables.get(region).into_iter();
+            zones.extend(
+                table
+                    .flat_map(|table| &table.value.zones)
+                    .flat_map(|(from, to)| [from].into_iter().chain(to.keys()).cloned()),
+            );
+        }
+        zones
     }
 
     /// Every region that is declared, has endpoints or takes part in measured distances.

@@ -1,6 +1,8 @@
 //! The region of a simulated caller.
 
-use fairmesh_model::{Invalid, Location, Region, Zone};
+use std::collections::BTreeSet;
+
+use fairmesh_model::{Invalid, Location, Region, ServiceName, Zone};
 use fairmesh_wire::{
     handshake::{self, Connection},
     transport::Address,
@@ -55,6 +57,37 @@ async fn assumed(agent: &AgentTarget) -> Result<Region, Invalid> {
 pub(crate) async fn zone_of_agent(agent: &AgentTarget, region: &Region) -> Option<Zone> {
     let location = agent_location(&agent.address()).await?;
     location.zone.filter(|_| location.region == *region)
+}
+
+/// Says so, with the known zones, where no endpoint of the region, no table and not this machine's agent has the given zone: most likely it
+/// is misspelt. It is no refusal, since callers may have a zone in which nothing serves and for which nothing is planned yet.
+pub(crate) async fn note_unknown_zone(
+    connection: &Connection,
+    service: &ServiceName,
+    (region, zone): (&Region, &Zone),
+    agent: &AgentTarget,
+) -> Result<(), Failure> {
+    let of_service =
+        View::read(connection, &Scope::Service(service.clone()), &["endpoints", "tables"]).await?;
+    if of_service.zones_in(region).contains(zone) || zone_of_agent(agent, region).await.as_ref() == Some(zone)
+    {
+        return Ok(());
+    }
+    let known = View::read(connection, &Scope::All, &[]).await?.zones_in(region);
+    if !known.contains(zone) {
+        output::note(unknown_zone(region, zone, &known));
+    }
+    Ok(())
+}
+
+fn unknown_zone(region: &Region, zone: &Zone, known: &BTreeSet<Zone>) -> String {
+    let list = known.iter().map(Zone::as_str).collect::<Vec<_>>().join(", ");
+    match known.is_empty() {
+        true => format!("no endpoint in region {region} has a zone, so that {zone} makes no difference"),
+        false => format!(
+            "no endpoint in region {region} has the zone {zone}: if it is misspelt, write one of {list}"
+        ),
+    }
 }
 
 /// Region of the agent at `address`; `None` if it does not respond.

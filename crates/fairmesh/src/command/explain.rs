@@ -93,7 +93,11 @@ struct Caller {
 async fn caller(connection: &Connection, args: &ExplainArgs) -> Result<Caller, Failure> {
     let region = caller_region::resolve(connection, args.region.as_ref(), &args.agent).await?;
     let zone = match &args.zone {
-        Some(zone) => Some(zone.clone()),
+        Some(zone) => {
+            let at = (&region, zone);
+            caller_region::note_unknown_zone(connection, &args.service, at, &args.agent).await?;
+            Some(zone.clone())
+        }
         None => caller_region::zone_of_agent(&args.agent, &region).await,
     };
     let location = Location { zone, ..Location::in_region(region) };

@@ -120,6 +120,32 @@ fn explain_takes_the_region_of_this_machines_agent_and_refuses_unknown_ones() {
 }
 
 #[test]
+fn explain_names_the_zones_of_the_region_where_the_one_that_is_asked_for_is_unknown() {
+    let mesh = shop_with_servers();
+    let at = |zone: &str| mesh.run(&["explain", "shop/catalog", "--region", "eu", "--zone", zone]);
+    let none = at("eu-a");
+    assert!(none.err.contains("no endpoint in region eu has a zone"), "{none:?}");
+    for (instance, zone) in [("zoned-0", "eu-a"), ("zoned-1", "eu-b")] {
+        let location = Location { region: "eu".into(), zone: zone.into(), ..Location::default() };
+        let endpoint = Endpoint {
+            instance: instance.into(),
+            address: "127.0.0.1:7030".into(),
+            location: Some(location),
+            state: State::Serving.into(),
+            ..Endpoint::default()
+        };
+        mesh.announce("shop/other", endpoint);
+    }
+    let misspelt = at("eu-x");
+    assert!(
+        misspelt.err.contains("has the zone eu-x: if it is misspelt, write one of eu-a, eu-b"),
+        "{misspelt:?}"
+    );
+    assert_eq!(misspelt.code, Some(0), "callers may be where nothing serves");
+    assert_eq!(at("eu-b").err, "");
+}
+
+#[test]
 fn endpoints_of_what_nobody_declared_are_said_to_be_so() {
     let mesh = shop_with_servers();
     let complaint = mesh.run(&["get", "endpoints", "shop/crat"]).fails(1);

@@ -31,7 +31,7 @@ impl ServiceTable {
             tracer.record_step("table", || table.describe_absence(class));
             return self.pick_by_rings(None, attempt, tracer);
         };
-        tracer.record_step("table", || table.describe(class, shares));
+        tracer.record_step("table", || table.describe(class, shares, self.zone_first()));
         let mut draws = CallDraws::new(attempt.params.call_seed);
         let is_dropped = draws.is_dropped(shares);
         // A call of which an attempt was made is not dropped any more: what it cost would be lost.

@@ -1,6 +1,8 @@
+use std::fmt::Display;
+
 use fairmesh_balancer::{CandidateSet, rendezvous::Rank};
 use fairmesh_model::{
-    Label, Region, Share,
+    Label, Region, Share, Zone,
     arith::{Generator, mix_pair},
 };
 
@@ -171,17 +173,15 @@ impl CallDraws {
 }
 
 impl CompiledTable {
-    /// `written by hand; bulk calls: eu 70%, us 20%, dropped 10%`.
-    pub(super) fn describe(&self, class: Option<&Label>, shares: &ClassShares) -> String {
+    /// `planned; calls of class bulk: eu 70%, us 20%, dropped 10%; those that stay, of callers in zone a: a 75%, b 25%`.
+    pub(super) fn describe(
+        &self,
+        class: Option<&Label>,
+        shares: &ClassShares,
+        zone: Option<&Zone>,
+    ) -> String {
         let ClassShares { dropped, regions } = shares;
-        let mut parts: Vec<String> = regions
-            .iter()
-            .map(|&(region, share)| {
-                // A part of a validated share.
-                let share = Share::of_millionths(share).unwrap_or(Share::ALL);
-                format!("{} {share}", self.regions[usize::from(region)].name)
-            })
-            .collect();
+        let mut parts = words(regions, |region| &self.regions[region].name);
         if *dropped != Share::NONE {
             parts.push(format!("dropped {dropped}"));
         }
@@ -190,7 +190,11 @@ impl CompiledTable {
             None => "calls without a class of its own".to_owned(),
         };
         let parts = if parts.is_empty() { "no region may be used".to_owned() } else { parts.join(", ") };
-        format!("{}; {of}: {parts}", self.origin)
+        let stays = self.zones.as_ref().zip(zone).map_or_else(String::new, |(zones, zone)| {
+            let parts = words(&zones.shares, |position| &zones.zones[position].0);
+            format!("; those that stay, of callers in zone {zone}: {}", parts.join(", "))
+        });
+        format!("{}; {of}: {parts}{stays}", self.origin)
     }
 
     /// Why rings decide instead.
@@ -204,4 +208,14 @@ impl CompiledTable {
     fn has_class(&self, class: &Label) -> bool {
         self.classes.binary_search_by(|(known, _)| known.cmp(class)).is_ok()
     }
+}
+
+/// `eu 70%` of each share, by the names of positions.
+fn words<'a, N: Display + 'a>(shares: &[(u8, u32)], name: impl Fn(usize) -> &'a N) -> Vec<String> {
+    let word = |&(position, share): &(u8, u32)| {
+        // A part of a validated share.
+        let share = Share::of_millionths(share).unwrap_or(Share::ALL);
+        format!("{} {share}", name(usize::from(position)))
+    };
+    shares.iter().map(word).collect()
 }

@@ -84,6 +84,27 @@ async fn divided(answers: &Answers) {
     .await;
 }
 
+/// `get tables` and `explain` show the shares that `traffic status` does.
+async fn tables_show_zones(world: &World) {
+    let shares = |zones: &Value| {
+        let all = zones.as_array().unwrap().iter();
+        let planned = all.filter(|zone| zone["sharePercent"].as_f64() > Some(0.0));
+        let of = |zone: &Value| [&zone["from"], &zone["to"], &zone["sharePercent"]].map(Value::to_string);
+        planned.map(of).collect::<Vec<_>>()
+    };
+    until("the table has what is planned", async || {
+        let stored = world.cli(&["get", "tables", "shop/cart", "--json"]).await.json();
+        let planned = shares(&status(world).await["regions"][0]["zones"]);
+        !planned.is_empty() && shares(&stored[0]["zones"]) == planned
+    })
+    .await;
+    let listed = world.cli(&["get", "tables", "shop/cart"]).await.ok();
+    let row = |line: &str| line.starts_with("shop/cart") && line.contains("eu/eu-a") && line.contains("eu-b");
+    assert!(listed.contains("CALLERS IN") && listed.lines().any(row), "{listed}");
+    let explained = world.cli(&["explain", "shop/cart", "--region", "eu", "--zone", "eu-a"]).await.ok();
+    assert!(explained.contains("; those that stay, of callers in zone eu-a: eu-a "), "{explained}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_zone_keeps_the_calls_that_its_power_allows_also_while_its_agent_is_away() {
     let _machine = beside_others().await;
@@ -109,6 +130,7 @@ async fn a_zone_keeps_the_calls_that_its_power_allows_also_while_its_agent_is_aw
     }
     plans_after(&world, 0).await;
     divided(&answers).await;
+    tables_show_zones(&world).await;
     let shown = status(&world).await;
     let crossing = |zones: &Value| {
         let zones = zones.as_array().unwrap().iter();

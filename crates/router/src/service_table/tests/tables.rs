@@ -321,6 +321,10 @@ fn calls_that_stay_are_divided_among_zones_by_the_zone_of_the_caller() {
     assert_near(&by_zone(&fleet), &alike);
     fleet.policy.locality.zone_first = true;
     assert_near(&by_zone(&fleet), &[("eu/a", 60), ("eu/b", 20), ("us/a", 10), ("us/b", 10)]);
+    let explained = fleet.compile_with(&table, 0).explain_pick(&PickParams::default(), 0, 1).steps;
+    let shown = explained.into_iter().find(|step| step.title == "table").map(|step| step.detail);
+    let expected = "planned; calls without a class of its own: eu 80%, us 20%; those that stay, of callers in zone a: a 75%, b 25%";
+    assert_eq!(shown.as_deref(), Some(expected));
     fleet.location.zone = Some(zone("c"));
     assert_near(&by_zone(&fleet), &alike);
     fleet.location.zone = Some(zone("a"));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use fairmesh_model::{
-    Label, Region, RegionShares, RegionTable, ServiceName, Share, TableForce, TableOrigin, TrafficMode,
+    Label, Region, RegionShares, RegionTable, ServiceName, Share, TableForce, TableOrigin, TrafficMode, Zone,
 };
 use serde_json::{Value, json};
 
@@ -14,7 +14,8 @@ use crate::{
     view::{ServiceView, View, age_of, table_age},
 };
 
-/// One row per class of each table: published ones, and those written by hand in shadow mode.
+/// One row per class of each table: published ones, and those written by hand in shadow mode. Below them, how calls that stay are
+/// divided among zones.
 pub(super) fn tables(view: &View) -> Listing {
     let mut listing = Listing::new(&["SERVICE", "FROM", "CLASS", "SHARES", "DROPPED", "ORIGIN", "STATE"]);
     for (name, one) in &view.services {
@@ -28,7 +29,25 @@ pub(super) fn tables(view: &View) -> Listing {
             add(&mut listing, (name, &from), &shadow, ("shadow", &|_| true));
         }
     }
+    let zones = view.services.iter().flat_map(|(name, one)| zone_rows(name, one)).collect();
+    listing.further.push((&["SERVICE", "CALLERS IN", "TO ZONE", "SHARE"], zones));
     listing
+}
+
+/// The zones of each table.
+fn zone_rows(name: &ServiceName, one: &ServiceView) -> Vec<Vec<String>> {
+    let zones = one.tables.iter().flat_map(|(region, table)| {
+        zone_shares(&table.value).map(move |(from, to, share)| (region, from, to, share))
+    });
+    let row = |(region, from, to, share): (&Region, &Zone, &Zone, Share)| {
+        vec![name.to_string(), format!("{region}/{from}"), to.to_string(), share.to_string()]
+    };
+    zones.map(row).collect()
+}
+
+/// The shares of zones, with the zone of the caller.
+fn zone_shares(table: &RegionTable) -> impl Iterator<Item = (&Zone, &Zone, Share)> {
+    table.zones.iter().flat_map(|(from, to)| to.iter().map(move |(to, share)| (from, to, *share)))
 }
 
 /// Why a service has no tables, if known.
@@ -88,6 +107,7 @@ fn item(
 ) -> Value {
     let percent = |share: &Share| f64::from(share.millionths()) / 10_000.0;
     let to = shares.to.iter().map(|(region, share)| (region.to_string(), json!(percent(share))));
+    let zone = |(from, to, share): (&Zone, &Zone, Share)| json!({ "from": from.to_string(), "to": to.to_string(), "sharePercent": percent(&share) });
     let planned = match table.origin {
         TableOrigin::ByHand => None,
         TableOrigin::Planned(confirmed) => Some(confirmed),
@@ -98,6 +118,7 @@ fn item(
         "class": class.map(ToString::to_string),
         "toPercent": to.collect::<serde_json::Map<_, _>>(),
         "droppedPercent": percent(&shares.dropped),
+        "zones": zone_shares(table).map(zone).collect::<Vec<_>>(),
         "byHand": planned.is_none(),
         "confirmedRound": planned.map(|confirmed| confirmed.round),
         "confirmedSecondsAgo": planned.map(|confirmed| age_of(confirmed.at_ms).as_secs()),
