@@ -19,7 +19,7 @@ pub use fairmesh_router::LoadReport;
 pub use grpc::{CallerProtocol, WEB_TEXT, is_event_stream, is_grpc_web};
 pub use grpc::{grpc_content_type, is_grpc, is_server_error};
 pub use load::{MAX_METRIC, decode_base64, decode_binary_report};
-pub use load::{load_from_binary, load_from_text};
+pub use load::{load_from_binary, load_from_text, metrics_from_binary, metrics_from_text};
 pub use traceparent::{SpanContext, TRACEPARENT, TRACESTATE};
 
 /// Key of a call to a sharded service: decimal, or hexadecimal after `0x`.

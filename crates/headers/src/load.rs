@@ -57,6 +57,53 @@ pub fn decode_binary_report(value: &[u8]) -> Option<Vec<u8>> {
     decode_base64(value, &mut [0; MAX_BINARY_LENGTH / 4 * 3]).map(<[u8]>::to_vec)
 }
 
+/// Gives the name and value of each metric of a report in the header `endpoint-load-metrics` that a policy may name: those of
+/// [`load_from_text`] without the CPU utilisation and the calls in flight. Implausible values are left out, and so is what follows
+/// where the report is malformed.
+pub fn metrics_from_text(value: &[u8], mut give: impl FnMut(&str, f64)) {
+    if let Some(message) = value.strip_prefix(b"BIN ") {
+        return metrics_from_binary(message, give);
+    }
+    let text = str::from_utf8(value.strip_prefix(b"TEXT ").unwrap_or(value)).unwrap_or_default();
+    for (name, number) in text.split(',').map_while(|pair| pair.split_once('=')) {
+        let name = name.trim();
+        // The cost is that of one request, and no load.
+        if let ("cpu_utilization" | "cpu", _) | (_, Some("request_cost")) =
+            (name, name.split_once('.').map(|(map, _)| map))
+        {
+            continue;
+        }
+        let named = name.strip_prefix("named_metrics.").or_else(|| name.strip_prefix("utilization."));
+        if let Ok(number) = number.trim().parse() {
+            give_plausible(named.unwrap_or(name), number, &mut give);
+        }
+    }
+}
+
+/// The same of the metadata `endpoint-load-metrics-bin`.
+pub fn metrics_from_binary(value: &[u8], mut give: impl FnMut(&str, f64)) {
+    let message = decode_binary_report(value).unwrap_or_default();
+    let mut rest = &*message;
+    while let Some(Some(field)) = Field::read(&mut rest) {
+        let metric = match field {
+            Field::Bytes(5 | 8, entry) => {
+                named(entry).and_then(|(name, number)| Some((str::from_utf8(name).ok()?, number)))
+            }
+            Field::Double(field, number) => plain(field).map(|name| (name, number)),
+            _ => None,
+        };
+        if let Some((name, number)) = metric {
+            give_plausible(name, number, &mut give);
+        }
+    }
+}
+
+fn give_plausible(name: &str, number: f64, give: &mut impl FnMut(&str, f64)) {
+    if ![OUTSTANDING, STREAMS].contains(&name) && (0.0..=MAX_METRIC).contains(&number) {
+        give(name, number);
+    }
+}
+
 fn any_text(value: &[u8], metric: Option<&str>) -> Option<LoadReport> {
     if let Some(message) = value.strip_prefix(b"BIN ") {
         return load_from_binary(message, metric);

@@ -68,6 +68,9 @@ pub(crate) struct LayerState {
 /// report that the service wrote itself, where that is well formed. A service that forwards responses of other servers
 /// should remove their reports.
 ///
+/// The metrics of a report that the service wrote go to planners too, as those of [`metric`](Self::metric) do: the first
+/// eight names, each until ten seconds have passed and a response came without it. Without calls they are 0 then.
+///
 /// A `GET` for [`LOAD_PATH`] gets a response of the layer with the load alone (ServiceRouter §3.4.3), and is not
 /// counted.
 ///
@@ -309,8 +312,10 @@ fn with_load_report<B>(mut response: Response<B>, call: Call) -> Response<Server
     Refusal::remove_marks(headers);
     if let Some(guard) = &call.guard {
         if !call.caller.is_grpc() {
+            guard.learn(headers, false);
             load_report::add_text(headers, guard.report());
         } else if headers.contains_key(GRPC_STATUS) {
+            guard.learn(headers, true);
             load_report::add_binary(headers, guard.report());
         }
     }

@@ -4,6 +4,7 @@
 //! values are encoded once per process. With the CPU utilization there would be too many.
 
 pub(crate) mod custom_metrics;
+pub(crate) mod program_report;
 
 use std::{fmt::Write as _, sync::LazyLock};
 

@@ -14,6 +14,7 @@ use http::{Request, Response};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use rustix::process::Signal;
+use serde_json::Value;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -21,6 +22,9 @@ use tokio::{
 };
 
 use crate::harness::{Kind, Load, Process, Program as Started, Spec, World, beside_others, free_port, until};
+
+/// What a program says of its load.
+const LOAD: &str = "TEXT named_metrics.queue=30,application_utilization=0.2";
 
 /// A plain HTTP/1.1 server.
 struct Plain {
@@ -51,6 +55,7 @@ impl Plain {
                         let host = request.headers().get("host").cloned();
                         let mut answer = Response::new(String::from("hello"));
                         answer.headers_mut().insert("x-instance", instance.parse().unwrap());
+                        answer.headers_mut().insert("endpoint-load-metrics", LOAD.parse().unwrap());
                         host.map(|host| answer.headers_mut().insert("x-host", host));
                         Ok::<_, Infallible>(answer)
                     }
@@ -101,7 +106,8 @@ async fn a_plain_program_is_called_reports_its_load_and_leaves_without_a_failed_
     let (mut proxy, address) = in_front(&world, &plain, "shop/one", "plain", "").await;
     let answer = raw(&address, "/", "").await;
     assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("hello"), "{answer}");
-    assert!(answer.contains("endpoint-load-metrics: TEXT "), "{answer}");
+    assert!(answer.contains(&format!("endpoint-load-metrics: {LOAD},")), "{answer}");
+    assert!(answer.contains("named_metrics.concurrent_requests=0"), "{answer}");
     assert!(answer.contains("x-host: shop.example"), "{answer}");
 
     let _stays = Spec::new("shop/one", "stays", Protocol::Http1).here(&world).await;
@@ -114,6 +120,40 @@ async fn a_plain_program_is_called_reports_its_load_and_leaves_without_a_failed_
     assert!(ended.success(), "{ended}: {}", proxy.log());
     assert!(world.endpoint("shop/one", "plain").await.is_none(), "it is out of the registry");
     load.goes_on(50).await;
+    load.stop_unharmed().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_region_is_planned_by_a_metric_that_a_plain_program_writes_into_its_responses() {
+    let _machine = beside_others().await;
+    let yaml = "{kind: Service, name: shop/one, type: replicated, protocol: http1}\n---\n\
+        {kind: Topology, regions: [{name: eu}]}\n---\n\
+        kind: Policy\nservice: shop/one\ntraffic: {planner: rings, load: {metric: queue, fullScale: 120}}\n";
+    let world = World::start(yaml).await;
+    let plain = Plain::start("plain").await;
+    let (_proxy, _) = in_front(&world, &plain, "shop/one", "plain", "").await;
+    let mesh = world.mesh().await;
+    let load = Load::start(Load::of(&mesh.service("shop/one").unwrap(), &[(Kind::Get, 2)]));
+    let status = async || world.cli(&["traffic", "status", "shop/one", "--json"]).await.json()[0].clone();
+    let has_load = |shown: &Value, load: f64| {
+        shown["regions"][0]["load"].as_f64().is_some_and(|shown| (shown - load).abs() < 0.001)
+    };
+    until("the region is planned with its load", async || {
+        let shown = status().await;
+        shown["refusal"].is_null() && shown["round"].as_u64() > Some(0) && has_load(&shown, 0.25)
+    })
+    .await;
+    let apply = async |metric: &str| {
+        let traffic = format!("{{planner: rings, load: {{metric: {metric}, fullScale: 1}}}}");
+        world.apply(&format!("{{kind: Policy, service: shop/one, traffic: {traffic}}}")).await.ok();
+    };
+    apply("application_utilization").await;
+    until("the load is that of another one", async || has_load(&status().await, 0.2)).await;
+    apply("nosuch").await;
+    until("no server reports it", async || {
+        status().await["refusal"].as_str().is_some_and(|why| why.contains("the metric 'nosuch'"))
+    })
+    .await;
     load.stop_unharmed().await;
 }
 

@@ -134,3 +134,47 @@ fn streams_and_the_metric_of_the_policy_are_read() {
     assert_eq!(load_from_binary(&encoded, Some("bad")), None);
     assert_eq!(load_from_text(report.to_text().as_bytes(), Some("bad")), None);
 }
+
+#[test]
+fn metrics_that_a_policy_may_name_are_given_in_both_forms() {
+    let named = BTreeMap::from([
+        ("queue".to_owned(), 7.5),
+        ("negative".to_owned(), -1.0),
+        (OUTSTANDING.to_owned(), 3.0),
+        (STREAMS.to_owned(), 1.0),
+    ]);
+    let report = OrcaReport {
+        cpu_utilization: 0.3,
+        mem_utilization: 0.5,
+        eps: 2.0,
+        application_utilization: 0.25,
+        utilization: BTreeMap::from([("disk".to_owned(), 0.75)]),
+        request_cost: BTreeMap::from([("rows".to_owned(), 12.0)]),
+        named_metrics: named,
+        ..OrcaReport::default()
+    };
+    let expected = [
+        ("application_utilization", 0.25),
+        ("disk", 0.75),
+        ("eps", 2.0),
+        ("mem_utilization", 0.5),
+        ("queue", 7.5),
+    ];
+    let expected = expected.map(|(name, value)| (name.to_owned(), value)).to_vec();
+    let of_text = |text: &[u8]| {
+        let mut all = Vec::new();
+        metrics_from_text(text, |name, value| all.push((name.to_owned(), value)));
+        all.sort_by(|one, other| one.0.cmp(&other.0));
+        all
+    };
+    assert_eq!(of_text(report.to_text().as_bytes()), expected);
+    let encoded = base64(&report.to_binary());
+    assert_eq!(of_text(&[b"BIN ", &*encoded].concat()), expected);
+    assert_eq!(
+        of_text(b"named_metrics.a=1, utilization.b=x,c=NaN,d=2,e,f=3"),
+        [("a".into(), 1.0), ("d".into(), 2.0)]
+    );
+    for malformed in ["", "TEXT ", "BIN ", "BIN ***", "JSON {}"] {
+        assert_eq!(of_text(malformed.as_bytes()), []);
+    }
+}

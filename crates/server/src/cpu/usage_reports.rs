@@ -155,7 +155,7 @@ impl Reporter {
             at_ms: millis(at.duration_since(self.began)),
             calls: self.calls.as_mut().map(|calls| (calls.total(), calls.load.refusals().overloaded())),
             cpu,
-            metrics: self.calls.as_ref().map(Calls::metrics).unwrap_or_default(),
+            metrics: self.calls.as_ref().map(|calls| calls.load.program_metrics()).unwrap_or_default(),
         };
         let rates = self.meter.read(reading)?;
         let region = self.location.as_ref()?.region.clone();
@@ -220,11 +220,6 @@ impl Reporter {
 }
 
 impl Calls {
-    /// Metrics of the program.
-    fn metrics(&self) -> Vec<(String, f64)> {
-        self.load.metrics().values().map(|(name, value)| (name.to_owned(), value)).collect()
-    }
-
     fn total(&mut self) -> u64 {
         let now = self.load.begun();
         self.total += u64::from(now.wrapping_sub(self.seen));

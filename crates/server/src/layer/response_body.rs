@@ -146,6 +146,7 @@ fn with_load_report(frame: Frame<Bytes>, grpc: bool, guard: Option<CallGuard>) -
     };
     trailers.remove(WRONG_SHARD);
     if let Some(guard) = guard.filter(|_| grpc) {
+        guard.learn(&trailers, true);
         load_report::add_binary(&mut trailers, guard.report());
     }
     Frame::trailers(trailers)

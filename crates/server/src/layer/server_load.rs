@@ -5,10 +5,13 @@ use std::sync::{
     atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
-use http::HeaderValue;
+use http::{HeaderMap, HeaderValue};
 
 use super::{concurrency_limit::ConcurrencyLimit, refusal::Refusals};
-use crate::{load_report::custom_metrics::Metrics, shards::shard_load::KeyedCall};
+use crate::{
+    load_report::{custom_metrics::Metrics, program_report::ProgramReport},
+    shards::shard_load::KeyedCall,
+};
 
 /// Counts the calls that a server is processing.
 ///
@@ -21,6 +24,7 @@ pub(crate) struct ServerLoad {
     /// CPU utilization, in thousandths of the limit, plus one; 0 while unknown.
     cpu: AtomicU32,
     metrics: Metrics,
+    program_report: ProgramReport,
     refusals: Refusals,
     /// The name of this server for rejected calls; `None` where it is not registered here.
     name: Option<HeaderValue>,
@@ -89,9 +93,21 @@ impl ServerLoad {
         LoadSnapshot { outstanding: self.outstanding(), cpu, metrics: &self.metrics }
     }
 
-    /// Metrics of the program.
+    /// Metrics that the program sets.
     pub(crate) fn metrics(&self) -> &Metrics {
         &self.metrics
+    }
+
+    /// The metrics of the program for planners: those that are set, and those that its responses have.
+    pub(crate) fn program_metrics(&self) -> Vec<(String, f64)> {
+        let mut all: Vec<_> = self.metrics.values().map(|(name, value)| (name.to_owned(), value)).collect();
+        let is_idle = self.outstanding() == Outstanding::default();
+        for (name, value) in self.program_report.values(is_idle) {
+            if all.iter().all(|(known, _)| *known != name) {
+                all.push((name, value));
+            }
+        }
+        all
     }
 
     /// Calls rejected or cancelled.
@@ -186,6 +202,11 @@ impl CallGuard {
     /// Ends the call; returns the counts.
     pub(crate) fn end(self) -> Arc<ServerLoad> {
         Arc::clone(&self.load)
+    }
+
+    /// Learns from a report that the program wrote into the headers of the response, or the trailers of gRPC.
+    pub(crate) fn learn(&self, headers: &HeaderMap, is_grpc: bool) {
+        self.load.program_report.learn(headers, is_grpc);
     }
 
     /// The report for the response of this call: without the call itself, since that is what its caller finds after

@@ -10,7 +10,7 @@ use fairmesh_model::{Invalid, LoadSignal};
 use fairmesh_headers::{MAX_METRIC, OUTSTANDING, STREAMS};
 
 /// Most metrics of a program: they are sent in every response, and a policy uses one of them.
-const MAX_METRICS: usize = 8;
+pub(super) const MAX_METRICS: usize = 8;
 
 /// Metrics by name, in the order in which they were first set. Names are only added, so that a response reads them
 /// without a lock.
@@ -80,7 +80,8 @@ impl Default for Metrics {
     }
 }
 
-fn check(name: &str) -> Result<(), Invalid> {
+/// Whether a metric may have this name.
+pub(super) fn check(name: &str) -> Result<(), Invalid> {
     if [OUTSTANDING, STREAMS].contains(&name) {
         let problem = "is reported by the server layer itself";
         return Err(Invalid::new(name, problem, "give the metric another name"));
