@@ -26,7 +26,7 @@ mod federation;
 mod files;
 mod host_certificate;
 mod info;
-pub mod issued;
+pub mod issue_response;
 mod key;
 mod member;
 mod one_way_tls;

@@ -1,7 +1,7 @@
 //! The identity of a program: from the agent of its machine, from a SPIFFE Workload API, or, for one that runs without an agent,
 //! from the control plane.
 
-mod joined;
+mod control_plane_source;
 
 use std::{
     path::PathBuf,
@@ -29,7 +29,7 @@ use crate::{
     revocations,
 };
 
-use joined::JoinedSource;
+use control_plane_source::ControlPlaneSource;
 
 /// How long one request may take.
 const TIMEOUT: Duration = Duration::from_secs(12);
@@ -146,8 +146,8 @@ impl ProgramIdentity {
         if let Some(socket) = &request.workload_api {
             return Some(Self::of_workload_api(&request, socket.clone()).await);
         }
-        if let Some(source) = JoinedSource::of(&request) {
-            return Some(Self::of_joined(&request, source).await);
+        if let Some(source) = ControlPlaneSource::of(&request) {
+            return Some(Self::of_control_plane(&request, source).await);
         }
         let source = request.source()?;
         let issued = source.first(request.patience).await;
@@ -164,8 +164,8 @@ impl ProgramIdentity {
         if let Some(socket) = &request.workload_api {
             return ServerIdentity::Secured(Self::of_workload_api(&request, socket.clone()).await);
         }
-        if let Some(source) = JoinedSource::of(&request) {
-            return ServerIdentity::Secured(Self::of_joined(&request, source).await);
+        if let Some(source) = ControlPlaneSource::of(&request) {
+            return ServerIdentity::Secured(Self::of_control_plane(&request, source).await);
         }
         let Some(source) = request.source() else { return ServerIdentity::Plaintext };
         match source.first(request.patience).await {
@@ -212,7 +212,7 @@ impl ProgramIdentity {
     }
 
     /// The identity of a program that joins by itself. With it, connections are never in plaintext: it was asked for.
-    async fn of_joined(request: &IdentityRequest, source: JoinedSource) -> Self {
+    async fn of_control_plane(request: &IdentityRequest, source: ControlPlaneSource) -> Self {
         let progress = Arc::clone(&source.progress);
         progress.is_required.store(true, Ordering::Relaxed);
         let revocations = RevocationSource {

@@ -12,7 +12,7 @@ mod cgroup;
 mod completed;
 mod destinations;
 mod error;
-mod forwarding;
+mod forwarding_sockets;
 mod groups;
 mod layout;
 mod links;

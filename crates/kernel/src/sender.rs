@@ -12,7 +12,7 @@ use crate::{
     KernelError, Link, Policy, PublishedPolicy,
     blocks::BlockTable,
     completed::{CompletedCall, CompletedCalls},
-    forwarding::ForwardingTable,
+    forwarding_sockets::ForwardingSockets,
     layout::ENDPOINTS,
     links::LinkTable,
     pins,
@@ -28,7 +28,7 @@ pub struct KernelSender {
     blocks: Arc<BlockTable>,
     links: Arc<LinkTable>,
     completed: CompletedCalls,
-    forwarding: ForwardingTable,
+    forwarding_sockets: ForwardingSockets,
 }
 
 impl KernelSender {
@@ -59,7 +59,7 @@ impl KernelSender {
             blocks: Arc::new(BlockTable::open(&map("blocks")?, lock)?),
             links: Arc::new(links),
             completed: CompletedCalls::open(map("completed")?)?,
-            forwarding: ForwardingTable::open(map("exchanges")?, map("forwarding_sockets")?)?,
+            forwarding_sockets: ForwardingSockets::open(map("exchanges")?, map("forwarding_sockets")?)?,
         }))
     }
 
@@ -102,7 +102,7 @@ impl KernelSender {
 
     /// Has requests that the proxy sends on this connection to a server take the short cut, where they can.
     pub fn add_connection(&self, proxy: SocketAddr, server: SocketAddr, socket: BorrowedFd<'_>) {
-        self.forwarding.add(proxy, server, socket);
+        self.forwarding_sockets.add(proxy, server, socket);
     }
 
     /// Takes the calls whose responses the kernel has sent to their callers since the last time; how many there were.

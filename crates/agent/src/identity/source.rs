@@ -5,7 +5,7 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 use bytes::Bytes;
 use fairmesh_identity::{
     Credentials, IdentityError, Joining, PrivateKey, Trust,
-    issued::{self, refused},
+    issue_response::{self, refused},
     renewal::{Certified, Source},
     signed::{self, Purpose},
 };
@@ -173,13 +173,13 @@ impl Shared {
         let request = v1::JoinRequest { agent, csr: csr.clone(), token, proof, region, service };
         let mut client = connection.identity();
         let response = within(client.join(request)).await?.into_inner();
-        let bundle = issued::bundle(&response)?;
+        let bundle = issue_response::bundle(&response)?;
         let trust = match &self.token {
             Some(token) => Trust::pinned(&bundle, token),
             // The kernel vouches for the other end of the socket.
             None => Trust::new(bundle),
         };
-        issued::certified(&trust.map_err(refused)?, &csr, &response, self.workload.now())
+        issue_response::certified(&trust.map_err(refused)?, &csr, &response, self.workload.now())
     }
 
     /// A certificate for this agent, or for a program.
@@ -187,7 +187,7 @@ impl Shared {
         let request = v1::IssueRequest { path: path.to_string(), csr: csr.into(), ..Default::default() };
         let csr = request.csr.clone();
         let (own, response) = self.request(request).await?;
-        issued::certified(own.trust(), &csr, &response, self.workload.now())
+        issue_response::certified(own.trust(), &csr, &response, self.workload.now())
     }
 
     /// The record of the programs that may have the identity of a service, if there is one. It comes from a control plane,
@@ -202,7 +202,7 @@ impl Shared {
             v1::IssueRequest { path, csr: csr.into(), describe_workload: true, ..Default::default() };
         let csr = request.csr.clone();
         let (own, response) = self.request(request).await?;
-        let decoded = issued::open(own.trust(), &csr, &response, self.workload.now())?;
+        let decoded = issue_response::open(own.trust(), &csr, &response, self.workload.now())?;
         decoded.workload.map(WorkloadEntry::try_from).transpose().map_err(refused)
     }
 
@@ -215,7 +215,7 @@ impl Shared {
         let select_for = Some(program.into());
         let request = v1::IssueRequest { csr: csr.clone().into(), select_for, ..Default::default() };
         let (own, response) = self.request(request).await?;
-        let services = issued::open(own.trust(), &csr, &response, self.workload.now())?.services;
+        let services = issue_response::open(own.trust(), &csr, &response, self.workload.now())?.services;
         services.iter().map(ServiceName::new).collect::<Result<_, _>>().map_err(refused)
     }
 
@@ -248,8 +248,8 @@ impl Shared {
         let request =
             v1::IssueRequest { path, csr: csr.clone().into(), describe_workload: true, ..Default::default() };
         let response = self.ask(connection, own, request).await?;
-        issued::open(own.trust(), &csr, &response, self.workload.now())?;
-        issued::bundle(&response)
+        issue_response::open(own.trust(), &csr, &response, self.workload.now())?;
+        issue_response::bundle(&response)
     }
 
     /// The response to a request that this agent signs.

@@ -13,14 +13,14 @@ use rustix::net::sockopt::socket_cookie;
 use crate::{KernelError, layout::LocalConnection};
 
 /// The maps by which the programs know them.
-pub(crate) struct ForwardingTable {
+pub(crate) struct ForwardingSockets {
     /// Those that servers in attached cgroups have accepted.
     accepted: HashMap<MapData, LocalConnection, u32>,
     /// The kernel needs no lock; the type of the map does.
     sockets: Mutex<SockHash<MapData, LocalConnection>>,
 }
 
-impl ForwardingTable {
+impl ForwardingSockets {
     /// The maps are `exchanges` and `forwarding_sockets`.
     pub(crate) fn open(accepted: Map, sockets: Map) -> Result<Self, KernelError> {
         let refused = |error| KernelError::refused("a map of connections", &error);
@@ -40,8 +40,8 @@ impl ForwardingTable {
     }
 }
 
-impl fmt::Debug for ForwardingTable {
+impl fmt::Debug for ForwardingSockets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ForwardingTable").finish_non_exhaustive()
+        f.debug_struct("ForwardingSockets").finish_non_exhaustive()
     }
 }

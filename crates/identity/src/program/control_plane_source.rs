@@ -17,7 +17,7 @@ use tonic::{Code, Status};
 use super::{IdentityRequest, Progress, kept_folder};
 use crate::{
     Credentials, IdentityError, JoinToken, Joining, Member, Trust, Workload,
-    issued::{self, refused},
+    issue_response::{self, refused},
     renewal::{Certified, Source},
     signed::{self, Purpose},
 };
@@ -27,7 +27,7 @@ const TIMEOUT: Duration = Duration::from_secs(12);
 
 /// Issues by control planes.
 #[derive(Debug)]
-pub(super) struct JoinedSource {
+pub(super) struct ControlPlaneSource {
     control_planes: Vec<Address>,
     /// Pins the root while there is no certificate.
     transport: Transport,
@@ -40,7 +40,7 @@ pub(super) struct JoinedSource {
     pub(super) progress: Arc<Progress>,
 }
 
-impl JoinedSource {
+impl ControlPlaneSource {
     /// Of a program without an agent, if it has a token, or kept a certificate.
     pub(super) fn of(request: &IdentityRequest) -> Option<Self> {
         let Some(SpiffePath::Service(service)) = &request.path else { return None };
@@ -146,8 +146,8 @@ impl JoinedSource {
             ..JoinRequest::default()
         };
         let response = connection.identity().join(request).await?.into_inner();
-        let trust = Trust::pinned(&issued::bundle(&response)?, token).map_err(refused)?;
-        issued::certified(&trust, &csr, &response, self.workload.now())
+        let trust = Trust::pinned(&issue_response::bundle(&response)?, token).map_err(refused)?;
+        issue_response::certified(&trust, &csr, &response, self.workload.now())
     }
 
     async fn renew(
@@ -166,11 +166,11 @@ impl JoinedSource {
         let message = signed::sign(own, Purpose::IssueRequest, b"", request.encode_to_vec());
         let message = message.map_err(|error| Status::internal(error.to_string()))?;
         let response = connection.identity().issue(message).await?.into_inner();
-        issued::certified(own.trust(), &csr, &response, self.workload.now())
+        issue_response::certified(own.trust(), &csr, &response, self.workload.now())
     }
 }
 
-impl Source for JoinedSource {
+impl Source for ControlPlaneSource {
     async fn certify(&self, request: Vec<u8>) -> Result<Certified, String> {
         let late = || Err(format!("no response of the control plane within {} s", TIMEOUT.as_secs()));
         let issued = timeout(TIMEOUT, self.request(request.into())).await.unwrap_or_else(|_| late());
