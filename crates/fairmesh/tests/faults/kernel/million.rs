@@ -3,7 +3,7 @@
 use std::{collections::HashMap, env, fs, path::Path, process::Command, time::Duration};
 
 use serde_json::Value;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::{
     Attached,
@@ -16,6 +16,10 @@ use crate::harness::{Proxy, World, alone, free_port, skipped, tool, until};
 const MOST_WAKE_UPS: f64 = 200.0;
 /// Bytes of a request and its response together, and of what the proxy adds.
 const OF_A_CALL: u64 = 1024;
+
+/// How often a file is looked for: what is measured ends with it. And how long the calls may stand still.
+const FILE_INTERVAL: Duration = Duration::from_millis(10);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Requests on eight connections, in folder and number of its arguments: as long as there is no file `warm`, and once there is one called
 /// `go`, as many as it is told. The connections stay open until there is one called `end`.
@@ -98,14 +102,16 @@ fn carried(proxy: u16, server: u16) -> HashMap<String, u64> {
 
 /// Waits for a file; the calls may take as long as they need, as long as they go on.
 async fn wait_file(attached: &Attached, path: &Path) {
-    let (mut last, mut since) = (0, Instant::now());
-    while !path.exists() {
-        sleep(Duration::from_millis(500)).await;
-        let sent = attached.counter("sent-by-kernel").await;
-        if sent != last {
-            (last, since) = (sent, Instant::now());
+    let appears = async || {
+        while !path.exists() {
+            sleep(FILE_INTERVAL).await;
         }
-        assert!(since.elapsed() < Duration::from_secs(30), "no request was sent after {sent}");
+    };
+    let mut last = 0;
+    while timeout(PATIENCE, appears()).await.is_err() {
+        let sent = attached.counter("sent-by-kernel").await;
+        assert!(sent > last, "no request was sent after {sent}");
+        last = sent;
     }
 }
 
