@@ -37,9 +37,20 @@ INLINE struct service *find_service(struct caller *caller)
 struct claim {
 	u64 cookie;
 	u32 endpoint, found, slot;
+	u32 is_large; /* the request can be moved to a socket of a server alone */
+	u32 servers, elsewhere; /* whether there are connections that lead to such a socket, and others */
 };
 
-/* Claims the connection of one entry of the endpoint, and ends the loop with 1, if it is idle. */
+/* Whether the connection leads to a socket of a server to which requests are moved. Of a slot that is not claimed this is a guess, since
+ * the proxy may be giving it another connection. */
+INLINE int leads_to_server(struct slot *slot)
+{
+	struct connection connection = slot->connection;
+
+	return connection.proxy_port && map_lookup(&exchange_addresses, &connection);
+}
+
+/* Claims the connection of one entry of the endpoint, and ends the loop with 1, if it is idle and the request can take it. */
 static long claim_slot(u32 at, struct claim *claim)
 {
 	struct endpoint *endpoint = map_lookup(&endpoints, &claim->endpoint);
@@ -51,6 +62,11 @@ static long claim_slot(u32 at, struct claim *claim)
 	struct slot *slot = map_lookup(&slots, &key);
 	if (!slot)
 		return 0;
+	if (claim->is_large && !leads_to_server(slot)) {
+		claim->elsewhere = 1;
+		return 0;
+	}
+	claim->servers = 1;
 	if (slot->owner != SLOT_IDLE || __sync_val_compare_and_swap(&slot->owner, SLOT_IDLE, claim->cookie) != SLOT_IDLE)
 		return 0;
 	if (slot->endpoint != claim->endpoint) {
@@ -175,16 +191,20 @@ INLINE int decide(struct caller *caller, struct service *named, struct target *t
 	return __sync_fetch_and_add(&buffers->generation, 0) == generation ? why : POLICY_CHANGED;
 }
 
-/* An idle connection to the endpoint; returns 0, or why there is none. */
-INLINE int claim_connection(struct caller *caller, u32 endpoint_key)
+/* An idle connection to the endpoint that the request can take; returns 0, or why there is none. Another connection is
+ * wanted only where the request could take that: where none is open, this shows once one is. */
+OWN_FRAME int claim_connection(struct caller *caller, u32 endpoint_key)
 {
-	struct claim claim = { .cookie = caller->cookie, .endpoint = endpoint_key };
+	u32 length = caller->http.parser.end + caller->http.parser.content_length;
+	struct claim claim = { .cookie = caller->cookie, .endpoint = endpoint_key, .is_large = length > REQUEST_BYTES };
 
 	loop(ENDPOINT_SLOTS, claim_slot, &claim, 0);
 	if (claim.found) {
 		caller->slot = claim.slot;
 		return 0;
 	}
+	if (claim.elsewhere && !claim.servers)
+		return TOO_LARGE;
 	struct endpoint *endpoint = map_lookup(&endpoints, &endpoint_key);
 	if (endpoint)
 		endpoint->wanted = 1;

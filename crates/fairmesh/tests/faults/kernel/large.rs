@@ -3,6 +3,7 @@
 use super::{
     Attached,
     local::{LocalServer, WITHOUT_LOG, call, called_until_published, directly, proxy_counts},
+    requests::{CALLER, Log},
 };
 use crate::harness::{World, beside_others, skipped, tool, until};
 
@@ -70,4 +71,50 @@ async fn large_bodies_go_to_servers_on_this_machine_once() {
     directly(&attached, "for at in range(5):\n    ask(b'plain-7', b'b' * 5000)").await;
     // The first one may come before the proxy serves the connection.
     assert!(attached.counter("too-large").await - before >= 4);
+}
+
+/// Two connections that the proxy serves. On one of them a request takes the only pooled connection, for as long as this runs; on the
+/// other one a large request follows.
+const BESIDE_ONE_IN_FLIGHT: &str = "
+call(b'first'); call(b'second')
+waiting = connection
+connection = socket.create_connection(('127.96.0.1', 80))
+connection.settimeout(20)
+file = connection.makefile('rb')
+call(b'third'); call(b'fourth')
+waiting.sendall(b'GET /never HTTP/1.1\\r\\nhost: raw.shop\\r\\n\\r\\n')
+call(b'large', b'x' * 3000)
+";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_bodies_to_other_servers_claim_no_connection_and_have_none_opened() {
+    let _machine = beside_others().await;
+    if tool("python3").is_none() {
+        return skipped("the caller is a Python program", "python3 is missing");
+    }
+    let Some(attached) = Attached::new("elsewhere").await else { return };
+    let world = World::start("").await;
+    // On this machine, and not in a cgroup of servers.
+    let (serving, _registered) = Log::default().serve_all(&world).await;
+    let _proxy = attached.proxy_with(&world, WITHOUT_LOG).await;
+    attached.attach_with(&["--servers", &format!("{}-servers", attached.cgroup)]).await;
+
+    let counters = async || {
+        let counters = attached.status().await["counters"].clone();
+        ["sent-by-kernel", "too-large", "no-idle-connection"].map(|name| counters[name].as_u64().unwrap())
+    };
+    until("the kernel sends what is in flight", async || {
+        let before = counters().await;
+        let script = format!("{CALLER}{BESIDE_ONE_IN_FLIGHT}");
+        let said = attached.run(&["python3", "-c", &script]).await.ok();
+        assert_eq!(said.replace("200 ", ""), "first\nsecond\nthird\nfourth\nlarge\n");
+        let after = counters().await;
+        let [sent, too_large, not_idle] = [0, 1, 2].map(|at| after[at] - before[at]);
+        // The first request of each connection may come before the proxy serves it.
+        let is_in_flight = sent >= 3;
+        assert!(!is_in_flight || too_large == 1, "it looked for an idle one: {not_idle}");
+        is_in_flight
+    })
+    .await;
+    serving.abort();
 }
