@@ -283,9 +283,9 @@ impl Round<'_> {
         let mut leaving: Vec<usize> =
             (0..directions.len()).filter(|source| directions[*source] == Direction::Leave).collect();
         while let Some(source) = leaving.pop() {
-            for to in 0..directions.len() {
-                if directions[to] != Direction::Leave && grows(source, to) && stays_too_much(to) {
-                    directions[to] = Direction::Leave;
+            for (to, direction) in directions.iter_mut().enumerate() {
+                if *direction != Direction::Leave && grows(source, to) && stays_too_much(to) {
+                    *direction = Direction::Leave;
                     leaving.push(to);
                 }
             }
