@@ -30,6 +30,8 @@ const YAML: &str = "{kind: Service, name: shop/cart, type: replicated, protocol:
 /// 1.05 ×: 70 % of the calls of the first zone stay.
 const CALLS: [(&str, f64); 2] = [("eu-a", 60.0), ("eu-b", 20.0)];
 const BODY: usize = 1000;
+/// The metric of bytes between zones.
+const CROSSING: &str = "fairmesh_traffic_zone_bytes_per_second{region=\"eu\"}";
 
 /// The number of responses by zone of the caller, then of the server.
 type Answers = Arc<Mutex<BTreeMap<(&'static str, String), u64>>>;
@@ -139,8 +141,7 @@ async fn a_zone_keeps_the_calls_that_its_power_allows_also_while_its_agent_is_aw
     };
     let bytes = crossing(&shown["regions"][0]["zones"]);
     assert!((5_000.0..40_000.0).contains(&bytes), "18 responses of {BODY} bytes a second: {shown}");
-    let metric = "fairmesh_traffic_zone_bytes_per_second{region=\"eu\"}";
-    let counted = world.control_metric(metric).await;
+    let counted = world.control_metric(CROSSING).await;
     assert!((5_000.0..40_000.0).contains(&counted), "{counted}");
 
     // Without its agent the region is not heard: the table stays, and no call fails.
