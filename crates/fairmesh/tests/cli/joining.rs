@@ -109,6 +109,8 @@ fn a_token_for_a_service_is_refused_to_others_and_a_second_time() {
     let batch = token(&mesh, &["--service", "shop/batch"]);
     fails(&batch, &as_web, "for the service shop/batch and no other");
     fails(&batch, &[], "names none as its identity");
+    // As in the shell of an agent, whose token it is.
+    fails(&batch, &[], "unset");
     fails("fairmesh-join-x", &as_web, "is no join token");
     fails(&token(&mesh, &["web-1"]), &as_web, "the token is for an agent");
     let short = token(&mesh, &["--service", "shop/web", "--ttl", "1s"]);
